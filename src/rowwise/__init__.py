@@ -1,0 +1,62 @@
+"""rowwise trains recommendation models whose embedding tables outgrow one device.
+
+Names are loaded when first used, so that what needs no tensors (plans, `--help`) starts without torch.
+"""
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rowwise.batch import Batch as Batch
+    from rowwise.batch import Jagged as Jagged
+    from rowwise.embedding import Embeddings as Embeddings
+    from rowwise.embedding import Vectors as Vectors
+    from rowwise.errors import BatchError as BatchError
+    from rowwise.errors import GradientError as GradientError
+    from rowwise.errors import IdError as IdError
+    from rowwise.errors import NativeError as NativeError
+    from rowwise.errors import RowwiseError as RowwiseError
+    from rowwise.errors import SpecError as SpecError
+    from rowwise.errors import StateError as StateError
+    from rowwise.errors import UnknownIdWarning as UnknownIdWarning
+    from rowwise.plan import Plan as Plan
+    from rowwise.plan import Tile as Tile
+    from rowwise.spec import Adagrad as Adagrad
+    from rowwise.spec import Constant as Constant
+    from rowwise.spec import Normal as Normal
+    from rowwise.spec import Pooling as Pooling
+    from rowwise.spec import RowWiseAdagrad as RowWiseAdagrad
+    from rowwise.spec import Sgd as Sgd
+    from rowwise.spec import Table as Table
+    from rowwise.spec import Uniform as Uniform
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "batch": ("Batch", "Jagged"),
+    "embedding": ("Embeddings", "Vectors"),
+    "errors": (
+        "BatchError",
+        "GradientError",
+        "IdError",
+        "NativeError",
+        "RowwiseError",
+        "SpecError",
+        "StateError",
+        "UnknownIdWarning",
+    ),
+    "plan": ("Plan", "Tile"),
+    "spec": ("Adagrad", "Constant", "Normal", "Pooling", "RowWiseAdagrad", "Sgd", "Table", "Uniform"),
+}
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
+__all__ = sorted(_HOME)  # noqa: PLE0605 - the table above is the list
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module 'rowwise' has no attribute {name!r}; it has {', '.join(__all__)}")
+    return getattr(importlib.import_module(f"rowwise.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

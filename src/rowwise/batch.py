@@ -1,0 +1,144 @@
+"""What flows: the ids of a batch as one jagged array, and the batch around it.
+
+All sparse features travel in one `Jagged`, feature-major: first every sample's ids of the first feature, then
+of the second. Two buffers move, not two a feature. The methods `keys`, `values`, `lengths`,
+`weights_or_none`, `offsets` and `stride` are those of TorchRec's KeyedJaggedTensor, so either can stand in
+for the other; TorchRec is never imported.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from rowwise.errors import BatchError
+
+T = TypeVar("T")
+ID_TYPES = (torch.int32, torch.int64)
+
+
+class KeyedJagged(Protocol):
+    """The part of TorchRec's KeyedJaggedTensor that is read."""
+
+    def keys(self) -> Sequence[str]: ...
+    def values(self) -> Tensor: ...
+    def lengths(self) -> Tensor: ...
+    def weights_or_none(self) -> Tensor | None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Jagged:
+    """Ids of F features for B samples: bag (f, b) is the next lengths_FB[f * B + b] ids of values_N."""
+
+    features: tuple[str, ...]
+    values_N: Tensor
+    lengths_FB: Tensor
+    weights_N: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        """Shapes and types; what the lengths hold is checked by the lookup, which reads them anyway."""
+        if not self.features:
+            raise BatchError("a batch needs at least one feature")
+        if len(set(self.features)) != len(self.features):
+            raise BatchError(f"a feature is named twice: {', '.join(self.features)}")
+        for name, tensor in (("values", self.values_N), ("lengths", self.lengths_FB)):
+            if tensor.dtype not in ID_TYPES or tensor.dim() != 1:
+                got = f"{tensor.dtype} {tuple(tensor.shape)}"
+                raise BatchError(f"{name}: got {got}; want one dimension of int32 or int64")
+        if self.lengths_FB.numel() % len(self.features):
+            got, want = self.lengths_FB.numel(), len(self.features)
+            raise BatchError(f"{got} lengths do not divide among {want} features: want one for each feature and sample")
+        weights = self.weights_N
+        if weights is not None and (weights.shape != self.values_N.shape or not weights.is_floating_point()):
+            got = f"{weights.dtype} {tuple(weights.shape)}"
+            raise BatchError(f"weights: got {got}; want one float for each of the {self.values_N.numel()} ids")
+
+    @property
+    def batch_size(self) -> int:
+        """Samples in the batch."""
+        return self.lengths_FB.numel() // len(self.features)
+
+    @classmethod
+    def from_lists(cls, bags: Mapping[str, Sequence[Sequence[int]]]) -> "Jagged":
+        """From {feature: one list of ids for each sample}."""
+        sizes = {name: len(samples) for name, samples in bags.items()}
+        if len(set(sizes.values())) > 1:
+            raise BatchError(f"features have different numbers of samples: {sizes}")
+        values = [i for samples in bags.values() for bag in samples for i in bag]
+        lengths = [len(bag) for samples in bags.values() for bag in samples]
+        return cls(
+            features=tuple(bags),
+            values_N=torch.tensor(values, dtype=torch.int64),
+            lengths_FB=torch.tensor(lengths, dtype=torch.int64),
+        )
+
+    @classmethod
+    def from_keyed(cls, keyed: "KeyedJagged | Jagged") -> "Jagged":
+        """From anything shaped like TorchRec's KeyedJaggedTensor."""
+        if isinstance(keyed, Jagged):
+            return keyed
+        return cls(
+            features=tuple(keyed.keys()),
+            values_N=keyed.values(),
+            lengths_FB=keyed.lengths(),
+            weights_N=keyed.weights_or_none(),
+        )
+
+    def to_keyed(self, make: Callable[..., T]) -> T:
+        """As another class: `jagged.to_keyed(torchrec.KeyedJaggedTensor)`."""
+        return make(keys=list(self.features), values=self.values_N, weights=self.weights_N, lengths=self.lengths_FB)
+
+    def to(self, device: torch.device | str) -> "Jagged":
+        """On another device."""
+        weights = None if self.weights_N is None else self.weights_N.to(device)
+        return Jagged(
+            features=self.features,
+            values_N=self.values_N.to(device),
+            lengths_FB=self.lengths_FB.to(device),
+            weights_N=weights,
+        )
+
+    def keys(self) -> list[str]:
+        """Names of the features."""
+        return list(self.features)
+
+    def values(self) -> Tensor:
+        """All ids."""
+        return self.values_N
+
+    def lengths(self) -> Tensor:
+        """Ids in each bag."""
+        return self.lengths_FB
+
+    def weights_or_none(self) -> Tensor | None:
+        """Weight of each id, if any."""
+        return self.weights_N
+
+    def offsets(self) -> Tensor:
+        """Where each bag begins, and the end of the last."""
+        return torch.cat([self.lengths_FB.new_zeros(1), self.lengths_FB.cumsum(0, dtype=self.lengths_FB.dtype)])
+
+    def stride(self) -> int:
+        """Samples in the batch, under TorchRec's name."""
+        return self.batch_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """One training batch: dense features [B, F], sparse ids, labels [B, tasks]."""
+
+    dense_BF: Tensor
+    sparse: Jagged
+    labels_BK: Tensor
+
+    def __post_init__(self) -> None:
+        """All parts hold the same samples."""
+        sizes = {
+            "dense": self.dense_BF.shape[0],
+            "sparse": self.sparse.batch_size,
+            "labels": self.labels_BK.shape[0],
+        }
+        if len(set(sizes.values())) > 1:
+            raise BatchError(f"parts of the batch have different numbers of samples: {sizes}")

@@ -1,0 +1,248 @@
+"""`Embeddings`: the tables of a model on one device, as models use them.
+
+A plain module: `forward` looks a batch up, autograd stages gradients, `update` applies them (there is no
+torch optimizer for the rows). Tables appear as parameters under their names, without requiring a gradient, so
+`state_dict` has one entry per table. Under torch.compile the lookup is a graph break; the operators
+themselves compile.
+"""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from rowwise.batch import Jagged, KeyedJagged
+from rowwise.errors import BatchError, IdError, SpecError, StateError, UnknownIdWarning
+from rowwise.ops import check
+from rowwise.ops.arena import Arena
+from rowwise.ops.layout import Group, make_group
+from rowwise.ops.lookup import Call, Staged, lookup
+from rowwise.ops.update import update
+from rowwise.spec import Pooling, Table, check_tables
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vectors:
+    """What a lookup returns: pooled features side by side, and the rows of sequences.
+
+    `vectors[name]` is [B, D] for a pooled feature and [N, D] for a sequence; `keys`, `values` and `to_dict`
+    are those of TorchRec's KeyedTensor and cover the pooled features.
+    """
+
+    matrix_BS: Tensor
+    columns: Mapping[str, slice]
+    sequences: Mapping[str, Tensor]
+
+    def __getitem__(self, feature: str) -> Tensor:
+        """The vectors of one feature."""
+        if feature in self.sequences:
+            return self.sequences[feature]
+        if feature not in self.columns:
+            raise BatchError(f"no feature {feature!r}; there are {', '.join([*self.columns, *self.sequences])}")
+        return self.matrix_BS[:, self.columns[feature]]
+
+    def keys(self) -> list[str]:
+        """Names of the pooled features."""
+        return list(self.columns)
+
+    def values(self) -> Tensor:
+        """The pooled features as one matrix."""
+        return self.matrix_BS
+
+    def to_dict(self) -> dict[str, Tensor]:
+        """The pooled features by name."""
+        return {name: self[name] for name in self.columns}
+
+
+class Embeddings(nn.Module):
+    """Embedding tables on one device.
+
+    Args:
+        tables: what to hold; features of pooled tables stand side by side in this order in the output.
+        seed: of the initial rows, which depend on nothing else (not on devices, threads or cuts).
+        device: where the rows live.
+    """
+
+    def __init__(self, tables: Sequence[Table], *, seed: int = 0, device: torch.device | str = "cpu") -> None:
+        """Allocate and fill the tables."""
+        super().__init__()
+        check_tables(tables)
+        self.arena = Arena.allocate(tables, torch.device(device))
+        self.arena.fill(seed)
+        self.unknown_ids: dict[str, int] = {}  # by feature, for tables whose last row stands for unknown ids
+        self._pooled = self._group(False)
+        self._sequence = self._group(True)
+        self._columns = self._pooled.column_slices
+        self._anchor = torch.empty(0, requires_grad=True)
+        self._staged: list[Staged] = []
+        self._feature_tensors: dict[tuple[str, ...], tuple[Tensor, Tensor]] = {}
+        self._show_tables()
+
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        """The tables, in order."""
+        return self.arena.tables
+
+    def table(self, name: str) -> Tensor:
+        """The rows of a table, as a view [R, D]."""
+        return self.arena.table(self._index(name))
+
+    def forward(self, sparse: Jagged | KeyedJagged) -> Vectors:
+        """Look a batch up. With gradients enabled, each backward stages what `update` will apply."""
+        return self._forward(sparse)
+
+    @torch.compiler.disable
+    def _forward(self, sparse: Jagged | KeyedJagged) -> Vectors:
+        jagged = Jagged.from_keyed(sparse)
+        pooled_features, sequence_features = self._features_for(jagged)
+        try:
+            offsets = torch.ops.rowwise.offsets(jagged.lengths_FB.contiguous())
+            matrix = self._lookup(self._pooled, pooled_features, jagged, offsets, per_id=False)
+            rows = self._lookup(self._sequence, sequence_features, jagged, offsets, per_id=True)
+        except RuntimeError:
+            check.check_lengths(jagged)
+            raise
+        return Vectors(matrix_BS=matrix, columns=self._columns, sequences=self._split(rows, sequence_features, jagged, offsets))
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Apply what the backwards since the last update staged: each touched row changes once."""
+        staged, self._staged = self._staged, []
+        update(self.arena, [s for s in staged if not s.call.per_id])
+        update(self.arena, [s for s in staged if s.call.per_id])
+
+    def discard(self) -> None:
+        """Forget what was staged, for instance after a loss that is not finite."""
+        self._staged = []
+
+    @property
+    def staged(self) -> Sequence[Staged]:
+        """What the next update would apply."""
+        return tuple(self._staged)
+
+    def optimizer_state(self) -> dict[str, dict[str, Tensor]]:
+        """Views of the optimizer state: {table: {name: tensor}}."""
+        return {table.name: self.arena.table_state(index) for index, table in enumerate(self.tables)}
+
+    @torch.no_grad()
+    def load_optimizer_state(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Copy in what `optimizer_state` gave."""
+        for table, views in self.optimizer_state().items():
+            for name, view in views.items():
+                found = state.get(table, {}).get(name)
+                if found is None or found.shape != view.shape:
+                    got = "nothing" if found is None else tuple(found.shape)
+                    raise StateError(f"optimizer state {name!r} of table {table!r}: got {got}, want {tuple(view.shape)}")
+                view.copy_(found)
+
+    def _group(self, sequences: bool) -> Group:
+        chosen = [i for i, t in enumerate(self.tables) if (t.pooling is Pooling.SEQUENCE) == sequences]
+        return make_group([self.tables[i] for i in chosen], [self.arena.places[i] for i in chosen])
+
+    def _index(self, name: str) -> int:
+        for index, table in enumerate(self.tables):
+            if table.name == name:
+                return index
+        raise SpecError(f"no table {name!r}; the tables are {', '.join(t.name for t in self.tables)}")
+
+    def _features_for(self, jagged: Jagged) -> tuple[Tensor, Tensor]:
+        """The kernels' feature tensors for the order in which this batch holds its features."""
+        known = self._feature_tensors.get(jagged.features)
+        if known is None:
+            missing = set(self._pooled.feature_names + self._sequence.feature_names) - set(jagged.features)
+            if missing:
+                raise BatchError(f"the batch lacks {', '.join(sorted(missing))}; it holds {', '.join(jagged.features)}")
+            known = self._pooled.for_sources(jagged.features), self._sequence.for_sources(jagged.features)
+            self._feature_tensors[jagged.features] = known
+        if jagged.weights_N is None and any(t.pooling is Pooling.WEIGHTED for t in self.tables):
+            names = ", ".join(t.name for t in self.tables if t.pooling is Pooling.WEIGHTED)
+            raise BatchError(f"the batch has no weights, which tables {names} (pooling 'weighted') need")
+        return known
+
+    def _lookup(self, group: Group, features: Tensor, jagged: Jagged, offsets: Tensor, *, per_id: bool) -> Tensor:
+        if not group.tables:
+            return self.arena.rows.new_empty(0 if per_id else (jagged.batch_size, 0))
+        call = Call(group=group, features_F7=features, jagged=jagged, offsets=offsets, per_id=per_id)
+        try:
+            return lookup(call, self.arena.rows, self._anchor, self._staged.append)
+        except IdError:  # the rare case pays: look up once more, if the tables allow it
+            return lookup(self._map_unknown(call), self.arena.rows, self._anchor, self._staged.append)
+
+    def _map_unknown(self, call: Call) -> Call:
+        """Ids outside a table that allows it become its last row; they are counted."""
+        values: Tensor | None = None
+        for index, positions in check.bad_ids(call.group, call.features_F7, call.jagged):
+            table, feature = call.group.table_of(index), call.group.feature_names[index]
+            if table.unknown != "last_row":
+                continue
+            values = call.jagged.values_N.clone() if values is None else values
+            values[positions] = table.rows - 1
+            self._count_unknown(table, feature, len(positions))
+        if values is None:
+            return call  # not allowed: looking up again raises again
+        old = call.jagged
+        jagged = Jagged(features=old.features, values_N=values, lengths_FB=old.lengths_FB, weights_N=old.weights_N)
+        return Call(
+            group=call.group, features_F7=call.features_F7, jagged=jagged, offsets=call.offsets, per_id=call.per_id
+        )
+
+    def _count_unknown(self, table: Table, feature: str, count: int) -> None:
+        """Count, and warn each time the count reaches another power of ten."""
+        before = self.unknown_ids.get(feature, 0)
+        after = self.unknown_ids[feature] = before + count
+        if len(str(after)) > len(str(before)) or not before:
+            message = f"table {table.name!r}: {after} ids of feature {feature!r} so far were outside 0..{table.rows - 1}"
+            warnings.warn(f"{message} and read its last row", UnknownIdWarning, stacklevel=2)
+
+    def _split(self, rows: Tensor, features: Tensor, jagged: Jagged, offsets: Tensor) -> dict[str, Tensor]:
+        if not self._sequence.tables:
+            return {}
+        batch = jagged.batch_size
+        sources = features[:, 0] * batch
+        counts = (offsets[sources.to(offsets.device) + batch] - offsets[sources.to(offsets.device)]).tolist()
+        dims = features[:, 4].tolist()
+        parts = rows.split([n * dim for n, dim in zip(counts, dims, strict=True)])
+        names = self._sequence.feature_names
+        return {name: part.view(-1, dim) for name, part, dim in zip(names, parts, dims, strict=True)}
+
+    def _show_tables(self) -> None:
+        """(Re)make the parameters: views of the arena, which alone owns the memory."""
+        for index, table in enumerate(self.tables):
+            view = self.arena.table(index)
+            if table.name in self._parameters:
+                self._parameters[table.name].data = view
+            else:
+                self._parameters[table.name] = nn.Parameter(view, requires_grad=False)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        """Moves: the arena goes as a whole. Rows keep their type: it belongs to the table, not to the caller."""
+        self.arena.to(fn(torch.empty(0, device=self.arena.rows.device)).device)
+        self._show_tables()
+        return self
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """After a copy or an unpickling the parameters are views again."""
+        super().__setstate__(state)
+        self._show_tables()
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, local_metadata: Any, *args: Any) -> None:
+        """Also takes nn.EmbeddingBag and TorchRec names, and always copies, as parameters are views."""
+        for name in list(self._parameters):
+            for theirs in (f"{name}.weight", f"embedding_bags.{name}.weight", f"embeddings.{name}.weight"):
+                if prefix + theirs in state_dict:
+                    state_dict[prefix + name] = state_dict.pop(prefix + theirs)
+        if len(self.tables) == 1 and prefix + "weight" in state_dict:
+            state_dict[prefix + self.tables[0].name] = state_dict.pop(prefix + "weight")
+        for table in self.tables:
+            found = state_dict.get(prefix + table.name)
+            if found is not None and tuple(found.shape) != (table.rows, table.dim):
+                raise StateError(f"table {table.name!r}: got {tuple(found.shape)}, want ({table.rows}, {table.dim})")
+        local_metadata = {**local_metadata, "assign_to_params_buffers": False}
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
+
+    def extra_repr(self) -> str:
+        """One line a table."""
+        return "\n".join(f"{t.name}: {t.rows} x {t.dim}, {t.pooling}, {type(t.optimizer).__name__}" for t in self.tables)

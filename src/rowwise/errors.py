@@ -1,0 +1,45 @@
+"""Everything a user can be told, as one tree.
+
+    RowwiseError
+    |-- SpecError        a table, feature or plan that cannot be (also a ValueError)
+    |-- BatchError       a batch whose parts do not fit together (also a ValueError)
+    |   `-- IdError      an id outside its table
+    |-- GradientError    a gradient that is not finite (also an ArithmeticError)
+    |-- StateError       a state dict that does not match the tables (also a ValueError)
+    `-- NativeError      the native operators are missing or do not load (also an ImportError)
+
+Messages say what was found, what was wanted and the way out. `UnknownIdWarning` counts ids that a table
+was told to map to its last row.
+"""
+
+
+class RowwiseError(Exception):
+    """Base of every error that rowwise raises on purpose."""
+
+
+class SpecError(RowwiseError, ValueError):
+    """A table, feature or plan that cannot be."""
+
+
+class BatchError(RowwiseError, ValueError):
+    """A batch whose parts do not fit together."""
+
+
+class IdError(BatchError):
+    """An id outside its table."""
+
+
+class GradientError(RowwiseError, ArithmeticError):
+    """A gradient that is not finite."""
+
+
+class StateError(RowwiseError, ValueError):
+    """A state dict that does not match the tables."""
+
+
+class NativeError(RowwiseError, ImportError):
+    """The native operators are missing or do not load."""
+
+
+class UnknownIdWarning(UserWarning):
+    """Ids outside their table were mapped to its last row."""

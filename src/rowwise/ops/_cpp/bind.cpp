@@ -1,0 +1,317 @@
+// The operators as torch sees them: check what the caller hands over, share the work, name what was bad.
+//
+// Only libtorch's stable ABI is used, so one build serves every torch from 2.11 on. Checks here protect
+// memory (no argument can make a kernel read or write outside its tensors); messages with table and feature
+// names are made on the Python side, which knows them.
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <algorithm>
+#include <optional>
+#include <string>
+
+#include "isa.h"
+#include "kernels.h"
+#include "memory.h"
+#include "update.h"
+
+namespace {
+
+using namespace rowwise;
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+constexpr int64_t bags_per_task = 256;
+constexpr int64_t ids_per_task = 4096;
+constexpr int64_t streamed_bytes = 4 << 20;  // larger outputs leave the caches before they are read anyway
+constexpr int64_t pooled_bytes = 1 << 16;  // smaller outputs come from torch's own allocator
+
+void check_tensor(const Tensor& t, ScalarType type, const char* name) {
+  STD_TORCH_CHECK(t.is_contiguous() && t.scalar_type() == type && t.is_cpu(), "rowwise: ", name,
+                  " must be a contiguous CPU tensor of the operator's type");
+}
+
+template <class T>
+const T* rows_of(const Tensor& t, ScalarType type, const char* name) {
+  check_tensor(t, type, name);
+  STD_TORCH_CHECK(t.dim() == 2 && t.size(1) * int64_t(t.element_size()) == int64_t(sizeof(T)), "rowwise: ", name,
+                  " must be [n, ", sizeof(T) / t.element_size(), "]");
+  return static_cast<const T*>(t.const_data_ptr());
+}
+
+Bags bags_of(const Tensor& values, const Tensor& offsets, const std::optional<Tensor>& weights, int64_t batch) {
+  const bool wide = values.scalar_type() == ScalarType::Long;
+  check_tensor(values, wide ? ScalarType::Long : ScalarType::Int, "values");
+  check_tensor(offsets, ScalarType::Long, "offsets");
+  const int64_t n = offsets.numel() - 1;
+  STD_TORCH_CHECK(batch >= 0 && n >= 0 && (batch ? n % batch == 0 : n == 0), "rowwise: ", n,
+                  " bags do not divide into a batch of ", batch);
+  const int64_t* o = offsets.const_data_ptr<int64_t>();
+  bool ordered = o[0] == 0 && o[n] == values.numel();
+  for (int64_t i = 0; i < n; ++i) ordered &= o[i] <= o[i + 1];
+  STD_TORCH_CHECK(ordered, "rowwise: lengths do not add up to ", values.numel(), " values");
+  Bags bags{values.const_data_ptr(), wide, o, nullptr, batch};
+  if (weights) {
+    check_tensor(*weights, ScalarType::Float, "weights");
+    STD_TORCH_CHECK(weights->numel() == values.numel(), "rowwise: ", weights->numel(), " weights for ",
+                    values.numel(), " values");
+    static const float none = 0.f;  // an empty tensor has no address
+    bags.weights = values.numel() ? weights->const_data_ptr<float>() : &none;
+  }
+  return bags;
+}
+
+struct Features {
+  const Feature* data;
+  int64_t count;
+
+  Features(const Tensor& t, const Tensor& arena, const Tensor& offsets, const Bags& bags, int64_t columns)
+      : data(rows_of<Feature>(t, ScalarType::Long, "features")), count(t.size(0)) {
+    check_tensor(arena, ScalarType::Float, "arena");
+    const int64_t sources = bags.batch ? (offsets.numel() - 1) / bags.batch : INT64_MAX;
+    for (int64_t i = 0; i < count; ++i) {
+      const Feature& f = data[i];
+      STD_TORCH_CHECK(f.source >= 0 && f.source < sources, "rowwise: no feature ", f.source, " in the batch");
+      STD_TORCH_CHECK(f.dim > 0 && f.rows > 0 && f.base >= 0 && f.rows <= (arena.numel() - f.base) / f.dim,
+                      "rowwise: table ", f.table, " reaches past the arena");
+      STD_TORCH_CHECK(columns < 0 || (f.column >= 0 && f.column <= columns - f.dim),
+                      "rowwise: feature ", i, " reaches past the output");
+      STD_TORCH_CHECK(int64_t(f.mode) >= 0 && int64_t(f.mode) <= 2 && (f.mode != Mode::weighted || bags.weights),
+                      "rowwise: feature ", i, " is weighted and the batch carries no weights");
+    }
+  }
+  const Feature& operator[](int64_t i) const { return data[i]; }
+  int64_t ids(int64_t i, const Bags& b) const {
+    return b.offsets[(data[i].source + 1) * b.batch] - b.offsets[data[i].source * b.batch];
+  }
+};
+
+// Streaming stores write whole cache lines, so every row of the output must begin and end on one.
+bool whole_lines(const Features& fs, int64_t columns) {
+  bool whole = columns % 16 == 0;
+  for (int64_t i = 0; i < fs.count; ++i) whole &= fs[i].dim % 16 == 0 && fs[i].column % 16 == 0;
+  return whole;
+}
+
+void each_task(int64_t tasks, const std::function<void(int64_t)>& f) {
+  const int64_t threads = std::min<int64_t>(torch::stable::get_num_threads(), tasks);
+  if (threads <= 1) {
+    for (int64_t i = 0; i < tasks; ++i) f(i);
+    return;
+  }
+  std::atomic<int64_t> next{0};
+  torch::stable::parallel_for(0, threads, 1, [&](int64_t, int64_t) {
+    for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < tasks;) f(i);
+  });
+}
+
+// Ranges of at most `size` of each feature's items, handed to f(feature, begin, end).
+template <class Count, class F>
+void each_range(int64_t features, int64_t size, Count count, F f) {
+  std::vector<int64_t> first(size_t(features) + 1, 0);
+  for (int64_t i = 0; i < features; ++i) first[size_t(i) + 1] = first[size_t(i)] + (count(i) + size - 1) / size;
+  each_task(first.back(), [&](int64_t task) {
+    const int64_t i = std::upper_bound(first.begin(), first.end(), task) - first.begin() - 1;
+    const int64_t begin = (task - first[size_t(i)]) * size;
+    f(i, begin, std::min(count(i), begin + size));
+  });
+}
+
+Tensor empty(std::initializer_list<int64_t> shape) {
+  int64_t n = 1;
+  for (int64_t s : shape) n *= s;
+  if (n * 4 < pooled_bytes) return torch::stable::empty(shape, ScalarType::Float);
+  std::vector<int64_t> strides(shape.size(), 1);
+  for (size_t d = shape.size() - 1; d > 0; --d) strides[d - 1] = strides[d] * shape.begin()[d];
+  return torch::stable::from_blob(acquire(size_t(n) * 4), shape, strides, torch::stable::Device(torch::headeronly::DeviceType::CPU),
+                                  ScalarType::Float, &release);
+}
+
+void check_ids(const Fault& fault, const Tensor& values) {
+  if (!fault.found()) return;
+  const int64_t at = fault.position.load();
+  const int64_t id = values.scalar_type() == ScalarType::Long ? values.const_data_ptr<int64_t>()[at]
+                                                              : values.const_data_ptr<int32_t>()[at];
+  STD_TORCH_CHECK(false, "rowwise: id ", id, " at position ", at, " is outside its table");
+}
+
+Tensor offsets_of(const Tensor& lengths) {
+  const bool wide = lengths.scalar_type() == ScalarType::Long;
+  check_tensor(lengths, wide ? ScalarType::Long : ScalarType::Int, "lengths");
+  const int64_t n = lengths.numel();
+  Tensor out = torch::stable::empty({n + 1}, ScalarType::Long);
+  int64_t* o = out.mutable_data_ptr<int64_t>();
+  const void* data = lengths.const_data_ptr();
+  int64_t sum = 0, bad = -1;
+  o[0] = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    const int64_t length = wide ? static_cast<const int64_t*>(data)[i] : static_cast<const int32_t*>(data)[i];
+    if (length < 0 || length > INT64_MAX - sum) {
+      bad = i;
+      break;
+    }
+    o[i + 1] = sum += length;
+  }
+  STD_TORCH_CHECK(bad < 0, "rowwise: length at position ", bad, " is negative");
+  return out;
+}
+
+Tensor pool(const Tensor& arena, const Tensor& features, const Tensor& values, const Tensor& offsets,
+            const std::optional<Tensor>& weights, int64_t batch, int64_t columns) {
+  const Bags bags = bags_of(values, offsets, weights, batch);
+  const Features fs(features, arena, offsets, bags, columns);
+  Tensor out = empty({batch, columns});
+  float* o = out.mutable_data_ptr<float>();
+  const float* a = arena.const_data_ptr<float>();
+  const bool stream = batch * columns * 4 >= streamed_bytes && whole_lines(fs, columns);
+  Fault fault;
+  each_range(fs.count, bags_per_task, [&](int64_t) { return batch; }, [&](int64_t i, int64_t b0, int64_t b1) {
+    kernels().pool(a, fs[i], bags, o, columns, b0, b1, stream, fault);
+  });
+  check_ids(fault, values);
+  return out;
+}
+
+Tensor pool_weight_grad(const Tensor& arena, const Tensor& features, const Tensor& values, const Tensor& offsets,
+                        const Tensor& weights, const Tensor& grad, int64_t batch) {
+  const Bags bags = bags_of(values, offsets, weights, batch);
+  check_tensor(grad, ScalarType::Float, "grad");
+  STD_TORCH_CHECK(grad.dim() == 2 && grad.size(0) == batch, "rowwise: grad must be [batch, columns]");
+  const Features fs(features, arena, offsets, bags, grad.size(1));
+  Tensor out = torch::stable::empty({values.numel()}, ScalarType::Float);
+  torch::stable::zero_(out);
+  float* o = out.mutable_data_ptr<float>();
+  Fault fault;
+  each_range(fs.count, bags_per_task, [&](int64_t) { return batch; }, [&](int64_t i, int64_t b0, int64_t b1) {
+    if (fs[i].mode != Mode::weighted) return;
+    kernels().weight_grad(arena.const_data_ptr<float>(), fs[i], bags, grad.const_data_ptr<float>(), grad.size(1), b0, b1, o, fault);
+  });
+  check_ids(fault, values);
+  return out;
+}
+
+Tensor gather(const Tensor& arena, const Tensor& features, const Tensor& values, const Tensor& offsets, int64_t batch) {
+  const Bags bags = bags_of(values, offsets, std::nullopt, batch);
+  const Features fs(features, arena, offsets, bags, -1);
+  std::vector<int64_t> first(size_t(fs.count) + 1, 0);
+  for (int64_t i = 0; i < fs.count; ++i) first[size_t(i) + 1] = first[size_t(i)] + fs.ids(i, bags) * fs[i].dim;
+  Tensor out = empty({first.back()});
+  float* o = out.mutable_data_ptr<float>();
+  Fault fault;
+  each_range(fs.count, ids_per_task, [&](int64_t i) { return fs.ids(i, bags); }, [&](int64_t i, int64_t i0, int64_t i1) {
+    const int64_t begin = bags.offsets[fs[i].source * batch];
+    kernels().gather(arena.const_data_ptr<float>(), fs[i], bags, o + first[size_t(i)] + i0 * fs[i].dim, begin + i0, begin + i1, fault);
+  });
+  check_ids(fault, values);
+  return out;
+}
+
+void update_rows(Tensor arena, Tensor state, const Tensor& tables, const Tensor& hyper, const Tensor& features,
+                 const Tensor& values, const Tensor& offsets, const std::optional<Tensor>& weights, const Tensor& grad,
+                 int64_t batch, bool per_id) {
+  const Bags bags = bags_of(values, offsets, weights, batch);
+  check_tensor(grad, ScalarType::Float, "grad");
+  check_tensor(state, ScalarType::Float, "state");
+  STD_TORCH_CHECK(per_id ? grad.dim() == 1 : grad.dim() == 2 && grad.size(0) == batch, "rowwise: wrong shape of grad");
+  const Features fs(features, arena, offsets, bags, per_id ? -1 : grad.size(1));
+  const Table* ts = rows_of<Table>(tables, ScalarType::Long, "tables");
+  const Hyper* hs = rows_of<Hyper>(hyper, ScalarType::Float, "hyper");
+  STD_TORCH_CHECK(hyper.size(0) == tables.size(0), "rowwise: one row of hyper for each table");
+  int64_t next = 0;
+  for (int64_t t = 0; t < tables.size(0); ++t) {
+    const Table& table = ts[t];
+    STD_TORCH_CHECK(int64_t(table.rule) >= 0 && int64_t(table.rule) <= 2, "rowwise: unknown optimizer ", int64_t(table.rule));
+    const int64_t least = table.rule == Rule::adagrad ? table.dim : table.rule == Rule::rowwise_adagrad ? 1 : 0;
+    STD_TORCH_CHECK(table.state_base >= 0 && table.state_width >= least &&
+                        (!table.state_width || table.rows <= (state.numel() - table.state_base) / table.state_width),
+                    "rowwise: state of table ", t, " reaches past the arena");
+    STD_TORCH_CHECK(table.first_feature == next && table.num_features > 0 && table.num_features <= fs.count - next,
+                    "rowwise: features are not in table order");
+    for (int64_t f = next; f < next + table.num_features; ++f)
+      STD_TORCH_CHECK(fs[f].base == table.base && fs[f].rows == table.rows && fs[f].dim == table.dim && fs[f].mode == fs[next].mode,
+                      "rowwise: feature ", f, " does not match its table");
+    next += table.num_features;
+  }
+  STD_TORCH_CHECK(next == fs.count, "rowwise: features without a table");
+  if (per_id) {
+    int64_t floats = 0;
+    for (int64_t i = 0; i < fs.count; ++i) floats += fs.ids(i, bags) * fs[i].dim;
+    STD_TORCH_CHECK(floats == grad.numel(), "rowwise: wrong shape of grad");
+  }
+  if (!fs.count || !batch) return;
+  const UpdateCall call{arena.mutable_data_ptr<float>(), state.mutable_data_ptr<float>(), ts, tables.size(0), hs, fs.data, bags,
+                        grad.const_data_ptr<float>(), per_id ? 0 : grad.size(1), per_id};
+  const BadRow bad = rowwise::update(call, kernels(), {int(torch::stable::get_num_threads()), each_task});
+  if (bad.position >= 0) {
+    Fault fault;
+    fault.at(bad.position);
+    check_ids(fault, values);
+  }
+  STD_TORCH_CHECK(bad.table < 0, "rowwise: the merged gradient of row ", bad.row, " of table ", bad.table, " is not finite");
+}
+
+double touch(const Tensor& arena, const Tensor& features, const Tensor& values, const Tensor& offsets, int64_t batch) {
+  const Bags bags = bags_of(values, offsets, std::nullopt, batch);
+  const Features fs(features, arena, offsets, bags, -1);
+  std::atomic<int64_t> sum{0};
+  each_range(fs.count, ids_per_task, [&](int64_t i) { return fs.ids(i, bags); }, [&](int64_t i, int64_t i0, int64_t i1) {
+    const int64_t begin = bags.offsets[fs[i].source * batch];
+    sum += kernels().touch(arena.const_data_ptr<float>(), fs[i], bags, begin + i0, begin + i1) > 0;
+  });
+  return double(sum.load());
+}
+
+Tensor zeros(int64_t n) {
+  STD_TORCH_CHECK(n >= 0 && n <= INT64_MAX / 8, "rowwise: cannot allocate ", n, " floats");
+  void* data = map_zeroed(size_t(n) * 4);
+  return torch::stable::from_blob(data, {n}, {1}, torch::stable::Device(torch::headeronly::DeviceType::CPU), ScalarType::Float,
+                                  [n](void* p) { unmap(p, size_t(n) * 4); });
+}
+
+void fill_uniform(Tensor out, int64_t key, int64_t start, double low, double high) {
+  check_tensor(out, ScalarType::Float, "out");
+  float* o = out.mutable_data_ptr<float>();
+  const int64_t n = out.numel(), piece = 1 << 16;
+  each_task((n + piece - 1) / piece, [&](int64_t i) {
+    kernels().uniform(o + i * piece, std::min(piece, n - i * piece), uint64_t(key), uint64_t(start + i * piece), float(low),
+                      float(high) - float(low));
+  });
+}
+
+int64_t kept() { return int64_t(kept_bytes()); }
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY(rowwise, m) {
+  m.def("offsets(Tensor lengths) -> Tensor");
+  m.def("pool(Tensor arena, Tensor features, Tensor values, Tensor offsets, Tensor? weights, int batch, int columns) -> Tensor");
+  m.def("pool_weight_grad(Tensor arena, Tensor features, Tensor values, Tensor offsets, Tensor weights, Tensor grad, int batch) -> Tensor");
+  m.def("gather(Tensor arena, Tensor features, Tensor values, Tensor offsets, int batch) -> Tensor");
+  m.def("update(Tensor(a!) arena, Tensor(b!) state, Tensor tables, Tensor hyper, Tensor features, Tensor values, Tensor offsets, Tensor? weights, Tensor grad, int batch, bool per_id) -> ()");
+  m.def("fill_uniform(Tensor(a!) out, int key, int start, float low, float high) -> ()");
+  m.def("touch(Tensor arena, Tensor features, Tensor values, Tensor offsets, int batch) -> float");
+  m.def("zeros(int n) -> Tensor");
+  m.def("isa() -> str");
+  m.def("limit_isa(str name) -> ()");
+  m.def("kept_bytes() -> int");
+  m.def("drop_kept() -> ()");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(rowwise, CPU, m) {
+  m.impl("offsets", TORCH_BOX(&offsets_of));
+  m.impl("pool", TORCH_BOX(&pool));
+  m.impl("pool_weight_grad", TORCH_BOX(&pool_weight_grad));
+  m.impl("gather", TORCH_BOX(&gather));
+  m.impl("update", TORCH_BOX(&update_rows));
+  m.impl("fill_uniform", TORCH_BOX(&fill_uniform));
+  m.impl("touch", TORCH_BOX(&touch));
+}
+
+STABLE_TORCH_LIBRARY_IMPL(rowwise, CompositeExplicitAutograd, m) {  // no tensor argument to dispatch on
+  m.impl("zeros", TORCH_BOX(&zeros));
+  m.impl("isa", TORCH_BOX(&isa_name));
+  m.impl("limit_isa", TORCH_BOX(&limit_isa));
+  m.impl("kept_bytes", TORCH_BOX(&kept));
+  m.impl("drop_kept", TORCH_BOX(&drop_kept));
+}

@@ -1,0 +1,13 @@
+// All kernels for one instruction set. CMake compiles this file once for each, with its flags and -DISA=.
+#include "apply.h"
+#include "lookup.h"
+#include "random.h"
+
+namespace rowwise::ISA {
+
+#define TEXT(x) #x
+#define NAME(x) TEXT(x)
+extern const Kernels kernels;
+const Kernels kernels{NAME(ISA), pool, gather, weight_grad, touch, uniform, apply};
+
+}  // namespace rowwise::ISA

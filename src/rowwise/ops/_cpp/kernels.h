@@ -1,0 +1,57 @@
+// The kernels of one instruction set as a table of functions, and what the update hands to them.
+//
+// Range versions: the caller owns the threads (bind.cpp, update.cpp).
+#pragma once
+#include "tables.h"
+
+namespace rowwise {
+
+// Where a contribution finds its gradient. Plain: contribution c is the gradient at grad + c * stride and
+// belongs to sample c / features. Listed: c indexes the three arrays.
+struct Source {
+  const float* grad;
+  int64_t stride;
+  int64_t features;
+  bool in_cache;          // plain: side by side, a sequential copy
+  const int64_t* place;   // listed: offset of the gradient from grad; nullptr: plain
+  const float* scale;     // listed
+  const int32_t* sample;  // listed
+};
+
+// Contributions of one bucket of rows of one table, ordered by (row, contribution).
+struct Bucket {
+  const uint64_t* entries;  // row << payload_bits | contribution
+  int64_t num_entries;
+  int payload_bits;
+  Table table;
+  Hyper hyper;
+  Source source;
+  float* arena;
+  float* state;
+};
+
+struct Workspace {     // one a thread
+  int64_t* starts;     // segment starts, num_entries + 1 of them
+  float* merged;       // one row, padded to a whole vector
+  float* tree;         // tree_levels rows of eight vectors
+};
+constexpr int tree_levels = 56;
+constexpr int tree_row = 128;  // floats: eight of the widest vectors
+
+struct Kernels {
+  const char* name;
+  void (*pool)(const float* arena, const Feature&, const Bags&, float* out, int64_t out_stride, int64_t b0,
+               int64_t b1, bool stream, Fault&);
+  void (*gather)(const float* arena, const Feature&, const Bags&, float* out, int64_t i0, int64_t i1, Fault&);
+  void (*weight_grad)(const float* arena, const Feature&, const Bags&, const float* grad, int64_t grad_stride,
+                      int64_t b0, int64_t b1, float* out, Fault&);
+  float (*touch)(const float* arena, const Feature&, const Bags&, int64_t i0, int64_t i1);
+  void (*uniform)(float* out, int64_t n, uint64_t key, uint64_t start, float low, float span);
+  void (*apply)(const Bucket&, const Workspace&, Fault&);  // Fault: row whose merged gradient is not finite
+};
+
+namespace base { extern const Kernels kernels; }
+namespace avx2 { extern const Kernels kernels; }
+namespace avx512 { extern const Kernels kernels; }
+
+}  // namespace rowwise

@@ -1,0 +1,187 @@
+// Vectors as the compiler's own extension, so one source serves AVX-512, AVX2, SSE2 and NEON.
+//
+// Every kernel is compiled once per instruction set (see CMakeLists.txt) inside its own namespace;
+// LANES is the width of that set. Only the width differs between the copies: every column is summed
+// on its own and every cross-column sum goes through `Tree4`, so all copies give the same bits.
+// Multiplication and addition are never contracted into one rounding (-ffp-contract=off).
+#pragma once
+#if defined(__x86_64__)
+#include <immintrin.h>  // streaming stores and a mask test; all else is written with vector types
+#endif
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+#if !defined(ISA)
+#error "compile the kernels with -DISA=<namespace>"
+#endif
+#if defined(__AVX512F__)
+#define LANES 16
+#elif defined(__AVX2__)
+#define LANES 8
+#else
+#define LANES 4
+#endif
+
+namespace rowwise::ISA {
+
+typedef float Wide __attribute__((vector_size(LANES * 4)));
+typedef float Quad __attribute__((vector_size(16)));
+typedef Wide WideAny __attribute__((aligned(4), may_alias));
+typedef Quad QuadAny __attribute__((aligned(4), may_alias));
+
+template <class V> struct Vec;
+template <> struct Vec<Wide> {
+  static constexpr int width = LANES;
+  static inline Wide load(const float* p) { return *reinterpret_cast<const WideAny*>(p); }
+  static inline void store(float* p, Wide v) { *reinterpret_cast<WideAny*>(p) = v; }
+  static inline void stream(float* p, Wide v) {  // past the caches; p is aligned to the vector
+#if LANES == 16
+    _mm512_stream_ps(p, __m512(v));
+#elif LANES == 8
+    _mm256_stream_ps(p, __m256(v));
+#elif defined(__x86_64__)
+    _mm_stream_ps(p, __m128(v));
+#else
+    store(p, v);
+#endif
+  }
+};
+#if LANES != 4
+template <> struct Vec<Quad> {
+  static constexpr int width = 4;
+  static inline Quad load(const float* p) { return *reinterpret_cast<const QuadAny*>(p); }
+  static inline void store(float* p, Quad v) { *reinterpret_cast<QuadAny*>(p) = v; }
+  static inline void stream(float* p, Quad v) { store(p, v); }
+};
+#endif
+template <> struct Vec<float> {
+  static constexpr int width = 1;
+  static inline float load(const float* p) { return *p; }
+  static inline void store(float* p, float v) { *p = v; }
+  static inline void stream(float* p, float v) { store(p, v); }
+};
+
+// A row is worked on in strips of columns that fit in registers: up to eight vectors, then what is left
+// in vectors of four, then single columns. f(Strip<V, N>, first column).
+template <class V, int N> struct Strip {
+  using type = V;
+  static constexpr int count = N;
+};
+
+template <class F>
+inline __attribute__((always_inline)) void for_strips(int64_t dim, F f) {
+  int64_t c = 0;
+  for (; c + 8 * LANES <= dim; c += 8 * LANES) f(Strip<Wide, 8>{}, c);
+  if (c + 4 * LANES <= dim) f(Strip<Wide, 4>{}, c), c += 4 * LANES;
+  if (c + 2 * LANES <= dim) f(Strip<Wide, 2>{}, c), c += 2 * LANES;
+  if (c + LANES <= dim) f(Strip<Wide, 1>{}, c), c += LANES;
+  if (c + 8 <= dim) f(Strip<Quad, 2>{}, c), c += 8;
+  if (c + 4 <= dim) f(Strip<Quad, 1>{}, c), c += 4;
+  if (c + 2 <= dim) f(Strip<float, 2>{}, c), c += 2;
+  if (c < dim) f(Strip<float, 1>{}, c);
+}
+
+inline bool is_one_strip(int64_t dim) {
+  int64_t strips = 0;
+  for_strips(dim, [&](auto, int64_t) { ++strips; });
+  return strips == 1;
+}
+
+// The lines of one strip. Where rows are whole lines they start on one (arenas are aligned); else a strip may
+// end on a line more. Always inlined: a function that only prefetches looks free of effects to GCC, which
+// then drops the calls to it.
+template <class V, int N>
+inline __attribute__((always_inline)) void prefetch(const float* strip, bool whole_lines) {
+  constexpr int bytes = N * Vec<V>::width * 4;
+  const char* p = reinterpret_cast<const char*>(strip);
+  for (int k = 0; k < bytes; k += 64) __builtin_prefetch(p + k, 0, 3);
+  if (!whole_lines) __builtin_prefetch(p + bytes - 1, 0, 3);
+}
+
+inline bool whole_lines(int64_t dim) { return dim % 16 == 0; }
+
+template <int locality = 3>  // 3: into the first-level cache, 2: into the second
+inline __attribute__((always_inline)) void prefetch_row(const float* row, int64_t dim) {
+  const char* p = reinterpret_cast<const char*>(row);
+  const char* last = p + dim * 4 - 1;
+  for (; p < last; p += 64) __builtin_prefetch(p, 0, locality);
+  if (!whole_lines(dim)) __builtin_prefetch(last, 0, locality);
+}
+
+// [Note: Column sums]
+// A sum over the columns of a row is a pairwise tree whose leaves are blocks of four columns,
+// (c0 + c1) + (c2 + c3); missing columns count as zero. A tile that holds some of the blocks can therefore
+// hand over its partial sums, and the whole row gives the same bits.
+
+// Two levels of the tree at once: sixteen neighbours become four sums (a 4 x 4 transpose by pair sums).
+inline Quad sum_by_fours(Quad a, Quad b, Quad c, Quad d) {
+  const Quad ab = __builtin_shufflevector(a, b, 0, 2, 4, 6) + __builtin_shufflevector(a, b, 1, 3, 5, 7);
+  const Quad cd = __builtin_shufflevector(c, d, 0, 2, 4, 6) + __builtin_shufflevector(c, d, 1, 3, 5, 7);
+  return __builtin_shufflevector(ab, cd, 0, 2, 4, 6) + __builtin_shufflevector(ab, cd, 1, 3, 5, 7);
+}
+
+constexpr int64_t column_chunk = 1024;  // a complete subtree, small enough for the stack
+
+// The sum of one chunk: block_of(c) gives the four terms from column c on.
+template <class F>
+inline float chunk_sum(int64_t begin, int64_t end, F block_of) {
+  float sums[column_chunk / 4 + 16];
+  int64_t n = 0, c = begin;
+  for (; c + 16 <= end; c += 16, n += 4)
+    Vec<Quad>::store(sums + n, sum_by_fours(block_of(c), block_of(c + 4), block_of(c + 8), block_of(c + 12)));
+  for (; c < end; c += 4) {
+    const Quad q = block_of(c);
+    sums[n++] = (q[0] + q[1]) + (q[2] + q[3]);
+  }
+  while (n > 4) {
+    const int64_t groups = (n + 15) / 16;
+    for (int64_t k = n; k < groups * 16; ++k) sums[k] = 0.f;
+    for (int64_t g = 0; g < groups; ++g) {
+      const float* s = sums + g * 16;
+      Vec<Quad>::store(sums + g * 4, sum_by_fours(Vec<Quad>::load(s), Vec<Quad>::load(s + 4), Vec<Quad>::load(s + 8),
+                                                  Vec<Quad>::load(s + 12)));
+    }
+    n = groups * 4;
+  }
+  for (; n < 4; ++n) sums[n] = 0.f;
+  return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+}
+
+template <class F>
+inline float column_sum(int64_t dim, F block_of) {
+  if (dim <= column_chunk) return chunk_sum(0, dim, block_of);
+  float level[48];  // a binary counter of finished subtrees
+  int64_t chunks = 0;
+  for (int64_t c = 0; c < dim; c += column_chunk) {
+    float sum = chunk_sum(c, std::min(dim, c + column_chunk), block_of);
+    int k = 0;
+    for (int64_t carry = chunks++; carry & 1; carry >>= 1) sum = level[k++] + sum;
+    level[k] = sum;
+  }
+  float total = 0.f;
+  for (int k = 0; chunks; ++k, chunks >>= 1)
+    if (chunks & 1) total = level[k] + total;
+  return total;
+}
+
+inline bool any_nan(Wide v) {
+#if LANES == 16
+  return _mm512_cmp_ps_mask(__m512(v), __m512(v), _CMP_UNORD_Q) != 0;
+#elif LANES == 8
+  return _mm256_movemask_ps(_mm256_cmp_ps(__m256(v), __m256(v), _CMP_UNORD_Q)) != 0;
+#else
+  const float sum = (v[0] + v[1]) + (v[2] + v[3]);
+  return sum != sum;
+#endif
+}
+
+// Four columns from c on, zeros past the end of the row.
+inline Quad quad_at(const float* row, int64_t c, int64_t dim) {
+  if (c + 4 <= dim) return Vec<Quad>::load(row + c);
+  Quad q = {0.f, 0.f, 0.f, 0.f};
+  for (int64_t k = 0; c + k < dim; ++k) q[k] = row[c + k];
+  return q;
+}
+
+}  // namespace rowwise::ISA

@@ -1,0 +1,104 @@
+"""Finds what was wrong with a batch, after a kernel has said that something was.
+
+Kernels check every id and every merged row as they go, at almost no cost, and touch nothing that is bad; only
+then does this slower search give it a name: table, feature, sample, position, id.
+"""
+
+import torch
+from torch import Tensor
+
+from rowwise.batch import Jagged
+from rowwise.errors import BatchError, GradientError, IdError
+from rowwise.ops.layout import FeatureRow, Group
+
+
+def check_lengths(jagged: Jagged) -> None:
+    """Raise if a length is negative or the lengths do not add up to the ids."""
+    lengths, batch = jagged.lengths_FB, jagged.batch_size
+    negative = torch.nonzero(lengths < 0)
+    if len(negative):
+        at = int(negative[0])
+        name = jagged.features[at // batch]
+        raise BatchError(f"feature {name!r}, sample {at % batch}: length {int(lengths[at])}; want 0 or more")
+    total = int(lengths.sum())
+    if total != jagged.values_N.numel():
+        by_feature = lengths.view(len(jagged.features), -1).sum(1).tolist()
+        sums = ", ".join(f"{name}: {n}" for name, n in zip(jagged.features, by_feature, strict=True))
+        raise BatchError(f"lengths add up to {total} and there are {jagged.values_N.numel()} ids ({sums})")
+
+
+def bad_ids(group: Group, features_F7: Tensor, jagged: Jagged) -> list[tuple[int, Tensor]]:
+    """For each feature with ids outside its table: the feature's number and the ids' positions in the batch."""
+    bounds = jagged.offsets()[:: max(1, jagged.batch_size)]
+    found: list[tuple[int, Tensor]] = []
+    for index, row in enumerate(FeatureRow.read(features_F7)):
+        begin, end = (int(bounds[row.source + k]) if jagged.batch_size else 0 for k in (0, 1))
+        ids = jagged.values_N[begin:end]
+        at = torch.nonzero((ids < 0) | (ids >= row.rows)).flatten()
+        if len(at):
+            found.append((index, at + begin))
+    return found
+
+
+def check_ids(group: Group, features_F7: Tensor, jagged: Jagged) -> None:
+    """Raise for the first id outside its table."""
+    for index, positions in bad_ids(group, features_F7, jagged):
+        table = group.table_of(index)
+        first = int(positions[0])
+        offsets = jagged.offsets()
+        bag = int(torch.searchsorted(offsets, first, right=True)) - 1
+        value = int(jagged.values_N[first])
+        raise IdError(
+            f"table {table.name!r}: feature {group.feature_names[index]!r}, sample {bag % jagged.batch_size}, "
+            f"position {first - int(offsets[bag])}: id {value} is not in 0..{table.rows - 1} "
+            f"({len(positions)} such ids in the batch). Hash or map the ids, give the table more rows, "
+            f"or set unknown='last_row' to let its last row stand for all of them"
+        )
+
+
+def name_bad_gradient(group: Group, jagged: Jagged, grad: Tensor, per_id: bool) -> GradientError:
+    """The error for a gradient that is not finite."""
+    kept = "Rows it would have reached were left as they were; all others are updated"
+    bad = torch.nonzero(~torch.isfinite(grad))
+    if not len(bad):
+        return GradientError(f"the gradients of a row add up past the range of float32; lower the learning rate. {kept}")
+    if per_id:
+        index, sample, at = _place_in_sequence(group, jagged, int(bad[0, 0]))
+        return GradientError(f"{_value(grad[bad[0, 0]])} in the gradient of {_named(group, index)}, sample {sample}, {at}. {kept}")
+    sample, column = (int(x) for x in bad[0])
+    for index, columns in enumerate(group.column_slices.values()):
+        if columns.start <= column < columns.stop:
+            ids = _bag(jagged, group.feature_names[index], sample).tolist()
+            shown = f"ids {ids[:8]}{' ...' if len(ids) > 8 else ''}"
+            where = f"{_named(group, index)}, sample {sample}, column {column - columns.start}, {shown}"
+            return GradientError(f"{_value(grad[sample, column])} in the gradient of {where}. {kept}")
+    raise AssertionError("every column of the output belongs to a feature")
+
+
+def _value(x: Tensor) -> str:
+    return str(float(x))
+
+
+def _named(group: Group, index: int) -> str:
+    return f"table {group.table_of(index).name!r}, feature {group.feature_names[index]!r}"
+
+
+def _bag(jagged: Jagged, feature: str, sample: int) -> Tensor:
+    offsets = jagged.offsets()
+    bag = jagged.features.index(feature) * jagged.batch_size + sample
+    return jagged.values_N[int(offsets[bag]) : int(offsets[bag + 1])]
+
+
+def _place_in_sequence(group: Group, jagged: Jagged, flat: int) -> tuple[int, int, str]:
+    """Feature, sample and id of an element of the flat gradient of sequences."""
+    offsets, batch = jagged.offsets(), jagged.batch_size
+    for index, name in enumerate(group.feature_names):
+        first = jagged.features.index(name) * batch
+        begin, end = int(offsets[first]), int(offsets[first + batch])
+        floats = (end - begin) * group.table_of(index).dim
+        if flat < floats:
+            at = begin + flat // group.table_of(index).dim
+            bag = int(torch.searchsorted(offsets, at, right=True)) - 1
+            return index, bag % batch, f"position {at - int(offsets[bag])}, id {int(jagged.values_N[at])}"
+        flat -= floats
+    raise AssertionError("every element of the gradient belongs to an id")

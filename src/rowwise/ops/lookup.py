@@ -1,0 +1,101 @@
+"""Looking rows up, so that autograd stages the gradient instead of writing rows.
+
+[Note: Staging] The backward of a lookup changes nothing: it appends (batch, gradient) to a list. `update`
+later merges what was staged and changes each touched row once. Between the two a trainer can check, clip or
+drop gradients; no gradient of the size of a table is ever made.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rowwise.batch import Jagged
+from rowwise.ops import check
+from rowwise.ops.layout import Group
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One batch looked up in one group of tables."""
+
+    group: Group
+    features_F7: Tensor
+    jagged: Jagged
+    offsets: Tensor
+    per_id: bool  # sequences: one vector for each id
+
+    def rows(self, arena_rows: Tensor, weights: Tensor | None) -> Tensor:
+        """Pooled [B, S], or flat rows of all ids; raises with names for an id outside its table."""
+        try:
+            if self.per_id:
+                return torch.ops.rowwise.gather(
+                    arena_rows, self.features_F7, self.jagged.values_N, self.offsets, self.jagged.batch_size
+                )
+            return torch.ops.rowwise.pool(
+                arena_rows,
+                self.features_F7,
+                self.jagged.values_N,
+                self.offsets,
+                weights,
+                self.jagged.batch_size,
+                self.group.columns,
+            )
+        except RuntimeError:
+            check.check_ids(self.group, self.features_F7, self.jagged)
+            raise
+
+    def weight_grad(self, arena_rows: Tensor, weights: Tensor, grad: Tensor) -> Tensor:
+        """The gradient of the per-id weights."""
+        return torch.ops.rowwise.pool_weight_grad(
+            arena_rows, self.features_F7, self.jagged.values_N, self.offsets, weights, grad, self.jagged.batch_size
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staged:
+    """What a backward left for the update."""
+
+    call: Call
+    weights: Tensor | None
+    grad: Tensor
+
+
+Stage = Callable[[Staged], None]
+
+
+def lookup(call: Call, arena_rows: Tensor, anchor: Tensor, stage: Stage) -> Tensor:
+    """The rows of a batch; `anchor` is any tensor that requires a gradient, so that the backward runs."""
+    weights = call.jagged.weights_N
+    if weights is not None:
+        weights = weights.float()
+    if not torch.is_grad_enabled():
+        return call.rows(arena_rows, weights)
+    return _Lookup.apply(anchor, weights, call, arena_rows, stage)
+
+
+class _Lookup(torch.autograd.Function):
+    """See [Note: Staging]."""
+
+    @staticmethod
+    def forward(
+        ctx: torch.autograd.function.FunctionCtx,
+        anchor: Tensor,
+        weights: Tensor | None,
+        call: Call,
+        arena_rows: Tensor,
+        stage: Stage,
+    ) -> Tensor:
+        ctx.staged = (call, arena_rows, None if weights is None else weights.detach(), stage)
+        return call.rows(arena_rows, weights)
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, grad: Tensor) -> tuple[Tensor | None, ...]:
+        call, arena_rows, weights, stage = ctx.staged
+        grad = grad.contiguous()
+        stage(Staged(call=call, weights=weights, grad=grad))
+        weight_grad = None
+        if weights is not None and ctx.needs_input_grad[1] and not call.per_id:
+            weight_grad = call.weight_grad(arena_rows, weights, grad)
+        return None, weight_grad, None, None, None

@@ -1,0 +1,224 @@
+"""What every operator means, in plain torch: the definition that each kernel has to match bit for bit.
+
+Arguments are those of the operators registered in `_cpp/bind.cpp`; `features`, `tables` and `hyper` are the
+small CPU tensors of `layout`. Everything else may be on any device. Slow on purpose: clear steps over whole
+tensors, in the order of [Note: Merge order] and [Note: Column sums] (see `_cpp/tables.h`, `_cpp/simd.h`).
+
+Shapes: N ids, B samples, D columns of a table, S columns of the output, M merged rows.
+"""
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from rowwise.errors import GradientError, IdError
+from rowwise.ops.layout import FeatureRow, Mode, Rule, TableRow
+
+BLOCK = 256  # samples whose contributions to a row are summed one after the other
+
+
+def offsets(lengths: Tensor) -> Tensor:
+    """Where each bag begins, and the end of the last."""
+    zero = torch.zeros(1, dtype=torch.int64, device=lengths.device)
+    return torch.cat([zero, lengths.cumsum(0, dtype=torch.int64)])
+
+
+def pool(arena: Tensor, features: Tensor, values: Tensor, offsets: Tensor, weights: Tensor | None, batch: int, columns: int) -> Tensor:  # fmt: skip
+    """Rows of each bag summed in the order of its ids; a mean is the sum times 1 / count."""
+    out_BS = arena.new_zeros(batch, columns)
+    for feature in FeatureRow.read(features):
+        rows_ND, first_N, counts_B = _rows(arena, feature, values, offsets, batch)
+        if feature.mode == Mode.WEIGHTED and weights is not None:
+            rows_ND = rows_ND * weights[first_N[0] : first_N[0] + len(rows_ND)].unsqueeze(1)
+        sums_BD = _sum_runs(rows_ND, first_N - first_N[0], counts_B)
+        if feature.mode == Mode.MEAN:
+            sums_BD = sums_BD * (1.0 / counts_B.clamp(min=1).to(sums_BD.dtype)).unsqueeze(1)
+        out_BS[:, feature.column : feature.column + feature.dim] = sums_BD
+    return out_BS
+
+
+def pool_weight_grad(arena: Tensor, features: Tensor, values: Tensor, offsets: Tensor, weights: Tensor, grad: Tensor, batch: int) -> Tensor:  # fmt: skip
+    """The gradient of an id's weight: its row times the gradient of its bag, summed over columns."""
+    out_N = torch.zeros_like(weights)
+    for feature in FeatureRow.read(features):
+        if feature.mode != Mode.WEIGHTED:
+            continue
+        rows_ND, first_N, counts_B = _rows(arena, feature, values, offsets, batch)
+        grad_BD = grad[:, feature.column : feature.column + feature.dim]
+        grad_ND = grad_BD.repeat_interleave(counts_B, dim=0)
+        out_N[first_N[0] : first_N[0] + len(rows_ND)] = column_sum(rows_ND * grad_ND)
+    return out_N
+
+
+def gather(arena: Tensor, features: Tensor, values: Tensor, offsets: Tensor, batch: int) -> Tensor:
+    """The row of every id, feature after feature, as one flat tensor."""
+    rows = [_rows(arena, f, values, offsets, batch)[0].reshape(-1) for f in FeatureRow.read(features)]
+    return torch.cat(rows) if rows else arena.new_empty(0)
+
+
+def update(  # noqa: PLR0913 - the operator's signature
+    arena: Tensor,
+    state: Tensor,
+    tables: Tensor,
+    hyper: Tensor,
+    features: Tensor,
+    values: Tensor,
+    offsets: Tensor,
+    weights: Tensor | None,
+    grad: Tensor,
+    batch: int,
+    per_id: bool,
+) -> None:
+    """Merge the contributions to each row and update it once; a row whose merged gradient is not finite stays."""
+    rows = FeatureRow.read(features)
+    grads = list(_gradients_by_id(rows, values, offsets, weights, grad, batch, per_id))
+    bad: list[tuple[int, int]] = []
+    for index, table in enumerate(TableRow.read(tables)):
+        mine = slice(table.first_feature, table.first_feature + table.num_features)
+        ids_N = torch.cat([_ids(f, values, offsets, batch)[0] for f in rows[mine]]).long()
+        samples_N = torch.cat([_samples(f, offsets, batch) for f in rows[mine]])
+        if not len(ids_N):
+            continue
+        order = torch.argsort(samples_N, stable=True)  # features are concatenated in order: (sample, feature, position)
+        grads_ND = torch.cat(grads[mine])[order]
+        rows_M, merged_MD = merge(ids_N[order], samples_N[order], grads_ND)
+        finite_M = (merged_MD * 0 == 0).all(1)
+        bad += [(index, int(row)) for row in rows_M[~finite_M][:1]]
+        _apply(arena, state, table, hyper[index].to(arena.device), rows_M[finite_M], merged_MD[finite_M])
+    if bad:
+        raise GradientError(f"rowwise: the merged gradient of row {bad[0][1]} of table {bad[0][0]} is not finite")
+
+
+def fill_uniform(out: Tensor, key: int, start: int, low: float, high: float) -> None:
+    """out[i] is low + u * (high - low), u from a hash of (key, start + i) alone."""
+    index = torch.arange(start + 1, start + 1 + out.numel(), dtype=torch.int64, device=out.device)
+    x = key + index * _signed(0x9E3779B97F4A7C15)
+    x = (x ^ _shift(x, 30)) * _signed(0xBF58476D1CE4E5B9)
+    x = (x ^ _shift(x, 27)) * _signed(0x94D049BB133111EB)
+    bits = _shift(x ^ _shift(x, 31), 40)
+    low_, high_ = (torch.tensor(v, dtype=torch.float32, device=out.device) for v in (low, high))
+    out.copy_(low_ + bits.float() * 2.0**-24 * (high_ - low_))
+
+
+def merge(rows_N: Tensor, samples_N: Tensor, grads_ND: Tensor) -> tuple[Tensor, Tensor]:
+    """Sum contributions by row: in order within blocks of samples, then by a pairwise tree over blocks."""
+    blocks_N = samples_N // BLOCK
+    for level in range(int(blocks_N.max()).bit_length() + 1):
+        if level:
+            blocks_N = blocks_N // 2
+        key_N = rows_N * (int(blocks_N.max()) + 1) + blocks_N
+        order = torch.argsort(key_N, stable=True)
+        _, counts = torch.unique_consecutive(key_N[order], return_counts=True)
+        first = counts.cumsum(0) - counts
+        grads_ND = _sum_runs(grads_ND[order], first, counts)
+        rows_N, blocks_N = rows_N[order][first], blocks_N[order][first]
+    return rows_N, grads_ND
+
+
+def column_sum(x_ND: Tensor) -> Tensor:
+    """The sum over columns as a pairwise tree over neighbours; missing columns count as zero."""
+    while x_ND.shape[1] > 1:
+        if x_ND.shape[1] % 2:
+            x_ND = torch.nn.functional.pad(x_ND, (0, 1))
+        x_ND = x_ND[:, 0::2] + x_ND[:, 1::2]
+    return x_ND[:, 0]
+
+
+def _sum_runs(x_ND: Tensor, first_M: Tensor, counts_M: Tensor) -> Tensor:
+    """Sum each run x[first : first + count], one element after the other; an empty run gives zeros."""
+    sums_MD = x_ND.new_zeros(len(counts_M), x_ND.shape[1])
+    for position in range(int(counts_M.max()) if len(counts_M) else 0):
+        has = counts_M > position
+        term = x_ND[first_M[has] + position]
+        sums_MD[has] = sums_MD[has] + term if position else term
+    return sums_MD
+
+
+def _ids(feature: FeatureRow, values: Tensor, offsets: Tensor, batch: int) -> tuple[Tensor, Tensor]:
+    bounds = offsets[feature.source * batch : (feature.source + 1) * batch + 1]
+    return values[int(bounds[0]) : int(bounds[-1])], bounds
+
+
+def _samples(feature: FeatureRow, offsets: Tensor, batch: int) -> Tensor:
+    counts_B = offsets[feature.source * batch : (feature.source + 1) * batch + 1].diff()
+    return torch.arange(batch, device=offsets.device).repeat_interleave(counts_B)
+
+
+def _rows(arena: Tensor, feature: FeatureRow, values: Tensor, offsets: Tensor, batch: int) -> tuple[Tensor, Tensor, Tensor]:
+    ids_N, bounds = _ids(feature, values, offsets, batch)
+    if len(ids_N) and (int(ids_N.min()) < 0 or int(ids_N.max()) >= feature.rows):
+        raise IdError(f"rowwise: an id of feature {feature.source} is outside its table of {feature.rows} rows")
+    table = arena[feature.base : feature.base + feature.rows * feature.dim].view(feature.rows, feature.dim)
+    return table[ids_N.long()], bounds[:-1] if batch else bounds, bounds.diff()
+
+
+def _gradients_by_id(  # noqa: PLR0913 - what an update is made of
+    features: list[FeatureRow],
+    values: Tensor,
+    offsets: Tensor,
+    weights: Tensor | None,
+    grad: Tensor,
+    batch: int,
+    per_id: bool,
+) -> Iterator[Tensor]:
+    """The gradient of each id of each feature [n, D], before merging."""
+    at = 0
+    for feature in features:
+        ids_N, bounds = _ids(feature, values, offsets, batch)
+        if per_id:
+            yield grad[at : at + len(ids_N) * feature.dim].view(-1, feature.dim)
+            at += len(ids_N) * feature.dim
+            continue
+        counts_B = bounds.diff()
+        grad_BD = grad[:, feature.column : feature.column + feature.dim]
+        if feature.mode == Mode.MEAN:
+            grad_BD = grad_BD * (1.0 / counts_B.clamp(min=1).to(grad.dtype)).unsqueeze(1)
+        grad_ND = grad_BD.repeat_interleave(counts_B, dim=0)
+        if feature.mode == Mode.WEIGHTED and weights is not None:
+            grad_ND = grad_ND * weights[int(bounds[0]) : int(bounds[-1])].unsqueeze(1)
+        yield grad_ND
+
+
+def _apply(arena: Tensor, state: Tensor, table: TableRow, hyper: Tensor, rows_M: Tensor, g_MD: Tensor) -> None:  # noqa: PLR0913
+    lr, eps, weight_decay = hyper[0], hyper[1], hyper[2]
+    w = arena[table.base : table.base + table.rows * table.dim].view(table.rows, table.dim)
+    s = state[table.state_base : table.state_base + table.rows * table.state_width].view(table.rows, table.state_width)
+    if weight_decay != 0:
+        g_MD = g_MD + w[rows_M] * weight_decay
+    RULES[Rule(table.rule)](w, s, rows_M, g_MD, lr, eps)
+
+
+def _sgd(w: Tensor, s: Tensor, rows_M: Tensor, g_MD: Tensor, lr: Tensor, eps: Tensor) -> None:
+    w[rows_M] = w[rows_M] - g_MD * lr
+
+
+def _adagrad(w: Tensor, s: Tensor, rows_M: Tensor, g_MD: Tensor, lr: Tensor, eps: Tensor) -> None:
+    s[rows_M] = s[rows_M] + g_MD * g_MD
+    w[rows_M] = w[rows_M] - g_MD / (_root(s[rows_M]) + eps) * lr
+
+
+def _rowwise_adagrad(w: Tensor, s: Tensor, rows_M: Tensor, g_MD: Tensor, lr: Tensor, eps: Tensor) -> None:
+    s[rows_M, 0] = s[rows_M, 0] + column_sum(g_MD * g_MD) / w.shape[1]
+    w[rows_M] = w[rows_M] - g_MD * (lr / (_root(s[rows_M, 0]) + eps)).unsqueeze(1)
+
+
+def _root(x: Tensor) -> Tensor:
+    """The correctly rounded square root: torch's own may come from a vector library that is a bit off."""
+    return x.double().sqrt().to(x.dtype)
+
+
+RULES: dict[Rule, Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], None]] = {
+    Rule.SGD: _sgd,
+    Rule.ADAGRAD: _adagrad,
+    Rule.ROWWISE_ADAGRAD: _rowwise_adagrad,
+}
+
+
+def _signed(x: int) -> int:
+    return x - (1 << 64) if x >> 63 else x
+
+
+def _shift(x: Tensor, bits: int) -> Tensor:
+    """Logical right shift of int64."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)

@@ -1,0 +1,101 @@
+"""Applying staged gradients: every touched row is updated once, however often and wherever it was looked up.
+
+Several staged batches (gradient accumulation) become one batch of all their samples, in the order of their
+backwards, so accumulating k batches gives the bits of one batch k times as large.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from rowwise.batch import Jagged
+from rowwise.ops import check
+from rowwise.ops.arena import Arena
+from rowwise.ops.layout import Group
+from rowwise.ops.lookup import Call, Staged
+
+
+def update(arena: Arena, staged: Sequence[Staged]) -> None:
+    """Merge and apply the gradients staged for one group of tables."""
+    if not staged:
+        return
+    one = staged[0] if len(staged) == 1 else concatenate(staged)
+    call, group = one.call, one.call.group
+    try:
+        torch.ops.rowwise.update(
+            arena.rows,
+            arena.state,
+            group.tables_T8,
+            group.hyper_T4,
+            call.features_F7,
+            call.jagged.values_N,
+            call.offsets,
+            one.weights,
+            one.grad,
+            call.jagged.batch_size,
+            call.per_id,
+        )
+    except (RuntimeError, ArithmeticError) as error:
+        check.check_ids(group, call.features_F7, call.jagged)
+        if "not finite" not in str(error):
+            raise
+        raise check.name_bad_gradient(group, call.jagged, one.grad, call.per_id) from None
+
+
+def concatenate(staged: Sequence[Staged]) -> Staged:
+    """One batch holding the samples of all."""
+    group, per_id = staged[0].call.group, staged[0].call.per_id
+    jaggeds = [s.call.jagged for s in staged]
+    jagged = concatenate_batches(group.feature_names, jaggeds)
+    return Staged(
+        call=Call(
+            group=group,
+            features_F7=group.features_F7,
+            jagged=jagged,
+            offsets=torch.ops.rowwise.offsets(jagged.lengths_FB),
+            per_id=per_id,
+        ),
+        weights=jagged.weights_N,
+        grad=_sequence_gradients(group, staged) if per_id else torch.cat([s.grad for s in staged]),
+    )
+
+
+def concatenate_batches(features: Sequence[str], jaggeds: Sequence[Jagged]) -> Jagged:
+    """The samples of all batches as one, for the features named."""
+    weighted = all(j.weights_N is not None for j in jaggeds)
+    values: list[Tensor] = []
+    lengths: list[Tensor] = []
+    weights: list[Tensor] = []
+    for name in features:
+        for jagged in jaggeds:
+            ids, bags = _slices(jagged, name)
+            values.append(jagged.values_N[ids].long())
+            lengths.append(jagged.lengths_FB[bags].long())
+            if jagged.weights_N is not None:
+                weights.append(jagged.weights_N[ids].float())
+    return Jagged(
+        features=tuple(features),
+        values_N=torch.cat(values),
+        lengths_FB=torch.cat(lengths),
+        weights_N=torch.cat(weights) if weighted else None,
+    )
+
+
+def _slices(jagged: Jagged, feature: str) -> tuple[slice, slice]:
+    batch = jagged.batch_size
+    first = jagged.features.index(feature) * batch
+    begin = int(jagged.lengths_FB[:first].sum())
+    return slice(begin, begin + int(jagged.lengths_FB[first : first + batch].sum())), slice(first, first + batch)
+
+
+def _sequence_gradients(group: Group, staged: Sequence[Staged]) -> Tensor:
+    """Flat gradients of sequences, feature by feature instead of batch by batch."""
+    split: list[Sequence[Tensor]] = []
+    for s in staged:
+        floats: list[int] = []
+        for index, name in enumerate(group.feature_names):
+            ids, _ = _slices(s.call.jagged, name)
+            floats.append((ids.stop - ids.start) * group.table_of(index).dim)
+        split.append(s.grad.split(floats))
+    return torch.cat([part for parts in zip(*split, strict=True) for part in parts])

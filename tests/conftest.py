@@ -1,0 +1,40 @@
+"""Settings shared by all tests: one Hypothesis profile, and every instruction set this processor has."""
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+import rowwise.ops  # noqa: F401 - loads the operators
+
+settings.register_profile("rowwise", deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("rowwise")
+
+
+def usable_sets() -> list[str]:
+    widest = torch.ops.rowwise.isa()
+    names = []
+    for name in ("base", "avx2", "avx512"):
+        try:
+            torch.ops.rowwise.limit_isa(name)
+            names.append(name)
+        except RuntimeError:
+            continue
+    torch.ops.rowwise.limit_isa(widest)
+    return names
+
+
+@pytest.fixture(params=usable_sets(), scope="module")
+def isa(request):
+    """Run a test once for each instruction set."""
+    widest = torch.ops.rowwise.isa()
+    torch.ops.rowwise.limit_isa(request.param)
+    yield request.param
+    torch.ops.rowwise.limit_isa(widest)
+
+
+@pytest.fixture
+def threads():
+    """Set torch's threads inside a test; put back afterwards."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)

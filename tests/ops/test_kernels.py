@@ -1,0 +1,135 @@
+"""kernel == reference, bit for bit, for every operator, shape and instruction set."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from problems import OPTIMIZERS, Problem, make_problem, problems
+
+from rowwise import Pooling, Table
+from rowwise.ops import reference
+
+ops = torch.ops.rowwise
+
+
+def parts(problem: Problem):
+    arena = problem.arena()
+    group = problem.group(arena)
+    return arena, group, problem.sources(group), ops.offsets(problem.jagged.lengths_FB)
+
+
+def same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.dtype == b.dtype and a.shape == b.shape and bool((a == b).all())
+
+
+@given(st.lists(st.integers(0, 1 << 40), max_size=50), st.sampled_from([torch.int32, torch.int64]))
+def test_offsets(lengths, dtype):
+    lengths = torch.tensor(lengths).remainder(1 << 24).to(dtype)
+    assert same(ops.offsets(lengths), reference.offsets(lengths))
+
+
+@pytest.mark.usefixtures("isa")
+@given(problem=problems())
+def test_pool(problem):
+    arena, group, sources, offsets = parts(problem)
+    args = (arena.rows, sources, problem.jagged.values_N, offsets, problem.jagged.weights_N, problem.jagged.batch_size, group.columns)
+    assert same(ops.pool(*args), reference.pool(*args))
+
+
+@pytest.mark.usefixtures("isa")
+@given(problem=problems(poolings=(Pooling.SEQUENCE,)))
+def test_gather(problem):
+    arena, _, sources, offsets = parts(problem)
+    args = (arena.rows, sources, problem.jagged.values_N, offsets, problem.jagged.batch_size)
+    assert same(ops.gather(*args), reference.gather(*args))
+
+
+@pytest.mark.usefixtures("isa")
+@given(problem=problems())
+def test_pool_weight_grad(problem):
+    arena, group, sources, offsets = parts(problem)
+    grad = torch.randn(problem.jagged.batch_size, group.columns)
+    args = (arena.rows, sources, problem.jagged.values_N, offsets, problem.jagged.weights_N, grad, problem.jagged.batch_size)
+    assert same(ops.pool_weight_grad(*args), reference.pool_weight_grad(*args))
+
+
+def check_update(problem: Problem, per_id: bool) -> None:
+    a, group, sources, offsets = parts(problem)
+    b = problem.arena()
+    jagged = problem.jagged
+    if per_id:
+        shape = (sum(int(n) * t.dim for t in problem.tables for f in t.feature_names for n in [ids_of(jagged, f)]),)
+    else:
+        shape = (jagged.batch_size, group.columns)
+    for step in range(2):
+        grad = torch.randn(shape, generator=torch.Generator().manual_seed(step))
+        args = (group.tables_T8, group.hyper_T4, sources, jagged.values_N, offsets, jagged.weights_N, grad, jagged.batch_size, per_id)
+        ops.update(a.rows, a.state, *args)
+        reference.update(b.rows, b.state, *args)
+    assert same(a.rows, b.rows)
+    assert same(a.state, b.state)
+
+
+def ids_of(jagged, feature) -> int:
+    return int(jagged.lengths_FB.view(len(jagged.features), -1)[jagged.features.index(feature)].sum())
+
+
+@pytest.mark.usefixtures("isa")
+@given(problem=problems())
+def test_update(problem):
+    check_update(problem, per_id=False)
+
+
+@pytest.mark.usefixtures("isa")
+@given(problem=problems(poolings=(Pooling.SEQUENCE,)))
+def test_update_of_sequences(problem):
+    check_update(problem, per_id=True)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: type(o).__name__)
+@pytest.mark.parametrize("pooling", [Pooling.SUM, Pooling.MEAN, Pooling.WEIGHTED])
+@pytest.mark.parametrize("threads_", [1, 2, 5])
+def test_update_of_one_table_shared_by_threads(optimizer, pooling, threads_, threads):
+    """More ids than a bucket holds, so that threads split the table."""
+    threads(threads_)
+    table = Table(name="t", rows=50_000, dim=8, features=("a", "b"), pooling=pooling, optimizer=optimizer)
+    check_update(make_problem((table,), batch=3000, most=50, seed=1), per_id=False)
+
+
+@pytest.mark.parametrize("rows", [(1 << 32) + 100])
+def test_ids_past_32_bits(rows):
+    """Rows are addressed with 64 bits: a table's far end is where it should be (memory is only touched there)."""
+    arena = ops.zeros(rows)
+    features = torch.tensor([[0, 0, 0, rows, 1, 0, 0]])
+    tables = torch.tensor([[0, rows, 1, 0, 0, 0, 0, 1]])
+    ids = torch.tensor([rows - 1, 5, rows - 1])
+    offsets = torch.tensor([0, 1, 2, 3])
+    grad = torch.tensor([[1.0], [2.0], [4.0]])
+    ops.update(arena, ops.zeros(0), tables, torch.tensor([[1.0, 0, 0, 0]]), features, ids, offsets, None, grad, 3, False)
+    assert ops.pool(arena, features, ids, offsets, None, 3, 1).flatten().tolist() == [-5.0, -2.0, -5.0]
+
+
+@given(st.integers(-(1 << 62), 1 << 62), st.integers(0, 1 << 40), st.integers(0, 3000))
+def test_fill_uniform(key, start, n):
+    a, b = torch.empty(n), torch.empty(n)
+    ops.fill_uniform(a, key, start, -0.25, 0.5)
+    reference.fill_uniform(b, key, start, -0.25, 0.5)
+    assert same(a, b)
+    assert n < 1000 or abs(float(a.mean()) - 0.125) < 0.05
+    assert not n or (float(a.min()) >= -0.25 and float(a.max()) < 0.5)
+
+
+def test_merge_order_is_blockwise():
+    """The definition itself, spelled out: in order inside 256 samples, then pairs of neighbouring blocks."""
+    samples = torch.tensor([0, 255, 256, 300, 1024, 1280])
+    g = torch.randn(6, 3)
+    _, merged = reference.merge(torch.zeros(6, dtype=torch.int64), samples, g)
+    left = (g[0] + g[1]) + (g[2] + g[3])
+    right = g[4] + g[5]
+    assert torch.equal(merged[0], left + right)
+
+
+def test_column_sum_is_a_tree_over_blocks_of_four():
+    x = torch.randn(5, 12)
+    block = [(x[:, c] + x[:, c + 1]) + (x[:, c + 2] + x[:, c + 3]) for c in (0, 4, 8)]
+    assert torch.equal(reference.column_sum(x), (block[0] + block[1]) + block[2])

@@ -1,0 +1,90 @@
+"""Made-up tables and batches of every shape the operators must take, for Hypothesis and for loops."""
+
+from dataclasses import dataclass
+
+import torch
+from hypothesis import strategies as st
+
+from rowwise import Adagrad, Jagged, Pooling, RowWiseAdagrad, Sgd, Table
+from rowwise.ops.arena import Arena
+from rowwise.ops.layout import Group, make_group
+
+DIMS = (1, 2, 3, 4, 5, 7, 8, 12, 16, 20, 24, 32, 48, 64, 100, 128, 200, 260)
+OPTIMIZERS = (
+    Sgd(lr=0.1),
+    Sgd(lr=0.1, weight_decay=0.01),
+    Adagrad(lr=0.1, eps=1e-4),
+    RowWiseAdagrad(lr=0.1, weight_decay=0.02),
+    RowWiseAdagrad(lr=0.1, eps=1e-4, initial=0.1),
+)
+
+
+@dataclass(frozen=True)
+class Problem:
+    tables: tuple[Table, ...]
+    jagged: Jagged
+    seed: int
+
+    def arena(self) -> Arena:
+        arena = Arena.allocate(self.tables, torch.device("cpu"))
+        arena.fill(self.seed)
+        return arena
+
+    def group(self, arena: Arena) -> Group:
+        return make_group(arena.tables, arena.places)
+
+    def sources(self, group: Group) -> torch.Tensor:
+        return group.for_sources(self.jagged.features)
+
+
+def make_problem(tables: tuple[Table, ...], batch: int, most: int, seed: int, ids=torch.int64, lengths=torch.int64, hot=False) -> Problem:  # fmt: skip
+    """A batch for the tables, with its features in shuffled order and one feature more than they need."""
+    g = torch.Generator().manual_seed(seed)
+    rows = {f: t.rows for t in tables for f in t.feature_names} | {"not used": 10}
+    names = list(rows)
+    names = tuple(names[i] for i in torch.randperm(len(names), generator=g))
+    values, counts = [], []
+    for name in names:
+        count = torch.randint(0, most + 1, (batch,), generator=g)
+        count[torch.rand(batch, generator=g) < 0.2] = 0
+        n = int(count.sum())
+        top = min(rows[name], 3) if hot else rows[name]
+        values.append(torch.randint(0, top, (n,), generator=g))
+        counts.append(count)
+    v = torch.cat(values).to(ids)
+    return Problem(
+        tables,
+        Jagged(
+            features=names,
+            values_N=v,
+            lengths_FB=torch.cat(counts).to(lengths),
+            weights_N=torch.randn(len(v), generator=g),
+        ),
+        seed,
+    )
+
+
+@st.composite
+def problems(draw, poolings=(Pooling.SUM, Pooling.MEAN, Pooling.WEIGHTED), most_batch=600) -> Problem:
+    tables = []
+    for index in range(draw(st.integers(1, 4))):
+        features = tuple(f"f{index}.{k}" for k in range(draw(st.integers(1, 3))))
+        tables.append(
+            Table(
+                name=f"t{index}",
+                rows=draw(st.sampled_from((1, 2, 17, 300, 5000))),
+                dim=draw(st.sampled_from(DIMS)),
+                features=features,
+                pooling=draw(st.sampled_from(poolings)),
+                optimizer=draw(st.sampled_from(OPTIMIZERS)),
+            )
+        )
+    return make_problem(
+        tuple(tables),
+        batch=draw(st.sampled_from((1, 2, 7, 40, 300, most_batch))),
+        most=draw(st.sampled_from((0, 1, 3, 20))),
+        seed=draw(st.integers(0, 1000)),
+        ids=draw(st.sampled_from((torch.int32, torch.int64))),
+        lengths=draw(st.sampled_from((torch.int32, torch.int64))),
+        hot=draw(st.booleans()),
+    )
