@@ -37,7 +37,7 @@ class Problem:
         return group.for_sources(self.jagged.features)
 
 
-def make_problem(tables: tuple[Table, ...], batch: int, most: int, seed: int, ids=torch.int64, lengths=torch.int64, hot=False) -> Problem:  # fmt: skip
+def make_problem(tables, batch: int, most: int, seed: int, ids=torch.int64, lengths=torch.int64, hot=False) -> Problem:
     """A batch for the tables, with its features in shuffled order and one feature more than they need."""
     g = torch.Generator().manual_seed(seed)
     rows = {f: t.rows for t in tables for f in t.feature_names} | {"not used": 10}

@@ -49,7 +49,7 @@ _HOMES = {
     "spec": ("Adagrad", "Constant", "Normal", "Pooling", "RowWiseAdagrad", "Sgd", "Table", "Uniform"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
-__all__ = sorted(_HOME)  # noqa: PLE0605 - the table above is the list
+__all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> object:

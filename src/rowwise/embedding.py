@@ -79,6 +79,7 @@ class Embeddings(nn.Module):
         self._anchor = torch.empty(0, requires_grad=True)
         self._staged: list[Staged] = []
         self._feature_tensors: dict[tuple[str, ...], tuple[Tensor, Tensor]] = {}
+        self.register_load_state_dict_pre_hook(_before_load)
         self._show_tables()
 
     @property
@@ -105,12 +106,15 @@ class Embeddings(nn.Module):
         except RuntimeError:
             check.check_lengths(jagged)
             raise
-        return Vectors(matrix_BS=matrix, columns=self._columns, sequences=self._split(rows, sequence_features, jagged, offsets))
+        return Vectors(
+            matrix_BS=matrix, columns=self._columns, sequences=self._split(rows, sequence_features, jagged, offsets)
+        )
 
     @torch.no_grad()
     def update(self) -> None:
         """Apply what the backwards since the last update staged: each touched row changes once."""
-        staged, self._staged = self._staged, []
+        staged = self._staged
+        self.discard()  # first: should the update raise, the same gradients must not come again
         update(self.arena, [s for s in staged if not s.call.per_id])
         update(self.arena, [s for s in staged if s.call.per_id])
 
@@ -135,7 +139,9 @@ class Embeddings(nn.Module):
                 found = state.get(table, {}).get(name)
                 if found is None or found.shape != view.shape:
                     got = "nothing" if found is None else tuple(found.shape)
-                    raise StateError(f"optimizer state {name!r} of table {table!r}: got {got}, want {tuple(view.shape)}")
+                    raise StateError(
+                        f"optimizer state {name!r} of table {table!r}: got {got}, want {tuple(view.shape)}"
+                    )
                 view.copy_(found)
 
     def _group(self, sequences: bool) -> Group:
@@ -194,7 +200,9 @@ class Embeddings(nn.Module):
         before = self.unknown_ids.get(feature, 0)
         after = self.unknown_ids[feature] = before + count
         if len(str(after)) > len(str(before)) or not before:
-            message = f"table {table.name!r}: {after} ids of feature {feature!r} so far were outside 0..{table.rows - 1}"
+            message = (
+                f"table {table.name!r}: {after} ids of feature {feature!r} so far were outside 0..{table.rows - 1}"
+            )
             warnings.warn(f"{message} and read its last row", UnknownIdWarning, stacklevel=2)
 
     def _split(self, rows: Tensor, features: Tensor, jagged: Jagged, offsets: Tensor) -> dict[str, Tensor]:
@@ -212,10 +220,12 @@ class Embeddings(nn.Module):
         """(Re)make the parameters: views of the arena, which alone owns the memory."""
         for index, table in enumerate(self.tables):
             view = self.arena.table(index)
-            if table.name in self._parameters:
-                self._parameters[table.name].data = view
-            else:
+            parameter = self._parameters.get(table.name)
+            if parameter is None:
+                # Not register_parameter: it refuses dots and the names of methods, which tables may have.
                 self._parameters[table.name] = nn.Parameter(view, requires_grad=False)
+            else:
+                parameter.data = view  # the same object, as a move keeps other parameters the same objects
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         """Moves: the arena goes as a whole. Rows keep their type: it belongs to the table, not to the caller."""
@@ -228,21 +238,27 @@ class Embeddings(nn.Module):
         super().__setstate__(state)
         self._show_tables()
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, local_metadata: Any, *args: Any) -> None:
-        """Also takes nn.EmbeddingBag and TorchRec names, and always copies, as parameters are views."""
-        for name in list(self._parameters):
-            for theirs in (f"{name}.weight", f"embedding_bags.{name}.weight", f"embeddings.{name}.weight"):
-                if prefix + theirs in state_dict:
-                    state_dict[prefix + name] = state_dict.pop(prefix + theirs)
-        if len(self.tables) == 1 and prefix + "weight" in state_dict:
-            state_dict[prefix + self.tables[0].name] = state_dict.pop(prefix + "weight")
-        for table in self.tables:
-            found = state_dict.get(prefix + table.name)
-            if found is not None and tuple(found.shape) != (table.rows, table.dim):
-                raise StateError(f"table {table.name!r}: got {tuple(found.shape)}, want ({table.rows}, {table.dim})")
-        local_metadata = {**local_metadata, "assign_to_params_buffers": False}
-        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
-
     def extra_repr(self) -> str:
         """One line a table."""
-        return "\n".join(f"{t.name}: {t.rows} x {t.dim}, {t.pooling}, {type(t.optimizer).__name__}" for t in self.tables)
+        return "\n".join(
+            f"{t.name}: {t.rows} x {t.dim}, {t.pooling}, {type(t.optimizer).__name__}" for t in self.tables
+        )
+
+
+def _before_load(
+    module: nn.Module, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *_: Any
+) -> None:
+    """Take nn.EmbeddingBag and TorchRec names too, check shapes, and copy always, as parameters are views."""
+    assert isinstance(module, Embeddings)
+    for table in module.tables:
+        name = table.name
+        aliases = [f"{name}.weight", f"embedding_bags.{name}.weight", f"embeddings.{name}.weight"]
+        if len(module.tables) == 1:
+            aliases.append("weight")
+        for alias in aliases:
+            if prefix + alias in state_dict:
+                state_dict[prefix + name] = state_dict.pop(prefix + alias)
+        found = state_dict.get(prefix + name)
+        if found is not None and tuple(found.shape) != (table.rows, table.dim):
+            raise StateError(f"table {name!r}: got {tuple(found.shape)}, want ({table.rows}, {table.dim})")
+    local_metadata["assign_to_params_buffers"] = False

@@ -3,7 +3,7 @@
     RowwiseError
     |-- SpecError        a table, feature or plan that cannot be (also a ValueError)
     |-- BatchError       a batch whose parts do not fit together (also a ValueError)
-    |   `-- IdError      an id outside its table
+    |-- IdError          an id outside its table (also a ValueError)
     |-- GradientError    a gradient that is not finite (also an ArithmeticError)
     |-- StateError       a state dict that does not match the tables (also a ValueError)
     `-- NativeError      the native operators are missing or do not load (also an ImportError)
@@ -25,7 +25,7 @@ class BatchError(RowwiseError, ValueError):
     """A batch whose parts do not fit together."""
 
 
-class IdError(BatchError):
+class IdError(RowwiseError, ValueError):
     """An id outside its table."""
 
 

@@ -83,7 +83,8 @@ def _check_cover(table: Table, tiles: list[Tile]) -> None:
                 break
             if other_cols[0] < cols[1] and cols[0] < other_cols[1]:
                 overlap = f"rows {other_rows[0]}:{min(rows[1], other_rows[1])}"
-                raise SpecError(f"table {table.name!r}: two tiles overlap in {overlap}, columns {cols} and {other_cols}")
+                columns = f"columns {cols} and {other_cols}"
+                raise SpecError(f"table {table.name!r}: two tiles overlap in {overlap}, {columns}")
     covered = sum((rows[1] - rows[0]) * (cols[1] - cols[0]) for rows, cols in rectangles)
     if covered != table.rows * table.dim:
         missing = table.rows * table.dim - covered

@@ -94,7 +94,7 @@ class Table(Value, frozen=True):
         if self.rows < 1 or self.dim < 1:
             raise SpecError(f"table {self.name!r} is {self.rows} x {self.dim}: want at least one row and one column")
         if self.rows >= 1 << 40:
-            raise SpecError(f"table {self.name!r} has {self.rows} rows: one device holds fewer than 2**40; hash the ids")
+            raise SpecError(f"table {self.name!r} has {self.rows} rows: want fewer than 2**40; hash the ids")
         if len(set(self.features)) != len(self.features):
             raise SpecError(f"table {self.name!r} names a feature twice: {', '.join(self.features)}")
         _check_numbers(self)

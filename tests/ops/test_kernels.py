@@ -8,6 +8,8 @@ from problems import OPTIMIZERS, Problem, make_problem, problems
 
 from rowwise import Pooling, Table
 from rowwise.ops import reference
+from rowwise.ops.native import reference_operators
+from rowwise.ops.reference import Bags, Memory
 
 ops = torch.ops.rowwise
 
@@ -32,16 +34,16 @@ def test_offsets(lengths, dtype):
 @given(problem=problems())
 def test_pool(problem):
     arena, group, sources, offsets = parts(problem)
-    args = (arena.rows, sources, problem.jagged.values_N, offsets, problem.jagged.weights_N, problem.jagged.batch_size, group.columns)
-    assert same(ops.pool(*args), reference.pool(*args))
+    bags = Bags(sources, problem.jagged.values_N, offsets, problem.jagged.weights_N, problem.jagged.batch_size)
+    assert same(ops.pool(arena.rows, *bags, group.columns), reference.pool(arena.rows, bags, group.columns))
 
 
 @pytest.mark.usefixtures("isa")
 @given(problem=problems(poolings=(Pooling.SEQUENCE,)))
 def test_gather(problem):
     arena, _, sources, offsets = parts(problem)
-    args = (arena.rows, sources, problem.jagged.values_N, offsets, problem.jagged.batch_size)
-    assert same(ops.gather(*args), reference.gather(*args))
+    bags = Bags(sources, problem.jagged.values_N, offsets, None, problem.jagged.batch_size)
+    assert same(ops.gather(arena.rows, *bags[:3], bags.batch), reference.gather(arena.rows, bags))
 
 
 @pytest.mark.usefixtures("isa")
@@ -49,8 +51,9 @@ def test_gather(problem):
 def test_pool_weight_grad(problem):
     arena, group, sources, offsets = parts(problem)
     grad = torch.randn(problem.jagged.batch_size, group.columns)
-    args = (arena.rows, sources, problem.jagged.values_N, offsets, problem.jagged.weights_N, grad, problem.jagged.batch_size)
-    assert same(ops.pool_weight_grad(*args), reference.pool_weight_grad(*args))
+    bags = Bags(sources, problem.jagged.values_N, offsets, problem.jagged.weights_N, problem.jagged.batch_size)
+    native = ops.pool_weight_grad(arena.rows, *bags[:4], grad, bags.batch)
+    assert same(native, reference.pool_weight_grad(arena.rows, bags, grad))
 
 
 def check_update(problem: Problem, per_id: bool) -> None:
@@ -63,9 +66,9 @@ def check_update(problem: Problem, per_id: bool) -> None:
         shape = (jagged.batch_size, group.columns)
     for step in range(2):
         grad = torch.randn(shape, generator=torch.Generator().manual_seed(step))
-        args = (group.tables_T8, group.hyper_T4, sources, jagged.values_N, offsets, jagged.weights_N, grad, jagged.batch_size, per_id)
-        ops.update(a.rows, a.state, *args)
-        reference.update(b.rows, b.state, *args)
+        bags = Bags(sources, jagged.values_N, offsets, jagged.weights_N, jagged.batch_size)
+        ops.update(a.rows, a.state, group.tables_T8, group.hyper_T4, *bags[:4], grad, bags.batch, per_id)
+        reference.update(Memory(b.rows, b.state, group.tables_T8, group.hyper_T4), bags, grad, per_id)
     assert same(a.rows, b.rows)
     assert same(a.state, b.state)
 
@@ -105,7 +108,9 @@ def test_ids_past_32_bits(rows):
     ids = torch.tensor([rows - 1, 5, rows - 1])
     offsets = torch.tensor([0, 1, 2, 3])
     grad = torch.tensor([[1.0], [2.0], [4.0]])
-    ops.update(arena, ops.zeros(0), tables, torch.tensor([[1.0, 0, 0, 0]]), features, ids, offsets, None, grad, 3, False)
+    ops.update(
+        arena, ops.zeros(0), tables, torch.tensor([[1.0, 0, 0, 0]]), features, ids, offsets, None, grad, 3, False
+    )
     assert ops.pool(arena, features, ids, offsets, None, 3, 1).flatten().tolist() == [-5.0, -2.0, -5.0]
 
 
@@ -133,3 +138,26 @@ def test_column_sum_is_a_tree_over_blocks_of_four():
     x = torch.randn(5, 12)
     block = [(x[:, c] + x[:, c + 1]) + (x[:, c + 2] + x[:, c + 3]) for c in (0, 4, 8)]
     assert torch.equal(reference.column_sum(x), (block[0] + block[1]) + block[2])
+
+
+@pytest.mark.parametrize("pooling", [Pooling.WEIGHTED, Pooling.SEQUENCE])
+def test_operators_of_devices_without_kernels(pooling):
+    """What is registered for such devices takes the operators' arguments and gives their results."""
+    flat = reference_operators()
+    table = Table(name="t", rows=40, dim=8, features=("a", "b"), pooling=pooling)
+    problem = make_problem((table,), batch=300, most=4, seed=3)
+    arena, group, sources, offsets = parts(problem)
+    ids, weights, batch = problem.jagged.values_N, problem.jagged.weights_N, problem.jagged.batch_size
+    assert set(flat) == {"offsets", "pool", "pool_weight_grad", "gather", "update", "fill_uniform"}
+    pooled = ops.pool(arena.rows, sources, ids, offsets, weights, batch, group.columns)
+    assert same(pooled, flat["pool"](arena.rows, sources, ids, offsets, weights, batch, group.columns))
+    rows = ops.gather(arena.rows, sources, ids, offsets, batch)
+    assert same(rows, flat["gather"](arena.rows, sources, ids, offsets, batch))
+    weight_grad = ops.pool_weight_grad(arena.rows, sources, ids, offsets, weights, pooled, batch)
+    assert same(weight_grad, flat["pool_weight_grad"](arena.rows, sources, ids, offsets, weights, pooled, batch))
+    per_id = pooling is Pooling.SEQUENCE
+    other = problem.arena()
+    args = (group.tables_T8, group.hyper_T4, sources, ids, offsets, weights, rows if per_id else pooled, batch, per_id)
+    ops.update(arena.rows, arena.state, *args)
+    flat["update"](other.rows, other.state, *args)
+    assert same(arena.rows, other.rows)

@@ -61,10 +61,14 @@ def name_bad_gradient(group: Group, jagged: Jagged, grad: Tensor, per_id: bool) 
     kept = "Rows it would have reached were left as they were; all others are updated"
     bad = torch.nonzero(~torch.isfinite(grad))
     if not len(bad):
-        return GradientError(f"the gradients of a row add up past the range of float32; lower the learning rate. {kept}")
+        return GradientError(
+            f"the gradients of a row add up past the range of float32; lower the learning rate. {kept}"
+        )
     if per_id:
         index, sample, at = _place_in_sequence(group, jagged, int(bad[0, 0]))
-        return GradientError(f"{_value(grad[bad[0, 0]])} in the gradient of {_named(group, index)}, sample {sample}, {at}. {kept}")
+        return GradientError(
+            f"{_value(grad[bad[0, 0]])} in the gradient of {_named(group, index)}, sample {sample}, {at}. {kept}"
+        )
     sample, column = (int(x) for x in bad[0])
     for index, columns in enumerate(group.column_slices.values()):
         if columns.start <= column < columns.stop:

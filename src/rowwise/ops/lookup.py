@@ -7,6 +7,7 @@ drop gradients; no gradient of the size of a table is ever made.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -79,21 +80,16 @@ class _Lookup(torch.autograd.Function):
     """See [Note: Staging]."""
 
     @staticmethod
-    def forward(
-        ctx: torch.autograd.function.FunctionCtx,
-        anchor: Tensor,
-        weights: Tensor | None,
-        call: Call,
-        arena_rows: Tensor,
-        stage: Stage,
-    ) -> Tensor:
+    def forward(*args: Any, **_: Any) -> Tensor:
+        ctx, _anchor, weights, call, arena_rows, stage = args
         ctx.staged = (call, arena_rows, None if weights is None else weights.detach(), stage)
         return call.rows(arena_rows, weights)
 
     @staticmethod
-    def backward(ctx: torch.autograd.function.FunctionCtx, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
         call, arena_rows, weights, stage = ctx.staged
-        grad = grad.contiguous()
+        # A gradient that is an expanded scalar (of a sum, say) has no memory of its own to read.
+        grad = grad_outputs[0].contiguous()
         stage(Staged(call=call, weights=weights, grad=grad))
         weight_grad = None
         if weights is not None and ctx.needs_input_grad[1] and not call.per_id:

@@ -6,25 +6,32 @@ run as `reference` says: exact, and slower.
 """
 
 import functools
+import importlib.util
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-import rowwise
 from rowwise.errors import NativeError
 from rowwise.ops import reference
+from rowwise.ops.reference import Bags, Memory
 
 LIBRARY = "librowwise_ops.so"
 
 
 def find_library() -> Path:
     """The built library: beside the package, installed or not."""
-    for folder in rowwise.__path__:
-        path = Path(folder) / "_lib" / LIBRARY
+    # An editable install has two folders: the sources, and one in site-packages that holds what was built.
+    spec = importlib.util.find_spec("rowwise")
+    folders = [Path(f) for f in (spec.submodule_search_locations or [])] if spec else []
+    for folder in folders:
+        path = folder / "_lib" / LIBRARY
         if path.exists():
             return path
-    raise NativeError(f"{LIBRARY} is not beside {rowwise.__path__[0]}: build it with `make build` or `pip install .`")
+    looked = ", ".join(str(f / "_lib") for f in folders)
+    raise NativeError(f"{LIBRARY} is not in {looked}: build it with `make build` or `pip install .`")
 
 
 @functools.cache
@@ -34,7 +41,8 @@ def load() -> None:
     try:
         torch.ops.load_library(str(path))
     except OSError as error:
-        raise NativeError(f"{path} does not load under torch {torch.__version__} (2.11 or later is needed): {error}") from error
+        found = f"torch {torch.__version__}"
+        raise NativeError(f"{path} does not load under {found} (2.11 or later is needed): {error}") from error
     _register_shapes()
     _register_gradients()
     _register_devices()
@@ -54,44 +62,76 @@ def _register_shapes() -> None:
         return lengths.new_empty(lengths.shape[0] + 1, dtype=torch.int64)
 
     @fake("rowwise::pool")
-    def _(arena: Tensor, features: Tensor, values: Tensor, offsets: Tensor, weights: Tensor | None, batch: int, columns: int) -> Tensor:  # fmt: skip
+    def _(arena: Tensor, *args: Any) -> Tensor:
+        *_, batch, columns = args
         return arena.new_empty((batch, columns))
 
     @fake("rowwise::pool_weight_grad")
-    def _(arena: Tensor, features: Tensor, values: Tensor, offsets: Tensor, weights: Tensor, grad: Tensor, batch: int) -> Tensor:  # fmt: skip
-        return weights.new_empty(weights.shape)
+    def _(arena: Tensor, features: Tensor, values: Tensor, *_: Any) -> Tensor:
+        return arena.new_empty(values.shape)
 
     @fake("rowwise::gather")
-    def _(arena: Tensor, features: Tensor, values: Tensor, offsets: Tensor, batch: int) -> Tensor:
+    def _(arena: Tensor, *_: Any) -> Tensor:
         return arena.new_empty(torch.library.get_ctx().new_dynamic_size())
 
     @fake("rowwise::update")
-    def _(*_: object) -> None:
+    def _(*_: Any) -> None:
         return None
 
     @fake("rowwise::fill_uniform")
-    def _(*_: object) -> None:
+    def _(*_: Any) -> None:
         return None
 
 
 def _register_gradients() -> None:
     """Only per-id weights get a gradient: rows are updated by `update`, never through autograd."""
 
-    def setup(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    def setup(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         ctx.save_for_backward(*inputs[:5])
 
-    def backward(ctx: torch.autograd.function.FunctionCtx, grad: Tensor) -> tuple[Tensor | None, ...]:
-        arena, features, values, offsets, weights = ctx.saved_tensors  # pyrefly: ignore[missing-attribute] torch's own stub lacks it
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        arena, features, values, offsets, weights = ctx.saved_tensors
         weight_grad = None
         if weights is not None:
+            batch = grad.shape[0]
             weight_grad = torch.ops.rowwise.pool_weight_grad(
-                arena, features, values, offsets, weights, grad.contiguous(), grad.shape[0]
+                arena, features, values, offsets, weights, grad.contiguous(), batch
             )
         return None, None, None, None, weight_grad, None, None
 
     torch.library.register_autograd("rowwise::pool", backward, setup_context=setup)
 
 
+def reference_operators() -> dict[str, Callable[..., Any]]:
+    """`reference` under the operators' flat signatures, for devices that have no kernels of their own."""
+
+    def pool(arena: Tensor, *args: Any) -> Tensor:
+        features, values, offsets, weights, batch, columns = args
+        return reference.pool(arena, Bags(features, values, offsets, weights, batch), columns)
+
+    def pool_weight_grad(arena: Tensor, *args: Any) -> Tensor:
+        features, values, offsets, weights, grad, batch = args
+        return reference.pool_weight_grad(arena, Bags(features, values, offsets, weights, batch), grad)
+
+    def gather(arena: Tensor, *args: Any) -> Tensor:
+        features, values, offsets, batch = args
+        return reference.gather(arena, Bags(features, values, offsets, None, batch))
+
+    def update(*args: Any) -> None:
+        arena, state, tables, hyper, features, values, offsets, weights, grad, batch, per_id = args
+        bags = Bags(features, values, offsets, weights, batch)
+        reference.update(Memory(arena, state, tables, hyper), bags, grad, per_id)
+
+    return {
+        "offsets": reference.offsets,
+        "pool": pool,
+        "pool_weight_grad": pool_weight_grad,
+        "gather": gather,
+        "update": update,
+        "fill_uniform": reference.fill_uniform,
+    }
+
+
 def _register_devices() -> None:
-    for name in ("offsets", "pool", "pool_weight_grad", "gather", "update", "fill_uniform"):
-        torch.library.impl(f"rowwise::{name}", "CUDA", getattr(reference, name))
+    for name, function in reference_operators().items():
+        torch.library.impl(f"rowwise::{name}", "CUDA", function)

@@ -8,6 +8,7 @@ Shapes: N ids, B samples, D columns of a table, S columns of the output, M merge
 """
 
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,74 +19,108 @@ from rowwise.ops.layout import FeatureRow, Mode, Rule, TableRow
 BLOCK = 256  # samples whose contributions to a row are summed one after the other
 
 
+class Bags(NamedTuple):
+    """A feature-major batch and the features that look rows up in it: arguments that go together."""
+
+    features: Tensor
+    values: Tensor
+    offsets: Tensor
+    weights: Tensor | None
+    batch: int
+
+    def rows(self) -> list[FeatureRow]:
+        """The features, read."""
+        return FeatureRow.read(self.features)
+
+    def bounds(self, feature: FeatureRow) -> Tensor:
+        """Where each bag of the feature begins, and the end of the last [B + 1]."""
+        return self.offsets[feature.source * self.batch : (feature.source + 1) * self.batch + 1]
+
+    def span(self, feature: FeatureRow) -> slice:
+        """The feature's part of `values` and `weights`."""
+        bounds = self.bounds(feature)
+        return slice(int(bounds[0]), int(bounds[-1]))
+
+    def ids(self, feature: FeatureRow) -> Tensor:
+        """The feature's ids, all of which have to be inside its table."""
+        ids_N = self.values[self.span(feature)].long()
+        if len(ids_N) and (int(ids_N.min()) < 0 or int(ids_N.max()) >= feature.rows):
+            raise IdError(f"rowwise: an id of feature {feature.source} is outside its table of {feature.rows} rows")
+        return ids_N
+
+    def samples(self, feature: FeatureRow) -> Tensor:
+        """The sample of each id."""
+        counts_B = self.bounds(feature).diff()
+        return torch.arange(self.batch, device=counts_B.device).repeat_interleave(counts_B)
+
+    def scale(self, feature: FeatureRow, x_ND: Tensor) -> Tensor:
+        """Times the weight of each id, where the feature is weighted."""
+        if feature.mode != Mode.WEIGHTED or self.weights is None:
+            return x_ND
+        return x_ND * self.weights[self.span(feature)].unsqueeze(1)
+
+
 def offsets(lengths: Tensor) -> Tensor:
     """Where each bag begins, and the end of the last."""
     zero = torch.zeros(1, dtype=torch.int64, device=lengths.device)
     return torch.cat([zero, lengths.cumsum(0, dtype=torch.int64)])
 
 
-def pool(arena: Tensor, features: Tensor, values: Tensor, offsets: Tensor, weights: Tensor | None, batch: int, columns: int) -> Tensor:  # fmt: skip
+def pool(arena: Tensor, bags: Bags, columns: int) -> Tensor:
     """Rows of each bag summed in the order of its ids; a mean is the sum times 1 / count."""
-    out_BS = arena.new_zeros(batch, columns)
-    for feature in FeatureRow.read(features):
-        rows_ND, first_N, counts_B = _rows(arena, feature, values, offsets, batch)
-        if feature.mode == Mode.WEIGHTED and weights is not None:
-            rows_ND = rows_ND * weights[first_N[0] : first_N[0] + len(rows_ND)].unsqueeze(1)
-        sums_BD = _sum_runs(rows_ND, first_N - first_N[0], counts_B)
+    out_BS = arena.new_zeros(bags.batch, columns)
+    for feature in bags.rows():
+        bounds = bags.bounds(feature)
+        rows_ND = bags.scale(feature, _rows(arena, bags, feature))
+        sums_BD = _sum_runs(rows_ND, bounds[:-1] - bounds[:1], bounds.diff())
         if feature.mode == Mode.MEAN:
-            sums_BD = sums_BD * (1.0 / counts_B.clamp(min=1).to(sums_BD.dtype)).unsqueeze(1)
+            sums_BD = sums_BD * _inverse(bounds.diff(), sums_BD)
         out_BS[:, feature.column : feature.column + feature.dim] = sums_BD
     return out_BS
 
 
-def pool_weight_grad(arena: Tensor, features: Tensor, values: Tensor, offsets: Tensor, weights: Tensor, grad: Tensor, batch: int) -> Tensor:  # fmt: skip
+def pool_weight_grad(arena: Tensor, bags: Bags, grad: Tensor) -> Tensor:
     """The gradient of an id's weight: its row times the gradient of its bag, summed over columns."""
-    out_N = torch.zeros_like(weights)
-    for feature in FeatureRow.read(features):
-        if feature.mode != Mode.WEIGHTED:
-            continue
-        rows_ND, first_N, counts_B = _rows(arena, feature, values, offsets, batch)
-        grad_BD = grad[:, feature.column : feature.column + feature.dim]
-        grad_ND = grad_BD.repeat_interleave(counts_B, dim=0)
-        out_N[first_N[0] : first_N[0] + len(rows_ND)] = column_sum(rows_ND * grad_ND)
+    out_N = torch.zeros(len(bags.values), device=grad.device)
+    for feature in bags.rows():
+        if feature.mode == Mode.WEIGHTED:
+            grad_BD = grad[:, feature.column : feature.column + feature.dim]
+            grad_ND = grad_BD[bags.samples(feature)]
+            out_N[bags.span(feature)] = column_sum(_rows(arena, bags, feature) * grad_ND)
     return out_N
 
 
-def gather(arena: Tensor, features: Tensor, values: Tensor, offsets: Tensor, batch: int) -> Tensor:
+def gather(arena: Tensor, bags: Bags) -> Tensor:
     """The row of every id, feature after feature, as one flat tensor."""
-    rows = [_rows(arena, f, values, offsets, batch)[0].reshape(-1) for f in FeatureRow.read(features)]
+    rows = [_rows(arena, bags, feature).reshape(-1) for feature in bags.rows()]
     return torch.cat(rows) if rows else arena.new_empty(0)
 
 
-def update(  # noqa: PLR0913 - the operator's signature
-    arena: Tensor,
-    state: Tensor,
-    tables: Tensor,
-    hyper: Tensor,
-    features: Tensor,
-    values: Tensor,
-    offsets: Tensor,
-    weights: Tensor | None,
-    grad: Tensor,
-    batch: int,
-    per_id: bool,
-) -> None:
+class Memory(NamedTuple):
+    """What an update changes, and what it has to know of the tables."""
+
+    arena: Tensor
+    state: Tensor
+    tables: Tensor
+    hyper: Tensor
+
+
+def update(memory: Memory, bags: Bags, grad: Tensor, per_id: bool) -> None:
     """Merge the contributions to each row and update it once; a row whose merged gradient is not finite stays."""
-    rows = FeatureRow.read(features)
-    grads = list(_gradients_by_id(rows, values, offsets, weights, grad, batch, per_id))
+    features = bags.rows()
+    grads = list(_gradients_of_ids(bags, grad) if per_id else _gradients_of_bags(bags, grad))
     bad: list[tuple[int, int]] = []
-    for index, table in enumerate(TableRow.read(tables)):
+    for index, table in enumerate(TableRow.read(memory.tables)):
         mine = slice(table.first_feature, table.first_feature + table.num_features)
-        ids_N = torch.cat([_ids(f, values, offsets, batch)[0] for f in rows[mine]]).long()
-        samples_N = torch.cat([_samples(f, offsets, batch) for f in rows[mine]])
+        ids_N = torch.cat([bags.ids(f) for f in features[mine]])
+        samples_N = torch.cat([bags.samples(f) for f in features[mine]])
         if not len(ids_N):
             continue
-        order = torch.argsort(samples_N, stable=True)  # features are concatenated in order: (sample, feature, position)
-        grads_ND = torch.cat(grads[mine])[order]
-        rows_M, merged_MD = merge(ids_N[order], samples_N[order], grads_ND)
+        order = torch.argsort(samples_N, stable=True)  # features follow each other: (sample, feature, position)
+        rows_M, merged_MD = merge(ids_N[order], samples_N[order], torch.cat(grads[mine])[order])
         finite_M = (merged_MD * 0 == 0).all(1)
         bad += [(index, int(row)) for row in rows_M[~finite_M][:1]]
-        _apply(arena, state, table, hyper[index].to(arena.device), rows_M[finite_M], merged_MD[finite_M])
+        _apply(memory, index, rows_M[finite_M], merged_MD[finite_M])
     if bad:
         raise GradientError(f"rowwise: the merged gradient of row {bad[0][1]} of table {bad[0][0]} is not finite")
 
@@ -135,58 +170,41 @@ def _sum_runs(x_ND: Tensor, first_M: Tensor, counts_M: Tensor) -> Tensor:
     return sums_MD
 
 
-def _ids(feature: FeatureRow, values: Tensor, offsets: Tensor, batch: int) -> tuple[Tensor, Tensor]:
-    bounds = offsets[feature.source * batch : (feature.source + 1) * batch + 1]
-    return values[int(bounds[0]) : int(bounds[-1])], bounds
-
-
-def _samples(feature: FeatureRow, offsets: Tensor, batch: int) -> Tensor:
-    counts_B = offsets[feature.source * batch : (feature.source + 1) * batch + 1].diff()
-    return torch.arange(batch, device=offsets.device).repeat_interleave(counts_B)
-
-
-def _rows(arena: Tensor, feature: FeatureRow, values: Tensor, offsets: Tensor, batch: int) -> tuple[Tensor, Tensor, Tensor]:
-    ids_N, bounds = _ids(feature, values, offsets, batch)
-    if len(ids_N) and (int(ids_N.min()) < 0 or int(ids_N.max()) >= feature.rows):
-        raise IdError(f"rowwise: an id of feature {feature.source} is outside its table of {feature.rows} rows")
+def _rows(arena: Tensor, bags: Bags, feature: FeatureRow) -> Tensor:
     table = arena[feature.base : feature.base + feature.rows * feature.dim].view(feature.rows, feature.dim)
-    return table[ids_N.long()], bounds[:-1] if batch else bounds, bounds.diff()
+    return table[bags.ids(feature)]
 
 
-def _gradients_by_id(  # noqa: PLR0913 - what an update is made of
-    features: list[FeatureRow],
-    values: Tensor,
-    offsets: Tensor,
-    weights: Tensor | None,
-    grad: Tensor,
-    batch: int,
-    per_id: bool,
-) -> Iterator[Tensor]:
-    """The gradient of each id of each feature [n, D], before merging."""
-    at = 0
-    for feature in features:
-        ids_N, bounds = _ids(feature, values, offsets, batch)
-        if per_id:
-            yield grad[at : at + len(ids_N) * feature.dim].view(-1, feature.dim)
-            at += len(ids_N) * feature.dim
-            continue
-        counts_B = bounds.diff()
+def _inverse(counts_B: Tensor, like: Tensor) -> Tensor:
+    return (1.0 / counts_B.clamp(min=1).to(like.dtype)).unsqueeze(1)
+
+
+def _gradients_of_bags(bags: Bags, grad: Tensor) -> Iterator[Tensor]:
+    """For each feature, the gradient that each of its ids gets from its bag [n, D]."""
+    for feature in bags.rows():
         grad_BD = grad[:, feature.column : feature.column + feature.dim]
         if feature.mode == Mode.MEAN:
-            grad_BD = grad_BD * (1.0 / counts_B.clamp(min=1).to(grad.dtype)).unsqueeze(1)
-        grad_ND = grad_BD.repeat_interleave(counts_B, dim=0)
-        if feature.mode == Mode.WEIGHTED and weights is not None:
-            grad_ND = grad_ND * weights[int(bounds[0]) : int(bounds[-1])].unsqueeze(1)
-        yield grad_ND
+            grad_BD = grad_BD * _inverse(bags.bounds(feature).diff(), grad)
+        yield bags.scale(feature, grad_BD[bags.samples(feature)])
 
 
-def _apply(arena: Tensor, state: Tensor, table: TableRow, hyper: Tensor, rows_M: Tensor, g_MD: Tensor) -> None:  # noqa: PLR0913
-    lr, eps, weight_decay = hyper[0], hyper[1], hyper[2]
-    w = arena[table.base : table.base + table.rows * table.dim].view(table.rows, table.dim)
-    s = state[table.state_base : table.state_base + table.rows * table.state_width].view(table.rows, table.state_width)
+def _gradients_of_ids(bags: Bags, grad: Tensor) -> Iterator[Tensor]:
+    """For each feature, the gradients of its ids, cut from the flat gradient of a sequence lookup [n, D]."""
+    at = 0
+    for feature in bags.rows():
+        floats = len(bags.ids(feature)) * feature.dim
+        yield grad[at : at + floats].view(-1, feature.dim)
+        at += floats
+
+
+def _apply(memory: Memory, index: int, rows_M: Tensor, g_MD: Tensor) -> None:
+    table = TableRow.read(memory.tables)[index]
+    lr, eps, weight_decay, _ = memory.hyper[index].to(g_MD.device)
+    w = memory.arena[table.base : table.base + table.rows * table.dim].view(table.rows, table.dim)
+    s = memory.state[table.state_base : table.state_base + table.rows * table.state_width]
     if weight_decay != 0:
         g_MD = g_MD + w[rows_M] * weight_decay
-    RULES[Rule(table.rule)](w, s, rows_M, g_MD, lr, eps)
+    RULES[Rule(table.rule)](w, s.view(table.rows, table.state_width), rows_M, g_MD, lr, eps)
 
 
 def _sgd(w: Tensor, s: Tensor, rows_M: Tensor, g_MD: Tensor, lr: Tensor, eps: Tensor) -> None:

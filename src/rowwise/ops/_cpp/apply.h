@@ -210,7 +210,7 @@ void apply_rows(const Bucket& bucket, const Workspace& workspace, Fault& fault) 
   work.starts[num_rows] = n;
 
   // Rows come from memory to the second-level cache well ahead, and from there to the first shortly before use.
-  constexpr int64_t far = 32, near = 4, grads_ahead = 10;
+  constexpr int64_t far = 32, near = 4, grads_ahead = 16;
   for (int64_t s = 0; s < num_rows; ++s) {
     if (s + far < num_rows) {
       const int64_t next = row_of(work.starts[s + far]);

@@ -117,6 +117,7 @@ void pool(const float* arena, const Feature& f, const Bags& bags, float* out, in
                   f.mode == Mode::weighted ? bags.weights : nullptr, f.mode == Mode::mean, out + f.column,
                   out_stride, stream};
   bags.wide_ids ? pool_as<int64_t>(arena, f, bags, c, fault) : pool_as<int32_t>(arena, f, bags, c, fault);
+  if (stream) stream_fence();
 }
 
 template <class Id>

@@ -62,6 +62,12 @@ template <> struct Vec<float> {
   static inline void stream(float* p, float v) { store(p, v); }
 };
 
+inline void stream_fence() {  // before another thread reads what was streamed
+#if defined(__x86_64__)
+  _mm_sfence();
+#endif
+}
+
 // A row is worked on in strips of columns that fit in registers: up to eight vectors, then what is left
 // in vectors of four, then single columns. f(Strip<V, N>, first column).
 template <class V, int N> struct Strip {

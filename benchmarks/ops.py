@@ -1,0 +1,301 @@
+"""Lookup, backward and update of 26 tables beside FBGEMM, torch, and the memory's own gather limit.
+
+    python benchmarks/ops.py [--quick] [--save benchmarks/results/ops.json]
+    python benchmarks/ops.py --fbgemm-1.5-python PATH    # an environment with fbgemm-gpu-cpu 1.5.0
+
+Every pair runs interleaved on the same ids (A B A B); results are first checked to be equal; a time is the
+20 % quantile of the repeats. Needs the `peers` extra. The last printed line is one JSON object.
+"""
+
+import argparse
+import gc
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+import numpy as np
+import torch
+from ops_work import FbgemmPeer, Work, ids_for, rows_for
+from report import environment, geomean, print_table
+
+from rowwise import Adagrad, Embeddings, Jagged, RowWiseAdagrad, Sgd, Table
+
+OPTIMIZERS = {"rowwise_adagrad": RowWiseAdagrad(lr=0.01), "sgd": Sgd(lr=0.01), "adagrad": Adagrad(lr=0.01)}
+
+
+class Ours:
+    """rowwise as a user has it: input checks on, outputs allocated by the library."""
+
+    def __init__(self, rows: list[int], dim: int, optimizer: str):
+        tables = [Table(name=f"t{i}", rows=n, dim=dim, optimizer=OPTIMIZERS[optimizer]) for i, n in enumerate(rows)]
+        self.module = Embeddings(tables)
+        self.features = tuple(t.name for t in tables)
+
+    def batch(self, ids: torch.Tensor, work: Work) -> Jagged:
+        lengths = torch.full((len(self.features) * work.batch,), work.pooling, dtype=torch.int64)
+        return Jagged(features=self.features, values_N=ids, lengths_FB=lengths)
+
+    def step(self, jagged: Jagged, grad: torch.Tensor) -> tuple[float, float]:
+        begin = time.perf_counter()
+        out = self.module(jagged).matrix_BS
+        middle = time.perf_counter()
+        out.backward(grad)
+        self.module.update()
+        return middle - begin, time.perf_counter() - middle
+
+    def limit(self, jagged: Jagged) -> float:
+        """Seconds to read the same rows in the same order, and nothing else."""
+        offsets = torch.ops.rowwise.offsets(jagged.lengths_FB)
+        features = self.module._features_for(jagged)[0]
+        begin = time.perf_counter()
+        torch.ops.rowwise.touch(self.module.arena.rows, features, jagged.values_N, offsets, jagged.batch_size)
+        return time.perf_counter() - begin
+
+
+class FbgemmElsewhere:
+    """FBGEMM in another environment: a child process that makes the same ids and answers with its times."""
+
+    def __init__(self, python: str, rows: list[int], dim: int, optimizer: str):
+        command = [python, str(Path(__file__).with_name("ops_work.py")), json.dumps([rows, dim, optimizer])]
+        self.child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ)
+        self.version = self._read()
+
+    def prepare(self, work: Work) -> None:
+        self._ask(list(work))
+
+    def step(self, index: int) -> tuple[float, float]:
+        forward, rest = self._ask(index)
+        return forward, rest
+
+    def close(self) -> None:
+        self.child.stdin.close()
+        self.child.wait()
+
+    def _ask(self, question: object) -> list[float]:
+        self.child.stdin.write(json.dumps(question) + "\n")
+        self.child.stdin.flush()
+        return self._read()
+
+    def _read(self) -> list[float]:
+        return json.loads(self.child.stdout.readline())
+
+
+def quantile(seconds: list) -> np.ndarray:
+    return np.quantile(np.array(seconds), 0.2, axis=0)
+
+
+def repeats(work: Work, tables: int, quick: bool) -> int:
+    floats = work.batch * tables * (work.pooling + 4) * work.dim
+    return int(np.clip((0.5e9 if quick else 2e9) / floats, 7, 60))
+
+
+def assert_equal(
+    ours: Ours, peer: FbgemmPeer, jagged: Jagged, ids: torch.Tensor, work: Work, grad: torch.Tensor
+) -> None:
+    """Two steps from the same rows give the same rows."""
+    for i, rows in enumerate(peer.tables()):
+        rows.copy_(ours.module.table(f"t{i}"))
+    peer.copy_state(ours.module.optimizer_state())
+    for _ in range(2):
+        ours.step(jagged, grad)
+        peer.step(ids, peer.offsets(work), grad)
+    for i, rows in enumerate(peer.tables()):
+        touched = ids[i * work.batch * work.pooling : (i + 1) * work.batch * work.pooling].unique()
+        a, b = ours.module.table(f"t{i}")[touched], rows[touched]
+        error = float((a - b).abs().max() / b.abs().max())
+        if error > 1e-5:
+            raise AssertionError(f"table {i}: relative error {error}")
+
+
+def measure_fbgemm(works: list[Work], rows: list[int], quick: bool) -> list[dict]:
+    out: list[dict] = []
+    for dim, optimizer in dict.fromkeys((w.dim, w.optimizer) for w in works):
+        ours, peer = Ours(rows, dim, optimizer), FbgemmPeer(rows, dim, optimizer)
+        for work in (w for w in works if (w.dim, w.optimizer) == (dim, optimizer)):
+            torch.set_num_threads(work.threads)
+            batches = [ids_for(rows, work, seed) for seed in range(3)]
+            jagged = [ours.batch(ids, work) for ids in batches]
+            offsets, grad = peer.offsets(work), work.grad(len(rows))
+            assert_equal(ours, peer, jagged[0], batches[0], work, grad)
+            times: dict[str, list] = {"limit": [], "ours": [], "peer": []}
+            for repeat in range(repeats(work, len(rows), quick)):
+                k = repeat % 3
+                times["limit"].append(ours.limit(jagged[k]))
+                times["ours"].append(ours.step(jagged[k], grad))
+                times["peer"].append(peer.step(batches[k], offsets, grad))
+            out.append(row_of(work, "fbgemm-gpu-cpu " + peer.version, times))
+            print(describe(out[-1]), flush=True)
+        del ours, peer
+        gc.collect()
+        torch.ops.rowwise.drop_kept()
+    return out
+
+
+def measure_elsewhere(works: list[Work], rows: list[int], quick: bool, python: str) -> list[dict]:
+    out: list[dict] = []
+    for dim, optimizer in dict.fromkeys((w.dim, w.optimizer) for w in works):
+        ours, peer = Ours(rows, dim, optimizer), FbgemmElsewhere(python, rows, dim, optimizer)
+        for work in (w for w in works if (w.dim, w.optimizer) == (dim, optimizer)):
+            torch.set_num_threads(work.threads)
+            jagged = [ours.batch(ids_for(rows, work, seed), work) for seed in range(3)]
+            grad = work.grad(len(rows))
+            peer.prepare(work)
+            times: dict[str, list] = {"ours": [], "peer": []}
+            for repeat in range(repeats(work, len(rows), quick)):
+                times["ours"].append(ours.step(jagged[repeat % 3], grad))
+                times["peer"].append(peer.step(repeat % 3))
+            out.append(row_of(work, f"fbgemm-gpu-cpu {peer.version}", times))
+            print(describe(out[-1]), flush=True)
+        peer.close()
+        del ours, peer
+        gc.collect()
+    return out
+
+
+def measure_torch(works: list[Work], rows: list[int], quick: bool) -> list[dict]:
+    """nn.EmbeddingBag(sparse=True), one a table, with torch.optim.Adagrad."""
+    out: list[dict] = []
+    ours = Ours(rows, works[0].dim, "adagrad")
+    bags = [torch.nn.EmbeddingBag(n, works[0].dim, mode="sum", sparse=True) for n in rows]
+    optimizer = torch.optim.Adagrad([b.weight for b in bags], lr=0.01)
+    for work in works:
+        torch.set_num_threads(work.threads)
+        ids = ids_for(rows, work, 0)
+        jagged, grad = ours.batch(ids, work), work.grad(len(rows))
+        bag_ids = ids.view(len(rows), work.batch, work.pooling)
+        times: dict[str, list] = {"ours": [], "peer": []}
+        for _ in range(3 if quick else 7):
+            times["ours"].append(ours.step(jagged, grad))
+            begin = time.perf_counter()
+            pooled = torch.cat([bag(x) for bag, x in zip(bags, bag_ids, strict=True)], 1)
+            middle = time.perf_counter()
+            optimizer.zero_grad()
+            pooled.backward(grad)
+            optimizer.step()
+            times["peer"].append((middle - begin, time.perf_counter() - middle))
+        out.append(row_of(work, "torch EmbeddingBag", times))
+        print(describe(out[-1]), flush=True)
+    return out
+
+
+def row_of(work: Work, peer: str, times: dict[str, list]) -> dict:
+    ours, theirs = quantile(times["ours"]), quantile(times["peer"])
+    row = {
+        **work._asdict(),
+        "peer": peer,
+        "ours_forward_ms": ours[0] * 1e3,
+        "ours_rest_ms": ours[1] * 1e3,
+        "peer_forward_ms": theirs[0] * 1e3,
+        "peer_rest_ms": theirs[1] * 1e3,
+        "ratio": float(theirs.sum() / ours.sum()),
+        "noise": float(np.quantile([sum(t) for t in times["ours"]], 0.5) / ours.sum() - 1),
+    }
+    if "limit" in times:
+        row["limit_ms"] = float(quantile(times["limit"])) * 1e3
+        row["gather_share"] = row["limit_ms"] / row["ours_forward_ms"]
+    return row
+
+
+def describe(row: dict) -> str:
+    where = "{optimizer:>15} D{dim:<3} B{batch:<5} L{pooling:<2} {ids:<7} {threads}T".format(**row)
+    share = f" gather {row['gather_share']:.2f}" if "gather_share" in row else ""
+    ours = f"{row['ours_forward_ms']:.2f}/{row['ours_rest_ms']:.2f}"
+    peer = f"{row['peer_forward_ms']:.2f}/{row['peer_rest_ms']:.2f}"
+    return f"{where}  ours {ours} ms  {row['peer']} {peer} ms  ratio {row['ratio']:.2f}{share}"
+
+
+def floors_of(rows: list[dict]) -> list[dict]:
+    def ratios(keep: Callable[[dict], bool]) -> list[float]:
+        return [r["ratio"] for r in rows if keep(r)]
+
+    def fbgemm(version: str, optimizer: str, threads: int | None = None) -> list[float]:
+        return ratios(
+            lambda r: r["peer"].endswith(version) and r["optimizer"] == optimizer and threads in (None, r["threads"])
+        )
+
+    shares = [r["gather_share"] for r in rows if "gather_share" in r and r["pooling"] == 20 and r["dim"] >= 64]
+    named = [
+        (
+            "Adagrad against FBGEMM 1.8.0, 1 thread, geometric mean",
+            fbgemm(" 1.8.0", "rowwise_adagrad", 1),
+            geomean,
+            1.5,
+        ),
+        (
+            "Adagrad against FBGEMM 1.8.0, 2 threads, geometric mean",
+            fbgemm(" 1.8.0", "rowwise_adagrad", 2),
+            geomean,
+            2.4,
+        ),
+        ("SGD against FBGEMM 1.8.0, geometric mean", fbgemm(" 1.8.0", "sgd"), geomean, 2.5),
+        ("worst cell against FBGEMM 1.8.0", ratios(lambda r: r["peer"].endswith(" 1.8.0")), min, 1.0),
+        (
+            "Adagrad against FBGEMM 1.5.0, 2 threads, geometric mean",
+            fbgemm(" 1.5.0", "rowwise_adagrad", 2),
+            geomean,
+            1.5,
+        ),
+        ("forward, share of the gather limit (pooling 20, dim >= 64), geometric mean", shares, geomean, 0.92),
+        ("forward, share of the gather limit, worst cell", shares, min, 0.92),
+        (
+            "against nn.EmbeddingBag(sparse) + Adagrad, geometric mean",
+            ratios(lambda r: r["peer"].startswith("torch")),
+            geomean,
+            10,
+        ),
+    ]
+    return [
+        {"name": name, "value": round(float(how(values)), 3), "floor": floor, "ok": bool(how(values) >= floor)}
+        for name, values, how, floor in named
+        if values
+    ]
+
+
+def all_works(quick: bool, threads: list[int]) -> list[Work]:
+    dims, batches = ((64,), (2048,)) if quick else ((16, 64, 128), (2048, 16384))
+    grid = [
+        Work(dim, batch, pooling, ids, n, optimizer)
+        for optimizer in ("rowwise_adagrad", "sgd")
+        for dim in dims
+        for batch in batches
+        for pooling in (1, 20)
+        for ids in ("zipf", "uniform")
+        for n in threads
+    ]
+    return grid
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a coarser answer in under a minute")
+    parser.add_argument("--save", type=Path, help="where to write the JSON")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument(
+        "--fbgemm-1.5-python", dest="old_python", help="python of an environment with fbgemm-gpu-cpu 1.5.0"
+    )
+    args = parser.parse_args()
+    rows = rows_for(26, 1_000, 400_000 if args.quick else 4_000_000)
+    works = all_works(args.quick, args.threads)
+    measured = measure_fbgemm(works, rows, args.quick)
+    if args.old_python:
+        old = [w for w in works if w.threads == 2 and w.optimizer == "rowwise_adagrad"]
+        measured += measure_elsewhere(old, rows, args.quick, args.old_python)
+    bag_works = [w for w in works if w.dim == 64 and w.optimizer == "rowwise_adagrad" and w.batch == 2048]
+    measured += measure_torch([w._replace(optimizer="adagrad") for w in bag_works], rows, args.quick)
+    result = {"benchmark": "ops", "environment": environment(), "rows": measured, "floors": floors_of(measured)}
+    print_table(result["floors"])
+    if args.save:
+        args.save.parent.mkdir(parents=True, exist_ok=True)
+        args.save.write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps(result))
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

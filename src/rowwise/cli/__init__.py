@@ -1,0 +1,1 @@
+"""The `rowwise` command: a thin skin on the library, one file a command."""

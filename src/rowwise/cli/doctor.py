@@ -1,0 +1,136 @@
+"""`rowwise doctor`: what a user pastes into a bug report, and whether this installation works.
+
+Shows what `machine` reads and what `selftest` finds; both are imported when the command runs, because they
+need torch.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from rowwise.cli.machine import Machine, Native
+
+if TYPE_CHECKING:
+    from rowwise.cli.selftest import Result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """All that the command shows; without native operators `error` says the way out."""
+
+    machine: Machine
+    native: Native | None
+    result: "Result | None"
+    error: str
+
+    @property
+    def ok(self) -> bool:
+        """Everything is there and every check passed."""
+        return self.result is not None and not any(check.failure for check in self.result.checks)
+
+
+def doctor(
+    ctx: typer.Context,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+    seconds: Annotated[float, typer.Option(min=0, help="How long the self-test takes.")] = 10.0,
+) -> None:
+    """Show this machine and installation, and test that they compute what they should.
+
+    Exits with 0 only if every check passes. Paste the output into a bug report.
+
+    Example: rowwise doctor
+
+    Example: rowwise doctor --json --seconds 2
+    """
+    console = Console(highlight=False)
+    with _progress(console, seconds, quiet=as_json) as tell:
+        report = _examine(ctx.find_object(str) or "not set", seconds, tell)
+    if as_json:
+        print(msgspec.json.format(msgspec.json.encode({"ok": report.ok, **asdict(report)})).decode())
+    else:
+        _show(report, console)
+    raise typer.Exit(0 if report.ok else 1)
+
+
+def _examine(omp_wait_policy: str, seconds: float, tell: Callable[[float], None]) -> Report:
+    machine = Machine.read(omp_wait_policy)
+    try:
+        native = Native.read()
+    except (ImportError, OSError) as error:  # NativeError, or a torch that itself does not load
+        return Report(machine=machine, native=None, result=None, error=str(error))
+    from rowwise.cli.selftest import run
+
+    return Report(machine=machine, native=native, result=run(native.isa_sets, seconds, tell), error="")
+
+
+@contextmanager
+def _progress(console: Console, seconds: float, quiet: bool) -> Iterator[Callable[[float], None]]:
+    """A bar that fills with the seconds gone by, on terminals only."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
+        task = bar.add_task("self-test", total=seconds)
+        yield lambda gone_s: bar.update(task, completed=min(gone_s, seconds))
+
+
+def _show(report: Report, console: Console) -> None:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")  # a path that is cut short helps nobody
+    for name, value in (_machine_lines(report.machine) | _native_lines(report.native)).items():
+        table.add_row(name, value)
+    console.print(table, markup=False)
+    if report.result is None:
+        console.print(f"\nFAILED: {report.error}", style="red", markup=False, soft_wrap=True)
+        return
+    _show_result(report.result, console)
+
+
+def _machine_lines(machine: Machine) -> dict[str, str]:
+    return {
+        "rowwise": machine.rowwise,
+        "python": machine.python,
+        "torch": machine.torch,
+        "CUDA": machine.cuda,
+        "numpy": machine.numpy,
+        "OS": machine.os,
+        "CPU": machine.cpu,
+        "cores": f"{machine.cores}, of which {machine.usable_cores} may be used",
+        "torch threads": str(machine.torch_threads),
+        "OMP_WAIT_POLICY": machine.omp_wait_policy,
+        "huge pages": machine.huge_pages,
+        "memory": f"{machine.memory_gb} GB",
+    }
+
+
+def _native_lines(native: Native | None) -> dict[str, str]:
+    if native is None:
+        return {"native library": "missing"}
+    return {
+        "instruction set": f"{native.isa} (this processor has {', '.join(native.isa_sets)})",
+        "native library": f"{native.library} ({native.library_bytes / 1e3:.0f} kB)",
+    }
+
+
+def _show_result(result: "Result", console: Console) -> None:
+    speed = result.speed
+    share = speed.lookup_rows_s / speed.gather_limit_rows_s
+    console.print(
+        f"\nlookup  {_millions(speed.lookup_rows_s)} of 64 floats, {share:.0%} of what the memory can deliver"
+    )
+    console.print(f"update  {_millions(speed.update_rows_s)} of 64 floats")
+    failed = [check for check in result.checks if check.failure]
+    for check in failed:
+        console.print(f"FAILED: {check.name}: {check.failure}", style="red", markup=False, soft_wrap=True)
+    passed = f"{len(result.checks) - len(failed)} of {len(result.checks)} checks passed"
+    console.print(f"{passed} ({result.rounds} rounds)", style="red" if failed else "green")
+
+
+def _millions(rows_s: float) -> str:
+    return f"{rows_s / 1e6:.1f} million rows/s"

@@ -1,0 +1,78 @@
+"""The `rowwise` command itself: which commands there are, and how a user's mistake ends.
+
+Its own file because it is the one place that reads and sets the environment, and because nothing here or at
+the top of a command's file may import torch: `rowwise --help` answers at once. A command imports what it
+needs when it runs.
+"""
+
+import functools
+import os
+import sys
+from collections.abc import Callable
+from typing import Annotated, ParamSpec
+
+import typer
+
+import rowwise
+from rowwise.cli.bench import bench
+from rowwise.cli.doctor import doctor
+from rowwise.errors import RowwiseError
+
+P = ParamSpec("P")
+INTERRUPTED = 130  # what shells report for a command that Ctrl-C ended
+
+
+def main() -> None:
+    """Run the command line."""
+    # Idle OpenMP threads that spin take the cores from those that work; read when torch is imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    app()()
+
+
+def app() -> typer.Typer:
+    """All commands, made anew for each caller."""
+    made = typer.Typer(name="rowwise", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+    made.callback()(_rowwise)
+    made.command()(_ending_well(doctor))
+    made.command()(_ending_well(bench))
+    return made
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"rowwise {rowwise.__version__}")
+        raise typer.Exit
+
+
+def _rowwise(
+    ctx: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Train recommendation models whose embedding tables outgrow one device.
+
+    Example: rowwise doctor
+    """
+    ctx.obj = os.environ.get("OMP_WAIT_POLICY", "not set")  # for `doctor`, which may not read the environment
+
+
+def _ending_well(command: Callable[P, None]) -> Callable[P, None]:
+    """A user's mistake ends with one line and code 2, Ctrl-C with one and 130; a bug of ours with a traceback."""
+
+    @functools.wraps(command)  # typer reads the options off the signature
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            command(*args, **kwargs)
+        except RowwiseError as error:
+            print(f"rowwise: {error}", file=sys.stderr)
+            raise typer.Exit(2) from None
+        except KeyboardInterrupt:
+            print("rowwise: stopped by Ctrl-C", file=sys.stderr)
+            raise typer.Exit(INTERRUPTED) from None
+
+    return run
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,282 @@
+"""Does this installation compute what it should, and how fast: the self-test of `rowwise doctor`.
+
+Apart from `doctor`, which only shows the result, so that starting the command needs no torch. The definition
+it holds the kernels to is `ops.reference`; the test suite does the same with far more shapes. Gives up: the
+speeds are those of a few seconds on a machine that may be busy; `benchmarks/` measures with care.
+
+Shapes: N ids, B samples, D columns of a table, S columns of the output.
+"""
+
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rowwise.batch import Jagged
+from rowwise.embedding import Embeddings
+from rowwise.errors import IdError, RowwiseError
+from rowwise.ops import reference
+from rowwise.ops.arena import Arena
+from rowwise.ops.layout import Group, make_group
+from rowwise.spec import Adagrad, Pooling, RowOptimizer, RowWiseAdagrad, Sgd, Table
+
+OPTIMIZERS: tuple[RowOptimizer, ...] = (Sgd(lr=0.1), Adagrad(lr=0.1), RowWiseAdagrad(lr=0.1, weight_decay=0.01))
+DIMS = (4, 12, 64, 100)  # one vector, vectors and a rest, a whole strip, a strip and a rest
+CHECKS_SHARE = 0.5  # of the time; the other half goes to measuring
+LEAST_TURNS = 8  # of measuring
+STEPS = 2  # updates in a row, so that the second meets optimizer state
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One property, and how it failed; empty when it held."""
+
+    name: str
+    failure: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speed:
+    """Best of many repeats, in rows a second."""
+
+    lookup_rows_s: float
+    gather_limit_rows_s: float  # reading the same rows from memory and doing nothing with them
+    update_rows_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What the self-test found."""
+
+    checks: tuple[Check, ...]
+    rounds: int  # of all checks, each with other numbers
+    speed: Speed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """Tables and a batch, written down for the operators."""
+
+    arena: Arena
+    group: Group
+    jagged: Jagged
+    offsets: Tensor
+
+    @classmethod
+    def make(cls, tables: Sequence[Table], batch: int, most: int, seed: int) -> "Case":
+        """Bags of 0 to `most` ids for each feature; the same seed gives the same case again."""
+        generator = torch.Generator().manual_seed(seed)
+        arena = Arena.allocate(tables, torch.device("cpu"))
+        arena.fill(seed)
+        group = make_group(arena.tables, arena.places)
+        values: list[Tensor] = []
+        lengths: list[Tensor] = []
+        for index in range(len(group.feature_names)):
+            lengths.append(torch.randint(0, most + 1, (batch,), generator=generator))
+            values.append(torch.randint(0, group.table_of(index).rows, (int(lengths[-1].sum()),), generator=generator))
+        jagged = Jagged(
+            features=group.feature_names,
+            values_N=torch.cat(values),
+            lengths_FB=torch.cat(lengths),
+            weights_N=torch.rand(sum(len(v) for v in values), generator=generator),
+        )
+        return cls(arena=arena, group=group, jagged=jagged, offsets=torch.ops.rowwise.offsets(jagged.lengths_FB))
+
+    def pool(self, operator: Callable[..., Tensor]) -> Tensor:
+        """Look the batch up with a kernel or with the reference."""
+        jagged, group = self.jagged, self.group
+        return operator(
+            self.arena.rows,
+            group.features_F7,
+            jagged.values_N,
+            self.offsets,
+            jagged.weights_N,
+            jagged.batch_size,
+            group.columns,
+        )
+
+    def gather(self, operator: Callable[..., Tensor]) -> Tensor:
+        """The row of each id."""
+        jagged = self.jagged
+        return operator(self.arena.rows, self.group.features_F7, jagged.values_N, self.offsets, jagged.batch_size)
+
+    def update(self, operator: Callable[..., None], grad_BS: Tensor) -> None:
+        """One update of the arena in place."""
+        group, jagged = self.group, self.jagged
+        operator(
+            self.arena.rows,
+            self.arena.state,
+            group.tables_T8,
+            group.hyper_T4,
+            group.features_F7,
+            jagged.values_N,
+            self.offsets,
+            jagged.weights_N,
+            grad_BS,
+            jagged.batch_size,
+            False,
+        )
+
+    def gradients(self) -> list[Tensor]:
+        """Gradients for a few updates in a row."""
+        generator = torch.Generator().manual_seed(1)
+        shape = (self.jagged.batch_size, self.group.columns)
+        return [torch.randn(shape, generator=generator) for _ in range(STEPS)]
+
+
+def run(isa_sets: Sequence[str], seconds: float, tell: Callable[[float], None]) -> Result:
+    """Check for half of the time, at least once, then measure; `tell` hears the seconds gone by."""
+    begin = time.perf_counter()
+    failures: dict[str, str] = {}
+    for rounds in itertools.count(1):
+        for check in checks(isa_sets, seed=rounds):
+            failures[check.name] = failures.get(check.name) or check.failure
+            tell(time.perf_counter() - begin)
+        if time.perf_counter() - begin > seconds * CHECKS_SHARE:
+            break
+    speed = measure(lambda: time.perf_counter() - begin < seconds, lambda: tell(time.perf_counter() - begin))
+    found = tuple(Check(name=name, failure=failure) for name, failure in failures.items())
+    return Result(checks=found, rounds=rounds, speed=speed)
+
+
+def checks(isa_sets: Sequence[str], seed: int) -> Iterator[Check]:
+    """Every check once, with the numbers of a seed."""
+    for name in isa_sets:
+        with limited_to(name):
+            yield _check(f"lookup == reference, {name}", lambda: lookup_matches(seed))
+            for optimizer in OPTIMIZERS:
+                title = f"update == reference, {name}, {type(optimizer).__name__}"
+                yield _check(title, lambda optimizer=optimizer: update_matches(optimizer, seed))
+    yield _check("the same bits on 1 thread and on all", lambda: threads_agree(seed))
+    yield _check("an id out of range is refused", refuses_id)
+
+
+def lookup_matches(seed: int) -> str:
+    """Pooled rows and rows of sequences, for several widths."""
+    for dim, pooling in _shapes(seed):
+        pooled, sequence = (
+            Case.make([_table(dim, kind, Sgd())], batch=300, most=12, seed=seed) for kind in (pooling, Pooling.SEQUENCE)
+        )
+        difference = compare(pooled.pool(torch.ops.rowwise.pool), pooled.pool(reference.pool))
+        difference = difference or compare(sequence.gather(torch.ops.rowwise.gather), sequence.gather(reference.gather))
+        if difference:
+            return f"dim {dim}, {pooling}: {difference}"
+    return ""
+
+
+def update_matches(optimizer: RowOptimizer, seed: int) -> str:
+    """Rows and optimizer state after a few updates, for several widths."""
+    for dim, pooling in _shapes(seed):
+        kernel, wanted = (Case.make([_table(dim, pooling, optimizer)], batch=300, most=12, seed=seed) for _ in range(2))
+        for grad_BS in kernel.gradients():
+            kernel.update(torch.ops.rowwise.update, grad_BS)
+            wanted.update(reference.update, grad_BS)
+        difference = compare(kernel.arena.rows, wanted.arena.rows) or compare(kernel.arena.state, wanted.arena.state)
+        if difference:
+            return f"dim {dim}, {pooling}: {difference}"
+    return ""
+
+
+def threads_agree(seed: int) -> str:
+    """A batch large enough that threads share one table."""
+    table = Table(name="t", rows=50_000, dim=8, optimizer=RowWiseAdagrad(lr=0.1))
+    cases = [Case.make([table], batch=3000, most=40, seed=seed) for _ in range(2)]
+    found: list[Tensor] = []
+    for case, count in zip(cases, (1, max(2, torch.get_num_threads())), strict=True):
+        with threads(count):
+            for grad_BS in case.gradients():
+                case.update(torch.ops.rowwise.update, grad_BS)
+            found.append(torch.cat([case.arena.rows, case.arena.state, case.pool(torch.ops.rowwise.pool).flatten()]))
+    return compare(found[0], found[1])
+
+
+def refuses_id() -> str:
+    """An id past the end of its table must raise by name, not read what lies behind."""
+    module = Embeddings([Table(name="ten rows", rows=10, dim=4)])
+    try:
+        module(Jagged.from_lists({"ten rows": [[3], [10]]}))
+    except IdError as error:
+        return "" if "ten rows" in str(error) else f"the error does not name the table: {error}"
+    return "id 10 of a table of 10 rows was accepted"
+
+
+def measure(go_on: Callable[[], bool], tell: Callable[[], None]) -> Speed:
+    """Lookup, the memory's limit and update in turns, so that all three meet the same machine; the best of each."""
+    tables = [Table(name=f"t{i}", rows=1 << 18, dim=64) for i in range(4)]  # 268 MB: far more than caches hold
+    case = Case.make(tables, batch=4096, most=20, seed=0)
+    jagged, grad_BS = case.jagged, case.gradients()[0]
+    touch = (case.arena.rows, case.group.features_F7, jagged.values_N, case.offsets, jagged.batch_size)
+    work: tuple[Callable[[], object], ...] = (
+        lambda: case.pool(torch.ops.rowwise.pool),
+        lambda: torch.ops.rowwise.touch(*touch),
+        lambda: case.update(torch.ops.rowwise.update, grad_BS),
+    )
+    best = [_seconds(one) for one in work]
+    turns = 1  # the first pays for fresh memory, so a few more are needed however short the time
+    while turns < LEAST_TURNS or go_on():
+        turns += 1
+        best = [min(old, _seconds(one)) for old, one in zip(best, work, strict=True)]
+        tell()
+    lookup, limit, update = (jagged.values_N.numel() / seconds for seconds in best)
+    return Speed(lookup_rows_s=lookup, gather_limit_rows_s=limit, update_rows_s=update)
+
+
+def compare(got: Tensor, want: Tensor) -> str:
+    """Empty when every number is the same."""
+    different = torch.nonzero(got.flatten() != want.flatten())
+    if not len(different):
+        return ""
+    at = int(different[0])
+    values = f"got {float(got.flatten()[at])!r}, want {float(want.flatten()[at])!r}"
+    return f"{len(different)} of {want.numel()} numbers differ, the first at {at}: {values}"
+
+
+@contextmanager
+def limited_to(isa: str) -> Iterator[None]:
+    """Run kernels of one instruction set; the former choice comes back afterwards."""
+    before = str(torch.ops.rowwise.isa())
+    torch.ops.rowwise.limit_isa(isa)
+    try:
+        yield
+    finally:
+        torch.ops.rowwise.limit_isa(before)
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Run on so many threads; the former number comes back afterwards."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _check(name: str, test: Callable[[], str]) -> Check:
+    """An operator that raises has failed its check; the others still run."""
+    try:
+        return Check(name=name, failure=test())
+    except (RowwiseError, RuntimeError) as error:
+        return Check(name=name, failure=f"{type(error).__name__}: {error}")
+
+
+def _shapes(seed: int) -> Iterator[tuple[int, Pooling]]:
+    """Each width with another pooling every round."""
+    poolings = (Pooling.SUM, Pooling.MEAN, Pooling.WEIGHTED)
+    for index, dim in enumerate(DIMS):
+        yield dim, poolings[(index + seed) % len(poolings)]
+
+
+def _table(dim: int, pooling: Pooling, optimizer: RowOptimizer) -> Table:
+    return Table(name="t", rows=500, dim=dim, features=("a", "b"), pooling=pooling, optimizer=optimizer)
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    work()
+    return time.perf_counter() - begin
