@@ -61,6 +61,7 @@ class Jagged:
         if self.lengths_FB.numel() % len(self.features):
             got, want = self.lengths_FB.numel(), len(self.features)
             raise BatchError(f"{got} lengths do not divide among {want} features: want one for each feature and sample")
+        # Weights may be of any float type: autocast makes them of 16 bits. The lookup computes in 32.
         weights = self.weights_N
         if weights is not None and (weights.shape != self.values_N.shape or not weights.is_floating_point()):
             got = f"{weights.dtype} {tuple(weights.shape)}"
@@ -100,6 +101,19 @@ class Jagged:
     def to_keyed(self, make: Callable[..., T]) -> T:
         """As another class: `jagged.to_keyed(torchrec.KeyedJaggedTensor)`."""
         return make(keys=list(self.features), values=self.values_N, weights=self.weights_N, lengths=self.lengths_FB)
+
+    def contiguous(self) -> "Jagged":
+        """The same batch with tensors that kernels can walk; itself, if they are already."""
+        tensors = [self.values_N, self.lengths_FB] + ([] if self.weights_N is None else [self.weights_N])
+        if all(t.is_contiguous() for t in tensors):
+            return self
+        weights = None if self.weights_N is None else self.weights_N.contiguous()
+        return Jagged(
+            features=self.features,
+            values_N=self.values_N.contiguous(),
+            lengths_FB=self.lengths_FB.contiguous(),
+            weights_N=weights,
+        )
 
     def to(self, device: torch.device | str) -> "Jagged":
         """On another device."""

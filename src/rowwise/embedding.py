@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from rowwise.batch import Jagged, KeyedJagged
-from rowwise.errors import BatchError, IdError, SpecError, StateError, UnknownIdWarning
+from rowwise.errors import BatchError, GradientError, IdError, SpecError, StateError, UnknownIdWarning
 from rowwise.ops import check
 from rowwise.ops.arena import Arena
 from rowwise.ops.layout import Group, make_group
@@ -73,11 +73,14 @@ class Embeddings(nn.Module):
         self.arena = Arena.allocate(tables, torch.device(device))
         self.arena.fill(seed)
         self.unknown_ids: dict[str, int] = {}  # by feature, for tables whose last row stands for unknown ids
+        # Two groups, because a call either pools or does not; a group without tables is never called.
         self._pooled = self._group(False)
         self._sequence = self._group(True)
         self._columns = self._pooled.column_slices
+        # Autograd only runs a backward that leads to something requiring a gradient, and rows do not.
         self._anchor = torch.empty(0, requires_grad=True)
         self._staged: list[Staged] = []
+        # By the order in which batches hold their features: in practice one entry.
         self._feature_tensors: dict[tuple[str, ...], tuple[Tensor, Tensor]] = {}
         self.register_load_state_dict_pre_hook(_before_load)
         self._show_tables()
@@ -95,15 +98,17 @@ class Embeddings(nn.Module):
         """Look a batch up. With gradients enabled, each backward stages what `update` will apply."""
         return self._forward(sparse)
 
+    # Staging appends to a list, which a compiled graph cannot; so the graph breaks here, once.
     @torch.compiler.disable
     def _forward(self, sparse: Jagged | KeyedJagged) -> Vectors:
-        jagged = Jagged.from_keyed(sparse)
+        jagged = Jagged.from_keyed(sparse).contiguous()
         pooled_features, sequence_features = self._features_for(jagged)
         try:
-            offsets = torch.ops.rowwise.offsets(jagged.lengths_FB.contiguous())
+            offsets = torch.ops.rowwise.offsets(jagged.lengths_FB)
             matrix = self._lookup(self._pooled, pooled_features, jagged, offsets, per_id=False)
             rows = self._lookup(self._sequence, sequence_features, jagged, offsets, per_id=True)
         except RuntimeError:
+            # The operators said that something is wrong; if it is the lengths, say which.
             check.check_lengths(jagged)
             raise
         return Vectors(
@@ -115,8 +120,14 @@ class Embeddings(nn.Module):
         """Apply what the backwards since the last update staged: each touched row changes once."""
         staged = self._staged
         self.discard()  # first: should the update raise, the same gradients must not come again
-        update(self.arena, [s for s in staged if not s.call.per_id])
-        update(self.arena, [s for s in staged if s.call.per_id])
+        errors: list[GradientError] = []
+        for per_id in (False, True):
+            try:
+                update(self.arena, [s for s in staged if s.call.per_id == per_id])
+            except GradientError as error:  # a bad row costs no other row its step, in either group
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
     def discard(self) -> None:
         """Forget what was staged, for instance after a loss that is not finite."""
@@ -197,6 +208,7 @@ class Embeddings(nn.Module):
 
     def _count_unknown(self, table: Table, feature: str, count: int) -> None:
         """Count, and warn each time the count reaches another power of ten."""
+        # Every batch may have some: one warning each would drown the rest of a log.
         before = self.unknown_ids.get(feature, 0)
         after = self.unknown_ids[feature] = before + count
         if len(str(after)) > len(str(before)) or not before:
@@ -209,6 +221,7 @@ class Embeddings(nn.Module):
         if not self._sequence.tables:
             return {}
         batch = jagged.batch_size
+        # The operator returns one flat tensor, as dims differ between features; here it is cut up again.
         sources = features[:, 0] * batch
         counts = (offsets[sources.to(offsets.device) + batch] - offsets[sources.to(offsets.device)]).tolist()
         dims = features[:, 4].tolist()
@@ -222,19 +235,21 @@ class Embeddings(nn.Module):
             view = self.arena.table(index)
             parameter = self._parameters.get(table.name)
             if parameter is None:
-                # Not register_parameter: it refuses dots and the names of methods, which tables may have.
+                # Not register_parameter: it refuses the names of methods, which tables may have.
                 self._parameters[table.name] = nn.Parameter(view, requires_grad=False)
             else:
                 parameter.data = view  # the same object, as a move keeps other parameters the same objects
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         """Moves: the arena goes as a whole. Rows keep their type: it belongs to the table, not to the caller."""
+        # fn is applied to an empty float tensor to learn the device it moves to; a change of type is ignored.
         self.arena.to(fn(torch.empty(0, device=self.arena.rows.device)).device)
         self._show_tables()
         return self
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """After a copy or an unpickling the parameters are views again."""
+        # A copied parameter owns a copy of its rows; the arena's copy is the one that counts.
         super().__setstate__(state)
         self._show_tables()
 
@@ -252,6 +267,7 @@ def _before_load(
     assert isinstance(module, Embeddings)
     for table in module.tables:
         name = table.name
+        # A ModuleDict of bags, TorchRec's pooled and sequence collections, and a single bag.
         aliases = [f"{name}.weight", f"embedding_bags.{name}.weight", f"embeddings.{name}.weight"]
         if len(module.tables) == 1:
             aliases.append("weight")
@@ -261,4 +277,5 @@ def _before_load(
         found = state_dict.get(prefix + name)
         if found is not None and tuple(found.shape) != (table.rows, table.dim):
             raise StateError(f"table {name!r}: got {tuple(found.shape)}, want ({table.rows}, {table.dim})")
+    # With assign=True torch would replace the parameters, and the arena would keep the old rows.
     local_metadata["assign_to_params_buffers"] = False

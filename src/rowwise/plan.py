@@ -62,6 +62,7 @@ class Plan(Value, frozen=True):
 
     def diff(self, other: "Plan") -> list[str]:
         """One line for each tile that only one of the plans has: '-' here, '+' there."""
+        # Counted, not set-wise: a plan edited by hand may list a tile twice, and that is a difference.
         mine, theirs = Counter(self.tiles), Counter(other.tiles)
         gone = [f"- {tile}" for tile in sorted((mine - theirs).elements())]
         new = [f"+ {tile}" for tile in sorted((theirs - mine).elements())]
@@ -72,6 +73,7 @@ class Plan(Value, frozen=True):
 def _check_cover(table: Table, tiles: list[Tile]) -> None:
     for tile in tiles:
         _check_tile(table, tile)
+    # A copied (data-parallel) table lists each rectangle once for each rank that holds it.
     copies = Counter((tile.rows, tile.cols) for tile in tiles)
     if len(set(copies.values())) > 1:
         raise SpecError(f"table {table.name!r}: some tiles are copied and others are not; copy all of them or none")
@@ -79,12 +81,14 @@ def _check_cover(table: Table, tiles: list[Tile]) -> None:
     rectangles = sorted(copies)
     for index, (rows, cols) in enumerate(rectangles):
         for other_rows, other_cols in rectangles[index + 1 :]:
+            # Sorted by first row: no later rectangle can reach back into these rows.
             if other_rows[0] >= rows[1]:
                 break
             if other_cols[0] < cols[1] and cols[0] < other_cols[1]:
                 overlap = f"rows {other_rows[0]}:{min(rows[1], other_rows[1])}"
                 columns = f"columns {cols} and {other_cols}"
                 raise SpecError(f"table {table.name!r}: two tiles overlap in {overlap}, {columns}")
+    # Inside the table and without overlap, equal areas mean an exact cover.
     covered = sum((rows[1] - rows[0]) * (cols[1] - cols[0]) for rows, cols in rectangles)
     if covered != table.rows * table.dim:
         missing = table.rows * table.dim - covered

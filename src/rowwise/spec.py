@@ -89,10 +89,12 @@ class Table(Value, frozen=True):
 
     def __post_init__(self) -> None:
         """Refuse what no kernel could hold."""
-        if not self.name or set("/\\\0") & set(self.name):
-            raise SpecError(f"table name {self.name!r}: want a name without slashes, as it becomes a file name")
+        if not self.name or set("./\\\0") & set(self.name):
+            want = "want one without dots and slashes, as parameters and files are called by it"
+            raise SpecError(f"table name {self.name!r}: {want}")
         if self.rows < 1 or self.dim < 1:
             raise SpecError(f"table {self.name!r} is {self.rows} x {self.dim}: want at least one row and one column")
+        # The update packs (row, contribution) into 64 bits and needs 24 of them for the contribution.
         if self.rows >= 1 << 40:
             raise SpecError(f"table {self.name!r} has {self.rows} rows: want fewer than 2**40; hash the ids")
         if len(set(self.features)) != len(self.features):
@@ -106,6 +108,7 @@ class Table(Value, frozen=True):
 
 
 def _check_numbers(table: Table) -> None:
+    # Only a constant's value may be negative; None is a bound that the table's size will give.
     numbers = msgspec.structs.asdict(table.optimizer) | msgspec.structs.asdict(table.init)
     for field, value in numbers.items():
         if value is None:

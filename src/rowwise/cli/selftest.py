@@ -22,6 +22,7 @@ from rowwise.errors import IdError, RowwiseError
 from rowwise.ops import reference
 from rowwise.ops.arena import Arena
 from rowwise.ops.layout import Group, make_group
+from rowwise.ops.reference import Bags, Memory
 from rowwise.spec import Adagrad, Pooling, RowOptimizer, RowWiseAdagrad, Sgd, Table
 
 OPTIMIZERS: tuple[RowOptimizer, ...] = (Sgd(lr=0.1), Adagrad(lr=0.1), RowWiseAdagrad(lr=0.1, weight_decay=0.01))
@@ -63,8 +64,7 @@ class Case:
 
     arena: Arena
     group: Group
-    jagged: Jagged
-    offsets: Tensor
+    bags: Bags
 
     @classmethod
     def make(cls, tables: Sequence[Table], batch: int, most: int, seed: int) -> "Case":
@@ -73,59 +73,34 @@ class Case:
         arena = Arena.allocate(tables, torch.device("cpu"))
         arena.fill(seed)
         group = make_group(arena.tables, arena.places)
-        values: list[Tensor] = []
-        lengths: list[Tensor] = []
-        for index in range(len(group.feature_names)):
-            lengths.append(torch.randint(0, most + 1, (batch,), generator=generator))
-            values.append(torch.randint(0, group.table_of(index).rows, (int(lengths[-1].sum()),), generator=generator))
-        jagged = Jagged(
-            features=group.feature_names,
-            values_N=torch.cat(values),
-            lengths_FB=torch.cat(lengths),
-            weights_N=torch.rand(sum(len(v) for v in values), generator=generator),
-        )
-        return cls(arena=arena, group=group, jagged=jagged, offsets=torch.ops.rowwise.offsets(jagged.lengths_FB))
+        features = range(len(group.feature_names))
+        lengths = [torch.randint(most + 1, (batch,), generator=generator) for _ in features]
+        values = [
+            torch.randint(group.table_of(index).rows, (int(lengths[index].sum()),), generator=generator)
+            for index in features
+        ]
+        weights_N = torch.rand(sum(len(v) for v in values), generator=generator)
+        offsets = torch.ops.rowwise.offsets(torch.cat(lengths))
+        bags = Bags(group.features_F7, torch.cat(values), offsets, weights_N, batch)
+        return cls(arena=arena, group=group, bags=bags)
 
-    def pool(self, operator: Callable[..., Tensor]) -> Tensor:
-        """Look the batch up with a kernel or with the reference."""
-        jagged, group = self.jagged, self.group
-        return operator(
-            self.arena.rows,
-            group.features_F7,
-            jagged.values_N,
-            self.offsets,
-            jagged.weights_N,
-            jagged.batch_size,
-            group.columns,
-        )
+    @property
+    def memory(self) -> Memory:
+        """What an update changes."""
+        return Memory(self.arena.rows, self.arena.state, self.group.tables_T8, self.group.hyper_T4)
 
-    def gather(self, operator: Callable[..., Tensor]) -> Tensor:
-        """The row of each id."""
-        jagged = self.jagged
-        return operator(self.arena.rows, self.group.features_F7, jagged.values_N, self.offsets, jagged.batch_size)
+    def pool(self) -> Tensor:
+        """Look the batch up with the kernel."""
+        return torch.ops.rowwise.pool(self.arena.rows, *self.bags, self.group.columns)
 
-    def update(self, operator: Callable[..., None], grad_BS: Tensor) -> None:
-        """One update of the arena in place."""
-        group, jagged = self.group, self.jagged
-        operator(
-            self.arena.rows,
-            self.arena.state,
-            group.tables_T8,
-            group.hyper_T4,
-            group.features_F7,
-            jagged.values_N,
-            self.offsets,
-            jagged.weights_N,
-            grad_BS,
-            jagged.batch_size,
-            False,
-        )
+    def update(self, grad_BS: Tensor) -> None:
+        """Update the arena in place with the kernel."""
+        torch.ops.rowwise.update(*self.memory, *self.bags[:4], grad_BS, self.bags.batch, False)
 
     def gradients(self) -> list[Tensor]:
         """Gradients for a few updates in a row."""
         generator = torch.Generator().manual_seed(1)
-        shape = (self.jagged.batch_size, self.group.columns)
-        return [torch.randn(shape, generator=generator) for _ in range(STEPS)]
+        return [torch.randn(self.bags.batch, self.group.columns, generator=generator) for _ in range(STEPS)]
 
 
 def run(isa_sets: Sequence[str], seconds: float, tell: Callable[[float], None]) -> Result:
@@ -158,11 +133,11 @@ def checks(isa_sets: Sequence[str], seed: int) -> Iterator[Check]:
 def lookup_matches(seed: int) -> str:
     """Pooled rows and rows of sequences, for several widths."""
     for dim, pooling in _shapes(seed):
-        pooled, sequence = (
-            Case.make([_table(dim, kind, Sgd())], batch=300, most=12, seed=seed) for kind in (pooling, Pooling.SEQUENCE)
-        )
-        difference = compare(pooled.pool(torch.ops.rowwise.pool), pooled.pool(reference.pool))
-        difference = difference or compare(sequence.gather(torch.ops.rowwise.gather), sequence.gather(reference.gather))
+        case = Case.make([_table(dim, pooling, Sgd())], batch=300, most=12, seed=seed)
+        rows, bags = case.arena.rows, case.bags
+        difference = compare(case.pool(), reference.pool(rows, bags, case.group.columns))
+        gathered = torch.ops.rowwise.gather(rows, *bags[:3], bags.batch)
+        difference = difference or compare(gathered, reference.gather(rows, bags))
         if difference:
             return f"dim {dim}, {pooling}: {difference}"
     return ""
@@ -173,8 +148,8 @@ def update_matches(optimizer: RowOptimizer, seed: int) -> str:
     for dim, pooling in _shapes(seed):
         kernel, wanted = (Case.make([_table(dim, pooling, optimizer)], batch=300, most=12, seed=seed) for _ in range(2))
         for grad_BS in kernel.gradients():
-            kernel.update(torch.ops.rowwise.update, grad_BS)
-            wanted.update(reference.update, grad_BS)
+            kernel.update(grad_BS)
+            reference.update(wanted.memory, wanted.bags, grad_BS, False)
         difference = compare(kernel.arena.rows, wanted.arena.rows) or compare(kernel.arena.state, wanted.arena.state)
         if difference:
             return f"dim {dim}, {pooling}: {difference}"
@@ -184,13 +159,13 @@ def update_matches(optimizer: RowOptimizer, seed: int) -> str:
 def threads_agree(seed: int) -> str:
     """A batch large enough that threads share one table."""
     table = Table(name="t", rows=50_000, dim=8, optimizer=RowWiseAdagrad(lr=0.1))
-    cases = [Case.make([table], batch=3000, most=40, seed=seed) for _ in range(2)]
     found: list[Tensor] = []
-    for case, count in zip(cases, (1, max(2, torch.get_num_threads())), strict=True):
+    for count in (1, max(2, torch.get_num_threads())):
+        case = Case.make([table], batch=3000, most=40, seed=seed)
         with threads(count):
             for grad_BS in case.gradients():
-                case.update(torch.ops.rowwise.update, grad_BS)
-            found.append(torch.cat([case.arena.rows, case.arena.state, case.pool(torch.ops.rowwise.pool).flatten()]))
+                case.update(grad_BS)
+            found.append(torch.cat([case.arena.rows, case.arena.state, case.pool().flatten()]))
     return compare(found[0], found[1])
 
 
@@ -208,12 +183,11 @@ def measure(go_on: Callable[[], bool], tell: Callable[[], None]) -> Speed:
     """Lookup, the memory's limit and update in turns, so that all three meet the same machine; the best of each."""
     tables = [Table(name=f"t{i}", rows=1 << 18, dim=64) for i in range(4)]  # 268 MB: far more than caches hold
     case = Case.make(tables, batch=4096, most=20, seed=0)
-    jagged, grad_BS = case.jagged, case.gradients()[0]
-    touch = (case.arena.rows, case.group.features_F7, jagged.values_N, case.offsets, jagged.batch_size)
+    bags, grad_BS = case.bags, case.gradients()[0]
     work: tuple[Callable[[], object], ...] = (
-        lambda: case.pool(torch.ops.rowwise.pool),
-        lambda: torch.ops.rowwise.touch(*touch),
-        lambda: case.update(torch.ops.rowwise.update, grad_BS),
+        case.pool,
+        lambda: torch.ops.rowwise.touch(case.arena.rows, *bags[:3], bags.batch),
+        lambda: case.update(grad_BS),
     )
     best = [_seconds(one) for one in work]
     turns = 1  # the first pays for fresh memory, so a few more are needed however short the time
@@ -221,7 +195,7 @@ def measure(go_on: Callable[[], bool], tell: Callable[[], None]) -> Speed:
         turns += 1
         best = [min(old, _seconds(one)) for old, one in zip(best, work, strict=True)]
         tell()
-    lookup, limit, update = (jagged.values_N.numel() / seconds for seconds in best)
+    lookup, limit, update = (len(bags.values) / seconds for seconds in best)
     return Speed(lookup_rows_s=lookup, gather_limit_rows_s=limit, update_rows_s=update)
 
 

@@ -76,6 +76,7 @@ def fill_table(rows_RD: Tensor, table: Table, seed: int) -> None:
     key = table_key(seed, table.name)
     match table.init:
         case Uniform(bound=bound):
+            # DLRM's and TorchRec's default: the sum of a bag starts small however large the table is.
             reach = 1 / math.sqrt(table.rows) if bound is None else bound
             torch.ops.rowwise.fill_uniform(flat, key, 0, -reach, reach)
         case Normal(std=std):
@@ -86,6 +87,7 @@ def fill_table(rows_RD: Tensor, table: Table, seed: int) -> None:
 
 def table_key(seed: int, name: str) -> int:
     """The key of a table's random numbers: 63 bits that depend on seed and name."""
+    # Not hash(): Python's is salted, and the same seed has to give the same rows in every process.
     text = f"{seed}/{name}".encode()
     return (zlib.crc32(text) << 31 | zlib.crc32(text[::-1])) & ((1 << 63) - 1)
 
@@ -94,13 +96,16 @@ def _fill_normal(flat: Tensor, key: int, std: float) -> None:
     """Box-Muller over two streams, in pieces so that a large table needs little beside itself."""
     for start in range(0, flat.numel(), CHUNK):
         piece = flat[start : start + CHUNK]
+        # key ^ 1 is another stream: no small number of steps leads from one to the other.
         angle = torch.empty_like(piece)
         torch.ops.rowwise.fill_uniform(piece, key, start, 0.0, 1.0)
         torch.ops.rowwise.fill_uniform(angle, key ^ 1, start, 0.0, 2 * math.pi)
+        # log1p(-u) with u in [0, 1) never meets log(0).
         piece.copy_(std * torch.sqrt(-2 * torch.log1p(-piece)) * torch.cos(angle))
 
 
 def _zeros(floats: int, device: torch.device) -> Tensor:
+    # Huge pages, and no page is touched before it is filled, so filling with many threads places them well.
     if device.type == "cpu":
         return torch.ops.rowwise.zeros(floats)
     return torch.zeros(floats, device=device)

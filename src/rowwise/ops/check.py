@@ -10,6 +10,7 @@ from torch import Tensor
 from rowwise.batch import Jagged
 from rowwise.errors import BatchError, GradientError, IdError
 from rowwise.ops.layout import FeatureRow, Group
+from rowwise.spec import Pooling
 
 
 def check_lengths(jagged: Jagged) -> None:
@@ -29,6 +30,7 @@ def check_lengths(jagged: Jagged) -> None:
 
 def bad_ids(group: Group, features_F7: Tensor, jagged: Jagged) -> list[tuple[int, Tensor]]:
     """For each feature with ids outside its table: the feature's number and the ids' positions in the batch."""
+    # Every batch_size-th offset is where a feature begins.
     bounds = jagged.offsets()[:: max(1, jagged.batch_size)]
     found: list[tuple[int, Tensor]] = []
     for index, row in enumerate(FeatureRow.read(features_F7)):
@@ -46,6 +48,7 @@ def check_ids(group: Group, features_F7: Tensor, jagged: Jagged) -> None:
         table = group.table_of(index)
         first = int(positions[0])
         offsets = jagged.offsets()
+        # The last bag that begins at or before the id; right=True passes over empty bags that begin there too.
         bag = int(torch.searchsorted(offsets, first, right=True)) - 1
         value = int(jagged.values_N[first])
         raise IdError(
@@ -56,31 +59,60 @@ def check_ids(group: Group, features_F7: Tensor, jagged: Jagged) -> None:
         )
 
 
+KEPT = "Rows it would have reached were left as they were; all others are updated"
+
+
 def name_bad_gradient(group: Group, jagged: Jagged, grad: Tensor, per_id: bool) -> GradientError:
     """The error for a gradient that is not finite."""
-    kept = "Rows it would have reached were left as they were; all others are updated"
+    found = (
+        _bad_sequence(group, jagged, grad) if per_id else _bad_bag(group, jagged, grad) or _bad_weight(group, jagged)
+    )
+    if found:
+        return GradientError(f"{found}. {KEPT}")
+    # Every contribution is finite and their sum is not.
+    return GradientError(f"the gradients of a row add up past the range of float32; lower the learning rate. {KEPT}")
+
+
+def _bad_bag(group: Group, jagged: Jagged, grad: Tensor) -> str | None:
+    """The first gradient that is not finite and belongs to a bag with ids: others reach no row."""
+    lengths = jagged.lengths_FB.view(len(jagged.features), -1)
+    for index, (name, columns) in enumerate(group.column_slices.items()):
+        filled = lengths[jagged.features.index(name)] > 0
+        bad = torch.nonzero(~torch.isfinite(grad[:, columns]) & filled.unsqueeze(1))
+        if len(bad):
+            sample, column = (int(x) for x in bad[0])
+            ids = _bag(jagged, name, sample).tolist()
+            shown = f"ids {ids[:8]}{' ...' if len(ids) > 8 else ''}"
+            value = float(grad[sample, columns][column])
+            return f"{value} in the gradient of {_named(group, index)}, sample {sample}, column {column}, {shown}"
+    return None
+
+
+def _bad_weight(group: Group, jagged: Jagged) -> str | None:
+    """A per-id weight that is not finite makes a gradient so."""
+    if jagged.weights_N is None:
+        return None
+    offsets = jagged.offsets()
+    for index, name in enumerate(group.feature_names):
+        if group.table_of(index).pooling is not Pooling.WEIGHTED:
+            continue
+        first = jagged.features.index(name) * jagged.batch_size
+        begin, end = int(offsets[first]), int(offsets[first + jagged.batch_size])
+        bad = torch.nonzero(~torch.isfinite(jagged.weights_N[begin:end]))
+        if len(bad):
+            at = begin + int(bad[0])
+            bag = int(torch.searchsorted(offsets, at, right=True)) - 1
+            where = f"{_named(group, index)}, sample {bag % jagged.batch_size}, position {at - int(offsets[bag])}"
+            return f"weight {float(jagged.weights_N[at])} of {where}, id {int(jagged.values_N[at])}"
+    return None
+
+
+def _bad_sequence(group: Group, jagged: Jagged, grad: Tensor) -> str | None:
     bad = torch.nonzero(~torch.isfinite(grad))
     if not len(bad):
-        return GradientError(
-            f"the gradients of a row add up past the range of float32; lower the learning rate. {kept}"
-        )
-    if per_id:
-        index, sample, at = _place_in_sequence(group, jagged, int(bad[0, 0]))
-        return GradientError(
-            f"{_value(grad[bad[0, 0]])} in the gradient of {_named(group, index)}, sample {sample}, {at}. {kept}"
-        )
-    sample, column = (int(x) for x in bad[0])
-    for index, columns in enumerate(group.column_slices.values()):
-        if columns.start <= column < columns.stop:
-            ids = _bag(jagged, group.feature_names[index], sample).tolist()
-            shown = f"ids {ids[:8]}{' ...' if len(ids) > 8 else ''}"
-            where = f"{_named(group, index)}, sample {sample}, column {column - columns.start}, {shown}"
-            return GradientError(f"{_value(grad[sample, column])} in the gradient of {where}. {kept}")
-    raise AssertionError("every column of the output belongs to a feature")
-
-
-def _value(x: Tensor) -> str:
-    return str(float(x))
+        return None
+    index, sample, at = _place_in_sequence(group, jagged, int(bad[0, 0]))
+    return f"{float(grad[bad[0, 0]])} in the gradient of {_named(group, index)}, sample {sample}, {at}"
 
 
 def _named(group: Group, index: int) -> str:

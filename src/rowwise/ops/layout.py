@@ -34,6 +34,7 @@ class Rule(enum.IntEnum):
     ROWWISE_ADAGRAD = 2
 
 
+# A sequence is a lookup of bags of one id each, so its gradient is neither scaled nor weighted: a sum.
 MODES = {Pooling.SUM: Mode.SUM, Pooling.MEAN: Mode.MEAN, Pooling.WEIGHTED: Mode.WEIGHTED, Pooling.SEQUENCE: Mode.SUM}
 RULES: dict[type, Rule] = {Sgd: Rule.SGD, Adagrad: Rule.ADAGRAD, RowWiseAdagrad: Rule.ROWWISE_ADAGRAD}
 
@@ -103,6 +104,7 @@ class Group:
 
     def for_sources(self, available: Sequence[str]) -> Tensor:
         """`features_F7` for a batch that holds `available` in this order; raises KeyError for a missing one."""
+        # A batch is never reordered to suit the tables: telling the kernels where to look is free.
         at = {name: i for i, name in enumerate(available)}
         features = self.features_F7.clone()
         features[:, 0] = torch.tensor([at[name] for name in self.feature_names], dtype=torch.int64)
@@ -126,6 +128,7 @@ def place_tables(tables: Sequence[Table]) -> tuple[list[Place], Place]:
     base = state_base = 0
     for table in tables:
         places.append(Place(base, state_base))
+        # Tables, not rows, are padded: a row of 7 floats takes 28 bytes.
         base += _aligned(table.rows * table.dim)
         state_base += _aligned(table.rows * sum(state_slots(table).values()))
     return places, Place(base, state_base)
@@ -145,6 +148,7 @@ def make_group(tables: Sequence[Table], places: Sequence[Place]) -> Group:
             source, mode = len(feature_rows), MODES[table.pooling]
             feature_rows.append(FeatureRow(source, index, place.base, table.rows, table.dim, column, mode))
             column += table.dim
+    # Floats of 32 bits, as the kernels compute in them; the reference reads the same rounded numbers.
     hyper = [(t.optimizer.lr, getattr(t.optimizer, "eps", 0.0), t.optimizer.weight_decay, 0.0) for t in tables]
     return Group(
         tables=tuple(tables),

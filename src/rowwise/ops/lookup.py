@@ -44,6 +44,9 @@ class Call:
                 self.group.columns,
             )
         except RuntimeError:
+            # The kernel knows a position in a tensor; names take a search that only a failure pays for.
+            # Lengths first: wrong ones shift every id after them.
+            check.check_lengths(self.jagged)
             check.check_ids(self.group, self.features_F7, self.jagged)
             raise
 
@@ -69,8 +72,10 @@ Stage = Callable[[Staged], None]
 def lookup(call: Call, arena_rows: Tensor, anchor: Tensor, stage: Stage) -> Tensor:
     """The rows of a batch; `anchor` is any tensor that requires a gradient, so that the backward runs."""
     weights = call.jagged.weights_N
+    # Weights computed under autocast come in 16 bits; outside the function, so that the cast has a gradient.
     if weights is not None:
         weights = weights.float()
+    # Without gradients (evaluation) nothing is staged and nothing is kept alive.
     if not torch.is_grad_enabled():
         return call.rows(arena_rows, weights)
     return _Lookup.apply(anchor, weights, call, arena_rows, stage)
@@ -82,6 +87,7 @@ class _Lookup(torch.autograd.Function):
     @staticmethod
     def forward(*args: Any, **_: Any) -> Tensor:
         ctx, _anchor, weights, call, arena_rows, stage = args
+        # Detached: the staged weights must not keep the graph that made them alive.
         ctx.staged = (call, arena_rows, None if weights is None else weights.detach(), stage)
         return call.rows(arena_rows, weights)
 

@@ -70,6 +70,7 @@ def _register_shapes() -> None:
     def _(arena: Tensor, features: Tensor, values: Tensor, *_: Any) -> Tensor:
         return arena.new_empty(values.shape)
 
+    # The number of rows depends on the lengths, which a compiler does not see: a size of its own.
     @fake("rowwise::gather")
     def _(arena: Tensor, *_: Any) -> Tensor:
         return arena.new_empty(torch.library.get_ctx().new_dynamic_size())
@@ -133,5 +134,6 @@ def reference_operators() -> dict[str, Callable[..., Any]]:
 
 
 def _register_devices() -> None:
+    # The small tensors that describe tables stay on the CPU; torch picks the device of the large ones.
     for name, function in reference_operators().items():
         torch.library.impl(f"rowwise::{name}", "CUDA", function)

@@ -50,6 +50,7 @@ class Bags(NamedTuple):
 
     def samples(self, feature: FeatureRow) -> Tensor:
         """The sample of each id."""
+        # Empty bags repeat zero times, so they leave no trace here.
         counts_B = self.bounds(feature).diff()
         return torch.arange(self.batch, device=counts_B.device).repeat_interleave(counts_B)
 
@@ -71,8 +72,10 @@ def pool(arena: Tensor, bags: Bags, columns: int) -> Tensor:
     out_BS = arena.new_zeros(bags.batch, columns)
     for feature in bags.rows():
         bounds = bags.bounds(feature)
+        # The product is rounded before it is added, here as in every kernel: no fused multiply-add.
         rows_ND = bags.scale(feature, _rows(arena, bags, feature))
         sums_BD = _sum_runs(rows_ND, bounds[:-1] - bounds[:1], bounds.diff())
+        # Times the inverse rather than divided: the backward scales by the same float.
         if feature.mode == Mode.MEAN:
             sums_BD = sums_BD * _inverse(bounds.diff(), sums_BD)
         out_BS[:, feature.column : feature.column + feature.dim] = sums_BD
@@ -108,6 +111,7 @@ class Memory(NamedTuple):
 def update(memory: Memory, bags: Bags, grad: Tensor, per_id: bool) -> None:
     """Merge the contributions to each row and update it once; a row whose merged gradient is not finite stays."""
     features = bags.rows()
+    # What each id contributes, feature after feature; this is what the kernels never hold in memory.
     grads = list(_gradients_of_ids(bags, grad) if per_id else _gradients_of_bags(bags, grad))
     bad: list[tuple[int, int]] = []
     for index, table in enumerate(TableRow.read(memory.tables)):
@@ -116,8 +120,10 @@ def update(memory: Memory, bags: Bags, grad: Tensor, per_id: bool) -> None:
         samples_N = torch.cat([bags.samples(f) for f in features[mine]])
         if not len(ids_N):
             continue
-        order = torch.argsort(samples_N, stable=True)  # features follow each other: (sample, feature, position)
+        # Features follow each other in these lists, so a stable sort gives (sample, feature, position).
+        order = torch.argsort(samples_N, stable=True)
         rows_M, merged_MD = merge(ids_N[order], samples_N[order], torch.cat(grads[mine])[order])
+        # x * 0 is 0 unless x is infinite or NaN. Checked after merging, as sums of finite numbers may overflow.
         finite_M = (merged_MD * 0 == 0).all(1)
         bad += [(index, int(row)) for row in rows_M[~finite_M][:1]]
         _apply(memory, index, rows_M[finite_M], merged_MD[finite_M])
@@ -127,10 +133,12 @@ def update(memory: Memory, bags: Bags, grad: Tensor, per_id: bool) -> None:
 
 def fill_uniform(out: Tensor, key: int, start: int, low: float, high: float) -> None:
     """out[i] is low + u * (high - low), u from a hash of (key, start + i) alone."""
+    # The steps of SplitMix64 in int64, whose products wrap around as uint64's do; only the shifts differ.
     index = torch.arange(start + 1, start + 1 + out.numel(), dtype=torch.int64, device=out.device)
     x = key + index * _signed(0x9E3779B97F4A7C15)
     x = (x ^ _shift(x, 30)) * _signed(0xBF58476D1CE4E5B9)
     x = (x ^ _shift(x, 27)) * _signed(0x94D049BB133111EB)
+    # The upper 24 bits are as many as a float holds exactly, so low + u * span has one rounding each.
     bits = _shift(x ^ _shift(x, 31), 40)
     low_, high_ = (torch.tensor(v, dtype=torch.float32, device=out.device) for v in (low, high))
     out.copy_(low_ + bits.float() * 2.0**-24 * (high_ - low_))
@@ -138,10 +146,13 @@ def fill_uniform(out: Tensor, key: int, start: int, low: float, high: float) -> 
 
 def merge(rows_N: Tensor, samples_N: Tensor, grads_ND: Tensor) -> tuple[Tensor, Tensor]:
     """Sum contributions by row: in order within blocks of samples, then by a pairwise tree over blocks."""
+    # Level 0 sums inside blocks. Each level above joins neighbours: a parent has at most two children, in
+    # order, so summing its run is left + right, and a child without a sibling is passed up as it is.
     blocks_N = samples_N // BLOCK
     for level in range(int(blocks_N.max()).bit_length() + 1):
         if level:
             blocks_N = blocks_N // 2
+        # Equal (row, block) pairs become neighbours and keep their order.
         key_N = rows_N * (int(blocks_N.max()) + 1) + blocks_N
         order = torch.argsort(key_N, stable=True)
         _, counts = torch.unique_consecutive(key_N[order], return_counts=True)
@@ -163,6 +174,7 @@ def column_sum(x_ND: Tensor) -> Tensor:
 def _sum_runs(x_ND: Tensor, first_M: Tensor, counts_M: Tensor) -> Tensor:
     """Sum each run x[first : first + count], one element after the other; an empty run gives zeros."""
     sums_MD = x_ND.new_zeros(len(counts_M), x_ND.shape[1])
+    # Position by position over all runs at once: each run is summed strictly from its first element to its last.
     for position in range(int(counts_M.max()) if len(counts_M) else 0):
         has = counts_M > position
         term = x_ND[first_M[has] + position]
@@ -202,6 +214,7 @@ def _apply(memory: Memory, index: int, rows_M: Tensor, g_MD: Tensor) -> None:
     lr, eps, weight_decay, _ = memory.hyper[index].to(g_MD.device)
     w = memory.arena[table.base : table.base + table.rows * table.dim].view(table.rows, table.dim)
     s = memory.state[table.state_base : table.state_base + table.rows * table.state_width]
+    # L2 in the gradient, before any statistic of it, as FBGEMM and torch do.
     if weight_decay != 0:
         g_MD = g_MD + w[rows_M] * weight_decay
     RULES[Rule(table.rule)](w, s.view(table.rows, table.state_width), rows_M, g_MD, lr, eps)

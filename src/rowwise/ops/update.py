@@ -20,6 +20,7 @@ def update(arena: Arena, staged: Sequence[Staged]) -> None:
     """Merge and apply the gradients staged for one group of tables."""
     if not staged:
         return
+    # The common case, one backward per update, copies nothing.
     one = staged[0] if len(staged) == 1 else concatenate(staged)
     call, group = one.call, one.call.group
     try:
@@ -37,6 +38,7 @@ def update(arena: Arena, staged: Sequence[Staged]) -> None:
             call.per_id,
         )
     except (RuntimeError, ArithmeticError) as error:
+        # Ids were checked by the lookup; only one changed in place since then can be bad here.
         check.check_ids(group, call.features_F7, call.jagged)
         if "not finite" not in str(error):
             raise
@@ -67,6 +69,7 @@ def concatenate_batches(features: Sequence[str], jaggeds: Sequence[Jagged]) -> J
     values: list[Tensor] = []
     lengths: list[Tensor] = []
     weights: list[Tensor] = []
+    # Feature-major: all samples of the first feature, batch after batch, then of the second.
     for name in features:
         for jagged in jaggeds:
             ids, bags = _slices(jagged, name)

@@ -77,7 +77,7 @@ struct Features {
                       "rowwise: table ", f.table, " reaches past the arena");
       STD_TORCH_CHECK(columns < 0 || (f.column >= 0 && f.column <= columns - f.dim),
                       "rowwise: feature ", i, " reaches past the output");
-      STD_TORCH_CHECK(int64_t(f.mode) >= 0 && int64_t(f.mode) <= 2 && (f.mode != Mode::weighted || bags.weights),
+      STD_TORCH_CHECK(int64_t(f.mode) >= 0 && int64_t(f.mode) <= 2 && (columns < 0 || f.mode != Mode::weighted || bags.weights),
                       "rowwise: feature ", i, " is weighted and the batch carries no weights");
     }
   }
@@ -160,6 +160,8 @@ Tensor offsets_of(const Tensor& lengths) {
 Tensor pool(const Tensor& arena, const Tensor& features, const Tensor& values, const Tensor& offsets,
             const std::optional<Tensor>& weights, int64_t batch, int64_t columns) {
   const Bags bags = bags_of(values, offsets, weights, batch);
+  STD_TORCH_CHECK(columns >= 0 && batch <= (INT64_C(1) << 60) / std::max<int64_t>(columns, 1), "rowwise: cannot make an output of ",
+                  batch, " x ", columns);
   const Features fs(features, arena, offsets, bags, columns);
   Tensor out = empty({batch, columns});
   float* o = out.mutable_data_ptr<float>();

@@ -1,0 +1,59 @@
+# Everything runs in .venv, which the first target that needs it makes: Python >= 3.11 and a C++ compiler are enough.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+SETUP := $(VENV)/.setup
+BUILT := $(VENV)/.built
+CODE := src tests benchmarks examples tools
+
+# Idle OpenMP threads that spin take the cores from those that work.
+export OMP_WAIT_POLICY = passive
+
+.PHONY: help demo test test-all build lint sanitize bench clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo      train a small model for half a minute"
+	@echo "make test      lint, types, import rules and the fast tests"
+	@echo "make test-all  the slow tests, those with real processes, and the sanitizers"
+	@echo "make build     set up .venv and build the native operators"
+	@echo "make lint      what 'make test' does before the tests"
+	@echo "make sanitize  the native tests under the address and undefined-behaviour sanitizers"
+	@echo "make bench     lookup and update beside other libraries"
+	@echo "make clean     remove what was made, .venv included"
+	@echo "Python is $(PYTHON); choose another with PYTHON=/path/to/python3"
+
+build: $(BUILT)
+
+$(SETUP): pyproject.toml tools/setup.sh
+	tools/setup.sh "$(PYTHON)" "$(VENV)"
+	@touch $@
+
+$(BUILT): $(SETUP) CMakeLists.txt $(wildcard src/rowwise/ops/_cpp/*)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
+
+demo: build
+	$(BIN)/python examples/dlrm_synthetic.py
+
+lint: build
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/pyrefly check --python-interpreter-path $(BIN)/python
+	$(BIN)/lint-imports
+
+test: lint
+	$(BIN)/python -m pytest -n 2 -m 'not slow and not dist and not gpu'
+
+test-all: build
+	$(BIN)/python -m pytest -n 2 -m 'slow or dist' || [ $$? = 5 ]  # 5: there are none yet
+	$(MAKE) sanitize
+
+sanitize: build
+	tools/sanitize.sh $(BIN)/python
+
+bench: build
+	$(BIN)/rowwise bench ops
+
+clean:
+	rm -rf $(VENV) build dist .hypothesis .ruff_cache .import_linter_cache

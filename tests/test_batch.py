@@ -1,0 +1,176 @@
+"""Batches: their parts fit together or are refused, and TorchRec's keyed tensors go in and come out."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rowwise import Batch, BatchError, Jagged
+
+
+class Keyed:
+    """The interface of torchrec.KeyedJaggedTensor, as far as it is used."""
+
+    def __init__(self, keys, values, weights=None, lengths=None):
+        self._keys, self._values, self._weights, self._lengths = keys, values, weights, lengths
+
+    def keys(self):
+        return self._keys
+
+    def values(self):
+        return self._values
+
+    def lengths(self):
+        return self._lengths
+
+    def weights_or_none(self):
+        return self._weights
+
+
+bags = st.integers(0, 6).flatmap(
+    lambda batch: st.dictionaries(
+        st.text(min_size=1, max_size=5),
+        st.lists(st.lists(st.integers(-(1 << 63), (1 << 63) - 1), max_size=4), min_size=batch, max_size=batch),
+        min_size=1,
+        max_size=4,
+    )
+)
+
+
+def jagged(values, lengths, features=("a", "b"), weights=None) -> Jagged:
+    return Jagged(features=features, values_N=values, lengths_FB=lengths, weights_N=weights)
+
+
+@given(bags)
+def test_lists_are_feature_major(lists):
+    made = Jagged.from_lists(lists)
+    samples = len(next(iter(lists.values())))
+    assert made.features == tuple(lists)
+    assert made.batch_size == made.stride() == samples
+    assert made.values_N.dtype == made.lengths_FB.dtype == torch.int64
+    offsets = made.offsets().tolist()
+    assert offsets[0] == 0
+    assert offsets[-1] == made.values_N.numel()
+    back = [made.values_N[b:e].tolist() for b, e in pairwise(offsets)]
+    assert back == [bag for name in lists for bag in lists[name]]
+
+
+def test_lists_of_different_lengths():
+    with pytest.raises(BatchError, match=r"features have different numbers of samples: {'a': 2, 'b': 1}"):
+        Jagged.from_lists({"a": [[1], [2]], "b": [[1]]})
+
+
+def test_no_features():
+    with pytest.raises(BatchError, match="a batch needs at least one feature"):
+        Jagged.from_lists({})
+
+
+def test_feature_named_twice():
+    with pytest.raises(BatchError, match="a feature is named twice: a, b, a"):
+        jagged(torch.tensor([1]), torch.tensor([1, 0, 0]), features=("a", "b", "a"))
+
+
+@pytest.mark.parametrize(
+    ("bad", "got"),
+    [
+        (torch.tensor([1.0, 2.0]), r"torch.float32 \(2,\)"),
+        (torch.tensor([[1, 2]]), r"torch.int64 \(1, 2\)"),
+        (torch.tensor(3), r"torch.int64 \(\)"),
+        (torch.tensor([True, False]), r"torch.bool \(2,\)"),
+        (torch.tensor([1, 2], dtype=torch.int16), r"torch.int16 \(2,\)"),
+        (torch.tensor([1, 2], dtype=torch.uint8), r"torch.uint8 \(2,\)"),
+    ],
+)
+def test_values_and_lengths_are_integers_in_one_dimension(bad, got):
+    good = torch.tensor([1, 1])
+    with pytest.raises(BatchError, match=f"values: got {got}; want one dimension of int32 or int64"):
+        jagged(bad, good)
+    with pytest.raises(BatchError, match=f"lengths: got {got}; want one dimension of int32 or int64"):
+        jagged(good, bad)
+
+
+@pytest.mark.parametrize("values", [torch.int32, torch.int64])
+@pytest.mark.parametrize("lengths", [torch.int32, torch.int64])
+def test_integer_types_are_kept(values, lengths):
+    made = jagged(torch.tensor([1, 2, 3], dtype=values), torch.tensor([2, 1], dtype=lengths))
+    assert made.values().dtype == values
+    assert made.offsets().dtype == made.lengths().dtype == lengths
+    assert made.offsets().tolist() == [0, 2, 3]
+
+
+def test_lengths_divide_among_features():
+    with pytest.raises(BatchError, match="3 lengths do not divide among 2 features: want one for each"):
+        jagged(torch.tensor([1, 2, 3]), torch.tensor([1, 1, 1]))
+
+
+@pytest.mark.parametrize(
+    ("weights", "got"),
+    [
+        (torch.ones(3), r"torch.float32 \(3,\)"),
+        (torch.ones(2, 1), r"torch.float32 \(2, 1\)"),
+        (torch.ones(2, dtype=torch.int64), r"torch.int64 \(2,\)"),
+    ],
+)
+def test_weights_fit_the_ids(weights, got):
+    with pytest.raises(BatchError, match=f"weights: got {got}; want one float for each of the 2 ids"):
+        jagged(torch.tensor([1, 2]), torch.tensor([1, 1]), weights=weights)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_weights_may_be_any_float(dtype):
+    weights = torch.ones(2, dtype=dtype)
+    assert jagged(torch.tensor([1, 2]), torch.tensor([1, 1]), weights=weights).weights_or_none() is weights
+
+
+def test_batches_do_not_change():
+    made = jagged(torch.tensor([1]), torch.tensor([1, 0]))
+    with pytest.raises(AttributeError, match="cannot assign to field 'features'"):
+        made.features = ("x",)
+
+
+@pytest.mark.parametrize("weights", [None, torch.tensor([0.5, 1.0, 2.0])])
+def test_keyed_round_trip(weights):
+    values, lengths = torch.tensor([7, 8, 9]), torch.tensor([1, 0, 0, 2])
+    made = Jagged.from_keyed(Keyed(keys=["a", "b"], values=values, weights=weights, lengths=lengths))
+    assert made.features == ("a", "b")
+    assert made.batch_size == 2
+    keyed = made.to_keyed(Keyed)
+    assert isinstance(keyed, Keyed)
+    assert keyed.keys() == made.keys() == ["a", "b"]
+    assert keyed.values() is made.values() is values
+    assert keyed.lengths() is made.lengths() is lengths
+    assert keyed.weights_or_none() is made.weights_or_none() is weights
+
+
+def test_a_jagged_stands_in_for_a_keyed():
+    made = jagged(torch.tensor([1]), torch.tensor([1, 0]))
+    assert Jagged.from_keyed(made) is made
+    assert Jagged.from_keyed(made.to_keyed(Keyed)) == made
+
+
+def test_a_keyed_is_checked():
+    with pytest.raises(BatchError, match="lengths do not divide"):
+        Jagged.from_keyed(Keyed(keys=["a", "b"], values=torch.tensor([7]), lengths=torch.tensor([1, 0, 0])))
+
+
+@pytest.mark.parametrize("weights", [None, torch.tensor([0.5])])
+def test_to_device(weights):
+    made = jagged(torch.tensor([1]), torch.tensor([1, 0]), weights=weights)
+    moved = made.to("meta")
+    assert moved.features == made.features
+    assert {t.device.type for t in (moved.values_N, moved.lengths_FB)} == {"meta"}
+    assert (moved.weights_N is None) == (weights is None)
+    assert moved.batch_size == 1
+    assert torch.equal(made.to(torch.device("cpu")).values_N, made.values_N)
+
+
+def test_batch_parts_hold_the_same_samples():
+    sparse = Jagged.from_lists({"a": [[1], []]})
+    Batch(dense_BF=torch.zeros(2, 3), sparse=sparse, labels_BK=torch.zeros(2, 1))
+    Batch(dense_BF=torch.zeros(2, 0), sparse=sparse, labels_BK=torch.zeros(2, 4))
+    with pytest.raises(BatchError, match=r"different numbers of samples: {'dense': 3, 'sparse': 2, 'labels': 2}"):
+        Batch(dense_BF=torch.zeros(3, 3), sparse=sparse, labels_BK=torch.zeros(2, 1))
+    with pytest.raises(BatchError, match=r"different numbers of samples: {'dense': 2, 'sparse': 2, 'labels': 1}"):
+        Batch(dense_BF=torch.zeros(2, 3), sparse=sparse, labels_BK=torch.zeros(1, 1))

@@ -1,0 +1,137 @@
+"""The command line as users meet it: real processes, their output and exit codes."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import rowwise
+
+COMMANDS = ("doctor", "bench")
+CHECKOUT = Path(__file__).parents[1]
+
+
+def rowwise_cli(*args, cwd=CHECKOUT, python=(), **settings):
+    command = [sys.executable, *python, "-m", "rowwise.cli.main", *args]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, **settings)
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A checkout with one benchmark, which the test writes."""
+    (tmp_path / "src" / "rowwise").mkdir(parents=True)
+    (tmp_path / "benchmarks").mkdir()
+
+    def write(body):
+        text = f'"""What this measures.\n\nMore."""\nimport sys, time  # --quick\n{body}\n'
+        (tmp_path / "benchmarks" / "mine.py").write_text(text)
+        (tmp_path / "benchmarks" / "not_one.py").write_text("")
+        return tmp_path
+
+    return write
+
+
+@pytest.mark.parametrize("command", [(), *((name,) for name in COMMANDS)])
+def test_help_has_an_example(command):
+    done = rowwise_cli(*command, "--help")
+    assert done.returncode == 0
+    assert "Example: rowwise" in done.stdout
+
+
+@pytest.mark.parametrize("args", [["--help"], ["--version"], ["doctor", "--help"], ["bench"]])
+def test_starts_without_torch(args):
+    done = rowwise_cli(*args, python=["-X", "importtime"])
+    assert done.returncode == 0
+    loaded = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
+    assert "rowwise" in loaded
+    assert "torch" not in loaded
+
+
+def test_version():
+    assert rowwise_cli("--version").stdout == f"rowwise {rowwise.__version__}\n"
+
+
+def test_doctor_passes_here():
+    done = rowwise_cli("doctor", "--json", "--seconds", "0", cwd="/")
+    assert done.stderr == ""
+    report = json.loads(done.stdout)
+    assert done.returncode == 0
+    assert report["ok"] is True
+    machine = {"rowwise", "python", "torch", "cuda", "numpy", "os", "cpu", "cores", "torch_threads"}
+    assert report["machine"].keys() >= machine | {"omp_wait_policy", "huge_pages", "memory_gb"}
+    assert report["machine"]["omp_wait_policy"] == "passive"
+    assert report["native"]["isa"] in report["native"]["isa_sets"]
+    assert Path(report["native"]["library"]).stat().st_size == report["native"]["library_bytes"]
+    checks = {check["name"]: check["failure"] for check in report["result"]["checks"]}
+    assert len(checks) == 2 + 4 * len(report["native"]["isa_sets"])
+    assert not any(checks.values())
+    assert all(number > 0 for number in report["result"]["speed"].values())
+
+
+def test_doctor_without_native_operators(tmp_path):
+    """The package without its library: says what is missing and the way out."""
+    shutil.copytree(Path(rowwise.__file__).parent, tmp_path / "rowwise", ignore=shutil.ignore_patterns("_lib"))
+    packages = [p for p in sys.path if p.endswith("-packages")]
+    # -S: an editable installation would bring the library back.
+    done = rowwise_cli("doctor", cwd="/", python=["-S"], env={"PYTHONPATH": ":".join([str(tmp_path), *packages])})
+    assert done.returncode == 1
+    assert "librowwise_ops.so is not in" in done.stdout
+    assert "make build" in done.stdout
+    assert "Traceback" not in done.stderr
+
+
+def test_doctor_names_what_fails():
+    """A reference that disagrees with the kernels is what a broken kernel looks like."""
+    script = """if True:
+        from rowwise.cli import selftest
+        selftest.reference.column_sum = lambda x_ND: x_ND.sum(1) + 1
+        from rowwise.cli.main import app
+        app()(["doctor", "--seconds", "0"])
+    """
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    failed = [line for line in done.stdout.splitlines() if line.startswith("FAILED")]
+    assert failed
+    assert all("RowWiseAdagrad: dim 4" in line and "numbers differ" in line for line in failed)
+
+
+def test_bench_lists_benchmarks(checkout):
+    done = rowwise_cli("bench", cwd=checkout(""))
+    assert done.stdout.split(maxsplit=1) == ["mine", "What this measures.\n"]
+
+
+def test_bench_passes_arguments_and_exit_code_on(checkout):
+    folder = checkout("print(sys.argv[1:]); sys.exit(3)")
+    done = rowwise_cli("bench", "mine", "--quick", "--", "--save", "x.json", cwd=folder / "src")
+    assert done.stdout == "['--quick', '--save', 'x.json']\n"
+    assert done.returncode == 3
+
+
+def test_bench_unknown_name(checkout):
+    done = rowwise_cli("bench", "yours", cwd=checkout(""))
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr == "rowwise: no benchmark 'yours'; there are: mine\n"
+
+
+def test_wrong_option_is_a_user_error():
+    done = rowwise_cli("doctor", "--jsn")
+    assert done.returncode == 2
+    assert "--json" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_ctrl_c_ends_with_one_line(checkout):
+    folder = checkout("print('ready', flush=True); time.sleep(60)")
+    command = [sys.executable, "-m", "rowwise.cli.main", "bench", "mine"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=folder, **pipes) as process:
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert errors == "rowwise: stopped by Ctrl-C\n"

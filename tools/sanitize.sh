@@ -1,0 +1,50 @@
+#!/usr/bin/env bash
+# Builds the native operators with the address and undefined-behaviour sanitizers and runs their tests:
+# tools/sanitize.sh PYTHON [pytest arguments]. Everything it makes is in build/sanitize.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+python=$(cd "$(dirname "$1")" && pwd)/$(basename "$1")  # absolute, and still the one of its environment
+shift
+folder=build/sanitize
+site=$PWD/$folder/site
+PATH=$(dirname "$python"):$PATH  # cmake and ninja
+
+if [ "$(uname)" != Linux ] || ! command -v g++ >/dev/null; then
+  echo "sanitize: skipped, as it needs Linux and g++" >&2
+  exit 0
+fi
+
+mkdir -p "$folder"
+cmake -S . -B "$folder" -G Ninja -DROWWISE_SANITIZE=ON -DCMAKE_CXX_COMPILER=g++ -DPython_EXECUTABLE="$python" \
+  >"$folder/configure.log" || { cat "$folder/configure.log"; exit 1; }
+cmake --build "$folder"
+rm -rf "$site"
+mkdir -p "$site"
+cp -r src/rowwise "$site"
+cmake --install "$folder" --prefix "$site" >/dev/null
+
+# -S keeps the editable installation of the ordinary build away; without it the search path has to be spelled out.
+packages=$("$python" -c 'import sys; print(*[p for p in sys.path if p.endswith("-packages")], sep=":")')
+export PYTHONPATH=$site:$packages OMP_WAIT_POLICY=passive
+run() {
+  LD_PRELOAD="$(g++ -print-file-name=libasan.so) $(g++ -print-file-name=libubsan.so)" \
+    ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 "$python" -S "$@"
+}
+
+run - "$site" <<'PY'
+import sys
+from pathlib import Path
+
+import rowwise.ops
+from rowwise.ops.native import find_library
+
+library = find_library()
+inside = library.is_relative_to(sys.argv[1])
+assert inside and b"__asan_" in library.read_bytes() and b"__ubsan_" in library.read_bytes(), f"not sanitized: {library}"
+assert str(library) in Path("/proc/self/maps").read_text(), f"not loaded: {library}"
+print(f"sanitize: testing {library}")
+PY
+tests=(tests/ops)
+[ ! -e tests/test_bad_input.py ] || tests+=(tests/test_bad_input.py)
+run -m pytest --capture=sys "${tests[@]}" "$@"  # sys: the sanitizers write past Python
