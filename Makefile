@@ -4,6 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 SETUP := $(VENV)/.setup
 BUILT := $(VENV)/.built
+PEERS := $(VENV)/.peers
 CODE := src tests benchmarks examples tools
 
 # Idle OpenMP threads that spin take the cores from those that work.
@@ -33,12 +34,19 @@ $(BUILT): $(SETUP) CMakeLists.txt $(wildcard src/rowwise/ops/_cpp/*)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 
+$(PEERS): $(BUILT)
+	$(BIN)/python -c "import tomllib; extras = tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']; \
+	  print(*extras['peers'], sep='\n')" > $(VENV)/peers.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r $(VENV)/peers.txt
+	@touch $@
+
 demo: build
 	$(BIN)/python examples/dlrm_synthetic.py
 
 lint: build
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/clang-format --dry-run --Werror src/rowwise/ops/_cpp/*
 	$(BIN)/pyrefly check --python-interpreter-path $(BIN)/python
 	$(BIN)/lint-imports
 
@@ -52,7 +60,7 @@ test-all: build
 sanitize: build
 	tools/sanitize.sh $(BIN)/python
 
-bench: build
+bench: $(PEERS)
 	$(BIN)/rowwise bench ops
 
 clean:

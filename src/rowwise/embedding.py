@@ -96,10 +96,12 @@ class Embeddings(nn.Module):
 
     def forward(self, sparse: Jagged | KeyedJagged) -> Vectors:
         """Look a batch up. With gradients enabled, each backward stages what `update` will apply."""
+        if torch.compiler.is_compiling():
+            # Staging appends to a list, which a compiled graph cannot; so the graph breaks here, once. Not as a
+            # decorator: that would load the compiler, seconds of it, for everybody.
+            return torch.compiler.disable(self._forward)(sparse)
         return self._forward(sparse)
 
-    # Staging appends to a list, which a compiled graph cannot; so the graph breaks here, once.
-    @torch.compiler.disable
     def _forward(self, sparse: Jagged | KeyedJagged) -> Vectors:
         jagged = Jagged.from_keyed(sparse).contiguous()
         pooled_features, sequence_features = self._features_for(jagged)

@@ -23,7 +23,8 @@ struct Plain {
   uint64_t samples_per_block;
   uint64_t mask;
   Plain(const Bucket& b)
-      : s(b.source), samples_per_block(uint64_t(b.source.features) << block_shift),
+      : s(b.source),
+        samples_per_block(uint64_t(b.source.features) << block_shift),
         mask((uint64_t(1) << b.payload_bits) - 1) {}
   static constexpr bool scaled = false;
   Contribution at(uint64_t entry) const { return {s.grad + int64_t(entry & mask) * s.stride, 1.f}; }
@@ -82,7 +83,8 @@ inline void load_term(const Lookup& lookup, uint64_t entry, int64_t column, V (&
 }
 
 template <class V, int N, class Lookup>
-inline __attribute__((always_inline)) void merge_strip(const Lookup& lookup, const uint64_t* entries, int64_t n, int64_t column, const Workspace& work) {
+inline __attribute__((always_inline)) void merge_strip(const Lookup& lookup, const uint64_t* entries, int64_t n,
+                                                       int64_t column, const Workspace& work) {
   V sum[N], term[N];
   load_term(lookup, entries[0], column, sum);
   if (n > 1) {
@@ -123,14 +125,16 @@ inline __attribute__((always_inline)) void each_vector(int64_t dim, F f) {
 }
 
 inline float root(float x) { return std::sqrt(x); }
-template <class V> inline V root(V x) {
+template <class V>
+inline V root(V x) {
   V y;
   for (int k = 0; k < Vec<V>::width; ++k) y[k] = std::sqrt(x[k]);
   return y;
 }
 
 struct Sgd {
-  template <int D> static void apply(const Row& row) {
+  template <int D>
+  static void apply(const Row& row) {
     const Row r = row;
     each_vector(D ? D : r.dim, [&](auto v, int64_t c) __attribute__((always_inline)) {
       using X = Vec<decltype(v)>;
@@ -140,7 +144,8 @@ struct Sgd {
 };
 
 struct Adagrad {
-  template <int D> static void apply(const Row& row) {
+  template <int D>
+  static void apply(const Row& row) {
     const Row r = row;
     each_vector(D ? D : r.dim, [&](auto v, int64_t c) __attribute__((always_inline)) {
       using X = Vec<decltype(v)>;
@@ -153,7 +158,8 @@ struct Adagrad {
 };
 
 struct RowWiseAdagrad {
-  template <int D> static void apply(const Row& row) {
+  template <int D>
+  static void apply(const Row& row) {
     const Row r = row;
     const int64_t dim = D ? D : r.dim;
     const float squares = column_sum(dim, [&](int64_t c) __attribute__((always_inline)) {
@@ -176,15 +182,19 @@ void decay(const Row& r) {
   });
 }
 
-inline __attribute__((always_inline)) bool is_finite(const float* g, int64_t dim) {  // x * 0 is 0 unless x is Inf or NaN
+inline __attribute__((always_inline)) bool is_finite(const float* g,
+                                                     int64_t dim) {  // x * 0 is 0 unless x is Inf or NaN
   Wide wide = {};
   float narrow = 0.f;
   each_vector(dim, [&](auto v, int64_t c) __attribute__((always_inline)) {
     using V = decltype(v);
     const V zero = Vec<V>::load(g + c) * 0.f;
-    if constexpr (std::is_same_v<V, Wide>) wide += zero;
-    else if constexpr (std::is_same_v<V, float>) narrow += zero;
-    else narrow += (zero[0] + zero[1]) + (zero[2] + zero[3]);
+    if constexpr (std::is_same_v<V, Wide>)
+      wide += zero;
+    else if constexpr (std::is_same_v<V, float>)
+      narrow += zero;
+    else
+      narrow += (zero[0] + zero[1]) + (zero[2] + zero[3]);
   });
   return !any_nan(wide) && narrow == 0.f;
 }
@@ -227,7 +237,8 @@ void apply_rows(const Bucket& bucket, const Workspace& workspace, Fault& fault) 
       for (int64_t i = begin + grads_ahead; i < std::min(end + grads_ahead, n); ++i)
         prefetch_row(lookup.at(entries[i]).grad, dim);
     for_strips(dim, [&](auto strip, int64_t column) __attribute__((always_inline)) {
-      merge_strip<typename decltype(strip)::type, decltype(strip)::count>(lookup, entries + begin, end - begin, column, work);
+      merge_strip<typename decltype(strip)::type, decltype(strip)::count>(lookup, entries + begin, end - begin, column,
+                                                                          work);
     });
     const int64_t row = row_of(begin);
     if (__builtin_expect(!is_finite(work.merged, dim), 0)) {
@@ -243,11 +254,16 @@ void apply_rows(const Bucket& bucket, const Workspace& workspace, Fault& fault) 
 template <class Lookup, class Rule>
 void apply_dim(const Bucket& b, const Workspace& work, Fault& fault) {
   switch (b.table.dim) {
-    case 16: return apply_rows<Lookup, Rule, 16>(b, work, fault);
-    case 32: return apply_rows<Lookup, Rule, 32>(b, work, fault);
-    case 64: return apply_rows<Lookup, Rule, 64>(b, work, fault);
-    case 128: return apply_rows<Lookup, Rule, 128>(b, work, fault);
-    default: return apply_rows<Lookup, Rule, 0>(b, work, fault);
+    case 16:
+      return apply_rows<Lookup, Rule, 16>(b, work, fault);
+    case 32:
+      return apply_rows<Lookup, Rule, 32>(b, work, fault);
+    case 64:
+      return apply_rows<Lookup, Rule, 64>(b, work, fault);
+    case 128:
+      return apply_rows<Lookup, Rule, 128>(b, work, fault);
+    default:
+      return apply_rows<Lookup, Rule, 0>(b, work, fault);
   }
 }
 
@@ -258,9 +274,12 @@ void apply_rule(const Bucket& b, const Workspace& work, Fault& fault) {
 
 void apply(const Bucket& b, const Workspace& work, Fault& fault) {
   switch (b.table.rule) {
-    case Rule::sgd: return apply_rule<Sgd>(b, work, fault);
-    case Rule::adagrad: return apply_rule<Adagrad>(b, work, fault);
-    case Rule::rowwise_adagrad: return apply_rule<RowWiseAdagrad>(b, work, fault);
+    case Rule::sgd:
+      return apply_rule<Sgd>(b, work, fault);
+    case Rule::adagrad:
+      return apply_rule<Adagrad>(b, work, fault);
+    case Rule::rowwise_adagrad:
+      return apply_rule<RowWiseAdagrad>(b, work, fault);
   }
 }
 

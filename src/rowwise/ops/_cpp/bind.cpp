@@ -25,7 +25,7 @@ using torch::stable::Tensor;
 constexpr int64_t bags_per_task = 256;
 constexpr int64_t ids_per_task = 4096;
 constexpr int64_t streamed_bytes = 4 << 20;  // larger outputs leave the caches before they are read anyway
-constexpr int64_t pooled_bytes = 1 << 16;  // smaller outputs come from torch's own allocator
+constexpr int64_t pooled_bytes = 1 << 16;    // smaller outputs come from torch's own allocator
 
 void check_tensor(const Tensor& t, ScalarType type, const char* name) {
   STD_TORCH_CHECK(t.is_contiguous() && t.scalar_type() == type && t.is_cpu(), "rowwise: ", name,
@@ -45,7 +45,7 @@ Bags bags_of(const Tensor& values, const Tensor& offsets, const std::optional<Te
   check_tensor(values, wide ? ScalarType::Long : ScalarType::Int, "values");
   check_tensor(offsets, ScalarType::Long, "offsets");
   const int64_t n = offsets.numel() - 1;
-  STD_TORCH_CHECK(batch >= 0 && n >= 0 && (batch ? n % batch == 0 : n == 0), "rowwise: ", n,
+  STD_TORCH_CHECK(batch >= 0 && batch <= INT32_MAX && n >= 0 && (batch ? n % batch == 0 : n == 0), "rowwise: ", n,
                   " bags do not divide into a batch of ", batch);
   const int64_t* o = offsets.const_data_ptr<int64_t>();
   bool ordered = o[0] == 0 && o[n] == values.numel();
@@ -54,8 +54,8 @@ Bags bags_of(const Tensor& values, const Tensor& offsets, const std::optional<Te
   Bags bags{values.const_data_ptr(), wide, o, nullptr, batch};
   if (weights) {
     check_tensor(*weights, ScalarType::Float, "weights");
-    STD_TORCH_CHECK(weights->numel() == values.numel(), "rowwise: ", weights->numel(), " weights for ",
-                    values.numel(), " values");
+    STD_TORCH_CHECK(weights->numel() == values.numel(), "rowwise: ", weights->numel(), " weights for ", values.numel(),
+                    " values");
     static const float none = 0.f;  // an empty tensor has no address
     bags.weights = values.numel() ? weights->const_data_ptr<float>() : &none;
   }
@@ -75,10 +75,11 @@ struct Features {
       STD_TORCH_CHECK(f.source >= 0 && f.source < sources, "rowwise: no feature ", f.source, " in the batch");
       STD_TORCH_CHECK(f.dim > 0 && f.rows > 0 && f.base >= 0 && f.rows <= (arena.numel() - f.base) / f.dim,
                       "rowwise: table ", f.table, " reaches past the arena");
-      STD_TORCH_CHECK(columns < 0 || (f.column >= 0 && f.column <= columns - f.dim),
-                      "rowwise: feature ", i, " reaches past the output");
-      STD_TORCH_CHECK(int64_t(f.mode) >= 0 && int64_t(f.mode) <= 2 && (columns < 0 || f.mode != Mode::weighted || bags.weights),
-                      "rowwise: feature ", i, " is weighted and the batch carries no weights");
+      STD_TORCH_CHECK(columns < 0 || (f.column >= 0 && f.column <= columns - f.dim), "rowwise: feature ", i,
+                      " reaches past the output");
+      STD_TORCH_CHECK(
+          int64_t(f.mode) >= 0 && int64_t(f.mode) <= 2 && (columns < 0 || f.mode != Mode::weighted || bags.weights),
+          "rowwise: feature ", i, " is weighted and the batch carries no weights");
     }
   }
   const Feature& operator[](int64_t i) const { return data[i]; }
@@ -124,8 +125,9 @@ Tensor empty(std::initializer_list<int64_t> shape) {
   if (n * 4 < pooled_bytes) return torch::stable::empty(shape, ScalarType::Float);
   std::vector<int64_t> strides(shape.size(), 1);
   for (size_t d = shape.size() - 1; d > 0; --d) strides[d - 1] = strides[d] * shape.begin()[d];
-  return torch::stable::from_blob(acquire(size_t(n) * 4), shape, strides, torch::stable::Device(torch::headeronly::DeviceType::CPU),
-                                  ScalarType::Float, &release);
+  return torch::stable::from_blob(acquire(size_t(n) * 4), shape, strides,
+                                  torch::stable::Device(torch::headeronly::DeviceType::CPU), ScalarType::Float,
+                                  &release);
 }
 
 void check_ids(const Fault& fault, const Tensor& values) {
@@ -160,17 +162,17 @@ Tensor offsets_of(const Tensor& lengths) {
 Tensor pool(const Tensor& arena, const Tensor& features, const Tensor& values, const Tensor& offsets,
             const std::optional<Tensor>& weights, int64_t batch, int64_t columns) {
   const Bags bags = bags_of(values, offsets, weights, batch);
-  STD_TORCH_CHECK(columns >= 0 && batch <= (INT64_C(1) << 60) / std::max<int64_t>(columns, 1), "rowwise: cannot make an output of ",
-                  batch, " x ", columns);
+  STD_TORCH_CHECK(columns >= 0 && batch <= (INT64_C(1) << 60) / std::max<int64_t>(columns, 1),
+                  "rowwise: cannot make an output of ", batch, " x ", columns);
   const Features fs(features, arena, offsets, bags, columns);
   Tensor out = empty({batch, columns});
   float* o = out.mutable_data_ptr<float>();
   const float* a = arena.const_data_ptr<float>();
   const bool stream = batch * columns * 4 >= streamed_bytes && whole_lines(fs, columns);
   Fault fault;
-  each_range(fs.count, bags_per_task, [&](int64_t) { return batch; }, [&](int64_t i, int64_t b0, int64_t b1) {
-    kernels().pool(a, fs[i], bags, o, columns, b0, b1, stream, fault);
-  });
+  each_range(
+      fs.count, bags_per_task, [&](int64_t) { return batch; },
+      [&](int64_t i, int64_t b0, int64_t b1) { kernels().pool(a, fs[i], bags, o, columns, b0, b1, stream, fault); });
   check_ids(fault, values);
   return out;
 }
@@ -185,10 +187,13 @@ Tensor pool_weight_grad(const Tensor& arena, const Tensor& features, const Tenso
   torch::stable::zero_(out);
   float* o = out.mutable_data_ptr<float>();
   Fault fault;
-  each_range(fs.count, bags_per_task, [&](int64_t) { return batch; }, [&](int64_t i, int64_t b0, int64_t b1) {
-    if (fs[i].mode != Mode::weighted) return;
-    kernels().weight_grad(arena.const_data_ptr<float>(), fs[i], bags, grad.const_data_ptr<float>(), grad.size(1), b0, b1, o, fault);
-  });
+  each_range(
+      fs.count, bags_per_task, [&](int64_t) { return batch; },
+      [&](int64_t i, int64_t b0, int64_t b1) {
+        if (fs[i].mode != Mode::weighted) return;
+        kernels().weight_grad(arena.const_data_ptr<float>(), fs[i], bags, grad.const_data_ptr<float>(), grad.size(1),
+                              b0, b1, o, fault);
+      });
   check_ids(fault, values);
   return out;
 }
@@ -201,10 +206,13 @@ Tensor gather(const Tensor& arena, const Tensor& features, const Tensor& values,
   Tensor out = empty({first.back()});
   float* o = out.mutable_data_ptr<float>();
   Fault fault;
-  each_range(fs.count, ids_per_task, [&](int64_t i) { return fs.ids(i, bags); }, [&](int64_t i, int64_t i0, int64_t i1) {
-    const int64_t begin = bags.offsets[fs[i].source * batch];
-    kernels().gather(arena.const_data_ptr<float>(), fs[i], bags, o + first[size_t(i)] + i0 * fs[i].dim, begin + i0, begin + i1, fault);
-  });
+  each_range(
+      fs.count, ids_per_task, [&](int64_t i) { return fs.ids(i, bags); },
+      [&](int64_t i, int64_t i0, int64_t i1) {
+        const int64_t begin = bags.offsets[fs[i].source * batch];
+        kernels().gather(arena.const_data_ptr<float>(), fs[i], bags, o + first[size_t(i)] + i0 * fs[i].dim, begin + i0,
+                         begin + i1, fault);
+      });
   check_ids(fault, values);
   return out;
 }
@@ -223,7 +231,8 @@ void update_rows(Tensor arena, Tensor state, const Tensor& tables, const Tensor&
   int64_t next = 0;
   for (int64_t t = 0; t < tables.size(0); ++t) {
     const Table& table = ts[t];
-    STD_TORCH_CHECK(int64_t(table.rule) >= 0 && int64_t(table.rule) <= 2, "rowwise: unknown optimizer ", int64_t(table.rule));
+    STD_TORCH_CHECK(int64_t(table.rule) >= 0 && int64_t(table.rule) <= 2, "rowwise: unknown optimizer ",
+                    int64_t(table.rule));
     const int64_t least = table.rule == Rule::adagrad ? table.dim : table.rule == Rule::rowwise_adagrad ? 1 : 0;
     STD_TORCH_CHECK(table.state_base >= 0 && table.state_width >= least &&
                         (!table.state_width || table.rows <= (state.numel() - table.state_base) / table.state_width),
@@ -231,8 +240,9 @@ void update_rows(Tensor arena, Tensor state, const Tensor& tables, const Tensor&
     STD_TORCH_CHECK(table.first_feature == next && table.num_features > 0 && table.num_features <= fs.count - next,
                     "rowwise: features are not in table order");
     for (int64_t f = next; f < next + table.num_features; ++f)
-      STD_TORCH_CHECK(fs[f].base == table.base && fs[f].rows == table.rows && fs[f].dim == table.dim && fs[f].mode == fs[next].mode,
-                      "rowwise: feature ", f, " does not match its table");
+      STD_TORCH_CHECK(
+          fs[f].base == table.base && fs[f].rows == table.rows && fs[f].dim == table.dim && fs[f].mode == fs[next].mode,
+          "rowwise: feature ", f, " does not match its table");
     next += table.num_features;
   }
   STD_TORCH_CHECK(next == fs.count, "rowwise: features without a table");
@@ -242,33 +252,37 @@ void update_rows(Tensor arena, Tensor state, const Tensor& tables, const Tensor&
     STD_TORCH_CHECK(floats == grad.numel(), "rowwise: wrong shape of grad");
   }
   if (!fs.count || !batch) return;
-  const UpdateCall call{arena.mutable_data_ptr<float>(), state.mutable_data_ptr<float>(), ts, tables.size(0), hs, fs.data, bags,
-                        grad.const_data_ptr<float>(), per_id ? 0 : grad.size(1), per_id};
+  const UpdateCall call{
+      arena.mutable_data_ptr<float>(), state.mutable_data_ptr<float>(), ts,    tables.size(0), hs, fs.data, bags,
+      grad.const_data_ptr<float>(),    per_id ? 0 : grad.size(1),       per_id};
   const BadRow bad = rowwise::update(call, kernels(), {int(torch::stable::get_num_threads()), each_task});
   if (bad.position >= 0) {
     Fault fault;
     fault.at(bad.position);
     check_ids(fault, values);
   }
-  STD_TORCH_CHECK(bad.table < 0, "rowwise: the merged gradient of row ", bad.row, " of table ", bad.table, " is not finite");
+  STD_TORCH_CHECK(bad.table < 0, "rowwise: the merged gradient of row ", bad.row, " of table ", bad.table,
+                  " is not finite");
 }
 
 double touch(const Tensor& arena, const Tensor& features, const Tensor& values, const Tensor& offsets, int64_t batch) {
   const Bags bags = bags_of(values, offsets, std::nullopt, batch);
   const Features fs(features, arena, offsets, bags, -1);
   std::atomic<int64_t> sum{0};
-  each_range(fs.count, ids_per_task, [&](int64_t i) { return fs.ids(i, bags); }, [&](int64_t i, int64_t i0, int64_t i1) {
-    const int64_t begin = bags.offsets[fs[i].source * batch];
-    sum += kernels().touch(arena.const_data_ptr<float>(), fs[i], bags, begin + i0, begin + i1) > 0;
-  });
+  each_range(
+      fs.count, ids_per_task, [&](int64_t i) { return fs.ids(i, bags); },
+      [&](int64_t i, int64_t i0, int64_t i1) {
+        const int64_t begin = bags.offsets[fs[i].source * batch];
+        sum += kernels().touch(arena.const_data_ptr<float>(), fs[i], bags, begin + i0, begin + i1) > 0;
+      });
   return double(sum.load());
 }
 
 Tensor zeros(int64_t n) {
   STD_TORCH_CHECK(n >= 0 && n <= INT64_MAX / 8, "rowwise: cannot allocate ", n, " floats");
   void* data = map_zeroed(size_t(n) * 4);
-  return torch::stable::from_blob(data, {n}, {1}, torch::stable::Device(torch::headeronly::DeviceType::CPU), ScalarType::Float,
-                                  [n](void* p) { unmap(p, size_t(n) * 4); });
+  return torch::stable::from_blob(data, {n}, {1}, torch::stable::Device(torch::headeronly::DeviceType::CPU),
+                                  ScalarType::Float, [n](void* p) { unmap(p, size_t(n) * 4); });
 }
 
 void fill_uniform(Tensor out, int64_t key, int64_t start, double low, double high) {
@@ -276,8 +290,8 @@ void fill_uniform(Tensor out, int64_t key, int64_t start, double low, double hig
   float* o = out.mutable_data_ptr<float>();
   const int64_t n = out.numel(), piece = 1 << 16;
   each_task((n + piece - 1) / piece, [&](int64_t i) {
-    kernels().uniform(o + i * piece, std::min(piece, n - i * piece), uint64_t(key), uint64_t(start + i * piece), float(low),
-                      float(high) - float(low));
+    kernels().uniform(o + i * piece, std::min(piece, n - i * piece), uint64_t(key), uint64_t(start + i * piece),
+                      float(low), float(high) - float(low));
   });
 }
 
@@ -287,10 +301,16 @@ int64_t kept() { return int64_t(kept_bytes()); }
 
 STABLE_TORCH_LIBRARY(rowwise, m) {
   m.def("offsets(Tensor lengths) -> Tensor");
-  m.def("pool(Tensor arena, Tensor features, Tensor values, Tensor offsets, Tensor? weights, int batch, int columns) -> Tensor");
-  m.def("pool_weight_grad(Tensor arena, Tensor features, Tensor values, Tensor offsets, Tensor weights, Tensor grad, int batch) -> Tensor");
+  m.def(
+      "pool(Tensor arena, Tensor features, Tensor values, Tensor offsets, Tensor? weights, int batch, int columns) -> "
+      "Tensor");
+  m.def(
+      "pool_weight_grad(Tensor arena, Tensor features, Tensor values, Tensor offsets, Tensor weights, Tensor grad, int "
+      "batch) -> Tensor");
   m.def("gather(Tensor arena, Tensor features, Tensor values, Tensor offsets, int batch) -> Tensor");
-  m.def("update(Tensor(a!) arena, Tensor(b!) state, Tensor tables, Tensor hyper, Tensor features, Tensor values, Tensor offsets, Tensor? weights, Tensor grad, int batch, bool per_id) -> ()");
+  m.def(
+      "update(Tensor(a!) arena, Tensor(b!) state, Tensor tables, Tensor hyper, Tensor features, Tensor values, Tensor "
+      "offsets, Tensor? weights, Tensor grad, int batch, bool per_id) -> ()");
   m.def("fill_uniform(Tensor(a!) out, int key, int start, float low, float high) -> ()");
   m.def("touch(Tensor arena, Tensor features, Tensor values, Tensor offsets, int batch) -> float");
   m.def("zeros(int n) -> Tensor");

@@ -1,8 +1,8 @@
-#include "isa.h"
-
 #include <atomic>
 #include <stdexcept>
 #include <vector>
+
+#include "isa.h"
 
 namespace rowwise {
 namespace {

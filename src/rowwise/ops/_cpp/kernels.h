@@ -30,18 +30,18 @@ struct Bucket {
   float* state;
 };
 
-struct Workspace {     // one a thread
-  int64_t* starts;     // segment starts, num_entries + 1 of them
-  float* merged;       // one row, padded to a whole vector
-  float* tree;         // tree_levels rows of eight vectors
+struct Workspace {  // one a thread
+  int64_t* starts;  // segment starts, num_entries + 1 of them
+  float* merged;    // one row, padded to a whole vector
+  float* tree;      // tree_levels rows of eight vectors
 };
 constexpr int tree_levels = 56;
 constexpr int tree_row = 128;  // floats: eight of the widest vectors
 
 struct Kernels {
   const char* name;
-  void (*pool)(const float* arena, const Feature&, const Bags&, float* out, int64_t out_stride, int64_t b0,
-               int64_t b1, bool stream, Fault&);
+  void (*pool)(const float* arena, const Feature&, const Bags&, float* out, int64_t out_stride, int64_t b0, int64_t b1,
+               bool stream, Fault&);
   void (*gather)(const float* arena, const Feature&, const Bags&, float* out, int64_t i0, int64_t i1, Fault&);
   void (*weight_grad)(const float* arena, const Feature&, const Bags&, const float* grad, int64_t grad_stride,
                       int64_t b0, int64_t b1, float* out, Fault&);
@@ -50,8 +50,14 @@ struct Kernels {
   void (*apply)(const Bucket&, const Workspace&, Fault&);  // Fault: row whose merged gradient is not finite
 };
 
-namespace base { extern const Kernels kernels; }
-namespace avx2 { extern const Kernels kernels; }
-namespace avx512 { extern const Kernels kernels; }
+namespace base {
+extern const Kernels kernels;
+}
+namespace avx2 {
+extern const Kernels kernels;
+}
+namespace avx512 {
+extern const Kernels kernels;
+}
 
 }  // namespace rowwise

@@ -1,7 +1,7 @@
 // Table lookups of one device: pooled, per id, the gradient of per-id weights, and the gather limit.
 //
-// Included by isa.cpp only, once per instruction set. Rows are summed in the order of the ids, with each column of up to
-// eight vectors held in registers; rows some ids ahead are prefetched, as random rows come from memory.
+// Included by isa.cpp only, once per instruction set. Rows are summed in the order of the ids, with each column of up
+// to eight vectors held in registers; rows some ids ahead are prefetched, as random rows come from memory.
 #pragma once
 #include <algorithm>
 
@@ -113,9 +113,15 @@ void pool_as(const float* arena, const Feature& f, const Bags& bags, Columns c, 
 
 void pool(const float* arena, const Feature& f, const Bags& bags, float* out, int64_t out_stride, int64_t b0,
           int64_t b1, bool stream, Fault& fault) {
-  const Columns c{b0, b1, 0, bags.offsets + f.source * bags.batch,
-                  f.mode == Mode::weighted ? bags.weights : nullptr, f.mode == Mode::mean, out + f.column,
-                  out_stride, stream};
+  const Columns c{b0,
+                  b1,
+                  0,
+                  bags.offsets + f.source * bags.batch,
+                  f.mode == Mode::weighted ? bags.weights : nullptr,
+                  f.mode == Mode::mean,
+                  out + f.column,
+                  out_stride,
+                  stream};
   bags.wide_ids ? pool_as<int64_t>(arena, f, bags, c, fault) : pool_as<int32_t>(arena, f, bags, c, fault);
   if (stream) stream_fence();
 }
@@ -139,15 +145,14 @@ void gather_as(const Rows<Id>& rows, float* out, int64_t i0, int64_t i1, Fault& 
   }
 }
 
-void gather(const float* arena, const Feature& f, const Bags& bags, float* out, int64_t i0, int64_t i1,
-            Fault& fault) {
+void gather(const float* arena, const Feature& f, const Bags& bags, float* out, int64_t i0, int64_t i1, Fault& fault) {
   bags.wide_ids ? gather_as(Rows<int64_t>(arena, f, bags), out, i0, i1, fault)
                 : gather_as(Rows<int32_t>(arena, f, bags), out, i0, i1, fault);
 }
 
 template <class Id>
-void weight_grad_as(const Rows<Id>& rows, const int64_t* offsets, const float* grad, int64_t grad_stride,
-                    int64_t b0, int64_t b1, float* out, Fault& fault) {
+void weight_grad_as(const Rows<Id>& rows, const int64_t* offsets, const float* grad, int64_t grad_stride, int64_t b0,
+                    int64_t b1, float* out, Fault& fault) {
   for (int64_t b = b0; b < b1; ++b) {
     const float* g = grad + b * grad_stride;
     for (int64_t i = offsets[b]; i < offsets[b + 1]; ++i) {
@@ -166,9 +171,8 @@ void weight_grad(const float* arena, const Feature& f, const Bags& bags, const f
                  int64_t b0, int64_t b1, float* out, Fault& fault) {
   const int64_t* offsets = bags.offsets + f.source * bags.batch;
   grad += f.column;
-  bags.wide_ids
-      ? weight_grad_as(Rows<int64_t>(arena, f, bags), offsets, grad, grad_stride, b0, b1, out, fault)
-      : weight_grad_as(Rows<int32_t>(arena, f, bags), offsets, grad, grad_stride, b0, b1, out, fault);
+  bags.wide_ids ? weight_grad_as(Rows<int64_t>(arena, f, bags), offsets, grad, grad_stride, b0, b1, out, fault)
+                : weight_grad_as(Rows<int32_t>(arena, f, bags), offsets, grad, grad_stride, b0, b1, out, fault);
 }
 
 // The gather limit: every byte of every row is read once, in the order of the ids, and nothing else is done.

@@ -35,7 +35,7 @@ struct Block {
 };
 
 std::mutex mutex;
-std::vector<Block> kept;              // oldest first
+std::vector<Block> kept;  // oldest first
 std::map<void*, std::size_t> in_use;
 
 }  // namespace
@@ -64,7 +64,8 @@ void* acquire(std::size_t bytes) {
   std::lock_guard<std::mutex> lock(mutex);
   std::size_t best = kept.size();
   for (std::size_t i = 0; i < kept.size(); ++i)  // the smallest that fits, if it wastes less than a quarter
-    if (kept[i].bytes >= bytes && kept[i].bytes - bytes <= bytes / 4 && (best == kept.size() || kept[i].bytes < kept[best].bytes))
+    if (kept[i].bytes >= bytes && kept[i].bytes - bytes <= bytes / 4 &&
+        (best == kept.size() || kept[i].bytes < kept[best].bytes))
       best = i;
   void* data;
   if (best < kept.size()) {

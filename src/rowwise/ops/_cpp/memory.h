@@ -4,14 +4,14 @@
 
 namespace rowwise {
 
-void* map_zeroed(std::size_t bytes);             // a table arena; throws std::bad_alloc
+void* map_zeroed(std::size_t bytes);  // a table arena; throws std::bad_alloc
 void unmap(void* data, std::size_t bytes);
 
 // A block at least this big, 64-byte aligned, contents undefined. A released block is handed out again, so
 // one that is still in use never is: who holds it decides when to release.
 void* acquire(std::size_t bytes);
 void release(void* block);
-std::size_t kept_bytes();                        // released and not yet handed out
+std::size_t kept_bytes();  // released and not yet handed out
 void drop_kept();
 
 // A block that grows and goes back when its owner does; growing drops the contents.

@@ -30,8 +30,10 @@ typedef float Quad __attribute__((vector_size(16)));
 typedef Wide WideAny __attribute__((aligned(4), may_alias));
 typedef Quad QuadAny __attribute__((aligned(4), may_alias));
 
-template <class V> struct Vec;
-template <> struct Vec<Wide> {
+template <class V>
+struct Vec;
+template <>
+struct Vec<Wide> {
   static constexpr int width = LANES;
   static inline Wide load(const float* p) { return *reinterpret_cast<const WideAny*>(p); }
   static inline void store(float* p, Wide v) { *reinterpret_cast<WideAny*>(p) = v; }
@@ -48,14 +50,16 @@ template <> struct Vec<Wide> {
   }
 };
 #if LANES != 4
-template <> struct Vec<Quad> {
+template <>
+struct Vec<Quad> {
   static constexpr int width = 4;
   static inline Quad load(const float* p) { return *reinterpret_cast<const QuadAny*>(p); }
   static inline void store(float* p, Quad v) { *reinterpret_cast<QuadAny*>(p) = v; }
   static inline void stream(float* p, Quad v) { store(p, v); }
 };
 #endif
-template <> struct Vec<float> {
+template <>
+struct Vec<float> {
   static constexpr int width = 1;
   static inline float load(const float* p) { return *p; }
   static inline void store(float* p, float v) { *p = v; }
@@ -70,7 +74,8 @@ inline void stream_fence() {  // before another thread reads what was streamed
 
 // A row is worked on in strips of columns that fit in registers: up to eight vectors, then what is left
 // in vectors of four, then single columns. f(Strip<V, N>, first column).
-template <class V, int N> struct Strip {
+template <class V, int N>
+struct Strip {
   using type = V;
   static constexpr int count = N;
 };

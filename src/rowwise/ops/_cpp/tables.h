@@ -14,7 +14,7 @@ enum class Rule : int64_t { sgd = 0, adagrad = 1, rowwise_adagrad = 2 };
 struct Feature {
   int64_t source;  // which feature of the batch
   int64_t table;
-  int64_t base;    // first element of the table in the arena
+  int64_t base;  // first element of the table in the arena
   int64_t rows;
   int64_t dim;
   int64_t column;  // first column of the pooled output

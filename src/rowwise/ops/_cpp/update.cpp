@@ -39,7 +39,7 @@ struct Work {  // one table
   int64_t features, first_feature;
   int key_bits, payload_bits;
   int bucket_bits, digit_bits;  // placed by bucket, or, in a table of one bucket, by lowest digit
-  bool compact;              // gradients are copied side by side (and scaled) first
+  bool compact;                 // gradients are copied side by side (and scaled) first
   int64_t num_chunks, samples_per_chunk;
   uint64_t* entries;
   float* gradients;
@@ -69,15 +69,18 @@ struct ThreadScratch {
 
 class Update {
  public:
-  Update(const UpdateCall& u, const Kernels& k, const Parallel& p) : u_(u), kernels_(k), parallel_(p), scratch_(size_t(p.threads)) {}
+  Update(const UpdateCall& u, const Kernels& k, const Parallel& p)
+      : u_(u), kernels_(k), parallel_(p), scratch_(size_t(p.threads)) {}
 
   BadRow run() {
     if (u_.per_id) find_gradients();
     std::vector<Work> works = prepare();
-    std::stable_sort(works.begin(), works.end(), [](const Work& a, const Work& b) { return a.num_entries > b.num_entries; });
+    std::stable_sort(works.begin(), works.end(),
+                     [](const Work& a, const Work& b) { return a.num_entries > b.num_entries; });
     int64_t total = 0, shared = 0;
     for (const Work& w : works) total += w.num_entries;
-    while (shared < int64_t(works.size()) && is_shared(works[size_t(shared)], total)) update_together(works[size_t(shared++)]);
+    while (shared < int64_t(works.size()) && is_shared(works[size_t(shared)], total))
+      update_together(works[size_t(shared++)]);
     const int64_t left = int64_t(works.size()) - shared;
     std::atomic<int64_t> next{shared};
     parallel_.each(std::min<int64_t>(parallel_.threads, left), [&](int64_t thread) {
@@ -89,9 +92,7 @@ class Update {
   }
 
  private:
-  bool listed(const Work& w) const {
-    return u_.per_id || u_.features[w.first_feature].mode == Mode::weighted;
-  }
+  bool listed(const Work& w) const { return u_.per_id || u_.features[w.first_feature].mode == Mode::weighted; }
 
   int64_t bytes_of(const Work& w) const {
     const int64_t dim = u_.tables[w.table].dim;
@@ -118,9 +119,11 @@ class Update {
       if (!w.num_entries) continue;
       w.key_bits = std::max(1, bits_for(uint64_t(table.rows)));
       w.payload_bits = bits_for(uint64_t(listed(w) ? w.num_entries : u_.bags.batch * w.features));
-      w.bucket_bits = std::min(bits_for(uint64_t((w.num_entries + bucket_entries - 1) / bucket_entries)), max_bucket_bits);
+      w.bucket_bits =
+          std::min(bits_for(uint64_t((w.num_entries + bucket_entries - 1) / bucket_entries)), max_bucket_bits);
       if (!w.bucket_bits) w.digit_bits = std::min(w.key_bits, digit_width(w.num_entries));
-      if (w.key_bits + w.payload_bits > 64) throw std::length_error("rowwise: too many ids in one update; split the batch");
+      if (w.key_bits + w.payload_bits > 64)
+        throw std::length_error("rowwise: too many ids in one update; split the batch");
       const bool scaled = u_.features[w.first_feature].mode == Mode::mean;
       w.compact = !listed(w) && (w.features > 1 || scaled || w.num_entries >= 4 * u_.bags.batch);
       works.push_back(std::move(w));
@@ -171,7 +174,8 @@ class Update {
       return mine;
     };
     w.entries = reinterpret_cast<uint64_t*>(take(w.num_entries * 8));
-    if (w.compact) w.gradients = reinterpret_cast<float*>(take(u_.bags.batch * w.features * u_.tables[w.table].dim * 4));
+    if (w.compact)
+      w.gradients = reinterpret_cast<float*>(take(u_.bags.batch * w.features * u_.tables[w.table].dim * 4));
     if (listed(w)) {
       w.place = reinterpret_cast<int64_t*>(take(w.num_entries * 8));
       w.scale = reinterpret_cast<float*>(take(w.num_entries * 4));
@@ -195,7 +199,8 @@ class Update {
       return;
     }
     for (int64_t b = b0; b < b1; ++b)
-      for (int64_t k = 0; k < w.features; ++k) f(k, b, offset(w.first_feature + k, b), offset(w.first_feature + k, b + 1));
+      for (int64_t k = 0; k < w.features; ++k)
+        f(k, b, offset(w.first_feature + k, b), offset(w.first_feature + k, b + 1));
   }
 
   void count(Work& w, int64_t chunk) { u_.bags.wide_ids ? count_ids<int64_t>(w, chunk) : count_ids<int32_t>(w, chunk); }
@@ -246,8 +251,10 @@ class Update {
   }
 
   void scatter(Work& w, int64_t chunk) {
-    if (listed(w)) u_.bags.wide_ids ? scatter_listed<int64_t>(w, chunk) : scatter_listed<int32_t>(w, chunk);
-    else u_.bags.wide_ids ? scatter_plain<int64_t>(w, chunk) : scatter_plain<int32_t>(w, chunk);
+    if (listed(w))
+      u_.bags.wide_ids ? scatter_listed<int64_t>(w, chunk) : scatter_listed<int32_t>(w, chunk);
+    else
+      u_.bags.wide_ids ? scatter_plain<int64_t>(w, chunk) : scatter_plain<int32_t>(w, chunk);
   }
 
   template <class Id>
@@ -334,8 +341,10 @@ class Update {
     const Workspace work{reinterpret_cast<int64_t*>(other + n), merged, tree};
     const int low = w.payload_bits + w.digit_bits, high = w.payload_bits + w.key_bits;
     Source source{u_.grad, u_.grad_stride, w.features, w.compact, w.place, w.scale, w.sample};
-    if (w.compact) source.grad = w.gradients, source.stride = table.dim;
-    else if (!listed(w)) source.grad = u_.grad + u_.features[w.first_feature].column;
+    if (w.compact)
+      source.grad = w.gradients, source.stride = table.dim;
+    else if (!listed(w))
+      source.grad = u_.grad + u_.features[w.first_feature].column;
     Fault fault;
     kernels_.apply({sort(w.entries + begin, other, n, low, high), n, w.payload_bits, table, u_.hyper[w.table], source,
                     u_.arena, u_.state},
@@ -345,7 +354,8 @@ class Update {
 
   void report(int64_t table, int64_t row) {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (bad_.table < 0 || table < bad_.table || (table == bad_.table && row < bad_.row)) bad_.table = table, bad_.row = row;
+    if (bad_.table < 0 || table < bad_.table || (table == bad_.table && row < bad_.row))
+      bad_.table = table, bad_.row = row;
   }
 
   const UpdateCall& u_;

@@ -26,8 +26,8 @@ struct UpdateCall {
 };
 
 struct BadRow {
-  int64_t table = -1, row = -1;     // merged gradient is not finite; the row was left as it was
-  int64_t position = -1;            // an id out of range
+  int64_t table = -1, row = -1;  // merged gradient is not finite; the row was left as it was
+  int64_t position = -1;         // an id out of range
 };
 
 BadRow update(const UpdateCall&, const Kernels&, const Parallel&);
