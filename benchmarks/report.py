@@ -1,41 +1,36 @@
 """What every benchmark prints and saves beside its numbers: where they come from, and a table of its floors."""
 
 import math
-import platform
 import subprocess
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
+
+from rowwise.cli.machine import Machine, Native
 
 
 def environment() -> dict:
     """Machine, versions and commit."""
-    import torch
-
-    from rowwise.ops.native import isa
-
+    machine, native = Machine.read("passive"), Native.read()
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout
     return {
-        "cpu": cpu_model(),
-        "cores": torch.get_num_threads(),
-        "isa": isa(),
-        "python": platform.python_version(),
-        "versions": {name: found for name in ("rowwise", "torch", "fbgemm-gpu-cpu") if (found := installed(name))},
+        "cpu": machine.cpu,
+        "cores": machine.usable_cores,
+        "isa": native.isa,
+        "huge_pages": machine.huge_pages,
+        "python": machine.python,
+        "versions": {"rowwise": machine.rowwise, "torch": machine.torch, **peers()},
         "commit": commit.strip(),
     }
 
 
-def cpu_model() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
-
-
-def installed(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
+def peers() -> dict[str, str]:
+    found = {}
+    for name in ("fbgemm-gpu-cpu", "torchrec"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
 
 
 def geomean(values: Sequence[float]) -> float:
