@@ -810,6 +810,8 @@ calls = {
     "negative columns": lambda: ops.pool(arena, features((0, 0, 0, 8, 8, 1 << 45, 0)), one, bounds, None, 1, -1),
     "columns that wrap": lambda: ops.pool(arena, features((0, 0, 0, 8, 8, 1 << 45, 0)), one, bounds, None, 1, wrap),
     "less that wrap": lambda: ops.pool(arena, features((0, 0, 0, 8, 8, 0, 0)), one, bounds, None, 1, wrap - (1 << 63)),
+    "rows that wrap": lambda: ops.gather(ops.zeros(1 << 30), features(*[(0, 0, 0, 1, 1 << 30, 0, 0)] * (1 << 14)),
+                                         torch.zeros(1 << 20, dtype=torch.int64), torch.tensor([0, 1 << 20]), 1),
     "batch that wraps": lambda: ops.pool(arena, features(), none, torch.tensor([0]), None, wrap, 1),
 }
 for name, call in calls.items():
@@ -820,4 +822,4 @@ for name, call in calls.items():
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, f"after {done.stdout.splitlines()[-1:]}: {done.stderr[-2000:]}"
-    assert done.stdout.count("\n") == 8
+    assert done.stdout.count("\n") == 9

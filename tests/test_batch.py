@@ -174,3 +174,8 @@ def test_batch_parts_hold_the_same_samples():
         Batch(dense_BF=torch.zeros(3, 3), sparse=sparse, labels_BK=torch.zeros(2, 1))
     with pytest.raises(BatchError, match=r"different numbers of samples: {'dense': 2, 'sparse': 2, 'labels': 1}"):
         Batch(dense_BF=torch.zeros(2, 3), sparse=sparse, labels_BK=torch.zeros(1, 1))
+
+
+def test_ids_that_are_not_whole_are_refused():
+    with pytest.raises(BatchError, match=r"values: got torch\.float32"):
+        Jagged.from_lists({"a": [[1.5]]})

@@ -935,3 +935,34 @@ def test_constant():
 def test_tables_are_checked_together():
     with pytest.raises(SpecError, match="feature 'x' is named twice"):
         Embeddings([Table(name="a", rows=2, dim=2, features=("x",)), Table(name="x", rows=2, dim=2)])
+
+
+def test_a_copy_starts_with_nothing_staged():
+    """Also where the staged weights came out of a graph, which cannot be copied."""
+    table = Table(name="t", rows=9, dim=4, pooling=Pooling.WEIGHTED)
+    embeddings = Embeddings([table])
+    scale = torch.ones(3, requires_grad=True)
+    jagged = Jagged(
+        features=("t",), values_N=torch.tensor([1, 2, 3]), lengths_FB=torch.tensor([2, 1]), weights_N=scale * 2
+    )
+    embeddings(jagged).matrix_BS.sum().backward()
+    other = copy.deepcopy(embeddings)
+    assert len(embeddings.staged) == 1
+    assert not other.staged
+    other.update()
+    assert torch.equal(other.table("t"), embeddings.table("t"))
+
+
+def test_accumulation_uses_the_weights_of_its_backward():
+    table = Table(name="t", rows=9, dim=4, pooling=Pooling.WEIGHTED, optimizer=Sgd(lr=1.0))
+    one, two = Embeddings([table]), Embeddings([table])
+    ids, lengths = torch.tensor([1, 2, 1]), torch.tensor([2, 1])
+    weights = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float16)
+    for embeddings, steps in ((one, 1), (two, 2)):
+        for _ in range(steps):
+            held = weights.clone()
+            jagged = Jagged(features=("t",), values_N=ids, lengths_FB=lengths, weights_N=held)
+            embeddings(jagged).matrix_BS.backward(torch.full((2, 4), 1.0 / steps))
+            held.zero_()
+        embeddings.update()
+    assert torch.equal(one.table("t"), two.table("t"))

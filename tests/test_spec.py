@@ -1,5 +1,7 @@
 """Tables: what is refused when one is made or read, and that JSON gives the same table back."""
 
+import re
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -161,3 +163,23 @@ def test_check_tables_refuses(given_tables, message):
 def test_spec_errors_are_value_errors_of_ours():
     assert issubclass(SpecError, ValueError)
     assert issubclass(SpecError, RowwiseError)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"rows": 10.5}, "rows=10.5: want a whole number"),
+        ({"dim": True}, "dim=True: want a whole number"),
+        ({"features": "ab"}, "features='ab': want a tuple of names"),
+        ({"pooling": "max"}, "pooling='max': want one of 'sum', 'mean', 'weighted', 'sequence'"),
+        ({"unknown": "maybe"}, "unknown='maybe': want 'raise' or 'last_row'"),
+        ({"optimizer": RowWiseAdagrad(eps=0)}, "eps=0: want more than 0"),
+    ],
+)
+def test_code_is_held_to_the_types_of_files(wrong, message):
+    with pytest.raises(SpecError, match=re.escape(message)):
+        Table(**{"name": "t", "rows": 10, "dim": 4, **wrong})
+
+
+def test_pooling_by_name():
+    assert Table(name="t", rows=10, dim=4, pooling="sequence").pooling is Pooling.SEQUENCE

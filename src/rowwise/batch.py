@@ -82,7 +82,7 @@ class Jagged:
         lengths = [len(bag) for samples in bags.values() for bag in samples]
         return cls(
             features=tuple(bags),
-            values_N=torch.tensor(values, dtype=torch.int64),
+            values_N=torch.tensor(values, dtype=None if values else torch.int64),  # floats are refused, not cut
             lengths_FB=torch.tensor(lengths, dtype=torch.int64),
         )
 

@@ -249,6 +249,10 @@ class Embeddings(nn.Module):
         self._show_tables()
         return self
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy or a pickle holds: everything but what is staged, which belongs to this module's graph."""
+        return {**self.__dict__, "_staged": []}
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         """After a copy or an unpickling the parameters are views again."""
         # A copied parameter owns a copy of its rows; the arena's copy is the one that counts.

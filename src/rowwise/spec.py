@@ -89,6 +89,7 @@ class Table(Value, frozen=True):
 
     def __post_init__(self) -> None:
         """Refuse what no kernel could hold."""
+        _check_types(self)
         if not self.name or set("./\\\0") & set(self.name):
             want = "want one without dots and slashes, as parameters and files are called by it"
             raise SpecError(f"table name {self.name!r}: {want}")
@@ -107,6 +108,23 @@ class Table(Value, frozen=True):
         return self.features or (self.name,)
 
 
+def _check_types(table: Table) -> None:
+    """What a file is held to when it is read, code is held to as well; a pooling may be given by its name."""
+    name = table.name
+    for field, value in (("rows", table.rows), ("dim", table.dim)):
+        if type(value) is not int:
+            raise SpecError(f"table {name!r}: {field}={value!r}: want a whole number")
+    if not isinstance(table.features, tuple) or not all(type(f) is str for f in table.features):
+        raise SpecError(f"table {name!r}: features={table.features!r}: want a tuple of names, such as ('clicked',)")
+    if table.unknown not in ("raise", "last_row"):
+        raise SpecError(f"table {name!r}: unknown={table.unknown!r}: want 'raise' or 'last_row'")
+    try:
+        msgspec.structs.force_setattr(table, "pooling", Pooling(table.pooling))
+    except ValueError:
+        want = ", ".join(repr(str(p)) for p in Pooling)
+        raise SpecError(f"table {name!r}: pooling={table.pooling!r}: want one of {want}") from None
+
+
 def _check_numbers(table: Table) -> None:
     # Only a constant's value may be negative; None is a bound that the table's size will give.
     numbers = msgspec.structs.asdict(table.optimizer) | msgspec.structs.asdict(table.init)
@@ -115,6 +133,8 @@ def _check_numbers(table: Table) -> None:
             continue
         if not -3e38 < value < 3e38 or (value < 0 and field != "value"):
             raise SpecError(f"table {table.name!r}: {field}={value}: want a finite number that is not negative")
+        if field == "eps" and value == 0:
+            raise SpecError(f"table {table.name!r}: eps=0: want more than 0, or a gradient of 0 is divided by 0")
 
 
 def check_tables(tables: Sequence[Table]) -> None:

@@ -2,7 +2,8 @@
 
 [Note: Staging] The backward of a lookup changes nothing: it appends (batch, gradient) to a list. `update`
 later merges what was staged and changes each touched row once. Between the two a trainer can check, clip or
-drop gradients; no gradient of the size of a table is ever made.
+drop gradients; no gradient of the size of a table is ever made. What is staged refers to the batch and to
+autograd's gradient without copying them: who changes those in place before the update changes the update.
 """
 
 from collections.abc import Callable

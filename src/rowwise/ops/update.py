@@ -4,6 +4,7 @@ Several staged batches (gradient accumulation) become one batch of all their sam
 backwards, so accumulating k batches gives the bits of one batch k times as large.
 """
 
+import dataclasses
 from collections.abc import Sequence
 
 import torch
@@ -48,7 +49,7 @@ def update(arena: Arena, staged: Sequence[Staged]) -> None:
 def concatenate(staged: Sequence[Staged]) -> Staged:
     """One batch holding the samples of all."""
     group, per_id = staged[0].call.group, staged[0].call.per_id
-    jaggeds = [s.call.jagged for s in staged]
+    jaggeds = [dataclasses.replace(s.call.jagged, weights_N=s.weights) for s in staged]
     jagged = concatenate_batches(group.feature_names, jaggeds)
     return Staged(
         call=Call(

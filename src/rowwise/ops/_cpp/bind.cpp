@@ -86,6 +86,17 @@ struct Features {
   int64_t ids(int64_t i, const Bags& b) const {
     return b.offsets[(data[i].source + 1) * b.batch] - b.offsets[data[i].source * b.batch];
   }
+  // Where each feature's rows begin when one row for each id is written down, and the end of the last.
+  std::vector<int64_t> row_starts(const Bags& b) const {
+    std::vector<int64_t> starts(size_t(count) + 1, 0);
+    for (int64_t i = 0; i < count; ++i) {
+      int64_t floats;
+      const bool wraps = __builtin_mul_overflow(ids(i, b), data[i].dim, &floats) ||
+                         __builtin_add_overflow(starts[size_t(i)], floats, &starts[size_t(i) + 1]);
+      STD_TORCH_CHECK(!wraps && starts[size_t(i) + 1] <= (INT64_C(1) << 60), "rowwise: too many rows for one tensor");
+    }
+    return starts;
+  }
 };
 
 // Streaming stores write whole cache lines, so every row of the output must begin and end on one.
@@ -201,8 +212,7 @@ Tensor pool_weight_grad(const Tensor& arena, const Tensor& features, const Tenso
 Tensor gather(const Tensor& arena, const Tensor& features, const Tensor& values, const Tensor& offsets, int64_t batch) {
   const Bags bags = bags_of(values, offsets, std::nullopt, batch);
   const Features fs(features, arena, offsets, bags, -1);
-  std::vector<int64_t> first(size_t(fs.count) + 1, 0);
-  for (int64_t i = 0; i < fs.count; ++i) first[size_t(i) + 1] = first[size_t(i)] + fs.ids(i, bags) * fs[i].dim;
+  const std::vector<int64_t> first = fs.row_starts(bags);
   Tensor out = empty({first.back()});
   float* o = out.mutable_data_ptr<float>();
   Fault fault;
@@ -247,9 +257,7 @@ void update_rows(Tensor arena, Tensor state, const Tensor& tables, const Tensor&
   }
   STD_TORCH_CHECK(next == fs.count, "rowwise: features without a table");
   if (per_id) {
-    int64_t floats = 0;
-    for (int64_t i = 0; i < fs.count; ++i) floats += fs.ids(i, bags) * fs[i].dim;
-    STD_TORCH_CHECK(floats == grad.numel(), "rowwise: wrong shape of grad");
+    STD_TORCH_CHECK(fs.row_starts(bags).back() == grad.numel(), "rowwise: wrong shape of grad");
   }
   if (!fs.count || !batch) return;
   const UpdateCall call{

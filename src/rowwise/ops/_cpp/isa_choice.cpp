@@ -36,7 +36,7 @@ void limit_isa(std::string name) {
       chosen() = set;
       return;
     }
-  throw std::invalid_argument("rowwise: this processor has no " + name);
+  throw std::runtime_error("rowwise: this processor has no " + name);
 }
 
 }  // namespace rowwise
