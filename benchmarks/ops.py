@@ -92,7 +92,7 @@ def quantile(seconds: list) -> np.ndarray:
 
 def repeats(work: Work, tables: int, quick: bool) -> int:
     floats = work.batch * tables * (work.pooling + 4) * work.dim
-    return int(np.clip((0.5e9 if quick else 2e9) / floats, 7, 60))
+    return int(np.clip((0.5e9 if quick else 1e9) / floats, 5, 40))
 
 
 def assert_equal(

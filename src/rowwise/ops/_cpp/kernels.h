@@ -12,7 +12,7 @@ struct Source {
   const float* grad;
   int64_t stride;
   int64_t features;
-  bool in_cache;          // plain: side by side, a sequential copy
+  bool in_cache;          // gradients are near: not worth prefetching
   const int64_t* place;   // listed: offset of the gradient from grad; nullptr: plain
   const float* scale;     // listed
   const int32_t* sample;  // listed

@@ -20,6 +20,7 @@ namespace {
 
 constexpr int64_t bucket_entries = 1 << 16;  // sort in second-level cache
 constexpr int64_t shared_entries = 1 << 16;  // smaller tables are not worth the threads' meeting
+constexpr int64_t near_bytes = 3 << 18;      // gradients of a table that stay in second-level cache
 constexpr int max_bucket_bits = 10;
 
 int bits_for(uint64_t count) {  // bits that hold 0 .. count - 1
@@ -340,7 +341,8 @@ class Update {
     uint64_t* other = reinterpret_cast<uint64_t*>(merged + row_floats);
     const Workspace work{reinterpret_cast<int64_t*>(other + n), merged, tree};
     const int low = w.payload_bits + w.digit_bits, high = w.payload_bits + w.key_bits;
-    Source source{u_.grad, u_.grad_stride, w.features, w.compact, w.place, w.scale, w.sample};
+    const bool in_cache = w.compact && u_.bags.batch * w.features * table.dim * 4 <= near_bytes;
+    Source source{u_.grad, u_.grad_stride, w.features, in_cache, w.place, w.scale, w.sample};
     if (w.compact)
       source.grad = w.gradients, source.stride = table.dim;
     else if (!listed(w))
