@@ -58,6 +58,7 @@ class Jagged:
             if tensor.dtype not in ID_TYPES or tensor.dim() != 1:
                 got = f"{tensor.dtype} {tuple(tensor.shape)}"
                 raise BatchError(f"{name}: got {got}; want one dimension of int32 or int64")
+        # The only thing that says how many samples there are, so it has to come out even.
         if self.lengths_FB.numel() % len(self.features):
             got, want = self.lengths_FB.numel(), len(self.features)
             raise BatchError(f"{got} lengths do not divide among {want} features: want one for each feature and sample")
@@ -89,6 +90,7 @@ class Jagged:
     @classmethod
     def from_keyed(cls, keyed: "KeyedJagged | Jagged") -> "Jagged":
         """From anything shaped like TorchRec's KeyedJaggedTensor."""
+        # Ours passes through untouched, so that a model may call this on whatever it is given.
         if isinstance(keyed, Jagged):
             return keyed
         return cls(

@@ -72,6 +72,7 @@ class Embeddings(nn.Module):
         check_tables(tables)
         self.arena = Arena.allocate(tables, torch.device(device))
         self.arena.fill(seed)
+        # Counted rather than kept: a log of every unknown id would grow without end.
         self.unknown_ids: dict[str, int] = {}  # by feature, for tables whose last row stands for unknown ids
         # Two groups, because a call either pools or does not; a group without tables is never called.
         self._pooled = self._group(False)
@@ -104,6 +105,7 @@ class Embeddings(nn.Module):
 
     def _forward(self, sparse: Jagged | KeyedJagged) -> Vectors:
         jagged = Jagged.from_keyed(sparse).contiguous()
+        # The jagged batch is taken as it is; what differs between batches is where the features stand in it.
         pooled_features, sequence_features = self._features_for(jagged)
         try:
             offsets = torch.ops.rowwise.offsets(jagged.lengths_FB)
@@ -155,6 +157,7 @@ class Embeddings(nn.Module):
                     raise StateError(
                         f"optimizer state {name!r} of table {table!r}: got {got}, want {tuple(view.shape)}"
                     )
+                # Into the arena: the kernels know the state by its place.
                 view.copy_(found)
 
     def _group(self, sequences: bool) -> Group:
@@ -170,6 +173,7 @@ class Embeddings(nn.Module):
     def _features_for(self, jagged: Jagged) -> tuple[Tensor, Tensor]:
         """The kernels' feature tensors for the order in which this batch holds its features."""
         known = self._feature_tensors.get(jagged.features)
+        # Checked once for each order of features that is met, not for every batch.
         if known is None:
             missing = set(self._pooled.feature_names + self._sequence.feature_names) - set(jagged.features)
             if missing:
@@ -192,6 +196,7 @@ class Embeddings(nn.Module):
 
     def _map_unknown(self, call: Call) -> Call:
         """Ids outside a table that allows it become its last row; they are counted."""
+        # The caller's ids stay as they are; the copy is what the update will see too.
         values: Tensor | None = None
         for index, positions in check.bad_ids(call.group, call.features_F7, call.jagged):
             table, feature = call.group.table_of(index), call.group.feature_names[index]

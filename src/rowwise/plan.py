@@ -43,6 +43,7 @@ class Plan(Value, frozen=True):
     def from_json(cls, text: str | bytes) -> "Plan":
         """Read a plan strictly: an unknown key or a wrong type is an error that names its place."""
         try:
+            # Strict because the types are: a misspelt key would otherwise be a silent default.
             return msgspec.json.decode(text, type=cls)
         except msgspec.DecodeError as error:
             raise SpecError(f"not a plan: {error}") from None
@@ -104,6 +105,7 @@ def _check_ranks(table: Table, tiles: list[Tile]) -> None:
 def _check_tile(table: Table, tile: Tile) -> None:
     if not (0 <= tile.rows[0] < tile.rows[1] <= table.rows and 0 <= tile.cols[0] < tile.cols[1] <= table.dim):
         raise SpecError(f"tile {tile}: outside table {table.name!r}, which is {table.rows} x {table.dim}")
+    # The right edge of the table may fall inside a block; every other cut has to be between two.
     for cut in tile.cols:
         if cut % COLUMN_BLOCK and cut != table.dim:
             raise SpecError(f"tile {tile}: cuts columns at {cut}; cut at a multiple of {COLUMN_BLOCK}")

@@ -107,6 +107,7 @@ def run(isa_sets: Sequence[str], seconds: float, tell: Callable[[float], None]) 
     """Check for half of the time, at least once, then measure; `tell` hears the seconds gone by."""
     begin = time.perf_counter()
     failures: dict[str, str] = {}
+    # Every round is of another seed: ten seconds see more shapes than one, and a failure keeps its first message.
     for rounds in itertools.count(1):
         for check in checks(isa_sets, seed=rounds):
             failures[check.name] = failures.get(check.name) or check.failure
@@ -120,6 +121,7 @@ def run(isa_sets: Sequence[str], seconds: float, tell: Callable[[float], None]) 
 
 def checks(isa_sets: Sequence[str], seed: int) -> Iterator[Check]:
     """Every check once, with the numbers of a seed."""
+    # Each set is a copy of the kernels of its own, so a fault of the compiler may be in one and not in the others.
     for name in isa_sets:
         with limited_to(name):
             yield _check(f"lookup == reference, {name}", lambda: lookup_matches(seed))
@@ -160,6 +162,7 @@ def threads_agree(seed: int) -> str:
     """A batch large enough that threads share one table."""
     table = Table(name="t", rows=50_000, dim=8, optimizer=RowWiseAdagrad(lr=0.1))
     found: list[Tensor] = []
+    # At least two, also on one core: order, not speed, is in question.
     for count in (1, max(2, torch.get_num_threads())):
         case = Case.make([table], batch=3000, most=40, seed=seed)
         with threads(count):
@@ -189,6 +192,7 @@ def measure(go_on: Callable[[], bool], tell: Callable[[], None]) -> Speed:
         lambda: torch.ops.rowwise.touch(case.arena.rows, *bags[:3], bags.batch),
         lambda: case.update(grad_BS),
     )
+    # The best, not the mean: whatever else the machine does can only make a turn slower.
     best = [_seconds(one) for one in work]
     turns = 1  # the first pays for fresh memory, so a few more are needed however short the time
     while turns < LEAST_TURNS or go_on():
@@ -201,6 +205,7 @@ def measure(go_on: Callable[[], bool], tell: Callable[[], None]) -> Speed:
 
 def compare(got: Tensor, want: Tensor) -> str:
     """Empty when every number is the same."""
+    # Exactly equal, not close: the kernels promise the reference's bits.
     different = torch.nonzero(got.flatten() != want.flatten())
     if not len(different):
         return ""

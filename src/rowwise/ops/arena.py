@@ -42,6 +42,7 @@ class Arena:
     def table(self, index: int) -> Tensor:
         """The rows of a table [R, D]."""
         table, place = self.tables[index], self.places[index]
+        # Cut from the one block: no copy, and no second owner.
         return self.rows[place.base : place.base + table.rows * table.dim].view(table.rows, table.dim)
 
     def table_state(self, index: int) -> dict[str, Tensor]:
@@ -73,6 +74,7 @@ class Arena:
 def fill_table(rows_RD: Tensor, table: Table, seed: int) -> None:
     """Fill a table as its `init` says."""
     flat = rows_RD.view(-1)
+    # By name, not by position: adding a table leaves the rows of the others as they were.
     key = table_key(seed, table.name)
     match table.init:
         case Uniform(bound=bound):

@@ -16,6 +16,7 @@ from rowwise.spec import Pooling
 def check_lengths(jagged: Jagged) -> None:
     """Raise if a length is negative or the lengths do not add up to the ids."""
     lengths, batch = jagged.lengths_FB, jagged.batch_size
+    # A negative length first: it can make a wrong sum look right.
     negative = torch.nonzero(lengths < 0)
     if len(negative):
         at = int(negative[0])
@@ -131,6 +132,7 @@ def _place_in_sequence(group: Group, jagged: Jagged, flat: int) -> tuple[int, in
     for index, name in enumerate(group.feature_names):
         first = jagged.features.index(name) * batch
         begin, end = int(offsets[first]), int(offsets[first + batch])
+        # The flat gradient holds feature after feature; walk until the element's feature is reached.
         floats = (end - begin) * group.table_of(index).dim
         if flat < floats:
             at = begin + flat // group.table_of(index).dim

@@ -140,10 +140,12 @@ def make_group(tables: Sequence[Table], places: Sequence[Place]) -> Group:
     table_rows: list[TableRow] = []
     column = 0
     for index, (table, place) in enumerate(zip(tables, places, strict=True)):
+        # The state of a row is one run of floats, whatever the optimizer keeps in it.
         width = sum(state_slots(table).values())
         rule = RULES[type(table.optimizer)]
         first, count = len(feature_rows), len(table.feature_names)
         table_rows.append(TableRow(place.base, table.rows, table.dim, place.state_base, width, rule, first, count))
+        # Features are numbered table by table, so the update finds those of a table side by side.
         for _ in table.feature_names:
             source, mode = len(feature_rows), MODES[table.pooling]
             feature_rows.append(FeatureRow(source, index, place.base, table.rows, table.dim, column, mode))

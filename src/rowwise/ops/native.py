@@ -37,6 +37,7 @@ def find_library() -> Path:
 @functools.cache
 def load() -> None:
     """Load the library, then register shapes for torch.compile, gradients, and other devices."""
+    # Absolute, so that no search path of the system decides which library it is.
     path = find_library()
     try:
         torch.ops.load_library(str(path))

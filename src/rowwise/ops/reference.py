@@ -69,6 +69,7 @@ def offsets(lengths: Tensor) -> Tensor:
 
 def pool(arena: Tensor, bags: Bags, columns: int) -> Tensor:
     """Rows of each bag summed in the order of its ids; a mean is the sum times 1 / count."""
+    # Zeros also where a bag is empty, which is what a sum over nothing is.
     out_BS = arena.new_zeros(bags.batch, columns)
     for feature in bags.rows():
         bounds = bags.bounds(feature)
@@ -88,6 +89,7 @@ def pool_weight_grad(arena: Tensor, bags: Bags, grad: Tensor) -> Tensor:
     for feature in bags.rows():
         if feature.mode == Mode.WEIGHTED:
             grad_BD = grad[:, feature.column : feature.column + feature.dim]
+            # Every id of a bag meets the gradient of that bag.
             grad_ND = grad_BD[bags.samples(feature)]
             out_N[bags.span(feature)] = column_sum(_rows(arena, bags, feature) * grad_ND)
     return out_N
@@ -164,6 +166,7 @@ def merge(rows_N: Tensor, samples_N: Tensor, grads_ND: Tensor) -> tuple[Tensor, 
 
 def column_sum(x_ND: Tensor) -> Tensor:
     """The sum over columns as a pairwise tree over neighbours; missing columns count as zero."""
+    # Halving neighbours until one is left is the tree over blocks of four, and the blocks are its two lowest levels.
     while x_ND.shape[1] > 1:
         if x_ND.shape[1] % 2:
             x_ND = torch.nn.functional.pad(x_ND, (0, 1))
@@ -212,6 +215,7 @@ def _gradients_of_ids(bags: Bags, grad: Tensor) -> Iterator[Tensor]:
 def _apply(memory: Memory, index: int, rows_M: Tensor, g_MD: Tensor) -> None:
     table = TableRow.read(memory.tables)[index]
     lr, eps, weight_decay, _ = memory.hyper[index].to(g_MD.device)
+    # Views: the optimizers below write through them into the arena.
     w = memory.arena[table.base : table.base + table.rows * table.dim].view(table.rows, table.dim)
     s = memory.state[table.state_base : table.state_base + table.rows * table.state_width]
     # L2 in the gradient, before any statistic of it, as FBGEMM and torch do.

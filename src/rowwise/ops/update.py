@@ -66,6 +66,7 @@ def concatenate(staged: Sequence[Staged]) -> Staged:
 
 def concatenate_batches(features: Sequence[str], jaggeds: Sequence[Jagged]) -> Jagged:
     """The samples of all batches as one, for the features named."""
+    # Weights are kept only if every part has them; a table that needs them has refused a batch without.
     weighted = all(j.weights_N is not None for j in jaggeds)
     values: list[Tensor] = []
     lengths: list[Tensor] = []
