@@ -707,16 +707,6 @@ def test_copies_are_whole_and_independent(duplicate, inside):
     same(everything(first), everything(second))
 
 
-@pytest.mark.parametrize("duplicate", [copy.deepcopy, saved_and_loaded])
-def test_copies_hold_what_was_staged(duplicate):
-    first = Embeddings(TABLES)
-    loss_of(vectors(first, batch())).backward()
-    second = duplicate(first)
-    first.update()
-    second.update()
-    same(everything(second), everything(first))
-
-
 @pytest.mark.parametrize(
     "move",
     [
