@@ -6,7 +6,6 @@ torch optimizer for the rows). Tables appear as parameters under their names, wi
 themselves compile.
 """
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -15,11 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from rowwise.batch import Jagged, KeyedJagged
-from rowwise.errors import BatchError, GradientError, IdError, SpecError, StateError, UnknownIdWarning
+from rowwise.errors import BatchError, GradientError, IdError, SpecError, StateError
 from rowwise.ops import check
 from rowwise.ops.arena import Arena
 from rowwise.ops.layout import Group, make_group
 from rowwise.ops.lookup import Call, Staged, lookup
+from rowwise.ops.unknown import map_unknown
 from rowwise.ops.update import update
 from rowwise.spec import Pooling, Table, check_tables
 
@@ -192,37 +192,7 @@ class Embeddings(nn.Module):
         try:
             return lookup(call, self.arena.rows, self._anchor, self._staged.append)
         except IdError:  # the rare case pays: look up once more, if the tables allow it
-            return lookup(self._map_unknown(call), self.arena.rows, self._anchor, self._staged.append)
-
-    def _map_unknown(self, call: Call) -> Call:
-        """Ids outside a table that allows it become its last row; they are counted."""
-        # The caller's ids stay as they are; the copy is what the update will see too.
-        values: Tensor | None = None
-        for index, positions in check.bad_ids(call.group, call.features_F7, call.jagged):
-            table, feature = call.group.table_of(index), call.group.feature_names[index]
-            if table.unknown != "last_row":
-                continue
-            values = call.jagged.values_N.clone() if values is None else values
-            values[positions] = table.rows - 1
-            self._count_unknown(table, feature, len(positions))
-        if values is None:
-            return call  # not allowed: looking up again raises again
-        old = call.jagged
-        jagged = Jagged(features=old.features, values_N=values, lengths_FB=old.lengths_FB, weights_N=old.weights_N)
-        return Call(
-            group=call.group, features_F7=call.features_F7, jagged=jagged, offsets=call.offsets, per_id=call.per_id
-        )
-
-    def _count_unknown(self, table: Table, feature: str, count: int) -> None:
-        """Count, and warn each time the count reaches another power of ten."""
-        # Every batch may have some: one warning each would drown the rest of a log.
-        before = self.unknown_ids.get(feature, 0)
-        after = self.unknown_ids[feature] = before + count
-        if len(str(after)) > len(str(before)) or not before:
-            message = (
-                f"table {table.name!r}: {after} ids of feature {feature!r} so far were outside 0..{table.rows - 1}"
-            )
-            warnings.warn(f"{message} and read its last row", UnknownIdWarning, stacklevel=2)
+            return lookup(map_unknown(call, self.unknown_ids), self.arena.rows, self._anchor, self._staged.append)
 
     def _split(self, rows: Tensor, features: Tensor, jagged: Jagged, offsets: Tensor) -> dict[str, Tensor]:
         if not self._sequence.tables:
