@@ -179,3 +179,9 @@ def test_batch_parts_hold_the_same_samples():
 def test_ids_that_are_not_whole_are_refused():
     with pytest.raises(BatchError, match=r"values: got torch\.float32"):
         Jagged.from_lists({"a": [[1.5]]})
+
+
+@pytest.mark.parametrize("value", ["x", None, 1 << 63])
+def test_values_that_are_no_ids_are_named(value):
+    with pytest.raises(BatchError, match=r"feature 'b', sample 1, position 2: .* is not an id"):
+        Jagged.from_lists({"a": [[1], [2]], "b": [[], [3, 4, value]]})

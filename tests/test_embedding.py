@@ -956,3 +956,8 @@ def test_accumulation_uses_the_weights_of_its_backward():
             held.zero_()
         embeddings.update()
     assert torch.equal(one.table("t"), two.table("t"))
+
+
+def test_tables_that_do_not_fit_are_named():
+    with pytest.raises(MemoryError, match=r"2 tables need .* GB of rows .* largest is 'huge' with 549755813888 x 64"):
+        Embeddings([Table(name="t", rows=9, dim=4), Table(name="huge", rows=1 << 39, dim=64)])

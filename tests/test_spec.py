@@ -13,8 +13,8 @@ from rowwise.spec import check_tables
 positive = st.floats(0, 100, allow_nan=False)
 optimizers = st.one_of(
     st.builds(Sgd, lr=positive, weight_decay=positive),
-    st.builds(Adagrad, lr=positive, eps=positive, weight_decay=positive, initial=positive),
-    st.builds(RowWiseAdagrad, lr=positive, eps=positive, weight_decay=positive, initial=positive),
+    st.builds(Adagrad, lr=positive, eps=st.floats(2.0**-126, 100), weight_decay=positive, initial=positive),
+    st.builds(RowWiseAdagrad, lr=positive, eps=st.floats(2.0**-126, 100), weight_decay=positive, initial=positive),
 )
 inits = st.one_of(
     st.builds(Uniform, bound=st.none() | positive),
@@ -174,6 +174,7 @@ def test_spec_errors_are_value_errors_of_ours():
         ({"pooling": "max"}, "pooling='max': want one of 'sum', 'mean', 'weighted', 'sequence'"),
         ({"unknown": "maybe"}, "unknown='maybe': want 'raise' or 'last_row'"),
         ({"optimizer": RowWiseAdagrad(eps=0)}, "eps=0: want more than 0"),
+        ({"optimizer": Adagrad(eps=1e-50)}, "eps=1e-50: want more than 0 in 32 bits"),
     ],
 )
 def test_code_is_held_to_the_types_of_files(wrong, message):

@@ -81,9 +81,13 @@ class Jagged:
             raise BatchError(f"features have different numbers of samples: {sizes}")
         values = [i for samples in bags.values() for bag in samples for i in bag]
         lengths = [len(bag) for samples in bags.values() for bag in samples]
+        try:
+            values_N = torch.tensor(values, dtype=None if values else torch.int64)  # floats are refused, not cut
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise BatchError(_name_bad_value(bags)) from error
         return cls(
             features=tuple(bags),
-            values_N=torch.tensor(values, dtype=None if values else torch.int64),  # floats are refused, not cut
+            values_N=values_N,
             lengths_FB=torch.tensor(lengths, dtype=torch.int64),
         )
 
@@ -150,6 +154,17 @@ class Jagged:
     def stride(self) -> int:
         """Samples in the batch, under TorchRec's name."""
         return self.batch_size
+
+
+def _name_bad_value(bags: Mapping[str, Sequence[Sequence[int]]]) -> str:
+    """The first value that cannot be an id."""
+    for name, samples in bags.items():
+        for sample, bag in enumerate(samples):
+            for position, value in enumerate(bag):
+                if not isinstance(value, int) or not -(1 << 63) <= value < 1 << 63:
+                    where = f"feature {name!r}, sample {sample}, position {position}"
+                    return f"{where}: {value!r} is not an id: want a whole number of 64 bits; hash strings first"
+    return "the ids of the batch do not make a tensor of whole numbers"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

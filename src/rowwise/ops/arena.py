@@ -32,12 +32,14 @@ class Arena:
     def allocate(cls, tables: Sequence[Table], device: torch.device) -> "Arena":
         """Zeroed memory for the tables."""
         places, size = place_tables(tables)
-        return cls(
-            tables=tuple(tables),
-            places=tuple(places),
-            rows=_zeros(size.base, device),
-            state=_zeros(size.state_base, device),
-        )
+        try:
+            rows, state = _zeros(size.base, device), _zeros(size.state_base, device)
+        except MemoryError:
+            need = f"{size.base * 4 / 1e9:.1f} GB of rows and {size.state_base * 4 / 1e9:.1f} GB of optimizer state"
+            largest = max(tables, key=lambda t: t.rows * t.dim)
+            what = f"the largest is {largest.name!r} with {largest.rows} x {largest.dim}"
+            raise MemoryError(f"{len(tables)} tables need {need}, which this machine does not give; {what}") from None
+        return cls(tables=tuple(tables), places=tuple(places), rows=rows, state=state)
 
     def table(self, index: int) -> Tensor:
         """The rows of a table [R, D]."""

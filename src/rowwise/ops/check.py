@@ -48,13 +48,11 @@ def check_ids(group: Group, features_F7: Tensor, jagged: Jagged) -> None:
     for index, positions in bad_ids(group, features_F7, jagged):
         table = group.table_of(index)
         first = int(positions[0])
-        offsets = jagged.offsets()
-        # The last bag that begins at or before the id; right=True passes over empty bags that begin there too.
-        bag = int(torch.searchsorted(offsets, first, right=True)) - 1
+        sample, position = _locate(jagged, first)
         value = int(jagged.values_N[first])
         raise IdError(
-            f"table {table.name!r}: feature {group.feature_names[index]!r}, sample {bag % jagged.batch_size}, "
-            f"position {first - int(offsets[bag])}: id {value} is not in 0..{table.rows - 1} "
+            f"table {table.name!r}: feature {group.feature_names[index]!r}, sample {sample}, "
+            f"position {position}: id {value} is not in 0..{table.rows - 1} "
             f"({len(positions)} such ids in the batch). Hash or map the ids, give the table more rows, "
             f"or set unknown='last_row' to let its last row stand for all of them"
         )
@@ -102,8 +100,8 @@ def _bad_weight(group: Group, jagged: Jagged) -> str | None:
         bad = torch.nonzero(~torch.isfinite(jagged.weights_N[begin:end]))
         if len(bad):
             at = begin + int(bad[0])
-            bag = int(torch.searchsorted(offsets, at, right=True)) - 1
-            where = f"{_named(group, index)}, sample {bag % jagged.batch_size}, position {at - int(offsets[bag])}"
+            sample, position = _locate(jagged, at)
+            where = f"{_named(group, index)}, sample {sample}, position {position}"
             return f"weight {float(jagged.weights_N[at])} of {where}, id {int(jagged.values_N[at])}"
     return None
 
@@ -114,6 +112,14 @@ def _bad_sequence(group: Group, jagged: Jagged, grad: Tensor) -> str | None:
         return None
     index, sample, at = _place_in_sequence(group, jagged, int(bad[0, 0]))
     return f"{float(grad[bad[0, 0]])} in the gradient of {_named(group, index)}, sample {sample}, {at}"
+
+
+def _locate(jagged: Jagged, at: int) -> tuple[int, int]:
+    """The sample of an id, and its position inside the bag."""
+    # The last bag that begins at or before the id; right=True passes over empty bags that begin there too.
+    offsets = jagged.offsets()
+    bag = int(torch.searchsorted(offsets, at, right=True)) - 1
+    return bag % jagged.batch_size, at - int(offsets[bag])
 
 
 def _named(group: Group, index: int) -> str:
@@ -136,7 +142,7 @@ def _place_in_sequence(group: Group, jagged: Jagged, flat: int) -> tuple[int, in
         floats = (end - begin) * group.table_of(index).dim
         if flat < floats:
             at = begin + flat // group.table_of(index).dim
-            bag = int(torch.searchsorted(offsets, at, right=True)) - 1
-            return index, bag % batch, f"position {at - int(offsets[bag])}, id {int(jagged.values_N[at])}"
+            sample, position = _locate(jagged, at)
+            return index, sample, f"position {position}, id {int(jagged.values_N[at])}"
         flat -= floats
     raise AssertionError("every element of the gradient belongs to an id")
