@@ -87,8 +87,8 @@ def test_doctor_without_native_operators(tmp_path):
 def test_doctor_names_what_fails():
     """A reference that disagrees with the kernels is what a broken kernel looks like."""
     script = """if True:
-        from rowwise.cli import selftest
-        selftest.reference.column_sum = lambda x_ND: x_ND.sum(1) + 1
+        from rowwise.ops.reference import apply
+        apply.column_sum = lambda x_ND: x_ND.sum(1) + 1
         from rowwise.cli.main import app
         app()(["doctor", "--seconds", "0"])
     """

@@ -1,36 +1,23 @@
 // The operators as torch sees them: check what the caller hands over, share the work, name what was bad.
 //
-// Only libtorch's stable ABI is used, so one build serves every torch from 2.11 on. Checks here protect
-// memory (no argument can make a kernel read or write outside its tensors); messages with table and feature
-// names are made on the Python side, which knows them.
-#include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
-#include <torch/csrc/stable/tensor.h>
+// Checks here protect memory (no argument can make a kernel read or write outside its tensors); messages with
+// table and feature names are made on the Python side, which knows them.
+#include "bind.h"
 
-#include <algorithm>
 #include <optional>
 #include <string>
 
 #include "isa.h"
 #include "kernels.h"
-#include "memory.h"
 #include "update.h"
 
 namespace {
 
 using namespace rowwise;
-using torch::headeronly::ScalarType;
-using torch::stable::Tensor;
 
 constexpr int64_t bags_per_task = 256;
 constexpr int64_t ids_per_task = 4096;
 constexpr int64_t streamed_bytes = 4 << 20;  // larger outputs leave the caches before they are read anyway
-constexpr int64_t pooled_bytes = 1 << 16;    // smaller outputs come from torch's own allocator
-
-void check_tensor(const Tensor& t, ScalarType type, const char* name) {
-  STD_TORCH_CHECK(t.is_contiguous() && t.scalar_type() == type && t.is_cpu(), "rowwise: ", name,
-                  " must be a contiguous CPU tensor of the operator's type");
-}
 
 template <class T>
 const T* rows_of(const Tensor& t, ScalarType type, const char* name) {
@@ -104,41 +91,6 @@ bool whole_lines(const Features& fs, int64_t columns) {
   bool whole = columns % 16 == 0;
   for (int64_t i = 0; i < fs.count; ++i) whole &= fs[i].dim % 16 == 0 && fs[i].column % 16 == 0;
   return whole;
-}
-
-void each_task(int64_t tasks, const std::function<void(int64_t)>& f) {
-  const int64_t threads = std::min<int64_t>(torch::stable::get_num_threads(), tasks);
-  if (threads <= 1) {
-    for (int64_t i = 0; i < tasks; ++i) f(i);
-    return;
-  }
-  std::atomic<int64_t> next{0};
-  torch::stable::parallel_for(0, threads, 1, [&](int64_t, int64_t) {
-    for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < tasks;) f(i);
-  });
-}
-
-// Ranges of at most `size` of each feature's items, handed to f(feature, begin, end).
-template <class Count, class F>
-void each_range(int64_t features, int64_t size, Count count, F f) {
-  std::vector<int64_t> first(size_t(features) + 1, 0);
-  for (int64_t i = 0; i < features; ++i) first[size_t(i) + 1] = first[size_t(i)] + (count(i) + size - 1) / size;
-  each_task(first.back(), [&](int64_t task) {
-    const int64_t i = std::upper_bound(first.begin(), first.end(), task) - first.begin() - 1;
-    const int64_t begin = (task - first[size_t(i)]) * size;
-    f(i, begin, std::min(count(i), begin + size));
-  });
-}
-
-Tensor empty(std::initializer_list<int64_t> shape) {
-  int64_t n = 1;
-  for (int64_t s : shape) n *= s;
-  if (n * 4 < pooled_bytes) return torch::stable::empty(shape, ScalarType::Float);
-  std::vector<int64_t> strides(shape.size(), 1);
-  for (size_t d = shape.size() - 1; d > 0; --d) strides[d - 1] = strides[d] * shape.begin()[d];
-  return torch::stable::from_blob(acquire(size_t(n) * 4), shape, strides,
-                                  torch::stable::Device(torch::headeronly::DeviceType::CPU), ScalarType::Float,
-                                  &release);
 }
 
 void check_ids(const Fault& fault, const Tensor& values) {

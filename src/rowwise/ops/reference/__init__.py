@@ -1,0 +1,19 @@
+"""What every operator means, in plain torch: the definition that each kernel has to match bit for bit.
+
+Arguments are those of the operators registered in `_cpp`; `features`, `tables` and `hyper` are the small CPU
+tensors of `layout`. Everything else may be on any device. Slow on purpose: clear steps over whole tensors, in the
+order of [Note: Merge order] and [Note: Column sums] (see `_cpp/tables.h`, `_cpp/simd.h`).
+
+Shapes: N ids, B samples, D columns of a table, S columns of the output, M merged rows.
+"""
+
+from rowwise.ops.reference.lookup import Bags as Bags
+from rowwise.ops.reference.lookup import gather as gather
+from rowwise.ops.reference.lookup import offsets as offsets
+from rowwise.ops.reference.lookup import pool as pool
+from rowwise.ops.reference.lookup import pool_weight_grad as pool_weight_grad
+from rowwise.ops.reference.random import fill_uniform as fill_uniform
+from rowwise.ops.reference.sums import column_sum as column_sum
+from rowwise.ops.reference.sums import merge as merge
+from rowwise.ops.reference.apply import Memory as Memory
+from rowwise.ops.reference.apply import update as update

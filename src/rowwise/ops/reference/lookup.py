@@ -1,0 +1,102 @@
+"""Looking rows up and pooling them, and the gradient of per-id weights."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rowwise.errors import IdError
+from rowwise.ops.layout import FeatureRow, Mode
+from rowwise.ops.reference.sums import column_sum, sum_runs
+
+
+class Bags(NamedTuple):
+    """A feature-major batch and the features that look rows up in it: arguments that go together."""
+
+    features: Tensor
+    values: Tensor
+    offsets: Tensor
+    weights: Tensor | None
+    batch: int
+
+    def rows(self) -> list[FeatureRow]:
+        """The features, read."""
+        return FeatureRow.read(self.features)
+
+    def bounds(self, feature: FeatureRow) -> Tensor:
+        """Where each bag of the feature begins, and the end of the last [B + 1]."""
+        return self.offsets[feature.source * self.batch : (feature.source + 1) * self.batch + 1]
+
+    def span(self, feature: FeatureRow) -> slice:
+        """The feature's part of `values` and `weights`."""
+        bounds = self.bounds(feature)
+        return slice(int(bounds[0]), int(bounds[-1]))
+
+    def ids(self, feature: FeatureRow) -> Tensor:
+        """The feature's ids, all of which have to be inside its table."""
+        ids_N = self.values[self.span(feature)].long()
+        if len(ids_N) and (int(ids_N.min()) < 0 or int(ids_N.max()) >= feature.rows):
+            raise IdError(f"rowwise: an id of feature {feature.source} is outside its table of {feature.rows} rows")
+        return ids_N
+
+    def samples(self, feature: FeatureRow) -> Tensor:
+        """The sample of each id."""
+        # Empty bags repeat zero times, so they leave no trace here.
+        counts_B = self.bounds(feature).diff()
+        return torch.arange(self.batch, device=counts_B.device).repeat_interleave(counts_B)
+
+    def scale(self, feature: FeatureRow, x_ND: Tensor) -> Tensor:
+        """Times the weight of each id, where the feature is weighted."""
+        if feature.mode != Mode.WEIGHTED or self.weights is None:
+            return x_ND
+        return x_ND * self.weights[self.span(feature)].unsqueeze(1)
+
+
+def offsets(lengths: Tensor) -> Tensor:
+    """Where each bag begins, and the end of the last."""
+    zero = torch.zeros(1, dtype=torch.int64, device=lengths.device)
+    return torch.cat([zero, lengths.cumsum(0, dtype=torch.int64)])
+
+
+def pool(arena: Tensor, bags: Bags, columns: int) -> Tensor:
+    """Rows of each bag summed in the order of its ids; a mean is the sum times 1 / count."""
+    # Zeros also where a bag is empty, which is what a sum over nothing is.
+    out_BS = arena.new_zeros(bags.batch, columns)
+    for feature in bags.rows():
+        bounds = bags.bounds(feature)
+        # The product is rounded before it is added, here as in every kernel: no fused multiply-add.
+        rows_ND = bags.scale(feature, _rows(arena, bags, feature))
+        sums_BD = sum_runs(rows_ND, bounds[:-1] - bounds[:1], bounds.diff())
+        # Times the inverse rather than divided: the backward scales by the same float.
+        if feature.mode == Mode.MEAN:
+            sums_BD = sums_BD * inverse(bounds.diff(), sums_BD)
+        out_BS[:, feature.column : feature.column + feature.dim] = sums_BD
+    return out_BS
+
+
+def pool_weight_grad(arena: Tensor, bags: Bags, grad: Tensor) -> Tensor:
+    """The gradient of an id's weight: its row times the gradient of its bag, summed over columns."""
+    out_N = torch.zeros(len(bags.values), device=grad.device)
+    for feature in bags.rows():
+        if feature.mode == Mode.WEIGHTED:
+            grad_BD = grad[:, feature.column : feature.column + feature.dim]
+            # Every id of a bag meets the gradient of that bag.
+            grad_ND = grad_BD[bags.samples(feature)]
+            out_N[bags.span(feature)] = column_sum(_rows(arena, bags, feature) * grad_ND)
+    return out_N
+
+
+def gather(arena: Tensor, bags: Bags) -> Tensor:
+    """The row of every id, feature after feature, as one flat tensor."""
+    rows = [_rows(arena, bags, feature).reshape(-1) for feature in bags.rows()]
+    return torch.cat(rows) if rows else arena.new_empty(0)
+
+
+def _rows(arena: Tensor, bags: Bags, feature: FeatureRow) -> Tensor:
+    table = arena[feature.base : feature.base + feature.rows * feature.dim].view(feature.rows, feature.dim)
+    return table[bags.ids(feature)]
+
+
+def inverse(counts_B: Tensor, like: Tensor) -> Tensor:
+    """What turns a sum into a mean, for each bag [B, 1]; 1 where a bag is empty."""
+    return (1.0 / counts_B.clamp(min=1).to(like.dtype)).unsqueeze(1)

@@ -1,0 +1,26 @@
+"""Counter-based random numbers: each is a hash of a key and its place, whoever computes it."""
+
+import torch
+from torch import Tensor
+
+
+def fill_uniform(out: Tensor, key: int, start: int, low: float, high: float) -> None:
+    """out[i] is low + u * (high - low), u from a hash of (key, start + i) alone."""
+    # The steps of SplitMix64 in int64, whose products wrap around as uint64's do; only the shifts differ.
+    index = torch.arange(start + 1, start + 1 + out.numel(), dtype=torch.int64, device=out.device)
+    x = key + index * _signed(0x9E3779B97F4A7C15)
+    x = (x ^ _shift(x, 30)) * _signed(0xBF58476D1CE4E5B9)
+    x = (x ^ _shift(x, 27)) * _signed(0x94D049BB133111EB)
+    # The upper 24 bits are as many as a float holds exactly, so low + u * span has one rounding each.
+    bits = _shift(x ^ _shift(x, 31), 40)
+    low_, high_ = (torch.tensor(v, dtype=torch.float32, device=out.device) for v in (low, high))
+    out.copy_(low_ + bits.float() * 2.0**-24 * (high_ - low_))
+
+
+def _signed(x: int) -> int:
+    return x - (1 << 64) if x >> 63 else x
+
+
+def _shift(x: Tensor, bits: int) -> Tensor:
+    """Logical right shift of int64."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
