@@ -7,6 +7,8 @@ order of [Note: Merge order] and [Note: Column sums] (see `_cpp/tables.h`, `_cpp
 Shapes: N ids, B samples, D columns of a table, S columns of the output, M merged rows.
 """
 
+from rowwise.ops.reference.apply import Memory as Memory
+from rowwise.ops.reference.apply import update as update
 from rowwise.ops.reference.lookup import Bags as Bags
 from rowwise.ops.reference.lookup import gather as gather
 from rowwise.ops.reference.lookup import offsets as offsets
@@ -15,5 +17,3 @@ from rowwise.ops.reference.lookup import pool_weight_grad as pool_weight_grad
 from rowwise.ops.reference.random import fill_uniform as fill_uniform
 from rowwise.ops.reference.sums import column_sum as column_sum
 from rowwise.ops.reference.sums import merge as merge
-from rowwise.ops.reference.apply import Memory as Memory
-from rowwise.ops.reference.apply import update as update
