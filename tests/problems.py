@@ -5,7 +5,19 @@ from dataclasses import dataclass
 import torch
 from hypothesis import strategies as st
 
-from rowwise import Adagrad, Jagged, Pooling, RowWiseAdagrad, Sgd, Table
+from rowwise import (
+    Adagrad,
+    Adam,
+    Ftrl,
+    Jagged,
+    Lamb,
+    Pooling,
+    RowType,
+    RowWiseAdagrad,
+    RowWiseAdam,
+    Sgd,
+    Table,
+)
 from rowwise.ops.arena import Arena
 from rowwise.ops.layout import Group, make_group
 
@@ -16,6 +28,21 @@ OPTIMIZERS = (
     Adagrad(lr=0.1, eps=1e-4),
     RowWiseAdagrad(lr=0.1, weight_decay=0.02),
     RowWiseAdagrad(lr=0.1, eps=1e-4, initial=0.1),
+    RowWiseAdagrad(lr=0.1, clip=0.5),
+    Adam(lr=0.1),
+    Adam(lr=0.1, weight_decay=0.02, clip=0.1),
+    RowWiseAdam(lr=0.1, weight_decay=0.02),
+    Lamb(lr=0.1, weight_decay=0.02),
+    Ftrl(lr=0.1, l1=0.05, l2=0.1),
+)
+# The type of rows, and how many columns of an int8 row share a scale.
+ROW_TYPES = (
+    (RowType.FP32, None),
+    (RowType.FP16, None),
+    (RowType.BF16, None),
+    (RowType.INT8, None),
+    (RowType.INT8, 16),
+    (RowType.INT8, 48),
 )
 
 
@@ -69,6 +96,7 @@ def problems(draw, poolings=(Pooling.SUM, Pooling.MEAN, Pooling.WEIGHTED), most_
     tables = []
     for index in range(draw(st.integers(1, 4))):
         features = tuple(f"f{index}.{k}" for k in range(draw(st.integers(1, 3))))
+        row_type, column_group = draw(st.sampled_from(ROW_TYPES))
         tables.append(
             Table(
                 name=f"t{index}",
@@ -77,6 +105,8 @@ def problems(draw, poolings=(Pooling.SUM, Pooling.MEAN, Pooling.WEIGHTED), most_
                 features=features,
                 pooling=draw(st.sampled_from(poolings)),
                 optimizer=draw(st.sampled_from(OPTIMIZERS)),
+                row_type=row_type,
+                column_group=column_group,
             )
         )
     return make_problem(

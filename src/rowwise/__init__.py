@@ -22,10 +22,16 @@ if TYPE_CHECKING:
     from rowwise.plan import Plan as Plan
     from rowwise.plan import Tile as Tile
     from rowwise.spec import Adagrad as Adagrad
+    from rowwise.spec import Adam as Adam
     from rowwise.spec import Constant as Constant
+    from rowwise.spec import Ftrl as Ftrl
+    from rowwise.spec import Lamb as Lamb
     from rowwise.spec import Normal as Normal
     from rowwise.spec import Pooling as Pooling
+    from rowwise.spec import RowType as RowType
     from rowwise.spec import RowWiseAdagrad as RowWiseAdagrad
+    from rowwise.spec import RowWiseAdam as RowWiseAdam
+    from rowwise.spec import Schedule as Schedule
     from rowwise.spec import Sgd as Sgd
     from rowwise.spec import Table as Table
     from rowwise.spec import Uniform as Uniform
@@ -46,7 +52,22 @@ _HOMES = {
         "UnknownIdWarning",
     ),
     "plan": ("Plan", "Tile"),
-    "spec": ("Adagrad", "Constant", "Normal", "Pooling", "RowWiseAdagrad", "Sgd", "Table", "Uniform"),
+    "spec": (
+        "Adagrad",
+        "Adam",
+        "Constant",
+        "Ftrl",
+        "Lamb",
+        "Normal",
+        "Pooling",
+        "RowType",
+        "RowWiseAdagrad",
+        "RowWiseAdam",
+        "Schedule",
+        "Sgd",
+        "Table",
+        "Uniform",
+    ),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 __all__ = sorted(_HOME)

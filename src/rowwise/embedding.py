@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from rowwise.batch import Jagged, KeyedJagged
 from rowwise.errors import BatchError, GradientError, IdError, SpecError, StateError
-from rowwise.ops import check
+from rowwise.ops import check, rowtype
 from rowwise.ops.arena import Arena
 from rowwise.ops.layout import Group, make_group
 from rowwise.ops.lookup import Call, Staged, lookup
@@ -92,8 +92,12 @@ class Embeddings(nn.Module):
         return self.arena.tables
 
     def table(self, name: str) -> Tensor:
-        """The rows of a table, as a view [R, D]."""
+        """The rows of a table as they are stored: a view [R, D], or the bytes of int8 rows [R, row_bytes]."""
         return self.arena.table(self._index(name))
+
+    def weights(self, name: str) -> Tensor:
+        """The rows of a table as float32 [R, D]: the view itself if they are stored so, else a copy."""
+        return self.arena.weights(self._index(name))
 
     def forward(self, sparse: Jagged | KeyedJagged) -> Vectors:
         """Look a batch up. With gradients enabled, each backward stages what `update` will apply."""
@@ -162,7 +166,7 @@ class Embeddings(nn.Module):
 
     def _group(self, sequences: bool) -> Group:
         chosen = [i for i, t in enumerate(self.tables) if (t.pooling is Pooling.SEQUENCE) == sequences]
-        return make_group([self.tables[i] for i in chosen], [self.arena.places[i] for i in chosen])
+        return make_group(self.tables, self.arena.places, chosen)
 
     def _index(self, name: str) -> int:
         for index, table in enumerate(self.tables):
@@ -187,8 +191,8 @@ class Embeddings(nn.Module):
 
     def _lookup(self, group: Group, features: Tensor, jagged: Jagged, offsets: Tensor, *, per_id: bool) -> Tensor:
         if not group.tables:
-            return self.arena.rows.new_empty(0 if per_id else (jagged.batch_size, 0))
-        call = Call(group=group, features_F7=features, jagged=jagged, offsets=offsets, per_id=per_id)
+            return torch.empty(0 if per_id else (jagged.batch_size, 0), device=self.arena.rows.device)
+        call = Call(group=group, features_F9=features, jagged=jagged, offsets=offsets, per_id=per_id)
         try:
             return lookup(call, self.arena.rows, self._anchor, self._staged.append)
         except IdError:  # the rare case pays: look up once more, if the tables allow it
@@ -207,7 +211,7 @@ class Embeddings(nn.Module):
         return {name: part.view(-1, dim) for name, part, dim in zip(names, parts, dims, strict=True)}
 
     def _show_tables(self) -> None:
-        """(Re)make the parameters: views of the arena, which alone owns the memory."""
+        """(Re)make the parameters: views of the arena, as rows are stored, which alone owns the memory."""
         for index, table in enumerate(self.tables):
             view = self.arena.table(index)
             parameter = self._parameters.get(table.name)
@@ -237,7 +241,7 @@ class Embeddings(nn.Module):
     def extra_repr(self) -> str:
         """One line a table."""
         return "\n".join(
-            f"{t.name}: {t.rows} x {t.dim}, {t.pooling}, {type(t.optimizer).__name__}" for t in self.tables
+            f"{t.name}: {t.rows} x {t.dim} {t.row_type}, {t.pooling}, {type(t.optimizer).__name__}" for t in self.tables
         )
 
 
@@ -256,7 +260,14 @@ def _before_load(
             if prefix + alias in state_dict:
                 state_dict[prefix + name] = state_dict.pop(prefix + alias)
         found = state_dict.get(prefix + name)
-        if found is not None and tuple(found.shape) != (table.rows, table.dim):
-            raise StateError(f"table {name!r}: got {tuple(found.shape)}, want ({table.rows}, {table.dim})")
+        if found is None:
+            continue
+        stored = module.table(name)
+        bytes_expected = stored.dtype == torch.uint8
+        if bytes_expected and found.is_floating_point() and tuple(found.shape) == (table.rows, table.dim):
+            state_dict[prefix + name] = rowtype.pack(found, table.row_type, table.column_group)
+        elif found.shape != stored.shape or (found.dtype == torch.uint8) != bytes_expected:
+            want = f"{tuple(stored.shape)} of {stored.dtype}"
+            raise StateError(f"table {name!r}: got {tuple(found.shape)} of {found.dtype}, want {want}")
     # With assign=True torch would replace the parameters, and the arena would keep the old rows.
     local_metadata["assign_to_params_buffers"] = False

@@ -5,6 +5,7 @@ without loading any tensor library. Where a table lives is `plan`'s business, it
 """
 
 import enum
+import math
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
@@ -26,32 +27,131 @@ class Value(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Base of the frozen values: unknown keys are refused when read from a file."""
 
 
-class Sgd(Value, frozen=True, tag="sgd", tag_field="kind"):
+class RowType(enum.StrEnum):
+    """How a row is stored. The arithmetic is in 32-bit floats whatever the type; updates are rounded stochastically."""
+
+    FP32 = "fp32"
+    FP16 = "fp16"
+    BF16 = "bf16"
+    INT8 = "int8"  # one byte a weight, and two floats (scale and offset) for each group of columns
+
+
+class Schedule(Value, frozen=True, kw_only=True):
+    """A factor on the learning rate: it rises over `warmup_steps`, then falls over `decay_steps` to `end`."""
+
+    warmup_steps: int = 0
+    decay_start: int = 0  # the last step at full rate
+    decay_steps: int = 0  # 0: never falls
+    shape: Literal["linear", "cosine", "quadratic"] = "linear"
+    end: float = 0.0
+
+    def factor(self, step: int) -> float:
+        """The factor at an update, the first of which is step 1."""
+        if step < self.warmup_steps:
+            return step / self.warmup_steps
+        if not self.decay_steps or step <= self.decay_start:
+            return 1.0
+        left = max(0.0, 1.0 - (step - self.decay_start) / self.decay_steps)
+        match self.shape:
+            case "cosine":
+                left = (1.0 - math.cos(math.pi * left)) / 2
+            case "quadratic":
+                left = left * left
+            case "linear":
+                pass
+        return self.end + (1.0 - self.end) * left
+
+
+class Sgd(Value, frozen=True, kw_only=True, tag="sgd", tag_field="kind"):
     """w -= lr * g."""
 
     lr: float = 0.01
-    weight_decay: float = 0.0
+    weight_decay: float = 0.0  # added to the gradient, times the weight
+    clip: float | None = None  # longest gradient of a row (L2 norm); longer ones are shortened to it
+    schedule: Schedule | None = None
 
 
-class Adagrad(Value, frozen=True, tag="adagrad", tag_field="kind"):
+class Adagrad(Value, frozen=True, kw_only=True, tag="adagrad", tag_field="kind"):
     """s += g * g, w -= lr * g / (sqrt(s) + eps): one float of state for each weight."""
 
     lr: float = 0.01
     eps: float = 1e-8
-    weight_decay: float = 0.0
+    weight_decay: float = 0.0  # added to the gradient, times the weight
     initial: float = 0.0
+    clip: float | None = None
+    schedule: Schedule | None = None
 
 
-class RowWiseAdagrad(Value, frozen=True, tag="rowwise_adagrad", tag_field="kind"):
+class RowWiseAdagrad(Value, frozen=True, kw_only=True, tag="rowwise_adagrad", tag_field="kind"):
     """s += mean(g * g), w -= lr * g / (sqrt(s) + eps): one float of state for each row."""
 
     lr: float = 0.01
     eps: float = 1e-8
-    weight_decay: float = 0.0
+    weight_decay: float = 0.0  # added to the gradient, times the weight
     initial: float = 0.0
+    clip: float | None = None
+    schedule: Schedule | None = None
 
 
-RowOptimizer = Sgd | Adagrad | RowWiseAdagrad
+class Adam(Value, frozen=True, kw_only=True, tag="adam", tag_field="kind"):
+    """w -= lr * (m' / (sqrt(v') + eps) + weight_decay * w), with the bias-corrected means m' of g and v' of g * g.
+
+    Rows that a step does not touch stay as they are, their means too; the correction counts all steps.
+    Two floats of state for each weight. Source: Kingma and Ba 2015; Loshchilov and Hutter 2019 for the decay.
+    """
+
+    lr: float = 0.001
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    clip: float | None = None
+    schedule: Schedule | None = None
+
+
+class RowWiseAdam(Value, frozen=True, kw_only=True, tag="rowwise_adam", tag_field="kind"):
+    """Adam with one v for each row, the mean over its columns: one float of state for each weight, one for each row."""
+
+    lr: float = 0.001
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    clip: float | None = None
+    schedule: Schedule | None = None
+
+
+class Lamb(Value, frozen=True, kw_only=True, tag="lamb", tag_field="kind"):
+    """Adam's step r, in the length of the row: w -= lr * (|w| / |r|) * r, the factor being 1 where a length is 0.
+
+    Two floats of state for each weight. Source: You et al. 2020, applied to each row.
+    """
+
+    lr: float = 0.001
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    clip: float | None = None
+    schedule: Schedule | None = None
+
+
+class Ftrl(Value, frozen=True, kw_only=True, tag="ftrl", tag_field="kind"):
+    """FTRL-Proximal: n += g * g, z += g - (sqrt(n) - sqrt(n before)) / lr * w, and with s the sign of z
+
+    w = 0 where |z| <= l1, else -(z - s * l1) / ((beta + sqrt(n)) / lr + l2). Each weight has a rate of its own that
+    only falls, so there is no schedule. Two floats of state for each weight. Source: McMahan et al. 2013.
+    """
+
+    lr: float = 0.05
+    l1: float = 0.0
+    l2: float = 0.0
+    beta: float = 1.0
+    initial: float = 0.0  # of n
+    clip: float | None = None
+
+
+RowOptimizer = Sgd | Adagrad | RowWiseAdagrad | Adam | RowWiseAdam | Lamb | Ftrl
 
 
 class Uniform(Value, frozen=True, tag="uniform", tag_field="kind"):
@@ -86,6 +186,8 @@ class Table(Value, frozen=True):
     optimizer: RowOptimizer = RowWiseAdagrad()
     init: Init = Uniform()
     unknown: Literal["raise", "last_row"] = "raise"  # what happens to an id outside 0 .. rows - 1
+    row_type: RowType = RowType.FP32
+    column_group: int | None = None  # int8: columns that share a scale, a multiple of 16; None: all of a row
 
     def __post_init__(self) -> None:
         """Refuse what no kernel could hold."""
@@ -107,6 +209,23 @@ class Table(Value, frozen=True):
         """The features in lookup order."""
         return self.features or (self.name,)
 
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row as it is stored, without optimizer state."""
+        return row_bytes(self.row_type, self.dim, self.column_group or 0)
+
+
+def row_bytes(row_type: RowType, dim: int, column_group: int = 0) -> int:
+    """Bytes of one row of a type; a group of 0 columns is the whole row."""
+    match row_type:
+        case RowType.FP32:
+            return 4 * dim
+        case RowType.FP16 | RowType.BF16:
+            return 2 * dim
+        case RowType.INT8:
+            groups = -(-dim // (column_group or dim))
+            return 8 * groups + -(-dim // 4) * 4
+
 
 def _check_types(table: Table) -> None:
     """What a file is held to when it is read, code is held to as well; a pooling may be given by its name."""
@@ -118,25 +237,60 @@ def _check_types(table: Table) -> None:
         raise SpecError(f"table {name!r}: features={table.features!r}: want a tuple of names, such as ('clicked',)")
     if table.unknown not in ("raise", "last_row"):
         raise SpecError(f"table {name!r}: unknown={table.unknown!r}: want 'raise' or 'last_row'")
+    _check_choice(table, "pooling", Pooling)
+    _check_choice(table, "row_type", RowType)
+    group = table.column_group
+    if group is not None and (table.row_type is not RowType.INT8 or type(group) is not int or group < 16 or group % 16):
+        want = "want a multiple of 16, for rows of type 'int8' only"
+        raise SpecError(f"table {name!r}: column_group={group!r} with rows of type {str(table.row_type)!r}: {want}")
+
+
+def _check_choice(table: Table, field: str, kind: type[enum.StrEnum]) -> None:
+    value = getattr(table, field)
     try:
-        msgspec.structs.force_setattr(table, "pooling", Pooling(table.pooling))
+        msgspec.structs.force_setattr(table, field, kind(value))
     except ValueError:
-        want = ", ".join(repr(str(p)) for p in Pooling)
-        raise SpecError(f"table {name!r}: pooling={table.pooling!r}: want one of {want}") from None
+        want = ", ".join(repr(str(choice)) for choice in kind)
+        raise SpecError(f"table {table.name!r}: {field}={value!r}: want one of {want}") from None
+
+
+SMALLEST = 2.0**-126  # the kernels compute in 32 bits, where what is smaller than this rounds to nothing
 
 
 def _check_numbers(table: Table) -> None:
-    # Only a constant's value may be negative; None is a bound that the table's size will give.
-    numbers = msgspec.structs.asdict(table.optimizer) | msgspec.structs.asdict(table.init)
-    for field, value in numbers.items():
-        if value is None:
-            continue
-        if not -3e38 < value < 3e38 or (value < 0 and field != "value"):
-            raise SpecError(f"table {table.name!r}: {field}={value}: want a finite number that is not negative")
-        # The kernels compute in 32 bits, where what is smaller than this rounds to nothing.
-        if field == "eps" and value < 2.0**-126:
-            want = "want more than 0 in 32 bits, or a gradient of 0 is divided by 0"
-            raise SpecError(f"table {table.name!r}: eps={value}: {want}")
+    optimizer = msgspec.structs.asdict(table.optimizer)
+    for field, value in (optimizer | msgspec.structs.asdict(table.init)).items():
+        want = _wanted(field, value)
+        if want:
+            raise SpecError(f"table {table.name!r}: {field}={value}: {want}")
+    if isinstance(table.optimizer, Ftrl):
+        if table.optimizer.beta < SMALLEST and table.optimizer.initial < SMALLEST:
+            want = "want one of them more than 0, or the first weight is divided by 0"
+            raise SpecError(f"table {table.name!r}: beta={table.optimizer.beta} and initial=0: {want}")
+        if table.optimizer.lr < SMALLEST:
+            raise SpecError(f"table {table.name!r}: lr={table.optimizer.lr}: FTRL divides by it; want more than 0")
+    schedule = getattr(table.optimizer, "schedule", None)
+    if schedule is not None:
+        for field, value in msgspec.structs.asdict(schedule).items():
+            if field != "shape" and not 0 <= value < 3e38:
+                raise SpecError(f"table {table.name!r}: schedule: {field}={value}: want a number that is not negative")
+
+
+def _wanted(field: str, value: object) -> str | None:
+    """What a number of an optimizer or of an initial value should have been, if it is not that."""
+    # None is a bound that the table's size will give, or no clipping.
+    if value is None or isinstance(value, Schedule):
+        return None
+    # Only a constant's value may be negative.
+    if not isinstance(value, int | float) or not -3e38 < value < 3e38 or (value < 0 and field != "value"):
+        return "want a finite number that is not negative"
+    if field == "eps" and value < SMALLEST:
+        return "want more than 0 in 32 bits, or a gradient of 0 is divided by 0"
+    if field == "clip" and value < SMALLEST:
+        return "want more than 0 in 32 bits; None does not clip"
+    if field in ("beta1", "beta2") and value > 1 - 2.0**-24:
+        return "want less than 1 in 32 bits"
+    return None
 
 
 def check_tables(tables: Sequence[Table]) -> None:

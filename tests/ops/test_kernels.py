@@ -10,6 +10,7 @@ from rowwise import Pooling, Table
 from rowwise.ops import reference
 from rowwise.ops.native import reference_operators
 from rowwise.ops.reference import Bags, Memory
+from rowwise.ops.update import next_step
 
 ops = torch.ops.rowwise
 
@@ -67,8 +68,9 @@ def check_update(problem: Problem, per_id: bool) -> None:
     for step in range(2):
         grad = torch.randn(shape, generator=torch.Generator().manual_seed(step))
         bags = Bags(sources, jagged.values_N, offsets, jagged.weights_N, jagged.batch_size)
-        ops.update(a.rows, a.state, group.tables_T8, group.hyper_T4, *bags[:4], grad, bags.batch, per_id)
-        reference.update(Memory(b.rows, b.state, group.tables_T8, group.hyper_T4), bags, grad, per_id)
+        hyper, keys = next_step(a, group)
+        ops.update(a.rows, a.state, group.tables_T10, hyper, keys, *bags[:4], grad, bags.batch, per_id)
+        reference.update(Memory(b.rows, b.state, group.tables_T10, hyper, keys), bags, grad, per_id)
     assert same(a.rows, b.rows)
     assert same(a.state, b.state)
 
@@ -102,15 +104,14 @@ def test_update_of_one_table_shared_by_threads(optimizer, pooling, threads_, thr
 @pytest.mark.parametrize("rows", [(1 << 32) + 100])
 def test_ids_past_32_bits(rows):
     """Rows are addressed with 64 bits: a table's far end is where it should be (memory is only touched there)."""
-    arena = ops.zeros(rows)
-    features = torch.tensor([[0, 0, 0, rows, 1, 0, 0]])
-    tables = torch.tensor([[0, rows, 1, 0, 0, 0, 0, 1]])
+    arena = ops.zeros(rows * 4)
+    features = torch.tensor([[0, 0, 0, rows, 1, 0, 0, 0, 0]])
+    tables = torch.tensor([[0, rows, 1, 0, 0, 0, 0, 1, 0, 0]])
     ids = torch.tensor([rows - 1, 5, rows - 1])
     offsets = torch.tensor([0, 1, 2, 3])
     grad = torch.tensor([[1.0], [2.0], [4.0]])
-    ops.update(
-        arena, ops.zeros(0), tables, torch.tensor([[1.0, 0, 0, 0]]), features, ids, offsets, None, grad, 3, False
-    )
+    state, hyper, keys = torch.empty(0), torch.tensor([[1.0] + [0] * 7]), torch.tensor([0])
+    ops.update(arena, state, tables, hyper, keys, features, ids, offsets, None, grad, 3, False)
     assert ops.pool(arena, features, ids, offsets, None, 3, 1).flatten().tolist() == [-5.0, -2.0, -5.0]
 
 
@@ -148,7 +149,8 @@ def test_operators_of_devices_without_kernels(pooling):
     problem = make_problem((table,), batch=300, most=4, seed=3)
     arena, group, sources, offsets = parts(problem)
     ids, weights, batch = problem.jagged.values_N, problem.jagged.weights_N, problem.jagged.batch_size
-    assert set(flat) == {"offsets", "pool", "pool_weight_grad", "gather", "update", "fill_uniform"}
+    named = {"offsets", "pool", "pool_weight_grad", "gather", "update", "fill_uniform", "pack", "unpack"}
+    assert set(flat) == named
     pooled = ops.pool(arena.rows, sources, ids, offsets, weights, batch, group.columns)
     assert same(pooled, flat["pool"](arena.rows, sources, ids, offsets, weights, batch, group.columns))
     rows = ops.gather(arena.rows, sources, ids, offsets, batch)
@@ -157,7 +159,17 @@ def test_operators_of_devices_without_kernels(pooling):
     assert same(weight_grad, flat["pool_weight_grad"](arena.rows, sources, ids, offsets, weights, pooled, batch))
     per_id = pooling is Pooling.SEQUENCE
     other = problem.arena()
-    args = (group.tables_T8, group.hyper_T4, sources, ids, offsets, weights, rows if per_id else pooled, batch, per_id)
+    args = (
+        group.tables_T10,
+        *next_step(arena, group),
+        sources,
+        ids,
+        offsets,
+        weights,
+        rows if per_id else pooled,
+        batch,
+        per_id,
+    )
     ops.update(arena.rows, arena.state, *args)
     flat["update"](other.rows, other.state, *args)
     assert same(arena.rows, other.rows)

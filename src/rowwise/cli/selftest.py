@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,9 +24,30 @@ from rowwise.ops import reference
 from rowwise.ops.arena import Arena
 from rowwise.ops.layout import Group, make_group
 from rowwise.ops.reference import Bags, Memory
-from rowwise.spec import Adagrad, Pooling, RowOptimizer, RowWiseAdagrad, Sgd, Table
+from rowwise.ops.update import next_step
+from rowwise.spec import (
+    Adagrad,
+    Adam,
+    Ftrl,
+    Lamb,
+    Pooling,
+    RowOptimizer,
+    RowType,
+    RowWiseAdagrad,
+    RowWiseAdam,
+    Sgd,
+    Table,
+)
 
-OPTIMIZERS: tuple[RowOptimizer, ...] = (Sgd(lr=0.1), Adagrad(lr=0.1), RowWiseAdagrad(lr=0.1, weight_decay=0.01))
+OPTIMIZERS: tuple[RowOptimizer, ...] = (
+    Sgd(lr=0.1),
+    Adagrad(lr=0.1),
+    RowWiseAdagrad(lr=0.1, weight_decay=0.01),
+    Adam(lr=0.1),
+    RowWiseAdam(lr=0.1),
+    Lamb(lr=0.1),
+    Ftrl(lr=0.1, l1=0.01),
+)
 DIMS = (4, 12, 64, 100)  # one vector, vectors and a rest, a whole strip, a strip and a rest
 CHECKS_SHARE = 0.5  # of the time; the other half goes to measuring
 LEAST_TURNS = 8  # of measuring
@@ -81,13 +103,12 @@ class Case:
         ]
         weights_N = torch.rand(sum(len(v) for v in values), generator=generator)
         offsets = torch.ops.rowwise.offsets(torch.cat(lengths))
-        bags = Bags(group.features_F7, torch.cat(values), offsets, weights_N, batch)
+        bags = Bags(group.features_F9, torch.cat(values), offsets, weights_N, batch)
         return cls(arena=arena, group=group, bags=bags)
 
-    @property
-    def memory(self) -> Memory:
-        """What an update changes."""
-        return Memory(self.arena.rows, self.arena.state, self.group.tables_T8, self.group.hyper_T4)
+    def step(self) -> Memory:
+        """What the next update changes."""
+        return Memory(self.arena.rows, self.arena.state, self.group.tables_T10, *next_step(self.arena, self.group))
 
     def pool(self) -> Tensor:
         """Look the batch up with the kernel."""
@@ -95,7 +116,7 @@ class Case:
 
     def update(self, grad_BS: Tensor) -> None:
         """Update the arena in place with the kernel."""
-        torch.ops.rowwise.update(*self.memory, *self.bags[:4], grad_BS, self.bags.batch, False)
+        torch.ops.rowwise.update(*self.step(), *self.bags[:4], grad_BS, self.bags.batch, False)
 
     def gradients(self) -> list[Tensor]:
         """Gradients for a few updates in a row."""
@@ -134,27 +155,27 @@ def checks(isa_sets: Sequence[str], seed: int) -> Iterator[Check]:
 
 def lookup_matches(seed: int) -> str:
     """Pooled rows and rows of sequences, for several widths."""
-    for dim, pooling in _shapes(seed):
-        case = Case.make([_table(dim, pooling, Sgd())], batch=300, most=12, seed=seed)
+    for shape in _shapes(seed):
+        case = Case.make([_table(shape, Sgd())], batch=300, most=12, seed=seed)
         rows, bags = case.arena.rows, case.bags
         difference = compare(case.pool(), reference.pool(rows, bags, case.group.columns))
         gathered = torch.ops.rowwise.gather(rows, *bags[:3], bags.batch)
         difference = difference or compare(gathered, reference.gather(rows, bags))
         if difference:
-            return f"dim {dim}, {pooling}: {difference}"
+            return f"{shape}: {difference}"
     return ""
 
 
 def update_matches(optimizer: RowOptimizer, seed: int) -> str:
     """Rows and optimizer state after a few updates, for several widths."""
-    for dim, pooling in _shapes(seed):
-        kernel, wanted = (Case.make([_table(dim, pooling, optimizer)], batch=300, most=12, seed=seed) for _ in range(2))
+    for shape in _shapes(seed):
+        kernel, wanted = (Case.make([_table(shape, optimizer)], batch=300, most=12, seed=seed) for _ in range(2))
         for grad_BS in kernel.gradients():
             kernel.update(grad_BS)
-            reference.update(wanted.memory, wanted.bags, grad_BS, False)
+            reference.update(wanted.step(), wanted.bags, grad_BS, False)
         difference = compare(kernel.arena.rows, wanted.arena.rows) or compare(kernel.arena.state, wanted.arena.state)
         if difference:
-            return f"dim {dim}, {pooling}: {difference}"
+            return f"{shape}: {difference}"
     return ""
 
 
@@ -168,7 +189,8 @@ def threads_agree(seed: int) -> str:
         with threads(count):
             for grad_BS in case.gradients():
                 case.update(grad_BS)
-            found.append(torch.cat([case.arena.rows, case.arena.state, case.pool().flatten()]))
+            state = case.arena.state.view(torch.uint8)
+            found.append(torch.cat([case.arena.rows, state, case.pool().flatten().view(torch.uint8)]))
     return compare(found[0], found[1])
 
 
@@ -244,15 +266,29 @@ def _check(name: str, test: Callable[[], str]) -> Check:
         return Check(name=name, failure=f"{type(error).__name__}: {error}")
 
 
-def _shapes(seed: int) -> Iterator[tuple[int, Pooling]]:
-    """Each width with another pooling every round."""
+class Shape(NamedTuple):
+    """What makes the kernels take another path."""
+
+    dim: int
+    pooling: Pooling
+    row_type: RowType
+
+    def __str__(self) -> str:
+        return f"dim {self.dim}, {self.pooling}, {self.row_type}"
+
+
+def _shapes(seed: int) -> Iterator[Shape]:
+    """Each width with every row type, and with another pooling every round."""
     poolings = (Pooling.SUM, Pooling.MEAN, Pooling.WEIGHTED)
-    for index, dim in enumerate(DIMS):
-        yield dim, poolings[(index + seed) % len(poolings)]
+    for index, (dim, row_type) in enumerate(itertools.product(DIMS, RowType)):
+        yield Shape(dim, poolings[(index + seed) % len(poolings)], row_type)
 
 
-def _table(dim: int, pooling: Pooling, optimizer: RowOptimizer) -> Table:
-    return Table(name="t", rows=500, dim=dim, features=("a", "b"), pooling=pooling, optimizer=optimizer)
+def _table(shape: Shape, optimizer: RowOptimizer) -> Table:
+    dim, pooling, row_type = shape
+    return Table(
+        name="t", rows=500, dim=dim, features=("a", "b"), pooling=pooling, optimizer=optimizer, row_type=row_type
+    )
 
 
 def _seconds(work: Callable[[], object]) -> float:

@@ -1,8 +1,8 @@
 """The memory of all tables of a device: one block of rows, one of optimizer state.
 
-Kernels address rows by their place in the block, so any number of tables is one call. The blocks ask for huge
-pages. Filling is a function of (seed, table name, row, column) alone: the same bits for any number of threads
-and any way of cutting the tables.
+Kernels address rows by their place in the block, so any number of tables, of whatever row types, is one call. The
+blocks ask for huge pages. Filling is a function of (seed, table name, row, column) alone: the same bits for any
+number of threads and any way of cutting the tables.
 """
 
 import math
@@ -13,59 +13,78 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from rowwise.ops.layout import Place, place_tables, state_slots
-from rowwise.spec import Constant, Normal, Table, Uniform
+from rowwise.ops import rowtype
+from rowwise.ops.layout import Place, place_tables, state_slots, state_width
+from rowwise.spec import Constant, Normal, RowType, Table, Uniform
 
 CHUNK = 1 << 22  # numbers made at a time where torch does the arithmetic
 
 
 @dataclass(slots=True, kw_only=True)
 class Arena:
-    """Rows and optimizer state of `tables`; `table` and `state` give views."""
+    """Rows and optimizer state of `tables`; `table` and `table_state` give views."""
 
     tables: tuple[Table, ...]
     places: tuple[Place, ...]
-    rows: Tensor = field(repr=False)
-    state: Tensor = field(repr=False)
+    rows: Tensor = field(repr=False)  # bytes
+    state: Tensor = field(repr=False)  # floats
+    steps_T: Tensor = field(repr=False)  # updates so far; on the CPU, as Python reads it
+    keys_T: Tensor = field(repr=False)  # of each table's random numbers
 
     @classmethod
     def allocate(cls, tables: Sequence[Table], device: torch.device) -> "Arena":
         """Zeroed memory for the tables."""
         places, size = place_tables(tables)
         try:
-            rows, state = _zeros(size.base, device), _zeros(size.state_base, device)
+            rows, state = _zeros(size.base, device), _zeros(size.state_base * 4, device).view(torch.float32)
         except MemoryError:
-            need = f"{size.base * 4 / 1e9:.1f} GB of rows and {size.state_base * 4 / 1e9:.1f} GB of optimizer state"
-            largest = max(tables, key=lambda t: t.rows * t.dim)
+            need = f"{size.base / 1e9:.1f} GB of rows and {size.state_base * 4 / 1e9:.1f} GB of optimizer state"
+            largest = max(tables, key=lambda t: t.rows * t.row_bytes)
             what = f"the largest is {largest.name!r} with {largest.rows} x {largest.dim}"
             raise MemoryError(f"{len(tables)} tables need {need}, which this machine does not give; {what}") from None
-        return cls(tables=tuple(tables), places=tuple(places), rows=rows, state=state)
+        counts_T = torch.zeros(len(tables), dtype=torch.int64)
+        return cls(
+            tables=tuple(tables),
+            places=tuple(places),
+            rows=rows,
+            state=state,
+            steps_T=counts_T,
+            keys_T=counts_T.clone(),
+        )
 
     def table(self, index: int) -> Tensor:
-        """The rows of a table [R, D]."""
+        """The rows of a table as they are stored: [R, D], or bytes [R, row_bytes] of int8 rows."""
         table, place = self.tables[index], self.places[index]
         # Cut from the one block: no copy, and no second owner.
-        return self.rows[place.base : place.base + table.rows * table.dim].view(table.rows, table.dim)
+        block = self.rows[place.base : place.base + table.rows * table.row_bytes]
+        return block.view(rowtype.DTYPES[table.row_type]).view(table.rows, -1)
+
+    def weights(self, index: int) -> Tensor:
+        """The rows of a table as float32 [R, D]: themselves if they are stored so, else a copy."""
+        table = self.tables[index]
+        return rowtype.unpack(self.table(index), table.dim, table.row_type, table.column_group)
 
     def table_state(self, index: int) -> dict[str, Tensor]:
-        """The optimizer state of a table by name; a state of one float a row is [R]."""
+        """The optimizer state of a table by name; a state of one float a row is [R], `step` a single number."""
         table, place = self.tables[index], self.places[index]
-        slots = state_slots(table)
-        width = sum(slots.values())
+        width = state_width(table)
         block = self.state[place.state_base : place.state_base + table.rows * width].view(table.rows, width)
-        views: dict[str, Tensor] = {}
+        views = {"step": self.steps_T[index]}
         at = 0
-        for name, size in slots.items():
-            views[name] = block[:, at] if size == 1 else block[:, at : at + size]
-            at += size
+        for name, slot in state_slots(table).items():
+            views[name] = block[:, at] if slot.width == 1 else block[:, at : at + slot.width]
+            at += slot.width
         return views
 
     def fill(self, seed: int) -> None:
         """Initial rows and state."""
+        self.keys_T = torch.tensor([table_key(seed, t.name) for t in self.tables], dtype=torch.int64)
+        self.steps_T.zero_()
         for index, table in enumerate(self.tables):
             fill_table(self.table(index), table, seed)
-            for view in self.table_state(index).values():
-                view.fill_(getattr(table.optimizer, "initial", 0.0))
+            views = self.table_state(index)
+            for name, slot in state_slots(table).items():
+                views[name].fill_(slot.initial)
 
     def to(self, device: torch.device) -> None:
         """Move to another device; views taken before stay behind."""
@@ -73,18 +92,31 @@ class Arena:
         self.state = self.state.to(device)
 
 
-def fill_table(rows_RD: Tensor, table: Table, seed: int) -> None:
-    """Fill a table as its `init` says."""
-    flat = rows_RD.view(-1)
+def fill_table(stored: Tensor, table: Table, seed: int) -> None:
+    """Fill a table, as its rows are stored, as its `init` says."""
     # By name, not by position: adding a table leaves the rows of the others as they were.
     key = table_key(seed, table.name)
+    # In pieces, so that a large table needs little beside itself.
+    size = max(1, CHUNK // table.dim)
+    for first in range(0, table.rows, size):
+        piece = stored[first : first + size]
+        if table.row_type is RowType.FP32:
+            _fill(piece.view(-1), table, key, first * table.dim)
+            continue
+        rows = torch.empty(len(piece), table.dim, device=stored.device)
+        _fill(rows.view(-1), table, key, first * table.dim)
+        piece.copy_(rowtype.pack(rows, table.row_type, table.column_group))
+
+
+def _fill(flat: Tensor, table: Table, key: int, start: int) -> None:
+    """Weights `start` and following of a table."""
     match table.init:
         case Uniform(bound=bound):
             # DLRM's and TorchRec's default: the sum of a bag starts small however large the table is.
             reach = 1 / math.sqrt(table.rows) if bound is None else bound
-            torch.ops.rowwise.fill_uniform(flat, key, 0, -reach, reach)
+            torch.ops.rowwise.fill_uniform(flat, key, start, -reach, reach)
         case Normal(std=std):
-            _fill_normal(flat, key, std)
+            _fill_normal(flat, key, start, std)
         case Constant(value=value):
             flat.fill_(value)
 
@@ -96,20 +128,18 @@ def table_key(seed: int, name: str) -> int:
     return (zlib.crc32(text) << 31 | zlib.crc32(text[::-1])) & ((1 << 63) - 1)
 
 
-def _fill_normal(flat: Tensor, key: int, std: float) -> None:
-    """Box-Muller over two streams, in pieces so that a large table needs little beside itself."""
-    for start in range(0, flat.numel(), CHUNK):
-        piece = flat[start : start + CHUNK]
-        # key ^ 1 is another stream: no small number of steps leads from one to the other.
-        angle = torch.empty_like(piece)
-        torch.ops.rowwise.fill_uniform(piece, key, start, 0.0, 1.0)
-        torch.ops.rowwise.fill_uniform(angle, key ^ 1, start, 0.0, 2 * math.pi)
-        # log1p(-u) with u in [0, 1) never meets log(0).
-        piece.copy_(std * torch.sqrt(-2 * torch.log1p(-piece)) * torch.cos(angle))
+def _fill_normal(flat: Tensor, key: int, start: int, std: float) -> None:
+    """Box-Muller over two streams."""
+    # key ^ 1 is another stream: no small number of steps leads from one to the other.
+    angle = torch.empty_like(flat)
+    torch.ops.rowwise.fill_uniform(flat, key, start, 0.0, 1.0)
+    torch.ops.rowwise.fill_uniform(angle, key ^ 1, start, 0.0, 2 * math.pi)
+    # log1p(-u) with u in [0, 1) never meets log(0).
+    flat.copy_(std * torch.sqrt(-2 * torch.log1p(-flat)) * torch.cos(angle))
 
 
-def _zeros(floats: int, device: torch.device) -> Tensor:
+def _zeros(size_bytes: int, device: torch.device) -> Tensor:
     # Huge pages, and no page is touched before it is filled, so filling with many threads places them well.
     if device.type == "cpu":
-        return torch.ops.rowwise.zeros(floats)
-    return torch.zeros(floats, device=device)
+        return torch.ops.rowwise.zeros(size_bytes)
+    return torch.zeros(size_bytes, dtype=torch.uint8, device=device)

@@ -29,12 +29,12 @@ def check_lengths(jagged: Jagged) -> None:
         raise BatchError(f"lengths add up to {total} and there are {jagged.values_N.numel()} ids ({sums})")
 
 
-def bad_ids(group: Group, features_F7: Tensor, jagged: Jagged) -> list[tuple[int, Tensor]]:
+def bad_ids(group: Group, features_F9: Tensor, jagged: Jagged) -> list[tuple[int, Tensor]]:
     """For each feature with ids outside its table: the feature's number and the ids' positions in the batch."""
     # Every batch_size-th offset is where a feature begins.
     bounds = jagged.offsets()[:: max(1, jagged.batch_size)]
     found: list[tuple[int, Tensor]] = []
-    for index, row in enumerate(FeatureRow.read(features_F7)):
+    for index, row in enumerate(FeatureRow.read(features_F9)):
         begin, end = (int(bounds[row.source + k]) if jagged.batch_size else 0 for k in (0, 1))
         ids = jagged.values_N[begin:end]
         at = torch.nonzero((ids < 0) | (ids >= row.rows)).flatten()
@@ -43,9 +43,9 @@ def bad_ids(group: Group, features_F7: Tensor, jagged: Jagged) -> list[tuple[int
     return found
 
 
-def check_ids(group: Group, features_F7: Tensor, jagged: Jagged) -> None:
+def check_ids(group: Group, features_F9: Tensor, jagged: Jagged) -> None:
     """Raise for the first id outside its table."""
-    for index, positions in bad_ids(group, features_F7, jagged):
+    for index, positions in bad_ids(group, features_F9, jagged):
         table = group.table_of(index)
         first = int(positions[0])
         sample, position = _locate(jagged, first)

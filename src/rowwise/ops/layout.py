@@ -13,9 +13,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rowwise.spec import Adagrad, Pooling, RowWiseAdagrad, Sgd, Table
+from rowwise.ops.hyper import hyper_tensor, moves
+from rowwise.spec import Adagrad, Adam, Ftrl, Lamb, Pooling, RowType, RowWiseAdagrad, RowWiseAdam, Sgd, Table, row_bytes
 
-ALIGN = 16  # floats: every table starts on a cache line
+LINE = 64  # bytes: every table starts on a cache line
 
 
 class Mode(enum.IntEnum):
@@ -32,11 +33,37 @@ class Rule(enum.IntEnum):
     SGD = 0
     ADAGRAD = 1
     ROWWISE_ADAGRAD = 2
+    ADAM = 3
+    ROWWISE_ADAM = 4
+    LAMB = 5
+    FTRL = 6
 
 
 # A sequence is a lookup of bags of one id each, so its gradient is neither scaled nor weighted: a sum.
 MODES = {Pooling.SUM: Mode.SUM, Pooling.MEAN: Mode.MEAN, Pooling.WEIGHTED: Mode.WEIGHTED, Pooling.SEQUENCE: Mode.SUM}
-RULES: dict[type, Rule] = {Sgd: Rule.SGD, Adagrad: Rule.ADAGRAD, RowWiseAdagrad: Rule.ROWWISE_ADAGRAD}
+RULES: dict[type, Rule] = {
+    Sgd: Rule.SGD,
+    Adagrad: Rule.ADAGRAD,
+    RowWiseAdagrad: Rule.ROWWISE_ADAGRAD,
+    Adam: Rule.ADAM,
+    RowWiseAdam: Rule.ROWWISE_ADAM,
+    Lamb: Rule.LAMB,
+    Ftrl: Rule.FTRL,
+}
+ROW_TYPES = tuple(RowType)  # the kernels know a row type by its place here
+
+
+class RowFormat(NamedTuple):
+    """How a row is stored; see [Note: Row formats] in `_cpp/tables.h`."""
+
+    type: RowType
+    dim: int
+    group: int  # columns that share a scale; 0: all of them
+
+    @property
+    def bytes(self) -> int:
+        """Of one row."""
+        return row_bytes(self.type, self.dim, self.group)
 
 
 class FeatureRow(NamedTuple):
@@ -49,6 +76,13 @@ class FeatureRow(NamedTuple):
     dim: int
     column: int
     mode: int
+    type: int
+    group: int
+
+    @property
+    def format(self) -> RowFormat:
+        """How its rows are stored."""
+        return RowFormat(ROW_TYPES[self.type], self.dim, self.group)
 
     @classmethod
     def read(cls, features: Tensor) -> list["FeatureRow"]:
@@ -67,6 +101,13 @@ class TableRow(NamedTuple):
     rule: int
     first_feature: int
     num_features: int
+    type: int
+    group: int
+
+    @property
+    def format(self) -> RowFormat:
+        """How its rows are stored."""
+        return RowFormat(ROW_TYPES[self.type], self.dim, self.group)
 
     @classmethod
     def read(cls, tables: Tensor) -> list["TableRow"]:
@@ -75,7 +116,7 @@ class TableRow(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a table's rows and their optimizer state begin, in floats."""
+    """Where a table's rows begin, in bytes, and their optimizer state, in floats."""
 
     base: int
     state_base: int
@@ -88,38 +129,58 @@ class Group:
     tables: tuple[Table, ...]
     feature_names: tuple[str, ...]
     columns: int  # of the pooled output
-    features_F7: Tensor
-    tables_T8: Tensor
-    hyper_T4: Tensor
+    members_T: Tensor  # which of the arena's tables these are
+    features_F9: Tensor
+    tables_T10: Tensor
+    hyper_T8: Tensor  # at the first step
+    hyper_moves: bool
 
     @property
     def column_slices(self) -> dict[str, slice]:
         """Where each feature stands in the pooled output."""
-        rows = FeatureRow.read(self.features_F7)
+        rows = FeatureRow.read(self.features_F9)
         return {name: slice(r.column, r.column + r.dim) for name, r in zip(self.feature_names, rows, strict=True)}
 
     def table_of(self, feature: int) -> Table:
         """The table of the i-th feature."""
-        return self.tables[FeatureRow.read(self.features_F7)[feature].table]
+        return self.tables[FeatureRow.read(self.features_F9)[feature].table]
 
     def for_sources(self, available: Sequence[str]) -> Tensor:
-        """`features_F7` for a batch that holds `available` in this order; raises KeyError for a missing one."""
+        """`features_F9` for a batch that holds `available` in this order; raises KeyError for a missing one."""
         # A batch is never reordered to suit the tables: telling the kernels where to look is free.
         at = {name: i for i, name in enumerate(available)}
-        features = self.features_F7.clone()
+        features = self.features_F9.clone()
         features[:, 0] = torch.tensor([at[name] for name in self.feature_names], dtype=torch.int64)
         return features
 
 
-def state_slots(table: Table) -> dict[str, int]:
-    """Names and widths of the optimizer state in each row."""
+class Slot(NamedTuple):
+    """A named part of a row's optimizer state."""
+
+    width: int
+    initial: float = 0.0
+
+
+def state_slots(table: Table) -> dict[str, Slot]:
+    """The optimizer state in each row, in order; names are those of torch's optimizers."""
     match table.optimizer:
         case Sgd():
             return {}
-        case Adagrad():
-            return {"sum": table.dim}
-        case RowWiseAdagrad():
-            return {"sum": 1}
+        case Adagrad(initial=initial):
+            return {"sum": Slot(table.dim, initial)}
+        case RowWiseAdagrad(initial=initial):
+            return {"sum": Slot(1, initial)}
+        case Adam() | Lamb():
+            return {"exp_avg": Slot(table.dim), "exp_avg_sq": Slot(table.dim)}
+        case RowWiseAdam():
+            return {"exp_avg": Slot(table.dim), "exp_avg_sq": Slot(1)}
+        case Ftrl(initial=initial):
+            return {"z": Slot(table.dim), "n": Slot(table.dim, initial)}
+
+
+def state_width(table: Table) -> int:
+    """Floats of optimizer state in each row."""
+    return sum(slot.width for slot in state_slots(table).values())
 
 
 def place_tables(tables: Sequence[Table]) -> tuple[list[Place], Place]:
@@ -129,38 +190,40 @@ def place_tables(tables: Sequence[Table]) -> tuple[list[Place], Place]:
     for table in tables:
         places.append(Place(base, state_base))
         # Tables, not rows, are padded: a row of 7 floats takes 28 bytes.
-        base += _aligned(table.rows * table.dim)
-        state_base += _aligned(table.rows * sum(state_slots(table).values()))
+        base += _aligned(table.rows * table.row_bytes, LINE)
+        state_base += _aligned(table.rows * state_width(table), LINE // 4)
     return places, Place(base, state_base)
 
 
-def make_group(tables: Sequence[Table], places: Sequence[Place]) -> Group:
-    """Write the tables down; their features are numbered in table order."""
+def make_group(tables: Sequence[Table], places: Sequence[Place], chosen: Sequence[int] | None = None) -> Group:
+    """Write the chosen tables down, or all of them; their features are numbered in table order."""
+    chosen = range(len(tables)) if chosen is None else chosen
+    optimizers = [tables[i].optimizer for i in chosen]
     feature_rows: list[FeatureRow] = []
     table_rows: list[TableRow] = []
     column = 0
-    for index, (table, place) in enumerate(zip(tables, places, strict=True)):
+    for index, (table, place) in enumerate((tables[i], places[i]) for i in chosen):
+        rows, dim, stored = table.rows, table.dim, (ROW_TYPES.index(table.row_type), table.column_group or 0)
         # The state of a row is one run of floats, whatever the optimizer keeps in it.
-        width = sum(state_slots(table).values())
-        rule = RULES[type(table.optimizer)]
+        state = place.state_base, state_width(table), RULES[type(table.optimizer)]
         first, count = len(feature_rows), len(table.feature_names)
-        table_rows.append(TableRow(place.base, table.rows, table.dim, place.state_base, width, rule, first, count))
+        table_rows.append(TableRow(place.base, rows, dim, *state, first, count, *stored))
         # Features are numbered table by table, so the update finds those of a table side by side.
         for _ in table.feature_names:
             source, mode = len(feature_rows), MODES[table.pooling]
-            feature_rows.append(FeatureRow(source, index, place.base, table.rows, table.dim, column, mode))
-            column += table.dim
-    # Floats of 32 bits, as the kernels compute in them; the reference reads the same rounded numbers.
-    hyper = [(t.optimizer.lr, getattr(t.optimizer, "eps", 0.0), t.optimizer.weight_decay, 0.0) for t in tables]
+            feature_rows.append(FeatureRow(source, index, place.base, rows, dim, column, mode, *stored))
+            column += dim
     return Group(
-        tables=tuple(tables),
-        feature_names=tuple(name for t in tables for name in t.feature_names),
+        tables=tuple(tables[i] for i in chosen),
+        feature_names=tuple(name for i in chosen for name in tables[i].feature_names),
         columns=column,
-        features_F7=torch.tensor(feature_rows, dtype=torch.int64).view(-1, 7),
-        tables_T8=torch.tensor(table_rows, dtype=torch.int64).view(-1, 8),
-        hyper_T4=torch.tensor(hyper, dtype=torch.float32).view(-1, 4),
+        members_T=torch.tensor(chosen, dtype=torch.int64),
+        features_F9=torch.tensor(feature_rows, dtype=torch.int64).view(-1, 9),
+        tables_T10=torch.tensor(table_rows, dtype=torch.int64).view(-1, 10),
+        hyper_T8=hyper_tensor(optimizers, [1] * len(optimizers)),
+        hyper_moves=any(moves(o) for o in optimizers),
     )
 
 
-def _aligned(floats: int) -> int:
-    return -(-floats // ALIGN) * ALIGN
+def _aligned(size: int, unit: int) -> int:
+    return -(-size // unit) * unit

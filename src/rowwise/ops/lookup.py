@@ -23,7 +23,7 @@ class Call:
     """One batch looked up in one group of tables."""
 
     group: Group
-    features_F7: Tensor
+    features_F9: Tensor
     jagged: Jagged
     offsets: Tensor
     per_id: bool  # sequences: one vector for each id
@@ -33,11 +33,11 @@ class Call:
         try:
             if self.per_id:
                 return torch.ops.rowwise.gather(
-                    arena_rows, self.features_F7, self.jagged.values_N, self.offsets, self.jagged.batch_size
+                    arena_rows, self.features_F9, self.jagged.values_N, self.offsets, self.jagged.batch_size
                 )
             return torch.ops.rowwise.pool(
                 arena_rows,
-                self.features_F7,
+                self.features_F9,
                 self.jagged.values_N,
                 self.offsets,
                 weights,
@@ -48,13 +48,13 @@ class Call:
             # The kernel knows a position in a tensor; names take a search that only a failure pays for.
             # Lengths first: wrong ones shift every id after them.
             check.check_lengths(self.jagged)
-            check.check_ids(self.group, self.features_F7, self.jagged)
+            check.check_ids(self.group, self.features_F9, self.jagged)
             raise
 
     def weight_grad(self, arena_rows: Tensor, weights: Tensor, grad: Tensor) -> Tensor:
         """The gradient of the per-id weights."""
         return torch.ops.rowwise.pool_weight_grad(
-            arena_rows, self.features_F7, self.jagged.values_N, self.offsets, weights, grad, self.jagged.batch_size
+            arena_rows, self.features_F9, self.jagged.values_N, self.offsets, weights, grad, self.jagged.batch_size
         )
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from rowwise.errors import NativeError
 from rowwise.ops import reference
 from rowwise.ops.reference import Bags, Memory
+from rowwise.spec import RowType, row_bytes
 
 LIBRARY = "librowwise_ops.so"
 
@@ -65,16 +66,25 @@ def _register_shapes() -> None:
     @fake("rowwise::pool")
     def _(arena: Tensor, *args: Any) -> Tensor:
         *_, batch, columns = args
-        return arena.new_empty((batch, columns))
+        return arena.new_empty((batch, columns), dtype=torch.float32)
 
     @fake("rowwise::pool_weight_grad")
     def _(arena: Tensor, features: Tensor, values: Tensor, *_: Any) -> Tensor:
-        return arena.new_empty(values.shape)
+        return arena.new_empty(values.shape, dtype=torch.float32)
 
     # The number of rows depends on the lengths, which a compiler does not see: a size of its own.
     @fake("rowwise::gather")
     def _(arena: Tensor, *_: Any) -> Tensor:
-        return arena.new_empty(torch.library.get_ctx().new_dynamic_size())
+        return arena.new_empty(torch.library.get_ctx().new_dynamic_size(), dtype=torch.float32)
+
+    @fake("rowwise::pack")
+    def _(rows: Tensor, group: int) -> Tensor:
+        size = row_bytes(RowType.INT8, rows.shape[1], group)
+        return rows.new_empty((rows.shape[0], size), dtype=torch.uint8)
+
+    @fake("rowwise::unpack")
+    def _(packed: Tensor, dim: int, group: int) -> Tensor:
+        return packed.new_empty((packed.shape[0], dim), dtype=torch.float32)
 
     @fake("rowwise::update")
     def _(*_: Any) -> None:
@@ -120,9 +130,9 @@ def reference_operators() -> dict[str, Callable[..., Any]]:
         return reference.gather(arena, Bags(features, values, offsets, None, batch))
 
     def update(*args: Any) -> None:
-        arena, state, tables, hyper, features, values, offsets, weights, grad, batch, per_id = args
+        arena, state, tables, hyper, keys, features, values, offsets, weights, grad, batch, per_id = args
         bags = Bags(features, values, offsets, weights, batch)
-        reference.update(Memory(arena, state, tables, hyper), bags, grad, per_id)
+        reference.update(Memory(arena, state, tables, hyper, keys), bags, grad, per_id)
 
     return {
         "offsets": reference.offsets,
@@ -131,6 +141,8 @@ def reference_operators() -> dict[str, Callable[..., Any]]:
         "gather": gather,
         "update": update,
         "fill_uniform": reference.fill_uniform,
+        "pack": reference.pack,
+        "unpack": reference.unpack,
     }
 
 

@@ -13,8 +13,11 @@ from torch import Tensor
 from rowwise.batch import Jagged
 from rowwise.ops import check
 from rowwise.ops.arena import Arena
+from rowwise.ops.hyper import hyper_tensor
 from rowwise.ops.layout import Group
 from rowwise.ops.lookup import Call, Staged
+
+GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)  # odd: steps lead to every key before one comes again
 
 
 def update(arena: Arena, staged: Sequence[Staged]) -> None:
@@ -24,13 +27,15 @@ def update(arena: Arena, staged: Sequence[Staged]) -> None:
     # The common case, one backward per update, copies nothing.
     one = staged[0] if len(staged) == 1 else concatenate(staged)
     call, group = one.call, one.call.group
+    hyper_T8, keys_T = next_step(arena, group)
     try:
         torch.ops.rowwise.update(
             arena.rows,
             arena.state,
-            group.tables_T8,
-            group.hyper_T4,
-            call.features_F7,
+            group.tables_T10,
+            hyper_T8,
+            keys_T,
+            call.features_F9,
             call.jagged.values_N,
             call.offsets,
             one.weights,
@@ -40,10 +45,20 @@ def update(arena: Arena, staged: Sequence[Staged]) -> None:
         )
     except (RuntimeError, ArithmeticError) as error:
         # Ids were checked by the lookup; only one changed in place since then can be bad here.
-        check.check_ids(group, call.features_F7, call.jagged)
+        check.check_ids(group, call.features_F9, call.jagged)
         if "not finite" not in str(error):
             raise
         raise check.name_bad_gradient(group, call.jagged, one.grad, call.per_id) from None
+
+
+def next_step(arena: Arena, group: Group) -> tuple[Tensor, Tensor]:
+    """Count an update of the group's tables; gives its numbers [T, 8] and the keys of its random bits [T]."""
+    steps_T = arena.steps_T[group.members_T] + 1
+    arena.steps_T[group.members_T] = steps_T
+    hyper_T8 = group.hyper_T8
+    if group.hyper_moves:
+        hyper_T8 = hyper_tensor((t.optimizer for t in group.tables), steps_T.tolist())
+    return hyper_T8, arena.keys_T[group.members_T] + steps_T * GOLDEN
 
 
 def concatenate(staged: Sequence[Staged]) -> Staged:
@@ -54,7 +69,7 @@ def concatenate(staged: Sequence[Staged]) -> Staged:
     return Staged(
         call=Call(
             group=group,
-            features_F7=group.features_F7,
+            features_F9=group.features_F9,
             jagged=jagged,
             offsets=torch.ops.rowwise.offsets(jagged.lengths_FB),
             per_id=per_id,

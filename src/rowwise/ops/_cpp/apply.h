@@ -2,13 +2,14 @@
 //
 // Included by isa.cpp only, once per instruction set. Merging and updating meet in one small buffer (the
 // merged gradient of a row, in first-level cache), so an optimizer is a function of (gradient, row, state)
-// and knows nothing of how gradients were found. See [Note: Merge order] in tables.h.
+// and knows nothing of how gradients were found, nor, as it sees floats only, of how rows are stored. See [Note: Merge
+// order] in tables.h.
 #pragma once
 #include <algorithm>
 #include <type_traits>
 
 #include "kernels.h"
-#include "simd.h"
+#include "rowtype.h"
 
 namespace rowwise::ISA {
 namespace {
@@ -116,14 +117,6 @@ struct Row {
   Hyper h;
 };
 
-template <class F>
-inline __attribute__((always_inline)) void each_vector(int64_t dim, F f) {
-  for_strips(dim, [&](auto strip, int64_t column) __attribute__((always_inline)) {
-    using V = typename decltype(strip)::type;
-    for (int k = 0; k < decltype(strip)::count; ++k) f(V{}, column + k * Vec<V>::width);
-  });
-}
-
 inline float root(float x) { return std::sqrt(x); }
 template <class V>
 inline V root(V x) {
@@ -132,7 +125,15 @@ inline V root(V x) {
   return y;
 }
 
+inline float square_sum(const float* x, int64_t dim) {
+  return column_sum(dim, [&](int64_t c) __attribute__((always_inline)) {
+    const Quad q = quad_at(x, c, dim);
+    return q * q;
+  });
+}
+
 struct Sgd {
+  static constexpr bool decays_gradient = true;
   template <int D>
   static void apply(const Row& row) {
     const Row r = row;
@@ -144,6 +145,7 @@ struct Sgd {
 };
 
 struct Adagrad {
+  static constexpr bool decays_gradient = true;
   template <int D>
   static void apply(const Row& row) {
     const Row r = row;
@@ -158,15 +160,12 @@ struct Adagrad {
 };
 
 struct RowWiseAdagrad {
+  static constexpr bool decays_gradient = true;
   template <int D>
   static void apply(const Row& row) {
     const Row r = row;
     const int64_t dim = D ? D : r.dim;
-    const float squares = column_sum(dim, [&](int64_t c) __attribute__((always_inline)) {
-      const Quad q = quad_at(r.g, c, dim);
-      return q * q;
-    });
-    const float state = *r.state += squares / float(dim);
+    const float state = *r.state += square_sum(r.g, dim) / float(dim);
     const float step = r.h.lr / (std::sqrt(state) + r.h.eps);
     each_vector(dim, [&](auto v, int64_t c) __attribute__((always_inline)) {
       using X = Vec<decltype(v)>;
@@ -175,28 +174,126 @@ struct RowWiseAdagrad {
   }
 };
 
-void decay(const Row& r) {
+// The moving averages of gradients; state is the first, then the second.
+template <class V>
+inline __attribute__((always_inline)) V first_moment(const Row& r, int64_t c, V g) {
+  const V m = Vec<V>::load(r.state + c) * r.h.moments.beta1 + g * (1.f - r.h.moments.beta1);
+  Vec<V>::store(r.state + c, m);
+  return m * r.h.moments.inverse1;
+}
+template <class V>
+inline __attribute__((always_inline)) V adam_step(const Row& r, int64_t c, int64_t dim) {
+  const V g = Vec<V>::load(r.g + c);
+  const V m = first_moment(r, c, g);
+  const V v = Vec<V>::load(r.state + dim + c) * r.h.moments.beta2 + g * g * (1.f - r.h.moments.beta2);
+  Vec<V>::store(r.state + dim + c, v);
+  return m / (root(v * r.h.moments.inverse2) + r.h.eps);
+}
+
+struct Adam {
+  static constexpr bool decays_gradient = false;
+  template <int D>
+  static void apply(const Row& row) {
+    const Row r = row;
+    const int64_t dim = D ? D : r.dim;
+    each_vector(dim, [&](auto v, int64_t c) __attribute__((always_inline)) {
+      using V = decltype(v);
+      const V w = Vec<V>::load(r.w + c);
+      Vec<V>::store(r.w + c, w - (adam_step<V>(r, c, dim) + w * r.h.weight_decay) * r.h.lr);
+    });
+  }
+};
+
+struct RowWiseAdam {
+  static constexpr bool decays_gradient = false;
+  template <int D>
+  static void apply(const Row& row) {
+    const Row r = row;
+    const int64_t dim = D ? D : r.dim;
+    float& state = r.state[dim];
+    state = state * r.h.moments.beta2 + square_sum(r.g, dim) / float(dim) * (1.f - r.h.moments.beta2);
+    const float inverse = 1.f / (std::sqrt(state * r.h.moments.inverse2) + r.h.eps);
+    each_vector(dim, [&](auto v, int64_t c) __attribute__((always_inline)) {
+      using V = decltype(v);
+      const V w = Vec<V>::load(r.w + c);
+      const V step = first_moment(r, c, Vec<V>::load(r.g + c)) * inverse;
+      Vec<V>::store(r.w + c, w - (step + w * r.h.weight_decay) * r.h.lr);
+    });
+  }
+};
+
+struct Lamb {  // Adam's step, as long as the row is
+  static constexpr bool decays_gradient = false;
+  template <int D>
+  static void apply(const Row& row) {
+    const Row r = row;
+    const int64_t dim = D ? D : r.dim;
+    each_vector(dim, [&](auto v, int64_t c) __attribute__((always_inline)) {
+      using V = decltype(v);
+      Vec<V>::store(r.g + c, adam_step<V>(r, c, dim) + Vec<V>::load(r.w + c) * r.h.weight_decay);
+    });
+    const float length = std::sqrt(square_sum(r.w, dim)), step = std::sqrt(square_sum(r.g, dim));
+    const float trust =
+        length > 0.f && step > 0.f && std::isfinite(length) && std::isfinite(step) ? length / step : 1.f;
+    const float lr = r.h.lr * trust;
+    each_vector(dim, [&](auto v, int64_t c) __attribute__((always_inline)) {
+      using X = Vec<decltype(v)>;
+      X::store(r.w + c, X::load(r.w + c) - X::load(r.g + c) * lr);
+    });
+  }
+};
+
+struct Ftrl {  // state is z, then n
+  static constexpr bool decays_gradient = false;
+  template <int D>
+  static void apply(const Row& row) {
+    const Row r = row;
+    const int64_t dim = D ? D : r.dim;
+    each_vector(dim, [&](auto v, int64_t c) __attribute__((always_inline)) {
+      using V = decltype(v);
+      using X = Vec<V>;
+      const V g = X::load(r.g + c), n = X::load(r.state + dim + c), sum = n + g * g;
+      const V after = root(sum), rate = (after - root(n)) / r.h.lr;
+      const V z = X::load(r.state + c) + g - rate * X::load(r.w + c);
+      X::store(r.state + c, z);
+      X::store(r.state + dim + c, sum);
+      const V l1 = V{} + r.h.ftrl.l1, zero = {};
+      const V shrunk = z > l1 ? z - l1 : z < zero - l1 ? z + l1 : zero;
+      X::store(r.w + c, zero - shrunk / ((after + r.h.ftrl.beta) / r.h.lr + r.h.ftrl.l2));
+    });
+  }
+};
+
+void clip(const Row& r) {  // to a length
+  const float length = std::sqrt(square_sum(r.g, r.dim));
+  if (length <= r.h.clip) return;
+  const float scale = r.h.clip / length;
+  each_vector(r.dim, [&](auto v, int64_t c) __attribute__((always_inline)) {
+    using X = Vec<decltype(v)>;
+    X::store(r.g + c, X::load(r.g + c) * scale);
+  });
+}
+
+void decay(const Row& r) {  // L2 in the gradient; Adam and LAMB apply it to the weight instead, and FTRL has its own
   each_vector(r.dim, [&](auto v, int64_t c) __attribute__((always_inline)) {
     using X = Vec<decltype(v)>;
     X::store(r.g + c, X::load(r.g + c) + X::load(r.w + c) * r.h.weight_decay);
   });
 }
 
-inline __attribute__((always_inline)) bool is_finite(const float* g,
-                                                     int64_t dim) {  // x * 0 is 0 unless x is Inf or NaN
-  Wide wide = {};
-  float narrow = 0.f;
-  each_vector(dim, [&](auto v, int64_t c) __attribute__((always_inline)) {
-    using V = decltype(v);
-    const V zero = Vec<V>::load(g + c) * 0.f;
-    if constexpr (std::is_same_v<V, Wide>)
-      wide += zero;
-    else if constexpr (std::is_same_v<V, float>)
-      narrow += zero;
-    else
-      narrow += (zero[0] + zero[1]) + (zero[2] + zero[3]);
-  });
-  return !any_nan(wide) && narrow == 0.f;
+// Where the segments of equal rows begin, and the end of the last; returns how many.
+int64_t find_rows(const Bucket& b, int64_t* starts) {
+  const uint64_t* entries = b.entries;
+  const int64_t n = b.num_entries;
+  int64_t num_rows = 0;
+  uint64_t last = ~(entries[0] >> b.payload_bits);
+  for (int64_t i = 0; i < n; ++i) {
+    const uint64_t key = entries[i] >> b.payload_bits;
+    if (key != last) starts[num_rows++] = i;
+    last = key;
+  }
+  starts[num_rows] = n;
+  return num_rows;
 }
 
 template <class Lookup, class Rule, int D>
@@ -206,36 +303,34 @@ void apply_rows(const Bucket& bucket, const Workspace& workspace, Fault& fault) 
   const Lookup lookup(b);
   const uint64_t* entries = b.entries;
   const int64_t dim = D ? D : b.table.dim, n = b.num_entries;
-  float* const weights = b.arena + b.table.base;
+  const Format format{b.table.type, dim, b.table.group};
+  const bool floats = format.type == RowType::fp32;
+  char* const weights = b.arena + b.table.base;
   float* const states = b.state + b.table.state_base;
-  const int64_t state_width = b.table.state_width;
+  const int64_t bytes = format.bytes(), state_width = b.table.state_width;
+  const bool whole_rows = bytes % 64 == 0, whole_states = state_width % 16 == 0, whole_grads = dim % 16 == 0;
   auto row_of = [&](int64_t i) { return int64_t(entries[i] >> b.payload_bits); };
-  int64_t num_rows = 0;
-  uint64_t last = ~(entries[0] >> b.payload_bits);
-  for (int64_t i = 0; i < n; ++i) {
-    const uint64_t key = entries[i] >> b.payload_bits;
-    if (key != last) work.starts[num_rows++] = i;
-    last = key;
-  }
-  work.starts[num_rows] = n;
+  const int64_t num_rows = find_rows(b, work.starts);
 
   // Rows come from memory to the second-level cache well ahead, and from there to the first shortly before use.
   constexpr int64_t far = 32, near = 4, grads_ahead = 16;
   for (int64_t s = 0; s < num_rows; ++s) {
     if (s + far < num_rows) {
       const int64_t next = row_of(work.starts[s + far]);
-      prefetch_row<2>(weights + next * dim, dim);
-      if (state_width) prefetch_row<2>(states + next * state_width, state_width);
+      prefetch<2>(weights + next * bytes, bytes, whole_rows);
+      if (state_width)
+        prefetch<2>(reinterpret_cast<const char*>(states + next * state_width), state_width * 4, whole_states);
     }
     if (s + near < num_rows) {
       const int64_t next = row_of(work.starts[s + near]);
-      prefetch_row(weights + next * dim, dim);
-      if (state_width) prefetch_row(states + next * state_width, state_width);
+      prefetch(weights + next * bytes, bytes, whole_rows);
+      if (state_width)
+        prefetch(reinterpret_cast<const char*>(states + next * state_width), state_width * 4, whole_states);
     }
     const int64_t begin = work.starts[s], end = work.starts[s + 1];
     if (!b.source.in_cache)
       for (int64_t i = begin + grads_ahead; i < std::min(end + grads_ahead, n); ++i)
-        prefetch_row(lookup.at(entries[i]).grad, dim);
+        prefetch(reinterpret_cast<const char*>(lookup.at(entries[i]).grad), dim * 4, whole_grads);
     for_strips(dim, [&](auto strip, int64_t column) __attribute__((always_inline)) {
       merge_strip<typename decltype(strip)::type, decltype(strip)::count>(lookup, entries + begin, end - begin, column,
                                                                           work);
@@ -245,9 +340,14 @@ void apply_rows(const Bucket& bucket, const Workspace& workspace, Fault& fault) 
       fault.at(row);
       continue;
     }
-    const Row r{work.merged, weights + row * dim, states + row * state_width, dim, b.hyper};
-    if (r.h.weight_decay != 0.f) decay(r);
+    char* const stored = weights + row * bytes;
+    if (!floats) read_row(format, stored, work.row);
+    const Row r{work.merged, floats ? reinterpret_cast<float*>(stored) : work.row, states + row * state_width, dim,
+                b.hyper};
+    if (r.h.clip > 0.f) clip(r);
+    if (Rule::decays_gradient && r.h.weight_decay != 0.f) decay(r);
     Rule::template apply<D>(r);
+    if (!floats) write_row(format, work.row, stored, RowBits(b.key, row));
   }
 }
 
@@ -280,6 +380,14 @@ void apply(const Bucket& b, const Workspace& work, Fault& fault) {
       return apply_rule<Adagrad>(b, work, fault);
     case Rule::rowwise_adagrad:
       return apply_rule<RowWiseAdagrad>(b, work, fault);
+    case Rule::adam:
+      return apply_rule<Adam>(b, work, fault);
+    case Rule::rowwise_adam:
+      return apply_rule<RowWiseAdam>(b, work, fault);
+    case Rule::lamb:
+      return apply_rule<Lamb>(b, work, fault);
+    case Rule::ftrl:
+      return apply_rule<Ftrl>(b, work, fault);
   }
 }
 

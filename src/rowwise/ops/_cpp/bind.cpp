@@ -49,19 +49,34 @@ Bags bags_of(const Tensor& values, const Tensor& offsets, const std::optional<Te
   return bags;
 }
 
+void check_arena(const Tensor& arena) {
+  check_tensor(arena, ScalarType::Byte, "arena");
+  STD_TORCH_CHECK(reinterpret_cast<uintptr_t>(arena.const_data_ptr()) % 4 == 0, "rowwise: arena is not aligned");
+}
+
+void check_format(const Format& f) {
+  STD_TORCH_CHECK(f.dim > 0 && f.dim <= INT32_MAX, "rowwise: rows of ", f.dim, " columns");
+  STD_TORCH_CHECK(int64_t(f.type) >= 0 && int64_t(f.type) < num_row_types, "rowwise: unknown row type ",
+                  int64_t(f.type));
+  STD_TORCH_CHECK(f.group >= 0 && f.group % 16 == 0, "rowwise: a group of ", f.group,
+                  " columns; want a multiple of 16, or 0 for all");
+}
+
 struct Features {
   const Feature* data;
   int64_t count;
 
   Features(const Tensor& t, const Tensor& arena, const Tensor& offsets, const Bags& bags, int64_t columns)
       : data(rows_of<Feature>(t, ScalarType::Long, "features")), count(t.size(0)) {
-    check_tensor(arena, ScalarType::Float, "arena");
+    check_arena(arena);
     const int64_t sources = bags.batch ? (offsets.numel() - 1) / bags.batch : INT64_MAX;
     for (int64_t i = 0; i < count; ++i) {
       const Feature& f = data[i];
       STD_TORCH_CHECK(f.source >= 0 && f.source < sources, "rowwise: no feature ", f.source, " in the batch");
-      STD_TORCH_CHECK(f.dim > 0 && f.rows > 0 && f.base >= 0 && f.rows <= (arena.numel() - f.base) / f.dim,
-                      "rowwise: table ", f.table, " reaches past the arena");
+      check_format(f.format());
+      STD_TORCH_CHECK(
+          f.rows > 0 && f.base >= 0 && f.base % 4 == 0 && f.rows <= (arena.numel() - f.base) / f.format().bytes(),
+          "rowwise: table ", f.table, " reaches past the arena");
       STD_TORCH_CHECK(columns < 0 || (f.column >= 0 && f.column <= columns - f.dim), "rowwise: feature ", i,
                       " reaches past the output");
       STD_TORCH_CHECK(
@@ -130,7 +145,7 @@ Tensor pool(const Tensor& arena, const Tensor& features, const Tensor& values, c
   const Features fs(features, arena, offsets, bags, columns);
   Tensor out = empty({batch, columns});
   float* o = out.mutable_data_ptr<float>();
-  const float* a = arena.const_data_ptr<float>();
+  const char* a = static_cast<const char*>(arena.const_data_ptr());
   const bool stream = batch * columns * 4 >= streamed_bytes && whole_lines(fs, columns);
   Fault fault;
   each_range(
@@ -154,8 +169,8 @@ Tensor pool_weight_grad(const Tensor& arena, const Tensor& features, const Tenso
       fs.count, bags_per_task, [&](int64_t) { return batch; },
       [&](int64_t i, int64_t b0, int64_t b1) {
         if (fs[i].mode != Mode::weighted) return;
-        kernels().weight_grad(arena.const_data_ptr<float>(), fs[i], bags, grad.const_data_ptr<float>(), grad.size(1),
-                              b0, b1, o, fault);
+        kernels().weight_grad(static_cast<const char*>(arena.const_data_ptr()), fs[i], bags,
+                              grad.const_data_ptr<float>(), grad.size(1), b0, b1, o, fault);
       });
   check_ids(fault, values);
   return out;
@@ -172,16 +187,16 @@ Tensor gather(const Tensor& arena, const Tensor& features, const Tensor& values,
       fs.count, ids_per_task, [&](int64_t i) { return fs.ids(i, bags); },
       [&](int64_t i, int64_t i0, int64_t i1) {
         const int64_t begin = bags.offsets[fs[i].source * batch];
-        kernels().gather(arena.const_data_ptr<float>(), fs[i], bags, o + first[size_t(i)] + i0 * fs[i].dim, begin + i0,
-                         begin + i1, fault);
+        kernels().gather(static_cast<const char*>(arena.const_data_ptr()), fs[i], bags,
+                         o + first[size_t(i)] + i0 * fs[i].dim, begin + i0, begin + i1, fault);
       });
   check_ids(fault, values);
   return out;
 }
 
-void update_rows(Tensor arena, Tensor state, const Tensor& tables, const Tensor& hyper, const Tensor& features,
-                 const Tensor& values, const Tensor& offsets, const std::optional<Tensor>& weights, const Tensor& grad,
-                 int64_t batch, bool per_id) {
+void update_rows(Tensor arena, Tensor state, const Tensor& tables, const Tensor& hyper, const Tensor& keys,
+                 const Tensor& features, const Tensor& values, const Tensor& offsets,
+                 const std::optional<Tensor>& weights, const Tensor& grad, int64_t batch, bool per_id) {
   const Bags bags = bags_of(values, offsets, weights, batch);
   check_tensor(grad, ScalarType::Float, "grad");
   check_tensor(state, ScalarType::Float, "state");
@@ -189,22 +204,24 @@ void update_rows(Tensor arena, Tensor state, const Tensor& tables, const Tensor&
   const Features fs(features, arena, offsets, bags, per_id ? -1 : grad.size(1));
   const Table* ts = rows_of<Table>(tables, ScalarType::Long, "tables");
   const Hyper* hs = rows_of<Hyper>(hyper, ScalarType::Float, "hyper");
-  STD_TORCH_CHECK(hyper.size(0) == tables.size(0), "rowwise: one row of hyper for each table");
+  check_tensor(keys, ScalarType::Long, "keys");
+  STD_TORCH_CHECK(hyper.size(0) == tables.size(0) && keys.dim() == 1 && keys.size(0) == tables.size(0),
+                  "rowwise: one row of hyper and one key for each table");
   int64_t next = 0;
   for (int64_t t = 0; t < tables.size(0); ++t) {
     const Table& table = ts[t];
-    STD_TORCH_CHECK(int64_t(table.rule) >= 0 && int64_t(table.rule) <= 2, "rowwise: unknown optimizer ",
+    STD_TORCH_CHECK(int64_t(table.rule) >= 0 && int64_t(table.rule) < num_rules, "rowwise: unknown optimizer ",
                     int64_t(table.rule));
-    const int64_t least = table.rule == Rule::adagrad ? table.dim : table.rule == Rule::rowwise_adagrad ? 1 : 0;
-    STD_TORCH_CHECK(table.state_base >= 0 && table.state_width >= least &&
+    STD_TORCH_CHECK(table.dim <= INT32_MAX && table.state_base >= 0 &&
+                        table.state_width >= state_floats(table.rule, table.dim) &&
                         (!table.state_width || table.rows <= (state.numel() - table.state_base) / table.state_width),
                     "rowwise: state of table ", t, " reaches past the arena");
     STD_TORCH_CHECK(table.first_feature == next && table.num_features > 0 && table.num_features <= fs.count - next,
                     "rowwise: features are not in table order");
     for (int64_t f = next; f < next + table.num_features; ++f)
-      STD_TORCH_CHECK(
-          fs[f].base == table.base && fs[f].rows == table.rows && fs[f].dim == table.dim && fs[f].mode == fs[next].mode,
-          "rowwise: feature ", f, " does not match its table");
+      STD_TORCH_CHECK(fs[f].base == table.base && fs[f].rows == table.rows && fs[f].dim == table.dim &&
+                          fs[f].type == table.type && fs[f].group == table.group && fs[f].mode == fs[next].mode,
+                      "rowwise: feature ", f, " does not match its table");
     next += table.num_features;
   }
   STD_TORCH_CHECK(next == fs.count, "rowwise: features without a table");
@@ -212,9 +229,17 @@ void update_rows(Tensor arena, Tensor state, const Tensor& tables, const Tensor&
     STD_TORCH_CHECK(fs.row_starts(bags).back() == grad.numel(), "rowwise: wrong shape of grad");
   }
   if (!fs.count || !batch) return;
-  const UpdateCall call{
-      arena.mutable_data_ptr<float>(), state.mutable_data_ptr<float>(), ts,    tables.size(0), hs, fs.data, bags,
-      grad.const_data_ptr<float>(),    per_id ? 0 : grad.size(1),       per_id};
+  const UpdateCall call{static_cast<char*>(arena.mutable_data_ptr()),
+                        state.mutable_data_ptr<float>(),
+                        ts,
+                        tables.size(0),
+                        hs,
+                        keys.const_data_ptr<int64_t>(),
+                        fs.data,
+                        bags,
+                        grad.const_data_ptr<float>(),
+                        per_id ? 0 : grad.size(1),
+                        per_id};
   const BadRow bad = rowwise::update(call, kernels(), {int(torch::stable::get_num_threads()), each_task});
   if (bad.position >= 0) {
     Fault fault;
@@ -233,16 +258,52 @@ double touch(const Tensor& arena, const Tensor& features, const Tensor& values, 
       fs.count, ids_per_task, [&](int64_t i) { return fs.ids(i, bags); },
       [&](int64_t i, int64_t i0, int64_t i1) {
         const int64_t begin = bags.offsets[fs[i].source * batch];
-        sum += kernels().touch(arena.const_data_ptr<float>(), fs[i], bags, begin + i0, begin + i1) > 0;
+        sum +=
+            kernels().touch(static_cast<const char*>(arena.const_data_ptr()), fs[i], bags, begin + i0, begin + i1) > 0;
       });
   return double(sum.load());
 }
 
 Tensor zeros(int64_t n) {
-  STD_TORCH_CHECK(n >= 0 && n <= INT64_MAX / 8, "rowwise: cannot allocate ", n, " floats");
-  void* data = map_zeroed(size_t(n) * 4);
+  STD_TORCH_CHECK(n >= 0 && n <= INT64_MAX / 2, "rowwise: cannot allocate ", n, " bytes");
+  void* data = map_zeroed(size_t(n));
   return torch::stable::from_blob(data, {n}, {1}, torch::stable::Device(torch::headeronly::DeviceType::CPU),
-                                  ScalarType::Float, [n](void* p) { unmap(p, size_t(n) * 4); });
+                                  ScalarType::Byte, [n](void* p) { unmap(p, size_t(n)); });
+}
+
+constexpr int64_t rows_per_task = 256;
+
+Tensor pack(const Tensor& rows, int64_t group) {
+  check_tensor(rows, ScalarType::Float, "rows");
+  STD_TORCH_CHECK(rows.dim() == 2, "rowwise: rows must be [rows, columns]");
+  const Format format{RowType::int8, rows.size(1), group};
+  check_format(format);
+  const int64_t n = rows.size(0), bytes = format.bytes();
+  Tensor out = torch::stable::empty({n, bytes}, ScalarType::Byte);
+  const float* in = rows.const_data_ptr<float>();
+  char* o = static_cast<char*>(out.mutable_data_ptr());
+  each_task((n + rows_per_task - 1) / rows_per_task, [&](int64_t i) {
+    const int64_t r = i * rows_per_task;
+    kernels().pack(format, in + r * format.dim, o + r * bytes, std::min(rows_per_task, n - r));
+  });
+  return out;
+}
+
+Tensor unpack(const Tensor& packed, int64_t dim, int64_t group) {
+  const Format format{RowType::int8, dim, group};
+  check_format(format);
+  check_arena(packed);
+  STD_TORCH_CHECK(packed.dim() == 2 && packed.size(1) == format.bytes(), "rowwise: rows of ", dim, " columns take ",
+                  format.bytes(), " bytes");
+  const int64_t n = packed.size(0), bytes = format.bytes();
+  Tensor out = torch::stable::empty({n, dim}, ScalarType::Float);
+  const char* in = static_cast<const char*>(packed.const_data_ptr());
+  float* o = out.mutable_data_ptr<float>();
+  each_task((n + rows_per_task - 1) / rows_per_task, [&](int64_t i) {
+    const int64_t r = i * rows_per_task;
+    kernels().unpack(format, in + r * bytes, o + r * dim, std::min(rows_per_task, n - r));
+  });
+  return out;
 }
 
 void fill_uniform(Tensor out, int64_t key, int64_t start, double low, double high) {
@@ -269,9 +330,11 @@ STABLE_TORCH_LIBRARY(rowwise, m) {
       "batch) -> Tensor");
   m.def("gather(Tensor arena, Tensor features, Tensor values, Tensor offsets, int batch) -> Tensor");
   m.def(
-      "update(Tensor(a!) arena, Tensor(b!) state, Tensor tables, Tensor hyper, Tensor features, Tensor values, Tensor "
-      "offsets, Tensor? weights, Tensor grad, int batch, bool per_id) -> ()");
+      "update(Tensor(a!) arena, Tensor(b!) state, Tensor tables, Tensor hyper, Tensor keys, Tensor features, Tensor "
+      "values, Tensor offsets, Tensor? weights, Tensor grad, int batch, bool per_id) -> ()");
   m.def("fill_uniform(Tensor(a!) out, int key, int start, float low, float high) -> ()");
+  m.def("pack(Tensor rows, int group) -> Tensor");
+  m.def("unpack(Tensor packed, int dim, int group) -> Tensor");
   m.def("touch(Tensor arena, Tensor features, Tensor values, Tensor offsets, int batch) -> float");
   m.def("zeros(int n) -> Tensor");
   m.def("isa() -> str");
@@ -287,6 +350,8 @@ STABLE_TORCH_LIBRARY_IMPL(rowwise, CPU, m) {
   m.impl("gather", TORCH_BOX(&gather));
   m.impl("update", TORCH_BOX(&update_rows));
   m.impl("fill_uniform", TORCH_BOX(&fill_uniform));
+  m.impl("pack", TORCH_BOX(&pack));
+  m.impl("unpack", TORCH_BOX(&unpack));
   m.impl("touch", TORCH_BOX(&touch));
 }
 

@@ -8,6 +8,6 @@ namespace rowwise::ISA {
 #define TEXT(x) #x
 #define NAME(x) TEXT(x)
 extern const Kernels kernels;
-const Kernels kernels{NAME(ISA), pool, gather, weight_grad, touch, uniform, apply};
+const Kernels kernels{NAME(ISA), pool, gather, weight_grad, touch, uniform, pack, unpack, apply};
 
 }  // namespace rowwise::ISA

@@ -11,7 +11,8 @@ std::vector<const Kernels*> usable() {  // narrowest first
   std::vector<const Kernels*> sets{&base::kernels};
 #if defined(__x86_64__)
   __builtin_cpu_init();
-  const bool wide = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
+  const bool wide = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2") &&
+                    __builtin_cpu_supports("f16c");
   if (wide) sets.push_back(&avx2::kernels);
   if (wide && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))

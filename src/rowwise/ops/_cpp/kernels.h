@@ -25,14 +25,16 @@ struct Bucket {
   int payload_bits;
   Table table;
   Hyper hyper;
+  uint64_t key;  // of this step's random numbers
   Source source;
-  float* arena;
+  char* arena;
   float* state;
 };
 
 struct Workspace {  // one a thread
   int64_t* starts;  // segment starts, num_entries + 1 of them
   float* merged;    // one row, padded to a whole vector
+  float* row;       // another: weights that are not stored as floats
   float* tree;      // tree_levels rows of eight vectors
 };
 constexpr int tree_levels = 56;
@@ -40,13 +42,15 @@ constexpr int tree_row = 128;  // floats: eight of the widest vectors
 
 struct Kernels {
   const char* name;
-  void (*pool)(const float* arena, const Feature&, const Bags&, float* out, int64_t out_stride, int64_t b0, int64_t b1,
+  void (*pool)(const char* arena, const Feature&, const Bags&, float* out, int64_t out_stride, int64_t b0, int64_t b1,
                bool stream, Fault&);
-  void (*gather)(const float* arena, const Feature&, const Bags&, float* out, int64_t i0, int64_t i1, Fault&);
-  void (*weight_grad)(const float* arena, const Feature&, const Bags&, const float* grad, int64_t grad_stride,
+  void (*gather)(const char* arena, const Feature&, const Bags&, float* out, int64_t i0, int64_t i1, Fault&);
+  void (*weight_grad)(const char* arena, const Feature&, const Bags&, const float* grad, int64_t grad_stride,
                       int64_t b0, int64_t b1, float* out, Fault&);
-  float (*touch)(const float* arena, const Feature&, const Bags&, int64_t i0, int64_t i1);
+  float (*touch)(const char* arena, const Feature&, const Bags&, int64_t i0, int64_t i1);
   void (*uniform)(float* out, int64_t n, uint64_t key, uint64_t start, float low, float span);
+  void (*pack)(const Format&, const float* in, char* out, int64_t rows);    // to the nearest; int8 only
+  void (*unpack)(const Format&, const char* in, float* out, int64_t rows);  // any format
   void (*apply)(const Bucket&, const Workspace&, Fault&);  // Fault: row whose merged gradient is not finite
 };
 

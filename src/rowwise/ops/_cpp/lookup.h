@@ -6,43 +6,54 @@
 #include <algorithm>
 
 #include "kernels.h"
-#include "simd.h"
+#include "rowtype.h"
 
 namespace rowwise::ISA {
 namespace {
 
 // How many rows ahead to prefetch: about four kilobytes, which is what a core can keep in flight.
-inline int64_t rows_ahead(int64_t dim) { return std::clamp<int64_t>(1024 / dim, 8, 32); }
+inline int64_t rows_ahead(int64_t bytes) { return std::clamp<int64_t>(4096 / bytes, 8, 32); }
 
 template <class Id>
 struct Rows {  // the rows of one feature, in the order of its ids
-  const float* table;
+  const char* table;
   uint64_t rows;
-  int64_t dim;
+  Format format;
+  int64_t bytes, header;
   const Id* ids;
   int64_t last;  // one past the feature's ids
   int64_t ahead;
   bool whole;
 
-  Rows(const float* arena, const Feature& f, const Bags& bags)
+  Rows(const char* arena, const Feature& f, const Bags& bags)
       : table(arena + f.base),
         rows(uint64_t(f.rows)),
-        dim(f.dim),
+        format(f.format()),
+        bytes(format.bytes()),
+        header(format.header()),
         ids(static_cast<const Id*>(bags.values)),
         last(bags.offsets[(f.source + 1) * bags.batch]),
-        ahead(rows_ahead(f.dim)),
-        whole(whole_lines(f.dim)) {}
+        ahead(rows_ahead(bytes)),
+        whole(bytes % 64 == 0) {}
 
   // Of an id that is out of range too: a prefetch never faults.
-  const float* ahead_of(int64_t i) const {
+  const char* ahead_of(int64_t i) const {
     const uint64_t id = uint64_t(int64_t(ids[std::min(i + ahead, last - 1)]));
-    return reinterpret_cast<const float*>(reinterpret_cast<uintptr_t>(table) + id * uint64_t(dim) * 4);
+    return reinterpret_cast<const char*>(reinterpret_cast<uintptr_t>(table) + id * uint64_t(bytes));
   }
-  const float* at(int64_t i) const {  // nullptr: out of range
+  const char* at(int64_t i) const {  // nullptr: out of range
     uint64_t id = uint64_t(int64_t(ids[i]));
-    return id < rows ? table + id * uint64_t(dim) : nullptr;
+    return id < rows ? table + id * uint64_t(bytes) : nullptr;
   }
 };
+
+// f(rows of the feature, tag of their type)
+template <class F>
+inline void with_rows(const char* arena, const Feature& feature, const Bags& bags, F f) {
+  with_type(feature.type, [&](auto stored) {
+    bags.wide_ids ? f(Rows<int64_t>(arena, feature, bags), stored) : f(Rows<int32_t>(arena, feature, bags), stored);
+  });
+}
 
 struct Columns {  // a strip of columns of a range of bags
   int64_t b0, b1, column;
@@ -56,25 +67,33 @@ struct Columns {  // a strip of columns of a range of bags
 
 // Everything the inner loop needs is copied to locals: what a reference points to would be loaded anew after
 // every possible report of a bad id.
-template <class V, int N, bool weighted, class Id>
+template <class V, int N, bool weighted, RowType T, class Id>
 void pool_strip(const Rows<Id>& feature_rows, const Columns& columns, Fault& fault) {
   constexpr int W = Vec<V>::width;
   const Rows<Id> rows = feature_rows;
   const Columns c = columns;
+  int64_t group[N];
+  for (int k = 0; k < N; ++k) group[k] = group_of(rows.format, c.column + k * W);
+  const int64_t from = c.column ? rows.header + c.column * Reader<T>::size : 0;
+  const int64_t length = rows.header + (c.column + N * W) * Reader<T>::size - from;
   int64_t begin = c.offsets[c.b0];
   for (int64_t b = c.b0; b < c.b1; ++b) {
     const int64_t end = c.offsets[b + 1];
     V sum[N];
     for (int k = 0; k < N; ++k) sum[k] = V{};
     for (int64_t i = begin; i < end; ++i) {
-      prefetch<V, N>(rows.ahead_of(i) + c.column, rows.whole);
-      const float* row = rows.at(i);
+      if constexpr (T == RowType::int8)
+        prefetch(rows.ahead_of(i) + from, length, false);
+      else  // a length that is known unrolls
+        prefetch(rows.ahead_of(i) + from, N * W * Reader<T>::size, rows.whole);
+      const char* row = rows.at(i);
       if (__builtin_expect(row == nullptr, 0)) {
         fault.at(i);
         continue;
       }
+      const Reader<T> reader(row, rows.header);
       for (int k = 0; k < N; ++k) {
-        const V term = Vec<V>::load(row + c.column + k * W);
+        const V term = reader.template at<V>(c.column + k * W, group[k]);
         sum[k] += weighted ? term * c.weights[i] : term;
       }
     }
@@ -91,28 +110,27 @@ void pool_strip(const Rows<Id>& feature_rows, const Columns& columns, Fault& fau
   }
 }
 
-template <class Id>
+template <RowType T, class Id>
 void pool_bags(const Rows<Id>& rows, Columns c, Fault& fault) {
-  for_strips(rows.dim, [&](auto strip, int64_t column) {
+  for_strips(rows.format.dim, [&](auto strip, int64_t column) {
     using V = typename decltype(strip)::type;
     constexpr int N = decltype(strip)::count;
     c.column = column;
-    c.weights ? pool_strip<V, N, true>(rows, c, fault) : pool_strip<V, N, false>(rows, c, fault);
+    c.weights ? pool_strip<V, N, true, T>(rows, c, fault) : pool_strip<V, N, false, T>(rows, c, fault);
   });
 }
 
-template <class Id>
-void pool_as(const float* arena, const Feature& f, const Bags& bags, Columns c, Fault& fault) {
-  const Rows<Id> rows(arena, f, bags);
-  if (is_one_strip(rows.dim)) return pool_bags(rows, c, fault);
+template <RowType T, class Id>
+void pool_rows(const Rows<Id>& rows, Columns c, Fault& fault) {
+  if (is_one_strip(rows.format.dim)) return pool_bags<T>(rows, c, fault);
   for (int64_t b = c.b0, b1 = c.b1; b < b1; ++b) {  // bag by bag: the later strips find the rows in cache
     c.b0 = b, c.b1 = b + 1;
-    pool_bags(rows, c, fault);
+    pool_bags<T>(rows, c, fault);
   }
 }
 
-void pool(const float* arena, const Feature& f, const Bags& bags, float* out, int64_t out_stride, int64_t b0,
-          int64_t b1, bool stream, Fault& fault) {
+void pool(const char* arena, const Feature& f, const Bags& bags, float* out, int64_t out_stride, int64_t b0, int64_t b1,
+          bool stream, Fault& fault) {
   const Columns c{b0,
                   b1,
                   0,
@@ -122,87 +140,100 @@ void pool(const float* arena, const Feature& f, const Bags& bags, float* out, in
                   out + f.column,
                   out_stride,
                   stream};
-  bags.wide_ids ? pool_as<int64_t>(arena, f, bags, c, fault) : pool_as<int32_t>(arena, f, bags, c, fault);
+  with_rows(arena, f, bags, [&](auto rows, auto stored) { pool_rows<decltype(stored)::type>(rows, c, fault); });
   if (stream) stream_fence();
 }
 
-template <class Id>
-void gather_as(const Rows<Id>& rows, float* out, int64_t i0, int64_t i1, Fault& fault) {
-  for (int64_t i = i0; i < i1; ++i, out += rows.dim) {
-    prefetch_row(rows.ahead_of(i), rows.dim);
-    const float* row = rows.at(i);
+template <RowType T, class Id>
+void gather_rows(const Rows<Id>& rows, float* out, int64_t i0, int64_t i1, Fault& fault) {
+  for (int64_t i = i0; i < i1; ++i, out += rows.format.dim) {
+    prefetch(rows.ahead_of(i), rows.bytes, rows.whole);
+    const char* row = rows.at(i);
     if (__builtin_expect(row == nullptr, 0)) {
       fault.at(i);
       continue;
     }
-    for_strips(rows.dim, [&](auto strip, int64_t column) {
-      using V = typename decltype(strip)::type;
-      for (int k = 0; k < decltype(strip)::count; ++k) {
-        const int64_t at = column + k * Vec<V>::width;
-        Vec<V>::store(out + at, Vec<V>::load(row + at));
-      }
+    const Reader<T> reader(row, rows.header);
+    each_vector(rows.format.dim, [&](auto v, int64_t c) {
+      using V = decltype(v);
+      Vec<V>::store(out + c, reader.template at<V>(c, group_of(rows.format, c)));
     });
   }
 }
 
-void gather(const float* arena, const Feature& f, const Bags& bags, float* out, int64_t i0, int64_t i1, Fault& fault) {
-  bags.wide_ids ? gather_as(Rows<int64_t>(arena, f, bags), out, i0, i1, fault)
-                : gather_as(Rows<int32_t>(arena, f, bags), out, i0, i1, fault);
+void gather(const char* arena, const Feature& f, const Bags& bags, float* out, int64_t i0, int64_t i1, Fault& fault) {
+  with_rows(arena, f, bags,
+            [&](auto rows, auto stored) { gather_rows<decltype(stored)::type>(rows, out, i0, i1, fault); });
 }
 
-template <class Id>
-void weight_grad_as(const Rows<Id>& rows, const int64_t* offsets, const float* grad, int64_t grad_stride, int64_t b0,
-                    int64_t b1, float* out, Fault& fault) {
-  for (int64_t b = b0; b < b1; ++b) {
-    const float* g = grad + b * grad_stride;
-    for (int64_t i = offsets[b]; i < offsets[b + 1]; ++i) {
-      prefetch_row(rows.ahead_of(i), rows.dim);
-      const float* row = rows.at(i);
+// Four columns from c on, zeros past the end of the row.
+template <RowType T>
+Quad quad_of(const Reader<T>& reader, const Format& format, int64_t c) {
+  const int64_t group = group_of(format, c);
+  if (c + 4 <= format.dim) return reader.template at<Quad>(c, group);
+  Quad q = {0.f, 0.f, 0.f, 0.f};
+  for (int64_t k = 0; c + k < format.dim; ++k) q[k] = reader.template at<float>(c + k, group);
+  return q;
+}
+
+struct BagGradients {
+  const int64_t* offsets;
+  const float* grad;  // of the feature's first column
+  int64_t stride;
+  int64_t b0, b1;
+};
+
+template <RowType T, class Id>
+void weight_grad_rows(const Rows<Id>& rows, const BagGradients& bags, float* out, Fault& fault) {
+  const int64_t dim = rows.format.dim;
+  for (int64_t b = bags.b0; b < bags.b1; ++b) {
+    const float* g = bags.grad + b * bags.stride;
+    for (int64_t i = bags.offsets[b]; i < bags.offsets[b + 1]; ++i) {
+      prefetch(rows.ahead_of(i), rows.bytes, rows.whole);
+      const char* row = rows.at(i);
       if (__builtin_expect(row == nullptr, 0)) {
         fault.at(i);
         continue;
       }
-      out[i] = column_sum(rows.dim, [&](int64_t c) { return quad_at(row, c, rows.dim) * quad_at(g, c, rows.dim); });
+      const Reader<T> reader(row, rows.header);
+      out[i] = column_sum(dim, [&](int64_t c) { return quad_of(reader, rows.format, c) * quad_at(g, c, dim); });
     }
   }
 }
 
-void weight_grad(const float* arena, const Feature& f, const Bags& bags, const float* grad, int64_t grad_stride,
+void weight_grad(const char* arena, const Feature& f, const Bags& bags, const float* grad, int64_t grad_stride,
                  int64_t b0, int64_t b1, float* out, Fault& fault) {
-  const int64_t* offsets = bags.offsets + f.source * bags.batch;
-  grad += f.column;
-  bags.wide_ids ? weight_grad_as(Rows<int64_t>(arena, f, bags), offsets, grad, grad_stride, b0, b1, out, fault)
-                : weight_grad_as(Rows<int32_t>(arena, f, bags), offsets, grad, grad_stride, b0, b1, out, fault);
+  const BagGradients mine{bags.offsets + f.source * bags.batch, grad + f.column, grad_stride, b0, b1};
+  with_rows(arena, f, bags,
+            [&](auto rows, auto stored) { weight_grad_rows<decltype(stored)::type>(rows, mine, out, fault); });
 }
 
 // The gather limit: every byte of every row is read once, in the order of the ids, and nothing else is done.
 template <class V, int N, class Id>
-float touch_strip(const Rows<Id>& rows, int64_t column, int64_t i0, int64_t i1) {
-  V sum[N] = {};
+uint32_t touch_strip(const Rows<Id>& rows, int64_t column, int64_t i0, int64_t i1) {
+  typename Vec<V>::Bits seen = {};
   for (int64_t i = i0; i < i1; ++i) {
-    prefetch<V, N>(rows.ahead_of(i) + column, rows.whole);
-    const float* row = rows.at(i);
+    prefetch(rows.ahead_of(i) + column * 4, N * Vec<V>::width * 4, rows.whole);
+    const char* row = rows.at(i);
     if (row)
-      for (int k = 0; k < N; ++k) sum[k] += Vec<V>::load(row + column + k * Vec<V>::width);
+      for (int k = 0; k < N; ++k)
+        seen ^= bits_of(Vec<V>::load(reinterpret_cast<const float*>(row) + column + k * Vec<V>::width));
   }
-  float lanes[LANES * N], total = 0.f;
-  for (int k = 0; k < N; ++k) Vec<V>::store(lanes + k * Vec<V>::width, sum[k]);
-  for (int k = 0; k < N * Vec<V>::width; ++k) total += lanes[k];
-  return total;
+  uint32_t lanes[Vec<V>::width], all = 0;
+  std::memcpy(lanes, &seen, sizeof lanes);
+  for (const uint32_t lane : lanes) all ^= lane;
+  return all;
 }
 
-template <class Id>
-float touch_as(const Rows<Id>& rows, int64_t i0, int64_t i1) {
-  float total = 0.f;
-  for_strips(rows.dim, [&](auto strip, int64_t column) {
-    total += touch_strip<typename decltype(strip)::type, decltype(strip)::count>(rows, column, i0, i1);
-  });
-  return total;
-}
-
-float touch(const float* arena, const Feature& f, const Bags& bags, int64_t i0, int64_t i1) {
-  return bags.wide_ids ? touch_as(Rows<int64_t>(arena, f, bags), i0, i1)
-                       : touch_as(Rows<int32_t>(arena, f, bags), i0, i1);
+float touch(const char* arena, const Feature& f, const Bags& bags, int64_t i0, int64_t i1) {
+  const auto bits = [&](const auto& rows) {
+    uint32_t all = 0;
+    for_strips(rows.bytes / 4, [&](auto strip, int64_t column) {
+      all ^= touch_strip<typename decltype(strip)::type, decltype(strip)::count>(rows, column, i0, i1);
+    });
+    return float(all);
+  };
+  return bags.wide_ids ? bits(Rows<int64_t>(arena, f, bags)) : bits(Rows<int32_t>(arena, f, bags));
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <type_traits>
 
 #if !defined(ISA)
 #error "compile the kernels with -DISA=<namespace>"
@@ -29,12 +30,20 @@ typedef float Wide __attribute__((vector_size(LANES * 4)));
 typedef float Quad __attribute__((vector_size(16)));
 typedef Wide WideAny __attribute__((aligned(4), may_alias));
 typedef Quad QuadAny __attribute__((aligned(4), may_alias));
+typedef uint32_t WideBits __attribute__((vector_size(LANES * 4)));
+typedef uint32_t QuadBits __attribute__((vector_size(16)));
 
 template <class V>
 struct Vec;
 template <>
 struct Vec<Wide> {
   static constexpr int width = LANES;
+  using Bits = WideBits;
+  static inline Bits count() {  // 0, 1, 2, ...
+    Bits b;
+    for (uint32_t k = 0; k < LANES; ++k) b[k] = k;
+    return b;
+  }
   static inline Wide load(const float* p) { return *reinterpret_cast<const WideAny*>(p); }
   static inline void store(float* p, Wide v) { *reinterpret_cast<WideAny*>(p) = v; }
   static inline void stream(float* p, Wide v) {  // past the caches; p is aligned to the vector
@@ -53,6 +62,8 @@ struct Vec<Wide> {
 template <>
 struct Vec<Quad> {
   static constexpr int width = 4;
+  using Bits = QuadBits;
+  static inline Bits count() { return Bits{0, 1, 2, 3}; }
   static inline Quad load(const float* p) { return *reinterpret_cast<const QuadAny*>(p); }
   static inline void store(float* p, Quad v) { *reinterpret_cast<QuadAny*>(p) = v; }
   static inline void stream(float* p, Quad v) { store(p, v); }
@@ -61,6 +72,8 @@ struct Vec<Quad> {
 template <>
 struct Vec<float> {
   static constexpr int width = 1;
+  using Bits = uint32_t;
+  static inline Bits count() { return 0; }
   static inline float load(const float* p) { return *p; }
   static inline void store(float* p, float v) { *p = v; }
   static inline void stream(float* p, float v) { store(p, v); }
@@ -99,25 +112,21 @@ inline bool is_one_strip(int64_t dim) {
   return strips == 1;
 }
 
-// The lines of one strip. Where rows are whole lines they start on one (arenas are aligned); else a strip may
-// end on a line more. Always inlined: a function that only prefetches looks free of effects to GCC, which
-// then drops the calls to it.
-template <class V, int N>
-inline __attribute__((always_inline)) void prefetch(const float* strip, bool whole_lines) {
-  constexpr int bytes = N * Vec<V>::width * 4;
-  const char* p = reinterpret_cast<const char*>(strip);
-  for (int k = 0; k < bytes; k += 64) __builtin_prefetch(p + k, 0, 3);
-  if (!whole_lines) __builtin_prefetch(p + bytes - 1, 0, 3);
+template <class F>
+inline __attribute__((always_inline)) void each_vector(int64_t dim, F f) {  // f(any vector of the type, first column)
+  for_strips(dim, [&](auto strip, int64_t column) __attribute__((always_inline)) {
+    using V = typename decltype(strip)::type;
+    for (int k = 0; k < decltype(strip)::count; ++k) f(V{}, column + k * Vec<V>::width);
+  });
 }
 
-inline bool whole_lines(int64_t dim) { return dim % 16 == 0; }
-
+// The lines that `bytes` lie on. Where rows are whole lines they start on one (arenas are aligned); else they may
+// end on a line more. Always inlined: a function that only prefetches looks free of effects to GCC, which
+// then drops the calls to it.
 template <int locality = 3>  // 3: into the first-level cache, 2: into the second
-inline __attribute__((always_inline)) void prefetch_row(const float* row, int64_t dim) {
-  const char* p = reinterpret_cast<const char*>(row);
-  const char* last = p + dim * 4 - 1;
-  for (; p < last; p += 64) __builtin_prefetch(p, 0, locality);
-  if (!whole_lines(dim)) __builtin_prefetch(last, 0, locality);
+inline __attribute__((always_inline)) void prefetch(const char* p, int64_t bytes, bool whole_lines) {
+  for (int64_t k = 0; k < bytes; k += 64) __builtin_prefetch(p + k, 0, locality);
+  if (!whole_lines) __builtin_prefetch(p + bytes - 1, 0, locality);
 }
 
 // [Note: Column sums]
@@ -185,6 +194,23 @@ inline bool any_nan(Wide v) {
   const float sum = (v[0] + v[1]) + (v[2] + v[3]);
   return sum != sum;
 #endif
+}
+
+inline __attribute__((always_inline)) bool is_finite(const float* g,
+                                                     int64_t dim) {  // x * 0 is 0 unless x is Inf or NaN
+  Wide wide = {};
+  float narrow = 0.f;
+  each_vector(dim, [&](auto v, int64_t c) __attribute__((always_inline)) {
+    using V = decltype(v);
+    const V zero = Vec<V>::load(g + c) * 0.f;
+    if constexpr (std::is_same_v<V, Wide>)
+      wide += zero;
+    else if constexpr (std::is_same_v<V, float>)
+      narrow += zero;
+    else
+      narrow += (zero[0] + zero[1]) + (zero[2] + zero[3]);
+  });
+  return !any_nan(wide) && narrow == 0.f;
 }
 
 // Four columns from c on, zeros past the end of the row.

@@ -335,11 +335,12 @@ class Update {
     if (!n) return;
     const Table& table = u_.tables[w.table];
     const int64_t row_floats = (table.dim + 15) / 16 * 16;
-    char* at = scratch.bucket.at_least(size_t(n * 16 + 16 + row_floats * 4 + tree_levels * tree_row * 4));
+    char* at = scratch.bucket.at_least(size_t(n * 16 + 16 + row_floats * 8 + tree_levels * tree_row * 4));
     float* tree = reinterpret_cast<float*>(at);
     float* merged = tree + tree_levels * tree_row;
-    uint64_t* other = reinterpret_cast<uint64_t*>(merged + row_floats);
-    const Workspace work{reinterpret_cast<int64_t*>(other + n), merged, tree};
+    float* row = merged + row_floats;
+    uint64_t* other = reinterpret_cast<uint64_t*>(row + row_floats);
+    const Workspace work{reinterpret_cast<int64_t*>(other + n), merged, row, tree};
     const int low = w.payload_bits + w.digit_bits, high = w.payload_bits + w.key_bits;
     const bool in_cache = w.compact && u_.bags.batch * w.features * table.dim * 4 <= near_bytes;
     Source source{u_.grad, u_.grad_stride, w.features, in_cache, w.place, w.scale, w.sample};
@@ -348,8 +349,8 @@ class Update {
     else if (!listed(w))
       source.grad = u_.grad + u_.features[w.first_feature].column;
     Fault fault;
-    kernels_.apply({sort(w.entries + begin, other, n, low, high), n, w.payload_bits, table, u_.hyper[w.table], source,
-                    u_.arena, u_.state},
+    kernels_.apply({sort(w.entries + begin, other, n, low, high), n, w.payload_bits, table, u_.hyper[w.table],
+                    uint64_t(u_.keys[w.table]), source, u_.arena, u_.state},
                    work, fault);
     if (fault.found()) report(w.table, fault.position.load());
   }

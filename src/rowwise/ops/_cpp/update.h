@@ -13,11 +13,12 @@ struct Parallel {  // torch's pool, so that no second one competes for the cores
 };
 
 struct UpdateCall {
-  float* arena;
+  char* arena;
   float* state;
   const Table* tables;
   int64_t num_tables;
   const Hyper* hyper;
+  const int64_t* keys;      // of each table's random numbers in this step
   const Feature* features;  // in table order
   Bags bags;
   const float* grad;

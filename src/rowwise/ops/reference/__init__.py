@@ -15,5 +15,7 @@ from rowwise.ops.reference.lookup import offsets as offsets
 from rowwise.ops.reference.lookup import pool as pool
 from rowwise.ops.reference.lookup import pool_weight_grad as pool_weight_grad
 from rowwise.ops.reference.random import fill_uniform as fill_uniform
+from rowwise.ops.reference.rowtype import pack as pack
+from rowwise.ops.reference.rowtype import unpack as unpack
 from rowwise.ops.reference.sums import column_sum as column_sum
 from rowwise.ops.reference.sums import merge as merge

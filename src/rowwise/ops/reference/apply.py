@@ -9,6 +9,8 @@ from torch import Tensor
 from rowwise.errors import GradientError
 from rowwise.ops.layout import Mode, Rule, TableRow
 from rowwise.ops.reference.lookup import Bags, inverse
+from rowwise.ops.reference.random import row_bits
+from rowwise.ops.reference.rowtype import read_rows, write_rows
 from rowwise.ops.reference.sums import column_sum, merge
 
 
@@ -19,6 +21,7 @@ class Memory(NamedTuple):
     state: Tensor
     tables: Tensor
     hyper: Tensor
+    keys: Tensor
 
 
 def update(memory: Memory, bags: Bags, grad: Tensor, per_id: bool) -> None:
@@ -64,28 +67,84 @@ def _gradients_of_ids(bags: Bags, grad: Tensor) -> Iterator[Tensor]:
 
 def _apply(memory: Memory, index: int, rows_M: Tensor, g_MD: Tensor) -> None:
     table = TableRow.read(memory.tables)[index]
-    lr, eps, weight_decay, _ = memory.hyper[index].to(g_MD.device)
-    # Views: the optimizers below write through them into the arena.
-    w = memory.arena[table.base : table.base + table.rows * table.dim].view(table.rows, table.dim)
-    s = memory.state[table.state_base : table.state_base + table.rows * table.state_width]
+    hyper = memory.hyper[index].to(g_MD.device)
+    _, _, weight_decay, clip, *_ = hyper
+    packed = memory.arena[table.base : table.base + table.rows * table.format.bytes].view(table.rows, -1)
+    state = memory.state[table.state_base : table.state_base + table.rows * table.state_width]
+    state = state.view(table.rows, table.state_width)
+    w_MD = read_rows(packed[rows_M], table.format)
+    if clip > 0:
+        length_M = _root(column_sum(g_MD * g_MD))
+        g_MD = g_MD * torch.where(length_M > clip, clip / length_M, 1.0).unsqueeze(1)
     # L2 in the gradient, before any statistic of it, as FBGEMM and torch do.
-    if weight_decay != 0:
-        g_MD = g_MD + w[rows_M] * weight_decay
-    RULES[Rule(table.rule)](w, s.view(table.rows, table.state_width), rows_M, g_MD, lr, eps)
+    if weight_decay != 0 and Rule(table.rule) in (Rule.SGD, Rule.ADAGRAD, Rule.ROWWISE_ADAGRAD):
+        g_MD = g_MD + w_MD * weight_decay
+    w_MD, s_MW = RULES[Rule(table.rule)](w_MD, state[rows_M], g_MD, hyper)
+    state[rows_M] = s_MW
+    packed[rows_M] = write_rows(w_MD, table.format, row_bits(memory.keys[index], rows_M, table.dim))
 
 
-def _sgd(w: Tensor, s: Tensor, rows_M: Tensor, g_MD: Tensor, lr: Tensor, eps: Tensor) -> None:
-    w[rows_M] = w[rows_M] - g_MD * lr
+# The optimizers: (weights [M, D], state [M, W], gradients [M, D], numbers) -> new weights and state.
+Change = tuple[Tensor, Tensor]
 
 
-def _adagrad(w: Tensor, s: Tensor, rows_M: Tensor, g_MD: Tensor, lr: Tensor, eps: Tensor) -> None:
-    s[rows_M] = s[rows_M] + g_MD * g_MD
-    w[rows_M] = w[rows_M] - g_MD / (_root(s[rows_M]) + eps) * lr
+def _sgd(w_MD: Tensor, s_MW: Tensor, g_MD: Tensor, hyper: Tensor) -> Change:
+    return w_MD - g_MD * hyper[0], s_MW
 
 
-def _rowwise_adagrad(w: Tensor, s: Tensor, rows_M: Tensor, g_MD: Tensor, lr: Tensor, eps: Tensor) -> None:
-    s[rows_M, 0] = s[rows_M, 0] + column_sum(g_MD * g_MD) / w.shape[1]
-    w[rows_M] = w[rows_M] - g_MD * (lr / (_root(s[rows_M, 0]) + eps)).unsqueeze(1)
+def _adagrad(w_MD: Tensor, s_MW: Tensor, g_MD: Tensor, hyper: Tensor) -> Change:
+    lr, eps, *_ = hyper
+    s_MW = s_MW + g_MD * g_MD
+    return w_MD - g_MD / (_root(s_MW) + eps) * lr, s_MW
+
+
+def _rowwise_adagrad(w_MD: Tensor, s_M1: Tensor, g_MD: Tensor, hyper: Tensor) -> Change:
+    lr, eps, *_ = hyper
+    s_M1 = s_M1 + (column_sum(g_MD * g_MD) / w_MD.shape[1]).unsqueeze(1)
+    return w_MD - g_MD * (lr / (_root(s_M1) + eps)), s_M1
+
+
+def _adam_step(s_MW: Tensor, g_MD: Tensor, hyper: Tensor) -> Change:
+    _, eps, _, _, beta1, beta2, inverse1, inverse2 = hyper
+    m_MD, v_MD = s_MW.chunk(2, 1)
+    m_MD = m_MD * beta1 + g_MD * (1 - beta1)
+    v_MD = v_MD * beta2 + g_MD * g_MD * (1 - beta2)
+    return m_MD * inverse1 / (_root(v_MD * inverse2) + eps), torch.cat([m_MD, v_MD], 1)
+
+
+def _adam(w_MD: Tensor, s_MW: Tensor, g_MD: Tensor, hyper: Tensor) -> Change:
+    lr, _, weight_decay, *_ = hyper
+    step_MD, s_MW = _adam_step(s_MW, g_MD, hyper)
+    return w_MD - (step_MD + w_MD * weight_decay) * lr, s_MW
+
+
+def _rowwise_adam(w_MD: Tensor, s_MW: Tensor, g_MD: Tensor, hyper: Tensor) -> Change:
+    lr, eps, weight_decay, _, beta1, beta2, inverse1, inverse2 = hyper
+    m_MD, v_M1 = s_MW[:, :-1], s_MW[:, -1:]
+    m_MD = m_MD * beta1 + g_MD * (1 - beta1)
+    v_M1 = v_M1 * beta2 + (column_sum(g_MD * g_MD) / w_MD.shape[1]).unsqueeze(1) * (1 - beta2)
+    step_MD = m_MD * inverse1 * (1 / (_root(v_M1 * inverse2) + eps))
+    return w_MD - (step_MD + w_MD * weight_decay) * lr, torch.cat([m_MD, v_M1], 1)
+
+
+def _lamb(w_MD: Tensor, s_MW: Tensor, g_MD: Tensor, hyper: Tensor) -> Change:
+    lr, _, weight_decay, *_ = hyper
+    step_MD, s_MW = _adam_step(s_MW, g_MD, hyper)
+    step_MD = step_MD + w_MD * weight_decay
+    length_M, size_M = _root(column_sum(w_MD * w_MD)), _root(column_sum(step_MD * step_MD))
+    usable_M = (length_M > 0) & (size_M > 0) & length_M.isfinite() & size_M.isfinite()
+    trust_M = torch.where(usable_M, length_M / size_M, 1.0)
+    return w_MD - step_MD * (lr * trust_M).unsqueeze(1), s_MW
+
+
+def _ftrl(w_MD: Tensor, s_MW: Tensor, g_MD: Tensor, hyper: Tensor) -> Change:
+    lr, _, _, _, l1, l2, beta, _ = hyper
+    z_MD, n_MD = s_MW.chunk(2, 1)
+    sum_MD = n_MD + g_MD * g_MD
+    after_MD = _root(sum_MD)
+    z_MD = z_MD + g_MD - (after_MD - _root(n_MD)) / lr * w_MD
+    shrunk_MD = torch.where(z_MD > l1, z_MD - l1, torch.where(z_MD < -l1, z_MD + l1, 0.0))
+    return 0 - shrunk_MD / ((after_MD + beta) / lr + l2), torch.cat([z_MD, sum_MD], 1)
 
 
 def _root(x: Tensor) -> Tensor:
@@ -93,8 +152,12 @@ def _root(x: Tensor) -> Tensor:
     return x.double().sqrt().to(x.dtype)
 
 
-RULES: dict[Rule, Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], None]] = {
+RULES: dict[Rule, Callable[[Tensor, Tensor, Tensor, Tensor], Change]] = {
     Rule.SGD: _sgd,
     Rule.ADAGRAD: _adagrad,
     Rule.ROWWISE_ADAGRAD: _rowwise_adagrad,
+    Rule.ADAM: _adam,
+    Rule.ROWWISE_ADAM: _rowwise_adam,
+    Rule.LAMB: _lamb,
+    Rule.FTRL: _ftrl,
 }

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from rowwise.errors import IdError
 from rowwise.ops.layout import FeatureRow, Mode
+from rowwise.ops.reference.rowtype import read_rows
 from rowwise.ops.reference.sums import column_sum, sum_runs
 
 
@@ -61,7 +62,7 @@ def offsets(lengths: Tensor) -> Tensor:
 def pool(arena: Tensor, bags: Bags, columns: int) -> Tensor:
     """Rows of each bag summed in the order of its ids; a mean is the sum times 1 / count."""
     # Zeros also where a bag is empty, which is what a sum over nothing is.
-    out_BS = arena.new_zeros(bags.batch, columns)
+    out_BS = torch.zeros(bags.batch, columns, device=arena.device)
     for feature in bags.rows():
         bounds = bags.bounds(feature)
         # The product is rounded before it is added, here as in every kernel: no fused multiply-add.
@@ -89,12 +90,13 @@ def pool_weight_grad(arena: Tensor, bags: Bags, grad: Tensor) -> Tensor:
 def gather(arena: Tensor, bags: Bags) -> Tensor:
     """The row of every id, feature after feature, as one flat tensor."""
     rows = [_rows(arena, bags, feature).reshape(-1) for feature in bags.rows()]
-    return torch.cat(rows) if rows else arena.new_empty(0)
+    return torch.cat(rows) if rows else torch.empty(0, device=arena.device)
 
 
 def _rows(arena: Tensor, bags: Bags, feature: FeatureRow) -> Tensor:
-    table = arena[feature.base : feature.base + feature.rows * feature.dim].view(feature.rows, feature.dim)
-    return table[bags.ids(feature)]
+    form = feature.format
+    packed_RP = arena[feature.base : feature.base + feature.rows * form.bytes].view(feature.rows, form.bytes)
+    return read_rows(packed_RP[bags.ids(feature)], form)
 
 
 def inverse(counts_B: Tensor, like: Tensor) -> Tensor:

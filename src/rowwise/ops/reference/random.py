@@ -6,15 +6,35 @@ from torch import Tensor
 
 def fill_uniform(out: Tensor, key: int, start: int, low: float, high: float) -> None:
     """out[i] is low + u * (high - low), u from a hash of (key, start + i) alone."""
-    # The steps of SplitMix64 in int64, whose products wrap around as uint64's do; only the shifts differ.
     index = torch.arange(start + 1, start + 1 + out.numel(), dtype=torch.int64, device=out.device)
-    x = key + index * _signed(0x9E3779B97F4A7C15)
-    x = (x ^ _shift(x, 30)) * _signed(0xBF58476D1CE4E5B9)
-    x = (x ^ _shift(x, 27)) * _signed(0x94D049BB133111EB)
     # The upper 24 bits are as many as a float holds exactly, so low + u * span has one rounding each.
-    bits = _shift(x ^ _shift(x, 31), 40)
+    bits = _shift(_mix(key + index * _signed(0x9E3779B97F4A7C15)), 40)
     low_, high_ = (torch.tensor(v, dtype=torch.float32, device=out.device) for v in (low, high))
     out.copy_(low_ + bits.float() * 2.0**-24 * (high_ - low_))
+
+
+def row_bits(key: Tensor, rows_M: Tensor, dim: int) -> Tensor:
+    """32 random bits for each row and column, as int64 [M, D]; the key holds table, seed and step."""
+    # One strong hash for each row, then a cheap one for each column whose products have 32 bits.
+    word_M = _mix(key.to(rows_M.device) + _mix(rows_M)).unsqueeze(1)
+    column_D = torch.arange(dim, dtype=torch.int64, device=rows_M.device)
+    x = _low(column_D * 0x9E3779B9 + word_M)
+    x = _low((x ^ (x >> 16)) * 0x7FEB352D)
+    x = x ^ _shift(word_M, 32)
+    x = _low((x ^ (x >> 15)) * 0x846CA68B)
+    return x ^ (x >> 16)
+
+
+def _mix(x: Tensor) -> Tensor:
+    """The finalizer of SplitMix64 in int64, whose products wrap around as uint64's do; only the shifts differ."""
+    x = (x ^ _shift(x, 30)) * _signed(0xBF58476D1CE4E5B9)
+    x = (x ^ _shift(x, 27)) * _signed(0x94D049BB133111EB)
+    return x ^ _shift(x, 31)
+
+
+def _low(x: Tensor) -> Tensor:
+    """The lowest 32 bits."""
+    return x & 0xFFFFFFFF
 
 
 def _signed(x: int) -> int:

@@ -1,0 +1,106 @@
+"""Reading rows of any format as floats, and writing floats back with given or no noise.
+
+Stored rows are bytes [M, P] here, whatever they hold. See [Note: Row formats] in `_cpp/tables.h` and
+[Note: Stochastic rounding] in `_cpp/rowtype.h`.
+"""
+
+import torch
+from torch import Tensor
+
+from rowwise.ops.layout import RowFormat
+from rowwise.spec import RowType
+
+MAX_HALF, MAX_BFLOAT, MAX_INT8 = 65504.0, float.fromhex("0x1.FEp127"), float(torch.tensor(1e38))
+
+
+def read_rows(packed_MP: Tensor, form: RowFormat) -> Tensor:
+    """Stored rows as floats [M, D]."""
+    match form.type:
+        case RowType.FP32:
+            return packed_MP.view(torch.float32)
+        case RowType.FP16:
+            return packed_MP.view(torch.float16).float()
+        case RowType.BF16:
+            return packed_MP.view(torch.bfloat16).float()
+        case RowType.INT8:
+            scale_MD, low_MD = _spread(packed_MP, form)
+            header = form.bytes - _padded(form.dim)
+            codes_MD = packed_MP[:, header : header + form.dim].float()
+            return codes_MD * scale_MD + low_MD
+
+
+def write_rows(w_MD: Tensor, form: RowFormat, bits_MD: Tensor) -> Tensor:
+    """Floats as stored rows [M, P], rounded up with the odds that keep the expectation: `bits` are 32 random ones."""
+    match form.type:
+        case RowType.FP32:
+            return w_MD.view(torch.uint8)
+        case RowType.FP16:
+            return _halves(w_MD.clamp(-MAX_HALF, MAX_HALF), bits_MD >> 19)
+        case RowType.BF16:
+            # Noise below the bits that stay, which are then cut: no case is special.
+            pattern = w_MD.clamp(-MAX_BFLOAT, MAX_BFLOAT).view(torch.int32).long() & 0xFFFFFFFF
+            return _narrow((pattern + (bits_MD >> 16)) >> 16)
+        case RowType.INT8:
+            return _codes(w_MD, form, (bits_MD >> 8).float() * 2.0**-24)
+
+
+def pack(rows: Tensor, group: int) -> Tensor:
+    """Rows to the nearest int8 codes; one that is not finite gets a scale that is NaN."""
+    form = RowFormat(RowType.INT8, rows.shape[1], group)
+    finite_N = (rows * 0 == 0).all(1)
+    packed_NP = _codes(torch.where(finite_N.unsqueeze(1), rows, 0.0), form, torch.full_like(rows, 0.5))
+    header = form.bytes - _padded(form.dim)
+    scales = packed_NP[:, :header].clone().view(torch.float32)
+    scales[:, 0::2] = torch.where(finite_N.unsqueeze(1), scales[:, 0::2], torch.nan)
+    packed_NP[:, :header] = scales.view(torch.uint8)
+    return packed_NP
+
+
+def unpack(packed: Tensor, dim: int, group: int) -> Tensor:
+    """What `pack` made, as floats."""
+    return read_rows(packed, RowFormat(RowType.INT8, dim, group))
+
+
+def _halves(w_MD: Tensor, noise_MD: Tensor) -> Tensor:
+    pattern = w_MD.view(torch.int32).long() & 0xFFFFFFFF
+    magnitude = pattern & 0x7FFFFFFF
+    normal = ((magnitude + noise_MD) >> 13) - (112 << 10)
+    # Below 2^-14 halves are multiples of 2^-24, however small: more bits are cut than in the exponent's own step.
+    small = ((w_MD.abs() + noise_MD.float() * 2.0**-37) * 2.0**24).long()
+    return _narrow((pattern >> 16 & 0x8000) | torch.where(magnitude < 0x38800000, small, normal))
+
+
+def _codes(w_MD: Tensor, form: RowFormat, noise_MD: Tensor) -> Tensor:
+    packed_MP = torch.zeros(len(w_MD), form.bytes, dtype=torch.uint8, device=w_MD.device)
+    header = form.bytes - _padded(form.dim)
+    scales = []
+    w_MD = w_MD.clamp(-MAX_INT8, MAX_INT8)
+    for first in range(0, form.dim, form.group or form.dim):
+        columns = slice(first, min(first + (form.group or form.dim), form.dim))
+        # Plus zero: of -0 and +0 either could be the least, and they are different bits.
+        low_M, high_M = w_MD[:, columns].amin(1) + 0.0, w_MD[:, columns].amax(1) + 0.0
+        scale_M = (high_M - low_M) * (torch.tensor(1.0, device=w_MD.device) / 255.0)
+        flat_M = scale_M < 2.0**-126  # all weights are (nearly) one
+        inverse_M = torch.where(flat_M, 0.0, 1.0 / scale_M)
+        scales += [torch.where(flat_M, 0.0, scale_M), low_M]
+        codes = (w_MD[:, columns] - low_M.unsqueeze(1)) * inverse_M.unsqueeze(1) + noise_MD[:, columns]
+        packed_MP[:, header + columns.start : header + columns.stop] = codes.clamp(max=255.0).to(torch.uint8)
+    packed_MP[:, :header] = torch.stack(scales, 1).view(torch.uint8)
+    return packed_MP
+
+
+def _spread(packed_MP: Tensor, form: RowFormat) -> tuple[Tensor, Tensor]:
+    """Scale and offset of each column [M, D]."""
+    scales = packed_MP[:, : form.bytes - _padded(form.dim)].clone().view(torch.float32)
+    group_D = torch.arange(form.dim, device=packed_MP.device) // (form.group or form.dim)
+    return scales[:, 0::2][:, group_D], scales[:, 1::2][:, group_D]
+
+
+def _narrow(bits_MD: Tensor) -> Tensor:
+    """Sixteen bits each, as bytes."""
+    # To int16 by way of its sign, as a number past its range has no defined value there.
+    return torch.where(bits_MD > 0x7FFF, bits_MD - 0x10000, bits_MD).to(torch.int16).view(torch.uint8)
+
+
+def _padded(dim: int) -> int:
+    return -(-dim // 4) * 4

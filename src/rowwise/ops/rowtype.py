@@ -1,0 +1,36 @@
+"""Rows as they are stored and as they are sent: float32 rows packed into a row type, to the nearest, and back.
+
+Its own file because it is the one way between the model's floats and anything narrower: the first rows of a table,
+what a state dict brings, and what travels between ranks. Updates do not come through here: they round
+stochastically, inside the kernels. See [Note: Row formats] in `_cpp/tables.h`.
+"""
+
+import torch
+from torch import Tensor
+
+from rowwise.spec import RowType
+
+DTYPES = {
+    RowType.FP32: torch.float32,
+    RowType.FP16: torch.float16,
+    RowType.BF16: torch.bfloat16,
+    RowType.INT8: torch.uint8,
+}
+
+
+def pack(rows_ND: Tensor, row_type: RowType, column_group: int | None = None) -> Tensor:
+    """Rows in another type: [N, D], or for int8 the bytes of each row, its scales first.
+
+    Weights past the range of fp16 become infinite, as everywhere in torch; an int8 row with a weight that is not
+    finite comes back as NaN. Neither passes in silence where a loss is computed.
+    """
+    if row_type is RowType.INT8:
+        return torch.ops.rowwise.pack(rows_ND.float().contiguous(), column_group or 0)
+    return rows_ND.to(DTYPES[row_type])
+
+
+def unpack(packed_NP: Tensor, dim: int, row_type: RowType, column_group: int | None = None) -> Tensor:
+    """What `pack` made, as float32 [N, dim]."""
+    if row_type is RowType.INT8:
+        return torch.ops.rowwise.unpack(packed_NP.contiguous(), dim, column_group or 0)
+    return packed_NP.float()
