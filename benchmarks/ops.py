@@ -24,16 +24,27 @@ import torch
 from ops_work import FbgemmPeer, Work, ids_for, rows_for
 from report import environment, geomean, print_table
 
-from rowwise import Adagrad, Embeddings, Jagged, RowWiseAdagrad, Sgd, Table
+from rowwise import Adagrad, Adam, Embeddings, Ftrl, Jagged, Lamb, RowType, RowWiseAdagrad, RowWiseAdam, Sgd, Table
 
-OPTIMIZERS = {"rowwise_adagrad": RowWiseAdagrad(lr=0.01), "sgd": Sgd(lr=0.01), "adagrad": Adagrad(lr=0.01)}
+OPTIMIZERS = {
+    "rowwise_adagrad": RowWiseAdagrad(lr=0.01),
+    "sgd": Sgd(lr=0.01),
+    "adagrad": Adagrad(lr=0.01),
+    "adam": Adam(lr=0.01),
+    "rowwise_adam": RowWiseAdam(lr=0.01),
+    "lamb": Lamb(lr=0.01),
+    "ftrl": Ftrl(lr=0.01),
+}
 
 
 class Ours:
     """rowwise as a user has it: input checks on, outputs allocated by the library."""
 
-    def __init__(self, rows: list[int], dim: int, optimizer: str):
-        tables = [Table(name=f"t{i}", rows=n, dim=dim, optimizer=OPTIMIZERS[optimizer]) for i, n in enumerate(rows)]
+    def __init__(self, rows: list[int], dim: int, optimizer: str, row_type: str = "fp32"):
+        tables = [
+            Table(name=f"t{i}", rows=n, dim=dim, optimizer=OPTIMIZERS[optimizer], row_type=RowType(row_type))
+            for i, n in enumerate(rows)
+        ]
         self.module = Embeddings(tables)
         self.features = tuple(t.name for t in tables)
 

@@ -21,6 +21,7 @@ class Work(NamedTuple):
     ids: str
     threads: int
     optimizer: str
+    row_type: str = "fp32"
 
     def grad(self, tables: int) -> torch.Tensor:
         generator = torch.Generator().manual_seed(1)
@@ -59,17 +60,28 @@ def scatter(size: int) -> int:
 class FbgemmPeer:
     """FBGEMM's table-batched operator on a CPU."""
 
-    def __init__(self, rows: list[int], dim: int, optimizer: str):
-        from fbgemm_gpu.split_embedding_configs import EmbOptimType
+    def __init__(self, rows: list[int], dim: int, optimizer: str, row_type: str = "fp32"):
+        from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
         from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
         from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
             ComputeDevice,
             SplitTableBatchedEmbeddingBagsCodegen,
         )
 
-        kind = {"rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "sgd": EmbOptimType.EXACT_SGD}[optimizer]
+        kind = {
+            "rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+            "adagrad": EmbOptimType.EXACT_ADAGRAD,
+            "sgd": EmbOptimType.EXACT_SGD,
+        }[optimizer]
         specs = [(n, dim, EmbeddingLocation.HOST, ComputeDevice.CPU) for n in rows]
-        self.module = SplitTableBatchedEmbeddingBagsCodegen(specs, optimizer=kind, learning_rate=0.01, eps=1e-8)
+        self.module = SplitTableBatchedEmbeddingBagsCodegen(
+            specs,
+            optimizer=kind,
+            learning_rate=0.01,
+            eps=1e-8,
+            weights_precision=SparseType[row_type.upper()],
+            stochastic_rounding=row_type == "fp16",
+        )
         self.module.init_embedding_weights_uniform(-0.01, 0.01)
         self.rows, self.optimizer = rows, optimizer
         self.version = installed_version()

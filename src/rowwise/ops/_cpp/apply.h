@@ -107,14 +107,15 @@ inline __attribute__((always_inline)) void merge_strip(const Lookup& lookup, con
   for (int k = 0; k < N; ++k) Vec<V>::store(work.merged + column + k * Vec<V>::width, sum[k]);
 }
 
-// The optimizers: g is the merged gradient (a scratch copy), finite. One function each; the state of a row
-// is state_width floats. D is the dimension where it is a common one, so that loops unroll; 0: any.
+// The optimizers: g is the merged gradient (a scratch copy), finite; w holds weights as `Weights` does. One function
+// each; the state of a row is state_width floats. D is the dimension where it is a common one, so that loops unroll;
+// 0: any.
 struct Row {
   float* g;
-  float* w;
   float* state;
   int64_t dim;
-  Hyper h;
+  const Hyper& h;
+  float factor;  // of rules with one rate for the whole row: their numerator over (the root of `prepare` + eps)
 };
 
 inline float root(float x) { return std::sqrt(x); }
@@ -125,51 +126,52 @@ inline V root(V x) {
   return y;
 }
 
-inline float square_sum(const float* x, int64_t dim) {
-  return column_sum(dim, [&](int64_t c) __attribute__((always_inline)) {
-    const Quad q = quad_at(x, c, dim);
+template <int D>
+inline __attribute__((always_inline)) float square_sum(const float* x, int64_t dim) {
+  return column_sum<D>(dim, [&](int64_t c) __attribute__((always_inline)) {
+    const Quad q = quad_at(x, c, D ? D : dim);
     return q * q;
   });
 }
 
 struct Sgd {
-  static constexpr bool decays_gradient = true;
-  template <int D>
-  static void apply(const Row& row) {
-    const Row r = row;
+  static constexpr bool decays_gradient = true, one_rate = false;
+  template <int D, class W>
+  static void apply(const Row& r, const W& w) {
     each_vector(D ? D : r.dim, [&](auto v, int64_t c) __attribute__((always_inline)) {
-      using X = Vec<decltype(v)>;
-      X::store(r.w + c, X::load(r.w + c) - X::load(r.g + c) * r.h.lr);
+      using V = decltype(v);
+      w.set(c, w.template at<V>(c) - Vec<V>::load(r.g + c) * r.h.lr);
     });
   }
 };
 
 struct Adagrad {
-  static constexpr bool decays_gradient = true;
-  template <int D>
-  static void apply(const Row& row) {
-    const Row r = row;
+  static constexpr bool decays_gradient = true, one_rate = false;
+  template <int D, class W>
+  static void apply(const Row& r, const W& w) {
     each_vector(D ? D : r.dim, [&](auto v, int64_t c) __attribute__((always_inline)) {
-      using X = Vec<decltype(v)>;
-      const auto g = X::load(r.g + c);
-      const auto sum = X::load(r.state + c) + g * g;
-      X::store(r.state + c, sum);
-      X::store(r.w + c, X::load(r.w + c) - g / (root(sum) + r.h.eps) * r.h.lr);
+      using V = decltype(v);
+      const V g = Vec<V>::load(r.g + c);
+      const V sum = Vec<V>::load(r.state + c) + g * g;
+      Vec<V>::store(r.state + c, sum);
+      w.set(c, w.template at<V>(c) - g / (root(sum) + r.h.eps) * r.h.lr);
     });
   }
 };
 
 struct RowWiseAdagrad {
-  static constexpr bool decays_gradient = true;
+  static constexpr bool decays_gradient = true, one_rate = true;
+  static float numerator(const Hyper& h) { return h.lr; }
   template <int D>
-  static void apply(const Row& row) {
-    const Row r = row;
+  static float prepare(const Row& r) {
     const int64_t dim = D ? D : r.dim;
-    const float state = *r.state += square_sum(r.g, dim) / float(dim);
-    const float step = r.h.lr / (std::sqrt(state) + r.h.eps);
-    each_vector(dim, [&](auto v, int64_t c) __attribute__((always_inline)) {
-      using X = Vec<decltype(v)>;
-      X::store(r.w + c, X::load(r.w + c) - X::load(r.g + c) * step);
+    return *r.state += square_sum<D>(r.g, dim) / float(dim);
+  }
+  template <int D, class W>
+  static void apply(const Row& r, const W& w) {
+    each_vector(D ? D : r.dim, [&](auto v, int64_t c) __attribute__((always_inline)) {
+      using V = decltype(v);
+      w.set(c, w.template at<V>(c) - Vec<V>::load(r.g + c) * r.factor);
     });
   }
 };
@@ -191,81 +193,85 @@ inline __attribute__((always_inline)) V adam_step(const Row& r, int64_t c, int64
 }
 
 struct Adam {
-  static constexpr bool decays_gradient = false;
-  template <int D>
-  static void apply(const Row& row) {
-    const Row r = row;
+  static constexpr bool decays_gradient = false, one_rate = false;
+  template <int D, class W>
+  static void apply(const Row& r, const W& weights) {
     const int64_t dim = D ? D : r.dim;
     each_vector(dim, [&](auto v, int64_t c) __attribute__((always_inline)) {
       using V = decltype(v);
-      const V w = Vec<V>::load(r.w + c);
-      Vec<V>::store(r.w + c, w - (adam_step<V>(r, c, dim) + w * r.h.weight_decay) * r.h.lr);
+      const V w = weights.template at<V>(c);
+      weights.set(c, w - (adam_step<V>(r, c, dim) + w * r.h.weight_decay) * r.h.lr);
     });
   }
 };
 
 struct RowWiseAdam {
-  static constexpr bool decays_gradient = false;
+  static constexpr bool decays_gradient = false, one_rate = true;
+  static float numerator(const Hyper&) { return 1.f; }
   template <int D>
-  static void apply(const Row& row) {
-    const Row r = row;
+  static float prepare(const Row& r) {
     const int64_t dim = D ? D : r.dim;
     float& state = r.state[dim];
-    state = state * r.h.moments.beta2 + square_sum(r.g, dim) / float(dim) * (1.f - r.h.moments.beta2);
-    const float inverse = 1.f / (std::sqrt(state * r.h.moments.inverse2) + r.h.eps);
-    each_vector(dim, [&](auto v, int64_t c) __attribute__((always_inline)) {
+    state = state * r.h.moments.beta2 + square_sum<D>(r.g, dim) / float(dim) * (1.f - r.h.moments.beta2);
+    return state * r.h.moments.inverse2;
+  }
+  template <int D, class W>
+  static void apply(const Row& r, const W& weights) {
+    each_vector(D ? D : r.dim, [&](auto v, int64_t c) __attribute__((always_inline)) {
       using V = decltype(v);
-      const V w = Vec<V>::load(r.w + c);
-      const V step = first_moment(r, c, Vec<V>::load(r.g + c)) * inverse;
-      Vec<V>::store(r.w + c, w - (step + w * r.h.weight_decay) * r.h.lr);
+      const V w = weights.template at<V>(c);
+      const V step = first_moment(r, c, Vec<V>::load(r.g + c)) * r.factor;
+      weights.set(c, w - (step + w * r.h.weight_decay) * r.h.lr);
     });
   }
 };
 
 struct Lamb {  // Adam's step, as long as the row is
-  static constexpr bool decays_gradient = false;
-  template <int D>
-  static void apply(const Row& row) {
-    const Row r = row;
+  static constexpr bool decays_gradient = false, one_rate = false;
+  template <int D, class W>
+  static void apply(const Row& r, const W& w) {
     const int64_t dim = D ? D : r.dim;
     each_vector(dim, [&](auto v, int64_t c) __attribute__((always_inline)) {
       using V = decltype(v);
-      Vec<V>::store(r.g + c, adam_step<V>(r, c, dim) + Vec<V>::load(r.w + c) * r.h.weight_decay);
+      Vec<V>::store(r.g + c, adam_step<V>(r, c, dim) + w.template at<V>(c) * r.h.weight_decay);
     });
-    const float length = std::sqrt(square_sum(r.w, dim)), step = std::sqrt(square_sum(r.g, dim));
+    const float length = std::sqrt(column_sum<D>(dim, [&](int64_t c) __attribute__((always_inline)) {
+      const Quad q = quad_from(c, dim, [&](auto v, int64_t at) { return w.template at<decltype(v)>(at); });
+      return q * q;
+    }));
+    const float step = std::sqrt(square_sum<D>(r.g, dim));
     const float trust =
         length > 0.f && step > 0.f && std::isfinite(length) && std::isfinite(step) ? length / step : 1.f;
     const float lr = r.h.lr * trust;
     each_vector(dim, [&](auto v, int64_t c) __attribute__((always_inline)) {
-      using X = Vec<decltype(v)>;
-      X::store(r.w + c, X::load(r.w + c) - X::load(r.g + c) * lr);
+      using V = decltype(v);
+      w.set(c, w.template at<V>(c) - Vec<V>::load(r.g + c) * lr);
     });
   }
 };
 
 struct Ftrl {  // state is z, then n
-  static constexpr bool decays_gradient = false;
-  template <int D>
-  static void apply(const Row& row) {
-    const Row r = row;
+  static constexpr bool decays_gradient = false, one_rate = false;
+  template <int D, class W>
+  static void apply(const Row& r, const W& w) {
     const int64_t dim = D ? D : r.dim;
     each_vector(dim, [&](auto v, int64_t c) __attribute__((always_inline)) {
       using V = decltype(v);
       using X = Vec<V>;
       const V g = X::load(r.g + c), n = X::load(r.state + dim + c), sum = n + g * g;
       const V after = root(sum), rate = (after - root(n)) / r.h.lr;
-      const V z = X::load(r.state + c) + g - rate * X::load(r.w + c);
+      const V z = X::load(r.state + c) + g - rate * w.template at<V>(c);
       X::store(r.state + c, z);
       X::store(r.state + dim + c, sum);
       const V l1 = V{} + r.h.ftrl.l1, zero = {};
       const V shrunk = z > l1 ? z - l1 : z < zero - l1 ? z + l1 : zero;
-      X::store(r.w + c, zero - shrunk / ((after + r.h.ftrl.beta) / r.h.lr + r.h.ftrl.l2));
+      w.set(c, zero - shrunk / ((after + r.h.ftrl.beta) / r.h.lr + r.h.ftrl.l2));
     });
   }
 };
 
 void clip(const Row& r) {  // to a length
-  const float length = std::sqrt(square_sum(r.g, r.dim));
+  const float length = std::sqrt(square_sum<0>(r.g, r.dim));
   if (length <= r.h.clip) return;
   const float scale = r.h.clip / length;
   each_vector(r.dim, [&](auto v, int64_t c) __attribute__((always_inline)) {
@@ -274,120 +280,188 @@ void clip(const Row& r) {  // to a length
   });
 }
 
-void decay(const Row& r) {  // L2 in the gradient; Adam and LAMB apply it to the weight instead, and FTRL has its own
+// L2 in the gradient; Adam and LAMB apply it to the weight instead, and FTRL has its own.
+template <class W>
+void decay(const Row& r, const W& w) {
   each_vector(r.dim, [&](auto v, int64_t c) __attribute__((always_inline)) {
-    using X = Vec<decltype(v)>;
-    X::store(r.g + c, X::load(r.g + c) + X::load(r.w + c) * r.h.weight_decay);
+    using V = decltype(v);
+    Vec<V>::store(r.g + c, Vec<V>::load(r.g + c) + w.template at<V>(c) * r.h.weight_decay);
   });
 }
 
 // Where the segments of equal rows begin, and the end of the last; returns how many.
 int64_t find_rows(const Bucket& b, int64_t* starts) {
   const uint64_t* entries = b.entries;
-  const int64_t n = b.num_entries;
   int64_t num_rows = 0;
   uint64_t last = ~(entries[0] >> b.payload_bits);
-  for (int64_t i = 0; i < n; ++i) {
+  for (int64_t i = 0; i < b.num_entries; ++i) {
     const uint64_t key = entries[i] >> b.payload_bits;
-    if (key != last) starts[num_rows++] = i;
+    starts[num_rows] = i;  // without a branch, which would often be guessed wrong
+    num_rows += key != last;
     last = key;
   }
-  starts[num_rows] = n;
+  starts[num_rows] = b.num_entries;
   return num_rows;
 }
 
-template <class Lookup, class Rule, int D>
-void apply_rows(const Bucket& bucket, const Workspace& workspace, Fault& fault) {
-  const Bucket b = bucket;
-  const Workspace work = workspace;
+// Some rows of a bucket. Merging and updating take turns over so many rows that one row's long chain of sums and
+// roots overlaps with its neighbours', and so few that all of it stays in the first-level cache.
+struct Merged {
+  int64_t rows[batch_rows];
+  int64_t count = 0;
+};
+
+template <class Lookup, int D>
+Merged merge_rows(const Bucket& bucket, const Workspace& workspace, int64_t first, int64_t count, Fault& fault) {
+  const Bucket& b = bucket;
   const Lookup lookup(b);
   const uint64_t* entries = b.entries;
   const int64_t dim = D ? D : b.table.dim, n = b.num_entries;
-  const Format format{b.table.type, dim, b.table.group};
-  const bool floats = format.type == RowType::fp32;
-  char* const weights = b.arena + b.table.base;
-  float* const states = b.state + b.table.state_base;
-  const int64_t bytes = format.bytes(), state_width = b.table.state_width;
-  const bool whole_rows = bytes % 64 == 0, whole_states = state_width % 16 == 0, whole_grads = dim % 16 == 0;
-  auto row_of = [&](int64_t i) { return int64_t(entries[i] >> b.payload_bits); };
-  const int64_t num_rows = find_rows(b, work.starts);
-
-  // Rows come from memory to the second-level cache well ahead, and from there to the first shortly before use.
-  constexpr int64_t far = 32, near = 4, grads_ahead = 16;
-  for (int64_t s = 0; s < num_rows; ++s) {
-    if (s + far < num_rows) {
-      const int64_t next = row_of(work.starts[s + far]);
-      prefetch<2>(weights + next * bytes, bytes, whole_rows);
-      if (state_width)
-        prefetch<2>(reinterpret_cast<const char*>(states + next * state_width), state_width * 4, whole_states);
-    }
-    if (s + near < num_rows) {
-      const int64_t next = row_of(work.starts[s + near]);
-      prefetch(weights + next * bytes, bytes, whole_rows);
-      if (state_width)
-        prefetch(reinterpret_cast<const char*>(states + next * state_width), state_width * 4, whole_states);
-    }
+  Workspace work = workspace;
+  Merged found;
+  for (int64_t s = first; s < first + count; ++s) {
     const int64_t begin = work.starts[s], end = work.starts[s + 1];
-    if (!b.source.in_cache)
-      for (int64_t i = begin + grads_ahead; i < std::min(end + grads_ahead, n); ++i)
-        prefetch(reinterpret_cast<const char*>(lookup.at(entries[i]).grad), dim * 4, whole_grads);
+    if (!b.source.in_cache) {
+      constexpr int64_t ahead = 16;
+      for (int64_t i = begin + ahead; i < std::min(end + ahead, n); ++i)
+        prefetch(reinterpret_cast<const char*>(lookup.at(entries[i]).grad), dim * 4, dim % 16 == 0);
+    }
     for_strips(dim, [&](auto strip, int64_t column) __attribute__((always_inline)) {
       merge_strip<typename decltype(strip)::type, decltype(strip)::count>(lookup, entries + begin, end - begin, column,
                                                                           work);
     });
-    const int64_t row = row_of(begin);
+    const int64_t row = int64_t(entries[begin] >> b.payload_bits);
     if (__builtin_expect(!is_finite(work.merged, dim), 0)) {
       fault.at(row);
-      continue;
+      continue;  // the next row takes its place
     }
-    char* const stored = weights + row * bytes;
-    if (!floats) read_row(format, stored, work.row);
-    const Row r{work.merged, floats ? reinterpret_cast<float*>(stored) : work.row, states + row * state_width, dim,
-                b.hyper};
-    if (r.h.clip > 0.f) clip(r);
-    if (Rule::decays_gradient && r.h.weight_decay != 0.f) decay(r);
-    Rule::template apply<D>(r);
-    if (!floats) write_row(format, work.row, stored, RowBits(b.key, row));
+    found.rows[found.count++] = row;
+    work.merged += work.stride;
+  }
+  return found;
+}
+
+template <class Rule, RowType T, int D>
+void update_rows(const Bucket& b, const Workspace& work, const Merged& merged) {
+  const int64_t dim = D ? D : b.table.dim;
+  const Format format{T, dim, b.table.group};
+  const Hyper hyper = b.hyper;
+  char* const weights = b.arena + b.table.base;
+  float* const states = b.state + b.table.state_base;
+  const auto row_of = [&](int64_t k, float factor) {
+    return Row{work.merged + k * work.stride, states + merged.rows[k] * b.table.state_width, dim, hyper, factor};
+  };
+  const auto stored = [&](int64_t k) { return weights + merged.rows[k] * format.bytes(); };
+  const auto weights_of = [&](int64_t k) {
+    return Weights<T>(format, stored(k), work.floats + k * work.stride, b.key, merged.rows[k]);
+  };
+  const bool decays = Rule::decays_gradient && hyper.weight_decay != 0.f;
+  if (hyper.clip > 0.f || decays)
+    for (int64_t k = 0; k < merged.count; ++k) {
+      if (hyper.clip > 0.f) clip(row_of(k, 0.f));
+      if (decays) decay(row_of(k, 0.f), weights_of(k));
+    }
+  float factors[batch_rows] = {};
+  if constexpr (Rule::one_rate) {  // roots and quotients of all rows at once
+    for (int64_t k = 0; k < merged.count; ++k) factors[k] = Rule::template prepare<D>(row_of(k, 0.f));
+    for (float& factor : factors) factor = Rule::numerator(hyper) / (std::sqrt(factor) + hyper.eps);
+  }
+  for (int64_t k = 0; k < merged.count; ++k) Rule::template apply<D>(row_of(k, factors[k]), weights_of(k));
+  if constexpr (T == RowType::int8)
+    for (int64_t k = 0; k < merged.count; ++k)
+      round_to_codes(format, work.floats + k * work.stride, stored(k), RowBits(b.key, merged.rows[k]));
+}
+
+using MergeRows = Merged (*)(const Bucket&, const Workspace&, int64_t, int64_t, Fault&);
+using UpdateRows = void (*)(const Bucket&, const Workspace&, const Merged&);
+
+MergeRows merge_of(const Bucket& b) {
+  if (b.source.place) return merge_rows<Listed, 0>;
+  switch (b.table.dim) {
+    case 16:
+      return merge_rows<Plain, 16>;
+    case 32:
+      return merge_rows<Plain, 32>;
+    case 64:
+      return merge_rows<Plain, 64>;
+    case 128:
+      return merge_rows<Plain, 128>;
+    default:
+      return merge_rows<Plain, 0>;
   }
 }
 
-template <class Lookup, class Rule>
-void apply_dim(const Bucket& b, const Workspace& work, Fault& fault) {
-  switch (b.table.dim) {
+template <class Rule, RowType T>
+UpdateRows update_of_dim(int64_t dim) {
+  switch (dim) {
     case 16:
-      return apply_rows<Lookup, Rule, 16>(b, work, fault);
+      return update_rows<Rule, T, 16>;
     case 32:
-      return apply_rows<Lookup, Rule, 32>(b, work, fault);
+      return update_rows<Rule, T, 32>;
     case 64:
-      return apply_rows<Lookup, Rule, 64>(b, work, fault);
+      return update_rows<Rule, T, 64>;
     case 128:
-      return apply_rows<Lookup, Rule, 128>(b, work, fault);
+      return update_rows<Rule, T, 128>;
     default:
-      return apply_rows<Lookup, Rule, 0>(b, work, fault);
+      return update_rows<Rule, T, 0>;
   }
 }
 
 template <class Rule>
-void apply_rule(const Bucket& b, const Workspace& work, Fault& fault) {
-  b.source.place ? apply_rows<Listed, Rule, 0>(b, work, fault) : apply_dim<Plain, Rule>(b, work, fault);
+UpdateRows update_of_rule(const Table& table) {
+  switch (table.type) {
+    case RowType::fp32:
+      return update_of_dim<Rule, RowType::fp32>(table.dim);
+    case RowType::fp16:
+      return update_of_dim<Rule, RowType::fp16>(table.dim);
+    case RowType::bf16:
+      return update_of_dim<Rule, RowType::bf16>(table.dim);
+    case RowType::int8:
+      break;
+  }
+  return update_of_dim<Rule, RowType::int8>(table.dim);
+}
+
+UpdateRows update_of(const Table& table) {
+  switch (table.rule) {
+    case Rule::sgd:
+      return update_of_rule<Sgd>(table);
+    case Rule::adagrad:
+      return update_of_rule<Adagrad>(table);
+    case Rule::rowwise_adagrad:
+      return update_of_rule<RowWiseAdagrad>(table);
+    case Rule::adam:
+      return update_of_rule<Adam>(table);
+    case Rule::rowwise_adam:
+      return update_of_rule<RowWiseAdam>(table);
+    case Rule::lamb:
+      return update_of_rule<Lamb>(table);
+    case Rule::ftrl:
+      break;
+  }
+  return update_of_rule<Ftrl>(table);
 }
 
 void apply(const Bucket& b, const Workspace& work, Fault& fault) {
-  switch (b.table.rule) {
-    case Rule::sgd:
-      return apply_rule<Sgd>(b, work, fault);
-    case Rule::adagrad:
-      return apply_rule<Adagrad>(b, work, fault);
-    case Rule::rowwise_adagrad:
-      return apply_rule<RowWiseAdagrad>(b, work, fault);
-    case Rule::adam:
-      return apply_rule<Adam>(b, work, fault);
-    case Rule::rowwise_adam:
-      return apply_rule<RowWiseAdam>(b, work, fault);
-    case Rule::lamb:
-      return apply_rule<Lamb>(b, work, fault);
-    case Rule::ftrl:
-      return apply_rule<Ftrl>(b, work, fault);
+  const MergeRows merge = merge_of(b);
+  const UpdateRows update = update_of(b.table);
+  const int64_t bytes = b.table.format().bytes(), state_bytes = b.table.state_width * 4;
+  const char* const weights = b.arena + b.table.base;
+  const char* const states = reinterpret_cast<const char*>(b.state + b.table.state_base);
+  const int64_t num_rows = find_rows(b, work.starts);
+  auto row_at = [&](int64_t s) { return int64_t(b.entries[work.starts[s]] >> b.payload_bits); };
+  // Rows come from memory to the second-level cache well ahead, and from there to the first a batch before use.
+  constexpr int64_t far = 32;
+  for (int64_t s = 0; s < num_rows; s += batch_rows) {
+    for (int64_t k = s + far; k < std::min(s + far + batch_rows, num_rows); ++k) {
+      prefetch<2>(weights + row_at(k) * bytes, bytes, bytes % 64 == 0);
+      if (state_bytes) prefetch<2>(states + row_at(k) * state_bytes, state_bytes, state_bytes % 64 == 0);
+    }
+    for (int64_t k = s; k < std::min(s + batch_rows, num_rows); ++k) {
+      prefetch(weights + row_at(k) * bytes, bytes, bytes % 64 == 0);
+      if (state_bytes) prefetch(states + row_at(k) * state_bytes, state_bytes, state_bytes % 64 == 0);
+    }
+    update(b, work, merge(b, work, s, std::min(batch_rows, num_rows - s), fault));
   }
 }
 

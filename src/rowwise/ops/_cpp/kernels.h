@@ -33,10 +33,12 @@ struct Bucket {
 
 struct Workspace {  // one a thread
   int64_t* starts;  // segment starts, num_entries + 1 of them
-  float* merged;    // one row, padded to a whole vector
-  float* row;       // another: weights that are not stored as floats
+  float* merged;    // gradients of up to batch_rows rows
+  int64_t stride;   // floats from one to the next, whole vectors
+  float* floats;    // their weights, where a row is only stored when all of it is known
   float* tree;      // tree_levels rows of eight vectors
 };
+constexpr int64_t batch_rows = 8;
 constexpr int tree_levels = 56;
 constexpr int tree_row = 128;  // floats: eight of the widest vectors
 

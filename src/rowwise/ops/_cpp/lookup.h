@@ -166,16 +166,6 @@ void gather(const char* arena, const Feature& f, const Bags& bags, float* out, i
             [&](auto rows, auto stored) { gather_rows<decltype(stored)::type>(rows, out, i0, i1, fault); });
 }
 
-// Four columns from c on, zeros past the end of the row.
-template <RowType T>
-Quad quad_of(const Reader<T>& reader, const Format& format, int64_t c) {
-  const int64_t group = group_of(format, c);
-  if (c + 4 <= format.dim) return reader.template at<Quad>(c, group);
-  Quad q = {0.f, 0.f, 0.f, 0.f};
-  for (int64_t k = 0; c + k < format.dim; ++k) q[k] = reader.template at<float>(c + k, group);
-  return q;
-}
-
 struct BagGradients {
   const int64_t* offsets;
   const float* grad;  // of the feature's first column
@@ -196,7 +186,11 @@ void weight_grad_rows(const Rows<Id>& rows, const BagGradients& bags, float* out
         continue;
       }
       const Reader<T> reader(row, rows.header);
-      out[i] = column_sum(dim, [&](int64_t c) { return quad_of(reader, rows.format, c) * quad_at(g, c, dim); });
+      out[i] = column_sum<0>(dim, [&](int64_t c) {
+        const int64_t group = group_of(rows.format, c);
+        const auto at = [&](auto v, int64_t column) { return reader.template at<decltype(v)>(column, group); };
+        return quad_from(c, dim, at) * quad_at(g, c, dim);
+      });
     }
   }
 }

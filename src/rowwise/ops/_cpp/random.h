@@ -31,7 +31,7 @@ struct RowBits {
   }
   template <class V>
   inline __attribute__((always_inline)) typename Vec<V>::Bits at(int64_t column) const {
-    auto x = (Vec<V>::count() + uint32_t(column)) * 0x9E3779B9u + low;
+    auto x = Vec<V>::count() * 0x9E3779B9u + (uint32_t(column) * 0x9E3779B9u + low);
     x = (x ^ (x >> 16)) * 0x7FEB352Du;
     x ^= high;
     x = (x ^ (x >> 15)) * 0x846CA68Bu;

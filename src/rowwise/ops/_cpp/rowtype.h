@@ -24,27 +24,52 @@ inline V float_of(typename Vec<V>::Bits b) {
   return v;
 }
 
-// Lane by lane; the compiler makes vector instructions of these loops where the set has them.
-template <class V, class Stored>
-inline __attribute__((always_inline)) typename Vec<V>::Bits widen(const Stored* p) {
-  typename Vec<V>::Bits b;
+// Narrow integers to the lanes of a vector, and back. Spelled out for the widest vectors, which matter and which the
+// compiler does not find; generic for the others.
+template <class V, class Narrow>
+inline __attribute__((always_inline)) typename Vec<V>::Bits widen(const Narrow* p) {
+  using Bits = typename Vec<V>::Bits;
   if constexpr (Vec<V>::width == 1) {
-    b = *p;
+    return *p;
   } else {
-    typedef Stored Narrow __attribute__((vector_size(Vec<V>::width * sizeof(Stored))));
-    Narrow n;
+#if LANES == 16
+    if constexpr (Vec<V>::width == 16 && sizeof(Narrow) == 2)
+      return Bits(_mm512_maskz_cvtepu16_epi32(0xFFFF, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
+    if constexpr (Vec<V>::width == 16 && sizeof(Narrow) == 1)
+      return Bits(_mm512_maskz_cvtepu8_epi32(0xFFFF, _mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+#elif LANES == 8
+    if constexpr (Vec<V>::width == 8 && sizeof(Narrow) == 2)
+      return Bits(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+    if constexpr (Vec<V>::width == 8 && sizeof(Narrow) == 1)
+      return Bits(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+#endif
+    typedef Narrow Lanes __attribute__((vector_size(Vec<V>::width * sizeof(Narrow))));
+    Lanes n;
     std::memcpy(&n, p, sizeof n);
-    b = __builtin_convertvector(n, typename Vec<V>::Bits);
+    return __builtin_convertvector(n, Bits);
   }
-  return b;
 }
-template <class V, class Stored>
-inline __attribute__((always_inline)) void narrow(Stored* p, typename Vec<V>::Bits b) {
+template <class V, class Narrow>
+inline __attribute__((always_inline)) void narrow(Narrow* p, typename Vec<V>::Bits b) {
   if constexpr (Vec<V>::width == 1) {
-    *p = Stored(b);
+    *p = Narrow(b);
+    return;
   } else {
-    typedef Stored Narrow __attribute__((vector_size(Vec<V>::width * sizeof(Stored))));
-    const Narrow n = __builtin_convertvector(b, Narrow);
+#if LANES == 16
+    if constexpr (Vec<V>::width == 16 && sizeof(Narrow) == 2)
+      return _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_maskz_cvtepi32_epi16(0xFFFF, __m512i(b)));
+    if constexpr (Vec<V>::width == 16 && sizeof(Narrow) == 1)
+      return _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_maskz_cvtepi32_epi8(0xFFFF, __m512i(b)));
+#elif LANES == 8
+    if constexpr (Vec<V>::width == 8) {
+      const __m128i half =
+          _mm_packus_epi32(_mm256_castsi256_si128(__m256i(b)), _mm256_extracti128_si256(__m256i(b), 1));
+      if constexpr (sizeof(Narrow) == 2) return _mm_storeu_si128(reinterpret_cast<__m128i*>(p), half);
+      return _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packus_epi16(half, half));
+    }
+#endif
+    typedef Narrow Lanes __attribute__((vector_size(Vec<V>::width * sizeof(Narrow))));
+    const Lanes n = __builtin_convertvector(b, Lanes);
     std::memcpy(p, &n, sizeof n);
   }
 }
@@ -70,10 +95,26 @@ inline typename Vec<V>::Bits to_whole(V v) {  // of floats in [0, 2^31), cut
 
 template <class V>
 inline V least(V a, V b) {
+#if LANES == 16
+  if constexpr (Vec<V>::width == 16) return V(_mm512_maskz_min_ps(0xFFFF, __m512(a), __m512(b)));
+#elif LANES == 8
+  if constexpr (Vec<V>::width == 8) return V(_mm256_min_ps(__m256(a), __m256(b)));
+#endif
+#if defined(__x86_64__)
+  if constexpr (Vec<V>::width == 4) return V(_mm_min_ps(__m128(a), __m128(b)));
+#endif
   return a < b ? a : b;
 }
 template <class V>
 inline V most(V a, V b) {
+#if LANES == 16
+  if constexpr (Vec<V>::width == 16) return V(_mm512_maskz_max_ps(0xFFFF, __m512(a), __m512(b)));
+#elif LANES == 8
+  if constexpr (Vec<V>::width == 8) return V(_mm256_max_ps(__m256(a), __m256(b)));
+#endif
+#if defined(__x86_64__)
+  if constexpr (Vec<V>::width == 4) return V(_mm_max_ps(__m128(a), __m128(b)));
+#endif
   return a > b ? a : b;
 }
 template <class V>
@@ -96,6 +137,23 @@ inline __attribute__((always_inline)) V half_to_float(const uint16_t* p) {
   const auto normal = (magnitude << 13) + (112u << 23);
   const auto small = bits_of(to_float<V>(magnitude) * 0x1p-24f);
   return float_of<V>(sign | (magnitude < 0x400u ? small : normal));
+}
+
+// The halves at or next to a float on the side of zero; of finite ones below 2^16.
+template <class V>
+inline __attribute__((always_inline)) void store_cut_halves(uint16_t* p, V x) {
+#if LANES == 16
+  if constexpr (Vec<V>::width == 16)
+    return _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_maskz_cvtps_ph(0xFFFF, __m512(x), 3));
+#elif LANES == 8
+  if constexpr (Vec<V>::width == 8)
+    return _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(__m256(x), 3));
+#endif
+  const auto bits = bits_of(x);
+  const auto magnitude = bits & 0x7FFFFFFFu;
+  const auto normal = (magnitude >> 13) - (112u << 10);
+  const auto small = to_whole<V>(float_of<V>(magnitude) * 0x1p24f);
+  narrow<V>(p, (bits >> 16 & 0x8000u) | (magnitude < 0x38800000u ? small : normal));
 }
 
 // The columns of one stored row as floats. `group` is that of the column; all but int8 ignore it.
@@ -150,7 +208,7 @@ struct Stored {
   static constexpr RowType type = T;
 };
 template <class F>
-inline auto with_type(RowType type, F f) {
+inline __attribute__((always_inline)) auto with_type(RowType type, F f) {
   switch (type) {
     case RowType::fp16:
       return f(Stored<RowType::fp16>{});
@@ -167,8 +225,8 @@ inline auto with_type(RowType type, F f) {
 // A vector never crosses groups, which are multiples of sixteen columns.
 inline int64_t group_of(const Format& format, int64_t column) { return format.group ? column / format.group : 0; }
 
-void read_row(const Format& format, const char* row, float* out) {
-  with_type(format.type, [&](auto stored) {
+inline __attribute__((always_inline)) void read_row(const Format& format, const char* row, float* out) {
+  with_type(format.type, [&](auto stored) __attribute__((always_inline)) {
     const Reader<decltype(stored)::type> reader(row, format.header());
     each_vector(format.dim, [&](auto v, int64_t c) __attribute__((always_inline)) {
       using V = decltype(v);
@@ -183,32 +241,27 @@ constexpr float max_half = 65504.f, max_bfloat = 0x1.FEp127f, max_int8 = 1e38f;
 // A weight between two that a format can hold becomes one of them, with the odds that keep its expectation: steps
 // smaller than the format's own are not lost, but taken now and then. The bits come from RowBits. Weights past the
 // format's range become its largest.
-void write_halves(const Format& format, const float* w, uint16_t* row, const RowBits& random) {
-  each_vector(format.dim, [&](auto v, int64_t c) __attribute__((always_inline)) {
-    using V = decltype(v);
-    const auto bits = bits_of(clamp(Vec<V>::load(w + c), max_half));
-    const auto noise = random.at<V>(c) >> 19;  // as many bits as are cut
-    const auto magnitude = bits & 0x7FFFFFFFu;
-    const auto normal = ((magnitude + noise) >> 13) - (112u << 10);
-    // Below 2^-14 halves are multiples of 2^-24, however small: more bits are cut than in the exponent's own step.
-    const auto small = to_whole<V>((float_of<V>(magnitude) + to_float<V>(noise) * 0x1p-37f) * 0x1p24f);
-    narrow<V>(row + c, (bits >> 16 & 0x8000u) | (magnitude < 0x38800000u ? small : normal));
-  });
+template <class V>
+inline __attribute__((always_inline)) void round_to_half(uint16_t* p, V w, typename Vec<V>::Bits random) {
+  const V x = clamp(w, max_half);
+  const auto bits = bits_of(x);
+  // Halves are 2^-10 of their power of two apart, but below 2^-14 always 2^-24: a 13-bit fraction of that away from
+  // zero, then cut. The sum is exact, or rounds where it makes no difference to what is cut.
+  const auto power = bits & 0x7F800000u, least_power = Vec<V>::count() * 0 + 0x38800000u;
+  const auto unit = ((power > least_power ? power : least_power) - (23u << 23)) | (bits & 0x80000000u);
+  store_cut_halves<V>(p, x + to_float<V>(random >> 19) * float_of<V>(unit));
 }
 
-void write_bfloats(const Format& format, const float* w, uint16_t* row, const RowBits& random) {
-  each_vector(format.dim, [&](auto v, int64_t c) __attribute__((always_inline)) {
-    using V = decltype(v);
-    const auto bits = bits_of(clamp(Vec<V>::load(w + c), max_bfloat));
-    narrow<V>(row + c, (bits + (random.at<V>(c) >> 16)) >> 16);
-  });
+template <class V>
+inline __attribute__((always_inline)) void round_to_bfloat(uint16_t* p, V w, typename Vec<V>::Bits random) {
+  narrow<V>(p, (bits_of(clamp(w, max_bfloat)) + (random >> 16)) >> 16);
 }
 
 struct Range {
   float low, high;
 };
 
-Range range_of(const float* w, int64_t n) {
+inline Range range_of(const float* w, int64_t n) {
   Wide low = Wide{} + max_int8, high = Wide{} - max_int8;
   float least_one = max_int8, most_one = -max_int8;
   each_vector(n, [&](auto v, int64_t c) __attribute__((always_inline)) {
@@ -222,8 +275,14 @@ Range range_of(const float* w, int64_t n) {
       for (int k = 0; k < Vec<V>::width; ++k) least_one = least(x[k], least_one), most_one = most(x[k], most_one);
     }
   });
-  if (n >= LANES)
-    for (int k = 0; k < LANES; ++k) least_one = least(low[k], least_one), most_one = most(high[k], most_one);
+  if (n >= LANES) {
+    float lows[LANES], highs[LANES];
+    Vec<Wide>::store(lows, low), Vec<Wide>::store(highs, high);
+    Quad low4 = Vec<Quad>::load(lows), high4 = Vec<Quad>::load(highs);
+    for (int k = 4; k < LANES; k += 4)
+      low4 = least(low4, Vec<Quad>::load(lows + k)), high4 = most(high4, Vec<Quad>::load(highs + k));
+    for (int k = 0; k < 4; ++k) least_one = least(low4[k], least_one), most_one = most(high4[k], most_one);
+  }
   // Plus zero: of -0 and +0 either could be the least, and they are different bits.
   return {std::max(least_one, -max_int8) + 0.f, std::min(most_one, max_int8) + 0.f};
 }
@@ -244,28 +303,92 @@ inline __attribute__((always_inline)) void write_codes(const Format& format, con
     scales[1] = range.low;
     each_vector(n, [&](auto v, int64_t c) __attribute__((always_inline)) {
       using V = decltype(v);
-      const V x = clamp(Vec<V>::load(w + begin + c), max_int8);
-      const V code = (x - range.low) * inverse + noise(v, begin + c);
-      narrow<V>(codes + begin + c, to_whole<V>(least(code, V{} + 255.f)));
+      const V code = (Vec<V>::load(w + begin + c) - range.low) * inverse + noise(v, begin + c);
+      narrow<V>(codes + begin + c, to_whole<V>(least(most(code, V{}), V{} + 255.f)));
     });
   }
 }
 
-void write_row(const Format& format, const float* w, char* row, const RowBits& random) {
-  switch (format.type) {
-    case RowType::fp32:
-      std::memcpy(row, w, size_t(format.dim) * 4);
-      return;
-    case RowType::fp16:
-      return write_halves(format, w, reinterpret_cast<uint16_t*>(row), random);
-    case RowType::bf16:
-      return write_bfloats(format, w, reinterpret_cast<uint16_t*>(row), random);
-    case RowType::int8:
-      return write_codes(format, w, row, [&](auto v, int64_t c) __attribute__((always_inline)) {
-        using V = decltype(v);
-        return to_float<V>(random.at<V>(c) >> 8) * 0x1p-24f;
-      });
+// The weights of one row while it is updated: floats to the optimizer, whatever is stored.
+template <RowType T>
+class Weights;
+template <>
+class Weights<RowType::fp32> {
+ public:
+  Weights(const Format&, char* row, float*, uint64_t, int64_t) : p_(reinterpret_cast<float*>(row)) {}
+  template <class V>
+  V at(int64_t column) const {
+    return Vec<V>::load(p_ + column);
   }
+  template <class V>
+  void set(int64_t column, V w) const {
+    Vec<V>::store(p_ + column, w);
+  }
+
+ private:
+  float* p_;
+};
+template <>
+class Weights<RowType::fp16> {
+ public:
+  Weights(const Format&, char* row, float*, uint64_t key, int64_t index)
+      : p_(reinterpret_cast<uint16_t*>(row)), random_(key, index) {}
+  template <class V>
+  V at(int64_t column) const {
+    return half_to_float<V>(p_ + column);
+  }
+  template <class V>
+  void set(int64_t column, V w) const {
+    round_to_half<V>(p_ + column, w, random_.at<V>(column));
+  }
+
+ private:
+  uint16_t* p_;
+  RowBits random_;
+};
+template <>
+class Weights<RowType::bf16> {
+ public:
+  Weights(const Format&, char* row, float*, uint64_t key, int64_t index)
+      : p_(reinterpret_cast<uint16_t*>(row)), random_(key, index) {}
+  template <class V>
+  V at(int64_t column) const {
+    return float_of<V>(widen<V>(p_ + column) << 16);
+  }
+  template <class V>
+  void set(int64_t column, V w) const {
+    round_to_bfloat<V>(p_ + column, w, random_.at<V>(column));
+  }
+
+ private:
+  uint16_t* p_;
+  RowBits random_;
+};
+template <>
+class Weights<RowType::int8> {  // a group's scale is known when all its weights are, so they wait in `floats`
+ public:
+  Weights(const Format& format, char* row, float* floats, uint64_t, int64_t) : floats_(floats) {
+    read_row(format, row, floats);
+  }
+  template <class V>
+  V at(int64_t column) const {
+    return Vec<V>::load(floats_ + column);
+  }
+  template <class V>
+  void set(int64_t column, V w) const {
+    Vec<V>::store(floats_ + column, w);
+  }
+
+ private:
+  float* floats_;
+};
+
+inline __attribute__((always_inline)) void round_to_codes(const Format& format, const float* w, char* row,
+                                                          const RowBits& random) {
+  write_codes(format, w, row, [&](auto v, int64_t c) __attribute__((always_inline)) {
+    using V = decltype(v);
+    return to_float<V>(random.at<V>(c) >> 8) * 0x1p-24f;
+  });
 }
 
 // Rows to the nearest codes. One that is not finite has no range: its scale says so to whoever reads it.

@@ -168,8 +168,32 @@ inline float chunk_sum(int64_t begin, int64_t end, F block_of) {
   return (sums[0] + sums[1]) + (sums[2] + sums[3]);
 }
 
-template <class F>
-inline float column_sum(int64_t dim, F block_of) {
+// Of a whole number of vectors of sixteen, known to the compiler: the tree stays in registers.
+template <int Quads, class F>
+inline __attribute__((always_inline)) Quad quad_tree(int64_t c, F block_of) {
+  if constexpr (Quads == 1) {
+    return block_of(c);
+  } else if constexpr (Quads <= 4) {
+    const Quad none = {0.f, 0.f, 0.f, 0.f};
+    return sum_by_fours(block_of(c), block_of(c + 4), Quads > 2 ? block_of(c + 8) : none,
+                        Quads > 3 ? block_of(c + 12) : none);
+  } else {
+    constexpr int part = Quads > 16 ? 16 : 4;  // quads in each of up to four subtrees
+    constexpr int left = Quads - part;
+    const Quad none = {0.f, 0.f, 0.f, 0.f};
+    return sum_by_fours(
+        quad_tree<part>(c, block_of), quad_tree<std::min(left, part)>(c + part * 4, block_of),
+        left > part ? quad_tree<std::max(1, std::min(left - part, part))>(c + part * 8, block_of) : none,
+        left > 2 * part ? quad_tree<std::max(1, std::min(left - 2 * part, part))>(c + part * 12, block_of) : none);
+  }
+}
+
+template <int D, class F>
+inline __attribute__((always_inline)) float column_sum(int64_t dim, F block_of) {
+  if constexpr (D == 16 || D == 32 || D == 64 || D == 128) {
+    const Quad q = quad_tree<D / 4>(0, block_of);
+    return (q[0] + q[1]) + (q[2] + q[3]);
+  }
   if (dim <= column_chunk) return chunk_sum(0, dim, block_of);
   float level[48];  // a binary counter of finished subtrees
   int64_t chunks = 0;
@@ -213,12 +237,17 @@ inline __attribute__((always_inline)) bool is_finite(const float* g,
   return !any_nan(wide) && narrow == 0.f;
 }
 
-// Four columns from c on, zeros past the end of the row.
-inline Quad quad_at(const float* row, int64_t c, int64_t dim) {
-  if (c + 4 <= dim) return Vec<Quad>::load(row + c);
+// Four columns from c on, zeros past the end of the row; at(any vector of the type, column).
+template <class F>
+inline __attribute__((always_inline)) Quad quad_from(int64_t c, int64_t dim, F at) {
+  if (c + 4 <= dim) return at(Quad{}, c);
   Quad q = {0.f, 0.f, 0.f, 0.f};
-  for (int64_t k = 0; c + k < dim; ++k) q[k] = row[c + k];
+  for (int64_t k = 0; c + k < dim; ++k) q[k] = at(0.f, c + k);
   return q;
+}
+inline __attribute__((always_inline)) Quad quad_at(const float* row, int64_t c, int64_t dim) {
+  return quad_from(c, dim,
+                   [&](auto v, int64_t at) __attribute__((always_inline)) { return Vec<decltype(v)>::load(row + at); });
 }
 
 }  // namespace rowwise::ISA

@@ -335,12 +335,13 @@ class Update {
     if (!n) return;
     const Table& table = u_.tables[w.table];
     const int64_t row_floats = (table.dim + 15) / 16 * 16;
-    char* at = scratch.bucket.at_least(size_t(n * 16 + 16 + row_floats * 8 + tree_levels * tree_row * 4));
+    char* at =
+        scratch.bucket.at_least(size_t(n * 16 + 16 + row_floats * 4 * 2 * batch_rows + tree_levels * tree_row * 4));
     float* tree = reinterpret_cast<float*>(at);
     float* merged = tree + tree_levels * tree_row;
-    float* row = merged + row_floats;
-    uint64_t* other = reinterpret_cast<uint64_t*>(row + row_floats);
-    const Workspace work{reinterpret_cast<int64_t*>(other + n), merged, row, tree};
+    float* floats = merged + row_floats * batch_rows;
+    uint64_t* other = reinterpret_cast<uint64_t*>(floats + row_floats * batch_rows);
+    const Workspace work{reinterpret_cast<int64_t*>(other + n), merged, row_floats, floats, tree};
     const int low = w.payload_bits + w.digit_bits, high = w.payload_bits + w.key_bits;
     const bool in_cache = w.compact && u_.bags.batch * w.features * table.dim * 4 <= near_bytes;
     Source source{u_.grad, u_.grad_stride, w.features, in_cache, w.place, w.scale, w.sample};

@@ -74,17 +74,16 @@ def _codes(w_MD: Tensor, form: RowFormat, noise_MD: Tensor) -> Tensor:
     packed_MP = torch.zeros(len(w_MD), form.bytes, dtype=torch.uint8, device=w_MD.device)
     header = form.bytes - _padded(form.dim)
     scales = []
-    w_MD = w_MD.clamp(-MAX_INT8, MAX_INT8)
     for first in range(0, form.dim, form.group or form.dim):
         columns = slice(first, min(first + (form.group or form.dim), form.dim))
         # Plus zero: of -0 and +0 either could be the least, and they are different bits.
-        low_M, high_M = w_MD[:, columns].amin(1) + 0.0, w_MD[:, columns].amax(1) + 0.0
+        low_M, high_M = (x.clamp(-MAX_INT8, MAX_INT8) + 0.0 for x in w_MD[:, columns].aminmax(dim=1))
         scale_M = (high_M - low_M) * (torch.tensor(1.0, device=w_MD.device) / 255.0)
         flat_M = scale_M < 2.0**-126  # all weights are (nearly) one
         inverse_M = torch.where(flat_M, 0.0, 1.0 / scale_M)
         scales += [torch.where(flat_M, 0.0, scale_M), low_M]
         codes = (w_MD[:, columns] - low_M.unsqueeze(1)) * inverse_M.unsqueeze(1) + noise_MD[:, columns]
-        packed_MP[:, header + columns.start : header + columns.stop] = codes.clamp(max=255.0).to(torch.uint8)
+        packed_MP[:, header + columns.start : header + columns.stop] = codes.clamp(0.0, 255.0).to(torch.uint8)
     packed_MP[:, :header] = torch.stack(scales, 1).view(torch.uint8)
     return packed_MP
 
