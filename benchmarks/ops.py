@@ -1,4 +1,4 @@
-"""Lookup, backward and update of 26 tables beside FBGEMM, torch, and the memory's own gather limit.
+"""Lookup, backward and update of 26 tables, every row type and optimizer, beside FBGEMM, torch and the memory's limit.
 
     python benchmarks/ops.py [--quick] [--save benchmarks/results/ops.json]
     python benchmarks/ops.py --fbgemm-1.5-python PATH    # an environment with fbgemm-gpu-cpu 1.5.0
@@ -14,7 +14,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -101,6 +100,9 @@ def quantile(seconds: list) -> np.ndarray:
     return np.quantile(np.array(seconds), 0.2, axis=0)
 
 
+SPARSE = {"adagrad": torch.optim.Adagrad, "adam": torch.optim.SparseAdam, "lamb": torch.optim.SparseAdam}
+
+
 def repeats(work: Work, tables: int, quick: bool) -> int:
     floats = work.batch * tables * (work.pooling + 4) * work.dim
     return int(np.clip((0.5e9 if quick else 1e9) / floats, 5, 40))
@@ -109,7 +111,8 @@ def repeats(work: Work, tables: int, quick: bool) -> int:
 def assert_equal(
     ours: Ours, peer: FbgemmPeer, jagged: Jagged, ids: torch.Tensor, work: Work, grad: torch.Tensor
 ) -> None:
-    """Two steps from the same rows give the same rows."""
+    """Two steps from the same rows give the same rows; those of 16 bits within the steps that noise may take."""
+    tolerance = {"fp32": 1e-5, "fp16": 4 * 2.0**-11}[work.row_type]
     for i, rows in enumerate(peer.tables()):
         rows.copy_(ours.module.table(f"t{i}"))
     peer.copy_state(ours.module.optimizer_state())
@@ -118,17 +121,17 @@ def assert_equal(
         peer.step(ids, peer.offsets(work), grad)
     for i, rows in enumerate(peer.tables()):
         touched = ids[i * work.batch * work.pooling : (i + 1) * work.batch * work.pooling].unique()
-        a, b = ours.module.table(f"t{i}")[touched], rows[touched]
+        a, b = ours.module.table(f"t{i}")[touched].float(), rows[touched].float()
         error = float((a - b).abs().max() / b.abs().max())
-        if error > 1e-5:
+        if error > tolerance:
             raise AssertionError(f"table {i}: relative error {error}")
 
 
 def measure_fbgemm(works: list[Work], rows: list[int], quick: bool) -> list[dict]:
     out: list[dict] = []
-    for dim, optimizer in dict.fromkeys((w.dim, w.optimizer) for w in works):
-        ours, peer = Ours(rows, dim, optimizer), FbgemmPeer(rows, dim, optimizer)
-        for work in (w for w in works if (w.dim, w.optimizer) == (dim, optimizer)):
+    for kind in dict.fromkeys((w.dim, w.optimizer, w.row_type) for w in works):
+        ours, peer = Ours(rows, *kind), FbgemmPeer(rows, *kind)
+        for work in (w for w in works if (w.dim, w.optimizer, w.row_type) == kind):
             torch.set_num_threads(work.threads)
             batches = [ids_for(rows, work, seed) for seed in range(3)]
             jagged = [ours.batch(ids, work) for ids in batches]
@@ -169,29 +172,55 @@ def measure_elsewhere(works: list[Work], rows: list[int], quick: bool, python: s
     return out
 
 
-def measure_torch(works: list[Work], rows: list[int], quick: bool) -> list[dict]:
-    """nn.EmbeddingBag(sparse=True), one a table, with torch.optim.Adagrad."""
+def measure_row_types(works: list[Work], rows: list[int], quick: bool) -> list[dict]:
+    """Rows of bf16 and int8 beside our own of fp16: what a narrower or a wider type costs."""
     out: list[dict] = []
-    ours = Ours(rows, works[0].dim, "adagrad")
-    bags = [torch.nn.EmbeddingBag(n, works[0].dim, mode="sum", sparse=True) for n in rows]
-    optimizer = torch.optim.Adagrad([b.weight for b in bags], lr=0.01)
-    for work in works:
-        torch.set_num_threads(work.threads)
-        ids = ids_for(rows, work, 0)
-        jagged, grad = ours.batch(ids, work), work.grad(len(rows))
-        bag_ids = ids.view(len(rows), work.batch, work.pooling)
-        times: dict[str, list] = {"ours": [], "peer": []}
-        for _ in range(3 if quick else 7):
-            times["ours"].append(ours.step(jagged, grad))
-            begin = time.perf_counter()
-            pooled = torch.cat([bag(x) for bag, x in zip(bags, bag_ids, strict=True)], 1)
-            middle = time.perf_counter()
-            optimizer.zero_grad()
-            pooled.backward(grad)
-            optimizer.step()
-            times["peer"].append((middle - begin, time.perf_counter() - middle))
-        out.append(row_of(work, "torch EmbeddingBag", times))
-        print(describe(out[-1]), flush=True)
+    types = ("fp16", "bf16", "int8")
+    for dim, optimizer in dict.fromkeys((w.dim, w.optimizer) for w in works):
+        sides = [Ours(rows, dim, optimizer, row_type) for row_type in types]
+        for work in (w for w in works if (w.dim, w.optimizer) == (dim, optimizer)):
+            torch.set_num_threads(work.threads)
+            jagged = [sides[0].batch(ids_for(rows, work, seed), work) for seed in range(3)]
+            grad = work.grad(len(rows))
+            times: list[list] = [[] for _ in types]
+            for repeat in range(2 * repeats(work, len(rows), quick)):
+                for side, mine in zip(sides, times, strict=True):
+                    mine.append(side.step(jagged[repeat % 3], grad))
+            for row_type, mine in zip(types[1:], times[1:], strict=True):
+                found = row_of(work._replace(row_type=row_type), "rowwise fp16", {"ours": mine, "peer": times[0]})
+                out.append(found)
+                print(describe(found), flush=True)
+        del sides
+        gc.collect()
+    return out
+
+
+def measure_torch(works: list[Work], rows: list[int], quick: bool) -> list[dict]:
+    """nn.EmbeddingBag(sparse=True), one a table, with torch's sparse optimizers."""
+    out: list[dict] = []
+    for dim, name in dict.fromkeys((w.dim, w.optimizer) for w in works):
+        ours = Ours(rows, dim, name)
+        bags = [torch.nn.EmbeddingBag(n, dim, mode="sum", sparse=True) for n in rows]
+        optimizer = SPARSE[name]([b.weight for b in bags], lr=0.01)
+        for work in (w for w in works if (w.dim, w.optimizer) == (dim, name)):
+            torch.set_num_threads(work.threads)
+            ids = ids_for(rows, work, 0)
+            jagged, grad = ours.batch(ids, work), work.grad(len(rows))
+            bag_ids = ids.view(len(rows), work.batch, work.pooling)
+            times: dict[str, list] = {"ours": [], "peer": []}
+            for _ in range(3 if quick else 7):
+                times["ours"].append(ours.step(jagged, grad))
+                begin = time.perf_counter()
+                pooled = torch.cat([bag(x) for bag, x in zip(bags, bag_ids, strict=True)], 1)
+                middle = time.perf_counter()
+                optimizer.zero_grad()
+                pooled.backward(grad)
+                optimizer.step()
+                times["peer"].append((middle - begin, time.perf_counter() - middle))
+            out.append(row_of(work, f"torch EmbeddingBag + {SPARSE[name].__name__}", times))
+            print(describe(out[-1]), flush=True)
+        del ours, bags, optimizer
+        gc.collect()
     return out
 
 
@@ -214,7 +243,7 @@ def row_of(work: Work, peer: str, times: dict[str, list]) -> dict:
 
 
 def describe(row: dict) -> str:
-    where = "{optimizer:>15} D{dim:<3} B{batch:<5} L{pooling:<2} {ids:<7} {threads}T".format(**row)
+    where = "{optimizer:>15} {row_type} D{dim:<3} B{batch:<5} L{pooling:<2} {ids:<7} {threads}T".format(**row)
     share = f" gather {row['gather_share']:.2f}" if "gather_share" in row else ""
     ours = f"{row['ours_forward_ms']:.2f}/{row['ours_rest_ms']:.2f}"
     peer = f"{row['peer_forward_ms']:.2f}/{row['peer_rest_ms']:.2f}"
@@ -222,64 +251,55 @@ def describe(row: dict) -> str:
 
 
 def floors_of(rows: list[dict]) -> list[dict]:
-    def ratios(keep: Callable[[dict], bool]) -> list[float]:
-        return [r["ratio"] for r in rows if keep(r)]
+    def ratios(peer: str, **want: object) -> list[float]:
+        return [r["ratio"] for r in rows if r["peer"].endswith(peer) and all(r[k] == v for k, v in want.items())]
 
-    def fbgemm(version: str, optimizer: str, threads: int | None = None) -> list[float]:
-        return ratios(
-            lambda r: r["peer"].endswith(version) and r["optimizer"] == optimizer and threads in (None, r["threads"])
-        )
+    def fbgemm(optimizer: str, row_type: str = "fp32", **want: object) -> list[float]:
+        return ratios(" 1.8.0", optimizer=optimizer, row_type=row_type, **want)
 
-    shares = [r["gather_share"] for r in rows if "gather_share" in r and r["pooling"] == 20 and r["dim"] >= 64]
+    limited = (r for r in rows if "gather_share" in r and r["row_type"] == "fp32")
+    shares = [r["gather_share"] for r in limited if r["pooling"] == 20 and r["dim"] >= 64]
+    mean, of = ", geometric mean", "against FBGEMM 1.8.0"
     named = [
-        (
-            "Adagrad against FBGEMM 1.8.0, 1 thread, geometric mean",
-            fbgemm(" 1.8.0", "rowwise_adagrad", 1),
-            geomean,
-            1.5,
-        ),
-        (
-            "Adagrad against FBGEMM 1.8.0, 2 threads, geometric mean",
-            fbgemm(" 1.8.0", "rowwise_adagrad", 2),
-            geomean,
-            2.4,
-        ),
-        ("SGD against FBGEMM 1.8.0, geometric mean", fbgemm(" 1.8.0", "sgd"), geomean, 2.5),
-        ("worst cell against FBGEMM 1.8.0", ratios(lambda r: r["peer"].endswith(" 1.8.0")), min, 1.0),
-        (
-            "Adagrad against FBGEMM 1.5.0, 2 threads, geometric mean",
-            fbgemm(" 1.5.0", "rowwise_adagrad", 2),
-            geomean,
-            1.5,
-        ),
-        ("forward, share of the gather limit (pooling 20, dim >= 64), geometric mean", shares, geomean, 0.92),
+        (f"row-wise Adagrad {of}, 1 thread{mean}", fbgemm("rowwise_adagrad", threads=1), geomean, 1.5),
+        (f"row-wise Adagrad {of}, 2 threads{mean}", fbgemm("rowwise_adagrad", threads=2), geomean, 2.4),
+        (f"SGD {of}{mean}", fbgemm("sgd"), geomean, 2.5),
+        (f"worst cell {of}", ratios(" 1.8.0"), min, 1.0),
+        (f"fp16 rows, Adagrad {of}, 1 thread{mean}", fbgemm("adagrad", "fp16", threads=1), geomean, 4),
+        (f"fp16 rows, row-wise Adagrad {of}, 1 thread{mean}", fbgemm("rowwise_adagrad", "fp16", threads=1), geomean, 4),
+        ("row-wise Adagrad against FBGEMM 1.5.0, 2 threads" + mean, ratios(" 1.5.0"), geomean, 1.5),
+        ("forward, share of the gather limit (pooling 20, dim >= 64)" + mean, shares, geomean, 0.92),
         ("forward, share of the gather limit, worst cell", shares, min, 0.92),
-        (
-            "against nn.EmbeddingBag(sparse) + Adagrad, geometric mean",
-            ratios(lambda r: r["peer"].startswith("torch")),
-            geomean,
-            10,
-        ),
+        ("bf16 rows against fp16 rows" + mean, ratios("rowwise fp16", row_type="bf16"), geomean, 1 / 1.2),
+        ("int8 rows against fp16 rows" + mean, ratios("rowwise fp16", row_type="int8"), geomean, 1 / 1.2),
+        ("int8 rows against fp16 rows, worst cell", ratios("rowwise fp16", row_type="int8"), min, 1 / 1.2),
+        ("Adagrad against nn.EmbeddingBag(sparse) + Adagrad" + mean, ratios("Bag + Adagrad"), geomean, 10),
+        ("Adam against nn.EmbeddingBag(sparse) + SparseAdam" + mean, ratios("Adam", optimizer="adam"), geomean, 8),
+        ("LAMB against nn.EmbeddingBag(sparse) + SparseAdam" + mean, ratios("Adam", optimizer="lamb"), geomean, 8),
     ]
     return [
-        {"name": name, "value": round(float(how(values)), 3), "floor": floor, "ok": bool(how(values) >= floor)}
+        {
+            "name": name,
+            "value": round(float(how(values)), 3),
+            "floor": round(floor, 3),
+            "ok": bool(how(values) >= floor),
+        }
         for name, values, how, floor in named
         if values
     ]
 
 
-def all_works(quick: bool, threads: list[int]) -> list[Work]:
+def grid(optimizers: tuple[str, ...], row_type: str, quick: bool, threads: list[int]) -> list[Work]:
     dims, batches = ((64,), (2048,)) if quick else ((16, 64, 128), (2048, 16384))
-    grid = [
-        Work(dim, batch, pooling, ids, n, optimizer)
-        for optimizer in ("rowwise_adagrad", "sgd")
+    return [
+        Work(dim, batch, pooling, ids, n, optimizer, row_type)
+        for optimizer in optimizers
         for dim in dims
         for batch in batches
         for pooling in (1, 20)
         for ids in ("zipf", "uniform")
         for n in threads
     ]
-    return grid
 
 
 def main() -> None:
@@ -292,13 +312,18 @@ def main() -> None:
     )
     args = parser.parse_args()
     rows = rows_for(26, 1_000, 400_000 if args.quick else 4_000_000)
-    works = all_works(args.quick, args.threads)
-    measured = measure_fbgemm(works, rows, args.quick)
+    fewer = rows_for(26, 1_000, 400_000 if args.quick else 1_000_000)  # room for several copies with their state
+    works = grid(("rowwise_adagrad", "sgd"), "fp32", args.quick, args.threads)
+    halves = grid(("rowwise_adagrad", "adagrad"), "fp16", args.quick, args.threads[:1])
+    small = [w for w in works if w.dim == 64 and w.optimizer == "rowwise_adagrad" and w.batch == 2048]
+    small = [w for w in small if not args.quick or w.threads == 1]
+    measured = measure_fbgemm(works, rows, args.quick) + measure_fbgemm(halves, rows, args.quick)
     if args.old_python:
         old = [w for w in works if w.threads == 2 and w.optimizer == "rowwise_adagrad"]
         measured += measure_elsewhere(old, rows, args.quick, args.old_python)
-    bag_works = [w for w in works if w.dim == 64 and w.optimizer == "rowwise_adagrad" and w.batch == 2048]
-    measured += measure_torch([w._replace(optimizer="adagrad") for w in bag_works], rows, args.quick)
+    measured += measure_row_types([w for w in halves if w.batch == 2048], fewer, args.quick)
+    for optimizer in SPARSE:
+        measured += measure_torch([w._replace(optimizer=optimizer) for w in small], fewer, args.quick)
     result = {"benchmark": "ops", "environment": environment(), "rows": measured, "floors": floors_of(measured)}
     print_table(result["floors"])
     if args.save:
