@@ -208,3 +208,15 @@ def test_diff_is_empty_for_the_same_tiles_and_mirrors(one, two):
     mine, theirs = ({str(t) for t in plan.tiles} for plan in (here, there))
     lines = {line for line in here.diff(there) if "[" in line}
     assert lines == {f"- {t}" for t in mine - theirs} | {f"+ {t}" for t in theirs - mine}
+
+
+@pytest.mark.parametrize(("group", "cut", "fits"), [(None, 16, False), (16, 16, True), (16, 8, False), (32, 32, True)])
+def test_int8_columns_that_share_a_scale_stay_together(group, cut, fits):
+    table = Table(name="bytes", rows=10, dim=64, row_type="int8", column_group=group)
+    plan = Plan(world=2, tiles=grid(table, [], [cut], [[0], [1]]))
+    if fits:
+        plan.validate([table])
+    else:
+        want = rf"cuts columns at {cut}; cut at a multiple of {group or 64}, as int8 columns share a scale"
+        with pytest.raises(SpecError, match=want):
+            plan.validate([table])

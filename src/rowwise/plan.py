@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import msgspec
 
 from rowwise.errors import SpecError
-from rowwise.spec import Table, Value
+from rowwise.spec import RowType, Table, Value
 
 COLUMN_BLOCK = 4  # row statistics are summed over blocks of four columns, so cuts fall between blocks
 
@@ -106,6 +106,17 @@ def _check_tile(table: Table, tile: Tile) -> None:
     if not (0 <= tile.rows[0] < tile.rows[1] <= table.rows and 0 <= tile.cols[0] < tile.cols[1] <= table.dim):
         raise SpecError(f"tile {tile}: outside table {table.name!r}, which is {table.rows} x {table.dim}")
     # The right edge of the table may fall inside a block; every other cut has to be between two.
+    block = _column_block(table)
     for cut in tile.cols:
-        if cut % COLUMN_BLOCK and cut != table.dim:
-            raise SpecError(f"tile {tile}: cuts columns at {cut}; cut at a multiple of {COLUMN_BLOCK}")
+        if cut % block and cut != table.dim:
+            want = f"cut at a multiple of {block}"
+            if table.row_type is RowType.INT8:
+                want += ", as int8 columns share a scale (Table.column_group sets how many)"
+            raise SpecError(f"tile {tile}: cuts columns at {cut}; {want}")
+
+
+def _column_block(table: Table) -> int:
+    """How many neighbouring columns stay together."""
+    if table.row_type is RowType.INT8:
+        return table.column_group or table.dim
+    return COLUMN_BLOCK
