@@ -4,6 +4,8 @@ Kernels check every id and every merged row as they go, at almost no cost, and t
 then does this slower search give it a name: table, feature, sample, position, id.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -31,16 +33,35 @@ def check_lengths(jagged: Jagged) -> None:
 
 def bad_ids(group: Group, features_F9: Tensor, jagged: Jagged) -> list[tuple[int, Tensor]]:
     """For each feature with ids outside its table: the feature's number and the ids' positions in the batch."""
+    rows = FeatureRow.read(features_F9)
+    return _outside(jagged, [(row.source, row.rows) for row in rows])
+
+
+def _outside(jagged: Jagged, limits: Sequence[tuple[int, int]]) -> list[tuple[int, Tensor]]:
+    """For each (feature of the batch, rows) with ids outside 0..rows-1: its number, and where they are."""
     # Every batch_size-th offset is where a feature begins.
     bounds = jagged.offsets()[:: max(1, jagged.batch_size)]
     found: list[tuple[int, Tensor]] = []
-    for index, row in enumerate(FeatureRow.read(features_F9)):
-        begin, end = (int(bounds[row.source + k]) if jagged.batch_size else 0 for k in (0, 1))
+    for index, (source, rows) in enumerate(limits):
+        begin, end = (int(bounds[source + k]) if jagged.batch_size else 0 for k in (0, 1))
         ids = jagged.values_N[begin:end]
-        at = torch.nonzero((ids < 0) | (ids >= row.rows)).flatten()
+        at = torch.nonzero((ids < 0) | (ids >= rows)).flatten()
         if len(at):
             found.append((index, at + begin))
     return found
+
+
+def check_rows(jagged: Jagged, rows: Sequence[int]) -> None:
+    """Raise for the first id that is not in 0..rows-1, with the rows of each feature's table given."""
+    for index, positions in _outside(jagged, list(enumerate(rows))):
+        first = int(positions[0])
+        sample, position = _locate(jagged, first)
+        value = int(jagged.values_N[first])
+        raise IdError(
+            f"feature {jagged.features[index]!r}, sample {sample}, position {position}: id {value} is not in "
+            f"0..{rows[index] - 1} ({len(positions)} such ids in the batch). Hash or map the ids before they are "
+            f"routed, or give the table more rows"
+        )
 
 
 def check_ids(group: Group, features_F9: Tensor, jagged: Jagged) -> None:

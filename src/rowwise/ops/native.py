@@ -46,6 +46,7 @@ def load() -> None:
         found = f"torch {torch.__version__}"
         raise NativeError(f"{path} does not load under {found} (2.11 or later is needed): {error}") from error
     _register_shapes()
+    _register_shapes_of_jagged()
     _register_gradients()
     _register_devices()
 
@@ -93,6 +94,47 @@ def _register_shapes() -> None:
     @fake("rowwise::fill_uniform")
     def _(*_: Any) -> None:
         return None
+
+
+def _register_shapes_of_jagged() -> None:
+    fake, size = torch.library.register_fake, lambda: torch.library.get_ctx().new_dynamic_size()
+
+    @fake("rowwise::lengths")
+    def _(offsets: Tensor) -> Tensor:
+        return offsets.new_empty(offsets.shape[0] - 1, dtype=torch.int64)
+
+    @fake("rowwise::take")
+    def _(values: list[Tensor], lengths: list[Tensor], weights: list[Tensor], runs: Tensor) -> tuple[Tensor, ...]:
+        taken, bags = size(), size()
+        wide, wide_lengths = (
+            torch.int64 if any(x.dtype == torch.int64 for x in xs) else torch.int32 for xs in (values, lengths)
+        )
+        return (
+            values[0].new_empty(taken, dtype=wide),
+            lengths[0].new_empty(bags, dtype=wide_lengths),
+            values[0].new_empty(taken if weights else 0, dtype=torch.float32),
+            runs.new_empty(runs.shape[0] + 1),
+        )
+
+    @fake("rowwise::bucketize")
+    def _(values: Tensor, lengths: Tensor, weights: Tensor | None, bounds: Tensor) -> tuple[Tensor, ...]:
+        return (
+            torch.empty_like(values),
+            lengths.new_empty((bounds.shape[1] - 1) * lengths.shape[0]),
+            values.new_empty(0 if weights is None else values.shape[0], dtype=torch.float32),
+            values.new_empty(values.shape[0], dtype=torch.int64),
+            values.new_empty(bounds.shape[1], dtype=torch.int64),
+        )
+
+    @fake("rowwise::deduplicate")
+    def _(values: Tensor, bounds: Tensor) -> tuple[Tensor, ...]:
+        distinct = size()
+        return (
+            values.new_empty(distinct),
+            torch.empty_like(bounds),
+            values.new_empty(values.shape[0], dtype=torch.int64),
+            values.new_empty(distinct, dtype=torch.int64),
+        )
 
 
 def _register_gradients() -> None:
@@ -143,6 +185,10 @@ def reference_operators() -> dict[str, Callable[..., Any]]:
         "fill_uniform": reference.fill_uniform,
         "pack": reference.pack,
         "unpack": reference.unpack,
+        "lengths": reference.lengths,
+        "take": reference.take,
+        "bucketize": reference.bucketize,
+        "deduplicate": reference.deduplicate,
     }
 
 

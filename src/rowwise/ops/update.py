@@ -10,10 +10,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from rowwise.batch import Jagged
 from rowwise.ops import check
 from rowwise.ops.arena import Arena
 from rowwise.ops.hyper import hyper_tensor
+from rowwise.ops.jagged import concatenate
 from rowwise.ops.layout import Group
 from rowwise.ops.lookup import Call, Staged
 
@@ -25,7 +25,7 @@ def update(arena: Arena, staged: Sequence[Staged]) -> None:
     if not staged:
         return
     # The common case, one backward per update, copies nothing.
-    one = staged[0] if len(staged) == 1 else concatenate(staged)
+    one = staged[0] if len(staged) == 1 else join(staged)
     call, group = one.call, one.call.group
     hyper_T8, keys_T = next_step(arena, group)
     try:
@@ -61,11 +61,11 @@ def next_step(arena: Arena, group: Group) -> tuple[Tensor, Tensor]:
     return hyper_T8, arena.keys_T[group.members_T] + steps_T * GOLDEN
 
 
-def concatenate(staged: Sequence[Staged]) -> Staged:
+def join(staged: Sequence[Staged]) -> Staged:
     """One batch holding the samples of all."""
     group, per_id = staged[0].call.group, staged[0].call.per_id
     jaggeds = [dataclasses.replace(s.call.jagged, weights_N=s.weights) for s in staged]
-    jagged = concatenate_batches(group.feature_names, jaggeds)
+    jagged = concatenate(jaggeds, group.feature_names)
     return Staged(
         call=Call(
             group=group,
@@ -79,43 +79,14 @@ def concatenate(staged: Sequence[Staged]) -> Staged:
     )
 
 
-def concatenate_batches(features: Sequence[str], jaggeds: Sequence[Jagged]) -> Jagged:
-    """The samples of all batches as one, for the features named."""
-    # Weights are kept only if every part has them; a table that needs them has refused a batch without.
-    weighted = all(j.weights_N is not None for j in jaggeds)
-    values: list[Tensor] = []
-    lengths: list[Tensor] = []
-    weights: list[Tensor] = []
-    # Feature-major: all samples of the first feature, batch after batch, then of the second.
-    for name in features:
-        for jagged in jaggeds:
-            ids, bags = _slices(jagged, name)
-            values.append(jagged.values_N[ids].long())
-            lengths.append(jagged.lengths_FB[bags].long())
-            if jagged.weights_N is not None:
-                weights.append(jagged.weights_N[ids].float())
-    return Jagged(
-        features=tuple(features),
-        values_N=torch.cat(values),
-        lengths_FB=torch.cat(lengths),
-        weights_N=torch.cat(weights) if weighted else None,
-    )
-
-
-def _slices(jagged: Jagged, feature: str) -> tuple[slice, slice]:
-    batch = jagged.batch_size
-    first = jagged.features.index(feature) * batch
-    begin = int(jagged.lengths_FB[:first].sum())
-    return slice(begin, begin + int(jagged.lengths_FB[first : first + batch].sum())), slice(first, first + batch)
-
-
 def _sequence_gradients(group: Group, staged: Sequence[Staged]) -> Tensor:
     """Flat gradients of sequences, feature by feature instead of batch by batch."""
     split: list[Sequence[Tensor]] = []
     for s in staged:
         floats: list[int] = []
         for index, name in enumerate(group.feature_names):
-            ids, _ = _slices(s.call.jagged, name)
-            floats.append((ids.stop - ids.start) * group.table_of(index).dim)
+            jagged = s.call.jagged
+            lengths_FB = jagged.lengths_FB.view(len(jagged.features), -1)
+            floats.append(int(lengths_FB[jagged.features.index(name)].sum()) * group.table_of(index).dim)
         split.append(s.grad.split(floats))
     return torch.cat([part for parts in zip(*split, strict=True) for part in parts])

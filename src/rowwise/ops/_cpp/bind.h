@@ -18,11 +18,34 @@ namespace rowwise {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-constexpr int64_t pooled_bytes = 1 << 16;  // smaller outputs come from torch's own allocator
+constexpr int64_t pooled_bytes = 1 << 16;    // smaller outputs come from torch's own allocator
+constexpr int64_t streamed_bytes = 4 << 20;  // larger outputs leave the caches before they are read anyway
 
 inline void check_tensor(const Tensor& t, ScalarType type, const char* name) {
   STD_TORCH_CHECK(t.is_contiguous() && t.scalar_type() == type && t.is_cpu(), "rowwise: ", name,
                   " must be a contiguous CPU tensor of the operator's type");
+}
+
+// A tensor of 32- or 64-bit integers: ids, lengths or offsets, which a batch may hold as either.
+struct Integers {
+  const void* data;
+  bool wide;
+  int64_t count;
+
+  Integers(const Tensor& t, const char* name) : wide(t.scalar_type() == ScalarType::Long), count(t.numel()) {
+    check_tensor(t, wide ? ScalarType::Long : ScalarType::Int, name);
+    data = t.const_data_ptr();
+  }
+  int64_t operator[](int64_t i) const {
+    return wide ? static_cast<const int64_t*>(data)[i] : static_cast<const int32_t*>(data)[i];
+  }
+  ScalarType type() const { return wide ? ScalarType::Long : ScalarType::Int; }
+};
+
+// f with a zero of the type that the integers have, so that its loops are compiled for that type.
+template <class F>
+void with_type(bool wide, F f) {
+  wide ? f(int64_t(0)) : f(int32_t(0));
 }
 
 // f(task) for each task, in any order, on torch's threads, so that no second pool competes for the cores.
@@ -51,15 +74,14 @@ void each_range(int64_t features, int64_t size, Count count, F f) {
 }
 
 // An output whose memory is kept for the next one when it is freed: fresh pages cost as much as a lookup.
-inline Tensor empty(std::initializer_list<int64_t> shape) {
-  int64_t n = 1;
-  for (int64_t s : shape) n *= s;
-  if (n * 4 < pooled_bytes) return torch::stable::empty(shape, ScalarType::Float);
+inline Tensor empty(std::initializer_list<int64_t> shape, ScalarType type = ScalarType::Float) {
+  int64_t bytes = type == ScalarType::Long ? 8 : 4;
+  for (int64_t s : shape) bytes *= s;
+  if (bytes < pooled_bytes) return torch::stable::empty(shape, type);
   std::vector<int64_t> strides(shape.size(), 1);
   for (size_t d = shape.size() - 1; d > 0; --d) strides[d - 1] = strides[d] * shape.begin()[d];
-  return torch::stable::from_blob(acquire(size_t(n) * 4), shape, strides,
-                                  torch::stable::Device(torch::headeronly::DeviceType::CPU), ScalarType::Float,
-                                  &release);
+  return torch::stable::from_blob(acquire(size_t(bytes)), shape, strides,
+                                  torch::stable::Device(torch::headeronly::DeviceType::CPU), type, &release);
 }
 
 }  // namespace rowwise

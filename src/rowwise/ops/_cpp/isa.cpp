@@ -1,5 +1,7 @@
 // All kernels for one instruction set. CMake compiles this file once for each, with its flags and -DISA=.
 #include "apply.h"
+#include "copy.h"
+#include "ids.h"
 #include "lookup.h"
 #include "random.h"
 
@@ -8,6 +10,7 @@ namespace rowwise::ISA {
 #define TEXT(x) #x
 #define NAME(x) TEXT(x)
 extern const Kernels kernels;
-const Kernels kernels{NAME(ISA), pool, gather, weight_grad, touch, uniform, pack, unpack, apply};
+const Kernels kernels{NAME(ISA), pool,  gather, weight_grad, touch, uniform,    pack,
+                      unpack,    apply, span,   rank,        route, stream_copy};
 
 }  // namespace rowwise::ISA

@@ -42,6 +42,24 @@ constexpr int64_t batch_rows = 8;
 constexpr int tree_levels = 56;
 constexpr int tree_row = 128;  // floats: eight of the widest vectors
 
+// The distinct ids of a batch as a bitmap: bit i of word w is id least + 64 * w + i.
+struct Marks {
+  const uint64_t* bits;
+  const uint32_t* before;  // for each word: bits that are set in the words before it
+  int64_t least;
+  int64_t first;  // the rank of the first distinct id
+};
+
+// The row ranges of one feature, and what finds the one that an id is in.
+struct Ranges {
+  const int64_t* bounds;  // buckets + 1 of them
+  int64_t buckets;
+  const int64_t* padded;  // the bounds between ranges, and the largest number up to 2 * half - 1 of them
+  int64_t half;
+  uint64_t multiplier;  // ranges of one size: an id's is (id * multiplier >> 64) >> shift; 0: of several sizes
+  int shift;
+};
+
 struct Kernels {
   const char* name;
   void (*pool)(const char* arena, const Feature&, const Bags&, float* out, int64_t out_stride, int64_t b0, int64_t b1,
@@ -54,6 +72,10 @@ struct Kernels {
   void (*pack)(const Format&, const float* in, char* out, int64_t rows);    // to the nearest; int8 only
   void (*unpack)(const Format&, const char* in, float* out, int64_t rows);  // any format
   void (*apply)(const Bucket&, const Workspace&, Fault&);  // Fault: row whose merged gradient is not finite
+  void (*span)(const void* ids, bool wide, int64_t n, int64_t& least, int64_t& largest);   // n > 0
+  void (*rank)(const void* ids, bool wide, int64_t n, const Marks&, int64_t* out);         // all ids are marked
+  bool (*route)(const void* ids, bool wide, int64_t n, const Ranges&, uint16_t* buckets);  // false: ids in no range
+  void (*stream_copy)(void* out, const void* in, int64_t bytes);
 };
 
 namespace base {

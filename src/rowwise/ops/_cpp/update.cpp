@@ -14,6 +14,7 @@
 #include <stdexcept>
 
 #include "memory.h"
+#include "radix.h"
 
 namespace rowwise {
 namespace {
@@ -23,16 +24,10 @@ constexpr int64_t shared_entries = 1 << 16;  // smaller tables are not worth the
 constexpr int64_t near_bytes = 3 << 18;      // gradients of a table that stay in second-level cache
 constexpr int max_bucket_bits = 10;
 
-int bits_for(uint64_t count) {  // bits that hold 0 .. count - 1
-  int bits = 0;
-  while (bits < 63 && (uint64_t(1) << bits) < count) ++bits;
-  return bits;
-}
+int bits_for(uint64_t count) { return bits_of(count - 1); }  // bits that hold 0 .. count - 1
 
 // Which of 2^bits buckets a row falls into: rows in use are often neighbours, so their low bits are spread.
 inline uint64_t bucket_of(uint64_t row, int bits) { return (row * 0x9E3779B97F4A7C15ull) >> 1 >> (63 - bits); }
-
-int digit_width(int64_t n) { return n >= 1024 ? 11 : 8; }
 
 struct Work {  // one table
   int64_t table;
@@ -305,31 +300,6 @@ class Update {
     });
   }
 
-  // Least significant digit first over the bits of the key that the buckets do not already share.
-  static uint64_t* sort(uint64_t* entries, uint64_t* other, int64_t n, int low, int high) {
-    if (n <= 48) {  // entries are distinct or interchangeable, so any order-preserving sort will do
-      for (int64_t i = 1; i < n; ++i) {
-        const uint64_t e = entries[i];
-        int64_t j = i;
-        for (; j > 0 && entries[j - 1] >> low > e >> low; --j) entries[j] = entries[j - 1];
-        entries[j] = e;
-      }
-      return entries;
-    }
-    const int bits = high - low, widest = digit_width(n);
-    const int passes = (bits + widest - 1) / widest;
-    for (int p = 0; p < passes; ++p) {
-      const int from = low + bits * p / passes, digit = low + bits * (p + 1) / passes - from;
-      const uint64_t mask = (uint64_t(1) << digit) - 1;
-      uint32_t starts[2049] = {};
-      for (int64_t i = 0; i < n; ++i) ++starts[(entries[i] >> from & mask) + 1];
-      for (uint64_t d = 0; d < mask; ++d) starts[d + 1] += starts[d];
-      for (int64_t i = 0; i < n; ++i) other[starts[entries[i] >> from & mask]++] = entries[i];
-      std::swap(entries, other);
-    }
-    return entries;
-  }
-
   void apply_bucket(const Work& w, int64_t bucket, ThreadScratch& scratch) {
     const int64_t begin = w.bucket_start(bucket), n = w.bucket_start(bucket + 1) - begin;
     if (!n) return;
@@ -350,7 +320,8 @@ class Update {
     else if (!listed(w))
       source.grad = u_.grad + u_.features[w.first_feature].column;
     Fault fault;
-    kernels_.apply({sort(w.entries + begin, other, n, low, high), n, w.payload_bits, table, u_.hyper[w.table],
+    // By the bits of the key that the bucket does not already share; equal entries are interchangeable.
+    kernels_.apply({radix_sort(w.entries + begin, other, n, low, high), n, w.payload_bits, table, u_.hyper[w.table],
                     uint64_t(u_.keys[w.table]), source, u_.arena, u_.state},
                    work, fault);
     if (fault.found()) report(w.table, fault.position.load());

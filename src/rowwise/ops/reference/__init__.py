@@ -4,11 +4,15 @@ Arguments are those of the operators registered in `_cpp`; `features`, `tables` 
 tensors of `layout`. Everything else may be on any device. Slow on purpose: clear steps over whole tensors, in the
 order of [Note: Merge order] and [Note: Column sums] (see `_cpp/tables.h`, `_cpp/simd.h`).
 
-Shapes: N ids, B samples, D columns of a table, S columns of the output, M merged rows.
+Shapes: N ids, B samples, F features, W buckets, D columns of a table, S columns of the output, M merged rows.
 """
 
 from rowwise.ops.reference.apply import Memory as Memory
 from rowwise.ops.reference.apply import update as update
+from rowwise.ops.reference.jagged import bucketize as bucketize
+from rowwise.ops.reference.jagged import deduplicate as deduplicate
+from rowwise.ops.reference.jagged import lengths as lengths
+from rowwise.ops.reference.jagged import take as take
 from rowwise.ops.reference.lookup import Bags as Bags
 from rowwise.ops.reference.lookup import gather as gather
 from rowwise.ops.reference.lookup import offsets as offsets

@@ -1,0 +1,235 @@
+"""Rearranging a jagged batch: features chosen, samples split and joined, ids routed by row ranges, distinct ids.
+
+Everything between a batch as it was read and the ids that a rank looks up is made of these few functions. Each is
+one native call over the combined tensors, so none of them has a cost for each feature beyond that of its ids.
+Weights of 32-bit floats move with their ids; others, and those that need a gradient, are moved by torch
+afterwards, by position.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rowwise.batch import Jagged
+from rowwise.errors import BatchError, SpecError
+from rowwise.ops import check
+
+Run = tuple[int, int, int]  # which batch, its first bag, how many bags
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Buckets:
+    """The ids of a batch by (bucket, feature, sample), as `bucketize` left them.
+
+    Output id n was id `positions_N[n]` of the batch: `x[positions_N]` brings what belongs to the ids of the batch here,
+    and `out[positions_N] = x` takes it back.
+    """
+
+    features: tuple[str, ...]
+    values_N: Tensor
+    lengths_WFB: Tensor
+    weights_N: Tensor | None
+    positions_N: Tensor
+    starts_W1: Tensor  # where each bucket's values begin, and the end of the last
+
+    @property
+    def num_buckets(self) -> int:
+        """How many buckets there are, those without ids too."""
+        return self.starts_W1.numel() - 1
+
+    def bucket(self, index: int) -> Jagged:
+        """One bucket as a batch of the same features and samples; its tensors are views."""
+        if not 0 <= index < self.num_buckets:
+            raise IndexError(f"bucket {index}; want one of 0..{self.num_buckets - 1}")
+        bags = self.lengths_WFB.numel() // self.num_buckets
+        begin, end = self.starts_W1[index : index + 2].tolist()
+        return Jagged(
+            features=self.features,
+            values_N=self.values_N[begin:end],
+            lengths_FB=self.lengths_WFB[index * bags : (index + 1) * bags],
+            weights_N=None if self.weights_N is None else self.weights_N[begin:end],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unique:
+    """The distinct ids of each segment, ascending: `values_U[inverse_N]` are the ids they were found in."""
+
+    values_U: Tensor
+    bounds_S1: Tensor  # where each segment's distinct ids begin, and the end of the last
+    inverse_N: Tensor  # into all of values_U
+    counts_U: Tensor  # how often each occurs in its segment
+
+
+def permute(jagged: Jagged, features: Sequence[str]) -> Jagged:
+    """The batch with these of its features, in this order."""
+    batch = jagged.batch_size
+    runs = [(0, index * batch, batch) for index in _indices(jagged, features)]
+    return _take([jagged], runs, features)[0]
+
+
+def split(jagged: Jagged, sizes: Sequence[int]) -> list[Jagged]:
+    """The batch cut along its samples into batches of these sizes, which are views of one copy."""
+    batch = jagged.batch_size
+    if sum(sizes) != batch or min(sizes, default=0) < 0:
+        raise BatchError(f"sizes {list(sizes)} do not cut {batch} samples: want sizes of 0 or more that add up to them")
+    runs: list[Run] = []
+    first = 0
+    for size in sizes:
+        runs += [(0, feature * batch + first, size) for feature in range(len(jagged.features))]
+        first += size
+    return _take([jagged], runs, jagged.features, parts=len(sizes))
+
+
+def concatenate(jaggeds: Sequence[Jagged], features: Sequence[str] | None = None) -> Jagged:
+    """The samples of all batches as one batch, for the features named: without names, those of the first batch.
+
+    Integers are of 64 bits if those of any batch are. Weights are kept if every batch has them.
+    """
+    if not jaggeds:
+        raise BatchError("no batches to concatenate: their features would be unknown; want at least one")
+    features = jaggeds[0].features if features is None else features
+    # Feature-major: all samples of the first feature, batch after batch, then of the second.
+    sources = [_indices(jagged, features) for jagged in jaggeds]
+    runs = [
+        (number, source[feature] * jagged.batch_size, jagged.batch_size)
+        for feature in range(len(features))
+        for number, (jagged, source) in enumerate(zip(jaggeds, sources, strict=True))
+    ]
+    return _take(jaggeds, runs, features)[0]
+
+
+def row_bounds(features: Sequence[str], bounds_by_feature: Mapping[str, Sequence[int]]) -> Tensor:
+    """What `bucketize` wants to be told, for a batch with these features in this order: made once, used every step."""
+    rows: list[list[int]] = []
+    for name in features:
+        if name not in bounds_by_feature:
+            raise SpecError(f"no row bounds for feature {name!r}; there are some for {', '.join(bounds_by_feature)}")
+        bounds = list(bounds_by_feature[name])
+        if len(bounds) < 2 or bounds[0] != 0 or bounds != sorted(bounds):
+            raise SpecError(f"feature {name!r}: row bounds {bounds} do not ascend from 0 to the rows of its table")
+        if rows and len(bounds) != len(rows[0]):
+            got, want = len(bounds) - 1, len(rows[0]) - 1
+            raise SpecError(f"feature {name!r}: {got} row ranges; want {want}, as feature {features[0]!r} has")
+        rows.append(bounds)
+    return torch.tensor(rows, dtype=torch.int64)
+
+
+def bucketize(jagged: Jagged, bounds_FW1: Tensor) -> Buckets:
+    """Send each id to the bucket w with bounds[w] <= id < bounds[w + 1], where it becomes id - bounds[w].
+
+    `bounds_FW1` holds the bounds of each feature, from 0 to the rows of its table (see `row_bounds`), on the CPU. A
+    range may be empty. The order inside a bag is kept.
+    """
+    features = len(jagged.features)
+    if bounds_FW1.dim() != 2 or bounds_FW1.shape[0] != features:
+        got = tuple(bounds_FW1.shape)
+        raise SpecError(f"row bounds: got {got}; want a row for each of the {features} features (see row_bounds)")
+    jagged = jagged.contiguous()
+    native = _moves_natively([jagged])
+    try:
+        values, lengths, weights, positions, starts = torch.ops.rowwise.bucketize(
+            jagged.values_N, jagged.lengths_FB, jagged.weights_N if native else None, bounds_FW1
+        )
+    except (RuntimeError, ValueError):
+        # The kernel knows a position in a tensor; names take a search that only a failure pays for.
+        check.check_lengths(jagged)
+        check.check_rows(jagged, bounds_FW1[:, -1].tolist())
+        raise
+    if jagged.weights_N is None:
+        weights = None
+    elif not native:
+        weights = jagged.weights_N[positions]
+    return Buckets(
+        features=jagged.features,
+        values_N=values,
+        lengths_WFB=lengths,
+        weights_N=weights,
+        positions_N=positions,
+        starts_W1=starts,
+    )
+
+
+def deduplicate(values_N: Tensor, bounds_S1: Tensor) -> Unique:
+    """The distinct ids of each segment values[bounds[s] : bounds[s + 1]], ascending; any integers, as signed numbers.
+
+    The bounds are on the CPU: the features of a table, which stand side by side, make a segment.
+    """
+    try:
+        values, bounds, inverse, counts = torch.ops.rowwise.deduplicate(values_N.contiguous(), bounds_S1)
+    except RuntimeError as error:
+        if "do not ascend" not in str(error):
+            raise
+        shown = bounds_S1.flatten()[:8].tolist()
+        raise BatchError(f"bounds of segments begin {shown}: want them to ascend from 0 to {len(values_N)}") from None
+    return Unique(values_U=values, bounds_S1=bounds, inverse_N=inverse, counts_U=counts)
+
+
+def lengths(offsets: Tensor) -> Tensor:
+    """How many ids each bag holds, from where each begins and the end of the last."""
+    try:
+        return torch.ops.rowwise.lengths(offsets.contiguous())
+    except RuntimeError:
+        if not offsets.numel() or int(offsets.flatten()[0]):
+            got = offsets.flatten()[:3].tolist()
+            raise BatchError(f"offsets begin {got}: want them to begin with 0 and end with the ids") from None
+        descends = torch.nonzero(offsets[1:] < offsets[:-1])
+        if not len(descends):
+            raise
+        at = int(descends[0])
+        got = f"from {int(offsets[at])} to {int(offsets[at + 1])} at position {at + 1}"
+        raise BatchError(f"offsets descend {got}: want each to be where a bag begins, the first 0") from None
+
+
+def _indices(jagged: Jagged, features: Sequence[str]) -> list[int]:
+    at = {name: index for index, name in enumerate(jagged.features)}
+    missing = [name for name in features if name not in at]
+    if missing:
+        raise BatchError(f"no feature {missing[0]!r} in the batch; it has {', '.join(jagged.features)}")
+    return [at[name] for name in features]
+
+
+def _moves_natively(jaggeds: Sequence[Jagged]) -> bool:
+    """Whether kernels can move the weights, where there are any: they compute in 32 bits and know no gradients."""
+    return all(
+        j.weights_N is not None
+        and j.weights_N.dtype == torch.float32
+        and not (j.weights_N.requires_grad and torch.is_grad_enabled())
+        for j in jaggeds
+    )
+
+
+def _take(jaggeds: Sequence[Jagged], runs: Sequence[Run], features: Sequence[str], parts: int = 1) -> list[Jagged]:
+    """Runs of bags one after the other, as so many batches of these features."""
+    jaggeds = [jagged.contiguous() for jagged in jaggeds]
+    runs_P3 = torch.tensor(runs, dtype=torch.int64).view(-1, 3)
+    values = [j.values_N for j in jaggeds]
+    bags = [j.lengths_FB for j in jaggeds]
+    weights = [j.weights_N for j in jaggeds if j.weights_N is not None]
+    kept = len(weights) == len(jaggeds)
+    native = _moves_natively(jaggeds)
+    try:
+        taken, lengths_, moved, starts = torch.ops.rowwise.take(values, bags, weights if native else [], runs_P3)
+    except RuntimeError:
+        for jagged in jaggeds:
+            check.check_lengths(jagged)
+        raise
+    if kept and not native:
+        # Where each value stands when those of all batches are put in a row: the same runs of a count.
+        count = torch.arange(sum(len(v) for v in values), device=taken.device).split([len(v) for v in values])
+        moved = torch.cat(weights)[torch.ops.rowwise.take(count, bags, [], runs_P3)[0]]
+    each = len(runs) // max(1, parts)
+    starts = starts.tolist()
+    bag_sizes = [sum(count for _, _, count in runs[k * each : (k + 1) * each]) for k in range(parts)]
+    spans = [slice(starts[k * each], starts[(k + 1) * each]) for k in range(parts)]
+    return [
+        Jagged(
+            features=tuple(features),
+            values_N=taken[span],
+            lengths_FB=bags_of_part,
+            weights_N=moved[span] if kept else None,
+        )
+        for span, bags_of_part in zip(spans, lengths_.split(bag_sizes), strict=True)
+    ]

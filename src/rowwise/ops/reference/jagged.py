@@ -1,0 +1,81 @@
+"""Jagged batches rearranged: runs of bags taken, ids routed by row ranges, distinct ids."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from rowwise.errors import IdError
+from rowwise.ops.reference.lookup import offsets
+
+Taken = tuple[Tensor, Tensor, Tensor, Tensor]
+Routed = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+Distinct = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+def lengths(offsets: Tensor) -> Tensor:
+    """How many ids each bag holds: what `offsets` was made from."""
+    if not len(offsets) or int(offsets[0]) or bool((offsets[1:] < offsets[:-1]).any()):
+        raise RuntimeError("rowwise: offsets do not ascend from 0")
+    return offsets.long().diff()
+
+
+def take(values: Sequence[Tensor], lengths: Sequence[Tensor], weights: Sequence[Tensor], runs: Tensor) -> Taken:
+    """Values, lengths and weights of runs (batch, first bag, bags), one after the other; where each run's values begin.
+
+    Integers are of 64 bits if those of any batch are.
+    """
+    bounds = [offsets(x) for x in lengths]
+    # Empty parts of every batch decide the types, whichever of them the runs come from.
+    taken, bags, kept = ([x[:0] for x in tensors] for tensors in (values, lengths, weights))
+    starts = [0]
+    for source, first, count in runs.tolist():
+        begin, end = int(bounds[source][first]), int(bounds[source][first + count])
+        taken.append(values[source][begin:end])
+        bags.append(lengths[source][first : first + count])
+        if weights:
+            kept.append(weights[source][begin:end])
+        starts.append(starts[-1] + end - begin)
+    none = torch.empty(0, device=values[0].device)
+    return torch.cat(taken), torch.cat(bags), torch.cat(kept) if weights else none, torch.tensor(starts)
+
+
+def bucketize(values: Tensor, lengths: Tensor, weights: Tensor | None, bounds: Tensor) -> Routed:
+    """Ids moved to the bucket whose row range holds them, less its first row; the order inside a bag is kept.
+
+    Values, lengths and weights by (bucket, feature, sample); the place each value had; where each bucket begins.
+    """
+    features, buckets = bounds.shape[0], bounds.shape[1] - 1
+    bags = len(lengths)
+    bag_N = torch.arange(bags, device=values.device).repeat_interleave(lengths)
+    feature_N = bag_N // max(1, bags // features)
+    bucket_N, local_N = torch.empty_like(bag_N), torch.empty_like(values)
+    for feature, row_bounds in enumerate(bounds.to(values.device)):
+        mine = feature_N == feature
+        ids = values[mine].long()
+        if bool(((ids < 0) | (ids >= row_bounds[-1])).any()):
+            raise IdError(f"rowwise: an id of feature {feature} is outside its table of {int(row_bounds[-1])} rows")
+        # The last bucket that begins at or before the id: empty ones that begin there too are passed over.
+        bucket_N[mine] = torch.searchsorted(row_bounds[1:-1].contiguous(), ids, right=True)
+        local_N[mine] = (ids - row_bounds[bucket_N[mine]]).to(values.dtype)
+    # Ids come by (feature, sample, position), so a stable sort by bucket leaves that order inside each.
+    positions_N = torch.argsort(bucket_N, stable=True)
+    counts_WFB = torch.bincount(bucket_N * bags + bag_N, minlength=buckets * bags)
+    starts_W1 = offsets(torch.bincount(bucket_N, minlength=buckets))
+    moved = values.new_empty(0, dtype=torch.float32) if weights is None else weights[positions_N]
+    return local_N[positions_N], counts_WFB.to(lengths.dtype), moved, positions_N, starts_W1
+
+
+def deduplicate(values: Tensor, bounds: Tensor) -> Distinct:
+    """The distinct ids of each segment, ascending; where each segment's begin; which one each id is; their counts."""
+    parts: list[Tensor] = [values[:0]]
+    inverse: list[Tensor] = [values.new_empty(0, dtype=torch.int64)]
+    counts: list[Tensor] = [values.new_empty(0, dtype=torch.int64)]
+    starts = [0]
+    for segment in values.split(bounds.diff().tolist()):
+        distinct, where, count = torch.unique(segment, return_inverse=True, return_counts=True)
+        parts.append(distinct)
+        inverse.append(where + starts[-1])
+        counts.append(count)
+        starts.append(starts[-1] + len(distinct))
+    return torch.cat(parts), torch.tensor(starts), torch.cat(inverse), torch.cat(counts)

@@ -1,0 +1,628 @@
+"""Jagged batches rearranged: kernel == reference, what is taken apart goes together again, bad input is named."""
+
+import re
+from itertools import accumulate, pairwise
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from rowwise import BatchError, Embeddings, IdError, Jagged, SpecError, Table
+from rowwise.ops import reference
+from rowwise.ops.jagged import bucketize, concatenate, deduplicate, lengths, permute, row_bounds, split
+from rowwise.ops.native import reference_operators
+
+ops = torch.ops.rowwise
+INTEGERS = st.sampled_from([torch.int32, torch.int64])
+ROWS = (1, 2, 17, 300, 5000)
+
+
+def same(found, wanted) -> bool:
+    """Equal in every bit, and in type and shape; of tensors, or of whatever holds some."""
+    if isinstance(found, torch.Tensor):
+        return found.dtype == wanted.dtype and found.shape == wanted.shape and bool((found == wanted).all())
+    if isinstance(found, Jagged):
+        parts = ((j.features, j.values_N, j.lengths_FB, j.weights_N) for j in (found, wanted))
+        return all(same(a, b) for a, b in zip(*parts, strict=True))
+    if isinstance(found, tuple | list):
+        return len(found) == len(wanted) and all(same(a, b) for a, b in zip(found, wanted, strict=True))
+    return found == wanted
+
+
+def make_jagged(features: int, batch: int, most: int, seed: int, weighted=True, ids=torch.int64, bags=None) -> Jagged:
+    """Ids of feature k are below ROWS[k]."""
+    g = torch.Generator().manual_seed(seed)
+    counts = torch.randint(0, most + 1, (features * batch,), generator=g)
+    counts[torch.rand(features * batch, generator=g) < 0.3] = 0
+    sizes = counts.view(features, batch).sum(1).tolist()
+    values = [torch.randint(0, ROWS[k % len(ROWS)], (n,), generator=g) for k, n in enumerate(sizes)]
+    return Jagged(
+        features=tuple(f"f{k}" for k in range(features)),
+        values_N=torch.cat(values).to(ids),
+        lengths_FB=counts.to(bags or ids),
+        weights_N=torch.rand(sum(sizes), generator=g) if weighted else None,
+    )
+
+
+batches = st.builds(
+    make_jagged,
+    features=st.integers(1, 5),
+    batch=st.sampled_from((0, 1, 2, 7, 40, 300)),
+    most=st.sampled_from((0, 1, 3, 20)),
+    seed=st.integers(0, 1000),
+    weighted=st.booleans(),
+    ids=INTEGERS,
+    bags=INTEGERS,
+)
+
+
+@st.composite
+def bounds_for(draw, jagged: Jagged) -> torch.Tensor:
+    """Even ranges, or any, empty ones among them."""
+    buckets = draw(st.sampled_from((1, 2, 3, 8, 16, 17, 18, 100, 1024)))
+    g = torch.Generator().manual_seed(draw(st.integers(0, 1000)))
+    found = []
+    for k in range(len(jagged.features)):
+        rows = ROWS[k % len(ROWS)]
+        if draw(st.booleans()):
+            size = -(-rows // buckets)
+            found.append([min(w * size, rows) for w in range(buckets + 1)])
+        else:
+            inner = torch.randint(0, rows + 1, (buckets - 1,), generator=g).sort().values.tolist()
+            found.append([0, *inner, rows])
+    return torch.tensor(found)
+
+
+batches_and_bounds = batches.flatmap(lambda jagged: st.tuples(st.just(jagged), bounds_for(jagged)))
+
+
+# Kernels and reference
+
+
+@given(st.lists(batches, min_size=1, max_size=3), st.data())
+def test_take(jaggeds, data):
+    weighted = all(j.weights_N is not None for j in jaggeds)
+    bags = [len(j.lengths_FB) for j in jaggeds]
+    runs = []
+    for _ in range(data.draw(st.integers(0, 8))):
+        source = data.draw(st.integers(0, len(jaggeds) - 1))
+        first = data.draw(st.integers(0, bags[source]))
+        runs.append((source, first, data.draw(st.integers(0, bags[source] - first))))
+    args = (
+        [j.values_N for j in jaggeds],
+        [j.lengths_FB for j in jaggeds],
+        [j.weights_N for j in jaggeds] if weighted else [],
+        torch.tensor(runs, dtype=torch.int64).view(-1, 3),
+    )
+    assert same(ops.take(*args), reference.take(*args))
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_take_past_the_caches(dtype):
+    """Outputs of megabytes are written in whole cache lines; runs begin and end anywhere."""
+    n = 1_200_000
+    ids, weights = torch.arange(n, dtype=dtype), torch.rand(n)
+    bags = torch.full((n // 3,), 3, dtype=dtype)
+    runs = torch.tensor([[0, 5, 1], [0, 7, 399_000], [0, 0, 3], [0, 399_001, 900]])
+    args = [ids], [bags], [weights], runs
+    assert same(ops.take(*args), reference.take(*args))
+
+
+@pytest.mark.usefixtures("isa")
+@settings(max_examples=25)  # for each instruction set
+@given(batches_and_bounds)
+def test_bucketize(problem):
+    jagged, bounds = problem
+    args = (jagged.values_N, jagged.lengths_FB, jagged.weights_N, bounds)
+    assert same(ops.bucketize(*args), reference.bucketize(*args))
+
+
+WIDEST = (1 << 63) - 1
+
+
+def make_ids(n: int, least: int, span: int, seed: int) -> torch.Tensor:
+    """Few ids often and many seldom, in the span from the least."""
+    g = torch.Generator().manual_seed(seed)
+    ids = torch.randint(0, span, (n,), generator=g)
+    hot = torch.rand(n, generator=g) < 0.5
+    ids[hot] = ids[hot] % min(span, 20) * (span // 20 or 1) % span
+    return ids + least
+
+
+@st.composite
+def segments(draw):
+    parts = [
+        make_ids(
+            n=draw(st.sampled_from((0, 1, 2, 30, 500, 3000, 20_000))),
+            least=draw(st.sampled_from((0, 5, -7, -(1 << 63), (1 << 62) - 1))),
+            span=draw(st.sampled_from((1, 2, 50, 5000, 1 << 20, 1 << 40, (1 << 62) + 3))),
+            seed=draw(st.integers(0, 1000)),
+        )
+        for _ in range(draw(st.integers(0, 4)))
+    ]
+    if draw(st.booleans()):
+        parts = [(x % (1 << 31)).int() for x in parts]
+    values = torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64)
+    return values, torch.tensor([0, *accumulate(len(p) for p in parts)])
+
+
+@pytest.mark.usefixtures("isa")
+@settings(max_examples=25)  # for each instruction set
+@given(segments())
+@example((torch.tensor([WIDEST, -WIDEST - 1, WIDEST, 0, -1]), torch.tensor([0, 5])))
+def test_deduplicate(problem):
+    values, bounds = problem
+    assert same(ops.deduplicate(values, bounds), reference.deduplicate(values, bounds))
+
+
+def agreeing_ids() -> torch.Tensor:
+    """Ids of 64 bits of which many agree in all but the lowest: what sorting by the highest cannot tell apart."""
+    g = torch.Generator().manual_seed(0)
+    return (torch.randint(-2, 2, (100_000,), generator=g) << 61) + torch.randint(0, 30_000, (100_000,), generator=g)
+
+
+MANY = {
+    "near": make_ids(150_000, 3, 300_000, 0),
+    "far": make_ids(150_000, -5, 1 << 36, 0),
+    "any": make_ids(150_000, -(1 << 63), (1 << 62) + 3, 0) * 3,
+    "agreeing": agreeing_ids(),
+    "one": torch.full((100_000,), 7),
+    "two": torch.tensor([-WIDEST - 1, WIDEST]).repeat(50_000),
+}
+
+
+@pytest.mark.parametrize("kind", MANY)
+def test_many_ids_are_shared_by_threads(kind, threads):
+    """One segment large enough for all threads, between two small ones."""
+    values = torch.cat([MANY[kind][:100], MANY[kind], MANY[kind][-50:]])
+    bounds = torch.tensor([0, 100, len(values) - 50, len(values)])
+    wanted = reference.deduplicate(values, bounds)
+    for count in (1, 2, 5):
+        threads(count)
+        assert same(ops.deduplicate(values, bounds), wanted)
+
+
+@pytest.mark.parametrize("buckets", [1, 7, 300])
+def test_threads_change_no_bit(buckets, threads):
+    jagged = make_jagged(3, batch=3000, most=30, seed=1)
+    bounds = torch.tensor([[min(w * -(-ROWS[k] // buckets), ROWS[k]) for w in range(buckets + 1)] for k in range(3)])
+    threads(1)
+    routed, chosen = bucketize(jagged, bounds), permute(jagged, ("f2", "f0"))
+    for count in (2, 5):
+        threads(count)
+        again = bucketize(jagged, bounds)
+        assert all(same(getattr(again, name), getattr(routed, name)) for name in routed.__slots__)
+        assert same(permute(jagged, ("f2", "f0")), chosen)
+
+
+@given(st.lists(st.integers(0, 1 << 24), max_size=50), INTEGERS)
+def test_lengths_are_what_offsets_were_made_from(counts, dtype):
+    counts = torch.tensor(counts, dtype=torch.int64)
+    offsets = ops.offsets(counts).to(dtype)
+    assert same(lengths(offsets), counts)
+    assert same(reference.lengths(offsets), counts)
+
+
+def test_operators_of_devices_without_kernels():
+    flat = reference_operators()
+    assert {name: flat[name] for name in ("take", "bucketize", "deduplicate", "lengths")} == {
+        "take": reference.take,
+        "bucketize": reference.bucketize,
+        "deduplicate": reference.deduplicate,
+        "lengths": reference.lengths,
+    }
+
+
+@pytest.mark.parametrize("name", ["take", "bucketize", "deduplicate", "lengths"])
+def test_shapes_for_the_compiler(name):
+    a = arguments()
+    torch.library.opcheck(getattr(ops, name).default, args_of(name, a), test_utils=("test_schema", "test_faketensor"))
+
+
+# Properties
+
+
+@settings(max_examples=20)
+@given(batches, st.data())
+def test_permuting_back_gives_the_batch(jagged, data):
+    order = data.draw(st.permutations(jagged.features))
+    assert same(permute(permute(jagged, order), jagged.features), jagged)
+
+
+@settings(max_examples=20)
+@given(batches, st.data())
+def test_permuting_chooses(jagged, data):
+    order = data.draw(st.permutations(jagged.features))
+    chosen = order[: data.draw(st.integers(1, len(order)))]
+    found = permute(jagged, chosen)
+    assert found.features == tuple(chosen)
+    assert found.batch_size == jagged.batch_size
+    offsets = jagged.offsets().tolist()
+    bags = [jagged.features.index(name) * jagged.batch_size + b for name in chosen for b in range(jagged.batch_size)]
+    assert found.values_N.tolist() == [i for k in bags for i in jagged.values_N[offsets[k] : offsets[k + 1]].tolist()]
+
+
+@settings(max_examples=20)
+@given(batches, st.data())
+def test_what_is_split_concatenates_to_the_batch(jagged, data):
+    inner = data.draw(st.lists(st.integers(0, jagged.batch_size), max_size=4))
+    sizes = [b - a for a, b in pairwise([0, *sorted(inner), jagged.batch_size])]
+    parts = split(jagged, sizes)
+    assert [p.batch_size for p in parts] == sizes
+    assert same(concatenate(parts), jagged)
+
+
+def test_concatenating_finds_features_by_name():
+    a = Jagged.from_lists({"x": [[1], [2, 3]], "y": [[4], []], "z": [[], [5]]})
+    b = Jagged.from_lists({"y": [[6, 7]], "x": [[]]})
+    found = concatenate([a, b], ["x", "y"])
+    assert same(found, Jagged.from_lists({"x": [[1], [2, 3], []], "y": [[4], [], [6, 7]]}))
+    assert same(concatenate([b, a]), Jagged.from_lists({"y": [[6, 7], [4], []], "x": [[], [1], [2, 3]]}))
+
+
+def test_concatenating_batches_of_several_types():
+    narrow = make_jagged(2, batch=3, most=3, seed=0, ids=torch.int32)
+    wide = make_jagged(2, batch=3, most=3, seed=1, weighted=False)
+    both, one = concatenate([narrow, wide]), concatenate([narrow, narrow])
+    assert both.values_N.dtype == both.lengths_FB.dtype == torch.int64
+    assert both.weights_N is None
+    assert one.values_N.dtype == one.lengths_FB.dtype == torch.int32
+    assert one.weights_N is not None
+
+
+@settings(max_examples=20)
+@given(batches_and_bounds)
+def test_bucketizing_loses_nothing(problem):
+    jagged, bounds = problem
+    found = bucketize(jagged, bounds)
+    assert found.positions_N.sort().values.tolist() == list(range(len(jagged.values_N)))
+    back = torch.empty_like(jagged.values_N)
+    starts = found.starts_W1.tolist()
+    at = 0
+    for w in range(found.num_buckets):
+        bucket = found.bucket(w)
+        assert bucket.features == jagged.features
+        assert bucket.batch_size == jagged.batch_size
+        assert int(bucket.lengths_FB.sum()) == len(bucket.values_N) == starts[w + 1] - starts[w]
+        # Each feature's part of the bucket, its rows counted from the table's first again.
+        for k, n in enumerate(bucket.lengths_FB.view(len(jagged.features), -1).sum(1).tolist()):
+            ids = found.values_N[at : at + n] + bounds[k, w].to(jagged.values_N.dtype)
+            back[found.positions_N[at : at + n]] = ids
+            assert bool((ids < bounds[k, w + 1]).all())
+            at += n
+    assert torch.equal(back, jagged.values_N)
+    bags = found.lengths_WFB.view(found.num_buckets, -1).sum(0, dtype=jagged.lengths_FB.dtype)
+    assert torch.equal(bags, jagged.lengths_FB)
+    if jagged.weights_N is not None:
+        assert torch.equal(found.weights_N, jagged.weights_N[found.positions_N])
+
+
+def test_one_bucket_is_the_batch():
+    jagged = make_jagged(3, batch=40, most=5, seed=2)
+    found = bucketize(jagged, torch.tensor([[0, ROWS[k]] for k in range(3)]))
+    assert same(found.bucket(0), jagged)
+    assert found.positions_N.tolist() == list(range(len(jagged.values_N)))
+
+
+def test_lookups_in_buckets_add_up():
+    """Row-wise sharding on one device: each bucket looks up in its rows of the tables, and the sums are summed."""
+    tables = [Table(name=f"t{k}", rows=ROWS[k], dim=4, features=(f"f{k}",)) for k in range(4)]
+    whole = Embeddings(tables)
+    jagged = make_jagged(4, batch=50, most=6, seed=3)
+    cuts = {f"f{k}": [0, ROWS[k] // 3, ROWS[k] // 3, ROWS[k]] for k in range(4)}
+    found = bucketize(jagged, row_bounds(jagged.features, cuts))
+    total = torch.zeros(50, 16)
+    for w in range(3):
+        bucket = found.bucket(w)
+        for k, name in enumerate(jagged.features):
+            begin, end = cuts[name][w : w + 2]
+            one = permute(bucket, [name])
+            rows = whole.table(f"t{k}")[begin:end]
+            total[:, k * 4 : k * 4 + 4] += torch.nn.functional.embedding_bag(
+                one.values_N, torch.cat([rows, rows.new_zeros(1, 4)]), ops.offsets(one.lengths_FB)[:-1], mode="sum"
+            )
+    torch.testing.assert_close(total, whole(jagged).values())
+
+
+@settings(max_examples=20)
+@given(segments())
+def test_distinct_ids_give_the_ids_back(problem):
+    values, bounds = problem
+    found = deduplicate(values, bounds)
+    assert torch.equal(found.values_U[found.inverse_N], values)
+    assert int(found.counts_U.sum()) == len(values)
+    for begin, end in pairwise(found.bounds_S1.tolist()):
+        distinct = found.values_U[begin:end]
+        assert bool((distinct[:-1] < distinct[1:]).all())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_weights_of_other_types_move_too(dtype):
+    jagged = make_jagged(2, batch=8, most=4, seed=4)
+    half = Jagged(
+        features=jagged.features,
+        values_N=jagged.values_N,
+        lengths_FB=jagged.lengths_FB,
+        weights_N=jagged.weights_N.to(dtype),
+    )
+    bounds = torch.tensor([[0, 1, 1], [0, 1, 2]])
+    for move in (
+        lambda j: permute(j, ("f1",)).weights_N,
+        lambda j: concatenate([j, j]).weights_N,
+        lambda j: split(j, [3, 5])[1].weights_N,
+        lambda j: bucketize(j, bounds).weights_N,
+    ):
+        assert same(move(half), move(jagged).to(dtype))
+
+
+def test_weights_carry_gradients():
+    jagged = make_jagged(2, batch=8, most=4, seed=5)
+    weights = jagged.weights_N.clone().requires_grad_()
+    learned = Jagged(
+        features=jagged.features, values_N=jagged.values_N, lengths_FB=jagged.lengths_FB, weights_N=weights
+    )
+    factors = torch.arange(1.0, len(weights) + 1)
+    for moved in (
+        bucketize(learned, torch.tensor([[0, 1, 1], [0, 1, 2]])).weights_N,
+        permute(learned, ("f1", "f0")).weights_N,
+        torch.cat([part.weights_N for part in split(learned, [1, 7])]),
+    ):
+        (grad,) = torch.autograd.grad((moved * factors).sum(), weights)
+        with torch.no_grad():
+            assert float((grad * weights).sum()) == pytest.approx(float((moved * factors).sum()), rel=1e-5)
+        assert grad.sort().values.tolist() == factors.tolist()
+
+
+def test_strided_batches():
+    ids = torch.arange(12).view(6, 2) % 2
+    jagged = Jagged(features=("f0",), values_N=ids[:, 1], lengths_FB=torch.tensor([[2, 9], [4, 9]])[:, 0])
+    assert permute(jagged, ("f0",)).values_N.tolist() == [1] * 6
+    assert bucketize(jagged, torch.tensor([[0, 1, 2]])).starts_W1.tolist() == [0, 0, 6]
+    assert deduplicate(jagged.values_N, torch.tensor([0, 6])).counts_U.tolist() == [6]
+
+
+# Bad input
+
+
+def test_features_that_are_not_there():
+    jagged = Jagged.from_lists({"a": [[1]], "b": [[2]]})
+    with pytest.raises(BatchError, match="no feature 'c' in the batch; it has a, b"):
+        permute(jagged, ("a", "c"))
+    with pytest.raises(BatchError, match="no feature 'b' in the batch; it has a"):
+        concatenate([jagged, permute(jagged, ("a",))])
+    with pytest.raises(BatchError, match="a feature is named twice: a, a"):
+        permute(jagged, ("a", "a"))
+    with pytest.raises(BatchError, match="no batches to concatenate"):
+        concatenate([])
+
+
+@pytest.mark.parametrize("sizes", [[], [1], [3], [3, -1], [1, 1, 1]])
+def test_sizes_that_do_not_cut_the_batch(sizes):
+    with pytest.raises(BatchError, match=re.escape(f"sizes {sizes} do not cut 2 samples")):
+        split(Jagged.from_lists({"a": [[1], [2]]}), sizes)
+
+
+@pytest.mark.parametrize("wrong", [-1, 2, 1 << 40, -(1 << 63)])
+@pytest.mark.parametrize("buckets", [1, 2, 20])
+@pytest.mark.usefixtures("isa")
+def test_ids_outside_their_table_are_named(wrong, buckets):
+    jagged = Jagged.from_lists({"a": [[1, 0], [], [1]], "b": [[0], [1, 0, wrong], [wrong]]})
+    bounds = torch.tensor([[0] + [2] * buckets] * 2)
+    message = f"feature 'b', sample 1, position 2: id {wrong} is not in 0..1 (2 such ids in the batch)"
+    with pytest.raises(IdError, match=re.escape(message)):
+        bucketize(jagged, bounds)
+
+
+def test_lengths_that_do_not_fit_are_named():
+    ids = torch.tensor([1, 0, 1])
+    short = Jagged(features=("a", "b"), values_N=ids, lengths_FB=torch.tensor([1, 1]))
+    negative = Jagged(features=("a", "b"), values_N=ids, lengths_FB=torch.tensor([4, -1]))
+    for move in (
+        lambda j: permute(j, ("b",)),
+        lambda j: split(j, [1]),
+        lambda j: concatenate([j, j]),
+        lambda j: bucketize(j, torch.tensor([[0, 2]] * 2)),
+    ):
+        with pytest.raises(BatchError, match=r"lengths add up to 2 and there are 3 ids \(a: 1, b: 1\)"):
+            move(short)
+        with pytest.raises(BatchError, match="feature 'b', sample 0: length -1; want 0 or more"):
+            move(negative)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "message"),
+    [
+        ({"a": [0, 2]}, "no row bounds for feature 'b'; there are some for a"),
+        ({"a": [0, 2], "b": [0]}, r"feature 'b': row bounds \[0\] do not ascend from 0 to the rows"),
+        ({"a": [0, 2], "b": [1, 2]}, r"feature 'b': row bounds \[1, 2\] do not ascend"),
+        ({"a": [0, 3, 2], "b": [0, 1, 2]}, r"feature 'a': row bounds \[0, 3, 2\] do not ascend"),
+        ({"a": [0, 2], "b": [0, 1, 2]}, "feature 'b': 2 row ranges; want 1, as feature 'a' has"),
+    ],
+)
+def test_row_bounds_that_are_none(bounds, message):
+    with pytest.raises(SpecError, match=message):
+        row_bounds(("a", "b"), bounds)
+
+
+def test_row_bounds_of_other_features():
+    with pytest.raises(SpecError, match=r"row bounds: got \(1, 2\); want a row for each of the 2 features"):
+        bucketize(Jagged.from_lists({"a": [[1]], "b": [[2]]}), torch.tensor([[0, 9]]))
+
+
+@pytest.mark.parametrize("index", [-1, 2])
+def test_buckets_that_are_not_there(index):
+    found = bucketize(Jagged.from_lists({"a": [[1]]}), torch.tensor([[0, 1, 2]]))
+    with pytest.raises(IndexError, match=re.escape(f"bucket {index}; want one of 0..1")):
+        found.bucket(index)
+
+
+@pytest.mark.parametrize(
+    ("offsets", "message"),
+    [
+        ([], r"offsets begin \[\]: want them to begin with 0"),
+        ([1, 2], r"offsets begin \[1, 2\]: want them to begin with 0"),
+        ([0, 3, 2], "offsets descend from 3 to 2 at position 2"),
+    ],
+)
+def test_offsets_that_are_none(offsets, message):
+    with pytest.raises(BatchError, match=message):
+        lengths(torch.tensor(offsets, dtype=torch.int64))
+    with pytest.raises(RuntimeError, match="rowwise: offset"):
+        ops.lengths(torch.tensor(offsets, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("bounds", [[], [0], [0, 3], [0, 1], [1, 2], [0, 2, 1, 2]])
+def test_segments_that_are_none(bounds):
+    message = re.escape(f"bounds of segments begin {bounds}: want them to ascend from 0 to 2")
+    with pytest.raises(BatchError, match=message):
+        deduplicate(torch.tensor([5, 5]), torch.tensor(bounds, dtype=torch.int64))
+
+
+def arguments() -> dict[str, torch.Tensor]:
+    return {
+        "values": torch.tensor([1, 2, 3, 0, 3, 2, 1, 0]),
+        "lengths": torch.tensor([1, 1, 2, 0, 2, 2]),
+        "weights": torch.ones(8),
+        "runs": torch.tensor([[0, 2, 4], [0, 0, 1]]),
+        "bounds": torch.tensor([[0, 1, 4], [0, 2, 4], [0, 4, 4]]),
+        "segments": torch.tensor([0, 3, 3, 8]),
+        "offsets": torch.tensor([0, 3, 3, 8]),
+    }
+
+
+def args_of(op: str, a: dict):
+    match op:
+        case "take":
+            return [a["values"]], [a["lengths"]], [a["weights"]], a["runs"]
+        case "bucketize":
+            return a["values"], a["lengths"], a["weights"], a["bounds"]
+        case "deduplicate":
+            return a["values"], a["segments"]
+        case "lengths":
+            return (a["offsets"],)
+    raise AssertionError(op)
+
+
+def call(op: str, a: dict):
+    return getattr(ops, op)(*args_of(op, a))
+
+
+USED = [
+    *[("take", name) for name in ("values", "lengths", "weights", "runs")],
+    *[("bucketize", name) for name in ("values", "lengths", "weights", "bounds")],
+    *[("deduplicate", name) for name in ("values", "segments")],
+    ("lengths", "offsets"),
+]
+
+
+def test_the_arguments_are_good_before_they_are_changed():
+    for op in dict(USED):
+        call(op, arguments())
+
+
+@pytest.mark.parametrize(("op", "name"), USED)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.int16, torch.bool, torch.int32])
+def test_tensors_of_another_type(op, name, dtype):
+    a = arguments()
+    if name in ("values", "lengths", "offsets") and dtype == torch.int32:
+        dtype = torch.float32  # they may be of 32 bits
+    a[name] = a[name].to(dtype)
+    with pytest.raises(RuntimeError, match=r"rowwise: .* must be a contiguous CPU tensor of the operator's type"):
+        call(op, a)
+
+
+@pytest.mark.parametrize(("op", "name"), USED)
+def test_tensors_that_are_strided(op, name):
+    a = arguments()
+    a[name] = torch.stack([a[name], a[name]], dim=-1)[..., 0]
+    with pytest.raises(RuntimeError, match=r"rowwise: .* must be a contiguous CPU tensor"):
+        call(op, a)
+
+
+@pytest.mark.parametrize(
+    ("op", "name", "wrong", "message"),
+    [
+        ("take", "runs", [[1, 0, 1]], "no batch 1"),
+        ("take", "runs", [[-1, 0, 1]], "no batch -1"),
+        ("take", "runs", [[0, 0, 7]], "run 0 reaches past the 6 bags"),
+        ("take", "runs", [[0, 7, 0]], "run 0 reaches past"),
+        ("take", "runs", [[0, -1, 1]], "run 0 reaches past"),
+        ("take", "runs", [[0, 2, -1]], "run 0 reaches past"),
+        ("take", "runs", [[0, 3, (1 << 63) - 1]], "run 0 reaches past"),
+        ("take", "runs", [[0, 0, 1, 1]], r"runs must be \[n, 3\]"),
+        ("take", "runs", [0, 0, 1], r"runs must be \[n, 3\]"),
+        ("take", "lengths", [1, 1, 2, 0, 2, 1], "lengths do not add up to 8 values"),
+        ("take", "lengths", [1, 1, 2, 0, 2, 3], "lengths do not add up to 8 values"),
+        ("take", "lengths", [1, 1, 2, 0, 5, -1], "lengths do not add up to 8 values"),
+        ("take", "lengths", [1 << 62, 1 << 62, 1 << 62, 1 << 62, 4, 4], "lengths do not add up to 8 values"),
+        ("take", "weights", [1.0] * 7, "7 weights for 8 values"),
+        ("bucketize", "lengths", [1, 1, 2, 0, 2], "lengths do not add up to 8 values|do not divide"),
+        ("bucketize", "lengths", [1, 1, 2, 0, 9, -5], "lengths do not add up to 8 values"),
+        ("bucketize", "lengths", [8], "1 bags do not divide among 3 features"),
+        ("bucketize", "weights", [1.0] * 9, "9 weights for 8 values"),
+        ("bucketize", "bounds", [[0, 1, 4], [0, 5, 4], [0, 4, 4]], "bounds of feature 1 do not ascend from 0"),
+        ("bucketize", "bounds", [[0, 1, 4], [1, 2, 4], [0, 4, 4]], "bounds of feature 1 do not ascend from 0"),
+        ("bucketize", "bounds", [[0, -1, 4], [0, 2, 4], [0, 4, 4]], "bounds of feature 0 do not ascend from 0"),
+        ("bucketize", "bounds", [[0], [0], [0]], "bounds must be"),
+        ("bucketize", "bounds", [0, 4], "bounds must be"),
+        ("bucketize", "bounds", [[0, 0, 0]] * 3, "id 1 at position 0 is outside its table"),
+        ("bucketize", "bounds", [[0, 4, 4], [0, 4, 4], [0, 1, 2]], "id 3 at position 4 is outside its table"),
+        ("deduplicate", "segments", [], "bounds of segments do not ascend from 0 to 8"),
+        ("deduplicate", "segments", [0], "bounds of segments do not ascend from 0 to 8"),
+        ("deduplicate", "segments", [0, 9], "bounds of segments do not ascend from 0 to 8"),
+        ("deduplicate", "segments", [1, 8], "bounds of segments do not ascend from 0 to 8"),
+        ("deduplicate", "segments", [0, 9, 8], "bounds of segments do not ascend from 0 to 8"),
+        ("deduplicate", "segments", [0, -1, 8], "bounds of segments do not ascend from 0 to 8"),
+    ],
+)
+def test_arguments_that_reach_out(op, name, wrong, message):
+    a = arguments()
+    a[name] = torch.tensor(wrong, dtype=a[name].dtype)
+    with pytest.raises(RuntimeError, match=f"rowwise: .*({message})"):
+        call(op, a)
+
+
+def test_lists_that_do_not_match():
+    v, bags, w, runs = (arguments()[name] for name in ("values", "lengths", "weights", "runs"))
+    for args in (([], [], []), ([v], [bags, bags], []), ([v, v], [bags, bags], [w]), ([v], [], [w])):
+        with pytest.raises(
+            RuntimeError, match=r"rowwise: \d tensors of values, \d of lengths and \d of weights|no tensor"
+        ):
+            ops.take(*args, runs)
+
+
+def test_outputs_larger_than_any_memory():
+    # Memory that is mapped and never touched: ids that many runs could take more often than there are addresses.
+    ids, bags = ops.zeros(1 << 32).view(torch.int32), torch.tensor([1 << 32])
+    with pytest.raises((RuntimeError, MemoryError)):
+        ops.take([ids], [bags], [], torch.tensor([[0, 0, 1]]).repeat(1 << 17, 1))
+
+
+nasty = st.sampled_from([-(1 << 63), -1, 0, 1, 2, 3, 4, 5, 8, 9, 1 << 31, 1 << 61, 1 << 62, (1 << 63) - 1])
+cells = st.lists(
+    st.tuples(
+        st.sampled_from(["values", "lengths", "runs", "bounds", "segments", "offsets"]), st.integers(0, 9), nasty
+    ),
+    min_size=1,
+    max_size=3,
+)
+
+
+@given(op=st.sampled_from(sorted(dict(USED))), cells=cells)
+@settings(max_examples=80)
+def test_any_numbers_are_refused_or_harmless(op, cells):
+    """Outputs hold nothing but what the arguments held; what is written outside them the sanitizers see."""
+    a = arguments()
+    for name, at, value in cells:
+        a[name].view(-1)[at % a[name].numel()] = value
+    try:
+        found = call(op, a)
+    except RuntimeError as error:
+        assert "rowwise: " in str(error)  # noqa: PT017 - either outcome is right
+        return
+    if op == "deduplicate":
+        assert torch.equal(found[0][found[2]], a["values"])
+    if op == "bucketize":
+        assert int(found[1].sum()) == len(a["values"])
