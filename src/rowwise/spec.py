@@ -93,47 +93,35 @@ class RowWiseAdagrad(Value, frozen=True, kw_only=True, tag="rowwise_adagrad", ta
     schedule: Schedule | None = None
 
 
-class Adam(Value, frozen=True, kw_only=True, tag="adam", tag_field="kind"):
+class Moments(Value, frozen=True, kw_only=True):
+    """What optimizers share that keep moving averages of g and g * g."""
+
+    lr: float = 0.001
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.0  # of the weight itself, not by way of the gradient
+    clip: float | None = None
+    schedule: Schedule | None = None
+
+
+class Adam(Moments, frozen=True, kw_only=True, tag="adam", tag_field="kind"):
     """w -= lr * (m' / (sqrt(v') + eps) + weight_decay * w), with the bias-corrected means m' of g and v' of g * g.
 
     Rows that a step does not touch stay as they are, their means too; the correction counts all steps.
     Two floats of state for each weight. Source: Kingma and Ba 2015; Loshchilov and Hutter 2019 for the decay.
     """
 
-    lr: float = 0.001
-    beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 1e-8
-    weight_decay: float = 0.0
-    clip: float | None = None
-    schedule: Schedule | None = None
 
-
-class RowWiseAdam(Value, frozen=True, kw_only=True, tag="rowwise_adam", tag_field="kind"):
+class RowWiseAdam(Moments, frozen=True, kw_only=True, tag="rowwise_adam", tag_field="kind"):
     """Adam with one v for each row, the mean over its columns: one float of state for each weight, one for each row."""
 
-    lr: float = 0.001
-    beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 1e-8
-    weight_decay: float = 0.0
-    clip: float | None = None
-    schedule: Schedule | None = None
 
-
-class Lamb(Value, frozen=True, kw_only=True, tag="lamb", tag_field="kind"):
+class Lamb(Moments, frozen=True, kw_only=True, tag="lamb", tag_field="kind"):
     """Adam's step r, in the length of the row: w -= lr * (|w| / |r|) * r, the factor being 1 where a length is 0.
 
     Two floats of state for each weight. Source: You et al. 2020, applied to each row.
     """
-
-    lr: float = 0.001
-    beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 1e-8
-    weight_decay: float = 0.0
-    clip: float | None = None
-    schedule: Schedule | None = None
 
 
 class Ftrl(Value, frozen=True, kw_only=True, tag="ftrl", tag_field="kind"):
@@ -258,39 +246,43 @@ SMALLEST = 2.0**-126  # the kernels compute in 32 bits, where what is smaller th
 
 
 def _check_numbers(table: Table) -> None:
-    optimizer = msgspec.structs.asdict(table.optimizer)
-    for field, value in (optimizer | msgspec.structs.asdict(table.init)).items():
+    name, optimizer = table.name, table.optimizer
+    numbers = msgspec.structs.asdict(optimizer) | msgspec.structs.asdict(table.init)
+    schedule = numbers.pop("schedule", None)
+    for field, value in numbers.items():
         want = _wanted(field, value)
         if want:
-            raise SpecError(f"table {table.name!r}: {field}={value}: {want}")
-    if isinstance(table.optimizer, Ftrl):
-        if table.optimizer.beta < SMALLEST and table.optimizer.initial < SMALLEST:
+            raise SpecError(f"table {name!r}: {field}={value}: {want}")
+    if isinstance(optimizer, Ftrl):
+        if max(optimizer.beta, optimizer.initial) < SMALLEST:
             want = "want one of them more than 0, or the first weight is divided by 0"
-            raise SpecError(f"table {table.name!r}: beta={table.optimizer.beta} and initial=0: {want}")
-        if table.optimizer.lr < SMALLEST:
-            raise SpecError(f"table {table.name!r}: lr={table.optimizer.lr}: FTRL divides by it; want more than 0")
-    schedule = getattr(table.optimizer, "schedule", None)
+            raise SpecError(f"table {name!r}: beta={optimizer.beta} and initial={optimizer.initial}: {want}")
+        if optimizer.lr < SMALLEST:
+            raise SpecError(f"table {name!r}: lr={optimizer.lr}: FTRL divides by it; want more than 0")
     if schedule is not None:
         for field, value in msgspec.structs.asdict(schedule).items():
-            if field != "shape" and not 0 <= value < 3e38:
-                raise SpecError(f"table {table.name!r}: schedule: {field}={value}: want a number that is not negative")
+            if field != "shape" and not 0 <= value < LARGEST:
+                raise SpecError(f"table {name!r}: schedule: {field}={value}: want a number that is not negative")
+
+
+LARGEST = 3e38
+LIMITS: dict[str, tuple[float, float, str]] = {  # of some numbers: least, most, what to say
+    "value": (-LARGEST, LARGEST, ""),
+    "eps": (SMALLEST, LARGEST, "want more than 0 in 32 bits, or a gradient of 0 is divided by 0"),
+    "clip": (SMALLEST, LARGEST, "want more than 0 in 32 bits; None does not clip"),
+    "beta1": (0.0, 1 - 2.0**-24, "want less than 1 in 32 bits"),
+    "beta2": (0.0, 1 - 2.0**-24, "want less than 1 in 32 bits"),
+}
 
 
 def _wanted(field: str, value: object) -> str | None:
     """What a number of an optimizer or of an initial value should have been, if it is not that."""
-    # None is a bound that the table's size will give, or no clipping.
-    if value is None or isinstance(value, Schedule):
+    if value is None:  # a bound that the table's size will give, or no clipping
         return None
-    # Only a constant's value may be negative.
-    if not isinstance(value, int | float) or not -3e38 < value < 3e38 or (value < 0 and field != "value"):
+    least, most, want = LIMITS.get(field, (0.0, LARGEST, ""))
+    if not isinstance(value, int | float) or not abs(value) < LARGEST or value < min(0.0, least):
         return "want a finite number that is not negative"
-    if field == "eps" and value < SMALLEST:
-        return "want more than 0 in 32 bits, or a gradient of 0 is divided by 0"
-    if field == "clip" and value < SMALLEST:
-        return "want more than 0 in 32 bits; None does not clip"
-    if field in ("beta1", "beta2") and value > 1 - 2.0**-24:
-        return "want less than 1 in 32 bits"
-    return None
+    return None if least <= value <= most else want
 
 
 def check_tables(tables: Sequence[Table]) -> None:

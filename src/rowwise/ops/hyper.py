@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rowwise.spec import Adam, Ftrl, Lamb, RowOptimizer, RowWiseAdam, Sgd
+from rowwise.spec import Ftrl, Moments, RowOptimizer, Sgd
 
 
 class Hyper(NamedTuple):
@@ -37,7 +37,7 @@ def hyper_of(optimizer: RowOptimizer, step: int) -> Hyper:
     lr = optimizer.lr * (optimizer.schedule.factor(step) if optimizer.schedule else 1.0)
     eps = 0.0 if isinstance(optimizer, Sgd) else optimizer.eps
     found = Hyper(lr, eps, optimizer.weight_decay, clip)
-    if isinstance(optimizer, Adam | RowWiseAdam | Lamb):
+    if isinstance(optimizer, Moments):
         beta1, beta2 = optimizer.beta1, optimizer.beta2
         found = found._replace(a=beta1, b=beta2, c=1 / (1 - beta1**step), d=1 / (1 - beta2**step))
     return found
@@ -45,7 +45,7 @@ def hyper_of(optimizer: RowOptimizer, step: int) -> Hyper:
 
 def moves(optimizer: RowOptimizer) -> bool:
     """Whether the numbers differ from step to step."""
-    return isinstance(optimizer, Adam | RowWiseAdam | Lamb) or getattr(optimizer, "schedule", None) is not None
+    return isinstance(optimizer, Moments) or getattr(optimizer, "schedule", None) is not None
 
 
 def hyper_tensor(optimizers: Iterable[RowOptimizer], steps: Iterable[int]) -> Tensor:
