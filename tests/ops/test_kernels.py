@@ -12,6 +12,7 @@ from rowwise.ops.native import reference_operators
 from rowwise.ops.reference import Bags, Memory
 
 ops = torch.ops.rowwise
+INTERACT = {"interact", "interact_grad"}  # see test_interact.py
 
 
 def parts(problem: Problem):
@@ -148,7 +149,7 @@ def test_operators_of_devices_without_kernels(pooling):
     problem = make_problem((table,), batch=300, most=4, seed=3)
     arena, group, sources, offsets = parts(problem)
     ids, weights, batch = problem.jagged.values_N, problem.jagged.weights_N, problem.jagged.batch_size
-    assert set(flat) == {"offsets", "pool", "pool_weight_grad", "gather", "update", "fill_uniform"}
+    assert set(flat) == {"offsets", "pool", "pool_weight_grad", "gather", "update", "fill_uniform"} | INTERACT
     pooled = ops.pool(arena.rows, sources, ids, offsets, weights, batch, group.columns)
     assert same(pooled, flat["pool"](arena.rows, sources, ids, offsets, weights, batch, group.columns))
     rows = ops.gather(arena.rows, sources, ids, offsets, batch)

@@ -84,14 +84,23 @@ def _register_shapes() -> None:
     def _(*_: Any) -> None:
         return None
 
+    @fake("rowwise::interact")
+    def _(dense: Tensor, pooled: Tensor) -> Tensor:
+        vectors = pooled.shape[1] // dense.shape[1] + 1
+        return dense.new_empty((dense.shape[0], dense.shape[1] + vectors * (vectors - 1) // 2))
+
+    @fake("rowwise::interact_grad")
+    def _(dense: Tensor, pooled: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+        return dense.new_empty(dense.shape), pooled.new_empty(pooled.shape)
+
 
 def _register_gradients() -> None:
-    """Only per-id weights get a gradient: rows are updated by `update`, never through autograd."""
+    """Of a lookup only per-id weights get one: rows are updated by `update`, never through autograd."""
 
-    def setup(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    def setup_pool(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         ctx.save_for_backward(*inputs[:5])
 
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def pool(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         arena, features, values, offsets, weights = ctx.saved_tensors
         weight_grad = None
         if weights is not None:
@@ -101,7 +110,14 @@ def _register_gradients() -> None:
             )
         return None, None, None, None, weight_grad, None, None
 
-    torch.library.register_autograd("rowwise::pool", backward, setup_context=setup)
+    def setup_interact(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    def interact(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.ops.rowwise.interact_grad(*ctx.saved_tensors, grad.contiguous())
+
+    torch.library.register_autograd("rowwise::pool", pool, setup_context=setup_pool)
+    torch.library.register_autograd("rowwise::interact", interact, setup_context=setup_interact)
 
 
 def reference_operators() -> dict[str, Callable[..., Any]]:
@@ -131,6 +147,8 @@ def reference_operators() -> dict[str, Callable[..., Any]]:
         "gather": gather,
         "update": update,
         "fill_uniform": reference.fill_uniform,
+        "interact": reference.interact,
+        "interact_grad": reference.interact_grad,
     }
 
 

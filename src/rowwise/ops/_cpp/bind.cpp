@@ -17,7 +17,6 @@ using namespace rowwise;
 
 constexpr int64_t bags_per_task = 256;
 constexpr int64_t ids_per_task = 4096;
-constexpr int64_t streamed_bytes = 4 << 20;  // larger outputs leave the caches before they are read anyway
 
 template <class T>
 const T* rows_of(const Tensor& t, ScalarType type, const char* name) {

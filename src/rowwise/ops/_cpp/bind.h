@@ -18,7 +18,8 @@ namespace rowwise {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-constexpr int64_t pooled_bytes = 1 << 16;  // smaller outputs come from torch's own allocator
+constexpr int64_t pooled_bytes = 1 << 16;    // smaller outputs come from torch's own allocator
+constexpr int64_t streamed_bytes = 4 << 20;  // larger outputs leave the caches before they are read anyway
 
 inline void check_tensor(const Tensor& t, ScalarType type, const char* name) {
   STD_TORCH_CHECK(t.is_contiguous() && t.scalar_type() == type && t.is_cpu(), "rowwise: ", name,

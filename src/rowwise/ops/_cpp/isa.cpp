@@ -1,5 +1,6 @@
 // All kernels for one instruction set. CMake compiles this file once for each, with its flags and -DISA=.
 #include "apply.h"
+#include "interact.h"
 #include "lookup.h"
 #include "random.h"
 
@@ -8,6 +9,6 @@ namespace rowwise::ISA {
 #define TEXT(x) #x
 #define NAME(x) TEXT(x)
 extern const Kernels kernels;
-const Kernels kernels{NAME(ISA), pool, gather, weight_grad, touch, uniform, apply};
+const Kernels kernels{NAME(ISA), pool, gather, weight_grad, touch, uniform, apply, interact, interact_grad};
 
 }  // namespace rowwise::ISA

@@ -38,6 +38,21 @@ struct Workspace {  // one a thread
 constexpr int tree_levels = 56;
 constexpr int tree_row = 128;  // floats: eight of the widest vectors
 
+// Vectors of each sample whose pairs are multiplied: a dense one, and those of the features side by side.
+struct Interaction {
+  const float* dense;   // [B, dim]
+  const float* pooled;  // [B, features * dim]
+  int64_t dim;
+  int64_t features;
+  int64_t stride;  // vectors of a sample, up to whole vectors of lanes: rows of scratch
+};
+struct InteractionGrad {
+  float* dense;
+  float* pooled;
+  bool stream;
+};
+constexpr int64_t widest_lanes = 16;  // of any instruction set; scratch is padded to it
+
 struct Kernels {
   const char* name;
   void (*pool)(const float* arena, const Feature&, const Bags&, float* out, int64_t out_stride, int64_t b0, int64_t b1,
@@ -48,6 +63,9 @@ struct Kernels {
   float (*touch)(const float* arena, const Feature&, const Bags&, int64_t i0, int64_t i1);
   void (*uniform)(float* out, int64_t n, uint64_t key, uint64_t start, float low, float span);
   void (*apply)(const Bucket&, const Workspace&, Fault&);  // Fault: row whose merged gradient is not finite
+  // scratch: dim * stride floats, the pairs of a sample and one more vector of lanes
+  void (*interact)(const Interaction&, float* out, int64_t b0, int64_t b1, float* scratch);
+  void (*interact_grad)(const Interaction&, const float* grad, const InteractionGrad&, int64_t b0, int64_t b1);
 };
 
 namespace base {
