@@ -102,7 +102,9 @@ def floors_of(rows: list[dict]) -> list[dict]:
         more = [r["ne"] - exact[r["seed"]] for r in rows if r["row_type"] == row_type]
         mean = sum(more) / len(more)
         name = f"NE of {row_type} rows above that of fp32 rows ({'at most' if ceiling else 'reported'})"
-        floors.append({"name": name, "value": round(mean, 6), "floor": ceiling, "ok": ceiling is None or mean <= ceiling})
+        floors.append(
+            {"name": name, "value": round(mean, 6), "floor": ceiling, "ok": ceiling is None or mean <= ceiling}
+        )
     return floors
 
 

@@ -15,12 +15,13 @@ from collections import deque
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch is imported: idle threads leave the cores alone
 
 import torch
+from msgspec import structs
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
-from rowwise import Batch, Embeddings, Jagged, Normal, Pooling, RowWiseAdagrad, Table
+from rowwise import DLRM, Batch, Embeddings, Jagged, Normal, Pooling, RowType, RowWiseAdagrad, Table
 
 DENSE, DIM = 13, 16
 ROWS = {"user": 20_000, "item": 10_000, "shop": 2_000, "city": 1_000, "brand": 500, "kind": 100}  # one id a sample
@@ -28,37 +29,16 @@ BAGS = {"seen": 10_000, "words": 2_000}  # 0 to 6 ids a sample
 TABLES = ROWS | BAGS
 
 
-class Dlrm(nn.Module):
-    """Dense numbers through an MLP, ids through tables, dot products of all pairs, and an MLP on top."""
-
-    def __init__(self, seed: int) -> None:
-        super().__init__()
-        self.embeddings = Embeddings(make_tables(DIM, Normal(std=0.05)), seed=seed)
-        vectors = 1 + len(TABLES)
-        width = vectors * DIM + vectors * (vectors - 1) // 2
-        self.bottom = nn.Sequential(nn.Linear(DENSE, 64), nn.ReLU(), nn.Linear(64, DIM))
-        self.top = nn.Sequential(nn.Linear(width, 64), nn.ReLU(), nn.Linear(64, 1))
-
-    def forward(self, batch: Batch) -> Tensor:
-        dense_B1D = self.bottom(batch.dense_BF).unsqueeze(1)
-        pooled_BTD = self.embeddings(batch.sparse).values().view(-1, len(TABLES), DIM)
-        all_BVD = torch.cat([dense_B1D, pooled_BTD], dim=1)
-        return self.top(torch.cat([all_BVD.flatten(1), pairwise_dots(all_BVD)], dim=1)).squeeze(1)
-
-
-def make_tables(dim: int, init: Normal) -> list[Table]:
+def make_tables(dim: int, init: Normal, row_type: RowType = RowType.FP32) -> list[Table]:
     """One table a feature; a bag's vector is the mean of its rows."""
-    optimizer = RowWiseAdagrad(lr=0.1)
-    return [
-        Table(name=name, rows=rows, dim=dim, pooling=Pooling.MEAN, optimizer=optimizer, init=init)
-        for name, rows in TABLES.items()
-    ]
+    how = Table(name="any", rows=1, dim=dim, pooling=Pooling.MEAN, optimizer=RowWiseAdagrad(lr=0.1), init=init)
+    return [structs.replace(how, name=name, rows=rows, row_type=row_type) for name, rows in TABLES.items()]
 
 
-def pairwise_dots(x_BVD: Tensor) -> Tensor:
-    """The dot product of every two vectors of a sample."""
-    first, second = torch.triu_indices(x_BVD.shape[1], x_BVD.shape[1], offset=1)
-    return torch.bmm(x_BVD, x_BVD.transpose(1, 2))[:, first, second]
+def make_model(seed: int) -> DLRM:
+    """Dense numbers through an MLP, ids through tables, dot products of all pairs, and an MLP on top."""
+    embeddings = Embeddings(make_tables(DIM, Normal(std=0.05)), seed=seed)
+    return DLRM(embeddings, DENSE, bottom=(64, DIM), top=(64, 1))
 
 
 class World:
@@ -75,7 +55,9 @@ class World:
         dense_BF = torch.randn(size, DENSE, generator=self.generator)
         sparse = self._ids(size)
         vectors_BTD = self.teacher(sparse).values().view(size, len(TABLES), 4)
-        alone_B, together_B = vectors_BTD[:, :, 0].sum(1), pairwise_dots(vectors_BTD).sum(1)
+        alone_B = vectors_BTD[:, :, 0].sum(1)
+        # The dots of all pairs add up to half of what the square of the sum has beside the squares.
+        together_B = (vectors_BTD.sum(1).square().sum(1) - vectors_BTD.square().sum((1, 2))) / 2
         logits_B = -1 + dense_BF @ self.dense_F + 0.4 * alone_B + 0.05 * together_B
         clicks_B = torch.bernoulli(torch.sigmoid(logits_B), generator=self.generator)
         return Batch(dense_BF=dense_BF, sparse=sparse, labels_BK=clicks_B.unsqueeze(1)), logits_B
@@ -131,13 +113,13 @@ def auc(logits_B: Tensor, clicks_B: Tensor) -> float:
     return float((clicked_B * (1 - clicked_B).cumsum(0)).sum() / (clicks * others))
 
 
-def train(model: Dlrm, world: World, meter: Meter, batch_size: int) -> None:
+def train(model: DLRM, world: World, meter: Meter, batch_size: int) -> None:
     """One pass over fresh samples."""
     dense_optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=2e-3)
     while meter.done < meter.samples:
         batch, _ = world.sample(min(batch_size, meter.samples - meter.done))
         clicks_B = batch.labels_BK.squeeze(1)
-        logits_B = model(batch)
+        logits_B = model(batch).squeeze(1)
         dense_optimizer.zero_grad()
         F.binary_cross_entropy_with_logits(logits_B, clicks_B).backward()
         dense_optimizer.step()
@@ -157,7 +139,7 @@ def main() -> None:
     torch.manual_seed(options.seed)
     world = World(options.seed)
     held_out, teacher_B = world.sample(50_000)
-    model = Dlrm(options.seed)
+    model = make_model(options.seed)
     console = Console()
     columns = (BarColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
@@ -165,7 +147,7 @@ def main() -> None:
         train(model, world, meter, options.batch)
     samples_s = meter.samples_s
     with torch.no_grad():
-        logits_B = model(held_out)
+        logits_B = model(held_out).squeeze(1)
     clicks_B = held_out.labels_BK.squeeze(1)
     print(f"held-out samples: {score(logits_B, clicks_B)}")
     print(f"the teacher's:    {score(teacher_B, clicks_B)}")

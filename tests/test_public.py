@@ -14,10 +14,13 @@ PUBLIC = [  # a name is added or taken away here, in sight
     "Batch",
     "BatchError",
     "Constant",
+    "DLRM",
     "Embeddings",
     "GradientError",
     "IdError",
     "Jagged",
+    "Linear",
+    "Mlp",
     "NativeError",
     "Normal",
     "Plan",
@@ -32,6 +35,7 @@ PUBLIC = [  # a name is added or taken away here, in sight
     "Uniform",
     "UnknownIdWarning",
     "Vectors",
+    "interact",
 ]
 
 

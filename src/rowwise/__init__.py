@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from rowwise.errors import SpecError as SpecError
     from rowwise.errors import StateError as StateError
     from rowwise.errors import UnknownIdWarning as UnknownIdWarning
+    from rowwise.models.dlrm import DLRM as DLRM
+    from rowwise.models.mlp import Linear as Linear
+    from rowwise.models.mlp import Mlp as Mlp
+    from rowwise.ops.interact import interact as interact
     from rowwise.plan import Plan as Plan
     from rowwise.plan import Tile as Tile
     from rowwise.spec import Adagrad as Adagrad
@@ -51,6 +55,9 @@ _HOMES = {
         "StateError",
         "UnknownIdWarning",
     ),
+    "models.dlrm": ("DLRM",),
+    "models.mlp": ("Linear", "Mlp"),
+    "ops.interact": ("interact",),
     "plan": ("Plan", "Tile"),
     "spec": (
         "Adagrad",

@@ -46,6 +46,7 @@ def load() -> None:
         found = f"torch {torch.__version__}"
         raise NativeError(f"{path} does not load under {found} (2.11 or later is needed): {error}") from error
     _register_shapes()
+    _register_shapes_of_interaction()
     _register_shapes_of_jagged()
     _register_gradients()
     _register_devices()
@@ -96,6 +97,19 @@ def _register_shapes() -> None:
         return None
 
 
+def _register_shapes_of_interaction() -> None:
+    fake = torch.library.register_fake
+
+    @fake("rowwise::interact")
+    def _(dense: Tensor, pooled: Tensor) -> Tensor:
+        vectors = pooled.shape[1] // dense.shape[1] + 1
+        return dense.new_empty((dense.shape[0], dense.shape[1] + vectors * (vectors - 1) // 2))
+
+    @fake("rowwise::interact_grad")
+    def _(dense: Tensor, pooled: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+        return dense.new_empty(dense.shape), pooled.new_empty(pooled.shape)
+
+
 def _register_shapes_of_jagged() -> None:
     fake, size = torch.library.register_fake, lambda: torch.library.get_ctx().new_dynamic_size()
 
@@ -138,12 +152,12 @@ def _register_shapes_of_jagged() -> None:
 
 
 def _register_gradients() -> None:
-    """Only per-id weights get a gradient: rows are updated by `update`, never through autograd."""
+    """Of a lookup only per-id weights get one: rows are updated by `update`, never through autograd."""
 
-    def setup(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    def setup_pool(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         ctx.save_for_backward(*inputs[:5])
 
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def pool(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         arena, features, values, offsets, weights = ctx.saved_tensors
         weight_grad = None
         if weights is not None:
@@ -153,7 +167,14 @@ def _register_gradients() -> None:
             )
         return None, None, None, None, weight_grad, None, None
 
-    torch.library.register_autograd("rowwise::pool", backward, setup_context=setup)
+    def setup_interact(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    def interact(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.ops.rowwise.interact_grad(*ctx.saved_tensors, grad.contiguous())
+
+    torch.library.register_autograd("rowwise::pool", pool, setup_context=setup_pool)
+    torch.library.register_autograd("rowwise::interact", interact, setup_context=setup_interact)
 
 
 def reference_operators() -> dict[str, Callable[..., Any]]:
@@ -189,6 +210,8 @@ def reference_operators() -> dict[str, Callable[..., Any]]:
         "take": reference.take,
         "bucketize": reference.bucketize,
         "deduplicate": reference.deduplicate,
+        "interact": reference.interact,
+        "interact_grad": reference.interact_grad,
     }
 
 

@@ -2,6 +2,7 @@
 #include "apply.h"
 #include "copy.h"
 #include "ids.h"
+#include "interact.h"
 #include "lookup.h"
 #include "random.h"
 
@@ -10,7 +11,7 @@ namespace rowwise::ISA {
 #define TEXT(x) #x
 #define NAME(x) TEXT(x)
 extern const Kernels kernels;
-const Kernels kernels{NAME(ISA), pool,  gather, weight_grad, touch, uniform,    pack,
-                      unpack,    apply, span,   rank,        route, stream_copy};
+const Kernels kernels{NAME(ISA), pool, gather, weight_grad, touch,       uniform,  pack,         unpack,
+                      apply,     span, rank,   route,       stream_copy, interact, interact_grad};
 
 }  // namespace rowwise::ISA

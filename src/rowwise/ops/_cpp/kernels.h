@@ -60,6 +60,21 @@ struct Ranges {
   int shift;
 };
 
+// Vectors of each sample whose pairs are multiplied: a dense one, and those of the features side by side.
+struct Interaction {
+  const float* dense;   // [B, dim]
+  const float* pooled;  // [B, features * dim]
+  int64_t dim;
+  int64_t features;
+  int64_t stride;  // vectors of a sample, up to whole vectors of lanes: rows of scratch
+};
+struct InteractionGrad {
+  float* dense;
+  float* pooled;
+  bool stream;
+};
+constexpr int64_t widest_lanes = 16;  // of any instruction set; scratch is padded to it
+
 struct Kernels {
   const char* name;
   void (*pool)(const char* arena, const Feature&, const Bags&, float* out, int64_t out_stride, int64_t b0, int64_t b1,
@@ -76,6 +91,9 @@ struct Kernels {
   void (*rank)(const void* ids, bool wide, int64_t n, const Marks&, int64_t* out);         // all ids are marked
   bool (*route)(const void* ids, bool wide, int64_t n, const Ranges&, uint16_t* buckets);  // false: ids in no range
   void (*stream_copy)(void* out, const void* in, int64_t bytes);
+  // scratch: dim * stride floats, the pairs of a sample and one more vector of lanes
+  void (*interact)(const Interaction&, float* out, int64_t b0, int64_t b1, float* scratch);
+  void (*interact_grad)(const Interaction&, const float* grad, const InteractionGrad&, int64_t b0, int64_t b1);
 };
 
 namespace base {

@@ -1,5 +1,7 @@
 """What every operator means, in plain torch: the definition that each kernel has to match bit for bit.
 
+(Only the interaction matches within float rounding, see [Note: Contracted sums] in `_cpp/interact.h`.)
+
 Arguments are those of the operators registered in `_cpp`; `features`, `tables` and `hyper` are the small CPU
 tensors of `layout`. Everything else may be on any device. Slow on purpose: clear steps over whole tensors, in the
 order of [Note: Merge order] and [Note: Column sums] (see `_cpp/tables.h`, `_cpp/simd.h`).
@@ -9,6 +11,8 @@ Shapes: N ids, B samples, F features, W buckets, D columns of a table, S columns
 
 from rowwise.ops.reference.apply import Memory as Memory
 from rowwise.ops.reference.apply import update as update
+from rowwise.ops.reference.interact import interact as interact
+from rowwise.ops.reference.interact import interact_grad as interact_grad
 from rowwise.ops.reference.jagged import bucketize as bucketize
 from rowwise.ops.reference.jagged import deduplicate as deduplicate
 from rowwise.ops.reference.jagged import lengths as lengths

@@ -1,0 +1,253 @@
+"""The dense side of a DLRM on a CPU: interaction, linear layers, and a whole step, beside the same in plain torch.
+
+    python benchmarks/dense_cpu.py [--quick] [--save benchmarks/results/dense_cpu.json] [--library onednn]
+
+Both sides run forward and backward through autograd, interleaved (A B A B) in one process; results are first
+checked to be equal; a time is the minimum of the repeats. The last printed line is one JSON object.
+"""
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from itertools import pairwise, product
+from pathlib import Path
+from typing import NamedTuple
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+import torch
+from report import environment, geomean, print_table
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rowwise import DLRM, Batch, Embeddings, Jagged, Mlp, RowWiseAdagrad, Table, interact
+from rowwise.ops import linear
+
+FEATURES, DENSE, DIM = 26, 13, 64
+BOTTOM, TOP = (512, 256, DIM), (512, 512, 256, 1)
+WIDTH = DIM + FEATURES * (FEATURES + 1) // 2
+ROWS = 20_000  # of each table
+
+
+class Work(NamedTuple):
+    """One measurement; `what` names the inputs within its kind."""
+
+    kind: str
+    what: str
+    batch: int
+    threads: int
+    dtype: str = "fp32"
+
+
+class TorchInteraction(nn.Module):
+    """The usual form: all pairs of a sample as a matrix, of which the lower triangle is picked."""
+
+    def __init__(self, vectors: int):
+        super().__init__()
+        self.register_buffer("pairs", torch.tril_indices(vectors, vectors, offset=-1))
+
+    def forward(self, dense_BD: Tensor, pooled_BS: Tensor) -> Tensor:
+        pooled_BFD = pooled_BS.view(len(dense_BD), -1, dense_BD.shape[1])
+        x_BTD = torch.cat([dense_BD.unsqueeze(1), pooled_BFD], dim=1)
+        dots_BTT = torch.bmm(x_BTD, x_BTD.transpose(1, 2))
+        return torch.cat([dense_BD, dots_BTT[:, self.pairs[0], self.pairs[1]]], dim=1)
+
+
+def torch_mlp(sizes: tuple[int, ...], relu_last: bool) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for k, (fan_in, fan_out) in enumerate(pairwise(sizes)):
+        layers.append(nn.Linear(fan_in, fan_out))
+        if relu_last or k < len(sizes) - 2:
+            layers.append(nn.ReLU())
+    return nn.Sequential(*layers)
+
+
+class TorchDlrm(nn.Module):
+    """The same model over the same kind of tables, its dense side in plain torch."""
+
+    def __init__(self, embeddings: Embeddings):
+        super().__init__()
+        self.embeddings = embeddings
+        self.bottom, self.top = torch_mlp((DENSE, *BOTTOM), True), torch_mlp((WIDTH, *TOP), False)
+        self.interaction = TorchInteraction(FEATURES + 1)
+
+    def forward(self, batch: Batch) -> Tensor:
+        return self.top(self.interaction(self.bottom(batch.dense_BF), self.embeddings(batch.sparse).values()))
+
+
+def copy_dense(source: nn.Module, target: nn.Module) -> None:
+    """The dense parameters of one module into another, which has them in the same order."""
+    for a, b in zip(dense_parameters(source), dense_parameters(target), strict=True):
+        b.data.copy_(a.data)
+
+
+def dense_parameters(module: nn.Module) -> list[nn.Parameter]:
+    return [p for p in module.parameters() if p.requires_grad]
+
+
+def assert_equal(kind: str, ours: list[Tensor], peer: list[Tensor], tolerance: float) -> None:
+    for a, b in zip(ours, peer, strict=True):
+        # As a norm: an output next to zero may fall on the other side of a ReLU, and its gradient with it.
+        error = float((a.double() - b.double()).norm() / b.double().norm())
+        if not error <= tolerance:
+            raise AssertionError(f"{kind}: relative error {error}")
+
+
+def both_ways(function: Callable[..., Tensor], inputs: list[Tensor], parameters: list, grad: Tensor) -> list[Tensor]:
+    """Forward and backward; the output and all gradients."""
+    out = function(*inputs)
+    wanted = [t for t in (*inputs, *parameters) if t.requires_grad]
+    return [out.detach(), *torch.autograd.grad(out, wanted, grad.to(out.dtype))]
+
+
+def seconds(function: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    function()
+    return time.perf_counter() - begin
+
+
+def compare(work: Work, ours: Callable[[], object], peer: Callable[[], object], quick: bool) -> dict:
+    ours(), peer()
+    times: dict[str, list[float]] = {"ours": [], "peer": []}
+    until = time.perf_counter() + (1.0 if quick else 5.0)
+    while len(times["ours"]) < 5 or (time.perf_counter() < until and len(times["ours"]) < 60):
+        times["ours"].append(seconds(ours))
+        times["peer"].append(seconds(peer))
+    best = {name: min(values) * 1e3 for name, values in times.items()}
+    noise = sorted(times["ours"])[len(times["ours"]) // 2] * 1e3 / best["ours"] - 1
+    return {
+        **work._asdict(),
+        "ours_ms": best["ours"],
+        "peer_ms": best["peer"],
+        "ratio": best["peer"] / best["ours"],
+        "noise": noise,
+    }
+
+
+def measure_interaction(work: Work, quick: bool) -> dict:
+    dim = int(work.what.removeprefix("dim "))
+    dense_BD = torch.randn(work.batch, dim, requires_grad=True)
+    pooled_BS = torch.randn(work.batch, FEATURES * dim, requires_grad=True)
+    grad = torch.randn(work.batch, dim + FEATURES * (FEATURES + 1) // 2)
+    usual, inputs = TorchInteraction(FEATURES + 1), [dense_BD, pooled_BS]
+    assert_equal(work.kind, both_ways(interact, inputs, [], grad), both_ways(usual, inputs, [], grad), 1e-6)
+    return compare(
+        work, lambda: both_ways(interact, inputs, [], grad), lambda: both_ways(usual, inputs, [], grad), quick
+    )
+
+
+def measure_linears(work: Work, quick: bool) -> dict:
+    sizes = tuple(map(int, work.what.split("-")))
+    bottom = sizes[0] == DENSE
+    ours, peer = Mlp(sizes, relu_last=bottom), torch_mlp(sizes, bottom)
+    copy_dense(peer, ours)
+    x_BI = torch.randn(work.batch, sizes[0], requires_grad=not bottom)
+    grad = torch.randn(work.batch, sizes[-1])
+
+    def run(module: nn.Module) -> list[Tensor]:
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=work.dtype == "bf16"):
+            return both_ways(module, [x_BI], dense_parameters(module), grad)
+
+    assert_equal(f"{work.kind} {work.what}", run(ours), run(peer), 1e-3 if work.dtype == "fp32" else 1e-2)
+    return compare(work, lambda: run(ours), lambda: run(peer), quick)
+
+
+def measure_step(work: Work, quick: bool) -> dict:
+    tables = [Table(name=f"t{i}", rows=ROWS, dim=DIM, optimizer=RowWiseAdagrad(lr=0.01)) for i in range(FEATURES)]
+    models = [DLRM(Embeddings(tables), DENSE, BOTTOM, TOP), TorchDlrm(Embeddings(tables))]
+    copy_dense(models[1], models[0])
+    optimizers = [torch.optim.SGD(dense_parameters(model), lr=0.01) for model in models]
+    batch = make_batch(work.batch)
+
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Tensor]:
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=work.dtype == "bf16"):
+            logits_BK = model(batch)
+        loss = F.binary_cross_entropy_with_logits(logits_BK.float(), batch.labels_BK)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        model.embeddings.update()
+        return [loss.detach()]
+
+    ours, peer = (lambda k=k: step(models[k], optimizers[k]) for k in (0, 1))
+    for _ in range(2):
+        assert_equal(work.kind, ours(), peer(), 1e-5 if work.dtype == "fp32" else 1e-2)
+    return compare(work, ours, peer, quick)
+
+
+def make_batch(size: int) -> Batch:
+    sparse = Jagged(
+        features=tuple(f"t{i}" for i in range(FEATURES)),
+        values_N=torch.randint(0, ROWS, (FEATURES * size,)),
+        lengths_FB=torch.ones(FEATURES * size, dtype=torch.int64),
+    )
+    labels_BK = torch.randint(0, 2, (size, 1)).float()
+    return Batch(dense_BF=torch.randn(size, DENSE), sparse=sparse, labels_BK=labels_BK)
+
+
+MEASURES = {"interaction": measure_interaction, "linears": measure_linears, "step": measure_step}
+
+
+def all_works(quick: bool, threads: list[int]) -> Iterator[Work]:
+    stacks = ["-".join(map(str, sizes)) for sizes in ((DENSE, *BOTTOM), (WIDTH, *TOP))]
+    batches = (2048,) if quick else (2048, 8192)
+    for dim, batch, n in product((DIM,) if quick else (16, 32, 64, 128), (2048, 8192), threads):
+        yield Work("interaction", f"dim {dim}", batch, n)
+    for dtype, stack, batch, n in product(("fp32", "bf16"), stacks, batches, threads):
+        yield Work("linears", stack, batch, n, dtype)
+    for dtype, batch, n in product(("fp32", "bf16"), batches, threads):
+        yield Work("step", "DLRM", batch, n, dtype)
+
+
+def floors_of(rows: list[dict], library: str) -> list[dict]:
+    def ratios(kind: str, **wanted: object) -> list[float]:
+        return [r["ratio"] for r in rows if r["kind"] == kind and all(r[k] == v for k, v in wanted.items())]
+
+    named = [(f"interaction, dim {DIM}, worst cell", ratios("interaction", what=f"dim {DIM}"), min, 5.0)]
+    if library == "onednn":
+        named.append(("linear layers in float32, geometric mean", ratios("linears", dtype="fp32"), geomean, 1.9))
+    # Where torch's library is chosen, or 16 bits are asked for, both sides multiply with the same one.
+    same = [*ratios("linears", dtype="bf16"), *(ratios("linears", dtype="fp32") if library == "torch" else [])]
+    named.append(("linear layers through the same library, geometric mean", same, geomean, 0.97))
+    named.append(("step in float32, worst cell", ratios("step", dtype="fp32"), min, 1.1))
+    return [
+        {"name": name, "value": round(float(how(values)), 3), "floor": floor, "ok": bool(how(values) >= floor)}
+        for name, values, how, floor in named
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a coarser answer in under a minute")
+    parser.add_argument("--save", type=Path, help="where to write the JSON")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--library", choices=["torch", "onednn"], help="for linear layers; measured if not given")
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    speedup = linear.speedup() if linear.has_onednn() else None
+    linear.choose(args.library)
+    library = linear.chosen()
+    print(f"linear layers use {library}; oneDNN measured {speedup} times as fast as torch's default")
+    rows = []
+    for work in all_works(args.quick, args.threads):
+        torch.set_num_threads(work.threads)
+        rows.append(MEASURES[work.kind](work, args.quick))
+        line = "{kind:>12} {what:22} {dtype} B{batch:<5} {threads}T  ours {ours_ms:8.2f} ms  torch {peer_ms:8.2f} ms"
+        print(line.format(**rows[-1]), f" ratio {rows[-1]['ratio']:.2f}", flush=True)
+    result = {
+        "benchmark": "dense_cpu",
+        "environment": {**environment(), "library": library, "onednn_speedup": speedup},
+        "rows": rows,
+        "floors": floors_of(rows, library),
+    }
+    print_table(result["floors"])
+    if args.save:
+        args.save.parent.mkdir(parents=True, exist_ok=True)
+        args.save.write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""DLRM: dense numbers and ids meet in the dot products of all pairs of vectors.
+
+The model of "Deep Learning Recommendation Model for Personalization and Recommendation Systems" (Naumov et al. 2019,
+arXiv 1906.00091):
+
+    v_0 = bottom(dense)                           an MLP whose output has the dim of the tables
+    v_f = the pooled rows of feature f            f = 1 .. F
+    logits = top([v_0, v_i . v_j for j < i])      an MLP over v_0 and the F (F + 1) / 2 dots
+"""
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from rowwise.batch import Batch, Jagged, KeyedJagged
+from rowwise.embedding import Embeddings
+from rowwise.errors import BatchError, SpecError
+from rowwise.models.mlp import Mlp
+from rowwise.ops.interact import interact
+from rowwise.spec import Pooling, Table
+
+
+class DLRM(nn.Module):
+    """DLRM (Naumov et al. 2019): logits = top([v_0, v_i . v_j for j < i]), v_0 = bottom(dense), v_f pooled rows.
+
+    Args:
+        embeddings: tables that pool, all of the dim in which `bottom` ends.
+        dense_features: numbers in each sample.
+        bottom: sizes of the layers over the dense numbers, the last with a ReLU as well.
+        top: sizes of the layers over the dots; the last is the number of logits.
+    """
+
+    def __init__(
+        self,
+        embeddings: Embeddings,
+        dense_features: int,
+        bottom: Sequence[int] = (512, 256, 64),
+        top: Sequence[int] = (512, 512, 256, 1),
+    ) -> None:
+        """The tables stay the caller's; the MLPs are made here."""
+        super().__init__()
+        self.embeddings = embeddings
+        self.dense_features = dense_features
+        self.bottom = Mlp((dense_features, *bottom), relu_last=True)
+        dim = bottom[-1]
+        _check_tables(embeddings.tables, dim)
+        features = sum(len(table.feature_names) for table in embeddings.tables)
+        self.top = Mlp((dim + features * (features + 1) // 2, *top))
+
+    def forward(self, batch: Batch | Tensor, sparse: Jagged | KeyedJagged | None = None) -> Tensor:
+        """Logits [B, top[-1]] of a batch, or of dense numbers [B, dense_features] and sparse ids."""
+        dense_BF, ids = _parts(batch, sparse)
+        if dense_BF.dim() != 2 or dense_BF.shape[1] != self.dense_features:
+            raise BatchError(f"got dense numbers {tuple(dense_BF.shape)}, want [B, {self.dense_features}]")
+        return self.top(interact(self.bottom(dense_BF), self.embeddings(ids).values()))
+
+
+def _parts(batch: Batch | Tensor, sparse: Jagged | KeyedJagged | None) -> tuple[Tensor, Jagged | KeyedJagged]:
+    if isinstance(batch, Batch):
+        return batch.dense_BF, batch.sparse
+    if sparse is None:
+        raise BatchError("got dense numbers without ids; want a Batch, or dense numbers and sparse ids")
+    return batch, sparse
+
+
+def _check_tables(tables: Sequence[Table], dim: int) -> None:
+    for table in tables:
+        if table.pooling is Pooling.SEQUENCE:
+            raise SpecError(f"table {table.name!r} keeps sequences; want tables that pool, one vector a feature")
+        if table.dim != dim:
+            raise SpecError(f"table {table.name!r} has dim {table.dim}; want {dim}, in which the bottom layers end")

@@ -1,0 +1,80 @@
+// The operators of the dense side as torch sees them. Apart from bind.cpp, which binds those on tables: the two
+// share how they check and spread work (bind.h), and no shapes.
+#include <tuple>
+
+#include "bind.h"
+#include "isa.h"
+#include "kernels.h"
+
+namespace {
+
+using namespace rowwise;
+
+constexpr int64_t samples_per_task = 32;
+constexpr int64_t most_features = 1 << 20;          // so that the number of pairs fits,
+constexpr int64_t most_columns = INT64_C(1) << 40;  // and of floats in scratch: an empty batch may claim any shape
+
+Interaction interaction_of(const Tensor& dense, const Tensor& pooled) {
+  check_tensor(dense, ScalarType::Float, "dense");
+  check_tensor(pooled, ScalarType::Float, "pooled");
+  STD_TORCH_CHECK(dense.dim() == 2 && pooled.dim() == 2 && dense.size(0) == pooled.size(0) && dense.size(1) > 0 &&
+                      pooled.size(1) > 0 && pooled.size(1) % dense.size(1) == 0,
+                  "rowwise: interact wants dense [B, D] and pooled [B, F * D]");
+  const int64_t dim = dense.size(1), features = pooled.size(1) / dim;
+  STD_TORCH_CHECK(features <= most_features && dim <= most_columns, "rowwise: cannot pair ", features,
+                  " features of dim ", dim);
+  const int64_t stride = (features + 1 + widest_lanes - 1) / widest_lanes * widest_lanes;
+  return {dense.const_data_ptr<float>(), pooled.const_data_ptr<float>(), dim, features, stride};
+}
+
+int64_t columns_of(const Interaction& in) { return in.dim + (in.features + 1) * in.features / 2; }
+
+// f(first sample, one past the last) in parallel.
+template <class F>
+void each_samples(int64_t batch, F f) {
+  each_task((batch + samples_per_task - 1) / samples_per_task,
+            [&](int64_t task) { f(task * samples_per_task, std::min(batch, (task + 1) * samples_per_task)); });
+}
+
+bool on_line(const float* p) { return reinterpret_cast<uintptr_t>(p) % 64 == 0; }
+
+Tensor interact(const Tensor& dense, const Tensor& pooled) {
+  const Interaction in = interaction_of(dense, pooled);
+  const int64_t batch = dense.size(0), columns = columns_of(in);
+  STD_TORCH_CHECK(batch <= (INT64_C(1) << 60) / columns, "rowwise: cannot make an output of ", batch, " x ", columns);
+  Tensor out = empty({batch, columns});
+  float* o = out.mutable_data_ptr<float>();
+  const int64_t floats = in.dim * in.stride + columns + widest_lanes;
+  each_samples(batch, [&](int64_t b0, int64_t b1) {
+    std::vector<float> scratch(static_cast<size_t>(floats));
+    kernels().interact(in, o, b0, b1, scratch.data());
+  });
+  return out;
+}
+
+std::tuple<Tensor, Tensor> interact_grad(const Tensor& dense, const Tensor& pooled, const Tensor& grad) {
+  const Interaction in = interaction_of(dense, pooled);
+  const int64_t batch = dense.size(0);
+  check_tensor(grad, ScalarType::Float, "grad");
+  STD_TORCH_CHECK(grad.dim() == 2 && grad.size(0) == batch && grad.size(1) == columns_of(in), "rowwise: grad must be [",
+                  batch, ", ", columns_of(in), "]");
+  Tensor dense_grad = empty({batch, in.dim}), pooled_grad = empty({batch, in.features * in.dim});
+  const float* g = grad.const_data_ptr<float>();
+  InteractionGrad to{dense_grad.mutable_data_ptr<float>(), pooled_grad.mutable_data_ptr<float>(), false};
+  // Streaming stores write whole cache lines, so every vector has to begin on one.
+  to.stream = in.dim % 16 == 0 && pooled.numel() * 4 >= streamed_bytes && on_line(to.dense) && on_line(to.pooled);
+  each_samples(batch, [&](int64_t b0, int64_t b1) { kernels().interact_grad(in, g, to, b0, b1); });
+  return {dense_grad, pooled_grad};
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(rowwise, m) {
+  m.def("interact(Tensor dense, Tensor pooled) -> Tensor");
+  m.def("interact_grad(Tensor dense, Tensor pooled, Tensor grad) -> (Tensor, Tensor)");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(rowwise, CPU, m) {
+  m.impl("interact", TORCH_BOX(&interact));
+  m.impl("interact_grad", TORCH_BOX(&interact_grad));
+}

@@ -1,0 +1,37 @@
+"""Pairwise dots between the vectors of a sample, as DLRM uses them: what the operator wants is checked here."""
+
+import torch
+from torch import Tensor
+
+import rowwise.ops  # noqa: F401 - loads the operators
+from rowwise.errors import BatchError
+from rowwise.ops import reference
+
+
+def interact(dense_BD: Tensor, pooled_BS: Tensor) -> Tensor:
+    """The dot products of every two vectors of a sample, behind its dense vector.
+
+    Vector 0 of a sample is its row of `dense_BD`, the others are the F pieces of D columns of `pooled_BS`. The result
+    is [B, D + F (F + 1) / 2]: the dense vector, then the dots of vectors (1, 0), (2, 0), (2, 1), (3, 0) and so on.
+    16-bit vectors are multiplied in float32.
+    """
+    _check(dense_BD, pooled_BS)
+    if torch.float64 in (dense_BD.dtype, pooled_BS.dtype):
+        return reference.interact(dense_BD.double(), pooled_BS.double())
+    # Outside the operator, so that the casts have a gradient.
+    return torch.ops.rowwise.interact(dense_BD.float().contiguous(), pooled_BS.float().contiguous())
+
+
+def _check(dense_BD: Tensor, pooled_BS: Tensor) -> None:
+    got = f"interact got dense vectors {tuple(dense_BD.shape)} and pooled vectors {tuple(pooled_BS.shape)}"
+    if dense_BD.dim() != 2 or pooled_BS.dim() != 2:
+        raise BatchError(f"{got}; want [B, D] and [B, F * D]")
+    if dense_BD.shape[0] != pooled_BS.shape[0]:
+        raise BatchError(f"{got}: {dense_BD.shape[0]} and {pooled_BS.shape[0]} samples; want as many of both")
+    dim, columns = dense_BD.shape[1], pooled_BS.shape[1]
+    if dim == 0 or columns == 0 or columns % dim:
+        raise BatchError(
+            f"{got}: {columns} columns are no features of dim {dim}; want every table and the dense vector of one dim"
+        )
+    if not (dense_BD.is_floating_point() and pooled_BS.is_floating_point()):
+        raise BatchError(f"interact got vectors of {dense_BD.dtype} and {pooled_BS.dtype}; want floating point")

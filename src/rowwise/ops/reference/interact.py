@@ -1,0 +1,34 @@
+"""DLRM's interaction: the dot products of every two vectors of a sample. How sums are rounded is free here."""
+
+import torch
+from torch import Tensor
+
+
+def interact(dense: Tensor, pooled: Tensor) -> Tensor:
+    """The dense vector, then the dots of vectors (1, 0), (2, 0), (2, 1), (3, 0), ...; the dense vector is number 0."""
+    x_BTD = _vectors(dense, pooled)
+    # In the type of the vectors, whatever autocast would make of a product of matrices.
+    with torch.autocast(dense.device.type, enabled=False):
+        dots_BTT = x_BTD @ x_BTD.transpose(1, 2)
+    rows, columns = _pairs(x_BTD)
+    return torch.cat([dense, dots_BTT[:, rows, columns]], dim=1)
+
+
+def interact_grad(dense: Tensor, pooled: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of both inputs: each vector gets every other one times the gradient of their dot."""
+    x_BTD = _vectors(dense, pooled)
+    rows, columns = _pairs(x_BTD)
+    grad_BTT = grad.new_zeros(len(dense), x_BTD.shape[1], x_BTD.shape[1])
+    grad_BTT[:, rows, columns] = grad[:, dense.shape[1] :]
+    with torch.autocast(dense.device.type, enabled=False):
+        grad_BTD = (grad_BTT + grad_BTT.transpose(1, 2)) @ x_BTD
+    return grad[:, : dense.shape[1]] + grad_BTD[:, 0], grad_BTD[:, 1:].flatten(1)
+
+
+def _vectors(dense: Tensor, pooled: Tensor) -> Tensor:
+    features = pooled.shape[1] // dense.shape[1]
+    return torch.cat([dense.unsqueeze(1), pooled.view(len(dense), features, dense.shape[1])], dim=1)
+
+
+def _pairs(x_BTD: Tensor) -> Tensor:
+    return torch.tril_indices(x_BTD.shape[1], x_BTD.shape[1], offset=-1, device=x_BTD.device)

@@ -1,0 +1,85 @@
+"""DLRM against its equation in plain torch."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from rowwise import DLRM, Batch, BatchError, Embeddings, Jagged, Pooling, Sgd, SpecError, Table
+from rowwise.ops import reference
+
+
+def make(top: tuple[int, ...] = (16, 1)) -> DLRM:
+    torch.manual_seed(0)
+    tables = [
+        Table(name="a", rows=20, dim=8, optimizer=Sgd(lr=0.1)),
+        Table(name="b", rows=30, dim=8, features=("x", "y"), pooling=Pooling.MEAN, optimizer=Sgd(lr=0.1)),
+    ]
+    return DLRM(Embeddings(tables, seed=1), 5, bottom=(12, 8), top=top)
+
+
+def make_batch() -> Batch:
+    sparse = Jagged.from_lists({"x": [[1, 2], [], [3]], "a": [[4], [5], [6]], "y": [[7], [8, 9], [0]]})
+    return Batch(dense_BF=torch.randn(3, 5), sparse=sparse, labels_BK=torch.tensor([[1.0], [0.0], [1.0]]))
+
+
+def spelled_out(model: DLRM, batch: Batch) -> torch.Tensor:
+    dense_BD = batch.dense_BF
+    for layer in model.bottom.layers:
+        dense_BD = nn.functional.linear(dense_BD, layer.weight, layer.bias).relu()
+    out = reference.interact(dense_BD, model.embeddings(batch.sparse).values())
+    *hidden, last = model.top.layers
+    for layer in hidden:
+        out = nn.functional.linear(out, layer.weight, layer.bias).relu()
+    return nn.functional.linear(out, last.weight, last.bias)
+
+
+def test_the_equation():
+    model, batch = make(), make_batch()
+    other = copy.deepcopy(model)
+    torch.testing.assert_close(model(batch), spelled_out(other, batch))
+    for one, logits_BK in ((model, model(batch)), (other, spelled_out(other, batch))):
+        nn.functional.binary_cross_entropy_with_logits(logits_BK, batch.labels_BK).backward()
+        one.embeddings.update()
+    for (name, mine), theirs in zip(model.named_parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs)
+        assert (mine.grad is None) == name.startswith("embeddings.")
+        if mine.grad is not None:
+            torch.testing.assert_close(mine.grad, theirs.grad)
+
+
+def test_a_batch_or_its_parts():
+    model, batch = make(top=(4, 3)), make_batch()
+    logits_BK = model(batch)
+    assert logits_BK.shape == (3, 3)
+    assert torch.equal(model(batch.dense_BF, batch.sparse), logits_BK)
+    with pytest.raises(BatchError, match="got dense numbers without ids; want a Batch"):
+        model(batch.dense_BF)
+    with pytest.raises(BatchError, match=r"got dense numbers \(3, 4\), want \[B, 5\]"):
+        model(batch.dense_BF[:, 1:], batch.sparse)
+
+
+def test_it_learns_under_autocast():
+    model, batch = make(), make_batch()
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.5)
+    losses = []
+    for _ in range(30):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            logits_BK = model(batch)
+        loss = nn.functional.binary_cross_entropy_with_logits(logits_BK.float(), batch.labels_BK)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        model.embeddings.update()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.8 * losses[0]
+
+
+def test_tables_that_do_not_fit():
+    narrow = Embeddings([Table(name="a", rows=20, dim=4, optimizer=Sgd())])
+    with pytest.raises(SpecError, match="table 'a' has dim 4; want 8, in which the bottom layers end"):
+        DLRM(narrow, 5, bottom=(12, 8))
+    sequence = Embeddings([Table(name="s", rows=20, dim=8, pooling=Pooling.SEQUENCE, optimizer=Sgd())])
+    with pytest.raises(SpecError, match="table 's' keeps sequences; want tables that pool"):
+        DLRM(sequence, 5, bottom=(12, 8))

@@ -1,0 +1,83 @@
+"""Linear and Mlp in the place of torch's own modules."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from rowwise import Linear, Mlp, SpecError
+from rowwise.ops import linear as library
+
+
+@pytest.fixture(autouse=True, params=["torch", "onednn"])
+def _library(request):
+    if request.param == "onednn" and not library.has_onednn():
+        pytest.skip("this torch was built without oneDNN")
+    library.choose(request.param)
+    yield
+    library.choose(None)
+
+
+def test_in_the_place_of_nn_linear():
+    torch.manual_seed(0)
+    theirs = nn.Linear(6, 4)
+    torch.manual_seed(0)
+    mine = Linear(6, 4, relu=True)
+    assert isinstance(mine, nn.Linear)
+    assert all(map(torch.equal, mine.parameters(), theirs.parameters()))
+    theirs.load_state_dict(mine.state_dict())
+    mine.load_state_dict(theirs.state_dict())
+    x_BI = torch.randn(5, 6)
+    torch.testing.assert_close(mine(x_BI), theirs(x_BI).relu())
+    assert repr(mine) == "Linear(in_features=6, out_features=4, bias=True, relu=True)"
+    assert Linear(6, 4, bias=False, dtype=torch.float64)(x_BI.double()).dtype == torch.float64
+
+
+def test_copies():
+    mlp, x_BI = Mlp((6, 5, 1)), torch.randn(5, 6)
+    wanted = mlp(x_BI)
+    for other in (copy.deepcopy(mlp), pickle.loads(pickle.dumps(mlp))):
+        assert torch.equal(other(x_BI), wanted)
+    doubled = {name: parameter * 2 for name, parameter in mlp.named_parameters()}
+    assert not torch.equal(torch.func.functional_call(mlp, doubled, (x_BI,)), wanted)
+
+
+def test_gradients_by_function():
+    mlp, x_BI = Mlp((6, 5, 1)), torch.randn(5, 6)
+    parameters = dict(mlp.named_parameters())
+    by_name = torch.func.grad(lambda p: torch.func.functional_call(mlp, p, (x_BI,)).sum())(parameters)
+    mlp(x_BI).sum().backward()
+    for name, parameter in mlp.named_parameters():
+        assert parameter.grad is not None
+        torch.testing.assert_close(by_name[name], parameter.grad)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # torch's loop over samples
+def test_gradients_of_each_sample():
+    layer, x_BI = Linear(6, 3, relu=True), torch.randn(4, 6)
+    parameters = dict(layer.named_parameters())
+
+    def loss(p: dict[str, torch.Tensor], x_I: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(layer, p, (x_I.unsqueeze(0),)).sum()
+
+    each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(parameters, x_BI)
+    layer(x_BI).sum().backward()
+    torch.testing.assert_close(each["weight"].sum(0), layer.weight.grad)
+
+
+def test_a_stack():
+    mlp = Mlp((6, 5, 3), relu_last=True)
+    plain = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3), nn.ReLU())
+    plain.load_state_dict({f"{2 * int(k[7])}.{k[9:]}": v for k, v in mlp.state_dict().items()})
+    x_BI = torch.randn(7, 6)
+    torch.testing.assert_close(mlp(x_BI), plain(x_BI))
+    assert bool((mlp(x_BI) >= 0).all())
+    assert bool((Mlp((6, 50))(x_BI) < 0).any())
+
+
+@pytest.mark.parametrize("sizes", [(), (3,), (3, 0)])
+def test_bad_sizes(sizes):
+    with pytest.raises(SpecError, match=r"an Mlp got sizes .*; want at least those of an input and an output"):
+        Mlp(sizes)

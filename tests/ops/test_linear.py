@@ -1,0 +1,190 @@
+"""Linear layers: both libraries against float64 and against nn.Linear, and how one of them is chosen."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from rowwise import NativeError, SpecError
+from rowwise.ops import linear as module
+from rowwise.ops.linear import chosen, has_onednn, linear
+
+needs_onednn = pytest.mark.skipif(not has_onednn(), reason="this torch was built without oneDNN")
+
+
+@pytest.fixture(autouse=True, params=["torch", pytest.param("onednn", marks=needs_onednn)])
+def library(request):
+    """Every test runs with either library; afterwards nothing is chosen."""
+    module.choose(request.param)
+    yield request.param
+    module.choose(None)
+
+
+def parts(batch: int, fan_in: int, fan_out: int, bias: bool = True):
+    generator = torch.Generator().manual_seed(batch + fan_in)
+    x_BI = torch.randn(batch, fan_in, generator=generator)
+    weight_OI = torch.randn(fan_out, fan_in, generator=generator) / fan_in**0.5
+    bias_O = torch.randn(fan_out, generator=generator) if bias else None
+    return x_BI, weight_OI, bias_O
+
+
+def gradients(function, *tensors):
+    """The output, and the gradients of all inputs for a gradient that is not even."""
+    inputs = [None if t is None else t.detach().requires_grad_() for t in tensors]
+    out = function(*inputs)
+    present = [t for t in inputs if t is not None]
+    grad = (torch.arange(out.numel(), dtype=out.dtype) % 7 - 3).view(out.shape)
+    return out.detach(), *torch.autograd.grad(out, present, grad)
+
+
+def plain(x, weight, bias, relu):
+    out = F.linear(x, weight, bias)
+    return out.relu() if relu else out
+
+
+@given(st.integers(1, 40), st.integers(1, 70), st.integers(1, 70), st.booleans(), st.booleans())
+def test_every_shape(batch, fan_in, fan_out, bias, relu):
+    """Of small whole numbers every sum is exact, in any order."""
+    generator = torch.Generator().manual_seed(batch)
+    shapes = (batch, fan_in), (fan_out, fan_in), (fan_out,)
+    tensors = [torch.randint(-4, 5, shape, generator=generator).float() for shape in shapes]
+    if not bias:
+        tensors[2] = None
+    mine = gradients(lambda *t: linear(t[0], t[1], t[2], relu=relu), *tensors)
+    exact = gradients(lambda *t: plain(*t, relu), *(None if t is None else t.double() for t in tensors))
+    for a, b in zip(mine, exact, strict=True):
+        assert a.dtype == torch.float32
+        assert torch.equal(a.double(), b)
+
+
+@pytest.mark.parametrize("shape", [(13, 512), (512, 256), (256, 1), (100, 30)])
+def test_as_accurate_as_torch(shape):
+    tensors = parts(500, *shape)
+    mine, theirs = gradients(linear, *tensors), gradients(F.linear, *tensors)
+    exact = gradients(F.linear, *(t.double() for t in tensors))
+    for a, b, c in zip(mine, theirs, exact, strict=True):
+        assert error(a, c) <= 3 * error(b, c)
+
+
+def error(a: torch.Tensor, exact: torch.Tensor) -> float:
+    return float((a - exact).square().mean().sqrt())
+
+
+def test_nan_stays_nan():
+    x = torch.tensor([[float("nan"), 1.0], [2.0, -1.0]])
+    assert torch.equal(linear(x, torch.eye(2), relu=True)[1], torch.tensor([2.0, 0.0]))
+    assert linear(x, torch.eye(2), relu=True)[0].isnan().all()
+
+
+def test_the_same_bits_over_again(threads):
+    tensors = parts(300, 65, 130)
+    for n in (1, 2):
+        threads(n)
+        first = gradients(lambda *t: linear(*t, relu=True), *tensors)
+        for _ in range(3):
+            again = gradients(lambda *t: linear(*t, relu=True), *tensors)
+            assert all(map(torch.equal, first, again))
+
+
+@pytest.mark.parametrize("shape", [(6,), (2, 3, 6), (0, 6), (2, 0, 6), (4, 6)])
+def test_inputs_of_other_shapes(shape):
+    _, weight_OI, bias_O = parts(1, 6, 4)
+    x = torch.randn(shape)
+    torch.testing.assert_close(linear(x, weight_OI, bias_O, relu=True), plain(x, weight_OI, bias_O, True))
+
+
+def test_views():
+    x_BI, weight_OI, bias_O = parts(8, 6, 4)
+    wide = torch.cat([x_BI, x_BI], 1)
+    wanted = plain(x_BI, weight_OI, bias_O, False)
+    for x in (wide[:, 6:], x_BI.t().contiguous().t()):
+        torch.testing.assert_close(linear(x, weight_OI, bias_O), wanted)
+    torch.testing.assert_close(linear(x_BI, weight_OI.t().contiguous().t(), bias_O), wanted)
+    torch.testing.assert_close(
+        linear(x_BI[:1].expand(8, 6), weight_OI), plain(x_BI[:1], weight_OI, None, 0).expand(8, 4)
+    )
+    weight_OI.requires_grad_()
+    linear(x_BI, weight_OI, bias_O).sum().backward()  # the gradient is an expanded scalar
+    torch.testing.assert_close(weight_OI.grad, x_BI.sum(0).expand(4, 6))
+
+
+def test_only_what_is_needed_gets_a_gradient():
+    x_BI, weight_OI, bias_O = parts(8, 6, 4)
+    bias_O.requires_grad_()
+    linear(x_BI, weight_OI, bias_O).sum().backward()
+    assert torch.equal(bias_O.grad, torch.full((4,), 8.0))
+    assert x_BI.grad is weight_OI.grad is None
+    linear(x_BI.requires_grad_(), weight_OI).sum().backward()
+    torch.testing.assert_close(x_BI.grad, weight_OI.sum(0).expand(8, 6))
+    with torch.no_grad():
+        assert not linear(x_BI, weight_OI, bias_O, relu=True).requires_grad
+
+
+def test_gradients_of_gradients():
+    x_BI, weight_OI, bias_O = parts(5, 6, 4)
+
+    def penalty(function) -> torch.Tensor:
+        x = x_BI.clone().requires_grad_()
+        w = weight_OI.clone().requires_grad_()
+        (grad,) = torch.autograd.grad(function(x, w).square().sum(), x, create_graph=True)
+        return torch.autograd.grad(grad.square().sum(), w)[0]
+
+    mine = penalty(lambda x, w: linear(x, w, bias_O, relu=True))
+    torch.testing.assert_close(mine, penalty(lambda x, w: plain(x, w, bias_O, True)), rtol=1e-4, atol=1e-4)
+
+
+def test_other_types():
+    x_BI, weight_OI, bias_O = (t.double() for t in parts(5, 6, 4))
+    assert torch.equal(linear(x_BI, weight_OI, bias_O, relu=True), plain(x_BI, weight_OI, bias_O, True))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        mine = gradients(lambda *t: linear(*t, relu=True), *parts(5, 6, 4))
+        theirs = gradients(lambda *t: plain(*t, True), *parts(5, 6, 4))
+    assert mine[0].dtype == torch.bfloat16
+    assert all(map(torch.equal, mine, theirs))
+
+
+def test_wrong_shapes_are_named_by_torch():
+    with pytest.raises(RuntimeError, match=r"5x7 and 6x4"):
+        linear(torch.zeros(5, 7), torch.zeros(4, 6))
+
+
+def test_compiled():
+    x_BI, weight_OI, bias_O = parts(5, 6, 4)
+    compiled = torch.compile(lambda *t: linear(*t, relu=True), backend="aot_eager", fullgraph=True)
+    mine = gradients(compiled, x_BI, weight_OI, bias_O)
+    for a, b in zip(mine, gradients(lambda *t: plain(*t, True), x_BI, weight_OI, bias_O), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_the_choice(library, monkeypatch):
+    assert chosen() == library
+    with pytest.raises(SpecError, match="no library 'mkl' for matrix products; choose one of torch, onednn"):
+        module.choose("mkl")
+    measured = []
+
+    def speedup() -> float:
+        measured.append(1.4)
+        return measured[-1]
+
+    monkeypatch.setattr(module, "speedup", speedup)
+    module.choose(None)
+    assert (chosen(), chosen(), len(measured)) == ("onednn" if has_onednn() else "torch",) * 2 + (1,)
+    monkeypatch.setattr(module, "speedup", lambda: 1.2)
+    module.choose(None)
+    assert chosen() == "torch"
+
+
+def test_without_onednn(monkeypatch):
+    monkeypatch.setattr(module, "has_onednn", lambda: False)
+    with pytest.raises(NativeError, match="was built without oneDNN; choose 'torch', or None"):
+        module.choose("onednn")
+    module.choose(None)
+    assert chosen() == "torch"
+
+
+@needs_onednn
+def test_the_measurement_leaves_the_threads_alone(threads):
+    threads(2)
+    assert 0.1 < module.speedup() < 20
+    assert torch.get_num_threads() == 2
