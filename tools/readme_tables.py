@@ -1,53 +1,103 @@
-"""Write README's benchmark table from the saved results, or check that it is what they say.
+"""Write README's tables from the saved results of the benchmarks, or check that they are what those say.
 
 python tools/readme_tables.py [--check]
 """
 
 import json
 import math
+import re
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-BEGIN, END = "<!-- table: ops -->", "<!-- end -->"
+OPTIMIZERS = {"sgd": "SGD", "rowwise_adagrad": "row-wise Adagrad", "adagrad": "Adagrad", "adam": "Adam", "lamb": "LAMB"}
 
 
-def geomean(values: list[float]) -> str:
+def read(benchmark: str) -> dict:
+    return json.loads((ROOT / "benchmarks" / "results" / f"{benchmark}.json").read_text())
+
+
+def ratio(values: list[float]) -> str:
     return f"{math.exp(sum(map(math.log, values)) / len(values)):.1f}x" if values else "-"
 
 
-def table() -> str:
-    result = json.loads((ROOT / "benchmarks" / "results" / "ops.json").read_text())
-    rows, made = result["rows"], result["environment"]
-    lines = ["| against | optimizer | 1 thread | 2 threads | worst cell |", "|---|---|---|---|---|"]
-    names = {"sgd": "SGD", "rowwise_adagrad": "row-wise Adagrad", "adagrad": "Adagrad"}
-    for peer, optimizer in dict.fromkeys((r["peer"], r["optimizer"]) for r in rows):
-        mine = [r for r in rows if (r["peer"], r["optimizer"]) == (peer, optimizer)]
-        by_threads = [geomean([r["ratio"] for r in mine if r["threads"] == n]) for n in (1, 2)]
-        worst = min(r["ratio"] for r in mine)
-        lines.append(f"| {peer} | {names[optimizer]} | {' | '.join(by_threads)} | {worst:.1f}x |")
-    shares = [r["gather_share"] for r in rows if "gather_share" in r and r["pooling"] == 20 and r["dim"] >= 64]
+def by_threads(rows: list[dict]) -> str:
+    """Geometric means on one thread and on two, and the worst."""
+    cells = [ratio([r["ratio"] for r in rows if r["threads"] == n]) for n in (1, 2)]
+    return " | ".join([*cells, f"{min(r['ratio'] for r in rows):.1f}x"])
+
+
+def made_on(result: dict) -> str:
+    made = result["environment"]
+    return f"{made['cpu']}, {made['cores']} cores, {made['isa']}, torch {made['versions']['torch']}, commit {made['commit']}."
+
+
+def ops() -> str:
+    result = read("ops")
+    rows = [r for r in result["rows"] if r["peer"] != "rowwise fp16"]
+    lines = ["| against | rows | optimizer | 1 thread | 2 threads | worst cell |", "|---|---|---|---|---|---|"]
+    for kind in dict.fromkeys((r["peer"], r["row_type"], r["optimizer"]) for r in rows):
+        mine = [r for r in rows if (r["peer"], r["row_type"], r["optimizer"]) == kind]
+        lines.append(f"| {kind[0]} | {kind[1]} | {OPTIMIZERS[kind[2]]} | {by_threads(mine)} |")
+    limited = (r for r in rows if "gather_share" in r and r["row_type"] == "fp32")
+    shares = [r["gather_share"] for r in limited if r["pooling"] == 20 and r["dim"] >= 64]
     note = (
-        f"Time of the peer over ours for lookup, backward and update together (geometric means over dims, batch "
-        f"sizes, poolings and id distributions). The lookup alone, pooling 20 and dim >= 64, runs at "
-        f"{min(shares):.0%} to "
-        f"{min(1.0, max(shares)):.0%} of the speed at which this machine can read the same rows at all. "
-        f"{made['cpu']}, {made['cores']} cores, {made['isa']}, torch {made['versions']['torch']}, "
-        f"commit {made['commit']}."
+        "Time of the peer over ours for lookup, backward and update together (geometric means over dims, batch sizes, "
+        "poolings and id distributions). The lookup of fp32 rows alone, pooling 20 and dim >= 64, runs at "
+        f"{min(shares):.0%} to {min(1.0, max(shares)):.0%} of the speed at which this machine can read the same rows at "
+        f"all. {made_on(result)}"
     )
     return "\n".join([*lines, "", note])
+
+
+def around() -> str:
+    """Everything but the tables: rearranging batches, and the dense side."""
+    dense, jagged = read("dense_cpu"), read("jagged")
+    kinds = {"interaction": "interaction", "linears": "linear layers", "step": "DLRM step"}
+    rows = [{**r, "kind": r["op"]} for r in jagged["rows"]]
+    rows += [{**r, "kind": f"{kinds[r['kind']]}, {r['dtype']}", "peer": "torch"} for r in dense["rows"]]
+    lines = ["| what | against | 1 thread | 2 threads | worst cell |", "|---|---|---|---|---|"]
+    for kind in dict.fromkeys((r["kind"], r["peer"]) for r in rows):
+        mine = [r for r in rows if (r["kind"], r["peer"]) == kind]
+        lines.append(f"| {kind[0]} | {kind[1]} | {by_threads(mine)} |")
+    library = dense["environment"]["library"]
+    note = f"Dense: forward and backward through autograd; `Linear` chose {library} on this processor."
+    return "\n".join([*lines, "", f"{note} {made_on(dense)}"])
+
+
+def quality() -> str:
+    result = read("quality")
+    lines = ["| rows | NE | above fp32 | AUC |", "|---|---|---|---|"]
+    exact = mean(result, "fp32", "ne")
+    for name in dict.fromkeys(r["row_type"] for r in result["rows"]):
+        ne, auc = mean(result, name, "ne"), mean(result, name, "auc")
+        lines.append(f"| {name} | {ne:.4f} | {ne - exact:+.5f} | {auc:.4f} |")
+    seeds = len({r["seed"] for r in result["rows"]})
+    return "\n".join([*lines, "", f"Means of {seeds} seeds, 2 million samples each, seen once. {made_on(result)}"])
+
+
+def mean(result: dict, row_type: str, field: str) -> float:
+    values = [r[field] for r in result["rows"] if r["row_type"] == row_type]
+    return sum(values) / len(values)
+
+
+def fill(text: str) -> str:
+    for name, table in {"ops": ops, "around": around, "quality": quality}.items():
+        begin, end = f"<!-- table: {name} -->", "<!-- end -->"
+        text, found = re.subn(f"{begin}.*?{end}", lambda _, t=table: f"{begin}\n{t()}\n{end}", text, flags=re.S)
+        if found != 1:
+            sys.exit(f"README.md has {found} places for the table {name!r}, want one: {begin} ... {end}")
+    return text
 
 
 def main() -> None:
     readme = ROOT / "README.md"
     text = readme.read_text()
-    head, rest = text.split(BEGIN)
-    _, tail = rest.split(END, 1)
-    wanted = f"{head}{BEGIN}\n{table()}\n{END}{tail}"
+    wanted = fill(text)
     if "--check" not in sys.argv:
         readme.write_text(wanted)
     elif wanted != text:
-        sys.exit("README.md is not what benchmarks/results/ops.json says: run python tools/readme_tables.py")
+        sys.exit("README.md is not what benchmarks/results say: run python tools/readme_tables.py")
 
 
 if __name__ == "__main__":
