@@ -17,23 +17,29 @@ from hypothesis import strategies as st
 
 from rowwise import (
     Adagrad,
+    Adam,
     BatchError,
     Embeddings,
+    Ftrl,
     GradientError,
     IdError,
     Jagged,
+    Lamb,
     Pooling,
+    RowType,
     RowWiseAdagrad,
+    RowWiseAdam,
     Sgd,
     Table,
     UnknownIdWarning,
 )
+from rowwise.ops.layout import RowFormat
 
 ops = torch.ops.rowwise
 TABLES = (
     Table(name="users", rows=40, dim=8, features=("u1", "u2")),
-    Table(name="items", rows=30, dim=4, features=("i",), pooling=Pooling.MEAN),
-    Table(name="words", rows=50, dim=12, features=("w",), pooling=Pooling.WEIGHTED),
+    Table(name="items", rows=30, dim=4, features=("i",), pooling=Pooling.MEAN, row_type=RowType.INT8),
+    Table(name="words", rows=50, dim=12, features=("w",), pooling=Pooling.WEIGHTED, row_type=RowType.FP16),
     Table(name="clicks", rows=20, dim=4, features=("c1", "c2"), pooling=Pooling.SEQUENCE),
 )
 TABLE_OF = {f: t for t in TABLES for f in t.feature_names}
@@ -60,10 +66,17 @@ def bag(jagged: Jagged, feature: str, sample: int) -> slice:
 
 
 def everything(embeddings: Embeddings) -> dict[str, torch.Tensor]:
+    """Rows and what belongs to them; the number of updates is not among it."""
     kept = {name: rows.clone() for name, rows in embeddings.state_dict().items()}
     for table, state in embeddings.optimizer_state().items():
-        kept |= {f"{table}.{name}": view.clone() for name, view in state.items()}
+        kept |= {f"{table}.{name}": view.clone() for name, view in state.items() if name != "step"}
     return kept
+
+
+def all_finite(embeddings: Embeddings) -> bool:
+    rows = [embeddings.weights(t.name) for t in embeddings.tables]
+    state = [x for name, x in everything(embeddings).items() if "." in name]
+    return all(bool(x.isfinite().all()) for x in rows + state)
 
 
 def same(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:
@@ -155,7 +168,7 @@ def test_ids_that_turn_bad_after_the_forward(feature, count, threads):
     after = everything(embeddings)
     for name in [n for n in after if n.split(".")[0] == TABLE_OF[feature].name]:
         assert torch.equal(after[name], before[name])
-    assert all(x.isfinite().all() for x in after.values())
+    assert all_finite(embeddings)
     assert not embeddings.staged
     train(embeddings, make_batch())
 
@@ -342,6 +355,10 @@ CASES = [
     (float("inf"), Sgd(lr=0.1, weight_decay=0.1)),
     (-float("inf"), Adagrad(lr=0.1)),
     (float("nan"), RowWiseAdagrad(lr=0.1)),
+    (float("inf"), Adam(lr=0.1, clip=0.5)),
+    (float("nan"), RowWiseAdam(lr=0.1)),
+    (-float("inf"), Lamb(lr=0.1)),
+    (float("nan"), Ftrl(lr=0.1)),
 ]
 
 
@@ -376,7 +393,7 @@ def check_split(tables, jagged: Jagged, grads: list, bad_grads: list, table: str
         assert torch.equal(found[name], wanted), name
     assert not embeddings.staged
     train(embeddings, jagged)
-    assert all(x.isfinite().all() for x in everything(embeddings).values())
+    assert all_finite(embeddings)
 
 
 @pytest.mark.parametrize(("value", "optimizer"), CASES, ids=str)
@@ -464,7 +481,7 @@ def test_a_weight_that_is_not_finite_is_named(value):
     embeddings = trained_with(TABLES, jagged, grads, "table 'words', feature 'w', sample 3")
     row = int(jagged.values_N[where.start])
     assert torch.equal(embeddings.table("words")[row], Embeddings(TABLES, seed=2).table("words")[row])
-    assert all(x.isfinite().all() for x in everything(embeddings).values())
+    assert all_finite(embeddings)
 
 
 def test_an_error_of_ours_is_also_the_builtin_one():
@@ -477,55 +494,78 @@ def test_an_error_of_ours_is_also_the_builtin_one():
 
 
 class Guarded:
-    """Memory for tables in the middle of a larger block, so that writes outside it show."""
+    """Memory in the middle of a larger block, so that writes outside it show."""
 
-    def __init__(self, floats: int):
-        self.block = torch.full((floats + 2048,), 7.0)
-        self.inner = self.block[1024 : 1024 + floats]
+    def __init__(self, inner: torch.Tensor):
+        size = inner.numel() * inner.element_size()
+        self.block = torch.full((size + 8192,), 7, dtype=torch.uint8)
+        self.inner = self.block[4096 : 4096 + size].view(inner.dtype)
+        self.inner.copy_(inner)
 
     def intact(self) -> bool:
-        return bool((self.block[:1024] == 7).all() and (self.block[-1024:] == 7).all())
+        return bool((self.block[:4096] == 7).all() and (self.block[-4096:] == 7).all())
 
 
-def arguments() -> dict[str, torch.Tensor]:
-    """Two tables of 8 x 4 and three features, as the operators want them."""
+# How rows are stored; rows of four columns take 16, 8, 8 and 12 bytes, those of twenty in groups 36.
+FORMATS = (
+    RowFormat(RowType.FP32, 4, 0),
+    RowFormat(RowType.FP16, 4, 0),
+    RowFormat(RowType.BF16, 4, 0),
+    RowFormat(RowType.INT8, 4, 0),
+    RowFormat(RowType.INT8, 20, 16),
+)
+FP32 = FORMATS[0]
+TYPES = tuple(RowType)
+# Columns of the features: source, table, base, rows, dim, column, mode, type, group.
+MODE = 6
+# And of the tables: base, rows, dim, state_base, state_width, rule, first_feature, num_features, type, group.
+RULE = 5
+
+
+def arguments(form: RowFormat = FP32) -> dict[str, torch.Tensor]:
+    """Two tables of 8 rows and three features, as the operators want them."""
+    dim, stored, end = form.dim, (TYPES.index(form.type), form.group), 8 * form.bytes
     return {
-        "arena": torch.zeros(64),
+        "arena": torch.zeros(2 * end, dtype=torch.uint8),
         "state": torch.zeros(16),
-        "tables": torch.tensor([[0, 8, 4, 0, 1, 2, 0, 2], [32, 8, 4, 8, 1, 2, 2, 1]]),
-        "hyper": torch.tensor([[0.1, 1e-8, 0, 0]] * 2),
-        "features": torch.tensor([[0, 0, 0, 8, 4, 0, 2], [1, 0, 0, 8, 4, 4, 2], [2, 1, 32, 8, 4, 8, 0]]),
+        "tables": torch.tensor([[0, 8, dim, 0, 1, 2, 0, 2, *stored], [end, 8, dim, 8, 1, 2, 2, 1, *stored]]),
+        "hyper": torch.tensor([[0.1, 1e-8, 0, 0, 0, 0, 0, 0]] * 2),
+        "keys": torch.tensor([1, -(1 << 63)]),
+        "features": torch.tensor(
+            [
+                [0, 0, 0, 8, dim, 0, 2, *stored],
+                [1, 0, 0, 8, dim, dim, 2, *stored],
+                [2, 1, end, 8, dim, 2 * dim, 0, *stored],
+            ]
+        ),
         "values": torch.tensor([1, 2, 3, 4, 5, 6, 7, 0]),
         "offsets": torch.tensor([0, 1, 2, 4, 4, 6, 8]),
         "weights": torch.ones(8),
-        "grad": torch.ones(2, 12),
-        "flat": torch.ones(32),
+        "grad": torch.ones(2, 3 * dim),
+        "flat": torch.ones(8 * dim),
         "lengths": torch.tensor([1, 1, 2]),
         "out": torch.zeros(10),
+        "rows": torch.ones(3, 20),
+        "packed": torch.zeros(3, 36, dtype=torch.uint8),
     }
 
 
 def call(op: str, a: dict, batch=2, columns=12):
     rows = (a["arena"], a["features"], a["values"], a["offsets"])
-    how = (a["arena"], a["state"], a["tables"], a["hyper"], a["features"], a["values"], a["offsets"], a["weights"])
-    match op:
-        case "pool":
-            return ops.pool(*rows, a["weights"], batch, columns)
-        case "gather":
-            return ops.gather(*rows, batch)
-        case "pool_weight_grad":
-            return ops.pool_weight_grad(*rows, a["weights"], a["grad"], batch)
-        case "update":
-            return ops.update(*how, a["grad"], batch, False)
-        case "update per id":
-            return ops.update(*how, a["flat"], batch, True)
-        case "touch":
-            return ops.touch(*rows, batch)
-        case "offsets":
-            return ops.offsets(a["lengths"])
-        case "fill_uniform":
-            return ops.fill_uniform(a["out"], 1, 0, 0.0, 1.0)
-    raise AssertionError(op)
+    how = (a["arena"], a["state"], a["tables"], a["hyper"], a["keys"], *rows[1:], a["weights"])
+    calls = {
+        "pool": lambda: ops.pool(*rows, a["weights"], batch, columns),
+        "gather": lambda: ops.gather(*rows, batch),
+        "pool_weight_grad": lambda: ops.pool_weight_grad(*rows, a["weights"], a["grad"], batch),
+        "update": lambda: ops.update(*how, a["grad"], batch, False),
+        "update per id": lambda: ops.update(*how, a["flat"], batch, True),
+        "touch": lambda: ops.touch(*rows, batch),
+        "offsets": lambda: ops.offsets(a["lengths"]),
+        "fill_uniform": lambda: ops.fill_uniform(a["out"], 1, 0, 0.0, 1.0),
+        "pack": lambda: ops.pack(a["rows"], 16),
+        "unpack": lambda: ops.unpack(a["packed"], 20, 16),
+    }
+    return calls[op]()
 
 
 POOLED = ("pool", "pool_weight_grad", "update")
@@ -533,12 +573,18 @@ LOOKUPS = ("pool", "gather", "pool_weight_grad", "touch", "update", "update per 
 UPDATES = ("update", "update per id")
 
 
-def test_the_arguments_below_are_good_before_they_are_changed():
-    for op in (*LOOKUPS, "offsets", "fill_uniform"):
-        a = arguments()
-        if op in ("gather", "touch", "update per id"):
-            a["features"][:, 6] = 0
-        call(op, a)
+def arguments_for(op: str, form: RowFormat = FP32) -> dict[str, torch.Tensor]:
+    """Without weights where the operator takes none."""
+    a = arguments(form)
+    if op in ("gather", "touch", "update per id"):
+        a["features"][:, MODE] = 0
+    return a
+
+
+@pytest.mark.parametrize("form", FORMATS, ids=str)
+def test_the_arguments_below_are_good_before_they_are_changed(form):
+    for op in (*LOOKUPS, "offsets", "fill_uniform", "pack", "unpack"):
+        call(op, arguments_for(op, form), columns=3 * form.dim)
 
 
 def changed(name: str, change) -> dict:
@@ -558,16 +604,24 @@ TENSORS = {
     "state": UPDATES,
     "tables": UPDATES,
     "hyper": UPDATES,
+    "keys": UPDATES,
     "lengths": ("offsets",),
     "out": ("fill_uniform",),
+    "rows": ("pack",),
+    "packed": ("unpack",),
 }
 
 
 @pytest.mark.parametrize(("name", "op"), [(name, op) for name, used in TENSORS.items() for op in used])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.int16, torch.int32, torch.bool, torch.complex64])
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float64, torch.float16, torch.int16, torch.int32, torch.int8, torch.bool, torch.complex64, "the other"],
+)
 def test_tensors_of_another_type(name, op, dtype):
     if name in ("values", "lengths") and dtype == torch.int32:
         dtype = torch.float32  # both take 32-bit integers
+    if dtype == "the other":  # as the operators once took it: rows as floats
+        dtype = torch.float32 if name in ("arena", "packed", "keys") else torch.uint8
     with pytest.raises(RuntimeError, match=r"rowwise: .* must be"):
         call(op, changed(name, lambda x: x.to(dtype)))
 
@@ -587,17 +641,22 @@ OUTSIDE = [-1, 1 << 31, 1 << 62, (1 << 63) - 1, -(1 << 63)]
     ("field", "near", "message"),
     [
         (0, 3, "no feature"),
-        (2, 33, "reaches past the arena"),
+        (2, 132, "reaches past the arena"),
+        (2, 130, "reaches past the arena"),  # not on a whole float
         (3, 9, "reaches past the arena"),
         (4, 5, "reaches past the arena"),
+        (7, 4, "unknown row type"),
+        (8, 8, "want a multiple of 16, or 0 for all"),
     ],
-    ids=["source", "base", "rows", "dim"],
+    ids=["source", "base", "odd base", "rows", "dim", "type", "group"],
 )
 def test_features_reaching_out(op, field, near, message, value):
+    if field == 4:
+        message += "|rows of .* columns"  # more than any kernel counts
     for wrong in (value, near):
-        a = arguments()
-        if op in ("gather", "touch", "update per id"):
-            a["features"][:, 6] = 0
+        if field == 8 and value > 0:
+            wrong |= 1  # large multiples of 16 are one group
+        a = arguments_for(op)
         a["features"][2, field] = wrong
         with pytest.raises(RuntimeError, match=message):
             call(op, a)
@@ -616,7 +675,7 @@ def test_features_reaching_past_the_output(op, value):
 @pytest.mark.parametrize("value", [3, *OUTSIDE])
 def test_unknown_poolings(op, value):
     a = arguments()
-    a["features"][0, 6] = value
+    a["features"][0, MODE] = value
     with pytest.raises(RuntimeError, match="rowwise: feature 0 is weighted and the batch carries no weights"):
         call(op, a)
 
@@ -638,9 +697,7 @@ def test_unknown_poolings(op, value):
     ],
 )
 def test_offsets_that_are_none(op, offsets, message):
-    a = changed("offsets", lambda _: torch.tensor(offsets, dtype=torch.int64))
-    if op in ("gather", "touch", "update per id"):
-        a["features"][:, 6] = 0
+    a = arguments_for(op) | {"offsets": torch.tensor(offsets, dtype=torch.int64)}
     with pytest.raises(RuntimeError, match=message):
         call(op, a)
 
@@ -648,9 +705,7 @@ def test_offsets_that_are_none(op, offsets, message):
 @pytest.mark.parametrize("op", LOOKUPS)
 @pytest.mark.parametrize("batch", [0, 1, 3, 4, -1, -2, 1 << 40, (1 << 63) - 1, -(1 << 63)])
 def test_another_batch_size(op, batch):
-    a = arguments()
-    if op in ("gather", "touch", "update per id"):
-        a["features"][:, 6] = 0
+    a = arguments_for(op)
     if batch == 1 and op in ("pool", "gather", "touch"):
         call(op, a, batch=batch)  # the first three bags, as three features of one sample
         return
@@ -663,11 +718,9 @@ def test_another_batch_size(op, batch):
 @pytest.mark.parametrize("wrong", [8, 9, -1, (1 << 63) - 1, -(1 << 63)])
 @pytest.mark.parametrize("position", [0, 3, 7])
 def test_ids_outside_their_table(op, wrong, position):
-    a = arguments()
-    if op in ("gather", "touch", "update per id"):
-        a["features"][:, 6] = 0
+    a = arguments_for(op)
     if op == "pool_weight_grad":
-        a["features"][:, 6] = 2
+        a["features"][:, MODE] = 2
     a["values"][position] = wrong
     arena = a["arena"].clone()
     if op == "touch":
@@ -676,20 +729,39 @@ def test_ids_outside_their_table(op, wrong, position):
         with pytest.raises(RuntimeError, match=f"rowwise: id {wrong} at position {position} is outside its table"):
             call(op, a)
     if position < 4:  # the first table is the bad one
-        assert torch.equal(a["arena"][:32], arena[:32])
+        assert torch.equal(a["arena"][:128], arena[:128])
 
 
 @pytest.mark.parametrize(
     ("name", "shape", "ops_"),
     [
-        ("features", (3, 6), LOOKUPS),
+        ("features", (3, 7), LOOKUPS),
         ("features", (3, 8), LOOKUPS),
-        ("features", (21,), LOOKUPS),
-        ("tables", (2, 7), UPDATES),
-        ("tables", (16,), UPDATES),
-        ("hyper", (2, 3), UPDATES),
-        ("hyper", (3, 4), UPDATES),
-        ("hyper", (8,), UPDATES),
+        ("features", (3, 10), LOOKUPS),
+        ("features", (27,), LOOKUPS),
+        ("tables", (2, 8), UPDATES),
+        ("tables", (2, 9), UPDATES),
+        ("tables", (2, 11), UPDATES),
+        ("tables", (20,), UPDATES),
+        ("hyper", (2, 4), UPDATES),
+        ("hyper", (2, 7), UPDATES),
+        ("hyper", (2, 9), UPDATES),
+        ("hyper", (1, 8), UPDATES),
+        ("hyper", (3, 8), UPDATES),
+        ("hyper", (16,), UPDATES),
+        ("keys", (1,), UPDATES),
+        ("keys", (3,), UPDATES),
+        ("keys", (0,), UPDATES),
+        ("keys", (2, 1), UPDATES),
+        ("keys", (1, 2), UPDATES),
+        ("rows", (60,), ("pack",)),
+        ("rows", (3, 0), ("pack",)),
+        ("rows", (3, 4, 5), ("pack",)),
+        ("packed", (108,), ("unpack",)),
+        ("packed", (3, 35), ("unpack",)),
+        ("packed", (3, 37), ("unpack",)),
+        ("packed", (3, 28), ("unpack",)),
+        ("packed", (3, 6, 6), ("unpack",)),
         ("weights", (7,), POOLED),
         ("weights", (9,), POOLED),
         ("weights", (0,), POOLED),
@@ -703,13 +775,16 @@ def test_ids_outside_their_table(op, wrong, position):
         ("flat", (0,), ("update per id",)),
         ("state", (15,), UPDATES),
         ("state", (0,), UPDATES),
-        ("arena", (63,), LOOKUPS),
+        ("arena", (252,), LOOKUPS),
+        ("arena", (255,), LOOKUPS),
+        ("arena", (64,), LOOKUPS),
         ("arena", (0,), LOOKUPS),
     ],
 )
 def test_tensors_of_another_shape(name, shape, ops_):
     for op in ops_:
-        a = changed(name, lambda x: torch.ones(shape, dtype=x.dtype))
+        a = arguments_for(op)
+        a[name] = torch.ones(shape, dtype=a[name].dtype)
         with pytest.raises(RuntimeError, match="rowwise: "):
             call(op, a)
 
@@ -718,72 +793,143 @@ def test_tensors_of_another_shape(name, shape, ops_):
 @pytest.mark.parametrize(
     ("field", "values", "message"),
     [
-        (0, [1, 31, *OUTSIDE], "does not match its table"),
+        (0, [1, 124, *OUTSIDE], "does not match its table"),
         (1, [7, 9, *OUTSIDE], "does not match its table|past the arena"),
         (2, [3, 5, *OUTSIDE], "does not match its table|past the arena"),
         (3, [9, *OUTSIDE], "state of table 1 reaches past the arena"),
         (4, [0, 2, *OUTSIDE], "state of table 1 reaches past the arena"),
-        (5, [3, *OUTSIDE], "unknown optimizer"),
+        (5, [7, *OUTSIDE], "unknown optimizer"),
         (6, [0, 1, 3, *OUTSIDE], "features are not in table order"),
         (7, [0, 2, *OUTSIDE], "features are not in table order"),
+        (8, [1, 2, 3, 4, *OUTSIDE], "does not match its table"),
+        (9, [1, 16, 1 << 40, *OUTSIDE], "does not match its table"),
     ],
-    ids=["base", "rows", "dim", "state_base", "state_width", "rule", "first_feature", "num_features"],
+    ids=["base", "rows", "dim", "state_base", "state_width", "rule", "first_feature", "num_features", "type", "group"],
 )
 def test_tables_that_are_none(op, field, values, message):
     for value in values:
-        a = arguments()
-        if op == "update per id":
-            a["features"][:, 6] = 0
+        a = arguments_for(op)
         a["tables"][1, field] = value
         with pytest.raises(RuntimeError, match=message):
             call(op, a)
 
 
-def test_adagrad_needs_a_float_of_state_for_each_column():
-    a = arguments()
-    a["tables"][:, 5] = 1
-    with pytest.raises(RuntimeError, match="state of table 0 reaches past the arena"):
-        call("update", a)
+@pytest.mark.parametrize(("rule", "floats"), [(0, 0), (1, 4), (2, 1), (3, 8), (4, 5), (5, 8), (6, 8)])
+@pytest.mark.parametrize("op", UPDATES)
+def test_an_optimizer_needs_its_state(op, rule, floats):
+    """As many floats in each row are enough, and one fewer is refused."""
+    a = arguments_for(op)
+    a["state"] = torch.zeros(2 * 8 * floats)
+    a["tables"][:, RULE] = rule
+    a["tables"][:, 4] = torch.tensor([floats, floats])
+    a["tables"][:, 3] = torch.tensor([0, 8 * floats])
+    call(op, a)
+    for index in (0, 1) if floats else ():
+        less = a | {"tables": a["tables"].clone()}
+        less["tables"][index, 4] -= 1
+        with pytest.raises(RuntimeError, match=f"state of table {index} reaches past the arena"):
+            call(op, less)
+    if floats:
+        with pytest.raises(RuntimeError, match="state of table 1 reaches past the arena"):
+            call(op, a | {"state": a["state"][:-1]})
+
+
+@pytest.mark.parametrize("form", FORMATS, ids=str)
+@pytest.mark.parametrize("op", LOOKUPS)
+def test_rows_that_reach_past_their_arena(op, form):
+    """One byte too few, for rows of any type."""
+    a = arguments_for(op, form)
+    call(op, a, columns=3 * form.dim)
+    with pytest.raises(RuntimeError, match="table 1 reaches past the arena"):
+        call(op, a | {"arena": a["arena"][:-1]}, columns=3 * form.dim)
+
+
+@pytest.mark.parametrize("form", FORMATS, ids=str)
+@pytest.mark.parametrize("first", [1, 2, 3])
+@pytest.mark.parametrize("op", LOOKUPS)
+def test_arenas_that_begin_between_floats(op, first, form):
+    a = arguments_for(op, form)
+    block = torch.zeros(len(a["arena"]) + 8, dtype=torch.uint8)
+    with pytest.raises(RuntimeError, match="rowwise: arena is not aligned"):
+        call(op, a | {"arena": block[first : first + len(a["arena"])]}, columns=3 * form.dim)
+
+
+def test_packed_rows_that_begin_between_floats():
+    block = torch.zeros(3 * 36 + 4, dtype=torch.uint8)
+    with pytest.raises(RuntimeError, match="rowwise: arena is not aligned"):
+        ops.unpack(block[1:-3].view(3, 36), 20, 16)
+
+
+@pytest.mark.parametrize("group", [-16, -1, 1, 8, 17, (1 << 63) - 1, -(1 << 63)])
+def test_groups_of_columns_that_are_none(group):
+    if group != -(1 << 63):  # a multiple of 16 too, were it not negative
+        assert group < 0 or group % 16
+    for op in (lambda: ops.pack(torch.ones(3, 20), group), lambda: ops.unpack(torch.zeros(3, 28).byte(), 20, group)):
+        with pytest.raises(RuntimeError, match="want a multiple of 16, or 0 for all"):
+            op()
+
+
+def test_groups_wider_than_the_row_are_the_row():
+    rows = torch.randn(5, 20)
+    assert torch.equal(ops.pack(rows, 0), ops.pack(rows, 1 << 40))
+    assert torch.equal(ops.unpack(ops.pack(rows, 0), 20, 1 << 62), ops.unpack(ops.pack(rows, 0), 20, 0))
+
+
+@pytest.mark.parametrize("dim", [0, -1, 1 << 31, 1 << 62, -(1 << 63)])
+def test_unpacking_to_columns_that_are_none(dim):
+    with pytest.raises(RuntimeError, match=r"rowwise: rows of .* columns"):
+        ops.unpack(torch.zeros(3, 28, dtype=torch.uint8), dim, 0)
 
 
 @pytest.mark.parametrize("op", UPDATES)
 def test_features_and_tables_that_do_not_match(op):
     a = arguments()
-    a["tables"] = a["tables"][:1]
-    a["hyper"] = a["hyper"][:1]
+    for name in ("tables", "hyper", "keys"):
+        a[name] = a[name][:1]
     with pytest.raises(RuntimeError, match="features without a table"):
         call(op, a)
     a = arguments()
-    a["features"][1, 6] = 0  # another pooling than the table's first feature
+    a["features"][1, MODE] = 0  # another pooling than the table's first feature
     with pytest.raises(RuntimeError, match="feature 1 does not match its table"):
         call(op, a)
 
 
-nasty = st.sampled_from(
-    [-(1 << 63), -1, 0, 1, 2, 3, 4, 7, 8, 9, 31, 32, 63, 64, 1 << 31, 1 << 61, 1 << 62, (1 << 63) - 1]
-)
+small = (-1, 0, 1, 2, 3, 4, 7, 8, 9, 12, 15, 16, 20, 31, 32, 36, 48, 63, 64, 96, 128, 288)
+large = (1 << 20, 1 << 31, (1 << 31) - 1, 1 << 32, 1 << 40, 1 << 60, 1 << 61, 1 << 62, (1 << 63) - 16, (1 << 63) - 1)
+nasty = st.sampled_from((*small, *large, -(1 << 63)))
 cells = st.lists(
-    st.tuples(st.sampled_from(["features", "tables", "values", "offsets"]), st.integers(0, 23), nasty), max_size=3
+    st.tuples(st.sampled_from(["features", "tables", "values", "offsets", "keys"]), st.integers(0, 26), nasty),
+    max_size=3,
 )
+numbers = st.floats(width=32)
 
 
 @given(
     op=st.sampled_from(LOOKUPS),
+    form=st.sampled_from(FORMATS),
     cells=cells,
+    both=st.booleans(),
+    rule=st.integers(0, 6),
+    hyper=st.lists(numbers, min_size=8, max_size=8),
     batch=st.sampled_from([0, 1, 2, 3, 6]),
-    columns=st.sampled_from([0, 1, 12, 16]),
+    columns=st.sampled_from([0, 1, 12, 16, 60]),
 )
-@example(op="update", cells=[], batch=2, columns=12)
-@settings(max_examples=300)
-def test_any_metadata_is_refused_or_harmless(op, cells, batch, columns):
+@example(op="update", form=FP32, cells=[], both=False, rule=2, hyper=[0.1] * 8, batch=2, columns=12)
+@settings(max_examples=500)
+def test_any_metadata_is_refused_or_harmless(op, form, cells, both, rule, hyper, batch, columns):
     """Nothing outside the rows and the state is written, whatever the numbers say."""
-    a = arguments()
-    arena, state = Guarded(64), Guarded(16)
+    a = arguments_for(op, form)
+    a["tables"][:, RULE] = rule
+    a["tables"][:, 4] = 2 * form.dim
+    a["tables"][1, 3] = 16 * form.dim
+    a["hyper"][:] = torch.tensor(hyper)
+    arena, state = Guarded(a["arena"]), Guarded(torch.zeros(32 * form.dim))
     a["arena"], a["state"] = arena.inner, state.inner
-    if op in ("gather", "touch", "update per id"):
-        a["features"][:, 6] = 0
     for name, at, value in cells:
         a[name].view(-1)[at % a[name].numel()] = value
+    if both:  # a table and its features agree on what is wrong
+        for feature, table in ((0, 0), (1, 0), (2, 1)):
+            a["features"][feature, [2, 3, 4, 7, 8]] = a["tables"][table, [0, 1, 2, 8, 9]]
     try:
         call(op, a, batch=batch, columns=columns)
     except RuntimeError as error:
@@ -798,21 +944,25 @@ def test_sizes_past_any_memory_are_an_error_and_not_a_crash():
 import torch
 import rowwise.ops
 ops = torch.ops.rowwise
-def features(*rows): return torch.tensor(rows, dtype=torch.int64).view(-1, 7)
+def features(*rows): return torch.tensor([(*row, 0, 0)[:9] for row in rows], dtype=torch.int64).view(-1, 9)
 none, one, bounds = torch.empty(0, dtype=torch.int64), torch.tensor([1]), torch.tensor([0, 1])
-arena, wrap = torch.zeros(64), (1 << 62) + (1 << 16)
+arena, wrap = torch.zeros(256, dtype=torch.uint8), (1 << 62) + (1 << 16)
+most = (1 << 31) - 1
 calls = {
     "no memory": lambda: ops.zeros((1 << 60) - 1),
     "negative": lambda: ops.zeros(-1),
-    "gather": lambda: ops.gather(ops.zeros(1 << 20), features(*[(0, 0, 0, 1, 1 << 20, 0, 0)] * 64),
+    "gather": lambda: ops.gather(ops.zeros(1 << 22), features(*[(0, 0, 0, 1, 1 << 20, 0, 0)] * 64),
                                  torch.zeros(1 << 20, dtype=torch.int64), torch.tensor([0, 1 << 20]), 1),
     "large output": lambda: ops.pool(arena, features(), none, torch.tensor([0]), None, 1 << 30, 1 << 30),
     "negative columns": lambda: ops.pool(arena, features((0, 0, 0, 8, 8, 1 << 45, 0)), one, bounds, None, 1, -1),
     "columns that wrap": lambda: ops.pool(arena, features((0, 0, 0, 8, 8, 1 << 45, 0)), one, bounds, None, 1, wrap),
     "less that wrap": lambda: ops.pool(arena, features((0, 0, 0, 8, 8, 0, 0)), one, bounds, None, 1, wrap - (1 << 63)),
-    "rows that wrap": lambda: ops.gather(ops.zeros(1 << 30), features(*[(0, 0, 0, 1, 1 << 30, 0, 0)] * (1 << 14)),
+    "rows that wrap": lambda: ops.gather(ops.zeros(1 << 32), features(*[(0, 0, 0, 1, 1 << 30, 0, 0)] * (1 << 14)),
                                          torch.zeros(1 << 20, dtype=torch.int64), torch.tensor([0, 1 << 20]), 1),
     "batch that wraps": lambda: ops.pool(arena, features(), none, torch.tensor([0]), None, wrap, 1),
+    "rows of bytes that wrap": lambda: ops.pool(arena, features((0, 0, 0, 1 << 61, 8, 0, 0)), one, bounds, None, 1, 8),
+    "widest row": lambda: ops.pool(arena, features((0, 0, 0, 1, most, 0, 0, 3, 16)), one, bounds, None, 1, most),
+    "groups of the widest": lambda: ops.unpack(torch.zeros(1, 8).byte(), most, 16),
 }
 for name, call in calls.items():
     try:
@@ -822,4 +972,4 @@ for name, call in calls.items():
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, f"after {done.stdout.splitlines()[-1:]}: {done.stderr[-2000:]}"
-    assert done.stdout.count("\n") == 9
+    assert done.stdout.count("\n") == 12

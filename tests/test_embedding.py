@@ -11,24 +11,31 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from problems import Problem, make_problem, problems
+from problems import OPTIMIZERS as EVERY_OPTIMIZER
+from problems import ROW_TYPES, Problem, make_problem, problems
 from torch import nn
 
 from rowwise import (
     Adagrad,
+    Adam,
     BatchError,
     Constant,
     Embeddings,
+    Ftrl,
     Jagged,
+    Lamb,
     Normal,
     Pooling,
+    RowType,
     RowWiseAdagrad,
+    RowWiseAdam,
     Sgd,
     SpecError,
     StateError,
     Table,
     Uniform,
 )
+from rowwise.ops.update import next_step
 
 ops = torch.ops.rowwise
 TABLES = (
@@ -47,7 +54,7 @@ class Oracle(nn.Module):
         self.tables = embeddings.tables
         self.by_table = nn.ModuleDict()
         for table in self.tables:
-            rows = embeddings.table(table.name).clone()
+            rows = embeddings.weights(table.name).clone()
             if table.pooling is Pooling.SEQUENCE:
                 self.by_table[table.name] = nn.Embedding.from_pretrained(rows, freeze=False)
             else:
@@ -98,11 +105,15 @@ def same(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> Non
 
 
 def everything(embeddings: Embeddings) -> dict[str, torch.Tensor]:
-    """Copies of all rows and all optimizer state."""
+    """Copies of all rows and all optimizer state, with the number of updates."""
     kept = {name: rows.clone() for name, rows in embeddings.state_dict().items()}
     for table, state in embeddings.optimizer_state().items():
         kept |= {f"{table}.{name}": view.clone() for name, view in state.items()}
     return kept
+
+
+def without_steps(kept: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: x for name, x in kept.items() if not name.endswith(".step")}
 
 
 def loss_of(found: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -201,7 +212,7 @@ def test_empty_bags(pooling):
     assert torch.equal(found, torch.zeros(0 if pooling is Pooling.SEQUENCE else 3, 4))
     found.sum().backward()
     embeddings.update()
-    same(everything(embeddings), before)
+    same(without_steps(everything(embeddings)), without_steps(before))
 
 
 def test_empty_batch():
@@ -215,7 +226,7 @@ def test_empty_batch():
     }
     loss_of(found).backward()
     embeddings.update()
-    same(everything(embeddings), before)
+    same(without_steps(everything(embeddings)), without_steps(before))
     train(embeddings, batch())  # and the module still works
 
 
@@ -298,7 +309,8 @@ def test_table_is_a_view_and_refuses_unknown_names():
 
 
 def test_repr_names_the_tables():
-    assert "t: 10 x 4, mean, Sgd" in repr(single(pooling=Pooling.MEAN, optimizer=Sgd()))
+    assert "t: 10 x 4 fp32, mean, Sgd" in repr(single(pooling=Pooling.MEAN, optimizer=Sgd()))
+    assert "t: 10 x 4 int8, sum, Adam" in repr(single(row_type="int8", optimizer=Adam()))
 
 
 # Training
@@ -368,7 +380,12 @@ def test_weight_decay_is_torchs_where_every_row_is_touched(optimizer):
 @given(problem=problems(poolings=tuple(Pooling), most_batch=100))
 @settings(max_examples=20)
 def test_one_step_of_sgd_is_torchs_for_any_tables(problem):
-    tables = [msgspec.structs.replace(t, optimizer=Sgd(lr=0.01), init=Uniform(bound=0.05)) for t in problem.tables]
+    tables = [
+        msgspec.structs.replace(
+            t, optimizer=Sgd(lr=0.01), init=Uniform(bound=0.05), row_type=RowType.FP32, column_group=None
+        )
+        for t in problem.tables
+    ]
     embeddings = Embeddings(tables)
     oracle = Oracle(embeddings)
     jagged = problem.jagged
@@ -460,7 +477,9 @@ def test_features_outside_the_loss_change_no_row_without_weight_decay():
     embeddings(batch())["mean"].sum().backward()
     embeddings.update()
     after = everything(embeddings)
-    assert [name for name in before if not torch.equal(before[name], after[name])] == ["mean"]
+    changed = [name for name in before if not torch.equal(before[name], after[name])]
+    # Whatever the loss left out, the pooled tables were updated together; sequences were not.
+    assert changed == ["mean", "sum.step", "mean.step", "weighted.step"]
 
 
 @pytest.mark.parametrize("pooling", [Pooling.SUM, Pooling.SEQUENCE])
@@ -513,14 +532,19 @@ def samples(jagged: Jagged, begin: int, end: int, order=None) -> Jagged:
 
 @given(
     st.lists(st.sampled_from([0, 1, 3, 100, 256, 300]), min_size=1, max_size=5),
-    st.sampled_from(OPTIMIZERS),
+    st.sampled_from(EVERY_OPTIMIZER),
+    st.lists(st.sampled_from(ROW_TYPES), min_size=len(TABLES), max_size=len(TABLES)),
     st.booleans(),
 )
-@settings(max_examples=20)
-def test_accumulating_batches_is_one_large_batch(sizes, optimizer, narrow):
+@settings(max_examples=30)
+def test_accumulating_batches_is_one_large_batch(sizes, optimizer, row_types, narrow):
     """Bit for bit, for parts of any size, whatever order of features and type of ids each part has."""
     whole = batch(size=sum(sizes), most=3)
-    one, many = (Embeddings(with_optimizer(optimizer)) for _ in range(2))
+    tables = [
+        msgspec.structs.replace(t, row_type=row_type, column_group=group)
+        for t, (row_type, group) in zip(with_optimizer(optimizer), row_types, strict=True)
+    ]
+    one, many = (Embeddings(tables) for _ in range(2))
     g = torch.Generator().manual_seed(1)
     found = vectors(one, whole)
     grads = {name: torch.randn(x.shape, generator=g) for name, x in found.items()}
@@ -618,9 +642,11 @@ def test_state_of_other_libraries(naming, inside):
 def test_wrong_shape_names_the_table():
     state = Embeddings(TABLES).state_dict() | {"mean": torch.zeros(30, 6)}
     target = Embeddings(TABLES)
-    with pytest.raises(StateError, match=r"table 'mean': got \(30, 6\), want \(30, 5\)"):
+    with pytest.raises(
+        StateError, match=r"table 'mean': got \(30, 6\) of torch.float32, want \(30, 5\) of torch.float32"
+    ):
         target.load_state_dict(state)
-    with pytest.raises(StateError, match=r"table 'mean': got \(31, 5\), want \(30, 5\)"):
+    with pytest.raises(StateError, match=r"table 'mean': got \(31, 5\) of .*, want \(30, 5\)"):
         target.load_state_dict({f"embedding_bags.{t.name}.weight": torch.zeros(t.rows + 1, t.dim) for t in TABLES[1:2]})
 
 
@@ -641,19 +667,58 @@ def test_optimizer_state():
         Table(name="none", rows=7, dim=4, optimizer=Sgd()),
         Table(name="each", rows=7, dim=4, optimizer=Adagrad(initial=0.5)),
         Table(name="row", rows=7, dim=4, optimizer=RowWiseAdagrad(initial=0.25)),
+        Table(name="moments", rows=7, dim=4, optimizer=Adam()),
+        Table(name="mixed", rows=7, dim=4, optimizer=RowWiseAdam()),
+        Table(name="length", rows=7, dim=4, optimizer=Lamb()),
+        Table(name="proximal", rows=7, dim=4, optimizer=Ftrl(initial=0.5)),
     ]
     embeddings = Embeddings(tables)
     state = embeddings.optimizer_state()
     assert {t: {n: tuple(x.shape) for n, x in s.items()} for t, s in state.items()} == {
-        "none": {},
-        "each": {"sum": (7, 4)},
-        "row": {"sum": (7,)},
+        "none": {"step": ()},
+        "each": {"step": (), "sum": (7, 4)},
+        "row": {"step": (), "sum": (7,)},
+        "moments": {"step": (), "exp_avg": (7, 4), "exp_avg_sq": (7, 4)},
+        "mixed": {"step": (), "exp_avg": (7, 4), "exp_avg_sq": (7,)},
+        "length": {"step": (), "exp_avg": (7, 4), "exp_avg_sq": (7, 4)},
+        "proximal": {"step": (), "z": (7, 4), "n": (7, 4)},
     }
+    assert all(s["step"].dtype == torch.int64 and s["step"] == 0 for s in state.values())
     assert (state["each"]["sum"] == 0.5).all()
     assert (state["row"]["sum"] == 0.25).all()
+    assert (state["proximal"]["n"] == 0.5).all()
+    assert not any(s[name].any() for s in state.values() for name in ("exp_avg", "exp_avg_sq", "z") if name in s)
     train(embeddings, Jagged.from_lists({t.name: [[1, 2], [2]] for t in tables}))
     touched = state["row"]["sum"] > 0.25  # views: they follow
     assert touched.tolist() == [False, True, True, False, False, False, False]
+    for table, names_ in (
+        ("moments", ("exp_avg", "exp_avg_sq")),
+        ("mixed", ("exp_avg", "exp_avg_sq")),
+        ("proximal", "z"),
+    ):
+        for name in names_:
+            found = state[table][name].view(7, -1).any(1)
+            assert found.tolist() == [False, True, True, False, False, False, False], (table, name)
+    assert all(s["step"] == 1 for s in state.values())
+
+
+def test_steps_are_counted_by_table_and_update():
+    """By each update in which gradients were staged for the tables of its kind, pooled or sequence."""
+    embeddings = Embeddings(TABLES)
+    jagged = batch()
+    embeddings.update()
+    found = vectors(embeddings, jagged)
+    sum(found[name].sum() for name in ("s1", "mean", "w1")).backward()
+    found = vectors(embeddings, jagged)
+    loss_of(found).backward()  # accumulated: one update all the same
+    embeddings.update()
+    vectors(embeddings, jagged)["q1"].sum().backward()
+    embeddings.discard()
+    embeddings.update()
+    vectors(embeddings, jagged)["q2"].sum().backward()
+    embeddings.update()
+    steps = {table: int(state["step"]) for table, state in embeddings.optimizer_state().items()}
+    assert steps == {"sum": 1, "mean": 1, "weighted": 1, "sequence": 2}
 
 
 def test_resuming_from_saved_state_gives_the_same_bits():
@@ -671,9 +736,11 @@ def test_resuming_from_saved_state_gives_the_same_bits():
 @pytest.mark.parametrize(
     ("state", "message"),
     [
-        ({}, r"optimizer state 'sum' of table 't': got nothing, want \(10,\)"),
-        ({"t": {}}, "got nothing"),
-        ({"t": {"sum": torch.zeros(10, 1)}}, r"got \(10, 1\), want \(10,\)"),
+        ({}, r"optimizer state 'step' of table 't': got nothing, want \(\)"),
+        ({"t": {"sum": torch.zeros(10)}}, r"optimizer state 'step' of table 't': got nothing"),
+        ({"t": {"step": torch.tensor(3)}}, r"optimizer state 'sum' of table 't': got nothing, want \(10,\)"),
+        ({"t": {"step": torch.tensor(3), "sum": torch.zeros(10, 1)}}, r"got \(10, 1\), want \(10,\)"),
+        ({"t": {"step": torch.tensor([3]), "sum": torch.zeros(10)}}, r"'step' of table 't': got \(1,\), want \(\)"),
     ],
 )
 def test_optimizer_state_of_another_shape(state, message):
@@ -855,8 +922,13 @@ def test_opcheck_pool_weight_grad():
 def test_opcheck_update():
     a = operator_arguments(sequence=False)
     arena, group = a["arena"], a["group"]
-    tables = (arena.rows, arena.state, group.tables_T8, group.hyper_T4)
+    tables = (arena.rows, arena.state, group.tables_T10, *next_step(arena, group))
     opcheck(ops.update.default, *tables, a["features"], a["values"], a["offsets"], a["weights"], a["grad"], 6, False)
+
+
+def test_opcheck_pack_and_unpack():
+    opcheck(ops.pack.default, torch.randn(5, 20), 16)
+    opcheck(ops.unpack.default, ops.pack(torch.randn(5, 20), 16), 20, 16)
 
 
 def test_opcheck_offsets():

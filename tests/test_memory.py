@@ -60,6 +60,39 @@ def test_a_step_needs_half_a_batch_beside_the_batch():
     assert rise <= 1.5 * own + (8 << 20), f"rise of {rise >> 20} MiB for a batch of {own >> 20} MiB"
 
 
+TABLE = """
+from rowwise import Embeddings, Table
+
+def memory():
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmRSS"))
+
+Embeddings([Table(name="t", rows=100_000, dim=64, row_type="fp16")])  # loads what torch loads at first use
+before = memory()
+embeddings = Embeddings([Table(name="t", rows=3_000_000, dim=64, row_type="fp16")])
+print(memory() - before)
+"""
+
+
+def test_rows_of_16_bits_take_half_the_memory():
+    """What filling them leaves behind is a number of pieces, and not another table."""
+    done = subprocess.run([sys.executable, "-c", TABLE], capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    rows, state, pieces = 3_000_000 * 128, 3_000_000 * 4, 160 << 20
+    assert rows + state - (4 << 20) <= int(done.stdout) <= rows + state + pieces < 2 * rows
+
+
+@pytest.mark.parametrize(
+    ("row_type", "group", "size"),
+    [("fp32", None, 256), ("fp16", None, 128), ("bf16", None, 128), ("int8", None, 8 + 64), ("int8", 16, 32 + 64)],
+)
+def test_a_table_takes_the_bytes_of_its_row_type(row_type, group, size):
+    tables = [Table(name=n, rows=1000, dim=64, row_type=row_type, column_group=group) for n in "ab"]
+    embeddings = Embeddings(tables)
+    assert embeddings.table("b").nbytes == 1000 * size
+    assert 2 * 1000 * size <= embeddings.arena.rows.nbytes < 2 * 1000 * size + 128  # from cache line to cache line
+
+
 BATCH, DIM = 2000, 64  # large enough for memory that is kept
 
 

@@ -11,22 +11,28 @@ import rowwise
 
 PUBLIC = [  # a name is added or taken away here, in sight
     "Adagrad",
+    "Adam",
     "Batch",
     "BatchError",
     "Constant",
     "DLRM",
     "Embeddings",
+    "Ftrl",
     "GradientError",
     "IdError",
     "Jagged",
+    "Lamb",
     "Linear",
     "Mlp",
     "NativeError",
     "Normal",
     "Plan",
     "Pooling",
+    "RowType",
     "RowWiseAdagrad",
+    "RowWiseAdam",
     "RowwiseError",
+    "Schedule",
     "Sgd",
     "SpecError",
     "StateError",
@@ -58,7 +64,9 @@ def test_type_checkers_see_the_same_names():
 
 
 def test_an_unknown_name_is_refused_with_the_known():
-    with pytest.raises(AttributeError, match="module 'rowwise' has no attribute 'Embedding'; it has Adagrad, Batch"):
+    with pytest.raises(
+        AttributeError, match="module 'rowwise' has no attribute 'Embedding'; it has Adagrad, Adam, Batch"
+    ):
         rowwise.Embedding  # noqa: B018
 
 
@@ -71,7 +79,8 @@ def test_errors_share_a_root():
 def test_plans_need_no_torch():
     code = """
 import sys, rowwise
-table = rowwise.Table(name="t", rows=10, dim=4, pooling=rowwise.Pooling.MEAN, optimizer=rowwise.Sgd())
+table = rowwise.Table(name="t", rows=10, dim=4, pooling=rowwise.Pooling.MEAN, optimizer=rowwise.Adam(
+    schedule=rowwise.Schedule(warmup_steps=3)), row_type=rowwise.RowType.INT8)
 plan = rowwise.Plan(world=1, tiles=(rowwise.Tile(table="t", rank=0, rows=(0, 10), cols=(0, 4)),))
 rowwise.Plan.from_json(plan.to_json()).validate([table])
 print([name for name in ("torch", "numpy") if name in sys.modules])

@@ -7,14 +7,51 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rowwise import Adagrad, Constant, Normal, Pooling, RowWiseAdagrad, RowwiseError, Sgd, SpecError, Table, Uniform
-from rowwise.spec import check_tables
+from rowwise import (
+    Adagrad,
+    Adam,
+    Constant,
+    Ftrl,
+    Lamb,
+    Normal,
+    Pooling,
+    RowType,
+    RowWiseAdagrad,
+    RowWiseAdam,
+    RowwiseError,
+    Schedule,
+    Sgd,
+    SpecError,
+    Table,
+    Uniform,
+)
+from rowwise.spec import check_tables, row_bytes
 
 positive = st.floats(0, 100, allow_nan=False)
+small = st.floats(2.0**-126, 100)
+schedules = st.none() | st.builds(
+    Schedule,
+    warmup_steps=st.integers(0, 1 << 40),
+    decay_start=st.integers(0, 1 << 40),
+    decay_steps=st.integers(0, 1 << 40),
+    shape=st.sampled_from(["linear", "cosine", "quadratic"]),
+    end=positive,
+)
+common = {"lr": positive, "clip": st.none() | small}
+decayed = {**common, "weight_decay": positive, "schedule": schedules}
+moments = {**decayed, "eps": small, "beta1": st.floats(0, 1 - 2.0**-24), "beta2": st.floats(0, 1 - 2.0**-24)}
 optimizers = st.one_of(
-    st.builds(Sgd, lr=positive, weight_decay=positive),
-    st.builds(Adagrad, lr=positive, eps=st.floats(2.0**-126, 100), weight_decay=positive, initial=positive),
-    st.builds(RowWiseAdagrad, lr=positive, eps=st.floats(2.0**-126, 100), weight_decay=positive, initial=positive),
+    st.builds(Sgd, **decayed),
+    st.builds(Adagrad, **decayed, eps=small, initial=positive),
+    st.builds(RowWiseAdagrad, **decayed, eps=small, initial=positive),
+    st.builds(Adam, **moments),
+    st.builds(RowWiseAdam, **moments),
+    st.builds(Lamb, **moments),
+    st.builds(Ftrl, **(common | {"lr": small}), l1=positive, l2=positive, beta=small, initial=positive),
+    st.builds(Ftrl, beta=st.just(0.0), initial=small),
+)
+row_types = st.tuples(st.sampled_from(RowType), st.none()) | st.tuples(
+    st.just(RowType.INT8), st.integers(1, 300).map(lambda n: 16 * n)
 )
 inits = st.one_of(
     st.builds(Uniform, bound=st.none() | positive),
@@ -23,7 +60,8 @@ inits = st.one_of(
 )
 names = st.text(min_size=1, max_size=12).filter(lambda s: not set("./\\\0") & set(s))
 tables = st.builds(
-    Table,
+    lambda row_type, **fields: Table(row_type=row_type[0], column_group=row_type[1], **fields),
+    row_type=row_types,
     name=names,
     rows=st.integers(1, (1 << 40) - 1),
     dim=st.integers(1, 4096),
@@ -57,6 +95,7 @@ def test_defaults():
     table = Table(name="t", rows=10, dim=4)
     assert table.feature_names == ("t",)
     assert (table.pooling, table.optimizer, table.init, table.unknown) == ("sum", RowWiseAdagrad(), Uniform(), "raise")
+    assert (table.row_type, table.column_group, table.row_bytes) == (RowType.FP32, None, 16)
     assert msgspec.json.decode(written(), type=Table) == table
     assert Table(name="t", rows=10, dim=4, features=("a", "b")).feature_names == ("a", "b")
 
@@ -95,6 +134,20 @@ def test_feature_named_twice():
         (Adagrad, "initial"),
         (RowWiseAdagrad, "eps"),
         (RowWiseAdagrad, "weight_decay"),
+        (RowWiseAdagrad, "clip"),
+        (Adam, "lr"),
+        (Adam, "beta1"),
+        (Adam, "beta2"),
+        (Adam, "eps"),
+        (RowWiseAdam, "weight_decay"),
+        (RowWiseAdam, "beta2"),
+        (Lamb, "clip"),
+        (Lamb, "beta1"),
+        (Ftrl, "lr"),
+        (Ftrl, "l1"),
+        (Ftrl, "l2"),
+        (Ftrl, "beta"),
+        (Ftrl, "initial"),
         (Uniform, "bound"),
         (Normal, "std"),
     ],
@@ -124,6 +177,17 @@ def test_constant_may_be_negative_but_finite():
         ({"unknown": "ignore"}, "Invalid enum value 'ignore'"),
         ({"features": "a"}, r"Expected `array`, got `str` - at `\$.features`"),
         ({"rows": 0}, "table 't' is 0 x 4"),
+        ({"row_type": "int4"}, "Invalid enum value 'int4'"),
+        ({"row_type": "fp16", "column_group": 16}, "column_group=16 with rows of type 'fp16'"),
+        ({"row_type": "int8", "column_group": 20}, "column_group=20 with rows of type 'int8'"),
+        ({"row_type": "int8", "column_group": 16.5}, r"Expected `int \| null`, got `float` - at `\$.column_group`"),
+        ({"optimizer": {"kind": "adam", "beta": 0.9}}, r"unknown field `beta` - at `\$.optimizer`"),
+        ({"optimizer": {"kind": "adam", "beta1": 1.0}}, "beta1=1.0: want less than 1"),
+        ({"optimizer": {"kind": "ftrl", "schedule": {}}}, "unknown field `schedule`"),
+        ({"optimizer": {"kind": "sgd", "schedule": {"warmup": 3}}}, r"unknown field `warmup` - at `\$.*schedule`"),
+        ({"optimizer": {"kind": "sgd", "schedule": {"shape": "step"}}}, "Invalid enum value 'step'"),
+        ({"optimizer": {"kind": "sgd", "schedule": {"decay_steps": -1}}}, "schedule: decay_steps=-1"),
+        ({"optimizer": {"kind": "lamb", "clip": 0}}, "clip=0.0: want more than 0"),
         ({"name": "a/b"}, "want one without dots and slashes"),
     ],
 )
@@ -175,6 +239,34 @@ def test_spec_errors_are_value_errors_of_ours():
         ({"unknown": "maybe"}, "unknown='maybe': want 'raise' or 'last_row'"),
         ({"optimizer": RowWiseAdagrad(eps=0)}, "eps=0: want more than 0"),
         ({"optimizer": Adagrad(eps=1e-50)}, "eps=1e-50: want more than 0 in 32 bits"),
+        ({"optimizer": Adam(eps=0.0)}, "eps=0.0: want more than 0 in 32 bits"),
+        ({"optimizer": Adam(beta1=1.0)}, "beta1=1.0: want less than 1 in 32 bits"),
+        ({"optimizer": Lamb(beta2=1 - 1e-9)}, "beta2=0.999999999: want less than 1 in 32 bits"),
+        ({"optimizer": RowWiseAdam(beta2=1.5)}, "beta2=1.5: want less than 1 in 32 bits"),
+        ({"optimizer": Sgd(clip=0.0)}, "clip=0.0: want more than 0 in 32 bits; None does not clip"),
+        ({"optimizer": Ftrl(clip=1e-40)}, "clip=1e-40: want more than 0 in 32 bits; None does not clip"),
+        ({"optimizer": Ftrl(beta=0.0)}, "beta=0.0 and initial=0: want one of them more than 0"),
+        ({"optimizer": Ftrl(beta=1e-40, initial=1e-40)}, "beta=1e-40 and initial=0: want one of them more than 0"),
+        ({"optimizer": Ftrl(lr=0.0)}, "lr=0.0: FTRL divides by it; want more than 0"),
+        ({"optimizer": Ftrl(lr=1e-39)}, "lr=1e-39: FTRL divides by it; want more than 0"),
+        (
+            {"optimizer": Sgd(schedule=Schedule(warmup_steps=-1))},
+            "schedule: warmup_steps=-1: want a number that is not negative",
+        ),
+        ({"optimizer": Adam(schedule=Schedule(decay_start=-5))}, "schedule: decay_start=-5: want a number"),
+        ({"optimizer": Lamb(schedule=Schedule(decay_steps=-5))}, "schedule: decay_steps=-5: want a number"),
+        ({"optimizer": Adagrad(schedule=Schedule(end=-0.1))}, "schedule: end=-0.1: want a number"),
+        ({"optimizer": Adagrad(schedule=Schedule(end=float("nan")))}, "schedule: end=nan: want a number"),
+        ({"optimizer": Adagrad(schedule=Schedule(end=float("inf")))}, "schedule: end=inf: want a number"),
+        ({"row_type": "int4"}, "row_type='int4': want one of 'fp32', 'fp16', 'bf16', 'int8'"),
+        ({"row_type": 8}, "row_type=8: want one of 'fp32'"),
+        ({"column_group": 16}, "column_group=16 with rows of type 'fp32': want a multiple of 16, for rows of type"),
+        ({"row_type": "fp16", "column_group": 16}, "column_group=16 with rows of type 'fp16'"),
+        ({"row_type": "int8", "column_group": 0}, "column_group=0 with rows of type 'int8': want a multiple of 16"),
+        ({"row_type": "int8", "column_group": -16}, "column_group=-16 with rows of type 'int8'"),
+        ({"row_type": "int8", "column_group": 24}, "column_group=24 with rows of type 'int8'"),
+        ({"row_type": "int8", "column_group": 16.0}, "column_group=16.0 with rows of type 'int8'"),
+        ({"row_type": "int8", "column_group": True}, "column_group=True with rows of type 'int8'"),
     ],
 )
 def test_code_is_held_to_the_types_of_files(wrong, message):
@@ -184,3 +276,51 @@ def test_code_is_held_to_the_types_of_files(wrong, message):
 
 def test_pooling_by_name():
     assert Table(name="t", rows=10, dim=4, pooling="sequence").pooling is Pooling.SEQUENCE
+
+
+def test_row_type_by_name():
+    table = Table(name="t", rows=10, dim=40, row_type="int8", column_group=16)
+    assert table.row_type is RowType.INT8
+    assert table == msgspec.json.decode(written(dim=40, row_type="int8", column_group=16), type=Table)
+
+
+@pytest.mark.parametrize(
+    ("row_type", "dim", "group", "size"),
+    [
+        ("fp32", 7, None, 28),
+        ("fp16", 7, None, 14),
+        ("bf16", 7, None, 14),
+        ("int8", 7, None, 8 + 8),
+        ("int8", 64, None, 8 + 64),
+        ("int8", 64, 16, 32 + 64),
+        ("int8", 65, 16, 40 + 68),
+        ("int8", 65, 128, 8 + 68),
+    ],
+)
+def test_bytes_of_a_row(row_type, dim, group, size):
+    table = Table(name="t", rows=10, dim=dim, row_type=row_type, column_group=group)
+    assert table.row_bytes == row_bytes(RowType(row_type), dim, group or 0) == size
+
+
+@given(schedules.filter(lambda s: s is not None))
+def test_schedules_round_trip(schedule):
+    assert msgspec.json.decode(msgspec.json.encode(schedule), type=Schedule) == schedule
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("shape", "step"), ("warmup_steps", 2.5), ("warmup_steps", "3"), ("decay_steps", True), ("end", None)],
+)
+def test_schedules_in_code_are_held_to_the_types_of_files(field, value):
+    schedule = Schedule(**{"decay_steps": 10, field: value})
+    with pytest.raises(SpecError, match=rf"table 't': optimizer: .*schedule\.{field}"):
+        Table(name="t", rows=10, dim=4, optimizer=Sgd(schedule=schedule))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "field"), [(Sgd(lr=None), "lr"), (Adam(beta1=None), "beta1"), (Ftrl(l1=None), "l1")], ids=str
+)
+def test_only_clip_bound_and_schedule_may_be_none(optimizer, field):
+    with pytest.raises(SpecError, match=f"table 't': optimizer: Expected `float`, got `null` .*{field}"):
+        Table(name="t", rows=10, dim=4, optimizer=optimizer)
+    assert Table(name="t", rows=10, dim=4, optimizer=Sgd(clip=None, schedule=None), init=Uniform(bound=None))

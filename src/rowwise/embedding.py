@@ -230,7 +230,10 @@ class Embeddings(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy or a pickle holds: everything but what is staged, which belongs to this module's graph."""
-        return {**self.__dict__, "_staged": []}
+        # Nor the views of tables, which the arena gives again: torch.save refuses views of a storage as another type.
+        names = {table.name for table in self.tables}
+        others = {name: parameter for name, parameter in self._parameters.items() if name not in names}
+        return {**self.__dict__, "_staged": [], "_parameters": others}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """After a copy or an unpickling the parameters are views again."""
@@ -263,10 +266,12 @@ def _before_load(
         if found is None:
             continue
         stored = module.table(name)
-        bytes_expected = stored.dtype == torch.uint8
-        if bytes_expected and found.is_floating_point() and tuple(found.shape) == (table.rows, table.dim):
+        floats = found.is_floating_point()  # of any width
+        if stored.dtype == torch.uint8 and floats and tuple(found.shape) == (table.rows, table.dim):
             state_dict[prefix + name] = rowtype.pack(found, table.row_type, table.column_group)
-        elif found.shape != stored.shape or (found.dtype == torch.uint8) != bytes_expected:
+        elif found.shape != stored.shape or not (
+            found.dtype == stored.dtype or (floats and stored.is_floating_point())
+        ):
             want = f"{tuple(stored.shape)} of {stored.dtype}"
             raise StateError(f"table {name!r}: got {tuple(found.shape)} of {found.dtype}, want {want}")
     # With assign=True torch would replace the parameters, and the arena would keep the old rows.

@@ -40,7 +40,7 @@ class Schedule(Value, frozen=True, kw_only=True):
     """A factor on the learning rate: it rises over `warmup_steps`, then falls over `decay_steps` to `end`."""
 
     warmup_steps: int = 0
-    decay_start: int = 0  # the last step at full rate
+    decay_start: int = 0  # the last step at full rate; that of the warm-up, if it is later
     decay_steps: int = 0  # 0: never falls
     shape: Literal["linear", "cosine", "quadratic"] = "linear"
     end: float = 0.0
@@ -49,9 +49,10 @@ class Schedule(Value, frozen=True, kw_only=True):
         """The factor at an update, the first of which is step 1."""
         if step < self.warmup_steps:
             return step / self.warmup_steps
-        if not self.decay_steps or step <= self.decay_start:
+        decaying = step - max(self.decay_start, self.warmup_steps)
+        if not self.decay_steps or decaying <= 0:
             return 1.0
-        left = max(0.0, 1.0 - (step - self.decay_start) / self.decay_steps)
+        left = max(0.0, 1.0 - decaying / self.decay_steps)
         match self.shape:
             case "cosine":
                 left = (1.0 - math.cos(math.pi * left)) / 2
@@ -67,7 +68,7 @@ class Sgd(Value, frozen=True, kw_only=True, tag="sgd", tag_field="kind"):
 
     lr: float = 0.01
     weight_decay: float = 0.0  # added to the gradient, times the weight
-    clip: float | None = None  # longest gradient of a row (L2 norm); longer ones are shortened to it
+    clip: float | None = None  # longest gradient of a row (L2 norm), before any decay; longer ones are shortened
     schedule: Schedule | None = None
 
 
@@ -225,6 +226,11 @@ def _check_types(table: Table) -> None:
         raise SpecError(f"table {name!r}: features={table.features!r}: want a tuple of names, such as ('clicked',)")
     if table.unknown not in ("raise", "last_row"):
         raise SpecError(f"table {name!r}: unknown={table.unknown!r}: want 'raise' or 'last_row'")
+    for field, kind in (("optimizer", RowOptimizer), ("init", Init)):
+        try:
+            msgspec.convert(msgspec.to_builtins(getattr(table, field)), kind)
+        except (msgspec.ValidationError, TypeError) as error:
+            raise SpecError(f"table {name!r}: {field}: {error}") from None
     _check_choice(table, "pooling", Pooling)
     _check_choice(table, "row_type", RowType)
     group = table.column_group
@@ -275,12 +281,12 @@ LIMITS: dict[str, tuple[float, float, str]] = {  # of some numbers: least, most,
 }
 
 
-def _wanted(field: str, value: object) -> str | None:
+def _wanted(field: str, value: float | None) -> str | None:
     """What a number of an optimizer or of an initial value should have been, if it is not that."""
     if value is None:  # a bound that the table's size will give, or no clipping
         return None
     least, most, want = LIMITS.get(field, (0.0, LARGEST, ""))
-    if not isinstance(value, int | float) or not abs(value) < LARGEST or value < min(0.0, least):
+    if not abs(value) < LARGEST or value < min(0.0, least):
         return "want a finite number that is not negative"
     return None if least <= value <= most else want
 

@@ -1,12 +1,14 @@
 """kernel == reference, bit for bit, for every operator, shape and instruction set."""
 
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import OPTIMIZERS, Problem, make_problem, problems
+from problems import OPTIMIZERS, ROW_TYPES, Problem, make_problem, problems
 
-from rowwise import Pooling, Table
+from rowwise import Ftrl, Pooling, Table
 from rowwise.ops import reference
 from rowwise.ops.native import reference_operators
 from rowwise.ops.reference import Bags, Memory
@@ -100,6 +102,49 @@ def test_update_of_one_table_shared_by_threads(optimizer, pooling, threads_, thr
     threads(threads_)
     table = Table(name="t", rows=50_000, dim=8, features=("a", "b"), pooling=pooling, optimizer=optimizer)
     check_update(make_problem((table,), batch=3000, most=50, seed=1), per_id=False)
+
+
+def same_or_nan(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return torch.equal(a.isnan(), b.isnan()) and same(a.nan_to_num(7.0), b.nan_to_num(7.0))
+
+
+def refuses(update) -> bool:
+    try:
+        update()
+    except (RuntimeError, ArithmeticError):
+        return True
+    return False
+
+
+EXTREMES = [t for t in ROW_TYPES if t[1] != 48]
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("scale", [1e-42, 1e-30, 1e18, 1e20, 3e38])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: type(o).__name__)
+def test_update_by_gradients_near_the_ends_of_their_range(optimizer, scale):
+    """Where squares vanish or overflow: still the definition's bits, and numbers."""
+    tables = tuple(
+        Table(name=f"t{k}", rows=30, dim=20, optimizer=optimizer, row_type=row_type, column_group=group)
+        for k, (row_type, group) in enumerate(EXTREMES)
+    )
+    problem = make_problem(tables, batch=40, most=1, seed=1)
+    a, b = problem.arena(), problem.arena()
+    group, sources = problem.group(a), problem.sources(problem.group(a))
+    jagged = problem.jagged
+    bags = Bags(sources, jagged.values_N, ops.offsets(jagged.lengths_FB), None, jagged.batch_size)
+    for step in range(3):
+        grad = torch.rand(40, group.columns, generator=torch.Generator().manual_seed(step))
+        grad = (grad * 2 - 1) * scale
+        numbers = group.tables_T10, *next_step(a, group)
+        kernel = partial(ops.update, a.rows, a.state, *numbers, *bags[:4], grad, 40, False)
+        wanted = partial(reference.update, Memory(b.rows, b.state, *numbers), bags, grad, False)
+        assert refuses(kernel) == refuses(wanted)  # merged rows past the range, which then stay
+        for index, table in enumerate(tables):
+            assert same_or_nan(a.weights(index), b.weights(index)), f"{table.row_type} rows differ after step {step}"
+        assert same_or_nan(a.state, b.state)
+        if scale < 1e19 or not isinstance(optimizer, Ftrl):  # which divides by what squares add up to
+            assert all(a.weights(index).isfinite().all() for index in range(len(tables)))
 
 
 @pytest.mark.parametrize("rows", [(1 << 32) + 100])

@@ -55,9 +55,10 @@ class Arena:
     def table(self, index: int) -> Tensor:
         """The rows of a table as they are stored: [R, D], or bytes [R, row_bytes] of int8 rows."""
         table, place = self.tables[index], self.places[index]
-        # Cut from the one block: no copy, and no second owner.
+        # Cut from the one block: no copy, and no second owner. By way of DLPack it is a storage of its own: torch.save
+        # refuses views of one storage as several types, and writes the whole block with any table.
         block = self.rows[place.base : place.base + table.rows * table.row_bytes]
-        return block.view(rowtype.DTYPES[table.row_type]).view(table.rows, -1)
+        return torch.from_dlpack(block.view(rowtype.DTYPES[table.row_type]).view(table.rows, -1))
 
     def weights(self, index: int) -> Tensor:
         """The rows of a table as float32 [R, D]: themselves if they are stored so, else a copy."""
@@ -97,15 +98,15 @@ def fill_table(stored: Tensor, table: Table, seed: int) -> None:
     # By name, not by position: adding a table leaves the rows of the others as they were.
     key = table_key(seed, table.name)
     # In pieces, so that a large table needs little beside itself.
-    size = max(1, CHUNK // table.dim)
+    size = min(table.rows, max(1, CHUNK // table.dim))
+    exact = table.row_type is RowType.FP32
+    buffer = stored if exact else torch.empty(size, table.dim, device=stored.device)
     for first in range(0, table.rows, size):
         piece = stored[first : first + size]
-        if table.row_type is RowType.FP32:
-            _fill(piece.view(-1), table, key, first * table.dim)
-            continue
-        rows = torch.empty(len(piece), table.dim, device=stored.device)
+        rows = piece if exact else buffer[: len(piece)]
         _fill(rows.view(-1), table, key, first * table.dim)
-        piece.copy_(rowtype.pack(rows, table.row_type, table.column_group))
+        if not exact:
+            piece.copy_(rowtype.pack(rows, table.row_type, table.column_group))
 
 
 def _fill(flat: Tensor, table: Table, key: int, start: int) -> None:

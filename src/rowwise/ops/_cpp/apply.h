@@ -6,6 +6,7 @@
 // order] in tables.h.
 #pragma once
 #include <algorithm>
+#include <limits>
 #include <type_traits>
 
 #include "kernels.h"
@@ -258,7 +259,8 @@ struct Ftrl {  // state is z, then n
     each_vector(dim, [&](auto v, int64_t c) __attribute__((always_inline)) {
       using V = decltype(v);
       using X = Vec<V>;
-      const V g = X::load(r.g + c), n = X::load(r.state + dim + c), sum = n + g * g;
+      const V g = X::load(r.g + c), n = X::load(r.state + dim + c);
+      const V sum = least(n + g * g, V{} + std::numeric_limits<float>::max());  // of an infinite one there is no rate
       const V after = root(sum), rate = (after - root(n)) / r.h.lr;
       const V z = X::load(r.state + c) + g - rate * w.template at<V>(c);
       X::store(r.state + c, z);

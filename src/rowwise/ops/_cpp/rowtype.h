@@ -4,6 +4,7 @@
 // format is only the way in and the way out. See [Note: Row formats] in tables.h.
 #pragma once
 #include <cstring>
+#include <limits>
 
 #include "random.h"
 
@@ -287,7 +288,8 @@ inline Range range_of(const float* w, int64_t n) {
   return {std::max(least_one, -max_int8) + 0.f, std::min(most_one, max_int8) + 0.f};
 }
 
-// noise(V, column): what is added before a code is cut, in [0, 1).
+// noise(V, column): what is added before a code is cut, in 2^-22 of a code and less than one.
+constexpr int code_bits = 22;
 template <class Noise>
 inline __attribute__((always_inline)) void write_codes(const Format& format, const float* w, char* row, Noise noise) {
   float* scales = reinterpret_cast<float*>(row);
@@ -303,8 +305,10 @@ inline __attribute__((always_inline)) void write_codes(const Format& format, con
     scales[1] = range.low;
     each_vector(n, [&](auto v, int64_t c) __attribute__((always_inline)) {
       using V = decltype(v);
-      const V code = (Vec<V>::load(w + begin + c) - range.low) * inverse + noise(v, begin + c);
-      narrow<V>(codes + begin + c, to_whole<V>(least(most(code, V{}), V{} + 255.f)));
+      // In whole numbers: a sum of floats would be rounded, and large codes go up more often than down.
+      const V code = least(most((Vec<V>::load(w + begin + c) - range.low) * inverse, V{}), V{} + 255.f);
+      const auto fixed = to_whole<V>(code * float(1 << code_bits)) + noise(v, begin + c);
+      narrow<V>(codes + begin + c, fixed >> code_bits);
     });
   }
 }
@@ -386,8 +390,7 @@ class Weights<RowType::int8> {  // a group's scale is known when all its weights
 inline __attribute__((always_inline)) void round_to_codes(const Format& format, const float* w, char* row,
                                                           const RowBits& random) {
   write_codes(format, w, row, [&](auto v, int64_t c) __attribute__((always_inline)) {
-    using V = decltype(v);
-    return to_float<V>(random.at<V>(c) >> 8) * 0x1p-24f;
+    return random.at<decltype(v)>(c) >> (32 - code_bits);
   });
 }
 
@@ -397,7 +400,8 @@ void pack(const Format& format, const float* in, char* out, int64_t rows) {
   for (int64_t r = 0; r < rows; ++r, in += format.dim, out += bytes) {
     std::memset(out, 0, size_t(bytes));
     if (is_finite(in, format.dim)) {
-      write_codes(format, in, out, [](auto v, int64_t) { return decltype(v){} + 0.5f; });
+      write_codes(format, in, out,
+                  [](auto v, int64_t) { return Vec<decltype(v)>::count() * 0 + (1u << (code_bits - 1)); });
     } else {
       for (int64_t g = 0; g < format.groups(); ++g)
         reinterpret_cast<float*>(out)[g * 2] = std::numeric_limits<float>::quiet_NaN();

@@ -140,7 +140,7 @@ def _lamb(w_MD: Tensor, s_MW: Tensor, g_MD: Tensor, hyper: Tensor) -> Change:
 def _ftrl(w_MD: Tensor, s_MW: Tensor, g_MD: Tensor, hyper: Tensor) -> Change:
     lr, _, _, _, l1, l2, beta, _ = hyper
     z_MD, n_MD = s_MW.chunk(2, 1)
-    sum_MD = n_MD + g_MD * g_MD
+    sum_MD = (n_MD + g_MD * g_MD).clamp(max=torch.finfo(torch.float32).max)  # of an infinite one there is no rate
     after_MD = _root(sum_MD)
     z_MD = z_MD + g_MD - (after_MD - _root(n_MD)) / lr * w_MD
     shrunk_MD = torch.where(z_MD > l1, z_MD - l1, torch.where(z_MD < -l1, z_MD + l1, 0.0))

@@ -10,6 +10,7 @@ from torch import Tensor
 from rowwise.ops.layout import RowFormat
 from rowwise.spec import RowType
 
+CODE_BITS = 22  # of a code's fraction
 MAX_HALF, MAX_BFLOAT, MAX_INT8 = 65504.0, float.fromhex("0x1.FEp127"), float(torch.tensor(1e38))
 
 
@@ -41,14 +42,15 @@ def write_rows(w_MD: Tensor, form: RowFormat, bits_MD: Tensor) -> Tensor:
             pattern = w_MD.clamp(-MAX_BFLOAT, MAX_BFLOAT).view(torch.int32).long() & 0xFFFFFFFF
             return _narrow((pattern + (bits_MD >> 16)) >> 16)
         case RowType.INT8:
-            return _codes(w_MD, form, (bits_MD >> 8).float() * 2.0**-24)
+            return _codes(w_MD, form, bits_MD >> (32 - CODE_BITS))
 
 
 def pack(rows: Tensor, group: int) -> Tensor:
     """Rows to the nearest int8 codes; one that is not finite gets a scale that is NaN."""
     form = RowFormat(RowType.INT8, rows.shape[1], group)
     finite_N = (rows * 0 == 0).all(1)
-    packed_NP = _codes(torch.where(finite_N.unsqueeze(1), rows, 0.0), form, torch.full_like(rows, 0.5))
+    half_ND = torch.full_like(rows, 1 << (CODE_BITS - 1), dtype=torch.int64)
+    packed_NP = _codes(torch.where(finite_N.unsqueeze(1), rows, 0.0), form, half_ND)
     header = form.bytes - _padded(form.dim)
     scales = packed_NP[:, :header].clone().view(torch.float32)
     scales[:, 0::2] = torch.where(finite_N.unsqueeze(1), scales[:, 0::2], torch.nan)
@@ -82,8 +84,10 @@ def _codes(w_MD: Tensor, form: RowFormat, noise_MD: Tensor) -> Tensor:
         flat_M = scale_M < 2.0**-126  # all weights are (nearly) one
         inverse_M = torch.where(flat_M, 0.0, 1.0 / scale_M)
         scales += [torch.where(flat_M, 0.0, scale_M), low_M]
-        codes = (w_MD[:, columns] - low_M.unsqueeze(1)) * inverse_M.unsqueeze(1) + noise_MD[:, columns]
-        packed_MP[:, header + columns.start : header + columns.stop] = codes.clamp(0.0, 255.0).to(torch.uint8)
+        codes = ((w_MD[:, columns] - low_M.unsqueeze(1)) * inverse_M.unsqueeze(1)).clamp(0.0, 255.0)
+        # In whole numbers: a sum of floats would be rounded, and large codes go up more often than down.
+        fixed = (codes * float(1 << CODE_BITS)).long() + noise_MD[:, columns]
+        packed_MP[:, header + columns.start : header + columns.stop] = (fixed >> CODE_BITS).to(torch.uint8)
     packed_MP[:, :header] = torch.stack(scales, 1).view(torch.uint8)
     return packed_MP
 
