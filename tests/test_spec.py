@@ -245,8 +245,8 @@ def test_spec_errors_are_value_errors_of_ours():
         ({"optimizer": RowWiseAdam(beta2=1.5)}, "beta2=1.5: want less than 1 in 32 bits"),
         ({"optimizer": Sgd(clip=0.0)}, "clip=0.0: want more than 0 in 32 bits; None does not clip"),
         ({"optimizer": Ftrl(clip=1e-40)}, "clip=1e-40: want more than 0 in 32 bits; None does not clip"),
-        ({"optimizer": Ftrl(beta=0.0)}, "beta=0.0 and initial=0: want one of them more than 0"),
-        ({"optimizer": Ftrl(beta=1e-40, initial=1e-40)}, "beta=1e-40 and initial=0: want one of them more than 0"),
+        ({"optimizer": Ftrl(beta=0.0)}, "beta=0.0 and initial=0.0: want one of them more than 0"),
+        ({"optimizer": Ftrl(beta=1e-40, initial=1e-40)}, "beta=1e-40 and initial=1e-40: want one of them more than 0"),
         ({"optimizer": Ftrl(lr=0.0)}, "lr=0.0: FTRL divides by it; want more than 0"),
         ({"optimizer": Ftrl(lr=1e-39)}, "lr=1e-39: FTRL divides by it; want more than 0"),
         (

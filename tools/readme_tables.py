@@ -5,7 +5,6 @@ python tools/readme_tables.py [--check]
 
 import json
 import math
-import re
 import sys
 from pathlib import Path
 
@@ -29,7 +28,8 @@ def by_threads(rows: list[dict]) -> str:
 
 def made_on(result: dict) -> str:
     made = result["environment"]
-    return f"{made['cpu']}, {made['cores']} cores, {made['isa']}, torch {made['versions']['torch']}, commit {made['commit']}."
+    machine = f"{made['cpu']}, {made['cores']} cores, {made['isa']}"
+    return f"{machine}, torch {made['versions']['torch']}, commit {made['commit']}."
 
 
 def ops() -> str:
@@ -44,8 +44,8 @@ def ops() -> str:
     note = (
         "Time of the peer over ours for lookup, backward and update together (geometric means over dims, batch sizes, "
         "poolings and id distributions). The lookup of fp32 rows alone, pooling 20 and dim >= 64, runs at "
-        f"{min(shares):.0%} to {min(1.0, max(shares)):.0%} of the speed at which this machine can read the same rows at "
-        f"all. {made_on(result)}"
+        f"{min(shares):.0%} to {min(1.0, max(shares)):.0%} of the speed at which this machine can read the same rows "
+        f"at all. {made_on(result)}"
     )
     return "\n".join([*lines, "", note])
 
@@ -84,9 +84,10 @@ def mean(result: dict, row_type: str, field: str) -> float:
 def fill(text: str) -> str:
     for name, table in {"ops": ops, "around": around, "quality": quality}.items():
         begin, end = f"<!-- table: {name} -->", "<!-- end -->"
-        text, found = re.subn(f"{begin}.*?{end}", lambda _, t=table: f"{begin}\n{t()}\n{end}", text, flags=re.S)
-        if found != 1:
-            sys.exit(f"README.md has {found} places for the table {name!r}, want one: {begin} ... {end}")
+        if text.count(begin) != 1:
+            sys.exit(f"README.md has {text.count(begin)} places for the table {name!r}, want one: {begin} ... {end}")
+        head, rest = text.split(begin)
+        text = f"{head}{begin}\n{table()}\n{end}{rest.split(end, 1)[1]}"
     return text
 
 
