@@ -322,13 +322,11 @@ def measure(section: str, args: argparse.Namespace) -> list[dict]:
         return measure_row_types([w for w in halves if w.batch == 2048], fewer, args.quick)
     small = [w for w in works if w.dim == 64 and w.optimizer == "rowwise_adagrad" and w.batch == 2048]
     small = [w for w in small if not args.quick or w.threads == 1]
-    # Adam keeps two floats for each weight, on both sides.
-    sizes = {name: rows if name == "adagrad" else fewer for name in SPARSE}
-    return [
-        r
-        for name in SPARSE
-        for r in measure_torch([w._replace(optimizer=name) for w in small], sizes[name], args.quick)
-    ]
+    found: list[dict] = []
+    for name in SPARSE:  # Adam keeps two floats for each weight, on both sides
+        sizes = rows if name == "adagrad" else fewer
+        found += measure_torch([w._replace(optimizer=name) for w in small], sizes, args.quick)
+    return found
 
 
 def main() -> None:
