@@ -80,7 +80,7 @@ def test_only_what_is_needed_is_read(tmp_path, monkeypatch):
     for file in files[1:]:
         file.unlink()
     assert same(Checkpoint.open(tmp_path / "one").load("t", 2, 9), tensor[2:9])
-    with pytest.raises(CheckpointError, match="00001.safetensors is missing or damaged"):
+    with pytest.raises(CheckpointError, match=r"00001\.safetensors is missing or damaged"):
         Checkpoint.open(tmp_path / "one").load("t", 2, 11)
 
 
@@ -123,7 +123,7 @@ def test_a_manifest_that_does_not_add_up(tmp_path, change, want):
 
 
 def test_not_a_checkpoint(tmp_path):
-    with pytest.raises(CheckpointError, match="is not a checkpoint: it has no manifest.json"):
+    with pytest.raises(CheckpointError, match=r"is not a checkpoint: it has no manifest\.json"):
         Checkpoint.open(tmp_path)
 
 

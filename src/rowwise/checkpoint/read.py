@@ -48,7 +48,7 @@ class Checkpoint:
 
     @torch.no_grad()
     def copy_into(self, out: Tensor, name: str, begin: int = 0) -> None:
-        """Fill `out` with the rows from `begin` on, a piece at a time, so that a large table needs little beside itself."""
+        """Fill `out` with the rows from `begin` on, a piece at a time: a large table needs little beside itself."""
         out = out if out.dim() else out.view(1)
         end = begin + len(out)
         for piece in self.entry(name).pieces:

@@ -84,12 +84,13 @@ class _Writer:
             path = self.folder / self._file()
             save_file(self.waiting, path)
             _sync(path)
-            self.number, self.waiting, self.size = self.number + 1, {}, 0
+            self.waiting.clear()
+            self.number, self.size = self.number + 1, 0
 
 
 def checksum(piece: Tensor) -> int:
     """CRC-32 of a contiguous tensor's bytes."""
-    return zlib.crc32(memoryview(piece.reshape(-1).view(torch.uint8).numpy()))
+    return zlib.crc32(piece.reshape(-1).view(torch.uint8).numpy().data)
 
 
 def _write_bytes(path: Path, content: bytes) -> None:

@@ -153,9 +153,9 @@ def _join(path: str, table: str) -> str:
     return f"{path}.{table}" if path else table
 
 
-def _names(model: nn.Module, optimizer: Optimizer, which: str) -> dict[nn.Parameter, str]:
-    known = {parameter: name for name, parameter in model.named_parameters()}
-    names: dict[nn.Parameter, str] = {}
+def _names(model: nn.Module, optimizer: Optimizer, which: str) -> dict[Tensor, str]:
+    known: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
+    names: dict[Tensor, str] = {}
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if parameter not in known:
