@@ -14,6 +14,7 @@ PUBLIC = [  # a name is added or taken away here, in sight
     "Adam",
     "Batch",
     "BatchError",
+    "CheckpointError",
     "Constant",
     "DLRM",
     "Embeddings",
