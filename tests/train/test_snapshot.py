@@ -7,7 +7,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits as log_loss
 from rowwise import DLRM, Adam, Batch, CheckpointError, Embeddings, Jagged, Lamb, RowWiseAdagrad, Table
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.write import write
-from rowwise.train.state import collect, restore, warm_start
+from rowwise.train.snapshot import collect, restore, warm_start
 
 TABLES = (
     Table(name="user", rows=50, dim=8, optimizer=Adam()),
