@@ -1,1 +1,1 @@
-"""Training: from batches to a trained model, and what it takes to go on after a stop."""
+"""Training: what is measured along the way, and what it takes to go on after a stop."""
