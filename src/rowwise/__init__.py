@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from rowwise.embedding import Embeddings as Embeddings
     from rowwise.embedding import Vectors as Vectors
     from rowwise.errors import BatchError as BatchError
+    from rowwise.errors import CheckpointError as CheckpointError
     from rowwise.errors import GradientError as GradientError
     from rowwise.errors import IdError as IdError
     from rowwise.errors import NativeError as NativeError
@@ -19,9 +20,18 @@ if TYPE_CHECKING:
     from rowwise.errors import SpecError as SpecError
     from rowwise.errors import StateError as StateError
     from rowwise.errors import UnknownIdWarning as UnknownIdWarning
+    from rowwise.models.dcn import DCN as DCN
+    from rowwise.models.deepfm import DeepFM as DeepFM
     from rowwise.models.dlrm import DLRM as DLRM
+    from rowwise.models.frequency import ItemFrequency as ItemFrequency
     from rowwise.models.mlp import Linear as Linear
     from rowwise.models.mlp import Mlp as Mlp
+    from rowwise.models.retrieval import in_batch_softmax as in_batch_softmax
+    from rowwise.models.retrieval import top_items as top_items
+    from rowwise.models.two_tower import Tower as Tower
+    from rowwise.models.two_tower import TwoTower as TwoTower
+    from rowwise.models.wide import wide_tables as wide_tables
+    from rowwise.models.wide_deep import WideDeep as WideDeep
     from rowwise.ops.interact import interact as interact
     from rowwise.plan import Plan as Plan
     from rowwise.plan import Tile as Tile
@@ -47,6 +57,7 @@ _HOMES = {
     "embedding": ("Embeddings", "Vectors"),
     "errors": (
         "BatchError",
+        "CheckpointError",
         "GradientError",
         "IdError",
         "NativeError",
@@ -55,8 +66,15 @@ _HOMES = {
         "StateError",
         "UnknownIdWarning",
     ),
+    "models.dcn": ("DCN",),
+    "models.deepfm": ("DeepFM",),
     "models.dlrm": ("DLRM",),
+    "models.frequency": ("ItemFrequency",),
     "models.mlp": ("Linear", "Mlp"),
+    "models.retrieval": ("in_batch_softmax", "top_items"),
+    "models.two_tower": ("Tower", "TwoTower"),
+    "models.wide": ("wide_tables",),
+    "models.wide_deep": ("WideDeep",),
     "ops.interact": ("interact",),
     "plan": ("Plan", "Tile"),
     "spec": (

@@ -6,6 +6,7 @@
     |-- IdError          an id outside its table (also a ValueError)
     |-- GradientError    a gradient that is not finite (also an ArithmeticError)
     |-- StateError       a state dict that does not match the tables (also a ValueError)
+    |-- CheckpointError  a checkpoint that is missing, damaged or could not be written (also an OSError)
     `-- NativeError      the native operators are missing or do not load (also an ImportError)
 
 Messages say what was found, what was wanted and the way out. `UnknownIdWarning` counts ids that a table
@@ -35,6 +36,10 @@ class GradientError(RowwiseError, ArithmeticError):
 
 class StateError(RowwiseError, ValueError):
     """A state dict that does not match the tables."""
+
+
+class CheckpointError(RowwiseError, OSError):
+    """A checkpoint that is missing, damaged or could not be written."""
 
 
 class NativeError(RowwiseError, ImportError):

@@ -129,7 +129,8 @@ class Ftrl(Value, frozen=True, kw_only=True, tag="ftrl", tag_field="kind"):
     """FTRL-Proximal: n += g * g, z += g - (sqrt(n) - sqrt(n before)) / lr * w, and with s the sign of z
 
     w = 0 where |z| <= l1, else -(z - s * l1) / ((beta + sqrt(n)) / lr + l2). Each weight has a rate of its own that
-    only falls, so there is no schedule. Two floats of state for each weight. Source: McMahan et al. 2013.
+    only falls, so there is no schedule. `beta` is in the units of a gradient: with a loss that is a mean, 1
+    holds weights back for long. Two floats of state for each weight. Source: McMahan et al. 2013.
     """
 
     lr: float = 0.05

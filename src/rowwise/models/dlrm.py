@@ -12,12 +12,11 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from rowwise.batch import Batch, Jagged, KeyedJagged
+from rowwise.batch import Batch
 from rowwise.embedding import Embeddings
-from rowwise.errors import BatchError, SpecError
+from rowwise.models.inputs import Ids, check_dims, input_columns, unpack
 from rowwise.models.mlp import Mlp
 from rowwise.ops.interact import interact
-from rowwise.spec import Pooling, Table
 
 
 class DLRM(nn.Module):
@@ -43,29 +42,12 @@ class DLRM(nn.Module):
         self.dense_features = dense_features
         self.bottom = Mlp((dense_features, *bottom), relu_last=True)
         dim = bottom[-1]
-        _check_tables(embeddings.tables, dim)
+        input_columns(embeddings.tables, dense_features)
+        check_dims(embeddings.tables, dim, "in which the bottom layers end")
         features = sum(len(table.feature_names) for table in embeddings.tables)
         self.top = Mlp((dim + features * (features + 1) // 2, *top))
 
-    def forward(self, batch: Batch | Tensor, sparse: Jagged | KeyedJagged | None = None) -> Tensor:
+    def forward(self, batch: Batch | Tensor, sparse: Ids | None = None) -> Tensor:
         """Logits [B, top[-1]] of a batch, or of dense numbers [B, dense_features] and sparse ids."""
-        dense_BF, ids = _parts(batch, sparse)
-        if dense_BF.dim() != 2 or dense_BF.shape[1] != self.dense_features:
-            raise BatchError(f"got dense numbers {tuple(dense_BF.shape)}, want [B, {self.dense_features}]")
+        dense_BF, ids = unpack(batch, sparse, self.dense_features)
         return self.top(interact(self.bottom(dense_BF), self.embeddings(ids).values()))
-
-
-def _parts(batch: Batch | Tensor, sparse: Jagged | KeyedJagged | None) -> tuple[Tensor, Jagged | KeyedJagged]:
-    if isinstance(batch, Batch):
-        return batch.dense_BF, batch.sparse
-    if sparse is None:
-        raise BatchError("got dense numbers without ids; want a Batch, or dense numbers and sparse ids")
-    return batch, sparse
-
-
-def _check_tables(tables: Sequence[Table], dim: int) -> None:
-    for table in tables:
-        if table.pooling is Pooling.SEQUENCE:
-            raise SpecError(f"table {table.name!r} keeps sequences; want tables that pool, one vector a feature")
-        if table.dim != dim:
-            raise SpecError(f"table {table.name!r} has dim {table.dim}; want {dim}, in which the bottom layers end")

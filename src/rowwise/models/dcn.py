@@ -1,0 +1,100 @@
+"""DCN-v2: layers that multiply the input with a linear map of what came before, so each adds a degree of crosses.
+
+The model of "DCN V2: Improved Deep & Cross Network and Practical Lessons for Web-scale Learning to Rank Systems"
+(Wang et al. 2021, arXiv 2008.13535):
+
+    x_0      = [dense, pooled rows of all features]
+    x_(l+1)  = x_0 * (W_l x_l + b_l) + x_l                    * by element; W_l is full, or U_l V_l of a low rank
+    stacked:  logits = deep(x_L)
+    parallel: logits = W [x_L, deep(x_0)] + b
+
+The paper's mixture of low-rank experts is left out. Initial weights are those of nn.Linear.
+"""
+
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from rowwise.batch import Batch
+from rowwise.embedding import Embeddings
+from rowwise.errors import SpecError
+from rowwise.models.inputs import Ids, input_columns, unpack
+from rowwise.models.mlp import Linear, Mlp
+
+Structure = Literal["stacked", "parallel"]
+
+
+class Cross(nn.Module):
+    """One cross layer: x_0 * (W x + b) + x.
+
+    Args:
+        width: of x.
+        rank: of W as the product of two thin matrices; None: W is one full matrix.
+    """
+
+    def __init__(self, width: int, rank: int | None = None) -> None:
+        """W and b."""
+        super().__init__()
+        if rank is not None and rank < 1:
+            raise SpecError(f"rank={rank}: want at least 1, or None for a full matrix of {width} x {width}")
+        self.map = (
+            Linear(width, width)
+            if rank is None
+            else nn.Sequential(Linear(width, rank, bias=False), Linear(rank, width))
+        )
+
+    def forward(self, first_BS: Tensor, x_BS: Tensor) -> Tensor:
+        """[B, width] of x_0 and of x to [B, width]."""
+        return first_BS * self.map(x_BS) + x_BS
+
+
+class DCN(nn.Module):
+    """DCN-v2 (Wang et al. 2021): cross layers x_(l+1) = x_0 * (W x_l + b) + x_l, before or beside an MLP.
+
+    Args:
+        embeddings: tables that pool, of any dims.
+        dense_features: numbers in each sample.
+        deep: sizes of the MLP's layers; the last is the number of logits.
+        crosses: cross layers.
+        rank: of their matrices; None: full.
+        structure: "stacked", the MLP over the crosses, or "parallel", both over the input and a linear layer over both.
+    """
+
+    def __init__(
+        self,
+        embeddings: Embeddings,
+        dense_features: int,
+        deep: Sequence[int] = (512, 256, 1),
+        *,
+        crosses: int = 3,
+        rank: int | None = None,
+        structure: Structure = "stacked",
+    ) -> None:
+        """The tables stay the caller's; the layers are made here."""
+        super().__init__()
+        if structure not in get_args(Structure):
+            raise SpecError(f"structure={structure!r}: want one of {', '.join(map(repr, get_args(Structure)))}")
+        if crosses < 1:
+            raise SpecError(f"crosses={crosses}: want at least one cross layer")
+        width = input_columns(embeddings.tables, dense_features)
+        self.embeddings = embeddings
+        self.dense_features = dense_features
+        self.structure = structure
+        self.crosses = nn.ModuleList(Cross(width, rank) for _ in range(crosses))
+        if structure == "stacked":
+            self.deep = Mlp((width, *deep))
+        else:
+            self.deep = Mlp((width, *deep[:-1]), relu_last=True)
+            self.top = Linear(width + deep[-2], deep[-1])
+
+    def forward(self, batch: Batch | Tensor, sparse: Ids | None = None) -> Tensor:
+        """Logits [B, deep[-1]] of a batch, or of dense numbers [B, dense_features] and sparse ids."""
+        dense_BF, ids = unpack(batch, sparse, self.dense_features)
+        first_BS = x_BS = torch.cat((dense_BF, self.embeddings(ids).values()), 1)
+        for cross in self.crosses:
+            x_BS = cross(first_BS, x_BS)
+        if self.structure == "stacked":
+            return self.deep(x_BS)
+        return self.top(torch.cat((x_BS, self.deep(first_BS)), 1))

@@ -1,0 +1,68 @@
+"""DeepFM: a factorization machine and an MLP over the same vectors, added.
+
+The model of "DeepFM: A Factorization-Machine based Neural Network for CTR Prediction" (Guo et al. 2017,
+arXiv 1703.04247):
+
+    v_f    = the pooled rows of feature f; for the dense number x_i, x_i times a learned vector
+    logits = first order + sum of v_i . v_j over all pairs i < j + deep([dense, v of the tables])
+
+The first order is `Wide`: a weight for each id and each dense number. A bag counts as the one vector that it is pooled
+to, so ids of the same bag are not paired. The MLP reads the dense numbers themselves: as its first layer is linear,
+their vectors would add weights but no function.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from rowwise.batch import Batch
+from rowwise.embedding import Embeddings
+from rowwise.models.inputs import Ids, check_dims, input_columns, unpack
+from rowwise.models.mlp import Mlp
+from rowwise.models.wide import Wide, wide_tables
+
+DENSE_STD = 0.01  # of the vectors of dense numbers: pairs begin near nothing, as rows do
+
+
+class DeepFM(nn.Module):
+    """DeepFM (Guo et al. 2017): logits = first order + dots of all pairs of vectors + an MLP over the same vectors.
+
+    Args:
+        embeddings: tables that pool, all of one dim. The first order makes tables "<name>_wide" with their optimizers.
+        dense_features: numbers in each sample.
+        deep: sizes of the layers over the vectors; the last is the number of logits. Tasks share the pairs.
+    """
+
+    def __init__(self, embeddings: Embeddings, dense_features: int, deep: Sequence[int] = (400, 400, 400, 1)) -> None:
+        """The tables stay the caller's; the first order and the MLP are made here."""
+        super().__init__()
+        tables, dim = embeddings.tables, embeddings.tables[0].dim
+        check_dims(tables, dim, f"that of table {tables[0].name!r}, as vectors of all pairs are multiplied")
+        self.embeddings = embeddings
+        self.dense_features = dense_features
+        self.deep = Mlp((input_columns(tables, dense_features), *deep))
+        self.first = Wide(wide_tables(tables, deep[-1]), dense_features, deep[-1])
+        self.dense_vectors = nn.Parameter(torch.randn(dense_features, dim) * DENSE_STD)
+
+    def forward(self, batch: Batch | Tensor, sparse: Ids | None = None) -> Tensor:
+        """Logits [B, deep[-1]] of a batch, or of dense numbers [B, dense_features] and sparse ids."""
+        dense_BF, ids = unpack(batch, sparse, self.dense_features)
+        pooled_BS = self.embeddings(ids).values()
+        deep_BK = self.deep(torch.cat((dense_BF, pooled_BS), 1))
+        return self.first(dense_BF, ids) + pair_dots(dense_BF, self.dense_vectors, pooled_BS) + deep_BK
+
+
+def pair_dots(dense_BF: Tensor, vectors_FD: Tensor, pooled_BS: Tensor) -> Tensor:
+    """The sum [B, 1] of the dots of all pairs among the vectors dense[i] * vectors[i] and the pieces of `pooled_BS`.
+
+    Half of what the square of the vectors' sum has beside their squares: linear in their number, not quadratic.
+    """
+    dim = vectors_FD.shape[1]
+    # Not in 16 bits: the two sums are close, and their difference would be mostly rounding.
+    with torch.autocast(dense_BF.device.type, enabled=False):
+        dense_BF = dense_BF.to(vectors_FD.dtype)
+        pooled_BTD = pooled_BS.view(len(pooled_BS), pooled_BS.shape[1] // dim, dim)
+        sum_BD = dense_BF @ vectors_FD + pooled_BTD.sum(1)
+        squares_B = dense_BF.square() @ vectors_FD.square().sum(1) + pooled_BS.square().sum(1)
+        return ((sum_BD.square().sum(1) - squares_B) / 2).unsqueeze(1)

@@ -1,0 +1,81 @@
+"""Two towers: users and items become vectors of one space, where the items nearest to a user can be searched for.
+
+The model of "Sampling-Bias-Corrected Neural Modeling for Large Corpus Item Recommendations" (Yi et al. 2019, RecSys):
+
+    u = user(dense, ids) / |.|,   v = item(dense, ids) / |.|          each an MLP over the features of its side
+    logit = u . v / temperature
+
+`retrieval.py` has the loss over the items of a batch and the search, `frequency.py` what corrects the loss.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rowwise.batch import Batch
+from rowwise.embedding import Embeddings
+from rowwise.errors import SpecError
+from rowwise.models.inputs import Ids, input_columns, unpack
+from rowwise.models.mlp import Mlp
+
+
+class Tower(nn.Module):
+    """One side: an MLP over its features, whose output has length 1.
+
+    Args:
+        embeddings: tables that pool, of any dims, of this side only.
+        dense_features: numbers in each sample of this side.
+        sizes: of the layers; the last is the dim of the vectors.
+    """
+
+    def __init__(self, embeddings: Embeddings, dense_features: int = 0, sizes: Sequence[int] = (256, 64)) -> None:
+        """The tables stay the caller's; the MLP is made here."""
+        super().__init__()
+        self.embeddings = embeddings
+        self.dense_features = dense_features
+        self.layers = Mlp((input_columns(embeddings.tables, dense_features), *sizes))
+        self.dim = sizes[-1]
+
+    def forward(self, batch: Batch | Tensor, sparse: Ids | None = None) -> Tensor:
+        """Vectors [B, sizes[-1]] of a batch, or of dense numbers [B, dense_features] and sparse ids."""
+        dense_BF, ids = unpack(batch, sparse, self.dense_features)
+        return F.normalize(self.layers(torch.cat((dense_BF, self.embeddings(ids).values()), 1)))
+
+
+class TwoTower(nn.Module):
+    """Two towers (Yi et al. 2019): logit = u . v / temperature, of vectors of length 1.
+
+    In a batch the dense numbers are the user's, then the item's; each tower finds its own ids by their features' names.
+
+    Args:
+        user: tower of the users, or queries.
+        item: tower of the items, of the same dim.
+        temperature: what dots are divided by; the smaller, the sharper the softmax.
+    """
+
+    def __init__(self, user: Tower, item: Tower, temperature: float = 0.1) -> None:
+        """The towers stay the caller's."""
+        super().__init__()
+        if user.dim != item.dim:
+            raise SpecError(f"vectors of users have dim {user.dim}, of items {item.dim}: want one dim for both towers")
+        if not temperature > 0:
+            raise SpecError(f"temperature={temperature}: want more than 0")
+        self.user, self.item, self.temperature = user, item, temperature
+
+    def forward(self, batch: Batch | Tensor, sparse: Ids | None = None) -> Tensor:
+        """Logits [B, 1]: of each user with the item of the same sample."""
+        users_BD, items_BD = self.vectors(batch, sparse)
+        return (users_BD * items_BD).sum(1, keepdim=True) / self.temperature
+
+    def vectors(self, batch: Batch | Tensor, sparse: Ids | None = None) -> tuple[Tensor, Tensor]:
+        """The vectors [B, D] of the users and of the items of a batch."""
+        numbers = self.user.dense_features, self.item.dense_features
+        dense_BF, ids = unpack(batch, sparse, sum(numbers))
+        user_BF, item_BF = dense_BF.split(numbers, 1)
+        return self.user(user_BF, ids), self.item(item_BF, ids)
+
+    def scores(self, users_UD: Tensor, items_ID: Tensor) -> Tensor:
+        """Logits [U, I] of every user with every item."""
+        return users_UD @ items_ID.t() / self.temperature

@@ -1,0 +1,65 @@
+"""A linear model over ids: each id has one weight for each task, in tables of its own.
+
+    logits = W dense + b + the pooled weights of all ids
+
+It is the wide part of `WideDeep` and the first order of `DeepFM`. Its tables sit in a second `Embeddings`, which looks
+the same features up again; so the weights have their own optimizer, and whoever made the first tables need not know.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from msgspec import structs
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rowwise.embedding import Embeddings
+from rowwise.models.inputs import Ids, check_dims, input_columns
+from rowwise.spec import Constant, RowOptimizer, RowType, Table
+
+
+def wide_tables(tables: Sequence[Table], tasks: int = 1, optimizer: RowOptimizer | None = None) -> list[Table]:
+    """For each table a "<name>_wide" of dim `tasks`, with the same rows, features and pooling, that begins at 0.
+
+    Its optimizer is the table's own if none is given. Its rows are float32: narrower ones would save little, as the
+    scale of an int8 row alone takes eight bytes.
+    """
+    return [
+        structs.replace(
+            table,
+            name=f"{table.name}_wide",
+            dim=tasks,
+            features=table.feature_names,
+            optimizer=optimizer or table.optimizer,
+            init=Constant(),
+            row_type=RowType.FP32,
+            column_group=None,
+        )
+        for table in tables
+    ]
+
+
+class Wide(nn.Module):
+    """logits = W dense + b + the pooled weights of all ids; everything begins at 0.
+
+    Args:
+        tables: of dim `tasks` each; `wide_tables` makes them.
+        dense_features: numbers in each sample.
+        tasks: logits for each sample.
+    """
+
+    def __init__(self, tables: Sequence[Table], dense_features: int, tasks: int) -> None:
+        """The tables are made here."""
+        super().__init__()
+        self.columns = input_columns(tables, 0)
+        check_dims(tables, tasks, "one weight for each task")
+        self.embeddings = Embeddings(tables)
+        # Not a Linear, which draws initial weights and warns where there are none.
+        self.weight = nn.Parameter(torch.zeros(tasks, dense_features))
+        self.bias = nn.Parameter(torch.zeros(tasks))
+
+    def forward(self, dense_BF: Tensor, ids: Ids) -> Tensor:
+        """Logits [B, tasks]."""
+        tasks = len(self.bias)
+        weights_BTK = self.embeddings(ids).values().view(len(dense_BF), self.columns // tasks, tasks)
+        return F.linear(dense_BF, self.weight, self.bias) + weights_BTK.sum(1)

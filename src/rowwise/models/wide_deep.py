@@ -1,0 +1,59 @@
+"""Wide & Deep: a linear model that remembers single ids, and an MLP that generalises over their vectors, added.
+
+The model of "Wide & Deep Learning for Recommender Systems" (Cheng et al. 2016, arXiv 1606.07792):
+
+    logits = wide(dense, ids) + deep([dense, pooled rows of all features])
+
+`Wide` has a weight for each id. As in the paper it is trained by FTRL, which can make weights sparse (`Ftrl.l1`), and
+may read crosses of features: ids like any other, made of two ids when the data is read, with tables of their own.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from rowwise.batch import Batch
+from rowwise.embedding import Embeddings
+from rowwise.models.inputs import Ids, input_columns, unpack
+from rowwise.models.mlp import Mlp
+from rowwise.models.wide import Wide, wide_tables
+from rowwise.spec import Ftrl, Table
+
+# FTRL's usual beta of 1 suits gradients of single samples. Those of a mean over a batch are smaller by its size; beside
+# a beta of 1 they would hardly move the weights of rare ids.
+WIDE = Ftrl(lr=0.05, beta=1e-6)
+
+
+class WideDeep(nn.Module):
+    """Wide & Deep (Cheng et al. 2016): logits = a linear model over ids + an MLP over their vectors.
+
+    Args:
+        embeddings: tables of the MLP: they pool, and have any dims.
+        dense_features: numbers in each sample.
+        deep: sizes of the MLP's layers; the last is the number of logits.
+        wide: tables of the linear model, of dim deep[-1]; None: `wide_tables` of the MLP's, trained by `WIDE`. With
+            crosses: `[*wide_tables(tables, optimizer=WIDE), Table(name="user_x_item", rows=..., dim=1, ...)]`.
+    """
+
+    def __init__(
+        self,
+        embeddings: Embeddings,
+        dense_features: int,
+        deep: Sequence[int] = (1024, 512, 256, 1),
+        *,
+        wide: Sequence[Table] | None = None,
+    ) -> None:
+        """The tables stay the caller's; the MLP and the wide tables are made here."""
+        super().__init__()
+        self.embeddings = embeddings
+        self.dense_features = dense_features
+        self.deep = Mlp((input_columns(embeddings.tables, dense_features), *deep))
+        tables = wide_tables(embeddings.tables, deep[-1], WIDE) if wide is None else wide
+        self.wide = Wide(tables, dense_features, deep[-1])
+
+    def forward(self, batch: Batch | Tensor, sparse: Ids | None = None) -> Tensor:
+        """Logits [B, deep[-1]] of a batch, or of dense numbers [B, dense_features] and sparse ids."""
+        dense_BF, ids = unpack(batch, sparse, self.dense_features)
+        deep_BK = self.deep(torch.cat((dense_BF, self.embeddings(ids).values()), 1))
+        return self.wide(dense_BF, ids) + deep_BK

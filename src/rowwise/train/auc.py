@@ -1,0 +1,326 @@
+"""Area under the ROC curve: exact while scores are few, then from a histogram with a bound on its error.
+
+The area is the chance that a positive scores above a negative, ties counting half, each sample weighing its weight. A
+histogram ties all that falls into one bin, so it is wrong by at most half of the tied mass:
+
+    |binned - exact| <= 1/2 sum over bins (positives in bin / positives) (negatives in bin / negatives)
+
+which it states as `bound`, for any scores whatever, up to float64 rounding. Bins divide the logit axis, not the
+probabilities: a model of rare events has all its probabilities in the lowest hundredth.
+
+Its own file because, unlike sums, an area needs the scores or their distribution. Here are the ways to keep either:
+
+    ExactAuc    all scores; refuses more than a stated number
+    BinnedAuc   a histogram
+    Auc         both, until there are too many scores to keep
+    RecentAuc   the scores of the newest batches
+
+With one class only, the area is NaN. Letters: N samples, K tasks, M bins.
+"""
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from rowwise.errors import BatchError
+from rowwise.train.samples import Samples
+from rowwise.train.state import State, at_least_one, check_alike, join, merge_newest, part, read_int, read_tensor
+
+AXIS = 16.0  # logits beyond it share a bin at either end; sigmoid(16) is 1e-7 from 1
+KEEP = 1 << 17  # scores sorted in about 10 ms, when the area is asked for
+
+
+@dataclass(frozen=True, slots=True)
+class Area:
+    """One task's area under the ROC curve, and how far at most the exact one is from it."""
+
+    auc: float
+    bound: float
+
+
+class ExactAuc:
+    """The area of all samples given, at most `most` of them."""
+
+    __slots__ = ("_kept", "_most", "_samples", "_tasks")
+
+    def __init__(self, tasks: int = 1, most: int = 1 << 24) -> None:
+        self._tasks, self._most = at_least_one("tasks", tasks), at_least_one("most", most)
+        self._kept: list[Tensor] = []  # [3, N, K] each: logit, mass as a positive, mass as a negative
+        self._samples = 0
+
+    @property
+    def samples(self) -> int:
+        """How many are kept."""
+        return self._samples
+
+    def update(self, logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> None:
+        """Keep a batch."""
+        self.add(Samples.of(logits, labels, weights))
+
+    def add(self, samples: Samples) -> None:
+        """Keep a batch that is checked already."""
+        samples.check_tasks(self._tasks)
+        self._keep([_scores(samples)])
+
+    def merge(self, other: "ExactAuc") -> None:
+        """Keep what another has kept."""
+        check_alike("tasks", self._tasks, other._tasks)
+        check_alike("most", self._most, other._most)
+        self._keep(other._kept)
+
+    def value(self) -> tuple[Area, ...]:
+        """One area for each task; the bound is 0."""
+        return exact_areas(_joined(self._kept, self._tasks))
+
+    def state(self) -> State:
+        """All that is kept."""
+        return {"tasks": self._tasks, "most": self._most, "scores": _joined(self._kept, self._tasks)}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, object]) -> Self:
+        """What `state` returned, to go on with the same bits."""
+        made = cls(read_int(state, "tasks"), read_int(state, "most"))
+        made._keep([read_tensor(state, "scores", (3, None, made._tasks))])
+        return made
+
+    def _keep(self, chunks: list[Tensor]) -> None:
+        more = sum(chunk.shape[1] for chunk in chunks)
+        if self._samples + more > self._most:
+            want = "give ExactAuc a larger `most`, or use Auc, which goes over to bins"
+            raise BatchError(f"{self._samples} + {more} samples do not fit into an exact AUC of {self._most}: {want}")
+        self._kept.extend(chunks)
+        self._samples += more
+
+
+class BinnedAuc:
+    """The area of all samples given, from a histogram of 2 * (bins + 2) numbers for each task.
+
+    On a GPU, fractional weights are added in no fixed order unless torch.use_deterministic_algorithms is on.
+    """
+
+    __slots__ = ("_counts_K2M", "_starts_K")
+
+    def __init__(self, tasks: int = 1, bins: int = 1 << 15) -> None:
+        # A bin below and one above the axis are there besides.
+        self._make(torch.zeros(at_least_one("tasks", tasks), 2, at_least_one("bins", bins) + 2, dtype=torch.float64))
+
+    def update(self, logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> None:
+        """Count a batch."""
+        self.add(Samples.of(logits, labels, weights))
+
+    def add(self, samples: Samples) -> None:
+        """Count a batch that is checked already."""
+        samples.check_tasks(self._counts_K2M.shape[0])
+        self._starts_K = self._starts_K.to(samples.logits_NK.device)
+        self._count(samples, self._starts_K)
+
+    def add_rows(self, samples: Samples, row_NK: Tensor) -> None:
+        """Count each sample and task under a row of its own choice, where a plain update counts task k under row k."""
+        self._count(samples, row_NK.double() * (2 * self._counts_K2M.shape[2]))
+
+    def merge(self, other: "BinnedAuc") -> None:
+        """Count what another has counted."""
+        check_alike("(tasks, 2, bins)", tuple(self._counts_K2M.shape), tuple(other._counts_K2M.shape))
+        self._counts_K2M = self._counts_K2M + other._counts_K2M.to(self._counts_K2M.device)
+
+    def counts(self) -> Tensor:
+        """Weight of negatives and of positives in each bin, [K, 2, M]."""
+        return self._counts_K2M
+
+    def value(self) -> tuple[Area, ...]:
+        """One area for each task, with its bound."""
+        return binned_areas(self._counts_K2M)
+
+    def state(self) -> State:
+        """All that is kept."""
+        tasks, _, bins = self._counts_K2M.shape
+        return {"tasks": tasks, "bins": bins - 2, "counts": self._counts_K2M.clone()}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, object]) -> Self:
+        """What `state` returned, to go on with the same bits."""
+        made = cls(read_int(state, "tasks"), read_int(state, "bins"))
+        made._make(read_tensor(state, "counts", made._counts_K2M.shape))
+        return made
+
+    def _make(self, counts_K2M: Tensor) -> None:
+        self._counts_K2M = counts_K2M
+        tasks, _, bins = counts_K2M.shape
+        self._starts_K = torch.arange(tasks, dtype=torch.float64, device=counts_K2M.device) * (2 * bins)
+
+    def _count(self, samples: Samples, start_NK: Tensor) -> None:
+        """Into the two histograms that start where each sample and task says."""
+        bins = self._counts_K2M.shape[2]
+        # All of it in float64, whose whole numbers are exact far beyond any histogram. Whatever a logit rounds to,
+        # a larger one rounds to no less, and nothing else is asked of bins.
+        bin_NK = (samples.logits_NK * ((bins - 2) / (2 * AXIS)) + bins / 2).floor_().clamp_(0, bins - 1)
+        place_NK = bin_NK.add_(samples.labels_NK, alpha=bins).add_(start_NK).long()
+        place_NK.clamp_(0, self._counts_K2M.numel() - 1)  # values that were not checked must not write elsewhere
+        mass_NK = torch.ones_like(samples.logits_NK) if samples.weights_NK is None else samples.weights_NK
+        self._counts_K2M = self._counts_K2M.to(mass_NK.device)
+        self._counts_K2M.view(-1).index_add_(0, place_NK.view(-1), mass_NK.reshape(-1))
+
+
+class Auc:
+    """The area of all samples given: exact up to `keep` samples, binned from then on.
+
+    The histogram is filled from the start, so no step pays for going over to it.
+    """
+
+    __slots__ = ("_bins", "_exact", "_keep")
+
+    def __init__(self, tasks: int = 1, keep: int = KEEP, bins: int = 1 << 15) -> None:
+        self._keep = at_least_one("keep", keep)
+        self._bins = BinnedAuc(tasks, bins)
+        self._exact: ExactAuc | None = ExactAuc(tasks, keep)
+
+    def update(self, logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> None:
+        """Count a batch."""
+        self.add(Samples.of(logits, labels, weights))
+
+    def add(self, samples: Samples) -> None:
+        """Count a batch that is checked already."""
+        self._bins.add(samples)
+        if self._exact is not None and self._exact.samples + len(samples.logits_NK) <= self._keep:
+            self._exact.add(samples)
+        else:
+            self._exact = None
+
+    def merge(self, other: "Auc") -> None:
+        """Count what another has counted."""
+        check_alike("keep", self._keep, other._keep)
+        self._bins.merge(other._bins)
+        mine, others = self._exact, other._exact
+        if mine is not None and others is not None and mine.samples + others.samples <= self._keep:
+            mine.merge(others)
+        else:
+            self._exact = None
+
+    def value(self) -> tuple[Area, ...]:
+        """One area for each task; the bound is 0 while it is exact."""
+        return self._bins.value() if self._exact is None else self._exact.value()
+
+    def state(self) -> State:
+        """All that is kept."""
+        parts = {"bins": self._bins} if self._exact is None else {"bins": self._bins, "exact": self._exact}
+        return {"keep": self._keep, **join(parts)}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, object]) -> Self:
+        """What `state` returned, to go on with the same bits."""
+        made = cls(keep=read_int(state, "keep"))
+        made._bins = BinnedAuc.from_state(part(state, "bins"))
+        exact = part(state, "exact")
+        made._exact = ExactAuc.from_state(exact) if exact else None
+        return made
+
+
+class RecentAuc:
+    """The exact area of the newest `batches`, or of as many of them as hold at most `most` samples together.
+
+    The newest batch is kept whatever its size. Windows of several ranks merge batch by batch, newest with newest.
+    """
+
+    __slots__ = ("_batches", "_kept", "_most", "_samples", "_tasks")
+
+    def __init__(self, batches: int, tasks: int = 1, most: int = 1 << 20) -> None:
+        self._tasks, self._most = at_least_one("tasks", tasks), at_least_one("most", most)
+        self._batches = at_least_one("batches", batches)
+        self._kept: deque[Tensor] = deque()  # [3, N, K] each, as in ExactAuc
+        self._samples = 0
+
+    @property
+    def samples(self) -> int:
+        """How many are kept."""
+        return self._samples
+
+    def update(self, logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> None:
+        """Keep a batch and forget the oldest, once there are more than fit."""
+        self.add(Samples.of(logits, labels, weights))
+
+    def add(self, samples: Samples) -> None:
+        """Keep a batch that is checked already."""
+        samples.check_tasks(self._tasks)
+        self._keep([_scores(samples)])
+
+    def merge(self, other: "RecentAuc") -> None:
+        """Keep what another has kept."""
+        for name in ("tasks", "batches", "most"):
+            check_alike(name, getattr(self, f"_{name}"), getattr(other, f"_{name}"))
+        merged = merge_newest(list(self._kept), list(other._kept), lambda a, b: torch.cat([a, b.to(a.device)], 1))
+        self._kept, self._samples = deque(), 0
+        self._keep(merged)
+
+    def value(self) -> tuple[Area, ...]:
+        """One area for each task; the bound is 0."""
+        return exact_areas(_joined(self._kept, self._tasks))
+
+    def state(self) -> State:
+        """All that is kept."""
+        sizes = torch.tensor([scores.shape[1] for scores in self._kept], dtype=torch.int64)
+        settings: State = {"tasks": self._tasks, "batches": self._batches, "most": self._most}
+        return {**settings, "sizes": sizes, "scores": _joined(self._kept, self._tasks)}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, object]) -> Self:
+        """What `state` returned, to go on with the same bits."""
+        made = cls(read_int(state, "batches"), read_int(state, "tasks"), read_int(state, "most"))
+        sizes = read_tensor(state, "sizes", (None,), torch.int64).tolist()
+        scores = read_tensor(state, "scores", (3, sum(sizes), made._tasks))
+        # Copies, as a view would hold on to the whole window for as long as its last batch is kept.
+        made._keep([chunk.clone() for chunk in scores.split(sizes, 1)])
+        return made
+
+    def _keep(self, chunks: list[Tensor]) -> None:
+        self._kept.extend(chunks)
+        self._samples += sum(chunk.shape[1] for chunk in chunks)
+        while len(self._kept) > self._batches or (self._samples > self._most and len(self._kept) > 1):
+            self._samples -= self._kept.popleft().shape[1]
+
+
+def exact_areas(scores_3NK: Tensor) -> tuple[Area, ...]:
+    """The area of each task, from logits and masses of all its samples."""
+    return tuple(_exact(*scores_3NK[:, :, k]) for k in range(scores_3NK.shape[2]))
+
+
+def binned_areas(counts_K2M: Tensor) -> tuple[Area, ...]:
+    """The area of each task with its bound, from histograms."""
+    shares_K2M = counts_K2M / counts_K2M.sum(2, keepdim=True)
+    below_K2M = shares_K2M.cumsum(2)
+    negative_KM, positive_KM = shares_K2M.unbind(1)
+    # A positive is above the negatives of lower bins, and tied with those of its own.
+    auc_K = (positive_KM * (below_K2M[:, 0] - negative_KM / 2)).sum(1)
+    bound_K = (positive_KM * negative_KM).sum(1) / 2
+    return tuple(_area(auc, bound) for auc, bound in torch.stack([auc_K, bound_K], 1).tolist())
+
+
+def _exact(logits_N: Tensor, positive_N: Tensor, negative_N: Tensor) -> Area:
+    if not len(logits_N):
+        return _area(math.nan, math.nan)
+    logits_N, order_N = logits_N.sort()
+    edge = logits_N.new_ones(1, dtype=torch.bool)
+    edges = torch.cat([edge, logits_N[1:] != logits_N[:-1], edge])
+    # The ROC curve has a corner between different scores only; a straight line through ties counts them half.
+    masses = (negative_N, positive_N)
+    negative, positive = (torch.cat([mass.new_zeros(1), mass[order_N].cumsum(0)])[edges] for mass in masses)
+    return _area(torch.trapezoid(negative / negative[-1], positive / positive[-1]).item(), 0.0)
+
+
+def _area(auc: float, bound: float) -> Area:
+    return Area(math.nan, math.nan) if math.isnan(auc) else Area(min(max(auc, 0.0), 1.0), bound)
+
+
+def _scores(samples: Samples) -> Tensor:
+    return torch.stack([samples.logits_NK, *samples.masses()])
+
+
+def _joined(chunks: "list[Tensor] | deque[Tensor]", tasks: int) -> Tensor:
+    if not chunks:
+        return torch.zeros(3, 0, tasks, dtype=torch.float64)
+    device = chunks[-1].device  # resumed scores are on the CPU until the first new batch
+    return torch.cat([chunk.to(device) for chunk in chunks], 1)

@@ -1,0 +1,107 @@
+"""What a trainer shows of each task: loss, NE, AUC and calibration, over the newest batches and over all.
+
+Its own file because it only puts the others together: a batch is checked, widened and summed once for all of them.
+`row()` names each number for a line of a log or a column of metrics.csv.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from torch import Tensor
+
+from rowwise.errors import SpecError, StateError
+from rowwise.train.auc import Area, Auc, RecentAuc
+from rowwise.train.entropy import Entropy, Fit, RecentEntropy, totals
+from rowwise.train.samples import Samples
+from rowwise.train.state import State, check_alike, join, part, read_int
+
+
+@dataclass(frozen=True, slots=True)
+class TaskMetrics:
+    """What is known of one task."""
+
+    fit: Fit
+    area: Area
+    recent_fit: Fit
+    recent_area: Area
+
+
+class Metrics:
+    """Metrics of named tasks, over all batches and over the newest `window` of them."""
+
+    __slots__ = ("_auc", "_entropy", "_recent_auc", "_recent_entropy", "_tasks")
+
+    def __init__(self, tasks: Sequence[str] = ("label",), window: int = 100) -> None:
+        if not tasks or len(set(tasks)) != len(tasks):
+            raise SpecError(f"tasks={tuple(tasks)}: want at least one name, and each once")
+        self._tasks = tuple(tasks)
+        self._entropy, self._recent_entropy = Entropy(len(tasks)), RecentEntropy(window, len(tasks))
+        self._auc, self._recent_auc = Auc(len(tasks)), RecentAuc(window, len(tasks))
+
+    def update(self, logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> None:
+        """Count a batch: logits and labels [N] or [N, tasks], weights the same or [N]."""
+        self.add(Samples.of(logits, labels, weights))
+
+    def add(self, samples: Samples) -> None:
+        """Count a batch that is checked already, or one whose check shall not wait for a GPU."""
+        samples.check_tasks(len(self._tasks))
+        totals_5K = totals(samples)
+        self._entropy.add_totals(totals_5K)
+        self._recent_entropy.add_totals(totals_5K)
+        self._auc.add(samples)
+        self._recent_auc.add(samples)
+
+    def merge(self, other: "Metrics") -> None:
+        """Count what another has counted."""
+        check_alike("tasks", self._tasks, other._tasks)
+        self._recent_entropy.merge(other._recent_entropy)  # first, as it refuses another window
+        self._entropy.merge(other._entropy)
+        self._auc.merge(other._auc)
+        self._recent_auc.merge(other._recent_auc)
+
+    def value(self) -> dict[str, TaskMetrics]:
+        """The metrics of each task, by its name."""
+        fits, areas = self._entropy.value(), self._auc.value()
+        recent_fits, recent_areas = self._recent_entropy.value(), self._recent_auc.value()
+        shown = map(TaskMetrics, fits, areas, recent_fits, recent_areas)
+        return dict(zip(self._tasks, shown, strict=True))
+
+    def row(self) -> dict[str, float]:
+        """Each number by its name, such as "click.recent.auc"."""
+        row: dict[str, float] = {}
+        for name, task in self.value().items():
+            for over, fit, area in (("", task.fit, task.area), ("recent.", task.recent_fit, task.recent_area)):
+                lead = f"{name}.{over}"
+                row |= {f"{lead}{field}": getattr(fit, field) for field in ("log_loss", "ne", "calibration")}
+                row |= {f"{lead}base_rate": fit.base_rate, f"{lead}count": fit.count}
+                row |= {f"{lead}auc": area.auc, f"{lead}auc_bound": area.bound}
+        return row
+
+    def state(self) -> State:
+        """All that is kept."""
+        names: State = {f"task.{k}": name for k, name in enumerate(self._tasks)}
+        return {"tasks": len(self._tasks), **names, **join(self._parts())}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, object]) -> Self:
+        """What `state` returned, to go on with the same bits."""
+        names = [state.get(f"task.{k}") for k in range(read_int(state, "tasks"))]
+        if not all(isinstance(name, str) for name in names):
+            raise StateError(
+                f"the state of metrics names the tasks {names}; want a name under each of task.0, task.1, ..."
+            )
+        made = cls([str(name) for name in names])
+        made._entropy = Entropy.from_state(part(state, "entropy"))
+        made._recent_entropy = RecentEntropy.from_state(part(state, "recent_entropy"))
+        made._auc = Auc.from_state(part(state, "auc"))
+        made._recent_auc = RecentAuc.from_state(part(state, "recent_auc"))
+        return made
+
+    def _parts(self) -> dict[str, Entropy | RecentEntropy | Auc | RecentAuc]:
+        return {
+            "entropy": self._entropy,
+            "recent_entropy": self._recent_entropy,
+            "auc": self._auc,
+            "recent_auc": self._recent_auc,
+        }

@@ -1,0 +1,97 @@
+"""Scored samples: logits, labels and weights that fit together, checked once and shared by all metrics of a step.
+
+Its own file because checks and the widening to float64 cost more than most metrics do; the classes that are shown
+together take one `Samples`. A sample of weight 0 counts nowhere, which is how a task says that it has no label.
+
+Letters: N samples, K tasks.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rowwise.errors import BatchError
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Logits (infinite ones too), labels of 0 and 1, and weights or None for all 1; all in float64."""
+
+    logits_NK: Tensor
+    labels_NK: Tensor
+    weights_NK: Tensor | None
+
+    @classmethod
+    def of(cls, logits: Tensor, labels: Tensor, weights: Tensor | None = None, *, check: bool = True) -> "Samples":
+        """From logits [N] or [N, K], labels of the same shape, and weights of that shape or [N].
+
+        `check` reads one number back from the device. Without it nothing waits for a GPU, a NaN logit shows as a NaN
+        log loss, and other labels than 0 and 1 give numbers that mean nothing.
+        """
+        _check_shapes(logits, labels, weights)
+        if weights is not None and weights.dim() < logits.dim():
+            weights = weights.unsqueeze(1).expand(logits.shape)
+        if check:
+            _check_values(logits, labels, weights)
+        return cls(_widen(logits), _widen(labels), None if weights is None else _widen(weights))
+
+    @property
+    def tasks(self) -> int:
+        """How many tasks are scored."""
+        return self.logits_NK.shape[1]
+
+    def masses(self) -> tuple[Tensor, Tensor]:
+        """Weight as a positive and as a negative, [N, K] each; one of them is 0."""
+        if self.weights_NK is None:
+            return self.labels_NK, 1 - self.labels_NK
+        positive_NK = self.weights_NK * self.labels_NK
+        return positive_NK, self.weights_NK - positive_NK
+
+    def check_tasks(self, want: int) -> None:
+        """The tasks are those of a metric."""
+        if self.tasks != want:
+            raise BatchError(f"got logits of {self.tasks} tasks; want {want}, as the metric was made with tasks={want}")
+
+
+def _widen(tensor: Tensor) -> Tensor:
+    wide = tensor.detach().to(torch.float64)
+    return wide if wide.dim() == 2 else wide.unsqueeze(1)
+
+
+def _check_shapes(logits: Tensor, labels: Tensor, weights: Tensor | None) -> None:
+    if not logits.is_floating_point() or logits.dim() not in (1, 2):
+        got = f"{logits.dtype} {tuple(logits.shape)}"
+        raise BatchError(f"logits: got {got}; want floats of shape [samples] or [samples, tasks]")
+    # [N, 1] beside [N] would broadcast to [N, N], without a word.
+    if labels.shape != logits.shape:
+        got = f"{tuple(labels.shape)} beside logits {tuple(logits.shape)}"
+        raise BatchError(f"labels: got shape {got}; want the same, so squeeze or stack one of them")
+    if weights is not None and weights.shape not in (logits.shape, logits.shape[:1]):
+        got = f"{tuple(weights.shape)} beside logits {tuple(logits.shape)}"
+        raise BatchError(f"weights: got shape {got}; want one for each sample, or one for each sample and task")
+    for name, tensor in (("labels", labels), ("weights", weights)):
+        if tensor is not None and tensor.device != logits.device:
+            got = f"{tensor.device} beside logits on {logits.device}"
+            raise BatchError(f"{name}: got {got}; want one device: move one of them with .to()")
+
+
+def _check_values(logits: Tensor, labels: Tensor, weights: Tensor | None) -> None:
+    """One look at all three, and a second to say what is wrong."""
+    wrong = {
+        "logit": (logits, logits.isnan(), "want a number: look for an overflow in the model or a NaN in its inputs"),
+        "label": (labels, (labels != 0) & (labels != 1), "want 0 or 1; where there is no label, give 0 with weight 0"),
+    }
+    if weights is not None:
+        finite = (weights >= 0) & (weights < math.inf)
+        wrong["weight"] = (weights, ~finite, "want a finite number that is not negative")
+    masks = [mask for _, mask, _ in wrong.values()]
+    if not torch.stack(masks).any():
+        return
+    for name, (tensor, mask, want) in wrong.items():
+        if mask.any():
+            first = tuple(mask.nonzero()[0].tolist())
+            where = f"sample {first[0]}" + (f", task {first[1]}" if len(first) > 1 else "")
+            more = f" (and {int(mask.sum()) - 1} more)" if int(mask.sum()) > 1 else ""
+            raise BatchError(f"{name} of {where} is {tensor[first].item()}{more}: {want}")

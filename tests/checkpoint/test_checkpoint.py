@@ -1,0 +1,187 @@
+"""A checkpoint gives back what was saved, bit for bit, or says which piece of which tensor it cannot."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rowwise import CheckpointError
+from rowwise.checkpoint import write as writing
+from rowwise.checkpoint.manifest import NAME, Manifest
+from rowwise.checkpoint.read import Checkpoint
+from rowwise.checkpoint.write import write
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.uint8, torch.int64, torch.float64, torch.bool)
+
+
+def made(dtype: torch.dtype, shape: tuple[int, ...], seed: int = 0) -> torch.Tensor:
+    g = torch.Generator().manual_seed(seed)
+    return (torch.randn(shape, generator=g) * 50).to(dtype)
+
+
+def same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.dtype == b.dtype and a.shape == b.shape and bool((a == b).all())
+
+
+tensors = st.dictionaries(
+    st.text("abc./é", min_size=1, max_size=6),
+    st.builds(
+        made,
+        st.sampled_from(DTYPES),
+        st.lists(st.integers(0, 9), max_size=3).map(tuple),
+        st.integers(0, 99),
+    ),
+    max_size=5,
+)
+
+
+@given(tensors, st.sampled_from((16, 100, 1 << 20)), st.sampled_from((64, 1000, 1 << 20)))
+def test_round_trip(tmp_path_factory, saved, piece, file):
+    folder = tmp_path_factory.mktemp("ckpt") / "one"
+    with pytest.MonkeyPatch.context() as patch:  # small pieces and files, so that tensors are cut
+        patch.setattr(writing, "PIECE_bytes", piece)
+        patch.setattr(writing, "FILE_bytes", file)
+        write(folder, saved, {"step": 7, "names": ["a", "é"]})
+    found = Checkpoint.open(folder)
+    assert found.manifest.data == {"step": 7, "names": ["a", "é"]}
+    assert found.names() == list(saved)
+    found.verify()
+    for name, tensor in saved.items():
+        assert same(found.load(name), tensor)
+    assert not list(folder.parent.glob("*.part"))
+
+
+@given(rows=st.integers(0, 40), data=st.data())
+def test_some_rows(tmp_path_factory, rows, data):
+    tensor = made(torch.float32, (rows, 3))
+    folder = tmp_path_factory.mktemp("ckpt") / "one"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(writing, "PIECE_bytes", 60)
+        write(folder, {"t": tensor}, {})
+    begin = data.draw(st.integers(0, rows))
+    end = data.draw(st.integers(begin, rows))
+    assert same(Checkpoint.open(folder).load("t", begin, end), tensor[begin:end])
+
+
+def test_only_what_is_needed_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(writing, "PIECE_bytes", 120)
+    monkeypatch.setattr(writing, "FILE_bytes", 120)
+    tensor = made(torch.float32, (100, 3))
+    write(tmp_path / "one", {"t": tensor}, {})
+    files = sorted((tmp_path / "one").glob("*.safetensors"))
+    assert len(files) == 10
+    for file in files[1:]:
+        file.unlink()
+    assert same(Checkpoint.open(tmp_path / "one").load("t", 2, 9), tensor[2:9])
+    with pytest.raises(CheckpointError, match=r"00001\.safetensors is missing or damaged"):
+        Checkpoint.open(tmp_path / "one").load("t", 2, 11)
+
+
+def test_a_flipped_bit_is_named(tmp_path):
+    write(tmp_path / "one", {"a": made(torch.float32, (10, 4)), "b": made(torch.float32, (10, 4), 1)}, {})
+    path = tmp_path / "one" / "00000.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match="damaged: rows 0 to 9 of tensor 'b' do not match their checksum"):
+        Checkpoint.open(tmp_path / "one").verify()
+
+
+def test_a_truncated_file_is_refused(tmp_path):
+    write(tmp_path / "one", {"a": made(torch.float32, (10, 4))}, {})
+    path = tmp_path / "one" / "00000.safetensors"
+    path.write_bytes(path.read_bytes()[:-8])
+    with pytest.raises(CheckpointError, match="missing or damaged"):
+        Checkpoint.open(tmp_path / "one").verify()
+
+
+@pytest.mark.parametrize(
+    ("change", "want"),
+    [
+        (lambda m: m.update(format=99), "has format 99; this rowwise reads format 1"),
+        (lambda m: m.update(extra=1), "is damaged: Object contains unknown field `extra`"),
+        (lambda m: m["tensors"]["a"]["pieces"].clear(), "tensor 'a': pieces end at row 0, want 10"),
+        (lambda m: m["tensors"]["a"]["pieces"][0].update(begin=1), "a piece begins at row 1, want 0"),
+    ],
+    ids=["format", "unknown key", "no pieces", "gap"],
+)
+def test_a_manifest_that_does_not_add_up(tmp_path, change, want):
+    write(tmp_path / "one", {"a": made(torch.float32, (10, 4))}, {})
+    path = tmp_path / "one" / NAME
+    manifest = json.loads(path.read_text())
+    change(manifest)
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match=want):
+        Checkpoint.open(tmp_path / "one")
+
+
+def test_not_a_checkpoint(tmp_path):
+    with pytest.raises(CheckpointError, match=r"is not a checkpoint: it has no manifest\.json"):
+        Checkpoint.open(tmp_path)
+
+
+def test_a_name_is_used_once(tmp_path):
+    write(tmp_path / "one", {}, {})
+    with pytest.raises(CheckpointError, match="is there already"):
+        write(tmp_path / "one", {}, {})
+
+
+def test_names_and_rows_that_are_not_there(tmp_path):
+    write(tmp_path / "one", {"a": made(torch.float32, (10, 4))}, {})
+    found = Checkpoint.open(tmp_path / "one")
+    with pytest.raises(CheckpointError, match="holds no tensor 'b'"):
+        found.load("b")
+    with pytest.raises(CheckpointError, match=r"tensor 'a' has 10 rows; got \[5, 11\)"):
+        found.load("a", 5, 11)
+
+
+def test_a_disk_that_is_full_leaves_no_half(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(writing, "save_file", full)
+    with pytest.raises(CheckpointError, match="was not saved: No space left on device"):
+        write(tmp_path / "one", {"a": made(torch.float32, (10, 4))}, {})
+    assert not list(tmp_path.iterdir())
+
+
+def test_killed_at_any_moment(tmp_path):
+    """What is there under its own name is whole, whenever the writer died; the next write clears what is left."""
+    script = (
+        "import sys, torch\n"
+        "from pathlib import Path\n"
+        "from rowwise.checkpoint import write as writing\n"
+        "writing.PIECE_bytes = 1 << 12\n"
+        "writing.FILE_bytes = 1 << 14\n"
+        "folder = Path(sys.argv[1])\n"
+        "print('ready', flush=True)\n"
+        "for k in range(1000):\n"
+        "    writing.write(folder / str(k), {'t': torch.full((4000, 8), float(k))}, {'step': k})\n"
+    )
+    for delay in (0.0, 0.02, 0.05, 0.1):
+        child = subprocess.Popen([sys.executable, "-c", script, str(tmp_path / str(delay))], stdout=subprocess.PIPE)
+        child.stdout.readline()
+        time.sleep(delay)
+        os.kill(child.pid, signal.SIGKILL)
+        child.wait()
+        child.stdout.close()
+        for folder in (tmp_path / str(delay)).glob("*"):
+            if folder.suffix != ".part":
+                found = Checkpoint.open(folder)
+                step = found.manifest.data["step"]
+                assert same(found.load("t"), torch.full((4000, 8), float(step)))
+
+
+def test_manifest_is_json_that_others_can_read(tmp_path):
+    manifest = write(tmp_path / "one", {"t": made(torch.float16, (3, 2)), "n": torch.tensor(5)}, {"step": 1})
+    assert Manifest.read(tmp_path / "one") == manifest
+    plain = json.loads((tmp_path / "one" / NAME).read_text())
+    assert plain["tensors"]["t"]["shape"] == [3, 2]
+    assert plain["tensors"]["t"]["dtype"] == "float16"

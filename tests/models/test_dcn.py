@@ -1,0 +1,76 @@
+"""DCN-v2 against its equation, and that it learns."""
+
+import pytest
+import torch
+from clicks import DENSE, learned_auc, make_clicks, make_tables
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rowwise import DCN, Embeddings, SpecError
+from rowwise.models.dcn import Cross
+
+
+@given(st.integers(0, 4), st.integers(1, 9), st.none() | st.integers(1, 4))
+def test_one_cross_layer(batch, width, rank):
+    torch.manual_seed(width)
+    cross, first_BS, x_BS = Cross(width, rank), torch.randn(batch, width), torch.randn(batch, width)
+    if rank is None:
+        matrix_SS, bias_S = cross.map.weight.double(), cross.map.bias.double()
+    else:
+        thin, wide = cross.map
+        matrix_SS, bias_S = wide.weight.double() @ thin.weight.double(), wide.bias.double()
+        assert torch.linalg.matrix_rank(matrix_SS) <= rank
+    wanted = torch.empty(batch, width, dtype=torch.float64)
+    for b in range(batch):
+        for s in range(width):
+            mapped = sum(matrix_SS[s, k] * x_BS[b, k].double() for k in range(width)) + bias_S[s]
+            wanted[b, s] = first_BS[b, s].double() * mapped + x_BS[b, s].double()
+    torch.testing.assert_close(cross(first_BS, x_BS).double(), wanted, rtol=1e-5, atol=1e-5)
+
+
+def run(mlp, x_BS, relu_last=False):
+    layers = list(mlp.layers)
+    for layer in layers:
+        x_BS = x_BS @ layer.weight.double().t() + layer.bias.double()
+        if relu_last or layer is not layers[-1]:
+            x_BS = x_BS.relu()
+    return x_BS
+
+
+@pytest.mark.parametrize("rank", [None, 2])
+@pytest.mark.parametrize("structure", ["stacked", "parallel"])
+def test_the_equation(structure, rank):
+    torch.manual_seed(0)
+    model = DCN(Embeddings(make_tables(4), seed=1), DENSE, deep=(7, 6, 2), crosses=2, rank=rank, structure=structure)
+    batch = make_clicks(5)
+    first_BS = torch.cat((batch.dense_BF, model.embeddings(batch.sparse).values()), 1).double()
+    x_BS = first_BS
+    for cross in model.crosses:
+        layers = [cross.map] if rank is None else list(cross.map)
+        mapped = x_BS
+        for layer in layers:
+            mapped = mapped @ layer.weight.double().t() + (0 if layer.bias is None else layer.bias.double())
+        x_BS = first_BS * mapped + x_BS
+    if structure == "stacked":
+        wanted = run(model.deep, x_BS)
+    else:
+        both = torch.cat((x_BS, run(model.deep, first_BS, relu_last=True)), 1)
+        wanted = both @ model.top.weight.double().t() + model.top.bias.double()
+    torch.testing.assert_close(model(batch).double(), wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("rank", "structure"), [(None, "stacked"), (4, "parallel")])
+def test_it_learns(rank, structure):
+    torch.manual_seed(0)
+    model = DCN(Embeddings(make_tables()), DENSE, deep=(16, 1), crosses=2, rank=rank, structure=structure)
+    assert learned_auc(model) > 0.85
+
+
+def test_what_cannot_be():
+    embeddings = Embeddings(make_tables())
+    with pytest.raises(SpecError, match="rank=0: want at least 1, or None for a full matrix of 35 x 35"):
+        DCN(embeddings, DENSE, rank=0)
+    with pytest.raises(SpecError, match="crosses=0: want at least one cross layer"):
+        DCN(embeddings, DENSE, crosses=0)
+    with pytest.raises(SpecError, match="structure='side': want one of 'stacked', 'parallel'"):
+        DCN(embeddings, DENSE, structure="side")

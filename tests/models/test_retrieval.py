@@ -1,0 +1,98 @@
+"""The softmax over the items of a batch against its formula, and the exact search against all scores."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rowwise import BatchError, in_batch_softmax, top_items
+
+
+def literal_loss(logits_BB, items, log_q, weights):
+    """Sample by sample, in float64."""
+    total = 0.0
+    for i in range(len(items)):
+        corrected = [float(logits_BB[i, j]) - (log_q[j] if log_q else 0.0) for j in range(len(items))]
+        others = [j for j in range(len(items)) if j == i or items[j] != items[i]]
+        log_sum = math.log(sum(math.exp(corrected[j]) for j in others))
+        total -= (weights[i] if weights else 1.0) * (corrected[i] - log_sum)
+    return total / len(items)
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=7), st.booleans(), st.booleans())
+def test_the_formula(items, corrected, weighted):
+    torch.manual_seed(len(items))
+    size = len(items)
+    logits_BB = torch.randn(size, size, requires_grad=True)
+    log_q_B = torch.rand(size).log() if corrected else None
+    weights_B = torch.rand(size) if weighted else None
+    loss = in_batch_softmax(logits_BB, torch.tensor(items), log_q_B, weights_B)
+    lists = (None if t is None else t.tolist() for t in (log_q_B, weights_B))
+    wanted = literal_loss(logits_BB.detach(), items, *lists)
+    assert math.isclose(float(loss.detach()), wanted, rel_tol=1e-5, abs_tol=1e-6)
+    loss.backward()
+    assert logits_BB.grad is not None
+    assert bool(logits_BB.grad.isfinite().all())
+    for i in range(size):
+        for j in range(size):
+            if i != j and items[i] == items[j]:
+                assert logits_BB.grad[i, j] == 0
+
+
+@pytest.mark.parametrize(("corrected", "lowest", "highest"), [(False, -0.2, 0.2), (True, 0.8, 1.2)])
+def test_the_correction_gives_popular_items_their_due(corrected, lowest, highest):
+    """Who chooses by popularity alone has log q as the best logits; without the correction they come out flat."""
+    generator = torch.Generator().manual_seed(0)
+    q_I = 1 / torch.arange(10, 210).double()
+    q_I /= q_I.sum()
+    logit_I = torch.zeros(200, dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.Adam([logit_I], lr=0.05)
+    for _ in range(500):
+        items_B = q_I.multinomial(64, replacement=True, generator=generator)
+        log_q_B = q_I[items_B].log() if corrected else None
+        optimizer.zero_grad()
+        in_batch_softmax(logit_I[items_B].expand(64, 64), items_B, log_q_B).backward()
+        optimizer.step()
+    x_I, y_I = q_I.log() - q_I.log().mean(), logit_I.detach() - logit_I.detach().mean()
+    slope = float((x_I * y_I).sum() / x_I.square().sum())
+    assert lowest < slope < highest
+
+
+def test_16_bits():
+    logits_BB = torch.randn(4, 4, dtype=torch.bfloat16)
+    items_B = torch.arange(4)
+    loss = in_batch_softmax(logits_BB, items_B)
+    assert loss.dtype == torch.float32
+    assert torch.equal(loss, in_batch_softmax(logits_BB.float(), items_B))
+    assert in_batch_softmax(logits_BB.double(), items_B).dtype == torch.float64
+
+
+def test_losses_that_do_not_fit():
+    logits_BB, items_B = torch.zeros(3, 3), torch.arange(3)
+    with pytest.raises(BatchError, match=r"got logits \(3, 2\) and items \(3,\); want \[B, B\], every user with every"):
+        in_batch_softmax(logits_BB[:, :2], items_B)
+    with pytest.raises(BatchError, match=r"log_q: got \(2,\), want \(3,\), one for each sample"):
+        in_batch_softmax(logits_BB, items_B, items_B[:2].float())
+    with pytest.raises(BatchError, match=r"weights: got \(3, 1\), want \(3,\)"):
+        in_batch_softmax(logits_BB, items_B, weights_B=torch.ones(3, 1))
+
+
+@given(st.integers(0, 3), st.integers(1, 20), st.integers(1, 20), st.integers(1, 25))
+def test_the_search_is_exact(users, items, k, chunk):
+    k = min(k, items)
+    torch.manual_seed(items)
+    users_UD, items_ID = torch.randn(users, 4).double(), torch.randn(items, 4).double()
+    dots_UK, places_UK = top_items(users_UD, items_ID, k, chunk=chunk)
+    wanted = (users_UD @ items_ID.t()).topk(k, 1)
+    torch.testing.assert_close(dots_UK, wanted.values)
+    assert torch.equal(places_UK, wanted.indices)
+
+
+def test_searches_that_cannot_be():
+    vectors = torch.randn(3, 4)
+    with pytest.raises(BatchError, match="k=4 of 3 items: want between 1 and all of them"):
+        top_items(vectors, vectors, 4)
+    with pytest.raises(BatchError, match="chunk=0: want at least one item at a time"):
+        top_items(vectors, vectors, 1, chunk=0)

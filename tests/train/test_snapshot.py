@@ -1,0 +1,111 @@
+"""Resumed == uninterrupted, and a warm start takes over what matches."""
+
+import pytest
+import torch
+from torch.nn.functional import binary_cross_entropy_with_logits as log_loss
+
+from rowwise import DLRM, Adam, Batch, CheckpointError, Embeddings, Jagged, Lamb, RowWiseAdagrad, Table
+from rowwise.checkpoint.read import Checkpoint
+from rowwise.checkpoint.write import write
+from rowwise.train.snapshot import collect, restore, warm_start
+
+TABLES = (
+    Table(name="user", rows=50, dim=8, optimizer=Adam()),
+    Table(name="item", rows=40, dim=8, features=("clicked", "seen"), optimizer=RowWiseAdagrad(), row_type="fp16"),
+    Table(name="word", rows=30, dim=8, optimizer=Lamb(), row_type="int8"),
+)
+
+
+def make(tables=TABLES, seed: int = 0, top=(8, 1)) -> tuple[DLRM, dict[str, torch.optim.Optimizer]]:
+    torch.manual_seed(seed)
+    model = DLRM(Embeddings(tables, seed=5), 3, bottom=(8, 8), top=top)
+    dense = [p for p in model.parameters() if p.requires_grad]
+    return model, {"dense": torch.optim.AdamW(dense, lr=0.01)}
+
+
+def batch(step: int) -> Batch:
+    g = torch.Generator().manual_seed(step)
+    rows = {"user": 50, "clicked": 40, "seen": 40, "word": 30}
+    values = [torch.randint(0, n, (2 * 16,), generator=g) for n in rows.values()]
+    sparse = Jagged(features=tuple(rows), values_N=torch.cat(values), lengths_FB=torch.full((4 * 16,), 2))
+    labels = torch.randint(0, 2, (16, 1), generator=g).float()
+    return Batch(dense_BF=torch.randn(16, 3, generator=g), sparse=sparse, labels_BK=labels)
+
+
+def train(model, optimizers, steps) -> None:
+    for step in steps:
+        one = batch(step)
+        logits = model(one) + 0.01 * torch.randn(16, 1)  # random numbers are part of the state
+        optimizers["dense"].zero_grad()
+        log_loss(logits, one.labels_BK).backward()
+        optimizers["dense"].step()
+        model.embeddings.update()
+
+
+def same(a: dict, b: dict) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+def test_resumed_is_uninterrupted(tmp_path):
+    model, optimizers = make()
+    train(model, optimizers, range(6))
+    write(tmp_path / "6", *collect(model, optimizers))
+    train(model, optimizers, range(6, 12))
+    again, others = make(seed=99)
+    restore(Checkpoint.open(tmp_path / "6"), again, others)
+    train(again, others, range(6, 12))
+    assert same(collect(model, optimizers)[0], collect(again, others)[0])
+
+
+def test_rates_that_moved_come_back(tmp_path):
+    model, optimizers = make()
+    optimizers["dense"].param_groups[0]["lr"] = 0.5
+    write(tmp_path / "0", *collect(model, optimizers))
+    again, others = make()
+    restore(Checkpoint.open(tmp_path / "0"), again, others)
+    group = others["dense"].param_groups[0]
+    assert group["lr"] == 0.5
+    assert group["betas"] == (0.9, 0.999)
+
+
+@pytest.mark.parametrize(
+    ("change", "want"),
+    [
+        ({"tables": (*TABLES[:2], Table(name="word", rows=31, dim=8, row_type="int8"))}, "word: got .*want .*31"),
+        ({"tables": (*TABLES, Table(name="more", rows=3, dim=8))}, "holds no tensor 'model/embeddings.more'"),
+        ({"top": (8, 2)}, "model/top.layers.1.weight: got .*want"),
+        ({"top": (1,)}, "top.layers"),
+    ],
+    ids=["rows", "table", "head", "layers"],
+)
+def test_another_model_is_refused(tmp_path, change, want):
+    write(tmp_path / "0", *collect(*make()))
+    with pytest.raises(CheckpointError, match=want):
+        restore(Checkpoint.open(tmp_path / "0"), *make(**change))
+
+
+def test_warm_start(tmp_path):
+    model, optimizers = make()
+    train(model, optimizers, range(4))
+    write(tmp_path / "4", *collect(model, optimizers))
+    grown = (
+        Table(name="user", rows=80, dim=8, optimizer=Adam()),
+        TABLES[1],
+        Table(name="city", rows=9, dim=8),
+    )
+    new, _ = make(tables=grown, seed=1, top=(8, 3))
+    fresh = new.embeddings.weights("user").clone()
+    found = warm_start(Checkpoint.open(tmp_path / "4"), new)
+    assert torch.equal(new.embeddings.weights("user")[:50], model.embeddings.weights("user"))
+    assert torch.equal(new.embeddings.weights("user")[50:], fresh[50:])
+    assert torch.equal(new.embeddings.weights("item"), model.embeddings.weights("item"))
+    state, old = new.embeddings.optimizer_state(), model.embeddings.optimizer_state()
+    assert torch.equal(state["user"]["exp_avg"][:50], old["user"]["exp_avg"])
+    assert int(state["user"]["step"]) == 4
+    assert found.grown["model/embeddings.user"] == "50 of 80 rows, 50 there"
+    assert "model/embeddings.city" in found.new
+    assert "model/embeddings.word" in found.unused
+    assert "model/top.layers.1.weight" in found.skipped
+    text = "\n".join(found.lines())
+    assert "grown: model/embeddings.user: 50 of 80 rows" in text
+    assert "not taken over: model/top.layers.1.weight: (1, 8) there, (3, 8) here" in text
