@@ -16,6 +16,7 @@ PUBLIC = [  # a name is added or taken away here, in sight
     "BatchError",
     "Constant",
     "DLRM",
+    "DataError",
     "Embeddings",
     "Ftrl",
     "GradientError",

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from rowwise.embedding import Embeddings as Embeddings
     from rowwise.embedding import Vectors as Vectors
     from rowwise.errors import BatchError as BatchError
+    from rowwise.errors import DataError as DataError
     from rowwise.errors import GradientError as GradientError
     from rowwise.errors import IdError as IdError
     from rowwise.errors import NativeError as NativeError
@@ -47,6 +48,7 @@ _HOMES = {
     "embedding": ("Embeddings", "Vectors"),
     "errors": (
         "BatchError",
+        "DataError",
         "GradientError",
         "IdError",
         "NativeError",
