@@ -174,6 +174,10 @@ def test_batch_parts_hold_the_same_samples():
         Batch(dense_BF=torch.zeros(3, 3), sparse=sparse, labels_BK=torch.zeros(2, 1))
     with pytest.raises(BatchError, match=r"different numbers of samples: {'dense': 2, 'sparse': 2, 'labels': 1}"):
         Batch(dense_BF=torch.zeros(2, 3), sparse=sparse, labels_BK=torch.zeros(1, 1))
+    for part in ("weights_B", "keys_B", "times_B"):
+        Batch(dense_BF=torch.zeros(2, 3), sparse=sparse, labels_BK=torch.zeros(2, 1), **{part: torch.zeros(2)})
+        with pytest.raises(BatchError, match=f"different numbers of samples: .*'{part[:-2]}': 3"):
+            Batch(dense_BF=torch.zeros(2, 3), sparse=sparse, labels_BK=torch.zeros(2, 1), **{part: torch.zeros(3)})
 
 
 def test_ids_that_are_not_whole_are_refused():

@@ -11,7 +11,7 @@ import pytest
 
 import rowwise
 
-COMMANDS = ("doctor", "bench")
+COMMANDS = (("doctor",), ("bench",), ("data",), ("data", "get"), ("data", "inspect"))
 CHECKOUT = Path(__file__).parents[1]
 
 
@@ -35,14 +35,16 @@ def checkout(tmp_path):
     return write
 
 
-@pytest.mark.parametrize("command", [(), *((name,) for name in COMMANDS)])
+@pytest.mark.parametrize("command", [(), *COMMANDS])
 def test_help_has_an_example(command):
     done = rowwise_cli(*command, "--help")
     assert done.returncode == 0
     assert "Example: rowwise" in done.stdout
 
 
-@pytest.mark.parametrize("args", [["--help"], ["--version"], ["doctor", "--help"], ["bench"]])
+@pytest.mark.parametrize(
+    "args", [["--help"], ["--version"], ["doctor", "--help"], ["bench"], ["data", "inspect", "--help"]]
+)
 def test_starts_without_torch(args):
     done = rowwise_cli(*args, python=["-X", "importtime"])
     assert done.returncode == 0

@@ -18,6 +18,7 @@ PUBLIC = [  # a name is added or taken away here, in sight
     "Constant",
     "DCN",
     "DLRM",
+    "DataError",
     "DeepFM",
     "Embeddings",
     "Ftrl",

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from rowwise.embedding import Vectors as Vectors
     from rowwise.errors import BatchError as BatchError
     from rowwise.errors import CheckpointError as CheckpointError
+    from rowwise.errors import DataError as DataError
     from rowwise.errors import GradientError as GradientError
     from rowwise.errors import IdError as IdError
     from rowwise.errors import NativeError as NativeError
@@ -58,6 +59,7 @@ _HOMES = {
     "errors": (
         "BatchError",
         "CheckpointError",
+        "DataError",
         "GradientError",
         "IdError",
         "NativeError",

@@ -169,11 +169,14 @@ def _name_bad_value(bags: Mapping[str, Sequence[Sequence[int]]]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """One training batch: dense features [B, F], sparse ids, labels [B, tasks]."""
+    """One training batch: dense features [B, F], sparse ids, labels [B, tasks], and what else is known of a sample."""
 
     dense_BF: Tensor
     sparse: Jagged
     labels_BK: Tensor
+    weights_B: Tensor | None = None  # how much a sample counts in the loss; None: all alike
+    keys_B: Tensor | None = None  # int64: which row of the data a sample is
+    times_B: Tensor | None = None  # int64: when it happened
 
     def __post_init__(self) -> None:
         """All parts hold the same samples."""
@@ -182,5 +185,8 @@ class Batch:
             "sparse": self.sparse.batch_size,
             "labels": self.labels_BK.shape[0],
         }
+        for name, tensor in (("weights", self.weights_B), ("keys", self.keys_B), ("times", self.times_B)):
+            if tensor is not None:
+                sizes[name] = tensor.shape[0]
         if len(set(sizes.values())) > 1:
             raise BatchError(f"parts of the batch have different numbers of samples: {sizes}")

@@ -3,6 +3,7 @@
     RowwiseError
     |-- SpecError        a table, feature or plan that cannot be (also a ValueError)
     |-- BatchError       a batch whose parts do not fit together (also a ValueError)
+    |-- DataError        a file, column or value of the data that cannot be used (also a ValueError)
     |-- IdError          an id outside its table (also a ValueError)
     |-- GradientError    a gradient that is not finite (also an ArithmeticError)
     |-- StateError       a state dict that does not match the tables (also a ValueError)
@@ -24,6 +25,10 @@ class SpecError(RowwiseError, ValueError):
 
 class BatchError(RowwiseError, ValueError):
     """A batch whose parts do not fit together."""
+
+
+class DataError(RowwiseError, ValueError):
+    """A file, column or value of the data that cannot be used."""
 
 
 class IdError(RowwiseError, ValueError):

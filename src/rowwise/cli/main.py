@@ -14,6 +14,7 @@ from typing import Annotated, ParamSpec
 import typer
 
 import rowwise
+from rowwise.cli import data
 from rowwise.cli.bench import bench
 from rowwise.cli.doctor import doctor
 from rowwise.errors import RowwiseError
@@ -35,6 +36,12 @@ def app() -> typer.Typer:
     made.callback()(_rowwise)
     made.command()(_ending_well(doctor))
     made.command()(_ending_well(bench))
+    about_data = typer.Typer(
+        no_args_is_help=True, help="Fetch datasets and look into files. Example: rowwise data inspect logs/"
+    )
+    about_data.command()(_ending_well(data.get))
+    about_data.command()(_ending_well(data.inspect))
+    made.add_typer(about_data, name="data")
     return made
 
 

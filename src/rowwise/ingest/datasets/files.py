@@ -1,0 +1,27 @@
+"""Any Parquet or CSV files as a dataset: what the columns are is guessed from their first splits."""
+
+from pathlib import Path
+
+from rowwise.ingest.datasets.dataset import Dataset, hold_out
+from rowwise.ingest.delimited import CsvReader
+from rowwise.ingest.inspect import inspect
+from rowwise.ingest.parquet import ParquetReader
+from rowwise.ingest.reader import Reader
+
+LOOK_AT = 8  # splits
+TEST_PART = 10
+
+
+def open_files(path: str | Path) -> Reader:
+    """A reader by the endings of the names."""
+    place = Path(path)
+    inside = place.rglob("*") if place.is_dir() else [place]
+    is_lines = any(p.name.endswith((".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz")) for p in inside)
+    return CsvReader(path) if is_lines else ParquetReader(path)
+
+
+def from_files(reader: Reader, label: str | None = None, dim: int = 16) -> Dataset:
+    """The last tenth of the splits is to test on, as time goes on from the first rows to the last."""
+    columns, tables = inspect(reader, label, splits=LOOK_AT).suggest(dim)
+    train, test = hold_out(reader, TEST_PART)
+    return Dataset(train=train, test=test, columns=columns, tables=tables)

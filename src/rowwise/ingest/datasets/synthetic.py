@@ -1,0 +1,139 @@
+"""Made-up clicks with a known best AUC: ids by a power law, and labels drawn from the logit of a hidden teacher.
+
+Every value is a hash of (seed, column, row), so any range of rows is made at any time in constant memory, and the
+teacher's vectors are hashes of (seed, column, id), so tables may have any number of rows. The logit is a column too
+(`logit`): its AUC against `label` is what no model can beat on average.
+"""
+
+import math
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from rowwise.errors import SpecError
+from rowwise.ingest.columns import Columns, Dense, Sparse
+from rowwise.ingest.datasets.dataset import Dataset
+from rowwise.ingest.generator import GeneratorReader
+from rowwise.ingest.mix import Words, mix
+from rowwise.spec import Normal, Pooling, RowWiseAdagrad, Table, Value
+
+Doubles = NDArray[np.float64]
+TEACHER_DIM = 4
+LONGEST_BAG = 6
+
+
+class World(Value, frozen=True):
+    """What is drawn from: `ids` come once in a row, `bags` 0 to 6 times; each is a column with so many ids."""
+
+    seed: int = 0
+    dense: int = 13
+    ids: tuple[tuple[str, int], ...] = (
+        ("user", 20_000),
+        ("item", 10_000),
+        ("shop", 2_000),
+        ("city", 1_000),
+        ("brand", 500),
+        ("kind", 100),
+    )
+    bags: tuple[tuple[str, int], ...] = (("seen", 10_000), ("words", 2_000))
+    split_rows: int = 1 << 16
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be drawn."""
+        if self.seed < 0 or self.dense < 0 or not self.ids + self.bags or any(n < 1 for _, n in self.ids + self.bags):
+            raise SpecError(f"{self}: want at least one column of ids, at least one id in each, and nothing negative")
+
+    def rows(self, first: int, count: int) -> pa.Table:
+        """Rows `first` up to `first + count`: label, logit, row, dense numbers and ids."""
+        row_R = np.arange(first, first + count, dtype=np.uint64)
+        columns: dict[str, pa.Array] = {}
+        logit_R, together_RD, squares_R = np.full(count, -1.0), np.zeros((count, TEACHER_DIM)), np.zeros(count)
+        for index in range(self.dense):
+            x_R = self._normal(row_R, f"d{index}")
+            logit_R += x_R * self._normal(np.zeros(1, np.uint64), f"d{index} counts") / math.sqrt(self.dense)
+            columns[f"d{index}"] = pa.array(x_R, pa.float32())
+        for name, ids in self.ids + self.bags:
+            id_N, offsets_R1 = self._ids(row_R, name, ids)
+            columns[name] = pa.array(id_N) if offsets_R1 is None else _lists(id_N, offsets_R1)
+            vector_RD = self._vectors(name, id_N, offsets_R1)
+            logit_R += 0.4 * vector_RD[:, 0]
+            together_RD += vector_RD
+            squares_R += (vector_RD**2).sum(1)
+        # The dots of all pairs add up to half of what the square of the sum has beside the squares.
+        logit_R += 0.05 * ((together_RD**2).sum(1) - squares_R) / 2
+        label_R = self._uniform(row_R, "label") < 1 / (1 + np.exp(-logit_R))
+        about = {
+            "label": pa.array(label_R.astype(np.int8)),
+            "logit": pa.array(logit_R),
+            "row": pa.array(row_R, pa.int64()),
+        }
+        return pa.table(about | columns)
+
+    def reader(self, rows: int, first_row: int = 0) -> GeneratorReader:
+        """So many rows from a row on; other ranges of the same world make test data."""
+        return GeneratorReader(
+            self.rows, rows, first_row=first_row, split_rows=self.split_rows, name=f"synthetic (seed {self.seed})"
+        )
+
+    def columns(self) -> Columns:
+        """All that a model may see."""
+        sparse = tuple(Sparse(column=name, ids="direct") for name, _ in self.ids + self.bags)
+        dense = tuple(Dense(column=f"d{index}") for index in range(self.dense))
+        return Columns(labels=("label",), dense=dense, sparse=sparse, key="row")
+
+    def tables(self, dim: int = 16) -> tuple[Table, ...]:
+        """One a column; a bag's vector is the mean of its rows, as it is for the teacher."""
+        how = {"pooling": Pooling.MEAN, "optimizer": RowWiseAdagrad(lr=0.1), "init": Normal(std=0.05)}
+        return tuple(Table(name=name, rows=ids, dim=dim, **how) for name, ids in self.ids + self.bags)
+
+    def _ids(self, row_R: Words, name: str, ids: int) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
+        offsets_R1 = None
+        if (name, ids) in self.bags:
+            lengths_R = (self._uniform(row_R, f"{name} length") * (LONGEST_BAG + 1)).astype(np.int64)
+            offsets_R1 = np.concatenate([[0], lengths_R.cumsum()])
+            # Each position in a bag has a draw of its own.
+            position_N = np.arange(offsets_R1[-1]) - np.repeat(offsets_R1[:-1], lengths_R)
+            row_R = np.repeat(row_R, lengths_R) * np.uint64(LONGEST_BAG) + position_N.astype(np.uint64)
+        # Id k comes about 1 / (k + 1) as often as the first.
+        id_N = ((ids + 1) ** self._uniform(row_R, name) - 1).astype(np.int64)
+        return np.minimum(id_N, ids - 1), offsets_R1
+
+    def _vectors(self, name: str, id_N: NDArray[np.int64], offsets_R1: NDArray[np.int64] | None) -> Doubles:
+        """The teacher's vector of each row: that of its id, or the mean of those in its bag."""
+        # Popular ids come often: each is drawn once.
+        distinct_U, at_N = np.unique(id_N, return_inverse=True)
+        drawn = [self._normal(distinct_U.astype(np.uint64), f"{name} vector {d}") for d in range(TEACHER_DIM)]
+        vector_ND = np.stack(drawn, 1)[at_N]
+        if offsets_R1 is None:
+            return vector_ND
+        lengths_R = np.diff(offsets_R1)
+        rows, row_N = len(lengths_R), np.repeat(np.arange(len(lengths_R)), lengths_R)
+        # Added row by row: differences of a running sum would depend on the rows before.
+        sums = [np.bincount(row_N, vector_ND[:, d], rows) for d in range(TEACHER_DIM)]
+        return np.stack(sums, 1) / np.maximum(lengths_R, 1)[:, None]
+
+    def _uniform(self, x_N: Words, what: str) -> Doubles:
+        """A number in [0, 1) for each x, drawn apart for each purpose."""
+        purpose = np.frombuffer(what.encode().ljust(32, b"\0"), "<u8")
+        state = mix(np.array([self.seed], np.uint64))
+        for word in purpose:
+            state = mix(state ^ word)
+        return (mix(mix(x_N) ^ state) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+    def _normal(self, x_N: Words, what: str) -> Doubles:
+        """A standard normal number for each x. Source: Box and Muller 1958."""
+        radius_N = np.sqrt(-2 * np.log1p(-self._uniform(x_N, f"{what} radius")))
+        return radius_N * np.cos(2 * math.pi * self._uniform(x_N, f"{what} angle"))
+
+
+def synthetic(rows: int = 1_000_000, test_rows: int = 100_000, world: World | None = None) -> Dataset:
+    """Rows to train on, and the ones after them to test on."""
+    world = world or World()
+    return Dataset(
+        train=world.reader(rows), test=world.reader(test_rows, rows), columns=world.columns(), tables=world.tables()
+    )
+
+
+def _lists(id_N: NDArray[np.int64], offsets_R1: NDArray[np.int64]) -> pa.Array:
+    return pa.ListArray.from_arrays(pa.array(offsets_R1, pa.int32()), pa.array(id_N))

@@ -1,0 +1,168 @@
+"""CSV and TSV files as a `Reader`: a split is a range of bytes, and holds the lines that begin in it.
+
+So the splits follow from the sizes of the files alone, and the few bytes around a border are looked at when it is
+read. Gives up: a line break inside quotes, which such a cut cannot see (a split with one is refused), and
+compressed files, which cannot be read from the middle.
+"""
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import final
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import csv
+
+from rowwise.errors import DataError
+from rowwise.ingest.reader import Split, check_columns, find_files
+from rowwise.spec import Value
+
+ENDINGS = (".csv", ".tsv", ".txt")
+HEAD_BYTES = 1 << 20  # what the types of the columns are guessed from
+BLOCK_BYTES = 8 << 20  # the longest line
+PACKED = (".gz", ".zst", ".bz2", ".xz", ".zip")
+
+
+class Dialect(Value, frozen=True):
+    """How lines become columns."""
+
+    delimiter: str = ","
+    names: tuple[str, ...] = ()  # of the columns; none: the first line of each file has them
+    quotes: bool = True  # a value may stand in double quotes
+    nulls: tuple[str, ...] = ("",)  # how a missing value is written; "NA" is not among them, as ids may be called so
+    split_bytes: int = 32 << 20
+
+
+@final
+class CsvReader:
+    """A file of lines, a folder of them, or a pattern.
+
+    Args:
+        path: where they are.
+        dialect: how to read them; None: by the name of the first file, tabs for .tsv and commas else.
+        types: of columns whose first values do not show it; a number that is whole in the first megabyte and is
+            not later needs its type here.
+    """
+
+    def __init__(self, path: str | Path, dialect: Dialect | None = None, types: dict[str, str] | None = None) -> None:
+        """Guess the types from the beginning of the first file."""
+        self._files = find_files(path, ENDINGS)
+        self._dialect = dialect or Dialect(delimiter="\t" if self._files[0].endswith(".tsv") else ",")
+        if self._dialect.split_bytes < 1:
+            raise DataError(f"split_bytes={self._dialect.split_bytes}: want at least 1")
+        for name in self._files:
+            _check_file(name)
+        self._names = self._dialect.names or _header(self._files[0], self._dialect)
+        self._schema = self._guess(types or {})
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns, typed by the first megabyte of the first file."""
+        return self._schema
+
+    def splits(self) -> tuple[Split, ...]:
+        """Ranges of bytes; some may turn out to hold no line."""
+        return tuple(split for name in self._files for split in self._ranges(name))
+
+    def read(self, split: Split, columns: Sequence[str]) -> pa.Table:
+        """The lines that begin in a range of bytes."""
+        check_columns(columns, self._schema, split.source)
+        with open(split.source, "rb") as file:
+            begin = self._after_header(file, split.source) if split.start == 0 else _line_start(file, split.start)
+            end = max(begin, _line_start(file, split.stop))
+            file.seek(begin)
+            data = file.read(end - begin)
+        if self._dialect.quotes:
+            _refuse_broken_quotes(data, split)
+        try:
+            return self._parse(data, self._schema, columns)
+        except pa.ArrowException as error:
+            out = "a column's type can be given in types={'name': 'float'}"
+            raise DataError(f"{split.source}: bytes {begin} to {end}: {error}; {out}") from error
+
+    def _ranges(self, name: str) -> list[Split]:
+        size, step = Path(name).stat().st_size, self._dialect.split_bytes
+        return [Split(source=name, start=at, stop=min(at + step, size)) for at in range(0, size, step)]
+
+    def _after_header(self, file: io.BufferedReader, name: str) -> int:
+        if self._dialect.names:
+            return 0
+        names = _header(name, self._dialect)
+        if names != self._names:
+            want = f"want the header of {self._files[0]}: {', '.join(self._names)}"
+            raise DataError(f"{name}: its header is {', '.join(names)}; {want}")
+        file.seek(0)
+        file.readline()
+        return file.tell()
+
+    def _guess(self, types: dict[str, str]) -> pa.Schema:
+        name = self._files[0]
+        with open(name, "rb") as file:
+            begin = self._after_header(file, name)
+            file.seek(begin)
+            head = file.read(HEAD_BYTES)
+        if len(head) == HEAD_BYTES:
+            head = head[: head.rfind(b"\n") + 1]
+        try:
+            found = self._parse(head, None, self._names).schema
+            check_columns(list(types), found, name)
+            # A column without a value in the head may hold anything: text takes it all.
+            chosen = {f.name: pa.string() if pa.types.is_null(f.type) else f.type for f in found}
+            chosen |= {column: pa.type_for_alias(alias) for column, alias in types.items()}
+        except (pa.ArrowException, ValueError) as error:
+            raise DataError(f"{name}: cannot be read as lines of {len(self._names)} columns: {error}") from error
+        return pa.schema(chosen)
+
+    def _parse(self, data: bytes, schema: pa.Schema | None, columns: Sequence[str]) -> pa.Table:
+        if schema is not None and not data:
+            return schema.empty_table().select(list(columns))
+        return csv.read_csv(
+            pa.BufferReader(data),
+            csv.ReadOptions(column_names=list(self._names), block_size=BLOCK_BYTES),
+            csv.ParseOptions(delimiter=self._dialect.delimiter, quote_char='"' if self._dialect.quotes else False),
+            csv.ConvertOptions(
+                column_types=schema,
+                include_columns=list(columns),
+                strings_can_be_null=True,
+                null_values=list(self._dialect.nulls),
+            ),
+        )
+
+
+def _check_file(name: str) -> None:
+    if name.endswith(PACKED):
+        raise DataError(f"{name}: compressed lines cannot be read from the middle: unpack the file first")
+    if Path(name).stat().st_size == 0:
+        raise DataError(f"{name}: the file is empty: want lines of columns")
+
+
+def _header(name: str, dialect: Dialect) -> tuple[str, ...]:
+    with open(name, "rb") as file:
+        line = file.readline().removeprefix(b"\xef\xbb\xbf")  # the mark that some programs put before UTF-8
+    options = csv.ParseOptions(delimiter=dialect.delimiter, quote_char='"' if dialect.quotes else False)
+    try:
+        return tuple(csv.read_csv(pa.BufferReader(line), parse_options=options).column_names)
+    except (pa.ArrowException, UnicodeDecodeError) as error:
+        raise DataError(f"{name}: its first line is not a header: {error}") from error
+
+
+def _line_start(file: io.BufferedReader, at: int) -> int:
+    """Where the first line begins that begins at or after a byte."""
+    if at == 0:
+        return 0
+    file.seek(at - 1)
+    file.readline()
+    return file.tell()
+
+
+def _refuse_broken_quotes(data: bytes, split: Split) -> None:
+    """Quotes come in pairs up to each line's end, or a line break was inside one."""
+    if b'"' not in data:
+        return
+    bytes_N = np.frombuffer(data, np.uint8)
+    open_N = np.cumsum(bytes_N == ord('"')) & 1
+    broken = np.flatnonzero(open_N[bytes_N == ord("\n")])
+    if broken.size:
+        out = "want line breaks outside quotes only, or quotes=False where a quote is a plain character"
+        raise DataError(f"{split.place(int(broken[0]))}: a quoted value goes on in the next line; {out}")

@@ -1,0 +1,233 @@
+"""A dataset card: what is in the columns, what to make of them, and what looks wrong.
+
+Pure but for reading splits: `inspect` gives a value, `cli/data.py` shows it. Needs no torch.
+"""
+
+import re
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import types
+
+from rowwise.errors import DataError
+from rowwise.ingest.columns import Columns, Dense, Sparse, is_list, is_text
+from rowwise.ingest.encode import floats, whole
+from rowwise.ingest.reader import Reader, check_columns
+from rowwise.ingest.survey import Survey
+from rowwise.spec import Table, Value
+
+LABELS = ("label", "click", "clicked", "is_click", "target", "y", "conversion", "converted")
+ID_NAME = re.compile(r"(^|_)(id|ids|key|code|hash)($|_)", re.IGNORECASE)
+FEW = 100  # whole numbers with so few values are taken for categories
+LARGEST_COUNT = 1 << 31
+TIMES = (631_152_000, 4_102_444_800)  # 1990 to 2100 in seconds
+MANY_TIMES = 1000
+NEARLY_ALL = 0.9
+LEAK_AUC = 0.99
+LEAK_ERROR = 0.02
+LARGEST_TABLE = 100_000_000
+SPARE_ROWS = 1.25
+Role = Literal["label", "dense", "sparse", "time", "unused"]
+
+
+class ColumnCard(Value, frozen=True):
+    """What is known of one column."""
+
+    name: str
+    type: str
+    role: Role  # what to make of it
+    rows: int
+    nulls: int
+    distinct: int
+    distinct_error: float  # relative standard error; 0: counted
+    top_share: float  # of all occurrences, those of the most frequent hundredth of the values
+    least: float | None = None
+    most: float | None = None
+    mean_length: float | None = None  # of lists
+    longest: int | None = None
+    table_rows: int | None = None  # suggested
+    table_dim: int | None = None
+
+
+class Card(Value, frozen=True):
+    """What is known of a dataset."""
+
+    source: str
+    rows: int
+    label: str | None
+    label_rate: float | None
+    columns: tuple[ColumnCard, ...]
+    warnings: tuple[str, ...]
+
+    def suggest(self, dim: int) -> tuple[Columns, tuple[Table, ...]]:
+        """Columns and tables to begin with, all tables of one width as DLRM wants them."""
+        if self.label is None:
+            raise DataError(f"{self.source}: no column is called {', '.join(LABELS)}: say which one is the label")
+        sparse = [c for c in self.columns if c.role == "sparse"]
+        if not sparse:
+            raise DataError(f"{self.source}: no column of ids to use: look at it with rowwise data inspect")
+        # A table's name is also that of a parameter and of files.
+        names = {c.name: re.sub(r"[./\\\0]", "_", c.name) for c in sparse}
+        columns = Columns(
+            labels=(self.label,),
+            dense=tuple(Dense(column=c.name, log1p=_is_skewed(c)) for c in self.columns if c.role == "dense"),
+            sparse=tuple(Sparse(column=c.name, table=names[c.name]) for c in sparse),
+        )
+        tables = (Table(name=names[c.name], rows=c.table_rows or 1, dim=dim, features=(c.name,)) for c in sparse)
+        return columns, tuple(tables)
+
+
+def inspect(
+    reader: Reader,
+    label: str | None = None,
+    *,
+    name: str | None = None,
+    splits: int | None = None,
+    tell: Callable[[int, int], None] | None = None,
+) -> Card:
+    """Look at the rows.
+
+    Args:
+        reader: where they come from.
+        label: the column to predict; None: the one that is called so.
+        name: what the card is called; None: as the first split's source is.
+        splits: look at so many of the first ones only.
+        tell: hears how many of how many splits are done.
+    """
+    found = reader.splits()[:splits]
+    if not found:
+        raise DataError(f"{name or type(reader).__name__}: there are no rows to look at")
+    source = found[0].source
+    names = reader.schema.names
+    check_columns([label] if label else names, reader.schema, source)
+    label = label or next((column for column in names if column.lower() in LABELS), None)
+    surveys = {column: Survey(reader.schema.field(column).type) for column in names}
+    positives = 0
+    for index, split in enumerate(found):
+        table = reader.read(split, names)
+        positive_R = _positive(table, label, source)
+        positives += int(positive_R.sum())
+        for column, survey in surveys.items():
+            survey.add(whole(table[column]), positive_R)
+        if tell is not None:
+            tell(index + 1, len(found))
+    return _card(name or source, label, surveys, positives)
+
+
+def _positive(table: pa.Table, label: str | None, source: str) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    if label is None:
+        return np.zeros(table.num_rows, np.bool_)
+    kind = table.schema.field(label).type
+    if not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_decimal(kind)):
+        raise DataError(f"{source}: column {label!r} holds {kind}: want numbers for a label")
+    return floats(whole(table[label])) > 0
+
+
+def _card(source: str, label: str | None, surveys: dict[str, Survey], positives: int) -> Card:
+    columns: list[ColumnCard] = []
+    warnings: list[str] = [] if label else ["no label: say which column it is"]
+    for name, survey in surveys.items():
+        found = _label_warnings(name, survey) if name == label else _warnings(name, survey, label is not None)
+        role: Role = "label" if name == label else "unused" if found else _role(name, survey)
+        columns.append(_column(name, survey, role))
+        warnings += found
+    rows = next(iter(surveys.values())).rows
+    rate = positives / rows if label and rows else None
+    return Card(
+        source=source, rows=rows, label=label, label_rate=rate, columns=tuple(columns), warnings=tuple(warnings)
+    )
+
+
+def _column(name: str, survey: Survey, role: Role) -> ColumnCard:
+    sketch, listed, ranged = survey.sketch, is_list(survey.kind), survey.least <= survey.most
+    table_rows = min(max(int(sketch.distinct * SPARE_ROWS), 16), LARGEST_TABLE) if role == "sparse" else None
+    return ColumnCard(
+        name=name,
+        type=str(survey.kind),
+        role=role,
+        rows=survey.rows,
+        nulls=survey.nulls,
+        distinct=sketch.distinct,
+        distinct_error=sketch.error,
+        top_share=sketch.top_share(),
+        least=survey.least if ranged else None,
+        most=survey.most if ranged else None,
+        mean_length=survey.values / max(survey.rows, 1) if listed else None,
+        longest=survey.longest if listed else None,
+        table_rows=table_rows,
+        table_dim=_dim(sketch.distinct) if role == "sparse" else None,
+    )
+
+
+def _role(name: str, survey: Survey) -> Role:
+    """What to make of a column that nothing is wrong with."""
+    listed = is_list(survey.kind)
+    kind = survey.kind.value_type if listed else survey.kind
+    if is_text(kind) or types.is_dictionary(kind):
+        return "sparse"
+    if types.is_integer(kind):
+        category = survey.least >= 0 and survey.sketch.distinct <= FEW
+        # Numbers that large count nothing.
+        return "sparse" if listed or category or survey.most > LARGEST_COUNT or ID_NAME.search(name) else "dense"
+    if listed:
+        return "unused"
+    if types.is_timestamp(kind) or types.is_date(kind):
+        return "time"
+    return "dense" if types.is_floating(kind) or types.is_boolean(kind) or types.is_decimal(kind) else "unused"
+
+
+def _dim(distinct: int) -> int:
+    """The usual 6 * distinct ** 0.25, in steps of 8."""
+    return min(max(8, round(6 * distinct**0.25 / 8) * 8), 128)
+
+
+def _is_skewed(column: ColumnCard) -> bool:
+    """Counts and amounts, that go from nothing to a lot."""
+    return column.least is not None and column.most is not None and column.least >= 0 and column.most > FEW
+
+
+def _warnings(name: str, survey: Survey, labelled: bool) -> list[str]:
+    """Why a column is better not used, if there is a reason."""
+    distinct = survey.sketch.distinct
+    if distinct <= 1 and not is_list(survey.kind):
+        return [f"{name!r} is constant{' or missing' if survey.nulls else ''}"]
+    leak = _leak(survey) if labelled else None
+    if leak:
+        return [f"{name!r} nearly tells the label: {leak}"]
+    if types.is_integer(survey.kind) and distinct >= MANY_TIMES and _are_times(survey.least, survey.most):
+        return [f"{name!r} looks like times since 1970, which are never seen again: no ids"]
+    if _is_key(survey):
+        return [f"{name!r} is different in nearly every row: it names the row"]
+    return []
+
+
+def _label_warnings(name: str, survey: Survey) -> list[str]:
+    warnings: list[str] = []
+    if survey.nulls:
+        warnings.append(f"the label {name!r} is missing in {survey.nulls} rows")
+    distinct, ranged = survey.sketch.distinct, survey.least <= survey.most
+    if distinct > 2 or (ranged and (survey.least not in (0.0, 1.0) or survey.most not in (0.0, 1.0))):
+        warnings.append(f"the label {name!r} is not 0 or 1: {distinct} values from {survey.least} to {survey.most}")
+    return warnings
+
+
+def _leak(survey: Survey) -> str | None:
+    error, auc = survey.sketch.label_error(), survey.auc()
+    if error is not None and error <= LEAK_ERROR and not is_list(survey.kind):
+        return f"guessed from it, {error:.1%} as many labels are wrong as without it"
+    if auc is not None and max(auc, 1 - auc) >= LEAK_AUC:
+        return f"alone it has an AUC of {auc:.3f}"
+    return None
+
+
+def _is_key(survey: Survey) -> bool:
+    kind = survey.kind
+    named = types.is_integer(kind) or is_text(kind)
+    return named and survey.rows >= MANY_TIMES and survey.sketch.distinct > NEARLY_ALL * survey.rows
+
+
+def _are_times(least: float, most: float) -> bool:
+    """In seconds, or in thousandths, millionths or billionths."""
+    return any(TIMES[0] * unit <= least and most <= TIMES[1] * unit for unit in (1, 1e3, 1e6, 1e9))

@@ -1,0 +1,82 @@
+"""How many different values a column has, how often they come, and how they go with the label, in bounded memory.
+
+Every value is hashed, and only those whose hash is below a threshold are counted. The threshold starts above all
+hashes, so small columns are counted exactly; when there are too many values it is halved. What is kept is then a
+uniform sample of the distinct values, each with its exact count. Source: Wegman's adaptive sampling (Flajolet 1990).
+Gives up: the share of the most frequent values is a sample's too, once there are more values than fit.
+"""
+
+import math
+from typing import final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rowwise.ingest.mix import Words
+
+MOST_VALUES = 1 << 16
+OFTEN = 5  # a value that comes less often says nothing about the label
+
+
+@final
+class Sketch:
+    """Counts of values by their hash, and of positive labels among them."""
+
+    def __init__(self, most_values: int = MOST_VALUES) -> None:
+        """Nothing seen yet."""
+        self._most = most_values
+        self._shift = 0  # only hashes whose first `shift` bits are 0 are kept
+        self._hash_U: Words = np.empty(0, np.uint64)
+        self._counts_UC: NDArray[np.int64] = np.empty((0, 2), np.int64)  # of rows, and of those with a positive label
+
+    def add(self, hash_N: Words, positive_N: NDArray[np.bool_]) -> None:
+        """More values, each with the label of its row."""
+        kept_N = self._low(hash_N)
+        hash_U, at_N = np.unique(hash_N[kept_N], return_inverse=True)
+        rows_U = np.bincount(at_N, minlength=len(hash_U))
+        positive_U = np.bincount(at_N, positive_N[kept_N], len(hash_U)).astype(np.int64)
+        self._merge(hash_U, np.stack([rows_U, positive_U], 1))
+
+    @property
+    def exact(self) -> bool:
+        """Every value is kept."""
+        return self._shift == 0
+
+    @property
+    def distinct(self) -> int:
+        """How many values there are; if not `exact`, to within `error`."""
+        return len(self._hash_U) << self._shift
+
+    @property
+    def error(self) -> float:
+        """The relative standard error of `distinct`; 0 if it is exact."""
+        return 0.0 if self.exact else 1 / math.sqrt(max(len(self._hash_U), 1))
+
+    def top_share(self, part: float = 0.01) -> float:
+        """Which share of all occurrences the most frequent values have; `part` of the values, but at least one."""
+        rows_U = np.sort(self._counts_UC[:, 0])[::-1]
+        top = max(1, round(part * len(rows_U)))
+        return float(rows_U[:top].sum() / rows_U.sum()) if len(rows_U) else 0.0
+
+    def label_error(self) -> float | None:
+        """How many labels are guessed wrong from a frequent value, in units of guessing without it; None: no such."""
+        rows_U, positive_U = self._counts_UC[self._counts_UC[:, 0] >= OFTEN].T
+        rows, positive = int(rows_U.sum()), int(positive_U.sum())
+        blind = min(positive, rows - positive)
+        return float(np.minimum(positive_U, rows_U - positive_U).sum() / blind) if blind else None
+
+    def _low(self, hash_N: Words) -> NDArray[np.bool_]:
+        return hash_N <= np.uint64((1 << (64 - self._shift)) - 1)
+
+    def _merge(self, hash_U: Words, counts_UC: NDArray[np.int64]) -> None:
+        both = np.concatenate([self._hash_U, hash_U])
+        self._hash_U, at_N = np.unique(both, return_inverse=True)
+        merged_UC = np.zeros((len(self._hash_U), 2), np.int64)
+        # No value is twice on either side, so plain assignment adds each once.
+        merged_UC[at_N[: len(self._counts_UC)]] = self._counts_UC
+        merged_UC[at_N[len(self._counts_UC) :]] += counts_UC
+        self._counts_UC = merged_UC
+        while len(self._hash_U) > self._most:
+            self._shift += 1
+            low_U = self._low(self._hash_U)
+            self._hash_U, self._counts_UC = self._hash_U[low_U], self._counts_UC[low_U]

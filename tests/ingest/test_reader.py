@@ -1,0 +1,227 @@
+"""What every Reader promises, checked on all of them, and what each says of bad files."""
+
+import pyarrow as pa
+import pyarrow.csv
+import pytest
+from pyarrow import parquet as pq
+
+from rowwise import DataError
+from rowwise.ingest import CsvReader, Dialect, FrameReader, GeneratorReader, ParquetReader, Split
+
+ROWS = 1000
+
+
+def make(first, count):
+    rows = range(first, first + count)
+    return pa.table(
+        {
+            "label": pa.array([r % 2 for r in rows], pa.int64()),
+            "x": pa.array([r / 8 for r in rows], pa.float64()),
+            "word": pa.array([f"wört {r % 7}" for r in rows], pa.string()),
+        }
+    )
+
+
+def parquet_reader(folder):
+    for index in range(3):
+        pq.write_table(make(index * 400, min(400, ROWS - index * 400)), folder / f"{index}.parquet", row_group_size=150)
+    (folder / "_SUCCESS").write_text("")
+    return ParquetReader(folder)
+
+
+def csv_reader(folder, **dialect):
+    for index in range(2):
+        pyarrow.csv.write_csv(make(index * 500, 500), folder / f"{index}.csv")
+    return CsvReader(folder, Dialect(split_bytes=777, **dialect))
+
+
+def tsv_reader(folder):
+    """Without a header, a last line without an end, and lines that end as Windows has it."""
+    lines = ["\t".join(map(str, row.values())) for row in make(0, ROWS).to_pylist()]
+    (folder / "a.tsv").write_bytes("\r\n".join(lines).encode())
+    return CsvReader(folder / "a.tsv", Dialect(delimiter="\t", names=("label", "x", "word"), split_bytes=1000))
+
+
+def frame_reader(folder):
+    return FrameReader(pa.concat_tables([make(0, 300), make(300, 700)]), split_rows=128)
+
+
+def generator_reader(folder):
+    return GeneratorReader(make, ROWS, split_rows=300)
+
+
+ALL = (parquet_reader, csv_reader, tsv_reader, frame_reader, generator_reader)
+
+
+@pytest.fixture(params=ALL, ids=lambda f: f.__name__)
+def reader(request, tmp_path):
+    return request.param(tmp_path)
+
+
+def test_all_rows_in_order(reader):
+    tables = [reader.read(split, reader.schema.names) for split in reader.splits()]
+    assert len(tables) > 2
+    assert pa.concat_tables(tables).to_pylist() == make(0, ROWS).to_pylist()
+
+
+def test_reading_is_pure(reader):
+    splits = reader.splits()
+    forth = [reader.read(split, ("x", "word")) for split in splits]
+    back = [reader.read(split, ("x", "word")) for split in reversed(splits)]
+    assert all(a.equals(b) for a, b in zip(forth, reversed(back), strict=True))
+    assert reader.splits() == splits
+
+
+def test_columns_come_as_asked_for(reader):
+    for split in reader.splits()[:2]:
+        table = reader.read(split, ("word", "label"))
+        assert table.schema.names == ["word", "label"]
+        assert all(table.schema.field(name).type == reader.schema.field(name).type for name in ("word", "label"))
+
+
+def test_a_missing_column_is_named_with_the_nearest(reader):
+    split = reader.splits()[0]
+    with pytest.raises(DataError, match=r"no column 'lable'; did you mean 'label'. There are label, x, word") as caught:
+        reader.read(split, ("lable",))
+    assert str(caught.value).startswith(split.source)
+
+
+def test_splits_say_where_a_row_is(reader):
+    split = reader.splits()[1]
+    assert split.place(3).startswith(f"{split.source}: row ")
+    if split.first_row is not None:
+        label = reader.read(split, ("x",))["x"][3].as_py()
+        known = split.first_row + (400 if split.source.endswith("1.parquet") else 0)
+        assert label == (known + 3) / 8
+
+
+def test_a_pattern_of_files(tmp_path):
+    parquet_reader(tmp_path)
+    reader = ParquetReader(tmp_path / "[12].parquet")
+    assert {split.source for split in reader.splits()} == {str(tmp_path / f"{i}.parquet") for i in (1, 2)}
+
+
+def test_only_needed_columns_are_read(tmp_path):
+    reader = parquet_reader(tmp_path)
+    path = tmp_path / "0.parquet"
+    data = bytearray(path.read_bytes())
+    word = pq.read_metadata(path).row_group(0).column(2)
+    begin = word.dictionary_page_offset or word.data_page_offset
+    data[begin : begin + word.total_compressed_size] = bytes(word.total_compressed_size)
+    path.write_bytes(data)
+    split = reader.splits()[0]
+    assert reader.read(split, ("x",)).num_rows == 150
+    with pytest.raises(DataError, match=r"0.parquet: cannot be read as Parquet: "):
+        reader.read(split, ("word",))
+
+
+def test_truncated_parquet(tmp_path):
+    pq.write_table(make(0, 100), tmp_path / "a.parquet")
+    data = (tmp_path / "a.parquet").read_bytes()
+    (tmp_path / "a.parquet").write_bytes(data[: len(data) // 2])
+    with pytest.raises(DataError, match=r"a.parquet: cannot be read as Parquet: .*footer"):
+        ParquetReader(tmp_path)
+
+
+@pytest.mark.parametrize("kind", [ParquetReader, CsvReader])
+def test_no_such_file(kind, tmp_path):
+    with pytest.raises(DataError, match="nowhere: there is no such file or folder"):
+        kind(tmp_path / "nowhere")
+    with pytest.raises(DataError, match=r"no file in it ends with .(parquet|csv)"):
+        kind(tmp_path)
+    with pytest.raises(DataError, match="no file matches the pattern"):
+        kind(tmp_path / "*.x")
+
+
+@pytest.mark.parametrize(("kind", "name"), [(ParquetReader, "a.parquet"), (CsvReader, "a.csv")])
+def test_empty_file(kind, name, tmp_path):
+    (tmp_path / name).write_bytes(b"")
+    with pytest.raises(DataError, match=f"{name}: the file is empty"):
+        kind(tmp_path / name)
+
+
+def test_a_file_of_a_folder_has_other_columns(tmp_path):
+    pq.write_table(make(0, 10), tmp_path / "0.parquet")
+    pq.write_table(make(0, 10).rename_columns(["label", "x", "words"]), tmp_path / "1.parquet")
+    reader = ParquetReader(tmp_path)
+    with pytest.raises(DataError, match=r"1.parquet: no column 'word'; did you mean 'words'"):
+        reader.read(reader.splits()[1], ("word",))
+
+
+def test_csv_headers_differ(tmp_path):
+    (tmp_path / "0.csv").write_text("a,b\n1,2\n")
+    (tmp_path / "1.csv").write_text("a,c\n1,2\n")
+    reader = CsvReader(tmp_path)
+    with pytest.raises(DataError, match=r"1.csv: its header is a, c; want the header of .*0.csv: a, b"):
+        reader.read(reader.splits()[1], ("a",))
+
+
+def test_csv_types_are_those_of_the_head(tmp_path):
+    (tmp_path / "a.csv").write_text("a\n" + "1\n" * 600_000 + "x\n")
+    reader = CsvReader(tmp_path)
+    with pytest.raises(DataError, match=r"a.csv: bytes 2 to .*invalid value 'x'; a column's type can be given"):
+        reader.read(reader.splits()[0], ("a",))
+    assert CsvReader(tmp_path, types={"a": "string"}).schema.field("a").type == pa.string()
+    with pytest.raises(DataError, match="no column 'b'"):
+        CsvReader(tmp_path, types={"b": "string"})
+
+
+def test_csv_missing_values(tmp_path):
+    (tmp_path / "a.csv").write_text("\ufeffa,b,c\n1,,\n,NA,\n")
+    reader = CsvReader(tmp_path)
+    rows = reader.read(reader.splits()[0], ("a", "b", "c")).to_pylist()
+    assert rows == [{"a": 1, "b": None, "c": None}, {"a": None, "b": "NA", "c": None}]
+    assert reader.schema.field("c").type == pa.string()
+
+
+def test_csv_quotes(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text('a,b\n"x, ""y""",1\n"two\nlines",2\n')
+    with pytest.raises(DataError, match=r"a.csv: row 1 after byte 0: a quoted value goes on in the next line"):
+        CsvReader(path).read(Split(source=str(path), start=0, stop=path.stat().st_size), ("a",))
+    path.write_text('a,b\n"x, ""y""",1\n')
+    reader = CsvReader(path)
+    assert reader.read(reader.splits()[0], ("a",))["a"].to_pylist() == ['x, "y"']
+
+
+def test_csv_packed_or_uneven(tmp_path):
+    (tmp_path / "a.csv.gz").write_bytes(b"\x1f\x8b")
+    with pytest.raises(DataError, match="unpack the file first"):
+        CsvReader(tmp_path / "a.csv.gz")
+    (tmp_path / "b.csv").write_text("a,b\n1,2\n1,2,3\n")
+    with pytest.raises(DataError, match=r"b.csv: cannot be read as lines of 2 columns: .*Expected 2 columns, got 3"):
+        CsvReader(tmp_path / "b.csv")
+
+
+class Stream:
+    """What polars and pandas frames look like from here."""
+
+    def __init__(self, table):
+        self.table = table
+
+    def __arrow_c_stream__(self, requested_schema=None):
+        return self.table.__arrow_c_stream__(requested_schema)
+
+
+def test_frames_of_any_kind():
+    reader = FrameReader(Stream(make(0, 20)))
+    assert reader.read(reader.splits()[0], ("x",)).equals(make(0, 20).select(["x"]))
+    assert FrameReader(make(0, 0)).splits() == ()
+    with pytest.raises(DataError, match="frame: got dict; want a table of pyarrow, pandas or polars"):
+        FrameReader({})
+
+
+@pytest.mark.parametrize("package", ["pandas", "polars"])
+def test_frames_of_other_packages(package):
+    frames = pytest.importorskip(package)
+    reader = FrameReader(frames.DataFrame({"id": [3, 4], "word": ["a", None]}))
+    assert reader.read(reader.splits()[0], ("id", "word")).to_pylist() == [
+        {"id": 3, "word": "a"},
+        {"id": 4, "word": None},
+    ]
+
+
+def test_generator_makes_too_few():
+    reader = GeneratorReader(lambda first, count: make(0, count // 2), 10, name="mine")
+    with pytest.raises(DataError, match="mine: asked for 10 rows from 0 on and got 5"):
+        reader.read(reader.splits()[0], ("x",))
