@@ -54,13 +54,9 @@ def _outside(jagged: Jagged, limits: Sequence[tuple[int, int]]) -> list[tuple[in
 def check_rows(jagged: Jagged, rows: Sequence[int]) -> None:
     """Raise for the first id that is not in 0..rows-1, with the rows of each feature's table given."""
     for index, positions in _outside(jagged, list(enumerate(rows))):
-        first = int(positions[0])
-        sample, position = _locate(jagged, first)
-        value = int(jagged.values_N[first])
         raise IdError(
-            f"feature {jagged.features[index]!r}, sample {sample}, position {position}: id {value} is not in "
-            f"0..{rows[index] - 1} ({len(positions)} such ids in the batch). Hash or map the ids before they are "
-            f"routed, or give the table more rows"
+            f"feature {jagged.features[index]!r}, {_outsider(jagged, positions, rows[index])}. Hash or map the ids "
+            f"before they are routed, or give the table more rows"
         )
 
 
@@ -68,15 +64,19 @@ def check_ids(group: Group, features_F9: Tensor, jagged: Jagged) -> None:
     """Raise for the first id outside its table."""
     for index, positions in bad_ids(group, features_F9, jagged):
         table = group.table_of(index)
-        first = int(positions[0])
-        sample, position = _locate(jagged, first)
-        value = int(jagged.values_N[first])
         raise IdError(
-            f"table {table.name!r}: feature {group.feature_names[index]!r}, sample {sample}, "
-            f"position {position}: id {value} is not in 0..{table.rows - 1} "
-            f"({len(positions)} such ids in the batch). Hash or map the ids, give the table more rows, "
+            f"table {table.name!r}: feature {group.feature_names[index]!r}, "
+            f"{_outsider(jagged, positions, table.rows)}. Hash or map the ids, give the table more rows, "
             f"or set unknown='last_row' to let its last row stand for all of them"
         )
+
+
+def _outsider(jagged: Jagged, positions: Tensor, rows: int) -> str:
+    """The first of the ids at these positions, which are outside 0..rows-1, and how many there are."""
+    first = int(positions[0])
+    sample, position = _locate(jagged, first)
+    what = f"sample {sample}, position {position}: id {int(jagged.values_N[first])} is not in 0..{rows - 1}"
+    return f"{what} ({len(positions)} such ids in the batch)"
 
 
 KEPT = "Rows it would have reached were left as they were; all others are updated"
