@@ -7,7 +7,6 @@ checked to be equal; a time is the minimum of the repeats. The last printed line
 """
 
 import argparse
-import json
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +17,7 @@ from typing import NamedTuple
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
-from report import environment, geomean, print_table
+from report import environment, finish, geomean
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -242,11 +241,7 @@ def main() -> None:
         "rows": rows,
         "floors": floors_of(rows, library),
     }
-    print_table(result["floors"])
-    if args.save:
-        args.save.parent.mkdir(parents=True, exist_ok=True)
-        args.save.write_text(json.dumps(result, indent=1) + "\n")
-    print(json.dumps(result))
+    finish(result, args.save)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ printed line is one JSON object.
 """
 
 import argparse
-import json
 import os
 import tempfile
 import time
@@ -23,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 from pyarrow import parquet as pq
-from report import environment, print_table
+from report import environment, finish
 
 from rowwise import Table
 from rowwise.ingest import Batcher, Batching, Columns, CsvReader, Dense, Dialect, ParquetReader, Reader, Sparse
@@ -127,11 +126,7 @@ def main() -> None:
     result = {"benchmark": "ingest", "environment": environment(), "batch": args.batch, "rows": rows, "floors": floors}
     for row in rows:
         print(f"{row['way']:28} {row['rows_s'] / 1e6:6.2f} million rows/s of one core")
-    print_table(floors)
-    if args.save:
-        args.save.parent.mkdir(parents=True, exist_ok=True)
-        args.save.write_text(json.dumps(result, indent=1) + "\n")
-    print(json.dumps(result))
+    finish(result, args.save)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ line is one JSON object.
 """
 
 import argparse
-import json
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -24,7 +23,7 @@ import fbgemm_gpu  # noqa: F401 - registers the peer's operators
 import numpy as np
 import torch
 from ops_work import Work, ids_for, rows_for
-from report import environment, geomean, print_table
+from report import environment, finish, geomean
 
 import rowwise.ops  # noqa: F401 - registers ours
 
@@ -218,11 +217,7 @@ def main() -> None:
         rows.append(measure(cell, args.quick))
         print(describe(rows[-1]), flush=True)
     result = {"benchmark": "jagged", "environment": environment(), "rows": rows, "floors": floors_of(rows)}
-    print_table(result["floors"])
-    if args.save:
-        args.save.parent.mkdir(parents=True, exist_ok=True)
-        args.save.write_text(json.dumps(result, indent=1) + "\n")
-    print(json.dumps(result))
+    finish(result, args.save)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import numpy as np
 import torch
 from ops_work import FbgemmPeer, Work, ids_for, rows_for
-from report import environment, geomean, print_table
+from report import environment, finish, geomean, save
 
 from rowwise import Adagrad, Adam, Embeddings, Ftrl, Jagged, Lamb, RowType, RowWiseAdagrad, RowWiseAdam, Sgd, Table
 
@@ -347,11 +347,8 @@ def main() -> None:
         found = measure(section, args)
         measured += [{"section": section, "commit": made["commit"], **row} for row in found]
         result = {"benchmark": "ops", "environment": made, "rows": measured, "floors": floors_of(measured)}
-        if args.save:  # after each section: the next may fail
-            args.save.parent.mkdir(parents=True, exist_ok=True)
-            args.save.write_text(json.dumps(result, indent=1) + "\n")
-    print_table(result["floors"])
-    print(json.dumps(result))
+        save(result, args.save)  # after each section: the next may fail
+    finish(result, args.save)
 
 
 if __name__ == "__main__":

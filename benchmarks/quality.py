@@ -8,7 +8,6 @@ printed line is one JSON object.
 """
 
 import argparse
-import json
 import os
 import sys
 from pathlib import Path
@@ -16,7 +15,7 @@ from pathlib import Path
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
-from report import environment, print_table
+from report import environment, finish
 from rich.progress import Progress
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits as log_loss
@@ -87,11 +86,7 @@ def main() -> None:
     for row in rows:
         print("seed {seed}  {row_type:>11}  NE {ne:.5f}  AUC {auc:.5f}".format(**row))
     result = {"benchmark": "quality", "environment": environment(), "rows": rows, "floors": floors_of(rows)}
-    print_table(result["floors"])
-    if args.save:
-        args.save.parent.mkdir(parents=True, exist_ok=True)
-        args.save.write_text(json.dumps(result, indent=1) + "\n")
-    print(json.dumps(result))
+    finish(result, args.save)
 
 
 def floors_of(rows: list[dict]) -> list[dict]:

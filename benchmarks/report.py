@@ -1,9 +1,11 @@
 """What every benchmark prints and saves beside its numbers: where they come from, and a table of its floors."""
 
+import json
 import math
 import subprocess
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 from rowwise.cli.machine import Machine, Native
 
@@ -42,3 +44,17 @@ def print_table(floors: list[dict]) -> None:
     for f in floors:
         print(f"{'ok  ' if f['ok'] else 'MISS'}  {f['value']:>8}  (floor {f['floor']})  {f['name']}")
     print()
+
+
+def save(result: dict, path: Path | None) -> None:
+    """Write the JSON, if there is somewhere to write it."""
+    if path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def finish(result: dict, path: Path | None) -> None:
+    """Print the floors, save the result, and print it as the last line."""
+    print_table(result["floors"])
+    save(result, path)
+    print(json.dumps(result))
