@@ -190,3 +190,16 @@ class Batch:
                 sizes[name] = tensor.shape[0]
         if len(set(sizes.values())) > 1:
             raise BatchError(f"parts of the batch have different numbers of samples: {sizes}")
+
+    def to(self, device: torch.device | str) -> "Batch":
+        """On another device."""
+        moved = (None if x is None else x.to(device) for x in (self.weights_B, self.keys_B, self.times_B))
+        weights_B, keys_B, times_B = moved
+        return Batch(
+            dense_BF=self.dense_BF.to(device),
+            sparse=self.sparse.to(device),
+            labels_BK=self.labels_BK.to(device),
+            weights_B=weights_B,
+            keys_B=keys_B,
+            times_B=times_B,
+        )

@@ -190,7 +190,7 @@ def test_wrong_names():
 
 
 def test_columns_that_cannot_be():
-    with pytest.raises(SpecError, match="at least one label and one sparse feature"):
+    with pytest.raises(SpecError, match="at least one sparse feature"):
         Columns(labels=(), sparse=())
     with pytest.raises(SpecError, match="feature 'a' is made twice"):
         Columns(labels=("l",), sparse=(Sparse(column="a"), Sparse(column="a", table="t")))

@@ -3,16 +3,16 @@
 What is shown is a `Card` of `ingest.inspect`; this file only asks for it and lays it out. Nothing here loads torch.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+
+from rowwise.cli.progress import splits_bar
 
 WIDTH = 120
 
@@ -55,7 +55,7 @@ def inspect(
     from rowwise.ingest.datasets.files import open_files
     from rowwise.ingest.inspect import inspect as look
 
-    with _progress(Console(stderr=True)) as tell:
+    with splits_bar(Console(stderr=True), "reading") as tell:
         card = look(open_files(path), label, name=path, tell=tell)
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(card)).decode())
@@ -63,15 +63,6 @@ def inspect(
         console = Console(highlight=False)
         # A file or a pipe has no width of its own.
         _show(card, console if console.is_terminal else Console(highlight=False, width=WIDTH))
-
-
-@contextmanager
-def _progress(console: Console) -> Iterator[Callable[[int, int], None]]:
-    """A bar of splits, on terminals only."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("reading", total=None)
-        yield lambda done, of: bar.update(task, completed=done, total=of)
 
 
 def _show(card: "Card", console: Console) -> None:

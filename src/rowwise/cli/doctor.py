@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from rowwise.cli.machine import Machine, Native
+from rowwise.recipes.machine import Machine, Native
 
 if TYPE_CHECKING:
     from rowwise.cli.selftest import Result

@@ -14,9 +14,11 @@ from typing import Annotated, ParamSpec
 import typer
 
 import rowwise
-from rowwise.cli import data
+from rowwise.cli import data, measure
 from rowwise.cli.bench import bench
 from rowwise.cli.doctor import doctor
+from rowwise.cli.recipes import cp, ls
+from rowwise.cli.train import resume, train
 from rowwise.errors import RowwiseError
 
 P = ParamSpec("P")
@@ -34,8 +36,10 @@ def app() -> typer.Typer:
     """All commands, made anew for each caller."""
     made = typer.Typer(name="rowwise", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
     made.callback()(_rowwise)
-    made.command()(_ending_well(doctor))
-    made.command()(_ending_well(bench))
+    commands: list[Callable[..., None]] = [train, resume, measure.predict, measure.report, ls, cp, doctor, bench]
+    for command in commands:
+        made.command()(_ending_well(command))
+    made.command("eval")(_ending_well(measure.evaluate))
     about_data = typer.Typer(
         no_args_is_help=True, help="Fetch datasets and look into files. Example: rowwise data inspect logs/"
     )
@@ -73,6 +77,11 @@ def _ending_well(command: Callable[P, None]) -> Callable[P, None]:
             command(*args, **kwargs)
         except RowwiseError as error:
             print(f"rowwise: {error}", file=sys.stderr)
+            raise typer.Exit(2) from None
+        except OSError as error:
+            if error.filename is None:
+                raise
+            print(f"rowwise: {error.filename}: {error.strerror}", file=sys.stderr)
             raise typer.Exit(2) from None
         except KeyboardInterrupt:
             print("rowwise: stopped by Ctrl-C", file=sys.stderr)

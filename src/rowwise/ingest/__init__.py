@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rowwise.ingest.parquet import ParquetReader as ParquetReader
     from rowwise.ingest.reader import Reader as Reader
     from rowwise.ingest.reader import Split as Split
+    from rowwise.ingest.share import Share as Share
 
 _HOMES = {
     "batcher": ("Batcher", "Batching", "Position"),
@@ -29,6 +30,7 @@ _HOMES = {
     "generator": ("GeneratorReader",),
     "parquet": ("ParquetReader",),
     "reader": ("Reader", "Split"),
+    "share": ("Share",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 __all__ = sorted(_HOME)

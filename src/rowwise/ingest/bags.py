@@ -26,7 +26,7 @@ class Bags:
     offsets_R1: Ints | None
 
     def reordered(self, order_R: Ints | None) -> Self:
-        """The same rows in another order; None: as they are."""
+        """The same rows in another order, some left out maybe; None: as they are."""
         if order_R is None:
             return self
         offsets_R1 = self.offsets_R1
@@ -35,7 +35,7 @@ class Bags:
         lengths_R = np.diff(offsets_R1)[order_R]
         moved_R1 = _running_sum(lengths_R)
         # The n-th id of the output is the n-th of its bag, counted from where the bag was.
-        at_N = np.arange(len(self.values_N)) + np.repeat(offsets_R1[order_R] - moved_R1[:-1], lengths_R)
+        at_N = np.arange(moved_R1[-1]) + np.repeat(offsets_R1[order_R] - moved_R1[:-1], lengths_R)
         return type(self)(values_N=self.values_N.take(at_N), offsets_R1=moved_R1)
 
 

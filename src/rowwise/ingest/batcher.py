@@ -23,6 +23,7 @@ from rowwise.ingest.columns import Columns
 from rowwise.ingest.encode import Encoded, encode
 from rowwise.ingest.mix import permutation
 from rowwise.ingest.reader import Reader, Split
+from rowwise.ingest.share import Share
 from rowwise.spec import Table, Value
 
 
@@ -34,6 +35,7 @@ class Batching(Value, frozen=True):
     shuffle: bool = True
     keep_last: bool = True  # the rows that are left when they fill no batch
     ahead: int = 0  # batches that a background thread makes before they are asked for; 0: no thread
+    share: Share = Share()  # of the rows of each split; the others are not there
 
     def __post_init__(self) -> None:
         """Refuse what makes no batch."""
@@ -85,11 +87,16 @@ class Batcher:
             raise DataError(f"{type(reader).__name__}: there are no rows to read")
         columns.check(reader.schema, self._splits[0].source)
         columns.check_tables(tables)
-        self._rows_of = _rows_to_hold(columns, tables)
-        start = Position(seed=batching.seed, shuffle=batching.shuffle, data=_digest(self._splits))
+        self._rows_of = rows_to_hold(columns, tables)
+        start = Position(seed=batching.seed, shuffle=batching.shuffle, data=_digest(self._splits, batching.share))
         if position is not None:
             _check_position(position, start, len(self._splits))
         self._position = position or start
+
+    @property
+    def splits(self) -> int:
+        """How many splits an epoch has."""
+        return len(self._splits)
 
     def state(self) -> Position:
         """Where the batches given so far end; what the thread has made beyond them does not count."""
@@ -132,19 +139,20 @@ class Batcher:
             split = self._splits[index]
             table = self._reader.read(split, self._columns.names)
             order_R = permutation(table.num_rows, how.seed, start.epoch, index) if how.shuffle else None
+            order_R = how.share.among(order_R, table.num_rows, index)
             encoded = encode(table, self._columns, self._rows_of, split, order_R)
             yield encoded, msgspec.structs.replace(start, split=at, row=start.row if at == start.split else 0)
 
 
-def _rows_to_hold(columns: Columns, tables: Sequence[Table]) -> dict[str, int]:
+def rows_to_hold(columns: Columns, tables: Sequence[Table]) -> dict[str, int]:
     """Rows of each table whose ids are to be hashed or checked; one that maps unknown ids itself may be given any."""
     hashed = {s.table_name for s in columns.sparse if s.ids == "hash"}
     return {t.name: t.rows for t in tables if t.name in hashed or t.unknown == "raise"}
 
 
-def _digest(splits: Sequence[Split]) -> str:
-    """Knows the splits again, also where their folder has moved."""
-    here = [msgspec.structs.replace(split, source=Path(split.source).name) for split in splits]
+def _digest(splits: Sequence[Split], share: Share) -> str:
+    """Knows the rows again, also where their folder has moved."""
+    here = share, [msgspec.structs.replace(split, source=Path(split.source).name) for split in splits]
     return hashlib.sha256(msgspec.json.encode(here)).hexdigest()[:16]
 
 

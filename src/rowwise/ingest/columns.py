@@ -49,7 +49,7 @@ class Sparse(Value, frozen=True):
 class Columns(Value, frozen=True):
     """What the columns of the data are."""
 
-    labels: tuple[str, ...]  # each holds 0 and 1
+    labels: tuple[str, ...]  # each holds 0 and 1; none: the rows are to be predicted for
     sparse: tuple[Sparse, ...]
     dense: tuple[Dense, ...] = ()
     weight: str | None = None  # how much a row counts
@@ -58,8 +58,8 @@ class Columns(Value, frozen=True):
 
     def __post_init__(self) -> None:
         """Refuse what makes no batch."""
-        if not self.labels or not self.sparse:
-            raise SpecError("columns: want at least one label and one sparse feature")
+        if not self.sparse:
+            raise SpecError("columns: want at least one sparse feature")
         names = [s.feature_name for s in self.sparse]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:

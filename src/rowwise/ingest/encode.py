@@ -45,8 +45,9 @@ def encode(
         columns: what they are.
         rows_of: how many rows a table has, where ids are hashed to them or refused outside them.
         split: for errors to name.
-        order_R: which row comes first, second and so on; None: as they are. One column at a time is reordered, while
-            it is in cache: picking the rows of each batch from all columns later takes several times as long.
+        order_R: which row comes first, second and so on, some left out maybe; None: all as they are. One column at a
+            time is reordered, while it is in cache: picking the rows of each batch from all columns later takes
+            several times as long.
     """
     columns.check(table.schema, split.source)
     arrays = {name: whole(table[name]) for name in columns.names}
@@ -54,7 +55,7 @@ def encode(
     dense = (_dense(arrays[d.column], d, split) for d in columns.dense)
     labels = (_labels(arrays[name], name, split) for name in columns.labels)
     return Encoded(
-        rows=rows,
+        rows=rows if order_R is None else len(order_R),
         dense_RF=_side_by_side(dense, rows, len(columns.dense))[order],
         labels_RK=_side_by_side(labels, rows, len(columns.labels))[order],
         bags=tuple(_bags(arrays[s.column], s, rows_of, split).reordered(order_R) for s in columns.sparse),

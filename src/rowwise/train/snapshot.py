@@ -7,9 +7,11 @@ a model that gained a layer or a table can still take what it knows:
     rows/<module>/<table>/<slot>       optimizer state of rows; `step` counts a table's updates
     optimizer/<which>/<name>/<slot>    state of torch's optimizers
     rng/torch                          torch's random numbers
+
+What else a run saves has names that begin otherwise, and is left to whoever saved it.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +24,7 @@ from rowwise.embedding import Embeddings
 from rowwise.errors import CheckpointError
 
 Optimizers = Mapping[str, Optimizer]
+OURS = ("model/", "rows/", "optimizer/", "rng/")
 
 
 def collect(model: nn.Module, optimizers: Optimizers) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -47,20 +50,19 @@ def collect(model: nn.Module, optimizers: Optimizers) -> tuple[dict[str, Tensor]
 
 def restore(checkpoint: Checkpoint, model: nn.Module, optimizers: Optimizers) -> None:
     """Put a run back exactly where it was; every name has to be there, and nothing may be left over."""
-    left = set(checkpoint.names())
-    for name, tensor in [*_model_tensors(model), *_row_state(model)]:
-        entry = checkpoint.entry(name)
-        if entry.shape != tuple(tensor.shape) or entry.dtype != str(tensor.dtype).removeprefix("torch."):
-            got, want = f"{entry.shape} of {entry.dtype}", f"{tuple(tensor.shape)} of {tensor.dtype}"
-            raise CheckpointError(f"{checkpoint.folder}: {name}: got {got}, want {want}; start from it instead")
-        checkpoint.copy_into(tensor, name)
-        left.discard(name)
+    left = {name for name in checkpoint.names() if name.startswith(OURS)}
+    left -= _copy_all(checkpoint, [*_model_tensors(model), *_row_state(model)])
     for which, optimizer in optimizers.items():
         left -= _restore_optimizer(checkpoint, model, which, optimizer)
     torch.set_rng_state(checkpoint.load("rng/torch"))
     left.discard("rng/torch")
     if left:
         raise CheckpointError(f"{checkpoint.folder} holds what this model does not: {', '.join(sorted(left)[:5])}")
+
+
+def restore_model(checkpoint: Checkpoint, model: nn.Module) -> None:
+    """Put the model where it was, for use: no optimizer and no random numbers."""
+    _copy_all(checkpoint, _model_tensors(model))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +109,19 @@ def warm_start(checkpoint: Checkpoint, model: nn.Module) -> Match:
             found.skipped[name] = f"{entry.shape} there, {tuple(tensor.shape)} here"
     found.unused.extend(n for n in checkpoint.names() if n not in mine and not n.startswith(("optimizer/", "rng/")))
     return found
+
+
+def _copy_all(checkpoint: Checkpoint, tensors: Iterable[tuple[str, Tensor]]) -> set[str]:
+    """Fill the tensors, each of which has to be there just so; returns their names."""
+    names: set[str] = set()
+    for name, tensor in tensors:
+        entry = checkpoint.entry(name)
+        if entry.shape != tuple(tensor.shape) or entry.dtype != str(tensor.dtype).removeprefix("torch."):
+            got, want = f"{entry.shape} of {entry.dtype}", f"{tuple(tensor.shape)} of {tensor.dtype}"
+            raise CheckpointError(f"{checkpoint.folder}: {name}: got {got}, want {want}; start from it instead")
+        checkpoint.copy_into(tensor, name)
+        names.add(name)
+    return names
 
 
 def _restore_optimizer(checkpoint: Checkpoint, model: nn.Module, which: str, optimizer: Optimizer) -> set[str]:

@@ -19,6 +19,8 @@ class Dataset:
     test: Reader | None
     columns: Columns
     tables: tuple[Table, ...]
+    valid: Reader | None = None  # to stop early and to choose by
+    ceiling: str | None = None  # a column with the best logit that there can be, where the data was made up
 
 
 @final

@@ -131,7 +131,11 @@ def synthetic(rows: int = 1_000_000, test_rows: int = 100_000, world: World | No
     """Rows to train on, and the ones after them to test on."""
     world = world or World()
     return Dataset(
-        train=world.reader(rows), test=world.reader(test_rows, rows), columns=world.columns(), tables=world.tables()
+        train=world.reader(rows),
+        test=world.reader(test_rows, rows),
+        columns=world.columns(),
+        tables=world.tables(),
+        ceiling="logit",
     )
 
 

@@ -1,0 +1,175 @@
+"""What people see of a run: a summary, one live line, a final block; lines now and then where nobody watches live.
+
+Its own file because it only shows: everything printed here is in the run's folder, too. Goes to standard error, so that
+`--json` can have standard output for itself.
+"""
+
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from time import monotonic
+from types import FrameType
+from typing import TYPE_CHECKING, final
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from rowwise.recipes.runs import Result, Run
+    from rowwise.train.trainer import Shown, Trainer
+
+LIVE_S, LOGGED_S = 0.2, 10.0  # between two looks, where somebody watches and where not
+WIDTH = 120
+SHOWN = ("ne", "auc", "calibration")
+
+
+def console_for(*, quiet: bool) -> Console:
+    """Standard error; wide enough where it has no width of its own."""
+    found = Console(stderr=True, highlight=False, quiet=quiet)
+    return found if found.is_terminal else Console(stderr=True, highlight=False, quiet=quiet, width=WIDTH)
+
+
+@final
+class Line:
+    """The live line of a run; call it with each step."""
+
+    def __init__(self, console: Console) -> None:
+        """Nothing is shown before `run`."""
+        self._console, self._live = console, console.is_terminal
+        columns = (BarColumn(24), TextColumn("{task.percentage:>3.0f}%"), TextColumn("{task.description}"))
+        self._bar = Progress(*columns, TimeRemainingColumn(compact=True), console=console, transient=True)
+        self._task = self._bar.add_task("starting", total=1.0)
+        self._shown_s, self._since = 0.0, (0.0, 0)
+        self._rows_of_split = 1
+
+    @contextmanager
+    def showing(self) -> Iterator[None]:
+        """Live on a terminal."""
+        if not self._live:
+            yield
+            return
+        with self._bar:
+            yield
+
+    def __call__(self, shown: "Shown") -> None:
+        """A step has ended."""
+        now = monotonic()
+        self._rows_of_split = max(self._rows_of_split, shown.progress.position.row)
+        if not self._shown_s:
+            self._shown_s, self._since = now, (now, shown.progress.samples)
+        if now - self._shown_s < (LIVE_S if self._live else LOGGED_S):
+            return
+        self._shown_s = now
+        text = self._text(shown, now)
+        self._bar.update(self._task, completed=self._done(shown), description=escape(text))
+        if not self._live:
+            self._console.print(f"{self._done(shown):4.0%} {text}", markup=False)
+
+    def _text(self, shown: "Shown", now: float) -> str:
+        from rowwise.train.recorder import memory_bytes
+
+        begin_s, begin = self._since
+        rate = (shown.progress.samples - begin) / max(now - begin_s, 1e-9)
+        parts = [f"step {shown.progress.step:,}", f"{rate:,.0f} samples/s", f"loss {shown.recorder.recent_loss():.4f}"]
+        for task, values in shown.recorder.shown.items():
+            lead = f"{task} " if len(shown.recorder.shown) > 1 else ""
+            parts += [f"{lead}{name} {values[name]:.4f}" for name in SHOWN if name in values]
+        waited, memory = shown.recorder.waited(), memory_bytes()
+        return ", ".join([*parts, f"data wait {waited:.0%}", f"{memory / 1e9:.1f} GB"])
+
+    def _done(self, shown: "Shown") -> float:
+        """The share of the run that is done, as far as it is known: rows of a split are guessed from those before."""
+        position, train, splits = shown.progress.position, shown.settings.train, max(shown.splits, 1)
+        in_epoch = (position.split + min(position.row / self._rows_of_split, 1.0)) / splits
+        share = (position.epoch + min(in_epoch, 1.0)) / train.epochs
+        return max(share, shown.progress.step / train.steps) if train.steps else share
+
+
+@contextmanager
+def stopping_well(trainer: "Trainer", console: Console) -> Iterator[list[int]]:
+    """Ctrl-C and a polite kill end the run after its present step; a second one ends it at once."""
+    met: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield met
+        return
+
+    def stop(number: int, _frame: FrameType | None) -> None:
+        if met:
+            raise KeyboardInterrupt
+        met.append(number)
+        trainer.stop()
+        console.print("stopping after this step; once more stops at once")
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield met
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def show_beginning(run: "Run", console: Console) -> None:
+    """What is trained, on what, and what it takes."""
+    recipe, parts = run.resolved.recipe, run.resolved.parts
+    splits = {name: len(rows.reader.splits()) for name in ("train", "valid", "test") if (rows := getattr(parts, name))}
+    counts = {"dense": len(run.resolved.columns.dense), "sparse": len(run.resolved.columns.sparse)}
+    columns = f"{counts['dense']} dense and {counts['sparse']} sparse features, labels {', '.join(run.resolved.tasks)}"
+    console.print(f"[bold]{escape(recipe.name)}[/bold]  {escape(str(run.folder.path))}")
+    console.print(f"data    {recipe.data.dataset}: {columns}; splits {_listed(splits)}", markup=False)
+    console.print(f"model   {_model(run)}", markup=False)
+    console.print(f"tables  {_tables(run)}", markup=False)
+    for line in run.match.lines() if run.match else ():
+        console.print(f"warm    {line}", markup=False)
+    if run.trainer.progress.step:
+        console.print(f"resumed at step {run.trainer.progress.step:,}")
+
+
+def show_end(result: "Result", console: Console) -> None:
+    """What came of it, and where it is."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    names = [
+        name for values in result.test.values() for name in values if name not in ("base_rate", "auc_bound", "count")
+    ]
+    for name in ("", *dict.fromkeys(names)):
+        table.add_column(name, justify="right" if name else "left")
+    for lead, found in (("test", result.test), ("best possible", result.ceiling)):
+        for task, values in found.items():
+            label = f"{lead} {task}" if len(found) > 1 else lead
+            cells = (values.get(name) for name in dict.fromkeys(names))
+            table.add_row(label, *("" if value is None else f"{value:.4f}" for value in cells))
+    if result.best is not None:
+        best = result.best
+        console.print(
+            f"best    {best.metric} {best.value:.4f} of {best.task} on the validation rows, step {best.step:,}"
+        )
+    if result.test:
+        console.print(table)
+    for name, want in result.expected.items():
+        console.print(
+            f"expected {name} {want:.4f}" + (f" +- {result.spread[name]:.4f}" if name in result.spread else "")
+        )
+    speed = f"{result.samples:,} samples, {result.samples_s:,.0f} samples/s, {result.wall_s:.0f} s"
+    console.print(f"{result.status}: {speed}, at most {result.peak_memory_bytes / 1e9:.1f} GB of memory")
+    console.print(f"report  {result.run}/report.html", markup=False, soft_wrap=True)
+
+
+def _model(run: "Run") -> str:
+    dense = sum(p.numel() for p in run.model.parameters() if p.requires_grad)
+    kind = type(run.model).__name__
+    train = run.resolved.recipe.train
+    return f"{kind}, {dense:,} dense parameters; batches of {train.batch:,}, {train.precision}, {train.threads} threads"
+
+
+def _tables(run: "Run") -> str:
+    tables = run.resolved.tables
+    rows_bytes = sum(table.rows * table.row_bytes for table in tables)
+    largest = max(tables, key=lambda table: table.rows * table.row_bytes)
+    rows = sum(table.rows for table in tables)
+    return f"{len(tables)} of {rows:,} rows, {rows_bytes / 1e6:,.1f} MB; the largest is {largest.name}"
+
+
+def _listed(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in counts.items())

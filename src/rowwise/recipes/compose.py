@@ -1,0 +1,213 @@
+"""From a recipe to what a trainer needs: rows, tables, model, loss and evaluation, each made by one function.
+
+The only code that knows all the parts. Nothing is trained here, and nothing is written.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from msgspec import structs
+from torch import nn
+
+from rowwise.batch import Batch
+from rowwise.embedding import Embeddings
+from rowwise.errors import SpecError
+from rowwise.ingest.batcher import Batcher, Batching, Position
+from rowwise.ingest.columns import Columns
+from rowwise.models.dcn import DCN
+from rowwise.models.deepfm import DeepFM
+from rowwise.models.dlrm import DLRM
+from rowwise.models.frequency import ItemFrequency
+from rowwise.models.two_tower import Tower, TwoTower
+from rowwise.models.wide_deep import WideDeep
+from rowwise.recipes.own import load_class, split_name
+from rowwise.recipes.recipe import Dcn, DeepFm, Dlrm, Own, Recipe, Tables, TwoTowers, WideAndDeep
+from rowwise.recipes.rows import Parts, Rows, absolute, open_parts
+from rowwise.spec import Table
+from rowwise.train.evaluate import ClickEvaluator, Evaluator, Slicing
+from rowwise.train.objective import Clicks, InBatch, Objective
+from rowwise.train.retrieve import RetrievalEvaluator
+from rowwise.train.trainer import Job, Settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolved:
+    """A recipe in which nothing is left to defaults, and the rows that it names."""
+
+    recipe: Recipe
+    parts: Parts
+
+    @property
+    def columns(self) -> Columns:
+        """What the columns are."""
+        assert self.recipe.columns is not None
+        return self.recipe.columns
+
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        """All tables."""
+        return self.recipe.tables.list
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """The labels."""
+        return self.columns.labels
+
+
+def resolve(recipe: Recipe) -> Resolved:
+    """Open the data, and write into the recipe what follows from it."""
+    data = absolute(recipe.data)
+    parts = open_parts(data)
+    columns = recipe.columns or parts.dataset.columns
+    tables = recipe.tables.resolve(parts.dataset.tables)
+    if not columns.labels:
+        raise SpecError("columns.labels is empty: want at least one column to learn")
+    columns.check_tables(tables)
+    model = recipe.model
+    if isinstance(model, str):
+        model = Own(module=model)
+    if isinstance(model, Own):
+        path, name = split_name(model.module)
+        model = Own(module=f"{path.absolute()}:{name}", args=model.args)
+    if isinstance(model, TwoTowers):
+        columns = _in_order(columns, model)
+    train = structs.replace(recipe.train, threads=recipe.train.threads or torch.get_num_threads())
+    init_from = recipe.init_from and str(Path(recipe.init_from).absolute())
+    changed = {"data": data, "columns": columns, "tables": Tables(list=tables), "model": model, "train": train}
+    return Resolved(recipe=structs.replace(recipe, **changed, init_from=init_from), parts=parts)
+
+
+def make_model(resolved: Resolved) -> nn.Module:
+    """The model with its initial weights, which follow from the seed."""
+    recipe, tasks, dense = resolved.recipe, len(resolved.tasks), len(resolved.columns.dense)
+    torch.manual_seed(recipe.seed)
+    model = recipe.model
+    if isinstance(model, TwoTowers):
+        return _two_tower(resolved, model).to(recipe.train.device)
+    embeddings = Embeddings(resolved.tables, seed=recipe.seed)
+    match model:
+        case Dlrm(bottom=bottom, top=top):
+            made: nn.Module = DLRM(embeddings, dense, (*bottom, resolved.tables[0].dim), (*top, tasks))
+        case DeepFm(deep=deep):
+            made = DeepFM(embeddings, dense, (*deep, tasks))
+        case Dcn(deep=deep, crosses=crosses, rank=rank, structure=structure):
+            made = DCN(embeddings, dense, (*deep, tasks), crosses=crosses, rank=rank, structure=structure)
+        case WideAndDeep(deep=deep):
+            made = WideDeep(embeddings, dense, (*deep, tasks))
+        case Own(module=name, args=args):
+            made = _own(name, embeddings, dense, tasks, args)
+        case _:
+            raise AssertionError(f"resolve left the model as {model!r}")
+    return made.to(recipe.train.device)
+
+
+def make_job(resolved: Resolved, model: nn.Module) -> Job:
+    """What a trainer trains."""
+    return Job(
+        model=model,
+        objective=make_objective(resolved, model),
+        batches=lambda position: make_batcher(resolved, resolved.parts.train, position),
+        tasks=resolved.tasks,
+        evaluate=None if resolved.parts.valid is None else make_evaluator(resolved, model, resolved.parts.valid),
+    )
+
+
+def make_objective(resolved: Resolved, model: nn.Module) -> Objective:
+    """The loss."""
+    how = resolved.recipe
+    if isinstance(how.model, TwoTowers):
+        assert isinstance(model, RetrievalModel)
+        return InBatch(model.towers, how.model.item, model.frequency)
+    weights = how.train.task_weights
+    if weights and len(weights) != len(resolved.tasks):
+        raise SpecError(f"train.task_weights has {len(weights)} numbers for the labels {', '.join(resolved.tasks)}")
+    return Clicks(model, weights)
+
+
+def make_batcher(resolved: Resolved, rows: Rows, position: Position | None = None) -> Batcher:
+    """The training batches."""
+    train = resolved.recipe.train
+    how = Batching(
+        size=train.batch, seed=resolved.recipe.seed, shuffle=train.shuffle, ahead=train.ahead, share=rows.share
+    )
+    return Batcher(rows.reader, resolved.columns, resolved.tables, how, position)
+
+
+def in_order(resolved: Resolved, rows: Rows) -> Iterable[Batch]:
+    """All rows once, as they come, in batches for evaluation."""
+    how = Batching(
+        size=resolved.recipe.evaluate.batch, shuffle=False, ahead=resolved.recipe.train.ahead, share=rows.share
+    )
+    return Batcher(rows.reader, resolved.columns, resolved.tables, how)
+
+
+def make_evaluator(
+    resolved: Resolved, model: nn.Module, rows: Rows, slices: tuple[str, ...] | None = None
+) -> Evaluator:
+    """What measures the model on some rows; `slices` instead of those of the recipe."""
+    recipe = resolved.recipe
+    if isinstance(recipe.model, TwoTowers):
+        assert isinstance(model, RetrievalModel)
+        train = resolved.parts.train
+        return RetrievalEvaluator(
+            model.towers,
+            recipe.model.item,
+            known=lambda: in_order(resolved, train),
+            asked=lambda: in_order(resolved, rows),
+            task=resolved.tasks[0],
+            ks=recipe.model.ks,
+        )
+    chosen = recipe.evaluate.slices if slices is None else slices
+    slicing = Slicing(chosen, recipe.evaluate.slice_ids)
+    return ClickEvaluator(model, lambda: in_order(resolved, rows), resolved.tasks, recipe.train, slicing)
+
+
+def make_settings(recipe: Recipe) -> Settings:
+    """How the run goes."""
+    return Settings(train=recipe.train, evaluate=recipe.evaluate, save=recipe.save, log=recipe.log)
+
+
+class RetrievalModel(nn.Module):
+    """Two towers and how often items come, so that a checkpoint holds both."""
+
+    def __init__(self, towers: TwoTower, frequency: ItemFrequency | None) -> None:
+        super().__init__()
+        self.towers, self.frequency = towers, frequency
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        """Logits [B, 1] of each sample's user with its item."""
+        return self.towers(batch)
+
+
+def _two_tower(resolved: Resolved, how: TwoTowers) -> RetrievalModel:
+    sides: list[Tower] = []
+    for features, dense in ((how.user_features, how.user_dense), ((how.item, *how.item_features), how.item_dense)):
+        tables = tuple(t for t in resolved.tables if set(t.feature_names) & set(features))
+        mixed = [t.name for t in tables if not set(t.feature_names) <= set(features)]
+        if mixed or not tables:
+            raise SpecError(
+                f"two_tower: tables {', '.join(mixed) or 'none'} of {', '.join(features)}: want one tower's only"
+            )
+        sides.append(Tower(Embeddings(tables, seed=resolved.recipe.seed), len(dense), how.sizes))
+    return RetrievalModel(TwoTower(sides[0], sides[1], how.temperature), ItemFrequency() if how.correct else None)
+
+
+def _in_order(columns: Columns, how: TwoTowers) -> Columns:
+    """The user's numbers before the item's, as the towers take them."""
+    by_name = {dense.column: dense for dense in columns.dense}
+    wanted = (*how.user_dense, *how.item_dense)
+    missing = [name for name in wanted if name not in by_name]
+    if missing:
+        raise SpecError(f"two_tower: no dense column {', '.join(missing)}; there are {', '.join(by_name) or 'none'}")
+    return structs.replace(columns, dense=tuple(by_name[name] for name in wanted))
+
+
+def _own(name: str, embeddings: Embeddings, dense: int, tasks: int, args: dict[str, Any]) -> nn.Module:
+    try:
+        return load_class(name)(embeddings, dense, tasks, **args)
+    except TypeError as error:
+        want = "want a class that takes (embeddings, dense_features, tasks, **args)"
+        raise SpecError(f"model: {name}: {error}; {want}") from error

@@ -1,0 +1,49 @@
+"""The user's own module: a class in a Python file, named in a recipe as path.py:Class."""
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from rowwise.errors import SpecError
+
+
+def split_name(name: str) -> tuple[Path, str]:
+    """The file and the class."""
+    path, colon, class_name = name.rpartition(":")
+    if not colon or not path.endswith(".py") or not class_name.isidentifier():
+        raise SpecError(
+            f"model: {name!r}: want path.py:Class, or a mapping with kind: dlrm, deepfm, dcn, wide_deep, ..."
+        )
+    return Path(path), class_name
+
+
+def load_class(name: str) -> type[nn.Module]:
+    """Import the file, and find the class in it."""
+    path, class_name = split_name(name)
+    if not path.is_file():
+        raise SpecError(f"model: {path}: there is no such file")
+    module_name = f"rowwise_own_{path.stem}"
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module  # dataclasses and pickles look a class's module up there
+    sys.path.insert(0, str(path.parent))  # so that it may import its neighbours
+    try:
+        spec.loader.exec_module(module)
+    except (ImportError, SyntaxError) as error:
+        raise SpecError(f"model: {path} cannot be imported: {error}") from error
+    finally:
+        sys.path.remove(str(path.parent))
+    found: Any = getattr(module, class_name, None)
+    if not isinstance(found, type) or not issubclass(found, nn.Module):
+        there = [
+            n
+            for n, x in vars(module).items()
+            if isinstance(x, type) and issubclass(x, nn.Module) and x is not nn.Module
+        ]
+        raise SpecError(f"model: {path} has no torch module {class_name!r}; it has {', '.join(there) or 'none'}")
+    return found

@@ -1,0 +1,96 @@
+"""Predictions of a trained model for the rows of files, as Parquet: the rows in their order, each with its key.
+
+Its own file because it reads rows as training does and labels not at all: rows to predict for have none. Streams one
+split at a time; the file appears under its name when it is whole.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import torch
+from msgspec import structs
+from pyarrow import parquet as pq
+from torch import Tensor, nn
+
+from rowwise.errors import DataError
+from rowwise.ingest.bags import Ints
+from rowwise.ingest.batcher import rows_to_hold
+from rowwise.ingest.collate import Piece, collate
+from rowwise.ingest.columns import Columns
+from rowwise.ingest.encode import encode
+from rowwise.ingest.reader import Split
+from rowwise.recipes.compose import Resolved
+from rowwise.recipes.rows import Rows
+from rowwise.train.evaluate import evaluating
+from rowwise.train.step import autocast
+
+PART = ".part"
+
+
+def predict(
+    resolved: Resolved, model: nn.Module, rows: Rows, out: Path, tell: Callable[[int, int], None] | None = None
+) -> int:
+    """Write one line a row: its key (or its number, where there is none), and of each label logit and probability.
+
+    Args:
+        resolved: the recipe that the model was trained by.
+        model: the trained model.
+        rows: what to predict for.
+        out: the Parquet file.
+        tell: hears how many of how many splits are done.
+    """
+    columns = structs.replace(resolved.columns, labels=(), weight=None, time=None, key=None)
+    key, splits, done = resolved.columns.key, rows.reader.splits(), 0
+    written = 0
+    if key is not None and key not in rows.reader.schema.names:
+        key = None
+    part = out.with_name(out.name + PART)
+    writer: pq.ParquetWriter | None = None
+    try:
+        with evaluating(model):
+            for index, split in enumerate(splits):
+                names = dict.fromkeys((*columns.names, *([key] if key else ())))
+                table = rows.reader.read(split, tuple(names))
+                order_R = rows.share.among(None, table.num_rows, index)
+                logits_RK = _logits(resolved, model, columns, table, split, order_R)
+                keys = table[key] if key else pa.array(np.arange(done, done + table.num_rows))
+                lines = _lines(resolved.tasks, key or "row", keys if order_R is None else keys.take(order_R), logits_RK)
+                writer = writer or pq.ParquetWriter(part, lines.schema)
+                writer.write_table(lines)
+                done += table.num_rows
+                written += lines.num_rows
+                if tell is not None:
+                    tell(index + 1, len(splits))
+        if writer is None:
+            raise DataError("there are no rows to predict for")
+        writer.close()
+        part.replace(out)
+    finally:
+        if writer is not None:
+            writer.close()
+        part.unlink(missing_ok=True)
+    return written
+
+
+def _logits(
+    resolved: Resolved, model: nn.Module, columns: Columns, table: pa.Table, split: Split, order_R: Ints | None
+) -> Tensor:
+    """Of all rows of a split, a batch at a time."""
+    training, size = resolved.recipe.train, resolved.recipe.evaluate.batch
+    encoded = encode(table, columns, rows_to_hold(columns, resolved.tables), split, order_R)
+    found = [torch.empty(0, len(resolved.tasks))]
+    for begin in range(0, encoded.rows, size):
+        batch = collate([Piece(encoded, begin, min(begin + size, encoded.rows))], columns).to(training.device)
+        with autocast(training):
+            found.append(model(batch).float().cpu())
+    return torch.cat(found)
+
+
+def _lines(tasks: tuple[str, ...], key: str, keys: pa.Array, logits_RK: Tensor) -> pa.Table:
+    columns = {key: keys}
+    for k, task in enumerate(tasks):
+        columns[f"{task}_logit"] = pa.array(logits_RK[:, k].numpy())
+        columns[f"{task}_probability"] = pa.array(logits_RK[:, k].sigmoid().numpy())
+    return pa.table(columns)

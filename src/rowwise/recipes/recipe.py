@@ -1,0 +1,164 @@
+"""What a recipe holds, as frozen values that are read strictly: a key that nobody knows is an error, not a default.
+
+A recipe that is resolved (see `compose`) names every column, table and thread count, so that it makes the same run
+again wherever the defaults go.
+"""
+
+import re
+from typing import Any, Literal
+
+import msgspec
+
+from rowwise.errors import SpecError
+from rowwise.ingest.columns import Columns
+from rowwise.spec import Init, Pooling, RowOptimizer, RowType, Table, Value
+from rowwise.train.settings import Evaluation, Log, Saving, Training
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+
+
+class About(Value, frozen=True):
+    """What to expect, for people: the head of a recipe."""
+
+    what: str = ""
+    run: str = ""  # the command
+    expect: dict[str, float] = msgspec.field(default_factory=dict)  # test metrics, as measured
+    spread: dict[str, float] = msgspec.field(default_factory=dict)  # between seeds
+    time_s: float | None = None
+    memory_gb: float | None = None
+    machine: str = ""
+
+
+class Data(Value, frozen=True):
+    """Which rows: those to train on, and apart from them those to validate and to test on."""
+
+    dataset: str  # synthetic, movielens-100k, complete-journey, criteo, parquet:PATH or csv:PATH
+    folder: str = "data"  # where `rowwise data get` puts datasets
+    label: str | None = None  # of files, where no columns are given; None: the one that is called label or click
+    valid: str | None = None  # parquet:PATH or csv:PATH; None: that of the dataset, or a share of the training rows
+    test: str | None = None
+    valid_share: float = 0.0  # of the training rows, where there are no validation rows
+    test_share: float = 0.1  # of the training rows, where there are no test rows
+    share: Literal["random", "last"] = "random"  # which rows: by a hash of their place, or the last splits
+    rows: int | None = None  # synthetic only: how many to train on
+    test_rows: int | None = None  # synthetic only
+
+    def __post_init__(self) -> None:
+        """Refuse shares that leave nothing."""
+        for name, share in (("valid_share", self.valid_share), ("test_share", self.test_share)):
+            if not 0 <= share < 1:
+                raise SpecError(f"data.{name}={share}: want at least 0 and less than 1")
+        if self.valid_share + self.test_share >= 1:
+            raise SpecError(f"data: valid_share={self.valid_share} and test_share={self.test_share} leave no rows")
+
+
+class TableChanges(Value, frozen=True):
+    """What is different from the dataset's table; what is not given stays."""
+
+    rows: int | None = None
+    dim: int | None = None
+    pooling: Pooling | None = None
+    optimizer: RowOptimizer | None = None
+    init: Init | None = None
+    row_type: RowType | None = None
+    unknown: Literal["raise", "last_row"] | None = None
+
+    def apply(self, table: Table) -> Table:
+        """The table with the changes."""
+        given = {name: getattr(self, name) for name in self.__struct_fields__ if getattr(self, name) is not None}
+        kept = {name: getattr(table, name) for name in table.__struct_fields__}
+        return Table(**(kept | given))
+
+
+class Tables(Value, frozen=True):
+    """The tables: `all` changes those of the dataset, `each` single ones; `list` replaces them."""
+
+    all: TableChanges = TableChanges()
+    each: dict[str, TableChanges] = msgspec.field(default_factory=dict)
+    list: tuple[Table, ...] = ()
+
+    def resolve(self, suggested: tuple[Table, ...]) -> tuple[Table, ...]:
+        """The tables themselves."""
+        tables = self.list or suggested
+        unknown = set(self.each) - {t.name for t in tables}
+        if unknown:
+            there = ", ".join(t.name for t in tables)
+            raise SpecError(f"tables.each names {', '.join(sorted(unknown))}; the tables are {there}")
+        changed = (self.all.apply(table) for table in tables)
+        return tuple(self.each[t.name].apply(t) if t.name in self.each else t for t in changed)
+
+
+class Dlrm(Value, frozen=True, tag="dlrm", tag_field="kind"):
+    """`rowwise.DLRM`; the bottom layers end in the tables' dim, the top ones in one logit a label."""
+
+    bottom: tuple[int, ...] = (512, 256)
+    top: tuple[int, ...] = (512, 256)
+
+
+class DeepFm(Value, frozen=True, tag="deepfm", tag_field="kind"):
+    """`rowwise.DeepFM`."""
+
+    deep: tuple[int, ...] = (400, 400, 400)
+
+
+class Dcn(Value, frozen=True, tag="dcn", tag_field="kind"):
+    """`rowwise.DCN`."""
+
+    deep: tuple[int, ...] = (512, 256)
+    crosses: int = 3
+    rank: int | None = None
+    structure: Literal["stacked", "parallel"] = "stacked"
+
+
+class WideAndDeep(Value, frozen=True, tag="wide_deep", tag_field="kind"):
+    """`rowwise.WideDeep`."""
+
+    deep: tuple[int, ...] = (1024, 512, 256)
+
+
+class TwoTowers(Value, frozen=True, tag="two_tower", tag_field="kind"):
+    """`rowwise.TwoTower`, trained on the rows whose label is 1 by the softmax over the items of a batch."""
+
+    item: str  # the feature that says which item it is: one id in each row
+    user_features: tuple[str, ...]
+    item_features: tuple[str, ...] = ()  # beside `item`
+    user_dense: tuple[str, ...] = ()
+    item_dense: tuple[str, ...] = ()
+    sizes: tuple[int, ...] = (128, 64)
+    temperature: float = 0.1
+    correct: bool = True  # for popular items (logQ)
+    ks: tuple[int, ...] = (10, 50)  # of recall@k and NDCG@k
+
+
+class Own(Value, frozen=True, tag="own", tag_field="kind"):
+    """A class of the user's: `module` is path.py:Class, called with (embeddings, dense_features, tasks, **args)."""
+
+    module: str
+    args: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+Model = Dlrm | DeepFm | Dcn | WideAndDeep | TwoTowers | Own
+
+
+class Recipe(Value, frozen=True, kw_only=True):
+    """A run."""
+
+    about: About = About()
+    name: str = ""  # of the folder in runs/; none: that of the file
+    seed: int = 0
+    data: Data
+    columns: Columns | None = None  # None: the dataset's
+    tables: Tables = Tables()
+    model: Model | str = Dlrm()  # a text is path.py:Class, short for {kind: own, module: path.py:Class}
+    train: Training = Training()
+    evaluate: Evaluation = Evaluation()
+    save: Saving = Saving()
+    log: Log = Log()
+    init_from: str | None = None  # a run or a checkpoint: take over what matches by name
+
+    def __post_init__(self) -> None:
+        """Names become folders."""
+        if self.name and not NAME.fullmatch(self.name):
+            raise SpecError(f"name={self.name!r}: want letters, digits, '-', '_' and '.', as a folder is called by it")
+        if not 0 <= self.seed < 1 << 63:
+            raise SpecError(f"seed={self.seed}: want at least 0, and less than 2**63")

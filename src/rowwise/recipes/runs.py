@@ -1,0 +1,269 @@
+"""The verbs of the command line as functions: start a run, resume it, evaluate it, predict with it.
+
+A `Run` is a recipe that was resolved, its model, its trainer and its folder. What is printed is the caller's business;
+everything that lasts is written here.
+"""
+
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Literal, final
+
+import msgspec
+import torch
+from torch import nn
+
+from rowwise import report
+from rowwise.checkpoint.read import Checkpoint
+from rowwise.errors import DataError, RowwiseError, SpecError
+from rowwise.plan import Plan, Tile
+from rowwise.recipes.compose import Resolved, make_evaluator, make_job, make_model, make_settings, resolve
+from rowwise.recipes.machine import Machine, Native
+from rowwise.recipes.own import split_name
+from rowwise.recipes.predict import predict
+from rowwise.recipes.recipe import Own, Recipe
+from rowwise.recipes.rows import Rows, open_named
+from rowwise.recipes.text import apply_change, decode, parse, write
+from rowwise.spec import Table, Value
+from rowwise.train.evaluate import Scores, Values, values_of
+from rowwise.train.metrics import Metrics
+from rowwise.train.progress import Best
+from rowwise.train.recorder import peak_memory_bytes
+from rowwise.train.run_folder import RunFolder
+from rowwise.train.saved import Saved
+from rowwise.train.snapshot import Match, restore_model, warm_start
+from rowwise.train.trainer import Job, Tell, Trainer
+
+RECIPE = "recipe.yaml"
+
+
+class Result(Value, frozen=True):
+    """How a run went: what result.json holds."""
+
+    status: Literal["finished", "stopped", "failed"]
+    recipe: str
+    run: str
+    message: str | None = None
+    steps: int = 0
+    samples: int = 0
+    epochs: int = 0
+    wall_s: float = 0.0  # of the process that ended the run
+    samples_s: float = 0.0  # while training, over all of the run
+    peak_memory_bytes: int = 0
+    best: Best | None = None
+    test: dict[str, dict[str, float | None]] = msgspec.field(default_factory=dict)
+    ceiling: dict[str, dict[str, float | None]] = msgspec.field(
+        default_factory=dict
+    )  # the best that any model can do, where that is known
+    expected: dict[str, float] = msgspec.field(default_factory=dict)
+    spread: dict[str, float] = msgspec.field(default_factory=dict)
+
+
+@final
+class Run:
+    """A run that can go on; made by `start` or `resume`."""
+
+    def __init__(self, resolved: Resolved, folder: RunFolder, job: Job, tell: Tell | None = None) -> None:
+        """Hold the folder, and be ready to go."""
+        self.begin_s = perf_counter()
+        self.resolved, self.folder, self.model = resolved, folder, job.model
+        self.match: Match | None = None  # what a warm start took over
+        folder.hold()
+        self.trainer = Trainer(job, make_settings(resolved.recipe), folder, tell)
+
+    @classmethod
+    def start(cls, recipe: Recipe, root: Path = Path("runs"), tell: Tell | None = None) -> "Run":
+        """A new run, under the next number in root/<recipe>."""
+        if not recipe.name:
+            raise SpecError("the recipe has no name: want one, as the run's folder is called by it")
+        _use_threads(recipe)
+        resolved = resolve(recipe)
+        job = make_job(resolved, make_model(resolved))
+        # What can be refused is refused before there is a folder.
+        job.batches(None)
+        match = _warm(resolved, job.model)
+        run = cls(resolved, RunFolder.create(root, recipe.name), job, tell)
+        run.match = match
+        run._write_beginning()
+        return run
+
+    @classmethod
+    def resume(cls, path: Path, changes: Sequence[str] = (), *, which: str = "last", tell: Tell | None = None) -> "Run":
+        """A run that was stopped or killed, from its last checkpoint; or from the start, if there is none."""
+        folder, resolved = RunFolder.open(path), _resolve_saved(path, changes)
+        _use_threads(resolved.recipe)
+        run = cls(resolved, folder, make_job(resolved, make_model(resolved)), tell)
+        _compare_own(resolved.recipe, folder)
+        saved = Saved(folder.checkpoints)
+        saved.clean()
+        if saved.steps() or which != "last":
+            run.trainer.resume(saved.open(which))
+        else:
+            folder.cut(0)
+            run.match = _warm(resolved, run.model)
+        if changes:
+            folder.write(RECIPE, write(resolved.recipe, defaults=True))
+        return run
+
+    def go(self) -> Result:
+        """Train to the end, then test; whatever happens, the folder says so."""
+        self.folder.log(f"{_now()} training from step {self.trainer.progress.step} on")
+        try:
+            progress = self.trainer.run()
+            test, ceiling = self._test() if progress.finished else ({}, {})
+        except (RowwiseError, OSError) as error:
+            self._finish(self._result("failed", message=str(error)))
+            raise
+        result = self._result("finished" if progress.finished else "stopped", test=test, ceiling=ceiling)
+        self._finish(result)
+        return result
+
+    def _test(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Of the best checkpoint, if there was something to choose it by; else of the last."""
+        rows, progress = self.resolved.parts.test, self.trainer.progress
+        if rows is None:
+            self.folder.warn("there are no test rows: give data.test or data.test_share")
+            return {}, {}
+        if progress.best is not None and progress.best.step != progress.step:
+            restore_model(Saved(self.folder.checkpoints).open("best"), self.model)
+        scores = make_evaluator(self.resolved, self.model, rows)()
+        self.trainer.note("test", scores)
+        return dict(scores.tasks), best_possible(self.resolved, rows)
+
+    def _result(self, status: Literal["finished", "stopped", "failed"], **more: Any) -> Result:
+        progress, about = self.trainer.progress, self.resolved.recipe.about
+        return Result(
+            status=status,
+            recipe=self.resolved.recipe.name,
+            run=str(self.folder.path),
+            steps=progress.step,
+            samples=progress.samples,
+            epochs=progress.position.epoch,
+            wall_s=round(perf_counter() - self.begin_s, 3),
+            samples_s=round(progress.samples / max(progress.time_s, 1e-9), 1),
+            peak_memory_bytes=peak_memory_bytes(),
+            best=progress.best,
+            expected=about.expect,
+            spread=about.spread,
+            **more,
+        )
+
+    def _finish(self, result: Result) -> None:
+        self.folder.log(
+            f"{_now()} {result.status} at step {result.steps}" + (f": {result.message}" if result.message else "")
+        )
+        self.folder.write_json("result.json", msgspec.to_builtins(result))
+        report.write(self.folder.path)
+
+    def _write_beginning(self) -> None:
+        recipe = self.resolved.recipe
+        self.folder.write(RECIPE, write(recipe, defaults=True))
+        about = {**asdict(Machine.read("passive")), **asdict(Native.read()), "started": _now()}
+        self.folder.write_json("env.json", about)
+        self.folder.write("plan.json", whole_tables(self.resolved.tables).to_json() + "\n")
+        if isinstance(recipe.model, Own):
+            path, _ = split_name(recipe.model.module)
+            (self.folder.path / "code").mkdir()
+            shutil.copyfile(path, self.folder.path / "code" / path.name)
+        for line in self.match.lines() if self.match else ():
+            self.folder.log(line)
+
+
+def evaluate(
+    path: Path, *, which: str = "best", data: str | None = None, slices: tuple[str, ...] | None = None
+) -> Scores:
+    """Measure a checkpoint of a run on its test rows, or on the rows of other files."""
+    resolved, model = load_trained(path, which)
+    rows = _rows_of(data) or resolved.parts.test
+    if rows is None:
+        raise DataError(f"{path}: its recipe has no test rows: give some with --data parquet:PATH")
+    return make_evaluator(resolved, model, rows, slices)()
+
+
+def predict_rows(
+    path: Path,
+    out: Path,
+    *,
+    which: str = "best",
+    data: str | None = None,
+    tell: Callable[[int, int], None] | None = None,
+) -> int:
+    """Predict for the test rows of a run, or for the rows of other files; returns how many there were."""
+    resolved, model = load_trained(path, which)
+    rows = _rows_of(data) or resolved.parts.test
+    if rows is None:
+        raise DataError(f"{path}: its recipe has no test rows: give some with --data parquet:PATH")
+    return predict(resolved, model, rows, out, tell)
+
+
+def load_trained(path: Path, which: str = "best") -> tuple[Resolved, nn.Module]:
+    """The model of a run, as a checkpoint has it."""
+    RunFolder.open(path)
+    resolved = _resolve_saved(path)
+    _use_threads(resolved.recipe)
+    model = make_model(resolved)
+    restore_model(Saved(path / "ckpt").open(which), model)
+    return resolved, model
+
+
+def whole_tables(tables: Sequence[Table]) -> Plan:
+    """The plan of one device: every table whole."""
+    tiles = (Tile(table=t.name, rank=0, rows=(0, t.rows), cols=(0, t.dim)) for t in tables)
+    return Plan(world=1, tiles=tuple(tiles))
+
+
+def best_possible(resolved: Resolved, rows: Rows) -> dict[str, Values]:
+    """What nobody can beat on average: the metrics of the logits that made-up labels were drawn from."""
+    column = resolved.parts.dataset.ceiling
+    if column is None:
+        return {}
+    task = resolved.tasks[0]
+    metrics = Metrics((task,), window=1)
+    for split in rows.reader.splits():
+        table = rows.reader.read(split, (task, column))
+        logits, labels = (torch.from_numpy(table[name].to_numpy().astype("float64")) for name in (column, task))
+        metrics.update(logits, labels)
+    return {task: values_of(metrics.value()[task])}
+
+
+def _warm(resolved: Resolved, model: nn.Module) -> Match | None:
+    """Start from another run or checkpoint, if the recipe says so."""
+    if resolved.recipe.init_from is None:
+        return None
+    path = Path(resolved.recipe.init_from)
+    checkpoint = Saved(path / "ckpt").open("best") if (path / RECIPE).is_file() else Checkpoint.open(path)
+    return warm_start(checkpoint, model)
+
+
+def _resolve_saved(path: Path, changes: Sequence[str] = ()) -> Resolved:
+    source = path / RECIPE
+    sections = parse(source.read_text(), str(source))
+    for change in changes:
+        apply_change(sections, change)
+    return resolve(decode(sections, str(source)))
+
+
+def _use_threads(recipe: Recipe) -> None:
+    # Sums inside torch's products are split by thread: the same bits want the same number.
+    if recipe.train.threads is not None:
+        torch.set_num_threads(recipe.train.threads)
+
+
+def _compare_own(recipe: Recipe, folder: RunFolder) -> None:
+    """Say so if the user's module is not what the run began with."""
+    if isinstance(recipe.model, Own):
+        path, _ = split_name(recipe.model.module)
+        kept = folder.path / "code" / path.name
+        if path.is_file() and kept.is_file() and path.read_bytes() != kept.read_bytes():
+            folder.warn(f"{path} has changed since the run began; what it was is in {kept}")
+
+
+def _rows_of(data: str | None) -> Rows | None:
+    return None if data is None else Rows(open_named(data))
+
+
+def _now() -> str:
+    return datetime.now().astimezone().isoformat(timespec="seconds")

@@ -1,0 +1,210 @@
+"""A recipe as YAML: strict reading, errors that name the nearest key, `--set` changes, and writing.
+
+Its own file because YAML has traps that a strict recipe must not fall into: a key given twice, `no` as a truth value,
+`1e-3` as a text, `10:20` as a number to the base of 60. Gives up comments: a recipe that was read and written again has
+none.
+"""
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
+
+import msgspec
+import yaml
+
+from rowwise.errors import SpecError
+from rowwise.recipes.recipe import Recipe
+
+UNKNOWN = re.compile(r"Object contains unknown field `(?P<field>[^`]*)`(?: - at `(?P<at>[^`]*)`)?")
+SCALARS = {  # as in YAML 1.2: what a plain word means, and by which letters it begins
+    "bool": (r"true|false", "tf"),
+    "int": (r"[-+]?(?:0|[1-9][0-9_]*)|0x[0-9a-fA-F]+", "-+0123456789"),
+    "float": (r"[-+]?(?:[0-9]*\.[0-9]+|[0-9]+\.?)(?:[eE][-+]?[0-9]+)?|[-+]?\.inf|\.nan", "-+.0123456789"),
+    "null": (r"~|null|", ["~", "n", ""]),
+}
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML as people mean it."""
+
+    # PyYAML looks it up on the class.
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {  # noqa: RUF012
+        first: [
+            (f"tag:yaml.org,2002:{kind}", re.compile(f"^(?:{pattern})$"))
+            for kind, (pattern, firsts) in SCALARS.items()
+            if first in firsts
+        ]
+        for first in {letter for _, firsts in SCALARS.values() for letter in firsts}
+    }
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Each key once."""
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node)
+            if key in seen:
+                where = f"line {key_node.start_mark.line + 1}"
+                raise SpecError(f"{where}: {key!r} is given twice: want each key once")
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+class _Line(dict[str, Any]):
+    """A mapping that is written in one line."""
+
+
+class _Dumper(yaml.SafeDumper):
+    """Sections in blocks, what is inside them in lines."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        """What comes twice is written twice."""
+        return True
+
+    def represent_sequence(self, tag: str, sequence: Any, flow_style: bool | None = None) -> yaml.SequenceNode:
+        """Plain values side by side, mappings one below the other."""
+        plain = not any(isinstance(item, dict) for item in sequence)
+        return super().represent_sequence(tag, sequence, flow_style=plain)
+
+
+def _represent_line(dumper: _Dumper, line: _Line) -> yaml.MappingNode:
+    return dumper.represent_mapping("tag:yaml.org,2002:map", line, flow_style=True)
+
+
+_Dumper.add_representer(_Line, _represent_line)
+
+
+def parse(text: str, source: str) -> dict[str, Any]:
+    """The sections of a recipe, not looked into yet."""
+    try:
+        found = yaml.load(text, _Loader)
+    except yaml.YAMLError as error:
+        raise SpecError(f"{source}: not YAML: {' '.join(str(error).split())}") from None
+    except SpecError as error:
+        raise SpecError(f"{source}: {error}") from None
+    if not isinstance(found, dict):
+        raise SpecError(f"{source}: want a recipe, with at least a section `data:` that names a dataset")
+    return found
+
+
+def decode(sections: Mapping[str, Any], source: str) -> Recipe:
+    """The recipe; what does not fit is named with its place, and an unknown key with the nearest known."""
+    try:
+        return msgspec.convert(sections, Recipe)
+    except msgspec.ValidationError as error:
+        raise SpecError(f"{source}: {_explain(error, sections)}") from None
+
+
+def read(path: Path, changes: Sequence[str] = ()) -> Recipe:
+    """A recipe file, with changes such as "train.epochs=2"; one without a name gets that of the file."""
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(f"{path}: cannot be read as a recipe: {error}") from None
+    sections = parse(text, str(path))
+    for change in changes:
+        apply_change(sections, change)
+    if not sections.get("name"):
+        sections["name"] = path.stem
+    return decode(sections, str(path))
+
+
+def write(recipe: Recipe, *, defaults: bool = False) -> str:
+    """The recipe as YAML; `defaults`: also what is as it is by default, so that it stays so when defaults change."""
+    plain = _plain(recipe, defaults)
+    return yaml.dump(plain, Dumper=_Dumper, sort_keys=False, width=110, allow_unicode=True, default_flow_style=False)
+
+
+def apply_change(sections: dict[str, Any], change: str) -> None:
+    """Set one value: "train.optimizer.lr=1e-3"; the value is YAML, too, and numbers count in lists."""
+    place, equals, value = change.partition("=")
+    keys = place.split(".")
+    if not equals or not all(keys):
+        raise SpecError(f"--set {change}: want section.key=value, such as --set train.epochs=2")
+    at: Any = sections
+    for depth, key in enumerate(keys):
+        last = depth == len(keys) - 1
+        if isinstance(at, list):
+            if not key.isdigit() or int(key) >= len(at):
+                raise SpecError(f"--set {change}: {'.'.join(keys[:depth])} is a list of {len(at)}: want a number")
+            where: Any = int(key)
+        elif isinstance(at, dict):
+            where = key
+        else:
+            raise SpecError(f"--set {change}: {'.'.join(keys[:depth])} is {at!r} and has nothing inside")
+        if last:
+            at[where] = _value(change, value)
+            return
+        # A section that is left out, or empty, has its defaults: there is a place for the key.
+        if isinstance(at, dict) and at.get(where) is None:
+            at[where] = {}
+        at = at[where]
+
+
+def _value(change: str, text: str) -> Any:
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.YAMLError:
+        raise SpecError(f"--set {change}: {text!r} is not a value in YAML; quote it as in \"name: 'a: b'\"") from None
+
+
+def _plain(value: Any, defaults: bool, depth: int = 0) -> Any:
+    """Plain data; of a struct what is wanted, and always its kind."""
+    if isinstance(value, msgspec.Struct):
+        config = value.__struct_config__
+        kept = {config.tag_field: config.tag} if config.tag_field else {}
+        for field in msgspec.structs.fields(value):
+            here = getattr(value, field.name)
+            if here is not None and (defaults or here != _default(field)):
+                kept[field.name] = _plain(here, defaults, depth + 1)
+        return kept if depth < 2 else _Line(kept)
+    if isinstance(value, Mapping):
+        return {key: _plain(v, defaults, depth + 1) for key, v in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [_plain(v, defaults, depth + 1) for v in value]
+    return msgspec.to_builtins(value)
+
+
+def _default(field: msgspec.structs.FieldInfo) -> Any:
+    made = field.default_factory
+    return field.default if made is msgspec.NODEFAULT else made()
+
+
+def _explain(error: msgspec.ValidationError, sections: Mapping[str, Any]) -> str:
+    found = UNKNOWN.match(str(error))
+    if found is None:
+        return str(error).replace("`$.", "`")
+    keys = re.findall(r"\[(?:\.\.\.|\d+)\]|[^.\[\]$]+", found["at"] or "")
+    known = sorted(_fields_at(Recipe, keys, sections))
+    near = difflib.get_close_matches(found["field"], known, n=1)
+    guess = f"; did you mean {near[0]!r}?" if near else ""
+    section = f" in {'.'.join(keys)}" if keys else ""
+    return f"no key {found['field']!r}{section}{guess} There are {', '.join(known)}"
+
+
+def _fields_at(kind: Any, keys: Sequence[str], data: Any) -> set[str]:
+    """The keys that a place of a recipe may have, for all structs that can stand there."""
+    names: set[str] = set()
+    for struct in _structs(kind, data):
+        if not keys:
+            names |= set(struct.__struct_encode_fields__)
+            continue
+        for field in msgspec.structs.fields(struct):
+            if field.encode_name == keys[0]:
+                names |= _fields_at(field.type, keys[1:], data.get(keys[0]) if isinstance(data, Mapping) else None)
+    container = get_origin(kind)
+    if keys and container in (dict, tuple):
+        inner = get_args(kind)[1 if container is dict else 0]
+        names |= _fields_at(inner, keys[1:], data.get(keys[0]) if isinstance(data, Mapping) else None)
+    return names
+
+
+def _structs(kind: Any, data: Any) -> Iterator[type[msgspec.Struct]]:
+    """The structs of a type; of a union with kinds the one that the data names, if it does."""
+    options = get_args(kind) if get_origin(kind) in (UnionType, Union) else (kind,)
+    structs = [o for o in options if isinstance(o, type) and issubclass(o, msgspec.Struct)]
+    named = data.get("kind") if isinstance(data, Mapping) else None
+    chosen = [s for s in structs if named is not None and s.__struct_config__.tag == named]
+    yield from chosen or structs

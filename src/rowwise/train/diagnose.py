@@ -1,0 +1,90 @@
+"""Where a number that is not finite comes from: the first module that gives one, the sample, and what is large there.
+
+Runs only after a step has failed, so it may take its time: it does the forward once more and looks at everything.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from rowwise.batch import Batch
+from rowwise.embedding import Embeddings, Vectors
+from rowwise.spec import Pooling
+
+
+@dataclass(slots=True)
+class _First:
+    """The first module whose output has a bad number, and the first sample in it."""
+
+    name: str = ""
+    sample: int | None = None
+    handles: list[torch.utils.hooks.RemovableHandle] = field(default_factory=list)
+
+    def watch(self, model: nn.Module) -> None:
+        """Look at the outputs of all modules."""
+        for name, module in model.named_modules():
+            self.handles.append(module.register_forward_hook(partial(self._look, name)))
+
+    def _look(self, name: str, _module: nn.Module, _given: object, out: object) -> None:
+        found = out.matrix_BS if isinstance(out, Vectors) else out
+        if self.name or not isinstance(found, Tensor) or not found.is_floating_point():
+            return
+        bad = ~found.isfinite()
+        if bad.any():
+            self.name, self.sample = name or "the model", int(bad.nonzero()[0][0]) if found.dim() > 1 else None
+
+
+@torch.no_grad()
+def find_cause(model: nn.Module, batches: Sequence[Batch], said: str) -> str:
+    """What is known of a bad number: what was said of it, and where it begins."""
+    bad = [name for name, parameter in model.named_parameters() if not _finite(parameter)]
+    if bad:
+        return f"{said}; the weights of {bad[0]!r} are not finite: lower train.optimizer.lr, or set train.clip"
+    for index, batch in enumerate(batches):
+        first = _First()
+        first.watch(model)
+        try:
+            model(batch)
+        finally:
+            for handle in first.handles:
+                handle.remove()
+        if first.name:
+            return f"{said}; it begins in {first.name!r}, {_about(model, batch, index, first.sample)}"
+    gradients = [name for name, p in model.named_parameters() if p.grad is not None and not _finite(p.grad)]
+    if gradients:
+        return f"{said}; first in that of {gradients[0]!r}: lower train.optimizer.lr, or set train.clip"
+    return said
+
+
+def _finite(tensor: Tensor) -> bool:
+    return not tensor.is_floating_point() or bool(tensor.isfinite().all())
+
+
+def _about(model: nn.Module, batch: Batch, index: int, sample: int | None) -> str:
+    """A sample of a batch, and what in it is largest."""
+    if sample is None or sample >= len(batch.labels_BK):
+        return f"batch {index} of the step"
+    key = "" if batch.keys_B is None else f", key {int(batch.keys_B[sample])}"
+    parts = [f"batch {index} of the step, sample {sample}{key}"]
+    if batch.dense_BF.shape[1]:
+        column = int(batch.dense_BF[sample].abs().argmax())
+        parts.append(f"whose largest number is {float(batch.dense_BF[sample, column]):.3g} in dense column {column}")
+    largest = max(_lengths(model, batch, sample), default=None)
+    if largest is not None:
+        length, table, feature = largest
+        parts.append(f"and whose longest vector is {length:.3g}, of table {table!r}, feature {feature!r}")
+    return ", ".join(parts)
+
+
+def _lengths(model: nn.Module, batch: Batch, sample: int) -> Iterator[tuple[float, str, str]]:
+    """How long the pooled vectors of a sample are."""
+    for module in model.modules():
+        if isinstance(module, Embeddings):
+            vectors = module(batch.sparse)
+            pooled = (table for table in module.tables if table.pooling is not Pooling.SEQUENCE)
+            for table in pooled:
+                for feature in table.feature_names:
+                    yield float(vectors[feature][sample].norm()), table.name, feature

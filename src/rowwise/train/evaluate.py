@@ -1,0 +1,141 @@
+"""Evaluation that streams: batches pass by once, and only sums, histograms and a bounded sample are kept.
+
+Its own file because training, `rowwise eval` and early stopping want the same numbers from the same code. What makes
+scores of a model is a function without arguments (`Evaluator`), as a click model and two towers are measured in
+different ways: `ClickEvaluator` is here, that of two towers in `retrieve.py`.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import nn
+
+from rowwise.batch import Batch
+from rowwise.train.entropy import Fit
+from rowwise.train.metrics import Metrics, TaskMetrics
+from rowwise.train.objective import single_ids
+from rowwise.train.samples import Samples
+from rowwise.train.settings import Training
+from rowwise.train.slices import Slices, most_common
+from rowwise.train.step import autocast
+
+Values = dict[str, float]  # of one task: each metric by its name
+
+
+@dataclass(frozen=True, slots=True)
+class SliceRow:
+    """A line of slices.csv: the samples whose feature has one id, None for all others."""
+
+    feature: str
+    value: int | None
+    task: str
+    values: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """What an evaluation found."""
+
+    tasks: Mapping[str, Values]
+    slices: tuple[SliceRow, ...] = ()
+
+
+Evaluator = Callable[[], Scores]
+
+
+@dataclass(frozen=True, slots=True)
+class Slicing:
+    """Which features' most common ids are measured apart."""
+
+    features: tuple[str, ...] = ()
+    ids: int = 10
+
+
+@final
+class ClickEvaluator:
+    """NE, AUC and their like of a model that gives a logit for each label.
+
+    Args:
+        model: what is measured; it is in evaluation mode meanwhile.
+        batches: makes the batches anew for each evaluation.
+        tasks: names of the labels.
+        training: device and precision, as in training.
+        slicing: what is measured apart.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        batches: Callable[[], Iterable[Batch]],
+        tasks: Sequence[str],
+        training: Training,
+        slicing: Slicing | None = None,
+    ) -> None:
+        """Nothing is read yet."""
+        self._model, self._batches, self._tasks, self._training = model, batches, tuple(tasks), training
+        self._slicing = slicing or Slicing()
+
+    def __call__(self) -> Scores:
+        """One pass."""
+        metrics = Metrics(self._tasks, window=1)
+        slices: dict[str, Slices] = {}
+        for batch, samples in self._scored():
+            metrics.add(samples)
+            for feature in self._slicing.features:
+                ids_B = single_ids(batch, feature)
+                # Which ids are common is learned from the first batch: it is a random one, and then memory is bounded.
+                if feature not in slices:
+                    slices[feature] = Slices(most_common(ids_B, self._slicing.ids), len(self._tasks))
+                slices[feature].add(samples, ids_B)
+        found = metrics.value()
+        rows = (row for feature, parts in slices.items() for row in _slice_rows(feature, parts, self._tasks))
+        return Scores({task: values_of(found[task]) for task in self._tasks}, tuple(rows))
+
+    def _scored(self) -> Iterable[tuple[Batch, Samples]]:
+        with evaluating(self._model):
+            for given in self._batches():
+                batch = given.to(self._training.device)
+                with autocast(self._training):
+                    logits_BK = self._model(batch)
+                yield batch, Samples.of(logits_BK.float(), batch.labels_BK, batch.weights_B)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """No gradients, and the model in evaluation mode; afterwards it is in the mode in which it was."""
+    was = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(was)
+
+
+def values_of(task: TaskMetrics) -> Values:
+    """The metrics of all samples, by name."""
+    return _fit_values(task.fit) | {"auc": task.area.auc, "auc_bound": task.area.bound}
+
+
+def recent_values_of(task: TaskMetrics) -> Values:
+    """The metrics of the newest batches, by name."""
+    return _fit_values(task.recent_fit) | {"auc": task.recent_area.auc, "auc_bound": task.recent_area.bound}
+
+
+def _fit_values(fit: Fit) -> Values:
+    return {
+        "loss": fit.log_loss,
+        "ne": fit.ne,
+        "calibration": fit.calibration,
+        "base_rate": fit.base_rate,
+        "count": float(fit.count),
+    }
+
+
+def _slice_rows(feature: str, parts: Slices, tasks: Sequence[str]) -> Iterable[SliceRow]:
+    for part in parts.value():
+        for task, fit, area in zip(tasks, part.fits, part.areas, strict=True):
+            yield SliceRow(feature, part.id, task, _fit_values(fit) | {"auc": area.auc, "auc_bound": area.bound})

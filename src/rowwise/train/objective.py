@@ -1,0 +1,87 @@
+"""What is minimised: a batch goes in, a loss comes out, and the logits that metrics are made of.
+
+An objective is any function of that shape; a run is given one. `Clicks` is the loss of labels that are 0 or 1, and
+`InBatch` that of two towers. Its own file because a step knows of neither models nor labels.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rowwise.batch import Batch
+from rowwise.errors import BatchError
+from rowwise.models.frequency import ItemFrequency
+from rowwise.models.retrieval import in_batch_softmax
+from rowwise.models.two_tower import TwoTower
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Of a batch: the loss, a mean over its samples; and logits [B, K] beside its labels, where there are such."""
+
+    loss: Tensor
+    logits_BK: Tensor | None = None
+
+
+Objective = Callable[[Batch], Outcome]
+
+
+@final
+class Clicks:
+    """The log loss of each label, added up over labels, times each sample's weight; a mean over all samples."""
+
+    def __init__(self, model: nn.Module, task_weights: Sequence[float] = ()) -> None:
+        """`task_weights`: of each label in the sum; none: all 1."""
+        self._model = model
+        self._weights_K = torch.tensor(task_weights) if any(w != 1 for w in task_weights) else None
+
+    def __call__(self, batch: Batch) -> Outcome:
+        """Forward and loss."""
+        logits_BK = self._model(batch)
+        labels_BK = batch.labels_BK
+        if logits_BK.shape != labels_BK.shape:
+            got, want = tuple(logits_BK.shape), tuple(labels_BK.shape)
+            raise BatchError(f"the model gave logits {got} for labels {want}: want one logit for each label")
+        if self._weights_K is None and batch.weights_B is None:
+            loss = F.binary_cross_entropy_with_logits(logits_BK.float(), labels_BK)
+            return Outcome(loss * labels_BK.shape[1], logits_BK)
+        loss_BK = F.binary_cross_entropy_with_logits(logits_BK.float(), labels_BK, reduction="none")
+        loss_B = loss_BK.sum(1) if self._weights_K is None else loss_BK @ self._weights_K.to(loss_BK.device)
+        # A mean over samples, not over weights: how much a sample counts must not depend on its neighbours.
+        return Outcome((loss_B if batch.weights_B is None else loss_B * batch.weights_B).mean(), logits_BK)
+
+
+@final
+class InBatch:
+    """The softmax over the items of a batch, for its samples whose label is 1 (see `models/two_tower.py`)."""
+
+    def __init__(self, model: TwoTower, item: str, frequency: ItemFrequency | None) -> None:
+        """`item`: the feature that says which item it is; `frequency`: corrects for popular items."""
+        self._model, self._item, self._frequency = model, item, frequency
+
+    def __call__(self, batch: Batch) -> Outcome:
+        """Forward and loss."""
+        users_BD, items_BD = self._model.vectors(batch)
+        item_B = single_ids(batch, self._item)
+        log_q_B = None if self._frequency is None else self._frequency(item_B)
+        logits_BB = self._model.scores(users_BD, items_BD)
+        weights_B = batch.labels_BK[:, 0]
+        return Outcome(in_batch_softmax(logits_BB, item_B, log_q_B, weights_B))
+
+
+def single_ids(batch: Batch, feature: str) -> Tensor:
+    """The id [B] of a feature that has one in each sample."""
+    sparse = batch.sparse
+    if feature not in sparse.features:
+        raise BatchError(f"no feature {feature!r}; there are {', '.join(sparse.features)}")
+    f, size = sparse.features.index(feature), sparse.batch_size
+    lengths_B = sparse.lengths_FB[f * size : (f + 1) * size]
+    if not bool((lengths_B == 1).all()):
+        at = int((lengths_B != 1).nonzero()[0])
+        raise BatchError(f"feature {feature!r} has {int(lengths_B[at])} ids in sample {at}: want one in each sample")
+    begin = int(sparse.lengths_FB[: f * size].sum())
+    return sparse.values_N[begin : begin + size]

@@ -1,0 +1,49 @@
+"""How far a run is: plain numbers that a checkpoint holds beside the tensors.
+
+Its own file because it is all that deciding needs: what is due after a step is a function of these numbers and the
+settings, so a resumed run decides as the uninterrupted one did.
+"""
+
+from rowwise.ingest.batcher import Position
+from rowwise.spec import Value
+from rowwise.train.settings import Evaluation, Saving, Training
+
+
+class Best(Value, frozen=True):
+    """The best evaluation so far."""
+
+    step: int
+    task: str
+    metric: str
+    value: float
+
+
+class Progress(Value, frozen=True):
+    """Where a run stands."""
+
+    position: Position
+    step: int = 0
+    samples: int = 0
+    time_s: float = 0.0  # of training, without pauses
+    evaluated: int = 0  # step of the last evaluation
+    best: Best | None = None
+    worse: int = 0  # evaluations since the best
+    finished: bool = False
+
+    def is_over(self, training: Training, evaluation: Evaluation) -> bool:
+        """Whether the run ends here."""
+        if evaluation.patience is not None and self.worse >= evaluation.patience:
+            return True
+        return self.position.epoch >= training.epochs or (training.steps is not None and self.step >= training.steps)
+
+    def wants_evaluation(self, evaluation: Evaluation, *, epoch_end: bool, over: bool) -> bool:
+        """Whether the validation data is to be looked at now."""
+        return self.evaluated != self.step and (over or self._is_due(evaluation.every, epoch_end))
+
+    def wants_saving(self, saving: Saving, *, epoch_end: bool, over: bool) -> bool:
+        """Whether a checkpoint is to be written now."""
+        return over or self._is_due(saving.every, epoch_end)
+
+    def _is_due(self, every: int, epoch_end: bool) -> bool:
+        # After the last step of an epoch both are asked, after the step and at the end: one of them says yes.
+        return epoch_end if not every else not epoch_end and self.step % every == 0

@@ -1,0 +1,219 @@
+"""What a run writes down while it goes on: metrics, where the time went, traffic of tables, TensorBoard, traces.
+
+Its own file because nothing here changes a result: a run without a recorder ends with the same bits. Training metrics
+are part of a checkpoint, so the lines after a resume are those of an uninterrupted run (times apart).
+"""
+
+import resource
+import sys
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, final
+
+import torch
+from torch import Tensor, nn
+
+from rowwise.batch import Batch
+from rowwise.checkpoint.read import Checkpoint
+from rowwise.errors import SpecError
+from rowwise.train.breakdown import PHASES, Breakdown
+from rowwise.train.evaluate import Scores, Values, recent_values_of, values_of
+from rowwise.train.metrics import Metrics
+from rowwise.train.progress import Progress
+from rowwise.train.run_folder import Cell, RunFolder
+from rowwise.train.settings import Log
+from rowwise.train.step import Stepped, embeddings_of
+from rowwise.train.traffic import Traffic
+
+if TYPE_CHECKING:
+    from torch.profiler import profile
+    from torch.utils.tensorboard import SummaryWriter
+
+PAGE = Path("/proc/self/statm")
+HELD = "recorder/"  # how names of its tensors in a checkpoint begin
+
+
+@final
+class Recorder:
+    """Counts every step and writes a line every so often; without a folder it only counts."""
+
+    def __init__(
+        self, model: nn.Module, tasks: Sequence[str], log: Log, folder: RunFolder | None, clock: Breakdown
+    ) -> None:
+        """Nothing is written before the first line is due."""
+        self.log, self._model, self._tasks, self._folder, self._clock = log, model, tuple(tasks), folder, clock
+        self._metrics = Metrics(tasks, window=log.window)
+        self._losses: deque[tuple[float, int]] = deque(maxlen=log.window)
+        self._loss_sum, self._loss_samples = 0.0, 0
+        self._scored = False
+        self._traffic = Traffic()
+        self._slices: list[dict[str, Cell]] = []
+        self._shown: Mapping[str, Values] = {}
+        self._line = _Line(clock.seconds(), 0)
+        self._board = _board(folder, log)
+        self._profile: profile | None = None
+
+    def before(self, step: int) -> None:
+        """A step begins."""
+        profiled = self.log.profiled()
+        if self._folder is not None and profiled and step == profiled.start:
+            self._profile = torch.profiler.profile(record_shapes=True)
+            self._profile.start()
+
+    def after(self, progress: Progress, stepped: Stepped, batches: Sequence[Batch]) -> None:
+        """A step has ended."""
+        profiled = self.log.profiled()
+        if self._profile is not None and progress.step == profiled.stop - 1:
+            self._end_profile(profiled)
+        for outcome, batch in zip(stepped.outcomes, batches, strict=True):
+            if outcome.logits_BK is not None:
+                self._metrics.update(outcome.logits_BK.detach().float(), batch.labels_BK, batch.weights_B)
+                self._scored = True
+        self._losses.append((stepped.loss * stepped.samples, stepped.samples))
+        self._loss_sum += stepped.loss * stepped.samples
+        self._loss_samples += stepped.samples
+        if progress.step % self.log.every == 0:
+            self._traffic.add(embeddings_of(self._model), batches[0])
+            self._shown, lifetime = self._values()
+            self._write(progress, stepped, lifetime)
+
+    def recent_loss(self) -> float:
+        """The mean loss of the newest batches; costs next to nothing, unlike an area under a curve."""
+        return sum(loss for loss, _ in self._losses) / max(sum(samples for _, samples in self._losses), 1)
+
+    def waited(self) -> float:
+        """The share of the time that was spent waiting for data, since the last line was written."""
+        seconds = self._clock.seconds()
+        spent = {phase: seconds[phase] - self._line.seconds[phase] for phase in PHASES}
+        return spent["data"] / max(sum(spent.values()), 1e-9)
+
+    @property
+    def shown(self) -> Mapping[str, Values]:
+        """The metrics of the newest batches, as they were written last."""
+        return self._shown
+
+    def evaluated(self, progress: Progress, split: str, scores: Scores) -> None:
+        """An evaluation has ended."""
+        if self._folder is None:
+            return
+        self._write_metrics(progress, split, scores.tasks)
+        rows: list[dict[str, Cell]] = []
+        for row in scores.slices:
+            place: dict[str, Cell] = {"split": split, "feature": row.feature, "task": row.task}
+            rows.append({**place, "value": "other" if row.value is None else row.value, **row.values})
+        if rows:
+            self._slices = [row for row in self._slices if row["split"] != split] + rows
+            self._folder.replace("slices.csv", self._slices)
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Tensors and numbers for a checkpoint."""
+        found = self._metrics.state()
+        tensors = {HELD + key: value for key, value in found.items() if isinstance(value, Tensor)}
+        numbers = {key: value for key, value in found.items() if not isinstance(value, Tensor)}
+        losses = {"newest": list(self._losses), "sum": self._loss_sum, "samples": self._loss_samples}
+        return tensors, {"metrics": numbers, "losses": losses, "scored": self._scored}
+
+    def restore(self, checkpoint: Checkpoint, progress: Progress) -> None:
+        """Count on from a checkpoint, and forget the lines that were written after it."""
+        data = checkpoint.manifest.data["recorder"]
+        names = [name for name in checkpoint.names() if name.startswith(HELD)]
+        tensors = {name.removeprefix(HELD): checkpoint.load(name) for name in names}
+        self._metrics = Metrics.from_state({**data["metrics"], **tensors})
+        self._losses.extend((loss, samples) for loss, samples in data["losses"]["newest"])
+        self._loss_sum, self._loss_samples = data["losses"]["sum"], data["losses"]["samples"]
+        self._scored = data["scored"]
+        self._line = _Line(self._clock.seconds(), progress.samples)
+        if self._folder is not None:
+            self._folder.cut(progress.step)
+
+    def close(self) -> None:
+        """The run has ended, or stops here."""
+        if self._profile is not None:
+            self._end_profile(self.log.profiled())
+        if self._folder is not None:
+            self._folder.replace("tables.csv", self._traffic.rows(self._model))
+        if self._board is not None:
+            self._board.close()
+
+    def _values(self) -> tuple[dict[str, Values], dict[str, Values]]:
+        """Metrics by task: of the newest batches, and of all."""
+        if not self._scored:
+            mean = self._loss_sum / max(self._loss_samples, 1)
+            return {self._tasks[0]: {"loss": self.recent_loss()}}, {self._tasks[0]: {"loss": mean}}
+        found = self._metrics.value()
+        recent = {task: recent_values_of(one) for task, one in found.items()}
+        return recent, {task: values_of(one) for task, one in found.items()}
+
+    def _write(self, progress: Progress, stepped: Stepped, lifetime: Mapping[str, Values]) -> None:
+        if self._folder is None:
+            return
+        self._write_metrics(progress, "train", self._shown)
+        self._write_metrics(progress, "lifetime", lifetime)
+        seconds = self._clock.seconds()
+        spent = {phase: seconds[phase] - self._line.seconds[phase] for phase in PHASES}
+        samples_s = (progress.samples - self._line.samples) / max(sum(spent.values()), 1e-9)
+        self._line = _Line(seconds, progress.samples)
+        about = {"memory_bytes": memory_bytes(), "rate": stepped.rate, "gradient_norm": stepped.gradient_norm}
+        row = _place(progress) | {"samples_s": samples_s} | {f"{phase}_s": s for phase, s in spent.items()} | about
+        self._folder.append("steps.csv", [row])
+        if self._board is not None:
+            for name, value in {"samples_s": samples_s, **about}.items():
+                self._board.add_scalar(f"run/{name}", value, progress.step)
+            for phase, value in spent.items():
+                self._board.add_scalar(f"seconds/{phase}", value, progress.step)
+
+    def _write_metrics(self, progress: Progress, split: str, tasks: Mapping[str, Values]) -> None:
+        assert self._folder is not None
+        lines: list[dict[str, Cell]] = []
+        for task, values in tasks.items():
+            for metric, value in values.items():
+                lines.append(_place(progress) | {"split": split, "task": task, "metric": metric, "value": value})
+                if self._board is not None:
+                    self._board.add_scalar(f"{task}/{metric}/{split}", value, progress.step)
+        self._folder.append("metrics.csv", lines)
+
+    def _end_profile(self, profiled: range) -> None:
+        assert self._profile is not None
+        assert self._folder is not None
+        self._profile.stop()
+        folder = self._folder.path / "trace"
+        folder.mkdir(exist_ok=True)
+        self._profile.export_chrome_trace(str(folder / f"steps-{profiled.start}-{profiled.stop - 1}.json"))
+        self._profile = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """What had been counted when the last line was written."""
+
+    seconds: Mapping[str, float]
+    samples: int
+
+
+def memory_bytes() -> int:
+    """What this process holds now; where the system does not tell, the most that it has held."""
+    if PAGE.exists():
+        return int(PAGE.read_text().split()[1]) * resource.getpagesize()
+    return peak_memory_bytes()
+
+
+def peak_memory_bytes() -> int:
+    """The most that this process has held."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def _place(progress: Progress) -> dict[str, Cell]:
+    return {"step": progress.step, "samples": progress.samples, "time_s": round(progress.time_s, 3)}
+
+
+def _board(folder: RunFolder | None, log: Log) -> "SummaryWriter | None":
+    if folder is None or not log.tensorboard:
+        return None
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise SpecError("log.tensorboard=true needs a package that is not here: pip install tensorboard") from None
+    return SummaryWriter(str(folder.path / "tb"))

@@ -1,0 +1,88 @@
+"""How well two towers find the item that a user chose, among all items: recall@k, NDCG@k and MRR.
+
+Its own file because it is measured against every item, not sample by sample. The items are those that occur in the
+training rows or in the rows asked about, each by the features of the row in which it came first. Memory: one vector an
+item. A row whose label is 1 is a question: which items come before its own.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import final
+
+import torch
+from torch import Tensor
+
+from rowwise.batch import Batch
+from rowwise.models.two_tower import TwoTower
+from rowwise.train.evaluate import Scores, evaluating
+from rowwise.train.objective import single_ids
+from rowwise.train.ranking import Ranking
+
+AT_ONCE = 512  # questions
+
+
+@final
+class RetrievalEvaluator:
+    """Ranks all items for the user of each row whose label is 1.
+
+    Args:
+        model: the towers.
+        item: the feature that says which item it is.
+        known: makes the rows anew in which items are looked for, beside those asked about.
+        asked: makes the rows anew that ask.
+        task: under which name the metrics are.
+        ks: of recall@k and NDCG@k.
+    """
+
+    def __init__(
+        self,
+        model: TwoTower,
+        item: str,
+        *,
+        known: Callable[[], Iterable[Batch]],
+        asked: Callable[[], Iterable[Batch]],
+        task: str,
+        ks: Sequence[int] = (10, 50),
+    ) -> None:
+        """Nothing is read yet."""
+        self._model, self._item, self._known, self._asked = model, item, known, asked
+        self._task, self._ks = task, tuple(ks)
+
+    def __call__(self) -> Scores:
+        """One pass for the items, one for the questions."""
+        with evaluating(self._model):
+            ids_I, items_ID = self._items()
+            ranking = Ranking(self._ks)
+            for batch in self._asked():
+                chosen_B = batch.labels_BK[:, 0] == 1
+                users_BD, _ = self._model.vectors(batch)
+                places_B = torch.searchsorted(ids_I, single_ids(batch, self._item))
+                users_UD, places_U = users_BD[chosen_B], places_B[chosen_B]
+                for begin in range(0, len(users_UD), AT_ONCE):
+                    some = slice(begin, begin + AT_ONCE)
+                    ranking.update(users_UD[some] @ items_ID.t(), places_U[some])
+        found = ranking.value()
+        values = {f"recall@{k}": v for k, v in found.recall.items()} | {f"ndcg@{k}": v for k, v in found.ndcg.items()}
+        return Scores({self._task: {**values, "mrr": found.mrr, "count": float(found.lists)}})
+
+    def _items(self) -> tuple[Tensor, Tensor]:
+        """The ids of all items, ascending, and their vectors."""
+        ids_I = torch.empty(0, dtype=torch.int64)
+        items_ID = torch.empty(0, self._model.item.dim)
+        for make in (self._known, self._asked):
+            for batch in make():
+                found_B = single_ids(batch, self._item).long()
+                new_B = ~torch.isin(found_B, ids_I)
+                if new_B.any():
+                    _, vectors_BD = self._model.vectors(batch)
+                    fresh_N, first_N = _first(found_B[new_B])
+                    ids_I = torch.cat((ids_I, fresh_N))
+                    items_ID = torch.cat((items_ID, vectors_BD[new_B][first_N]))
+        order_I = ids_I.argsort()
+        return ids_I[order_I], items_ID[order_I]
+
+
+def _first(ids_N: Tensor) -> tuple[Tensor, Tensor]:
+    """The different ids, and where each comes first."""
+    fresh_U, which_N = ids_N.unique(return_inverse=True)
+    first_U = torch.full_like(fresh_U, len(ids_N))
+    return fresh_U, first_U.scatter_reduce(0, which_N, torch.arange(len(ids_N)), "amin")

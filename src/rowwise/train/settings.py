@@ -1,0 +1,146 @@
+"""How a model is trained, as frozen values: what a recipe's sections `train`, `evaluate`, `save` and `log` hold.
+
+Apart from the code that does what they say because recipes are read, listed and copied without loading torch.
+Everything that changes a result is here or in the recipe around it; what only changes what is seen is in `Log`.
+"""
+
+from typing import Literal
+
+from rowwise.errors import SpecError
+from rowwise.spec import Schedule, Value
+
+BETTER_LOWER = ("loss", "ne")  # metrics that get better by falling; all others by rising
+
+
+class DenseSgd(Value, frozen=True, tag="sgd", tag_field="kind"):
+    """torch.optim.SGD."""
+
+    lr: float = 0.01
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+
+class DenseAdagrad(Value, frozen=True, tag="adagrad", tag_field="kind"):
+    """torch.optim.Adagrad."""
+
+    lr: float = 0.01
+    eps: float = 1e-10
+    weight_decay: float = 0.0
+
+
+class DenseAdam(Value, frozen=True, tag="adam", tag_field="kind"):
+    """torch.optim.AdamW: the decay is of the weights, not by way of the gradient."""
+
+    lr: float = 0.001
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+
+
+DenseOptimizer = DenseSgd | DenseAdagrad | DenseAdam
+
+
+class Training(Value, frozen=True):
+    """What is done with each batch, and for how long."""
+
+    batch: int = 2048
+    epochs: int = 1
+    steps: int | None = None  # at most so many updates; None: as many as the epochs have
+    optimizer: DenseOptimizer = DenseAdam()  # of the dense parameters; rows of tables have that of their table
+    schedule: Schedule | None = None  # of the dense rate; None: it stays
+    accumulate: int = 1  # batches that make one update
+    clip: float | None = None  # longest gradient of all dense parameters together; rows have `clip` of their table
+    precision: Literal["fp32", "bf16"] = "fp32"  # of dense products (autocast); weights stay in 32 bits
+    task_weights: tuple[float, ...] = ()  # of each label's loss in the sum; none: all 1
+    device: str = "cpu"
+    threads: int | None = None  # of torch; None: as many as torch takes by itself
+    shuffle: bool = True
+    ahead: int = 4  # batches that a thread makes before they are asked for; 0: no thread
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be run."""
+        counts = {"batch": self.batch, "epochs": self.epochs, "accumulate": self.accumulate}
+        counts |= {name: n for name, n in (("steps", self.steps), ("threads", self.threads)) if n is not None}
+        for name, count in counts.items():
+            if count < 1:
+                raise SpecError(f"train.{name}={count}: want at least 1")
+        if self.clip is not None and not self.clip > 0:
+            raise SpecError(f"train.clip={self.clip}: want a length above 0, or null for no clipping")
+        if any(not w >= 0 for w in self.task_weights):
+            raise SpecError(f"train.task_weights={self.task_weights}: want numbers that are not negative")
+
+
+class Evaluation(Value, frozen=True):
+    """When the validation data is looked at, and what follows from it."""
+
+    every: int = 0  # steps; 0: at the end of each epoch
+    batch: int = 8192
+    metric: str = "ne"  # decides which checkpoint is the best: ne, loss, auc, recall@10, ...
+    patience: int | None = None  # stop after so many evaluations without a better one; None: never
+    min_gain: float = 0.0  # what counts as better
+    slices: tuple[str, ...] = ()  # features whose most common ids are measured one by one
+    slice_ids: int = 10  # of each such feature
+    task: str = ""  # whose metric decides; none: the first label
+
+    def __post_init__(self) -> None:
+        """Refuse what never happens."""
+        if self.every < 0 or self.batch < 1 or self.slice_ids < 1:
+            got = f"every={self.every}, batch={self.batch}, slice_ids={self.slice_ids}"
+            raise SpecError(f"evaluate: {got}: want nothing negative, and at least one row a batch")
+        if self.patience is not None and self.patience < 1:
+            raise SpecError(f"evaluate.patience={self.patience}: want at least 1, or null to never stop early")
+
+    def is_better(self, value: float, best: float | None) -> bool:
+        """Whether a value of the metric is better than the best so far; NaN never is."""
+        if value != value:
+            return False
+        if best is None:
+            return True
+        gain = best - value if self.metric in BETTER_LOWER else value - best
+        return gain > self.min_gain
+
+
+class Saving(Value, frozen=True):
+    """When checkpoints are written. One is always written at the end, at Ctrl-C, and for each new best."""
+
+    every: int = 0  # steps; 0: at the end of each epoch
+    keep: int = 1  # of the newest, beside the best
+
+    def __post_init__(self) -> None:
+        """Refuse what keeps nothing."""
+        if self.every < 0 or self.keep < 1:
+            raise SpecError(f"save: every={self.every}, keep={self.keep}: want nothing negative and at least one kept")
+
+
+class Log(Value, frozen=True):
+    """What is written down along the way; changes no result."""
+
+    every: int = 100  # steps between lines of metrics.csv and steps.csv
+    window: int = 100  # batches that "train" metrics are over
+    tensorboard: bool = False  # scalars in the run's folder tb/
+    profile: str | None = None  # "10:20": a trace of these steps in the run's folder trace/
+
+    def __post_init__(self) -> None:
+        """Refuse what logs nothing."""
+        if self.every < 1 or self.window < 1:
+            raise SpecError(f"log: every={self.every}, window={self.window}: want at least 1")
+        self.profiled()
+
+    def profiled(self) -> range:
+        """The steps to trace."""
+        if self.profile is None:
+            return range(0)
+        first, colon, last = self.profile.removeprefix("steps=").partition(":")
+        if not (colon and first.isdigit() and last.isdigit() and 1 <= int(first) <= int(last)):
+            raise SpecError(f"log.profile={self.profile!r}: want the first and last step, such as '10:20'")
+        return range(int(first), int(last) + 1)
+
+
+class Settings(Value, frozen=True):
+    """How a run goes: these sections of a recipe together."""
+
+    train: Training = Training()
+    evaluate: Evaluation = Evaluation()
+    save: Saving = Saving()
+    log: Log = Log()
