@@ -54,6 +54,7 @@ test: lint
 	$(BIN)/python -m pytest -n 2 -m 'not slow and not dist and not gpu'
 
 test-all: build
+	tools/browser.sh
 	$(BIN)/python -m pytest -n 2 -m 'slow or dist' || [ $$? = 5 ]  # 5: there are none yet
 	$(MAKE) sanitize
 

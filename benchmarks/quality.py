@@ -64,7 +64,9 @@ def floors_of(rows: list[dict]) -> list[dict]:
     for name, ceiling in (("fp16", 0.0005), ("bf16", 0.0005), ("int8", None)):
         more = above_exact(rows, name, "ne")
         what = f"NE of {name} rows above that of fp32 rows ({'at most' if ceiling else 'reported'})"
-        floors.append({"name": what, "value": round(more, 6), "floor": ceiling, "ok": ceiling is None or more <= ceiling})
+        floors.append(
+            {"name": what, "value": round(more, 6), "floor": ceiling, "ok": ceiling is None or more <= ceiling}
+        )
     lost = -above_exact(rows, "fp32, bf16 products", "auc")
     what = "AUC lost by 16-bit dense products (at most)"
     return [*floors, {"name": what, "value": round(lost, 6), "floor": 0.001, "ok": lost <= 0.001}]

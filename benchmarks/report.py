@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from rowwise.cli.machine import Machine, Native
+from rowwise.recipes.machine import Machine, Native
 
 
 def environment() -> dict:

@@ -1,0 +1,238 @@
+"""Several runs beside each other: their curves overlaid, their last numbers with the best marked, what they differ in.
+
+Differences of recipes are those of their texts by dotted key, so runs of other versions compare as well. Runs with
+other metrics are shown too; each is compared in what it has.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rowwise.errors import DataError
+from rowwise.report import quantity
+from rowwise.report.charts import COLOURS, Chart, Line, Mark, draw
+from rowwise.report.curves import metrics_of
+from rowwise.report.markup import Html, div, join, note, section, span, tag, text
+from rowwise.report.metric import metric, order
+from rowwise.report.overview import QUIET, final, status, tasks, totals
+from rowwise.report.page import page, save
+from rowwise.report.read import Curve, Reading, Run, read
+
+FEWEST, MOST = 2, len(COLOURS)
+CUT = 160  # characters of a value that are shown
+
+
+@dataclass(frozen=True, slots=True)
+class Entrant:
+    """A run, the name that tells it from the others, and its colour."""
+
+    run: Run
+    name: str
+    colour: str
+
+
+def compare(runs: Sequence[Path], out: Path) -> Path:
+    """Write one page about two to eight runs."""
+    if not FEWEST <= len(runs) <= MOST:
+        raise DataError(f"{len(runs)} runs to compare: want {FEWEST} to {MOST}; `write` reports on a single one")
+    found = [read(folder) for folder in runs]
+    entrants = tuple(map(Entrant, found, _names(found, runs), COLOURS))
+    save(out, render(entrants))
+    return out
+
+
+def render(entrants: Sequence[Entrant]) -> str:
+    """The page."""
+    names = ", ".join(e.name for e in entrants)
+    legend = div("legend cubes", *(_legend(e) for e in entrants))
+    head = tag("header", None, tag("h1", None, text(f"{len(entrants)} runs compared")), legend)
+    recipes = _differences("recipe", "Recipes", "recipe.yaml", entrants, [e.run.settings for e in entrants])
+    machines = _differences("environment", "Environments", "env.json", entrants, [e.run.environment for e in entrants])
+    notes = join(_notes(e) for e in entrants)
+    return page(names, head, _numbers(entrants), _curves(entrants), _resources(entrants), recipes, machines, notes)
+
+
+def _names(runs: Sequence[Run], folders: Sequence[Path]) -> list[str]:
+    """The names of the runs; with as much of their paths as it takes to tell them apart."""
+    names = [run.name for run in runs]
+    if len(set(names)) < len(names):
+        names = [str(folder) for folder in folders]
+    if len(set(names)) < len(names):
+        names = [f"{name} ({k})" for k, name in enumerate(names, 1)]
+    return names
+
+
+def _legend(entrant: Entrant) -> Html:
+    word, look = status(entrant.run)
+    pill = span(f"pill {look}", word)
+    return tag("span", {"class": "entry"}, span(f"swatch {entrant.colour}", ""), text(entrant.name), pill)
+
+
+def _notes(entrant: Entrant) -> Html:
+    if not entrant.run.notes:
+        return Html("")
+    return note(f"{entrant.name}: {'; '.join(entrant.run.notes)}.")
+
+
+def _grid(entrants: Sequence[Entrant], rows: Sequence[Html]) -> Html:
+    names = (tag("th", None, span(f"swatch {e.colour}", ""), text(f" {e.name}")) for e in entrants)
+    head = tag("thead", None, tag("tr", None, tag("th"), *names))
+    return div("wide", tag("table", {"class": "runs"}, head, tag("tbody", None, *rows)))
+
+
+def _group(entrants: Sequence[Entrant], words: str) -> Html:
+    return tag("tr", {"class": "group"}, tag("th", {"colspan": str(len(entrants) + 1)}, text(words)))
+
+
+def _numbers(entrants: Sequence[Entrant]) -> Html:
+    rows = []
+    for task in _all_tasks(entrants):
+        finals = [final(e.run, task) for e in entrants]
+        splits = tuple(dict.fromkeys(split for split, _ in finals if split))
+        mixed = "; of different splits, so none is the best" if len(splits) > 1 else ""
+        rows.append(_group(entrants, f"{task}, {' or '.join(splits)}{mixed}"))
+        for name in sorted(dict.fromkeys(n for _, values in finals for n in values if n not in QUIET), key=order):
+            values = [found.get(name) for _, found in finals]
+            cost = metric(name).cost if len(splits) == 1 else _nobody
+            rows.append(_row(metric(name).title, values, quantity.number, cost))
+    speed, wall, peak, samples, steps = (
+        list(column) for column in zip(*(totals(e.run) for e in entrants), strict=True)
+    )
+    rows.append(_group(entrants, "Run"))
+    rows.append(_row("Samples/s", speed, quantity.count, lambda value: -value))
+    rows.append(_row("Wall time", wall, quantity.duration, _nobody))
+    rows.append(_row("Peak memory", peak, quantity.size, lambda value: value))
+    rows.append(_row("Samples", samples, quantity.count, _nobody))
+    rows.append(_row("Steps", steps, quantity.count, _nobody))
+    return section("numbers", "Last numbers", _grid(entrants, rows), note("\u2605 marks the best of a line."))
+
+
+def _nobody(value: float) -> None:
+    """No value is better than another."""
+
+
+def _row(
+    title: str,
+    values: Sequence[float | None],
+    said: Callable[[float | None], str],
+    cost: Callable[[float], float | None],
+) -> Html:
+    costs = [cost(v) if v is not None and quantity.usable(v) else None for v in values]
+    known = [c for c in costs if c is not None]
+    # Where all are the same, none is best.
+    least = min(known) if len(set(known)) > 1 else None
+    cells = (
+        tag("td", {"class": "best"} if c is not None and c == least else None, text(said(v)))
+        for v, c in zip(values, costs, strict=True)
+    )
+    return tag("tr", None, tag("th", {"scope": "row"}, text(title)), *cells)
+
+
+def _all_tasks(entrants: Sequence[Entrant]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(task for e in entrants for task in tasks(e.run)))
+
+
+def _curves(entrants: Sequence[Entrant]) -> Html:
+    sets = []
+    for task in _all_tasks(entrants):
+        names = list(dict.fromkeys(name for e in entrants for name in metrics_of(e.run, task)))
+        if not names:
+            continue
+        figures = [_figure(entrants, task, name) for name in names]
+        figures.append(_figure(entrants, task, names[0], over_time=True))
+        sets.append(join([tag("h3", None, text(task)), div("charts", *figures)]))
+    if not sets:
+        sets.append(note("No run has values in its metrics.csv, so there is nothing to draw."))
+    legend = div("legend cubes", *(_legend(e) for e in entrants))
+    return section("curves", "Curves", legend, *sets)
+
+
+def _figure(entrants: Sequence[Entrant], task: str, name: str, over_time: bool = False) -> Html:
+    """One metric of all runs, over samples or over the time they trained."""
+    found = {e.name: _readings(e.run, task, name) for e in entrants}
+    longest = max(
+        (r.time_s for _, readings in found.values() for r in readings if quantity.usable(r.time_s)), default=0.0
+    )
+    second, unit = _time_unit(longest)
+    lines: list[Line] = []
+    marks: list[Mark] = []
+    for e in entrants:
+        split, readings = found[e.name]
+        points = [(r.time_s / second if over_time else r.samples, r.value) for r in readings]
+        points = sorted(p for p in points if quantity.usable(p[0]))
+        noisy = split in ("train", "lifetime")
+        lines.append(
+            Line(name=e.name, points=points, colour=e.colour, noisy=noisy, spread=split == "train", dots=not noisy)
+        )
+        value = final(e.run, task)
+        if value[0] == "test" and quantity.usable(value[1].get(name)) and points and not over_time:
+            marks.append(Mark(name=f"{e.name}, test", point=(points[-1][0], value[1][name]), colour=e.colour))
+    splits = " or ".join(dict.fromkeys(split for split, readings in found.values() if readings))
+    title = metric(name).title + (" over time" if over_time else "")
+    hint = splits + (", \u25c6 test" if marks else "")
+    axis = unit if over_time else "samples"
+    key = f"{name}-time" if over_time else name
+    chart = Chart(key=key, label=f"{title} of {task} by run, {splits}", lines=lines, marks=marks, x_title=axis)
+    caption = tag("figcaption", None, tag("b", None, text(title)), span("hint", hint))
+    return tag("figure", {"class": "chart"}, caption, draw(chart))
+
+
+def _readings(run: Run, task: str, name: str) -> tuple[str, tuple[Reading, ...]]:
+    """The curve of the split that says most about a model; a run may lack any of them."""
+    for split in ("valid", "lifetime", "train"):
+        readings = run.curves.get(Curve(task, name, split))
+        if readings:
+            return split, readings
+    other = (c for c in run.curves if (c.task, c.metric) == (task, name))
+    return next(((c.split, run.curves[c]) for c in other), ("", ()))
+
+
+def _time_unit(longest: float) -> tuple[float, str]:
+    if longest < 180:
+        return 1.0, "seconds of training"
+    return (60.0, "minutes of training") if longest < 3 * 3600 else (3600.0, "hours of training")
+
+
+def _resources(entrants: Sequence[Entrant]) -> Html:
+    figures = []
+    for column, title, unit in (("samples_s", "Throughput", ""), ("memory_bytes", "Memory", "B")):
+        lines = []
+        for e in entrants:
+            samples = e.run.steps.get("samples", ())
+            points = list(zip(samples, e.run.steps.get(column, ()), strict=False))
+            lines.append(Line(name=e.name, points=points, colour=e.colour, noisy=True, spread=True))
+        key = "throughput" if column == "samples_s" else "memory"
+        chart = Chart(key=key, label=f"{title} by run", lines=lines, unit=unit, from_zero=True)
+        hint = span("hint", "" if unit else "samples/s")
+        caption = tag("figcaption", None, tag("b", None, text(title)), hint)
+        figures.append(tag("figure", {"class": "chart"}, caption, draw(chart)))
+    return section("speed", "Throughput and memory", div("charts", *figures))
+
+
+def _differences(
+    key: str, title: str, file: str, entrants: Sequence[Entrant], settings: Sequence[Mapping[str, str]]
+) -> Html:
+    """The dotted keys whose values are not the same in all runs."""
+    keys = dict.fromkeys(name for found in settings for name in found)
+    # A run whose file was not there differs in nothing that anybody knows.
+    known = [found for found in settings if found]
+    different = [name for name in keys if len({found.get(name) for found in known}) > 1]
+    same = len(keys) - len(different)
+    if not different:
+        words = f"All {same} values are the same." if len(known) > 1 else f"Fewer than two runs have a readable {file}."
+        return section(key, title, note(words))
+    rows = [_difference(name, [found.get(name) for found in settings]) for name in different]
+    return section(key, title, _grid(entrants, rows), note(f"{same} other values are the same."))
+
+
+def _difference(name: str, values: Sequence[str | None]) -> Html:
+    """One key; what is not as in the first run that has it is set off."""
+    first = next(value for value in values if value is not None)
+    cells = (tag("td", {"class": "differs"} if value != first else None, text(_short(value))) for value in values)
+    return tag("tr", None, tag("th", {"scope": "row"}, text(name)), *cells)
+
+
+def _short(value: str | None) -> str:
+    if value is None:
+        return quantity.NONE
+    return value if len(value) <= CUT else value[:CUT] + "\u2026"

@@ -1,0 +1,160 @@
+"""The top of a report: which run, how it ended, the numbers that people look for first, and what went wrong."""
+
+import math
+
+from rowwise.report import quantity
+from rowwise.report.markup import Html, div, join, span, tag, text
+from rowwise.report.metric import metric, order
+from rowwise.report.read import Curve, Run
+
+STATUS = {  # how it is said, and its class
+    "finished": ("finished", "good"),
+    "stopped": ("stopped early", "fair"),
+    "failed": ("failed", "bad"),
+}
+QUIET = frozenset({"count", "base_rate"})  # of the data, not of the model
+MOST_TILES = 6
+
+
+def header(run: Run) -> Html:
+    """Name, status and time."""
+    word, look = status(run)
+    when = run.changed.strftime("%Y-%m-%d %H:%M UTC")
+    message = "No result yet: the run is still going, or it was killed."
+    if run.result is not None:
+        message = run.result.message or ""
+    recipe, _, number = run.name.rpartition(" / ")
+    title = tag("h1", None, text(recipe), span("number", f"run {number}"))
+    line = tag("p", {"class": "when"}, span(f"pill {look}", word), text(f"last written {when}"))
+    said = tag("p", {"class": f"message {look}"}, text(message)) if message else Html("")
+    return tag("header", None, title, line, said)
+
+
+def status(run: Run) -> tuple[str, str]:
+    """How the run ended, and the class for that."""
+    if run.result is None:
+        return "running or killed", "fair"
+    return STATUS.get(run.result.status, (run.result.status, "fair"))
+
+
+def tiles(run: Run) -> Html:
+    """One line of tiles a task, and one of the run itself."""
+    lines = [_task_tiles(run, task) for task in tasks(run)]
+    return div("overview", *lines, div("tiles", *(_tile(*facts) for facts in _run_facts(run))))
+
+
+def tasks(run: Run) -> tuple[str, ...]:
+    """The tasks, in the order in which they were met."""
+    tested = list(run.result.test) if run.result else []
+    return tuple(dict.fromkeys([*(curve.task for curve in run.curves), *tested]))
+
+
+def final(run: Run, task: str) -> tuple[str, dict[str, float]]:
+    """The numbers a run is judged by, and the split that they are of: test if there is one, else the last of valid."""
+    tested = run.result.test.get(task, {}) if run.result else {}
+    if tested:
+        return "test", {name: math.nan if value is None else value for name, value in tested.items()}
+    for split in ("test", "valid", "lifetime", "train"):
+        found = {c.metric: r[-1].value for c, r in run.curves.items() if (c.task, c.split) == (task, split)}
+        if found:
+            return split, found
+    return "", {}
+
+
+def limit(run: Run, task: str, name: str) -> float | None:
+    """What no model can beat, where the data tell."""
+    return run.result.ceiling.get(task, {}).get(name) if run.result else None
+
+
+def best_samples(run: Run, task: str) -> float | None:
+    """Where on the axis the model was that was kept."""
+    best = run.result.best if run.result else None
+    if best is None or best.task not in (task, ""):
+        return None
+    readings = run.curves.get(Curve(best.task, best.metric, best.split), ())
+    return next((reading.samples for reading in readings if reading.step == best.step), None)
+
+
+def _task_tiles(run: Run, task: str) -> Html:
+    split, values = final(run, task)
+    names = sorted((name for name in values if name not in QUIET), key=order)[:MOST_TILES]
+    if not names:
+        return Html("")
+    made = (_tile(metric(n).title, quantity.number(values[n]), _beside(run, task, n, values[n])) for n in names)
+    where = f"last {split}" if split != "test" else split
+    head = tag("h3", None, text(task), span("split", where))
+    return join([head, div("tiles", *made)])
+
+
+def _beside(run: Run, task: str, name: str, value: float) -> str:
+    """What a number is to be compared with."""
+    ceiling = limit(run, task, name)
+    if quantity.usable(ceiling) and ceiling is not None:
+        gap = abs(ceiling - value)
+        return f"ceiling {quantity.number(ceiling)}, gap {quantity.number(gap)}"
+    expected = (run.result.expected or {}).get(name) if run.result else None
+    if expected is not None:
+        return f"expected {quantity.number(expected)}"
+    return metric(name).hint
+
+
+def _run_facts(run: Run) -> list[tuple[str, str, str]]:
+    speed, wall, peak, samples, steps = totals(run)
+    epochs = run.result.epochs if run.result else None
+    passes = f", {epochs:.3g} epoch{'s' * (epochs != 1)}" if epochs is not None and quantity.usable(epochs) else ""
+    best = run.result.best if run.result else None
+    facts = [
+        ("Throughput", quantity.count(speed), "samples/s"),
+        ("Wall time", quantity.duration(wall), ""),
+        ("Peak memory", quantity.size(peak), ""),
+        ("Steps", quantity.count(steps), f"{quantity.count(samples)} samples{passes}"),
+    ]
+    if best:
+        value = f"{best.split} {metric(best.metric).title} {quantity.number(best.value)}"
+        facts.append(("Best", f"step {quantity.count(best.step)}", f"{value}, {best.task}"))
+    return facts
+
+
+def totals(run: Run) -> tuple[float | None, float | None, float | None, float | None, float | None]:
+    """Samples/s, seconds, peak bytes, samples, steps: of the result, or of the steps where there is no result."""
+    column = run.steps
+    samples, spent = _last(column.get("samples", ())), _last(column.get("time_s", ()))
+    memory = [value for value in column.get("memory_bytes", ()) if quantity.usable(value)]
+    speed = samples / spent if samples and spent else None
+    seen = (speed, spent, max(memory, default=None), samples, _last(column.get("step", ())))
+    if run.result is None:
+        return seen
+    r = run.result
+    told = (r.samples_s, r.wall_s, r.peak_memory_bytes, r.samples, r.steps)
+    return (
+        told[0] if told[0] is not None else seen[0],
+        told[1] if told[1] is not None else seen[1],
+        told[2] if told[2] is not None else seen[2],
+        told[3] if told[3] is not None else seen[3],
+        told[4] if told[4] is not None else seen[4],
+    )
+
+
+def _last(values: tuple[float, ...]) -> float | None:
+    return next((value for value in reversed(values) if quantity.usable(value)), None)
+
+
+def _tile(name: str, value: str, beside: str) -> Html:
+    return div("tile", span("name", name), span("value", value), span("beside", beside))
+
+
+def warnings(run: Run) -> Html:
+    """What the run warned of, and what its folder lacks."""
+    boxes = []
+    if run.warnings:
+        boxes.append(_box("Warnings", "warned", run.warnings))
+    if run.notes:
+        boxes.append(_box("Missing from this report", "missing", run.notes))
+    return join(boxes)
+
+
+def _box(title: str, look: str, lines: tuple[str, ...]) -> Html:
+    shown = [tag("li", None, text(line)) for line in lines[:40]]
+    if len(lines) > 40:
+        shown.append(tag("li", None, text(f"and {len(lines) - 40} more")))
+    return tag("section", {"class": f"box {look}"}, tag("h2", None, text(title)), tag("ul", None, *shown))

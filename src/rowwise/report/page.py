@@ -1,0 +1,63 @@
+"""The page around the sections, and one run's report as a file.
+
+Style and script are files beside this one and are put into the page, which then asks for nothing from anywhere.
+"""
+
+import contextlib
+import os
+from pathlib import Path
+
+from rowwise.errors import DataError
+from rowwise.report.curves import curves
+from rowwise.report.markup import Html, join, tag, text
+from rowwise.report.overview import header, tiles, warnings
+from rowwise.report.read import Run, read
+from rowwise.report.settings import environment, recipe
+from rowwise.report.slices import slices
+from rowwise.report.speed import speed
+from rowwise.report.tables import tables
+
+HERE = Path(__file__).parent
+
+
+def write(run: Path, out: Path | None = None) -> Path:
+    """Write the report of a run folder, as report.html inside it unless told otherwise."""
+    out = out or run / "report.html"
+    save(out, render(read(run)))
+    return out
+
+
+def render(run: Run) -> str:
+    """One run's page."""
+    parts = (curves(run), speed(run), tables(run), slices(run), environment(run), recipe(run))
+    return page(run.name, header(run), tiles(run), warnings(run), *parts)
+
+
+def page(title: str, *parts: Html) -> str:
+    """A page that stands alone."""
+    head = tag(
+        "head",
+        None,
+        tag("meta", {"charset": "utf-8"}),
+        tag("meta", {"name": "viewport", "content": "width=device-width, initial-scale=1"}),
+        tag("meta", {"name": "color-scheme", "content": "light dark"}),
+        tag("title", None, text(title)),
+        tag("style", None, Html((HERE / "page.css").read_text("utf-8"))),
+    )
+    script = tag("script", None, Html((HERE / "page.js").read_text("utf-8")))
+    body = tag("body", None, tag("main", None, *parts), script)
+    return "<!doctype html>\n" + join([tag("html", {"lang": "en"}, head, body)]) + "\n"
+
+
+def save(out: Path, content: str) -> None:
+    """Write a file so that nobody ever reads half of it."""
+    part = out.with_name(f".{out.name}.{os.getpid()}.part")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(content, "utf-8")
+        part.replace(out)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            part.unlink()
+        reason = error.strerror or error
+        raise DataError(f"the report was not written to {out}: {reason}; choose another place for it") from error

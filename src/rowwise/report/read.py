@@ -1,0 +1,285 @@
+"""A run folder as one frozen value, however much of it is there.
+
+Nothing here knows how a report looks. Types of the trainer and of recipes are not imported: a report must be possible
+for a folder of another version. What is lost on the way is told in `Run.notes`.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import yaml
+
+from rowwise.errors import DataError
+from rowwise.report.csvfile import Records, Row, read_bytes, read_csv
+from rowwise.report.quantity import usable
+
+RECIPE = "recipe.yaml"
+FILES = (RECIPE, "env.json", "metrics.csv", "steps.csv", "tables.csv", "slices.csv", "warnings.txt", "result.json")
+DEEPEST = 20  # levels of a recipe that are told apart
+Numbers = dict[str, float | None]
+
+
+class Best(msgspec.Struct, frozen=True, kw_only=True):
+    """The evaluation whose model was kept."""
+
+    step: float
+    split: str = ""
+    task: str = ""
+    metric: str = ""
+    value: float | None = None
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """How a run ended. Unknown keys are ignored, as a later version may write more."""
+
+    status: str
+    message: str | None = None
+    recipe: str | None = None
+    steps: float | None = None
+    samples: float | None = None
+    epochs: float | None = None
+    wall_s: float | None = None
+    samples_s: float | None = None
+    peak_memory_bytes: float | None = None
+    best: Best | None = None
+    test: dict[str, Numbers] = {}
+    ceiling: dict[str, Numbers] = {}
+    expected: Numbers | None = None
+
+
+class Reading(NamedTuple):
+    """One value of a metric."""
+
+    samples: float
+    time_s: float
+    step: float
+    value: float
+
+
+class Curve(NamedTuple):
+    """What was measured."""
+
+    task: str
+    metric: str
+    split: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableFacts:
+    """One line of tables.csv."""
+
+    name: str
+    rows: float
+    dim: float
+    row_type: str
+    optimizer: str
+    features: str
+    weight_bytes: float
+    state_bytes: float
+    ids_per_sample: float
+    unique_share: float
+    top_share: float
+    traffic_bytes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slice:
+    """One line of slices.csv."""
+
+    split: str
+    task: str
+    feature: str
+    value: str
+    count: float
+    base_rate: float
+    loss: float
+    ne: float
+    auc: float
+    auc_bound: float
+    calibration: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """Everything a report shows."""
+
+    name: str
+    recipe: str  # its text
+    settings: Mapping[str, str]  # the recipe by dotted key
+    environment: Mapping[str, str]
+    curves: Mapping[Curve, tuple[Reading, ...]]
+    steps: Mapping[str, tuple[float, ...]]  # columns of steps.csv
+    tables: tuple[TableFacts, ...]
+    slices: tuple[Slice, ...]
+    warnings: tuple[str, ...]
+    result: Result | None
+    changed: datetime
+    notes: tuple[str, ...]
+
+
+def read(folder: Path) -> Run:
+    """Read a run folder; only a folder that has no recipe is refused."""
+    folder = folder.resolve()
+    content, problem = read_bytes(folder / RECIPE)
+    if problem:
+        raise DataError(f"{folder} is no run folder: {problem}; {_way_out(folder)}")
+    recipe = content.decode("utf-8", errors="replace")
+    settings, recipe_problem = _settings(recipe)
+    environment, environment_problem = _json(folder / "env.json")
+    result, result_problem = _result(folder / "result.json")
+    metrics = read_csv(folder / "metrics.csv", ("samples", "split", "task", "metric", "value"))
+    steps = read_csv(folder / "steps.csv", ("samples",))
+    tables = read_csv(folder / "tables.csv", ("table",))
+    slices = read_csv(folder / "slices.csv", ("feature", "value", "task"))
+    optional = slices.problems if (folder / "slices.csv").exists() else ()
+    problems = (recipe_problem, environment_problem, result_problem)
+    notes = (*filter(None, problems), *metrics.problems, *steps.problems, *tables.problems, *optional)
+    return Run(
+        name=_name(folder, result),
+        recipe=recipe,
+        settings=settings,
+        environment=flatten(environment),
+        curves=_curves(metrics.rows),
+        steps=_steps(steps),
+        tables=tuple(_table(row) for row in tables.rows),
+        slices=tuple(_slice(row) for row in slices.rows),
+        warnings=_warnings(folder / "warnings.txt"),
+        result=result,
+        changed=_changed(folder),
+        notes=notes,
+    )
+
+
+def _way_out(folder: Path) -> str:
+    inside = sorted(folder.glob(f"**/{RECIPE}"), key=lambda path: path.stat().st_mtime)[-1:] if folder.is_dir() else []
+    if inside:
+        return f"did you mean {inside[0].parent}?"
+    return "give the folder that training wrote, runs/<recipe>/<n>"
+
+
+def _name(folder: Path, result: Result | None) -> str:
+    return f"{(result and result.recipe) or folder.parent.name} / {folder.name}"
+
+
+def _changed(folder: Path) -> datetime:
+    times = [path.stat().st_mtime for path in map(folder.joinpath, FILES) if path.exists()]
+    return datetime.fromtimestamp(max(times), UTC)
+
+
+def _settings(recipe: str) -> tuple[dict[str, str], str | None]:
+    try:
+        # Every scalar stays the text that it is: two recipes differ where their texts do.
+        return flatten(yaml.load(recipe, Loader=yaml.BaseLoader)), None
+    except (yaml.YAMLError, RecursionError) as error:
+        return {}, f"{RECIPE} is no YAML and is shown as it is: {str(error).splitlines()[0]}"
+
+
+def _json(path: Path) -> tuple[Any, str | None]:
+    content, problem = read_bytes(path)
+    if problem:
+        return None, problem
+    try:
+        return json.loads(content), None  # the one of Python: it reads NaN, which msgspec does not
+    except (ValueError, RecursionError) as error:
+        return None, f"{path.name} is cut or no JSON and was not used: {error}"
+
+
+def _result(path: Path) -> tuple[Result | None, str | None]:
+    content, problem = _json(path)
+    if problem:
+        return None, problem
+    try:
+        return msgspec.convert(content, Result), None
+    except (msgspec.ValidationError, OverflowError) as error:
+        return None, f"{path.name} was not used: {error}"
+
+
+def _warnings(path: Path) -> tuple[str, ...]:
+    lines = read_bytes(path)[0].decode("utf-8", errors="replace").splitlines()
+    return tuple(line.strip() for line in lines if line.strip())
+
+
+def flatten(value: Any, key: str = "", depth: int = 0) -> dict[str, str]:
+    """Nested maps and lists by dotted key. Items of a list go by their name where they have one."""
+    if depth < DEEPEST and isinstance(value, Mapping) and value:
+        parts = [(str(name), inner) for name, inner in value.items()]
+    elif depth < DEEPEST and isinstance(value, list) and any(isinstance(v, (Mapping, list)) for v in value):
+        parts = [(_item_name(inner, k), inner) for k, inner in enumerate(value)]
+    else:
+        if value is None and not key:
+            return {}
+        return {key or "value": _plain(value, depth)}
+    flat: dict[str, str] = {}
+    for name, inner in parts:
+        flat |= flatten(inner, f"{key}.{name}" if key else name, depth + 1)
+    return flat
+
+
+def _item_name(item: Any, k: int) -> str:
+    name = item.get("name") if isinstance(item, Mapping) else None
+    return name if isinstance(name, str) and name else str(k)
+
+
+def _plain(value: Any, depth: int) -> str:
+    if depth >= DEEPEST:
+        return "..."
+    if isinstance(value, list):
+        return ", ".join(str(v) for v in value)
+    return "" if value is None or value == {} else str(value)
+
+
+def _curves(rows: Sequence[Row]) -> dict[Curve, tuple[Reading, ...]]:
+    found: dict[Curve, dict[float, Reading]] = {}
+    for row in rows:
+        samples = row.number("samples")
+        if not usable(samples) or samples < 0:
+            continue
+        curve = Curve(row.text("task"), row.text("metric"), row.text("split"))
+        reading = Reading(samples, row.number("time_s"), row.number("step"), row.number("value"))
+        # A run that was killed and resumed repeats some steps: what was written last counts.
+        found.setdefault(curve, {})[samples] = reading
+    return {curve: tuple(readings[s] for s in sorted(readings)) for curve, readings in found.items()}
+
+
+def _steps(records: Records) -> dict[str, tuple[float, ...]]:
+    last = {row.number("samples"): row for row in records.rows}
+    rows = [last[samples] for samples in sorted(last) if usable(samples) and samples >= 0]
+    return {name: tuple(row.number(name) for row in rows) for name in records.columns if rows}
+
+
+def _table(row: Row) -> TableFacts:
+    return TableFacts(
+        name=row.text("table"),
+        rows=row.number("rows"),
+        dim=row.number("dim"),
+        row_type=row.text("row_type"),
+        optimizer=row.text("optimizer"),
+        features=row.text("features"),
+        weight_bytes=row.number("bytes"),
+        state_bytes=row.number("state_bytes"),
+        ids_per_sample=row.number("ids_per_sample"),
+        unique_share=row.number("unique_share"),
+        top_share=row.number("top_share"),
+        traffic_bytes=row.number("traffic_bytes"),
+    )
+
+
+def _slice(row: Row) -> Slice:
+    return Slice(
+        split=row.text("split"),
+        task=row.text("task"),
+        feature=row.text("feature"),
+        value=row.text("value"),
+        count=row.number("count"),
+        base_rate=row.number("base_rate"),
+        loss=row.number("loss"),
+        ne=row.number("ne"),
+        auc=row.number("auc"),
+        auc_bound=row.number("auc_bound"),
+        calibration=row.number("calibration"),
+    )
