@@ -14,7 +14,7 @@ export OMP_WAIT_POLICY = passive
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo      train a small model for half a minute"
+	@echo "make demo      train a small model for half a minute, and write a report"
 	@echo "make test      lint, types, import rules and the fast tests"
 	@echo "make test-all  the slow tests, those with real processes, and the sanitizers"
 	@echo "make build     set up .venv and build the native operators"
@@ -41,7 +41,7 @@ $(PEERS): $(BUILT)
 	@touch $@
 
 demo: build
-	$(BIN)/python examples/dlrm_synthetic.py
+	$(BIN)/rowwise train dlrm-synthetic
 
 lint: build
 	$(BIN)/ruff check $(CODE)

@@ -1,5 +1,6 @@
 """The documents are true: their code runs, their links lead somewhere, README's tables come from saved results."""
 
+import os
 import re
 import subprocess
 import sys
@@ -11,17 +12,30 @@ ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 
 
+def blocks_of(page: Path) -> list[tuple[str, str]]:
+    """Python and shell blocks in their order; Python blocks without a shell block between them are one script."""
+    found: list[tuple[str, str]] = []
+    for kind, body in re.findall(r"```(python|sh)\n(.*?)```", page.read_text(), re.S):
+        if kind == "python" and found and found[-1][0] == kind:
+            found[-1] = kind, found[-1][1] + body
+        else:
+            found.append((kind, body))
+    return found
+
+
 @pytest.mark.parametrize("page", sorted(ROOT.glob("docs/tutorials/*.md")), ids=lambda p: p.stem)
 def test_tutorial_runs(page, tmp_path):
-    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.S)
+    (tmp_path / "bin").mkdir()
+    command = tmp_path / "bin" / "rowwise"  # the rowwise under test, whichever is installed
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m rowwise.cli.main "$@"\n')
+    command.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{command.parent}:{os.environ['PATH']}"}
+    blocks = blocks_of(page)
     assert blocks
-    script = tmp_path / "tutorial.py"
-    script.write_text("\n".join(blocks))
-    subprocess.run([sys.executable, "-W", "error", script], check=True)
-    for commands in re.findall(r"```sh\n(.*?)```", page.read_text(), re.S):
-        for line in commands.strip().splitlines():
-            command = line.replace("rowwise ", f"{sys.executable} -m rowwise.cli.main ", 1)
-            subprocess.run(command.split(), check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
+    for kind, body in blocks:
+        how = [sys.executable, "-W", "error", "-c"] if kind == "python" else ["bash", "-euo", "pipefail", "-c"]
+        done = subprocess.run([*how, body], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{body}\n{done.stdout}\n{done.stderr}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)

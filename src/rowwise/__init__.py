@@ -3,8 +3,9 @@
 Names are loaded when first used, so that what needs no tensors (plans, `--help`) starts without torch.
 """
 
-import importlib
 from typing import TYPE_CHECKING
+
+from rowwise.lazy import names_of
 
 if TYPE_CHECKING:
     from rowwise.batch import Batch as Batch
@@ -96,14 +97,7 @@ _HOMES = {
         "Uniform",
     ),
 }
-_HOME = {name: module for module, names in _HOMES.items() for name in names}
-__all__ = sorted(_HOME)
-
-
-def __getattr__(name: str) -> object:
-    if name not in _HOME:
-        raise AttributeError(f"module 'rowwise' has no attribute {name!r}; it has {', '.join(__all__)}")
-    return getattr(importlib.import_module(f"rowwise.{_HOME[name]}"), name)
+__all__, __getattr__ = names_of(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

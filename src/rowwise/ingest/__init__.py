@@ -3,8 +3,9 @@
 Names are loaded when first used: looking into files needs no torch.
 """
 
-import importlib
 from typing import TYPE_CHECKING
+
+from rowwise.lazy import names_of
 
 if TYPE_CHECKING:
     from rowwise.ingest.batcher import Batcher as Batcher
@@ -32,11 +33,4 @@ _HOMES = {
     "reader": ("Reader", "Split"),
     "share": ("Share",),
 }
-_HOME = {name: module for module, names in _HOMES.items() for name in names}
-__all__ = sorted(_HOME)
-
-
-def __getattr__(name: str) -> object:
-    if name not in _HOME:
-        raise AttributeError(f"module 'rowwise.ingest' has no attribute {name!r}; it has {', '.join(__all__)}")
-    return getattr(importlib.import_module(f"rowwise.ingest.{_HOME[name]}"), name)
+__all__, __getattr__ = names_of(__name__, _HOMES)

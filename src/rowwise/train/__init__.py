@@ -1,1 +1,30 @@
-"""Training: what is measured along the way, and what it takes to go on after a stop."""
+"""Training: the step, the loop around it, what is measured along the way, and what it takes to go on after a stop.
+
+`Trainer` trains any module over `Embeddings`; `rowwise.recipes` makes one of a recipe. Names are loaded when first
+used: recipes are read without torch.
+"""
+
+from typing import TYPE_CHECKING
+
+from rowwise.lazy import names_of
+
+if TYPE_CHECKING:
+    from rowwise.train.evaluate import ClickEvaluator as ClickEvaluator
+    from rowwise.train.metrics import Metrics as Metrics
+    from rowwise.train.objective import Clicks as Clicks
+    from rowwise.train.objective import Outcome as Outcome
+    from rowwise.train.run_folder import RunFolder as RunFolder
+    from rowwise.train.settings import Settings as Settings
+    from rowwise.train.settings import Training as Training
+    from rowwise.train.trainer import Job as Job
+    from rowwise.train.trainer import Trainer as Trainer
+
+_HOMES = {
+    "evaluate": ("ClickEvaluator",),
+    "metrics": ("Metrics",),
+    "objective": ("Clicks", "Outcome"),
+    "run_folder": ("RunFolder",),
+    "settings": ("Settings", "Training"),
+    "trainer": ("Job", "Trainer"),
+}
+__all__, __getattr__ = names_of(__name__, _HOMES)
