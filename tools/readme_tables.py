@@ -8,6 +8,8 @@ import math
 import sys
 from pathlib import Path
 
+from rowwise.recipes.find import load, names
+
 ROOT = Path(__file__).parents[1]
 OPTIMIZERS = {"sgd": "SGD", "rowwise_adagrad": "row-wise Adagrad", "adagrad": "Adagrad", "adam": "Adam", "lamb": "LAMB"}
 
@@ -76,13 +78,36 @@ def quality() -> str:
     return "\n".join([*lines, "", f"Means of {seeds} seeds, 2 million samples each, seen once. {made_on(result)}"])
 
 
+def recipes() -> str:
+    """What the recipes that ship say of themselves."""
+    lines = ["| recipe | what | test metrics | takes |", "|---|---|---|---|"]
+    for name in names():
+        about = load(name).about
+        spread = {metric: f" \u00b1 {about.spread[metric]:.2g}" for metric in about.spread}
+        metrics = ", ".join(f"{m.upper()} {value:.4g}{spread.get(m, '')}" for m, value in about.expect.items())
+        takes = [f"{about.time_s:.0f} s"] if about.time_s else []
+        takes += [f"{about.memory_gb:.1f} GB"] if about.memory_gb else []
+        lines.append(f"| `{name}` | {about.what} | {metrics or 'not measured'} | {', '.join(takes)} |")
+    return "\n".join([*lines, "", "Means of 3 seeds and the widest difference between them, on 2 cores of an AMD EPYC."])
+
+
+def step() -> str:
+    result = read("train_step")
+    lines = ["| against | 1 thread | 2 threads |", "|---|---|---|"]
+    for kind in dict.fromkeys((r["ours"], r["peer"]) for r in result["rows"]):
+        mine = {r["threads"]: r for r in result["rows"] if (r["ours"], r["peer"]) == kind}
+        cells = [f"{mine[n]['ratio']:.1f}x ({mine[n]['samples_s']:,.0f} samples/s)" for n in (1, 2)]
+        lines.append(f"| {kind[0]} against {kind[1]} | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", f"Lookup, forward, backward and update of all parameters. {made_on(result)}"])
+
+
 def mean(result: dict, row_type: str, field: str) -> float:
     values = [r[field] for r in result["rows"] if r["row_type"] == row_type]
     return sum(values) / len(values)
 
 
 def fill(text: str) -> str:
-    for name, table in {"ops": ops, "around": around, "quality": quality}.items():
+    for name, table in {"recipes": recipes, "step": step, "ops": ops, "around": around, "quality": quality}.items():
         begin, end = f"<!-- table: {name} -->", "<!-- end -->"
         if text.count(begin) != 1:
             sys.exit(f"README.md has {text.count(begin)} places for the table {name!r}, want one: {begin} ... {end}")

@@ -1,0 +1,90 @@
+"""How good the models are on real data: the recipes of two public datasets, several seeds each.
+
+    python benchmarks/zoo.py [--quick] [--only movielens] [--data data] [--save benchmarks/results/zoo.json]
+
+Needs `rowwise data get movielens-100k` and `rowwise data get complete-journey`. Seeds change the initial weights and the
+order of the rows; which rows are to train, validate and test on is the same for all. Metrics are of the test rows, with
+the checkpoint that was best on validation rows where there are such. `--quick` is MovieLens and one seed. The last
+printed line is one JSON object.
+"""
+
+import argparse
+import os
+import statistics
+import tempfile
+from pathlib import Path
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+from report import environment, finish
+from rich.progress import Progress
+
+from rowwise.recipes import Run, load
+from rowwise.recipes.find import names
+
+SEEDS = 3
+FLOORS = {  # recipe: metric, bound, whether it is the least
+    "complete-journey-dlrm": (("auc", 0.908, True), ("ne", 0.604, False)),
+    "movielens-dlrm": (("auc", 0.775, True),),
+}
+
+
+def train(name: str, seed: int, data: Path) -> dict:
+    """One run of a recipe."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = Run.start(load(name, [f"seed={seed}", f"data.folder={data.absolute()}"]), Path(folder))
+        result = run.go()
+    values = result.test["label"]
+    metrics = {m: values[m] for m in ("auc", "ne", "loss", "recall@10", "recall@50", "ndcg@10") if m in values}
+    return {"recipe": name, "seed": seed, **metrics, "steps": result.steps, "wall_s": result.wall_s}
+
+
+def summary(rows: list[dict]) -> list[str]:
+    """A line a recipe: means, and the widest difference between seeds."""
+    lines = []
+    for name in dict.fromkeys(row["recipe"] for row in rows):
+        mine = [row for row in rows if row["recipe"] == name]
+        parts = [name.ljust(28)]
+        for metric in (m for m in mine[0] if m not in ("recipe", "seed", "steps", "wall_s")):
+            values = [row[metric] for row in mine]
+            parts.append(f"{metric} {statistics.mean(values):.4f} (spread {max(values) - min(values):.4f})")
+        parts.append(f"{statistics.mean(row['wall_s'] for row in mine):.0f} s")
+        lines.append("  ".join(parts))
+    return lines
+
+
+def floors_of(rows: list[dict]) -> list[dict]:
+    floors = []
+    for name, wanted in FLOORS.items():
+        mine = [row for row in rows if row["recipe"] == name]
+        for metric, bound, least in wanted if mine else ():
+            value = statistics.mean(row[metric] for row in mine)
+            ok = value >= bound if least else value <= bound
+            what = f"{name}: {metric}, mean of {len(mine)} seeds ({'at least' if least else 'at most'})"
+            floors.append({"name": what, "value": round(value, 5), "floor": bound, "ok": ok})
+    return floors
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="MovieLens, one seed")
+    parser.add_argument("--only", default="", help="recipes whose name begins so")
+    parser.add_argument("--data", type=Path, default=Path("data"), help="where the datasets are")
+    parser.add_argument("--save", type=Path, help="where to write the JSON")
+    args = parser.parse_args()
+    lead = args.only or ("movielens" if args.quick else ("movielens", "complete-journey"))
+    chosen = [name for name in names() if name.startswith(lead)]
+    rows: list[dict] = []
+    with Progress() as progress:
+        task = progress.add_task("training", total=len(chosen) * (1 if args.quick else SEEDS))
+        for name in chosen:
+            for seed in range(1 if args.quick else SEEDS):
+                progress.update(task, description=f"{name}, seed {seed}")
+                rows.append(train(name, seed, args.data))
+                progress.advance(task)
+    print("\n".join(summary(rows)))
+    finish({"benchmark": "zoo", "environment": environment(), "rows": rows, "floors": floors_of(rows)}, args.save)
+
+
+if __name__ == "__main__":
+    main()
