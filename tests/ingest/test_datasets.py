@@ -9,7 +9,7 @@ from pyarrow import parquet as pq
 from rowwise import DataError, Embeddings, SpecError
 from rowwise.ingest import Batcher, Batching, CsvReader
 from rowwise.ingest.datasets.catalog import get, load
-from rowwise.ingest.datasets.complete_journey import ONE_NEGATIVE_IN
+from rowwise.ingest.datasets.complete_journey import ONE_NEGATIVE_IN, ROWS, WEEKS, _place, _with_history
 from rowwise.ingest.datasets.files import from_files
 from rowwise.ingest.datasets.packages import unpacked
 from rowwise.ingest.datasets.synthetic import World, synthetic
@@ -115,6 +115,8 @@ def test_data_that_is_not_there(tmp_path):
     for name in ("criteo", "movielens-100k", "complete-journey"):
         with pytest.raises(DataError, match=f"rowwise data get {name}"):
             load(name, tmp_path)
+    with pytest.raises(DataError, match=r"/complete-journey: complete-journey is not here: .* get complete-journey$"):
+        load("complete-journey-tuning", tmp_path)
     with pytest.raises(DataError, match=r"get the files from https://.*put them into .*criteo"):
         get("criteo", tmp_path)
     with pytest.raises(DataError, match="there is nothing to get"):
@@ -158,15 +160,56 @@ def test_movielens(tmp_path):
     except DataError as error:
         pytest.skip(str(error))
     dataset = load("movielens-100k", tmp_path)
-    train, test = (pq.read_table(place / f"{name}.parquet") for name in ("train", "test"))
-    assert (train.num_rows, test.num_rows) == (80_000, 20_000)
-    rows = np.concatenate([train["row"], test["row"]])
+    parts = [pq.read_table(place / f"{name}.parquet") for name in ("train", "valid", "test")]
+    assert [part.num_rows for part in parts] == [80_000, 10_000, 10_000]
+    rows = np.concatenate([part["row"] for part in parts])
     assert (np.sort(rows) == np.arange(100_000)).all()
-    assert np.concatenate([train["label"], test["label"]]).mean() == pytest.approx(0.55375)
+    assert np.concatenate([part["label"] for part in parts]).mean() == pytest.approx(0.55375)
+    train = parts[0]
     batch = looked_up(dataset)
     toy_story = train.filter(pa.compute.equal(train["movie_id"], 1)).slice(0, 1).to_pylist()[0]
     assert toy_story["genres"] == [3, 4, 5]  # Animation, Children's, Comedy
     assert batch.sparse.lengths_FB.view(5, -1)[2].max() > 1
+    assert sum(len(b.labels_BK) for b in batches(dataset, part="valid")) == 10_000
+    (place / "valid.parquet").unlink()  # as an older version left the folder
+    with pytest.raises(DataError, match=f"valid.parquet is missing.*: rowwise data get movielens-100k --to {tmp_path}"):
+        load("movielens-100k", tmp_path)
+
+
+def weeks_file(place, weeks, group):
+    """A small train.parquet and test.parquet of Complete Journey."""
+    place.mkdir(parents=True, exist_ok=True)
+    texts = {name: ["x"] * len(weeks) for name in ROWS}
+    columns = texts | {"week": weeks, "row": list(range(len(weeks))), "label": [w % 2 for w in weeks]}
+    for name in ("train", "test"):
+        pq.write_table(pa.table(columns), place / f"{name}.parquet", row_group_size=group)
+
+
+def test_complete_journey_to_tune_on(tmp_path):
+    weeks_file(tmp_path / "complete-journey", [2, 42, 43, 43, 44, 47], 2)
+    dataset = load("complete-journey-tuning", tmp_path)
+    assert dataset.test is None
+    for part, expected in (("train", [2, 42, 43, 43]), ("valid", [44, 47])):
+        times = [t for batch in batches(dataset, part=part) for t in batch.times_B.tolist()]
+        assert sorted(times) == expected
+    assert load("complete-journey", tmp_path).valid is None
+    weeks_file(tmp_path / "complete-journey", [2, 42, 43, 43, 44, 47], 5)
+    with pytest.raises(DataError, match=r"weeks before and after 44, as an older.*get complete-journey --to "):
+        load("complete-journey-tuning", tmp_path)
+
+
+def test_complete_journey_counts_earlier_weeks_only():
+    def places(rows):
+        return pa.table(dict(zip(("product_id", "store_id", "week"), map(list, zip(*rows, strict=True)), strict=True)))
+
+    sold = np.unique(_place(places([(7, 1, 1), (7, 1, 2), (7, 2, 2), (7, 1, 5), (7, 1, 9), (8, 1, 3)])))
+    rows = places([(7, 1, 2), (7, 1, 5), (7, 1, 6), (7, 2, 6), (7, 1, 60), (8, 2, 4), (9, 1, 4)])
+    rows = rows.append_column("product_store", pa.array(_place(rows) // WEEKS))
+    made = _with_history(rows, sold)
+    # In week 2 one week has passed, so one sale in it counts as four in four; the sale of week 2 itself does not count.
+    assert made["sold_here_4"].to_pylist() == [4, 2, 2, 1, 0, 0, 0]
+    assert made["sold_4"].to_pylist() == [4, 3, 3, 3, 0, pytest.approx(4 / 3), 0]
+    assert made["sold_52"][4].as_py() == 1  # weeks 8 to 59
 
 
 @pytest.mark.slow
@@ -184,3 +227,10 @@ def test_complete_journey(tmp_path):
     assert labels.sum() == pytest.approx(280_287, rel=0.01)
     assert len(labels) == pytest.approx(2.31e6, rel=0.01)
     looked_up(dataset)
+    tuning = load("complete-journey-tuning", tmp_path)
+    sizes = [
+        sum(pq.read_metadata(s.source).row_group(s.start).num_rows for s in part.splits())
+        for part in (tuning.train, tuning.valid)
+    ]
+    weeks_R = train["week"].to_numpy()
+    assert sizes == [(weeks_R < 44).sum(), (weeks_R >= 44).sum()]

@@ -83,3 +83,15 @@ def test_tables_that_do_not_fit():
     sequence = Embeddings([Table(name="s", rows=20, dim=8, pooling=Pooling.SEQUENCE, optimizer=Sgd())])
     with pytest.raises(SpecError, match="table 's' keeps sequences; want tables that pool"):
         DLRM(sequence, 5, bottom=(12, 8))
+
+
+def test_without_dense_numbers_the_first_vector_is_learned():
+    batch = make_batch()
+    model = DLRM(Embeddings(make().embeddings.tables, seed=1), 0, bottom=(12, 8), top=(1,))
+    vector_D = model.bottom.vector
+    pooled_BS = model.embeddings(batch.sparse).values()
+    (last,) = model.top.layers
+    expected = nn.functional.linear(reference.interact(vector_D.expand(3, 8), pooled_BS), last.weight, last.bias)
+    torch.testing.assert_close(model(batch.dense_BF[:, :0], batch.sparse), expected)
+    model(batch.dense_BF[:, :0], batch.sparse).sum().backward()
+    assert vector_D.grad.count_nonzero() == 8

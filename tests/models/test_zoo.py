@@ -88,12 +88,15 @@ def test_copies_and_state(make):
     assert torch.equal(other(batch), wanted)
 
 
-@pytest.mark.parametrize("make", [m for m in MODELS if m is not dlrm])
+@pytest.mark.parametrize("make", MODELS)
 def test_no_dense_numbers(make):
     batch = make_clicks(8)
-    logits_BK = make(make_tables(), dense_features=0)(batch.dense_BF[:, :0], batch.sparse)
+    model = make(make_tables(), dense_features=0)
+    logits_BK = model(batch.dense_BF[:, :0], batch.sparse)
     assert logits_BK.shape == (8, 1)
     assert bool(logits_BK.isfinite().all())
+    logits_BK.sum().backward()
+    assert all(p.grad is not None for p in model.parameters() if p.requires_grad and p.numel())
 
 
 @pytest.mark.parametrize("make", MODELS)

@@ -6,10 +6,14 @@ arXiv 1906.00091):
     v_0 = bottom(dense)                           an MLP whose output has the dim of the tables
     v_f = the pooled rows of feature f            f = 1 .. F
     logits = top([v_0, v_i . v_j for j < i])      an MLP over v_0 and the F (F + 1) / 2 dots
+
+Without dense numbers v_0 is one learned vector, the same for all samples, so that a feature still counts alone: by its
+dot with v_0.
 """
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor, nn
 
 from rowwise.batch import Batch
@@ -25,7 +29,8 @@ class DLRM(nn.Module):
     Args:
         embeddings: tables that pool, all of the dim in which `bottom` ends.
         dense_features: numbers in each sample.
-        bottom: sizes of the layers over the dense numbers, the last with a ReLU as well.
+        bottom: sizes of the layers over the dense numbers, the last with a ReLU as well; without dense numbers only
+            the last size counts, that of a learned vector.
         top: sizes of the layers over the dots; the last is the number of logits.
     """
 
@@ -40,9 +45,9 @@ class DLRM(nn.Module):
         super().__init__()
         self.embeddings = embeddings
         self.dense_features = dense_features
-        self.bottom = Mlp((dense_features, *bottom), relu_last=True)
         dim = bottom[-1]
         input_columns(embeddings.tables, dense_features)
+        self.bottom = Mlp((dense_features, *bottom), relu_last=True) if dense_features else Vector(dim)
         check_dims(embeddings.tables, dim, "in which the bottom layers end")
         features = sum(len(table.feature_names) for table in embeddings.tables)
         self.top = Mlp((dim + features * (features + 1) // 2, *top))
@@ -51,3 +56,20 @@ class DLRM(nn.Module):
         """Logits [B, top[-1]] of a batch, or of dense numbers [B, dense_features] and sparse ids."""
         dense_BF, ids = unpack(batch, sparse, self.dense_features)
         return self.top(interact(self.bottom(dense_BF), self.embeddings(ids).values()))
+
+
+class Vector(nn.Module):
+    """One learned vector for each sample, whatever is put in.
+
+    Args:
+        dim: of the vector.
+    """
+
+    def __init__(self, dim: int) -> None:
+        """Of length about 1, as those of an MLP are: rows learn through their dots with it."""
+        super().__init__()
+        self.vector = nn.Parameter(torch.randn(dim) / dim**0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, ...] to [B, dim]."""
+        return self.vector.expand(len(x), -1)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rowwise.errors import DataError
-from rowwise.ingest.datasets.complete_journey import complete_journey, get_complete_journey
+from rowwise.ingest.datasets.complete_journey import complete_journey, complete_journey_tuning, get_complete_journey
 from rowwise.ingest.datasets.criteo import criteo, how_to_get
 from rowwise.ingest.datasets.dataset import Dataset
 from rowwise.ingest.datasets.files import from_files
@@ -17,9 +17,11 @@ from rowwise.ingest.parquet import ParquetReader
 FOLDER = Path("data")
 STORED: dict[str, Callable[[Path], Dataset]] = {
     "complete-journey": complete_journey,
+    "complete-journey-tuning": complete_journey_tuning,
     "criteo": criteo,
     "movielens-100k": movielens,
 }
+FOLDERS = {"complete-journey-tuning": "complete-journey"}  # of those that read the files of another
 GETTERS: dict[str, Callable[[Path], None]] = {
     "complete-journey": get_complete_journey,
     "movielens-100k": get_movielens,
@@ -35,18 +37,22 @@ def load(name: str, folder: Path = FOLDER) -> Dataset:
         return from_files(CsvReader(path))
     if name == "synthetic":
         return synthetic()
-    return STORED[_known(name)](folder / name)
+    return STORED[_known(name)](_place(name, folder))
 
 
 def get(name: str, folder: Path = FOLDER) -> Path:
     """Fetch a dataset into `folder`, and say where it is."""
     if name == "synthetic":
         raise DataError("synthetic is made as it is read: there is nothing to get")
-    place = folder / _known(name)
-    if name not in GETTERS:
+    place = _place(_known(name), folder)
+    if place.name not in GETTERS:
         raise DataError(how_to_get(place))
-    GETTERS[name](place)
+    GETTERS[place.name](place)
     return place
+
+
+def _place(name: str, folder: Path) -> Path:
+    return folder / FOLDERS.get(name, name)
 
 
 def _known(name: str) -> str:

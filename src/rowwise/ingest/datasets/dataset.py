@@ -1,25 +1,32 @@
-"""What a dataset is to the rest: rows to train on, rows to test on, what the columns are, and tables to begin with."""
+"""What a dataset is to the rest: rows to train, validate and test on, what columns are, and tables to begin with."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import final
 
 import pyarrow as pa
 
+from rowwise.errors import DataError
 from rowwise.ingest.columns import Columns
+from rowwise.ingest.parquet import ParquetReader
 from rowwise.ingest.reader import Reader, Split
 from rowwise.spec import Table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dataset:
-    """All that a recipe needs of its data; the tables are a suggestion."""
+    """All that a recipe needs of its data; the tables are a suggestion.
+
+    What is chosen, be it a rate or when to stop, is chosen on `valid`: a number on `test` that was chosen there is too
+    good. `valid` has no row of `train`.
+    """
 
     train: Reader
     test: Reader | None
     columns: Columns
     tables: tuple[Table, ...]
-    valid: Reader | None = None  # to stop early and to choose by
+    valid: Reader | None = None
     ceiling: str | None = None  # a column with the best logit that there can be, where the data was made up
 
 
@@ -52,3 +59,15 @@ def hold_out(reader: Reader, parts: int) -> tuple[Reader, Reader | None]:
     if not held:
         return reader, None
     return PartReader(reader, splits[:-held]), PartReader(reader, splits[-held:])
+
+
+def stored(folder: Path, parts: Sequence[str], name: str) -> tuple[Reader, ...]:
+    """Readers of the files that `rowwise data get` wrote: `part`.parquet for each of the parts, all or none."""
+    files = [folder / f"{part}.parquet" for part in parts]
+    missing = [file.name for file in files if not file.exists()]
+    if len(missing) == len(files):
+        raise DataError(f"{folder}: {name} is not here: rowwise data get {name}")
+    if missing:
+        why = f"{missing[0]} is missing, as an older version did not write it"
+        raise DataError(f"{folder}: {why}: get all files anew: rowwise data get {name} --to {folder.parent}")
+    return tuple(ParquetReader(file) for file in files)
