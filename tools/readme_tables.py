@@ -88,7 +88,9 @@ def recipes() -> str:
         takes = [f"{about.time_s:.0f} s"] if about.time_s else []
         takes += [f"{about.memory_gb:.1f} GB"] if about.memory_gb else []
         lines.append(f"| `{name}` | {about.what} | {metrics or 'not measured'} | {', '.join(takes)} |")
-    return "\n".join([*lines, "", "Means of 3 seeds and the widest difference between them, on 2 cores of an AMD EPYC."])
+    return "\n".join(
+        [*lines, "", "Means of 3 seeds and the widest difference between them, on 2 cores of an AMD EPYC."]
+    )
 
 
 def step() -> str:

@@ -22,6 +22,7 @@ from rowwise.models.deepfm import DeepFM
 from rowwise.models.dlrm import DLRM
 from rowwise.models.frequency import ItemFrequency
 from rowwise.models.two_tower import Tower, TwoTower
+from rowwise.models.wide import wide_tables
 from rowwise.models.wide_deep import WideDeep
 from rowwise.recipes.own import load_class, split_name
 from rowwise.recipes.recipe import Dcn, DeepFm, Dlrm, Own, Recipe, Tables, TwoTowers, WideAndDeep
@@ -95,8 +96,9 @@ def make_model(resolved: Resolved) -> nn.Module:
             made = DeepFM(embeddings, dense, (*deep, tasks))
         case Dcn(deep=deep, crosses=crosses, rank=rank, structure=structure):
             made = DCN(embeddings, dense, (*deep, tasks), crosses=crosses, rank=rank, structure=structure)
-        case WideAndDeep(deep=deep):
-            made = WideDeep(embeddings, dense, (*deep, tasks))
+        case WideAndDeep(deep=deep, wide=wide):
+            weights = None if wide is None else wide_tables(resolved.tables, tasks, wide)
+            made = WideDeep(embeddings, dense, (*deep, tasks), wide=weights)
         case Own(module=name, args=args):
             made = _own(name, embeddings, dense, tasks, args)
         case _:

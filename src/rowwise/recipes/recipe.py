@@ -114,6 +114,7 @@ class WideAndDeep(Value, frozen=True, tag="wide_deep", tag_field="kind"):
     """`rowwise.WideDeep`."""
 
     deep: tuple[int, ...] = (1024, 512, 256)
+    wide: RowOptimizer | None = None  # of the weights of single ids; None: FTRL, as in the paper
 
 
 class TwoTowers(Value, frozen=True, tag="two_tower", tag_field="kind"):
