@@ -2,9 +2,9 @@
 
     python benchmarks/zoo.py [--quick] [--only movielens] [--data data] [--save benchmarks/results/zoo.json]
 
-Needs `rowwise data get movielens-100k` and `rowwise data get complete-journey`. Seeds change the initial weights and the
-order of the rows; which rows are to train, validate and test on is the same for all. Metrics are of the test rows, with
-the checkpoint that was best on validation rows where there are such. `--quick` is MovieLens and one seed. The last
+Needs `rowwise data get movielens-100k` and `rowwise data get complete-journey`. Seeds change the initial weights and
+the order of the rows; which rows are to train, validate and test on is the same for all. Metrics are of the test rows,
+with the checkpoint that was best on validation rows where there are such. `--quick` is MovieLens and one seed. The last
 printed line is one JSON object.
 """
 
