@@ -189,3 +189,21 @@ def test_ids_that_are_not_whole_are_refused():
 def test_values_that_are_no_ids_are_named(value):
     with pytest.raises(BatchError, match=r"feature 'b', sample 1, position 2: .* is not an id"):
         Jagged.from_lists({"a": [[1], [2]], "b": [[], [3, 4, value]]})
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_a_batch_moves_as_a_whole(full):
+    """To the device without memory, where only shapes and types are left to compare."""
+    more = {"weights_B": torch.ones(2), "keys_B": torch.arange(2), "times_B": torch.arange(2)} if full else {}
+    sparse = jagged(torch.tensor([1, 2, 3]), torch.tensor([1, 0, 1, 1]), weights=torch.ones(3) if full else None)
+    batch = Batch(dense_BF=torch.zeros(2, 3), sparse=sparse, labels_BK=torch.zeros(2, 1), **more)
+    moved, back = batch.to("meta"), batch.to("cpu")
+    for name in ("dense_BF", "labels_BK", "weights_B", "keys_B", "times_B"):
+        mine, theirs = getattr(batch, name), getattr(moved, name)
+        assert (mine is None) == (theirs is None)
+        if mine is not None:
+            assert (theirs.device.type, theirs.shape, theirs.dtype) == ("meta", mine.shape, mine.dtype)
+            assert torch.equal(getattr(back, name), mine)
+    assert moved.sparse.features == batch.sparse.features
+    assert moved.sparse.values_N.device.type == moved.sparse.lengths_FB.device.type == "meta"
+    assert (moved.sparse.weights_N is None) == (not full)

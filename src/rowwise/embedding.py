@@ -6,6 +6,7 @@ torch optimizer for the rows). Tables appear as parameters under their names, wi
 themselves compile.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -136,6 +137,20 @@ class Embeddings(nn.Module):
                 errors.append(error)
         if errors:
             raise errors[0]
+
+    def check_staged(self) -> None:
+        """Raise if a staged gradient is not finite, while no row has changed; `update` keeps only bad rows as they are.
+
+        Gradients that are finite one by one and not together are left to `update`.
+        """
+        for staged in self._staged:
+            # One pass that writes nothing. A sum can leave the range of its type where no part of it does, and what
+            # belongs to no id reaches no row; the search knows both, and only a suspect pays for it.
+            if not math.isfinite(float(staged.grad.sum())):
+                call = staged.call
+                found = check.find_bad_gradient(call.group, call.jagged, staged.grad, call.per_id)
+                if found is not None:
+                    raise GradientError(f"{found}. No row was updated")
 
     def discard(self) -> None:
         """Forget what was staged, for instance after a loss that is not finite."""

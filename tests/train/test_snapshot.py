@@ -2,12 +2,14 @@
 
 import pytest
 import torch
+from runs import World, fast, make_tables
 from torch.nn.functional import binary_cross_entropy_with_logits as log_loss
 
 from rowwise import DLRM, Adam, Batch, CheckpointError, Embeddings, Jagged, Lamb, RowWiseAdagrad, Table
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.write import write
-from rowwise.train.snapshot import collect, restore, warm_start
+from rowwise.train.saved import Saved
+from rowwise.train.snapshot import collect, restore, restore_model, warm_start
 
 TABLES = (
     Table(name="user", rows=50, dim=8, optimizer=Adam()),
@@ -82,6 +84,50 @@ def test_another_model_is_refused(tmp_path, change, want):
     write(tmp_path / "0", *collect(*make()))
     with pytest.raises(CheckpointError, match=want):
         restore(Checkpoint.open(tmp_path / "0"), *make(**change))
+
+
+def test_the_model_alone(tmp_path):
+    """For use: no optimizer is needed, and torch's random numbers stay as they are."""
+    model, optimizers = make()
+    train(model, optimizers, range(4))
+    write(tmp_path / "4", *collect(model, optimizers))
+    again, _ = make(seed=9)
+    random = torch.get_rng_state()
+    restore_model(Checkpoint.open(tmp_path / "4"), again)
+    assert torch.equal(torch.get_rng_state(), random)
+    assert same(model.state_dict(), again.state_dict())
+    state, initial = again.embeddings.optimizer_state(), make()[0].embeddings.optimizer_state()
+    assert all(same(state[name], initial[name]) for name in state)
+    other, _ = make(top=(8, 2))
+    with pytest.raises(CheckpointError, match=r"model/top.layers.1.weight: got .*want .*; start from it instead"):
+        restore_model(Checkpoint.open(tmp_path / "4"), other)
+
+
+def test_another_kind_of_optimizer_is_refused(tmp_path):
+    model, optimizers = make()
+    train(model, optimizers, range(2))
+    write(tmp_path / "2", *collect(model, optimizers))
+    again, _ = make()
+    dense = torch.optim.SGD([p for p in again.parameters() if p.requires_grad], lr=0.1)
+    with pytest.raises(CheckpointError, match="optimizer 'dense' is AdamW, not SGD: resume with that one, or start"):
+        restore(Checkpoint.open(tmp_path / "2"), again, {"dense": dense})
+
+
+def test_a_run_can_begin_with_what_another_knows(tmp_path):
+    """Rows and their state come along; the run itself begins at step 0, with an optimizer that knows nothing."""
+    first = World(fast(train={"epochs": 2}), tmp_path / "first")
+    first.start().run()
+    second = World(fast(), tmp_path / "second", seed=3, tables=make_tables(row_type="bf16"))
+    trainer = second.start()
+    found = warm_start(Saved(tmp_path / "first" / "ckpt").open(), trainer.job.model)
+    assert found.skipped["model/embeddings.words"] == "float32 there, torch.bfloat16 here"
+    assert "model/embeddings.user" in found.loaded
+    assert not found.new
+    assert set(found.unused) == {n for n in found.unused if n.startswith("recorder/")}
+    assert int(trainer.job.model.embeddings.optimizer_state()["user"]["step"]) == 12
+    before = first.start().job.model.state_dict()["layers.0.weight"]
+    assert not torch.equal(trainer.job.model.state_dict()["layers.0.weight"], before)
+    assert trainer.run().step == 6
 
 
 def test_warm_start(tmp_path):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -29,8 +30,8 @@ def write(folder: Path, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) 
         raise CheckpointError(f"{folder} is there already; save under another name")
     part = folder.with_name(folder.name + PART)
     shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
     try:
+        part.mkdir(parents=True)
         writer = _Writer(part)
         entries = {name: writer.add(name, tensor) for name, tensor in tensors.items()}
         writer.flush()
@@ -39,11 +40,10 @@ def write(folder: Path, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) 
         _sync(part)
         part.rename(folder)
         _sync(folder.parent)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:  # the latter is what a full disk is to safetensors
         shutil.rmtree(part, ignore_errors=True)
-        raise CheckpointError(
-            f"{folder} was not saved: {error.strerror or error}; former ones are as they were"
-        ) from error
+        why = getattr(error, "strerror", None) or error
+        raise CheckpointError(f"{folder} was not saved: {why}; former ones are as they were") from error
     return manifest
 
 

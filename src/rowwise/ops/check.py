@@ -84,13 +84,18 @@ KEPT = "Rows it would have reached were left as they were; all others are update
 
 def name_bad_gradient(group: Group, jagged: Jagged, grad: Tensor, per_id: bool) -> GradientError:
     """The error for a gradient that is not finite."""
-    found = (
-        _bad_sequence(group, jagged, grad) if per_id else _bad_bag(group, jagged, grad) or _bad_weight(group, jagged)
-    )
-    if found:
+    found = find_bad_gradient(group, jagged, grad, per_id)
+    if found is not None:
         return GradientError(f"{found}. {KEPT}")
     # Every contribution is finite and their sum is not.
     return GradientError(f"the gradients of a row add up past the range of float32; lower the learning rate. {KEPT}")
+
+
+def find_bad_gradient(group: Group, jagged: Jagged, grad: Tensor, per_id: bool) -> str | None:
+    """The first number that is not finite and makes the gradient of a row so, with names; None if there is none."""
+    if per_id:
+        return _bad_sequence(group, jagged, grad)
+    return _bad_bag(group, jagged, grad) or _bad_weight(group, jagged)
 
 
 def _bad_bag(group: Group, jagged: Jagged, grad: Tensor) -> str | None:

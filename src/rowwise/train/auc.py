@@ -15,7 +15,7 @@ Its own file because, unlike sums, an area needs the scores or their distributio
     Auc         both, until there are too many scores to keep
     RecentAuc   the scores of the newest batches
 
-With one class only, the area is NaN. Letters: N samples, K tasks, M bins.
+With one class only, the area is NaN. Letters: N samples, K tasks, M bins, E different scores.
 """
 
 import math
@@ -302,13 +302,26 @@ def binned_areas(counts_K2M: Tensor) -> tuple[Area, ...]:
 def _exact(logits_N: Tensor, positive_N: Tensor, negative_N: Tensor) -> Area:
     if not len(logits_N):
         return _area(math.nan, math.nan)
-    logits_N, order_N = logits_N.sort()
-    edge = logits_N.new_ones(1, dtype=torch.bool)
-    edges = torch.cat([edge, logits_N[1:] != logits_N[:-1], edge])
+    keys_N, order_N = _sorted(logits_N)
     # The ROC curve has a corner between different scores only; a straight line through ties counts them half.
-    masses = (negative_N, positive_N)
-    negative, positive = (torch.cat([mass.new_zeros(1), mass[order_N].cumsum(0)])[edges] for mass in masses)
-    return _area(torch.trapezoid(negative / negative[-1], positive / positive[-1]).item(), 0.0)
+    last_E = torch.cat([keys_N[1:] != keys_N[:-1], keys_N.new_ones(1, dtype=torch.bool)]).nonzero().squeeze(1)
+    positive_E, negative_E = (
+        mass_N.index_select(0, order_N).cumsum(0).index_select(0, last_E) for mass_N in (positive_N, negative_N)
+    )
+    # The first line begins where nothing is below.
+    area = torch.trapezoid(negative_E, positive_E) + negative_E[0] * positive_E[0] / 2
+    return _area((area / (negative_E[-1] * positive_E[-1])).item(), 0.0)
+
+
+def _sorted(logits_N: Tensor) -> tuple[Tensor, Tensor]:
+    """Something that is ordered and ties as the logits do, ascending, and the places that it came from."""
+    narrow_N = logits_N.float()
+    if not torch.equal(narrow_N.double(), logits_N):
+        return logits_N.sort()
+    # Logits of a model have 32 bits. Read as whole numbers, with all bits but the sign turned over where that is set,
+    # they are in the same order, and torch sorts whole numbers by radix: ten times as fast as floats of 64 bits.
+    bits_N = (narrow_N + 0.0).view(torch.int32)  # adding 0 makes -0 a 0, as they tie
+    return (bits_N ^ ((bits_N >> 31) & 0x7FFFFFFF)).sort()
 
 
 def _area(auc: float, bound: float) -> Area:

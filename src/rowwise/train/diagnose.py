@@ -53,10 +53,30 @@ def find_cause(model: nn.Module, batches: Sequence[Batch], said: str) -> str:
                 handle.remove()
         if first.name:
             return f"{said}; it begins in {first.name!r}, {_about(model, batch, index, first.sample)}"
-    gradients = [name for name, p in model.named_parameters() if p.grad is not None and not _finite(p.grad)]
-    if gradients:
-        return f"{said}; first in that of {gradients[0]!r}: lower train.optimizer.lr, or set train.clip"
-    return said
+    return f"{said}{_about_gradients(model)}; {_about_largest(model, batches)}"
+
+
+def _about_gradients(model: nn.Module) -> str:
+    """The dense gradient that is not finite, or the largest: the length of finite ones can be past all range, too."""
+    found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None and p.grad.numel()}
+    bad = [name for name, grad in found.items() if not _finite(grad)]
+    if bad:
+        return f", first in that of {bad[0]!r}"
+    sizes = {name: float(grad.abs().max()) for name, grad in found.items()}
+    largest = max(sizes, key=lambda name: sizes[name], default="")
+    return f"; the largest number in a dense gradient is {sizes[largest]:.3g}, of {largest!r}" if sizes else ""
+
+
+def _about_largest(model: nn.Module, batches: Sequence[Batch]) -> str:
+    """The sample with the largest number, where what is out of range mostly comes from; and what else can be done."""
+    way_out = "lower train.optimizer.lr, or set train.clip"
+    sizes = [float(batch.dense_BF.abs().max()) if batch.dense_BF.numel() else 0.0 for batch in batches]
+    if not any(sizes):
+        return way_out
+    index = sizes.index(max(sizes))
+    batch = batches[index]
+    sample = int(batch.dense_BF.abs().argmax()) // batch.dense_BF.shape[1]
+    return f"look at {_about(model, batch, index, sample)}; else {way_out}"
 
 
 def _finite(tensor: Tensor) -> bool:

@@ -8,15 +8,15 @@ different ways: `ClickEvaluator` is here, that of two towers in `retrieve.py`.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import final
+from typing import Protocol, final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from rowwise.batch import Batch
 from rowwise.train.entropy import Fit
 from rowwise.train.metrics import Metrics, TaskMetrics
-from rowwise.train.objective import single_ids
+from rowwise.train.objective import bags_of
 from rowwise.train.samples import Samples
 from rowwise.train.settings import Training
 from rowwise.train.slices import Slices, most_common
@@ -43,7 +43,21 @@ class Scores:
     slices: tuple[SliceRow, ...] = ()
 
 
-Evaluator = Callable[[], Scores]
+class Evaluator(Protocol):
+    """Makes scores of a model, as it is now."""
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """What it measures of each task."""
+        ...
+
+    def __call__(self) -> Scores:
+        """Measure."""
+        ...
+
+
+METRICS = ("loss", "ne", "calibration", "base_rate", "count", "auc", "auc_bound")
+NONE = -(1 << 63)  # stands for the id of a sample that has none, or several
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,41 +92,59 @@ class ClickEvaluator:
         self._model, self._batches, self._tasks, self._training = model, batches, tuple(tasks), training
         self._slicing = slicing or Slicing()
 
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Of each label."""
+        return METRICS
+
     def __call__(self) -> Scores:
         """One pass."""
         metrics = Metrics(self._tasks, window=1)
         slices: dict[str, Slices] = {}
-        for batch, samples in self._scored():
-            metrics.add(samples)
-            for feature in self._slicing.features:
-                ids_B = single_ids(batch, feature)
-                # Which ids are common is learned from the first batch: it is a random one, and then memory is bounded.
-                if feature not in slices:
-                    slices[feature] = Slices(most_common(ids_B, self._slicing.ids), len(self._tasks))
-                slices[feature].add(samples, ids_B)
+        with evaluating(self._model):
+            for batch, samples in self._scored():
+                metrics.add(samples)
+                for feature in self._slicing.features:
+                    ids_B = ids_or_none(batch, feature)
+                    # Which ids are common is learned from the first batch, so that memory is bounded: they are the same
+                    # ones in every evaluation, as these rows are not shuffled.
+                    if feature not in slices:
+                        common = most_common(ids_B[ids_B != NONE], self._slicing.ids)
+                        slices[feature] = Slices(common, len(self._tasks))
+                    slices[feature].add(samples, ids_B)
         found = metrics.value()
         rows = (row for feature, parts in slices.items() for row in _slice_rows(feature, parts, self._tasks))
         return Scores({task: values_of(found[task]) for task in self._tasks}, tuple(rows))
 
     def _scored(self) -> Iterable[tuple[Batch, Samples]]:
-        with evaluating(self._model):
-            for given in self._batches():
-                batch = given.to(self._training.device)
-                with autocast(self._training):
-                    logits_BK = self._model(batch)
-                yield batch, Samples.of(logits_BK.float(), batch.labels_BK, batch.weights_B)
+        for given in self._batches():
+            batch = given.to(self._training.device)
+            with autocast(self._training):
+                logits_BK = self._model(batch)
+            yield batch, Samples.of(logits_BK.float(), batch.labels_BK, batch.weights_B)
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """No gradients, and the model in evaluation mode; afterwards it is in the mode in which it was."""
-    was = model.training
+    """No gradients, and the model in evaluation mode; afterwards each of its parts is in the mode in which it was."""
+    modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
         with torch.no_grad():
             yield
     finally:
-        model.train(was)
+        for module, mode in modes:
+            module.training = mode
+
+
+def ids_or_none(batch: Batch, feature: str) -> Tensor:
+    """The id [B] of a feature in each sample; NONE where there is not just one."""
+    sparse = batch.sparse
+    begin_B, lengths_B = bags_of(sparse, feature)
+    single_B = lengths_B == 1
+    ids_B = torch.full_like(begin_B, NONE)
+    ids_B[single_B] = sparse.values_N[begin_B[single_B]].long()
+    return ids_B
 
 
 def values_of(task: TaskMetrics) -> Values:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rowwise.batch import Batch
+from rowwise.batch import Batch, Jagged
 from rowwise.errors import BatchError
 from rowwise.models.frequency import ItemFrequency
 from rowwise.models.retrieval import in_batch_softmax
@@ -75,13 +75,18 @@ class InBatch:
 
 def single_ids(batch: Batch, feature: str) -> Tensor:
     """The id [B] of a feature that has one in each sample."""
-    sparse = batch.sparse
-    if feature not in sparse.features:
-        raise BatchError(f"no feature {feature!r}; there are {', '.join(sparse.features)}")
-    f, size = sparse.features.index(feature), sparse.batch_size
-    lengths_B = sparse.lengths_FB[f * size : (f + 1) * size]
+    begin_B, lengths_B = bags_of(batch.sparse, feature)
     if not bool((lengths_B == 1).all()):
         at = int((lengths_B != 1).nonzero()[0])
         raise BatchError(f"feature {feature!r} has {int(lengths_B[at])} ids in sample {at}: want one in each sample")
-    begin = int(sparse.lengths_FB[: f * size].sum())
-    return sparse.values_N[begin : begin + size]
+    return batch.sparse.values_N[begin_B]
+
+
+def bags_of(sparse: Jagged, feature: str) -> tuple[Tensor, Tensor]:
+    """Where the ids of a feature begin in each sample [B], and how many there are [B]."""
+    if feature not in sparse.features:
+        raise BatchError(f"no feature {feature!r}; there are {', '.join(sparse.features)}")
+    f, size = sparse.features.index(feature), sparse.batch_size
+    lengths_B = sparse.lengths_FB[f * size : (f + 1) * size].long()
+    before = int(sparse.lengths_FB[: f * size].sum())
+    return before + lengths_B.cumsum(0) - lengths_B, lengths_B

@@ -45,5 +45,4 @@ class Progress(Value, frozen=True):
         return over or self._is_due(saving.every, epoch_end)
 
     def _is_due(self, every: int, epoch_end: bool) -> bool:
-        # After the last step of an epoch both are asked, after the step and at the end: one of them says yes.
-        return epoch_end if not every else not epoch_end and self.step % every == 0
+        return self.step % every == 0 if every else epoch_end

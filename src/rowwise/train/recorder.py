@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rowwise.batch import Batch
 from rowwise.checkpoint.read import Checkpoint
+from rowwise.embedding import Embeddings
 from rowwise.errors import SpecError
 from rowwise.train.breakdown import PHASES, Breakdown
 from rowwise.train.evaluate import Scores, Values, recent_values_of, values_of
@@ -24,7 +25,7 @@ from rowwise.train.metrics import Metrics
 from rowwise.train.progress import Progress
 from rowwise.train.run_folder import Cell, RunFolder
 from rowwise.train.settings import Log
-from rowwise.train.step import Stepped, embeddings_of
+from rowwise.train.step import Stepped
 from rowwise.train.traffic import Traffic
 
 if TYPE_CHECKING:
@@ -40,10 +41,11 @@ class Recorder:
     """Counts every step and writes a line every so often; without a folder it only counts."""
 
     def __init__(
-        self, model: nn.Module, tasks: Sequence[str], log: Log, folder: RunFolder | None, clock: Breakdown
+        self, tables: Sequence[Embeddings], tasks: Sequence[str], log: Log, folder: RunFolder | None, clock: Breakdown
     ) -> None:
         """Nothing is written before the first line is due."""
-        self.log, self._model, self._tasks, self._folder, self._clock = log, model, tuple(tasks), folder, clock
+        self.log, self._tasks, self._folder, self._clock = log, tuple(tasks), folder, clock
+        self._tables, self._profiled = tables, log.profiled()
         self._metrics = Metrics(tasks, window=log.window)
         self._losses: deque[tuple[float, int]] = deque(maxlen=log.window)
         self._loss_sum, self._loss_samples = 0.0, 0
@@ -52,21 +54,24 @@ class Recorder:
         self._slices: list[dict[str, Cell]] = []
         self._shown: Mapping[str, Values] = {}
         self._line = _Line(clock.seconds(), 0)
+        self._written = 0  # the step of the newest line
         self._board = _board(folder, log)
         self._profile: profile | None = None
 
+    def begin(self, progress: Progress) -> None:
+        """Training goes on from here: what came before is no part of the next line's times."""
+        self._line = _Line(self._clock.seconds(), progress.samples)
+
     def before(self, step: int) -> None:
         """A step begins."""
-        profiled = self.log.profiled()
-        if self._folder is not None and profiled and step == profiled.start:
+        if self._folder is not None and self._profiled and step == self._profiled.start:
             self._profile = torch.profiler.profile(record_shapes=True)
             self._profile.start()
 
     def after(self, progress: Progress, stepped: Stepped, batches: Sequence[Batch]) -> None:
         """A step has ended."""
-        profiled = self.log.profiled()
-        if self._profile is not None and progress.step == profiled.stop - 1:
-            self._end_profile(profiled)
+        if self._profile is not None and progress.step == self._profiled.stop - 1:
+            self._end_profile()
         for outcome, batch in zip(stepped.outcomes, batches, strict=True):
             if outcome.logits_BK is not None:
                 self._metrics.update(outcome.logits_BK.detach().float(), batch.labels_BK, batch.weights_B)
@@ -74,10 +79,15 @@ class Recorder:
         self._losses.append((stepped.loss * stepped.samples, stepped.samples))
         self._loss_sum += stepped.loss * stepped.samples
         self._loss_samples += stepped.samples
+        if progress.step % self.log.every == 0 or progress.step == 1:  # at least one, however short the run
+            self._traffic.add(self._tables, batches[0])
         if progress.step % self.log.every == 0:
-            self._traffic.add(embeddings_of(self._model), batches[0])
-            self._shown, lifetime = self._values()
-            self._write(progress, stepped, lifetime)
+            self._write(progress, stepped)
+
+    def finish(self, progress: Progress, stepped: Stepped) -> None:
+        """The run has reached its end: what came since the last line makes one, too."""
+        if self._written != progress.step:
+            self._write(progress, stepped)
 
     def recent_loss(self) -> float:
         """The mean loss of the newest batches; costs next to nothing, unlike an area under a curve."""
@@ -113,7 +123,8 @@ class Recorder:
         tensors = {HELD + key: value for key, value in found.items() if isinstance(value, Tensor)}
         numbers = {key: value for key, value in found.items() if not isinstance(value, Tensor)}
         losses = {"newest": list(self._losses), "sum": self._loss_sum, "samples": self._loss_samples}
-        return tensors, {"metrics": numbers, "losses": losses, "scored": self._scored}
+        traffic = self._traffic.state()
+        return tensors, {"metrics": numbers, "losses": losses, "scored": self._scored, "traffic": traffic}
 
     def restore(self, checkpoint: Checkpoint, progress: Progress) -> None:
         """Count on from a checkpoint, and forget the lines that were written after it."""
@@ -124,16 +135,17 @@ class Recorder:
         self._losses.extend((loss, samples) for loss, samples in data["losses"]["newest"])
         self._loss_sum, self._loss_samples = data["losses"]["sum"], data["losses"]["samples"]
         self._scored = data["scored"]
-        self._line = _Line(self._clock.seconds(), progress.samples)
+        self._traffic.restore(data["traffic"])
         if self._folder is not None:
             self._folder.cut(progress.step)
+            self._slices = self._folder.rows("slices.csv")
 
     def close(self) -> None:
         """The run has ended, or stops here."""
         if self._profile is not None:
-            self._end_profile(self.log.profiled())
+            self._end_profile()
         if self._folder is not None:
-            self._folder.replace("tables.csv", self._traffic.rows(self._model))
+            self._folder.replace("tables.csv", self._traffic.rows(self._tables))
         if self._board is not None:
             self._board.close()
 
@@ -146,7 +158,9 @@ class Recorder:
         recent = {task: recent_values_of(one) for task, one in found.items()}
         return recent, {task: values_of(one) for task, one in found.items()}
 
-    def _write(self, progress: Progress, stepped: Stepped, lifetime: Mapping[str, Values]) -> None:
+    def _write(self, progress: Progress, stepped: Stepped) -> None:
+        self._shown, lifetime = self._values()
+        self._written = progress.step
         if self._folder is None:
             return
         self._write_metrics(progress, "train", self._shown)
@@ -174,13 +188,13 @@ class Recorder:
                     self._board.add_scalar(f"{task}/{metric}/{split}", value, progress.step)
         self._folder.append("metrics.csv", lines)
 
-    def _end_profile(self, profiled: range) -> None:
+    def _end_profile(self) -> None:
         assert self._profile is not None
         assert self._folder is not None
         self._profile.stop()
         folder = self._folder.path / "trace"
         folder.mkdir(exist_ok=True)
-        self._profile.export_chrome_trace(str(folder / f"steps-{profiled.start}-{profiled.stop - 1}.json"))
+        self._profile.export_chrome_trace(str(folder / f"steps-{self._profiled.start}-{self._profiled.stop - 1}.json"))
         self._profile = None
 
 

@@ -5,7 +5,7 @@ training rows or in the rows asked about, each by the features of the row in whi
 item. A row whose label is 1 is a question: which items come before its own.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import final
 
 import torch
@@ -47,12 +47,17 @@ class RetrievalEvaluator:
         self._model, self._item, self._known, self._asked = model, item, known, asked
         self._task, self._ks = task, tuple(ks)
 
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Of the one task."""
+        return (*(f"recall@{k}" for k in self._ks), *(f"ndcg@{k}" for k in self._ks), "mrr", "count")
+
     def __call__(self) -> Scores:
         """One pass for the items, one for the questions."""
         with evaluating(self._model):
             ids_I, items_ID = self._items()
             ranking = Ranking(self._ks)
-            for batch in self._asked():
+            for batch in self._on_device(self._asked):
                 chosen_B = batch.labels_BK[:, 0] == 1
                 users_BD, _ = self._model.vectors(batch)
                 places_B = torch.searchsorted(ids_I, single_ids(batch, self._item))
@@ -66,10 +71,11 @@ class RetrievalEvaluator:
 
     def _items(self) -> tuple[Tensor, Tensor]:
         """The ids of all items, ascending, and their vectors."""
-        ids_I = torch.empty(0, dtype=torch.int64)
-        items_ID = torch.empty(0, self._model.item.dim)
+        device = self._device()
+        ids_I = torch.empty(0, dtype=torch.int64, device=device)
+        items_ID = torch.empty(0, self._model.item.dim, device=device)
         for make in (self._known, self._asked):
-            for batch in make():
+            for batch in self._on_device(make):
                 found_B = single_ids(batch, self._item).long()
                 new_B = ~torch.isin(found_B, ids_I)
                 if new_B.any():
@@ -80,9 +86,16 @@ class RetrievalEvaluator:
         order_I = ids_I.argsort()
         return ids_I[order_I], items_ID[order_I]
 
+    def _on_device(self, make: Callable[[], Iterable[Batch]]) -> Iterator[Batch]:
+        device = self._device()
+        return (batch.to(device) for batch in make())
+
+    def _device(self) -> torch.device:
+        return next(self._model.parameters()).device
+
 
 def _first(ids_N: Tensor) -> tuple[Tensor, Tensor]:
     """The different ids, and where each comes first."""
     fresh_U, which_N = ids_N.unique(return_inverse=True)
     first_U = torch.full_like(fresh_U, len(ids_N))
-    return fresh_U, first_U.scatter_reduce(0, which_N, torch.arange(len(ids_N)), "amin")
+    return fresh_U, first_U.scatter_reduce(0, which_N, torch.arange(len(ids_N), device=ids_N.device), "amin")

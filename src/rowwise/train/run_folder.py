@@ -13,7 +13,10 @@ import io
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, final
 
@@ -35,6 +38,7 @@ HEADERS = {
     ),
 }
 Cell = str | int | float | None
+AFTER = "test"  # the split that is measured when a run has ended, beside whatever its last step was
 
 
 @final
@@ -44,14 +48,14 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         """A folder that is there."""
         self.path = path
-        self._held: int | None = None
+        self._held: weakref.finalize[..., RunFolder] | None = None  # lets go of the lock
 
     @classmethod
     def create(cls, root: Path, name: str) -> "RunFolder":
         """The next free number under root/name."""
         parent = root / name
         parent.mkdir(parents=True, exist_ok=True)
-        number = 1 + max((int(p.name) for p in parent.iterdir() if p.name.isdigit()), default=0)
+        number = 1 + max((int(p.name) for p in parent.iterdir() if p.name.isdecimal()), default=0)
         while True:
             try:
                 (parent / str(number)).mkdir()
@@ -73,18 +77,29 @@ class RunFolder:
         return self.path / "ckpt"
 
     def hold(self) -> None:
-        """Make sure that nobody else writes here, until this process ends."""
-        self._held = os.open(self.path / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
+        """Make sure that nobody else writes here, until `release`, or until this object or its process ends."""
+        held = os.open(self.path / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
         try:
-            fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            os.close(held)
             raise DataError(f"{self.path}: another process is working on this run: wait for it, or stop it") from None
+        self._held = weakref.finalize(self, os.close, held)  # the system forgets the lock with the file
+
+    def release(self) -> None:
+        """Let others write here."""
+        if self._held is not None:
+            self._held()
 
     def write(self, name: str, text: str) -> None:
         """A whole file."""
         part = self.path / f".{name}.part"
-        part.write_text(text)
-        part.replace(self.path / name)
+        with _naming(self.path / name):
+            try:
+                part.write_text(text)
+                part.replace(self.path / name)
+            finally:
+                part.unlink(missing_ok=True)
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:
         """A whole file; what is no number in JSON is null."""
@@ -92,44 +107,75 @@ class RunFolder:
 
     def append(self, name: str, rows: Sequence[Mapping[str, Cell]]) -> None:
         """Lines of one of the CSV files."""
-        path = self.path / name
-        text = io.StringIO()
-        lines = csv.DictWriter(text, HEADERS[name], lineterminator="\n", extrasaction="ignore")
-        if not path.exists():
-            lines.writeheader()
-        lines.writerows([{key: _cell(value) for key, value in row.items()} for row in rows])
-        with path.open("a") as file:
-            file.write(text.getvalue())
+        self._add(name, _csv(name, rows, header=not (self.path / name).exists()))
 
     def replace(self, name: str, rows: Sequence[Mapping[str, Cell]]) -> None:
         """All lines of one of the CSV files."""
-        (self.path / name).unlink(missing_ok=True)
-        self.append(name, rows)
+        self.write(name, _csv(name, rows, header=True))
+
+    def rows(self, name: str) -> list[dict[str, Cell]]:
+        """All lines of one of the CSV files, as text."""
+        path = self.path / name
+        return list(csv.DictReader(path.read_text().splitlines())) if path.exists() else []
 
     def cut(self, step: int) -> None:
-        """Forget the lines that were written after a step."""
+        """Forget the lines that were written after a step, and those of the test that ended the run."""
         for name in ("metrics.csv", "steps.csv"):
             path = self.path / name
             if not path.exists():
                 continue
-            header, *lines = path.read_text().splitlines(keepends=True) or [""]
-            if not header.endswith("\n"):
+            header, *lines = path.read_bytes().splitlines(keepends=True) or [b""]
+            if not header.endswith(b"\n"):
                 path.unlink()  # not even that was written whole
                 continue
-            kept = [line for line in lines if line.endswith("\n") and int(line.partition(",")[0] or -1) <= step]
-            self.write(name, "".join([header, *kept]))
+            # Lines are in the order of their steps, so what stays is a beginning: cut in place, which needs no room.
+            kept = takewhile(lambda line: _is_before(line, step), lines)
+            os.truncate(path, len(header) + sum(map(len, kept)))
 
     def warn(self, line: str) -> None:
         """Something that the reader of the report should know; each once."""
         path = self.path / "warnings.txt"
         if line not in (path.read_text().splitlines() if path.exists() else []):
-            with path.open("a") as file:
-                file.write(f"{line}\n")
+            self._add("warnings.txt", f"{line}\n")
 
     def log(self, line: str) -> None:
         """A line of log.txt."""
-        with (self.path / "log.txt").open("a") as file:
-            file.write(f"{line}\n")
+        self._add("log.txt", f"{line}\n")
+
+    def _add(self, name: str, text: str) -> None:
+        path = self.path / name
+        # Past Python's buffer, which would cut a long text into several writes.
+        with _naming(path), path.open("ab", buffering=0) as file:
+            left = memoryview(text.encode())
+            while left:  # the system may take less, of which it says why only when asked again
+                left = left[file.write(left) :]
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Say which file could not be written: a full disk does not."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, f"not written: {error.strerror}", str(path)) from error
+
+
+def _csv(name: str, rows: Sequence[Mapping[str, Cell]], *, header: bool) -> str:
+    text = io.StringIO()
+    lines = csv.DictWriter(text, HEADERS[name], lineterminator="\n", extrasaction="ignore")
+    if header:
+        lines.writeheader()
+    lines.writerows([{key: _cell(value) for key, value in row.items()} for row in rows])
+    return text.getvalue()
+
+
+def _is_before(line: bytes, step: int) -> bool:
+    """Whether a line is whole, and one that a run writes up to a step."""
+    if not line.endswith(b"\n"):
+        return False
+    first, *others = line.decode().rstrip("\n").split(",")
+    # Every line begins with its step; of metrics.csv the fourth column is the split.
+    return first.isdecimal() and int(first) <= step and others[2:3] != [AFTER]
 
 
 def _cell(value: Cell) -> Cell:

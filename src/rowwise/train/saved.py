@@ -39,8 +39,10 @@ class Saved:
         return self.folder / f"step-{step:09}"
 
     def open(self, which: str = "last") -> Checkpoint:
-        """One by its name: last, best, or step-<number>."""
-        steps = self.steps()
+        """One by its name: last, best, step-<number>, or failed."""
+        steps, failed = self.steps(), (self.folder / FAILED / NAME).is_file()
+        if which == FAILED and failed:  # a step may fail before anything else was saved
+            return Checkpoint.open(self.folder / FAILED)
         if not steps:
             raise CheckpointError(f"{self.folder}: no checkpoint was written yet; start the run again")
         last = Checkpoint.open(self.path(steps[-1]))
@@ -49,11 +51,9 @@ class Saved:
         if which == "best":
             best = last.manifest.data.get("progress", {}).get("best")
             return last if best is None else Checkpoint.open(self.path(best["step"]))
-        if which == FAILED:
-            return Checkpoint.open(self.folder / FAILED)
         match = STEP.fullmatch(which)
         if not match or int(match[1]) not in steps:
-            there = ", ".join(self.path(step).name for step in steps)
+            there = ", ".join([*(self.path(step).name for step in steps), *([FAILED] if failed else [])])
             raise CheckpointError(f"{self.folder} has no checkpoint {which!r}; there are last, best, {there}")
         return Checkpoint.open(self.path(int(match[1])))
 
@@ -72,11 +72,24 @@ class Saved:
         """Keep the newest and the best."""
         for step in self.steps()[:-keep]:
             if step != best:
-                (self.path(step) / NAME).unlink()
-                shutil.rmtree(self.path(step), ignore_errors=True)
+                self._remove(step)
+
+    def cut(self, step: int) -> None:
+        """Remove those of later steps: a run that goes on from here goes another way, and would mix them with its own.
+
+        Newest first, so that after a kill what is left is still a run's past.
+        """
+        for later in reversed(self.steps()):
+            if later > step:
+                self._remove(later)
 
     def clean(self) -> None:
         """Remove what kills have left half written or half deleted."""
-        for path in self.folder.glob("step-*"):
+        for path in (*self.folder.glob("step-*"), *self.folder.glob(f"{FAILED}*")):
             if path.name.endswith(PART) or not (path / NAME).exists():
                 shutil.rmtree(path, ignore_errors=True)
+
+    def _remove(self, step: int) -> None:
+        # Without a manifest it counts no more, so half of it is never taken for a checkpoint.
+        (self.path(step) / NAME).unlink()
+        shutil.rmtree(self.path(step), ignore_errors=True)

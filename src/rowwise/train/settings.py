@@ -4,12 +4,20 @@ Apart from the code that does what they say because recipes are read, listed and
 Everything that changes a result is here or in the recipe around it; what only changes what is seen is in `Log`.
 """
 
+import math
 from typing import Literal
 
 from rowwise.errors import SpecError
 from rowwise.spec import Schedule, Value
 
 BETTER_LOWER = ("loss", "ne")  # metrics that get better by falling; all others by rising
+
+
+def _check_numbers(optimizer: "DenseOptimizer") -> None:
+    for name in optimizer.__struct_fields__:
+        number = getattr(optimizer, name)
+        if not 0 <= number < math.inf:
+            raise SpecError(f"train.optimizer.{name}={number}: want a finite number that is not negative")
 
 
 class DenseSgd(Value, frozen=True, tag="sgd", tag_field="kind"):
@@ -19,6 +27,10 @@ class DenseSgd(Value, frozen=True, tag="sgd", tag_field="kind"):
     momentum: float = 0.0
     weight_decay: float = 0.0
 
+    def __post_init__(self) -> None:
+        """Refuse what torch would, with the name that the recipe has for it."""
+        _check_numbers(self)
+
 
 class DenseAdagrad(Value, frozen=True, tag="adagrad", tag_field="kind"):
     """torch.optim.Adagrad."""
@@ -26,6 +38,10 @@ class DenseAdagrad(Value, frozen=True, tag="adagrad", tag_field="kind"):
     lr: float = 0.01
     eps: float = 1e-10
     weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuse what torch would, with the name that the recipe has for it."""
+        _check_numbers(self)
 
 
 class DenseAdam(Value, frozen=True, tag="adam", tag_field="kind"):
@@ -36,6 +52,13 @@ class DenseAdam(Value, frozen=True, tag="adam", tag_field="kind"):
     beta2: float = 0.999
     eps: float = 1e-8
     weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuse what torch would, with the name that the recipe has for it."""
+        _check_numbers(self)
+        for name, beta in (("beta1", self.beta1), ("beta2", self.beta2)):
+            if beta >= 1:
+                raise SpecError(f"train.optimizer.{name}={beta}: want less than 1")
 
 
 DenseOptimizer = DenseSgd | DenseAdagrad | DenseAdam
@@ -92,8 +115,8 @@ class Evaluation(Value, frozen=True):
             raise SpecError(f"evaluate.patience={self.patience}: want at least 1, or null to never stop early")
 
     def is_better(self, value: float, best: float | None) -> bool:
-        """Whether a value of the metric is better than the best so far; NaN never is."""
-        if value != value:
+        """Whether a value of the metric is better than the best so far; NaN and infinity never are."""
+        if not math.isfinite(value):
             return False
         if best is None:
             return True

@@ -43,7 +43,7 @@ def collect(model: nn.Module, optimizers: Optimizers) -> tuple[dict[str, Tensor]
                     tensors[f"optimizer/{which}/{names[parameter]}/{slot}"] = value
                 else:
                     numbers.setdefault(names[parameter], {})[slot] = value
-        data[which] = {"groups": groups, "numbers": numbers}
+        data[which] = {"kind": type(optimizer).__name__, "groups": groups, "numbers": numbers}
     tensors["rng/torch"] = torch.get_rng_state()
     return tensors, {"optimizers": data}
 
@@ -129,6 +129,10 @@ def _restore_optimizer(checkpoint: Checkpoint, model: nn.Module, which: str, opt
     data = checkpoint.manifest.data.get("optimizers", {}).get(which)
     if data is None or len(data["groups"]) != len(optimizer.param_groups):
         raise CheckpointError(f"{checkpoint.folder} has no state of optimizer {which!r} with as many groups")
+    kind = type(optimizer).__name__
+    if data.get("kind", kind) != kind:
+        want = "resume with that one, or start from the checkpoint instead"
+        raise CheckpointError(f"{checkpoint.folder}: optimizer {which!r} is {data['kind']}, not {kind}: {want}")
     for group, saved in zip(optimizer.param_groups, data["groups"], strict=True):
         # JSON has no tuples: a pair of betas comes back as a list.
         group.update({k: tuple(v) if isinstance(group.get(k), tuple) else v for k, v in saved.items()})

@@ -4,12 +4,12 @@ Its own file because it only looks at ids. One batch in many is looked at, and a
 it costs next to nothing; gives up: what is rarer than that is not seen.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rowwise.batch import Batch, Jagged
 from rowwise.embedding import Embeddings
@@ -49,10 +49,17 @@ class Traffic:
                     sums.different += len(counts)
                     sums.in_top += int(counts[: -(-len(counts) // TOP)].sum())
 
-    def rows(self, model: nn.Module) -> list[dict[str, Cell]]:
+    def rows(self, tables: Sequence[Embeddings]) -> list[dict[str, Cell]]:
         """The lines of tables.csv."""
-        found = (module for module in model.modules() if isinstance(module, Embeddings))
-        return [self._row(table, module) for module in found for table in module.tables]
+        return [self._row(table, module) for module in tables for table in module.tables]
+
+    def state(self) -> dict[str, dict[str, int]]:
+        """The sums, for a checkpoint."""
+        return {name: asdict(sums) for name, sums in self._sums.items()}
+
+    def restore(self, state: Mapping[str, Mapping[str, int]]) -> None:
+        """Count on from what `state` gave."""
+        self._sums = {name: _Sums(**sums) for name, sums in state.items()}
 
     def _row(self, table: Table, module: Embeddings) -> dict[str, Cell]:
         sums = self._sums.get(table.name, _Sums())

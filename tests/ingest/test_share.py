@@ -1,0 +1,202 @@
+"""Shares cut the rows of a file in parts that have no row in common, always the same ones."""
+
+import itertools
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rowwise import DataError, SpecError, StateError, Table
+from rowwise.ingest import Batcher, Batching, Columns, Dense, FrameReader, Sparse
+from rowwise.ingest.bags import Bags
+from rowwise.ingest.encode import encode
+from rowwise.ingest.reader import Split
+from rowwise.ingest.share import Share
+
+COLUMNS = Columns(
+    labels=("label",),
+    dense=(Dense(column="x"),),
+    sparse=(Sparse(column="id", ids="direct"), Sparse(column="bag", ids="direct")),
+    weight="w",
+    key="row",
+    time="t",
+)
+TABLES = (Table(name="id", rows=100, dim=4), Table(name="bag", rows=100, dim=4))
+
+
+def make(count: int) -> pa.Table:
+    rows = range(count)
+    return pa.table(
+        {
+            "row": pa.array(rows, pa.int64()),
+            "label": pa.array([r % 2 for r in rows], pa.int8()),
+            "x": pa.array([r / 2 for r in rows], pa.float32()),
+            "id": pa.array([None if r % 7 == 0 else r % 100 for r in rows], pa.int32()),
+            "bag": pa.array([[r % 100] * (r % 4) for r in rows], pa.list_(pa.int64())),
+            "w": pa.array([1.0 + r for r in rows]),
+            "t": pa.array(rows, pa.int64()),
+        }
+    )
+
+
+def batches(frame, share=None, *, split_rows=10, **how):
+    batching = Batching(**({"size": 8, "shuffle": False} | how), **({"share": share} if share else {}))
+    return Batcher(FrameReader(frame, split_rows=split_rows), COLUMNS, TABLES, batching)
+
+
+def keys(made) -> list[int]:
+    return [key for batch in made for key in batch.keys_B.tolist()]
+
+
+cuts = st.lists(st.floats(0.01, 0.99), max_size=3, unique=True).map(lambda inner: [0.0, *sorted(inner), 1.0])
+
+
+@settings(max_examples=20)
+@given(count=st.integers(1, 120), split_rows=st.integers(1, 50), edges=cuts, seed=st.integers(0, 9))
+def test_every_row_is_in_one_share(count, split_rows, edges, seed):
+    frame = make(count)
+    parts = []
+    for begin, end in itertools.pairwise(edges):
+        share = Share(begin=begin, end=end)
+        in_order = keys(batches(frame, share, split_rows=split_rows))
+        shuffled = batches(frame, share, split_rows=split_rows, shuffle=True, seed=seed)
+        first, second = keys(shuffled), keys(shuffled)
+        assert sorted(first) == sorted(second) == in_order  # in any order, in every epoch
+        parts.append(in_order)
+    assert sorted(key for part in parts for key in part) == list(range(count))
+
+
+@settings(max_examples=25)
+@given(
+    count=st.integers(1, 80),
+    split_rows=st.integers(1, 40),
+    size=st.integers(1, 20),
+    end=st.floats(0.1, 0.9),
+    keep_last=st.booleans(),
+)
+def test_it_is_as_if_the_others_were_not_there(count, split_rows, size, end, keep_last):
+    frame, share = make(count), Share(end=end)
+    chosen = keys(batches(frame, share, split_rows=split_rows))
+    found = list(batches(frame, share, split_rows=split_rows, size=size, keep_last=keep_last))
+    if not chosen:
+        assert not found
+        return
+    wanted = list(batches(frame.take(chosen), split_rows=1000, size=size, keep_last=keep_last))
+    assert len(found) == len(wanted)
+    for one, other in zip(found, wanted, strict=True):
+        for a, b in zip(tensors(one), tensors(other), strict=True):
+            assert torch.equal(a, b)
+
+
+def tensors(batch):
+    sparse = batch.sparse.values_N, batch.sparse.lengths_FB
+    return batch.dense_BF, batch.labels_BK, batch.weights_B, batch.keys_B, batch.times_B, *sparse
+
+
+@settings(max_examples=25)
+@given(count=st.integers(1, 80), stop=st.integers(0, 12), shuffle=st.booleans(), ahead=st.integers(0, 2))
+def test_resumed_in_a_share(count, stop, shuffle, ahead):
+    frame, share = make(count), Share(begin=0.3)
+    wanted = keys(batches(frame, share, shuffle=shuffle))
+    first, found = batches(frame, share, shuffle=shuffle, ahead=ahead), []
+    for batch in itertools.islice(iter(first), stop):
+        found += batch.keys_B.tolist()
+    batching = Batching(size=8, shuffle=shuffle, share=share)
+    reader = FrameReader(frame, split_rows=10)
+    second = Batcher(reader, COLUMNS, TABLES, batching, first.state())
+    if first.state().epoch == 0:
+        found += keys(second)
+    assert found == wanted
+
+
+def test_its_size_is_what_was_asked_for():
+    chosen = np.array(Share(begin=0.2, end=0.3).among(None, 100_000, 0))
+    assert len(chosen) == pytest.approx(10_000, rel=0.05)
+    assert not np.array_equal(chosen, Share(begin=0.2, end=0.3).among(None, 100_000, 1))  # other rows in each split
+    assert np.array_equal(np.diff(chosen) > 0, np.ones(len(chosen) - 1, bool))
+
+
+def test_the_rows_are_these_for_ever():
+    """Who was in the test set stays there."""
+    assert Share(end=0.2).among(None, 40, 3).tolist() == FIRST
+
+
+FIRST = [2, 3, 4, 6, 12, 14, 20, 38]
+
+
+def test_all_is_no_work():
+    order = np.arange(5)
+    assert Share().among(order, 5, 0) is order
+    assert Share().among(None, 5, 0) is None
+
+
+@pytest.mark.parametrize(("begin", "end"), [(0.5, 0.5), (0.6, 0.5), (-0.1, 0.5), (0.5, 1.1), (float("nan"), 1.0)])
+def test_shares_that_cannot_be(begin, end):
+    with pytest.raises(SpecError, match=r"a share of rows from .* to .*: want 0 <= begin < end <= 1"):
+        Share(begin=begin, end=end)
+
+
+@given(
+    lengths=st.lists(st.integers(0, 4), max_size=20),
+    data=st.data(),
+    single=st.booleans(),
+)
+def test_bags_in_another_order_some_left_out(lengths, data, single):
+    bags = [[10 * r + k for k in range(1 if single else n)] for r, n in enumerate(lengths)]
+    order = data.draw(st.lists(st.integers(0, max(0, len(bags) - 1)), unique=True, max_size=len(bags)))
+    values = np.array([i for bag in bags for i in bag], np.int64)
+    offsets = None if single else np.concatenate([[0], np.cumsum([len(bag) for bag in bags], dtype=np.int64)])
+    made = Bags(values_N=values, offsets_R1=offsets)
+    assert made.reordered(None) is made
+    moved = made.reordered(np.array(order, np.int64))
+    ends = np.arange(len(order) + 1) if moved.offsets_R1 is None else moved.offsets_R1
+    assert [moved.values_N[a:b].tolist() for a, b in itertools.pairwise(ends)] == [bags[r] for r in order]
+
+
+def test_encoding_some_rows_only():
+    frame = make(20)
+    split = Split(source="rows", start=0, stop=20, first_row=0)
+    rows_of = {table.name: table.rows for table in TABLES}
+    order = np.array([19, 3, 8])
+    some = encode(frame, COLUMNS, rows_of, split, order)
+    assert some.rows == 3
+    assert some.keys_R.tolist() == some.times_R.tolist() == [19, 3, 8]
+    assert some.dense_RF[:, 0].tolist() == [9.5, 1.5, 4.0]
+    assert some.labels_RK[:, 0].tolist() == [1, 1, 0]
+    assert some.weights_R.tolist() == [20, 4, 9]
+    assert np.diff(some.bags[1].offsets_R1).tolist() == [3, 3, 0]
+    none = encode(frame, COLUMNS, rows_of, split, np.array([], np.int64))
+    assert none.rows == 0
+    assert none.dense_RF.shape == (0, 1)
+    assert none.bags[1].offsets_R1.tolist() == [0]
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_errors_name_the_rows_of_the_file(shuffle):
+    """Whatever was left out before them, and in whatever order they were asked for."""
+    share = Share(begin=0.5)
+    chosen = keys(batches(make(40), share))
+    row = next(r for r in chosen if r >= 20)
+    assert row != chosen.index(row)
+    for column, value, want in (
+        ("label", 3, r"'label': 3: want a label of 0 or 1"),
+        ("id", 1000, r"'id': id 1000: want 0 to 99, the rows of table 'id'; ids='hash' takes any"),
+        ("bag", [1, 1000], r"'bag': id 1000: want 0 to 99, the rows of table 'bag'"),
+    ):
+        frame = make(40)
+        at = frame.schema.get_field_index(column)
+        values = frame[column].to_pylist()
+        values[row] = value
+        broken = frame.set_column(at, column, pa.array(values, frame.schema.field(at).type))
+        with pytest.raises(DataError, match=f"frame: row {row}, column {want}"):
+            keys(batches(broken, share, shuffle=shuffle))
+
+
+def test_a_position_in_another_share():
+    position = batches(make(40), Share(end=0.5)).state()
+    batching = Batching(size=8, shuffle=False, share=Share(begin=0.5))
+    with pytest.raises(StateError, match="the position is of other files or splits"):
+        Batcher(FrameReader(make(40), split_rows=10), COLUMNS, TABLES, batching, position)

@@ -1,0 +1,196 @@
+"""What is written down along the way is what anybody would compute from the same batches."""
+
+import csv
+import json
+import math
+import warnings
+from collections import deque
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from runs import World, fast, lines
+
+from rowwise import Batch, Embeddings, Jagged, Pooling, SpecError, Table
+from rowwise.train.breakdown import PHASES
+from rowwise.train.metrics import Metrics
+from rowwise.train.recorder import memory_bytes, peak_memory_bytes
+from rowwise.train.run_folder import HEADERS
+from rowwise.train.settings import Log
+from rowwise.train.step import step
+from rowwise.train.traffic import Traffic
+
+
+def read(path) -> list[dict[str, str]]:
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize(("every", "window", "accumulate"), [(1, 1, 1), (2, 3, 1), (3, 2, 2), (100, 5, 1)])
+def test_train_and_lifetime_are_those_of_the_batches(tmp_path, monkeypatch, every, window, accumulate):
+    how = fast(train={"epochs": 2, "accumulate": accumulate}, log=Log(every=every, window=window))
+    world = World(how, tmp_path, valid=False)
+    newest, everything, expected = deque(maxlen=window), [], []
+
+    def counted(work, batches, number):
+        stepped = step(work, batches, number)
+        for outcome, batch in zip(stepped.outcomes, batches, strict=True):
+            given_ = outcome.logits_BK.detach().clone(), batch.labels_BK, batch.weights_B
+            newest.append(given_)
+            everything.append(given_)
+        for split, samples in (("train", newest), ("lifetime", everything)):
+            metrics = Metrics(("click", "buy"), window=1)
+            metrics.update(*(torch.cat(parts) for parts in zip(*samples, strict=True)))
+            for task, found in metrics.value().items():
+                fit = found.fit
+                values = {"loss": fit.log_loss, "ne": fit.ne, "calibration": fit.calibration, "auc": found.area.auc}
+                values |= {"base_rate": fit.base_rate, "count": fit.count, "auc_bound": found.area.bound}
+                expected.extend(((number, split, task, name), value) for name, value in values.items())
+        return stepped
+
+    monkeypatch.setattr("rowwise.train.trainer.step", counted)
+    progress = world.start().run()
+    wanted = {(n, *rest): v for (n, *rest), v in expected if n % every == 0 or n == progress.step}
+    rows = read(tmp_path / "metrics.csv")
+    found = {(int(r["step"]), r["split"], r["task"], r["metric"]): float(r["value"]) for r in rows}
+    assert found == pytest.approx(wanted, rel=1e-9, nan_ok=True)
+
+
+def test_lines_of_steps(tmp_path):
+    progress = World(fast(train={"epochs": 2}, log=Log(every=5)), tmp_path).start().run()
+    rows = read(tmp_path / "steps.csv")
+    assert tuple(rows[0]) == HEADERS["steps.csv"]
+    assert [int(row["step"]) for row in rows] == [5, 10, 12]
+    assert [int(row["samples"]) for row in rows] == [40, 77, 90]
+    spent = [[float(row[f"{phase}_s"]) for phase in PHASES] for row in rows]
+    assert all(part >= 0 for parts in spent for part in parts)
+    for row in rows:
+        assert float(row["rate"]) == 0.001
+        assert float(row["gradient_norm"]) > 0
+        assert 1e6 < int(row["memory_bytes"]) <= 1e12
+    # Between them the lines cover all of the training: no pause is in them, and no moment twice.
+    total = sum(map(sum, spent))
+    assert float(rows[-1]["time_s"]) <= total + 2e-3
+    assert total <= progress.time_s + 0.05
+    assert float(rows[0]["samples_s"]) == pytest.approx(40 / sum(spent[0]), rel=1e-6)
+
+
+def test_a_loss_without_logits(tmp_path):
+    """Two towers have no logit for each label: then the loss alone is written."""
+    world = World(fast(log=Log(every=2, window=2)), tmp_path, valid=False, count=40)
+    trainer = world.start()
+    inner, losses = trainer._work.objective, []
+
+    def objective(batch):
+        outcome = inner(batch)
+        losses.append(outcome.loss.item())
+        return type(outcome)(outcome.loss)
+
+    object.__setattr__(trainer._work, "objective", objective)
+    trainer.run()
+    rows = [(int(r["step"]), r["split"], r["task"], r["metric"]) for r in lines(tmp_path / "metrics.csv")]
+    assert rows == [(n, split, "click", "loss") for n in (2, 4, 5) for split in ("train", "lifetime")]
+    values = [float(r["value"]) for r in lines(tmp_path / "metrics.csv")]
+    means = [(sum(losses[max(0, n - 2) : n]) / min(n, 2), sum(losses[:n]) / n) for n in (2, 4, 5)]
+    assert values == pytest.approx([m for pair in means for m in pair])
+
+
+@st.composite
+def traffic(draw):
+    features = draw(st.lists(st.sampled_from("abcd"), min_size=1, max_size=4, unique=True))
+    batch = draw(st.integers(1, 12))
+    bag = st.lists(st.integers(0, 9), max_size=4)
+    return {f: draw(st.lists(bag, min_size=batch, max_size=batch)) for f in features}
+
+
+@settings(max_examples=25)
+@given(st.lists(traffic(), min_size=1, max_size=3))
+def test_traffic_is_counted_as_by_hand(drawn):
+    features = sorted(set.intersection(*(set(bags) for bags in drawn)))
+    if not features:
+        return
+    first = Table(name="first", rows=10, dim=4, features=(features[0],), pooling=Pooling.SEQUENCE, row_type="int8")
+    rest = [Table(name="rest", rows=10, dim=3, features=tuple(features[1:]))] if features[1:] else []
+    tables = Embeddings([first, *rest])
+    counted = Traffic()
+    for bags in drawn:
+        sparse, size = Jagged.from_lists(bags), len(next(iter(bags.values())))
+        counted.add([tables], Batch(dense_BF=torch.zeros(size, 0), sparse=sparse, labels_BK=torch.zeros(size, 0)))
+    again = Traffic()
+    again.restore(json.loads(json.dumps(counted.state())))
+    assert counted.rows([tables]) == again.rows([tables])
+    for row, table in zip(counted.rows([tables]), tables.tables, strict=True):
+        samples, ids, different, top = 0, 0, 0, 0
+        for bags in drawn:
+            samples += len(next(iter(bags.values())))
+            for feature in table.feature_names:
+                flat = [i for bag in bags[feature] for i in bag]
+                counts = sorted((flat.count(i) for i in set(flat)), reverse=True)
+                ids, different = ids + len(flat), different + len(counts)
+                top += sum(counts[: math.ceil(len(counts) / 100)])
+        assert row["ids_per_sample"] == pytest.approx(ids / samples)
+        assert row["unique_share"] == pytest.approx(different / max(ids, 1))
+        assert row["top_share"] == pytest.approx(top / max(ids, 1))
+        assert row["traffic_bytes"] == pytest.approx(ids / samples * table.row_bytes)
+        assert (row["table"], row["rows"], row["dim"]) == (table.name, 10, table.dim)
+        assert row["bytes"] == tables.table(table.name).nbytes
+        assert row["features"] == " ".join(table.feature_names)
+        assert row["state_bytes"] == sum(x.nbytes for x in tables.optimizer_state()[table.name].values())
+        assert set(row) == set(HEADERS["tables.csv"])
+
+
+def test_tables_are_seen_however_short_the_run(tmp_path):
+    World(fast(train={"steps": 1}), tmp_path).start().run()
+    rows = lines(tmp_path / "tables.csv")
+    assert [row["table"] for row in rows] == ["user", "words"]
+    assert float(rows[0]["ids_per_sample"]) == 1.0
+    assert {row["split"] for row in lines(tmp_path / "metrics.csv")} == {"train", "lifetime", "valid"}
+
+
+def test_tensorboard(tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of packages that tensorboard imports
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        World(fast(log=Log(every=3, tensorboard=True)), tmp_path).start().run()
+        found = EventAccumulator(str(tmp_path / "tb"))
+        found.Reload()
+    names = found.Tags()["scalars"]
+    assert {"click/auc/train", "buy/ne/lifetime", "click/loss/valid", "run/samples_s", "seconds/data"} <= set(names)
+    wanted = {int(r["step"]): float(r["value"]) for r in read(tmp_path / "metrics.csv") if key(r) == "click/loss/train"}
+    assert {e.step: e.value for e in found.Scalars("click/loss/train")} == pytest.approx(wanted, rel=1e-6)
+    assert list(wanted) == [3, 6]
+
+
+def key(row: dict[str, str]) -> str:
+    return f"{row['task']}/{row['metric']}/{row['split']}"
+
+
+def test_tensorboard_that_is_not_there(tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "torch.utils.tensorboard", None)
+    with pytest.raises(SpecError, match=r"log\.tensorboard=true needs a package that is not here: pip install tensor"):
+        World(fast(log=Log(tensorboard=True)), tmp_path).start()
+
+
+@pytest.mark.parametrize(("profile", "name"), [("2:3", "steps-2-3.json"), ("5:99", "steps-5-99.json")])
+def test_a_trace_of_some_steps(tmp_path, profile, name):
+    World(fast(log=Log(profile=profile)), tmp_path).start().run()
+    assert [path.name for path in (tmp_path / "trace").iterdir()] == [name]
+    events = json.loads((tmp_path / "trace" / name).read_text())["traceEvents"]
+    lookups = [event for event in events if event.get("name") == "rowwise::pool"]
+    assert len(lookups) >= 2
+
+
+def test_recording_changes_no_result(tmp_path):
+    plain, logged = World(fast(), tmp_path / "a"), World(fast(log=Log(every=1, window=1)), tmp_path / "b")
+    found = []
+    for world in (plain, logged):
+        trainer = world.start()
+        trainer.run()
+        found.append(trainer.job.model.state_dict())
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
+def test_memory_of_this_process():
+    assert 1e7 < memory_bytes() <= 1.1 * peak_memory_bytes()
