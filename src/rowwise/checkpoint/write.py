@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec import structs
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -39,12 +41,22 @@ def write(folder: Path, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) 
         _sync(part)
         part.rename(folder)
         _sync(folder.parent)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:  # safetensors has its own word for a full disk
         shutil.rmtree(part, ignore_errors=True)
-        raise CheckpointError(
-            f"{folder} was not saved: {error.strerror or error}; former ones are as they were"
-        ) from error
+        why = getattr(error, "strerror", None) or error
+        raise CheckpointError(f"{folder} was not saved: {why}; former ones are as they were") from error
     return manifest
+
+
+def write_data(folder: Path, data: Mapping[str, Any]) -> None:
+    """Replace the data of a checkpoint, in one step; its tensors stay."""
+    part = folder / f"{NAME}{PART}"
+    try:
+        _write_bytes(part, structs.replace(Manifest.read(folder), data=dict(data)).to_json())
+        part.replace(folder / NAME)
+        _sync(folder)
+    except OSError as error:
+        raise CheckpointError(f"{folder} stays as it was: {error.strerror or error}") from error
 
 
 class _Writer:

@@ -13,7 +13,8 @@ import io
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, final
 
@@ -73,17 +74,25 @@ class RunFolder:
         return self.path / "ckpt"
 
     def hold(self) -> None:
-        """Make sure that nobody else writes here, until this process ends."""
+        """Make sure that nobody else writes here, until `release` or the end of this process."""
         self._held = os.open(self.path / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
         try:
             fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            self.release()
             raise DataError(f"{self.path}: another process is working on this run: wait for it, or stop it") from None
+
+    def release(self) -> None:
+        """Others may write here again."""
+        if self._held is not None:
+            os.close(self._held)
+            self._held = None
 
     def write(self, name: str, text: str) -> None:
         """A whole file."""
         part = self.path / f".{name}.part"
-        part.write_text(text)
+        with _naming(part):
+            part.write_text(text)
         part.replace(self.path / name)
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:
@@ -98,7 +107,7 @@ class RunFolder:
         if not path.exists():
             lines.writeheader()
         lines.writerows([{key: _cell(value) for key, value in row.items()} for row in rows])
-        with path.open("a") as file:
+        with _naming(path), path.open("a") as file:
             file.write(text.getvalue())
 
     def replace(self, name: str, rows: Sequence[Mapping[str, Cell]]) -> None:
@@ -119,17 +128,33 @@ class RunFolder:
             kept = [line for line in lines if line.endswith("\n") and int(line.partition(",")[0] or -1) <= step]
             self.write(name, "".join([header, *kept]))
 
+    def drop_test(self, step: int) -> None:
+        """Forget the lines of a test after a step, to write them anew."""
+        path = self.path / "metrics.csv"
+        if path.exists():
+            lines = (line.split(",") for line in path.read_text().splitlines(keepends=True))
+            self.write(path.name, "".join(",".join(x) for x in lines if (x[0], x[3]) != (str(step), "test")))
+
     def warn(self, line: str) -> None:
         """Something that the reader of the report should know; each once."""
         path = self.path / "warnings.txt"
         if line not in (path.read_text().splitlines() if path.exists() else []):
-            with path.open("a") as file:
+            with _naming(path), path.open("a") as file:
                 file.write(f"{line}\n")
 
     def log(self, line: str) -> None:
         """A line of log.txt."""
-        with (self.path / "log.txt").open("a") as file:
+        with _naming(self.path / "log.txt"), (self.path / "log.txt").open("a") as file:
             file.write(f"{line}\n")
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """A disk that is full says so without the name of the file."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, error.filename or str(path)) from None
 
 
 def _cell(value: Cell) -> Cell:

@@ -4,6 +4,7 @@ Apart from the code that does what they say because recipes are read, listed and
 Everything that changes a result is here or in the recipe around it; what only changes what is seen is in `Log`.
 """
 
+import math
 from typing import Literal
 
 from rowwise.errors import SpecError
@@ -69,6 +70,11 @@ class Training(Value, frozen=True):
             raise SpecError(f"train.clip={self.clip}: want a length above 0, or null for no clipping")
         if any(not w >= 0 for w in self.task_weights):
             raise SpecError(f"train.task_weights={self.task_weights}: want numbers that are not negative")
+        for name in self.optimizer.__struct_fields__:
+            number, most = getattr(self.optimizer, name), 1.0 if name.startswith("beta") else math.inf
+            if not 0 <= number < most:
+                want = "want a finite number that is not negative" if most > 1 else "want at least 0 and less than 1"
+                raise SpecError(f"train.optimizer.{name}={number}: {want}")
 
 
 class Evaluation(Value, frozen=True):
