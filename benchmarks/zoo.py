@@ -9,17 +9,16 @@ printed line is one JSON object.
 """
 
 import argparse
-import os
+import json
 import statistics
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
-
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 from report import environment, finish
 from rich.progress import Progress
 
-from rowwise.recipes import Run, load
 from rowwise.recipes.find import names
 
 SEEDS = 3
@@ -31,13 +30,15 @@ FLOORS = {  # recipe: metric, bound, whether it is the least
 
 
 def train(name: str, seed: int, data: Path) -> dict:
-    """One run of a recipe."""
+    """One run of a recipe, as a user runs it."""
     with tempfile.TemporaryDirectory() as folder:
-        run = Run.start(load(name, [f"seed={seed}", f"data.folder={data.absolute()}"]), Path(folder))
-        result = run.go()
-    values = result.test["label"]
-    metrics = {m: values[m] for m in ("auc", "ne", "loss", "recall@10", "recall@50", "ndcg@10") if m in values}
-    return {"recipe": name, "seed": seed, **metrics, "steps": result.steps, "wall_s": result.wall_s}
+        command = [sys.executable, "-m", "rowwise.cli.main", "train", name, "--runs", folder, "--json"]
+        command += ["--set", f"seed={seed}", "--set", f"data.folder={data.absolute()}"]
+        result = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    values = result["test"]["label"]
+    metrics = {m: values[m] for m in ("auc", "ne", "recall@10", "recall@50", "ndcg@10") if m in values}
+    about = {"steps": result["steps"], "wall_s": result["wall_s"], "memory_gb": result["peak_memory_bytes"] / 1e9}
+    return {"recipe": name, "seed": seed, **metrics, **about}
 
 
 def summary(rows: list[dict]) -> list[str]:
@@ -46,7 +47,7 @@ def summary(rows: list[dict]) -> list[str]:
     for name in dict.fromkeys(row["recipe"] for row in rows):
         mine = [row for row in rows if row["recipe"] == name]
         parts = [name.ljust(28)]
-        for metric in (m for m in mine[0] if m not in ("recipe", "seed", "steps", "wall_s")):
+        for metric in (m for m in mine[0] if m not in ("recipe", "seed", "steps", "wall_s", "memory_gb")):
             values = [row[metric] for row in mine]
             parts.append(f"{metric} {statistics.mean(values):.4f} (spread {max(values) - min(values):.4f})")
         parts.append(f"{statistics.mean(row['wall_s'] for row in mine):.0f} s")

@@ -38,3 +38,19 @@ def threads():
     before = torch.get_num_threads()
     yield torch.set_num_threads
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def command(capsys, monkeypatch, tmp_path):
+    """A command in this process: its exit code, and what it printed."""
+    from rowwise.cli.main import app
+
+    monkeypatch.chdir(tmp_path)
+
+    def run(*args):
+        with pytest.raises(SystemExit) as ended:
+            app()(args)
+        out, err = capsys.readouterr()
+        return ended.value.code or 0, out, err
+
+    return run

@@ -217,6 +217,7 @@ def test_check_tables_accepts_distinct_names():
         ([table("a"), table("b"), table("a", "x")], "table 'a' is named twice"),
         ([table("a", "x"), table("b", "y", "x")], "feature 'x' is named twice"),
         ([table("a"), table("b", "a")], "feature 'a' is named twice"),
+        ([table("a"), table("training")], "table name 'training': modules have an attribute of that name"),
     ],
 )
 def test_check_tables_refuses(given_tables, message):

@@ -76,16 +76,22 @@ def test_warnings(columns, message):
     made = card(**columns)
     assert len(made.warnings) == 1
     assert made.warnings[0].startswith(message)
-    assert column(made, next(iter(columns))).role in ("unused", "label")
+    name = next(iter(columns))
+    assert column(made, name).role == {"label": "label", "at_id": "time", "n": "key"}.get(name, "unused")
+    assert column(made, name).note == made.warnings[0]
 
 
 def test_labels():
-    assert inspect(FrameReader(frame().drop_columns(["label"]))).warnings == ("no label: say which column it is",)
+    without = frame(seen=frame()["label"]).drop_columns(["label"])
+    assert inspect(FrameReader(without)).warnings == (
+        "no label: say which column it is with --label; 'seen' hold 0 and 1",
+    )
     assert inspect(FrameReader(frame().rename_columns(["Click", "x", "user_id"]))).label == "Click"
     with pytest.raises(DataError, match="frame: no column 'lable'; did you mean 'label'"):
         inspect(FrameReader(frame()), "lable")
     with pytest.raises(DataError, match="frame: column 'label' holds string: want numbers for a label"):
-        card(label=["a"] * ROWS)
+        inspect(FrameReader(frame(label=["a"] * ROWS)), "label")
+    assert card(label=["a"] * ROWS).label is None  # a label is numbers
     with pytest.raises(DataError, match="logs: there are no rows"):
         inspect(FrameReader(frame().slice(0, 0)), name="logs")
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec import structs
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
@@ -45,6 +46,17 @@ def write(folder: Path, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) 
         why = getattr(error, "strerror", None) or error
         raise CheckpointError(f"{folder} was not saved: {why}; former ones are as they were") from error
     return manifest
+
+
+def write_data(folder: Path, data: Mapping[str, Any]) -> None:
+    """Replace the data of a checkpoint, in one step; its tensors stay."""
+    part = folder / f"{NAME}{PART}"
+    try:
+        _write_bytes(part, structs.replace(Manifest.read(folder), data=dict(data)).to_json())
+        part.replace(folder / NAME)
+        _sync(folder)
+    except OSError as error:
+        raise CheckpointError(f"{folder} stays as it was: {error.strerror or error}") from error
 
 
 class _Writer:

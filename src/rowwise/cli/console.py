@@ -6,7 +6,7 @@ Its own file because it only shows: everything printed here is in the run's fold
 
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from time import monotonic
 from types import FrameType
@@ -18,6 +18,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 if TYPE_CHECKING:
+    from rowwise.recipes.outlook import Outlook
     from rowwise.recipes.runs import Result, Run
     from rowwise.train.trainer import Shown, Trainer
 
@@ -112,19 +113,28 @@ def stopping_well(trainer: "Trainer", console: Console) -> Iterator[list[int]]:
 
 
 def show_beginning(run: "Run", console: Console) -> None:
-    """What is trained, on what, and what it takes."""
-    recipe, parts = run.resolved.recipe, run.resolved.parts
-    splits = {name: len(rows.reader.splits()) for name in ("train", "valid", "test") if (rows := getattr(parts, name))}
-    counts = {"dense": len(run.resolved.columns.dense), "sparse": len(run.resolved.columns.sparse)}
-    columns = f"{counts['dense']} dense and {counts['sparse']} sparse features, labels {', '.join(run.resolved.tasks)}"
-    console.print(f"[bold]{escape(recipe.name)}[/bold]  {escape(str(run.folder.path))}")
-    console.print(f"data    {recipe.data.dataset}: {columns}; splits {_listed(splits)}", markup=False)
-    console.print(f"model   {_model(run)}", markup=False)
-    console.print(f"tables  {_tables(run)}", markup=False)
+    """What is trained, on what, what it takes, and where it begins."""
+    from rowwise.recipes.outlook import outlook
+
+    show_outlook(outlook(run.resolved, run.model), console, str(run.folder.path))
     for line in run.match.lines() if run.match else ():
         console.print(f"warm    {line}", markup=False)
     if run.trainer.progress.step:
         console.print(f"resumed at step {run.trainer.progress.step:,}")
+
+
+def show_outlook(found: "Outlook", console: Console, where: str) -> None:
+    """What is trained, on what, and what it takes."""
+    splits = ", ".join(f"{count} {name}" for name, count in found.splits.items())
+    columns = f"{found.dense} dense and {found.sparse} sparse features, labels {', '.join(found.labels)}"
+    training = f"batches of {found.batch:,}, {found.precision}, {found.threads} threads"
+    states = f"{_size(found.rows_bytes)} of rows and {_size(found.state_bytes)} of their optimizer state"
+    memory = f"{_size(found.rows_bytes + found.state_bytes + found.dense_bytes)} beside batches: {states}"
+    console.print(f"[bold]{escape(found.recipe)}[/bold]  {escape(where)}")
+    console.print(f"data    {found.dataset}: {columns}; splits {splits}", markup=False)
+    console.print(f"model   {found.model}, {found.dense_parameters:,} dense parameters; {training}", markup=False)
+    console.print(f"tables  {found.tables} of {found.rows:,} rows; the largest is {found.largest}", markup=False)
+    console.print(f"memory  {memory}, {_size(found.dense_bytes)} for the dense parameters", markup=False)
 
 
 def show_end(result: "Result", console: Console) -> None:
@@ -156,20 +166,5 @@ def show_end(result: "Result", console: Console) -> None:
     console.print(f"report  {result.run}/report.html", markup=False, soft_wrap=True)
 
 
-def _model(run: "Run") -> str:
-    dense = sum(p.numel() for p in run.model.parameters() if p.requires_grad)
-    kind = type(run.model).__name__
-    train = run.resolved.recipe.train
-    return f"{kind}, {dense:,} dense parameters; batches of {train.batch:,}, {train.precision}, {train.threads} threads"
-
-
-def _tables(run: "Run") -> str:
-    tables = run.resolved.tables
-    rows_bytes = sum(table.rows * table.row_bytes for table in tables)
-    largest = max(tables, key=lambda table: table.rows * table.row_bytes)
-    rows = sum(table.rows for table in tables)
-    return f"{len(tables)} of {rows:,} rows, {rows_bytes / 1e6:,.1f} MB; the largest is {largest.name}"
-
-
-def _listed(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{count} {name}" for name, count in counts.items())
+def _size(size_bytes: int) -> str:
+    return f"{size_bytes / 1e9:,.1f} GB" if size_bytes >= 1e9 else f"{size_bytes / 1e6:,.1f} MB"

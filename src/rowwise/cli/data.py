@@ -13,11 +13,13 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from rowwise.cli.progress import splits_bar
+from rowwise.errors import DataError, SpecError
 
 WIDTH = 120
 
 if TYPE_CHECKING:
     from rowwise.ingest.inspect import Card, ColumnCard
+    from rowwise.ingest.reader import Reader
 
 
 def get(
@@ -44,25 +46,69 @@ def inspect(
     label: Annotated[
         str | None, typer.Option(help="The column to predict, if it is not called label or click.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+    recipe: Annotated[
+        Path | None, typer.Option(help="Where to write a recipe to begin with; without it, <name of PATH>.yaml here.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object instead, and write no recipe.")
+    ] = False,
 ) -> None:
-    """Show what is in the columns of a dataset, and what looks wrong.
+    """Show what is in the columns of a dataset, and what looks wrong; and write a recipe that trains on it.
 
     Reads all rows, in bounded memory. Columns with more than 65,536 different values are estimated, and it says so.
 
     Example: rowwise data inspect logs/ --label clicked
+
+    Example: rowwise data inspect clicks.parquet --recipe first.yaml
     """
     from rowwise.ingest.datasets.files import open_files
     from rowwise.ingest.inspect import inspect as look
 
+    if recipe is not None:
+        _refuse_place(recipe, as_json=as_json)
+    reader = open_files(path)
     with splits_bar(Console(stderr=True), "reading") as tell:
-        card = look(open_files(path), label, name=path, tell=tell)
+        card = look(reader, label, name=path, tell=tell)
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(card)).decode())
     else:
         console = Console(highlight=False)
         # A file or a pipe has no width of its own.
         _show(card, console if console.is_terminal else Console(highlight=False, width=WIDTH))
+        _write_recipe(card, reader, recipe)
+
+
+def _refuse_place(recipe: Path, *, as_json: bool) -> None:
+    """Before all rows are read."""
+    if as_json:
+        raise SpecError("--json writes no recipe: leave out --recipe")
+    if recipe.exists():
+        raise SpecError(f"{recipe} is there already: give another name")
+    if recipe.suffix not in (".yaml", ".yml"):
+        raise SpecError(f"--recipe {recipe}: want a name that ends in .yaml")
+
+
+def _write_recipe(card: "Card", reader: "Reader", wanted: Path | None) -> None:
+    """A recipe to begin with, where there is none of its name."""
+    from rowwise.ingest.delimited import CsvReader
+    from rowwise.recipes.starter import name_for, starter
+
+    place = wanted or Path(f"{name_for(card.source)}.yaml")
+    kind = "csv" if isinstance(reader, CsvReader) else "parquet"
+    try:
+        text = starter(card, f"{kind}:{card.source}", str(place))
+    except DataError as error:
+        if wanted is not None:
+            raise
+        print(f"\nno recipe: {error}")
+        return
+    try:
+        with place.open("x") as file:
+            file.write(text)
+    except FileExistsError:
+        print(f"\n{place} is there already and stays as it is; --recipe FILE writes one of another name")
+    else:
+        print(f"\n{place} is a recipe to begin with; train it: rowwise train {place}")
 
 
 def _show(card: "Card", console: Console) -> None:

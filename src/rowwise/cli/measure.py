@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 from rich.table import Table
 
-from rowwise.cli.console import console_for
+from rowwise.cli.console import WIDTH, console_for
 from rowwise.cli.progress import splits_bar
 
 if TYPE_CHECKING:
@@ -84,7 +85,8 @@ def report(
 
 
 def _show(scores: "Scores") -> None:
-    console = console_for(quiet=False)
+    found = Console(highlight=False)
+    console = found if found.is_terminal else Console(highlight=False, width=WIDTH)
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     names = list(dict.fromkeys(name for values in scores.tasks.values() for name in values))
     for name in ("", *names):

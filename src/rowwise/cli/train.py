@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from rowwise.cli.console import Line, console_for, show_beginning, show_end, stopping_well
+from rowwise.cli.console import Line, console_for, show_beginning, show_end, show_outlook, stopping_well
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from rowwise.recipes.recipe import Recipe
     from rowwise.recipes.runs import Run
 
 Set = Annotated[
@@ -22,7 +23,7 @@ Profile = Annotated[
 ]
 
 
-def train(
+def train(  # noqa: PLR0913 - one for each option
     recipe: Annotated[str, typer.Argument(help="A recipe by name (see rowwise ls), or a YAML file.")],
     changes: Set = None,
     runs: Annotated[Path, typer.Option(help="Where runs are kept.")] = Path("runs"),
@@ -30,6 +31,9 @@ def train(
         Path | None, typer.Option(help="A run or a checkpoint: take over the weights that match by name.")
     ] = None,
     profile: Profile = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check everything and say what would be trained; write nothing.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Train a model by a recipe, test it, and write a report.
@@ -41,14 +45,20 @@ def train(
     Example: rowwise train my.yaml --set train.epochs=2 --set train.optimizer.lr=1e-3
 
     Example: rowwise train my.yaml --init-from runs/my/7
+
+    Example: rowwise train my.yaml --dry-run
     """
     from rowwise.recipes.find import load
-    from rowwise.recipes.runs import Run
 
     given = [*(changes or []), *([f"init_from={_quoted(init_from)}"] if init_from else [])]
     given += [f"log.profile={_quoted(profile)}"] if profile else []
     loaded = load(recipe, given)
     console = console_for(quiet=as_json)
+    if dry_run:
+        _look_ahead(loaded, console, as_json=as_json)
+        return
+    from rowwise.recipes.runs import Run
+
     line = Line(console)
     with console.status("reading the data"):
         run = Run.start(loaded, runs, line)
@@ -74,6 +84,16 @@ def resume(
     with console.status("reading the checkpoint"):
         resumed = Run.resume(run, changes or (), which=which, tell=line)
     _go(resumed, line, console, as_json=as_json)
+
+
+def _look_ahead(recipe: "Recipe", console: "Console", *, as_json: bool) -> None:
+    from rowwise.recipes.outlook import look_ahead
+
+    with console.status("reading the data"):
+        found = look_ahead(recipe)
+    show_outlook(found, console, "dry run: nothing is trained, nothing is written")
+    if as_json:
+        print(msgspec.json.format(msgspec.json.encode(found)).decode())
 
 
 def _go(run: "Run", line: Line, console: "Console", *, as_json: bool) -> None:

@@ -9,6 +9,7 @@ from typing import Literal
 
 import numpy as np
 import pyarrow as pa
+from msgspec import structs
 from pyarrow import types
 
 from rowwise.errors import DataError
@@ -16,7 +17,7 @@ from rowwise.ingest.columns import Columns, Dense, Sparse, is_list, is_text
 from rowwise.ingest.encode import floats, whole
 from rowwise.ingest.reader import Reader, check_columns
 from rowwise.ingest.survey import Survey
-from rowwise.spec import Table, Value
+from rowwise.spec import TAKEN, Table, Value
 
 LABELS = ("label", "click", "clicked", "is_click", "target", "y", "conversion", "converted")
 ID_NAME = re.compile(r"(^|_)(id|ids|key|code|hash)($|_)", re.IGNORECASE)
@@ -29,7 +30,8 @@ LEAK_AUC = 0.99
 LEAK_ERROR = 0.02
 LARGEST_TABLE = 100_000_000
 SPARE_ROWS = 1.25
-Role = Literal["label", "dense", "sparse", "time", "unused"]
+LARGEST = 3.4e38  # in 32 bits
+Role = Literal["label", "dense", "sparse", "time", "key", "unused"]
 
 
 class ColumnCard(Value, frozen=True):
@@ -49,6 +51,7 @@ class ColumnCard(Value, frozen=True):
     longest: int | None = None
     table_rows: int | None = None  # suggested
     table_dim: int | None = None
+    note: str | None = None  # what looks wrong
 
 
 class Card(Value, frozen=True):
@@ -64,19 +67,34 @@ class Card(Value, frozen=True):
     def suggest(self, dim: int) -> tuple[Columns, tuple[Table, ...]]:
         """Columns and tables to begin with, all tables of one width as DLRM wants them."""
         if self.label is None:
-            raise DataError(f"{self.source}: no column is called {', '.join(LABELS)}: say which one is the label")
+            likely = f" ({', '.join(self.likely_labels)} hold 0 and 1)" if self.likely_labels else ""
+            want = f"say which one is the label{likely}"
+            raise DataError(f"{self.source}: no column of numbers is called {', '.join(LABELS)}: {want}")
         sparse = [c for c in self.columns if c.role == "sparse"]
         if not sparse:
             raise DataError(f"{self.source}: no column of ids to use: look at it with rowwise data inspect")
-        # A table's name is also that of a parameter and of files.
-        names = {c.name: re.sub(r"[./\\\0]", "_", c.name) for c in sparse}
+        names = _table_names([c.name for c in sparse])
         columns = Columns(
             labels=(self.label,),
             dense=tuple(Dense(column=c.name, log1p=_is_skewed(c)) for c in self.columns if c.role == "dense"),
-            sparse=tuple(Sparse(column=c.name, table=names[c.name]) for c in sparse),
+            sparse=tuple(Sparse(column=c.name, table=_unless(names[c.name], c.name)) for c in sparse),
+            key=self._first("key"),
+            time=self._first("time"),
         )
-        tables = (Table(name=names[c.name], rows=c.table_rows or 1, dim=dim, features=(c.name,)) for c in sparse)
+        tables = [
+            Table(name=name, rows=c.table_rows or 1, dim=dim, features=() if name == c.name else (c.name,))
+            for c, name in zip(sparse, names.values(), strict=True)
+        ]
         return columns, tuple(tables)
+
+    @property
+    def likely_labels(self) -> tuple[str, ...]:
+        """Columns of numbers that hold nothing but 0 and 1."""
+        return tuple(c.name for c in self.columns if c.distinct == 2 and (c.least, c.most) == (0, 1) and not c.nulls)
+
+    def _first(self, role: Role) -> str | None:
+        """The first such column that is never missing."""
+        return next((c.name for c in self.columns if c.role == role and not c.nulls), None)
 
 
 def inspect(
@@ -102,7 +120,7 @@ def inspect(
     source = found[0].source
     names = reader.schema.names
     check_columns([label] if label else names, reader.schema, source)
-    label = label or next((column for column in names if column.lower() in LABELS), None)
+    label = label or next((name for name in names if name.lower() in LABELS and _counts(reader.schema, name)), None)
     surveys = {column: Survey(reader.schema.field(column).type) for column in names}
     positives = 0
     for index, split in enumerate(found):
@@ -119,28 +137,34 @@ def inspect(
 def _positive(table: pa.Table, label: str | None, source: str) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     if label is None:
         return np.zeros(table.num_rows, np.bool_)
-    kind = table.schema.field(label).type
-    if not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_decimal(kind)):
-        raise DataError(f"{source}: column {label!r} holds {kind}: want numbers for a label")
+    if not _counts(table.schema, label):
+        kind = table.schema.field(label).type
+        raise DataError(f"{source}: column {label!r} holds {kind}: want numbers for a label, 0 and 1")
     return floats(whole(table[label])) > 0
+
+
+def _counts(schema: pa.Schema, name: str) -> bool:
+    """Whether a column can be a label."""
+    kind = schema.field(name).type
+    return any(test(kind) for test in (types.is_integer, types.is_floating, types.is_boolean, types.is_decimal))
 
 
 def _card(source: str, label: str | None, surveys: dict[str, Survey], positives: int) -> Card:
     columns: list[ColumnCard] = []
-    warnings: list[str] = [] if label else ["no label: say which column it is"]
     for name, survey in surveys.items():
-        found = _label_warnings(name, survey) if name == label else _warnings(name, survey, label is not None)
-        role: Role = "label" if name == label else "unused" if found else _role(name, survey)
-        columns.append(_column(name, survey, role))
-        warnings += found
+        role, note = _label(name, survey) if name == label else _judged(name, survey, label is not None)
+        columns.append(_column(name, survey, role, note))
     rows = next(iter(surveys.values())).rows
     rate = positives / rows if label and rows else None
-    return Card(
-        source=source, rows=rows, label=label, label_rate=rate, columns=tuple(columns), warnings=tuple(warnings)
-    )
+    notes = tuple(column.note for column in columns if column.note)
+    card = Card(source=source, rows=rows, label=label, label_rate=rate, columns=tuple(columns), warnings=notes)
+    if label is not None:
+        return card
+    likely = f"; {', '.join(map(repr, card.likely_labels))} hold 0 and 1" if card.likely_labels else ""
+    return structs.replace(card, warnings=(f"no label: say which column it is with --label{likely}", *notes))
 
 
-def _column(name: str, survey: Survey, role: Role) -> ColumnCard:
+def _column(name: str, survey: Survey, role: Role, note: str | None) -> ColumnCard:
     sketch, listed, ranged = survey.sketch, is_list(survey.kind), survey.least <= survey.most
     table_rows = min(max(int(sketch.distinct * SPARE_ROWS), 16), LARGEST_TABLE) if role == "sparse" else None
     return ColumnCard(
@@ -158,6 +182,7 @@ def _column(name: str, survey: Survey, role: Role) -> ColumnCard:
         longest=survey.longest if listed else None,
         table_rows=table_rows,
         table_dim=_dim(sketch.distinct) if role == "sparse" else None,
+        note=note,
     )
 
 
@@ -165,7 +190,9 @@ def _role(name: str, survey: Survey) -> Role:
     """What to make of a column that nothing is wrong with."""
     listed = is_list(survey.kind)
     kind = survey.kind.value_type if listed else survey.kind
-    if is_text(kind) or types.is_dictionary(kind):
+    if types.is_dictionary(kind):
+        return "sparse" if is_text(kind.value_type) or types.is_integer(kind.value_type) else "unused"
+    if is_text(kind):
         return "sparse"
     if types.is_integer(kind):
         category = survey.least >= 0 and survey.sketch.distinct <= FEW
@@ -178,6 +205,21 @@ def _role(name: str, survey: Survey) -> Role:
     return "dense" if types.is_floating(kind) or types.is_boolean(kind) or types.is_decimal(kind) else "unused"
 
 
+def _table_names(columns: list[str]) -> dict[str, str]:
+    """A table for each column; its name is also that of a parameter and of files."""
+    names: dict[str, str] = {}
+    for column in columns:
+        name = re.sub(r"[./\\\0]", "_", column) or "_"
+        while name in names.values() or name in TAKEN or (name != column and name in columns):
+            name += "_"
+        names[column] = name
+    return names
+
+
+def _unless(name: str, same: str) -> str:
+    return "" if name == same else name
+
+
 def _dim(distinct: int) -> int:
     """The usual 6 * distinct ** 0.25, in steps of 8."""
     return min(max(8, round(6 * distinct**0.25 / 8) * 8), 128)
@@ -188,29 +230,34 @@ def _is_skewed(column: ColumnCard) -> bool:
     return column.least is not None and column.most is not None and column.least >= 0 and column.most > FEW
 
 
-def _warnings(name: str, survey: Survey, labelled: bool) -> list[str]:
-    """Why a column is better not used, if there is a reason."""
+def _judged(name: str, survey: Survey, labelled: bool) -> tuple[Role, str | None]:
+    """What to make of a column that is not the label; and why it is better not a feature, if there is a reason."""
     distinct = survey.sketch.distinct
     if distinct <= 1 and not is_list(survey.kind):
-        return [f"{name!r} is constant{' or missing' if survey.nulls else ''}"]
+        return "unused", f"{name!r} is constant{' or missing' if survey.nulls else ''}"
     leak = _leak(survey) if labelled else None
     if leak:
-        return [f"{name!r} nearly tells the label: {leak}"]
+        return "unused", f"{name!r} nearly tells the label: {leak}"
     if types.is_integer(survey.kind) and distinct >= MANY_TIMES and _are_times(survey.least, survey.most):
-        return [f"{name!r} looks like times since 1970, which are never seen again: no ids"]
+        return "time", f"{name!r} looks like times since 1970, which are never seen again: no ids"
     if _is_key(survey):
-        return [f"{name!r} is different in nearly every row: it names the row"]
-    return []
+        return "key", f"{name!r} is different in nearly every row: it names the row"
+    role = _role(name, survey)
+    if role == "dense" and max(abs(survey.least), abs(survey.most)) > LARGEST and survey.least <= survey.most:
+        return "unused", f"{name!r} holds numbers that are infinite in 32 bits"
+    return role, None
 
 
-def _label_warnings(name: str, survey: Survey) -> list[str]:
-    warnings: list[str] = []
-    if survey.nulls:
-        warnings.append(f"the label {name!r} is missing in {survey.nulls} rows")
+def _label(name: str, survey: Survey) -> tuple[Role, str | None]:
     distinct, ranged = survey.sketch.distinct, survey.least <= survey.most
+    wrong: list[str] = []
+    if survey.nulls:
+        wrong.append(f"is missing in {survey.nulls} rows")
     if distinct > 2 or (ranged and (survey.least not in (0.0, 1.0) or survey.most not in (0.0, 1.0))):
-        warnings.append(f"the label {name!r} is not 0 or 1: {distinct} values from {survey.least} to {survey.most}")
-    return warnings
+        wrong.append(f"is not 0 or 1: {distinct} values from {survey.least} to {survey.most}")
+    elif distinct < 2:
+        wrong.append("is the same in all rows")
+    return "label", f"the label {name!r} {' and '.join(wrong)}" if wrong else None
 
 
 def _leak(survey: Survey) -> str | None:

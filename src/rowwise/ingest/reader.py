@@ -56,7 +56,7 @@ def check_columns(names: Sequence[str], schema: pa.Schema, source: str) -> None:
     for name in names:
         if name not in schema.names:
             near = difflib.get_close_matches(name, schema.names, n=1, cutoff=0.5)
-            guess = f"; did you mean {near[0]!r}?" if near else ""
+            guess = f"; did you mean {near[0]!r}?" if near else "."
             raise DataError(f"{source}: no column {name!r}{guess} There are {_listed(schema.names)}")
         if schema.names.count(name) > 1:
             raise DataError(f"{source}: column {name!r} is there {schema.names.count(name)} times: want each name once")

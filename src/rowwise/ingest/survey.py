@@ -85,4 +85,7 @@ def _hashed_any(ids: pa.Array) -> NDArray[np.uint64]:
         return mix(int64(ids.cast(pa.timestamp("us"), safe=False)).view(np.uint64))
     if types.is_floating(ids.type) or types.is_boolean(ids.type) or types.is_decimal(ids.type):
         return mix(floats(ids).view(np.uint32).astype(np.uint64))
-    return hashed(ids.cast(pa.large_string()))
+    try:
+        return hashed(ids.cast(pa.large_string()))
+    except pa.ArrowNotImplementedError:  # structs and the like, which no model takes: slow will do
+        return hashed(pa.array([str(value) for value in ids.to_pylist()], pa.large_string()))

@@ -31,7 +31,10 @@ from rowwise.spec import Table
 from rowwise.train.evaluate import ClickEvaluator, Evaluator, Slicing
 from rowwise.train.objective import Clicks, InBatch, Objective
 from rowwise.train.retrieve import RetrievalEvaluator
+from rowwise.train.settings import Evaluation
 from rowwise.train.trainer import Job, Settings
+
+CLICK_METRICS = ("ne", "loss", "auc")  # those that a checkpoint can be chosen by
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +64,7 @@ class Resolved:
 def resolve(recipe: Recipe) -> Resolved:
     """Open the data, and write into the recipe what follows from it."""
     data = absolute(recipe.data)
-    parts = open_parts(data)
+    parts = open_parts(data, recipe.columns, recipe.tables.list)
     columns = recipe.columns or parts.dataset.columns
     tables = recipe.tables.resolve(parts.dataset.tables)
     if not columns.labels:
@@ -74,9 +77,12 @@ def resolve(recipe: Recipe) -> Resolved:
         path, name = split_name(model.module)
         model = Own(module=f"{path.absolute()}:{name}", args=model.args)
     if isinstance(model, TwoTowers):
+        _check_towers(columns, model)
         columns = _in_order(columns, model)
+    _check_device(recipe.train.device)
     train = structs.replace(recipe.train, threads=recipe.train.threads or torch.get_num_threads())
     init_from = recipe.init_from and str(Path(recipe.init_from).absolute())
+    _check_evaluation(recipe.evaluate, columns, model, validates=parts.valid is not None)
     changed = {"data": data, "columns": columns, "tables": Tables(list=tables), "model": model, "train": train}
     return Resolved(recipe=structs.replace(recipe, **changed, init_from=init_from), parts=parts)
 
@@ -89,6 +95,8 @@ def make_model(resolved: Resolved) -> nn.Module:
     if isinstance(model, TwoTowers):
         return _two_tower(resolved, model).to(recipe.train.device)
     embeddings = Embeddings(resolved.tables, seed=recipe.seed)
+    if isinstance(model, Dlrm) and not dense:
+        raise SpecError("model: dlrm wants dense columns, and columns.dense is empty; kind: dcn or deepfm needs none")
     match model:
         case Dlrm(bottom=bottom, top=top):
             made: nn.Module = DLRM(embeddings, dense, (*bottom, resolved.tables[0].dim), (*top, tasks))
@@ -184,6 +192,32 @@ class RetrievalModel(nn.Module):
         return self.towers(batch)
 
 
+def _check_device(name: str) -> None:
+    try:
+        kind = torch.device(name).type
+    except RuntimeError:
+        kind = ""
+    if kind not in ("cpu", "cuda"):
+        raise SpecError(f"train.device={name!r}: want cpu or cuda")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise SpecError(f"train.device={name!r}: torch finds no such device here: want cpu (rowwise doctor says more)")
+
+
+def _check_evaluation(how: Evaluation, columns: Columns, model: object, *, validates: bool) -> None:
+    """What would only be missed at the first evaluation is missed now."""
+    if how.task and how.task not in columns.labels:
+        raise SpecError(f"evaluate.task={how.task!r} is no label; the labels are {', '.join(columns.labels)}")
+    features = [sparse.feature_name for sparse in columns.sparse]
+    missing = [name for name in how.slices if name not in features]
+    if missing:
+        raise SpecError(f"evaluate.slices names {', '.join(missing)}; the features are {', '.join(features)}")
+    measured = CLICK_METRICS
+    if isinstance(model, TwoTowers):
+        measured = (*(f"{name}@{k}" for name in ("recall", "ndcg") for k in model.ks), "mrr")
+    if validates and how.metric not in measured:
+        raise SpecError(f"evaluate.metric={how.metric!r} is not measured here; there are {', '.join(measured)}")
+
+
 def _two_tower(resolved: Resolved, how: TwoTowers) -> RetrievalModel:
     sides: list[Tower] = []
     for features, dense in ((how.user_features, how.user_dense), ((how.item, *how.item_features), how.item_dense)):
@@ -195,6 +229,20 @@ def _two_tower(resolved: Resolved, how: TwoTowers) -> RetrievalModel:
             )
         sides.append(Tower(Embeddings(tables, seed=resolved.recipe.seed), len(dense), how.sizes))
     return RetrievalModel(TwoTower(sides[0], sides[1], how.temperature), ItemFrequency() if how.correct else None)
+
+
+def _check_towers(columns: Columns, how: TwoTowers) -> None:
+    """Each feature that is named is there, and in one tower; there is one label, which says whether they met."""
+    if len(columns.labels) != 1:
+        raise SpecError(f"two_tower: labels {', '.join(columns.labels)}: want one, whether the two belong together")
+    there = [sparse.feature_name for sparse in columns.sparse]
+    item_side = (how.item, *how.item_features)
+    missing = [name for name in (*how.user_features, *item_side) if name not in there]
+    if missing:
+        raise SpecError(f"two_tower: no feature {', '.join(missing)}; there are {', '.join(there)}")
+    both = [name for name in how.user_features if name in item_side]
+    if both:
+        raise SpecError(f"two_tower: feature {', '.join(both)} is in both towers: want it in one")
 
 
 def _in_order(columns: Columns, how: TwoTowers) -> Columns:

@@ -27,7 +27,7 @@ def find(name: str) -> Path:
         return path
     if name not in names():
         near = difflib.get_close_matches(name, names(), n=1)
-        guess = f"; did you mean {near[0]!r}?" if near else ""
+        guess = f"; did you mean {near[0]!r}?" if near else "."
         raise SpecError(f"no recipe {name!r}{guess} There are {', '.join(names())}, and any path that ends in .yaml")
     return LIBRARY / f"{name}.yaml"
 

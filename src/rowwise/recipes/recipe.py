@@ -48,6 +48,9 @@ class Data(Value, frozen=True):
         for name, share in (("valid_share", self.valid_share), ("test_share", self.test_share)):
             if not 0 <= share < 1:
                 raise SpecError(f"data.{name}={share}: want at least 0 and less than 1")
+        for name, rows in (("rows", self.rows), ("test_rows", self.test_rows)):
+            if rows is not None and rows < 1:
+                raise SpecError(f"data.{name}={rows}: want at least 1")
         if self.valid_share + self.test_share >= 1:
             raise SpecError(f"data: valid_share={self.valid_share} and test_share={self.test_share} leave no rows")
 

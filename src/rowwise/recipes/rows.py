@@ -8,15 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rowwise.errors import DataError, SpecError
+from rowwise.ingest.columns import Columns
 from rowwise.ingest.datasets.catalog import load
 from rowwise.ingest.datasets.dataset import Dataset, PartReader
-from rowwise.ingest.datasets.files import from_files, open_files
+from rowwise.ingest.datasets.files import from_files, of_files, open_files
 from rowwise.ingest.datasets.synthetic import synthetic
 from rowwise.ingest.delimited import CsvReader
 from rowwise.ingest.parquet import ParquetReader
 from rowwise.ingest.reader import Reader
 from rowwise.ingest.share import Share
 from rowwise.recipes.recipe import Data
+from rowwise.spec import Table
 
 ALL = Share()
 SYNTHETIC = (1_000_000, 100_000)  # rows to train and to test on
@@ -51,9 +53,9 @@ def absolute(data: Data) -> Data:
     return Data(**(given | {"folder": str(Path(data.folder).absolute())}))
 
 
-def open_parts(data: Data) -> Parts:
-    """Open what a recipe names."""
-    dataset = _dataset(data)
+def open_parts(data: Data, columns: Columns | None = None, tables: tuple[Table, ...] = ()) -> Parts:
+    """Open what a recipe names; `columns` and `tables` are those of the recipe, which spare a look at the rows."""
+    dataset = _dataset(data, columns, tables)
     valid = _files(data.valid) or dataset.valid
     test = _files(data.test) or dataset.test
     # A dataset's own parts stand; only what is missing is taken away from the training rows.
@@ -71,7 +73,7 @@ def open_named(name: str) -> Reader:
     return _files(name) or open_files(name)
 
 
-def _dataset(data: Data) -> Dataset:
+def _dataset(data: Data, columns: Columns | None, tables: tuple[Table, ...]) -> Dataset:
     if data.dataset == "synthetic":
         return synthetic(data.rows or SYNTHETIC[0], data.test_rows or SYNTHETIC[1])
     if data.rows is not None or data.test_rows is not None:
@@ -79,7 +81,12 @@ def _dataset(data: Data) -> Dataset:
             f"data.rows and data.test_rows are for synthetic rows; {data.dataset!r} has its own: use train.steps"
         )
     files = _files(data.dataset)
-    return load(data.dataset, Path(data.folder)) if files is None else from_files(files, data.label)
+    if files is None:
+        return load(data.dataset, Path(data.folder))
+    if columns is not None and tables:
+        return of_files(files, columns, tables)
+    label = columns.labels[0] if columns is not None and columns.labels else None
+    return from_files(files, data.label or label)
 
 
 def _files(name: str | None) -> Reader | None:

@@ -6,6 +6,7 @@ everything that lasts is written here.
 
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -17,16 +18,16 @@ import torch
 from torch import nn
 
 from rowwise import report
-from rowwise.checkpoint.read import Checkpoint
 from rowwise.errors import DataError, RowwiseError, SpecError
 from rowwise.plan import Plan, Tile
 from rowwise.recipes.compose import Resolved, make_evaluator, make_job, make_model, make_settings, resolve
 from rowwise.recipes.machine import Machine, Native
+from rowwise.recipes.outlook import open_start
 from rowwise.recipes.own import split_name
 from rowwise.recipes.predict import predict
 from rowwise.recipes.recipe import Own, Recipe
 from rowwise.recipes.rows import Rows, open_named
-from rowwise.recipes.text import apply_change, decode, parse, write
+from rowwise.recipes.text import RECIPE, apply_change, decode, parse, write
 from rowwise.spec import Table, Value
 from rowwise.train.evaluate import Scores, Values, values_of
 from rowwise.train.metrics import Metrics
@@ -36,8 +37,6 @@ from rowwise.train.run_folder import RunFolder
 from rowwise.train.saved import Saved
 from rowwise.train.snapshot import Match, restore_model, warm_start
 from rowwise.train.trainer import Job, Tell, Trainer
-
-RECIPE = "recipe.yaml"
 
 
 class Result(Value, frozen=True):
@@ -85,9 +84,15 @@ class Run:
         # What can be refused is refused before there is a folder.
         job.batches(None)
         match = _warm(resolved, job.model)
-        run = cls(resolved, RunFolder.create(root, recipe.name), job, tell)
-        run.match = match
-        run._write_beginning()
+        folder = RunFolder.create(root, recipe.name)
+        try:
+            run = cls(resolved, folder, job, tell)
+            run.match = match
+            run._write_beginning()
+        except (RowwiseError, OSError):
+            folder.release()
+            shutil.rmtree(folder.path, ignore_errors=True)  # what has not begun leaves nothing
+            raise
         return run
 
     @classmethod
@@ -96,17 +101,36 @@ class Run:
         folder, resolved = RunFolder.open(path), _resolve_saved(path, changes)
         _use_threads(resolved.recipe)
         run = cls(resolved, folder, make_job(resolved, make_model(resolved)), tell)
+        try:
+            run._go_back(which)
+        except (RowwiseError, OSError):
+            folder.release()
+            raise
         _compare_own(resolved.recipe, folder)
-        saved = Saved(folder.checkpoints)
-        saved.clean()
-        if saved.steps() or which != "last":
-            run.trainer.resume(saved.open(which))
-        else:
-            folder.cut(0)
-            run.match = _warm(resolved, run.model)
         if changes:
             folder.write(RECIPE, write(resolved.recipe, defaults=True))
         return run
+
+    def _go_back(self, which: str) -> None:
+        """To where a checkpoint was; what was saved after it is not what comes after it now, and goes."""
+        saved = Saved(self.folder.checkpoints)
+        saved.clean()
+        if not saved.steps() and which == "last":
+            self.folder.cut(0)
+            self.match = _warm(self.resolved, self.model)
+            return
+        self.trainer.resume(saved.open(which))
+        self._refuse_if_done()
+
+    def _refuse_if_done(self) -> None:
+        """Nothing is left to do for a run that has ended, unless it was killed before its test."""
+        progress, settings = self.trainer.progress, self.trainer.settings
+        if progress.finished and _finished_at(self.folder.path) == progress.step:
+            stopped = settings.evaluate.patience is not None and progress.worse >= settings.evaluate.patience
+            more = "evaluate.patience=null" if stopped else f"train.epochs={settings.train.epochs + 1}"
+            more = f"train.steps={2 * progress.step}" if progress.step == settings.train.steps else more
+            out = f"train on with --set {more}, or measure it: rowwise eval {self.folder.path}"
+            raise DataError(f"{self.folder.path} has finished at step {progress.step}: {out}")
 
     def go(self) -> Result:
         """Train to the end, then test; whatever happens, the folder says so."""
@@ -115,10 +139,13 @@ class Run:
             progress = self.trainer.run()
             test, ceiling = self._test() if progress.finished else ({}, {})
         except (RowwiseError, OSError) as error:
-            self._finish(self._result("failed", message=str(error)))
+            with suppress(OSError):  # the disk may be what failed
+                self._finish(self._result("failed", message=str(error)))
+            self.folder.release()
             raise
         result = self._result("finished" if progress.finished else "stopped", test=test, ceiling=ceiling)
         self._finish(result)
+        self.folder.release()
         return result
 
     def _test(self) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -233,9 +260,7 @@ def _warm(resolved: Resolved, model: nn.Module) -> Match | None:
     """Start from another run or checkpoint, if the recipe says so."""
     if resolved.recipe.init_from is None:
         return None
-    path = Path(resolved.recipe.init_from)
-    checkpoint = Saved(path / "ckpt").open("best") if (path / RECIPE).is_file() else Checkpoint.open(path)
-    return warm_start(checkpoint, model)
+    return warm_start(open_start(Path(resolved.recipe.init_from)), model)
 
 
 def _resolve_saved(path: Path, changes: Sequence[str] = ()) -> Resolved:
@@ -244,6 +269,15 @@ def _resolve_saved(path: Path, changes: Sequence[str] = ()) -> Resolved:
     for change in changes:
         apply_change(sections, change)
     return resolve(decode(sections, str(source)))
+
+
+def _finished_at(path: Path) -> int | None:
+    """The step at which a run's result says that it was done, if it says so."""
+    try:
+        result = msgspec.json.decode((path / "result.json").read_bytes(), type=Result)
+    except (OSError, msgspec.DecodeError):
+        return None
+    return result.steps if result.status == "finished" else None
 
 
 def _use_threads(recipe: Recipe) -> None:

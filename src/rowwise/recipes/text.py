@@ -18,6 +18,7 @@ import yaml
 from rowwise.errors import SpecError
 from rowwise.recipes.recipe import Recipe
 
+RECIPE = "recipe.yaml"  # in the folder of a run
 UNKNOWN = re.compile(r"Object contains unknown field `(?P<field>[^`]*)`(?: - at `(?P<at>[^`]*)`)?")
 SCALARS = {  # as in YAML 1.2: what a plain word means, and by which letters it begins
     "bool": (r"true|false", "tf"),
@@ -42,6 +43,7 @@ class _Loader(yaml.SafeLoader):
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """Each key once."""
+        made = super().construct_mapping(node, deep)
         seen: set[Any] = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node)
@@ -49,7 +51,7 @@ class _Loader(yaml.SafeLoader):
                 where = f"line {key_node.start_mark.line + 1}"
                 raise SpecError(f"{where}: {key!r} is given twice: want each key once")
             seen.add(key)
-        return super().construct_mapping(node, deep)
+        return made
 
 
 class _Line(dict[str, Any]):
@@ -58,6 +60,15 @@ class _Line(dict[str, Any]):
 
 class _Dumper(yaml.SafeDumper):
     """Sections in blocks, what is inside them in lines."""
+
+    # A text is quoted if this reader or one of YAML 1.1 would take it for something else.
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {  # noqa: RUF012
+        first: [
+            *_Loader.yaml_implicit_resolvers.get(first, []),
+            *yaml.SafeDumper.yaml_implicit_resolvers.get(first, []),
+        ]
+        for first in {*_Loader.yaml_implicit_resolvers, *yaml.SafeDumper.yaml_implicit_resolvers}
+    }
 
     def ignore_aliases(self, data: Any) -> bool:
         """What comes twice is written twice."""
@@ -91,8 +102,10 @@ def parse(text: str, source: str) -> dict[str, Any]:
 
 def decode(sections: Mapping[str, Any], source: str) -> Recipe:
     """The recipe; what does not fit is named with its place, and an unknown key with the nearest known."""
+    # A section whose keys are all commented out is as if it were not there.
+    given = {key: value for key, value in sections.items() if value is not None}
     try:
-        return msgspec.convert(sections, Recipe)
+        return msgspec.convert(given, Recipe)
     except msgspec.ValidationError as error:
         raise SpecError(f"{source}: {_explain(error, sections)}") from None
 
@@ -111,9 +124,20 @@ def read(path: Path, changes: Sequence[str] = ()) -> Recipe:
     return decode(sections, str(path))
 
 
-def write(recipe: Recipe, *, defaults: bool = False) -> str:
-    """The recipe as YAML; `defaults`: also what is as it is by default, so that it stays so when defaults change."""
-    plain = _plain(recipe, defaults)
+def write(recipe: Recipe, *, defaults: bool = False, shown: Sequence[str] = ()) -> str:
+    """The recipe as YAML.
+
+    Args:
+        recipe: what to write.
+        defaults: also what is as it is by default, so that it stays so when defaults change.
+        shown: keys such as "train.batch" that are written in any case.
+    """
+    plain, whole = _plain(recipe, defaults), _plain(recipe, True)
+    for section in dict.fromkeys(place.partition(".")[0] for place in shown):
+        kept = plain.get(section, {})
+        plain[section] = {
+            k: kept.get(k, v) for k, v in whole[section].items() if k in kept or f"{section}.{k}" in shown
+        }
     return yaml.dump(plain, Dumper=_Dumper, sort_keys=False, width=110, allow_unicode=True, default_flow_style=False)
 
 
@@ -139,8 +163,25 @@ def apply_change(sections: dict[str, Any], change: str) -> None:
             return
         # A section that is left out, or empty, has its defaults: there is a place for the key.
         if isinstance(at, dict) and at.get(where) is None:
-            at[where] = {}
+            at[where] = _begun(keys[: depth + 1])
         at = at[where]
+
+
+def _begun(keys: Sequence[str]) -> dict[str, Any]:
+    """A section that is left out: of which kind it is by default, if it has one."""
+    kind: Any = Recipe
+    value: Any = None
+    for key in keys:
+        value = None
+        if get_origin(kind) in (dict, tuple):
+            kind = get_args(kind)[1 if get_origin(kind) is dict else 0]
+            continue
+        found = [f for s in _structs(kind, None) for f in msgspec.structs.fields(s) if f.encode_name == key]
+        if not found:  # decoding says that there is no such key
+            return {}
+        kind, value = found[0].type, None if found[0].required else _default(found[0])
+    config = value.__struct_config__ if isinstance(value, msgspec.Struct) else None
+    return {config.tag_field: config.tag} if config and config.tag_field else {}
 
 
 def _value(change: str, text: str) -> Any:
@@ -175,30 +216,54 @@ def _default(field: msgspec.structs.FieldInfo) -> Any:
 def _explain(error: msgspec.ValidationError, sections: Mapping[str, Any]) -> str:
     found = UNKNOWN.match(str(error))
     if found is None:
-        return str(error).replace("`$.", "`")
-    keys = re.findall(r"\[(?:\.\.\.|\d+)\]|[^.\[\]$]+", found["at"] or "")
+        return str(error).replace("`$.", "`").replace(" in `$`", " of the recipe") + _kinds(str(error), sections)
+    keys = _keys(found["at"])
     known = sorted(_fields_at(Recipe, keys, sections))
     near = difflib.get_close_matches(found["field"], known, n=1)
-    guess = f"; did you mean {near[0]!r}?" if near else ""
-    section = f" in {'.'.join(keys)}" if keys else ""
+    guess = f"; did you mean {near[0]!r}?" if near else "."
+    section = f" in {'.'.join(keys).replace('.[', '[')}" if keys else ""
     return f"no key {found['field']!r}{section}{guess} There are {', '.join(known)}"
+
+
+def _keys(at: str | None) -> list[str]:
+    """The steps to a place, as errors of msgspec write it."""
+    return re.findall(r"\[(?:\.\.\.|\d+)\]|[^.\[\]$]+", at or "")
+
+
+def _kinds(message: str, sections: Mapping[str, Any]) -> str:
+    """Which kinds a section may be of, where it names none or a wrong one."""
+    found = re.search(r"(?:missing required field `kind`|Invalid value '[^']*') - at `(?P<at>[^`]*)`", message)
+    keys = _keys(found["at"]) if found else []
+    keys = keys[:-1] if keys[-1:] == ["kind"] else keys
+    kinds = sorted(str(s.__struct_config__.tag) for s in _structs_at(Recipe, keys, sections) if s.__struct_config__.tag)
+    return f"; want kind: {' or '.join(kinds)}" if keys and kinds else ""
 
 
 def _fields_at(kind: Any, keys: Sequence[str], data: Any) -> set[str]:
     """The keys that a place of a recipe may have, for all structs that can stand there."""
-    names: set[str] = set()
+    return {name for struct in _structs_at(kind, keys, data) for name in struct.__struct_encode_fields__}
+
+
+def _structs_at(kind: Any, keys: Sequence[str], data: Any) -> Iterator[type[msgspec.Struct]]:
+    """All structs that can stand at a place."""
+    if not keys:
+        yield from _structs(kind, data)
+        return
+    inner = _inside(data, keys[0])
     for struct in _structs(kind, data):
-        if not keys:
-            names |= set(struct.__struct_encode_fields__)
-            continue
         for field in msgspec.structs.fields(struct):
             if field.encode_name == keys[0]:
-                names |= _fields_at(field.type, keys[1:], data.get(keys[0]) if isinstance(data, Mapping) else None)
+                yield from _structs_at(field.type, keys[1:], inner)
     container = get_origin(kind)
-    if keys and container in (dict, tuple):
-        inner = get_args(kind)[1 if container is dict else 0]
-        names |= _fields_at(inner, keys[1:], data.get(keys[0]) if isinstance(data, Mapping) else None)
-    return names
+    if container in (dict, tuple):
+        yield from _structs_at(get_args(kind)[1 if container is dict else 0], keys[1:], inner)
+
+
+def _inside(data: Any, key: str) -> Any:
+    if isinstance(data, Mapping):
+        return data.get(key)
+    index = key.strip("[]")
+    return data[int(index)] if isinstance(data, list) and index.isdigit() and int(index) < len(data) else None
 
 
 def _structs(kind: Any, data: Any) -> Iterator[type[msgspec.Struct]]:

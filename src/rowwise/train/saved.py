@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rowwise.checkpoint.manifest import NAME
 from rowwise.checkpoint.read import Checkpoint
-from rowwise.checkpoint.write import PART, write
+from rowwise.checkpoint.write import PART, write, write_data
 from rowwise.errors import CheckpointError
 
 FAILED = "failed"  # the state before a step that met a bad number
@@ -58,8 +58,10 @@ class Saved:
         return Checkpoint.open(self.path(int(match[1])))
 
     def add(self, step: int, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> None:
-        """Write one, unless it is there."""
-        if step not in self.steps():
+        """Write one; of one that is there the data, as nothing is learned between two at the same step."""
+        if step in self.steps():
+            write_data(self.path(step), data)
+        else:
             shutil.rmtree(self.path(step), ignore_errors=True)  # what is left of one that was on its way out
             write(self.path(step), tensors, data)
 

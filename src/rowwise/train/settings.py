@@ -92,6 +92,11 @@ class Training(Value, frozen=True):
             raise SpecError(f"train.clip={self.clip}: want a length above 0, or null for no clipping")
         if any(not w >= 0 for w in self.task_weights):
             raise SpecError(f"train.task_weights={self.task_weights}: want numbers that are not negative")
+        for name in self.optimizer.__struct_fields__:
+            number, most = getattr(self.optimizer, name), 1.0 if name.startswith("beta") else math.inf
+            if not 0 <= number < most:
+                want = "want a finite number that is not negative" if most > 1 else "want at least 0 and less than 1"
+                raise SpecError(f"train.optimizer.{name}={number}: {want}")
 
 
 class Evaluation(Value, frozen=True):

@@ -21,7 +21,7 @@ from rowwise.embedding import Embeddings
 from rowwise.errors import GradientError, SpecError
 from rowwise.train.breakdown import Breakdown
 from rowwise.train.objective import Objective, Outcome
-from rowwise.train.optimizers import make_optimizer, set_rate
+from rowwise.train.optimizers import forget_gradients, make_optimizer, set_rate, update
 from rowwise.train.settings import Training
 
 
@@ -70,7 +70,7 @@ def step(work: Machinery, batches: Sequence[Batch], number: int) -> Stepped:
     loss = 0.0
     outcomes: list[Outcome] = []
     if work.optimizer is not None:
-        work.optimizer.zero_grad()
+        forget_gradients(work.optimizer)
     try:
         for batch in batches:
             with work.clock.phase("forward"), autocast(work.settings):
@@ -136,7 +136,7 @@ def _apply(work: Machinery, number: int) -> float:
     if work.optimizer is None:
         return 0.0
     rate = set_rate(work.optimizer, work.settings.optimizer.lr, work.settings.schedule, number)
-    work.optimizer.step()
+    update(work.optimizer)
     return rate
 
 

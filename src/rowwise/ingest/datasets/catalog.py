@@ -59,6 +59,6 @@ def _known(name: str) -> str:
     if name in STORED:
         return name
     near = difflib.get_close_matches(name, STORED, n=1)
-    guess = f"; did you mean {near[0]!r}?" if near else ""
+    guess = f"; did you mean {near[0]!r}?" if near else "."
     there = ", ".join(["synthetic", *STORED, "parquet:PATH", "csv:PATH"])
     raise DataError(f"no dataset {name!r}{guess} There are {there}")

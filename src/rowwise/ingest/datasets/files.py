@@ -2,11 +2,15 @@
 
 from pathlib import Path
 
+from msgspec import structs
+
+from rowwise.ingest.columns import Columns
 from rowwise.ingest.datasets.dataset import Dataset, hold_out
 from rowwise.ingest.delimited import CsvReader
 from rowwise.ingest.inspect import inspect
 from rowwise.ingest.parquet import ParquetReader
 from rowwise.ingest.reader import Reader
+from rowwise.spec import Table
 
 LOOK_AT = 8  # splits
 TEST_PART = 10
@@ -21,7 +25,13 @@ def open_files(path: str | Path) -> Reader:
 
 
 def from_files(reader: Reader, label: str | None = None, dim: int = 16) -> Dataset:
-    """The last tenth of the splits is to test on, as time goes on from the first rows to the last."""
+    """Columns and tables as the first splits suggest them."""
     columns, tables = inspect(reader, label, splits=LOOK_AT).suggest(dim)
+    # What is missing in no row of the first splits may be missing later, and no model needs these.
+    return of_files(reader, structs.replace(columns, key=None, time=None), tables)
+
+
+def of_files(reader: Reader, columns: Columns, tables: tuple[Table, ...]) -> Dataset:
+    """The last tenth of the splits is to test on, as time goes on from the first rows to the last."""
     train, test = hold_out(reader, TEST_PART)
     return Dataset(train=train, test=test, columns=columns, tables=tables)

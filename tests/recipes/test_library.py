@@ -1,0 +1,72 @@
+"""The recipes that ship: each can be read, says what to expect, and can be found and copied."""
+
+import re
+
+import pytest
+from test_cli import rowwise_cli
+
+from rowwise import SpecError
+from rowwise.recipes.find import LIBRARY, copy, find, load, names
+
+
+@pytest.mark.parametrize("name", names())
+def test_what_ships_is_complete(name):
+    recipe = load(name)
+    about = recipe.about
+    assert recipe.name == name
+    assert about.what
+    assert about.run == f"rowwise train {name}"
+    assert about.expect
+    assert about.spread.keys() <= about.expect.keys()
+    assert about.time_s
+    assert about.memory_gb
+    assert about.machine
+
+
+def test_names_are_those_of_the_files():
+    assert names() == sorted(path.stem for path in LIBRARY.iterdir())
+    assert "dlrm-synthetic" in names()
+
+
+def test_find(tmp_path):
+    assert find("dlrm-synthetic") == LIBRARY / "dlrm-synthetic.yaml"
+    with pytest.raises(
+        SpecError, match=r"no recipe 'dlrm-syntetic'; did you mean 'dlrm-synthetic'\? There are .*\.yaml"
+    ):
+        find("dlrm-syntetic")
+    with pytest.raises(SpecError, match=r"no recipe 'zzz'\. There are "):
+        find("zzz")
+    with pytest.raises(SpecError, match=r"zzz\.yaml: there is no such recipe file; rowwise ls lists"):
+        find("zzz.yaml")
+    (tmp_path / "mine").write_text("data: {dataset: synthetic}")  # any file will do
+    assert find(str(tmp_path / "mine")) == tmp_path / "mine"
+    with pytest.raises(SpecError, match="no recipe"):
+        find(str(tmp_path))
+
+
+def test_copies_never_overwrite(tmp_path):
+    place = copy("dlrm-synthetic", tmp_path)
+    assert place == tmp_path / "dlrm-synthetic.yaml"
+    assert place.read_text() == find("dlrm-synthetic").read_text()
+    place.write_text("mine")
+    with pytest.raises(SpecError, match=r"dlrm-synthetic\.yaml is there already: give another name"):
+        copy("dlrm-synthetic", tmp_path)
+    with pytest.raises(SpecError, match="is there already"):
+        copy("dlrm-synthetic", place)
+    assert place.read_text() == "mine"
+    assert copy("dlrm-synthetic", tmp_path / "new" / "b.yaml").is_file()
+    with pytest.raises(SpecError, match=r"want a name that ends in \.yaml"):
+        copy("dlrm-synthetic", tmp_path / "c")
+
+
+def test_the_commands(tmp_path):
+    listed = rowwise_cli("ls")
+    assert (listed.returncode, listed.stderr) == (0, "")
+    for name in names():
+        assert re.search(rf"^{re.escape(name)}  ", listed.stdout, re.MULTILINE)
+        assert load(name).about.what in " ".join(listed.stdout.split())
+    copied = rowwise_cli("cp", "dlrm-synthetic", "mine.yaml", cwd=tmp_path)
+    assert copied.stdout == "mine.yaml is yours; train it: rowwise train mine.yaml\n"
+    again = rowwise_cli("cp", "dlrm-synthetic", "mine.yaml", cwd=tmp_path)
+    assert (again.returncode, again.stdout) == (2, "")
+    assert again.stderr == "rowwise: mine.yaml is there already: give another name\n"

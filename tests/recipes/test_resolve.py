@@ -1,0 +1,261 @@
+"""From a recipe to all that a run needs: what is filled in, what is refused, and that nothing is left to chance."""
+
+import pytest
+from small import recipe, same, saved, sections, trained, write_rows
+
+from rowwise import SpecError
+from rowwise.errors import RowwiseError
+from rowwise.models.mlp import Mlp
+from rowwise.recipes.compose import in_order, make_model, make_objective, resolve
+from rowwise.recipes.outlook import look_ahead, outlook
+from rowwise.recipes.runs import Run
+from rowwise.recipes.text import decode, parse, read, write
+
+OWN = """
+import torch
+from torch import nn
+
+class Mine(nn.Module):
+    def __init__(self, embeddings, dense_features, tasks, width=4):
+        super().__init__()
+        self.embeddings = embeddings
+        self.out = nn.Linear(dense_features + 3 * 8, tasks)
+        self.width = width
+
+    def forward(self, batch):
+        return self.out(torch.cat([batch.dense_BF, self.embeddings(batch.sparse).values()], 1))
+
+class NotOne:
+    pass
+"""
+
+
+def keys(resolved, part):
+    rows = getattr(resolved.parts, part)
+    return set() if rows is None else {k for batch in in_order(resolved, rows) for k in batch.keys_B.tolist()}
+
+
+def resolved(folder, **changes):
+    return resolve(recipe(folder, **changes))
+
+
+def refused(folder, **changes):
+    with pytest.raises(RowwiseError) as caught:
+        look_ahead(recipe(folder, **changes))
+    return str(caught.value)
+
+
+def test_shares_at_random(tmp_path):
+    found = resolved(tmp_path)
+    parts = {name: keys(found, name) for name in ("train", "valid", "test")}
+    assert set.union(*parts.values()) == set(range(2000))
+    assert sum(map(len, parts.values())) == 2000
+    assert len(parts["valid"]) == pytest.approx(400, abs=60)
+    assert len(parts["test"]) == pytest.approx(400, abs=60)
+    # Of every part of the file.
+    assert {key // 500 for key in parts["test"]} == {0, 1, 2, 3}
+
+
+def test_shares_off_the_end(tmp_path):
+    found = resolved(tmp_path, data={"share": "last", "valid_share": 0.25, "test_share": 0.25})
+    assert keys(found, "train") == set(range(1000))
+    assert keys(found, "valid") == set(range(1000, 1500))
+    assert keys(found, "test") == set(range(1500, 2000))
+    message = refused(tmp_path, data={"share": "last", "test_share": 0.1})
+    assert "data.share=last: 4 splits are too few to take 10% for test: use share: random" in message
+
+
+def test_files_for_the_parts(tmp_path):
+    write_rows(tmp_path / "v.parquet", 100, first=5000)
+    write_rows(tmp_path / "t.parquet", 100, first=6000)
+    data = {"valid": f"parquet:{tmp_path / 'v.parquet'}", "test": f"parquet:{tmp_path / 't.parquet'}"}
+    found = resolved(tmp_path, data=data)
+    assert keys(found, "train") == set(range(2000))  # shares are for what is missing only
+    assert keys(found, "valid") == set(range(5000, 5100))
+    assert keys(found, "test") == set(range(6000, 6100))
+    found = resolved(tmp_path, data={"test": data["test"], "valid_share": 0.0})
+    assert keys(found, "valid") == set()
+
+
+def test_columns_and_tables_are_looked_for_where_none_are_given(tmp_path):
+    write_rows(tmp_path / "rows.parquet")
+    plain = {"data": sections(tmp_path)["data"], "name": "small"}
+    found = resolve(decode(plain, "")).recipe
+    assert {s.column for s in found.columns.sparse} == {"user", "item", "seen"}
+    assert {t.name for t in found.tables.list} == {"user", "item", "seen"}
+    assert found.columns.labels == ("label",)
+    changed = plain | {"tables": {"all": {"dim": 4}, "each": {"user": {"rows": 7}}}}
+    assert {t.name: (t.rows, t.dim) for t in resolve(decode(changed, "")).tables} == {
+        "user": (7, 4),
+        "item": (37, 4),
+        "seen": (25, 4),
+    }
+
+
+def test_columns_that_are_given_need_no_look(tmp_path, monkeypatch):
+    """Nor a column that is called label."""
+    write_rows(tmp_path / "rows.parquet", bought=lambda rows: rows["label"])
+    monkeypatch.setattr("rowwise.ingest.datasets.files.inspect", None)
+    found = resolved(tmp_path, columns={"labels": ["bought"]})
+    assert found.tasks == ("bought",)
+
+
+def test_the_label_of_the_columns_is_the_one_to_look_with(tmp_path):
+    write_rows(tmp_path / "rows.parquet", bought=lambda rows: rows["label"], label=["no"] * 2000)
+    found = resolved(tmp_path, columns={"labels": ["bought"]}, tables={"list": []})
+    assert len(found.tables) == 3
+
+
+def test_resolved_again_is_the_same(tmp_path):
+    first = resolved(tmp_path, tables={"all": {"dim": 4}}, model={"bottom": [8]}).recipe
+    text = write(first, defaults=True)
+    again = resolve(decode(parse(text, ""), "")).recipe
+    assert again == first
+    assert write(again, defaults=True) == text
+
+
+def test_paths_are_made_absolute(tmp_path, monkeypatch):
+    write_rows(tmp_path / "rows.parquet")
+    (tmp_path / "own.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    data = {"dataset": "parquet:rows.parquet", "test": "parquet:rows.parquet"}
+    found = resolve(recipe(tmp_path, data=data, model="own.py:Mine")).recipe
+    assert found.data.dataset == found.data.test == f"parquet:{tmp_path}/rows.parquet"
+    assert found.data.folder == f"{tmp_path}/data"
+    assert found.model.module == f"{tmp_path}/own.py:Mine"
+
+
+def test_the_saved_recipe_makes_the_same_run(tmp_path, monkeypatch, threads):
+    threads(1)
+    run, result = trained(tmp_path)
+    monkeypatch.chdir("/")
+    again = Run.start(read(run.folder.path / "recipe.yaml"), tmp_path / "again")
+    assert again.go().test == result.test
+    assert again.folder.path == tmp_path / "again" / "small" / "1"
+    assert same(saved(run.folder.path), saved(again.folder.path))
+    assert (again.folder.path / "recipe.yaml").read_text() == (run.folder.path / "recipe.yaml").read_text()
+
+
+@pytest.mark.parametrize("kind", ["dlrm", "deepfm", "dcn", "wide_deep"])
+@pytest.mark.parametrize("tasks", [1, 2])
+def test_models_and_tasks(tmp_path, kind, tasks):
+    write_rows(tmp_path / "rows.parquet", other=lambda rows: rows["label"])
+    labels = ["label", "other"][:tasks]
+    found = resolved(tmp_path, model={"kind": kind}, columns={"labels": labels})
+    model = make_model(found)
+    batch = next(iter(in_order(found, found.parts.train)))
+    outcome = make_objective(found, model)(batch)
+    assert outcome.logits_BK.shape == (len(batch.labels_BK), tasks)
+    assert outcome.loss.isfinite()
+    # The first weights follow from the seed.
+    assert same(model.state_dict(), make_model(found).state_dict())
+
+
+@pytest.mark.parametrize("kind", ["deepfm", "dcn", "wide_deep"])
+def test_no_dense_columns(tmp_path, kind):
+    write_rows(tmp_path / "rows.parquet")
+    columns = {"dense": []}
+    found = resolved(tmp_path, columns=columns, model={"kind": kind})
+    batch = next(iter(in_order(found, found.parts.train)))
+    assert make_model(found)(batch).isfinite().all()
+    assert "dlrm wants dense columns, and columns.dense is empty" in refused(tmp_path, columns=columns)
+
+
+def test_a_model_of_ones_own(tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    module = f"{tmp_path / 'own.py'}:Mine"
+    run, result = trained(tmp_path, model={"kind": "own", "module": module, "args": {"width": 9}})
+    assert run.model.width == 9
+    assert result.test["label"]["auc"] > 0.5
+    assert (run.folder.path / "code" / "own.py").read_text() == OWN
+    assert resolve(decode({**sections(tmp_path), "model": module}, "")).recipe.model.module == module
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("own.py:Mime", r"own\.py has no torch module 'Mime'; it has Mine"),
+        ("own.py:NotOne", r"own\.py has no torch module 'NotOne'; it has Mine"),
+        ("none.py:Mine", r"none\.py: there is no such file"),
+        ("own.py", r"'own\.py': want path\.py:Class, or a mapping with kind: dlrm"),
+        ("dlrm", r"'dlrm': want path\.py:Class, or a mapping with kind: dlrm"),
+        ("broken.py:Mine", r"broken\.py cannot be imported: "),
+        ("needs.py:Mine", r"needs\.py cannot be imported: No module named 'not_there'"),
+    ],
+)
+def test_a_model_of_ones_own_that_is_wrong(tmp_path, monkeypatch, model, message):
+    (tmp_path / "own.py").write_text(OWN)
+    (tmp_path / "broken.py").write_text("class Mine(:")
+    (tmp_path / "needs.py").write_text("import not_there")
+    monkeypatch.chdir(tmp_path)
+    write_rows(tmp_path / "rows.parquet")
+    with pytest.raises(SpecError, match=message):
+        look_ahead(decode({**sections(tmp_path), "model": model}, ""))
+
+
+def test_a_model_of_ones_own_with_wrong_arguments(tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    write_rows(tmp_path / "rows.parquet")
+    model = {"kind": "own", "module": f"{tmp_path / 'own.py'}:Mine", "args": {"wdith": 3}}
+    with pytest.raises(SpecError, match=r"unexpected keyword argument 'wdith'.*; want a class that takes \(embeddings"):
+        look_ahead(decode({**sections(tmp_path), "model": model}, ""))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"data": {"dataset": "syntetic"}}, "no dataset 'syntetic'"),
+        ({"data": {"dataset": "parquet:none.parquet"}}, "none.parquet: there is no such file or folder"),
+        ({"data": {"dataset": "movielens-100k", "folder": "nowhere"}}, "rowwise data get movielens-100k"),
+        ({"data": {"rows": 5}}, "data.rows and data.test_rows are for synthetic rows"),
+        ({"data": {"dataset": "synthetic", "rows": 0}}, "data.rows=0: want at least 1"),
+        ({"columns": {"labels": []}}, "columns.labels is empty: want at least one column to learn"),
+        ({"columns": {"labels": ["lable"]}}, "rows.parquet: no column 'lable'; did you mean 'label'?"),
+        ({"columns": {"dense": [{"column": "d3"}]}}, "no column 'd3'; did you mean"),
+        ({"columns": {"dense": [{"column": "seen"}]}}, "column 'seen' holds list<element: int64>: want numbers"),
+        ({"columns": {"sparse": [{"column": "d0"}]}}, "column 'd0' wants a table 'd0'; there are: user, item, seen"),
+        ({"columns": {"sparse": [{"column": "user", "table": "item"}]}}, "table 'item' looks up item, and not 'user'"),
+        ({"tables": {"each": {"usr": {"rows": 3}}}}, "tables.each names usr; the tables are user, item, seen"),
+        ({"tables": {"all": {"rows": 0}}}, "want at least one row"),
+        ({"tables": {"each": {"item": {"dim": 4}}}}, "table 'item' has dim 4; want 8"),
+        ({"train": {"task_weights": [1, 2]}}, "train.task_weights has 2 numbers for the labels label"),
+        ({"evaluate": {"metric": "acu"}}, "evaluate.metric='acu' is not measured here; there are ne, loss, auc"),
+        ({"evaluate": {"task": "y"}}, "evaluate.task='y' is no label; the labels are label"),
+        ({"evaluate": {"slices": ["usr"]}}, "evaluate.slices names usr; the features are user, item, seen"),
+        ({"train": {"optimizer": {"kind": "adam", "lr": -1.0}}}, "train.optimizer.lr=-1.0: want a finite number"),
+        ({"train": {"device": "gpu"}}, "train.device='gpu': want cpu or cuda"),
+        ({"model": {"bottom": [0]}}, "want at least"),
+        ({"init_from": "nowhere"}, "nowhere is not a checkpoint"),
+    ],
+    ids=str,
+)
+def test_what_is_refused_before_anything_is_made(tmp_path, changes, message):
+    write_rows(tmp_path / "rows.parquet")
+    assert message in refused(tmp_path, **changes)
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(RowwiseError):
+        Run.start(recipe(tmp_path, **changes), tmp_path / "runs")
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_look_ahead(tmp_path):
+    write_rows(tmp_path / "rows.parquet")
+    # Tables that no machine could hold.
+    made = recipe(tmp_path, tables={"each": {"user": {"rows": 10**11}}}, data={"valid_share": 0})
+    found = look_ahead(made)
+    assert (found.dense, found.sparse, found.labels, found.tables) == (2, 3, ("label",), 3)
+    assert found.splits == {"train": 4, "test": 4}
+    assert found.largest == "user"
+    assert found.rows_bytes == (10**11 + 30 + 20) * 8 * 4
+    assert found.state_bytes == (10**11 + 30 + 20) * 4
+    mlp = sum(p.numel() for sizes in ((2, 8, 8), (8 + 6, 8, 1)) for p in Mlp(sizes).parameters())
+    assert found.dense_parameters == mlp
+    assert found.dense_bytes == mlp * 4 * 4
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["rows.parquet"]
+
+
+def test_a_look_ahead_tells_what_a_run_takes(tmp_path):
+    run = Run.start(recipe(tmp_path), tmp_path / "runs")
+    assert outlook(run.resolved, run.model) == look_ahead(recipe(tmp_path))
+    slots = [slots["sum"] for slots in run.model.embeddings.optimizer_state().values()]
+    assert sum(x.numel() * 4 for x in slots) == look_ahead(recipe(tmp_path)).state_bytes

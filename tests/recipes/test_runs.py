@@ -1,0 +1,321 @@
+"""What can be done with a run: train it to the end, measure it, predict with it, start from it, go on with it."""
+
+import json
+import math
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from pyarrow import parquet as pq
+from small import WORLD, lines, recipe, same, saved, trained, write_rows
+
+from rowwise import CheckpointError, DataError, SpecError
+from rowwise.recipes.compose import in_order
+from rowwise.recipes.runs import Run, evaluate, load_trained, predict_rows
+
+
+def result_of(run):
+    return json.loads((run.folder.path / "result.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    """A run that was trained to its end."""
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("done")
+    write_rows(folder / "rows.parquet", 4000)
+    return trained(folder, train={"epochs": 3})
+
+
+def test_a_run_learns_and_says_so(done):
+    run, result = done
+    assert result.status == "finished"
+    assert result.test["label"]["auc"] > 0.7
+    assert result.best.value < 0.95
+    found = result_of(run)
+    assert found["test"] == result.test
+    assert found["epochs"] == 3
+    assert found["samples"] == sum(1 for _ in range(3)) * found["samples"] // 3
+    names = {path.name for path in run.folder.path.iterdir()}
+    assert names >= {"recipe.yaml", "env.json", "plan.json", "result.json", "metrics.csv", "tables.csv", "log.txt"}
+    assert names >= {"ckpt", "report.html"}
+
+
+def test_evaluated_again_is_what_the_run_said(done):
+    run, result = done
+    assert evaluate(run.folder.path).tasks == result.test
+    rows = str(run.resolved.recipe.data.dataset)
+    assert evaluate(run.folder.path, data=rows).tasks["label"]["count"] == 4000
+    sliced = evaluate(run.folder.path, slices=("user",)).slices
+    assert {row.feature for row in sliced} == {"user"}
+    assert sum(row.values["count"] for row in sliced) == result.test["label"]["count"]
+
+
+def test_predictions_are_those_of_the_model(done, tmp_path):
+    run, _ = done
+    resolved, model = load_trained(run.folder.path)
+    told = []
+    count = predict_rows(run.folder.path, tmp_path / "p.parquet", tell=lambda done, of: told.append((done, of)))
+    found = pq.read_table(tmp_path / "p.parquet")
+    batches = list(in_order(resolved, resolved.parts.test))
+    keys = torch.cat([batch.keys_B for batch in batches])
+    model.eval()
+    with torch.no_grad():
+        logits = torch.cat([model(batch) for batch in batches])[:, 0]
+    assert count == found.num_rows == len(keys)
+    assert found.column_names == ["row", "label_logit", "label_probability"]
+    assert found["row"].to_pylist() == keys.tolist() == sorted(keys.tolist())
+    assert np.allclose(found["label_logit"], logits, atol=1e-6)
+    assert np.allclose(found["label_probability"], logits.sigmoid(), atol=1e-6)
+    assert told[-1] == (8, 8)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["p.parquet"]
+
+
+def test_rows_to_predict_for_need_no_labels(done, tmp_path):
+    run, _ = done
+    table = WORLD.rows(9000, 700).drop_columns(["label", "logit"])
+    pq.write_table(table, tmp_path / "new.parquet", row_group_size=300)
+    rows = predict_rows(run.folder.path, tmp_path / "p.parquet", data=str(tmp_path / "new.parquet"))
+    found = pq.read_table(tmp_path / "p.parquet")
+    assert rows == 700
+    assert found["row"].to_pylist() == list(range(9000, 9700))
+    pq.write_table(table.drop_columns(["row"]), tmp_path / "bare.parquet")
+    predict_rows(run.folder.path, tmp_path / "q.parquet", data=f"parquet:{tmp_path / 'bare.parquet'}")
+    bare = pq.read_table(tmp_path / "q.parquet")
+    assert bare["row"].to_pylist() == list(range(700))  # rows without a key are numbered
+    assert np.allclose(bare["label_logit"], found["label_logit"], atol=1e-6)
+
+
+def test_keys_that_are_text(tmp_path):
+    write_rows(tmp_path / "rows.parquet", name=lambda rows: pa.array([f"n{i}" for i in rows["row"].to_pylist()]))
+    run, _ = trained(tmp_path, columns={"key": "name"}, train={"epochs": 1})
+    predict_rows(run.folder.path, tmp_path / "p.parquet", data=str(tmp_path / "rows.parquet"))
+    assert pq.read_table(tmp_path / "p.parquet")["name"].to_pylist() == [f"n{i}" for i in range(2000)]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.drop_columns(["user"]), "no column 'user'"),
+        (
+            lambda t: t.set_column(t.column_names.index("user"), "user", pa.array(["x"] * len(t))),
+            "column 'user' holds str",
+        ),
+        (
+            lambda t: t.set_column(t.column_names.index("user"), "user", pa.array([50] * len(t))),
+            "row 0, column 'user': id 50",
+        ),
+        (lambda t: t.slice(0, 0), "no rows to predict for"),
+    ],
+)
+def test_rows_that_cannot_be_predicted_for(done, tmp_path, change, message):
+    pq.write_table(change(WORLD.rows(0, 20)), tmp_path / "new.parquet")
+    with pytest.raises(DataError, match=message):
+        predict_rows(done[0].folder.path, tmp_path / "p.parquet", data=str(tmp_path / "new.parquet"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["new.parquet"]
+
+
+def test_a_run_without_test_rows(tmp_path):
+    run, result = trained(tmp_path, data={"test_share": 0.0}, train={"epochs": 1})
+    assert result.test == {}
+    assert "there are no test rows" in (run.folder.path / "warnings.txt").read_text()
+    with pytest.raises(DataError, match="its recipe has no test rows: give some with --data"):
+        evaluate(run.folder.path)
+    with pytest.raises(DataError, match="its recipe has no test rows: give some with --data"):
+        predict_rows(run.folder.path, tmp_path / "p.parquet")
+
+
+def test_several_labels(tmp_path):
+    write_rows(tmp_path / "rows.parquet", bought=lambda rows: pa.array(rows["user"].to_numpy() % 2))
+    run, result = trained(
+        tmp_path,
+        columns={"labels": ["label", "bought"]},
+        train={"task_weights": [1.0, 0.5]},
+        evaluate={"task": "bought", "metric": "auc"},
+    )
+    assert result.test.keys() == {"label", "bought"}
+    assert result.test["bought"]["auc"] > 0.9
+    assert (result.best.task, result.best.metric) == ("bought", "auc")
+    assert evaluate(run.folder.path).tasks == result.test
+    predict_rows(run.folder.path, tmp_path / "p.parquet")
+    names = pq.read_schema(tmp_path / "p.parquet").names
+    assert names == ["row", "label_logit", "label_probability", "bought_logit", "bought_probability"]
+
+
+def test_sample_weights(tmp_path):
+    """Rows of weight 0 teach nothing and count nothing."""
+    odd = lambda rows: rows["row"].to_numpy() % 2 == 1  # noqa: E731
+    write_rows(
+        tmp_path / "rows.parquet",
+        weight=lambda rows: pa.array(np.where(odd(rows), 0.0, 2.0)),
+        label=lambda rows: pa.array(np.where(odd(rows), 1, 0)),
+    )
+    run, result = trained(tmp_path, columns={"weight": "weight"})
+    weighted = result.test["label"]
+    assert weighted["base_rate"] == 0
+    assert weighted["loss"] < 0.1
+    predict_rows(run.folder.path, tmp_path / "p.parquet")
+    assert np.mean(pq.read_table(tmp_path / "p.parquet")["label_probability"]) < 0.1
+
+
+def test_early_stopping_and_the_best_checkpoint(tmp_path):
+    run, result = trained(
+        tmp_path,
+        train={"epochs": 30, "optimizer": {"kind": "adam", "lr": 0.05}},
+        evaluate={"patience": 2},
+        save={"every": 2, "keep": 1},
+    )
+    assert result.status == "finished"
+    assert result.epochs < 30
+    folder = run.folder.path
+    steps = sorted(int(path.name.removeprefix("step-")) for path in (folder / "ckpt").iterdir())
+    assert steps == [result.best.step, result.steps]
+    values = [float(x[-1]) for x in lines(run.folder.path) if x[2] == "valid" and x[4] == "ne"]
+    assert min(values) == values[-3] == result.best.value
+    # What was tested is the best one, not the last.
+    assert evaluate(folder, which="best").tasks == result.test
+    assert evaluate(folder, which="last").tasks != result.test
+
+
+def test_the_best_is_known_if_a_checkpoint_falls_on_the_last_step(tmp_path):
+    run, result = trained(tmp_path, train={"epochs": 4, "optimizer": {"kind": "adam", "lr": 0.2}}, save={"every": 1})
+    folder = run.folder.path
+    assert result.best.step < result.steps
+    assert evaluate(folder).tasks == result.test
+    with pytest.raises(DataError, match=f"has finished at step {result.steps}: train on with --set train.epochs=5"):
+        Run.resume(folder)
+
+
+def test_a_finished_run_goes_on_if_it_is_given_more_to_do(tmp_path):
+    run, result = trained(tmp_path, train={"epochs": 1})
+    folder = run.folder.path
+    before = result_of(run)
+    with pytest.raises(
+        DataError, match=r"has finished at step \d+: train on with --set train\.epochs=2, or measure it"
+    ):
+        Run.resume(folder)
+    assert json.loads((folder / "result.json").read_text()) == before
+    again = Run.resume(folder, ["train.epochs=2"]).go()
+    assert (again.epochs, again.steps) == (2, 2 * result.steps)
+    whole, _ = trained(tmp_path, train={"epochs": 2})
+    assert same(saved(folder), saved(whole.folder.path))
+
+
+def test_a_run_that_was_killed_before_its_result_is_tested(tmp_path):
+    run, result = trained(tmp_path)
+    folder = run.folder.path
+    (folder / "result.json").unlink()
+    again = Run.resume(folder)
+    assert again.go().test == result.test
+    assert len([x for x in lines(folder) if x[2] == "test" and x[4] == "ne"]) == 1
+
+
+def test_going_on_from_an_earlier_checkpoint_replaces_the_later(tmp_path):
+    run, result = trained(tmp_path, save={"every": 5, "keep": 9}, data={"valid_share": 0.0})
+    folder = run.folder.path
+    again = Run.resume(folder, ["train.optimizer.lr=0.001"], which="step-000000005")
+    assert again.trainer.progress.step == 5
+    second = again.go()
+    assert second.steps == result.steps
+    assert second.test != result.test
+    assert evaluate(folder, which="last").tasks == second.test
+
+
+WARM = {"train": {"epochs": 1}}
+
+
+def test_a_warm_start_says_what_it_took(done, tmp_path):
+    first, _ = done
+    write_rows(tmp_path / "rows.parquet", shop=lambda rows: pa.array(rows["user"].to_numpy() % 7))
+    tables = [
+        {"name": "user", "rows": 60, "dim": 8, "pooling": "mean"},  # grown
+        {"name": "item", "rows": 30, "dim": 8, "pooling": "mean"},
+        {"name": "seen", "rows": 20, "dim": 8, "pooling": "mean"},
+        {"name": "shop", "rows": 7, "dim": 8},  # new
+    ]
+    sparse = [{"column": name, "ids": "direct"} for name in ("user", "item", "seen", "shop")]
+    run = Run.start(
+        recipe(
+            tmp_path,
+            columns={"sparse": sparse},
+            tables={"list": tables},
+            model={"kind": "dlrm", "bottom": [8], "top": [16]},  # another head
+            init_from=str(first.folder.path),
+        ),
+        tmp_path / "runs",
+    )
+    match = run.match
+    assert match.grown["model/embeddings.user"] == "50 of 60 rows, 50 there"
+    assert "model/embeddings.item" in match.loaded
+    assert "model/bottom.layers.0.weight" in match.loaded
+    assert "model/embeddings.shop" in match.new
+    assert "model/top.layers.0.weight" in match.skipped
+    best = saved(first.folder.path, f"step-{first.trainer.progress.best.step:09}")
+    assert torch.equal(run.model.embeddings.table("user")[:50], best["model/embeddings.user@0"])
+    assert not torch.equal(run.model.embeddings.table("user")[50:], best["model/embeddings.user@0"][:10])
+    log = (run.folder.path / "log.txt").read_text()
+    assert "new: model/embeddings.shop" in log
+    assert "grown: model/embeddings.user: 50 of 60 rows, 50 there" in log
+    assert run.go().status == "finished"
+
+
+def test_a_warm_start_from_a_checkpoint_is_better_than_none(done, tmp_path):
+    first, _ = done
+    write_rows(tmp_path / "rows.parquet", 600, first=8000)
+    train = {"epochs": 1, "optimizer": {"kind": "adam", "lr": 0.001}}
+    _, cold = trained(tmp_path, train=train)
+    run, warm = trained(tmp_path, train=train, init_from=str(sorted((first.folder.path / "ckpt").iterdir())[-1]))
+    assert warm.test["label"]["auc"] > cold.test["label"]["auc"] + 0.05
+    assert run.match.skipped == {}
+
+
+def test_a_failed_run_says_so(tmp_path):
+    write_rows(tmp_path / "rows.parquet", label=lambda rows: pa.array([0, 1] * 500 + [2] + [0, 1] * 499 + [0]))
+    run = Run.start(recipe(tmp_path), tmp_path / "runs")
+    with pytest.raises(DataError, match=r"rows\.parquet: row 1000, column 'label': 2: want a label of 0 or 1"):
+        run.go()
+    found = result_of(run)
+    assert found["status"] == "failed"
+    assert "row 1000, column 'label'" in found["message"]
+    assert not (run.folder.path / "ckpt").exists()
+    assert "failed at step" in (run.folder.path / "log.txt").read_text()
+    with pytest.raises(CheckpointError, match="no checkpoint was written yet"):
+        evaluate(run.folder.path)
+
+
+def test_two_processes_cannot_have_one_run(tmp_path):
+    run = Run.start(recipe(tmp_path), tmp_path / "runs")
+    with pytest.raises(DataError, match="another process is working on this run"):
+        Run.resume(run.folder.path)
+    run.go()
+    assert Run.resume(run.folder.path, ["train.epochs=3"]).go().epochs == 3
+
+
+def test_what_cannot_begin_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "torch.utils.tensorboard", None)
+    with pytest.raises(SpecError, match="pip install tensorboard"):
+        Run.start(recipe(tmp_path, log={"tensorboard": True}), tmp_path / "runs")
+    assert list((tmp_path / "runs" / "small").iterdir()) == []
+
+
+def test_what_is_no_run(tmp_path):
+    for verb in (Run.resume, evaluate, load_trained, lambda path: predict_rows(path, tmp_path / "p.parquet")):
+        with pytest.raises(DataError, match=r"is not a run: it has no recipe\.yaml; want a folder such as runs/"):
+            verb(tmp_path)
+
+
+def test_the_best_possible_is_told_of_made_up_rows(tmp_path):
+    data = {"dataset": "synthetic", "rows": 2000, "test_rows": 3000}
+    plain = {
+        "name": "made",
+        "data": data,
+        "train": {"threads": 1, "steps": 2},
+        "model": {"kind": "dlrm", "bottom": [8]},
+    }
+    from rowwise.recipes.text import decode
+
+    result = Run.start(decode(plain, ""), tmp_path).go()
+    assert 0.75 < result.ceiling["label"]["auc"] < 0.9
+    assert result.test["label"]["auc"] < result.ceiling["label"]["auc"]
+    assert all(math.isfinite(value) for value in result.ceiling["label"].values())

@@ -1,0 +1,202 @@
+"""The recipe that comes with a dataset card: it trains as it is, on whatever the columns are."""
+
+import datetime
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import csv
+from pyarrow import parquet as pq
+
+from rowwise import DataError
+from rowwise.ingest import FrameReader
+from rowwise.ingest.inspect import inspect
+from rowwise.recipes.recipe import Dcn, Dlrm
+from rowwise.recipes.runs import Run, predict_rows
+from rowwise.recipes.starter import name_for, starter
+from rowwise.recipes.text import decode, parse, read
+
+ROWS = 3000
+
+
+def frame(rows=ROWS, **columns):
+    """Clicks that follow from the user, the item and the amount."""
+    draw = np.random.default_rng(0)
+    user, item, amount = draw.integers(0, 100, rows), draw.integers(0, 40, rows), np.exp(draw.normal(3, 2, rows))
+    logit = draw.normal(size=100)[user] + draw.normal(size=40)[item] + 0.3 * np.log(amount) - 1.5
+    clicked = draw.random(rows) < 1 / (1 + np.exp(-logit))
+    words = [f"it{i}" for i in item]
+    return pa.table({"user_id": user, "item": words, "amount": amount, "clicked": clicked.astype(int)} | columns)
+
+
+def made(**columns):
+    card = inspect(FrameReader(frame(**columns), split_rows=700), name="clicks.parquet")
+    text = starter(card, "parquet:clicks.parquet", "clicks.yaml")
+    return text, decode(parse(text, "clicks.yaml"), "clicks.yaml")
+
+
+def test_what_is_in_it():
+    draw = np.random.default_rng(1)
+    text, recipe = made(
+        event=[f"e{i}" for i in range(ROWS)],
+        at=1_700_000_000 + np.arange(ROWS) * 13,
+        tags=[list(range(i % 4)) for i in range(ROWS)],
+        age=[None if i % 7 == 0 else i % 50 + 0.5 for i in range(ROWS)],
+        leak=frame()["clicked"].to_numpy() * 2.0 + draw.random(ROWS),
+        country=["DE"] * ROWS,
+    )
+    columns = recipe.columns
+    assert (columns.labels, columns.key, columns.time) == (("clicked",), "event", "at")
+    assert [s.column for s in columns.sparse] == ["user_id", "item", "tags"]
+    assert {d.column: d.log1p for d in columns.dense} == {"amount": True, "age": False}
+    assert {t.name: (t.rows, str(t.pooling)) for t in recipe.tables.list} == {
+        "user_id": (125, "sum"),
+        "item": (50, "sum"),
+        "tags": (16, "mean"),
+    }
+    assert isinstance(recipe.model, Dlrm)
+    assert (recipe.data.dataset, recipe.data.label) == ("parquet:clicks.parquet", "clicked")
+    assert recipe.evaluate.patience == 2
+    assert recipe.about.run == "rowwise train clicks.yaml"
+    head = text[: text.index("about:")]
+    assert all(line.startswith("#") for line in head.splitlines())
+    assert "# Left out:\n#   'leak' nearly tells the label: " in head
+    assert "#   'country' is constant\n" in head
+    for shown in ("batch: ", "epochs: ", "lr: ", "valid_share: 0.1", "test_share: 0.1", "share: random", "metric: ne"):
+        assert shown in text
+    assert max(map(len, text.splitlines())) <= 120
+
+
+ODD = {
+    "no numbers": {"amount": ["a", "b", "c"] * (ROWS // 3)},
+    "names that YAML would change": {
+        "no": ["a", "b"] * (ROWS // 2),
+        "1e-3": np.arange(ROWS) % 7,
+        "a: b #c": np.arange(ROWS) % 5,
+    },
+    "names that are paths": {"a.b": np.arange(ROWS) % 3, "a_b": np.arange(ROWS) % 5, "a/b": np.arange(ROWS) % 7},
+    "names of methods": {"forward": np.arange(ROWS) % 3, "training": np.arange(ROWS) % 5, "": np.arange(ROWS) % 7},
+    "times": {"on": [datetime.datetime(2024, 1, 1) + datetime.timedelta(hours=i) for i in range(ROWS)]},
+    "days": {"on": [datetime.date(2024, 1, 1) + datetime.timedelta(days=i % 90) for i in range(ROWS)]},
+    "missing times": {"on": [None if i % 9 == 0 else datetime.date(2024, 1, 1) for i in range(ROWS)]},
+    "missing keys": {"key": [None if i % 900 == 0 else f"k{i}" for i in range(ROWS)]},
+    "missing words": {"word": [None if i % 3 else f"k{i % 10}" for i in range(ROWS)]},
+    "all missing": {"nothing": pa.nulls(ROWS), "none": pa.nulls(ROWS, pa.float64())},
+    "nan": {"x": [float("nan") if i % 3 else float(i) for i in range(ROWS)]},
+    "infinite": {"x": [float("inf") if i == 77 else float(i) for i in range(ROWS)]},
+    "too large for 32 bits": {"x": [1e300 if i == 77 else float(i) for i in range(ROWS)]},
+    "lists of numbers": {"vector": [[0.5, 1.5]] * (ROWS // 2) + [[2.5, 1.5]] * (ROWS // 2)},
+    "empty lists": {"bag": [[]] * ROWS},
+    "structs": {"struct": [{"a": i % 3} for i in range(ROWS)]},
+    "durations": {"took": [datetime.timedelta(seconds=i) for i in range(ROWS)]},
+    "categories": {"kind": pa.array([f"k{i % 9}" for i in range(ROWS)]).dictionary_encode()},
+    "categories of numbers": {"kind": pa.array([0.5 * (i % 9) for i in range(ROWS)]).dictionary_encode()},
+    "bytes": {"kind": [bytes([i % 9]) for i in range(ROWS)]},
+    "truth": {"flag": [i % 3 == 0 for i in range(ROWS)], "clicked": [i % 2 == 0 for i in range(ROWS)]},
+    "large numbers": {"hash": (np.arange(ROWS, dtype=np.uint64) % 50 + 2**63).astype(np.uint64)},
+    "decimals": {"price": pa.array([i % 90 for i in range(ROWS)]).cast(pa.decimal128(24, 2))},
+}
+
+
+@pytest.mark.parametrize("columns", ODD.values(), ids=ODD.keys())
+def test_it_trains_as_it_is(tmp_path, monkeypatch, columns):
+    monkeypatch.chdir(tmp_path)
+    table = frame(**columns)
+    pq.write_table(table, "clicks.parquet", row_group_size=1000)
+    text, _ = made(**columns)
+    changed = [f"train.{x}" for x in ("epochs=1", "threads=1", "ahead=0", "steps=3")]
+    (tmp_path / "clicks.yaml").write_text(text)
+    result = Run.start(read(tmp_path / "clicks.yaml", changed), tmp_path / "runs").go()
+    assert result.status == "finished"
+    assert predict_rows(tmp_path / "runs" / "clicks" / "1", tmp_path / "p.parquet", data="clicks.parquet") == ROWS
+
+
+def test_what_it_leaves_out_it_says():
+    text, recipe = made(
+        struct=[{"a": i % 3} for i in range(ROWS)], x=[1e300 if i == 7 else 0.5 * i for i in range(ROWS)]
+    )
+    assert "#   'struct' holds struct<a: int64>, which no model takes" in text
+    assert "#   'x' holds numbers that are infinite in 32 bits" in text
+    assert {d.column for d in recipe.columns.dense} == {"amount"}
+
+
+def test_without_numbers_the_model_is_another():
+    assert isinstance(made(amount=["a", "b", "c"] * (ROWS // 3))[1].model, Dcn)
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        (
+            {"clicked": ["yes", "no"] * (ROWS // 2)},
+            "no column is known to be the label: name one with --label, such as seen",
+        ),
+        (
+            {"clicked": np.arange(ROWS) % 3},
+            "not 0 or 1: 3 values from 0.0 to 2.0: want a column of 0 and 1; name one with",
+        ),
+        ({"clicked": np.zeros(ROWS, int)}, "the label 'clicked' is the same in all rows"),
+        ({"clicked": [None, 0, 1] * (ROWS // 3)}, "the label 'clicked' is missing in 1000 rows"),
+        ({"user_id": np.random.default_rng(0).random(ROWS), "item": [0.5] * ROWS}, "no column holds ids or words"),
+    ],
+)
+def test_what_no_recipe_can_be_made_for(columns, message):
+    with pytest.raises(DataError, match=r"clicks\.parquet: ") as caught:
+        made(**{"seen": [0, 1, 1] * (ROWS // 3), **columns} if "user_id" not in columns else columns)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("clicks.parquet", "clicks"),
+        ("a/b/clicks.v2.csv", "clicks.v2"),
+        ("logs/", "logs"),
+        ("logs/day=*/*.parquet", "logs"),
+        ("my clicks (1).csv", "my_clicks_1_"),
+        ("*.parquet", "recipe"),
+        ("_x.csv", "x"),
+        ("../..", "recipe"),
+        ("/", "recipe"),
+    ],
+)
+def test_names(path, name):
+    assert name_for(path) == name
+
+
+def test_the_command(command, tmp_path):
+    csv.write_csv(frame(), tmp_path / "clicks.csv")
+    code, out, err = command("data", "inspect", "clicks.csv")
+    assert (code, err) == (0, "")
+    assert out.endswith("\nclicks.yaml is a recipe to begin with; train it: rowwise train clicks.yaml\n")
+    recipe = read(tmp_path / "clicks.yaml")
+    assert (recipe.name, recipe.data.dataset) == ("clicks", "csv:clicks.csv")
+    (tmp_path / "clicks.yaml").write_text("mine")
+    code, out, _ = command("data", "inspect", "clicks.csv")
+    assert code == 0
+    assert "clicks.yaml is there already and stays as it is; --recipe FILE writes one of another name" in out
+    assert (tmp_path / "clicks.yaml").read_text() == "mine"
+    command("data", "inspect", "clicks.csv", "--recipe", "other.yml")
+    assert read(tmp_path / "other.yml").about.run == "rowwise train other.yml"
+    assert command("data", "inspect", "clicks.csv", "--json")[1].startswith("{")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["clicks.csv", "clicks.yaml", "other.yml"]
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "message"),
+    [
+        (("--recipe", "there.yaml"), 2, "rowwise: there.yaml is there already: give another name"),
+        (("--recipe", "a.txt"), 2, "rowwise: --recipe a.txt: want a name that ends in .yaml"),
+        (("--recipe", "a.yaml", "--json"), 2, "rowwise: --json writes no recipe: leave out --recipe"),
+        (("--recipe", "a.yaml"), 2, "no column is known to be the label: name one with --label, such as bought"),
+        ((), 0, "no recipe: t.csv: no column is known to be the label: name one with --label, such as bought"),
+        (("--label", "word"), 2, "rowwise: t.csv: column 'word' holds string: want numbers for a label, 0 and 1"),
+    ],
+)
+def test_the_command_without_a_recipe(command, tmp_path, args, code, message):
+    (tmp_path / "t.csv").write_text("word,bought,label\n" + "a,0,yes\nb,1,no\nb,0,no\n" * 10)
+    (tmp_path / "there.yaml").write_text("")
+    ended, out, err = command("data", "inspect", "t.csv", *args)
+    assert ended == code
+    assert message in out + err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["t.csv", "there.yaml"]

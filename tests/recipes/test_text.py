@@ -1,0 +1,281 @@
+"""Recipes as YAML: strict reading, changes from the command line, and writing that reads back the same."""
+
+import msgspec
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from rowwise import SpecError
+from rowwise.recipes.recipe import Data, Recipe
+from rowwise.recipes.text import apply_change, decode, parse, read, write
+
+BASE = "data: {dataset: synthetic}\n"
+TABLE = "tables: {list: [{name: a, rows: 3, dim: 4%s}]}\n"
+
+
+def load(text, *changes):
+    sections = parse(text, "my.yaml")
+    for change in changes:
+        apply_change(sections, change)
+    return decode(sections, "my.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("sed: 3", "my.yaml: no key 'sed'; did you mean 'seed'?"),
+        ("zzz: 3", "no key 'zzz'. There are about, "),
+        ("train: {epoch: 3}", "no key 'epoch' in train; did you mean 'epochs'?"),
+        (
+            "train: {optimizer: {kind: adam, lrr: 3}}",
+            "in train.optimizer; did you mean 'lr'? There are beta1, beta2, eps",
+        ),
+        ("model: {kind: dcn, cross: 2}", "in model; did you mean 'crosses'? There are crosses, deep, rank, structure"),
+        ("columns: {labels: [y], sparse: [{column: a}, {colum: b}]}", "no key 'colum' in columns.sparse[1]; did you"),
+        (TABLE % ", dims: 4", "no key 'dims' in tables.list[0]; did you mean 'dim'?"),
+        (
+            TABLE % ", optimizer: {kind: adam, lrr: 1}",
+            "in tables.list[0].optimizer; did you mean 'lr'? There are beta1",
+        ),
+        ("tables: {each: {user: {rws: 4}}}", "no key 'rws' in tables.each[...]; did you mean 'rows'?"),
+        ("data: {dataset: synthetic}", "my.yaml: line 2: 'data' is given twice: want each key once"),
+        ("train: {batch: 2,\n  batch: 3}", "line 3: 'batch' is given twice"),
+        ("train: {epochs: two}", "my.yaml: Expected `int`, got `str` - at `train.epochs`"),
+        ("train: {epochs: 2.0}", "got `float` - at `train.epochs`"),
+        ("train: 3", "Expected `object`, got `int` - at `train`"),
+        ("train: {epochs: 0}", "train.epochs=0: want at least 1"),
+        ("train: {shuffle: no}", "Expected `bool`, got `str` - at `train.shuffle`"),
+        ("train: {shuffle: on}", "Expected `bool`, got `str`"),
+        ("train: {shuffle: yes}", "Expected `bool`, got `str`"),
+        ("train: {batch: 010}", "Expected `int`, got `float`"),  # neither 8 nor 10 without a word
+        ("train: {batch: 1e3}", "Expected `int`, got `float`"),
+        ("train: {batch: 10:20}", "Expected `int`, got `str`"),
+        ("train: {optimizer: {lr: 3}}", "field `kind` - at `train.optimizer`; want kind: adagrad or adam or sgd"),
+        ("train: {optimizer: {kind: adamw}}", "'adamw' - at `train.optimizer.kind`; want kind: adagrad or adam or sgd"),
+        ("model: {kind: dlmr}", "want kind: dcn or deepfm or dlrm or own or two_tower or wide_deep"),
+        ("name: ../up", "name='../up': want letters, digits"),
+        ("1: 2", "Expected `str` - at `key` of the recipe"),
+        ("? [a]\n: 2", "my.yaml: not YAML: "),
+        ("x: !!python/name:os.system ''", "could not determine a constructor"),
+        ("---\nseed: 3", "expected a single document"),
+        ("train: {batch: 3", "not YAML: while parsing a flow mapping"),
+    ],
+)
+def test_what_is_refused(text, message):
+    with pytest.raises(SpecError) as caught:
+        load(BASE + text)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_words_and_numbers_mean_what_they_look_like():
+    train = "train: {optimizer: {kind: adam, lr: 1e-3, eps: .5}, batch: 0x10, steps: 1_000}\n"
+    about = "about: {what: 2024-01-01, run: no, machine: '007'}\n"
+    recipe = load(BASE + train + about + "log: {profile: 10:20}\nname: on\n")
+    assert (recipe.train.optimizer.lr, recipe.train.optimizer.eps) == (0.001, 0.5)
+    assert (recipe.train.batch, recipe.train.steps) == (16, 1000)
+    assert (recipe.log.profile, recipe.name) == ("10:20", "on")
+    assert (recipe.about.what, recipe.about.run, recipe.about.machine) == ("2024-01-01", "no", "007")
+
+
+def test_an_empty_section_is_as_if_it_were_not_there():
+    assert load(BASE + "train:\nevaluate:\n  # every: 3\n") == load(BASE)
+
+
+@pytest.mark.parametrize("text", ["", "# only a comment\n", "- 1\n- 2\n", "synthetic", "3"])
+def test_what_is_no_recipe(text, tmp_path):
+    path = tmp_path / "my.yaml"
+    path.write_text(text)
+    with pytest.raises(SpecError, match=r"my\.yaml: want a recipe, with at least a section `data:`"):
+        read(path)
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    (tmp_path / "binary.yaml").write_bytes(bytes(range(128, 256)))
+    with pytest.raises(SpecError, match=r"binary\.yaml: cannot be read as a recipe: "):
+        read(tmp_path / "binary.yaml")
+    (tmp_path / "zero.yaml").write_bytes(bytes(10))
+    with pytest.raises(SpecError, match=r"zero\.yaml: not YAML: "):
+        read(tmp_path / "zero.yaml")
+    with pytest.raises(SpecError, match=r"none\.yaml: cannot be read as a recipe: .*No such file"):
+        read(tmp_path / "none.yaml")
+    (tmp_path / "folder.yaml").mkdir()
+    with pytest.raises(SpecError, match="cannot be read as a recipe"):
+        read(tmp_path / "folder.yaml")
+
+
+def test_a_recipe_is_called_like_its_file(tmp_path):
+    (tmp_path / "mine.yaml").write_text(BASE)
+    assert read(tmp_path / "mine.yaml").name == "mine"
+    assert read(tmp_path / "mine.yaml", ["name=yours"]).name == "yours"
+
+
+@pytest.mark.parametrize(
+    ("text", "change", "get", "want"),
+    [
+        (BASE, "train.batch=7", lambda r: r.train.batch, 7),
+        (BASE, "train.optimizer.lr=1e-2", lambda r: r.train.optimizer.lr, 0.01),  # of the kind that it is by default
+        (BASE, "train.optimizer={kind: sgd, lr: 1}", lambda r: r.train.optimizer.lr, 1.0),
+        (BASE, "model.top=[3, 4]", lambda r: r.model.top, (3, 4)),
+        (BASE, "model=mine.py:Mine", lambda r: r.model, "mine.py:Mine"),
+        (BASE, "tables.each.user.rows=9", lambda r: r.tables.each["user"].rows, 9),
+        (BASE + TABLE % "", "tables.list.0.rows=9", lambda r: r.tables.list[0].rows, 9),
+        (BASE + TABLE % "", "tables.list.0.optimizer.lr=9", lambda r: r.tables.list[0].optimizer.lr, 9.0),
+        (BASE + "model: {kind: dcn, deep: [1, 2]}", "model.deep.1=5", lambda r: r.model.deep, (1, 5)),
+        (BASE + "train:", "train.epochs=2", lambda r: r.train.epochs, 2),
+        (BASE, "about.what='a: b'", lambda r: r.about.what, "a: b"),
+        (BASE, "about.what=a=b", lambda r: r.about.what, "a=b"),
+        (BASE, "data.dataset=csv:a b.csv", lambda r: r.data.dataset, "csv:a b.csv"),
+        (BASE, "evaluate.patience=null", lambda r: r.evaluate.patience, None),
+        (BASE, "model={kind: own, module: m.py:M}", lambda r: r.model.module, "m.py:M"),
+        (
+            "model: {kind: own, module: m.py:M}\n" + BASE,
+            "model.args.width.deep=3",
+            lambda r: r.model.args["width"],
+            {"deep": 3},
+        ),
+    ],
+)
+def test_changes(text, change, get, want):
+    assert get(load(text, change)) == want
+
+
+@pytest.mark.parametrize(
+    ("text", "change", "message"),
+    [
+        (BASE, "train.epochs", "--set train.epochs: want section.key=value"),
+        (BASE, "=3", "want section.key=value"),
+        (BASE, "train..epochs=3", "want section.key=value"),
+        (BASE, "train.epoch=3", "no key 'epoch' in train; did you mean 'epochs'?"),
+        (BASE, "trian.epochs=3", "no key 'trian'; did you mean 'train'?"),
+        (BASE, "train.epochs.x=3", "Expected `int`, got `object` - at `train.epochs`"),
+        (
+            BASE + "train: {epochs: 2}",
+            "train.epochs.x=3",
+            "--set train.epochs.x=3: train.epochs is 2 and has nothing inside",
+        ),
+        (
+            BASE + TABLE % "",
+            "tables.list.1.rows=3",
+            "--set tables.list.1.rows=3: tables.list is a list of 1: want a number",
+        ),
+        (BASE + TABLE % "", "tables.list.first.rows=3", "tables.list is a list of 1: want a number"),
+        (BASE, "train.batch=two", "Expected `int`, got `str`"),
+        (BASE, "about.what=a: b: c", "is not a value in YAML; quote it"),
+        (BASE, "about.what=a: b", "Expected `str`, got `object` - at `about.what`"),
+        (BASE, "tables.all.optimizer.lr=3", "`tables.all.optimizer`; want kind: adagrad or adam or ftrl"),
+        (BASE, "model.args.x=3", "no key 'args' in model"),
+    ],
+)
+def test_wrong_changes(text, change, message):
+    with pytest.raises(SpecError) as caught:
+        load(text, change)
+    assert message in str(caught.value)
+
+
+TEXTS = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]), max_size=12) | st.sampled_from(
+    [
+        "no",
+        "on",
+        "1e-3",
+        "0E0",
+        "1_0",
+        "10:20",
+        "2024-01-01",
+        "~",
+        "null",
+        "0x1",
+        ": ",
+        "# a",
+        "- b",
+        "'",
+        '"',
+        "{}",
+        "a: b",
+        " ",
+        "é\u2028",
+    ]
+)
+COUNTS = st.integers(1, 10**6)
+NUMBERS = st.floats(1e-6, 1e6)
+PLAIN = {
+    msgspec.inspect.NoneType: st.none(),
+    msgspec.inspect.BoolType: st.booleans(),
+    msgspec.inspect.IntType: COUNTS,
+    msgspec.inspect.FloatType: NUMBERS,
+}
+SPECIAL = {
+    ("Recipe", "name"): st.sampled_from(["", "a", "A-1.b_c", "no", "1e3", "007"]),
+    ("Recipe", "seed"): st.integers(0, (1 << 63) - 1),
+    ("Data", "valid_share"): st.floats(0, 0.4),
+    ("Data", "test_share"): st.floats(0, 0.4),
+    ("Table", "column_group"): st.none(),
+    ("Log", "profile"): st.none() | st.just("10:20"),
+    ("Own", "args"): st.dictionaries(
+        TEXTS, TEXTS | st.integers(-5, 5) | st.lists(st.booleans(), max_size=2), max_size=3
+    ),
+    ("Adam", "beta1"): st.floats(0, 0.9),
+    ("Adam", "beta2"): st.floats(0, 0.9),
+    ("RowWiseAdam", "beta1"): st.floats(0, 0.9),
+    ("RowWiseAdam", "beta2"): st.floats(0, 0.9),
+    ("Lamb", "beta1"): st.floats(0, 0.9),
+    ("Lamb", "beta2"): st.floats(0, 0.9),
+    ("Sparse", "feature"): st.just(""),
+}
+
+
+def of_type(kind, made=None):
+    """A strategy for a type as recipes have them."""
+    info = msgspec.inspect.type_info(kind) if made is None else made
+    match info:
+        case msgspec.inspect.StructType(cls=cls, fields=fields):
+            special = {name: made for (of, name), made in SPECIAL.items() if of == cls.__name__}
+            parts = {f.name: special[f.name] if f.name in special else optional(f) for f in fields}
+            return st.builds(lambda **given: accepted(cls, given), **parts).filter(lambda x: x is not None)
+        case msgspec.inspect.UnionType(types=types):
+            return st.one_of([of_type(None, t) for t in types])
+        case msgspec.inspect.VarTupleType(item_type=item):
+            return st.lists(of_type(None, item), min_size=1, max_size=2).map(tuple)
+        case msgspec.inspect.DictType(value_type=value):
+            return st.dictionaries(TEXTS, of_type(None, value), max_size=2)
+        case msgspec.inspect.EnumType(cls=cls):
+            return st.sampled_from(list(cls))
+        case msgspec.inspect.LiteralType(values=options):
+            return st.sampled_from(list(options))
+        case _:
+            return PLAIN.get(type(info), TEXTS)
+
+
+def optional(field):
+    """Its default as often as not, so that recipes stay small."""
+    made = of_type(None, field.type)
+    if field.required:
+        return made
+    default = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
+    return st.just(default) | made
+
+
+def accepted(cls, given):
+    try:
+        return cls(**given)
+    except SpecError:
+        return None
+
+
+@given(of_type(Recipe), st.booleans())
+@example(Recipe(data=Data(dataset="synthetic")), False)
+@settings(max_examples=60)
+def test_written_and_read_is_the_same(recipe, defaults):
+    text = write(recipe, defaults=defaults)
+    assert decode(parse(text, "again"), "again") == recipe
+    assert write(decode(parse(text, "again"), "again"), defaults=defaults) == text
+
+
+def test_what_is_default_is_written_if_asked_for():
+    recipe = Recipe(data=Data(dataset="synthetic"))
+    assert write(recipe) == "data:\n  dataset: synthetic\n"
+    assert "epochs: 1\n" in write(recipe, defaults=True)
+    shown = write(recipe, shown=("train.epochs", "data.share"))
+    assert "train:\n  epochs: 1\n" in shown
+    assert "share: random\n" in shown
+    assert "batch" not in shown

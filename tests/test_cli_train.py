@@ -1,0 +1,389 @@
+"""Training from the command line: what is printed, how it ends, and that stopped and resumed is uninterrupted."""
+
+import csv
+import json
+import os
+import pty
+import random
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import yaml
+from pyarrow import parquet as pq
+from small import lines, same, saved, sections, write_rows
+from test_cli import rowwise_cli
+
+COMMAND = (sys.executable, "-m", "rowwise.cli.main")
+
+
+def write_recipe(folder, rows=2000, **changes):
+    """small.yaml in a folder, and the rows beside it."""
+    if not (folder / "rows.parquet").exists():
+        write_rows(folder / "rows.parquet", rows)
+    made = sections(folder, **changes)
+    made["data"]["dataset"] = "parquet:rows.parquet"
+    (folder / "small.yaml").write_text(yaml.safe_dump(made))
+
+
+@pytest.fixture
+def refused(command):
+    """The one line of a command that ends as a user's mistake."""
+
+    def run(*args):
+        code, out, err = command(*args)
+        assert (code, out) == (2, "")
+        assert err.splitlines()[-1].startswith("rowwise: ")
+        told = [line for line in err.splitlines() if line.startswith("rowwise: ")]
+        assert len(told) == 1
+        return told[0]
+
+    return run
+
+
+def start(folder, *args, **settings):
+    """A process that trains."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True} | settings
+    return subprocess.Popen([*COMMAND, *args], cwd=folder, **pipes)
+
+
+def wait_for_lines(run, count, process):
+    """Until so many lines of metrics.csv are there: then it trains."""
+    end = time.monotonic() + 60
+    while time.monotonic() < end and process.poll() is None:
+        path = run / "metrics.csv"
+        if path.exists() and path.read_text().count("\n") > count:
+            return
+        time.sleep(0.002)
+    raise AssertionError(f"the run ended with {process.poll()} before it wrote {count} lines")
+
+
+def test_train_then_everything_else(command, tmp_path):
+    """What a newcomer does, one command after the other."""
+    write_recipe(tmp_path)
+    done = rowwise_cli("train", "small.yaml", "--set", "train.epochs=3", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert len(done.stderr.splitlines()) < 20
+    assert "\r" not in done.stderr
+    assert "\x1b" not in done.stderr
+    assert done.stderr.startswith("small  runs/small/1\n")
+    for part in (
+        "data    parquet:",
+        "model   DLRM, ",
+        "tables  3 of 100 rows",
+        "memory  ",
+        "best    ne ",
+        "finished: ",
+    ):
+        assert part in done.stderr
+    assert done.stderr.endswith("report  runs/small/1/report.html\n")
+    _, out, _ = command("eval", "runs/small/1", "--json")
+    told = json.loads(out)
+    result = json.loads((tmp_path / "runs/small/1/result.json").read_text())
+    assert told["tasks"] == result["test"]
+    _, out, _ = command("predict", "runs/small/1", "--out", "p.parquet")
+    rows = pq.read_metadata(tmp_path / "p.parquet").num_rows
+    assert out == f"p.parquet: {rows:,} rows\n"
+    assert rows == result["test"]["label"]["count"]
+
+
+def test_the_commands_that_look(command, tmp_path):
+    write_recipe(tmp_path)
+    code, out, _ = command("train", "small.yaml", "--json", "--set", "evaluate.slices=[user]")
+    assert code == 0
+    result = json.loads(out)
+    code, out, _ = command("eval", "runs/small/1")
+    assert code == 0
+    assert f"{result['test']['label']['auc']:.4f}" in out
+    code, out, _ = command("eval", "runs/small/1", "--slices", "user,item", "--which", "last", "--json")
+    assert {row["feature"] for row in json.loads(out)["slices"]} == {"user", "item"}
+    code, out, _ = command("report", "runs/small/1", "--out", "r.html")
+    assert (code, out) == (0, "r.html\n")
+    assert (tmp_path / "r.html").read_text().lstrip().lower().startswith("<!doctype html>")
+    code, out, _ = command("report", "runs/small/1", "runs/small/1", "--out", "c.html")
+    assert (code, out) == (0, "c.html\n")
+
+
+def test_a_dry_run_writes_nothing(command, tmp_path):
+    write_recipe(tmp_path)
+    code, out, err = command("train", "small.yaml", "--dry-run")
+    assert (code, out) == (0, "")
+    assert "small  dry run: nothing is trained, nothing is written" in err
+    assert "memory  0.0 MB beside batches: 0.0 MB of rows and 0.0 MB of their optimizer state" in err
+    code, out, _ = command("train", "small.yaml", "--dry-run", "--json", "--set", "tables.all.rows=100000000")
+    found = json.loads(out)
+    assert (found["rows"], found["rows_bytes"], found["state_bytes"]) == (3 * 10**8, 3 * 32 * 10**8, 3 * 4 * 10**8)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["rows.parquet", "small.yaml"]
+
+
+LONG = {"train": {"epochs": 30, "ahead": 2}, "log": {"every": 2}, "save": {"every": 7}, "evaluate": {"every": 11}}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run that nobody stopped."""
+    folder = tmp_path_factory.mktemp("whole")
+    write_recipe(folder, **LONG)
+    done = rowwise_cli("train", "small.yaml", "--json", cwd=folder)
+    # One object is all that is printed.
+    assert (done.returncode, done.stderr) == (0, "")
+    result = json.loads(done.stdout)
+    assert result["status"] == "finished"
+    assert result == json.loads((folder / "runs/small/1/result.json").read_text())
+    return folder / "runs/small/1"
+
+
+def assert_equal_runs(one, other):
+    assert same(saved(one), saved(other))
+    assert lines(one) == lines(other)
+    results = [json.loads((run / "result.json").read_text()) for run in (one, other)]
+    for key in ("status", "steps", "samples", "best", "test"):
+        assert results[0][key] == results[1][key]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_stopped_and_resumed_is_uninterrupted(whole, command, tmp_path, number, code):
+    write_recipe(tmp_path, **LONG)
+    run = tmp_path / "runs/small/1"
+    with start(tmp_path, "train", "small.yaml") as process:
+        wait_for_lines(run, 100, process)
+        process.send_signal(number)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (code, "")
+    assert "stopping after this step; once more stops at once\n" in err
+    assert err.endswith("go on: rowwise resume runs/small/1\n")
+    result = json.loads((run / "result.json").read_text())
+    assert result["status"] == "stopped"
+    assert 0 < result["steps"] < 30 * 10
+    code, out, err = command("resume", "runs/small/1")
+    assert (code, out) == (0, "")
+    assert f"resumed at step {result['steps']}\n" in err
+    assert_equal_runs(run, whole)
+
+
+@pytest.mark.slow
+def test_killed_and_resumed_is_uninterrupted(command, tmp_path):
+    """Ten times, at random moments of its training."""
+    changes = {**LONG, "train": {"epochs": 150, "ahead": 2}}
+    run, draw, kills = tmp_path / "runs/small/1", random.Random(0), 0
+    write_recipe(tmp_path, **changes)
+    args = ("train", "small.yaml")
+    while kills < 10:
+        before = (run / "metrics.csv").stat().st_size if run.exists() else 0
+        with start(tmp_path, *args) as process:
+            wait_for_change(run, before, process)
+            time.sleep(draw.uniform(0, 0.1))
+            process.kill()
+        assert process.returncode == -signal.SIGKILL  # it had not finished
+        args = ("resume", "runs/small/1")
+        kills += 1
+    assert command(*args)[0] == 0
+    (tmp_path / "other").mkdir()
+    assert command("train", "small.yaml", "--runs", "other")[0] == 0
+    assert_equal_runs(run, tmp_path / "other/small/1")
+
+
+def wait_for_change(run, before, process):
+    """Until there is another length of metrics.csv: it has gone back to its checkpoint, and trains."""
+    end = time.monotonic() + 60
+    while time.monotonic() < end and process.poll() is None:
+        path = run / "metrics.csv"
+        if path.exists() and path.stat().st_size not in (0, before):
+            time.sleep(0.02)
+            return
+        time.sleep(0.002)
+    raise AssertionError("it did not train")
+
+
+def test_a_terminal_shows_one_line_that_goes_away(tmp_path):
+    write_recipe(tmp_path, train={"epochs": 40})
+    master, slave = pty.openpty()
+    environment = os.environ | {"TERM": "xterm-256color", "COLUMNS": "150"}
+    with start(tmp_path, "train", "small.yaml", stdout=slave, stderr=slave, stdin=slave, env=environment) as process:
+        os.close(slave)
+        shown = b""
+        while True:
+            try:
+                found = os.read(master, 4096)
+            except OSError:  # the terminal has closed
+                break
+            if not found:
+                break
+            shown += found
+        process.wait(timeout=60)
+    os.close(master)
+    assert process.returncode == 0
+    text = re.sub(rb"\x1b\[[0-9;?]*[A-Za-z]", b"", shown).decode()
+    live = [part for part in re.split(r"[\r\n]+", text) if "samples/s, loss" in part]
+    assert live  # shown while it trains
+    # Each look is drawn over the one before, and the last one is wiped out.
+    assert shown.count(b"\x1b[2K") >= len(live)
+    assert shown.rfind(b"\x1b[?25h") > shown.rfind(b"\x1b[?25l")  # the cursor is back
+    assert text.rstrip().endswith("report  runs/small/1/report.html")
+    assert "Traceback" not in text
+
+
+def test_wrong_recipes(refused, tmp_path):
+    write_recipe(tmp_path)
+    assert "no recipe 'smal'. There are dlrm-synthetic" in refused("train", "smal")
+    assert "none.yaml: there is no such recipe file; rowwise ls lists" in refused("train", "none.yaml")
+    assert "no key 'epoch' in train; did you mean 'epochs'?" in refused("train", "small.yaml", "--set", "train.epoch=3")
+    wrong = refused("train", "small.yaml", "--set", "columns.labels=[lable]")
+    assert "rows.parquet: no column 'lable'; did you mean 'label'?" in wrong
+    wrong = refused("train", "small.yaml", "--set", "data.dataset=movielens-10")
+    assert "no dataset 'movielens-10'; did you mean 'movielens-100k'?" in wrong
+    wrong = refused("train", "small.yaml", "--set", "data.dataset=movielens-100k")
+    assert "MovieLens-100k is not here: rowwise data get movielens-100k" in wrong
+    wrong = refused("train", "small.yaml", "--set", "data.dataset=csv:none.csv")
+    assert "none.csv: there is no such file or folder" in wrong
+    assert "log.profile='x': want the first and last step" in refused("train", "small.yaml", "--profile", "x")
+    assert "nowhere is not a checkpoint" in refused("train", "small.yaml", "--init-from", "nowhere")
+    (tmp_path / "empty.yaml").write_text("")
+    assert "empty.yaml: want a recipe, with at least a section `data:`" in refused("train", "empty.yaml")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty.yaml", "rows.parquet", "small.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "rows.parquet: the file is empty: want Parquet"),
+        (b"not parquet", "rows.parquet: cannot be read as Parquet: "),
+        (None, "rows.parquet: cannot be read as Parquet: "),
+    ],
+    ids=["empty", "other", "truncated"],
+)
+def test_files_that_are_broken(refused, tmp_path, content, message):
+    write_recipe(tmp_path)
+    path = tmp_path / "rows.parquet"
+    path.write_bytes(path.read_bytes()[:-100] if content is None else content)
+    assert message in refused("train", "small.yaml")
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "message"),
+    [
+        ("label", 2, "rows.parquet: row 1234, column 'label': 2: want a label of 0 or 1"),
+        (
+            "user",
+            50,
+            "rows.parquet: row 1234, column 'user': id 50: want 0 to 49, the rows of table 'user'; ids='hash'",
+        ),
+        ("d0", float("inf"), "rows.parquet: row 1234, column 'd0': inf: want a finite number in 32 bits"),
+    ],
+)
+def test_a_wrong_value_in_the_middle(refused, tmp_path, column, value, message):
+    write_rows(
+        tmp_path / "rows.parquet",
+        **{column: lambda t: [*t[column].to_pylist()[:1234], value, *t[column].to_pylist()[1235:]]},
+    )
+    write_recipe(tmp_path)
+    assert message in refused("train", "small.yaml")
+    result = json.loads((tmp_path / "runs/small/1/result.json").read_text())
+    assert result["status"] == "failed"
+    assert message in result["message"]
+    assert not (tmp_path / "runs/small/1/ckpt").exists()
+
+
+def test_a_word_where_an_id_belongs(refused, tmp_path):
+    write_rows(tmp_path / "rows.parquet", user=lambda rows: [str(x) for x in rows["user"].to_pylist()])
+    write_recipe(tmp_path)
+    wrong = refused("train", "small.yaml")
+    assert "column 'user' holds string: want whole numbers, or lists of them (text is read with ids='hash'" in wrong
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_full_disk(tmp_path):
+    """Files of some length cannot be written, as on a disk that has no more room."""
+    write_recipe(tmp_path, tables={"list": [{"name": n, "rows": 100_000, "dim": 8} for n in ("user", "item", "seen")]})
+    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))  # noqa: E731
+    done = subprocess.run(
+        [*COMMAND, "train", "small.yaml"], cwd=tmp_path, capture_output=True, text=True, check=False, preexec_fn=limit
+    )
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    told = [line for line in done.stderr.splitlines() if line.startswith("rowwise: ")]
+    assert len(told) == 1
+    assert "was not saved: " in told[0]
+    run = tmp_path / "runs/small/1"
+    assert json.loads((run / "result.json").read_text())["status"] == "failed"
+    assert list((run / "ckpt").iterdir()) == []
+
+
+def test_a_disk_that_is_full_from_the_start(tmp_path):
+    write_recipe(tmp_path)
+    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))  # noqa: E731
+    done = subprocess.run(
+        [*COMMAND, "train", "small.yaml"], cwd=tmp_path, capture_output=True, text=True, check=False, preexec_fn=limit
+    )
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith("rowwise: runs/small/1/.recipe.yaml.part: ")
+    assert "Traceback" not in done.stderr
+    assert list((tmp_path / "runs/small").iterdir()) == []
+
+
+def test_runs_that_are_none(refused, tmp_path):
+    write_recipe(tmp_path)
+    for args in (("resume", "."), ("eval", "."), ("predict", ".", "--out", "p.parquet"), ("eval", "nowhere")):
+        assert " is not a run: it has no recipe.yaml; want a folder such as runs/" in refused(*args)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["rows.parquet", "small.yaml"]
+
+
+def test_a_finished_run(command, refused, tmp_path):
+    write_recipe(tmp_path)
+    command("train", "small.yaml")
+    before = (tmp_path / "runs/small/1/result.json").read_text()
+    out = "train on with --set train.epochs=3, or measure it: rowwise eval runs/small/1"
+    assert refused("resume", "runs/small/1").endswith(f"runs/small/1 has finished at step 20: {out}")
+    assert (tmp_path / "runs/small/1/result.json").read_text() == before
+    assert "has no checkpoint 'step-3'; there are last, best, step-" in refused(
+        "eval", "runs/small/1", "--which", "step-3"
+    )
+    assert command("resume", "runs/small/1", "--set", "train.epochs=3")[0] == 0
+
+
+def test_a_run_in_use_and_stopped_twice(refused, tmp_path):
+    """The second Ctrl-C ends it at once."""
+    write_recipe(tmp_path, train={"epochs": 100_000})
+    with start(tmp_path, "train", "small.yaml") as process:
+        wait_for_lines(tmp_path / "runs/small/1", 20, process)
+        assert "runs/small/1: another process is working on this run: wait for it" in refused("resume", "runs/small/1")
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.001)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    "args", [("ls",), ("cp", "--help"), ("train", "--help"), ("resume", "--help"), ("report", "--help")]
+)
+def test_starts_without_torch(args):
+    done = rowwise_cli(*args, python=["-X", "importtime"])
+    assert done.returncode == 0
+    loaded = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
+    assert "rowwise" in loaded
+    assert not {"torch", "pandas", "pyarrow.pandas_compat"} & loaded
+
+
+def test_training_starts_without_what_takes_long(tmp_path):
+    """torch's compiler takes longer to load than everything else together, and nothing is compiled."""
+    write_recipe(tmp_path)
+    done = rowwise_cli("train", "small.yaml", cwd=tmp_path, python=["-X", "importtime"])
+    assert done.returncode == 0
+    loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
+    assert "torch" in loaded
+    assert not {"torch._dynamo", "torch._inductor", "sympy", "tensorboard", "matplotlib", "sklearn"} & loaded
+
+
+def test_a_table_of_metrics_can_be_read(tmp_path, command):
+    write_recipe(tmp_path)
+    command("train", "small.yaml")
+    with (tmp_path / "runs/small/1/metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert {row["split"] for row in rows} == {"train", "lifetime", "valid", "test"}
