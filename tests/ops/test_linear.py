@@ -157,20 +157,19 @@ def test_compiled():
         torch.testing.assert_close(a, b)
 
 
-def test_the_choice(library, monkeypatch):
+@pytest.mark.parametrize(
+    ("cpuinfo", "wanted"),
+    [("vendor_id\t: AuthenticAMD\n", "onednn"), ("vendor_id\t: GenuineIntel\n", "torch"), ("", "torch")],
+)
+def test_the_choice(library, monkeypatch, tmp_path, cpuinfo, wanted):
     assert chosen() == library
     with pytest.raises(SpecError, match="no library 'mkl' for matrix products; choose one of torch, onednn"):
         module.choose("mkl")
-    measured = []
-
-    def speedup() -> float:
-        measured.append(1.4)
-        return measured[-1]
-
-    monkeypatch.setattr(module, "speedup", speedup)
+    (tmp_path / "cpuinfo").write_text(f"processor\t: 0\n{cpuinfo}")
+    monkeypatch.setattr(module, "CPUINFO", tmp_path / "cpuinfo")
     module.choose(None)
-    assert (chosen(), chosen(), len(measured)) == ("onednn" if has_onednn() else "torch",) * 2 + (1,)
-    monkeypatch.setattr(module, "speedup", lambda: 1.2)
+    assert chosen() == (wanted if has_onednn() else "torch")
+    monkeypatch.setattr(module, "CPUINFO", tmp_path / "not there")
     module.choose(None)
     assert chosen() == "torch"
 
@@ -181,10 +180,3 @@ def test_without_onednn(monkeypatch):
         module.choose("onednn")
     module.choose(None)
     assert chosen() == "torch"
-
-
-@needs_onednn
-def test_the_measurement_leaves_the_threads_alone(threads):
-    threads(2)
-    assert 0.1 < module.speedup() < 20
-    assert torch.get_num_threads() == 2

@@ -155,7 +155,7 @@ def test_settings_of_the_optimizer_can_change(tmp_path):
 
 @pytest.mark.skipif(not linear.has_onednn(), reason="there is one library only")
 def test_products_stay_with_their_library(tmp_path):
-    """Which is faster is measured by each process, and the two round differently."""
+    """The two round differently, and a run may go on where the other one would be chosen."""
     before = linear.chosen()
     try:
         linear.choose("onednn")
@@ -241,7 +241,8 @@ def killable(folder: Path) -> World:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_killed_at_random_moments(tmp_path):
+def test_killed_at_random_moments(tmp_path, threads):
+    threads(1)  # as the process has that is killed
     whole = killable(tmp_path / "whole")
     whole.start().run()
     command = process(SCRIPT, tmp_path / "cut")
@@ -272,8 +273,9 @@ def test_killed_at_random_moments(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["save_file", "rename", "unlink", "rmtree"])
-def test_killed_inside_a_write_and_inside_pruning(tmp_path, where):
+def test_killed_inside_a_write_and_inside_pruning(tmp_path, threads, where):
     """The same, at the very places at which files come and go."""
+    threads(1)
     whole = killable(tmp_path / "whole")
     whole.start().run()
     aimed = f"""

@@ -1,17 +1,15 @@
-"""Linear layers on a CPU, by whichever of torch's two libraries for matrix products is faster on this processor.
+"""Linear layers on a CPU, by whichever of torch's two libraries for matrix products suits this processor.
 
-torch multiplies float32 matrices with the library it was built with (MKL on x86), which on some processors reaches
-less than half of their speed where oneDNN, which is in the same torch, reaches nearly all; on others the two are
-equal. So it is measured: once a process, when a layer first needs to know. oneDNN is taken where it is clearly
-faster, by a factor that noise does not reach, since the two round differently and a run should not depend on chance.
+torch multiplies float32 matrices with the library it was built with (MKL on x86), which on AMD's processors falls
+behind oneDNN, which is in the same torch; on others the two are equal. The choice goes by the maker of the processor,
+not by a measurement: the two round differently, and a run must not depend on what else the machine was doing.
 
 Everything that oneDNN is not asked to do (16 bits, other devices, empty batches, compiled code) goes the ordinary way.
 """
 
-import threading
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
@@ -22,22 +20,20 @@ from rowwise.errors import NativeError, SpecError
 
 Library = Literal["torch", "onednn"]
 
-CLEARLY = 1.3  # times as fast, to be taken
-SHAPES = (256, 256), (256, 256), (256, 256)  # of input, weight and gradient, to find out
-REPEATS = 7
+CPUINFO = Path("/proc/cpuinfo")
+AMD = "AuthenticAMD"
 
 
 @dataclass(slots=True)
 class _Choice:
-    library: Library | None = None  # None: measure when it is first needed
-    measuring: threading.Lock = field(default_factory=threading.Lock)  # two at once would measure each other
+    library: Library | None = None  # None: by the processor, when it is first needed
 
 
 _choice = _Choice()
 
 
 def choose(library: Library | None) -> None:
-    """Multiply with this library from now on; None measures again when it is next needed."""
+    """Multiply with this library from now on; None: with the one that suits the processor."""
     if library is not None and library not in get_args(Library):
         raise SpecError(f"no library {library!r} for matrix products; choose one of {', '.join(get_args(Library))}")
     if library == "onednn" and not has_onednn():
@@ -46,12 +42,17 @@ def choose(library: Library | None) -> None:
 
 
 def chosen() -> Library:
-    """The library in use: what `choose` was given, else what was measured to be faster, which is then kept."""
+    """The library in use: what `choose` was given, else the one that suits the processor."""
     if _choice.library is None:
-        with _choice.measuring:
-            if _choice.library is None:
-                _choice.library = "onednn" if has_onednn() and speedup() >= CLEARLY else "torch"
+        _choice.library = "onednn" if has_onednn() and maker() == AMD else "torch"
     return _choice.library
+
+
+def maker() -> str:
+    """Who made the processor, as Linux tells it of x86; elsewhere it does not matter."""
+    lines = CPUINFO.read_text().splitlines() if CPUINFO.exists() else []
+    found = (line.partition(":")[2].strip() for line in lines if line.startswith("vendor_id"))
+    return next(found, "")
 
 
 def has_onednn() -> bool:
@@ -68,35 +69,6 @@ def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None, *, relu: 
     out = F.linear(x, weight_OI, bias_O)
     # In place: the gradient of a linear layer does not need its output.
     return out.relu_() if relu else out
-
-
-def speedup() -> float:
-    """How many times as fast as torch's default oneDNN is at the three products of a layer's step, on one thread.
-
-    On one, because several wait for each other: where others use the cores too, that is what would be measured.
-    """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        return _time_products()
-    finally:
-        torch.set_num_threads(threads)
-
-
-@torch.no_grad()
-def _time_products() -> float:
-    generator = torch.Generator().manual_seed(0)
-    x_BI, weight_OI, grad_BO = (torch.randn(n, k, generator=generator) for n, k in SHAPES)
-    best = {F.linear: float("inf"), _product: float("inf")}
-    for repeat in range(REPEATS + 1):
-        for product in best:
-            begin = time.perf_counter()
-            product(x_BI, weight_OI)
-            product(grad_BO, weight_OI.t())
-            product(grad_BO.t(), x_BI.t())
-            if repeat:  # the first round warms up
-                best[product] = min(best[product], time.perf_counter() - begin)
-    return best[F.linear] / best[_product]
 
 
 def _suits(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> bool:

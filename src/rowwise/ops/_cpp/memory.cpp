@@ -1,6 +1,6 @@
 // Random rows of 4 KB pages miss the translation cache at every row, so arenas ask for huge pages; a fresh
 // output of tens of megabytes costs as much in page faults as the lookup that fills it, so outputs are kept.
-// Gives up: at most `kept_blocks` freed outputs stay resident.
+// Gives up: freed outputs stay resident, within the two limits below.
 #include "memory.h"
 
 #include <sys/mman.h>
@@ -15,7 +15,9 @@ namespace rowwise {
 namespace {
 
 constexpr std::size_t huge_page = std::size_t(2) << 20;
-constexpr std::size_t kept_blocks = 6;
+// A step of training frees all its outputs at once; were some let go of, the next would fault their pages in again.
+constexpr std::size_t kept_blocks = 64, kept_limit = std::size_t(1) << 30;
+constexpr std::size_t always_kept = 6;  // blocks, however large
 
 std::size_t round_up(std::size_t bytes) {
   const std::size_t unit = bytes >= huge_page ? huge_page : 4096;
@@ -63,7 +65,8 @@ void* acquire(std::size_t bytes) {
   bytes = size_class(bytes ? bytes : 1);
   std::lock_guard<std::mutex> lock(mutex);
   std::size_t best = kept.size();
-  for (std::size_t i = 0; i < kept.size(); ++i)  // the smallest that fits, if it wastes less than a quarter
+  // The smallest that fits, if it wastes less than a quarter; of equals the last released, which caches may still hold.
+  for (std::size_t i = kept.size(); i-- > 0;)
     if (kept[i].bytes >= bytes && kept[i].bytes - bytes <= bytes / 4 &&
         (best == kept.size() || kept[i].bytes < kept[best].bytes))
       best = i;
@@ -84,7 +87,10 @@ void release(void* block) {
   auto found = in_use.find(block);
   kept.push_back({block, found->second});
   in_use.erase(found);
-  if (kept.size() > kept_blocks) {
+  std::size_t total = 0;
+  for (const Block& b : kept) total += b.bytes;
+  while (kept.size() > kept_blocks || (total > kept_limit && kept.size() > always_kept)) {
+    total -= kept.front().bytes;
     unmap(kept.front().data, kept.front().bytes);
     kept.erase(kept.begin());
   }
