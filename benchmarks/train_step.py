@@ -12,7 +12,6 @@ cost in AUC is in `quality.py`. Needs the `peers` extra. The last printed line i
 
 import argparse
 import os
-import resource
 import subprocess
 import sys
 import time
@@ -25,6 +24,7 @@ from report import environment, finish
 from train_sides import BATCH, DENSE_OPTIMIZERS, SIDES, Side, TorchRec, parts_of, same_start
 
 from rowwise.ops import linear
+from rowwise.train.recorder import peak_memory_bytes
 
 BATCHES = 4  # that the steps go through
 LOSSES = 3  # first steps, whose losses have to agree
@@ -92,7 +92,7 @@ def peak_of(name: str) -> int:
     batches = [side.prepare(parts_of(seed)) for seed in range(BATCHES)]
     for batch in batches * 2:
         side.step(batch)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return peak_memory_bytes()
 
 
 def measure_memory() -> list[dict]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from rowwise.recipes.find import load, names
 
 ROOT = Path(__file__).parents[1]
+BESIDE = "TorchRec fp32"
 OPTIMIZERS = {"sgd": "SGD", "rowwise_adagrad": "row-wise Adagrad", "adagrad": "Adagrad", "adam": "Adam", "lamb": "LAMB"}
 
 
@@ -95,12 +96,18 @@ def recipes() -> str:
 
 def step() -> str:
     result = read("train_step")
-    lines = ["| against | 1 thread | 2 threads |", "|---|---|---|"]
-    for kind in dict.fromkeys((r["ours"], r["peer"]) for r in result["rows"]):
-        mine = {r["threads"]: r for r in result["rows"] if (r["ours"], r["peer"]) == kind}
-        cells = [f"{mine[n]['ratio']:.1f}x ({mine[n]['samples_s']:,.0f} samples/s)" for n in (1, 2)]
-        lines.append(f"| {kind[0]} against {kind[1]} | {' | '.join(cells)} |")
-    return "\n".join([*lines, "", f"Lookup, forward, backward and update of all parameters. {made_on(result)}"])
+    speed = {(r["side"], r["threads"]): r["samples_s"] for r in result["rows"] if r.get("optimizer") == "adam"}
+    memory = {r["side"]: r["peak_bytes"] for r in result["rows"] if r["kind"] == "memory"}
+    lines = ["| samples/s | 1 thread | 2 threads | peak memory |", "|---|---|---|---|"]
+    for side in dict.fromkeys(side for side, _ in speed):
+        cells = [f"{speed[side, n]:,.0f} ({speed[side, n] / speed[BESIDE, n]:.1f}x)" for n in (1, 2)]
+        lines.append(f"| {side} | {' | '.join(cells)} | {memory[side] / 1e9:.1f} GB |")
+    note = (
+        f"In brackets: over {BESIDE}. torch is nn.EmbeddingBag with Adagrad, TorchRec 1.8.0 runs FBGEMM's fused tables; "
+        "all sides use torch's fused Adam for the dense layers. Matrix products are most of a step, and both of torch's "
+        "libraries for them reach more than 80% of this processor's speed."
+    )
+    return "\n".join([*lines, "", f"{note} {made_on(result)}"])
 
 
 def mean(result: dict, row_type: str, field: str) -> float:
