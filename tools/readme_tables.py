@@ -103,9 +103,9 @@ def step() -> str:
         cells = [f"{speed[side, n]:,.0f} ({speed[side, n] / speed[BESIDE, n]:.1f}x)" for n in (1, 2)]
         lines.append(f"| {side} | {' | '.join(cells)} | {memory[side] / 1e9:.1f} GB |")
     note = (
-        f"In brackets: over {BESIDE}. torch is nn.EmbeddingBag with Adagrad, TorchRec 1.8.0 runs FBGEMM's fused tables; "
-        "all sides use torch's fused Adam for the dense layers. Matrix products are most of a step, and both of torch's "
-        "libraries for them reach more than 80% of this processor's speed."
+        f"In brackets: over {BESIDE}. torch is nn.EmbeddingBag with Adagrad, TorchRec 1.8.0 has FBGEMM's fused tables; "
+        "all sides use torch's fused Adam for the dense layers. Matrix products are most of a step, and both of "
+        "torch's libraries for them reach more than 80% of this processor's speed."
     )
     return "\n".join([*lines, "", f"{note} {made_on(result)}"])
 
