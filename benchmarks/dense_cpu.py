@@ -149,7 +149,7 @@ def measure_linears(work: Work, quick: bool) -> dict:
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=work.dtype == "bf16"):
             return both_ways(module, [x_BI], dense_parameters(module), grad)
 
-    assert_equal(f"{work.kind} {work.what}", run(ours), run(peer), 2e-3 if work.dtype == "fp32" else 1e-2)
+    assert_equal(f"{work.kind} {work.what}", run(ours), run(peer), 5e-3 if work.dtype == "fp32" else 1e-2)
     return compare(work, lambda: run(ours), lambda: run(peer), quick)
 
 

@@ -6,7 +6,7 @@ Its own file because it only shows: everything printed here is in the run's fold
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from time import monotonic
 from types import FrameType
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 LIVE_S, LOGGED_S = 0.2, 10.0  # between two looks, where somebody watches and where not
 WIDTH = 120
 SHOWN = ("ne", "auc", "calibration")
+QUIET = ("base_rate", "auc_bound", "count")  # of the data, or of how well another is known
 
 
 def console_for(*, quiet: bool) -> Console:
@@ -139,31 +140,32 @@ def show_outlook(found: "Outlook", console: Console, where: str) -> None:
 
 def show_end(result: "Result", console: Console) -> None:
     """What came of it, and where it is."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    names = [
-        name for values in result.test.values() for name in values if name not in ("base_rate", "auc_bound", "count")
-    ]
-    for name in ("", *dict.fromkeys(names)):
-        table.add_column(name, justify="right" if name else "left")
-    for lead, found in (("test", result.test), ("best possible", result.ceiling)):
-        for task, values in found.items():
-            label = f"{lead} {task}" if len(found) > 1 else lead
-            cells = (values.get(name) for name in dict.fromkeys(names))
-            table.add_row(label, *("" if value is None else f"{value:.4f}" for value in cells))
     if result.best is not None:
         best = result.best
-        console.print(
-            f"best    {best.metric} {best.value:.4f} of {best.task} on the validation rows, step {best.step:,}"
-        )
+        where = f"of {best.task} on the validation rows, step {best.step:,}"
+        console.print(f"best    {best.metric} {best.value:.4f} {where}", markup=False)
     if result.test:
-        console.print(table)
-    for name, want in result.expected.items():
-        console.print(
-            f"expected {name} {want:.4f}" + (f" +- {result.spread[name]:.4f}" if name in result.spread else "")
-        )
+        console.print(_metrics(result))
     speed = f"{result.samples:,} samples, {result.samples_s:,.0f} samples/s, {result.wall_s:.0f} s"
     console.print(f"{result.status}: {speed}, at most {result.peak_memory_bytes / 1e9:.1f} GB of memory")
     console.print(f"report  {result.run}/report.html", markup=False, soft_wrap=True)
+
+
+def _metrics(result: "Result") -> Table:
+    """The test, what nobody can beat, and what the recipe as it ships reaches."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    names = dict.fromkeys(name for values in result.test.values() for name in values if name not in QUIET)
+    for name in ("", *names):
+        table.add_column(name, justify="right" if name else "left")
+    lines: list[tuple[str, Mapping[str, float | None]]] = []
+    for lead, found in (("test", result.test), ("best possible", result.ceiling)):
+        lines += [(f"{lead} {task}" if len(found) > 1 else lead, values) for task, values in found.items()]
+    if result.expected:
+        lines.append(("expected", result.expected))
+    for lead, values in lines:
+        cells = (values.get(name) for name in names)
+        table.add_row(escape(lead), *("" if value is None else f"{value:.4f}" for value in cells))
+    return table
 
 
 def _size(size_bytes: int) -> str:

@@ -95,8 +95,6 @@ def make_model(resolved: Resolved) -> nn.Module:
     if isinstance(model, TwoTowers):
         return _two_tower(resolved, model).to(recipe.train.device)
     embeddings = Embeddings(resolved.tables, seed=recipe.seed)
-    if isinstance(model, Dlrm) and not dense:
-        raise SpecError("model: dlrm wants dense columns, and columns.dense is empty; kind: dcn or deepfm needs none")
     match model:
         case Dlrm(bottom=bottom, top=top):
             made: nn.Module = DLRM(embeddings, dense, (*bottom, resolved.tables[0].dim), (*top, tasks))

@@ -12,7 +12,7 @@ from msgspec import structs
 
 from rowwise.errors import DataError
 from rowwise.ingest.inspect import Card, ColumnCard
-from rowwise.recipes.recipe import NAME, About, Data, Dcn, Dlrm, Model, Recipe, Tables
+from rowwise.recipes.recipe import NAME, About, Data, Dlrm, Recipe, Tables
 from rowwise.recipes.text import write
 from rowwise.spec import Pooling, RowWiseAdagrad, Table
 from rowwise.train.settings import DenseAdam, Evaluation, Training
@@ -46,7 +46,7 @@ def starter(card: Card, dataset: str, file: str) -> str:
     large = card.rows > LARGE_ROWS
     recipe = Recipe(
         about=About(
-            what=f"{'DLRM' if columns.dense else 'DCN'} on {card.rows:,} rows of {card.source}",
+            what=f"DLRM on {card.rows:,} rows of {card.source}",
             run=f"rowwise train {file}",
         ),
         data=Data(dataset=dataset, label=card.label, valid_share=PART, test_share=PART),
@@ -83,9 +83,9 @@ def _dim(rows: int) -> int:
     return 8 if rows < SMALL_ROWS else 16 if rows < LARGE_ROWS else 32
 
 
-def _model(dense: bool, rows: int) -> Model:
+def _model(dense: bool, rows: int) -> Dlrm:
     sizes = (64,) if rows < SMALL_ROWS else (128, 64) if rows < LARGE_ROWS else (512, 256)
-    return Dlrm(bottom=sizes, top=sizes) if dense else Dcn(deep=sizes)
+    return Dlrm(bottom=sizes if dense else (), top=sizes)
 
 
 def _table(table: Table, card: Card) -> Table:

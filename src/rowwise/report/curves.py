@@ -37,7 +37,7 @@ def _task(run: Run, task: str) -> Html:
 def metrics_of(run: Run, task: str) -> list[str]:
     """What was measured, as it is shown; counts are told in words."""
     names = dict.fromkeys(curve.metric for curve in run.curves if curve.task == task)
-    return sorted((name for name in names if name != "count"), key=_curve_order)
+    return sorted((name for name in names if name not in ("count", "auc_bound")), key=_curve_order)
 
 
 def _curve_order(name: str) -> float:

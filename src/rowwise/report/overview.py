@@ -12,7 +12,7 @@ STATUS = {  # how it is said, and its class
     "stopped": ("stopped early", "fair"),
     "failed": ("failed", "bad"),
 }
-QUIET = frozenset({"count", "base_rate"})  # of the data, not of the model
+QUIET = frozenset({"count", "base_rate", "auc_bound"})  # of the data, or of how well another is known
 MOST_TILES = 6
 
 
