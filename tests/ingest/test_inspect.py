@@ -154,3 +154,14 @@ def test_user_errors_are_one_line(args, message, tmp_path):
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert message in done.stderr
+
+
+NAMES = {"user": "sparse", "userId": "sparse", "ad_id": "sparse", "last_item": "sparse", "ZIP": "sparse"}
+COUNTS = dict.fromkeys(("user_age", "item_views", "paid", "views", "website_load"), "dense")
+
+
+@pytest.mark.parametrize(("name", "role"), (NAMES | COUNTS).items())
+def test_whole_numbers_that_name_something(name, role):
+    """Numbers alone do not say whether they count or name; what a column is called does."""
+    table = pa.table({"label": np.arange(ROWS) % 2, name: np.random.default_rng(0).integers(0, 300, ROWS)})
+    assert column(inspect(FrameReader(table)), name).role == role

@@ -20,7 +20,12 @@ from rowwise.ingest.survey import Survey
 from rowwise.spec import TAKEN, Table, Value
 
 LABELS = ("label", "click", "clicked", "is_click", "target", "y", "conversion", "converted")
-ID_NAME = re.compile(r"(^|_)(id|ids|key|code|hash)($|_)", re.IGNORECASE)
+# Whole numbers that name something. A thing counts as a name only where it comes last: user, but not user_age.
+THINGS = (
+    "user|item|product|ad|campaign|creative|advertiser|publisher|device|site|domain|app|page|url|query|session|category|"
+    "brand|store|shop|seller|merchant|video|movie|film|song|track|artist|author|channel|city|country|region|zip|postcode"
+)
+ID_NAME = re.compile(rf"(^|_)(id|ids|key|code|hash)($|_)|(^|_)({THINGS})$|(?-i:[a-z]I[dD]s?$)", re.IGNORECASE)
 FEW = 100  # whole numbers with so few values are taken for categories
 LARGEST_COUNT = 1 << 31
 TIMES = (631_152_000, 4_102_444_800)  # 1990 to 2100 in seconds
