@@ -229,7 +229,7 @@ def test_a_terminal_shows_one_line_that_goes_away(tmp_path):
 
 def test_wrong_recipes(refused, tmp_path):
     write_recipe(tmp_path)
-    assert "no recipe 'smal'. There are dlrm-synthetic" in refused("train", "smal")
+    assert "no recipe 'smal'. There are complete-journey-dcn, " in refused("train", "smal")
     assert "none.yaml: there is no such recipe file; rowwise ls lists" in refused("train", "none.yaml")
     assert "no key 'epoch' in train; did you mean 'epochs'?" in refused("train", "small.yaml", "--set", "train.epoch=3")
     wrong = refused("train", "small.yaml", "--set", "columns.labels=[lable]")
@@ -237,7 +237,7 @@ def test_wrong_recipes(refused, tmp_path):
     wrong = refused("train", "small.yaml", "--set", "data.dataset=movielens-10")
     assert "no dataset 'movielens-10'; did you mean 'movielens-100k'?" in wrong
     wrong = refused("train", "small.yaml", "--set", "data.dataset=movielens-100k")
-    assert "MovieLens-100k is not here: rowwise data get movielens-100k" in wrong
+    assert "movielens-100k is not here: rowwise data get movielens-100k" in wrong
     wrong = refused("train", "small.yaml", "--set", "data.dataset=csv:none.csv")
     assert "none.csv: there is no such file or folder" in wrong
     assert "log.profile='x': want the first and last step" in refused("train", "small.yaml", "--profile", "x")
@@ -321,7 +321,7 @@ def test_a_disk_that_is_full_from_the_start(tmp_path):
         [*COMMAND, "train", "small.yaml"], cwd=tmp_path, capture_output=True, text=True, check=False, preexec_fn=limit
     )
     assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].startswith("rowwise: runs/small/1/.recipe.yaml.part: ")
+    assert done.stderr.splitlines()[-1].startswith("rowwise: runs/small/1/recipe.yaml: not written: ")
     assert "Traceback" not in done.stderr
     assert list((tmp_path / "runs/small").iterdir()) == []
 

@@ -6,7 +6,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rowwise import SpecError
-from rowwise.recipes.recipe import Data, Recipe
+from rowwise.recipes.recipe import Data, Dcn, Recipe
 from rowwise.recipes.text import apply_change, decode, parse, read, write
 
 BASE = "data: {dataset: synthetic}\n"
@@ -279,3 +279,12 @@ def test_what_is_default_is_written_if_asked_for():
     assert "train:\n  epochs: 1\n" in shown
     assert "share: random\n" in shown
     assert "batch" not in shown
+
+
+def test_another_kind_leaves_nothing_of_the_first():
+    sections = {"data": {"dataset": "synthetic"}, "model": {"kind": "dlrm", "bottom": [8], "top": [8]}}
+    apply_change(sections, "model.kind=dlrm")
+    assert sections["model"] == {"kind": "dlrm", "bottom": [8], "top": [8]}
+    apply_change(sections, "model.kind=dcn")
+    apply_change(sections, "model.deep=[4]")
+    assert decode(sections, "mine").model == Dcn(deep=(4,))

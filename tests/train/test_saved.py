@@ -69,13 +69,13 @@ def test_the_newest_and_the_best_stay(tmp_path_factory, steps, keep, best, cut):
     assert len(list(saved.folder.iterdir())) == len(saved.steps())
 
 
-def test_what_is_there_is_not_written_again(tmp_path):
+def test_of_what_is_there_only_the_data_is_written_again(tmp_path):
+    """A run that ends with a step that was saved already has nothing new but that it has ended."""
     saved = Saved(tmp_path / "ckpt")
     add(saved, 1)
-    before = (saved.path(1) / NAME).stat().st_mtime_ns
-    saved.add(1, {"t": torch.zeros(3)}, {})
-    assert (saved.path(1) / NAME).stat().st_mtime_ns == before
+    saved.add(1, {"t": torch.zeros(3)}, {"progress": "ended"})
     assert int(saved.open().load("t")[0]) == 1
+    assert saved.open().manifest.data == {"progress": "ended"}
 
 
 def test_halves_are_no_checkpoints(tmp_path):

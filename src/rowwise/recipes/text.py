@@ -159,7 +159,10 @@ def apply_change(sections: dict[str, Any], change: str) -> None:
         else:
             raise SpecError(f"--set {change}: {'.'.join(keys[:depth])} is {at!r} and has nothing inside")
         if last:
-            at[where] = _value(change, value)
+            made = _value(change, value)
+            if where == "kind" and at.get(where) != made:
+                at.clear()  # the other keys are those of another kind
+            at[where] = made
             return
         # A section that is left out, or empty, has its defaults: there is a place for the key.
         if isinstance(at, dict) and at.get(where) is None:

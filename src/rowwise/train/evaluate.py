@@ -169,5 +169,7 @@ def _fit_values(fit: Fit) -> Values:
 
 def _slice_rows(feature: str, parts: Slices, tasks: Sequence[str]) -> Iterable[SliceRow]:
     for part in parts.value():
+        if not part.count:  # "other", where every id was chosen
+            continue
         for task, fit, area in zip(tasks, part.fits, part.areas, strict=True):
             yield SliceRow(feature, part.id, task, _fit_values(fit) | {"auc": area.auc, "auc_bound": area.bound})
