@@ -85,7 +85,10 @@ def recipes() -> str:
     for name in names():
         about = load(name).about
         spread = {metric: f" \u00b1 {about.spread[metric]:.2g}" for metric in about.spread}
-        metrics = ", ".join(f"{m.upper()} {value:.4g}{spread.get(m, '')}" for m, value in about.expect.items())
+        metrics = ", ".join(
+            f"{m.upper() if m in ('auc', 'ne') else m} {value:.4g}{spread.get(m, '')}"
+            for m, value in about.expect.items()
+        )
         takes = [f"{about.time_s:.0f} s"] if about.time_s else []
         takes += [f"{about.memory_gb:.1f} GB"] if about.memory_gb else []
         lines.append(f"| `{name}` | {about.what} | {metrics or 'not measured'} | {', '.join(takes)} |")
