@@ -1,5 +1,7 @@
 """Settings shared by all tests: one Hypothesis profile, and every instruction set this processor has."""
 
+import signal
+
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -30,6 +32,14 @@ def isa(request):
     torch.ops.rowwise.limit_isa(request.param)
     yield request.param
     torch.ops.rowwise.limit_isa(widest)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def ctrl_c():
+    """Processes that tests start hear Ctrl-C, also where the tests run in the background of a shell that ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture
