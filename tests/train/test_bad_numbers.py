@@ -5,8 +5,8 @@ import re
 import pytest
 import torch
 from msgspec import structs
-from runs import USERS, World, bits, every_checkpoint, fast, make_rows, make_tables, state_bits
 from torch import nn
+from trainings import USERS, World, bits, every_checkpoint, fast, make_rows, make_tables, state_bits
 
 from rowwise import Batch, Embeddings, GradientError, Jagged, Pooling, Table
 from rowwise.train.breakdown import Breakdown

@@ -7,9 +7,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from runs import COLUMNS, Net, make_rows, make_tables
 from sklearn.metrics import log_loss, roc_auc_score
 from torch import nn
+from trainings import COLUMNS, Net, make_rows, make_tables
 
 from rowwise import BatchError, Embeddings, Table
 from rowwise.ingest import Batcher, Batching, Columns, FrameReader, Sparse

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from runs import World, fast, lines
+from trainings import World, fast, lines
 
 from rowwise import Batch, Embeddings, Jagged, Pooling, SpecError, Table
 from rowwise.train.breakdown import PHASES

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from runs import Killed, World, fast, left, lines, make_tables
+from trainings import Killed, World, fast, left, lines, make_tables
 
 from rowwise import Adagrad, Adam, CheckpointError, Ftrl, Lamb, RowWiseAdagrad, RowWiseAdam, Sgd
 from rowwise.ops import linear

@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from runs import World, fast, left
+from trainings import World, fast, left
 
 from rowwise import CheckpointError, DataError
 from rowwise.train.run_folder import HEADERS, RunFolder

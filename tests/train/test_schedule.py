@@ -5,7 +5,7 @@ import itertools
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from runs import Net, World, fast, lines
+from trainings import Net, World, fast, lines
 
 from rowwise import DataError, SpecError
 from rowwise.ingest import Position

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from runs import World, fast, make_tables
 from torch.nn.functional import binary_cross_entropy_with_logits as log_loss
+from trainings import World, fast, make_tables
 
 from rowwise import DLRM, Adam, Batch, CheckpointError, Embeddings, Jagged, Lamb, RowWiseAdagrad, Table
 from rowwise.checkpoint.read import Checkpoint

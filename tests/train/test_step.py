@@ -8,9 +8,9 @@ from clicks import make_clicks, make_tables
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
-from runs import join
 from torch import nn
 from torch.nn import functional as F
+from trainings import join
 
 from rowwise import Adagrad, Batch, BatchError, Embeddings, IdError, Jagged, Pooling, Sgd, SpecError, Table, WideDeep
 from rowwise.spec import Schedule
