@@ -44,5 +44,6 @@ def test_links_lead_somewhere(page):
         assert (page.parent / target).exists(), f"{page}: {target}"
 
 
-def test_readme_tables_come_from_saved_results():
-    subprocess.run([sys.executable, ROOT / "tools" / "readme_tables.py", "--check"], check=True)
+@pytest.mark.parametrize("tool", ["readme_tables.py", "recipe_numbers.py"])
+def test_numbers_come_from_saved_results(tool):
+    subprocess.run([sys.executable, ROOT / "tools" / tool, "--check"], check=True)
