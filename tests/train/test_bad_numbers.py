@@ -88,7 +88,7 @@ CAUSES = {
 def test_what_is_said_and_what_is_left(tmp_path, how, monkeypatch):
     world = Broken(tmp_path, how)
     rows = world.rows()
-    monkeypatch.setattr("runs.make_rows", lambda *_: rows)
+    monkeypatch.setattr("trainings.make_rows", lambda *_: rows)
     before = {}
 
     def tell(_):
@@ -117,7 +117,7 @@ def test_what_is_said_and_what_is_left(tmp_path, how, monkeypatch):
 def test_before_anything_was_saved(tmp_path, monkeypatch):
     world = Broken(tmp_path, "loss", save=Saving())
     rows = world.rows()
-    monkeypatch.setattr("runs.make_rows", lambda *_: rows)
+    monkeypatch.setattr("trainings.make_rows", lambda *_: rows)
     with pytest.raises(GradientError) as first:
         world.start().run()
     assert not Saved(tmp_path / "ckpt").steps()
@@ -129,7 +129,7 @@ def test_before_anything_was_saved(tmp_path, monkeypatch):
 def test_without_a_folder_nothing_is_kept(monkeypatch):
     world = Broken(None, "loss")
     rows = world.rows()
-    monkeypatch.setattr("runs.make_rows", lambda *_: rows)
+    monkeypatch.setattr("trainings.make_rows", lambda *_: rows)
     with pytest.raises(GradientError, match=r"of table '\w+', feature '\w+'$"):
         world.start().run()
 
@@ -137,7 +137,7 @@ def test_without_a_folder_nothing_is_kept(monkeypatch):
 def test_where_the_state_cannot_be_kept(tmp_path, monkeypatch):
     world = Broken(tmp_path, "loss")
     rows = world.rows()
-    monkeypatch.setattr("runs.make_rows", lambda *_: rows)
+    monkeypatch.setattr("trainings.make_rows", lambda *_: rows)
     (tmp_path / "ckpt").mkdir()
     (tmp_path / "ckpt" / "failed.part").touch()  # not a folder
     want = r"it begins in 'dense'.*; and it cannot be met again, as .*failed was not saved: File exists"
