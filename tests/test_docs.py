@@ -23,7 +23,14 @@ def blocks_of(page: Path) -> list[tuple[str, str]]:
     return found
 
 
-@pytest.mark.parametrize("page", sorted(ROOT.glob("docs/tutorials/*.md")), ids=lambda p: p.stem)
+def tutorials():
+    """Those that train as a user does take most of a minute."""
+    for page in sorted(ROOT.glob("docs/tutorials/*.md")):
+        slow = "rowwise train" in page.read_text()
+        yield pytest.param(page, id=page.stem, marks=[pytest.mark.slow] if slow else [])
+
+
+@pytest.mark.parametrize("page", tutorials())
 def test_tutorial_runs(page, tmp_path):
     (tmp_path / "bin").mkdir()
     command = tmp_path / "bin" / "rowwise"  # the rowwise under test, whichever is installed
