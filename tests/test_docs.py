@@ -30,7 +30,7 @@ def tutorials():
         yield pytest.param(page, id=page.stem, marks=[pytest.mark.slow] if slow else [])
 
 
-@pytest.mark.parametrize("page", tutorials())
+@pytest.mark.parametrize("page", list(tutorials()))
 def test_tutorial_runs(page, tmp_path):
     (tmp_path / "bin").mkdir()
     command = tmp_path / "bin" / "rowwise"  # the rowwise under test, whichever is installed
