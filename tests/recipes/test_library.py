@@ -6,7 +6,9 @@ import pytest
 from test_cli import rowwise_cli
 
 from rowwise import SpecError
+from rowwise.ingest.datasets.catalog import GETTERS, get
 from rowwise.recipes.find import LIBRARY, copy, find, load, names
+from rowwise.recipes.runs import Run
 
 
 @pytest.mark.parametrize("name", names())
@@ -70,3 +72,14 @@ def test_the_commands(tmp_path):
     again = rowwise_cli("cp", "dlrm-synthetic", "mine.yaml", cwd=tmp_path)
     assert (again.returncode, again.stdout) == (2, "")
     assert again.stderr == "rowwise: mine.yaml is there already: give another name\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["dlrm-synthetic", "movielens-wide-deep"])
+def test_what_is_promised_is_reached(name, tmp_path):
+    recipe = load(name, [f"data.folder={tmp_path}"])
+    if recipe.data.dataset in GETTERS:
+        get(recipe.data.dataset, tmp_path)
+    found = Run.start(recipe, tmp_path / "runs").go().test["label"]
+    assert found["auc"] > recipe.about.expect["auc"] - 0.003
+    assert found["ne"] < recipe.about.expect["ne"] + 0.006
