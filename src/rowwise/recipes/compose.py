@@ -30,7 +30,7 @@ from rowwise.recipes.rows import Parts, Rows, absolute, open_parts
 from rowwise.spec import Table
 from rowwise.train.evaluate import ClickEvaluator, Evaluator, Slicing
 from rowwise.train.objective import Clicks, InBatch, Objective
-from rowwise.train.retrieve import RetrievalEvaluator
+from rowwise.train.retrieve import RetrievalEvaluator, ranking_metrics
 from rowwise.train.settings import Evaluation
 from rowwise.train.trainer import Job, Settings
 
@@ -209,9 +209,7 @@ def _check_evaluation(how: Evaluation, columns: Columns, model: object, *, valid
     missing = [name for name in how.slices if name not in features]
     if missing:
         raise SpecError(f"evaluate.slices names {', '.join(missing)}; the features are {', '.join(features)}")
-    measured = CLICK_METRICS
-    if isinstance(model, TwoTowers):
-        measured = (*(f"{name}@{k}" for name in ("recall", "ndcg") for k in model.ks), "mrr")
+    measured = ranking_metrics(model.ks) if isinstance(model, TwoTowers) else CLICK_METRICS
     if validates and how.metric not in measured:
         raise SpecError(f"evaluate.metric={how.metric!r} is not measured here; there are {', '.join(measured)}")
 

@@ -204,10 +204,7 @@ def evaluate(
 ) -> Scores:
     """Measure a checkpoint of a run on its test rows, or on the rows of other files."""
     resolved, model = load_trained(path, which)
-    rows = _rows_of(data) or resolved.parts.test
-    if rows is None:
-        raise DataError(f"{path}: its recipe has no test rows: give some with --data parquet:PATH")
-    return make_evaluator(resolved, model, rows, slices)()
+    return make_evaluator(resolved, model, _asked_rows(path, resolved, data), slices)()
 
 
 def predict_rows(
@@ -220,10 +217,7 @@ def predict_rows(
 ) -> int:
     """Predict for the test rows of a run, or for the rows of other files; returns how many there were."""
     resolved, model = load_trained(path, which)
-    rows = _rows_of(data) or resolved.parts.test
-    if rows is None:
-        raise DataError(f"{path}: its recipe has no test rows: give some with --data parquet:PATH")
-    return predict(resolved, model, rows, out, tell)
+    return predict(resolved, model, _asked_rows(path, resolved, data), out, tell)
 
 
 def load_trained(path: Path, which: str = "best") -> tuple[Resolved, nn.Module]:
@@ -295,8 +289,12 @@ def _compare_own(recipe: Recipe, folder: RunFolder) -> None:
             folder.warn(f"{path} has changed since the run began; what it was is in {kept}")
 
 
-def _rows_of(data: str | None) -> Rows | None:
-    return None if data is None else Rows(open_named(data))
+def _asked_rows(path: Path, resolved: Resolved, data: str | None) -> Rows:
+    """Those of other files, if some are named, else the run's test rows."""
+    rows = resolved.parts.test if data is None else Rows(open_named(data))
+    if rows is None:
+        raise DataError(f"{path}: its recipe has no test rows: give some with --data parquet:PATH")
+    return rows
 
 
 def _now() -> str:

@@ -95,8 +95,7 @@ class Recorder:
 
     def waited(self) -> float:
         """The share of the time that was spent waiting for data, since the last line was written."""
-        seconds = self._clock.seconds()
-        spent = {phase: seconds[phase] - self._line.seconds[phase] for phase in PHASES}
+        spent = self._line.spent(self._clock.seconds())
         return spent["data"] / max(sum(spent.values()), 1e-9)
 
     @property
@@ -166,7 +165,7 @@ class Recorder:
         self._write_metrics(progress, "train", self._shown)
         self._write_metrics(progress, "lifetime", lifetime)
         seconds = self._clock.seconds()
-        spent = {phase: seconds[phase] - self._line.seconds[phase] for phase in PHASES}
+        spent = self._line.spent(seconds)
         samples_s = (progress.samples - self._line.samples) / max(sum(spent.values()), 1e-9)
         self._line = _Line(seconds, progress.samples)
         about = {"memory_bytes": memory_bytes(), "rate": stepped.rate, "gradient_norm": stepped.gradient_norm}
@@ -204,6 +203,10 @@ class _Line:
 
     seconds: Mapping[str, float]
     samples: int
+
+    def spent(self, now: Mapping[str, float]) -> dict[str, float]:
+        """Seconds of training since then, by phase."""
+        return {phase: now[phase] - self.seconds[phase] for phase in PHASES}
 
 
 def memory_bytes() -> int:

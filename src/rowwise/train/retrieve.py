@@ -20,6 +20,11 @@ from rowwise.train.ranking import Ranking
 AT_ONCE = 512  # questions
 
 
+def ranking_metrics(ks: Sequence[int]) -> tuple[str, ...]:
+    """What is measured for these k; more is better of each."""
+    return (*(f"recall@{k}" for k in ks), *(f"ndcg@{k}" for k in ks), "mrr")
+
+
 @final
 class RetrievalEvaluator:
     """Ranks all items for the user of each row whose label is 1.
@@ -50,7 +55,7 @@ class RetrievalEvaluator:
     @property
     def metrics(self) -> tuple[str, ...]:
         """Of the one task."""
-        return (*(f"recall@{k}" for k in self._ks), *(f"ndcg@{k}" for k in self._ks), "mrr", "count")
+        return (*ranking_metrics(self._ks), "count")
 
     def __call__(self) -> Scores:
         """One pass for the items, one for the questions."""
