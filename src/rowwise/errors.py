@@ -7,6 +7,7 @@
     |-- IdError          an id outside its table (also a ValueError)
     |-- GradientError    a gradient that is not finite (also an ArithmeticError)
     |-- StateError       a state dict that does not match the tables (also a ValueError)
+    |-- PeerError        another rank failed, or ranks do not agree (also a RuntimeError)
     |-- CheckpointError  a checkpoint that is missing, damaged or could not be written (also an OSError)
     `-- NativeError      the native operators are missing or do not load (also an ImportError)
 
@@ -41,6 +42,10 @@ class GradientError(RowwiseError, ArithmeticError):
 
 class StateError(RowwiseError, ValueError):
     """A state dict that does not match the tables."""
+
+
+class PeerError(RowwiseError, RuntimeError):
+    """Another rank failed, or ranks do not agree."""
 
 
 class CheckpointError(RowwiseError, OSError):

@@ -292,6 +292,56 @@ def _wanted(field: str, value: float | None) -> str | None:
     return None if least <= value <= most else want
 
 
+Link = Literal["host", "network"]  # between two devices of one host, or of two
+
+
+class Topology(Value, frozen=True):
+    """Hosts of equally many devices; ranks are numbered host by host."""
+
+    hosts: int = 1
+    devices: int = 1  # of each host
+
+    def __post_init__(self) -> None:
+        """Refuse what holds no rank."""
+        if self.hosts < 1 or self.devices < 1:
+            raise SpecError(f"{self.hosts} hosts of {self.devices} devices: want at least one of each")
+
+    @property
+    def world(self) -> int:
+        """How many ranks there are."""
+        return self.hosts * self.devices
+
+    def host_of(self, rank: int) -> int:
+        """The host of a rank."""
+        return rank // self.devices
+
+    def link(self, a: int, b: int) -> Link:
+        """What two ranks are connected by."""
+        return "host" if self.host_of(a) == self.host_of(b) else "network"
+
+
+class Codecs(Value, frozen=True):
+    """How vectors travel over one kind of link: looked-up ones forward, their gradients backward."""
+
+    forward: RowType = RowType.FP32
+    backward: RowType = RowType.FP32
+
+
+class Wire(Value, frozen=True):
+    """How numbers travel between ranks."""
+
+    host: Codecs = Codecs()
+    network: Codecs = Codecs()
+    dense: RowType = RowType.FP32  # gradients of dense parameters
+    error_feedback: bool = False  # what rounding took from a dense gradient is added to the next one
+
+    @property
+    def exact(self) -> bool:
+        """Whether nothing is lost."""
+        types = (self.host.forward, self.host.backward, self.network.forward, self.network.backward, self.dense)
+        return all(kind is RowType.FP32 for kind in types)
+
+
 TAKEN = ("training", "_staged")  # what modules that hold tables assign to; a parameter would be in the way
 
 

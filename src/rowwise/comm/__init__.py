@@ -1,0 +1,1 @@
+"""Ranks talking to each other: the only home of torch.distributed. Everything above knows `Comm` alone."""

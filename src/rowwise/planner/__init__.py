@@ -1,0 +1,1 @@
+"""Decides where tables live: specifications in, a `Plan` out. Pure, and without any tensor library."""
