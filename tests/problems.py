@@ -58,7 +58,7 @@ class Problem:
         return arena
 
     def group(self, arena: Arena) -> Group:
-        return make_group(arena.tables, arena.places)
+        return make_group(arena.pieces, arena.places)
 
     def sources(self, group: Group) -> torch.Tensor:
         return group.for_sources(self.jagged.features)

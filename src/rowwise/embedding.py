@@ -6,7 +6,6 @@ torch optimizer for the rows). Tables appear as parameters under their names, wi
 themselves compile.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -15,14 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from rowwise.batch import Jagged, KeyedJagged
-from rowwise.errors import BatchError, GradientError, IdError, SpecError, StateError
-from rowwise.ops import check, rowtype
+from rowwise.errors import BatchError, SpecError, StateError
+from rowwise.ops import rowtype
 from rowwise.ops.arena import Arena
-from rowwise.ops.layout import Group, make_group
-from rowwise.ops.lookup import Call, Staged, lookup
-from rowwise.ops.unknown import map_unknown
-from rowwise.ops.update import update
-from rowwise.spec import Pooling, Table, check_tables
+from rowwise.ops.lookup import Staged
+from rowwise.ops.tiles import Tiles
+from rowwise.spec import Table, check_tables
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,21 +68,22 @@ class Embeddings(nn.Module):
         """Allocate and fill the tables."""
         super().__init__()
         check_tables(tables)
-        self.arena = Arena.allocate(tables, torch.device(device))
+        self.seed = seed
+        self._tiles = Tiles(tables, torch.device(device))
         self.arena.fill(seed)
-        # Counted rather than kept: a log of every unknown id would grow without end.
-        self.unknown_ids: dict[str, int] = {}  # by feature, for tables whose last row stands for unknown ids
-        # Two groups, because a call either pools or does not; a group without tables is never called.
-        self._pooled = self._group(False)
-        self._sequence = self._group(True)
-        self._columns = self._pooled.column_slices
-        # Autograd only runs a backward that leads to something requiring a gradient, and rows do not.
-        self._anchor = torch.empty(0, requires_grad=True)
-        self._staged: list[Staged] = []
-        # By the order in which batches hold their features: in practice one entry.
-        self._feature_tensors: dict[tuple[str, ...], tuple[Tensor, Tensor]] = {}
+        self._columns = self._tiles.pooled.column_slices
         self.register_load_state_dict_pre_hook(_before_load)
         self._show_tables()
+
+    @property
+    def arena(self) -> Arena:
+        """The memory of rows and optimizer state."""
+        return self._tiles.arena
+
+    @property
+    def unknown_ids(self) -> dict[str, int]:
+        """How many ids outside their table were mapped to its last row, by feature."""
+        return self._tiles.unknown_ids
 
     @property
     def tables(self) -> tuple[Table, ...]:
@@ -109,57 +107,28 @@ class Embeddings(nn.Module):
         return self._forward(sparse)
 
     def _forward(self, sparse: Jagged | KeyedJagged) -> Vectors:
-        jagged = Jagged.from_keyed(sparse).contiguous()
-        # The jagged batch is taken as it is; what differs between batches is where the features stand in it.
-        pooled_features, sequence_features = self._features_for(jagged)
-        try:
-            offsets = torch.ops.rowwise.offsets(jagged.lengths_FB)
-            matrix = self._lookup(self._pooled, pooled_features, jagged, offsets, per_id=False)
-            rows = self._lookup(self._sequence, sequence_features, jagged, offsets, per_id=True)
-        except RuntimeError:
-            # The operators said that something is wrong; if it is the lengths, say which.
-            check.check_lengths(jagged)
-            raise
-        return Vectors(
-            matrix_BS=matrix, columns=self._columns, sequences=self._split(rows, sequence_features, jagged, offsets)
-        )
+        looked = self._tiles.look_up(Jagged.from_keyed(sparse).contiguous())
+        return Vectors(matrix_BS=looked.matrix_BS, columns=self._columns, sequences=self._tiles.split(looked))
 
-    @torch.no_grad()
     def update(self) -> None:
         """Apply what the backwards since the last update staged: each touched row changes once."""
-        staged = self._staged
-        self.discard()  # first: should the update raise, the same gradients must not come again
-        errors: list[GradientError] = []
-        for per_id in (False, True):
-            try:
-                update(self.arena, [s for s in staged if s.call.per_id == per_id])
-            except GradientError as error:  # a bad row costs no other row its step, in either group
-                errors.append(error)
-        if errors:
-            raise errors[0]
+        self._tiles.update()
 
     def check_staged(self) -> None:
         """Raise if a staged gradient is not finite, while no row has changed; `update` keeps only bad rows as they are.
 
         Gradients that are finite one by one and not together are left to `update`.
         """
-        for staged in self._staged:
-            # One pass that writes nothing. A sum can leave the range of its type where no part of it does, and what
-            # belongs to no id reaches no row; the search knows both, and only a suspect pays for it.
-            if not math.isfinite(float(staged.grad.sum())):
-                call = staged.call
-                found = check.find_bad_gradient(call.group, call.jagged, staged.grad, call.per_id)
-                if found is not None:
-                    raise GradientError(f"{found}. No row was updated")
+        self._tiles.check_staged()
 
     def discard(self) -> None:
         """Forget what was staged, for instance after a loss that is not finite."""
-        self._staged = []
+        self._tiles.discard()
 
     @property
     def staged(self) -> Sequence[Staged]:
         """What the next update would apply."""
-        return tuple(self._staged)
+        return tuple(self._tiles.staged)
 
     def optimizer_state(self) -> dict[str, dict[str, Tensor]]:
         """Views of the optimizer state: {table: {name: tensor}}."""
@@ -179,51 +148,11 @@ class Embeddings(nn.Module):
                 # Into the arena: the kernels know the state by its place.
                 view.copy_(found)
 
-    def _group(self, sequences: bool) -> Group:
-        chosen = [i for i, t in enumerate(self.tables) if (t.pooling is Pooling.SEQUENCE) == sequences]
-        return make_group(self.tables, self.arena.places, chosen)
-
     def _index(self, name: str) -> int:
         for index, table in enumerate(self.tables):
             if table.name == name:
                 return index
         raise SpecError(f"no table {name!r}; the tables are {', '.join(t.name for t in self.tables)}")
-
-    def _features_for(self, jagged: Jagged) -> tuple[Tensor, Tensor]:
-        """The kernels' feature tensors for the order in which this batch holds its features."""
-        known = self._feature_tensors.get(jagged.features)
-        # Checked once for each order of features that is met, not for every batch.
-        if known is None:
-            missing = set(self._pooled.feature_names + self._sequence.feature_names) - set(jagged.features)
-            if missing:
-                raise BatchError(f"the batch lacks {', '.join(sorted(missing))}; it holds {', '.join(jagged.features)}")
-            known = self._pooled.for_sources(jagged.features), self._sequence.for_sources(jagged.features)
-            self._feature_tensors[jagged.features] = known
-        if jagged.weights_N is None and any(t.pooling is Pooling.WEIGHTED for t in self.tables):
-            names = ", ".join(t.name for t in self.tables if t.pooling is Pooling.WEIGHTED)
-            raise BatchError(f"the batch has no weights, which tables {names} (pooling 'weighted') need")
-        return known
-
-    def _lookup(self, group: Group, features: Tensor, jagged: Jagged, offsets: Tensor, *, per_id: bool) -> Tensor:
-        if not group.tables:
-            return torch.empty(0 if per_id else (jagged.batch_size, 0), device=self.arena.rows.device)
-        call = Call(group=group, features_F9=features, jagged=jagged, offsets=offsets, per_id=per_id)
-        try:
-            return lookup(call, self.arena.rows, self._anchor, self._staged.append)
-        except IdError:  # the rare case pays: look up once more, if the tables allow it
-            return lookup(map_unknown(call, self.unknown_ids), self.arena.rows, self._anchor, self._staged.append)
-
-    def _split(self, rows: Tensor, features: Tensor, jagged: Jagged, offsets: Tensor) -> dict[str, Tensor]:
-        if not self._sequence.tables:
-            return {}
-        batch = jagged.batch_size
-        # The operator returns one flat tensor, as dims differ between features; here it is cut up again.
-        sources = features[:, 0] * batch
-        counts = (offsets[sources.to(offsets.device) + batch] - offsets[sources.to(offsets.device)]).tolist()
-        dims = features[:, 4].tolist()
-        parts = rows.split([n * dim for n, dim in zip(counts, dims, strict=True)])
-        names = self._sequence.feature_names
-        return {name: part.view(-1, dim) for name, part, dim in zip(names, parts, dims, strict=True)}
 
     def _show_tables(self) -> None:
         """(Re)make the parameters: views of the arena, as rows are stored, which alone owns the memory."""
@@ -244,11 +173,11 @@ class Embeddings(nn.Module):
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a copy or a pickle holds: everything but what is staged, which belongs to this module's graph."""
-        # Nor the views of tables, which the arena gives again: torch.save refuses views of a storage as another type.
+        """What a copy or a pickle holds."""
+        # Not the views of tables, which the arena gives again: torch.save refuses views of a storage as another type.
         names = {table.name for table in self.tables}
         others = {name: parameter for name, parameter in self._parameters.items() if name not in names}
-        return {**self.__dict__, "_staged": [], "_parameters": others}
+        return {**self.__dict__, "_parameters": others}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """After a copy or an unpickling the parameters are views again."""

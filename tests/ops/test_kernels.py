@@ -72,8 +72,8 @@ def check_update(problem: Problem, per_id: bool) -> None:
         grad = torch.randn(shape, generator=torch.Generator().manual_seed(step))
         bags = Bags(sources, jagged.values_N, offsets, jagged.weights_N, jagged.batch_size)
         hyper, keys = next_step(a, group)
-        ops.update(a.rows, a.state, group.tables_T10, hyper, keys, *bags[:4], grad, bags.batch, per_id)
-        reference.update(Memory(b.rows, b.state, group.tables_T10, hyper, keys), bags, grad, per_id)
+        ops.update(a.rows, a.state, group.tables_T12, hyper, keys, *bags[:4], grad, bags.batch, per_id)
+        reference.update(Memory(b.rows, b.state, group.tables_T12, hyper, keys), bags, grad, per_id)
     assert same(a.rows, b.rows)
     assert same(a.state, b.state)
 
@@ -136,7 +136,7 @@ def test_update_by_gradients_near_the_ends_of_their_range(optimizer, scale):
     for step in range(3):
         grad = torch.rand(40, group.columns, generator=torch.Generator().manual_seed(step))
         grad = (grad * 2 - 1) * scale
-        numbers = group.tables_T10, *next_step(a, group)
+        numbers = group.tables_T12, *next_step(a, group)
         kernel = partial(ops.update, a.rows, a.state, *numbers, *bags[:4], grad, 40, False)
         wanted = partial(reference.update, Memory(b.rows, b.state, *numbers), bags, grad, False)
         assert refuses(kernel) == refuses(wanted)  # merged rows past the range, which then stay
@@ -152,7 +152,7 @@ def test_ids_past_32_bits(rows):
     """Rows are addressed with 64 bits: a table's far end is where it should be (memory is only touched there)."""
     arena = ops.zeros(rows * 4)
     features = torch.tensor([[0, 0, 0, rows, 1, 0, 0, 0, 0]])
-    tables = torch.tensor([[0, rows, 1, 0, 0, 0, 0, 1, 0, 0]])
+    tables = torch.tensor([[0, rows, 1, 0, 0, 0, 0, 1, 0, 0, 0, 0]])
     ids = torch.tensor([rows - 1, 5, rows - 1])
     offsets = torch.tensor([0, 1, 2, 3])
     grad = torch.tensor([[1.0], [2.0], [4.0]])
@@ -207,7 +207,7 @@ def test_operators_of_devices_without_kernels(pooling):
     per_id = pooling is Pooling.SEQUENCE
     other = problem.arena()
     args = (
-        group.tables_T10,
+        group.tables_T12,
         *next_step(arena, group),
         sources,
         ids,

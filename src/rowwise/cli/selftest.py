@@ -94,7 +94,7 @@ class Case:
         generator = torch.Generator().manual_seed(seed)
         arena = Arena.allocate(tables, torch.device("cpu"))
         arena.fill(seed)
-        group = make_group(arena.tables, arena.places)
+        group = make_group(arena.pieces, arena.places)
         features = range(len(group.feature_names))
         lengths = [torch.randint(most + 1, (batch,), generator=generator) for _ in features]
         values = [
@@ -108,7 +108,7 @@ class Case:
 
     def step(self) -> Memory:
         """What the next update changes."""
-        return Memory(self.arena.rows, self.arena.state, self.group.tables_T10, *next_step(self.arena, self.group))
+        return Memory(self.arena.rows, self.arena.state, self.group.tables_T12, *next_step(self.arena, self.group))
 
     def pool(self) -> Tensor:
         """Look the batch up with the kernel."""

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from rowwise.ops import rowtype
-from rowwise.ops.layout import Place, place_tables, state_slots, state_width
-from rowwise.spec import Constant, Normal, RowType, Table, Uniform
+from rowwise.ops.layout import Piece, Place, place_tables
+from rowwise.spec import Constant, Normal, RowType, Table, Uniform, state_slots, state_width
 
 CHUNK = 1 << 22  # numbers made at a time where torch does the arithmetic
 
@@ -24,7 +24,7 @@ CHUNK = 1 << 22  # numbers made at a time where torch does the arithmetic
 class Arena:
     """Rows and optimizer state of `tables`; `table` and `table_state` give views."""
 
-    tables: tuple[Table, ...]
+    pieces: tuple[Piece, ...]
     places: tuple[Place, ...]
     rows: Tensor = field(repr=False)  # bytes
     state: Tensor = field(repr=False)  # floats
@@ -32,19 +32,20 @@ class Arena:
     keys_T: Tensor = field(repr=False)  # of each table's random numbers
 
     @classmethod
-    def allocate(cls, tables: Sequence[Table], device: torch.device) -> "Arena":
-        """Zeroed memory for the tables."""
-        places, size = place_tables(tables)
+    def allocate(cls, tables: Sequence[Table | Piece], device: torch.device) -> "Arena":
+        """Zeroed memory for the tables, or pieces of tables."""
+        pieces = tuple(x if isinstance(x, Piece) else Piece(x, x) for x in tables)
+        places, size = place_tables(piece.table for piece in pieces)
         try:
             rows, state = _zeros(size.base, device), _zeros(size.state_base * 4, device).view(torch.float32)
         except MemoryError:
             need = f"{size.base / 1e9:.1f} GB of rows and {size.state_base * 4 / 1e9:.1f} GB of optimizer state"
-            largest = max(tables, key=lambda t: t.rows * t.row_bytes)
+            largest = max((piece.table for piece in pieces), key=lambda t: t.rows * t.row_bytes)
             what = f"the largest is {largest.name!r} with {largest.rows} x {largest.dim}"
             raise MemoryError(f"{len(tables)} tables need {need}, which this machine does not give; {what}") from None
         counts_T = torch.zeros(len(tables), dtype=torch.int64)
         return cls(
-            tables=tuple(tables),
+            pieces=pieces,
             places=tuple(places),
             rows=rows,
             state=state,
@@ -52,9 +53,14 @@ class Arena:
             keys_T=counts_T.clone(),
         )
 
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        """The tables, or pieces as tables of their own."""
+        return tuple(piece.table for piece in self.pieces)
+
     def table(self, index: int) -> Tensor:
         """The rows of a table as they are stored: [R, D], or bytes [R, row_bytes] of int8 rows."""
-        table, place = self.tables[index], self.places[index]
+        table, place = self.pieces[index].table, self.places[index]
         # Cut from the one block: no copy, and no second owner. By way of DLPack it is a storage of its own: torch.save
         # refuses views of one storage as several types, and writes the whole block with any table.
         block = self.rows[place.base : place.base + table.rows * table.row_bytes]
@@ -62,12 +68,12 @@ class Arena:
 
     def weights(self, index: int) -> Tensor:
         """The rows of a table as float32 [R, D]: themselves if they are stored so, else a copy."""
-        table = self.tables[index]
+        table = self.pieces[index].table
         return rowtype.unpack(self.table(index), table.dim, table.row_type, table.column_group)
 
     def table_state(self, index: int) -> dict[str, Tensor]:
         """The optimizer state of a table by name; a state of one float a row is [R], `step` a single number."""
-        table, place = self.tables[index], self.places[index]
+        table, place = self.pieces[index].table, self.places[index]
         width = state_width(table)
         block = self.state[place.state_base : place.state_base + table.rows * width].view(table.rows, width)
         views = {"step": self.steps_T[index]}
@@ -79,10 +85,11 @@ class Arena:
 
     def fill(self, seed: int) -> None:
         """Initial rows and state."""
-        self.keys_T = torch.tensor([table_key(seed, t.name) for t in self.tables], dtype=torch.int64)
+        self.keys_T = torch.tensor([table_key(seed, piece.whole.name) for piece in self.pieces], dtype=torch.int64)
         self.steps_T.zero_()
-        for index, table in enumerate(self.tables):
-            fill_table(self.table(index), table, seed)
+        for index, piece in enumerate(self.pieces):
+            fill_piece(self.table(index), piece, seed)
+            table = piece.table
             views = self.table_state(index)
             for name, slot in state_slots(table).items():
                 views[name].fill_(slot.initial)
@@ -93,28 +100,30 @@ class Arena:
         self.state = self.state.to(device)
 
 
-def fill_table(stored: Tensor, table: Table, seed: int) -> None:
-    """Fill a table, as its rows are stored, as its `init` says."""
+def fill_piece(stored: Tensor, piece: Piece, seed: int) -> None:
+    """Fill a piece, as its rows are stored, as the `init` of its table says: with what the whole table has there."""
+    table, whole = piece.table, piece.whole
     # By name, not by position: adding a table leaves the rows of the others as they were.
-    key = table_key(seed, table.name)
-    # In pieces, so that a large table needs little beside itself.
-    size = min(table.rows, max(1, CHUNK // table.dim))
-    exact = table.row_type is RowType.FP32
-    buffer = stored if exact else torch.empty(size, table.dim, device=stored.device)
+    key = table_key(seed, whole.name)
+    # In chunks, so that a large table needs little beside itself.
+    size = min(table.rows, max(1, CHUNK // whole.dim))
+    in_place = table.row_type is RowType.FP32 and table.dim == whole.dim
+    buffer = stored if in_place else torch.empty(size, whole.dim, device=stored.device)
+    columns = slice(piece.first_column, piece.first_column + table.dim)
     for first in range(0, table.rows, size):
-        piece = stored[first : first + size]
-        rows = piece if exact else buffer[: len(piece)]
-        _fill(rows.view(-1), table, key, first * table.dim)
-        if not exact:
-            piece.copy_(rowtype.pack(rows, table.row_type, table.column_group))
+        chunk = stored[first : first + size]
+        rows = chunk if in_place else buffer[: len(chunk)]
+        _fill(rows.view(-1), whole, key, (piece.first_row + first) * whole.dim)
+        if not in_place:
+            chunk.copy_(rowtype.pack(rows[:, columns], table.row_type, table.column_group))
 
 
-def _fill(flat: Tensor, table: Table, key: int, start: int) -> None:
+def _fill(flat: Tensor, whole: Table, key: int, start: int) -> None:
     """Weights `start` and following of a table."""
-    match table.init:
+    match whole.init:
         case Uniform(bound=bound):
             # DLRM's and TorchRec's default: the sum of a bag starts small however large the table is.
-            reach = 1 / math.sqrt(table.rows) if bound is None else bound
+            reach = 1 / math.sqrt(whole.rows) if bound is None else bound
             torch.ops.rowwise.fill_uniform(flat, key, start, -reach, reach)
         case Normal(std=std):
             _fill_normal(flat, key, start, std)

@@ -12,7 +12,7 @@ from torch import Tensor
 from rowwise.batch import Jagged
 from rowwise.errors import BatchError, GradientError, IdError
 from rowwise.ops.layout import FeatureRow, Group
-from rowwise.spec import Pooling
+from rowwise.spec import Pooling, Table
 
 
 def check_lengths(jagged: Jagged) -> None:
@@ -34,10 +34,10 @@ def check_lengths(jagged: Jagged) -> None:
 def bad_ids(group: Group, features_F9: Tensor, jagged: Jagged) -> list[tuple[int, Tensor]]:
     """For each feature with ids outside its table: the feature's number and the ids' positions in the batch."""
     rows = FeatureRow.read(features_F9)
-    return _outside(jagged, [(row.source, row.rows) for row in rows])
+    return outside(jagged, [(row.source, row.rows) for row in rows])
 
 
-def _outside(jagged: Jagged, limits: Sequence[tuple[int, int]]) -> list[tuple[int, Tensor]]:
+def outside(jagged: Jagged, limits: Sequence[tuple[int, int]]) -> list[tuple[int, Tensor]]:
     """For each (feature of the batch, rows) with ids outside 0..rows-1: its number, and where they are."""
     # Every batch_size-th offset is where a feature begins.
     bounds = jagged.offsets()[:: max(1, jagged.batch_size)]
@@ -53,7 +53,7 @@ def _outside(jagged: Jagged, limits: Sequence[tuple[int, int]]) -> list[tuple[in
 
 def check_rows(jagged: Jagged, rows: Sequence[int]) -> None:
     """Raise for the first id that is not in 0..rows-1, with the rows of each feature's table given."""
-    for index, positions in _outside(jagged, list(enumerate(rows))):
+    for index, positions in outside(jagged, list(enumerate(rows))):
         raise IdError(
             f"feature {jagged.features[index]!r}, {_outsider(jagged, positions, rows[index])}. Hash or map the ids "
             f"before they are routed, or give the table more rows"
@@ -63,12 +63,15 @@ def check_rows(jagged: Jagged, rows: Sequence[int]) -> None:
 def check_ids(group: Group, features_F9: Tensor, jagged: Jagged) -> None:
     """Raise for the first id outside its table."""
     for index, positions in bad_ids(group, features_F9, jagged):
-        table = group.table_of(index)
-        raise IdError(
-            f"table {table.name!r}: feature {group.feature_names[index]!r}, "
-            f"{_outsider(jagged, positions, table.rows)}. Hash or map the ids, give the table more rows, "
-            f"or set unknown='last_row' to let its last row stand for all of them"
-        )
+        raise unknown_id(group.table_of(index), group.feature_names[index], jagged, positions)
+
+
+def unknown_id(table: Table, feature: str, jagged: Jagged, positions: Tensor) -> IdError:
+    """The error for the first of the ids at these positions, which are outside their table."""
+    return IdError(
+        f"table {table.name!r}: feature {feature!r}, {_outsider(jagged, positions, table.rows)}. Hash or map the ids, "
+        f"give the table more rows, or set unknown='last_row' to let its last row stand for all of them"
+    )
 
 
 def _outsider(jagged: Jagged, positions: Tensor, rows: int) -> str:
@@ -101,7 +104,7 @@ def find_bad_gradient(group: Group, jagged: Jagged, grad: Tensor, per_id: bool) 
 def _bad_bag(group: Group, jagged: Jagged, grad: Tensor) -> str | None:
     """The first gradient that is not finite and belongs to a bag with ids: others reach no row."""
     lengths = jagged.lengths_FB.view(len(jagged.features), -1)
-    for index, (name, columns) in enumerate(group.column_slices.items()):
+    for index, (name, columns) in enumerate(zip(group.feature_names, group.columns_F, strict=True)):
         filled = lengths[jagged.features.index(name)] > 0
         bad = torch.nonzero(~torch.isfinite(grad[:, columns]) & filled.unsqueeze(1))
         if len(bad):

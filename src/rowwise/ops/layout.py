@@ -6,15 +6,29 @@ other sources (`Group.for_sources`).
 """
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
 import torch
 from torch import Tensor
 
 from rowwise.ops.hyper import hyper_tensor, moves
-from rowwise.spec import Adagrad, Adam, Ftrl, Lamb, Pooling, RowType, RowWiseAdagrad, RowWiseAdam, Sgd, Table, row_bytes
+from rowwise.spec import (
+    Adagrad,
+    Adam,
+    Ftrl,
+    Lamb,
+    Pooling,
+    RowType,
+    RowWiseAdagrad,
+    RowWiseAdam,
+    Sgd,
+    Table,
+    row_bytes,
+    state_width,
+)
 
 LINE = 64  # bytes: every table starts on a cache line
 
@@ -103,6 +117,8 @@ class TableRow(NamedTuple):
     num_features: int
     type: int
     group: int
+    first_row: int  # where a tile begins in the whole table: random bits go by places there
+    first_column: int
 
     @property
     def format(self) -> RowFormat:
@@ -122,6 +138,26 @@ class Place(NamedTuple):
     state_base: int
 
 
+class Piece(NamedTuple):
+    """Some rows and columns of a table, as a table of their own; `whole` is where they were cut from."""
+
+    table: Table
+    whole: Table
+    first_row: int = 0
+    first_column: int = 0
+
+    @classmethod
+    def cut(cls, whole: Table, rows: tuple[int, int], cols: tuple[int, int], features: tuple[str, ...]) -> "Piece":
+        """A rectangle of a table, looked up by features of these names."""
+        dim = cols[1] - cols[0]
+        table = msgspec.structs.replace(whole, rows=rows[1] - rows[0], dim=dim, features=features)
+        return cls(table, whole, rows[0], cols[0])
+
+    def pooled_by(self, pooling: Pooling) -> "Piece":
+        """The same, pooled in another way than its table."""
+        return self._replace(table=msgspec.structs.replace(self.table, pooling=pooling))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
     """Tables that one kernel call serves: all pooled ones, or all sequence ones."""
@@ -131,15 +167,19 @@ class Group:
     columns: int  # of the pooled output
     members_T: Tensor  # which of the arena's tables these are
     features_F9: Tensor
-    tables_T10: Tensor
+    tables_T12: Tensor
     hyper_T8: Tensor  # at the first step
     hyper_moves: bool
 
     @property
-    def column_slices(self) -> dict[str, slice]:
+    def columns_F(self) -> list[slice]:
         """Where each feature stands in the pooled output."""
-        rows = FeatureRow.read(self.features_F9)
-        return {name: slice(r.column, r.column + r.dim) for name, r in zip(self.feature_names, rows, strict=True)}
+        return [slice(row.column, row.column + row.dim) for row in FeatureRow.read(self.features_F9)]
+
+    @property
+    def column_slices(self) -> dict[str, slice]:
+        """The same by name, where no two tables share a feature."""
+        return dict(zip(self.feature_names, self.columns_F, strict=True))
 
     def table_of(self, feature: int) -> Table:
         """The table of the i-th feature."""
@@ -154,36 +194,7 @@ class Group:
         return features
 
 
-class Slot(NamedTuple):
-    """A named part of a row's optimizer state."""
-
-    width: int
-    initial: float = 0.0
-
-
-def state_slots(table: Table) -> dict[str, Slot]:
-    """The optimizer state in each row, in order; names are those of torch's optimizers."""
-    match table.optimizer:
-        case Sgd():
-            return {}
-        case Adagrad(initial=initial):
-            return {"sum": Slot(table.dim, initial)}
-        case RowWiseAdagrad(initial=initial):
-            return {"sum": Slot(1, initial)}
-        case Adam() | Lamb():
-            return {"exp_avg": Slot(table.dim), "exp_avg_sq": Slot(table.dim)}
-        case RowWiseAdam():
-            return {"exp_avg": Slot(table.dim), "exp_avg_sq": Slot(1)}
-        case Ftrl(initial=initial):
-            return {"z": Slot(table.dim), "n": Slot(table.dim, initial)}
-
-
-def state_width(table: Table) -> int:
-    """Floats of optimizer state in each row."""
-    return sum(slot.width for slot in state_slots(table).values())
-
-
-def place_tables(tables: Sequence[Table]) -> tuple[list[Place], Place]:
+def place_tables(tables: Iterable[Table]) -> tuple[list[Place], Place]:
     """Where each table goes, and the size of everything."""
     places: list[Place] = []
     base = state_base = 0
@@ -195,19 +206,23 @@ def place_tables(tables: Sequence[Table]) -> tuple[list[Place], Place]:
     return places, Place(base, state_base)
 
 
-def make_group(tables: Sequence[Table], places: Sequence[Place], chosen: Sequence[int] | None = None) -> Group:
+def make_group(pieces: Sequence[Piece], places: Sequence[Place], chosen: Sequence[int] | None = None) -> Group:
     """Write the chosen tables down, or all of them; their features are numbered in table order."""
-    chosen = range(len(tables)) if chosen is None else chosen
+    chosen = range(len(pieces)) if chosen is None else chosen
+    tables = [piece.table for piece in pieces]
     optimizers = [tables[i].optimizer for i in chosen]
     feature_rows: list[FeatureRow] = []
     table_rows: list[TableRow] = []
     column = 0
-    for index, (table, place) in enumerate((tables[i], places[i]) for i in chosen):
+    for index, (piece, place) in enumerate((pieces[i], places[i]) for i in chosen):
+        table = piece.table
         rows, dim, stored = table.rows, table.dim, (ROW_TYPES.index(table.row_type), table.column_group or 0)
         # The state of a row is one run of floats, whatever the optimizer keeps in it.
         state = place.state_base, state_width(table), RULES[type(table.optimizer)]
         first, count = len(feature_rows), len(table.feature_names)
-        table_rows.append(TableRow(place.base, rows, dim, *state, first, count, *stored))
+        table_rows.append(
+            TableRow(place.base, rows, dim, *state, first, count, *stored, piece.first_row, piece.first_column)
+        )
         # Features are numbered table by table, so the update finds those of a table side by side.
         for _ in table.feature_names:
             source, mode = len(feature_rows), MODES[table.pooling]
@@ -219,7 +234,7 @@ def make_group(tables: Sequence[Table], places: Sequence[Place], chosen: Sequenc
         columns=column,
         members_T=torch.tensor(chosen, dtype=torch.int64),
         features_F9=torch.tensor(feature_rows, dtype=torch.int64).view(-1, 9),
-        tables_T10=torch.tensor(table_rows, dtype=torch.int64).view(-1, 10),
+        tables_T12=torch.tensor(table_rows, dtype=torch.int64).view(-1, 12),
         hyper_T8=hyper_tensor(optimizers, [1] * len(optimizers)),
         hyper_moves=any(moves(o) for o in optimizers),
     )

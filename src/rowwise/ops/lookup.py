@@ -18,7 +18,7 @@ from rowwise.ops import check
 from rowwise.ops.layout import Group
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Call:
     """One batch looked up in one group of tables."""
 
@@ -27,6 +27,7 @@ class Call:
     jagged: Jagged
     offsets: Tensor
     per_id: bool  # sequences: one vector for each id
+    parts: tuple[int, ...] = ()  # samples of each batch that this one was put together from; (): it is one
 
     def rows(self, arena_rows: Tensor, weights: Tensor | None) -> Tensor:
         """Pooled [B, S], or flat rows of all ids; raises with names for an id outside its table."""
@@ -53,9 +54,14 @@ class Call:
 
     def weight_grad(self, arena_rows: Tensor, weights: Tensor, grad: Tensor) -> Tensor:
         """The gradient of the per-id weights."""
-        return torch.ops.rowwise.pool_weight_grad(
-            arena_rows, self.features_F9, self.jagged.values_N, self.offsets, weights, grad, self.jagged.batch_size
-        )
+        found: Tensor | None = None
+        # Pieces of a table that share their rows are looked up by the same ids, and each adds to their gradients.
+        for features_F9 in _distinct_sources(self.features_F9):
+            part = torch.ops.rowwise.pool_weight_grad(
+                arena_rows, features_F9, self.jagged.values_N, self.offsets, weights, grad, self.jagged.batch_size
+            )
+            found = part if found is None else found + part
+        return torch.zeros_like(weights) if found is None else found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +71,18 @@ class Staged:
     call: Call
     weights: Tensor | None
     grad: Tensor
+
+
+def _distinct_sources(features_F9: Tensor) -> list[Tensor]:
+    """The features, as often as one batch feature is used by several: nearly always all of them at once."""
+    rounds: list[list[int]] = []
+    met: dict[int, int] = {}
+    for number, source in enumerate(features_F9[:, 0].tolist()):
+        times = met[source] = met.get(source, -1) + 1
+        if times == len(rounds):
+            rounds.append([])
+        rounds[times].append(number)
+    return [features_F9] if len(rounds) == 1 else [features_F9[numbers] for numbers in rounds]
 
 
 Stage = Callable[[Staged], None]

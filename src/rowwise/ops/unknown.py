@@ -25,13 +25,13 @@ def map_unknown(call: Call, counts: dict[str, int]) -> Call:
         # The caller's ids stay as they are; the copy is what the update will see too.
         values = call.jagged.values_N.clone() if values is None else values
         values[positions] = table.rows - 1
-        _count(counts, table, feature, len(positions))
+        count_unknown(counts, table, feature, len(positions))
     if values is None:
         return call  # not allowed: looking up again raises again
     return dataclasses.replace(call, jagged=dataclasses.replace(call.jagged, values_N=values))
 
 
-def _count(counts: dict[str, int], table: Table, feature: str, found: int) -> None:
+def count_unknown(counts: dict[str, int], table: Table, feature: str, found: int) -> None:
     """Count, and warn each time the count reaches another power of ten."""
     # Every batch may have some: one warning each would drown the rest of a log.
     before = counts.get(feature, 0)

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from rowwise.batch import Jagged
 from rowwise.ops import check
 from rowwise.ops.arena import Arena
 from rowwise.ops.hyper import hyper_tensor
-from rowwise.ops.jagged import concatenate
+from rowwise.ops.jagged import concatenate, permute, split
 from rowwise.ops.layout import Group
 from rowwise.ops.lookup import Call, Staged
 
@@ -24,15 +25,14 @@ def update(arena: Arena, staged: Sequence[Staged]) -> None:
     """Merge and apply the gradients staged for one group of tables."""
     if not staged:
         return
-    # The common case, one backward per update, copies nothing.
-    one = staged[0] if len(staged) == 1 else join(staged)
+    one = join(staged)
     call, group = one.call, one.call.group
     hyper_T8, keys_T = next_step(arena, group)
     try:
         torch.ops.rowwise.update(
             arena.rows,
             arena.state,
-            group.tables_T10,
+            group.tables_T12,
             hyper_T8,
             keys_T,
             call.features_F9,
@@ -63,30 +63,63 @@ def next_step(arena: Arena, group: Group) -> tuple[Tensor, Tensor]:
 
 def join(staged: Sequence[Staged]) -> Staged:
     """One batch holding the samples of all."""
+    if len(staged) == 1:  # the common case, one backward per update, copies nothing
+        return staged[0]
     group, per_id = staged[0].call.group, staged[0].call.per_id
     jaggeds = [dataclasses.replace(s.call.jagged, weights_N=s.weights) for s in staged]
-    jagged = concatenate(jaggeds, group.feature_names)
+    # Once each: pieces of a table that share their rows are looked up by the same ids.
+    jagged = concatenate(jaggeds, tuple(dict.fromkeys(group.feature_names)))
     return Staged(
         call=Call(
-            group=group,
-            features_F9=group.features_F9,
-            jagged=jagged,
-            offsets=torch.ops.rowwise.offsets(jagged.lengths_FB),
-            per_id=per_id,
+            group, group.for_sources(jagged.features), jagged, torch.ops.rowwise.offsets(jagged.lengths_FB), per_id
         ),
         weights=jagged.weights_N,
         grad=_sequence_gradients(group, staged) if per_id else torch.cat([s.grad for s in staged]),
     )
 
 
+def cut(staged: Staged) -> list[Staged]:
+    """What was staged for a batch that was put together from several, by those."""
+    call, group = staged.call, staged.call.group
+    jagged = dataclasses.replace(call.jagged, weights_N=staged.weights)
+    pieces = split(permute(jagged, tuple(dict.fromkeys(group.feature_names))), call.parts)
+    if call.per_id:
+        floats = [_floats(group, piece) for piece in pieces]
+        blocks = iter(staged.grad.split([n for by_piece in zip(*floats, strict=True) for n in by_piece]))
+        by_feature = [[next(blocks) for _ in pieces] for _ in group.feature_names]
+        grads = [torch.cat(mine) for mine in zip(*by_feature, strict=True)]
+    else:
+        grads = list(staged.grad.split(call.parts))
+    return [
+        Staged(
+            call=Call(group, group.for_sources(p.features), p, torch.ops.rowwise.offsets(p.lengths_FB), call.per_id),
+            weights=p.weights_N,
+            grad=grad,
+        )
+        for p, grad in zip(pieces, grads, strict=True)
+    ]
+
+
+def by_part(staged: Sequence[Staged], calls: int) -> list[Staged]:
+    """So many calls, one after the other, looked up one batch in pieces: its samples in order again.
+
+    Each call holds a piece of the batch of every rank; here all pieces of the first rank come first, in order.
+    """
+    ordered: list[Staged] = []
+    for first in range(0, len(staged), calls):
+        pieces = [cut(s) for s in staged[first : first + calls]]
+        ordered += [piece for by_rank in zip(*pieces, strict=True) for piece in by_rank]
+    return ordered
+
+
 def _sequence_gradients(group: Group, staged: Sequence[Staged]) -> Tensor:
     """Flat gradients of sequences, feature by feature instead of batch by batch."""
-    split: list[Sequence[Tensor]] = []
-    for s in staged:
-        floats: list[int] = []
-        for index, name in enumerate(group.feature_names):
-            jagged = s.call.jagged
-            lengths_FB = jagged.lengths_FB.view(len(jagged.features), -1)
-            floats.append(int(lengths_FB[jagged.features.index(name)].sum()) * group.table_of(index).dim)
-        split.append(s.grad.split(floats))
-    return torch.cat([part for parts in zip(*split, strict=True) for part in parts])
+    parts = [s.grad.split(_floats(group, s.call.jagged)) for s in staged]
+    return torch.cat([part for of_feature in zip(*parts, strict=True) for part in of_feature])
+
+
+def _floats(group: Group, jagged: Jagged) -> list[int]:
+    """How many floats the vectors of all ids of each feature are."""
+    lengths_FB = jagged.lengths_FB.view(len(jagged.features), -1)
+    counts = [int(lengths_FB[jagged.features.index(name)].sum()) for name in group.feature_names]
+    return [count * group.table_of(index).dim for index, count in enumerate(counts)]

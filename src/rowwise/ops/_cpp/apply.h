@@ -354,8 +354,11 @@ void update_rows(const Bucket& b, const Workspace& work, const Merged& merged) {
     return Row{work.merged + k * work.stride, states + merged.rows[k] * b.table.state_width, dim, hyper, factor};
   };
   const auto stored = [&](int64_t k) { return weights + merged.rows[k] * format.bytes(); };
+  const auto bits_of = [&](int64_t k) {
+    return RowBits(b.key, b.table.first_row + merged.rows[k], b.table.first_column);
+  };
   const auto weights_of = [&](int64_t k) {
-    return Weights<T>(format, stored(k), work.floats + k * work.stride, b.key, merged.rows[k]);
+    return Weights<T>(format, stored(k), work.floats + k * work.stride, bits_of(k));
   };
   const bool decays = Rule::decays_gradient && hyper.weight_decay != 0.f;
   if (hyper.clip > 0.f || decays)
@@ -371,7 +374,7 @@ void update_rows(const Bucket& b, const Workspace& work, const Merged& merged) {
   for (int64_t k = 0; k < merged.count; ++k) Rule::template apply<D>(row_of(k, factors[k]), weights_of(k));
   if constexpr (T == RowType::int8)
     for (int64_t k = 0; k < merged.count; ++k)
-      round_to_codes(format, work.floats + k * work.stride, stored(k), RowBits(b.key, merged.rows[k]));
+      round_to_codes(format, work.floats + k * work.stride, stored(k), bits_of(k));
 }
 
 using MergeRows = Merged (*)(const Bucket&, const Workspace&, int64_t, int64_t, Fault&);

@@ -25,9 +25,9 @@ void uniform(float* out, int64_t n, uint64_t key, uint64_t start, float low, flo
 // needs 32-bit products only, which every instruction set has in vectors.
 struct RowBits {
   uint32_t low, high;
-  RowBits(uint64_t key, int64_t row) {
+  RowBits(uint64_t key, int64_t row, int64_t first_column) {
     const uint64_t bits = mix(key + mix(uint64_t(row)));
-    low = uint32_t(bits), high = uint32_t(bits >> 32);
+    low = uint32_t(bits) + uint32_t(first_column) * 0x9E3779B9u, high = uint32_t(bits >> 32);
   }
   template <class V>
   inline __attribute__((always_inline)) typename Vec<V>::Bits at(int64_t column) const {

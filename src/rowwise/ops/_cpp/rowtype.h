@@ -319,7 +319,7 @@ class Weights;
 template <>
 class Weights<RowType::fp32> {
  public:
-  Weights(const Format&, char* row, float*, uint64_t, int64_t) : p_(reinterpret_cast<float*>(row)) {}
+  Weights(const Format&, char* row, float*, const RowBits&) : p_(reinterpret_cast<float*>(row)) {}
   template <class V>
   V at(int64_t column) const {
     return Vec<V>::load(p_ + column);
@@ -335,8 +335,8 @@ class Weights<RowType::fp32> {
 template <>
 class Weights<RowType::fp16> {
  public:
-  Weights(const Format&, char* row, float*, uint64_t key, int64_t index)
-      : p_(reinterpret_cast<uint16_t*>(row)), random_(key, index) {}
+  Weights(const Format&, char* row, float*, const RowBits& random)
+      : p_(reinterpret_cast<uint16_t*>(row)), random_(random) {}
   template <class V>
   V at(int64_t column) const {
     return half_to_float<V>(p_ + column);
@@ -353,8 +353,8 @@ class Weights<RowType::fp16> {
 template <>
 class Weights<RowType::bf16> {
  public:
-  Weights(const Format&, char* row, float*, uint64_t key, int64_t index)
-      : p_(reinterpret_cast<uint16_t*>(row)), random_(key, index) {}
+  Weights(const Format&, char* row, float*, const RowBits& random)
+      : p_(reinterpret_cast<uint16_t*>(row)), random_(random) {}
   template <class V>
   V at(int64_t column) const {
     return float_of<V>(widen<V>(p_ + column) << 16);
@@ -371,7 +371,7 @@ class Weights<RowType::bf16> {
 template <>
 class Weights<RowType::int8> {  // a group's scale is known when all its weights are, so they wait in `floats`
  public:
-  Weights(const Format& format, char* row, float* floats, uint64_t, int64_t) : floats_(floats) {
+  Weights(const Format& format, char* row, float* floats, const RowBits&) : floats_(floats) {
     read_row(format, row, floats);
   }
   template <class V>

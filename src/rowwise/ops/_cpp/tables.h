@@ -62,6 +62,7 @@ struct Table {
   int64_t num_features;
   RowType type;
   int64_t group;
+  int64_t first_row, first_column;  // where a tile begins in the whole table: random bits go by places there
   Format format() const { return {type, dim, group}; }
 };
 

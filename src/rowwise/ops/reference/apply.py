@@ -74,14 +74,16 @@ def _apply(memory: Memory, index: int, rows_M: Tensor, g_MD: Tensor) -> None:
     state = state.view(table.rows, table.state_width)
     w_MD = read_rows(packed[rows_M], table.format)
     if clip > 0:
-        length_M = _root(column_sum(g_MD * g_MD))
+        length_M = root(column_sum(g_MD * g_MD))
         g_MD = g_MD * torch.where(length_M > clip, clip / length_M, 1.0).unsqueeze(1)
     # L2 in the gradient, before any statistic of it, as FBGEMM and torch do.
     if weight_decay != 0 and Rule(table.rule) in (Rule.SGD, Rule.ADAGRAD, Rule.ROWWISE_ADAGRAD):
         g_MD = g_MD + w_MD * weight_decay
     w_MD, s_MW = RULES[Rule(table.rule)](w_MD, state[rows_M], g_MD, hyper)
     state[rows_M] = s_MW
-    packed[rows_M] = write_rows(w_MD, table.format, row_bits(memory.keys[index], rows_M, table.dim))
+    columns = range(table.first_column, table.first_column + table.dim)
+    random_MD = row_bits(memory.keys[index], rows_M + table.first_row, columns)
+    packed[rows_M] = write_rows(w_MD, table.format, random_MD)
 
 
 # The optimizers: (weights [M, D], state [M, W], gradients [M, D], numbers) -> new weights and state.
@@ -95,26 +97,27 @@ def _sgd(w_MD: Tensor, s_MW: Tensor, g_MD: Tensor, hyper: Tensor) -> Change:
 def _adagrad(w_MD: Tensor, s_MW: Tensor, g_MD: Tensor, hyper: Tensor) -> Change:
     lr, eps, *_ = hyper
     s_MW = s_MW + g_MD * g_MD
-    return w_MD - g_MD / (_root(s_MW) + eps) * lr, s_MW
+    return w_MD - g_MD / (root(s_MW) + eps) * lr, s_MW
 
 
 def _rowwise_adagrad(w_MD: Tensor, s_M1: Tensor, g_MD: Tensor, hyper: Tensor) -> Change:
     lr, eps, *_ = hyper
     s_M1 = s_M1 + (column_sum(g_MD * g_MD) / w_MD.shape[1]).unsqueeze(1)
-    return w_MD - g_MD * (lr / (_root(s_M1) + eps)), s_M1
+    return w_MD - g_MD * (lr / (root(s_M1) + eps)), s_M1
 
 
-def _adam_step(s_MW: Tensor, g_MD: Tensor, hyper: Tensor) -> Change:
+def adam_step(s_MW: Tensor, g_MD: Tensor, hyper: Tensor) -> Change:
+    """The step of both moments [M, D], and the moments after it."""
     _, eps, _, _, beta1, beta2, inverse1, inverse2 = hyper
     m_MD, v_MD = s_MW.chunk(2, 1)
     m_MD = m_MD * beta1 + g_MD * (1 - beta1)
     v_MD = v_MD * beta2 + g_MD * g_MD * (1 - beta2)
-    return m_MD * inverse1 / (_root(v_MD * inverse2) + eps), torch.cat([m_MD, v_MD], 1)
+    return m_MD * inverse1 / (root(v_MD * inverse2) + eps), torch.cat([m_MD, v_MD], 1)
 
 
 def _adam(w_MD: Tensor, s_MW: Tensor, g_MD: Tensor, hyper: Tensor) -> Change:
     lr, _, weight_decay, *_ = hyper
-    step_MD, s_MW = _adam_step(s_MW, g_MD, hyper)
+    step_MD, s_MW = adam_step(s_MW, g_MD, hyper)
     return w_MD - (step_MD + w_MD * weight_decay) * lr, s_MW
 
 
@@ -123,15 +126,15 @@ def _rowwise_adam(w_MD: Tensor, s_MW: Tensor, g_MD: Tensor, hyper: Tensor) -> Ch
     m_MD, v_M1 = s_MW[:, :-1], s_MW[:, -1:]
     m_MD = m_MD * beta1 + g_MD * (1 - beta1)
     v_M1 = v_M1 * beta2 + (column_sum(g_MD * g_MD) / w_MD.shape[1]).unsqueeze(1) * (1 - beta2)
-    step_MD = m_MD * inverse1 * (1 / (_root(v_M1 * inverse2) + eps))
+    step_MD = m_MD * inverse1 * (1 / (root(v_M1 * inverse2) + eps))
     return w_MD - (step_MD + w_MD * weight_decay) * lr, torch.cat([m_MD, v_M1], 1)
 
 
 def _lamb(w_MD: Tensor, s_MW: Tensor, g_MD: Tensor, hyper: Tensor) -> Change:
     lr, _, weight_decay, *_ = hyper
-    step_MD, s_MW = _adam_step(s_MW, g_MD, hyper)
+    step_MD, s_MW = adam_step(s_MW, g_MD, hyper)
     step_MD = step_MD + w_MD * weight_decay
-    length_M, size_M = _root(column_sum(w_MD * w_MD)), _root(column_sum(step_MD * step_MD))
+    length_M, size_M = root(column_sum(w_MD * w_MD)), root(column_sum(step_MD * step_MD))
     usable_M = (length_M > 0) & (size_M > 0) & length_M.isfinite() & size_M.isfinite()
     trust_M = torch.where(usable_M, length_M / size_M, 1.0)
     return w_MD - step_MD * (lr * trust_M).unsqueeze(1), s_MW
@@ -141,13 +144,13 @@ def _ftrl(w_MD: Tensor, s_MW: Tensor, g_MD: Tensor, hyper: Tensor) -> Change:
     lr, _, _, _, l1, l2, beta, _ = hyper
     z_MD, n_MD = s_MW.chunk(2, 1)
     sum_MD = (n_MD + g_MD * g_MD).clamp(max=torch.finfo(torch.float32).max)  # of an infinite one there is no rate
-    after_MD = _root(sum_MD)
-    z_MD = z_MD + g_MD - (after_MD - _root(n_MD)) / lr * w_MD
+    after_MD = root(sum_MD)
+    z_MD = z_MD + g_MD - (after_MD - root(n_MD)) / lr * w_MD
     shrunk_MD = torch.where(z_MD > l1, z_MD - l1, torch.where(z_MD < -l1, z_MD + l1, 0.0))
     return 0 - shrunk_MD / ((after_MD + beta) / lr + l2), torch.cat([z_MD, sum_MD], 1)
 
 
-def _root(x: Tensor) -> Tensor:
+def root(x: Tensor) -> Tensor:
     """The correctly rounded square root: torch's own may come from a vector library that is a bit off."""
     return x.double().sqrt().to(x.dtype)
 

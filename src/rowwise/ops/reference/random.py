@@ -13,11 +13,11 @@ def fill_uniform(out: Tensor, key: int, start: int, low: float, high: float) -> 
     out.copy_(low_ + bits.float() * 2.0**-24 * (high_ - low_))
 
 
-def row_bits(key: Tensor, rows_M: Tensor, dim: int) -> Tensor:
+def row_bits(key: Tensor, rows_M: Tensor, columns: range) -> Tensor:
     """32 random bits for each row and column, as int64 [M, D]; the key holds table, seed and step."""
     # One strong hash for each row, then a cheap one for each column whose products have 32 bits.
     word_M = _mix(key.to(rows_M.device) + _mix(rows_M)).unsqueeze(1)
-    column_D = torch.arange(dim, dtype=torch.int64, device=rows_M.device)
+    column_D = torch.arange(columns.start, columns.stop, dtype=torch.int64, device=rows_M.device)
     x = _low(column_D * 0x9E3779B9 + word_M)
     x = _low((x ^ (x >> 16)) * 0x7FEB352D)
     x = x ^ _shift(word_M, 32)

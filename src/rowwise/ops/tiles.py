@@ -1,0 +1,154 @@
+"""Pieces of tables on one device: their memory, their lookup, what was staged for them, and their update.
+
+What `Embeddings` and its sharded counterpart have in common. It knows neither modules nor ranks: a batch holds whatever
+features its pieces are looked up by, wherever their ids came from.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from rowwise.batch import Jagged
+from rowwise.errors import BatchError, GradientError, IdError
+from rowwise.ops import check
+from rowwise.ops.arena import Arena
+from rowwise.ops.layout import Group, Piece, make_group
+from rowwise.ops.lookup import Call, Staged, lookup
+from rowwise.ops.unknown import map_unknown
+from rowwise.ops.update import update
+from rowwise.spec import Pooling, Table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Looked:
+    """The pooled features of a batch side by side [B, S], and the rows of its sequences one after the other."""
+
+    matrix_BS: Tensor
+    flat: Tensor
+    floats: list[int]  # of each sequence feature in `flat`
+
+
+@final
+class Tiles:
+    """Whole tables, or rectangles of some."""
+
+    def __init__(self, tables: Sequence[Table | Piece], device: torch.device) -> None:
+        """Zeroed memory; `arena.fill` fills it."""
+        self.arena = Arena.allocate(tables, device)
+        # Counted rather than kept: a log of every unknown id would grow without end.
+        self.unknown_ids: dict[str, int] = {}  # by feature, for tables whose last row stands for unknown ids
+        # Two groups, because a call either pools or does not; a group without tables is never called.
+        self.pooled, self.sequence = self._group(False), self._group(True)
+        self.staged: list[Staged] = []
+        # Autograd only runs a backward that leads to something requiring a gradient, and rows do not.
+        self._anchor = torch.empty(0, requires_grad=True)
+        # By the order in which batches hold their features: in practice one entry.
+        self._feature_tensors: dict[tuple[str, ...], tuple[Tensor, Tensor]] = {}
+
+    def look_up(self, jagged: Jagged, parts: tuple[int, ...] = ()) -> Looked:
+        """Look a batch up; with gradients enabled, each backward stages what `update` will apply.
+
+        `parts`: how many samples each of the batches has that this one was put together from.
+        """
+        # The jagged batch is taken as it is; what differs between batches is where the features stand in it.
+        pooled_features, sequence_features = self.features_for(jagged)
+        try:
+            offsets = torch.ops.rowwise.offsets(jagged.lengths_FB)
+            matrix = self._lookup(Call(self.pooled, pooled_features, jagged, offsets, False, parts))
+            flat = self._lookup(Call(self.sequence, sequence_features, jagged, offsets, True, parts))
+        except RuntimeError:
+            # The operators said that something is wrong; if it is the lengths, say which.
+            check.check_lengths(jagged)
+            raise
+        return Looked(matrix_BS=matrix, flat=flat, floats=self._floats(sequence_features, jagged, offsets))
+
+    def split(self, looked: Looked) -> dict[str, Tensor]:
+        """The rows [N, D] of each sequence."""
+        # The operator returns one flat tensor, as dims differ between features; here it is cut up again.
+        parts = looked.flat.split(looked.floats) if looked.floats else ()
+        named = zip(self.sequence.feature_names, parts, strict=True)
+        return {name: part.view(-1, self.sequence.table_of(k).dim) for k, (name, part) in enumerate(named)}
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Apply what the backwards since the last update staged: each touched row changes once."""
+        staged = self.staged
+        self.discard()  # first: should the update raise, the same gradients must not come again
+        errors: list[GradientError] = []
+        for per_id in (False, True):
+            try:
+                update(self.arena, [s for s in staged if s.call.per_id == per_id])
+            except GradientError as error:  # a bad row costs no other row its step, in either group
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+    def check_staged(self) -> None:
+        """Raise if a staged gradient is not finite, while no row has changed; `update` keeps only bad rows as they are.
+
+        Gradients that are finite one by one and not together are left to `update`.
+        """
+        for staged in self.staged:
+            # One pass that writes nothing. A sum can leave the range of its type where no part of it does, and what
+            # belongs to no id reaches no row; the search knows both, and only a suspect pays for it.
+            if not math.isfinite(float(staged.grad.sum())):
+                call = staged.call
+                found = check.find_bad_gradient(call.group, call.jagged, staged.grad, call.per_id)
+                if found is not None:
+                    raise GradientError(f"{found}. No row was updated")
+
+    def discard(self) -> None:
+        """Forget what was staged."""
+        self.staged = []
+
+    def features_for(self, jagged: Jagged) -> tuple[Tensor, Tensor]:
+        """The kernels' feature tensors, of pooled features and of sequences, for a batch's order of features."""
+        known = self._feature_tensors.get(jagged.features)
+        # Checked once for each order of features that is met, not for every batch.
+        if known is None:
+            missing = set(self.pooled.feature_names + self.sequence.feature_names) - set(jagged.features)
+            if missing:
+                raise BatchError(f"the batch lacks {', '.join(sorted(missing))}; it holds {', '.join(jagged.features)}")
+            known = self.pooled.for_sources(jagged.features), self.sequence.for_sources(jagged.features)
+            self._feature_tensors[jagged.features] = known
+        check_weights([piece.whole for piece in self.arena.pieces], jagged)
+        return known
+
+    def _group(self, sequences: bool) -> Group:
+        pieces = self.arena.pieces
+        chosen = [i for i, piece in enumerate(pieces) if (piece.table.pooling is Pooling.SEQUENCE) == sequences]
+        return make_group(pieces, self.arena.places, chosen)
+
+    def _lookup(self, call: Call) -> Tensor:
+        if not call.group.tables:
+            return torch.empty(0 if call.per_id else (call.jagged.batch_size, 0), device=self.arena.rows.device)
+        try:
+            return lookup(call, self.arena.rows, self._anchor, self.staged_by)
+        except IdError:  # the rare case pays: look up once more, if the tables allow it
+            return lookup(map_unknown(call, self.unknown_ids), self.arena.rows, self._anchor, self.staged_by)
+
+    def staged_by(self, staged: Staged) -> None:
+        """A backward leaves this."""
+        self.staged.append(staged)
+
+    def _floats(self, features: Tensor, jagged: Jagged, offsets: Tensor) -> list[int]:
+        if not self.sequence.tables:
+            return []
+        begins = (features[:, 0] * jagged.batch_size).to(offsets.device)
+        counts = (offsets[begins + jagged.batch_size] - offsets[begins]).tolist()
+        return [count * dim for count, dim in zip(counts, features[:, 4].tolist(), strict=True)]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy or a pickle holds: everything but what is staged, which belongs to one module's graph."""
+        return {**self.__dict__, "staged": []}
+
+
+def check_weights(tables: Sequence[Table], jagged: Jagged) -> None:
+    """Weighted tables need weights."""
+    if jagged.weights_N is None and any(t.pooling is Pooling.WEIGHTED for t in tables):
+        names = ", ".join(t.name for t in tables if t.pooling is Pooling.WEIGHTED)
+        raise BatchError(f"the batch has no weights, which tables {names} (pooling 'weighted') need")

@@ -1,0 +1,72 @@
+"""`shard`: the one verb that makes a model run on several ranks.
+
+The model stays what it is, and keeps the names of its dense parameters; only its `Embeddings` are replaced. Apart from
+`embeddings` because it knows of models.
+"""
+
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+from rowwise.comm.seam import Comm
+from rowwise.embedding import Embeddings
+from rowwise.plan import Plan
+from rowwise.shard.embeddings import ShardedEmbeddings, check
+from rowwise.spec import Table, Wire
+
+Module = TypeVar("Module", bound=nn.Module)
+
+
+def shard(model: Module, plan: Plan, comm: Comm, *, wire: Wire | None = None, elastic: bool = False) -> Module:
+    """Replace every `Embeddings` in a model by this rank's share of it, in place; called by all ranks.
+
+    Rows and optimizer state are copied from the model. The plan covers the tables of all its modules.
+    """
+    wire = wire or Wire()
+    found = [(path, m) for path, m in model.named_modules() if isinstance(m, Embeddings)]
+    tables: list[Table] = [table for _, module in found for table in module.tables]
+    # All that can be wrong with a plan is found before anything is taken or given up.
+    check(plan, comm, wire, elastic=elastic)
+    plan.validate(tables)
+    for path, module in found:
+        names = {table.name for table in module.tables}
+        mine = Plan(
+            world=plan.world,
+            tiles=tuple(tile for tile in plan.tiles if tile.table in names),
+            approximate=tuple(name for name in plan.approximate if name in names),
+        )
+        sharded = ShardedEmbeddings(module.tables, mine, comm, wire=wire, elastic=elastic)
+        copy_tables(module, sharded)
+        if not path:
+            raise TypeError("shard() replaces the Embeddings inside a model: want a module that holds them")
+        parent, _, name = path.rpartition(".")
+        setattr(model.get_submodule(parent), name, sharded)
+    return model
+
+
+@torch.no_grad()
+def copy_tables(module: Embeddings, sharded: ShardedEmbeddings) -> None:
+    """Give each rank its pieces of the rows and of the optimizer state."""
+    sharded.fill(module.seed)  # for the keys of random numbers
+    states = module.optimizer_state()
+    for held in sharded.held():
+        tile = held.tile
+        rows, columns = slice(*tile.rows), slice(*tile.cols)
+        table = next(t for t in module.tables if t.name == tile.table)
+        stored = module.table(tile.table)[rows]
+        held.rows.copy_(stored if held.rows.shape == stored.shape else cut_columns(stored, table, columns))
+        for name, mine in held.state.items():
+            whole = states[tile.table][name]
+            mine.copy_(whole if not whole.dim() else whole[rows] if whole.dim() == 1 else whole[rows, columns])
+
+
+def cut_columns(stored: torch.Tensor, table: Table, columns: slice) -> torch.Tensor:
+    """Columns of rows as they are stored; those of int8 rows begin and end with a group that shares a scale."""
+    if stored.dtype != torch.uint8:
+        return stored[:, columns]
+    group = table.column_group or table.dim
+    groups = -(-table.dim // group)
+    first, last = columns.start // group, -(-columns.stop // group)
+    codes = stored[:, 8 * groups + columns.start : 8 * groups + -(-columns.stop // 4) * 4]
+    return torch.cat([stored[:, 8 * first : 8 * last], codes], 1)

@@ -1,0 +1,232 @@
+"""Updates of pieces whose columns depend on each other: what is summed over a row is summed over all ranks that have it.
+
+A row-wise optimizer, LAMB and clipping need a sum over all columns of a row's gradient. Each rank adds up its own, as
+far as the tree of [Note: Column sums] goes inside its columns; the ranks with columns of the same rows swap these
+numbers, and each finishes the tree: the same bits as one device. What is left of the update is then a plain step, which
+the kernel takes and rounds. Gives up: a few passes more over the gradients, only for tables that were cut so.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from rowwise.comm.seam import Comm
+from rowwise.errors import GradientError
+from rowwise.ops import rowtype
+from rowwise.ops.hyper import Hyper
+from rowwise.ops.layout import RULES, Rule, TableRow
+from rowwise.ops.reference.apply import adam_step, root
+from rowwise.ops.tiles import Tiles
+from rowwise.ops.update import by_part, join, next_step
+from rowwise.plan import Plan
+from rowwise.shard.merged import Merged, apply, merge
+from rowwise.shard.routes import Held, Part, Routes, column_owners
+from rowwise.shard.tree import Node, complete, nodes_of
+from rowwise.spec import Table
+
+BY_ROW = (Rule.ROWWISE_ADAGRAD, Rule.ROWWISE_ADAM, Rule.LAMB)  # the other rules are coupled by clipping only
+
+
+@final
+@dataclass(slots=True, kw_only=True)
+class _Piece:
+    """A piece of this rank while it is updated."""
+
+    held: Held
+    whole: Table
+    tiles: Tiles
+    index: int  # among the tables of its tiles
+    table: TableRow
+    hyper: Tensor
+    random: Tensor
+    merged: Merged
+    bad: bool = False
+
+    @property
+    def rule(self) -> Rule:
+        return Rule(self.table.rule)
+
+    def weights(self) -> Tensor:
+        """The rows as floats [U, D]."""
+        table = self.tiles.arena.tables[self.index]
+        stored = self.tiles.arena.table(self.index)[self.merged.rows_U.long()]
+        return rowtype.unpack(stored, table.dim, table.row_type, table.column_group)
+
+    def state(self) -> Tensor:
+        """Of all rows [R, floats]."""
+        t = self.table
+        return self.tiles.arena.state[t.state_base : t.state_base + t.rows * t.state_width].view(t.rows, -1)
+
+    def becomes_plain(self, lr: float | Tensor = 1.0, weight_decay: float | Tensor = 0.0) -> None:
+        """What is left to do is w -= lr * (g + weight_decay * w)."""
+        self.table = self.table._replace(rule=Rule.SGD)
+        self.hyper = torch.tensor(Hyper(lr=float(lr), weight_decay=float(weight_decay)))
+
+    def drop(self, bad_U: Tensor) -> None:
+        """Leave rows as they are."""
+        if bool(bad_U.any()):
+            self.bad = True
+            self.merged = Merged(rows_U=self.merged.rows_U[~bad_U], grad_UD=self.merged.grad_UD[~bad_U])
+
+
+@final
+class CoupledUpdate:
+    """The pieces of a rank that are coupled to others, and who those are."""
+
+    def __init__(self, routes: Routes, plan: Plan, comm: Comm, shelves: Sequence[tuple[Part, Tiles]]) -> None:
+        """`shelves`: the coupled parts of this rank."""
+        self._comm, self._shelves = comm, shelves
+        self._tables = routes.tables
+        coupled = {h.table for parts in routes.parts_W for part in parts if part.coupled for h in part.held}
+        optimizers = [routes.tables[index].optimizer for index in coupled]
+        self._clips = any(optimizer.clip is not None for optimizer in optimizers)
+        self._sums = any(RULES[type(optimizer)] in BY_ROW for optimizer in optimizers)
+        self._owners = {
+            (held.table, held.tile.rows): column_owners(plan, routes.tables[held.table], held.tile.rows)
+            for part, _ in shelves
+            for held in part.held
+        }
+
+    def update(self, calls: int) -> None:
+        """Apply what was staged; every rank calls this as often as any other, with pieces or without."""
+        pieces = sorted(self._merge(calls), key=lambda piece: piece.held)
+        if self._clips:
+            clipped = [piece for piece in pieces if piece.whole.optimizer.clip is not None]
+            for piece, totals in self._totals(clipped, [(p.merged.grad_UD**2).unsqueeze(2) for p in clipped]):
+                _clip(piece, totals[:, 0])
+        if self._sums:
+            by_row = [piece for piece in pieces if piece.rule in BY_ROW]
+            for piece, totals in self._totals(by_row, [_squares(piece) for piece in by_row]):
+                _finish(piece, totals)
+        self._apply(pieces)
+
+    def _merge(self, calls: int) -> list[_Piece]:
+        pieces: list[_Piece] = []
+        for part, tiles in self._shelves:
+            staged, arena = tiles.staged, tiles.arena
+            tiles.discard()
+            for group, per_id in ((tiles.pooled, False), (tiles.sequence, True)):
+                mine = [s for s in staged if s.call.per_id == per_id]
+                if not mine:
+                    continue
+                hyper_T8, keys_T = next_step(arena, group)
+                merged = merge(join(by_part(mine, calls) if calls > 1 else mine))
+                tables = TableRow.read(group.tables_T12)
+                for k, index in enumerate(group.members_T.tolist()):
+                    held, whole = part.held[index], arena.pieces[index].whole
+                    pieces.append(
+                        _Piece(held=held, whole=whole, tiles=tiles, index=index, table=tables[k], hyper=hyper_T8[k],
+                               random=keys_T[k], merged=merged[k])
+                    )  # fmt: skip
+        return pieces
+
+    def _totals(self, pieces: Sequence[_Piece], values: Sequence[Tensor]) -> Iterator[tuple[_Piece, Tensor]]:
+        """The sums [U, n] over all columns of the rows of each piece, of which this rank has values [U, D, n]."""
+        me, world = self._comm.rank, len(self._comm.ranks)
+        mine = {p.held: _nodes(p.held, x) for p, x in zip(pieces, values, strict=True)}
+        sent: list[list[Tensor]] = [[] for _ in range(world)]
+        came: list[list[tuple[_Rows, list[Node], tuple[int, int]]]] = [[] for _ in range(world)]
+        for piece, x in zip(pieces, values, strict=True):
+            owners = self._owners[piece.held.table, piece.held.tile.rows]
+            for rank in {tile.rank for tile in owners} - {me}:
+                sent[rank] += [total.reshape(-1) for _, total in mine[piece.held]]
+        shapes = {(p.held.table, p.held.tile.rows): (len(x), x.shape[2]) for p, x in zip(pieces, values, strict=True)}
+        for rows, shape in shapes.items():
+            for tile in self._owners[rows]:
+                if tile.rank != me:
+                    came[tile.rank].append((rows, nodes_of(*tile.cols), shape))
+        receives = [sum(len(nodes) * n * k for _, nodes, (n, k) in expected) for expected in came]
+        sizes = [sum(x.numel() for x in xs) for xs in sent]
+        flat = torch.cat([x for xs in sent for x in xs] or [torch.empty(0)])
+        got = self._comm.all_to_all(flat, sizes, receives, "row sums").wait()
+        found: dict[_Rows, list[tuple[Node, Tensor]]] = {rows: [] for rows in shapes}
+        for held, nodes in mine.items():
+            found[held.table, held.tile.rows] += nodes
+        at = 0
+        for rows, nodes, (n, k) in (item for expected in came for item in expected):
+            for node in nodes:
+                found[rows].append((node, got[at : at + n * k].view(n, k)))
+                at += n * k
+        whole = {rows: complete([node for node, _ in parts], [x for _, x in parts]) for rows, parts in found.items()}
+        for piece in pieces:
+            totals = whole[piece.held.table, piece.held.tile.rows]
+            bad_U = totals.isnan().any(1)
+            piece.drop(bad_U)
+            yield piece, totals[~bad_U] if piece.bad else totals
+
+    def _apply(self, pieces: Sequence[_Piece]) -> None:
+        for _, tiles in self._shelves:
+            mine = [piece for piece in pieces if piece.tiles is tiles]
+            if mine:
+                numbers = torch.stack([p.hyper for p in mine]), torch.stack([p.random for p in mine])
+                apply(tiles.arena, [p.merged for p in mine], [p.table for p in mine], numbers)
+        for piece in pieces:
+            if piece.bad:
+                raise GradientError(
+                    f"table {piece.whole.name!r}: the gradients of a row do not add up to finite numbers, here or on a "
+                    f"rank that has other columns of it. Such rows were left as they were; all others are updated"
+                )
+
+
+_Rows = tuple[int, tuple[int, int]]  # of a table, by its number
+
+
+def _nodes(held: Held, values_UDn: Tensor) -> list[tuple[Node, Tensor]]:
+    """The sums [U, n] of the nodes that this piece's columns are made of."""
+    found: list[tuple[Node, Tensor]] = []
+    at = 0
+    for node in nodes_of(*held.tile.cols):
+        part = values_UDn[:, at : at + (1 << node.level)]
+        at += 1 << node.level
+        while part.shape[1] > 1:
+            part = part[:, 0::2] + part[:, 1::2]
+        found.append((node, part[:, 0]))
+    return found
+
+
+def _clip(piece: _Piece, total_U: Tensor) -> None:
+    clip, length_U = piece.hyper[3], root(total_U)
+    piece.merged.grad_UD *= torch.where(length_U > clip, clip / length_U, 1.0).unsqueeze(1)
+    piece.hyper = piece.hyper.clone()
+    piece.hyper[3] = 0.0
+
+
+def _squares(piece: _Piece) -> Tensor:
+    """What the rule sums over a row [U, D, n]; L2 in the gradient, and LAMB's step, come before that."""
+    merged, weight_decay = piece.merged, piece.hyper[2]
+    if piece.rule is Rule.ROWWISE_ADAGRAD and weight_decay != 0:
+        merged.grad_UD += piece.weights() * weight_decay
+    if piece.rule is not Rule.LAMB:
+        return (merged.grad_UD**2).unsqueeze(2)
+    state, w_UD, rows_U = piece.state(), piece.weights(), merged.rows_U.long()
+    step_UD, state[rows_U] = adam_step(state[rows_U], merged.grad_UD, piece.hyper)
+    merged.grad_UD = step_UD + w_UD * weight_decay
+    return torch.stack([w_UD**2, merged.grad_UD**2], 2)
+
+
+def _finish(piece: _Piece, totals_Un: Tensor) -> None:
+    """With the sums, what is left is a plain step."""
+    lr, eps, weight_decay, _, beta1, beta2, inverse1, inverse2 = piece.hyper
+    merged, state, rows_U, dim = piece.merged, piece.state(), piece.merged.rows_U.long(), piece.whole.dim
+    if piece.rule is Rule.LAMB:
+        length_U, size_U = root(totals_Un[:, 0]), root(totals_Un[:, 1])
+        usable_U = (length_U > 0) & (size_U > 0) & length_U.isfinite() & size_U.isfinite()
+        merged.grad_UD = merged.grad_UD * (lr * torch.where(usable_U, length_U / size_U, 1.0)).unsqueeze(1)
+        piece.becomes_plain()
+        return
+    mean_U1 = (totals_Un[:, 0] / dim).unsqueeze(1)
+    if piece.rule is Rule.ROWWISE_ADAGRAD:
+        sum_U1 = state[rows_U] + mean_U1
+        state[rows_U] = sum_U1
+        merged.grad_UD = merged.grad_UD * (lr / (root(sum_U1) + eps))
+        piece.becomes_plain()
+        return
+    m_UD, v_U1 = state[rows_U, :-1], state[rows_U, -1:]
+    m_UD = m_UD * beta1 + merged.grad_UD * (1 - beta1)
+    v_U1 = v_U1 * beta2 + mean_U1 * (1 - beta2)
+    state[rows_U] = torch.cat([m_UD, v_U1], 1)
+    merged.grad_UD = m_UD * inverse1 * (1 / (root(v_U1 * inverse2) + eps))
+    piece.becomes_plain(lr, weight_decay)

@@ -1,0 +1,245 @@
+"""`ShardedEmbeddings`: what `Embeddings` becomes when its tables are cut into tiles.
+
+The same module to a model: a batch goes in, `Vectors` come out, a backward stages, `update` applies. In between, in the
+order of this file: the ids go to the ranks that hold their rows, those look up for the samples of all ranks, the
+vectors come back. All ranks call it alike, see [Note: Everyone joins].
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from rowwise.batch import Jagged, KeyedJagged
+from rowwise.comm.seam import Comm
+from rowwise.embedding import Vectors
+from rowwise.errors import SpecError
+from rowwise.ops.layout import Piece
+from rowwise.ops.lookup import Call, Staged
+from rowwise.ops.tiles import Tiles
+from rowwise.ops.update import by_part
+from rowwise.plan import Plan, Tile
+from rowwise.shard.copies import CopiesUpdate
+from rowwise.shard.coupled import CoupledUpdate
+from rowwise.shard.exchange import Exchange, Made, exchange
+from rowwise.shard.ids import Routed, Router
+from rowwise.shard.routes import Held, Part, Routes, make_routes
+from rowwise.spec import Pooling, Table, Wire
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldTile:
+    """A piece of a table on this rank: its place, its rows as they are stored, and their optimizer state."""
+
+    tile: Tile
+    rows: Tensor
+    state: dict[str, Tensor]
+
+
+@final
+class ShardedEmbeddings(nn.Module):
+    """The tables of a module, of which this rank holds what a plan says.
+
+    Args:
+        tables: all of them, in the order of the output.
+        plan: which rank holds what.
+        comm: the ranks.
+        wire: how vectors travel.
+        elastic: results do not depend on the plan or the number of ranks, to the bit.
+    """
+
+    def __init__(
+        self, tables: Sequence[Table], plan: Plan, comm: Comm, *, wire: Wire | None = None, elastic: bool = False
+    ) -> None:
+        """Zeroed memory for this rank's pieces; called by all ranks. Rows are filled by whoever makes it."""
+        super().__init__()
+        wire = wire or Wire()
+        check(plan, comm, wire, elastic=elastic)
+        self.routes = routes = make_routes(tables, plan, comm.topology, elastic=elastic)
+        self._comm = comm
+        self.calls = 1  # this many calls, one after the other, are one batch in pieces
+        self._shelves = [
+            (part, Tiles(_pieces(routes, part), torch.device("cpu"))) for part in routes.parts_W[comm.rank]
+        ]
+        self._copies = Tiles(routes.copied, torch.device("cpu")) if routes.copied else None
+        self._router, self._exchange = Router(routes, comm), Exchange(routes, comm, wire)
+        coupled = [shelf for shelf in self._shelves if shelf[0].coupled]
+        anywhere = any(part.coupled for parts in routes.parts_W for part in parts)
+        self._coupled = CoupledUpdate(routes, plan, comm, coupled) if anywhere else None
+        self._copied = None if self._copies is None else CopiesUpdate(self._copies, comm, elastic=elastic)
+        self._anchor = torch.empty(0, requires_grad=True)
+        self._samples = 0  # of all ranks, since the last update
+
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        """All tables, whoever holds them."""
+        return self.routes.tables
+
+    @property
+    def unknown_ids(self) -> dict[str, int]:
+        """How many ids of this rank's batches were outside their table and mapped to its last row, by feature."""
+        return self._router.unknown_ids
+
+    @property
+    def staged(self) -> Sequence[Staged]:
+        """What the next update would apply to this rank's pieces."""
+        return tuple(s for tiles in self._all_tiles() for s in tiles.staged)
+
+    def held(self) -> list[HeldTile]:
+        """The pieces of this rank; their tensors are views."""
+        found: list[HeldTile] = []
+        for tiles, places in self._homes():
+            for index, tile in enumerate(places):
+                rows, state = tiles.arena.table(index), tiles.arena.table_state(index)
+                found.append(HeldTile(tile=tile, rows=rows, state=state))
+        return found
+
+    def fill(self, seed: int) -> None:
+        """The rows that the whole tables have at the beginning."""
+        for tiles in self._all_tiles():
+            tiles.arena.fill(seed)
+
+    def forward(self, sparse: Jagged | KeyedJagged) -> Vectors:
+        """Look a batch up, together with all other ranks; a batch may be empty."""
+        if torch.compiler.is_compiling():
+            return torch.compiler.disable(self._forward)(sparse)  # see Embeddings.forward
+        return self._forward(sparse)
+
+    def _forward(self, sparse: Jagged | KeyedJagged) -> Vectors:
+        routed = self._router.route(Jagged.from_keyed(sparse))
+        self._samples += sum(routed.samples_W) if torch.is_grad_enabled() else 0
+        made, copied = self._look_up(routed)
+        matrix_BS, sequences = exchange(self._exchange, routed, made, self._anchor, self._stage)
+        return Vectors(matrix_BS=matrix_BS, columns=self.routes.columns, sequences=sequences | copied)
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Apply what the backwards since the last update staged, on all ranks: each touched row changes once."""
+        samples, self._samples = self._samples, 0
+        for part, tiles in self._shelves:
+            if not part.coupled:
+                if self.calls > 1:
+                    tiles.staged = [
+                        s for per_id in (False, True)
+                        for s in by_part([x for x in tiles.staged if x.call.per_id == per_id], self.calls)
+                    ]  # fmt: skip
+                tiles.update()
+        if self._coupled is not None:
+            self._coupled.update(self.calls)
+        if self._copied is not None:
+            self._copied.update(samples, self.calls)
+
+    def check_staged(self) -> None:
+        """Raise if a gradient staged for this rank's pieces is not finite; a caller tells the other ranks."""
+        for tiles in self._all_tiles():
+            tiles.check_staged()
+
+    def discard(self) -> None:
+        """Forget what was staged."""
+        self._samples = 0
+        for tiles in self._all_tiles():
+            tiles.discard()
+
+    def _look_up(self, routed: Routed) -> tuple[Made, dict[str, Tensor]]:
+        """What this rank's pieces give for the samples of all ranks, and its copies for its own."""
+        total, batch = sum(routed.samples_W), routed.asked.jagged.batch_size
+        matrices: dict[str, list[Tensor]] = {"flat": [], "host": []}
+        flat: dict[str, list[Tensor]] = {"flat": [], "rows": []}
+        for part, tiles in self._shelves:
+            assert routed.received is not None
+            if part.way == "rows":
+                flat["rows"].append(_gather(tiles, routed.received))
+                continue
+            looked = tiles.look_up(routed.received, routed.samples_W)
+            matrices[part.way].append(looked.matrix_BS)
+            flat["flat"].append(looked.flat)
+        copies = torch.empty(batch, 0)
+        copied: dict[str, Tensor] = {}
+        if self._copies is not None:
+            looked = self._copies.look_up(routed.asked.jagged)
+            copies, copied = looked.matrix_BS, self._copies.split(looked)
+        made = Made(
+            flat=_side_by_side(matrices["flat"], total),
+            host=_side_by_side(matrices["host"], total),
+            copies=copies,
+            sequences=_in_a_row(flat["flat"]),
+            rows=_in_a_row(flat["rows"]),
+        )
+        return made, copied
+
+    def _stage(self, routed: Routed, grad_GS: Tensor) -> Tensor | None:
+        """The gradients of bags that this rank did not add up itself; gives that of their ids' weights, if they learn."""
+        at, learned = 0, None
+        for part, tiles in self._shelves:
+            if part.way == "rows":
+                assert routed.received is not None
+                jagged, group = routed.received, tiles.pooled
+                offsets = torch.ops.rowwise.offsets(jagged.lengths_FB)
+                call = Call(group, tiles.features_for(jagged)[0], jagged, offsets, False, routed.samples_W)
+                grad = grad_GS[:, at : at + group.columns].contiguous()
+                weights = None if jagged.weights_N is None else jagged.weights_N.detach()
+                tiles.staged_by(Staged(call=call, weights=weights, grad=grad))
+                if weights is not None and routed.weights is not None:
+                    more = call.weight_grad(tiles.arena.rows, weights, grad)
+                    learned = more if learned is None else learned + more
+                at += group.columns
+        return learned
+
+    def _all_tiles(self) -> list[Tiles]:
+        return [tiles for tiles, _ in self._homes()]
+
+    def _homes(self) -> list[tuple[Tiles, list[Tile]]]:
+        """Each block of memory, and the tiles in it."""
+        homes = [(tiles, [held.tile for held in part.held]) for part, tiles in self._shelves]
+        if self._copies is not None:
+            rank = self._comm.rank
+            whole = [Tile(table=t.name, rank=rank, rows=(0, t.rows), cols=(0, t.dim)) for t in self.routes.copied]
+            homes.append((self._copies, whole))
+        return homes
+
+    def extra_repr(self) -> str:
+        """One line a piece."""
+        return "\n".join(str(held.tile) for held in self.held())
+
+
+def check(plan: Plan, comm: Comm, wire: Wire, *, elastic: bool) -> None:
+    """Refuse what cannot be run, before any memory is taken."""
+    if plan.world != len(comm.ranks):
+        raise SpecError(f"a plan for {plan.world} ranks, and there are {len(comm.ranks)}: make one for these")
+    if elastic and not wire.exact:
+        raise SpecError("elastic results do not go with a wire that rounds: want fp32 everywhere, or determinism 'run'")
+
+
+def _pieces(routes: Routes, part: Part) -> list[Piece]:
+    return [_piece(routes, held) for held in part.held]
+
+
+def _piece(routes: Routes, held: Held) -> Piece:
+    table = routes.tables[held.table]
+    names = tuple(asked.name for asked in held.slices(table))
+    piece = Piece.cut(table, held.tile.rows, held.tile.cols, names)
+    if table.pooling is not Pooling.MEAN or held.whole:
+        return piece
+    # Whoever asked knows how many ids a bag has, and divides.
+    return piece.pooled_by(Pooling.SUM)
+
+
+def _gather(tiles: Tiles, jagged: Jagged) -> Tensor:
+    """The rows of all ids, piece by piece."""
+    features, _ = tiles.features_for(jagged)
+    offsets = torch.ops.rowwise.offsets(jagged.lengths_FB)
+    return torch.ops.rowwise.gather(tiles.arena.rows, features, jagged.values_N, offsets, jagged.batch_size)
+
+
+def _side_by_side(matrices: Sequence[Tensor], samples: int) -> Tensor:
+    if len(matrices) == 1:
+        return matrices[0]
+    return torch.cat(list(matrices), 1) if matrices else torch.empty(samples, 0)
+
+
+def _in_a_row(parts: Sequence[Tensor]) -> Tensor:
+    if len(parts) == 1:
+        return parts[0]
+    return torch.cat(list(parts)) if parts else torch.empty(0)

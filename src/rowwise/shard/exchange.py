@@ -1,0 +1,146 @@
+"""Looked-up vectors to the samples' ranks, and their gradients back, as one step of autograd.
+
+[Note: Everyone joins] A rank that holds no tile has nothing to send forward and nothing to update, and yet the others
+wait for it, forward and backward. All exchanges therefore are in one function, which every rank applies once for each
+batch; its output requires a gradient by way of an anchor, so that its backward runs on every rank, and all ranks meet
+the same collectives in the same order.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from rowwise.comm.seam import Comm
+from rowwise.shard.hosts import HostExchange
+from rowwise.shard.ids import Routed
+from rowwise.shard.perid import PerIdExchange
+from rowwise.shard.pooled import PooledExchange
+from rowwise.shard.routes import Routes
+from rowwise.spec import Pooling, Wire
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    """What a rank looked up, or the gradients of that: of each way [G, columns], and of its own copies [B, columns]."""
+
+    flat: Tensor
+    host: Tensor
+    copies: Tensor
+    sequences: Tensor  # one after the other
+    rows: Tensor  # of bags that whoever asked adds up: one after the other; their gradients are pooled [G, columns]
+
+    def inputs(self) -> tuple[Tensor, ...]:
+        """In the order in which autograd knows them."""
+        return self.flat, self.host, self.copies, self.sequences, self.rows
+
+
+@final
+class Exchange:
+    """Moves vectors as the routes say."""
+
+    def __init__(self, routes: Routes, comm: Comm, wire: Wire) -> None:
+        """Work out what does not depend on a batch; called by all ranks."""
+        self._routes = routes
+        ways = {part.way for parts in routes.parts_W for part in parts}
+        self._pooled = PooledExchange(routes, comm, wire, "flat")
+        self._host = HostExchange(routes, comm, wire) if "host" in ways else None
+        self._sequences = PerIdExchange(routes, comm, wire, "flat")
+        self._rows = PerIdExchange(routes, comm, wire, "rows")
+        self._sums = PooledExchange(routes, comm, wire, "rows")  # of which only gradients travel
+        self._copied = [
+            routes.columns[f]
+            for table in routes.copied
+            if table.pooling is not Pooling.SEQUENCE
+            for f in table.feature_names
+        ]
+        # A rank with some of the rows cannot know how many ids a bag has: those tables add up, and this divides.
+        self._means = [
+            (feature, routes.columns[feature], table in routes.added_in_order)
+            for table in routes.tables
+            if table.pooling is Pooling.MEAN
+            for feature in table.feature_names
+            if len(routes.cuts[feature]) > 2
+        ]
+
+    def forward(self, routed: Routed, made: Made) -> tuple[Tensor, dict[str, Tensor]]:
+        """The pooled features of this rank's batch [B, S], and the rows of its sequences."""
+        out_BS = made.flat.new_empty((routed.asked.jagged.batch_size, self._routes.width))
+        coming = self._pooled.send(routed, made.flat) if self._pooled.any else None
+        at = 0
+        for columns in self._copied:
+            width = columns.stop - columns.start
+            out_BS[:, columns] = made.copies[:, at : at + width]
+            at += width
+        if coming is not None:
+            self._pooled.place(coming, out_BS)
+        if self._host is not None:
+            self._host.forward(routed, made.host, out_BS)
+        for feature, inverse_B1, in_order in self._inverses(routed):
+            if not in_order:
+                out_BS[:, self._routes.columns[feature]] *= inverse_B1
+        for feature, pooled in self._rows.pool(routed, self._rows.forward(routed, made.rows)).items():
+            out_BS[:, self._routes.columns[feature]] = pooled
+        return out_BS, self._sequences.forward(routed, made.sequences)
+
+    def backward(self, routed: Routed, grad_BS: Tensor, grads: dict[str, Tensor]) -> Made:
+        """Take the gradients to whoever made the vectors."""
+        copies = torch.cat([grad_BS[:, columns] for columns in self._copied] or [grad_BS[:, :0]], 1)
+        if self._means:
+            grad_BS = grad_BS.clone()
+            for feature, inverse_B1, _ in self._inverses(routed):
+                grad_BS[:, self._routes.columns[feature]] *= inverse_B1
+        none = grad_BS.new_empty((sum(routed.samples_W), 0))
+        return Made(
+            flat=self._pooled.backward(routed, grad_BS) if self._pooled.any else none,
+            host=none if self._host is None else self._host.backward(routed, grad_BS),
+            copies=copies,
+            sequences=self._sequences.backward(routed, grads),
+            rows=self._sums.backward(routed, grad_BS) if self._sums.any else none,
+        )
+
+    def _inverses(self, routed: Routed) -> list[tuple[str, Tensor, bool]]:
+        """For each mean over cut rows: one over the ids of each bag [B, 1]."""
+        jagged = routed.asked.jagged
+        lengths_FB = jagged.lengths_FB.view(len(jagged.features), -1)
+        found: list[tuple[str, Tensor, bool]] = []
+        for feature, _, in_order in self._means:
+            counts_B = lengths_FB[jagged.features.index(feature)]
+            found.append((feature, (1.0 / counts_B.clamp(min=1).float()).unsqueeze(1), in_order))
+        return found
+
+
+Stage = Callable[[Routed, Tensor], Tensor | None]
+
+
+def exchange(
+    moves: Exchange, routed: Routed, made: Made, anchor: Tensor, stage: Stage
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """`Exchange.forward`, with a gradient; `stage` turns that of `made.rows` into one of weights. See [Note: Everyone joins]."""
+    if not torch.is_grad_enabled():
+        return moves.forward(routed, made)
+    names: list[str] = []
+    joined = anchor if routed.weights is None else routed.weights  # whose backward every rank has to run, too
+    out_BS, *sequences = _Exchange.apply(anchor, joined, moves, routed, names, stage, *made.inputs())
+    return out_BS, dict(zip(names, sequences, strict=True))
+
+
+class _Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(*args: Any, **_: Any) -> tuple[Tensor, ...]:
+        ctx, _anchor, joined, moves, routed, names, stage, *inputs = args
+        made = Made(**dict(zip(("flat", "host", "copies", "sequences", "rows"), inputs, strict=True)))
+        out_BS, sequences = moves.forward(routed, made)
+        names += sequences
+        ctx.kept = moves, routed, names, stage, joined
+        return out_BS, *sequences.values()
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
+        moves, routed, names, stage, joined = ctx.kept
+        grad_BS, *grads = (grad.contiguous() for grad in grad_outputs)
+        given = moves.backward(routed, grad_BS, dict(zip(names, grads, strict=True)))
+        weight_grad = stage(routed, given.rows)
+        return None, torch.zeros_like(joined) if weight_grad is None else weight_grad, None, None, None, None, given.flat, given.host, given.copies, given.sequences, None

@@ -1,0 +1,104 @@
+"""Gradients of rows, merged and not yet applied: for updates that need something of other ranks in between.
+
+Merging is the update of plain gradient descent on rows of zeros, with a rate of -1: the kernel that merges for every
+optimizer, in its order. Applying is the update of a batch in which each row was looked up once. Both are exact. Gives
+up: a pass more over the gradients than an update that does both at once.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rowwise.ops.arena import Arena
+from rowwise.ops.hyper import Hyper
+from rowwise.ops.jagged import deduplicate
+from rowwise.ops.layout import FeatureRow, Mode, Rule, TableRow
+from rowwise.ops.lookup import Staged
+
+
+@dataclass(slots=True, kw_only=True)
+class Merged:
+    """The rows of one piece of a table that were touched, and the sum of all that reached each."""
+
+    rows_U: Tensor
+    grad_UD: Tensor
+
+
+def merge(staged: Staged) -> list[Merged]:
+    """The gradients of each piece of the group, for the rows touched, ascending; NaN where they have no finite sum."""
+    call, group = staged.call, staged.call.group
+    batch = call.jagged.batch_size
+    # The features of a piece side by side, in the group's order: its ids are then one segment.
+    runs = [(0, source * batch, batch) for source in call.features_F9[:, 0].tolist()]
+    kept: list[Tensor] = [] if staged.weights is None else [staged.weights]
+    ids, lengths, weights, starts = torch.ops.rowwise.take(
+        [call.jagged.values_N], [call.jagged.lengths_FB], kept, torch.tensor(runs, dtype=torch.int64)
+    )
+    tables = TableRow.read(group.tables_T12)
+    bounds = torch.stack([*(starts[t.first_feature] for t in tables), starts[-1]])
+    unique = deduplicate(ids, bounds)
+    # Each id becomes the number of its row among those of its piece.
+    numbers = unique.inverse_N - unique.bounds_S1[:-1].repeat_interleave(bounds.diff()).to(ids.device)
+    counts = unique.bounds_S1.diff().tolist()
+    sums, places = _zeros(tables, counts, ids.device)
+    features = [
+        f._replace(source=k, base=places[f.table].base, rows=places[f.table].rows, type=0, group=0)
+        for k, f in enumerate(FeatureRow.read(group.features_F9))
+    ]
+    finite = True
+    bags = _tensor(features), numbers, torch.ops.rowwise.offsets(lengths), weights if kept else None
+    rate, keys = torch.tensor([Hyper(lr=-1.0)] * len(tables)), torch.zeros(len(tables), dtype=torch.int64)
+    no_state = torch.empty(0, device=ids.device)
+    try:
+        torch.ops.rowwise.update(sums, no_state, _tensor(places), rate, keys, *bags, staged.grad, batch, call.per_id)
+    except (RuntimeError, ArithmeticError) as error:
+        if "not finite" not in str(error):
+            raise
+        finite = False
+    found: list[Merged] = []
+    for rows_U, place in zip(unique.values_U.split(counts), places, strict=True):
+        grad_UD = sums.view(torch.float32)[place.base // 4 :][: len(rows_U) * place.dim].view(-1, place.dim)
+        if not finite:  # the kernel leaves such rows as they are, which is zero here
+            grad_UD[(grad_UD == 0).all(1)] = torch.nan
+        found.append(Merged(rows_U=rows_U, grad_UD=grad_UD))
+    return found
+
+
+def apply(arena: Arena, merged: Sequence[Merged], tables: Sequence[TableRow], numbers: tuple[Tensor, Tensor]) -> None:
+    """Update each of these rows once, as `tables` and the numbers [T, 8] and keys [T] say."""
+    hyper_T8, keys_T = numbers
+    features = [FeatureRow(k, k, t.base, t.rows, t.dim, 0, Mode.SUM, t.type, t.group) for k, t in enumerate(tables)]
+    own = [t._replace(first_feature=k, num_features=1) for k, t in enumerate(tables)]
+    lengths = torch.tensor([len(m.rows_U) for m in merged], dtype=torch.int64)
+    torch.ops.rowwise.update(
+        arena.rows,
+        arena.state,
+        _tensor(own),
+        hyper_T8,
+        keys_T,
+        _tensor(features),
+        torch.cat([m.rows_U.long() for m in merged]),
+        torch.ops.rowwise.offsets(lengths),
+        None,
+        torch.cat([m.grad_UD.reshape(-1) for m in merged]),
+        1,  # a sample that holds them all
+        True,
+    )
+
+
+def _zeros(tables: Sequence[TableRow], counts: Sequence[int], device: torch.device) -> tuple[Tensor, list[TableRow]]:
+    """As many rows of zeros for each table, in floats, and at least one."""
+    places: list[TableRow] = []
+    at = 0
+    for table, count in zip(tables, counts, strict=True):
+        rows = max(1, count)
+        plain = table._replace(base=at, rows=rows, state_base=0, state_width=0, rule=Rule.SGD, type=0, group=0)
+        places.append(plain)
+        at += rows * table.dim * 4
+    return torch.zeros(at, dtype=torch.uint8, device=device), places
+
+
+def _tensor(rows: Sequence[tuple[int, ...]]) -> Tensor:
+    return torch.tensor(rows, dtype=torch.int64).view(len(rows), -1)

@@ -1,0 +1,258 @@
+"""What follows from a plan alone: which ids go to which rank, what each rank makes of them, and where it belongs.
+
+Pure: every rank works out the same for all ranks, so nothing about it is ever sent. Adding a layout changes nothing
+here, as all of it is read from rectangles: columns that were cut are placed side by side, rows that were cut are added
+up. Gives up: a tile whose rows another tile of its table cuts is held in several pieces.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal, NamedTuple
+
+from rowwise.plan import Plan, Tile
+from rowwise.spec import Pooling, Table, Topology, couples_columns
+
+# How the pooled vectors of a piece get to the samples' ranks: in one exchange; first added up inside the host that
+# holds all of the table's rows; or not pooled at all, a vector for each id, which whoever asked adds up in order.
+Way = Literal["flat", "host", "rows"]
+
+
+class Slice(NamedTuple):
+    """The ids of a feature that fall into one of its table's row ranges: what a rank is sent."""
+
+    feature: str
+    table: int
+    range: int
+    whole: bool  # the only range of its table
+
+    @property
+    def name(self) -> str:
+        """Under which a batch holds them."""
+        return self.feature if self.whole else f"{self.feature} range {self.range}"
+
+
+class Held(NamedTuple):
+    """A tile, or as much of it as lies in one row range, on its rank."""
+
+    tile: Tile
+    table: int
+    range: int
+    whole: bool
+
+    @property
+    def width(self) -> int:
+        """Columns."""
+        return self.tile.cols[1] - self.tile.cols[0]
+
+    def slices(self, table: Table) -> list[Slice]:
+        """The ids it is looked up by."""
+        return [Slice(feature, self.table, self.range, self.whole) for feature in table.feature_names]
+
+
+class Part(NamedTuple):
+    """The pieces of a rank that take the same way and are updated alike."""
+
+    way: Way
+    coupled: bool  # an update needs sums over columns that are elsewhere
+    held: tuple[Held, ...]
+
+
+class Run(NamedTuple):
+    """Columns of what rank `rank` sends, and where they belong in the output; `range` says whether to place or add."""
+
+    rank: int
+    source: int
+    target: int
+    width: int
+    range: int
+
+
+class SequencePiece(NamedTuple):
+    """The vectors that a rank sends for the ids of a slice: columns `first` and following of a feature."""
+
+    rank: int
+    slice: int  # of that rank's
+    feature: str
+    first: int
+    width: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Routes:
+    """All of it. `parts_W` and `slices_W` are by rank; a rank without tiles has none."""
+
+    tables: tuple[Table, ...]
+    topology: Topology
+    cuts: Mapping[str, tuple[int, ...]]  # of each feature: where the row ranges of its table begin, and the rows
+    copied: tuple[Table, ...]  # held by every rank as a whole
+    slices_W: tuple[tuple[Slice, ...], ...]
+    parts_W: tuple[tuple[Part, ...], ...]
+    columns: Mapping[str, slice]  # of pooled features in the output
+    elastic: bool
+
+    @property
+    def world(self) -> int:
+        """How many ranks."""
+        return len(self.parts_W)
+
+    @property
+    def added_in_order(self) -> tuple[Table, ...]:
+        """Tables whose bags whoever asked adds up."""
+        found = {held.table for parts in self.parts_W for part in parts if part.way == "rows" for held in part.held}
+        return tuple(self.tables[index] for index in sorted(found))
+
+    @property
+    def width(self) -> int:
+        """Columns of the output."""
+        return max((columns.stop for columns in self.columns.values()), default=0)
+
+    def parts(self, rank: int, way: Way) -> list[Part]:
+        """Of a rank and a way."""
+        return [part for part in self.parts_W[rank] if part.way == way]
+
+    def pooled(self, rank: int, way: Way) -> Iterator[tuple[Held, str]]:
+        """The pooled vectors that a rank makes, in order."""
+        for part in self.parts(rank, way):
+            for held in part.held:
+                if self.tables[held.table].pooling is not Pooling.SEQUENCE:
+                    yield from ((held, feature) for feature in self.tables[held.table].feature_names)
+
+    def made(self, rank: int, way: Way) -> int:
+        """How many columns that are."""
+        return sum(held.width for held, _ in self.pooled(rank, way))
+
+    def runs(self, rank: int, way: Way) -> list[Run]:
+        """Where the columns belong that a rank makes, in order."""
+        return self._place(rank, self.pooled(rank, way))
+
+    def host_columns(self, host: int) -> list[Run]:
+        """Of a host, whatever its ranks hold of it: the columns that are added up there, and where they belong."""
+        devices = self.topology.devices
+        seen = {
+            (held.table, feature, held.tile.cols): Held(held.tile, held.table, 0, False)
+            for rank in range(host * devices, (host + 1) * devices)
+            for held, feature in self.pooled(rank, "host")
+        }
+        ordered = sorted(seen.items(), key=lambda item: (item[0][0], self.columns[item[0][1]].start, item[0][2]))
+        return self._place(host, ((held, key[1]) for key, held in ordered))
+
+    def sequences(self, rank: int, way: Way) -> list[SequencePiece]:
+        """The vectors for each id that a rank sends, in order: of sequences, or of features pooled by who asked."""
+        found: list[SequencePiece] = []
+        for part in self.parts(rank, way):
+            for held in part.held:
+                table = self.tables[held.table]
+                if (table.pooling is Pooling.SEQUENCE) != (way == "flat"):
+                    continue
+                for asked in held.slices(table):
+                    at = self.slices_W[rank].index(asked)
+                    found.append(SequencePiece(rank, at, asked.feature, held.tile.cols[0], held.width))
+        return found
+
+    def _place(self, rank: int, pooled: Iterator[tuple[Held, str]]) -> list[Run]:
+        runs: list[Run] = []
+        source = 0
+        for held, feature in pooled:
+            target = self.columns[feature].start + held.tile.cols[0]
+            last = runs[-1] if runs else None
+            joins = last and last.range == held.range and last.target + last.width == target
+            if last and joins:  # neighbours here and there are one copy
+                runs[-1] = last._replace(width=last.width + held.width)
+            else:
+                runs.append(Run(rank, source, target, held.width, held.range))
+            source += held.width
+        return runs
+
+
+def make_routes(tables: Sequence[Table], plan: Plan, topology: Topology, *, elastic: bool = False) -> Routes:
+    """Work a plan out. `elastic`: sums have to come out the same for any plan, so cut bags are added up in order."""
+    plan.validate(tables)
+    copied = tuple(table for table in tables if _is_copied(plan, table))
+    cut = {table.name: _row_cuts(plan, table) for table in tables}
+    columns: dict[str, slice] = {}
+    at = 0
+    for table in tables:
+        for feature in table.feature_names if table.pooling is not Pooling.SEQUENCE else ():
+            columns[feature] = slice(at, at + table.dim)
+            at += table.dim
+    parts_W: list[tuple[Part, ...]] = []
+    slices_W: list[tuple[Slice, ...]] = []
+    for rank in range(plan.world):
+        groups: dict[tuple[Way, bool], list[Held]] = {}
+        asked: dict[Slice, None] = {}
+        for index, table in enumerate(tables):
+            if table in copied:
+                continue
+            key = _way(plan, table, topology, elastic=elastic), _is_coupled(plan, table)
+            for held in _pieces(plan, index, table, rank, cut[table.name]):
+                groups.setdefault(key, []).append(held)
+                asked.update(dict.fromkeys(held.slices(table)))
+        parts_W.append(tuple(Part(way, coupled, tuple(held)) for (way, coupled), held in sorted(groups.items())))
+        slices_W.append(tuple(asked))
+    return Routes(
+        tables=tuple(tables),
+        topology=topology,
+        cuts={feature: cut[table.name] for table in tables for feature in table.feature_names},
+        copied=copied,
+        slices_W=tuple(slices_W),
+        parts_W=tuple(parts_W),
+        columns=columns,
+        elastic=elastic,
+    )
+
+
+def column_owners(plan: Plan, table: Table, rows: tuple[int, int]) -> list[Tile]:
+    """The tiles that hold these rows, in column order: those who exchange what an update sums over columns."""
+    tiles = [t for t in plan.tiles if t.table == table.name and t.rows[0] <= rows[0] and rows[1] <= t.rows[1]]
+    return sorted(tiles, key=lambda tile: tile.cols)
+
+
+def is_row_split(plan: Plan, table: Table) -> bool:
+    """Whether the rows of a table are in several ranges."""
+    return len(_row_cuts(plan, table)) > 2
+
+
+def _row_cuts(plan: Plan, table: Table) -> tuple[int, ...]:
+    return tuple(
+        sorted({0, table.rows} | {cut for tile in plan.tiles if tile.table == table.name for cut in tile.rows})
+    )
+
+
+def _is_copied(plan: Plan, table: Table) -> bool:
+    return (
+        plan.world > 1
+        and sum(tile.table == table.name for tile in plan.tiles) == plan.world > 1
+        and all(
+            tile.rows == (0, table.rows) and tile.cols == (0, table.dim)
+            for tile in plan.tiles
+            if tile.table == table.name
+        )
+    )
+
+
+def _is_coupled(plan: Plan, table: Table) -> bool:
+    cut = any(tile.cols != (0, table.dim) for tile in plan.tiles if tile.table == table.name)
+    return cut and couples_columns(table.optimizer) and table.name not in plan.approximate
+
+
+def _way(plan: Plan, table: Table, topology: Topology, *, elastic: bool) -> Way:
+    if table.pooling is Pooling.SEQUENCE or not is_row_split(plan, table):
+        return "flat"
+    if elastic:
+        return "rows"
+    tiles = [tile for tile in plan.tiles if tile.table == table.name]
+    one_host = len({topology.host_of(tile.rank) for tile in tiles}) == 1
+    # What is added up has to have the same columns everywhere: rows and columns cut across each other.
+    is_grid = len(tiles) == len({tile.rows for tile in tiles}) * len({tile.cols for tile in tiles})
+    return "host" if one_host and is_grid and topology.hosts > 1 and topology.devices > 1 else "flat"
+
+
+def _pieces(plan: Plan, index: int, table: Table, rank: int, cuts: tuple[int, ...]) -> Iterator[Held]:
+    """What a rank holds of a table, cut where any tile of the table is."""
+    tiles = sorted(tile for tile in plan.tiles if tile.table == table.name and tile.rank == rank)
+    for tile in tiles:
+        for number, rows in enumerate(pairwise(cuts)):
+            if tile.rows[0] <= rows[0] and rows[1] <= tile.rows[1]:
+                piece = Tile(table=tile.table, rank=rank, rows=rows, cols=tile.cols)
+                yield Held(piece, index, number, len(cuts) == 2)

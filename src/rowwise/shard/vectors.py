@@ -1,0 +1,149 @@
+"""Blocks of vectors between ranks, each as its link's codec has it.
+
+A block is [n, d] floats; int8 keeps a scale for each of its rows, or for each group of columns. Exact wires are sent
+as they lie in memory. What a rank keeps for itself is never rounded. Gives up: for lossy wires a copy of everything on
+both sides.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from rowwise.comm.seam import Comm, Handle
+from rowwise.ops import rowtype
+from rowwise.spec import RowType, Wire, row_bytes
+
+
+class Blocks(NamedTuple):
+    """What goes to a rank, or only the shapes of what comes from it; columns of a `group` share an int8 scale."""
+
+    shapes: Sequence[tuple[int, int]]
+    group: int = 0
+    tensors: Sequence[Tensor] = ()
+
+    @classmethod
+    def of(cls, tensors: Sequence[Tensor], group: int = 0) -> "Blocks":
+        """To send."""
+        return cls([(len(x), x.shape[1]) for x in tensors], group, tensors)
+
+    def size(self, kind: RowType) -> int:
+        """Bytes on the wire."""
+        return sum(n * row_bytes(kind, d, self.group) for n, d in self.shapes if d)
+
+
+@dataclass(frozen=True, slots=True)
+class Lanes:
+    """The type of what travels between this rank and each one of a group, in one direction."""
+
+    comm: Comm
+    types_W: tuple[RowType, ...]
+
+    @classmethod
+    def of(cls, comm: Comm, wire: Wire, *, backward: bool) -> "Lanes":
+        """As the links between them say."""
+        me = comm.ranks[comm.rank]
+        codecs = {"host": wire.host, "network": wire.network}
+        chosen = [codecs[comm.topology.link(me, other)] for other in comm.ranks]
+        types = [codec.backward if backward else codec.forward for codec in chosen]
+        types[comm.rank] = RowType.FP32
+        return cls(comm, tuple(types))
+
+    @property
+    def exact(self) -> bool:
+        """Whether nothing is lost."""
+        return all(kind is RowType.FP32 for kind in self.types_W)
+
+    def swap(self, out_W: Sequence[Blocks], in_W: Sequence[Blocks], what: str, scale: float = 1.0) -> "Incoming":
+        """Send blocks to each rank, and expect some. `scale` keeps small numbers in the range of fp16.
+
+        A scale is a power of two, so that nothing but the range changes by it.
+        """
+        if self.exact:
+            flat = _joined([x for blocks in out_W for x in blocks.tensors])
+            out, back = ([b.size(RowType.FP32) // 4 for b in side] for side in (out_W, in_W))
+        else:
+            coded = [_encode(b, kind, scale) for b, kind in zip(out_W, self.types_W, strict=True)]
+            flat, out = torch.cat(coded), [len(x) for x in coded]
+            back = [b.size(kind) for b, kind in zip(in_W, self.types_W, strict=True)]
+        return Incoming(self, self.comm.all_to_all(flat, out, back, what), in_W, scale)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """Blocks under way."""
+
+    lanes: Lanes
+    handle: Handle
+    expected_W: Sequence[Blocks]
+    scale: float
+
+    def wait(self) -> list[list[Tensor]]:
+        """The blocks that each rank sent, as floats."""
+        flat = self.handle.wait()
+        came: list[list[Tensor]] = []
+        at = 0
+        for blocks, kind in zip(self.expected_W, self.lanes.types_W, strict=True):
+            found: list[Tensor] = []
+            for n, d in blocks.shapes:
+                if self.lanes.exact:
+                    size = n * d
+                    found.append(flat[at : at + size].view(n, d))
+                else:
+                    size = n * row_bytes(kind, d, blocks.group) if d else 0
+                    found.append(_decode(flat[at : at + size], (n, d), kind, blocks.group, self.scale))
+                at += size
+            came.append(found)
+        return came
+
+
+def fitting_scale(samples: int) -> float:
+    """What gradients of a mean over so many samples are multiplied by on the way."""
+    return 2.0 ** math.ceil(math.log2(max(1, samples)))
+
+
+def joined(blocks: Sequence[Tensor]) -> Tensor:
+    """Blocks one below the other: without a copy, where they already lie so."""
+    filled = [block for block in blocks if block.numel()] or list(blocks[:1])
+    first, at = filled[0], filled[0].data_ptr()
+    home = first.untyped_storage().data_ptr()
+    for block in filled:
+        if not block.is_contiguous() or block.data_ptr() != at or block.untyped_storage().data_ptr() != home:
+            return torch.cat(list(blocks))
+        at += block.nbytes
+    return first.as_strided((sum(len(block) for block in blocks), *first.shape[1:]), first.stride())
+
+
+def common_group(dims: Sequence[int]) -> int:
+    """How many columns share a scale, where vectors of these dims lie side by side; 0: all of them."""
+    width = math.gcd(*dims) if dims else 0
+    return 0 if width % 16 else width
+
+
+def _joined(blocks: Sequence[Tensor]) -> Tensor:
+    """The blocks in a row: without a copy, where they already lie so."""
+    return joined([block.reshape(-1) for block in blocks]) if blocks else torch.empty(0)
+
+
+def _encode(blocks: Blocks, kind: RowType, scale: float) -> Tensor:
+    coded = [torch.empty(0, dtype=torch.uint8)]
+    for block in blocks.tensors:
+        if block.numel():
+            scaled = block * scale if kind is RowType.FP16 and scale != 1 else block
+            packed = rowtype.pack(scaled, kind, blocks.group or None)
+            coded.append(packed.contiguous().view(torch.uint8).flatten())
+    return torch.cat(coded)
+
+
+def _decode(coded: Tensor, shape: tuple[int, int], kind: RowType, group: int, scale: float) -> Tensor:
+    n, d = shape
+    if not n * d:
+        return torch.empty(shape, device=coded.device)
+    # A copy begins where its type wants to begin; a part of a message may not.
+    rows = coded.clone().view(rowtype.DTYPES[kind]).view(n, -1)
+    floats = rowtype.unpack(rows, d, kind, group or None)
+    return floats / scale if kind is RowType.FP16 and scale != 1 else floats
