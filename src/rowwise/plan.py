@@ -2,19 +2,20 @@
 
 Every layout (table-, row-, column-wise, grid, replicated) is only a way of choosing tiles, so a plan can be
 read, compared, edited by hand and executed unchanged. Making plans and executing them are other modules.
-Gives up: a table is either cut once (every cell on exactly one rank) or copied whole cuts to several ranks;
-a mixture of the two inside one table is refused.
+Gives up: copies of parts. Each cell of a table is on exactly one rank, or the whole table is once on every rank.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
 from rowwise.errors import SpecError
-from rowwise.spec import RowType, Table, Value
+from rowwise.spec import RowType, Table, Value, couples_columns
 
 COLUMN_BLOCK = 4  # row statistics are summed over blocks of four columns, so cuts fall between blocks
+COVER = "want each cell on exactly one rank, or the whole table once on every rank"
+NAMES = 8  # as many are listed in a message
 
 
 class Tile(Value, frozen=True, order=True):
@@ -34,6 +35,9 @@ class Plan(Value, frozen=True):
 
     world: int
     tiles: tuple[Tile, ...]
+    # Tables whose row-wise optimizer state is kept for each column piece separately: faster, as pieces need not
+    # agree on a row's statistics, but not what one device computes.
+    approximate: tuple[str, ...] = ()
 
     def to_json(self) -> str:
         """The plan as text; `from_json` reads it back equal."""
@@ -48,18 +52,31 @@ class Plan(Value, frozen=True):
         except msgspec.DecodeError as error:
             raise SpecError(f"not a plan: {error}") from None
 
+    def tiles_of(self, table: str) -> tuple[Tile, ...]:
+        """The tiles of a table."""
+        return tuple(tile for tile in self.tiles if tile.table == table)
+
+    def tiles_on(self, rank: int) -> tuple[Tile, ...]:
+        """The tiles of a rank."""
+        return tuple(tile for tile in self.tiles if tile.rank == rank)
+
     def validate(self, tables: Sequence[Table]) -> None:
-        """Raise unless the tiles cover every table exactly and every rank exists."""
+        """Raise unless each table is covered exactly, or is whole on every rank, and every rank exists."""
         known = {t.name: t for t in tables}
+        if self.world < 1:
+            raise SpecError(f"a plan for {self.world} ranks: want at least 1")
+        if known and not self.tiles:
+            raise SpecError(f"a plan without tiles: want some for each of the tables, which are {_listed(known)}")
         tiles: dict[str, list[Tile]] = {name: [] for name in known}
         for tile in self.tiles:
             if tile.table not in known:
-                raise SpecError(f"tile {tile}: no such table; the tables are {', '.join(known)}")
+                raise SpecError(f"tile {tile}: no such table; the tables are {_listed(known)}")
             if not 0 <= tile.rank < self.world:
                 raise SpecError(f"tile {tile}: the plan has ranks 0 to {self.world - 1}")
             tiles[tile.table].append(tile)
         for table in tables:
-            _check_cover(table, tiles[table.name])
+            _check_cover(table, tiles[table.name], self.world)
+        _check_approximate(self, known)
 
     def diff(self, other: "Plan") -> list[str]:
         """One line for each tile that only one of the plans has: '-' here, '+' there."""
@@ -68,45 +85,40 @@ class Plan(Value, frozen=True):
         gone = [f"- {tile}" for tile in sorted((mine - theirs).elements())]
         new = [f"+ {tile}" for tile in sorted((theirs - mine).elements())]
         world = [] if self.world == other.world else [f"- {self.world} ranks", f"+ {other.world} ranks"]
-        return world + gone + new
+        here, there = set(self.approximate), set(other.approximate)
+        exact = [f"- approximate {name}" for name in sorted(here - there)]
+        return world + gone + new + exact + [f"+ approximate {name}" for name in sorted(there - here)]
 
 
-def _check_cover(table: Table, tiles: list[Tile]) -> None:
-    for tile in tiles:
-        _check_tile(table, tile)
-    # A copied (data-parallel) table lists each rectangle once for each rank that holds it.
-    copies = Counter((tile.rows, tile.cols) for tile in tiles)
-    if len(set(copies.values())) > 1:
-        raise SpecError(f"table {table.name!r}: some tiles are copied and others are not; copy all of them or none")
-    _check_ranks(table, tiles)
-    rectangles = sorted(copies)
-    for index, (rows, cols) in enumerate(rectangles):
-        for other_rows, other_cols in rectangles[index + 1 :]:
-            # Sorted by first row: no later rectangle can reach back into these rows.
-            if other_rows[0] >= rows[1]:
-                break
-            if other_cols[0] < cols[1] and cols[0] < other_cols[1]:
-                overlap = f"rows {other_rows[0]}:{min(rows[1], other_rows[1])}"
-                columns = f"columns {cols} and {other_cols}"
-                raise SpecError(f"table {table.name!r}: two tiles overlap in {overlap}, {columns}")
-    # Inside the table and without overlap, equal areas mean an exact cover.
-    covered = sum((rows[1] - rows[0]) * (cols[1] - cols[0]) for rows, cols in rectangles)
-    if covered != table.rows * table.dim:
-        missing = table.rows * table.dim - covered
-        raise SpecError(f"table {table.name!r} ({table.rows} x {table.dim}): {missing} cells are on no rank")
+def column_block(table: Table) -> int:
+    """How many neighbouring columns stay together."""
+    if table.row_type is RowType.INT8:
+        return table.column_group or table.dim
+    return COLUMN_BLOCK
 
 
-def _check_ranks(table: Table, tiles: list[Tile]) -> None:
+def _check_cover(table: Table, tiles: list[Tile], world: int) -> None:
     for tile, times in Counter(tiles).items():
+        _check_tile(table, tile)
         if times > 1:
             raise SpecError(f"table {table.name!r}: tile {tile} is listed {times} times")
+    held = {tile.rank for tile in tiles}
+    if len(tiles) > 1 and all((tile.rows, tile.cols) == ((0, table.rows), (0, table.dim)) for tile in tiles):
+        if len(held) < world:
+            missing = _listed(rank for rank in range(world) if rank not in held)
+            raise SpecError(f"{_sized(table)} is whole on ranks {_listed(sorted(held))}, not on {missing}: {COVER}")
+        return
+    _check_overlaps(table, tiles)
+    # Inside the table and without overlap, equal areas mean an exact cover.
+    if sum((t.rows[1] - t.rows[0]) * (t.cols[1] - t.cols[0]) for t in tiles) != table.rows * table.dim:
+        raise SpecError(f"{_sized(table)}: {_first_hole(table, tiles)} are on no rank; {COVER}")
 
 
 def _check_tile(table: Table, tile: Tile) -> None:
     if not (0 <= tile.rows[0] < tile.rows[1] <= table.rows and 0 <= tile.cols[0] < tile.cols[1] <= table.dim):
-        raise SpecError(f"tile {tile}: outside table {table.name!r}, which is {table.rows} x {table.dim}")
+        raise SpecError(f"tile {tile}: outside {_sized(table)}")
     # The right edge of the table may fall inside a block; every other cut has to be between two.
-    block = _column_block(table)
+    block = column_block(table)
     for cut in tile.cols:
         if cut % block and cut != table.dim:
             want = f"cut at a multiple of {block}"
@@ -115,8 +127,58 @@ def _check_tile(table: Table, tile: Tile) -> None:
             raise SpecError(f"tile {tile}: cuts columns at {cut}; {want}")
 
 
-def _column_block(table: Table) -> int:
-    """How many neighbouring columns stay together."""
-    if table.row_type is RowType.INT8:
-        return table.column_group or table.dim
-    return COLUMN_BLOCK
+def _check_overlaps(table: Table, tiles: list[Tile]) -> None:
+    ordered = sorted(tiles, key=lambda tile: (tile.rows, tile.cols, tile.rank))
+    for index, tile in enumerate(ordered):
+        for other in ordered[index + 1 :]:
+            # Sorted by first row: no later tile can reach back into these rows.
+            if other.rows[0] >= tile.rows[1]:
+                break
+            left, right = max(tile.cols[0], other.cols[0]), min(tile.cols[1], other.cols[1])
+            if left < right:
+                both = _range((other.rows[0], min(tile.rows[1], other.rows[1])), (left, right))
+                raise SpecError(f"{_sized(table)}: {both} are in both {tile} and {other}; {COVER}")
+
+
+def _first_hole(table: Table, tiles: list[Tile]) -> str:
+    """The first rows and columns that no tile has; there are some, and no two tiles overlap."""
+    # A hole begins at the first row or where a tile ends, and goes on to the next tile below it.
+    for top in sorted({0, *(tile.rows[1] for tile in tiles)}):
+        left = 0
+        for begin, end in [*sorted(t.cols for t in tiles if t.rows[0] <= top < t.rows[1]), (table.dim, table.dim)]:
+            if left < begin:
+                below = [t.rows[0] for t in tiles if top < t.rows[0] and t.cols[0] < begin and left < t.cols[1]]
+                return _range((top, min(below, default=table.rows)), (left, begin))
+            left = end
+    raise AssertionError(f"no hole in {_sized(table)}")
+
+
+def _check_approximate(plan: Plan, known: Mapping[str, Table]) -> None:
+    for name, times in Counter(plan.approximate).items():
+        at = f"approximate table {name!r}"
+        if name not in known:
+            raise SpecError(f"{at}: no such table; the tables are {_listed(known)}")
+        if times > 1:
+            raise SpecError(f"{at} is listed {times} times: want it once")
+        table = known[name]
+        if all(tile.cols == (0, table.dim) for tile in plan.tiles_of(name)):
+            raise SpecError(f"{at}: no tile cuts its columns, so it is exact as it is; take it off the list")
+        if not couples_columns(table.optimizer):
+            kind = type(table.optimizer).__name__
+            what = f"{kind} without clip updates each column by itself, so it is exact as it is"
+            raise SpecError(f"{at}: {what}; take it off the list")
+
+
+def _sized(table: Table) -> str:
+    return f"table {table.name!r} ({table.rows} x {table.dim})"
+
+
+def _range(rows: tuple[int, int], cols: tuple[int, int]) -> str:
+    return f"rows {rows[0]}:{rows[1]} x columns {cols[0]}:{cols[1]}"
+
+
+def _listed(names: Iterable[object]) -> str:
+    """The first of them, and how many more there are."""
+    words = [str(name) for name in names]
+    more = f" and {len(words) - NAMES} more" if len(words) > NAMES else ""
+    return ", ".join(words[:NAMES]) + more

@@ -7,7 +7,7 @@ without loading any tensor library. Where a table lives is `plan`'s business, it
 import enum
 import math
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -144,6 +144,11 @@ class Ftrl(Value, frozen=True, kw_only=True, tag="ftrl", tag_field="kind"):
 RowOptimizer = Sgd | Adagrad | RowWiseAdagrad | Adam | RowWiseAdam | Lamb | Ftrl
 
 
+def couples_columns(optimizer: RowOptimizer) -> bool:
+    """Whether the update of a weight depends on other columns of its row: by a mean, a length or clipping."""
+    return optimizer.clip is not None or isinstance(optimizer, RowWiseAdagrad | RowWiseAdam | Lamb)
+
+
 class Uniform(Value, frozen=True, tag="uniform", tag_field="kind"):
     """Uniform in [-bound, bound); without a bound, 1 / sqrt(rows)."""
 
@@ -215,6 +220,35 @@ def row_bytes(row_type: RowType, dim: int, column_group: int = 0) -> int:
         case RowType.INT8:
             groups = -(-dim // (column_group or dim))
             return 8 * groups + -(-dim // 4) * 4
+
+
+class Slot(NamedTuple):
+    """A named part of a row's optimizer state."""
+
+    width: int
+    initial: float = 0.0
+
+
+def state_slots(table: Table) -> dict[str, Slot]:
+    """The optimizer state in each row, in order; names are those of torch's optimizers."""
+    match table.optimizer:
+        case Sgd():
+            return {}
+        case Adagrad(initial=initial):
+            return {"sum": Slot(table.dim, initial)}
+        case RowWiseAdagrad(initial=initial):
+            return {"sum": Slot(1, initial)}
+        case Adam() | Lamb():
+            return {"exp_avg": Slot(table.dim), "exp_avg_sq": Slot(table.dim)}
+        case RowWiseAdam():
+            return {"exp_avg": Slot(table.dim), "exp_avg_sq": Slot(1)}
+        case Ftrl(initial=initial):
+            return {"z": Slot(table.dim), "n": Slot(table.dim, initial)}
+
+
+def state_width(table: Table) -> int:
+    """Floats of optimizer state in each row."""
+    return sum(slot.width for slot in state_slots(table).values())
 
 
 def _check_types(table: Table) -> None:
@@ -314,6 +348,10 @@ class Topology(Value, frozen=True):
     def host_of(self, rank: int) -> int:
         """The host of a rank."""
         return rank // self.devices
+
+    def ranks_of(self, host: int) -> range:
+        """The ranks of a host."""
+        return range(host * self.devices, (host + 1) * self.devices)
 
     def link(self, a: int, b: int) -> Link:
         """What two ranks are connected by."""

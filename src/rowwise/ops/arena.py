@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from rowwise.ops import rowtype
-from rowwise.ops.layout import Place, place_tables, state_slots, state_width
-from rowwise.spec import Constant, Normal, RowType, Table, Uniform
+from rowwise.ops.layout import Place, place_tables
+from rowwise.spec import Constant, Normal, RowType, Table, Uniform, state_slots, state_width
 
 CHUNK = 1 << 22  # numbers made at a time where torch does the arithmetic
 

@@ -14,7 +14,20 @@ import torch
 from torch import Tensor
 
 from rowwise.ops.hyper import hyper_tensor, moves
-from rowwise.spec import Adagrad, Adam, Ftrl, Lamb, Pooling, RowType, RowWiseAdagrad, RowWiseAdam, Sgd, Table, row_bytes
+from rowwise.spec import (
+    Adagrad,
+    Adam,
+    Ftrl,
+    Lamb,
+    Pooling,
+    RowType,
+    RowWiseAdagrad,
+    RowWiseAdam,
+    Sgd,
+    Table,
+    row_bytes,
+    state_width,
+)
 
 LINE = 64  # bytes: every table starts on a cache line
 
@@ -152,35 +165,6 @@ class Group:
         features = self.features_F9.clone()
         features[:, 0] = torch.tensor([at[name] for name in self.feature_names], dtype=torch.int64)
         return features
-
-
-class Slot(NamedTuple):
-    """A named part of a row's optimizer state."""
-
-    width: int
-    initial: float = 0.0
-
-
-def state_slots(table: Table) -> dict[str, Slot]:
-    """The optimizer state in each row, in order; names are those of torch's optimizers."""
-    match table.optimizer:
-        case Sgd():
-            return {}
-        case Adagrad(initial=initial):
-            return {"sum": Slot(table.dim, initial)}
-        case RowWiseAdagrad(initial=initial):
-            return {"sum": Slot(1, initial)}
-        case Adam() | Lamb():
-            return {"exp_avg": Slot(table.dim), "exp_avg_sq": Slot(table.dim)}
-        case RowWiseAdam():
-            return {"exp_avg": Slot(table.dim), "exp_avg_sq": Slot(1)}
-        case Ftrl(initial=initial):
-            return {"z": Slot(table.dim), "n": Slot(table.dim, initial)}
-
-
-def state_width(table: Table) -> int:
-    """Floats of optimizer state in each row."""
-    return sum(slot.width for slot in state_slots(table).values())
 
 
 def place_tables(tables: Sequence[Table]) -> tuple[list[Place], Place]:

@@ -10,11 +10,10 @@ from msgspec import structs
 from torch import nn
 
 from rowwise.checkpoint.read import Checkpoint
-from rowwise.ops.layout import state_width
 from rowwise.recipes.compose import Resolved, make_batcher, make_model, make_objective, resolve
 from rowwise.recipes.recipe import Recipe, Tables
 from rowwise.recipes.text import RECIPE
-from rowwise.spec import Value
+from rowwise.spec import Value, state_width
 from rowwise.train.saved import Saved
 from rowwise.train.settings import DenseAdagrad, DenseAdam, DenseOptimizer, DenseSgd
 from rowwise.train.step import dense_parameters
