@@ -19,6 +19,7 @@ from torch import nn
 from rowwise import (
     Adagrad,
     Adam,
+    Constant,
     Embeddings,
     Ftrl,
     Jagged,
@@ -31,6 +32,7 @@ from rowwise import (
     Table,
     Uniform,
 )
+from rowwise.spec import couples_columns
 
 STEPS = 50
 # Several features in a table, duplicates in a batch (few rows), rows that many batches leave out, sequences.
@@ -564,3 +566,18 @@ def test_tables_have_their_own_rates():
         "falling": [1.0, 0.75, 0.5, 0.5],
         "history": [0.0, 0.5, 0.0, 1.0],
     }
+
+
+@pytest.mark.parametrize("clip", [None, 0.5])
+@pytest.mark.parametrize("kind", [Sgd, Adagrad, RowWiseAdagrad, Adam, RowWiseAdam, Lamb, Ftrl])
+def test_columns_are_coupled_where_the_gradient_of_one_changes_another(kind, clip):
+    optimizer = kind(lr=0.1, clip=clip)
+    seen = []
+    for others in (1.0, 3.0):
+        embeddings = Embeddings([Table(name="t", rows=1, dim=8, optimizer=optimizer, init=Constant(value=1.0))])
+        for factor in (1.0, others):  # a first step of Adam is the same for any length of the gradient
+            row = embeddings(Jagged.from_lists({"t": [[0]]})).values()
+            (row * torch.tensor([1.0] * 4 + [factor] * 4)).sum().backward()
+            embeddings.update()
+        seen.append(embeddings.table("t")[0, :4].tolist())
+    assert couples_columns(optimizer) == (seen[0] != seen[1])

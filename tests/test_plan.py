@@ -1,6 +1,7 @@
 """Plans: every layout is a set of tiles that covers each table exactly; anything else is refused by name."""
 
 import json
+import re
 from itertools import pairwise
 
 import msgspec
@@ -8,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rowwise import Plan, SpecError, Table, Tile
+from rowwise import Adagrad, Plan, SpecError, Table, Tile
 
 USERS = Table(name="users", rows=100, dim=16)
 ITEMS = Table(name="items", rows=37, dim=10)
@@ -32,7 +33,7 @@ LAYOUTS = {
     "column-wise": grid(USERS, [], [4, 12], [[0], [1], [2]]),
     "grid": grid(USERS, [30, 60], [8], [[0], [1], [2], [3], [0], [1]]),
     "replicated": grid(USERS, [], [], [[0, 1, 2, 3]]),
-    "replicated row-wise": grid(USERS, [50], [], [[0, 2], [1, 3]]),
+    "two tiles on a rank": grid(USERS, [50], [], [[1], [1]]),
     "not a grid": (*grid(USERS, [60], [8], [[0], [], [1], []]), tile(USERS, 2, (0, 100), (8, 16))),
 }
 
@@ -43,45 +44,89 @@ def test_layouts_are_valid(layout):
     Plan(world=4, tiles=(tile(ITEMS, 1), *reversed(LAYOUTS[layout]))).validate([USERS, ITEMS])
 
 
+COVER = "want each cell on exactly one rank, or the whole table once on every rank"
 BAD = {
-    "no tile": ((), "table 'users' .100 x 16.: 1600 cells are on no rank"),
-    "hole in rows": (grid(USERS, [25, 50], [], [[0], [], [1]]), "table 'users' .100 x 16.: 400 cells are on no rank"),
-    "hole in columns": (grid(USERS, [], [4, 8], [[0], [], [1]]), "table 'users' .* 400 cells are on no rank"),
+    "no tile": ((), "a plan without tiles: want some for each of the tables, which are users"),
+    "hole in rows": (
+        grid(USERS, [25, 50], [], [[0], [], [1]]),
+        f"table 'users' (100 x 16): rows 25:50 x columns 0:16 are on no rank; {COVER}",
+    ),
+    "hole in columns": (
+        grid(USERS, [], [4, 8], [[0], [], [1]]),
+        "table 'users' (100 x 16): rows 0:100 x columns 4:8 are on no rank",
+    ),
+    "hole at the end": (
+        grid(USERS, [30, 60], [8], [[0], [1], [2], [3], [0], []]),
+        "table 'users' (100 x 16): rows 60:100 x columns 8:16 are on no rank",
+    ),
+    "hole beside cuts": (  # those of other columns do not end it
+        (tile(USERS, 0, (0, 20)), *grid(USERS, [20, 50, 80], [4], [[], [], [], [1], [], [1], [0], [1]])),
+        "table 'users' (100 x 16): rows 20:80 x columns 0:4 are on no rank",
+    ),
+    "two holes": (
+        grid(USERS, [25, 50, 75], [], [[0], [], [1], []]),
+        "table 'users' (100 x 16): rows 25:50 x columns 0:16 are on no rank",
+    ),
     "rows overlap": (
         (tile(USERS, 0, (0, 60)), tile(USERS, 1, (40, 100))),
-        "table 'users': two tiles overlap in rows 40:60",
+        "table 'users' (100 x 16): rows 40:60 x columns 0:16 are in both users[0:60, 0:16] on rank 0 and "
+        f"users[40:100, 0:16] on rank 1; {COVER}",
     ),
     "columns overlap": (
         (tile(USERS, 0, None, (0, 12)), tile(USERS, 1, None, (8, 16))),
-        r"table 'users': two tiles overlap in rows 0:100, columns \(0, 12\) and \(8, 16\)",
+        "rows 0:100 x columns 8:12 are in both users[0:100, 0:12] on rank 0 and users[0:100, 8:16] on rank 1",
     ),
     "overlap makes up for a hole": (
         (tile(USERS, 0, (0, 60)), tile(USERS, 1, (40, 80)), tile(USERS, 2, (80, 100))),
-        "table 'users': two tiles overlap in rows 40:60",
+        "table 'users' (100 x 16): rows 40:60 x columns 0:16 are in both",
     ),
     "tile inside a tile": (
         (tile(USERS, 0), tile(USERS, 1, (40, 60), (4, 8))),
-        "table 'users': two tiles overlap in rows 40:60",
+        "rows 40:60 x columns 4:8 are in both users[0:100, 0:16] on rank 0 and users[40:60, 4:8] on rank 1",
     ),
-    "rank too large": ((tile(USERS, 4),), r"tile users\[0:100, 0:16\] on rank 4: the plan has ranks 0 to 3"),
-    "rank negative": ((tile(USERS, -1),), "tile users.* on rank -1: the plan has ranks 0 to 3"),
-    "rows past the end": ((tile(USERS, 0, (0, 101)),), "tile users.*: outside table 'users', which is 100 x 16"),
-    "columns past the end": ((tile(USERS, 0, None, (0, 20)),), "tile users.*: outside table 'users'"),
-    "rows before the start": ((tile(USERS, 0, (-1, 100)),), "tile users.*: outside table 'users'"),
-    "no rows": ((tile(USERS, 0), tile(USERS, 1, (5, 5))), "tile users.*: outside table 'users'"),
-    "rows backwards": ((tile(USERS, 0, (100, 0)),), "tile users.*: outside table 'users'"),
+    "overlap on one rank": (
+        (tile(USERS, 2, (0, 60)), tile(USERS, 2, (40, 100))),
+        "rows 40:60 x columns 0:16 are in both users[0:60, 0:16] on rank 2 and users[40:100, 0:16] on rank 2",
+    ),
+    "rank too large": ((tile(USERS, 4),), "tile users[0:100, 0:16] on rank 4: the plan has ranks 0 to 3"),
+    "rank negative": ((tile(USERS, -1),), "tile users[0:100, 0:16] on rank -1: the plan has ranks 0 to 3"),
+    "rows past the end": (
+        (tile(USERS, 0, (0, 101)),),
+        "tile users[0:101, 0:16] on rank 0: outside table 'users' (100 x 16)",
+    ),
+    "columns past the end": ((tile(USERS, 0, None, (0, 20)),), "on rank 0: outside table 'users' (100 x 16)"),
+    "rows before the start": ((tile(USERS, 0, (-1, 100)),), "on rank 0: outside table 'users' (100 x 16)"),
+    "no rows": ((tile(USERS, 0), tile(USERS, 1, (5, 5))), "tile users[5:5, 0:16] on rank 1: outside table 'users'"),
+    "rows backwards": ((tile(USERS, 0, (100, 0)),), "tile users[100:0, 0:16] on rank 0: outside table 'users'"),
     "column cut inside a block": (
         grid(USERS, [], [6], [[0], [1]]),
-        r"tile users\[0:100, 0:6\] on rank 0: cuts columns at 6; cut at a multiple of 4",
+        "tile users[0:100, 0:6] on rank 0: cuts columns at 6; cut at a multiple of 4",
     ),
-    "no such table": ((tile(USERS, 0), tile(ITEMS, 0)), "tile items.* no such table; the tables are users"),
-    "partly replicated": (
+    "no such table": ((tile(USERS, 0), tile(ITEMS, 0)), "on rank 0: no such table; the tables are users"),
+    "copies of pieces": (
+        grid(USERS, [50], [], [[0, 2], [1, 3]]),
+        "table 'users' (100 x 16): rows 0:50 x columns 0:16 are in both users[0:50, 0:16] on rank 0 and "
+        f"users[0:50, 0:16] on rank 2; {COVER}",
+    ),
+    "a copy of one piece": (
         grid(USERS, [50], [], [[0, 1], [2]]),
-        "table 'users': some tiles are copied and others are not",
+        "rows 0:50 x columns 0:16 are in both users[0:50, 0:16] on rank 0 and users[0:50, 0:16] on rank 1",
+    ),
+    "copies on some ranks": (
+        grid(USERS, [], [], [[3, 0]]),
+        f"table 'users' (100 x 16) is whole on ranks 0, 3, not on 1, 2: {COVER}",
+    ),
+    "copies and a piece": (
+        (*grid(USERS, [], [], [[0, 1, 2, 3]]), tile(USERS, 0, (0, 50))),
+        "table 'users' (100 x 16): rows 0:50 x columns 0:16 are in both users[0:50, 0:16] on rank 0 and users[0:100",
     ),
     "twice on a rank": (
         (tile(USERS, 1), tile(USERS, 1)),
-        r"table 'users': tile users\[0:100, 0:16\] on rank 1 is listed 2 times",
+        "table 'users': tile users[0:100, 0:16] on rank 1 is listed 2 times",
+    ),
+    "copies, one twice": (
+        grid(USERS, [], [], [[0, 1, 2, 3, 3]]),
+        "table 'users': tile users[0:100, 0:16] on rank 3 is listed 2 times",
     ),
 }
 
@@ -89,8 +134,23 @@ BAD = {
 @pytest.mark.parametrize("case", BAD)
 def test_bad_plans_name_the_table(case):
     tiles, message = BAD[case]
-    with pytest.raises(SpecError, match=message):
+    with pytest.raises(SpecError, match=re.escape(message)):
         Plan(world=4, tiles=tiles).validate([USERS])
+
+
+@pytest.mark.parametrize("world", [0, -1])
+def test_a_plan_is_for_at_least_one_rank(world):
+    with pytest.raises(SpecError, match=f"a plan for {world} ranks: want at least 1"):
+        Plan(world=world, tiles=(tile(USERS, 0),)).validate([USERS])
+
+
+def test_messages_list_a_few_names_of_many():
+    tables = [Table(name=f"t{i}", rows=1, dim=4) for i in range(856)]
+    want = "which are t0, t1, t2, t3, t4, t5, t6, t7 and 848 more"
+    with pytest.raises(SpecError, match=want):
+        Plan(world=1, tiles=()).validate(tables)
+    with pytest.raises(SpecError, match="is whole on ranks 0, 1, not on 2, 3, 4, 5, 6, 7, 8, 9 and 118 more: want"):
+        Plan(world=128, tiles=grid(USERS, [], [], [[0, 1]])).validate([USERS])
 
 
 def test_the_last_columns_need_not_be_a_whole_block():
@@ -98,24 +158,25 @@ def test_the_last_columns_need_not_be_a_whole_block():
 
 
 def test_each_table_is_checked():
-    with pytest.raises(SpecError, match=r"table 'items' .37 x 10.: 370 cells are on no rank"):
+    with pytest.raises(SpecError, match=r"table 'items' .37 x 10.: rows 0:37 x columns 0:10 are on no rank"):
         Plan(world=4, tiles=(tile(USERS, 0),)).validate([USERS, ITEMS])
 
 
 @st.composite
-def cut_tables(draw) -> tuple[tuple[Table, ...], Plan]:
-    """Tables cut at random and dealt to random ranks, every cut of a table on as many."""
+def cut_tables(draw, copies: bool = True) -> tuple[tuple[Table, ...], Plan]:
+    """Tables cut at random and dealt to random ranks; or whole on all ranks."""
     world = draw(st.integers(1, 6))
     tables, tiles = [], []
     for index in range(draw(st.integers(1, 3))):
         table = Table(name=f"t{index}", rows=draw(st.integers(1, 200)), dim=draw(st.integers(1, 40)))
         rows = draw(st.sets(st.integers(1, table.rows - 1), max_size=4)) if table.rows > 1 else ()
         cols = draw(st.sets(st.sampled_from(range(4, table.dim, 4)), max_size=4)) if table.dim > 4 else ()
-        copies = draw(st.integers(1, world))
-        ranks = st.lists(st.integers(0, world - 1), min_size=copies, max_size=copies, unique=True)
-        on = [draw(ranks) for _ in range((len(rows) + 1) * (len(cols) + 1))]
         tables.append(table)
-        tiles += grid(table, sorted(rows), sorted(cols), on)
+        if copies and draw(st.booleans()):
+            tiles += grid(table, [], [], [list(range(world))])
+        else:
+            on = [[draw(st.integers(0, world - 1))] for _ in range((len(rows) + 1) * (len(cols) + 1))]
+            tiles += grid(table, sorted(rows), sorted(cols), on)
     return tuple(tables), Plan(world=world, tiles=tuple(draw(st.permutations(tiles))))
 
 
@@ -133,13 +194,34 @@ def test_any_cut_with_a_tile_doubled_is_refused(cut, data):
         Plan(world=plan.world, tiles=(*plan.tiles, again)).validate(tables)
 
 
-@given(cut_tables(), st.data())
-def test_any_cut_with_a_rectangle_gone_is_refused(cut, data):
+@given(cut_tables(copies=False), st.data())
+def test_any_cut_with_a_tile_gone_names_its_place(cut, data):
     tables, plan = cut
     gone = data.draw(st.sampled_from(plan.tiles))
-    left = tuple(t for t in plan.tiles if (t.table, t.rows, t.cols) != (gone.table, gone.rows, gone.cols))
-    with pytest.raises(SpecError, match=f"table '{gone.table}' .* cells are on no rank"):
+    left = tuple(tile for tile in plan.tiles if tile is not gone)
+    hole = f"rows {gone.rows[0]}:{gone.rows[1]} x columns {gone.cols[0]}:{gone.cols[1]} are on no rank"
+    want = f"table '{gone.table}' .*: {hole}" if left else f"a plan without tiles: .* {gone.table}"
+    with pytest.raises(SpecError, match=want):
         Plan(world=plan.world, tiles=left).validate(tables)
+
+
+@given(cut_tables(copies=False), st.data())
+def test_the_hole_that_is_named_is_empty_and_the_first(cut, data):
+    tables, plan = cut
+    left = data.draw(st.lists(st.sampled_from(plan.tiles), unique=True, min_size=1))
+    try:
+        Plan(world=plan.world, tiles=tuple(left)).validate(tables)
+    except SpecError as error:
+        found = re.match(r"table '(\w+)' .*: rows (\d+):(\d+) x columns (\d+):(\d+) are on no rank", str(error))
+        top, bottom, first, last = map(int, found.groups()[1:])
+        table = next(table for table in tables if table.name == found[1])
+        here = [tile for tile in left if tile.table == table.name]
+        held = {(row, col) for tile in here for row in range(*tile.rows) for col in range(*tile.cols)}
+        empty = {(row, col) for row in range(table.rows) for col in range(table.dim)} - held
+        assert {(row, col) for row in range(top, bottom) for col in range(first, last)} <= empty
+        assert min(empty) == (top, first)
+    else:
+        assert len(left) == len(plan.tiles)
 
 
 @given(cut_tables(), st.data())
@@ -152,9 +234,9 @@ def test_any_cut_with_a_tile_grown_is_refused(cut, data):
         Plan(world=plan.world, tiles=(*plan.tiles[:index], grown, *plan.tiles[index + 1 :])).validate(tables)
 
 
-@given(cut_tables())
-def test_json_round_trip(cut):
-    _, plan = cut
+@given(cut_tables(), st.lists(st.sampled_from("abc"), unique=True))
+def test_json_round_trip(cut, names):
+    plan = msgspec.structs.replace(cut[1], approximate=tuple(names))
     text = plan.to_json()
     assert Plan.from_json(text) == plan
     assert Plan.from_json(text.encode()) == plan
@@ -220,3 +302,43 @@ def test_int8_columns_that_share_a_scale_stay_together(group, cut, fits):
         want = rf"cuts columns at {cut}; cut at a multiple of {group or 64}, as int8 columns share a scale"
         with pytest.raises(SpecError, match=want):
             plan.validate([table])
+
+
+@given(cut_tables())
+def test_tiles_are_found_by_table_and_by_rank(cut):
+    tables, plan = cut
+    assert sorted(tile for table in tables for tile in plan.tiles_of(table.name)) == sorted(plan.tiles)
+    assert sorted(tile for rank in range(plan.world) for tile in plan.tiles_on(rank)) == sorted(plan.tiles)
+    assert all(tile.table == table.name for table in tables for tile in plan.tiles_of(table.name))
+    assert all(tile.rank == rank for rank in range(plan.world) for tile in plan.tiles_on(rank))
+    assert plan.tiles_of("none such") == plan.tiles_on(plan.world) == ()
+
+
+COLUMNS = grid(USERS, [], [8], [[0], [1]])
+SMOOTH = Table(name="smooth", rows=100, dim=16, optimizer=Adagrad())
+CLIPPED = Table(name="clipped", rows=100, dim=16, optimizer=Adagrad(clip=1.0))
+
+
+def test_row_statistics_may_be_approximate_where_columns_are_cut():
+    Plan(world=2, tiles=COLUMNS, approximate=("users",)).validate([USERS])
+    Plan(world=2, tiles=grid(CLIPPED, [9], [8], [[0], [1], [1], [0]]), approximate=("clipped",)).validate([CLIPPED])
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["item"], "approximate table 'item': no such table; the tables are users, items, smooth"),
+        (["users", "users"], "approximate table 'users' is listed 2 times: want it once"),
+        (["items"], "approximate table 'items': no tile cuts its columns, so it is exact as it is; take it off"),
+        (["smooth"], "approximate table 'smooth': Adagrad without clip updates each column by itself, so it is exact"),
+    ],
+)
+def test_a_table_that_would_not_be_approximate_is_refused_by_name(names, message):
+    tiles = (*COLUMNS, *grid(ITEMS, [9], [], [[0], [1]]), *grid(SMOOTH, [], [8], [[0], [1]]))
+    with pytest.raises(SpecError, match=message):
+        Plan(world=2, tiles=tiles, approximate=tuple(names)).validate([USERS, ITEMS, SMOOTH])
+
+
+def test_diff_names_what_is_approximate():
+    one, two = (Plan(world=2, tiles=COLUMNS, approximate=names) for names in (("a", "b"), ("c", "b")))
+    assert one.diff(two) == ["- approximate a", "+ approximate c"]

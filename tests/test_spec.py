@@ -23,6 +23,7 @@ from rowwise import (
     Sgd,
     SpecError,
     Table,
+    Topology,
     Uniform,
 )
 from rowwise.spec import check_tables, row_bytes
@@ -325,3 +326,18 @@ def test_only_clip_bound_and_schedule_may_be_none(optimizer, field):
     with pytest.raises(SpecError, match=f"table 't': optimizer: Expected `float`, got `null` .*{field}"):
         Table(name="t", rows=10, dim=4, optimizer=optimizer)
     assert Table(name="t", rows=10, dim=4, optimizer=Sgd(clip=None, schedule=None), init=Uniform(bound=None))
+
+
+@given(st.integers(1, 20), st.integers(1, 20))
+def test_ranks_are_numbered_host_by_host(hosts, devices):
+    topology = Topology(hosts=hosts, devices=devices)
+    assert [rank for host in range(hosts) for rank in topology.ranks_of(host)] == list(range(topology.world))
+    assert all(topology.host_of(rank) == host for host in range(hosts) for rank in topology.ranks_of(host))
+    assert topology.link(0, devices - 1) == "host"
+    assert hosts == 1 or topology.link(devices - 1, devices) == "network"
+
+
+@pytest.mark.parametrize(("hosts", "devices"), [(0, 1), (1, 0), (2, -1)])
+def test_a_topology_has_ranks(hosts, devices):
+    with pytest.raises(SpecError, match=f"{hosts} hosts of {devices} devices: want at least one of each"):
+        Topology(hosts=hosts, devices=devices)

@@ -50,7 +50,9 @@ if TYPE_CHECKING:
     from rowwise.spec import Schedule as Schedule
     from rowwise.spec import Sgd as Sgd
     from rowwise.spec import Table as Table
+    from rowwise.spec import Topology as Topology
     from rowwise.spec import Uniform as Uniform
+    from rowwise.spec import Wire as Wire
 
 __version__ = "0.1.0"
 
@@ -94,7 +96,9 @@ _HOMES = {
         "Schedule",
         "Sgd",
         "Table",
+        "Topology",
         "Uniform",
+        "Wire",
     ),
 }
 __all__, __getattr__ = names_of(__name__, _HOMES)

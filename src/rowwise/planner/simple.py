@@ -1,0 +1,115 @@
+"""A plan in one pass: small tables everywhere, large ones cut by rows, everything dealt out by size and traffic.
+
+Its own file because it needs nothing but tables and a topology: no model of the machine, no search. Gives up: what
+links cost, which rows are asked for more than others, columns, and whether a rank's memory is enough.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from msgspec import structs
+
+from rowwise.errors import SpecError
+from rowwise.plan import Plan, Tile
+from rowwise.planner.layouts import replicated, row_wise
+from rowwise.spec import Pooling, Table, Topology, check_tables, state_width
+
+FLOAT_bytes = 4
+
+
+class Piece(NamedTuple):
+    """A tile that has no rank yet, and what it is of all: of the bytes, and of the bytes that lookups read."""
+
+    stored_share: float
+    read_share: float
+    tile: Tile
+
+
+def simple_plan(
+    tables: Sequence[Table],
+    topology: Topology,
+    *,
+    batch: int = 2048,
+    ids: Mapping[str, float] | None = None,
+    replicate_bytes: int = 1 << 20,
+) -> Plan:
+    """A plan that depends on nothing but its arguments, tables in any order.
+
+    `batch` is samples of one rank in a step; `ids` the mean ids of a sample by table, over all features of the table,
+    which is one for each feature unless given.
+
+    1. A table is *replicated* if its rows and optimizer state take at most `replicate_bytes` and that moves fewer bytes
+       than an exchange. A rank of W sends (W-1)/W of: for an exchange, 8 bytes for each id, and a vector of floats out
+       and its gradient back for each bag (each id of a sequence), times `batch`; for a copy, an all-reduce of a
+       gradient as large as the table in floats, which goes around twice. So it is replicated where
+       rows * dim <= batch * (ids + vectors * dim).
+    2. The others have two *shares*: of all their bytes, and of the bytes that lookups read. A table that has more of
+       either than a rank should is cut by rows, where it has enough of them, into pieces of at most half of what a
+       rank should have, or into one for each rank if that is fewer.
+    3. Tables and pieces go, the largest first, to the rank whose larger share stays smallest. No share of a rank is
+       then more than 2/W and the largest piece's; where both shares agree, it is 1/W and that.
+    """
+    check_tables(tables)
+    if batch < 1 or replicate_bytes < 0:
+        got = f"batch={batch}, replicate_bytes={replicate_bytes}"
+        raise SpecError(f"a simple plan with {got}: want at least one sample, and no negative size")
+    wanted = _wanted_ids(tables, ids or {})
+    tiles: list[Tile] = []
+    dealt: list[Table] = []
+    for table in sorted(tables, key=lambda table: table.name):
+        if _stored_bytes(table) <= replicate_bytes and _moves_less(table, batch, wanted[table.name]):
+            tiles += replicated(table, range(topology.world))
+        else:
+            dealt.append(table)
+    tiles += _deal(_pieces(dealt, wanted, topology.world), topology.world)
+    return Plan(world=topology.world, tiles=tuple(sorted(tiles)))
+
+
+def _wanted_ids(tables: Sequence[Table], ids: Mapping[str, float]) -> dict[str, float]:
+    """Ids of a sample by table."""
+    wanted: dict[str, float] = {table.name: len(table.feature_names) for table in tables}
+    for name, count in ids.items():
+        if name not in wanted:
+            raise SpecError(f"ids of table {name!r}: no such table; want names of tables that are to be placed")
+        if not 0 <= count < math.inf:
+            raise SpecError(f"ids of table {name!r}: {count}: want a finite number that is not negative")
+    return wanted | dict(ids)
+
+
+def _stored_bytes(table: Table) -> int:
+    """Rows and optimizer state."""
+    return table.rows * (table.row_bytes + FLOAT_bytes * state_width(table))
+
+
+def _moves_less(table: Table, batch: int, ids: float) -> bool:
+    """Whether gradients of a copy are fewer bytes than ids and vectors of an exchange."""
+    vectors = ids if table.pooling is Pooling.SEQUENCE else len(table.feature_names)
+    return table.rows * table.dim <= batch * (ids + vectors * table.dim)
+
+
+def _pieces(tables: Sequence[Table], wanted: Mapping[str, float], world: int) -> list[Piece]:
+    """Tables, or pieces of those that are more than a rank should have."""
+    stored = [_stored_bytes(table) for table in tables]
+    read = [wanted[table.name] * table.row_bytes for table in tables]
+    all_stored, all_read = sum(stored), math.fsum(read) or 1.0  # 1: no table is ever read
+    pieces: list[Piece] = []
+    for table, stored_bytes, read_bytes in zip(tables, stored, read, strict=True):
+        ranks = max(stored_bytes * world / all_stored, read_bytes * world / all_read)  # that it would fill by itself
+        parts = 1 if ranks <= 1 else min(world, math.ceil(2 * ranks))
+        for tile in row_wise(table, range(parts)):
+            part = (tile.rows[1] - tile.rows[0]) / table.rows
+            pieces.append(Piece(part * stored_bytes / all_stored, part * read_bytes / all_read, tile))
+    return pieces
+
+
+def _deal(pieces: Sequence[Piece], world: int) -> list[Tile]:
+    """A rank for each piece."""
+    stored_W, read_W = [0.0] * world, [0.0] * world
+    tiles: list[Tile] = []
+    for stored, read, tile in sorted(pieces, key=lambda p: (-max(p.stored_share, p.read_share), p.tile)):
+        rank = min(range(world), key=lambda rank: max(stored_W[rank] + stored, read_W[rank] + read))
+        stored_W[rank] += stored
+        read_W[rank] += read
+        tiles.append(structs.replace(tile, rank=rank))
+    return tiles
