@@ -525,10 +525,11 @@ RULE = 5
 def arguments(form: RowFormat = FP32) -> dict[str, torch.Tensor]:
     """Two tables of 8 rows and three features, as the operators want them."""
     dim, stored, end = form.dim, (TYPES.index(form.type), form.group), 8 * form.bytes
+    tables = [[0, 8, dim, 0, 1, 2, 0, 2, *stored, 0, 0], [end, 8, dim, 8, 1, 2, 2, 1, *stored, 0, 0]]
     return {
         "arena": torch.zeros(2 * end, dtype=torch.uint8),
         "state": torch.zeros(16),
-        "tables": torch.tensor([[0, 8, dim, 0, 1, 2, 0, 2, *stored, 0, 0], [end, 8, dim, 8, 1, 2, 2, 1, *stored, 0, 0]]),
+        "tables": torch.tensor(tables),
         "hyper": torch.tensor([[0.1, 1e-8, 0, 0, 0, 0, 0, 0]] * 2),
         "keys": torch.tensor([1, -(1 << 63)]),
         "features": torch.tensor(

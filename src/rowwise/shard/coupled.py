@@ -1,4 +1,4 @@
-"""Updates of pieces whose columns depend on each other: what is summed over a row is summed over all ranks that have it.
+"""Updates of pieces whose columns depend on each other: what is summed over a row is summed over all its ranks.
 
 A row-wise optimizer, LAMB and clipping need a sum over all columns of a row's gradient. Each rank adds up its own, as
 far as the tree of [Note: Column sums] goes inside its columns; the ranks with columns of the same rows swap these
@@ -6,6 +6,7 @@ numbers, and each finishes the tree: the same bits as one device. What is left o
 the kernel takes and rounds. Gives up: a few passes more over the gradients, only for tables that were cut so.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import final
@@ -27,6 +28,7 @@ from rowwise.shard.routes import Held, Part, Routes, column_owners
 from rowwise.shard.tree import Node, complete, nodes_of
 from rowwise.spec import Table
 
+_Rows = tuple[int, tuple[int, int]]  # of a table, by its number
 BY_ROW = (Rule.ROWWISE_ADAGRAD, Rule.ROWWISE_ADAM, Rule.LAMB)  # the other rules are coupled by clipping only
 
 
@@ -44,6 +46,10 @@ class _Piece:
     random: Tensor
     merged: Merged
     bad: bool = False
+
+    @property
+    def rows(self) -> _Rows:
+        return self.held.table, self.held.tile.rows
 
     @property
     def rule(self) -> Rule:
@@ -125,37 +131,42 @@ class CoupledUpdate:
 
     def _totals(self, pieces: Sequence[_Piece], values: Sequence[Tensor]) -> Iterator[tuple[_Piece, Tensor]]:
         """The sums [U, n] over all columns of the rows of each piece, of which this rank has values [U, D, n]."""
-        me, world = self._comm.rank, len(self._comm.ranks)
-        mine = {p.held: _nodes(p.held, x) for p, x in zip(pieces, values, strict=True)}
-        sent: list[list[Tensor]] = [[] for _ in range(world)]
-        came: list[list[tuple[_Rows, list[Node], tuple[int, int]]]] = [[] for _ in range(world)]
+        found: dict[_Rows, list[tuple[Node, Tensor]]] = {piece.rows: [] for piece in pieces}
+        shapes: dict[_Rows, tuple[int, int]] = {}
+        sent: list[list[Tensor]] = [[] for _ in self._comm.ranks]
         for piece, x in zip(pieces, values, strict=True):
-            owners = self._owners[piece.held.table, piece.held.tile.rows]
-            for rank in {tile.rank for tile in owners} - {me}:
-                sent[rank] += [total.reshape(-1) for _, total in mine[piece.held]]
-        shapes = {(p.held.table, p.held.tile.rows): (len(x), x.shape[2]) for p, x in zip(pieces, values, strict=True)}
-        for rows, shape in shapes.items():
-            for tile in self._owners[rows]:
-                if tile.rank != me:
-                    came[tile.rank].append((rows, nodes_of(*tile.cols), shape))
-        receives = [sum(len(nodes) * n * k for _, nodes, (n, k) in expected) for expected in came]
-        sizes = [sum(x.numel() for x in xs) for xs in sent]
-        flat = torch.cat([x for xs in sent for x in xs] or [torch.empty(0)])
-        got = self._comm.all_to_all(flat, sizes, receives, "row sums").wait()
-        found: dict[_Rows, list[tuple[Node, Tensor]]] = {rows: [] for rows in shapes}
-        for held, nodes in mine.items():
-            found[held.table, held.tile.rows] += nodes
-        at = 0
-        for rows, nodes, (n, k) in (item for expected in came for item in expected):
-            for node in nodes:
-                found[rows].append((node, got[at : at + n * k].view(n, k)))
-                at += n * k
+            nodes = _nodes(piece.held, x)
+            found[piece.rows] += nodes
+            shapes[piece.rows] = len(x), x.shape[2]
+            for rank in {tile.rank for tile in self._owners[piece.rows]} - {self._comm.rank}:
+                sent[rank] += [total.reshape(-1) for _, total in nodes]
+        for rows, nodes in self._swap(sent, shapes):
+            found[rows] += nodes
         whole = {rows: complete([node for node, _ in parts], [x for _, x in parts]) for rows, parts in found.items()}
         for piece in pieces:
-            totals = whole[piece.held.table, piece.held.tile.rows]
+            totals = whole[piece.rows]
             bad_U = totals.isnan().any(1)
             piece.drop(bad_U)
             yield piece, totals[~bad_U] if piece.bad else totals
+
+    def _swap(
+        self, sent: list[list[Tensor]], shapes: dict[_Rows, tuple[int, int]]
+    ) -> Iterator[tuple[_Rows, list[tuple[Node, Tensor]]]]:
+        """The sums of the nodes that other ranks have of the same rows."""
+        expected: list[list[tuple[_Rows, Node]]] = [[] for _ in self._comm.ranks]
+        for rows in shapes:
+            for tile in self._owners[rows]:
+                if tile.rank != self._comm.rank:
+                    expected[tile.rank] += [(rows, node) for node in nodes_of(*tile.cols)]
+        sizes = [sum(x.numel() for x in blocks) for blocks in sent]
+        receives = [sum(math.prod(shapes[rows]) for rows, _ in nodes) for nodes in expected]
+        flat = torch.cat([x for blocks in sent for x in blocks] or [torch.empty(0)])
+        came = self._comm.all_to_all(flat, sizes, receives, "row sums").wait()
+        at = 0
+        for rows, node in (item for nodes in expected for item in nodes):
+            size = math.prod(shapes[rows])
+            yield rows, [(node, came[at : at + size].view(shapes[rows]))]
+            at += size
 
     def _apply(self, pieces: Sequence[_Piece]) -> None:
         for _, tiles in self._shelves:
@@ -169,9 +180,6 @@ class CoupledUpdate:
                     f"table {piece.whole.name!r}: the gradients of a row do not add up to finite numbers, here or on a "
                     f"rank that has other columns of it. Such rows were left as they were; all others are updated"
                 )
-
-
-_Rows = tuple[int, tuple[int, int]]  # of a table, by its number
 
 
 def _nodes(held: Held, values_UDn: Tensor) -> list[tuple[Node, Tensor]]:

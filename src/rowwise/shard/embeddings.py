@@ -170,7 +170,7 @@ class ShardedEmbeddings(nn.Module):
         return made, copied
 
     def _stage(self, routed: Routed, grad_GS: Tensor) -> Tensor | None:
-        """The gradients of bags that this rank did not add up itself; gives that of their ids' weights, if they learn."""
+        """Stage the gradients of bags that this rank did not add up; gives those of their weights, if they learn."""
         at, learned = 0, None
         for part, tiles in self._shelves:
             if part.way == "rows":

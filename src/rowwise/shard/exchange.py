@@ -118,7 +118,7 @@ Stage = Callable[[Routed, Tensor], Tensor | None]
 def exchange(
     moves: Exchange, routed: Routed, made: Made, anchor: Tensor, stage: Stage
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """`Exchange.forward`, with a gradient; `stage` turns that of `made.rows` into one of weights. See [Note: Everyone joins]."""
+    """`Exchange.forward` with a gradient, of which `stage` takes that of `made.rows`. See [Note: Everyone joins]."""
     if not torch.is_grad_enabled():
         return moves.forward(routed, made)
     names: list[str] = []
@@ -142,5 +142,6 @@ class _Exchange(torch.autograd.Function):
         moves, routed, names, stage, joined = ctx.kept
         grad_BS, *grads = (grad.contiguous() for grad in grad_outputs)
         given = moves.backward(routed, grad_BS, dict(zip(names, grads, strict=True)))
-        weight_grad = stage(routed, given.rows)
-        return None, torch.zeros_like(joined) if weight_grad is None else weight_grad, None, None, None, None, given.flat, given.host, given.copies, given.sequences, None
+        learned = stage(routed, given.rows)
+        learned = torch.zeros_like(joined) if learned is None else learned
+        return None, learned, None, None, None, None, given.flat, given.host, given.copies, given.sequences, None
