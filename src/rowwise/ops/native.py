@@ -210,6 +210,8 @@ def reference_operators() -> dict[str, Callable[..., Any]]:
         "take": reference.take,
         "bucketize": reference.bucketize,
         "deduplicate": reference.deduplicate,
+        "place": reference.place,
+        "pack_ids": reference.pack_ids,
         "interact": reference.interact,
         "interact_grad": reference.interact_grad,
     }

@@ -17,7 +17,7 @@ from rowwise.comm.seam import Comm
 from rowwise.shard.hosts import HostExchange
 from rowwise.shard.ids import Routed
 from rowwise.shard.perid import PerIdExchange
-from rowwise.shard.pooled import PooledExchange
+from rowwise.shard.pooled import PooledExchange, empty
 from rowwise.shard.routes import Routes
 from rowwise.spec import Pooling, Wire
 
@@ -67,7 +67,7 @@ class Exchange:
 
     def forward(self, routed: Routed, made: Made) -> tuple[Tensor, dict[str, Tensor]]:
         """The pooled features of this rank's batch [B, S], and the rows of its sequences."""
-        out_BS = made.flat.new_empty((routed.asked.jagged.batch_size, self._routes.width))
+        out_BS = empty((routed.asked.jagged.batch_size, self._routes.width), made.flat.device)
         coming = self._pooled.send(routed, made.flat) if self._pooled.any else None
         at = 0
         for columns in self._copied:

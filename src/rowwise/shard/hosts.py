@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rowwise.comm.seam import Comm
 from rowwise.shard.ids import Routed
-from rowwise.shard.pooled import pick, place
+from rowwise.shard.pooled import as_picks, as_tensor, pick, place
 from rowwise.shard.routes import Routes
 from rowwise.shard.vectors import Blocks, Lanes, common_group, fitting_scale, joined
 from rowwise.spec import Wire
@@ -28,6 +28,8 @@ class HostExchange:
         hosts, devices = routes.topology.hosts, routes.topology.devices
         self._host, self._device = divmod(comm.rank, devices)
         self._runs_H = [routes.host_columns(host) for host in range(hosts)]
+        self._placed = as_tensor([run for runs in self._runs_H for run in runs])
+        self._picks_H = [as_picks(runs) for runs in self._runs_H]
         self._widths_H = [sum(run.width for run in runs) for runs in self._runs_H]
         self._groups_H = [common_group([run.width for run in runs]) for runs in self._runs_H]
         at = {column: k for k, column in enumerate(_columns((r.target, r.width) for r in self._runs_H[self._host]))}
@@ -59,13 +61,13 @@ class HostExchange:
         out = [Blocks.of([block], group) for block in summed.split(mine)]
         back = [Blocks([(len(out_BS), w)], g) for w, g in zip(self._widths_H, self._groups_H, strict=True)]
         came = self._lanes["across", False].swap(out, back, "pooled").wait()
-        place([x[0] for x in came], [run for runs in self._runs_H for run in runs], out_BS)
+        place([x[0] for x in came], self._placed, out_BS)
 
     def backward(self, routed: Routed, grad_BS: Tensor) -> Tensor:
         """The gradients [G, columns] of what this rank made."""
         samples, scale = routed.samples_W, fitting_scale(sum(routed.samples_W))
         width, group = self._widths_H[self._host], self._groups_H[self._host]
-        out = [Blocks.of([pick(grad_BS, runs)], g) for runs, g in zip(self._runs_H, self._groups_H, strict=True)]
+        out = [Blocks.of([pick(grad_BS, runs)], g) for runs, g in zip(self._picks_H, self._groups_H, strict=True)]
         back = [Blocks([(samples[rank], width)], group) for rank in self._peers_D[self._device]]
         mine = joined([x[0] for x in self._lanes["across", True].swap(out, back, "gradients", scale).wait()])
         sizes_D = [sum(samples[rank] for rank in peers) for peers in self._peers_D]

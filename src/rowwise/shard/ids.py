@@ -17,7 +17,7 @@ from torch import Tensor
 from rowwise.batch import Jagged
 from rowwise.comm.agree import agree
 from rowwise.comm.seam import Comm
-from rowwise.errors import BatchError, RowwiseError
+from rowwise.errors import BatchError, IdError, RowwiseError
 from rowwise.ops import check
 from rowwise.ops.jagged import bucketize, row_bounds
 from rowwise.ops.tiles import check_weights
@@ -34,6 +34,8 @@ class Asked:
     """What became of this rank's batch: enough to put the vectors that come back where they belong."""
 
     jagged: Jagged  # with ids that stand for unknown ones, where a table has such
+    words: Tensor  # what is sent, rank after rank
+    sizes_W: tuple[int, ...]  # words for each rank
     counts_W: tuple[tuple[int, ...], ...]  # of the ids in each slice that a rank was sent
     spans: Mapping[str, tuple[int, int]]  # where the ids of each feature begin and end in the batch
     places_N: Tensor | None  # where each id that was sent stands in the batch; None: nobody asks for it
@@ -70,28 +72,31 @@ class Router:
         self._ranges = max((len(cuts) - 1 for cuts in routes.cuts.values()), default=1)
         cut = {h.table for parts in routes.parts_W for p in parts for h in p.held if h.width < tables[h.table].dim}
         self._inexact = [tables[k].name for k in sorted(cut & weighted) if routes.elastic]
-        self._runs: dict[tuple[str, ...], Tensor] = {}  # by the order of a batch's features
+        sizes_W = [len(slices) for slices in routes.slices_W]
+        self._messages_W3 = torch.tensor(
+            list(zip(sizes_W, self._wide_W, self._weighted_W, strict=True)), dtype=torch.int64
+        )
+        self._slices: dict[tuple[str, ...], Tensor] = {}  # by the order of a batch's features
         self._bounds: dict[tuple[str, ...], Tensor] = {}
 
     def route(self, jagged: Jagged) -> Routed:
         """Send a batch's ids to whoever holds their rows, and take the ids of which this rank does."""
         trouble: RowwiseError | None = None
         try:
-            asked, messages_W = self._pack(jagged.contiguous())
+            asked = self._pack(jagged.contiguous())
         except RowwiseError as error:
             # Every rank has to learn of it, or they wait for this one for ever.
-            trouble, asked, messages_W = error, None, [torch.empty(0, dtype=torch.int32)] * self._routes.world
+            trouble, asked = error, None
         samples_W, ids_W, learned_W = self._headers(jagged, asked)
         if len(set(learned_W)) > 1 and trouble is None:
             trouble = BatchError("per-id weights need a gradient on some ranks and not on others: want the same on all")
         if min(samples_W) < 0 or trouble is not None:
             agree(self._comm, trouble, "ids of a batch")
         assert asked is not None
-        sizes_W = [len(message) for message in messages_W]
         mine = self._firsts_W1[self._me + 1] - self._firsts_W1[self._me]
         words = 1 + self._wide_W[self._me] + self._weighted_W[self._me]
         receives_W = [mine * b + n * words for b, n in zip(samples_W, ids_W, strict=True)]
-        came = self._comm.all_to_all(torch.cat(messages_W), sizes_W, receives_W, "ids").wait()
+        came = self._comm.all_to_all(asked.words, asked.sizes_W, receives_W, "ids").wait()
         received, ids_WS = None, ((0,) * mine,) * self._routes.world
         if mine:
             received, lengths = self._unpack(came.split(receives_W), samples_W, ids_W)
@@ -139,35 +144,50 @@ class Router:
         weights = jagged.weights_N
         return torch.is_grad_enabled() and weights is not None and weights.requires_grad and any(self._weighted_W)
 
-    def _pack(self, jagged: Jagged) -> tuple[Asked, list[Tensor]]:
+    def _pack(self, jagged: Jagged) -> Asked:
         """The messages to all ranks."""
-        jagged, needs_places = self._checked(jagged), self._needs_places or self._learns(jagged)
-        values, lengths, weights, places = jagged.values_N, jagged.lengths_FB, jagged.weights_N, None
+        missing = set(self._features) - set(jagged.features)
+        if missing:
+            raise BatchError(f"the batch lacks {', '.join(sorted(missing))}; it holds {', '.join(jagged.features)}")
+        check_weights(self._routes.tables, jagged)
+        if self._inexact and self._learns(jagged):
+            raise BatchError(
+                f"per-id weights of {', '.join(self._inexact)} learn, and their columns are on several ranks: the "
+                f"gradient of a weight adds up over columns, in an order of the plan. With elastic results, want such "
+                f"tables with all columns on one rank"
+            )
+        try:
+            return self._packed(jagged)
+        except (RuntimeError, IdError):  # the rare case pays: find what was wrong, and go on if tables allow it
+            return self._packed(self._known(jagged))
+
+    def _packed(self, jagged: Jagged) -> Asked:
+        values, lengths, places = jagged.values_N, jagged.lengths_FB, None
+        needs_places = self._needs_places or self._learns(jagged)
+        weights = None if jagged.weights_N is None else jagged.weights_N.detach().float().contiguous()
         if self._ranges > 1:
-            plain = None if jagged.weights_N is None else jagged.weights_N.detach()
-            buckets = bucketize(replace(jagged, weights_N=plain), self._bounds_for(jagged))
+            buckets = bucketize(replace(jagged, weights_N=weights), self._bounds_for(jagged))
             values, lengths, weights = buckets.values_N, buckets.lengths_WFB, buckets.weights_N
             places = buckets.positions_N
-        weights = weights.detach().float() if weights is not None and any(self._weighted_W) else None
-        runs_P3 = self._runs_for(jagged)
-        kept: list[Tensor] = [] if weights is None else [weights]
-        ids, bags, moved, starts = torch.ops.rowwise.take([values], [lengths], kept, runs_P3)
-        starts = starts.tolist()
+        batch, slices_P2 = jagged.batch_size, self._slices_for(jagged)
+        slices_P2 = slices_P2 * torch.tensor([batch, 1])
+        words, starts_W1, counts_P = torch.ops.rowwise.pack_ids(
+            values, lengths, weights, slices_P2, self._messages_W3, batch
+        )
         if needs_places:
             places = torch.arange(len(values), device=values.device) if places is None else places
+            runs = [(0, first, batch) for first, _ in slices_P2.tolist()]
+            runs_P3 = torch.tensor(runs, dtype=torch.int64).view(-1, 3)
             places = torch.ops.rowwise.take([places], [lengths], [], runs_P3)[0]
-        batch = jagged.batch_size
-        messages_W: list[Tensor] = []
-        for w, (first, last) in enumerate(pairwise(self._firsts_W1)):
-            begin, end = starts[first], starts[last]
-            sent = [bags[first * batch : last * batch], _words(ids[begin:end], wide=self._wide_W[w])]
-            if self._weighted_W[w]:
-                sent.append(moved[begin:end].view(torch.int32))
-            messages_W.append(torch.cat([x.to(torch.int32) for x in sent]))
-        counts = [end - begin for begin, end in pairwise(starts)]
-        counts_W = tuple(tuple(counts[first:last]) for first, last in pairwise(self._firsts_W1))
-        spans, kept_places = (_spans(jagged), places) if needs_places else ({}, None)
-        return Asked(jagged=jagged, counts_W=counts_W, spans=spans, places_N=kept_places), messages_W
+        counts = counts_P.tolist()
+        return Asked(
+            jagged=jagged,
+            words=words,
+            sizes_W=tuple(starts_W1.diff().tolist()),
+            counts_W=tuple(tuple(counts[first:last]) for first, last in pairwise(self._firsts_W1)),
+            spans=_spans(jagged) if needs_places else {},
+            places_N=places if needs_places else None,
+        )
 
     def _unpack(self, messages_W: Sequence[Tensor], samples_W: Sequence[int], ids_W: Sequence[int]) -> Unpacked:
         """The ids of all ranks as one batch of all their samples, and how many each bag of each rank has."""
@@ -191,28 +211,16 @@ class Router:
         jagged = Jagged(features=names, values_N=taken, lengths_FB=bags, weights_N=moved if weighted else None)
         return jagged, lengths
 
-    def _checked(self, jagged: Jagged) -> Jagged:
-        """The batch, all of whose ids have a row."""
-        missing = set(self._features) - set(jagged.features)
-        if missing:
-            raise BatchError(f"the batch lacks {', '.join(sorted(missing))}; it holds {', '.join(jagged.features)}")
-        check_weights(self._routes.tables, jagged)
-        if self._inexact and self._learns(jagged):
-            raise BatchError(
-                f"per-id weights of {', '.join(self._inexact)} learn, and their columns are on several ranks: the "
-                f"gradient of a weight adds up over columns, in an order of the plan. With elastic results, want such "
-                f"tables with all columns on one rank"
-            )
+    def _known(self, jagged: Jagged) -> Jagged:
+        """The batch with ids that all have a row, where the tables allow it; else an error with names."""
         check.check_lengths(jagged)
         known = [(table, feature) for table in self._routes.tables for feature in table.feature_names]
         limits = [(jagged.features.index(feature), table.rows) for table, feature in known]
-        values = jagged.values_N
+        values = jagged.values_N.clone()  # the caller's ids stay as they are
         for number, positions in check.outside(jagged, limits):
             table, feature = known[number]
             if table.unknown == "raise":
                 raise check.unknown_id(table, feature, jagged, positions)
-            # The caller's ids stay as they are.
-            values = values.clone() if values is jagged.values_N else values
             values[positions] = table.rows - 1
             count_unknown(self.unknown_ids, table, feature, len(positions))
         return replace(jagged, values_N=values)
@@ -227,14 +235,18 @@ class Router:
             known = self._bounds[jagged.features] = row_bounds(jagged.features, padded)
         return known
 
-    def _runs_for(self, jagged: Jagged) -> Tensor:
-        """Which bags go to which rank, as `take` wants it."""
-        known = self._runs.get(jagged.features)
+    def _slices_for(self, jagged: Jagged) -> Tensor:
+        """The slices for all ranks: which run of bags each is, and the rows that its ids have to be in."""
+        known = self._slices.get(jagged.features)
         if known is None:
             at, total = {f: i for i, f in enumerate(jagged.features)}, len(jagged.features)
-            first = [(0, s.range * total + at[s.feature], 1) for s in self._sent]
-            known = self._runs[jagged.features] = torch.tensor(first, dtype=torch.int64).view(-1, 3)
-        return known * torch.tensor([1, jagged.batch_size, jagged.batch_size])
+            rows = [
+                self._routes.cuts[s.feature][s.range + 1] - self._routes.cuts[s.feature][s.range] for s in self._sent
+            ]
+            firsts = [s.range * total + at[s.feature] for s in self._sent]
+            known = torch.tensor(list(zip(firsts, rows, strict=True)), dtype=torch.int64).view(-1, 2)
+            self._slices[jagged.features] = known
+        return known
 
 
 class _Weights(torch.autograd.Function):
@@ -256,7 +268,3 @@ class _Weights(torch.autograd.Function):
 def _spans(jagged: Jagged) -> dict[str, tuple[int, int]]:
     ends = jagged.lengths_FB.view(len(jagged.features), -1).sum(1).cumsum(0).tolist()
     return dict(zip(jagged.features, pairwise([0, *ends]), strict=True))
-
-
-def _words(ids_N: Tensor, *, wide: bool) -> Tensor:
-    return ids_N.long().view(torch.int32) if wide else ids_N

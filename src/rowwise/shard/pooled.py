@@ -21,9 +21,10 @@ class PooledExchange:
         ranks = range(routes.world)
         self._me = comm.rank
         self._there, self._back = (Lanes.of(comm, wire, backward=backward) for backward in (False, True))
-        self._runs_W = [routes.runs(w, way) for w in ranks]
+        runs_W = [routes.runs(w, way) for w in ranks]
         # The first range of rows is placed, which covers every column once; the others are added in their order.
-        self._in_order = sorted((run for runs in self._runs_W for run in runs), key=lambda run: run.range)
+        self._runs = as_tensor(sorted((run for runs in runs_W for run in runs), key=lambda run: run.range))
+        self._picks_W = [as_picks(runs) for runs in runs_W]
         self._widths_W = [routes.made(w, way) for w in ranks]
         self._groups_W = [common_group([held.width for held, _ in routes.pooled(w, way)]) for w in ranks]
         self.any = any(self._widths_W)
@@ -37,27 +38,44 @@ class PooledExchange:
 
     def place(self, incoming: Incoming, out_BS: Tensor) -> None:
         """Where it belongs."""
-        place([blocks[0] for blocks in incoming.wait()], self._in_order, out_BS)
+        place([blocks[0] for blocks in incoming.wait()], self._runs, out_BS)
 
     def backward(self, routed: Routed, grad_BS: Tensor) -> Tensor:
         """The gradients [G, S] of what this rank made."""
         width, group = self._widths_W[self._me], self._groups_W[self._me]
-        out = [Blocks.of([pick(grad_BS, runs)], g) for runs, g in zip(self._runs_W, self._groups_W, strict=True)]
+        out = [Blocks.of([pick(grad_BS, runs)], g) for runs, g in zip(self._picks_W, self._groups_W, strict=True)]
         back = [Blocks([(samples, width)], group) for samples in routed.samples_W]
         incoming = self._back.swap(out, back, "gradients", fitting_scale(sum(routed.samples_W)))
         return joined([blocks[0] for blocks in incoming.wait()])
 
 
-def place(blocks: list[Tensor], in_order: list[Run], out_BS: Tensor) -> None:
-    """Columns of blocks [B, columns], by rank, to where they belong: placed, or added to what is there."""
-    for run in in_order:
-        source = blocks[run.rank][:, run.source : run.source + run.width]
-        target = out_BS[:, run.target : run.target + run.width]
-        target.add_(source) if run.range else target.copy_(source)
+def place(blocks: list[Tensor], runs_R5: Tensor, out_BS: Tensor) -> None:
+    """Columns of blocks [B, columns] to where they belong: placed, or added to what is there."""
+    torch.ops.rowwise.place([block.contiguous() for block in blocks], runs_R5, out_BS)
 
 
-def pick(grad_BS: Tensor, runs: list[Run]) -> Tensor:
-    """The columns of these runs, side by side."""
-    if not runs:
-        return grad_BS[:, :0]
-    return torch.cat([grad_BS[:, run.target : run.target + run.width] for run in runs], 1)
+def pick(grad_BS: Tensor, runs_R5: Tensor) -> Tensor:
+    """Columns of a matrix, side by side."""
+    width = int(runs_R5[:, 3].sum())
+    out = empty((len(grad_BS), width), grad_BS.device)
+    torch.ops.rowwise.place([grad_BS], runs_R5, out)
+    return out
+
+
+def empty(shape: tuple[int, int], device: torch.device) -> Tensor:
+    """A matrix whose memory is kept for the next one: fresh pages cost as much as filling them."""
+    if device.type != "cpu":
+        return torch.empty(shape, device=device)
+    return torch.ops.rowwise.empty_bytes(4 * shape[0] * shape[1]).view(torch.float32).view(shape)
+
+
+def as_tensor(runs: list[Run]) -> Tensor:
+    """For `place`: which block, its first column, where that goes, how many columns, whether they are added."""
+    rows = [(run.rank, run.source, run.target, run.width, run.range > 0) for run in runs]
+    return torch.tensor(rows, dtype=torch.int64).view(-1, 5)
+
+
+def as_picks(runs: list[Run]) -> Tensor:
+    """For `pick`: the other way round."""
+    rows = [(0, run.target, run.source, run.width, 0) for run in runs]
+    return torch.tensor(rows, dtype=torch.int64).view(-1, 5)

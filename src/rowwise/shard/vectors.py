@@ -62,6 +62,10 @@ class Lanes:
 
         A scale is a power of two, so that nothing but the range changes by it.
         """
+        me = self.comm.rank
+        kept, nothing = out_W[me], Blocks(())
+        # What a rank has for itself stays where it is.
+        out_W, in_W = ([nothing if w == me else b for w, b in enumerate(side)] for side in (out_W, in_W))
         if self.exact:
             flat = _joined([x for blocks in out_W for x in blocks.tensors])
             out, back = ([b.size(RowType.FP32) // 4 for b in side] for side in (out_W, in_W))
@@ -69,7 +73,7 @@ class Lanes:
             coded = [_encode(b, kind, scale) for b, kind in zip(out_W, self.types_W, strict=True)]
             flat, out = torch.cat(coded), [len(x) for x in coded]
             back = [b.size(kind) for b, kind in zip(in_W, self.types_W, strict=True)]
-        return Incoming(self, self.comm.all_to_all(flat, out, back, what), in_W, scale)
+        return Incoming(self, self.comm.all_to_all(flat, out, back, what), in_W, kept, scale)
 
 
 @final
@@ -80,6 +84,7 @@ class Incoming:
     lanes: Lanes
     handle: Handle
     expected_W: Sequence[Blocks]
+    kept: Blocks
     scale: float
 
     def wait(self) -> list[list[Tensor]]:
@@ -98,6 +103,7 @@ class Incoming:
                     found.append(_decode(flat[at : at + size], (n, d), kind, blocks.group, self.scale))
                 at += size
             came.append(found)
+        came[self.lanes.comm.rank] = list(self.kept.tensors)
         return came
 
 
