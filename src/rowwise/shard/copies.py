@@ -17,9 +17,9 @@ from rowwise.errors import GradientError
 from rowwise.ops.jagged import permute
 from rowwise.ops.layout import FeatureRow, Group, TableRow
 from rowwise.ops.lookup import Call, Staged
+from rowwise.ops.merged import Merged, apply, merge
 from rowwise.ops.tiles import Tiles
 from rowwise.ops.update import join, next_step, update
-from rowwise.shard.merged import Merged, apply, merge
 
 
 @final

@@ -19,13 +19,13 @@ from rowwise.errors import GradientError
 from rowwise.ops import rowtype
 from rowwise.ops.hyper import Hyper
 from rowwise.ops.layout import RULES, Rule, TableRow
+from rowwise.ops.merged import Merged, apply, merge
 from rowwise.ops.reference.apply import adam_step, root
 from rowwise.ops.tiles import Tiles
+from rowwise.ops.tree import Node, complete, nodes_of
 from rowwise.ops.update import by_part, join, next_step
 from rowwise.plan import Plan
-from rowwise.shard.merged import Merged, apply, merge
 from rowwise.shard.routes import Held, Part, Routes, column_owners
-from rowwise.shard.tree import Node, complete, nodes_of
 from rowwise.spec import Table
 
 _Rows = tuple[int, tuple[int, int]]  # of a table, by its number

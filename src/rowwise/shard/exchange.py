@@ -83,10 +83,14 @@ class Exchange:
                 out_BS[:, self._routes.columns[feature]] *= inverse_B1
         for feature, pooled in self._rows.pool(routed, self._rows.forward(routed, made.rows)).items():
             out_BS[:, self._routes.columns[feature]] = pooled
-        return out_BS, self._sequences.forward(routed, made.sequences)
+        sequences = self._sequences.forward(routed, made.sequences)
+        for feature, repeats in routed.asked.repeats.items():
+            sequences[feature] = repeats.expand(sequences[feature])
+        return out_BS, sequences
 
     def backward(self, routed: Routed, grad_BS: Tensor, grads: dict[str, Tensor]) -> Made:
         """Take the gradients to whoever made the vectors."""
+        grads = {f: routed.asked.repeats[f].merge(g) if f in routed.asked.repeats else g for f, g in grads.items()}
         copies = torch.cat([grad_BS[:, columns] for columns in self._copied] or [grad_BS[:, :0]], 1)
         if self._means:
             grad_BS = grad_BS.clone()

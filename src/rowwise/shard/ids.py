@@ -22,6 +22,7 @@ from rowwise.ops import check
 from rowwise.ops.jagged import bucketize, row_bounds
 from rowwise.ops.tiles import check_weights
 from rowwise.ops.unknown import count_unknown
+from rowwise.shard.distinct import Repeats, can_repeat, without_repeats
 from rowwise.shard.routes import Routes
 from rowwise.spec import Pooling
 
@@ -39,6 +40,7 @@ class Asked:
     counts_W: tuple[tuple[int, ...], ...]  # of the ids in each slice that a rank was sent
     spans: Mapping[str, tuple[int, int]]  # where the ids of each feature begin and end in the batch
     places_N: Tensor | None  # where each id that was sent stands in the batch; None: nobody asks for it
+    repeats: Mapping[str, Repeats]  # of sequences whose ids were sent once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +71,8 @@ class Router:
         self._firsts_W1 = [0, *accumulate(len(slices) for slices in routes.slices_W)]
         ranks = range(routes.world)
         self._needs_places = any(routes.sequences(w, way) for w in ranks for way in ("flat", "rows"))
+        # Weights, which a shorter batch would have to leave out, take precedence.
+        self._sequences = [] if weighted or routes.world == 1 else can_repeat(routes.exchanged)
         self._ranges = max((len(cuts) - 1 for cuts in routes.cuts.values()), default=1)
         cut = {h.table for parts in routes.parts_W for p in parts for h in p.held if h.width < tables[h.table].dim}
         self._inexact = [tables[k].name for k in sorted(cut & weighted) if routes.elastic]
@@ -162,6 +166,7 @@ class Router:
             return self._packed(self._known(jagged))
 
     def _packed(self, jagged: Jagged) -> Asked:
+        jagged, repeats = without_repeats(jagged, self._sequences)
         values, lengths, places = jagged.values_N, jagged.lengths_FB, None
         needs_places = self._needs_places or self._learns(jagged)
         weights = None if jagged.weights_N is None else jagged.weights_N.detach().float().contiguous()
@@ -187,6 +192,7 @@ class Router:
             counts_W=tuple(tuple(counts[first:last]) for first, last in pairwise(self._firsts_W1)),
             spans=_spans(jagged) if needs_places else {},
             places_N=places if needs_places else None,
+            repeats=repeats,
         )
 
     def _unpack(self, messages_W: Sequence[Tensor], samples_W: Sequence[int], ids_W: Sequence[int]) -> Unpacked:

@@ -103,6 +103,11 @@ class Routes:
         return tuple(self.tables[index] for index in sorted(found))
 
     @property
+    def exchanged(self) -> tuple[Table, ...]:
+        """Tables whose vectors travel."""
+        return tuple(table for table in self.tables if table not in self.copied)
+
+    @property
     def width(self) -> int:
         """Columns of the output."""
         return max((columns.stop for columns in self.columns.values()), default=0)

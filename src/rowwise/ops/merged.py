@@ -66,6 +66,25 @@ def merge(staged: Staged) -> list[Merged]:
     return found
 
 
+def merge_ids(ids_N: Tensor, offsets_B1: Tensor, grad_ND: Tensor, rows: int) -> Tensor:
+    """The gradients [rows, D] of rows 0, 1, ... that one feature looked up, a vector for each id."""
+    dim = grad_ND.shape[1]
+    table = TableRow(0, max(1, rows), dim, 0, 0, Rule.SGD, 0, 1, 0, 0, 0, 0)
+    feature = FeatureRow(0, 0, 0, max(1, rows), dim, 0, Mode.SUM, 0, 0)
+    sums = torch.zeros((max(1, rows), dim), device=grad_ND.device)
+    flat = sums.view(torch.uint8).flatten()
+    rate, keys = torch.tensor([Hyper(lr=-1.0)]), torch.zeros(1, dtype=torch.int64)
+    no_state, batch = torch.empty(0, device=grad_ND.device), len(offsets_B1) - 1
+    bags = _tensor([feature]), ids_N, offsets_B1.contiguous(), None
+    try:
+        torch.ops.rowwise.update(flat, no_state, _tensor([table]), rate, keys, *bags, grad_ND.reshape(-1), batch, True)
+    except (RuntimeError, ArithmeticError) as error:
+        if "not finite" not in str(error):
+            raise
+        sums[(sums == 0).all(1)] = torch.nan  # such a row was left as it was
+    return sums[:rows]
+
+
 def apply(arena: Arena, merged: Sequence[Merged], tables: Sequence[TableRow], numbers: tuple[Tensor, Tensor]) -> None:
     """Update each of these rows once, as `tables` and the numbers [T, 8] and keys [T] say."""
     hyper_T8, keys_T = numbers
