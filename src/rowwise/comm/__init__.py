@@ -1,1 +1,24 @@
-"""Ranks talking to each other: the only home of torch.distributed. Everything above knows `Comm` alone."""
+"""Ranks talking to each other: the only home of torch.distributed. Everything above knows `Comm` alone.
+
+Names are loaded when first used.
+"""
+
+from typing import TYPE_CHECKING
+
+from rowwise.lazy import names_of
+
+if TYPE_CHECKING:
+    from rowwise.comm.launch import connect as connect
+    from rowwise.comm.launch import run_processes as run_processes
+    from rowwise.comm.seam import Comm as Comm
+    from rowwise.comm.seam import Sent as Sent
+    from rowwise.comm.solo import solo as solo
+    from rowwise.comm.thread import run_threads as run_threads
+
+_HOMES = {
+    "launch": ("connect", "run_processes"),
+    "seam": ("Comm", "Sent"),
+    "solo": ("solo",),
+    "thread": ("run_threads",),
+}
+__all__, __getattr__ = names_of(__name__, _HOMES)

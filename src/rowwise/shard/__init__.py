@@ -1,1 +1,20 @@
-"""Runs a model whose tables are cut into tiles, whoever made the plan."""
+"""Runs a model whose tables are cut into tiles, whoever made the plan.
+
+One runtime for every layout: a plan is rectangles on ranks, and `routes` says what follows from them. Names are loaded
+when first used.
+"""
+
+from typing import TYPE_CHECKING
+
+from rowwise.lazy import names_of
+
+if TYPE_CHECKING:
+    from rowwise.shard.apply import shard as shard
+    from rowwise.shard.embeddings import HeldTile as HeldTile
+    from rowwise.shard.embeddings import ShardedEmbeddings as ShardedEmbeddings
+
+_HOMES = {
+    "apply": ("shard",),
+    "embeddings": ("HeldTile", "ShardedEmbeddings"),
+}
+__all__, __getattr__ = names_of(__name__, _HOMES)

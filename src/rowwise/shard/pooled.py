@@ -8,7 +8,7 @@ from torch import Tensor
 from rowwise.comm.seam import Comm
 from rowwise.shard.ids import Routed
 from rowwise.shard.routes import Routes, Run, Way
-from rowwise.shard.vectors import Blocks, Incoming, Lanes, common_group, fitting_scale, joined
+from rowwise.shard.vectors import Blocks, Incoming, Lanes, common_group, fitting_scale
 from rowwise.spec import Wire
 
 
@@ -46,7 +46,7 @@ class PooledExchange:
         out = [Blocks.of([pick(grad_BS, runs)], g) for runs, g in zip(self._picks_W, self._groups_W, strict=True)]
         back = [Blocks([(samples, width)], group) for samples in routed.samples_W]
         incoming = self._back.swap(out, back, "gradients", fitting_scale(sum(routed.samples_W)))
-        return joined([blocks[0] for blocks in incoming.wait()])
+        return stacked([blocks[0] for blocks in incoming.wait()])
 
 
 def place(blocks: list[Tensor], runs_R5: Tensor, out_BS: Tensor) -> None:
@@ -60,6 +60,14 @@ def pick(grad_BS: Tensor, runs_R5: Tensor) -> Tensor:
     out = empty((len(grad_BS), width), grad_BS.device)
     torch.ops.rowwise.place([grad_BS], runs_R5, out)
     return out
+
+
+def stacked(blocks: list[Tensor]) -> Tensor:
+    """Blocks one below the other."""
+    if len(blocks) == 1:
+        return blocks[0]
+    out = empty((sum(len(block) for block in blocks), blocks[0].shape[1]), blocks[0].device)
+    return torch.cat(blocks, out=out)
 
 
 def empty(shape: tuple[int, int], device: torch.device) -> Tensor:
