@@ -1,0 +1,236 @@
+"""Every way to travel does what the seam says, and trouble on one rank is a named error on all, never a hang."""
+
+import threading
+import time
+
+import pytest
+import torch
+from comm_suite import CHECKS
+
+from rowwise.comm.agree import agree
+from rowwise.comm.solo import solo
+from rowwise.comm.thread import run_threads
+from rowwise.errors import IdError, PeerError, SpecError
+from rowwise.spec import Topology
+
+WORLDS = {
+    "solo": None,
+    "threads 1": Topology(),
+    "threads 2": Topology(devices=2),
+    "threads 3": Topology(hosts=3),
+    "threads 4": Topology(devices=4),
+    "threads 2 x 2": Topology(hosts=2, devices=2),
+}
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("world", WORLDS)
+def test_every_comm_passes_the_suite(world, check):
+    topology = WORLDS[world]
+    if topology is None:
+        check(solo(), True)
+    else:
+        run_threads(topology, lambda comm: check(comm, True), timeout_s=60)
+
+
+def test_results_come_in_rank_order():
+    assert run_threads(4, lambda comm: (comm.rank, comm.ranks)) == [(r, (0, 1, 2, 3)) for r in range(4)]
+
+
+def gather(comm, what="x"):
+    return comm.all_gather(torch.ones(2), [2] * len(comm.ranks), what).wait()
+
+
+def seen_by_all(function, world=3, timeout_s=60.0):
+    """The error that each rank met."""
+    errors = {}
+
+    def run(comm):
+        try:
+            function(comm)
+        except BaseException as error:
+            errors[comm.rank] = error
+            raise
+
+    begin = time.monotonic()
+    with pytest.raises(BaseException) as raised:  # noqa: PT011 - what it is, is the caller's question
+        run_threads(world, run, timeout_s)
+    assert time.monotonic() - begin < 20
+    return raised.value, errors
+
+
+def test_a_rank_that_fails_is_named_by_those_that_wait_and_its_own_error_is_raised():
+    def function(comm):
+        if comm.rank == 2:
+            raise IdError("id 7 of feature 'a'")
+        gather(comm)
+
+    raised, errors = seen_by_all(function)
+    assert raised is errors[2]
+    assert raised.__notes__ == ["raised by rank 2"]
+    for rank in (0, 1):
+        want = f"rank {rank} waits for all_gather of 'x', which rank 2 never called: it failed with IdError: id 7 of"
+        assert isinstance(errors[rank], PeerError)
+        assert str(errors[rank]).startswith(want)
+
+
+def test_an_error_that_was_made_of_a_peers_is_not_the_one_raised():
+    def function(comm):
+        if comm.rank == 2:
+            raise IdError("the cause")
+        try:
+            gather(comm)
+        except PeerError as error:
+            raise OSError("something else") from error
+
+    assert isinstance(seen_by_all(function)[0], IdError)
+
+
+def test_a_rank_that_ends_early_is_named():
+    raised, _ = seen_by_all(lambda comm: comm.rank == 1 or gather(comm))
+    assert "rank 0 waits for all_gather of 'x', which rank 1 never called: it has ended" in str(raised)
+
+
+def test_a_rank_that_never_comes_is_named_after_the_time_limit():
+    never = threading.Event()
+    with pytest.raises(PeerError, match=r"rank 0 waited 0.2 s for all_gather of 'x': not called by rank 1"):
+        run_threads(2, lambda comm: never.wait(1) if comm.rank else gather(comm), timeout_s=0.2)
+
+
+def differing(comm, first, second):
+    (first if comm.rank != 1 else second)(comm)
+
+
+TWOS = torch.ones(2)
+MISMATCHES = {
+    "other collectives": (
+        lambda comm: comm.all_gather(TWOS, [2] * 3, "x").wait(),
+        lambda comm: comm.all_reduce(TWOS, "x").wait(),
+        "rank 0 calls all_gather of 'x' where rank 1 calls all_reduce of 'x'",
+    ),
+    "other purposes": (
+        lambda comm: comm.all_reduce(TWOS, "ids").wait(),
+        lambda comm: comm.all_reduce(TWOS, "pooled").wait(),
+        "rank 0 calls all_reduce of 'ids' where rank 1 calls all_reduce of 'pooled'",
+    ),
+    "other dtypes": (
+        lambda comm: comm.all_reduce(TWOS, "x").wait(),
+        lambda comm: comm.all_reduce(TWOS.int(), "x").wait(),
+        "all_reduce of 'x': rank 0 sends 2 elements of torch.float32 to rank 1, which expects 2 of torch.int32",
+    ),
+    "other lengths": (
+        lambda comm: comm.all_reduce(TWOS, "x").wait(),
+        lambda comm: comm.all_reduce(torch.ones(3), "x").wait(),
+        "all_reduce of 'x': rank 0 sends 2 elements of torch.float32 to rank 1, which expects 3",
+    ),
+    "more sent than expected": (
+        lambda comm: comm.all_to_all(torch.ones(6), [2] * 3, [2] * 3, "ids").wait(),
+        lambda comm: comm.all_to_all(torch.ones(7), [2, 2, 3], [2] * 3, "ids").wait(),
+        "all_to_all of 'ids': rank 1 sends 3 elements of torch.float32 to rank 2, which expects 2",
+    ),
+    "more expected than sent": (
+        lambda comm: comm.all_gather(TWOS, [2] * 3, "x").wait(),
+        lambda comm: comm.all_gather(TWOS, [2, 2, 5], "x").wait(),
+        "all_gather of 'x': rank 2 sends 2 elements of torch.float32 to rank 1, which expects 5",
+    ),
+    "other groups": (
+        lambda comm: comm.split([[0, 1, 2]]),
+        lambda comm: comm.split([[0], [1], [2]]),
+        "rank 0 calls split of '(0, 1, 2)' where rank 1 calls split of '(0,), (1,), (2,)'",
+    ),
+}
+
+
+@pytest.mark.parametrize("mismatch", MISMATCHES)
+def test_calls_that_do_not_match_are_named_on_every_rank(mismatch):
+    first, second, want = MISMATCHES[mismatch]
+    _, errors = seen_by_all(lambda comm: differing(comm, first, second))
+    assert sorted(errors) == [0, 1, 2]
+    for error in errors.values():
+        assert isinstance(error, PeerError)
+        assert want in str(error)
+
+
+WRONG = {
+    "runs that are not the tensor": (
+        lambda c: c.all_to_all(torch.ones(3), [1, 1], [1, 1], "ids"),
+        "rank 0: all_to_all of",
+    ),
+    "too few sizes": (lambda c: c.all_gather(torch.ones(3), [3], "x"), "want one for each of the 2 ranks"),
+    "a matrix": (lambda c: c.all_reduce(torch.ones(3, 3), "x"), "want a flat tensor"),
+    "a negative size": (lambda c: c.reduce_scatter(torch.ones(3), [4, -1], "x"), "want a flat tensor"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_call_that_cannot_be_is_refused_before_anything_is_sent(wrong):
+    call, want = WRONG[wrong]
+
+    def function(comm):
+        if comm.rank == 0:
+            with pytest.raises(PeerError, match=want):
+                call(comm)
+        gather(comm)
+        assert set(comm.sent.counts) == {("x", "all_gather", "host")}
+
+    run_threads(2, function)
+
+
+@pytest.mark.parametrize("groups", [[[0]], [[0], [0, 1]], [[1, 0]], [[0, 1], [2]]])
+def test_groups_must_hold_every_rank_once(groups):
+    with pytest.raises(SpecError, match=r"want each of the ranks \(0, 1\) in one of them, in ascending order"):
+        run_threads(2, lambda comm: comm.split(groups))
+
+
+def test_backward_passes_that_exchange_do_not_wait_for_each_other():
+    class Exchange(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, comm):
+            ctx.comm = comm
+            return comm.all_reduce(x, "forward").wait()
+
+        @staticmethod
+        def backward(ctx, grad):
+            return ctx.comm.all_reduce(grad, "backward").wait(), None
+
+    def function(comm):
+        x = torch.full((3,), float(comm.rank), requires_grad=True)
+        Exchange.apply(x, comm).sum().backward()
+        return x.grad.tolist()
+
+    assert run_threads(4, function, timeout_s=20) == [[4.0] * 3] * 4
+
+
+def test_ranks_agree_that_all_is_well_for_one_small_message():
+    def function(comm):
+        agree(comm, None, "route")
+        return dict(comm.sent.counts)
+
+    assert run_threads(3, function) == [{("agree", "all_gather", "host"): 16}] * 3
+
+
+def test_one_rank_in_trouble_is_an_error_on_all():
+    def function(comm):
+        agree(comm, IdError("id 7 of feature 'ü'") if comm.rank == 2 else None, "route")
+
+    raised, errors = seen_by_all(function)
+    assert raised is errors[2]
+    assert [type(errors[r]) for r in range(3)] == [PeerError, PeerError, IdError]
+    assert str(errors[0]) == str(errors[1]) == "rank 2 (route): IdError: id 7 of feature 'ü'"
+
+
+def test_all_ranks_in_trouble_are_named_and_long_reasons_cut():
+    def function(comm):
+        agree(comm, IdError(f"{comm.rank}" * 5000) if comm.rank else None, "route")
+
+    raised, errors = seen_by_all(function)
+    assert raised is errors[1]
+    assert "rank 1 (route): IdError: 111" in str(errors[0])
+    assert "; rank 2 (route): IdError: 222" in str(errors[0])
+    assert len(str(errors[0])) < 2200
+
+
+def test_trouble_of_one_rank_alone_is_raised():
+    agree(solo(), None, "route")
+    with pytest.raises(IdError):
+        agree(solo(), IdError("x"), "route")
