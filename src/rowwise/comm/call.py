@@ -8,7 +8,6 @@ and how much comes from it. Pure functions.
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -50,15 +49,21 @@ def check_call(call: Call, send_N: Tensor, ranks: Sequence[int], rank: int) -> N
 
 def find_mismatch(calls_W: Sequence[Call], ranks: Sequence[int]) -> str | None:
     """What two ranks do not agree about, if any do."""
-    for (a, first), (b, second) in pairwise(zip(ranks, calls_W, strict=True)):
-        if (first.collective, first.what) != (second.collective, second.what):
-            return f"rank {a} calls {first} where rank {b} calls {second}: want the same calls in the same order"
-    for i, sender in enumerate(calls_W):
-        for j, receiver in enumerate(calls_W):
-            sent, wanted = sender.sizes_W[j], receiver.receives_W[i]
-            if sent != wanted or sender.dtype != receiver.dtype:
-                sends = f"{sender}: rank {ranks[i]} sends {sent} elements of {sender.dtype} to rank {ranks[j]}"
-                return f"{sends}, which expects {wanted} of {receiver.dtype}"
+    w = range(len(ranks))
+    pairs = ((i, j) for i in w for j in w[i:])
+    return next((found for i, j in pairs if (found := compare(calls_W[i], calls_W[j], i, j, ranks))), None)
+
+
+def compare(first: Call, second: Call, i: int, j: int, ranks: Sequence[int]) -> str | None:
+    """What the i-th and the j-th of the ranks do not agree about."""
+    if (first.collective, first.what) != (second.collective, second.what):
+        calls = f"rank {ranks[i]} calls {first} where rank {ranks[j]} calls {second}"
+        return f"{calls}: want the same calls in the same order"
+    for a, b, sender, receiver in ((i, j, first, second), (j, i, second, first)):
+        sent, wanted = sender.sizes_W[b], receiver.receives_W[a]
+        if sent != wanted or sender.dtype != receiver.dtype:
+            sends = f"{sender}: rank {ranks[a]} sends {sent} elements of {sender.dtype} to rank {ranks[b]}"
+            return f"{sends}, which expects {wanted} of {receiver.dtype}"
     return None
 
 
@@ -69,16 +74,26 @@ def run_for(call: Call, send_N: Tensor, rank: int) -> Tensor:
     return send_N.narrow(0, sum(call.sizes_W[:rank]), call.sizes_W[rank])
 
 
-def join(call: Call, runs_W: Sequence[Tensor]) -> Tensor:
-    """What came from each rank as one result, in memory of its own: one after the other, or added in rank order."""
+def join(call: Call, runs_W: Sequence[Tensor], out: Tensor | None = None) -> Tensor:
+    """What came from each rank as one result: one after the other, or added in rank order.
+
+    A sum may go to `out`, which may be one of the first two runs; any other result is memory of its own.
+    """
     if call.collective not in SUMS:
-        return torch.cat(list(runs_W))
+        return torch.cat(list(runs_W), out=empty(sum(run.numel() for run in runs_W), runs_W[0]))
     if len(runs_W) == 1:
         return runs_W[0].clone()
-    total = runs_W[0] + runs_W[1]
+    total = torch.add(runs_W[0], runs_W[1], out=out)
     for run in runs_W[2:]:
         total += run
     return total
+
+
+def empty(count: int, like: Tensor) -> Tensor:
+    """A flat tensor whose memory is kept for the next one: fresh pages cost as much as filling them."""
+    if like.device.type != "cpu":
+        return like.new_empty(count)
+    return torch.ops.rowwise.empty_bytes(count * like.dtype.itemsize).view(like.dtype)
 
 
 def count_sent(call: Call, ranks: Sequence[int], rank: int, topology: Topology) -> dict[Link, int]:
