@@ -3,12 +3,13 @@
 Four collectives over flat tensors, all uneven, all started at once and waited for later. Every rank of a group calls
 the same collectives in the same order; sizes are known to both sides, so no collective asks for any. `what` names the
 purpose ("ids", "pooled", ...) and is what bytes are counted under. Gives up: point-to-point messages, and sums of
-anything but numbers as they are (lossy wires are made of these, see `codec`).
+anything but numbers as they are (lossy wires are made of these and of `ops.rowtype`).
 """
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from threading import Lock
 from typing import Protocol
 
 from torch import Tensor
@@ -21,23 +22,29 @@ class Sent:
     """Bytes that this rank has sent to other ranks, by purpose, collective and link; a group adds to its parent's."""
 
     counts: Counter[tuple[str, str, Link]] = field(default_factory=Counter)
+    _adding: Lock = field(default_factory=Lock, repr=False, compare=False)  # groups may be used by several threads
 
     def add(self, what: str, collective: str, link: Link, count_bytes: int) -> None:
         """Count a message."""
         if count_bytes:
-            self.counts[what, collective, link] += count_bytes
+            with self._adding:
+                self.counts[what, collective, link] += count_bytes
 
     def total(self, what: str | None = None, collective: str | None = None, link: Link | None = None) -> int:
         """All bytes of a kind; None: of any."""
         wanted = (what, collective, link)
-        return sum(n for key, n in self.counts.items() if all(w in (None, k) for w, k in zip(wanted, key, strict=True)))
+        counts = list(self.counts.items())
+        return sum(n for key, n in counts if all(w in (None, k) for w, k in zip(wanted, key, strict=True)))
 
 
 class Handle(Protocol):
     """A collective under way."""
 
     def wait(self) -> Tensor:
-        """What came; called once. Tensors that were given may change only after it."""
+        """What came; called once. Tensors that were given may change only after it.
+
+        In a world of one rank what came may be the very tensor that was given.
+        """
         ...
 
 
@@ -73,7 +80,7 @@ class Comm(Protocol):
         ...
 
     def reduce_scatter(self, send_N: Tensor, sizes_W: Sequence[int], what: str) -> Handle:
-        """The sum over all ranks of what they have for this one: its run of sizes[rank] elements, added in rank order."""
+        """The sum over all ranks of what they have for this one: its run of sizes[rank] elements, in rank order."""
         ...
 
     def all_reduce(self, tensor_N: Tensor, what: str) -> Handle:
@@ -81,7 +88,10 @@ class Comm(Protocol):
         ...
 
     def split(self, groups: Sequence[Sequence[int]]) -> "Comm":
-        """This rank's group out of several disjoint ones, which hold all ranks of this one; called by all of them."""
+        """This rank's group out of several disjoint ones, which hold all ranks of this one; called by all of them.
+
+        Groups are ranks of the whole world in ascending order. Several threads may use a group each.
+        """
         ...
 
     def close(self) -> None:
