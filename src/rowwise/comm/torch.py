@@ -19,7 +19,7 @@ from typing import Any, final
 import torch.distributed as dist
 from torch import Tensor
 
-from rowwise.comm.call import WHOLE, Call, join
+from rowwise.comm.call import WHOLE, Call, empty, join
 from rowwise.comm.seam import Handle
 from rowwise.errors import PeerError
 

@@ -78,16 +78,22 @@ class Training(Value, frozen=True):
     task_weights: tuple[float, ...] = ()  # of each label's loss in the sum; none: all 1
     device: str = "cpu"
     threads: int | None = None  # of torch; None: as many as torch takes by itself
+    # elastic: the same bits for any number of ranks that divides the virtual shards of a global batch; it costs speed
+    determinism: Literal["run", "elastic"] = "run"
+    virtual_shards: int = 8  # of a global batch, if elastic; each is whole blocks of 256 samples
     shuffle: bool = True
     ahead: int = 4  # batches that a thread makes before they are asked for; 0: no thread
 
     def __post_init__(self) -> None:
         """Refuse what cannot be run."""
-        counts = {"batch": self.batch, "epochs": self.epochs, "accumulate": self.accumulate}
+        counts = {name: getattr(self, name) for name in ("batch", "epochs", "accumulate", "virtual_shards")}
         counts |= {name: n for name, n in (("steps", self.steps), ("threads", self.threads)) if n is not None}
         for name, count in counts.items():
             if count < 1:
                 raise SpecError(f"train.{name}={count}: want at least 1")
+        if self.determinism == "elastic" and self.accumulate > 1:
+            want = "want 1, and a batch that many times as large: its virtual shards are computed one by one anyway"
+            raise SpecError(f"train.accumulate={self.accumulate} with train.determinism='elastic': {want}")
         if self.clip is not None and not self.clip > 0:
             raise SpecError(f"train.clip={self.clip}: want a length above 0, or null for no clipping")
         if any(not w >= 0 for w in self.task_weights):

@@ -4,6 +4,10 @@ Read `step` from top to bottom; everything else of training is around it. Nothin
 been looked at: rows only stage theirs in the backward (see `embedding.py`), so a step that stops on a bad number leaves
 rows, parameters and optimizers as they were. Two things it cannot take back: what a forward itself counts in buffers,
 and the other rows, where finite gradients of one row add up past the range of float32.
+
+With several ranks each has some of the samples, or none, and a step is still one: the loss is a mean over the samples
+of all, gradients are added over all, and what stops one stops all (see `together.py`). With one rank it is the same
+code. What is torch's own (threads, generators) belongs to the process: ranks that are threads of one share it.
 """
 
 import math
@@ -13,16 +17,25 @@ from dataclasses import dataclass
 from typing import Self
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from rowwise.batch import Batch
+from rowwise.comm.seam import Comm
+from rowwise.comm.solo import solo
 from rowwise.embedding import Embeddings
 from rowwise.errors import GradientError, SpecError
+from rowwise.spec import Wire
 from rowwise.train.breakdown import Breakdown
+from rowwise.train.dense import DenseGradients
+from rowwise.train.elastic import ElasticGradients
 from rowwise.train.objective import Objective, Outcome
 from rowwise.train.optimizers import forget_gradients, make_optimizer, set_rate, update
 from rowwise.train.settings import Training
+from rowwise.train.together import Counted, Trouble, settle
+from rowwise.train.virtual import VirtualShards, join, one_thread
+
+EXACT = Wire()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,11 +50,31 @@ class Machinery:
     # Looked up once: walking through the modules of a model takes longer than many a kernel.
     tables: tuple[Embeddings, ...]
     dense: tuple[nn.Parameter, ...]
+    comm: Comm
+    gradients: DenseGradients | ElasticGradients
+    shards: VirtualShards | None  # None: batches are not cut
 
     @classmethod
-    def of(cls, model: nn.Module, objective: Objective, settings: Training, clock: Breakdown) -> Self:
-        """All that there is in a model, and the optimizer that the settings ask for."""
+    def of(
+        cls,
+        model: nn.Module,
+        objective: Objective,
+        settings: Training,
+        clock: Breakdown,
+        comm: Comm | None = None,
+        wire: Wire = EXACT,
+    ) -> Self:
+        """All that there is in a model, and the optimizer that the settings ask for; called by all ranks."""
         dense = dense_parameters(model)
+        # By what torch was seeded with, as the initial weights are; read before any rank can have gone on.
+        seed = torch.initial_seed()
+        own = solo() if comm is None else comm.split([comm.ranks])  # where nothing else comes in between
+        gradients, shards = DenseGradients(dense, own, wire), None
+        if settings.determinism == "elastic":
+            if not wire.exact:
+                raise SpecError(f"train.determinism='elastic' with {wire}: want every type of the wire to be 'fp32'")
+            gradients, world = ElasticGradients(dense, own, settings.virtual_shards), len(own.ranks)
+            shards = VirtualShards(count=settings.virtual_shards, rank=own.rank, world=world, seed=seed)
         return cls(
             model=model,
             objective=objective,
@@ -50,6 +83,9 @@ class Machinery:
             clock=clock,
             tables=embeddings_of(model),
             dense=dense,
+            comm=own,
+            gradients=gradients,
+            shards=shards,
         )
 
 
@@ -57,37 +93,35 @@ class Machinery:
 class Stepped:
     """What a step tells."""
 
-    outcomes: tuple[Outcome, ...]
-    samples: int
+    outcomes: tuple[Outcome, ...]  # of this rank's batches
+    samples: int  # of all ranks, as all that follows
     loss: float
     rate: float
     gradient_norm: float  # of the dense parameters, before any clipping
 
 
 def step(work: Machinery, batches: Sequence[Batch], number: int) -> Stepped:
-    """One update, the first of which is number 1, from the samples of all batches together."""
-    samples = sum(len(batch.labels_BK) for batch in batches)
-    loss = 0.0
-    outcomes: list[Outcome] = []
+    """One update, the first of which is number 1, from the samples of all batches of all ranks together."""
     if work.optimizer is not None:
         forget_gradients(work.optimizer)
     try:
-        for batch in batches:
-            with work.clock.phase("forward"), autocast(work.settings):
-                outcome = work.objective(batch)
-            share = len(batch.labels_BK) / samples
-            loss += _finite(outcome.loss, "the loss") * share
-            with work.clock.phase("backward"):
-                (outcome.loss if share == 1 else outcome.loss * share).backward()
-            outcomes.append(outcome)
-        with work.clock.phase("update"):
-            norm = _gradient_norm(work)
-            rate = _apply(work, number)
+        with one_thread() if work.shards else nullcontext():
+            counted = _count(work, batches, number)
+            pieces = work.shards.of(batches, counted.samples_W) if work.shards else batches
+            losses, outcomes = _differentiate(work, pieces, counted, number)
+            with work.clock.phase("update"):
+                norm = _gradient_norm(work)
+                loss = settle(work.comm, losses, _find_trouble(work, losses, norm), number)
+                _clip(work, norm)
+                rate = _apply(work, number)
     finally:
         # Nothing is left after an update; after an error nothing of this step may reach the next one.
+        work.gradients.discard()
         for tables in work.tables:
             tables.discard()
-    return Stepped(outcomes=tuple(outcomes), samples=samples, loss=loss, rate=rate, gradient_norm=norm)
+    if work.shards:
+        outcomes = [join(outcomes, [len(piece.labels_BK) for piece in pieces])]
+    return Stepped(outcomes=tuple(outcomes), samples=counted.samples, loss=loss, rate=rate, gradient_norm=norm)
 
 
 def autocast(settings: Training) -> AbstractContextManager[object]:
@@ -116,17 +150,61 @@ def dense_parameters(model: nn.Module) -> tuple[nn.Parameter, ...]:
     return tuple(parameter for parameter in model.parameters() if parameter.requires_grad)
 
 
+def _count(work: Machinery, batches: Sequence[Batch], number: int) -> Counted:
+    """Ask for the samples of all ranks, and whether they are at the same thing."""
+    facts = {"number of the step": number, "number of batches": len(batches)}
+    if work.shards:
+        facts["seed of torch"] = work.shards.seed % (1 << 53)
+    return Counted(work.comm, sum(len(batch.labels_BK) for batch in batches), facts)
+
+
+def _differentiate(
+    work: Machinery, pieces: Sequence[Batch], counted: Counted, number: int
+) -> tuple[list[float], list[Outcome]]:
+    """Forward and backward, piece by piece; gives what each adds to the loss."""
+    losses: list[float] = []
+    outcomes: list[Outcome] = []
+    for place, piece in enumerate(pieces):
+        chance = work.shards.chance(number, place) if work.shards else nullcontext()
+        with work.clock.phase("forward"), autocast(work.settings), chance:
+            outcome = work.objective(piece)
+        share = len(piece.labels_BK) / counted.samples
+        # A mean over no samples is not a number; times 0 its gradients still are zeros, and no collective is missed.
+        losses.append(float(outcome.loss.detach()) * share if share else 0.0)
+        with work.clock.phase("backward"):
+            loss = outcome.loss if share == 1 else outcome.loss * share
+            work.gradients.backward(loss, last=place == len(pieces) - 1)
+        outcomes.append(outcome)
+    with work.clock.phase("backward"):
+        work.gradients.finish()
+    return losses, outcomes
+
+
 def _gradient_norm(work: Machinery) -> float:
-    """The length of the dense gradient, which is clipped then; raises if it, or that of rows, is not finite."""
+    """The length of the dense gradient."""
     gradients = [p.grad for p in work.dense if p.grad is not None]
-    length = 0.0
-    if gradients:
-        length = _finite(torch.nn.utils.get_total_norm(gradients), "the gradient of the dense parameters")
+    return float(torch.nn.utils.get_total_norm(gradients)) if gradients else 0.0
+
+
+def _find_trouble(work: Machinery, losses: Sequence[float], norm: float) -> Trouble | None:
+    """The first number that is not finite: of the loss, the dense gradient, those of rows."""
+    found: list[Trouble] = [
+        Trouble(1, GradientError(f"the loss is {loss}")) for loss in losses if not math.isfinite(loss)
+    ]
+    if not math.isfinite(norm):
+        found.append(Trouble(2, GradientError(f"the gradient of the dense parameters is {norm}")))
     for tables in work.tables:
-        tables.check_staged()
-    if work.settings.clip is not None and length > work.settings.clip:
-        torch._foreach_mul_(gradients, work.settings.clip / length)
-    return length
+        try:
+            tables.check_staged()
+        except GradientError as error:
+            found.append(Trouble(3, error))
+    return found[0] if found else None
+
+
+def _clip(work: Machinery, norm: float) -> None:
+    """Shorten the dense gradient."""
+    if work.settings.clip is not None and norm > work.settings.clip:
+        torch._foreach_mul_([p.grad for p in work.dense if p.grad is not None], work.settings.clip / norm)
 
 
 def _apply(work: Machinery, number: int) -> float:
@@ -138,11 +216,3 @@ def _apply(work: Machinery, number: int) -> float:
     rate = set_rate(work.optimizer, work.settings.optimizer.lr, work.settings.schedule, number)
     update(work.optimizer)
     return rate
-
-
-def _finite(value: Tensor, what: str) -> float:
-    """The number; where it is none, the step ends."""
-    number = float(value.detach())
-    if not math.isfinite(number):
-        raise GradientError(f"{what} is {number}")
-    return number
