@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from rowwise.batch import Jagged
-from rowwise.errors import BatchError, GradientError, IdError
+from rowwise.errors import BatchError, IdError
 from rowwise.ops.layout import FeatureRow, Group
-from rowwise.spec import Pooling, Table
+from rowwise.spec import Table
 
 
 def check_lengths(jagged: Jagged) -> None:
@@ -77,101 +77,14 @@ def unknown_id(table: Table, feature: str, jagged: Jagged, positions: Tensor) ->
 def _outsider(jagged: Jagged, positions: Tensor, rows: int) -> str:
     """The first of the ids at these positions, which are outside 0..rows-1, and how many there are."""
     first = int(positions[0])
-    sample, position = _locate(jagged, first)
+    sample, position = locate(jagged, first)
     what = f"sample {sample}, position {position}: id {int(jagged.values_N[first])} is not in 0..{rows - 1}"
     return f"{what} ({len(positions)} such ids in the batch)"
 
 
-KEPT = "Rows it would have reached were left as they were; all others are updated"
-
-
-def name_bad_gradient(group: Group, jagged: Jagged, grad: Tensor, per_id: bool) -> GradientError:
-    """The error for a gradient that is not finite."""
-    found = find_bad_gradient(group, jagged, grad, per_id)
-    if found is not None:
-        return GradientError(f"{found}. {KEPT}")
-    # Every contribution is finite and their sum is not.
-    return GradientError(f"the gradients of a row add up past the range of float32; lower the learning rate. {KEPT}")
-
-
-def find_bad_gradient(group: Group, jagged: Jagged, grad: Tensor, per_id: bool) -> str | None:
-    """The first number that is not finite and makes the gradient of a row so, with names; None if there is none."""
-    if per_id:
-        return _bad_sequence(group, jagged, grad)
-    return _bad_bag(group, jagged, grad) or _bad_weight(group, jagged)
-
-
-def _bad_bag(group: Group, jagged: Jagged, grad: Tensor) -> str | None:
-    """The first gradient that is not finite and belongs to a bag with ids: others reach no row."""
-    lengths = jagged.lengths_FB.view(len(jagged.features), -1)
-    for index, (name, columns) in enumerate(zip(group.feature_names, group.columns_F, strict=True)):
-        filled = lengths[jagged.features.index(name)] > 0
-        bad = torch.nonzero(~torch.isfinite(grad[:, columns]) & filled.unsqueeze(1))
-        if len(bad):
-            sample, column = (int(x) for x in bad[0])
-            ids = _bag(jagged, name, sample).tolist()
-            shown = f"ids {ids[:8]}{' ...' if len(ids) > 8 else ''}"
-            value = float(grad[sample, columns][column])
-            return f"{value} in the gradient of {_named(group, index)}, sample {sample}, column {column}, {shown}"
-    return None
-
-
-def _bad_weight(group: Group, jagged: Jagged) -> str | None:
-    """A per-id weight that is not finite makes a gradient so."""
-    if jagged.weights_N is None:
-        return None
-    offsets = jagged.offsets()
-    for index, name in enumerate(group.feature_names):
-        if group.table_of(index).pooling is not Pooling.WEIGHTED:
-            continue
-        first = jagged.features.index(name) * jagged.batch_size
-        begin, end = int(offsets[first]), int(offsets[first + jagged.batch_size])
-        bad = torch.nonzero(~torch.isfinite(jagged.weights_N[begin:end]))
-        if len(bad):
-            at = begin + int(bad[0])
-            sample, position = _locate(jagged, at)
-            where = f"{_named(group, index)}, sample {sample}, position {position}"
-            return f"weight {float(jagged.weights_N[at])} of {where}, id {int(jagged.values_N[at])}"
-    return None
-
-
-def _bad_sequence(group: Group, jagged: Jagged, grad: Tensor) -> str | None:
-    bad = torch.nonzero(~torch.isfinite(grad))
-    if not len(bad):
-        return None
-    index, sample, at = _place_in_sequence(group, jagged, int(bad[0, 0]))
-    return f"{float(grad[bad[0, 0]])} in the gradient of {_named(group, index)}, sample {sample}, {at}"
-
-
-def _locate(jagged: Jagged, at: int) -> tuple[int, int]:
+def locate(jagged: Jagged, at: int) -> tuple[int, int]:
     """The sample of an id, and its position inside the bag."""
     # The last bag that begins at or before the id; right=True passes over empty bags that begin there too.
     offsets = jagged.offsets()
     bag = int(torch.searchsorted(offsets, at, right=True)) - 1
     return bag % jagged.batch_size, at - int(offsets[bag])
-
-
-def _named(group: Group, index: int) -> str:
-    return f"table {group.table_of(index).name!r}, feature {group.feature_names[index]!r}"
-
-
-def _bag(jagged: Jagged, feature: str, sample: int) -> Tensor:
-    offsets = jagged.offsets()
-    bag = jagged.features.index(feature) * jagged.batch_size + sample
-    return jagged.values_N[int(offsets[bag]) : int(offsets[bag + 1])]
-
-
-def _place_in_sequence(group: Group, jagged: Jagged, flat: int) -> tuple[int, int, str]:
-    """Feature, sample and id of an element of the flat gradient of sequences."""
-    offsets, batch = jagged.offsets(), jagged.batch_size
-    for index, name in enumerate(group.feature_names):
-        first = jagged.features.index(name) * batch
-        begin, end = int(offsets[first]), int(offsets[first + batch])
-        # The flat gradient holds feature after feature; walk until the element's feature is reached.
-        floats = (end - begin) * group.table_of(index).dim
-        if flat < floats:
-            at = begin + flat // group.table_of(index).dim
-            sample, position = _locate(jagged, at)
-            return index, sample, f"position {position}, id {int(jagged.values_N[at])}"
-        flat -= floats
-    raise AssertionError("every element of the gradient belongs to an id")

@@ -27,7 +27,7 @@ class Call:
     jagged: Jagged
     offsets: Tensor
     per_id: bool  # sequences: one vector for each id
-    parts: tuple[int, ...] = ()  # samples of each batch that this one was put together from; (): it is one
+    parts: tuple[int, ...] = ()  # samples of each rank's batch that this one was put together from; (): it is one
 
     def rows(self, arena_rows: Tensor, weights: Tensor | None) -> Tensor:
         """Pooled [B, S], or flat rows of all ids; raises with names for an id outside its table."""

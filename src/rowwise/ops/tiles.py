@@ -16,6 +16,7 @@ from rowwise.batch import Jagged
 from rowwise.errors import BatchError, GradientError, IdError
 from rowwise.ops import check
 from rowwise.ops.arena import Arena
+from rowwise.ops.bad_gradient import find_bad_gradient
 from rowwise.ops.layout import Group, Piece, make_group
 from rowwise.ops.lookup import Call, Staged, lookup
 from rowwise.ops.unknown import map_unknown
@@ -96,8 +97,7 @@ class Tiles:
             # One pass that writes nothing. A sum can leave the range of its type where no part of it does, and what
             # belongs to no id reaches no row; the search knows both, and only a suspect pays for it.
             if not math.isfinite(float(staged.grad.sum())):
-                call = staged.call
-                found = check.find_bad_gradient(call.group, call.jagged, staged.grad, call.per_id)
+                found = find_bad_gradient(staged.call, staged.grad)
                 if found is not None:
                     raise GradientError(f"{found}. No row was updated")
 

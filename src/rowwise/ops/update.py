@@ -13,6 +13,7 @@ from torch import Tensor
 from rowwise.batch import Jagged
 from rowwise.ops import check
 from rowwise.ops.arena import Arena
+from rowwise.ops.bad_gradient import name_bad_gradient
 from rowwise.ops.hyper import hyper_tensor
 from rowwise.ops.jagged import concatenate, permute, split
 from rowwise.ops.layout import Group
@@ -48,7 +49,7 @@ def update(arena: Arena, staged: Sequence[Staged]) -> None:
         check.check_ids(group, call.features_F9, call.jagged)
         if "not finite" not in str(error):
             raise
-        raise check.name_bad_gradient(group, call.jagged, one.grad, call.per_id) from None
+        raise name_bad_gradient(call, one.grad) from None
 
 
 def next_step(arena: Arena, group: Group) -> tuple[Tensor, Tensor]:

@@ -11,6 +11,7 @@ from torch import nn
 
 from rowwise.comm.seam import Comm
 from rowwise.embedding import Embeddings
+from rowwise.errors import SpecError
 from rowwise.plan import Plan
 from rowwise.shard.embeddings import ShardedEmbeddings, check
 from rowwise.spec import Table, Wire
@@ -26,6 +27,8 @@ def shard(model: Module, plan: Plan, comm: Comm, *, wire: Wire | None = None, el
     wire = wire or Wire()
     found = [(path, m) for path, m in model.named_modules() if isinstance(m, Embeddings)]
     tables: list[Table] = [table for _, module in found for table in module.tables]
+    if isinstance(model, Embeddings):
+        raise SpecError("shard() replaces the Embeddings inside a model: want a module that holds them")
     # All that can be wrong with a plan is found before anything is taken or given up.
     check(plan, comm, wire, elastic=elastic)
     plan.validate(tables)
@@ -36,10 +39,9 @@ def shard(model: Module, plan: Plan, comm: Comm, *, wire: Wire | None = None, el
             tiles=tuple(tile for tile in plan.tiles if tile.table in names),
             approximate=tuple(name for name in plan.approximate if name in names),
         )
-        sharded = ShardedEmbeddings(module.tables, mine, comm, wire=wire, elastic=elastic)
+        device = module.arena.rows.device
+        sharded = ShardedEmbeddings(module.tables, mine, comm, wire=wire, elastic=elastic, device=device)
         copy_tables(module, sharded)
-        if not path:
-            raise TypeError("shard() replaces the Embeddings inside a model: want a module that holds them")
         parent, _, name = path.rpartition(".")
         setattr(model.get_submodule(parent), name, sharded)
     return model

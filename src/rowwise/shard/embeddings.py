@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from rowwise.batch import Jagged, KeyedJagged
 from rowwise.comm.seam import Comm
-from rowwise.embedding import Vectors
+from rowwise.embedding import Embeddings, Vectors
 from rowwise.errors import SpecError
 from rowwise.ops.layout import Piece
 from rowwise.ops.lookup import Call, Staged
@@ -25,7 +25,7 @@ from rowwise.shard.copies import CopiesUpdate
 from rowwise.shard.coupled import CoupledUpdate
 from rowwise.shard.exchange import Exchange, Made, exchange
 from rowwise.shard.ids import Routed, Router
-from rowwise.shard.routes import Held, Part, Routes, make_routes
+from rowwise.shard.routes import Held, Routes, make_routes
 from rowwise.spec import Pooling, Table, Wire
 
 
@@ -48,22 +48,32 @@ class ShardedEmbeddings(nn.Module):
         comm: the ranks.
         wire: how vectors travel.
         elastic: results do not depend on the plan or the number of ranks, to the bit.
+        device: where this rank's rows live.
+
+    `state_dict` has what this rank holds: a table under its name, a piece under that and its place.
     """
 
     def __init__(
-        self, tables: Sequence[Table], plan: Plan, comm: Comm, *, wire: Wire | None = None, elastic: bool = False
+        self,
+        tables: Sequence[Table],
+        plan: Plan,
+        comm: Comm,
+        *,
+        wire: Wire | None = None,
+        elastic: bool = False,
+        device: torch.device | str = "cpu",
     ) -> None:
         """Zeroed memory for this rank's pieces; called by all ranks. Rows are filled by whoever makes it."""
         super().__init__()
         wire = wire or Wire()
         check(plan, comm, wire, elastic=elastic)
         self.routes = routes = make_routes(tables, plan, comm.topology, elastic=elastic)
-        self._comm = comm
+        self._comm, device = comm, torch.device(device)
         self.calls = 1  # this many calls, one after the other, are one batch in pieces
         self._shelves = [
-            (part, Tiles(_pieces(routes, part), torch.device("cpu"))) for part in routes.parts_W[comm.rank]
+            (part, Tiles([_piece(routes, held) for held in part.held], device)) for part in routes.parts_W[comm.rank]
         ]
-        self._copies = Tiles(routes.copied, torch.device("cpu")) if routes.copied else None
+        self._copies = Tiles(routes.copied, device) if routes.copied else None
         self._router, self._exchange = Router(routes, comm), Exchange(routes, comm, wire)
         coupled = [shelf for shelf in self._shelves if shelf[0].coupled]
         anywhere = any(part.coupled for parts in routes.parts_W for part in parts)
@@ -71,6 +81,9 @@ class ShardedEmbeddings(nn.Module):
         self._copied = None if self._copies is None else CopiesUpdate(self._copies, comm, elastic=elastic)
         self._anchor = torch.empty(0, requires_grad=True)
         self._samples = 0  # of all ranks, since the last update
+        for held in self.held():
+            # Not register_parameter: it refuses the names of methods, which tables may have.
+            self._parameters[_name(routes, held.tile)] = nn.Parameter(held.rows, requires_grad=False)
 
     @property
     def tables(self) -> tuple[Table, ...]:
@@ -212,8 +225,12 @@ def check(plan: Plan, comm: Comm, wire: Wire, *, elastic: bool) -> None:
         raise SpecError("elastic results do not go with a wire that rounds: want fp32 everywhere, or determinism 'run'")
 
 
-def _pieces(routes: Routes, part: Part) -> list[Piece]:
-    return [_piece(routes, held) for held in part.held]
+def _name(routes: Routes, tile: Tile) -> str:
+    """Under which a state dict has it."""
+    table = next(table for table in routes.tables if table.name == tile.table)
+    if tile.rows == (0, table.rows) and tile.cols == (0, table.dim):
+        return table.name
+    return f"{table.name}[{tile.rows[0]}:{tile.rows[1]}, {tile.cols[0]}:{tile.cols[1]}]"
 
 
 def _piece(routes: Routes, held: Held) -> Piece:
@@ -243,3 +260,6 @@ def _in_a_row(parts: Sequence[Tensor]) -> Tensor:
     if len(parts) == 1:
         return parts[0]
     return torch.cat(list(parts)) if parts else torch.empty(0)
+
+
+AnyEmbeddings = Embeddings | ShardedEmbeddings

@@ -13,7 +13,7 @@ from typing import final
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from rowwise.embedding import Embeddings
+from rowwise.shard.embeddings import AnyEmbeddings
 
 PHASES = ("data", "lookup", "forward", "backward", "update", "other")
 PAUSED = "paused"  # no training: whatever is entered inside is charged to it, too
@@ -59,7 +59,7 @@ class Breakdown:
         """All so far but the pauses."""
         return sum(seconds for phase, seconds in self.seconds().items() if phase != PAUSED)
 
-    def watch(self, tables: Sequence[Embeddings]) -> list[RemovableHandle]:
+    def watch(self, tables: Sequence[AnyEmbeddings]) -> list[RemovableHandle]:
         """Charge the lookups of these tables, wherever a model makes them, to `lookup`."""
         handles: list[RemovableHandle] = []
         for module in tables:

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from rowwise.batch import Batch
 from rowwise.checkpoint.read import Checkpoint
-from rowwise.embedding import Embeddings
 from rowwise.errors import SpecError
+from rowwise.shard.embeddings import AnyEmbeddings
 from rowwise.train.breakdown import PHASES, Breakdown
 from rowwise.train.evaluate import Scores, Values, recent_values_of, values_of
 from rowwise.train.metrics import Metrics
@@ -41,7 +41,12 @@ class Recorder:
     """Counts every step and writes a line every so often; without a folder it only counts."""
 
     def __init__(
-        self, tables: Sequence[Embeddings], tasks: Sequence[str], log: Log, folder: RunFolder | None, clock: Breakdown
+        self,
+        tables: Sequence[AnyEmbeddings],
+        tasks: Sequence[str],
+        log: Log,
+        folder: RunFolder | None,
+        clock: Breakdown,
     ) -> None:
         """Nothing is written before the first line is due."""
         self.log, self._tasks, self._folder, self._clock = log, tuple(tasks), folder, clock

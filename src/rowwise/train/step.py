@@ -23,8 +23,8 @@ from torch.optim import Optimizer
 from rowwise.batch import Batch
 from rowwise.comm.seam import Comm
 from rowwise.comm.solo import solo
-from rowwise.embedding import Embeddings
 from rowwise.errors import GradientError, SpecError
+from rowwise.shard.embeddings import AnyEmbeddings, ShardedEmbeddings
 from rowwise.spec import Wire
 from rowwise.train.breakdown import Breakdown
 from rowwise.train.dense import DenseGradients
@@ -48,7 +48,7 @@ class Machinery:
     settings: Training
     clock: Breakdown
     # Looked up once: walking through the modules of a model takes longer than many a kernel.
-    tables: tuple[Embeddings, ...]
+    tables: tuple[AnyEmbeddings, ...]
     dense: tuple[nn.Parameter, ...]
     comm: Comm
     gradients: DenseGradients | ElasticGradients
@@ -65,7 +65,8 @@ class Machinery:
         wire: Wire = EXACT,
     ) -> Self:
         """All that there is in a model, and the optimizer that the settings ask for; called by all ranks."""
-        dense = dense_parameters(model)
+        dense, tables = dense_parameters(model), embeddings_of(model)
+        check_sharding(tables, 1 if comm is None else len(comm.ranks), settings)
         # By what torch was seeded with, as the initial weights are; read before any rank can have gone on.
         seed = torch.initial_seed()
         own = solo() if comm is None else comm.split([comm.ranks])  # where nothing else comes in between
@@ -75,13 +76,16 @@ class Machinery:
                 raise SpecError(f"train.determinism='elastic' with {wire}: want every type of the wire to be 'fp32'")
             gradients, world = ElasticGradients(dense, own, settings.virtual_shards), len(own.ranks)
             shards = VirtualShards(count=settings.virtual_shards, rank=own.rank, world=world, seed=seed)
+            for module in tables:
+                if isinstance(module, ShardedEmbeddings):
+                    module.calls = settings.virtual_shards // world  # one for each shard of a rank's batch
         return cls(
             model=model,
             objective=objective,
             optimizer=make_optimizer(settings.optimizer, dense),
             settings=settings,
             clock=clock,
-            tables=embeddings_of(model),
+            tables=tables,
             dense=dense,
             comm=own,
             gradients=gradients,
@@ -131,9 +135,9 @@ def autocast(settings: Training) -> AbstractContextManager[object]:
     return torch.autocast(torch.device(settings.device).type, torch.bfloat16)
 
 
-def embeddings_of(model: nn.Module) -> tuple[Embeddings, ...]:
+def embeddings_of(model: nn.Module) -> tuple[AnyEmbeddings, ...]:
     """All modules with tables in a model; each name of a table may be there once."""
-    found = [(path, module) for path, module in model.named_modules() if isinstance(module, Embeddings)]
+    found = [(path, module) for path, module in model.named_modules() if isinstance(module, AnyEmbeddings)]
     homes: dict[str, str] = {}
     for path, module in found:
         for table in module.tables:
@@ -143,6 +147,21 @@ def embeddings_of(model: nn.Module) -> tuple[Embeddings, ...]:
                 raise SpecError(f"table {table.name!r} is in both {both}: want each name once in a model")
             homes[table.name] = path
     return tuple(module for _, module in found)
+
+
+def check_sharding(tables: Sequence[AnyEmbeddings], world: int, settings: Training) -> None:
+    """Refuse tables that every rank would train by itself, and those of another determinism than the step's."""
+    elastic = settings.determinism == "elastic"
+    for module in tables:
+        if not isinstance(module, ShardedEmbeddings):
+            if world > 1:
+                names = ", ".join(table.name for table in module.tables[:8])
+                raise SpecError(
+                    f"tables {names} are not sharded, and there are {world} ranks: shard(model, plan, comm)"
+                )
+        elif module.routes.elastic != elastic:
+            got = f"train.determinism={settings.determinism!r}, and the model is sharded with elastic={not elastic}"
+            raise SpecError(f"{got}: want shard(..., elastic={elastic})")
 
 
 def dense_parameters(model: nn.Module) -> tuple[nn.Parameter, ...]:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from rowwise.batch import Batch, Jagged
-from rowwise.embedding import Embeddings
-from rowwise.spec import Table
+from rowwise.shard.embeddings import AnyEmbeddings
+from rowwise.spec import Table, state_width
 from rowwise.train.run_folder import Cell
 
 MOST_IDS = 1 << 13
@@ -36,7 +36,7 @@ class Traffic:
 
     _sums: dict[str, _Sums] = field(default_factory=dict)
 
-    def add(self, tables: Sequence[Embeddings], batch: Batch) -> None:
+    def add(self, tables: Sequence[AnyEmbeddings], batch: Batch) -> None:
         """Look at a batch."""
         for module in tables:
             for table in module.tables:
@@ -49,9 +49,9 @@ class Traffic:
                     sums.different += len(counts)
                     sums.in_top += int(counts[: -(-len(counts) // TOP)].sum())
 
-    def rows(self, tables: Sequence[Embeddings]) -> list[dict[str, Cell]]:
+    def rows(self, tables: Sequence[AnyEmbeddings]) -> list[dict[str, Cell]]:
         """The lines of tables.csv."""
-        return [self._row(table, module) for module in tables for table in module.tables]
+        return [self._row(table) for module in tables for table in module.tables]
 
     def state(self) -> dict[str, dict[str, int]]:
         """The sums, for a checkpoint."""
@@ -61,10 +61,9 @@ class Traffic:
         """Count on from what `state` gave."""
         self._sums = {name: _Sums(**sums) for name, sums in state.items()}
 
-    def _row(self, table: Table, module: Embeddings) -> dict[str, Cell]:
+    def _row(self, table: Table) -> dict[str, Cell]:
         sums = self._sums.get(table.name, _Sums())
         ids_per_sample = sums.ids / max(sums.samples, 1)
-        state = module.optimizer_state()[table.name].values()
         return {
             "table": table.name,
             "rows": table.rows,
@@ -73,7 +72,7 @@ class Traffic:
             "optimizer": table.optimizer.__struct_config__.tag,
             "features": " ".join(table.feature_names),
             "bytes": table.rows * table.row_bytes,
-            "state_bytes": sum(tensor.numel() * tensor.element_size() for tensor in state),
+            "state_bytes": 4 * state_width(table) * table.rows + 8,  # and the count of its updates
             "ids_per_sample": ids_per_sample,
             "unique_share": sums.different / max(sums.looked_at, 1),
             "top_share": sums.in_top / max(sums.looked_at, 1),

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from test_tree import make_leaves, root_of
+from ops.test_tree import make_leaves, root_of
 from torch import nn
 
 from rowwise import SpecError
