@@ -26,7 +26,7 @@ def blocks_of(page: Path) -> list[tuple[str, str]]:
 def tutorials():
     """Those that train as a user does take most of a minute."""
     for page in sorted(ROOT.glob("docs/tutorials/*.md")):
-        slow = "rowwise train" in page.read_text()
+        slow = any(word in page.read_text() for word in ("rowwise train", "torchrun"))
         yield pytest.param(page, id=page.stem, marks=[pytest.mark.slow] if slow else [])
 
 

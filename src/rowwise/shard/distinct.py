@@ -50,7 +50,7 @@ def without_repeats(jagged: Jagged, features: Sequence[str]) -> tuple[Jagged, di
     """The batch with each id once in each block, for those of these features where that is worth it."""
     found: dict[str, Repeats] = {}
     batch = jagged.batch_size
-    if not features or batch % BLOCK:
+    if not features or not batch or batch % BLOCK:
         return jagged, found
     offsets = torch.ops.rowwise.offsets(jagged.lengths_FB)
     bounds = offsets[:: max(1, batch)].tolist()
