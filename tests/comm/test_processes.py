@@ -146,10 +146,11 @@ comm.close()
 @pytest.mark.dist
 def test_torchrun_starts_a_world_and_restarts_it_after_a_rank_died(tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM)
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
+    python = [sys.executable, *subprocess._args_from_interpreter_flags()]
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1", "--no-python"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
-        [sys.executable, *launcher, str(tmp_path / "program.py")],
+        [*python, *launcher, *python, str(tmp_path / "program.py")],
         env=environment, capture_output=True, text=True, timeout=200,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

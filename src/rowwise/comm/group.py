@@ -4,7 +4,8 @@ Its own file so that counting and checking are in one place, and a way to travel
 transport cannot count what it really sends; bytes are those that the collective needs.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol, final
 
 from torch import Tensor
@@ -28,6 +29,18 @@ class Transport(Protocol):
     def close(self) -> None:
         """Give up what it holds."""
         ...
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Later:
+    """A collective under way: what is left to do when it is waited for."""
+
+    finish: Callable[[], Tensor]
+
+    def wait(self) -> Tensor:
+        """What came."""
+        return self.finish()
 
 
 @final

@@ -12,11 +12,12 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from itertools import groupby
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -45,7 +46,15 @@ def connect(timeout_s: float = 300.0, shared_memory: bool = True, attempt: int =
         raise SpecError(f"{error}: start the program with torchrun, which says who is who") from error
     name, ranks = f"rowwise/{attempt}", tuple(range(world))
     world = World(store=store, name=name, ranks=ranks, rank=rank, pids={}, timeout_s=timeout_s)
-    return _meet(world, socket.gethostname(), None, shared_memory)
+    return _meet(world, _find_host(), None, shared_memory)
+
+
+def _find_host() -> str:
+    """This host's name, and what tells apart those that share it: its start, and whose processes one sees."""
+    told = [socket.gethostname()]
+    if HAS_SHARED_MEMORY:
+        told += [Path("/proc/sys/kernel/random/boot_id").read_text().strip(), os.readlink("/proc/self/ns/pid")]
+    return " ".join(told)
 
 
 def _meet(world: World, host: str, topology: Topology | None, shared_memory: bool) -> Comm:
@@ -68,23 +77,12 @@ def find_topology(hosts_W: Sequence[str]) -> Topology:
     """Hosts and devices, from the name of each rank's host."""
     runs = [(host, len(list(run))) for host, run in groupby(hosts_W)]
     if len({host for host, _ in runs}) < len(runs):
-        raise SpecError(f"ranks run on {', '.join(hosts_W)}: want the ranks of a host numbered one after the other")
+        names = ", ".join(host.split()[0] for host in hosts_W)
+        raise SpecError(f"ranks run on {names}: want the ranks of a host numbered one after the other")
     if len({devices for _, devices in runs}) > 1:
-        found = ", ".join(f"{devices} on {host}" for host, devices in runs)
+        found = ", ".join(f"{devices} on {host.split()[0]}" for host, devices in runs)
         raise SpecError(f"ranks: {found}: want equally many; start torchrun with one --nproc-per-node everywhere")
     return Topology(hosts=len(runs), devices=runs[0][1])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Task:
-    """What a process is started with."""
-
-    topology: Topology
-    meeting: str  # a file: unlike a port it needs no name server and is nobody else's
-    work: bytes  # the function and its arguments
-    timeout_s: float
-    shared_memory: bool
-    threads: int
 
 
 def run_processes(
@@ -105,18 +103,11 @@ def run_processes(
     context.set_forkserver_preload(["__main__", __name__])  # importing torch takes seconds
     ranks: list[tuple[BaseProcess, Connection]] = []
     with tempfile.TemporaryDirectory() as folder:
-        task = _Task(
-            topology=topology,
-            meeting=f"{folder}/store",
-            work=pickle.dumps((function, args)),
-            timeout_s=timeout_s,
-            shared_memory=shared_memory,
-            threads=threads,
-        )
+        work = pickle.dumps((topology, timeout_s, shared_memory, threads, function, args))
         try:
             for rank in range(topology.world):
                 answer, to_parent = context.Pipe(duplex=False)
-                process = context.Process(target=_run_rank, args=(task, rank, to_parent), daemon=True)
+                process = context.Process(target=_run_rank, args=(rank, folder, work, to_parent), daemon=True)
                 process.start()
                 to_parent.close()
                 ranks.append((process, answer))
@@ -127,15 +118,15 @@ def run_processes(
                 process.join()
 
 
-def _run_rank(task: _Task, rank: int, to_parent: Connection) -> None:
+def _run_rank(rank: int, folder: str, work: bytes, to_parent: Connection) -> None:
     """The life of one process."""
     try:
-        torch.set_num_threads(task.threads)
-        store, ranks = dist.FileStore(task.meeting, task.topology.world), tuple(range(task.topology.world))
-        limit_s, at = task.timeout_s, "127.0.0.1"
-        world = World(store=store, name="rowwise", ranks=ranks, rank=rank, pids={}, timeout_s=limit_s, address=at)
-        comm = _meet(world, at, task.topology, task.shared_memory)
-        function, args = pickle.loads(task.work)
+        topology, timeout_s, shared_memory, threads, function, args = pickle.loads(work)
+        torch.set_num_threads(threads)
+        # A file needs no port, nor a name server: without one a look-up of the loopback address may take seconds.
+        store, ranks, at = dist.FileStore(f"{folder}/store", topology.world), tuple(range(topology.world)), "127.0.0.1"
+        world = World(store=store, name="rowwise", ranks=ranks, rank=rank, pids={}, timeout_s=timeout_s, address=at)
+        comm = _meet(world, at, topology, shared_memory)
         result = pickle.dumps(("result", function(comm, *args)))
         comm.close()
     except BaseException as error:

@@ -17,6 +17,7 @@ import struct
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from typing import final
 
@@ -24,6 +25,7 @@ import torch
 from torch import Tensor
 
 from rowwise.comm.call import WHOLE, Call, compare, join, run_for
+from rowwise.comm.group import Later
 from rowwise.comm.seam import Handle
 from rowwise.comm.torch import Processes, is_alive
 from rowwise.errors import PeerError
@@ -32,23 +34,22 @@ from rowwise.spec import Topology
 
 HAS_SHARED_MEMORY = hasattr(os, "memfd_create")
 CALLS = 64  # of a rank that others may not have read yet
-LEFT, MAPPED, READ = 0, 1, 8  # words of a board; from READ on one for each of CALLS, then the notices
-NOTICE = 8 + READ + CALLS  # the word of the first notice
+LEFT, MAPPED, READ = 0, 1, 8  # words of a board: READ is the first of CALLS, after which come the notices
 TEXT_BYTES = 128  # of a notice, to name the call
 LEAST_BYTES = 1 << 16  # of a block
 SPINS = 2000  # about 20 microseconds
 SLICE_S = 0.1  # of sleep between looks at whether the other is alive
 
 
-def _create(size_bytes: int) -> int:
-    """A file descriptor of memory without a name, all of which is there: a later lack would be a crash."""
+def _create(size_bytes: int) -> tuple[int, mmap.mmap]:
+    """Memory without a name, all of which is there: a later lack would be a crash."""
     fd = os.memfd_create("rowwise")
     try:
         os.posix_fallocate(fd, 0, size_bytes)
+        return fd, mmap.mmap(fd, size_bytes)
     except OSError:
         os.close(fd)
         raise
-    return fd
 
 
 def _open(pid: int, fd: int, size_bytes: int) -> mmap.mmap:
@@ -64,39 +65,37 @@ def _open(pid: int, fd: int, size_bytes: int) -> mmap.mmap:
         os.close(own)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Block:
-    """Memory that a call's data is in; `call` is the last that used it."""
+    """Memory that data is in, as a notice names it; another in its place has another serial number."""
 
+    index: int
     serial: int
-    size_bytes: int
     fd: int
-    memory: mmap.mmap
-    call: int = 0
+    size_bytes: int
+
+
+NOWHERE = _Block(0, 0, 0, 0)
 
 
 @final
 class _Board:
-    """A rank's words and notices, its own or another's."""
+    """A rank's words and notices, its own or another's, in a group of so many."""
 
     def __init__(self, memory: mmap.mmap, world: int) -> None:
         self.words = torch.frombuffer(memory, dtype=torch.int64)
         self.numbers = memoryview(memory).cast("q")
-        self._memory = memory
-        self._form = struct.Struct(f"4q{TEXT_BYTES}s{2 * world}q")
+        self._memory, self._form = memory, struct.Struct(f"4q{TEXT_BYTES}s{2 * world}q")
 
-    @staticmethod
-    def stride(world: int) -> int:
-        """Words of a notice: its number, the block and what is called; whole cache lines."""
-        return -(-(5 + TEXT_BYTES // 8 + 2 * world) // 8) * 8
+    def put(self, word: int, block: _Block, call: Call) -> None:
+        """Write a notice, all but its number."""
+        place = (block.index, block.serial, block.fd, block.size_bytes)
+        self._form.pack_into(self._memory, 8 * word + 8, *place, _text(call), *call.sizes_W, *call.receives_W)
 
-    def put(self, word: int, block: tuple[int, int, int, int], call: Call) -> None:
-        self._form.pack_into(self._memory, 8 * word + 8, *block, _text(call), *call.sizes_W, *call.receives_W)
-
-    def get(self, word: int) -> tuple[tuple[int, int, int, int], bytes, tuple[int, ...]]:
+    def get(self, word: int) -> tuple[_Block, bytes, tuple[int, ...]]:
         """The block, what is called, and its sizes and receives."""
         index, serial, fd, size_bytes, text, *sizes = self._form.unpack_from(self._memory, 8 * word + 8)
-        return (index, serial, fd, size_bytes), text, tuple(sizes)
+        return _Block(index, serial, fd, size_bytes), text, tuple(sizes)
 
 
 def _text(call: Call) -> bytes:
@@ -104,7 +103,6 @@ def _text(call: Call) -> bytes:
 
 
 def _call(text: bytes, sizes: tuple[int, ...]) -> Call:
-    """What a notice says."""
     collective, dtype, what = text.rstrip(b"\0").decode(errors="replace").split("\0")
     dtype, w = getattr(torch, dtype.removeprefix("torch.")), len(sizes) // 2
     return Call(collective=collective, what=what, dtype=dtype, sizes_W=sizes[:w], receives_W=sizes[w:])
@@ -118,41 +116,40 @@ class Memory:
         """Called by all ranks of the network at once."""
         native.load()
         self.network, self.world, self._topology = network, network.world, topology
-        self.me, w = self.world.ranks.index(network.world.rank), len(self.world.ranks)
-        host = topology.host_of(network.world.rank)
-        near = [p for p, r in enumerate(self.world.ranks) if topology.host_of(r) == host]
-        self.near = range(near[0], near[-1] + 1)  # places in the group
-        self.others = [p for p in near if p != self.me]
+        ranks, w = self.world.ranks, len(self.world.ranks)
+        host = topology.host_of(self.world.rank)
+        near = [p for p, r in enumerate(ranks) if topology.host_of(r) == host]
+        self._me, self._near = ranks.index(self.world.rank), range(near[0], near[-1] + 1)  # places in the group
         self._spins = SPINS if len(near) <= len(os.sched_getaffinity(0)) else 0
-        self._stride = _Board.stride(w)
-        self._calls = count(1)
-        self._blocks: list[_Block] = []
-        self._serials = count(1)
-        self._maps: dict[tuple[int, int], tuple[int, mmap.mmap]] = {}
-        size_bytes = 8 * (NOTICE + CALLS * self._stride)
-        self._fd = _create(size_bytes)
-        self._board = _Board(mmap.mmap(self._fd, size_bytes), w)
-        ones_W = (1,) * w
+        self._stride = -(-(5 + TEXT_BYTES // 8 + 2 * w) // 8) * 8  # words of a notice: whole cache lines
+        self._calls, self._serials = count(1), count(1)
+        self._blocks: list[tuple[_Block, mmap.mmap]] = []
+        self._used: list[int] = []  # the last call that used each block
+        self._maps: dict[tuple[int, int], tuple[_Block, mmap.mmap]] = {}
+        size_bytes = 8 * (self._notice(0) + CALLS * self._stride)
+        self._fd, memory = _create(size_bytes)
+        self._board, ones_W = _Board(memory, w), (1,) * w
         call = Call(collective="all_gather", what="boards", dtype=torch.int64, sizes_W=ones_W, receives_W=ones_W)
         fds_W = network.start(call, torch.tensor([self._fd])).wait().tolist()
-        pids = network.world.pids
-        self._boards = {p: _Board(_open(pids[self.world.ranks[p]], fds_W[p], size_bytes), w) for p in self.others}
+        peers = {p: _open(self.world.pids[ranks[p]], fds_W[p], size_bytes) for p in near if p != self._me}
+        self._boards = {p: _Board(memory, w) for p, memory in peers.items()}
         torch.ops.rowwise.publish(self._board.words, MAPPED, 1)
 
     def start(self, call: Call, send_N: Tensor) -> Handle:
         """Begin a collective."""
-        all_near = len(self.near) == len(self.world.ranks)
+        all_near = len(self._near) == len(self.world.ranks)
         if send_N.device.type != "cpu" or (call.collective == "all_reduce" and not all_near):
             return self.network.start(call, send_N)
         number = next(self._calls)
-        before = number - CALLS
-        if self._board.numbers[READ + number % CALLS] < before:
+        read, before = READ + number % CALLS, number - CALLS
+        if self._board.numbers[read] < before:
             raise PeerError(f"rank {self.world.rank}: {CALLS} collectives are under way: wait for one before {call}")
-        for place in self.others:
-            self._await(place, READ + number % CALLS, before, call)
+        for place, board in self._boards.items():
+            if board.numbers[read] < before:
+                self._await(place, read, before, call)
         self._board.put(self._notice(number), self._write(call, send_N, number), call)
         torch.ops.rowwise.publish(self._board.words, self._notice(number), number)
-        return _Under(self, call, send_N, number, None if all_near else self._start_far(call, send_N))
+        return Later(partial(self._finish, call, send_N, number, None if all_near else self._start_far(call, send_N)))
 
     def split(self, groups: Sequence[Sequence[int]], group: tuple[int, ...]) -> "Memory | Processes":
         """The same for a group."""
@@ -162,130 +159,108 @@ class Memory:
 
     def close(self) -> None:
         """Leave, once the others have what was sent."""
+        if self._board.numbers[LEFT]:
+            return
         torch.ops.rowwise.publish(self._board.words, LEFT, 1)
-        for place in self.others:
+        for place in self._boards:
             with contextlib.suppress(PeerError):  # whoever left needs nothing
                 self._await(place, MAPPED, 1, "the end")
-                for block in self._blocks:
-                    self._await(place, READ + block.call % CALLS, block.call, "the end")
-        for fd in (self._fd, *(block.fd for block in self._blocks)):
+                for number in self._used:
+                    self._await(place, READ + number % CALLS, number, "the end")
+        for fd in (self._fd, *(block.fd for block, _ in self._blocks)):
             os.close(fd)
         self._blocks.clear()
         self._maps.clear()
         self.network.close()
 
-    def read(self, place: int, call: Call, number: int) -> Tensor:
-        """What another rank has for this one, where that rank has put it."""
-        self._await(place, self._notice(number), number, call)
-        block, text, sizes = self._boards[place].get(self._notice(number))
-        w, n = len(self.world.ranks), sizes[self.me]
-        if text != _text(call) or n != call.receives_W[place] or sizes[w + self.me] != call.sizes_W[place]:
-            pair = sorted([(self.me, call), (place, _call(text, sizes))], key=lambda p: p[0])
-            found = compare(pair[0][1], pair[1][1], pair[0][0], pair[1][0], self.world.ranks)
-            raise PeerError(found or f"ranks {self.world.ranks} do not agree about {call}")
-        if not n:
-            return torch.empty(0, dtype=call.dtype)
-        skip = 0 if call.collective in WHOLE else sum(sizes[p] for p in range(self.near[0], self.me) if p != place)
-        memory = self._map(place, *block)
-        return torch.frombuffer(memory, dtype=call.dtype, count=n, offset=skip * call.dtype.itemsize)
-
-    def have_read(self, number: int) -> None:
-        """Tell the others that their blocks of a call are free."""
+    def _finish(self, call: Call, send_N: Tensor, number: int, far: Handle | None) -> Tensor:
+        receives_W = [0 if p in self._near else n for p, n in enumerate(call.receives_W)]
+        runs_W = list((send_N[:0] if far is None else far.wait()).split(receives_W))
+        runs_W[self._me] = run_for(call, send_N, self._me)
+        for place in self._boards:
+            runs_W[place] = self._read(place, call, number)
+        # Fresh memory costs as much as the sum, and an all-reduce may use what it was given.
+        came = join(call, runs_W, send_N if call.collective == "all_reduce" and self._me < 2 else None)
         torch.ops.rowwise.publish(self._board.words, READ + number % CALLS, number)
+        return came
 
     def _notice(self, number: int) -> int:
-        return NOTICE + number % CALLS * self._stride
+        """The word of a call's notice, which is the call's number; the rest follows it."""
+        return READ + CALLS + number % CALLS * self._stride
 
     def _await(self, place: int, word: int, value: int, call: Call | str) -> None:
         """Until another rank's word has come to a value."""
-        words, rank = self._boards[place].words, self.world.ranks[place]
-        end_s = time.monotonic() + self.world.timeout_s
-        spins, pid, me = self._spins, self.world.pids[rank], self.world.rank
-        while not torch.ops.rowwise.wait_for(words, word, value, spins, SLICE_S):
-            spins, left = 0, bool(self._boards[place].numbers[LEFT])
-            if (left or not is_alive(pid)) and not torch.ops.rowwise.wait_for(words, word, value, 0, 0.0):
+        board, rank, me = self._boards[place], self.world.ranks[place], self.world.rank
+        spins, end_s = self._spins, time.monotonic() + self.world.timeout_s
+        while not torch.ops.rowwise.wait_for(board.words, word, value, spins, SLICE_S):
+            spins, left, pid = 0, bool(board.numbers[LEFT]), self.world.pids[rank]
+            if (left or not is_alive(pid)) and not torch.ops.rowwise.wait_for(board.words, word, value, 0, 0.0):
                 how = "it has closed its side" if left else f"process {pid} has ended"
                 raise PeerError(f"rank {me} waits for {call}, which rank {rank} never called: {how}")
             if time.monotonic() >= end_s:
                 raise PeerError(f"rank {me} waited {self.world.timeout_s} s for {call}: not called by rank {rank}")
 
-    def _write(self, call: Call, send_N: Tensor, number: int) -> tuple[int, int, int, int]:
-        """Copy what is for the others of this host, one run after the other; gives the block to name in the notice."""
+    def _write(self, call: Call, send_N: Tensor, number: int) -> _Block:
+        """Copy what is for the others of this host into a block, one run after the other."""
         runs = [send_N]
         if call.collective not in WHOLE:
-            first, own, end = (sum(call.sizes_W[:p]) for p in (self.near[0], self.me, self.near[-1] + 1))
-            runs = [send_N[first:own], send_N[own + call.sizes_W[self.me] : end]]
+            first, own, end = (sum(call.sizes_W[:p]) for p in (self._near[0], self._me, self._near[-1] + 1))
+            runs = [send_N[first:own], send_N[own + call.sizes_W[self._me] : end]]
         n = sum(run.numel() for run in runs)
-        if not n or not self.others:
-            return (0, 0, 0, 0)
-        index = self._take(n * call.dtype.itemsize, call)
-        block = self._blocks[index]
-        block.call = number
-        torch.cat(runs, out=torch.frombuffer(block.memory, dtype=call.dtype, count=n))
-        return (index, block.serial, block.fd, block.size_bytes)
+        if not n or not self._boards:
+            return NOWHERE
+        block, memory = self._take(n * call.dtype.itemsize, call)
+        self._used[block.index] = number
+        torch.cat(runs, out=torch.frombuffer(memory, dtype=call.dtype, count=n))
+        return block
 
-    def _take(self, wanted_bytes: int, call: Call) -> int:
-        """The index of a block that everybody has read and that is large enough; makes one if there is none."""
+    def _take(self, wanted_bytes: int, call: Call) -> tuple[_Block, mmap.mmap]:
+        """A block that everybody has read and that is large enough; makes one if there is none."""
         boards = self._boards.values()
-        free = [
-            i
-            for i, b in enumerate(self._blocks)
-            if all(board.numbers[READ + b.call % CALLS] >= b.call for board in boards)
-        ]
-        sizes = {i: self._blocks[i].size_bytes for i in free}
+        free = [i for i, n in enumerate(self._used) if all(board.numbers[READ + n % CALLS] >= n for board in boards)]
+        sizes = {i: self._blocks[i][0].size_bytes for i in free}
         fit = [i for i in free if sizes[i] >= wanted_bytes]
         if fit:  # of equals the last used, which caches may still hold
-            return min(fit, key=lambda i: (sizes[i], -self._blocks[i].call))
+            return self._blocks[min(fit, key=lambda i: (sizes[i], -self._used[i]))]
         index = max(free, key=lambda i: sizes[i], default=len(self._blocks))
         size_bytes = -(-wanted_bytes * 9 // 8 // LEAST_BYTES) * LEAST_BYTES  # the next may be a little larger
-        if index < len(self._blocks):
-            os.close(self._blocks[index].fd)
         try:
-            fd = _create(size_bytes)
+            fd, memory = _create(size_bytes)
         except OSError as error:
-            held = sum(b.size_bytes for b in self._blocks) >> 20
+            held = sum(b.size_bytes for b, _ in self._blocks) >> 20
             want = f"want {size_bytes >> 20} MB of shared memory for {call}, beside {held} MB"
             out = "free some, send less at once, or connect with shared_memory=False"
             raise PeerError(f"rank {self.world.rank}: {want}: {error}: {out}") from error
-        self._blocks[index : index + 1] = [_Block(next(self._serials), size_bytes, fd, mmap.mmap(fd, size_bytes))]
-        return index
+        for old, _ in self._blocks[index : index + 1]:
+            os.close(old.fd)
+        self._blocks[index : index + 1] = [(_Block(index, next(self._serials), fd, size_bytes), memory)]
+        self._used[index : index + 1] = [0]
+        return self._blocks[index]
 
-    def _map(self, place: int, index: int, serial: int, fd: int, size_bytes: int) -> mmap.mmap:
-        """Another rank's block, mapped at its first use."""
-        known = self._maps.get((place, index))
-        if known is None or known[0] != serial:
-            known = self._maps[place, index] = serial, _open(self.world.pids[self.world.ranks[place]], fd, size_bytes)
-        return known[1]
+    def _read(self, place: int, call: Call, number: int) -> Tensor:
+        """What another rank has for this one, where that rank has put it."""
+        self._await(place, self._notice(number), number, call)
+        block, text, sizes = self._boards[place].get(self._notice(number))
+        w, n = len(self.world.ranks), sizes[self._me]
+        if text != _text(call) or n != call.receives_W[place] or sizes[w + self._me] != call.sizes_W[place]:
+            calls = {self._me: call, place: _call(text, sizes)}
+            a, b = sorted(calls)
+            found = compare(calls[a], calls[b], a, b, self.world.ranks)
+            raise PeerError(found or f"ranks {self.world.ranks} do not agree about {call}")
+        if not n:
+            return torch.empty(0, dtype=call.dtype)
+        skip = 0 if call.collective in WHOLE else sum(sizes[p] for p in range(self._near[0], self._me) if p != place)
+        known = self._maps.get((place, block.index))
+        if known is None or known[0] != block:
+            known = block, _open(self.world.pids[self.world.ranks[place]], block.fd, block.size_bytes)
+            self._maps[place, block.index] = known
+        return torch.frombuffer(known[1], dtype=call.dtype, count=n, offset=skip * call.dtype.itemsize)
 
     def _start_far(self, call: Call, send_N: Tensor) -> Handle:
         """What goes to and comes from other hosts."""
         sizes_W, receives_W = (
-            tuple(0 if p in self.near else n for p, n in enumerate(s)) for s in (call.sizes_W, call.receives_W)
+            tuple(0 if p in self._near else n for p, n in enumerate(s)) for s in (call.sizes_W, call.receives_W)
         )
-        runs = [run_for(call, send_N, p) for p in range(len(self.world.ranks)) if p not in self.near]
+        runs = [run_for(call, send_N, p) for p in range(len(self.world.ranks)) if p not in self._near]
         far = Call(collective="all_to_all", what=call.what, dtype=call.dtype, sizes_W=sizes_W, receives_W=receives_W)
         return self.network.start(far, torch.cat(runs))
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class _Under:
-    """A collective under way."""
-
-    by: Memory
-    call: Call
-    send_N: Tensor
-    number: int
-    far: Handle | None
-
-    def wait(self) -> Tensor:
-        by, call = self.by, self.call
-        receives_W = [0 if p in by.near else n for p, n in enumerate(call.receives_W)]
-        runs_W = list((self.send_N[:0] if self.far is None else self.far.wait()).split(receives_W))
-        runs_W[by.me] = run_for(call, self.send_N, by.me)
-        for place in by.others:
-            runs_W[place] = by.read(place, call, self.number)
-        # Fresh memory costs as much as the sum, and an all-reduce may use what it was given.
-        came = join(call, runs_W, self.send_N if call.collective == "all_reduce" and by.me < 2 else None)
-        by.have_read(self.number)
-        return came

@@ -4,28 +4,15 @@ Gives up: copies. What comes is the tensor that was given, so changing one chang
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import final
 
 from torch import Tensor
 
 from rowwise.comm.call import Call
-from rowwise.comm.group import Group
+from rowwise.comm.group import Group, Later
 from rowwise.comm.seam import Handle
 from rowwise.errors import PeerError
 from rowwise.spec import Topology
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Come:
-    """A collective that is over."""
-
-    tensor_N: Tensor
-
-    def wait(self) -> Tensor:
-        """What came."""
-        return self.tensor_N
 
 
 @final
@@ -37,7 +24,7 @@ class _Stay:
             raise PeerError(
                 f"{call}: rank 0 sends {call.sizes_W[0]} elements to itself, and expects {call.receives_W[0]}"
             )
-        return Come(send_N)
+        return Later(lambda: send_N)
 
     def split(self, groups: Sequence[Sequence[int]], group: tuple[int, ...]) -> "_Stay":
         return self

@@ -10,7 +10,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from typing import TypeVar, final
 
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from rowwise.comm.call import Call, find_mismatch, join, run_for
-from rowwise.comm.group import Group
+from rowwise.comm.group import Group, Later
 from rowwise.comm.seam import Comm, Handle
 from rowwise.errors import PeerError
 from rowwise.spec import Topology
@@ -85,35 +85,26 @@ class _Threads:
     def start(self, call: Call, send_N: Tensor) -> Handle:
         place = (*self.name, next(self._calls))
         self.meeting.bring(place, self.rank, (call, send_N.clone()))
-        return _Under(self, place)
+        return Later(partial(self._finish, place))
 
     def split(self, groups: Sequence[Sequence[int]], group: tuple[int, ...]) -> "_Threads":
         none_W = (0,) * len(self.ranks)
         what = ", ".join(str(tuple(g)) for g in groups)
         call = Call(collective="split", what=what, dtype=torch.uint8, sizes_W=none_W, receives_W=none_W)
-        under = _Under(self, (*self.name, next(self._calls)))
-        self.meeting.bring(under.place, self.rank, (call, torch.empty(0, dtype=torch.uint8)))
-        under.wait()
-        return _Threads(self.meeting, (*under.place, group), group, self.rank)
+        name = (*self.name, next(self._calls))
+        self.meeting.bring(name, self.rank, (call, torch.empty(0, dtype=torch.uint8)))
+        self._finish(name)
+        return _Threads(self.meeting, (*name, group), group, self.rank)
 
     def close(self) -> None:
         pass
 
-
-@final
-@dataclass(frozen=True, slots=True)
-class _Under:
-    """A collective under way."""
-
-    by: _Threads
-    place: Place
-
-    def wait(self) -> Tensor:
-        posts_W = self.by.meeting.collect(self.place, self.by.ranks, self.by.rank)
-        mismatch = find_mismatch([call for call, _ in posts_W], self.by.ranks)
+    def _finish(self, place: Place) -> Tensor:
+        posts_W = self.meeting.collect(place, self.ranks, self.rank)
+        mismatch = find_mismatch([call for call, _ in posts_W], self.ranks)
         if mismatch:
             raise PeerError(mismatch)
-        me = self.by.ranks.index(self.by.rank)
+        me = self.ranks.index(self.rank)
         return join(posts_W[me][0], [run_for(call, sent_N, me) for call, sent_N in posts_W])
 
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, final
@@ -20,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rowwise.comm.call import WHOLE, Call, empty, join
+from rowwise.comm.group import Later
 from rowwise.comm.seam import Handle
 from rowwise.errors import PeerError
 
@@ -54,9 +56,10 @@ class Processes:
     def start(self, call: Call, send_N: Tensor) -> Handle:
         """Begin a collective."""
         try:
-            return _Under(self, call, *self._begin(call, send_N))
+            work, came_N = self._begin(call, send_N)
         except RuntimeError as error:
-            raise self.explain(call, error) from error
+            raise self._explain(call, error) from error
+        return Later(partial(self._finish, call, work, came_N))
 
     def split(self, groups: Sequence[Sequence[int]], group: tuple[int, ...]) -> "Processes":
         """The same for a group, under a name of its own."""
@@ -66,13 +69,24 @@ class Processes:
         """Disconnect."""
         self._backends.clear()
 
-    def explain(self, call: Call, error: RuntimeError) -> PeerError:
-        """What is known about why a collective failed."""
-        world = self.world
+    def _finish(self, call: Call, work: dist.Work, came_N: Tensor) -> Tensor:
+        try:
+            work.wait()
+        except RuntimeError as error:
+            raise self._explain(call, error) from error
+        return join(call, came_N.split(list(call.receives_W))) if call.collective == "reduce_scatter" else came_N
+
+    def _explain(self, call: Call, error: RuntimeError) -> PeerError:
+        """What is known about why a collective failed; connections close a little earlier than processes end."""
+        world, end_s = self.world, time.monotonic() + 1
+        while not (dead := [r for r in world.ranks if r in world.pids and not is_alive(world.pids[r])]):
+            if time.monotonic() > end_s:
+                break
+            time.sleep(0.05)
         others = ", ".join(str(r) for r in world.ranks if r != world.rank)
-        dead = [f"rank {r} (process {world.pids[r]}) has ended" for r in self._find_dead()]
-        why = str(error).partition("\n")[0].partition(". ")[0]
-        return PeerError(f"rank {world.rank}: {call} with rank {others}: {'; '.join([*dead, why])}")
+        why = [f"rank {r} (process {world.pids[r]}) has ended" for r in dead]
+        why.append(str(error).partition("\n")[0].partition(". ")[0])
+        return PeerError(f"rank {world.rank}: {call} with rank {others}: {'; '.join(why)}")
 
     def _begin(self, call: Call, send_N: Tensor) -> tuple[dist.Work, Tensor]:
         backend, device = self._backend(send_N.device.type), send_N.device.type
@@ -91,44 +105,18 @@ class Processes:
             # A connection of its own: who waits for an answer of the store keeps all others from asking.
             own: Any = world.store
             store = dist.PrefixStore(f"{world.name}/{device}", own.clone())
-            place, size = world.ranks.index(world.rank), len(world.ranks)
+            at = world.ranks.index(world.rank), len(world.ranks)
+            limit = timedelta(seconds=world.timeout_s)
             gloo, nccl = _backends()
-            kind, options = (nccl, nccl.Options()) if device == "cuda" else (gloo, gloo._Options())
-            options._timeout = timedelta(seconds=world.timeout_s)
-            if kind is gloo:
-                options._devices = [gloo.create_device(hostname=world.address)]
-            self._backends[device] = kind(store, place, size, options)
+            if device != "cuda" and not world.address:
+                self._backends[device] = gloo(store, *at, limit)
+            else:
+                kind, options = (nccl, nccl.Options()) if device == "cuda" else (gloo, gloo._Options())
+                options._timeout = limit
+                if device != "cuda":
+                    options._devices = [gloo.create_device(hostname=world.address)]
+                self._backends[device] = kind(store, *at, options)
         return self._backends[device]
-
-    def _find_dead(self) -> list[int]:
-        """Ranks of this machine that have ended; connections close a little earlier than processes end."""
-        world = self.world
-        for _ in range(20):
-            dead = [r for r in world.ranks if r in world.pids and not is_alive(world.pids[r])]
-            if dead:
-                return dead
-            time.sleep(0.05)
-        return []
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class _Under:
-    """A collective under way."""
-
-    by: Processes
-    call: Call
-    work: dist.Work
-    came_N: Tensor
-
-    def wait(self) -> Tensor:
-        try:
-            self.work.wait()
-        except RuntimeError as error:
-            raise self.by.explain(self.call, error) from error
-        if self.call.collective == "reduce_scatter":
-            return join(self.call, self.came_N.split(list(self.call.receives_W)))
-        return self.came_N
 
 
 def is_alive(pid: int) -> bool:
