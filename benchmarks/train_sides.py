@@ -77,7 +77,7 @@ def same_start(sides: Sequence[Side]) -> None:
             for mine, theirs in zip(first.tables(), other.tables(), strict=True):
                 theirs.copy_(mine)
             if isinstance(other, TorchRec):
-                other.sort_pairs()
+                sort_pairs(other.dense())
 
 
 class Ours:
@@ -142,13 +142,6 @@ class TorchRec:
         found = {name.split(".")[-2]: rows for name, rows in self.model.state_dict().items() if "sparse_arch" in name}
         return [local(found[name]) for name in NAMES]
 
-    def sort_pairs(self) -> None:
-        """Their dots of pairs come in another order: their first layer over them sorts its columns to match."""
-        place = {(int(i), int(j)): k for k, (i, j) in enumerate(torch.tril_indices(27, 27, offset=-1).t())}
-        order = [place[int(j), int(i)] for i, j in torch.triu_indices(27, 27, offset=1).t()]
-        weight = next(m.weight for m in self.dense() if m.in_features == WIDTH)
-        weight[:, DIM:] = weight[:, DIM:][:, order]
-
     def prepare(self, parts: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         dense_BF, ids, labels_BK = parts
         return dense_BF, ids, torch.ones(len(ids), dtype=torch.int32), labels_BK
@@ -165,6 +158,14 @@ class TorchRec:
         loss.backward()
         self.optimizer.step()
         return loss.detach()
+
+
+def sort_pairs(layers: Sequence[nn.Linear]) -> None:
+    """TorchRec's dots of pairs come in another order: its first layer over them sorts its columns to match."""
+    place = {(int(i), int(j)): k for k, (i, j) in enumerate(torch.tril_indices(27, 27, offset=-1).t())}
+    order = [place[int(j), int(i)] for i, j in torch.triu_indices(27, 27, offset=1).t()]
+    weight = next(m.weight for m in layers if m.in_features == WIDTH)
+    weight[:, DIM:] = weight[:, DIM:][:, order]
 
 
 def distributed(tables: list[Any], optimizer: type, numbers: dict[str, float]) -> nn.Module:

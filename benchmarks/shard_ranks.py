@@ -1,0 +1,146 @@
+"""What each process of `shard_step.py` does: build the sides, check that they agree, and time them turn by turn.
+
+Apart because these functions run in processes of their own, which import them by name.
+"""
+
+import gc
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from dense_cpu import DIM, FEATURES
+from shard_torchrec import TorchRec, join, meet
+from shard_work import Load, Parts, Shape, Side, Turn, gauge_ms, interleave, parts_of, whole_model
+
+BATCHES = 4  # that the steps go through
+OURS, THEIRS, AHEAD = "rowwise", "TorchRec", "TorchRec pipelined"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """What a group of processes is asked for."""
+
+    shape: Shape
+    layout: str
+    loads: tuple[Load, ...]
+    seconds: float  # for each load, about
+    sides: tuple[str, ...]
+    transport: str = "gloo"  # of rowwise
+
+
+class Group:
+    """This process among those that got the order."""
+
+    def __init__(self, comm: Any, order: Order):
+        join(comm)
+        self.gauge_ms = 0.0
+        self.comm, self.order, self.rank, self.world = comm, order, comm.rank, len(comm.ranks)
+
+    def side(self, name: str, layout: str | None, **more: Any) -> Side:
+        """Each starts from the same weights."""
+        start = whole_model(self.order.shape)
+        if name == THEIRS:
+            return TorchRec(start, self.order.shape, layout)
+        from shard_rowwise import Rowwise
+
+        return Rowwise(start, layout, self.comm, **more)
+
+    def batches(self, load: Load) -> list[Parts]:
+        return [parts_of(self.order.shape, load, seed, self.rank, self.world) for seed in range(BATCHES)]
+
+    def whole_batches(self, load: Load) -> list[Parts]:
+        return [parts_of(self.order.shape, load, seed, 0, 1) for seed in range(BATCHES)]
+
+    def rows(self, kind: str, load: Load, turns: dict[str, Turn]) -> list[dict]:
+        """Time the sides; a row each."""
+        times = self.times(turns)
+        return [self.row(kind, name, load, found, self.world) for name, found in times.items()]
+
+    def times(self, turns: dict[Any, Turn]) -> dict[Any, list[float]]:
+        before = gauge_ms(meet)
+        found = interleave(turns, meet, self.order.seconds)
+        self.gauge_ms = max(before, gauge_ms(meet))
+        return found
+
+    def row(self, kind: str, name: str, load: Load, times: Sequence[float], ranks: int) -> dict:
+        ordered = sorted(times)
+        low = ordered[len(ordered) // 5]
+        return {
+            "kind": kind,
+            "side": name,
+            "layout": self.order.layout,
+            "transport": self.order.transport,
+            "ranks": ranks,
+            **load._asdict(),
+            "ms": low * 1e3,
+            "samples_s": load.batch / low,
+            "noise": ordered[len(ordered) // 2] / low - 1,
+            "blocks": len(ordered),
+            "gauge_ms": self.gauge_ms,
+        }
+
+
+def turn_of(step: Callable[[Parts], object], batches: Sequence[Parts]) -> Turn:
+    return Turn(run=lambda k: step(batches[k % len(batches)]))
+
+
+@torch.no_grad()
+def check_same(sides: Sequence[Side], parts: Parts) -> None:
+    """What the first computes, all do: of the tables, and of the model."""
+    for how in ("pooled", "logits"):
+        first, *others = (getattr(side, how)(parts) for side in sides)
+        for other in others:
+            torch.testing.assert_close(other, first, rtol=1e-4, atol=1e-5)
+
+
+def speed(comm: Any, order: Order) -> list[dict]:
+    """A and B: whole steps, then tables alone."""
+    group = Group(comm, order)
+    sides = {name: group.side(name, order.layout) for name in order.sides}
+    gc.collect()
+    for load in order.loads:
+        check_same(list(sides.values()), group.batches(load)[0])
+    rows: list[dict] = []
+    for load in order.loads:
+        batches = group.batches(load)
+        turns = {name: turn_of(side.step, batches) for name, side in sides.items()}
+        turns[AHEAD] = sides[THEIRS].pipelined(batches)
+        rows += group.rows("step", load, turns)
+        grad_BS = torch.randn(load.batch // group.world, FEATURES * DIM) * 0.01
+        tables = {name: turn_of(partial(side.embed, grad_BS=grad_BS), batches) for name, side in sides.items()}
+        rows += group.rows("tables", load, tables)
+    return rows
+
+
+def scaling(comm: Any, order: Order) -> list[dict]:
+    """C: the same samples by one process, while the others sleep, and by all of them."""
+    group, rows = Group(comm, order), []
+    for name in order.sides:
+        whole = group.side(name, None) if group.rank == 0 else None
+        sharded = group.side(name, order.layout)
+        for load in order.loads:
+            batches = group.batches(load)
+            turns = {1: Turn(run=lambda k: None), group.world: turn_of(sharded.step, batches)}
+            if whole is not None:
+                turns[1] = turn_of(whole.step, group.whole_batches(load))
+            if name == THEIRS:
+                turns[AHEAD] = sharded.pipelined(batches)
+            for key, found in group.times(turns).items():
+                side, ranks = (key, group.world) if key == AHEAD else (name, key)
+                rows.append(group.row("scaling", side, load, found, ranks))
+        del whole, sharded
+        gc.collect()
+    return rows
+
+
+def elastic(comm: Any, order: Order) -> list[dict]:
+    """F: steps with the same bits in any world, beside those that are repeatable in this one."""
+    group = Group(comm, order)
+    sides = {name: group.side(OURS, order.layout, determinism=name) for name in ("run", "elastic")}
+    rows: list[dict] = []
+    for load in order.loads:
+        turns = {f"{OURS} {name}": turn_of(side.step, group.batches(load)) for name, side in sides.items()}
+        rows += group.rows("elastic", load, turns)
+    return rows

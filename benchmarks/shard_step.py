@@ -1,0 +1,199 @@
+"""Training steps over two processes: rowwise beside TorchRec's DistributedModelParallel, one thread each, over gloo.
+
+    python benchmarks/shard_step.py [--quick] [--only speed] [--save benchmarks/results/shard_step.json]
+
+13 dense numbers, 26 tables of dim 64 in fp32 with row-wise Adagrad, Zipf(1.05) ids, Adam on the dense layers; both
+sides take the same plan, start from the same weights, are checked to compute the same, and take turns (A B A B) in the
+same two processes. rowwise's ranks talk over gloo as TorchRec's do, or through shared memory. TorchRec runs as it is
+and under TrainPipelineSparseDist; the faster one counts. A time is the 20 % quantile over blocks of steps, of the
+slower rank. Sections:
+
+    speed    whole steps of a DLRM (bottom 512-256-64, top 512-512-256-1), and its tables alone: lookup, exchange,
+             backward, update
+    scaling  a DLRM with many ids and next to no dense layers, by one process and by two
+    bytes    what travels in a step, beside the formulas of Neo
+    plans    the largest difference between weights after 20 steps by each plan and after 20 steps in one process
+    elastic  the cost of results that do not depend on the world
+
+`--peer-only` leaves rowwise out. Needs the `peers` extra. The last printed line is one JSON object.
+"""
+
+import argparse
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Freed memory stays with the process, on both sides: else TorchRec's tables alone take up to twice as long, or not.
+os.environ.setdefault("MALLOC_MMAP_THRESHOLD_", str(1 << 31))
+os.environ.setdefault("MALLOC_TRIM_THRESHOLD_", str(1 << 33))
+
+import shard_bytes
+import shard_plans
+import torch
+from report import environment, finish
+from shard_launch import run_processes
+from shard_ranks import AHEAD, OURS, THEIRS, Order, elastic, scaling, speed
+from shard_work import Load, Shape
+
+WORLD = 2
+SECTIONS = ("speed", "scaling", "bytes", "plans", "elastic")
+OURS_ONLY = ("bytes", "elastic")
+AT_LEAST = {"step": 2.0, "tables": 2.0}  # times TorchRec
+GLOO, SHARED = "gloo", "shared memory"
+SCALES = {GLOO: 1.4, SHARED: 1.7}  # two processes over one
+AGREES = 1e-6  # of what the weights moved
+
+
+def launched(function: Callable[..., list[dict]], order: Order) -> list[dict]:
+    """What the first rank of a fresh group found."""
+    rows = run_processes(WORLD, function, order, shared_memory=order.transport == SHARED)[0]
+    for row in rows:
+        print(describe(row), flush=True)
+    return rows
+
+
+def describe(row: dict) -> str:
+    what = "{kind:7} {layout:10} {transport} batch {batch:>4}, {pooling:>3} ids, {ranks} ranks  {side:18}".format(**row)
+    return what + "  {ms:7.2f} ms  {samples_s:9,.0f} samples/s  noise {noise:.2f}".format(**row)
+
+
+def measure_speed(args: argparse.Namespace) -> list[dict]:
+    shape, seconds = (Shape.of(10_000, 100_000), 1.5) if args.quick else (Shape.of(100_000, 1_000_000), 4)
+    loads = tuple(Load(batch, pooling) for batch in (4096, 2048) for pooling in (1, 20))
+    rows = []
+    for layout in ("table-wise",) if args.quick else ("table-wise", "row-wise"):
+        for transport in args.transports:
+            some = loads[2:3] if args.quick else loads[: 4 if transport == GLOO else 2]
+            about = {"layout": layout, "transport": transport, "loads": some, "sides": args.sides}
+            rows += launched(speed, Order(shape=shape, seconds=seconds, **about))
+    return rows
+
+
+def measure_scaling(args: argparse.Namespace) -> list[dict]:
+    least, most, seconds = (10_000, 50_000, 1) if args.quick else (100_000, 400_000, 5)
+    loads = (Load(2048, 40),) if args.quick else (Load(4096, 40), Load(4096, 100))
+    about = {"shape": Shape.of(least, most, small=True), "layout": "table-wise", "loads": loads, "sides": args.sides}
+    orders = [Order(seconds=seconds, transport=transport, **about) for transport in args.transports]
+    return [row for order in orders for row in launched(scaling, order)]
+
+
+def measure_plans(args: argparse.Namespace) -> list[dict]:
+    torch.set_num_threads(1)
+    rows = shard_plans.measure_theirs(run_processes, args.quick)
+    return rows + (shard_plans.measure_ours(run_processes, args.quick) if OURS in args.sides else [])
+
+
+def measure_elastic(args: argparse.Namespace) -> list[dict]:
+    loads = (Load(4096, 1), Load(4096, 20))
+    about = {"shape": Shape.of(10_000, 100_000), "loads": loads, "seconds": 6, "sides": (OURS,)}
+    return [row for layout in ("table-wise", "row-wise") for row in launched(elastic, Order(layout=layout, **about))]
+
+
+MEASURES: dict[str, Callable[[argparse.Namespace], list[dict]]] = {
+    "speed": measure_speed,
+    "scaling": measure_scaling,
+    "bytes": lambda args: shard_bytes.measure(run_processes, WORLD, args.quick),
+    "plans": measure_plans,
+    "elastic": measure_elastic,
+}
+
+
+def floors_of(rows: list[dict]) -> list[dict]:
+    kinds: dict[str, list[dict]] = {}
+    for row in rows:
+        kinds.setdefault(row["kind"], []).append(row)
+    floors = [f for kind in AT_LEAST for f in speed_floors(kind, kinds.get(kind, []))]
+    floors += scaling_floors(kinds.get("scaling", []))
+    floors += shard_bytes.floors_of(kinds.get("bytes", []))
+    floors += plan_floors(kinds.get("plans", []))
+    return floors + elastic_floors(kinds.get("elastic", [])) + gauge_floors(rows)
+
+
+def floor(name: str, value: float, least: float | None) -> dict:
+    return {"name": name, "value": round(value, 3), "floor": least, "ok": least is None or value >= least}
+
+
+def cells_of(rows: list[dict]) -> dict[tuple, dict[tuple, float]]:
+    """Of each layout, batch, pooling and transport: the samples a second of (side, ranks)."""
+    cells: dict[tuple, dict[tuple, float]] = {}
+    for r in rows:
+        cell = cells.setdefault((r["layout"], r["batch"], r["pooling"], r["transport"]), {})
+        cell[r["side"], r["ranks"]] = r["samples_s"]
+    return cells
+
+
+def named(cell: tuple) -> str:
+    return "{}, batch {}, {} ids, {}".format(*cell)
+
+
+def speed_floors(kind: str, rows: list[dict]) -> list[dict]:
+    what = {"step": "whole steps", "tables": "tables alone"}[kind]
+    floors = []
+    for cell, found in cells_of(rows).items():
+        if (OURS, WORLD) in found:
+            theirs = max(s for (side, _), s in found.items() if side != OURS)
+            value = found[OURS, WORLD] / theirs
+            floors.append(floor(f"{what} against TorchRec: {named(cell)}", value, AT_LEAST[kind]))
+    return floors
+
+
+def scaling_floors(rows: list[dict]) -> list[dict]:
+    floors = []
+    for cell, found in cells_of(rows).items():
+        for side in (OURS, THEIRS, AHEAD):
+            if (side, WORLD) in found:
+                alone = found[OURS if side == OURS else THEIRS, 1]
+                least = SCALES[cell[3]] if side == OURS else None
+                name = f"{side}, two processes over one: {named(cell)}"
+                floors.append(floor(name, found[side, WORLD] / alone, least))
+    return floors
+
+
+def plan_floors(rows: list[dict]) -> list[dict]:
+    """The share of what weights have moved by which they end elsewhere; bits are asked of elastic."""
+    floors = []
+    for r in rows:
+        most = (0.0 if r["determinism"] == "elastic" else AGREES) if r["side"] == OURS and r["wire"] == "fp32" else None
+        share = r["difference"] / r["moved"]
+        name = f"{r['side']} on {r['how']}, {r['layout']}, {r['wire']}, {r['determinism']}: away from whole (at most)"
+        ok = most is None or share <= most
+        floors.append({"name": name, "value": float(f"{share:.2g}"), "floor": most, "ok": ok})
+    return floors
+
+
+def elastic_floors(rows: list[dict]) -> list[dict]:
+    floors = []
+    for cell, found in cells_of(rows).items():
+        value = found[f"{OURS} run", WORLD] / found[f"{OURS} elastic", WORLD]
+        floors.append(floor(f"elastic costs so many times the time of run: {named(cell)}", value, None))
+    return floors
+
+
+def gauge_floors(rows: list[dict]) -> list[dict]:
+    """What the machine did meanwhile."""
+    found = [r["gauge_ms"] for r in rows if "gauge_ms" in r]
+    name = "noise: a matrix product between measurements, slowest over fastest"
+    return [floor(name, max(found) / min(found), None)] if found else []
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a coarser answer in under a minute; not of elastic")
+    parser.add_argument("--save", type=Path, help="where to write the JSON")
+    parser.add_argument("--only", nargs="+", choices=SECTIONS, help="of the sections")
+    parser.add_argument("--peer-only", action="store_true", help="TorchRec alone")
+    args = parser.parse_args()
+    args.sides = (THEIRS,) if args.peer_only else (OURS, THEIRS)
+    args.transports = (GLOO,) if args.peer_only or args.quick else (GLOO, SHARED)
+    rows: list[dict] = []
+    for section in args.only or (SECTIONS[:-1] if args.quick else SECTIONS):
+        if not (args.peer_only and section in OURS_ONLY):
+            rows += MEASURES[section](args)
+    result = {"benchmark": "shard_step", "environment": environment(), "rows": rows, "floors": floors_of(rows)}
+    finish(result, args.save)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""What narrower numbers between ranks cost in quality: NE and AUC of recipes trained on two ranks, by type of the wire.
+
+    python benchmarks/wire_quality.py [--quick] [--data data] [--save benchmarks/results/wire_quality.json]
+
+The recipes `movielens-dlrm` and `complete-journey-dlrm`, their tables cut by rows over two ranks that are threads, so
+that looked-up vectors and their gradients travel as the type says; each rank has half of every batch. All types of a
+seed start from the same weights and see the same samples. What a type costs is held against what another seed does.
+Needs the datasets, as `zoo.py` does. The last printed line is one JSON object.
+"""
+
+import argparse
+import copy
+import os
+import statistics
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+from report import environment, finish
+from rich.progress import Progress
+from torch import nn
+
+from rowwise import Batch
+from rowwise.comm.seam import Comm
+from rowwise.ops import jagged
+from rowwise.recipes.compose import Resolved, make_evaluator, make_job, make_model, make_settings, resolve
+from rowwise.recipes.find import load
+from rowwise.spec import Codecs, RowType, Wire
+from rowwise.train.breakdown import Breakdown
+
+WORLD, SEEDS, EXACT = 2, 3, "fp32"
+RECIPES = ("movielens-dlrm", "complete-journey-dlrm")
+WIRES = {str(kind): Codecs(forward=kind, backward=kind) for kind in RowType}
+
+
+def train(resolved: Resolved, codecs: Codecs) -> dict[str, float]:
+    """NE and AUC of the test rows, with the epoch that was best on validation rows where there are such."""
+    from rowwise.comm.thread import run_threads
+
+    # Made before there are threads: initial weights are drawn from the one generator that torch has.
+    models = [make_model(resolved)]
+    models += [copy.deepcopy(models[0]) for _ in range(WORLD - 1)]
+    return run_threads(WORLD, lambda comm: train_rank(resolved, models[comm.rank], codecs, comm))[0]
+
+
+def train_rank(resolved: Resolved, model: nn.Module, codecs: Codecs, comm: Comm) -> dict[str, float]:
+    """As `Trainer` does, without its folder; every rank evaluates all rows, as a lookup takes all ranks."""
+    from rowwise.shard.apply import shard
+    from shard_rowwise import plan_of
+
+    from rowwise.train.step import Machinery, step
+
+    wire = Wire(host=codecs, network=codecs)
+    model = shard(model, plan_of(resolved.tables, "row-wise", comm.topology), comm, wire=wire)
+    job, settings = make_job(resolved, model), make_settings(resolved.recipe)
+    work = Machinery.of(model, job.objective, settings.train, Breakdown(), comm=comm, wire=wire)
+    test = make_evaluator(resolved, model, resolved.parts.test)
+    batcher, number, worse = job.batches(None), 0, 0
+    best: float | None = None
+    found: dict[str, float] = {}
+    for _ in range(settings.train.epochs):
+        for batch in batcher:
+            number += 1
+            step(work, [share_of(batch, comm.rank)], number)
+        value = None if job.evaluate is None else job.evaluate().tasks[job.tasks[0]][settings.evaluate.metric]
+        if value is not None and not settings.evaluate.is_better(value, best):
+            worse += 1
+            if worse == settings.evaluate.patience:
+                break
+            continue
+        best, worse = value, 0
+        scores = test().tasks[job.tasks[0]]
+        found = {name: scores[name] for name in ("ne", "auc")}
+    return {**found, "steps": number}
+
+
+def share_of(batch: Batch, rank: int) -> Batch:
+    """One rank's part of the samples."""
+    size = len(batch.labels_BK)
+    bounds = [size * w // WORLD for w in range(WORLD + 1)]
+    mine = slice(bounds[rank], bounds[rank + 1])
+    sparse = jagged.split(batch.sparse, [end - begin for begin, end in pairwise(bounds)])[rank]
+    weights_B = None if batch.weights_B is None else batch.weights_B[mine]
+    return Batch(dense_BF=batch.dense_BF[mine], sparse=sparse, labels_BK=batch.labels_BK[mine], weights_B=weights_B)
+
+
+def changes(rows: Sequence[dict], recipe: str, wire: str) -> list[float]:
+    """By how much NE is above that of fp32, seed by seed."""
+    ne = {(r["seed"], r["wire"]): r["ne"] for r in rows if r["recipe"] == recipe}
+    return [value - ne[seed, EXACT] for (seed, kind), value in ne.items() if kind == wire]
+
+
+def floors_of(rows: list[dict]) -> list[dict]:
+    """The mean change of NE, held against how far apart the seeds are; of one seed nothing is asked."""
+    floors = []
+    for recipe in dict.fromkeys(r["recipe"] for r in rows):
+        exact = [r["ne"] for r in rows if r["recipe"] == recipe and r["wire"] == EXACT]
+        spread = max(exact) - min(exact) if len(exact) > 1 else None
+        for wire in dict.fromkeys(r["wire"] for r in rows if r["wire"] != EXACT):
+            more = changes(rows, recipe, wire)
+            name = (
+                f"{recipe}: NE over a wire of {wire} above fp32, mean of {len(more)} seeds (at most the seeds' spread)"
+            )
+            mean = statistics.mean(more)
+            ok = spread is None or mean <= spread
+            floors.append({"name": name, "value": round(mean, 6), "floor": spread and round(spread, 6), "ok": ok})
+    return floors
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="MovieLens, one seed, some wires")
+    parser.add_argument("--only", nargs="+", choices=RECIPES, default=RECIPES, help="of the recipes")
+    parser.add_argument("--data", type=Path, default=Path("data"), help="where the datasets are")
+    parser.add_argument("--save", type=Path, help="where to write the JSON")
+    args = parser.parse_args()
+    recipes, seeds = (RECIPES[:1], 1) if args.quick else (args.only, SEEDS)
+    wires = {name: WIRES[name] for name in (EXACT, "fp16", "int8")} if args.quick else WIRES
+    rows: list[dict] = []
+    with Progress() as progress:
+        task = progress.add_task("training", total=len(recipes) * seeds * len(wires))
+        for recipe in recipes:
+            for seed in range(seeds):
+                resolved = resolve(load(recipe, [f"seed={seed}", f"data.folder={args.data.absolute()}"]))
+                for wire, codecs in wires.items():
+                    progress.update(task, description=f"{recipe}, seed {seed}, {wire}")
+                    rows.append({"recipe": recipe, "seed": seed, "wire": wire, **train(resolved, codecs)})
+                    progress.advance(task)
+    for row in rows:
+        print("{recipe:22} seed {seed}  {wire:4}  NE {ne:.5f}  AUC {auc:.5f}  {steps} steps".format(**row))
+    result = {"benchmark": "wire_quality", "environment": environment(), "rows": rows, "floors": floors_of(rows)}
+    finish(result, args.save)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,30 @@
+"""Benchmarks that start processes of their own still run, and say what they measured in one line of JSON."""
+
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+
+
+@pytest.mark.slow
+@pytest.mark.dist
+@pytest.mark.skipif(find_spec("torchrec") is None, reason="needs the extra 'peers'")
+def test_torchrec_can_be_measured_over_two_processes(tmp_path):
+    saved = tmp_path / "shard_step.json"
+    command = [sys.executable, "-W", "ignore", BENCHMARKS / "shard_step.py", "--quick", "--peer-only", "--save", saved]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result == json.loads(saved.read_text())
+    rows = result["rows"]
+    assert {row["kind"] for row in rows} == {"step", "tables", "scaling", "plans"}
+    assert all(row["samples_s"] > 0 for row in rows if row["kind"] != "plans")
+    # The same model by another way of adding up; a state for each piece of a row is not the same model.
+    away = {row["layout"]: row["difference"] / row["moved"] for row in rows if row["kind"] == "plans"}
+    assert away["row-wise"] < 1e-5
+    assert away["column-wise"] > 0.01
