@@ -33,7 +33,7 @@ import shard_bytes
 import shard_plans
 import torch
 from report import environment, finish
-from shard_launch import run_processes
+from rowwise.comm.launch import run_processes
 from shard_ranks import AHEAD, OURS, THEIRS, Order, elastic, scaling, speed
 from shard_work import Load, Shape
 
@@ -186,7 +186,7 @@ def main() -> None:
     parser.add_argument("--peer-only", action="store_true", help="TorchRec alone")
     args = parser.parse_args()
     args.sides = (THEIRS,) if args.peer_only else (OURS, THEIRS)
-    args.transports = (GLOO,) if args.peer_only or args.quick else (GLOO, SHARED)
+    args.transports = (GLOO,) if args.peer_only else (SHARED,) if args.quick else (GLOO, SHARED)
     rows: list[dict] = []
     for section in args.only or (SECTIONS[:-1] if args.quick else SECTIONS):
         if not (args.peer_only and section in OURS_ONLY):
