@@ -43,10 +43,19 @@ class PooledExchange:
     def backward(self, routed: Routed, grad_BS: Tensor) -> Tensor:
         """The gradients [G, S] of what this rank made."""
         width, group = self._widths_W[self._me], self._groups_W[self._me]
-        out = [Blocks.of([pick(grad_BS, runs)], g) for runs, g in zip(self._picks_W, self._groups_W, strict=True)]
+        grad_GS = empty((sum(routed.samples_W), width), grad_BS.device)
+        rows_W = grad_GS.split(routed.samples_W)
+        out = [
+            Blocks(()) if w == self._me else Blocks.of([pick(grad_BS, runs)], self._groups_W[w])
+            for w, runs in enumerate(self._picks_W)
+        ]
         back = [Blocks([(samples, width)], group) for samples in routed.samples_W]
-        incoming = self._back.swap(out, back, "gradients", fitting_scale(sum(routed.samples_W)))
-        return stacked([blocks[0] for blocks in incoming.wait()])
+        incoming = self._back.swap(out, back, "gradients", fitting_scale(len(grad_GS)))
+        torch.ops.rowwise.place([grad_BS], self._picks_W[self._me], rows_W[self._me])
+        for w, blocks in enumerate(incoming.wait()):
+            if w != self._me:
+                rows_W[w].copy_(blocks[0])
+        return grad_GS
 
 
 def place(blocks: list[Tensor], runs_R5: Tensor, out_BS: Tensor) -> None:
@@ -60,14 +69,6 @@ def pick(grad_BS: Tensor, runs_R5: Tensor) -> Tensor:
     out = empty((len(grad_BS), width), grad_BS.device)
     torch.ops.rowwise.place([grad_BS], runs_R5, out)
     return out
-
-
-def stacked(blocks: list[Tensor]) -> Tensor:
-    """Blocks one below the other."""
-    if len(blocks) == 1:
-        return blocks[0]
-    out = empty((sum(len(block) for block in blocks), blocks[0].shape[1]), blocks[0].device)
-    return torch.cat(blocks, out=out)
 
 
 def empty(shape: tuple[int, int], device: torch.device) -> Tensor:
