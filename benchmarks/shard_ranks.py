@@ -15,6 +15,7 @@ from shard_torchrec import TorchRec, join, meet
 from shard_work import Load, Parts, Shape, Side, Turn, gauge_ms, interleave, parts_of, whole_model
 
 BATCHES = 4  # that the steps go through
+SHARE = "share"
 OURS, THEIRS, AHEAD = "rowwise", "TorchRec", "TorchRec pipelined"
 
 
@@ -115,19 +116,23 @@ def speed(comm: Any, order: Order) -> list[dict]:
 
 
 def scaling(comm: Any, order: Order) -> list[dict]:
-    """C: the same samples by one process, while the others sleep, and by all of them."""
+    """C: one process, while the others sleep, with all samples and with its share of them; and all of them."""
     group, rows = Group(comm, order), []
     for name in order.sides:
         whole = group.side(name, None) if group.rank == 0 else None
         sharded = group.side(name, order.layout)
         for load in order.loads:
             batches = group.batches(load)
-            turns = {1: Turn(run=lambda k: None), group.world: turn_of(sharded.step, batches)}
+            idle = Turn(run=lambda k: None)
+            turns = {1: idle, SHARE: idle, group.world: turn_of(sharded.step, batches)}
             if whole is not None:
-                turns[1] = turn_of(whole.step, group.whole_batches(load))
+                turns |= {1: turn_of(whole.step, group.whole_batches(load)), SHARE: turn_of(whole.step, batches)}
             if name == THEIRS:
                 turns[AHEAD] = sharded.pipelined(batches)
             for key, found in group.times(turns).items():
+                if key == SHARE:
+                    rows.append(group.row("scaling", name, Load(load.batch // group.world, load.pooling), found, 1))
+                    continue
                 side, ranks = (key, group.world) if key == AHEAD else (name, key)
                 rows.append(group.row("scaling", side, load, found, ranks))
         del whole, sharded

@@ -6,15 +6,15 @@ The only one of these files that knows the interface of the runtime.
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rowwise.comm.thread import run_threads
-from rowwise.shard.apply import shard
 from shard_work import DENSE_LR, NAMES, Parts, Pieces
 from torch import Tensor
 
 from rowwise import DLRM, Batch
 from rowwise.comm.seam import Comm
+from rowwise.comm.thread import run_threads
 from rowwise.plan import Plan, Tile
 from rowwise.planner import layouts
+from rowwise.shard.apply import shard
 from rowwise.spec import Codecs, RowType, Table, Topology, Wire
 from rowwise.train.breakdown import Breakdown
 from rowwise.train.objective import Clicks

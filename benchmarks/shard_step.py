@@ -33,9 +33,10 @@ import shard_bytes
 import shard_plans
 import torch
 from report import environment, finish
-from rowwise.comm.launch import run_processes
 from shard_ranks import AHEAD, OURS, THEIRS, Order, elastic, scaling, speed
 from shard_work import Load, Shape
+
+from rowwise.comm.launch import run_processes
 
 WORLD = 2
 SECTIONS = ("speed", "scaling", "bytes", "plans", "elastic")
@@ -140,14 +141,18 @@ def speed_floors(kind: str, rows: list[dict]) -> list[dict]:
 
 
 def scaling_floors(rows: list[dict]) -> list[dict]:
-    floors = []
-    for cell, found in cells_of(rows).items():
+    floors, cells = [], cells_of(rows)
+    for cell, found in cells.items():
+        layout, batch, *rest = cell
         for side in (OURS, THEIRS, AHEAD):
             if (side, WORLD) in found:
-                alone = found[OURS if side == OURS else THEIRS, 1]
+                alone = OURS if side == OURS else THEIRS, 1
                 least = SCALES[cell[3]] if side == OURS else None
-                name = f"{side}, two processes over one: {named(cell)}"
-                floors.append(floor(name, found[side, WORLD] / alone, least))
+                share = cells[layout, batch // WORLD, *rest][alone]
+                for what, one in (("the same batch each", share), ("the same batch in all", found[alone])):
+                    floors.append(
+                        floor(f"{side}, two processes over one, {what}: {named(cell)}", found[side, WORLD] / one, least)
+                    )
     return floors
 
 

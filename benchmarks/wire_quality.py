@@ -47,9 +47,9 @@ def train(resolved: Resolved, codecs: Codecs) -> dict[str, float]:
 
 def train_rank(resolved: Resolved, model: nn.Module, codecs: Codecs, comm: Comm) -> dict[str, float]:
     """As `Trainer` does, without its folder; every rank evaluates all rows, as a lookup takes all ranks."""
-    from rowwise.shard.apply import shard
     from shard_rowwise import plan_of
 
+    from rowwise.shard.apply import shard
     from rowwise.train.step import Machinery, step
 
     wire = Wire(host=codecs, network=codecs)
