@@ -31,6 +31,7 @@ from rowwise.errors import PeerError, SpecError
 from rowwise.spec import Topology
 
 T = TypeVar("T")
+START_S = 30.0  # for processes to begin, on a busy machine
 GRACE_S = 5.0  # after the first rank failed, for the others to notice and to say so
 
 
@@ -141,7 +142,7 @@ def _collect(ranks: Sequence[tuple[BaseProcess, Connection]], timeout_s: float) 
     results: dict[int, Any] = {}
     own: dict[int, str] = {}  # what failing ranks said, if it was their own failure
     reached: dict[int, str] = {}  # another's that reached them
-    end_s, left = time.monotonic() + timeout_s + GRACE_S, {answer: rank for rank, (_, answer) in enumerate(ranks)}
+    end_s, left = time.monotonic() + START_S + timeout_s, {answer: rank for rank, (_, answer) in enumerate(ranks)}
     while left and (ready := wait(list(left), max(0.0, end_s - time.monotonic()))):
         for rank in sorted(left.pop(answer) for answer in list(left) if answer in ready):
             process, answer = ranks[rank]

@@ -39,9 +39,21 @@ class World:
     address: str = ""  # where to listen; none: where torch's GLOO_SOCKET_IFNAME or the host's name says
 
 
-def _backends() -> tuple[Any, Any]:
-    """Those of gloo and NCCL; torch's stubs know neither all of their methods nor which of them this torch has."""
-    return dist.ProcessGroupGloo, getattr(dist, "ProcessGroupNCCL", None)
+def _connect(world: World, device: str) -> Any:
+    """A backend for a type of device; torch's stubs know neither all of its methods nor which this torch has."""
+    own: Any = world.store
+    backends: Any = dist
+    # A connection of its own: who waits for an answer of the store keeps all others from asking.
+    store = dist.PrefixStore(f"{world.name}/{device}", own.clone())
+    at, limit = (world.ranks.index(world.rank), len(world.ranks)), timedelta(seconds=world.timeout_s)
+    if device != "cuda" and not world.address:
+        return backends.ProcessGroupGloo(store, *at, limit)
+    kind = backends.ProcessGroupNCCL if device == "cuda" else backends.ProcessGroupGloo
+    options = kind.Options() if device == "cuda" else kind._Options()
+    options._timeout = limit
+    if device != "cuda":
+        options._devices = [kind.create_device(hostname=world.address)]
+    return kind(store, *at, options)
 
 
 @final
@@ -89,7 +101,10 @@ class Processes:
         return PeerError(f"rank {world.rank}: {call} with rank {others}: {'; '.join(why)}")
 
     def _begin(self, call: Call, send_N: Tensor) -> tuple[dist.Work, Tensor]:
-        backend, device = self._backend(send_N.device.type), send_N.device.type
+        device = send_N.device.type
+        if device not in self._backends:
+            self._backends[device] = _connect(self.world, device)
+        backend = self._backends[device]
         if call.collective == "all_reduce":
             return backend.allreduce([send_N], dist.AllreduceOptions()), send_N
         came_N = empty(sum(call.receives_W), send_N)
@@ -98,25 +113,6 @@ class Processes:
         given_N = send_N.repeat(len(self.world.ranks)) if call.collective in WHOLE else send_N
         sizes = (list(call.receives_W), list(call.sizes_W))
         return backend.alltoall_base(came_N, given_N, *sizes, dist.AllToAllOptions()), came_N
-
-    def _backend(self, device: str) -> Any:
-        if device not in self._backends:
-            world = self.world
-            # A connection of its own: who waits for an answer of the store keeps all others from asking.
-            own: Any = world.store
-            store = dist.PrefixStore(f"{world.name}/{device}", own.clone())
-            at = world.ranks.index(world.rank), len(world.ranks)
-            limit = timedelta(seconds=world.timeout_s)
-            gloo, nccl = _backends()
-            if device != "cuda" and not world.address:
-                self._backends[device] = gloo(store, *at, limit)
-            else:
-                kind, options = (nccl, nccl.Options()) if device == "cuda" else (gloo, gloo._Options())
-                options._timeout = limit
-                if device != "cuda":
-                    options._devices = [gloo.create_device(hostname=world.address)]
-                self._backends[device] = kind(store, *at, options)
-        return self._backends[device]
 
 
 def is_alive(pid: int) -> bool:
