@@ -45,7 +45,8 @@ def outside(jagged: Jagged, limits: Sequence[tuple[int, int]]) -> list[tuple[int
     for index, (source, rows) in enumerate(limits):
         begin, end = (int(bounds[source + k]) if jagged.batch_size else 0 for k in (0, 1))
         ids = jagged.values_N[begin:end]
-        at = torch.nonzero((ids < 0) | (ids >= rows)).flatten()
+        last = min(rows - 1, torch.iinfo(ids.dtype).max)  # torch compares in the type of the ids, and wraps
+        at = torch.nonzero((ids < 0) | (ids > last)).flatten()
         if len(at):
             found.append((index, at + begin))
     return found

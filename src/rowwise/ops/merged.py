@@ -60,9 +60,7 @@ def merge(staged: Staged) -> list[Merged]:
     found: list[Merged] = []
     for rows_U, place in zip(unique.values_U.split(counts), places, strict=True):
         grad_UD = sums.view(torch.float32)[place.base // 4 :][: len(rows_U) * place.dim].view(-1, place.dim)
-        if not finite:  # the kernel leaves such rows as they are, which is zero here
-            grad_UD[(grad_UD == 0).all(1)] = torch.nan
-        found.append(Merged(rows_U=rows_U, grad_UD=grad_UD))
+        found.append(Merged(rows_U=rows_U, grad_UD=grad_UD if finite else _marked(grad_UD)))
     return found
 
 
@@ -71,7 +69,7 @@ def merge_ids(ids_N: Tensor, offsets_B1: Tensor, grad_ND: Tensor, rows: int) -> 
     dim = grad_ND.shape[1]
     table = TableRow(0, max(1, rows), dim, 0, 0, Rule.SGD, 0, 1, 0, 0, 0, 0)
     feature = FeatureRow(0, 0, 0, max(1, rows), dim, 0, Mode.SUM, 0, 0)
-    sums = torch.zeros((max(1, rows), dim), device=grad_ND.device)
+    sums = torch.full((max(1, rows), dim), -0.0, device=grad_ND.device)
     flat = sums.view(torch.uint8).flatten()
     rate, keys = torch.tensor([Hyper(lr=-1.0)]), torch.zeros(1, dtype=torch.int64)
     no_state, batch = torch.empty(0, device=grad_ND.device), len(offsets_B1) - 1
@@ -81,7 +79,7 @@ def merge_ids(ids_N: Tensor, offsets_B1: Tensor, grad_ND: Tensor, rows: int) -> 
     except (RuntimeError, ArithmeticError) as error:
         if "not finite" not in str(error):
             raise
-        sums[(sums == 0).all(1)] = torch.nan  # such a row was left as it was
+        _marked(sums)
     return sums[:rows]
 
 
@@ -108,7 +106,7 @@ def apply(arena: Arena, merged: Sequence[Merged], tables: Sequence[TableRow], nu
 
 
 def _zeros(tables: Sequence[TableRow], counts: Sequence[int], device: torch.device) -> tuple[Tensor, list[TableRow]]:
-    """As many rows of zeros for each table, in floats, and at least one."""
+    """As many rows of minus zeros for each table, in floats, and at least one."""
     places: list[TableRow] = []
     at = 0
     for table, count in zip(tables, counts, strict=True):
@@ -116,7 +114,13 @@ def _zeros(tables: Sequence[TableRow], counts: Sequence[int], device: torch.devi
         plain = table._replace(base=at, rows=rows, state_base=0, state_width=0, rule=Rule.SGD, type=0, group=0)
         places.append(plain)
         at += rows * table.dim * 4
-    return torch.zeros(at, dtype=torch.uint8, device=device), places
+    return torch.full((at // 4,), -0.0, device=device).view(torch.uint8), places
+
+
+def _marked(grad_UD: Tensor) -> Tensor:
+    """With NaN in rows that the kernel left as they were: a sum that is zero is not minus zero."""
+    grad_UD[((grad_UD == 0) & grad_UD.signbit()).all(1)] = torch.nan
+    return grad_UD
 
 
 def _tensor(rows: Sequence[tuple[int, ...]]) -> Tensor:

@@ -7,6 +7,7 @@ features its pieces are looked up by, wherever their ids came from.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, final
 
 import torch
@@ -20,7 +21,7 @@ from rowwise.ops.bad_gradient import find_bad_gradient
 from rowwise.ops.layout import Group, Piece, make_group
 from rowwise.ops.lookup import Call, Staged, lookup
 from rowwise.ops.unknown import map_unknown
-from rowwise.ops.update import update
+from rowwise.ops.update import do_all, update
 from rowwise.spec import Pooling, Table
 
 
@@ -79,14 +80,8 @@ class Tiles:
         """Apply what the backwards since the last update staged: each touched row changes once."""
         staged = self.staged
         self.discard()  # first: should the update raise, the same gradients must not come again
-        errors: list[GradientError] = []
-        for per_id in (False, True):
-            try:
-                update(self.arena, [s for s in staged if s.call.per_id == per_id])
-            except GradientError as error:  # a bad row costs no other row its step, in either group
-                errors.append(error)
-        if errors:
-            raise errors[0]
+        groups = ([s for s in staged if s.call.per_id == per_id] for per_id in (False, True))
+        do_all(partial(update, self.arena, group) for group in groups)
 
     def check_staged(self) -> None:
         """Raise if a staged gradient is not finite, while no row has changed; `update` keeps only bad rows as they are.

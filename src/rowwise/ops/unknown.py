@@ -7,6 +7,7 @@ was refused comes here, and is then looked up once more.
 import dataclasses
 import warnings
 
+import torch
 from torch import Tensor
 
 from rowwise.errors import UnknownIdWarning
@@ -22,8 +23,8 @@ def map_unknown(call: Call, counts: dict[str, int]) -> Call:
         table, feature = call.group.table_of(index), call.group.feature_names[index]
         if table.unknown != "last_row":
             continue
-        # The caller's ids stay as they are; the copy is what the update will see too.
-        values = call.jagged.values_N.clone() if values is None else values
+        # The caller's ids stay as they are; the copy is what the update will see too. Wide: a last row may be far out.
+        values = call.jagged.values_N.to(torch.int64, copy=True) if values is None else values
         values[positions] = table.rows - 1
         count_unknown(counts, table, feature, len(positions))
     if values is None:

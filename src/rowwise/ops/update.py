@@ -5,12 +5,13 @@ backwards, so accumulating k batches gives the bits of one batch k times as larg
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
 
 from rowwise.batch import Jagged
+from rowwise.errors import GradientError
 from rowwise.ops import check
 from rowwise.ops.arena import Arena
 from rowwise.ops.bad_gradient import name_bad_gradient
@@ -50,6 +51,18 @@ def update(arena: Arena, staged: Sequence[Staged]) -> None:
         if "not finite" not in str(error):
             raise
         raise name_bad_gradient(call, one.grad) from None
+
+
+def do_all(updates: Iterable[Callable[[], None]]) -> None:
+    """Do each, whatever another met: a bad row costs no other row its step, and no rank a call that others wait for."""
+    errors: list[GradientError] = []
+    for update_some in updates:
+        try:
+            update_some()
+        except GradientError as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
 
 
 def next_step(arena: Arena, group: Group) -> tuple[Tensor, Tensor]:

@@ -25,14 +25,16 @@ def shard(model: Module, plan: Plan, comm: Comm, *, wire: Wire | None = None, el
     Rows and optimizer state are copied from the model. The plan covers the tables of all its modules.
     """
     wire = wire or Wire()
-    found = [(path, m) for path, m in model.named_modules() if isinstance(m, Embeddings)]
-    tables: list[Table] = [table for _, module in found for table in module.tables]
+    found = [(path, m) for path, m in model.named_modules(remove_duplicate=False) if isinstance(m, Embeddings)]
+    modules = list(dict.fromkeys(module for _, module in found))  # a model may have one under several names
+    tables: list[Table] = [table for module in modules for table in module.tables]
     if isinstance(model, Embeddings):
         raise SpecError("shard() replaces the Embeddings inside a model: want a module that holds them")
     # All that can be wrong with a plan is found before anything is taken or given up.
     check(plan, comm, wire, elastic=elastic)
     plan.validate(tables)
-    for path, module in found:
+    made: dict[Embeddings, ShardedEmbeddings] = {}
+    for module in modules:
         names = {table.name for table in module.tables}
         mine = Plan(
             world=plan.world,
@@ -40,10 +42,11 @@ def shard(model: Module, plan: Plan, comm: Comm, *, wire: Wire | None = None, el
             approximate=tuple(name for name in plan.approximate if name in names),
         )
         device = module.arena.rows.device
-        sharded = ShardedEmbeddings(module.tables, mine, comm, wire=wire, elastic=elastic, device=device)
-        copy_tables(module, sharded)
+        made[module] = ShardedEmbeddings(module.tables, mine, comm, wire=wire, elastic=elastic, device=device)
+        copy_tables(module, made[module])
+    for path, module in found:
         parent, _, name = path.rpartition(".")
-        setattr(model.get_submodule(parent), name, sharded)
+        setattr(model.get_submodule(parent), name, made[module])
     return model
 
 

@@ -6,6 +6,7 @@ are small beside the batch, merge at home and add the merged gradients up (all-r
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import final
 
 import torch
@@ -19,7 +20,8 @@ from rowwise.ops.layout import FeatureRow, Group, TableRow
 from rowwise.ops.lookup import Call, Staged
 from rowwise.ops.merged import Merged, apply, merge
 from rowwise.ops.tiles import Tiles
-from rowwise.ops.update import join, next_step, update
+from rowwise.ops.update import do_all, join, next_step, update
+from rowwise.spec import Pooling
 
 
 @final
@@ -32,28 +34,30 @@ class CopiesUpdate:
 
     def update(self, samples: int, calls: int) -> None:
         """Apply what all ranks staged for so many samples; `calls` of a batch were one batch in pieces."""
-        tiles = self._tiles
-        staged = tiles.staged
-        tiles.discard()
-        for group, per_id in ((tiles.pooled, False), (tiles.sequence, True)):
-            mine = [s for s in staged if s.call.per_id == per_id]
-            if not mine:
-                continue
-            tables = TableRow.read(group.tables_T12)
-            floats = sum(FeatureRow.read(group.features_F9)[k].dim for k in range(len(group.feature_names)))
-            if self._elastic or samples * floats < 2 * sum(t.rows * (t.dim + 1) for t in tables):
-                # Rank after rank for each batch, as if one device had met them so.
-                batches = [join(mine[k : k + calls]) for k in range(0, len(mine), calls)]
-                update(tiles.arena, [s for batch in batches for s in self._gathered(group, batch)])
-            else:
-                self._reduce(group, join(mine), tables)
+        staged = self._tiles.staged
+        self._tiles.discard()
+        groups = ([s for s in staged if s.call.per_id == per_id] for per_id in (False, True))
+        do_all(partial(self._update, mine, samples, calls) for mine in groups if mine)
+
+    def _update(self, mine: Sequence[Staged], samples: int, calls: int) -> None:
+        group = mine[0].call.group
+        tables = TableRow.read(group.tables_T12)
+        floats = sum(feature.dim for feature in FeatureRow.read(group.features_F9))
+        if self._elastic or samples * floats < 2 * sum(t.rows * (t.dim + 1) for t in tables):
+            # Rank after rank for each batch, as if one device had met them so.
+            batches = [join(mine[k : k + calls]) for k in range(0, len(mine), calls)]
+            update(self._tiles.arena, [s for batch in batches for s in self._gathered(group, batch)])
+        else:
+            self._reduce(group, join(mine), tables)
 
     def _gathered(self, group: Group, mine: Staged) -> list[Staged]:
         """What each rank staged."""
         names = tuple(dict.fromkeys(group.feature_names))
         jagged = permute(Jagged.from_keyed(mine.call.jagged), names)
         parts = [jagged.lengths_FB.long(), jagged.values_N.long()]
-        weights = None if mine.weights is None else permute(_weighted(mine), names).weights_N
+        # Weights that nobody needs may be there on some ranks only.
+        weighted = any(table.pooling is Pooling.WEIGHTED for table in group.tables)
+        weights = permute(_weighted(mine), names).weights_N if weighted else None
         sizes = torch.tensor([len(x) for x in parts] + [mine.grad.numel()], device=parts[0].device)
         world = len(self._comm.ranks)
         sizes_W = self._comm.all_gather(sizes, [3] * world, "counts").wait().view(world, 3).tolist()

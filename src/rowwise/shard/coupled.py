@@ -46,6 +46,7 @@ class _Piece:
     random: Tensor
     merged: Merged
     bad: bool = False
+    moved: Tensor | None = None  # LAMB's state after the step, which a bad row does not take
 
     @property
     def rows(self) -> _Rows:
@@ -76,6 +77,7 @@ class _Piece:
         if bool(bad_U.any()):
             self.bad = True
             self.merged = Merged(rows_U=self.merged.rows_U[~bad_U], grad_UD=self.merged.grad_UD[~bad_U])
+            self.moved = None if self.moved is None else self.moved[~bad_U]
 
 
 @final
@@ -209,8 +211,8 @@ def _squares(piece: _Piece) -> Tensor:
         merged.grad_UD += piece.weights() * weight_decay
     if piece.rule is not Rule.LAMB:
         return (merged.grad_UD**2).unsqueeze(2)
-    state, w_UD, rows_U = piece.state(), piece.weights(), merged.rows_U.long()
-    step_UD, state[rows_U] = adam_step(state[rows_U], merged.grad_UD, piece.hyper)
+    w_UD = piece.weights()
+    step_UD, piece.moved = adam_step(piece.state()[merged.rows_U.long()], merged.grad_UD, piece.hyper)
     merged.grad_UD = step_UD + w_UD * weight_decay
     return torch.stack([w_UD**2, merged.grad_UD**2], 2)
 
@@ -219,7 +221,8 @@ def _finish(piece: _Piece, totals_Un: Tensor) -> None:
     """With the sums, what is left is a plain step."""
     lr, eps, weight_decay, _, beta1, beta2, inverse1, inverse2 = piece.hyper
     merged, state, rows_U, dim = piece.merged, piece.state(), piece.merged.rows_U.long(), piece.whole.dim
-    if piece.rule is Rule.LAMB:
+    if piece.moved is not None:
+        state[rows_U] = piece.moved
         length_U, size_U = root(totals_Un[:, 0]), root(totals_Un[:, 1])
         usable_U = (length_U > 0) & (size_U > 0) & length_U.isfinite() & size_U.isfinite()
         merged.grad_UD = merged.grad_UD * (lr * torch.where(usable_U, length_U / size_U, 1.0)).unsqueeze(1)

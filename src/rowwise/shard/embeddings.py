@@ -7,6 +7,7 @@ vectors come back. All ranks call it alike, see [Note: Everyone joins].
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import final
 
 import torch
@@ -19,7 +20,7 @@ from rowwise.errors import SpecError
 from rowwise.ops.layout import Piece
 from rowwise.ops.lookup import Call, Staged
 from rowwise.ops.tiles import Tiles
-from rowwise.ops.update import by_part
+from rowwise.ops.update import by_part, do_all
 from rowwise.plan import Plan, Tile
 from rowwise.shard.copies import CopiesUpdate
 from rowwise.shard.coupled import CoupledUpdate
@@ -131,18 +132,10 @@ class ShardedEmbeddings(nn.Module):
     def update(self) -> None:
         """Apply what the backwards since the last update staged, on all ranks: each touched row changes once."""
         samples, self._samples = self._samples, 0
-        for part, tiles in self._shelves:
-            if not part.coupled:
-                if self.calls > 1:
-                    tiles.staged = [
-                        s for per_id in (False, True)
-                        for s in by_part([x for x in tiles.staged if x.call.per_id == per_id], self.calls)
-                    ]  # fmt: skip
-                tiles.update()
-        if self._coupled is not None:
-            self._coupled.update(self.calls)
-        if self._copied is not None:
-            self._copied.update(samples, self.calls)
+        updates = [partial(self._update, tiles) for part, tiles in self._shelves if not part.coupled]
+        updates += [] if self._coupled is None else [partial(self._coupled.update, self.calls)]
+        updates += [] if self._copied is None else [partial(self._copied.update, samples, self.calls)]
+        do_all(updates)
 
     def check_staged(self) -> None:
         """Raise if a gradient staged for this rank's pieces is not finite; a caller tells the other ranks."""
@@ -154,6 +147,13 @@ class ShardedEmbeddings(nn.Module):
         self._samples = 0
         for tiles in self._all_tiles():
             tiles.discard()
+
+    def _update(self, tiles: Tiles) -> None:
+        """Pieces that need nothing of other ranks."""
+        if self.calls > 1:
+            groups = ([s for s in tiles.staged if s.call.per_id == per_id] for per_id in (False, True))
+            tiles.staged = [s for group in groups for s in by_part(group, self.calls)]
+        tiles.update()
 
     def _look_up(self, routed: Routed) -> tuple[Made, dict[str, Tensor]]:
         """What this rank's pieces give for the samples of all ranks, and its copies for its own."""

@@ -27,6 +27,7 @@ from rowwise.shard.routes import Routes
 from rowwise.spec import Pooling
 
 WIDE = 1 << 31
+ANY = torch.iinfo(torch.int64).max
 Unpacked = tuple[Jagged, list[Tensor]]
 
 
@@ -92,7 +93,7 @@ class Router:
             # Every rank has to learn of it, or they wait for this one for ever.
             trouble, asked = error, None
         samples_W, ids_W, learned_W = self._headers(jagged, asked)
-        if len(set(learned_W)) > 1 and trouble is None:
+        if len(set(learned_W)) > 1 and min(samples_W) >= 0:
             trouble = BatchError("per-id weights need a gradient on some ranks and not on others: want the same on all")
         if min(samples_W) < 0 or trouble is not None:
             agree(self._comm, trouble, "ids of a batch")
@@ -220,11 +221,15 @@ class Router:
     def _known(self, jagged: Jagged) -> Jagged:
         """The batch with ids that all have a row, where the tables allow it; else an error with names."""
         check.check_lengths(jagged)
-        known = [(table, feature) for table in self._routes.tables for feature in table.feature_names]
-        limits = [(jagged.features.index(feature), table.rows) for table, feature in known]
-        values = jagged.values_N.clone()  # the caller's ids stay as they are
+        tables = {feature: table for table in self._routes.tables for feature in table.feature_names}
+        limits = [(k, tables[f].rows if f in tables else ANY) for k, f in enumerate(jagged.features)]
+        values = jagged.values_N.to(torch.int64, copy=True)  # the caller's stay; wide, as a last row may be far out
         for number, positions in check.outside(jagged, limits):
-            table, feature = known[number]
+            feature = jagged.features[number]
+            table = tables.get(feature)
+            if table is None:  # ids that no table knows may be anything, and yet have to be in a range
+                values[positions] = 0
+                continue
             if table.unknown == "raise":
                 raise check.unknown_id(table, feature, jagged, positions)
             values[positions] = table.rows - 1
@@ -232,11 +237,11 @@ class Router:
         return replace(jagged, values_N=values)
 
     def _bounds_for(self, jagged: Jagged) -> Tensor:
-        """Row ranges of all features of a batch; one that no table knows is in range 0 whatever its ids are."""
+        """Row ranges of all features of a batch; one that no table knows has one."""
         known = self._bounds.get(jagged.features)
         if known is None:
             most = self._ranges + 1
-            cuts = {f: self._routes.cuts.get(f, (0, torch.iinfo(torch.int64).max)) for f in jagged.features}
+            cuts = {f: self._routes.cuts.get(f, (0, ANY)) for f in jagged.features}
             padded = {f: [*c, *[c[-1]] * (most - len(c))] for f, c in cuts.items()}
             known = self._bounds[jagged.features] = row_bounds(jagged.features, padded)
         return known

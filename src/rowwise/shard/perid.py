@@ -63,6 +63,9 @@ class PerIdExchange:
         pooled: dict[str, Tensor] = {}
         for feature, rows_ND in rows.items():
             source, table = jagged.features.index(feature), self._tables[feature]
+            if not len(rows_ND):
+                pooled[feature] = rows_ND.new_zeros(batch, table.dim)
+                continue
             begin = routed.asked.spans[feature][0]
             # Each id is looked up at its own place among the rows.
             places = torch.arange(-begin, len(jagged.values_N) - begin, device=rows_ND.device)

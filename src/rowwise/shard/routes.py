@@ -247,9 +247,10 @@ def _way(plan: Plan, table: Table, topology: Topology, *, elastic: bool) -> Way:
     if elastic:
         return "rows"
     tiles = [tile for tile in plan.tiles if tile.table == table.name]
-    one_host = len({topology.host_of(tile.rank) for tile in tiles}) == 1
+    columns = {tile.cols for tile in tiles}
     # What is added up has to have the same columns everywhere: rows and columns cut across each other.
-    is_grid = len(tiles) == len({tile.rows for tile in tiles}) * len({tile.cols for tile in tiles})
+    is_grid = len(tiles) == len({tile.rows for tile in tiles}) * len(columns)
+    one_host = len({(tile.cols, topology.host_of(tile.rank)) for tile in tiles}) == len(columns)  # for each column
     return "host" if one_host and is_grid and topology.hosts > 1 and topology.devices > 1 else "flat"
 
 

@@ -1,0 +1,168 @@
+"""One device against several ranks: the same tables, batches and gradients, and what of both has to be equal.
+
+What is compared, and how closely: rows, optimizer state and sequences to the bit, always. Pooled vectors to the bit
+too, but for tables whose rows are cut, where results need not be elastic: those are sums in another order, and the
+largest number times 1e-6 apart at most. (Copies that are added up by an all-reduce are another matter: test_copies.)
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+import torch
+from problems import make_problem
+from shard.layout_cases import CASES
+
+from rowwise import Embeddings, Jagged, Plan, Pooling, Table, Topology
+from rowwise.ops import rowtype
+from rowwise.ops.jagged import split
+from rowwise.shard.apply import copy_tables
+from rowwise.shard.embeddings import ShardedEmbeddings
+
+CLOSE = 1e-6  # of the largest number of a matrix
+SEED = 3
+Tensors = dict[str, torch.Tensor]  # by sequence; of the pooled features as ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """A batch, of which each rank has some samples, and what a loss multiplies the vectors by or wants them to be."""
+
+    batch: Jagged
+    ups: Tensors
+    sizes_W: tuple[int, ...]
+
+    def of(self, rank):
+        """A rank's part."""
+        return Step(batch=split(self.batch, self.sizes_W)[rank], ups=self.cut(self.ups, rank), sizes_W=self.sizes_W)
+
+    def cut(self, tensors, rank):
+        """A rank's part of vectors of the whole batch."""
+        first, last = list(pairwise(accumulate(self.sizes_W, initial=0)))[rank]
+        found = {"": tensors[""][first:last]}
+        for name in tensors.keys() - {""}:
+            lengths_B = self.batch.lengths_FB.view(len(self.batch.features), -1)[self.batch.features.index(name)]
+            found[name] = tensors[name][int(lengths_B[:first].sum()) : int(lengths_B[:last].sum())]
+        return found
+
+
+def make_steps(tables, sizes_SW, seed=0, **kinds):
+    """Steps of these sizes."""
+    generator = torch.Generator().manual_seed(seed)
+    steps = []
+    for number, sizes_W in enumerate(sizes_SW):
+        batch = make_problem(tables, sum(sizes_W), 4, seed + 100 * number, **kinds).jagged
+        lengths_F = dict(zip(batch.features, batch.lengths_FB.view(len(batch.features), -1).sum(1).tolist(), strict=True))
+        pooled = [t.dim * len(t.feature_names) for t in tables if t.pooling is not Pooling.SEQUENCE]
+        shapes = {"": (sum(sizes_W), sum(pooled))}
+        shapes |= {f: (lengths_F[f], t.dim) for t in tables if t.pooling is Pooling.SEQUENCE for f in t.feature_names}
+        ups = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+        steps.append(Step(batch=batch, ups=ups, sizes_W=tuple(sizes_W)))
+    return steps
+
+
+def look_up(module, step):
+    vectors = module(step.batch)
+    return {"": vectors.matrix_BS} | dict(vectors.sequences)
+
+
+def given(outs, step):
+    """A loss whose gradients do not depend on what was looked up."""
+    return sum((outs[name] * step.ups[name]).sum() for name in outs)
+
+
+def squares(outs, step):
+    """One whose gradients do."""
+    return sum(((outs[name] - step.ups[name]) ** 2).sum() for name in outs) / 16
+
+
+def train(module, steps, loss=given):
+    """One update for each batch."""
+    for number, step in enumerate(steps):
+        outs = look_up(module, step)
+        yield number, outs
+        loss(outs, step).backward()
+        module.update()
+
+
+def place(tables, layouts, topology):
+    """A plan."""
+    placed = zip(tables, layouts, strict=True)
+    return Plan(world=topology.world, tiles=tuple(x for t, layout in placed for x in CASES[layout](t, topology)))
+
+
+def make_sharded(tables, plan, comm, **settings):
+    """The rows that `Embeddings(tables, seed=SEED)` has."""
+    sharded = ShardedEmbeddings(tables, plan, comm, **settings)
+    copy_tables(Embeddings(tables, seed=SEED), sharded)
+    return sharded
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What is done, on how many ranks, and how."""
+
+    tables: tuple[Table, ...]
+    plan: Plan
+    steps: list[Step]
+    elastic: bool = False
+    script: Callable = train  # of a module and steps; yields the numbers of steps, and what it looked up for them
+
+    def whole(self):
+        """What one device makes of it."""
+        module = Embeddings(self.tables, seed=SEED)
+        outs = [(k, {name: x.detach() for name, x in found.items()}) for k, found in self.script(module, self.steps)]
+        return Whole(job=self, module=module, outs=outs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Whole:
+    """A job, and what one device has made of it."""
+
+    job: Job
+    module: Embeddings
+    outs: list[tuple[int, Tensors]]
+
+    def differences(self, comm):
+        """Does this rank's part of the job; what came out differently, in words."""
+        job = self.job
+        sharded = make_sharded(job.tables, job.plan, comm, elastic=job.elastic)
+        found = []
+        script = job.script(sharded, [step.of(comm.rank) for step in job.steps])
+        for (number, outs), (_, wanted) in zip(script, self.outs, strict=True):
+            wanted = job.steps[number].cut(wanted, comm.rank)
+            found += [f"step {number}, {text}" for text in self._outputs(sharded.routes, outs, wanted)]
+        return [f"rank {comm.rank}, {text}" for text in [*found, *rows_apart(sharded, self.module)]]
+
+    def _outputs(self, routes, outs, wanted):
+        assert outs.keys() == wanted.keys()
+        limit = CLOSE * max((float(out[""].abs().max()) for _, out in self.outs if out[""].numel()), default=0.0)
+        for name in outs.keys() - {""}:
+            yield from apart(f"sequence {name}", outs[name], wanted[name])
+        for feature, columns in routes.columns.items():
+            exact = self.job.elastic or len(routes.cuts[feature]) == 2
+            yield from apart(feature, outs[""][:, columns], wanted[""][:, columns], 0.0 if exact else limit)
+
+
+def rows_apart(sharded, whole, limit=0.0):
+    """Of rows and optimizer state, what differs from those of one device; `limit` is of the largest number, or of 1."""
+    tables, states = {table.name: table for table in whole.tables}, whole.optimizer_state()
+    for held in sharded.held():
+        table, rows, columns = tables[held.tile.table], slice(*held.tile.rows), slice(*held.tile.cols)
+        mine = rowtype.unpack(held.rows, columns.stop - columns.start, table.row_type, table.column_group)
+        want = whole.weights(table.name)[rows, columns]
+        yield from apart(str(held.tile), mine, want, limit * max(1.0, float(want.abs().max())))
+        assert held.state.keys() == states[table.name].keys()
+        for name, state in held.state.items():
+            full = states[table.name][name]
+            want = full if not full.dim() else full[rows] if full.dim() == 1 else full[rows, columns]
+            yield from apart(f"{held.tile} {name}", state, want, limit * max(1.0, float(want.abs().max())))
+
+
+def apart(what, mine, want, limit=0.0):
+    assert mine.shape == want.shape, what
+    if torch.equal(mine, want):
+        return
+    largest = float((mine.detach().double() - want.double()).abs().max())
+    if not limit or not largest <= limit:  # NaN is not close to anything
+        yield f"{what}: {largest:.1e} apart, {limit:.1e} allowed"
