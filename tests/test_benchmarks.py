@@ -28,3 +28,12 @@ def test_torchrec_can_be_measured_over_two_processes(tmp_path):
     away = {row["layout"]: row["difference"] / row["moved"] for row in rows if row["kind"] == "plans"}
     assert away["row-wise"] < 1e-5
     assert away["column-wise"] > 0.01
+
+
+@pytest.mark.dist
+def test_ours_send_no_more_than_the_formulas_say(tmp_path):
+    command = [sys.executable, "-W", "ignore", BENCHMARKS / "shard_step.py", "--quick", "--only", "bytes"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    floors = json.loads(done.stdout.splitlines()[-1])["floors"]
+    assert len(floors) >= 5 and all(floor["ok"] for floor in floors)

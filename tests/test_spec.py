@@ -26,7 +26,7 @@ from rowwise import (
     Topology,
     Uniform,
 )
-from rowwise.spec import check_tables, row_bytes
+from rowwise.spec import Codecs, Wire, check_tables, row_bytes
 
 positive = st.floats(0, 100, allow_nan=False)
 small = st.floats(2.0**-126, 100)
@@ -341,3 +341,13 @@ def test_ranks_are_numbered_host_by_host(hosts, devices):
 def test_a_topology_has_ranks(hosts, devices):
     with pytest.raises(SpecError, match=f"{hosts} hosts of {devices} devices: want at least one of each"):
         Topology(hosts=hosts, devices=devices)
+
+
+def test_wires_take_types_by_name():
+    wire = Wire(host=Codecs(forward="fp16"), dense="int8")
+    assert wire.host.forward is RowType.FP16 and wire.dense is RowType.INT8 and not wire.exact
+    assert Wire(host=Codecs(forward="fp32", backward="fp32"), dense="fp32").exact
+    with pytest.raises(SpecError, match="Codecs: backward='fp12': want one of 'fp32', 'fp16', 'bf16', 'int8'"):
+        Codecs(backward="fp12")
+    with pytest.raises(SpecError, match="Wire: dense='float': want one of"):
+        Wire(dense="float")

@@ -364,6 +364,20 @@ class Codecs(Value, frozen=True):
     forward: RowType = RowType.FP32
     backward: RowType = RowType.FP32
 
+    def __post_init__(self) -> None:
+        """Types may be given by their names."""
+        _name_types(self, ("forward", "backward"))
+
+
+def _name_types(wire: "Codecs | Wire", fields: Sequence[str]) -> None:
+    for field in fields:
+        value = getattr(wire, field)
+        try:
+            msgspec.structs.force_setattr(wire, field, RowType(value))
+        except ValueError:
+            want = ", ".join(repr(str(choice)) for choice in RowType)
+            raise SpecError(f"{type(wire).__name__}: {field}={value!r}: want one of {want}") from None
+
 
 class Wire(Value, frozen=True):
     """How numbers travel between ranks."""
@@ -372,6 +386,10 @@ class Wire(Value, frozen=True):
     network: Codecs = Codecs()
     dense: RowType = RowType.FP32  # gradients of dense parameters
     error_feedback: bool = False  # what rounding took from a dense gradient is added to the next one
+
+    def __post_init__(self) -> None:
+        """Types may be given by their names."""
+        _name_types(self, ("dense",))
 
     @property
     def exact(self) -> bool:

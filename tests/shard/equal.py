@@ -13,7 +13,7 @@ import torch
 from problems import make_problem
 from shard.layout_cases import CASES
 
-from rowwise import Embeddings, Jagged, Plan, Pooling, Table, Topology
+from rowwise import Embeddings, Jagged, Plan, Pooling, Table
 from rowwise.ops import rowtype
 from rowwise.ops.jagged import split
 from rowwise.shard.apply import copy_tables
@@ -52,7 +52,9 @@ def make_steps(tables, sizes_SW, seed=0, **kinds):
     steps = []
     for number, sizes_W in enumerate(sizes_SW):
         batch = make_problem(tables, sum(sizes_W), 4, seed + 100 * number, **kinds).jagged
-        lengths_F = dict(zip(batch.features, batch.lengths_FB.view(len(batch.features), -1).sum(1).tolist(), strict=True))
+        lengths_F = dict(
+            zip(batch.features, batch.lengths_FB.view(len(batch.features), -1).sum(1).tolist(), strict=True)
+        )
         pooled = [t.dim * len(t.feature_names) for t in tables if t.pooling is not Pooling.SEQUENCE]
         shapes = {"": (sum(sizes_W), sum(pooled))}
         shapes |= {f: (lengths_F[f], t.dim) for t in tables if t.pooling is Pooling.SEQUENCE for f in t.feature_names}

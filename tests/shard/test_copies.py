@@ -144,7 +144,9 @@ def test_weights_that_no_table_needs_may_be_there_on_some_ranks_only():
         for _ in range(2):
             weights = torch.ones(6) if comm.rank == 1 else None
             lists = Jagged.from_lists({"t": [[1, 2], [3]], "u": [[1, 2], [3]]})
-            batch = Jagged(features=lists.features, values_N=lists.values_N, lengths_FB=lists.lengths_FB, weights_N=weights)
+            batch = Jagged(
+                features=lists.features, values_N=lists.values_N, lengths_FB=lists.lengths_FB, weights_N=weights
+            )
             sharded(batch).matrix_BS.sum().backward()
             sharded.update()
         return copies(sharded)

@@ -150,7 +150,11 @@ def with_length(batch, change):
 
 FAULTS = {
     "no feature": (without_a_feature, BatchError, "the batch lacks a.1; it holds "),
-    "too large an id": (lambda b: with_id(b, 40), IdError, r"table 'a': feature 'a.1', sample \d+, position 0: id 40 is"),
+    "too large an id": (
+        lambda b: with_id(b, 40),
+        IdError,
+        r"table 'a': feature 'a.1', sample \d+, position 0: id 40 is",
+    ),
     "a negative id": (lambda b: with_id(b, -1), IdError, r"table 'a': feature 'a.1', sample \d+, position 0: id -1 is"),
     "a length too large": (lambda b: with_length(b, 1), BatchError, r"lengths add up to \d+ and there are \d+ ids"),
     "a negative length": (lambda b: with_length(b, -9), BatchError, "feature 'c', sample 0: length -"),
@@ -186,7 +190,9 @@ def test_a_wrong_batch_ends_the_step_on_all_ranks_and_the_next_one_works(layout,
                 with pytest.raises(PeerError) as raised:
                     sharded(batch)
                 for other in range(3):
-                    assert (f"rank {other} (ids of a batch): {kind.__name__}: " in str(raised.value)) == (other in guilty)
+                    assert (f"rank {other} (ids of a batch): {kind.__name__}: " in str(raised.value)) == (
+                        other in guilty
+                    )
             assert time.monotonic() - begin < 20
             assert not sharded.staged
         step(sharded, steps[2].of(comm.rank))

@@ -22,7 +22,16 @@ from rowwise import (
 from rowwise.comm.thread import run_threads
 
 TABLES = tuple(
-    Table(name=name, rows=rows, dim=dim, features=features, pooling=pooling, optimizer=optimizer, init=Uniform(1.0), **more)
+    Table(
+        name=name,
+        rows=rows,
+        dim=dim,
+        features=features,
+        pooling=pooling,
+        optimizer=optimizer,
+        init=Uniform(1.0),
+        **more,
+    )
     for name, rows, dim, features, pooling, optimizer, more in (
         ("a", 700, 8, ("a.0", "a.1"), Pooling.SUM, RowWiseAdagrad(lr=0.1, clip=2.0), {}),
         ("b", 700, 16, (), Pooling.MEAN, Adam(lr=0.1, weight_decay=0.02), {}),
@@ -31,7 +40,9 @@ TABLES = tuple(
         ("e", 700, 48, (), Pooling.SUM, Sgd(lr=0.1), {"row_type": RowType.INT8, "column_group": 16}),
     )
 )
-LAYOUTS = {layout: (layout,) * 5 for layout in ("row-wise", "column-wise", "grid", "replicated", "all on the last rank")}
+LAYOUTS = {
+    layout: (layout,) * 5 for layout in ("row-wise", "column-wise", "grid", "replicated", "all on the last rank")
+}
 LAYOUTS["mixed"] = ("replicated", "columns, ranks reversed", "table-row-wise", "pinwheel", "two column tiles on a rank")
 SIZES_SW = ((9, 0, 30, 12), (1, 20, 3, 17), (0, 0, 40, 0))
 TOPOLOGY = Topology(hosts=2, devices=2)

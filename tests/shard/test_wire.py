@@ -42,7 +42,9 @@ def allowed(x_ND, kind, group=0, scale=1.0):
             n, d = x_ND.shape
             found = [
                 # Half a step, and what 32 bits lose in computing it.
-                ((part.amax(1) - part.amin(1)) / 255 / 2 + part.abs().amax(1) * 2.0**-20).unsqueeze(1).expand(n, part.shape[1])
+                ((part.amax(1) - part.amin(1)) / 255 / 2 + part.abs().amax(1) * 2.0**-20)
+                .unsqueeze(1)
+                .expand(n, part.shape[1])
                 for part in x_ND.split(group or d, 1)
             ]
             return torch.cat(found, 1)
@@ -75,7 +77,10 @@ def test_blocks_come_as_exact_as_the_codec_of_their_link_says(wire, backward, gr
 
     def sent(sender, receiver):
         places = range(len(widths))
-        return [make_block(seed + 100 * sender + 10 * receiver + k, rows[4 * sender + receiver], widths[k], size) for k in places]
+        return [
+            make_block(seed + 100 * sender + 10 * receiver + k, rows[4 * sender + receiver], widths[k], size)
+            for k in places
+        ]
 
     def rank(comm):
         me, lanes = comm.rank, Lanes.of(comm, wire, backward=backward)
@@ -272,11 +277,19 @@ def expected_bytes(layout, table, wire, step):
 
     def send_vectors(rank, other, what, count, width, collective="all_to_all"):
         kind = codec_of(wire, rank, other, what == "gradients")
-        send(rank, other, what, vector_bytes(count, [width] * 2, kind), collective if kind is RowType.FP32 else "all_to_all")
+        send(
+            rank,
+            other,
+            what,
+            vector_bytes(count, [width] * 2, kind),
+            collective if kind is RowType.FP32 else "all_to_all",
+        )
 
     weighted = table.pooling is Pooling.WEIGHTED
     for rank in range(4):
-        ids = torch.cat([x for f, x in zip(step.batch.features, bags_of(step.of(rank).batch), strict=True) if f in "xy"])
+        ids = torch.cat(
+            [x for f, x in zip(step.batch.features, bags_of(step.of(rank).batch), strict=True) if f in "xy"]
+        )
         for other in range(4):
             send(rank, other, "counts", 3 * 8)
         for tile in tiles if layout != "replicated" else ():

@@ -31,7 +31,9 @@ class HostExchange:
         self._placed = as_tensor([run for runs in self._runs_H for run in runs])
         self._picks_H = [as_picks(runs) for runs in self._runs_H]
         self._widths_H = [sum(run.width for run in runs) for runs in self._runs_H]
-        held_H = [[h for r in routes.topology.ranks_of(host) for h, _ in routes.pooled(r, "host")] for host in range(hosts)]
+        held_H = [
+            [h for r in routes.topology.ranks_of(host) for h, _ in routes.pooled(r, "host")] for host in range(hosts)
+        ]
         self._groups_H = [common_group([piece.width for piece in held]) for held in held_H]
         at = {column: k for k, column in enumerate(_columns((r.target, r.width) for r in self._runs_H[self._host]))}
         mine = _columns((run.target, run.width) for run in routes.runs(comm.rank, "host"))

@@ -48,7 +48,8 @@ void move_columns(const float* from, float* to, const Run& run) {
 void place(const std::vector<Tensor>& blocks, const Tensor& runs, Tensor out) {
   check_tensor(out, ScalarType::Float, "out");
   check_tensor(runs, ScalarType::Long, "runs");
-  STD_TORCH_CHECK(out.dim() == 2 && runs.dim() == 2 && runs.size(1) == 5, "rowwise: place wants out [B, S], runs [n, 5]");
+  STD_TORCH_CHECK(out.dim() == 2 && runs.dim() == 2 && runs.size(1) == 5,
+                  "rowwise: place wants out [B, S], runs [n, 5]");
   const int64_t batch = out.size(0), columns = out.size(1), count = runs.size(0);
   const Run* rows = static_cast<const Run*>(runs.const_data_ptr());
   struct Block {
@@ -125,13 +126,15 @@ std::tuple<Tensor, Tensor, Tensor> pack_ids(const Tensor& values, const Tensor& 
   const float* scale = nullptr;
   if (weights) {
     check_tensor(*weights, ScalarType::Float, "weights");
-    STD_TORCH_CHECK(weights->numel() == ids.count, "rowwise: ", weights->numel(), " weights for ", ids.count, " values");
+    STD_TORCH_CHECK(weights->numel() == ids.count, "rowwise: ", weights->numel(), " weights for ", ids.count,
+                    " values");
     scale = ids.count ? weights->const_data_ptr<float>() : nullptr;
   }
   check_tensor(slices, ScalarType::Long, "slices");
   check_tensor(messages, ScalarType::Long, "messages");
-  STD_TORCH_CHECK(slices.dim() == 2 && slices.size(1) == 2 && messages.dim() == 2 && messages.size(1) == 3 && batch >= 0,
-                  "rowwise: slices must be [n, 2] and messages [n, 3]");
+  STD_TORCH_CHECK(
+      slices.dim() == 2 && slices.size(1) == 2 && messages.dim() == 2 && messages.size(1) == 3 && batch >= 0,
+      "rowwise: slices must be [n, 2] and messages [n, 3]");
   const std::vector<int64_t> begins = begins_of(bags, ids.count);
   const Slice* s = static_cast<const Slice*>(slices.const_data_ptr());
   const Message* m = static_cast<const Message*>(messages.const_data_ptr());
@@ -143,8 +146,8 @@ std::tuple<Tensor, Tensor, Tensor> pack_ids(const Tensor& values, const Tensor& 
   int64_t at = 0, next = 0;
   for (int64_t w = 0; w < world; ++w) {
     start[w] = at;
-    STD_TORCH_CHECK(m[w].slices >= 0 && m[w].slices <= num_slices - next, "rowwise: messages want more than ", num_slices,
-                    " slices");
+    STD_TORCH_CHECK(m[w].slices >= 0 && m[w].slices <= num_slices - next, "rowwise: messages want more than ",
+                    num_slices, " slices");
     int64_t total = 0;
     for (int64_t k = next; k < next + m[w].slices; ++k) {
       STD_TORCH_CHECK(s[k].first >= 0 && s[k].first <= bags.count - batch, "rowwise: slice ", k, " reaches past the ",
@@ -201,8 +204,9 @@ Tensor empty_bytes(int64_t bytes) {
 
 STABLE_TORCH_LIBRARY_FRAGMENT(rowwise, m) {
   m.def("place(Tensor[] blocks, Tensor runs, Tensor(a!) out) -> ()");
-  m.def("pack_ids(Tensor values, Tensor lengths, Tensor? weights, Tensor slices, Tensor messages, int batch) -> "
-        "(Tensor words, Tensor starts, Tensor counts)");
+  m.def(
+      "pack_ids(Tensor values, Tensor lengths, Tensor? weights, Tensor slices, Tensor messages, int batch) -> "
+      "(Tensor words, Tensor starts, Tensor counts)");
   m.def("empty_bytes(int bytes) -> Tensor");
 }
 
