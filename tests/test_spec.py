@@ -345,7 +345,7 @@ def test_a_topology_has_ranks(hosts, devices):
 
 def test_wires_take_types_by_name():
     wire = Wire(host=Codecs(forward="fp16"), dense="int8")
-    assert wire.host.forward is RowType.FP16 and wire.dense is RowType.INT8 and not wire.exact
+    assert (wire.host.forward, wire.dense, wire.exact) == (RowType.FP16, RowType.INT8, False)
     assert Wire(host=Codecs(forward="fp32", backward="fp32"), dense="fp32").exact
     with pytest.raises(SpecError, match="Codecs: backward='fp12': want one of 'fp32', 'fp16', 'bf16', 'int8'"):
         Codecs(backward="fp12")
