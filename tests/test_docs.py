@@ -32,11 +32,12 @@ def tutorials():
 
 @pytest.mark.parametrize("page", list(tutorials()))
 def test_tutorial_runs(page, tmp_path):
-    (tmp_path / "bin").mkdir()
-    command = tmp_path / "bin" / "rowwise"  # the rowwise under test, whichever is installed
-    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m rowwise.cli.main "$@"\n')
-    command.chmod(0o755)
-    environment = {**os.environ, "PATH": f"{command.parent}:{os.environ['PATH']}"}
+    commands = tmp_path / "bin"  # the rowwise and the torch under test, whichever are installed
+    commands.mkdir()
+    for name, module in (("rowwise", "rowwise.cli.main"), ("torchrun", "torch.distributed.run")):
+        (commands / name).write_text(f'#!/bin/sh\nexec {sys.executable} -m {module} "$@"\n')
+        (commands / name).chmod(0o755)
+    environment = {**os.environ, "PATH": f"{commands}:{os.environ['PATH']}"}
     blocks = blocks_of(page)
     assert blocks
     for kind, body in blocks:

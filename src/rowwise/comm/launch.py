@@ -116,7 +116,7 @@ def run_processes(
         finally:
             for process, _ in ranks:
                 process.kill()
-                process.join()
+                process.join(GRACE_S)
 
 
 def _run_rank(rank: int, folder: str, work: bytes, to_parent: Connection) -> None:
@@ -149,7 +149,7 @@ def _collect(ranks: Sequence[tuple[BaseProcess, Connection]], timeout_s: float) 
             try:
                 kind, said = pickle.loads(answer.recv_bytes())
             except EOFError:
-                process.join()
+                process.join(GRACE_S)
                 kind, said = "own", f"ended with exit code {process.exitcode}, and said nothing"
             {"result": results, "own": own, "reached": reached}[kind][rank] = said
             if kind != "result":

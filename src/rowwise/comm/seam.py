@@ -95,5 +95,5 @@ class Comm(Protocol):
         ...
 
     def close(self) -> None:
-        """Give up what it holds; nothing may be under way."""
+        """Give up what it holds; nothing may be under way. Who ends without it may take along what it sent last."""
         ...

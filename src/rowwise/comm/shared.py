@@ -52,19 +52,6 @@ def _create(size_bytes: int) -> tuple[int, mmap.mmap]:
         raise
 
 
-def _open(pid: int, fd: int, size_bytes: int) -> mmap.mmap:
-    """Memory that another process has made."""
-    try:
-        own = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR)
-    except OSError as error:
-        out = "it has ended, or its memory is not shown to others: connect with shared_memory=False"
-        raise PeerError(f"process {pid} of another rank: {error}: {out}") from error
-    try:
-        return mmap.mmap(own, size_bytes)
-    finally:
-        os.close(own)
-
-
 @dataclass(frozen=True, slots=True)
 class _Block:
     """Memory that data is in, as a notice names it; another in its place has another serial number."""
@@ -131,7 +118,7 @@ class Memory:
         self._board, ones_W = _Board(memory, w), (1,) * w
         call = Call(collective="all_gather", what="boards", dtype=torch.int64, sizes_W=ones_W, receives_W=ones_W)
         fds_W = network.start(call, torch.tensor([self._fd])).wait().tolist()
-        peers = {p: _open(self.world.pids[ranks[p]], fds_W[p], size_bytes) for p in near if p != self._me}
+        peers = {p: self._open(p, fds_W[p], size_bytes, call) for p in near if p != self._me}
         self._boards = {p: _Board(memory, w) for p, memory in peers.items()}
         torch.ops.rowwise.publish(self._board.words, MAPPED, 1)
 
@@ -252,9 +239,23 @@ class Memory:
         skip = 0 if call.collective in WHOLE else sum(sizes[p] for p in range(self._near[0], self._me) if p != place)
         known = self._maps.get((place, block.index))
         if known is None or known[0] != block:
-            known = block, _open(self.world.pids[self.world.ranks[place]], block.fd, block.size_bytes)
+            known = block, self._open(place, block.fd, block.size_bytes, call)
             self._maps[place, block.index] = known
         return torch.frombuffer(known[1], dtype=call.dtype, count=n, offset=skip * call.dtype.itemsize)
+
+    def _open(self, place: int, fd: int, size_bytes: int, call: Call) -> mmap.mmap:
+        """Memory that another rank has made."""
+        rank = self.world.ranks[place]
+        pid = self.world.pids[rank]
+        try:
+            own = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR)
+        except OSError as error:
+            why = f"process {pid} has ended, or its memory is not shown to others: connect with shared_memory=False"
+            raise PeerError(f"rank {self.world.rank}: {call}, from rank {rank}: {error}: {why}") from error
+        try:
+            return mmap.mmap(own, size_bytes)
+        finally:
+            os.close(own)
 
     def _start_far(self, call: Call, send_N: Tensor) -> Handle:
         """What goes to and comes from other hosts."""
