@@ -87,6 +87,19 @@ def train(module, steps, loss=given):
         module.update()
 
 
+def train_in_pieces(module, steps, pieces, size=None):
+    """One update for each batch, in as many forwards and backwards; all pieces but the last are of a size."""
+    module.calls = pieces
+    for step in steps:
+        total = len(step.ups[""])
+        each = total // pieces if size is None else size
+        sizes = [each] * (pieces - 1) + [total - each * (pieces - 1)]
+        whole = Step(batch=step.batch, ups=step.ups, sizes_W=tuple(sizes))
+        for part in (whole.of(k) for k in range(pieces)):
+            given(look_up(module, part), part).backward()
+        module.update()
+
+
 def place(tables, layouts, topology):
     """A plan."""
     placed = zip(tables, layouts, strict=True)

@@ -1,4 +1,4 @@
-"""Copies on every rank stay alike, whichever way their gradients travel, and each step takes the way that moves less."""
+"""Copies stay alike on all ranks, whichever way their gradients travel; each step takes the way that moves less."""
 
 import pytest
 import torch

@@ -92,7 +92,7 @@ def test_a_wire_that_rounds_is_refused_where_results_are_to_be_elastic():
 
 def test_a_right_plan_takes_what_it_says():
     """So the tests above would have seen it; nothing of it is touched."""
-    table = Table(name="t", rows=1 << 24, dim=64, optimizer=Sgd())
+    table = Table(name="t", rows=1 << 25, dim=64, optimizer=Sgd())
     before = peak_bytes()
     plan = Plan(world=2, tiles=(Tile(table="t", rank=1, rows=(0, table.rows), cols=(0, 64)),))
     run_threads(2, lambda comm: ShardedEmbeddings([table], plan, comm).held(), timeout_s=30)
@@ -248,6 +248,7 @@ def test_ids_without_a_row_can_stand_for_the_last_one(layout, elastic):
 
     with pytest.warns(UnknownIdWarning, match="ids of feature"):
         train(whole, steps)
+    with pytest.warns(UnknownIdWarning, match="ids of feature"):
         found = run_threads(WORLD, rank, timeout_s=60)
     assert not [text for texts, _ in found for text in texts]
     for feature, count in whole.unknown_ids.items():

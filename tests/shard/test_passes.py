@@ -4,7 +4,19 @@ from itertools import product
 
 import pytest
 import torch
-from shard.equal import SEED, Job, Step, given, look_up, make_sharded, make_steps, place, rows_apart, squares, train
+from shard.equal import (
+    SEED,
+    Job,
+    given,
+    look_up,
+    make_sharded,
+    make_steps,
+    place,
+    rows_apart,
+    squares,
+    train,
+    train_in_pieces,
+)
 
 from rowwise import (
     Adam,
@@ -132,17 +144,6 @@ def test_sharded_is_unsharded(layout, script):
     assert not any(run_threads(TOPOLOGY, job.whole().differences, timeout_s=60))
 
 
-def in_pieces(module, steps, pieces):
-    """A rank's batches, each in as many forwards and backwards."""
-    module.calls = pieces
-    for step in steps:
-        size = len(step.ups[""]) // pieces
-        parts = [len(step.ups[""]) - size * (pieces - 1)] + [size] * (pieces - 1)
-        for part in (Step(batch=step.batch, ups=step.ups, sizes_W=parts).of(k) for k in range(pieces)):
-            given(look_up(module, part), part).backward()
-        module.update()
-
-
 @pytest.mark.parametrize("elastic", [False, True])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_batch_in_pieces_is_one_batch(layout, elastic):
@@ -153,7 +154,7 @@ def test_a_batch_in_pieces_is_one_batch(layout, elastic):
 
     def rank(comm):
         sharded = make_sharded(TABLES, place(TABLES, LAYOUTS[layout], TOPOLOGY), comm, elastic=elastic)
-        in_pieces(sharded, [step.of(comm.rank) for step in steps], 3)
+        train_in_pieces(sharded, [step.of(comm.rank) for step in steps], 3)
         return list(rows_apart(sharded, whole))
 
     assert not any(run_threads(TOPOLOGY, rank, timeout_s=60))

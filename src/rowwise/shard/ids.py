@@ -23,7 +23,7 @@ from rowwise.ops.jagged import bucketize, row_bounds
 from rowwise.ops.tiles import check_weights
 from rowwise.ops.unknown import count_unknown
 from rowwise.shard.distinct import Repeats, can_repeat, without_repeats
-from rowwise.shard.routes import Routes
+from rowwise.shard.routes import Routes, Slice
 from rowwise.spec import Pooling
 
 WIDE = 1 << 31
@@ -68,7 +68,9 @@ class Router:
         self._wide_W = [any(tables[s.table].rows >= WIDE for s in slices) for slices in routes.slices_W]
         weighted = {i for i, table in enumerate(tables) if table.pooling is Pooling.WEIGHTED}
         self._weighted_W = [any(s.table in weighted for s in slices) for slices in routes.slices_W]
-        self._sent = [s for slices in routes.slices_W for s in slices]  # to all ranks, one after the other
+        # To all ranks, one after the other; what stays here, for copies, is packed too, as ids are checked by it.
+        kept = [Slice(f, tables.index(table), 0, True) for table in routes.copied for f in table.feature_names]
+        self._packs = [*(s for slices in routes.slices_W for s in slices), *kept]
         self._firsts_W1 = [0, *accumulate(len(slices) for slices in routes.slices_W)]
         ranks = range(routes.world)
         self._needs_places = any(routes.sequences(w, way) for w in ranks for way in ("flat", "rows"))
@@ -78,9 +80,8 @@ class Router:
         cut = {h.table for parts in routes.parts_W for p in parts for h in p.held if h.width < tables[h.table].dim}
         self._inexact = [tables[k].name for k in sorted(cut & weighted) if routes.elastic]
         sizes_W = [len(slices) for slices in routes.slices_W]
-        self._messages_W3 = torch.tensor(
-            list(zip(sizes_W, self._wide_W, self._weighted_W, strict=True)), dtype=torch.int64
-        )
+        messages = [*zip(sizes_W, self._wide_W, self._weighted_W, strict=True), (len(kept), False, False)]
+        self._messages_W3 = torch.tensor(messages, dtype=torch.int64)
         self._slices: dict[tuple[str, ...], Tensor] = {}  # by the order of a batch's features
         self._bounds: dict[tuple[str, ...], Tensor] = {}
 
@@ -182,13 +183,13 @@ class Router:
         )
         if needs_places:
             places = torch.arange(len(values), device=values.device) if places is None else places
-            runs = [(0, first, batch) for first, _ in slices_P2.tolist()]
+            runs = [(0, first, batch) for first, _ in slices_P2[: self._firsts_W1[-1]].tolist()]
             runs_P3 = torch.tensor(runs, dtype=torch.int64).view(-1, 3)
             places = torch.ops.rowwise.take([places], [lengths], [], runs_P3)[0]
-        counts = counts_P.tolist()
+        counts, starts_W1 = counts_P.tolist(), starts_W1[:-1]
         return Asked(
             jagged=jagged,
-            words=words,
+            words=words[: int(starts_W1[-1])],
             sizes_W=tuple(starts_W1.diff().tolist()),
             counts_W=tuple(tuple(counts[first:last]) for first, last in pairwise(self._firsts_W1)),
             spans=_spans(jagged) if needs_places else {},
@@ -247,14 +248,14 @@ class Router:
         return known
 
     def _slices_for(self, jagged: Jagged) -> Tensor:
-        """The slices for all ranks: which run of bags each is, and the rows that its ids have to be in."""
+        """The slices that are packed: which run of bags each is, and the rows that its ids have to be in."""
         known = self._slices.get(jagged.features)
         if known is None:
             at, total = {f: i for i, f in enumerate(jagged.features)}, len(jagged.features)
             rows = [
-                self._routes.cuts[s.feature][s.range + 1] - self._routes.cuts[s.feature][s.range] for s in self._sent
+                self._routes.cuts[s.feature][s.range + 1] - self._routes.cuts[s.feature][s.range] for s in self._packs
             ]
-            firsts = [s.range * total + at[s.feature] for s in self._sent]
+            firsts = [s.range * total + at[s.feature] for s in self._packs]
             known = torch.tensor(list(zip(firsts, rows, strict=True)), dtype=torch.int64).view(-1, 2)
             self._slices[jagged.features] = known
         return known
