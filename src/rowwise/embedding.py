@@ -61,7 +61,7 @@ class Embeddings(nn.Module):
     Args:
         tables: what to hold; features of pooled tables stand side by side in this order in the output.
         seed: of the initial rows, which depend on nothing else (not on devices, threads or cuts).
-        device: where the rows live.
+        device: where the rows live; "meta": nowhere, for tables that are too large until they are sharded.
     """
 
     def __init__(self, tables: Sequence[Table], *, seed: int = 0, device: torch.device | str = "cpu") -> None:

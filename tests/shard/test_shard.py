@@ -276,3 +276,28 @@ def test_it_says_what_a_rank_holds():
     (table, *_) = make_tables()
     model = shard(Holder([table]), Plan(world=1, tiles=table_wise(table, 0)), solo())
     assert str(model.embeddings) == "ShardedEmbeddings(user[0:30, 0:8] on rank 0)"
+
+
+def test_tables_that_are_nowhere_are_filled_as_they_would_have_been():
+    tables = [
+        Table(name="users", rows=3000, dim=16, row_type=row_type, init=init, optimizer=RowWiseAdagrad(initial=0.5))
+        for row_type, init in ((RowType.FP32, Uniform()), (RowType.INT8, Normal(std=0.1)))
+    ]
+    for table in tables:
+        plan = Plan(world=3, tiles=CASES["row-wise"](table, Topology(devices=3)))
+
+        def held(comm, device, table=table, plan=plan):
+            model = shard(nn.Sequential(Embeddings([table], seed=5, device=device)), plan, comm)
+            return [(piece.tile, piece.rows.clone(), piece.state["sum"].clone()) for piece in model[0].held()]
+
+        nowhere, somewhere = (run_threads(3, lambda comm, device=d: held(comm, device)) for d in ("meta", "cpu"))
+        for found, wanted in zip(nowhere, somewhere, strict=True):
+            assert [tile for tile, _, _ in found] == [tile for tile, _, _ in wanted]
+            assert all(
+                torch.equal(a, b) for x, y in zip(found, wanted, strict=True) for a, b in zip(x[1:], y[1:], strict=True)
+            )
+
+
+def test_a_table_that_no_machine_holds_can_be_described_and_planned():
+    table = Table(name="huge", rows=1 << 38, dim=128)
+    assert Embeddings([table], device="meta").table("huge").shape == (1 << 38, 128)

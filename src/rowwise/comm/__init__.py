@@ -12,13 +12,11 @@ if TYPE_CHECKING:
     from rowwise.comm.launch import run_processes as run_processes
     from rowwise.comm.seam import Comm as Comm
     from rowwise.comm.seam import Sent as Sent
-    from rowwise.comm.solo import solo as solo
     from rowwise.comm.thread import run_threads as run_threads
 
 _HOMES = {
     "launch": ("connect", "run_processes"),
     "seam": ("Comm", "Sent"),
-    "solo": ("solo",),
     "thread": ("run_threads",),
 }
 __all__, __getattr__ = names_of(__name__, _HOMES)

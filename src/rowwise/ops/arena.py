@@ -64,7 +64,8 @@ class Arena:
         # Cut from the one block: no copy, and no second owner. By way of DLPack it is a storage of its own: torch.save
         # refuses views of one storage as several types, and writes the whole block with any table.
         block = self.rows[place.base : place.base + table.rows * table.row_bytes]
-        return torch.from_dlpack(block.view(rowtype.DTYPES[table.row_type]).view(table.rows, -1))
+        rows = block.view(rowtype.DTYPES[table.row_type]).view(table.rows, -1)
+        return rows if rows.is_meta else torch.from_dlpack(rows)
 
     def weights(self, index: int) -> Tensor:
         """The rows of a table as float32 [R, D]: themselves if they are stored so, else a copy."""
@@ -87,6 +88,8 @@ class Arena:
         """Initial rows and state."""
         self.keys_T = torch.tensor([table_key(seed, piece.whole.name) for piece in self.pieces], dtype=torch.int64)
         self.steps_T.zero_()
+        if self.rows.is_meta:  # described only, to be sharded: there is nothing to fill
+            return
         for index, piece in enumerate(self.pieces):
             fill_piece(self.table(index), piece, seed)
             table = piece.table

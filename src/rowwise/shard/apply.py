@@ -22,7 +22,8 @@ Module = TypeVar("Module", bound=nn.Module)
 def shard(model: Module, plan: Plan, comm: Comm, *, wire: Wire | None = None, elastic: bool = False) -> Module:
     """Replace every `Embeddings` in a model by this rank's share of it, in place; called by all ranks.
 
-    Rows and optimizer state are copied from the model. The plan covers the tables of all its modules.
+    Rows and optimizer state are copied from the model. Tables that are on no device yet (`device="meta"`) are filled as
+    they would have been there, on the CPU. The plan covers the tables of all its modules.
     """
     wire = wire or Wire()
     found = [(path, m) for path, m in model.named_modules(remove_duplicate=False) if isinstance(m, Embeddings)]
@@ -41,7 +42,7 @@ def shard(model: Module, plan: Plan, comm: Comm, *, wire: Wire | None = None, el
             tiles=tuple(tile for tile in plan.tiles if tile.table in names),
             approximate=tuple(name for name in plan.approximate if name in names),
         )
-        device = module.arena.rows.device
+        device = "cpu" if module.arena.rows.is_meta else module.arena.rows.device
         made[module] = ShardedEmbeddings(module.tables, mine, comm, wire=wire, elastic=elastic, device=device)
         copy_tables(module, made[module])
     for path, module in found:
@@ -53,7 +54,9 @@ def shard(model: Module, plan: Plan, comm: Comm, *, wire: Wire | None = None, el
 @torch.no_grad()
 def copy_tables(module: Embeddings, sharded: ShardedEmbeddings) -> None:
     """Give each rank its pieces of the rows and of the optimizer state."""
-    sharded.fill(module.seed)  # for the keys of random numbers
+    sharded.fill(module.seed)  # also for the keys of random numbers
+    if module.arena.rows.is_meta:
+        return
     states = module.optimizer_state()
     for held in sharded.held():
         tile = held.tile
