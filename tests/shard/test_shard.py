@@ -272,6 +272,24 @@ def test_modules_are_found_wherever_they_are_and_one_of_two_names_stays_one():
     assert len(with_tables(model)) == 2
 
 
+@pytest.mark.parametrize("assign", [False, True])
+def test_a_state_dict_has_the_rows_of_a_rank_and_gives_them_back(assign):
+    """Whatever torch does to parameters: rows keep their type, and what is loaded is what is trained."""
+    tables = [*kinds_of_tables(), Table(name="forward", rows=9, dim=4)]
+
+    def rank(comm):
+        model = shard(Holder(tables), place(tables, ["row-wise"] * 8 + ["replicated"], WORLD), comm)
+        assert "embeddings.forward" in model.state_dict()
+        assert f"embeddings.t0[{331 * comm.rank // 4}:{331 * (comm.rank + 1) // 4}, 0:12]" in model.state_dict()
+        saved = {name: x.clone() for name, x in model.state_dict().items()}
+        for held in model.embeddings.held():
+            held.rows.zero_()
+        model.half().load_state_dict(saved, assign=assign)
+        return list(rows_apart(model.embeddings, Embeddings(tables, seed=SEED)))
+
+    assert not [text for texts in run_threads(WORLD, rank, timeout_s=60) for text in texts]
+
+
 def test_it_says_what_a_rank_holds():
     (table, *_) = make_tables()
     model = shard(Holder([table]), Plan(world=1, tiles=table_wise(table, 0)), solo())

@@ -8,7 +8,7 @@ vectors come back. All ranks call it alike, see [Note: Everyone joins].
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import final
+from typing import Any, Self, final
 
 import torch
 from torch import Tensor, nn
@@ -82,9 +82,8 @@ class ShardedEmbeddings(nn.Module):
         self._copied = None if self._copies is None else CopiesUpdate(self._copies, comm, elastic=elastic)
         self._anchor = torch.empty(0, requires_grad=True)
         self._samples = 0  # of all ranks, since the last update
-        for held in self.held():
-            # Not register_parameter: it refuses the names of methods, which tables may have.
-            self._parameters[_name(routes, held.tile)] = nn.Parameter(held.rows, requires_grad=False)
+        self.register_load_state_dict_pre_hook(_before_load)
+        self._show_rows()
 
     @property
     def tables(self) -> tuple[Table, ...]:
@@ -147,6 +146,24 @@ class ShardedEmbeddings(nn.Module):
         self._samples = 0
         for tiles in self._all_tiles():
             tiles.discard()
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        """Moves: blocks of memory go as a whole; rows keep their type, as those of `Embeddings` do."""
+        for tiles in self._all_tiles():
+            tiles.arena.to(fn(torch.empty(0, device=tiles.arena.rows.device)).device)
+        self._show_rows()
+        return self
+
+    def _show_rows(self) -> None:
+        """(Re)make the parameters: views, as those of `Embeddings` are."""
+        for held in self.held():
+            name = _name(self.routes, held.tile)
+            parameter = self._parameters.get(name)
+            if parameter is None:
+                # Not register_parameter: it refuses the names of methods, which tables may have.
+                self._parameters[name] = nn.Parameter(held.rows, requires_grad=False)
+            else:
+                parameter.data = held.rows
 
     def _update(self, tiles: Tiles) -> None:
         """Pieces that need nothing of other ranks."""
@@ -223,6 +240,11 @@ def check(plan: Plan, comm: Comm, wire: Wire, *, elastic: bool) -> None:
         raise SpecError(f"a plan for {plan.world} ranks, and there are {len(comm.ranks)}: make one for these")
     if elastic and not wire.exact:
         raise SpecError("elastic results do not go with a wire that rounds: want fp32 everywhere, or determinism 'run'")
+
+
+def _before_load(_module: nn.Module, _state: dict[str, Any], _prefix: str, metadata: dict[str, Any], *_: Any) -> None:
+    """Copy always: parameters are views, which torch would replace with assign=True, and the rows would stay old."""
+    metadata["assign_to_params_buffers"] = False
 
 
 def _name(routes: Routes, tile: Tile) -> str:
