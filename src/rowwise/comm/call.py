@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from rowwise.errors import PeerError, SpecError
+from rowwise.ops.kept import empty
 from rowwise.spec import Link, Topology
 
 WHOLE = ("all_gather", "all_reduce")  # everybody is sent everything, not a run each
@@ -80,20 +81,13 @@ def join(call: Call, runs_W: Sequence[Tensor], out: Tensor | None = None) -> Ten
     A sum may go to `out`, which may be one of the first two runs; any other result is memory of its own.
     """
     if call.collective not in SUMS:
-        return torch.cat(list(runs_W), out=empty(sum(run.numel() for run in runs_W), runs_W[0]))
+        return torch.cat(list(runs_W), out=empty((sum(run.numel() for run in runs_W),), runs_W[0]))
     if len(runs_W) == 1:
         return runs_W[0].clone()
     total = torch.add(runs_W[0], runs_W[1], out=out)
     for run in runs_W[2:]:
         total += run
     return total
-
-
-def empty(count: int, like: Tensor) -> Tensor:
-    """A flat tensor whose memory is kept for the next one: fresh pages cost as much as filling them."""
-    if like.device.type != "cpu":
-        return like.new_empty(count)
-    return torch.ops.rowwise.empty_bytes(count * like.dtype.itemsize).view(like.dtype)
 
 
 def count_sent(call: Call, ranks: Sequence[int], rank: int, topology: Topology) -> dict[Link, int]:

@@ -20,10 +20,11 @@ from typing import Any, final
 import torch.distributed as dist
 from torch import Tensor
 
-from rowwise.comm.call import WHOLE, Call, empty, join
+from rowwise.comm.call import WHOLE, Call, join
 from rowwise.comm.group import Later
 from rowwise.comm.seam import Handle
 from rowwise.errors import PeerError
+from rowwise.ops.kept import empty
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +108,7 @@ class Processes:
         backend = self._backends[device]
         if call.collective == "all_reduce":
             return backend.allreduce([send_N], dist.AllreduceOptions()), send_N
-        came_N = empty(sum(call.receives_W), send_N)
+        came_N = empty((sum(call.receives_W),), send_N)
         if device == "cuda" and call.collective == "all_gather" and len(set(call.receives_W)) == 1:
             return backend._allgather_base(came_N, send_N), came_N
         given_N = send_N.repeat(len(self.world.ranks)) if call.collective in WHOLE else send_N

@@ -16,9 +16,9 @@ from torch import Tensor
 from rowwise.batch import Jagged
 from rowwise.ops.jagged import deduplicate
 from rowwise.ops.merged import merge_ids
+from rowwise.ops.reference.sums import BLOCK
 from rowwise.spec import Pooling, Table
 
-BLOCK = 256
 WORTH = 0.8  # distinct ids among all; above this the search costs more than it saves
 
 

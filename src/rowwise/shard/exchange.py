@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from rowwise.comm.seam import Comm
+from rowwise.ops.kept import empty
 from rowwise.shard.hosts import HostExchange
 from rowwise.shard.ids import Routed
 from rowwise.shard.perid import PerIdExchange
-from rowwise.shard.pooled import PooledExchange, empty
+from rowwise.shard.pooled import PooledExchange
 from rowwise.shard.routes import Routes
 from rowwise.spec import Pooling, Wire
 
@@ -58,7 +59,7 @@ class Exchange:
         ]
         # A rank with some of the rows cannot know how many ids a bag has: those tables add up, and this divides.
         self._means = [
-            (feature, routes.columns[feature], table in routes.added_in_order)
+            (feature, table in routes.added_in_order)
             for table in routes.tables
             if table.pooling is Pooling.MEAN
             for feature in table.feature_names
@@ -67,7 +68,7 @@ class Exchange:
 
     def forward(self, routed: Routed, made: Made) -> tuple[Tensor, dict[str, Tensor]]:
         """The pooled features of this rank's batch [B, S], and the rows of its sequences."""
-        out_BS = empty((routed.asked.jagged.batch_size, self._routes.width), made.flat.device)
+        out_BS = empty((routed.asked.jagged.batch_size, self._routes.width), made.flat)
         coming = self._pooled.send(routed, made.flat) if self._pooled.any else None
         at = 0
         for columns in self._copied:
@@ -110,7 +111,7 @@ class Exchange:
         jagged = routed.asked.jagged
         lengths_FB = jagged.lengths_FB.view(len(jagged.features), -1)
         found: list[tuple[str, Tensor, bool]] = []
-        for feature, _, in_order in self._means:
+        for feature, in_order in self._means:
             counts_B = lengths_FB[jagged.features.index(feature)]
             found.append((feature, (1.0 / counts_B.clamp(min=1).float()).unsqueeze(1), in_order))
         return found

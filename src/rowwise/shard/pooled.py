@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from rowwise.comm.seam import Comm
+from rowwise.ops.kept import empty
 from rowwise.shard.ids import Routed
 from rowwise.shard.routes import Routes, Run, Way
 from rowwise.shard.vectors import Blocks, Incoming, Lanes, common_group, fitting_scale
@@ -43,7 +44,7 @@ class PooledExchange:
     def backward(self, routed: Routed, grad_BS: Tensor) -> Tensor:
         """The gradients [G, S] of what this rank made."""
         width, group = self._widths_W[self._me], self._groups_W[self._me]
-        grad_GS = empty((sum(routed.samples_W), width), grad_BS.device)
+        grad_GS = empty((sum(routed.samples_W), width), grad_BS)
         rows_W = grad_GS.split(routed.samples_W)
         out = [
             Blocks(()) if w == self._me else Blocks.of([pick(grad_BS, runs)], self._groups_W[w])
@@ -66,16 +67,9 @@ def place(blocks: list[Tensor], runs_R5: Tensor, out_BS: Tensor) -> None:
 def pick(grad_BS: Tensor, runs_R5: Tensor) -> Tensor:
     """Columns of a matrix, side by side."""
     width = int(runs_R5[:, 3].sum())
-    out = empty((len(grad_BS), width), grad_BS.device)
+    out = empty((len(grad_BS), width), grad_BS)
     torch.ops.rowwise.place([grad_BS], runs_R5, out)
     return out
-
-
-def empty(shape: tuple[int, int], device: torch.device) -> Tensor:
-    """A matrix whose memory is kept for the next one: fresh pages cost as much as filling them."""
-    if device.type != "cpu":
-        return torch.empty(shape, device=device)
-    return torch.ops.rowwise.empty_bytes(4 * shape[0] * shape[1]).view(torch.float32).view(shape)
 
 
 def as_tensor(runs: list[Run]) -> Tensor:

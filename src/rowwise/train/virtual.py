@@ -19,9 +19,8 @@ import torch
 from rowwise.batch import Batch
 from rowwise.errors import BatchError
 from rowwise.ops import jagged
+from rowwise.ops.reference.sums import BLOCK
 from rowwise.train.objective import Outcome
-
-BLOCK = 256  # samples; see [Note: Merge order]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
