@@ -197,14 +197,21 @@ def test_operators_of_devices_without_kernels(pooling):
     ids, weights, batch = problem.jagged.values_N, problem.jagged.weights_N, problem.jagged.batch_size
     of_batches = {"lengths", "take", "bucketize", "deduplicate"}  # see test_jagged.py
     of_ranks = {"place", "pack_ids"}  # see test_exchange.py
-    named = {"offsets", "pool", "pool_weight_grad", "gather", "update", "fill_uniform", "pack", "unpack"}
-    assert set(flat) - of_batches - of_ranks - INTERACT == named
+    of_checkpoints = {"pack4", "unpack4"}  # see test_quantise.py
+    named = {"offsets", "pool", "pool_weight_grad", "gather", "update", "fill_uniform", "mark", "pack", "unpack"}
+    assert set(flat) - of_batches - of_ranks - of_checkpoints - INTERACT == named
     pooled = ops.pool(arena.rows, sources, ids, offsets, weights, batch, group.columns)
     assert same(pooled, flat["pool"](arena.rows, sources, ids, offsets, weights, batch, group.columns))
     rows = ops.gather(arena.rows, sources, ids, offsets, batch)
     assert same(rows, flat["gather"](arena.rows, sources, ids, offsets, batch))
     weight_grad = ops.pool_weight_grad(arena.rows, sources, ids, offsets, weights, pooled, batch)
     assert same(weight_grad, flat["pool_weight_grad"](arena.rows, sources, ids, offsets, weights, pooled, batch))
+    marks = [torch.zeros(table.rows, dtype=torch.uint8) for _ in range(2)]
+    starts = torch.zeros(len(sources), dtype=torch.int64)
+    for mark, touched in zip((ops.mark, flat["mark"]), marks, strict=True):
+        mark(touched, starts, arena.rows, sources, ids, offsets, batch)
+    assert marks[0].any()
+    assert marks[0].equal(marks[1])
     per_id = pooling is Pooling.SEQUENCE
     other = problem.arena()
     args = (

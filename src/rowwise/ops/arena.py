@@ -15,6 +15,7 @@ from torch import Tensor
 
 from rowwise.ops import rowtype
 from rowwise.ops.layout import Piece, Place, place_tables
+from rowwise.ops.touched import Touched
 from rowwise.spec import Constant, Normal, RowType, Table, Uniform, state_slots, state_width
 
 CHUNK = 1 << 22  # numbers made at a time where torch does the arithmetic
@@ -30,6 +31,7 @@ class Arena:
     state: Tensor = field(repr=False)  # floats
     steps_T: Tensor = field(repr=False)  # updates so far; on the CPU, as Python reads it
     keys_T: Tensor = field(repr=False)  # of each table's random numbers
+    touched: Touched | None = None  # nobody asked which rows change
 
     @classmethod
     def allocate(cls, tables: Sequence[Table | Piece], device: torch.device) -> "Arena":
@@ -84,8 +86,21 @@ class Arena:
             at += slot.width
         return views
 
+    def track(self) -> Touched:
+        """Note from now on which rows change."""
+        if self.touched is None:
+            rows_T, bases_T = [table.rows for table in self.tables], [place.base for place in self.places]
+            self.touched = Touched(rows_T, bases_T, self.rows.device)
+        return self.touched
+
+    def mark_all(self) -> None:
+        """All rows may have changed: for those who write into views of them."""
+        if self.touched is not None:
+            self.touched.mark_all()
+
     def fill(self, seed: int) -> None:
         """Initial rows and state."""
+        self.mark_all()
         self.keys_T = torch.tensor([table_key(seed, piece.whole.name) for piece in self.pieces], dtype=torch.int64)
         self.steps_T.zero_()
         if self.rows.is_meta:  # described only, to be sharded: there is nothing to fill
@@ -101,6 +116,8 @@ class Arena:
         """Move to another device; views taken before stay behind."""
         self.rows = self.rows.to(device)
         self.state = self.state.to(device)
+        if self.touched is not None:
+            self.touched.to(device)
 
 
 def fill_piece(stored: Tensor, piece: Piece, seed: int) -> None:

@@ -89,15 +89,16 @@ def apply(arena: Arena, merged: Sequence[Merged], tables: Sequence[TableRow], nu
     features = [FeatureRow(k, k, t.base, t.rows, t.dim, 0, Mode.SUM, t.type, t.group) for k, t in enumerate(tables)]
     own = [t._replace(first_feature=k, num_features=1) for k, t in enumerate(tables)]
     lengths = torch.tensor([len(m.rows_U) for m in merged], dtype=torch.int64)
+    bags = _tensor(features), torch.cat([m.rows_U.long() for m in merged]), torch.ops.rowwise.offsets(lengths)
+    if arena.touched is not None:  # see [Note: Touched rows]
+        arena.touched.mark(arena.rows, *bags, 1)
     torch.ops.rowwise.update(
         arena.rows,
         arena.state,
         _tensor(own),
         hyper_T8,
         keys_T,
-        _tensor(features),
-        torch.cat([m.rows_U.long() for m in merged]),
-        torch.ops.rowwise.offsets(lengths),
+        *bags,
         None,
         torch.cat([m.grad_UD.reshape(-1) for m in merged]),
         1,  # a sample that holds them all

@@ -46,6 +46,7 @@ def load() -> None:
         found = f"torch {torch.__version__}"
         raise NativeError(f"{path} does not load under {found} (2.11 or later is needed): {error}") from error
     _register_shapes()
+    _register_shapes_of_checkpoints()
     _register_shapes_of_interaction()
     _register_shapes_of_jagged()
     _register_gradients()
@@ -95,6 +96,22 @@ def _register_shapes() -> None:
     @fake("rowwise::fill_uniform")
     def _(*_: Any) -> None:
         return None
+
+
+def _register_shapes_of_checkpoints() -> None:
+    fake = torch.library.register_fake
+
+    @fake("rowwise::mark")
+    def _(*_: Any) -> None:
+        return None
+
+    @fake("rowwise::pack4")
+    def _(rows: Tensor) -> Tensor:
+        return rows.new_empty((rows.shape[0], 8 + -(-rows.shape[1] // 8) * 4), dtype=torch.uint8)
+
+    @fake("rowwise::unpack4")
+    def _(packed: Tensor, dim: int) -> Tensor:
+        return packed.new_empty((packed.shape[0], dim), dtype=torch.float32)
 
 
 def _register_shapes_of_interaction() -> None:
@@ -197,12 +214,19 @@ def reference_operators() -> dict[str, Callable[..., Any]]:
         bags = Bags(features, values, offsets, weights, batch)
         reference.update(Memory(arena, state, tables, hyper, keys), bags, grad, per_id)
 
+    def mark(touched: Tensor, starts: Tensor, arena: Tensor, *args: Any) -> None:
+        features, values, offsets, batch = args
+        reference.mark(touched, starts, Bags(features, values, offsets, None, batch))
+
     return {
         "offsets": reference.offsets,
         "pool": pool,
         "pool_weight_grad": pool_weight_grad,
         "gather": gather,
         "update": update,
+        "mark": mark,
+        "pack4": reference.pack4,
+        "unpack4": reference.unpack4,
         "fill_uniform": reference.fill_uniform,
         "pack": reference.pack,
         "unpack": reference.unpack,

@@ -30,6 +30,9 @@ def update(arena: Arena, staged: Sequence[Staged]) -> None:
     one = join(staged)
     call, group = one.call, one.call.group
     hyper_T8, keys_T = next_step(arena, group)
+    jagged = call.jagged
+    if arena.touched is not None:  # see [Note: Touched rows]
+        arena.touched.mark(arena.rows, call.features_F9, jagged.values_N, call.offsets, jagged.batch_size)
     try:
         torch.ops.rowwise.update(
             arena.rows,
@@ -38,16 +41,16 @@ def update(arena: Arena, staged: Sequence[Staged]) -> None:
             hyper_T8,
             keys_T,
             call.features_F9,
-            call.jagged.values_N,
+            jagged.values_N,
             call.offsets,
             one.weights,
             one.grad,
-            call.jagged.batch_size,
+            jagged.batch_size,
             call.per_id,
         )
     except (RuntimeError, ArithmeticError) as error:
         # Ids were checked by the lookup; only one changed in place since then can be bad here.
-        check.check_ids(group, call.features_F9, call.jagged)
+        check.check_ids(group, call.features_F9, jagged)
         if "not finite" not in str(error):
             raise
         raise name_bad_gradient(call, one.grad) from None

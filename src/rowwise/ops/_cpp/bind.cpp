@@ -249,6 +249,33 @@ void update_rows(Tensor arena, Tensor state, const Tensor& tables, const Tensor&
                   " is not finite");
 }
 
+// A byte for each row of all tables, set for those that are looked up; ids outside their table are the update's to
+// name.
+void mark(Tensor touched, const Tensor& starts, const Tensor& arena, const Tensor& features, const Tensor& values,
+          const Tensor& offsets, int64_t batch) {
+  const Bags bags = bags_of(values, offsets, std::nullopt, batch);
+  const Features fs(features, arena, offsets, bags, -1);
+  check_tensor(touched, ScalarType::Byte, "touched");
+  check_tensor(starts, ScalarType::Long, "starts");
+  STD_TORCH_CHECK(starts.numel() == fs.count, "rowwise: want where the rows of each feature start");
+  const int64_t* first = starts.const_data_ptr<int64_t>();
+  for (int64_t i = 0; i < fs.count; ++i)
+    STD_TORCH_CHECK(first[i] >= 0 && first[i] <= touched.numel() - fs[i].rows, "rowwise: rows of feature ", i,
+                    " reach past those that can be touched");
+  uint8_t* bytes = touched.mutable_data_ptr<uint8_t>();
+  each_range(
+      fs.count, ids_per_task, [&](int64_t i) { return fs.ids(i, bags); },
+      [&](int64_t i, int64_t i0, int64_t i1) {
+        const int64_t begin = bags.offsets[fs[i].source * batch];
+        with_type(bags.wide_ids, [&](auto id) {
+          const auto* ids = static_cast<const decltype(id)*>(bags.values) + begin;
+          uint8_t* rows = bytes + first[i];
+          for (int64_t k = i0; k < i1; ++k)  // relaxed: threads meet at hot rows, and all write the same
+            if (uint64_t(ids[k]) < uint64_t(fs[i].rows)) __atomic_store_n(rows + ids[k], 1, __ATOMIC_RELAXED);
+        });
+      });
+}
+
 double touch(const Tensor& arena, const Tensor& features, const Tensor& values, const Tensor& offsets, int64_t batch) {
   const Bags bags = bags_of(values, offsets, std::nullopt, batch);
   const Features fs(features, arena, offsets, bags, -1);
@@ -334,6 +361,10 @@ STABLE_TORCH_LIBRARY(rowwise, m) {
   m.def("fill_uniform(Tensor(a!) out, int key, int start, float low, float high) -> ()");
   m.def("pack(Tensor rows, int group) -> Tensor");
   m.def("unpack(Tensor packed, int dim, int group) -> Tensor");
+  m.def(
+      "mark(Tensor(a!) touched, Tensor starts, Tensor arena, Tensor features, Tensor values, Tensor offsets, int "
+      "batch) "
+      "-> ()");
   m.def("touch(Tensor arena, Tensor features, Tensor values, Tensor offsets, int batch) -> float");
   m.def("zeros(int n) -> Tensor");
   m.def("isa() -> str");
@@ -351,6 +382,7 @@ STABLE_TORCH_LIBRARY_IMPL(rowwise, CPU, m) {
   m.impl("fill_uniform", TORCH_BOX(&fill_uniform));
   m.impl("pack", TORCH_BOX(&pack));
   m.impl("unpack", TORCH_BOX(&unpack));
+  m.impl("mark", TORCH_BOX(&mark));
   m.impl("touch", TORCH_BOX(&touch));
 }
 

@@ -4,6 +4,7 @@
 #include "ids.h"
 #include "interact.h"
 #include "lookup.h"
+#include "quantise.h"
 #include "random.h"
 
 namespace rowwise::ISA {
@@ -11,7 +12,7 @@ namespace rowwise::ISA {
 #define TEXT(x) #x
 #define NAME(x) TEXT(x)
 extern const Kernels kernels;
-const Kernels kernels{NAME(ISA), pool, gather, weight_grad, touch,       uniform,  pack,         unpack,
-                      apply,     span, rank,   route,       stream_copy, interact, interact_grad};
+const Kernels kernels{NAME(ISA), pool,  gather, weight_grad, touch, uniform,     pack,     unpack,       pack4,
+                      unpack4,   apply, span,   rank,        route, stream_copy, interact, interact_grad};
 
 }  // namespace rowwise::ISA

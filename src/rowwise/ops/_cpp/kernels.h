@@ -86,6 +86,8 @@ struct Kernels {
   void (*uniform)(float* out, int64_t n, uint64_t key, uint64_t start, float low, float span);
   void (*pack)(const Format&, const float* in, char* out, int64_t rows);    // to the nearest; int8 only
   void (*unpack)(const Format&, const char* in, float* out, int64_t rows);  // any format
+  void (*pack4)(const float* in, int64_t dim, char* out, int64_t rows);
+  void (*unpack4)(const char* in, int64_t dim, float* out, int64_t rows);
   void (*apply)(const Bucket&, const Workspace&, Fault&);  // Fault: row whose merged gradient is not finite
   void (*span)(const void* ids, bool wide, int64_t n, int64_t& least, int64_t& largest);   // n > 0
   void (*rank)(const void* ids, bool wide, int64_t n, const Marks&, int64_t* out);         // all ids are marked

@@ -38,6 +38,9 @@ struct Format {
   }
 };
 
+// Of a row in half a byte a column, see [Note: Four bits] in quantise.h.
+inline int64_t packed4_bytes(int64_t dim) { return 8 + (dim + 7) / 8 * 4; }
+
 struct Feature {
   int64_t source;  // which feature of the batch
   int64_t table;

@@ -21,9 +21,12 @@ from rowwise.ops.reference.jagged import lengths as lengths
 from rowwise.ops.reference.jagged import take as take
 from rowwise.ops.reference.lookup import Bags as Bags
 from rowwise.ops.reference.lookup import gather as gather
+from rowwise.ops.reference.lookup import mark as mark
 from rowwise.ops.reference.lookup import offsets as offsets
 from rowwise.ops.reference.lookup import pool as pool
 from rowwise.ops.reference.lookup import pool_weight_grad as pool_weight_grad
+from rowwise.ops.reference.quantise import pack4 as pack4
+from rowwise.ops.reference.quantise import unpack4 as unpack4
 from rowwise.ops.reference.random import fill_uniform as fill_uniform
 from rowwise.ops.reference.rowtype import pack as pack
 from rowwise.ops.reference.rowtype import unpack as unpack

@@ -93,6 +93,13 @@ def gather(arena: Tensor, bags: Bags) -> Tensor:
     return torch.cat(rows) if rows else torch.empty(0, device=arena.device)
 
 
+def mark(touched: Tensor, starts: Tensor, bags: Bags) -> None:
+    """Set the byte of each row that is looked up; ids outside their table have none."""
+    for start, feature in zip(starts.tolist(), bags.rows(), strict=True):
+        ids_N = bags.values[bags.span(feature)].long()
+        touched[start + ids_N[(ids_N >= 0) & (ids_N < feature.rows)]] = 1
+
+
 def _rows(arena: Tensor, bags: Bags, feature: FeatureRow) -> Tensor:
     form = feature.format
     packed_RP = arena[feature.base : feature.base + feature.rows * form.bytes].view(feature.rows, form.bytes)

@@ -1,0 +1,63 @@
+"""Rows in half a byte a column, in plain torch. See [Note: Four bits] in `_cpp/quantise.h`."""
+
+import torch
+from torch import Tensor
+
+from rowwise.ops.reference.rowtype import MAX_INT8
+from rowwise.ops.reference.sums import column_sum
+
+LARGEST = 15.0
+MOVES, IDLE = 12, 2
+
+
+def pack4(rows: Tensor) -> Tensor:
+    """Rows to the nearest codes of the best range that was found; the step of one that is not finite is NaN."""
+    finite_N = (rows * 0 == 0).all(1)
+    w_ND = torch.where(finite_N.unsqueeze(1), rows, 0.0)
+    low_N, high_N = _best_range(w_ND)
+    step_N, codes_ND = _codes(w_ND, low_N, high_N)
+    header_N2 = torch.stack([torch.where(finite_N, step_N, torch.nan), torch.where(finite_N, low_N, 0.0)], 1)
+    wide_NP = torch.nn.functional.pad(codes_ND.to(torch.uint8), (0, -rows.shape[1] % 8))
+    return torch.cat([header_N2.view(torch.uint8), wide_NP[:, 0::2] | wide_NP[:, 1::2] << 4], 1)
+
+
+def unpack4(packed: Tensor, dim: int) -> Tensor:
+    """What `pack4` made, as floats."""
+    header_N2, codes_NP = packed[:, :8].clone().view(torch.float32), packed[:, 8:]
+    codes_ND = torch.stack([codes_NP & 15, codes_NP >> 4], 2).flatten(1)[:, :dim].float()
+    return codes_ND * header_N2[:, 0:1] + header_N2[:, 1:2]
+
+
+def _best_range(w_ND: Tensor) -> tuple[Tensor, Tensor]:
+    """Move the end inwards that leaves the smaller error, while that helps."""
+    # Plus zero: of -0 and +0 either could be the least, and they are different bits.
+    low_N, high_N = (x.clamp(-MAX_INT8, MAX_INT8) + 0.0 for x in w_ND.aminmax(dim=1))
+    best = [low_N, high_N, _error(w_ND, low_N, high_N)]
+    move_N = (high_N - low_N) * (torch.tensor(1.0, device=w_ND.device) / 50.0)
+    idle_N = torch.where(_step(low_N, high_N) == 0, IDLE, 0)
+    for _ in range(MOVES):
+        above_N, below_N = _error(w_ND, low_N + move_N, high_N), _error(w_ND, low_N, high_N - move_N)
+        up_N = above_N <= below_N
+        low_N, high_N = torch.where(up_N, low_N + move_N, low_N), torch.where(up_N, high_N, high_N - move_N)
+        found = low_N, high_N, torch.where(up_N, above_N, below_N)
+        better_N = (idle_N < IDLE) & (found[2] < best[2])
+        best = [torch.where(better_N, x, old) for x, old in zip(found, best, strict=True)]
+        idle_N = torch.where(idle_N < IDLE, torch.where(better_N, 0, idle_N + 1), idle_N)
+    return best[0], best[1]
+
+
+def _error(w_ND: Tensor, low_N: Tensor, high_N: Tensor) -> Tensor:
+    step_N, codes_ND = _codes(w_ND, low_N, high_N)
+    return column_sum((codes_ND * step_N.unsqueeze(1) + low_N.unsqueeze(1) - w_ND) ** 2)
+
+
+def _codes(w_ND: Tensor, low_N: Tensor, high_N: Tensor) -> tuple[Tensor, Tensor]:
+    step_N = _step(low_N, high_N)
+    inverse_N = torch.where(step_N == 0, 0.0, 1.0 / step_N)
+    nearest_ND = ((w_ND - low_N.unsqueeze(1)) * inverse_N.unsqueeze(1)).clamp(0.0, LARGEST) + 0.5
+    return step_N, nearest_ND.floor()
+
+
+def _step(low_N: Tensor, high_N: Tensor) -> Tensor:
+    step_N = (high_N - low_N) * (torch.tensor(1.0, device=low_N.device) / LARGEST)
+    return torch.where(step_N >= 2.0**-126, step_N, 0.0)  # else all weights are (nearly) one
