@@ -6,8 +6,10 @@
     |-- DataError        a file, column or value of the data that cannot be used (also a ValueError)
     |-- IdError          an id outside its table (also a ValueError)
     |-- GradientError    a gradient that is not finite (also an ArithmeticError)
+    |   `-- UpdateError  that came to light when other rows were updated already
     |-- StateError       a state dict that does not match the tables (also a ValueError)
     |-- PeerError        another rank failed, or ranks do not agree (also a RuntimeError)
+    |   `-- AgreedError  another rank met an error, all know of it, and all still can talk
     |-- CheckpointError  a checkpoint that is missing, damaged or could not be written (also an OSError)
     `-- NativeError      the native operators are missing or do not load (also an ImportError)
 
@@ -40,12 +42,24 @@ class GradientError(RowwiseError, ArithmeticError):
     """A gradient that is not finite."""
 
 
+class UpdateError(GradientError):
+    """A gradient of a row that is not finite, and came to light when other rows were updated already."""
+
+
 class StateError(RowwiseError, ValueError):
     """A state dict that does not match the tables."""
 
 
 class PeerError(RowwiseError, RuntimeError):
     """Another rank failed, or ranks do not agree."""
+
+
+class AgreedError(PeerError):
+    """Another rank met an error; all ranks left together, and collectives still work. `kinds`: of the errors."""
+
+    def __init__(self, message: str, kinds: frozenset[str] = frozenset()) -> None:
+        super().__init__(message)
+        self.kinds = kinds
 
 
 class CheckpointError(RowwiseError, OSError):
@@ -58,3 +72,12 @@ class NativeError(RowwiseError, ImportError):
 
 class UnknownIdWarning(UserWarning):
     """Ids outside their table were mapped to its last row."""
+
+
+def one_line(error: BaseException) -> str | None:
+    """What a user is told of a mistake, or of a file that cannot be had; None: it is a bug of ours."""
+    if isinstance(error, RowwiseError):
+        return str(error)
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return None

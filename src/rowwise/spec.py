@@ -222,6 +222,14 @@ def row_bytes(row_type: RowType, dim: int, column_group: int = 0) -> int:
             return 8 * groups + -(-dim // 4) * 4
 
 
+Bits = Literal[8, 4]  # of each weight, where rows are written down rounded to fewer than they are trained with
+
+
+def quantised_bytes(dim: int, bits: Bits) -> int:
+    """Bytes of such a row: the two ends of its range as floats, then its codes."""
+    return row_bytes(RowType.INT8, dim) if bits == 8 else 8 + -(-dim // 8) * 4
+
+
 class Slot(NamedTuple):
     """A named part of a row's optimizer state."""
 

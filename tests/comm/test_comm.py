@@ -10,7 +10,7 @@ from comm_suite import CHECKS
 from rowwise.comm.agree import agree
 from rowwise.comm.solo import solo
 from rowwise.comm.thread import run_threads
-from rowwise.errors import IdError, PeerError, SpecError
+from rowwise.errors import AgreedError, IdError, PeerError, SpecError
 from rowwise.spec import Topology
 
 WORLDS = {
@@ -215,7 +215,7 @@ def test_one_rank_in_trouble_is_an_error_on_all():
 
     raised, errors = seen_by_all(function)
     assert raised is errors[2]
-    assert [type(errors[r]) for r in range(3)] == [PeerError, PeerError, IdError]
+    assert [type(errors[r]) for r in range(3)] == [AgreedError, AgreedError, IdError]
     assert str(errors[0]) == str(errors[1]) == "rank 2 (route): IdError: id 7 of feature 'ü'"
 
 

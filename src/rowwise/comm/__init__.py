@@ -9,14 +9,15 @@ from rowwise.lazy import names_of
 
 if TYPE_CHECKING:
     from rowwise.comm.launch import connect as connect
-    from rowwise.comm.launch import run_processes as run_processes
     from rowwise.comm.seam import Comm as Comm
     from rowwise.comm.seam import Sent as Sent
+    from rowwise.comm.spawn import run_processes as run_processes
     from rowwise.comm.thread import run_threads as run_threads
 
 _HOMES = {
-    "launch": ("connect", "run_processes"),
+    "launch": ("connect",),
     "seam": ("Comm", "Sent"),
+    "spawn": ("run_processes",),
     "thread": ("run_threads",),
 }
 __all__, __getattr__ = names_of(__name__, _HOMES)

@@ -1,38 +1,45 @@
-"""How a world of processes begins: joined from torchrun's environment, or made here on one machine.
+"""How the ranks of a world find each other: those that torchrun has started, and those that `spawn` has made here.
 
 Its own file because only this knows hosts, ports and process ids. Gives up: ranks that join later, and restarts of
 single ranks; a world begins and ends together.
 """
 
-import multiprocessing
 import os
-import pickle
 import socket
-import tempfile
-import time
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 from itertools import groupby
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import final
 
 import torch
 import torch.distributed as dist
 
 from rowwise.comm.group import Group
+from rowwise.comm.making import Making
 from rowwise.comm.seam import Comm
 from rowwise.comm.shared import HAS_SHARED_MEMORY, Memory
 from rowwise.comm.torch import Processes, World
 from rowwise.errors import PeerError, SpecError
 from rowwise.spec import Topology
 
-T = TypeVar("T")
-START_S = 30.0  # for processes to begin, on a busy machine
-GRACE_S = 5.0  # after the first rank failed, for the others to notice and to say so
+
+@final
+class Notes:
+    """Short texts in torchrun's store, which is there as long as torchrun is: attempts leave them for the next."""
+
+    def __init__(self, store: dist.Store) -> None:
+        self._store = store
+
+    def get(self, name: str) -> str | None:
+        """What was left under a name, if anything was."""
+        key = f"rowwise/notes/{name}"
+        return self._store.get(key).decode() if self._store.check([key]) else None
+
+    def put(self, name: str, text: str) -> None:
+        """Leave something."""
+        self._store.set(f"rowwise/notes/{name}", text)
 
 
 def connect(timeout_s: float = 300.0, shared_memory: bool = True, attempt: int = 0) -> Comm:
@@ -41,13 +48,18 @@ def connect(timeout_s: float = 300.0, shared_memory: bool = True, attempt: int =
     No rank waits longer than `timeout_s` for another. `attempt` is torchrun's count of restarts, as its store keeps
     what the ranks of an earlier attempt have left there.
     """
+    return connect_with_notes(timeout_s, shared_memory, attempt)[0]
+
+
+def connect_with_notes(timeout_s: float, shared_memory: bool, attempt: int) -> tuple[Comm, Notes]:
+    """As `connect`, and what attempts leave for each other."""
     try:
         store, rank, world = next(dist.rendezvous("env://", timeout=timedelta(seconds=timeout_s)))
     except ValueError as error:
         raise SpecError(f"{error}: start the program with torchrun, which says who is who") from error
-    name, ranks = f"rowwise/{attempt}", tuple(range(world))
-    world = World(store=store, name=name, ranks=ranks, rank=rank, pids={}, timeout_s=timeout_s)
-    return _meet(world, _find_host(), None, shared_memory)
+    ranks, name = tuple(range(world)), f"rowwise/{attempt}"
+    found = World(store=store, name=name, ranks=ranks, rank=rank, pids={}, timeout_s=timeout_s)
+    return _meet(found, _find_host(), None, shared_memory), Notes(store)
 
 
 def _find_host() -> str:
@@ -86,75 +98,10 @@ def find_topology(hosts_W: Sequence[str]) -> Topology:
     return Topology(hosts=len(runs), devices=runs[0][1])
 
 
-def run_processes(
-    world: int | Topology,
-    function: Callable[..., T],
-    *args: Any,
-    timeout_s: float = 300.0,
-    shared_memory: bool = False,
-    threads: int = 1,
-) -> list[T]:
-    """What `function(comm, *args)` gives on each rank of a world of new processes on this machine.
-
-    The function is found by its name, so it belongs to a module; hosts are pretended. If ranks fail, raises what each
-    of them said. No rank waits longer than `timeout_s` for another, and soon after that those still there are stopped.
-    """
-    topology = Topology(devices=world) if isinstance(world, int) else world
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["__main__", __name__])  # importing torch takes seconds
-    ranks: list[tuple[BaseProcess, Connection]] = []
-    with tempfile.TemporaryDirectory() as folder:
-        work = pickle.dumps((topology, timeout_s, shared_memory, threads, function, args))
-        try:
-            for rank in range(topology.world):
-                answer, to_parent = context.Pipe(duplex=False)
-                process = context.Process(target=_run_rank, args=(rank, folder, work, to_parent), daemon=True)
-                process.start()
-                to_parent.close()
-                ranks.append((process, answer))
-            return _collect(ranks, timeout_s)
-        finally:
-            for process, _ in ranks:
-                process.kill()
-                process.join(GRACE_S)
-
-
-def _run_rank(rank: int, folder: str, work: bytes, to_parent: Connection) -> None:
-    """The life of one process."""
-    try:
-        topology, timeout_s, shared_memory, threads, function, args = pickle.loads(work)
-        torch.set_num_threads(threads)
-        # A file needs no port, nor a name server: without one a look-up of the loopback address may take seconds.
-        store, ranks, at = dist.FileStore(f"{folder}/store", topology.world), tuple(range(topology.world)), "127.0.0.1"
-        world = World(store=store, name="rowwise", ranks=ranks, rank=rank, pids={}, timeout_s=timeout_s, address=at)
-        comm = _meet(world, at, topology, shared_memory)
-        result = pickle.dumps(("result", function(comm, *args)))
-        comm.close()
-    except BaseException as error:
-        kind = "reached" if isinstance(error, PeerError) else "own"
-        to_parent.send_bytes(pickle.dumps((kind, f"failed: {traceback.format_exc()}")))
-        raise SystemExit(1) from error
-    to_parent.send_bytes(result)
-
-
-def _collect(ranks: Sequence[tuple[BaseProcess, Connection]], timeout_s: float) -> list[Any]:
-    """What the ranks answer, in rank order; once one failed, the others have little time left."""
-    results: dict[int, Any] = {}
-    own: dict[int, str] = {}  # what failing ranks said, if it was their own failure
-    reached: dict[int, str] = {}  # another's that reached them
-    end_s, left = time.monotonic() + START_S + timeout_s, {answer: rank for rank, (_, answer) in enumerate(ranks)}
-    while left and (ready := wait(list(left), max(0.0, end_s - time.monotonic()))):
-        for rank in sorted(left.pop(answer) for answer in list(left) if answer in ready):
-            process, answer = ranks[rank]
-            try:
-                kind, said = pickle.loads(answer.recv_bytes())
-            except EOFError:
-                process.join(GRACE_S)
-                kind, said = "own", f"ended with exit code {process.exitcode}, and said nothing"
-            {"result": results, "own": own, "reached": reached}[kind][rank] = said
-            if kind != "result":
-                end_s = min(end_s, time.monotonic() + GRACE_S)
-    late = {rank: f"has not ended, and was stopped (time limit {timeout_s} s)" for rank in left.values()}
-    if own or reached or late:
-        raise PeerError("\n".join(f"rank {rank} {said}" for rank, said in (own | reached | late).items()))
-    return [results[rank] for rank in range(len(ranks))]
+def meet_here(rank: int, folder: str, topology: Topology, making: Making) -> Comm:
+    """Join a world of processes that `spawn` has made; they meet in a folder."""
+    torch.set_num_threads(making.threads or max(1, torch.get_num_threads() // topology.world))
+    # A file needs no port, nor a name server: without one a look-up of the loopback address may take seconds.
+    store, ranks, at = dist.FileStore(f"{folder}/store", topology.world), tuple(range(topology.world)), "127.0.0.1"
+    world = World(store=store, name="rowwise", ranks=ranks, rank=rank, pids={}, timeout_s=making.timeout_s, address=at)
+    return _meet(world, at, topology, making.shared_memory)

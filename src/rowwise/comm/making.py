@@ -1,0 +1,13 @@
+"""How ranks are made on one machine. Its own file because who makes them and who they become both need it."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Making:
+    """How ranks are made."""
+
+    timeout_s: float = 300.0  # that a rank waits for another in a collective
+    shared_memory: bool = False
+    threads: int | None = 1  # None: the machine's, divided
+    preload: tuple[str, ...] = ()  # modules that are loaded once for all
