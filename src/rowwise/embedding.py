@@ -81,6 +81,11 @@ class Embeddings(nn.Module):
         return self._tiles.arena
 
     @property
+    def arenas(self) -> tuple[Arena, ...]:
+        """The same, as there may be several once it is sharded."""
+        return (self.arena,)
+
+    @property
     def unknown_ids(self) -> dict[str, int]:
         """How many ids outside their table were mapped to its last row, by feature."""
         return self._tiles.unknown_ids
@@ -137,6 +142,7 @@ class Embeddings(nn.Module):
     @torch.no_grad()
     def load_optimizer_state(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Copy in what `optimizer_state` gave."""
+        self.arena.mark_all()
         for table, views in self.optimizer_state().items():
             for name, view in views.items():
                 found = state.get(table, {}).get(name)
@@ -197,6 +203,7 @@ def _before_load(
 ) -> None:
     """Take nn.EmbeddingBag and TorchRec names too, check shapes, and copy always, as parameters are views."""
     assert isinstance(module, Embeddings)
+    module.arena.mark_all()
     for table in module.tables:
         name = table.name
         # A ModuleDict of bags, TorchRec's pooled and sequence collections, and a single bag.

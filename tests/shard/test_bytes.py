@@ -24,7 +24,6 @@ from shard.wires import (
 
 from rowwise import Plan, Pooling, RowType, Wire
 from rowwise.comm.thread import run_threads
-from rowwise.shard.vectors import common_group
 from rowwise.spec import Codecs
 
 
@@ -33,8 +32,8 @@ def vector_bytes(count, widths, kind):
     match kind:
         case RowType.FP32:
             return count * sum(widths) * 4
-        case RowType.INT8:  # a quarter, and two floats for each group
-            return count * (sum(widths) + 8 * (sum(widths) // common_group(widths)))
+        case RowType.INT8:  # a quarter, and two floats for each vector
+            return count * sum(8 + -(-width // 4) * 4 for width in widths)
     return count * sum(widths) * 2
 
 

@@ -6,7 +6,7 @@ import pytest
 from shard import shard_ranks
 from shard.jobs import WORLDS
 
-from rowwise.comm.launch import run_processes
+from rowwise.comm.spawn import run_processes
 
 linux = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="shared memory without a name needs Linux")
 ways = pytest.mark.parametrize("shared", [False, pytest.param(True, marks=linux)], ids=["gloo", "shared memory"])

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rowwise.ingest.columns import Columns as Columns
     from rowwise.ingest.columns import Dense as Dense
     from rowwise.ingest.columns import Sparse as Sparse
+    from rowwise.ingest.deal import Deal as Deal
     from rowwise.ingest.delimited import CsvReader as CsvReader
     from rowwise.ingest.delimited import Dialect as Dialect
     from rowwise.ingest.frames import FrameReader as FrameReader
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "batcher": ("Batcher", "Batching", "Position"),
     "columns": ("Columns", "Dense", "Sparse"),
+    "deal": ("Deal",),
     "delimited": ("CsvReader", "Dialect"),
     "frames": ("FrameReader",),
     "generator": ("GeneratorReader",),

@@ -20,6 +20,12 @@ class Piece(NamedTuple):
     encoded: Encoded
     begin: int
     end: int
+    place: int = 0  # of the first of them in a batch
+
+    def within(self, begin: int, end: int) -> "Piece":
+        """As much of it as is in this part of the batch."""
+        first, last = (min(max(self.begin + x - self.place, self.begin), self.end) for x in (begin, end))
+        return Piece(self.encoded, first, last, self.place + first - self.begin)
 
 
 def collate(pieces: Sequence[Piece], columns: Columns) -> Batch:
@@ -36,7 +42,7 @@ def collate(pieces: Sequence[Piece], columns: Columns) -> Batch:
 
 def _joined(pieces: Sequence[Piece], part: Callable[[Encoded], NDArray[np.generic] | None]) -> Tensor:
     picked: list[NDArray[np.generic]] = []
-    for encoded, begin, end in pieces:
+    for encoded, begin, end, _ in pieces:
         column = part(encoded)
         assert column is not None  # the columns say that it is there
         picked.append(column[begin:end])
@@ -46,10 +52,10 @@ def _joined(pieces: Sequence[Piece], part: Callable[[Encoded], NDArray[np.generi
 
 def _sparse(pieces: Sequence[Piece], features: tuple[str, ...]) -> Jagged:
     values: list[Ints] = []
-    lengths_FB = np.ones((len(features), sum(end - begin for _, begin, end in pieces)), np.int64)
+    lengths_FB = np.ones((len(features), sum(end - begin for _, begin, end, _ in pieces)), np.int64)
     for f in range(len(features)):
         at = 0
-        for encoded, begin, end in pieces:
+        for encoded, begin, end, _ in pieces:
             values_N, offsets_R1 = encoded.bags[f].values_N, encoded.bags[f].offsets_R1
             if offsets_R1 is None:
                 values.append(values_N[begin:end])

@@ -42,7 +42,7 @@ class DeepFM(nn.Module):
         self.embeddings = embeddings
         self.dense_features = dense_features
         self.deep = Mlp((input_columns(tables, dense_features), *deep))
-        self.first = Wide(wide_tables(tables, deep[-1]), dense_features, deep[-1])
+        self.first = Wide(wide_tables(tables, deep[-1]), dense_features, deep[-1], embeddings.arena.rows.device)
         self.dense_vectors = nn.Parameter(torch.randn(dense_features, dim) * DENSE_STD)
 
     def forward(self, batch: Batch | Tensor, sparse: Ids | None = None) -> Tensor:

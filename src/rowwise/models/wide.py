@@ -46,14 +46,17 @@ class Wide(nn.Module):
         tables: of dim `tasks` each; `wide_tables` makes them.
         dense_features: numbers in each sample.
         tasks: logits for each sample.
+        device: where the tables are, as of other `Embeddings`.
     """
 
-    def __init__(self, tables: Sequence[Table], dense_features: int, tasks: int) -> None:
+    def __init__(
+        self, tables: Sequence[Table], dense_features: int, tasks: int, device: torch.device | str = "cpu"
+    ) -> None:
         """The tables are made here."""
         super().__init__()
         self.columns = input_columns(tables, 0)
         check_dims(tables, tasks, "one weight for each task")
-        self.embeddings = Embeddings(tables)
+        self.embeddings = Embeddings(tables, device=device)
         # Not a Linear, which draws initial weights and warns where there are none.
         self.weight = nn.Parameter(torch.zeros(tasks, dense_features))
         self.bias = nn.Parameter(torch.zeros(tasks))

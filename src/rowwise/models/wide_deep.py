@@ -50,7 +50,7 @@ class WideDeep(nn.Module):
         self.dense_features = dense_features
         self.deep = Mlp((input_columns(embeddings.tables, dense_features), *deep))
         tables = wide_tables(embeddings.tables, deep[-1], WIDE) if wide is None else wide
-        self.wide = Wide(tables, dense_features, deep[-1])
+        self.wide = Wide(tables, dense_features, deep[-1], embeddings.arena.rows.device)
 
     def forward(self, batch: Batch | Tensor, sparse: Ids | None = None) -> Tensor:
         """Logits [B, deep[-1]] of a batch, or of dense numbers [B, dense_features] and sparse ids."""

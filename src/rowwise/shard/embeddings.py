@@ -17,6 +17,7 @@ from rowwise.batch import Jagged, KeyedJagged
 from rowwise.comm.seam import Comm
 from rowwise.embedding import Embeddings, Vectors
 from rowwise.errors import SpecError
+from rowwise.ops.arena import Arena
 from rowwise.ops.layout import Piece
 from rowwise.ops.lookup import Call, Staged
 from rowwise.ops.tiles import Tiles
@@ -32,11 +33,14 @@ from rowwise.spec import Pooling, Table, Wire
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldTile:
-    """A piece of a table on this rank: its place, its rows as they are stored, and their optimizer state."""
+    """A piece of a table on this rank: its place, its rows as they are stored, their optimizer state, their marks."""
 
     tile: Tile
     rows: Tensor
     state: dict[str, Tensor]
+    touched: (
+        Tensor | None
+    )  # [R] of bytes: rows that changed since they were cleared; None: `Arena.track` was not called
 
 
 @final
@@ -105,14 +109,21 @@ class ShardedEmbeddings(nn.Module):
         found: list[HeldTile] = []
         for tiles, places in self._homes():
             for index, tile in enumerate(places):
-                rows, state = tiles.arena.table(index), tiles.arena.table_state(index)
-                found.append(HeldTile(tile=tile, rows=rows, state=state))
+                arena = tiles.arena
+                touched = None if arena.touched is None else arena.touched.table(index)
+                rows, state = arena.table(index), arena.table_state(index)
+                found.append(HeldTile(tile=tile, rows=rows, state=state, touched=touched))
         return found
+
+    @property
+    def arenas(self) -> tuple[Arena, ...]:
+        """The memory of this rank's pieces."""
+        return tuple(tiles.arena for tiles in self._all_tiles())
 
     def fill(self, seed: int) -> None:
         """The rows that the whole tables have at the beginning."""
-        for tiles in self._all_tiles():
-            tiles.arena.fill(seed)
+        for arena in self.arenas:
+            arena.fill(seed)
 
     def forward(self, sparse: Jagged | KeyedJagged) -> Vectors:
         """Look a batch up, together with all other ranks; a batch may be empty."""
@@ -149,8 +160,8 @@ class ShardedEmbeddings(nn.Module):
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         """Moves: blocks of memory go as a whole; rows keep their type, as those of `Embeddings` do."""
-        for tiles in self._all_tiles():
-            tiles.arena.to(fn(torch.empty(0, device=tiles.arena.rows.device)).device)
+        for arena in self.arenas:
+            arena.to(fn(torch.empty(0, device=arena.rows.device)).device)
         self._show_rows()
         return self
 
@@ -242,8 +253,11 @@ def check(plan: Plan, comm: Comm, wire: Wire, *, elastic: bool) -> None:
         raise SpecError("elastic results do not go with a wire that rounds: want fp32 everywhere, or determinism 'run'")
 
 
-def _before_load(_module: nn.Module, _state: dict[str, Any], _prefix: str, metadata: dict[str, Any], *_: Any) -> None:
+def _before_load(module: nn.Module, _state: dict[str, Any], _prefix: str, metadata: dict[str, Any], *_: Any) -> None:
     """Copy always: parameters are views, which torch would replace with assign=True, and the rows would stay old."""
+    assert isinstance(module, ShardedEmbeddings)
+    for arena in module.arenas:
+        arena.mark_all()
     metadata["assign_to_params_buffers"] = False
 
 

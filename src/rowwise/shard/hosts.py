@@ -15,7 +15,7 @@ from rowwise.comm.seam import Comm
 from rowwise.shard.ids import Routed
 from rowwise.shard.pooled import as_picks, as_tensor, pick, place
 from rowwise.shard.routes import Routes
-from rowwise.shard.vectors import Blocks, Lanes, common_group, fitting_scale, joined
+from rowwise.shard.vectors import Blocks, Lanes, Span, fitting_scale, joined, spans_of
 from rowwise.spec import Wire
 
 
@@ -31,10 +31,7 @@ class HostExchange:
         self._placed = as_tensor([run for runs in self._runs_H for run in runs])
         self._picks_H = [as_picks(runs) for runs in self._runs_H]
         self._widths_H = [sum(run.width for run in runs) for runs in self._runs_H]
-        held_H = [
-            [h for r in routes.topology.ranks_of(host) for h, _ in routes.pooled(r, "host")] for host in range(hosts)
-        ]
-        self._groups_H = [common_group([piece.width for piece in held]) for held in held_H]
+        self._spans_H = [spans_of([piece.width for piece, _ in routes.host_pieces(host)]) for host in range(hosts)]
         at = {column: k for k, column in enumerate(_columns((r.target, r.width) for r in self._runs_H[self._host]))}
         mine = _columns((run.target, run.width) for run in routes.runs(comm.rank, "host"))
         self._columns = torch.tensor([at[column] for column in mine], dtype=torch.int64)
@@ -54,24 +51,24 @@ class HostExchange:
     def forward(self, routed: Routed, made_GS: Tensor, out_BS: Tensor) -> None:
         """Add up inside the host, swap between hosts, and place."""
         samples = routed.samples_W
-        width, group = self._widths_H[self._host], self._groups_H[self._host]
+        width, spans = self._widths_H[self._host], self._spans_H[self._host]
         partial_GS = self._spread(made_GS, width)
         blocks = partial_GS.split(samples)
         # Samples by device number: the ranks of one number are not neighbours.
         for_D = [torch.cat([blocks[rank] for rank in peers]) for peers in self._peers_D]
-        summed = self._sum_inside(for_D, group)
+        summed = self._sum_inside(for_D, spans)
         mine = [samples[rank] for rank in self._peers_D[self._device]]
-        out = [Blocks.of([block], group) for block in summed.split(mine)]
-        back = [Blocks([(len(out_BS), w)], g) for w, g in zip(self._widths_H, self._groups_H, strict=True)]
+        out = [Blocks.of([block], spans) for block in summed.split(mine)]
+        back = [Blocks([(len(out_BS), w)], own) for w, own in zip(self._widths_H, self._spans_H, strict=True)]
         came = self._lanes["across", False].swap(out, back, "pooled").wait()
         place([x[0] for x in came], self._placed, out_BS)
 
     def backward(self, routed: Routed, grad_BS: Tensor) -> Tensor:
         """The gradients [G, columns] of what this rank made."""
         samples, scale = routed.samples_W, fitting_scale(sum(routed.samples_W))
-        width, group = self._widths_H[self._host], self._groups_H[self._host]
-        out = [Blocks.of([pick(grad_BS, runs)], g) for runs, g in zip(self._picks_H, self._groups_H, strict=True)]
-        back = [Blocks([(samples[rank], width)], group) for rank in self._peers_D[self._device]]
+        width, spans = self._widths_H[self._host], self._spans_H[self._host]
+        out = [Blocks.of([pick(grad_BS, runs)], own) for runs, own in zip(self._picks_H, self._spans_H, strict=True)]
+        back = [Blocks([(samples[rank], width)], spans) for rank in self._peers_D[self._device]]
         mine = joined([x[0] for x in self._lanes["across", True].swap(out, back, "gradients", scale).wait()])
         sizes_D = [sum(samples[rank] for rank in peers) for peers in self._peers_D]
         lanes = self._lanes["inside", True]
@@ -80,8 +77,8 @@ class HostExchange:
             flat = lanes.comm.all_gather(mine.flatten(), receives, "gradients").wait()
             gathered = [x.view(n, width) for x, n in zip(flat.split(receives), sizes_D, strict=True)]
         else:
-            expected = [Blocks([(n, width)], group) for n in sizes_D]
-            came = lanes.swap([Blocks.of([mine], group)] * self._devices, expected, "gradients", scale).wait()
+            expected = [Blocks([(n, width)], spans) for n in sizes_D]
+            came = lanes.swap([Blocks.of([mine], spans)] * self._devices, expected, "gradients", scale).wait()
             gathered = [x[0] for x in came]
         by_rank: dict[int, Tensor] = {}
         for peers, block in zip(self._peers_D, gathered, strict=True):
@@ -96,15 +93,15 @@ class HostExchange:
         # Added, as a rank may hold two ranges of rows of the same columns.
         return made_GS.new_zeros((len(made_GS), width)).index_add_(1, self._columns, made_GS)
 
-    def _sum_inside(self, for_D: list[Tensor], group: int) -> Tensor:
+    def _sum_inside(self, for_D: list[Tensor], spans: tuple[Span, ...]) -> Tensor:
         """What this device gets, from all devices of its host."""
         lanes, width = self._lanes["inside", False], for_D[0].shape[1]
         if lanes.exact:
             flat = torch.cat([x.flatten() for x in for_D])
             summed = lanes.comm.reduce_scatter(flat, [x.numel() for x in for_D], "pooled").wait()
             return summed.view(len(for_D[self._device]), width)
-        mine = [Blocks([(len(for_D[self._device]), width)], group)] * self._devices
-        came = lanes.swap([Blocks.of([x], group) for x in for_D], mine, "pooled").wait()
+        mine = [Blocks([(len(for_D[self._device]), width)], spans)] * self._devices
+        came = lanes.swap([Blocks.of([x], spans) for x in for_D], mine, "pooled").wait()
         summed = came[0][0].clone()
         for blocks in came[1:]:
             summed += blocks[0]

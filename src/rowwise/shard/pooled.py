@@ -9,7 +9,7 @@ from rowwise.comm.seam import Comm
 from rowwise.ops.kept import empty
 from rowwise.shard.ids import Routed
 from rowwise.shard.routes import Routes, Run, Way
-from rowwise.shard.vectors import Blocks, Incoming, Lanes, common_group, fitting_scale
+from rowwise.shard.vectors import Blocks, Incoming, Lanes, fitting_scale, spans_of
 from rowwise.spec import Wire
 
 
@@ -27,14 +27,14 @@ class PooledExchange:
         self._runs = as_tensor(sorted((run for runs in runs_W for run in runs), key=lambda run: run.range))
         self._picks_W = [as_picks(runs) for runs in runs_W]
         self._widths_W = [routes.made(w, way) for w in ranks]
-        self._groups_W = [common_group([held.width for held, _ in routes.pooled(w, way)]) for w in ranks]
+        self._spans_W = [spans_of([held.width for held, _ in routes.pooled(w, way)]) for w in ranks]
         self.any = any(self._widths_W)
 
     def send(self, routed: Routed, made_GS: Tensor) -> Incoming:
         """What this rank looked up for the samples of all ranks."""
-        group, batch = self._groups_W[self._me], routed.asked.jagged.batch_size
-        out = [Blocks.of([block], group) for block in made_GS.split(routed.samples_W)]
-        back = [Blocks([(batch, d)], g) for d, g in zip(self._widths_W, self._groups_W, strict=True)]
+        spans, batch = self._spans_W[self._me], routed.asked.jagged.batch_size
+        out = [Blocks.of([block], spans) for block in made_GS.split(routed.samples_W)]
+        back = [Blocks([(batch, d)], own) for d, own in zip(self._widths_W, self._spans_W, strict=True)]
         return self._there.swap(out, back, "pooled")
 
     def place(self, incoming: Incoming, out_BS: Tensor) -> None:
@@ -43,14 +43,14 @@ class PooledExchange:
 
     def backward(self, routed: Routed, grad_BS: Tensor) -> Tensor:
         """The gradients [G, S] of what this rank made."""
-        width, group = self._widths_W[self._me], self._groups_W[self._me]
+        width, spans = self._widths_W[self._me], self._spans_W[self._me]
         grad_GS = empty((sum(routed.samples_W), width), grad_BS)
         rows_W = grad_GS.split(routed.samples_W)
         out = [
-            Blocks(()) if w == self._me else Blocks.of([pick(grad_BS, runs)], self._groups_W[w])
+            Blocks(()) if w == self._me else Blocks.of([pick(grad_BS, runs)], self._spans_W[w])
             for w, runs in enumerate(self._picks_W)
         ]
-        back = [Blocks([(samples, width)], group) for samples in routed.samples_W]
+        back = [Blocks([(samples, width)], spans) for samples in routed.samples_W]
         incoming = self._back.swap(out, back, "gradients", fitting_scale(len(grad_GS)))
         torch.ops.rowwise.place([grad_BS], self._picks_W[self._me], rows_W[self._me])
         for w, blocks in enumerate(incoming.wait()):

@@ -133,6 +133,10 @@ class Routes:
 
     def host_columns(self, host: int) -> list[Run]:
         """Of a host, whatever its ranks hold of it: the columns that are added up there, and where they belong."""
+        return self._place(host, iter(self.host_pieces(host)))
+
+    def host_pieces(self, host: int) -> list[tuple[Held, str]]:
+        """The pooled vectors that are added up in a host, in order."""
         devices = self.topology.devices
         seen = {
             (held.table, feature, held.tile.cols): Held(held.tile, held.table, 0, False)
@@ -140,7 +144,7 @@ class Routes:
             for held, feature in self.pooled(rank, "host")
         }
         ordered = sorted(seen.items(), key=lambda item: (item[0][0], self.columns[item[0][1]].start, item[0][2]))
-        return self._place(host, ((held, key[1]) for key, held in ordered))
+        return [(held, key[1]) for key, held in ordered]
 
     def sequences(self, rank: int, way: Way) -> list[SequencePiece]:
         """The vectors for each id that a rank sends, in order: of sequences, or of features pooled by who asked."""

@@ -1,13 +1,14 @@
 """Blocks of vectors between ranks, each as its link's codec has it.
 
-A block is [n, d] floats; int8 keeps a scale for each of its rows, or for each group of columns. Exact wires are sent
-as they lie in memory. What a rank keeps for itself is never rounded. Gives up: for lossy wires a copy of everything on
-both sides.
+A block is [n, d] floats; int8 keeps a scale for each of its rows, or for each vector of several side by side: a table
+of small numbers is not rounded by the scale of its neighbour. Exact wires are sent as they lie in memory. What a rank
+keeps for itself is never rounded. Gives up: for lossy wires a copy of everything on both sides.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import NamedTuple, final
 
 import torch
@@ -17,22 +18,40 @@ from rowwise.comm.seam import Comm, Handle
 from rowwise.ops import rowtype
 from rowwise.spec import RowType, Wire, row_bytes
 
+FAST = 16  # groups of a multiple of so many columns are coded side by side
+
+
+class Span(NamedTuple):
+    """Neighbouring columns, of which so many each share an int8 scale."""
+
+    columns: int
+    group: int
+
 
 class Blocks(NamedTuple):
-    """What goes to a rank, or only the shapes of what comes from it; columns of a `group` share an int8 scale."""
+    """What goes to a rank, or only the shapes of what comes from it; without spans a row has one int8 scale."""
 
     shapes: Sequence[tuple[int, int]]
-    group: int = 0
+    spans: tuple[Span, ...] = ()
     tensors: Sequence[Tensor] = ()
 
     @classmethod
-    def of(cls, tensors: Sequence[Tensor], group: int = 0) -> "Blocks":
+    def of(cls, tensors: Sequence[Tensor], spans: tuple[Span, ...] = ()) -> "Blocks":
         """To send."""
-        return cls([(len(x), x.shape[1]) for x in tensors], group, tensors)
+        return cls([(len(x), x.shape[1]) for x in tensors], spans, tensors)
 
     def size(self, kind: RowType) -> int:
         """Bytes on the wire."""
-        return sum(n * row_bytes(kind, d, self.group) for n, d in self.shapes if d)
+        return sum(self.block_bytes(shape, kind) for shape in self.shapes)
+
+    def block_bytes(self, shape: tuple[int, int], kind: RowType) -> int:
+        """Of one block."""
+        n, d = shape
+        if not d:
+            return 0
+        if kind is not RowType.INT8:
+            return n * row_bytes(kind, d)
+        return n * sum(columns // group * row_bytes(kind, group) for columns, group in self.spans or [Span(d, d)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +118,8 @@ class Incoming:
                     size = n * d
                     found.append(flat[at : at + size].view(n, d))
                 else:
-                    size = n * row_bytes(kind, d, blocks.group) if d else 0
-                    found.append(_decode(flat[at : at + size], (n, d), kind, blocks.group, self.scale))
+                    size = blocks.block_bytes((n, d), kind)
+                    found.append(_decode(flat[at : at + size], (n, d), kind, blocks.spans, self.scale))
                 at += size
             came.append(found)
         came[self.lanes.comm.rank] = list(self.kept.tensors)
@@ -124,10 +143,13 @@ def joined(blocks: Sequence[Tensor]) -> Tensor:
     return first.as_strided((sum(len(block) for block in blocks), *first.shape[1:]), first.stride())
 
 
-def common_group(dims: Sequence[int]) -> int:
-    """How many columns share a scale, where vectors of these dims lie side by side; 0: all of them."""
-    width = math.gcd(*dims) if dims else 0
-    return 0 if width % 16 else width
+def spans_of(widths: Sequence[int]) -> tuple[Span, ...]:
+    """A scale for each of the vectors that lie side by side; smaller groups where one call can code them all."""
+    width = math.gcd(*widths) if widths else 0
+    if width % FAST == 0:
+        return (Span(sum(widths), width),) if width else ()
+    runs = ((own, sum(1 for _ in same)) for own, same in groupby(widths))
+    return tuple(Span(own * count, own) for own, count in runs)
 
 
 def _joined(blocks: Sequence[Tensor]) -> Tensor:
@@ -138,18 +160,40 @@ def _joined(blocks: Sequence[Tensor]) -> Tensor:
 def _encode(blocks: Blocks, kind: RowType, scale: float) -> Tensor:
     coded = [torch.empty(0, dtype=torch.uint8)]
     for block in blocks.tensors:
-        if block.numel():
+        if not block.numel():
+            continue
+        if kind is RowType.INT8:
+            coded += _encode_spans(block, blocks.spans)
+        else:
             scaled = block * scale if kind is RowType.FP16 and scale != 1 else block
-            packed = rowtype.pack(scaled, kind, blocks.group or None)
-            coded.append(packed.contiguous().view(torch.uint8).flatten())
+            coded.append(rowtype.pack(scaled, kind).contiguous().view(torch.uint8).flatten())
     return torch.cat(coded)
 
 
-def _decode(coded: Tensor, shape: tuple[int, int], kind: RowType, group: int, scale: float) -> Tensor:
+def _encode_spans(block: Tensor, spans: tuple[Span, ...]) -> Iterator[Tensor]:
+    parts = block.split([columns for columns, _ in spans], 1) if spans else [block]
+    for part, (columns, group) in zip(parts, spans or [Span(block.shape[1], block.shape[1])], strict=True):
+        width = columns if group % FAST == 0 else group
+        yield rowtype.pack(part.reshape(-1, width), RowType.INT8, group if width > group else None).flatten()
+
+
+def _decode(coded: Tensor, shape: tuple[int, int], kind: RowType, spans: tuple[Span, ...], scale: float) -> Tensor:
     n, d = shape
     if not n * d:
         return torch.empty(shape, device=coded.device)
+    if kind is RowType.INT8:
+        return _decode_spans(coded, shape, spans or (Span(d, d),))
     # A copy begins where its type wants to begin; a part of a message may not.
-    rows = coded.clone().view(rowtype.DTYPES[kind]).view(n, -1)
-    floats = rowtype.unpack(rows, d, kind, group or None)
+    floats = rowtype.unpack(coded.clone().view(rowtype.DTYPES[kind]).view(n, -1), d, kind)
     return floats / scale if kind is RowType.FP16 and scale != 1 else floats
+
+
+def _decode_spans(coded: Tensor, shape: tuple[int, int], spans: tuple[Span, ...]) -> Tensor:
+    n = shape[0]
+    found: list[Tensor] = []
+    sizes = [n * (columns // group) * row_bytes(RowType.INT8, group) for columns, group in spans]
+    for part, (columns, group) in zip(coded.split(sizes), spans, strict=True):
+        width = columns if group % FAST == 0 else group
+        packed = part.clone().view(n * columns // width, -1)
+        found.append(rowtype.unpack(packed, width, RowType.INT8, group if width > group else None).view(n, columns))
+    return found[0] if len(found) == 1 else torch.cat(found, 1)

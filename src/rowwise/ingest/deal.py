@@ -1,0 +1,68 @@
+"""Which rows of a global batch are whose: ranks have consecutive parts of it, of whole blocks of samples.
+
+[Note: parts of a batch] An epoch is one sequence of rows, cut into global batches whatever the number of ranks (see
+[Note: order of rows] in `batcher.py`). A batch is dealt by the number of its rows alone, so a run can go on with
+another number of ranks, and neither repeats a row nor loses one. Parts are whole blocks of 256 rows, as evenly as
+blocks allow, so that contributions to a row of a table add up as on one device ([Note: Merge order]); they are also
+runs of whole virtual shards, if those are dealt to that many ranks (`train/virtual.py`). Gives up: batches of fewer
+blocks than ranks leave ranks without rows.
+
+Its own file because it is pure: numbers of rows go in, ranges come out.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from rowwise.errors import SpecError
+from rowwise.ops.reference.sums import BLOCK
+from rowwise.spec import Value
+
+
+class Span(NamedTuple):
+    """What this rank may need of those rows of a split that are in one batch."""
+
+    begin: int  # in the split
+    end: int
+    place: int  # of its first row in the batch
+    after: int  # where the batch, or the split, ends
+    full: bool  # the batch is full there
+
+
+class Deal(Value, frozen=True):
+    """The parts of one rank of several; by itself the whole."""
+
+    rank: int = 0
+    world: int = 1
+    unit: int = BLOCK  # rows that stay together
+
+    def __post_init__(self) -> None:
+        """Refuse what nobody is."""
+        if not 0 <= self.rank < self.world or self.unit < 1:
+            got = f"rank={self.rank}, world={self.world}, unit={self.unit}"
+            raise SpecError(f"deal: {got}: want a rank of 0 to world - 1, and at least one row a unit")
+
+    def part(self, rows: int) -> tuple[int, int]:
+        """Where this rank's part of a batch begins and ends."""
+        units = -(-rows // self.unit)
+        begin, end = (min(rows, self.unit * (units * r // self.world)) for r in (self.rank, self.rank + 1))
+        return begin, end
+
+    def spans(self, split: range, filled: int, size: int, *, last: bool) -> Iterator[Span]:
+        """What this rank may need of a split: its part of each batch, and all of a batch that stays open.
+
+        Args:
+            split: the rows that are left of it.
+            filled: rows of the open batch that came before.
+            size: rows of a full batch.
+            last: no other split follows, so that the open batch gets no more rows.
+        """
+        at = split.start
+        while at < split.stop:
+            after = min(at + size - filled, split.stop)
+            held = filled + after - at
+            # Whose rows these are is known once it is known how many the batch has.
+            low, high = self.part(held) if held == size or last else (0, held)
+            begin, end = (min(max(at + x - filled, at), after) for x in (low, high))
+            yield Span(begin=begin, end=end, place=filled + begin - at, after=after, full=held == size)
+            filled = held % size
+            at = after
