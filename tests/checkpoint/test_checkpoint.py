@@ -13,8 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rowwise import CheckpointError
+from rowwise.checkpoint import files
 from rowwise.checkpoint import write as writing
 from rowwise.checkpoint.manifest import NAME, Manifest
+from rowwise.checkpoint.parts import Part
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.write import write
 
@@ -24,6 +26,10 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.uint8, torch.int64
 def made(dtype: torch.dtype, shape: tuple[int, ...], seed: int = 0) -> torch.Tensor:
     g = torch.Generator().manual_seed(seed)
     return (torch.randn(shape, generator=g) * 50).to(dtype)
+
+
+def wholes(**tensors: torch.Tensor) -> list[Part]:
+    return [Part.whole(name, tensor) for name, tensor in tensors.items()]
 
 
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -48,7 +54,7 @@ def test_round_trip(tmp_path_factory, saved, piece, file):
     with pytest.MonkeyPatch.context() as patch:  # small pieces and files, so that tensors are cut
         patch.setattr(writing, "PIECE_bytes", piece)
         patch.setattr(writing, "FILE_bytes", file)
-        write(folder, saved, {"step": 7, "names": ["a", "é"]})
+        write(folder, [Part.whole(name, tensor) for name, tensor in saved.items()], {"step": 7, "names": ["a", "é"]})
     found = Checkpoint.open(folder)
     assert found.manifest.data == {"step": 7, "names": ["a", "é"]}
     assert found.names() == list(saved)
@@ -64,29 +70,29 @@ def test_some_rows(tmp_path_factory, rows, data):
     folder = tmp_path_factory.mktemp("ckpt") / "one"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(writing, "PIECE_bytes", 60)
-        write(folder, {"t": tensor}, {})
+        write(folder, wholes(t=tensor), {})
     begin = data.draw(st.integers(0, rows))
     end = data.draw(st.integers(begin, rows))
-    assert same(Checkpoint.open(folder).load("t", begin, end), tensor[begin:end])
+    assert same(Checkpoint.open(folder).load("t", (begin, end)), tensor[begin:end])
 
 
 def test_only_what_is_needed_is_read(tmp_path, monkeypatch):
     monkeypatch.setattr(writing, "PIECE_bytes", 120)
     monkeypatch.setattr(writing, "FILE_bytes", 120)
     tensor = made(torch.float32, (100, 3))
-    write(tmp_path / "one", {"t": tensor}, {})
+    write(tmp_path / "one", wholes(t=tensor), {})
     files = sorted((tmp_path / "one").glob("*.safetensors"))
     assert len(files) == 10
     for file in files[1:]:
         file.unlink()
-    assert same(Checkpoint.open(tmp_path / "one").load("t", 2, 9), tensor[2:9])
-    with pytest.raises(CheckpointError, match=r"00001\.safetensors is missing or damaged"):
-        Checkpoint.open(tmp_path / "one").load("t", 2, 11)
+    assert same(Checkpoint.open(tmp_path / "one").load("t", (2, 9)), tensor[2:9])
+    with pytest.raises(CheckpointError, match=r"00000-00001\.safetensors is missing or damaged"):
+        Checkpoint.open(tmp_path / "one").load("t", (2, 11))
 
 
 def test_a_flipped_bit_is_named(tmp_path):
-    write(tmp_path / "one", {"a": made(torch.float32, (10, 4)), "b": made(torch.float32, (10, 4), 1)}, {})
-    path = tmp_path / "one" / "00000.safetensors"
+    write(tmp_path / "one", wholes(a=made(torch.float32, (10, 4)), b=made(torch.float32, (10, 4), 1)), {})
+    path = tmp_path / "one" / "00000-00000.safetensors"
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
@@ -95,8 +101,8 @@ def test_a_flipped_bit_is_named(tmp_path):
 
 
 def test_a_truncated_file_is_refused(tmp_path):
-    write(tmp_path / "one", {"a": made(torch.float32, (10, 4))}, {})
-    path = tmp_path / "one" / "00000.safetensors"
+    write(tmp_path / "one", wholes(a=made(torch.float32, (10, 4))), {})
+    path = tmp_path / "one" / "00000-00000.safetensors"
     path.write_bytes(path.read_bytes()[:-8])
     with pytest.raises(CheckpointError, match="missing or damaged"):
         Checkpoint.open(tmp_path / "one").verify()
@@ -105,15 +111,15 @@ def test_a_truncated_file_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("change", "want"),
     [
-        (lambda m: m.update(format=99), "has format 99; this rowwise reads format 1"),
+        (lambda m: m.update(format=99), "has format 99; this rowwise reads format 2"),
         (lambda m: m.update(extra=1), "is damaged: Object contains unknown field `extra`"),
         (lambda m: m["tensors"]["a"]["pieces"].clear(), "tensor 'a': pieces end at row 0, want 10"),
-        (lambda m: m["tensors"]["a"]["pieces"][0].update(begin=1), "a piece begins at row 1, want 0"),
+        (lambda m: m["tensors"]["a"]["pieces"][0].update(rows=[1, 10]), "rows 0 to 0 are in no piece"),
     ],
     ids=["format", "unknown key", "no pieces", "gap"],
 )
 def test_a_manifest_that_does_not_add_up(tmp_path, change, want):
-    write(tmp_path / "one", {"a": made(torch.float32, (10, 4))}, {})
+    write(tmp_path / "one", wholes(a=made(torch.float32, (10, 4))), {})
     path = tmp_path / "one" / NAME
     manifest = json.loads(path.read_text())
     change(manifest)
@@ -128,27 +134,27 @@ def test_not_a_checkpoint(tmp_path):
 
 
 def test_a_name_is_used_once(tmp_path):
-    write(tmp_path / "one", {}, {})
+    write(tmp_path / "one", [], {})
     with pytest.raises(CheckpointError, match="is there already"):
-        write(tmp_path / "one", {}, {})
+        write(tmp_path / "one", [], {})
 
 
 def test_names_and_rows_that_are_not_there(tmp_path):
-    write(tmp_path / "one", {"a": made(torch.float32, (10, 4))}, {})
+    write(tmp_path / "one", wholes(a=made(torch.float32, (10, 4))), {})
     found = Checkpoint.open(tmp_path / "one")
     with pytest.raises(CheckpointError, match="holds no tensor 'b'"):
         found.load("b")
-    with pytest.raises(CheckpointError, match=r"tensor 'a' has 10 rows; got \[5, 11\)"):
-        found.load("a", 5, 11)
+    with pytest.raises(CheckpointError, match=r"tensor 'a' has 10 rows and 4 columns; got rows \[5, 11\)"):
+        found.load("a", (5, 11))
 
 
 def test_a_disk_that_is_full_leaves_no_half(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(writing, "save_file", full)
-    with pytest.raises(CheckpointError, match="was not saved: No space left on device"):
-        write(tmp_path / "one", {"a": made(torch.float32, (10, 4))}, {})
+    monkeypatch.setattr(files.os, "fsync", full)
+    with pytest.raises(CheckpointError, match=r"was not saved: 00000-00000\.safetensors: No space left on device"):
+        write(tmp_path / "one", wholes(a=made(torch.float32, (10, 4))), {})
     assert not list(tmp_path.iterdir())
 
 
@@ -158,12 +164,13 @@ def test_killed_at_any_moment(tmp_path):
         "import sys, torch\n"
         "from pathlib import Path\n"
         "from rowwise.checkpoint import write as writing\n"
+        "from rowwise.checkpoint.parts import Part\n"
         "writing.PIECE_bytes = 1 << 12\n"
         "writing.FILE_bytes = 1 << 14\n"
         "folder = Path(sys.argv[1])\n"
         "print('ready', flush=True)\n"
         "for k in range(1000):\n"
-        "    writing.write(folder / str(k), {'t': torch.full((4000, 8), float(k))}, {'step': k})\n"
+        "    writing.write(folder / str(k), [Part.whole('t', torch.full((4000, 8), float(k)))], {'step': k})\n"
     )
     for delay in (0.0, 0.02, 0.05, 0.1):
         child = subprocess.Popen([sys.executable, "-c", script, str(tmp_path / str(delay))], stdout=subprocess.PIPE)
@@ -180,7 +187,7 @@ def test_killed_at_any_moment(tmp_path):
 
 
 def test_manifest_is_json_that_others_can_read(tmp_path):
-    manifest = write(tmp_path / "one", {"t": made(torch.float16, (3, 2)), "n": torch.tensor(5)}, {"step": 1})
+    manifest = write(tmp_path / "one", wholes(t=made(torch.float16, (3, 2)), n=torch.tensor(5)), {"step": 1})
     assert Manifest.read(tmp_path / "one") == manifest
     plain = json.loads((tmp_path / "one" / NAME).read_text())
     assert plain["tensors"]["t"]["shape"] == [3, 2]

@@ -1,15 +1,41 @@
-"""Reading a checkpoint: tensors by name, whole or some of their rows, every piece checked as it is read."""
+"""Reading a checkpoint: tensors by name, whole or any rectangle of them, every piece checked as it is read.
 
-from dataclasses import dataclass
+Only pieces that overlap what is wanted are read, and go straight to where they belong if they fit there as they are.
+Otherwise a few rows at a time: their columns are picked out, and what is stored in another row type goes through
+float32. Where the types are the same nothing is rounded. What was filled in before damage was met stays filled in.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from msgspec import structs
 from torch import Tensor
 
-from rowwise.checkpoint.manifest import Entry, Manifest, Piece
-from rowwise.checkpoint.write import checksum
+from rowwise.checkpoint.delta import as_stored, ids_dtype
+from rowwise.checkpoint.files import CHUNK_bytes, Head, as_bytes
+from rowwise.checkpoint.manifest import Entry, Ids, Manifest, Piece, Span, bands
+from rowwise.checkpoint.parts import Part
+from rowwise.checkpoint.reshard import Copy, overlaps, stored
 from rowwise.errors import CheckpointError
+from rowwise.ops.checksum import crc32
+from rowwise.ops.rowtype import pack, unpack
+from rowwise.spec import RowType, Value
+
+THREADS = 2  # checksums take longer than reading
+RUN_bytes = 64 << 20
+
+
+class Damage(Value, frozen=True):
+    """A piece that is not what was written."""
+
+    tensor: str
+    place: str  # which rows and columns
+    file: str
+    why: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +44,7 @@ class Checkpoint:
 
     folder: Path
     manifest: Manifest
+    _heads: dict[str, Head] = field(default_factory=dict, repr=False, compare=False)  # of the files read so far
 
     @classmethod
     def open(cls, folder: Path) -> "Checkpoint":
@@ -34,42 +61,206 @@ class Checkpoint:
             raise CheckpointError(f"{self.folder} holds no tensor {name!r}")
         return self.manifest.tensors[name]
 
-    def load(self, name: str, begin: int = 0, end: int | None = None) -> Tensor:
-        """A tensor, or its rows [begin, end); only the pieces that overlap them are read."""
+    def load(self, name: str, rows: Span | None = None, cols: Span | None = None) -> Tensor:
+        """A tensor, or some rows and columns of it, as it is stored."""
         entry = self.entry(name)
-        rows = entry.shape[0] if entry.shape else 1
-        end = rows if end is None else end
-        shape = (end - begin, *entry.shape[1:]) if entry.shape else (1,)
-        if not 0 <= begin <= end <= rows:
-            raise CheckpointError(f"{self.folder}: tensor {name!r} has {rows} rows; got [{begin}, {end})")
-        out = torch.empty(shape, dtype=getattr(torch, entry.dtype))
-        self.copy_into(out, name, begin)
+        rows, columns = rows or (0, entry.rows), cols or (0, entry.columns)
+        if not (0 <= rows[0] <= rows[1] <= entry.rows and 0 <= columns[0] <= columns[1] <= entry.columns):
+            what = f"{self.folder}: tensor {name!r} has {entry.rows} rows and {entry.columns} columns"
+            raise CheckpointError(f"{what}; got rows [{rows[0]}, {rows[1]}), columns [{columns[0]}, {columns[1]})")
+        plain = cols is None and entry.row_type is None
+        shape = entry.shape[1:] if plain else (entry.width(columns),)
+        make = torch.zeros if entry.row_type is RowType.INT8 else torch.empty  # codes are followed by what is not read
+        out = make((rows[1] - rows[0], *shape), dtype=getattr(torch, entry.dtype))
+        self.copy_into(out, name, rows, cols)
         return out if entry.shape else out.reshape(())
 
+    def copy_into(
+        self,
+        out: Tensor,
+        name: str,
+        rows: Span | None = None,
+        cols: Span | None = None,
+        row_type: RowType | None = None,
+    ) -> None:
+        """Fill `out` with rows and columns of a tensor; those of a table in another row type, if one is given."""
+        entry = self.entry(name)
+        group = entry.column_group if row_type in (None, entry.row_type) else None
+        rows, kind = rows or (0, entry.rows), row_type or entry.row_type
+        self.fill(
+            Part(
+                name=name, tensor=out if out.dim() else out.view(1), shape=entry.shape, rows=rows, cols=cols,
+                row_type=kind, column_group=group,
+            )
+        )  # fmt: skip
+
     @torch.no_grad()
-    def copy_into(self, out: Tensor, name: str, begin: int = 0) -> None:
-        """Fill `out` with the rows from `begin` on, a piece at a time: a large table needs little beside itself."""
-        out = out if out.dim() else out.view(1)
-        end = begin + len(out)
-        for piece in self.entry(name).pieces:
-            first, last = max(begin, piece.begin), min(end, piece.end)
-            if first < last:
-                found = self._read(name, piece)
-                out[first - begin : last - begin].copy_(found[first - piece.begin : last - piece.begin])
+    def fill(self, part: Part) -> None:
+        """Fill a part with what the checkpoint has there."""
+        entry, wanted = self.entry(part.name), part.entry
+        same = structs.replace(entry, pieces=()) == wanted
+        if entry.shape != wanted.shape or not (same or (entry.row_type and wanted.row_type)):
+            got, want = f"{entry.shape} of {entry.dtype}", f"{wanted.shape} of {wanted.dtype}"
+            raise CheckpointError(f"{self.folder}: {part.name}: got {got}, want {want}; start from it instead")
+        out = part.tensor
+        if not out.is_cpu or (out.dim() > 2 and not out.is_contiguous()):
+            out = torch.empty(out.shape, dtype=out.dtype)
+        flat = out.view(len(out), -1) if out.numel() else out
+        if same:
+            self._fill_same(flat, part)
+        elif wanted.row_type is RowType.INT8:
+            self._fill_int8(flat, part)
+        else:
+            self._fill_floats(flat, part)
+        if out is not part.tensor:
+            part.tensor.copy_(out)
+
+    def fill_all(self, parts: Iterable[Part]) -> None:
+        """Fill several parts, of which each place is in one."""
+        with ThreadPoolExecutor(THREADS) as pool:
+            for _ in pool.map(self.fill, [run for part in parts for run in self._runs(part)]):
+                pass
+
+    def _runs(self, part: Part) -> Iterator[Part]:
+        """A part in runs of rows that are worth a thread's while, cut where its pieces are."""
+        begin, end = part.rows
+        if part.name in self.manifest.tensors:
+            for cut in sorted({piece.rows[1] for piece in self.entry(part.name).pieces}):
+                if begin < cut < end and (cut - begin) * part.row_bytes >= RUN_bytes:
+                    yield part.cut(begin, cut)
+                    begin = cut
+        yield part.cut(begin, end)
 
     def verify(self) -> None:
-        """Read everything; raises for the first piece that is not what was written."""
-        for name in self.names():
-            self.load(name)
+        """Read everything; raises for all pieces that are not what was written."""
+        found = self.find_damage()
+        if found:
+            text = "; ".join(f"{bad.place} of tensor {bad.tensor!r}: {bad.why}" for bad in found)
+            raise CheckpointError(text)
 
-    def _read(self, name: str, piece: Piece) -> Tensor:
-        path = self.folder / piece.file
-        try:
-            with safe_open(path, "pt") as file:
-                found = file.get_tensor(piece.key)
-        except (OSError, SafetensorError) as error:
-            raise CheckpointError(f"{path} is missing or damaged: {error}; use another checkpoint") from None
-        if checksum(found) != piece.crc32:
-            what = f"rows {piece.begin} to {piece.end - 1} of tensor {name!r}"
-            raise CheckpointError(f"{path} is damaged: {what} do not match their checksum; use another checkpoint")
+    def find_damage(self, tell: Callable[[Entry, Piece], None] | None = None) -> list[Damage]:
+        """Every piece that is not what was written; `tell` hears of each that was read."""
+        found: list[Damage] = []
+        for name in self.names():
+            entry = self.entry(name)
+            for piece in entry.pieces:
+                try:
+                    self._ids(name, piece)
+                    for _ in self._stream(name, piece):
+                        pass
+                except CheckpointError as error:
+                    place = entry.place(piece.rows, entry.cols_of(piece))
+                    found.append(Damage(tensor=name, place=place, file=piece.file, why=str(error)))
+                if tell is not None:
+                    tell(entry, piece)
         return found
+
+    def _fill_same(self, flat: Tensor, part: Part) -> None:
+        """Bytes as they are."""
+        entry = self.entry(part.name)
+        cols = part.cols or (0, entry.columns)
+        for copy in overlaps(entry, part.rows, cols):
+            theirs = entry.cols_of(copy.piece)
+            rows = flat[slice(*copy.rows_to)]
+            plain = copy.piece.bits is None and copy.piece.ids is None
+            fits = cols == theirs and copy.rows_from == (0, copy.piece.rows[1] - copy.piece.rows[0])
+            if plain and fits and rows.is_contiguous():
+                for _ in self._stream(part.name, copy.piece, rows):
+                    pass
+                continue
+            spans_from = stored(entry, theirs[1] - theirs[0], copy.cols_from)
+            spans_to = stored(entry, cols[1] - cols[0], copy.cols_to)
+            for where, chunk in self._rows(part.name, copy):
+                for span_from, span_to in zip(spans_from, spans_to, strict=True):
+                    rows[where, slice(*span_to)] = chunk[:, slice(*span_from)]
+
+    def _fill_floats(self, flat: Tensor, part: Part) -> None:
+        """In any type but int8: rounded to the nearest."""
+        entry = self.entry(part.name)
+        assert entry.row_type is not None
+        for copy in overlaps(entry, part.rows, part.cols or (0, entry.columns)):
+            theirs = entry.cols_of(copy.piece)
+            rows = flat[slice(*copy.rows_to)]
+            for where, chunk in self._rows(part.name, copy):
+                weights = unpack(chunk, theirs[1] - theirs[0], entry.row_type, entry.column_group)
+                rows[where, slice(*copy.cols_to)] = weights[:, slice(*copy.cols_from)].to(rows.dtype)
+
+    def _fill_int8(self, flat: Tensor, part: Part) -> None:
+        """Rounded to codes: all columns of a group have to be there at once, whichever pieces they are in."""
+        entry, cols = self.entry(part.name), part.cols or (0, self.entry(part.name).columns)
+        # Between the cuts of those that have all of their rows; the others are read for each run of rows again.
+        found = [copy.rows_to for copy in overlaps(entry, part.rows, cols) if copy.piece.ids is None]
+        for begin, end, _ in bands(found):
+            rows = (part.rows[0] + begin, part.rows[0] + end)
+            weights = torch.empty(end - begin, cols[1] - cols[0])
+            self._fill_floats(weights, replace(part, tensor=weights, rows=rows))
+            flat[begin:end] = pack(weights, RowType.INT8, part.column_group)
+
+    def _rows(self, name: str, copy: Copy) -> Iterator[tuple[slice | Tensor, Tensor]]:
+        """A few rows of a piece at a time, as the tensor stores them, and which of those to copy to they are."""
+        (first, last), piece, entry = copy.rows_from, copy.piece, self.entry(name)
+        ids = self._ids(name, piece)
+        for at, chunk in self._stream(name, piece):
+            if ids is None:
+                begin, end = max(first, at), min(last, at + len(chunk))
+                where, chosen = slice(begin - first, end - first), slice(begin - at, end - at)
+            else:
+                near = ids[at : at + len(chunk)] - piece.rows[0]
+                begin, end = torch.searchsorted(near, torch.tensor([first, last])).tolist()
+                where, chosen = near[begin:end] - first, slice(begin, end)
+            if begin < end:
+                cols = entry.cols_of(piece)
+                yield where, as_stored(chunk[chosen], entry, piece.bits, cols[1] - cols[0])
+
+    def _ids(self, name: str, piece: Piece) -> Tensor | None:
+        """The numbers of the rows of a piece that has some only."""
+        if piece.ids is None:
+            return None
+        out = torch.empty(piece.ids.count, 1, dtype=ids_dtype(self.entry(name)))
+        for _ in self._read(name, piece, piece.ids, out):
+            pass
+        return out.flatten()
+
+    def _stream(self, name: str, piece: Piece, out: Tensor | None = None) -> Iterator[tuple[int, Tensor]]:
+        """Read a piece, a few rows at a time, into `out` or a buffer; at the end its checksum has to be right."""
+        entry = self.entry(name)
+        dtype = torch.uint8 if piece.bits else getattr(torch, entry.dtype)
+        width = entry.width_of(piece)
+        step = max(1, CHUNK_bytes // max(1, width * dtype.itemsize))
+        out = torch.empty(min(step, piece.count), width, dtype=dtype) if out is None else out
+        yield from self._read(name, piece, piece, out)
+
+    def _read(self, name: str, piece: Piece, run: Piece | Ids, out: Tensor) -> Iterator[tuple[int, Tensor]]:
+        """Read what is under a key into `out`, all at once or, if it has fewer rows, as many at a time."""
+        entry, path = self.entry(name), self.folder / piece.file
+        step = min(len(out), max(1, CHUNK_bytes // max(1, out[:1].numel() * out.element_size()))) or 1
+        sum32, place = 0, self._head(piece.file).places[run.key]
+        try:
+            with path.open("rb", buffering=0) as file:
+                file.seek(place.begin)
+                for at in range(0, run.count, step):
+                    rows = min(step, run.count - at)
+                    chunk = out[at : at + rows] if len(out) == run.count else out[:rows]
+                    bytes_N = as_bytes(chunk)
+                    _read_into(file.fileno(), bytes_N.numpy().data)
+                    sum32 = crc32(bytes_N, sum32)
+                    yield at, chunk
+        except OSError as error:
+            raise CheckpointError(f"{path} is missing or damaged: {error.strerror}; use another checkpoint") from None
+        if sum32 != run.crc32:
+            what = f"{entry.place(piece.rows, entry.cols_of(piece))} of tensor {name!r}"
+            raise CheckpointError(f"{path} is damaged: {what} do not match their checksum; use another checkpoint")
+
+    def _head(self, file: str) -> Head:
+        if file not in self._heads:
+            self._heads[file] = Head.read(self.folder / file, self.manifest.files[file])
+        return self._heads[file]
+
+
+def _read_into(handle: int, memory: memoryview) -> None:
+    at = 0
+    while at < len(memory):
+        count = os.readv(handle, [memory[at:]])
+        if not count:
+            raise OSError(5, "it is cut short")
+        at += count

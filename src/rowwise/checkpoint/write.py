@@ -1,119 +1,254 @@
-"""Writing a checkpoint: everything into a folder under another name, which then gets its own in one step.
+"""Writing a checkpoint: all ranks into one folder under another name, which then gets its own in one step.
 
-A kill at any moment leaves the former checkpoints as they were and at most a folder ending in `.part`, which the next
-write removes. Memory: one piece at a time is copied, so a large table needs little beside itself.
+[Note: One checkpoint]
+All ranks call `write` alike, with what each has. Rank 0 makes the folder `<name>.part`; each rank writes files of its
+own into it and makes sure that they are on the disk; then all tell each other how it went. Rank 0 is sent what is in
+the files, writes the manifest and renames the folder, and all leave once they have heard of it. A kill at any moment
+leaves the former checkpoints as they were, and at most a folder ending in `.part`, which the next write removes. Files
+of a checkpoint that it builds on are linked into the folder by rank 0, see `delta`.
+Trouble of one rank, such as a full disk, is the same error on all of them. The folder is one that all ranks see.
 """
 
 import os
 import shutil
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
 import torch
 from msgspec import structs
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
-from rowwise.checkpoint.manifest import FORMAT, NAME, Entry, Manifest, Piece
+from rowwise.checkpoint.assign import deal
+from rowwise.checkpoint.delta import encode
+from rowwise.checkpoint.files import sync, write_bytes, write_file
+from rowwise.checkpoint.manifest import FORMAT, NAME, Entry, File, Ids, Manifest, Piece
+from rowwise.checkpoint.parts import Part
+from rowwise.checkpoint.read import Checkpoint
+from rowwise.comm.seam import Comm
+from rowwise.comm.solo import solo
 from rowwise.errors import CheckpointError
+from rowwise.spec import Value
 
-PIECE_bytes = 64 << 20
-FILE_bytes = 512 << 20
+PIECE_bytes = 32 << 20
+FILE_bytes = 256 << 20
+SHORT_bytes = 16 << 20  # no two files where one of this size does
+THREADS = 2  # one waits for the disk, or adds up a checksum, while the other writes
 PART = ".part"
+T = TypeVar("T")
 
 
-def write(folder: Path, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> Manifest:
-    """Save the tensors, and `data` beside them in the manifest; the folder must not exist."""
-    if folder.exists():
-        raise CheckpointError(f"{folder} is there already; save under another name")
-    part = folder.with_name(folder.name + PART)
-    shutil.rmtree(part, ignore_errors=True)
+class Share(Value, frozen=True):
+    """What one rank has written."""
+
+    files: dict[str, File]
+    tensors: dict[str, Entry]
+
+
+def write(
+    folder: Path,
+    parts: Sequence[Part],
+    data: Mapping[str, Any],
+    comm: Comm | None = None,
+    base: Checkpoint | None = None,
+) -> Manifest:
+    """Save the parts of all ranks, and rank 0's `data` beside them in the manifest; the folder must not exist.
+
+    `base`: an earlier checkpoint, on top of which parts with `ids` are read.
+    """
+    comm = comm or solo()
+    part, first = folder.with_name(folder.name + PART), comm.rank == 0
+    failed = f"{folder} was not saved"
+    together(comm, failed, lambda: _begin(folder, part) if first else None)
     try:
-        part.mkdir(parents=True)
-        writer = _Writer(part)
-        entries = {name: writer.add(name, tensor) for name, tensor in tensors.items()}
-        writer.flush()
-        manifest = Manifest(format=FORMAT, tensors=entries, data=dict(data))
-        _write_bytes(part / NAME, manifest.to_json())
-        _sync(part)
-        part.rename(folder)
-        _sync(folder.parent)
-    except (OSError, SafetensorError) as error:  # the latter is what a full disk is to safetensors
-        shutil.rmtree(part, ignore_errors=True)
-        why = getattr(error, "strerror", None) or error
-        raise CheckpointError(f"{folder} was not saved: {why}; former ones are as they were") from error
-    return manifest
+        own = own_parts(parts, comm)
+        # Names that the files of an earlier checkpoint do not have.
+        prefix = f"{comm.rank:05}" if base is None else f"{folder.name}.{comm.rank:05}"
+        share = together(comm, failed, lambda: write_share(part, own, prefix))
+        shares = _gather(comm, msgspec.json.encode(share))
+        together(comm, failed, lambda: _finish(folder, shares, data, base) if first else None)
+    except CheckpointError:  # on all ranks
+        if first:
+            shutil.rmtree(part, ignore_errors=True)
+        tell(comm, b"")
+        raise
+    return Manifest.read(folder)
 
 
 def write_data(folder: Path, data: Mapping[str, Any]) -> None:
     """Replace the data of a checkpoint, in one step; its tensors stay."""
     part = folder / f"{NAME}{PART}"
     try:
-        _write_bytes(part, structs.replace(Manifest.read(folder), data=dict(data)).to_json())
+        write_bytes(part, structs.replace(Manifest.read(folder), data=dict(data)).to_json())
         part.replace(folder / NAME)
-        _sync(folder)
+        sync(folder)
     except OSError as error:
         raise CheckpointError(f"{folder} stays as it was: {error.strerror or error}") from error
 
 
-class _Writer:
-    """Fills one file after the other."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.number = 0
-        self.waiting: dict[str, Tensor] = {}
-        self.size = 0
-
-    def add(self, name: str, tensor: Tensor) -> Entry:
-        """Take a tensor, in pieces of whole rows."""
-        rows = tensor.detach().reshape(tensor.shape or (1,))
-        step = max(1, PIECE_bytes // max(1, rows[:1].numel() * rows.element_size())) if len(rows) else 1
-        pieces = [self._piece(name, rows, k, min(k + step, len(rows))) for k in range(0, len(rows), step)]
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        return Entry(dtype=dtype, shape=tuple(tensor.shape), pieces=tuple(pieces))
-
-    def _piece(self, name: str, rows: Tensor, begin: int, end: int) -> Piece:
-        # A copy: the tensor may change before its file is full, and views would be written whole.
-        piece = rows[begin:end].cpu().contiguous().clone()
-        key = f"{name}@{begin}"
-        self.waiting[key] = piece
-        self.size += piece.numel() * piece.element_size()
-        found = Piece(begin=begin, end=end, file=self._file(), key=key, crc32=checksum(piece))
-        if self.size >= FILE_bytes:
-            self.flush()
-        return found
-
-    def _file(self) -> str:
-        return f"{self.number:05}.safetensors"
-
-    def flush(self) -> None:
-        """Write the file that is being filled."""
-        if self.waiting:
-            path = self.folder / self._file()
-            save_file(self.waiting, path)
-            _sync(path)
-            self.waiting.clear()
-            self.number, self.size = self.number + 1, 0
+def own_parts(parts: Sequence[Part], comm: Comm) -> list[Part]:
+    """What this rank writes: its own parts, and its share of those that all have; called by all ranks."""
+    shared = [part for part in parts if part.shared]
+    own = [part for part in parts if not part.shared]
+    listed = [(part.name, part.shape, str(part.tensor.dtype)) for part in shared]
+    mine = torch.tensor([sum(part.size_bytes for part in own), zlib.crc32(repr(listed).encode())])
+    told_W2 = comm.all_gather(mine, [2] * len(comm.ranks), "checkpoint").wait().view(-1, 2).tolist()
+    for rank, (_, crc32) in zip(comm.ranks, told_W2, strict=True):
+        if crc32 != told_W2[0][1]:
+            want = "want the same tensors in the same order, or Part.whole(..., shared=False) on one rank"
+            raise CheckpointError(f"ranks {comm.ranks[0]} and {rank} do not share the same tensors: {want}")
+    cuts = deal([(len(part.tensor), part.row_bytes) for part in shared], [load for load, _ in told_W2])
+    for part, dealt in zip(shared, cuts, strict=True):
+        own += [part.cut(begin, end) for rank, begin, end in dealt if rank == comm.rank]
+    places = {part.name: place for place, part in reversed(list(enumerate(parts)))}
+    return sorted(own, key=lambda part: places[part.name])  # the order in which they were listed
 
 
-def checksum(piece: Tensor) -> int:
-    """CRC-32 of a contiguous tensor's bytes."""
-    return zlib.crc32(piece.reshape(-1).view(torch.uint8).numpy().data)
+def write_share(folder: Path, parts: Sequence[Part], prefix: str) -> Share:
+    """Write parts into files of this rank's own, whose names begin so."""
+    pieces = [piece for part in parts for piece in part.split(PIECE_bytes)]
+    # Wider types first: see Head.
+    order = sorted(range(len(pieces)), key=lambda k: -pieces[k].tensor.element_size())
+    chosen = [[pieces[k] for k in some] for some in _fill_files(order, [piece.size_bytes for piece in pieces])]
+    names = [f"{prefix}-{number:05}.safetensors" for number in range(len(chosen))]
+    with ThreadPoolExecutor(THREADS) as pool:
+        written = list(pool.map(_write_file, [folder / name for name in names], chosen))
+    done = {id(part): piece for _, found in written for part, piece in found}
+    of: dict[str, list[Piece]] = {part.name: [] for part in parts}
+    for part in pieces:
+        of[part.name].append(done[id(part)])
+    tensors = {part.name: structs.replace(part.entry, pieces=tuple(of[part.name])) for part in parts}
+    return Share(files={name: file for name, (file, _) in zip(names, written, strict=True)}, tensors=tensors)
 
 
-def _write_bytes(path: Path, content: bytes) -> None:
-    path.write_bytes(content)
-    _sync(path)
+def merge(shares: Iterable[Share]) -> tuple[dict[str, File], dict[str, Entry]]:
+    """What all ranks have written, as one; the order of pieces does not depend on who wrote them."""
+    files: dict[str, File] = {}
+    found: dict[str, Entry] = {}
+    pieces: dict[str, list[Piece]] = {}
+    for share in shares:
+        files |= share.files
+        for name, entry in share.tensors.items():
+            bare = structs.replace(entry, pieces=())
+            if found.setdefault(name, bare) != bare:
+                raise CheckpointError(f"tensor {name!r} is {found[name]} on one rank and {bare} on another")
+            pieces.setdefault(name, []).extend(entry.pieces)
+    ordered = {name: sorted(some, key=lambda piece: (piece.rows, piece.cols or ())) for name, some in pieces.items()}
+    return files, {name: structs.replace(entry, pieces=tuple(ordered[name])) for name, entry in found.items()}
 
 
-def _sync(path: Path) -> None:
-    """Make sure it is on the disk before what refers to it is."""
-    handle = os.open(path, os.O_RDONLY)
+def on_top_of(base: Checkpoint, tensors: Mapping[str, Entry]) -> dict[str, Entry]:
+    """What changed, and before it the pieces that it changes."""
+    found: dict[str, Entry] = {}
+    for name, entry in tensors.items():
+        whole = any(piece.ids is None for piece in entry.pieces)
+        found[name] = entry if whole else structs.replace(entry, pieces=base.entry(name).pieces + entry.pieces)
+    return found
+
+
+def together(comm: Comm, failed: str, action: Callable[[], T]) -> T:
+    """Do something on each rank; where it fails on one, all raise the same error, which begins with `failed`."""
+    found: list[T] = []
+    trouble = ""
     try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        found.append(action())
+    except OSError as error:
+        trouble = str(error if isinstance(error, CheckpointError) else error.strerror or error)
+    said_W = [text.decode() for text in tell(comm, trouble.encode())]
+    if any(said_W):
+        alone = len(said_W) == 1
+        said = [text if alone else f"rank {r}: {text}" for r, text in zip(comm.ranks, said_W, strict=True) if text]
+        raise CheckpointError(f"{failed}: {'; '.join(said)}; former ones are as they were")
+    return found[0]
+
+
+def tell(comm: Comm, text: bytes) -> list[bytes]:
+    """What each rank says, heard by all."""
+    world = len(comm.ranks)
+    sizes_W = comm.all_gather(torch.tensor([len(text)]), [1] * world, "checkpoint").wait().tolist()
+    if not any(sizes_W):
+        return [b""] * world
+    said = comm.all_gather(_tensor(text), sizes_W, "checkpoint").wait()
+    return [bytes(run.numpy()) for run in said.split(sizes_W)]
+
+
+def _begin(folder: Path, part: Path) -> None:
+    if folder.exists():
+        raise CheckpointError("it is there already; save under another name")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+
+
+def _finish(folder: Path, shares: Sequence[bytes], data: Mapping[str, Any], base: Checkpoint | None) -> None:
+    part = folder.with_name(folder.name + PART)
+    files, tensors = merge(msgspec.json.decode(share, type=Share) for share in shares)
+    chain_bytes = (sum(file.size_bytes for file in files.values()),)
+    if base is not None:
+        tensors, chain_bytes = on_top_of(base, tensors), base.manifest.chain_bytes + chain_bytes
+        for name in {piece.file for entry in tensors.values() for piece in entry.pieces} - files.keys():
+            os.link(base.folder / name, part / name)
+            files[name] = base.manifest.files[name]
+    manifest = Manifest(format=FORMAT, data=dict(data), files=files, tensors=tensors, chain_bytes=chain_bytes)
+    manifest.check(NAME)
+    write_bytes(part / NAME, manifest.to_json())
+    sync(part)
+    part.rename(folder)
+    sync(folder.parent)
+
+
+def _gather(comm: Comm, content: bytes) -> list[bytes]:
+    """What each rank has for rank 0; nothing on the others."""
+    world = len(comm.ranks)
+    sizes_W = comm.all_gather(torch.tensor([len(content)]), [1] * world, "checkpoint").wait().tolist()
+    receives_W = sizes_W if comm.rank == 0 else [0] * world
+    came = comm.all_to_all(_tensor(content), [len(content)] + [0] * (world - 1), receives_W, "checkpoint").wait()
+    return [bytes(run.numpy()) for run in came.split(receives_W)]
+
+
+def _tensor(content: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else torch.empty(0, dtype=torch.uint8)
+
+
+def _write_file(path: Path, parts: Sequence[Part]) -> tuple[File, list[tuple[Part, Piece]]]:
+    tensors = {_key(part): encode(part) for part in parts}
+    tensors |= {_ids_key(part): part.ids for part in parts if part.ids is not None}
+    ordered = sorted(tensors.items(), key=lambda item: -item[1].element_size())  # wider types first: see Head
+    try:
+        file, sums = write_file(path, ordered)
+    except OSError as error:
+        raise CheckpointError(f"{path.name}: {error.strerror or error}") from error
+    crc32s = {key: crc32 for (key, _), crc32 in zip(ordered, sums, strict=True)}
+    return file, [(part, _piece(part, path.name, crc32s)) for part in parts]
+
+
+def _piece(part: Part, file: str, crc32s: Mapping[str, int]) -> Piece:
+    key, ids = _key(part), None
+    if part.ids is not None:
+        ids = Ids(count=len(part.ids), key=_ids_key(part), crc32=crc32s[_ids_key(part)])
+    return Piece(rows=part.rows, cols=part.cols, file=file, key=key, crc32=crc32s[key], bits=part.bits, ids=ids)
+
+
+def _fill_files(order: Iterable[int], sizes: Sequence[int]) -> list[list[int]]:
+    """Which pieces go into which file."""
+    found: list[list[int]] = []
+    limit = min(FILE_bytes, max(SHORT_bytes, -(-sum(sizes) // THREADS)))
+    held_bytes = limit
+    for k in order:
+        if held_bytes >= limit:
+            found.append([])
+            held_bytes = 0
+        found[-1].append(k)
+        held_bytes += sizes[k]
+    return found
+
+
+def _ids_key(part: Part) -> str:
+    return f"{_key(part)} ids"
+
+
+def _key(part: Part) -> str:
+    where = f"{part.rows[0]}:{part.rows[1]}" + ("" if part.cols is None else f", {part.cols[0]}:{part.cols[1]}")
+    return f"{part.name}[{where}]"

@@ -1,0 +1,58 @@
+"""A file or folder that appears under its name when it is whole, and else not at all.
+
+Its own file because whatever is written from a checkpoint ends so. A kill leaves at most something whose name ends in
+`.part`, which nothing reads and the next attempt removes.
+"""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rowwise.checkpoint.files import sync
+from rowwise.checkpoint.write import PART
+from rowwise.errors import CheckpointError
+
+
+@contextmanager
+def appearing(out: Path) -> Iterator[Path]:
+    """Gives a path at which nothing is, to write at; what is there at the end becomes `out`."""
+    if out.exists():
+        raise CheckpointError(f"{out} is there already; give another name")
+    part = out.with_name(out.name + PART)
+    _remove(part)
+    done = False
+    try:
+        part.parent.mkdir(parents=True, exist_ok=True)
+        yield part
+        for path in (*(part.rglob("*") if part.is_dir() else ()), part):
+            sync(path)
+        part.rename(out)
+        sync(out.parent)
+        done = True
+    except OSError as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f"{out} was not written: {error.strerror or error}") from error
+    finally:
+        if not done:
+            _remove(part)
+
+
+@contextmanager
+def beside(out: Path) -> Iterator[Path]:
+    """A folder next to `out` for what is needed only while that is written."""
+    place = out.with_name(f".{out.name}.rows{PART}")
+    _remove(place)
+    place.mkdir(parents=True)
+    try:
+        yield place
+    finally:
+        _remove(place)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,81 @@
+"""Whether checkpoints are what was written: every byte of them is read, and every piece that is not so is named."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rowwise.checkpoint.manifest import NAME, Entry, Piece
+from rowwise.checkpoint.named import STEP, checkpoints_of
+from rowwise.checkpoint.read import Checkpoint, Damage
+from rowwise.checkpoint.windows import Tell, piece_bytes
+from rowwise.errors import CheckpointError
+from rowwise.spec import Value
+
+
+class Checked(Value, frozen=True):
+    """A checkpoint that was read whole."""
+
+    name: str
+    damage: tuple[Damage, ...] = ()
+
+
+class Verdict(Value, frozen=True):
+    """What came of it."""
+
+    checked: tuple[Checked, ...]
+    whole: str | None  # the newest checkpoint without damage, no newer than what was asked for
+
+    @property
+    def good(self) -> bool:
+        """Whether nothing was found."""
+        return not any(one.damage for one in self.checked)
+
+
+def verify(path: Path, tell: Tell | None = None) -> Verdict:
+    """Read a checkpoint, or all of a run.
+
+    Where a checkpoint of a run is damaged, older ones are read as well, until one is whole.
+    """
+    found = checkpoints_of(path)
+    if not found:
+        raise CheckpointError(f"{path}: no checkpoint was written yet")
+    checked = [check(one, tell) for one in found]
+    whole = _first_whole(checked)
+    if whole is None and found == [path]:
+        for older in _older(path):
+            checked.append(check(older, tell))
+            whole = _first_whole(checked[-1:])
+            if whole is not None:
+                break
+    return Verdict(checked=tuple(checked), whole=whole)
+
+
+def check(folder: Path, tell: Tell | None = None) -> Checked:
+    """Read one checkpoint."""
+    try:
+        checkpoint = Checkpoint.open(folder)
+    except CheckpointError as error:
+        return Checked(name=folder.name, damage=(Damage(tensor="", place="", file=NAME, why=str(error)),))
+    entries = checkpoint.manifest.tensors.values()
+    total, done = sum(piece_bytes(entry, piece) for entry in entries for piece in entry.pieces), 0
+
+    def count(entry: Entry, piece: Piece) -> None:
+        nonlocal done
+        done += piece_bytes(entry, piece)
+        if tell is not None:
+            tell(done, total)
+
+    return Checked(name=folder.name, damage=tuple(checkpoint.find_damage(count)))
+
+
+def _first_whole(checked: Sequence[Checked]) -> str | None:
+    return next((one.name for one in checked if not one.damage and STEP.fullmatch(one.name)), None)
+
+
+def _older(path: Path) -> list[Path]:
+    """Checkpoints of the same run that were written before."""
+    path = path.resolve()
+    try:
+        found = checkpoints_of(path.parent)
+    except CheckpointError:  # it stands alone
+        return []
+    return found[found.index(path) + 1 :] if path in found and STEP.fullmatch(path.name) else []

@@ -1,0 +1,94 @@
+"""What makes a checkpoint smaller: only the rows that changed since the one before, and rows in fewer bits.
+
+Its own file because only this knows how a part becomes a piece that is not simply its memory, and back. An increment
+is a whole checkpoint to whoever reads it: its folder has the files of the one before, too, as hard links, and its
+manifest lists their pieces, then its own. It restores what a full one would, to the bit. Only weights are rounded; the
+optimizer's state is exact always, see `ops/quantise`. Gives up: the space of rows that were replaced, until the next
+full one; memory for the rows that changed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from msgspec import structs
+from torch import Tensor
+
+from rowwise.checkpoint.manifest import Entry, Manifest
+from rowwise.checkpoint.parts import Part
+from rowwise.errors import CheckpointError, StateError
+from rowwise.ops.quantise import dequantise, quantise
+from rowwise.ops.rowtype import pack, unpack
+from rowwise.spec import Bits, RowType, quantised_bytes
+
+
+def rounded(parts: Sequence[Part], bits: Bits | None) -> list[Part]:
+    """With weights to be written in so many bits, where that is fewer than their row type has."""
+
+    def is_wider(part: Part) -> bool:
+        return part.row_type is not None and (part.row_type is not RowType.INT8 or bits == 4)
+
+    return [replace(part, bits=bits) if is_wider(part) else part for part in parts]
+
+
+def increment(parts: Sequence[Part]) -> list[Part]:
+    """Copies of the rows that changed; what nobody keeps marks of whole."""
+    return [_changed(part) for part in parts]
+
+
+def builds_on(parts: Sequence[Part], base: Manifest) -> bool:
+    """Whether what changed of these parts can be read on top of an earlier checkpoint."""
+    bare = {name: structs.replace(entry, pieces=()) for name, entry in base.tensors.items()}
+    return all(part.touched is None or bare.get(part.name) == part.entry for part in parts)
+
+
+def stored_bytes(parts: Sequence[Part], *, changed: bool) -> int:
+    """What writing the parts takes, or the rows of them that changed."""
+    return sum(_stored_bytes(part, changed=changed) for part in parts)
+
+
+def encode(part: Part) -> Tensor:
+    """What is written of a part."""
+    if part.bits is None:
+        return part.tensor
+    assert part.row_type is not None
+    weights = unpack(part.tensor, part.columns, part.row_type, part.column_group)
+    try:
+        return quantise(weights, part.bits, f"{part.name!r}", range(*part.rows) if part.ids is None else part.ids)
+    except StateError as error:
+        raise CheckpointError(str(error)) from None
+
+
+def as_stored(chunk: Tensor, entry: Entry, bits: Bits | None, columns: int) -> Tensor:
+    """Rows that were written with so many bits, as their table stores them."""
+    if bits is None:
+        return chunk
+    assert entry.row_type is not None
+    return pack(dequantise(chunk, columns, bits), entry.row_type, entry.column_group)
+
+
+def ids_dtype(entry: Entry) -> torch.dtype:
+    """Of the numbers of its rows."""
+    return torch.int32 if entry.rows < 1 << 31 else torch.int64
+
+
+def clear(parts: Sequence[Part]) -> None:
+    """All rows are saved as they are."""
+    for part in parts:
+        if part.touched is not None:
+            part.touched.zero_()
+
+
+def _changed(part: Part) -> Part:
+    if part.touched is None:
+        return part
+    chosen = part.touched.nonzero().flatten()
+    ids = (chosen + part.rows[0]).to(ids_dtype(part.entry))
+    return replace(part, tensor=part.tensor[chosen], ids=ids.cpu(), touched=None)
+
+
+def _stored_bytes(part: Part, *, changed: bool) -> int:
+    row_bytes = part.row_bytes if part.bits is None else quantised_bytes(part.columns, part.bits)
+    if part.touched is None or not changed:
+        return len(part.tensor) * row_bytes
+    return int(part.touched.count_nonzero()) * (row_bytes + ids_dtype(part.entry).itemsize)

@@ -1,0 +1,139 @@
+"""What differs between two checkpoints: which tensors, in how many rows and by how much; and the data beside them.
+
+Reads both a bit at a time. Rows of one type are compared as they are stored, of different types as float32. Gives up:
+times (keys in `_s`), which differ between any two runs.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from rowwise.checkpoint.manifest import Entry, Span
+from rowwise.checkpoint.read import Checkpoint
+from rowwise.checkpoint.windows import Tell, windows
+from rowwise.ops.rowtype import unpack
+from rowwise.spec import Value
+
+Kind = Literal["only in the first", "only in the second", "shape", "type", "values"]
+
+
+class Difference(Value, frozen=True):
+    """A tensor that is not the same in both."""
+
+    name: str
+    kind: Kind
+    first: str = ""  # its shape or type there
+    second: str = ""
+    rows: int | None = None  # that differ; None: cannot be compared
+    of_rows: int | None = None
+    largest: float | None = None  # difference of two numbers; not a number where only one of them is one
+
+
+class Differences(Value, frozen=True):
+    """All that is not the same."""
+
+    equal: int  # tensors that are, bit for bit
+    tensors: tuple[Difference, ...]
+    data: dict[str, tuple[Any, Any]]  # what stands in the manifests, by where
+
+    @property
+    def any(self) -> bool:
+        """Whether anything is not the same."""
+        return bool(self.tensors or self.data)
+
+
+class _Unequal(NamedTuple):
+    rows: int
+    largest: float
+
+
+def diff(first: Checkpoint, second: Checkpoint, tell: Tell | None = None) -> Differences:
+    """Compare all tensors, and what the manifests hold beside them."""
+    a, b = first.manifest.tensors, second.manifest.tensors
+    found: list[Difference] = [Difference(name=name, kind="only in the first") for name in a if name not in b]
+    found += [Difference(name=name, kind="only in the second") for name in b if name not in a]
+    both = [name for name in a if name in b]
+    total, done, equal = sum(a[name].rows * a[name].columns for name in both), 0, 0
+    for name in both:
+        one = _compare(first, second, name)
+        equal += one is None
+        found += [] if one is None else [one]
+        done += a[name].rows * a[name].columns
+        if tell is not None:
+            tell(done, total)
+    return Differences(equal=equal, tensors=tuple(found), data=_data(first.manifest.data, second.manifest.data))
+
+
+def _compare(first: Checkpoint, second: Checkpoint, name: str) -> Difference | None:
+    a, b = first.entry(name), second.entry(name)
+    if a.shape != b.shape:
+        return Difference(name=name, kind="shape", first=str(a.shape), second=str(b.shape))
+    types = (a.dtype, a.row_type, a.column_group), (b.dtype, b.row_type, b.column_group)
+    here, there = (_type(entry) for entry in (a, b))
+    if types[0] != types[1] and not (a.row_type and b.row_type):
+        return Difference(name=name, kind="type", first=here, second=there)
+    rows, largest = 0, 0.0
+    for span in windows(a, b):
+        found = _unequal(_window(first, name, span), _window(second, name, span), types[0] == types[1])
+        rows += found.rows
+        largest = math.nan if math.isnan(found.largest) else max(largest, found.largest)
+    if types[0] != types[1]:
+        return Difference(name=name, kind="type", first=here, second=there, rows=rows, of_rows=a.rows, largest=largest)
+    return Difference(name=name, kind="values", rows=rows, of_rows=a.rows, largest=largest) if rows else None
+
+
+class _Window(NamedTuple):
+    stored: Tensor
+    numbers: Tensor  # float32 of rows of tables
+
+
+def _window(checkpoint: Checkpoint, name: str, rows: Span) -> _Window:
+    entry = checkpoint.entry(name)
+    if not entry.shape:
+        stored = checkpoint.load(name).view(1)
+        return _Window(stored, stored)
+    stored = checkpoint.load(name, rows)
+    if entry.row_type is None:
+        return _Window(stored, stored)
+    return _Window(stored, unpack(stored, entry.columns, entry.row_type, entry.column_group))
+
+
+def _unequal(a: _Window, b: _Window, same_type: bool) -> _Unequal:
+    """How many rows differ, and the largest difference of two numbers."""
+    x, y = (_bits(one.stored if same_type else one.numbers) for one in (a, b))
+    differ_N = (x != y).any(1) if x.numel() else torch.zeros(len(x), dtype=torch.bool)
+    if not bool(differ_N.any()):
+        return _Unequal(0, 0.0)
+    u, v = (one.numbers.reshape(len(one.numbers), -1)[differ_N].double() for one in (a, b))
+    gap = (u - v).abs()
+    gap[(u == v) | (u.isnan() & v.isnan())] = 0.0  # also where both are infinite
+    return _Unequal(int(differ_N.sum()), gap.max().item() if gap.numel() else 0.0)
+
+
+def _bits(x: Tensor) -> Tensor:
+    return x.reshape(len(x), -1).contiguous().view(torch.uint8)
+
+
+def _type(entry: Entry) -> str:
+    if entry.row_type is None:
+        return entry.dtype
+    group = f" in groups of {entry.column_group}" if entry.column_group else ""
+    return f"{entry.row_type} rows{group}"
+
+
+def _data(a: dict[str, Any], b: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    mine, theirs = dict(_flat(a)), dict(_flat(b))
+    keys = [key for key in dict.fromkeys([*mine, *theirs]) if not key.endswith("_s")]
+    return {key: (mine.get(key), theirs.get(key)) for key in keys if mine.get(key) != theirs.get(key)}
+
+
+def _flat(value: Any, at: str = "") -> Iterator[tuple[str, Any]]:
+    """What stands where, one by one; short lists whole."""
+    if isinstance(value, dict) and value:
+        for key, inside in value.items():
+            yield from _flat(inside, f"{at}.{key}" if at else str(key))
+    else:
+        yield at, value

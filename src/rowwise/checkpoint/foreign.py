@@ -1,0 +1,141 @@
+"""Weights of other programs as a checkpoint: which of their tensors are which of ours, by name; then all is copied.
+
+Its own file because what is matched is shown before anything is written, and users may match by hand. TorchRec's names
+of tables are known; of nn.EmbeddingBag and others a `--map` says which is which. Gives up: optimizer state, which every
+program lays out its own way.
+"""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from rowwise.checkpoint.manifest import Entry, Manifest
+from rowwise.checkpoint.named import nearest
+from rowwise.checkpoint.parts import Part
+from rowwise.checkpoint.source import KINDS, Outline, Source, open_safetensors, open_torch
+from rowwise.checkpoint.stream import described, write_streamed
+from rowwise.checkpoint.windows import Tell, cut_rows
+from rowwise.errors import CheckpointError, SpecError
+from rowwise.ops.rowtype import DTYPES
+from rowwise.spec import RowType, Table, Value
+
+TORCHREC = re.compile(r"(?:.*\.)?(?:embedding_bags|embeddings)\.([^.]+)\.weight")
+TABLE = "table:"
+TYPES = {
+    torch.float32: RowType.FP32,
+    torch.float64: RowType.FP32,
+    torch.float16: RowType.FP16,
+    torch.bfloat16: RowType.BF16,
+}
+
+
+class Matched(Value, frozen=True):
+    """A tensor that is taken over."""
+
+    source: str
+    target: str  # in the checkpoint
+    shape: tuple[int, ...]
+    kind: str  # of its numbers there
+    table: str | None = None
+
+
+class Match(Value, frozen=True):
+    """What is taken over, and what is not."""
+
+    taken: tuple[Matched, ...]
+    left: tuple[str, ...]
+
+
+def open_source(path: Path) -> Source:
+    """A file or folder of another program, by its kind."""
+    if not path.exists():
+        raise CheckpointError(f"{path}: no such file; {KINDS}")
+    if path.is_dir():
+        from rowwise.checkpoint.dcp import open_dcp  # which loads torch.distributed
+
+        return open_dcp(path)
+    return open_safetensors(path) if path.suffix == ".safetensors" else open_torch(path)
+
+
+def match(source: Source, maps: Sequence[str] = (), path: str = "embeddings") -> Match:
+    """Which tensors are which, by TorchRec's names of tables, and by maps, which come first.
+
+    Args:
+        source: what there is.
+        maps: OLD=NEW; NEW is `table:<name>`, or a name as in the model's state dict. A `*` stands for anything.
+        path: of the module that will hold the tables.
+    """
+    wanted = _by_maps(source, maps)
+    for name in source.tensors:
+        found = TORCHREC.fullmatch(name)
+        if found and name not in wanted:
+            wanted[name] = TABLE + found[1]
+    taken = [_matched(name, source.tensors[name], wanted[name], path) for name in source.tensors if name in wanted]
+    by_target: dict[str, str] = {}
+    for one in taken:
+        other = by_target.setdefault(one.target, one.source)
+        if other != one.source:
+            want = "map one of them to another name"
+            raise CheckpointError(f"{source.place}: {other!r} and {one.source!r} are both {one.target!r}: {want}")
+    if not taken:
+        names = ", ".join(list(source.tensors)[:8])
+        how = f"say which tensors are tables: --map OLD={TABLE}NAME; there are {names}"
+        raise CheckpointError(f"{source.place}: no tensor is called as TorchRec calls tables; {how}")
+    return Match(taken=tuple(taken), left=tuple(name for name in source.tensors if name not in wanted))
+
+
+def import_matched(source: Source, found: Match, folder: Path, tell: Tell | None = None) -> Manifest:
+    """Write a checkpoint of what was matched, from which training can start; the folder must not exist."""
+    names = {one.target: one.source for one in found.taken}
+    parts = [described(one.target, _entry(one)) for one in found.taken]
+
+    def fill(part: Part) -> None:
+        name = names[part.name]
+        outline, first = source.tensors[name], part.rows[0]
+        row_bytes = max(1, part.row_bytes)
+        for begin, end in cut_rows(len(part.tensor), row_bytes, [cut - first for cut in outline.cuts]):
+            rows = source.read(name, (first + begin, first + end))
+            part.tensor[begin:end].copy_(rows)
+
+    about = {"imported": {"from": str(source.place), "names": {one.target: one.source for one in found.taken}}}
+    return write_streamed(folder, [parts], about, fill, tell)
+
+
+def _by_maps(source: Source, maps: Sequence[str]) -> dict[str, str]:
+    wanted: dict[str, str] = {}
+    for text in maps:
+        old, equals, new = text.partition("=")
+        if not (old and equals and new.removeprefix(TABLE)) or old.count("*") > 1 or new.count("*") > old.count("*"):
+            raise CheckpointError(f"--map {text}: want OLD={TABLE}NAME or OLD=NEW, with at most one * in each")
+        pattern = re.compile(re.escape(old).replace(r"\*", "(.+)"))
+        found = [(name, hit) for name in source.tensors if (hit := pattern.fullmatch(name))]
+        if not found:
+            raise CheckpointError(f"{source.place} holds no tensor {old!r}; {nearest(old, source.tensors)}")
+        for name, hit in found:
+            wanted[name] = new.replace("*", hit[1]) if "*" in new else new
+    return wanted
+
+
+def _matched(name: str, outline: Outline, wanted: str, path: str) -> Matched:
+    if not wanted.startswith(TABLE):
+        kind = str(outline.dtype).removeprefix("torch.")
+        return Matched(source=name, target=f"model/{wanted}", shape=outline.shape, kind=kind)
+    table = wanted.removeprefix(TABLE)
+    if outline.dtype not in TYPES or len(outline.shape) != 2:
+        got = f"{outline.shape} of {str(outline.dtype).removeprefix('torch.')}"
+        raise CheckpointError(f"{name!r} cannot be table {table!r}: got {got}, want rows x columns of floats")
+    try:
+        Table(name=table, rows=outline.shape[0], dim=outline.shape[1])
+    except SpecError as error:
+        raise CheckpointError(f"{name!r}: {error}; give another name: --map {name}={TABLE}NAME") from None
+    target = f"model/{path}.{table}" if path else f"model/{table}"
+    return Matched(source=name, target=target, shape=outline.shape, kind=str(TYPES[outline.dtype]), table=table)
+
+
+def _entry(one: Matched) -> Entry:
+    if one.table is None:
+        return Entry(dtype=one.kind, shape=one.shape)
+    kind = RowType(one.kind)
+    return Entry(dtype=str(DTYPES[kind]).removeprefix("torch."), shape=one.shape, row_type=kind)

@@ -1,0 +1,122 @@
+"""What there is, without reading it: the checkpoints of a run, the tensors of a checkpoint."""
+
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rowwise.checkpoint.manifest import NAME, Manifest
+from rowwise.checkpoint.named import FAILED, checkpoints_of, home_of, step_in
+from rowwise.checkpoint.windows import piece_bytes
+from rowwise.checkpoint.write import PART
+from rowwise.errors import CheckpointError
+from rowwise.spec import Value
+
+RANK = re.compile(r"(?:.+\.)?(\d{5})-\d+\.safetensors")  # what a rank's files are called
+
+
+class Listed(Value, frozen=True):
+    """A checkpoint of a run."""
+
+    name: str
+    marks: tuple[str, ...]  # last, best, failed
+    step: int | None = None
+    samples: int | None = None
+    saved_at: str = ""
+    size_bytes: int = 0  # of the folder; an increment shares most of them with those it builds on
+    written_bytes: int = 0  # by itself
+    tensors: int = 0
+    ranks: int = 0  # that wrote it
+    how: str = "full"  # or which one it builds on, and whether numbers were rounded
+    problem: str = ""  # why it cannot be used
+
+
+class ListedTensor(Value, frozen=True):
+    """A tensor of a checkpoint."""
+
+    name: str
+    kind: str  # the type of a table's rows, else that of its numbers
+    shape: tuple[int, ...]
+    size_bytes: int
+    pieces: int
+
+
+def list_checkpoints(path: Path) -> list[Listed]:
+    """Of a run, the newest first; also those that cannot be used."""
+    home, found = home_of(path), checkpoints_of(path)
+    known: dict[Path, Manifest | str] = {}
+    for one in found:
+        try:
+            known[one] = Manifest.read(one)
+        except CheckpointError as error:
+            known[one] = str(error)
+    last = next((one for one, manifest in known.items() if step_in(one) is not None), None)
+    newest = known[last] if last is not None else ""
+    best = best_step(newest.data) if isinstance(newest, Manifest) else None
+    listed = [_list(one, manifest, _marks(one, last, best)) for one, manifest in known.items()]
+    unfinished = sorted(one for one in home.iterdir() if one.is_dir() and not (one / NAME).exists())
+    return listed + [Listed(name=one.name, marks=(), problem="not complete") for one in unfinished if _is_ours(one)]
+
+
+def list_tensors(manifest: Manifest) -> list[ListedTensor]:
+    """Of a checkpoint, in the order of its manifest."""
+    return [
+        ListedTensor(
+            name=name,
+            kind=entry.dtype if entry.row_type is None else f"{entry.row_type} rows",
+            shape=entry.shape,
+            size_bytes=sum(piece_bytes(entry, piece) for piece in entry.pieces),
+            pieces=len(entry.pieces),
+        )
+        for name, entry in manifest.tensors.items()
+    ]
+
+
+def progress_in(data: dict[str, Any], key: str) -> Any:
+    """How far the run was that saved, if it was a run: `step`, `samples`, ..."""
+    progress = data.get("progress", data)
+    return progress.get(key) if isinstance(progress, dict) else None
+
+
+def best_step(data: dict[str, Any]) -> int | None:
+    """Of the best checkpoint, as a later one knows it."""
+    best = progress_in(data, "best")
+    return best.get("step") if isinstance(best, dict) else None
+
+
+def _marks(one: Path, last: Path | None, best: int | None) -> tuple[str, ...]:
+    marks = {"last": one == last, "best": best is not None and step_in(one) == best, FAILED: one.name == FAILED}
+    return tuple(mark for mark, holds in marks.items() if holds)
+
+
+def _list(folder: Path, manifest: Manifest | str, marks: tuple[str, ...]) -> Listed:
+    if isinstance(manifest, str):
+        return Listed(name=folder.name, marks=marks, step=step_in(folder), problem=manifest)
+    ranks = {match[1] for match in map(RANK.fullmatch, manifest.files) if match}
+    size_bytes = sum(file.size_bytes for file in manifest.files.values())
+    when = datetime.fromtimestamp((folder / NAME).stat().st_mtime, UTC).astimezone()
+    return Listed(
+        name=folder.name,
+        marks=marks,
+        step=progress_in(manifest.data, "step"),
+        samples=progress_in(manifest.data, "samples"),
+        saved_at=when.isoformat(timespec="seconds"),
+        size_bytes=size_bytes,
+        written_bytes=manifest.chain_bytes[-1] if manifest.chain_bytes else size_bytes,
+        tensors=len(manifest.tensors),
+        ranks=len(ranks),
+        how=_how(manifest),
+    )
+
+
+def _how(manifest: Manifest) -> str:
+    """Whether it builds on others, and what was rounded."""
+    increments = max(0, len(manifest.chain_bytes) - 1)
+    bits = {piece.bits for entry in manifest.tensors.values() for piece in entry.pieces if piece.bits}
+    kind = f"increment {increments} on a full one" if increments else "full"
+    return f"{kind}, tables in {min(bits)} bits" if bits else kind
+
+
+def _is_ours(folder: Path) -> bool:
+    name = folder.with_name(folder.name.removesuffix(PART))
+    return step_in(name) is not None or name.name == FAILED

@@ -1,0 +1,111 @@
+"""What users name: a run or a checkpoint by its path, the tables of a checkpoint by theirs.
+
+Its own file because all tools for checkpoints begin so, and a name that is not there is met with the nearest that is.
+"""
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from rowwise.checkpoint.manifest import NAME, Entry, Manifest
+from rowwise.checkpoint.read import Checkpoint
+from rowwise.checkpoint.write import PART
+from rowwise.errors import CheckpointError
+from rowwise.spec import RowType, Table, Value
+
+FAILED = "failed"
+STEP = re.compile(r"step-(\d+)")
+
+
+class SavedTable(Value, frozen=True):
+    """A table in a checkpoint, and the tensors that belong to it."""
+
+    table: str
+    path: str  # of the module that holds it
+    name: str  # of the tensor of its rows
+    entry: Entry
+    state: dict[str, str]  # tensors of its optimizer state, by what they are
+
+    def spec(self, row_type: RowType | None = None) -> Table:
+        """As plans know it; its rows may be of another type."""
+        kind = row_type or self.entry.row_type
+        group = self.entry.column_group if kind is self.entry.row_type else None
+        rows, dim = self.entry.shape
+        return Table(name=self.table, rows=rows, dim=dim, row_type=kind or RowType.FP32, column_group=group)
+
+
+def open_named(path: Path) -> Checkpoint:
+    """A checkpoint, or of a run the last that is complete."""
+    if (path / NAME).exists():
+        return Checkpoint.open(path)
+    for found in checkpoints_of(path):
+        if STEP.fullmatch(found.name):
+            return Checkpoint.open(found)
+    raise CheckpointError(f"{path}: no checkpoint was written yet")
+
+
+def checkpoints_of(path: Path) -> list[Path]:
+    """Those of a run that have a manifest, the newest first; or the one at this path."""
+    if (path / NAME).exists():
+        return [path]
+    found = [one.parent for one in home_of(path).glob(f"*/{NAME}") if not one.parent.name.endswith(PART)]
+    return sorted((one for one in found if step_in(one) is not None or one.name == FAILED), key=_age)
+
+
+def home_of(path: Path) -> Path:
+    """Where the checkpoints of a run are, of which this is the folder or that of its checkpoints."""
+    if not path.exists():
+        raise CheckpointError(f"{path}: no such folder; want a checkpoint or a run, such as runs/dlrm-synthetic/1")
+    if (path / "ckpt").is_dir():
+        return path / "ckpt"
+    if path.is_dir() and not path.name.endswith(PART) and any(map(step_in, path.iterdir())):
+        return path
+    why = "was not completed" if path.name.endswith(PART) else f"is no checkpoint: it has no {NAME}; nor a run"
+    raise CheckpointError(f"{path} {why}; want a folder such as runs/dlrm-synthetic/1 or .../ckpt/step-000000100")
+
+
+def step_in(path: Path) -> int | None:
+    """The step that a checkpoint's folder is called by."""
+    match = STEP.fullmatch(path.name)
+    return int(match[1]) if match else None
+
+
+def tables_of(manifest: Manifest) -> dict[str, SavedTable]:
+    """The tables by name; by path and name where several modules have one of that name."""
+    found: list[SavedTable] = []
+    for name, entry in manifest.tensors.items():
+        if entry.row_type is None:
+            continue
+        whole = name.removeprefix("model/")
+        path, _, table = whole.rpartition(".")
+        lead = f"rows/{whole}/"
+        state = {other.removeprefix(lead): other for other in manifest.tensors if other.startswith(lead)}
+        found.append(SavedTable(table=table, path=path, name=name, entry=entry, state=state))
+    names = [one.table for one in found]
+    return {one.table if names.count(one.table) == 1 else f"{one.path}.{one.table}": one for one in found}
+
+
+def choose(tables: Mapping[str, SavedTable], wanted: Sequence[str], where: Path) -> dict[str, SavedTable]:
+    """Those that are named, or all."""
+    if not tables:
+        raise CheckpointError(f"{where} holds no tables")
+    for name in wanted:
+        if name not in tables:
+            raise CheckpointError(f"{where} has no table {name!r}; {nearest(name, tables)}")
+    return {name: tables[name] for name in dict.fromkeys(wanted)} if wanted else dict(tables)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """What a name may have meant."""
+    words = list(known)
+    near = difflib.get_close_matches(name, words, n=1, cutoff=0.5)
+    if near:
+        return f"did you mean {near[0]!r}?"
+    more = f" and {len(words) - 8} more" if len(words) > 8 else ""
+    return f"there are {', '.join(words[:8])}{more}"
+
+
+def _age(path: Path) -> tuple[bool, int]:
+    step = step_in(path)
+    return step is None, -(step or 0)

@@ -1,0 +1,75 @@
+"""What one rank has of a tensor: what it gives to be written, and where it wants to have what is read.
+
+Its own file because whoever knows models and tables makes these, and whoever knows files uses them.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Self
+
+from torch import Tensor
+
+from rowwise.checkpoint.manifest import Entry, Span
+from rowwise.spec import Bits, RowType
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A rectangle of a tensor, as this rank stores it; see [Note: Pieces] in `manifest`."""
+
+    name: str
+    tensor: Tensor  # a view: to be written before it changes
+    shape: tuple[int, ...]  # of the whole; of a table (rows, dim)
+    rows: Span
+    cols: Span | None = None  # None: all
+    row_type: RowType | None = None  # of a table's rows
+    column_group: int | None = None
+    shared: bool = False  # every rank has the same, so that each writes some of it
+    touched: Tensor | None = None  # a byte a row, not zero where it changed since it was saved; None: nobody knows
+    ids: Tensor | None = None  # the numbers in the whole of the rows in `tensor`, ascending; None: it has all of `rows`
+    bits: Bits | None = None  # to be written with so many for each weight
+
+    @classmethod
+    def whole(cls, name: str, tensor: Tensor, *, shared: bool = True) -> Self:
+        """All of a tensor that is no table: listed by all ranks, or, not shared, by one of them."""
+        shape, tensor = tuple(tensor.shape), tensor.detach()
+        tensor = tensor if shape else tensor.view(1)
+        return cls(name=name, tensor=tensor, shape=shape, rows=(0, len(tensor)), shared=shared)
+
+    @property
+    def row_bytes(self) -> int:
+        """Of a row of it."""
+        return self.tensor[:1].numel() * self.tensor.element_size()
+
+    @property
+    def columns(self) -> int:
+        """How many it has of the whole."""
+        return math.prod(self.shape[1:]) if self.cols is None else self.cols[1] - self.cols[0]
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all of it."""
+        return self.tensor.numel() * self.tensor.element_size()
+
+    @property
+    def entry(self) -> Entry:
+        """What is known of the tensor, without pieces."""
+        dtype = str(self.tensor.dtype).removeprefix("torch.")
+        return Entry(dtype=dtype, shape=self.shape, row_type=self.row_type, column_group=self.column_group)
+
+    def cut(self, begin: int, end: int) -> Self:
+        """Some of its rows, given as rows of the whole."""
+        chosen = slice(begin - self.rows[0], end - self.rows[0])
+        touched = None if self.touched is None else self.touched[chosen]
+        return replace(self, tensor=self.tensor[chosen], rows=(begin, end), shared=False, touched=touched)
+
+    def split(self, size_bytes: int) -> Iterator[Self]:
+        """As pieces of whole rows; none of nothing."""
+        step = max(1, size_bytes // max(1, self.row_bytes))
+        if self.ids is None:
+            yield from (self.cut(k, min(k + step, self.rows[1])) for k in range(*self.rows, step))
+            return
+        for tensor, ids in zip(self.tensor.split(step), self.ids.split(step), strict=True):
+            if len(ids):
+                yield replace(self, tensor=tensor, ids=ids, rows=(int(ids[0]), int(ids[-1]) + 1))

@@ -1,0 +1,52 @@
+"""Which parts of old pieces go where in a new rectangle, whatever plan either was made by.
+
+Its own file because it is pure: rectangles and numbers, no files and no tensors.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from rowwise.checkpoint.manifest import Entry, Piece, Span
+from rowwise.spec import RowType
+
+
+class Copy(NamedTuple):
+    """What a piece and a rectangle have in common, counted from where each of them begins."""
+
+    piece: Piece
+    rows_from: Span
+    rows_to: Span
+    cols_from: Span
+    cols_to: Span
+
+
+def overlaps(entry: Entry, rows: Span, cols: Span) -> Iterator[Copy]:
+    """What has to be copied, in this order, to have these rows and columns."""
+    for piece in entry.pieces:
+        theirs = entry.cols_of(piece)
+        row, col = _common(piece.rows, rows), _common(theirs, cols)
+        if row[0] < row[1] and col[0] < col[1]:
+            yield Copy(
+                piece, _from(row, piece.rows[0]), _from(row, rows[0]), _from(col, theirs[0]), _from(col, cols[0])
+            )
+
+
+def stored(entry: Entry, width: int, cols: Span) -> list[Span]:
+    """Where columns of a rectangle stand in its rows, in elements as they are stored.
+
+    Of int8 rows, see [Note: Row formats] in `ops/_cpp/tables.h`: first their scales, then their codes. There the
+    columns begin and end with a group, as tiles do.
+    """
+    if entry.row_type is not RowType.INT8:
+        return [cols]
+    group = entry.column_group or width
+    head = 8 * -(-width // group)
+    return [(8 * (cols[0] // group), 8 * -(-cols[1] // group)), (head + cols[0], head + cols[1])]
+
+
+def _common(a: Span, b: Span) -> Span:
+    return max(a[0], b[0]), min(a[1], b[1])
+
+
+def _from(span: Span, first: int) -> Span:
+    return span[0] - first, span[1] - first

@@ -1,0 +1,95 @@
+"""A checkpoint written anew: in files as another plan's ranks write them, or with rows of other types.
+
+Its own file because nothing of it needs the model or the ranks: names, shapes and a plan are enough. Loading fits any
+plan as it is; this is for whoever wants the files so, a full one of an incremental one, or a smaller one.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from msgspec import structs
+
+from rowwise.checkpoint.manifest import Entry, Manifest
+from rowwise.checkpoint.named import SavedTable, choose, tables_of
+from rowwise.checkpoint.parts import Part
+from rowwise.checkpoint.read import Checkpoint
+from rowwise.checkpoint.stream import deal_shared, described, write_streamed
+from rowwise.checkpoint.windows import Tell
+from rowwise.errors import CheckpointError
+from rowwise.ops.rowtype import DTYPES
+from rowwise.plan import Plan, Tile
+from rowwise.spec import RowType, Table
+
+STATE = ("optimizers", "recorder")  # data beside tensors that stay behind
+
+
+def retyped(checkpoint: Checkpoint, every: RowType | None, some: Mapping[str, RowType]) -> dict[str, Table]:
+    """The tables of a checkpoint as they are to be: all rows of one type, those of some tables of another."""
+    tables = tables_of(checkpoint.manifest)
+    choose(tables, list(some), checkpoint.folder)
+    return {name: table.spec(some.get(name, every)) for name, table in tables.items()}
+
+
+def rewrite(
+    checkpoint: Checkpoint, folder: Path, plan: Plan, tables: Mapping[str, Table], *, state: bool, tell: Tell | None
+) -> Manifest:
+    """Write a checkpoint as the ranks of a plan would have written it.
+
+    Args:
+        checkpoint: what is read, a bit at a time.
+        folder: what is written; must not exist.
+        plan: of all tables of the checkpoint.
+        tables: as they are to be, see `retyped`. Where types stay nothing is rounded.
+        state: whether the states of optimizers and of random numbers, and what else is no weight, come along.
+        tell: hears how many bytes of how many are done.
+    """
+    saved = tables_of(checkpoint.manifest)
+    twice = [name for name, times in Counter(table.table for table in saved.values()).items() if times > 1]
+    if twice:
+        what = f"{checkpoint.folder} has several tables {twice[0]!r}"
+        raise CheckpointError(f"{what}, which a plan could not tell apart: export them by their paths instead")
+    plan.validate(list(tables.values()))
+    own_W: list[list[Part]] = [[] for _ in range(plan.world)]
+    shared: list[Part] = []
+    taken: set[str] = set()
+    for name, table in saved.items():
+        tiles = plan.tiles_of(table.table)
+        for part, rank in _table_parts(checkpoint, table, tables[name], tiles, state=state):
+            (shared if rank is None else own_W[rank]).append(part)
+        taken |= {table.name, *table.state.values()}
+    for name, entry in checkpoint.manifest.tensors.items():
+        if name not in taken and (state or name.startswith("model/")):
+            shared.append(described(name, entry))
+    order = {name: k for k, name in enumerate(checkpoint.names())}
+    parts_W = [sorted(parts, key=lambda part: order[part.name]) for parts in deal_shared(own_W, shared)]
+    data = {key: value for key, value in checkpoint.manifest.data.items() if state or key not in STATE}
+    return write_streamed(folder, parts_W, data, checkpoint.fill, tell)
+
+
+def _table_parts(
+    checkpoint: Checkpoint, saved: SavedTable, table: Table, tiles: Sequence[Tile], *, state: bool
+) -> list[tuple[Part, int | None]]:
+    """What is written of a table and its state, and by which rank; None: all have it."""
+    kind = str(DTYPES[table.row_type]).removeprefix("torch.")
+    entry = structs.replace(saved.entry, dtype=kind, row_type=table.row_type, column_group=table.column_group)
+    names = {saved.name: entry}
+    if state:
+        names |= {name: checkpoint.entry(name) for name in saved.state.values()}
+    copied = len(tiles) > 1 and all(tile.rows == (0, table.rows) and tile.cols == (0, table.dim) for tile in tiles)
+    found: list[tuple[Part, int | None]] = []
+    for name, one in names.items():
+        if copied:
+            found.append((described(name, one), None))
+        elif not one.shape:
+            found.append((described(name, one), min(tile.rank for tile in tiles)))
+        elif one.shape == saved.entry.shape:
+            found += [(_cut(name, one, tile), tile.rank) for tile in tiles]
+        else:  # numbers of whole rows: by whoever has their first columns
+            found += [(described(name, one, tile.rows), tile.rank) for tile in tiles if tile.cols[0] == 0]
+    return found
+
+
+def _cut(name: str, entry: Entry, tile: Tile) -> Part:
+    cols = None if tile.cols == (0, entry.columns) else tile.cols
+    return described(name, structs.replace(entry, pieces=()), tile.rows, cols)

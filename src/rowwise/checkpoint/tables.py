@@ -1,0 +1,143 @@
+"""What a rank has of the tables of a module, sharded or not, as parts of tensors that are named after the tables alone.
+
+Its own file because only this knows both: what a plan does to rows and their optimizer state, and what a checkpoint
+calls them. One number a row (of a row-wise optimizer) is the same on all tiles that have columns of the row, so the one
+with the first columns writes it. Not so where a plan is `approximate`: there each tile has its own, which is saved for
+each block of columns; a plan with other cuts takes that of its first column.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+from rowwise.checkpoint.manifest import Entry, Span
+from rowwise.checkpoint.parts import Part
+from rowwise.embedding import Embeddings
+from rowwise.plan import Tile, column_block
+from rowwise.shard.embeddings import AnyEmbeddings
+from rowwise.spec import Table, couples_columns, state_slots
+
+
+class _Held(NamedTuple):
+    table: Table
+    tile: Tile
+    rows: Tensor
+    state: dict[str, Tensor]
+    touched: Tensor | None
+    first: bool  # of all tiles of the table on all ranks
+    shared: bool  # every rank has the same
+    apart: bool  # its numbers for each row are its own
+
+
+def modules_of(model: nn.Module) -> Iterator[tuple[str, AnyEmbeddings]]:
+    """Those that hold tables, and where they are."""
+    for path, module in model.named_modules():
+        if isinstance(module, AnyEmbeddings):
+            yield path, module
+
+
+def name_of(path: str, table: Table) -> str:
+    """Of a table, as in a state dict."""
+    return f"{path}.{table.name}" if path else table.name
+
+
+def entries_of(path: str, module: AnyEmbeddings) -> dict[str, Entry]:
+    """All tensors of a module's tables, whoever holds them; without pieces."""
+    found: dict[str, Entry] = {}
+    for table in module.tables:
+        name, dtype = name_of(path, table), {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "int8": "uint8"}
+        shape = (table.rows, table.dim)
+        found[f"model/{name}"] = Entry(
+            dtype=dtype[table.row_type], shape=shape, row_type=table.row_type, column_group=table.column_group
+        )
+        found[f"rows/{name}/step"] = Entry(dtype="int64", shape=())
+        for slot, (width, _) in state_slots(table).items():
+            found[f"rows/{name}/{slot}"] = Entry(dtype="float32", shape=shape[:1] if width == 1 else shape)
+    return found
+
+
+def written_parts(path: str, module: AnyEmbeddings) -> Iterator[Part]:
+    """What this rank gives to be written: of all ranks together, each place once."""
+    for held in _held(module):
+        yield _rows(path, held)
+        for slot, state in held.state.items():
+            if held.first if state.dim() == 0 else state.dim() == 2 or held.tile.cols[0] == 0 or held.apart:
+                apart = held.apart and state.dim() == 1
+                yield _state(path, held, slot, _blocks(held) if apart else None)
+
+
+def read_parts(path: str, module: AnyEmbeddings, saved: Mapping[str, Entry]) -> Iterator[Part]:
+    """What this rank wants to have of a checkpoint that has these tensors; it is about to be written into."""
+    for arena in module.arenas:
+        arena.mark_all()
+    for held in _held(module):
+        yield _rows(path, held)
+        for slot, state in held.state.items():
+            entry = saved.get(f"rows/{name_of(path, held.table)}/{slot}")
+            apart = state.dim() == 1 and entry is not None and len(entry.shape) == 2
+            first = _blocks(held)[0]
+            yield _state(path, held, slot, (first, first + 1) if apart else None)
+
+
+def _rows(path: str, held: _Held) -> Part:
+    table, tile = held.table, held.tile
+    return Part(
+        name=f"model/{name_of(path, table)}",
+        tensor=held.rows,
+        shape=(table.rows, table.dim),
+        rows=tile.rows,
+        cols=None if tile.cols == (0, table.dim) else tile.cols,
+        row_type=table.row_type,
+        column_group=table.column_group,
+        shared=held.shared,
+        touched=held.touched,
+    )
+
+
+def _blocks(held: _Held) -> Span:
+    """Of columns that stay together."""
+    block = column_block(held.table)
+    return held.tile.cols[0] // block, -(-held.tile.cols[1] // block)
+
+
+def _state(path: str, held: _Held, slot: str, blocks: Span | None) -> Part:
+    """`blocks`: those that a number a row stands for, where it is saved for each of them."""
+    table, tile, state = held.table, held.tile, held.state[slot]
+    shape, rows, cols = (table.rows, table.dim)[: state.dim()], tile.rows, None
+    if not shape:
+        rows, state = (0, 1), state.view(1)
+    elif blocks:
+        cols, shape = blocks, (table.rows, -(-table.dim // column_block(table)))
+        state = state.unsqueeze(1).expand(-1, cols[1] - cols[0])
+    elif len(shape) == 2 and tile.cols != (0, table.dim):
+        cols = tile.cols
+    name = f"rows/{name_of(path, table)}/{slot}"
+    touched = held.touched if shape else None
+    return Part(name=name, tensor=state, shape=shape, rows=rows, cols=cols, shared=held.shared, touched=touched)
+
+
+def _held(module: AnyEmbeddings) -> Iterator[_Held]:
+    if isinstance(module, Embeddings):
+        for index, table in enumerate(module.tables):
+            tile = Tile(table=table.name, rank=0, rows=(0, table.rows), cols=(0, table.dim))
+            arena = module.arena
+            touched = None if arena.touched is None else arena.touched.table(index)
+            yield _Held(table, tile, arena.table(index), arena.table_state(index), touched, True, True, False)
+        return
+    tables = {table.name: table for table in module.tables}
+    copied = {table.name for table in module.routes.copied}
+    firsts: dict[str, Tile] = {}
+    apart: set[str] = set()
+    for parts in module.routes.parts_W:
+        for part in parts:
+            for held in part.held:
+                table = module.tables[held.table]
+                firsts.setdefault(table.name, held.tile)
+                if held.width < table.dim and couples_columns(table.optimizer) and not part.coupled:
+                    apart.add(table.name)
+    for piece in module.held():
+        name = piece.tile.table
+        shared = name in copied
+        first = shared or firsts[name] == piece.tile
+        yield _Held(tables[name], piece.tile, piece.rows, piece.state, piece.touched, first, shared, name in apart)

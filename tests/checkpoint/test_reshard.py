@@ -1,0 +1,135 @@
+"""The pure parts, against a plain dense tensor: who writes what, what is copied where, and which covers are whole."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rowwise import RowType
+from rowwise.checkpoint.assign import SMALLEST_bytes, deal
+from rowwise.checkpoint.manifest import Entry, Piece, find_wrong_cover
+from rowwise.checkpoint.reshard import overlaps, stored
+from rowwise.ops.rowtype import pack, unpack
+from rowwise.spec import row_bytes
+
+
+def piece(rows, cols):
+    return Piece(rows=rows, cols=cols, file="f", key="k", crc32=0)
+
+
+@st.composite
+def covers(draw, unit=1):
+    """A tensor's shape, and rectangles that cover it: cut in two again and again."""
+    rows, blocks = draw(st.integers(1, 12)), draw(st.integers(1, 6))
+    found, left = [], [((0, rows), (0, blocks))]
+    while left:
+        (top, bottom), (first, last) = left.pop()
+        way = draw(st.sampled_from(["rows", "columns", "stay", "stay"]))
+        if way == "rows" and bottom - top > 1:
+            cut = draw(st.integers(top + 1, bottom - 1))
+            left += [((top, cut), (first, last)), ((cut, bottom), (first, last))]
+        elif way == "columns" and last - first > 1:
+            cut = draw(st.integers(first + 1, last - 1))
+            left += [((top, bottom), (first, cut)), ((top, bottom), (cut, last))]
+        else:
+            found.append(((top, bottom), (first * unit, last * unit)))
+    return (rows, blocks * unit), found
+
+
+def entry_of(shape, rectangles, **kind):
+    pieces = tuple(piece(rows, None if cols == (0, shape[1]) else cols) for rows, cols in rectangles)
+    return Entry(dtype="uint8", shape=shape, pieces=pieces, **kind)
+
+
+@st.composite
+def spans(draw, size, unit=1):
+    begin = draw(st.integers(0, size // unit))
+    return begin * unit, draw(st.integers(begin, size // unit)) * unit
+
+
+@given(covers(), st.data())
+def test_what_is_copied_is_what_was_asked_for(cover, data):
+    shape, rectangles = cover
+    whole = torch.arange(shape[0] * shape[1]).view(shape)
+    rows, cols = data.draw(spans(shape[0])), data.draw(spans(shape[1]))
+    out = torch.full((rows[1] - rows[0], cols[1] - cols[0]), -1)
+    for copy in overlaps(entry_of(shape, rectangles), rows, cols):
+        theirs = copy.piece.cols or (0, shape[1])
+        held = whole[slice(*copy.piece.rows), slice(*theirs)]
+        target = out[slice(*copy.rows_to), slice(*copy.cols_to)]
+        assert (target == -1).all(), "each place once"
+        target.copy_(held[slice(*copy.rows_from), slice(*copy.cols_from)])
+    assert torch.equal(out, whole[slice(*rows), slice(*cols)])
+
+
+@given(st.integers(1, 5), st.sampled_from([16, 32]), st.integers(0, 15), st.data())
+def test_columns_of_int8_rows_are_their_scales_and_codes(groups, group, short, data):
+    dim = groups * group - short
+    weights = torch.randn(3, dim)
+    packed = pack(weights, RowType.INT8, group)
+    first = data.draw(st.integers(0, groups - 1))
+    last = data.draw(st.integers(first + 1, groups))
+    cols = first * group, min(dim, last * group)
+    entry = Entry(dtype="uint8", shape=(3, dim), row_type=RowType.INT8, column_group=group)
+    width = cols[1] - cols[0]
+    out = torch.zeros(3, row_bytes(RowType.INT8, width, group), dtype=torch.uint8)
+    for source, target in zip(stored(entry, dim, cols), stored(entry, width, (0, width)), strict=True):
+        out[:, slice(*target)] = packed[:, slice(*source)]
+    want = unpack(packed, dim, RowType.INT8, group)[:, slice(*cols)]
+    assert torch.equal(unpack(out, width, RowType.INT8, group), want)
+
+
+@given(covers(), st.randoms())
+def test_a_cover_is_whole_in_any_order(cover, chance):
+    shape, rectangles = cover
+    chance.shuffle(rectangles)
+    entry = entry_of(shape, rectangles)
+    assert find_wrong_cover(entry, entry.pieces) is None
+
+
+@given(covers(), st.data())
+def test_a_hole_and_an_overlap_are_found_and_named(cover, data):
+    shape, rectangles = cover
+    k = data.draw(st.integers(0, len(rectangles) - 1))
+    entry = entry_of(shape, rectangles[:k] + rectangles[k + 1 :])
+    assert "no piece" in find_wrong_cover(entry, entry.pieces) or "pieces end" in find_wrong_cover(entry, entry.pieces)
+    entry = entry_of(shape, [*rectangles, rectangles[k]])
+    assert "two pieces" in find_wrong_cover(entry, entry.pieces)
+    (top, bottom), cols = rectangles[k]
+    entry = entry_of(shape, [*rectangles[:k], ((top, bottom + 1), cols), *rectangles[k + 1 :]])
+    assert find_wrong_cover(entry, entry.pieces)
+
+
+@pytest.mark.parametrize(
+    ("rectangles", "want"),
+    [
+        ([((0, 4), (0, 3)), ((4, 6), (0, 6))], "rows 0 to 3, columns 3 to 5 are in no piece"),
+        ([((0, 4), (0, 6)), ((3, 6), (2, 6))], "rows 3 to 3, columns 2 to 5 are in two pieces"),
+        ([((1, 6), (0, 6))], "rows 0 to 0 are in no piece"),
+        ([((0, 5), (0, 6))], "pieces end at row 5, want 6"),
+        ([((0, 7), (0, 6))], "pieces end at row 7, want 6"),
+        ([((0, 6), (0, 7))], "columns of rows 0 to 5 end at 7, want 6"),
+    ],
+)
+def test_a_wrong_cover_in_words(rectangles, want):
+    entry = entry_of((6, 6), rectangles)
+    assert want in find_wrong_cover(entry, entry.pieces)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 5000), st.sampled_from([0, 4, 256, 4096])), max_size=8),
+    st.lists(st.integers(0, 30 << 20), min_size=1, max_size=6),
+)
+def test_shares_are_whole_and_even(sizes, loads_W):
+    dealt = deal(sizes, loads_W)
+    assert dealt == deal(sizes, loads_W)
+    total_W = list(loads_W)
+    for (rows, each), cuts in zip(sizes, dealt, strict=True):
+        assert [begin for _, begin, _ in cuts] == [0, *(end for _, _, end in cuts[:-1])]
+        assert cuts[-1][2] == rows
+        assert all((end - begin) * each >= SMALLEST_bytes for _, begin, end in cuts) or len(cuts) == 1
+        for rank, begin, end in cuts:
+            total_W[rank] += (end - begin) * each
+    # As even as the loads allow, but for what is too short to be cut.
+    level = max([max(loads_W), -(-sum(total_W) // len(total_W))])
+    assert max(total_W) <= level + SMALLEST_bytes * 2 + 4096
