@@ -57,12 +57,13 @@ def make_rows(count: int, seed: int = 0) -> pa.Table:
 class Net(nn.Module):
     """Tables, layers, dropout and running statistics; it can be told to break."""
 
-    def __init__(self, tables, tasks: int = 2, dropout: float = 0.2, seed: int = 0) -> None:
+    def __init__(self, tables, tasks: int = 2, dropout: float = 0.2, seed: int = 0, statistics: bool = True) -> None:
         super().__init__()
         torch.manual_seed(seed)
         self.embeddings = Embeddings(tables, seed=seed)
         width = 2 + sum(t.dim * len(t.feature_names) for t in tables)
-        self.layers = nn.Sequential(nn.Linear(width, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(dropout))
+        norm = nn.BatchNorm1d(8) if statistics else nn.Identity()  # of the samples of one rank, where there are several
+        self.layers = nn.Sequential(nn.Linear(width, 8), norm, nn.ReLU(), nn.Dropout(dropout))
         self.top = nn.Linear(8, tasks)
 
     def forward(self, batch: Batch) -> torch.Tensor:
@@ -168,7 +169,7 @@ def bits(tensor: torch.Tensor) -> tuple[str, tuple[int, ...], bytes]:
 
 def state_bits(trainer: Trainer) -> dict[str, object]:
     """The model and its optimizers, bit by bit; without what a forward counts by itself."""
-    tensors, _ = trainer._state()
+    tensors = {part.name: part.tensor for part in trainer._state.collect(trainer.progress)[0]}
     kept = ("model/", "rows/", "optimizer/")
     counted = ("running_mean", "running_var", "num_batches_tracked")
     return {n: bits(x) for n, x in tensors.items() if n.startswith(kept) and not n.endswith(counted)}

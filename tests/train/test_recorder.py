@@ -33,8 +33,8 @@ def test_train_and_lifetime_are_those_of_the_batches(tmp_path, monkeypatch, ever
     world = World(how, tmp_path, valid=False)
     newest, everything, expected = deque(maxlen=window), [], []
 
-    def counted(work, batches, number):
-        stepped = step(work, batches, number)
+    def counted(work, batches, number, notice):
+        stepped = step(work, batches, number, notice)
         for outcome, batch in zip(stepped.outcomes, batches, strict=True):
             given_ = outcome.logits_BK.detach().clone(), batch.labels_BK, batch.weights_B
             newest.append(given_)

@@ -170,7 +170,7 @@ def test_products_stay_with_their_library(tmp_path):
 def test_a_checkpoint_without_a_run(tmp_path):
     world = World(fast(), tmp_path)
     trainer = world.start()
-    Saved(tmp_path / "ckpt").add(3, {}, {})
+    Saved(tmp_path / "ckpt").add(3, [], {})
     with pytest.raises(CheckpointError, match="step-000000003 is not of a run: it does not say how far it got"):
         trainer.resume(Saved(tmp_path / "ckpt").open())
 
@@ -272,7 +272,7 @@ def test_killed_at_random_moments(tmp_path, threads):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("where", ["save_file", "rename", "unlink", "rmtree"])
+@pytest.mark.parametrize("where", ["write_file", "rename", "unlink", "rmtree"])
 def test_killed_inside_a_write_and_inside_pruning(tmp_path, threads, where):
     """The same, at the very places at which files come and go."""
     threads(1)
@@ -287,16 +287,16 @@ def aim(call, name):
     def deadly(*given, **more):
         left[0] -= name != "rmtree" or any(Path(given[0]).glob("*"))
         if left[0] == 0:
-            if name == "save_file":
-                Path(given[1]).write_bytes(b"half")
+            if name == "write_file":
+                Path(given[0]).write_bytes(b"half")
             if name == "rmtree":
                 next(Path(given[0]).iterdir()).unlink()
             os.kill(os.getpid(), signal.SIGKILL)
         return call(*given, **more)
     return deadly
 where = {where!r}
-if where == "save_file":
-    writing.save_file = aim(writing.save_file, where)
+if where == "write_file":
+    writing.write_file = aim(writing.write_file, where)
 elif where == "rmtree":
     shutil.rmtree = aim(shutil.rmtree, where)
 else:

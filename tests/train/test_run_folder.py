@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from trainings import World, fast, left
 
 from rowwise import CheckpointError, DataError
+from rowwise.checkpoint.parts import Part
 from rowwise.train.run_folder import HEADERS, RunFolder
 from rowwise.train.saved import Saved
 from rowwise.train.settings import Log, Saving
@@ -169,12 +170,12 @@ def test_a_full_disk_is_named_and_what_was_there_stays(tmp_path):
 
 def test_a_checkpoint_on_a_full_disk(tmp_path):
     saved = Saved(tmp_path / "ckpt")
-    saved.add(1, {"t": torch.arange(50)}, {"progress": {}})
+    saved.add(1, [Part.whole("t", torch.arange(50))], {"progress": {}})
     with room(4000):
         with pytest.raises(CheckpointError, match=r"step-000000002 was not saved: .*File too large.*; former ones are"):
-            saved.add(2, {"t": torch.arange(5000)}, {})
+            saved.add(2, [Part.whole("t", torch.arange(5000))], {})
         with pytest.raises(CheckpointError, match=r"failed was not saved: .*File too large.*; former ones are"):
-            saved.add_failed({}, {"a": "b" * 5000})
+            saved.add_failed([], {"a": "b" * 5000})
     assert saved.steps() == [1]
     saved.open().verify()
     assert [path.name for path in (tmp_path / "ckpt").iterdir()] == ["step-000000001"]
@@ -215,10 +216,10 @@ def test_a_disk_of_half_a_megabyte(tmp_path):
         pytest.skip("this system mounts nothing")
     try:
         saved, folder = Saved(disk / "ckpt"), RunFolder(disk)
-        saved.add(1, {"t": torch.arange(10_000)}, {})
+        saved.add(1, [Part.whole("t", torch.arange(10_000))], {})
         want = r"step-000000002 was not saved: .*No space left on device.*; former ones are"
         with pytest.raises(CheckpointError, match=want):
-            saved.add(2, {"t": torch.arange(100_000)}, {})
+            saved.add(2, [Part.whole("t", torch.arange(100_000))], {})
         assert saved.steps() == [1]
         saved.open().verify()
         with pytest.raises(OSError, match=r"not written: No space left on device: '.*/metrics\.csv'"):

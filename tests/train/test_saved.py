@@ -7,7 +7,12 @@ from hypothesis import strategies as st
 
 from rowwise import CheckpointError
 from rowwise.checkpoint.manifest import NAME
+from rowwise.checkpoint.parts import Part
 from rowwise.train.saved import Saved
+
+
+def three(value):
+    return [Part.whole("t", torch.full((3,), float(value)))]
 
 
 def data(step, best=None):
@@ -16,7 +21,7 @@ def data(step, best=None):
 
 def add(saved, *steps, best=None):
     for step in steps:
-        saved.add(step, {"t": torch.full((3,), float(step))}, data(step, best))
+        saved.add(step, three(float(step)), data(step, best))
 
 
 def test_by_name(tmp_path):
@@ -30,7 +35,7 @@ def test_by_name(tmp_path):
     for which in ("step-4", "failed", "newest", "step-", "step-3.part"):
         with pytest.raises(CheckpointError, match=f"has no checkpoint '{which}'; there are last, best, step-00"):
             saved.open(which)
-    saved.add_failed({"t": torch.zeros(1)}, {})
+    saved.add_failed(three(0), {})
     with pytest.raises(CheckpointError, match=r"step-000002000, failed$"):
         saved.open("step-4")
 
@@ -44,7 +49,7 @@ def test_where_nothing_was_saved(tmp_path, which):
 def test_a_failed_state_is_replaced_and_is_no_step(tmp_path):
     saved = Saved(tmp_path / "ckpt")
     for value in (1.0, 2.0):
-        saved.add_failed({"t": torch.full((3,), value)}, {})
+        saved.add_failed(three(value), {})
     assert float(saved.open("failed").load("t")[0]) == 2.0
     assert not saved.steps()
     add(saved, 1)
@@ -73,7 +78,7 @@ def test_of_what_is_there_only_the_data_is_written_again(tmp_path):
     """A run that ends with a step that was saved already has nothing new but that it has ended."""
     saved = Saved(tmp_path / "ckpt")
     add(saved, 1)
-    saved.add(1, {"t": torch.zeros(3)}, {"progress": "ended"})
+    saved.add(1, three(0), {"progress": "ended"})
     assert int(saved.open().load("t")[0]) == 1
     assert saved.open().manifest.data == {"progress": "ended"}
 
@@ -81,7 +86,7 @@ def test_of_what_is_there_only_the_data_is_written_again(tmp_path):
 def test_halves_are_no_checkpoints(tmp_path):
     saved = Saved(tmp_path / "ckpt")
     add(saved, 1, 2, 3)
-    saved.add_failed({"t": torch.zeros(3)}, {})
+    saved.add_failed(three(0), {})
     (saved.path(3) / NAME).unlink()  # on its way out
     (saved.folder / "step-000000004.part").mkdir()  # on its way in, with all of its files
     (saved.folder / "step-000000004.part" / NAME).write_bytes((saved.path(2) / NAME).read_bytes())
@@ -104,7 +109,7 @@ def test_a_half_deleted_one_makes_room_for_a_new_one(tmp_path):
     saved = Saved(tmp_path / "ckpt")
     add(saved, 1)
     (saved.path(1) / NAME).unlink()
-    saved.add(1, {"t": torch.full((3,), 5.0)}, {})
+    saved.add(1, three(5), {})
     assert int(saved.open().load("t")[0]) == 5
 
 

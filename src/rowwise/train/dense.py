@@ -48,6 +48,11 @@ class DenseGradients:
         self._coded = None if exact else CodedSum(comm, wire.dense, feedback=wire.error_feedback)
         self.discard()
 
+    @property
+    def held(self) -> dict[int, Tensor]:
+        """What the wire holds back on this rank, by bucket: state of a run; nothing where nothing is lost."""
+        return {} if self._coded is None else self._coded.held
+
     def backward(self, loss: Tensor, *, last: bool) -> None:
         """Add up gradients on this rank; in the last backward of a step they also set off."""
         # Hooks last as long as the one backward that needs them, so that none is left behind on the parameters.

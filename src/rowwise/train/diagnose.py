@@ -1,6 +1,7 @@
 """Where a number that is not finite comes from: the first module that gives one, the sample, and what is large there.
 
-Runs only after a step has failed, so it may take its time: it does the forward once more and looks at everything.
+Runs only after a step has failed, so it may take its time: it does the forward once more and looks at everything. Of
+several ranks not all may be here, and a forward needs them all: then it says what is known without.
 """
 
 from collections.abc import Iterator, Sequence
@@ -38,12 +39,12 @@ class _First:
 
 
 @torch.no_grad()
-def find_cause(model: nn.Module, batches: Sequence[Batch], said: str) -> str:
-    """What is known of a bad number: what was said of it, and where it begins."""
+def find_cause(model: nn.Module, batches: Sequence[Batch], said: str, *, alone: bool = True) -> str:
+    """What is known of a bad number: what was said of it, and, `alone`, where it begins."""
     bad = [name for name, parameter in model.named_parameters() if not _finite(parameter)]
     if bad:
         return f"{said}; the weights of {bad[0]!r} are not finite: lower train.optimizer.lr, or set train.clip"
-    for index, batch in enumerate(batches):
+    for index, batch in enumerate(batches if alone else ()):
         first = _First()
         first.watch(model)
         try:

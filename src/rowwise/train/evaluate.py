@@ -3,6 +3,8 @@
 Its own file because training, `rowwise eval` and early stopping want the same numbers from the same code. What makes
 scores of a model is a function without arguments (`Evaluator`), as a click model and two towers are measured in
 different ways: `ClickEvaluator` is here, that of two towers in `retrieve.py`.
+
+Of several ranks each scores its part of every batch, the first one puts the counts together, and all get its scores.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,12 +16,16 @@ import torch
 from torch import Tensor, nn
 
 from rowwise.batch import Batch
+from rowwise.comm.seam import Comm
+from rowwise.comm.solo import solo
 from rowwise.train.entropy import Fit
 from rowwise.train.metrics import Metrics, TaskMetrics
 from rowwise.train.objective import bags_of
+from rowwise.train.ranks import Lockstep, all_of, from_rank, to_first
 from rowwise.train.samples import Samples
 from rowwise.train.settings import Training
 from rowwise.train.slices import Slices, most_common
+from rowwise.train.state import State
 from rowwise.train.step import autocast
 
 Values = dict[str, float]  # of one task: each metric by its name
@@ -52,7 +58,7 @@ class Evaluator(Protocol):
         ...
 
     def __call__(self) -> Scores:
-        """Measure."""
+        """Measure; called by all ranks, and the same on all of them."""
         ...
 
 
@@ -74,10 +80,11 @@ class ClickEvaluator:
 
     Args:
         model: what is measured; it is in evaluation mode meanwhile.
-        batches: makes the batches anew for each evaluation.
+        batches: makes the batches anew for each evaluation; of several ranks this one's part of them.
         tasks: names of the labels.
         training: device and precision, as in training.
         slicing: what is measured apart.
+        comm: the ranks that the model is on; None: one.
     """
 
     def __init__(
@@ -87,8 +94,10 @@ class ClickEvaluator:
         tasks: Sequence[str],
         training: Training,
         slicing: Slicing | None = None,
+        comm: Comm | None = None,
     ) -> None:
         """Nothing is read yet."""
+        self._comm = comm or solo()
         self._model, self._batches, self._tasks, self._training = model, batches, tuple(tasks), training
         self._slicing = slicing or Slicing()
 
@@ -99,29 +108,65 @@ class ClickEvaluator:
 
     def __call__(self) -> Scores:
         """One pass."""
-        metrics = Metrics(self._tasks, window=1)
-        slices: dict[str, Slices] = {}
+        counted = _Counted(Metrics(self._tasks, window=1), {})
+        steps = Lockstep(self._comm, "evaluation")
         with evaluating(self._model):
-            for batch, samples in self._scored():
-                metrics.add(samples)
-                for feature in self._slicing.features:
-                    ids_B = ids_or_none(batch, feature)
-                    # Which ids are common is learned from the first batch, so that memory is bounded: they are the same
-                    # ones in every evaluation, as these rows are not shuffled.
-                    if feature not in slices:
-                        common = most_common(ids_B[ids_B != NONE], self._slicing.ids)
-                        slices[feature] = Slices(common, len(self._tasks))
-                    slices[feature].add(samples, ids_B)
-        found = metrics.value()
-        rows = (row for feature, parts in slices.items() for row in _slice_rows(feature, parts, self._tasks))
+            for given in steps.over(self._batches):
+                batch = given.to(self._training.device)
+                if not counted.slices:
+                    counted.slices.update(self._choose_slices(batch))
+                with steps.sharing():
+                    with autocast(self._training):
+                        logits_BK = self._model(batch)
+                    samples = Samples.of(logits_BK.float(), batch.labels_BK, batch.weights_B)
+                    counted.metrics.add(samples)
+                    for feature, parts in counted.slices.items():
+                        parts.add(samples, ids_or_none(batch, feature))
+        return self._together(counted)
+
+    def _choose_slices(self, batch: Batch) -> dict[str, Slices]:
+        """The ids that are most common in the first batch of all ranks, so that memory is bounded.
+
+        They are the same ones in every evaluation, as these rows are not shuffled.
+        """
+        slices: dict[str, Slices] = {}
+        for feature in self._slicing.features:
+            ids_B = ids_or_none(batch, feature)
+            known = ids_B[ids_B != NONE]
+            known = known if len(self._comm.ranks) == 1 else all_of(self._comm, known.cpu(), "slices")
+            slices[feature] = Slices(most_common(known, self._slicing.ids), len(self._tasks))
+        return slices
+
+    def _together(self, mine: "_Counted") -> Scores:
+        """The scores of what all ranks have counted."""
+        if len(self._comm.ranks) == 1:
+            return self._scores(mine)
+        told = to_first(self._comm, mine.state(), "scores")
+        for state in told[1:] if told else ():
+            mine.merge(state)
+        return from_rank(self._comm, self._scores(mine) if told else None, 0, "scores")
+
+    def _scores(self, counted: "_Counted") -> Scores:
+        found = counted.metrics.value()
+        rows = (row for feature, parts in counted.slices.items() for row in _slice_rows(feature, parts, self._tasks))
         return Scores({task: values_of(found[task]) for task in self._tasks}, tuple(rows))
 
-    def _scored(self) -> Iterable[tuple[Batch, Samples]]:
-        for given in self._batches():
-            batch = given.to(self._training.device)
-            with autocast(self._training):
-                logits_BK = self._model(batch)
-            yield batch, Samples.of(logits_BK.float(), batch.labels_BK, batch.weights_B)
+
+@dataclass(frozen=True, slots=True)
+class _Counted:
+    """What one pass has counted."""
+
+    metrics: Metrics
+    slices: dict[str, Slices]
+
+    def state(self) -> tuple[State, dict[str, State]]:
+        return self.metrics.state(), {feature: parts.state() for feature, parts in self.slices.items()}
+
+    def merge(self, state: tuple[State, dict[str, State]]) -> None:
+        metrics, slices = state
+        self.metrics.merge(Metrics.from_state(metrics))
+        for feature, parts in slices.items():
+            self.slices[feature].merge(Slices.from_state(parts))
 
 
 @contextmanager

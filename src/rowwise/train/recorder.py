@@ -2,6 +2,10 @@
 
 Its own file because nothing here changes a result: a run without a recorder ends with the same bits. Training metrics
 are part of a checkpoint, so the lines after a resume are those of an uninterrupted run (times apart).
+
+Each rank counts its own samples. When a line is due, or a checkpoint, the first rank takes over what the others have
+counted since the last time (`gather`), so it alone has all, and they send little. Gives up: the last digits of metrics,
+which are sums of floats and so depend a little on how many ranks there were and when they gathered; in `elastic`, too.
 """
 
 import resource
@@ -17,12 +21,14 @@ from torch import Tensor
 
 from rowwise.batch import Batch
 from rowwise.checkpoint.read import Checkpoint
+from rowwise.comm.seam import Comm
 from rowwise.errors import SpecError
 from rowwise.shard.embeddings import AnyEmbeddings
 from rowwise.train.breakdown import PHASES, Breakdown
 from rowwise.train.evaluate import Scores, Values, recent_values_of, values_of
 from rowwise.train.metrics import Metrics
 from rowwise.train.progress import Progress
+from rowwise.train.ranks import to_first
 from rowwise.train.run_folder import Cell, RunFolder
 from rowwise.train.settings import Log
 from rowwise.train.step import Stepped
@@ -38,7 +44,16 @@ HELD = "recorder/"  # how names of its tensors in a checkpoint begin
 
 @final
 class Recorder:
-    """Counts every step and writes a line every so often; without a folder it only counts."""
+    """Counts every step and writes a line every so often; without a folder it only counts.
+
+    Args:
+        tables: whose traffic is looked at.
+        tasks: names of the labels.
+        log: how often.
+        folder: where to; of several ranks the first only has one.
+        clock: where the time went.
+        comm: the ranks.
+    """
 
     def __init__(
         self,
@@ -47,10 +62,11 @@ class Recorder:
         log: Log,
         folder: RunFolder | None,
         clock: Breakdown,
+        comm: Comm,
     ) -> None:
         """Nothing is written before the first line is due."""
         self.log, self._tasks, self._folder, self._clock = log, tuple(tasks), folder, clock
-        self._tables, self._profiled = tables, log.profiled()
+        self._tables, self._profiled, self._comm = tables, log.profiled(), comm
         self._metrics = Metrics(tasks, window=log.window)
         self._losses: deque[tuple[float, int]] = deque(maxlen=log.window)
         self._loss_sum, self._loss_samples = 0.0, 0
@@ -60,6 +76,7 @@ class Recorder:
         self._shown: Mapping[str, Values] = {}
         self._line = _Line(clock.seconds(), 0)
         self._written = 0  # the step of the newest line
+        self._memory_bytes = 0  # of the rank that holds most, when it was last asked
         self._board = _board(folder, log)
         self._profile: profile | None = None
 
@@ -94,6 +111,21 @@ class Recorder:
         if self._written != progress.step:
             self._write(progress, stepped)
 
+    def gather(self) -> None:
+        """Let the first rank have what the others have counted since the last time; called by all ranks."""
+        self._memory_bytes = memory_bytes()
+        if len(self._comm.ranks) == 1:
+            return
+        mine = self._metrics.state(), self._traffic.state(), self._memory_bytes
+        told = to_first(self._comm, mine, "metrics")
+        if told is None:
+            self._metrics, self._traffic = Metrics(self._tasks, window=self.log.window), Traffic()
+            return
+        for metrics, traffic, held_bytes in told[1:]:
+            self._metrics.merge(Metrics.from_state(metrics))
+            self._traffic.merge(traffic)
+            self._memory_bytes = max(self._memory_bytes, held_bytes)
+
     def recent_loss(self) -> float:
         """The mean loss of the newest batches; costs next to nothing, unlike an area under a curve."""
         return sum(loss for loss, _ in self._losses) / max(sum(samples for _, samples in self._losses), 1)
@@ -122,8 +154,9 @@ class Recorder:
             self._folder.replace("slices.csv", self._slices)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Tensors and numbers for a checkpoint."""
-        found = self._metrics.state()
+        """Tensors and numbers for a checkpoint, on the first rank; called by all."""
+        self.gather()
+        found = self._metrics.state() if self._comm.rank == 0 else {}
         tensors = {HELD + key: value for key, value in found.items() if isinstance(value, Tensor)}
         numbers = {key: value for key, value in found.items() if not isinstance(value, Tensor)}
         losses = {"newest": list(self._losses), "sum": self._loss_sum, "samples": self._loss_samples}
@@ -131,14 +164,19 @@ class Recorder:
         return tensors, {"metrics": numbers, "losses": losses, "scored": self._scored, "traffic": traffic}
 
     def restore(self, checkpoint: Checkpoint, progress: Progress) -> None:
-        """Count on from a checkpoint, and forget the lines that were written after it."""
+        """Count on from a checkpoint, and forget the lines that were written after it.
+
+        What all ranks had counted goes to the first, and the others begin anew.
+        """
         data = checkpoint.manifest.data["recorder"]
-        names = [name for name in checkpoint.names() if name.startswith(HELD)]
-        tensors = {name.removeprefix(HELD): checkpoint.load(name) for name in names}
-        self._metrics = Metrics.from_state({**data["metrics"], **tensors})
         self._losses.extend((loss, samples) for loss, samples in data["losses"]["newest"])
         self._loss_sum, self._loss_samples = data["losses"]["sum"], data["losses"]["samples"]
         self._scored = data["scored"]
+        if self._comm.rank:
+            return
+        names = [name for name in checkpoint.names() if name.startswith(HELD)]
+        tensors = {name.removeprefix(HELD): checkpoint.load(name) for name in names}
+        self._metrics = Metrics.from_state({**data["metrics"], **tensors})
         self._traffic.restore(data["traffic"])
         if self._folder is not None:
             self._folder.cut(progress.step)
@@ -163,8 +201,11 @@ class Recorder:
         return recent, {task: values_of(one) for task, one in found.items()}
 
     def _write(self, progress: Progress, stepped: Stepped) -> None:
-        self._shown, lifetime = self._values()
+        self.gather()
         self._written = progress.step
+        if self._comm.rank:
+            return
+        self._shown, lifetime = self._values()
         if self._folder is None:
             return
         self._write_metrics(progress, "train", self._shown)
@@ -173,7 +214,7 @@ class Recorder:
         spent = self._line.spent(seconds)
         samples_s = (progress.samples - self._line.samples) / max(sum(spent.values()), 1e-9)
         self._line = _Line(seconds, progress.samples)
-        about = {"memory_bytes": memory_bytes(), "rate": stepped.rate, "gradient_norm": stepped.gradient_norm}
+        about = {"memory_bytes": self._memory_bytes, "rate": stepped.rate, "gradient_norm": stepped.gradient_norm}
         row = _place(progress) | {"samples_s": samples_s} | {f"{phase}_s": s for phase, s in spent.items()} | about
         self._folder.append("steps.csv", [row])
         if self._board is not None:

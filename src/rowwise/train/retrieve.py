@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 from rowwise.batch import Batch
+from rowwise.errors import SpecError
 from rowwise.models.two_tower import TwoTower
+from rowwise.shard.embeddings import ShardedEmbeddings
 from rowwise.train.evaluate import Scores, evaluating
 from rowwise.train.objective import single_ids
 from rowwise.train.ranking import Ranking
@@ -51,6 +53,10 @@ class RetrievalEvaluator:
         """Nothing is read yet."""
         self._model, self._item, self._known, self._asked = model, item, known, asked
         self._task, self._ks = task, tuple(ks)
+        for module in model.modules():
+            if isinstance(module, ShardedEmbeddings) and module.routes.world > 1:
+                want = "want one process, as each question is put to all items in one place"
+                raise SpecError(f"two towers whose tables are on {module.routes.world} ranks: {want}")
 
     @property
     def metrics(self) -> tuple[str, ...]:

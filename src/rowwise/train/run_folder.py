@@ -27,7 +27,7 @@ HEADERS = {
     "steps.csv": (
         *("step", "samples", "time_s", "samples_s"),
         *("data_s", "lookup_s", "forward_s", "backward_s", "update_s", "other_s"),
-        *("memory_bytes", "rate", "gradient_norm"),
+        *("memory_bytes", "rate", "gradient_norm"),  # memory: of the rank that holds most; times: of the first
     ),
     "tables.csv": (
         *("table", "rows", "dim", "row_type", "optimizer", "features", "bytes", "state_bytes"),

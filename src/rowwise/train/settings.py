@@ -140,6 +140,11 @@ class Saving(Value, frozen=True):
 
     every: int = 0  # steps; 0: at the end of each epoch
     keep: int = 1  # of the newest, beside the best
+    background: bool = False  # while training goes on, from a copy that takes as much memory as what is saved
+    # only rows that changed, in between full ones, where that writes and reads less; takes a byte of memory a row
+    incremental: bool = False
+    # of each weight in tables, as saved: with fewer than they are trained with, who resumes goes on with rounded ones
+    bits: Literal[32, 8, 4] = 32
 
     def __post_init__(self) -> None:
         """Refuse what keeps nothing."""

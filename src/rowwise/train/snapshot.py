@@ -1,36 +1,58 @@
 """Everything that a training run has to remember, as named tensors and plain data, and back.
 
-Apart from the checkpoint, which knows files and nothing of models. Names are those of the model, never numbers, so that
-a model that gained a layer or a table can still take what it knows:
+Apart from the checkpoint, which knows files and nothing of models. Names are those of the model, never numbers or
+ranks, so that a model that gained a layer or a table can still take what it knows, by whatever plan it is sharded:
 
     model/<name>                       parameters and buffers; rows of tables as they are stored
     rows/<module>/<table>/<slot>       optimizer state of rows; `step` counts a table's updates
     optimizer/<which>/<name>/<slot>    state of torch's optimizers
-    rng/torch                          torch's random numbers
+    rng/torch                          torch's random numbers, of each rank
+    held/<bucket>                      what lossy wires hold back of dense gradients, of each rank
 
-What else a run saves has names that begin otherwise, and is left to whoever saved it.
+What else a run saves has names that begin otherwise, and is left to whoever saved it. Rows of another type than the
+table's are taken, rounded to the nearest: once, where a table has fewer bits than what was saved. Buffers, which may
+differ between ranks, are those of rank 0. Where the number of ranks is another one, rank 0 goes on with the random
+numbers that it had, and the others with new ones, which follow from these; what was held back is forgotten.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from msgspec import structs
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from rowwise.checkpoint.manifest import Entry
+from rowwise.checkpoint.parts import Part
 from rowwise.checkpoint.read import Checkpoint
-from rowwise.embedding import Embeddings
+from rowwise.checkpoint.tables import entries_of, modules_of, read_parts, written_parts
+from rowwise.comm.seam import Comm
+from rowwise.comm.solo import solo
 from rowwise.errors import CheckpointError
+from rowwise.shard.embeddings import AnyEmbeddings
 
 Optimizers = Mapping[str, Optimizer]
-OURS = ("model/", "rows/", "optimizer/", "rng/")
+OURS = ("model/", "rows/", "optimizer/", "rng/", "held/")
+NO_MODEL = ("optimizer/", "rng/", "held/")
+Held = dict[int, Tensor]  # see `CodedSum.held`
+RANDOM = "rng/torch"
 
 
-def collect(model: nn.Module, optimizers: Optimizers) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors (views, not copies: save them before the next step) and data of a run."""
-    tensors = {f"model/{name}": x for name, x in model.state_dict().items()}
-    tensors |= dict(_row_state(model))
+def collect(
+    model: nn.Module, optimizers: Optimizers, comm: Comm | None = None, held: Held | None = None
+) -> tuple[list[Part], dict[str, Any]]:
+    """Parts (views, not copies: save them before the next step) and data of a run; called by all ranks."""
+    comm = comm or solo()
+    buffers = {name for name, _ in model.named_buffers(remove_duplicate=False)}
+    parts = [
+        Part.whole(f"model/{name}", tensor, shared=name not in buffers)
+        for name, tensor in _dense_tensors(model).items()
+        if comm.rank == 0 or name not in buffers
+    ]
+    parts += [part for path, module in modules_of(model) for part in written_parts(path, module)]
     data: dict[str, Any] = {}
     for which, optimizer in optimizers.items():
         names = _names(model, optimizer, which)
@@ -40,29 +62,37 @@ def collect(model: nn.Module, optimizers: Optimizers) -> tuple[dict[str, Tensor]
         for parameter, state in optimizer.state.items():
             for slot, value in state.items():
                 if isinstance(value, Tensor):
-                    tensors[f"optimizer/{which}/{names[parameter]}/{slot}"] = value
+                    parts.append(Part.whole(f"optimizer/{which}/{names[parameter]}/{slot}", value))
                 else:
                     numbers.setdefault(names[parameter], {})[slot] = value
         data[which] = {"kind": type(optimizer).__name__, "groups": groups, "numbers": numbers}
-    tensors["rng/torch"] = torch.get_rng_state()
-    return tensors, {"optimizers": data}
+    each = {RANDOM: torch.get_rng_state()} | {f"held/{bucket}": x for bucket, x in (held or {}).items()}
+    for name, tensor in each.items():
+        shape, rows = (len(comm.ranks), *tensor.shape), (comm.rank, comm.rank + 1)
+        parts.append(Part(name=name, tensor=tensor.unsqueeze(0), shape=shape, rows=rows))
+    return parts, {"optimizers": data}
 
 
-def restore(checkpoint: Checkpoint, model: nn.Module, optimizers: Optimizers) -> None:
+def restore(
+    checkpoint: Checkpoint,
+    model: nn.Module,
+    optimizers: Optimizers,
+    comm: Comm | None = None,
+    held: Held | None = None,
+) -> None:
     """Put a run back exactly where it was; every name has to be there, and nothing may be left over."""
-    left = {name for name in checkpoint.names() if name.startswith(OURS)}
-    left -= _copy_all(checkpoint, [*_model_tensors(model), *_row_state(model)])
+    left = {name for name in checkpoint.names() if name.startswith(OURS) and not name.startswith(("rng/", "held/"))}
+    left -= _fill_model(checkpoint, model, state=True)
     for which, optimizer in optimizers.items():
         left -= _restore_optimizer(checkpoint, model, which, optimizer)
-    torch.set_rng_state(checkpoint.load("rng/torch"))
-    left.discard("rng/torch")
+    _restore_each(checkpoint, comm or solo(), {} if held is None else held)
     if left:
         raise CheckpointError(f"{checkpoint.folder} holds what this model does not: {', '.join(sorted(left)[:5])}")
 
 
 def restore_model(checkpoint: Checkpoint, model: nn.Module) -> None:
     """Put the model where it was, for use: no optimizer and no random numbers."""
-    _copy_all(checkpoint, _model_tensors(model))
+    _fill_model(checkpoint, model, state=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +101,7 @@ class Match:
 
     loaded: list[str] = field(default_factory=list)
     grown: dict[str, str] = field(default_factory=dict)  # some rows taken over: how many of how many
+    rounded: dict[str, str] = field(default_factory=dict)  # likewise, but stored in another row type: which
     skipped: dict[str, str] = field(default_factory=dict)  # in both, and why not
     new: list[str] = field(default_factory=list)  # in the model only: keep their initial values
     unused: list[str] = field(default_factory=list)  # in the checkpoint only
@@ -80,6 +111,7 @@ class Match:
         return [
             f"{len(self.loaded)} tensors taken over",
             *(f"grown: {name}: {how}" for name, how in self.grown.items()),
+            *(f"rounded: {name}: {how}" for name, how in self.rounded.items()),
             *(f"not taken over: {name}: {why}" for name, why in self.skipped.items()),
             *(f"new: {name}" for name in self.new),
             *(f"not in this model: {name}" for name in self.unused),
@@ -88,40 +120,94 @@ class Match:
 
 def warm_start(checkpoint: Checkpoint, model: nn.Module) -> Match:
     """Take over what matches by name: equal shapes whole, tables that have grown their first rows, with their state."""
-    found = Match()
-    mine = dict([*_model_tensors(model), *_row_state(model)])
-    tables = {f"model/{_join(path, t.name)}" for path, m in _embeddings(model) for t in m.tables}
-    for name, tensor in mine.items():
-        if name not in checkpoint.manifest.tensors:
+    found, saved = Match(), checkpoint.manifest.tensors
+    mine = {f"model/{name}": Part.whole(f"model/{name}", x).entry for name, x in _dense_tensors(model).items()}
+    rows: dict[str, Entry] = {}
+    for path, module in modules_of(model):
+        rows |= entries_of(path, module)
+    for name, want in (mine | rows).items():
+        if name not in saved:
             found.new.append(name)
-            continue
-        entry = checkpoint.entry(name)
-        rows = min(len(tensor), entry.shape[0]) if tensor.dim() and entry.shape else 0
-        if entry.dtype != str(tensor.dtype).removeprefix("torch."):
-            found.skipped[name] = f"{entry.dtype} there, {tensor.dtype} here"
-        elif entry.shape == tuple(tensor.shape):
-            checkpoint.copy_into(tensor, name)
-            found.loaded.append(name)
-        elif (name in tables or name.startswith("rows/")) and entry.shape[1:] == tuple(tensor.shape[1:]):
-            checkpoint.copy_into(tensor[:rows], name)
-            found.grown[name] = f"{rows} of {len(tensor)} rows, {entry.shape[0]} there"
         else:
-            found.skipped[name] = f"{entry.shape} there, {tuple(tensor.shape)} here"
-    found.unused.extend(n for n in checkpoint.names() if n not in mine and not n.startswith(("optimizer/", "rng/")))
+            _match(found, name, saved[name], want, grows=name in rows)
+    taken = {*found.loaded, *found.grown}
+    for part in _parts(checkpoint, model, state=True):
+        if part.name in taken:
+            there = saved[part.name]
+            end = max(part.rows[0], min(part.rows[1], there.rows))
+            checkpoint.fill(replace(part.cut(part.rows[0], end), shape=there.shape))
+    known = mine | rows
+    found.unused.extend(n for n in saved if n not in known and not n.startswith(NO_MODEL))
     return found
 
 
-def _copy_all(checkpoint: Checkpoint, tensors: Iterable[tuple[str, Tensor]]) -> set[str]:
-    """Fill the tensors, each of which has to be there just so; returns their names."""
-    names: set[str] = set()
-    for name, tensor in tensors:
-        entry = checkpoint.entry(name)
-        if entry.shape != tuple(tensor.shape) or entry.dtype != str(tensor.dtype).removeprefix("torch."):
-            got, want = f"{entry.shape} of {entry.dtype}", f"{tuple(tensor.shape)} of {tensor.dtype}"
-            raise CheckpointError(f"{checkpoint.folder}: {name}: got {got}, want {want}; start from it instead")
-        checkpoint.copy_into(tensor, name)
-        names.add(name)
+def _match(found: Match, name: str, there: Entry, here: Entry, *, grows: bool) -> None:
+    """Whether a tensor is taken over, and how."""
+    tables = there.row_type is not None and here.row_type is not None
+    if not tables and there.dtype != here.dtype:
+        found.skipped[name] = f"{there.dtype} there, {here.dtype} here"
+    elif _fits(there, here):
+        found.loaded.append(name)
+    elif (
+        grows
+        and there.shape
+        and here.shape
+        and _fits(structs.replace(there, shape=(here.rows, *there.shape[1:])), here)
+    ):
+        found.grown[name] = f"{min(here.rows, there.rows)} of {here.rows} rows, {there.rows} there"
+    else:
+        found.skipped[name] = f"{there.shape} there, {here.shape} here"
+        return
+    if tables and there.row_type != here.row_type:
+        found.rounded[name] = f"{there.row_type} there, {here.row_type} here"
+
+
+def _fits(there: Entry, here: Entry) -> bool:
+    """Whether one can be read as the other; of a number a row there may be one for each of its blocks of columns."""
+    blocks = here.row_type is None and len(here.shape) == 1 and len(there.shape) == 2
+    return there.shape[: 1 if blocks else None] == here.shape
+
+
+def _fill_model(checkpoint: Checkpoint, model: nn.Module, *, state: bool) -> set[str]:
+    """Fill what this rank has of the model, all of which has to be there; returns the names of all of it."""
+    names = {f"model/{name}" for name in _dense_tensors(model)}
+    for path, module in modules_of(model):
+        for name, want in entries_of(path, module).items():
+            if not state and name.startswith("rows/"):
+                continue
+            # On all ranks alike, whether they hold some of it or not: none may go on alone.
+            there = checkpoint.entry(name)
+            if not _fits(there, want):
+                got = f"got {there.shape} of {there.dtype}, want {want.shape} of {want.dtype}"
+                raise CheckpointError(f"{checkpoint.folder}: {name}: {got}; start from it instead")
+            names.add(name)
+    checkpoint.fill_all(_parts(checkpoint, model, state=state))
     return names
+
+
+def _parts(checkpoint: Checkpoint, model: nn.Module, *, state: bool) -> list[Part]:
+    """What this rank has of a model, with or without the optimizer state of rows."""
+    parts = [Part.whole(f"model/{name}", tensor) for name, tensor in _dense_tensors(model).items()]
+    for path, module in modules_of(model):
+        found = read_parts(path, module, checkpoint.manifest.tensors)
+        parts += [part for part in found if state or not part.name.startswith("rows/")]
+    return parts
+
+
+def _restore_each(checkpoint: Checkpoint, comm: Comm, held: Held) -> None:
+    """What is another on each rank."""
+    row = comm.rank, comm.rank + 1
+    held.clear()
+    if checkpoint.entry(RANDOM).rows == len(comm.ranks):
+        torch.set_rng_state(checkpoint.load(RANDOM, row)[0])
+        names = [name for name in checkpoint.names() if name.startswith("held/")]
+        held.update({int(name.removeprefix("held/")): checkpoint.load(name, row)[0] for name in names})
+        return
+    first = checkpoint.load(RANDOM, (0, 1))[0]
+    if comm.rank == 0:
+        torch.set_rng_state(first)
+    else:
+        torch.manual_seed(zlib.crc32(first.numpy().data, comm.rank))
 
 
 def _restore_optimizer(checkpoint: Checkpoint, model: nn.Module, which: str, optimizer: Optimizer) -> set[str]:
@@ -150,26 +236,11 @@ def _restore_optimizer(checkpoint: Checkpoint, model: nn.Module, which: str, opt
     return taken
 
 
-def _model_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    for name, tensor in model.state_dict().items():
-        yield f"model/{name}", tensor
-
-
-def _row_state(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    for path, module in _embeddings(model):
-        for table, slots in module.optimizer_state().items():
-            for slot, tensor in slots.items():
-                yield f"rows/{_join(path, table)}/{slot}", tensor
-
-
-def _embeddings(model: nn.Module) -> Iterator[tuple[str, Embeddings]]:
-    for path, module in model.named_modules():
-        if isinstance(module, Embeddings):
-            yield path, module
-
-
-def _join(path: str, table: str) -> str:
-    return f"{path}.{table}" if path else table
+def _dense_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers by name, but for the tables."""
+    paths = [path for path, m in model.named_modules(remove_duplicate=False) if isinstance(m, AnyEmbeddings)]
+    inside = tuple(f"{path}." for path in paths if path)
+    return {n: x for n, x in model.state_dict().items() if not n.startswith(inside) and "" not in paths}
 
 
 def _names(model: nn.Module, optimizer: Optimizer, which: str) -> dict[Tensor, str]:

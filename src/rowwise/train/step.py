@@ -3,7 +3,9 @@
 Read `step` from top to bottom; everything else of training is around it. Nothing is changed before the gradients have
 been looked at: rows only stage theirs in the backward (see `embedding.py`), so a step that stops on a bad number leaves
 rows, parameters and optimizers as they were. Two things it cannot take back: what a forward itself counts in buffers,
-and the other rows, where finite gradients of one row add up past the range of float32.
+and the other rows, where finite gradients of one row add up past the range of float32. Of several ranks only the one
+that holds such a row knows of it, when the others are done; so it ends its step as they do (`Stepped.failed`), and
+tells them at the beginning of the next.
 
 With several ranks each has some of the samples, or none, and a step is still one: the loss is a mean over the samples
 of all, gradients are added over all, and what stops one stops all (see `together.py`). With one rank it is the same
@@ -23,7 +25,8 @@ from torch.optim import Optimizer
 from rowwise.batch import Batch
 from rowwise.comm.seam import Comm
 from rowwise.comm.solo import solo
-from rowwise.errors import GradientError, SpecError
+from rowwise.errors import GradientError, SpecError, UpdateError
+from rowwise.ops.update import do_all
 from rowwise.shard.embeddings import AnyEmbeddings, ShardedEmbeddings
 from rowwise.spec import Wire
 from rowwise.train.breakdown import Breakdown
@@ -32,10 +35,11 @@ from rowwise.train.elastic import ElasticGradients
 from rowwise.train.objective import Objective, Outcome
 from rowwise.train.optimizers import forget_gradients, make_optimizer, set_rate, update
 from rowwise.train.settings import Training
-from rowwise.train.together import Counted, Trouble, settle
+from rowwise.train.together import Counted, Heard, Notice, Trouble, settle
 from rowwise.train.virtual import VirtualShards, join, one_thread
 
 EXACT = Wire()
+NOTHING = Notice()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,22 +106,24 @@ class Stepped:
     loss: float
     rate: float
     gradient_norm: float  # of the dense parameters, before any clipping
+    heard: Heard  # what the ranks said besides
+    failed: UpdateError | None  # rows of this rank; alone it is raised, else it is the trouble of the next notice
 
 
-def step(work: Machinery, batches: Sequence[Batch], number: int) -> Stepped:
+def step(work: Machinery, batches: Sequence[Batch], number: int, notice: Notice = NOTHING) -> Stepped:
     """One update, the first of which is number 1, from the samples of all batches of all ranks together."""
     if work.optimizer is not None:
         forget_gradients(work.optimizer)
     try:
         with one_thread() if work.shards else nullcontext():
-            counted = _count(work, batches, number)
+            counted = _count(work, batches, number, notice)
             pieces = work.shards.of(batches, counted.samples_W) if work.shards else batches
             losses, outcomes = _differentiate(work, pieces, counted, number)
             with work.clock.phase("update"):
                 norm = _gradient_norm(work)
                 loss = settle(work.comm, losses, _find_trouble(work, losses, norm), number)
                 _clip(work, norm)
-                rate = _apply(work, number)
+                rate, failed = _apply(work, number)
     finally:
         # Nothing is left after an update; after an error nothing of this step may reach the next one.
         work.gradients.discard()
@@ -125,7 +131,15 @@ def step(work: Machinery, batches: Sequence[Batch], number: int) -> Stepped:
             tables.discard()
     if work.shards:
         outcomes = [join(outcomes, [len(piece.labels_BK) for piece in pieces])]
-    return Stepped(outcomes=tuple(outcomes), samples=counted.samples, loss=loss, rate=rate, gradient_norm=norm)
+    return Stepped(
+        outcomes=tuple(outcomes),
+        samples=counted.samples,
+        loss=loss,
+        rate=rate,
+        gradient_norm=norm,
+        heard=counted.heard,
+        failed=failed,
+    )
 
 
 def autocast(settings: Training) -> AbstractContextManager[object]:
@@ -169,12 +183,12 @@ def dense_parameters(model: nn.Module) -> tuple[nn.Parameter, ...]:
     return tuple(parameter for parameter in model.parameters() if parameter.requires_grad)
 
 
-def _count(work: Machinery, batches: Sequence[Batch], number: int) -> Counted:
+def _count(work: Machinery, batches: Sequence[Batch], number: int, notice: Notice) -> Counted:
     """Ask for the samples of all ranks, and whether they are at the same thing."""
     facts = {"number of the step": number, "number of batches": len(batches)}
     if work.shards:
         facts["seed of torch"] = work.shards.seed % (1 << 53)
-    return Counted(work.comm, sum(len(batch.labels_BK) for batch in batches), facts)
+    return Counted(work.comm, sum(len(batch.labels_BK) for batch in batches), facts, notice)
 
 
 def _differentiate(
@@ -226,12 +240,17 @@ def _clip(work: Machinery, norm: float) -> None:
         torch._foreach_mul_([p.grad for p in work.dense if p.grad is not None], work.settings.clip / norm)
 
 
-def _apply(work: Machinery, number: int) -> float:
-    """Change rows and dense parameters; returns the rate of the latter."""
-    for tables in work.tables:  # first: they may still refuse, and then the dense part stays as it was
-        tables.update()
+def _apply(work: Machinery, number: int) -> tuple[float, UpdateError | None]:
+    """Change rows and dense parameters; gives the rate of the latter, and what rows of this rank refused."""
+    try:
+        # First: they may still refuse, and then the dense part stays as it was.
+        do_all(tables.update for tables in work.tables)
+    except GradientError as error:
+        if len(work.comm.ranks) == 1:
+            raise
+        return 0.0, UpdateError(f"step {number}: {error}")
     if work.optimizer is None:
-        return 0.0
+        return 0.0, None
     rate = set_rate(work.optimizer, work.settings.optimizer.lr, work.settings.schedule, number)
     update(work.optimizer)
-    return rate
+    return rate, None

@@ -1,5 +1,7 @@
 """What the ranks of a step tell each other, in two small gathers: how many samples each has, and how it went.
 
+With the first travels what a rank has to say besides (`Notice`): whether it has more batches, whether it was asked to
+stop, and what it met since the last step. So the ranks of a run go on and end together, and no step has a gather more.
 Its own file because it is all of a step that knows of other ranks; alone, a rank tells nobody. Gives up: an error that
 a rank meets inside a forward; it leaves the step there, and the others learn of it by a collective that it misses.
 """
@@ -7,7 +9,6 @@ a rank meets inside a forward; it leaves the step there, and the others learn of
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import final
 
 import torch
@@ -15,6 +16,35 @@ import torch
 from rowwise.comm.agree import agree
 from rowwise.comm.seam import Comm
 from rowwise.errors import BatchError, GradientError, PeerError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notice:
+    """What a rank tells the others beside its samples."""
+
+    following: int = 0  # batches that it has for the step after this one
+    stop: bool = False  # somebody wants the run to end after this step
+    trouble: Exception | None = None  # why it cannot go on; ends the step on all ranks, before anything changes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heard:
+    """What the ranks said, together."""
+
+    following_W: tuple[int, ...] = (0,)
+    stop: bool = False
+
+    @property
+    def following(self) -> int:
+        """Batches of the next step on every rank, some without samples maybe; 0: no rank has one."""
+        return max(self.following_W)
+
+
+def hear(comm: Comm, notice: Notice, where: str) -> Heard:
+    """The same outside of a step."""
+    told_WN = _tell(comm, _numbers(notice))()
+    _end_if_troubled(comm, notice, told_WN, where)
+    return _heard(told_WN)
 
 
 @final
@@ -25,31 +55,48 @@ class Counted:
         comm: the ranks.
         samples: of this rank.
         facts: what has to be the same on all ranks, by name.
+        notice: what else there is to say.
     """
 
-    def __init__(self, comm: Comm, samples: int, facts: Mapping[str, int]) -> None:
+    def __init__(self, comm: Comm, samples: int, facts: Mapping[str, int], notice: Notice) -> None:
         """Tell the others."""
-        self._ranks, self._names = comm.ranks, tuple(facts)
-        self._hear = _tell(comm, [samples, *facts.values()])
+        self._comm, self._names, self._notice = comm, tuple(facts), notice
+        self._where = f"before step {facts['number of the step']}"
+        self._hear = _tell(comm, [*_numbers(notice), samples, *facts.values()])
+        self._told_WN: list[list[float]] = []
 
-    @cached_property
+    @property
     def samples_W(self) -> list[int]:
         """By rank; at least one in all."""
-        told_WN = self._hear()
-        for rank, told_N in zip(self._ranks, told_WN, strict=True):
-            for name, here, there in zip(self._names, told_WN[0][1:], told_N[1:], strict=True):
-                if here != there:
-                    ranks = f"rank {self._ranks[0]} has {here:.0f} and rank {rank} has {there:.0f}"
-                    raise PeerError(f"ranks do not agree on the {name}: {ranks}; want the same step on all of them")
-        samples_W = [int(told_N[0]) for told_N in told_WN]
+        samples_W = [int(told_N[SAID]) for told_N in self._told()]
         if not any(samples_W):
             raise BatchError("a step without a sample on any rank: want at least one")
         return samples_W
 
-    @cached_property
+    @property
     def samples(self) -> int:
         """Of all ranks."""
         return sum(self.samples_W)
+
+    @property
+    def heard(self) -> Heard:
+        """What else was said."""
+        return _heard(self._told())
+
+    def _told(self) -> list[list[float]]:
+        # Not a cached_property: up to Python 3.11 all of a process wait for one that is computed, and ranks may be
+        # threads that talk meanwhile.
+        if self._told_WN:
+            return self._told_WN
+        told_WN, ranks = self._hear(), self._comm.ranks
+        _end_if_troubled(self._comm, self._notice, told_WN, self._where)
+        for rank, told_N in zip(ranks, told_WN, strict=True):
+            for name, here, there in zip(self._names, told_WN[0][SAID + 1 :], told_N[SAID + 1 :], strict=True):
+                if here != there:
+                    both = f"rank {ranks[0]} has {here:.0f} and rank {rank} has {there:.0f}"
+                    raise PeerError(f"ranks do not agree on the {name}: {both}; want the same step on all of them")
+        self._told_WN = told_WN
+        return told_WN
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +114,23 @@ def settle(comm: Comm, parts: Sequence[float], trouble: Trouble | None, number: 
     if kinds:
         agree(comm, trouble.error if trouble is not None and trouble.kind == min(kinds) else None, f"step {number}")
     return math.fsum(part for told_N in told_WN for part in told_N[1:])  # exact, so in any order the same
+
+
+SAID = 3  # numbers that a notice is told in
+
+
+def _numbers(notice: Notice) -> list[float]:
+    return [notice.following, notice.stop, notice.trouble is not None]
+
+
+def _end_if_troubled(comm: Comm, notice: Notice, told_WN: Sequence[Sequence[float]], where: str) -> None:
+    """On all ranks alike: a rank that has trouble raises its own, the others an error that names it."""
+    if any(told_N[2] for told_N in told_WN):
+        agree(comm, notice.trouble, where)
+
+
+def _heard(told_WN: Sequence[Sequence[float]]) -> Heard:
+    return Heard(following_W=tuple(int(told_N[0]) for told_N in told_WN), stop=any(told_N[1] for told_N in told_WN))
 
 
 def _tell(comm: Comm, numbers: Sequence[float]) -> Callable[[], list[list[float]]]:

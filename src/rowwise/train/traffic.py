@@ -1,7 +1,8 @@
 """What the batches ask of each table: how many ids, how many different ones, how uneven.
 
 Its own file because it only looks at ids. One batch in many is looked at, and at most some thousand ids of a table, so
-it costs next to nothing; gives up: what is rarer than that is not seen.
+it costs next to nothing; gives up: what is rarer than that is not seen. Ranks look at their own parts of a batch, and
+their sums are added up: an id that comes on two ranks is different twice.
 """
 
 from collections.abc import Mapping, Sequence
@@ -60,6 +61,12 @@ class Traffic:
     def restore(self, state: Mapping[str, Mapping[str, int]]) -> None:
         """Count on from what `state` gave."""
         self._sums = {name: _Sums(**sums) for name, sums in state.items()}
+
+    def merge(self, state: Mapping[str, Mapping[str, int]]) -> None:
+        """Add what another rank's `state` gave."""
+        for name, theirs in state.items():
+            mine = asdict(self._sums.get(name, _Sums()))
+            self._sums[name] = _Sums(**{key: count + theirs[key] for key, count in mine.items()})
 
     def _row(self, table: Table) -> dict[str, Cell]:
         sums = self._sums.get(table.name, _Sums())

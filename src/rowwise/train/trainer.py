@@ -2,42 +2,48 @@
 
 What is due after a step is decided by `progress`, from numbers that the checkpoint holds; this file only does it. A
 run that was killed and resumed therefore takes the same steps as one that was not, and ends with the same bits.
+
+Of several ranks each runs this loop, and all decide alike: `progress` is the same on all of them. What only one knows
+(a wish to stop, data that has ended or cannot be read, rows that refused an update) travels with the first gather of
+the next step, and is asked for before an evaluation or a checkpoint. Only the first rank writes into the run's folder.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import islice
-from typing import Any, final
+from typing import final
 
-import msgspec
 import torch
 from msgspec import structs
-from torch import Tensor, nn
+from torch import nn
 
 from rowwise.batch import Batch
 from rowwise.checkpoint.read import Checkpoint
-from rowwise.errors import CheckpointError, DataError, GradientError, SpecError
+from rowwise.comm.agree import agree
+from rowwise.comm.seam import Comm
+from rowwise.errors import AgreedError, GradientError, SpecError, UpdateError
 from rowwise.ingest.batcher import Batcher, Position
-from rowwise.ops.linear import choose, chosen, has_onednn
+from rowwise.spec import Wire
 from rowwise.train.breakdown import PAUSED, Breakdown
 from rowwise.train.diagnose import find_cause
 from rowwise.train.evaluate import Evaluator, Scores
-from rowwise.train.objective import Objective
+from rowwise.train.groups import Group, Groups
+from rowwise.train.objective import InBatch, Objective
 from rowwise.train.progress import Best, Progress
+from rowwise.train.ranks import seed_rank, sharing
 from rowwise.train.recorder import Recorder
 from rowwise.train.run_folder import RunFolder
-from rowwise.train.saved import FAILED, Saved
+from rowwise.train.run_state import RunState
 from rowwise.train.settings import Settings
-from rowwise.train.snapshot import collect, restore
-from rowwise.train.step import Machinery, Stepped, step
+from rowwise.train.step import EXACT, Machinery, Stepped, step
+from rowwise.train.together import Notice, hear
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """What is trained, on what.
 
-    `batches` makes the training batches from a position on; `evaluate` looks at the validation data, if there is any.
+    `batches` makes the training batches from a position on, of several ranks this one's part of them; `evaluate` looks
+    at the validation data, if there is any.
     """
 
     model: nn.Module
@@ -57,15 +63,6 @@ class Shown:
     recorder: Recorder = field(repr=False)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Group:
-    """The batches of one update."""
-
-    batches: list[Batch]
-    after: Position  # where the data stands once they are used
-    last: bool  # of the epoch
-
-
 Tell = Callable[[Shown], None]
 
 
@@ -76,48 +73,60 @@ class Trainer:
     Args:
         job: what is trained.
         settings: how.
-        folder: where the run is written; None: nowhere, and nothing is saved.
-        tell: hears of every step.
+        folder: where the run is written, the same on all ranks; None: nowhere, and nothing is saved.
+        tell: hears of every step, on the first rank.
+        comm: the ranks, all of which do the same; None: there is one.
+        wire: how dense gradients travel.
     """
 
     def __init__(
-        self, job: Job, settings: Settings | None = None, folder: RunFolder | None = None, tell: Tell | None = None
+        self,
+        job: Job,
+        settings: Settings | None = None,
+        folder: RunFolder | None = None,
+        tell: Tell | None = None,
+        comm: Comm | None = None,
+        wire: Wire = EXACT,
     ) -> None:
         """Start from the model as it is."""
         self.job, self.settings, self.folder = job, settings or Settings(), folder
-        self._tell = tell or (lambda _: None)
-        check(job, self.settings)
         self._clock = clock = Breakdown()
-        self._work = Machinery.of(job.model, job.objective, self.settings.train, clock)
-        self._batcher = job.batches(None)
+        check(job, self.settings, 1 if comm is None else len(comm.ranks))
+        self._work = Machinery.of(job.model, job.objective, self.settings.train, clock, comm, wire)
+        self._comm = own = self._work.comm
+        self._alone, first = len(own.ranks) == 1, own.rank == 0
+        if self._work.shards is None:
+            seed_rank(own)
+        self._tell = tell if tell is not None and first else lambda _: None
+        self._batcher = self._open(None)
         self.progress = Progress(position=self._batcher.state())
-        self._recorder = Recorder(self._work.tables, job.tasks, self.settings.log, folder, clock)
-        self._saved = None if folder is None else Saved(folder.checkpoints)
-        self._stopping = False
+        written = folder if first else None
+        self._recorder = Recorder(self._work.tables, job.tasks, self.settings.log, written, clock, own)
+        self._state = RunState(self._work, self._recorder, folder, self.settings.save)
+        self._asked = False  # this rank was asked to stop
+        self._stopping = False  # all ranks know of such a wish
+        self._failed: UpdateError | None = None  # what this rank met, and the others do not know yet
+        self._resumed = False  # in the middle of an epoch, maybe
         self._before_s = 0.0  # training time of the run less what the clock shows
 
     def resume(self, checkpoint: Checkpoint) -> None:
         """Go on from a checkpoint of this run, exactly."""
-        data = checkpoint.manifest.data
-        if "progress" not in data:
-            raise CheckpointError(f"{checkpoint.folder} is not of a run: it does not say how far it got")
-        progress = msgspec.convert(data["progress"], Progress)
+        progress = self._state.progress_of(checkpoint)
+        self._batcher, self._resumed = self._open(progress.position), True  # first: it may be of other data
         # Whether that is the end is for these settings to say: a run that has ended can be given more epochs.
         over = progress.is_over(self.settings.train, self.settings.evaluate)
         self.progress = structs.replace(progress, finished=over)
-        with _own_numbers(self._work.optimizer):
-            restore(checkpoint, self.job.model, self._optimizers())
-        self._batcher = self.job.batches(self.progress.position)
-        # The two libraries round differently, and which is faster may be found out differently today.
-        if has_onednn() or data["products"] == "torch":
-            choose(data["products"])
-        self._recorder.restore(checkpoint, self.progress)
-        if self._saved is not None:
-            self._saved.cut(self.progress.step)
+        self._state.restore(checkpoint, self.progress)
+
+    def _open(self, position: Position | None) -> Batcher:
+        """The batches from a position on; files that only one rank cannot find end all ranks."""
+        with sharing(self._comm, "opening the data"):
+            return self.job.batches(position)
 
     def stop(self) -> None:
-        """End after the present step, with a checkpoint; may be called by a signal's handler."""
-        self._stopping = True
+        """End after the present step, of several ranks maybe the next, with a checkpoint; signals' handlers call it."""
+        self._asked = True
+        self._stopping = self._stopping or self._alone
 
     def note(self, split: str, scores: Scores) -> None:
         """Write down an evaluation that was made apart."""
@@ -135,6 +144,8 @@ class Trainer:
             # Whenever the wish to stop came: where the last step was saved anyway, this does nothing.
             if self._stopping:
                 self._save()
+            self._recorder.gather()
+            self._state.wait()
         finally:
             for handle in handles:
                 handle.remove()
@@ -143,45 +154,36 @@ class Trainer:
 
     def _epoch(self) -> None:
         """The steps that are left of an epoch, or those up to a stop."""
-        group = None
-        for group in self._groups():
-            stepped = self._step(group)
-            self._after(stepped, epoch_end=group.last)
-            if self._ends():
-                return
-        if group is None:
-            raise DataError("there are no rows to train on: an epoch ended without a batch")
+        groups = Groups(self._batcher, self._work)
+        heard = hear(self._comm, self._notice(groups), f"after step {self.progress.step}")
+        self._stopping = self._stopping or heard.stop
+        groups.begin(heard, resumed=self._resumed)
+        self._resumed = False
+        while heard.following and not self._ends():
+            stepped = self._step(groups.take(heard.following), groups)
+            heard = stepped.heard
+            self._stopping = self._stopping or heard.stop
+            self._after(stepped, epoch_end=not heard.following)
 
-    def _groups(self) -> Iterator[_Group]:
-        """The batches of each update."""
-        batches = iter(self._batcher)
-        group = self._read(batches)
-        while group:
-            after = self._batcher.state()
-            # The last one has to be known as such: what is due at the end of an epoch belongs to its last step, and
-            # one step makes one checkpoint.
-            following = self._read(batches)
-            last = not following
-            yield _Group(batches=group, after=self._batcher.state() if last else after, last=last)
-            group = following
+    def _notice(self, groups: Groups) -> Notice:
+        """What this rank has to say."""
+        return Notice(following=groups.following, stop=self._asked, trouble=self._failed or groups.trouble)
 
-    def _read(self, batches: Iterator[Batch]) -> list[Batch]:
-        device = self.settings.train.device
-        with self._clock.phase("data"):
-            return [batch.to(device) for batch in islice(batches, self.settings.train.accumulate)]
-
-    def _step(self, group: _Group) -> Stepped:
+    def _step(self, group: Group, groups: Groups) -> Stepped:
         number = self.progress.step + 1
         self._recorder.before(number)
         random = torch.get_rng_state()
         try:
-            stepped = step(self._work, group.batches, number)
-        except GradientError as error:
+            stepped = step(self._work, group.batches, number, self._notice(groups))
+        except (GradientError, AgreedError) as error:
+            if not self._alone and not _is_of_all(error):
+                raise
             torch.set_rng_state(random)  # of dropout, too, what is met again is the same
-            raise GradientError(self._explain(error, group.batches, number)) from None
+            raise self._explain(error, group.batches, number) from None
+        self._failed = stepped.failed
         self.progress = structs.replace(
             self.progress,
-            position=group.after,
+            position=group.after if stepped.heard.following else self._batcher.state(),
             step=number,
             samples=self.progress.samples + stepped.samples,
             time_s=self._before_s + self._clock.training_s(),
@@ -196,6 +198,7 @@ class Trainer:
         how, over = self.settings, self.progress.is_over(self.settings.train, self.settings.evaluate)
         better = False
         if self.job.evaluate and self.progress.wants_evaluation(how.evaluate, epoch_end=epoch_end, over=over):
+            self._meet()
             with self._clock.phase(PAUSED):
                 better = self._evaluate(self.job.evaluate())
             # What an evaluation found may end the run.
@@ -219,40 +222,31 @@ class Trainer:
         self._recorder.evaluated(self.progress, "valid", scores)
         return better
 
+    def _meet(self) -> None:
+        """Make sure that no rank has met anything since the last step began; ends the run on all of them if one has."""
+        if not self._alone:
+            agree(self._comm, self._failed, f"after step {self.progress.step}")
+
     def _save(self) -> None:
-        if self._saved is None:
-            return
-        tensors, data = self._state()
-        self._saved.add(self.progress.step, tensors, data)
-        self._saved.prune(self.settings.save.keep, None if self.progress.best is None else self.progress.best.step)
-
-    def _state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        tensors, data = collect(self.job.model, self._optimizers())
-        kept, numbers = self._recorder.state()
-        more = {"progress": msgspec.to_builtins(self.progress), "recorder": numbers, "products": chosen()}
-        return tensors | kept, data | more
-
-    def _optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        return {} if self._work.optimizer is None else {"dense": self._work.optimizer}
+        self._meet()
+        self._state.save(self.progress)
 
     def _ends(self) -> bool:
         return self._stopping or self.progress.finished
 
-    def _explain(self, error: GradientError, batches: list[Batch], number: int) -> str:
-        """A bad number, where it comes from, and how to meet it again."""
-        again = ""
-        if self._saved is not None and self.folder is not None:
-            again = f"; meet it again: rowwise resume {self.folder.path} --from {FAILED}"
-            try:
-                self._saved.add_failed(*self._state())  # before the model runs once more, which may draw numbers
-            except CheckpointError as full:
-                again = f"; and it cannot be met again, as {full}"
-        cause = find_cause(self.job.model, batches, str(error))
+    def _explain(self, error: GradientError | AgreedError, batches: list[Batch], number: int) -> Exception:
+        """A bad number, where it comes from, and how to meet it again; called by all ranks."""
+        again = self._state.save_failed(self.progress)  # before the model runs once more, which may draw numbers
+        if isinstance(error, AgreedError):
+            return AgreedError(f"{error}{again}", error.kinds)
+        cause = find_cause(self.job.model, batches, str(error), alone=self._alone)
         at = self.progress.position
-        return f"step {number} (epoch {at.epoch}, from row {at.row} of split {at.split} on): {cause}{again}"
+        return GradientError(
+            f"step {number} (epoch {at.epoch}, from row {at.row} of split {at.split} on): {cause}{again}"
+        )
 
 
-def check(job: Job, settings: Settings) -> None:
+def check(job: Job, settings: Settings, world: int = 1) -> None:
     """Refuse what would only come to light at the end of the first epoch."""
     how = settings.evaluate
     if how.task and how.task not in job.tasks:
@@ -260,13 +254,13 @@ def check(job: Job, settings: Settings) -> None:
     if job.evaluate is not None and how.metric not in job.evaluate.metrics:
         there = ", ".join(job.evaluate.metrics)
         raise SpecError(f"evaluate.metric={how.metric!r} is not measured; there are: {there}")
+    if world > 1 and isinstance(job.objective, InBatch):
+        got = f"a softmax over the items of a batch, whose samples are on {world} ranks"
+        raise SpecError(f"{got}: want one process for two towers, as each rank knows of its own items only")
 
 
-@contextmanager
-def _own_numbers(optimizer: torch.optim.Optimizer | None) -> Iterator[None]:
-    """Keep decay, betas and their like as the settings have them: a run may be resumed with others."""
-    groups: list[dict[str, Any]] = [] if optimizer is None else optimizer.param_groups
-    own = [{name: value for name, value in group.items() if name != "params"} for group in groups]
-    yield
-    for group, numbers in zip(groups, own, strict=True):
-        group.update(numbers)
+def _is_of_all(error: GradientError | AgreedError) -> bool:
+    """Whether all ranks have left the same step because of it, before anything changed."""
+    if isinstance(error, AgreedError):
+        return GradientError.__name__ in error.kinds
+    return not isinstance(error, UpdateError)

@@ -1,0 +1,88 @@
+"""The batches of each update of an epoch, one update ahead: the last has to be known as such, on all ranks.
+
+What is due at the end of an epoch belongs to its last step, and one step makes one checkpoint. Of several ranks some
+may have fewer batches than others (a `Job.batches` of the user's own): those go on with batches of no samples, until
+all have ended. Its own file because reading ahead and filling up is all there is to it; what ranks tell each other of
+it travels with the steps. Gives up: an update's batches of memory, as the next are read before a step begins.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import final
+
+from rowwise.batch import Batch
+from rowwise.errors import DataError
+from rowwise.ingest.batcher import Batcher, Position
+from rowwise.train.ranks import lend
+from rowwise.train.step import Machinery
+from rowwise.train.together import Heard
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """The batches of one update."""
+
+    batches: list[Batch]
+    after: Position  # where this rank's data stands once they are used
+
+
+@final
+class Groups:
+    """Those of one epoch, or of what is left of it, on this rank."""
+
+    def __init__(self, batcher: Batcher, work: Machinery) -> None:
+        """Read the first."""
+        self._batcher, self._work = batcher, work
+        self._batches: Iterator[Batch] | None = None
+        self._empty: Batch | None = None
+        self._after = self._read_to = batcher.state()
+        self.trouble: Exception | None = None  # why the next could not be read
+        self._next = self._read()
+
+    @property
+    def following(self) -> int:
+        """Batches of the next group of this rank."""
+        return len(self._next)
+
+    def begin(self, heard: Heard, *, resumed: bool) -> None:
+        """Refuse an epoch without rows; called by all ranks, which have heard what each has.
+
+        A rank whose data had ended when the run was saved has none when it is resumed.
+        """
+        if not heard.following:
+            raise DataError("there are no rows to train on: an epoch ended without a batch")
+        idle = [str(self._work.comm.ranks[rank]) for rank, batches in enumerate(heard.following_W) if not batches]
+        if idle and not resumed:
+            want = "want rows for each rank, or fewer ranks"
+            raise DataError(f"there are no rows to train on for rank {', '.join(idle)}, and others have some: {want}")
+        if len(heard.following_W) > 1:
+            self._empty = lend(self._work.comm, heard, self._next)
+
+    def take(self, batches: int) -> Group:
+        """The next group, of so many batches, the last of which may have no samples; reads the one after it."""
+        group = self._next
+        if group:
+            self._after = self._read_to
+            self._next = self._read()
+        if len(group) < batches:
+            assert self._empty is not None
+            group = group + [self._empty.to(self._work.settings.device)] * (batches - len(group))
+        return Group(batches=group, after=self._after)
+
+    def _read(self) -> list[Batch]:
+        how, batches = self._work.settings, list[Batch]()
+        with self._work.clock.phase("data"):
+            try:
+                self._batches = iter(self._batcher) if self._batches is None else self._batches
+                for batch in islice(self._batches, how.accumulate):
+                    batches.append(batch.to(how.device))
+                    # Where data ends the batcher goes on to the next epoch, and other ranks may not be there yet.
+                    self._read_to = self._batcher.state()
+            except Exception as error:
+                if len(self._work.comm.ranks) == 1:
+                    raise
+                # It is raised once the other ranks know: they would wait for this one.
+                self.trouble = error
+                return []
+        return batches

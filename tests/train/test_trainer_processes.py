@@ -1,0 +1,61 @@
+"""Runs on real processes: what threads cannot show, as they share random numbers and signals."""
+
+import os
+
+import process_ranks
+import pytest
+from ranked import Ranked, tensors, train
+from trainings import bits, fast
+
+from rowwise.comm import run_processes
+from rowwise.train.saved import Saved
+from rowwise.train.settings import Log, Saving
+
+linux = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="shared memory without a name needs Linux")
+ways = pytest.mark.parametrize("shared", [False, pytest.param(True, marks=linux)], ids=["gloo", "shared memory"])
+pytestmark = pytest.mark.dist
+TIMEOUT_S = 100
+
+
+def elastic(folder, plan=0, **train) -> Ranked:
+    """With dropout, which threads would draw from one source."""
+    how = {"determinism": "elastic", "virtual_shards": 4, "batch": 1024, "epochs": 2, "shuffle": True} | train
+    return Ranked(fast(train=how, log=Log(every=2)), folder, 2500, split_rows=700, unit=256, plan=plan)
+
+
+@ways
+def test_elastic_processes_train_as_one_with_dropout(tmp_path, shared, threads):
+    """Two processes for half of it, four for the rest, by another plan, against one that does all."""
+    threads(1)
+    train(elastic(tmp_path / "whole"), 1)
+    folder = tmp_path / "cut"
+    run_processes(2, process_ranks.run, elastic(folder, 1, steps=3), timeout_s=TIMEOUT_S, shared_memory=shared)
+    ranks = run_processes(4, process_ranks.run, elastic(folder, 2), "last", timeout_s=TIMEOUT_S, shared_memory=shared)
+    assert len({progress for _, progress, _ in ranks}) == 1
+    assert all(finished for _, _, finished in ranks)
+    found, expected = tensors(folder), tensors(tmp_path / "whole")
+    assert {n: bits(x) for n, x in found.items()} == {n: bits(x) for n, x in expected.items()}
+
+
+def test_ranks_draw_numbers_of_their_own_and_the_same_ones_again(tmp_path):
+    """Dropout in `run`: stopped and resumed is uninterrupted."""
+    how = fast(train={"epochs": 2}, log=Log(every=2), save=Saving(every=5, keep=9))
+    whole, cut = Ranked(how, tmp_path / "whole"), Ranked(how, tmp_path / "cut")
+    ranks = run_processes(3, process_ranks.run, whole, timeout_s=TIMEOUT_S)
+    assert len({seed for seed, *_ in ranks}) == 3
+    assert ranks[0][0] == 0
+    assert run_processes(3, process_ranks.stopped_by_a_signal, cut, timeout_s=TIMEOUT_S) == [(3, False)] * 3
+    assert Saved(cut.folder / "ckpt").steps() == [3]
+    run_processes(3, process_ranks.run, cut, "last", timeout_s=TIMEOUT_S)
+    found, expected = tensors(cut.folder), tensors(whole.folder)
+    assert {n: bits(x) for n, x in found.items()} == {n: bits(x) for n, x in expected.items()}
+
+
+@ways
+def test_a_row_that_one_process_cannot_read_ends_all(tmp_path, shared):
+    world = process_ranks.Bad(fast(train={"shuffle": False}), tmp_path)
+    said = run_processes(3, process_ranks.refused, world, timeout_s=TIMEOUT_S, shared_memory=shared)
+    want = "row 27, column 'click': 7: want a label of 0 or 1"
+    assert [kind for kind, _ in said] == ["AgreedError", "DataError", "AgreedError"]
+    assert all(text.endswith(want) for _, text in said)
+    assert said[0][1].startswith("rank 1 (before step 2): DataError: ")
