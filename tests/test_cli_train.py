@@ -360,8 +360,22 @@ def test_a_run_in_use_and_stopped_twice(refused, tmp_path):
     assert "Traceback" not in err
 
 
+@pytest.mark.parametrize("name", ["train", "resume", "drill"])
+def test_help_has_examples(command, name):
+    code, out, _ = command(name, "--help")
+    assert code == 0
+    assert out.count(f"Example: rowwise {name} ") > 1
+    assert "--nproc" in out
+
+
+def test_who_makes_ranks_loads_no_torch():
+    check = "import sys, rowwise.cli.launch, rowwise.comm.spawn; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", check], check=True)
+
+
 @pytest.mark.parametrize(
-    "args", [("ls",), ("cp", "--help"), ("train", "--help"), ("resume", "--help"), ("report", "--help")]
+    "args",
+    [("ls",), ("cp", "--help"), ("train", "--help"), ("resume", "--help"), ("report", "--help"), ("drill", "--help")],
 )
 def test_starts_without_torch(args):
     done = rowwise_cli(*args, python=["-X", "importtime"])

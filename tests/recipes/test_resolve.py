@@ -255,6 +255,6 @@ def test_a_look_ahead(tmp_path):
 
 def test_a_look_ahead_tells_what_a_run_takes(tmp_path):
     run = Run.start(recipe(tmp_path), tmp_path / "runs")
-    assert outlook(run.resolved, run.model) == look_ahead(recipe(tmp_path))
+    assert outlook(run.resolved, run.model, run.plan, run.comm.topology) == look_ahead(recipe(tmp_path))
     slots = [slots["sum"] for slots in run.model.embeddings.optimizer_state().values()]
     assert sum(x.numel() * 4 for x in slots) == look_ahead(recipe(tmp_path)).state_bytes

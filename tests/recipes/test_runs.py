@@ -252,8 +252,8 @@ def test_a_warm_start_says_what_it_took(done, tmp_path):
     assert "model/embeddings.shop" in match.new
     assert "model/top.layers.0.weight" in match.skipped
     best = saved(first.folder.path, f"step-{first.trainer.progress.best.step:09}")
-    assert torch.equal(run.model.embeddings.table("user")[:50], best["model/embeddings.user@0"])
-    assert not torch.equal(run.model.embeddings.table("user")[50:], best["model/embeddings.user@0"][:10])
+    assert torch.equal(run.model.embeddings.table("user")[:50], best["model/embeddings.user[0:50]"])
+    assert not torch.equal(run.model.embeddings.table("user")[50:], best["model/embeddings.user[0:50]"][:10])
     log = (run.folder.path / "log.txt").read_text()
     assert "new: model/embeddings.shop" in log
     assert "grown: model/embeddings.user: 50 of 60 rows, 50 there" in log
@@ -319,3 +319,17 @@ def test_the_best_possible_is_told_of_made_up_rows(tmp_path):
     assert 0.75 < result.ceiling["label"]["auc"] < 0.9
     assert result.test["label"]["auc"] < result.ceiling["label"]["auc"]
     assert all(math.isfinite(value) for value in result.ceiling["label"].values())
+
+
+def test_a_damaged_checkpoint_is_refused_with_the_way_back_to_the_one_before(tmp_path):
+    write_rows(tmp_path / "rows.parquet", 2000)
+    run, _ = trained(tmp_path, train={"epochs": 3}, save={"keep": 3})
+    newest = max((run.folder.path / "ckpt").glob("step-*"))
+    file = next(newest.glob("*.safetensors"))
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"is damaged: .*--from step-\d{9} goes on from the one before it") as met:
+        Run.resume(run.folder.path, ["train.epochs=4"])
+    older = str(met.value).partition("--from ")[2].split()[0]
+    assert Run.resume(run.folder.path, ["train.epochs=4"], which=older).go().status == "finished"

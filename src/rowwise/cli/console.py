@@ -91,21 +91,27 @@ class Line:
 
 
 @contextmanager
-def stopping_well(trainer: "Trainer", console: Console) -> Iterator[list[int]]:
-    """Ctrl-C and a polite kill end the run after its present step; a second one ends it at once."""
+def stopping_well(trainer: "Trainer", console: Console, *, watched: bool = False) -> Iterator[list[int]]:
+    """Ctrl-C and a polite kill end the run after its present step; a second one ends it at once.
+
+    A rank that is `watched` leaves Ctrl-C and what is at once to its parent, who passes on what comes.
+    """
     met: list[int] = []
+    numbers = (signal.SIGTERM,) if watched else (signal.SIGINT, signal.SIGTERM)
     if threading.current_thread() is not threading.main_thread():
         yield met
         return
 
     def stop(number: int, _frame: FrameType | None) -> None:
-        if met:
+        if met and not watched:
             raise KeyboardInterrupt
+        if met:
+            return
         met.append(number)
         trainer.stop()
         console.print("stopping after this step; once more stops at once")
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, stop) for number in numbers}
     try:
         yield met
     finally:
@@ -117,7 +123,7 @@ def show_beginning(run: "Run", console: Console) -> None:
     """What is trained, on what, what it takes, and where it begins."""
     from rowwise.recipes.outlook import outlook
 
-    show_outlook(outlook(run.resolved, run.model), console, str(run.folder.path))
+    show_outlook(outlook(run.resolved, run.model, run.plan, run.comm.topology), console, str(run.folder.path))
     for line in run.match.lines() if run.match else ():
         console.print(f"warm    {line}", markup=False)
     if run.trainer.progress.step:
@@ -136,6 +142,16 @@ def show_outlook(found: "Outlook", console: Console, where: str) -> None:
     console.print(f"model   {found.model}, {found.dense_parameters:,} dense parameters; {training}", markup=False)
     console.print(f"tables  {found.tables} of {found.rows:,} rows; the largest is {found.largest}", markup=False)
     console.print(f"memory  {memory}, {_size(found.dense_bytes)} for the dense parameters", markup=False)
+    if found.ranks > 1:
+        hosts = "1 host" if found.hosts == 1 else f"{found.hosts} hosts"
+        held = f"rank {found.fullest} holds most, {_size(found.fullest_bytes)} of rows; plan: {found.plan}"
+        threads = f"{found.threads} thread{'s' if found.threads > 1 else ''} each"
+        console.print(f"ranks   {found.ranks} on {hosts}, {threads}; {held}", markup=False, soft_wrap=True)
+    if found.idle:
+        idle = (
+            f"a batch of {found.batch:,} is too small for {found.ranks} ranks, as parts are whole blocks of 256 samples"
+        )
+        console.print(f"warning {idle}: {found.idle} of them have none", markup=False)
 
 
 def show_end(result: "Result", console: Console) -> None:

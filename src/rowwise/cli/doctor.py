@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from rowwise.cli.surroundings import Surroundings
 from rowwise.recipes.machine import Machine, Native
 
 if TYPE_CHECKING:
@@ -51,7 +52,8 @@ def doctor(
     """
     console = Console(highlight=False)
     with _progress(console, seconds, quiet=as_json) as tell:
-        report = _examine(ctx.find_object(str) or "not set", seconds, tell)
+        around = ctx.find_object(Surroundings)
+        report = _examine(around.omp_wait_policy if around else "not set", seconds, tell)
     if as_json:
         print(msgspec.json.format(msgspec.json.encode({"ok": report.ok, **asdict(report)})).decode())
     else:

@@ -14,12 +14,14 @@ from typing import Annotated, ParamSpec
 import typer
 
 import rowwise
-from rowwise.cli import data, measure
+from rowwise.cli import ckpt, data, measure
 from rowwise.cli.bench import bench
 from rowwise.cli.doctor import doctor
+from rowwise.cli.drill import drill
 from rowwise.cli.recipes import cp, ls
+from rowwise.cli.surroundings import Surroundings
 from rowwise.cli.train import resume, train
-from rowwise.errors import RowwiseError
+from rowwise.errors import RowwiseError, one_line
 
 P = ParamSpec("P")
 INTERRUPTED = 130  # what shells report for a command that Ctrl-C ended
@@ -36,7 +38,7 @@ def app() -> typer.Typer:
     """All commands, made anew for each caller."""
     made = typer.Typer(name="rowwise", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
     made.callback()(_rowwise)
-    commands: list[Callable[..., None]] = [train, resume, measure.predict, measure.report, ls, cp, doctor, bench]
+    commands: list[Callable[..., None]] = [train, resume, measure.predict, measure.report, ls, cp, doctor, bench, drill]
     for command in commands:
         made.command()(_ending_well(command))
     made.command("eval")(_ending_well(measure.evaluate))
@@ -46,6 +48,17 @@ def app() -> typer.Typer:
     about_data.command()(_ending_well(data.get))
     about_data.command()(_ending_well(data.inspect))
     made.add_typer(about_data, name="data")
+    made.add_typer(_about_checkpoints(), name="ckpt")
+    return made
+
+
+def _about_checkpoints() -> typer.Typer:
+    about = "Look at checkpoints, compare and convert them. Example: rowwise ckpt ls runs/dlrm-synthetic/1"
+    made = typer.Typer(no_args_is_help=True, help=about)
+    commands: list[Callable[..., None]] = [ckpt.ls, ckpt.verify, ckpt.diff, ckpt.reshard, ckpt.export]
+    for command in commands:
+        made.command()(_ending_well(command))
+    made.command("import")(_ending_well(ckpt.import_))
     return made
 
 
@@ -65,7 +78,7 @@ def _rowwise(
 
     Example: rowwise doctor
     """
-    ctx.obj = os.environ.get("OMP_WAIT_POLICY", "not set")  # for `doctor`, which may not read the environment
+    ctx.obj = Surroundings.read(os.environ)  # for commands, which may not read the environment
 
 
 def _ending_well(command: Callable[P, None]) -> Callable[P, None]:
@@ -75,13 +88,11 @@ def _ending_well(command: Callable[P, None]) -> Callable[P, None]:
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
             command(*args, **kwargs)
-        except RowwiseError as error:
-            print(f"rowwise: {error}", file=sys.stderr)
-            raise typer.Exit(2) from None
-        except OSError as error:
-            if error.filename is None:
+        except (RowwiseError, OSError) as error:
+            line = one_line(error)
+            if line is None:
                 raise
-            print(f"rowwise: {error.filename}: {error.strerror}", file=sys.stderr)
+            print(f"rowwise: {line}", file=sys.stderr)
             raise typer.Exit(2) from None
         except KeyboardInterrupt:
             print("rowwise: stopped by Ctrl-C", file=sys.stderr)

@@ -6,30 +6,44 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from rowwise.cli.console import Line, console_for, show_beginning, show_end, show_outlook, stopping_well
+from rowwise.cli.console import console_for, show_outlook
+from rowwise.cli.launch import check_nproc, launch
+from rowwise.cli.order import Order
+from rowwise.cli.surroundings import Surroundings
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from rowwise.recipes.recipe import Recipe
-    from rowwise.recipes.runs import Run
 
+TIMEOUT_S = 1800.0  # a rank that is gone is noticed at once; this is for one that hangs, or has much more to do
 Set = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value: --set train.epochs=2.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object at the end, and nothing else.")]
+Nproc = Annotated[
+    int | None, typer.Option(metavar="N", help="Ranks to run on, as processes of this machine; under torchrun none.")
+]
+PlanFile = Annotated[
+    Path | None, typer.Option("--plan", metavar="FILE", help="Where tables live: a plan's JSON file, used as it is.")
+]
+Timeout = Annotated[
+    float, typer.Option(metavar="SECONDS", help="How long a rank waits for another before it gives up.")
+]
 Profile = Annotated[
     str | None, typer.Option(metavar="FIRST:LAST", help="Trace these steps with torch.profiler, such as steps=10:20.")
 ]
 
 
 def train(  # noqa: PLR0913 - one for each option
+    ctx: typer.Context,
     recipe: Annotated[str, typer.Argument(help="A recipe by name (see rowwise ls), or a YAML file.")],
     changes: Set = None,
     runs: Annotated[Path, typer.Option(help="Where runs are kept.")] = Path("runs"),
     init_from: Annotated[
         Path | None, typer.Option(help="A run or a checkpoint: take over the weights that match by name.")
     ] = None,
+    nproc: Nproc = None,
+    plan: PlanFile = None,
+    timeout: Timeout = TIMEOUT_S,
     profile: Profile = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check everything and say what would be trained; write nothing.")
@@ -38,7 +52,8 @@ def train(  # noqa: PLR0913 - one for each option
 ) -> None:
     """Train a model by a recipe, test it, and write a report.
 
-    Ctrl-C saves and says how to go on. Everything is in runs/<recipe>/<n>/.
+    Ctrl-C saves and says how to go on. Everything is in runs/<recipe>/<n>/. Several ranks share the tables, and the
+    samples of each batch; torchrun may start them, too, on several hosts, and then restarts what was killed.
 
     Example: rowwise train dlrm-synthetic
 
@@ -46,66 +61,66 @@ def train(  # noqa: PLR0913 - one for each option
 
     Example: rowwise train my.yaml --init-from runs/my/7
 
+    Example: rowwise train my.yaml --nproc 4 --plan plan.json
+
+    Example: torchrun --nproc-per-node 4 --max-restarts 2 -m rowwise train my.yaml
+
     Example: rowwise train my.yaml --dry-run
     """
     from rowwise.recipes.find import load
 
-    given = [*(changes or []), *([f"init_from={_quoted(init_from)}"] if init_from else [])]
+    around = _around(ctx)
+    given = [*(changes or []), *_paths(init_from=init_from, plan=plan)]
     given += [f"log.profile={_quoted(profile)}"] if profile else []
     loaded = load(recipe, given)
-    console = console_for(quiet=as_json)
     if dry_run:
-        _look_ahead(loaded, console, as_json=as_json)
+        check_nproc(nproc, around)
+        _look_ahead(loaded, nproc or 1, as_json=as_json)
         return
-    from rowwise.recipes.runs import Run
-
-    line = Line(console)
-    with console.status("reading the data"):
-        run = Run.start(loaded, runs, line)
-    _go(run, line, console, as_json=as_json)
+    launch(Order(recipe=loaded, folder=runs, as_json=as_json), nproc, timeout, around)
 
 
-def resume(
+def resume(  # noqa: PLR0913 - one for each option
+    ctx: typer.Context,
     run: Annotated[Path, typer.Argument(help="The folder of a run, such as runs/dlrm-synthetic/1.")],
     changes: Set = None,
     which: Annotated[str, typer.Option("--from", help="last, step-<number>, or failed: where to go on from.")] = "last",
+    nproc: Nproc = None,
+    plan: PlanFile = None,
+    timeout: Timeout = TIMEOUT_S,
     as_json: AsJson = False,
 ) -> None:
-    """Go on with a run that was stopped or killed, as if it had not been.
+    """Go on with a run that was stopped or killed, as if it had not been; on any number of ranks.
 
     Example: rowwise resume runs/dlrm-synthetic/1
 
     Example: rowwise resume runs/dlrm-synthetic/1 --set train.epochs=3
+
+    Example: rowwise resume runs/dlrm-synthetic/1 --nproc 2
     """
-    from rowwise.recipes.runs import Run
-
-    console = console_for(quiet=as_json)
-    line = Line(console)
-    with console.status("reading the checkpoint"):
-        resumed = Run.resume(run, changes or (), which=which, tell=line)
-    _go(resumed, line, console, as_json=as_json)
+    given = (*(changes or ()), *_paths(plan=plan))
+    launch(Order(folder=run, changes=given, which=which, as_json=as_json), nproc, timeout, _around(ctx))
 
 
-def _look_ahead(recipe: "Recipe", console: "Console", *, as_json: bool) -> None:
+def _look_ahead(recipe: "Recipe", ranks: int, *, as_json: bool) -> None:
     from rowwise.recipes.outlook import look_ahead
 
+    console = console_for(quiet=as_json)
     with console.status("reading the data"):
-        found = look_ahead(recipe)
+        found = look_ahead(recipe, ranks)
     show_outlook(found, console, "dry run: nothing is trained, nothing is written")
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(found)).decode())
 
 
-def _go(run: "Run", line: Line, console: "Console", *, as_json: bool) -> None:
-    show_beginning(run, console)
-    with stopping_well(run.trainer, console) as met, line.showing():
-        result = run.go()
-    show_end(result, console)
-    if as_json:
-        print(msgspec.json.format(msgspec.json.encode(result)).decode())
-    if met:
-        console.print(f"go on: rowwise resume {run.folder.path}", markup=False, soft_wrap=True)
-        raise typer.Exit(128 + met[0])
+def _around(ctx: typer.Context) -> Surroundings:
+    found = ctx.find_object(Surroundings)
+    return found or Surroundings(omp_wait_policy="not set", torchrun=None)
+
+
+def _paths(**named: Path | None) -> list[str]:
+    """As changes of a recipe."""
+    return [f"{name}={_quoted(path)}" for name, path in named.items() if path is not None]
 
 
 def _quoted(value: Path | str) -> str:

@@ -13,10 +13,12 @@ from msgspec import structs
 from torch import nn
 
 from rowwise.batch import Batch
+from rowwise.comm.seam import Comm
 from rowwise.embedding import Embeddings
 from rowwise.errors import SpecError
 from rowwise.ingest.batcher import Batcher, Batching, Position
 from rowwise.ingest.columns import Columns
+from rowwise.ingest.deal import Deal
 from rowwise.models.dcn import DCN
 from rowwise.models.deepfm import DeepFM
 from rowwise.models.dlrm import DLRM
@@ -81,20 +83,24 @@ def resolve(recipe: Recipe) -> Resolved:
         columns = _in_order(columns, model)
     _check_device(recipe.train.device)
     train = structs.replace(recipe.train, threads=recipe.train.threads or torch.get_num_threads())
-    init_from = recipe.init_from and str(Path(recipe.init_from).absolute())
+    paths = {"init_from": recipe.init_from, "plan": recipe.plan}
+    absolute_paths = {name: path and str(Path(path).absolute()) for name, path in paths.items()}
     _check_evaluation(recipe.evaluate, columns, model, validates=parts.valid is not None)
     changed = {"data": data, "columns": columns, "tables": Tables(list=tables), "model": model, "train": train}
-    return Resolved(recipe=structs.replace(recipe, **changed, init_from=init_from), parts=parts)
+    return Resolved(recipe=structs.replace(recipe, **changed, **absolute_paths), parts=parts)
 
 
-def make_model(resolved: Resolved) -> nn.Module:
-    """The model with its initial weights, which follow from the seed."""
+def make_model(resolved: Resolved, *, described: bool = False) -> nn.Module:
+    """The model with its initial weights, which follow from the seed; or with tables that are only described.
+
+    Those take no memory, and get their rows when the model is sharded.
+    """
     recipe, tasks, dense = resolved.recipe, len(resolved.tasks), len(resolved.columns.dense)
     torch.manual_seed(recipe.seed)
     model = recipe.model
     if isinstance(model, TwoTowers):
         return _two_tower(resolved, model).to(recipe.train.device)
-    embeddings = Embeddings(resolved.tables, seed=recipe.seed)
+    embeddings = Embeddings(resolved.tables, seed=recipe.seed, device="meta" if described else "cpu")
     match model:
         case Dlrm(bottom=bottom, top=top):
             made: nn.Module = DLRM(embeddings, dense, (*bottom, resolved.tables[0].dim), (*top, tasks))
@@ -109,18 +115,24 @@ def make_model(resolved: Resolved) -> nn.Module:
             made = _own(name, embeddings, dense, tasks, args)
         case _:
             raise AssertionError(f"resolve left the model as {model!r}")
-    return made.to(recipe.train.device)
+    return made if described else made.to(recipe.train.device)
 
 
-def make_job(resolved: Resolved, model: nn.Module) -> Job:
-    """What a trainer trains."""
+def make_job(resolved: Resolved, model: nn.Module, comm: Comm | None = None) -> Job:
+    """What a trainer trains, on one of several ranks."""
+    parts, deal = resolved.parts, deal_of(comm)
     return Job(
         model=model,
         objective=make_objective(resolved, model),
-        batches=lambda position: make_batcher(resolved, resolved.parts.train, position),
+        batches=lambda position: make_batcher(resolved, parts.train, position, deal),
         tasks=resolved.tasks,
-        evaluate=None if resolved.parts.valid is None else make_evaluator(resolved, model, resolved.parts.valid),
+        evaluate=None if parts.valid is None else make_evaluator(resolved, model, parts.valid, comm=comm),
     )
+
+
+def deal_of(comm: Comm | None) -> Deal:
+    """This rank's part of batches."""
+    return Deal() if comm is None else Deal(rank=comm.rank, world=len(comm.ranks))
 
 
 def make_objective(resolved: Resolved, model: nn.Module) -> Objective:
@@ -135,25 +147,33 @@ def make_objective(resolved: Resolved, model: nn.Module) -> Objective:
     return Clicks(model, weights)
 
 
-def make_batcher(resolved: Resolved, rows: Rows, position: Position | None = None) -> Batcher:
-    """The training batches."""
-    train = resolved.recipe.train
+def make_batcher(resolved: Resolved, rows: Rows, position: Position | None = None, deal: Deal | None = None) -> Batcher:
+    """The training batches, or a rank's part of each."""
+    train, seed = resolved.recipe.train, resolved.recipe.seed
     how = Batching(
-        size=train.batch, seed=resolved.recipe.seed, shuffle=train.shuffle, ahead=train.ahead, share=rows.share
+        size=train.batch,
+        seed=seed,
+        shuffle=train.shuffle,
+        ahead=train.ahead,
+        share=rows.share,
+        deal=deal or Deal(),
     )
     return Batcher(rows.reader, resolved.columns, resolved.tables, how, position)
 
 
-def in_order(resolved: Resolved, rows: Rows) -> Iterable[Batch]:
-    """All rows once, as they come, in batches for evaluation."""
-    how = Batching(
-        size=resolved.recipe.evaluate.batch, shuffle=False, ahead=resolved.recipe.train.ahead, share=rows.share
-    )
+def in_order(resolved: Resolved, rows: Rows, deal: Deal | None = None) -> Iterable[Batch]:
+    """All rows once, as they come, in batches for evaluation, or a rank's part of each."""
+    size, ahead = resolved.recipe.evaluate.batch, resolved.recipe.train.ahead
+    how = Batching(size=size, shuffle=False, ahead=ahead, share=rows.share, deal=deal or Deal())
     return Batcher(rows.reader, resolved.columns, resolved.tables, how)
 
 
 def make_evaluator(
-    resolved: Resolved, model: nn.Module, rows: Rows, slices: tuple[str, ...] | None = None
+    resolved: Resolved,
+    model: nn.Module,
+    rows: Rows,
+    slices: tuple[str, ...] | None = None,
+    comm: Comm | None = None,
 ) -> Evaluator:
     """What measures the model on some rows; `slices` instead of those of the recipe."""
     recipe = resolved.recipe
@@ -170,7 +190,10 @@ def make_evaluator(
         )
     chosen = recipe.evaluate.slices if slices is None else slices
     slicing = Slicing(chosen, recipe.evaluate.slice_ids)
-    return ClickEvaluator(model, lambda: in_order(resolved, rows), resolved.tasks, recipe.train, slicing)
+    deal = deal_of(comm)
+    return ClickEvaluator(
+        model, lambda: in_order(resolved, rows, deal), resolved.tasks, recipe.train, slicing, comm=comm
+    )
 
 
 def make_settings(recipe: Recipe) -> Settings:

@@ -10,10 +10,13 @@ from msgspec import structs
 from torch import nn
 
 from rowwise.checkpoint.read import Checkpoint
+from rowwise.ingest.deal import Deal
+from rowwise.plan import Plan
 from rowwise.recipes.compose import Resolved, make_batcher, make_model, make_objective, resolve
-from rowwise.recipes.recipe import Recipe, Tables
+from rowwise.recipes.place import choose_plan, rows_bytes, tables_of
+from rowwise.recipes.recipe import Recipe, Tables, check_ranks
 from rowwise.recipes.text import RECIPE
-from rowwise.spec import Value, state_width
+from rowwise.spec import Topology, Value, state_width
 from rowwise.train.saved import Saved
 from rowwise.train.settings import DenseAdagrad, DenseAdam, DenseOptimizer, DenseSgd
 from rowwise.train.step import dense_parameters
@@ -41,11 +44,20 @@ class Outlook(Value, frozen=True):
     largest: str
     rows_bytes: int
     state_bytes: int
+    ranks: int = 1
+    hosts: int = 1
+    fullest: int = 0  # the rank that holds most rows
+    fullest_bytes: int = 0
+    plan: str = ""  # where it is from
+    idle: int = 0  # ranks whose part of a batch has no samples
 
 
-def outlook(resolved: Resolved, model: nn.Module) -> Outlook:
-    """Of a recipe and its model, whose tables may be smaller than the recipe's."""
+def outlook(resolved: Resolved, model: nn.Module, plan: Plan, topology: Topology) -> Outlook:
+    """Of a recipe, its model, whose tables may be smaller than the recipe's, and where the tables are."""
     recipe, parts, tables = resolved.recipe, resolved.parts, resolved.tables
+    world, size_bytes = topology.world, sum(table.rows * table.row_bytes for table in tables)
+    held_W = rows_bytes(plan, tables_of(model)) if world > 1 else [size_bytes]
+    deals = (Deal(rank=rank, world=world).part(recipe.train.batch) for rank in range(world))
     named = {"train": parts.train, "valid": parts.valid, "test": parts.test}
     parameters = sum(parameter.numel() for parameter in dense_parameters(model))
     assert recipe.train.threads is not None
@@ -65,21 +77,31 @@ def outlook(resolved: Resolved, model: nn.Module) -> Outlook:
         tables=len(tables),
         rows=sum(table.rows for table in tables),
         largest=max(tables, key=lambda table: table.rows * table.row_bytes).name,
-        rows_bytes=sum(table.rows * table.row_bytes for table in tables),
+        rows_bytes=size_bytes,
         state_bytes=sum(table.rows * state_width(table) * FLOAT_bytes for table in tables),
+        ranks=world,
+        hosts=topology.hosts,
+        fullest=max(range(world), key=held_W.__getitem__),
+        fullest_bytes=max(held_W),
+        plan=recipe.plan or "made for these ranks",
+        idle=sum(begin == end for begin, end in deals),
     )
 
 
-def look_ahead(recipe: Recipe) -> Outlook:
-    """What a run of the recipe would be."""
-    resolved = resolve(recipe)
+def look_ahead(recipe: Recipe, ranks: int = 1) -> Outlook:
+    """What a run of the recipe would be, on so many ranks of one host."""
+    check_ranks(recipe, ranks)
+    resolved, topology = resolve(recipe), Topology(devices=ranks)
     small = Tables(list=tuple(structs.replace(table, rows=1) for table in resolved.tables))
-    model = make_model(Resolved(recipe=structs.replace(resolved.recipe, tables=small), parts=resolved.parts))
+    cut = Resolved(recipe=structs.replace(resolved.recipe, tables=small), parts=resolved.parts)
+    # Tables that are to be sharded take no memory anyway, and a plan is for tables as they are.
+    model = make_model(resolved, described=True) if ranks > 1 or recipe.plan else make_model(cut)
+    plan = choose_plan(resolved.recipe, model, topology)
     make_objective(resolved, model)
     make_batcher(resolved, resolved.parts.train)
     if resolved.recipe.init_from is not None:
         open_start(Path(resolved.recipe.init_from))
-    return outlook(resolved, model)
+    return outlook(resolved, model, plan, topology)
 
 
 def open_start(path: Path) -> Checkpoint:

@@ -11,7 +11,7 @@ import msgspec
 
 from rowwise.errors import SpecError
 from rowwise.ingest.columns import Columns
-from rowwise.spec import Init, Pooling, RowOptimizer, RowType, Table, Value
+from rowwise.spec import Init, Pooling, RowOptimizer, RowType, Table, Value, Wire
 from rowwise.train.settings import Evaluation, Log, Saving, Training
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
@@ -159,6 +159,8 @@ class Recipe(Value, frozen=True, kw_only=True):
     save: Saving = Saving()
     log: Log = Log()
     init_from: str | None = None  # a run or a checkpoint: take over what matches by name
+    plan: str | None = None  # a plan's JSON file: where tables live on several ranks; None: a simple plan is made
+    wire: Wire = Wire()  # how numbers travel between ranks
 
     def __post_init__(self) -> None:
         """Names become folders."""
@@ -166,3 +168,19 @@ class Recipe(Value, frozen=True, kw_only=True):
             raise SpecError(f"name={self.name!r}: want letters, digits, '-', '_' and '.', as a folder is called by it")
         if not 0 <= self.seed < 1 << 63:
             raise SpecError(f"seed={self.seed}: want at least 0, and less than 2**63")
+
+
+def check_ranks(recipe: Recipe, world: int) -> None:
+    """Refuse what cannot run on so many ranks, before anything is read or made."""
+    if world > 1 and isinstance(recipe.model, TwoTowers):
+        why = "its loss compares each user with the items of the whole batch, which is on one rank only"
+        raise SpecError(f"model.kind=two_tower on {world} ranks: {why}; want one process, without --nproc")
+    shards = recipe.train.virtual_shards
+    if recipe.train.determinism == "elastic" and shards % world:
+        fit = ", ".join(str(w) for w in range(1, shards + 1) if shards % w == 0)
+        out = "or a new run with another train.virtual_shards, as it changes the result"
+        raise SpecError(f"{shards} virtual shards of elastic training on {world} ranks: want {fit} ranks, {out}")
+    if recipe.train.determinism == "elastic" and not recipe.wire.exact:
+        raise SpecError(
+            "train.determinism=elastic with a wire that rounds: want fp32 for all of `wire`, or determinism=run"
+        )

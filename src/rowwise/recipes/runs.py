@@ -1,13 +1,14 @@
 """The verbs of the command line as functions: start a run, resume it, evaluate it, predict with it.
 
 A `Run` is a recipe that was resolved, its model, its trainer and its folder. What is printed is the caller's business;
-everything that lasts is written here.
+everything that lasts is written here. On several ranks all call the same, and the first one writes.
 """
 
+import os
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from time import perf_counter
@@ -15,28 +16,36 @@ from typing import Any, Literal, final
 
 import msgspec
 import torch
+from msgspec import structs
 from torch import nn
 
 from rowwise import report
-from rowwise.errors import DataError, RowwiseError, SpecError
-from rowwise.plan import Plan, Tile
+from rowwise.comm.seam import Comm
+from rowwise.comm.solo import solo
+from rowwise.errors import CheckpointError, DataError, RowwiseError, SpecError
+from rowwise.plan import Plan
 from rowwise.recipes.compose import Resolved, make_evaluator, make_job, make_model, make_settings, resolve
 from rowwise.recipes.machine import Machine, Native
 from rowwise.recipes.outlook import open_start
 from rowwise.recipes.own import split_name
+from rowwise.recipes.place import choose_plan, place
 from rowwise.recipes.predict import predict
-from rowwise.recipes.recipe import Own, Recipe
+from rowwise.recipes.recipe import Own, Recipe, check_ranks
 from rowwise.recipes.rows import Rows, open_named
 from rowwise.recipes.text import RECIPE, apply_change, decode, parse, write
-from rowwise.spec import Table, Value
+from rowwise.recipes.together import by_first, resolve_on_all
+from rowwise.spec import Value
 from rowwise.train.evaluate import Scores, Values, values_of
 from rowwise.train.metrics import Metrics
 from rowwise.train.progress import Best
+from rowwise.train.ranks import all_of
 from rowwise.train.recorder import peak_memory_bytes
 from rowwise.train.run_folder import RunFolder
 from rowwise.train.saved import Saved
 from rowwise.train.snapshot import Match, restore_model, warm_start
 from rowwise.train.trainer import Job, Tell, Trainer
+
+PLAN = "plan.json"  # in the folder of a run
 
 
 class Result(Value, frozen=True):
@@ -63,63 +72,92 @@ class Result(Value, frozen=True):
 
 @final
 class Run:
-    """A run that can go on; made by `start` or `resume`."""
+    """A run that can go on; made by `start` or `resume`, on all of its ranks."""
 
-    def __init__(self, resolved: Resolved, folder: RunFolder, job: Job, tell: Tell | None = None) -> None:
+    def __init__(self, resolved: Resolved, folder: RunFolder, made: "_Made", tell: Tell | None, comm: Comm) -> None:
         """Hold the folder, and be ready to go."""
         self.begin_s = perf_counter()
-        self.resolved, self.folder, self.model = resolved, folder, job.model
+        self.resolved, self.folder, self.model, self.plan = resolved, folder, made.job.model, made.plan
+        self.comm, self._first = comm, comm.rank == 0
         self.match: Match | None = None  # what a warm start took over
-        folder.hold()
-        self.trainer = Trainer(job, make_settings(resolved.recipe), folder, tell)
+        by_first(comm, folder.hold)
+        recipe = resolved.recipe
+        self.trainer = Trainer(made.job, make_settings(recipe), folder, tell, comm, recipe.wire)
 
     @classmethod
-    def start(cls, recipe: Recipe, root: Path = Path("runs"), tell: Tell | None = None) -> "Run":
+    def start(
+        cls, recipe: Recipe, root: Path = Path("runs"), tell: Tell | None = None, comm: Comm | None = None
+    ) -> "Run":
         """A new run, under the next number in root/<recipe>."""
+        comm = comm or solo()
         if not recipe.name:
             raise SpecError("the recipe has no name: want one, as the run's folder is called by it")
-        _use_threads(recipe)
-        resolved = resolve(recipe)
-        job = make_job(resolved, make_model(resolved))
+        check_ranks(recipe, comm.topology.world)
+        resolved = resolve_on_all(lambda: resolve(recipe), comm)
+        made = _make(resolved, comm)
         # What can be refused is refused before there is a folder.
-        job.batches(None)
-        match = _warm(resolved, job.model)
-        folder = RunFolder.create(root, recipe.name)
+        made.job.batches(None)
+        match = _warm(resolved, made.job.model)
+        folder = _as_first(comm, lambda: RunFolder.create(root, recipe.name))
         try:
-            run = cls(resolved, folder, job, tell)
+            run = cls(resolved, folder, made, tell, comm)
             run.match = match
-            run._write_beginning()
+            if run._first:
+                run._write_beginning()
         except (RowwiseError, OSError):
-            folder.release()
-            shutil.rmtree(folder.path, ignore_errors=True)  # what has not begun leaves nothing
+            if comm.rank == 0:
+                folder.release()
+                shutil.rmtree(folder.path, ignore_errors=True)  # what has not begun leaves nothing
             raise
         return run
 
     @classmethod
-    def resume(cls, path: Path, changes: Sequence[str] = (), *, which: str = "last", tell: Tell | None = None) -> "Run":
-        """A run that was stopped or killed, from its last checkpoint; or from the start, if there is none."""
-        folder, resolved = RunFolder.open(path), _resolve_saved(path, changes)
-        _use_threads(resolved.recipe)
-        run = cls(resolved, folder, make_job(resolved, make_model(resolved)), tell)
+    def resume(
+        cls,
+        path: Path,
+        changes: Sequence[str] = (),
+        *,
+        which: str = "last",
+        tell: Tell | None = None,
+        comm: Comm | None = None,
+    ) -> "Run":
+        """A run that was stopped or killed, from its last checkpoint; or from the start, if there is none.
+
+        On as many ranks as there are now, however many there were.
+        """
+        comm = comm or solo()
+        folder = _as_first(comm, lambda: RunFolder.open(path))
+        resolved = resolve_on_all(lambda: _resolve_saved(path, changes, comm.topology.world), comm)
+        run = cls(resolved, folder, _make(resolved, comm), tell, comm)
         try:
             run._go_back(which)
         except (RowwiseError, OSError):
             folder.release()
             raise
-        _compare_own(resolved.recipe, folder)
-        if changes:
-            folder.write(RECIPE, write(resolved.recipe, defaults=True))
+        if run._first:
+            _compare_own(resolved.recipe, folder)
+            if changes:
+                folder.write(RECIPE, write(resolved.recipe, defaults=True))
+            run._write_place()
         return run
 
     def _go_back(self, which: str) -> None:
         """To where a checkpoint was; what was saved after it is not what comes after it now, and goes."""
-        saved = Saved(self.folder.checkpoints)
+        saved = Saved(self.folder.checkpoints, self.comm)
         saved.clean()
-        if not saved.steps() and which == "last":
-            self.folder.cut(0)
+        if which == "last" and by_first(self.comm, lambda: not saved.steps()):
+            if self._first:
+                self.folder.cut(0)
             self.match = _warm(self.resolved, self.model)
             return
-        self.trainer.resume(saved.open(which))
+        try:
+            self.trainer.resume(saved.open(which))
+        except CheckpointError as error:
+            older = saved.steps()[:-1] if which == "last" else []
+            if not older or "damaged" not in str(error):
+                raise
+            out = f"rowwise resume {self.folder.path} --from step-{older[-1]:09} goes on from the one before it"
+            raise CheckpointError(f"{error}: {out}") from None
         self._refuse_if_done()
 
     def _refuse_if_done(self) -> None:
@@ -134,34 +172,47 @@ class Run:
 
     def go(self) -> Result:
         """Train to the end, then test; whatever happens, the folder says so."""
-        self.folder.log(f"{_now()} training from step {self.trainer.progress.step} on")
+        self._log_beginning()
         try:
             progress = self.trainer.run()
             test, ceiling = self._test() if progress.finished else ({}, {})
+            peak_bytes = int(all_of(self.comm, torch.tensor([peak_memory_bytes()]), "memory").max())
         except (RowwiseError, OSError) as error:
-            with suppress(OSError):  # the disk may be what failed
+            with suppress(OSError, RowwiseError):  # the disk may be what failed
                 self._finish(self._result("failed", message=str(error)))
             self.folder.release()
             raise
-        result = self._result("finished" if progress.finished else "stopped", test=test, ceiling=ceiling)
+        status = "finished" if progress.finished else "stopped"
+        result = self._result(status, test=test, ceiling=ceiling, peak_memory_bytes=peak_bytes)
         self._finish(result)
         self.folder.release()
         return result
+
+    def _log_beginning(self) -> None:
+        topology = self.comm.topology
+        pids = all_of(self.comm, torch.tensor([os.getpid()]), "processes").tolist()
+        if self._first:
+            self.folder.log(f"{_now()} training from step {self.trainer.progress.step} on")
+            if topology.world > 1:
+                hosts = f"{topology.hosts} hosts" if topology.hosts > 1 else "1 host"
+                self.folder.log(f"{_now()} {topology.world} ranks on {hosts}, processes {' '.join(map(str, pids))}")
 
     def _test(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Of the best checkpoint, if there was something to choose it by; else of the last."""
         rows, progress = self.resolved.parts.test, self.trainer.progress
         if rows is None:
-            self.folder.warn("there are no test rows: give data.test or data.test_share")
+            if self._first:
+                self.folder.warn("there are no test rows: give data.test or data.test_share")
             return {}, {}
         if progress.best is not None and progress.best.step != progress.step:
             restore_model(Saved(self.folder.checkpoints).open("best"), self.model)
-        scores = make_evaluator(self.resolved, self.model, rows)()
+        scores = make_evaluator(self.resolved, self.model, rows, comm=self.comm)()
         self.trainer.note("test", scores)
-        return dict(scores.tasks), best_possible(self.resolved, rows)
+        return dict(scores.tasks), best_possible(self.resolved, rows) if self._first else {}
 
     def _result(self, status: Literal["finished", "stopped", "failed"], **more: Any) -> Result:
         progress, about = self.trainer.progress, self.resolved.recipe.about
+        more.setdefault("peak_memory_bytes", peak_memory_bytes())
         return Result(
             status=status,
             recipe=self.resolved.recipe.name,
@@ -171,7 +222,6 @@ class Run:
             epochs=progress.position.epoch,
             wall_s=round(perf_counter() - self.begin_s, 3),
             samples_s=round(progress.samples / max(progress.time_s, 1e-9), 1),
-            peak_memory_bytes=peak_memory_bytes(),
             best=progress.best,
             expected=about.expect,
             spread=about.spread,
@@ -179,6 +229,8 @@ class Run:
         )
 
     def _finish(self, result: Result) -> None:
+        if not self._first:
+            return
         self.folder.log(
             f"{_now()} {result.status} at step {result.steps}" + (f": {result.message}" if result.message else "")
         )
@@ -188,15 +240,49 @@ class Run:
     def _write_beginning(self) -> None:
         recipe = self.resolved.recipe
         self.folder.write(RECIPE, write(recipe, defaults=True))
-        about = {**asdict(Machine.read("passive")), **asdict(Native.read()), "started": _now()}
-        self.folder.write_json("env.json", about)
-        self.folder.write("plan.json", whole_tables(self.resolved.tables).to_json() + "\n")
+        self._write_place()
         if isinstance(recipe.model, Own):
             path, _ = split_name(recipe.model.module)
             (self.folder.path / "code").mkdir()
             shutil.copyfile(path, self.folder.path / "code" / path.name)
         for line in self.match.lines() if self.match else ():
             self.folder.log(line)
+
+    def _write_place(self) -> None:
+        """Where it runs, and which rank has which rows: a run may go on elsewhere."""
+        topology, wire = self.comm.topology, msgspec.to_builtins(self.resolved.recipe.wire)
+        where = {"started": _now(), "ranks": topology.world, "hosts": topology.hosts, "wire": wire}
+        self.folder.write_json("env.json", {**asdict(Machine.read("passive")), **asdict(Native.read()), **where})
+        self.folder.write(PLAN, self.plan.to_json() + "\n")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Made:
+    """What is trained, and where its tables are."""
+
+    job: Job
+    plan: Plan
+
+
+def _make(resolved: Resolved, comm: Comm) -> _Made:
+    """On all ranks; with several, no rank ever has all tables."""
+    _use_threads(resolved.recipe)
+    model = make_model(resolved, described=comm.topology.world > 1)
+    plan = by_first(comm, lambda: choose_plan(resolved.recipe, model, comm.topology))
+    place(resolved.recipe, model, plan, comm)
+    return _Made(job=make_job(resolved, model, comm), plan=plan)
+
+
+def _as_first(comm: Comm, find: Callable[[], RunFolder]) -> RunFolder:
+    """The folder that the first rank has found; by its absolute path, where it is not called the same."""
+    own: list[RunFolder] = []
+
+    def first() -> tuple[Path, Path]:
+        own.append(find())
+        return own[0].path, own[0].path.absolute()
+
+    called, path = by_first(comm, first)
+    return own[0] if own else RunFolder(called if called.absolute() == path else path)
 
 
 def evaluate(
@@ -230,12 +316,6 @@ def load_trained(path: Path, which: str = "best") -> tuple[Resolved, nn.Module]:
     return resolved, model
 
 
-def whole_tables(tables: Sequence[Table]) -> Plan:
-    """The plan of one device: every table whole."""
-    tiles = (Tile(table=t.name, rank=0, rows=(0, t.rows), cols=(0, t.dim)) for t in tables)
-    return Plan(world=1, tiles=tuple(tiles))
-
-
 def best_possible(resolved: Resolved, rows: Rows) -> dict[str, Values]:
     """What nobody can beat on average: the metrics of the logits that made-up labels were drawn from."""
     column = resolved.parts.dataset.ceiling
@@ -257,12 +337,25 @@ def _warm(resolved: Resolved, model: nn.Module) -> Match | None:
     return warm_start(open_start(Path(resolved.recipe.init_from)), model)
 
 
-def _resolve_saved(path: Path, changes: Sequence[str] = ()) -> Resolved:
+def _resolve_saved(path: Path, changes: Sequence[str] = (), world: int = 1) -> Resolved:
     source = path / RECIPE
     sections = parse(source.read_text(), str(source))
     for change in changes:
         apply_change(sections, change)
-    return resolve(decode(sections, str(source)))
+    recipe = decode(sections, str(source))
+    check_ranks(recipe, world)
+    if world != _ranks_before(path) and not any(change.startswith("train.threads=") for change in changes):
+        # Those of another number of ranks: cores are shared by as many as there are now.
+        recipe = structs.replace(recipe, train=structs.replace(recipe.train, threads=None))
+    return resolve(recipe)
+
+
+def _ranks_before(path: Path) -> int:
+    """How many ranks a run had."""
+    try:
+        return Plan.from_json((path / PLAN).read_bytes()).world
+    except OSError:
+        return 1
 
 
 def _finished_at(path: Path) -> int | None:

@@ -1,0 +1,54 @@
+"""What each rank of a run does, however it was made: alone, by `--nproc`, or by torchrun.
+
+Its own file because it loads torch, which whoever only makes and watches ranks does without. The first rank shows what
+there is to see; the others are quiet.
+"""
+
+import signal
+from pathlib import Path
+
+import msgspec
+
+from rowwise.cli.console import Line, console_for, show_beginning, show_end, stopping_well
+from rowwise.cli.order import Notes, Order
+from rowwise.comm.seam import Comm
+from rowwise.comm.solo import solo
+from rowwise.recipes.runs import Run
+from rowwise.recipes.together import by_first
+from rowwise.train.trainer import Tell
+
+RUN = "run"  # the note that says which run this is
+
+
+def work(order: Order, comm: Comm | None, notes: Notes | None, *, watched: bool = False) -> int:
+    """Begin a run, or go on with one, to its end; gives the exit code. `watched`: a parent says when to end at once."""
+    comm = comm or solo()
+    first = comm.rank == 0
+    console = console_for(quiet=order.as_json or not first)
+    line = Line(console)
+    with console.status("reading the data" if order.recipe else "reading the checkpoint"):
+        run = _begin(order, comm, notes, line if first else None)
+    if first and notes is not None:
+        notes.put(RUN, str(run.folder.path.absolute()))
+    if first:
+        show_beginning(run, console)
+    with stopping_well(run.trainer, console, watched=watched) as met, line.showing():
+        result = run.go()
+    if first:
+        show_end(result, console)
+        if order.as_json:
+            print(msgspec.json.format(msgspec.json.encode(result)).decode(), flush=True)
+    if not met and result.status != "stopped":
+        return 0
+    console.print(f"go on: {order.resuming(run.folder.path, comm.topology)}", markup=False, soft_wrap=True)
+    return 128 + (met[0] if met else signal.SIGTERM)
+
+
+def _begin(order: Order, comm: Comm, notes: Notes | None, tell: Tell | None) -> Run:
+    """What was asked for; or the run of an attempt before this one, from where that has left it."""
+    noted = by_first(comm, lambda: None if notes is None else notes.get(RUN))
+    if noted is not None:
+        return Run.resume(Path(noted), tell=tell, comm=comm)
+    if order.recipe is not None:
+        return Run.start(order.recipe, order.folder, tell, comm)
+    return Run.resume(order.folder, order.changes, which=order.which, tell=tell, comm=comm)

@@ -1,0 +1,48 @@
+"""What the first rank of a run does for all: reading a recipe's data, choosing a folder.
+
+Its own file because it needs nothing of runs. What the first rank cannot do fails on all ranks with its words, so that
+a console has one line to show. With one rank, nothing but the doing is left.
+"""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from rowwise.comm.seam import Comm
+from rowwise.errors import AgreedError, RowwiseError, one_line
+from rowwise.recipes.compose import Resolved, resolve
+from rowwise.recipes.recipe import Recipe
+from rowwise.train.ranks import from_rank
+
+T = TypeVar("T")
+
+
+def by_first(comm: Comm, make: Callable[[], T]) -> T:
+    """What the first rank makes, on all; called by all of them, and made once all have come."""
+    if len(comm.ranks) == 1:
+        return make()
+    made: T | None = None
+    error: RowwiseError | OSError | None = None
+    from_rank(comm, None, 0, "recipe")  # a rank that has failed before is known of now
+    if comm.rank == 0:
+        try:
+            made = make()
+        except (RowwiseError, OSError) as caught:
+            error = caught
+    told, line = from_rank(comm, (made, None if error is None else one_line(error) or str(error)), 0, "recipe")
+    if error is not None:
+        raise error
+    if line is not None:
+        raise AgreedError(line)
+    return told
+
+
+def resolve_on_all(make: Callable[[], Resolved], comm: Comm) -> Resolved:
+    """The first rank looks through the data, and the others take what it found: it takes time, and must be the same."""
+    own: list[Resolved] = []
+
+    def first() -> Recipe:
+        own.append(make())
+        return own[0].recipe
+
+    recipe = by_first(comm, first)
+    return own[0] if own else resolve(recipe)

@@ -1,0 +1,121 @@
+"""The small run of `trainings` on several ranks: each has its part of the batches and some tiles of the tables."""
+
+import copy
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from msgspec import structs
+from torch import nn
+from trainings import COLUMNS, Net, World, make_rows
+
+from rowwise import Plan
+from rowwise.comm.seam import Comm
+from rowwise.comm.thread import run_threads
+from rowwise.ingest import Batcher, Batching, Deal, FrameReader
+from rowwise.planner import column_wise, replicated, row_wise, table_wise
+from rowwise.shard import shard
+from rowwise.spec import Wire
+from rowwise.train.evaluate import ClickEvaluator, Slicing
+from rowwise.train.objective import Clicks
+from rowwise.train.run_folder import RunFolder
+from rowwise.train.saved import Saved
+from rowwise.train.trainer import Job, Trainer
+
+TIMEOUT_S = 60
+
+
+@dataclass
+class Ranked(World):
+    """What a run on several ranks is made of."""
+
+    unit: int = 2  # samples that stay together
+    valid_rows: int = 40
+    plan: int = 0  # which of several
+
+    def net(self) -> nn.Module:
+        """Made once, before there are ranks: threads share the random numbers that it is filled with."""
+        return Net(self.tables, dropout=self.dropout, seed=self.seed, statistics=False)
+
+    def tiles(self, world: int) -> Plan:
+        user, words, *_ = self.tables
+        ranks = list(range(world))
+        ways = (
+            (row_wise(user, ranks), table_wise(words, world - 1)),
+            (table_wise(user, 0), row_wise(words, ranks[::-1])),
+            (column_wise(user, ranks), replicated(words, ranks)),
+        )
+        return Plan(world=world, tiles=tuple(tile for tiles in ways[self.plan] for tile in tiles))
+
+    def deal(self, comm: Comm) -> Deal:
+        return Deal(rank=comm.rank, world=len(comm.ranks), unit=self.unit)
+
+    def reader(self) -> FrameReader:
+        return FrameReader(make_rows(self.count, self.seed), split_rows=self.split_rows, name="rows")
+
+    def batches_of(self, comm: Comm, position=None) -> Batcher:
+        how = self.settings.train
+        batching = Batching(
+            size=how.batch,
+            seed=self.seed,
+            shuffle=how.shuffle,
+            keep_last=self.keep_last,
+            ahead=how.ahead,
+            deal=self.deal(comm),
+        )
+        return Batcher(self.reader(), COLUMNS, self.tables, batching, position)
+
+    def held_out_of(self, comm: Comm) -> Batcher:
+        reader, batching = FrameReader(make_rows(self.valid_rows, 99)), Batching(size=16, shuffle=False)
+        return Batcher(reader, COLUMNS, self.tables, structs.replace(batching, deal=self.deal(comm)))
+
+    def evaluator(self, comm: Comm, model: nn.Module) -> ClickEvaluator:
+        slicing, batches = Slicing(self.slices, 3), partial(self.held_out_of, comm)
+        return ClickEvaluator(model, batches, COLUMNS.labels, self.settings.train, slicing, comm)
+
+    def sharded(self, comm: Comm, net: nn.Module) -> nn.Module:
+        model, elastic = copy.deepcopy(net), self.settings.train.determinism == "elastic"
+        return shard(model, self.tiles(len(comm.ranks)), comm, elastic=elastic)
+
+    def on(self, comm: Comm, net: nn.Module, *, tell=None, wire: Wire | None = None) -> Trainer:
+        model = self.sharded(comm, net)
+        job = Job(
+            model=model,
+            objective=Clicks(model, self.settings.train.task_weights),
+            batches=partial(self.batches_of, comm),
+            tasks=COLUMNS.labels,
+            evaluate=self.evaluator(comm, model) if self.valid else None,
+        )
+        if self.folder is not None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        folder = None if self.folder is None else RunFolder(self.folder)
+        return Trainer(job, self.settings, folder, tell, comm, wire or Wire())
+
+    def resumed(self, comm: Comm, net: nn.Module, *, which: str = "last", tell=None) -> Trainer:
+        """From what is on the disk alone."""
+        trainer = self.on(comm, net, tell=tell)
+        for parameter in trainer._work.dense:
+            parameter.data.zero_()
+        trainer.resume(Saved(self.folder / "ckpt").open(which))
+        return trainer
+
+
+def train(world: Ranked, ranks: int, *, which: str | None = None, prepare=None) -> list[Trainer]:
+    """A whole run, or the rest of one, on ranks that are threads; `prepare(comm, trainer)` may meddle before."""
+    net = world.net()
+
+    def rank(comm: Comm) -> Trainer:
+        trainer = world.on(comm, net) if which is None else world.resumed(comm, net, which=which)
+        if prepare is not None:
+            prepare(comm, trainer)
+        trainer.run()
+        return trainer
+
+    return run_threads(ranks, rank, TIMEOUT_S)
+
+
+def tensors(folder: Path, which: str = "last") -> dict[str, object]:
+    """Weights and the state of optimizers, whole, as a checkpoint has them."""
+    checkpoint = Saved(folder / "ckpt").open(which)
+    names = [n for n in checkpoint.names() if n.startswith(("model/", "rows/", "optimizer/"))]
+    return {name: checkpoint.load(name) for name in names}

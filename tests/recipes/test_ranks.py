@@ -1,0 +1,166 @@
+"""Runs on several ranks, as threads: where tables are put, who writes, what is refused; and the same bits as alone."""
+
+import json
+import threading
+
+import pytest
+from small import recipe, sections, write_rows
+
+from rowwise import DataError, Plan, SpecError, Topology
+from rowwise.cli.surroundings import Surroundings, Torchrun
+from rowwise.comm.spawn import Failure, RanksFailed
+from rowwise.comm.thread import run_threads
+from rowwise.errors import AgreedError
+from rowwise.recipes import runs
+from rowwise.recipes.compose import make_model, resolve
+from rowwise.recipes.place import choose_plan, rows_bytes, tables_of
+from rowwise.recipes.runs import Run, evaluate
+from rowwise.recipes.text import decode, parse, write
+from rowwise.train.saved import Saved
+
+ELASTIC = {"batch": 1024, "determinism": "elastic", "virtual_shards": 4, "epochs": 2}
+
+
+@pytest.fixture(autouse=True)
+def one_after_the_other(monkeypatch):
+    """Models of ranks are made from torch's one generator, which threads share and processes do not."""
+    lock, make = threading.Lock(), runs.make_model
+
+    def made(*args, **how):
+        with lock:
+            return make(*args, **how)
+
+    monkeypatch.setattr(runs, "make_model", made)
+
+
+def tensors(run):
+    found = Saved(run / "ckpt").open()
+    return {n: found.load(n) for n in found.names() if n.startswith(("model/", "rows/", "optimizer/"))}
+
+
+def equal(one, other):
+    return one.keys() == other.keys() and all(one[name].equal(other[name]) for name in one)
+
+
+def train(world, made, root):
+    def on_a_rank(comm):
+        run = Run.start(made, root, comm=comm)
+        return run.go(), run.folder.path
+
+    return run_threads(world, on_a_rank, timeout_s=60)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("alone")
+    run = Run.start(recipe(folder, train=ELASTIC), folder / "runs")
+    return run.go(), run.folder.path
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_ranks_end_with_the_bits_of_one(alone, tmp_path, world):
+    write_rows(tmp_path / "rows.parquet")
+    told = train(world, recipe(tmp_path, train=ELASTIC), tmp_path / "runs")
+    assert {path for _, path in told} == {tmp_path / "runs/small/1"}
+    result, run = told[0]
+    assert result.status == "finished"
+    assert equal(tensors(run), tensors(alone[1]))
+    assert {json.dumps(r.test) for r, _ in told} == {json.dumps(result.test)}
+    assert result.test["label"] == pytest.approx(alone[0].test["label"], rel=1e-12)
+    assert evaluate(run).tasks["label"] == pytest.approx(result.test["label"], rel=1e-12)
+    assert Plan.from_json((run / "plan.json").read_text()).world == world
+    assert json.loads((run / "env.json").read_text())["ranks"] == world
+
+
+def test_a_run_goes_on_with_other_ranks_and_another_plan(alone, tmp_path):
+    made = recipe(tmp_path, train=ELASTIC | {"steps": 1}, save={"every": 1, "keep": 9})
+    _, run = train(4, made, tmp_path / "runs")[0]
+    before = json.loads((run / "env.json").read_text())["ranks"]
+    tiles = [
+        {"table": name, "rank": rank, "rows": [0, rows], "cols": [4 * rank, 4 * rank + 4]}
+        for name, rows in (("user", 50), ("item", 30), ("seen", 20))
+        for rank in range(2)
+    ]
+    (tmp_path / "plan.json").write_text(json.dumps({"world": 2, "tiles": tiles}))
+    changes = ("train.steps=null", f"plan='{tmp_path}/plan.json'")
+    run_threads(2, lambda comm: Run.resume(run, changes, comm=comm).go(), timeout_s=60)
+    assert equal(tensors(run), tensors(alone[1]))
+    assert (before, json.loads((run / "env.json").read_text())["ranks"]) == (4, 2)
+    assert len(Plan.from_json((run / "plan.json").read_text()).tiles) == 6
+    with pytest.raises(SpecError, match=r"plan\.json is a plan for 2 ranks, and this run has 1: want --nproc 2"):
+        Run.resume(run, ["train.epochs=3"])
+    assert Run.resume(run, ["train.epochs=3", "plan=null"]).go().epochs == 3
+
+
+def test_a_warm_start_is_sharded(alone, tmp_path):
+    write_rows(tmp_path / "rows.parquet")
+    made = recipe(tmp_path, init_from=str(alone[1]), train={"steps": 1})
+
+    def on_a_rank(comm):
+        run = Run.start(made, tmp_path / "runs", comm=comm)
+        match = run.match
+        run.go()
+        return match
+
+    for match in run_threads(2, on_a_rank, timeout_s=60):
+        assert "model/embeddings.user" in match.loaded
+        assert (match.skipped, match.new) == ({}, [])
+
+
+@pytest.mark.parametrize("kind", ["dlrm", "deepfm", "dcn", "wide_deep"])
+def test_no_rank_ever_has_all_tables(tmp_path, kind):
+    found = resolve(recipe(tmp_path, model={"kind": kind}))
+    model = make_model(found, described=True)
+    names = {table.name for table in tables_of(model)}
+    plan = choose_plan(found.recipe, model, Topology(devices=3))
+    assert {tile.table for tile in plan.tiles} == names
+    assert all(parameter.is_meta for name, parameter in model.named_parameters() if name.rpartition(".")[2] in names)
+    whole = choose_plan(found.recipe, model, Topology())
+    assert rows_bytes(whole, tables_of(model)) == [sum(t.rows * t.row_bytes for t in tables_of(model))]
+
+
+def test_what_is_wrong_is_said_by_the_first_rank_and_leaves_nothing(tmp_path):
+    made = recipe(tmp_path, data={"valid": "parquet:none.parquet"})
+    said = []
+
+    def on_a_rank(comm):
+        try:
+            Run.start(made, tmp_path / "runs", comm=comm)
+        except (DataError, AgreedError) as error:
+            said.append((comm.rank, type(error), str(error)))
+
+    run_threads(3, on_a_rank, timeout_s=60)
+    assert sorted((rank, kind) for rank, kind, _ in said) == [(0, DataError), (1, AgreedError), (2, AgreedError)]
+    assert len({text for *_, text in said}) == 1
+    assert "none.parquet: there is no such file" in said[0][2]
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_plan_and_a_wire_are_part_of_a_recipe(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    made = decode(sections(tmp_path, plan="plan.json", wire={"host": {"forward": "fp16"}, "dense": "bf16"}), "")
+    assert str(made.wire.host.forward) == "fp16"
+    write_rows(tmp_path / "rows.parquet")
+    found = resolve(made).recipe
+    assert found.plan == f"{tmp_path}/plan.json"
+    assert decode(parse(write(found, defaults=True), ""), "") == found
+    with pytest.raises(SpecError, match="no key 'hosts' in wire; did you mean 'host'"):
+        decode(sections(tmp_path, wire={"hosts": {}}), "")
+
+
+def test_the_cause_is_the_failure_that_tells_most():
+    reached = Failure(kind="reached", rank=0, line="rank 1 has ended", trace="...")
+    refused = Failure(kind="refused", rank=2, line="no such id", trace="...")
+    killed = Failure(kind="killed", rank=1, line="was killed by SIGKILL", exit_code=-9)
+    assert RanksFailed([reached, refused]).line == "rank 2: no such id"
+    assert RanksFailed([reached, refused, killed]).line == "rank 1 was killed by SIGKILL"
+    same = Failure(kind="reached", rank=1, line="no such id", trace="...")
+    assert RanksFailed([refused, same]).line == "no such id"
+
+
+def test_torchrun_is_known_by_what_it_sets():
+    found = {"RANK": "2", "WORLD_SIZE": "4", "MASTER_ADDR": "here", "MASTER_PORT": "1", "OMP_WAIT_POLICY": "passive"}
+    assert Surroundings.read({}) == Surroundings(omp_wait_policy="not set", torchrun=None)
+    assert Surroundings.read({"RANK": "2"}).torchrun is None
+    assert Surroundings.read(found).torchrun == Torchrun(rank=2, world=4, attempt=0)
+    assert Surroundings.read(found | {"TORCHELASTIC_RESTART_COUNT": "1"}).torchrun.attempt == 1

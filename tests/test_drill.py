@@ -1,0 +1,97 @@
+"""Fault drills survive here, and say so; and they would say so if something did not."""
+
+import json
+import tempfile
+
+import pytest
+from launching import rowwise
+
+from rowwise.recipes import drill, small_disk
+
+SURVIVED = "ends equal, bit by bit"
+WANTED = {
+    "kill-rank": {"SIGKILL of rank 1 in a step", "SIGKILL of rank 0 in a save", "SIGKILL of rank 1 in a save"},
+    "corrupt-ckpt": {
+        "a flipped byte in step-000000015",
+        "a file cut short in step-000000015",
+        "no manifest in step-000000015",
+    },
+}
+
+
+@pytest.mark.dist
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("what", WANTED)
+def test_everything_survives(tmp_path, what):
+    done = rowwise(tmp_path, "drill", what, "--json", "--folder", "here", timeout=550)
+    assert (done.returncode, done.stderr) == (0, "")
+    report = json.loads(done.stdout)
+    assert (report["drill"], report["ranks"]) == (what, 2)
+    assert {case["damage"] for case in report["cases"]} == WANTED[what]
+    for case in report["cases"]:
+        assert (case["resumed"], case["survived"]) == (SURVIVED, True)
+        assert "Traceback" not in case["said"]
+        if what == "kill-rank":
+            assert case["ended_s"] < 30
+            assert case["verified"] == "whole"
+    if what == "corrupt-ckpt":
+        flipped = report["cases"][0]
+        for text in (flipped["said"], flipped["verified"]):
+            assert "step-000000015" in text
+            assert "do not match their checksum" in text
+            assert " of tensor '" in text
+
+
+@pytest.mark.dist
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("mounts", [True, False], ids=["tmpfs", "limit"])
+def test_a_full_disk_is_survived(tmp_path, monkeypatch, mounts):
+    if not mounts:
+        monkeypatch.setattr(small_disk, "_mount", lambda *_: None)
+    told = []
+    report = drill.run_drill("fill-disk", 2, tmp_path / "here", told.append)
+    (case,) = report.cases
+    assert report.survived, case
+    assert case.resumed == SURVIVED
+    assert "was not saved: " in case.said
+    assert told[0] == "a run that nobody disturbs"
+    if "tmpfs" in case.damage:
+        assert "No space left on device" in case.said
+        assert (case.checkpoint, case.verified) == ("step-5", "whole")
+
+
+@pytest.mark.parametrize("survived", [True, False])
+def test_a_drill_says_what_was_lost(command, monkeypatch, tmp_path, survived):
+    case = drill.Case(
+        damage="a meteor", ended_s=1.25, said="rowwise: help", checkpoint="step-5", verified="", resumed="gone",
+        survived=survived,
+    )  # fmt: skip
+    report = drill.Report(drill="kill-rank", ranks=2, cases=(case,))
+    monkeypatch.setattr(drill, "run_drill", lambda *_: report)
+    code, out, err = command("drill", "kill-rank", "--folder", "here")
+    assert code == (0 if survived else 1)
+    assert ("ok " if survived else "LOST") in out
+    for part in ("a meteor", "1.2 s", "step-5", "gone", "a meteor, console: rowwise: help"):
+        assert part in out
+    assert ("everything survived" in out) == survived
+    assert f"everything is in {tmp_path}" in err or "everything is in here" in err
+
+
+def test_drills_that_cannot_be(command, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    for args, want in (
+        (("kill-rank", "--nproc", "1"), "--nproc 1: want at least 2"),
+        (("fill-disk", "--nproc", "0"), "--nproc 0: want at least 1"),
+        (("fill-disk", "--folder", "full"), "full: want an empty folder, or a new one"),
+    ):
+        (tmp_path / "full").mkdir(exist_ok=True)
+        (tmp_path / "full" / "x").touch()
+        code, out, err = command("drill", *args)
+        assert (code, out, err) == (2, "", f"rowwise: {want}\n")
+    assert list((tmp_path / "tmp").iterdir()) == []
+    code, _, err = command("drill", "earthquake")
+    assert code == 2
+    assert "kill-rank" in err
