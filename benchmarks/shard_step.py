@@ -36,7 +36,7 @@ from report import environment, finish
 from shard_ranks import AHEAD, OURS, THEIRS, Order, elastic, scaling, speed
 from shard_work import Load, Shape
 
-from rowwise.comm.launch import run_processes
+from rowwise.comm.spawn import run_processes
 
 WORLD = 2
 SECTIONS = ("speed", "scaling", "bytes", "plans", "elastic")
