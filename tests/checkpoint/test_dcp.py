@@ -1,5 +1,6 @@
 """torch.distributed.checkpoint reads what we write, and we read what it writes, by however many ranks."""
 
+import importlib
 import os
 import pickle
 import re
@@ -128,6 +129,28 @@ def test_metadata_that_is_a_program_is_refused(tmp_path, monkeypatch):
     (tmp_path / "dcp" / METADATA).write_bytes(b"\x80")
     with pytest.raises(CheckpointError, match="cannot be read"):
         open_dcp(tmp_path / "dcp")
+
+
+class Asking:
+    """Pickled as a question, as Python 3.11.0 to 3.11.3 do with members of an enumeration."""
+
+    def __init__(self, *question):
+        self.question = question
+
+    def __reduce__(self):
+        return getattr, self.question
+
+
+@QUIET
+def test_members_of_enumerations_may_be_asked_for_by_name_and_nothing_else(tmp_path):
+    dcp.save({"t": torch.ones(4, 4)}, storage_writer=dcp.FileSystemWriter(tmp_path))
+    metadata = pickle.loads((tmp_path / METADATA).read_bytes())
+    kind = type(metadata.state_dict_metadata["t"].properties).__module__  # where its own enumerations are
+    encoding = importlib.import_module(kind)._MEM_FORMAT_ENCODING
+    for question, want in (((encoding, "TORCH_CONTIGUOUS_FORMAT"), "holds a "), ((encoding, "__class__"), "asks ")):
+        (tmp_path / METADATA).write_bytes(pickle.dumps(Asking(*question)))
+        with pytest.raises(CheckpointError, match=want):
+            open_dcp(tmp_path)
 
 
 @QUIET

@@ -5,6 +5,7 @@ The metadata is a pickle, which could hold a program; here only what such metada
 entries that are no tensors.
 """
 
+import enum
 import pickle
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -179,7 +180,16 @@ class _Unpickler(pickle.Unpickler):
         known = module_name in HOMES or (module_name, global_name) in NAMES
         if known or (module_name == "torch" and isinstance(getattr(torch, global_name, None), torch.dtype)):
             return super().find_class(module_name, global_name)
+        if (module_name, global_name) == ("builtins", "getattr"):
+            return _member
         raise pickle.UnpicklingError(f"it names {module_name}.{global_name}, which no metadata is made of")
+
+
+def _member(kind: object, name: str) -> object:
+    """By which Python 3.11.0 to 3.11.3 write members of an enumeration down; of anything else it is refused."""
+    if not (isinstance(kind, type) and issubclass(kind, enum.Enum) and name in kind.__members__):
+        raise pickle.UnpicklingError(f"it asks {kind!r} for {name!r}, which no metadata does")
+    return kind[name]
 
 
 def _read_metadata(folder: Path) -> Metadata:
