@@ -37,9 +37,10 @@ import sys
 from pathlib import Path
 
 import rowwise.ops
-from rowwise.ops.native import find_library
+from rowwise.library import find_library
+from rowwise.ops.native import LIBRARY
 
-library = find_library()
+library = find_library(LIBRARY)
 inside = library.is_relative_to(sys.argv[1])
 assert inside and b"__asan_" in library.read_bytes() and b"__ubsan_" in library.read_bytes(), f"not sanitized: {library}"
 assert str(library) in Path("/proc/self/maps").read_text(), f"not loaded: {library}"

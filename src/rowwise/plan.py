@@ -7,6 +7,7 @@ Gives up: copies of parts. Each cell of a table is on exactly one rank, or the w
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
 
 import msgspec
 
@@ -18,19 +19,46 @@ COVER = "want each cell on exactly one rank, or the whole table once on every ra
 NAMES = 8  # as many are listed in a message
 
 
-class Tile(Value, frozen=True, order=True):
+Tier = Literal["device", "host", "disk"]
+TIERS: tuple[Tier, ...] = ("device", "host", "disk")
+
+
+class Tile(Value, frozen=True, order=True, omit_defaults=True):
     """Rows [rows[0], rows[1]) and columns [cols[0], cols[1]) of a table, on one rank."""
 
     table: str
     rank: int
     rows: tuple[int, int]
     cols: tuple[int, int]
+    tier: Tier = "device"  # of the rank's memory, in which all these rows live
+    cache_rows: int = 0  # of them that may have a copy in the tier above
 
     def __str__(self) -> str:
-        return f"{self.table}[{self.rows[0]}:{self.rows[1]}, {self.cols[0]}:{self.cols[1]}] on rank {self.rank}"
+        lives = "" if self.tier == "device" else f" ({self.tier}, {self.cache_rows} rows cached)"
+        where = f"{self.rows[0]}:{self.rows[1]}, {self.cols[0]}:{self.cols[1]}"
+        return f"{self.table}[{where}] on rank {self.rank}{lives}"
 
 
-class Plan(Value, frozen=True):
+class Forecast(Value, frozen=True, kw_only=True):
+    """What a planner expects of a plan, and by what; the runtime does not read it."""
+
+    model: str  # of costs
+    batch: int  # samples of a step, of all ranks together
+    step_s: float  # of all tables: operators of the busiest rank, and links of the busiest rank
+    bound_s: float | None = None  # no plan takes less, by the same model
+    bound: str = ""  # how that is known
+    operators_s: tuple[float, ...] = ()  # of each rank
+    links_s: tuple[float, ...] = ()
+    memory_bytes: tuple[tuple[int, ...], ...] = ()  # of each rank: by tier
+    limits_bytes: tuple[int, ...] = ()  # by tier
+
+    @property
+    def gap(self) -> float | None:
+        """How much more than the bound it takes, as a share of the bound."""
+        return self.step_s / self.bound_s - 1 if self.bound_s else None
+
+
+class Plan(Value, frozen=True, omit_defaults=True):
     """All tiles of a model for `world` ranks."""
 
     world: int
@@ -38,6 +66,7 @@ class Plan(Value, frozen=True):
     # Tables whose row-wise optimizer state is kept for each column piece separately: faster, as pieces need not
     # agree on a row's statistics, but not what one device computes.
     approximate: tuple[str, ...] = ()
+    forecast: Forecast | None = None
 
     def to_json(self) -> str:
         """The plan as text; `from_json` reads it back equal."""
@@ -117,6 +146,9 @@ def _check_cover(table: Table, tiles: list[Tile], world: int) -> None:
 def _check_tile(table: Table, tile: Tile) -> None:
     if not (0 <= tile.rows[0] < tile.rows[1] <= table.rows and 0 <= tile.cols[0] < tile.cols[1] <= table.dim):
         raise SpecError(f"tile {tile}: outside {_sized(table)}")
+    if not 0 <= tile.cache_rows <= (0 if tile.tier == "device" else tile.rows[1] - tile.rows[0]):
+        want = "want at most its rows, and none on the device, which is the top"
+        raise SpecError(f"tile {tile}: cache_rows={tile.cache_rows}: {want}")
     # The right edge of the table may fall inside a block; every other cut has to be between two.
     block = column_block(table)
     for cut in tile.cols:

@@ -409,14 +409,19 @@ class Wire(Value, frozen=True):
 TAKEN = ("training", "_tiles")  # what modules that hold tables assign to; a parameter would be in the way
 
 
-def check_tables(tables: Sequence[Table]) -> None:
-    """Names of tables and of features are unique across a model."""
+def check_names(tables: Sequence[Table]) -> None:
+    """There are tables, and their names are unique across a model."""
     if not tables:
         raise SpecError("no tables: want at least one Table(name=..., rows=..., dim=...)")
+    _check_unique("table", (t.name for t in tables))
+
+
+def check_tables(tables: Sequence[Table]) -> None:
+    """Names of tables and of features are unique across a model."""
+    check_names(tables)
     taken = [table.name for table in tables if table.name in TAKEN]
     if taken:
         raise SpecError(f"table name {taken[0]!r}: modules have an attribute of that name: want another")
-    _check_unique("table", (t.name for t in tables))
     _check_unique("feature", (f for t in tables for f in t.feature_names))
 
 

@@ -22,7 +22,6 @@ from rowwise.cli.surroundings import Surroundings, Torchrun
 from rowwise.comm.making import Making
 from rowwise.comm.spawn import Ranks, RanksFailed
 from rowwise.errors import AgreedError, RowwiseError, SpecError, one_line
-from rowwise.recipes.recipe import check_ranks
 from rowwise.spec import Topology
 
 if TYPE_CHECKING:
@@ -46,6 +45,8 @@ def launch(order: Order, nproc: int | None, timeout_s: float, around: Surroundin
         code = work(order, None, None)
     else:
         if order.recipe is not None:  # before there are ranks to say so
+            from rowwise.recipes.recipe import check_ranks
+
             check_ranks(order.recipe, nproc)
         code = _make(order, nproc, timeout_s)
     if code:

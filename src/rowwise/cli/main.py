@@ -18,6 +18,7 @@ from rowwise.cli import ckpt, data, measure
 from rowwise.cli.bench import bench
 from rowwise.cli.doctor import doctor
 from rowwise.cli.drill import drill
+from rowwise.cli.plan import plan
 from rowwise.cli.recipes import cp, ls
 from rowwise.cli.surroundings import Surroundings
 from rowwise.cli.train import resume, train
@@ -38,7 +39,8 @@ def app() -> typer.Typer:
     """All commands, made anew for each caller."""
     made = typer.Typer(name="rowwise", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
     made.callback()(_rowwise)
-    commands: list[Callable[..., None]] = [train, resume, measure.predict, measure.report, ls, cp, doctor, bench, drill]
+    commands: list[Callable[..., None]] = [train, resume, plan, measure.predict, measure.report, ls, cp, doctor]
+    commands += [bench, drill]
     for command in commands:
         made.command()(_ending_well(command))
     made.command("eval")(_ending_well(measure.evaluate))

@@ -5,10 +5,12 @@ Its own file because whoever makes the ranks and the ranks themselves need it, a
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from rowwise.recipes.recipe import Recipe
 from rowwise.spec import Topology
+
+if TYPE_CHECKING:
+    from rowwise.recipes.recipe import Recipe
 
 
 class Notes(Protocol):
@@ -27,7 +29,7 @@ class Notes(Protocol):
 class Order:
     """What was asked for: a new run by a recipe, or one to go on with."""
 
-    recipe: Recipe | None = None
+    recipe: "Recipe | None" = None
     folder: Path  # of all runs, or of the one
     changes: tuple[str, ...] = ()
     which: str = "last"

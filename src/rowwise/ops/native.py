@@ -6,15 +6,14 @@ run as `reference` says: exact, and slower.
 """
 
 import functools
-import importlib.util
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from rowwise.errors import NativeError
+from rowwise.library import find_library
 from rowwise.ops import reference
 from rowwise.ops.reference import Bags, Memory
 from rowwise.spec import RowType, row_bytes
@@ -22,24 +21,11 @@ from rowwise.spec import RowType, row_bytes
 LIBRARY = "librowwise_ops.so"
 
 
-def find_library() -> Path:
-    """The built library: beside the package, installed or not."""
-    # An editable install has two folders: the sources, and one in site-packages that holds what was built.
-    spec = importlib.util.find_spec("rowwise")
-    folders = [Path(f) for f in (spec.submodule_search_locations or [])] if spec else []
-    for folder in folders:
-        path = folder / "_lib" / LIBRARY
-        if path.exists():
-            return path
-    looked = ", ".join(str(f / "_lib") for f in folders)
-    raise NativeError(f"{LIBRARY} is not in {looked}: build it with `make build` or `pip install .`")
-
-
 @functools.cache
 def load() -> None:
     """Load the library, then register shapes for torch.compile, gradients, and other devices."""
     # Absolute, so that no search path of the system decides which library it is.
-    path = find_library()
+    path = find_library(LIBRARY)
     try:
         torch.ops.load_library(str(path))
     except OSError as error:

@@ -69,9 +69,10 @@ class Native:
     @classmethod
     def read(cls) -> "Native":
         """Load the operators; raises NativeError when they are missing, and ImportError when torch does not load."""
-        from rowwise.ops.native import find_library, isa
+        from rowwise.library import find_library
+        from rowwise.ops.native import LIBRARY, isa
 
-        library = find_library()
+        library = find_library(LIBRARY)
         in_use = isa()
         return cls(library=str(library), library_bytes=library.stat().st_size, isa=in_use, isa_sets=_isa_sets(in_use))
 

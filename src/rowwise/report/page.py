@@ -11,6 +11,7 @@ from rowwise.errors import DataError
 from rowwise.report.curves import curves
 from rowwise.report.markup import Html, join, tag, text
 from rowwise.report.overview import header, tiles, warnings
+from rowwise.report.placement import placement
 from rowwise.report.read import Run, read
 from rowwise.report.settings import environment, recipe
 from rowwise.report.slices import slices
@@ -29,12 +30,12 @@ def write(run: Path, out: Path | None = None) -> Path:
 
 def render(run: Run) -> str:
     """One run's page."""
-    parts = (curves(run), speed(run), tables(run), slices(run), environment(run), recipe(run))
+    parts = (curves(run), speed(run), tables(run), placement(run.plan), slices(run), environment(run), recipe(run))
     return page(run.name, header(run), tiles(run), warnings(run), *parts)
 
 
-def page(title: str, *parts: Html) -> str:
-    """A page that stands alone."""
+def page(title: str, *parts: Html, script: bool = True) -> str:
+    """A page that stands alone; the script says values at the pointer."""
     head = tag(
         "head",
         None,
@@ -44,8 +45,8 @@ def page(title: str, *parts: Html) -> str:
         tag("title", None, text(title)),
         tag("style", None, Html((HERE / "page.css").read_text("utf-8"))),
     )
-    script = tag("script", None, Html((HERE / "page.js").read_text("utf-8")))
-    body = tag("body", None, tag("main", None, *parts), script)
+    after = [tag("script", None, Html((HERE / "page.js").read_text("utf-8")))] if script else []
+    body = tag("body", None, tag("main", None, *parts), *after)
     return "<!doctype html>\n" + join([tag("html", {"lang": "en"}, head, body)]) + "\n"
 
 

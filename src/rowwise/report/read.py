@@ -20,6 +20,7 @@ from rowwise.report.quantity import usable
 
 RECIPE = "recipe.yaml"
 FILES = (RECIPE, "env.json", "metrics.csv", "steps.csv", "tables.csv", "slices.csv", "warnings.txt", "result.json")
+PLAN = "plan-explained.json"
 DEEPEST = 20  # levels of a recipe that are told apart
 Numbers = dict[str, float | None]
 
@@ -118,6 +119,7 @@ class Run:
     slices: tuple[Slice, ...]
     warnings: tuple[str, ...]
     result: Result | None
+    plan: bytes  # the explanation of its plan; empty where there is none
     changed: datetime
     notes: tuple[str, ...]
 
@@ -150,6 +152,7 @@ def read(folder: Path) -> Run:
         slices=tuple(_slice(row) for row in slices.rows),
         warnings=_warnings(folder / "warnings.txt"),
         result=result,
+        plan=read_bytes(folder / PLAN)[0],
         changed=_changed(folder),
         notes=notes,
     )

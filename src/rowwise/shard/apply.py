@@ -13,7 +13,7 @@ from rowwise.comm.seam import Comm
 from rowwise.embedding import Embeddings
 from rowwise.errors import SpecError
 from rowwise.plan import Plan
-from rowwise.shard.embeddings import ShardedEmbeddings, check
+from rowwise.shard.embeddings import ShardedEmbeddings, check, check_tiers
 from rowwise.spec import Table, Wire
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -34,21 +34,34 @@ def shard(model: Module, plan: Plan, comm: Comm, *, wire: Wire | None = None, el
     # All that can be wrong with a plan is found before anything is taken or given up.
     check(plan, comm, wire, elastic=elastic)
     plan.validate(tables)
+    shares = {module: _share(plan, module) for module in modules}
+    for module, share in shares.items():
+        check_tiers(share, _device(module))
     made: dict[Embeddings, ShardedEmbeddings] = {}
-    for module in modules:
-        names = {table.name for table in module.tables}
-        mine = Plan(
-            world=plan.world,
-            tiles=tuple(tile for tile in plan.tiles if tile.table in names),
-            approximate=tuple(name for name in plan.approximate if name in names),
-        )
-        device = "cpu" if module.arena.rows.is_meta else module.arena.rows.device
-        made[module] = ShardedEmbeddings(module.tables, mine, comm, wire=wire, elastic=elastic, device=device)
+    for module, share in shares.items():
+        device = _device(module)
+        made[module] = ShardedEmbeddings(module.tables, share, comm, wire=wire, elastic=elastic, device=device)
         copy_tables(module, made[module])
     for path, module in found:
         parent, _, name = path.rpartition(".")
         setattr(model.get_submodule(parent), name, made[module])
     return model
+
+
+def _share(plan: Plan, module: Embeddings) -> Plan:
+    """What a plan says about the tables of a module."""
+    names = {table.name for table in module.tables}
+    return Plan(
+        world=plan.world,
+        tiles=tuple(tile for tile in plan.tiles if tile.table in names),
+        approximate=tuple(name for name in plan.approximate if name in names),
+    )
+
+
+def _device(module: Embeddings) -> torch.device:
+    """Where its share of rows will live."""
+    rows = module.arena.rows
+    return torch.device("cpu") if rows.is_meta else rows.device
 
 
 @torch.no_grad()

@@ -72,6 +72,7 @@ class ShardedEmbeddings(nn.Module):
         super().__init__()
         wire = wire or Wire()
         check(plan, comm, wire, elastic=elastic)
+        check_tiers(plan, torch.device(device))
         self.routes = routes = make_routes(tables, plan, comm.topology, elastic=elastic)
         self._comm, device = comm, torch.device(device)
         self.calls = 1  # this many calls, one after the other, are one batch in pieces
@@ -251,6 +252,19 @@ def check(plan: Plan, comm: Comm, wire: Wire, *, elastic: bool) -> None:
         raise SpecError(f"a plan for {plan.world} ranks, and there are {len(comm.ranks)}: make one for these")
     if elastic and not wire.exact:
         raise SpecError("elastic results do not go with a wire that rounds: want fp32 everywhere, or determinism 'run'")
+
+
+def check_tiers(plan: Plan, device: torch.device) -> None:
+    """Refuse rows that live where this runtime has none: it holds them in the memory of their rank's device."""
+    if device.type == "meta":  # they live nowhere
+        return
+    # The memory of a CPU is its host's.
+    within = ("device", "host") if device.type == "cpu" else ("device",)
+    for tile in plan.tiles:
+        if tile.tier not in within:
+            where = f"this runtime holds rows in the memory of their rank's device only, which is {device.type!r}"
+            want = "want tier 'device', from a plan with more ranks or for devices with more memory"
+            raise SpecError(f"table {tile.table!r}: tile {tile}: rows on the {tile.tier}: {where}; {want}")
 
 
 def _before_load(module: nn.Module, _state: dict[str, Any], _prefix: str, metadata: dict[str, Any], *_: Any) -> None:

@@ -1,0 +1,359 @@
+"""Plans beside published ways to make them, and beside bounds that nothing beats.
+
+Every suite is a set of tasks drawn by seed (planner_tasks.py), the same for all methods; costs are of one model, so the
+search is compared and not the model. Times are of the whole: options, bound, search.
+
+    ns4, ns8     NeuroShard's protocol on 4 and 8 devices; on 4 also against a bound proven by a mixed-integer program
+    pool         856 tables on 16, 64 and 128 devices, memory 70 to 97 % full
+    torchrec     tables, columns, rows and copies under TorchRec's own estimates (needs torchrec)
+    replan       856 tables on 16 devices after their pooling has drifted
+    lists        published lists of tables, all layouts
+    giant        12 T parameters on 128 devices with two tiers of memory; 2,002 tables on 128 devices
+"""
+
+import argparse
+import math
+import time
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import planner_tasks as tasks
+from report import environment, finish, geomean
+
+from rowwise.perf.hardware import Machine, hardware_named
+from rowwise.perf.roofline import Roofline
+from rowwise.perf.torchrec import TorchRecModel
+from rowwise.planner.baselines import BASELINES, run_baseline
+from rowwise.planner.make import make_plan
+from rowwise.planner.milp import certify
+from rowwise.planner.options import problem_of
+from rowwise.planner.problem import Problem, Question
+from rowwise.planner.search import search
+from rowwise.spec import Topology
+
+SUITES = ("ns4", "ns8", "pool", "torchrec", "replan", "lists", "giant")
+SECONDS = 0.35  # of effort for a small task; the whole should stay under half a second
+CERTIFY_s = 28.0
+MIXED = ("table_wise", "column_wise", "row_wise", "replicated")
+
+
+def ours(question: Question, seconds: float, seed: int = 0) -> tuple[Problem, dict]:
+    begin_s = time.perf_counter()
+    problem = problem_of(question)
+    found = search(problem, seconds=seconds, seed=seed)
+    took_s = time.perf_counter() - begin_s
+    row = {
+        "cost_s": found.cost,
+        "bound_s": found.bound.cost,
+        "fits": not found.over,
+        "took_s": took_s,
+        "gap": found.gap,
+    }
+    exact = problem.cost(found.placement)
+    valid = math.isclose(exact, found.cost, rel_tol=1e-9) and found.bound.cost <= found.cost * (1 + 1e-9)
+    return problem, row | {"valid": bool(valid and problem.fits(found.placement) == (not found.over))}
+
+
+def compared(name: str, question: Question, seconds: float, baselines: tuple[str, ...] = tuple(BASELINES)) -> dict:
+    problem, row = ours(question, seconds)
+    others = {}
+    for baseline in baselines:
+        begin_s = time.perf_counter()
+        result = run_baseline(baseline, problem)
+        others[baseline] = {"cost_s": result.cost, "took_s": time.perf_counter() - begin_s}
+    return {"task": name, "tables": len(question.workloads), **row, "others": others}
+
+
+def _certified(seed: int) -> tuple[int, float, float]:
+    problem = problem_of(tasks.ns4(seed))
+    found = search(problem, seconds=2.0, seed=1)  # another search than the one that is judged
+    begin_s = time.perf_counter()
+    proven = certify(problem, found, CERTIFY_s)
+    return seed, proven.bound.cost, time.perf_counter() - begin_s
+
+
+def run_ns4(quick: bool) -> list[dict]:
+    count = 6 if quick else 40
+    rows = [compared(f"ns4-{seed}", tasks.ns4(seed), SECONDS) | {"seed": seed} for seed in range(count)]
+    if not quick:
+        with ProcessPoolExecutor(2) as pool:
+            for seed, bound_s, took_s in pool.map(_certified, range(count)):
+                rows[seed] |= {"certified_s": max(bound_s, rows[seed]["bound_s"]), "certify_took_s": took_s}
+                print(
+                    f"ns4-{seed}: {rows[seed]['cost_s'] / rows[seed]['certified_s']:.4f} of what is proven", flush=True
+                )
+    return rows
+
+
+def run_ns8(quick: bool) -> list[dict]:
+    return [compared(f"ns8-{seed}", tasks.ns8(seed), SECONDS) for seed in range(3 if quick else 20)]
+
+
+def run_pool(quick: bool) -> list[dict]:
+    few = tuple(name for name in BASELINES if name != "neuroshard")
+    cases = [
+        ("856x16 70 %", 16, 0.7, 0.6, tuple(BASELINES)), ("856x16 97 %", 16, 0.97, 0.6, few),
+        ("856x16 97 % long", 16, 0.97, 3.5, ()), ("856x128 70 %", 128, 0.7, 5.0, few),
+        ("856x64 97 %", 64, 0.97, 5.0, few), ("856x64 97 % short", 64, 0.97, 0.5, ()),
+    ]  # fmt: skip
+    if quick:
+        cases = [("856x16 70 %", 16, 0.7, 0.6, few), ("856x16 97 %", 16, 0.97, 0.6, few)]
+    rows = []
+    for name, devices, fill, seconds, baselines in cases:
+        rows.append(compared(name, tasks.pool_task(devices, fill), seconds, baselines))
+        print(f"{name}: gap {rows[-1]['gap']:.4f} in {rows[-1]['took_s']:.2f} s", flush=True)
+    return rows
+
+
+def run_torchrec(quick: bool) -> list[dict]:
+    from planner_torchrec import torchrec_rating
+
+    def asked(workloads, devices):
+        where = tasks.machine(devices, 1 << 42)
+        return tasks.question(workloads, where, MIXED, lambda hardware, topology: TorchRecModel(topology))
+
+    cases = [
+        (f"mixed-{seed}", tasks.ns_tables(seed, 20, 120, 31 * tasks.GiB), 8, SECONDS)
+        for seed in range(2 if quick else 12)
+    ]
+    rows = []
+    for name, workloads, devices, seconds in cases:
+        question = asked(workloads, devices)
+        _, row = ours(question, seconds)
+        for sort in ("storage", "perf"):
+            cost_s, took_s = torchrec_rating(question, sort)
+            row[f"torchrec_{sort}"] = {"cost_s": cost_s, "took_s": took_s}
+        rows.append({"task": name, **row})
+        print(f"{name}: TorchRec {row['torchrec_storage']['cost_s'] / row['cost_s']:.3f} of ours", flush=True)
+    if not quick:
+        question = with_layouts(asked(tasks.pool_tables(), 16), ("table_wise", "column_wise"))
+        _, row = ours(question, 0.6)
+        cost_s, took_s = torchrec_rating(question, "storage")
+        rows.append({"task": "856x16", **row, "torchrec_storage": {"cost_s": cost_s, "took_s": took_s}})
+    return rows
+
+
+def with_layouts(question: Question, layouts: tuple[str, ...]) -> Question:
+    return replace(question, constraints=msgspec.structs.replace(question.constraints, layouts={"*": layouts}))
+
+
+def drifted(question: Question, seed: int, sigma: float = 0.3) -> Question:
+    rng = np.random.default_rng(seed)
+    moved = []
+    for w, factor in zip(question.workloads, np.exp(rng.normal(0, sigma, len(question.workloads))), strict=True):
+        access = msgspec.structs.replace(w.access, pooling=w.access.pooling * float(factor))
+        moved.append(msgspec.structs.replace(w, access=access))
+    return replace(question, workloads=tuple(moved))
+
+
+def run_replan(quick: bool) -> list[dict]:
+    from rowwise.planner.replan import replan
+
+    question = tasks.pool_task(16, 0.7)
+    old = make_plan(question, seconds=1.0).plan
+    rows = []
+    for seed in range(2 if quick else 10):
+        found = replan(drifted(question, seed), old)
+        searched = found.planned.searched
+        rows.append({
+            "task": f"drift-{seed}", "cost_s": found.new_cost, "bound_s": searched.bound.cost,
+            "old_cost_s": found.old_cost, "took_s": searched.seconds, "moved_share": found.moved_share,
+            "fits": not searched.over, "valid": True,
+        })  # fmt: skip
+    return rows
+
+
+def run_lists(quick: bool) -> list[dict]:
+    lists = [one for one in tasks.LISTS if not quick or one.devices <= 16]
+    few = () if quick else ("random", "size", "dim", "lookup", "size-lookup", "ldm", "neuroshard-grid")
+    rows = []
+    for one in lists:
+        rows.append(compared(one.name, tasks.listed(one), 1.0 if one.devices < 64 else 5.0, few))
+        print(f"{one.name}: gap {rows[-1]['gap']:.4f} in {rows[-1]['took_s']:.2f} s", flush=True)
+    return rows
+
+
+def giant_question() -> Question:
+    """Neo's largest published model, by its totals, on 16 hosts of 8 devices."""
+    where = Machine(topology=Topology(hosts=16, devices=8), hardware=hardware_named("zionex"))
+    model = Roofline(where.hardware, where.topology)
+    return Question(workloads=tuple(tasks.model_f()), machine=where, model=model, batch=65536)
+
+
+def run_giant(quick: bool) -> list[dict]:
+    if quick:
+        return []
+    rows = []
+    for name, question in (("12 T parameters", giant_question()), ("2,002 tables", tasks.listed(tasks.LISTS[-1]))):
+        begin_s = time.perf_counter()
+        planned = make_plan(question, seconds=6.0)
+        took_s = time.perf_counter() - begin_s
+        forecast = planned.plan.forecast
+        rows.append({
+            "task": name, "cost_s": forecast.step_s, "bound_s": forecast.bound_s, "gap": forecast.gap,
+            "took_s": took_s, "fullest_bytes": np.array(forecast.memory_bytes).max(0).tolist(),
+            "limits_bytes": list(forecast.limits_bytes), "tiles": len(planned.plan.tiles), "fits": True, "valid": True,
+        })  # fmt: skip
+        print(f"{name}: {forecast.step_s * 1e3:.2f} ms, gap {forecast.gap:.4f}, in {took_s:.1f} s", flush=True)
+    return rows
+
+
+RUN = {
+    "ns4": run_ns4, "ns8": run_ns8, "pool": run_pool, "torchrec": run_torchrec, "replan": run_replan,
+    "lists": run_lists, "giant": run_giant,
+}  # fmt: skip
+
+
+def at_most(name: str, value: float, floor: float) -> dict:
+    return {"name": name, "value": round(value, 4), "floor": floor, "ok": bool(value <= floor)}
+
+
+def at_least(name: str, value: float, floor: float) -> dict:
+    return {"name": name, "value": round(value, 4), "floor": floor, "ok": bool(value >= floor)}
+
+
+def ratios(rows: list[dict], baseline: str) -> list[float]:
+    """What a baseline costs over ours, where both fit."""
+    pairs = [(r["others"][baseline]["cost_s"], r["cost_s"]) for r in rows if r["others"].get(baseline)]
+    return [theirs / mine for theirs, mine in pairs if theirs]
+
+
+def interval(values: list[float]) -> list[float]:
+    """Of the geometric mean: 95 % by resampling tasks."""
+    rng, logs = np.random.default_rng(0), np.log(values)
+    means = np.exp(rng.choice(logs, (2000, len(logs))).mean(1))
+    return [round(float(x), 4) for x in np.quantile(means, [0.025, 0.975])]
+
+
+def baselines_of(rows: list[dict]) -> dict:
+    """Of each baseline: how often it fits, its cost over ours with an interval, wins of ours, and its time."""
+    found = {}
+    for name in BASELINES:
+        ran = [r["others"][name] for r in rows if r.get("others", {}).get(name)]
+        if not ran:
+            continue
+        over = ratios(rows, name)
+        found[name] = {
+            "tasks": len(ran), "fit": len(over), "mean_s": round(float(np.mean([o["took_s"] for o in ran])), 4),
+            **({"over_ours": round(geomean(over), 4), "interval": interval(over), "worst_for_us": round(min(over), 4),
+                "we_win": sum(x > 1 + 1e-6 for x in over), "we_lose": sum(x < 1 - 1e-6 for x in over)} if over else {}),
+        }  # fmt: skip
+    return found
+
+
+def floors_of(rows: dict[str, list[dict]]) -> list[dict]:
+    every = [r for suite in rows.values() for r in suite]
+    lost = [r for r in every if not r["fits"] and any(o["cost_s"] for o in r.get("others", {}).values())]
+    floors = [
+        at_least(
+            "plans whose cost, memory and bound were checked, share", float(np.mean([r["valid"] for r in every])), 1.0
+        ),
+        at_most("tasks that only another method fits", len(lost), 0),
+    ]
+    for suite, found in rows.items():
+        if found and suite in FLOORS:
+            floors += FLOORS[suite](found)
+    return floors
+
+
+def floors_ns4(rows: list[dict]) -> list[dict]:
+    floors = [at_most("ns4: seconds a task, median", float(np.median([r["took_s"] for r in rows])), 0.5)]
+    proven = [r["cost_s"] / r["certified_s"] for r in rows if "certified_s" in r]
+    if proven:
+        floors += [
+            at_least(
+                "ns4: tasks within 1.01 of what is proven, share", float(np.mean([x <= 1.01 for x in proven])), 0.97
+            ),
+            at_most("ns4: cost over what is proven, median", float(np.median(proven)), 1.002),
+            at_most("ns4: seconds of a certificate, longest", max(r["certify_took_s"] for r in rows), 30),
+        ]
+    return floors
+
+
+def floors_ns8(rows: list[dict]) -> list[dict]:
+    over = ratios(rows, "neuroshard")
+    return [
+        at_most("ns8: cost over the bound, mean", float(np.mean([r["cost_s"] / r["bound_s"] for r in rows])), 1.025),
+        at_most("ns8: seconds a task, median", float(np.median([r["took_s"] for r in rows])), 0.5),
+        at_least("ns8: NeuroShard's cost over ours, geometric mean", geomean(over), 1.02),
+        at_most("ns8: tasks where NeuroShard is better, share", float(np.mean([x < 1 - 1e-6 for x in over])), 0.05),
+        at_least("ns8: NeuroShard's cost over ours, least", min(over), 0.995),
+    ]
+
+
+def floors_pool(rows: list[dict]) -> list[dict]:
+    limits = {
+        "856x16 70 %": (1.005, 1.0), "856x16 97 %": (1.02, 1.0), "856x16 97 % long": (1.01, 5.0),
+        "856x128 70 %": (1.015, 10.0), "856x64 97 %": (1.05, 20.0), "856x64 97 % short": (math.inf, 2.0),
+    }  # fmt: skip
+    floors = []
+    for r in rows:
+        cost, took_s = limits[r["task"]]
+        if math.isfinite(cost):
+            floors.append(at_most(f"{r['task']}: cost over the bound", r["cost_s"] / r["bound_s"], cost))
+        floors.append(
+            at_most(f"{r['task']}: seconds to a plan that fits", r["took_s"] if r["fits"] else math.inf, took_s)
+        )
+    return floors
+
+
+def floors_torchrec(rows: list[dict]) -> list[dict]:
+    mixed = [r for r in rows if r["task"] != "856x16"]
+    best = [min(r["torchrec_storage"]["cost_s"], r["torchrec_perf"]["cost_s"]) / r["cost_s"] for r in mixed]
+    default = [r["torchrec_storage"]["cost_s"] / r["cost_s"] for r in mixed]
+    floors = [
+        at_least("torchrec: the better of its plans over ours, least", min(best), 1.0),
+        at_least("torchrec: its default plan over ours, mean", float(np.mean(default)), 1.1),
+    ]
+    for r in rows:
+        if r["task"] == "856x16":
+            floors.append(
+                at_least("torchrec: 856x16, its cost over ours", r["torchrec_storage"]["cost_s"] / r["cost_s"], 1.0)
+            )
+            floors.append(
+                at_least("torchrec: 856x16, its time over ours", r["torchrec_storage"]["took_s"] / r["took_s"], 50)
+            )
+    return floors
+
+
+def floors_replan(rows: list[dict]) -> list[dict]:
+    return [
+        at_most("replan: cost over the bound, worst", max(r["cost_s"] / r["bound_s"] for r in rows), 1.02),
+        at_most("replan: share of bytes that move, most", max(r["moved_share"] for r in rows), 0.15),
+        at_most("replan: seconds, median", float(np.median([r["took_s"] for r in rows])), 0.05),
+    ]
+
+
+def floors_giant(rows: list[dict]) -> list[dict]:
+    return [at_most(f"{r['task']}: seconds", r["took_s"], 30) for r in rows]
+
+
+FLOORS = {
+    "ns4": floors_ns4, "ns8": floors_ns8, "pool": floors_pool, "torchrec": floors_torchrec, "replan": floors_replan,
+    "giant": floors_giant,
+}  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--only", choices=SUITES, action="append")
+    parser.add_argument("--save", type=Path)
+    args = parser.parse_args()
+    chosen = args.only or [suite for suite in SUITES if not (args.quick and suite == "torchrec")]
+    rows = {suite: RUN[suite](args.quick) for suite in chosen}
+    result = {
+        "benchmark": "planner",
+        "environment": environment(),
+        "rows": [{"suite": suite, **row} for suite, found in rows.items() for row in found],
+        "baselines": {suite: baselines_of(found) for suite, found in rows.items() if found and "others" in found[0]},
+        "floors": floors_of(rows),
+    }
+    finish(result, args.save)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,342 @@
+"""`rowwise plan`: where tables should live, how good that is, and why; written down for training here or in TorchRec.
+
+Only asks and shows: questions are built here, plans are made in `planner`. Tables from a file need no torch; a recipe
+does, as its tables are those of its model. Everything that can be refused is refused before the search.
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from rowwise.errors import SpecError
+
+if TYPE_CHECKING:
+    from rowwise.perf.access import Workload
+    from rowwise.perf.hardware import Machine
+    from rowwise.plan import Plan
+    from rowwise.planner.constraints import Constraints
+    from rowwise.planner.explain import Explanation
+    from rowwise.planner.make import Planned
+    from rowwise.planner.problem import Question
+
+BATCH = 65536
+SECONDS = 1.0
+WIDTH = 120
+LONG_s = 2.0  # a search of more than this shows that it goes on
+MODELS = ("roofline", "torchrec")
+STDOUT = Path("-")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What a question is made of, as it was given."""
+
+    tables: Path | None
+    recipe: str | None
+    changes: tuple[str, ...]
+    topology: str | None
+    batch: int | None
+    dim: int | None
+    constraints: Path | None
+    layouts: str | None
+    model: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """How long to search."""
+
+    seconds: float | None  # None: as long as is usual
+    seed: int
+    certify_s: float
+
+    def __post_init__(self) -> None:
+        """Refuse what is no time."""
+        for name, value in (("seconds", self.seconds), ("certify", self.certify_s)):
+            if value is not None and not 0 <= value < 1e6:
+                raise SpecError(f"--{name} {value}: want a number of seconds that is not negative")
+        if not 0 <= self.seed < 1 << 31:
+            raise SpecError(f"--seed {self.seed}: want at least 0, and less than 2**31")
+
+    @property
+    def expected_s(self) -> float:
+        """What it will take, about."""
+        return (SECONDS if self.seconds is None else self.seconds) + self.certify_s
+
+
+def plan(  # noqa: PLR0913 - one for each option
+    tables: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="CSV or JSON: table_id, num_rows, dim, pooling; zipf_a, optimizer, ..."),
+    ] = None,
+    recipe: Annotated[str | None, typer.Option(help="Or a recipe, for the tables of its model.")] = None,
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the recipe.")
+    ] = None,
+    topology: Annotated[
+        str | None, typer.Option(metavar="MACHINE", help="8xa100-like, 16x8xzionex (hosts x devices), or a JSON file.")
+    ] = None,
+    batch: Annotated[
+        int | None, typer.Option(help=f"Samples of a step, of all ranks: {BATCH}, or as the recipe has it.")
+    ] = None,
+    dim: Annotated[int | None, typer.Option(help="Columns of tables whose file does not say.")] = None,
+    constraints: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="JSON: pin, forbid, together, layouts, reserve.")
+    ] = None,
+    layouts: Annotated[
+        str | None, typer.Option(metavar="A,B,...", help="Only these, such as table_wise,column_wise.")
+    ] = None,
+    model: Annotated[str, typer.Option(help="What predicts costs: roofline or torchrec.")] = "roofline",
+    seconds: Annotated[
+        float | None, typer.Option(metavar="S", help="How long to search: 1, or less with --replan.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the search.")] = 0,
+    certify: Annotated[
+        str, typer.Option(metavar="S", help="Seconds to prove how good the plan is: --certify 30s.")
+    ] = "0",
+    explain: Annotated[bool, typer.Option("--explain", help="Say why each table is where it is.")] = False,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="The explanation as a page.")] = None,
+    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the plan; - prints it.")] = None,
+    diff: Annotated[Path | None, typer.Option(metavar="PLAN", help="Show what is not as in another plan.")] = None,
+    replan: Annotated[
+        Path | None, typer.Option(metavar="PLAN", help="Start at this plan, and count what it takes to move rows.")
+    ] = None,
+    torchrec: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a sharding plan for TorchRec.")] = None,
+) -> None:
+    """Decide where tables live: on which ranks, cut how, in which memory.
+
+    Needs none of the machine it plans for. Says what a step is expected to take and how much better any plan could be.
+
+    Example: rowwise plan --tables tables.csv --topology 8xa100-like --json plan.json
+
+    Example: rowwise plan --recipe dlrm-synthetic --topology 2xcpu --json plan.json
+
+    Example: rowwise plan --tables tables.csv --topology 16x8xzionex:device=32GB --certify 30s --explain
+    """
+    files = {"--html": html, "--json": json, "--torchrec": torchrec}
+    _check_places(files)
+    effort = Effort(seconds=seconds, seed=seed, certify_s=_seconds(certify))
+    old = {path: _read_plan(path) for path in (diff, replan) if path is not None}
+    asked = Asked(
+        tables=tables, recipe=recipe, changes=tuple(changes or ()), topology=topology, batch=batch, dim=dim,
+        constraints=constraints, layouts=layouts, model=model,
+    )  # fmt: skip
+    console = _console(to_stderr=json == STDOUT)
+    question, notes = question_of(asked)
+    with _showing(effort):
+        planned, moved = _made(question, effort, old[replan] if replan else None)
+    _show(planned, (*notes, *moved), console, {diff: old[diff]} if diff else {})
+    explained = _explained(planned) if explain or html else None
+    if explained is not None and explain:
+        console.print(explained.text(console.width).rstrip(), markup=False, soft_wrap=True)
+    _write(planned, explained, files, console)
+
+
+def question_of(asked: Asked) -> "tuple[Question, tuple[str, ...]]":
+    """The question, and what was filled in or left out."""
+    from rowwise.perf.roofline import Roofline
+    from rowwise.perf.torchrec import TorchRecModel
+    from rowwise.planner.machines import WANT, machine_named
+    from rowwise.planner.problem import Question
+
+    if asked.model not in MODELS:
+        raise SpecError(f"--model {asked.model!r}: want {' or '.join(MODELS)}")
+    if (asked.tables is None) == (asked.recipe is None):
+        got = "neither is given" if asked.tables is None else "both are given"
+        raise SpecError(f"--tables or --recipe: {got}: want one of them")
+    if asked.topology is None:
+        raise SpecError(f"--topology is not given: {WANT}")
+    for name, value in (("batch", asked.batch), ("dim", asked.dim)):
+        if value is not None and value < 1:
+            raise SpecError(f"--{name} {value}: want at least 1")
+    machine = machine_named(asked.topology)
+    workloads, batch, notes = _tables(asked, machine.topology.world)
+    roofline = asked.model == "roofline"
+    question = Question(
+        workloads=workloads,
+        machine=machine,
+        model=Roofline(machine.hardware, machine.topology) if roofline else TorchRecModel(machine.topology),
+        batch=batch,
+        constraints=_constraints(asked, workloads, machine),
+    )
+    return question, notes
+
+
+def _tables(asked: Asked, world: int) -> "tuple[tuple[Workload, ...], int, tuple[str, ...]]":
+    if asked.tables is not None:
+        from rowwise.planner.inputs import read_tables
+
+        if asked.changes:
+            raise SpecError("--set changes a recipe: want --recipe, not --tables")
+        found = read_tables(asked.tables, dim=asked.dim)
+        return found.workloads, asked.batch or BATCH, found.notes
+    if asked.dim is not None:
+        raise SpecError("--dim is for --tables: change a recipe's tables with --set tables.all.dim=...")
+    from rowwise.recipes.find import load
+    from rowwise.recipes.plan import wanted_of
+
+    assert asked.recipe is not None
+    wanted = wanted_of(load(asked.recipe, asked.changes), world)
+    return wanted.workloads, asked.batch or wanted.batch, ()
+
+
+def _constraints(asked: Asked, workloads: "tuple[Workload, ...]", machine: "Machine") -> "Constraints":
+    """Those of the file; --layouts replaces what it says of tables that it does not name."""
+    from msgspec import structs
+
+    from rowwise.planner.constraints import ALL, Constraints
+
+    found = Constraints()
+    if asked.constraints is not None:
+        try:
+            found = Constraints.from_json(asked.constraints.read_bytes())
+            found.check([w.table.name for w in workloads], machine.topology)
+        except SpecError as error:
+            raise SpecError(f"{asked.constraints}: {error}") from None
+    if asked.layouts is None:
+        return found
+    return structs.replace(found, layouts={**found.layouts, ALL: _layouts(asked.layouts)})
+
+
+def _layouts(text: str) -> tuple[str, ...]:
+    from rowwise.planner.kinds import LAYOUTS
+
+    names = tuple(name.strip().replace("-", "_") for name in text.split(",") if name.strip())
+    wrong = [name for name in names if name not in LAYOUTS]
+    if wrong or not names:
+        got = repr(wrong[0]) if wrong else "none"
+        raise SpecError(f"--layouts {text!r}: {got}: want some of {', '.join(LAYOUTS)}")
+    return names
+
+
+def _made(question: "Question", effort: Effort, old: "Plan | None") -> "tuple[Planned, tuple[str, ...]]":
+    """The plan, and what is to be said of the way to it."""
+    if old is None:
+        from rowwise.planner.make import make_plan
+
+        seconds = SECONDS if effort.seconds is None else effort.seconds
+        return make_plan(question, seconds=seconds, seed=effort.seed, certify_s=effort.certify_s), ()
+    from rowwise.cli.plan_show import in_words
+    from rowwise.planner.replan import SECONDS as LITTLE
+    from rowwise.planner.replan import replan
+
+    if effort.certify_s:
+        raise SpecError("--certify with --replan: want one of them, as a plan near another one is not the best")
+    found = replan(question, old, seconds=LITTLE if effort.seconds is None else effort.seconds, seed=effort.seed)
+    return found.planned, in_words(found)
+
+
+def _explained(planned: "Planned") -> "Explanation":
+    from rowwise.planner.explain import explain
+
+    return explain(planned)
+
+
+def _show(planned: "Planned", notes: tuple[str, ...], console: Console, old: "Mapping[Path, Plan]") -> None:
+    from rowwise.cli.plan_show import show_differences, show_note, show_plan
+
+    show_plan(planned, console)
+    for note in notes:
+        show_note(note, console)
+    for path, plan in old.items():
+        show_differences(plan, planned.plan, console, str(path))
+
+
+def _console(*, to_stderr: bool) -> Console:
+    """Where the summary goes; wide enough where it has no width of its own."""
+    found = Console(stderr=to_stderr, highlight=False)
+    return found if found.is_terminal else Console(stderr=to_stderr, highlight=False, width=WIDTH)
+
+
+@contextmanager
+def _showing(effort: Effort) -> Iterator[None]:
+    """That the search goes on, on terminals, and if it takes long enough to wonder."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True, highlight=False)
+    hidden = effort.expected_s <= LONG_s or not console.is_terminal
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
+        bar.add_task(f"searching, about {effort.expected_s:.0f} s", total=None)
+        yield
+
+
+def _seconds(text: str) -> float:
+    try:
+        return float(text.strip().removesuffix("s"))
+    except ValueError:
+        raise SpecError(f"--certify {text!r}: want a number of seconds, such as 30 or 30s") from None
+
+
+def _read_plan(path: Path) -> "Plan":
+    from rowwise.plan import Plan
+
+    try:
+        return Plan.from_json(path.read_bytes())
+    except SpecError as error:
+        raise SpecError(f"{path}: {error}") from None
+
+
+def _check_places(files: "Mapping[str, Path | None]") -> None:
+    """Before a search whose result could not be written."""
+    seen: dict[Path, str] = {}
+    for option, path in files.items():
+        if path is None or (path == STDOUT and option == "--json"):
+            continue
+        if path == STDOUT:
+            raise SpecError(f"{option} -: want the name of a file")
+        if not path.parent.is_dir():
+            raise SpecError(f"{option} {path}: there is no folder {path.parent}: make it first")
+        if path.is_dir():
+            raise SpecError(f"{option} {path}: that is a folder: want the name of a file")
+        if path.absolute() in seen:
+            raise SpecError(f"{option} {path}: {seen[path.absolute()]} is written there: want another name")
+        seen[path.absolute()] = option
+
+
+def _write(
+    planned: "Planned", explained: "Explanation | None", files: "Mapping[str, Path | None]", console: Console
+) -> None:
+    """All files; the texts are made first, so that one that cannot be made leaves the others as they were."""
+    texts: dict[Path, str] = {}
+    for option, path in files.items():
+        if path is None:
+            continue
+        if option == "--torchrec":
+            from rowwise.planner.export import torchrec_json
+
+            tables = [workload.table for workload in planned.problem.question.workloads]
+            texts[path] = torchrec_json(planned.plan, tables)
+        elif explained is not None and option == "--html":
+            from rowwise.report.plan import plan_page
+
+            texts[path] = plan_page(explained.to_json())
+        else:
+            texts[path] = planned.plan.to_json() + "\n"
+    for path, text in texts.items():
+        if path == STDOUT:
+            print(text, end="")
+        else:
+            write_whole(path, text)
+            console.print(f"wrote   {path}", markup=False, soft_wrap=True)
+    if not texts:
+        console.print("nothing is written; --json plan.json keeps the plan", markup=False)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """A file that is there when it is whole; what was there before stays until then."""
+    if path.exists() and not path.is_file():  # /dev/stdout and the like
+        path.write_text(text)
+        return
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        part.write_text(text)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)

@@ -1,0 +1,142 @@
+"""What people see of a plan: what it places, what a step is expected to take, how good that is, and how full ranks are.
+
+Its own file because it only shows; the plan's file holds all of it, too.
+"""
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from rowwise.plan import TIERS, Forecast, Plan
+from rowwise.planner.amounts import of_bytes, of_seconds
+from rowwise.spec import state_width
+
+if TYPE_CHECKING:
+    from rowwise.perf.hardware import Machine
+    from rowwise.planner.make import Planned
+    from rowwise.planner.replan import Replanned
+
+FLOAT_bytes = 4
+SAME = 5e-5  # a gap that is none
+DIFFERENCES = 200  # lines that are shown of them
+
+
+def show_plan(planned: "Planned", console: Console) -> None:
+    """The summary."""
+    question, forecast = planned.problem.question, planned.plan.forecast
+    assert forecast is not None, "a plan that was made has a forecast"
+    tables = [workload.table for workload in question.workloads]
+    rows = sum(table.rows for table in tables)
+    held = sum(t.rows * (t.row_bytes + FLOAT_bytes * state_width(t)) for t in tables)
+    shown = {
+        "tables": f"{len(tables):,} of {rows:,} rows, {of_bytes(held)} with their optimizer state",
+        "machine": _machine(question.machine),
+        "step": _step(forecast),
+        "bound": _bound(forecast),
+        "memory": _memory(forecast),
+        "layouts": _layouts(planned),
+    }
+    for lead, text in shown.items():
+        console.print(f"{lead:8}{text}", markup=False, soft_wrap=True)
+    if planned.searched.out_of_time:
+        late = "the search ended by the clock, so another run may find another plan; --seconds gives it more time"
+        show_note(late, console)
+
+
+def show_note(text: str, console: Console) -> None:
+    """Something that was left out or filled in."""
+    console.print(f"note    {text}", markup=False, soft_wrap=True)
+
+
+def show_differences(old: Plan, new: Plan, console: Console, name: str) -> None:
+    """What is not as in another plan, tile by tile."""
+    lines = old.diff(new)
+    names = {tile.table for tile in old.tiles} | {tile.table for tile in new.tiles}
+    changed = [table for table in sorted(names) if set(old.tiles_of(table)) != set(new.tiles_of(table))]
+    before, after = old.forecast, new.forecast
+    faster = ""
+    if before and after and (before.model, before.batch) == (after.model, after.batch):
+        faster = f"; a step takes {of_seconds(after.step_s)}, before {of_seconds(before.step_s)}"
+    console.print(
+        f"diff    {len(changed):,} of {len(names):,} tables are not where {name} has them{faster}",
+        markup=False,
+        soft_wrap=True,
+    )
+    for line in lines[:DIFFERENCES]:
+        console.print(line, markup=False, soft_wrap=True)
+    if len(lines) > DIFFERENCES:
+        console.print(f"... and {len(lines) - DIFFERENCES:,} more lines")
+
+
+def in_words(found: "Replanned") -> tuple[str, ...]:
+    """What changing the plan in force takes, and gains."""
+    moves = found.moves
+    words: list[str] = []
+    before = f"{of_seconds(found.old_cost)} without" if found.old_fits else "and it would not fit without"
+    gain = f"a step takes {of_seconds(found.new_cost)}, {before}"
+    if moves.through_checkpoint:
+        words.append(f"it takes a checkpoint: {moves.reason}")
+    elif moves.moves or moves.drops:
+        words.append(
+            f"{of_bytes(found.moved_bytes)} go to other ranks, {found.moved_share:.1%} of what the old plan holds, in"
+            f" {_many(len(moves.moves), 'move')} and {_many(len(moves.rounds), 'round')},"
+            f" {_many(len(moves.drops), 'tile')} dropped; {gain}"
+        )
+    else:
+        words.append("nothing moves: no change was found that is worth its move")
+    if found.recut:
+        words.append(f"cut in a way that has no name, so their costs are guessed: {', '.join(found.recut[:8])}")
+    return tuple(words)
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+
+
+def _machine(machine: "Machine") -> str:
+    topology = machine.topology
+    hosts, ranks = _many(topology.hosts, "host"), _many(topology.world, "rank")
+    return f"{ranks}: {hosts} of {topology.devices} {machine.hardware.name}"
+
+
+def _step(forecast: Forecast) -> str:
+    slowest = max(range(len(forecast.operators_s)), key=forecast.operators_s.__getitem__)
+    busiest = max(range(len(forecast.links_s)), key=forecast.links_s.__getitem__)
+    operators = f"operators {of_seconds(forecast.operators_s[slowest])} on rank {slowest}"
+    operators += f" (least {of_seconds(min(forecast.operators_s))})"
+    links = (
+        f"links {of_seconds(forecast.links_s[busiest])} on rank {busiest} (least {of_seconds(min(forecast.links_s))})"
+    )
+    how = f"{forecast.model}, {forecast.batch:,} samples"
+    return f"{of_seconds(forecast.step_s)} for all tables by {how}: {operators}, {links}"
+
+
+def _bound(forecast: Forecast) -> str:
+    if forecast.bound_s is None or forecast.gap is None:
+        return "not known"
+    least = f"no plan takes less than {of_seconds(forecast.bound_s)} ({forecast.bound})"
+    return f"{least}; this one is {'the best there is' if forecast.gap < SAME else f'{forecast.gap:.1%} above'}"
+
+
+def _memory(forecast: Forecast) -> str:
+    parts = []
+    for tier, (name, limit) in enumerate(zip(TIERS, forecast.limits_bytes, strict=True)):
+        taken_W = [row[tier] for row in forecast.memory_bytes]
+        fullest = max(range(len(taken_W)), key=taken_W.__getitem__)
+        if taken_W[fullest]:
+            share = f" ({taken_W[fullest] / limit:.0%})" if limit else ""
+            parts.append(
+                f"{name} {of_bytes(taken_W[fullest])} of {of_bytes(limit)}{share} on rank {fullest}, the fullest"
+            )
+    return "; ".join(parts) or "nothing"
+
+
+def _layouts(planned: "Planned") -> str:
+    counts: Counter[str] = Counter()
+    problem = planned.problem
+    for item, option in enumerate(planned.searched.placement.choice_I):
+        kind = problem.kind_of(int(option))
+        where = "" if kind.tier == "device" else f" on the {kind.tier}"
+        counts[kind.layout.replace("_", "-") + where] += len(problem.members[item])
+    return ", ".join(f"{count:,} {name}" for name, count in counts.most_common())

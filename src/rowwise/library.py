@@ -1,0 +1,22 @@
+"""Where the libraries are that were built with the package.
+
+Its own file because the operators and the planner each load one, and the planner may not load torch for it.
+"""
+
+import importlib.util
+from pathlib import Path
+
+from rowwise.errors import NativeError
+
+
+def find_library(name: str) -> Path:
+    """A built library: beside the package, installed or not."""
+    # An editable install has two folders: the sources, and one in site-packages that holds what was built.
+    spec = importlib.util.find_spec("rowwise")
+    folders = [Path(f) for f in (spec.submodule_search_locations or [])] if spec else []
+    for folder in folders:
+        path = folder / "_lib" / name
+        if path.exists():
+            return path
+    looked = ", ".join(str(f / "_lib") for f in folders)
+    raise NativeError(f"{name} is not in {looked}: build it with `make build` or `pip install .`")

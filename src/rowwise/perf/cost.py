@@ -1,0 +1,106 @@
+"""The interface of cost models: pieces of tables in, loads out, and what a sum of loads costs as data.
+
+[Note: cost] A piece of a table on a rank has a vector of K loads (seconds that it would hold each resource for). Loads
+of one rank add up; what the rank's fused operators then take is `phi` of the sum, which is convex and grows with every
+load but is not additive: a device that waits for memory computes meanwhile. A step takes
+
+    F = max over ranks of phi(sum of loads) + max over ranks of (sum of seconds on links),
+
+because ranks meet before and after the exchange. `phi` is data, not code: the search evaluates it in C, numpy here
+is its reference, and bounds rely on its being convex.
+
+Its own file because models of several kinds (published rates, measured, learned) stand behind it.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rowwise.perf.access import Curves, Floats
+from rowwise.plan import Tier
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Phi:
+    """constant + the sum over groups of neighbouring loads of their p-norm; p = 1 is their sum."""
+
+    constant: float
+    ends: tuple[int, ...]  # where each group ends; the first begins at 0
+    powers: tuple[float, ...]
+
+    @property
+    def width(self) -> int:
+        """How many loads there are."""
+        return self.ends[-1]
+
+    def __call__(self, load_NK: Floats) -> Floats:
+        """What sums of loads cost; at no load at all, the constant."""
+        total, begin = np.full(load_NK.shape[:-1], self.constant), 0
+        for end, power in zip(self.ends, self.powers, strict=True):
+            total = total + _norm(load_NK[..., begin:end], power)
+            begin = end
+        return total
+
+    def gradient(self, load_NK: Floats) -> Floats:
+        """By each load; where a group is all 0, as if its loads were equal."""
+        parts: list[Floats] = []
+        begin = 0
+        for end, power in zip(self.ends, self.powers, strict=True):
+            part = load_NK[..., begin:end]
+            norm = _norm(part, power)[..., None]
+            even = (end - begin) ** (1 / power - 1)
+            ratio = np.divide(part, norm, out=np.zeros_like(part), where=norm > 0)
+            parts.append(np.where(norm > 0, ratio ** (power - 1), even))
+            begin = end
+        return np.concatenate(parts, axis=-1)
+
+
+def _norm(part: Floats, power: float) -> Floats:
+    if power == 1:
+        return part.sum(-1)
+    top = part.max(-1, keepdims=True)  # taken out, or small loads to a high power would be 0
+    scaled = np.divide(part, top, out=np.zeros_like(part), where=top > 0)
+    return top[..., 0] * (scaled**power).sum(-1) ** (1 / power)
+
+
+@dataclass(frozen=True, slots=True)
+class Shards:
+    """Pieces of tables of one layout, as arrays over pieces."""
+
+    layout: str  # of planner.layouts, by name
+    table_N: Ints
+    row_parts: int  # into how many pieces the layout cuts rows
+    rows_N: Floats  # of the piece
+    dim_N: Floats  # of the piece
+    bags_N: Floats  # vectors that a sample gets from it: one for each feature, one for each id of a sequence
+    row_bytes_N: Floats  # of the piece's part of a row, as it is stored
+    state_bytes_N: Floats
+    share: float  # of a step's samples that the rank looks up in it: all of them, or its own
+    tier: Tier
+    cached: float  # share of the rows that the tier above holds
+
+
+class CostModel(Protocol):
+    """What pieces cost. See [Note: cost]."""
+
+    @property
+    def phi(self) -> Phi:
+        """What a sum of loads costs."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """For plans and reports."""
+        ...
+
+    def loads(self, shards: Shards, curves: Curves) -> Floats:
+        """Loads (N, K) of each piece on its rank."""
+        ...
+
+    def links_s(self, shards: Shards, curves: Curves) -> Floats:
+        """Seconds (N) on links, of each piece on its rank."""
+        ...

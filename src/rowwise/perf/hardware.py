@@ -1,0 +1,170 @@
+"""What a machine can do, as numbers: rates of a device, memory by tier, and links between devices.
+
+Its own file because profiles come from three places (a preset here, a file, a measurement), and everything that
+predicts reads the same fields. Presets say where their numbers are from. Gives up: devices that differ.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from rowwise.errors import SpecError
+from rowwise.spec import Link, Topology, Value
+
+GB = 1e9
+GiB = 1 << 30
+Collective = Literal["all_to_all", "reduce_scatter", "all_reduce"]
+
+
+class LinkRates(Value, frozen=True, kw_only=True):
+    """One class of links: what it takes to start, and bytes a second that each device reaches by collective."""
+
+    latency_s: float = 0.0
+    all_to_all_Bps: float
+    reduce_scatter_Bps: float
+    all_reduce_Bps: float
+
+    def seconds_a_byte(self, collective: Collective) -> float:
+        """The price of a byte."""
+        return 1.0 / getattr(self, f"{collective}_Bps")
+
+
+def _even(rate_Bps: float, latency_s: float = 0.0) -> LinkRates:
+    return LinkRates(latency_s=latency_s, all_to_all_Bps=rate_Bps, reduce_scatter_Bps=rate_Bps, all_reduce_Bps=rate_Bps)
+
+
+class Hardware(Value, frozen=True, kw_only=True):
+    """Devices of one kind, and what connects them."""
+
+    name: str
+    source: str  # where the numbers are from
+    device_bytes: int  # memory of a device that tables may have
+    host_bytes: int = 0  # memory of a host that tables may have, shared by its devices
+    disk_bytes: int = 0  # of a host
+    device_Bps: float  # reached when rows are gathered from a device's memory
+    cache_Bps: float  # from its cache
+    cache_bytes: int
+    host_Bps: float = 12e9  # each device, from its host's memory
+    disk_Bps: float = 1e9  # each device, from its host's disks
+    launch_s: float  # of a fused operator, forward or backward
+    forward_issue_s: float  # of a lookup of 128 columns or fewer, if nothing else held it back
+    backward_issue_s: float
+    id_bytes: int = 8  # of an id that travels; 0: ids are not counted
+    flops: float = 1e12  # that dense layers reach, a second
+    host: LinkRates
+    network: LinkRates
+
+    def __post_init__(self) -> None:
+        """Refuse what no machine has."""
+        positive = ("device_Bps", "cache_Bps", "host_Bps", "disk_Bps", "flops")
+        rates = [(name, getattr(self, name)) for name in positive]
+        for link in ("host", "network"):
+            rates += [(f"{link}.{field}", getattr(getattr(self, link), field)) for field in LinkRates.__struct_fields__]
+        for name, value in rates:
+            if value < 0 or (value == 0 and not name.endswith("latency_s")):
+                raise SpecError(f"hardware {self.name!r}: {name}={value}: want more than 0")
+        for name in ("device_bytes", "host_bytes", "disk_bytes", "cache_bytes", "launch_s"):
+            if getattr(self, name) < 0:
+                raise SpecError(f"hardware {self.name!r}: {name}={getattr(self, name)}: want no negative number")
+
+    def link(self, name: Link) -> LinkRates:
+        """Rates between devices of one host, or of two."""
+        return self.host if name == "host" else self.network
+
+    def to_json(self) -> str:
+        """The profile as text; `read_hardware` reads it back equal."""
+        return msgspec.json.format(msgspec.json.encode(self), indent=2).decode()
+
+
+class Machine(Value, frozen=True):
+    """Hosts of devices of one kind."""
+
+    topology: Topology
+    hardware: Hardware
+
+    @property
+    def memory_bytes(self) -> tuple[int, int, int]:
+        """What each rank has for tables: on its device, and its share of the host's memory and disks."""
+        devices = self.topology.devices
+        return self.hardware.device_bytes, self.hardware.host_bytes // devices, self.hardware.disk_bytes // devices
+
+
+_A100_LIKE = Hardware(
+    name="a100-like",
+    source="round figures for comparing planners, near an A100 of 40 GB with 25 GB/s between devices; not measured",
+    device_bytes=36 * GiB,
+    device_Bps=1.35e12,
+    cache_Bps=4e12,
+    cache_bytes=40 << 20,
+    host_Bps=20e9,
+    launch_s=15e-6,
+    forward_issue_s=0.1e-9,
+    backward_issue_s=0.2e-9,
+    id_bytes=0,
+    flops=100e12,
+    host=_even(25e9),
+    network=_even(25e9),
+)
+_PRESETS = {
+    "a100-like": _A100_LIKE,
+    "zionex": msgspec.structs.replace(
+        _A100_LIKE,
+        name="zionex",
+        source="rates published for hosts of 8 A100 of 40 GB with 1.5 TB of memory; not measured here",
+        host_bytes=int(1.5e12),
+        device_Bps=1.3e12,
+        id_bytes=8,
+        flops=110e12,
+        host=_even(200e9, 10e-6),
+        network=LinkRates(latency_s=20e-6, all_to_all_Bps=7e9, reduce_scatter_Bps=7e9, all_reduce_Bps=60e9),
+    ),
+    "h100-like": msgspec.structs.replace(
+        _A100_LIKE,
+        name="h100-like",
+        source="data sheet of an H100 SXM of 80 GB, at the shares that are usually reached; not measured",
+        device_bytes=72 * GiB,
+        host_bytes=int(1.5e12),
+        device_Bps=2.8e12,
+        cache_Bps=7e12,
+        cache_bytes=50 << 20,
+        host_Bps=45e9,
+        launch_s=10e-6,
+        forward_issue_s=0.06e-9,
+        backward_issue_s=0.12e-9,
+        id_bytes=8,
+        flops=400e12,
+        host=_even(350e9, 10e-6),
+        network=_even(40e9, 15e-6),
+    ),
+    "cpu": Hardware(
+        name="cpu",
+        source="round figures for processes of a server without GPUs, 1 to 4 cores each; not measured",
+        device_bytes=16 * GiB,
+        device_Bps=8e9,
+        cache_Bps=40e9,
+        cache_bytes=16 << 20,
+        host_Bps=8e9,
+        launch_s=50e-6,
+        forward_issue_s=10e-9,
+        backward_issue_s=25e-9,
+        flops=100e9,
+        host=_even(2e9, 50e-6),
+        network=_even(1e9, 100e-6),
+    ),
+}
+PRESETS = tuple(_PRESETS)
+
+
+def hardware_named(name: str) -> Hardware:
+    """A preset."""
+    if name not in _PRESETS:
+        raise SpecError(f"hardware {name!r}: no such preset; want one of {', '.join(PRESETS)}, or a JSON file")
+    return _PRESETS[name]
+
+
+def read_hardware(text: str | bytes) -> Hardware:
+    """A profile from JSON, read strictly."""
+    try:
+        return msgspec.json.decode(text, type=Hardware)
+    except msgspec.DecodeError as error:
+        raise SpecError(f"not a hardware profile: {error}") from None

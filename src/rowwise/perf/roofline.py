@@ -1,0 +1,135 @@
+"""A device as three resources that overlap: its memory, its cache, and the instructions it can issue.
+
+For n lookups of u distinct rows, with m the share of repeated lookups that misses the cache (the hottest rows are in
+it), b vectors of d columns and rows of r bytes, rounded up to 32, seconds are
+
+             forward                                             backward
+    memory   (8n + 8b + r (u + (n - u) m) + 4bd) / device_Bps    (48n + 4bd + 2u (r + s)) / device_Bps
+    cache    (8n + 8b + r n + 4bd) / cache_Bps                   (r n + 2u r) / cache_Bps
+    issue    (n ceil(d / 128) + b) forward_issue_s               (n ceil(d / 128) + u) backward_issue_s
+
+with s the bytes of optimizer state; rows that live below the device add what is fetched and written back over a fourth.
+Each direction costs its launch and the 6-norm of its loads, a soft maximum. See [Note: cost] for how ranks add up.
+
+Its own file because it is the model that needs nothing but a data sheet. Gives up: contention between operators.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rowwise.perf.access import Curves, Floats
+from rowwise.perf.cost import Phi, Shards
+from rowwise.perf.hardware import Hardware
+from rowwise.spec import Topology
+
+SECTOR_bytes = 32
+PAGE_bytes = 4096  # the least that a disk reads
+LANES = 128  # columns that one instruction of a warp moves
+FLOAT_bytes = 4
+COLLECTIVES = 3  # of a step: ids, vectors, gradients
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """The model for one kind of device. `hardware` need not be measured."""
+
+    hardware: Hardware
+    topology: Topology
+
+    @property
+    def name(self) -> str:
+        """Of the model and whose numbers it has."""
+        return f"roofline of {self.hardware.name}"
+
+    @property
+    def phi(self) -> Phi:
+        """Two launches and two soft maxima; where ranks exchange, also what it takes to start that."""
+        latency_s = 0.0
+        if self.topology.world > 1:
+            link = self.hardware.network if self.topology.hosts > 1 else self.hardware.host
+            latency_s = COLLECTIVES * link.latency_s
+        return Phi(constant=2 * self.hardware.launch_s + latency_s, ends=(4, 8), powers=(6.0, 6.0))
+
+    def loads(self, shards: Shards, curves: Curves) -> Floats:
+        """Seconds of memory, cache, issue and lower tiers, forward and then backward."""
+        table_N, hw = shards.table_N, self.hardware
+        samples = curves.batch * shards.share
+        n = curves.pooling_T[table_N] * samples / shards.row_parts
+        unique_T = curves.unique_T if shards.share == 1 else curves.unique_of(shards.share)
+        u = np.minimum(unique_T[table_N] / shards.row_parts, shards.rows_N)
+        written = np.minimum(curves.unique_T[table_N] / shards.row_parts, shards.rows_N)  # a copy takes all ranks' rows
+        b, d = shards.bags_N * samples, shards.dim_N
+        row, state = _sectors(shards.row_bytes_N), _sectors(shards.state_bytes_N)
+        in_cache = hw.cache_bytes / row * shards.row_parts
+        m = 1 - curves.head(table_N, in_cache)
+        wide, vectors = np.ceil(d / LANES), FLOAT_bytes * b * d
+        fetched, stored = self._below(shards, curves, n, u)
+        return np.stack(
+            [
+                (8 * n + 8 * b + row * (u + (n - u) * m) + vectors) / hw.device_Bps,
+                (8 * n + 8 * b + row * n + vectors) / hw.cache_Bps,
+                hw.forward_issue_s * (n * wide + b),
+                fetched,
+                (48 * n + vectors + 2 * written * (row + state)) / hw.device_Bps,
+                (row * n + 2 * written * row) / hw.cache_Bps,
+                hw.backward_issue_s * (n * wide + written),
+                stored,
+            ],
+            axis=1,
+        )
+
+    def _below(self, shards: Shards, curves: Curves, n: Floats, u: Floats) -> tuple[Floats, Floats]:
+        """Seconds that rows of lower tiers take on their way up, and back down."""
+        if shards.tier == "device":
+            return np.zeros_like(n), np.zeros_like(n)
+        hw, row = self.hardware, _sectors(shards.row_bytes_N + shards.state_bytes_N)
+        hit = curves.head(shards.table_N, shards.cached * shards.rows_N * shards.row_parts)
+        missed = np.minimum(n * (1 - hit), u)
+        if shards.tier == "host":
+            return missed * row / hw.host_Bps, missed * row / hw.host_Bps
+        read = np.maximum(row, PAGE_bytes) * missed / hw.disk_Bps + (u - missed) * row / hw.host_Bps
+        return read, missed * row / hw.disk_Bps + (u - missed) * row / hw.host_Bps
+
+    def links_s(self, shards: Shards, curves: Curves) -> Floats:
+        """Vectors out and their gradients back, and ids in; for a copy, its gradient among all ranks."""
+        if self.topology.world == 1:
+            return np.zeros(len(shards.table_N))
+        samples = curves.batch * shards.share
+        ids = curves.pooling_T[shards.table_N] * samples / shards.row_parts * self.hardware.id_bytes
+        vectors = 2 * FLOAT_bytes * shards.bags_N * samples * shards.dim_N
+        if shards.layout == "replicated":
+            return self._copies_s(shards, curves)
+        all_to_all = self._spread_s("all_to_all")
+        if shards.layout == "row_wise":
+            return ids * all_to_all + vectors * self._spread_s("reduce_scatter")
+        if shards.layout in ("table_row_wise", "grid"):
+            return ids * all_to_all + vectors * self._two_level_s()
+        return (ids + vectors) * all_to_all
+
+    def _spread_s(self, collective: str) -> float:
+        """Seconds for a byte of which every rank gets an equal part."""
+        topology, hw = self.topology, self.hardware
+        near, far = topology.devices - 1, topology.world - topology.devices
+        price_s = near / getattr(hw.host, f"{collective}_Bps") + far / getattr(hw.network, f"{collective}_Bps")
+        return price_s / topology.world
+
+    def _two_level_s(self) -> float:
+        """Seconds for a byte that is added up inside a host, each device sending its part of the samples on."""
+        topology, hw = self.topology, self.hardware
+        inside = (topology.devices - 1) / topology.devices / hw.host.reduce_scatter_Bps
+        outside = (topology.world - topology.devices) / topology.world / hw.network.all_to_all_Bps
+        return inside + outside / topology.devices
+
+    def _copies_s(self, shards: Shards, curves: Curves) -> Floats:
+        """All of a table's gradient around a ring twice, or what each rank touched to every other, if that is less."""
+        world, hw = self.topology.world, self.hardware
+        link = hw.network if self.topology.hosts > 1 else hw.host
+        whole = 2 * (world - 1) / world * shards.rows_N * shards.dim_N * FLOAT_bytes
+        touched = np.minimum(curves.unique_of(1 / world)[shards.table_N], shards.rows_N)
+        rows = (world - 1) * touched * (shards.dim_N * FLOAT_bytes + 8)
+        return np.minimum(whole, rows) / link.all_reduce_Bps
+
+
+def _sectors(size_N: Floats) -> Floats:
+    return np.ceil(size_N / SECTOR_bytes) * SECTOR_bytes

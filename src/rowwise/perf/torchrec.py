@@ -1,0 +1,100 @@
+"""The cost estimates that TorchRec's planner makes with its default constants, for comparing like with like.
+
+Purely additive: what a rank takes is the sum of what its shards take, and nothing waits for anything. With b samples
+of a rank, W ranks, n ids and v vectors a sample (where n is under 1, as many vectors), d columns of e bytes, and rows
+cut into p parts, bytes are
+
+    read        8 n b W / p        copies 8 n b
+    looked up   n b W d e / p      copies n b d e; whole rows count at least 32 columns
+    given       v b W d e          copies v b d e
+
+Forward is their sum over the rate of device memory, more for narrow rows that are whole, twice as much for copies;
+backward is twice that. What is given then goes over the links, and back: whole rows all to all; cut rows
+reduce-scattered, gathered and copied; those cut inside a host also to as many vectors of the other hosts. A copy's
+gradient is reduced by all ranks and written. Ids that travel are estimated, but not counted.
+
+Its own file because it is another system's view of a machine, kept to check that our search does better by any
+measure. Gives up: tiers below device memory, weights of ids, and everything that TorchRec itself leaves out (latency,
+skew, repeated ids).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rowwise.perf.access import Curves, Floats
+from rowwise.perf.cost import Phi, Shards
+from rowwise.spec import Topology
+
+GIBI = 1024**3
+DEVICE_Bps = 897 * GIBI
+HOST_LINK_Bps = 600 * GIBI
+NETWORK_Bps = 12.5 * GIBI
+ID_bytes = 8
+LEAST_DIM = 32
+COPIED = 2.455  # passes over the gradients that are gathered for cut rows
+ELEMENTWISE = 9.22  # passes over a copy's gradient
+DENSE = 0.5  # of the rate of device memory that copies reach, as their operators are not fused
+PASSES = 3  # forward, and twice that backward
+
+
+@dataclass(frozen=True, slots=True)
+class TorchRecModel:
+    """TorchRec 1.8.0's estimates of pooled tables in device memory, in seconds (there: milliseconds)."""
+
+    topology: Topology
+
+    @property
+    def name(self) -> str:
+        """As reports call it."""
+        return "torchrec"
+
+    @property
+    def phi(self) -> Phi:
+        """A plain sum."""
+        return Phi(constant=0.0, ends=(1,), powers=(1.0,))
+
+    def links_s(self, shards: Shards, curves: Curves) -> Floats:
+        """Nothing apart: TorchRec adds links to the rest."""
+        return np.zeros(len(shards.table_N))
+
+    def loads(self, shards: Shards, curves: Curves) -> Floats:
+        """All seconds of a shard, as its planner rates plans."""
+        topology, world = self.topology, self.topology.world
+        b = curves.batch / world
+        pooling_N, d = curves.pooling_T[shards.table_N], shards.dim_N
+        e = shards.row_bytes_N / d
+        ids, vectors = pooling_N * b, np.minimum(shards.bags_N, pooling_N) * b
+        if shards.layout == "replicated":
+            return self._copies(ids, vectors, shards)[:, None]
+        given = vectors * world * d * e
+        read = np.ceil(ids * world * ID_bytes / shards.row_parts)
+        if shards.layout in ("table_wise", "column_wise"):
+            look = ids * world * np.maximum(d, LEAST_DIM) * e
+            forward = (read + look + given) * _penalty(d) / DEVICE_Bps
+            return (PASSES * forward + 2 * given / self._link_Bps)[:, None]
+        look = ids * world * d * e / shards.row_parts
+        forward = (read + look + given) / DEVICE_Bps
+        links = 2 * given / self._link_Bps
+        if shards.layout != "row_wise":
+            across = vectors * topology.hosts * d * e / NETWORK_Bps if topology.hosts > 1 else 0.0
+            links = 2 * (given / HOST_LINK_Bps + across)
+        return (PASSES * forward + links + COPIED * given / DEVICE_Bps)[:, None]
+
+    @property
+    def _link_Bps(self) -> float:
+        return HOST_LINK_Bps if self.topology.hosts == 1 else NETWORK_Bps
+
+    def _copies(self, ids: Floats, vectors: Floats, shards: Shards) -> Floats:
+        topology, d = self.topology, shards.dim_N
+        e = shards.row_bytes_N / d
+        forward = (np.ceil(ids * ID_bytes) + ids * d * e + vectors * d * e) / (DENSE * DEVICE_Bps)
+        hosts = min(topology.hosts, 2)
+        size = shards.rows_N * shards.row_bytes_N
+        spread = (2 * hosts - 1) / hosts * (2 if topology.hosts > 2 else 1)
+        reduced = size * spread / (NETWORK_Bps * topology.devices)  # a network card for each device, on one host too
+        return PASSES * forward + reduced + ELEMENTWISE * size / (DENSE * DEVICE_Bps)
+
+
+def _penalty(dim_N: Floats) -> Floats:
+    return np.where(dim_N >= 128, 1.0, np.where(dim_N >= 64, 1.15, 1.75))

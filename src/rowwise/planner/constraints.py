@@ -1,0 +1,90 @@
+"""What a plan has to respect, whatever it costs: where tables may live, which stay together, which layouts they have.
+
+Its own file because it is what users write by hand, so it is checked for sense here, by name, before any search.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from rowwise.errors import SpecError
+from rowwise.planner.kinds import LAYOUTS
+from rowwise.spec import Topology, Value
+
+ALL = "*"
+
+
+class Constraints(Value, frozen=True):
+    """Limits on a plan; empty, there are none."""
+
+    pin: Mapping[str, tuple[int, ...]] = {}  # table: the only ranks that may have any of it
+    forbid: Mapping[str, tuple[int, ...]] = {}  # table: ranks that may have none of it
+    together: tuple[tuple[str, ...], ...] = ()  # tables whose pieces lie on the same ranks
+    layouts: Mapping[str, tuple[str, ...]] = {}  # table, or * for all others: the layouts it may have
+    reserve: float = 0.0  # share of each tier of memory that is left free
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> "Constraints":
+        """Read strictly."""
+        try:
+            return msgspec.json.decode(text, type=cls)
+        except msgspec.DecodeError as error:
+            raise SpecError(f"not constraints: {error}") from None
+
+    def layouts_of(self, table: str) -> tuple[str, ...]:
+        """The layouts that a table may have."""
+        return self.layouts.get(table, self.layouts.get(ALL, LAYOUTS))
+
+    def ranks_of(self, table: str, topology: Topology) -> frozenset[int]:
+        """The ranks that may have a part of a table."""
+        ranks = self.pin.get(table, range(topology.world))
+        return frozenset(ranks) - frozenset(self.forbid.get(table, ()))
+
+    def check(self, tables: Sequence[str], topology: Topology) -> None:
+        """Refuse names and ranks that do not exist, and what contradicts itself."""
+        known = frozenset(tables)
+        if not 0 <= self.reserve < 1:
+            raise SpecError(f"reserve={self.reserve}: want a share of memory, at least 0 and less than 1")
+        for field in ("pin", "forbid", "layouts"):
+            unknown = getattr(self, field).keys() - known - ({ALL} if field == "layouts" else set())
+            if unknown:
+                raise SpecError(f"{field}: there is no table {min(unknown)!r}")
+        self._check_ranks(topology)
+        self._check_layouts()
+        self._check_together(known, topology)
+
+    def _check_ranks(self, topology: Topology) -> None:
+        for field in ("pin", "forbid"):
+            for name, ranks in getattr(self, field).items():
+                wrong = [rank for rank in ranks if not 0 <= rank < topology.world]
+                if wrong or (field == "pin" and not ranks):
+                    got = f"rank {wrong[0]}" if wrong else "no ranks"
+                    raise SpecError(f"{field}: table {name!r} and {got}: want ranks 0 to {topology.world - 1}")
+        for name in sorted(self.pin.keys() | self.forbid.keys()):
+            if not self.ranks_of(name, topology):
+                raise SpecError(f"table {name!r}: pin and forbid contradict: they leave it no rank")
+
+    def _check_layouts(self) -> None:
+        for name, layouts in self.layouts.items():
+            wrong = [layout for layout in layouts if layout not in LAYOUTS]
+            if wrong or not layouts:
+                raise SpecError(f"layouts: table {name!r}: {wrong or 'none'}: want some of {', '.join(LAYOUTS)}")
+
+    def _check_together(self, known: frozenset[str], topology: Topology) -> None:
+        seen: set[str] = set()
+        for group in self.together:
+            for name in group:
+                if name not in known:
+                    raise SpecError(f"together: there is no table {name!r}")
+                if name in seen:
+                    raise SpecError(f"together: table {name!r} is in two groups: want one group of all of them")
+                seen.add(name)
+            common = frozenset.intersection(*(self.ranks_of(name, topology) for name in group))
+            if not common:
+                raise SpecError(f"together: {', '.join(group)} have no rank that all of them may be on")
+            allowed = [layout for layout in LAYOUTS if all(layout in self.layouts_of(name) for name in group)]
+            if not allowed:
+                raise SpecError(f"together: {', '.join(group)} have no layout that all of them may have")
+
+
+NOTHING = Constraints()

@@ -1,0 +1,190 @@
+"""Explains a plan: what a step takes by rank, and of each table where it is, why, and what else it could be.
+
+Its own file because it only gathers: `alternatives` computes what was not taken, `why` puts reasons into words.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from rowwise.perf.access import Curves, Floats
+from rowwise.perf.cost import Phi
+from rowwise.plan import TIERS
+from rowwise.planner.alternatives import Alternatives, alternatives
+from rowwise.planner.explanation import Alternative, Explanation, RankFacts, StepFacts, TableFacts
+from rowwise.planner.make import Planned
+from rowwise.planner.options import Columns
+from rowwise.planner.problem import NO_UNIT, Pieces, Placement, Problem
+from rowwise.planner.why import Case, reason
+from rowwise.spec import state_width
+
+FLOAT_bytes = 4
+NONE = 1e-30
+
+
+def explain(planned: Planned) -> Explanation:
+    """What there is to say of a plan."""
+    problem, placement = planned.problem, planned.searched.placement
+    sums = problem.sums(placement)
+    others = alternatives(problem, placement)
+    case = Case.of(problem, planned.searched, others, sums)
+    parts = _Parts.of(problem, placement, sums)
+    tables = [_table(case, parts, item, table) for item, group in enumerate(problem.members) for table in group]
+    return Explanation(
+        hosts=problem.topology.hosts,
+        devices=problem.topology.devices,
+        limits_bytes=problem.question.limits_bytes,
+        step=_step(planned, sums),
+        ranks=_ranks(problem, placement, sums),
+        tables=tuple(sorted(tables, key=lambda t: (-t.operators_s - t.links_s, -t.bytes, t.name))),
+    )
+
+
+def _step(planned: Planned, sums: Pieces) -> StepFacts:
+    problem, searched = planned.problem, planned.searched
+    phi, question = problem.phi, problem.question
+    phi_W = phi(sums.load_NK)
+    busiest = int(phi_W.argmax())
+    halves = _directions(phi, sums.load_NK[busiest])
+    known = bool(np.isfinite(searched.bound.cost))
+    return StepFacts(
+        seconds=float(phi_W.max() + sums.link_N.max()),
+        operators_s=float(phi_W.max()),
+        forward_s=halves[0] if len(halves) == 2 else None,
+        backward_s=halves[1] if len(halves) == 2 else None,
+        links_s=float(sums.link_N.max()),
+        busiest=busiest,
+        busiest_links=int(sums.link_N.argmax()),
+        bound_s=float(searched.bound.cost) if known else None,
+        bound=searched.bound.kind if known else "",
+        batch=question.batch,
+        model=question.model.name,
+        hardware=question.machine.hardware.name,
+        source=question.machine.hardware.source,
+    )
+
+
+def _directions(phi: Phi, load_K: Floats) -> list[float]:
+    """What each group of loads takes by itself."""
+    begins = (0, *phi.ends[:-1])
+    return [
+        float(Phi(constant=0.0, ends=(end - begin,), powers=(power,))(load_K[begin:end]))
+        for begin, end, power in zip(begins, phi.ends, phi.powers, strict=True)
+    ]
+
+
+def _ranks(problem: Problem, placement: Placement, sums: Pieces) -> tuple[RankFacts, ...]:
+    pieces_W = np.zeros(problem.topology.world, dtype=int)
+    for unit in placement.unit_N[placement.unit_N != NO_UNIT]:
+        pieces_W[problem.ranks_of(int(unit))] += 1
+    phi_W = problem.phi(sums.load_NK)
+    return tuple(
+        RankFacts(
+            rank=rank,
+            operators_s=float(phi_W[rank]),
+            links_s=float(sums.link_N[rank]),
+            memory_bytes=tuple(int(size) for size in sums.bytes_NM[rank]),
+            pieces=int(pieces_W[rank]),
+        )
+        for rank in range(problem.topology.world)
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Parts:
+    """What part of each rank's operators a load is.
+
+    Operators of a rank are not the sum of what its pieces take alone. What they take together is shared out by phi's
+    slopes, which for sums and norms add up to all of it but the constant.
+    """
+
+    problem: Problem
+    placement: Placement
+    slope_WK: Floats  # shares of a rank's operators for each unit of load
+    over_W: Floats  # seconds of operators beyond the constant
+    busiest: int
+
+    @classmethod
+    def of(cls, problem: Problem, placement: Placement, sums: Pieces) -> "_Parts":
+        """For a placement."""
+        phi = problem.phi
+        slope_WK = phi.gradient(sums.load_NK)
+        whole_W = (slope_WK * sums.load_NK).sum(1)
+        phi_W = phi(sums.load_NK)
+        slope_WK = slope_WK / np.maximum(whole_W, NONE)[:, None]
+        return cls(problem, placement, slope_WK, phi_W - phi.constant, int(phi_W.argmax()))
+
+    def shares(self, item: int, pieces: Pieces) -> tuple[Floats, Floats]:
+        """By rank: the share of its operators that an item's pieces are, or its part of them; and link seconds."""
+        share_W, link_W = np.zeros(len(self.over_W)), np.zeros(len(self.over_W))
+        taken = self.problem.pieces_of(int(self.placement.choice_I[item]))
+        for number, piece in enumerate(taken):
+            ranks = self.problem.ranks_of(int(self.placement.unit_N[piece]))
+            at = slice(ranks.start, ranks.stop)
+            share_W[at] += self.slope_WK[at] @ pieces.load_NK[number]
+            link_W[at] += pieces.link_N[number]
+        return share_W, link_W
+
+
+def _table(case: Case, parts: _Parts, item: int, index: int) -> TableFacts:
+    problem, placement = case.problem, case.searched.placement
+    workload, group = problem.question.workloads[index], problem.members[item]
+    table, option = workload.table, int(placement.choice_I[item])
+    taken = np.array(problem.pieces_of(option))
+    pieces = problem.pieces.take(taken) if len(group) == 1 else _of_member(problem, option, index)
+    share_W, link_W = parts.shares(item, pieces)
+    units = {int(placement.unit_N[piece]) for piece in taken}
+    ways = _ways(problem, case.others, item, option)
+    return TableFacts(
+        name=table.name,
+        rows=table.rows,
+        dim=table.dim,
+        bytes=table.rows * (table.row_bytes + FLOAT_bytes * state_width(table)),
+        ids=workload.access.pooling,
+        layout=str(problem.kind_of(option)),
+        ranks=tuple(sorted({rank for unit in units for rank in problem.ranks_of(unit)})),
+        operators_s=float((share_W * parts.over_W).max()),
+        links_s=float(link_W.max()),
+        share=float(share_W[parts.busiest]),
+        reason=reason(case, item),
+        next=str(ways[0]) if ways else "",
+        alternatives=ways,
+        together=tuple(problem.question.workloads[t].table.name for t in group if t != index),
+    )
+
+
+def _of_member(problem: Problem, option: int, index: int) -> Pieces:
+    """The pieces of one table of several that stay together."""
+    question = problem.question
+    shards = Columns.of(question).shards(problem.kind_of(option), np.array([index]), question)
+    curves = Curves.of(question.workloads, question.batch)
+    load_NK = question.model.loads(shards, curves)
+    return Pieces(
+        load_NK=load_NK,
+        link_N=question.model.links_s(shards, curves),
+        bytes_NM=np.zeros((len(load_NK), len(problem.limit_M))),
+    )
+
+
+def _ways(problem: Problem, others: Alternatives, item: int, taken: int) -> tuple[Alternative, ...]:
+    """All other options, those that fit first."""
+    ways = [
+        _way(problem, others, option)
+        for option in range(int(problem.item_begin[item]), int(problem.item_begin[item + 1]))
+        if option != taken
+    ]
+    return tuple(sorted(ways, key=lambda way: (way.change_s is None, way.change_s or 0, way.over_bytes)))
+
+
+def _way(problem: Problem, others: Alternatives, option: int) -> Alternative:
+    words, change = str(problem.kind_of(option)), float(others.change_O[option])
+    if not np.isfinite(change):
+        return Alternative(layout=words)
+    if others.over_O[option] > 0:
+        return Alternative(
+            layout=words,
+            over_bytes=int(others.over_O[option]),
+            rank=int(others.rank_O[option]),
+            tier=TIERS[int(others.tier_O[option])],
+        )
+    return Alternative(layout=words, change_s=change)

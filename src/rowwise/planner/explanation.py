@@ -1,0 +1,239 @@
+"""What is said of a plan: a frozen value with a JSON round trip, and the same as text for a terminal.
+
+Its own file because it holds nothing but facts: `explain` finds them, the report draws them. Gives up: colours.
+"""
+
+import textwrap
+from collections.abc import Sequence
+
+import msgspec
+
+from rowwise.errors import SpecError
+from rowwise.plan import TIERS
+from rowwise.planner import amounts
+from rowwise.spec import Value
+
+MANY_RANKS = 32  # more are not listed one by one
+BUSIEST, LEAST = 8, 2
+MANY_TABLES = 20
+LONGEST_NAME = 28
+EIGHTHS = " ▏▎▍▌▋▊▉"
+INDENT = "    "
+
+
+class StepFacts(Value, frozen=True):
+    """What a step is expected to take, and by what."""
+
+    seconds: float  # operators of the busiest rank, and links of the busiest rank
+    operators_s: float
+    forward_s: float | None  # where the model tells directions apart
+    backward_s: float | None
+    links_s: float
+    busiest: int  # the rank whose operators take longest
+    busiest_links: int
+    bound_s: float | None  # no plan takes less
+    bound: str  # how that is known
+    batch: int
+    model: str
+    hardware: str
+    source: str  # where the hardware's numbers are from
+
+    @property
+    def gap(self) -> float | None:
+        """How much more than the bound it takes, as a share of the bound."""
+        return self.seconds / self.bound_s - 1 if self.bound_s else None
+
+
+class RankFacts(Value, frozen=True):
+    """What a rank has to do and to hold."""
+
+    rank: int
+    operators_s: float
+    links_s: float
+    memory_bytes: tuple[int, ...]  # by tier
+    pieces: int
+
+
+class Alternative(Value, frozen=True, omit_defaults=True):
+    """Another way to place a table, all other tables staying where they are."""
+
+    layout: str
+    change_s: float | None = None  # of a step; none: it does not fit
+    over_bytes: int = 0
+    rank: int | None = None  # where it does not
+    tier: str = TIERS[0]
+
+    def __str__(self) -> str:
+        if self.change_s is not None:
+            return f"{self.layout}: {amounts.of_change(self.change_s)}"
+        if self.rank is None:
+            return f"{self.layout}: not on the ranks allowed"
+        where = f"rank {self.rank}" + (f" ({self.tier})" if self.tier != TIERS[0] else "")
+        return f"{self.layout}: does not fit, {amounts.of_bytes(self.over_bytes)} over on {where}"
+
+
+class TableFacts(Value, frozen=True):
+    """Where a table is, and why."""
+
+    name: str
+    rows: int
+    dim: int
+    bytes: int  # rows and optimizer state
+    ids: float  # of a sample
+    layout: str
+    ranks: tuple[int, ...]
+    operators_s: float  # its part on the rank where that is most
+    links_s: float
+    share: float  # of the operators of the busiest rank
+    reason: str
+    next: str  # the best alternative, in words; empty: there is none
+    alternatives: tuple[Alternative, ...]  # the best first, then those that do not fit
+    together: tuple[str, ...] = ()  # tables that it has to be with
+
+
+class Explanation(Value, frozen=True):
+    """A plan, explained."""
+
+    hosts: int
+    devices: int  # of each host
+    limits_bytes: tuple[int, ...]  # of each rank, by tier
+    step: StepFacts
+    ranks: tuple[RankFacts, ...]
+    tables: tuple[TableFacts, ...]  # those that take most first
+
+    def to_json(self) -> str:
+        """As text; `from_json` reads it back equal."""
+        return msgspec.json.format(msgspec.json.encode(self), indent=1).decode()
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> "Explanation":
+        """Read strictly."""
+        try:
+            return msgspec.json.decode(text, type=cls)
+        except msgspec.DecodeError as error:
+            raise SpecError(f"not an explanation of a plan: {error}") from None
+
+    def text(self, width: int = 100, *, all_tables: bool = False) -> str:
+        """For a terminal of so many letters; the busiest tables only, unless told otherwise."""
+        width = max(width, 72)
+        shown = self.tables if all_tables else self.tables[:MANY_TABLES]
+        lines = [*_header(self, width), "", *_ranks(self, width), "", *_tables(shown, width)]
+        more = len(self.tables) - len(shown)
+        if more:
+            rest = sum(table.bytes for table in self.tables[len(shown) :])
+            lines.append(f"and {more:,} more tables of {amounts.of_bytes(rest)}, which take less time")
+        return "\n".join(lines) + "\n"
+
+
+def _header(facts: Explanation, width: int) -> list[str]:
+    step, count = facts.step, len(facts.tables)
+    size = amounts.of_bytes(sum(table.bytes for table in facts.tables))
+    hosts = f"{facts.hosts} hosts of " if facts.hosts > 1 else ""
+    where = f"{hosts}{facts.devices} device{'s' * (facts.devices > 1)}"
+    took = amounts.of_seconds(step.seconds)
+    room = [f"{amounts.of_bytes(limit)} of {name}" for _, name, limit in _tiers(facts)]
+    lines = [
+        f"{count:,} table{'s' * (count > 1)} of {size} on {where}: {took} for a step of {step.batch:,} samples",
+        f"Operators take {_operators(step)} on rank {step.busiest}, links {amounts.of_seconds(step.links_s)}"
+        f" on rank {step.busiest_links}. Tables may have {' and '.join(room)} memory of each rank.",
+        in_words(step),
+        f"By the {step.model}: {step.source}.",
+    ]
+    return [line for long in lines for line in textwrap.wrap(long, width, subsequent_indent="  ")]
+
+
+def _tiers(facts: Explanation) -> list[tuple[int, str, int]]:
+    """Those that there are: number, name, bytes of each rank."""
+    tiers = zip(TIERS, facts.limits_bytes, strict=False)
+    return [(number, name, limit) for number, (name, limit) in enumerate(tiers) if limit]
+
+
+def _operators(step: StepFacts) -> str:
+    words = amounts.of_seconds(step.operators_s)
+    if step.forward_s is None or step.backward_s is None:
+        return words
+    forward, backward = amounts.of_seconds(step.forward_s), amounts.of_seconds(step.backward_s)
+    fixed = amounts.of_seconds(max(step.operators_s - step.forward_s - step.backward_s, 0))
+    return f"{words} (forward {forward}, backward {backward}, to start them {fixed})"
+
+
+def in_words(step: StepFacts) -> str:
+    """The bound and how far the plan is from it."""
+    if step.bound_s is None or step.gap is None:
+        return "How far from the best it is, is not known."
+    bound = f"No plan takes less than {amounts.of_seconds(step.bound_s)} ({step.bound} bound)"
+    if step.gap < 5e-5:
+        return f"{bound}: this is the best there is."
+    return f"{bound}: this one takes at most {step.gap:.{1 if step.gap >= 0.0005 else 2}%} more than the best."
+
+
+def _ranks(facts: Explanation, width: int) -> list[str]:
+    tiers, (shown, said) = _tiers(facts), rows_shown(facts.ranks)
+    wide = max(1, (width - 37 - 6 * len(tiers)) // (2 + len(tiers)))
+    scale = max(*(rank.operators_s for rank in facts.ranks), *(rank.links_s for rank in facts.ranks), 1e-30)
+    names = [f"{'operators':<{wide + 10}}", f"{'links':<{wide + 10}}", *(f"{name:<{wide + 5}}" for _, name, _ in tiers)]
+    lines = [" ".join(["rank", *(name[: wide + 10] for name in names), "pieces"])]
+    for rank in shown:
+        cells = [f"{rank.rank:>4}"]
+        for value in (rank.operators_s, rank.links_s):
+            cells.append(f"{_bar(value / scale, wide)} {amounts.of_seconds(value):>9}")
+        for number, _, limit in tiers:
+            fill = rank.memory_bytes[number] / limit
+            cells.append(f"{_bar(fill, wide)} {fill:>4.0%}")
+        lines.append(" ".join([*cells, f"{rank.pieces:>6}"]))
+    return lines + ([said] if said else [])
+
+
+def rows_shown(ranks: Sequence[RankFacts]) -> tuple[list[RankFacts], str]:
+    """The ranks to list, and what to say of those that are left out."""
+    if len(ranks) <= MANY_RANKS:
+        return list(ranks), ""
+    ordered = sorted(ranks, key=lambda r: (-r.operators_s - r.links_s, r.rank))
+    shown = [*ordered[:BUSIEST], ordered[len(ordered) // 2], *ordered[-LEAST:]]
+    return shown, f"of {len(ranks):,} ranks: the busiest {BUSIEST}, the one in the middle, the least busy {LEAST}"
+
+
+def _bar(share: float, wide: int) -> str:
+    eighths = round(min(max(share, 0), 1) * wide * 8)
+    full, rest = divmod(eighths, 8)
+    return ("█" * full + (EIGHTHS[rest] if rest else "")).ljust(wide)
+
+
+def _tables(shown: Sequence[TableFacts], width: int) -> list[str]:
+    rows: list[tuple[str, ...]] = [("table", "rows x columns", "size", "ids", "time", "of top", "ranks", "layout")]
+    rows += [_row(table) for table in shown]
+    wide = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines: list[str] = []
+    for number, row in enumerate(rows):
+        left = {0, 6, 7}
+        cells = [
+            word.ljust(w) if k in left else word.rjust(w) for k, (word, w) in enumerate(zip(row, wide, strict=True))
+        ]
+        lines.append(_short("  ".join(cells).rstrip(), width))
+        if number:
+            lines += _why(shown[number - 1], width)
+    return lines
+
+
+def _row(table: TableFacts) -> tuple[str, ...]:
+    return (
+        _short(table.name, LONGEST_NAME),
+        f"{amounts.of_count(table.rows)} x {table.dim}",
+        amounts.of_bytes(table.bytes),
+        f"{table.ids:,.3g}",
+        amounts.of_seconds(table.operators_s + table.links_s),
+        f"{table.share:.1%}" if table.share else "",
+        amounts.of_ranks(table.ranks),
+        table.layout,
+    )
+
+
+def _short(words: str, most: int) -> str:
+    return words if len(words) <= most else words[: most - 1] + "…"
+
+
+def _why(table: TableFacts, width: int) -> list[str]:
+    words = table.reason + (f"; next: {table.next}" if table.next else "")
+    if table.together:
+        words = f"with {', '.join(table.together)}; {words}"
+    return textwrap.wrap(words, width, initial_indent=INDENT, subsequent_indent=INDENT)

@@ -1,0 +1,182 @@
+"""Why nothing fits, and what would make it fit: the error that a planner raises, with numbers that were checked.
+
+Its own file because it asks the planner again: each way out is a changed question, and only those that then have a
+plan are said to suffice. Gives up: ways out that change more than two things at once.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from rowwise.errors import SpecError
+from rowwise.plan import TIERS
+from rowwise.planner import amounts
+from rowwise.planner.bound import Totals, threshold_bound
+from rowwise.planner.fixes import Fix, all_fixes
+from rowwise.planner.native import Effort, Native
+from rowwise.planner.options import problem_of
+from rowwise.planner.problem import Problem, Question
+from rowwise.planner.search import NONE, Searched, best_starts
+
+MOST_FIXES = 4
+MOST_NAMES = 4
+MOVES, MOVES_AN_ITEM = 50_000, 50  # of a search that only wants to know whether there is a plan
+
+
+class InfeasibleError(SpecError):
+    """Tables that do not fit, in any way that is allowed."""
+
+
+def explain_infeasible(problem: Problem, searched: Searched) -> InfeasibleError:
+    """What is short and by how much, and what to change, the most effective first."""
+    words = "; ".join(fix.words() for fix in ways_out(problem)[:MOST_FIXES])
+    want = words or "want fewer or smaller tables, or more memory"
+    return InfeasibleError(f"no plan fits: {_cause(problem, searched)}; {want}")
+
+
+def ways_out(problem: Problem) -> list[Fix]:
+    """Changes that help: first those that suffice, the least costly first, then those that save most."""
+    needed = least_bytes(problem)
+    found = [_checked(problem, fix, needed) for fix in all_fixes(problem.question, needed, has_plan)]
+    useful = [fix for fix in found if fix.enough or fix.saved_bytes >= 1]
+    return sorted(useful, key=lambda fix: (not fix.enough, fix.rank if fix.enough else 0, -fix.saved_bytes))
+
+
+def _checked(problem: Problem, fix: Fix, needed: float) -> Fix:
+    """With what it saves, and whether it is enough."""
+    try:
+        changed = problem_of(fix.question)
+    except SpecError:  # the change leaves a table without a layout
+        return fix
+    if fix.table is not None:
+        before, after = (_alone_bytes(one, fix.table) for one in (problem, changed))
+        less = f" ({amounts.of_bytes(after)} on a device, not {amounts.of_bytes(before)})" if after < before else ""
+        return replace(fix, change=fix.change + less)
+    return replace(fix, saved_bytes=needed - least_bytes(changed), enough=fix.enough or _has_plan(changed))
+
+
+def _alone_bytes(problem: Problem, table: str) -> float:
+    """The least that a table's largest piece can take."""
+    names = [w.table.name for w in problem.question.workloads]
+    item = next(item for item, group in enumerate(problem.members) if names.index(table) in group)
+    return _least_alone(problem, item)[0]
+
+
+def has_plan(question: Question) -> bool:
+    """Whether a quick search finds a plan that fits."""
+    try:
+        return _has_plan(problem_of(question))
+    except SpecError:
+        return False
+
+
+def _has_plan(problem: Problem) -> bool:
+    if _alone(problem) or _together(problem):
+        return False
+    native = Native(problem)
+    start = best_starts(native, threshold_bound(problem))[0]
+    moves = MOVES + MOVES_AN_ITEM * len(problem.members)
+    return start.over <= NONE or native.anneal(start.placement, Effort(moves=moves)).over <= NONE
+
+
+def least_bytes(problem: Problem) -> float:
+    """Of all ranks and tiers, if each item took as little as it can."""
+    totals = Totals.of(problem)
+    least_I = np.minimum.reduceat(totals.bytes_OM.sum(1), problem.item_begin[:-1])
+    return float(least_I.sum()) * problem.topology.world
+
+
+def _cause(problem: Problem, searched: Searched) -> str:
+    return _alone(problem) or _together(problem) or _packing(problem, searched)
+
+
+def _alone(problem: Problem) -> str:
+    """Tables none of whose options fit even on empty ranks."""
+    totals = Totals.of(problem)
+    none_I = ~np.logical_or.reduceat(totals.fits_O, problem.item_begin[:-1])
+    if not none_I.any():
+        return ""
+    items = sorted(np.flatnonzero(none_I).tolist(), key=lambda item: -_least_alone(problem, item)[0])
+    size, tier = _least_alone(problem, items[0])
+    more = f" ({len(items) - 1} more tables do not fit either)" if len(items) > 1 else ""
+    limit = amounts.of_bytes(float(problem.limit_M[tier]))
+    where = {"device": "a device", "host": "a device's part of host memory", "disk": "a device's part of the disks"}
+    return (
+        f"table {problem.name_of(items[0])!r} takes at least {amounts.of_bytes(size)} of {where[TIERS[tier]]}"
+        f" in any layout allowed, which has {limit}{more}"
+    )
+
+
+def _least_alone(problem: Problem, item: int) -> tuple[float, int]:
+    """The least bytes that an item's largest piece can have, and of which tier."""
+    found: list[tuple[float, float, int]] = []
+    for option in range(int(problem.item_begin[item]), int(problem.item_begin[item + 1])):
+        pieces = problem.pieces_of(option)
+        size_M = problem.pieces.bytes_NM[pieces.start : pieces.stop].max(0)
+        over_M = size_M / np.maximum(problem.limit_M, 1)
+        tier = int(over_M.argmax())
+        found.append((float(over_M[tier]), float(size_M[tier]), tier))
+    _, size, tier = min(found)
+    return size, tier
+
+
+def _together(problem: Problem) -> str:
+    """Tables that are too large in sum, whatever is done with them."""
+    totals, world = Totals.of(problem), problem.topology.world
+    fits_OM = np.where(totals.fits_O[:, None], totals.bytes_OM, np.inf) * world
+    begin, room_M = problem.item_begin[:-1], problem.limit_M * world
+    what = "tables" + " and what a step needs beside them" * problem.question.buffers
+    total, room = float(np.minimum.reduceat(fits_OM.sum(1), begin).sum()), float(room_M.sum())
+    if total > room:
+        lower = " and ".join(words for words, size in zip(("host memory", "disks"), room_M[1:], strict=True) if size)
+        return _short(what, total, _devices(world) + (f" with {lower}" if lower else ""), room)
+    for tier, least in enumerate(np.minimum.reduceat(fits_OM, begin, axis=0).sum(0)):
+        if least > room_M[tier]:
+            return _short(f"{what} of {TIERS[tier]} memory", float(least), _devices(world), float(room_M[tier]))
+    return _limited(problem)
+
+
+def _short(what: str, need: float, who: str, room: float) -> str:
+    over = amounts.of_bytes(need - room)
+    has = "has" if who == "1 device" else "have"
+    return f"{what} take {amounts.of_bytes(need)}, {who} {has} {amounts.of_bytes(room)}, {over} too much"
+
+
+def _devices(count: int) -> str:
+    return f"{count} device{'s' * (count > 1)}"
+
+
+def _limited(problem: Problem) -> str:
+    """Tables that may only be on some ranks, and are too large for those."""
+    totals, world = Totals.of(problem), problem.topology.world
+    each_O = np.where(totals.fits_O, totals.bytes_OM.sum(1), np.inf) * world
+    least_I = np.minimum.reduceat(each_O, problem.item_begin[:-1])
+    allowed_RW = problem.allowed_RU[:, :world] > 0
+    for allowed_W in allowed_RW:
+        inside_R = ~(allowed_RW & ~allowed_W).any(1)
+        inside = [item for item, rule in enumerate(problem.rule_I) if rule >= 0 and inside_R[rule]]
+        ranks = np.flatnonzero(allowed_W).tolist()
+        room = float(problem.limit_M.sum()) * len(ranks)
+        if least_I[inside].sum() > room:
+            names = [problem.name_of(item) for item in sorted(inside, key=lambda item: -least_I[item])]
+            where = f"rank{'s' * (len(ranks) > 1)} {amounts.of_ranks(ranks)}"
+            what = f"tables that may only be on {where} ({_listed(names)})"
+            return _short(what, float(least_I[inside].sum()), _devices(len(ranks)), room)
+    return ""
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return ", ".join(repr(name) for name in names[:MOST_NAMES]) + more
+
+
+def _packing(problem: Problem, searched: Searched) -> str:
+    """All bounds allow it, but no placement was found."""
+    room = float(problem.limit_M.sum()) * problem.topology.world
+    fill = least_bytes(problem) / room if room else np.inf
+    over_WM = problem.over_bytes(searched.placement)
+    rank, tier = (int(at) for at in np.unravel_index(over_WM.argmax(), over_WM.shape))
+    size = amounts.of_bytes(float(over_WM[rank, tier]))
+    where = f"the {TIERS[tier]} memory of rank {rank}"
+    return f"tables would fill {fill:.0%} of all memory, but the best packing found is {size} over on {where}"

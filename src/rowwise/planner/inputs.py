@@ -1,0 +1,345 @@
+"""Tables and their access statistics from a file: CSV with a header, JSON, or what `rowwise data inspect --json` says.
+
+Its own file because these files are written by other programs and by hand, so that what is wrong has to be said with
+its line and column. Reads with nothing but the standard library and msgspec: 1,000 tables take milliseconds. Gives up:
+files that are larger than memory.
+"""
+
+import csv
+import io
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, get_args
+
+import msgspec
+
+from rowwise.errors import SpecError
+from rowwise.perf.access import Access, Workload
+from rowwise.spec import Pooling, RowOptimizer, RowType, Table
+
+TITLES: dict[str, tuple[str, ...]] = {  # what is read, and the columns that may have it: the first that is there
+    "name": ("name", "table_id", "table"),
+    "rows": ("rows", "num_rows"),
+    "dim": ("dim",),
+    "pooling": ("pooling",),
+    "zipf_a": ("zipf_a", "zipf_alpha"),
+    "zipf_q": ("zipf_q",),
+    "unique_ratio": ("unique_ratio",),
+    "active": ("active",),
+    "row_type": ("row_type",),
+    "optimizer": ("optimizer",),
+    "features": ("features",),
+    "pooling_mode": ("pooling_mode",),
+}
+NEEDED = ("name", "rows", "dim", "pooling")
+OPTIMIZERS: dict[str, Any] = {str(kind.__struct_config__.tag): kind for kind in get_args(RowOptimizer)}
+ROW_TYPES = {str(kind): kind for kind in RowType}
+POOLINGS = {str(kind): kind for kind in Pooling}
+LARGEST = 1 << 62
+SHOWN = 40  # letters of a wrong value
+BETWEEN = re.compile(r"[;|\s]+")  # features in a cell
+BYTE = re.compile(r"\(byte (\d+)\)")
+HOT = 0.01  # the share of values whose occurrences `rowwise data inspect` counts
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """What a file said."""
+
+    workloads: tuple[Workload, ...]
+    notes: tuple[str, ...]  # what was left out or filled in
+
+
+class Entry(NamedTuple):
+    """One table as it is written: a line, or an object."""
+
+    place: str  # file and line
+    values: Mapping[str, object]  # by what they are; nothing where a cell is empty
+    titles: Mapping[str, str]  # the column of each
+
+    def wrong(self, field: str, want: str) -> SpecError:
+        """What is to be said of a value."""
+        value, title = self.values.get(field), self.titles.get(field, field)
+        got = "is empty" if value is None else repr(value)
+        shown = got if len(got) <= SHOWN else f"{got[: SHOWN - 3]}..."
+        return SpecError(f"{self.place}, column {title!r}: {shown}: want {want}")
+
+    def number(self, field: str, default: float | None = None) -> float:
+        """One that is finite and not negative."""
+        found = _number_of(self.values.get(field, default))
+        if not 0 <= found < LARGEST:
+            raise self.wrong(field, "a finite number that is not negative")
+        return float(found)
+
+    def whole(self, field: str, default: int | None = None) -> int:
+        """A whole number of at least 1; 100.0 is one."""
+        value = self.values.get(field, default)
+        found = _number_of(value)
+        if not 1 <= found < LARGEST or found != int(found):
+            out = ", or --dim for all tables" if field == "dim" and value is None else ""
+            raise self.wrong(field, f"a whole number of at least 1{out}")
+        return int(found)
+
+    def choice(self, field: str, known: Mapping[str, Any], default: Any) -> Any:
+        """One of some names."""
+        value = self.values.get(field)
+        if value is None:
+            return default
+        found = known.get(value) if isinstance(value, str) else None
+        if found is None:
+            raise self.wrong(field, f"one of {', '.join(known)}{_guess(str(value), known)}")
+        return found
+
+
+def _number_of(value: object) -> float:
+    """A number, or a text that is one; for all else nan."""
+    if isinstance(value, str):
+        try:
+            return int(value) if value.isdecimal() else float(value)  # floats are not exact
+        except ValueError:
+            return math.nan
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return value
+    return math.nan
+
+
+def read_tables(path: str | Path, *, dim: int | None = None) -> Tables:
+    """The tables of a file; those that do not say how wide they are have `dim` columns.
+
+    A CSV file has a header with the columns name (or table_id), rows (or num_rows), dim and pooling; it may have
+    zipf_a, zipf_q, unique_ratio, active, row_type, optimizer, features (with ; between them) and pooling_mode. A JSON
+    file is a list of objects with these keys, or of workloads as msgspec writes them.
+    """
+    text = _text(Path(path))
+    if not text.strip():
+        raise SpecError(f"{path}: the file is empty: want a line of column names, and one for each table")
+    if Path(path).suffix == ".json" or text.lstrip()[0] in "[{":
+        entries, notes = _json_entries(str(path), text)
+    else:
+        entries, notes = _csv_entries(str(path), text)
+    made: dict[str, tuple[Workload, str]] = {}
+    for entry in entries:
+        workload = _workload(entry, dim)
+        name = workload.table.name
+        if name in made:
+            where = made[name][1].removeprefix(f"{path}, ")
+            raise SpecError(f"{entry.place}: table {name!r} is also in {where}: want each table once")
+        made[name] = workload, entry.place
+    workloads = tuple(workload for workload, _ in made.values())
+    return Tables(workloads, (*notes, *_notes(entries, dim)))
+
+
+def _text(path: Path) -> str:
+    data = path.read_bytes()
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        got = f"byte {data[error.start]:#04x} is not UTF-8"
+        raise SpecError(f"{path}, line {line}: {got}: want a CSV or JSON file in UTF-8") from None
+
+
+def _guess(name: str, known: Iterable[str]) -> str:
+    import difflib  # only where something is wrong
+
+    near = difflib.get_close_matches(name.lower(), list(known), n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def _columns(there: Sequence[str]) -> dict[str, str]:
+    """Of what is read: the column that it is in."""
+    found = {field: next((t for t in titles if t in there), None) for field, titles in TITLES.items()}
+    return {field: title for field, title in found.items() if title is not None}
+
+
+def _missing(place: str, field: str, there: Sequence[str]) -> SpecError:
+    names = TITLES[field]
+    near = next(filter(None, (_near(name, there) for name in names)), "")
+    listed = ", ".join(there[:12]) + (" ..." if len(there) > 12 else "")
+    want = " or ".join(repr(name) for name in names[:2])
+    return SpecError(f"{place}: no column {want}{near}; there are {listed}")
+
+
+def _near(name: str, there: Sequence[str]) -> str:
+    import difflib
+
+    near = difflib.get_close_matches(name, there, n=1)
+    return f", but {near[0]!r}" if near else ""
+
+
+def _left_out(titles: Iterable[str], used: Iterable[str]) -> tuple[str, ...]:
+    taken = set(used)
+    names = [title for title in dict.fromkeys(titles) if title not in taken]
+    what = "column" if len(names) == 1 else "columns"
+    return (f"{what} {', '.join(names)}: not used",) if names else ()
+
+
+def _csv_entries(path: str, text: str) -> tuple[list[Entry], tuple[str, ...]]:
+    lines = _csv_lines(path, text)
+    first, header = next(lines)
+    place = f"{path}, line {first}"
+    there = [title.strip() for title in header]
+    columns = _columns(there)
+    for field in NEEDED:
+        if field not in columns and field != "dim":
+            raise _missing(place, field, there)
+    twice = [title for title in columns.values() if there.count(title) > 1]
+    if twice:
+        raise SpecError(f"{place}: column {twice[0]!r} is there twice: want it once")
+    index = {field: there.index(title) for field, title in columns.items()}
+    entries = []
+    for number, cells in lines:
+        place = f"{path}, line {number}"
+        if len(cells) != len(there):
+            raise SpecError(f"{place}: {len(cells)} cells: want {len(there)}, as the header has")
+        values = {field: cells[at].strip() for field, at in index.items()}
+        entries.append(Entry(place, {field: value for field, value in values.items() if value}, columns))
+    if not entries:
+        raise SpecError(f"{path}: a header and no tables: want a line for each table below it")
+    return entries, _left_out(there, columns.values())
+
+
+def _csv_lines(path: str, text: str) -> Iterator[tuple[int, list[str]]]:
+    """Lines that are not blank, with the numbers at which they end."""
+    head = text.lstrip().split("\n", 1)[0]
+    delimiter = "\t" if "\t" in head and "," not in head else ","
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    try:
+        for cells in reader:
+            if any(cell.strip() for cell in cells):
+                yield reader.line_num, cells
+    except csv.Error as error:
+        raise SpecError(f"{path}, line {reader.line_num}: not CSV: {error}") from None
+
+
+def _json_entries(path: str, text: str) -> tuple[list[Entry], tuple[str, ...]]:
+    try:
+        found = msgspec.json.decode(text)
+    except msgspec.DecodeError as error:
+        at = BYTE.search(str(error))
+        line = text.encode()[: int(at[1]) if at else None].count(b"\n") + 1
+        raise SpecError(f"{path}, line {line}: not JSON: {error}") from None
+    if isinstance(found, dict) and isinstance(found.get("columns"), list):
+        return _card_entries(path, found["columns"])
+    if not isinstance(found, list) or not found:
+        got = "an empty list" if found == [] else f"{type(found).__name__}"
+        raise SpecError(f"{path}: {got}: want a list of objects, one for each table")
+    entries: list[Entry] = []
+    titles: list[str] = []
+    used: set[str] = set()
+    for number, one in enumerate(found, start=1):
+        place = f"{path}, entry {number}"
+        if not isinstance(one, dict):
+            raise SpecError(f"{place}: {one!r}: want an object, such as {{'name': 'user', 'rows': 1000, ...}}")
+        if isinstance(one.get("table"), dict):
+            entries.append(Entry(place, {"workload": one}, {}))
+            continue
+        columns = _columns(list(one))
+        for field in NEEDED:
+            if field not in columns and field != "dim":
+                raise _missing(place, field, list(one))
+        titles += one
+        used |= set(columns.values())
+        entries.append(Entry(place, {f: one[t] for f, t in columns.items() if one[t] is not None}, columns))
+    return entries, _left_out(titles, used)
+
+
+def _card_entries(path: str, columns: Sequence[Any]) -> tuple[list[Entry], tuple[str, ...]]:
+    """What `rowwise data inspect --json` says of columns of ids."""
+    entries = []
+    for column in columns:
+        if not isinstance(column, dict) or column.get("role") != "sparse":
+            continue
+        rows, distinct = column.get("table_rows"), column.get("distinct")
+        pooling = column.get("mean_length")
+        values: dict[str, object] = {
+            "name": re.sub(r"[./\\\0]", "_", str(column.get("name"))),
+            "rows": rows, "active": distinct, "dim": column.get("table_dim"),
+            "pooling": 1.0 if pooling is None else pooling, "top_share": column.get("top_share"),
+        }  # fmt: skip
+        known = {field: value for field, value in values.items() if value is not None}
+        entries.append(Entry(f"{path}, column {column.get('name')!r}", known, {}))
+    if not entries:
+        raise SpecError(f"{path}: no column of ids: want a list of tables, or what rowwise data inspect --json prints")
+    note = "tables as rowwise data inspect suggests them; how ids repeat is fitted to the most frequent hundredth"
+    return entries, (note,)
+
+
+def _workload(entry: Entry, dim: int | None) -> Workload:
+    try:
+        if "workload" in entry.values:
+            return msgspec.convert(entry.values["workload"], Workload)
+        return Workload(table=_table(entry, dim), access=_access(entry))
+    except msgspec.ValidationError as error:
+        raise SpecError(f"{entry.place}: {error}") from None
+    except SpecError as error:
+        if str(error).startswith(entry.place):
+            raise
+        raise SpecError(f"{entry.place}: {error}") from None
+
+
+def _table(entry: Entry, dim: int | None) -> Table:
+    given: dict[str, Any] = {}
+    if isinstance(entry.values.get("optimizer"), dict):
+        given["optimizer"] = msgspec.convert(entry.values["optimizer"], RowOptimizer)
+    elif "optimizer" in entry.values:
+        given["optimizer"] = entry.choice("optimizer", OPTIMIZERS, None)()
+    return Table(
+        name=_name(entry),
+        rows=entry.whole("rows"),
+        dim=entry.whole("dim", dim),
+        features=_features(entry),
+        pooling=entry.choice("pooling_mode", POOLINGS, Pooling.SUM),
+        row_type=entry.choice("row_type", ROW_TYPES, RowType.FP32),
+        **given,
+    )
+
+
+def _name(entry: Entry) -> str:
+    name = entry.values.get("name")
+    if not isinstance(name, str | int) or isinstance(name, bool):
+        raise entry.wrong("name", "a name")
+    return f"t{name}" if _is_number(name) else str(name)
+
+
+def _is_number(name: object) -> bool:
+    """Whether it would be no name of a module's attribute."""
+    return isinstance(name, int) or (isinstance(name, str) and name.isdecimal())
+
+
+def _features(entry: Entry) -> tuple[str, ...]:
+    found = entry.values.get("features")
+    if found is None:
+        return ()
+    names: Any = BETWEEN.split(found) if isinstance(found, str) else found
+    try:
+        return msgspec.convert(names, tuple[str, ...])
+    except msgspec.ValidationError:
+        raise entry.wrong("features", "names of features, with ; between them") from None
+
+
+def _access(entry: Entry) -> Access:
+    values, pooling = entry.values, entry.number("pooling")
+    active = entry.whole("active") if "active" in values else None
+    if "top_share" in values:
+        points = [(HOT, min(entry.number("top_share"), 1.0))]
+        return msgspec.structs.replace(Access.from_cdf(active or entry.whole("rows"), points, pooling), active=active)
+    # A curve holds for batches of any size, a ratio for the one that it was measured in.
+    ratio = entry.number("unique_ratio") if "unique_ratio" in values and "zipf_a" not in values else None
+    a, q = entry.number("zipf_a", 0.0), entry.number("zipf_q", 0.0)
+    return Access(pooling=pooling, zipf_a=a, zipf_q=q, active=active, unique_ratio=ratio)
+
+
+def _notes(entries: Sequence[Entry], dim: int | None) -> Iterator[str]:
+    """What was filled in."""
+    narrow = sum("dim" not in entry.values and "workload" not in entry.values for entry in entries)
+    if narrow and dim is not None:
+        yield f"{narrow} of {len(entries)} tables say no dim: {dim} for them"
+    numbered = [str(entry.values["name"]) for entry in entries if _is_number(entry.values.get("name"))]
+    if numbered:
+        yield f"tables that are called by a number have a t before it: {numbered[0]} is t{numbered[0]}"
+    if any({"zipf_a", "unique_ratio"} <= entry.values.keys() for entry in entries):
+        yield "unique_ratio: not used where there is zipf_a, which holds for batches of any size"

@@ -1,0 +1,107 @@
+"""Machines by name: `8xa100-like` is a host of 8 devices, `16x8xzionex` are 16 of them; or a JSON file.
+
+Its own file because it is how people write down what `perf.hardware` holds. Memory may be changed behind a colon:
+`8xa100-like:device=40GB,host=1.5TB`. Gives up: several kinds of devices in a machine.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import structs
+
+from rowwise.errors import SpecError
+from rowwise.perf.hardware import PRESETS, Hardware, Machine, hardware_named, read_hardware
+from rowwise.spec import Topology
+
+COUNTED = re.compile(r"(?:(?P<hosts>\d+)x)?(?:(?P<devices>\d+)x)(?P<name>.+)")
+SIZE = re.compile(r"(?P<number>\d+\.?\d*|\.\d+)\s*(?P<unit>[kMGTP]?i?B?)", re.IGNORECASE)
+POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
+TIERS = {"device": "device_bytes", "host": "host_bytes", "disk": "disk_bytes"}
+WANT = "want such as 8xa100-like, 16x8xzionex (16 hosts of 8), 8xa100-like:device=40GB,host=1.5TB, or a JSON file"
+LARGEST = 1 << 60
+
+
+def machine_named(text: str) -> Machine:
+    """A machine by the name of its devices and how many there are, or by its file."""
+    name, colon, changes = text.rpartition(":")
+    if not colon or ("=" not in changes and changes):
+        name, changes, colon = text, "", ""
+    found = _machine_in(Path(name)) if name.endswith(".json") and not _is_counted(name) else _counted(name)
+    if not colon:
+        return found
+    return structs.replace(found, hardware=_changed(found.hardware, changes, text))
+
+
+def bytes_of(text: str, what: str) -> int:
+    """A size such as 40GB (of 1000 MB), 36GiB (of 1024 MiB) or 40000000000."""
+    found = SIZE.fullmatch(text.strip())
+    if found is None:
+        raise SpecError(f"{what}={text!r}: want a size such as 40GB, 36GiB or 1.5TB")
+    unit = found["unit"].lower().removesuffix("b")
+    base = 1024 if unit.endswith("i") else 1000
+    size = float(found["number"]) * base ** POWERS[unit.removesuffix("i")]
+    if size > LARGEST:
+        raise SpecError(f"{what}={text!r}: want less than {LARGEST:,} bytes")
+    return int(size)
+
+
+def _is_counted(name: str) -> bool:
+    """Whether it is a number of devices whose profile is in a file, and not a file of that name."""
+    return COUNTED.fullmatch(name) is not None and not Path(name).is_file()
+
+
+def _counted(name: str) -> Machine:
+    found = COUNTED.fullmatch(name)
+    hosts, devices, kind = (found["hosts"] or "1", found["devices"], found["name"]) if found else ("1", "1", name)
+    hardware = _hardware_in(Path(kind)) if kind.endswith(".json") else _preset(kind, name)
+    if int(hosts) < 1 or int(devices) < 1:
+        raise SpecError(f"topology {name!r}: {hosts} hosts of {devices} devices: want at least one of each")
+    return Machine(topology=Topology(hosts=int(hosts), devices=int(devices)), hardware=hardware)
+
+
+def _preset(kind: str, name: str) -> Hardware:
+    if kind in PRESETS:
+        return hardware_named(kind)
+    import difflib  # only where something is wrong
+
+    near = difflib.get_close_matches(kind.lower(), PRESETS, n=len(PRESETS), cutoff=0.0)
+    raise SpecError(f"topology {name!r}: no hardware is called {kind!r}; there are {', '.join(near)}; {WANT}")
+
+
+def _changed(hardware: Hardware, changes: str, text: str) -> Hardware:
+    given: dict[str, int] = {}
+    for change in changes.split(","):
+        tier, equals, size = change.partition("=")
+        if tier.strip() not in TIERS or not equals:
+            raise SpecError(f"topology {text!r}: {change!r}: want device=, host= or disk= and a size such as 40GB")
+        given[TIERS[tier.strip()]] = bytes_of(size, f"topology {text!r}: {tier.strip()}")
+    return structs.replace(hardware, **given)
+
+
+def _machine_in(path: Path) -> Machine:
+    """A file {"topology": {...}, "hardware": {...} or a preset's name}."""
+    try:
+        found: Any = msgspec.json.decode(path.read_bytes())
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise SpecError(f"{path}: not JSON: {error}") from None
+    want = 'want {"topology": {"hosts": 2, "devices": 8}, "hardware": {...} or the name of a preset}'
+    if not isinstance(found, dict) or found.keys() != {"topology", "hardware"}:
+        got = ", ".join(found) if isinstance(found, dict) else type(found).__name__
+        raise SpecError(f"{path}: {got or 'nothing'}: {want}; or 8x{path.name} where it is a profile of hardware")
+    if isinstance(found["hardware"], str):
+        found["hardware"] = _preset(found["hardware"], str(path))
+    try:
+        return Machine(
+            topology=msgspec.convert(found["topology"], Topology), hardware=msgspec.convert(found["hardware"], Hardware)
+        )
+    except (msgspec.ValidationError, SpecError) as error:
+        raise SpecError(f"{path}: {error}") from None
+
+
+def _hardware_in(path: Path) -> Hardware:
+    try:
+        return read_hardware(path.read_bytes())
+    except SpecError as error:
+        raise SpecError(f"{path}: {error}") from None

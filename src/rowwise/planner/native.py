@@ -1,0 +1,203 @@
+"""The search's inner loop, in C: placements in, better placements out.
+
+Its own file because it is the planner's only door to compiled code. Arrays are checked where they are made
+(`Problem`), so what crosses here has the right shapes; a call changes copies only.
+"""
+
+import ctypes
+import functools
+from collections.abc import Sequence
+from ctypes import POINTER, c_double, c_int32, c_int64, c_uint64, c_void_p
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rowwise.errors import NativeError
+from rowwise.library import find_library
+from rowwise.perf.access import Floats
+from rowwise.planner.problem import NO_UNIT, Index, Placement, Problem
+
+LIBRARY = "librowwise_plan.so"
+UNBOUNDED = 1e300
+MAX_LOADS = 64
+
+
+class _Problem(ctypes.Structure):
+    _fields_ = [
+        *((name, c_int32) for name in ("items", "options", "pieces", "hosts", "devices", "loads", "tiers", "groups")),
+        ("item_begin", c_void_p), ("option_begin", c_void_p), ("option_span", c_void_p), ("piece_load", c_void_p),
+        ("piece_link", c_void_p), ("piece_bytes", c_void_p), ("limit", c_void_p), ("item_rule", c_void_p),
+        ("allowed", c_void_p), ("home", c_void_p), ("stay_bytes", c_void_p), ("group_end", c_void_p),
+        ("group_power", c_void_p), ("constant", c_double),
+    ]  # fmt: skip
+
+
+class _Effort(ctypes.Structure):
+    _fields_ = [
+        ("seed", c_uint64), ("moves", c_int64), ("hot", c_double), ("cold", c_double), ("limit_s", c_double),
+        ("smooth", c_double), ("bytes_price", c_double),
+    ]  # fmt: skip
+
+
+class _Found(ctypes.Structure):
+    _fields_ = [("cost", c_double), ("over", c_double), ("moves", c_int64), ("stopped", c_int32)]
+
+
+class _Neuroshard(ctypes.Structure):
+    _fields_ = [*((name, c_int32) for name in ("beam", "candidates", "depth", "grid")), ("widest", c_double)]
+
+
+class Effort(NamedTuple):
+    """How long to search, and how."""
+
+    moves: int
+    seed: int = 0
+    hot: float = 0.02  # temperatures, as shares of what the start costs
+    cold: float = 1e-5
+    limit_s: float = 1e9
+    smooth: float = 0.3  # share of a smooth maximum in what is annealed
+    bytes_price: float = 0.0  # seconds of a step that are worth it to leave a byte where it is
+
+
+class Homes(NamedTuple):
+    """Where pieces' rows are now."""
+
+    unit_N: Index
+    stay_bytes_N: Floats
+
+
+class Found(NamedTuple):
+    """A placement that the search ends with."""
+
+    placement: Placement
+    cost: float
+    over: float  # bytes over the limits of memory, as a share of them, of all ranks
+    moves: int
+    out_of_time: bool
+
+
+@functools.cache
+def _library() -> Any:
+    path = find_library(LIBRARY)
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise NativeError(f"{path} does not load: {error}; build it with `make build` or `pip install .`") from error
+    problem = POINTER(_Problem)
+    library.rw_cost.restype = c_double
+    library.rw_cost.argtypes = [problem, c_void_p, POINTER(c_double)]
+    library.rw_anneal.restype = _Found
+    library.rw_anneal.argtypes = [problem, POINTER(_Effort), c_void_p, c_void_p]
+    library.rw_greedy.restype = c_int32
+    library.rw_greedy.argtypes = [problem, c_void_p, c_int32, c_int32, c_void_p, c_void_p, c_double, c_void_p]
+    library.rw_neuroshard.restype = c_double
+    library.rw_neuroshard.argtypes = [problem, POINTER(_Neuroshard), c_void_p, c_int32, *[c_void_p] * 3]
+    return library
+
+
+class Native:
+    """A problem as C sees it; keeps the arrays alive."""
+
+    def __init__(self, problem: Problem, homes: Homes | None = None) -> None:
+        self.problem = problem
+        phi, topology = problem.phi, problem.topology
+        assert phi.width <= MAX_LOADS
+        self._held: list[NDArray[Any]] = []
+        self._struct = _Problem(
+            items=len(problem.members),
+            options=len(problem.option_kind),
+            pieces=len(problem.pieces.link_N),
+            hosts=topology.hosts,
+            devices=topology.devices,
+            loads=phi.width,
+            tiers=len(problem.limit_M),
+            groups=len(phi.ends),
+            item_begin=self._hold(problem.item_begin, np.int32),
+            option_begin=self._hold(problem.option_begin, np.int32),
+            option_span=self._hold(problem.span_O, np.uint8),
+            piece_load=self._hold(problem.pieces.load_NK, np.float64),
+            piece_link=self._hold(problem.pieces.link_N, np.float64),
+            piece_bytes=self._hold(problem.pieces.bytes_NM, np.float64),
+            limit=self._hold(problem.limit_M, np.float64),
+            item_rule=self._hold(problem.rule_I, np.int32),
+            allowed=self._hold(problem.allowed_RU, np.uint8),
+            home=self._hold(homes.unit_N, np.int32) if homes else None,
+            stay_bytes=self._hold(homes.stay_bytes_N, np.float64) if homes else None,
+            group_end=self._hold(np.array(phi.ends), np.int32),
+            group_power=self._hold(np.array(phi.powers), np.float64),
+            constant=phi.constant,
+        )
+
+    def _hold(self, array: NDArray[Any], kind: Any) -> int:
+        self._held.append(np.ascontiguousarray(array, dtype=kind))
+        return self._held[-1].ctypes.data
+
+    def cost(self, unit_of_N: Index) -> tuple[float, float]:
+        """Seconds, and bytes over the limits as a share of them."""
+        over, unit_N = c_double(), np.ascontiguousarray(unit_of_N, dtype=np.int32)
+        return float(_library().rw_cost(self._struct, unit_N.ctypes.data, over)), over.value
+
+    def anneal(self, start: Placement, effort: Effort) -> Found:
+        """The best placement that was met. See [Note: annealing]."""
+        choice_I, unit_N = start.choice_I.astype(np.int32), start.unit_N.astype(np.int32)
+        asked = _Effort(
+            effort.seed,
+            effort.moves,
+            effort.hot,
+            effort.cold,
+            min(effort.limit_s, 1e9),
+            effort.smooth,
+            effort.bytes_price,
+        )
+        found = _library().rw_anneal(self._struct, asked, choice_I.ctypes.data, unit_N.ctypes.data)
+        if found.cost < 0:
+            raise MemoryError("the planner's search ran out of memory")
+        return Found(Placement(choice_I, unit_N), found.cost, found.over, found.moves, bool(found.stopped))
+
+    def greedy(
+        self,
+        pieces: NDArray[np.int64],
+        *,
+        key_N: Floats | None = None,
+        scale: Sequence[float] | None = None,
+        link_limit: float = UNBOUNDED,
+    ) -> Index | None:
+        """Pieces in order, each where its rank then has least: by phi, sum of keys, or the largest share of `scale`.
+
+        A unit for each piece; none if one fits nowhere under the bound on links, or is allowed nowhere.
+        """
+        measure = 1 if key_N is not None else 2 if scale is not None else 0
+        order = np.ascontiguousarray(pieces, dtype=np.int32)
+        key = None if key_N is None else np.ascontiguousarray(key_N, dtype=np.float64)
+        scales = None if scale is None else np.ascontiguousarray(scale, dtype=np.float64)
+        unit_N = np.full(self._struct.pieces, NO_UNIT, dtype=np.int32)
+        done = _library().rw_greedy(
+            self._struct,
+            order.ctypes.data,
+            len(order),
+            measure,
+            None if key is None else key.ctypes.data,
+            None if scales is None else scales.ctypes.data,
+            link_limit,
+            unit_N.ctypes.data,
+        )
+        return unit_N if done == len(order) else None
+
+    def neuroshard(self, halving_IL: Index, beam: int, candidates: int, depth: int, grid: int) -> "Shardings":
+        """NeuroShard's search. Of each item and number of halvings: the piece, or -1."""
+        how = _Neuroshard(beam, candidates, depth, grid, 1.5)
+        table = np.ascontiguousarray(halving_IL, dtype=np.int32)
+        room = len(self.problem.members) + depth + 1
+        piece, rank, count = np.zeros(room, np.int32), np.zeros(room, np.int32), c_int32()
+        out = (piece.ctypes.data, rank.ctypes.data, ctypes.byref(count))
+        cost = _library().rw_neuroshard(self._struct, how, table.ctypes.data, table.shape[1], *out)
+        return Shardings(piece[: count.value], rank[: count.value], cost if cost < UNBOUNDED else None)
+
+
+class Shardings(NamedTuple):
+    """Pieces on ranks, of an item perhaps of several sizes; no cost if they do not fit."""
+
+    piece_S: Index
+    rank_S: Index
+    cost: float | None

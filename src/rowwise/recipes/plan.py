@@ -1,0 +1,35 @@
+"""The tables that a recipe trains, as a planner asks for them: without training, and without memory for their rows.
+
+Its own file because which tables there are is only known once the recipe's model is made. Gives up: how often rows are
+asked for, which the data would have to be read for; each feature counts as one id a sample.
+"""
+
+from typing import NamedTuple
+
+from msgspec import structs
+
+from rowwise.perf.access import Access, Workload
+from rowwise.recipes.compose import make_model, resolve
+from rowwise.recipes.place import tables_of
+from rowwise.recipes.recipe import Recipe, TwoTowers, check_ranks
+
+
+class Wanted(NamedTuple):
+    """What a recipe asks of a machine."""
+
+    workloads: tuple[Workload, ...]
+    batch: int  # samples of a step, of all ranks together
+
+
+def wanted_of(recipe: Recipe, world: int) -> Wanted:
+    """The tables and the batch of a recipe on so many ranks."""
+    check_ranks(recipe, world)
+    # Plans are made for machines that this one is not, and may be without their devices.
+    here = structs.replace(recipe, train=structs.replace(recipe.train, device="cpu"))
+    resolved = resolve(here)
+    two_towers = isinstance(resolved.recipe.model, TwoTowers)  # whose tables are as the recipe lists them
+    tables = resolved.tables if two_towers else tables_of(make_model(resolved, described=True))
+    return Wanted(
+        workloads=tuple(Workload(table=t, access=Access(pooling=float(len(t.feature_names)))) for t in tables),
+        batch=recipe.train.batch,
+    )

@@ -1,0 +1,98 @@
+"""Cost models: what a sum of loads costs is convex and grows, and loads are what the formulas say."""
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from rowwise import SpecError
+from rowwise.perf.access import Access, Curves, Workload
+from rowwise.perf.cost import Phi, Shards
+from rowwise.perf.hardware import PRESETS, LinkRates, hardware_named, read_hardware
+from rowwise.perf.roofline import Roofline
+from rowwise.spec import Sgd, Table, Topology
+
+LOADS = arrays(float, (2, 6), elements=st.floats(0, 10))
+PHIS = (Phi(1.0, (6,), (1.0,)), Phi(0.5, (3, 6), (6.0, 6.0)), Phi(0.0, (2, 3, 6), (2.0, 1.0, 3.5)))
+
+
+@given(load=LOADS, part=st.floats(0, 1))
+@pytest.mark.parametrize("phi", PHIS, ids=str)
+def test_phi_is_convex_and_grows_with_every_load(phi, load, part):
+    a, b = load
+    mixed = float(phi(part * a + (1 - part) * b))
+    assert mixed <= part * float(phi(a)) + (1 - part) * float(phi(b)) + 1e-9
+    assert float(phi(a + b)) >= float(phi(a)) - 1e-12
+    assert float(phi(np.zeros(6))) == phi.constant
+
+
+@given(load=LOADS)
+@pytest.mark.parametrize("phi", PHIS, ids=str)
+def test_tangents_of_phi_are_below_it(phi, load):
+    a, b = load
+    tangent = float(phi(a) + phi.gradient(a) @ (b - a))
+    assert tangent <= float(phi(b)) + 1e-9
+
+
+def shards(table, layout="table_wise", row_parts=1, share=1.0, tier="device", cached=0.0):
+    one = np.array([1.0])
+    return Shards(
+        layout=layout, table_N=np.array([0]), row_parts=row_parts, rows_N=np.ceil(one * table.rows / row_parts),
+        dim_N=one * table.dim, bags_N=one, row_bytes_N=one * table.row_bytes, state_bytes_N=one * 0, share=share,
+        tier=tier, cached=cached,
+    )  # fmt: skip
+
+
+def test_a_table_costs_what_the_formulas_say():
+    table = Table(name="t", rows=10**6, dim=64, optimizer=Sgd())
+    curves = Curves.of([Workload(table=table, access=Access(pooling=5, zipf_a=1.0, zipf_q=3))], 1024)
+    hardware = hardware_named("a100-like")
+    model = Roofline(hardware, Topology(devices=4))
+    n, u, b, d, row = 5 * 1024, float(curves.unique_T[0]), 1024, 64, 256
+    hot = np.array([hardware.cache_bytes / row])
+    m = 1 - float(curves.head(np.array([0]), hot)[0])
+    want = [
+        (8 * n + 8 * b + row * (u + (n - u) * m) + 4 * b * d) / 1.35e12,
+        (8 * n + 8 * b + row * n + 4 * b * d) / 4e12,
+        0.1e-9 * (n + b),
+        0.0,
+        (48 * n + 4 * b * d + 2 * u * row) / 1.35e12,
+        (row * n + 2 * u * row) / 4e12,
+        0.2e-9 * (n + u),
+        0.0,
+    ]
+    assert model.loads(shards(table), curves)[0] == pytest.approx(want, rel=1e-12)
+    assert model.links_s(shards(table), curves)[0] == pytest.approx(2 * b * 3 / 4 * 4 * d / 25e9, rel=1e-12)
+    assert model.phi.constant == 2 * 15e-6
+
+
+def test_rows_in_lower_tiers_cost_more_the_fewer_are_cached():
+    table = Table(name="t", rows=10**6, dim=64)
+    curves = Curves.of([Workload(table=table, access=Access(pooling=5, zipf_a=1.0))], 1024)
+    model = Roofline(hardware_named("zionex"), Topology(hosts=2, devices=4))
+    costs = [
+        float(model.phi(model.loads(shards(table, tier=tier, cached=cached), curves))[0])
+        for tier, cached in (("device", 0), ("host", 0.5), ("host", 0.1), ("host", 0.0), ("disk", 0.5), ("disk", 0.0))
+    ]
+    assert costs == sorted(costs)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_round_trip_and_say_where_they_are_from(name):
+    hardware = hardware_named(name)
+    assert read_hardware(hardware.to_json()) == hardware
+    assert "not measured" in hardware.source
+
+
+def test_hardware_that_cannot_be_is_refused():
+    with pytest.raises(SpecError, match="no such preset; want one of a100-like"):
+        hardware_named("b200")
+    with pytest.raises(SpecError, match="not a hardware profile"):
+        read_hardware("{}")
+    with pytest.raises(SpecError, match="device_Bps=0: want more than 0"):
+        msgspec.structs.replace(hardware_named("cpu"), device_Bps=0)
+    link = LinkRates(all_to_all_Bps=-1, reduce_scatter_Bps=1, all_reduce_Bps=1)
+    with pytest.raises(SpecError, match=r"network\.all_to_all_Bps=-1"):
+        msgspec.structs.replace(hardware_named("cpu"), network=link)

@@ -1,0 +1,27 @@
+"""Questions about small made-up tables, for tests of what is said of plans."""
+
+from msgspec import structs
+
+from rowwise.perf.access import Access, Workload
+from rowwise.perf.hardware import Machine, hardware_named
+from rowwise.perf.roofline import Roofline
+from rowwise.planner.constraints import Constraints
+from rowwise.planner.problem import Question
+from rowwise.spec import Adam, RowWiseAdagrad, Sgd, Table
+
+
+def question(tables, topology, device_bytes, *, access=None, constraints=None, host_bytes=0, **kind) -> Question:
+    hardware = structs.replace(hardware_named("zionex"), device_bytes=int(device_bytes), host_bytes=int(host_bytes))
+    access = access or [Access()] * len(tables)
+    return Question(
+        workloads=tuple(Workload(table=t, access=a) for t, a in zip(tables, access, strict=True)),
+        machine=Machine(topology=topology, hardware=hardware),
+        model=Roofline(hardware, topology),
+        batch=kind.get("batch", 4096),
+        constraints=constraints or Constraints(),
+        buffers=kind.get("buffers", False),
+    )
+
+
+def stored(table: Table) -> int:
+    return table.rows * (table.row_bytes + {Sgd: 0, RowWiseAdagrad: 4, Adam: 8 * table.dim}[type(table.optimizer)])

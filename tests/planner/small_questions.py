@@ -1,0 +1,108 @@
+"""Small questions drawn at random, and every placement there is of the smallest."""
+
+import itertools
+
+import numpy as np
+from hypothesis import strategies as st
+from msgspec import structs
+
+from rowwise.perf.access import Access, Workload
+from rowwise.perf.hardware import LinkRates, Machine, hardware_named
+from rowwise.perf.roofline import Roofline
+from rowwise.planner.constraints import Constraints
+from rowwise.planner.problem import NO_UNIT, Placement, Problem, Question
+from rowwise.spec import Adam, RowWiseAdagrad, Sgd, Table, Topology
+
+TOPOLOGIES = (Topology(devices=2), Topology(devices=3), Topology(hosts=2, devices=2))
+
+
+@st.composite
+def questions(draw, tables=4, tiers=False, fill=(0.3, 1.2)):
+    """Tables of very different sizes on few ranks, memory from plenty to too little."""
+    topology = draw(st.sampled_from(TOPOLOGIES))
+    workloads = []
+    for number in range(draw(st.integers(1, tables))):
+        rows = int(10 ** draw(st.floats(1, 7)))
+        table = Table(
+            name=f"t{number}", rows=rows, dim=draw(st.sampled_from((4, 8, 12, 64))),
+            optimizer=draw(st.sampled_from((Sgd(), RowWiseAdagrad(), Adam()))),
+        )  # fmt: skip
+        access = Access(pooling=10 ** draw(st.floats(-1, 2)), zipf_a=draw(st.floats(0, 1.5)))
+        workloads.append(Workload(table=table, access=access))
+    stored = sum(w.table.rows * (w.table.row_bytes + 8 * w.table.dim) for w in workloads)
+    share = draw(st.floats(*fill))
+    slow = LinkRates(latency_s=1e-6, all_to_all_Bps=5e9, reduce_scatter_Bps=6e9, all_reduce_Bps=9e9)
+    hardware = structs.replace(
+        hardware_named("zionex"),
+        device_bytes=max(int(stored / topology.world / share * (0.3 if tiers else 1)), 1000),
+        host_bytes=int(stored * 2) if tiers else 0,
+        network=slow,
+    )
+    return Question(
+        workloads=tuple(workloads),
+        machine=Machine(topology=topology, hardware=hardware),
+        model=Roofline(hardware, topology),
+        batch=2048,
+        constraints=draw(constraints(workloads, topology)),
+        buffers=False,
+    )
+
+
+@st.composite
+def constraints(draw, workloads, topology):
+    if draw(st.booleans()):
+        return Constraints()
+    names = [w.table.name for w in workloads]
+    ranks = st.lists(st.integers(0, topology.world - 1), min_size=1, max_size=topology.world, unique=True)
+    pin = {draw(st.sampled_from(names)): tuple(draw(ranks))} if draw(st.booleans()) else {}
+    together = (tuple(names[:2]),) if len(names) > 1 and not pin and draw(st.booleans()) else ()
+    return Constraints(pin=pin, together=together)
+
+
+def placements(problem: Problem):
+    """All of them."""
+    spans = {"rank": range(problem.topology.world), "all": range(problem.units - 1, problem.units)}
+    spans["host"] = range(problem.topology.world, problem.units - 1)
+    per_item = []
+    for item in range(len(problem.members)):
+        ways = []
+        rule = problem.rule_I[item]
+        for option in range(problem.item_begin[item], problem.item_begin[item + 1]):
+            units = [u for u in spans[problem.kind_of(option).span] if rule < 0 or problem.allowed_RU[rule, u]]
+            ways += [(option, chosen) for chosen in itertools.product(units, repeat=len(problem.pieces_of(option)))]
+        per_item.append(ways)
+    for ways in itertools.product(*per_item):
+        unit_N = np.full(len(problem.pieces.link_N), NO_UNIT, dtype=np.int32)
+        for option, chosen in ways:
+            unit_N[list(problem.pieces_of(option))] = chosen
+        yield Placement(np.array([option for option, _ in ways], dtype=np.int32), unit_N)
+
+
+def count_placements(problem: Problem) -> int:
+    world, total = problem.topology.world, 1
+    for item in range(len(problem.members)):
+        ways = 0
+        for option in range(problem.item_begin[item], problem.item_begin[item + 1]):
+            span = problem.kind_of(option).span
+            units = world if span == "rank" else problem.topology.hosts if span == "host" else 1
+            ways += units ** len(problem.pieces_of(option))
+        total *= ways
+    return total
+
+
+def random_placement(problem: Problem, rng: np.random.Generator) -> Placement:
+    unit_N = np.full(len(problem.pieces.link_N), NO_UNIT, dtype=np.int32)
+    choice = []
+    for item in range(len(problem.members)):
+        option = int(rng.integers(problem.item_begin[item], problem.item_begin[item + 1]))
+        choice.append(option)
+        span = problem.kind_of(option).span
+        low, high = {
+            "rank": (0, problem.topology.world),
+            "host": (problem.topology.world, problem.units - 1),
+            "all": (problem.units - 1, problem.units),
+        }[span]
+        rule = problem.rule_I[item]
+        units = [u for u in range(low, high) if rule < 0 or problem.allowed_RU[rule, u]]
+        unit_N[list(problem.pieces_of(option))] = rng.choice(units, len(problem.pieces_of(option)))
+    return Placement(np.array(choice, dtype=np.int32), unit_N)

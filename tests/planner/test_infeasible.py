@@ -1,0 +1,135 @@
+"""Where nothing fits, the error's numbers are right, it names the cause, and each way out that it claims is one."""
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from planner.asked import question, stored
+
+from rowwise.errors import SpecError
+from rowwise.planner.constraints import Constraints
+from rowwise.planner.infeasible import InfeasibleError, least_bytes, ways_out
+from rowwise.planner.make import make_plan
+from rowwise.planner.options import problem_of
+from rowwise.planner.search import search
+from rowwise.spec import Adam, Sgd, Table, Topology
+
+WHOLE = Constraints(layouts={"*": ("table_wise",)})
+
+
+def table(name: str, rows: int, dim: int = 64, optimizer=None) -> Table:
+    return Table(name=name, rows=rows, dim=dim, optimizer=optimizer or Sgd())
+
+
+def refusal(asked) -> str:
+    with pytest.raises(InfeasibleError) as caught:
+        make_plan(asked, seconds=0.05)
+    assert isinstance(caught.value, SpecError)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@st.composite
+def crowded(draw):
+    """Questions that have, mostly, too little memory."""
+    topology = Topology(hosts=draw(st.integers(1, 2)), devices=draw(st.integers(1, 4)))
+    tables = [
+        table(
+            f"t{i}",
+            draw(st.integers(10**3, 10**6)),
+            draw(st.sampled_from((4, 16, 64))),
+            draw(st.sampled_from((Sgd(), Adam()))),
+        )
+        for i in range(draw(st.integers(1, 6)))
+    ]
+    names = [t.name for t in tables]
+    rules = draw(
+        st.sampled_from(
+            (
+                Constraints(),
+                WHOLE,
+                Constraints(pin={name: (0,) for name in names[:3]}),
+                Constraints(together=(tuple(names),)),
+                Constraints(reserve=0.3),
+            )
+        )
+    )
+    each = sum(map(stored, tables)) / topology.world / draw(st.floats(0.8, 2.5))
+    return question(tables, topology, each, constraints=rules, buffers=draw(st.booleans()), batch=1024)
+
+
+@given(crowded())
+@settings(max_examples=15, deadline=None)
+def test_each_way_out_that_is_claimed_is_one(asked):
+    problem = problem_of(asked)
+    assume(search(problem, seconds=0.02).over)
+    assert refusal(asked).startswith("no plan fits: ")
+    for fix in ways_out(problem):
+        if fix.enough:
+            make_plan(fix.question, seconds=0.05)
+            assert "suffice" in fix.words()
+        else:
+            assert fix.saved_bytes == pytest.approx(least_bytes(problem) - least_bytes(problem_of(fix.question)))
+            assert "suffice" not in fix.words()
+
+
+def test_too_little_in_all():
+    tables = [table(f"t{i}", 10**6) for i in range(6)]
+    words = refusal(question(tables, Topology(devices=2), 600e6))
+    assert "tables take 1.5 GB, 2 devices have 1.2 GB, 336.0 MB too much" in words
+    assert "fp16 rows save 768.0 MB and suffice" in words
+    assert "3 devices of this kind suffice" in words
+    assert "of host memory for tables on each host (:host=1GB) suffices" in words
+
+
+def test_state_that_row_wise_optimizers_save():
+    tables = [table(f"t{i}", 10**6, optimizer=Adam()) for i in range(4)]  # 768 MB each, 516 with row-wise state
+    words = refusal(question(tables, Topology(devices=4), 600e6))
+    assert "row-wise optimizer state saves 1.0 GB and suffices" in words
+
+
+def test_what_does_not_suffice_is_not_claimed():
+    words = refusal(question([table(f"t{i}", 10**6) for i in range(8)], Topology(devices=2), 200e6))
+    assert "fp16 rows save 1.0 GB;" in words + ";"
+    assert "save 1.0 GB and suffice" not in words
+
+
+def test_a_table_that_fits_nowhere_is_named():
+    asked = question([table("a", 10**6), table("b", 10**4)], Topology(devices=4), 200e6, constraints=WHOLE)
+    words = refusal(asked)
+    assert "table 'a' takes at least 256.0 MB of a device in any layout allowed, which has 200.0 MB" in words
+    assert "column-wise for 'a' (64.0 MB on a device, not 256.0 MB) suffices" in words
+
+
+def test_a_pin_is_named():
+    tables = [table("a", 10**6), table("b", 10**6), table("c", 10**4)]
+    rules = Constraints(pin={"a": (1,), "b": (1,), "c": (0,)}, layouts=WHOLE.layouts)
+    words = refusal(question(tables, Topology(devices=2), 300e6, constraints=rules))
+    assert "tables that may only be on rank 1 ('a', 'b') take 512.0 MB, 1 device has 300.0 MB" in words
+    assert "no pin for 'a' suffices" in words
+
+
+def test_tables_that_have_to_stay_together_are_named():
+    rules = Constraints(together=(("a", "b"),), layouts=WHOLE.layouts)
+    words = refusal(question([table("a", 10**6), table("b", 10**6)], Topology(devices=2), 300e6, constraints=rules))
+    assert "table 'a + b' takes at least 512.0 MB" in words
+    assert "not keeping 'a' and 'b' together suffices" in words
+
+
+def test_a_reserve_is_named():
+    words = refusal(question([table("a", 10**6)], Topology(), 270e6, constraints=Constraints(reserve=0.1)))
+    assert "no reserve (now 10%) suffices" in words
+
+
+def test_a_packing_that_was_not_found():
+    tables = [table(name, 10**6) for name in "abc"]
+    words = refusal(question(tables, Topology(devices=2), 400e6, constraints=WHOLE))
+    assert (
+        "tables would fill 96% of all memory, but the best packing found is 112.0 MB over on the device memory" in words
+    )
+
+
+def test_the_batch_counts_where_buffers_do():
+    asked = question([table("a", 1000, 128)], Topology(), 100e6, buffers=True, batch=1 << 17)
+    words = refusal(asked)
+    assert "tables and what a step needs beside them take" in words or "table 'a' takes at least" in words
+    assert "half the batch (65,536 samples a step) saves" in words

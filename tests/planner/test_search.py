@@ -1,0 +1,178 @@
+"""The search against every placement there is; what C computes against numpy; bounds that nothing ever beats."""
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from planner.small_questions import count_placements, placements, questions, random_placement
+
+from rowwise.perf.memory import FLOAT_bytes
+from rowwise.planner.baselines import BASELINES, run_baseline
+from rowwise.planner.bound import linear_bound, threshold_bound
+from rowwise.planner.infeasible import InfeasibleError
+from rowwise.planner.make import make_plan
+from rowwise.planner.milp import certify, improve
+from rowwise.planner.native import Effort, Homes, Native
+from rowwise.planner.options import problem_of
+from rowwise.planner.search import least_split, search
+from rowwise.spec import state_width
+
+FEW = settings(max_examples=25, deadline=None)
+SLIGHTLY = 1e-9
+
+
+@FEW
+@given(question=questions(), seed=st.integers(0, 99))
+def test_c_costs_what_numpy_does(question, seed):
+    problem, rng = problem_of(question), np.random.default_rng(seed)
+    for _ in range(5):
+        placement = random_placement(problem, rng)
+        cost, over = Native(problem).cost(placement.unit_N)
+        assert cost == pytest.approx(problem.cost(placement), rel=1e-12)
+        assert (over == 0) == problem.fits(placement)
+
+
+@FEW
+@given(question=questions(tiers=True), seed=st.integers(0, 99))
+def test_annealing_keeps_what_it_is_told_and_never_gets_worse(question, seed):
+    problem = problem_of(question)
+    native, start = Native(problem), random_placement(problem, np.random.default_rng(seed))
+    effort = Effort(moves=2000, seed=seed)
+    found = native.anneal(start, effort)
+    cost, over = native.cost(start.unit_N)
+    assert (found.over, found.cost) <= (over, cost * (1 + SLIGHTLY)) or found.over < over
+    assert native.cost(found.placement.unit_N) == pytest.approx((found.cost, found.over), rel=1e-9, abs=1e-12)
+    again = native.anneal(start, effort).placement
+    assert np.array_equal(again.unit_N, found.placement.unit_N)
+    for item, option in enumerate(found.placement.choice_I):
+        units = found.placement.unit_N[list(problem.pieces_of(int(option)))]
+        assert problem.item_begin[item] <= option < problem.item_begin[item + 1]
+        rule = problem.rule_I[item]
+        assert rule < 0 or problem.allowed_RU[rule, units].all()
+    taken = np.concatenate([list(problem.pieces_of(int(option))) for option in found.placement.choice_I])
+    assert sorted(taken) == sorted(np.flatnonzero(found.placement.unit_N >= 0))
+
+
+@settings(max_examples=15, deadline=None)
+@given(question=questions(tables=3))
+def test_the_search_finds_the_best_of_all_placements_and_no_bound_is_above_it(question):
+    problem = problem_of(question)
+    assume(count_placements(problem) < 4000)
+    costs = [problem.cost(placement) for placement in placements(problem) if problem.fits(placement)]
+    searched = search(problem, seconds=0.02)
+    threshold = threshold_bound(problem)
+    linear = linear_bound(problem, threshold) if np.isfinite(threshold.cost) else threshold
+    if not costs:
+        assert searched.over > 0
+        return
+    best = min(costs)
+    assert not searched.over
+    assert searched.cost == pytest.approx(best, rel=1e-6)
+    assert threshold.cost <= best * (1 + SLIGHTLY)
+    assert threshold.cost <= linear.cost * (1 + SLIGHTLY)
+    assert linear.cost <= best * (1 + SLIGHTLY)
+    proven = certify(problem, searched, 5.0)
+    assert proven.bound.cost <= best * (1 + SLIGHTLY)
+    assert proven.gap <= max(searched.gap, 1e-12)
+
+
+@settings(max_examples=10, deadline=None)
+@given(question=questions(tables=8, fill=(0.8, 1.05)), seed=st.integers(0, 9))
+def test_neighbourhoods_only_improve(question, seed):
+    problem = problem_of(question)
+    searched = search(problem, seconds=0.002, seed=seed)
+    better = improve(problem, searched, 0.5, seed)
+    assert better.cost <= searched.cost * (1 + SLIGHTLY) or searched.over
+    assert better.cost == pytest.approx(problem.cost(better.placement), rel=1e-9)
+
+
+@FEW
+@given(question=questions(tables=6, tiers=True))
+def test_a_plan_is_valid_and_takes_the_memory_that_it_says(question):
+    try:
+        planned = make_plan(question, seconds=0.02)
+    except InfeasibleError:
+        return
+    plan, forecast = planned.plan, planned.plan.forecast
+    tables = {w.table.name: w.table for w in question.workloads}
+    plan.validate(list(tables.values()))
+    assert type(plan).from_json(plan.to_json()) == plan
+    device = [0] * plan.world
+    for tile in plan.tiles:
+        table = tables[tile.table]
+        share = (tile.cols[1] - tile.cols[0]) / table.dim
+        rows = tile.rows[1] - tile.rows[0] if tile.tier == "device" else tile.cache_rows
+        device[tile.rank] += rows * (table.row_bytes + FLOAT_bytes * state_width(table)) * share
+    for rank, used in enumerate(forecast.memory_bytes):
+        assert all(size <= limit for size, limit in zip(used, forecast.limits_bytes, strict=True))
+        assert device[rank] <= used[0] * (1 + SLIGHTLY) + 64
+    assert forecast.bound_s <= forecast.step_s * (1 + SLIGHTLY)
+    constraints = question.constraints
+    for name, ranks in constraints.pin.items():
+        assert {tile.rank for tile in plan.tiles_of(name)} <= set(ranks)
+    for group in constraints.together:
+        held = [[tile.rank for tile in plan.tiles_of(name)] for name in group]
+        assert all(ranks == held[0] for ranks in held)
+
+
+@FEW
+@given(question=questions(tables=10))
+def test_baselines_say_what_their_plans_cost_and_do_not_beat_the_bound(question):
+    problem = problem_of(question)
+    bound = threshold_bound(problem)
+    for name in BASELINES:
+        found = run_baseline(name, problem)
+        if found.cost is None:
+            continue
+        load = np.zeros((problem.topology.world, problem.phi.width))
+        link, used = np.zeros(len(load)), np.zeros((len(load), len(problem.limit_M)))
+        np.add.at(load, found.rank_S, problem.pieces.load_NK[found.piece_S])
+        np.add.at(link, found.rank_S, problem.pieces.link_N[found.piece_S])
+        np.add.at(used, found.rank_S, problem.pieces.bytes_NM[found.piece_S])
+        assert found.cost == pytest.approx(problem.phi(load).max() + link.max(), rel=1e-9)
+        assert (used <= problem.limit_M).all()
+        assert found.cost >= bound.cost * (1 - SLIGHTLY)
+
+
+def test_effort_and_seed_decide_the_plan(question_of_ten):
+    one, two = (make_plan(question_of_ten, seconds=0.05, seed=3) for _ in range(2))
+    assert one.plan == two.plan
+    assert make_plan(question_of_ten, seconds=0.05).searched.moves > 10_000
+
+
+def test_homes_hold_pieces_back(question_of_ten):
+    problem = problem_of(question_of_ten)
+    start = search(problem, seconds=0.02).placement
+    home = np.where(start.unit_N >= 0, (start.unit_N + 1) % problem.topology.world, 0).astype(np.int32)
+    homes = Homes(home, problem.pieces.bytes_NM[:, 0].copy())
+    dear = Native(problem, homes).anneal(start, Effort(moves=50_000, bytes_price=1.0)).placement
+    at_home = dear.unit_N == home
+    assert at_home[dear.unit_N >= 0].mean() > 0.9
+
+
+@pytest.fixture
+def question_of_ten():
+    from msgspec import structs
+    from planner.asked import question
+
+    from rowwise.perf.access import Access
+    from rowwise.planner.constraints import Constraints
+    from rowwise.spec import Table, Topology
+
+    tables = [Table(name=f"t{i}", rows=1000 * (i + 1) ** 3, dim=32) for i in range(10)]
+    access = [Access(pooling=1 + i % 4, zipf_a=0.9) for i in range(10)]
+    only = Constraints(layouts={"*": ("table_wise", "column_wise")})
+    asked = question(tables, Topology(devices=4), 1e9, access=access, constraints=only)
+    assert structs.asdict(asked.machine.topology)["devices"] == 4
+    return asked
+
+
+def test_items_are_split_as_little_as_bounds_allow(question_of_ten):
+    from rowwise.planner.bound import Totals
+
+    problem = problem_of(question_of_ten)
+    totals = Totals.of(problem)
+    whole = least_split(problem, totals, 1.0, 1.0)
+    assert all(problem.kind_of(int(option)).parts == 1 for option in whole)
+    tight = least_split(problem, totals, float(totals.phi_O.min()), float(totals.link_O[totals.link_O > 0].min()))
+    assert any(problem.kind_of(int(option)).parts > 1 for option in tight)

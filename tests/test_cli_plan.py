@@ -1,0 +1,329 @@
+"""`rowwise plan` as users meet it: tables in, a summary and files out, one line for what is wrong."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from small import recipe, write_rows
+from test_cli import rowwise_cli
+
+from rowwise import Plan
+from rowwise.cli.plan import write_whole
+from rowwise.planner.inputs import read_tables
+from rowwise.recipes.compose import make_model, resolve
+from rowwise.recipes.place import tables_of
+from rowwise.recipes.plan import wanted_of
+from rowwise.recipes.text import write
+
+MADE_UP = Path(__file__).parents[1] / "benchmarks" / "data" / "dlrm856_like_tables.csv"
+HEAD = "name,rows,dim,pooling,zipf_a\n"
+LINES = "user,2000000,64,1,1.05\nitem,500000,64,20,1.2\nquery,800000,32,5,\nsite,20000,16,1,\ncountry,200,8,1,\n"
+QUICK = ("--seconds", "0.02")
+
+
+@pytest.fixture
+def tables(tmp_path):
+    (tmp_path / "tables.csv").write_text(HEAD + LINES)
+    return read_tables(tmp_path / "tables.csv")
+
+
+@pytest.fixture
+def ok(command, tables):
+    """What was printed of a plan that could be made."""
+
+    def run(*args, machine="4xzionex"):
+        code, out, err = command("plan", "--tables", "tables.csv", "--topology", machine, *QUICK, *map(str, args))
+        assert (code, err) == (0, "")
+        return out
+
+    return run
+
+
+@pytest.fixture
+def refused(command, tables):
+    """The one line of a command that ends as a user's mistake."""
+
+    def run(*args):
+        code, out, err = command("plan", *map(str, args))
+        assert (code, out) == (2, "")
+        assert err.startswith("rowwise: ")
+        assert err.count("\n") == 1
+        return err
+
+    return run
+
+
+def read(path):
+    return Plan.from_json(Path(path).read_bytes())
+
+
+def lines_of(out):
+    """Lines by their first word."""
+    return {line.split()[0]: line for line in out.splitlines() if line[:1].strip()}
+
+
+def test_a_plan_is_shown_and_written(ok, tables):
+    out = ok("--json", "plan.json")
+    found = read("plan.json")
+    found.validate([w.table for w in tables.workloads])
+    assert found.world == 4
+    assert found.forecast is not None
+    assert (found.forecast.batch, found.forecast.model) == (65536, "roofline of zionex")
+    lines = lines_of(out)
+    assert lines["tables"].startswith("tables  5 of 3,320,200 rows, ")
+    assert lines["machine"] == "machine 4 ranks: 1 host of 4 zionex"
+    assert "this one is " in lines["bound"]
+    assert "on rank" in lines["step"]
+    fullest = max(row[0] for row in found.forecast.memory_bytes)
+    assert f"({fullest / found.forecast.limits_bytes[0]:.0%})" in lines["memory"]
+    assert sum(int(n) for n in re.findall(r"\d+", lines["layouts"].split("(")[0])) == 5
+    assert lines["wrote"] == "wrote   plan.json"
+    assert list(Path().glob(".*")) == []
+
+
+def test_nothing_is_written_unasked(ok):
+    before = set(os.listdir())
+    assert "nothing is written; --json plan.json keeps the plan" in ok()
+    assert set(os.listdir()) == before
+
+
+def test_the_same_question_has_the_same_plan(ok):
+    ok("--json", "a.json", "--seed", 3)
+    ok("--json", "b.json", "--seed", 3)
+    assert Path("a.json").read_bytes() == Path("b.json").read_bytes()
+
+
+def test_a_dash_prints_the_plan_alone(command, tables):
+    code, out, err = command("plan", "--tables", "tables.csv", "--topology", "2xzionex", *QUICK, "--json", "-")
+    assert code == 0
+    assert Plan.from_json(out).world == 2
+    assert "layouts" in err
+
+
+def test_layouts_constraints_batch_and_model(ok, tables):
+    Path("limits.json").write_text('{"pin": {"user": [3]}, "layouts": {"item": ["column_wise"]}, "reserve": 0.5}')
+    ok(
+        "--constraints",
+        "limits.json",
+        "--layouts",
+        "table-wise",
+        "--batch",
+        4096,
+        "--model",
+        "torchrec",
+        "--json",
+        "p.json",
+    )
+    found = read("p.json")
+    assert {tile.rank for tile in found.tiles_of("user")} == {3}
+    assert len(found.tiles_of("item")) > 1
+    for name in ("user", "query", "site", "country"):
+        assert len(found.tiles_of(name)) == 1
+    assert (found.forecast.batch, found.forecast.model) == (4096, "torchrec")
+    whole = read_limits(ok)
+    assert found.forecast.limits_bytes[0] == whole // 2
+
+
+def read_limits(ok):
+    ok("--json", "whole.json")
+    return read("whole.json").forecast.limits_bytes[0]
+
+
+def test_differences_from_another_plan(ok):
+    ok("--json", "old.json", "--layouts", "table_wise")
+    assert "diff    0 of 5 tables are not where old.json has them" in ok(
+        "--diff", "old.json", "--layouts", "table_wise"
+    )
+    out = ok("--diff", "old.json", "--layouts", "row_wise")
+    assert "diff    5 of 5 tables are not where old.json has them; a step takes " in out
+    assert len(re.findall(r"^- .* on rank", out, re.M)) == 5
+    assert len(re.findall(r"^\+ .* on rank", out, re.M)) == 20
+
+
+def test_replanning_starts_at_the_old_plan(ok):
+    cuts = ("--layouts", "table_wise,column_wise")
+    ok("--json", "old.json", *cuts)
+    assert "nothing moves: no change was found" in ok("--replan", "old.json", *cuts)
+    Path("tables.csv").write_text(HEAD + LINES.replace("site,20000,16,1", "site,20000,16,300"))
+    out = ok("--replan", "old.json", "--json", "new.json", *cuts)
+    assert read("old.json").tiles != read("new.json").tiles
+    said = r"go to other ranks, ([\d.]+)% of .*; a step takes ([\d.]+) ms, ([\d.]+) ms without"
+    moved, after, before = map(float, re.search(said, out).groups())
+    assert moved <= 15
+    assert after < before
+
+
+def test_certified(ok):
+    out = ok("--certify", "1s", "--layouts", "table_wise", "--json", "plan.json")
+    found = read("plan.json").forecast
+    assert found.bound_s is not None
+    assert found.bound_s <= found.step_s
+    assert "no plan takes less than" in out
+
+
+def test_explained(ok):
+    out = ok("--explain")
+    for name in ("user", "item", "query", "site", "country"):
+        assert re.search(rf"^{name}\s", out, re.M)
+
+
+def test_html(ok):
+    ok("--html", "plan.html")
+    page = Path("plan.html").read_text()
+    assert "<html" in page
+    assert "query" in page
+
+
+def test_torchrec(ok, tables):
+    ok("--torchrec", "torchrec.json")
+    found = Path("torchrec.json").read_text()
+    assert json.loads(found)
+    assert all(w.table.name in found for w in tables.workloads)
+
+
+@pytest.fixture
+def small_recipe(tmp_path):
+    write_rows(tmp_path / "rows.parquet")
+    made = recipe(tmp_path)
+    (tmp_path / "small.yaml").write_text(write(made))
+    return made
+
+
+def test_a_recipe_has_the_tables_of_its_model(command, small_recipe, tmp_path):
+    args = ("--topology", "2xcpu", *QUICK, "--json", "plan.json", "--set", "model={kind: wide_deep, deep: [8]}")
+    code, _, err = command("plan", "--recipe", "small.yaml", *args)
+    assert (code, err) == (0, "")
+    found = read("plan.json")
+    assert {tile.table for tile in found.tiles} == {f"{n}{w}" for n in ("user", "item", "seen") for w in ("", "_wide")}
+    assert found.forecast.batch == small_recipe.train.batch
+
+
+def test_a_recipe_s_tables_take_one_id_a_feature(small_recipe):
+    elsewhere = msgspec.structs.replace(small_recipe, train=msgspec.structs.replace(small_recipe.train, device="cuda"))
+    wanted = wanted_of(elsewhere, 2)
+    tables = tables_of(make_model(resolve(small_recipe)))
+    assert tuple(w.table for w in wanted.workloads) == tables
+    assert [w.access.pooling for w in wanted.workloads] == [len(t.feature_names) for t in tables]
+    assert wanted.batch == small_recipe.train.batch
+
+
+def test_what_inspect_says_can_be_planned(command, tmp_path):
+    write_rows(tmp_path / "rows.parquet")
+    code, out, _ = command("data", "inspect", "rows.parquet", "--json")
+    assert code == 0
+    Path("card.json").write_text(out)
+    code, out, err = command("plan", "--tables", "card.json", "--topology", "2xcpu", *QUICK, "--json", "plan.json")
+    assert (code, err) == (0, "")
+    assert {tile.table for tile in read("plan.json").tiles} == {"user", "item", "seen"}
+
+
+def test_options_are_refused_in_one_line(refused, tmp_path):
+    machine = ("--topology", "2xcpu")
+    given = ("--tables", "tables.csv", *machine)
+    Path("limits.json").write_text('{"pin": {"nobody": [0]}}')
+    Path("broken.json").write_text("{")
+    assert "--tables or --recipe: neither is given" in refused(*machine)
+    assert "--tables or --recipe: both are given" in refused(*given, "--recipe", "dlrm-synthetic")
+    assert "--topology is not given: want such as 8xa100-like" in refused("--tables", "tables.csv")
+    assert "no hardware is called 'gpu'" in refused("--tables", "tables.csv", "--topology", "2xgpu")
+    assert "none.csv: No such file" in refused("--tables", "none.csv", *machine)
+    assert "no recipe 'dlrm-syntetic'; did you mean" in refused("--recipe", "dlrm-syntetic", *machine)
+    assert "--set changes a recipe" in refused(*given, "--set", "train.batch=4")
+    assert "--dim is for --tables" in refused("--recipe", "dlrm-synthetic", *machine, "--dim", 4)
+    assert "--batch 0: want at least 1" in refused(*given, "--batch", 0)
+    assert "--dim -4: want at least 1" in refused(*given, "--dim", -4)
+    assert "--model 'best': want roofline or torchrec" in refused(*given, "--model", "best")
+    assert "--seconds -1.0: want a number of seconds" in refused(*given, "--seconds", -1)
+    assert "--seconds nan: want a number of seconds" in refused(*given, "--seconds", "nan")
+    assert "--seed -1: want at least 0" in refused(*given, "--seed", -1)
+    assert "--certify 'long': want a number of seconds, such as 30 or 30s" in refused(*given, "--certify", "long")
+    assert "--layouts 'table_wise,rows': 'rows': want some of" in refused(*given, "--layouts", "table_wise,rows")
+    assert "limits.json: pin: there is no table 'nobody'" in refused(*given, "--constraints", "limits.json")
+    assert "broken.json: not constraints: " in refused(*given, "--constraints", "broken.json")
+    assert "broken.json: not a plan: " in refused(*given, "--diff", "broken.json")
+    assert "none.json: No such file" in refused(*given, "--replan", "none.json")
+    Path("old.json").write_text('{"world": 3, "tiles": []}')
+    assert "the plan in force is for 3 ranks, the question for 2" in refused(*given, "--replan", "old.json")
+    assert "--certify with --replan" in refused(*given, "--replan", "old.json", "--certify", 1)
+
+
+def test_places_are_refused_before_the_search(refused, tmp_path):
+    given = ("--tables", "tables.csv", "--topology", "2xcpu", "--seconds", "1000")
+    Path("folder").mkdir()
+    assert "--json no/plan.json: there is no folder no: make it first" in refused(*given, "--json", "no/plan.json")
+    assert "--html -: want the name of a file" in refused(*given, "--html", "-")
+    assert "--html folder: that is a folder: want the name of a file" in refused(*given, "--html", "folder")
+    assert "--torchrec a: --json is written there" in refused(*given, "--json", "a", "--torchrec", "./a")
+
+
+def test_what_does_not_fit_says_why_in_one_line(refused):
+    err = refused("--tables", "tables.csv", "--topology", "2xzionex:device=100MB,host=0", *QUICK)
+    assert "rowwise: no plan fits: " in err
+
+
+def test_a_file_is_there_whole_or_not_at_all(tmp_path):
+    place = tmp_path / "plan.json"
+    write_whole(place, "first")
+    with pytest.raises(UnicodeEncodeError):
+        write_whole(place, "\ud800")
+    assert place.read_text() == "first"
+    write_whole(place, "second")
+    assert (place.read_text(), os.listdir(tmp_path)) == ("second", ["plan.json"])
+    write_whole(Path(os.devnull), "anything")
+    assert not Path(os.devnull).is_file()
+
+
+def test_help_has_examples(command):
+    code, out, _ = command("plan", "--help")
+    assert code == 0
+    assert out.count("Example: rowwise plan ") > 1
+
+
+def test_help_loads_nothing_large():
+    done = rowwise_cli("plan", "--help", python=["-X", "importtime"])
+    loaded = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
+    assert "rowwise" in loaded
+    assert loaded.isdisjoint({"torch", "pyarrow", "scipy", "numpy"})
+
+
+def test_many_tables_from_a_shell(tmp_path):
+    """No tensors, no Arrow, no solver: the answer is there while others still import."""
+    args = (
+        "--tables",
+        str(MADE_UP),
+        "--dim",
+        "64",
+        "--topology",
+        "16xa100-like",
+        "--layouts",
+        "table_wise,column_wise",
+    )
+    done = rowwise_cli("plan", *args, "--seconds", "0.1", "--json", "p.json", cwd=tmp_path, python=["-X", "importtime"])
+    assert done.returncode == 0
+    loaded = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
+    assert {"rowwise", "numpy"} <= loaded
+    assert loaded.isdisjoint({"torch", "pyarrow", "scipy", "pandas"})
+    found = read(tmp_path / "p.json")
+    found.validate([w.table for w in read_tables(MADE_UP, dim=64).workloads])
+    assert found.forecast.gap < 0.1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "tables.csv: the file is empty"),
+        (HEAD + "a,ten,4,1,\n", "tables.csv, line 2, column 'rows': 'ten': want a whole number of at least 1"),
+    ],
+)
+def test_wrong_input_from_a_shell(tmp_path, text, message):
+    (tmp_path / "tables.csv").write_text(text)
+    command = [sys.executable, "-W", "error", "-m", "rowwise", "plan", "--tables", "tables.csv", "--topology", "2xcpu"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"rowwise: {message}")
+    assert done.stderr.count("\n") == 1
