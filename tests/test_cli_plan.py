@@ -20,7 +20,7 @@ from rowwise.recipes.place import tables_of
 from rowwise.recipes.plan import wanted_of
 from rowwise.recipes.text import write
 
-MADE_UP = Path(__file__).parents[1] / "benchmarks" / "data" / "dlrm856_like_tables.csv"
+MADE_UP = Path(__file__).parents[1] / "benchmarks" / "tables" / "dlrm856_like_tables.csv"
 HEAD = "name,rows,dim,pooling,zipf_a\n"
 LINES = "user,2000000,64,1,1.05\nitem,500000,64,20,1.2\nquery,800000,32,5,\nsite,20000,16,1,\ncountry,200,8,1,\n"
 QUICK = ("--seconds", "0.02")

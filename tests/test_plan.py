@@ -255,7 +255,7 @@ ONE = {"table": "users", "rank": 1, "rows": [0, 100], "cols": [0, 16]}
     ("plan", "message"),
     [
         ({"world": 2, "tiles": [], "ranks": 2}, "unknown field `ranks`"),
-        ({"world": 2, "tiles": [ONE | {"tier": "disk"}]}, r"unknown field `tier` - at `\$.tiles\[0\]`"),
+        ({"world": 2, "tiles": [ONE | {"colour": "red"}]}, r"unknown field `colour` - at `\$.tiles\[0\]`"),
         ({"world": "2", "tiles": []}, r"Expected `int`, got `str` - at `\$.world`"),
         ({"world": 2, "tiles": [ONE | {"rank": 0.5}]}, r"Expected `int`, got `float` - at `\$.tiles\[0\].rank`"),
         ({"world": 2, "tiles": [ONE | {"rows": [0, 1, 2]}]}, r"of length 2 - at `\$.tiles\[0\].rows`"),

@@ -46,6 +46,6 @@ assert inside and b"__asan_" in library.read_bytes() and b"__ubsan_" in library.
 assert str(library) in Path("/proc/self/maps").read_text(), f"not loaded: {library}"
 print(f"sanitize: testing {library}")
 PY
-tests=(tests/ops)
+tests=(tests/ops tests/planner/test_search.py)
 [ ! -e tests/test_bad_input.py ] || tests+=(tests/test_bad_input.py)
 run -m pytest --capture=sys "${tests[@]}" "$@"  # sys: the sanitizers write past Python

@@ -2,6 +2,7 @@
 
     RowwiseError
     |-- SpecError        a table, feature or plan that cannot be (also a ValueError)
+    |   `-- planner.infeasible.InfeasibleError   tables that fit no plan; says what would make them fit
     |-- BatchError       a batch whose parts do not fit together (also a ValueError)
     |-- DataError        a file, column or value of the data that cannot be used (also a ValueError)
     |-- IdError          an id outside its table (also a ValueError)

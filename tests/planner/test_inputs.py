@@ -19,7 +19,7 @@ from rowwise import Adam, Pooling, RowType, RowWiseAdagrad, Sgd, SpecError, Tabl
 from rowwise.perf.access import Access, Workload
 from rowwise.planner.inputs import read_tables
 
-MADE_UP = Path(__file__).parents[2] / "benchmarks" / "data" / "dlrm856_like_tables.csv"
+MADE_UP = Path(__file__).parents[2] / "benchmarks" / "tables" / "dlrm856_like_tables.csv"
 HEAD = "name,rows,dim,pooling\n"
 OPTIMIZERS = {"sgd": Sgd(), "adam": Adam(), "rowwise_adagrad": RowWiseAdagrad()}
 numbers = st.floats(0, 1e6)

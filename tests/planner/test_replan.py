@@ -245,6 +245,26 @@ def test_a_placement_is_found_again_in_its_plan(data):
     assert standing.problem.cost(standing.start) == pytest.approx(full.cost(placement), rel=1e-12)
 
 
+def test_a_cut_that_nobody_would_make_any_more_is_kept_and_costs_what_it_costs():
+    """Splits of tables that hardly count are left out of a problem; where they are in force, they come back."""
+    tables = [Table(name=f"t{i}", rows=100, dim=64, optimizer=Sgd()) for i in range(20)]
+    small = Table(name="small", rows=100, dim=8, optimizer=Sgd())
+    question = small_question([*tables, small], Topology(devices=3), [1000.0] * 20 + [0.001])
+    tiles = [tile for i, table in enumerate(tables) for tile in layouts.table_wise(table, i % 3)]
+    old = Plan(world=3, tiles=tuple(sorted([*tiles, *layouts.column_wise(small, [2, 0])])))
+    only = Constraints(layouts={"small": ("column_wise",)})
+    kept, whole = problem_of(replace(question, constraints=only)), problem_of(question)
+    assert not any(whole.kind_of(o).parts > 1 for o in range(int(whole.item_begin[20]), int(whole.item_begin[21])))
+    standings = [stand(problem, old) for problem in (whole, kept)]
+    assert standings[1].problem is kept
+    costs = [standing.problem.cost(standing.start) for standing in standings]
+    assert costs[0] == pytest.approx(costs[1], rel=1e-12)
+    for standing in standings:
+        assert standing.problem.plan(standing.start) == old
+        assert not standing.recut
+        assert standing.moved_bytes(standing.start) == 0
+
+
 def test_what_no_longer_fits_is_changed():
     tables = [Table(name=f"t{i}", rows=1000, dim=8, optimizer=Sgd()) for i in range(4)]
     topology = Topology(devices=2)

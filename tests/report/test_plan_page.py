@@ -93,7 +93,7 @@ def test_later_versions_may_write_more(facts):
 
 
 def test_other_files_are_refused(facts):
-    with pytest.raises(DataError, match="not an explanation of a plan: .*want what `rowwise plan --explain"):
+    with pytest.raises(DataError, match=r"not an explanation of a plan: .*want what `rowwise plan --explain"):
         plan_page("{}")
     with pytest.raises(DataError, match="it has no ranks"):
         plan_page(msgspec.structs.replace(facts, ranks=()).to_json())

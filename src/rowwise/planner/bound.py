@@ -7,14 +7,13 @@ Which (z, m) meet these conditions is decided at once; the least z + m that does
 
 - `threshold_bound` takes the least of each load over an item's options, separately: fast, and tight where all layouts
   do the same work (whole tables and columns).
-- `linear_bound` lets each item mix its options, but the same mixture for all loads, links and memory at once: a linear
-  program with cuts under phi. Needed where layouts trade one for another (rows, copies, tiers).
+- `linear_bound` lets each item mix its options, but the same mixture for all loads, links and memory at once. Needed
+  where layouts trade one for another (rows, copies, tiers).
 
 Its own file because a bound must hold whatever the search does, and is tested against every plan that is ever found.
 """
 
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +22,9 @@ from rowwise.perf.access import Floats
 from rowwise.planner.problem import Index, Problem
 
 HALVINGS = 40
-CUTS = 24  # rounds of cuts under phi
+STEPS = 120  # towards the best mixture
+MORE_STEPS = 500  # where memory has a price
+ENOUGH = 2e-4  # nearer than this share is no better
 ROUNDS = 6  # of leaving options out
 SLACK = 1e-7  # a bound gives this share away, for what solvers round
 
@@ -141,95 +142,88 @@ def _phi_needed(problem: Problem, totals: Totals, begin: NDArray[np.int32], m: f
 
 
 def linear_bound(problem: Problem, floor: Bound) -> Bound:
-    """As `threshold_bound`, with one mixture of options for each item; never below `floor`."""
-    program = _Program(problem, Totals.of(problem))
+    """As `threshold_bound`, with one mixture of options for each item; never below `floor`. See [Note: mixtures]."""
+    totals = Totals.of(problem)
+    alone_O = totals.phi_O + totals.link_O  # a plan that uses it costs at least so much
+    mixture = _Mixture(problem, totals)
     low, cost = floor.cost, np.inf
     # Options with a piece that alone costs more than F are in no plan of cost F: without them the least may be more.
     for _ in range(ROUNDS):
-        value = program.least(cost)
-        if value is None:
-            if not np.isfinite(cost):
-                return Bound(np.inf, np.inf, np.inf, "linear")
-            low = cost = program.ceiling(low)
-            continue
-        if value <= low * (1 + 1e-5):
+        value = mixture.bound(totals.fits_O & (alone_O <= cost))
+        above_O = alone_O[alone_O > cost * (1 + SLACK)]
+        ceiling = float(above_O.min()) if len(above_O) else np.inf
+        if min(value, ceiling) <= low * (1 + ENOUGH):
             break
-        low = cost = min(value, program.ceiling(max(low, floor.cost))) if np.isfinite(cost) else value
+        low = cost = min(value, ceiling)
+        if not np.isfinite(low):
+            return Bound(np.inf, np.inf, np.inf, "linear")
     if low <= floor.cost:
-        return replace(floor, choice_I=program.choice())
-    return Bound(low, max(low - program.link, 0.0), program.link, "linear", program.choice())
+        return replace(floor, choice_I=mixture.choice_I)
+    return Bound(low, max(low - mixture.link, 0.0), mixture.link, "linear", mixture.choice_I)
 
 
-class _Program:
-    """min z + m over mixtures y: each item's options sum to 1; z above cuts of phi, m above link seconds."""
+class _Mixture:
+    """[Note: mixtures] min over mixtures y of phi(load of y) + links of y, where memory of y is within its limits.
+
+    All are means over ranks and linear in y. At any point with load P, and for any prices of memory, items choose by
+    themselves what is least at the slopes of phi in P: that sum, with what the tangent and the limits are worth, is a
+    lower bound. The point moves towards what they chose, as far as it gets better (Frank and Wolfe); prices rise for
+    tiers that overflow. The best bound on the way counts, however near the last point is to the optimum.
+    """
 
     def __init__(self, problem: Problem, totals: Totals) -> None:
-        from scipy.sparse import csr_array
-
         self.problem, self.totals = problem, totals
-        options = len(totals.phi_O)
-        items = problem.item_of_O
-        ones = np.ones(options)
-        self.one_of_each = csr_array((ones, (items, np.arange(options))), shape=(len(problem.members), options + 2))
-        self.points: list[Floats] = []
-        self.link, self.y_O = 0.0, np.zeros(options)
-        self.alone_O = totals.phi_O + totals.link_O  # a plan that uses it costs at least so much
+        self.scale_M = np.maximum(problem.limit_M, 1.0)
+        shares_OM = totals.bytes_OM / self.scale_M
+        self.rows_OX = np.concatenate([totals.load_OK, totals.links_O[:, None], shares_OM], axis=1)
+        self.limits_M = problem.limit_M / self.scale_M  # 1, or 0 where there is no such tier
+        self.link = 0.0
+        self.choice_I: Index = problem.item_begin[:-1]
+        self.price_M = np.zeros(len(self.scale_M))
 
-    def choice(self) -> Index:
-        """Of each item: the option that it has most of."""
-        begin = self.problem.item_begin
-        most = [int(a + np.argmax(self.y_O[a:b])) for a, b in pairwise(begin.tolist())]
-        return np.array(most, dtype=np.int32)
-
-    def ceiling(self, cost: float) -> float:
-        """The next cost at which another option becomes possible."""
-        above = self.alone_O[self.alone_O > cost * (1 + 1e-9)]
-        return float(above.min()) if len(above) else np.inf
-
-    def least(self, cost: float) -> float | None:
-        """The least z + m without options that alone cost more; none if items have none left."""
-        ok_O = self.totals.fits_O & (self.alone_O <= cost)
+    def bound(self, ok_O: NDArray[np.bool_]) -> float:
+        """The best bound that is met; infinite if an item has no option."""
         if not np.logical_or.reduceat(ok_O, self.problem.item_begin[:-1]).all():
-            return None
-        value = None
-        if not self.points:
-            begin = self.problem.item_begin[:-1]
-            self.points.append(_least(self.totals, begin, self.totals.fits_O)[0])
-        for _ in range(CUTS):
-            solved = self._solve(ok_O)
-            if solved is None:
-                return None
-            value, y_O, z = solved
-            load = y_O @ self.totals.load_OK
-            if float(self.problem.phi(load)) <= z * (1 + 1e-4):
+            return np.inf
+        width, best = self.problem.phi.width, -np.inf
+        point = self._vertex(ok_O, np.concatenate([self._slope(None), [1.0], self.price_M]))
+        for number in range(MORE_STEPS):
+            if number >= STEPS and not self.price_M.any():
                 break
-            self.points.append(load)
-        return value * (1 - SLACK) if value is not None else None
+            slope_K = self._slope(point[:width])
+            vertex = self._vertex(ok_O, np.concatenate([slope_K, [1.0], self.price_M]))
+            tangent = float(self.problem.phi(point[:width]) + slope_K @ (vertex[:width] - point[:width]))
+            value = tangent + float(vertex[width] + self.price_M @ (vertex[width + 1 :] - self.limits_M))
+            best = max(best, value)
+            step, least = self._towards(point, vertex)
+            point = point + step * (vertex - point)
+            over_M = point[width + 1 :] - self.limits_M
+            self.price_M = np.maximum(self.price_M + abs(least) * 2 / (number + 2) ** 0.5 * over_M, 0.0)
+            if least - value <= ENOUGH * abs(least) and not (over_M > ENOUGH).any():
+                break
+        self.link = float(point[width])
+        return best * (1 - SLACK)
 
-    def _solve(self, ok_O: NDArray[np.bool_]) -> tuple[float, Floats, float] | None:
-        from scipy.optimize import linprog
+    def _slope(self, load_K: Floats | None) -> Floats:
+        return self.problem.phi.gradient(np.ones(self.problem.phi.width) if load_K is None else load_K)
 
-        problem, totals = self.problem, self.totals
-        point_PK = np.array(self.points)
-        slope_PK = problem.phi.gradient(point_PK)
-        height_P = problem.phi(point_PK) - (slope_PK * point_PK).sum(1)
-        cuts = np.concatenate([slope_PK @ totals.load_OK.T, np.tile([-1.0, 0.0], (len(point_PK), 1))], axis=1)
-        links = np.concatenate([totals.links_O, [0.0, -1.0]])
-        scale_M = np.maximum(problem.limit_M, 1.0)
-        memory = np.concatenate([(totals.bytes_OM / scale_M).T, np.zeros((len(scale_M), 2))], axis=1)
-        unit = max(float(problem.phi(point_PK[0])), 1e-12)  # seconds are small numbers for a solver
-        above = np.vstack([cuts, links[None]]) / unit
-        above[:, -2:] *= unit
-        result = linprog(
-            c=np.concatenate([np.zeros(len(ok_O)), [1.0, 1.0]]),
-            A_ub=np.vstack([above, memory]),
-            b_ub=np.concatenate([-height_P / unit, [0.0], problem.limit_M / scale_M]),
-            A_eq=self.one_of_each,
-            b_eq=np.ones(len(problem.members)),
-            bounds=np.stack([np.zeros(len(ok_O) + 2), np.concatenate([ok_O.astype(float), [np.inf, np.inf]])], axis=1),
-            method="highs",
-        )
-        if result.status != 0:
-            return None
-        self.link, self.y_O = float(result.x[-1]) * unit, result.x[:-2]
-        return float(result.fun) * unit, self.y_O, float(result.x[-2]) * unit
+    def _vertex(self, ok_O: NDArray[np.bool_], price_X: Floats) -> Floats:
+        """What all items together choose at some prices, one option each."""
+        begin = self.problem.item_begin[:-1]
+        value_O = np.where(ok_O, self.rows_OX @ price_X, np.inf)
+        least_I = np.minimum.reduceat(value_O, begin)
+        taken_O = np.where(value_O <= least_I[self.problem.item_of_O], np.arange(len(value_O)), len(value_O))
+        self.choice_I = np.minimum.reduceat(taken_O, begin).astype(np.int32)
+        return self.rows_OX[self.choice_I].sum(0)
+
+    def _towards(self, point: Floats, vertex: Floats) -> tuple[float, float]:
+        """How far to go for the least, and what is least there."""
+        width, low, high = self.problem.phi.width, 0.0, 1.0
+        for _ in range(3):
+            step_S = np.linspace(low, high, 17)
+            there_SX = point + step_S[:, None] * (vertex - point)
+            memory_S = (there_SX[:, width + 1 :] - self.limits_M) @ self.price_M
+            value_S = self.problem.phi(there_SX[:, :width]) + there_SX[:, width] + memory_S
+            best = int(np.argmin(value_S))
+            low, high = float(step_S[max(best - 1, 0)]), float(step_S[min(best + 1, 16)])
+        return float(step_S[best]), float(value_S[best])

@@ -108,12 +108,13 @@ def problem_of(question: Question) -> Problem:
 def _tiers(question: Question, columns: Columns) -> Sequence[Tier]:
     """The tiers that are needed."""
     width = columns.column_bytes_T + FLOAT_bytes * columns.wide_state_T
-    total = float((columns.rows_T * (width * columns.dim_T + FLOAT_bytes * columns.row_state_T)).sum())
+    size_T = columns.rows_T * (width * columns.dim_T + FLOAT_bytes * columns.row_state_T)
+    total, largest = float(size_T.sum()), float(size_T.max())
     wanted: list[Tier] = ["device"]
     room = 0.0
     for tier, limit, below in zip(TIERS[1:], question.limits_bytes, question.limits_bytes[1:], strict=False):
         room += limit * question.machine.topology.world * ROOMY
-        if below and total > room:
+        if below and (total > room or largest > limit):
             wanted.append(tier)
     return wanted
 
@@ -187,6 +188,10 @@ def _has_enough(columns: Columns, kind: Kind, question: Question) -> NDArray[np.
 def _assembled(question: Question, kinds: Sequence[Kind], made: Sequence[Made]) -> Problem:
     """The options of each item side by side."""
     tables = len(question.workloads)
+    placed = set(np.concatenate([m.table_O for m in made]).tolist()) if made else set()
+    for table in range(tables):
+        if table not in placed:
+            raise _no_option(question, (table,))
     names = {w.table.name: index for index, w in enumerate(question.workloads)}
     groups = [tuple(names[name] for name in group) for group in question.constraints.together if len(group) > 1]
     grouped = {table for group in groups for table in group}

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rowwise.perf.cost import Ints
+from rowwise.perf.access import Floats
 from rowwise.planner import amounts
 from rowwise.planner.alternatives import Alternatives
 from rowwise.planner.bound import Totals
 from rowwise.planner.kinds import Kind
-from rowwise.planner.options import SMALL, Columns
+from rowwise.planner.options import SMALL
 from rowwise.planner.problem import Pieces, Problem
 from rowwise.planner.search import Searched
 
@@ -30,20 +30,22 @@ class Case:
     searched: Searched
     others: Alternatives
     totals: Totals
-    blocks_T: Ints  # of columns, between which a table can be cut
+    work_O: Floats  # seconds of operators of all pieces on all ranks
     due_s: float  # operators that a rank should bear, beyond the constant
     due_link_s: float
 
     @classmethod
     def of(cls, problem: Problem, searched: Searched, others: Alternatives, sums: Pieces) -> "Case":
         """For what a search found."""
-        mean_s = float((problem.phi(sums.load_NK) - problem.phi.constant).mean())
+        phi = problem.phi
+        alone_N = phi(problem.pieces.load_NK) - phi.constant
+        mean_s = float((phi(sums.load_NK) - phi.constant).mean())
         return cls(
             problem=problem,
             searched=searched,
             others=others,
             totals=Totals.of(problem),
-            blocks_T=Columns.of(problem.question).blocks_T,
+            work_O=np.add.reduceat(alone_N, problem.option_begin[:-1]) * problem.ranks_of_O,
             due_s=max(mean_s, NONE),
             due_link_s=max(float(sums.link_N.mean()), NONE),
         )
@@ -67,12 +69,6 @@ class Case:
     def operators_share(self, option: int) -> float:
         """Of operators."""
         return (float(self.totals.phi_O[option]) - self.problem.phi.constant) / self.due_s
-
-    def work_s(self, option: int) -> float:
-        """Operators of all pieces on all ranks."""
-        load_NK = self.problem.pieces.load_NK[_span(self.problem, option)]
-        each_N = self.problem.phi(load_NK) - self.problem.phi.constant
-        return float(each_N.sum() * self.problem.ranks_of_O[option])
 
     def best_other(self, item: int) -> int | None:
         """Of the options not taken that fit, the one that costs least."""
@@ -187,7 +183,7 @@ def _whole(case: Case, item: int) -> str:
     other = case.best_other(item)
     if other is None:
         return part
-    more = case.work_s(other) / max(case.work_s(taken), NONE)
+    more = float(case.work_O[other]) / max(float(case.work_O[taken]), NONE)
     sent = float(case.totals.links_O[other]) / max(float(case.totals.links_O[taken]), NONE)
     if sent > max(more, CLEARLY):
         return f"{part}, and the next best way would send {sent:.1f}x as much"

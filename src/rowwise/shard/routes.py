@@ -7,7 +7,6 @@ up. Gives up: a tile whose rows another tile of its table cuts is held in severa
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from rowwise.plan import Plan, Tile
@@ -177,35 +176,39 @@ class Routes:
 def make_routes(tables: Sequence[Table], plan: Plan, topology: Topology, *, elastic: bool = False) -> Routes:
     """Work a plan out. `elastic`: sums have to come out the same for any plan, so cut bags are added up in order."""
     plan.validate(tables)
-    copied = tuple(table for table in tables if _is_copied(plan, table))
-    cut = {table.name: _row_cuts(plan, table) for table in tables}
+    # By table first: thousands of tables have tens of thousands of tiles.
+    tiles_T: dict[str, list[Tile]] = {table.name: [] for table in tables}
+    for tile in sorted(plan.tiles):
+        tiles_T[tile.table].append(tile)
+    copied = tuple(table for table in tables if _is_copied(tiles_T[table.name], table, plan.world))
+    cut = {table.name: _row_cuts(tiles_T[table.name], table) for table in tables}
     columns: dict[str, slice] = {}
     at = 0
     for table in tables:
         for feature in table.feature_names if table.pooling is not Pooling.SEQUENCE else ():
             columns[feature] = slice(at, at + table.dim)
             at += table.dim
-    parts_W: list[tuple[Part, ...]] = []
-    slices_W: list[tuple[Slice, ...]] = []
-    for rank in range(plan.world):
-        groups: dict[tuple[Way, bool], list[Held]] = {}
-        asked: dict[Slice, None] = {}
-        for index, table in enumerate(tables):
-            if table in copied:
-                continue
-            key = _way(plan, table, topology, elastic=elastic), _is_coupled(plan, table)
-            for held in _pieces(plan, index, table, rank, cut[table.name]):
-                groups.setdefault(key, []).append(held)
-                asked.update(dict.fromkeys(held.slices(table)))
-        parts_W.append(tuple(Part(way, coupled, tuple(held)) for (way, coupled), held in sorted(groups.items())))
-        slices_W.append(tuple(asked))
+    groups_W: list[dict[tuple[Way, bool], list[Held]]] = [{} for _ in range(plan.world)]
+    asked_W: list[dict[Slice, None]] = [{} for _ in range(plan.world)]
+    away = {table.name for table in tables} - {table.name for table in copied}
+    for index, table in enumerate(tables):
+        if table.name not in away:
+            continue
+        tiles, cuts = tiles_T[table.name], cut[table.name]
+        key = _way(tiles, table, cuts, topology, elastic=elastic), _is_coupled(plan, tiles, table)
+        for held in _pieces(tiles, index, cuts):
+            groups_W[held.tile.rank].setdefault(key, []).append(held)
+            asked_W[held.tile.rank].update(dict.fromkeys(held.slices(table)))
     return Routes(
         tables=tuple(tables),
         topology=topology,
         cuts={feature: cut[table.name] for table in tables for feature in table.feature_names},
         copied=copied,
-        slices_W=tuple(slices_W),
-        parts_W=tuple(parts_W),
+        slices_W=tuple(tuple(asked) for asked in asked_W),
+        parts_W=tuple(
+            tuple(Part(way, coupled, tuple(held)) for (way, coupled), held in sorted(groups.items()))
+            for groups in groups_W
+        ),
         columns=columns,
         elastic=elastic,
     )
@@ -219,38 +222,29 @@ def column_owners(plan: Plan, table: Table, rows: tuple[int, int]) -> list[Tile]
 
 def is_row_split(plan: Plan, table: Table) -> bool:
     """Whether the rows of a table are in several ranges."""
-    return len(_row_cuts(plan, table)) > 2
+    return len(_row_cuts(plan.tiles_of(table.name), table)) > 2
 
 
-def _row_cuts(plan: Plan, table: Table) -> tuple[int, ...]:
-    return tuple(
-        sorted({0, table.rows} | {cut for tile in plan.tiles if tile.table == table.name for cut in tile.rows})
+def _row_cuts(tiles: Sequence[Tile], table: Table) -> tuple[int, ...]:
+    return tuple(sorted({0, table.rows} | {cut for tile in tiles for cut in tile.rows}))
+
+
+def _is_copied(tiles: Sequence[Tile], table: Table, world: int) -> bool:
+    return len(tiles) == world > 1 and all(
+        tile.rows == (0, table.rows) and tile.cols == (0, table.dim) for tile in tiles
     )
 
 
-def _is_copied(plan: Plan, table: Table) -> bool:
-    return (
-        plan.world > 1
-        and sum(tile.table == table.name for tile in plan.tiles) == plan.world > 1
-        and all(
-            tile.rows == (0, table.rows) and tile.cols == (0, table.dim)
-            for tile in plan.tiles
-            if tile.table == table.name
-        )
-    )
-
-
-def _is_coupled(plan: Plan, table: Table) -> bool:
-    cut = any(tile.cols != (0, table.dim) for tile in plan.tiles if tile.table == table.name)
+def _is_coupled(plan: Plan, tiles: Sequence[Tile], table: Table) -> bool:
+    cut = any(tile.cols != (0, table.dim) for tile in tiles)
     return cut and couples_columns(table.optimizer) and table.name not in plan.approximate
 
 
-def _way(plan: Plan, table: Table, topology: Topology, *, elastic: bool) -> Way:
-    if table.pooling is Pooling.SEQUENCE or not is_row_split(plan, table):
+def _way(tiles: Sequence[Tile], table: Table, cuts: tuple[int, ...], topology: Topology, *, elastic: bool) -> Way:
+    if table.pooling is Pooling.SEQUENCE or len(cuts) == 2:
         return "flat"
     if elastic:
         return "rows"
-    tiles = [tile for tile in plan.tiles if tile.table == table.name]
     columns = {tile.cols for tile in tiles}
     # What is added up has to have the same columns everywhere: rows and columns cut across each other.
     is_grid = len(tiles) == len({tile.rows for tile in tiles}) * len(columns)
@@ -258,11 +252,10 @@ def _way(plan: Plan, table: Table, topology: Topology, *, elastic: bool) -> Way:
     return "host" if one_host and is_grid and topology.hosts > 1 and topology.devices > 1 else "flat"
 
 
-def _pieces(plan: Plan, index: int, table: Table, rank: int, cuts: tuple[int, ...]) -> Iterator[Held]:
-    """What a rank holds of a table, cut where any tile of the table is."""
-    tiles = sorted(tile for tile in plan.tiles if tile.table == table.name and tile.rank == rank)
+def _pieces(tiles: Sequence[Tile], index: int, cuts: tuple[int, ...]) -> Iterator[Held]:
+    """What ranks hold of a table, cut where any tile of it is."""
+    at = {cut: number for number, cut in enumerate(cuts)}
     for tile in tiles:
-        for number, rows in enumerate(pairwise(cuts)):
-            if tile.rows[0] <= rows[0] and rows[1] <= tile.rows[1]:
-                piece = Tile(table=tile.table, rank=rank, rows=rows, cols=tile.cols)
-                yield Held(piece, index, number, len(cuts) == 2)
+        for number in range(at[tile.rows[0]], at[tile.rows[1]]):
+            piece = Tile(table=tile.table, rank=tile.rank, rows=(cuts[number], cuts[number + 1]), cols=tile.cols)
+            yield Held(piece, index, number, len(cuts) == 2)
