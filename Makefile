@@ -53,7 +53,7 @@ lint: build
 test: lint
 	$(BIN)/python -m pytest -n 2 -m 'not slow and not dist and not gpu'
 
-test-all: build
+test-all: $(PEERS)  # tests that compare with other libraries need them
 	tools/browser.sh
 	$(BIN)/python -m pytest -n 2 -m 'slow or dist' || [ $$? = 5 ]  # 5: there are none yet
 	$(MAKE) sanitize

@@ -94,7 +94,7 @@ def plan(  # noqa: PLR0913 - one for each option
     ] = None,
     model: Annotated[str, typer.Option(help="What predicts costs: roofline or torchrec.")] = "roofline",
     seconds: Annotated[
-        float | None, typer.Option(metavar="S", help="How long to search: 1, or less with --replan.")
+        float | None, typer.Option(metavar="S", help="How long to search: 0.4, or less with --replan.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the search.")] = 0,
     certify: Annotated[
@@ -312,7 +312,7 @@ def _write(
             from rowwise.planner.export import torchrec_json
 
             tables = [workload.table for workload in planned.problem.question.workloads]
-            texts[path] = torchrec_json(planned.plan, tables)
+            texts[path] = torchrec_json(planned.plan, tables, planned.problem.topology)
         elif explained is not None and option == "--html":
             from rowwise.report.plan import plan_page
 

@@ -8,6 +8,10 @@ from typing import TYPE_CHECKING
 from rowwise.lazy import names_of
 
 if TYPE_CHECKING:
+    from rowwise.planner.constraints import Constraints as Constraints
+    from rowwise.planner.explain import explain as explain
+    from rowwise.planner.export import torchrec_json as torchrec_json
+    from rowwise.planner.infeasible import InfeasibleError as InfeasibleError
     from rowwise.planner.layouts import column_wise as column_wise
     from rowwise.planner.layouts import grid as grid
     from rowwise.planner.layouts import replicated as replicated
@@ -15,10 +19,26 @@ if TYPE_CHECKING:
     from rowwise.planner.layouts import table_column_wise as table_column_wise
     from rowwise.planner.layouts import table_row_wise as table_row_wise
     from rowwise.planner.layouts import table_wise as table_wise
+    from rowwise.planner.machines import machine_named as machine_named
+    from rowwise.planner.make import Planned as Planned
+    from rowwise.planner.make import make_plan as make_plan
+    from rowwise.planner.problem import Question as Question
+    from rowwise.planner.replan import replan as replan
     from rowwise.planner.simple import simple_plan as simple_plan
 
 _LAYOUTS = (
     "column_wise", "grid", "replicated", "row_wise", "table_column_wise", "table_row_wise", "table_wise",
 )  # fmt: skip
-_HOMES = {"layouts": _LAYOUTS, "simple": ("simple_plan",)}
+_HOMES = {
+    "constraints": ("Constraints",),
+    "explain": ("explain",),
+    "export": ("torchrec_json",),
+    "infeasible": ("InfeasibleError",),
+    "layouts": _LAYOUTS,
+    "machines": ("machine_named",),
+    "make": ("Planned", "make_plan"),
+    "problem": ("Question",),
+    "replan": ("replan",),
+    "simple": ("simple_plan",),
+}
 __all__, __getattr__ = names_of(__name__, _HOMES)

@@ -24,6 +24,7 @@ from rowwise.planner.problem import Index, Problem
 HALVINGS = 40
 STEPS = 120  # towards the best mixture
 MORE_STEPS = 500  # where memory has a price
+PRICE = 0.5  # how fast memory gets dear
 ENOUGH = 2e-4  # nearer than this share is no better
 ROUNDS = 6  # of leaving options out
 SLACK = 1e-7  # a bound gives this share away, for what solvers round
@@ -198,7 +199,8 @@ class _Mixture:
             step, least = self._towards(point, vertex)
             point = point + step * (vertex - point)
             over_M = point[width + 1 :] - self.limits_M
-            self.price_M = np.maximum(self.price_M + abs(least) * 2 / (number + 2) ** 0.5 * over_M, 0.0)
+            raised_M = abs(least) * PRICE / (number + 2) ** 0.5 * np.clip(over_M, -1, 1)
+            self.price_M = np.maximum(self.price_M + raised_M, 0.0)
             if least - value <= ENOUGH * abs(least) and not (over_M > ENOUGH).any():
                 break
         self.link = float(point[width])
