@@ -23,8 +23,7 @@ from rowwise.planner.problem import NO_UNIT, Index, Placement, Problem
 MOVES_A_SECOND = 1_000_000  # what is counted on when effort is given in seconds
 LOOSE = (1.0, 1.1, 1.25, 1.5, 2.0)  # multiples of the mean that a rank's link seconds may be in a start
 SPLITS = (1.0, 0.7, 1.4)  # multiples of the bound that a piece may be
-FINALISTS = (8, 4)  # starts that are annealed: of few pieces, of many
-MANY = 300  # pieces
+FINALISTS = 8  # starts that are annealed
 LATE, LEAST_s = 4.0, 2.0  # time ends a search of exact effort at so many times what was asked for, or at this
 FIRST = 0.8  # share of the effort that finalists have; the best of them has the rest
 NONE = 1e-12
@@ -72,10 +71,9 @@ def search(problem: Problem, *, seconds: float = 1.0, seed: int = 0, prove: bool
 def _stages(start: Placement, moves: int) -> tuple[tuple[int, Effort], tuple[int, Effort]]:
     """How many placements are annealed, and how: the more pieces there are, the less each matters, the cooler."""
     pieces = int((start.unit_N != NO_UNIT).sum())
-    hot = min(0.006, max(0.0005, 0.4 / pieces))
-    count = FINALISTS[pieces > MANY]
-    wide = Effort(moves=int(moves * FIRST / count), hot=hot, cold=hot / 200, smooth=0.9)
-    return (count, wide), (1, Effort(moves=int(moves * (1 - FIRST)), hot=hot / 4, cold=1e-6, smooth=0.8))
+    hot = min(0.012, max(0.0005, 0.4 / pieces))
+    wide = Effort(moves=int(moves * FIRST / FINALISTS), hot=hot, cold=hot / 200, smooth=0.9)
+    return (FINALISTS, wide), (1, Effort(moves=int(moves * (1 - FIRST)), hot=hot / 4, cold=1e-6, smooth=0.8))
 
 
 def _worth(found: Found) -> tuple[float, float]:
