@@ -4,27 +4,30 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from planner.asked import question
 from planner.small_questions import count_placements, placements, questions, random_placement
 
+from rowwise.perf.access import Access
 from rowwise.perf.memory import FLOAT_bytes
 from rowwise.planner.baselines import BASELINES, run_baseline
-from rowwise.planner.bound import linear_bound, threshold_bound
+from rowwise.planner.bound import Totals, linear_bound, threshold_bound
+from rowwise.planner.constraints import Constraints
 from rowwise.planner.infeasible import InfeasibleError
 from rowwise.planner.make import make_plan
 from rowwise.planner.milp import certify, improve
 from rowwise.planner.native import Effort, Homes, Native
 from rowwise.planner.options import problem_of
 from rowwise.planner.search import least_split, search
-from rowwise.spec import state_width
+from rowwise.spec import Table, Topology, state_width
 
 FEW = settings(max_examples=25, deadline=None)
 SLIGHTLY = 1e-9
 
 
 @FEW
-@given(question=questions(), seed=st.integers(0, 99))
-def test_c_costs_what_numpy_does(question, seed):
-    problem, rng = problem_of(question), np.random.default_rng(seed)
+@given(asked=questions(), seed=st.integers(0, 99))
+def test_c_costs_what_numpy_does(asked, seed):
+    problem, rng = problem_of(asked), np.random.default_rng(seed)
     for _ in range(5):
         placement = random_placement(problem, rng)
         cost, over = Native(problem).cost(placement.unit_N)
@@ -33,9 +36,9 @@ def test_c_costs_what_numpy_does(question, seed):
 
 
 @FEW
-@given(question=questions(tiers=True), seed=st.integers(0, 99))
-def test_annealing_keeps_what_it_is_told_and_never_gets_worse(question, seed):
-    problem = problem_of(question)
+@given(asked=questions(tiers=True), seed=st.integers(0, 99))
+def test_annealing_keeps_what_it_is_told_and_never_gets_worse(asked, seed):
+    problem = problem_of(asked)
     native, start = Native(problem), random_placement(problem, np.random.default_rng(seed))
     effort = Effort(moves=2000, seed=seed)
     found = native.anneal(start, effort)
@@ -54,9 +57,9 @@ def test_annealing_keeps_what_it_is_told_and_never_gets_worse(question, seed):
 
 
 @settings(max_examples=15, deadline=None)
-@given(question=questions(tables=3))
-def test_the_search_finds_the_best_of_all_placements_and_no_bound_is_above_it(question):
-    problem = problem_of(question)
+@given(asked=questions(tables=3))
+def test_the_search_finds_the_best_of_all_placements_and_no_bound_is_above_it(asked):
+    problem = problem_of(asked)
     assume(count_placements(problem) < 4000)
     costs = [problem.cost(placement) for placement in placements(problem) if problem.fits(placement)]
     searched = search(problem, seconds=0.02)
@@ -77,9 +80,9 @@ def test_the_search_finds_the_best_of_all_placements_and_no_bound_is_above_it(qu
 
 
 @settings(max_examples=10, deadline=None)
-@given(question=questions(tables=8, fill=(0.8, 1.05)), seed=st.integers(0, 9))
-def test_neighbourhoods_only_improve(question, seed):
-    problem = problem_of(question)
+@given(asked=questions(tables=8, fill=(0.8, 1.05)), seed=st.integers(0, 9))
+def test_neighbourhoods_only_improve(asked, seed):
+    problem = problem_of(asked)
     searched = search(problem, seconds=0.002, seed=seed)
     better = improve(problem, searched, 0.5, seed)
     assert better.cost <= searched.cost * (1 + SLIGHTLY) or searched.over
@@ -87,14 +90,14 @@ def test_neighbourhoods_only_improve(question, seed):
 
 
 @FEW
-@given(question=questions(tables=6, tiers=True))
-def test_a_plan_is_valid_and_takes_the_memory_that_it_says(question):
+@given(asked=questions(tables=6, tiers=True))
+def test_a_plan_is_valid_and_takes_the_memory_that_it_says(asked):
     try:
-        planned = make_plan(question, seconds=0.02)
+        planned = make_plan(asked, seconds=0.02)
     except InfeasibleError:
         return
     plan, forecast = planned.plan, planned.plan.forecast
-    tables = {w.table.name: w.table for w in question.workloads}
+    tables = {w.table.name: w.table for w in asked.workloads}
     plan.validate(list(tables.values()))
     assert type(plan).from_json(plan.to_json()) == plan
     device = [0] * plan.world
@@ -107,7 +110,7 @@ def test_a_plan_is_valid_and_takes_the_memory_that_it_says(question):
         assert all(size <= limit for size, limit in zip(used, forecast.limits_bytes, strict=True))
         assert device[rank] <= used[0] * (1 + SLIGHTLY) + 64
     assert forecast.bound_s <= forecast.step_s * (1 + SLIGHTLY)
-    constraints = question.constraints
+    constraints = asked.constraints
     for name, ranks in constraints.pin.items():
         assert {tile.rank for tile in plan.tiles_of(name)} <= set(ranks)
     for group in constraints.together:
@@ -116,9 +119,9 @@ def test_a_plan_is_valid_and_takes_the_memory_that_it_says(question):
 
 
 @FEW
-@given(question=questions(tables=10))
-def test_baselines_say_what_their_plans_cost_and_do_not_beat_the_bound(question):
-    problem = problem_of(question)
+@given(asked=questions(tables=10))
+def test_baselines_say_what_their_plans_cost_and_do_not_beat_the_bound(asked):
+    problem = problem_of(asked)
     bound = threshold_bound(problem)
     for name in BASELINES:
         found = run_baseline(name, problem)
@@ -152,24 +155,36 @@ def test_homes_hold_pieces_back(question_of_ten):
 
 @pytest.fixture
 def question_of_ten():
-    from msgspec import structs
-    from planner.asked import question
-
-    from rowwise.perf.access import Access
-    from rowwise.planner.constraints import Constraints
-    from rowwise.spec import Table, Topology
-
     tables = [Table(name=f"t{i}", rows=1000 * (i + 1) ** 3, dim=32) for i in range(10)]
     access = [Access(pooling=1 + i % 4, zipf_a=0.9) for i in range(10)]
     only = Constraints(layouts={"*": ("table_wise", "column_wise")})
-    asked = question(tables, Topology(devices=4), 1e9, access=access, constraints=only)
-    assert structs.asdict(asked.machine.topology)["devices"] == 4
-    return asked
+    return question(tables, Topology(devices=4), 1e9, access=access, constraints=only)
+
+
+def test_hot_rows_on_the_device_leave_few_accesses_to_the_host(monkeypatch):
+    """In simulated batches, several times fewer rows come from the host than by the best plan of whole tables."""
+    tables = [Table(name=f"t{i}", rows=200_000 * (1 + i % 3), dim=32) for i in range(9)]
+    access = [Access(pooling=4 + i % 5, zipf_a=1.05 + 0.05 * (i % 4), zipf_q=5) for i in range(9)]
+    stored = sum(t.rows * (t.row_bytes + 4) for t in tables)
+    asked = question(tables, Topology(devices=2), 0.15 * stored, access=access, host_bytes=4 * stored)
+    mixed = make_plan(asked, seconds=0.3).plan
+    monkeypatch.setattr("rowwise.planner.kinds.CACHED", (0.0,))
+    whole = make_plan(asked, seconds=0.3).plan
+    assert mixed.forecast.step_s < whole.forecast.step_s
+    rng, fetched = np.random.default_rng(0), {}
+    for name, plan in (("mixed", mixed), ("whole", whole)):
+        fetched[name] = 0
+        for table, how in zip(tables, access, strict=True):
+            weights = (np.arange(1, table.rows + 1) + how.zipf_q) ** -how.zipf_a
+            ids = rng.choice(table.rows, int(how.pooling * 4096), p=weights / weights.sum())
+            tile = plan.tiles_of(table.name)[0]
+            if tile.tier == "host":
+                share = tile.cache_rows / (tile.rows[1] - tile.rows[0])
+                fetched[name] += int((ids >= share * table.rows).sum())
+    assert fetched["mixed"] * 2 < fetched["whole"]
 
 
 def test_items_are_split_as_little_as_bounds_allow(question_of_ten):
-    from rowwise.planner.bound import Totals
-
     problem = problem_of(question_of_ten)
     totals = Totals.of(problem)
     whole = least_split(problem, totals, 1.0, 1.0)

@@ -28,6 +28,10 @@ from rowwise.comm.call import compare
 from rowwise.comm.thread import run_threads
 from rowwise.comm.torch import Processes, World
 from rowwise.errors import PeerError
+from rowwise.perf.hardware import Machine, hardware_named
+from rowwise.perf.roofline import Roofline
+from rowwise.planner.make import make_plan
+from rowwise.planner.problem import Question
 from rowwise.planner.simple import simple_plan
 from rowwise.shard.rehearse import Seat, rehearse, zero_pages
 from rowwise.spec import Codecs, state_width
@@ -221,6 +225,43 @@ def test_a_plan_for_128_ranks_is_carried_out(name):
     for (a, first), (b, second) in combinations(zip(ranks, found, strict=True), 2):
         for mine, theirs in zip(of_all(first), of_all(second), strict=True):
             assert compare(mine, theirs, a, b, range(CLUSTER.world)) is None
+
+
+def asked_12t(tasks):
+    where = Machine(topology=CLUSTER, hardware=hardware_named("zionex"))
+    model = Roofline(where.hardware, CLUSTER)
+    return Question(workloads=tuple(tasks.model_f()), machine=where, model=model, batch=65536)
+
+
+ASKED = {"12 T parameters": asked_12t, "2002 tables": lambda tasks: tasks.listed(tasks.LISTS[-1])}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ASKED)
+def test_a_searched_plan_for_128_ranks_fits_and_is_carried_out(name):
+    question = ASKED[name](planner_tasks())
+    plan = make_plan(question, seconds=3.0).plan
+    forecast = plan.forecast
+    assert 0 < forecast.bound_s <= forecast.step_s * (1 + 1e-9)
+    for used in forecast.memory_bytes:
+        assert all(size <= limit for size, limit in zip(used, forecast.limits_bytes, strict=True))
+    tables = [w.table for w in question.workloads]
+    large = Large(tables, plan, make_batch(question.workloads, 4))
+    for rank in (0, 127):
+        one = rehearse(tables, plan, Seat(question.machine.topology, rank), large.batch)
+        assert one.held_bytes == held(large, rank)
+        assert one.visited.keys() == {tile.table for tile in plan.tiles_on(rank)}
+        # Operators' own buffers apart, what is held is what was forecast, tier by tier.
+        rows = [one.held_bytes.get(tier, 0) for tier in ("device", "host")]
+        cached = sum(held_rows(tables, tile) for tile in plan.tiles_on(rank))
+        assert rows[0] + cached <= forecast.memory_bytes[rank][0] * (1 + 1e-6)
+        assert rows[1] <= forecast.memory_bytes[rank][1] * (1 + 1e-6)
+
+
+def held_rows(tables, tile):
+    """Bytes of the copies that a tile has in the tier above."""
+    table = next(table for table in tables if table.name == tile.table)
+    return stored_bytes(table, tile) * tile.cache_rows // (tile.rows[1] - tile.rows[0])
 
 
 def held(large, rank):

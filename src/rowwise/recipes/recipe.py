@@ -159,7 +159,7 @@ class Recipe(Value, frozen=True, kw_only=True):
     save: Saving = Saving()
     log: Log = Log()
     init_from: str | None = None  # a run or a checkpoint: take over what matches by name
-    plan: str | None = None  # a plan's JSON file: where tables live on several ranks; None: a simple plan is made
+    plan: str | None = None  # a plan's JSON file: where tables live on several ranks; None: one is searched for
     wire: Wire = Wire()  # how numbers travel between ranks
 
     def __post_init__(self) -> None:
