@@ -1,11 +1,10 @@
 """Re-planning: what changes is worth it, schedules lead from the old plan to the new one, and memory is never over."""
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
+from from_benchmarks import planner_tasks
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
@@ -21,9 +20,6 @@ from rowwise.planner.problem import NO_UNIT, Placement, Question
 from rowwise.planner.replan import MOST_MOVED, replan
 from rowwise.planner.schedule import Schedule, needed, schedule
 from rowwise.planner.standing import stand
-
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-from planner_tasks import pool_task
 
 LAYOUTS = ("table_wise", "column_wise", "row_wise", "table_row_wise", "grid", "replicated")
 topologies = st.builds(Topology, hosts=st.integers(1, 2), devices=st.integers(1, 3))
@@ -320,7 +316,7 @@ def test_mistakes_are_told():
 
 @pytest.fixture(scope="module")
 def pool():
-    question = pool_task(16, 0.7)
+    question = planner_tasks().pool_task(16, 0.7)
     return question, make_plan(question, seconds=0.5).plan
 
 

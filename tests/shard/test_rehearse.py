@@ -4,7 +4,6 @@ So it is in small worlds, where both can be done. In those of 128 ranks that no 
 against sums over the plan, and what ranks send against what others expect.
 """
 
-import importlib.util
 import random
 import resource
 import time
@@ -17,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from from_benchmarks import planner_tasks
 from msgspec import structs
 from shard.equal import make_sharded, make_steps
 from shard.jobs import TABLE, WORLDS, draw, draw_job, make_job
@@ -187,14 +187,6 @@ class Large:
         tables, ids = [w.table for w in workloads], {w.table.name: w.access.pooling for w in workloads}
         plan = simple_plan(tables, CLUSTER, batch=512, ids=ids)
         return cls(tables, in_tiers(plan, tables), make_batch(workloads, samples))
-
-
-def planner_tasks():
-    """By its file: the folder has modules that are called as packages of tests are."""
-    spec = importlib.util.spec_from_file_location("planner_tasks", BENCHMARKS / "planner_tasks.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 LARGE = {
