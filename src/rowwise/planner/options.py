@@ -185,56 +185,78 @@ def _has_enough(columns: Columns, kind: Kind, question: Question) -> NDArray[np.
     return (columns.blocks_T >= kind.parts) & (columns.rows_T >= kind.row_parts(question.machine.topology))
 
 
+@dataclass(frozen=True, slots=True)
+class _Options:
+    """Options one after another, with their pieces in the same order."""
+
+    item_O: Ints
+    kind_O: Ints
+    pieces: Pieces
+
+
 def _assembled(question: Question, kinds: Sequence[Kind], made: Sequence[Made]) -> Problem:
     """The options of each item side by side."""
-    tables = len(question.workloads)
     placed = set(np.concatenate([m.table_O for m in made]).tolist()) if made else set()
-    for table in range(tables):
+    for table in range(len(question.workloads)):
         if table not in placed:
             raise _no_option(question, (table,))
-    names = {w.table.name: index for index, w in enumerate(question.workloads)}
-    groups = [tuple(names[name] for name in group) for group in question.constraints.together if len(group) > 1]
-    grouped = {table for group in groups for table in group}
-    members = tuple((t,) for t in range(tables) if t not in grouped) + tuple(groups)
-    # Numbered as made: by kind, then by table.
-    kind_O = np.concatenate([np.full(len(m.table_O), m.kind) for m in made])
-    table_O = np.concatenate([m.table_O for m in made])
-    parts_O = np.array([kind.parts for kind in kinds])[kind_O]
-    begin_O = np.concatenate([[0], np.cumsum(parts_O)])
-    pieces = Pieces.concatenate([m.pieces for m in made])
-    single = ~np.isin(table_O, sorted(grouped))
-    item_of_T = np.full(tables, -1)
-    for item, group in enumerate(members):
-        item_of_T[list(group)] = item
-    order = np.flatnonzero(single)
-    order = order[np.lexsort((kind_O[order], item_of_T[table_O[order]]))]
-    parts = [pieces.take(_ranges(begin_O[order], parts_O[order]))]
-    option_item, option_kind = [item_of_T[table_O[order]]], [kind_O[order]]
-    at = {(int(k), int(t)): int(b) for k, t, b in zip(kind_O, table_O, begin_O[:-1], strict=True) if int(t) in grouped}
-    for item, group in enumerate(members[len(members) - len(groups) :], start=len(members) - len(groups)):
-        for number, kind in enumerate(kinds):
-            if all((number, table) in at for table in group):
-                whole = [pieces.take(np.arange(at[number, t], at[number, t] + kind.parts)) for t in group]
-                parts.append(sum(whole[1:], whole[0]))
-                option_item.append(np.array([item]))
-                option_kind.append(np.array([number]))
-    item_O, kind_O = np.concatenate(option_item), np.concatenate(option_kind)
+    members, alone = _items(question)
+    found = [_of_tables(kinds, made, members[:alone])]
+    found += [_of_group(kinds, made, item, members[item]) for item in range(alone, len(members))]
+    item_O, kind_O = (np.concatenate([getattr(one, name) for one in found]) for name in ("item_O", "kind_O"))
     count_I = np.bincount(item_O, minlength=len(members))
     for item in np.flatnonzero(count_I == 0):
         raise _no_option(question, members[item])
     rule_I, allowed_RU = _rules(question, members)
-    sizes_O = np.array([kind.parts for kind in kinds])[kind_O]
     return Problem(
         question=question,
         kinds=tuple(kinds),
         members=members,
         item_begin=_begins(count_I),
         option_kind=kind_O.astype(np.int32),
-        option_begin=_begins(sizes_O),
-        pieces=Pieces.concatenate(parts),
+        option_begin=_begins(np.array([kind.parts for kind in kinds])[kind_O]),
+        pieces=Pieces.concatenate([one.pieces for one in found]),
         rule_I=rule_I,
         allowed_RU=allowed_RU,
     )
+
+
+def _items(question: Question) -> tuple[tuple[tuple[int, ...], ...], int]:
+    """The tables of each item, those that are alone first; and how many these are."""
+    names = {w.table.name: index for index, w in enumerate(question.workloads)}
+    groups = [tuple(names[name] for name in group) for group in question.constraints.together if len(group) > 1]
+    grouped = {table for group in groups for table in group}
+    alone = [(table,) for table in range(len(names)) if table not in grouped]
+    return (*alone, *groups), len(alone)
+
+
+def _of_tables(kinds: Sequence[Kind], made: Sequence[Made], members: Sequence[tuple[int, ...]]) -> _Options:
+    """Of items that are one table each: numbered as made by kind and then by table, wanted the other way round."""
+    kind_O = np.concatenate([np.full(len(m.table_O), m.kind) for m in made])
+    table_O = np.concatenate([m.table_O for m in made])
+    parts_O = np.array([kind.parts for kind in kinds])[kind_O]
+    begin_O = np.cumsum(parts_O) - parts_O
+    item_T = np.full(int(table_O.max()) + 1, -1)
+    for item, (table,) in enumerate(members):
+        item_T[table] = item
+    order = np.flatnonzero(item_T[table_O] >= 0)
+    order = order[np.lexsort((kind_O[order], item_T[table_O[order]]))]
+    pieces = Pieces.concatenate([m.pieces for m in made]).take(_ranges(begin_O[order], parts_O[order]))
+    return _Options(item_T[table_O[order]], kind_O[order], pieces)
+
+
+def _of_group(kinds: Sequence[Kind], made: Sequence[Made], item: int, group: tuple[int, ...]) -> _Options:
+    """Of tables that stay together: the kinds that all of them have, with the sums of their pieces."""
+    parts = [made[0].pieces.take(np.zeros(0, dtype=np.int64))]
+    found: list[int] = []
+    for one in made:
+        at = {int(table): number for number, table in enumerate(one.table_O)}
+        if all(table in at for table in group):
+            n = kinds[one.kind].parts
+            whole = [one.pieces.take(np.arange(at[table] * n, (at[table] + 1) * n)) for table in group]
+            parts.append(sum(whole[1:], whole[0]))
+            found.append(one.kind)
+    return _Options(np.full(len(found), item), np.array(found, dtype=np.int64), Pieces.concatenate(parts))
 
 
 def _no_option(question: Question, group: tuple[int, ...]) -> SpecError:

@@ -2,7 +2,7 @@
 
 [Note: search] The bound says how much a rank must bear at least (z operators, m links). Items are first split as little
 as keeps every piece under that, and placed one by one, largest share first, where the largest share stays smallest;
-also as NeuroShard's greedy does; and, where layouts trade work for memory, as the linear program mixes them. All are
+also as NeuroShard's greedy does; and, where layouts trade work for memory, as the bound's mixture has them. All are
 judged by the same cost; the best few are annealed a little, and the best of those longer. How long is given in moves,
 so a plan is a function of question, seed and effort; a limit in seconds only ever ends it earlier, and says so.
 
@@ -48,7 +48,7 @@ class Searched:
 
 
 def search(problem: Problem, *, seconds: float = 1.0, seed: int = 0, prove: bool = True) -> Searched:
-    """The best placement found; time ends it only at several times `seconds`. Without `prove`, no linear program."""
+    """The best placement found; time ends it only at several times `seconds`. Without `prove`, just the fast bound."""
     begin_s = time.monotonic()
     native, bound = Native(problem), threshold_bound(problem)
     if prove and _is_mixed(problem) and np.isfinite(bound.cost):
