@@ -34,7 +34,7 @@ from rowwise.planner.make import make_plan
 from rowwise.planner.problem import Question
 from rowwise.planner.simple import simple_plan
 from rowwise.shard.rehearse import Seat, rehearse, zero_pages
-from rowwise.spec import Codecs, state_width
+from rowwise.spec import Codecs, row_bytes, state_slots
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 CLUSTER = Topology(hosts=16, devices=8)
@@ -153,9 +153,10 @@ def in_tiers(plan, tables):
 
 
 def stored_bytes(table, tile):
-    """Of tiles that have all columns."""
-    assert tile.cols == (0, table.dim)
-    return (tile.rows[1] - tile.rows[0]) * (table.row_bytes + 4 * state_width(table))
+    """Rows of a tile and their optimizer state."""
+    cols = tile.cols[1] - tile.cols[0]
+    state = sum(cols if slot.width == table.dim else slot.width for slot in state_slots(table).values())
+    return (tile.rows[1] - tile.rows[0]) * (row_bytes(table.row_type, cols) + 4 * state)
 
 
 def id_bytes(tables, plan, rank, batch):
