@@ -94,7 +94,7 @@ def plan(  # noqa: PLR0913 - one for each option
     ] = None,
     model: Annotated[str, typer.Option(help="What predicts costs: roofline or torchrec.")] = "roofline",
     seconds: Annotated[
-        float | None, typer.Option(metavar="S", help="How long to search: 0.4, or less with --replan.")
+        float | None, typer.Option(metavar="S", help="How long to search: 0.2, or less with --replan.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the search.")] = 0,
     certify: Annotated[

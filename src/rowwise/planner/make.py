@@ -13,7 +13,7 @@ from rowwise.planner.options import problem_of
 from rowwise.planner.problem import Problem, Question
 from rowwise.planner.search import Searched, search
 
-SECONDS = 0.4  # of search, unless told
+SECONDS = 0.2  # of search, unless told
 
 
 @dataclass(frozen=True, slots=True)
