@@ -62,7 +62,7 @@ def test_the_search_finds_the_best_of_all_placements_and_no_bound_is_above_it(as
     problem = problem_of(asked)
     assume(count_placements(problem) < 4000)
     costs = [problem.cost(placement) for placement in placements(problem) if problem.fits(placement)]
-    searched = search(problem, seconds=0.02)
+    searched = search(problem, seconds=0.1)
     threshold = threshold_bound(problem)
     linear = linear_bound(problem, threshold) if np.isfinite(threshold.cost) else threshold
     if not costs:
