@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rowwise.perf.access import Floats
-from rowwise.planner.problem import Index, Problem
+from rowwise.planner.problem import Index, Problem, least_options
 
 HALVINGS = 40
 STEPS = 120  # towards the best mixture
@@ -211,11 +211,7 @@ class _Mixture:
 
     def _vertex(self, ok_O: NDArray[np.bool_], price_X: Floats) -> Floats:
         """What all items together choose at some prices, one option each."""
-        begin = self.problem.item_begin[:-1]
-        value_O = np.where(ok_O, self.rows_OX @ price_X, np.inf)
-        least_I = np.minimum.reduceat(value_O, begin)
-        taken_O = np.where(value_O <= least_I[self.problem.item_of_O], np.arange(len(value_O)), len(value_O))
-        self.choice_I = np.minimum.reduceat(taken_O, begin).astype(np.int32)
+        self.choice_I = least_options(self.problem, np.where(ok_O, self.rows_OX @ price_X, np.inf))
         return self.rows_OX[self.choice_I].sum(0)
 
     def _towards(self, point: Floats, vertex: Floats) -> tuple[float, float]:

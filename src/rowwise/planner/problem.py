@@ -194,3 +194,11 @@ class Problem:
             for table in self.members[item]:
                 tiles += tiles_of(self.kind_of(int(option)), self.question.workloads[table].table, units, self.topology)
         return Plan(world=self.topology.world, tiles=tuple(sorted(tiles)))
+
+
+def least_options(problem: Problem, value_O: Floats) -> Index:
+    """The option of each item that has the least of a value; the first of equals."""
+    begin = problem.item_begin[:-1]
+    least_I = np.minimum.reduceat(value_O, begin)
+    taken_O = np.where(value_O <= least_I[problem.item_of_O], np.arange(len(value_O)), len(value_O))
+    return np.minimum.reduceat(taken_O, begin).astype(np.int32)

@@ -18,7 +18,7 @@ import numpy as np
 from rowwise.perf.access import Floats
 from rowwise.planner.bound import Bound, Totals, linear_bound, threshold_bound
 from rowwise.planner.native import Effort, Found, Native
-from rowwise.planner.problem import NO_UNIT, Index, Placement, Problem
+from rowwise.planner.problem import NO_UNIT, Index, Placement, Problem, least_options
 
 MOVES_A_SECOND = 1_000_000  # what is counted on when effort is given in seconds
 LOOSE = (1.0, 1.1, 1.25, 1.5, 2.0)  # multiples of the mean that a rank's link seconds may be in a start
@@ -137,7 +137,7 @@ def least_split(problem: Problem, totals: Totals, z: float, m: float) -> Index:
     ok_O = totals.fits_O & (totals.phi_O <= z * (1 + 1e-9)) & (totals.link_O <= m * (1 + 1e-9))
     work_O = problem.phi(totals.load_OK) + totals.links_O + _memory_price(problem, totals, z)
     size_O = totals.phi_O / z + totals.link_O / m + np.where(totals.fits_O, 0.0, 1e6)
-    return _argmin(problem, np.where(ok_O, work_O, 1e3 + size_O))
+    return least_options(problem, np.where(ok_O, work_O, 1e3 + size_O))
 
 
 def _memory_price(problem: Problem, totals: Totals, z: float) -> Floats:
@@ -154,13 +154,4 @@ def _least_memory(problem: Problem, totals: Totals) -> Index:
     """Of each item: the option that takes least memory, of those the one whose largest piece is smallest."""
     share_O = (totals.bytes_OM / np.maximum(problem.limit_M, 1)).sum(1)
     largest_O = totals.phi_O / max(float(totals.phi_O.max()), NONE)
-    return _argmin(problem, np.where(totals.fits_O, share_O + 1e-3 * largest_O, 1e6 + share_O))
-
-
-def _argmin(problem: Problem, value_O: Floats) -> Index:
-    """The option of each item that has the least of a value; the first of equals."""
-    begin = problem.item_begin[:-1]
-    least_I = np.minimum.reduceat(value_O, begin)
-    option_O = np.arange(len(value_O))
-    taken_O = np.where(value_O <= least_I[problem.item_of_O], option_O, len(value_O))
-    return np.minimum.reduceat(taken_O, begin).astype(np.int32)
+    return least_options(problem, np.where(totals.fits_O, share_O + 1e-3 * largest_O, 1e6 + share_O))
