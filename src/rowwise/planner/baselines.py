@@ -120,13 +120,15 @@ def _ldm(problem: Problem, seed: int) -> Result:
 
 
 def halvings(problem: Problem) -> Index:
-    """Of each item and number of halvings: a piece of the option that cuts columns into so many, or -1."""
+    """Of each item and number of halvings: a piece of the option that cuts columns into so many alike, or -1."""
     levels = 1 + max(kind.parts.bit_length() for kind in problem.kinds)
     found_IL = np.full((len(problem.members), levels), -1, dtype=np.int32)
     for option, item in enumerate(problem.item_of_O):
         kind = problem.kind_of(option)
         resident = kind.layout in ("table_wise", "column_wise") and kind.tier == "device"
-        if resident and kind.parts & (kind.parts - 1) == 0:
+        first, last = problem.pieces_of(option)[0], problem.pieces_of(option)[-1]  # the smallest and the largest
+        alike = np.array_equal(problem.pieces.load_NK[first], problem.pieces.load_NK[last])
+        if resident and alike and kind.parts & (kind.parts - 1) == 0:
             found_IL[item, kind.parts.bit_length() - 1] = problem.option_begin[option]
     return found_IL
 
