@@ -45,12 +45,22 @@ class Forecast(Value, frozen=True, kw_only=True):
     model: str  # of costs
     batch: int  # samples of a step, of all ranks together
     step_s: float  # of all tables: operators of the busiest rank, and links of the busiest rank
+    measured_s: float | None = None  # what a step of all tables took where it was measured, before any run
     bound_s: float | None = None  # no plan takes less, by the same model
     bound: str = ""  # how that is known
     operators_s: tuple[float, ...] = ()  # of each rank
     links_s: tuple[float, ...] = ()
+    stages_s: Mapping[str, tuple[float, ...]] = msgspec.field(
+        default_factory=dict
+    )  # by stage of a step, as runs time them: of each rank
     memory_bytes: tuple[tuple[int, ...], ...] = ()  # of each rank: by tier
     limits_bytes: tuple[int, ...] = ()  # by tier
+
+    @property
+    def expected_s(self) -> float:
+        """What a step should take: the slowest rank's stages in a row; where they are not known, `step_s`."""
+        ranks_s = [sum(stages) for stages in zip(*self.stages_s.values(), strict=True)]
+        return max(ranks_s, default=self.step_s)
 
     @property
     def gap(self) -> float | None:

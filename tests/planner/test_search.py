@@ -1,13 +1,19 @@
 """The search against every placement there is; what C computes against numpy; bounds that nothing ever beats."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from msgspec import structs
+from perf.networks import profile
 from planner.asked import question
 from planner.small_questions import count_placements, placements, questions, random_placement
 
+from rowwise.errors import SpecError
 from rowwise.perf.access import Access
+from rowwise.perf.learned import Learned
 from rowwise.perf.memory import FLOAT_bytes
 from rowwise.planner.baselines import BASELINES, run_baseline
 from rowwise.planner.bound import Totals, linear_bound, threshold_bound
@@ -17,8 +23,8 @@ from rowwise.planner.make import make_plan
 from rowwise.planner.milp import certify, improve
 from rowwise.planner.native import Effort, Homes, Native
 from rowwise.planner.options import problem_of
-from rowwise.planner.search import least_split, search
-from rowwise.spec import Table, Topology, state_width
+from rowwise.planner.search import least_split, search, search_best
+from rowwise.spec import Sgd, Table, Topology, state_width
 
 FEW = settings(max_examples=25, deadline=None)
 SLIGHTLY = 1e-9
@@ -33,6 +39,56 @@ def test_c_costs_what_numpy_does(asked, seed):
         cost, over = Native(problem).cost(placement.unit_N)
         assert cost == pytest.approx(problem.cost(placement), rel=1e-12)
         assert (over == 0) == problem.fits(placement)
+
+
+@FEW
+@given(asked=questions(tiers=True), seed=st.integers(0, 99), form=st.sampled_from(("scaled", "published")))
+def test_c_evaluates_networks_as_numpy_does(asked, seed, form):
+    learned = with_networks(asked, profile(seed, form, bounded=seed % 2 == 0))
+    test_c_costs_what_numpy_does.hypothesis.inner_test(learned, seed)
+
+
+@settings(max_examples=15, deadline=None)
+@given(asked=questions(tables=3), seed=st.integers(0, 99), form=st.sampled_from(("scaled", "published")))
+def test_bounds_hold_for_networks_whose_weights_are_not_negative(asked, seed, form):
+    problem = problem_of(with_networks(asked, profile(seed, form)))
+    assume(count_placements(problem) <= 20_000)
+    best = min((problem.cost(p) for p in placements(problem) if problem.fits(p)), default=np.inf)
+    found = search(problem, seconds=0.05)
+    assert found.bound.cost <= best * (1 + SLIGHTLY)
+    if np.isfinite(best):
+        assert best * (1 - SLIGHTLY) <= found.cost <= best * 1.02
+
+
+def test_networks_with_weights_below_zero_prove_nothing():
+    asked = question([Table(name="a", rows=1000, dim=8), Table(name="b", rows=10, dim=8)], Topology(devices=2), 10**6)
+    asked = with_networks(asked, profile(3, "published", bounded=False))
+    planned = make_plan(asked, seconds=0.01)
+    assert planned.plan.forecast.bound_s is None
+    with pytest.raises(SpecError, match="is not convex, so nothing can be proven"):
+        make_plan(asked, seconds=0.01, certify_s=1.0)
+
+
+@FEW
+@given(asked=questions(), seed=st.integers(0, 9))
+def test_the_best_few_are_different_and_in_order(asked, seed):
+    problem = problem_of(asked)
+    found = search_best(problem, 4, seconds=0.01, seed=seed, prove=False)
+    costs = [one.cost for one in found]
+    assert 1 <= len(found) <= 4
+    assert costs == sorted(set(costs))
+    assert costs[0] == search(problem, seconds=0.01, seed=seed, prove=False).cost
+    for one in found:
+        assert problem.cost(one.placement) == pytest.approx(one.cost, rel=1e-9)
+
+
+def with_networks(asked, hardware):
+    memory = asked.machine.hardware
+    hardware = structs.replace(
+        memory, kernels=hardware.kernels, launch_s=hardware.launch_s, device_bytes=memory.device_bytes
+    )
+    machine = structs.replace(asked.machine, hardware=hardware)
+    return replace(asked, machine=machine, model=Learned.of(hardware, machine.topology))
 
 
 @FEW
@@ -77,6 +133,15 @@ def test_the_search_finds_the_best_of_all_placements_and_no_bound_is_above_it(as
     proven = certify(problem, searched, 5.0)
     assert proven.bound.cost <= best * (1 + SLIGHTLY)
     assert proven.gap <= max(searched.gap, 1e-12)
+
+
+def test_neighbourhoods_of_what_fits_nowhere_stay_as_they_are():
+    tables = [Table(name="large", rows=1000, dim=4, optimizer=Sgd()), Table(name="small", rows=10, dim=4)]
+    pinned = Constraints(pin={"large": (0,)})
+    problem = problem_of(question(tables, Topology(hosts=2, devices=2), 12_000, constraints=pinned))
+    searched = search(problem, seconds=0.01)
+    assert searched.over > 0
+    assert improve(problem, searched, 0.3).placement is searched.placement
 
 
 @settings(max_examples=10, deadline=None)

@@ -106,6 +106,11 @@ class Curves:
         """Distinct rows of a batch."""
         return distinct(self.a_T, self.q_T, self.active_T, self.pooling_T * self.batch)
 
+    @functools.cached_property
+    def kept(self) -> dict[float, Floats]:
+        """What `reuse` has made of them, by share of the batch."""
+        return {}
+
     def unique_of(self, share: float) -> Floats:
         """Distinct rows in a part of a batch."""
         return distinct(self.a_T, self.q_T, self.active_T, self.pooling_T * self.batch * share)
@@ -127,12 +132,17 @@ def head_share(a: Floats, q: Floats, active: Floats, rows: Floats) -> Floats:
     return _mass(a, q, np.minimum(rows, active)) / _mass(a, q, active)
 
 
-def distinct(a_T: Floats, q_T: Floats, active_T: Floats, ids_T: Floats) -> Floats:
-    """The expected number of distinct rows among as many independent lookups."""
+def cells(a_T: Floats, q_T: Floats, active_T: Floats) -> tuple[Floats, Floats]:
+    """Ranks in groups, evenly on a logarithmic scale: how many rows each has, and what share of the lookups."""
     steps_C = np.linspace(0, 1, CELLS + 1)
     edge_TC = np.power(active_T[:, None] + 1.0, steps_C[None]) - 1.0
     share_TC = np.diff(_mass(a_T[:, None], q_T[:, None], edge_TC), axis=1)
     share_TC /= np.maximum(share_TC.sum(1, keepdims=True), 1e-300)
-    rows_TC = np.diff(edge_TC, axis=1)
+    return np.diff(edge_TC, axis=1), share_TC
+
+
+def distinct(a_T: Floats, q_T: Floats, active_T: Floats, ids_T: Floats) -> Floats:
+    """The expected number of distinct rows among as many independent lookups."""
+    rows_TC, share_TC = cells(a_T, q_T, active_T)
     each_TC = ids_T[:, None] * share_TC / rows_TC
     return np.minimum((rows_TC * -np.expm1(-each_TC)).sum(1), ids_T)

@@ -24,18 +24,56 @@ from rowwise.plan import Tier
 Ints = NDArray[np.int64]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Hinges:
+    """A layer of a network: the sum over hinges of out * max(0, weights . loads + offset), less what it is at 0."""
+
+    weights_HK: Floats
+    offsets_H: Floats
+    outs_H: Floats
+
+    def __call__(self, load_NK: Floats) -> Floats:
+        """What it adds for sums of loads."""
+        raised = np.maximum(load_NK @ self.weights_HK.T + self.offsets_H, 0.0)
+        return raised @ self.outs_H - self.ground
+
+    def gradient(self, load_NK: Floats) -> Floats:
+        """By each load."""
+        rises = (load_NK @ self.weights_HK.T + self.offsets_H > 0) * self.outs_H
+        return rises @ self.weights_HK
+
+    @property
+    def ground(self) -> float:
+        """What the layer gives where there is no load."""
+        return float(np.maximum(self.offsets_H, 0.0) @ self.outs_H)
+
+    @property
+    def is_convex(self) -> bool:
+        """Whether no load makes anything cheaper, and each costs more the more there is."""
+        return bool((self.weights_HK >= 0).all() and (self.outs_H >= 0).all())
+
+
 @dataclass(frozen=True, slots=True)
 class Phi:
-    """constant + the sum over groups of neighbouring loads of their p-norm; p = 1 is their sum."""
+    """constant + the sum over groups of neighbouring loads of their p-norm (p = 1 is their sum) + hinges.
+
+    Groups may end before the loads do; what is left is for the hinges, which see all.
+    """
 
     constant: float
     ends: tuple[int, ...]  # where each group ends; the first begins at 0
     powers: tuple[float, ...]
+    hinges: Hinges | None = None
 
     @property
     def width(self) -> int:
         """How many loads there are."""
-        return self.ends[-1]
+        return self.ends[-1] if self.hinges is None else self.hinges.weights_HK.shape[1]
+
+    @property
+    def is_convex(self) -> bool:
+        """Whether bounds hold; see [Note: bounds]."""
+        return self.hinges is None or self.hinges.is_convex
 
     def __call__(self, load_NK: Floats) -> Floats:
         """What sums of loads cost; at no load at all, the constant."""
@@ -43,20 +81,35 @@ class Phi:
         for end, power in zip(self.ends, self.powers, strict=True):
             total = total + _norm(load_NK[..., begin:end], power)
             begin = end
-        return total
+        # Weights that may be negative may make a sum negative, which no time is.
+        return total if self.hinges is None else np.maximum(total + self.hinges(load_NK), 0.0)
 
     def gradient(self, load_NK: Floats) -> Floats:
         """By each load; where a group is all 0, as if its loads were equal."""
-        parts: list[Floats] = []
-        begin = 0
+        slope, begin = np.zeros_like(load_NK), 0
         for end, power in zip(self.ends, self.powers, strict=True):
             part = load_NK[..., begin:end]
             norm = _norm(part, power)[..., None]
             even = (end - begin) ** (1 / power - 1)
             ratio = np.divide(part, norm, out=np.zeros_like(part), where=norm > 0)
-            parts.append(np.where(norm > 0, ratio ** (power - 1), even))
+            slope[..., begin:end] = np.where(norm > 0, ratio ** (power - 1), even)
             begin = end
-        return np.concatenate(parts, axis=-1)
+        return slope if self.hinges is None else slope + self.hinges.gradient(load_NK)
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A part of a step that runs time by itself: what its own loads cost."""
+
+    name: str
+    loads: tuple[int, ...]
+    constant: float
+
+    def seconds(self, phi: Phi, load_NK: Floats) -> Floats:
+        """What of phi is this stage's; stages share no group and no hinge."""
+        own_NK = np.zeros_like(load_NK)
+        own_NK[..., self.loads] = load_NK[..., self.loads]
+        return self.constant + phi(own_NK) - phi.constant
 
 
 def _norm(part: Floats, power: float) -> Floats:
@@ -95,6 +148,11 @@ class CostModel(Protocol):
     @property
     def name(self) -> str:
         """For plans and reports."""
+        ...
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """The parts of phi, by stage of a step; none if it does not tell."""
         ...
 
     def loads(self, shards: Shards, curves: Curves) -> Floats:

@@ -1,17 +1,23 @@
 """What a machine can do, as numbers: rates of a device, memory by tier, and links between devices.
 
-Its own file because profiles come from three places (a preset here, a file, a measurement), and everything that
-predicts reads the same fields. Presets say where their numbers are from. Gives up: devices that differ.
+Its own file because profiles come from three places (a preset here, one that was measured and comes along, a file), and
+everything that predicts reads the same fields. All say where their numbers are from. Gives up: devices that differ.
 """
 
+import functools
+import re
+from pathlib import Path
 from typing import Literal
 
 import msgspec
 
 from rowwise.errors import SpecError
+from rowwise.perf.exchange import Exchanges
+from rowwise.perf.network import SetNetwork
 from rowwise.spec import Link, Topology, Value
 
 GB = 1e9
+NUMBERS = re.compile(r"\[[^][{}\"]*\]")
 GiB = 1 << 30
 Collective = Literal["all_to_all", "reduce_scatter", "all_reduce"]
 
@@ -33,7 +39,17 @@ def _even(rate_Bps: float, latency_s: float = 0.0) -> LinkRates:
     return LinkRates(latency_s=latency_s, all_to_all_Bps=rate_Bps, reduce_scatter_Bps=rate_Bps, all_reduce_Bps=rate_Bps)
 
 
-class Hardware(Value, frozen=True, kw_only=True):
+class Kernels(Value, frozen=True, kw_only=True):
+    """What sets of tables take on a device, as learned from measurements."""
+
+    lookup: SetNetwork
+    update: SetNetwork  # backward and update
+    error: float  # on sets that it had not seen, mean of the absolute relative error of both together
+    noise: float  # by which the same set differs when it is measured again, the same mean
+    sets: int  # that were measured
+
+
+class Hardware(Value, frozen=True, kw_only=True, omit_defaults=True):
     """Devices of one kind, and what connects them."""
 
     name: str
@@ -53,6 +69,8 @@ class Hardware(Value, frozen=True, kw_only=True):
     flops: float = 1e12  # that dense layers reach, a second
     host: LinkRates
     network: LinkRates
+    kernels: Kernels | None = None  # measured here, and then what predicts; None: rates alone
+    exchanges: Exchanges | None = None
 
     def __post_init__(self) -> None:
         """Refuse what no machine has."""
@@ -73,7 +91,8 @@ class Hardware(Value, frozen=True, kw_only=True):
 
     def to_json(self) -> str:
         """The profile as text; `read_hardware` reads it back equal."""
-        return msgspec.json.format(msgspec.json.encode(self), indent=2).decode()
+        text = msgspec.json.format(msgspec.json.encode(self), indent=2).decode()
+        return NUMBERS.sub(lambda found: " ".join(found[0].split()), text)  # a row of a network is one line
 
 
 class Machine(Value, frozen=True):
@@ -152,14 +171,16 @@ _PRESETS = {
         network=_even(1e9, 100e-6),
     ),
 }
-PRESETS = tuple(_PRESETS)
+MEASURED = Path(__file__).parent / "profiles"  # as `rowwise calibrate` wrote them, by name
+PRESETS = (*_PRESETS, *sorted(path.stem for path in MEASURED.glob("*.json")))
 
 
+@functools.cache
 def hardware_named(name: str) -> Hardware:
-    """A preset."""
-    if name not in _PRESETS:
+    """A preset, or a profile that was measured and comes with the package."""
+    if name not in PRESETS:
         raise SpecError(f"hardware {name!r}: no such preset; want one of {', '.join(PRESETS)}, or a JSON file")
-    return _PRESETS[name]
+    return _PRESETS[name] if name in _PRESETS else read_hardware((MEASURED / f"{name}.json").read_bytes())
 
 
 def read_hardware(text: str | bytes) -> Hardware:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rowwise.perf.access import Curves, Floats
-from rowwise.perf.cost import Phi, Shards
+from rowwise.perf.cost import Phi, Shards, Stage
 from rowwise.perf.hardware import Hardware
 from rowwise.spec import Topology
 
@@ -51,6 +51,13 @@ class Roofline:
             latency_s = COLLECTIVES * link.latency_s
         return Phi(constant=2 * self.hardware.launch_s + latency_s, ends=(4, 8), powers=(6.0, 6.0))
 
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """The lookup, and backward with update."""
+        return Stage("lookup", (0, 1, 2, 3), self.hardware.launch_s), Stage(
+            "update", (4, 5, 6, 7), self.hardware.launch_s
+        )
+
     def loads(self, shards: Shards, curves: Curves) -> Floats:
         """Seconds of memory, cache, issue and lower tiers, forward and then backward."""
         table_N, hw = shards.table_N, self.hardware
@@ -64,7 +71,7 @@ class Roofline:
         in_cache = hw.cache_bytes / row * shards.row_parts
         m = 1 - curves.head(table_N, in_cache)
         wide, vectors = np.ceil(d / LANES), FLOAT_bytes * b * d
-        fetched, stored = self._below(shards, curves, n, u)
+        fetched, stored = self.below_s(shards, curves)
         return np.stack(
             [
                 (8 * n + 8 * b + row * (u + (n - u) * m) + vectors) / hw.device_Bps,
@@ -79,10 +86,13 @@ class Roofline:
             axis=1,
         )
 
-    def _below(self, shards: Shards, curves: Curves, n: Floats, u: Floats) -> tuple[Floats, Floats]:
+    def below_s(self, shards: Shards, curves: Curves) -> tuple[Floats, Floats]:
         """Seconds that rows of lower tiers take on their way up, and back down."""
         if shards.tier == "device":
-            return np.zeros_like(n), np.zeros_like(n)
+            return np.zeros(len(shards.table_N)), np.zeros(len(shards.table_N))
+        n = curves.pooling_T[shards.table_N] * curves.batch * shards.share / shards.row_parts
+        unique_T = curves.unique_T if shards.share == 1 else curves.unique_of(shards.share)
+        u = np.minimum(unique_T[shards.table_N] / shards.row_parts, shards.rows_N)
         hw, row = self.hardware, _sectors(shards.row_bytes_N + shards.state_bytes_N)
         hit = curves.head(shards.table_N, shards.cached * shards.rows_N * shards.row_parts)
         missed = np.minimum(n * (1 - hit), u)

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rowwise.perf.access import Curves, Floats
-from rowwise.perf.cost import Phi, Shards
+from rowwise.perf.cost import Phi, Shards, Stage
 from rowwise.spec import Topology
 
 GIBI = 1024**3
@@ -43,6 +43,11 @@ class TorchRecModel:
     """TorchRec 1.8.0's estimates of pooled tables in device memory, in seconds (there: milliseconds)."""
 
     topology: Topology
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """It tells of none."""
+        return ()
 
     @property
     def name(self) -> str:

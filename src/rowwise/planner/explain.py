@@ -8,7 +8,6 @@ import dataclasses
 import numpy as np
 
 from rowwise.perf.access import Curves, Floats
-from rowwise.perf.cost import Phi
 from rowwise.plan import TIERS
 from rowwise.planner.alternatives import Alternatives, alternatives
 from rowwise.planner.explanation import Alternative, Explanation, RankFacts, StepFacts, TableFacts
@@ -45,13 +44,14 @@ def _step(planned: Planned, sums: Pieces) -> StepFacts:
     phi, question = problem.phi, problem.question
     phi_W = phi(sums.load_NK)
     busiest = int(phi_W.argmax())
-    halves = _directions(phi, sums.load_NK[busiest])
+    stages = {stage.name: stage for stage in question.model.stages}
+    parts_s = {name: float(s.seconds(phi, sums.load_NK[busiest]) - s.constant) for name, s in stages.items()}
     known = bool(np.isfinite(searched.bound.cost))
     return StepFacts(
         seconds=float(phi_W.max() + sums.link_N.max()),
         operators_s=float(phi_W.max()),
-        forward_s=halves[0] if len(halves) == 2 else None,
-        backward_s=halves[1] if len(halves) == 2 else None,
+        forward_s=parts_s.get("lookup"),
+        backward_s=parts_s.get("update"),
         links_s=float(sums.link_N.max()),
         busiest=busiest,
         busiest_links=int(sums.link_N.argmax()),
@@ -62,15 +62,6 @@ def _step(planned: Planned, sums: Pieces) -> StepFacts:
         hardware=question.machine.hardware.name,
         source=question.machine.hardware.source,
     )
-
-
-def _directions(phi: Phi, load_K: Floats) -> list[float]:
-    """What each group of loads takes by itself."""
-    begins = (0, *phi.ends[:-1])
-    return [
-        float(Phi(constant=0.0, ends=(end - begin,), powers=(power,))(load_K[begin:end]))
-        for begin, end, power in zip(begins, phi.ends, phi.powers, strict=True)
-    ]
 
 
 def _ranks(problem: Problem, placement: Placement, sums: Pieces) -> tuple[RankFacts, ...]:

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 from msgspec import structs
 
+from rowwise.perf.learned import Learned
 from rowwise.plan import Forecast, Plan
 from rowwise.planner.options import problem_of
-from rowwise.planner.problem import Problem, Question
-from rowwise.planner.search import Searched, search
+from rowwise.planner.problem import Pieces, Problem, Question
+from rowwise.planner.refine import exchanges_s
+from rowwise.planner.search import Searched, search, search_best
 
 SECONDS = 0.2  # of search, unless told
 
@@ -43,14 +45,30 @@ def make_plan(
         from rowwise.planner.milp import certify
 
         searched = certify(problem, searched, certify_s)
+    return _planned(problem, searched)
+
+
+def make_plans(question: Question, count: int, *, seconds: float = SECONDS, seed: int = 0) -> list[Planned]:
+    """The best few plans that the search ends with, all of which fit: to be measured, and the best kept."""
+    problem = problem_of(question)
+    found = search_best(problem, count, seconds=seconds, seed=seed)
+    if found[0].over:
+        from rowwise.planner.infeasible import explain_infeasible
+
+        raise explain_infeasible(problem, found[0])
+    return [_planned(problem, searched) for searched in found if not searched.over]
+
+
+def _planned(problem: Problem, searched: Searched) -> Planned:
     plan = structs.replace(problem.plan(searched.placement), forecast=forecast(problem, searched))
-    plan.validate([w.table for w in question.workloads])
+    plan.validate([w.table for w in problem.question.workloads])
     return Planned(plan, problem, searched)
 
 
 def forecast(problem: Problem, searched: Searched) -> Forecast:
     """What a placement is expected to take."""
     sums, question = problem.sums(searched.placement), problem.question
+    stages_s = _stages(problem, problem.plan(searched.placement), sums)
     known = np.isfinite(searched.bound.cost)
     return Forecast(
         model=question.model.name,
@@ -60,6 +78,21 @@ def forecast(problem: Problem, searched: Searched) -> Forecast:
         bound=searched.bound.kind if known else "",
         operators_s=tuple(problem.phi(sums.load_NK).tolist()),
         links_s=tuple(sums.link_N.tolist()),
+        stages_s=stages_s,
         memory_bytes=tuple(tuple(int(size) for size in row) for row in sums.bytes_NM),
         limits_bytes=question.limits_bytes,
     )
+
+
+def _stages(problem: Problem, plan: Plan, sums: Pieces) -> dict[str, tuple[float, ...]]:
+    """What each rank takes for each stage; nothing where the model does not tell."""
+    question, model = problem.question, problem.question.model
+    found = {stage.name: stage.seconds(problem.phi, sums.load_NK) for stage in model.stages}
+    if not found:
+        return {}
+    exchanges = question.machine.hardware.exchanges if isinstance(model, Learned) else None
+    if exchanges is None or plan.world == 1:
+        found["exchange"] = sums.link_N + problem.phi.constant - sum(stage.constant for stage in model.stages)
+    else:
+        found["exchange"] = exchanges_s(exchanges, plan, question.workloads, question.batch, found["lookup"])
+    return {name: tuple(seconds.tolist()) for name, seconds in found.items()}

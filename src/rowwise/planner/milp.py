@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rowwise.errors import SpecError
 from rowwise.perf.access import Floats
 from rowwise.planner.bound import SLACK, Bound
 from rowwise.planner.native import Effort, Native
@@ -53,6 +54,9 @@ class Solved:
 
 def certify(problem: Problem, searched: Searched, seconds: float) -> Searched:
     """A better bound, and perhaps a better placement, in about so many seconds."""
+    if not problem.phi.is_convex:
+        want = "want a model with weights that are not negative, or no certificate"
+        raise SpecError(f"{problem.question.model.name} is not convex, so nothing can be proven of its costs: {want}")
     if searched.gap <= ENOUGH / 10:
         return searched
     begin_s = time.monotonic()
@@ -177,6 +181,8 @@ class _Program:
         """As far as it gets; only what costs less than `cut_off` is of interest."""
         from scipy.optimize import Bounds, LinearConstraint, milp
 
+        if not self.classes:  # none of the items fits on any rank of the scope
+            return Solved(None, -np.inf, infeasible=True)
         begin_C = np.concatenate([[0], np.cumsum([len(c.units) for c in self.classes])])
         counts, options = int(begin_C[-1]), len(self.options)
         width = counts + options + 2

@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 from rowwise.errors import NativeError
 from rowwise.library import find_library
 from rowwise.perf.access import Floats
+from rowwise.perf.cost import Hinges
 from rowwise.planner.problem import NO_UNIT, Index, Placement, Problem
 
 LIBRARY = "librowwise_plan.so"
 UNBOUNDED = 1e300
-MAX_LOADS = 64
+MAX_LOADS, MAX_HINGES = 64, 256
 
 
 class _Problem(ctypes.Structure):
@@ -29,7 +30,8 @@ class _Problem(ctypes.Structure):
         ("item_begin", c_void_p), ("option_begin", c_void_p), ("option_span", c_void_p), ("piece_load", c_void_p),
         ("piece_link", c_void_p), ("piece_bytes", c_void_p), ("limit", c_void_p), ("item_rule", c_void_p),
         ("allowed", c_void_p), ("home", c_void_p), ("stay_bytes", c_void_p), ("group_end", c_void_p),
-        ("group_power", c_void_p), ("constant", c_double),
+        ("group_power", c_void_p), ("constant", c_double), ("hinges", c_int32), ("hinge_weight", c_void_p),
+        ("hinge_offset", c_void_p), ("hinge_out", c_void_p),
     ]  # fmt: skip
 
 
@@ -127,7 +129,19 @@ class Native:
             group_end=self._hold(np.array(phi.ends), np.int32),
             group_power=self._hold(np.array(phi.powers), np.float64),
             constant=phi.constant,
+            **self._hinges(phi.hinges),
         )
+
+    def _hinges(self, hinges: Hinges | None) -> dict[str, int]:
+        if hinges is None:
+            return {"hinges": 0}
+        assert len(hinges.outs_H) <= MAX_HINGES
+        return {
+            "hinges": len(hinges.outs_H),
+            "hinge_weight": self._hold(hinges.weights_HK.T, np.float64),
+            "hinge_offset": self._hold(hinges.offsets_H, np.float64),
+            "hinge_out": self._hold(hinges.outs_H, np.float64),
+        }
 
     def _hold(self, array: NDArray[Any], kind: Any) -> int:
         self._held.append(np.ascontiguousarray(array, dtype=kind))

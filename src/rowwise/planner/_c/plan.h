@@ -9,7 +9,7 @@
 
 #include <stdint.h>
 
-enum { MAX_LOADS = 64, MAX_GROUPS = 8, MAX_TIERS = 3, NO_UNIT = -1 };
+enum { MAX_LOADS = 64, MAX_HINGES = 256, MAX_GROUPS = 8, MAX_TIERS = 3, NO_UNIT = -1 };
 enum { SPAN_RANK = 0, SPAN_HOST = 1, SPAN_ALL = 2 };
 
 typedef struct {
@@ -27,7 +27,11 @@ typedef struct {
   const double* stay_bytes;   // pieces: that need not move if it stays there
   const int32_t* group_end;   // groups
   const double* group_power;  // groups
-  double constant;
+  double constant;            // what no load costs
+  int32_t hinges;
+  const double* hinge_weight;  // loads x hinges
+  const double* hinge_offset;  // hinges
+  const double* hinge_out;     // hinges
 } Problem;
 
 typedef struct {

@@ -25,6 +25,26 @@ static double norm(const double* load, int32_t count, double power) {
   return top * pow(sum, 1.0 / power);
 }
 
+// A layer of a network, less what it gives where there is no load. Over hinges inside, which needs no reordered sums.
+static double hinges(const Problem* problem, const double* load) {
+  const int32_t count = problem->hinges;
+  double height[MAX_HINGES];
+  memcpy(height, problem->hinge_offset, sizeof(double) * count);
+  for (int32_t k = 0; k < problem->loads; ++k) {
+    const double* weight = problem->hinge_weight + (size_t)k * count;
+    const double x = load[k];
+    if (x == 0) continue;
+    for (int32_t h = 0; h < count; ++h) height[h] += x * weight[h];
+  }
+  double total = 0;
+  for (int32_t h = 0; h < count; ++h) {
+    const double here = height[h] > 0 ? height[h] : 0;
+    const double ground = problem->hinge_offset[h] > 0 ? problem->hinge_offset[h] : 0;
+    total += (here - ground) * problem->hinge_out[h];
+  }
+  return total;
+}
+
 double rw_phi(const Problem* problem, const double* load) {
   double total = problem->constant;
   int32_t begin = 0;
@@ -32,7 +52,8 @@ double rw_phi(const Problem* problem, const double* load) {
     total += norm(load + begin, problem->group_end[g] - begin, problem->group_power[g]);
     begin = problem->group_end[g];
   }
-  return total;
+  if (problem->hinges) total += hinges(problem, load);
+  return total > 0 ? total : 0;
 }
 
 Ranks unit_ranks(const Problem* problem, int32_t unit) {

@@ -1,0 +1,81 @@
+"""The cost model of a machine that was measured: set networks for its kernels, rates for its links.
+
+Two networks, one for the lookup and one for backward with update; a rank's operators take the sum of both. Rows of
+lower tiers were not measured, and add what the roofline says. Its own file because it joins networks, features and
+links into one `CostModel`; see [Note: cost]. Gives up: kinds of rows and links that the machine did not have.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rowwise.perf.access import Curves, Floats
+from rowwise.perf.cost import CostModel, Hinges, Phi, Shards, Stage
+from rowwise.perf.features import features, work
+from rowwise.perf.hardware import Hardware
+from rowwise.perf.network import SetNetwork, block_diagonal
+from rowwise.perf.roofline import Roofline
+from rowwise.spec import Topology
+
+STAGES = ("lookup", "update")
+BELOW = len(STAGES)  # loads of lower tiers, the first ones
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """A model whose networks are part of a hardware profile."""
+
+    hardware: Hardware
+    topology: Topology
+    networks: tuple[SetNetwork, ...]  # in the order of STAGES
+    phi: Phi
+    stages: tuple[Stage, ...]
+    beside: Roofline  # for links and lower tiers
+
+    @classmethod
+    def of(cls, hardware: Hardware, topology: Topology) -> "Learned":
+        """Of a profile that has networks."""
+        assert hardware.kernels is not None
+        networks = (hardware.kernels.lookup, hardware.kernels.update)
+        beside = Roofline(hardware, topology)
+        assert len({network.form for network in networks}) == 1
+        parts = [hinges for network in networks if (hinges := network.phi.hinges)]
+        hinges = Hinges(
+            block_diagonal([np.zeros((0, BELOW)), *(part.weights_HK for part in parts)]),
+            np.concatenate([part.offsets_H for part in parts]),
+            np.concatenate([part.outs_H for part in parts]),
+        )
+        constant = sum(n.constant_s for n in networks) + beside.phi.constant - 2 * hardware.launch_s
+        begins = np.cumsum([BELOW, *(n.width for n in networks)]).tolist()
+        stages = tuple(
+            Stage(name, (index, *range(begins[index], begins[index + 1])), networks[index].constant_s)
+            for index, name in enumerate(STAGES)
+        )
+        scaled = [(begins[i + 1], network.power) for i, network in enumerate(networks) if network.is_scaled]
+        ends, powers = zip((BELOW, 1.0), *scaled, strict=True)
+        phi = Phi(constant=constant, ends=ends, powers=powers, hinges=hinges)
+        return cls(hardware, topology, networks, phi, stages, beside)
+
+    @property
+    def name(self) -> str:
+        """Of the model and whose numbers it has."""
+        return f"networks learned on {self.hardware.name}"
+
+    def loads(self, shards: Shards, curves: Curves) -> Floats:
+        """Seconds of lower tiers, and what each network makes of a piece."""
+        seen_NF = features(shards, curves)
+        below = self.beside.below_s(shards, curves)
+        made = [
+            network.psi(seen_NF, work(stage, shards, curves))
+            for stage, network in zip(STAGES, self.networks, strict=True)
+        ]
+        return np.concatenate([np.stack(below, axis=1), *made], axis=1)
+
+    def links_s(self, shards: Shards, curves: Curves) -> Floats:
+        """By the rates of the profile."""
+        return self.beside.links_s(shards, curves)
+
+
+def model_of(hardware: Hardware, topology: Topology) -> CostModel:
+    """What a profile says costs are: its networks if it has some, else a roofline of its rates."""
+    return Roofline(hardware, topology) if hardware.kernels is None else Learned.of(hardware, topology)

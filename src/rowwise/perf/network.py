@@ -1,0 +1,107 @@
+"""A set network as data: what a set of tables takes is phi(the sum of psi(x) over its tables), NeuroShard's form.
+
+psi is a layer or two for each table, phi a layer over the sum. Two forms of psi are read:
+
+    published   as NeuroShard has it: psi(x) are 32 numbers of no unit, none of them negative
+    scaled      psi(x) is nominal work in seconds (see `features`), each kind of it times a factor that the network
+                gives, between 1/20 and 20. phi is then the p-norm of the loads (p = 1 where work is done one after
+                the other, more where kinds of work overlap) and what hinges add. Beyond what was measured it goes on
+                in proportion.
+
+Weights of phi that are not negative make it convex, and it then grows with every load, so a planner's bounds hold
+whatever psi is ([Note: bounds] in planner/bound.py); `Phi.is_convex` tells. Its own file because it is arrays and
+arithmetic without a tensor library: networks are trained in `calibrate`, and evaluated here and, phi alone, in C.
+"""
+
+import math
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rowwise.errors import SpecError
+from rowwise.perf.access import Floats
+from rowwise.perf.cost import Hinges, Phi
+from rowwise.spec import Value
+
+Form = Literal["published", "scaled"]
+REACH = math.log(20.0)  # of a factor
+Matrix = tuple[tuple[float, ...], ...]
+Vector = tuple[float, ...]
+
+
+class SetNetwork(Value, frozen=True, kw_only=True):
+    """The numbers of one network, which predicts the seconds of one stage."""
+
+    form: Form
+    mean: Vector  # of each feature
+    scale: Vector
+    inner: Matrix  # features x hidden
+    inner_offset: Vector
+    outer: Matrix  # hidden x loads
+    outer_offset: Vector
+    hinge: Matrix  # hinges x loads
+    hinge_offset: Vector
+    hinge_out: Vector  # seconds
+    constant_s: float  # at no load at all
+    power: float = 1.0  # of the norm of loads that are seconds; at least 1
+
+    def __post_init__(self) -> None:
+        """Refuse layers that do not fit together."""
+        features, hidden, loads, hinges = (
+            len(self.mean),
+            len(self.inner_offset),
+            len(self.outer_offset),
+            len(self.hinge),
+        )
+        shapes = {
+            "scale": (np.shape(self.scale), (features,)),
+            "inner": (np.shape(self.inner), (features, hidden)),
+            "outer": (np.shape(self.outer), (hidden, loads)),
+            "hinge": (np.shape(self.hinge), (hinges, loads)),
+            "hinge_offset": (np.shape(self.hinge_offset), (hinges,)),
+            "hinge_out": (np.shape(self.hinge_out), (hinges,)),
+        }
+        for name, (got, want) in shapes.items():
+            if got != want:
+                raise SpecError(f"network: {name} is {got}: want {want}, to fit the other layers")
+        if not 1 <= self.power < 100:
+            raise SpecError(f"network: power={self.power}: want at least 1, or phi would not be convex")
+
+    @property
+    def width(self) -> int:
+        """How many loads there are."""
+        return len(self.outer_offset)
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether loads are seconds, whose norm is part of the cost."""
+        return self.form == "scaled"
+
+    def psi(self, features_NF: Floats, work_NK: Floats) -> Floats:
+        """Loads (N, K) of tables."""
+        given_NF = (features_NF - np.array(self.mean)) / np.array(self.scale)
+        hidden_NH = np.maximum(given_NF @ np.array(self.inner) + np.array(self.inner_offset), 0.0)
+        out_NK = hidden_NH @ np.array(self.outer) + np.array(self.outer_offset)
+        if self.form == "published":
+            return np.maximum(out_NK, 0.0)
+        return work_NK * np.exp(REACH * np.tanh(out_NK))
+
+    @property
+    def phi(self) -> Phi:
+        """What a sum of loads costs."""
+        hinges = Hinges(
+            np.array(self.hinge).reshape(-1, self.width), np.array(self.hinge_offset), np.array(self.hinge_out)
+        )
+        ends, powers = ((self.width,), (self.power,)) if self.is_scaled else ((), ())
+        return Phi(constant=self.constant_s, ends=ends, powers=powers, hinges=hinges)
+
+
+def block_diagonal(parts: list[NDArray[np.float64]]) -> Floats:
+    """Matrices along the diagonal of one, zeros elsewhere."""
+    made = np.zeros((sum(p.shape[0] for p in parts), sum(p.shape[1] for p in parts)))
+    row = column = 0
+    for part in parts:
+        made[row : row + part.shape[0], column : column + part.shape[1]] = part
+        row, column = row + part.shape[0], column + part.shape[1]
+    return made

@@ -1,0 +1,112 @@
+"""Networks as data: convex where they say so, read back as they were, refused where layers do not fit."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec import structs
+from perf.networks import network, profile
+
+from rowwise.errors import SpecError
+from rowwise.perf.access import Access, Curves, Workload
+from rowwise.perf.features import WORK, work
+from rowwise.perf.hardware import Machine, hardware_named, read_hardware
+from rowwise.perf.learned import Learned, model_of
+from rowwise.perf.roofline import Roofline
+from rowwise.planner.kinds import Kind
+from rowwise.planner.options import Columns
+from rowwise.planner.problem import Question
+from rowwise.spec import RowType, Table, Topology
+
+FEW = settings(max_examples=25, deadline=None)
+FORMS = st.sampled_from(("scaled", "published"))
+
+
+@FEW
+@given(seed=st.integers(0, 999), form=FORMS)
+def test_with_weights_that_are_not_negative_phi_is_convex_and_grows(seed, form):
+    phi, rng = network(np.random.default_rng(seed), form).phi, np.random.default_rng(seed)
+    unit = 1e-3 if form == "scaled" else 1.0
+    a_NK, b_NK = rng.exponential(size=(2, 50, 5)) * unit
+    share_N1 = rng.uniform(size=(50, 1))
+    share_N = share_N1[:, 0]
+    between_N = phi(share_N1 * a_NK + (1 - share_N1) * b_NK)
+    assert (between_N <= (share_N * phi(a_NK) + (1 - share_N) * phi(b_NK)) * (1 + 1e-12)).all()
+    assert (phi(a_NK + b_NK) >= phi(a_NK) * (1 - 1e-12)).all()
+    assert phi.is_convex
+    assert phi(np.zeros(5)) == pytest.approx(phi.constant)
+
+
+@FEW
+@given(seed=st.integers(0, 999), form=FORMS)
+def test_the_gradient_is_a_tangent_from_below(seed, form):
+    phi, rng = network(np.random.default_rng(seed), form).phi, np.random.default_rng(seed)
+    a_NK, b_NK = rng.exponential(size=(2, 50, 5)) * (1e-3 if form == "scaled" else 1.0)
+    tangent_N = phi(a_NK) + (phi.gradient(a_NK) * (b_NK - a_NK)).sum(1)
+    assert (tangent_N <= phi(b_NK) * (1 + 1e-9) + 1e-15).all()
+
+
+def test_weights_below_zero_are_told():
+    assert not network(np.random.default_rng(3), "published", bounded=False).phi.is_convex
+
+
+def asked(hardware, tables=12, world=1):
+    rng = np.random.default_rng(5)
+    workloads = tuple(
+        Workload(
+            table=Table(name=f"t{i}", rows=int(10 ** rng.uniform(1, 6)), dim=int(rng.choice((4, 12, 64)))),
+            access=Access(pooling=float(10 ** rng.uniform(-0.5, 1.5)), zipf_a=float(rng.uniform(0, 1.4))),
+        )
+        for i in range(tables)
+    )
+    machine = Machine(topology=Topology(devices=world), hardware=hardware)
+    return Question(workloads=workloads, machine=machine, model=model_of(hardware, machine.topology), batch=2048)
+
+
+@pytest.mark.parametrize("form", ["scaled", "published"])
+def test_a_model_adds_up_its_networks(form):
+    hardware = profile(1, form)
+    question = asked(hardware)
+    model = question.model
+    assert isinstance(model, Learned)
+    shards = Columns.of(question).shards(Kind("table_wise"), np.arange(12), question)
+    load_K = model.loads(shards, Curves.of(question.workloads, 2048)).sum(0)
+    stages = [float(stage.seconds(model.phi, load_K)) for stage in model.stages]
+    kernels = hardware.kernels
+    assert kernels is not None
+    begin = 2
+    for seconds, one in zip(stages, (kernels.lookup, kernels.update), strict=True):
+        assert seconds == pytest.approx(float(one.phi(load_K[begin : begin + one.width])))
+        begin += one.width
+    assert sum(stages) == pytest.approx(float(model.phi(load_K)))
+    assert [stage.name for stage in model.stages] == ["lookup", "update"]
+
+
+def test_a_profile_is_read_back_as_it_was():
+    hardware = profile(2)
+    assert read_hardware(hardware.to_json()) == hardware
+    assert isinstance(model_of(hardware_named("cpu"), Topology()), Roofline)
+
+
+def test_layers_that_do_not_fit_are_refused():
+    made = network(np.random.default_rng(0))
+    with pytest.raises(SpecError, match=r"outer is \(6, 5\): want \(7, 5\)"):
+        structs.replace(made, outer=made.outer[1:])
+    with pytest.raises(SpecError, match=r"power=0\.5: want at least 1"):
+        structs.replace(made, power=0.5)
+
+
+def test_narrow_rows_are_less_work():
+    """Networks are asked about row types by the bytes of a row; vectors are floats whatever rows are."""
+    wide = Table(name="t", rows=10_000, dim=64)
+    found = []
+    for table in (wide, structs.replace(wide, row_type=RowType.INT8)):
+        question = replace(asked(profile(4)), workloads=(Workload(table=table, access=Access(pooling=5.0)),))
+        shards = Columns.of(question).shards(Kind("table_wise"), np.arange(1), question)
+        found.append(
+            dict(zip(WORK["lookup"], work("lookup", shards, Curves.of(question.workloads, 2048))[0], strict=True))
+        )
+    assert found[1]["gathered"] < found[0]["gathered"]
+    assert found[1]["pooled"] == found[0]["pooled"]
