@@ -7,6 +7,7 @@
                                largest are joined, heavy ranks of one to light ranks of the other
     neuroshard                 NeuroShard's beam over halvings of columns, greedy placement on a grid of bounds inside
     neuroshard-grid            that greedy placement alone, of whole tables
+    dreamshard                 DreamShard's policy, trained on costs that a network predicts: see `dreamshard`
 
 Its own file because none of them is used to make plans: simple ones are among the search's own starts. Gives up:
 layouts other than whole tables and columns, as the originals do.
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 
 from rowwise.errors import SpecError
 from rowwise.perf.access import Floats
+from rowwise.planner.dreamshard import load_policy, place, whole_pieces
 from rowwise.planner.native import Native
 from rowwise.planner.problem import NO_UNIT, Index, Problem
 
@@ -43,16 +45,6 @@ def run_baseline(name: str, problem: Problem, seed: int = 0) -> Result:
     return BASELINES[name](problem, seed)
 
 
-def _whole(problem: Problem) -> NDArray[np.int64]:
-    """The piece of each item that is the whole of it."""
-    first_O = problem.item_begin[:-1]
-    kinds = [problem.kind_of(int(option)) for option in first_O]
-    cut = [problem.name_of(item) for item, kind in enumerate(kinds) if kind.layout != "table_wise"]
-    if cut:
-        raise SpecError(f"baselines place whole tables, and {cut[0]!r} may not be one: allow table_wise")
-    return problem.option_begin[first_O].astype(np.int64)
-
-
 def _result(problem: Problem, unit_N: Index | None) -> Result:
     if unit_N is None:
         return Result(np.zeros(0, np.int32), np.zeros(0, np.int32), None)
@@ -62,7 +54,7 @@ def _result(problem: Problem, unit_N: Index | None) -> Result:
 
 
 def _random(problem: Problem, seed: int) -> Result:
-    rng, pieces = np.random.default_rng(seed), _whole(problem)
+    rng, pieces = np.random.default_rng(seed), whole_pieces(problem)
     found = []
     for _ in range(TRIES):
         # With random keys that dwarf each other, the least sum is a rank chosen at random among those with room.
@@ -74,7 +66,7 @@ def _random(problem: Problem, seed: int) -> Result:
 
 def _greedy(key: Callable[[Problem, NDArray[np.int64]], Floats]) -> Callable[[Problem, int], Result]:
     def place(problem: Problem, seed: int) -> Result:
-        pieces = _whole(problem)
+        pieces = whole_pieces(problem)
         key_N = np.zeros(len(problem.pieces.link_N))
         key_N[pieces] = key(problem, pieces)
         order = pieces[np.argsort(-key_N[pieces], kind="stable")]
@@ -97,7 +89,7 @@ def _sizes(problem: Problem, pieces: NDArray[np.int64]) -> Floats:
 
 
 def _ldm(problem: Problem, seed: int) -> Result:
-    pieces, world = _whole(problem), problem.topology.world
+    pieces, world = whole_pieces(problem), problem.topology.world
     load = problem.phi(problem.pieces.load_NK[pieces]) - problem.phi.constant + problem.pieces.link_N[pieces]
     # A partition is the sum and the pieces of each rank, heaviest first; the one with the largest spread comes first.
     heap = [
@@ -135,10 +127,14 @@ def halvings(problem: Problem) -> Index:
 
 def _neuroshard(depth: int) -> Callable[[Problem, int], Result]:
     def place(problem: Problem, seed: int) -> Result:
-        _whole(problem)
+        whole_pieces(problem)
         return Result(*Native(problem).neuroshard(halvings(problem), BEAM, CANDIDATES, depth, GRID))
 
     return place
+
+
+def _dreamshard(problem: Problem, seed: int) -> Result:
+    return _result(problem, place(problem, load_policy()))
 
 
 BASELINES: dict[str, Callable[[Problem, int], Result]] = {
@@ -150,4 +146,5 @@ BASELINES: dict[str, Callable[[Problem, int], Result]] = {
     "ldm": _ldm,
     "neuroshard-grid": _neuroshard(0),
     "neuroshard": _neuroshard(DEPTH),
+    "dreamshard": _dreamshard,
 }

@@ -2,21 +2,23 @@
 
 [Note: search] The bound says how much a rank must bear at least (z operators, m links). Items are first split as little
 as keeps every piece under that, and placed one by one, largest share first, where the largest share stays smallest;
-also as NeuroShard's greedy does; and, where layouts trade work for memory, as the bound's mixture has them. All are
-judged by the same cost; the best few are annealed a little, and the best of those longer. How long is given in moves,
-so a plan is a function of question, seed and effort; a limit in seconds only ever ends it earlier, and says so.
+also as NeuroShard's greedy does; as DreamShard's policy does, where tables are few and may be whole; and, where layouts
+trade work for memory, as the bound's mixture has them. All are judged by the same cost; the best few are annealed a
+little, and the best of those longer. How long is given in moves, so a plan is a function of question, seed and effort;
+a limit in seconds only ever ends it earlier, and says so.
 
 Its own file because it is where starts, improvement and effort meet; each of them knows nothing of the others.
 """
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from rowwise.perf.access import Floats
 from rowwise.planner.bound import Bound, Totals, linear_bound, threshold_bound
+from rowwise.planner.dreamshard import start as learned_start
 from rowwise.planner.native import Effort, Found, Native
 from rowwise.planner.problem import NO_UNIT, Index, Placement, Problem, least_options
 
@@ -27,6 +29,7 @@ FINALISTS = 8  # starts that are annealed
 LATE, LEAST_s = 4.0, 2.0  # time ends a search of exact effort at so many times what was asked for, or at this
 FIRST = 0.8  # share of the effort that finalists have; the best of them has the rest
 NONE = 1e-12
+SAME = 1e-6  # share of the cost by which placements differ that are not the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,23 +52,40 @@ class Searched:
 
 def search(problem: Problem, *, seconds: float = 1.0, seed: int = 0, prove: bool = True) -> Searched:
     """The best placement found; time ends it only at several times `seconds`. Without `prove`, just the fast bound."""
+    return search_best(problem, 1, seconds=seconds, seed=seed, prove=prove)[0]
+
+
+def search_best(
+    problem: Problem, count: int, *, seconds: float = 1.0, seed: int = 0, prove: bool = True
+) -> list[Searched]:
+    """As many placements as were found, up to `count`, the best first; no two of them cost the same."""
     begin_s = time.monotonic()
     native, bound = Native(problem), threshold_bound(problem)
-    if prove and _is_mixed(problem) and np.isfinite(bound.cost):
+    if not problem.phi.is_convex:
+        bound = replace(bound, cost=np.nan, kind="")  # it says where to begin, and proves nothing
+    elif prove and _is_mixed(problem) and np.isfinite(bound.cost):
         bound = linear_bound(problem, bound)
     found = best_starts(native, bound)
     end_s = begin_s + max(LATE * seconds, LEAST_s)
     made, late = 0, False
-    for stage, (count, effort) in enumerate(_stages(found[0].placement, max(1, int(seconds * MOVES_A_SECOND)))):
-        for number, one in enumerate(found[:count]):
+    for stage, (finalists, effort) in enumerate(_stages(found[0].placement, max(1, int(seconds * MOVES_A_SECOND)))):
+        for number, one in enumerate(found[:finalists]):
             left_s = max(0.0, end_s - time.monotonic())
             asked = effort._replace(seed=(seed * 2 + stage) * 64 + number, limit_s=left_s)
             better = native.anneal(one.placement, asked)
             made, late = made + better.moves, late or better.out_of_time
             found.append(better)
         found.sort(key=_worth)
-    best = found[0]
-    return Searched(best.placement, best.cost, best.over, bound, made, time.monotonic() - begin_s, late)
+    took_s = time.monotonic() - begin_s
+    return [Searched(f.placement, f.cost, f.over, bound, made, took_s, late) for f in _different(found, count)]
+
+
+def _different(found: list[Found], count: int) -> list[Found]:
+    kept = found[:1]
+    for one in found[1:]:
+        if len(kept) < count and one.cost > kept[-1].cost * (1 + SAME) and _worth(one)[0] <= _worth(found[0])[0]:
+            kept.append(one)
+    return kept
 
 
 def _stages(start: Placement, moves: int) -> tuple[tuple[int, Effort], tuple[int, Effort]]:
@@ -106,6 +126,9 @@ def _starts(native: Native, bound: Bound) -> Iterator[Placement]:
         choice_I = least_split(problem, totals, z * loose, m * loose)
         yield from _placed(native, choice_I, z, m)
     yield from _placed(native, _least_memory(problem, totals), z, m)
+    learned = learned_start(problem)
+    if learned is not None:
+        yield learned
 
 
 def _placed(native: Native, choice_I: Index, z: float, m: float) -> Iterator[Placement]:

@@ -1,0 +1,120 @@
+"""Tasks to train on, drawn from pools of tables, and what a cost model says of placements of them.
+
+A pool is a question with many tables; a task is some of its tables on its ranks. All costs come from the loads that
+`problem_of` finds for whole tables, so any cost model will do, and none is asked twice for a table.
+
+Its own file because it is all that training knows of planning. Gives up: constraints, and more tiers of memory than
+one; inference respects them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rowwise.errors import SpecError
+from rowwise.perf.access import Floats
+from rowwise.planner.dreamshard import features_of, split_costs, whole_pieces
+from rowwise.planner.options import problem_of
+from rowwise.planner.problem import Problem, Question
+
+Ints = NDArray[np.int64]
+FILLS = (0.3, 0.95)  # of memory, of tasks that have too little for any placement
+ROOMY = 0.3  # share of the tasks that have plenty
+LARGEST = 1.02  # of the largest table of a task: what a rank's memory has at least
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Tables on ranks, as arrays over tables."""
+
+    problem: Problem
+    world: int
+    features_TF: Floats
+    load_TK: Floats
+    link_T: Floats
+    bytes_T: Floats
+
+    @classmethod
+    def of(cls, question: Question) -> "Pool":
+        """The pool of all tables of a question."""
+        problem = problem_of(question)
+        if any(len(group) > 1 for group in problem.members):
+            raise SpecError("together: a pool to train on has tables that stay together: want none")
+        pieces = problem.pieces.take(whole_pieces(problem))
+        world = problem.topology.world
+        return cls(problem, world, features_of(question), pieces.load_NK, pieces.link_N, pieces.bytes_NM[:, 0])
+
+    @property
+    def single_TC(self) -> Floats:
+        """Seconds forward, on links and backward of each table by itself."""
+        return split_costs(self.problem, self.load_TK, self.link_T)
+
+
+@dataclass(frozen=True, slots=True)
+class Tasks:
+    """As many tables each, of one pool."""
+
+    pool: Pool
+    index_EI: Ints
+    limit_E: Floats  # bytes of a rank
+
+    @property
+    def count(self) -> int:
+        """How many tasks."""
+        return len(self.index_EI)
+
+    def of(self, order_EI: Ints) -> "Tasks":
+        """With tables in another order."""
+        return Tasks(self.pool, np.take_along_axis(self.index_EI, order_EI, axis=1), self.limit_E)
+
+    def repeated(self, times: int) -> "Tasks":
+        """Each task several times, side by side."""
+        return Tasks(self.pool, np.repeat(self.index_EI, times, axis=0), np.repeat(self.limit_E, times))
+
+
+def draw(pool: Pool, rng: np.random.Generator, count: int, tables: int) -> Tasks:
+    """Tasks of different tables each; some short of memory."""
+    most = min(tables, len(pool.link_T))
+    index_EI = np.stack([rng.choice(len(pool.link_T), most, replace=False) for _ in range(count)])
+    bytes_EI = pool.bytes_T[index_EI]
+    fill_E = rng.uniform(*FILLS, count)
+    limit_E = np.maximum(bytes_EI.sum(1) / pool.world / fill_E, bytes_EI.max(1) * LARGEST)
+    return Tasks(pool, index_EI, np.where(rng.random(count) < ROOMY, bytes_EI.sum(1), limit_E))
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """Placements, and the seconds that the cost model says."""
+
+    tasks: Tasks
+    unit_EI: Ints
+    cost_EUC: Floats
+    overall_E: Floats  # without the constant
+
+
+def judge(tasks: Tasks, unit_EI: Ints) -> Judged:
+    """What placements cost."""
+    pool = tasks.pool
+    here_EUI = (unit_EI[:, None] == np.arange(pool.world)[:, None]).astype(float)
+    load_EUK = here_EUI @ pool.load_TK[tasks.index_EI]
+    link_EU = (here_EUI @ pool.link_T[tasks.index_EI][..., None])[..., 0]
+    cost_EUC = split_costs(pool.problem, load_EUK, link_EU)
+    overall_E = (cost_EUC[..., 0] + cost_EUC[..., 2]).max(1) + link_EU.max(1)
+    return Judged(tasks, unit_EI, cost_EUC, overall_E)
+
+
+def scatter(tasks: Tasks, rng: np.random.Generator) -> Ints:
+    """A random rank for each table; some placements are more even than others."""
+    weight_EU = rng.gamma(rng.uniform(0.5, 8.0, tasks.count)[:, None], size=(tasks.count, tasks.pool.world)) + 1e-9
+    ends_EU = np.cumsum(weight_EU / weight_EU.sum(1, keepdims=True), axis=1)
+    drawn_EI = rng.random(tasks.index_EI.shape)
+    return np.minimum((drawn_EI[..., None] > ends_EU[:, None]).sum(-1), tasks.pool.world - 1)
+
+
+def scatter_some(pools: Sequence[Pool], rng: np.random.Generator, count: int, most: int) -> Judged:
+    """Placements at random of as many tasks, of few tables or of many."""
+    few = rng.random() < 0.5
+    tasks = draw(pools[int(rng.integers(len(pools)))], rng, count, int(rng.integers(1, 13 if few else most + 1)))
+    return judge(tasks, scatter(tasks, rng))

@@ -1,0 +1,213 @@
+"""Training in turns: placements are judged, the cost network is fitted to them, the policy learns from its predictions.
+
+The first placements are random; later ones are the policy's own, so the cost network is right where the policy looks.
+The cost model is asked for placements to fit only, never for a reward ([Note: estimated MDP] in `rewards`).
+
+Its own file because it is where the parts meet, in an order that the seed decides: the same seed gives the same policy
+on the same machine, with one thread. Gives up: stopping early; how long it takes is how many steps are asked for.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from rowwise.calibrate.dreamshard.networks import COST_LAYERS, POLICY_LAYERS, Networks
+from rowwise.calibrate.dreamshard.rewards import play, policy_loss, policy_of, world_factor
+from rowwise.calibrate.dreamshard.tasks import Judged, Pool, draw, judge, scatter_some
+from rowwise.errors import SpecError
+from rowwise.perf.access import Floats
+from rowwise.planner.dreamshard import LAYERS, Saved
+from rowwise.planner.problem import Question
+
+STEPS_A_MINUTE = 200  # of the policy, with all that is between them, on one core of a server
+LEAST = 0.1  # of the mean rank's cost: errors of ranks with less are not counted as shares of their own cost
+LONGEST = 1.0  # gradients longer than this are shortened
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How long, and on what tasks."""
+
+    iterations: int = 10
+    groups: int = 120  # of placements that are judged at first; later iterations judge a quarter
+    group: int = 64
+    cost_steps: int = 1500  # at first; a fifth in later iterations
+    policy_steps: int = 100  # of each iteration
+    tasks: int = 8  # of a step of the policy
+    rollouts: int = 16  # of each task
+    tables: tuple[int, int] = (10, 60)
+    cost_rate: float = 2e-3
+    policy_rate: float = 2e-3
+    entropy_price: float = 1e-3
+
+    def lasting(self, minutes: float) -> "Settings":
+        """With as many steps of the policy as about fill the time."""
+        return replace(self, policy_steps=max(1, round(minutes * STEPS_A_MINUTE / self.iterations)))
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """After an iteration."""
+
+    iteration: int
+    cost_error: float  # of the cost network: root mean square, as a share of a rank's cost
+    overall_error: float  # of whole placements
+    reward: float  # mean of the policy's roll-outs
+    doubt: float  # mean entropy of a choice
+
+
+def train_policy(
+    questions: Sequence[Question],
+    settings: Settings,
+    seed: int,
+    progress: Callable[[Progress], None] | None = None,
+    about: Mapping[str, str | int | float] | None = None,
+) -> Saved:
+    """A policy for tables like those of the questions, each a pool on a number of ranks. One thread is used."""
+    if not questions:
+        raise SpecError("no questions: want at least one pool of tables to train on")
+    with _one_thread():
+        training = _Training.of([Pool.of(question) for question in questions], settings, seed)
+        for iteration in range(settings.iterations):
+            training.collect(iteration)
+            errors = training.fit_costs(iteration)
+            reward, doubt = training.fit_policy(iteration)
+            if progress:
+                progress(Progress(iteration, *errors, reward, doubt))
+    trained: dict[str, str | int | float] = {
+        "model": questions[0].model.name,
+        "pools": len(questions),
+        "tables": max(len(question.workloads) for question in questions),
+        "seed": seed,
+        "policy_steps": settings.iterations * settings.policy_steps,
+    }
+    return training.saved(trained | dict(about or {}))
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@dataclass(slots=True)
+class _Training:
+    """What changes: networks, their optimizers, random numbers, and placements that were judged."""
+
+    pools: list[Pool]
+    settings: Settings
+    networks: Networks
+    scaling: tuple[Floats, Floats]  # means and deviations of features
+    unit_s: float
+    rng: np.random.Generator
+    judged: list[Judged]
+    cost_adam: torch.optim.Adam
+    policy_adam: torch.optim.Adam
+
+    @classmethod
+    def of(cls, pools: list[Pool], settings: Settings, seed: int) -> "_Training":
+        features_TF = np.concatenate([pool.features_TF for pool in pools])
+        single_TC = np.concatenate([pool.single_TC for pool in pools])
+        networks = Networks(torch.Generator().manual_seed(seed))
+        return cls(
+            pools=pools,
+            settings=settings,
+            networks=networks,
+            scaling=(features_TF.mean(0), np.maximum(features_TF.std(0), 1e-3)),
+            unit_s=float(single_TC.sum(1).mean()),
+            rng=np.random.default_rng(seed),
+            judged=[],
+            cost_adam=torch.optim.Adam(networks.parameters_of(COST_LAYERS), lr=settings.cost_rate),
+            policy_adam=torch.optim.Adam(networks.parameters_of(POLICY_LAYERS), lr=settings.policy_rate),
+        )
+
+    def collect(self, iteration: int) -> None:
+        """Placements at random, and later half of them the policy's."""
+        settings = self.settings
+        groups = settings.groups if not iteration else max(1, settings.groups // 4)
+        for number in range(groups):
+            if iteration and number % 2:
+                pool = self.pools[self.rng.integers(len(self.pools))]
+                tasks = draw(pool, self.rng, settings.group, int(self.rng.integers(*settings.tables, endpoint=True)))
+                played = play(self.networks, policy_of(self.networks, self.scaling), tasks, self.rng)
+                self.judged.append(judge(played.tasks, played.unit_EI))
+            else:
+                self.judged.append(scatter_some(self.pools, self.rng, settings.group, settings.tables[1]))
+
+    def fit_costs(self, iteration: int) -> tuple[float, float]:
+        """Steps on what was judged; errors of the last quarter."""
+        settings = self.settings
+        steps = settings.cost_steps if not iteration else max(1, settings.cost_steps // 5)
+        top = settings.cost_rate * (1.0 if not iteration else 0.3)
+        errors: list[tuple[float, float]] = []
+        for step in range(steps):
+            _set_rate(self.cost_adam, top * max(0.05, 1 - step / steps))
+            # What the policy did lately is what it will do next: half of the steps are on the last of it.
+            recent = len(self.judged) - max(1, settings.groups // 4) if iteration and step % 2 else 0
+            errors.append(self._cost_step(self.judged[self.rng.integers(recent, len(self.judged))]))
+        last = np.array(errors[-max(1, steps // 4) :])
+        return float(np.sqrt(last[:, 0].mean())), float(np.sqrt(last[:, 1].mean()))
+
+    def _cost_step(self, judged: Judged) -> tuple[float, float]:
+        tasks, networks = judged.tasks, self.networks
+        mean_F, deviation_F = self.scaling
+        normal_EIF = np.clip((tasks.pool.features_TF[tasks.index_EI] - mean_F) / deviation_F, -6, 6)
+        here_EUI = (judged.unit_EI[:, None] == np.arange(tasks.pool.world)[:, None]).astype(np.float32)
+        loads_EUH = torch.from_numpy(here_EUI) @ networks.loads(torch.from_numpy(normal_EIF).float())
+        cost_EUC = networks.costs(loads_EUH) * torch.from_numpy(world_factor(tasks))
+        true_EUC = torch.from_numpy(judged.cost_EUC / self.unit_s).float()
+        true_EU1 = true_EUC.sum(-1, keepdim=True)
+        scale_EU1 = true_EU1 + LEAST * true_EU1.mean(1, keepdim=True)
+        cost_loss = ((cost_EUC - true_EUC) / scale_EU1).square().sum(-1).mean()
+        true_E = torch.from_numpy(judged.overall_E / self.unit_s).float()
+        overall_loss = (networks.overall(loads_EUH, cost_EUC) / true_E - 1).square().mean()
+        _descend(self.cost_adam, cost_loss + overall_loss)
+        return float(cost_loss.detach()), float(overall_loss.detach())
+
+    def fit_policy(self, iteration: int) -> tuple[float, float]:
+        """Steps on new tasks; the mean reward of the last quarter, and of a choice's entropy."""
+        settings = self.settings
+        seen: list[tuple[float, float]] = []
+        for step in range(settings.policy_steps):
+            done = (iteration + step / settings.policy_steps) / settings.iterations
+            _set_rate(self.policy_adam, settings.policy_rate * max(0.05, 1 - done))
+            pool = self.pools[self.rng.integers(len(self.pools))]
+            count = int(self.rng.integers(*settings.tables, endpoint=True))
+            tasks = draw(pool, self.rng, settings.tasks, count).repeated(settings.rollouts)
+            played = play(self.networks, policy_of(self.networks, self.scaling), tasks, self.rng)
+            loss, doubt = policy_loss(self.networks, played, settings.rollouts, settings.entropy_price * (1 - done))
+            _descend(self.policy_adam, loss)
+            seen.append((float(played.reward_E.mean()), doubt))
+        reward, doubt = np.array(seen[-max(1, len(seen) // 4) :]).mean(0)
+        return float(reward), float(doubt)
+
+    def saved(self, trained: Mapping[str, str | int | float]) -> Saved:
+        """The file."""
+        mean_F, deviation_F = self.scaling
+        return Saved(
+            format="rowwise dreamshard 1",
+            trained=trained,
+            unit_s=self.unit_s,
+            mean=tuple(float(f"{x:.6g}") for x in mean_F),
+            deviation=tuple(float(f"{x:.6g}") for x in deviation_F),
+            layers={name: self.networks.layer(name) for name in LAYERS},
+        )
+
+
+def _set_rate(adam: torch.optim.Adam, rate: float) -> None:
+    for group in adam.param_groups:
+        group["lr"] = rate
+
+
+def _descend(adam: torch.optim.Adam, loss: torch.Tensor) -> None:
+    adam.zero_grad(set_to_none=True)
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(adam.param_groups[0]["params"], LONGEST)
+    adam.step()

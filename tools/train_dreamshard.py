@@ -1,0 +1,48 @@
+"""Make src/rowwise/planner/dreamshard.json again: the policy that `rowwise.planner.dreamshard` ships.
+
+python tools/train_dreamshard.py [--minutes 6] [--seed 0] [--out FILE]
+
+It trains on half of the made-up tables of benchmarks/planner_tasks.py, each with every number of columns, on 2 to 8
+devices like an A100; benchmarks/calibrate_dreamshard.py judges it on the other half. The same minutes (a number of
+steps, about so long on one core) and seed give the same file on the same machine.
+"""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import calibrate_dreamshard as judged  # noqa: E402
+
+from rowwise.calibrate.dreamshard.train import Progress, Settings, train_policy  # noqa: E402
+from rowwise.planner.dreamshard import SHIPPED  # noqa: E402
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=6.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=SHIPPED)
+    args = parser.parse_args()
+    begin_s = time.monotonic()
+
+    def show(p: Progress) -> None:
+        print(
+            f"{time.monotonic() - begin_s:6.1f} s  iteration {p.iteration}: cost network off by {p.cost_error:.2%} of"
+            f" a rank and {p.overall_error:.2%} of a placement, reward {p.reward:.4f}, entropy {p.doubt:.3f}",
+            flush=True,
+        )
+
+    about = {"by": f"tools/train_dreamshard.py --minutes {args.minutes:g} --seed {args.seed}", "pool": judged.ABOUT}
+    saved = train_policy(judged.training(), Settings().lasting(args.minutes), args.seed, show, about)
+    args.out.write_bytes(msgspec.json.encode(saved) + b"\n")
+    print(f"{args.out}: {args.out.stat().st_size / 1e3:.0f} kB in {time.monotonic() - begin_s:.0f} s")
+
+
+if __name__ == "__main__":
+    main()
