@@ -16,6 +16,7 @@ import typer
 import rowwise
 from rowwise.cli import ckpt, data, measure
 from rowwise.cli.bench import bench
+from rowwise.cli.calibrate import calibrate
 from rowwise.cli.doctor import doctor
 from rowwise.cli.drill import drill
 from rowwise.cli.plan import plan
@@ -40,7 +41,7 @@ def app() -> typer.Typer:
     made = typer.Typer(name="rowwise", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
     made.callback()(_rowwise)
     commands: list[Callable[..., None]] = [train, resume, plan, measure.predict, measure.report, ls, cp, doctor]
-    commands += [bench, drill]
+    commands += [bench, drill, calibrate]
     for command in commands:
         made.command()(_ending_well(command))
     made.command("eval")(_ending_well(measure.evaluate))

@@ -25,7 +25,7 @@ from rowwise.ops.update import by_part, do_all
 from rowwise.plan import Plan, Tile
 from rowwise.shard.copies import CopiesUpdate
 from rowwise.shard.coupled import CoupledUpdate
-from rowwise.shard.exchange import Exchange, Made, exchange
+from rowwise.shard.exchange import Exchange, Made, Phase, exchange, untimed
 from rowwise.shard.ids import Routed, Router
 from rowwise.shard.routes import Held, Routes, make_routes
 from rowwise.spec import Pooling, Table, Wire
@@ -76,6 +76,7 @@ class ShardedEmbeddings(nn.Module):
         self.routes = routes = make_routes(tables, plan, comm.topology, elastic=elastic)
         self._comm, device = comm, torch.device(device)
         self.calls = 1  # this many calls, one after the other, are one batch in pieces
+        self.phase: Phase = untimed  # entered around each stage of a step, by those who want to know what it takes
         self._shelves = [
             (part, Tiles([_piece(routes, held) for held in part.held], device)) for part in routes.parts_W[comm.rank]
         ]
@@ -133,10 +134,12 @@ class ShardedEmbeddings(nn.Module):
         return self._forward(sparse)
 
     def _forward(self, sparse: Jagged | KeyedJagged) -> Vectors:
-        routed = self._router.route(Jagged.from_keyed(sparse))
+        with self.phase("route"):
+            routed = self._router.route(Jagged.from_keyed(sparse))
         self._samples += sum(routed.samples_W) if torch.is_grad_enabled() else 0
-        made, copied = self._look_up(routed)
-        matrix_BS, sequences = exchange(self._exchange, routed, made, self._anchor, self._stage)
+        with self.phase("lookup"):
+            made, copied = self._look_up(routed)
+        matrix_BS, sequences = exchange(self._exchange, routed, made, self._anchor, self._stage, self.phase)
         return Vectors(matrix_BS=matrix_BS, columns=self.routes.columns, sequences=sequences | copied)
 
     @torch.no_grad()

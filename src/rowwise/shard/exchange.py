@@ -7,6 +7,7 @@ the same collectives in the same order.
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -118,35 +119,44 @@ class Exchange:
 
 
 Stage = Callable[[Routed, Tensor], Tensor | None]
+Phase = Callable[[str], AbstractContextManager[None]]  # of a step: "route", "lookup", "exchange", "return"
+
+
+def untimed(_phase: str) -> AbstractContextManager[None]:
+    """Nobody wants to know what a phase takes."""
+    return nullcontext()
 
 
 def exchange(
-    moves: Exchange, routed: Routed, made: Made, anchor: Tensor, stage: Stage
+    moves: Exchange, routed: Routed, made: Made, anchor: Tensor, stage: Stage, phase: Phase = untimed
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """`Exchange.forward` with a gradient, of which `stage` takes that of `made.rows`. See [Note: Everyone joins]."""
     if not torch.is_grad_enabled():
-        return moves.forward(routed, made)
+        with phase("exchange"):
+            return moves.forward(routed, made)
     names: list[str] = []
     joined = anchor if routed.weights is None else routed.weights  # whose backward every rank has to run, too
-    out_BS, *sequences = _Exchange.apply(anchor, joined, moves, routed, names, stage, *made.inputs())
+    out_BS, *sequences = _Exchange.apply(anchor, joined, moves, routed, names, stage, phase, *made.inputs())
     return out_BS, dict(zip(names, sequences, strict=True))
 
 
 class _Exchange(torch.autograd.Function):
     @staticmethod
     def forward(*args: Any, **_: Any) -> tuple[Tensor, ...]:
-        ctx, _anchor, joined, moves, routed, names, stage, *inputs = args
+        ctx, _anchor, joined, moves, routed, names, stage, phase, *inputs = args
         made = Made(**dict(zip(("flat", "host", "copies", "sequences", "rows"), inputs, strict=True)))
-        out_BS, sequences = moves.forward(routed, made)
+        with phase("exchange"):
+            out_BS, sequences = moves.forward(routed, made)
         names += sequences
-        ctx.kept = moves, routed, names, stage, joined
+        ctx.kept = moves, routed, names, stage, phase, joined
         return out_BS, *sequences.values()
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
-        moves, routed, names, stage, joined = ctx.kept
+        moves, routed, names, stage, phase, joined = ctx.kept
         grad_BS, *grads = (grad.contiguous() for grad in grad_outputs)
-        given = moves.backward(routed, grad_BS, dict(zip(names, grads, strict=True)))
+        with phase("return"):
+            given = moves.backward(routed, grad_BS, dict(zip(names, grads, strict=True)))
         learned = stage(routed, given.rows)
         learned = torch.zeros_like(joined) if learned is None else learned
-        return None, learned, None, None, None, None, given.flat, given.host, given.copies, given.sequences, None
+        return None, learned, None, None, None, None, None, given.flat, given.host, given.copies, given.sequences, None

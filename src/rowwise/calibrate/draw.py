@@ -1,0 +1,282 @@
+"""Which sets of tables are measured: the n-th of a rank is a function of a seed, and of nothing that was measured.
+
+Its own file because it is pure: a calibration that was interrupted goes on with the sets that would have come, and a
+set is drawn again to be measured again. Sets are one to fifteen tables of the dims that NeuroShard's benchmark has, or
+pieces as sharding makes them. What a set takes is spread evenly on a logarithmic scale, from next to nothing on.
+
+Gives up: tables that are not pooled, and weights of ids: sums stand for all.
+"""
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+from msgspec import structs
+from numpy.typing import NDArray
+
+from rowwise.errors import SpecError
+from rowwise.perf.access import Access, Curves, Floats, Workload
+from rowwise.spec import (
+    Adagrad,
+    Adam,
+    Pooling,
+    RowOptimizer,
+    RowType,
+    RowWiseAdagrad,
+    Sgd,
+    Table,
+    Value,
+    row_bytes,
+    state_width,
+)
+
+T = TypeVar("T")
+Ints = NDArray[np.int64]
+DIMS = (4, 8, 16, 32, 64, 128)  # of NeuroShard's benchmark
+WIDE = 256
+NARROW = (4, 8, 12, 24, 48)  # what is left of tables whose columns were cut
+MOST_TABLES = 15
+BATCHES = (256, 16384)
+TRIES, AS_MANY = 300, 60  # of them with as many tables as were drawn first: what is small has few
+FLOAT_bytes, LINE_bytes = 4, 64
+ROW_TYPES = ((RowType.FP32, 0.7), (RowType.BF16, 0.12), (RowType.FP16, 0.08), (RowType.INT8, 0.1))
+OPTIMIZERS: tuple[tuple[RowOptimizer, float], ...] = (
+    (RowWiseAdagrad(), 0.6),
+    (Sgd(), 0.15),
+    (Adagrad(), 0.15),
+    (Adam(), 0.1),
+)
+# About what a step takes on one core, to spread sets: seconds of a call, an id, a byte of a row, a float of a vector;
+# and what an id takes beside that if its row is not of 32-bit floats.
+CALL_s, ID_s, BYTE_s, VECTOR_s, PACKED_s = 300e-6, 40e-9, 0.12e-9, 2.2e-9, 20e-9
+
+
+class Limits(Value, frozen=True, kw_only=True):
+    """What a set may take."""
+
+    pool_bytes: int  # of rows and optimizer state
+    vector_floats: int = 16 << 20  # of all pooled vectors of a batch
+    least_s: float = 400e-6  # about, of a lookup and its update
+    most_s: float = 80e-3
+    speed: float = 1.0  # how many times as fast as one core the device is taken for
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnSet:
+    """Tables to be looked up together."""
+
+    number: int
+    batch: int
+    workloads: tuple[Workload, ...]
+
+
+class Stored(NamedTuple):
+    """How the rows of a set are stored and updated."""
+
+    row_type: RowType
+    optimizer: RowOptimizer
+    own: bool  # as the tables that are given have it, if there are any
+
+    @classmethod
+    def draw(cls, rng: np.random.Generator) -> "Stored":
+        """Mostly as is usual."""
+        return cls(_pick(ROW_TYPES, rng), _pick(OPTIMIZERS, rng), bool(rng.random() < 0.5))
+
+
+class Drawn(NamedTuple):
+    """Tables before they are made: arrays with a place for each."""
+
+    rows_T: Ints
+    dim_T: Ints
+    pooling_T: Floats
+    a_T: Floats
+    q_T: Floats
+    active_T: Ints
+    row_types: Sequence[RowType]
+    optimizers: Sequence[RowOptimizer]
+
+    def bytes(self) -> int:
+        """Rows and optimizer state."""
+        each = (_stored_bytes(*x) for x in zip(self.rows_T, self.dim_T, self.row_types, self.optimizers, strict=True))
+        return sum(each)
+
+    def a_sample_s(self) -> float:
+        """About what a sample takes on one core."""
+        bytes_T = [row_bytes(kind, int(dim)) for kind, dim in zip(self.row_types, self.dim_T, strict=True)]
+        packed_T = [kind is not RowType.FP32 for kind in self.row_types]
+        ids_s = (self.pooling_T * (ID_s + BYTE_s * np.array(bytes_T) + PACKED_s * np.array(packed_T))).sum()
+        return float(ids_s + VECTOR_s * self.dim_T.sum())
+
+
+class Population:
+    """From which tables are drawn: those that are given, or made-up ones like those of large models."""
+
+    def __init__(self, given: Sequence[Workload] = (), pool_bytes: int | None = None) -> None:
+        """With a limit, only tables that fit it, if need be with fewer columns."""
+        least = [_stored_bytes(w.table.rows, DIMS[0], RowType.FP32, RowWiseAdagrad()) for w in given]
+        fit = [w for w, size in zip(given, least, strict=True) if pool_bytes is None or size <= pool_bytes]
+        if given and not fit:
+            name, size = min(((w.table.name, size) for w, size in zip(given, least, strict=True)), key=lambda x: x[1])
+            got = f"table {name!r}, the smallest, takes {size / 1e6:.1f} MB with {DIMS[0]} columns"
+            raise SpecError(
+                f"no table fits {(pool_bytes or 0) / 1e6:.1f} MB of memory for rows: {got}: want smaller ones"
+            )
+        self._given = tuple(_resolved(w) for w in fit)
+
+    def draw(self, rng: np.random.Generator, count: int, stored: Stored) -> Drawn:
+        """Tables that are looked up together."""
+        row_types, optimizers = [stored.row_type] * count, [stored.optimizer] * count
+        if not self._given:
+            return _cut(_made_up(rng, count, row_types, optimizers), rng)
+        chosen = [self._given[i] for i in rng.integers(len(self._given), size=count)]
+        if stored.own:
+            row_types, optimizers = [w.table.row_type for w in chosen], [w.table.optimizer for w in chosen]
+        drawn = _drawn(chosen, row_types, optimizers)
+        return _cut(_varied(drawn, rng), rng)
+
+
+def draw_set(population: Population, limits: Limits, seed: int, number: int, rank: int) -> DrawnSet:
+    """The n-th set of a rank; the same whenever it is asked for."""
+    rng = np.random.default_rng((seed, number, rank))
+    target_s = math.exp(rng.uniform(math.log(limits.least_s), math.log(limits.most_s)))
+    nearest: tuple[float, int, Drawn] | None = None
+    count, stored = int(rng.integers(1, MOST_TABLES + 1)), Stored.draw(rng)
+    for attempt in range(TRIES):
+        if attempt >= AS_MANY:
+            count = int(rng.integers(1, count + 1))
+        drawn = population.draw(rng, count, stored)
+        if drawn.bytes() + count * 2 * LINE_bytes > limits.pool_bytes:
+            continue
+        wanted = max(1e-9, (target_s - CALL_s) * limits.speed) / drawn.a_sample_s()
+        batch = round(min(max(wanted, BATCHES[0]), BATCHES[1], limits.vector_floats / drawn.dim_T.sum()))
+        off = abs(math.log(batch / wanted))
+        if nearest is None or off < nearest[0]:
+            nearest = off, batch, drawn
+        if off < 0.05:
+            break
+    if nearest is None:
+        raise SpecError(
+            f"no set of tables fits {limits.pool_bytes / 1e6:.1f} MB of memory: want more, or smaller tables"
+        )
+    _, batch, drawn = nearest
+    return DrawnSet(number, batch, _workloads(drawn))
+
+
+def _made_up(
+    rng: np.random.Generator, count: int, row_types: Sequence[RowType], optimizers: Sequence[RowOptimizer]
+) -> Drawn:
+    """As tables of large models are, in sets that differ: millions of rows, or some that have hardly any."""
+    middle = rng.uniform(math.log(1e5), math.log(4e6))
+    rows_T = np.exp(rng.normal(middle, 1.5, count))
+    rows_T = np.where(rng.random(count) < 0.15, np.exp(rng.uniform(math.log(4), math.log(1e4), count)), rows_T)
+    rows_T = np.clip(rows_T, 4, 1e8).astype(np.int64)
+    pooling_T = np.clip(np.exp(rng.normal(rng.uniform(math.log(2), math.log(20)), 0.8, count)), 0.2, 200)
+    q_T = np.where(rng.random(count) < 0.5, 0.0, np.exp(rng.uniform(0, math.log(1000), count)))
+    active_T = np.where(rng.random(count) < 0.3, rows_T * rng.uniform(0.05, 1, count), rows_T).astype(np.int64)
+    return Drawn(
+        rows_T=rows_T,
+        dim_T=_dims(rng, count),
+        pooling_T=np.where(rng.random(count) < 0.25, 1.0, pooling_T),
+        a_T=rng.uniform(0, 1.6, count),
+        q_T=np.minimum(q_T, rows_T / 10),
+        active_T=np.maximum(active_T, 1),
+        row_types=row_types,
+        optimizers=optimizers,
+    )
+
+
+def _drawn(chosen: Sequence[Workload], row_types: Sequence[RowType], optimizers: Sequence[RowOptimizer]) -> Drawn:
+    access = [w.access for w in chosen]
+    return Drawn(
+        rows_T=np.array([w.table.rows for w in chosen]),
+        dim_T=np.array([w.table.dim for w in chosen]),
+        pooling_T=np.array([x.pooling for x in access], dtype=float),
+        a_T=np.array([x.zipf_a for x in access], dtype=float),
+        q_T=np.array([x.zipf_q for x in access], dtype=float),
+        active_T=np.array([x.active or w.table.rows for w, x in zip(chosen, access, strict=True)]),
+        row_types=row_types,
+        optimizers=optimizers,
+    )
+
+
+def _varied(drawn: Drawn, rng: np.random.Generator) -> Drawn:
+    """Given tables, half of them with other dims, more or fewer rows, more or fewer ids: plans ask for their like."""
+    count = len(drawn.rows_T)
+    dim_T = np.where(rng.random(count) < 0.5, _dims(rng, count), drawn.dim_T)
+    scale_T = np.where(rng.random(count) < 0.5, np.exp(rng.uniform(-math.log(16), math.log(2), count)), 1.0)
+    pooling_T = np.where(rng.random(count) < 0.3, np.exp(rng.uniform(-math.log(3), math.log(3), count)), 1.0)
+    return drawn._replace(
+        dim_T=dim_T,
+        rows_T=np.maximum(1, drawn.rows_T * scale_T).astype(np.int64),
+        active_T=np.maximum(1, drawn.active_T * scale_T).astype(np.int64),
+        pooling_T=np.clip(drawn.pooling_T * pooling_T, 0.01, 500),
+        a_T=np.clip(drawn.a_T + np.where(rng.random(count) < 0.3, rng.uniform(-0.2, 0.2, count), 0.0), 0.0, None),
+    )
+
+
+def _cut(drawn: Drawn, rng: np.random.Generator) -> Drawn:
+    """One set in five is of pieces: some of the columns, or some of the rows."""
+    if rng.random() >= 0.2:
+        return drawn
+    count = len(drawn.rows_T)
+    parts_T = np.minimum(np.where(rng.random(count) < 0.5, 2 ** rng.integers(1, 4, count), 1), drawn.rows_T)
+    narrow_T = np.where(rng.random(count) < 0.7, np.array(NARROW)[rng.integers(len(NARROW), size=count)], drawn.dim_T)
+    return drawn._replace(
+        rows_T=drawn.rows_T // parts_T,
+        active_T=np.maximum(1, drawn.active_T // parts_T),
+        pooling_T=drawn.pooling_T / parts_T,
+        dim_T=np.minimum(narrow_T, drawn.dim_T),
+    )
+
+
+def _workloads(drawn: Drawn) -> tuple[Workload, ...]:
+    made: list[Workload] = []
+    for index, rows in enumerate(drawn.rows_T.tolist()):
+        table = Table(
+            name=f"t{index}",
+            rows=rows,
+            dim=int(drawn.dim_T[index]),
+            row_type=drawn.row_types[index],
+            optimizer=drawn.optimizers[index],
+        )
+        access = Access(
+            pooling=round(float(drawn.pooling_T[index]), 4),
+            zipf_a=round(float(drawn.a_T[index]), 4),
+            zipf_q=round(float(drawn.q_T[index]), 3),
+            active=min(int(drawn.active_T[index]), rows),
+        )
+        made.append(Workload(table=table, access=access))
+    return tuple(made)
+
+
+def _resolved(workload: Workload) -> Workload:
+    """With a curve where a share of distinct rows is given, which holds for batches of one size."""
+    access, table = workload.access, workload.table
+    if access.unique_ratio is not None:
+        a = float(Curves.of([workload], BATCHES[1]).a_T[0])
+        access = structs.replace(access, zipf_a=a, unique_ratio=None)
+    return Workload(table=structs.replace(table, pooling=Pooling.SUM, column_group=None), access=access)
+
+
+def _dims(rng: np.random.Generator, count: int) -> Ints:
+    drawn_T = np.array(DIMS)[rng.integers(len(DIMS), size=count)]
+    return np.where(rng.random(count) < 0.06, WIDE, drawn_T)
+
+
+def _pick(choices: Sequence[tuple[T, float]], rng: np.random.Generator) -> T:
+    """One of some, by their shares."""
+    at = np.searchsorted(np.cumsum([share for _, share in choices]), rng.random())
+    return choices[min(int(at), len(choices) - 1)][0]
+
+
+def _stored_bytes(rows: int, dim: int, row_type: RowType, optimizer: RowOptimizer) -> int:
+    """Rows and optimizer state of a table."""
+    return int(rows) * (row_bytes(row_type, int(dim)) + FLOAT_bytes * _state_floats(int(dim), optimizer))
+
+
+@functools.cache
+def _state_floats(dim: int, optimizer: RowOptimizer) -> int:
+    return state_width(Table(name="any", rows=1, dim=dim, optimizer=optimizer))

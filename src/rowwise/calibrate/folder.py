@@ -1,0 +1,168 @@
+"""A calibration's folder: what is measured, and everything that was, so that a killed one goes on.
+
+    order.json                 what is measured, and how
+    samples/rank-<r>.jsonl     sets of tables, by the rank that measured them
+    samples/links.jsonl        exchanges between all ranks
+
+Its own file because ranks write it, whoever waits for them reads it, and so does fitting. Lines are only ever added. A
+folder holds measurements of one kind: another order is refused.
+"""
+
+import fcntl
+import os
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import final
+
+import msgspec
+
+from rowwise.calibrate.draw import Limits
+from rowwise.calibrate.samples import LinkSample, Sample, SetSample, cut_torn, read_samples
+from rowwise.errors import SpecError
+from rowwise.perf.access import Workload
+from rowwise.spec import Value
+
+ORDER, LINKS = "order.json", "links.jsonl"
+
+
+class Order(Value, frozen=True, kw_only=True):
+    """What is measured: with the same order, the same sets of tables and the same exchanges."""
+
+    seed: int = 0
+    world: int = 1
+    threads: int = 1  # of each rank
+    device: str = "cpu"
+    transport: str = "shared"
+    tables: tuple[Workload, ...] = ()  # that sets are drawn from; none: made-up ones
+    limits: Limits
+
+
+POOL_SHARE, MOST_POOL_bytes = 0.15, 3 << 30  # of the memory of a host or GPU, for rows and their state
+
+
+def limits_of_machine(world: int, device: str = "cpu") -> Limits:
+    """What sets may take here, where so many ranks share the memory."""
+    if device == "cuda":
+        import torch
+
+        memory_bytes = torch.cuda.get_device_properties(0).total_memory
+        return Limits(pool_bytes=min(int(memory_bytes * POOL_SHARE), MOST_POOL_bytes))
+    memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return Limits(pool_bytes=min(int(memory_bytes * POOL_SHARE / world), MOST_POOL_bytes))
+
+
+OPTIONS = {
+    "seed": "--seed",
+    "world": "--nproc",
+    "threads": "--threads",
+    "device": "--device",
+    "transport": "--transport",
+    "tables": "--tables",
+}
+
+
+@final
+class Folder:
+    """One that is there; see `opened`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def samples(self) -> Path:
+        """Where measurements are."""
+        return self.path / "samples"
+
+    def sets_of(self, rank: int) -> Path:
+        """The sets of a rank."""
+        return self.samples / f"rank-{rank}.jsonl"
+
+    @property
+    def links(self) -> Path:
+        """Exchanges."""
+        return self.samples / LINKS
+
+    def order(self) -> Order:
+        """What is measured here."""
+        path = self.path / ORDER
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=Order)
+        except msgspec.DecodeError as error:
+            raise SpecError(f"{path}: not an order of measurements: {error}; take another folder") from None
+
+    def read(self) -> list[Sample]:
+        """All measurements: those of ranks, then exchanges."""
+        paths = [*sorted(self.samples.glob("rank-*.jsonl")), self.links]
+        return [sample for path in paths if path.exists() for sample in read_samples(path)]
+
+
+def open_folder(path: Path, order: Order) -> Folder:
+    """A new folder, or one where the same is measured; the memory for tables is what it was at first."""
+    if path.exists() and not path.is_dir():
+        raise SpecError(f"{path}: that is a file: want a folder for measurements")
+    folder, at = Folder(path), path / ORDER
+    if at.exists():
+        _check_same(at, folder.order(), order)
+    else:
+        if path.exists() and any(path.iterdir()):
+            raise SpecError(f"{path}: a folder with other things in it, and no {ORDER}: want a new one")
+        folder.samples.mkdir(parents=True, exist_ok=True)
+        part = path / f".{ORDER}.part"
+        part.write_bytes(msgspec.json.format(msgspec.json.encode(order), indent=1))
+        part.replace(at)
+    folder.samples.mkdir(exist_ok=True)
+    return folder
+
+
+@contextmanager
+def held(folder: Folder) -> Iterator[None]:
+    """Nobody else measures into the folder meanwhile; cuts off what a killed process left half written."""
+    with (folder.path / ORDER).open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SpecError(f"{folder.path}: another process measures into it: wait for it, or take another") from None
+        for path in folder.samples.glob("*.jsonl"):
+            cut_torn(path)
+        yield
+
+
+def _check_same(at: Path, found: Order, wanted: Order) -> None:
+    """The first thing that differs."""
+    for field, option in OPTIONS.items():
+        there, here = getattr(found, field), getattr(wanted, field)
+        if there != here:
+            got = "other tables" if field == "tables" else f"{option} {there}, and not {here}"
+            raise SpecError(f"{at}: measured with {got}: go on as it began, or measure into another folder")
+
+
+@final
+class Tally:
+    """How much has been measured, read from a folder as it grows."""
+
+    def __init__(self, folder: Folder) -> None:
+        self._folder = folder
+        self._read: Counter[Path] = Counter()  # bytes
+        self._sets_s: dict[Path, float] = defaultdict(float)
+        self.sets, self.links, self._links_s = 0, 0, 0.0
+
+    def update(self) -> float:
+        """Read what has been added; gives seconds of measuring of the slowest rank."""
+        decoder = msgspec.json.Decoder(SetSample | LinkSample)
+        for path in self._folder.samples.glob("*.jsonl"):
+            with path.open("rb") as file:
+                file.seek(self._read[path])
+                added = file.read()
+            added = added[: added.rfind(b"\n") + 1]
+            self._read[path] += len(added)
+            for line in added.splitlines():
+                sample = decoder.decode(line)
+                if isinstance(sample, SetSample):
+                    self.sets += 1
+                    self._sets_s[path] += sample.took_s
+                else:
+                    self.links += 1
+                    self._links_s += sample.took_s
+        return max(self._sets_s.values(), default=0.0) + self._links_s

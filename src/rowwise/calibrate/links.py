@@ -1,0 +1,204 @@
+"""What exchanges between ranks take: ids to where rows are, vectors to their samples, gradients back.
+
+Its own file because all ranks do it together, with the runtime that trains: made-up tables of few rows, dealt out
+more or less evenly, and a clock in each phase of a step. Ranks meet before each phase, so that none is charged for what
+another still looks up; some begin their exchange later by a given time, as ranks with more to look up do.
+
+Gives up: what computing on all cores takes from links, and several exchanges at a time.
+"""
+
+import math
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Literal, NamedTuple, final
+
+import numpy as np
+import torch
+
+from rowwise.batch import Jagged
+from rowwise.calibrate.draw import DIMS
+from rowwise.calibrate.ids import ids_of
+from rowwise.calibrate.kernels import low
+from rowwise.calibrate.samples import LinkSample
+from rowwise.comm.seam import Comm
+from rowwise.perf.access import Access, Workload
+from rowwise.plan import Plan, Tile
+from rowwise.planner.layouts import column_wise, replicated, row_wise, table_wise
+from rowwise.shard.embeddings import ShardedEmbeddings
+from rowwise.spec import Sgd, Table
+
+Layout = Literal["table_wise", "column_wise", "row_wise", "replicated"]
+LAYOUTS: tuple[tuple[Layout, float], ...] = (
+    ("table_wise", 0.5),
+    ("column_wise", 0.2),
+    ("row_wise", 0.15),
+    ("replicated", 0.15),
+)
+LINKS = 1 << 20  # beside the numbers of sets, in what random numbers are made from
+MOST_TABLES = 60
+BATCHES = (256, 16384)  # samples of all ranks
+ROWS = (16, 1024)
+POOLING = (1.0, 20.0)  # ids of a sample and table
+MOST_FLOATS, MOST_IDS = 8 << 20, 1 << 20  # of all ranks
+MOST_SKEW_s = 5e-3
+REPEATS = 7
+PHASES = ("route", "exchange", "return")
+
+
+class Exchange(NamedTuple):
+    """What is to be exchanged; the same on all ranks."""
+
+    number: int
+    layout: Layout
+    batch: int  # samples of all ranks
+    workloads: tuple[Workload, ...]
+    plan: Plan
+    skew_W: tuple[float, ...]
+
+
+def draw_exchange(seed: int, number: int, world: int) -> Exchange:
+    """The n-th."""
+    rng = np.random.default_rng((seed, LINKS, number))
+    shares = np.cumsum([share for _, share in LAYOUTS])
+    layout = LAYOUTS[min(int(np.searchsorted(shares, rng.random())), len(LAYOUTS) - 1)][0]
+    while True:
+        count = round(_log_uniform(rng, (1, MOST_TABLES)))
+        batch = -(-round(_log_uniform(rng, BATCHES)) // world) * world
+        # What copies send does not depend on ids, which should cost little beside it.
+        pooling = 1.0 if layout == "replicated" else _log_uniform(rng, POOLING)
+        dim_T = np.array(DIMS)[rng.integers(len(DIMS), size=count)]
+        if batch * dim_T.sum() <= MOST_FLOATS and batch * pooling * count <= MOST_IDS:
+            break
+    tables = [
+        Table(name=f"t{k}", rows=round(_log_uniform(rng, ROWS)), dim=int(dim), optimizer=Sgd())
+        for k, dim in enumerate(dim_T)
+    ]
+    skew_W = rng.uniform(0, MOST_SKEW_s, world) if rng.random() < 0.5 else np.zeros(world)
+    return Exchange(
+        number=number,
+        layout=layout,
+        batch=batch,
+        workloads=tuple(Workload(table=t, access=Access(pooling=round(pooling, 3))) for t in tables),
+        plan=Plan(world=world, tiles=_deal(tables, layout, world, rng)),
+        skew_W=tuple((skew_W - skew_W.min()).tolist()),
+    )
+
+
+def _deal(tables: Sequence[Table], layout: Layout, world: int, rng: np.random.Generator) -> tuple[Tile, ...]:
+    """Each to the ranks with the fewest columns, or now and then to any: more or less even, from draw to draw."""
+    if layout == "replicated":
+        return tuple(tile for table in tables for tile in replicated(table, range(world)))
+    columns_W, astray = np.zeros(world), rng.random()
+    tiles: list[Tile] = []
+    for table in tables:
+        wanted = 1 if layout == "table_wise" else int(rng.integers(2, world + 1))
+        by_columns = rng.permutation(world) if rng.random() < astray else np.argsort(columns_W, kind="stable")
+        ranks = [int(rank) for rank in by_columns[:wanted]]
+        match layout:
+            case "table_wise":
+                made = table_wise(table, ranks[0])
+            case "column_wise":
+                made = column_wise(table, ranks)
+            case "row_wise":
+                made = row_wise(table, ranks)
+        tiles += made
+        for tile in made:
+            columns_W[tile.rank] += tile.cols[1] - tile.cols[0]
+    return tuple(tiles)
+
+
+@final
+class Clock:
+    """Entered around each phase of a step: lets ranks meet, wait as long as they should, and notes what it takes."""
+
+    def __init__(self, comm: Comm, skew_s: float) -> None:
+        """`skew_s`: how much later than the others this rank begins its exchange."""
+        self._comm, self._skew_s = comm, skew_s
+        self._one = torch.zeros(1)
+        self.taken_s: dict[str, list[float]] = defaultdict(list)
+
+    @contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        """A phase; what is no exchange is not timed."""
+        if phase not in PHASES and phase != "update":
+            yield
+            return
+        self._comm.all_reduce(self._one, "meeting").wait()
+        begin = time.perf_counter()
+        if phase == "exchange" and self._skew_s:
+            spin_until(begin + self._skew_s)
+            begin = time.perf_counter()
+        yield
+        self.taken_s[phase].append(time.perf_counter() - begin)
+
+
+def spin_until(end_s: float) -> None:
+    """Busy, as a rank that still looks up; a sleep may last longer than it should."""
+    while time.perf_counter() < end_s:
+        pass
+
+
+def measure_exchange(comm: Comm, seed: int, number: int, repeats: int = REPEATS) -> LinkSample:
+    """The n-th, measured; called by all ranks, each of which gets what all took. `took_s` is this rank's."""
+    begin = time.perf_counter()
+    world, rank = len(comm.ranks), comm.rank
+    drawn = draw_exchange(seed, number, world)
+    module = ShardedEmbeddings([w.table for w in drawn.workloads], drawn.plan, comm)
+    rng = np.random.default_rng((seed, LINKS, number, rank))
+    batch = ids_of(drawn.workloads, drawn.batch // world, rng)
+    clock = Clock(comm, drawn.skew_W[rank])
+    copied = drawn.layout == "replicated"
+    module.phase = clock
+    ids = _step(module, batch, clock, copied)
+    clock.taken_s.clear()  # of the one that warms up
+    for _ in range(repeats):
+        _step(module, batch, clock, copied)
+    taken_s = [low(clock.taken_s[phase]) for phase in PHASES]
+    # Copies meet when they are updated: that is where their gradients travel.
+    taken_s[-1] += low(clock.taken_s["update"]) if copied else 0.0
+    found_WX = _gather(comm, [*taken_s, float(ids)])
+    route_W, exchange_W, return_W, ids_W = (tuple(column) for column in zip(*found_WX, strict=True))
+    return LinkSample(
+        number=number,
+        layout=drawn.layout,
+        hosts=comm.topology.hosts,
+        batch=drawn.batch,
+        dim_W=_columns(drawn.plan),
+        ids_W=tuple(map(int, ids_W)),
+        copied=sum(w.table.rows * w.table.dim for w in drawn.workloads) if copied else 0,
+        skew_W=drawn.skew_W,
+        route_W=route_W,
+        exchange_W=exchange_W,
+        return_W=return_W,
+        took_s=time.perf_counter() - begin,
+    )
+
+
+def _step(module: ShardedEmbeddings, batch: Jagged, clock: Clock, copied: bool) -> int:
+    """Forward and backward, and the update of copies; gives how many ids this rank was sent."""
+    matrix_BS = module(batch).matrix_BS
+    matrix_BS.backward(torch.full_like(matrix_BS, 0.01))
+    ids = max((len(staged.call.jagged.values_N) for staged in module.staged), default=0)
+    if copied:
+        with clock("update"):
+            module.update()
+    module.discard()
+    return ids
+
+
+def _columns(plan: Plan) -> tuple[int, ...]:
+    """Columns of pooled vectors that each rank makes."""
+    return tuple(sum(tile.cols[1] - tile.cols[0] for tile in plan.tiles_on(rank)) for rank in range(plan.world))
+
+
+def _gather(comm: Comm, mine: Sequence[float]) -> list[list[float]]:
+    """Numbers of all ranks."""
+    world = len(comm.ranks)
+    sent = torch.tensor(mine, dtype=torch.float64)
+    return comm.all_gather(sent, [len(mine)] * world, "measured").wait().view(world, len(mine)).tolist()
+
+
+def _log_uniform(rng: np.random.Generator, between: tuple[float, float]) -> float:
+    return math.exp(rng.uniform(math.log(between[0]), math.log(between[1])))

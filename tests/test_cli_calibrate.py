@@ -1,0 +1,117 @@
+"""`rowwise calibrate` as users meet it: what cannot be measured is one line, and what was measured is kept."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+
+import pytest
+from launching import ENVIRONMENT, PYTHON, wait_for
+from test_cli import rowwise_cli
+
+from rowwise.calibrate.draw import Limits
+from rowwise.calibrate.folder import Order, open_folder
+
+LIMITS = Limits(pool_bytes=20_000_000, vector_floats=1 << 20, most_s=5e-3)
+REFUSED = {
+    "--minutes 0": "--minutes 0: want more than 0, such as 10",
+    "--minutes nan": "--minutes nan: want more than 0, such as 10",
+    "--nproc 0": "--nproc 0: want at least 1",
+    "--threads -1": "--threads -1: want at least 1",
+    "--seed -1": "--seed -1: want at least 0, and less than 2**31",
+    "--device gpu": "--device 'gpu': want cpu or cuda",
+    "--transport rdma": "--transport 'rdma': want shared or gloo",
+    "--device cuda --nproc 2": "--nproc 2 with --device cuda: want 1",
+    "a-file": "a-file: that is a file: want a folder for measurements",
+    "other": "other: a folder with other things in it, and no order.json: want a new one",
+    "--tables missing.csv": "missing.csv: No such file or directory",
+    "--tables no-dim.csv": "no-dim.csv, line 2, column 'dim': is empty: want a whole number of at least 1, or --dim",
+    "--tables huge.csv": "huge.csv: no table fits ",
+}
+
+
+@pytest.fixture
+def refused(command, tmp_path):
+    """The one line of a command that ends as a user's mistake; it leaves nothing."""
+    (tmp_path / "a-file").write_text("")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thing").write_text("")
+    (tmp_path / "no-dim.csv").write_text("name,rows,pooling\na,100,1\n")
+    (tmp_path / "huge.csv").write_text("name,rows,dim,pooling\na,90000000000,16,1\n")
+
+    def run(*args):
+        before = sorted(tmp_path.rglob("*"))
+        code, out, err = command("calibrate", *args)
+        assert (code, out) == (2, "")
+        assert err.startswith("rowwise: ")
+        assert err.count("\n") == 1
+        assert sorted(tmp_path.rglob("*")) == before
+        return err
+
+    return run
+
+
+@pytest.mark.parametrize("args", REFUSED)
+def test_what_cannot_be_measured_is_one_line(refused, args):
+    assert REFUSED[args] in refused(*args.split())
+
+
+def test_a_gpu_that_is_not_there_is_one_line(refused):
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    assert "--device cuda: torch finds no GPU here: want cpu" in refused("--device", "cuda")
+
+
+def test_a_folder_that_was_measured_otherwise_is_refused(refused, tmp_path):
+    open_folder(tmp_path / "made", Order(world=2, limits=LIMITS))
+    wanted = r"made/order\.json: measured with --nproc 2, and not 1: go on as it began, or measure into another folder"
+    assert re.search(wanted, refused("made", "--nproc", "1"))
+    with_seed = refused("made", "--nproc", "2", "--seed", "3")
+    assert "measured with --seed 0, and not 3" in with_seed
+
+
+def test_help_has_examples():
+    done = rowwise_cli("calibrate", "--help")
+    assert done.returncode == 0
+    assert done.stdout.count("Example: rowwise calibrate") == 2
+    assert "torch" not in done.stderr
+
+
+def begin(folder, *args):
+    command = [*PYTHON, "-m", "rowwise", "calibrate", *args]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, cwd=folder, env=ENVIRONMENT, start_new_session=True, **pipes)
+
+
+@pytest.mark.dist
+def test_ctrl_c_says_that_the_same_command_goes_on(tmp_path):
+    folder = open_folder(tmp_path / "made", Order(world=2, limits=LIMITS))
+    with begin(tmp_path, "made", "--nproc", "2", "--minutes", "10") as process:
+        wait_for(lambda: len(folder.read()) > 3, 120)
+        os.kill(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert out == ""
+    assert err.splitlines()[-2:] == [
+        "what was measured is in made; the same command goes on",
+        "rowwise: stopped by Ctrl-C",
+    ]
+    assert len(folder.read()) > 3
+
+
+@pytest.mark.dist
+@pytest.mark.slow
+def test_a_profile_is_written_that_plans_are_made_with(tmp_path):
+    open_folder(tmp_path / "made", Order(world=2, limits=LIMITS))
+    with begin(tmp_path, "made", "--nproc", "2", "--minutes", "0.5", "--name", "here") as process:
+        out, err = process.communicate(timeout=280)
+    assert (process.returncode, out) == (0, "")
+    assert "use it  rowwise plan --tables FILE --topology 2xmade/machine.json" in err
+    assert json.loads((tmp_path / "made" / "machine.json").read_text())["name"] == "here"
+    assert json.loads((tmp_path / "made" / "quality.json").read_text())["sets"] > 0
+    (tmp_path / "tables.csv").write_text("name,rows,dim,pooling\na,10000,16,1\nb,20000,32,3\n")
+    planned = rowwise_cli("plan", "--tables", "tables.csv", "--topology", "2xmade/machine.json", cwd=tmp_path)
+    assert planned.returncode == 0, planned.stderr
