@@ -1,0 +1,216 @@
+"""From measurements to a hardware profile: networks and rates that predict them, and how well they do.
+
+A share of the sets is never learned from; what is said of errors is said of those. The noise is what a perfect
+prediction would still be wrong by: the error of one measurement as a prediction of another of the same set, over the
+square root of two, as both of them err. Its own file because it is where measurements, networks and rates meet.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from msgspec import structs
+
+from rowwise.calibrate.drift import slowness
+from rowwise.calibrate.fit_links import fit_links
+from rowwise.calibrate.fit_rates import fit_rates
+from rowwise.calibrate.measured import Measured, measured_of
+from rowwise.calibrate.samples import LinkSample, Sample, SetSample
+from rowwise.calibrate.train_exchange import train_exchanges
+from rowwise.calibrate.train_network import Shape, error_of, predicted_s, tau_of, train_network
+from rowwise.errors import SpecError
+from rowwise.perf.access import Floats
+from rowwise.perf.hardware import Hardware, Kernels, hardware_named
+from rowwise.perf.learned import STAGES
+from rowwise.perf.network import SetNetwork
+from rowwise.perf.roofline import Roofline
+from rowwise.spec import Topology, Value
+
+FEWEST = 60  # sets, below which nothing is learned
+HELD_OUT = 7  # every seventh set is never learned from
+BOUNDED, FREE = "networks that keep bounds", "networks as published"
+FITTED = "roofline of fitted rates"
+FIRST = Shape(steps=800)
+SHAPES = {BOUNDED: Shape(), FREE: Shape(form="published", bounded=False, hidden=128, hinges=64)}
+
+
+class About(Value, frozen=True, kw_only=True):
+    """The machine that was measured, as the profile will name it."""
+
+    name: str
+    machine: str  # processor, cores, versions
+    device: str
+    world: int
+    threads: int  # of each rank
+    device_bytes: int
+    host_bytes: int = 0
+    cache_bytes: int
+
+
+class Error(Value, frozen=True, kw_only=True):
+    """How well something predicts sets that it was not made from."""
+
+    model: str
+    error: float  # mean absolute relative, with the machine's drift taken out; see `drift`
+    tau: float  # Kendall's, of the same
+    raw_error: float  # of measurements as they are
+
+
+class Quality(Value, frozen=True, kw_only=True):
+    """How good a profile is."""
+
+    sets: int
+    held_out: int
+    again: int  # sets that were measured twice
+    noise: float  # with the drift taken out
+    raw_noise: float
+    drift: float  # deviation of the logarithm of the machine's speed
+    errors: tuple[Error, ...]
+    links: int  # exchanges that were measured
+    links_error: float | None  # of rates, on exchanges that began together
+    networks_error: float | None = None  # of the learned exchange, on all
+    predicted_s: tuple[float, ...]  # of each set that was held out
+    measured_s: tuple[float, ...]  # with the drift taken out
+    stages: dict[str, Error]
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """A profile, and how good it is."""
+
+    hardware: Hardware
+    quality: Quality
+
+    def lines(self) -> list[str]:
+        """For people."""
+        quality = self.quality
+        found = [f"{quality.sets} sets of tables, {quality.held_out} of them held out; {quality.links} exchanges"]
+        found += [
+            f"{one.model}: error {one.error:.1%} ({one.raw_error:.1%} with drift), rank correlation {one.tau:.3f}"
+            for one in quality.errors
+        ]
+        noise = f"{quality.noise:.1%} ({quality.raw_noise:.1%} with drift), from {quality.again} sets measured twice"
+        found.append(f"noise of a measurement: {noise}; the machine's speed varied by {quality.drift:.1%}")
+        if quality.links_error is not None:
+            found.append(
+                f"exchanges of ranks that begin together, by latency and rates: error {quality.links_error:.1%}"
+            )
+        if quality.networks_error is not None:
+            found.append(f"exchanges of all ranks, by networks: error {quality.networks_error:.1%}")
+        return found
+
+
+Tell = Callable[[str, float], None]
+
+
+def fit_profile(
+    samples: Sequence[Sample],
+    about: About,
+    tell: Tell = lambda what, share: None,
+    shapes: Mapping[str, Shape] = SHAPES,
+) -> Fitted:
+    """The profile that these measurements say; the same one for the same measurements and shapes."""
+    sets = [s for s in samples if isinstance(s, SetSample)]
+    if len(sets) < FEWEST:
+        raise SpecError(f"{len(sets)} sets of tables were measured: want at least {FEWEST}; measure for more minutes")
+    raw = measured_of(sets)
+    held_S = np.array([s.number % HELD_OUT == 0 for s in sets])
+    slow_S = _slowness(raw, sets, ~held_S, partial(tell, "drift"))
+    steady = raw.over(np.exp(slow_S))
+    seen, kept = np.flatnonzero(~held_S), np.flatnonzero(held_S)
+    networks = {name: _trained(steady, seen, shape, tell, name) for name, shape in shapes.items()}
+    tell("rates", 0.0)
+    rates = fit_rates(steady.take(seen), _plain(about))
+    exchanged = [s for s in samples if isinstance(s, LinkSample)]
+    links, exchanges = fit_links(exchanged, rates), train_exchanges(exchanged, partial(tell, "exchanges"))
+    predicted = {name: _total(_predictions(steady, kept, found)) for name, found in networks.items()}
+    predicted[FITTED] = _by_roofline(links.hardware, steady, kept)
+    truth_S, raw_S = steady.sets.seconds_S[kept], raw.sets.seconds_S[kept]
+    chosen = networks[BOUNDED]
+    by_stage = _predictions(steady, kept, chosen)
+    quality = Quality(
+        sets=len(sets),
+        held_out=len(kept),
+        again=sum(s.again for s in sets),
+        noise=noise_of(sets, slow_S),
+        raw_noise=noise_of(sets, np.zeros(len(sets))),
+        drift=float(slow_S.std()),
+        errors=tuple(_error(name, p, truth_S, raw_S) for name, p in predicted.items()),
+        links=links.count,
+        links_error=links.error,
+        networks_error=None if exchanges is None else exchanges.error,
+        predicted_s=tuple(predicted[BOUNDED].tolist()),
+        measured_s=tuple(truth_S.tolist()),
+        stages={
+            stage: _error(BOUNDED, p, steady.stage_s[stage][kept], raw.stage_s[stage][kept])
+            for stage, p in by_stage.items()
+        },
+    )
+    kernels = Kernels(**chosen, error=quality.errors[0].error, noise=quality.noise, sets=len(sets))
+    learned = {"kernels": kernels, "exchanges": exchanges, "source": _source(about, quality)}
+    return Fitted(structs.replace(links.hardware, **learned), quality)
+
+
+def _error(name: str, predicted_S: Floats, steady_S: Floats, raw_S: Floats) -> Error:
+    errors = error_of(predicted_S, steady_S), error_of(predicted_S, raw_S)
+    return Error(model=name, error=errors[0], tau=tau_of(predicted_S, steady_S), raw_error=errors[1])
+
+
+def _slowness(raw: Measured, sets: Sequence[SetSample], known_S: np.ndarray, tell: Callable[[float], None]) -> Floats:
+    """By a first network, whose residuals are the machine's drift where they are those of its neighbours, too."""
+    network = train_network(raw.whole().take(np.flatnonzero(known_S)), FIRST, tell)
+    residual_S = np.log(raw.sets.seconds_S / predicted_s(network, raw.whole()))
+    return slowness(residual_S, np.array([s.rank for s in sets]), known_S)
+
+
+def _trained(measured: Measured, seen: np.ndarray, shape: Shape, tell: Tell, name: str) -> dict[str, SetNetwork]:
+    return {
+        stage: train_network(measured.of(stage).take(seen), shape, lambda share, at=stage: tell(f"{name}, {at}", share))
+        for stage in STAGES
+    }
+
+
+def _predictions(measured: Measured, index_S: np.ndarray, networks: dict[str, SetNetwork]) -> dict[str, Floats]:
+    return {stage: predicted_s(network, measured.of(stage).take(index_S)) for stage, network in networks.items()}
+
+
+def _total(by_stage: dict[str, Floats]) -> Floats:
+    return np.sum([by_stage[stage] for stage in STAGES], axis=0)
+
+
+def _by_roofline(hardware: Hardware, measured: Measured, index_S: np.ndarray) -> Floats:
+    model = Roofline(hardware, Topology())
+    return np.array([float(model.phi(model.loads(*measured.shards[s]).sum(0))) for s in index_S])
+
+
+def noise_of(sets: Sequence[SetSample], slow_S: Floats) -> float:
+    """How far a perfect prediction would be off: what differs where a set was measured twice; 0 if none was."""
+    taken_S = np.array([s.lookup_s + s.update_s for s in sets]) / np.exp(slow_S)
+    first = {(s.rank, s.number): index for index, s in enumerate(sets) if not s.again}
+    pairs = [(first[s.rank, s.number], i) for i, s in enumerate(sets) if s.again and (s.rank, s.number) in first]
+    if not pairs:
+        return 0.0
+    one, two = taken_S[np.array(pairs)].T
+    return float(np.mean(np.abs(one - two) / two)) / math.sqrt(2)
+
+
+def _plain(about: About) -> Hardware:
+    """A preset with the memory that there is."""
+    preset = hardware_named("cpu" if about.device == "cpu" else "h100-like")
+    return structs.replace(
+        preset,
+        name=about.name,
+        device_bytes=about.device_bytes,
+        host_bytes=about.host_bytes,
+        cache_bytes=about.cache_bytes,
+    )
+
+
+def _source(about: About, quality: Quality) -> str:
+    ranks = (
+        f"{about.world} {'process' if about.world == 1 else 'processes'} of {about.threads} threads on {about.device}"
+    )
+    measured = f"{quality.sets} sets of tables and {quality.links} exchanges"
+    return f"measured on {about.machine}, {ranks}: {measured}; disks, host memory and dense layers are not measured"
