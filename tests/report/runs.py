@@ -8,6 +8,7 @@ from pathlib import Path
 
 HOSTILE = "<script>alert('x')</script>\"&\x01\ud7ff"
 PHASES = ("data_s", "lookup_s", "forward_s", "backward_s", "update_s", "other_s")
+MEASURED = {"data": 0.1, "route": 0.001, "lookup": 0.004, "exchange": 0.002, "forward": 0.01, "update": 0.006}
 RECIPE = """\
 # A small click model.
 name: {name}
@@ -121,6 +122,26 @@ def write_steps(path, steps, noise, speed):
             norm = 0.4 + 1 / (1 + step / 20) + 0.1 * noise.random()
             row = [step * 20, step * 40960, f"{spent:.3f}", f"{40960 / sum(parts):.1f}", *(f"{p:.4f}" for p in parts)]
             out.writerow([*row, int(memory), rate, f"{norm:.5f}"])
+
+
+def write_stages(folder, ranks=2, lines=5, predicted=True, batch=2048, first=1, slow=1.0):
+    """What each rank took, and the plan whose forecast it is beside; each line takes one percent longer."""
+    expected = {"lookup": (0.002, 0.003), "exchange": (0.004, 0.0035), "update": (0.005, 0.0025)}
+    stages = {name: [took[rank % 2] for rank in range(ranks)] for name, took in expected.items()}
+    facts = {"model": "networks learned on here", "batch": batch, "step_s": 0.01, "stages_s": stages}
+    plan = {"world": ranks, "tiles": []} | ({"forecast": facts} if predicted else {})
+    (folder / "plan.json").write_text(json.dumps(plan))
+    path, new = folder / "stages.csv", not (folder / "stages.csv").exists()
+    with path.open("a", newline="") as file:
+        out = csv.writer(file)
+        if new:
+            out.writerow(["step", "rank", "phase", "measured_s", "predicted_s"])
+        for line in range(first, first + lines):
+            for rank in range(ranks):
+                for phase in MEASURED:
+                    told = stages[phase][rank] if predicted and phase in stages else ""
+                    took = slow * MEASURED[phase] * (1 + rank) * (1 + line / 100)
+                    out.writerow([line * 20, rank, phase, took, told])
 
 
 def write_tables(path, tables, names, noise):

@@ -2,6 +2,7 @@
 
 import statistics
 import time
+from functools import partial
 from time import perf_counter
 
 import pytest
@@ -9,8 +10,13 @@ import torch
 from clicks import make_clicks, make_tables
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
-from rowwise import DLRM, Embeddings, IdError, Jagged
+from rowwise import DLRM, Embeddings, IdError, Jagged, Plan
+from rowwise.comm.thread import run_threads
+from rowwise.planner import row_wise
+from rowwise.shard.embeddings import ShardedEmbeddings
+from rowwise.shard.exchange import Exchange, untimed
 from rowwise.train import breakdown
 from rowwise.train.breakdown import PAUSED, PHASES, Breakdown
 from rowwise.train.objective import Clicks
@@ -93,6 +99,82 @@ def test_lookups_are_seen_also_those_that_raise():
     before = clock.seconds()["lookup"]
     tables(batch.sparse)
     assert clock.seconds()["lookup"] == before
+
+
+def test_stages_of_sharded_tables(threads):
+    """Each is seen on each rank, in one call or several, and nothing is counted twice."""
+    threads(1)
+    tables, world = make_tables(), 2
+    plan = Plan(world=world, tiles=tuple(tile for t in tables for tile in row_wise(t, [0, 1])))
+
+    def on_a_rank(comm, calls):
+        sharded = ShardedEmbeddings(tables, plan, comm)
+        model = nn.ModuleDict({"tables": sharded})
+        clock = Breakdown()
+        watches = clock.watch([sharded])
+        begin = perf_counter()
+        before = clock.seconds()
+        sharded.calls = calls
+        with clock.phase("forward"):
+            made = [model["tables"](make_clicks(64, seed=n).sparse).matrix_BS.sum() for n in range(calls)]
+        with clock.phase("backward"):
+            sum(made).backward()
+        with clock.phase("update"):
+            sharded.update()
+        seconds = {phase: s - before[phase] for phase, s in clock.seconds().items()}
+        assert sum(seconds.values()) == pytest.approx(perf_counter() - begin, abs=5e-3)
+        seen = ("route", "lookup", "exchange", "forward", "backward", "update")
+        assert all(seconds[phase] > 0 for phase in seen), seconds
+        assert clock._inside == ["other"]
+        for watch in watches:
+            watch.remove()
+        assert sharded.phase is untimed
+        after = clock.seconds()["route"]
+        sharded(make_clicks(64).sparse)
+        assert clock.seconds()["route"] == after
+
+    for calls in (1, 3):
+        run_threads(world, partial(on_a_rank, calls=calls), timeout_s=60)
+
+
+def test_gradients_that_travel_back_are_exchange(threads, monkeypatch):
+    """However long the way back takes: none of it is backward."""
+    threads(1)
+    tables = make_tables()
+    plan = Plan(world=2, tiles=tuple(tile for t in tables for tile in row_wise(t, [0, 1])))
+    inner = Exchange.backward
+
+    def slow(self, *given_):
+        time.sleep(0.05)
+        return inner(self, *given_)
+
+    monkeypatch.setattr(Exchange, "backward", slow)
+
+    def on_a_rank(comm):
+        sharded, clock = ShardedEmbeddings(tables, plan, comm), Breakdown()
+        clock.watch([sharded])
+        vectors = sharded(make_clicks(64).sparse)
+        before = clock.seconds()["exchange"]
+        with clock.phase("backward"):
+            vectors.matrix_BS.sum().backward()
+        return clock.seconds()["exchange"] - before
+
+    assert all(seconds >= 0.05 for seconds in run_threads(2, on_a_rank, timeout_s=60))
+
+
+def test_what_is_done_to_dense_parameters_is_backward():
+    torch.manual_seed(0)
+    model = DLRM(Embeddings(make_tables(64)), 3, bottom=(8, 64), top=(8, 1))
+    clock = Breakdown()
+    work = Machinery.of(model, Clicks(model), Training(), clock)
+    charged = []
+    inner, rows = work.optimizer.step, model.embeddings.update
+    work.optimizer.step = lambda *given_: (charged.append(clock._inside[-1]), inner(*given_))[1]
+    model.embeddings.update = lambda: (charged.append(clock._inside[-1]), rows())[1]
+    step(work, [make_clicks(64)], 1)
+    assert charged[0] == "update"
+    assert clock.seconds()["update"] > 0
+    assert set(charged[1:]) <= {"backward"}
 
 
 class Unwatched:

@@ -104,6 +104,14 @@ def traffic(draw):
     return {f: draw(st.lists(bag, min_size=batch, max_size=batch)) for f in features}
 
 
+OLDER = ("samples", "ids", "looked_at", "different", "in_top")
+
+
+def same_repeats(one, other):
+    same = one.ids_D.equal(other.ids_D) and one.counts_D.equal(other.counts_D)
+    return same and (one.looked_at, one.level) == (other.looked_at, other.level)
+
+
 @settings(max_examples=25)
 @given(st.lists(traffic(), min_size=1, max_size=3))
 def test_traffic_is_counted_as_by_hand(drawn):
@@ -118,8 +126,11 @@ def test_traffic_is_counted_as_by_hand(drawn):
         sparse, size = Jagged.from_lists(bags), len(next(iter(bags.values())))
         counted.add([tables], Batch(dense_BF=torch.zeros(size, 0), sparse=sparse, labels_BK=torch.zeros(size, 0)))
     again = Traffic()
-    again.restore(json.loads(json.dumps(counted.state())))
+    again.restore(json.loads(json.dumps(counted.state())), counted.tensors())
     assert counted.rows([tables]) == again.rows([tables])
+    older = Traffic()  # a checkpoint of a version that counted no single ids
+    older.restore({name: {key: sums[key] for key in OLDER} for name, sums in counted.state().items()}, {})
+    assert older.rows([tables]) == counted.rows([tables])
     for row, table in zip(counted.rows([tables]), tables.tables, strict=True):
         samples, ids, different, top = 0, 0, 0, 0
         for bags in drawn:
@@ -135,6 +146,10 @@ def test_traffic_is_counted_as_by_hand(drawn):
         assert row["traffic_bytes"] == pytest.approx(ids / samples * table.row_bytes)
         assert (row["table"], row["rows"], row["dim"]) == (table.name, 10, table.dim)
         assert row["bytes"] == tables.table(table.name).nbytes
+        assert same_repeats(counted.repeats(table.name), again.repeats(table.name))
+        assert counted.repeats(table.name).looked_at == ids
+        assert int(counted.repeats(table.name).counts_D.sum()) == ids
+        assert older.repeats(table.name).looked_at == 0
         assert row["features"] == " ".join(table.feature_names)
         assert row["state_bytes"] == sum(x.nbytes for x in tables.optimizer_state()[table.name].values())
         assert set(row) == set(HEADERS["tables.csv"])

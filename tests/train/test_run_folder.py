@@ -98,6 +98,21 @@ def test_what_was_written_up_to_a_step_stays(tmp_path_factory, rows, step, torn)
     assert all(set(row) == set(HEADERS["metrics.csv"]) for row in found)
 
 
+def test_lines_go_on_below_those_of_another_version(tmp_path):
+    """Cells stand under their names; what the other version did not count is empty, what was torn is gone."""
+    old = "step,samples,time_s,samples_s,data_s,lookup_s,forward_s,backward_s,update_s,other_s,memory_bytes,rate\n"
+    (tmp_path / "steps.csv").write_text(f"{old}5,40,1.5,9.0,1.0,2.0,3.0,4.0,5.0,6.0,7,0.1\n9,72,2.5,9.0,1.0")
+    folder = RunFolder(tmp_path)
+    folder.cut(7)
+    folder.append("steps.csv", [{"step": 8, "lookup_s": 0.5, "route_s": 0.25}])
+    folder.append("steps.csv", [{"step": 9, "lookup_s": 0.75}])
+    first, second, third = folder.rows("steps.csv")
+    assert tuple(first) == HEADERS["steps.csv"]
+    assert (first["lookup_s"], first["memory_bytes"], first["route_s"], first["exchange_s"]) == ("2.0", "7", "", "")
+    assert (second["step"], second["lookup_s"], second["route_s"]) == ("8", "0.5", "0.25")
+    assert (third["step"], third["lookup_s"], third["route_s"]) == ("9", "0.75", "")
+
+
 @given(st.floats())
 def test_numbers_come_back_bit_by_bit(tmp_path_factory, value):
     folder = RunFolder(tmp_path_factory.mktemp("run"))

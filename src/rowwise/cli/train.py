@@ -25,6 +25,10 @@ Nproc = Annotated[
 PlanFile = Annotated[
     Path | None, typer.Option("--plan", metavar="FILE", help="Where tables live: a plan's JSON file, used as it is.")
 ]
+HardwareName = Annotated[
+    str | None,
+    typer.Option("--hardware", metavar="NAME", help="What predicts a step: a preset, or a profile's JSON file."),
+]
 Timeout = Annotated[
     float, typer.Option(metavar="SECONDS", help="How long a rank waits for another before it gives up.")
 ]
@@ -43,6 +47,7 @@ def train(  # noqa: PLR0913 - one for each option
     ] = None,
     nproc: Nproc = None,
     plan: PlanFile = None,
+    hardware: HardwareName = None,
     timeout: Timeout = TIMEOUT_S,
     profile: Profile = None,
     dry_run: Annotated[
@@ -63,6 +68,8 @@ def train(  # noqa: PLR0913 - one for each option
 
     Example: rowwise train my.yaml --nproc 4 --plan plan.json
 
+    Example: rowwise train my.yaml --nproc 4 --hardware machine.json
+
     Example: torchrun --nproc-per-node 4 --max-restarts 2 -m rowwise train my.yaml
 
     Example: rowwise train my.yaml --dry-run
@@ -70,7 +77,7 @@ def train(  # noqa: PLR0913 - one for each option
     from rowwise.recipes.find import load
 
     around = _around(ctx)
-    given = [*(changes or []), *_paths(init_from=init_from, plan=plan)]
+    given = [*(changes or []), *_named(init_from=init_from, plan=plan, hardware=hardware)]
     given += [f"log.profile={_quoted(profile)}"] if profile else []
     loaded = load(recipe, given)
     if dry_run:
@@ -87,6 +94,7 @@ def resume(  # noqa: PLR0913 - one for each option
     which: Annotated[str, typer.Option("--from", help="last, step-<number>, or failed: where to go on from.")] = "last",
     nproc: Nproc = None,
     plan: PlanFile = None,
+    hardware: HardwareName = None,
     timeout: Timeout = TIMEOUT_S,
     as_json: AsJson = False,
 ) -> None:
@@ -98,7 +106,7 @@ def resume(  # noqa: PLR0913 - one for each option
 
     Example: rowwise resume runs/dlrm-synthetic/1 --nproc 2
     """
-    given = (*(changes or ()), *_paths(plan=plan))
+    given = (*(changes or ()), *_named(plan=plan, hardware=hardware))
     launch(Order(folder=run, changes=given, which=which, as_json=as_json), nproc, timeout, _around(ctx))
 
 
@@ -118,9 +126,9 @@ def _around(ctx: typer.Context) -> Surroundings:
     return found or Surroundings(omp_wait_policy="not set", torchrun=None)
 
 
-def _paths(**named: Path | None) -> list[str]:
+def _named(**named: Path | str | None) -> list[str]:
     """As changes of a recipe."""
-    return [f"{name}={_quoted(path)}" for name, path in named.items() if path is not None]
+    return [f"{name}={_quoted(value)}" for name, value in named.items() if value is not None]
 
 
 def _quoted(value: Path | str) -> str:

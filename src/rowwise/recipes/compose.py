@@ -26,6 +26,7 @@ from rowwise.models.frequency import ItemFrequency
 from rowwise.models.two_tower import Tower, TwoTower
 from rowwise.models.wide import wide_tables
 from rowwise.models.wide_deep import WideDeep
+from rowwise.plan import Forecast
 from rowwise.recipes.own import load_class, split_name
 from rowwise.recipes.recipe import Dcn, DeepFm, Dlrm, Own, Recipe, Tables, TwoTowers, WideAndDeep
 from rowwise.recipes.rows import Parts, Rows, absolute, open_parts
@@ -84,6 +85,8 @@ def resolve(recipe: Recipe) -> Resolved:
     _check_device(recipe.train.device)
     train = structs.replace(recipe.train, threads=recipe.train.threads or torch.get_num_threads())
     paths = {"init_from": recipe.init_from, "plan": recipe.plan}
+    if recipe.hardware is not None and recipe.hardware.endswith(".json"):  # else it is a preset
+        paths["hardware"] = recipe.hardware
     absolute_paths = {name: path and str(Path(path).absolute()) for name, path in paths.items()}
     _check_evaluation(recipe.evaluate, columns, model, validates=parts.valid is not None)
     changed = {"data": data, "columns": columns, "tables": Tables(list=tables), "model": model, "train": train}
@@ -118,7 +121,7 @@ def make_model(resolved: Resolved, *, described: bool = False) -> nn.Module:
     return made if described else made.to(recipe.train.device)
 
 
-def make_job(resolved: Resolved, model: nn.Module, comm: Comm | None = None) -> Job:
+def make_job(resolved: Resolved, model: nn.Module, comm: Comm | None = None, forecast: Forecast | None = None) -> Job:
     """What a trainer trains, on one of several ranks."""
     parts, deal = resolved.parts, deal_of(comm)
     return Job(
@@ -127,6 +130,7 @@ def make_job(resolved: Resolved, model: nn.Module, comm: Comm | None = None) -> 
         batches=lambda position: make_batcher(resolved, parts.train, position, deal),
         tasks=resolved.tasks,
         evaluate=None if parts.valid is None else make_evaluator(resolved, model, parts.valid, comm=comm),
+        forecast=forecast,
     )
 
 

@@ -1,8 +1,8 @@
 """Where the tables of a run live: as the recipe's plan says, or by one that is made for the ranks that there are.
 
 Its own file because it is where planning and running meet: a plan is made or read here, and what a run then executes is
-in its folder. Gives up: rows that are asked for more than others, and how fast this machine is; a plan made with more
-knowledge (`rowwise plan`) is a file.
+in its folder. How fast the machine is, the recipe may say (`hardware`). Gives up: rows that are asked for more than
+others; a plan made with more knowledge (`rowwise plan`) is a file.
 """
 
 from collections.abc import Sequence
@@ -14,11 +14,12 @@ from torch import nn
 from rowwise.comm.seam import Comm
 from rowwise.errors import SpecError
 from rowwise.perf.access import Access, Workload
-from rowwise.perf.hardware import Machine, hardware_named
-from rowwise.perf.roofline import Roofline
+from rowwise.perf.hardware import PRESETS, Hardware, Machine, hardware_named
+from rowwise.perf.learned import model_of
 from rowwise.plan import Plan, Tile
-from rowwise.planner.constraints import Constraints
+from rowwise.planner.constraints import ALL, Constraints
 from rowwise.planner.kinds import LAYOUTS
+from rowwise.planner.machines import machine_named
 from rowwise.planner.make import make_plan
 from rowwise.planner.problem import Question
 from rowwise.recipes.recipe import Recipe
@@ -28,6 +29,7 @@ from rowwise.train.step import embeddings_of
 
 EFFORT_s = 0.05  # of search; a run waits for it
 PLENTY_bytes = 1 << 50
+WANT = "want a preset, a profile that `rowwise calibrate` has written, or --set hardware=null"
 
 
 def tables_of(model: nn.Module) -> tuple[Table, ...]:
@@ -36,13 +38,21 @@ def tables_of(model: nn.Module) -> tuple[Table, ...]:
 
 
 def choose_plan(recipe: Recipe, model: nn.Module, topology: Topology) -> Plan:
-    """The recipe's plan, as it is; without one every table whole on one rank, or a searched plan for several."""
+    """The recipe's plan, as it is; without one every table whole on one rank, or a searched plan for several.
+
+    What is made here says what a step is expected to take, unless it is for one rank and nobody knows the hardware.
+    """
     world, tables = topology.world, tables_of(model)
+    hardware = None if recipe.hardware is None else hardware_of(recipe.hardware)
     if recipe.plan is None and world == 1:
-        whole = (Tile(table=t.name, rank=0, rows=(0, t.rows), cols=(0, t.dim)) for t in tables)
-        return Plan(world=1, tiles=tuple(whole))
+        tiles = (Tile(table=t.name, rank=0, rows=(0, t.rows), cols=(0, t.dim)) for t in tables)
+        whole = Plan(world=1, tiles=tuple(tiles))
+        if hardware is None or not tables:
+            return whole
+        return structs.replace(whole, forecast=_made(recipe, tables, topology, hardware).forecast)
     if recipe.plan is None:
-        return make_plan(_question(recipe, tables, topology), seconds=EFFORT_s, prove=False).plan
+        kind = "cpu" if recipe.train.device == "cpu" else "h100-like"
+        return _made(recipe, tables, topology, hardware or hardware_named(kind))
     try:
         plan = Plan.from_json(Path(recipe.plan).read_bytes())
         if plan.world == world:
@@ -54,21 +64,39 @@ def choose_plan(recipe: Recipe, model: nn.Module, topology: Topology) -> Plan:
     raise SpecError(f"{recipe.plan} is a plan for {plan.world} ranks, and this run has {world}: {out}")
 
 
-def _question(recipe: Recipe, tables: Sequence[Table], topology: Topology) -> Question:
-    """Of tables that are asked for once a sample by each feature, on a machine that is typical of its kind."""
-    kind = "cpu" if recipe.train.device == "cpu" else "h100-like"
+def hardware_of(name: str) -> Hardware:
+    """A preset by its name, or the profile in a JSON file."""
+    try:
+        return machine_named(f"1x1x{name}").hardware
+    except FileNotFoundError:
+        raise SpecError(f"hardware: {name}: there is no such file: {WANT}") from None
+    except SpecError as error:
+        if name.endswith(".json"):
+            raise SpecError(f"hardware: {error}: {WANT}") from None
+        raise SpecError(f"hardware {name!r}: there are {', '.join(PRESETS)}: {WANT}") from None
+
+
+def _made(recipe: Recipe, tables: Sequence[Table], topology: Topology, hardware: Hardware) -> Plan:
+    """A plan that is searched for, with its forecast; on one rank there is nothing to choose."""
     # Whether memory is enough shows when it is taken; a guess at it may not refuse a run.
-    hardware = structs.replace(hardware_named(kind), device_bytes=PLENTY_bytes)
+    plenty = structs.replace(hardware, device_bytes=PLENTY_bytes)
     # Row statistics of columns on several ranks have to be agreed on, which costs more than the cut saves.
     whole_rows = tuple(layout for layout in LAYOUTS if layout not in ("column_wise", "grid"))
     coupled = {table.name: whole_rows for table in tables if couples_columns(table.optimizer)}
-    return Question(
+    layouts = {ALL: ("table_wise",)} if topology.world == 1 else coupled
+    question = Question(
         workloads=tuple(Workload(table=t, access=Access(pooling=float(len(t.feature_names)))) for t in tables),
-        machine=Machine(topology=topology, hardware=hardware),
-        model=Roofline(hardware, topology),
-        batch=recipe.train.batch,
-        constraints=Constraints(layouts=coupled),
+        machine=Machine(topology=topology, hardware=plenty),
+        model=model_of(plenty, topology),
+        batch=step_samples(recipe),
+        constraints=Constraints(layouts=layouts),
     )
+    return make_plan(question, seconds=EFFORT_s, prove=False).plan
+
+
+def step_samples(recipe: Recipe) -> int:
+    """Samples of a step, of all ranks together."""
+    return recipe.train.batch * recipe.train.accumulate
 
 
 def place(recipe: Recipe, model: nn.Module, plan: Plan, comm: Comm) -> None:

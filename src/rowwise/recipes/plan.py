@@ -10,7 +10,7 @@ from msgspec import structs
 
 from rowwise.perf.access import Access, Workload
 from rowwise.recipes.compose import make_model, resolve
-from rowwise.recipes.place import tables_of
+from rowwise.recipes.place import step_samples, tables_of
 from rowwise.recipes.recipe import Recipe, TwoTowers, check_ranks
 
 
@@ -31,5 +31,5 @@ def wanted_of(recipe: Recipe, world: int) -> Wanted:
     tables = resolved.tables if two_towers else tables_of(make_model(resolved, described=True))
     return Wanted(
         workloads=tuple(Workload(table=t, access=Access(pooling=float(len(t.feature_names)))) for t in tables),
-        batch=recipe.train.batch,
+        batch=step_samples(recipe),
     )

@@ -160,6 +160,8 @@ class Recipe(Value, frozen=True, kw_only=True):
     log: Log = Log()
     init_from: str | None = None  # a run or a checkpoint: take over what matches by name
     plan: str | None = None  # a plan's JSON file: where tables live on several ranks; None: one is searched for
+    # What predicts where they are best, and what a step takes: a preset, or a profile's JSON file; None: a guess
+    hardware: str | None = None
     wire: Wire = Wire()  # how numbers travel between ranks
 
     def __post_init__(self) -> None:

@@ -24,11 +24,12 @@ from rowwise.comm.seam import Comm
 from rowwise.comm.solo import solo
 from rowwise.errors import CheckpointError, DataError, RowwiseError, SpecError
 from rowwise.plan import Plan
+from rowwise.recipes.access import ACCESS, access_json, workloads_of
 from rowwise.recipes.compose import Resolved, make_evaluator, make_job, make_model, make_settings, resolve
 from rowwise.recipes.machine import Machine, Native
 from rowwise.recipes.outlook import open_start
 from rowwise.recipes.own import split_name
-from rowwise.recipes.place import choose_plan, place
+from rowwise.recipes.place import choose_plan, place, step_samples, tables_of
 from rowwise.recipes.predict import predict
 from rowwise.recipes.recipe import Own, Recipe, check_ranks
 from rowwise.recipes.rows import Rows, open_named
@@ -235,6 +236,8 @@ class Run:
             f"{_now()} {result.status} at step {result.steps}" + (f": {result.message}" if result.message else "")
         )
         self.folder.write_json("result.json", msgspec.to_builtins(result))
+        workloads = workloads_of(tables_of(self.model), self.trainer.traffic, step_samples(self.resolved.recipe))
+        self.folder.write(ACCESS, access_json(workloads))
         report.write(self.folder.path)
 
     def _write_beginning(self) -> None:
@@ -270,7 +273,7 @@ def _make(resolved: Resolved, comm: Comm) -> _Made:
     model = make_model(resolved, described=comm.topology.world > 1)
     plan = by_first(comm, lambda: choose_plan(resolved.recipe, model, comm.topology))
     place(resolved.recipe, model, plan, comm)
-    return _Made(job=make_job(resolved, model, comm), plan=plan)
+    return _Made(job=make_job(resolved, model, comm, plan.forecast), plan=plan)
 
 
 def _as_first(comm: Comm, find: Callable[[], RunFolder]) -> RunFolder:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rowwise.errors import DataError
 from rowwise.report.curves import curves
+from rowwise.report.forecast import forecast
 from rowwise.report.markup import Html, join, tag, text
 from rowwise.report.overview import header, tiles, warnings
 from rowwise.report.placement import placement
@@ -30,8 +31,8 @@ def write(run: Path, out: Path | None = None) -> Path:
 
 def render(run: Run) -> str:
     """One run's page."""
-    parts = (curves(run), speed(run), tables(run), placement(run.plan), slices(run), environment(run), recipe(run))
-    return page(run.name, header(run), tiles(run), warnings(run), *parts)
+    parts = (curves(run), speed(run), forecast(run), tables(run), placement(run.plan), slices(run))
+    return page(run.name, header(run), tiles(run), warnings(run), *parts, environment(run), recipe(run))
 
 
 def page(title: str, *parts: Html, script: bool = True) -> str:

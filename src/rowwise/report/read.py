@@ -106,6 +106,29 @@ class Slice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StageLine:
+    """One line of stages.csv: seconds of a step in one of its phases, on a rank."""
+
+    step: float
+    rank: int
+    phase: str
+    measured_s: float
+    predicted_s: float  # NaN: nobody has predicted it
+
+
+class Forecast(msgspec.Struct, frozen=True, kw_only=True):
+    """What is asked of the forecast in a run's plan."""
+
+    model: str = ""
+    batch: float = 0.0
+    stages_s: dict[str, tuple[float, ...]] = {}
+
+
+class _Plan(msgspec.Struct, frozen=True, kw_only=True):
+    forecast: Forecast | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """Everything a report shows."""
 
@@ -116,6 +139,8 @@ class Run:
     curves: Mapping[Curve, tuple[Reading, ...]]
     steps: Mapping[str, tuple[float, ...]]  # columns of steps.csv
     tables: tuple[TableFacts, ...]
+    stages: tuple[StageLine, ...]
+    forecast: Forecast | None
     slices: tuple[Slice, ...]
     warnings: tuple[str, ...]
     result: Result | None
@@ -138,8 +163,11 @@ def read(folder: Path) -> Run:
     steps = read_csv(folder / "steps.csv", ("samples",))
     tables = read_csv(folder / "tables.csv", ("table",))
     slices = read_csv(folder / "slices.csv", ("feature", "value", "task"))
-    optional = slices.problems if (folder / "slices.csv").exists() else ()
-    problems = (recipe_problem, environment_problem, result_problem)
+    stages = read_csv(folder / "stages.csv", ("step", "rank", "phase", "measured_s"))
+    forecast, forecast_problem = _forecast(folder / "plan.json")
+    optional = [*slices.problems] if (folder / "slices.csv").exists() else []
+    optional += stages.problems if (folder / "stages.csv").exists() else ()
+    problems = (recipe_problem, environment_problem, result_problem, forecast_problem)
     notes = (*filter(None, problems), *metrics.problems, *steps.problems, *tables.problems, *optional)
     return Run(
         name=_name(folder, result),
@@ -149,6 +177,8 @@ def read(folder: Path) -> Run:
         curves=_curves(metrics.rows),
         steps=_steps(steps),
         tables=tuple(_table(row) for row in tables.rows),
+        stages=tuple(filter(None, map(_stage, stages.rows))),
+        forecast=forecast,
         slices=tuple(_slice(row) for row in slices.rows),
         warnings=_warnings(folder / "warnings.txt"),
         result=result,
@@ -199,6 +229,17 @@ def _result(path: Path) -> tuple[Result | None, str | None]:
     try:
         return msgspec.convert(content, Result), None
     except (msgspec.ValidationError, OverflowError) as error:
+        return None, f"{path.name} was not used: {error}"
+
+
+def _forecast(path: Path) -> tuple[Forecast | None, str | None]:
+    """What a plan says of itself; a run of an older version has no plan."""
+    content, _ = read_bytes(path)
+    if not content:
+        return None, None
+    try:
+        return msgspec.json.decode(content, type=_Plan).forecast, None
+    except msgspec.DecodeError as error:
         return None, f"{path.name} was not used: {error}"
 
 
@@ -270,6 +311,16 @@ def _table(row: Row) -> TableFacts:
         top_share=row.number("top_share"),
         traffic_bytes=row.number("traffic_bytes"),
     )
+
+
+def _stage(row: Row) -> StageLine | None:
+    """The line, if it has a time."""
+    step, rank, measured_s = (row.number(name) for name in ("step", "rank", "measured_s"))
+    if not all(usable(value) and value >= 0 for value in (step, rank, measured_s)):
+        return None
+    predicted_s = row.number("predicted_s")
+    phase = row.text("phase")
+    return StageLine(step=step, rank=int(rank), phase=phase, measured_s=measured_s, predicted_s=predicted_s)
 
 
 def _slice(row: Row) -> Slice:

@@ -8,7 +8,9 @@ from rowwise.report.read import Run
 
 PHASES = {  # as they follow each other in a step; a run may have others
     "data_s": ("waiting for data", "orange"),
+    "route_s": ("ids to their rows", "black"),
     "lookup_s": ("lookup", "sky"),
+    "exchange_s": ("exchange", "vermillion"),
     "forward_s": ("forward", "blue"),
     "backward_s": ("backward", "green"),
     "update_s": ("update", "purple"),
@@ -43,7 +45,7 @@ def phase_look(names: list[str], name: str) -> tuple[str, str]:
     """What a phase is called, and its colour."""
     if name in PHASES:
         return PHASES[name]
-    spare = ("vermillion", "black", *COLOURS)
+    spare = ("black", "vermillion", *COLOURS)
     return name.removesuffix("_s"), spare[names.index(name) % len(spare)]
 
 

@@ -2,21 +2,36 @@
 
 Its own file because it is a clock and knows nothing of training. Entering a phase pauses the one around it: rows looked
 up inside a forward count as `lookup`, not twice. Two reads of a clock a phase, about a microsecond: measured in every
-run. Gives up: on a GPU, work that was only queued is charged to whoever waits for it first.
+run.
+
+[Note: Stages of sharded tables] `ShardedEmbeddings` says itself which stage it is at: ids travel (`route`), rows are
+looked up, vectors travel, and in the backward their gradients travel back; both of the latter are `exchange`. Whoever
+is early waits for the others there, so waiting is part of what travels.
+
+Gives up: on a GPU, work that was only queued is charged to whoever waits for it first.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from time import perf_counter
-from typing import final
+from typing import Protocol, final
 
 from torch import nn
-from torch.utils.hooks import RemovableHandle
 
-from rowwise.shard.embeddings import AnyEmbeddings
+from rowwise.shard.embeddings import AnyEmbeddings, ShardedEmbeddings
+from rowwise.shard.exchange import untimed
 
-PHASES = ("data", "lookup", "forward", "backward", "update", "other")
+# What is done to dense parameters is part of `backward`; `update` is that of rows.
+PHASES = ("data", "route", "lookup", "exchange", "forward", "backward", "update", "other")
 PAUSED = "paused"  # no training: whatever is entered inside is charged to it, too
+
+
+class Watch(Protocol):
+    """Something that is looked at."""
+
+    def remove(self) -> None:
+        """Look no more."""
+        ...
 
 
 @final
@@ -59,14 +74,20 @@ class Breakdown:
         """All so far but the pauses."""
         return sum(seconds for phase, seconds in self.seconds().items() if phase != PAUSED)
 
-    def watch(self, tables: Sequence[AnyEmbeddings]) -> list[RemovableHandle]:
-        """Charge the lookups of these tables, wherever a model makes them, to `lookup`."""
-        handles: list[RemovableHandle] = []
+    def watch(self, tables: Sequence[AnyEmbeddings]) -> list[Watch]:
+        """Charge the lookups of these tables, wherever a model makes them. See [Note: Stages of sharded tables]."""
+        watches: list[Watch] = []
         for module in tables:
-            handles.append(module.register_forward_pre_hook(self._before))
+            watches.append(module.register_forward_pre_hook(self._before))
             # Also after a lookup that raised: the phases around it must stay those that were entered.
-            handles.append(module.register_forward_hook(self._after, always_call=True))
-        return handles
+            watches.append(module.register_forward_hook(self._after, always_call=True))
+            if isinstance(module, ShardedEmbeddings):
+                module.phase = self._stage
+                watches.append(_Timed(module))
+        return watches
+
+    def _stage(self, name: str) -> AbstractContextManager[None]:
+        return self.phase("exchange" if name == "return" else name)
 
     def _before(self, _module: nn.Module, _given: object) -> None:
         self.enter("lookup")
@@ -78,3 +99,15 @@ class Breakdown:
         now = perf_counter()
         self._seconds[self._inside[-1]] += now - self._since
         self._since = now
+
+
+@final
+class _Timed:
+    """Tables that say which stage they are at."""
+
+    def __init__(self, module: ShardedEmbeddings) -> None:
+        self._module = module
+
+    def remove(self) -> None:
+        """They say it to nobody from now on."""
+        self._module.phase = untimed

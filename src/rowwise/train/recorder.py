@@ -12,7 +12,6 @@ import resource
 import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
@@ -24,13 +23,13 @@ from rowwise.checkpoint.read import Checkpoint
 from rowwise.comm.seam import Comm
 from rowwise.errors import SpecError
 from rowwise.shard.embeddings import AnyEmbeddings
-from rowwise.train.breakdown import PHASES, Breakdown
 from rowwise.train.evaluate import Scores, Values, recent_values_of, values_of
 from rowwise.train.metrics import Metrics
 from rowwise.train.progress import Progress
 from rowwise.train.ranks import to_first
 from rowwise.train.run_folder import Cell, RunFolder
 from rowwise.train.settings import Log
+from rowwise.train.stages import Seconds, Stages
 from rowwise.train.step import Stepped
 from rowwise.train.traffic import Traffic
 
@@ -51,7 +50,7 @@ class Recorder:
         tasks: names of the labels.
         log: how often.
         folder: where to; of several ranks the first only has one.
-        clock: where the time went.
+        stages: where the time went.
         comm: the ranks.
     """
 
@@ -61,11 +60,11 @@ class Recorder:
         tasks: Sequence[str],
         log: Log,
         folder: RunFolder | None,
-        clock: Breakdown,
+        stages: Stages,
         comm: Comm,
     ) -> None:
         """Nothing is written before the first line is due."""
-        self.log, self._tasks, self._folder, self._clock = log, tuple(tasks), folder, clock
+        self.log, self._tasks, self._folder, self._stages = log, tuple(tasks), folder, stages
         self._tables, self._profiled, self._comm = tables, log.profiled(), comm
         self._metrics = Metrics(tasks, window=log.window)
         self._losses: deque[tuple[float, int]] = deque(maxlen=log.window)
@@ -74,7 +73,7 @@ class Recorder:
         self._traffic = Traffic()
         self._slices: list[dict[str, Cell]] = []
         self._shown: Mapping[str, Values] = {}
-        self._line = _Line(clock.seconds(), 0)
+        self._spent_W: list[Seconds] = []  # of the line that is being written, on each rank
         self._written = 0  # the step of the newest line
         self._memory_bytes = 0  # of the rank that holds most, when it was last asked
         self._board = _board(folder, log)
@@ -82,7 +81,7 @@ class Recorder:
 
     def begin(self, progress: Progress) -> None:
         """Training goes on from here: what came before is no part of the next line's times."""
-        self._line = _Line(self._clock.seconds(), progress.samples)
+        self._stages.begin(progress)
 
     def before(self, step: int) -> None:
         """A step begins."""
@@ -113,18 +112,19 @@ class Recorder:
 
     def gather(self) -> None:
         """Let the first rank have what the others have counted since the last time; called by all ranks."""
-        self._memory_bytes = memory_bytes()
+        self._memory_bytes, self._spent_W = memory_bytes(), [self._stages.spent]
         if len(self._comm.ranks) == 1:
             return
-        mine = self._metrics.state(), self._traffic.state(), self._memory_bytes
-        told = to_first(self._comm, mine, "metrics")
+        traffic = self._traffic.state(), self._traffic.tensors()
+        told = to_first(self._comm, (self._metrics.state(), traffic, self._memory_bytes, self._stages.spent), "metrics")
         if told is None:
             self._metrics, self._traffic = Metrics(self._tasks, window=self.log.window), Traffic()
             return
-        for metrics, traffic, held_bytes in told[1:]:
+        for metrics, traffic, held_bytes, spent in told[1:]:
             self._metrics.merge(Metrics.from_state(metrics))
-            self._traffic.merge(traffic)
+            self._traffic.merge(*traffic)
             self._memory_bytes = max(self._memory_bytes, held_bytes)
+            self._spent_W.append(spent)
 
     def recent_loss(self) -> float:
         """The mean loss of the newest batches; costs next to nothing, unlike an area under a curve."""
@@ -132,8 +132,13 @@ class Recorder:
 
     def waited(self) -> float:
         """The share of the time that was spent waiting for data, since the last line was written."""
-        spent = self._line.spent(self._clock.seconds())
+        spent = self._stages.so_far()
         return spent["data"] / max(sum(spent.values()), 1e-9)
+
+    @property
+    def traffic(self) -> Traffic:
+        """What the batches asked of each table, on the first rank."""
+        return self._traffic
 
     @property
     def shown(self) -> Mapping[str, Values]:
@@ -156,7 +161,7 @@ class Recorder:
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Tensors and numbers for a checkpoint, on the first rank; called by all."""
         self.gather()
-        found = self._metrics.state() if self._comm.rank == 0 else {}
+        found = self._metrics.state() | self._traffic.tensors() if self._comm.rank == 0 else {}
         tensors = {HELD + key: value for key, value in found.items() if isinstance(value, Tensor)}
         numbers = {key: value for key, value in found.items() if not isinstance(value, Tensor)}
         losses = {"newest": list(self._losses), "sum": self._loss_sum, "samples": self._loss_samples}
@@ -176,8 +181,9 @@ class Recorder:
             return
         names = [name for name in checkpoint.names() if name.startswith(HELD)]
         tensors = {name.removeprefix(HELD): checkpoint.load(name) for name in names}
+        counted = {name: tensors.pop(name) for name in self._traffic.tensors() if name in tensors}
+        self._traffic.restore(data["traffic"], counted)
         self._metrics = Metrics.from_state({**data["metrics"], **tensors})
-        self._traffic.restore(data["traffic"])
         if self._folder is not None:
             self._folder.cut(progress.step)
             self._slices = self._folder.rows("slices.csv")
@@ -201,6 +207,7 @@ class Recorder:
         return recent, {task: values_of(one) for task, one in found.items()}
 
     def _write(self, progress: Progress, stepped: Stepped) -> None:
+        steps, samples = self._stages.end_line(progress)
         self.gather()
         self._written = progress.step
         if self._comm.rank:
@@ -210,10 +217,13 @@ class Recorder:
             return
         self._write_metrics(progress, "train", self._shown)
         self._write_metrics(progress, "lifetime", lifetime)
-        seconds = self._clock.seconds()
-        spent = self._line.spent(seconds)
-        samples_s = (progress.samples - self._line.samples) / max(sum(spent.values()), 1e-9)
-        self._line = _Line(seconds, progress.samples)
+        self._write_times(progress, stepped, samples)
+        self._folder.append("stages.csv", self._stages.rows(progress.step, steps, self._spent_W))
+
+    def _write_times(self, progress: Progress, stepped: Stepped, samples: int) -> None:
+        assert self._folder is not None
+        spent = self._stages.spent
+        samples_s = samples / max(sum(spent.values()), 1e-9)
         about = {"memory_bytes": self._memory_bytes, "rate": stepped.rate, "gradient_norm": stepped.gradient_norm}
         row = _place(progress) | {"samples_s": samples_s} | {f"{phase}_s": s for phase, s in spent.items()} | about
         self._folder.append("steps.csv", [row])
@@ -241,18 +251,6 @@ class Recorder:
         folder.mkdir(exist_ok=True)
         self._profile.export_chrome_trace(str(folder / f"steps-{self._profiled.start}-{self._profiled.stop - 1}.json"))
         self._profile = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Line:
-    """What had been counted when the last line was written."""
-
-    seconds: Mapping[str, float]
-    samples: int
-
-    def spent(self, now: Mapping[str, float]) -> dict[str, float]:
-        """Seconds of training since then, by phase."""
-        return {phase: now[phase] - self.seconds[phase] for phase in PHASES}
 
 
 def memory_bytes() -> int:

@@ -1,10 +1,12 @@
 """The folder of one run: where everything that it leaves is, and how it is written so that a kill spoils nothing.
 
     runs/<recipe>/<n>/  recipe.yaml env.json plan.json result.json warnings.txt log.txt
-                        metrics.csv steps.csv tables.csv slices.csv   ckpt/ trace/ tb/   report.html
+                        metrics.csv steps.csv stages.csv tables.csv slices.csv   ckpt/ trace/ tb/   report.html
 
 Whole files appear in one step under their names. Lines are appended, each in one write; going on from a checkpoint
-cuts off what was written after it, so that the files are those of an uninterrupted run.
+cuts off what was written after it, so that the files are those of an uninterrupted run. A file that another version
+began, with other columns, is written anew with those of this one before lines are added to it; what it did not count
+stays empty.
 """
 
 import csv
@@ -26,9 +28,11 @@ HEADERS = {
     "metrics.csv": ("step", "samples", "time_s", "split", "task", "metric", "value"),
     "steps.csv": (
         *("step", "samples", "time_s", "samples_s"),
-        *("data_s", "lookup_s", "forward_s", "backward_s", "update_s", "other_s"),
+        *("data_s", "route_s", "lookup_s", "exchange_s", "forward_s", "backward_s", "update_s", "other_s"),
         *("memory_bytes", "rate", "gradient_norm"),  # memory: of the rank that holds most; times: of the first
     ),
+    # Seconds a step, since the last line. What travels is predicted as one: in the line of `exchange`, with `route`.
+    "stages.csv": ("step", "rank", "phase", "measured_s", "predicted_s"),
     "tables.csv": (
         *("table", "rows", "dim", "row_type", "optimizer", "features", "bytes", "state_bytes"),
         *("ids_per_sample", "unique_share", "top_share", "traffic_bytes"),
@@ -49,6 +53,7 @@ class RunFolder:
         """A folder that is there."""
         self.path = path
         self._held: weakref.finalize[..., RunFolder] | None = None  # lets go of the lock
+        self._begun: set[str] = set()  # files whose columns are known to be those of this version
 
     @classmethod
     def create(cls, root: Path, name: str) -> "RunFolder":
@@ -107,6 +112,7 @@ class RunFolder:
 
     def append(self, name: str, rows: Sequence[Mapping[str, Cell]]) -> None:
         """Lines of one of the CSV files."""
+        self._take_over(name)
         self._add(name, _csv(name, rows, header=not (self.path / name).exists()))
 
     def replace(self, name: str, rows: Sequence[Mapping[str, Cell]]) -> None:
@@ -120,7 +126,7 @@ class RunFolder:
 
     def cut(self, step: int) -> None:
         """Forget the lines that were written after a step, and those of the test that ended the run."""
-        for name in ("metrics.csv", "steps.csv"):
+        for name in ("metrics.csv", "steps.csv", "stages.csv"):
             path = self.path / name
             if not path.exists():
                 continue
@@ -141,6 +147,18 @@ class RunFolder:
     def log(self, line: str) -> None:
         """A line of log.txt."""
         self._add("log.txt", f"{line}\n")
+
+    def _take_over(self, name: str) -> None:
+        """Give a file that another version began the columns of this one, so that cells stand under their names."""
+        path = self.path / name
+        if name in self._begun:
+            return
+        if path.exists():
+            with path.open(newline="") as file:
+                columns = tuple(next(csv.reader(file), ()))
+            if columns != HEADERS[name]:
+                self.replace(name, self.rows(name))
+        self._begun.add(name)
 
     def _add(self, name: str, text: str) -> None:
         path = self.path / name

@@ -119,7 +119,7 @@ def step(work: Machinery, batches: Sequence[Batch], number: int, notice: Notice 
             counted = _count(work, batches, number, notice)
             pieces = work.shards.of(batches, counted.samples_W) if work.shards else batches
             losses, outcomes = _differentiate(work, pieces, counted, number)
-            with work.clock.phase("update"):
+            with work.clock.phase("backward"):
                 norm = _gradient_norm(work)
                 loss = settle(work.comm, losses, _find_trouble(work, losses, norm), number)
                 _clip(work, norm)
@@ -244,7 +244,8 @@ def _apply(work: Machinery, number: int) -> tuple[float, UpdateError | None]:
     """Change rows and dense parameters; gives the rate of the latter, and what rows of this rank refused."""
     try:
         # First: they may still refuse, and then the dense part stays as it was.
-        do_all(tables.update for tables in work.tables)
+        with work.clock.phase("update"):
+            do_all(tables.update for tables in work.tables)
     except GradientError as error:
         if len(work.comm.ranks) == 1:
             raise

@@ -1,8 +1,9 @@
 """What the batches ask of each table: how many ids, how many different ones, how uneven.
 
-Its own file because it only looks at ids. One batch in many is looked at, and at most some thousand ids of a table, so
-it costs next to nothing; gives up: what is rarer than that is not seen. Ranks look at their own parts of a batch, and
-their sums are added up: an id that comes on two ranks is different twice.
+Its own file because it only looks at ids. One batch in many is looked at, and at most some ten thousand ids of a
+feature, so it costs next to nothing; gives up: what is rarer than that is not seen. Ranks look at their own parts of a
+batch, and their sums are added up. In `rows` an id that comes on two ranks is different twice; in `repeats`, from which
+planners learn, it is one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,9 +16,12 @@ from torch import Tensor
 from rowwise.batch import Batch, Jagged
 from rowwise.shard.embeddings import AnyEmbeddings
 from rowwise.spec import Table, state_width
+from rowwise.train.repeats import Repeats
 from rowwise.train.run_folder import Cell
 
-MOST_IDS = 1 << 13
+MOST_IDS = 1 << 13  # of a feature in a batch
+MOST_COUNTED = 1 << 16  # the same, for `repeats`
+IDS, COUNTS = "traffic/ids", "traffic/counts"  # of all tables, one after the other
 TOP = 100  # a hundredth of the different ids
 
 
@@ -36,12 +40,14 @@ class Traffic:
     """Sums over the batches that were looked at, by table."""
 
     _sums: dict[str, _Sums] = field(default_factory=dict)
+    _repeats: dict[str, Repeats] = field(default_factory=dict)
 
     def add(self, tables: Sequence[AnyEmbeddings], batch: Batch) -> None:
         """Look at a batch."""
         for module in tables:
             for table in module.tables:
                 sums = self._sums.setdefault(table.name, _Sums())
+                repeats = self._repeats.setdefault(table.name, Repeats())
                 sums.samples += batch.sparse.batch_size
                 for ids_N in _ids(batch.sparse, table.feature_names):
                     sums.ids += len(ids_N)
@@ -49,28 +55,62 @@ class Traffic:
                     sums.looked_at += min(len(ids_N), MOST_IDS)
                     sums.different += len(counts)
                     sums.in_top += int(counts[: -(-len(counts) // TOP)].sum())
+                    repeats.add(_rows_of(ids_N[:MOST_COUNTED], table))
 
     def rows(self, tables: Sequence[AnyEmbeddings]) -> list[dict[str, Cell]]:
         """The lines of tables.csv."""
         return [self._row(table) for module in tables for table in module.tables]
 
+    def pooling(self, name: str) -> float | None:
+        """Ids of a sample, over all features of a table; None where no sample was looked at."""
+        sums = self._sums.get(name, _Sums())
+        return sums.ids / sums.samples if sums.samples else None
+
+    def repeats(self, name: str) -> Repeats:
+        """How often the ids of a table come."""
+        return self._repeats.get(name, Repeats())
+
     def state(self) -> dict[str, dict[str, int]]:
-        """The sums, for a checkpoint."""
-        return {name: asdict(sums) for name, sums in self._sums.items()}
+        """The numbers, for a checkpoint."""
+        found: dict[str, dict[str, int]] = {}
+        for name, sums in self._sums.items():
+            seen = self._repeats.get(name, Repeats())
+            found[name] = asdict(sums) | {"counted": seen.looked_at, "level": seen.level, "kept": len(seen.ids_D)}
+        return found
 
-    def restore(self, state: Mapping[str, Mapping[str, int]]) -> None:
-        """Count on from what `state` gave."""
-        self._sums = {name: _Sums(**sums) for name, sums in state.items()}
+    def tensors(self) -> dict[str, Tensor]:
+        """What else there is for a checkpoint: the ids that were counted, in the order of `state`."""
+        found = [self._repeats.get(name, Repeats()) for name in self._sums]
+        none = torch.empty(0, dtype=torch.int64)
+        return {
+            IDS: torch.cat([none, *(one.ids_D for one in found)]),
+            COUNTS: torch.cat([none, *(one.counts_D for one in found)]),
+        }
 
-    def merge(self, state: Mapping[str, Mapping[str, int]]) -> None:
-        """Add what another rank's `state` gave."""
-        for name, theirs in state.items():
-            mine = asdict(self._sums.get(name, _Sums()))
-            self._sums[name] = _Sums(**{key: count + theirs[key] for key, count in mine.items()})
+    def restore(self, state: Mapping[str, Mapping[str, int]], tensors: Mapping[str, Tensor]) -> None:
+        """Count on from what `state` and `tensors` gave; a checkpoint of an older version has counted no ids."""
+        names = _Sums.__slots__
+        self._sums = {name: _Sums(**{key: sums[key] for key in names}) for name, sums in state.items()}
+        self._repeats = {}
+        if IDS not in tensors:
+            return
+        sizes = [sums["kept"] for sums in state.values()]
+        parts = zip(state.items(), tensors[IDS].split(sizes), tensors[COUNTS].split(sizes), strict=True)
+        for (name, sums), ids_D, counts_D in parts:
+            self._repeats[name] = Repeats(sums["counted"], sums["level"], ids_D, counts_D)
+
+    def merge(self, state: Mapping[str, Mapping[str, int]], tensors: Mapping[str, Tensor]) -> None:
+        """Add what another rank's `state` and `tensors` gave."""
+        other = Traffic()
+        other.restore(state, tensors)
+        for name, theirs in other._sums.items():
+            mine, more = asdict(self._sums.get(name, _Sums())), asdict(theirs)
+            self._sums[name] = _Sums(**{key: count + more[key] for key, count in mine.items()})
+            self._repeats.setdefault(name, Repeats()).merge(other.repeats(name))
 
     def _row(self, table: Table) -> dict[str, Cell]:
         sums = self._sums.get(table.name, _Sums())
-        ids_per_sample = sums.ids / max(sums.samples, 1)
+        ids_per_sample = self.pooling(table.name) or 0.0
         return {
             "table": table.name,
             "rows": table.rows,
@@ -85,6 +125,12 @@ class Traffic:
             "top_share": sums.in_top / max(sums.looked_at, 1),
             "traffic_bytes": ids_per_sample * table.row_bytes,
         }
+
+
+def _rows_of(ids_N: Tensor, table: Table) -> Tensor:
+    """The rows that ids ask for: those outside of a table, if it takes them, for its last."""
+    last = table.rows - 1
+    return ids_N.masked_fill((ids_N < 0) | (ids_N > last), last)
 
 
 def _ids(sparse: Jagged, features: Sequence[str]) -> list[Tensor]:

@@ -22,6 +22,7 @@ from rowwise.comm.agree import agree
 from rowwise.comm.seam import Comm
 from rowwise.errors import AgreedError, GradientError, SpecError, UpdateError
 from rowwise.ingest.batcher import Batcher, Position
+from rowwise.plan import Forecast
 from rowwise.spec import Wire
 from rowwise.train.breakdown import PAUSED, Breakdown
 from rowwise.train.diagnose import find_cause
@@ -34,8 +35,10 @@ from rowwise.train.recorder import Recorder
 from rowwise.train.run_folder import RunFolder
 from rowwise.train.run_state import RunState
 from rowwise.train.settings import Settings
+from rowwise.train.stages import Stages
 from rowwise.train.step import EXACT, Machinery, Stepped, step
 from rowwise.train.together import Notice, hear
+from rowwise.train.traffic import Traffic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +54,7 @@ class Job:
     batches: Callable[[Position | None], Batcher]
     tasks: tuple[str, ...]
     evaluate: Evaluator | None = None
+    forecast: Forecast | None = None  # what whoever decided where the tables are expects of a step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +105,8 @@ class Trainer:
         self._batcher = self._open(None)
         self.progress = Progress(position=self._batcher.state())
         written = folder if first else None
-        self._recorder = Recorder(self._work.tables, job.tasks, self.settings.log, written, clock, own)
+        stages = Stages(clock, job.forecast, self.settings.train)
+        self._recorder = Recorder(self._work.tables, job.tasks, self.settings.log, written, stages, own)
         self._state = RunState(self._work, self._recorder, folder, self.settings.save)
         self._asked = False  # this rank was asked to stop
         self._stopping = False  # all ranks know of such a wish
@@ -131,6 +136,11 @@ class Trainer:
     def note(self, split: str, scores: Scores) -> None:
         """Write down an evaluation that was made apart."""
         self._recorder.evaluated(self.progress, split, scores)
+
+    @property
+    def traffic(self) -> Traffic:
+        """What the batches asked of each table; on the first rank, of all ranks."""
+        return self._recorder.traffic
 
     def run(self) -> Progress:
         """Train to the end."""

@@ -1,0 +1,89 @@
+"""What a run has counted of its tables, as the statistics that a planner reads: `rowwise plan --tables access.json`.
+
+Its own file because it is where counting and planning meet: `train` knows ids and no cost models, `perf` knows curves
+and no batches. A curve is fitted rather than a ratio written, as it holds for batches of any size. Gives up: curves
+that are not of the form that `Access` has; the nearest one is then some percent off.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from rowwise.perf.access import STEEPEST, Access, Floats, Workload, distinct
+from rowwise.spec import Table
+from rowwise.train.repeats import Repeats
+from rowwise.train.traffic import Traffic
+
+ACCESS = "access.json"  # in the folder of a run
+SIZES = 8  # of batches, up to all that was looked at, that a curve is fitted to
+SMALLEST = 256.0  # of them, as a part of the batch
+FLAT = np.concatenate([[0.0], np.geomspace(1e-6, 0.1, 8)])  # what `zipf_q` may be, over the rows that are asked for
+ACTIVES = 6  # how many rows may be asked for: so many guesses, and one by how many were seen once and twice
+ANCHORS = np.array([1.0, 8.0, 64.0])  # batches that a guess has to be right for: so much smaller than the largest
+HALVINGS = 20
+
+
+def workloads_of(tables: Sequence[Table], traffic: Traffic, batch: int) -> tuple[Workload, ...]:
+    """The tables as they were asked for, fitted best for steps of so many samples, of all ranks."""
+    found: list[Workload] = []
+    for table in tables:
+        pooling = traffic.pooling(table.name)
+        if pooling is None:  # no batch was looked at: as before there was a run
+            found.append(Workload(table=table, access=Access(pooling=float(len(table.feature_names)))))
+        else:
+            found.append(Workload(table=table, access=fitted(traffic.repeats(table.name), table.rows, pooling, batch)))
+    return tuple(found)
+
+
+def access_json(workloads: Sequence[Workload]) -> str:
+    """As a file of tables."""
+    return msgspec.json.format(msgspec.json.encode(workloads), indent=1).decode() + "\n"
+
+
+def fitted(repeats: Repeats, rows: int, pooling: float, batch: int) -> Access:
+    """The curve that has as many different ids as were counted, in a batch and in smaller ones.
+
+    For each guess of `zipf_q`, of the rows that are asked for at all, and of a size of batches, `zipf_a` is what gives
+    that size its different ids; the best of those for all sizes is taken.
+    """
+    if not repeats.looked_at:
+        return Access(pooling=pooling)
+    most = float(repeats.looked_at)
+    drawn = min(max(pooling * batch, 1.0), most)
+    sizes_P = np.unique(np.geomspace(max(drawn / SMALLEST, 1.0), most, SIZES).round())
+    want_P = repeats.different(sizes_P)
+    guesses = np.meshgrid(_actives(repeats, rows), FLAT, np.maximum(drawn / ANCHORS, 1.0))
+    active_G, flat_G, anchor_G = (x.ravel() for x in guesses)
+    q_G = flat_G * active_G
+    a_G = _steepness(q_G, active_G, anchor_G, repeats.different(anchor_G))
+    found_PG = np.stack([distinct(a_G, q_G, active_G, np.full(len(a_G), size)) for size in sizes_P])
+    # What is counted of few ids is off by more.
+    error_G = (want_P[:, None] * np.log(found_PG / np.maximum(want_P, 1e-9)[:, None]) ** 2).sum(0)
+    best = int(np.argmin(error_G))
+    active = int(active_G[best])
+    return Access(
+        pooling=pooling,
+        zipf_a=round(float(a_G[best]), 6),
+        zipf_q=float(f"{q_G[best]:.6g}"),
+        active=None if active == rows else active,
+    )
+
+
+def _actives(repeats: Repeats, rows: int) -> Floats:
+    """From all rows down to those that were seen, and those that are there if all are asked for alike."""
+    seen = float(repeats.different(np.array([float(repeats.looked_at)]))[0])
+    once, twice = (float((repeats.counts_D == times).sum()) * 2**repeats.level for times in (1, 2))
+    alike = seen + once**2 / max(2 * twice, 1.0)  # what Chao's estimator says
+    least = min(max(seen, 1.0), float(rows))
+    return np.append(np.geomspace(rows, least, ACTIVES), min(max(alike, least), rows)).round()
+
+
+def _steepness(q_G: Floats, active_G: Floats, drawn_G: Floats, want_G: Floats) -> Floats:
+    """The `zipf_a` of each guess that has so many different ids among those drawn; the nearest, where none has."""
+    low_G, high_G = np.zeros(len(q_G)), np.full(len(q_G), STEEPEST)
+    for _ in range(HALVINGS):
+        a_G = (low_G + high_G) / 2
+        too_many_G = distinct(a_G, q_G, active_G, drawn_G) > want_G
+        low_G, high_G = np.where(too_many_G, a_G, low_G), np.where(too_many_G, high_G, a_G)
+    return (low_G + high_G) / 2

@@ -1,0 +1,72 @@
+"""What a step takes on each rank, from one written line to the next, beside what whoever made the plan expected.
+
+Its own file because `Breakdown` is a clock that knows of one rank, and of no lines. The first rank gets the seconds of
+all with what else they tell it, so a line costs no message more. Gives up: steps one by one; a line has their mean.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import final
+
+from rowwise.plan import Forecast
+from rowwise.train.breakdown import PHASES, Breakdown
+from rowwise.train.progress import Progress
+from rowwise.train.run_folder import Cell
+from rowwise.train.settings import Training
+
+Seconds = Mapping[str, float]  # by phase
+STAGES = ("lookup", "exchange", "update")  # of a forecast; its exchange is `route`, too
+
+
+@final
+class Stages:
+    """The seconds of one rank since the last line, and the lines of all.
+
+    Args:
+        clock: where the time of this rank goes.
+        forecast: what the plan is expected to take; None: nobody knows.
+        how: the samples of a step, which have to be those of the forecast.
+    """
+
+    def __init__(self, clock: Breakdown, forecast: Forecast | None, how: Training) -> None:
+        """Counting begins now."""
+        self.clock = clock
+        self._begin, self._samples, self._step = clock.seconds(), 0, 0
+        self._spent: Seconds = dict.fromkeys(PHASES, 0.0)
+        fits = forecast is not None and forecast.batch == how.batch * how.accumulate
+        self._expected = forecast.stages_s if forecast is not None and fits else {}
+
+    def begin(self, progress: Progress) -> None:
+        """What came before is no part of the next line."""
+        self._begin, self._samples, self._step = self.clock.seconds(), progress.samples, progress.step
+
+    def so_far(self) -> dict[str, float]:
+        """Seconds of training since the last line, by phase."""
+        now = self.clock.seconds()
+        return {phase: now[phase] - self._begin[phase] for phase in PHASES}
+
+    def end_line(self, progress: Progress) -> tuple[int, int]:
+        """A line is due: `spent` is what it has to tell, and the next begins; gives its steps and samples."""
+        now = self.clock.seconds()
+        self._spent = {phase: now[phase] - self._begin[phase] for phase in PHASES}
+        steps, samples = progress.step - self._step, progress.samples - self._samples
+        self._begin, self._samples, self._step = now, progress.samples, progress.step
+        return steps, samples
+
+    @property
+    def spent(self) -> Seconds:
+        """The seconds of the line that was ended last."""
+        return self._spent
+
+    def rows(self, step: int, steps: int, spent_W: Sequence[Seconds]) -> list[dict[str, Cell]]:
+        """The lines of stages.csv at a step: of each rank and phase, seconds a step over so many steps."""
+        found: list[dict[str, Cell]] = []
+        for rank, spent in enumerate(spent_W):
+            for phase in PHASES:
+                measured_s = spent[phase] / max(steps, 1)
+                row: dict[str, Cell] = {"step": step, "rank": rank, "phase": phase, "measured_s": measured_s}
+                found.append(row | {"predicted_s": self._predicted(phase, rank)})
+        return found
+
+    def _predicted(self, phase: str, rank: int) -> float | None:
+        expected_W = self._expected.get(phase, ()) if phase in STAGES else ()
+        return expected_W[rank] if rank < len(expected_W) else None

@@ -1,0 +1,118 @@
+"""What a run has counted of its tables is what its ids were drawn from, and a planner reads it."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from small import trained
+
+from rowwise import Batch, Embeddings, Jagged, RowWiseAdam, Table
+from rowwise.perf.access import Curves, Workload
+from rowwise.planner.inputs import read_tables
+from rowwise.recipes.access import access_json, fitted, workloads_of
+from rowwise.recipes.place import tables_of
+from rowwise.recipes.runs import Run
+from rowwise.train.repeats import Repeats
+from rowwise.train.traffic import Traffic
+
+# a, q, rows, rows that are asked for, samples of a batch, batches that were looked at
+DRAWN = [
+    (1.05, 0.0, 1_000_000, 1_000_000, 65_536, 2),
+    (1.05, 0.0, 1_000_000, 1_000_000, 2_048, 1),
+    (0.0, 0.0, 100_000, 100_000, 32_768, 1),
+    (0.0, 0.0, 1_000_000, 3_000, 2_048, 3),
+    (1.2, 50.0, 500_000, 500_000, 65_536, 4),
+    (0.8, 0.0, 1_000, 1_000, 65_536, 1),
+    (2.0, 0.0, 5_000, 5_000, 8_192, 8),
+]
+
+
+def drawing(a, q, rows, active, seed=0):
+    """A function that draws rows by a curve, over any of the table's rows."""
+    random = np.random.default_rng(seed)
+    weights = (np.arange(1, active + 1) + q) ** -a
+    edges, asked = np.cumsum(weights / weights.sum()), random.permutation(rows)[:active]
+    return lambda count: asked[np.minimum(np.searchsorted(edges, random.random(count)), active - 1)]
+
+
+@pytest.mark.parametrize(("a", "q", "rows", "active", "batch", "batches"), DRAWN)
+def test_different_rows_of_a_batch(a, q, rows, active, batch, batches):
+    """Predicted for the batch of the run and for smaller and larger ones, against draws that were not looked at."""
+    draw, seen = drawing(a, q, rows, active), Repeats()
+    for _ in range(batches):
+        seen.add(torch.from_numpy(draw(batch)))
+    access = fitted(seen, rows, 1.0, batch)
+    for size, off in ((batch, 0.08), (batch // 4, 0.1), (4 * batch, 0.1)):
+        (found,) = Curves.of([Workload(table=Table(name="t", rows=rows, dim=4), access=access)], size).unique_T
+        want = np.mean([len(np.unique(draw(size))) for _ in range(3)])
+        assert found == pytest.approx(want, rel=off), (size, access)
+
+
+def test_parts_of_ranks_are_one_batch():
+    """Ids that come on two ranks are one row; a sum of what each rank has would be far off."""
+    table = Table(name="t", rows=5_000, dim=4, features=("x", "y"))
+    tables, draw = Embeddings([table]), drawing(1.1, 0.0, 5_000, 5_000)
+    first, world, part = Traffic(), 4, 1_024
+    for rank in range(world):
+        mine = Traffic()
+        ids = torch.from_numpy(draw(3 * part))
+        lengths = torch.cat((torch.full((part,), 1), torch.full((part,), 2)))
+        sparse = Jagged(features=("x", "y"), values_N=ids, lengths_FB=lengths)
+        mine.add([tables], Batch(dense_BF=torch.zeros(part, 0), sparse=sparse, labels_BK=torch.zeros(part, 0)))
+        first.merge(mine.state(), mine.tensors()) if rank else first.restore(mine.state(), mine.tensors())
+    (found,) = workloads_of([table], first, world * part)
+    assert found.access.pooling == 3.0
+    (different,) = Curves.of([found], world * part).unique_T
+    want = np.mean([len(np.unique(draw(3 * world * part))) for _ in range(3)])
+    assert different == pytest.approx(want, rel=0.06)
+
+
+def test_ids_outside_of_a_table_are_its_last_row():
+    table = Table(name="t", rows=10, dim=4, unknown="last_row")
+    sparse = Jagged(features=("t",), values_N=torch.tensor([3, 99, -1, 9]), lengths_FB=torch.ones(4, dtype=torch.int64))
+    traffic = Traffic()
+    traffic.add([Embeddings([table])], Batch(dense_BF=torch.zeros(4, 0), sparse=sparse, labels_BK=torch.zeros(4, 0)))
+    assert traffic.repeats("t").ids_D.tolist() == [3, 9]
+    assert traffic.repeats("t").counts_D.tolist() == [1, 3]
+
+
+@pytest.mark.parametrize("count", [0, 1, 7])
+def test_hardly_any_ids(tmp_path, count):
+    """Statistics that can be read and planned with, whatever there is."""
+    table, traffic = Table(name="t", rows=20, dim=4), Traffic()
+    lengths = torch.tensor([0] * 7 + [count])
+    sparse = Jagged(features=("t",), values_N=torch.zeros(count, dtype=torch.int64), lengths_FB=lengths)
+    (never,) = workloads_of([table], traffic, 8)
+    assert never.access.pooling == 1.0
+    traffic.add([Embeddings([table])], Batch(dense_BF=torch.zeros(8, 0), sparse=sparse, labels_BK=torch.zeros(8, 0)))
+    (found,) = workloads_of([table], traffic, 8)
+    assert found.access.pooling == count / 8
+    (tmp_path / "access.json").write_text(access_json([found]))
+    assert read_tables(tmp_path / "access.json").workloads == (found,)
+
+
+def test_a_run_leaves_them_and_a_planner_reads_them(tmp_path):
+    optimizer = {"kind": "rowwise_adam", "lr": 0.01, "beta2": 0.99}
+    run, _ = trained(
+        tmp_path, tables={"all": {"optimizer": optimizer, "row_type": "int8"}, "each": {"seen": {"dim": 8}}}
+    )
+    read = read_tables(run.folder.path / "access.json")
+    assert read.notes == ()
+    assert tuple(w.table for w in read.workloads) == tables_of(run.model)
+    assert read.workloads[0].table.optimizer == RowWiseAdam(lr=0.01, beta2=0.99)
+    pooling = {w.table.name: w.access.pooling for w in read.workloads}
+    assert (pooling["user"], pooling["item"]) == (1.0, 1.0)
+    assert pooling["seen"] > 1.0
+
+
+def test_statistics_go_on_after_a_stop(tmp_path):
+    """A run that was stopped and resumed has counted what an undisturbed one has."""
+    how = {"log": {"every": 2}, "save": {"every": 4, "keep": 9}}
+    for name in ("whole", "stopped"):
+        (tmp_path / name).mkdir()
+    whole, _ = trained(tmp_path / "whole", **how)
+    stopped, _ = trained(tmp_path / "stopped", train={"steps": 8}, **how)
+    Run.resume(stopped.folder.path, ["train.steps=null"]).go()
+    one, other = ((run.folder.path / "access.json").read_bytes() for run in (whole, stopped))
+    assert json.loads(one) == json.loads(other)
