@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from perf.networks import profile
 from small import recipe, write_rows
 from test_cli import rowwise_cli
 
@@ -129,6 +130,29 @@ def test_layouts_constraints_batch_and_model(ok, tables):
     assert found.forecast.limits_bytes[0] == whole // 2
 
 
+def test_a_profile_that_was_measured_predicts_by_its_networks(ok):
+    Path("profile.json").write_text(profile(7).to_json())
+    shown = ok("--json", "learned.json", "--explain", machine="2xprofile.json")
+    assert "by networks learned on random" in shown
+    found = read("learned.json").forecast
+    assert set(found.stages_s) == {"lookup", "update", "exchange"}
+    assert found.bound_s <= found.step_s
+    ok("--json", "rates.json", "--model", "roofline", machine="2xprofile.json")
+    assert read("rates.json").forecast.model == "roofline of random"
+
+
+@pytest.mark.dist
+def test_the_best_plans_are_run_and_the_fastest_is_kept(command):
+    Path("small.csv").write_text(HEAD + "a,5000,16,4,1.0\nb,300,8,1,\nc,900,32,2,\n")
+    args = ("--topology", "2xcpu", "--batch", "512", *QUICK, "--measure", "2", "--json", "p.json")
+    code, out, err = command("plan", "--tables", "small.csv", *args)
+    assert (code, err) == (0, "")
+    told = [float(ms) for ms in re.findall(r"measured ([\d.]+) ms", out)]
+    assert len(told) == 2
+    assert out.count(", kept") == 1
+    assert read("p.json").forecast.measured_s * 1e3 == pytest.approx(min(told), abs=0.01)
+
+
 def read_limits(ok):
     ok("--json", "whole.json")
     return read("whole.json").forecast.limits_bytes[0]
@@ -237,7 +261,7 @@ def test_options_are_refused_in_one_line(refused, tmp_path):
     assert "--dim is for --tables" in refused("--recipe", "dlrm-synthetic", *machine, "--dim", 4)
     assert "--batch 0: want at least 1" in refused(*given, "--batch", 0)
     assert "--dim -4: want at least 1" in refused(*given, "--dim", -4)
-    assert "--model 'best': want roofline or torchrec" in refused(*given, "--model", "best")
+    assert "--model 'best': want learned, roofline, torchrec" in refused(*given, "--model", "best")
     assert "--seconds -1.0: want a number of seconds" in refused(*given, "--seconds", -1)
     assert "--seconds nan: want a number of seconds" in refused(*given, "--seconds", "nan")
     assert "--seed -1: want at least 0" in refused(*given, "--seed", -1)
@@ -249,6 +273,11 @@ def test_options_are_refused_in_one_line(refused, tmp_path):
     assert "none.json: No such file" in refused(*given, "--replan", "none.json")
     Path("old.json").write_text('{"world": 3, "tiles": []}')
     assert "the plan in force is for 3 ranks, the question for 2" in refused(*given, "--replan", "old.json")
+    assert "--model learned: cpu was not measured: want a profile" in refused(*given, "--model", "learned")
+    assert "--measure -2: want 1 to 16 plans" in refused(*given, "--measure", -2)
+    assert "--measure with --replan or --certify" in refused(*given, "--measure", 2, "--certify", 1)
+    wide = ("--tables", "tables.csv", "--topology", "2x2xcpu")
+    assert "a plan for 2 hosts of 2 devices cannot be measured here" in refused(*wide, *QUICK, "--measure", 2)
     assert "--certify with --replan" in refused(*given, "--replan", "old.json", "--certify", 1)
 
 

@@ -18,6 +18,7 @@ from rowwise.errors import SpecError
 
 if TYPE_CHECKING:
     from rowwise.perf.access import Workload
+    from rowwise.perf.cost import CostModel
     from rowwise.perf.hardware import Machine
     from rowwise.plan import Plan
     from rowwise.planner.constraints import Constraints
@@ -29,7 +30,8 @@ BATCH = 65536
 SECONDS = 1.0
 WIDTH = 120
 LONG_s = 2.0  # a search of more than this shows that it goes on
-MODELS = ("roofline", "torchrec")
+MODELS = ("learned", "roofline", "torchrec")
+MOST_MEASURED = 16
 STDOUT = Path("-")
 
 
@@ -45,7 +47,7 @@ class Asked:
     dim: int | None
     constraints: Path | None
     layouts: str | None
-    model: str
+    model: str | None  # None: what the profile has
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,12 +57,15 @@ class Effort:
     seconds: float | None  # None: as long as is usual
     seed: int
     certify_s: float
+    measured: int = 0  # of the best plans
 
     def __post_init__(self) -> None:
         """Refuse what is no time."""
         for name, value in (("seconds", self.seconds), ("certify", self.certify_s)):
             if value is not None and not 0 <= value < 1e6:
                 raise SpecError(f"--{name} {value}: want a number of seconds that is not negative")
+        if not 0 <= self.measured <= MOST_MEASURED:
+            raise SpecError(f"--measure {self.measured}: want 1 to {MOST_MEASURED} plans")
         if not 0 <= self.seed < 1 << 31:
             raise SpecError(f"--seed {self.seed}: want at least 0, and less than 2**31")
 
@@ -92,7 +97,10 @@ def plan(  # noqa: PLR0913 - one for each option
     layouts: Annotated[
         str | None, typer.Option(metavar="A,B,...", help="Only these, such as table_wise,column_wise.")
     ] = None,
-    model: Annotated[str, typer.Option(help="What predicts costs: roofline or torchrec.")] = "roofline",
+    model: Annotated[
+        str | None,
+        typer.Option(help="What predicts costs: learned (where a profile was measured), roofline or torchrec."),
+    ] = None,
     seconds: Annotated[
         float | None, typer.Option(metavar="S", help="How long to search: 0.2, or less with --replan.")
     ] = None,
@@ -100,6 +108,9 @@ def plan(  # noqa: PLR0913 - one for each option
     certify: Annotated[
         str, typer.Option(metavar="S", help="Seconds to prove how good the plan is: --certify 30s.")
     ] = "0",
+    measure: Annotated[
+        int, typer.Option(metavar="K", help="Run the best K plans on this machine, and keep the fastest.")
+    ] = 0,
     explain: Annotated[bool, typer.Option("--explain", help="Say why each table is where it is.")] = False,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="The explanation as a page.")] = None,
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the plan; - prints it.")] = None,
@@ -118,10 +129,12 @@ def plan(  # noqa: PLR0913 - one for each option
     Example: rowwise plan --recipe dlrm-synthetic --topology 2xcpu --json plan.json
 
     Example: rowwise plan --tables tables.csv --topology 16x8xzionex:device=32GB --certify 30s --explain
+
+    Example: rowwise plan --recipe dlrm-synthetic --topology 2xcalibration/machine.json --measure 4 --json plan.json
     """
     files = {"--html": html, "--json": json, "--torchrec": torchrec}
     _check_places(files)
-    effort = Effort(seconds=seconds, seed=seed, certify_s=_seconds(certify))
+    effort = Effort(seconds=seconds, seed=seed, certify_s=_seconds(certify), measured=measure)
     old = {path: _read_plan(path) for path in (diff, replan) if path is not None}
     asked = Asked(
         tables=tables, recipe=recipe, changes=tuple(changes or ()), topology=topology, batch=batch, dim=dim,
@@ -140,13 +153,9 @@ def plan(  # noqa: PLR0913 - one for each option
 
 def question_of(asked: Asked) -> "tuple[Question, tuple[str, ...]]":
     """The question, and what was filled in or left out."""
-    from rowwise.perf.roofline import Roofline
-    from rowwise.perf.torchrec import TorchRecModel
     from rowwise.planner.machines import WANT, machine_named
     from rowwise.planner.problem import Question
 
-    if asked.model not in MODELS:
-        raise SpecError(f"--model {asked.model!r}: want {' or '.join(MODELS)}")
     if (asked.tables is None) == (asked.recipe is None):
         got = "neither is given" if asked.tables is None else "both are given"
         raise SpecError(f"--tables or --recipe: {got}: want one of them")
@@ -157,15 +166,35 @@ def question_of(asked: Asked) -> "tuple[Question, tuple[str, ...]]":
             raise SpecError(f"--{name} {value}: want at least 1")
     machine = machine_named(asked.topology)
     workloads, batch, notes = _tables(asked, machine.topology.world)
-    roofline = asked.model == "roofline"
     question = Question(
         workloads=workloads,
         machine=machine,
-        model=Roofline(machine.hardware, machine.topology) if roofline else TorchRecModel(machine.topology),
+        model=_model(asked.model, machine),
         batch=batch,
         constraints=_constraints(asked, workloads, machine),
     )
     return question, notes
+
+
+def _model(name: str | None, machine: "Machine") -> "CostModel":
+    from rowwise.perf.learned import Learned, model_of
+    from rowwise.perf.roofline import Roofline
+    from rowwise.perf.torchrec import TorchRecModel
+
+    match name:
+        case None:
+            return model_of(machine.hardware, machine.topology)
+        case "learned":
+            if machine.hardware.kernels is None:
+                got = f"{machine.hardware.name} was not measured"
+                raise SpecError(f"--model learned: {got}: want a profile that `rowwise calibrate` has written")
+            return Learned.of(machine.hardware, machine.topology)
+        case "roofline":
+            return Roofline(machine.hardware, machine.topology)
+        case "torchrec":
+            return TorchRecModel(machine.topology)
+        case _:
+            raise SpecError(f"--model {name!r}: want {', '.join(MODELS)}")
 
 
 def _tables(asked: Asked, world: int) -> "tuple[tuple[Workload, ...], int, tuple[str, ...]]":
@@ -217,6 +246,10 @@ def _layouts(text: str) -> tuple[str, ...]:
 
 def _made(question: "Question", effort: Effort, old: "Plan | None") -> "tuple[Planned, tuple[str, ...]]":
     """The plan, and what is to be said of the way to it."""
+    if effort.measured and (old is not None or effort.certify_s):
+        raise SpecError("--measure with --replan or --certify: want one of them")
+    if effort.measured:
+        return _measured(question, effort)
     if old is None:
         from rowwise.planner.make import make_plan
 
@@ -230,6 +263,16 @@ def _made(question: "Question", effort: Effort, old: "Plan | None") -> "tuple[Pl
         raise SpecError("--certify with --replan: want one of them, as a plan near another one is not the best")
     found = replan(question, old, seconds=LITTLE if effort.seconds is None else effort.seconds, seed=effort.seed)
     return found.planned, in_words(found)
+
+
+def _measured(question: "Question", effort: Effort) -> "tuple[Planned, tuple[str, ...]]":
+    """The plan that was fastest here, and what each took."""
+    from rowwise.calibrate.remeasure import keep_truth
+    from rowwise.planner.make import make_plans
+
+    seconds = SECONDS if effort.seconds is None else effort.seconds
+    found = keep_truth(make_plans(question, effort.measured, seconds=seconds, seed=effort.seed))
+    return found.best, found.lines()
 
 
 def _explained(planned: "Planned") -> "Explanation":
