@@ -38,3 +38,22 @@ def test_ours_send_no_more_than_the_formulas_say(tmp_path):
     floors = json.loads(done.stdout.splitlines()[-1])["floors"]
     assert len(floors) >= 4
     assert all(floor["ok"] for floor in floors)
+
+
+@pytest.mark.slow
+@pytest.mark.dist
+def test_a_calibration_is_measured_and_judged(tmp_path):
+    """As a whole, on little data: what it finds is in order, if not good."""
+    saved = tmp_path / "calibrate.json"
+    sections = ["sets", "chosen", "plans"]
+    command = [sys.executable, "-W", "ignore", BENCHMARKS / "calibrate.py", "--quick", "--only", *sections]
+    done = subprocess.run([*command, "--save", saved], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    result = json.loads(saved.read_text())
+    found = {section: [row for row in result["rows"] if row["section"] == section] for section in sections}
+    (sets,) = found["sets"]
+    assert sets["errors"][0]["tau"] > 0.5
+    assert len(found["chosen"]) == 2
+    assert {"ours", "ldm", "dreamshard"} <= {row["plan"] for row in found["plans"]}
+    assert all(row["measured_ms"] > 0 and row["predicted_ms"] > 0 for row in found["chosen"] + found["plans"])
+    assert len(result["floors"]) == 6

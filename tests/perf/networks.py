@@ -26,6 +26,7 @@ def network(rng, form="scaled", *, bounded=True, width=5, hidden=7, hinges=9) ->
         inner_offset=tuple(rng.normal(size=hidden).tolist()),
         outer=_rows(layer(hidden, width)),
         outer_offset=tuple(rng.normal(size=width).tolist()),
+        gain=tuple(rng.uniform(0.5, 2, width).tolist()),
         hinge=_rows(hinge * unit),
         hinge_offset=tuple(rng.normal(size=hinges).tolist()),
         hinge_out=tuple(out.tolist()),

@@ -14,6 +14,7 @@ from rowwise.perf.access import Access, Curves, Workload
 from rowwise.perf.features import WORK, work
 from rowwise.perf.hardware import Machine, hardware_named, read_hardware
 from rowwise.perf.learned import Learned, model_of
+from rowwise.perf.network import FAR
 from rowwise.perf.roofline import Roofline
 from rowwise.planner.kinds import Kind
 from rowwise.planner.options import Columns
@@ -82,6 +83,20 @@ def test_a_model_adds_up_its_networks(form):
         begin += one.width
     assert sum(stages) == pytest.approx(float(model.phi(load_K)))
     assert [stage.name for stage in model.stages] == ["lookup", "update"]
+
+
+@pytest.mark.parametrize("form", ["scaled", "published"])
+def test_what_is_unlike_anything_seen_is_taken_for_the_nearest(form):
+    made, rng = network(np.random.default_rng(2), form), np.random.default_rng(3)
+    mean_F, scale_F = np.array(made.mean), np.array(made.scale)
+    far_NF = mean_F + scale_F * rng.choice([-50.0, 50.0, 0.5], size=(20, len(mean_F)))
+    near_NF = mean_F + np.clip((far_NF - mean_F) / scale_F, -FAR, FAR) * scale_F
+    work_NK = rng.exponential(size=(20, made.width))
+    np.testing.assert_allclose(made.psi(far_NF, work_NK), made.psi(near_NF, work_NK))
+    if form == "scaled":
+        np.testing.assert_allclose(made.psi(far_NF, 3 * work_NK), 3 * made.psi(far_NF, work_NK))
+        factor_NK = made.psi(far_NF, work_NK) / work_NK / np.array(made.gain)
+        assert ((factor_NK >= 1 / 20.001) & (factor_NK <= 20.001)).all()
 
 
 def test_a_profile_is_read_back_as_it_was():

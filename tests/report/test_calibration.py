@@ -19,7 +19,7 @@ QUALITY = {
 
 def test_it_draws_each_set_and_says_the_errors():
     shown = calibration_page("here <1>", "measured on this machine", json.dumps(QUALITY))
-    points = re.search(r'class="dots" d="([^"]*)"', shown)
+    points = re.search(r'class="dots blue" d="([^"]*)"', shown)
     assert points is not None
     assert points[1].count("M") == 3
     words = re.sub(r"<[^>]*>", " ", shown)
@@ -30,7 +30,7 @@ def test_it_draws_each_set_and_says_the_errors():
 def test_points_on_the_diagonal_are_on_the_line():
     shown = calibration_page("x", "y", json.dumps(QUALITY | {"predicted_s": [2e-3], "measured_s": [2e-3]}))
     level = re.search(r'class="level" x1="([\d.]+)" y1="([\d.]+)" x2="([\d.]+)" y2="([\d.]+)"', shown)
-    point = re.search(r'class="dots" d="M([\d.]+) ([\d.]+)h0"', shown)
+    point = re.search(r'class="dots blue" d="M([\d.]+) ([\d.]+)h0"', shown)
     assert level is not None
     assert point is not None
     (x1, y1, x2, y2), (x, y) = map(float, level.groups()), map(float, point.groups())

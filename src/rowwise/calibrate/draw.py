@@ -39,6 +39,7 @@ DIMS = (4, 8, 16, 32, 64, 128)  # of NeuroShard's benchmark
 WIDE = 256
 NARROW = (4, 8, 12, 24, 48)  # what is left of tables whose columns were cut
 MOST_TABLES = 15
+BESIDE = 0.25  # of the sets where tables are given
 BATCHES = (256, 16384)
 TRIES, AS_MANY = 300, 60  # of them with as many tables as were drawn first: what is small has few
 FLOAT_bytes, LINE_bytes = 4, 64
@@ -112,7 +113,10 @@ class Drawn(NamedTuple):
 
 
 class Population:
-    """From which tables are drawn: those that are given, or made-up ones like those of large models."""
+    """From which tables are drawn: those that are given, or made-up ones like those of large models.
+
+    Some sets are made up even where tables are given: plans cut tables into what is not like any of them.
+    """
 
     def __init__(self, given: Sequence[Workload] = (), pool_bytes: int | None = None) -> None:
         """With a limit, only tables that fit it, if need be with fewer columns."""
@@ -129,7 +133,7 @@ class Population:
     def draw(self, rng: np.random.Generator, count: int, stored: Stored) -> Drawn:
         """Tables that are looked up together."""
         row_types, optimizers = [stored.row_type] * count, [stored.optimizer] * count
-        if not self._given:
+        if not self._given or rng.random() < BESIDE:
             return _cut(_made_up(rng, count, row_types, optimizers), rng)
         chosen = [self._given[i] for i in rng.integers(len(self._given), size=count)]
         if stored.own:

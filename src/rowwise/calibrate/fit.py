@@ -7,14 +7,14 @@ square root of two, as both of them err. Its own file because it is where measur
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 from msgspec import structs
 
 from rowwise.calibrate.drift import slowness
-from rowwise.calibrate.fit_links import fit_links
+from rowwise.calibrate.fit_links import Links, fit_links
 from rowwise.calibrate.fit_rates import fit_rates
 from rowwise.calibrate.measured import Measured, measured_of
 from rowwise.calibrate.samples import LinkSample, Sample, SetSample
@@ -22,6 +22,7 @@ from rowwise.calibrate.train_exchange import train_exchanges
 from rowwise.calibrate.train_network import Shape, error_of, predicted_s, tau_of, train_network
 from rowwise.errors import SpecError
 from rowwise.perf.access import Floats
+from rowwise.perf.exchange import Exchanges
 from rowwise.perf.hardware import Hardware, Kernels, hardware_named
 from rowwise.perf.learned import STAGES
 from rowwise.perf.network import SetNetwork
@@ -33,6 +34,7 @@ HELD_OUT = 7  # every seventh set is never learned from
 BOUNDED, FREE = "networks that keep bounds", "networks as published"
 FITTED = "roofline of fitted rates"
 FIRST = Shape(steps=800)
+FEWEST_STEPS = 500  # of training; few sets need no more
 SHAPES = {BOUNDED: Shape(), FREE: Shape(form="published", bounded=False, hidden=128, hinges=64)}
 
 
@@ -118,25 +120,54 @@ def fit_profile(
     raw = measured_of(sets)
     held_S = np.array([s.number % HELD_OUT == 0 for s in sets])
     slow_S = _slowness(raw, sets, ~held_S, partial(tell, "drift"))
-    steady = raw.over(np.exp(slow_S))
-    seen, kept = np.flatnonzero(~held_S), np.flatnonzero(held_S)
-    networks = {name: _trained(steady, seen, shape, tell, name) for name, shape in shapes.items()}
+    told = Told(sets, raw, raw.over(np.exp(slow_S)), held_S, slow_S)
+    networks = {name: _trained(told, shape, tell, name) for name, shape in shapes.items()}
     tell("rates", 0.0)
-    rates = fit_rates(steady.take(seen), _plain(about))
     exchanged = [s for s in samples if isinstance(s, LinkSample)]
-    links, exchanges = fit_links(exchanged, rates), train_exchanges(exchanged, partial(tell, "exchanges"))
-    predicted = {name: _total(_predictions(steady, kept, found)) for name, found in networks.items()}
+    links = fit_links(exchanged, fit_rates(told.steady.take(told.seen), _plain(about)))
+    exchanges = train_exchanges(exchanged, partial(tell, "exchanges"))
+    quality = _quality(told, networks, links, exchanges)
+    kernels = Kernels(**networks[BOUNDED], error=quality.errors[0].error, noise=quality.noise, sets=len(sets))
+    learned = {"kernels": kernels, "exchanges": exchanges, "source": _source(about, quality)}
+    return Fitted(structs.replace(links.hardware, **learned), quality)
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Sets, as they were measured and with the drift taken out; which of them are held out."""
+
+    sets: Sequence[SetSample]
+    raw: Measured
+    steady: Measured
+    held_S: np.ndarray
+    slow_S: Floats
+
+    @property
+    def seen(self) -> np.ndarray:
+        """What is learned from."""
+        return np.flatnonzero(~self.held_S)
+
+    @property
+    def kept(self) -> np.ndarray:
+        """What is judged by."""
+        return np.flatnonzero(self.held_S)
+
+
+def _quality(
+    told: Told, networks: dict[str, dict[str, SetNetwork]], links: Links, exchanges: Exchanges | None
+) -> Quality:
+    kept, sets, raw, steady = told.kept, told.sets, told.raw, told.steady
+    by_stage = {name: _predictions(steady, kept, found) for name, found in networks.items()}
+    predicted = {name: _total(found) for name, found in by_stage.items()}
     predicted[FITTED] = _by_roofline(links.hardware, steady, kept)
     truth_S, raw_S = steady.sets.seconds_S[kept], raw.sets.seconds_S[kept]
-    chosen = networks[BOUNDED]
-    by_stage = _predictions(steady, kept, chosen)
-    quality = Quality(
+    return Quality(
         sets=len(sets),
         held_out=len(kept),
         again=sum(s.again for s in sets),
-        noise=noise_of(sets, slow_S),
+        noise=noise_of(sets, told.slow_S),
         raw_noise=noise_of(sets, np.zeros(len(sets))),
-        drift=float(slow_S.std()),
+        drift=float(told.slow_S.std()),
         errors=tuple(_error(name, p, truth_S, raw_S) for name, p in predicted.items()),
         links=links.count,
         links_error=links.error,
@@ -145,12 +176,9 @@ def fit_profile(
         measured_s=tuple(truth_S.tolist()),
         stages={
             stage: _error(BOUNDED, p, steady.stage_s[stage][kept], raw.stage_s[stage][kept])
-            for stage, p in by_stage.items()
+            for stage, p in by_stage[BOUNDED].items()
         },
     )
-    kernels = Kernels(**chosen, error=quality.errors[0].error, noise=quality.noise, sets=len(sets))
-    learned = {"kernels": kernels, "exchanges": exchanges, "source": _source(about, quality)}
-    return Fitted(structs.replace(links.hardware, **learned), quality)
 
 
 def _error(name: str, predicted_S: Floats, steady_S: Floats, raw_S: Floats) -> Error:
@@ -165,9 +193,11 @@ def _slowness(raw: Measured, sets: Sequence[SetSample], known_S: np.ndarray, tel
     return slowness(residual_S, np.array([s.rank for s in sets]), known_S)
 
 
-def _trained(measured: Measured, seen: np.ndarray, shape: Shape, tell: Tell, name: str) -> dict[str, SetNetwork]:
+def _trained(told: Told, shape: Shape, tell: Tell, name: str) -> dict[str, SetNetwork]:
+    seen = told.seen
+    enough = replace(shape, steps=min(shape.steps, max(FEWEST_STEPS, len(seen))))
     return {
-        stage: train_network(measured.of(stage).take(seen), shape, lambda share, at=stage: tell(f"{name}, {at}", share))
+        stage: train_network(told.steady.of(stage).take(seen), enough, partial(tell, f"{name}, {stage}"))
         for stage in STAGES
     }
 

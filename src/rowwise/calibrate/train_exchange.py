@@ -14,6 +14,7 @@ from rowwise.calibrate.samples import LinkSample
 from rowwise.calibrate.train_network import ALIKE, decimals, floats, matrix
 from rowwise.perf.access import Floats
 from rowwise.perf.exchange import REACH, Amounts, ExchangeNetwork, Exchanges, nominal_s, seen, waits_s
+from rowwise.perf.network import FAR
 
 HELD_OUT = 7  # every seventh exchange is never learned from
 FEWEST = 40
@@ -60,7 +61,7 @@ def _trained(pairs: Sequence[tuple[Amounts, Floats]]) -> ExchangeNetwork:
     features_NF = np.concatenate([seen(amounts) for amounts, _ in pairs])
     mean_F, deviation_F = features_NF.mean(0), features_NF.std(0)
     scale_F = np.where(deviation_F > ALIKE, deviation_F, 1.0)
-    inner, outer = _fitted(floats((features_NF - mean_F) / scale_F), nominal_N, waits_N, measured_N)
+    inner, outer = _fitted(floats(np.clip((features_NF - mean_F) / scale_F, -FAR, FAR)), nominal_N, waits_N, measured_N)
     start_s, byte_s, id_s = prices
     return ExchangeNetwork(
         start_s=start_s,

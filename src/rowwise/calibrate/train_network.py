@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from rowwise.perf.access import Floats
-from rowwise.perf.network import REACH, Form, SetNetwork
+from rowwise.perf.network import FAR, REACH, Form, SetNetwork
 
 MILLI = 1e-3
 LEAST = 1e-6  # milliseconds; of nothing at all a norm has no slope
@@ -75,7 +75,10 @@ class _Net(nn.Module):
         self.hinge, self.out = nn.Linear(loads, shape.hinges), nn.Parameter(torch.full((shape.hinges,), 0.1))
         self.constant = nn.Parameter(torch.tensor(-3.0))  # log of milliseconds
         self.power = nn.Parameter(torch.tensor(-1.0))  # log of what it is over 1
+        self.gain = nn.Parameter(torch.zeros(loads))  # logarithms
         if shape.form == "scaled":
+            whole_S = np.add.reduceat(sets.work_NK.sum(1), sets.begin_S1[:-1])
+            nn.init.constant_(self.gain, float(np.log(np.median(sets.seconds_S / np.maximum(whole_S, 1e-12)))))
             nn.init.zeros_(self.outer.weight)
             nn.init.zeros_(self.outer.bias)
             with torch.no_grad():
@@ -84,10 +87,11 @@ class _Net(nn.Module):
 
     def psi(self, features_NF: Tensor, work_NK: Tensor) -> Tensor:
         """Loads; in milliseconds where they are times."""
-        out_NK = self.outer(torch.relu(self.inner((features_NF - self.mean) / self.scale)))
+        given_NF = ((features_NF - self.mean) / self.scale).clamp(-FAR, FAR)
+        out_NK = self.outer(torch.relu(self.inner(given_NF)))
         if self.shape.form == "published":
             return torch.relu(out_NK)
-        return work_NK / MILLI * torch.exp(REACH * torch.tanh(out_NK))
+        return work_NK / MILLI * torch.exp(self.gain + REACH * torch.tanh(out_NK))
 
     def layers(self) -> tuple[Tensor, Tensor]:
         """Weights of hinges and what each adds."""
@@ -123,6 +127,7 @@ class _Net(nn.Module):
             inner_offset=decimals(self.inner.bias),
             outer=matrix(self.outer.weight.T),
             outer_offset=decimals(self.outer.bias),
+            gain=decimals(self.gain.exp()),
             hinge=matrix(weight_HK / MILLI if scaled else weight_HK),
             hinge_offset=decimals(self.hinge.bias),
             hinge_out=decimals(out_H * MILLI),

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rowwise.perf.access import Floats
+from rowwise.perf.network import FAR
 from rowwise.spec import Value
 
 NAMES = (
@@ -45,7 +46,7 @@ class ExchangeNetwork(Value, frozen=True, kw_only=True):
 
     def __call__(self, amounts: Amounts) -> Floats:
         """Seconds of each rank, from when it begins."""
-        given_WF = (seen(amounts) - np.array(self.mean)) / np.array(self.scale)
+        given_WF = np.clip((seen(amounts) - np.array(self.mean)) / np.array(self.scale), -FAR, FAR)
         hidden_WH = np.maximum(given_WF @ np.array(self.inner) + np.array(self.inner_offset), 0.0)
         factor_W = np.exp(REACH * np.tanh(hidden_WH @ np.array(self.outer) + self.outer_offset))
         return nominal_s(amounts, (self.start_s, self.byte_s, self.id_s)) * factor_W + waits_s(amounts)

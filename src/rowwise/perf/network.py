@@ -3,10 +3,10 @@
 psi is a layer or two for each table, phi a layer over the sum. Two forms of psi are read:
 
     published   as NeuroShard has it: psi(x) are 32 numbers of no unit, none of them negative
-    scaled      psi(x) is nominal work in seconds (see `features`), each kind of it times a factor that the network
-                gives, between 1/20 and 20. phi is then the p-norm of the loads (p = 1 where work is done one after
-                the other, more where kinds of work overlap) and what hinges add. Beyond what was measured it goes on
-                in proportion.
+    scaled      psi(x) is nominal work in seconds (see `features`), each kind of it times a gain, which is this
+                device's, and a factor that the network gives, between 1/20 and 20. phi is then the p-norm of the
+                loads (p = 1 where work is done one after the other, more where kinds of work overlap) and what
+                hinges add. Beyond what was measured it goes on in proportion.
 
 Weights of phi that are not negative make it convex, and it then grows with every load, so a planner's bounds hold
 whatever psi is ([Note: bounds] in planner/bound.py); `Phi.is_convex` tells. Its own file because it is arrays and
@@ -26,6 +26,7 @@ from rowwise.spec import Value
 
 Form = Literal["published", "scaled"]
 REACH = math.log(20.0)  # of a factor
+FAR = 3.0  # deviations from the mean, beyond which a feature is taken to be no further: nothing was learned from there
 Matrix = tuple[tuple[float, ...], ...]
 Vector = tuple[float, ...]
 
@@ -40,6 +41,7 @@ class SetNetwork(Value, frozen=True, kw_only=True):
     inner_offset: Vector
     outer: Matrix  # hidden x loads
     outer_offset: Vector
+    gain: Vector  # of each load, beside nominal work; 1 where loads have no unit
     hinge: Matrix  # hinges x loads
     hinge_offset: Vector
     hinge_out: Vector  # seconds
@@ -58,6 +60,7 @@ class SetNetwork(Value, frozen=True, kw_only=True):
             "scale": (np.shape(self.scale), (features,)),
             "inner": (np.shape(self.inner), (features, hidden)),
             "outer": (np.shape(self.outer), (hidden, loads)),
+            "gain": (np.shape(self.gain), (loads,)),
             "hinge": (np.shape(self.hinge), (hinges, loads)),
             "hinge_offset": (np.shape(self.hinge_offset), (hinges,)),
             "hinge_out": (np.shape(self.hinge_out), (hinges,)),
@@ -80,12 +83,12 @@ class SetNetwork(Value, frozen=True, kw_only=True):
 
     def psi(self, features_NF: Floats, work_NK: Floats) -> Floats:
         """Loads (N, K) of tables."""
-        given_NF = (features_NF - np.array(self.mean)) / np.array(self.scale)
+        given_NF = np.clip((features_NF - np.array(self.mean)) / np.array(self.scale), -FAR, FAR)
         hidden_NH = np.maximum(given_NF @ np.array(self.inner) + np.array(self.inner_offset), 0.0)
         out_NK = hidden_NH @ np.array(self.outer) + np.array(self.outer_offset)
         if self.form == "published":
             return np.maximum(out_NK, 0.0)
-        return work_NK * np.exp(REACH * np.tanh(out_NK))
+        return work_NK * np.array(self.gain) * np.exp(REACH * np.tanh(out_NK))
 
     @property
     def phi(self) -> Phi:

@@ -21,7 +21,7 @@ from rowwise.planner.problem import NO_UNIT, Index, Placement, Problem
 
 LIBRARY = "librowwise_plan.so"
 UNBOUNDED = 1e300
-MAX_LOADS, MAX_HINGES = 64, 256
+MAX_LOADS, MAX_HINGES = 128, 256
 
 
 class _Problem(ctypes.Structure):

@@ -62,7 +62,9 @@ def calibration_page(name: str, source: str, content: str | bytes) -> str:
         raise DataError(f"not the quality of a calibration: {error}; want what `rowwise calibrate` writes") from None
     title = tag("h1", None, text("Calibration"), span("number", name))
     head = tag("header", None, title, tag("p", {"class": "when"}, text(source)))
-    drawn = section("calibration", "Predicted and measured", scatter(quality), note(NOTE))
+    caption = tag("figcaption", None, tag("b", None, text("Seconds of a set")), span("hint", "predicted over measured"))
+    figure = tag("figure", {"class": "chart"}, caption, scatter(quality))
+    drawn = section("calibration", "Predicted and measured", div("charts", figure), note(NOTE))
     errors = section("errors", "Errors", _table(quality), _links(quality))
     return page("Calibration", head, _tiles(quality), drawn, errors, script=False)
 
@@ -77,7 +79,7 @@ def _tiles(quality: Quality) -> Html:
         ("sets", quantity.count(quality.sets), f"{quality.held_out} held out"),
         ("exchanges", quantity.count(quality.links), "between ranks"),
     )
-    shown = (div("tile", span("name", name), span("value", value), span("small", more)) for name, value, more in facts)
+    shown = (div("tile", span("name", name), span("value", value), span("beside", more)) for name, value, more in facts)
     return div("tiles", *shown)
 
 
@@ -93,7 +95,7 @@ def scatter(quality: Quality) -> Html:
     points = "".join(f"M{x.at(math.log10(m)):.1f} {y.at(math.log10(p)):.1f}h0" for m, p in pairs if m > 0 and p > 0)
     off = math.log10(1 + CLOSE)
     lines = [_line("level", x, y, 0.0), _line("rule", x, y, off), _line("rule", x, y, -off)]
-    dots = tag("path", {"class": "dots", "d": points, "style": "--c:var(--s1);stroke-width:4px;opacity:.55"})
+    dots = tag("path", {"class": "dots blue", "d": points, "style": "stroke-width:3px;opacity:.55"})
     attributes = {
         "role": "img",
         "aria-label": "Predicted over measured seconds",

@@ -9,7 +9,7 @@
 
 #include <stdint.h>
 
-enum { MAX_LOADS = 64, MAX_HINGES = 256, MAX_GROUPS = 8, MAX_TIERS = 3, NO_UNIT = -1 };
+enum { MAX_LOADS = 128, MAX_HINGES = 256, MAX_GROUPS = 8, MAX_TIERS = 3, NO_UNIT = -1 };
 enum { SPAN_RANK = 0, SPAN_HOST = 1, SPAN_ALL = 2 };
 
 typedef struct {
