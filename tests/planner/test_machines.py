@@ -54,7 +54,7 @@ def test_files(tmp_path, monkeypatch):
     [
         (
             "8xv100",
-            "no hardware is called 'v100'; there are h100-like, a100-like, zionex, cpu; want such as 8xa100-like",
+            "no hardware is called 'v100'; there are h100-like, a100-like, zionex, xeon, cpu; want such as 8xa100-like",
         ),
         ("zionx", "no hardware is called 'zionx'; there are zionex, "),
         ("", "no hardware is called ''; there are "),
