@@ -77,7 +77,10 @@ def test_one_process_with_a_profile(tmp_path):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("gpu", "rowwise: hardware 'gpu': there are a100-like, zionex, h100-like, cpu, xeon: want a preset, a profile that "),
+        (
+            "gpu",
+            "rowwise: hardware 'gpu': there are a100-like, zionex, h100-like, cpu, xeon: want a preset, a profile ",
+        ),
         ("2xcpu", "rowwise: hardware '2xcpu': there are a100-like, "),
         ("no.json", "no.json: there is no such file: want a preset, a profile that "),
         ("small.json", "small.json: not a hardware profile: "),
