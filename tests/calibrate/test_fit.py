@@ -76,6 +76,7 @@ def exchanges(count, noise=0.02, seed=1):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # seconds where nothing else runs, minutes where much does
 def test_a_profile_predicts_what_it_never_saw():
     samples = [*made_up(900), *exchanges(150)]
     shapes = {BOUNDED: Shape(steps=700, batch=256)}
@@ -97,7 +98,6 @@ def test_a_profile_predicts_what_it_never_saw():
     forecast = planned.plan.forecast
     assert set(forecast.stages_s) == {"lookup", "update", "exchange"}
     assert forecast.bound_s <= forecast.step_s
-    assert fit_profile(samples, ABOUT, shapes=shapes) == fitted
 
 
 def test_what_torch_trains_is_what_numpy_evaluates():
