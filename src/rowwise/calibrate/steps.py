@@ -20,7 +20,7 @@ from torch import Tensor
 
 from rowwise.batch import Jagged
 from rowwise.calibrate.ids import ids_of
-from rowwise.calibrate.kernels import LOW, flush_bytes
+from rowwise.calibrate.kernels import flush_bytes, low
 from rowwise.comm.seam import Comm
 from rowwise.comm.spawn import run_processes
 from rowwise.errors import SpecError
@@ -28,7 +28,8 @@ from rowwise.perf.access import Workload
 from rowwise.perf.memory import FLOAT_bytes
 from rowwise.plan import Plan
 from rowwise.shard.embeddings import ShardedEmbeddings
-from rowwise.spec import Topology, state_width
+from rowwise.shard.rehearse import held_bytes
+from rowwise.spec import Topology
 
 BATCHES = 3
 SEED = 7
@@ -75,16 +76,12 @@ def measure_plans(order: Order, *, shared_memory: bool = True) -> list[Step]:
 
 def _check(order: Order, spare: int) -> None:
     tables = {w.table.name: w.table for w in order.workloads}
-    need = 0.0
+    need = 0
     for plan in order.plans:
         plan.validate(list(tables.values()))
         if plan.world != order.plans[0].world:
             raise SpecError(f"plans for {plan.world} and {order.plans[0].world} ranks: want plans for the same ranks")
-        for tile in plan.tiles:
-            table = tables[tile.table]
-            share = (tile.cols[1] - tile.cols[0]) / table.dim
-            row_bytes = table.row_bytes + FLOAT_bytes * state_width(table)
-            need += (tile.rows[1] - tile.rows[0]) * row_bytes * share
+        need += sum(held_bytes(list(tables.values()), plan, rank).total() for rank in range(plan.world))
     if need > spare * SPARE:
         got = f"{len(order.plans)} plans of {len(tables)} tables take {need / 1e9:.1f} GB of rows and optimizer state"
         want = f"want at most {SPARE:.0%} of the {spare / 1e9:.1f} GB that this machine has left: fewer plans or rows"
@@ -120,7 +117,7 @@ def on_rank(comm: Comm, order: Order) -> list[tuple[list[float], dict[str, float
                 rounds[index].append(taken)
                 for name, seconds in clock.seconds.items():
                     stages[index][name].append(seconds)
-    return [(r, {name: _low(s) for name, s in by.items()}) for r, by in zip(rounds, stages, strict=True)]
+    return [(r, {name: low(s) for name, s in by.items()}) for r, by in zip(rounds, stages, strict=True)]
 
 
 def _step(module: ShardedEmbeddings, batch: Jagged, clock: "_Clock", kept: Kept) -> float:
@@ -164,8 +161,4 @@ class _Clock:
 def _joined(of_ranks: Sequence[tuple[list[float], dict[str, float]]]) -> Step:
     rounds = tuple(max(taken) for taken in zip(*(rounds for rounds, _ in of_ranks), strict=True))
     names = of_ranks[0][1]
-    return Step(_low(rounds), rounds, {name: tuple(by[name] for _, by in of_ranks) for name in names})
-
-
-def _low(taken: Sequence[float]) -> float:
-    return sorted(taken)[int(len(taken) * LOW)]
+    return Step(low(rounds), rounds, {name: tuple(by[name] for _, by in of_ranks) for name in names})

@@ -13,7 +13,7 @@ Its own file because models of several kinds (published rates, measured, learned
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -135,6 +135,27 @@ class Shards:
     share: float  # of a step's samples that the rank looks up in it: all of them, or its own
     tier: Tier
     cached: float  # share of the rows that the tier above holds
+
+
+class Asked(NamedTuple):
+    """What a step asks of pieces."""
+
+    ids_N: Floats
+    distinct_N: Floats  # rows that are read
+    written_N: Floats  # rows that are written: a copy takes those of all ranks
+    vectors_N: Floats
+
+    @classmethod
+    def of(cls, shards: Shards, curves: Curves) -> "Asked":
+        """Of each piece, on its rank."""
+        samples = curves.batch * shards.share
+        unique_T = curves.unique_T if shards.share == 1 else curves.unique_of(shards.share)
+        return cls(
+            curves.pooling_T[shards.table_N] * samples / shards.row_parts,
+            np.minimum(unique_T[shards.table_N] / shards.row_parts, shards.rows_N),
+            np.minimum(curves.unique_T[shards.table_N] / shards.row_parts, shards.rows_N),
+            shards.bags_N * samples,
+        )
 
 
 class CostModel(Protocol):

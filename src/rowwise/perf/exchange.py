@@ -15,9 +15,6 @@ from rowwise.perf.access import Floats
 from rowwise.perf.network import FAR
 from rowwise.spec import Value
 
-NAMES = (
-    "columns", "mean columns", "most columns", "ids", "mean ids", "most ids", "samples", "ranks", "late", "wait",
-)  # fmt: skip
 REACH = 2.0  # logarithm of the largest factor
 FLOAT_bytes, MILLI = 4, 1e-3
 

@@ -1,14 +1,14 @@
 """What a learned model sees of a piece of a table: its shape, what a step asks of it, and how rows repeat.
 
 Its own file because the network is trained on exactly what it is later asked about: measured sets go through here, and
-so do a planner's options. Besides features there is *work*, six amounts in the seconds that a nominal device would take
-for each, which are right but for a factor; see `learned`.
+so do a planner's options. Besides features there is *work*, five amounts for each stage in the seconds that a nominal
+device would take for each, which are right but for a factor; see `network`.
 """
 
 import numpy as np
 
 from rowwise.perf.access import Curves, Floats
-from rowwise.perf.cost import Shards
+from rowwise.perf.cost import Asked, Shards
 from rowwise.perf.reuse import BINS, reuse_bins
 
 NAMES = (
@@ -26,7 +26,7 @@ FLOAT_bytes, LINE_bytes = 4, 64
 
 def features(shards: Shards, curves: Curves) -> Floats:
     """Features (N, F) of pieces, most of them logarithms."""
-    n, u, written, bags = _asked(shards, curves)
+    n, u, written, bags = Asked.of(shards, curves)
     touched = u * (shards.row_bytes_N + shards.state_bytes_N)
     amounts = (
         shards.rows_N, shards.dim_N, n, bags, u, shards.row_bytes_N, shards.state_bytes_N, touched,
@@ -38,7 +38,7 @@ def features(shards: Shards, curves: Curves) -> Floats:
 
 def work(stage: str, shards: Shards, curves: Curves) -> Floats:
     """Nominal seconds (N, 5) of each kind of work of a stage, in the order of WORK."""
-    n, u, written, bags = _asked(shards, curves)
+    n, u, written, bags = Asked.of(shards, curves)
     lines = np.ceil(shards.row_bytes_N / LINE_bytes) * LINE_bytes
     state = np.ceil(shards.state_bytes_N / LINE_bytes) * LINE_bytes
     vectors = bags * shards.dim_N * FLOAT_bytes
@@ -56,13 +56,3 @@ def work(stage: str, shards: Shards, curves: Curves) -> Floats:
         order = n * np.log2(np.maximum(n, 2)) * NOMINAL_s / 8
         parts = (gathered, rows, vectors / NOMINAL_Bps, written * NOMINAL_s, order)
     return np.stack(parts, axis=1)
-
-
-def _asked(shards: Shards, curves: Curves) -> tuple[Floats, Floats, Floats, Floats]:
-    """Of each piece in a step: ids, distinct rows that are read and that are written, and vectors."""
-    samples = curves.batch * shards.share
-    n = curves.pooling_T[shards.table_N] * samples / shards.row_parts
-    unique_T = curves.unique_T if shards.share == 1 else curves.unique_of(shards.share)
-    u = np.minimum(unique_T[shards.table_N] / shards.row_parts, shards.rows_N)
-    written = np.minimum(curves.unique_T[shards.table_N] / shards.row_parts, shards.rows_N)
-    return n, u, written, shards.bags_N * samples

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rowwise.perf.access import Curves, Floats
-from rowwise.perf.cost import Phi, Shards, Stage
+from rowwise.perf.cost import Asked, Phi, Shards, Stage
 from rowwise.perf.hardware import Hardware
 from rowwise.spec import Topology
 
@@ -61,12 +61,7 @@ class Roofline:
     def loads(self, shards: Shards, curves: Curves) -> Floats:
         """Seconds of memory, cache, issue and lower tiers, forward and then backward."""
         table_N, hw = shards.table_N, self.hardware
-        samples = curves.batch * shards.share
-        n = curves.pooling_T[table_N] * samples / shards.row_parts
-        unique_T = curves.unique_T if shards.share == 1 else curves.unique_of(shards.share)
-        u = np.minimum(unique_T[table_N] / shards.row_parts, shards.rows_N)
-        written = np.minimum(curves.unique_T[table_N] / shards.row_parts, shards.rows_N)  # a copy takes all ranks' rows
-        b, d = shards.bags_N * samples, shards.dim_N
+        (n, u, written, b), d = Asked.of(shards, curves), shards.dim_N
         row, state = _sectors(shards.row_bytes_N), _sectors(shards.state_bytes_N)
         in_cache = hw.cache_bytes / row * shards.row_parts
         m = 1 - curves.head(table_N, in_cache)
@@ -90,9 +85,7 @@ class Roofline:
         """Seconds that rows of lower tiers take on their way up, and back down."""
         if shards.tier == "device":
             return np.zeros(len(shards.table_N)), np.zeros(len(shards.table_N))
-        n = curves.pooling_T[shards.table_N] * curves.batch * shards.share / shards.row_parts
-        unique_T = curves.unique_T if shards.share == 1 else curves.unique_of(shards.share)
-        u = np.minimum(unique_T[shards.table_N] / shards.row_parts, shards.rows_N)
+        n, u, _, _ = Asked.of(shards, curves)
         hw, row = self.hardware, _sectors(shards.row_bytes_N + shards.state_bytes_N)
         hit = curves.head(shards.table_N, shards.cached * shards.rows_N * shards.row_parts)
         missed = np.minimum(n * (1 - hit), u)

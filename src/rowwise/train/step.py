@@ -26,6 +26,7 @@ from rowwise.batch import Batch
 from rowwise.comm.seam import Comm
 from rowwise.comm.solo import solo
 from rowwise.errors import GradientError, SpecError, UpdateError
+from rowwise.ops.threads import one_thread
 from rowwise.ops.update import do_all
 from rowwise.shard.embeddings import AnyEmbeddings, ShardedEmbeddings
 from rowwise.spec import Wire
@@ -36,7 +37,7 @@ from rowwise.train.objective import Objective, Outcome
 from rowwise.train.optimizers import forget_gradients, make_optimizer, set_rate, update
 from rowwise.train.settings import Training
 from rowwise.train.together import Counted, Heard, Notice, Trouble, settle
-from rowwise.train.virtual import VirtualShards, join, one_thread
+from rowwise.train.virtual import VirtualShards, join
 
 EXACT = Wire()
 NOTHING = Notice()

@@ -84,14 +84,3 @@ def join(outcomes: Sequence[Outcome], sizes: Sequence[int]) -> Outcome:
     ]
     loss = torch.stack(weighed).sum() if weighed else outcomes[0].loss.detach()
     return Outcome(loss, torch.cat(logits) if logits else None)
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Torch's operators on one thread: how they cut a sum among several shows in its bits."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -7,8 +7,7 @@ Its own file because it is where the parts meet, in an order that the seed decid
 on the same machine, with one thread. Gives up: stopping early; how long it takes is how many steps are asked for.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,6 +17,7 @@ from rowwise.calibrate.dreamshard.networks import COST_LAYERS, POLICY_LAYERS, Ne
 from rowwise.calibrate.dreamshard.rewards import play, policy_loss, policy_of, world_factor
 from rowwise.calibrate.dreamshard.tasks import Judged, Pool, draw, judge, scatter_some
 from rowwise.errors import SpecError
+from rowwise.ops.threads import one_thread
 from rowwise.perf.access import Floats
 from rowwise.planner.dreamshard import LAYERS, Saved
 from rowwise.planner.problem import Question
@@ -69,7 +69,7 @@ def train_policy(
     """A policy for tables like those of the questions, each a pool on a number of ranks. One thread is used."""
     if not questions:
         raise SpecError("no questions: want at least one pool of tables to train on")
-    with _one_thread():
+    with one_thread():
         training = _Training.of([Pool.of(question) for question in questions], settings, seed)
         for iteration in range(settings.iterations):
             training.collect(iteration)
@@ -85,16 +85,6 @@ def train_policy(
         "policy_steps": settings.iterations * settings.policy_steps,
     }
     return training.saved(trained | dict(about or {}))
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @dataclass(slots=True)
