@@ -37,15 +37,18 @@ import sys
 from pathlib import Path
 
 import rowwise.ops
+from rowwise.ingest import native as ingest
 from rowwise.library import find_library
 from rowwise.ops.native import LIBRARY
 
-library = find_library(LIBRARY)
-inside = library.is_relative_to(sys.argv[1])
-assert inside and b"__asan_" in library.read_bytes() and b"__ubsan_" in library.read_bytes(), f"not sanitized: {library}"
-assert str(library) in Path("/proc/self/maps").read_text(), f"not loaded: {library}"
-print(f"sanitize: testing {library}")
+ingest.isa()
+for library in map(find_library, (LIBRARY, ingest.LIBRARY)):
+    inside = library.is_relative_to(sys.argv[1])
+    made = library.read_bytes()
+    assert inside and b"__asan_" in made and b"__ubsan_" in made, f"not sanitized: {library}"
+    assert str(library) in Path("/proc/self/maps").read_text(), f"not loaded: {library}"
+    print(f"sanitize: testing {library}")
 PY
-tests=(tests/ops tests/planner/test_search.py)
+tests=(tests/ops tests/planner/test_search.py tests/ingest/test_encode.py tests/ingest/test_encode_kernels.py)
 [ ! -e tests/test_bad_input.py ] || tests+=(tests/test_bad_input.py)
 run -m pytest --capture=sys "${tests[@]}" "$@"  # sys: the sanitizers write past Python

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from rowwise import DataError, SpecError, StateError, Table
 from rowwise.ingest import Batcher, Batching, Columns, Dense, FrameReader, Sparse
-from rowwise.ingest.bags import Bags
 from rowwise.ingest.encode import encode
 from rowwise.ingest.reader import Split
 from rowwise.ingest.share import Share
@@ -139,23 +138,6 @@ def test_shares_that_cannot_be(begin, end):
         Share(begin=begin, end=end)
 
 
-@given(
-    lengths=st.lists(st.integers(0, 4), max_size=20),
-    data=st.data(),
-    single=st.booleans(),
-)
-def test_bags_in_another_order_some_left_out(lengths, data, single):
-    bags = [[10 * r + k for k in range(1 if single else n)] for r, n in enumerate(lengths)]
-    order = data.draw(st.lists(st.integers(0, max(0, len(bags) - 1)), unique=True, max_size=len(bags)))
-    values = np.array([i for bag in bags for i in bag], np.int64)
-    offsets = None if single else np.concatenate([[0], np.cumsum([len(bag) for bag in bags], dtype=np.int64)])
-    made = Bags(values_N=values, offsets_R1=offsets)
-    assert made.reordered(None) is made
-    moved = made.reordered(np.array(order, np.int64))
-    ends = np.arange(len(order) + 1) if moved.offsets_R1 is None else moved.offsets_R1
-    assert [moved.values_N[a:b].tolist() for a, b in itertools.pairwise(ends)] == [bags[r] for r in order]
-
-
 def test_encoding_some_rows_only():
     frame = make(20)
     split = Split(source="rows", start=0, stop=20, first_row=0)
@@ -198,5 +180,5 @@ def test_errors_name_the_rows_of_the_file(shuffle):
 def test_a_position_in_another_share():
     position = batches(make(40), Share(end=0.5)).state()
     batching = Batching(size=8, shuffle=False, share=Share(begin=0.5))
-    with pytest.raises(StateError, match="the position is of other files or splits"):
+    with pytest.raises(StateError, match="the position is of other files, splits, filters or transforms"):
         Batcher(FrameReader(make(40), split_rows=10), COLUMNS, TABLES, batching, position)

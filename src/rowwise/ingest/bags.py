@@ -1,42 +1,104 @@
-"""The ids of one feature, one or many in a row: out of an Arrow column, and into another order of rows.
+"""The ids of one feature, one or many in a row: what is in an Arrow column, as the kernels read it.
 
-Lists and single values are the same to everything that follows: values one after another, and where each row's begin.
-What is missing is left out here and nowhere else.
+Arrow's own buffers are used where they hold whole numbers; text becomes words first. Lists and single values are the
+same to everything that follows. What is missing is left out by the kernels, or by `flat`, and nowhere else.
 """
 
-from dataclasses import dataclass
-from typing import Self, final
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import compute as pc
+from pyarrow import types
 
-from rowwise.ingest.columns import is_list
+from rowwise.ingest.block import Bags as Bags
+from rowwise.ingest.block import Ints as Ints
+from rowwise.ingest.columns import is_list, is_text
+from rowwise.ingest.mix import Words, mix
+from rowwise.ingest.native import Bits, Lists, mix_bytes
 
-Ints = NDArray[np.int64]
+
+def whole(column: pa.ChunkedArray) -> pa.Array:
+    """One array; text and chunks of lists in wide offsets, so that no number of bytes is too much."""
+    kind = column.type
+    if is_text(kind):
+        column = column.cast(pa.large_binary() if _is_bytes(kind) else pa.large_string())
+    if types.is_list_view(kind):
+        column = pa.chunked_array([_in_order(chunk) for chunk in column.chunks], pa.large_list(kind.value_type))
+    elif is_list(kind) and not types.is_large_list(kind) and (column.num_chunks != 1 or not types.is_list(kind)):
+        column = column.cast(pa.large_list(kind.value_type))
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bags:
-    """Row r has values_N[offsets_R1[r]:offsets_R1[r + 1]]; without offsets every row has one value, values_N[r]."""
+def _in_order(array: pa.Array) -> pa.Array:
+    """Lists anywhere among the values, one after another; Arrow's own cast is wrong about slices of them."""
+    missing_R = array.is_null()
+    begins_R, lengths_R = array.offsets.to_numpy().astype(np.int64), array.sizes.to_numpy().astype(np.int64)
+    lengths_R[missing_R.to_numpy(zero_copy_only=False)] = 0
+    moved_R1 = _running_sum(lengths_R)
+    at_N = np.arange(moved_R1[-1]) + np.repeat(begins_R - moved_R1[:-1], lengths_R)
+    return pa.LargeListArray.from_arrays(pa.array(moved_R1), array.values.take(pa.array(at_N)), mask=missing_R)
 
-    values_N: Ints
-    offsets_R1: Ints | None
 
-    def reordered(self, order_R: Ints | None) -> Self:
-        """The same rows in another order, some left out maybe; None: as they are."""
-        if order_R is None:
-            return self
-        offsets_R1 = self.offsets_R1
-        if offsets_R1 is None:
-            return type(self)(values_N=self.values_N.take(order_R), offsets_R1=None)
-        lengths_R = np.diff(offsets_R1)[order_R]
-        moved_R1 = _running_sum(lengths_R)
-        # The n-th id of the output is the n-th of its bag, counted from where the bag was.
-        at_N = np.arange(moved_R1[-1]) + np.repeat(offsets_R1[order_R] - moved_R1[:-1], lengths_R)
-        return type(self)(values_N=self.values_N.take(at_N), offsets_R1=moved_R1)
+def lists(array: pa.Array) -> Lists:
+    """What `whole` gave of a column of ids; text is hashed, and whole numbers are as they are."""
+    if not is_list(array.type):
+        values, valid = ids_of(array)
+        return Lists(values=values, row_valid=valid)
+    if len(array) == 0:
+        return Lists(values=np.empty(0, np.int64), offsets=np.zeros(1, np.int64))  # its buffers may be missing
+    width = np.int64 if types.is_large_list(array.type) else np.int32
+    offsets_R1 = view(array.buffers()[1], width, array.offset, len(array) + 1)
+    # Only as much as is used: of a slice of a large column, the values are still all there.
+    begin = int(offsets_R1[0])
+    values, valid = ids_of(array.values.slice(begin, int(offsets_R1[-1]) - begin))
+    return Lists(values=values, offsets=offsets_R1, base=begin, row_valid=bits(array), id_valid=valid)
+
+
+def ids_of(array: pa.Array) -> tuple[NDArray[Any], Bits | None]:
+    """A whole number for each entry, and which are there; what is missing may be any number."""
+    if types.is_dictionary(array.type) and (holds_whole(array.type) or array.dictionary.null_count):
+        array = array.dictionary_decode()
+    valid = bits(array)
+    if not types.is_integer(array.type):
+        return _text_hash(array).view(np.int64), valid
+    # Unsigned ids past 2**63 turn negative.
+    kind = np.dtype(np.int64) if types.is_uint64(array.type) else np.dtype(array.type.to_pandas_dtype())
+    return view(array.buffers()[1], kind, array.offset, len(array)), valid
+
+
+def view(buffer: pa.Buffer | None, kind: Any, begin: int, count: int) -> NDArray[Any]:
+    """A part of one of Arrow's buffers, without a copy, unless it came from where they are not aligned."""
+    if buffer is None or not count:
+        return np.empty(0, kind)
+    part = np.frombuffer(buffer, kind, count, begin * np.dtype(kind).itemsize)
+    return part if part.flags.aligned else part.copy()
+
+
+def bits(array: pa.Array) -> Bits | None:
+    """Which entries are there; None: all."""
+    return Bits(np.frombuffer(array.buffers()[0], np.uint8), array.offset) if array.null_count else None
+
+
+def holds_whole(kind: pa.DataType) -> bool:
+    """Whether ids of this type are whole numbers, and not text."""
+    return bool(types.is_integer(kind.value_type if types.is_dictionary(kind) else kind))
+
+
+def hashed(ids: pa.Array) -> Words:
+    """64 bits for each id, the same whatever the layout."""
+    return mix(int64(ids).view(np.uint64)) if holds_whole(ids.type) else _text_hash(ids)
+
+
+def int64(array: pa.Array) -> Ints:
+    """The same 64 bits, whatever the integer type; unsigned ones past 2**63 turn negative."""
+    if types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if types.is_timestamp(array.type):
+        array = array.cast(pa.int64())
+    values_N = ids_of(array)[0] if types.is_integer(array.type) else array.to_numpy(zero_copy_only=False)
+    return values_N.astype(np.int64, copy=False)
 
 
 def flat(array: pa.Array, first: int | None) -> tuple[pa.Array, Ints | None]:
@@ -62,3 +124,22 @@ def _running_sum(counts_R: NDArray[np.generic]) -> Ints:
     sums_R1 = np.zeros(len(counts_R) + 1, np.int64)
     np.cumsum(counts_R, out=sums_R1[1:])
     return sums_R1
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return bool(types.is_binary(kind) or types.is_large_binary(kind))
+
+
+def _text_hash(array: pa.Array) -> Words:
+    if types.is_dictionary(array.type):
+        hash_D = _text_hash(array.dictionary)
+        index_N, _ = ids_of(array.indices.fill_null(0))
+        return hash_D[index_N] if len(hash_D) else np.zeros(len(array), np.uint64)
+    if not _is_bytes(array.type):
+        array = array.cast(pa.large_string())
+    array = array.cast(pa.large_binary())
+    if len(array) == 0:
+        return np.empty(0, np.uint64)  # its buffers may be missing
+    _, offsets, data = array.buffers()
+    offsets_N1 = view(offsets, np.int64, array.offset, len(array) + 1)
+    return mix_bytes(np.empty(0, np.uint8) if data is None else np.frombuffer(data, np.uint8), offsets_N1)

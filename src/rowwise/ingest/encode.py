@@ -1,12 +1,18 @@
-"""From the Arrow columns of a split to arrays that batches are slices of.
+"""From the Arrow columns of a split to a block of encoded rows that batches are slices of.
 
 Everything that looks at values happens here, once for each split and for whole columns: missing values, hashing,
-logarithms, and the checks that name file, row and value. Apart from `collate`, which only copies.
-Sizes: R rows of the split, F dense columns, K labels, N ids.
+logarithms, and the checks that name file, row and value. Apart from `collate`, which only copies. The kernels of
+`native` write straight to where the block has its arrays.
+Sizes: R rows, F dense columns, K labels, N ids.
+
+[Note: refused rows] What a split is refused for is said in one place, `_refusals`. Kernels only tell that something
+may be wrong, as they see every value anyway; then `_refusals` looks again and finds what to say, row by row. So
+`bad_rows` and the errors of `encode` cannot disagree. Rows that are not asked for are not looked at.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -14,29 +20,44 @@ from numpy.typing import NDArray
 from pyarrow import types
 
 from rowwise.errors import DataError
-from rowwise.ingest.bags import Bags, Ints, flat
-from rowwise.ingest.columns import Columns, Dense, Sparse, is_list, is_text
-from rowwise.ingest.mix import mix, mix_bytes, remainder
+from rowwise.ingest import native
+from rowwise.ingest.bags import bits, hashed, holds_whole, ids_of, int64, lists, view, whole
+from rowwise.ingest.block import ALIGNMENT, Bags, Encoded, Floats, Ints, Memory, Sizes, lay_out, private
+from rowwise.ingest.columns import Columns, Dense, Sparse, is_list
+from rowwise.ingest.native import Bits, Lists, Make, Picked
 from rowwise.ingest.reader import Split
+from rowwise.ingest.repeats import adjacent
+from rowwise.spec import Value
 
-Floats = NDArray[np.float32]
+__all__ = ["Bad", "Encoded", "Floats", "Wrong", "bad_rows", "encode", "floats", "hashed", "int64", "whole"]
+
+ROWS_AT_ONCE = 8192  # of dense columns: few enough to stay in cache through all steps
+NAMED = 5  # bad rows of each column that are described
+Mask = NDArray[np.bool_]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Encoded:
-    """The rows of one split."""
+class Wrong(Value, frozen=True):
+    """Why a row is refused."""
 
-    rows: int
-    dense_RF: Floats
-    labels_RK: Floats
-    bags: tuple[Bags, ...]  # in the order of Columns.sparse
-    weights_R: Floats | None
-    keys_R: Ints | None
-    times_R: Ints | None
+    row: int  # of the split
+    column: str
+    reason: str
+
+
+class Bad(NamedTuple):
+    """The rows of a split that are refused."""
+
+    mask_R: Mask
+    wrong: tuple[Wrong, ...]  # the first few of each column
 
 
 def encode(
-    table: pa.Table, columns: Columns, rows_of: Mapping[str, int], split: Split, order_R: Ints | None = None
+    table: pa.Table,
+    columns: Columns,
+    rows_of: Mapping[str, int],
+    split: Split,
+    order_R: Ints | None = None,
+    memory: Memory = private,
 ) -> Encoded:
     """All columns of a split.
 
@@ -45,156 +66,249 @@ def encode(
         columns: what they are.
         rows_of: how many rows a table has, where ids are hashed to them or refused outside them.
         split: for errors to name.
-        order_R: which row comes first, second and so on, some left out maybe; None: all as they are. One column at a
-            time is reordered, while it is in cache: picking the rows of each batch from all columns later takes
-            several times as long.
+        order_R: which row comes first, second and so on, some left out maybe; None: all as they are.
+        memory: gives the bytes that everything is written to.
     """
     columns.check(table.schema, split.source)
+    order_R = _checked(order_R, table.num_rows)
     arrays = {name: whole(table[name]) for name in columns.names}
-    rows, order = table.num_rows, slice(None) if order_R is None else order_R
-    dense = (_dense(arrays[d.column], d, split) for d in columns.dense)
-    labels = (_labels(arrays[name], name, split) for name in columns.labels)
-    return Encoded(
-        rows=rows if order_R is None else len(order_R),
-        dense_RF=_side_by_side(dense, rows, len(columns.dense))[order],
-        labels_RK=_side_by_side(labels, rows, len(columns.labels))[order],
-        bags=tuple(_bags(arrays[s.column], s, rows_of, split).reordered(order_R) for s in columns.sparse),
-        weights_R=None if columns.weight is None else _weights(arrays[columns.weight], columns.weight, split)[order],
-        keys_R=None if columns.key is None else _keys(arrays[columns.key], columns.key, split)[order],
-        times_R=None if columns.time is None else _times(arrays[columns.time], columns.time, split)[order],
+    shared = [s.feature_name in columns.shared for s in columns.sparse]
+    repeats = _repeats([lists(arrays[s.column]) for s in columns.sparse if s.feature_name in columns.shared], order_R)
+    orders = [repeats.order_U if is_shared and repeats else order_R for is_shared in shared]
+    sparse_orders = zip(columns.sparse, orders, strict=True)
+    picked = [Picked(lists(arrays[s.column]), order, s.first) for s, order in sparse_orders]
+    sizes = Sizes(
+        rows=table.num_rows if order_R is None else len(order_R),
+        dense=len(columns.dense),
+        labels=len(columns.labels),
+        ids=[ids.total for ids in picked],
+        listed=[is_list(arrays[s.column].type) or bits(arrays[s.column]) is not None for s in columns.sparse],
+        shared=shared,
+        distinct=None if repeats is None else len(repeats.order_U),
+        weighted=columns.weight is not None,
+        keyed=columns.key is not None,
+        timed=columns.time is not None,
     )
+    layout = lay_out(sizes)
+    block = memory(layout.size)
+    assert len(block) == 0 or block.ctypes.data % ALIGNMENT == 0
+    encoded = Encoded.of(block, layout)
+    if repeats is not None and encoded.inverse_R is not None:
+        encoded.inverse_R[:] = repeats.inverse_R
+    doubtful = _write_dense(arrays, columns.dense, order_R, encoded.dense_RF)
+    doubtful |= _write_about_rows(arrays, columns, order_R, encoded)
+    for ids, sparse, bags in zip(picked, columns.sparse, encoded.bags, strict=True):
+        make = _made(sparse, arrays[sparse.column].type, rows_of.get(sparse.table_name))
+        doubtful |= ids.write(make, bags.values_N, bags.offsets_R1)
+    if doubtful:
+        _raise_first(_refusals(arrays, columns, rows_of, order_R), split)
+    return encoded
 
 
-def whole(column: pa.ChunkedArray) -> pa.Array:
-    """One array; text in wide offsets, so that no number of bytes is too much."""
-    kind = column.type
-    if is_text(kind):
-        column = column.cast(pa.large_binary() if _is_bytes(kind) else pa.large_string())
-    if is_list(kind) and kind != pa.large_list(kind.value_type):
-        column = column.cast(pa.large_list(kind.value_type))
-    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+class _Repeats(NamedTuple):
+    """Neighbours that have the same bags of some features."""
+
+    order_U: Ints  # a row of the split for each distinct one
+    inverse_R: Ints
 
 
-def _is_bytes(kind: pa.DataType) -> bool:
-    return bool(types.is_binary(kind) or types.is_large_binary(kind))
+def _repeats(group: Sequence[Lists], order_R: Ints | None) -> _Repeats | None:
+    """Which rows, in their order, repeat the one before. Compared is what was read, before anything is made of it."""
+    if not group:
+        return None
+    run_R = adjacent([_plain(one) for one in group])
+    order_R = np.arange(len(run_R)) if order_R is None else order_R
+    run_R = run_R[order_R]
+    begins_R = np.ones(len(run_R), np.bool_)
+    np.not_equal(run_R[1:], run_R[:-1], out=begins_R[1:])
+    return _Repeats(order_R[begins_R], np.cumsum(begins_R, dtype=np.int64) - 1)
 
 
-def _side_by_side(columns: Iterable[Floats], rows: int, count: int) -> Floats:
-    """Rows together, as batches hold them."""
-    together = np.empty((rows, count), np.float32)
-    for index, column_R in enumerate(columns):
-        together[:, index] = column_R
-    return together
+def _plain(one: Lists) -> Bags:
+    """Without what is missing."""
+    picked = Picked(one)
+    values_N, offsets_R1 = np.empty(picked.total, np.int64), np.empty(picked.rows + 1, np.int64)
+    picked.write(Make(), values_N, offsets_R1)
+    return Bags(values_N=values_N, offsets_R1=offsets_R1)
+
+
+def bad_rows(table: pa.Table, columns: Columns, rows_of: Mapping[str, int], split: Split) -> Bad | None:
+    """The rows that `encode` would refuse, and why; None: there are none. A column of a wrong type is still raised."""
+    columns.check(table.schema, split.source)
+    arrays = {name: whole(table[name]) for name in columns.names}
+    mask_R = np.zeros(table.num_rows, np.bool_)
+    wrong: list[Wrong] = []
+    for refusal in _refusals(arrays, columns, rows_of, None):
+        mask_R[refusal.rows_N] = True
+        wrong.extend(refusal.wrong)
+    return Bad(mask_R, tuple(wrong)) if wrong else None
 
 
 def floats(array: pa.Array) -> Floats:
     """32-bit floats, NaN where there is nothing."""
+    return _single(array).to_numpy(zero_copy_only=False)
+
+
+def _single(array: pa.Array) -> pa.Array:
     if types.is_decimal(array.type):
         array = array.cast(pa.float64())
-    return array.cast(pa.float32(), safe=False).to_numpy(zero_copy_only=False)
+    return array if types.is_float32(array.type) else array.cast(pa.float32(), safe=False)
 
 
-def _dense(array: pa.Array, dense: Dense, split: Split) -> Floats:
-    x_R = floats(array)
-    finite_R = np.isfinite(x_R)
-    if not finite_R.all():
-        _refuse(np.isinf(x_R), array, dense.column, split, "want a finite number in 32 bits")
-        x_R = np.where(finite_R, x_R, np.float32(dense.fill))
-    return np.log1p(np.maximum(x_R, np.float32(0))) if dense.log1p else x_R
+def _checked(order_R: Ints | None, rows: int) -> Ints | None:
+    if order_R is None:
+        return None
+    order_R = np.ascontiguousarray(order_R, np.int64)
+    if len(order_R) and (order_R.min() < 0 or order_R.max() >= rows):
+        raise IndexError(f"an order of rows {order_R.min()} to {order_R.max()}: there are {rows}")
+    return order_R
 
 
-def _labels(array: pa.Array, name: str, split: Split) -> Floats:
-    x_R = floats(array)
-    _refuse((x_R != 0) & (x_R != 1), array, name, split, "want a label of 0 or 1")
-    return x_R
+def _write_dense(arrays: Mapping[str, pa.Array], dense: Sequence[Dense], order_R: Ints | None, out_RF: Floats) -> bool:
+    """Whether one may be infinite. Columns go through all steps a few rows at a time, and then into rows."""
+    if not dense:
+        return False
+    rows = len(arrays[dense[0].column])
+    if order_R is not None and 2 * len(order_R) > rows:  # moving rows costs less than picking from every column
+        rows_RF = np.empty((rows, len(dense)), np.float32)
+        infinite = _write_dense(arrays, dense, None, rows_RF)
+        rows_RF.take(order_R, axis=0, out=out_RF, mode="clip")  # the other modes make a copy first
+        return infinite
+    filled = native.Filled([_numbers(arrays[d.column], d.fill) for d in dense], order_R)
+    room = np.empty(len(dense) * ROWS_AT_ONCE, np.float32)
+    infinite = False
+    for begin in range(0, len(out_RF), ROWS_AT_ONCE):
+        rows_RF = out_RF[begin : begin + ROWS_AT_ONCE]
+        columns_FR = room[: rows_RF.size].reshape(rows_RF.shape[::-1])
+        infinite |= filled.write(begin, columns_FR)
+        at = 0
+        for log1p, run in groupby(dense, lambda d: d.log1p):
+            part_FR = columns_FR[at : (at := at + len(list(run)))]
+            if log1p:  # numpy's, several times as fast as one number at a time, and the same bits as ever
+                np.log1p(np.maximum(part_FR, np.float32(0), out=part_FR), out=part_FR)
+        native.turn(columns_FR, rows_RF)
+    return infinite
 
 
-def _weights(array: pa.Array, name: str, split: Split) -> Floats:
-    x_R = floats(array)
-    _refuse(~(np.isfinite(x_R) & (x_R >= 0)), array, name, split, "want a weight that is finite and not negative")
-    return x_R
+def _numbers(array: pa.Array, fill: float) -> native.Numbers:
+    array = _single(array)
+    return native.Numbers(view(array.buffers()[1], np.float32, array.offset, len(array)), bits(array), fill)
 
 
-def _keys(array: pa.Array, name: str, split: Split) -> Ints:
-    _refuse(_missing(array), array, name, split, "want a key in every row")
-    return _plain_or_hashed(array)
+def _write_about_rows(arrays: Mapping[str, pa.Array], columns: Columns, order_R: Ints | None, encoded: Encoded) -> bool:
+    """Labels and what else is known of a row; whether any of it is bad."""
+    order = slice(None) if order_R is None else order_R
+    bad = False
+    for k, name in enumerate(columns.labels):
+        encoded.labels_RK[:, k] = floats(arrays[name])[order]
+        bad |= bool(_no_label(encoded.labels_RK[:, k]).any())
+    if columns.weight is not None and encoded.weights_R is not None:
+        encoded.weights_R[:] = floats(arrays[columns.weight])[order]
+        bad |= bool(_no_weight(encoded.weights_R).any())
+    for name, out_R in ((columns.key, encoded.keys_R), (columns.time, encoded.times_R)):
+        if name is not None and out_R is not None:
+            values_R, valid = _named(arrays[name])
+            out_R[:] = values_R[order]
+            bad |= bool(_missing(len(values_R), valid)[order].any())
+    return bad
 
 
-def _times(array: pa.Array, name: str, split: Split) -> Ints:
-    _refuse(_missing(array), array, name, split, "want a time in every row")
+def _named(array: pa.Array) -> tuple[NDArray[np.generic], Bits | None]:
+    """Keys or times, and which are there."""
     if types.is_date(array.type) or types.is_timestamp(array.type):
         # Finer times are cut down to microseconds.
-        array = array.cast(pa.timestamp("us", tz=getattr(array.type, "tz", None)), safe=False)
-    return int64(array)
+        array = array.cast(pa.timestamp("us", tz=getattr(array.type, "tz", None)), safe=False).cast(pa.int64())
+    return ids_of(array)
 
 
-def _missing(array: pa.Array) -> NDArray[np.bool_]:
-    return array.is_null().to_numpy(zero_copy_only=False)
+def _made(sparse: Sparse, kind: pa.DataType, rows: int | None) -> Make:
+    """What is to be made of ids."""
+    if sparse.ids == "direct":
+        return Make() if rows is None else Make(native.CHECK, rows)
+    assert rows is not None  # the batcher gives those of all hashed features
+    return Make(native.HASH if holds_whole(kind.value_type if is_list(kind) else kind) else native.REMAINDER, rows)
 
 
-def _refuse(bad_R: NDArray[np.bool_], array: pa.Array, name: str, split: Split, want: str) -> None:
-    if bad_R.any():
-        row = int(np.argmax(bad_R))
-        raise DataError(f"{split.place(row)}, column {name!r}: {array[row].as_py()!r}: {want}")
+def _no_label(x_R: Floats) -> Mask:
+    return (x_R != 0) & (x_R != 1)
 
 
-def _bags(array: pa.Array, sparse: Sparse, rows_of: Mapping[str, int], split: Split) -> Bags:
-    ids, offsets_R1 = flat(array, sparse.first)
-    rows = rows_of.get(sparse.table_name)
-    if sparse.ids == "hash":
-        assert rows is not None  # the batcher gives those of all hashed features
-        return Bags(values_N=remainder(hashed(ids), rows), offsets_R1=offsets_R1)
-    values_N = int64(ids)
-    if rows is not None:
-        _refuse_outside(values_N, offsets_R1, rows, sparse, split)
-    return Bags(values_N=values_N, offsets_R1=offsets_R1)
+def _no_weight(x_R: Floats) -> Mask:
+    return ~(np.isfinite(x_R) & (x_R >= 0))
 
 
-def _refuse_outside(values_N: Ints, offsets_R1: Ints | None, rows: int, sparse: Sparse, split: Split) -> None:
+def _missing(rows: int, valid: Bits | None) -> Mask:
+    if valid is None:
+        return np.zeros(rows, np.bool_)
+    return np.unpackbits(valid.bytes, count=valid.first + rows, bitorder="little")[valid.first :] == 0
+
+
+class _Refusal(NamedTuple):
+    """Rows that are refused for what is in one column."""
+
+    column: str
+    rows_N: Ints  # of the split, ascending
+    reasons: Sequence[str]  # of the first few
+
+    @property
+    def wrong(self) -> list[Wrong]:
+        """What is to be said of the first few."""
+        pairs = zip(self.rows_N.tolist(), self.reasons, strict=False)
+        return [Wrong(row=row, column=self.column, reason=reason) for row, reason in pairs]
+
+
+def _raise_first(refusals: Iterator[_Refusal], split: Split) -> None:
+    for refusal in refusals:
+        first = refusal.wrong[0]
+        raise DataError(f"{split.place(first.row)}, column {first.column!r}: {first.reason}")
+
+
+def _refusals(
+    arrays: Mapping[str, pa.Array], columns: Columns, rows_of: Mapping[str, int], order_R: Ints | None
+) -> Iterator[_Refusal]:
+    """What is wrong, column by column. See [Note: refused rows]."""
+    for name, bad_of, want in _checks(columns):
+        rows_N = _asked(bad_of(arrays[name]), order_R)
+        if len(rows_N):
+            found = [repr(cell) for cell in arrays[name].take(pa.array(rows_N[:NAMED])).to_pylist()]
+            yield _Refusal(name, rows_N, [f"{cell}: {want}" for cell in found])
+    for sparse in columns.sparse:
+        rows = rows_of.get(sparse.table_name)
+        if sparse.ids == "direct" and rows is not None:
+            yield from _outside(arrays[sparse.column], sparse, rows, order_R)
+
+
+def _checks(columns: Columns) -> Iterator[tuple[str, Callable[[pa.Array], Mask], str]]:
+    """Each column whose values are checked one by one, what tells the bad ones, and what is wanted."""
+    for dense in columns.dense:
+        yield dense.column, lambda a: np.isinf(floats(a)), "want a finite number in 32 bits"
+    for name in columns.labels:
+        yield name, lambda a: _no_label(floats(a)), "want a label of 0 or 1"
+    if columns.weight is not None:
+        yield columns.weight, lambda a: _no_weight(floats(a)), "want a weight that is finite and not negative"
+    for name, want in ((columns.key, "want a key in every row"), (columns.time, "want a time in every row")):
+        if name is not None:
+            yield name, lambda a: _missing(len(a), _named(a)[1]), want
+
+
+def _asked(bad_R: Mask, order_R: Ints | None) -> Ints:
+    if order_R is not None:
+        asked_R = np.zeros_like(bad_R)
+        asked_R[order_R] = True
+        bad_R = bad_R & asked_R
+    return np.flatnonzero(bad_R)
+
+
+def _outside(array: pa.Array, sparse: Sparse, rows: int, order_R: Ints | None) -> Iterator[_Refusal]:
+    asked_R = None if order_R is None else np.unique(order_R)
+    picked = Picked(lists(array), asked_R, sparse.first)
+    values_N, offsets_R1 = np.empty(picked.total, np.int64), np.empty(picked.rows + 1, np.int64)
+    picked.write(Make(), values_N, offsets_R1)
     # Seen as unsigned, a negative id is large, so one comparison finds both.
-    outside_N = values_N.view(np.uint64) >= rows
-    if outside_N.any():
-        at = int(np.argmax(outside_N))
-        row = at if offsets_R1 is None else int(np.searchsorted(offsets_R1, at, "right")) - 1
-        where = f"{split.place(row)}, column {sparse.column!r}"
-        want = f"want 0 to {rows - 1}, the rows of table {sparse.table_name!r}; ids='hash' takes any"
-        raise DataError(f"{where}: id {values_N[at]}: {want}")
-
-
-def _plain_or_hashed(array: pa.Array) -> Ints:
-    return int64(array) if _holds_whole(array.type) else _text_hash(array).view(np.int64)
-
-
-def hashed(ids: pa.Array) -> NDArray[np.uint64]:
-    """64 bits for each id, the same whatever the layout."""
-    return mix(int64(ids).view(np.uint64)) if _holds_whole(ids.type) else _text_hash(ids)
-
-
-def _holds_whole(kind: pa.DataType) -> bool:
-    return bool(types.is_integer(kind.value_type if types.is_dictionary(kind) else kind))
-
-
-def _text_hash(array: pa.Array) -> NDArray[np.uint64]:
-    if types.is_dictionary(array.type):
-        dictionary = array.dictionary.cast(pa.large_string())
-        return _text_hash(dictionary)[array.indices.to_numpy(zero_copy_only=False)]
-    if not _is_bytes(array.type):
-        array = array.cast(pa.large_string())
-    array = array.cast(pa.large_binary())
-    if len(array) == 0:
-        return np.empty(0, np.uint64)  # its buffers may be missing
-    _, offsets, data = array.buffers()
-    offsets_N1 = np.frombuffer(offsets, np.int64)[array.offset : array.offset + len(array) + 1]
-    begin, end = int(offsets_N1[0]), int(offsets_N1[-1])
-    empty = np.empty(0, np.uint8)
-    return mix_bytes(empty if data is None else np.frombuffer(data, np.uint8)[begin:end], offsets_N1 - begin)
-
-
-def int64(array: pa.Array) -> Ints:
-    """The same 64 bits, whatever the integer type; unsigned ones past 2**63 turn negative."""
-    if types.is_dictionary(array.type):
-        array = array.dictionary_decode()
-    if types.is_timestamp(array.type):
-        array = array.cast(pa.int64())
-    values_N = array.to_numpy(zero_copy_only=False)
-    return values_N.astype(np.int64, copy=False)
+    at_N = np.flatnonzero(values_N.view(np.uint64) >= rows)
+    rows_N, first_N = np.unique(np.searchsorted(offsets_R1, at_N, "right") - 1, return_index=True)
+    ids_N = values_N[at_N[first_N]]
+    want = f"want 0 to {rows - 1}, the rows of table {sparse.table_name!r}; ids='hash' takes any"
+    if len(rows_N):
+        rows_N = rows_N if asked_R is None else asked_R[rows_N]
+        yield _Refusal(sparse.column, rows_N, [f"id {i}: {want}" for i in ids_N[:NAMED].tolist()])
