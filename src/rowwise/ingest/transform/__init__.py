@@ -1,0 +1,63 @@
+"""Transforms: pure functions on Arrow columns, one definition for training and serving.
+
+`load` reads what they name, `sources` says which columns they take, `schema_after` checks types without data, and
+`apply` makes columns. Importing this needs no torch.
+"""
+
+from rowwise.ingest.transform.chain import (
+    AnyKind,
+    Loaded,
+    Transforms,
+    apply,
+    digest,
+    from_json,
+    load,
+    schema_after,
+    serving,
+    sources,
+    to_json,
+)
+from rowwise.ingest.transform.classes import Onehot
+from rowwise.ingest.transform.ids import Enumerate, FirstX, NGram, PositiveModulus, SigridHash
+from rowwise.ingest.transform.mapping import MapId
+from rowwise.ingest.transform.numbers import BoxCox, Bucketize, Clamp, Fill, Log1p, Logit
+from rowwise.ingest.transform.own import Own
+from rowwise.ingest.transform.pairs import Cartesian, ComputeScore, IdListTransform
+from rowwise.ingest.transform.select import Sampling
+from rowwise.ingest.transform.times import GetLocalHour
+from rowwise.ingest.transform.transform import Transform, Where
+
+__all__ = [
+    "AnyKind",
+    "BoxCox",
+    "Bucketize",
+    "Cartesian",
+    "Clamp",
+    "ComputeScore",
+    "Enumerate",
+    "Fill",
+    "FirstX",
+    "GetLocalHour",
+    "IdListTransform",
+    "Loaded",
+    "Log1p",
+    "Logit",
+    "MapId",
+    "NGram",
+    "Onehot",
+    "Own",
+    "PositiveModulus",
+    "Sampling",
+    "SigridHash",
+    "Transform",
+    "Transforms",
+    "Where",
+    "apply",
+    "digest",
+    "from_json",
+    "load",
+    "schema_after",
+    "serving",
+    "sources",
+    "to_json",
+]

@@ -1,0 +1,108 @@
+"""Onehot: a column of 0 and 1 for each class or bucket.
+
+Apart from the other transforms of numbers because it takes ids as well, and makes many columns of one.
+"""
+
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import compute as pc
+from pyarrow import types
+
+from rowwise.ingest.bags import Ints
+from rowwise.ingest.columns import IDS
+from rowwise.ingest.transform.arrays import element_kind, elements, lists, number_kind, numbers_of, rows_of
+from rowwise.ingest.transform.numbers import buckets
+from rowwise.ingest.transform.transform import (
+    NUMBERS_OR_LISTS,
+    Arrays,
+    Kinds,
+    OneColumn,
+    Where,
+    check_borders,
+    is_words,
+)
+
+
+class Onehot(OneColumn, frozen=True, kw_only=True, tag="onehot", tag_field="kind"):
+    """For each class 1 if it is there and 0 if not: by named classes, or by buckets between borders.
+
+    A list has a 1 for each class that is in it at all. What is null, NaN, or of no class has no 1; a null row and an
+    empty list are all zeros. K borders make K + 1 buckets, as `bucketize` does: infinities are in the first and last.
+    """
+
+    classes: tuple[int | str, ...] = ()
+    borders: tuple[float, ...] = ()
+    # One column of 32-bit numbers for each class, called like the result with _0, _1 and so on, as `Dense` reads them;
+    # or one column of lists with as many numbers as there are classes.
+    into: Literal["columns", "lists"] = "columns"
+
+    def __post_init__(self) -> None:
+        """Refuse classes that could not be told apart."""
+        if bool(self.classes) == bool(self.borders):
+            got = "both" if self.borders else "neither"
+            raise self.refuse(f"got {got} of classes and borders: want one of them")
+        check_borders(self, self.borders)
+        if len({type(c) for c in self.classes}) > 1:
+            raise self.refuse(f"classes: {self.classes}: want whole numbers only, or texts only")
+        twice = [c for c in self.classes if self.classes.count(c) > 1]
+        if twice:
+            raise self.refuse(f"classes: {twice[0]!r} is there twice: want each once")
+        if self.into not in ("columns", "lists"):
+            raise self.refuse(f"into={self.into!r}: want 'columns' or 'lists'")
+
+    @property
+    def width(self) -> int:
+        """How many numbers there are in a row."""
+        return len(self.classes) or len(self.borders) + 1
+
+    @property
+    def makes(self) -> tuple[str, ...]:
+        """One column, or one for each class."""
+        name = self.to or self.column
+        return (name,) if self.into == "lists" else tuple(f"{name}_{n}" for n in range(self.width))
+
+    @property
+    def wants(self) -> tuple[str, ...]:
+        """Numbers to be cut into buckets, or ids that are compared."""
+        return (NUMBERS_OR_LISTS if self.borders else IDS,)
+
+    def complaint(self, kinds: Kinds) -> str:
+        """Numbers and words are never the same."""
+        if self.classes and is_words(kinds[0]) != isinstance(self.classes[0], str):
+            return f"compared with class {self.classes[0]!r}: want {'texts' if is_words(kinds[0]) else 'whole numbers'}"
+        low, high = (0, 1 << 64) if element_kind(kinds[0]) == pa.uint64() else (-(1 << 63), 1 << 63)
+        outside = [c for c in self.classes if isinstance(c, int) and not low <= c < high]
+        return f"compared with class {outside[0]}, which no such number is: want others" if outside else ""
+
+    def types(self, kinds: Kinds) -> Kinds:
+        """Numbers in 32 bits."""
+        return (pa.large_list(pa.float32()),) if self.into == "lists" else (pa.float32(),) * self.width
+
+    def run(self, arrays: Arrays, where: Where) -> Arrays:
+        """Write all ones at once."""
+        class_N, offsets_R1 = self._classes(arrays[0])
+        rows, width = len(arrays[0]), self.width
+        row_N = np.arange(rows) if offsets_R1 is None else rows_of(offsets_R1)
+        there_N = class_N >= 0
+        ones_RK = np.zeros((rows, width), np.float32, order="C" if self.into == "lists" else "F")
+        ones_RK[row_N[there_N], class_N[there_N]] = 1
+        if self.into == "lists":
+            return (lists(pa.array(ones_RK.reshape(-1)), np.arange(rows + 1) * width, None),)
+        return tuple(pa.array(ones_RK[:, n]) for n in range(width))
+
+    def _classes(self, array: pa.Array) -> tuple[Ints, Ints | None]:
+        """The class of each element, -1 for none."""
+        if self.borders:
+            numbers = numbers_of(array)
+            class_N = buckets(numbers.x_N, self.borders)
+            return np.where(
+                numbers.missing_N, -1, class_N
+            ) if numbers.missing_N is not None else class_N, numbers.offsets_R1
+        values, offsets_R1 = elements(array)
+        values = values.dictionary_decode() if types.is_dictionary(values.type) else values
+        values = values.cast(pa.large_binary()) if is_words(values.type) else values.cast(number_kind(values.type))
+        known = pa.array([c.encode() if isinstance(c, str) else c for c in self.classes], values.type)
+        found = pc.call_function("index_in", [values], pc.SetLookupOptions(value_set=known)).fill_null(-1)
+        return found.to_numpy(zero_copy_only=False).astype(np.int64), offsets_R1

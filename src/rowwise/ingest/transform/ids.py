@@ -1,0 +1,203 @@
+"""Transforms of ids: hashed, cut, counted, looked up and joined with their neighbours.
+
+All have the rules of missing ids: a null row stays null, an empty list stays empty, a null inside a list is left out.
+Text is an id like any other: it is hashed to 64 bits first, by rowwise's own hash.
+"""
+
+import numpy as np
+import pyarrow as pa
+
+from rowwise.ingest.bags import flat, hashed, int64
+from rowwise.ingest.bags import lists as as_lists
+from rowwise.ingest.columns import FITS, IDS, ROWS
+from rowwise.ingest.mix import remainder
+from rowwise.ingest.native import SIGRID, Make, Picked
+from rowwise.ingest.transform.arrays import (
+    Ids,
+    element_kind,
+    elements,
+    fold,
+    ids_of,
+    like,
+    lists,
+    nulls,
+    rows_or_words,
+    sums,
+)
+from rowwise.ingest.transform.transform import ID_LISTS, LISTS, Arrays, Kinds, OneColumn, Where, check_rows
+
+
+class SigridHash(OneColumn, frozen=True, kw_only=True, tag="sigrid_hash", tag_field="kind"):
+    """Each id hashed to a row of a table, the same as torcharrow's `sigrid_hash` does: another salt, another hash."""
+
+    rows: int
+    salt: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse what is no number of rows, and a salt that no 64 bits hold."""
+        check_rows(self, self.rows)
+        if not -(1 << 63) <= self.salt < 1 << 63:
+            raise self.refuse(f"salt={self.salt}: want a number of 64 bits, -2**63 to 2**63 - 1")
+
+    @property
+    def wants(self) -> tuple[str, ...]:
+        """Ids."""
+        return (IDS,)
+
+    def types(self, kinds: Kinds) -> Kinds:
+        """Rows."""
+        return (like(kinds[0], pa.int64()),)
+
+    def run(self, arrays: Arrays, where: Where) -> Arrays:
+        """Hash all at once."""
+        return (picked(arrays[0], self._make(), None),)
+
+    def of_first(self, array: pa.Array, count: int) -> pa.Array:
+        """The same as after FirstX, in one pass and without hashing what is cut off."""
+        return picked(array, self._make(), count)
+
+    def _make(self) -> Make:
+        return Make(SIGRID, self.rows, self.salt)
+
+
+def picked(array: pa.Array, make: Make, count: int | None) -> pa.Array:
+    """What the kernels make of the first ids in each row, read where Arrow has them."""
+    source = as_lists(array)
+    found = Picked(source, first=count)
+    rows_N = np.empty(found.total, np.int64)
+    single = source.offsets is None
+    offsets_R1 = None if single and source.row_valid is None else np.empty(found.rows + 1, np.int64)
+    found.write(make, rows_N, offsets_R1)
+    made = pa.array(rows_N)
+    return Ids(values=made, offsets_R1=offsets_R1, null_R=nulls(array), single=single).with_values(made)
+
+
+class FirstX(OneColumn, frozen=True, kw_only=True, tag="first_x", tag_field="kind"):
+    """The first `count` elements of each list; shorter lists stay as they are.
+
+    Of lists of ids the first that are not null; in lists of other numbers a null keeps its place and counts.
+    """
+
+    count: int
+
+    def __post_init__(self) -> None:
+        """Refuse what leaves nothing."""
+        if self.count < 1:
+            raise self.refuse(f"count={self.count}: want at least 1")
+
+    @property
+    def wants(self) -> tuple[str, ...]:
+        """Any lists."""
+        return (LISTS,)
+
+    def types(self, kinds: Kinds) -> Kinds:
+        """As they were, in wide lists."""
+        return (pa.large_list(element_kind(kinds[0])),)
+
+    def run(self, arrays: Arrays, where: Where) -> Arrays:
+        """Cut all lists."""
+        return (first(arrays[0], self.count),)
+
+
+def first(array: pa.Array, count: int) -> pa.Array:
+    """The first elements of each list."""
+    kind = element_kind(array.type)
+    if not FITS[IDS](kind):
+        return _first_of_any(array, count)
+    if kind != pa.int64():
+        values, offsets_R1 = flat(array, count)
+        assert offsets_R1 is not None
+        return lists(values, offsets_R1, nulls(array))
+    return picked(array, Make(), count)
+
+
+def _first_of_any(array: pa.Array, count: int) -> pa.Array:
+    values, offsets_R1 = elements(array)
+    assert offsets_R1 is not None
+    lengths_R = np.diff(offsets_R1)
+    used_N = np.arange(len(values)) - np.repeat(offsets_R1[:-1], lengths_R) < count
+    return lists(values.filter(pa.array(used_N)), sums(np.minimum(lengths_R, count)), nulls(array))
+
+
+class PositiveModulus(OneColumn, frozen=True, kw_only=True, tag="positive_modulus", tag_field="kind"):
+    """The remainder of each whole number by `rows`, never negative: -1 by 10 is 9."""
+
+    rows: int
+
+    def __post_init__(self) -> None:
+        """Refuse what is no number of rows."""
+        check_rows(self, self.rows)
+
+    @property
+    def wants(self) -> tuple[str, ...]:
+        """Whole numbers."""
+        return (ROWS,)
+
+    def types(self, kinds: Kinds) -> Kinds:
+        """Rows."""
+        return (like(kinds[0], pa.int64()),)
+
+    def run(self, arrays: Arrays, where: Where) -> Arrays:
+        """Divide all at once."""
+        ids = ids_of(arrays[0])
+        if ids.values.type == pa.uint64():
+            rows_N = remainder(ids.values.to_numpy(zero_copy_only=False), self.rows)
+        else:
+            rows_N = int64(ids.values) % np.int64(self.rows)
+        return (ids.with_values(rows_N),)
+
+
+class Enumerate(OneColumn, frozen=True, kw_only=True, tag="enumerate", tag_field="kind"):
+    """The place of each id in its list: 0, 1, 2 and so on, as ids of a table of places."""
+
+    @property
+    def wants(self) -> tuple[str, ...]:
+        """Lists of ids."""
+        return (ID_LISTS,)
+
+    def types(self, kinds: Kinds) -> Kinds:
+        """Places."""
+        return (pa.large_list(pa.int64()),)
+
+    def run(self, arrays: Arrays, where: Where) -> Arrays:
+        """Count from where each list begins."""
+        ids = ids_of(arrays[0])
+        offsets_R1 = ids.starts()
+        return (ids.with_values(np.arange(len(ids.values)) - np.repeat(offsets_R1[:-1], np.diff(offsets_R1))),)
+
+
+class NGram(OneColumn, frozen=True, kw_only=True, tag="ngram", tag_field="kind"):
+    """Each `n` ids that follow one another in a list as one id: their hash, in which the order counts.
+
+    A list shorter than `n` becomes empty. Nulls are left out first, so that what was beside them follows one another.
+    """
+
+    n: int = 2
+    rows: int | None = None  # to which the hashes are cut; None: all 64 bits, to be hashed to rows later
+
+    def __post_init__(self) -> None:
+        """Refuse what joins nothing."""
+        if self.n < 2:
+            raise self.refuse(f"n={self.n}: want at least 2")
+        check_rows(self, self.rows)
+
+    @property
+    def wants(self) -> tuple[str, ...]:
+        """Lists of ids."""
+        return (ID_LISTS,)
+
+    def types(self, kinds: Kinds) -> Kinds:
+        """Hashes."""
+        return (pa.large_list(pa.int64()),)
+
+    def run(self, arrays: Arrays, where: Where) -> Arrays:
+        """Join all lists at once, one id more in each round."""
+        ids = ids_of(arrays[0])
+        hash_N, offsets_R1 = hashed(ids.values), ids.starts()
+        counts_R = np.maximum(np.diff(offsets_R1) - self.n + 1, 0)
+        made_R1 = sums(counts_R)
+        at_G = np.arange(made_R1[-1]) + np.repeat(offsets_R1[:-1] - made_R1[:-1], counts_R)
+        joined_G = np.zeros(len(at_G), np.uint64)
+        for step in range(self.n):
+            joined_G = fold(joined_G, hash_N[at_G + step])
+        return (lists(pa.array(rows_or_words(joined_G, self.rows)), made_R1, ids.null_R),)

@@ -1,0 +1,207 @@
+"""Ids looked up in a list of known ones: a vocabulary, in the recipe or in a file.
+
+Its own file because it alone of the transforms of ids has something to read first. Gives up: a vocabulary is in memory,
+twice while it is loaded, so one of hundreds of millions of ids belongs into a table that hashes them.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from pyarrow import compute as pc
+
+from rowwise.errors import DataError
+from rowwise.ingest import native
+from rowwise.ingest.bags import Ints, hashed, int64
+from rowwise.ingest.columns import IDS
+from rowwise.ingest.transform.arrays import Ids, Mask, ids_of, like, lists, sums, whole_kind
+from rowwise.ingest.transform.transform import Arrays, Kinds, OneColumn, Run, Where, is_words
+
+INTS = range(-(1 << 63), 1 << 63)
+
+
+class MapId(OneColumn, frozen=True, kw_only=True, tag="map_id", tag_field="kind"):
+    """The number that each id has in a mapping, such as its row in a table of the frequent ones.
+
+    A null row stays null, an empty list stays empty, and a null inside a list is left out. Unknown ids are by default
+    left out as well (and a single one becomes null); or become one number; or are an error.
+    """
+
+    mapping: dict[str | int, int] = msgspec.field(default_factory=dict)
+    file: str = ""  # instead: an id on each line, which gets the number of its line from 0, or one after a tab
+    unknown: int | Literal["drop", "raise"] = "drop"
+
+    def __post_init__(self) -> None:
+        """Keys are texts, as in JSON; of whole numbers these are their digits."""
+        if bool(self.mapping) == bool(self.file):
+            got = "both" if self.file else "neither"
+            raise self.refuse(f"got {got} of mapping and file: want one of them")
+        if isinstance(self.unknown, str) and self.unknown not in ("drop", "raise"):
+            raise self.refuse(f"unknown={self.unknown!r}: want a number, 'drop' or 'raise'")
+        keyed: dict[str | int, int] = {str(key): number for key, number in self.mapping.items()}
+        if len(keyed) < len(self.mapping):
+            raise self.refuse("mapping: an id is there as a number and as a text: want each once")
+        outside = [
+            n for n in (*keyed.values(), *([] if isinstance(self.unknown, str) else [self.unknown])) if n not in INTS
+        ]
+        if outside:
+            raise self.refuse(f"{outside[0]}: want numbers of 64 bits")
+        msgspec.structs.force_setattr(self, "mapping", keyed)
+
+    @property
+    def wants(self) -> tuple[str, ...]:
+        """Ids."""
+        return (IDS,)
+
+    def complaint(self, kinds: Kinds) -> str:
+        """Whole numbers are not looked up among words."""
+        if not is_words(kinds[0]):
+            words = [key for key in self.mapping if _whole(key) is None]
+            if words:
+                return (
+                    f"whole numbers are looked up among ids such as {words[0]!r}: want whole numbers of 64 bits there"
+                )
+        return ""
+
+    def types(self, kinds: Kinds) -> Kinds:
+        """Numbers."""
+        return (like(kinds[0], pa.int64()),)
+
+    def run(self, arrays: Arrays, where: Where) -> Arrays:
+        """Look up all at once."""
+        return self.ready()(arrays, where)
+
+    def loaded(self) -> "MapId":
+        """With the file's mapping inside."""
+        return msgspec.structs.replace(self, mapping=read_mapping(self), file="") if self.file else self
+
+    def ready(self) -> Run:
+        """Sort the known ids once."""
+        full = self.loaded()
+        return partial(_run, full, _words(full.mapping), _numbers(full.mapping))
+
+
+def read_mapping(transform: MapId) -> dict[str | int, int]:
+    """What a file of ids says."""
+    path = Path(transform.file)
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise transform.refuse(f"{path}: cannot be read as a list of ids: {error}") from None
+    made: dict[str | int, int] = {}
+    for number, line in enumerate(lines):
+        key, tab, given = line.partition("\t")
+        value = _whole(given) if tab else number
+        if value is None:
+            raise transform.refuse(f"{path}: line {number + 1}: {given!r}: want a whole number after the tab")
+        if key in made:
+            raise transform.refuse(f"{path}: line {number + 1}: id {key!r} is there already: want each once")
+        made[key] = value
+    if not made:
+        raise transform.refuse(f"{path}: there is no id in it: want one on each line")
+    return made
+
+
+def _whole(key: str | int) -> int | None:
+    """The number that digits say, written as numbers are."""
+    text = str(key)
+    digits = text.removeprefix("-")
+    plain = digits.isascii() and digits.isdigit() and (digits == "0" or digits[0] != "0") and text != "-0"
+    return int(text) if plain and int(text) in INTS else None
+
+
+class Known(NamedTuple):
+    """A hash table of the known ids, in arrays: each id is in the first slot from its own on that was free."""
+
+    slots: int  # where ids belong; those that find theirs taken may come after the last
+    key_S: Ints
+    index_S: Ints  # which of the ids it is; -1: the slot is free
+    words: pa.Array | None  # the ids, where keys are their hashes
+    becomes_K: Ints
+
+
+def _known(keys_K: Ints, words: pa.Array | None, becomes_K: Ints) -> Known:
+    slots = 1 << (2 * len(keys_K)).bit_length()
+    own_K = native.hash_rows(keys_K, slots)
+    order_K = np.argsort(own_K, kind="stable")
+    # Each takes its own slot, or the one after the last that is taken.
+    nth_K = np.arange(len(order_K))
+    at_K = np.maximum.accumulate(own_K[order_K] - nth_K) + nth_K
+    key_S, index_S = np.zeros(max(slots, at_K[-1] + 1) + 1, np.int64), np.full(max(slots, at_K[-1] + 1) + 1, -1)
+    key_S[at_K], index_S[at_K] = keys_K[order_K], order_K
+    return Known(slots, key_S, index_S, words, becomes_K)
+
+
+def _find(known: Known, keys_N: Ints) -> tuple[Ints, Mask]:
+    """Which of the known ids each is, and whether it is one at all. Most are found in the first round."""
+    at_N = native.hash_rows(keys_N, known.slots)
+    index_N = known.index_S[at_N]
+    left_N = np.flatnonzero((known.key_S[at_N] != keys_N) & (index_N >= 0))
+    while left_N.size:
+        at_N[left_N] += 1
+        index_N[left_N] = known.index_S[at_N[left_N]]
+        left_N = left_N[(known.key_S[at_N[left_N]] != keys_N[left_N]) & (index_N[left_N] >= 0)]
+    return np.maximum(index_N, 0), index_N >= 0
+
+
+def _numbers(mapping: Mapping[str | int, int]) -> Known | None:
+    """The ids as whole numbers; None: some are not."""
+    there = [key for key in map(_whole, mapping) if key is not None]
+    if len(there) < len(mapping):
+        return None
+    return _known(np.array(there, np.int64), None, np.fromiter(mapping.values(), np.int64, len(mapping)))
+
+
+def _words(mapping: Mapping[str | int, int]) -> Known:
+    """The ids as texts, by their hashes."""
+    words = pa.array([str(key).encode() for key in mapping], pa.large_binary())
+    return _known(hashed(words).view(np.int64), words, np.fromiter(mapping.values(), np.int64, len(mapping)))
+
+
+def _run(transform: MapId, words: Known, numbers: Known | None, arrays: Arrays, where: Where) -> Arrays:
+    ids = ids_of(arrays[0])
+    if whole_kind(ids.values.type):
+        assert numbers is not None  # `complaint` has refused it
+        at_N, found_N = _find(numbers, int64(ids.values))
+        made_N = numbers.becomes_K[at_N]
+    else:
+        texts = _texts(ids.values)
+        at_N, found_N = _find(words, hashed(texts).view(np.int64))
+        assert words.words is not None
+        # An unknown text may have the hash of a known one, if hardly ever.
+        same = pc.call_function("equal", [words.words.take(pa.array(at_N)), texts.cast(pa.large_binary())])
+        found_N &= same.to_numpy(zero_copy_only=False)
+        made_N = words.becomes_K[at_N]
+    if found_N.all():
+        return (ids.with_values(made_N),)
+    if transform.unknown == "raise":
+        _refuse_unknown(transform, ids, found_N, where)
+    if isinstance(transform.unknown, int):
+        return (ids.with_values(np.where(found_N, made_N, transform.unknown)),)
+    return (_dropped(ids, made_N, found_N),)
+
+
+def _texts(values: pa.Array) -> pa.Array:
+    return values.dictionary_decode() if pa.types.is_dictionary(values.type) else values
+
+
+def _dropped(ids: Ids, made_N: Ints, found_N: Mask) -> pa.Array:
+    """Without the unknown: no element of a list, null where there is one value in a row."""
+    offsets_R1 = sums(found_N)[ids.starts()]
+    if ids.single:
+        null_R = np.diff(offsets_R1) == 0
+        return Ids(values=ids.values, offsets_R1=offsets_R1, null_R=null_R, single=True).with_values(made_N[found_N])
+    return lists(pa.array(made_N[found_N]), offsets_R1, ids.null_R)
+
+
+def _refuse_unknown(transform: MapId, ids: Ids, found_N: Mask, where: Where) -> None:
+    at = int(np.argmin(found_N))
+    row = int(np.searchsorted(ids.starts(), at, "right")) - 1
+    want = f"want one of the {len(transform.mapping)} of the mapping; unknown='drop' leaves it out"
+    raise DataError(
+        f"{where.split.place(row)}, column {transform.column!r}: id {ids.values[at].as_py()!r} is unknown: {want}"
+    )

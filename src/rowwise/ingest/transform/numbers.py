@@ -1,0 +1,271 @@
+"""Transforms of numbers, single or in lists: bounded, bent, filled, and cut into buckets and classes.
+
+All have the rules of missing numbers: null stays null and NaN stays NaN, in their places inside lists too; a null list
+stays null, an empty one empty. `Dense.fill` takes both as missing later; `fill` does it here. 32-bit floats stay 32-bit
+floats, whole numbers stay whole where that can be, and all else is a 64-bit float.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from pyarrow import compute as pc
+from pyarrow import types
+
+from rowwise.ingest import native
+from rowwise.ingest.bags import Ints
+from rowwise.ingest.transform.arrays import (
+    Numeric,
+    element_kind,
+    elements,
+    float_kind,
+    like,
+    lists,
+    nulls,
+    number_kind,
+    numbers_of,
+    plain_kind,
+    sums,
+)
+from rowwise.ingest.transform.transform import (
+    NUMBERS_OR_LISTS,
+    VALUES,
+    Arrays,
+    Kinds,
+    OneColumn,
+    Where,
+    check_borders,
+    check_finite,
+    is_words,
+)
+
+SMALLEST = 1e-6  # what a Box-Cox transform is of, at least: it has no value at 0
+Number = int | float
+Float = np.float32 | np.float64
+
+
+class OfNumbers(OneColumn, frozen=True, kw_only=True):
+    """A transform of numbers, single or in lists."""
+
+    @property
+    def wants(self) -> tuple[str, ...]:
+        """Numbers."""
+        return (NUMBERS_OR_LISTS,)
+
+
+class Bucketize(OfNumbers, frozen=True, kw_only=True, tag="bucketize", tag_field="kind"):
+    """How many borders are less than a number: an id from 0 to the number of borders.
+
+    A number on a border belongs to the bucket below. Infinities are in the first and the last bucket; NaN becomes null.
+    """
+
+    borders: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        """Refuse borders that do not rise."""
+        if not self.borders:
+            raise self.refuse("no borders: want at least one, such as borders: [0.5]")
+        check_borders(self, self.borders)
+
+    def types(self, kinds: Kinds) -> Kinds:
+        """Ids."""
+        return (like(kinds[0], pa.int64()),)
+
+    def run(self, arrays: Arrays, where: Where) -> Arrays:
+        """Search all at once."""
+        numbers = numbers_of(arrays[0])
+        return (numbers.with_numbers(buckets(numbers.x_N, self.borders), numbers.missing_N),)
+
+
+def buckets(x_N: Numeric, borders: tuple[float, ...]) -> Ints:
+    """How many borders are less than each number; whole numbers are compared as 64-bit floats."""
+    x_N = x_N if x_N.dtype.kind == "f" else x_N.astype(np.float64)
+    return native.bucketize(x_N, just_above(borders, x_N.dtype.type))
+
+
+def just_above(borders: tuple[float, ...], kind: type[Float]) -> NDArray[Float]:
+    """The least floats larger than the borders: at most a number exactly where the border is less than it."""
+    with np.errstate(over="ignore"):
+        rounded_K = np.array(borders, np.float64).astype(kind)
+    # Where rounding went up, the rounded border is that float already.
+    return np.where(rounded_K > np.array(borders), rounded_K, np.nextafter(rounded_K, kind(np.inf)))
+
+
+class Clamp(OfNumbers, frozen=True, kw_only=True, tag="clamp", tag_field="kind"):
+    """Numbers below `low` become `low`, those above `high` become `high`, infinities too. Whole numbers stay whole."""
+
+    low: Number | None = None
+    high: Number | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse bounds between which is nothing."""
+        check_finite(self, low=self.low, high=self.high)
+        if self.low is None and self.high is None:
+            raise self.refuse("neither low nor high: want at least one of them")
+        if self.low is not None and self.high is not None and self.low > self.high:
+            raise self.refuse(f"low={self.low} and high={self.high}: want low at most as large as high")
+
+    def complaint(self, kinds: Kinds) -> str:
+        """Whole numbers have whole bounds."""
+        uneven = [b for b in (self.low, self.high) if b is not None and b != int(b)]
+        if uneven and types.is_integer(element_kind(kinds[0])):
+            return f"whole numbers are cut at {uneven[0]}: want whole bounds"
+        return ""
+
+    def types(self, kinds: Kinds) -> Kinds:
+        """As they are."""
+        return (like(kinds[0], number_kind(element_kind(kinds[0]))),)
+
+    def run(self, arrays: Arrays, where: Where) -> Arrays:
+        """Compare all at once."""
+        numbers = numbers_of(arrays[0])
+        low, high = (_bound(bound, numbers.x_N.dtype) for bound in (self.low, self.high))
+        return (numbers.with_numbers(np.clip(numbers.x_N, low, high), numbers.null_N),)
+
+
+def _bound(bound: Number | None, kind: np.dtype[Any]) -> np.generic | None:
+    """A bound in the type of the numbers; of whole numbers the nearest that the type has."""
+    if bound is None:
+        return None
+    if kind.kind == "f":
+        with np.errstate(over="ignore"):
+            return kind.type(bound)
+    limits = np.iinfo(kind)
+    return kind.type(min(max(int(bound), limits.min), limits.max))
+
+
+def _bent(array: pa.Array, bend: Callable[[NDArray[np.float64]], NDArray[np.float64]]) -> pa.Array:
+    """A function of numbers in 64 bits, its result in the float type that the column has."""
+    numbers = numbers_of(array)
+    kind = np.float32 if numbers.x_N.dtype == np.float32 else np.float64
+    with np.errstate(over="ignore"):  # what is too large for the type is infinite there
+        return numbers.with_numbers(bend(numbers.x_N.astype(np.float64)).astype(kind), numbers.null_N)
+
+
+class Floats(OfNumbers, frozen=True, kw_only=True):
+    """A transform of numbers into floats."""
+
+    def types(self, kinds: Kinds) -> Kinds:
+        """Floats."""
+        return (like(kinds[0], float_kind(element_kind(kinds[0]))),)
+
+
+class Log1p(Floats, frozen=True, kw_only=True, tag="log1p", tag_field="kind"):
+    """log(1 + x), where x below 0 counts as 0; of infinity infinity."""
+
+    def run(self, arrays: Arrays, where: Where) -> Arrays:
+        """In the type of the column: 32 bits are enough here."""
+        numbers = numbers_of(arrays[0])
+        x_N = numbers.x_N if numbers.x_N.dtype.kind == "f" else numbers.x_N.astype(np.float64)
+        return (numbers.with_numbers(np.log1p(np.maximum(x_N, x_N.dtype.type(0))), numbers.null_N),)
+
+
+class Logit(Floats, frozen=True, kw_only=True, tag="logit", tag_field="kind"):
+    """log(x / (1 - x)), where x below `eps` counts as `eps`, and above 1 - `eps` as that, infinities too."""
+
+    eps: float = 1e-6
+
+    def __post_init__(self) -> None:
+        """Refuse what leaves no number between the ends."""
+        if not 1e-12 <= self.eps < 0.5:
+            raise self.refuse(f"eps={self.eps}: want at least 1e-12, and less than 0.5")
+
+    def run(self, arrays: Arrays, where: Where) -> Arrays:
+        """In 64 bits, as 1 - eps is 1 in 32."""
+        return (_bent(arrays[0], self._logit),)
+
+    def _logit(self, x_N: NDArray[np.float64]) -> NDArray[np.float64]:
+        inside_N = np.clip(x_N, self.eps, 1 - self.eps)
+        return np.log(inside_N / (1 - inside_N))
+
+
+class BoxCox(Floats, frozen=True, kw_only=True, tag="box_cox", tag_field="kind"):
+    """(y ** power - 1) / power with y = x + shift, or log(y) where power is 0; y below 1e-6 counts as 1e-6.
+
+    `power` is the lambda of the books. Of infinity comes the limit.
+    """
+
+    power: float
+    shift: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuse what is no number."""
+        check_finite(self, power=self.power, shift=self.shift)
+
+    def run(self, arrays: Arrays, where: Where) -> Arrays:
+        """In 64 bits."""
+        return (_bent(arrays[0], self._box_cox),)
+
+    def _box_cox(self, x_N: NDArray[np.float64]) -> NDArray[np.float64]:
+        y_N = np.maximum(x_N + self.shift, SMALLEST)
+        return np.log(y_N) if self.power == 0 else (y_N**self.power - 1) / self.power
+
+
+class Fill(OneColumn, frozen=True, kw_only=True, tag="fill", tag_field="kind"):
+    """`value` where nothing is: null and NaN, in lists too. A null list becomes a list of the value alone.
+
+    Empty lists stay empty, infinities stay. Ids can be filled with an id, texts with a text.
+    """
+
+    value: int | float | str
+
+    def __post_init__(self) -> None:
+        """Refuse what JSON cannot hold."""
+        check_finite(self, value=None if isinstance(self.value, str) else self.value)
+
+    @property
+    def wants(self) -> tuple[str, ...]:
+        """Anything that has such values."""
+        return (VALUES,)
+
+    def complaint(self, kinds: Kinds) -> str:
+        """The value is of the column's kind."""
+        kind = _filled_kind(kinds[0])
+        if is_words(kind) != isinstance(self.value, str):
+            return f"filled with {self.value!r}: want {'a text' if is_words(kind) else 'a number'}"
+        if types.is_integer(kind):
+            limits = np.iinfo(kind.to_pandas_dtype())
+            number = float("nan") if isinstance(self.value, str) else self.value
+            if not (number == number // 1 and limits.min <= number <= limits.max):
+                return f"whole numbers are filled with {self.value}: want a whole number that 64 bits hold"
+        return ""
+
+    def types(self, kinds: Kinds) -> Kinds:
+        """As they are."""
+        return (like(kinds[0], _filled_kind(kinds[0])),)
+
+    def run(self, arrays: Arrays, where: Where) -> Arrays:
+        """Fill elements, then rows."""
+        array = arrays[0]
+        kind = _filled_kind(array.type)
+        value = pa.scalar(self.value if is_words(kind) else kind.to_pandas_dtype()(self.value), kind)
+        values, offsets_R1 = elements(array)
+        values = values.dictionary_decode() if types.is_dictionary(values.type) else values
+        values = pc.fill_null(values.cast(kind, safe=False), value)
+        if types.is_floating(kind):
+            values = pc.call_function("if_else", [pc.call_function("is_nan", [values]), value, values])
+        if offsets_R1 is None:
+            return (values,)
+        null_R = nulls(array)
+        return (lists(values, offsets_R1, None) if null_R is None else _with_rows(values, offsets_R1, null_R, value),)
+
+
+def _filled_kind(kind: pa.DataType) -> pa.DataType:
+    inner = element_kind(kind)
+    inner = inner.value_type if types.is_dictionary(inner) else inner
+    return number_kind(inner) if not is_words(inner) else plain_kind(inner)
+
+
+def _with_rows(values: pa.Array, offsets_R1: Ints, null_R: NDArray[np.bool_], value: pa.Scalar) -> pa.Array:
+    """Lists, where those that are null get one value."""
+    filled_R1 = sums(np.diff(offsets_R1) + null_R)
+    at_N = np.zeros(filled_R1[-1], np.int64)
+    new_N = np.zeros(filled_R1[-1], np.bool_)
+    new_N[filled_R1[:-1][null_R]] = True
+    at_N[~new_N] = np.arange(len(values))
+    at_N[new_N] = len(values)
+
+    longer = pa.concat_arrays([values, pa.array([value.as_py()], value.type)])
+    return lists(longer.take(pa.array(at_N)), filled_R1, None)

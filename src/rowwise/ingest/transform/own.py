@@ -1,0 +1,184 @@
+"""The user's own function on Arrow columns, in a Python file: path.py:function.
+
+Its own file because it alone runs code that is not ours, and says of each error whose it is. The file's text is what is
+run, in training as in serving, where the text comes out of an export: so the file stands alone. It may import what is
+installed, and no file beside it.
+"""
+
+import ast
+import hashlib
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import Any, final
+
+import msgspec
+import pyarrow as pa
+
+from rowwise.errors import DataError, RowwiseError
+from rowwise.ingest.bags import whole
+from rowwise.ingest.transform.arrays import plain_kind
+from rowwise.ingest.transform.transform import ANYTHING, Arrays, Kinds, Run, Transform, Where
+
+
+class Own(Transform, frozen=True, kw_only=True, tag="own", tag_field="kind"):
+    """A function of the user's that gets Arrow arrays, and returns one, or several in a tuple or a dict.
+
+    What it returns has as many rows as what it got, none at all too. It gets nulls and NaN as they are in the data,
+    text as large_string and lists as large_list. A row of the result is to depend on that row only: nothing checks it,
+    and serving relies on it.
+    """
+
+    function: str  # path.py:function
+    columns: tuple[str, ...] = ()  # what it gets, in the order of its parameters; none: what the parameters are called
+    to: tuple[str, ...] = ()  # what it returns is called; none: one column, called like the function
+    source: str = ""  # the file's text; none: it is read. An export has it
+
+    def __post_init__(self) -> None:
+        """Refuse what names no function."""
+        path, colon, name = self.function.rpartition(":")
+        if not colon or not path.endswith(".py") or not name.isidentifier():
+            raise self.refuse(f"function={self.function!r}: want path.py:function")
+        for field, names in (("columns", self.columns), ("to", self.to)):
+            if len(set(names)) < len(names):
+                raise self.refuse(f"{self.function}: {field}: {', '.join(names)}: want each name once")
+
+    @property
+    def name(self) -> str:
+        """The function."""
+        return self.function.rpartition(":")[2]
+
+    @property
+    def file(self) -> str:
+        """The file."""
+        return self.function.rpartition(":")[0]
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """What the function gets."""
+        return self.columns
+
+    @property
+    def makes(self) -> tuple[str, ...]:
+        """What it returns."""
+        return self.to
+
+    @property
+    def wants(self) -> tuple[str, ...]:
+        """The function knows."""
+        return (ANYTHING,) * len(self.columns)
+
+    def types(self, kinds: Kinds) -> Kinds:
+        """What comes out of no rows."""
+        empty = tuple(pa.array([], kind) for kind in kinds)
+        return tuple(array.type for array in self.run(empty, Where()))
+
+    def run(self, arrays: Arrays, where: Where) -> Arrays:
+        """Call it once."""
+        return self.ready()(arrays, where)
+
+    def loaded(self) -> "Own":
+        """With the file's text inside, and the names that follow from it."""
+        text = self.source or self._read()
+        parameters = self._parameters(text)
+        columns = self.columns or parameters
+        if not columns:
+            raise self.refuse(f"{self.function} has no parameters: want at least one column for it to read")
+        return msgspec.structs.replace(self, source=text, columns=columns, to=self.to or (self.name,))
+
+    def ready(self) -> Run:
+        """Run the file's text, once."""
+        full = self.loaded()
+        digest = hashlib.sha256(full.source.encode()).hexdigest()
+        module = ModuleType(f"rowwise_own_{Path(self.file).stem}_{digest[:16]}")
+        module.__file__ = self.file
+        sys.modules[module.__name__] = module  # dataclasses look a class's module up there
+        with _Naming(f"{self.file} cannot be run"):
+            exec(compile(full.source, self.file, "exec"), vars(module))
+        return partial(full._call, getattr(module, self.name))
+
+    def _call(self, function: Callable[..., Any], arrays: Arrays, where: Where) -> Arrays:
+        place = f"{self.function}, on the {len(arrays[0])} rows from {where.split.place(0)}"
+        plain = [array.cast(plain_kind(array.type)) for array in arrays]
+        with _Naming(place):
+            made = function(*plain)
+        return tuple(_checked(array, len(arrays[0]), f"{place}: {name!r}") for name, array in self._named(made, place))
+
+    def _named(self, made: Any, place: str) -> list[tuple[str, Any]]:
+        """What the function returned, in the order of `to`."""
+        names = ", ".join(self.to)
+        if isinstance(made, dict):
+            if set(made) != set(self.to):
+                got = ", ".join(map(str, made)) or "nothing"
+                raise DataError(f"{place}: it returned columns called {got}: want {names}, as `to` says")
+            return [(name, made[name]) for name in self.to]
+        many = list(made) if isinstance(made, (tuple, list)) else [made]
+        if len(many) != len(self.to):
+            raise DataError(f"{place}: it returned {len(many)} columns: want {len(self.to)}, {names}, as `to` says")
+        return list(zip(self.to, many, strict=True))
+
+    def _read(self) -> str:
+        try:
+            return Path(self.file).read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise self.refuse(f"{self.file}: cannot be read: {error}") from None
+
+    def _parameters(self, text: str) -> tuple[str, ...]:
+        """What the function's parameters are called; nothing is run for it."""
+        try:
+            inside = ast.parse(text, self.file).body
+        except (SyntaxError, ValueError) as error:
+            raise self.refuse(f"{self.file} is not Python: {error}") from None
+        functions = {node.name: node for node in inside if isinstance(node, ast.FunctionDef)}
+        if self.name not in functions:
+            there = ", ".join(functions) or "none"
+            raise self.refuse(f"{self.file} has no function {self.name!r}; it has {there}")
+        takes = functions[self.name].args
+        names = tuple(a.arg for a in (*takes.posonlyargs, *takes.args))
+        least = len(names) - len(takes.defaults)
+        fits = least <= len(self.columns) and (takes.vararg is not None or len(self.columns) <= len(names))
+        if self.columns and not fits:
+            got = f"{self.function} has {len(names)} parameters"
+            raise self.refuse(f"{got}, and columns names {len(self.columns)}: want as many")
+        return names[:least]
+
+
+def _checked(array: Any, rows: int, place: str) -> pa.Array:
+    """One array that the function returned."""
+    if not isinstance(array, (pa.Array, pa.ChunkedArray)):
+        out = "want an Arrow array: pa.array(x) makes one of numpy and of lists"
+        raise DataError(f"{place}: it returned {type(array).__name__}; {out}")
+    if len(array) != rows:
+        raise DataError(f"{place}: it returned {len(array)} rows: want {rows}, one for each row that it got")
+    if pa.types.is_null(array.type):
+        raise DataError(f"{place}: it returned an array without a type: give it one, as in pa.array(x, pa.float64())")
+    made = whole(array if isinstance(array, pa.ChunkedArray) else pa.chunked_array([array]))
+    return made.cast(plain_kind(made.type))
+
+
+@final
+class _Naming:
+    """What the user's code raises becomes an error that says where that code is. It may be any exception."""
+
+    def __init__(self, place: str) -> None:
+        self._place = place
+
+    def __enter__(self) -> None:
+        """Nothing to do before."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if isinstance(error, Exception):
+            said = str(error) if isinstance(error, RowwiseError) else f"{type(error).__name__}: {error}"
+            raise DataError(f"{self._place}: {said}{_line(at, self._place)}") from error
+
+
+def _line(at: TracebackType | None, place: str) -> str:
+    """The last line of the user's file that was running."""
+    file, line = place.partition(".py")[0] + ".py", 0
+    while at is not None:
+        if at.tb_frame.f_code.co_filename == file:
+            line = at.tb_lineno
+        at = at.tb_next
+    return f" (line {line})" if line else ""

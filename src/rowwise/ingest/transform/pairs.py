@@ -1,0 +1,275 @@
+"""Transforms of several columns of ids: crossed, compared, and scored.
+
+Their own file because each lines up the lists of a row with one another. Rows are lined up as (row, number of the id),
+so that all rows are compared at once, and exactly: texts are compared as texts, not by hashes.
+"""
+
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from pyarrow import compute as pc
+from pyarrow import types
+
+from rowwise.errors import DataError
+from rowwise.ingest.bags import Ints, hashed, int64
+from rowwise.ingest.columns import IDS, is_list
+from rowwise.ingest.transform.arrays import (
+    Ids,
+    Mask,
+    either,
+    element_kind,
+    elements,
+    fold,
+    ids_of,
+    lists,
+    nulls,
+    numbers_of,
+    plain_kind,
+    rows_of,
+    rows_or_words,
+    sums,
+    whole_kind,
+)
+from rowwise.ingest.transform.transform import (
+    ID_LISTS,
+    NUMBER_LISTS,
+    Arrays,
+    Kinds,
+    Transform,
+    Where,
+    check_rows,
+    is_words,
+)
+
+
+class TwoColumns(Transform, frozen=True, kw_only=True):
+    """A transform of two columns into one."""
+
+    columns: tuple[str, str]
+    to: str
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Both."""
+        return self.columns
+
+    @property
+    def makes(self) -> tuple[str, ...]:
+        """The result."""
+        return (self.to,)
+
+
+class Cartesian(TwoColumns, frozen=True, kw_only=True, tag="cartesian", tag_field="kind"):
+    """Each id of one column with each of the other as one id: their hash, in which the order counts.
+
+    The pairs of a row are in the order of the first column's ids, then of the second's. Of two columns with one id in a
+    row comes one with one id. A row that is null in either is null, a list that is empty in either makes an empty one,
+    and nulls inside lists are left out. Cut long lists with first_x before: a row gets as many pairs as the product.
+    """
+
+    rows: int | None = None  # to which the hashes are cut; None: all 64 bits, to be hashed to rows later
+
+    def __post_init__(self) -> None:
+        """Refuse what is no number of rows."""
+        check_rows(self, self.rows)
+
+    @property
+    def wants(self) -> tuple[str, ...]:
+        """Ids in both."""
+        return (IDS, IDS)
+
+    def types(self, kinds: Kinds) -> Kinds:
+        """Hashes."""
+        return (pa.large_list(pa.int64()) if any(map(is_list, kinds)) else pa.int64(),)
+
+    def run(self, arrays: Arrays, where: Where) -> Arrays:
+        """Pair all rows at once."""
+        a, b = ids_of(arrays[0]), ids_of(arrays[1])
+        hash_A, hash_B, zero = hashed(a.values), hashed(b.values), np.zeros(1, np.uint64)
+        starts_R1, begins_R1 = a.starts(), b.starts()
+        seconds_R = np.diff(begins_R1)
+        pairs_R = np.diff(starts_R1) * seconds_R
+        offsets_R1 = sums(pairs_R)
+        nth_P = np.arange(offsets_R1[-1]) - np.repeat(offsets_R1[:-1], pairs_R)
+        first_P, second_P = np.divmod(nth_P, np.repeat(seconds_R, pairs_R))
+        first_P += np.repeat(starts_R1[:-1], pairs_R)
+        second_P += np.repeat(begins_R1[:-1], pairs_R)
+        joined_P = rows_or_words(fold(fold(zero, hash_A)[first_P], hash_B[second_P]), self.rows)
+        null_R, single = either(a.null_R, b.null_R), a.single and b.single
+        pairs = Ids(values=a.values, offsets_R1=offsets_R1, null_R=null_R, single=single)
+        return (pairs.with_values(joined_P),)
+
+
+class IdListTransform(TwoColumns, frozen=True, kw_only=True, tag="id_list", tag_field="kind"):
+    """The ids that are in both lists of a row: in the order of the first list, each once.
+
+    A row that is null in either is null; without a common id the list is empty; nulls inside lists are left out.
+    """
+
+    @property
+    def wants(self) -> tuple[str, ...]:
+        """Lists of ids."""
+        return (ID_LISTS, ID_LISTS)
+
+    def complaint(self, kinds: Kinds) -> str:
+        """Numbers and words are never the same."""
+        return _unlike(*kinds)
+
+    def types(self, kinds: Kinds) -> Kinds:
+        """The ids as they are."""
+        return (pa.large_list(_comparable(kinds[0])),)
+
+    def run(self, arrays: Arrays, where: Where) -> Arrays:
+        """Compare all rows at once."""
+        a, b = ids_of(arrays[0]), ids_of(arrays[1])
+        key_A, key_B, values = _keys(a, b)
+        kept = _are_in(key_A, key_B) & _first_of_each(key_A)
+        return (lists(values.filter(pa.array(kept)), sums(kept)[a.starts()], either(a.null_R, b.null_R)),)
+
+
+def _unlike(a: pa.DataType, b: pa.DataType) -> str:
+    if is_words(a) == is_words(b):
+        return ""
+    return "ids are compared with ids of another kind: want whole numbers in both, or text in both"
+
+
+def _comparable(kind: pa.DataType) -> pa.DataType:
+    inner = element_kind(kind)
+    inner = inner.value_type if types.is_dictionary(inner) else inner
+    return pa.int64() if whole_kind(inner) else plain_kind(inner)
+
+
+def _keys(a: Ids, b: Ids) -> tuple[Ints, Ints, pa.Array]:
+    """A number for each (row, id), the same in both; and the ids of the first."""
+    values = [_plain(ids.values) for ids in (a, b)]
+    same = [v if v.type == values[0].type else v.cast(values[0].type) for v in values]
+    codes = pa.concat_arrays(same).dictionary_encode()
+    code_N, count = codes.indices.to_numpy(zero_copy_only=False).astype(np.int64), len(codes.dictionary)
+    row_N = np.concatenate([rows_of(a.starts()), rows_of(b.starts())])
+    key_N = row_N * count + code_N
+    return key_N[: len(a.values)], key_N[len(a.values) :], values[0]
+
+
+def _are_in(key_A: Ints, key_B: Ints) -> Mask:
+    """Which are among others. Arrow looks up in a hash table where numpy would sort."""
+    found = pc.call_function("is_in", [pa.array(key_A)], pc.SetLookupOptions(value_set=pa.array(key_B)))
+    return found.to_numpy(zero_copy_only=False)
+
+
+def _first_of_each(key_N: Ints) -> Mask:
+    """Which were not there before. Codes of a dictionary are given in the order in which keys come."""
+    code_N = pa.array(key_N).dictionary_encode().indices.to_numpy(zero_copy_only=False)
+    first_N = np.ones(len(code_N), np.bool_)
+    first_N[1:] = code_N[1:] > np.maximum.accumulate(code_N)[:-1]
+    return first_N
+
+
+def _plain(values: pa.Array) -> pa.Array:
+    kind = _comparable(values.type)
+    return pa.array(int64(values)) if kind == pa.int64() else values.cast(kind)
+
+
+By = Literal["sum", "mean", "max", "min"]
+
+
+class ComputeScore(Transform, frozen=True, kw_only=True, tag="compute_score", tag_field="kind"):
+    """One number of a list of scores that belongs to a list of ids: their sum, mean, largest or smallest.
+
+    With `among`, only the scores count whose id is in that column's list. An id that is null, and a score that is null
+    or NaN, are left out; infinities count. The sum of no scores is 0, other numbers of none are null; a row is null
+    that is so in any of the columns is null. Lists of a row that are not equally long are an error.
+    """
+
+    ids: str
+    scores: str
+    to: str
+    by: By = "sum"
+    among: str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what is no way to make one number of many."""
+        if self.by not in ("sum", "mean", "max", "min"):
+            raise self.refuse(f"by={self.by!r}: want 'sum', 'mean', 'max' or 'min'")
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Ids, scores, and the ids that count."""
+        return (self.ids, self.scores) + (() if self.among is None else (self.among,))
+
+    @property
+    def makes(self) -> tuple[str, ...]:
+        """The result."""
+        return (self.to,)
+
+    @property
+    def wants(self) -> tuple[str, ...]:
+        """Lists."""
+        return (ID_LISTS, NUMBER_LISTS, ID_LISTS)[: len(self.reads)]
+
+    def complaint(self, kinds: Kinds) -> str:
+        """Numbers and words are never the same."""
+        return "" if self.among is None else _unlike(kinds[0], kinds[2])
+
+    def types(self, kinds: Kinds) -> Kinds:
+        """Numbers."""
+        return (pa.float64(),)
+
+    def run(self, arrays: Arrays, where: Where) -> Arrays:
+        """All rows at once."""
+        values, offsets_R1 = elements(arrays[0])
+        numbers = numbers_of(arrays[1])
+        assert offsets_R1 is not None
+        assert numbers.offsets_R1 is not None
+        null_R = either(nulls(arrays[0]), numbers.null_R)
+        self._refuse_lengths(offsets_R1, numbers.offsets_R1, null_R, where)
+        here_R = np.ones(len(arrays[0]), np.bool_) if null_R is None else ~null_R
+        # Where one list is null the other may not be empty: what belongs to no score or no id is cut out.
+        id_at = np.flatnonzero(np.repeat(here_R, np.diff(offsets_R1)))
+        score_at = np.flatnonzero(np.repeat(here_R, np.diff(numbers.offsets_R1)))
+        missing = either(nulls(values), None)
+        counts_N = np.ones(len(id_at), np.bool_) if missing is None else ~missing[id_at]
+        if numbers.missing_N is not None:
+            counts_N &= ~numbers.missing_N[score_at]
+        row_N = rows_of(offsets_R1)[id_at]
+        if self.among is not None:
+            null_R = either(null_R, nulls(arrays[2]))
+            counts_N &= _among(values, id_at, row_N, ids_of(arrays[2]), counts_N)
+        x_N = numbers.x_N[score_at][counts_N].astype(np.float64)
+        return (self._combined(x_N, row_N[counts_N], len(arrays[0]), null_R),)
+
+    def _combined(self, x_N: NDArray[np.float64], row_N: Ints, rows: int, null_R: Mask | None) -> pa.Array:
+        count_R = np.bincount(row_N, minlength=rows)
+        if self.by in ("sum", "mean"):
+            made_R = np.bincount(row_N, x_N, rows)
+        else:
+            made_R, some_R = np.zeros(rows), count_R > 0
+            if len(x_N):
+                reduce = np.maximum if self.by == "max" else np.minimum
+                made_R[some_R] = reduce.reduceat(x_N, (np.cumsum(count_R) - count_R)[some_R])
+        if self.by == "mean":
+            made_R = made_R / np.maximum(count_R, 1)
+        none_R = None if self.by == "sum" or count_R.all() else count_R == 0
+        return pa.array(made_R, mask=either(null_R, none_R))
+
+    def _refuse_lengths(self, a_R1: Ints, b_R1: Ints, null_R: Mask | None, where: Where) -> None:
+        ids_R, scores_R = np.diff(a_R1), np.diff(b_R1)
+        unlike_R = ids_R != scores_R
+        if null_R is not None:
+            unlike_R &= ~null_R
+        if unlike_R.any():
+            row = int(np.argmax(unlike_R))
+            got = f"{ids_R[row]} ids in {self.ids!r} and {scores_R[row]} scores in {self.scores!r}"
+            raise DataError(f"{where.split.place(row)}: {got}: want a score for each id")
+
+
+def _among(values: pa.Array, id_at: Ints, row_N: Ints, among: Ids, counts_N: Mask) -> Mask:
+    """Which of the ids that count are in their row of another column."""
+    kept = np.flatnonzero(counts_N)
+    offsets_R1 = np.searchsorted(row_N[kept], np.arange(len(among.starts())))
+    ids = Ids(values=values.take(pa.array(id_at[kept])), offsets_R1=offsets_R1, null_R=None, single=False)
+    key_A, key_B, _ = _keys(ids, among)
+    found = np.zeros(len(counts_N), np.bool_)
+    found[kept[_are_in(key_A, key_B)]] = True
+    return found

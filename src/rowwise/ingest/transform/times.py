@@ -1,0 +1,95 @@
+"""The hour of the day where the user is, from a time and a time zone or an offset.
+
+Its own file because time zones are nothing like numbers: they come from the tables of the system.
+"""
+
+from typing import Literal
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import compute as pc
+from pyarrow import types
+
+from rowwise.ingest.bags import Ints
+from rowwise.ingest.columns import NUMBERS, TIMES
+from rowwise.ingest.transform.arrays import either, nulls, numbers_of
+from rowwise.ingest.transform.transform import Arrays, Kinds, Transform, Where
+
+FARTHEST_S = 28_000 * 31_556_952
+PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+
+
+class GetLocalHour(Transform, frozen=True, kw_only=True, tag="get_local_hour", tag_field="kind"):
+    """The hour of the day, 0 to 23, that a clock shows at a time: in a time zone, or so many minutes east of UTC.
+
+    Times without a zone, and whole numbers, are in UTC, the latter counted from 1970. A null time, and an offset that
+    is null, NaN or infinite, give null, and so does a time 28,000 years from 1970: it is in another unit.
+    """
+
+    column: str
+    to: str
+    zone: str | None = None  # such as Europe/Vienna, with its summer time; neither this nor `offset`: UTC
+    offset: str | None = None  # a column of minutes: 120 is two hours before UTC is there
+    unit: Literal["s", "ms", "us", "ns"] = "s"  # of whole numbers
+
+    def __post_init__(self) -> None:
+        """Refuse a zone that nobody knows."""
+        if self.zone is not None and self.offset is not None:
+            raise self.refuse("got both zone and offset: want one of them")
+        if self.unit not in PER_SECOND:
+            raise self.refuse(f"unit={self.unit!r}: want 's', 'ms', 'us' or 'ns'")
+        if self.zone is not None:
+            try:
+                ZoneInfo(self.zone)
+            except (ZoneInfoNotFoundError, ValueError, OSError):
+                raise self.refuse(
+                    f"zone={self.zone!r}: there is no such zone: want one such as Europe/Vienna"
+                ) from None
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The time, and the offset."""
+        return (self.column,) + (() if self.offset is None else (self.offset,))
+
+    @property
+    def makes(self) -> tuple[str, ...]:
+        """The hour."""
+        return (self.to,)
+
+    @property
+    def wants(self) -> tuple[str, ...]:
+        """Times, and minutes."""
+        return (TIMES, NUMBERS)[: len(self.reads)]
+
+    def types(self, kinds: Kinds) -> Kinds:
+        """Whole numbers."""
+        return (pa.int64(),)
+
+    def run(self, arrays: Arrays, where: Where) -> Arrays:
+        """All at once."""
+        null_R, seconds_R = nulls(arrays[0]), _seconds(arrays[0], self.unit)
+        far_R = (seconds_R < -FARTHEST_S) | (seconds_R > FARTHEST_S)
+        if far_R.any():  # calendars end somewhere, and what they say then is no hour
+            null_R, seconds_R = either(null_R, far_R), np.where(far_R, 0, seconds_R)
+        if self.zone is not None:
+            local = pa.array(seconds_R, pa.timestamp("s", self.zone))
+            return (pa.array(pc.call_function("hour", [local]).to_numpy(zero_copy_only=False), mask=null_R),)
+        if self.offset is not None:
+            numbers = numbers_of(arrays[1])
+            minutes_R = numbers.x_N.astype(np.float64)
+            finite_R = np.isfinite(minutes_R)
+            null_R = either(either(null_R, numbers.null_N), None if finite_R.all() else ~finite_R)
+            seconds_R = seconds_R + np.floor(np.where(finite_R, minutes_R, 0) * 60).astype(np.int64)
+        return (pa.array(seconds_R // 3600 % 24, mask=null_R),)
+
+
+def _seconds(array: pa.Array, unit: str) -> Ints:
+    """Whole seconds since 1970, 0 where there is nothing."""
+    kind = array.type
+    if types.is_date(kind):
+        array, unit = array.cast(pa.timestamp("ms")), "ms"
+    elif types.is_timestamp(kind):
+        unit = kind.unit
+    counts = array.cast(pa.int64(), safe=False).fill_null(0)
+    return counts.to_numpy(zero_copy_only=False) // PER_SECOND[unit]

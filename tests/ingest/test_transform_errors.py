@@ -1,0 +1,224 @@
+"""What is said of transforms that cannot be, and of columns and functions that do not fit them."""
+
+import pyarrow as pa
+import pytest
+
+from rowwise import DataError, SpecError
+from rowwise.ingest import Split
+from rowwise.ingest.transform import (
+    BoxCox,
+    Bucketize,
+    Cartesian,
+    Clamp,
+    ComputeScore,
+    Fill,
+    FirstX,
+    GetLocalHour,
+    IdListTransform,
+    Logit,
+    MapId,
+    NGram,
+    Onehot,
+    Own,
+    PositiveModulus,
+    Sampling,
+    SigridHash,
+    Where,
+    apply,
+    from_json,
+    load,
+    schema_after,
+)
+
+IMPOSSIBLE = [
+    (lambda: SigridHash(column="a", rows=0), r"transform sigrid_hash: rows=0: want at least 1, and less than 2\*\*63"),
+    (lambda: SigridHash(column="a", rows=9, salt=2**63), "transform sigrid_hash: salt=9223372036854775808: want a num"),
+    (lambda: PositiveModulus(column="a", rows=-1), "transform positive_modulus: rows=-1: want at least 1"),
+    (lambda: NGram(column="a", n=1), "transform ngram: n=1: want at least 2"),
+    (lambda: NGram(column="a", rows=0), "transform ngram: rows=0: want at least 1"),
+    (lambda: Cartesian(columns=("a", "b"), to="c", rows=0), "transform cartesian: rows=0"),
+    (lambda: FirstX(column="a", count=0), "transform first_x: count=0: want at least 1"),
+    (lambda: Bucketize(column="a", borders=()), "transform bucketize: no borders: want at least one, such as"),
+    (lambda: Bucketize(column="a", borders=(1, 1)), "bucketize: borders: 1 comes after 1: want each larger than the"),
+    (lambda: Bucketize(column="a", borders=(float("nan"),)), "bucketize: borders=nan: want a finite number"),
+    (lambda: Clamp(column="a"), "transform clamp: neither low nor high: want at least one of them"),
+    (lambda: Clamp(column="a", low=2, high=1), "clamp: low=2 and high=1: want low at most as large as high"),
+    (lambda: Clamp(column="a", low=float("-inf")), "clamp: low=-inf: want a finite number"),
+    (lambda: Logit(column="a", eps=0.5), "transform logit: eps=0.5: want at least 1e-12, and less than 0.5"),
+    (lambda: BoxCox(column="a", power=float("inf")), "transform box_cox: power=inf: want a finite number"),
+    (lambda: Fill(column="a", value=float("nan")), "transform fill: value=nan: want a finite number"),
+    (lambda: Onehot(column="a"), "transform onehot: got neither of classes and borders: want one of them"),
+    (lambda: Onehot(column="a", classes=(1,), borders=(1.0,)), "onehot: got both of classes and borders"),
+    (lambda: Onehot(column="a", classes=(1, "1")), "onehot: classes: .*: want whole numbers only, or texts only"),
+    (lambda: Onehot(column="a", classes=(1, 2, 1)), "onehot: classes: 1 is there twice: want each once"),
+    (lambda: Onehot(column="a", classes=(1,), into="rows"), "onehot: into='rows': want 'columns' or 'lists'"),
+    (lambda: MapId(column="a"), "transform map_id: got neither of mapping and file: want one of them"),
+    (lambda: MapId(column="a", mapping={1: 1}, file="f"), "map_id: got both of mapping and file"),
+    (lambda: MapId(column="a", mapping={1: 1, "1": 1}), "an id is there as a number and as a text: want each once"),
+    (lambda: MapId(column="a", mapping={1: 1}, unknown="keep"), "unknown='keep': want a number, 'drop' or 'raise'"),
+    (lambda: MapId(column="a", mapping={1: 2**63}), "map_id: 9223372036854775808: want numbers of 64 bits"),
+    (lambda: ComputeScore(ids="a", scores="b", to="c", by="last"), "compute_score: by='last': want 'sum', 'mean'"),
+    (lambda: GetLocalHour(column="a", to="b", zone="Europe/Vienna", offset="c"), "got both zone and offset: want one"),
+    (lambda: GetLocalHour(column="a", to="b", zone="Vienna"), "zone='Vienna': there is no such zone: want one such as"),
+    (lambda: GetLocalHour(column="a", to="b", unit="h"), "get_local_hour: unit='h': want 's', 'ms', 'us' or 'ns'"),
+    (lambda: Sampling(rate=1.5), "transform sampling: rate=1.5: want 0 to 1, such as 0.1 to keep a tenth"),
+    (lambda: Sampling(rate=0.5, seed=-1), "transform sampling: seed=-1: want at least 0"),
+    (lambda: Own(function="mine.txt:f"), "transform own: function='mine.txt:f': want path.py:function"),
+    (lambda: Own(function="f.py:f", to=("a", "a")), "own: f.py:f: to: a, a: want each name once"),
+    (lambda: load(["mine.py"]), "transform own: function='mine.py': want path.py:function"),
+    (lambda: from_json(b"[{"), "not a list of transforms"),
+    (lambda: from_json(b'[{"kind": "sigrid_hahs"}]'), "not a list of transforms: Invalid value 'sigrid_hahs'"),
+    (lambda: from_json(b'[{"kind": "first_x", "column": "a", "count": 1, "x": 1}]'), "unknown field `x`"),
+]
+
+
+@pytest.mark.parametrize(("make", "message"), IMPOSSIBLE, ids=range(len(IMPOSSIBLE)))
+def test_transforms_that_cannot_be(make, message):
+    with pytest.raises(SpecError, match=message):
+        make()
+
+
+SCHEMA = pa.schema(
+    {
+        "id": pa.int64(), "word": pa.string(), "x": pa.float64(), "ids": pa.list_(pa.int64()), "big": pa.uint64(),
+        "words": pa.list_(pa.string()), "xs": pa.list_(pa.float32()), "day": pa.date32(),
+    }
+)  # fmt: skip
+UNFIT = [
+    (SigridHash(column="x", rows=9), r"\(sigrid_hash\): column 'x' holds double: want whole numbers or text, or lists"),
+    (SigridHash(column="idd", rows=9), r"\(sigrid_hash\): no column 'idd'; did you mean 'id'\? There are id, word"),
+    (FirstX(column="id", count=2), r"\(first_x\): column 'id' holds int64: want lists"),
+    (PositiveModulus(column="word", rows=9), r"column 'word' holds string: want whole numbers, or lists of them"),
+    (NGram(column="id"), r"\(ngram\): column 'id' holds int64: want lists of whole numbers or text"),
+    (Bucketize(column="word", borders=(1.0,)), r"\(bucketize\): column 'word' holds string: want numbers, or l"),
+    (
+        Fill(column="day", value=1),
+        r"\(fill\): column 'day' holds date32\[day\]: want numbers or text, or lists of them",
+    ),
+    (Fill(column="word", value=1), r"\(fill\): column 'word' \(string\): filled with 1: want a text"),
+    (Fill(column="x", value="a"), r"\(fill\): column 'x' \(double\): filled with 'a': want a number"),
+    (
+        Fill(column="id", value=0.5),
+        r"column 'id' \(int64\): whole numbers are filled with 0.5: want a whole number that",
+    ),
+    (Fill(column="big", value=-1), r"column 'big' \(uint64\): whole numbers are filled with -1: want a whole number"),
+    (Clamp(column="ids", low=0.5), r"column 'ids' \(list.*\): whole numbers are cut at 0.5: want whole bounds"),
+    (Onehot(column="id", classes=("a",)), r"column 'id' \(int64\): compared with class 'a': want whole numbers"),
+    (Onehot(column="word", classes=(1,)), r"\(onehot\): column 'word' .*: compared with class 1: want texts"),
+    (Onehot(column="big", classes=(-1,)), r"compared with class -1, which no such number is: want others"),
+    (MapId(column="id", mapping={"a": 1}), r"whole numbers are looked up among ids such as 'a': want whole numbers"),
+    (
+        IdListTransform(columns=("ids", "words"), to="t"),
+        r"column 'ids' .*, 'words' .*: ids are compared with ids of an",
+    ),
+    (ComputeScore(ids="ids", scores="ids", to="t", among="words"), "ids are compared with ids of another kind: want"),
+    (ComputeScore(ids="ids", scores="words", to="t"), "column 'words' holds .*: want lists of numbers"),
+    (GetLocalHour(column="x", to="t"), r"\(get_local_hour\): column 'x' holds double: want times or whole numbers"),
+    (GetLocalHour(column="id", to="t", offset="word"), r"column 'word' holds string: want numbers"),
+    (Sampling(rate=0.5, column="word"), r"\(sampling\): column 'word' .*: compared with 0: want a text"),
+    (Sampling(rate=0.5, column="x", value="a"), r"\(sampling\): column 'x' .*: compared with 'a': want a number"),
+    (Sampling(rate=0.5, key="x"), r"\(sampling\): column 'x' holds double: want whole numbers or text"),
+]
+
+
+@pytest.mark.parametrize(("transform", "message"), UNFIT, ids=range(len(UNFIT)))
+def test_columns_that_do_not_fit(transform, message):
+    """Types are refused before anything is read, and again where rows are."""
+    loaded = load([Fill(column="x", to="y", value=0), transform])
+    with pytest.raises(
+        DataError, match=r"clicks: transforms\[1\] .*" + message.removeprefix(f"\\({transform.kind}\\): ")
+    ):
+        schema_after(SCHEMA, loaded, "clicks")
+    if "no column" not in message:
+        with pytest.raises(DataError, match=message):
+            apply(SCHEMA.empty_table(), loaded, [*transform.makes, "y"])
+
+
+def test_a_column_that_is_made_too_late():
+    loaded = load([SigridHash(column="t", rows=9), FirstX(column="ids", to="t", count=1)])
+    message = (
+        r"data: transforms\[0\] \(sigrid_hash\): no column 't' yet: transforms\[1\] \(first_x\) makes it; want that"
+    )
+    with pytest.raises(DataError, match=message):
+        schema_after(SCHEMA, loaded)
+
+
+WHERE = Where(split=Split(source="day.parquet", start=3, stop=4, first_row=100), index=3)
+
+
+def test_values_that_do_not_fit():
+    table = pa.table({"ids": [[1, 2], [3]], "xs": [[1.0, 2.0], [3.0, 4.0]], "word": ["a", "b"]})
+    score = load([ComputeScore(ids="ids", scores="xs", to="t")])
+    message = "day.parquet: row 101: 1 ids in 'ids' and 2 scores in 'xs': want a score for each id"
+    with pytest.raises(DataError, match=message):
+        apply(table, score, ["t"], WHERE)
+    known = load([MapId(column="ids", mapping={1: 0, 2: 1}, unknown="raise")])
+    message = "day.parquet: row 101, column 'ids': id 3 is unknown: want one of the 2 of the mapping; unknown='drop'"
+    with pytest.raises(DataError, match=message):
+        apply(table, known, ["ids"], WHERE)
+    with pytest.raises(DataError, match=r"day.parquet: no column 'idss'; did you mean 'ids'"):
+        apply(table, known, ["idss"], WHERE)
+    with pytest.raises(DataError, match=r"no column 'xs'"):
+        apply(table.select(["ids"]), score, ["t"], WHERE)
+
+
+def test_files_of_ids_that_cannot_be_read(tmp_path):
+    place = tmp_path / "ids.txt"
+    for text, message in (
+        ("a\t1\nb\tx\n", r"ids.txt: line 2: 'x': want a whole number after the tab"),
+        ("a\nb\na\n", r"ids.txt: line 3: id 'a' is there already: want each once"),
+        ("", r"ids.txt: there is no id in it: want one on each line"),
+    ):
+        place.write_text(text)
+        with pytest.raises(SpecError, match=message):
+            load([MapId(column="a", file=str(place))])
+    with pytest.raises(SpecError, match=r"transform map_id: .*none.txt: cannot be read as a list of ids"):
+        load([MapId(column="a", file=str(tmp_path / "none.txt"))])
+
+
+FILES = [
+    ("def f(:", "transform own: .*mine.py is not Python"),
+    ("def g(a): return a\ndef h(a): return a", "mine.py has no function 'f'; it has g, h"),
+    ("x = 1", "mine.py has no function 'f'; it has none"),
+    ("def f(): return 1", "mine.py:f has no parameters: want at least one column for it to read"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), FILES, ids=range(len(FILES)))
+def test_own_files_that_cannot_be(text, message, tmp_path):
+    (tmp_path / "mine.py").write_text(text)
+    with pytest.raises(SpecError, match=message):
+        load([f"{tmp_path}/mine.py:f"])
+
+
+def test_own_files_that_do_not_run(tmp_path):
+    place = tmp_path / "mine.py"
+    with pytest.raises(SpecError, match=r"transform own: .*mine.py: cannot be read"):
+        load([f"{place}:f"])
+    place.write_text("import no_such_package\ndef f(a): return a")
+    with pytest.raises(DataError, match=r"mine.py cannot be run: ModuleNotFoundError: .*no_such_package.* \(line 1\)"):
+        load([f"{place}:f"])
+    place.write_text("def f(a, b): return a")
+    with pytest.raises(SpecError, match=r"mine.py:f has 2 parameters, and columns names 1: want as many"):
+        load([Own(function=f"{place}:f", columns=("a",))])
+
+
+RETURNS = [
+    ("a.to_pylist()", "it returned 3 columns: want 1, t, as `to` says"),
+    ("a.to_numpy()", "'t': it returned ndarray; want an Arrow array: pa.array"),
+    ("a.slice(1)", "'t': it returned 2 rows: want 3, one for each row that it got"),
+    ("pa.nulls(len(a))", "'t': it returned an array without a type: give it one"),
+    ("{'u': a}", "it returned columns called u: want t, as `to` says"),
+    ("(a, a)", "it returned 2 columns: want 1, t, as `to` says"),
+    ("1 / 0", r"ZeroDivisionError: division by zero \(line 4\)"),
+    ("a.cast(pa.int8())", r"ArrowInvalid: Integer value 1000 not in range.* \(line 4\)"),
+]
+
+
+@pytest.mark.parametrize(("returned", "message"), RETURNS, ids=range(len(RETURNS)))
+def test_own_functions_that_go_wrong(returned, message, tmp_path):
+    place = tmp_path / "mine.py"
+    place.write_text(f"import pyarrow as pa\n\ndef f(a):\n    return {returned}\n")
+    loaded = load([Own(function=f"{place}:f", to=("t",))])
+    with pytest.raises(DataError, match="mine.py:f, on the 3 rows from day.parquet: row 100: " + message):
+        apply(pa.table({"a": [1, 2, 1000]}), loaded, ["t"], WHERE)
