@@ -17,6 +17,7 @@ import rowwise
 from rowwise.cli import ckpt, data, measure
 from rowwise.cli.bench import bench
 from rowwise.cli.calibrate import calibrate
+from rowwise.cli.convert import convert
 from rowwise.cli.doctor import doctor
 from rowwise.cli.drill import drill
 from rowwise.cli.plan import plan
@@ -50,6 +51,7 @@ def app() -> typer.Typer:
     )
     about_data.command()(_ending_well(data.get))
     about_data.command()(_ending_well(data.inspect))
+    about_data.command()(_ending_well(convert))
     made.add_typer(about_data, name="data")
     made.add_typer(_about_checkpoints(), name="ckpt")
     return made

@@ -26,6 +26,7 @@ class Split(Value, frozen=True):
     start: int
     stop: int
     first_row: int | None = None  # how many rows of the source come before; None where that takes reading them
+    rows: int | None = None  # how many there are; None where that takes reading them
 
     def place(self, row: int) -> str:
         """Where a row of this split is, for people."""

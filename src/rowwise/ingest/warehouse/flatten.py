@@ -1,0 +1,73 @@
+"""Map columns as one column for each key: what a job does not use it does not read.
+
+Its own file because it is pure: arrays in, arrays out. A key that a row lacks is null there; one that a row has twice
+counts with its last value. Gives up: maps in maps.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from pyarrow import compute as pc
+
+from rowwise.ingest.warehouse.layout import Flat, Key, flat_name
+
+Ints = NDArray[np.int64]
+
+
+def flatten(table: pa.Table, flat: Flat) -> pa.Table:
+    """The plain columns, then those of each map."""
+    made = table.select(list(flat.plain))
+    for name, keys in flat.maps.items():
+        for key, column in zip(keys, columns_of(_whole(table[name]), keys), strict=True):
+            made = made.append_column(flat_name(name, key), column)
+    return made
+
+
+def columns_of(array: pa.MapArray, keys: Sequence[Key]) -> list[pa.Array]:
+    """The values of each key."""
+    begin, end, row_N = _entries(array)
+    found = array.keys.slice(begin, end - begin)
+    items = array.items.slice(begin, end - begin)
+    wanted = pa.array(keys, array.type.key_type)
+    code_N = (
+        pc.call_function("index_in", [found], pc.SetLookupOptions(wanted)).fill_null(-1).to_numpy(zero_copy_only=False)
+    )
+    code_N = np.where(row_N < 0, -1, code_N)
+    order_N = np.argsort(code_N, kind="stable")
+    cuts = np.searchsorted(code_N[order_N], np.arange(len(keys) + 1))
+    return [_column(items, row_N, order_N[cuts[i] : cuts[i + 1]], len(array)) for i in range(len(keys))]
+
+
+def count_keys(array: pa.ChunkedArray) -> Counter[Key]:
+    """In how many entries each key is."""
+    counts: Counter[Key] = Counter()
+    for chunk in array.chunks:
+        begin, end, row_N = _entries(chunk)
+        found = chunk.keys.slice(begin, end - begin).filter(pa.array(row_N >= 0))
+        for pair in pc.call_function("value_counts", [found]).to_pylist():
+            counts[pair["values"]] += pair["counts"]
+    return counts
+
+
+def _column(items: pa.Array, row_N: Ints, entry_K: Ints, rows: int) -> pa.Array:
+    at_R = np.zeros(rows, np.int64)
+    missing_R = np.ones(rows, np.bool_)
+    at_R[row_N[entry_K]] = entry_K  # of equal rows the last one stays
+    missing_R[row_N[entry_K]] = False
+    return items.take(pa.array(at_R, mask=missing_R))
+
+
+def _entries(array: pa.MapArray) -> tuple[int, int, Ints]:
+    """Where the entries of a slice are, and the row of each; -1 for what lies under a null."""
+    if len(array) == 0:
+        return 0, 0, np.empty(0, np.int64)
+    offset_R1 = array.offsets.to_numpy(zero_copy_only=False).astype(np.int64)
+    row_R = np.where(array.is_null().to_numpy(zero_copy_only=False), -1, np.arange(len(array)))
+    return int(offset_R1[0]), int(offset_R1[-1]), np.repeat(row_R, np.diff(offset_R1))
+
+
+def _whole(column: pa.ChunkedArray) -> pa.MapArray:
+    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks or [pa.array([], column.type)])

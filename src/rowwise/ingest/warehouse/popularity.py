@@ -1,0 +1,66 @@
+"""Which columns jobs have used lately, so that a warehouse is written with those first.
+
+Its own file because it is the one note that readers leave in a warehouse: a small file a job. It is never worth a
+failed job, so what cannot be written is not: other people's disks, remote stores, and folders that are no warehouse.
+"""
+
+import uuid
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from rowwise.ingest.warehouse.journal import FOLDER
+from rowwise.ingest.warehouse.storage import is_url
+from rowwise.spec import Value
+
+DAY_S = 86_400
+PLACE = Path(FOLDER) / "popularity"
+
+
+class Use(Value, frozen=True):
+    """What a job used, and when."""
+
+    time: float  # seconds since 1970
+    columns: tuple[str, ...]
+
+
+def log_use(path: str | Path, columns: Sequence[str], now: float) -> Path | None:
+    """Leave a note that a job reads these columns; gives the note, or None where none could be left."""
+    root = _warehouse_of(path)
+    if root is None:
+        return None
+    note = root / PLACE / f"{int(now)}-{uuid.uuid4().hex[:12]}.json"
+    try:
+        note.parent.mkdir(exist_ok=True)
+        temporary = note.with_suffix(".tmp")
+        temporary.write_bytes(msgspec.json.encode(Use(time=now, columns=tuple(columns))))
+        temporary.replace(note)
+    except OSError:
+        return None
+    return note
+
+
+def popularity(warehouse: str | Path, now: float, days: float = 7) -> dict[str, float]:
+    """How many jobs of these days used each column; those that nobody used are left out."""
+    root = _warehouse_of(warehouse)
+    counts: Counter[str] = Counter()
+    for note in sorted((root / PLACE).glob("*.json")) if root is not None else ():
+        try:
+            use = msgspec.json.decode(note.read_bytes(), type=Use)
+        except (OSError, msgspec.DecodeError):
+            continue
+        if now - days * DAY_S <= use.time <= now:
+            counts.update(dict.fromkeys(use.columns, 1))
+    return {name: float(count) for name, count in counts.most_common()}
+
+
+def _warehouse_of(path: str | Path) -> Path | None:
+    """The folder with the notes: the path itself, or one that it is in."""
+    if is_url(path):
+        return None
+    try:
+        return next((p for p in (Path(path), *Path(path).parents[:4]) if (p / FOLDER).is_dir()), None)
+    except OSError:
+        return None

@@ -1,0 +1,143 @@
+"""The rows of a source in small pieces, flattened, from any row on.
+
+Its own file because it is the one place that knows how much of a source is in memory. The pieces of a split begin at
+its first row, whoever asks, so where one ends is known again when a conversion goes on.
+"""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol, final, runtime_checkable
+
+import msgspec
+import pyarrow as pa
+
+from rowwise.errors import DataError
+from rowwise.ingest.reader import Reader, Split
+from rowwise.ingest.warehouse.flatten import count_keys, flatten
+from rowwise.ingest.warehouse.layout import Flat, Key, Layout, choose, flat_name, rows_in
+
+PIECE_BYTES = 16 << 20
+MOST_ROWS = 16_384
+SAMPLE_ROWS = 64
+MOST_KEYS = 20_000
+
+
+@runtime_checkable
+class Cut(Protocol):
+    """A reader that can give a split in pieces."""
+
+    def pieces(self, split: Split, columns: Sequence[str], rows: int) -> Iterator[pa.Table]:
+        """The rows of a split, at most so many at a time."""
+        ...
+
+
+@runtime_checkable
+class Stamped(Protocol):
+    """A reader that knows when its files changed."""
+
+    def stamp(self, source: str) -> tuple[int, int]:
+        """Size and time of change."""
+        ...
+
+
+class Piece(NamedTuple):
+    """Some rows, and what comes after them."""
+
+    table: pa.Table
+    split: int  # of the next row
+    row: int  # of that split
+
+
+@final
+class Source:
+    """What is converted."""
+
+    def __init__(self, reader: Reader, how: Layout) -> None:
+        """Nothing is read yet."""
+        self.reader, self.how = reader, how
+        self.splits = reader.splits()
+        if not self.splits:
+            raise DataError(f"{type(reader).__name__}: there are no rows to convert")
+        self.name = self.splits[0].source
+        self._chosen = choose(how, reader.schema, self.name)
+
+    def digest(self) -> str:
+        """Knows the source again, as long as nothing in it has changed."""
+        files = dict.fromkeys(split.source for split in self.splits)
+        stamps = [self._stamp(name) for name in files]
+        schema = self.reader.schema.remove_metadata().to_string()
+        return hashlib.sha256(msgspec.json.encode((self.splits, stamps, schema))).hexdigest()[:32]
+
+    def keys(self, tell: "Tell") -> dict[str, tuple[Key, ...]]:
+        """The keys of each map column: those wanted, or all that there are."""
+        plain, maps = self._chosen
+        open_ = [name for name, keys in maps.items() if keys is None]
+        counts = {name: count_keys(pa.chunked_array([], self.reader.schema.field(name).type)) for name in open_}
+        for at, split in enumerate(self.splits if open_ else ()):
+            tell(at, len(self.splits))
+            for table in self._tables(split, open_, MOST_ROWS):
+                for name in open_:
+                    counts[name].update(count_keys(table[name]))
+                    if len(counts[name]) > MOST_KEYS:
+                        out = f"name those that are wanted: --keys {name}=1,2,3"
+                        raise DataError(f"{split.source}: column {name!r} has more than {MOST_KEYS} keys: {out}")
+        found = {name: tuple(sorted(counts[name])) if keys is None else tuple(keys) for name, keys in maps.items()}
+        clash = [n for c, keys in found.items() for n in (flat_name(c, k) for k in keys) if n in plain]
+        if clash:
+            raise DataError(f"{self.name}: {clash[0]!r} is a column, and would be made of a map, too: leave one out")
+        return found
+
+    def flat(self, keys: dict[str, tuple[Key, ...]]) -> Flat:
+        """What the columns become."""
+        return Flat(plain=tuple(self._chosen[0]), maps=keys)
+
+    def pieces(self, flat: Flat, split: int = 0, row: int = 0) -> Iterator[Piece]:
+        """All rows from one on. A piece ends where a split does, or inside."""
+        rows = self._piece_rows(flat)
+        for index in range(split, len(self.splits)):
+            skip, done = row if index == split else 0, 0
+            for table in self._tables(self.splits[index], flat.read, rows):
+                done += table.num_rows
+                if done > skip:
+                    kept = table.slice(max(table.num_rows - (done - skip), 0))
+                    yield Piece(flatten(kept, flat), index, done)
+            yield Piece(self.empty(flat), index + 1, 0)
+
+    def empty(self, flat: Flat) -> pa.Table:
+        """No rows, with all columns."""
+        schema = pa.schema([self.reader.schema.field(name) for name in flat.read])
+        return flatten(schema.empty_table(), flat)
+
+    def _piece_rows(self, flat: Flat) -> int:
+        first = next(self._tables(self.splits[0], flat.read, SAMPLE_ROWS), None)
+        if first is None:
+            return MOST_ROWS
+        return rows_in(
+            min(PIECE_BYTES, self.how.working_bytes // 4), flatten(first.slice(0, SAMPLE_ROWS), flat), MOST_ROWS
+        )
+
+    def _tables(self, split: Split, columns: Sequence[str], rows: int) -> Iterator[pa.Table]:
+        if isinstance(self.reader, Cut):
+            yield from self.reader.pieces(split, columns, rows)
+            return
+        table = self.reader.read(split, columns)
+        for at in range(0, table.num_rows, rows):
+            yield table.slice(at, rows)
+
+    def _stamp(self, name: str) -> tuple[int, int]:
+        if isinstance(self.reader, Stamped):
+            return self.reader.stamp(name)
+        path = Path(name)
+        if not path.is_file():
+            return 0, 0
+        found = path.stat()
+        return found.st_size, found.st_mtime_ns
+
+
+class Tell(Protocol):
+    """Is told how much is done, of how much."""
+
+    def __call__(self, done: int, of: int, /) -> None:
+        """So many of so many."""
+        ...

@@ -1,0 +1,295 @@
+"""Rows brought into another order in bounded memory: sorted runs on disk, then one stretch after another.
+
+[Note: runs] The source is read once, in runs of as many rows as fit into memory. A run's rows are sorted by folder and
+by bucket (the first bits of the session's hash), stably, and written as one file with a list of where each begins.
+Afterwards a stretch of buckets is gathered from all runs, and sorted whole. So one file is open at a time, however
+many folders and buckets there are. A run counts once its list is there, which appears by a rename after the rows.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import final
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from pyarrow import compute as pc
+from pyarrow import types
+
+from rowwise.errors import DataError
+from rowwise.ingest.mix import mix, mix_bytes
+from rowwise.ingest.warehouse.hive import Cell
+from rowwise.ingest.warehouse.layout import BASE_MEMORY, Layout, table_bytes
+from rowwise.ingest.warehouse.source import Piece
+from rowwise.spec import Value
+
+BUCKET_BITS = 12
+HASH = "\x00hash"  # of the session, beside the columns
+BATCH_BYTES = 96 << 10  # a stretch takes little of each run, and a batch is read whole
+LONE = 0x5851F42D4C957F2D  # rows without a session are sessions of their own
+Words = NDArray[np.uint64]
+
+
+class Run(Value, frozen=True):
+    """What is in a run, and where the next one begins."""
+
+    folders: tuple[tuple[Cell, ...], ...]
+    segments: bytes  # three rows of int32: of each segment, which of the folders, the bucket, and the first row
+    rows: int
+    bytes: float
+    batch_rows: int
+    split: int  # of the row after it
+    row: int
+    first_row: int  # rows of the source up to here
+
+    @property
+    def segments_3S(self) -> NDArray[np.int32]:
+        """Folder, bucket and first row of each segment, in the order of the rows."""
+        return np.frombuffer(self.segments, np.int32).reshape(3, -1)
+
+
+class Stretch(Value, frozen=True):
+    """Rows of one folder that are gathered and sorted together."""
+
+    folder: tuple[Cell, ...]
+    first: int  # bucket
+    last: int
+    run: int | None = None  # of one run only, where the order of rows is that of the source
+
+
+@final
+class Spill:
+    """Runs in a folder."""
+
+    def __init__(self, place: Path, how: Layout) -> None:
+        """Take up those that are there."""
+        self._place, self._how = place, how
+        self.runs: list[Run] = []
+        self._indexes: list[dict[tuple[Cell, ...], int]] = []
+        while (self._place / f"{len(self.runs)}.json").exists():
+            data = (self._place / f"{len(self.runs)}.json").read_bytes()
+            self.runs.append(msgspec.json.decode(data, type=Run))
+
+    @property
+    def stands(self) -> tuple[int, int]:
+        """The first row (split, row) that is in no run."""
+        return (self.runs[-1].split, self.runs[-1].row) if self.runs else (0, 0)
+
+    def fill(self, pieces: Iterator[Piece]) -> Iterator[int]:
+        """Make runs of all rows that are left; gives the split that it has come to."""
+        held: list[pa.Table] = []
+        size = 0.0
+        last: Piece | None = None
+        for piece in pieces:
+            held.append(piece.table)
+            size += table_bytes(piece.table)
+            last = piece
+            if size >= self._how.working_bytes:
+                self._write(held, size, piece)
+                held.clear()
+                size = 0.0
+            yield piece.split
+        if last is not None and sum(t.num_rows for t in held):
+            self._write(held, size, last)
+
+    def stretches(self) -> list[Stretch]:
+        """All rows, in the order in which they are written."""
+        if self._how.cluster_by is None:
+            found = {(f, at) for at, run in enumerate(self.runs) for f in run.folders}
+            ordered = sorted(found, key=lambda pair: (_sortable(pair[0]), pair[1]))
+            return [Stretch(folder=folder, first=0, last=0, run=at) for folder, at in ordered]
+        sizes: dict[tuple[Cell, ...], dict[int, float]] = {}
+        for run in self.runs:
+            for folder, bucket, begin, end in _segments(run):
+                of_folder = sizes.setdefault(folder, {})
+                of_folder[bucket] = of_folder.get(bucket, 0.0) + (end - begin) * run.bytes / run.rows
+        return [s for folder in sorted(sizes, key=_sortable) for s in self._cut(folder, sizes[folder])]
+
+    def read(self, stretch: Stretch) -> Iterator[pa.Table]:
+        """Its rows in their order, without the columns of the folders."""
+        if self._how.cluster_by is None:
+            assert stretch.run is not None
+            yield from self._rows(stretch.run, stretch)
+            return
+        table = pa.concat_tables([t for at in range(len(self.runs)) for t in self._rows(at, stretch)])
+        table = table.unify_dictionaries().combine_chunks()
+        keys = {"hash": table[HASH], "session": _codes(table[self._how.cluster_by])}
+        if self._how.sort_by is not None:
+            keys["time"] = table[self._how.sort_by]
+        by = pc.SortOptions([(name, "ascending") for name in keys])
+        order_R = pc.call_function("sort_indices", [pa.table(keys)], by)
+        yield table.take(order_R).drop_columns([HASH])
+
+    def _cut(self, folder: tuple[Cell, ...], bytes_of: dict[int, float]) -> Iterator[Stretch]:
+        first, size = None, 0.0
+        before = 0
+        for bucket in sorted(bytes_of):
+            if bytes_of[bucket] > 2 * self._how.working_bytes:
+                got = f"the rows of one {self._how.cluster_by!r} (or of a few with like hashes) take"
+                want = f"--memory {(4 * bytes_of[bucket] + BASE_MEMORY) / 1e9 + 0.1:.1f}GB"
+                raise DataError(f"{got} {bytes_of[bucket] / 1e6:,.0f} MB, and are sorted in memory: {want}")
+            if first is not None and size + bytes_of[bucket] > self._how.working_bytes:
+                yield Stretch(folder=folder, first=first, last=before)
+                first, size = None, 0.0
+            first = bucket if first is None else first
+            size, before = size + bytes_of[bucket], bucket
+        if first is not None:
+            yield Stretch(folder=folder, first=first, last=before)
+
+    def _rows(self, at: int, stretch: Stretch) -> Iterator[pa.Table]:
+        """The rows of a run that lie in a stretch; they stand together."""
+        run = self.runs[at]
+        index = self._folder_of(at).get(stretch.folder)
+        if index is None:
+            return
+        folder_S, bucket_S, begin_S = run.segments_3S
+        low, high = np.searchsorted(folder_S, [index, index + 1])
+        first, last = low + np.searchsorted(bucket_S[low:high], [stretch.first, stretch.last + 1])
+        begin, end = (int(begin_S[at]) if at < len(begin_S) else run.rows for at in (first, last))
+        if begin == end:
+            return
+        with pa.OSFile(str(self._place / f"{at}.arrow")) as file:
+            batches = pa.ipc.open_file(file)
+            for index in range(begin // run.batch_rows, (end - 1) // run.batch_rows + 1):
+                batch, first = batches.get_batch(index), index * run.batch_rows
+                low, high = max(begin - first, 0), min(end - first, batch.num_rows)
+                yield pa.Table.from_batches([batch.slice(low, high - low)])
+
+    def _folder_of(self, at: int) -> dict[tuple[Cell, ...], int]:
+        for run in self.runs[len(self._indexes) :]:
+            self._indexes.append({folder: index for index, folder in enumerate(run.folders)})
+        return self._indexes[at]
+
+    def _write(self, held: Sequence[pa.Table], size: float, after: Piece) -> None:
+        how, first_row = self._how, self.runs[-1].first_row if self.runs else 0
+        table = pa.concat_tables(held).unify_dictionaries().combine_chunks()
+        rows = table.num_rows
+        folders, folder_R = _folders(table, how.partition_by)
+        bucket_R = np.zeros(rows, np.int64)
+        if how.cluster_by is not None:
+            hash_R = session_hash(table[how.cluster_by], first_row)
+            bucket_R = (hash_R >> np.uint64(64 - BUCKET_BITS)).astype(np.int64)
+            table = table.append_column(HASH, pa.array(hash_R))
+        place_R = (folder_R << BUCKET_BITS) | bucket_R
+        order_R = np.argsort(place_R, kind="stable")
+        place_S, begin_S = np.unique(place_R[order_R], return_index=True)
+        table = table.drop_columns(list(how.partition_by))
+        name, batch_rows = str(len(self.runs)), max(16, int(BATCH_BYTES * rows / max(size, 1.0)))
+        self._place.mkdir(parents=True, exist_ok=True)
+        options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
+        with (
+            pa.OSFile(str(self._place / f"{name}.tmp"), "wb") as file,
+            pa.ipc.new_file(file, table.schema, options=options) as out,
+        ):
+            for at in range(0, rows, batch_rows):
+                out.write_batch(one_batch(table.take(pa.array(order_R[at : at + batch_rows]))))
+        run = Run(
+            folders=folders,
+            segments=np.stack([place_S >> BUCKET_BITS, place_S & ((1 << BUCKET_BITS) - 1), begin_S])
+            .astype(np.int32)
+            .tobytes(),
+            rows=rows,
+            bytes=size,
+            batch_rows=batch_rows,
+            split=after.split,
+            row=after.row,
+            first_row=first_row + rows,
+        )
+        os.replace(self._place / f"{name}.tmp", self._place / f"{name}.arrow")
+        (self._place / f"{name}.tmp").write_bytes(msgspec.json.encode(run))
+        os.replace(self._place / f"{name}.tmp", self._place / f"{name}.json")
+        self.runs.append(run)
+        pa.default_memory_pool().release_unused()
+
+
+def one_batch(table: pa.Table) -> pa.RecordBatch:
+    """A table as one batch, even without rows."""
+    return table.combine_chunks().to_batches()[0]
+
+
+def session_hash(column: pa.ChunkedArray, first_row: int) -> Words:
+    """64 bits for each session; a row without one is hashed by its number in the source."""
+    kind = column.type
+    if types.is_dictionary(kind):
+        column = column.cast(kind.value_type)
+    missing_R = column.is_null().to_numpy()
+    if types.is_integer(column.type):
+        whole = pc.fill_null(column, 0).to_numpy()
+        hash_R = mix(whole.astype(np.int64, copy=False).view(np.uint64))
+    else:
+        hash_R = _text_hash(pa.concat_arrays(column.cast(pa.large_binary()).chunks))
+    row_R = np.arange(first_row, first_row + len(missing_R), dtype=np.uint64)
+    return np.where(missing_R, mix(row_R ^ np.uint64(LONE)), hash_R)
+
+
+def check_session(kind: pa.DataType, name: str, source: str) -> None:
+    """Refuse what cannot tell sessions apart."""
+    plain = kind.value_type if types.is_dictionary(kind) else kind
+    texts = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
+    if not (types.is_integer(plain) or any(test(plain) for test in texts)):
+        raise DataError(f"{source}: column {name!r} holds {kind}: want whole numbers or text")
+
+
+def _text_hash(array: pa.Array) -> Words:
+    if not len(array):
+        return np.empty(0, np.uint64)
+    _, offsets, data = array.buffers()
+    offsets_N1 = np.frombuffer(offsets, np.int64)[array.offset : array.offset + len(array) + 1]
+    begin, end = int(offsets_N1[0]), int(offsets_N1[-1])
+    bytes_N = np.empty(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)[begin:end]
+    return mix_bytes(bytes_N, offsets_N1 - begin)
+
+
+def _codes(column: pa.ChunkedArray) -> pa.Array:
+    """A number for each session; those without one are equal, and told apart by their hash."""
+    if types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    encoded = column.combine_chunks().dictionary_encode()
+    whole = encoded.combine_chunks() if isinstance(encoded, pa.ChunkedArray) else encoded
+    return whole.indices.fill_null(-1)
+
+
+def _folders(table: pa.Table, names: Sequence[str]) -> tuple[tuple[tuple[Cell, ...], ...], NDArray[np.int64]]:
+    """The folders of a table, and the index of each row's."""
+    rows = table.num_rows
+    if not names:
+        return ((),), np.zeros(rows, np.int64)
+    code_R = np.zeros(rows, np.int64)
+    values: list[list[Cell]] = []
+    for name in names:
+        column = table[name].cast(pa.string()) if not types.is_integer(table[name].type) else table[name]
+        encoded = column.combine_chunks().dictionary_encode("encode")
+        whole = encoded.combine_chunks() if isinstance(encoded, pa.ChunkedArray) else encoded
+        values.append(whole.dictionary.to_pylist())
+        code_R = code_R * max(len(values[-1]), 1) + whole.indices.to_numpy()
+    there, folder_R = np.unique(code_R, return_inverse=True)
+    found = []
+    for code in there.tolist():
+        cells: list[Cell] = []
+        for of_column in reversed(values):
+            code, at = divmod(code, max(len(of_column), 1))
+            cells.append(of_column[at])
+        found.append(tuple(reversed(cells)))
+    return tuple(found), folder_R.astype(np.int64)
+
+
+def _segments(run: Run) -> Iterator[tuple[tuple[Cell, ...], int, int, int]]:
+    """Folder, bucket, first row and the row after the last."""
+    folder_S, bucket_S, begin_S = run.segments_3S.tolist()
+    for folder, bucket, begin, end in zip(folder_S, bucket_S, begin_S, [*begin_S[1:], run.rows], strict=True):
+        yield run.folders[folder], bucket, begin, end
+
+
+def _sortable(folder: tuple[Cell, ...]) -> tuple[tuple[bool, bool, int, str], ...]:
+    """Numbers before text, nothing last."""
+    return tuple(
+        (
+            cell is None,
+            isinstance(cell, str),
+            cell if isinstance(cell, int) else 0,
+            cell if isinstance(cell, str) else "",
+        )
+        for cell in folder
+    )

@@ -1,0 +1,191 @@
+"""Where files are: this machine's disks, or whatever pyarrow or fsspec reach by a URL.
+
+Its own file because the rest knows a file only by its name, its size and its bytes. A store travels to worker processes
+as its path; connections are made anew there. Gives up: writing, which needs renames that replace.
+"""
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any, Protocol, final
+
+import pyarrow as pa
+from pyarrow import fs
+
+from rowwise.errors import DataError
+from rowwise.ingest.reader import GLOB, find_files
+
+URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]+://")
+
+
+class Opened(Protocol):
+    """A file to be read from anywhere."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of it."""
+        ...
+
+    def read_into(self, target: memoryview, at: int) -> int:
+        """As many bytes from `at` on as the target takes; fewer only at the end."""
+        ...
+
+    def close(self) -> None:
+        """Let go of it."""
+        ...
+
+
+def is_url(path: object) -> bool:
+    """Whether it names a store of another kind than a path of this machine does."""
+    return URL.match(str(path)) is not None
+
+
+@final
+class Store:
+    """The files of a path, a folder, a pattern or a URL of these."""
+
+    def __init__(self, path: str | os.PathLike[str], endings: Sequence[str]) -> None:
+        """List them, by name."""
+        self._path = str(path)
+        self.files = self._find(tuple(endings)) if is_url(path) else find_files(self._path, endings)
+
+    @property
+    def root(self) -> str:
+        """What the names of all files begin with: the folder of a pattern or a file."""
+        return _fixed_part(self._path)
+
+    def open(self, source: str) -> Opened:
+        """A file of it."""
+        with reaching(source):
+            return _Remote(self.stream(source)) if is_url(source) else _Local(source)
+
+    def stream(self, source: str) -> Any:
+        """A file as Arrow reads it."""
+        if not is_url(source):
+            return pa.OSFile(source)
+        return self._remote[0].open_input_file(self._inside(source))
+
+    def stamp(self, source: str) -> tuple[int, int]:
+        """Size and time of change, which differ when the file does."""
+        with reaching(source):
+            if not is_url(source):
+                found = os.stat(source)
+                return found.st_size, found.st_mtime_ns
+            info = self._remote[0].get_file_info(self._inside(source))
+            return info.size or 0, info.mtime_ns or 0
+
+    def __getstate__(self) -> dict[str, object]:
+        """Without connections."""
+        return {"_path": self._path, "files": self.files}
+
+    @cached_property
+    def _remote(self) -> tuple[fs.FileSystem, str]:
+        return _connect(self.root)
+
+    def _inside(self, source: str) -> str:
+        """What the store itself calls a file."""
+        base, rest = self._remote[1], source[len(self.root) :].lstrip("/")
+        return f"{base.rstrip('/')}/{rest}" if rest else base
+
+    def _find(self, endings: tuple[str, ...]) -> tuple[str, ...]:
+        with reaching(self._path):
+            system, base = self._remote
+            info = system.get_file_info(base)
+            if info.type == fs.FileType.File:
+                return (self._path,)
+            if info.type == fs.FileType.NotFound:
+                raise DataError(f"{self._path}: there is no such file or folder")
+            inside = system.get_file_info(fs.FileSelector(base, recursive=True))
+        skip = len(base.strip("/"))
+        names = sorted(i.path.strip("/")[skip:].lstrip("/") for i in inside if i.type == fs.FileType.File)
+        root = self.root.rstrip("/")
+        if self._path.rstrip("/") == root:
+            named = [n for n in names if n.endswith(endings) and not any(part[0] in "._" for part in n.split("/"))]
+            want = f"no file in it ends with {' or '.join(endings)}"
+        else:
+            matches = re.compile(_as_regex(self._path[len(self.root) :].lstrip("/")))
+            named, want = [n for n in names if matches.fullmatch(n)], "no file matches the pattern"
+        if not named:
+            raise DataError(f"{self._path}: {want}")
+        return tuple(f"{root}/{n}" for n in named)
+
+
+@contextmanager
+def reaching(name: str) -> Iterator[None]:
+    """What cannot be had is told with its name."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        out = "it was there when the splits were made; put it back, or start anew without it"
+        raise DataError(f"{name}: the file is gone: {out}") from error
+    except (pa.ArrowException, OSError, ImportError, ValueError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"{name}: cannot be reached: {error}") from error
+
+
+def _connect(url: str) -> tuple[fs.FileSystem, str]:
+    """By pyarrow where it knows the scheme, by fsspec else."""
+    try:
+        return fs.FileSystem.from_uri(url)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        scheme = url.partition("://")[0]
+        try:
+            import fsspec
+        except ImportError:
+            raise DataError(
+                f"{url}: pyarrow has no {scheme}://; pip install fsspec, and its part for {scheme}"
+            ) from None
+        system, path = fsspec.core.url_to_fs(url)
+        return fs.PyFileSystem(fs.FSSpecHandler(system)), path
+
+
+def _fixed_part(path: str) -> str:
+    """A path up to the first part of a pattern."""
+    lead = URL.match(path)
+    skip = lead.end() if lead else 0
+    at = next((i for i, letter in enumerate(path) if i >= skip and letter in GLOB), None)
+    return path if at is None else path[: path.rfind("/", 0, at) + 1]
+
+
+def _as_regex(pattern: str) -> str:
+    """`*` and `?` stay within a folder, `**/` goes through any."""
+    parts = {"**/": "(?:.*/)?", "*": "[^/]*", "?": "[^/]"}
+    tokens = re.findall(r"\*\*/|\*|\?|\[[^\]]+\]|.", pattern)
+    return "".join(parts.get(t) or (t.replace("[!", "[^") if len(t) > 2 else re.escape(t)) for t in tokens)
+
+
+@final
+class _Local:
+    def __init__(self, path: str) -> None:
+        self._fd = os.open(path, os.O_RDONLY)
+        self.size = os.fstat(self._fd).st_size
+
+    def read_into(self, target: memoryview, at: int) -> int:
+        done = 0
+        while done < len(target):  # one call reads at most 2 GiB
+            got = os.preadv(self._fd, [target[done:]], at + done)
+            if not got:
+                break
+            done += got
+        return done
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+@final
+class _Remote:
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self.size = file.size()
+
+    def read_into(self, target: memoryview, at: int) -> int:
+        data = memoryview(self._file.read_at(len(target), at))
+        target[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        self._file.close()

@@ -1,0 +1,285 @@
+"""Which rows are wanted: comparisons of columns with values, all of which have to hold.
+
+Its own file because it is asked twice: of the statistics of a row group, before it is read (`may_hold`), and of the
+rows (`mask`). The first may say yes too often, never no. A comparison with null holds for no row, as in SQL. Gives up:
+"or", and anything computed; what is more than this is a column to be written into the data.
+"""
+
+import datetime
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from decimal import Decimal
+from typing import Any, Literal, get_args
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from pyarrow import compute as pc
+from pyarrow import types
+
+from rowwise.errors import DataError, SpecError
+from rowwise.ingest.reader import check_columns
+from rowwise.spec import Value
+
+Operator = Literal["==", "!=", "<", "<=", ">", ">=", "in", "is null", "not null"]
+Plain = bool | int | float | str
+NULLS = ("is null", "not null")
+HOW = "want 'column op value' with one of " + ", ".join(get_args(Operator))
+
+_NAME = r"(?:`(?P<quoted>[^`]+)`|(?P<name>[^\s=!<>`]+))"
+_NULLS = r"(?P<nulls>is\s+not\s+null\b|not\s+null\b|is\s+null\b)"
+_OP = r"(?P<op>==|!=|<=|>=|=|<|>|in\b)"
+_ONE = r"\"[^\"]*\"|'[^']*'|[^\s,\[\]\"'=<>]+"
+_TERM = re.compile(rf"\s*{_NAME}\s*(?:{_NULLS}|{_OP}\s*(?P<value>\[[^\]]*\]|{_ONE}))\s*", re.IGNORECASE)
+_SIGNS: dict[str, Operator] = {"=": "==", "==": "==", "!=": "!=", "<": "<", "<=": "<=", ">": ">", ">=": ">="}
+_AND = re.compile(r"and\s", re.IGNORECASE)
+
+
+class Seen(Value, frozen=True):
+    """What is known of a column in some rows; None: not known. Times are counted in the column's own unit."""
+
+    least: Any = None
+    most: Any = None
+    nulls: int | None = None
+    rows: int | None = None
+
+
+class Comparison(Value, frozen=True):
+    """One column against one value, or a list of them."""
+
+    column: str
+    op: Operator
+    value: Plain | tuple[Plain, ...] | None = None
+
+    def __post_init__(self) -> None:
+        """The value is what the operator takes."""
+        listed = isinstance(self.value, tuple)
+        if (self.value is None) != (self.op in NULLS) or listed != (self.op == "in"):
+            raise SpecError(f"where: {self.column} {self.op} {self.value!r}: want a list for 'in', a value for others")
+
+    @property
+    def values(self) -> tuple[Plain, ...]:
+        """What is compared with."""
+        if self.value is None:
+            return ()
+        return self.value if isinstance(self.value, tuple) else (self.value,)
+
+    def may_hold(self, seen: Seen, kind: pa.DataType) -> bool:
+        """False only where no such row can be."""
+        if self.op == "is null":
+            return seen.nulls != 0
+        if seen.rows is not None and seen.nulls == seen.rows:
+            return False
+        if self.op == "not null" or seen.least is None or seen.most is None:
+            return True
+        return any(self._may_equal(seen.least, seen.most, _native(value, kind), kind) for value in self.values)
+
+    def _may_equal(self, least: Any, most: Any, value: Any, kind: pa.DataType) -> bool:
+        match self.op:
+            case "<":
+                return bool(least < value)
+            case "<=":
+                return bool(least <= value)
+            case ">":
+                return bool(most > value)
+            case ">=":
+                return bool(most >= value)
+            case "!=":
+                # Statistics leave NaN out, and NaN differs from everything.
+                return types.is_floating(kind) or not least == most == value
+            case _:
+                return bool(least <= value <= most)
+
+    def mask(self, array: pa.ChunkedArray) -> NDArray[np.bool_]:
+        """Of which rows it holds."""
+        if self.op in NULLS:
+            found = array.is_null() if self.op == "is null" else array.is_valid()
+            return np.asarray(found.to_numpy(), np.bool_)
+        kind = array.type
+        plain = _comparable(array)
+        held = np.zeros(len(array), np.bool_)
+        for value in self.values:
+            held |= _compare(plain, self.op, _native(value, kind))
+        return held
+
+
+class Where(Value, frozen=True):
+    """Comparisons that all have to hold; none: every row is wanted."""
+
+    all_of: tuple[Comparison, ...] = ()
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """What is compared, each once."""
+        return tuple(dict.fromkeys(one.column for one in self.all_of))
+
+    def check(self, schema: pa.Schema, source: str) -> None:
+        """Refuse columns that are not there, and values that they cannot hold."""
+        check_columns(self.columns, schema, source)
+        for one in self.all_of:
+            kind = schema.field(one.column).type
+            for value in one.values:
+                try:
+                    _native(value, kind)
+                except (TypeError, ValueError, pa.ArrowException):
+                    got = f"where: column {one.column!r} holds {kind}, and is compared with {value!r}"
+                    raise DataError(f"{source}: {got}: want {_wanted(kind)}") from None
+            if types.is_boolean(_plain_type(kind)) and one.op in ("<", "<=", ">", ">="):
+                raise DataError(f"{source}: where: column {one.column!r} holds {kind}: want ==, != or in")
+
+    def may_hold(self, seen: Mapping[str, Seen], schema: pa.Schema) -> bool:
+        """False only where none of the rows can be wanted."""
+        return all(
+            one.may_hold(seen[one.column], schema.field(one.column).type) for one in self.all_of if one.column in seen
+        )
+
+    def mask(self, table: pa.Table) -> NDArray[np.bool_]:
+        """Which rows are wanted."""
+        held = np.ones(table.num_rows, np.bool_)
+        for one in self.all_of:
+            held &= one.mask(table[one.column])
+        return held
+
+
+def parse(texts: str | Iterable[str]) -> Where:
+    """From texts such as `day >= 3`, `country in [AT, 'B R']`, `price is not null`, also joined by `and`.
+
+    A column whose name has spaces stands in backquotes; a value that looks like a number but is text, in quotes.
+    """
+    given = [texts] if isinstance(texts, str) else list(texts)
+    return Where(all_of=tuple(one for text in given for one in _terms(text)))
+
+
+def _terms(text: str) -> Iterator[Comparison]:
+    at = 0
+    while True:
+        found = _TERM.match(text, at)
+        if found is None:
+            raise SpecError(f"where: {text!r}: {HOW}")
+        yield _term(found, text)
+        at = found.end()
+        if at == len(text):
+            return
+        joined = _AND.match(text, at)
+        if joined is None:
+            raise SpecError(f"where: {text!r}: what is {text[at:]!r}? {HOW}, joined by 'and'")
+        at = joined.end()
+
+
+def _term(found: re.Match[str], text: str) -> Comparison:
+    name = found["quoted"] or found["name"]
+    if found["nulls"] is not None:
+        return Comparison(column=name, op="not null" if "not" in found["nulls"].lower() else "is null")
+    op, value = found["op"].lower(), found["value"]
+    if value.startswith("[") != (op == "in"):
+        raise SpecError(f"where: {text!r}: {HOW}; 'in' takes a list in brackets")
+    if op == "in":
+        return Comparison(column=name, op="in", value=tuple(_literal(item) for item in re.findall(_ONE, value[1:-1])))
+    return Comparison(column=name, op=_SIGNS[op], value=_literal(value))
+
+
+def _literal(text: str) -> Plain:
+    if text[0] in "\"'":
+        return text[1:-1]
+    if text in ("true", "false"):
+        return text == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _plain_type(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if types.is_dictionary(kind) else kind
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return bool(types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind))
+
+
+def _is_time(kind: pa.DataType) -> bool:
+    return bool(types.is_timestamp(kind) or types.is_date32(kind))
+
+
+def _wanted(kind: pa.DataType) -> str:
+    plain = _plain_type(kind)
+    tests = (
+        (types.is_boolean, "true or false"),
+        (types.is_integer, "a whole number"),
+        (types.is_floating, "a number"),
+        (types.is_decimal, "a number"),
+        (_is_text, "text, in quotes where it looks like a number"),
+        (_is_bytes, "text, in quotes where it looks like a number"),
+        (_is_time, "a time such as '2024-05-31' or '2024-05-31T12:00:00'"),
+    )
+    return next((want for test, want in tests if test(plain)), "'is null' or 'not null' only")
+
+
+def _native(value: Plain, kind: pa.DataType) -> Any:
+    """A value as columns of a type are compared with it; raises where that cannot be."""
+    plain = _plain_type(kind)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if types.is_boolean(plain) and isinstance(value, bool):
+        return value
+    if types.is_integer(plain) and is_number and value == int(value):
+        return int(value)
+    if types.is_floating(plain) and is_number:
+        return float(value)
+    if types.is_decimal(plain) and is_number:
+        return Decimal(str(value))
+    if isinstance(value, str) and (_is_text(plain) or _is_bytes(plain)):
+        return value if _is_text(plain) else value.encode()
+    if isinstance(value, str) and _is_time(plain):
+        return _ticks(value, plain)
+    raise TypeError(f"{value!r} is no {kind}")
+
+
+def _ticks(text: str, kind: pa.DataType) -> int:
+    """A time in a column's own unit."""
+    when = datetime.datetime.fromisoformat(text)
+    if types.is_date32(kind):
+        return (when.date() - datetime.date(1970, 1, 1)).days
+    zoned = when if when.tzinfo else when.replace(tzinfo=datetime.UTC)
+    micros = (zoned - datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)) // datetime.timedelta(microseconds=1)
+    per_second = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[kind.unit]
+    ticks, rest = divmod(micros * per_second, 10**6)
+    if rest:
+        raise ValueError(f"{text} is finer than {kind}")
+    return ticks
+
+
+def _comparable(array: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The same values, in a layout that comparisons know."""
+    kind = _plain_type(array.type)
+    if types.is_dictionary(array.type):
+        array = array.cast(kind)
+    if types.is_timestamp(kind):
+        return array.cast(pa.int64())
+    if types.is_date32(kind):
+        return array.cast(pa.int32())
+    if types.is_string_view(kind):
+        return array.cast(pa.large_string())
+    if types.is_binary_view(kind):
+        return array.cast(pa.large_binary())
+    return array.cast(pa.float64()) if types.is_floating(kind) else array
+
+
+def _compare(array: pa.ChunkedArray, op: str, value: Any) -> NDArray[np.bool_]:
+    kind = array.type
+    if types.is_integer(kind):
+        # A number that the type cannot hold is beyond all of its values.
+        info = np.iinfo(kind.to_pandas_dtype())
+        if not info.min <= value <= info.max:
+            beyond = value > info.max
+            always = op == "!=" or (op in ("<", "<=") and beyond) or (op in (">", ">=") and not beyond)
+            return np.asarray(array.is_valid().to_numpy(), np.bool_) & always
+    how = {"==": "equal", "in": "equal", "!=": "not_equal", "<": "less", "<=": "less_equal", ">": "greater"}
+    scalar = pa.scalar(value) if types.is_decimal(kind) else pa.scalar(value, kind)
+    found = pc.call_function(how.get(op, "greater_equal"), [array, scalar])
+    return np.asarray(pc.fill_null(found, False).to_numpy(), np.bool_)

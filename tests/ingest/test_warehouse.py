@@ -1,0 +1,280 @@
+"""Warehouses: what convert writes is what it was given, in the order asked for, whatever happens on the way."""
+
+import hashlib
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyarrow import parquet as pq
+
+from rowwise.errors import DataError, SpecError
+from rowwise.ingest.frames import FrameReader
+from rowwise.ingest.parquet import ParquetReader
+from rowwise.ingest.warehouse.convert import convert
+from rowwise.ingest.warehouse.flatten import columns_of
+from rowwise.ingest.warehouse.layout import Layout
+from rowwise.ingest.warehouse.popularity import log_use, popularity
+
+
+def rows_of(place, columns=None):
+    reader = ParquetReader(place)
+    return pa.concat_tables([reader.read(split, columns or reader.schema.names) for split in reader.splits()])
+
+
+def digest(place):
+    """Of all files with their names, but not of what is noted aside."""
+    files = sorted(p for p in Path(place).rglob("*.parquet"))
+    return [(str(p.relative_to(place)), hashlib.sha256(p.read_bytes()).hexdigest()) for p in files]
+
+
+def log(rows, seed=0):
+    rng = np.random.default_rng(seed)
+    return pa.table(
+        {
+            "id": np.arange(rows),
+            "day": rng.integers(0, 5, rows),
+            "session": pa.array([None if x == 0 else f"s{x}" for x in rng.integers(0, rows // 8, rows)]),
+            "x": pa.array(rng.random(rows), mask=rng.random(rows) < 0.1),
+            "ids": pa.array([list(range(n)) for n in rng.integers(0, 9, rows)], pa.list_(pa.int64())),
+            "m": pa.array([[(int(k), float(k)) for k in rng.choice(9, 2)] for _ in range(rows)],
+                          pa.map_(pa.int64(), pa.float32())),
+        }
+    )  # fmt: skip
+
+
+ENTRY = st.lists(st.tuples(st.integers(0, 5), st.none() | st.lists(st.integers(0, 9), max_size=3)), max_size=4)
+
+
+@given(rows=st.lists(st.none() | ENTRY, max_size=10), skip=st.integers(0, 3))
+@settings(deadline=None)
+def test_maps_become_columns(rows, skip):
+    kind = pa.map_(pa.int64(), pa.list_(pa.int64()))
+    array = pa.array(rows, kind).slice(min(skip, len(rows)))
+    made = columns_of(array, range(5))
+    for key, column in enumerate(made):
+        assert column.to_pylist() == [dict(row or []).get(key) for row in rows[min(skip, len(rows)) :]]
+
+
+def test_maps_with_entries_under_null():
+    array = pa.MapArray.from_arrays(
+        pa.array([0, 1, 2], pa.int32()), pa.array(["a", "a"]), pa.array([1.0, 2.0]), mask=pa.array([True, False])
+    )
+    assert columns_of(array, ["a", "b"])[0].to_pylist() == [None, 2.0]
+
+
+@given(data=st.data())
+@settings(max_examples=25, deadline=None)
+def test_clustering_is_a_permutation(data, tmp_path_factory):
+    count = data.draw(st.integers(1, 300))
+    cell = data.draw(st.sampled_from([st.none() | st.integers(-3, 30), st.none() | st.text("aß", max_size=2)]))
+    table = pa.table(
+        {
+            "id": np.arange(count),
+            "session": data.draw(st.lists(cell, min_size=count, max_size=count).filter(lambda c: set(c) != {None})),
+            "time": pa.array(
+                data.draw(st.lists(st.none() | st.integers(0, 3), min_size=count, max_size=count)), pa.int8()
+            ),
+            "day": data.draw(st.lists(st.none() | st.integers(0, 3), min_size=count, max_size=count)),
+        },
+        schema=None,
+    )
+    if pa.types.is_null(table["day"].type):
+        table = table.set_column(3, "day", table["day"].cast(pa.int64()))
+    by_day = data.draw(st.booleans())
+    how = Layout(
+        cluster_by="session",
+        sort_by=data.draw(st.sampled_from([None, "time"])),
+        partition_by=("day",) if by_day else (),
+        group_rows=data.draw(st.integers(1, 100)),
+        part_groups=2,
+    )
+    place = tmp_path_factory.mktemp("clustered") / "w"
+    convert(FrameReader(table, split_rows=data.draw(st.integers(1, 300))), place, how)
+    made = rows_of(place, table.column_names)
+    assert sorted(made.to_pylist(), key=lambda r: r["id"]) == table.to_pylist()
+    seen, last = set(), None
+    for row in made.to_pylist():
+        key = (row["day"] if by_day else 0, row["session"])
+        if row["session"] is None:
+            last = None
+            continue
+        if last is not None and last[0] == key:
+            order = (row["time"] is None, row["time"] or 0, row["id"]) if how.sort_by else row["id"]
+            assert order > last[1]
+        else:
+            assert key not in seen
+            seen.add(key)
+        last = key, (row["time"] is None, row["time"] or 0, row["id"]) if how.sort_by else row["id"]
+
+
+def test_layout_of_files(tmp_path):
+    how = Layout(group_rows=3000, popularity={"x": 5, "m.3": 7})
+    summary = convert(FrameReader(log(10_000)), tmp_path / "w", how)
+    assert (summary.rows, summary.files, summary.groups, summary.columns) == (10_000, 1, 4, 14)
+    file = tmp_path / "w" / "part-00000.parquet"
+    footer = pq.read_metadata(file)
+    assert footer.schema.to_arrow_schema().names[:4] == ["m.3", "x", "id", "day"]
+    assert footer.row_group(0).column(2).statistics.max == 2999
+    about = json.loads(footer.metadata[b"rowwise"])
+    assert (about["rows"], about["popularity"], about["cluster_by"]) == (10_000, {"m.3": 7.0, "x": 5.0}, None)
+    assert rows_of(tmp_path / "w", ("id",))["id"].to_pylist() == list(range(10_000))
+
+
+def test_groups_are_cut_by_bytes(tmp_path):
+    convert(FrameReader(log(10_000)), tmp_path / "w", Layout(group_bytes=100_000))
+    sizes = [split.rows for split in ParquetReader(tmp_path / "w").splits()]
+    assert 500 < sizes[0] < 2000
+    assert len(set(sizes[:-1])) == 1
+
+
+def test_columns_and_keys(tmp_path):
+    convert(FrameReader(log(100)), tmp_path / "w", Layout(columns=("x", "m.4", "m.77")))
+    assert ParquetReader(tmp_path / "w").schema.names == ["x", "m.4", "m.77"]
+    convert(FrameReader(log(100)), tmp_path / "v", Layout(columns=("m",), keys={"m": (1, 2)}))
+    assert ParquetReader(tmp_path / "v").schema.names == ["m.1", "m.2"]
+    with pytest.raises(DataError, match="no column 'y'"):
+        convert(FrameReader(log(100)), tmp_path / "u", Layout(columns=("y",)))
+    with pytest.raises(DataError, match="rows are ordered by 'day', which is not written: --columns has to name it"):
+        convert(FrameReader(log(100)), tmp_path / "u", Layout(columns=("x",), partition_by=("day",)))
+    with pytest.raises(DataError, match=r"column 'x' holds double: want whole numbers or text"):
+        convert(FrameReader(log(100)), tmp_path / "t", Layout(cluster_by="x"))
+    convert(FrameReader(log(100)), tmp_path / "t", Layout(cluster_by="session"))  # the mistake is put right
+    with pytest.raises(SpecError, match="sort_by='x' without cluster_by"):
+        Layout(sort_by="x")
+
+
+def test_many_folders_need_few_open_files(tmp_path):
+    rows = 4000
+    table = pa.table({"id": np.arange(rows), "day": [f"2024/{i % 500}" for i in range(rows)]})
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 20, before[1]))
+    try:
+        summary = convert(FrameReader(table, split_rows=100), tmp_path / "w", Layout(partition_by=("day",)))
+        assert summary.folders == 500
+        made = rows_of(tmp_path / "w")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert made.sort_by("id").select(["id", "day"]).to_pylist() == table.to_pylist()
+
+
+def test_text_of_digits_stays_text(tmp_path):
+    table = pa.table({"id": [1, 2], "zip": ["01", "2"]})
+    convert(FrameReader(table), tmp_path / "w", Layout(partition_by=("zip",)))
+    assert rows_of(tmp_path / "w", ("id", "zip")).to_pylist() == table.to_pylist()
+
+
+SCRIPT = """
+import sys, msgspec
+from rowwise.ingest.parquet import ParquetReader
+from rowwise.ingest.warehouse.convert import convert
+from rowwise.ingest.warehouse.layout import Layout
+convert(ParquetReader(sys.argv[1]), sys.argv[2], msgspec.json.decode(sys.argv[3], type=Layout))
+"""
+LAYOUTS = {
+    "plain": {"group_rows": 1000, "part_groups": 2},
+    "folders": {"partition_by": ["day"], "group_rows": 1000, "part_groups": 1},
+    "sessions": {"cluster_by": "session", "sort_by": "x", "group_rows": 1000, "part_groups": 2},
+}
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n == "plain" else pytest.mark.slow) for n in LAYOUTS])
+def test_killed_at_any_point(name, tmp_path):
+    source = tmp_path / "a.parquet"
+    pq.write_table(log(60_000), source, row_group_size=7000)
+    how = json.dumps(LAYOUTS[name])
+
+    def start(place):
+        return subprocess.Popen([sys.executable, "-c", SCRIPT, source, place, how])
+
+    begin = time.monotonic()
+    assert start(tmp_path / "whole").wait() == 0
+    took = time.monotonic() - begin
+    want = digest(tmp_path / "whole")
+    killed = 0
+    rng = np.random.default_rng(0)
+    for trial in range(40):
+        process = start(tmp_path / "w")
+        try:
+            process.wait(took * rng.uniform(0.3, 1.0))
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            killed += 1
+            if trial == 0 and (tmp_path / "w" / "_rowwise" / "journal.jsonl").exists():
+                with pytest.raises(DataError, match="is not converted to its end"):
+                    ParquetReader(tmp_path / "w")
+        else:
+            break
+    assert start(tmp_path / "w").wait() == 0
+    assert digest(tmp_path / "w") == want
+    assert killed
+
+
+class Stop(Exception):
+    """From outside."""
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_stopped_at_every_step(name, tmp_path):
+    how = Layout(**{k: tuple(v) if isinstance(v, list) else v for k, v in LAYOUTS[name].items()})
+    reader = FrameReader(log(12_000), split_rows=2000)
+    convert(reader, tmp_path / "whole", how)
+    steps = 0
+    for stop_at in range(1, 40):
+        steps = 0
+
+        def tell(_done, _of, stop_at=stop_at):
+            nonlocal steps
+            steps += 1
+            if steps == stop_at:
+                raise Stop
+
+        try:
+            convert(reader, tmp_path / "w", how, tell)
+        except Stop:
+            continue
+        break
+    assert digest(tmp_path / "w") == digest(tmp_path / "whole")
+    assert convert(reader, tmp_path / "w", how).was_done
+
+
+def test_changes_are_refused(tmp_path):
+    source = tmp_path / "a.parquet"
+    pq.write_table(log(100), source)
+    convert(ParquetReader(source), tmp_path / "w", Layout())
+    with pytest.raises(DataError, match=r"holds a warehouse of another options \(compression\).*or another folder"):
+        convert(ParquetReader(source), tmp_path / "w", Layout(compression="none"))
+    pq.write_table(log(100, seed=1), source)
+    with pytest.raises(DataError, match="of another source, or it has changed since"):
+        convert(ParquetReader(source), tmp_path / "w", Layout())
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("")
+    with pytest.raises(DataError, match="is there already, and no warehouse"):
+        convert(ParquetReader(source), tmp_path / "mine", Layout())
+
+
+def test_popularity(tmp_path):
+    convert(FrameReader(log(100)), tmp_path / "w", Layout())
+    now = 1_700_000_000.0
+    for columns, ago_days in ((("x", "day"), 1), (("x",), 2), (("id",), 8)):
+        assert log_use(tmp_path / "w", columns, now - ago_days * 86_400) is not None
+    assert popularity(tmp_path / "w", now) == {"x": 2.0, "day": 1.0}
+    assert log_use(tmp_path / "w" / "part-00000.parquet", ("x",), now) is not None
+    (tmp_path / "w" / "_rowwise" / "popularity" / "torn.json").write_text('{"time": ')
+    assert popularity(tmp_path / "w", now)["x"] == 3.0
+    assert log_use("s3://bucket/w", ("x",), now) is None
+    (tmp_path / "plain").mkdir()
+    assert log_use(tmp_path / "plain", ("x",), now) is None
+    assert not list((tmp_path / "plain").iterdir())
+    convert(ParquetReader(tmp_path / "w"), tmp_path / "v", Layout(), used=popularity(tmp_path / "w", now))
+    assert ParquetReader(tmp_path / "v").schema.names[:2] == ["x", "day"]
