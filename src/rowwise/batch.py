@@ -4,9 +4,15 @@ All sparse features travel in one `Jagged`, feature-major: first every sample's 
 of the second. Two buffers move, not two a feature. The methods `keys`, `values`, `lengths`,
 `weights_or_none`, `offsets` and `stride` are those of TorchRec's KeyedJaggedTensor, so either can stand in
 for the other; TorchRec is never imported.
+
+[Note: Shared bags] The samples of a session stand next to each other and have the same bags of some features. A batch
+may hold such bags once (`Jagged.shared`), with the number of the distinct sample that each sample has. What looks ids
+up does so once for each distinct bag; all else takes `expanded()`, where every feature has a bag for each sample. Only
+`features`, `values_N`, `lengths_FB` and `weights_N` leave the shared features out; what stands in for TorchRec's class
+refuses such a batch, so that nobody overlooks them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -41,25 +47,29 @@ class KeyedJagged(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Jagged:
-    """Ids of F features for B samples: bag (f, b) is the next lengths_FB[f * B + b] ids of values_N."""
+    """Ids of F features for B samples: bag (f, b) is the next lengths_FB[f * B + b] ids of values_N.
+
+    Further features may be in `shared`, see [Note: Shared bags].
+    """
 
     features: tuple[str, ...]
     values_N: Tensor
     lengths_FB: Tensor
     weights_N: Tensor | None = None
+    shared: "Shared | None" = None
 
     def __post_init__(self) -> None:
         """Shapes and types; what the lengths hold is checked by the lookup, which reads them anyway."""
-        if not self.features:
+        if not self.all_features:
             raise BatchError("a batch needs at least one feature")
-        if len(set(self.features)) != len(self.features):
-            raise BatchError(f"a feature is named twice: {', '.join(self.features)}")
+        if len(set(self.all_features)) != len(self.all_features):
+            raise BatchError(f"a feature is named twice: {', '.join(self.all_features)}")
         for name, tensor in (("values", self.values_N), ("lengths", self.lengths_FB)):
             if tensor.dtype not in ID_TYPES or tensor.dim() != 1:
                 got = f"{tensor.dtype} {tuple(tensor.shape)}"
                 raise BatchError(f"{name}: got {got}; want one dimension of int32 or int64")
         # The only thing that says how many samples there are, so it has to come out even.
-        if self.lengths_FB.numel() % len(self.features):
+        if self.lengths_FB.numel() % max(1, len(self.features)):
             got, want = self.lengths_FB.numel(), len(self.features)
             raise BatchError(f"{got} lengths do not divide among {want} features: want one for each feature and sample")
         # Weights may be of any float type: autocast makes them of 16 bits. The lookup computes in 32.
@@ -67,11 +77,85 @@ class Jagged:
         if weights is not None and (weights.shape != self.values_N.shape or not weights.is_floating_point()):
             got = f"{weights.dtype} {tuple(weights.shape)}"
             raise BatchError(f"weights: got {got}; want one float for each of the {self.values_N.numel()} ids")
+        if self.shared is not None:
+            _check_shared(self, self.shared)
 
     @property
     def batch_size(self) -> int:
         """Samples in the batch."""
+        if self.shared is not None:
+            return self.shared.inverse_B.numel()
         return self.lengths_FB.numel() // len(self.features)
+
+    @property
+    def all_features(self) -> tuple[str, ...]:
+        """Its own, then those that are shared: the order in which `expanded` has them."""
+        return self.features if self.shared is None else self.features + self.shared.jagged.features
+
+    def expanded(self) -> "Jagged":
+        """The same batch with a bag for each feature and sample; itself, if nothing is shared."""
+        return self.owning(self.all_features)
+
+    def owning(self, features: Collection[str]) -> "Jagged":
+        """The same batch, of which these features are not shared; itself, if none of them is."""
+        shared = self.shared
+        moved = () if shared is None else tuple(f for f in shared.jagged.features if f in features)
+        if shared is None or not moved:
+            return self
+        more = shared.expanded(moved)
+        left = tuple(f for f in shared.jagged.features if f not in features)
+        weights = [w for w in (self.weights_N, more.weights_N) if w is not None]
+        return Jagged(
+            features=self.features + moved,
+            values_N=torch.cat([self.values_N, more.values_N]),
+            lengths_FB=torch.cat([self.lengths_FB, more.lengths_FB]),
+            weights_N=torch.cat(weights) if weights else None,
+            shared=shared.only(left) if left else None,
+        )
+
+    def of_samples(self, samples_B: Tensor, features: Sequence[str] | None = None) -> "Jagged":
+        """The bags of these samples, in this order, of its own features or of these; nothing is shared."""
+        features, device = self.features if features is None else features, self.lengths_FB.device
+        places_F = torch.tensor([self.features.index(f) for f in features], dtype=torch.int64, device=device)
+        ends = self.lengths_FB.cumsum(0)
+        total, ids = int(ends[-1]) if len(ends) else 0, self.values_N.numel()
+        if total != ids or (total and int(self.lengths_FB.min()) < 0):
+            names = ", ".join(self.features)
+            raise BatchError(f"lengths of {names} add up to {total}, for {ids} ids: want each 0 or more")
+        bags = (places_F.unsqueeze(1) * self.batch_size + samples_B).flatten()
+        lengths_FB = self.lengths_FB.index_select(0, bags)
+        # The n-th id of the output is the n-th of its bag, counted from where the bag was.
+        moved = lengths_FB.cumsum(0)
+        count = int(moved[-1]) if len(moved) else 0
+        behind = ends.index_select(0, bags) - moved
+        at_N = behind.repeat_interleave(lengths_FB, output_size=count) + torch.arange(count, device=device)
+        return Jagged(
+            features=tuple(features),
+            values_N=self.values_N.index_select(0, at_N),
+            lengths_FB=lengths_FB,
+            weights_N=None if self.weights_N is None else self.weights_N.index_select(0, at_N),
+        )
+
+    def lengths_of(self, feature: str) -> Tensor:
+        """How many ids each sample [B] has of a feature, shared or not."""
+        shared = self.shared
+        if shared is not None and feature in shared.jagged.features:
+            return shared.jagged.lengths_of(feature).index_select(0, shared.inverse_B)
+        if feature not in self.features:
+            raise BatchError(f"no feature {feature!r}; there are {', '.join(self.all_features)}")
+        at, batch = self.features.index(feature), self.batch_size
+        return self.lengths_FB[at * batch : (at + 1) * batch]
+
+    def without_samples(self) -> "Jagged":
+        """The same features, of no samples."""
+        shared = self.shared
+        return Jagged(
+            features=self.features,
+            values_N=self.values_N[:0].clone(),
+            lengths_FB=self.lengths_FB[:0].clone(),
+            weights_N=None if self.weights_N is None else self.weights_N[:0].clone(),
+            shared=shared and Shared(jagged=shared.jagged.without_samples(), inverse_B=shared.inverse_B[:0].clone()),
+        )
 
     @classmethod
     def from_lists(cls, bags: Mapping[str, Sequence[Sequence[int]]]) -> "Jagged":
@@ -106,12 +190,14 @@ class Jagged:
 
     def to_keyed(self, make: Callable[..., T]) -> T:
         """As another class: `jagged.to_keyed(torchrec.KeyedJaggedTensor)`."""
-        return make(keys=list(self.features), values=self.values_N, weights=self.weights_N, lengths=self.lengths_FB)
+        plain = self.expanded()
+        return make(keys=list(plain.features), values=plain.values_N, weights=plain.weights_N, lengths=plain.lengths_FB)
 
     def contiguous(self) -> "Jagged":
         """The same batch with tensors that kernels can walk; itself, if they are already."""
         tensors = [self.values_N, self.lengths_FB] + ([] if self.weights_N is None else [self.weights_N])
-        if all(t.is_contiguous() for t in tensors):
+        shared = None if self.shared is None else self.shared.contiguous()
+        if shared is self.shared and all(t.is_contiguous() for t in tensors):
             return self
         weights = None if self.weights_N is None else self.weights_N.contiguous()
         return Jagged(
@@ -119,6 +205,7 @@ class Jagged:
             values_N=self.values_N.contiguous(),
             lengths_FB=self.lengths_FB.contiguous(),
             weights_N=weights,
+            shared=shared,
         )
 
     def to(self, device: torch.device | str) -> "Jagged":
@@ -129,31 +216,110 @@ class Jagged:
             values_N=self.values_N.to(device),
             lengths_FB=self.lengths_FB.to(device),
             weights_N=weights,
+            shared=self.shared and self.shared.to(device),
         )
 
     def keys(self) -> list[str]:
         """Names of the features."""
-        return list(self.features)
+        return list(_whole(self).features)
 
     def values(self) -> Tensor:
         """All ids."""
-        return self.values_N
+        return _whole(self).values_N
 
     def lengths(self) -> Tensor:
         """Ids in each bag."""
-        return self.lengths_FB
+        return _whole(self).lengths_FB
 
     def weights_or_none(self) -> Tensor | None:
         """Weight of each id, if any."""
-        return self.weights_N
+        return _whole(self).weights_N
 
     def offsets(self) -> Tensor:
         """Where each bag begins, and the end of the last."""
+        _whole(self)
         return torch.cat([self.lengths_FB.new_zeros(1), self.lengths_FB.cumsum(0, dtype=self.lengths_FB.dtype)])
 
     def stride(self) -> int:
         """Samples in the batch, under TorchRec's name."""
         return self.batch_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shared:
+    """Features of which neighbours share bags: sample b has bag `inverse_B[b]` of each. See [Note: Shared bags].
+
+    The numbers ascend from 0 to U - 1, one by one.
+    """
+
+    jagged: Jagged  # of U distinct samples
+    inverse_B: Tensor
+
+    def __post_init__(self) -> None:
+        """Shapes and types; what the numbers are is checked when they are used."""
+        inverse = self.inverse_B
+        if inverse.dtype not in ID_TYPES or inverse.dim() != 1:
+            got = f"{inverse.dtype} {tuple(inverse.shape)}"
+            raise BatchError(f"distinct samples of a batch: got {got}; want one dimension of int32 or int64")
+        if self.jagged.shared is not None:
+            raise BatchError("features that are shared share bags themselves; want one level, with expanded()")
+
+    def expanded(self, features: Sequence[str] | None = None) -> Jagged:
+        """The bags of all samples, of all of its features or of these."""
+        self.check()
+        return self.jagged.of_samples(self.inverse_B, features)
+
+    def only(self, features: Sequence[str]) -> "Shared":
+        """These of its features."""
+        samples_U = torch.arange(self.jagged.batch_size, device=self.inverse_B.device)
+        return Shared(jagged=self.jagged.of_samples(samples_U, features), inverse_B=self.inverse_B)
+
+    def check(self) -> None:
+        """Raise if the numbers of the distinct samples do not ascend one by one."""
+        inverse_B, distinct = self.inverse_B, self.jagged.batch_size
+        if not len(inverse_B) and not distinct:
+            return
+        # What stands before the first and after the last sample makes the ends steps like the others.
+        ends = inverse_B.new_tensor([-1, distinct])
+        steps_B1 = torch.cat([ends[:1], inverse_B, ends[1:]]).diff()
+        low, high = map(int, steps_B1[1:-1].aminmax()) if len(steps_B1) > 2 else (0, 1)
+        if (int(steps_B1[0]), int(steps_B1[-1])) == (1, 1) and low >= 0 and high <= 1:
+            return
+        steps_B1[1:-1][steps_B1[1:-1] == 0] = 1
+        at = int((steps_B1 != 1).nonzero()[0])
+        shown = inverse_B[max(0, at - 2) : at + 2].tolist()
+        raise BatchError(
+            f"{', '.join(self.jagged.features)}: around sample {at} the samples have the bags of distinct samples "
+            f"{shown}, of {distinct}; want numbers that ascend one by one, from 0 to {distinct - 1}"
+        )
+
+    def contiguous(self) -> "Shared":
+        """With tensors that kernels can walk; itself, if they are already."""
+        jagged = self.jagged.contiguous()
+        if jagged is self.jagged and self.inverse_B.is_contiguous():
+            return self
+        return Shared(jagged=jagged, inverse_B=self.inverse_B.contiguous())
+
+    def to(self, device: torch.device | str) -> "Shared":
+        """On another device."""
+        return Shared(jagged=self.jagged.to(device), inverse_B=self.inverse_B.to(device))
+
+
+def _whole(jagged: Jagged) -> Jagged:
+    """The batch, for who knows nothing of sharing: what is shared would be overlooked."""
+    if jagged.shared is not None:
+        names = ", ".join(jagged.shared.jagged.features)
+        raise BatchError(f"this batch holds the bags of {names} once for samples that share them; want expanded()")
+    return jagged
+
+
+def _check_shared(own: Jagged, shared: Shared) -> None:
+    """Own and shared features are of the same samples, and have weights alike."""
+    bags, samples = own.lengths_FB.numel(), shared.inverse_B.numel()
+    if bags != len(own.features) * samples:
+        raise BatchError(f"{bags} lengths for {len(own.features)} features of {samples} samples: want one for each")
+    if (own.weights_N is None) != (shared.jagged.weights_N is None):
+        raise BatchError("only some features of a batch have weights: want them of own and shared features, or of none")
 
 
 def _name_bad_value(bags: Mapping[str, Sequence[Sequence[int]]]) -> str:

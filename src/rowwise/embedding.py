@@ -62,14 +62,23 @@ class Embeddings(nn.Module):
         tables: what to hold; features of pooled tables stand side by side in this order in the output.
         seed: of the initial rows, which depend on nothing else (not on devices, threads or cuts).
         device: where the rows live; "meta": nowhere, for tables that are too large until they are sharded.
+        merge_shared: add up the gradients of bags that samples share before they are merged, see [Note: Merged bags]:
+            less work, and sums in another order.
     """
 
-    def __init__(self, tables: Sequence[Table], *, seed: int = 0, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self,
+        tables: Sequence[Table],
+        *,
+        seed: int = 0,
+        device: torch.device | str = "cpu",
+        merge_shared: bool = False,
+    ) -> None:
         """Allocate and fill the tables."""
         super().__init__()
         check_tables(tables)
         self.seed = seed
-        self._tiles = Tiles(tables, torch.device(device))
+        self._tiles = Tiles(tables, torch.device(device), merge_shared=merge_shared)
         self.arena.fill(seed)
         self._columns = self._tiles.pooled.column_slices
         self.register_load_state_dict_pre_hook(_before_load)

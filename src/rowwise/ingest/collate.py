@@ -1,6 +1,6 @@
 """From encoded splits to a `Batch`: slices of the splits that it has rows of, each copied straight to its place."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -8,10 +8,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rowwise.batch import Batch, Jagged
+from rowwise.batch import Batch, Jagged, Shared
 from rowwise.ingest.bags import Ints
+from rowwise.ingest.block import Encoded
 from rowwise.ingest.columns import Columns
-from rowwise.ingest.encode import Encoded
 
 
 class Piece(NamedTuple):
@@ -32,7 +32,7 @@ def collate(pieces: Sequence[Piece], columns: Columns) -> Batch:
     """The rows of the pieces, one after another."""
     return Batch(
         dense_BF=_joined(pieces, lambda e: e.dense_RF),
-        sparse=_sparse(pieces, tuple(s.feature_name for s in columns.sparse)),
+        sparse=_sparse(pieces, columns),
         labels_BK=_joined(pieces, lambda e: e.labels_RK),
         weights_B=None if columns.weight is None else _joined(pieces, lambda e: e.weights_R),
         keys_B=None if columns.key is None else _joined(pieces, lambda e: e.keys_R),
@@ -50,10 +50,30 @@ def _joined(pieces: Sequence[Piece], part: Callable[[Encoded], NDArray[np.generi
     return torch.from_numpy(np.concatenate(picked))
 
 
-def _sparse(pieces: Sequence[Piece], features: tuple[str, ...]) -> Jagged:
-    values: list[Ints] = []
+def _sparse(pieces: Sequence[Piece], columns: Columns) -> Jagged:
+    """Features of all rows, and beside them those that neighbouring rows share. See [Note: Shared bags]."""
+    names = [s.feature_name for s in columns.sparse]
+    if not columns.shared:
+        return _jagged(pieces, {name: f for f, name in enumerate(names)})
+    own, shared = ({n: f for f, n in enumerate(names) if (n in columns.shared) is one} for one in (False, True))
+    distinct: list[Piece] = []
+    inverse: list[Ints] = []
+    count = 0
+    for encoded, begin, end, _ in pieces:
+        inverse_R = encoded.inverse_R
+        assert inverse_R is not None  # the columns say that it is there
+        first, last = (int(inverse_R[begin]), int(inverse_R[end - 1]) + 1) if begin < end else (0, 0)
+        distinct.append(Piece(encoded, first, last))
+        inverse.append(inverse_R[begin:end] + (count - first))
+        count += last - first
+    together = Shared(jagged=_jagged(distinct, shared), inverse_B=torch.from_numpy(np.concatenate(inverse)))
+    return _jagged(pieces, own, together)
+
+
+def _jagged(pieces: Sequence[Piece], features: Mapping[str, int], shared: Shared | None = None) -> Jagged:
+    values: list[Ints] = [np.empty(0, np.int64)]
     lengths_FB = np.ones((len(features), sum(end - begin for _, begin, end, _ in pieces)), np.int64)
-    for f in range(len(features)):
+    for lengths_B, f in zip(lengths_FB, features.values(), strict=True):
         at = 0
         for encoded, begin, end, _ in pieces:
             values_N, offsets_R1 = encoded.bags[f].values_N, encoded.bags[f].offsets_R1
@@ -62,8 +82,9 @@ def _sparse(pieces: Sequence[Piece], features: tuple[str, ...]) -> Jagged:
             else:
                 values.append(values_N[offsets_R1[begin] : offsets_R1[end]])
                 np.subtract(
-                    offsets_R1[begin + 1 : end + 1], offsets_R1[begin:end], out=lengths_FB[f, at : at + end - begin]
+                    offsets_R1[begin + 1 : end + 1], offsets_R1[begin:end], out=lengths_B[at : at + end - begin]
                 )
             at += end - begin
     lengths = torch.from_numpy(lengths_FB.reshape(-1))
-    return Jagged(features=features, values_N=torch.from_numpy(np.concatenate(values)), lengths_FB=lengths)
+    values_N = torch.from_numpy(np.concatenate(values))
+    return Jagged(features=tuple(features), values_N=values_N, lengths_FB=lengths, shared=shared)

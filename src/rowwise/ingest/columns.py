@@ -55,6 +55,7 @@ class Columns(Value, frozen=True):
     weight: str | None = None  # how much a row counts
     key: str | None = None  # names the row: a whole number, or text, which is hashed
     time: str | None = None  # whole numbers as they are; times in microseconds since 1970
+    shared: tuple[str, ...] = ()  # features that neighbouring rows have alike, such as a session's: held once for all
 
     def __post_init__(self) -> None:
         """Refuse what makes no batch."""
@@ -64,6 +65,9 @@ class Columns(Value, frozen=True):
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise SpecError(f"columns: feature {twice[0]!r} is made twice: give one of them another feature=")
+        unknown = [name for name in self.shared if name not in names]
+        if unknown:
+            raise SpecError(f"columns.shared names {', '.join(unknown)}; the features are {', '.join(names)}")
         for sparse in self.sparse:
             if sparse.first is not None and sparse.first < 1:
                 raise SpecError(f"columns: {sparse.column!r}: first={sparse.first}: want at least 1, or None for all")

@@ -3,16 +3,16 @@
 Everything between a batch as it was read and the ids that a rank looks up is made of these few functions. Each is
 one native call over the combined tensors, so none of them has a cost for each feature beyond that of its ids.
 Weights of 32-bit floats move with their ids; others, and those that need a gradient, are moved by torch
-afterwards, by position.
+afterwards, by position. Bags that samples share ([Note: Shared bags]) stay shared by `split` only; `share` finds them.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from rowwise.batch import Jagged
+from rowwise.batch import Jagged, Shared
 from rowwise.errors import BatchError, SpecError
 from rowwise.ops import check
 
@@ -65,7 +65,7 @@ class Unique:
 
 def permute(jagged: Jagged, features: Sequence[str]) -> Jagged:
     """The batch with these of its features, in this order."""
-    batch = jagged.batch_size
+    jagged, batch = _plain(jagged, features), jagged.batch_size
     runs = [(0, index * batch, batch) for index in _indices(jagged, features)]
     return _take([jagged], runs, features)[0]
 
@@ -75,6 +75,8 @@ def split(jagged: Jagged, sizes: Sequence[int]) -> list[Jagged]:
     batch = jagged.batch_size
     if sum(sizes) != batch or min(sizes, default=0) < 0:
         raise BatchError(f"sizes {list(sizes)} do not cut {batch} samples: want sizes of 0 or more that add up to them")
+    if jagged.shared is not None:
+        return _split_shared(jagged, jagged.shared, sizes)
     runs: list[Run] = []
     first = 0
     for size in sizes:
@@ -83,14 +85,52 @@ def split(jagged: Jagged, sizes: Sequence[int]) -> list[Jagged]:
     return _take([jagged], runs, jagged.features, parts=len(sizes))
 
 
+def share(jagged: Jagged, features: Sequence[str]) -> Jagged:
+    """The same batch, where neighbours that have equal bags of all these features share them: each is held once.
+
+    A weight is part of its id. Weights that learn are refused: each of them gets a gradient of its own.
+    """
+    if not features:
+        raise BatchError("no features to share bags of; want at least one")
+    jagged, batch = jagged.expanded().contiguous(), jagged.batch_size
+    group = permute(jagged, features)
+    weights = group.weights_N
+    if weights is not None and weights.requires_grad:
+        raise BatchError("per-id weights of shared bags learn: want weights without gradients, or bags of their own")
+    # The n-th id of a bag against the n-th of the bag before it: as far back as its bag is long, if both are alike.
+    counts = group.lengths_FB.long()
+    at_N = torch.arange(len(group.values_N), device=counts.device)
+    before_N = (at_N - counts.repeat_interleave(counts, output_size=len(at_N))).clamp(min=0)
+    differs_N = group.values_N != group.values_N[before_N]
+    if weights is not None:
+        differs_N |= weights != weights[before_N]
+    counts_FB = counts.view(len(features), batch)
+    begins_FB = torch.zeros_like(counts_FB, dtype=torch.bool)
+    begins_FB[:, 1:] = counts_FB[:, 1:] != counts_FB[:, :-1]
+    bags_N = torch.arange(len(counts), device=counts.device).repeat_interleave(counts, output_size=len(at_N))
+    begins_FB.view(-1)[bags_N[differs_N]] = True
+    begins_B = begins_FB.any(0)
+    begins_B[:1] = True
+    inverse_B = begins_B.cumsum(0) - 1
+    others = tuple(f for f in jagged.features if f not in features)
+    shared = Shared(jagged=group.of_samples(begins_B.nonzero().flatten()), inverse_B=inverse_B)
+    if not others:
+        none = group.without_samples()
+        return Jagged(
+            features=(), values_N=none.values_N, lengths_FB=none.lengths_FB, weights_N=none.weights_N, shared=shared
+        )
+    return replace(permute(jagged, others), shared=shared)
+
+
 def concatenate(jaggeds: Sequence[Jagged], features: Sequence[str] | None = None) -> Jagged:
-    """The samples of all batches as one batch, for the features named: without names, those of the first batch.
+    """The samples of all batches as one plain batch, for the features named: without names, those of the first batch.
 
     Integers are of 64 bits if those of any batch are. Weights are kept if every batch has them.
     """
     if not jaggeds:
         raise BatchError("no batches to concatenate: their features would be unknown; want at least one")
-    features = jaggeds[0].features if features is None else features
+    features = jaggeds[0].all_features if features is None else features
+    jaggeds = [_plain(jagged, features) for jagged in jaggeds]
     # Feature-major: all samples of the first feature, batch after batch, then of the second.
     sources = [_indices(jagged, features) for jagged in jaggeds]
     runs = [
@@ -123,11 +163,11 @@ def bucketize(jagged: Jagged, bounds_FW1: Tensor) -> Buckets:
     `bounds_FW1` holds the bounds of each feature, from 0 to the rows of its table (see `row_bounds`), on the CPU. A
     range may be empty. The order inside a bag is kept.
     """
-    features = len(jagged.features)
+    features = len(jagged.all_features)
     if bounds_FW1.dim() != 2 or bounds_FW1.shape[0] != features:
         got = tuple(bounds_FW1.shape)
         raise SpecError(f"row bounds: got {got}; want a row for each of the {features} features (see row_bounds)")
-    jagged = jagged.contiguous()
+    jagged = jagged.expanded().contiguous()
     native = _moves_natively([jagged])
     try:
         values, lengths, weights, positions, starts = torch.ops.rowwise.bucketize(
@@ -183,11 +223,28 @@ def lengths(offsets: Tensor) -> Tensor:
         raise BatchError(f"offsets descend {got}: want each to be where a bag begins, the first 0") from None
 
 
+def _plain(jagged: Jagged, features: Sequence[str]) -> Jagged:
+    """A batch of which nothing is shared, that has these features."""
+    return jagged if jagged.shared is None else replace(jagged.owning(features), shared=None)
+
+
+def _split_shared(jagged: Jagged, shared: Shared, sizes: Sequence[int]) -> list[Jagged]:
+    """The batch cut along its samples; a distinct sample whose samples are cut apart is in several parts."""
+    shared.check()
+    own = split(replace(jagged, shared=None), sizes) if jagged.features else [jagged.without_samples()] * len(sizes)
+    found: list[Jagged] = []
+    for part, inverse_B in zip(own, shared.inverse_B.split(list(sizes)), strict=True):
+        low, high = (int(inverse_B[0]), int(inverse_B[-1])) if len(inverse_B) else (0, -1)
+        bags = shared.jagged.of_samples(torch.arange(low, high + 1, device=inverse_B.device))
+        found.append(replace(part, shared=Shared(jagged=bags, inverse_B=inverse_B - low)))
+    return found
+
+
 def _indices(jagged: Jagged, features: Sequence[str]) -> list[int]:
     at = {name: index for index, name in enumerate(jagged.features)}
     missing = [name for name in features if name not in at]
     if missing:
-        raise BatchError(f"no feature {missing[0]!r} in the batch; it has {', '.join(jagged.features)}")
+        raise BatchError(f"no feature {missing[0]!r} in the batch; it has {', '.join(jagged.all_features)}")
     return [at[name] for name in features]
 
 

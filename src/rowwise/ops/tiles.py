@@ -6,20 +6,21 @@ features its pieces are looked up by, wherever their ids came from.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, final
 
 import torch
 from torch import Tensor
 
-from rowwise.batch import Jagged
+from rowwise.batch import Jagged, Shared
 from rowwise.errors import BatchError, GradientError, IdError
 from rowwise.ops import check
 from rowwise.ops.arena import Arena
 from rowwise.ops.bad_gradient import find_bad_gradient
 from rowwise.ops.layout import Group, Piece, make_group
 from rowwise.ops.lookup import Call, Staged, lookup
+from rowwise.ops.shared import Part, Some, added_up, at_firsts, grad_at_firsts, late, picked, spread
 from rowwise.ops.unknown import map_unknown
 from rowwise.ops.update import do_all, update
 from rowwise.spec import Pooling, Table
@@ -38,8 +39,9 @@ class Looked:
 class Tiles:
     """Whole tables, or rectangles of some."""
 
-    def __init__(self, tables: Sequence[Table | Piece], device: torch.device) -> None:
-        """Zeroed memory; `arena.fill` fills it."""
+    def __init__(self, tables: Sequence[Table | Piece], device: torch.device, *, merge_shared: bool = False) -> None:
+        """Zeroed memory; `arena.fill` fills it. `merge_shared`: see [Note: Merged bags]."""
+        self._merge_shared = merge_shared
         self.arena = Arena.allocate(tables, device)
         # Counted rather than kept: a log of every unknown id would grow without end.
         self.unknown_ids: dict[str, int] = {}  # by feature, for tables whose last row stands for unknown ids
@@ -50,12 +52,15 @@ class Tiles:
         self._anchor = torch.empty(0, requires_grad=True)
         # By the order in which batches hold their features: in practice one entry.
         self._feature_tensors: dict[tuple[str, ...], tuple[Tensor, Tensor]] = {}
+        self._known_some: dict[tuple[str, ...], Some] = {}  # the same, of batches that hold some of the features
 
     def look_up(self, jagged: Jagged, parts: tuple[int, ...] = ()) -> Looked:
         """Look a batch up; with gradients enabled, each backward stages what `update` will apply.
 
         `parts`: how many samples each of the batches has that this one was put together from.
         """
+        if jagged.shared is not None:
+            return self._look_up_shared(jagged, jagged.shared)
         # The jagged batch is taken as it is; what differs between batches is where the features stand in it.
         pooled_features, sequence_features = self.features_for(jagged)
         try:
@@ -67,6 +72,58 @@ class Tiles:
             check.check_lengths(jagged)
             raise
         return Looked(matrix_BS=matrix, flat=flat, floats=self._floats(sequence_features, jagged, offsets))
+
+    def pool_some(self, jagged: Jagged) -> Tensor:
+        """The pooled vectors [B, columns] of those features that a batch has of its own; no gradients."""
+        return self._some(jagged.features).pool(jagged, self.arena.rows)
+
+    def gather_some(self, jagged: Jagged) -> Tensor:
+        """The rows of all ids of the same, feature after feature."""
+        return self._some(jagged.features).gather(jagged, self.arena.rows)
+
+    def look_up_sequences(self, jagged: Jagged, parts: tuple[int, ...] = ()) -> Looked:
+        """The sequences of a batch alone, none of which is shared."""
+        no_columns = torch.empty((jagged.batch_size, 0), device=self.arena.rows.device)
+        if not self.sequence.tables:
+            return Looked(matrix_BS=no_columns, flat=no_columns.flatten(), floats=[])
+        plain = replace(jagged, shared=None)
+        offsets = torch.ops.rowwise.offsets(plain.lengths_FB)
+        features = self.sequence.for_sources(plain.features)
+        flat = self._lookup(Call(self.sequence, features, plain, offsets, True, parts))
+        return Looked(matrix_BS=no_columns, flat=flat, floats=self._floats(features, plain, offsets))
+
+    def stage_pooled(self, jagged: Jagged, grad_BS: Tensor, parts: tuple[int, ...] = ()) -> Staged:
+        """Stage gradients of the pooled features of a batch; bags that samples share are spread now."""
+        jagged = jagged.expanded().contiguous()
+        offsets, features = torch.ops.rowwise.offsets(jagged.lengths_FB), self.features_for(jagged)[0]
+        weights = None if jagged.weights_N is None else jagged.weights_N.detach().float()
+        call = Call(self.pooled, features, jagged, offsets, False, parts)
+        staged = Staged(call=call, weights=weights, grad=grad_BS)
+        if self.pooled.tables:
+            self.staged_by(staged)
+        return staged
+
+    def stage_merged(
+        self, jagged: Jagged, own_BS: Tensor, common_US: Tensor, parts: tuple[int, ...] = ()
+    ) -> Staged | None:
+        """Stage gradients of own features, and of distinct bags of shared ones: see [Note: Merged bags]."""
+        shared = jagged.shared
+        if shared is None:
+            return self.stage_pooled(jagged, own_BS, parts)
+        own = Part(own_BS, self._some(jagged.features).runs)
+        common = Part(common_US, self._some(shared.jagged.features).runs)
+        grad_BS = grad_at_firsts(own, common, shared, self.pooled.columns)
+        return self.stage_pooled(at_firsts(jagged, shared), grad_BS, parts)
+
+    def columns_of(self, features: tuple[str, ...]) -> int:
+        """How many columns the pooled vectors of those features have that a batch holds."""
+        return self._some(features).columns
+
+    def _stage_added_up(self, jagged: Jagged, grad_BS: Tensor) -> None:
+        assert jagged.shared is not None
+        own_BS = picked(grad_BS, self._some(jagged.features).runs)
+        common_BS = picked(grad_BS, self._some(jagged.shared.jagged.features).runs)
+        self.stage_merged(jagged, own_BS, added_up(common_BS, jagged.shared))
 
     def split(self, looked: Looked) -> dict[str, Tensor]:
         """The rows [N, D] of each sequence."""
@@ -105,13 +162,44 @@ class Tiles:
         known = self._feature_tensors.get(jagged.features)
         # Checked once for each order of features that is met, not for every batch.
         if known is None:
-            missing = set(self.pooled.feature_names + self.sequence.feature_names) - set(jagged.features)
-            if missing:
-                raise BatchError(f"the batch lacks {', '.join(sorted(missing))}; it holds {', '.join(jagged.features)}")
+            self._check_features(jagged.features)
             known = self.pooled.for_sources(jagged.features), self.sequence.for_sources(jagged.features)
             self._feature_tensors[jagged.features] = known
         check_weights([piece.whole for piece in self.arena.pieces], jagged)
         return known
+
+    def _look_up_shared(self, jagged: Jagged, shared: Shared) -> Looked:
+        """The same, each bag that samples share once; see `ops/shared.py`."""
+        if learns(jagged) or set(shared.jagged.features) & set(self.sequence.feature_names):
+            # A weight of a shared bag has a gradient of its own for each sample; a sequence has rows for each id.
+            only = shared.jagged.features if learns(jagged) else self.sequence.feature_names
+            return self.look_up(jagged.owning(only))
+        self._check_features(jagged.all_features)
+        check_weights([piece.whole for piece in self.arena.pieces], jagged)
+        own, common = self._some(jagged.features), self._some(shared.jagged.features)
+        try:
+            shared.check()
+            parts = Part(self.pool_some(jagged), own.runs), Part(self.pool_some(shared.jagged), common.runs)
+        except (RuntimeError, IdError, BatchError):
+            # What is wrong is told of samples, not of distinct ones; and it may be allowed.
+            return self.look_up(jagged.expanded())
+        found = self.look_up_sequences(jagged)
+        matrix_BS = late(
+            self._anchor,
+            lambda: spread(*parts, shared.inverse_B),
+            partial(self._stage_added_up if self._merge_shared else self.stage_pooled, jagged),
+        )
+        return replace(found, matrix_BS=matrix_BS)
+
+    def _some(self, features: tuple[str, ...]) -> Some:
+        if features not in self._known_some:
+            self._known_some[features] = Some.of(self.pooled, features)
+        return self._known_some[features]
+
+    def _check_features(self, features: tuple[str, ...]) -> None:
+        missing = set(self.pooled.feature_names + self.sequence.feature_names) - set(features)
+        if missing:
+            raise BatchError(f"the batch lacks {', '.join(sorted(missing))}; it holds {', '.join(features)}")
 
     def _group(self, sequences: bool) -> Group:
         pieces = self.arena.pieces
@@ -140,6 +228,12 @@ class Tiles:
     def __getstate__(self) -> dict[str, Any]:
         """What a copy or a pickle holds: everything but what is staged, which belongs to one module's graph."""
         return {**self.__dict__, "staged": []}
+
+
+def learns(jagged: Jagged) -> bool:
+    """Whether per-id weights get a gradient."""
+    weights = (jagged.weights_N, None if jagged.shared is None else jagged.shared.jagged.weights_N)
+    return torch.is_grad_enabled() and any(w is not None and w.requires_grad for w in weights)
 
 
 def check_weights(tables: Sequence[Table], jagged: Jagged) -> None:

@@ -13,17 +13,26 @@ from rowwise.comm.seam import Comm
 from rowwise.embedding import Embeddings
 from rowwise.errors import SpecError
 from rowwise.plan import Plan
-from rowwise.shard.embeddings import ShardedEmbeddings, check, check_tiers
+from rowwise.shard.embeddings import ShardedEmbeddings, check, check_merging, check_tiers
 from rowwise.spec import Table, Wire
 
 Module = TypeVar("Module", bound=nn.Module)
 
 
-def shard(model: Module, plan: Plan, comm: Comm, *, wire: Wire | None = None, elastic: bool = False) -> Module:
+def shard(
+    model: Module,
+    plan: Plan,
+    comm: Comm,
+    *,
+    wire: Wire | None = None,
+    elastic: bool = False,
+    merge_shared: bool = False,
+) -> Module:
     """Replace every `Embeddings` in a model by this rank's share of it, in place; called by all ranks.
 
     Rows and optimizer state are copied from the model. Tables that are on no device yet (`device="meta"`) are filled as
-    they would have been there, on the CPU. The plan covers the tables of all its modules.
+    they would have been there, on the CPU. The plan covers the tables of all its modules. `merge_shared`: gradients of
+    bags that samples share are added up before they travel, which is less to send and equal up to rounding.
     """
     wire = wire or Wire()
     found = [(path, m) for path, m in model.named_modules(remove_duplicate=False) if isinstance(m, Embeddings)]
@@ -33,6 +42,7 @@ def shard(model: Module, plan: Plan, comm: Comm, *, wire: Wire | None = None, el
         raise SpecError("shard() replaces the Embeddings inside a model: want a module that holds them")
     # All that can be wrong with a plan is found before anything is taken or given up.
     check(plan, comm, wire, elastic=elastic)
+    check_merging(merge_shared, elastic=elastic)
     plan.validate(tables)
     shares = {module: _share(plan, module) for module in modules}
     for module, share in shares.items():
@@ -41,6 +51,7 @@ def shard(model: Module, plan: Plan, comm: Comm, *, wire: Wire | None = None, el
     for module, share in shares.items():
         device = _device(module)
         made[module] = ShardedEmbeddings(module.tables, share, comm, wire=wire, elastic=elastic, device=device)
+        made[module].merge_shared = merge_shared
         copy_tables(module, made[module])
     for path, module in found:
         parent, _, name = path.rpartition(".")

@@ -19,14 +19,15 @@ from rowwise.embedding import Embeddings, Vectors
 from rowwise.errors import SpecError
 from rowwise.ops.arena import Arena
 from rowwise.ops.layout import Piece
-from rowwise.ops.lookup import Call, Staged
+from rowwise.ops.lookup import Staged
 from rowwise.ops.tiles import Tiles
 from rowwise.ops.update import by_part, do_all
 from rowwise.plan import Plan, Tile
 from rowwise.shard.copies import CopiesUpdate
 from rowwise.shard.coupled import CoupledUpdate
-from rowwise.shard.exchange import Exchange, Made, Phase, exchange, untimed
-from rowwise.shard.ids import Routed, Router
+from rowwise.shard.exchange import Exchange, Phase, exchange, untimed
+from rowwise.shard.ids import Router
+from rowwise.shard.lookup import HeldLookup
 from rowwise.shard.routes import Held, Routes, make_routes
 from rowwise.spec import Pooling, Table, Wire
 
@@ -81,6 +82,7 @@ class ShardedEmbeddings(nn.Module):
             (part, Tiles([_piece(routes, held) for held in part.held], device)) for part in routes.parts_W[comm.rank]
         ]
         self._copies = Tiles(routes.copied, device) if routes.copied else None
+        self._held = HeldLookup(self._shelves, self._copies)
         self._router, self._exchange = Router(routes, comm), Exchange(routes, comm, wire)
         coupled = [shelf for shelf in self._shelves if shelf[0].coupled]
         anywhere = any(part.coupled for parts in routes.parts_W for part in parts)
@@ -100,6 +102,16 @@ class ShardedEmbeddings(nn.Module):
     def unknown_ids(self) -> dict[str, int]:
         """How many ids of this rank's batches were outside their table and mapped to its last row, by feature."""
         return self._router.unknown_ids
+
+    @property
+    def merge_shared(self) -> bool:
+        """Whether gradients of bags that samples share are added up before they travel. See [Note: Merged bags]."""
+        return self._exchange.merges
+
+    @merge_shared.setter
+    def merge_shared(self, merges: bool) -> None:
+        check_merging(merges, elastic=self.routes.elastic)
+        self._exchange.merges = merges
 
     @property
     def staged(self) -> Sequence[Staged]:
@@ -138,8 +150,8 @@ class ShardedEmbeddings(nn.Module):
             routed = self._router.route(Jagged.from_keyed(sparse))
         self._samples += sum(routed.samples_W) if torch.is_grad_enabled() else 0
         with self.phase("lookup"):
-            made, copied = self._look_up(routed)
-        matrix_BS, sequences = exchange(self._exchange, routed, made, self._anchor, self._stage, self.phase)
+            made, copied = self._held.look_up(routed)
+        matrix_BS, sequences = exchange(self._exchange, routed, made, self._anchor, self._held.stage, self.phase)
         return Vectors(matrix_BS=matrix_BS, columns=self.routes.columns, sequences=sequences | copied)
 
     @torch.no_grad()
@@ -187,51 +199,6 @@ class ShardedEmbeddings(nn.Module):
             tiles.staged = [s for group in groups for s in by_part(group, self.calls)]
         tiles.update()
 
-    def _look_up(self, routed: Routed) -> tuple[Made, dict[str, Tensor]]:
-        """What this rank's pieces give for the samples of all ranks, and its copies for its own."""
-        total, batch = sum(routed.samples_W), routed.asked.jagged.batch_size
-        matrices: dict[str, list[Tensor]] = {"flat": [], "host": []}
-        flat: dict[str, list[Tensor]] = {"flat": [], "rows": []}
-        for part, tiles in self._shelves:
-            assert routed.received is not None
-            if part.way == "rows":
-                flat["rows"].append(_gather(tiles, routed.received))
-                continue
-            looked = tiles.look_up(routed.received, routed.samples_W)
-            matrices[part.way].append(looked.matrix_BS)
-            flat["flat"].append(looked.flat)
-        copies = torch.empty(batch, 0)
-        copied: dict[str, Tensor] = {}
-        if self._copies is not None:
-            looked = self._copies.look_up(routed.asked.jagged)
-            copies, copied = looked.matrix_BS, self._copies.split(looked)
-        made = Made(
-            flat=_side_by_side(matrices["flat"], total),
-            host=_side_by_side(matrices["host"], total),
-            copies=copies,
-            sequences=_in_a_row(flat["flat"]),
-            rows=_in_a_row(flat["rows"]),
-        )
-        return made, copied
-
-    def _stage(self, routed: Routed, grad_GS: Tensor) -> Tensor | None:
-        """Stage the gradients of bags that this rank did not add up; gives those of their weights, if they learn."""
-        at, learned = 0, None
-        for part, tiles in self._shelves:
-            if part.way == "rows":
-                assert routed.received is not None
-                jagged, group = routed.received, tiles.pooled
-                offsets = torch.ops.rowwise.offsets(jagged.lengths_FB)
-                call = Call(group, tiles.features_for(jagged)[0], jagged, offsets, False, routed.samples_W)
-                grad = grad_GS[:, at : at + group.columns].contiguous()
-                weights = None if jagged.weights_N is None else jagged.weights_N.detach()
-                tiles.staged_by(Staged(call=call, weights=weights, grad=grad))
-                if weights is not None and routed.weights is not None:
-                    more = call.weight_grad(tiles.arena.rows, weights, grad)
-                    learned = more if learned is None else learned + more
-                at += group.columns
-        return learned
-
     def _all_tiles(self) -> list[Tiles]:
         return [tiles for tiles, _ in self._homes()]
 
@@ -247,6 +214,13 @@ class ShardedEmbeddings(nn.Module):
     def extra_repr(self) -> str:
         """One line a piece."""
         return "\n".join(str(held.tile) for held in self.held())
+
+
+def check_merging(merges: bool, *, elastic: bool) -> None:
+    """Refuse sums in an order of their own, where results are to be those of any plan."""
+    if elastic and merges:
+        want = "want merge_shared=False, or determinism 'run'"
+        raise SpecError(f"elastic results do not go with gradients of shared bags that are added up first: {want}")
 
 
 def check(plan: Plan, comm: Comm, wire: Wire, *, elastic: bool) -> None:
@@ -294,25 +268,6 @@ def _piece(routes: Routes, held: Held) -> Piece:
         return piece
     # Whoever asked knows how many ids a bag has, and divides.
     return piece.pooled_by(Pooling.SUM)
-
-
-def _gather(tiles: Tiles, jagged: Jagged) -> Tensor:
-    """The rows of all ids, piece by piece."""
-    features, _ = tiles.features_for(jagged)
-    offsets = torch.ops.rowwise.offsets(jagged.lengths_FB)
-    return torch.ops.rowwise.gather(tiles.arena.rows, features, jagged.values_N, offsets, jagged.batch_size)
-
-
-def _side_by_side(matrices: Sequence[Tensor], samples: int) -> Tensor:
-    if len(matrices) == 1:
-        return matrices[0]
-    return torch.cat(list(matrices), 1) if matrices else torch.empty(samples, 0)
-
-
-def _in_a_row(parts: Sequence[Tensor]) -> Tensor:
-    if len(parts) == 1:
-        return parts[0]
-    return torch.cat(list(parts)) if parts else torch.empty(0)
 
 
 AnyEmbeddings = Embeddings | ShardedEmbeddings

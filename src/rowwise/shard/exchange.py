@@ -6,7 +6,7 @@ batch; its output requires a gradient by way of an anchor, so that its backward 
 the same collectives in the same order.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, final
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from rowwise.comm.seam import Comm
 from rowwise.ops.kept import empty
+from rowwise.ops.shared import Columns, Part, added_up, joined, picked, spread
 from rowwise.shard.hosts import HostExchange
 from rowwise.shard.ids import Routed
 from rowwise.shard.perid import PerIdExchange
@@ -43,12 +44,14 @@ class Made:
 class Exchange:
     """Moves vectors as the routes say."""
 
-    def __init__(self, routes: Routes, comm: Comm, wire: Wire) -> None:
-        """Work out what does not depend on a batch; called by all ranks."""
-        self._routes = routes
+    def __init__(self, routes: Routes, comm: Comm, wire: Wire, groups: tuple[Comm, Comm] | None = None) -> None:
+        """Work out what does not depend on a batch; called by all ranks. `groups`: see `HostExchange`."""
+        self.merges = False  # gradients of bags that samples share, before they travel
+        self._routes, self._comm, self._wire = routes, comm, wire
+        self._halves: dict[tuple[str, ...], tuple[Exchange, Exchange]] = {}  # by the features that are shared
         ways = {part.way for parts in routes.parts_W for part in parts}
         self._pooled = PooledExchange(routes, comm, wire, "flat")
-        self._host = HostExchange(routes, comm, wire) if "host" in ways else None
+        self._host = HostExchange(routes, comm, wire, groups) if "host" in ways else None
         self._sequences = PerIdExchange(routes, comm, wire, "flat")
         self._rows = PerIdExchange(routes, comm, wire, "rows")
         self._sums = PooledExchange(routes, comm, wire, "rows")  # of which only gradients travel
@@ -67,10 +70,39 @@ class Exchange:
             if len(routes.cuts[feature]) > 2
         ]
 
-    def forward(self, routed: Routed, made: Made) -> tuple[Tensor, dict[str, Tensor]]:
-        """The pooled features of this rank's batch [B, S], and the rows of its sequences."""
-        out_BS = empty((routed.asked.jagged.batch_size, self._routes.width), made.flat)
+    def forward(self, routed: Routed, made: Made, more: Made | None = None) -> tuple[Tensor, dict[str, Tensor]]:
+        """The pooled features of this rank's batch [B, S], and the rows of its sequences.
+
+        `more`: of the shared features, where `made` is of own ones.
+        """
+        if routed.halves is not None:
+            assert more is not None
+            return self._forward_halves(routed, routed.halves, (made, more))
         coming = self._pooled.send(routed, made.flat) if self._pooled.any else None
+        return self._put(routed, made, None if coming is None else [blocks[0] for blocks in coming.wait()])
+
+    def _forward_halves(
+        self, routed: Routed, halves: tuple[Routed, Routed], made: tuple[Made, Made]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Those of own features and of shared ones, which are spread over the samples here."""
+        moves = self._halves_for(routed.common)
+        coming = None
+        if self._pooled.any:
+            pooled = [(move._pooled, half, x.flat) for move, half, x in zip(moves, halves, made, strict=True)]
+            came = self._pooled.send_halves(pooled).wait()
+            coming = [[blocks[k] for blocks in came] for k in range(2)]
+        parts: list[Part] = []
+        sequences: dict[str, Tensor] = {}
+        for k, move in enumerate(moves):
+            vectors, found = move._put(halves[k], made[k], None if coming is None else coming[k])
+            sequences |= found
+            parts.append(Part(vectors, self._columns_of(move._routes)))
+        assert routed.asked.jagged.shared is not None
+        return spread(parts[0], parts[1], routed.asked.jagged.shared.inverse_B), sequences
+
+    def _put(self, routed: Routed, made: Made, coming: list[Tensor] | None) -> tuple[Tensor, dict[str, Tensor]]:
+        """Everything where it belongs; pooled vectors are `coming` from each rank."""
+        out_BS = empty((routed.asked.jagged.batch_size, self._routes.width), made.flat)
         at = 0
         for columns in self._copied:
             width = columns.stop - columns.start
@@ -90,6 +122,15 @@ class Exchange:
             sequences[feature] = repeats.expand(sequences[feature])
         return out_BS, sequences
 
+    def backward_merged(self, routed: Routed, grad_BS: Tensor, grads: dict[str, Tensor]) -> list[Made]:
+        """The same of own features, and of the distinct bags of shared ones. See [Note: Merged bags]."""
+        shared, moves = routed.asked.jagged.shared, self._halves_for(routed.common)
+        assert shared is not None
+        assert routed.halves is not None
+        own_BS, common_BS = (picked(grad_BS, self._columns_of(move._routes)) for move in moves)
+        own = moves[0].backward(routed.halves[0], own_BS, grads)
+        return [own, moves[1].backward(routed.halves[1], added_up(common_BS, shared), {})]
+
     def backward(self, routed: Routed, grad_BS: Tensor, grads: dict[str, Tensor]) -> Made:
         """Take the gradients to whoever made the vectors."""
         grads = {f: routed.asked.repeats[f].merge(g) if f in routed.asked.repeats else g for f, g in grads.items()}
@@ -99,26 +140,40 @@ class Exchange:
             for feature, inverse_B1, _ in self._inverses(routed):
                 grad_BS[:, self._routes.columns[feature]] *= inverse_B1
         none = grad_BS.new_empty((sum(routed.samples_W), 0))
+        sequences, of_sequences = self._sequences, routed
+        if routed.halves is not None:  # they are all of the own half
+            sequences, of_sequences = self._halves_for(routed.common)[0]._sequences, routed.halves[0]
         return Made(
             flat=self._pooled.backward(routed, grad_BS) if self._pooled.any else none,
             host=none if self._host is None else self._host.backward(routed, grad_BS),
             copies=copies,
-            sequences=self._sequences.backward(routed, grads),
+            sequences=sequences.backward(of_sequences, grads),
             rows=self._sums.backward(routed, grad_BS) if self._sums.any else none,
         )
 
+    def _halves_for(self, common: tuple[str, ...]) -> "tuple[Exchange, Exchange]":
+        """Of own features, and of those that are shared."""
+        if common not in self._halves:
+            groups = None if self._host is None else self._host.groups
+            own, shared = (Exchange(half, self._comm, self._wire, groups) for half in self._routes.halves(common))
+            self._halves[common] = own, shared
+        return self._halves[common]
+
+    def _columns_of(self, half: Routes) -> tuple[Columns, ...]:
+        """Where the columns of a half are among all."""
+        found = ((own, self._routes.columns[feature]) for feature, own in half.columns.items())
+        return joined([Columns(own.start, whole.start, own.stop - own.start) for own, whole in found])
+
     def _inverses(self, routed: Routed) -> list[tuple[str, Tensor, bool]]:
         """For each mean over cut rows: one over the ids of each bag [B, 1]."""
-        jagged = routed.asked.jagged
-        lengths_FB = jagged.lengths_FB.view(len(jagged.features), -1)
         found: list[tuple[str, Tensor, bool]] = []
         for feature, in_order in self._means:
-            counts_B = lengths_FB[jagged.features.index(feature)]
+            counts_B = routed.asked.jagged.lengths_of(feature)
             found.append((feature, (1.0 / counts_B.clamp(min=1).float()).unsqueeze(1), in_order))
         return found
 
 
-Stage = Callable[[Routed, Tensor], Tensor | None]
+Stage = Callable[[Routed, Sequence[Made]], Tensor | None]
 Phase = Callable[[str], AbstractContextManager[None]]  # of a step: "route", "lookup", "exchange", "return"
 
 
@@ -128,35 +183,42 @@ def untimed(_phase: str) -> AbstractContextManager[None]:
 
 
 def exchange(
-    moves: Exchange, routed: Routed, made: Made, anchor: Tensor, stage: Stage, phase: Phase = untimed
+    moves: Exchange, routed: Routed, made: Sequence[Made], anchor: Tensor, stage: Stage, phase: Phase = untimed
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """`Exchange.forward` with a gradient, of which `stage` takes that of `made.rows`. See [Note: Everyone joins]."""
+    """`Exchange.forward` with a gradient, which `stage` is told of. See [Note: Everyone joins]."""
     if not torch.is_grad_enabled():
         with phase("exchange"):
-            return moves.forward(routed, made)
+            return moves.forward(routed, *made)
+    first, *more = made
     names: list[str] = []
-    joined = anchor if routed.weights is None else routed.weights  # whose backward every rank has to run, too
-    out_BS, *sequences = _Exchange.apply(anchor, joined, moves, routed, names, stage, phase, *made.inputs())
+    joins = anchor if routed.weights is None else routed.weights  # whose backward every rank has to run, too
+    known = moves, routed, names, stage, phase, more
+    out_BS, *sequences = _Exchange.apply(anchor, joins, known, *first.inputs())
     return out_BS, dict(zip(names, sequences, strict=True))
 
 
 class _Exchange(torch.autograd.Function):
     @staticmethod
     def forward(*args: Any, **_: Any) -> tuple[Tensor, ...]:
-        ctx, _anchor, joined, moves, routed, names, stage, phase, *inputs = args
+        ctx, _anchor, joins, (moves, routed, names, stage, phase, more), *inputs = args
         made = Made(**dict(zip(("flat", "host", "copies", "sequences", "rows"), inputs, strict=True)))
         with phase("exchange"):
-            out_BS, sequences = moves.forward(routed, made)
+            out_BS, sequences = moves.forward(routed, made, *more)
         names += sequences
-        ctx.kept = moves, routed, names, stage, phase, joined
+        ctx.kept = moves, routed, names, stage, phase, joins
         return out_BS, *sequences.values()
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
-        moves, routed, names, stage, phase, joined = ctx.kept
+        moves, routed, names, stage, phase, joins = ctx.kept
         grad_BS, *grads = (grad.contiguous() for grad in grad_outputs)
         with phase("return"):
-            given = moves.backward(routed, grad_BS, dict(zip(names, grads, strict=True)))
-        learned = stage(routed, given.rows)
-        learned = torch.zeros_like(joined) if learned is None else learned
-        return None, learned, None, None, None, None, None, given.flat, given.host, given.copies, given.sequences, None
+            wanted = dict(zip(names, grads, strict=True))
+            if moves.merges and routed.halves is not None:
+                given = moves.backward_merged(routed, grad_BS, wanted)
+            else:
+                given = [moves.backward(routed, grad_BS, wanted)]
+        learned = stage(routed, given)
+        learned = torch.zeros_like(joins) if learned is None else learned
+        own = given[0]
+        return None, learned, None, own.flat, own.host, own.copies, own.sequences, None

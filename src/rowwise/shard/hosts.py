@@ -23,8 +23,11 @@ from rowwise.spec import Wire
 class HostExchange:
     """The columns that are added up inside hosts, and where they belong."""
 
-    def __init__(self, routes: Routes, comm: Comm, wire: Wire) -> None:
-        """Work out what does not depend on a batch; called by all ranks, as they part into groups."""
+    def __init__(self, routes: Routes, comm: Comm, wire: Wire, groups: tuple[Comm, Comm] | None = None) -> None:
+        """Work out what does not depend on a batch; called by all ranks, as they part into groups, if there are none.
+
+        `groups`: the ranks of this host, and those of this device number on all hosts.
+        """
         hosts, devices = routes.topology.hosts, routes.topology.devices
         self._host, self._device = divmod(comm.rank, devices)
         self._runs_H = [routes.host_columns(host) for host in range(hosts)]
@@ -39,12 +42,13 @@ class HostExchange:
         self._devices, self._hosts = devices, hosts
         # For each device number, the ranks of that number on all hosts.
         self._peers_D = [[h * devices + d for h in range(hosts)] for d in range(devices)]
-        inside = comm.split([[h * devices + d for d in range(devices)] for h in range(hosts)])
-        across = comm.split(self._peers_D)
-        self._inside, self._across = inside, across
+        if groups is None:
+            inside = comm.split([[h * devices + d for d in range(devices)] for h in range(hosts)])
+            groups = inside, comm.split(self._peers_D)
+        self.groups = groups
         self._lanes = {
             (group, backward): Lanes.of(c, wire, backward=backward)
-            for group, c in (("inside", inside), ("across", across))
+            for group, c in zip(("inside", "across"), groups, strict=True)
             for backward in (False, True)
         }
 

@@ -1,5 +1,6 @@
 """Pooled vectors: from the ranks that hold rows to those of the samples, in one exchange; gradients the other way."""
 
+from collections.abc import Sequence
 from typing import final
 
 import torch
@@ -32,14 +33,25 @@ class PooledExchange:
 
     def send(self, routed: Routed, made_GS: Tensor) -> Incoming:
         """What this rank looked up for the samples of all ranks."""
-        spans, batch = self._spans_W[self._me], routed.asked.jagged.batch_size
-        out = [Blocks.of([block], spans) for block in made_GS.split(routed.samples_W)]
-        back = [Blocks([(batch, d)], own) for d, own in zip(self._widths_W, self._spans_W, strict=True)]
+        return self._there.swap(*self._swapped(routed, made_GS), "pooled")
+
+    def send_halves(self, halves: "Sequence[tuple[PooledExchange, Routed, Tensor]]") -> Incoming:
+        """The same of a batch in halves, each by its own exchange."""
+        swapped = [half._swapped(routed, made_GS) for half, routed, made_GS in halves]
+        out, back = (
+            [first._replace(more=tuple(more)) for first, *more in zip(*side, strict=True)]
+            for side in zip(*swapped, strict=True)
+        )
         return self._there.swap(out, back, "pooled")
 
-    def place(self, incoming: Incoming, out_BS: Tensor) -> None:
-        """Where it belongs."""
-        place([blocks[0] for blocks in incoming.wait()], self._runs, out_BS)
+    def place(self, blocks: list[Tensor], out_BS: Tensor) -> None:
+        """What each rank has sent, where it belongs."""
+        place(blocks, self._runs, out_BS)
+
+    def _swapped(self, routed: Routed, made_GS: Tensor) -> tuple[list[Blocks], list[Blocks]]:
+        spans, batch = self._spans_W[self._me], routed.asked.jagged.batch_size
+        out = [Blocks.of([block], spans) for block in made_GS.split(routed.samples_W)]
+        return out, [Blocks([(batch, d)], own) for d, own in zip(self._widths_W, self._spans_W, strict=True)]
 
     def backward(self, routed: Routed, grad_BS: Tensor) -> Tensor:
         """The gradients [G, S] of what this rank made."""

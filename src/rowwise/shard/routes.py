@@ -5,9 +5,11 @@ here, as all of it is read from rectangles: columns that were cut are placed sid
 up. Gives up: a tile whose rows another tile of its table cuts is held in several pieces.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
+
+from msgspec import structs
 
 from rowwise.plan import Plan, Tile
 from rowwise.spec import Pooling, Table, Topology, couples_columns
@@ -111,6 +113,30 @@ class Routes:
         """Columns of the output."""
         return max((columns.stop for columns in self.columns.values()), default=0)
 
+    def only(self, features: Collection[str]) -> "Routes":
+        """Of a batch with these features alone, as if its tables had no others."""
+        kept = {k: _with_features(table, features) for k, table in enumerate(self.tables)}
+        numbers = {k: number for number, k in enumerate(k for k, table in kept.items() if table is not None)}
+        tables = tuple(table for table in kept.values() if table is not None)
+        copied = {table.name for table in self.copied}
+        return replace(
+            self,
+            tables=tables,
+            cuts={feature: cuts for feature, cuts in self.cuts.items() if feature in features},
+            copied=tuple(table for table in tables if table.name in copied),
+            slices_W=tuple(
+                tuple(s._replace(table=numbers[s.table]) for s in slices if s.feature in features)
+                for slices in self.slices_W
+            ),
+            parts_W=tuple(tuple(_only_tables(parts, numbers)) for parts in self.parts_W),
+            columns=_columns(tables),
+        )
+
+    def halves(self, common: Collection[str]) -> tuple["Routes", "Routes"]:
+        """Of all features but these, and of these: see [Note: Halves] in `ids.py`."""
+        features = [feature for table in self.tables for feature in table.feature_names]
+        return self.only([feature for feature in features if feature not in common]), self.only(common)
+
     def parts(self, rank: int, way: Way) -> list[Part]:
         """Of a rank and a way."""
         return [part for part in self.parts_W[rank] if part.way == way]
@@ -182,12 +208,6 @@ def make_routes(tables: Sequence[Table], plan: Plan, topology: Topology, *, elas
         tiles_T[tile.table].append(tile)
     copied = tuple(table for table in tables if _is_copied(tiles_T[table.name], table, plan.world))
     cut = {table.name: _row_cuts(tiles_T[table.name], table) for table in tables}
-    columns: dict[str, slice] = {}
-    at = 0
-    for table in tables:
-        for feature in table.feature_names if table.pooling is not Pooling.SEQUENCE else ():
-            columns[feature] = slice(at, at + table.dim)
-            at += table.dim
     groups_W: list[dict[tuple[Way, bool], list[Held]]] = [{} for _ in range(plan.world)]
     asked_W: list[dict[Slice, None]] = [{} for _ in range(plan.world)]
     away = {table.name for table in tables} - {table.name for table in copied}
@@ -209,7 +229,7 @@ def make_routes(tables: Sequence[Table], plan: Plan, topology: Topology, *, elas
             tuple(Part(way, coupled, tuple(held)) for (way, coupled), held in sorted(groups.items()))
             for groups in groups_W
         ),
-        columns=columns,
+        columns=_columns(tables),
         elastic=elastic,
     )
 
@@ -223,6 +243,29 @@ def column_owners(plan: Plan, table: Table, rows: tuple[int, int]) -> list[Tile]
 def is_row_split(plan: Plan, table: Table) -> bool:
     """Whether the rows of a table are in several ranges."""
     return len(_row_cuts(plan.tiles_of(table.name), table)) > 2
+
+
+def _columns(tables: Sequence[Table]) -> dict[str, slice]:
+    columns: dict[str, slice] = {}
+    at = 0
+    for table in tables:
+        for feature in table.feature_names if table.pooling is not Pooling.SEQUENCE else ():
+            columns[feature] = slice(at, at + table.dim)
+            at += table.dim
+    return columns
+
+
+def _with_features(table: Table, features: Collection[str]) -> Table | None:
+    kept = tuple(feature for feature in table.feature_names if feature in features)
+    return structs.replace(table, features=kept) if kept else None
+
+
+def _only_tables(parts: Sequence[Part], numbers: Mapping[int, int]) -> Iterator[Part]:
+    """The parts that hold some of these tables, which have other numbers now."""
+    for part in parts:
+        held = tuple(h._replace(table=numbers[h.table]) for h in part.held if h.table in numbers)
+        if held:
+            yield part._replace(held=held)
 
 
 def _row_cuts(tiles: Sequence[Tile], table: Table) -> tuple[int, ...]:

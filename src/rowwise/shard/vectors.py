@@ -28,21 +28,30 @@ class Span(NamedTuple):
     group: int
 
 
+Spans = tuple[Span, ...]
+
+
 class Blocks(NamedTuple):
     """What goes to a rank, or only the shapes of what comes from it; without spans a row has one int8 scale."""
 
     shapes: Sequence[tuple[int, int]]
-    spans: tuple[Span, ...] = ()
+    spans: Spans = ()
     tensors: Sequence[Tensor] = ()
+    more: "tuple[Blocks, ...]" = ()  # which follow these, and have other spans
 
     @classmethod
-    def of(cls, tensors: Sequence[Tensor], spans: tuple[Span, ...] = ()) -> "Blocks":
+    def of(cls, tensors: Sequence[Tensor], spans: Spans = ()) -> "Blocks":
         """To send."""
         return cls([(len(x), x.shape[1]) for x in tensors], spans, tensors)
 
+    @property
+    def runs(self) -> "tuple[Blocks, ...]":
+        """All of them, those of the same spans together."""
+        return (self._replace(more=()), *self.more)
+
     def size(self, kind: RowType) -> int:
         """Bytes on the wire."""
-        return sum(self.block_bytes(shape, kind) for shape in self.shapes)
+        return sum(run.block_bytes(shape, kind) for run in self.runs for shape in run.shapes)
 
     def block_bytes(self, shape: tuple[int, int], kind: RowType) -> int:
         """Of one block."""
@@ -86,7 +95,7 @@ class Lanes:
         # What a rank has for itself stays where it is.
         out_W, in_W = ([nothing if w == me else b for w, b in enumerate(side)] for side in (out_W, in_W))
         if self.exact:
-            flat = _joined([x for blocks in out_W for x in blocks.tensors])
+            flat = _joined([x for blocks in out_W for run in blocks.runs for x in run.tensors])
             out, back = ([b.size(RowType.FP32) // 4 for b in side] for side in (out_W, in_W))
         else:
             coded = [_encode(b, kind, scale) for b, kind in zip(out_W, self.types_W, strict=True)]
@@ -113,16 +122,16 @@ class Incoming:
         at = 0
         for blocks, kind in zip(self.expected_W, self.lanes.types_W, strict=True):
             found: list[Tensor] = []
-            for n, d in blocks.shapes:
+            for run, (n, d) in ((r, shape) for r in blocks.runs for shape in r.shapes):
                 if self.lanes.exact:
                     size = n * d
                     found.append(flat[at : at + size].view(n, d))
                 else:
-                    size = blocks.block_bytes((n, d), kind)
-                    found.append(_decode(flat[at : at + size], (n, d), kind, blocks.spans, self.scale))
+                    size = run.block_bytes((n, d), kind)
+                    found.append(_decode(flat[at : at + size], (n, d), kind, run.spans, self.scale))
                 at += size
             came.append(found)
-        came[self.lanes.comm.rank] = list(self.kept.tensors)
+        came[self.lanes.comm.rank] = [block for run in self.kept.runs for block in run.tensors]
         return came
 
 
@@ -143,7 +152,7 @@ def joined(blocks: Sequence[Tensor]) -> Tensor:
     return first.as_strided((sum(len(block) for block in blocks), *first.shape[1:]), first.stride())
 
 
-def spans_of(widths: Sequence[int]) -> tuple[Span, ...]:
+def spans_of(widths: Sequence[int]) -> Spans:
     """A scale for each of the vectors that lie side by side; smaller groups where one call can code them all."""
     width = math.gcd(*widths) if widths else 0
     if width % FAST == 0:
@@ -159,25 +168,25 @@ def _joined(blocks: Sequence[Tensor]) -> Tensor:
 
 def _encode(blocks: Blocks, kind: RowType, scale: float) -> Tensor:
     coded = [torch.empty(0, dtype=torch.uint8)]
-    for block in blocks.tensors:
+    for run, block in ((r, block) for r in blocks.runs for block in r.tensors):
         if not block.numel():
             continue
         if kind is RowType.INT8:
-            coded += _encode_spans(block, blocks.spans)
+            coded += _encode_spans(block, run.spans)
         else:
             scaled = block * scale if kind is RowType.FP16 and scale != 1 else block
             coded.append(rowtype.pack(scaled, kind).contiguous().view(torch.uint8).flatten())
     return torch.cat(coded)
 
 
-def _encode_spans(block: Tensor, spans: tuple[Span, ...]) -> Iterator[Tensor]:
+def _encode_spans(block: Tensor, spans: Spans) -> Iterator[Tensor]:
     parts = block.split([columns for columns, _ in spans], 1) if spans else [block]
     for part, (columns, group) in zip(parts, spans or [Span(block.shape[1], block.shape[1])], strict=True):
         width = columns if group % FAST == 0 else group
         yield rowtype.pack(part.reshape(-1, width), RowType.INT8, group if width > group else None).flatten()
 
 
-def _decode(coded: Tensor, shape: tuple[int, int], kind: RowType, spans: tuple[Span, ...], scale: float) -> Tensor:
+def _decode(coded: Tensor, shape: tuple[int, int], kind: RowType, spans: Spans, scale: float) -> Tensor:
     n, d = shape
     if not n * d:
         return torch.empty(shape, device=coded.device)
@@ -188,7 +197,7 @@ def _decode(coded: Tensor, shape: tuple[int, int], kind: RowType, spans: tuple[S
     return floats / scale if kind is RowType.FP16 and scale != 1 else floats
 
 
-def _decode_spans(coded: Tensor, shape: tuple[int, int], spans: tuple[Span, ...]) -> Tensor:
+def _decode_spans(coded: Tensor, shape: tuple[int, int], spans: Spans) -> Tensor:
     n = shape[0]
     found: list[Tensor] = []
     sizes = [n * (columns // group) * row_bytes(RowType.INT8, group) for columns, group in spans]

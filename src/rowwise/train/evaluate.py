@@ -184,7 +184,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 def ids_or_none(batch: Batch, feature: str) -> Tensor:
     """The id [B] of a feature in each sample; NONE where there is not just one."""
-    sparse = batch.sparse
+    sparse = batch.sparse.owning((feature,))
     begin_B, lengths_B = bags_of(sparse, feature)
     single_B = lengths_B == 1
     ids_B = torch.full_like(begin_B, NONE)

@@ -75,15 +75,16 @@ class InBatch:
 
 def single_ids(batch: Batch, feature: str) -> Tensor:
     """The id [B] of a feature that has one in each sample."""
-    begin_B, lengths_B = bags_of(batch.sparse, feature)
+    sparse = batch.sparse.owning((feature,))
+    begin_B, lengths_B = bags_of(sparse, feature)
     if not bool((lengths_B == 1).all()):
         at = int((lengths_B != 1).nonzero()[0])
         raise BatchError(f"feature {feature!r} has {int(lengths_B[at])} ids in sample {at}: want one in each sample")
-    return batch.sparse.values_N[begin_B]
+    return sparse.values_N[begin_B]
 
 
 def bags_of(sparse: Jagged, feature: str) -> tuple[Tensor, Tensor]:
-    """Where the ids of a feature begin in each sample [B], and how many there are [B]."""
+    """Where the ids of a feature, which is not shared, begin in each sample [B], and how many there are [B]."""
     if feature not in sparse.features:
         raise BatchError(f"no feature {feature!r}; there are {', '.join(sparse.features)}")
     f, size = sparse.features.index(feature), sparse.batch_size

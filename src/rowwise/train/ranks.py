@@ -14,7 +14,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from rowwise.batch import Batch, Jagged
+from rowwise.batch import Batch
 from rowwise.comm.seam import Comm
 from rowwise.errors import AgreedError, PeerError
 from rowwise.train.together import Heard, Notice, hear
@@ -54,15 +54,9 @@ def without_samples(batch: Batch) -> Batch:
     """A batch as this one, of no samples."""
     kept = (None if x is None else x[:0].clone() for x in (batch.weights_B, batch.keys_B, batch.times_B))
     weights_B, keys_B, times_B = kept
-    sparse = batch.sparse
     return Batch(
         dense_BF=batch.dense_BF[:0].clone(),
-        sparse=Jagged(
-            features=sparse.features,
-            values_N=sparse.values_N[:0].clone(),
-            lengths_FB=sparse.lengths_FB[:0].clone(),
-            weights_N=None if sparse.weights_N is None else sparse.weights_N[:0].clone(),
-        ),
+        sparse=batch.sparse.without_samples(),
         labels_BK=batch.labels_BK[:0].clone(),
         weights_B=weights_B,
         keys_B=keys_B,

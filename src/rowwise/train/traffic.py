@@ -44,12 +44,13 @@ class Traffic:
 
     def add(self, tables: Sequence[AnyEmbeddings], batch: Batch) -> None:
         """Look at a batch."""
+        sparse = batch.sparse.expanded()
         for module in tables:
             for table in module.tables:
                 sums = self._sums.setdefault(table.name, _Sums())
                 repeats = self._repeats.setdefault(table.name, Repeats())
-                sums.samples += batch.sparse.batch_size
-                for ids_N in _ids(batch.sparse, table.feature_names):
+                sums.samples += sparse.batch_size
+                for ids_N in _ids(sparse, table.feature_names):
                     sums.ids += len(ids_N)
                     counts = ids_N[:MOST_IDS].unique(return_counts=True)[1].sort(descending=True).values
                     sums.looked_at += min(len(ids_N), MOST_IDS)

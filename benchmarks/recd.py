@@ -1,0 +1,243 @@
+"""Batches whose samples share bags (RecD, arXiv 2211.05239), beside the same batches expanded.
+
+    python benchmarks/recd.py [--quick] [--save benchmarks/results/recd.json]
+
+About ten samples a session: most features are the user's and alike in all of them, some are the item's. Both forms of
+the same batches go through the same tables in turns (A B A B): on one device, and on two processes with tables whole
+on one rank each. How often samples repeat is measured: the ids of the user's features, over those that are held once. A
+time is the 20 % quantile over steps, of the slower rank. What is looked up and what updates leave is checked to be
+equal, to the bit; a third turn merges gradients of shared bags first, which is equal to rounding. The last printed line
+is one JSON object.
+"""
+
+import argparse
+import os
+import time
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import torch
+from report import environment, finish
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from rowwise import Embeddings, Plan, RowWiseAdagrad, Table
+from rowwise.batch import Jagged
+from rowwise.comm.seam import Comm
+from rowwise.comm.spawn import run_processes
+from rowwise.ops.jagged import share
+from rowwise.plan import Tile
+from rowwise.shard.apply import copy_tables
+from rowwise.shard.embeddings import ShardedEmbeddings
+
+WORLD, SEED = 2, 3
+LEAST = 0.95  # of the repeats, in lookups and in bytes
+EXPANDED, SHARED, MERGED = FORMS = "expanded", "shared", "merged"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """Batches of sessions."""
+
+    batch: int
+    pooling: int
+    users: int = 16  # features
+    items: int = 4
+    rows: int = 100_000
+    dim: int = 64
+    session: int = 10  # samples on average
+    steps: int = 12
+
+    def tables(self) -> list[Table]:
+        names = [f"user{k}" for k in range(self.users)] + [f"item{k}" for k in range(self.items)]
+        return [Table(name=name, rows=self.rows, dim=self.dim, optimizer=RowWiseAdagrad(lr=0.01)) for name in names]
+
+    @property
+    def common(self) -> tuple[str, ...]:
+        return tuple(f"user{k}" for k in range(self.users))
+
+    def draw(self, seed: int) -> Jagged:
+        """A batch as it is expanded; lists are as long as `pooling` on average."""
+        g = torch.Generator().manual_seed(seed)
+        sizes = torch.randint(1, 2 * self.session, (self.batch,), generator=g)
+        inverse_B = torch.arange(self.batch).repeat_interleave(sizes)[: self.batch]
+        distinct = int(inverse_B[-1]) + 1
+        lengths_FU = torch.randint(1, 2 * self.pooling, (self.users, distinct), generator=g)
+        once = Jagged(
+            features=self.common,
+            values_N=self._ids(int(lengths_FU.sum()), g),
+            lengths_FB=lengths_FU.flatten(),
+        ).of_samples(inverse_B)
+        items = self.items * self.batch
+        return Jagged(
+            features=tuple(table.name for table in self.tables()),
+            values_N=torch.cat([once.values_N, self._ids(items, g)]),
+            lengths_FB=torch.cat([once.lengths_FB, torch.ones(items, dtype=torch.int64)]),
+        )
+
+    def _ids(self, count: int, g: torch.Generator) -> torch.Tensor:
+        """Few of them often."""
+        return (self.rows * torch.rand(count, generator=g, dtype=torch.float64) ** 4).long()
+
+
+class Lookups(TorchDispatchMode):
+    """Counts the rows that kernels look up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.rowwise.pool.default:
+            self.rows += args[2].numel()
+        return func(*args, **(kwargs or {}))
+
+
+def repeats(batch: Jagged) -> dict[str, float]:
+    """How often ids, and samples, repeat."""
+    shared = batch.shared
+    bags = shared.expanded()
+    ids = len(bags.values_N) / len(shared.jagged.values_N)
+    return {"ids": ids, "samples": batch.batch_size / shared.jagged.batch_size}
+
+
+def step(module: torch.nn.Module, batch: Jagged, up_BS: torch.Tensor) -> tuple[torch.Tensor, dict[str, float]]:
+    """One step; what was looked up, and what its parts take in ms."""
+    begin = time.perf_counter()
+    out_BS = module(batch).matrix_BS
+    middle = time.perf_counter()
+    out_BS.backward(up_BS)
+    module.update()
+    end = time.perf_counter()
+    return out_BS.detach(), {"ms": (end - begin) * 1e3, "forward_ms": (middle - begin) * 1e3}
+
+
+def take_turns(modules: dict[str, torch.nn.Module], load: Load, comm: Comm | None = None) -> dict:
+    """Both forms of the same batches, in turns."""
+    rank = 0 if comm is None else comm.rank
+    times: dict[str, list[dict[str, float]]] = {name: [] for name in modules}
+    sent: dict[str, Counter] = {name: Counter() for name in modules}
+    rows: Counter = Counter()
+    equal, factors = True, []
+    up_BS = torch.randn(load.batch, load.dim * (load.users + load.items)) / load.batch
+    for number in range(load.steps):
+        plain = load.draw(100 * number + rank)
+        forms = {EXPANDED: plain, SHARED: share(plain, load.common)}
+        forms[MERGED] = forms[SHARED]
+        factors.append(repeats(forms[SHARED]))
+        outs = {}
+        for name, module in modules.items():
+            if comm is not None:
+                comm.all_gather(torch.zeros(1), (1,) * WORLD, "start").wait()
+            before = Counter() if comm is None else Counter(comm.sent.counts)
+            outs[name], took = step(module, forms[name], up_BS)
+            times[name].append(took)
+            if comm is not None:
+                for (what, *_), n in (Counter(comm.sent.counts) - before).items():
+                    sent[name][what] += n
+        equal = equal and torch.equal(outs[EXPANDED], outs[SHARED])
+        for name, module in modules.items():
+            with torch.no_grad(), Lookups() as counted:
+                module(forms[name])
+            rows[name] += counted.rows
+    pairs = list(zip(modules[EXPANDED].arenas, modules[SHARED].arenas, strict=True))
+    equal = equal and all(torch.equal(a.rows, b.rows) and torch.equal(a.state, b.state) for a, b in pairs)
+    return {
+        "equal": equal,
+        "repeats": {what: sum(f[what] for f in factors) / len(factors) for what in ("ids", "samples")},
+        "times": times,
+        "sent": {name: dict(counts) for name, counts in sent.items()},
+        "rows": dict(rows),
+    }
+
+
+def on_ranks(comm: Comm, load: Load) -> dict:
+    """Whole tables on each of two ranks."""
+    torch.set_num_threads(1)
+    tables = load.tables()
+    tiles = tuple(
+        Tile(table=table.name, rank=k % WORLD, rows=(0, table.rows), cols=(0, table.dim))
+        for k, table in enumerate(tables)
+    )
+    modules = {name: ShardedEmbeddings(tables, Plan(world=WORLD, tiles=tiles), comm) for name in FORMS}
+    modules[MERGED].merge_shared = True
+    whole = Embeddings(tables, seed=SEED)
+    for module in modules.values():
+        copy_tables(whole, module)
+    return take_turns(modules, load, comm)
+
+
+def alone(load: Load) -> dict:
+    """One device."""
+    torch.set_num_threads(1)
+    modules = {name: Embeddings(load.tables(), seed=SEED, merge_shared=name == MERGED) for name in FORMS}
+    return take_turns(modules, load)
+
+
+def row_of(where: str, load: Load, found: list[dict]) -> dict:
+    """What was measured, of all ranks together."""
+    row = {"where": where, "batch": load.batch, "pooling": load.pooling, "users": load.users, "items": load.items}
+    row["equal"] = all(one["equal"] for one in found)
+    for what in ("ids", "samples"):
+        row[f"repeats_of_{what}"] = sum(one["repeats"][what] for one in found) / len(found)
+    for name in FORMS:
+        for part in ("ms", "forward_ms"):
+            slower = [max(took) for took in zip(*([t[part] for t in one["times"][name]] for one in found), strict=True)]
+            row[f"{part}_{name}"] = sorted(slower)[len(slower) // 5]
+        row[f"rows_{name}"] = sum(one["rows"][name] for one in found)
+        for what in ("ids", "pooled", "gradients"):
+            row[f"{what}_bytes_{name}"] = sum(one["sent"][name].get(what, 0) for one in found) / load.steps
+    return row
+
+
+def describe(row: dict) -> str:
+    line = "{where:10} batch {batch}, {users} shared features of {pooling} ids, {items} own: x {repeats_of_ids:.2f}"
+    step = "  step {ms_expanded:.1f} -> {ms_shared:.1f}, merged {ms_merged:.1f} ms"
+    forward = ", forward {forward_ms_expanded:.1f} -> {forward_ms_shared:.1f}"
+    return (line + step + forward).format(**row)
+
+
+def floors_of(rows: list[dict]) -> list[dict]:
+    floors = []
+    for row in rows:
+        where = f"{row['where']}, {row['pooling']} ids, {row['items']} own features"
+        ok = bool(row["equal"])
+        floors.append({"name": f"{where}: results equal to the bit", "value": int(ok), "floor": 1, "ok": ok})
+        if not row["items"]:
+            kinds = [("rows", "rows looked up", "ids")]
+            if row["ids_bytes_expanded"]:
+                kinds += [("ids_bytes", "bytes of ids", "ids"), ("pooled_bytes", "bytes of vectors", "samples")]
+            for key, what, repeated in kinds:
+                value = row[f"{key}_expanded"] / row[f"{key}_shared"] / row[f"repeats_of_{repeated}"]
+                name = f"{where}: {what} fall, of how often {repeated} repeat"
+                floors.append({"name": name, "value": round(value, 3), "floor": LEAST, "ok": value >= LEAST})
+        timed = (("step", "ms", SHARED), ("forward", "forward_ms", SHARED), ("step, gradients merged", "ms", MERGED))
+        for what, part, form in timed:
+            value = row[f"{part}_expanded"] / row[f"{part}_{form}"]
+            floors.append(
+                {"name": f"{where}: times faster, {what}", "value": round(value, 2), "floor": None, "ok": True}
+            )
+    return floors
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a coarser answer in under a minute")
+    parser.add_argument("--save", type=Path, help="where to write the JSON")
+    args = parser.parse_args()
+    load = Load(batch=1024, pooling=10, rows=20_000, steps=8) if args.quick else Load(batch=4096, pooling=20, steps=20)
+    loads = [replace(load, items=0), load] + ([] if args.quick else [replace(load, pooling=1)])
+    rows = []
+    for one in loads:
+        rows.append(row_of("one device", one, [alone(one)]))
+        rows.append(row_of("two ranks", one, run_processes(WORLD, on_ranks, one, shared_memory=True)))
+        for row in rows[-2:]:
+            print(describe(row), flush=True)
+    finish({"benchmark": "recd", "environment": environment(), "rows": rows, "floors": floors_of(rows)}, args.save)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,162 @@
+"""Pooled lookups of batches whose samples share bags: each distinct bag once, its vector spread over the samples late.
+
+What is staged is what the expanded batch would stage, to the bit: ids are spread when the gradients arrive, which are
+one for each sample (see [Note: Merge order], which goes by samples). So nothing after a backward knows of sharing. Its
+own file because a lookup of some features is a lookup with other columns. Gives up: an update costs what it costs
+without sharing; sequences, which are expanded before they are looked up.
+
+[Note: Merged bags] That is what `merge_shared` is for: the gradients of a bag that samples share are added up first, in
+the order of samples, and staged as of the first of them. An update has as much less to do as samples repeat, and less
+travels; its sums are in another order than those of the expanded batch, so rows agree to rounding only.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from rowwise.batch import Jagged, Shared
+from rowwise.ops.kept import empty
+from rowwise.ops.layout import FeatureRow, Group
+
+
+class Columns(NamedTuple):
+    """Neighbouring columns of a lookup of some features, and where they are in that of all."""
+
+    source: int
+    target: int
+    width: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Some:
+    """Some features of a group, in its order, as a lookup of their own."""
+
+    features_F9: Tensor
+    columns: int
+    runs: tuple[Columns, ...]
+
+    @classmethod
+    def of(cls, group: Group, features: tuple[str, ...]) -> "Some":
+        """Those of a group that a batch has, which holds its features in this order."""
+        rows: list[FeatureRow] = []
+        places: list[Columns] = []
+        at = 0
+        for name, row in zip(group.feature_names, FeatureRow.read(group.features_F9), strict=True):
+            if name in features:
+                rows.append(row._replace(source=features.index(name), column=at))
+                places.append(Columns(at, row.column, row.dim))
+                at += row.dim
+        features_F9 = torch.tensor(rows, dtype=torch.int64).view(-1, 9)
+        return cls(features_F9=features_F9, columns=at, runs=joined(places))
+
+    def pool(self, jagged: Jagged, arena_rows: Tensor) -> Tensor:
+        """The vectors of the bags of a batch [B, columns]."""
+        batch, weights = jagged.batch_size, jagged.weights_N
+        if not self.columns:
+            return torch.empty((batch, 0), device=arena_rows.device)
+        offsets = torch.ops.rowwise.offsets(jagged.lengths_FB)
+        weights = None if weights is None else weights.detach().float()
+        bags = self.features_F9, jagged.values_N, offsets, weights
+        return torch.ops.rowwise.pool(arena_rows, *bags, batch, self.columns)
+
+    def gather(self, jagged: Jagged, arena_rows: Tensor) -> Tensor:
+        """The rows of all ids, feature after feature."""
+        if not self.columns:
+            return torch.empty(0, device=arena_rows.device)
+        offsets = torch.ops.rowwise.offsets(jagged.lengths_FB)
+        return torch.ops.rowwise.gather(arena_rows, self.features_F9, jagged.values_N, offsets, jagged.batch_size)
+
+
+def spread(own: "Part", shared: "Part", inverse_B: Tensor) -> Tensor:
+    """All columns [B, S]: those of own features, and those of the distinct sample that each sample has."""
+    if not shared.vectors.shape[1]:
+        return own.vectors
+    if not own.vectors.shape[1]:
+        out_BS = empty((len(inverse_B), shared.vectors.shape[1]), own.vectors)
+        return torch.index_select(shared.vectors, 0, inverse_B, out=out_BS)
+    out_BS = empty((len(inverse_B), own.vectors.shape[1] + shared.vectors.shape[1]), own.vectors)
+    for source, target, width in own.runs:
+        out_BS[:, target : target + width] = own.vectors[:, source : source + width]
+    for source, target, width in shared.runs:  # straight to where they belong
+        mine = shared.vectors[:, source : source + width]
+        torch.index_select(mine, 0, inverse_B, out=out_BS[:, target : target + width])
+    return out_BS
+
+
+def picked(grad_BS: Tensor, runs: Sequence[Columns]) -> Tensor:
+    """Columns of all, as a lookup of some features has them."""
+    return torch.cat([grad_BS[:, :0], *(grad_BS[:, target : target + width] for _, target, width in runs)], 1)
+
+
+def added_up(grad_BS: Tensor, shared: Shared) -> Tensor:
+    """The gradients of distinct bags [U, S]: of each, those of its samples, in their order."""
+    sums_US = grad_BS.new_zeros((shared.jagged.batch_size, grad_BS.shape[1]))
+    return sums_US.index_add_(0, shared.inverse_B, grad_BS)
+
+
+def at_firsts(jagged: Jagged, shared: Shared) -> Jagged:
+    """A plain batch, where a bag that samples share is the first one's, and the others have none."""
+    once, batch = shared.jagged, jagged.batch_size
+    lengths_FB = once.lengths_FB.new_zeros((len(once.features), batch))
+    lengths_FB[:, first_samples(shared)] = once.lengths_FB.view(len(once.features), once.batch_size)
+    weights = [w for w in (jagged.weights_N, once.weights_N) if w is not None]
+    return Jagged(
+        features=jagged.all_features,
+        values_N=torch.cat([jagged.values_N, once.values_N]),
+        lengths_FB=torch.cat([jagged.lengths_FB, lengths_FB.flatten()]),
+        weights_N=torch.cat(weights) if weights else None,
+    )
+
+
+def first_samples(shared: Shared) -> Tensor:
+    """Of each distinct one [U]."""
+    numbers_U = torch.arange(shared.jagged.batch_size, device=shared.inverse_B.device)
+    return torch.searchsorted(shared.inverse_B.long(), numbers_U)
+
+
+def grad_at_firsts(own: "Part", common: "Part", shared: Shared, columns: int) -> Tensor:
+    """The gradients [B, columns] that belong to such a batch, of own features [B, S'] and of distinct bags [U, S'']."""
+    first_U = first_samples(shared)
+    grad_BS = own.vectors.new_zeros((len(shared.inverse_B), columns))
+    for source, target, width in own.runs:
+        grad_BS[:, target : target + width] = own.vectors[:, source : source + width]
+    for source, target, width in common.runs:
+        grad_BS[first_U, target : target + width] = common.vectors[:, source : source + width]
+    return grad_BS
+
+
+class Part(NamedTuple):
+    """Vectors of some features side by side, and where their columns are among those of all."""
+
+    vectors: Tensor
+    runs: tuple[Columns, ...]
+
+
+def late(anchor: Tensor, look_up: Callable[[], Tensor], stage: Callable[[Tensor], object]) -> Tensor:
+    """What `look_up` gives; the backward stages its gradient. `anchor` is any tensor that requires a gradient."""
+    return _Late.apply(anchor, look_up, stage) if torch.is_grad_enabled() else look_up()
+
+
+class _Late(torch.autograd.Function):
+    """See [Note: Staging]."""
+
+    @staticmethod
+    def forward(*args: Any, **_: Any) -> Tensor:
+        ctx, _anchor, look_up, stage = args
+        ctx.stage = stage
+        return look_up()
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
+        ctx.stage(grad_outputs[0].contiguous())
+        return None, None, None
+
+
+def joined(places: Sequence[Columns]) -> tuple[Columns, ...]:
+    """Neighbours here and there as one."""
+    runs = (list(run) for _, run in groupby(places, lambda place: place.target - place.source))
+    return tuple(Columns(run[0].source, run[0].target, sum(place.width for place in run)) for run in runs)
