@@ -185,7 +185,7 @@ def test_no_more_is_made_than_there_is_room_for():
     [
         ({"seed": 1}, "of seed=1, and this run has seed=0"),
         ({"shuffle": False}, "of shuffle=False"),
-        ({"data": "x"}, "of other files or splits"),
+        ({"data": "x"}, "of other files, splits, filters or transforms"),
         ({"split": 9}, "want a split of 0 to 3"),
     ],
 )

@@ -6,32 +6,31 @@ the borders of splits. So where a run stands is three numbers, and going on from
 state, no rows kept. Rows move within their split only, so splits should be many times the batch, or data in an order
 of its own (by time, by user) shows through; that is the price of reading splits once, one at a time.
 
-Of several ranks each reads the whole sequence, and encodes the rows of its own parts only (see [Note: parts of a batch]
-in `deal.py`); positions are those of the sequence, the same on all ranks. Gives up: files are read once a rank.
+Splits are read and encoded here, or by a service of processes (`service/`), and are the same. Of several ranks each
+goes through the whole sequence and takes the rows of its own parts only (see [Note: parts of a batch] in `deal.py`);
+positions are those of the sequence, the same on all ranks. Gives up: without a service, files are read once a rank.
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, final
+from typing import NamedTuple, Protocol, Self, final
 
 import msgspec
-import numpy as np
-import pyarrow as pa
 
 from rowwise.batch import Batch
 from rowwise.errors import DataError, SpecError, StateError
 from rowwise.ingest.ahead import ahead
-from rowwise.ingest.bags import Ints
+from rowwise.ingest.block import Encoded
 from rowwise.ingest.collate import Piece, collate
 from rowwise.ingest.columns import Columns
 from rowwise.ingest.deal import Deal, Span
-from rowwise.ingest.encode import Encoded, encode
-from rowwise.ingest.mix import permutation
+from rowwise.ingest.prepare import Opened, Preparation, Task
 from rowwise.ingest.reader import Reader, Split
 from rowwise.ingest.share import Share
+from rowwise.ingest.transform import Loaded, digest, to_json
+from rowwise.ingest.where import Where
 from rowwise.spec import Table, Value
 
 
@@ -45,6 +44,9 @@ class Batching(Value, frozen=True):
     ahead: int = 0  # batches that a background thread makes before they are asked for; 0: no thread
     share: Share = Share()  # of the rows of each split; the others are not there
     deal: Deal = Deal()  # of each batch among ranks; every rank gets a batch, which may have no rows
+    where: Where = Where()  # rows that are wanted; none said: all
+    together: str | None = None  # neighbours that have the same in this column stay neighbours when rows are shuffled
+    aside: str | None = None  # a folder for rows that cannot be used; None: the first one is an error
 
     def __post_init__(self) -> None:
         """Refuse what makes no batch."""
@@ -69,6 +71,22 @@ class _Made(NamedTuple):
     after: Position
 
 
+class Part(Protocol):
+    """A split as it is in the sequence of rows."""
+
+    @property
+    def rows(self) -> int:
+        """How many of its rows are used."""
+        ...
+
+    def pieces(self, spans: Sequence[Span]) -> list[Piece]:
+        """The rows of the spans."""
+        ...
+
+
+Parts = Callable[[int, int], Iterator[Part]]  # of an epoch, from a split of its order on
+
+
 @final
 class Batcher:
     """Each `for` over it gives the batches of one epoch, or those that are left of the one it stands in.
@@ -79,6 +97,7 @@ class Batcher:
         tables: whose rows the ids name.
         batching: how many rows, and in which order.
         position: where to go on, as `state()` gave it.
+        transforms: what is made of the columns first.
     """
 
     def __init__(
@@ -88,24 +107,42 @@ class Batcher:
         tables: Sequence[Table],
         batching: Batching,
         position: Position | None = None,
+        transforms: Loaded | None = None,
     ) -> None:
         """Check all names and types before a row is read."""
-        self._reader, self._columns, self._batching = reader, columns, batching
-        self._splits = reader.splits()
-        if not self._splits:
+        self._columns, self._batching = columns, batching
+        splits = reader.splits()
+        if not splits:
             raise DataError(f"{type(reader).__name__}: there are no rows to read")
-        columns.check(reader.schema, self._splits[0].source)
         columns.check_tables(tables)
-        self._rows_of = rows_to_hold(columns, tables)
-        start = Position(seed=batching.seed, shuffle=batching.shuffle, data=_digest(self._splits, batching.share))
+        how = Preparation(
+            columns=columns,
+            rows_of=rows_to_hold(columns, tables),
+            share=batching.share,
+            seed=batching.seed,
+            shuffle=batching.shuffle,
+            transforms=to_json(transforms) if transforms else b"",
+            where=batching.where,
+            together=batching.together,
+            aside=batching.aside,
+        )
+        how.check(reader.schema, splits[0].source)
+        self.task = Task(reader=reader, splits=splits, how=how)
+        self._parts: Parts = self._here
+        start = Position(seed=batching.seed, shuffle=batching.shuffle, data=_digest(splits, how))
         if position is not None:
-            _check_position(position, start, len(self._splits))
+            _check_position(position, start, len(splits))
         self._position = position or start
 
     @property
     def splits(self) -> int:
         """How many splits an epoch has."""
-        return len(self._splits)
+        return len(self.task.splits)
+
+    def served_by(self, parts: Parts) -> Self:
+        """The same batches, from splits that are prepared elsewhere."""
+        self._parts = parts
+        return self
 
     def state(self) -> Position:
         """Where the batches given so far end; what the thread has made beyond them does not count."""
@@ -122,78 +159,75 @@ class Batcher:
         self._position = msgspec.structs.replace(self._position, epoch=self._position.epoch + 1, split=0, row=0)
 
     def _batches(self, start: Position) -> Iterator[_Made]:
-        size = self._batching.size
+        size, count = self._batching.size, self.splits
         waiting: list[Piece] = []  # of the open batch
         filled = 0
-        for read in self._read(start):
-            if not read.left:
+        for at, part in enumerate(self._parts(start.epoch, start.split), start.split):
+            row = start.row if at == start.split else 0
+            left = range(min(row, part.rows), part.rows)
+            if not left:
                 continue
-            spans = list(self._batching.deal.spans(read.left, filled, size, last=read.last))
-            encoded = self._encode(read, spans)
-            at = 0
-            for begin, end, place, after, full in spans:
-                waiting.append(Piece(encoded, at, at + end - begin, place))
-                at += end - begin
-                if full:
-                    yield _Made(self._collate(waiting, size), msgspec.structs.replace(read.stands, row=after))
+            spans = list(self._batching.deal.spans(left, filled, size, last=at == count - 1))
+            stands = msgspec.structs.replace(start, split=at)
+            for piece, span in zip(part.pieces(spans), spans, strict=True):
+                waiting.append(piece)
+                if span.full:
+                    yield _Made(self._collate(waiting, size), msgspec.structs.replace(stands, row=span.after))
                     waiting.clear()
-            filled = (filled + len(read.left)) % size
+            filled = (filled + len(left)) % size
         if filled and self._batching.keep_last:
-            end = msgspec.structs.replace(start, split=len(self._splits), row=0)
+            end = msgspec.structs.replace(start, split=count, row=0)
             yield _Made(self._collate(waiting, filled), end)
-
-    def _encode(self, read: "_Read", spans: Sequence[Span]) -> Encoded:
-        """The rows of the spans; a few are picked first, as most of the time goes into hashing."""
-        rows_R = read.only(spans)
-        if rows_R is not None and 2 * len(rows_R) <= read.table.num_rows:
-            # What is wrong is said of the whole split, by the number that a row has there.
-            with suppress(DataError, pa.ArrowException):
-                return encode(read.table.take(pa.array(rows_R)), self._columns, self._rows_of, read.split)
-        return encode(read.table, self._columns, self._rows_of, read.split, rows_R)
 
     def _collate(self, pieces: Sequence[Piece], rows: int) -> Batch:
         """This rank's part of a batch of so many rows."""
         begin, end = self._batching.deal.part(rows)
         return collate([piece.within(begin, end) for piece in pieces], self._columns)
 
-    def _read(self, start: Position) -> Iterator["_Read"]:
-        """The splits from a position on, in their order. See [Note: order of rows]."""
-        count, how = len(self._splits), self._batching
-        order_S = permutation(count, how.seed, start.epoch) if how.shuffle else np.arange(count)
-        for at in range(start.split, count):
-            index = int(order_S[at])
-            split = self._splits[index]
-            table = self._reader.read(split, self._columns.names)
-            order_R = permutation(table.num_rows, how.seed, start.epoch, index) if how.shuffle else None
-            order_R = how.share.among(order_R, table.num_rows, index)
-            rows, row = table.num_rows if order_R is None else len(order_R), start.row if at == start.split else 0
-            yield _Read(
-                table=table,
-                split=split,
-                order_R=order_R,
-                left=range(min(row, rows), rows),
-                stands=msgspec.structs.replace(start, split=at),
-                last=at == count - 1,
-            )
+    def _here(self, epoch: int, at: int) -> Iterator[Part]:
+        """The splits of an epoch, prepared as they are needed. See [Note: order of rows]."""
+        for index in self.task.order(epoch)[at:]:
+            yield _Opened(self.task.open(index, epoch))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Read:
-    """A split as it is in the sequence of rows."""
+@final
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """A split of which only the rows are encoded that this rank needs: most of the time goes into hashing."""
 
-    table: pa.Table
-    split: Split
-    order_R: Ints | None  # None: as they are
-    left: range  # of that order, what was not used before
-    stands: Position  # of it
-    last: bool  # in the epoch
+    opened: Opened
 
-    def only(self, spans: Sequence[Span]) -> Ints | None:
-        """The rows of the spans, in order; None: all, as they are."""
-        if self.left.start == 0 and sum(span.end - span.begin for span in spans) == len(self.left):
-            return self.order_R
-        order_R = np.arange(self.table.num_rows) if self.order_R is None else self.order_R
-        return np.concatenate([order_R[span.begin : span.end] for span in spans])
+    @property
+    def rows(self) -> int:
+        """How many of its rows are used."""
+        return self.opened.rows
+
+    def pieces(self, spans: Sequence[Span]) -> list[Piece]:
+        """The rows of the spans."""
+        encoded = self.opened.encode([(span.begin, span.end) for span in spans])
+        pieces: list[Piece] = []
+        at = 0
+        for begin, end, place, *_ in spans:
+            pieces.append(Piece(encoded, at, at + end - begin, place))
+            at += end - begin
+        return pieces
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A split that was encoded elsewhere, with all of its rows."""
+
+    encoded: Encoded
+
+    @property
+    def rows(self) -> int:
+        """How many of its rows are used."""
+        return self.encoded.rows
+
+    def pieces(self, spans: Sequence[Span]) -> list[Piece]:
+        """The rows of the spans."""
+        return [Piece(self.encoded, begin, end, place) for begin, end, place, *_ in spans]
 
 
 def rows_to_hold(columns: Columns, tables: Sequence[Table]) -> dict[str, int]:
@@ -202,9 +236,16 @@ def rows_to_hold(columns: Columns, tables: Sequence[Table]) -> dict[str, int]:
     return {t.name: t.rows for t in tables if t.name in hashed or t.unknown == "raise"}
 
 
-def _digest(splits: Sequence[Split], share: Share) -> str:
-    """Knows the rows again, also where their folder has moved."""
-    here = share, [msgspec.structs.replace(split, source=Path(split.source).name) for split in splits]
+def _digest(splits: Sequence[Split], how: Preparation) -> str:
+    """Knows the rows again, also where their folder has moved; what selects and orders them counts where it is used."""
+    kept = ("start", "stop", "first_row")
+    named = [{"source": Path(split.source).name} | {name: getattr(split, name) for name in kept} for split in splits]
+    here: list[object] = [how.share, named]
+    chosen = {"where": how.where, "together": how.together, "aside": how.aside is not None}
+    if how.transforms:
+        chosen["transforms"] = digest(how.loaded)
+    if any((how.where.all_of, how.together, how.aside, how.transforms)):
+        here.append(chosen)
     return hashlib.sha256(msgspec.json.encode(here)).hexdigest()[:16]
 
 
@@ -213,7 +254,7 @@ def _check_position(position: Position, start: Position, splits: int) -> None:
     for name in ("seed", "shuffle", "data"):
         got, want = getattr(position, name), getattr(start, name)
         if got != want:
-            what = "other files or splits" if name == "data" else f"{name}={got!r}"
+            what = "other files, splits, filters or transforms" if name == "data" else f"{name}={got!r}"
             raise StateError(f"the position is of {what}, and this run has {name}={want!r}: no row would be the same")
     if not 0 <= position.split <= splits or position.row < 0 or position.epoch < 0:
         raise StateError(f"{position}: want a split of 0 to {splits}, and nothing negative")

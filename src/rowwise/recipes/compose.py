@@ -3,7 +3,7 @@
 The only code that knows all the parts. Nothing is trained here, and nothing is written.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,9 @@ from rowwise.errors import SpecError
 from rowwise.ingest.batcher import Batcher, Batching, Position
 from rowwise.ingest.columns import Columns
 from rowwise.ingest.deal import Deal
+from rowwise.ingest.transform import AnyKind, Loaded, MapId, serving
+from rowwise.ingest.transform import Own as OwnTransform
+from rowwise.ingest.transform import load as load_transforms
 from rowwise.models.dcn import DCN
 from rowwise.models.deepfm import DeepFM
 from rowwise.models.dlrm import DLRM
@@ -37,6 +40,7 @@ from rowwise.train.retrieve import RetrievalEvaluator, ranking_metrics
 from rowwise.train.settings import Evaluation
 from rowwise.train.trainer import Job, Settings
 
+OpenBatches = Callable[[Position | None], Batcher]
 CLICK_METRICS = ("ne", "loss", "auc")  # those that a checkpoint can be chosen by
 
 
@@ -46,6 +50,7 @@ class Resolved:
 
     recipe: Recipe
     parts: Parts
+    transforms: Loaded
 
     @property
     def columns(self) -> Columns:
@@ -66,7 +71,7 @@ class Resolved:
 
 def resolve(recipe: Recipe) -> Resolved:
     """Open the data, and write into the recipe what follows from it."""
-    data = absolute(recipe.data)
+    data, transforms = absolute(recipe.data), tuple(map(_absolute, recipe.transforms))
     parts = open_parts(data, recipe.columns, recipe.tables.list)
     columns = recipe.columns or parts.dataset.columns
     tables = recipe.tables.resolve(parts.dataset.tables)
@@ -89,8 +94,16 @@ def resolve(recipe: Recipe) -> Resolved:
         paths["hardware"] = recipe.hardware
     absolute_paths = {name: path and str(Path(path).absolute()) for name, path in paths.items()}
     _check_evaluation(recipe.evaluate, columns, model, validates=parts.valid is not None)
-    changed = {"data": data, "columns": columns, "tables": Tables(list=tables), "model": model, "train": train}
-    return Resolved(recipe=structs.replace(recipe, **changed, **absolute_paths), parts=parts)
+    changed = {
+        "data": data,
+        "transforms": transforms,
+        "columns": columns,
+        "tables": Tables(list=tables),
+        "model": model,
+        "train": train,
+    }
+    resolved = structs.replace(recipe, **changed, **absolute_paths)
+    return Resolved(recipe=resolved, parts=parts, transforms=load_transforms(transforms))
 
 
 def make_model(resolved: Resolved, *, described: bool = False) -> nn.Module:
@@ -121,13 +134,19 @@ def make_model(resolved: Resolved, *, described: bool = False) -> nn.Module:
     return made if described else made.to(recipe.train.device)
 
 
-def make_job(resolved: Resolved, model: nn.Module, comm: Comm | None = None, forecast: Forecast | None = None) -> Job:
-    """What a trainer trains, on one of several ranks."""
-    parts, deal = resolved.parts, deal_of(comm)
+def make_job(
+    resolved: Resolved,
+    model: nn.Module,
+    comm: Comm | None = None,
+    forecast: Forecast | None = None,
+    batches: OpenBatches | None = None,
+) -> Job:
+    """What a trainer trains, on one of several ranks; `batches`: where they are not prepared by the trainer itself."""
+    parts = resolved.parts
     return Job(
         model=model,
         objective=make_objective(resolved, model),
-        batches=lambda position: make_batcher(resolved, parts.train, position, deal),
+        batches=batches or (lambda position: make_batcher(resolved, parts.train, position, deal_of(comm))),
         tasks=resolved.tasks,
         evaluate=None if parts.valid is None else make_evaluator(resolved, model, parts.valid, comm=comm),
         forecast=forecast,
@@ -151,25 +170,35 @@ def make_objective(resolved: Resolved, model: nn.Module) -> Objective:
     return Clicks(model, weights)
 
 
-def make_batcher(resolved: Resolved, rows: Rows, position: Position | None = None, deal: Deal | None = None) -> Batcher:
-    """The training batches, or a rank's part of each."""
-    train, seed = resolved.recipe.train, resolved.recipe.seed
+def make_batcher(
+    resolved: Resolved,
+    rows: Rows,
+    position: Position | None = None,
+    deal: Deal | None = None,
+    aside: Path | None = None,
+) -> Batcher:
+    """The training batches, or a rank's part of each; bad rows go to the folder `aside`, if the recipe says so."""
+    data, train, seed = resolved.recipe.data, resolved.recipe.train, resolved.recipe.seed
     how = Batching(
         size=train.batch,
         seed=seed,
         shuffle=train.shuffle,
         ahead=train.ahead,
         share=rows.share,
+        where=rows.where,
+        together=data.together,
         deal=deal or Deal(),
+        aside=str(aside) if aside is not None and data.on_bad_rows == "quarantine" else None,
     )
-    return Batcher(rows.reader, resolved.columns, resolved.tables, how, position)
+    return Batcher(rows.reader, resolved.columns, resolved.tables, how, position, resolved.transforms)
 
 
 def in_order(resolved: Resolved, rows: Rows, deal: Deal | None = None) -> Iterable[Batch]:
     """All rows once, as they come, in batches for evaluation, or a rank's part of each."""
     size, ahead = resolved.recipe.evaluate.batch, resolved.recipe.train.ahead
-    how = Batching(size=size, shuffle=False, ahead=ahead, share=rows.share, deal=deal or Deal())
-    return Batcher(rows.reader, resolved.columns, resolved.tables, how)
+    how = Batching(size=size, shuffle=False, ahead=ahead, share=rows.share, where=rows.where, deal=deal or Deal())
+    # Nothing is measured on fewer rows because training takes fewer.
+    return Batcher(rows.reader, resolved.columns, resolved.tables, how, None, serving(resolved.transforms))
 
 
 def make_evaluator(
@@ -215,6 +244,18 @@ class RetrievalModel(nn.Module):
     def forward(self, batch: Batch) -> torch.Tensor:
         """Logits [B, 1] of each sample's user with its item."""
         return self.towers(batch)
+
+
+def _absolute(one: AnyKind | str) -> AnyKind | str:
+    """A transform whose files are found from any folder."""
+    if isinstance(one, str):
+        path, colon, name = one.rpartition(":")
+        return f"{Path(path).absolute()}{colon}{name}" if colon else one
+    if isinstance(one, OwnTransform):
+        return structs.replace(one, function=f"{Path(one.file).absolute()}:{one.name}")
+    if isinstance(one, MapId) and one.file:
+        return structs.replace(one, file=str(Path(one.file).absolute()))
+    return one
 
 
 def _check_device(name: str) -> None:

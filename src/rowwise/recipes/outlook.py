@@ -4,6 +4,7 @@ Its own file because it is also all that a dry run does: everything that can be 
 and tables take no memory, so that a recipe of many gigabytes can be looked at anywhere.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 from msgspec import structs
@@ -93,7 +94,7 @@ def look_ahead(recipe: Recipe, ranks: int = 1) -> Outlook:
     check_ranks(recipe, ranks)
     resolved, topology = resolve(recipe), Topology(devices=ranks)
     small = Tables(list=tuple(structs.replace(table, rows=1) for table in resolved.tables))
-    cut = Resolved(recipe=structs.replace(resolved.recipe, tables=small), parts=resolved.parts)
+    cut = replace(resolved, recipe=structs.replace(resolved.recipe, tables=small))
     # Tables that are to be sharded take no memory anyway, and a plan is for tables as they are.
     model = make_model(resolved, described=True) if ranks > 1 or recipe.plan else make_model(cut)
     plan = choose_plan(resolved.recipe, model, topology)

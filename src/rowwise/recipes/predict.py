@@ -15,12 +15,11 @@ from pyarrow import parquet as pq
 from torch import Tensor, nn
 
 from rowwise.errors import DataError
-from rowwise.ingest.bags import Ints
 from rowwise.ingest.batcher import rows_to_hold
 from rowwise.ingest.collate import Piece, collate
 from rowwise.ingest.columns import Columns
-from rowwise.ingest.encode import encode
-from rowwise.ingest.reader import Split
+from rowwise.ingest.prepare import Opened, Preparation, Task
+from rowwise.ingest.transform import serving, to_json
 from rowwise.recipes.compose import Resolved
 from rowwise.recipes.rows import Rows
 from rowwise.train.evaluate import evaluating
@@ -44,6 +43,7 @@ def predict(
     columns = structs.replace(resolved.columns, labels=(), weight=None, time=None, key=None)
     key, splits, done = resolved.columns.key, rows.reader.splits(), 0
     written = 0
+    task = Task(reader=rows.reader, splits=splits, how=_preparation(resolved, columns, rows))
     if key is not None and key not in rows.reader.schema.names:
         key = None
     part = out.with_name(out.name + PART)
@@ -51,15 +51,14 @@ def predict(
     try:
         with evaluating(model):
             for index, split in enumerate(splits):
-                names = dict.fromkeys((*columns.names, *([key] if key else ())))
-                table = rows.reader.read(split, tuple(names))
-                order_R = rows.share.among(None, table.num_rows, index)
-                logits_RK = _logits(resolved, model, columns, table, split, order_R)
-                keys = table[key] if key else pa.array(np.arange(done, done + table.num_rows))
+                opened = task.open(index, 0)
+                order_R, count = opened.order_R, opened.table.num_rows
+                logits_RK = _logits(resolved, model, opened)
+                keys = rows.reader.read(split, (key,))[key] if key else pa.array(np.arange(done, done + count))
                 lines = _lines(resolved.tasks, key or "row", keys if order_R is None else keys.take(order_R), logits_RK)
                 writer = writer or pq.ParquetWriter(part, lines.schema)
                 writer.write_table(lines)
-                done += table.num_rows
+                done += count
                 written += lines.num_rows
                 if tell is not None:
                     tell(index + 1, len(splits))
@@ -74,12 +73,22 @@ def predict(
     return written
 
 
-def _logits(
-    resolved: Resolved, model: nn.Module, columns: Columns, table: pa.Table, split: Split, order_R: Ints | None
-) -> Tensor:
+def _preparation(resolved: Resolved, columns: Columns, rows: Rows) -> Preparation:
+    """All rows, as they come."""
+    return Preparation(
+        columns=columns,
+        rows_of=rows_to_hold(columns, resolved.tables),
+        share=rows.share,
+        shuffle=False,
+        transforms=to_json(serving(resolved.transforms)),
+        where=rows.where,
+    )
+
+
+def _logits(resolved: Resolved, model: nn.Module, opened: Opened) -> Tensor:
     """Of all rows of a split, a batch at a time."""
-    training, size = resolved.recipe.train, resolved.recipe.evaluate.batch
-    encoded = encode(table, columns, rows_to_hold(columns, resolved.tables), split, order_R)
+    training, size, columns = resolved.recipe.train, resolved.recipe.evaluate.batch, opened.how.columns
+    encoded = opened.encode()
     found = [torch.empty(0, len(resolved.tasks))]
     for begin in range(0, encoded.rows, size):
         batch = collate([Piece(encoded, begin, min(begin + size, encoded.rows))], columns).to(training.device)

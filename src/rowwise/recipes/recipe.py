@@ -11,6 +11,8 @@ import msgspec
 
 from rowwise.errors import SpecError
 from rowwise.ingest.columns import Columns
+from rowwise.ingest.service.local import Workers
+from rowwise.ingest.transform import Transforms
 from rowwise.spec import Init, Pooling, RowOptimizer, RowType, Table, Value, Wire
 from rowwise.train.settings import Evaluation, Log, Saving, Training
 
@@ -42,6 +44,10 @@ class Data(Value, frozen=True):
     share: Literal["random", "last"] = "random"  # which rows: by a hash of their place, or the last splits
     rows: int | None = None  # synthetic only: how many to train on
     test_rows: int | None = None  # synthetic only
+    where: tuple[str, ...] = ()  # which rows of `dataset`, such as "day >= 3"; all of these have to hold
+    together: str | None = None  # neighbours that have the same in this column stay neighbours when rows are shuffled
+    on_bad_rows: Literal["raise", "quarantine"] = "raise"  # or go on without them: they are in bad_rows/ of the run
+    workers: Workers | None = None  # processes that prepare the training rows; None: each trainer does it for itself
 
     def __post_init__(self) -> None:
         """Refuse shares that leave nothing."""
@@ -151,6 +157,7 @@ class Recipe(Value, frozen=True, kw_only=True):
     name: str = ""  # of the folder in runs/; none: that of the file
     seed: int = 0
     data: Data
+    transforms: Transforms = ()  # what is made of the columns first
     columns: Columns | None = None  # None: the dataset's
     tables: Tables = Tables()
     model: Model | str = Dlrm()  # a text is path.py:Class, short for {kind: own, module: path.py:Class}

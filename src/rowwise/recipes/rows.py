@@ -4,7 +4,7 @@ Its own file because it is the one question of a recipe that data alone answers:
 files are named, or a share of the training rows is taken away; the same rows are never used twice.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rowwise.errors import DataError, SpecError
@@ -17,12 +17,13 @@ from rowwise.ingest.delimited import CsvReader
 from rowwise.ingest.parquet import ParquetReader
 from rowwise.ingest.reader import Reader
 from rowwise.ingest.share import Share
+from rowwise.ingest.where import Where, parse
 from rowwise.recipes.recipe import Data
 from rowwise.spec import Table
 
-ALL = Share()
+ALL, EVERY = Share(), Where()
 SYNTHETIC = (1_000_000, 100_000)  # rows to train and to test on
-FILES = {"parquet": ParquetReader, "csv": CsvReader}
+FILES = ("parquet", "csv")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,7 @@ class Rows:
 
     reader: Reader
     share: Share = ALL
+    where: Where = EVERY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,17 +57,25 @@ def absolute(data: Data) -> Data:
 
 def open_parts(data: Data, columns: Columns | None = None, tables: tuple[Table, ...] = ()) -> Parts:
     """Open what a recipe names; `columns` and `tables` are those of the recipe, which spare a look at the rows."""
-    dataset = _dataset(data, columns, tables)
-    valid = _files(data.valid) or dataset.valid
-    test = _files(data.test) or dataset.test
+    where = parse(data.where)
+    dataset = _dataset(data, where, columns, tables)
+    # Files that are named hold what they are named for; the filter is of the dataset's rows.
+    valid = _named(data.valid) or _own(dataset.valid, where)
+    test = _named(data.test) or _own(dataset.test, where)
     # A dataset's own parts stand; only what is missing is taken away from the training rows.
     shares = {"valid": 0.0 if valid else data.valid_share, "test": 0.0 if test else data.test_share}
-    if data.share == "last":
-        train, parts = _take_last(dataset.train, shares)
-    else:
-        train, parts = _take_random(dataset.train, shares)
-    valid_rows, test_rows = (Rows(own) if own else parts.get(name) for own, name in ((valid, "valid"), (test, "test")))
-    return Parts(dataset=dataset, train=train, valid=valid_rows, test=test_rows)
+    take = _take_last if data.share == "last" else _take_random
+    train, parts = take(Rows(dataset.train, where=where), shares)
+    return Parts(dataset=dataset, train=train, valid=valid or parts.get("valid"), test=test or parts.get("test"))
+
+
+def _named(name: str | None) -> Rows | None:
+    reader = _files(name)
+    return None if reader is None else Rows(reader)
+
+
+def _own(reader: Reader | None, where: Where) -> Rows | None:
+    return None if reader is None else Rows(reader, where=where)
 
 
 def open_named(name: str) -> Reader:
@@ -73,14 +83,14 @@ def open_named(name: str) -> Reader:
     return _files(name) or open_files(name)
 
 
-def _dataset(data: Data, columns: Columns | None, tables: tuple[Table, ...]) -> Dataset:
+def _dataset(data: Data, where: Where, columns: Columns | None, tables: tuple[Table, ...]) -> Dataset:
     if data.dataset == "synthetic":
         return synthetic(data.rows or SYNTHETIC[0], data.test_rows or SYNTHETIC[1])
     if data.rows is not None or data.test_rows is not None:
         raise SpecError(
             f"data.rows and data.test_rows are for synthetic rows; {data.dataset!r} has its own: use train.steps"
         )
-    files = _files(data.dataset)
+    files = _files(data.dataset, where)
     if files is None:
         return load(data.dataset, Path(data.folder))
     if columns is not None and tables:
@@ -89,24 +99,26 @@ def _dataset(data: Data, columns: Columns | None, tables: tuple[Table, ...]) -> 
     return from_files(files, data.label or label)
 
 
-def _files(name: str | None) -> Reader | None:
+def _files(name: str | None, where: Where = EVERY) -> Reader | None:
     kind, colon, path = (name or "").partition(":")
-    return FILES[kind](path) if colon and kind in FILES else None
+    if not colon or kind not in FILES:
+        return None
+    return ParquetReader(path, where=where, verify=True) if kind == "parquet" else CsvReader(path)
 
 
-def _take_random(reader: Reader, shares: dict[str, float]) -> tuple[Rows, dict[str, Rows]]:
+def _take_random(rows: Rows, shares: dict[str, float]) -> tuple[Rows, dict[str, Rows]]:
     at = 0.0
     parts: dict[str, Rows] = {}
     for name, share in shares.items():
         if share:
-            parts[name] = Rows(reader, Share(begin=at, end=at + share))
+            parts[name] = replace(rows, share=Share(begin=at, end=at + share))
             at += share
-    return Rows(reader, Share(begin=at)), parts
+    return replace(rows, share=Share(begin=at)), parts
 
 
-def _take_last(reader: Reader, shares: dict[str, float]) -> tuple[Rows, dict[str, Rows]]:
+def _take_last(rows: Rows, shares: dict[str, float]) -> tuple[Rows, dict[str, Rows]]:
     """Whole splits off the end: the last ones to test on, those before them to validate on."""
-    splits = list(reader.splits())
+    splits = list(rows.reader.splits())
     total = len(splits)
     parts: dict[str, Rows] = {}
     for name in ("test", "valid"):
@@ -117,6 +129,6 @@ def _take_last(reader: Reader, shares: dict[str, float]) -> tuple[Rows, dict[str
                 f"data.share=last: {total} splits are too few to take {shares[name]:.0%} for {name}: {want}"
             )
         if count:
-            parts[name] = Rows(PartReader(reader, splits[-count:]))
+            parts[name] = replace(rows, reader=PartReader(rows.reader, splits[-count:]))
             del splits[-count:]
-    return Rows(PartReader(reader, splits) if parts else reader), parts
+    return (replace(rows, reader=PartReader(rows.reader, splits)) if parts else rows), parts

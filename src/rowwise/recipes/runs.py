@@ -7,7 +7,7 @@ everything that lasts is written here. On several ranks all call the same, and t
 import os
 import shutil
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
@@ -23,9 +23,11 @@ from rowwise import report
 from rowwise.comm.seam import Comm
 from rowwise.comm.solo import solo
 from rowwise.errors import CheckpointError, DataError, RowwiseError, SpecError
+from rowwise.ingest.transform import to_json
 from rowwise.plan import Plan
 from rowwise.recipes.access import ACCESS, access_json, workloads_of
 from rowwise.recipes.compose import Resolved, make_evaluator, make_job, make_model, make_settings, resolve
+from rowwise.recipes.feed import Feed
 from rowwise.recipes.machine import Machine, Native
 from rowwise.recipes.outlook import open_start
 from rowwise.recipes.own import split_name
@@ -46,7 +48,8 @@ from rowwise.train.saved import Saved
 from rowwise.train.snapshot import Match, restore_model, warm_start
 from rowwise.train.trainer import Job, Tell, Trainer
 
-PLAN = "plan.json"  # in the folder of a run
+PLAN, BAD_ROWS = "plan.json", "bad_rows"  # in the folder of a run
+TRANSFORMS = "transforms.json"
 
 
 class Result(Value, frozen=True):
@@ -79,9 +82,10 @@ class Run:
         """Hold the folder, and be ready to go."""
         self.begin_s = perf_counter()
         self.resolved, self.folder, self.model, self.plan = resolved, folder, made.job.model, made.plan
-        self.comm, self._first = comm, comm.rank == 0
+        self.comm, self._first, self._feed = comm, comm.rank == 0, made.feed
         self.match: Match | None = None  # what a warm start took over
         by_first(comm, folder.hold)
+        made.feed.start(folder.path / BAD_ROWS)
         recipe = resolved.recipe
         self.trainer = Trainer(made.job, make_settings(recipe), folder, tell, comm, recipe.wire)
 
@@ -96,21 +100,22 @@ class Run:
         check_ranks(recipe, comm.topology.world)
         resolved = resolve_on_all(lambda: resolve(recipe), comm)
         made = _make(resolved, comm)
-        # What can be refused is refused before there is a folder.
-        made.job.batches(None)
-        match = _warm(resolved, made.job.model)
-        folder = _as_first(comm, lambda: RunFolder.create(root, recipe.name))
-        try:
-            run = cls(resolved, folder, made, tell, comm)
-            run.match = match
-            if run._first:
-                run._write_beginning()
-        except (RowwiseError, OSError):
-            if comm.rank == 0:
-                folder.release()
-                shutil.rmtree(folder.path, ignore_errors=True)  # what has not begun leaves nothing
-            raise
-        return run
+        with made.feed.closed_by_errors():
+            # What can be refused is refused before there is a folder.
+            made.job.batches(None)
+            match = _warm(resolved, made.job.model)
+            folder = _as_first(comm, lambda: RunFolder.create(root, recipe.name))
+            try:
+                run = cls(resolved, folder, made, tell, comm)
+                run.match = match
+                if run._first:
+                    run._write_beginning()
+            except (RowwiseError, OSError):
+                if comm.rank == 0:
+                    folder.release()
+                    shutil.rmtree(folder.path, ignore_errors=True)  # what has not begun leaves nothing
+                raise
+            return run
 
     @classmethod
     def resume(
@@ -129,12 +134,14 @@ class Run:
         comm = comm or solo()
         folder = _as_first(comm, lambda: RunFolder.open(path))
         resolved = resolve_on_all(lambda: _resolve_saved(path, changes, comm.topology.world), comm)
-        run = cls(resolved, folder, _make(resolved, comm), tell, comm)
-        try:
-            run._go_back(which)
-        except (RowwiseError, OSError):
-            folder.release()
-            raise
+        made = _make(resolved, comm)
+        with made.feed.closed_by_errors():
+            run = cls(resolved, folder, made, tell, comm)
+            try:
+                run._go_back(which)
+            except (RowwiseError, OSError):
+                folder.release()
+                raise
         if run._first:
             _compare_own(resolved.recipe, folder)
             if changes:
@@ -175,7 +182,8 @@ class Run:
         """Train to the end, then test; whatever happens, the folder says so."""
         self._log_beginning()
         try:
-            progress = self.trainer.run()
+            with closing(self._feed):
+                progress = self.trainer.run()
             test, ceiling = self._test() if progress.finished else ({}, {})
             peak_bytes = int(all_of(self.comm, torch.tensor([peak_memory_bytes()]), "memory").max())
         except (RowwiseError, OSError) as error:
@@ -243,6 +251,8 @@ class Run:
     def _write_beginning(self) -> None:
         recipe = self.resolved.recipe
         self.folder.write(RECIPE, write(recipe, defaults=True))
+        if recipe.transforms:  # with the sources of own functions: what serves the model needs nothing else
+            self.folder.write(TRANSFORMS, to_json(self.resolved.transforms).decode())
         self._write_place()
         if isinstance(recipe.model, Own):
             path, _ = split_name(recipe.model.module)
@@ -265,6 +275,7 @@ class _Made:
 
     job: Job
     plan: Plan
+    feed: Feed
 
 
 def _make(resolved: Resolved, comm: Comm) -> _Made:
@@ -273,7 +284,8 @@ def _make(resolved: Resolved, comm: Comm) -> _Made:
     model = make_model(resolved, described=comm.topology.world > 1)
     plan = by_first(comm, lambda: choose_plan(resolved.recipe, model, comm.topology))
     place(resolved.recipe, model, plan, comm)
-    return _Made(job=make_job(resolved, model, comm, plan.forecast), plan=plan)
+    feed = Feed(resolved, comm)
+    return _Made(job=make_job(resolved, model, comm, plan.forecast, feed), plan=plan, feed=feed)
 
 
 def _as_first(comm: Comm, find: Callable[[], RunFolder]) -> RunFolder:

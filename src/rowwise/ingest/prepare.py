@@ -1,0 +1,176 @@
+"""From a split to its encoded rows, in the order of an epoch: all that is done to rows before they become batches.
+
+Its own file because it is done in a trainer's process or in a worker's, on this machine or another, and must be the
+same: a function of the reader's files, a `Preparation`, and which split of which epoch. Nothing here needs torch.
+
+[Note: which rows] A split's rows are never cut away, as errors name them by their numbers. What selects rows (a share,
+a filter, sampling, bad rows that are put aside) only leaves them out of the order in which rows are used. So where a
+run stands counts rows that are used, and follows from the same values again.
+"""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from pyarrow import compute as pc
+
+from rowwise.errors import DataError
+from rowwise.ingest import transform
+from rowwise.ingest.aside import put_aside, put_split_aside
+from rowwise.ingest.bags import Ints, whole
+from rowwise.ingest.block import Encoded, Memory, private
+from rowwise.ingest.columns import Columns
+from rowwise.ingest.encode import bad_rows, encode
+from rowwise.ingest.mix import permutation
+from rowwise.ingest.reader import Reader, Split
+from rowwise.ingest.share import Share
+from rowwise.ingest.where import Where
+from rowwise.spec import Value
+
+
+class Preparation(Value, frozen=True):
+    """What is done to rows, and in which order they come."""
+
+    columns: Columns
+    rows_of: dict[str, int]  # of tables, where ids are hashed to them or refused outside them
+    share: Share = Share()
+    seed: int = 0
+    shuffle: bool = True
+    transforms: bytes = b""  # as `transform.to_json` has them; none: columns are used as they are
+    where: Where = Where()  # rows that are wanted
+    together: str | None = None  # neighbours that have the same in this column stay neighbours when rows are shuffled
+    aside: str | None = None  # a folder for rows that cannot be used; None: the first one ends the run
+
+    @property
+    def loaded(self) -> transform.Loaded:
+        """The transforms."""
+        return _loaded(self.transforms)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The columns to read."""
+        more = (*self.where.columns, *(() if self.together is None else (self.together,)))
+        return tuple(dict.fromkeys((*transform.sources(self.loaded, self.columns.names), *more)))
+
+    def check(self, schema: pa.Schema, source: str) -> None:
+        """Refuse columns that are not there or hold something else."""
+        self.where.check(schema, source)
+        self.columns.check(transform.schema_after(schema, self.loaded, source), source)
+
+
+class Spent(Value, frozen=True):
+    """Where the seconds of a split went."""
+
+    read_s: float = 0.0  # decompressed and decoded, too
+    transform_s: float = 0.0
+    encode_s: float = 0.0
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """A split that was read, and the order of its rows."""
+
+    table: pa.Table
+    split: Split
+    order_R: Ints | None  # None: all, as they are
+    how: Preparation
+    spent: Spent
+
+    @property
+    def rows(self) -> int:
+        """How many are used."""
+        return self.table.num_rows if self.order_R is None else len(self.order_R)
+
+    def encode(self, ranges: Sequence[tuple[int, int]] | None = None, memory: Memory = private) -> Encoded:
+        """The rows at these ranges of the order, one range after another; None: all."""
+        order_R = self.order_R
+        if ranges is not None and sum(end - begin for begin, end in ranges) < self.rows:
+            order_R = np.arange(self.table.num_rows) if order_R is None else order_R
+            order_R = np.concatenate([order_R[begin:end] for begin, end in ranges])
+        return encode(self.table, self.how.columns, self.how.rows_of, self.split, order_R, memory)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """All that there is to prepare."""
+
+    reader: Reader
+    splits: tuple[Split, ...]
+    how: Preparation
+
+    def order(self, epoch: int) -> list[int]:
+        """The numbers of the splits, in the order of an epoch."""
+        count = len(self.splits)
+        return permutation(count, self.how.seed, epoch).tolist() if self.how.shuffle else list(range(count))
+
+    def open(self, index: int, epoch: int) -> Opened:
+        """Read the split of a number."""
+        split, how = self.splits[index], self.how
+        try:
+            return self._open(index, epoch)
+        except DataError as error:
+            if how.aside is None:
+                raise
+            put_split_aside(split, str(error), how.aside)
+            nothing = pa.table({name: pa.array([]) for name in how.columns.names})
+            return Opened(table=nothing, split=split, order_R=np.empty(0, np.int64), how=how, spent=Spent())
+
+    def _open(self, index: int, epoch: int) -> Opened:
+        begin_s = perf_counter()
+        split, how = self.splits[index], self.how
+        table = self.reader.read(split, how.names)
+        read_s = perf_counter() - begin_s
+        made, keep_R = table, None
+        if how.transforms:
+            where = transform.Where(split=split, index=index)
+            made, keep_R = transform.apply(table, how.loaded, how.columns.names, where)
+        if how.where.all_of:
+            keep_R = _both(keep_R, how.where.mask(table))
+        if how.aside is not None:
+            bad = bad_rows(made, how.columns, how.rows_of, split)
+            if bad is not None:
+                put_aside(table, split, bad, how.aside)
+                keep_R = _both(keep_R, ~bad.mask_R)
+        order_R = self._order_of_rows(table, index, epoch)
+        order_R = how.share.among(order_R, table.num_rows, index)
+        if keep_R is not None:
+            order_R = np.flatnonzero(keep_R) if order_R is None else order_R[keep_R[order_R]]
+        spent = Spent(read_s=read_s, transform_s=perf_counter() - begin_s - read_s)
+        return Opened(table=made, split=split, order_R=order_R, how=how, spent=spent)
+
+    def _order_of_rows(self, table: pa.Table, index: int, epoch: int) -> Ints | None:
+        how = self.how
+        if not how.shuffle:
+            return None
+        if how.together is None:
+            return permutation(table.num_rows, how.seed, epoch, index)
+        starts_G1 = _runs(table[how.together])
+        order_G = permutation(len(starts_G1) - 1, how.seed, epoch, index)
+        lengths_G = np.diff(starts_G1)[order_G]
+        moved_G = np.cumsum(lengths_G) - lengths_G
+        return np.arange(table.num_rows) + np.repeat(starts_G1[order_G] - moved_G, lengths_G)
+
+
+@functools.cache
+def _loaded(data: bytes) -> transform.Loaded:
+    return transform.from_json(data) if data else transform.load(())
+
+
+def _both(one_R: NDArray[np.bool_] | None, other_R: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    return other_R if one_R is None else one_R & other_R
+
+
+def _runs(column: pa.ChunkedArray) -> Ints:
+    """Where neighbours that have the same begin, and the end of the last. Rows without a value are by themselves."""
+    array = whole(column)
+    if len(array) < 2:
+        return np.array([0] * bool(len(array)) + [len(array)], np.int64)
+    differs = pc.call_function("not_equal", [array[1:], array[:-1]]).fill_null(True).to_numpy(zero_copy_only=False)
+    return np.concatenate([[0], np.flatnonzero(differs) + 1, [len(array)]])

@@ -1,0 +1,178 @@
+"""A trainer's end of a service: splits, in order and each once, from memory that workers have written.
+
+The arrays of a split are views of shared memory; once nothing refers to them any more, the service is told, and the
+memory is used again. When the host is gone, whoever owns it starts another, and clients go on from where they stand:
+what they have taken they never take again, whoever offers it. Its own file because a trainer needs nothing else of a
+service.
+"""
+
+import contextlib
+import ctypes
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from time import perf_counter
+from typing import final
+
+import numpy as np
+from msgspec import structs
+
+from rowwise.errors import DataError, PeerError
+from rowwise.ingest.block import Encoded
+from rowwise.ingest.service.coordinator import Place
+from rowwise.ingest.service.memory import Memory
+from rowwise.ingest.service.messages import Broken, Done, Hello, Line, Message, Times, Took
+from rowwise.spec import Value
+
+POLL_S = 0.05
+
+
+class Health(Value, frozen=True):
+    """How a service keeps up."""
+
+    splits: int = 0  # that were taken
+    waited_s: float = 0.0  # for them
+    workers: int = 0
+    ready: int = 0  # splits that were prepared when the last one was taken
+    times: Times = Times()  # of all splits that were taken, summed
+    restarts: int = 0  # of the host
+
+
+@final
+class Client:
+    """One of the trainers.
+
+    Args:
+        number: which of them, from 0 on.
+        call: connects to the host; told how many workers a host had that is gone, it is for another one to be started,
+            where that is this client's to do. Raises PeerError in the end.
+        is_alive: whether anybody will ever answer.
+    """
+
+    def __init__(self, number: int, call: Callable[[int | None], Line], is_alive: Callable[[], bool]) -> None:
+        """Connect when the first split is wanted."""
+        self._number, self._call, self._is_alive = number, call, is_alive
+        self._line: Line | None = None
+        self._slots: dict[int, Memory] = {}
+        self._arrived: dict[Place, Took | Broken] = {}
+        self._released: deque[Place] = deque()  # in any thread, at any time: appending is all that may be done there
+        self._held: set[Place] = set()
+        self._told: Place | None = None
+        self._closed = False
+        self.health = Health()
+
+    def splits(self, epoch: int, at: int, count: int) -> Iterator[Encoded]:
+        """Those of an epoch from a place on, up to its end."""
+        self._arrived.clear()
+        self._held.clear()
+        place = Place(epoch, at)
+        self._hello(place)
+        for number in range(at, count):
+            place = Place(epoch, number)
+            yield self._take(place)
+
+    def close(self) -> None:
+        """Hang up; whoever waits for a split meets a PeerError."""
+        self._closed = True
+        if self._line is not None:
+            self._line.close()
+        for slot in self._slots.values():
+            slot.close()
+        self._line = None
+
+    def _take(self, place: Place) -> Encoded:
+        begin_s = perf_counter()
+        with contextlib.suppress(PeerError):  # that the host is gone matters when something is wanted of it
+            self._tell_released(place)
+        while place not in self._arrived:
+            self._hear(place)
+        waited_s = perf_counter() - begin_s
+        took = self._arrived.pop(place)
+        if isinstance(took, Broken):
+            raise DataError(took.error)
+        health, spent = self.health, self.health.times
+        self.health = structs.replace(
+            health,
+            splits=health.splits + 1,
+            waited_s=health.waited_s + waited_s,
+            workers=took.workers,
+            ready=took.ready,
+            times=sum_of(spent, took.times),
+        )
+        return self._look(took)
+
+    def _look(self, took: Took) -> Encoded:
+        """The arrays of a split; the service hears when they are gone."""
+        memory = self._slots[took.slot].look(took.layout.size)
+        block = (ctypes.c_char * took.layout.size).from_buffer(memory)
+        self._held.add(took.place)
+        weakref.finalize(block, self._released.append, took.place)
+        return Encoded.of(np.frombuffer(memoryview(block), np.uint8), took.layout)
+
+    def _hear(self, wanted: Place) -> None:
+        """One turn of listening, and of telling what was let go."""
+        line = self._line
+        if self._closed or line is None:
+            raise PeerError("the service that prepares rows was closed")
+        try:
+            self._tell_released(wanted)
+            messages = line.receive()
+        except PeerError:
+            self._again(wanted)
+            return
+        for message, file in messages:
+            self._heard(message, file, wanted)
+        if not messages and not self._is_alive():
+            self._again(wanted)
+
+    def _heard(self, message: Message, file: int | None, wanted: Place) -> None:
+        assert isinstance(message, (Took, Broken))
+        if file is not None:
+            assert isinstance(message, Took)
+            self._slots[message.slot] = Memory(file)
+        if message.place >= wanted:  # what was taken before is not taken again, whoever offers it
+            self._arrived[message.place] = message
+
+    def _tell_released(self, wanted: Place) -> None:
+        """All splits up to the first that is still held are done with."""
+        while self._released:
+            self._held.discard(self._released.popleft())
+        first = min(self._held, default=wanted)
+        last = Place(first.epoch, first.at - 1)
+        if self._line is not None and last.at >= 0 and last != self._told:
+            self._line.send(Done(place=last, waited_s=self.health.waited_s))
+            self._told = last
+
+    def _hello(self, place: Place) -> None:
+        self._told = None
+        if self._line is None:
+            self._connect(None)
+        assert self._line is not None
+        try:
+            self._line.send(Hello(client=self._number, place=place))
+        except PeerError:
+            self._again(place)
+
+    def _connect(self, workers: int | None) -> None:
+        self._line = self._call(workers)
+        self._line.socket.settimeout(POLL_S)
+
+    def _again(self, place: Place) -> None:
+        """To a new host, where the old one is gone; what was taken from that one stays, as its memory does."""
+        if self._closed:
+            return
+        if self._line is not None:
+            self._line.close()
+        self.health = structs.replace(self.health, restarts=self.health.restarts + 1)
+        self._arrived.clear()
+        for slot in self._slots.values():
+            slot.close()
+        self._slots.clear()
+        self._connect(max(self.health.workers, 1))
+        self._hello(place)
+
+
+def sum_of(a: Times, b: Times) -> Times:
+    """Both together."""
+    spent = {name: getattr(a.spent, name) + getattr(b.spent, name) for name in a.spent.__struct_fields__}
+    return Times(spent=structs.replace(a.spent, **spent), busy_s=a.busy_s + b.busy_s, cpu_s=a.cpu_s + b.cpu_s)

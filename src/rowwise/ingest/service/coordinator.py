@@ -1,0 +1,405 @@
+"""Who prepares which split, and who gets it: the service's decisions, as a pure state machine.
+
+[Note: exactly once] An epoch is one sequence of splits (see [Note: order of rows] in `batcher.py`), and preparing a
+split is a function of its number and the epoch alone. So a split may be prepared twice, by whomever, and is the same;
+what must not happen is that a client uses it twice or not at all. A client takes splits strictly in order and says
+where it stands; everything here can be lost and follows again from where clients stand, which their checkpoints hold.
+
+`handle(event, now_s)` returns commands; nothing here knows of processes, sockets or a clock, so that the same machine
+runs on one host (`host.py`) and on a cluster (`ray.py`), and a test can play years of faults in a second. Splits are
+leased to workers for a time; whoever does not deliver is killed, and the split is leased again. A split is kept until
+every client has let it go. Gives up: clients in step: one that is far behind holds up all others.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Literal, final
+
+from rowwise.errors import SpecError
+from rowwise.ingest.service.scaling import Seen, wanted_workers
+from rowwise.spec import Value
+
+
+class Plan(Value, frozen=True):
+    """How a service goes about it."""
+
+    clients: int = 1  # ranks that share it; all get every split
+    splits: int = 1  # of an epoch
+    workers: int = 1  # to begin with
+    least: int = 1
+    most: int = 1
+    ahead: int = 3  # splits that may be ready beside those that are being made
+    lease_s: float = 300.0  # how long a split may take before its worker is given up
+    attempts: int = 3  # workers that may be lost over one split
+    interval_s: float = 1.0  # between decisions on the number of workers
+
+    def __post_init__(self) -> None:
+        """Refuse what delivers nothing."""
+        counts = (self.clients, self.splits, self.least, self.ahead, self.attempts)
+        if min(counts) < 1 or not self.least <= self.workers <= self.most:
+            raise SpecError(
+                f"a service of {self.workers} workers: want {self.least} to {self.most}, and at least 1 of all"
+            )
+        if not (self.lease_s > 0 and self.interval_s > 0):
+            raise SpecError(f"lease_s={self.lease_s}, interval_s={self.interval_s}: want more than 0")
+
+
+class Place(Value, frozen=True, order=True):
+    """A split of the sequence: which epoch, and how many splits of it come before."""
+
+    epoch: int
+    at: int
+
+
+class Attached(Value, frozen=True):
+    """A client is here, and wants the splits from this place on; also one that was here, and wants others."""
+
+    client: int
+    place: Place
+
+
+class Detached(Value, frozen=True):
+    """A client is gone."""
+
+    client: int
+
+
+class Released(Value, frozen=True):
+    """A client has taken what it needs of a split, and everything before it."""
+
+    client: int
+    place: Place
+    waited_s: float = 0.0  # for splits, since it attached
+
+
+class Joined(Value, frozen=True):
+    """A worker that was started is ready."""
+
+    worker: int
+
+
+class Made(Value, frozen=True):
+    """A worker has prepared a split."""
+
+    worker: int
+    place: Place
+    busy_s: float
+
+
+class Refused(Value, frozen=True):
+    """A worker has met something in a split that cannot be used."""
+
+    worker: int
+    place: Place
+    error: str
+
+
+class Lost(Value, frozen=True):
+    """A worker's process has ended."""
+
+    worker: int
+    how: str
+
+
+class Vanished(Value, frozen=True):
+    """What was prepared of a split is gone, and somebody wants it still."""
+
+    place: Place
+
+
+class Tick(Value, frozen=True):
+    """Time has passed."""
+
+
+Event = Attached | Detached | Released | Joined | Made | Refused | Lost | Vanished | Tick
+
+
+class Start(Value, frozen=True):
+    """Start a worker."""
+
+    worker: int
+
+
+class Retire(Value, frozen=True):
+    """Let a worker that does nothing end."""
+
+    worker: int
+
+
+class Kill(Value, frozen=True):
+    """End a worker at once; its `Lost` follows."""
+
+    worker: int
+
+
+class Lease(Value, frozen=True):
+    """Have a worker prepare a split into a slot."""
+
+    worker: int
+    place: Place
+    slot: int
+
+
+class Give(Value, frozen=True):
+    """Hand a split to a client; with an error there is no slot, and the client ends there."""
+
+    client: int
+    place: Place
+    slot: int | None
+    error: str | None = None
+
+
+Command = Start | Retire | Kill | Lease | Give
+State = Literal["waiting", "leased", "ready", "refused"]
+
+
+@dataclass(slots=True)
+class _Task:
+    """A split that somebody wants."""
+
+    state: State = "waiting"
+    worker: int | None = None
+    slot: int | None = None
+    due_s: float = 0.0
+    lost: list[str] = field(default_factory=list)  # how the workers ended that had it
+    error: str | None = None
+    given: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class _Client:
+    place: Place  # the first that it has not released
+    waited_s: float = 0.0
+
+
+@dataclass(slots=True)
+class _Worker:
+    joined: bool = False
+    place: Place | None = None  # what it has leased
+    ending: bool = False
+
+
+@final
+class Coordinator:
+    """Decides; whoever runs it carries events in and commands out, one at a time."""
+
+    def __init__(self, plan: Plan, workers: int | None = None) -> None:
+        """`workers`: as many as a coordinator before this one had come to."""
+        self.plan = plan
+        self.target = min(max(workers or plan.workers, plan.least), plan.most)
+        self._clients: dict[int, _Client] = {}
+        self._workers: dict[int, _Worker] = {}
+        self._tasks: dict[Place, _Task] = {}
+        self._free: deque[int] = deque()
+        self._slots = self._started = 0
+        self._seen = Seen()
+        self._decided_s: float | None = None
+        self._stillborn: list[str] = []  # how workers ended that never came to be ready
+
+    @property
+    def workers(self) -> int:
+        """Those that are here and stay."""
+        return sum(not worker.ending for worker in self._workers.values())
+
+    @property
+    def ready(self) -> int:
+        """Splits that are prepared and not released by everybody."""
+        return sum(task.state == "ready" for task in self._tasks.values())
+
+    def handle(self, event: Event, now_s: float) -> list[Command]:
+        """What is to be done now."""
+        self._hear_clients(event, now_s)
+        self._hear_workers(event)
+        self._scale(now_s)
+        return [*self._expire(now_s), *self._staff(), *self._lease(now_s), *self._give()]
+
+    def _hear_clients(self, event: Event, now_s: float) -> None:
+        match event:
+            case Attached(client=client, place=place):
+                self._clients[client] = _Client(place)
+                for task in self._tasks.values():
+                    task.given.discard(client)
+            case Detached(client=client):
+                self._clients.pop(client, None)
+            case Released():
+                self._released(event, now_s)
+            case Vanished(place=place):
+                self._vanished(place)
+            case _:
+                pass
+
+    def _hear_workers(self, event: Event) -> None:
+        match event:
+            case Joined(worker=worker):
+                self._joined(worker)
+            case Made():
+                self._made(event)
+            case Refused(worker=worker, place=place, error=error):
+                self._end_of_lease(worker, place, error)
+            case Lost(worker=worker, how=how):
+                self._lost(worker, how)
+            case _:
+                pass
+
+    def _joined(self, worker: int) -> None:
+        self._stillborn.clear()
+        if worker in self._workers:
+            self._workers[worker].joined = True
+
+    def _released(self, event: Released, now_s: float) -> None:
+        client = self._clients.get(event.client)
+        if client is None or event.place < client.place:
+            return  # said twice, or by one that has gone back since
+        self._seen = self._seen.taken(event.waited_s - client.waited_s, now_s)
+        client.place, client.waited_s = self._after(event.place), event.waited_s
+
+    def _made(self, event: Made) -> None:
+        task = self._leased(event.worker, event.place)
+        if task is not None:
+            task.state, task.worker = "ready", None
+            self._seen = self._seen.made(event.busy_s)
+
+    def _end_of_lease(self, worker: int, place: Place, error: str) -> None:
+        task = self._leased(worker, place)
+        if task is not None:
+            task.state, task.worker, task.error = "refused", None, error
+            self._take_slot(task)
+
+    def _leased(self, worker: int, place: Place) -> _Task | None:
+        """The split that a worker has, if it still has it; it is free for another."""
+        if worker not in self._workers or self._workers[worker].place != place:
+            return None
+        self._workers[worker].place = None
+        return self._tasks.get(place)
+
+    def _lost(self, worker: int, how: str) -> None:
+        gone = self._workers.pop(worker, None)
+        if gone is not None and not gone.joined:
+            self._stillborn.append(how)
+        if gone is None or gone.place is None:
+            return
+        task = self._tasks.get(gone.place)
+        if task is None:
+            return
+        task.worker, task.state = None, "waiting"
+        self._take_slot(task)
+        task.lost.append(how)
+        if len(task.lost) >= self.plan.attempts:
+            task.state, task.error = "refused", f"{len(task.lost)} workers were lost over it: {'; '.join(task.lost)}"
+
+    def _vanished(self, place: Place) -> None:
+        task = self._tasks.get(place)
+        if task is not None and task.state == "ready":
+            self._take_slot(task)
+            self._tasks[place] = _Task()
+
+    def _take_slot(self, task: _Task) -> None:
+        if task.slot is not None:
+            self._free.append(task.slot)
+            task.slot = None
+
+    def _scale(self, now_s: float) -> None:
+        """Once an interval, as many workers as it takes."""
+        if self._decided_s is None:
+            self._decided_s = now_s
+            self._seen = Seen(since_s=now_s)
+        elif now_s - self._decided_s >= self.plan.interval_s:
+            self._seen = self._seen.until(now_s, self.ready)
+            self.target, self._seen = wanted_workers(self.target, self._seen, self.plan.least, self.plan.most)
+            self._decided_s = now_s
+
+    def _expire(self, now_s: float) -> list[Command]:
+        """Give workers up that hold a split for too long."""
+        late: list[Command] = []
+        for number, worker in self._workers.items():
+            task = self._tasks.get(worker.place) if worker.place is not None else None
+            if task is not None and now_s >= task.due_s and not worker.ending:
+                worker.ending = True
+                late.append(Kill(number))
+        return late
+
+    def _staff(self) -> list[Command]:
+        """Start workers that are missing, let those go that are not needed and have nothing."""
+        commands: list[Command] = []
+        for _ in range(0 if self._hopeless else self.target - self.workers):
+            self._started += 1
+            self._workers[self._started] = _Worker()
+            commands.append(Start(self._started))
+        idle = [n for n, w in self._workers.items() if w.joined and w.place is None and not w.ending]
+        for number in idle[::-1][: max(self.workers - self.target, 0)]:
+            self._workers[number].ending = True
+            commands.append(Retire(number))
+        return commands
+
+    @property
+    def _hopeless(self) -> bool:
+        """No worker starts, however often it is tried."""
+        return len(self._stillborn) >= self.plan.attempts
+
+    def _lease(self, now_s: float) -> list[Command]:
+        """The first splits that nobody has to workers that have none, as long as there is room."""
+        self._forget()
+        commands: list[Command] = []
+        idle = [n for n, w in self._workers.items() if w.joined and w.place is None and not w.ending]
+        for place in self._wanted():
+            task = self._tasks.setdefault(place, _Task())
+            if task.state != "waiting":
+                continue
+            if self._hopeless and not self._workers:
+                task.state, task.error = "refused", f"no worker starts: {self._stillborn[-1]}"
+                continue
+            slot = self._slot() if idle else None
+            if slot is None:
+                break
+            worker = idle.pop(0)
+            self._workers[worker].place = place
+            task.state, task.worker, task.slot, task.due_s = "leased", worker, slot, now_s + self.plan.lease_s
+            commands.append(Lease(worker, place, slot))
+        return commands
+
+    def _wanted(self) -> list[Place]:
+        """The splits that may be there at once, from the client on that is the last; none until all are here."""
+        if len(self._clients) < self.plan.clients:
+            return []
+        place, places = min(client.place for client in self._clients.values()), list[Place]()
+        for _ in range(self.target + self.plan.ahead):
+            if place.at >= self.plan.splits:
+                break  # the next epoch begins when a client asks for it
+            places.append(place)
+            place = self._after(place)
+        return places
+
+    def _slot(self) -> int | None:
+        if self._free:
+            return self._free.popleft()
+        if self._slots >= self.plan.most + self.plan.ahead:
+            return None
+        self._slots += 1
+        return self._slots - 1
+
+    def _forget(self) -> None:
+        """What every client has released, and what no client wants any more."""
+        if len(self._clients) < self.plan.clients:
+            return
+        first = min(client.place for client in self._clients.values())
+        last = Place(first.epoch, first.at + self.plan.most + self.plan.ahead)
+        for place, task in list(self._tasks.items()):
+            if task.state != "leased" and not first <= place <= last:
+                self._take_slot(task)
+                del self._tasks[place]
+
+    def _give(self) -> list[Command]:
+        """Each client gets what is ready, in order and once."""
+        commands: list[Command] = []
+        for number, client in self._clients.items():
+            place = client.place
+            while (task := self._tasks.get(place)) is not None and task.state in ("ready", "refused"):
+                if number not in task.given:
+                    task.given.add(number)
+                    commands.append(Give(number, place, task.slot, task.error))
+                place = self._after(place)
+        return commands
+
+    @staticmethod
+    def _after(place: Place) -> Place:
+        return Place(place.epoch, place.at + 1)

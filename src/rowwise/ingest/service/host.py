@@ -1,0 +1,266 @@
+"""The host of a service on one machine: carries what happens to the coordinator, and does what it decides.
+
+A process of its own, so that a trainer's Python does nothing for its workers, and several trainers share them. It
+ends with the process that started it, and its workers end with it. Its own file because it is a program, `python -m
+rowwise.ingest.service.host OWNER LISTENING`, with two file descriptors: a conversation with its owner, who tells what
+there is to prepare, and a socket at which clients call.
+"""
+
+import contextlib
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import final
+
+from rowwise.errors import PeerError
+from rowwise.ingest.service.coordinator import (
+    Attached,
+    Command,
+    Coordinator,
+    Detached,
+    Event,
+    Give,
+    Joined,
+    Kill,
+    Lease,
+    Lost,
+    Made,
+    Refused,
+    Released,
+    Retire,
+    Start,
+    Tick,
+)
+from rowwise.ingest.service.memory import make_memory
+from rowwise.ingest.service.messages import (
+    Bad,
+    Begin,
+    Broken,
+    Done,
+    Hello,
+    Line,
+    Message,
+    Prepare,
+    Prepared,
+    Ready,
+    Set,
+    Took,
+    Unable,
+)
+
+TICK_S = 0.1
+WORKER = "rowwise.ingest.service.worker"
+GRACE_S = 2.0
+
+
+@dataclass(slots=True)
+class _Worker:
+    number: int
+    process: subprocess.Popen[bytes]
+    line: Line
+    slots: set[int] = field(default_factory=set)  # whose memory it has
+    slot: int = -1  # that it was last told to fill
+    error: str | None = None  # why it ends
+
+
+@dataclass(slots=True)
+class _Client:
+    line: Line
+    number: int | None = None  # None: it has not said
+    slots: set[int] = field(default_factory=set)  # whose memory it has
+
+
+def main() -> None:
+    """Serve until the owner hangs up."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with its owner
+    owner, listening = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
+    with contextlib.suppress(PeerError):
+        line = Line(owner)
+        begun = line.receive()
+        while not begun:
+            begun = line.receive()
+        begin, file = begun[0]
+        assert isinstance(begin, Begin)
+        assert file is not None
+        Host(begin, file, line, listening).serve()
+
+
+@final
+class Host:
+    """Processes, sockets and slots."""
+
+    def __init__(self, begin: Begin, file: int, owner: Line, listening: socket.socket) -> None:
+        """Start nothing yet."""
+        self._begin, self._file, self._owner, self._listening = begin, file, owner, listening
+        self._coordinator = Coordinator(begin.plan, begin.workers)
+        self._workers: dict[int, _Worker] = {}
+        self._clients: list[_Client] = []
+        self._slots: dict[int, int] = {}  # number: file
+        self._made: dict[int, Prepared] = {}  # what is in a slot
+        self._selector = selectors.DefaultSelector()
+        self._events: list[Event] = []
+
+    def serve(self) -> None:
+        """Until the owner is gone."""
+        self._selector.register(self._owner, selectors.EVENT_READ, self._owner_speaks)
+        self._selector.register(self._listening, selectors.EVENT_READ, self._client_calls)
+        try:
+            while True:
+                for key, _ in self._selector.select(TICK_S):
+                    key.data()
+                self._events.append(Tick())
+                while self._events:
+                    for command in self._coordinator.handle(self._events.pop(0), monotonic()):
+                        self._do(command)
+        finally:
+            self._end()
+
+    def _owner_speaks(self) -> None:
+        self._owner.receive()  # it says nothing after the beginning, but hangs up in the end
+
+    def _client_calls(self) -> None:
+        end, _ = self._listening.accept()
+        client = _Client(Line(end))
+        self._clients.append(client)
+        self._selector.register(client.line, selectors.EVENT_READ, lambda: self._client_speaks(client))
+
+    def _client_speaks(self, client: _Client) -> None:
+        try:
+            messages = client.line.receive()
+        except PeerError:
+            self._drop(client)
+            return
+        for message, _ in messages:
+            match message:
+                case Hello(client=number, place=place):
+                    client.number = number
+                    self._events.append(Attached(number, place))
+                case Done(place=place, waited_s=waited_s):
+                    assert client.number is not None
+                    self._events.append(Released(client.number, place, waited_s))
+                case _:
+                    raise AssertionError(f"a client said {message}")
+
+    def _drop(self, client: _Client) -> None:
+        if client not in self._clients:
+            return
+        self._clients.remove(client)
+        self._selector.unregister(client.line)
+        client.line.close()
+        # The same client may have called again already.
+        if client.number is not None and all(other.number != client.number for other in self._clients):
+            self._events.append(Detached(client.number))
+
+    def _worker_speaks(self, worker: _Worker) -> None:
+        try:
+            messages = worker.line.receive()
+        except PeerError:
+            self._bury(worker)
+            return
+        for message, _ in messages:
+            match message:
+                case Ready():
+                    self._events.append(Joined(worker.number))
+                case Unable(error=error):
+                    worker.error = error
+                case Prepared(place=place):
+                    self._made[worker.slot] = message
+                    self._events.append(Made(worker.number, place, message.times.busy_s))
+                case Bad(place=place, error=error):
+                    self._events.append(Refused(worker.number, place, error))
+                case _:
+                    raise AssertionError(f"a worker said {message}")
+
+    def _bury(self, worker: _Worker) -> None:
+        """Not before it has ended for sure: what it has a slot for may still be written."""
+        self._selector.unregister(worker.line)
+        worker.line.close()
+        del self._workers[worker.number]
+        try:
+            code = worker.process.wait(GRACE_S)
+        except subprocess.TimeoutExpired:
+            worker.process.kill()
+            code = worker.process.wait()
+        self._events.append(Lost(worker.number, worker.error or how_ended(code)))
+
+    def _do(self, command: Command) -> None:
+        match command:
+            case Start(worker=number):
+                self._start(number)
+            case Retire(worker=number) | Kill(worker=number) if number not in self._workers:
+                pass  # it has ended by itself
+            case Retire(worker=number):
+                self._workers[number].line.socket.shutdown(socket.SHUT_WR)
+            case Kill(worker=number):
+                self._workers[number].process.kill()
+            case Lease():
+                self._lease(command)
+            case Give():
+                for client in [c for c in self._clients if c.number == command.client]:
+                    self._give(client, command)
+
+    def _start(self, number: int) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            command = [sys.executable, "-m", WORKER, str(theirs.fileno())]
+            process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+        worker = _Worker(number, process, Line(ours))
+        self._workers[number] = worker
+        self._selector.register(worker.line, selectors.EVENT_READ, lambda: self._worker_speaks(worker))
+        self._tell(worker.line, Set(size_bytes=self._begin.size_bytes, path=self._begin.path), self._file)
+
+    def _lease(self, lease: Lease) -> None:
+        worker = self._workers.get(lease.worker)
+        if worker is None:
+            return  # its end is on its way
+        if lease.slot not in self._slots:
+            self._slots[lease.slot] = make_memory()
+        file = None if lease.slot in worker.slots else self._slots[lease.slot]
+        worker.slots.add(lease.slot)
+        worker.slot = lease.slot
+        self._tell(worker.line, Prepare(place=lease.place, slot=lease.slot), file)
+
+    def _give(self, client: _Client, give: Give) -> None:
+        if give.slot is None:
+            self._tell(client.line, Broken(place=give.place, error=give.error or ""))
+            return
+        made = self._made[give.slot]
+        known = give.slot in client.slots
+        client.slots.add(give.slot)
+        took = Took(
+            place=give.place,
+            slot=give.slot,
+            layout=made.layout,
+            workers=self._coordinator.workers,
+            ready=self._coordinator.ready,
+            times=made.times,
+        )
+        self._tell(client.line, took, None if known else self._slots[give.slot])
+
+    @staticmethod
+    def _tell(line: Line, message: Message, file: int | None = None) -> None:
+        with contextlib.suppress(PeerError):  # that it is gone is heard where it is listened to
+            line.send(message, file)
+
+    def _end(self) -> None:
+        """Leave no process behind."""
+        for worker in self._workers.values():
+            worker.process.kill()
+        for worker in self._workers.values():
+            worker.process.wait()
+
+
+def how_ended(code: int) -> str:
+    """An exit code, for people."""
+    if code >= 0:
+        return f"it ended with code {code}"
+    why = ", as the system does where memory is short" if code == -signal.SIGKILL else ""
+    return f"it was killed by {signal.Signals(-code).name}{why}"
+
+
+if __name__ == "__main__":
+    main()

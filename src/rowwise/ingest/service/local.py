@@ -1,0 +1,176 @@
+"""A service on this machine: a host process and its workers, started by one trainer and shared by all that are here.
+
+The owner keeps what the host needs (what to prepare, and the socket at which clients call), so that a host that was
+killed is replaced without anybody's losing anything. Its own file because it is all that starts and ends processes in
+a trainer. Gives up: systems without Unix sockets.
+"""
+
+import contextlib
+import os
+import pickle
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal, Self, final
+
+from rowwise.errors import PeerError, SpecError
+from rowwise.ingest.prepare import Task
+from rowwise.ingest.service.client import Client
+from rowwise.ingest.service.coordinator import Plan
+from rowwise.ingest.service.memory import make_memory
+from rowwise.ingest.service.messages import Begin, Line
+from rowwise.spec import Value
+
+HOST = "rowwise.ingest.service.host"
+MOST_RESTARTS = 1000
+MOST_ON_RAY = 64
+GRACE_S = 5.0
+
+
+class Workers(Value, frozen=True):
+    """How many processes prepare rows."""
+
+    count: int | None = None  # so many; None: as many as it takes
+    most: int | None = None  # None: as many as there are cores
+    ahead: int = 3  # splits that lie ready beside those that are being prepared
+    lease_s: float = 300.0  # how long one may take
+    on: Literal["processes", "ray"] = (
+        "processes"  # of this machine; or of a Ray cluster, whose nodes see the same files
+    )
+    address: str | None = None  # of the cluster; None: the one this process is part of, or one of this machine
+    cpus: float = 1.0  # of a node that a worker on Ray takes
+
+    def plan(self, clients: int, splits: int) -> Plan:
+        """For so many trainers that share them."""
+        most = self.count or self.most or (cores() if self.on == "processes" else MOST_ON_RAY)
+        how = {"ahead": self.ahead, "lease_s": self.lease_s}
+        return Plan(clients=clients, splits=splits, workers=self.count or 1, least=self.count or 1, most=most, **how)
+
+
+def cores() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@final
+class Service:
+    """The owner's side; close it when the run ends. Its processes end by themselves when the owner does."""
+
+    def __init__(self, task: Task, workers: Workers | None = None, clients: int = 1) -> None:
+        """Start the host, which starts workers when all clients have called."""
+        self._plan = (workers or Workers()).plan(clients, len(task.splits))
+        self._file = make_memory()
+        self._size_bytes = _write(self._file, task)
+        self._folder = Path(tempfile.mkdtemp(prefix="rowwise-"))
+        self.address = self._folder / "ingest"
+        self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        with _near(self.address) as name:
+            self._listening.bind(name)
+        self._listening.listen(128)
+        self._clients: list[Client] = []
+        self._restarts = 0
+        self._process, self._owner = self._start(None)
+
+    def client(self, number: int = 0) -> Client:
+        """The owner's own end, which starts the host again where that was killed."""
+        made = Client(number, self._call, self._is_alive)
+        self._clients.append(made)
+        return made
+
+    def _is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def _call(self, workers: int | None) -> Line:
+        """`workers`: those of a host that is gone; None: the first call."""
+        if workers is not None:
+            self._restarts += 1
+            if self._restarts > MOST_RESTARTS:
+                raise PeerError(f"the service that prepares rows has ended {self._restarts} times")
+            self._stop()
+            self._process, self._owner = self._start(workers)
+        return call(self.address)
+
+    def _start(self, workers: int | None) -> tuple[subprocess.Popen[bytes], Line]:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            files = [theirs.fileno(), self._listening.fileno()]
+            command = [sys.executable, "-m", HOST, *map(str, files)]
+            process = subprocess.Popen(command, pass_fds=files, stdin=subprocess.DEVNULL)
+        line = Line(ours)
+        begin = Begin(plan=self._plan, size_bytes=self._size_bytes, path=tuple(sys.path), workers=workers)
+        line.send(begin, self._file)
+        return process, line
+
+    @property
+    def pid(self) -> int:
+        """Of the host."""
+        return self._process.pid
+
+    def close(self) -> None:
+        """End the host and its workers. Splits that were taken stay good."""
+        for client in self._clients:
+            client.close()
+        self._stop()
+        self._listening.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+        os.close(self._file)
+
+    def _stop(self) -> None:
+        self._owner.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(GRACE_S)
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def client_of(address: Path, number: int) -> Client:
+    """Another trainer's end, while the owner is there."""
+    return Client(number, lambda _: call(address), address.parent.exists)
+
+
+def call(address: Path) -> Line:
+    """A conversation with the host at an address; it may come to listen later."""
+    end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        with _near(address) as name:
+            end.connect(name)
+    except OSError as error:
+        end.close()
+        raise PeerError(f"{address}: the service that prepares rows is gone: {error}") from error
+    return Line(end)
+
+
+@contextlib.contextmanager
+def _near(address: Path) -> Iterator[str]:
+    """A name for a socket that is short, however long the folder's is: there are about a hundred bytes for it."""
+    if not Path("/proc/self/fd").exists():
+        yield str(address)
+        return
+    folder = os.open(address.parent, os.O_RDONLY)
+    try:
+        yield f"/proc/self/fd/{folder}/{address.name}"
+    finally:
+        os.close(folder)
+
+
+def _write(file: int, task: Task) -> int:
+    try:
+        data = pickle.dumps(task)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        kind = type(task.reader).__name__
+        out = "want functions that are at the top of a module, or workers=0"
+        raise SpecError(f"{kind} cannot be sent to workers: {error}; {out}") from error
+    with os.fdopen(os.dup(file), "wb") as memory:
+        memory.write(data)
+    return len(data)

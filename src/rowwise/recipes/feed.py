@@ -1,0 +1,105 @@
+"""Who prepares the rows of a run: the trainers themselves, or workers that the trainers of a host share.
+
+Its own file because it is where ranks and a service meet: the first rank of each host starts one, and the others there
+learn its address. Evaluations read their rows themselves.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, final
+
+from rowwise.comm.seam import Comm
+from rowwise.ingest.batcher import Batcher, Part, Position, Served
+from rowwise.ingest.service.client import Client, Health
+from rowwise.ingest.service.local import Service, Workers, client_of
+from rowwise.recipes.compose import Resolved, deal_of, make_batcher
+from rowwise.train.ranks import from_rank, sharing
+
+if TYPE_CHECKING:
+    from rowwise.ingest.service.cluster import ClusterClient
+
+
+@final
+class Feed:
+    """The training batches of one rank; close it when the run ends."""
+
+    def __init__(self, resolved: Resolved, comm: Comm) -> None:
+        """Without workers yet, and where a bad row is an error."""
+        self._resolved, self._comm, self._ends = resolved, comm, ExitStack()
+        self._client: Client | ClusterClient | None = None
+        self._aside: Path | None = None
+
+    def __call__(self, position: Position | None) -> Batcher:
+        """The batches from a position on."""
+        batcher = self._open(position)
+        if self._client is None:
+            return batcher
+        return batcher.served_by(partial(_served, self._client, batcher.splits))
+
+    def start(self, aside: Path) -> None:
+        """Start the workers, if there are to be any; called by all ranks. `aside`: where bad rows go, if anywhere."""
+        self._aside = aside
+        workers = self._resolved.recipe.data.workers
+        if workers is not None:
+            join = self._join_cluster if workers.on == "ray" else self._join
+            self._client = join(workers)
+
+    def _open(self, position: Position | None) -> Batcher:
+        resolved = self._resolved
+        return make_batcher(resolved, resolved.parts.train, position, deal_of(self._comm), self._aside)
+
+    @property
+    def health(self) -> Health | None:
+        """How the workers keep up; None where there are none."""
+        return None if self._client is None else self._client.health
+
+    @contextmanager
+    def closed_by_errors(self) -> Iterator[None]:
+        """Leave no workers behind where a run does not come to be."""
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End the workers."""
+        self._ends.close()
+
+    def _join(self, workers: Workers) -> Client:
+        comm, topology, service = self._comm, self._comm.topology, None
+        here = topology.ranks_of(topology.host_of(comm.rank))
+        with sharing(comm, "starting the workers that prepare rows"):
+            if comm.rank == here[0]:
+                service = self._ends.enter_context(Service(self._open(None).task, workers, len(here)))
+        address = "" if service is None else str(service.address)
+        for host in range(topology.hosts):
+            first = topology.ranks_of(host)[0]
+            told = from_rank(comm, address, first, "workers")
+            address = told if first == here[0] else address
+        if service is not None:
+            return service.client()
+        return self._ends.enter_context(closing(client_of(Path(address), comm.rank - here[0])))
+
+    def _join_cluster(self, workers: Workers) -> "ClusterClient":
+        from rowwise.ingest.service.cluster import Cluster
+
+        comm, found = self._comm, None
+        with sharing(comm, "starting the workers that prepare rows"):
+            if comm.rank == 0:
+                found = self._ends.enter_context(Cluster(self._open(None).task, workers, len(comm.ranks)))
+        name = from_rank(comm, None if found is None else found.name, 0, "workers")
+        if found is None:
+            with sharing(comm, "joining the workers that prepare rows"):
+                found = Cluster(self._open(None).task, workers, len(comm.ranks), name)
+        else:
+            with sharing(comm, "joining the workers that prepare rows"):
+                pass
+        assert found is not None
+        return found.client(comm.rank)
+
+
+def _served(client: "Client | ClusterClient", splits: int, epoch: int, at: int) -> Iterator[Part]:
+    return map(Served, client.splits(epoch, at, splits))
