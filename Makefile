@@ -36,6 +36,9 @@ $(BUILT): $(SETUP) CMakeLists.txt $(wildcard src/rowwise/ops/_cpp/* src/rowwise/
 
 $(PEERS): $(BUILT)
 	$(BIN)/python -c "import tomllib; extras = tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']; \
+	  print(*extras['cluster'], sep='\n')" > $(VENV)/cluster.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r $(VENV)/cluster.txt
+	$(BIN)/python -c "import tomllib; extras = tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']; \
 	  print(*extras['peers'], sep='\n')" > $(VENV)/peers.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r $(VENV)/peers.txt
 	@touch $@

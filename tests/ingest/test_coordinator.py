@@ -290,6 +290,21 @@ def test_one_worker_stays_alone_where_one_is_enough():
     assert waited < 0.02
 
 
+def test_trainers_that_only_wait_get_all_there_are():
+    history, _ = simulate(60, takes_s=0.0, makes_s=1.0, most=6)
+    assert set(history[len(history) // 2 :]) == {6}
+
+
+def test_waiting_before_a_client_came_back_counts_once():
+    coordinator, _ = begun(splits=1000, most=8)
+    coordinator.handle(Attached(0, Place(1, 0), 100.0), 0.0)
+    coordinator.handle(Joined(1), 0.0)
+    for at in range(20):
+        coordinator.handle(Made(1, Place(1, at), 0.1), 0.2 * at)
+        coordinator.handle(Released(0, Place(1, at), 100.0), 0.2 * at + 0.1)
+    assert coordinator.target == 1
+
+
 def test_there_are_no_more_workers_than_allowed():
     history, _ = simulate(60, takes_s=0.1, makes_s=1.0, most=5)
     assert max(history) == 5

@@ -124,7 +124,7 @@ def test_sketch_estimates(distinct):
 
 def test_command(tmp_path):
     pq.write_table(frame(one=[7] * ROWS), tmp_path / "a.parquet", row_group_size=500)
-    done = rowwise_cli("data", "inspect", str(tmp_path))
+    done = rowwise_cli("data", "inspect", str(tmp_path), cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert f"{tmp_path}: 4,000 rows, " in done.stdout
     assert "! 'one' is constant" in done.stdout
@@ -135,7 +135,7 @@ def test_command(tmp_path):
 
 def test_the_command_needs_no_torch(tmp_path):
     pq.write_table(frame(), tmp_path / "a.parquet")
-    done = rowwise_cli("data", "inspect", str(tmp_path), python=["-X", "importtime"])
+    done = rowwise_cli("data", "inspect", str(tmp_path), python=["-X", "importtime"], cwd=tmp_path)
     loaded = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
     assert "pyarrow" in loaded
     assert "torch" not in loaded

@@ -19,6 +19,7 @@ from rowwise.errors import SpecError
 from rowwise.ingest.batcher import Batcher, Batching, Position
 from rowwise.ingest.columns import Columns
 from rowwise.ingest.deal import Deal
+from rowwise.ingest.service.local import Workers
 from rowwise.ingest.transform import AnyKind, Loaded, MapId, serving
 from rowwise.ingest.transform import Own as OwnTransform
 from rowwise.ingest.transform import load as load_transforms
@@ -72,6 +73,8 @@ class Resolved:
 def resolve(recipe: Recipe) -> Resolved:
     """Open the data, and write into the recipe what follows from it."""
     data, transforms = absolute(recipe.data), tuple(map(_absolute, recipe.transforms))
+    if isinstance(data.workers, int):
+        data = structs.replace(data, workers=Workers(count=data.workers) if data.workers else None)
     parts = open_parts(data, recipe.columns, recipe.tables.list)
     columns = recipe.columns or parts.dataset.columns
     tables = recipe.tables.resolve(parts.dataset.tables)

@@ -42,7 +42,7 @@ class Feed:
         """Start the workers, if there are to be any; called by all ranks. `aside`: where bad rows go, if anywhere."""
         self._aside = aside
         workers = self._resolved.recipe.data.workers
-        if workers is not None:
+        if isinstance(workers, Workers):  # a number was made workers when the recipe was resolved
             join = self._join_cluster if workers.on == "ray" else self._join
             self._client = join(workers)
 

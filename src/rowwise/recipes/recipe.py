@@ -47,7 +47,8 @@ class Data(Value, frozen=True):
     where: tuple[str, ...] = ()  # which rows of `dataset`, such as "day >= 3"; all of these have to hold
     together: str | None = None  # neighbours that have the same in this column stay neighbours when rows are shuffled
     on_bad_rows: Literal["raise", "quarantine"] = "raise"  # or go on without them: they are in bad_rows/ of the run
-    workers: Workers | None = None  # processes that prepare the training rows; None: each trainer does it for itself
+    # Processes that prepare the training rows, or just how many; None: each trainer does it for itself
+    workers: Workers | int | None = None
 
     def __post_init__(self) -> None:
         """Refuse shares that leave nothing."""

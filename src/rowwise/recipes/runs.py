@@ -11,7 +11,7 @@ from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, time
 from typing import Any, Literal, final
 
 import msgspec
@@ -23,7 +23,8 @@ from rowwise import report
 from rowwise.comm.seam import Comm
 from rowwise.comm.solo import solo
 from rowwise.errors import CheckpointError, DataError, RowwiseError, SpecError
-from rowwise.ingest.transform import to_json
+from rowwise.ingest.transform import sources, to_json
+from rowwise.ingest.warehouse.popularity import log_use
 from rowwise.plan import Plan
 from rowwise.recipes.access import ACCESS, access_json, workloads_of
 from rowwise.recipes.compose import Resolved, make_evaluator, make_job, make_model, make_settings, resolve
@@ -254,6 +255,7 @@ class Run:
         if recipe.transforms:  # with the sources of own functions: what serves the model needs nothing else
             self.folder.write(TRANSFORMS, to_json(self.resolved.transforms).decode())
         self._write_place()
+        _note_use(self.resolved)
         if isinstance(recipe.model, Own):
             path, _ = split_name(recipe.model.module)
             (self.folder.path / "code").mkdir()
@@ -267,6 +269,13 @@ class Run:
         where = {"started": _now(), "ranks": topology.world, "hosts": topology.hosts, "wire": wire}
         self.folder.write_json("env.json", {**asdict(Machine.read("passive")), **asdict(Native.read()), **where})
         self.folder.write(PLAN, self.plan.to_json() + "\n")
+
+
+def _note_use(resolved: Resolved) -> None:
+    """Leave a note in a warehouse of the columns that are read, so that it can be written for its readers."""
+    kind, _, path = resolved.recipe.data.dataset.partition(":")
+    if kind == "parquet":
+        log_use(path, sources(resolved.transforms, resolved.columns.names), time())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -149,7 +149,7 @@ class Client:
             self._connect(None)
         assert self._line is not None
         try:
-            self._line.send(Hello(client=self._number, place=place))
+            self._line.send(Hello(client=self._number, place=place, waited_s=self.health.waited_s))
         except PeerError:
             self._again(place)
 

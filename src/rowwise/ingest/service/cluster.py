@@ -150,10 +150,10 @@ class Board:
         self._life = uuid.uuid4().hex  # another one, where Ray has started this actor again
         self._later(self._tick())
 
-    async def attach(self, client: int, epoch: int, at: int) -> str:
+    async def attach(self, client: int, epoch: int, at: int, waited_s: float) -> str:
         """A client wants the splits from here on; it learns whom it has told."""
         self._given = {key: give for key, give in self._given.items() if key[0] != client}
-        self._tell(Attached(client, Place(epoch, at)))
+        self._tell(Attached(client, Place(epoch, at), waited_s))
         return self._life
 
     async def take(self, life: str, client: int, epoch: int, at: int) -> Fetched | None:
@@ -377,4 +377,4 @@ class ClusterClient:
             self._attach(place.epoch, place.at)
 
     def _attach(self, epoch: int, at: int) -> None:
-        self._life = self._ray.get(self.board.attach.remote(self._number, epoch, at))
+        self._life = self._ray.get(self.board.attach.remote(self._number, epoch, at, self.health.waited_s))

@@ -56,6 +56,7 @@ class Attached(Value, frozen=True):
 
     client: int
     place: Place
+    waited_s: float = 0.0  # before now
 
 
 class Detached(Value, frozen=True):
@@ -69,7 +70,7 @@ class Released(Value, frozen=True):
 
     client: int
     place: Place
-    waited_s: float = 0.0  # for splits, since it attached
+    waited_s: float = 0.0  # for splits, of all it has taken
 
 
 class Joined(Value, frozen=True):
@@ -215,8 +216,8 @@ class Coordinator:
 
     def _hear_clients(self, event: Event, now_s: float) -> None:
         match event:
-            case Attached(client=client, place=place):
-                self._clients[client] = _Client(place)
+            case Attached(client=client, place=place, waited_s=waited_s):
+                self._clients[client] = _Client(place, waited_s)
                 for task in self._tasks.values():
                     task.given.discard(client)
             case Detached(client=client):

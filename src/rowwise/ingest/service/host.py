@@ -136,9 +136,9 @@ class Host:
             return
         for message, _ in messages:
             match message:
-                case Hello(client=number, place=place):
+                case Hello(client=number, place=place, waited_s=waited_s):
                     client.number = number
-                    self._events.append(Attached(number, place))
+                    self._events.append(Attached(number, place, waited_s))
                 case Done(place=place, waited_s=waited_s):
                     assert client.number is not None
                     self._events.append(Released(client.number, place, waited_s))

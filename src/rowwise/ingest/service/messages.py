@@ -84,6 +84,7 @@ class Hello(Value, frozen=True, tag=True):
 
     client: int
     place: Place
+    waited_s: float
 
 
 class Done(Value, frozen=True, tag=True):

@@ -14,6 +14,7 @@ from rowwise.spec import Value
 WAITED = 0.01  # share of an interval that trainers may wait
 SPARE = 1.1  # more than it takes on average: splits are not all alike
 PATIENCE = 5  # intervals without need before a worker goes
+QUICKEST = 0.02  # share of an interval in which splits are used, at least: trainers that only wait tell no rate
 MEMORY = 0.3  # weight of the newest measurement
 
 
@@ -50,15 +51,15 @@ def wanted_workers(present: int, seen: Seen, least: int, most: int) -> tuple[int
     """As many as it takes, and what to remember."""
     used_s = seen.interval_s - seen.waited_s
     begun = structs.replace(seen, since_s=seen.since_s + seen.interval_s, splits=0, waited_s=0.0)
-    if seen.splits < 2 or seen.busy_s is None or used_s <= 0.05 * seen.interval_s / max(seen.splits, 1):
+    if seen.splits < 2 or seen.busy_s is None:
         # Too few to tell: splits that take long, which are counted on; or a pause, in which splits lay ready.
         return present, begun if seen.ready and not seen.splits else seen
-    rate = seen.splits / used_s
+    rate = seen.splits / max(used_s, QUICKEST * seen.interval_s)
     demand = rate if seen.demand is None else seen.demand + MEMORY * (rate - seen.demand)
     needed = _round_up(SPARE * demand * seen.busy_s)
     waited = seen.waited_s > WAITED * seen.interval_s
     if waited and needed >= present:
-        target, unneeded = max(needed, present + 1), 0
+        target, unneeded = min(max(needed, present + 1), 2 * present), 0
     elif not waited and needed < present and seen.ready:
         target, unneeded = (present - 1, 0) if seen.unneeded + 1 >= PATIENCE else (present, seen.unneeded + 1)
     else:
