@@ -57,7 +57,7 @@ def test_csv_to_warehouse(tmp_path):
     assert json.loads(again.stdout)["was_done"]
     other = run(source, dest, "--types", "price=float")
     assert other.returncode == 2
-    assert re.fullmatch(r"rowwise: .*of another options \(.*\).*\n", other.stderr)
+    assert re.fullmatch(r"rowwise: .*made with other options \(.*\).*\n", other.stderr)
 
 
 @pytest.mark.parametrize(

@@ -252,10 +252,10 @@ def test_changes_are_refused(tmp_path):
     source = tmp_path / "a.parquet"
     pq.write_table(log(100), source)
     convert(ParquetReader(source), tmp_path / "w", Layout())
-    with pytest.raises(DataError, match=r"holds a warehouse of another options \(compression\).*or another folder"):
+    with pytest.raises(DataError, match=r"holds a warehouse made with other options \(compression\).*or another folder"):
         convert(ParquetReader(source), tmp_path / "w", Layout(compression="none"))
     pq.write_table(log(100, seed=1), source)
-    with pytest.raises(DataError, match="of another source, or it has changed since"):
+    with pytest.raises(DataError, match="of other data, or the data has changed since"):
         convert(ParquetReader(source), tmp_path / "w", Layout())
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("")

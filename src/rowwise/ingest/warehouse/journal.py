@@ -129,11 +129,12 @@ class Journal:
     def _check(self, there: Asked, asked: Asked, what: str) -> None:
         if there == asked:
             return
-        differ = "source" if there.source != asked.source else "options"
         changed = [n for n in Layout.__struct_fields__ if getattr(there.layout, n) != getattr(asked.layout, n)]
-        about = f" ({', '.join(changed)})" if differ == "options" and changed else ""
+        made = "of other data, or the data has changed since"
+        if there.source == asked.source:
+            made = f"made with other options ({', '.join(changed)})"
         out = "give the command of before, or another folder, or delete this one first"
-        raise DataError(f"{self._dest}: {what} of another {differ}{about}, or it has changed since: {out}")
+        raise DataError(f"{self._dest}: {what} {made}: {out}")
 
     def _replace(self, path: Path, data: bytes) -> None:
         temporary = path.with_suffix(".tmp")
