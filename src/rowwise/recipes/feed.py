@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, final
 
+from msgspec import structs
+
 from rowwise.comm.seam import Comm
 from rowwise.ingest.batcher import Batcher, Part, Position, Served
 from rowwise.ingest.service.client import Client, Health
@@ -40,11 +42,15 @@ class Feed:
 
     def start(self, aside: Path) -> None:
         """Start the workers, if there are to be any; called by all ranks. `aside`: where bad rows go, if anywhere."""
-        self._aside = aside
+        self._aside = aside.absolute()  # workers may be in another folder
         workers = self._resolved.recipe.data.workers
         if isinstance(workers, Workers):  # a number was made workers when the recipe was resolved
             join = self._join_cluster if workers.on == "ray" else self._join
             self._client = join(workers)
+
+    def aside(self) -> Path | None:
+        """Where bad rows go; None: not known yet, or nowhere."""
+        return self._aside
 
     def _open(self, position: Position | None) -> Batcher:
         resolved = self._resolved
@@ -87,6 +93,8 @@ class Feed:
         from rowwise.ingest.service.cluster import Cluster
 
         comm, found = self._comm, None
+        if len(comm.ranks) > 1 and workers.address is None:
+            workers = structs.replace(workers, address="auto")  # one that only this process has cannot be joined
         with sharing(comm, "starting the workers that prepare rows"):
             if comm.rank == 0:
                 found = self._ends.enter_context(Cluster(self._open(None).task, workers, len(comm.ranks)))

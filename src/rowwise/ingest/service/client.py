@@ -11,6 +11,7 @@ import ctypes
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from itertools import count
 from time import perf_counter
 from typing import final
 
@@ -55,8 +56,9 @@ class Client:
         self._line: Line | None = None
         self._slots: dict[int, Memory] = {}
         self._arrived: dict[Place, Took | Broken] = {}
-        self._released: deque[Place] = deque()  # in any thread, at any time: appending is all that may be done there
-        self._held: set[Place] = set()
+        self._released: deque[int] = deque()  # in any thread, at any time: appending is all that may be done there
+        self._held: dict[int, Place] = {}  # a split may be taken twice: each time it is told apart
+        self._looks = count()
         self._told: Place | None = None
         self._closed = False
         self.health = Health()
@@ -105,8 +107,9 @@ class Client:
         """The arrays of a split; the service hears when they are gone."""
         memory = self._slots[took.slot].look(took.layout.size)
         block = (ctypes.c_char * took.layout.size).from_buffer(memory)
-        self._held.add(took.place)
-        weakref.finalize(block, self._released.append, took.place)
+        look = next(self._looks)
+        self._held[look] = took.place
+        weakref.finalize(block, self._released.append, look)
         return Encoded.of(np.frombuffer(memoryview(block), np.uint8), took.layout)
 
     def _hear(self, wanted: Place) -> None:
@@ -136,8 +139,8 @@ class Client:
     def _tell_released(self, wanted: Place) -> None:
         """All splits up to the first that is still held are done with."""
         while self._released:
-            self._held.discard(self._released.popleft())
-        first = min(self._held, default=wanted)
+            self._held.pop(self._released.popleft(), None)
+        first = min(self._held.values(), default=wanted)
         last = Place(first.epoch, first.at - 1)
         if self._line is not None and last.at >= 0 and last != self._told:
             self._line.send(Done(place=last, waited_s=self.health.waited_s))

@@ -71,7 +71,8 @@ def connect(address: str | None) -> Any:
         try:
             ray.init(address=address, log_to_driver=False, include_dashboard=False, logging_level=logging.ERROR)
         except (ConnectionError, ValueError, RuntimeError) as error:
-            raise SpecError(f"data.workers.address={address!r}: there is no Ray cluster: {error}") from error
+            out = "give the address of one that runs, or start one here: ray start --head"
+            raise SpecError(f"data.workers.address={address!r}: there is no Ray cluster: {error}; {out}") from error
     return ray
 
 
@@ -139,21 +140,31 @@ class _Ready:
 class Board:
     """The coordinator, as an actor: answers clients when their split is there."""
 
-    def __init__(self, plan: Plan, task: list[Any], cpus: float) -> None:
-        """`task`: a reference, in a list so that it is not resolved on the way."""
-        self._coordinator, self._task, self._cpus = Coordinator(plan), task[0], cpus
+    def __init__(self, plan: Plan, cpus: float) -> None:
+        """`cpus`: of a node that a worker takes."""
+        self._coordinator, self._cpus = Coordinator(plan), cpus
+        self._task: Any = None  # a reference: what clients bring survives an end of this actor
         self._workers: dict[int, Any] = {}
         self._slots: dict[int, _Ready] = {}
         self._given: dict[tuple[int, Place], Give] = {}
         self._news = asyncio.Event()
         self._calls: set[asyncio.Task[None]] = set()
         self._life = uuid.uuid4().hex  # another one, where Ray has started this actor again
-        self._later(self._tick())
 
-    async def attach(self, client: int, epoch: int, at: int, waited_s: float) -> str:
-        """A client wants the splits from here on; it learns whom it has told."""
+    async def attach(self, task: list[Any], client: int, place: Place, waited_s: float) -> str:
+        """A client wants the splits from here on; it learns whom it has told.
+
+        Args:
+            task: a reference to what there is to prepare, in a list so that it is not resolved on the way.
+            client: who it is.
+            place: the first split.
+            waited_s: before now.
+        """
+        if self._task is None:
+            self._later(self._tick())  # before that there is nothing to start workers with
+        self._task = task[0]
         self._given = {key: give for key, give in self._given.items() if key[0] != client}
-        self._tell(Attached(client, Place(epoch, at), waited_s))
+        self._tell(Attached(client, place, waited_s))
         return self._life
 
     async def take(self, life: str, client: int, epoch: int, at: int) -> Fetched | None:
@@ -289,12 +300,12 @@ class Cluster:
             max_restarts=-1,
             max_concurrency=1000,
         )
-        self._task = [self._ray.put(task)]  # kept: a coordinator that is started again asks for it again
-        self.board = actor.remote(workers.plan(clients, len(task.splits)), self._task, workers.cpus)
+        self._task = [self._ray.put(task)]
+        self.board = actor.remote(workers.plan(clients, len(task.splits)), workers.cpus)
 
     def client(self, number: int = 0) -> "ClusterClient":
         """One trainer's end."""
-        return ClusterClient(self._ray, number, self.board)
+        return ClusterClient(self._ray, number, self.board, self._task)
 
     def close(self) -> None:
         """End it, if it was begun here."""
@@ -312,9 +323,9 @@ class Cluster:
 class ClusterClient:
     """One of the trainers: splits in order, each once, some of them fetched before they are needed."""
 
-    def __init__(self, ray: Any, number: int, board: Any) -> None:
-        """`board`: the coordinator."""
-        self._ray, self._number, self.board = ray, number, board
+    def __init__(self, ray: Any, number: int, board: Any, task: list[Any]) -> None:
+        """`board`: the coordinator; `task`: a reference to what there is to prepare, for it."""
+        self._ray, self._number, self.board, self._task = ray, number, board, task
         self._life = ""
         self.health = Health()
 
@@ -377,4 +388,5 @@ class ClusterClient:
             self._attach(place.epoch, place.at)
 
     def _attach(self, epoch: int, at: int) -> None:
-        self._life = self._ray.get(self.board.attach.remote(self._number, epoch, at, self.health.waited_s))
+        place = Place(epoch, at)
+        self._life = self._ray.get(self.board.attach.remote(self._task, self._number, place, self.health.waited_s))

@@ -6,6 +6,7 @@ a trainer. Gives up: systems without Unix sockets.
 """
 
 import contextlib
+import math
 import os
 import pickle
 import shutil
@@ -15,7 +16,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal, Self, final
+from typing import Literal, Self, final, get_args
 
 from rowwise.errors import PeerError, SpecError
 from rowwise.ingest.prepare import Task
@@ -29,6 +30,8 @@ HOST = "rowwise.ingest.service.host"
 MOST_RESTARTS = 1000
 MOST_ON_RAY = 64
 GRACE_S = 5.0
+ALONE = ", or data.workers=null, where each trainer prepares its rows itself"
+On = Literal["processes", "ray"]
 
 
 class Workers(Value, frozen=True):
@@ -38,11 +41,25 @@ class Workers(Value, frozen=True):
     most: int | None = None  # None: as many as there are cores
     ahead: int = 3  # splits that lie ready beside those that are being prepared
     lease_s: float = 300.0  # how long one may take
-    on: Literal["processes", "ray"] = (
-        "processes"  # of this machine; or of a Ray cluster, whose nodes see the same files
-    )
+    on: On = "processes"  # of this machine; or ray: of a Ray cluster, whose nodes see the same files
     address: str | None = None  # of the cluster; None: the one this process is part of, or one of this machine
     cpus: float = 1.0  # of a node that a worker on Ray takes
+
+    def __post_init__(self) -> None:
+        """Refuse what prepares nothing."""
+        for name, value in (("count", self.count), ("most", self.most), ("ahead", self.ahead)):
+            if value is not None and value < 1:
+                raise SpecError(f"data.workers.{name}={value}: want at least 1{ALONE if name == 'count' else ''}")
+        for name, value in (("lease_s", self.lease_s), ("cpus", self.cpus)):
+            if not 0 < value < math.inf:
+                raise SpecError(f"data.workers.{name}={value}: want more than 0")
+        if self.on not in get_args(On):
+            raise SpecError(f"data.workers.on={self.on!r}: want {' or '.join(get_args(On))}")
+        if self.address is not None and self.on != "ray":
+            raise SpecError(f"data.workers.address={self.address!r} with on={self.on}: want on=ray, or no address")
+        if self.count is not None and self.most is not None and self.count > self.most:
+            out = "give count for so many, or most for as many as it takes up to that"
+            raise SpecError(f"data.workers: count={self.count} and most={self.most}: {out}")
 
     def plan(self, clients: int, splits: int) -> Plan:
         """For so many trainers that share them."""
@@ -64,7 +81,11 @@ class Service:
         """Start the host, which starts workers when all clients have called."""
         self._plan = (workers or Workers()).plan(clients, len(task.splits))
         self._file = make_memory()
-        self._size_bytes = _write(self._file, task)
+        try:
+            self._size_bytes = _write(self._file, task)
+        except SpecError:
+            os.close(self._file)
+            raise
         self._folder = Path(tempfile.mkdtemp(prefix="rowwise-"))
         self.address = self._folder / "ingest"
         self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -169,7 +190,7 @@ def _write(file: int, task: Task) -> int:
         data = pickle.dumps(task)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         kind = type(task.reader).__name__
-        out = "want functions that are at the top of a module, or workers=0"
+        out = "want functions that are at the top of a module, or no workers"
         raise SpecError(f"{kind} cannot be sent to workers: {error}; {out}") from error
     with os.fdopen(os.dup(file), "wb") as memory:
         memory.write(data)
