@@ -110,6 +110,88 @@ def test_take_past_the_caches(dtype):
     assert same(ops.take(*args), reference.take(*args))
 
 
+@st.composite
+def expansions(draw):
+    """Features of several batches, for samples that name any of theirs."""
+    jaggeds = draw(st.lists(batches.filter(lambda j: j.batch_size), min_size=1, max_size=3))
+    count = draw(st.sampled_from((0, 1, 5, 600, 1100)))
+    g = torch.Generator().manual_seed(draw(st.integers(0, 1000)))
+    samples = []
+    for jagged in jaggeds:
+        numbers = torch.randint(0, jagged.batch_size, (count,), generator=g)
+        kind = draw(st.sampled_from(("any", "ascending", "in a row")))
+        if kind == "ascending":
+            numbers = numbers.sort().values
+        if kind == "in a row":
+            numbers = torch.arange(count) % jagged.batch_size
+        samples.append(numbers.to(draw(INTEGERS)))
+    all_places = [(k, f * j.batch_size) for k, j in enumerate(jaggeds) for f in range(len(j.features))]
+    places = draw(st.lists(st.sampled_from(all_places), max_size=6))
+    weighted = all(j.weights_N is not None for j in jaggeds)
+    return (
+        [j.values_N for j in jaggeds],
+        [j.lengths_FB for j in jaggeds],
+        [j.weights_N for j in jaggeds] if weighted else [],
+        samples,
+        torch.tensor(places, dtype=torch.int64).view(-1, 2),
+        draw(st.booleans()),
+    )
+
+
+@given(expansions())
+def test_expand(args):
+    assert same(ops.expand(*args), reference.expand(*args))
+
+
+def test_bags_that_are_not_there_are_not_expanded():
+    ids, bags, places = torch.arange(4), torch.tensor([1, 3]), torch.tensor([[0, 0]])
+    for samples in ([0, 2], [-1]):
+        for expand in (ops.expand, reference.expand):
+            with pytest.raises(RuntimeError, match="a sample is outside the distinct ones"):
+                expand([ids], [bags], [], [torch.tensor(samples)], places, False)
+    one = torch.tensor([0])
+    for lengths_, message in (([1, 2], "add up to 4 values"), ([5, -1], "add up to 4 values")):
+        with pytest.raises(RuntimeError, match=message):
+            ops.expand([ids], [torch.tensor(lengths_)], [], [one], places, False)
+    for place in ([1, 0], [-1, 0], [0, 3], [0, -1]):
+        with pytest.raises(RuntimeError, match="no bags"):
+            ops.expand([ids], [bags], [], [one], torch.tensor([place]), False)
+    with pytest.raises(RuntimeError, match="0 samples; want 1"):
+        ops.expand([ids, ids], [bags, bags], [], [one, one[:0]], places, False)
+    with pytest.raises(RuntimeError, match="3 weights for 4 values"):
+        ops.expand([ids], [bags], [torch.rand(3)], [one], places, False)
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize(("batch", "width"), [(0, 3), (1, 0), (700, 5), (1100, 1024)])
+@pytest.mark.parametrize("all_of_them", [True, False])
+def test_spread(batch, width, all_of_them):
+    """Some columns are written, and no others; large outputs in whole cache lines, wherever they begin."""
+    g = torch.Generator().manual_seed(batch)
+    distinct = batch if all_of_them else 90
+    vectors = torch.rand(distinct, width, generator=g)
+    samples = None if all_of_them else torch.randint(0, distinct, (batch,), generator=g).sort().values.int()
+    half = width // 2
+    runs = torch.tensor([[0, 3, half], [half, half + 9, width - half]])
+    found, wanted = (torch.full((batch, width + 11), 7.0) for _ in range(2))
+    ops.spread(found, vectors, samples, runs)
+    reference.spread(wanted, vectors, samples, runs)
+    assert same(found, wanted)
+
+
+def test_vectors_that_are_not_there_are_not_spread():
+    vectors, one = torch.rand(2, 4), torch.tensor([[0, 0, 4]])
+    for samples in ([0, 2, 1], [0, 0, -1]):
+        with pytest.raises(RuntimeError, match="a sample is outside the distinct ones"):
+            ops.spread(torch.empty(3, 4), vectors, torch.tensor(samples), one)
+    for samples in (None, torch.tensor([0])):
+        with pytest.raises(RuntimeError, match="samples for 3"):
+            ops.spread(torch.empty(3, 4), vectors, samples, one)
+    for run in ([1, 0, 4], [0, 1, 4], [-1, 0, 1], [0, -1, 1], [0, 0, -1]):
+        with pytest.raises(RuntimeError, match="run 0 reaches past the columns"):
+            ops.spread(torch.empty(2, 4), vectors, None, torch.tensor([run]))
+
+
 @pytest.mark.usefixtures("isa")
 @settings(max_examples=25)  # for each instruction set
 @given(batches_and_bounds)
@@ -207,15 +289,17 @@ def test_lengths_are_what_offsets_were_made_from(counts, dtype):
 
 def test_operators_of_devices_without_kernels():
     flat = reference_operators()
-    assert {name: flat[name] for name in ("take", "bucketize", "deduplicate", "lengths")} == {
+    assert {name: flat[name] for name in ("take", "bucketize", "deduplicate", "lengths", "expand", "spread")} == {
         "take": reference.take,
         "bucketize": reference.bucketize,
         "deduplicate": reference.deduplicate,
         "lengths": reference.lengths,
+        "expand": reference.expand,
+        "spread": reference.spread,
     }
 
 
-@pytest.mark.parametrize("name", ["take", "bucketize", "deduplicate", "lengths"])
+@pytest.mark.parametrize("name", ["take", "bucketize", "deduplicate", "lengths", "expand", "spread"])
 def test_shapes_for_the_compiler(name):
     a = arguments()
     torch.library.opcheck(getattr(ops, name).default, args_of(name, a), test_utils=("test_schema", "test_faketensor"))
@@ -502,6 +586,11 @@ def args_of(op: str, a: dict):
             return a["values"], a["segments"]
         case "lengths":
             return (a["offsets"],)
+        case "expand":
+            places = torch.tensor([[0, 0], [0, 3]])
+            return [a["values"]], [a["lengths"]], [a["weights"]], [torch.tensor([0, 0, 1])], places, True
+        case "spread":
+            return torch.zeros(3, 5), torch.rand(2, 4), torch.tensor([0, 1, 1]), torch.tensor([[0, 2, 3]])
     raise AssertionError(op)
 
 

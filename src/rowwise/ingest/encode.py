@@ -22,11 +22,10 @@ from pyarrow import types
 from rowwise.errors import DataError
 from rowwise.ingest import native
 from rowwise.ingest.bags import bits, hashed, holds_whole, ids_of, int64, lists, view, whole
-from rowwise.ingest.block import ALIGNMENT, Bags, Encoded, Floats, Ints, Memory, Sizes, lay_out, private
+from rowwise.ingest.block import ALIGNMENT, Encoded, Floats, Ints, Memory, Sizes, lay_out, private
 from rowwise.ingest.columns import Columns, Dense, Sparse, is_list
 from rowwise.ingest.native import Bits, Lists, Make, Picked
 from rowwise.ingest.reader import Split
-from rowwise.ingest.repeats import adjacent
 from rowwise.spec import Value
 
 __all__ = ["Bad", "Encoded", "Floats", "Wrong", "bad_rows", "encode", "floats", "hashed", "int64", "whole"]
@@ -73,10 +72,11 @@ def encode(
     order_R = _checked(order_R, table.num_rows)
     arrays = {name: whole(table[name]) for name in columns.names}
     shared = [s.feature_name in columns.shared for s in columns.sparse]
-    repeats = _repeats([lists(arrays[s.column]) for s in columns.sparse if s.feature_name in columns.shared], order_R)
+    held = [lists(arrays[s.column]) for s in columns.sparse]
+    group = [(ids, s.first) for ids, s, is_shared in zip(held, columns.sparse, shared, strict=True) if is_shared]
+    repeats = _repeats(group, order_R)
     orders = [repeats.order_U if is_shared and repeats else order_R for is_shared in shared]
-    sparse_orders = zip(columns.sparse, orders, strict=True)
-    picked = [Picked(lists(arrays[s.column]), order, s.first) for s, order in sparse_orders]
+    picked = [Picked(ids, order, s.first) for ids, order, s in zip(held, orders, columns.sparse, strict=True)]
     sizes = Sizes(
         rows=table.num_rows if order_R is None else len(order_R),
         dense=len(columns.dense),
@@ -112,24 +112,16 @@ class _Repeats(NamedTuple):
     inverse_R: Ints
 
 
-def _repeats(group: Sequence[Lists], order_R: Ints | None) -> _Repeats | None:
-    """Which rows, in their order, repeat the one before. Compared is what was read, before anything is made of it."""
+def _repeats(group: Sequence[tuple[Lists, int | None]], order_R: Ints | None) -> _Repeats | None:
+    """Which rows, in their order, have the ids of the one before. Compared is what was read, as much as is used."""
     if not group:
         return None
-    run_R = adjacent([_plain(one) for one in group])
-    order_R = np.arange(len(run_R)) if order_R is None else order_R
-    run_R = run_R[order_R]
-    begins_R = np.ones(len(run_R), np.bool_)
-    np.not_equal(run_R[1:], run_R[:-1], out=begins_R[1:])
-    return _Repeats(order_R[begins_R], np.cumsum(begins_R, dtype=np.int64) - 1)
-
-
-def _plain(one: Lists) -> Bags:
-    """Without what is missing."""
-    picked = Picked(one)
-    values_N, offsets_R1 = np.empty(picked.total, np.int64), np.empty(picked.rows + 1, np.int64)
-    picked.write(Make(), values_N, offsets_R1)
-    return Bags(values_N=values_N, offsets_R1=offsets_R1)
+    begins_R = np.zeros(group[0][0].rows if order_R is None else len(order_R), np.bool_)
+    begins_R[:1] = True
+    for ids, first in group:
+        Picked(ids, order_R, first).mark_changes(begins_R)
+    order_U = np.flatnonzero(begins_R) if order_R is None else order_R[begins_R]
+    return _Repeats(order_U, np.cumsum(begins_R, dtype=np.int64) - 1)
 
 
 def bad_rows(table: pa.Table, columns: Columns, rows_of: Mapping[str, int], split: Split) -> Bad | None:

@@ -95,6 +95,7 @@ def _library() -> Any:
     library.rw_ingest_limit.argtypes = [c_char_p]
     library.rw_count.argtypes = [POINTER(_Ids)]
     library.rw_bags.argtypes = [POINTER(_Ids), POINTER(_Make), c_void_p, c_void_p, c_int64, c_int64]
+    library.rw_changes.argtypes = [POINTER(_Ids), c_void_p]
     library.rw_map.argtypes = [c_void_p, c_void_p, c_int64, POINTER(_Make)]
     library.rw_text.argtypes = [c_void_p, c_void_p, c_int64, c_int64, c_void_p]
     library.rw_fill.argtypes = [c_void_p, c_int64, c_void_p, c_int64, c_int64, c_void_p]
@@ -104,7 +105,7 @@ def _library() -> Any:
         getattr(library, name).restype = None
     for name in ("rw_ingest_limit", "rw_count", "rw_bags", "rw_map", "rw_fill"):
         getattr(library, name).restype = c_int64
-    library.rw_text.restype = library.rw_turn.restype = None
+    library.rw_text.restype = library.rw_turn.restype = library.rw_changes.restype = None
     return library
 
 
@@ -160,6 +161,15 @@ class Picked:
         offsets = None if offsets_R1 is None else _at(offsets_R1)
         how = byref(_made(make))
         return bool(_library().rw_bags(byref(self._ids), how, _at(out_N), offsets, self.total, len(out_N)))
+
+    def mark_changes(self, begins_R: NDArray[np.bool_]) -> None:
+        """Mark rows whose ids are not those of the row before. Those that are marked are not looked at, nor the first.
+
+        What `repeats.adjacent` says in numpy, of what is picked.
+        """
+        assert begins_R.dtype == np.bool_
+        assert len(begins_R) == self.rows
+        _library().rw_changes(byref(self._ids), _at(begins_R))
 
 
 @final

@@ -1,5 +1,6 @@
 """Which rows of a split repeat the row before them in a group of features: those of one session, say.
 
+The definition, in numpy: the kernel `mark_changes` of `native.py` does the same for rows that are picked in any order.
 Neighbours only, so one pass and no table of hashes; whoever writes the data puts rows of a session next to each other.
 Its own file because nothing else of a split is asked: values one after another, and where each row's begin.
 """

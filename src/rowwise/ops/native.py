@@ -143,6 +143,23 @@ def _register_shapes_of_jagged() -> None:
             values.new_empty(bounds.shape[1], dtype=torch.int64),
         )
 
+    @fake("rowwise::expand")
+    def _(values: list[Tensor], lengths: list[Tensor], weights: list[Tensor], *args: Any) -> tuple[Tensor, ...]:
+        samples, places, narrow = args
+        expanded = size()
+        wide, wide_lengths = (any(x.dtype == torch.int64 for x in xs) for xs in (values, lengths))
+        return (
+            values[0].new_empty(expanded, dtype=torch.int64 if wide and not narrow else torch.int32),
+            lengths[0].new_empty(
+                places.shape[0] * samples[0].shape[0], dtype=torch.int64 if wide_lengths else torch.int32
+            ),
+            values[0].new_empty(expanded if weights else 0, dtype=torch.float32),
+        )
+
+    @fake("rowwise::spread")
+    def _(*_: Any) -> None:
+        return None
+
     @fake("rowwise::deduplicate")
     def _(values: Tensor, bounds: Tensor) -> tuple[Tensor, ...]:
         distinct = size()
@@ -219,6 +236,8 @@ def reference_operators() -> dict[str, Callable[..., Any]]:
         "lengths": reference.lengths,
         "take": reference.take,
         "bucketize": reference.bucketize,
+        "expand": reference.expand,
+        "spread": reference.spread,
         "deduplicate": reference.deduplicate,
         "place": reference.place,
         "pack_ids": reference.pack_ids,

@@ -36,6 +36,7 @@ class Some:
     """Some features of a group, in its order, as a lookup of their own."""
 
     features_F9: Tensor
+    placed_F9: Tensor  # with the columns that they have among those of all
     columns: int
     runs: tuple[Columns, ...]
 
@@ -50,18 +51,25 @@ class Some:
                 rows.append(row._replace(source=features.index(name), column=at))
                 places.append(Columns(at, row.column, row.dim))
                 at += row.dim
-        features_F9 = torch.tensor(rows, dtype=torch.int64).view(-1, 9)
-        return cls(features_F9=features_F9, columns=at, runs=joined(places))
+        placed = [row._replace(column=place.target) for row, place in zip(rows, places, strict=True)]
+        features_F9, placed_F9 = (torch.tensor(x, dtype=torch.int64).view(-1, 9) for x in (rows, placed))
+        return cls(features_F9=features_F9, placed_F9=placed_F9, columns=at, runs=joined(places))
 
     def pool(self, jagged: Jagged, arena_rows: Tensor) -> Tensor:
         """The vectors of the bags of a batch [B, columns]."""
+        return self._pooled(self.features_F9, jagged, arena_rows, self.columns)
+
+    def pool_placed(self, jagged: Jagged, arena_rows: Tensor, columns: int) -> Tensor:
+        """The same where they belong among the columns of all features; the others hold anything."""
+        return self._pooled(self.placed_F9, jagged, arena_rows, columns)
+
+    def _pooled(self, features_F9: Tensor, jagged: Jagged, arena_rows: Tensor, columns: int) -> Tensor:
         batch, weights = jagged.batch_size, jagged.weights_N
         if not self.columns:
-            return torch.empty((batch, 0), device=arena_rows.device)
+            return empty((batch, columns), torch.empty(0, device=arena_rows.device))
         offsets = torch.ops.rowwise.offsets(jagged.lengths_FB)
         weights = None if weights is None else weights.detach().float()
-        bags = self.features_F9, jagged.values_N, offsets, weights
-        return torch.ops.rowwise.pool(arena_rows, *bags, batch, self.columns)
+        return torch.ops.rowwise.pool(arena_rows, features_F9, jagged.values_N, offsets, weights, batch, columns)
 
     def gather(self, jagged: Jagged, arena_rows: Tensor) -> Tensor:
         """The rows of all ids, feature after feature."""
@@ -75,16 +83,45 @@ def spread(own: "Part", shared: "Part", inverse_B: Tensor) -> Tensor:
     """All columns [B, S]: those of own features, and those of the distinct sample that each sample has."""
     if not shared.vectors.shape[1]:
         return own.vectors
-    if not own.vectors.shape[1]:
-        out_BS = empty((len(inverse_B), shared.vectors.shape[1]), own.vectors)
-        return torch.index_select(shared.vectors, 0, inverse_B, out=out_BS)
     out_BS = empty((len(inverse_B), own.vectors.shape[1] + shared.vectors.shape[1]), own.vectors)
-    for source, target, width in own.runs:
-        out_BS[:, target : target + width] = own.vectors[:, source : source + width]
-    for source, target, width in shared.runs:  # straight to where they belong
-        mine = shared.vectors[:, source : source + width]
-        torch.index_select(mine, 0, inverse_B, out=out_BS[:, target : target + width])
+    torch.ops.rowwise.spread(out_BS, own.vectors.contiguous(), None, _runs(own.runs))
+    return spread_into(out_BS, shared, inverse_B)
+
+
+def spread_into(out_BS: Tensor, shared: "Part", inverse_B: Tensor) -> Tensor:
+    """Its columns written, of the distinct sample that each sample has."""
+    torch.ops.rowwise.spread(out_BS, shared.vectors.contiguous(), inverse_B.contiguous(), _runs(shared.runs))
     return out_BS
+
+
+def expanded(jagged: Jagged, features: Sequence[str], *, narrow: bool = False) -> Jagged:
+    """The bags of all samples of these features, in this order, and no gradients; weights are floats of 32 bits.
+
+    `narrow`: ids are known to fit 32 bits, and are given so.
+    """
+    jaggeds, samples = [jagged], [torch.arange(jagged.batch_size, device=jagged.lengths_FB.device)]
+    if jagged.shared is not None:
+        jaggeds, samples = [jagged, jagged.shared.jagged], [*samples, jagged.shared.inverse_B]
+    places = {
+        name: (source, at * batch.batch_size)
+        for source, batch in enumerate(jaggeds)
+        for at, name in enumerate(batch.features)
+    }
+    weights = [w.detach().float().contiguous() for w in (j.weights_N for j in jaggeds) if w is not None]
+    values_N, lengths_FB, weights_N = torch.ops.rowwise.expand(
+        [j.values_N for j in jaggeds],
+        [j.lengths_FB for j in jaggeds],
+        weights,
+        samples,
+        torch.tensor([places[name] for name in features], dtype=torch.int64).view(-1, 2),
+        narrow,
+    )
+    return Jagged(
+        features=tuple(features),
+        values_N=values_N,
+        lengths_FB=lengths_FB,
+        weights_N=weights_N if weights else None,
+    )
 
 
 def picked(grad_BS: Tensor, runs: Sequence[Columns]) -> Tensor:
@@ -154,6 +191,10 @@ class _Late(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
         ctx.stage(grad_outputs[0].contiguous())
         return None, None, None
+
+
+def _runs(columns: Sequence[Columns]) -> Tensor:
+    return torch.tensor(columns, dtype=torch.int64).view(-1, 3)
 
 
 def joined(places: Sequence[Columns]) -> tuple[Columns, ...]:

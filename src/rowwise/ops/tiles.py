@@ -20,7 +20,7 @@ from rowwise.ops.arena import Arena
 from rowwise.ops.bad_gradient import find_bad_gradient
 from rowwise.ops.layout import Group, Piece, make_group
 from rowwise.ops.lookup import Call, Staged, lookup
-from rowwise.ops.shared import Part, Some, added_up, at_firsts, grad_at_firsts, late, picked, spread
+from rowwise.ops.shared import Part, Some, added_up, at_firsts, expanded, grad_at_firsts, late, picked, spread_into
 from rowwise.ops.unknown import map_unknown
 from rowwise.ops.update import do_all, update
 from rowwise.spec import Pooling, Table
@@ -47,6 +47,8 @@ class Tiles:
         self.unknown_ids: dict[str, int] = {}  # by feature, for tables whose last row stands for unknown ids
         # Two groups, because a call either pools or does not; a group without tables is never called.
         self.pooled, self.sequence = self._group(False), self._group(True)
+        names = tuple(dict.fromkeys(self.pooled.feature_names))
+        self._in_order = names, self.pooled.for_sources(names)
         self.staged: list[Staged] = []
         # Autograd only runs a backward that leads to something requiring a gradient, and rows do not.
         self._anchor = torch.empty(0, requires_grad=True)
@@ -94,8 +96,13 @@ class Tiles:
 
     def stage_pooled(self, jagged: Jagged, grad_BS: Tensor, parts: tuple[int, ...] = ()) -> Staged:
         """Stage gradients of the pooled features of a batch; bags that samples share are spread now."""
-        jagged = jagged.expanded().contiguous()
-        offsets, features = torch.ops.rowwise.offsets(jagged.lengths_FB), self.features_for(jagged)[0]
+        if jagged.shared is None or not self.pooled.tables:
+            jagged = jagged.expanded().contiguous()
+            features = self.features_for(jagged)[0]
+        else:  # of features that are looked up; their ids have rows, and most rows can be told in 32 bits
+            names, features = self._in_order
+            jagged = expanded(jagged.contiguous(), names, narrow=all(t.rows <= 1 << 31 for t in self.pooled.tables))
+        offsets = torch.ops.rowwise.offsets(jagged.lengths_FB)
         weights = None if jagged.weights_N is None else jagged.weights_N.detach().float()
         call = Call(self.pooled, features, jagged, offsets, False, parts)
         staged = Staged(call=call, weights=weights, grad=grad_BS)
@@ -179,14 +186,15 @@ class Tiles:
         own, common = self._some(jagged.features), self._some(shared.jagged.features)
         try:
             shared.check()
-            parts = Part(self.pool_some(jagged), own.runs), Part(self.pool_some(shared.jagged), common.runs)
+            placed_BS = own.pool_placed(jagged, self.arena.rows, self.pooled.columns)
+            part = Part(common.pool(shared.jagged, self.arena.rows), common.runs)
         except (RuntimeError, IdError, BatchError):
             # What is wrong is told of samples, not of distinct ones; and it may be allowed.
             return self.look_up(jagged.expanded())
         found = self.look_up_sequences(jagged)
         matrix_BS = late(
             self._anchor,
-            lambda: spread(*parts, shared.inverse_B),
+            lambda: spread_into(placed_BS, part, shared.inverse_B),
             partial(self._stage_added_up if self._merge_shared else self.stage_pooled, jagged),
         )
         return replace(found, matrix_BS=matrix_BS)

@@ -97,8 +97,6 @@ class HeldLookup:
             return None
         left = {"flat": given[0].flat, "host": given[0].host, "rows": given[0].rows}
         learned, received, shared = None, routed.received, routed.halves is not None
-        if shared and received is not None:
-            received = received.expanded()
         for part, tiles in self._shelves:
             if part.way != "rows" and not shared:
                 continue

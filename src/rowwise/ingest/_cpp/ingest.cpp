@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "kernels.h"
+#include "repeats.h"
 
 namespace rowwise_ingest {
 
@@ -75,6 +76,7 @@ API int64_t rw_count(const Ids* ids) { return use().count(*ids); }
 API int64_t rw_bags(const Ids* ids, const Make* make, int64_t* out, int64_t* offsets, int64_t total, int64_t room) {
   return use().bags(*ids, ready(*make), out, offsets, total, room);
 }
+API void rw_changes(const Ids* ids, uint8_t* begins) { Changes(*ids).mark(begins); }
 API int64_t rw_map(const int64_t* in, int64_t* out, int64_t count, const Make* make) {
   return use().map(in, out, count, ready(*make));
 }

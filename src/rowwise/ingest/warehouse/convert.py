@@ -92,6 +92,7 @@ class _Conversion:
         flat = self._source.flat(found.keys)
         empty = self._source.empty(flat)
         self._check(empty.schema)
+        self._how.check_columns(len(flat.names))
         inside = tuple(name for name in flat.names if name not in self._how.partition_by)
         columns = in_order(inside, found.popularity)
         writer = Writer(self._dest, self._how, columns, found.popularity)

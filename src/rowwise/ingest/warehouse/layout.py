@@ -18,7 +18,9 @@ from rowwise.spec import Value
 
 VERSION = 1
 LEAST_MEMORY = 400_000_000
-BASE_MEMORY = 280 << 20  # Python, Arrow, a row group on its way, and what the allocator keeps
+BASE_MEMORY = 304 << 20  # Python, Arrow, a row group on its way, and what the allocator keeps
+COLUMN_MEMORY = 350_000  # of each column: a page and its packed form, read and written
+ROOM_FOR_COLUMNS = 250  # that the least memory is enough for
 Key = int | str
 
 
@@ -56,7 +58,14 @@ class Layout(Value, frozen=True):
     @property
     def working_bytes(self) -> int:
         """Rows that are held at a time: copies, sorting and the writer take several times that."""
-        return max((self.memory_bytes - BASE_MEMORY) // 8, 12 << 20)
+        return max((self.memory_bytes - BASE_MEMORY) // 8, 10 << 20)
+
+    def check_columns(self, count: int) -> None:
+        """Refuse so many columns where there is no room for a page of each."""
+        wanted = LEAST_MEMORY + max(count - ROOM_FOR_COLUMNS, 0) * COLUMN_MEMORY
+        if self.memory_bytes < wanted:
+            got = f"memory of {self.memory_bytes / 1e6:.0f}MB for {count:,} columns"
+            raise SpecError(f"layout: {got}: want at least {wanted / 1e6:.0f}MB, or fewer --columns")
 
     @property
     def decoded_bytes(self) -> int:

@@ -17,6 +17,7 @@ import pyarrow as pa
 from pyarrow import compute as pc
 from pyarrow import parquet as pq
 
+from rowwise.ingest.columns import is_list
 from rowwise.ingest.warehouse.hive import Cell, folder
 from rowwise.ingest.warehouse.journal import FOLDER, Part
 from rowwise.ingest.warehouse.layout import VERSION, Layout, rows_in
@@ -135,8 +136,15 @@ class Writer:
         return Part(path=str(place), rows=written, bytes=size, groups=groups, unit=unit, row=row)
 
     def _opened(self, file: object, schema: pa.Schema) -> pq.ParquetWriter:
+        # Numbers of a dictionary hide from the packer that neighbours have the same lists.
+        plain = [field.name for field in schema if self._how.cluster_by is None or not is_list(field.type)]
         return pq.ParquetWriter(
-            file, schema, compression=self._how.compression, write_page_checksum=True, write_statistics=True
+            file,
+            schema,
+            compression=self._how.compression,
+            use_dictionary=plain if len(plain) < len(schema) else True,
+            write_page_checksum=True,
+            write_statistics=True,
         )
 
     def _next(self, rows: Rows, most: int) -> pa.Table:

@@ -1,4 +1,4 @@
-// Rearranging jagged batches: taking runs of bags (reorder, split, join), and routing ids by row ranges.
+// Rearranging jagged batches: taking runs of bags (reorder, split, join), routing ids by row ranges, and expanding.
 //
 // A batch gives lengths, and where a run of bags begins is a sum of them. `Begins` keeps one sum for every 64
 // lengths, so that no offset for each bag has to be written down and read back. All of this moves memory and little
@@ -8,6 +8,7 @@
 #include <tuple>
 
 #include "bind.h"
+#include "expand.h"
 #include "isa.h"
 #include "radix.h"
 
@@ -401,10 +402,16 @@ STABLE_TORCH_LIBRARY_FRAGMENT(rowwise, m) {
   m.def(
       "bucketize(Tensor values, Tensor lengths, Tensor? weights, Tensor bounds) -> (Tensor values, Tensor lengths, "
       "Tensor weights, Tensor positions, Tensor starts)");
+  m.def(
+      "expand(Tensor[] values, Tensor[] lengths, Tensor[] weights, Tensor[] samples, Tensor places, bool narrow) -> "
+      "(Tensor values, Tensor lengths, Tensor weights)");
+  m.def("spread(Tensor(a!) out, Tensor vectors, Tensor? samples, Tensor runs) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(rowwise, CPU, m) {
   m.impl("lengths", TORCH_BOX(&lengths_of));
   m.impl("take", TORCH_BOX(&take));
   m.impl("bucketize", TORCH_BOX(&bucketize));
+  m.impl("expand", TORCH_BOX(&expand));
+  m.impl("spread", TORCH_BOX(&spread));
 }

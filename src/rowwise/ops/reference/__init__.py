@@ -17,7 +17,9 @@ from rowwise.ops.reference.interact import interact as interact
 from rowwise.ops.reference.interact import interact_grad as interact_grad
 from rowwise.ops.reference.jagged import bucketize as bucketize
 from rowwise.ops.reference.jagged import deduplicate as deduplicate
+from rowwise.ops.reference.jagged import expand as expand
 from rowwise.ops.reference.jagged import lengths as lengths
+from rowwise.ops.reference.jagged import spread as spread
 from rowwise.ops.reference.jagged import take as take
 from rowwise.ops.reference.lookup import Bags as Bags
 from rowwise.ops.reference.lookup import gather as gather

@@ -1,6 +1,7 @@
-"""Jagged batches rearranged: runs of bags taken, ids routed by row ranges, distinct ids."""
+"""Jagged batches rearranged: runs of bags taken, ids routed by row ranges, distinct ids, distinct samples expanded."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from rowwise.ops.reference.lookup import offsets
 
 Taken = tuple[Tensor, Tensor, Tensor, Tensor]
 Routed = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+Expanded = tuple[Tensor, Tensor, Tensor]
 Distinct = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
@@ -79,3 +81,38 @@ def deduplicate(values: Tensor, bounds: Tensor) -> Distinct:
         counts.append(count)
         starts.append(starts[-1] + len(distinct))
     return torch.cat(parts), torch.tensor(starts), torch.cat(inverse), torch.cat(counts)
+
+
+def expand(values: Sequence[Tensor], lengths: Sequence[Tensor], weights: Sequence[Tensor], *args: Any) -> Expanded:
+    """Values, lengths and weights of the bags (`places[f]`, `samples[b]`); a place is a batch, and its first bag there.
+
+    Each batch has a tensor in `samples`: which of its samples each one is. Integers are of 64 bits if those of any
+    batch are, and values of 32 if they shall be `narrow`.
+    """
+    samples, places, narrow = args
+    bounds = [offsets(x) for x in lengths]
+    taken, bags, kept = ([x[:0] for x in tensors] for tensors in (values, lengths, weights))
+    for source, first in places.tolist():
+        bag_B = samples[source].long() + first
+        if bool(((bag_B < first) | (bag_B >= len(lengths[source]))).any()):
+            raise RuntimeError("rowwise: a sample is outside the distinct ones")
+        length_B = lengths[source][bag_B]
+        # The n-th id of the output is the n-th of its bag, counted from where the bag was.
+        behind_B = bounds[source][bag_B] - length_B.cumsum(0) + length_B
+        count = int(length_B.sum())
+        at_N = behind_B.repeat_interleave(length_B, output_size=count) + torch.arange(count, device=bag_B.device)
+        taken.append(values[source][at_N])
+        bags.append(length_B)
+        if weights:
+            kept.append(weights[source][at_N])
+    none = torch.empty(0, device=values[0].device)
+    found = torch.cat(taken)
+    return found.int() if narrow else found, torch.cat(bags), torch.cat(kept) if weights else none
+
+
+def spread(out: Tensor, vectors: Tensor, samples: Tensor | None, runs: Tensor) -> None:
+    """Write runs of columns (from, to, how many) of the vectors of these samples, or of all as they are."""
+    if samples is not None:
+        vectors = vectors.index_select(0, samples)
+    for source, target, width in runs.tolist():
+        out[:, target : target + width] = vectors[:, source : source + width]

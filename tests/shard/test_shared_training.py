@@ -1,0 +1,128 @@
+"""Recipes whose columns are shared: training ends with the bits that it ends with without, and less travels."""
+
+import json
+import threading
+from collections import Counter
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet as pq
+from small import recipe, same, saved, trained
+
+from rowwise.comm.thread import run_threads
+from rowwise.recipes import runs
+from rowwise.recipes.runs import Run
+from rowwise.train.saved import Saved
+
+SHARED = ["user", "seen"]
+MODELS = {
+    "dlrm": {"kind": "dlrm", "bottom": [8], "top": [8]},
+    "dcn": {"kind": "dcn", "rank": 4, "crosses": 2, "deep": [8]},
+}
+TWO_TOWERS = {
+    "kind": "two_tower",
+    "item": "item",
+    "user_features": ["user", "seen"],
+    "user_dense": ["d0"],
+    "item_dense": ["d1"],
+    "sizes": [8],
+    "ks": [5],
+}
+
+
+@pytest.fixture(autouse=True)
+def one_after_the_other(monkeypatch):
+    """Models of ranks are made from torch's one generator, which threads share and processes do not."""
+    lock, make = threading.Lock(), runs.make_model
+
+    def made(*args, **how):
+        with lock:
+            return make(*args, **how)
+
+    monkeypatch.setattr(runs, "make_model", made)
+
+
+def write_sessions(path, rows=3000, session=10):
+    """Ten rows a session, one after another; the user and what it has seen are the session's."""
+    g = np.random.default_rng(0)
+    number = np.arange(rows) // session
+    seen = [g.integers(0, 20, g.integers(0, 12)) for _ in range(rows // session)]
+    user, item = (number * 7) % 50, g.integers(0, 30, rows)
+    table = {
+        "row": np.arange(rows),
+        "session": number,
+        "label": ((user + item + g.integers(0, 20, rows)) % 3 == 0).astype(int),
+        "d0": g.random(rows),
+        "d1": g.random(rows),
+        "user": user,
+        "item": item,
+        "seen": pa.array([seen[n] for n in number], pa.list_(pa.int64())),
+    }
+    pq.write_table(pa.table(table), path, row_group_size=500)
+
+
+def changes_for(shared, **more):
+    return {"name": f"shared{len(shared)}", "data": {"together": "session"}, "columns": {"shared": shared}, **more}
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_one_rank_ends_with_the_same_bits(tmp_path, kind):
+    write_sessions(tmp_path / "rows.parquet")
+    found = []
+    for shared in ([], SHARED, ["item", *SHARED]):
+        run, result = trained(tmp_path, **changes_for(shared, model=MODELS[kind]))
+        found.append((saved(run.folder.path), result.test))
+    for tensors, test in found[1:]:
+        assert same(tensors, found[0][0])
+        assert test == found[0][1]
+
+
+def test_two_towers_end_with_the_same_bits(tmp_path):
+    """Where a batch's own items are the wrong answers, and both towers look shared bags up."""
+    write_sessions(tmp_path / "rows.parquet")
+    found = []
+    for shared in ([], SHARED, ["item"], ["item", *SHARED]):
+        how = changes_for(shared, model=TWO_TOWERS, evaluate={"metric": "recall@5"})
+        run, result = trained(tmp_path, **how)
+        found.append((saved(run.folder.path), result.test))
+    for tensors, test in found[1:]:
+        assert same(tensors, found[0][0])
+        assert test == found[0][1]
+
+
+def on_two_ranks(folder, train, shared, model):
+    """What a run on two threads saves, and the bytes that they sent of what."""
+    # Whole tables on a rank each, so that ids and vectors travel.
+    tiles = [
+        {"table": name, "rank": rank, "rows": [0, rows], "cols": [0, 8]}
+        for name, rows, rank in (("user", 50, 0), ("item", 30, 1), ("seen", 20, 1))
+    ]
+    (folder / "plan.json").write_text(json.dumps({"world": 2, "tiles": tiles}))
+    how = recipe(folder, **changes_for(shared, model=model, train=train, plan=str(folder / "plan.json")))
+    sent = Counter()
+
+    def on_a_rank(comm):
+        run = Run.start(how, folder / "runs", comm=comm)
+        result = run.go()
+        sent.update({what: n for (what, *_), n in comm.sent.counts.items()})
+        return run.folder.path, result
+
+    (path, result), _ = run_threads(2, on_a_rank, timeout_s=60)
+    opened = Saved(path / "ckpt").open()
+    names = [n for n in opened.names() if n.startswith(("model/", "rows/", "optimizer/"))]
+    return {name: opened.load(name) for name in names}, result.test, sent
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("elastic", [False, True])
+def test_two_ranks_end_with_the_same_bits_and_send_less(tmp_path, kind, elastic):
+    write_sessions(tmp_path / "rows.parquet")
+    train = {"batch": 1024, "epochs": 2} | ({"determinism": "elastic", "virtual_shards": 4} if elastic else {})
+    plain, test, sent = on_two_ranks(tmp_path, train, [], MODELS[kind])
+    shared, shared_test, shared_sent = on_two_ranks(tmp_path, train, SHARED, MODELS[kind])
+    assert same(shared, plain)
+    assert shared_test == test
+    assert shared_sent["ids"] < 0.5 * sent["ids"]
+    assert shared_sent["pooled"] < 0.7 * sent["pooled"]
+    assert shared_sent["gradients"] == sent["gradients"]
