@@ -11,7 +11,7 @@ import pytest
 
 import rowwise
 
-COMMANDS = (("doctor",), ("bench",), ("data",), ("data", "get"), ("data", "inspect"))
+COMMANDS = (("doctor",), ("bench",), ("data",), ("data", "get"), ("data", "inspect"), ("data", "bench"))
 CHECKOUT = Path(__file__).parents[1]
 
 

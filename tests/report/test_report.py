@@ -149,7 +149,7 @@ names = st.one_of(st.sampled_from(["", "auc", "ne", "<b>", runs.HOSTILE, "]]>", 
 
 @given(
     st.lists(st.tuples(numbers, st.sampled_from(["train", "valid", "test", "?"]), names, names, numbers), max_size=12),
-    st.lists(st.lists(numbers, min_size=12, max_size=12), max_size=6),
+    st.lists(st.lists(numbers, min_size=15, max_size=15), max_size=6),
     st.lists(st.tuples(names, st.lists(numbers, min_size=11, max_size=11)), max_size=6),
 )
 def test_any_values_at_all(metrics, steps, tables):
@@ -159,6 +159,7 @@ def test_any_values_at_all(metrics, steps, tables):
         head = ["step", "samples", "time_s", "split", "task", "metric", "value"]
         put(folder / "metrics.csv", head, [[1, s, 2.0, *rest] for s, *rest in metrics])
         head = ["step", "samples", "time_s", "samples_s", *runs.PHASES, "memory_bytes", "gradient_norm"]
+        head += ["workers", "ready", "restarts"]
         put(folder / "steps.csv", head, steps)
         head = "table,rows,dim,row_type,optimizer,features,bytes,state_bytes,ids_per_sample,unique_share,top_share"
         put(folder / "tables.csv", [*head.split(","), "traffic_bytes"], [[name, *rest] for name, rest in tables])

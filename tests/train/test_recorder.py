@@ -5,21 +5,26 @@ import json
 import math
 import warnings
 from collections import deque
+from dataclasses import replace
+from time import sleep
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trainings import World, fast, lines
+from trainings import Net, World, fast, lines
 
 from rowwise import Batch, Embeddings, Jagged, Pooling, SpecError, Table
+from rowwise.ingest.service.client import Health
 from rowwise.train.breakdown import PHASES
+from rowwise.train.feeding import Wait, in_words
 from rowwise.train.metrics import Metrics
 from rowwise.train.recorder import memory_bytes, peak_memory_bytes
-from rowwise.train.run_folder import HEADERS
+from rowwise.train.run_folder import HEADERS, RunFolder
 from rowwise.train.settings import Log
 from rowwise.train.step import step
 from rowwise.train.traffic import Traffic
+from rowwise.train.trainer import Trainer
 
 
 def read(path) -> list[dict[str, str]]:
@@ -74,6 +79,61 @@ def test_lines_of_steps(tmp_path):
     assert float(rows[-1]["time_s"]) <= total + 2e-3
     assert total <= progress.time_s + 0.05
     assert float(rows[0]["samples_s"]) == pytest.approx(40 / sum(spent[0]), rel=1e-6)
+
+
+def test_lines_of_workers(tmp_path):
+    """How those keep up that prepare the rows, where there are any."""
+    world = World(fast(log=Log(every=2)), tmp_path, valid=False)
+    told, seen = [], []
+
+    def health():
+        told.append(Health(workers=2, ready=len(told), restarts=1))
+        return told[-1]
+
+    model = Net(world.tables)
+    trainer = Trainer(replace(world.job(model), health=health), world.settings, RunFolder(tmp_path), seen.append)
+    trainer.run()
+    rows = read(tmp_path / "steps.csv")
+    assert {(row["workers"], row["restarts"]) for row in rows} == {("2", "1")}
+    assert [int(row["ready"]) for row in rows] == sorted(int(row["ready"]) for row in rows)
+    assert all(shown.health in told for shown in seen)
+    assert in_words(0.034, Health(workers=2, ready=4)) == "data wait 3% (2 workers, 4 ready)"
+    assert in_words(0.5, Health(workers=1)) == "data wait 50% (1 worker, 0 ready)"
+    assert in_words(0.5, None) == "data wait 50%"
+
+
+def test_without_workers_their_cells_are_empty(tmp_path):
+    World(fast(), tmp_path, valid=False).start().run()
+    rows = read(tmp_path / "steps.csv")
+    assert {row[name] for row in rows for name in ("workers", "ready", "restarts")} == {""}
+
+
+def test_the_wait_of_a_run(tmp_path):
+    """Neither what the first step waited for counts, nor what came after the last."""
+    world = World(fast(train={"epochs": 1}), tmp_path, valid=False)
+    batches = world.batcher
+
+    class Slow:
+        def __init__(self, inner):
+            self.inner, self.splits, self.state = inner, inner.splits, inner.state
+
+        def __iter__(self):
+            for n, batch in enumerate(self.inner):
+                sleep(0.3 if n == 0 else 0.05)
+                yield batch
+
+    trainer = Trainer(replace(world.job(Net(world.tables)), batches=lambda p: Slow(batches(p))), world.settings)
+    assert trainer.wait == Wait()
+    steps = trainer.run().step
+    wait = trainer.wait
+    sleep(0.1)
+    assert trainer.wait == wait
+    # Batches are asked for one ahead, so the second is there when the first step ends.
+    assert 0.05 * (steps - 2) <= wait.seconds < 0.05 * steps + 0.25
+    assert wait.seconds < wait.of_s
+    assert Wait(seconds=0.6, of_s=1.0).is_much
+    assert not Wait(seconds=0.4, of_s=1.0).is_much
+    assert not Wait(seconds=4.0, of_s=100.0).is_much
 
 
 def test_a_loss_without_logits(tmp_path):

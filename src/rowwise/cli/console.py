@@ -71,6 +71,7 @@ class Line:
             self._console.print(f"{self._done(shown):4.0%} {text}", markup=False)
 
     def _text(self, shown: "Shown", now: float) -> str:
+        from rowwise.train.feeding import in_words
         from rowwise.train.recorder import memory_bytes
 
         begin_s, begin = self._since
@@ -80,7 +81,7 @@ class Line:
             lead = f"{task} " if len(shown.recorder.shown) > 1 else ""
             parts += [f"{lead}{name} {values[name]:.4f}" for name in SHOWN if name in values]
         waited, memory = shown.recorder.waited(), memory_bytes()
-        return ", ".join([*parts, f"data wait {waited:.0%}", f"{memory / 1e9:.1f} GB"])
+        return ", ".join([*parts, in_words(waited, shown.health), f"{memory / 1e9:.1f} GB"])
 
     def _done(self, shown: "Shown") -> float:
         """The share of the run that is done, as far as it is known: rows of a split are guessed from those before."""
@@ -156,6 +157,8 @@ def show_outlook(found: "Outlook", console: Console, where: str) -> None:
 
 def show_end(result: "Result", console: Console) -> None:
     """What came of it, and where it is."""
+    from rowwise.report.feeding import advice
+
     if result.best is not None:
         best = result.best
         where = f"of {best.task} on the validation rows, step {best.step:,}"
@@ -164,6 +167,13 @@ def show_end(result: "Result", console: Console) -> None:
         console.print(_metrics(result))
     speed = f"{result.samples:,} samples, {result.samples_s:,.0f} samples/s, {result.wall_s:.0f} s"
     console.print(f"{result.status}: {speed}, at most {result.peak_memory_bytes / 1e9:.1f} GB of memory")
+    if result.data_wait.is_much:
+        said = advice(result.data_wait.share, result.workers, f"{result.run}/recipe.yaml")
+        console.print(f"data    {said}", markup=False, soft_wrap=True)
+    if result.bad_rows:
+        rows = f"{result.bad_rows:,} row{'s were' if result.bad_rows != 1 else ' was'} put aside"
+        why = f", such as {result.bad_reasons[0]}" if result.bad_reasons else ""
+        console.print(f"rows    {rows} in {result.run}/bad_rows{why}", style="yellow", markup=False, soft_wrap=True)
     console.print(f"report  {result.run}/report.html", markup=False, soft_wrap=True)
 
 

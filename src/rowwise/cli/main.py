@@ -14,7 +14,7 @@ from typing import Annotated, ParamSpec
 import typer
 
 import rowwise
-from rowwise.cli import ckpt, data, measure
+from rowwise.cli import ckpt, data, data_bench, measure
 from rowwise.cli.bench import bench
 from rowwise.cli.calibrate import calibrate
 from rowwise.cli.convert import convert
@@ -52,6 +52,7 @@ def app() -> typer.Typer:
     about_data.command()(_ending_well(data.get))
     about_data.command()(_ending_well(data.inspect))
     about_data.command()(_ending_well(convert))
+    about_data.command()(_ending_well(data_bench.bench))
     made.add_typer(about_data, name="data")
     made.add_typer(_about_checkpoints(), name="ckpt")
     return made

@@ -8,7 +8,7 @@ import os
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from time import perf_counter, time
@@ -27,6 +27,7 @@ from rowwise.ingest.transform import sources, to_json
 from rowwise.ingest.warehouse.popularity import log_use
 from rowwise.plan import Plan
 from rowwise.recipes.access import ACCESS, access_json, workloads_of
+from rowwise.recipes.bad_rows import find_bad_rows
 from rowwise.recipes.compose import Resolved, make_evaluator, make_job, make_model, make_settings, resolve
 from rowwise.recipes.feed import Feed
 from rowwise.recipes.machine import Machine, Native
@@ -40,6 +41,7 @@ from rowwise.recipes.text import RECIPE, apply_change, decode, parse, write
 from rowwise.recipes.together import by_first, resolve_on_all
 from rowwise.spec import Value
 from rowwise.train.evaluate import Scores, Values, values_of
+from rowwise.train.feeding import Wait
 from rowwise.train.metrics import Metrics
 from rowwise.train.progress import Best
 from rowwise.train.ranks import all_of
@@ -66,6 +68,10 @@ class Result(Value, frozen=True):
     wall_s: float = 0.0  # of the process that ended the run
     samples_s: float = 0.0  # while training, over all of the run
     peak_memory_bytes: int = 0
+    data_wait: Wait = Wait()  # for rows, of the process that ended the run
+    workers: int | None = None  # that prepared rows at the end; None: there were none
+    bad_rows: int = 0  # that were put aside
+    bad_reasons: tuple[str, ...] = ()  # why the first ones were
     best: Best | None = None
     test: dict[str, dict[str, float | None]] = msgspec.field(default_factory=dict)
     ceiling: dict[str, dict[str, float | None]] = msgspec.field(
@@ -222,7 +228,7 @@ class Run:
 
     def _result(self, status: Literal["finished", "stopped", "failed"], **more: Any) -> Result:
         progress, about = self.trainer.progress, self.resolved.recipe.about
-        more.setdefault("peak_memory_bytes", peak_memory_bytes())
+        more = _measured(self.trainer, self.folder.path) | more
         return Result(
             status=status,
             recipe=self.resolved.recipe.name,
@@ -294,7 +300,16 @@ def _make(resolved: Resolved, comm: Comm) -> _Made:
     plan = by_first(comm, lambda: choose_plan(resolved.recipe, model, comm.topology))
     place(resolved.recipe, model, plan, comm)
     feed = Feed(resolved, comm)
-    return _Made(job=make_job(resolved, model, comm, plan.forecast, feed), plan=plan, feed=feed)
+    job = make_job(resolved, model, comm, plan.forecast, feed)
+    return _Made(job=replace(job, health=lambda: feed.health), plan=plan, feed=feed)
+
+
+def _measured(trainer: Trainer, run: Path) -> dict[str, Any]:
+    """Memory, whether rows came in time, and those that did not come at all."""
+    health, bad = trainer.job.health(), find_bad_rows(run / BAD_ROWS)
+    workers = None if health is None else health.workers
+    about_rows = {"workers": workers, "bad_rows": bad.rows, "bad_reasons": bad.reasons}
+    return {"peak_memory_bytes": peak_memory_bytes(), "data_wait": trainer.wait, **about_rows}
 
 
 def _as_first(comm: Comm, find: Callable[[], RunFolder]) -> RunFolder:

@@ -144,13 +144,19 @@ def _tile(name: str, value: str, beside: str) -> Html:
 
 
 def warnings(run: Run) -> Html:
-    """What the run warned of, and what its folder lacks."""
+    """What the run could not use, what it warned of, and what its folder lacks."""
     boxes = []
+    if run.result is not None and run.result.bad_rows:
+        boxes.append(_box(f"{_rows(run.result.bad_rows)} put aside, in bad_rows/", "aside", run.result.bad_reasons))
     if run.warnings:
         boxes.append(_box("Warnings", "warned", run.warnings))
     if run.notes:
         boxes.append(_box("Missing from this report", "missing", run.notes))
     return join(boxes)
+
+
+def _rows(count: float) -> str:
+    return f"{count:,.0f} row{'s' * (count != 1)}"
 
 
 def _box(title: str, look: str, lines: tuple[str, ...]) -> Html:

@@ -47,6 +47,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     wall_s: float | None = None
     samples_s: float | None = None
     peak_memory_bytes: float | None = None
+    bad_rows: float | None = None
+    bad_reasons: tuple[str, ...] = ()
     best: Best | None = None
     test: dict[str, Numbers] = {}
     ceiling: dict[str, Numbers] = {}

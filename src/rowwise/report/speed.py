@@ -2,6 +2,7 @@
 
 from rowwise.report import quantity
 from rowwise.report.charts import COLOURS, Band, Chart, Line, draw, draw_stack, strip
+from rowwise.report.feeding import feeding, waited
 from rowwise.report.markup import Html, div, note, section, span, tag, text
 from rowwise.report.quantity import usable
 from rowwise.report.read import Run
@@ -27,12 +28,14 @@ def speed(run: Run) -> Html:
     names = phases(run)
     figures = [
         _breakdown(run, names),
+        *feeding(run, names),
         _over_samples(run, "samples_s", "throughput", "Throughput", "samples/s"),
         _over_samples(run, "memory_bytes", "memory", "Memory", "B"),
         _over_samples(run, "gradient_norm", "gradient_norm", "Gradient norm", ""),
         _over_samples(run, "rate", "rate", "Learning rate of the dense layers", ""),
     ]
-    return section("speed", "Time and memory", _totals(run, names), div("charts", *figures))
+    told = (_totals(run, names), waited(run, names))
+    return section("speed", "Time and memory", *told, div("charts", *figures))
 
 
 def phases(run: Run) -> list[str]:

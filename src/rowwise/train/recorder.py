@@ -226,7 +226,7 @@ class Recorder:
         samples_s = samples / max(sum(spent.values()), 1e-9)
         about = {"memory_bytes": self._memory_bytes, "rate": stepped.rate, "gradient_norm": stepped.gradient_norm}
         row = _place(progress) | {"samples_s": samples_s} | {f"{phase}_s": s for phase, s in spent.items()} | about
-        self._folder.append("steps.csv", [row])
+        self._folder.append("steps.csv", [row | self._stages.of_workers()])
         if self._board is not None:
             for name, value in {"samples_s": samples_s, **about}.items():
                 self._board.add_scalar(f"run/{name}", value, progress.step)

@@ -30,6 +30,7 @@ HEADERS = {
         *("step", "samples", "time_s", "samples_s"),
         *("data_s", "route_s", "lookup_s", "exchange_s", "forward_s", "backward_s", "update_s", "other_s"),
         *("memory_bytes", "rate", "gradient_norm"),  # memory: of the rank that holds most; times: of the first
+        *("workers", "ready", "restarts"),  # that prepare rows on the host of the first; empty without any
     ),
     # Seconds a step, since the last line. What travels is predicted as one: in the line of `exchange`, with `route`.
     "stages.csv": ("step", "rank", "phase", "measured_s", "predicted_s"),

@@ -9,6 +9,7 @@ from typing import final
 
 from rowwise.plan import Forecast
 from rowwise.train.breakdown import PHASES, Breakdown
+from rowwise.train.feeding import AskHealth, Wait, cells, nobody
 from rowwise.train.progress import Progress
 from rowwise.train.run_folder import Cell
 from rowwise.train.settings import Training
@@ -25,12 +26,15 @@ class Stages:
         clock: where the time of this rank goes.
         forecast: what the plan is expected to take; None: nobody knows.
         how: the samples of a step, which have to be those of the forecast.
+        health: how the workers keep up that prepare rows, if there are any.
     """
 
-    def __init__(self, clock: Breakdown, forecast: Forecast | None, how: Training) -> None:
+    def __init__(self, clock: Breakdown, forecast: Forecast | None, how: Training, health: AskHealth = nobody) -> None:
         """Counting begins now."""
-        self.clock = clock
+        self.clock, self._health = clock, health
         self._begin, self._samples, self._step = clock.seconds(), 0, 0
+        self._first: Seconds | None = None  # when the first step had ended,
+        self._last = self._begin  # and the last
         self._spent: Seconds = dict.fromkeys(PHASES, 0.0)
         fits = forecast is not None and forecast.batch == how.batch * how.accumulate
         self._expected = forecast.stages_s if forecast is not None and fits else {}
@@ -38,6 +42,23 @@ class Stages:
     def begin(self, progress: Progress) -> None:
         """What came before is no part of the next line."""
         self._begin, self._samples, self._step = self.clock.seconds(), progress.samples, progress.step
+        self._first = None
+
+    def stepped(self) -> None:
+        """A step has ended."""
+        self._last = self.clock.seconds()
+        self._first = self._first or self._last
+
+    @property
+    def wait(self) -> Wait:
+        """For rows, in all steps since `begin` but the first: what that waits for is that everything starts."""
+        first = self._first or self._last
+        spent = {phase: self._last[phase] - first[phase] for phase in PHASES}
+        return Wait(seconds=spent["data"], of_s=sum(spent.values()))
+
+    def of_workers(self) -> dict[str, Cell]:
+        """What a line of steps.csv says of those who prepare rows."""
+        return cells(self._health())
 
     def so_far(self) -> dict[str, float]:
         """Seconds of training since the last line, by phase."""

@@ -22,11 +22,13 @@ from rowwise.comm.agree import agree
 from rowwise.comm.seam import Comm
 from rowwise.errors import AgreedError, GradientError, SpecError, UpdateError
 from rowwise.ingest.batcher import Batcher, Position
+from rowwise.ingest.service.client import Health
 from rowwise.plan import Forecast
 from rowwise.spec import Wire
 from rowwise.train.breakdown import PAUSED, Breakdown
 from rowwise.train.diagnose import find_cause
 from rowwise.train.evaluate import Evaluator, Scores
+from rowwise.train.feeding import AskHealth, Wait, nobody
 from rowwise.train.groups import Group, Groups
 from rowwise.train.objective import InBatch, Objective
 from rowwise.train.progress import Best, Progress
@@ -46,7 +48,7 @@ class Job:
     """What is trained, on what.
 
     `batches` makes the training batches from a position on, of several ranks this one's part of them; `evaluate` looks
-    at the validation data, if there is any.
+    at the validation data, if there is any. `health`: how the workers keep up that prepare the batches.
     """
 
     model: nn.Module
@@ -55,6 +57,7 @@ class Job:
     tasks: tuple[str, ...]
     evaluate: Evaluator | None = None
     forecast: Forecast | None = None  # what whoever decided where the tables are expects of a step
+    health: AskHealth = nobody
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +68,7 @@ class Shown:
     settings: Settings
     splits: int  # of the training rows
     recorder: Recorder = field(repr=False)
+    health: Health | None = None
 
 
 Tell = Callable[[Shown], None]
@@ -105,7 +109,7 @@ class Trainer:
         self._batcher = self._open(None)
         self.progress = Progress(position=self._batcher.state())
         written = folder if first else None
-        stages = Stages(clock, job.forecast, self.settings.train)
+        self._stages = stages = Stages(clock, job.forecast, self.settings.train, job.health)
         self._recorder = Recorder(self._work.tables, job.tasks, self.settings.log, written, stages, own)
         self._state = RunState(self._work, self._recorder, folder, self.settings.save)
         self._asked = False  # this rank was asked to stop
@@ -141,6 +145,11 @@ class Trainer:
     def traffic(self) -> Traffic:
         """What the batches asked of each table; on the first rank, of all ranks."""
         return self._recorder.traffic
+
+    @property
+    def wait(self) -> Wait:
+        """What this rank has waited for rows, since it began to train."""
+        return self._stages.wait
 
     def run(self) -> Progress:
         """Train to the end."""
@@ -199,8 +208,15 @@ class Trainer:
             time_s=self._before_s + self._clock.training_s(),
         )
         self._recorder.after(self.progress, stepped, group.batches)
-        splits = self._batcher.splits
-        self._tell(Shown(progress=self.progress, settings=self.settings, splits=splits, recorder=self._recorder))
+        self._stages.stepped()
+        shown = Shown(
+            progress=self.progress,
+            settings=self.settings,
+            splits=self._batcher.splits,
+            recorder=self._recorder,
+            health=self.job.health(),
+        )
+        self._tell(shown)
         return stepped
 
     def _after(self, stepped: Stepped, *, epoch_end: bool) -> None:

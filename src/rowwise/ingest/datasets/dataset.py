@@ -11,6 +11,7 @@ from rowwise.errors import DataError
 from rowwise.ingest.columns import Columns
 from rowwise.ingest.parquet import ParquetReader
 from rowwise.ingest.reader import Reader, Split
+from rowwise.ingest.warehouse.ranges import Counters
 from rowwise.spec import Table
 
 
@@ -42,6 +43,11 @@ class PartReader:
     def schema(self) -> pa.Schema:
         """That of the reader."""
         return self._reader.schema
+
+    @property
+    def counters(self) -> Counters:
+        """What the reader has read, if it counts."""
+        return getattr(self._reader, "counters", Counters())
 
     def splits(self) -> tuple[Split, ...]:
         """Those that were chosen."""

@@ -1,0 +1,218 @@
+"""`rowwise data bench`: how fast rows are prepared here, what takes the time, and how many workers a training needs.
+
+Its own file for its options, and because it is where a recipe, or the lack of one, becomes what is measured. What is
+measured and what it means is `ingest.bench`. torch is loaded when all that was asked for is known to make sense.
+"""
+
+import re
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import msgspec
+import typer
+from msgspec import structs
+from rich.console import Console
+from rich.table import Table as Grid
+
+from rowwise.cli.progress import splits_bar
+from rowwise.errors import DataError, SpecError
+
+if TYPE_CHECKING:
+    from rowwise.ingest.bench.verdict import Facts, Verdict
+    from rowwise.ingest.prepare import Task
+    from rowwise.ingest.reader import Reader
+    from rowwise.recipes.recipe import Data, Recipe
+
+WIDTH = 120
+BAR = 32
+ENDINGS = (".yaml", ".yml")
+COUNT = re.compile(r"(\d+(?:\.\d+)?)([kM]?)")
+SCALES = {"": 1, "k": 1_000, "M": 1_000_000}
+BATCH = 2048  # without a recipe
+DIM = 16
+
+
+class _Subject(NamedTuple):
+    """What is measured."""
+
+    task: "Task"
+    facts: "Facts"
+    batch: int
+
+
+def bench(
+    path: Annotated[str, typer.Argument(help="Parquet, CSV or TSV: a file, folder or pattern; or a recipe's YAML.")],
+    recipe: Annotated[
+        str | None, typer.Option(help="Use PATH as this recipe uses its rows: its columns, transforms and tables.")
+    ] = None,
+    samples_s: Annotated[
+        str | None,
+        typer.Option("--samples-s", metavar="N", help="The speed of a training to find workers for, such as 300k."),
+    ] = None,
+    splits: Annotated[int, typer.Option(metavar="N", help="Splits to prepare, spread over all that there are.")] = 3,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+) -> None:
+    """Measure how fast one worker prepares rows, what takes the time, and how many a training needs.
+
+    Does in this process what a worker of data.workers does, a few times over, and tells the best; 20 seconds at most,
+    for files of usual size. Without a recipe all columns are used that `rowwise data inspect` finds a use for.
+
+    Example: rowwise data bench logs/
+
+    Example: rowwise data bench logs/ --recipe my.yaml --samples-s 300k
+
+    Example: rowwise data bench runs/dlrm-synthetic/1/recipe.yaml --json
+    """
+    from rowwise.ingest.bench.verdict import SPEEDS, judge
+
+    speeds = SPEEDS if samples_s is None else (_speed(samples_s),)
+    if splits < 1:
+        raise SpecError(f"--splits {splits}: want at least 1")
+    with splits_bar(Console(stderr=True), "preparing rows") as tell:
+        subject = _subject(path, recipe)
+        from rowwise.ingest.bench.measure import measure
+
+        measured = measure(subject.task, subject.batch, splits, tell=tell)
+    if not measured.rows:
+        raise DataError(f"{subject.facts.source}: no row of {measured.splits} splits is used: want more --splits")
+    verdict = judge(measured, subject.facts, speeds)
+    if as_json:
+        print(msgspec.json.format(msgspec.json.encode(verdict)).decode())
+    else:
+        console = Console(highlight=False)
+        _show(verdict, console if console.is_terminal else Console(highlight=False, width=WIDTH))
+
+
+def _speed(text: str) -> int:
+    found = COUNT.fullmatch(text.strip())
+    speed = float(found[1]) * SCALES[found[2]] if found else 0.0
+    if speed < 1:
+        raise SpecError(f"--samples-s {text}: want samples a second, such as 50000, 300k or 1M")
+    return int(speed)
+
+
+def _subject(path: str, recipe: str | None) -> _Subject:
+    if not path.endswith(ENDINGS):
+        return _of_files(path) if recipe is None else _of_recipe(path, recipe)
+    if recipe is not None:
+        raise SpecError(f"{path} is a recipe, and so is --recipe {recipe}: want one, or the path of files first")
+    return _of_recipe(None, path)
+
+
+def _of_files(path: str) -> _Subject:
+    """All columns, as inspecting the first split suggests to use them."""
+    from rowwise.ingest.datasets.files import open_files
+    from rowwise.ingest.inspect import inspect
+    from rowwise.recipes.recipe import Data, Recipe, Tables
+
+    reader = open_files(path)
+    card = inspect(reader, splits=1)
+    columns, tables = structs.replace(card, label=card.label or "").suggest(DIM)
+    labels = columns.labels if card.label else ()
+    # What is never missing in the first split may be missing later, and no model needs these.
+    columns = structs.replace(columns, labels=labels, key=None, time=None)
+    made = Recipe(data=Data(dataset=path), columns=columns, tables=Tables(list=tables))
+    made = structs.replace(made, train=structs.replace(made.train, batch=BATCH))
+    return _made(path, reader, made)
+
+
+def _of_recipe(path: str | None, name: str) -> _Subject:
+    """As a recipe uses its rows, or those at a path."""
+    from rowwise.ingest.datasets.files import from_files, of_files, open_files
+    from rowwise.recipes.find import load
+    from rowwise.recipes.rows import FILES, open_parts
+
+    loaded = load(name)
+    data, columns, tables = loaded.data, loaded.columns, loaded.tables.list
+    kind, _, inside = data.dataset.partition(":")
+    source = path or (inside if kind in FILES else data.dataset)
+    if path is None and kind not in FILES:
+        dataset = open_parts(data, columns, tables).dataset
+        reader = dataset.train
+    else:
+        reader = open_files(source) if path else _open(kind, inside, data)
+        if columns is not None and tables:
+            dataset = of_files(reader, columns, tables)
+        else:
+            dataset = from_files(reader, columns.labels[0] if columns and columns.labels else data.label)
+    columns, resolved = columns or dataset.columns, loaded.tables.resolve(dataset.tables)
+    return _made(
+        source,
+        reader,
+        structs.replace(loaded, columns=columns, tables=structs.replace(loaded.tables, list=resolved, each={})),
+    )
+
+
+def _open(kind: str, path: str, data: "Data") -> "Reader":
+    """As training opens them."""
+    from rowwise.ingest.delimited import CsvReader
+    from rowwise.ingest.parquet import ParquetReader
+    from rowwise.ingest.where import parse
+
+    return CsvReader(path) if kind == "csv" else ParquetReader(path, where=parse(data.where), verify=True)
+
+
+def _made(source: str, reader: "Reader", recipe: "Recipe") -> _Subject:
+    """What workers would be given; all names and types are checked."""
+    from rowwise.ingest.batcher import Batcher, Batching
+    from rowwise.ingest.bench.verdict import facts_of
+    from rowwise.ingest.delimited import CsvReader
+    from rowwise.ingest.transform import load
+    from rowwise.ingest.where import parse
+
+    assert recipe.columns is not None
+    train, data = recipe.train, recipe.data
+    how = Batching(
+        size=train.batch,
+        seed=recipe.seed,
+        shuffle=train.shuffle,
+        where=parse(data.where),
+        together=data.together,
+        aside="" if data.on_bad_rows == "quarantine" else None,
+    )
+    transforms = load(recipe.transforms) if recipe.transforms else None
+    task = Batcher(reader, recipe.columns, recipe.tables.list, how, None, transforms).task
+    facts = facts_of(source, reader.schema, recipe.columns, lines=isinstance(reader, CsvReader))
+    return _Subject(task, facts, train.batch)
+
+
+def _show(verdict: "Verdict", console: Console) -> None:
+    measured = verdict.measured
+    what = f"{verdict.columns} columns, {measured.rows:,} rows of {measured.splits} of {measured.of} splits"
+    console.print(f"{verdict.source}: {what}, best of {measured.rounds} rounds", markup=False, soft_wrap=True)
+    console.print(
+        f"\none worker  {verdict.rows_s_core:,.0f} rows/s a core by CPU time, {verdict.rows_s:,.0f} on the clock",
+        markup=False,
+    )
+    console.print(_grid(verdict))
+    if measured.bytes_read:
+        packed = measured.codec or "not compressed"
+        first = measured.bytes_read / 1e6 / max(measured.first_read_s, 1e-9)
+        over = f"{verdict.over_read:.2f} times what is wanted"
+        read = f"{measured.bytes_read / 1e6:,.1f} MB ({packed}), {over}; {verdict.read_mb_s:,.0f} MB/s a worker"
+        console.print(f"read        {read}; files gave {first:,.0f} MB/s at first", markup=False)
+    console.print(
+        f"hand-off    a trainer takes at most {verdict.rows_s_trainer:,.0f} rows/s: maps and copies into batches",
+        markup=False,
+    )
+    needs = ", ".join(f"{workers:,} for {speed:,} samples/s" for speed, workers in verdict.workers.items())
+    console.print(f"workers     {needs}", markup=False, soft_wrap=True)
+    console.print(f"hint        {verdict.hint}", style="yellow", markup=False, soft_wrap=True)
+
+
+def _grid(verdict: "Verdict") -> Grid:
+    from rowwise.ingest.bench.verdict import PARTS
+
+    grid = Grid(box=None, padding=(0, 1), show_header=False)
+    grid.add_column(justify="left", min_width=10)
+    grid.add_column(justify="right")
+    grid.add_column(justify="right")
+    grid.add_column(min_width=BAR)
+    grid.add_column(style="dim")
+    rows = max(verdict.measured.rows, 1)
+    for name, share in verdict.shares.items():
+        seconds = getattr(verdict.measured.parts, f"{name}_s")
+        style = "orange3" if name == verdict.slowest else "cyan"
+        bar = "\u2588" * round(BAR * share) or ("\u258f" if share > 0.002 else "")
+        about = PARTS[name]
+        grid.add_row(name, f"{share:.0%}", f"{seconds / rows * 1e9:,.0f} ns/row", f"[{style}]{bar}[/]", about)
+    return grid

@@ -1,0 +1,62 @@
+"""What it takes to give a split to a trainer: the message, the memory that it maps, and the copies into batches.
+
+Its own file because it is the one part of the bench that needs torch. Both ends are in this process and do what the
+worker's, the host's and the client's do: a message over a socket, arrays found in memory that is mapped twice, and
+`collate`. Gives up: the switch from one process to another, some 20 microseconds a split.
+"""
+
+import socket
+from time import perf_counter
+from typing import final
+
+import numpy as np
+
+from rowwise.ingest.block import Encoded
+from rowwise.ingest.columns import Columns
+from rowwise.ingest.service.memory import Memory
+from rowwise.ingest.service.messages import Line, Prepared, Took
+
+
+@final
+class HandOff:
+    """A trainer's end, and the way to it.
+
+    Args:
+        file: the memory of a slot, to own.
+        columns: what the rows hold.
+        batch: rows of a batch.
+    """
+
+    def __init__(self, file: int, columns: Columns, batch: int) -> None:
+        """Connect both ends."""
+        self._memory, self._columns, self._batch = Memory(file), columns, batch
+        ends = socket.socketpair()
+        self._ours, self._theirs = Line(ends[0]), Line(ends[1])
+
+    def time(self, made: Prepared) -> float:
+        """Seconds from a split that lies ready to its batches."""
+        from rowwise.ingest.collate import Piece, collate
+
+        begin_s = perf_counter()
+        about = {"place": made.place, "slot": 0, "layout": made.layout, "times": made.times}
+        self._ours.send(Took(**about, workers=1, ready=1))
+        [(message, _)] = self._receive()
+        assert isinstance(message, Took)
+        memory = np.frombuffer(self._memory.look(message.layout.size), np.uint8)
+        encoded = Encoded.of(memory, message.layout)
+        for begin in range(0, encoded.rows, self._batch):
+            collate([Piece(encoded, begin, min(begin + self._batch, encoded.rows))], self._columns)
+        return perf_counter() - begin_s
+
+    def close(self) -> None:
+        """Hang up."""
+        self._ours.close()
+        self._theirs.close()
+        self._memory.close()
+
+    def _receive(self) -> list[tuple[object, int | None]]:
+        """A message may come in parts."""
+        while True:
+            found: list[tuple[object, int | None]] = list(self._theirs.receive())
+            if found:
+                return found

@@ -1,0 +1,211 @@
+"""One worker's work on a few splits, again and again: how long each part of it takes at best.
+
+What is timed is the worker's own function, `service.worker.prepared`, on one core and into the memory of a service,
+and then what a trainer does with it (`handoff`). Of each split and part the best of all rounds counts, as everything
+else on a machine only makes it slower. Only the first round may meet files that the system has not cached; what it
+took to read them then is told apart. Gives up: several workers at once, which share a disk and the memory's speed.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from time import perf_counter
+from typing import Protocol, final, runtime_checkable
+
+import pyarrow as pa
+from msgspec import structs
+
+from rowwise.errors import DataError
+from rowwise.ingest.bench.handoff import HandOff
+from rowwise.ingest.bench.packed import Unpacking, unpacking_of
+from rowwise.ingest.delimited import CsvReader
+from rowwise.ingest.prepare import Task
+from rowwise.ingest.reader import Reader, Split
+from rowwise.ingest.service.coordinator import Place
+from rowwise.ingest.service.memory import Memory, make_memory
+from rowwise.ingest.service.messages import Bad, Prepare
+from rowwise.ingest.service.worker import prepared
+from rowwise.ingest.warehouse.ranges import Counters
+from rowwise.spec import Value
+
+SPLITS = 3
+ROUNDS = (2, 7)  # at least, and at most
+BUDGET_S = 12.0  # after which no round begins
+
+Tell = Callable[[int, int], None]  # rounds that are done, of how many at most
+
+
+@runtime_checkable
+class Counting(Protocol):
+    """A reader that counts what it reads."""
+
+    @property
+    def counters(self) -> Counters:
+        """All so far."""
+        ...
+
+
+class Parts(Value, frozen=True):
+    """Seconds of one worker, by what they went to."""
+
+    read_s: float = 0.0  # bytes from files; none where the reader does not tell: they are part of `decode_s`
+    decompress_s: float = 0.0
+    decode_s: float = 0.0  # of Parquet, or of lines
+    transform_s: float = 0.0  # and the order of rows, and which of them are wanted
+    encode_s: float = 0.0
+
+
+class Measured(Value, frozen=True):
+    """What preparing some splits takes one worker, each at its best; seconds on the clock where nothing else is said.
+
+    The hand-off is the trainer's part: it hears of the split, maps its memory and copies its rows into batches.
+    """
+
+    splits: int
+    of: int  # that there are
+    rounds: int
+    rows: int  # that came out
+    rows_in: int  # that were read: filters and sampling leave some out
+    wall_s: float
+    cpu_s: float
+    parts: Parts
+    hand_off_s: float
+    bytes_read: int
+    bytes_wanted: int
+    bytes_encoded: int
+    first_read_s: float  # in the first round, maybe from a disk
+    codec: str  # how most bytes are packed; empty: they are not
+
+
+class _Once(Value, frozen=True):
+    """A split, in one round."""
+
+    wall_s: float
+    cpu_s: float
+    read_s: float
+    loaded_s: float  # read, unpacked and decoded
+    transform_s: float
+    encode_s: float
+    hand_off_s: float
+
+
+def measure(
+    task: Task, batch: int, splits: int = SPLITS, budget_s: float = BUDGET_S, tell: Tell | None = None
+) -> Measured:
+    """Prepare some splits of a task, spread over all of them, for a trainer that takes batches of so many rows."""
+    count = min(splits, len(task.splits))
+    places = [Place(0, number * len(task.splits) // count) for number in range(count)]
+    best: dict[Place, _Once] = {}
+    begin_s, first_read_s, rounds = perf_counter(), 0.0, 0
+    with _one_thread(), closing(_Bench(task, batch)) as bench:
+        for rounds in range(1, ROUNDS[1] + 1):
+            for place in places:
+                once = bench.prepare(place)
+                first_read_s += once.read_s if rounds == 1 else 0.0
+                best[place] = _better(best.get(place, once), once)
+            if tell is not None:
+                tell(rounds, ROUNDS[1])
+            spent_s = perf_counter() - begin_s
+            if rounds >= ROUNDS[0] and spent_s * (rounds + 1) / rounds > budget_s:
+                break
+        order = task.order(0)
+        unpacking = unpacking_of(task.reader, task.splits[order[places[0].at]], task.how.names)
+    parts = _parts(list(best.values()), unpacking)
+    return Measured(
+        splits=count,
+        of=len(task.splits),
+        rounds=rounds,
+        rows=sum(bench.rows.values()),
+        rows_in=sum(bench.rows_in.values()),
+        wall_s=sum(once.wall_s for once in best.values()),
+        cpu_s=sum(once.cpu_s for once in best.values()),
+        parts=parts,
+        hand_off_s=sum(once.hand_off_s for once in best.values()),
+        bytes_read=bench.counted.bytes_read // rounds,
+        bytes_wanted=bench.counted.bytes_wanted // rounds,
+        bytes_encoded=bench.bytes_encoded // rounds,
+        first_read_s=first_read_s,
+        codec=unpacking.codec,
+    )
+
+
+@final
+class _Bench:
+    """A worker and a trainer in one process, with the memory that a service would give them."""
+
+    def __init__(self, task: Task, batch: int) -> None:
+        self._task, self._order = task, task.order(0)
+        self._slot = Memory(make_memory())
+        self._hand_off = HandOff(os.dup(self._slot.file), task.how.columns, batch)
+        self.rows: dict[Place, int] = {}
+        self.rows_in: dict[Place, int] = {}
+        self.counted, self.bytes_encoded = Counters(), 0
+
+    def prepare(self, place: Place) -> _Once:
+        """One split."""
+        split = self._task.splits[self._order[place.at]]
+        before = _counters(self._task.reader)
+        made = prepared(self._task, Prepare(place=place, slot=0), self._slot.take)
+        if isinstance(made, Bad):
+            raise DataError(made.error)
+        counted = _counters(self._task.reader) - before
+        if isinstance(self._task.reader, CsvReader):
+            counted = _lines_read(split)
+        self.counted += counted
+        self.bytes_encoded += made.layout.size
+        self.rows[place], self.rows_in[place] = made.layout.rows, counted.rows or split.rows or made.layout.rows
+        spent = made.times.spent
+        return _Once(
+            wall_s=made.times.busy_s,
+            cpu_s=made.times.cpu_s,
+            read_s=min(counted.read_s, spent.read_s),
+            loaded_s=spent.read_s,
+            transform_s=spent.transform_s,
+            encode_s=spent.encode_s,
+            hand_off_s=self._hand_off.time(made),
+        )
+
+    def close(self) -> None:
+        """Let the memory go."""
+        self._hand_off.close()
+        self._slot.close()
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """As in a worker."""
+    before = pa.cpu_count()
+    pa.set_cpu_count(1)
+    try:
+        yield
+    finally:
+        pa.set_cpu_count(before)
+
+
+def _counters(reader: Reader) -> Counters:
+    return reader.counters if isinstance(reader, Counting) else Counters()
+
+
+def _lines_read(split: Split) -> Counters:
+    """What it takes to have the bytes of lines, which their reader does not count."""
+    begin_s = perf_counter()
+    with open(split.source, "rb") as file:
+        file.seek(split.start)
+        count = len(file.read(split.stop - split.start))
+    return Counters(reads=1, bytes_read=count, bytes_wanted=count, read_s=perf_counter() - begin_s)
+
+
+def _better(one: _Once, other: _Once) -> _Once:
+    return structs.replace(one, **{n: min(getattr(one, n), getattr(other, n)) for n in one.__struct_fields__})
+
+
+def _parts(best: list[_Once], unpacking: Unpacking) -> Parts:
+    read_s = sum(once.read_s for once in best)
+    decoded_s = max(sum(once.loaded_s for once in best) - read_s, 0.0)
+    return Parts(
+        read_s=read_s,
+        decompress_s=decoded_s * unpacking.share,
+        decode_s=decoded_s * (1 - unpacking.share),
+        transform_s=sum(once.transform_s for once in best),
+        encode_s=sum(once.encode_s for once in best),
+    )

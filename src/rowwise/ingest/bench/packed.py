@@ -1,0 +1,99 @@
+"""How much of decoding Parquet is decompressing.
+
+Arrow does both in one go, page by page. So some rows are written twice into memory, with the encodings and the codec of
+the file, and once without any codec: the difference of the times to read the two is what decompressing takes. Its
+own file because nothing else writes Parquet to measure it. Gives up: the level of a codec and the size of pages, which
+are those of the writer here.
+"""
+
+from collections import Counter
+from time import process_time
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+from pyarrow import parquet as pq
+
+from rowwise.ingest.parquet import ParquetReader
+from rowwise.ingest.reader import Reader, Split
+from rowwise.ingest.warehouse.ranges import leaves_of
+from rowwise.ingest.warehouse.storage import is_url
+
+MOST_ROWS = 65_536
+MOST_BYTES = 64 << 20
+ROUNDS = 4
+LIKE_THE_FILE = ("DELTA_BINARY_PACKED", "DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY", "BYTE_STREAM_SPLIT")
+CODECS = {"LZ4_RAW": "lz4", "UNCOMPRESSED": ""}  # as writers call them
+
+
+class Unpacking(NamedTuple):
+    """Of the time of decoding, what decompressing takes."""
+
+    share: float = 0.0
+    codec: str = ""
+
+
+class _Leaf(NamedTuple):
+    """How a column chunk is written."""
+
+    codec: str
+    bytes: int
+    dictionary: bool
+    encoding: str | None
+
+
+def unpacking_of(reader: Reader, split: Split, names: tuple[str, ...]) -> Unpacking:
+    """Of the columns of a split; nothing for other files than Parquet on this machine."""
+    if not isinstance(reader, ParquetReader) or is_url(split.source):
+        return Unpacking()
+    footer = pq.read_metadata(split.source)
+    leaves_by_name = leaves_of(footer.schema.to_arrow_schema())
+    inside = [name for name in names if name in leaves_by_name]
+    leaves = [_leaf(footer.row_group(split.start).column(leaf)) for name in inside for leaf in leaves_by_name[name]]
+    sizes: Counter[str] = Counter()
+    for leaf in leaves:
+        sizes[leaf.codec] += leaf.bytes
+    codec = sizes.most_common(1)[0][0] if sizes else ""
+    if not codec or not pa.Codec.is_available(codec):
+        return Unpacking(codec=codec)
+    table = reader.read(split, inside)
+    table = table.slice(0, max(1, min(MOST_ROWS, table.num_rows * MOST_BYTES // max(table.nbytes, 1))))
+    return Unpacking(_share(table, leaves, codec), codec)
+
+
+def _leaf(column: pq.ColumnChunkMetaData) -> _Leaf:
+    encoding = next((name for name in column.encodings if name in LIKE_THE_FILE), None)
+    codec = CODECS.get(column.compression, column.compression.lower())
+    return _Leaf(codec, column.total_compressed_size, column.has_dictionary_page, encoding)
+
+
+def _share(table: pa.Table, leaves: list[_Leaf], codec: str) -> float:
+    how = _as_in_file(table.schema, leaves)
+    packed, plain = (_written(table, codec=name, **how) for name in (codec, "none"))
+    best_packed = best_plain = float("inf")
+    for _ in range(ROUNDS):
+        best_packed, best_plain = min(best_packed, _time(packed)), min(best_plain, _time(plain))
+    return min(max(1 - best_plain / max(best_packed, 1e-9), 0.0), 1.0)
+
+
+def _as_in_file(schema: pa.Schema, leaves: list[_Leaf]) -> dict[str, Any]:
+    """Options of a writer that encodes each column as the file does."""
+    described = pq.read_metadata(pa.BufferReader(_written(schema.empty_table(), codec="none"))).schema
+    paths = [described.column(leaf).path for leaf in range(len(described))]
+    if len(paths) != len(leaves):
+        return {}
+    pairs = list(zip(paths, leaves, strict=True))
+    dictionary = [path for path, leaf in pairs if leaf.dictionary]
+    encodings = {path: leaf.encoding for path, leaf in pairs if leaf.encoding and not leaf.dictionary}
+    return {"use_dictionary": dictionary or False, "column_encoding": encodings or None}
+
+
+def _written(table: pa.Table, *, codec: str, **how: Any) -> pa.Buffer:
+    out = pa.BufferOutputStream()
+    pq.write_table(table, out, compression=codec, row_group_size=max(table.num_rows, 1), **how)
+    return out.getvalue()
+
+
+def _time(file: pa.Buffer) -> float:
+    begin_s = process_time()
+    pq.ParquetFile(pa.BufferReader(file), pre_buffer=False).read(use_threads=False)
+    return process_time() - begin_s

@@ -1,0 +1,53 @@
+"""How well a trainer is kept in rows: the share of its time that it waits for them, and the workers that prepare them.
+
+Its own file because `Recorder` only writes down what it is given, and `Stages` is a clock. Gives up: other hosts than
+that of the first rank, which tells of itself.
+"""
+
+from collections.abc import Callable
+
+from rowwise.ingest.service.client import Health
+from rowwise.spec import Value
+from rowwise.train.run_folder import Cell
+
+MUCH = 0.05  # of the time
+LONG_S = 0.5  # less is not worth a line, however short the run
+
+AskHealth = Callable[[], Health | None]  # None: nobody prepares rows but the trainer itself
+
+
+class Wait(Value, frozen=True):
+    """Of the time of all steps, what went by until there were rows."""
+
+    seconds: float = 0.0
+    of_s: float = 0.0
+
+    @property
+    def share(self) -> float:
+        """Part of the whole."""
+        return self.seconds / max(self.of_s, 1e-9)
+
+    @property
+    def is_much(self) -> bool:
+        """Whether it is worth doing something about it."""
+        return self.share > MUCH and self.seconds > LONG_S
+
+
+def nobody() -> Health | None:
+    """There are no workers."""
+    return None
+
+
+def cells(health: Health | None) -> dict[str, Cell]:
+    """What a line of steps.csv says of workers."""
+    if health is None:
+        return {"workers": None, "ready": None, "restarts": None}
+    return {"workers": health.workers, "ready": health.ready, "restarts": health.restarts}
+
+
+def in_words(share: float, health: Health | None) -> str:
+    """For the live line."""
+    said = f"data wait {share:.0%}"
+    if health is None:
+        return said
+    return f"{said} ({health.workers} worker{'s' * (health.workers != 1)}, {health.ready} ready)"
