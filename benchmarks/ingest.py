@@ -1,132 +1,260 @@
-"""From files to batches on one core: Criteo-like rows (13 numbers, 26 ids) beside only decoding the same file.
+"""From files to batches: what a worker makes of the time that decoding takes, and what is around it.
 
-    python benchmarks/ingest.py [--quick] [--save benchmarks/results/ingest.json] [--batch 4096]
+    python benchmarks/ingest.py [--quick] [--only worker kernels] [--save benchmarks/results/ingest.json]
 
-Each way of reading runs in turn with the decoding of its file, in one process; a rate is the best of the repeats.
-Rows are shuffled, ids hashed, numbers filled and logarithms taken, unless the name says otherwise. The last
-printed line is one JSON object.
+Rows have 13 numbers, 26 ids, 4 lists of ids and a label. `worker` reads, transforms and encodes them, in turns with
+only decoding the same file, and with others that do the same work (`ingest_peers.py`); `kernels` are its inner loops;
+`handoff` is a batch from process to process; `store` is a map of features laid out as columns; `memory` is that of
+converting and reading files ten times as large as the limit; `scaling` is how many workers a service comes to.
+
+All rates are of a second of a processor, of all threads and processes that take part; ways take turns in one run, and
+the best of the repeats counts; Ray, which has processes of its own, comes last. The last printed line is one JSON
+object.
 """
 
 import argparse
+import json
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
-os.environ["OMP_NUM_THREADS"] = "1"  # Arrow's threads too: all rates are of one core
+os.environ["OMP_NUM_THREADS"] = os.environ["POLARS_MAX_THREADS"] = "1"  # Arrow's threads too
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-import msgspec
-import numpy as np
+import ingest_data as data
+import ingest_handoff
+import ingest_kernels
+import ingest_memory
+import ingest_peers as peers
+import ingest_scaling
+import ingest_store
 import pyarrow as pa
 import torch
-from pyarrow import parquet as pq
 from report import environment, finish
 
 from rowwise import Table
-from rowwise.ingest import Batcher, Batching, Columns, CsvReader, Dense, Dialect, ParquetReader, Reader, Sparse
+from rowwise.ingest import Batcher, Batching
+from rowwise.ingest.batcher import Served
+from rowwise.ingest.block import Bytes, private
+from rowwise.ingest.parquet import ParquetReader
+from rowwise.ingest.prepare import Task
+from rowwise.ingest.service.local import Service, Workers
 
-DENSE = tuple(f"I{i}" for i in range(13))
-IDS = tuple(f"C{i}" for i in range(26))
-TABLES = tuple(Table(name=name, rows=1_000_003, dim=16) for name in IDS)
-GROUP_ROWS = 1 << 16
-FLOORS = {"parquet": 0.35, "tsv": 0.45}
-COLUMNS = Columns(
-    labels=("label",),
-    dense=tuple(Dense(column=name, log1p=True) for name in DENSE),
-    sparse=tuple(Sparse(column=name) for name in IDS),
-)
-
-
-def criteo_like(rows: int) -> pa.Table:
-    draw = np.random.default_rng(0)
-    columns: dict[str, pa.Array] = {"label": pa.array(draw.integers(0, 2, rows, np.int8))}
-    for name in DENSE:
-        columns[name] = pa.array(draw.exponential(20, rows).astype(np.float32), mask=draw.random(rows) < 0.1)
-    for name in IDS:
-        columns[name] = pa.array((1_000_000 ** draw.random(rows)).astype(np.int64) * 7919)
-    return pa.table(columns)
+SECTIONS = ("worker", "kernels", "handoff", "store", "memory", "scaling")
+LEAST = {"zstd": 0.75, "snappy": 0.80}  # of the speed of decoding
+OVER = {"Polars": 1.4, "pyarrow and numpy": 2.2, "DuckDB": 2.5, "Ray Data": 4, "Dataset of rows, DataLoader": 25}
+KERNELS = {"SigridHash": 200, "FirstX and hash": 250, "Bucketize": 40}  # million a second
+DECODE = "decode only"
+BATCH = 8192
 
 
-def write_lines(table: pa.Table, path: Path) -> None:
-    """As Criteo writes them: whole numbers, eight hexadecimal digits, nothing where a value is missing."""
-    columns = [[str(y) for y in table["label"].to_pylist()]]
-    columns += [["" if x is None else str(int(x)) for x in table[name].to_pylist()] for name in DENSE]
-    columns += [[f"{i & 0xFFFFFFFF:08x}" for i in table[name].to_pylist()] for name in IDS]
-    path.write_text("".join("\t".join(row) + "\n" for row in zip(*columns, strict=True)))
+class Slot:
+    """Memory that is used again, as a worker has it."""
+
+    def __init__(self) -> None:
+        self._room = private(1 << 20)
+
+    def __call__(self, count: int) -> Bytes:
+        if len(self._room) < count:
+            self._room = private(count + (1 << 20))
+        return self._room[:count]
 
 
-def decode(reader: Reader) -> int:
-    return sum(reader.read(split, COLUMNS.names).num_rows for split in reader.splits())
+def prepare(task: Task, slot: Slot) -> int:
+    """All splits of an epoch, as a worker does them."""
+    return sum(task.open(index, 0).encode(memory=slot).rows for index in task.order(0))
 
 
-def batches(reader: Reader, columns: Columns, batching: Batching) -> int:
-    return sum(len(batch.labels_BK) for batch in Batcher(reader, columns, TABLES, batching))
+def worker(quick: bool) -> Iterator[dict]:
+    groups, repeats = (1, 3) if quick else (6, 5)
+    with tempfile.TemporaryDirectory() as folder:
+        paths = data.write(Path(folder), groups)
+        ways = worker_ways(paths)
+        rates = dict.fromkeys(ways, 0.0)
+        for _ in range(repeats):
+            for name, way in ways.items():
+                begin_s = time.process_time()
+                rows = way()
+                rates[name] = max(rates[name], rows / (time.process_time() - begin_s))
+        if not quick and peers.there("Ray Data"):  # it takes half a minute to start
+            rates["zstd", "Ray Data"] = peers.ray_rate(paths["zstd"], repeats)
+        yield from service(paths["zstd"])
+    for (file, way), rate in rates.items():
+        if rate:
+            yield {"file": file, "way": way, "rows_s": rate, "of_decode": rate / rates[file, DECODE]}
+    for name in peers.PACKAGES:
+        if not rates.get(("zstd", name)):
+            note = "left out: not installed, it does not start here, or the run is a quick one"
+            yield {"file": "zstd", "way": name, "note": note}
 
 
-def best_rate(ways: dict[str, Callable[[], int]], repeats: int) -> dict[str, float]:
-    rates = dict.fromkeys(ways, 0.0)
-    for _ in range(repeats):
-        for name, way in ways.items():
-            begin = time.process_time()
-            rows = way()
-            rates[name] = max(rates[name], rows / (time.process_time() - begin))
-    return rates
+def worker_ways(paths: dict[str, Path]) -> dict[tuple[str, str], Callable[[], int]]:
+    """File, and who reads it: gives how many rows there were."""
+    ways: dict[tuple[str, str], Callable[[], int]] = {}
+    for file, path in paths.items():
+        make, slot = partial(data.tasks, path, verify=file == "checksums"), Slot()
+        ways[file, DECODE] = lambda path=path: sum(table.num_rows for table in data.decoded(path))
+        ways[file, "rowwise"] = partial(prepare, make(), slot)
+        ways[file, "rowwise, shuffled"] = partial(prepare, make(shuffle=True), slot)
+        if file != "checksums":
+            ways[file, "rowwise, as transforms"] = partial(prepare, make(as_transforms=True), slot)
+            shuffled = make(as_transforms=True, shuffle=True)
+            ways[file, "rowwise, as transforms, shuffled"] = partial(prepare, shuffled, slot)
+    for name, way in peers.ways().items():
+        ways["zstd", name] = lambda way=way: sum(way(paths["zstd"]))
+    return ways
+
+
+def service(path: Path) -> Iterator[dict]:
+    """The whole way: a worker's process, memory slots, batches of tensors in this one."""
+    tables = [Table(name=name, rows=data.ROWS, dim=16) for name in (*data.IDS, *data.LISTS)]
+    batcher = Batcher(ParquetReader(path), data.COLUMNS, tables, Batching(size=BATCH))
+    with Service(batcher.task, Workers(count=1)) as ours:
+        client = ours.client()
+        batcher.served_by(lambda epoch, at: map(Served, client.splits(epoch, at, batcher.splits)))
+        sum(len(batch.labels_BK) for batch in batcher)  # the slots have their memory from now on
+        before = client.health.times
+        begin_s, begin_cpu_s = time.perf_counter(), time.process_time()
+        rows = sum(len(batch.labels_BK) for batch in batcher)
+        wall_s, here_s = time.perf_counter() - begin_s, time.process_time() - begin_cpu_s
+        there_s = client.health.times.cpu_s - before.cpu_s
+    row = {"file": "zstd", "way": "service to batches, shuffled", "rows_s": rows / (here_s + there_s)}
+    yield row | {"rows_wall_s": rows / wall_s, "trainer_share": here_s / (here_s + there_s)}
+
+
+def kernels(quick: bool) -> Iterator[dict]:
+    cases, best = ingest_kernels.cases(), dict[tuple[str, str], float]()
+    for _ in range(5 if quick else 25):
+        for kernel, side, count, call in cases:
+            begin_s = time.process_time()
+            call()
+            rate = count / (time.process_time() - begin_s) / 1e6
+            best[kernel, side] = max(best.get((kernel, side), 0.0), rate)
+    for (kernel, side), rate in best.items():
+        yield {"kernel": kernel, "side": side, "million_s": rate}
+
+
+def handoff(quick: bool) -> Iterator[dict]:
+    with tempfile.TemporaryDirectory() as folder:
+        path = data.write(Path(folder), 1)["zstd"]
+        yield from ingest_handoff.measure(path, 1 if quick else 4, 30 if quick else 60)
+
+
+def store(quick: bool) -> Iterator[dict]:
+    with tempfile.TemporaryDirectory() as folder:
+        yield ingest_store.measure(Path(folder), *((2000, 2) if quick else (4000, 5)))
+
+
+def memory(quick: bool) -> Iterator[dict]:
+    with tempfile.TemporaryDirectory() as folder:
+        yield from ingest_memory.measure(Path(folder), quick, lambda line: print(f"  {line}", flush=True))
+
+
+def scaling(quick: bool) -> Iterator[dict]:
+    yield ingest_scaling.measure(10 if quick else 30)
+
+
+RUN = {f.__name__: f for f in (worker, kernels, handoff, store, memory, scaling)}
+
+
+def at_least(name: str, value: float, floor: float) -> dict:
+    return {"name": name, "value": round(value, 3), "floor": floor, "ok": value >= floor}
+
+
+def at_most(name: str, value: float, floor: float) -> dict:
+    return {"name": name, "value": round(value, 4), "floor": floor, "ok": value <= floor}
+
+
+def of_worker(rows: list[dict]) -> Iterator[dict]:
+    shares = {(r["file"], r["way"]): r["of_decode"] for r in rows if "of_decode" in r}
+    for file, least in LEAST.items():
+        for way in ("rowwise", "rowwise, shuffled"):
+            yield at_least(f"worker, {file}: {way}, share of decoding", shares[file, way], least)
+    for way, least in OVER.items():
+        if shares.get(("zstd", way)):
+            factor = shares["zstd", "rowwise"] / shares["zstd", way]
+            yield at_least(f"worker, zstd: times as fast as {way}", factor, least)
+
+
+def of_kernels(rows: list[dict]) -> Iterator[dict]:
+    for row in rows:
+        if row["side"] == "rowwise":
+            yield at_least(f"{row['kernel']}: million a second", row["million_s"], KERNELS[row["kernel"]])
+
+
+def of_handoff(rows: list[dict]) -> Iterator[dict]:
+    rates = {row["way"]: row["gb_cpu_s"] for row in rows}
+    slots, few, many = ingest_handoff.WAYS
+    yield at_least("hand-off over memory slots: GB for each second of a processor", rates[slots], 8)
+    yield at_least("hand-off: times as fast as torch's queue, 60 tensors", rates[slots] / rates[many], 10)
+    factor = round(rates[slots] / rates[few], 1)
+    yield {"name": "hand-off: times as fast as torch's queue, 3 tensors", "value": factor, "floor": None, "ok": True}
+
+
+def of_store(rows: list[dict]) -> Iterator[dict]:
+    row = rows[0]
+    speed = {one["step"]: one["speed"] for one in row["disk"]}
+    name = "a tenth of the features: times less of a processor than the map"
+    yield at_least(name, row["cpu_s"]["map"] / row["cpu_s"]["large groups"], 5)
+    yield at_most("disk, of the map: flattened", speed["flattened"], 0.5)
+    yield at_least("disk, times the flattened: coalesced", speed["coalesced"] / speed["flattened"], 1.5)
+    yield at_least("disk, times the coalesced: reordered", speed["reordered"] / speed["coalesced"], 1)
+    yield at_least("disk, of the map: reordered, large groups", speed["large groups"], 1)
+
+
+def of_memory(rows: list[dict]) -> Iterator[dict]:
+    for row in rows:
+        name = f"memory, {row['step']} {row['shape']}, {row['source_gb']:.1f} GB: MB at most"
+        yield at_most(name, row["peak_mb"], row["limit_mb"])
+
+
+def of_scaling(rows: list[dict]) -> Iterator[dict]:
+    (row,) = rows
+    yield at_most("scaling: workers, where three are needed", row["workers"], 4)
+    yield at_least("scaling: workers", row["workers"], 3)
+    yield at_most("scaling: share of the second half that the trainer waits", row["waits"], 0.05)
+
+
+FLOORS = {
+    "worker": of_worker,
+    "kernels": of_kernels,
+    "handoff": of_handoff,
+    "store": of_store,
+    "memory": of_memory,
+    "scaling": of_scaling,
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a coarser answer in under a minute")
-    parser.add_argument("--save", type=Path, help="where to write the JSON")
-    parser.add_argument("--batch", type=int, default=4096)
+    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS, help="leave the others out")
+    parser.add_argument("--save", type=Path, help="where to write the JSON; sections left out stay as they are there")
     args = parser.parse_args()
     torch.set_num_threads(1)
     pa.set_cpu_count(1)
     pa.set_io_thread_count(1)
-    groups = 4 if args.quick else 16
-    repeats = 3 if args.quick else 7
-    table = criteo_like(groups * GROUP_ROWS)
-    how = Batching(size=args.batch)
-    direct = msgspec.structs.replace(
-        COLUMNS,
-        dense=tuple(Dense(column=name) for name in DENSE),
-        sparse=tuple(Sparse(column=name, ids="direct") for name in IDS),
-    )
-    wide = tuple(msgspec.structs.replace(t, rows=1 << 36) for t in TABLES)
-    with tempfile.TemporaryDirectory() as folder:
-        pq.write_table(table, f"{folder}/a.parquet", row_group_size=GROUP_ROWS)
-        write_lines(table.slice(0, 2 * GROUP_ROWS), Path(folder, "a.tsv"))
-        parquet = ParquetReader(f"{folder}/a.parquet")
-        names = ("label", *DENSE, *IDS)
-        types = dict.fromkeys(DENSE, "int64") | dict.fromkeys(IDS, "string")
-        lines = CsvReader(f"{folder}/a.tsv", Dialect(delimiter="\t", names=names, quotes=False), types)
-        rates = best_rate(
-            {
-                "parquet, decode only": lambda: decode(parquet),
-                "parquet": lambda: batches(parquet, COLUMNS, how),
-                "parquet, not shuffled": lambda: batches(parquet, COLUMNS, Batching(size=args.batch, shuffle=False)),
-                "parquet, ids as they are": lambda: sum(len(b.labels_BK) for b in Batcher(parquet, direct, wide, how)),
-                "tsv, decode only": lambda: decode(lines),
-                "tsv": lambda: batches(lines, COLUMNS, how),
-            },
-            repeats,
-        )
-    rows = [{"way": name, "rows_s": round(rate)} for name, rate in rates.items()]
-    shares = {kind: rates[kind] / rates[f"{kind}, decode only"] for kind in ("parquet", "tsv")}
-    floors = [
-        {
-            "name": f"{kind}: share of decoding",
-            "value": round(shares[kind], 3),
-            "floor": least,
-            "ok": shares[kind] >= least,
-        }
-        for kind, least in FLOORS.items()
-    ]
-    result = {"benchmark": "ingest", "environment": environment(), "batch": args.batch, "rows": rows, "floors": floors}
-    for row in rows:
-        print(f"{row['way']:28} {row['rows_s'] / 1e6:6.2f} million rows/s of one core")
-    finish(result, args.save)
+    rows, floors = [], []
+    for section in args.only:
+        begin_s = time.perf_counter()
+        found = list(RUN[section](args.quick))
+        print(f"{section}: {time.perf_counter() - begin_s:.0f} s", flush=True)
+        for row in found:
+            print("  " + ", ".join(f"{k} {shown(v)}" for k, v in row.items()), flush=True)
+        rows += [{"section": section, **row} for row in found]
+        floors += [{**floor, "section": section} for floor in FLOORS[section](found)]
+    if args.save and args.save.exists():
+        before = json.loads(args.save.read_text())
+        rows += [row for row in before["rows"] if row["section"] not in args.only]
+        floors += [floor for floor in before["floors"] if floor["section"] not in args.only]
+    finish({"benchmark": "ingest", "environment": environment(), "rows": rows, "floors": floors}, args.save)
+
+
+def shown(value: object) -> str:
+    return f"{value:,.3f}" if isinstance(value, float) else str(value)
 
 
 if __name__ == "__main__":

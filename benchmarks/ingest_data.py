@@ -1,4 +1,4 @@
-"""The data and the work of `ingest.py`: rows of 13 numbers, 26 ids, 4 lists of ids and a label, and what becomes of them.
+"""The data and the work of `ingest.py`: rows of 13 numbers, 26 ids, 4 lists and a label, and what is made of them.
 
 Every number is filled, clamped and its logarithm taken, every id hashed to the rows of a table, and of every list the
 first 20 ids are used. Apart from the ways of doing it, so that all of them do the same to the same files.
@@ -24,7 +24,6 @@ LISTS = tuple(MEANS)
 NAMES = ("label", *DENSE, *IDS, *LISTS)
 FIRST = 20
 ROWS = 1_000_003  # of each table
-MOST = 1e6  # what numbers are clamped to
 GROUP_ROWS = 1 << 16
 COLUMNS = Columns(
     labels=("label",),
@@ -42,7 +41,7 @@ def written_out() -> transform.Loaded:
     """The same work as transforms of a recipe: fill, clamp, log1p; first_x, sigrid_hash."""
     return transform.load([
         *(transform.Fill(column=name, value=0.0) for name in DENSE),
-        *(transform.Clamp(column=name, low=0.0, high=MOST) for name in DENSE),
+        *(transform.Clamp(column=name, low=0.0) for name in DENSE),
         *(transform.Log1p(column=name) for name in DENSE),
         *(transform.FirstX(column=name, count=FIRST) for name in LISTS),
         *(transform.SigridHash(column=name, rows=ROWS) for name in (*IDS, *LISTS)),

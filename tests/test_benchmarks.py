@@ -57,3 +57,18 @@ def test_a_calibration_is_measured_and_judged(tmp_path):
     assert {"ours", "ldm", "dreamshard"} <= {row["plan"] for row in found["plans"]}
     assert all(row["measured_ms"] > 0 and row["predicted_ms"] > 0 for row in found["chosen"] + found["plans"])
     assert len(result["floors"]) == 6
+
+
+@pytest.mark.slow
+@pytest.mark.dist
+def test_shared_bags_are_looked_up_and_sent_once(tmp_path):
+    """As often as samples repeat less is looked up and sent, and nothing else changes."""
+    saved = tmp_path / "recd.json"
+    command = [sys.executable, "-W", "ignore", BENCHMARKS / "recd.py", "--quick", "--save", saved]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    result = json.loads(saved.read_text())
+    assert {row["where"] for row in result["rows"]} == {"one device", "two ranks"}
+    assert all(row["equal"] for row in result["rows"])
+    assert sum(floor["floor"] == 0.95 for floor in result["floors"]) == 4
+    assert all(floor["ok"] for floor in result["floors"])

@@ -265,13 +265,43 @@ def _counts(sections: dict[str, list[dict]]) -> list[tuple[int, int]]:
     return list(dict.fromkeys((row["tables"], row["devices"]) for row in sections["dreamshard"]))
 
 
+def ingest() -> str:
+    """What a worker makes of the time of decoding, and what is around it."""
+    result = read("ingest")
+    sections: dict[str, list[dict]] = {}
+    for row in result["rows"]:
+        sections.setdefault(row["section"], []).append(row)
+    worker = {(r["file"], r["way"]): r for r in sections["worker"] if "of_decode" in r}
+    ours = worker["zstd", "rowwise"]["rows_s"]
+    lines = ["| from Parquet to tensors, one core | rows/s | of decoding alone | ours over it |", "|---|---|---|---|"]
+    for (file, way), row in worker.items():
+        if file == "zstd" and way != "decode only" and "columns" not in way and "transforms" not in way:
+            over = "" if way.startswith("rowwise") else f"{ours / row['rows_s']:.1f}x"
+            lines.append(f"| {way} | {row['rows_s']:,.0f} | {row['of_decode']:.0%} | {over} |")
+    kernels = {r["kernel"]: r["million_s"] for r in sections["kernels"] if r["side"] == "rowwise"}
+    slots, few, many = (r["gb_cpu_s"] for r in sections["handoff"])
+    store, scaling = sections["store"][0], sections["scaling"][0]
+    disk = ", ".join(f"{one['step']} {one['speed']:.2f}" for one in store["disk"][1:])
+    less = store["cpu_s"]["map"] / store["cpu_s"]["large groups"]
+    per_second = ", ".join(f"{name} {rate:,.0f}" for name, rate in kernels.items())
+    note = (
+        "13 numbers filled, clamped, log1p; 26 ids and the first 20 of 4 lists hashed; a label. All do the same on "
+        f"one thread, per second of a processor. Kernels, million elements a second: {per_second}. "
+        f"A batch of 5.9 MB to another process: {slots:.1f} GB a processor's second, {slots / few:.1f} times torch's "
+        f"queue with 3 tensors and {slots / many:.0f} times with 60. A tenth of 500 features takes {less:.0f}x less "
+        f"processor than a map of them; on a disk of 8 ms and 150 MB/s, of the map's speed: {disk}. A trainer that "
+        f"needs three workers gets {scaling['workers']}, and waits {scaling['waits']:.1%} of the time."
+    )
+    return "\n".join([*lines, "", f"{note} {made_on(result)}"])
+
+
 def mean(result: dict, row_type: str, field: str) -> float:
     values = [r[field] for r in result["rows"] if r["row_type"] == row_type]
     return sum(values) / len(values)
 
 
 def fill(text: str) -> str:
-    tables = (recipes, step, ops, around, shard, plans, planner, calibrate, checkpoints, quality)
+    tables = (recipes, step, ops, around, shard, plans, planner, calibrate, checkpoints, ingest, quality)
     for name, table in {table.__name__: table for table in tables}.items():
         begin, end = f"<!-- table: {name} -->", "<!-- end -->"
         if text.count(begin) != 1:
