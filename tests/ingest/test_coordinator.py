@@ -109,6 +109,7 @@ class World:
             self.tell(Released(client, oldest, self.now_s / 10))
         if want.at == self.plan.splits and want.epoch + 1 < self.epochs and not held:
             self.place[client] = Place(want.epoch + 1, 0)
+            self.inbox[client].clear()
             self.tell(Attached(client, self.place[client]))
 
     def restart(self):
@@ -148,9 +149,10 @@ class World:
 
 
 PLANS = st.builds(
-    lambda clients, splits, least, more, ahead: Plan(
+    lambda clients, splits, epochs, least, more, ahead: Plan(
         clients=clients,
         splits=splits,
+        epochs=epochs,
         workers=least,
         least=least,
         most=least + more,
@@ -158,7 +160,8 @@ PLANS = st.builds(
         lease_s=2.0,
         attempts=99,
     ),
-    *(st.integers(1, 3), st.integers(1, 12), st.integers(1, 3), st.integers(0, 3), st.integers(2, 4)),
+    *(st.integers(1, 3), st.integers(1, 12), st.integers(1, 3)),
+    *(st.integers(1, 3), st.integers(0, 3), st.integers(2, 4)),
 )
 
 
@@ -205,6 +208,15 @@ def test_workers_that_never_start_are_not_started_for_ever():
         commands = coordinator.handle(Lost(number, "no module"), 0.1 * number)
     assert commands[0] == Give(0, Place(0, 0), None, "no worker starts: no module")
     assert not [c for c in coordinator.handle(Tick(), 9.0) if isinstance(c, Start)]
+
+
+def test_the_next_epoch_is_prepared_before_it_begins_and_none_after_the_last():
+    coordinator, _ = begun(splits=2, epochs=2, ahead=4)
+    leased = [c.place for c in coordinator.handle(Joined(1), 0.0)]
+    for at in ((0, 0), (0, 1), (1, 0)):
+        leased += [c.place for c in coordinator.handle(Made(1, Place(*at), 1.0), 0.1) if isinstance(c, Lease)]
+    assert leased == [Place(0, 0), Place(0, 1), Place(1, 0), Place(1, 1)]
+    assert not [c for c in coordinator.handle(Made(1, Place(1, 1), 1.0), 0.2) if isinstance(c, Lease)]
 
 
 def test_a_refused_split_comes_in_its_place():

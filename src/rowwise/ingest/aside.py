@@ -1,13 +1,15 @@
 """Rows that cannot be used, put aside: copied to files of their own, with the reason, while all others are used.
 
 A file for each split that has any, called by what the split is, so that preparing a split again (another epoch, another
-worker) writes the same file again and counts nothing twice. Its own file because it is the only thing that preparing
-rows ever writes. Gives up: a limit; how many rows were put aside is told when a run ends.
+worker, an evaluation of other rows of it) writes the same file again and counts nothing twice. Its own file because
+nothing else that prepares rows ever writes. Gives up: a limit, and clearing away what a killed process had half
+written, which lies there hidden and is not counted.
 """
 
 import hashlib
-import os
-from collections.abc import Callable
+import uuid
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,11 +18,12 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import parquet as pq
 
-from rowwise.ingest.encode import Bad
+from rowwise.ingest.encode import NAMED, Bad, Wrong
 from rowwise.ingest.reader import Split
 from rowwise.spec import Value
 
 ROWS, SPLIT = ".parquet", ".json"
+MOST_LETTERS = 80  # of a name: what a file system takes is some three times as much
 
 
 class Unread(Value, frozen=True):
@@ -41,12 +44,9 @@ class PutAside(NamedTuple):
 
 
 def put_aside(table: pa.Table, split: Split, bad: Bad, folder: str) -> None:
-    """Bad rows as they were read, with where each was and what is wrong with it."""
+    """Bad rows as they were read, with where each was and what is wrong with it; folder "": nowhere."""
     rows_N = np.flatnonzero(bad.mask_R)
-    reasons: dict[int, list[str]] = {}
-    for wrong in bad.wrong:
-        reasons.setdefault(wrong.row, []).append(f"column {wrong.column!r}: {wrong.reason}")
-    told = ["; ".join(reasons.get(row, ["as rows before it"])) for row in rows_N.tolist()]
+    told = _reasons(rows_N.tolist(), bad.wrong)
     found = table.take(pa.array(rows_N))
     found = found.append_column("_place", pa.array([split.place(row) for row in rows_N.tolist()]))
     found = found.append_column("_reason", pa.array(told))
@@ -67,11 +67,27 @@ def count_aside(folder: Path) -> PutAside:
     return PutAside(rows, tuple(notes))
 
 
+def _reasons(rows: Sequence[int], wrong: Sequence[Wrong]) -> list[str]:
+    """Of each row; only the first few of a column were looked at closely, so the others are bad as these are."""
+    reasons: dict[int, list[str]] = {}
+    for one in wrong:
+        reasons.setdefault(one.row, []).append(f"column {one.column!r}: {one.reason}")
+    count = Counter(one.column for one in wrong)
+    more = " or ".join(repr(name) for name, rows_told in count.items() if rows_told >= NAMED)
+    return ["; ".join(reasons.get(row, [f"column {more}: as in rows before it"])) for row in rows]
+
+
 def _write(folder: str, split: Split, ending: str, write: Callable[[Path], object]) -> None:
     """Whole or not at all, under a name that follows from the split."""
-    digest = hashlib.sha256(f"{split.source} {split.start} {split.stop}".encode()).hexdigest()[:8]
-    path = Path(folder) / f"{Path(split.source).stem}-{split.start}-{digest}{ending}"
+    if not folder:
+        return
+    digest = hashlib.sha256(f"{split.source} {split.start} {split.stop}".encode()).hexdigest()[:16]
+    path = Path(folder) / f"{Path(split.source).stem[:MOST_LETTERS]}-{split.start}-{digest}{ending}"
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    write(part)
-    part.replace(path)
+    # Threads, processes and hosts may all be at the same split, and each puts the same file in place.
+    part = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        write(part)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)

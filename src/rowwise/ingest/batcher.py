@@ -6,6 +6,10 @@ the borders of splits. So where a run stands is three numbers, and going on from
 state, no rows kept. Rows move within their split only, so splits should be many times the batch, or data in an order
 of its own (by time, by user) shows through; that is the price of reading splits once, one at a time.
 
+[Note: borrowed splits] A service lends a split, and has room for a few: it goes on when splits are given back. A batch
+may be made of more splits than that. So a split is kept as it is until the next one is used; rows that wait longer for
+their batch are copied.
+
 Splits are read and encoded here, or by a service of processes (`service/`), and are the same. Of several ranks each
 goes through the whole sequence and takes the rows of its own parts only (see [Note: parts of a batch] in `deal.py`);
 positions are those of the sequence, the same on all ranks. Gives up: without a service, files are read once a rank.
@@ -18,11 +22,12 @@ from pathlib import Path
 from typing import NamedTuple, Protocol, Self, final
 
 import msgspec
+from msgspec import structs
 
 from rowwise.batch import Batch
 from rowwise.errors import DataError, SpecError, StateError
 from rowwise.ingest.ahead import ahead
-from rowwise.ingest.block import Encoded
+from rowwise.ingest.block import Encoded, private
 from rowwise.ingest.collate import Piece, collate
 from rowwise.ingest.columns import Columns
 from rowwise.ingest.deal import Deal, Span
@@ -46,7 +51,8 @@ class Batching(Value, frozen=True):
     deal: Deal = Deal()  # of each batch among ranks; every rank gets a batch, which may have no rows
     where: Where = Where()  # rows that are wanted; none said: all
     together: str | None = None  # neighbours that have the same in this column stay neighbours when rows are shuffled
-    aside: str | None = None  # a folder for rows that cannot be used; None: the first one is an error
+    # A folder for rows that cannot be used; "": they are only left out; None: the first one is an error
+    aside: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse what makes no batch."""
@@ -81,6 +87,10 @@ class Part(Protocol):
 
     def pieces(self, spans: Sequence[Span]) -> list[Piece]:
         """The rows of the spans."""
+        ...
+
+    def own(self, piece: Piece) -> Piece:
+        """The rows of such a part, for as long as it takes. See [Note: borrowed splits]."""
         ...
 
 
@@ -131,6 +141,7 @@ class Batcher:
         self._parts: Parts = self._here
         start = Position(seed=batching.seed, shuffle=batching.shuffle, data=_digest(splits, how))
         if position is not None:
+            position = _as_quarantined(position, start, _digest(splits, structs.replace(how, aside=None)))
             _check_position(position, start, len(splits))
         self._position = position or start
 
@@ -156,27 +167,31 @@ class Batcher:
         for batch, after in made:
             self._position = after
             yield batch
-        self._position = msgspec.structs.replace(self._position, epoch=self._position.epoch + 1, split=0, row=0)
+        self._position = structs.replace(self._position, epoch=self._position.epoch + 1, split=0, row=0)
 
     def _batches(self, start: Position) -> Iterator[_Made]:
         size, count = self._batching.size, self.splits
         waiting: list[Piece] = []  # of the open batch
-        filled = 0
+        filled = owned = 0
         for at, part in enumerate(self._parts(start.epoch, start.split), start.split):
-            row = start.row if at == start.split else 0
+            row, before = start.row if at == start.split else 0, len(waiting)
             left = range(min(row, part.rows), part.rows)
-            if not left:
-                continue
             spans = list(self._batching.deal.spans(left, filled, size, last=at == count - 1))
-            stands = msgspec.structs.replace(start, split=at)
-            for piece, span in zip(part.pieces(spans), spans, strict=True):
-                waiting.append(piece)
+            stands = structs.replace(start, split=at)
+            pieces = part.pieces(spans) if spans else []
+            for span in spans:
+                waiting.append(pieces.pop(0))  # and no other name for it: a split goes back with its last piece
                 if span.full:
-                    yield _Made(self._collate(waiting, size), msgspec.structs.replace(stands, row=span.after))
+                    yield _Made(self._collate(waiting, size), structs.replace(stands, row=span.after))
                     waiting.clear()
+                    before = owned = 0
+            if before:  # see [Note: borrowed splits]
+                waiting[owned:] = [part.own(piece) for piece in waiting[owned:]]
+                owned = len(waiting)
             filled = (filled + len(left)) % size
+            del part
         if filled and self._batching.keep_last:
-            end = msgspec.structs.replace(start, split=count, row=0)
+            end = structs.replace(start, split=count, row=0)
             yield _Made(self._collate(waiting, filled), end)
 
     def _collate(self, pieces: Sequence[Piece], rows: int) -> Batch:
@@ -212,6 +227,10 @@ class _Opened:
             at += end - begin
         return pieces
 
+    def own(self, piece: Piece) -> Piece:
+        """It is this process's already."""
+        return piece
+
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -228,6 +247,13 @@ class Served:
     def pieces(self, spans: Sequence[Span]) -> list[Piece]:
         """The rows of the spans."""
         return [Piece(self.encoded, begin, end, place) for begin, end, place, *_ in spans]
+
+    def own(self, piece: Piece) -> Piece:
+        """A copy."""
+        lent = piece.encoded
+        block = private(len(lent.block))
+        block[:] = lent.block
+        return piece._replace(encoded=Encoded.of(block, lent.layout))
 
 
 def rows_to_hold(columns: Columns, tables: Sequence[Table]) -> dict[str, int]:
@@ -249,12 +275,21 @@ def _digest(splits: Sequence[Split], how: Preparation) -> str:
     return hashlib.sha256(msgspec.json.encode(here)).hexdigest()[:16]
 
 
+def _as_quarantined(position: Position, start: Position, data: str) -> Position:
+    """Where a run stood that ended at its first bad row, for one that puts them aside: it had used good rows only."""
+    return structs.replace(position, data=start.data) if position.data == data else position
+
+
 def _check_position(position: Position, start: Position, splits: int) -> None:
     """A position means rows only together with what it was taken of."""
     for name in ("seed", "shuffle", "data"):
         got, want = getattr(position, name), getattr(start, name)
         if got != want:
-            what = "other files, splits, filters or transforms" if name == "data" else f"{name}={got!r}"
-            raise StateError(f"the position is of {what}, and this run has {name}={want!r}: no row would be the same")
+            out = "go on with what the run began with, or start a new one"
+            if name == "data":
+                what = "other files, splits, filters or transforms (or another together or on_bad_rows) than this run's"
+                raise StateError(f"the position is of {what}: no row would be the same; {out}")
+            what = f"{name}={got!r}, and this run has {name}={want!r}"
+            raise StateError(f"the position is of {what}: no row would be the same; {out}")
     if not 0 <= position.split <= splits or position.row < 0 or position.epoch < 0:
         raise StateError(f"{position}: want a split of 0 to {splits}, and nothing negative")

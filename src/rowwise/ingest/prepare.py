@@ -16,6 +16,7 @@ from typing import final
 
 import numpy as np
 import pyarrow as pa
+from msgspec import structs
 from numpy.typing import NDArray
 from pyarrow import compute as pc
 
@@ -25,9 +26,9 @@ from rowwise.ingest.aside import put_aside, put_split_aside
 from rowwise.ingest.bags import Ints, whole
 from rowwise.ingest.block import Encoded, Memory, private
 from rowwise.ingest.columns import Columns
-from rowwise.ingest.encode import bad_rows, encode
+from rowwise.ingest.encode import Bad, bad_rows, encode
 from rowwise.ingest.mix import permutation
-from rowwise.ingest.reader import Reader, Split
+from rowwise.ingest.reader import Reader, Split, check_columns
 from rowwise.ingest.share import Share
 from rowwise.ingest.where import Where
 from rowwise.spec import Value
@@ -44,7 +45,8 @@ class Preparation(Value, frozen=True):
     transforms: bytes = b""  # as `transform.to_json` has them; none: columns are used as they are
     where: Where = Where()  # rows that are wanted
     together: str | None = None  # neighbours that have the same in this column stay neighbours when rows are shuffled
-    aside: str | None = None  # a folder for rows that cannot be used; None: the first one ends the run
+    # A folder for rows that cannot be used; "": they are only left out; None: the first one ends the run
+    aside: str | None = None
 
     @property
     def loaded(self) -> transform.Loaded:
@@ -60,6 +62,11 @@ class Preparation(Value, frozen=True):
     def check(self, schema: pa.Schema, source: str) -> None:
         """Refuse columns that are not there or hold something else."""
         self.where.check(schema, source)
+        if self.together is not None:
+            check_columns((self.together,), schema, source)
+            if not _can_differ(kind := schema.field(self.together).type):
+                want = "want a column of single values, such as whole numbers or text"
+                raise DataError(f"{source}: together: column {self.together!r} holds {kind}: {want}")
         self.columns.check(transform.schema_after(schema, self.loaded, source), source)
 
 
@@ -104,6 +111,7 @@ class Task:
     reader: Reader
     splits: tuple[Split, ...]
     how: Preparation
+    epochs: int = 1  # that will be asked for, as far as is known
 
     def order(self, epoch: int) -> list[int]:
         """The numbers of the splits, in the order of an epoch."""
@@ -119,8 +127,12 @@ class Task:
             if how.aside is None:
                 raise
             put_split_aside(split, str(error), how.aside)
-            nothing = pa.table({name: pa.array([]) for name in how.columns.names})
-            return Opened(table=nothing, split=split, order_R=np.empty(0, np.int64), how=how, spent=Spent())
+            return Opened(table=self._nothing(split), split=split, order_R=None, how=how, spent=Spent())
+
+    def _nothing(self, split: Split) -> pa.Table:
+        """No rows, of columns as they would be."""
+        after = transform.schema_after(self.reader.schema, self.how.loaded, split.source)
+        return pa.schema([after.field(name) for name in self.how.columns.names]).empty_table()
 
     def _open(self, index: int, epoch: int) -> Opened:
         begin_s = perf_counter()
@@ -131,10 +143,11 @@ class Task:
         if how.transforms:
             where = transform.Where(split=split, index=index)
             made, keep_R = transform.apply(table, how.loaded, how.columns.names, where)
-        if how.where.all_of:
-            keep_R = _both(keep_R, how.where.mask(table))
+        wanted_R = how.where.mask(table) if how.where.all_of else None
+        if wanted_R is not None:
+            keep_R = _both(keep_R, wanted_R)
         if how.aside is not None:
-            bad = bad_rows(made, how.columns, how.rows_of, split)
+            bad = _bad_among(wanted_R, made, how, split)
             if bad is not None:
                 put_aside(table, split, bad, how.aside)
                 keep_R = _both(keep_R, ~bad.mask_R)
@@ -163,6 +176,19 @@ def _loaded(data: bytes) -> transform.Loaded:
     return transform.from_json(data) if data else transform.load(())
 
 
+def _bad_among(wanted_R: NDArray[np.bool_] | None, made: pa.Table, how: Preparation, split: Split) -> Bad | None:
+    """What is wrong with rows that the filter wants: the same for all that use a split, whatever share they take."""
+    if wanted_R is None or wanted_R.all():
+        return bad_rows(made, how.columns, how.rows_of, split)
+    bad = bad_rows(made.filter(pa.array(wanted_R)), how.columns, how.rows_of, split)
+    if bad is None:
+        return None
+    rows_N = np.flatnonzero(wanted_R)
+    mask_R = np.zeros_like(wanted_R)
+    mask_R[rows_N[bad.mask_R]] = True
+    return Bad(mask_R, tuple(structs.replace(wrong, row=int(rows_N[wrong.row])) for wrong in bad.wrong))
+
+
 def _both(one_R: NDArray[np.bool_] | None, other_R: NDArray[np.bool_]) -> NDArray[np.bool_]:
     return other_R if one_R is None else one_R & other_R
 
@@ -172,5 +198,18 @@ def _runs(column: pa.ChunkedArray) -> Ints:
     array = whole(column)
     if len(array) < 2:
         return np.array([0] * bool(len(array)) + [len(array)], np.int64)
-    differs = pc.call_function("not_equal", [array[1:], array[:-1]]).fill_null(True).to_numpy(zero_copy_only=False)
+    differs = _differ(array[1:], array[:-1]).fill_null(True).to_numpy(zero_copy_only=False)
     return np.concatenate([[0], np.flatnonzero(differs) + 1, [len(array)]])
+
+
+def _differ(one: pa.Array, other: pa.Array) -> pa.Array:
+    return pc.call_function("not_equal", [one, other])
+
+
+def _can_differ(kind: pa.DataType) -> bool:
+    nothing = whole(pa.chunked_array([], kind))
+    try:
+        _differ(nothing, nothing)
+    except pa.ArrowException:
+        return False
+    return True

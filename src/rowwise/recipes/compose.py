@@ -42,7 +42,12 @@ from rowwise.train.settings import Evaluation
 from rowwise.train.trainer import Job, Settings
 
 OpenBatches = Callable[[Position | None], Batcher]
+Aside = Callable[[], Path | None]  # where bad rows go, which is known once there is a folder
 CLICK_METRICS = ("ne", "loss", "auc")  # those that a checkpoint can be chosen by
+
+
+def nowhere() -> None:
+    """Bad rows are left out, and not kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +148,7 @@ def make_job(
     comm: Comm | None = None,
     forecast: Forecast | None = None,
     batches: OpenBatches | None = None,
+    aside: Aside = nowhere,
 ) -> Job:
     """What a trainer trains, on one of several ranks; `batches`: where they are not prepared by the trainer itself."""
     parts = resolved.parts
@@ -151,7 +157,7 @@ def make_job(
         objective=make_objective(resolved, model),
         batches=batches or (lambda position: make_batcher(resolved, parts.train, position, deal_of(comm))),
         tasks=resolved.tasks,
-        evaluate=None if parts.valid is None else make_evaluator(resolved, model, parts.valid, comm=comm),
+        evaluate=None if parts.valid is None else make_evaluator(resolved, model, parts.valid, comm=comm, aside=aside),
         forecast=forecast,
     )
 
@@ -196,10 +202,21 @@ def make_batcher(
     return Batcher(rows.reader, resolved.columns, resolved.tables, how, position, resolved.transforms)
 
 
-def in_order(resolved: Resolved, rows: Rows, deal: Deal | None = None) -> Iterable[Batch]:
-    """All rows once, as they come, in batches for evaluation, or a rank's part of each."""
-    size, ahead = resolved.recipe.evaluate.batch, resolved.recipe.train.ahead
-    how = Batching(size=size, shuffle=False, ahead=ahead, share=rows.share, where=rows.where, deal=deal or Deal())
+def in_order(resolved: Resolved, rows: Rows, deal: Deal | None = None, aside: Path | None = None) -> Iterable[Batch]:
+    """All rows once, as they come, in batches for evaluation, or a rank's part of each.
+
+    Bad rows are left out where training leaves them out, and go to the folder `aside`, if there is one.
+    """
+    recipe = resolved.recipe
+    how = Batching(
+        size=recipe.evaluate.batch,
+        shuffle=False,
+        ahead=recipe.train.ahead,
+        share=rows.share,
+        where=rows.where,
+        deal=deal or Deal(),
+        aside=str(aside or "") if recipe.data.on_bad_rows == "quarantine" else None,
+    )
     # Nothing is measured on fewer rows because training takes fewer.
     return Batcher(rows.reader, resolved.columns, resolved.tables, how, None, serving(resolved.transforms))
 
@@ -210,8 +227,9 @@ def make_evaluator(
     rows: Rows,
     slices: tuple[str, ...] | None = None,
     comm: Comm | None = None,
+    aside: Aside = nowhere,
 ) -> Evaluator:
-    """What measures the model on some rows; `slices` instead of those of the recipe."""
+    """What measures the model on some rows; `slices` instead of those of the recipe, `aside` as for `in_order`."""
     recipe = resolved.recipe
     if isinstance(recipe.model, TwoTowers):
         assert isinstance(model, RetrievalModel)
@@ -219,17 +237,19 @@ def make_evaluator(
         return RetrievalEvaluator(
             model.towers,
             recipe.model.item,
-            known=lambda: in_order(resolved, train),
-            asked=lambda: in_order(resolved, rows),
+            known=lambda: in_order(resolved, train, None, aside()),
+            asked=lambda: in_order(resolved, rows, None, aside()),
             task=resolved.tasks[0],
             ks=recipe.model.ks,
         )
     chosen = recipe.evaluate.slices if slices is None else slices
     slicing = Slicing(chosen, recipe.evaluate.slice_ids)
     deal = deal_of(comm)
-    return ClickEvaluator(
-        model, lambda: in_order(resolved, rows, deal), resolved.tasks, recipe.train, slicing, comm=comm
-    )
+
+    def batches() -> Iterable[Batch]:
+        return in_order(resolved, rows, deal, aside())
+
+    return ClickEvaluator(model, batches, resolved.tasks, recipe.train, slicing, comm=comm)
 
 
 def make_settings(recipe: Recipe) -> Settings:

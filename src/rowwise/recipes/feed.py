@@ -6,6 +6,7 @@ learn its address. Evaluations read their rows themselves.
 
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, final
@@ -14,6 +15,7 @@ from msgspec import structs
 
 from rowwise.comm.seam import Comm
 from rowwise.ingest.batcher import Batcher, Part, Position, Served
+from rowwise.ingest.prepare import Task
 from rowwise.ingest.service.client import Client, Health
 from rowwise.ingest.service.local import Service, Workers, client_of
 from rowwise.recipes.compose import Resolved, deal_of, make_batcher
@@ -74,12 +76,15 @@ class Feed:
         """End the workers."""
         self._ends.close()
 
+    def _task(self) -> Task:
+        return replace(self._open(None).task, epochs=self._resolved.recipe.train.epochs)
+
     def _join(self, workers: Workers) -> Client:
         comm, topology, service = self._comm, self._comm.topology, None
         here = topology.ranks_of(topology.host_of(comm.rank))
         with sharing(comm, "starting the workers that prepare rows"):
             if comm.rank == here[0]:
-                service = self._ends.enter_context(Service(self._open(None).task, workers, len(here)))
+                service = self._ends.enter_context(Service(self._task(), workers, len(here)))
         address = "" if service is None else str(service.address)
         for host in range(topology.hosts):
             first = topology.ranks_of(host)[0]
@@ -97,11 +102,11 @@ class Feed:
             workers = structs.replace(workers, address="auto")  # one that only this process has cannot be joined
         with sharing(comm, "starting the workers that prepare rows"):
             if comm.rank == 0:
-                found = self._ends.enter_context(Cluster(self._open(None).task, workers, len(comm.ranks)))
+                found = self._ends.enter_context(Cluster(self._task(), workers, len(comm.ranks)))
         name = from_rank(comm, None if found is None else found.name, 0, "workers")
         if found is None:
             with sharing(comm, "joining the workers that prepare rows"):
-                found = Cluster(self._open(None).task, workers, len(comm.ranks), name)
+                found = Cluster(self._task(), workers, len(comm.ranks), name)
         else:
             with sharing(comm, "joining the workers that prepare rows"):
                 pass

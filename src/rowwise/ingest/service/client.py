@@ -64,7 +64,7 @@ class Client:
         self.health = Health()
 
     def splits(self, epoch: int, at: int, count: int) -> Iterator[Encoded]:
-        """Those of an epoch from a place on, up to its end."""
+        """Those of an epoch from a place on, up to its end; good until another epoch is begun."""
         self._arrived.clear()
         self._held.clear()
         place = Place(epoch, at)

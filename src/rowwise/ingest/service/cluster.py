@@ -301,7 +301,7 @@ class Cluster:
             max_concurrency=1000,
         )
         self._task = [self._ray.put(task)]
-        self.board = actor.remote(workers.plan(clients, len(task.splits)), workers.cpus)
+        self.board = actor.remote(workers.plan(clients, task), workers.cpus)
 
     def client(self, number: int = 0) -> "ClusterClient":
         """One trainer's end."""

@@ -25,6 +25,7 @@ class Plan(Value, frozen=True):
 
     clients: int = 1  # ranks that share it; all get every split
     splits: int = 1  # of an epoch
+    epochs: int = 1  # what comes after them is prepared when a client asks for it
     workers: int = 1  # to begin with
     least: int = 1
     most: int = 1
@@ -35,7 +36,7 @@ class Plan(Value, frozen=True):
 
     def __post_init__(self) -> None:
         """Refuse what delivers nothing."""
-        counts = (self.clients, self.splits, self.least, self.ahead, self.attempts)
+        counts = (self.clients, self.splits, self.epochs, self.least, self.ahead, self.attempts)
         if min(counts) < 1 or not self.least <= self.workers <= self.most:
             raise SpecError(
                 f"a service of {self.workers} workers: want {self.least} to {self.most}, and at least 1 of all"
@@ -217,6 +218,7 @@ class Coordinator:
     def _hear_clients(self, event: Event, now_s: float) -> None:
         match event:
             case Attached(client=client, place=place, waited_s=waited_s):
+                place = place if place.at < self.plan.splits else Place(place.epoch + 1, 0)
                 self._clients[client] = _Client(place, waited_s)
                 for task in self._tasks.values():
                     task.given.discard(client)
@@ -362,12 +364,16 @@ class Coordinator:
         """The splits that may be there at once, from the client on that is the last; none until all are here."""
         if len(self._clients) < self.plan.clients:
             return []
-        place, places = min(client.place for client in self._clients.values()), list[Place]()
-        for _ in range(self.target + self.plan.ahead):
-            if place.at >= self.plan.splits:
-                break  # the next epoch begins when a client asks for it
-            places.append(place)
-            place = self._after(place)
+        place = min(client.place for client in self._clients.values())
+        asked = max(self.plan.epochs, place.epoch + 1)
+        places = self._places(place, self.target + self.plan.ahead)
+        return [place for place in places if place.epoch < asked]
+
+    def _places(self, place: Place, count: int) -> list[Place]:
+        """So many from one on."""
+        places = [place]
+        while len(places) < count:
+            places.append(self._after(places[-1]))
         return places
 
     def _slot(self) -> int | None:
@@ -383,7 +389,7 @@ class Coordinator:
         if len(self._clients) < self.plan.clients:
             return
         first = min(client.place for client in self._clients.values())
-        last = Place(first.epoch, first.at + self.plan.most + self.plan.ahead)
+        last = self._places(first, self.plan.most + self.plan.ahead)[-1]
         for place, task in list(self._tasks.items()):
             if task.state != "leased" and not first <= place <= last:
                 self._take_slot(task)
@@ -401,6 +407,6 @@ class Coordinator:
                 place = self._after(place)
         return commands
 
-    @staticmethod
-    def _after(place: Place) -> Place:
-        return Place(place.epoch, place.at + 1)
+    def _after(self, place: Place) -> Place:
+        last = place.at + 1 >= self.plan.splits
+        return Place(place.epoch + 1, 0) if last else Place(place.epoch, place.at + 1)

@@ -61,11 +61,19 @@ class Workers(Value, frozen=True):
             out = "give count for so many, or most for as many as it takes up to that"
             raise SpecError(f"data.workers: count={self.count} and most={self.most}: {out}")
 
-    def plan(self, clients: int, splits: int) -> Plan:
+    def plan(self, clients: int, task: Task) -> Plan:
         """For so many trainers that share them."""
         most = self.count or self.most or (cores() if self.on == "processes" else MOST_ON_RAY)
-        how = {"ahead": self.ahead, "lease_s": self.lease_s}
-        return Plan(clients=clients, splits=splits, workers=self.count or 1, least=self.count or 1, most=most, **how)
+        return Plan(
+            clients=clients,
+            splits=len(task.splits),
+            epochs=task.epochs,
+            workers=self.count or 1,
+            least=self.count or 1,
+            most=most,
+            ahead=self.ahead,
+            lease_s=self.lease_s,
+        )
 
 
 def cores() -> int:
@@ -79,7 +87,7 @@ class Service:
 
     def __init__(self, task: Task, workers: Workers | None = None, clients: int = 1) -> None:
         """Start the host, which starts workers when all clients have called."""
-        self._plan = (workers or Workers()).plan(clients, len(task.splits))
+        self._plan = (workers or Workers()).plan(clients, task)
         self._file = make_memory()
         try:
             self._size_bytes = _write(self._file, task)

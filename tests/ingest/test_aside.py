@@ -1,0 +1,215 @@
+"""Rows that cannot be used are put aside with their reasons, once each, and all others are trained on."""
+
+import threading
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet as pq
+
+from rowwise import DataError, Table
+from rowwise.ingest import Batcher, Batching, Columns, Dense, ParquetReader, Sparse
+from rowwise.ingest.aside import PutAside, count_aside, put_aside, put_split_aside
+from rowwise.ingest.batcher import Served
+from rowwise.ingest.encode import NAMED, Bad, Wrong
+from rowwise.ingest.reader import Split
+from rowwise.ingest.service.local import Service, Workers
+from rowwise.ingest.where import parse
+
+COLUMNS = Columns(labels=("label",), dense=(Dense(column="x"),), sparse=(Sparse(column="id", ids="direct"),), key="row")
+TABLES = (Table(name="id", rows=100, dim=4),)
+ROWS, GROUP = 600, 100
+
+
+def make(rows=ROWS, **changes):
+    found = {"row": list(range(rows)), "label": [r % 2 for r in range(rows)], "x": [float(r) for r in range(rows)]}
+    found["id"] = [r % 100 for r in range(rows)]
+    for name, cells in changes.items():
+        for row, cell in cells.items():
+            found[name][row] = cell
+    return pa.table(found)
+
+
+def write(table, path, checksums=True):
+    pq.write_table(table, path, row_group_size=GROUP, write_page_checksum=checksums, compression="none")
+
+
+def batches(path, aside=None, size=64, **how):
+    return Batcher(ParquetReader(path, verify=True), COLUMNS, TABLES, Batching(size=size, aside=aside, **how))
+
+
+def keys(made):
+    return [key for batch in made for key in batch.keys_B.tolist()]
+
+
+def served(made, count=2):
+    with Service(made.task, Workers(count=count, ahead=1)) as service:
+        client = service.client()
+        return keys(made.served_by(lambda epoch, at: map(Served, client.splits(epoch, at, made.splits))))
+
+
+def found(folder):
+    tables = [pq.read_table(path) for path in sorted(folder.glob("*.parquet"))]
+    return {row["row"]: row for table in tables for row in table.to_pylist()}
+
+
+BAD = {
+    "label": {3: 7, 5: None, 250: 2},
+    "x": {7: float("inf"), 5: float("-inf")},
+    "id": {9: 100, 10: -1},
+    "row": {400: None},
+}
+
+
+def test_bad_rows_are_put_aside_and_the_rest_is_used(tmp_path):
+    write(make(**BAD), tmp_path / "a.parquet")
+    bad = {3, 5, 7, 9, 10, 250, 400}
+    folder = tmp_path / "bad"
+    made = batches(tmp_path / "a.parquet", str(folder))
+    used = [keys(made), keys(made)]  # two epochs
+    assert all(sorted(one) == [r for r in range(ROWS) if r not in bad] for one in used)
+    assert served(batches(tmp_path / "a.parquet", str(folder))) == used[0]
+    assert keys(batches(tmp_path / "a.parquet", "")) == used[0]  # only left out
+    rows = found(folder)
+    assert rows.keys() == (bad - {400}) | {None}
+    assert rows[3]["_place"] == f"{tmp_path / 'a.parquet'}: row 3"
+    assert rows[3]["_reason"] == "column 'label': 7: want a label of 0 or 1"
+    assert "column 'x': -inf" in rows[5]["_reason"]
+    assert "column 'label': None" in rows[5]["_reason"]
+    assert rows[9]["_reason"].startswith("column 'id': id 100: want 0 to 99, the rows of table 'id'")
+    assert rows[None]["_reason"] == "column 'row': None: want a key in every row"
+    assert count_aside(folder) == PutAside(len(bad), ())
+    assert len(list(folder.iterdir())) == 3  # and nothing half written
+
+
+@pytest.mark.parametrize(
+    ("column", "row", "message"),
+    [
+        ("label", 3, "row 3, column 'label': 7: want a label of 0 or 1"),
+        ("x", 7, "row 7, column 'x': inf: want a finite number"),
+        ("id", 9, "row 9, column 'id': id 100: want 0 to 99, the rows of table 'id'; ids='hash' takes any"),
+        ("row", 400, "row 400, column 'row': None: want a key in every row"),
+    ],
+)
+def test_the_first_one_ends_a_run_that_wants_all(tmp_path, column, row, message):
+    write(make(**{column: {row: BAD[column][row]}}), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=f"a.parquet: {message}"):
+        keys(batches(tmp_path / "a.parquet"))
+
+
+def flip(path):
+    """A bit of a page that has a checksum."""
+    at = pq.read_metadata(path).row_group(2).column(2)
+    data = bytearray(path.read_bytes())
+    begin = at.dictionary_page_offset if at.has_dictionary_page else at.data_page_offset
+    data[begin + at.total_compressed_size - 5] ^= 1
+    path.write_bytes(data)
+
+
+def gone(path):
+    path.unlink()
+
+
+def other_rows(path):
+    write(make(250), path)
+
+
+def other_types(path):
+    table = make()
+    write(table.set_column(3, "id", pa.array([[r] for r in range(ROWS)])), path)
+
+
+def without_column(path):
+    write(make().drop_columns(["x"]), path)
+
+
+def no_parquet(path):
+    path.write_bytes(b"something else")
+
+
+CHANGES = [
+    (flip, 1, "cannot be read as Parquet: row group 2, column 'x': .*on_bad_rows=quarantine"),
+    (gone, 6, "the file is gone: it was there when the splits were made; put it back"),
+    (other_rows, 4, "the file has changed since the splits were made: start anew, or put the old one back"),
+    (other_types, 6, "row group [0-9], column 'id' holds list<.*>, and in .* int64: write the files with one type"),
+    (without_column, 6, "no column 'x'"),
+    (no_parquet, 6, "b.parquet: cannot be read as Parquet"),
+]
+
+
+@pytest.mark.parametrize(("change", "splits", "message"), CHANGES, ids=[change.__name__ for change, *_ in CHANGES])
+def test_splits_that_cannot_be_read(tmp_path, change, splits, message):
+    for name in "abc":
+        write(make(), tmp_path / f"{name}.parquet")
+    folder = tmp_path / "bad"
+    makers = [batches(tmp_path / "*.parquet", str(folder), seed=1) for _ in range(2)]
+    strict = batches(tmp_path / "*.parquet")
+    change(tmp_path / "b.parquet")
+    used = keys(makers[0])
+    assert len(used) == 3 * ROWS - splits * GROUP
+    assert served(makers[1]) == used
+    rows, unread = count_aside(folder)
+    assert (rows, len(unread)) == (0, splits)
+    assert {one.source for one in unread} == {str(tmp_path / "b.parquet")}
+    assert sum(one.rows for one in unread) == splits * GROUP
+    with pytest.raises(DataError, match=message):
+        keys(strict)
+
+
+def test_rows_that_nobody_wants_are_not_bad(tmp_path):
+    write(make(label={3: 7, 500: None, 501: 9}), tmp_path / "a.parquet")
+    how = {"where": parse(["label is not null", "row >= 100"])}
+    used = keys(batches(tmp_path / "a.parquet", str(tmp_path / "bad"), **how))
+    assert sorted(used) == [r for r in range(100, ROWS) if r not in (500, 501)]
+    rows = found(tmp_path / "bad")
+    assert rows.keys() == {501}
+    assert rows[501]["_place"].endswith("row 501")
+    assert "9: want a label" in rows[501]["_reason"]
+
+
+SPLIT = Split(source="a/rows.v2.parquet", start=0, stop=1, first_row=10, rows=4)
+
+
+def test_reasons_and_names(tmp_path):
+    wrong = tuple(Wrong(row=row, column="label", reason="7: no") for row in range(NAMED))
+    bad = Bad(np.ones(NAMED + 2, np.bool_), (*wrong, Wrong(row=0, column="x", reason="inf: no")))
+    table = pa.table({"label": [7] * (NAMED + 2)})
+    others = [
+        SPLIT,
+        Split(source="b/rows.v2.parquet", start=0, stop=1),
+        Split(source="a/rows.v1.parquet", start=0, stop=1),
+        Split(source="a/rows.v2.parquet", start=0, stop=2),
+        Split(source="a/" + 250 * "x" + ".csv", start=0, stop=9),
+        Split(source="s3://shop/.rows*?.csv", start=0, stop=9),
+    ]
+    for split in [*others, *others]:
+        put_aside(table, split, bad, str(tmp_path))
+    assert count_aside(tmp_path).rows == len(others) * (NAMED + 2)
+    one = pq.read_table(next(path for path in tmp_path.iterdir() if path.name.startswith("rows.v2-0-")))
+    assert one["_reason"][0].as_py() == "column 'label': 7: no; column 'x': inf: no"
+    assert one["_reason"][NAMED].as_py() == "column 'label': as in rows before it"
+
+
+def test_all_write_at_once(tmp_path):
+    table = pa.table({"label": [7, 8]})
+    bad = Bad(np.array([True, True]), (Wrong(row=0, column="label", reason="7"),) * 5)
+    failed = []
+
+    def write_often():
+        try:
+            for _ in range(30):
+                put_aside(table, SPLIT, bad, str(tmp_path))
+                put_split_aside(SPLIT, "gone", str(tmp_path))
+                found = count_aside(tmp_path)
+                assert found.rows == 2
+                assert [one.rows for one in found.unread] == [4]
+        except Exception as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=write_often) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+    assert len(list(tmp_path.iterdir())) == 2
