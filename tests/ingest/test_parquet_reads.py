@@ -2,6 +2,7 @@
 
 import datetime as dt
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from itertools import pairwise
 
@@ -214,3 +215,22 @@ def test_the_papers_chain(tmp_path):
     assert reordered < recovered
     assert reordered < base
     assert larger < reordered / 2
+
+
+def test_threads_share_a_reader(tmp_path):
+    """A run reads ahead in one thread while it evaluates in another."""
+    path = tmp_path / "a.parquet"
+    rows = np.arange(200_000)
+    pq.write_table(pa.table({"x": rows, "y": rows.astype(np.float64)}), path, row_group_size=20_000)
+    reader = ParquetReader(path)
+    splits = reader.splits()
+    before = reader.counters.groups
+
+    def read(split):
+        table = reader.read(split, ("x", "y"))
+        want = np.arange(split.first_row, split.first_row + split.rows)
+        return bool(np.array_equal(table["x"].to_numpy(), want) and np.array_equal(table["y"].to_numpy(), want))
+
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(read, splits * 20))
+    assert reader.counters.groups - before == 200

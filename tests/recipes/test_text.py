@@ -236,6 +236,8 @@ def of_type(kind, made=None):
             return st.one_of([of_type(None, t) for t in types])
         case msgspec.inspect.VarTupleType(item_type=item):
             return st.lists(of_type(None, item), min_size=1, max_size=2).map(tuple)
+        case msgspec.inspect.TupleType(item_types=items):
+            return st.tuples(*(of_type(None, item) for item in items))
         case msgspec.inspect.DictType(value_type=value):
             return st.dictionaries(TEXTS, of_type(None, value), max_size=2)
         case msgspec.inspect.EnumType(cls=cls):

@@ -1,6 +1,7 @@
 """A run on several ranks is the run of one: same weights, lines and decisions; what stops one stops all."""
 
 import time
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -260,7 +261,7 @@ def test_a_row_that_one_rank_cannot_read_ends_all_at_once(tmp_path, bad, ahead):
                 click = rows["click"].to_numpy().copy()
                 click[bad] = 7
                 rows = rows.set_column(rows.schema.get_field_index("click"), "click", [click])
-                made._reader = FrameReader(rows, split_rows=self.split_rows)
+                made.task = replace(made.task, reader=FrameReader(rows, split_rows=self.split_rows))
             return made
 
     how = fast(train={"epochs": 2, "ahead": ahead, "shuffle": False}, save=Saving(every=1))

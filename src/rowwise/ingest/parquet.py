@@ -6,6 +6,7 @@ carries names and no footers. Gives up: row groups are the unit of memory, so a 
 whole by `read` (`pieces` cuts it), and page checksums unless asked for: checking them takes a tenth of the decode.
 """
 
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -72,9 +73,9 @@ class ParquetReader:
         self._schema = pa.schema([*in_file, *self._folders])
         self._types = {field.name: field.type for field in self._schema}
         self._where.check(self._schema, first)
-        self._counters, self._image, self._splits = Counters(), None, None
+        self._counters, self._splits = Counters(), None
+        self._idle, self._lock = list[Image](), threading.Lock()
 
-    _image: Image | None
     _splits: tuple[Split, ...] | None
 
     @property
@@ -100,25 +101,33 @@ class ParquetReader:
 
     def read(self, split: Split, columns: Sequence[str]) -> pa.Table:
         """One row group."""
-        image = self._opened(split.source)
-        inside = self._check(image, split, columns)
-        table, counters = image.read(split.start, inside, gap=self._gap_bytes, threads=self._threads)
-        self._counters += counters
+        with self._opened(split.source) as image:
+            inside = self._check(image, split, columns)
+            table, counters = image.read(split.start, inside, gap=self._gap_bytes, threads=self._threads)
+        with self._lock:
+            self._counters += counters
         return self._finished(table, split, columns)
 
     def pieces(self, split: Split, columns: Sequence[str], rows: int) -> Iterator[pa.Table]:
         """The same rows, at most so many at a time, in memory for as many; for groups of any size."""
-        image = self._opened(split.source)
-        inside = self._check(image, split, columns)
-        paths = [image.paths[leaf] for name in inside for leaf in image.leaves[name]]
+        with self._opened(split.source) as image:
+            inside, footer = self._check(image, split, columns), image.footer
+            paths = [image.paths[leaf] for name in inside for leaf in image.leaves[name]]
         with _naming(split.source), self._store.stream(split.source) as file:
-            opened = pq.ParquetFile(file, metadata=image.footer, pre_buffer=False, buffer_size=STREAM_BYTES)
+            opened = pq.ParquetFile(file, metadata=footer, pre_buffer=False, buffer_size=STREAM_BYTES)
             for batch in opened.iter_batches(rows, [split.start], paths, use_threads=False):
                 yield self._finished(pa.Table.from_batches([batch]).select(list(inside)), split, columns)
 
     def __getstate__(self) -> dict[str, object]:
         """Names and settings; files are opened anew where they are read."""
-        return {**self.__dict__, "_image": None, "_splits": None, "_counters": Counters()}
+        made_here = ("_idle", "_lock")
+        state = {name: value for name, value in self.__dict__.items() if name not in made_here}
+        return state | {"_splits": None, "_counters": Counters()}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        """No file is open yet."""
+        self.__dict__.update(state)
+        self._idle, self._lock = [], threading.Lock()
 
     def stamp(self, source: str) -> tuple[int, int]:
         """Size and time of change of a file."""
@@ -147,15 +156,21 @@ class ParquetReader:
         with _naming(source), self._store.stream(source) as file:
             return pq.read_metadata(file)
 
-    def _opened(self, source: str) -> Image:
-        """The file of the last split, or another in its place."""
-        if self._image is None or self._image.source != source:
+    @contextmanager
+    def _opened(self, source: str) -> Iterator[Image]:
+        """The file of the last split, or another in its place; several threads that read have one each."""
+        with self._lock:
+            image = self._idle.pop() if self._idle else None
+        if image is None or image.source != source:
             footer = self._footer(source)
-            if self._image is not None:
-                self._image.close()
-                self._image = None
-            self._image = Image(source, self._store.open(source), footer, verify=self._verify)
-        return self._image
+            if image is not None:
+                image.close()
+            image = Image(source, self._store.open(source), footer, verify=self._verify)
+        try:
+            yield image
+        finally:
+            with self._lock:
+                self._idle.append(image)
 
     def _check(self, image: Image, split: Split, columns: Sequence[str]) -> list[str]:
         """The columns that are in the file; refuses one that is no longer what the splits were made of."""

@@ -33,6 +33,8 @@ from rowwise.ingest.share import Share
 from rowwise.ingest.where import Where
 from rowwise.spec import Value
 
+ALL = Share()
+
 
 class Preparation(Value, frozen=True):
     """What is done to rows, and in which order they come."""
@@ -146,17 +148,25 @@ class Task:
         wanted_R = how.where.mask(table) if how.where.all_of else None
         if wanted_R is not None:
             keep_R = _both(keep_R, wanted_R)
-        if how.aside is not None:
-            bad = _bad_among(wanted_R, made, how, split)
-            if bad is not None:
-                put_aside(table, split, bad, how.aside)
-                keep_R = _both(keep_R, ~bad.mask_R)
+        # Also rows of other shares: a run that is to be tested on a bad row had better not begin.
+        bad = _bad_among(wanted_R, made, how, split) if how.aside is not None or how.share != ALL else None
+        if bad is not None:
+            self._dismiss(bad, table, split)
+            keep_R = _both(keep_R, ~bad.mask_R)
         order_R = self._order_of_rows(table, index, epoch)
         order_R = how.share.among(order_R, table.num_rows, index)
         if keep_R is not None:
             order_R = np.flatnonzero(keep_R) if order_R is None else order_R[keep_R[order_R]]
         spent = Spent(read_s=read_s, transform_s=perf_counter() - begin_s - read_s)
         return Opened(table=made, split=split, order_R=order_R, how=how, spent=spent)
+
+    def _dismiss(self, bad: Bad, table: pa.Table, split: Split) -> None:
+        """Put bad rows aside, or raise for the first."""
+        if self.how.aside is not None:
+            put_aside(table, split, bad, self.how.aside)
+            return
+        first = bad.wrong[0]
+        raise DataError(f"{split.place(first.row)}, column {first.column!r}: {first.reason}")
 
     def _order_of_rows(self, table: pa.Table, index: int, epoch: int) -> Ints | None:
         how = self.how

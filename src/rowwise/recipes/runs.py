@@ -222,7 +222,7 @@ class Run:
             return {}, {}
         if progress.best is not None and progress.best.step != progress.step:
             restore_model(Saved(self.folder.checkpoints).open("best"), self.model)
-        scores = make_evaluator(self.resolved, self.model, rows, comm=self.comm)()
+        scores = make_evaluator(self.resolved, self.model, rows, comm=self.comm, aside=self._feed.aside)()
         self.trainer.note("test", scores)
         return dict(scores.tasks), best_possible(self.resolved, rows) if self._first else {}
 
@@ -300,7 +300,7 @@ def _make(resolved: Resolved, comm: Comm) -> _Made:
     plan = by_first(comm, lambda: choose_plan(resolved.recipe, model, comm.topology))
     place(resolved.recipe, model, plan, comm)
     feed = Feed(resolved, comm)
-    job = make_job(resolved, model, comm, plan.forecast, feed)
+    job = make_job(resolved, model, comm, plan.forecast, feed, feed.aside)
     return _Made(job=replace(job, health=lambda: feed.health), plan=plan, feed=feed)
 
 
