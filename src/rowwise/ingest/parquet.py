@@ -127,7 +127,7 @@ class ParquetReader:
     def __setstate__(self, state: dict[str, object]) -> None:
         """No file is open yet."""
         self.__dict__.update(state)
-        self._idle, self._lock = [], threading.Lock()
+        self._idle, self._lock = list[Image](), threading.Lock()
 
     def stamp(self, source: str) -> tuple[int, int]:
         """Size and time of change of a file."""
