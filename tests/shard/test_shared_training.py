@@ -7,13 +7,16 @@ from collections import Counter
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 from pyarrow import parquet as pq
 from small import recipe, same, saved, trained
 
+from rowwise import SpecError
 from rowwise.comm.thread import run_threads
 from rowwise.recipes import runs
 from rowwise.recipes.runs import Run
 from rowwise.train.saved import Saved
+from rowwise.train.settings import Training
 
 SHARED = ["user", "seen"]
 MODELS = {
@@ -126,3 +129,18 @@ def test_two_ranks_end_with_the_same_bits_and_send_less(tmp_path, kind, elastic)
     assert shared_sent["ids"] < 0.5 * sent["ids"]
     assert shared_sent["pooled"] < 0.7 * sent["pooled"]
     assert shared_sent["gradients"] == sent["gradients"]
+
+
+def test_merged_gradients_end_nearly_there(tmp_path):
+    write_sessions(tmp_path / "rows.parquet")
+    plain, _ = trained(tmp_path, **changes_for(SHARED))
+    merged, _ = trained(tmp_path, **changes_for(SHARED, train={"merge_shared": True}))
+    one, other = saved(plain.folder.path), saved(merged.folder.path)
+    floats = [name for name in one if one[name].is_floating_point()]
+    assert not same(one, other)
+    assert all(torch.allclose(one[name], other[name], rtol=1e-3, atol=1e-4) for name in floats)
+
+
+def test_merged_gradients_are_not_elastic():
+    with pytest.raises(SpecError, match=r"train.merge_shared=true with train.determinism='elastic': want false"):
+        Training(merge_shared=True, determinism="elastic")

@@ -124,7 +124,8 @@ def make_model(resolved: Resolved, *, described: bool = False) -> nn.Module:
     model = recipe.model
     if isinstance(model, TwoTowers):
         return _two_tower(resolved, model).to(recipe.train.device)
-    embeddings = Embeddings(resolved.tables, seed=recipe.seed, device="meta" if described else "cpu")
+    where, merge_shared = "meta" if described else "cpu", recipe.train.merge_shared
+    embeddings = Embeddings(resolved.tables, seed=recipe.seed, device=where, merge_shared=merge_shared)
     match model:
         case Dlrm(bottom=bottom, top=top):
             made: nn.Module = DLRM(embeddings, dense, (*bottom, resolved.tables[0].dim), (*top, tasks))
@@ -314,7 +315,8 @@ def _two_tower(resolved: Resolved, how: TwoTowers) -> RetrievalModel:
             raise SpecError(
                 f"two_tower: tables {', '.join(mixed) or 'none'} of {', '.join(features)}: want one tower's only"
             )
-        sides.append(Tower(Embeddings(tables, seed=resolved.recipe.seed), len(dense), how.sizes))
+        seed, merge_shared = resolved.recipe.seed, resolved.recipe.train.merge_shared
+        sides.append(Tower(Embeddings(tables, seed=seed, merge_shared=merge_shared), len(dense), how.sizes))
     return RetrievalModel(TwoTower(sides[0], sides[1], how.temperature), ItemFrequency() if how.correct else None)
 
 

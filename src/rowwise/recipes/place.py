@@ -105,7 +105,9 @@ def place(recipe: Recipe, model: nn.Module, plan: Plan, comm: Comm) -> None:
     One process without a plan of its own keeps its tables as they are.
     """
     if len(comm.ranks) > 1 or recipe.plan is not None:
-        shard(model, plan, comm, wire=recipe.wire, elastic=recipe.train.determinism == "elastic")
+        train = recipe.train
+        elastic, merge_shared = train.determinism == "elastic", train.merge_shared
+        shard(model, plan, comm, wire=recipe.wire, elastic=elastic, merge_shared=merge_shared)
         model.to(recipe.train.device)
 
 

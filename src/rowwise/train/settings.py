@@ -81,6 +81,7 @@ class Training(Value, frozen=True):
     # elastic: the same bits for any number of ranks that divides the virtual shards of a global batch; it costs speed
     determinism: Literal["run", "elastic"] = "run"
     virtual_shards: int = 8  # of a global batch, if elastic; each is whole blocks of 256 samples
+    merge_shared: bool = False  # add up gradients of bags that samples share, first: faster, and the last bits differ
     shuffle: bool = True
     ahead: int = 4  # batches that a thread makes before they are asked for; 0: no thread
 
@@ -94,6 +95,9 @@ class Training(Value, frozen=True):
         if self.determinism == "elastic" and self.accumulate > 1:
             want = "want 1, and a batch that many times as large: its virtual shards are computed one by one anyway"
             raise SpecError(f"train.accumulate={self.accumulate} with train.determinism='elastic': {want}")
+        if self.determinism == "elastic" and self.merge_shared:
+            want = "want false, as sums depend on which samples a rank has"
+            raise SpecError(f"train.merge_shared=true with train.determinism='elastic': {want}")
         if self.clip is not None and not self.clip > 0:
             raise SpecError(f"train.clip={self.clip}: want a length above 0, or null for no clipping")
         if any(not w >= 0 for w in self.task_weights):
