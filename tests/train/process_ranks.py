@@ -2,6 +2,7 @@
 
 import os
 import signal
+from dataclasses import replace
 
 import torch
 from ranked import Ranked
@@ -41,7 +42,7 @@ class Bad(Ranked):
             click = rows["click"].to_numpy().copy()
             click[27] = 7
             rows = rows.set_column(rows.schema.get_field_index("click"), "click", [click])
-            made._reader = FrameReader(rows, split_rows=self.split_rows)
+            made.task = replace(made.task, reader=FrameReader(rows, split_rows=self.split_rows))
         return made
 
 
