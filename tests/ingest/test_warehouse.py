@@ -189,9 +189,9 @@ LAYOUTS = {
 
 def test_many_columns_take_memory(tmp_path):
     pq.write_table(pa.table({f"c{i}": [i] for i in range(1000)}), tmp_path / "a.parquet")
-    with pytest.raises(SpecError, match=r"memory of 400MB for 1,000 columns: want at least 66\dMB, or fewer --columns"):
-        convert(ParquetReader(tmp_path / "a.parquet"), tmp_path / "w", Layout(memory_bytes=400_000_000))
-    convert(ParquetReader(tmp_path / "a.parquet"), tmp_path / "w", Layout(memory_bytes=700_000_000))
+    with pytest.raises(SpecError, match=r"memory of 450MB for 1,000 columns: want at least 71\dMB, or fewer --columns"):
+        convert(ParquetReader(tmp_path / "a.parquet"), tmp_path / "w", Layout(memory_bytes=450_000_000))
+    convert(ParquetReader(tmp_path / "a.parquet"), tmp_path / "w", Layout(memory_bytes=750_000_000))
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n == "plain" else pytest.mark.slow) for n in LAYOUTS])

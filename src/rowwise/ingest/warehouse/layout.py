@@ -17,8 +17,8 @@ from rowwise.ingest.reader import check_columns
 from rowwise.spec import Value
 
 VERSION = 1
-LEAST_MEMORY = 400_000_000
-BASE_MEMORY = 304 << 20  # Python, Arrow, a row group on its way, and what the allocator keeps
+LEAST_MEMORY = 450_000_000
+BASE_MEMORY = 348 << 20  # Python, Arrow, a row group on its way, and what the allocator keeps
 COLUMN_MEMORY = 350_000  # of each column: a page and its packed form, read and written
 ROOM_FOR_COLUMNS = 250  # that the least memory is enough for
 Key = int | str
