@@ -3,6 +3,7 @@
 Its own file because the operators and the planner each load one, and the planner may not load torch for it.
 """
 
+import ctypes
 import importlib.util
 from pathlib import Path
 
@@ -20,3 +21,12 @@ def find_library(name: str) -> Path:
             return path
     looked = ", ".join(str(f / "_lib") for f in folders)
     raise NativeError(f"{name} is not in {looked}: build it with `make build` or `pip install .`")
+
+
+def load_library(name: str) -> ctypes.CDLL:
+    """One of those that need no torch."""
+    path = find_library(name)
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise NativeError(f"{path} does not load: {error}; build it with `make build` or `pip install .`") from error

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rowwise.errors import DataError, NativeError, SpecError
-from rowwise.library import find_library
+from rowwise.library import load_library
 
 LIBRARY = "librowwise_ingest.so"
 ALL = (1 << 63) - 1
@@ -86,11 +86,7 @@ class Lists(NamedTuple):
 
 @functools.cache
 def _library() -> Any:
-    path = find_library(LIBRARY)
-    try:
-        library = ctypes.CDLL(str(path))
-    except OSError as error:
-        raise NativeError(f"{path} does not load: {error}; build it with `make build` or `pip install .`") from error
+    library = load_library(LIBRARY)
     library.rw_ingest_isa.restype = c_char_p
     library.rw_ingest_limit.argtypes = [c_char_p]
     library.rw_count.argtypes = [POINTER(_Ids)]

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rowwise.errors import NativeError
-from rowwise.library import find_library
+from rowwise.library import load_library
 from rowwise.perf.access import Floats
 from rowwise.perf.cost import Hinges
 from rowwise.planner.problem import NO_UNIT, Index, Placement, Problem
@@ -81,11 +80,7 @@ class Found(NamedTuple):
 
 @functools.cache
 def _library() -> Any:
-    path = find_library(LIBRARY)
-    try:
-        library = ctypes.CDLL(str(path))
-    except OSError as error:
-        raise NativeError(f"{path} does not load: {error}; build it with `make build` or `pip install .`") from error
+    library = load_library(LIBRARY)
     problem = POINTER(_Problem)
     library.rw_cost.restype = c_double
     library.rw_cost.argtypes = [problem, c_void_p, POINTER(c_double)]

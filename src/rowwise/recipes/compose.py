@@ -146,17 +146,17 @@ def make_model(resolved: Resolved, *, described: bool = False) -> nn.Module:
 def make_job(
     resolved: Resolved,
     model: nn.Module,
+    batches: OpenBatches,
     comm: Comm | None = None,
     forecast: Forecast | None = None,
-    batches: OpenBatches | None = None,
     aside: Aside = nowhere,
 ) -> Job:
-    """What a trainer trains, on one of several ranks; `batches`: where they are not prepared by the trainer itself."""
+    """What a trainer trains on these batches, on one of several ranks."""
     parts = resolved.parts
     return Job(
         model=model,
         objective=make_objective(resolved, model),
-        batches=batches or (lambda position: make_batcher(resolved, parts.train, position, deal_of(comm))),
+        batches=batches,
         tasks=resolved.tasks,
         evaluate=None if parts.valid is None else make_evaluator(resolved, model, parts.valid, comm=comm, aside=aside),
         forecast=forecast,

@@ -104,12 +104,8 @@ class Feed:
             if comm.rank == 0:
                 found = self._ends.enter_context(Cluster(self._task(), workers, len(comm.ranks)))
         name = from_rank(comm, None if found is None else found.name, 0, "workers")
-        if found is None:
-            with sharing(comm, "joining the workers that prepare rows"):
-                found = Cluster(self._task(), workers, len(comm.ranks), name)
-        else:
-            with sharing(comm, "joining the workers that prepare rows"):
-                pass
+        with sharing(comm, "joining the workers that prepare rows"):
+            found = found or Cluster(self._task(), workers, len(comm.ranks), name)
         assert found is not None
         return found.client(comm.rank)
 

@@ -300,7 +300,7 @@ def _make(resolved: Resolved, comm: Comm) -> _Made:
     plan = by_first(comm, lambda: choose_plan(resolved.recipe, model, comm.topology))
     place(resolved.recipe, model, plan, comm)
     feed = Feed(resolved, comm)
-    job = make_job(resolved, model, comm, plan.forecast, feed, feed.aside)
+    job = make_job(resolved, model, feed, comm, plan.forecast, feed.aside)
     return _Made(job=replace(job, health=lambda: feed.health), plan=plan, feed=feed)
 
 
