@@ -37,18 +37,21 @@ import sys
 from pathlib import Path
 
 import rowwise.ops
+from rowwise.hashing import native as hashing
 from rowwise.ingest import native as ingest
 from rowwise.library import find_library
 from rowwise.ops.native import LIBRARY
 
 ingest.isa()
-for library in map(find_library, (LIBRARY, ingest.LIBRARY)):
+hashing.isa()
+for library in map(find_library, (LIBRARY, ingest.LIBRARY, hashing.LIBRARY)):
     inside = library.is_relative_to(sys.argv[1])
     made = library.read_bytes()
     assert inside and b"__asan_" in made and b"__ubsan_" in made, f"not sanitized: {library}"
     assert str(library) in Path("/proc/self/maps").read_text(), f"not loaded: {library}"
     print(f"sanitize: testing {library}")
 PY
-tests=(tests/ops tests/planner/test_search.py tests/ingest/test_encode.py tests/ingest/test_encode_kernels.py)
+tests=(tests/ops tests/planner/test_search.py tests/ingest/test_encode.py tests/ingest/test_encode_kernels.py
+  tests/hashing/test_id_clusters.py)
 [ ! -e tests/test_bad_input.py ] || tests+=(tests/test_bad_input.py)
 run -m pytest --capture=sys "${tests[@]}" "$@"  # sys: the sanitizers write past Python

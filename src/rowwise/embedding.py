@@ -77,6 +77,10 @@ class Embeddings(nn.Module):
         """Allocate and fill the tables."""
         super().__init__()
         check_tables(tables)
+        mapped = [table.name for table in tables if table.id_map is not None]
+        if mapped:
+            want = "want MappedEmbeddings, or rowwise.make_embeddings, which makes what tables need"
+            raise SpecError(f"table {mapped[0]!r} has an id_map, and Embeddings looks ids up as they are: {want}")
         self.seed = seed
         self._tiles = Tiles(tables, torch.device(device), merge_shared=merge_shared)
         self.arena.fill(seed)
@@ -88,6 +92,11 @@ class Embeddings(nn.Module):
     def arena(self) -> Arena:
         """The memory of rows and optimizer state."""
         return self._tiles.arena
+
+    @property
+    def device(self) -> torch.device:
+        """Where the rows are."""
+        return self.arena.rows.device
 
     @property
     def arenas(self) -> tuple[Arena, ...]:

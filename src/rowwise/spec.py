@@ -12,6 +12,8 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from rowwise.errors import SpecError
+from rowwise.idmaps import AnyIdMap
+from rowwise.value import Value as Value
 
 
 class Pooling(enum.StrEnum):
@@ -21,10 +23,6 @@ class Pooling(enum.StrEnum):
     MEAN = "mean"
     WEIGHTED = "weighted"  # sum of rows times the per-id weights of the batch
     SEQUENCE = "sequence"  # not at all: one vector for each id
-
-
-class Value(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of the frozen values: unknown keys are refused when read from a file."""
 
 
 class RowType(enum.StrEnum):
@@ -183,6 +181,7 @@ class Table(Value, frozen=True):
     unknown: Literal["raise", "last_row"] = "raise"  # what happens to an id outside 0 .. rows - 1
     row_type: RowType = RowType.FP32
     column_group: int | None = None  # int8: columns that share a scale, a multiple of 16; None: all of a row
+    id_map: AnyIdMap | None = None  # `rows` ids in fewer rows than that; None: each has its own
 
     def __post_init__(self) -> None:
         """Refuse what no kernel could hold."""

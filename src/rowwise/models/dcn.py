@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from rowwise.batch import Batch
-from rowwise.embedding import Embeddings
 from rowwise.errors import SpecError
+from rowwise.hashing.embeddings import AnyTables
 from rowwise.models.inputs import Ids, input_columns, unpack
 from rowwise.models.mlp import Linear, Mlp
 
@@ -64,7 +64,7 @@ class DCN(nn.Module):
 
     def __init__(
         self,
-        embeddings: Embeddings,
+        embeddings: AnyTables,
         dense_features: int,
         deep: Sequence[int] = (512, 256, 1),
         *,

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from rowwise.batch import Batch
-from rowwise.embedding import Embeddings
+from rowwise.hashing.embeddings import AnyTables
 from rowwise.models.inputs import Ids, check_dims, input_columns, unpack
 from rowwise.models.mlp import Mlp
 from rowwise.models.wide import Wide, wide_tables
@@ -34,7 +34,7 @@ class DeepFM(nn.Module):
         deep: sizes of the layers over the vectors; the last is the number of logits. Tasks share the pairs.
     """
 
-    def __init__(self, embeddings: Embeddings, dense_features: int, deep: Sequence[int] = (400, 400, 400, 1)) -> None:
+    def __init__(self, embeddings: AnyTables, dense_features: int, deep: Sequence[int] = (400, 400, 400, 1)) -> None:
         """The tables stay the caller's; the first order and the MLP are made here."""
         super().__init__()
         tables, dim = embeddings.tables, embeddings.tables[0].dim
@@ -42,7 +42,7 @@ class DeepFM(nn.Module):
         self.embeddings = embeddings
         self.dense_features = dense_features
         self.deep = Mlp((input_columns(tables, dense_features), *deep))
-        self.first = Wide(wide_tables(tables, deep[-1]), dense_features, deep[-1], embeddings.arena.rows.device)
+        self.first = Wide(wide_tables(tables, deep[-1]), dense_features, deep[-1], embeddings.device)
         self.dense_vectors = nn.Parameter(torch.randn(dense_features, dim) * DENSE_STD)
 
     def forward(self, batch: Batch | Tensor, sparse: Ids | None = None) -> Tensor:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from rowwise.batch import Batch
-from rowwise.embedding import Embeddings
+from rowwise.hashing.embeddings import AnyTables
 from rowwise.models.inputs import Ids, check_dims, input_columns, unpack
 from rowwise.models.mlp import Mlp
 from rowwise.ops.interact import interact
@@ -36,7 +36,7 @@ class DLRM(nn.Module):
 
     def __init__(
         self,
-        embeddings: Embeddings,
+        embeddings: AnyTables,
         dense_features: int,
         bottom: Sequence[int] = (512, 256, 64),
         top: Sequence[int] = (512, 512, 256, 1),

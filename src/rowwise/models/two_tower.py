@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rowwise.batch import Batch
-from rowwise.embedding import Embeddings
 from rowwise.errors import SpecError
+from rowwise.hashing.embeddings import AnyTables
 from rowwise.models.inputs import Ids, input_columns, unpack
 from rowwise.models.mlp import Mlp
 
@@ -30,7 +30,7 @@ class Tower(nn.Module):
         sizes: of the layers; the last is the dim of the vectors.
     """
 
-    def __init__(self, embeddings: Embeddings, dense_features: int = 0, sizes: Sequence[int] = (256, 64)) -> None:
+    def __init__(self, embeddings: AnyTables, dense_features: int = 0, sizes: Sequence[int] = (256, 64)) -> None:
         """The tables stay the caller's; the MLP is made here."""
         super().__init__()
         self.embeddings = embeddings

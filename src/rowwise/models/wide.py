@@ -13,7 +13,8 @@ from msgspec import structs
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rowwise.embedding import Embeddings
+from rowwise.hashing.embeddings import make_embeddings
+from rowwise.idmaps import AnyIdMap, StoredIds
 from rowwise.models.inputs import Ids, check_dims, input_columns
 from rowwise.spec import Constant, RowOptimizer, RowType, Table
 
@@ -34,9 +35,15 @@ def wide_tables(tables: Sequence[Table], tasks: int = 1, optimizer: RowOptimizer
             init=Constant(),
             row_type=RowType.FP32,
             column_group=None,
+            id_map=_same_map(table),
         )
         for table in tables
     ]
+
+
+def _same_map(table: Table) -> AnyIdMap | None:
+    how = table.id_map
+    return structs.replace(how, table=how.table or table.name) if isinstance(how, StoredIds) else how
 
 
 class Wide(nn.Module):
@@ -56,7 +63,7 @@ class Wide(nn.Module):
         super().__init__()
         self.columns = input_columns(tables, 0)
         check_dims(tables, tasks, "one weight for each task")
-        self.embeddings = Embeddings(tables, device=device)
+        self.embeddings = make_embeddings(tables, device=device)
         # Not a Linear, which draws initial weights and warns where there are none.
         self.weight = nn.Parameter(torch.zeros(tasks, dense_features))
         self.bias = nn.Parameter(torch.zeros(tasks))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from rowwise.batch import Batch
-from rowwise.embedding import Embeddings
+from rowwise.hashing.embeddings import AnyTables
 from rowwise.models.inputs import Ids, input_columns, unpack
 from rowwise.models.mlp import Mlp
 from rowwise.models.wide import Wide, wide_tables
@@ -38,7 +38,7 @@ class WideDeep(nn.Module):
 
     def __init__(
         self,
-        embeddings: Embeddings,
+        embeddings: AnyTables,
         dense_features: int,
         deep: Sequence[int] = (1024, 512, 256, 1),
         *,
@@ -50,7 +50,7 @@ class WideDeep(nn.Module):
         self.dense_features = dense_features
         self.deep = Mlp((input_columns(embeddings.tables, dense_features), *deep))
         tables = wide_tables(embeddings.tables, deep[-1], WIDE) if wide is None else wide
-        self.wide = Wide(tables, dense_features, deep[-1], embeddings.arena.rows.device)
+        self.wide = Wide(tables, dense_features, deep[-1], embeddings.device)
 
     def forward(self, batch: Batch | Tensor, sparse: Ids | None = None) -> Tensor:
         """Logits [B, deep[-1]] of a batch, or of dense numbers [B, dense_features] and sparse ids."""

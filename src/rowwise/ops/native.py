@@ -35,6 +35,7 @@ def load() -> None:
     _register_shapes_of_checkpoints()
     _register_shapes_of_interaction()
     _register_shapes_of_jagged()
+    _register_shapes_of_id_maps()
     _register_gradients()
     _register_devices()
 
@@ -171,6 +172,12 @@ def _register_shapes_of_jagged() -> None:
         )
 
 
+def _register_shapes_of_id_maps() -> None:
+    @torch.library.register_fake("rowwise::map_ids")
+    def _(ids: Tensor, sections: Tensor, words: Tensor, known: int, columns: int) -> Tensor:
+        return ids.new_empty((ids.shape[0], columns), dtype=torch.int64)
+
+
 def _register_gradients() -> None:
     """Of a lookup only per-id weights get one: rows are updated by `update`, never through autograd."""
 
@@ -243,6 +250,7 @@ def reference_operators() -> dict[str, Callable[..., Any]]:
         "pack_ids": reference.pack_ids,
         "interact": reference.interact,
         "interact_grad": reference.interact_grad,
+        "map_ids": reference.map_ids,
     }
 
 

@@ -1,6 +1,7 @@
 // All kernels for one instruction set. CMake compiles this file once for each, with its flags and -DISA=.
 #include "apply.h"
 #include "copy.h"
+#include "idmap_rows.h"
 #include "ids.h"
 #include "interact.h"
 #include "lookup.h"
@@ -12,7 +13,7 @@ namespace rowwise::ISA {
 #define TEXT(x) #x
 #define NAME(x) TEXT(x)
 extern const Kernels kernels;
-const Kernels kernels{NAME(ISA), pool,  gather, weight_grad, touch, uniform,     pack,     unpack,       pack4,
-                      unpack4,   apply, span,   rank,        route, stream_copy, interact, interact_grad};
+const Kernels kernels{NAME(ISA), pool,  gather, weight_grad, touch, uniform,     pack,     unpack,        pack4,
+                      unpack4,   apply, span,   rank,        route, stream_copy, interact, interact_grad, map_ids};
 
 }  // namespace rowwise::ISA

@@ -2,6 +2,7 @@
 //
 // Range versions: the caller owns the threads (bind.cpp, update.cpp).
 #pragma once
+#include "idmap.h"
 #include "tables.h"
 
 namespace rowwise {
@@ -96,6 +97,7 @@ struct Kernels {
   // scratch: dim * stride floats, the pairs of a sample and one more vector of lanes
   void (*interact)(const Interaction&, float* out, int64_t b0, int64_t b1, float* scratch);
   void (*interact_grad)(const Interaction&, const float* grad, const InteractionGrad&, int64_t b0, int64_t b1);
+  void (*map_ids)(const void* ids, bool wide, int64_t n, const IdMap&, int64_t* out);  // out [n, columns]; all checked
 };
 
 namespace base {

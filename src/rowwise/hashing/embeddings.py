@@ -1,0 +1,310 @@
+"""`MappedEmbeddings`: tables whose ids share rows, as models use them.
+
+Around `Embeddings`, which holds fewer rows than there are ids: a batch of ids becomes a batch of rows, and what comes
+back is put together where an id has several. So sharding, checkpoints and updates know nothing of maps: `shard`
+replaces what is inside. Gives up: ids that have no row of their own cannot be told apart afterwards.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from rowwise.batch import Jagged, KeyedJagged, Shared
+from rowwise.embedding import Embeddings, Vectors
+from rowwise.errors import BatchError, SpecError
+from rowwise.hashing.folds import folds_of
+from rowwise.hashing.idmap import IdMap
+from rowwise.hashing.mapped import MappedTable
+from rowwise.hashing.open import open_map
+from rowwise.ops import check
+from rowwise.ops.unknown import count_unknown
+from rowwise.spec import Pooling, Table, check_tables
+
+NARROW = 1 << 31
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Bags:
+    """The rows of one part for one feature."""
+
+    name: str  # of the feature, as the stored table calls it
+    rows_M: Tensor
+    lengths_B: Tensor
+    weights_M: Tensor | None
+    ids_M: Tensor | None  # which id each row is of; None: each id has as many
+
+
+@final
+class MappedEmbeddings(nn.Module):
+    """Embedding tables of which some have an `id_map`.
+
+    Args:
+        tables: as for `Embeddings`; `rows` of a table is how many ids it knows.
+        maps: instead of what the tables' `id_map` say, by name.
+        seed: of the initial rows.
+        device: where rows live; "meta": nowhere, until they are sharded.
+        merge_shared: see `Embeddings`.
+    """
+
+    stored: Embeddings
+
+    def __init__(
+        self,
+        tables: Sequence[Table],
+        maps: Mapping[str, IdMap] | None = None,
+        *,
+        seed: int = 0,
+        device: torch.device | str = "cpu",
+        merge_shared: bool = False,
+    ) -> None:
+        """The rows are made here."""
+        super().__init__()
+        check_tables(tables)
+        self.tables = tuple(tables)
+        opened = {t.name: maps[t.name] if maps and t.name in maps else open_map(t) for t in tables}
+        self.maps = nn.Module()
+        for table in tables:
+            if (id_map := opened[table.name]) is not None:
+                # Not setattr: it refuses the names of methods, which tables may have.
+                self.maps._modules[table.name] = MappedTable(table, id_map)
+        stored = [one for table in tables for one in self._stored_of(table)]
+        self.stored = Embeddings(stored, seed=seed, device=device, merge_shared=merge_shared)
+        self._homes = {feature: table for table in tables for feature in table.feature_names}
+        # Where nothing has to be put together, what the lookup gives is the answer.
+        self._plain = all(one.one_sum for one in self.mapped.values())
+        self.unknown_ids: dict[str, int] = {}  # of mapped tables, see `Embeddings`
+
+    @property
+    def mapped(self) -> dict[str, MappedTable]:
+        """Those with a map, by name."""
+        return {name: module for name, module in self.maps._modules.items() if isinstance(module, MappedTable)}
+
+    @property
+    def device(self) -> torch.device:
+        """Where the rows are; a model asks while it is made, before any are spread over ranks."""
+        return self.stored.device
+
+    def forward(self, sparse: Jagged | KeyedJagged) -> Vectors:
+        """Look a batch up, as `Embeddings` does."""
+        if torch.compiler.is_compiling():
+            return torch.compiler.disable(self._forward)(sparse)  # see Embeddings.forward
+        return self._forward(sparse)
+
+    def _forward(self, sparse: Jagged | KeyedJagged) -> Vectors:
+        jagged = self._owning(Jagged.from_keyed(sparse))
+        batch, places = self._mapped(jagged)
+        vectors = self.stored(batch)
+        if self._plain:
+            return vectors
+        found = {f: self._vector(jagged, f, vectors, places) for f in self._homes}
+        sequences = {f: x for f, x in found.items() if self._homes[f].pooling is Pooling.SEQUENCE}
+        pooled = {f: x for f, x in found.items() if f not in sequences}
+        columns: dict[str, slice] = {}
+        at = 0
+        for feature, x in pooled.items():
+            columns[feature] = slice(at, at := at + x.shape[1])
+        matrix_BS = torch.cat(list(pooled.values()), 1) if pooled else vectors.matrix_BS[:, :0]
+        return Vectors(matrix_BS=matrix_BS, columns=columns, sequences=sequences)
+
+    def map_batch(self, sparse: Jagged | KeyedJagged) -> Jagged:
+        """The batch of rows that a batch of ids becomes: what is looked up, and travels."""
+        return self._mapped(self._owning(Jagged.from_keyed(sparse)))[0]
+
+    @torch.no_grad()
+    def weights(self, name: str) -> Tensor:
+        """A vector for each id of a table [ids, dim], as float32, where all rows are on this device."""
+        if not isinstance(self.stored, Embeddings):
+            raise SpecError(f"table {name!r} is spread over ranks: want weights() of a model that is not sharded")
+        mapped = self.mapped.get(name)
+        if mapped is None:
+            return self.stored.weights(name)
+        rows_NC = mapped.rows_of(torch.arange(mapped.table.rows))
+        found: list[Tensor] = []
+        for index, table in enumerate(mapped.stored):
+            weights_RD = mapped.project(index, self.stored.weights(table.name))
+            for rows_N in mapped.parts[index].pick(rows_NC).unbind(1):
+                found.append(weights_RD[rows_N.clamp(min=0)] * (rows_N >= 0).unsqueeze(1))
+        stacked = torch.stack(found)
+        return stacked.prod(0) if mapped.map.shape.combine == "product" else stacked.sum(0)
+
+    def _stored_of(self, table: Table) -> Sequence[Table]:
+        mapped = self.mapped.get(table.name)
+        return (table,) if mapped is None else mapped.stored
+
+    def _owning(self, jagged: Jagged) -> Jagged:
+        """The batch, of which no feature is shared that is put together id by id, or looked up fold by fold."""
+        missing = [f for f in self._homes if f not in jagged.all_features]
+        if missing:
+            there = ", ".join(jagged.all_features)
+            raise BatchError(f"the batch has no feature {', '.join(missing)}; it has {there}")
+        apart = [one for one in self.mapped.values() if one.per_id or (self.training and one.folding)]
+        return jagged.owning([f for one in apart for f in one.table.feature_names])
+
+    def _mapped(self, jagged: Jagged) -> tuple[Jagged, dict[str, _Bags]]:
+        """The batch of rows, and the parts that its own features became."""
+        parts = [part for f in jagged.features if f in self._homes for part in self._parts(jagged, f)]
+        shared = jagged.shared
+        if shared is not None and not self._homes.keys() & set(shared.jagged.features):
+            shared = None  # nothing of it is looked up
+        if shared is not None:
+            shared = Shared(jagged=self._mapped(shared.jagged)[0], inverse_B=shared.inverse_B)
+        weights_N = None
+        if jagged.weights_N is not None:
+            weights_N = _joined([w for p in parts if (w := p.weights_M) is not None], jagged.weights_N[:0])
+        wide = any(part.rows_M.dtype == torch.int64 for part in parts)
+        batch = Jagged(
+            features=tuple(part.name for part in parts),
+            values_N=_joined([p.rows_M.long() if wide else p.rows_M for p in parts], jagged.values_N[:0]),
+            lengths_FB=_joined([part.lengths_B for part in parts], jagged.lengths_FB[:0]),
+            weights_N=weights_N,
+            shared=shared,
+        )
+        return batch, {part.name: part for part in parts}
+
+    def _parts(self, jagged: Jagged, feature: str) -> Iterator[_Bags]:
+        """What the ids of one feature become, part by part."""
+        table, at = self._homes[feature], jagged.features.index(feature)
+        size = jagged.lengths_FB.numel() // len(jagged.features)
+        counts_F = jagged.lengths_FB.view(len(jagged.features), size).sum(1, dtype=torch.int64)
+        end = int(counts_F[: at + 1].sum())
+        begin = end - int(counts_F[at])
+        lengths_B = jagged.lengths_FB[at * size : (at + 1) * size]
+        weights = None if jagged.weights_N is None else jagged.weights_N[begin:end]
+        ids_N = jagged.values_N[begin:end]
+        if table.name not in self.mapped:
+            yield _Bags(name=feature, rows_M=ids_N, lengths_B=lengths_B, weights_M=weights, ids_M=None)
+            return
+        mapped = self.mapped[table.name]
+        ids_N = self._checked(jagged, table, feature, begin, ids_N)
+        rows_NC = mapped.rows_of(ids_N, self._folds(jagged, mapped, lengths_B))
+        place = table.feature_names.index(feature)
+        for index, stored in enumerate(mapped.stored):
+            name, part = stored.feature_names[place], mapped.parts[index]
+            fits = ids_N.dtype == torch.int32 and stored.rows < NARROW
+            bags = (_all if part.always else _some)(name, part.pick(rows_NC), lengths_B, weights)
+            yield replace(bags, rows_M=bags.rows_M.int()) if fits else bags
+
+    def _folds(self, jagged: Jagged, mapped: MappedTable, lengths_B: Tensor) -> Tensor | None:
+        """The fold of the sample of each id, while rows are trained by maps of folds."""
+        how = mapped.folding
+        if how is None or not self.training:
+            return None
+        return folds_of(jagged, how.features, how.count, how.seed).repeat_interleave(lengths_B)
+
+    def _checked(self, jagged: Jagged, table: Table, feature: str, begin: int, ids_N: Tensor) -> Tensor:
+        """The ids, all of which the map knows; those of no table are its last id, if it takes them."""
+        if not len(ids_N):
+            return ids_N
+        low, high = map(int, ids_N.aminmax())
+        if low >= 0 and high < table.rows:
+            return ids_N
+        outside_N = (ids_N < 0) | (ids_N >= table.rows)
+        if table.unknown != "last_row":
+            raise check.unknown_id(table, feature, jagged, outside_N.nonzero().flatten() + begin)
+        count_unknown(self.unknown_ids, table, feature, int(outside_N.sum()))
+        return ids_N.masked_fill(outside_N, table.rows - 1)
+
+    def _vector(self, jagged: Jagged, feature: str, vectors: Vectors, places: dict[str, _Bags]) -> Tensor:
+        """The vectors of one feature, as wide as its table."""
+        table = self._homes[feature]
+        mapped = self.mapped.get(table.name)
+        if mapped is None:
+            return vectors[feature]
+        place = table.feature_names.index(feature)
+        names = [stored.feature_names[place] for stored in mapped.stored]
+        if not mapped.per_id:
+            summed = _sum([mapped.project(index, vectors[name]) for index, name in enumerate(names)])
+            return _mean(summed, jagged, feature) if table.pooling is Pooling.MEAN else summed
+        at = jagged.features.index(feature)
+        size = jagged.lengths_FB.numel() // len(jagged.features)
+        lengths_B = jagged.lengths_FB[at * size : (at + 1) * size].long()
+        count = int(lengths_B.sum())
+        each = [
+            _per_id(mapped.project(index, vectors[name]), places[name], count, len(mapped.parts[index].columns))
+            for index, name in enumerate(names)
+        ]
+        whole_ND = (
+            each[0] if len(each) == 1 else each[0] * each[1] if mapped.map.shape.combine == "product" else _sum(each)
+        )
+        if table.pooling is Pooling.SEQUENCE:
+            return whole_ND
+        if table.pooling is Pooling.WEIGHTED:
+            assert jagged.weights_N is not None
+            begin = int(jagged.lengths_FB[: at * size].sum())
+            whole_ND = whole_ND * jagged.weights_N[begin : begin + count].unsqueeze(1)
+        bags_N = torch.arange(size, device=lengths_B.device).repeat_interleave(lengths_B, output_size=count)
+        pooled = whole_ND.new_zeros(size, table.dim).index_add(0, bags_N, whole_ND)
+        return _mean(pooled, jagged, feature) if table.pooling is Pooling.MEAN else pooled
+
+    def extra_repr(self) -> str:
+        """One line a mapped table."""
+        lines = []
+        for name, one in self.mapped.items():
+            rows = " + ".join(f"{t.rows} x {t.dim}" for t in one.stored)
+            lines.append(f"{name}: {one.table.rows} ids in {rows}, a map of {one.map.map_bytes} bytes")
+        return "\n".join(lines)
+
+
+AnyTables = Embeddings | MappedEmbeddings
+
+
+def make_embeddings(
+    tables: Sequence[Table], *, seed: int = 0, device: torch.device | str = "cpu", merge_shared: bool = False
+) -> AnyTables:
+    """Tables for a model: `Embeddings`, or what is around them where a table has an `id_map`."""
+    kind = Embeddings if all(table.id_map is None for table in tables) else MappedEmbeddings
+    return kind(tables, seed=seed, device=device, merge_shared=merge_shared)
+
+
+def _all(name: str, rows_NK: Tensor, lengths_B: Tensor, weights_N: Tensor | None) -> _Bags:
+    """Every id has all of its rows."""
+    count = rows_NK.shape[1]
+    if weights_N is not None and count > 1:
+        weights_N = weights_N.repeat_interleave(count)
+    return _Bags(
+        name=name,
+        rows_M=rows_NK.reshape(-1),
+        lengths_B=lengths_B * count if count > 1 else lengths_B,
+        weights_M=weights_N,
+        ids_M=None,
+    )
+
+
+def _some(name: str, rows_NK: Tensor, lengths_B: Tensor, weights_N: Tensor | None) -> _Bags:
+    """Some ids have none, or not all."""
+    there_NK = rows_NK >= 0
+    ends_N1 = torch.cat([lengths_B.new_zeros(1, dtype=torch.int64), there_NK.sum(1).cumsum(0)])
+    ends_B = lengths_B.cumsum(0)
+    ids_M = there_NK.nonzero()[:, 0]
+    return _Bags(
+        name=name,
+        rows_M=rows_NK[there_NK],
+        lengths_B=(ends_N1[ends_B] - ends_N1[ends_B - lengths_B]).to(lengths_B.dtype),
+        weights_M=None if weights_N is None else weights_N[ids_M],
+        ids_M=ids_M,
+    )
+
+
+def _per_id(rows_MD: Tensor, bags: _Bags, count: int, columns: int) -> Tensor:
+    """The sum [N, D] of the rows that each id has in a part."""
+    if bags.ids_M is None:
+        return rows_MD if columns == 1 else rows_MD.view(count, columns, rows_MD.shape[1]).sum(1)
+    return rows_MD.new_zeros(count, rows_MD.shape[1]).index_add(0, bags.ids_M, rows_MD)
+
+
+def _sum(vectors: Sequence[Tensor]) -> Tensor:
+    total = vectors[0]
+    for more in vectors[1:]:
+        total = total + more
+    return total
+
+
+def _mean(summed_BD: Tensor, jagged: Jagged, feature: str) -> Tensor:
+    return summed_BD / jagged.lengths_of(feature).clamp(min=1).unsqueeze(1)
+
+
+def _joined(tensors: Sequence[Tensor], none: Tensor) -> Tensor:
+    return torch.cat(list(tensors)) if tensors else none

@@ -1,0 +1,159 @@
+"""What an id map holds for single ids, as words: numbers of few bits, sets of ids, and how many words they take.
+
+Its own file because only this, the kernel and its reference know bits. [Note: Sets of ids] in `idmap` says what they
+are. Numbers are packed 64 at a time, which take as many words as they have bits: a strided loop for each of the 64.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rowwise.hashing.idmap import Section, Words
+
+Ids = NDArray[np.int64]
+GROUP = 64  # numbers of b bits take b words
+GROUPS = 1 << 14  # at a time, so that what is in work stays near
+START_buckets, ZERO_words = 256, 64
+
+
+class Layout(NamedTuple):
+    """Where the parts of a set begin, in words from its first, and how many words there are."""
+
+    buckets: int
+    zeros: int
+    marks: int
+    lows: int
+    entries: int
+    end: int
+
+
+def bits_for(numbers: int) -> int:
+    """The fewest that hold the numbers 0 to `numbers` - 1."""
+    return max(0, numbers - 1).bit_length()
+
+
+def packed_words(count: int, bits: int) -> int:
+    """How many words so many numbers take."""
+    return -(-count * bits // 64)
+
+
+def low_bits_for(count: int, ids: int) -> int:
+    """How many of the bits of each id of a set are written out, so that it takes the fewest."""
+    return (ids // count).bit_length() - 1
+
+
+def layout(count: int, ids: int, low_bits: int, entry_bits: int) -> Layout:
+    """Of a set of `count` of the ids 0 to `ids` - 1."""
+    buckets = ((ids - 1) >> low_bits) + 1
+    mark_words = packed_words(count + buckets, 1)
+    zeros = -(-buckets // START_buckets)
+    marks = zeros - (-mark_words // ZERO_words)
+    lows = marks + mark_words
+    entries = lows + packed_words(count, low_bits)
+    return Layout(buckets, zeros, marks, lows, entries, entries + packed_words(count, entry_bits))
+
+
+def set_words(count: int, ids: int, entry_bits: int = 0) -> int:
+    """How many words a set of `count` of `ids` ids takes, with so many bits for each of them."""
+    return layout(count, ids, low_bits_for(count, ids), entry_bits).end if count else 0
+
+
+def pack(numbers_N: NDArray[np.integer], bits: int) -> Words:
+    """Numbers of so many bits, one after another."""
+    words = np.zeros(packed_words(len(numbers_N), bits), np.uint64)
+    for at in range(0, len(numbers_N) if bits else 0, GROUP * GROUPS):
+        some = numbers_N[at : at + GROUP * GROUPS]
+        groups = -(-len(some) // GROUP)
+        numbers_GN = np.zeros((groups, GROUP), np.uint64)
+        numbers_GN.reshape(-1)[: len(some)] = some
+        words_GB = np.zeros((groups, bits), np.uint64)
+        for place in range(GROUP):
+            word, shift = divmod(place * bits, 64)
+            words_GB[:, word] |= numbers_GN[:, place] << np.uint64(shift)
+            if shift + bits > 64:
+                words_GB[:, word + 1] |= numbers_GN[:, place] >> np.uint64(64 - shift)
+        first = at // GROUP * bits
+        words[first : first + groups * bits] = words_GB.reshape(-1)[: len(words) - first]
+    return words.view(np.int64)
+
+
+def unpack(words: Words, count: int, bits: int) -> Ids:
+    """The first `count` numbers of so many bits."""
+    return np.concatenate([np.empty(0, np.int64), *each_unpacked(words, count, bits)])
+
+
+def each_unpacked(words: Words, count: int, bits: int) -> Iterator[Ids]:
+    """The same, some at a time."""
+    for at in range(0, count, GROUP * GROUPS):
+        some = min(count - at, GROUP * GROUPS)
+        groups, first = -(-some // GROUP), at // GROUP * bits
+        words_GB = np.zeros((groups, bits), np.uint64)
+        held = words[first : first + packed_words(some, bits)].view(np.uint64)
+        words_GB.reshape(-1)[: len(held)] = held
+        numbers_GN = np.zeros((groups, GROUP), np.uint64)
+        for place in range(GROUP if bits else 0):
+            word, shift = divmod(place * bits, 64)
+            numbers_GN[:, place] = words_GB[:, word] >> np.uint64(shift)
+            if shift + bits > 64:
+                numbers_GN[:, place] |= words_GB[:, word + 1] << np.uint64(64 - shift)
+        numbers_GN &= np.uint64((1 << bits) - 1)
+        yield numbers_GN.reshape(-1)[:some].view(np.int64)
+
+
+def write_set(set_C: Ids, ids: int, entries_C: NDArray[np.integer] | None = None, entry_bits: int = 0) -> Words:
+    """The words of an ascending set that is not empty, with a number for each of its ids."""
+    count = len(set_C)
+    low_bits = low_bits_for(count, ids)
+    home = layout(count, ids, low_bits, entry_bits)
+    words = np.zeros(home.end, np.int64)
+    bucket_C = set_C >> low_bits
+    starts_K = np.arange(0, home.buckets, START_buckets)
+    words[: home.zeros] = starts_K + np.searchsorted(bucket_C, starts_K)
+    one_C = bucket_C
+    one_C += np.arange(count)
+    zeros_K = np.arange(home.marks - home.zeros) * (64 * ZERO_words)
+    words[home.zeros : home.marks] = zeros_K - np.searchsorted(one_C, zeros_K)
+    is_one = np.zeros((home.lows - home.marks) * 64, np.bool_)
+    is_one[one_C] = True
+    words[home.marks : home.lows] = np.packbits(is_one, bitorder="little").view("<i8")
+    words[home.lows : home.entries] = pack(set_C & ((1 << low_bits) - 1), low_bits)
+    if entries_C is not None:
+        words[home.entries :] = pack(entries_C, entry_bits)
+    return words
+
+
+def read_set(section: Section, words: Words, ids: int) -> Ids | None:
+    """The ids of a set, ascending; None: its words are damaged."""
+    home = layout(section.count, ids, section.low_bits, section.entry_bits)
+    words = words[section.at : section.at + home.end]
+    is_one = np.unpackbits(words[home.marks : home.lows].astype("<i8").view(np.uint8), bitorder="little")
+    one_C = np.flatnonzero(is_one)
+    if len(one_C) != section.count:
+        return None
+    starts_K = np.arange(0, home.buckets, START_buckets)
+    bucket_C = one_C - np.arange(section.count)
+    zeros_K = np.arange(home.marks - home.zeros) * (64 * ZERO_words)
+    good = np.array_equal(words[: home.zeros], starts_K + np.searchsorted(bucket_C, starts_K))
+    good = good and np.array_equal(words[home.zeros : home.marks], zeros_K - np.searchsorted(one_C, zeros_K))
+    set_C = bucket_C << section.low_bits | unpack(words[home.lows :], section.count, section.low_bits)
+    good = good and bool((np.diff(set_C) > 0).all()) and int(set_C[0]) >= 0 and int(set_C[-1]) < ids
+    return set_C if good else None
+
+
+def each_entries(section: Section, words: Words, ids: int) -> Iterator[Ids]:
+    """The numbers that a section of kind `every` or `listed` has for its ids, some at a time."""
+    if section.kind == "every":
+        return each_unpacked(words[section.at :], ids, section.entry_bits)
+    home = layout(section.count, ids, section.low_bits, section.entry_bits)
+    return each_unpacked(words[section.at + home.entries :], section.count, section.entry_bits)
+
+
+def words_needed(section: Section, ids: int) -> int:
+    """How many words it has, from `at` on."""
+    if section.kind == "every":
+        return packed_words(ids, section.entry_bits)
+    if section.kind not in ("ranked", "listed"):
+        return 0
+    return layout(section.count, ids, section.low_bits, section.entry_bits if section.kind == "listed" else 0).end

@@ -1,0 +1,34 @@
+"""Id maps of every kind for a number of ids, and what they mean written out: a vector for each id."""
+
+import numpy as np
+
+from rowwise.hashing.placed import added, entries, ranked
+from rowwise.hashing.rules import direct, double_hashed, hashed, quotient_remainder
+
+
+def make_maps(ids, seed=0):
+    """One of each kind that so many ids allow, by name."""
+    generator = np.random.default_rng(seed)
+    order = generator.permutation(ids)
+    third = max(1, ids // 3)
+    head, middle = np.sort(order[:third]), np.sort(order[third : 2 * third])
+    rows_N = generator.integers(0, 3, ids)
+    some_N = np.where(generator.random(ids) < 0.5, rows_N, -1)
+    least = 2 * (int(ids**0.5) + 2)
+    return {
+        "direct": direct(ids),
+        "hash": hashed(ids, max(1, ids // 4), seed),
+        "double_hash": double_hashed(ids, max(1, ids // 4), seed),
+        "three hashes": double_hashed(ids, max(1, ids // 3), seed, 3),
+        "quotient_remainder": quotient_remainder(ids, least, seed),
+        "product": quotient_remainder(ids, least, seed, "product"),
+        "frequency": ranked(ids, [head], 2, seed=seed),
+        "own rows for all": ranked(ids, [head, middle], "own"),
+        "mixed": ranked(ids, [head, middle], "own" if ids > 2 * third else 1, dims=[None, 2, 1]),
+        "mixed, rare ids nowhere": ranked(ids, [head, middle], 0, dims=[None, 2]),
+        "every": entries(ids, rows_N, 3),
+        "listed": entries(ids, some_N, 3, unseen_rows=2, seed=seed),
+        "listed, others nowhere": entries(ids, some_N, 3, unseen_rows=0) if (some_N >= 0).any() else direct(ids),
+        "clusters and own rows": added(entries(ids, rows_N, 3), ranked(ids, [head], 0, dims=[1])),
+        "clusters and a hash": added(entries(ids, some_N, 3), hashed(ids, 5, seed)),
+    }
