@@ -14,8 +14,8 @@ from torch import nn
 
 from rowwise.batch import Batch
 from rowwise.comm.seam import Comm
-from rowwise.embedding import Embeddings
 from rowwise.errors import SpecError
+from rowwise.hashing.embeddings import AnyTables, make_embeddings
 from rowwise.ingest.batcher import Batcher, Batching, Position
 from rowwise.ingest.columns import Columns
 from rowwise.ingest.deal import Deal
@@ -31,6 +31,7 @@ from rowwise.models.two_tower import Tower, TwoTower
 from rowwise.models.wide import wide_tables
 from rowwise.models.wide_deep import WideDeep
 from rowwise.plan import Forecast
+from rowwise.recipes.id_maps import pinned, stored
 from rowwise.recipes.own import load_class, split_name
 from rowwise.recipes.recipe import Dcn, DeepFm, Dlrm, Own, Recipe, Tables, TwoTowers, WideAndDeep
 from rowwise.recipes.rows import Parts, Rows, absolute, open_parts
@@ -70,6 +71,11 @@ class Resolved:
         return self.recipe.tables.list
 
     @property
+    def stored_tables(self) -> tuple[Table, ...]:
+        """What they are held as, where ids share rows."""
+        return tuple(one for table in self.tables for one in stored(table))
+
+    @property
     def tasks(self) -> tuple[str, ...]:
         """The labels."""
         return self.columns.labels
@@ -82,7 +88,7 @@ def resolve(recipe: Recipe) -> Resolved:
         data = structs.replace(data, workers=Workers(count=data.workers) if data.workers else None)
     parts = open_parts(data, recipe.columns, recipe.tables.list)
     columns = recipe.columns or parts.dataset.columns
-    tables = recipe.tables.resolve(parts.dataset.tables)
+    tables = tuple(map(pinned, recipe.tables.resolve(parts.dataset.tables)))
     if not columns.labels:
         raise SpecError("columns.labels is empty: want at least one column to learn")
     columns.check_tables(tables)
@@ -125,7 +131,7 @@ def make_model(resolved: Resolved, *, described: bool = False) -> nn.Module:
     if isinstance(model, TwoTowers):
         return _two_tower(resolved, model).to(recipe.train.device)
     where, merge_shared = "meta" if described else "cpu", recipe.train.merge_shared
-    embeddings = Embeddings(resolved.tables, seed=recipe.seed, device=where, merge_shared=merge_shared)
+    embeddings = make_embeddings(resolved.tables, seed=recipe.seed, device=where, merge_shared=merge_shared)
     match model:
         case Dlrm(bottom=bottom, top=top):
             made: nn.Module = DLRM(embeddings, dense, (*bottom, resolved.tables[0].dim), (*top, tasks))
@@ -316,7 +322,7 @@ def _two_tower(resolved: Resolved, how: TwoTowers) -> RetrievalModel:
                 f"two_tower: tables {', '.join(mixed) or 'none'} of {', '.join(features)}: want one tower's only"
             )
         seed, merge_shared = resolved.recipe.seed, resolved.recipe.train.merge_shared
-        sides.append(Tower(Embeddings(tables, seed=seed, merge_shared=merge_shared), len(dense), how.sizes))
+        sides.append(Tower(make_embeddings(tables, seed=seed, merge_shared=merge_shared), len(dense), how.sizes))
     return RetrievalModel(TwoTower(sides[0], sides[1], how.temperature), ItemFrequency() if how.correct else None)
 
 
@@ -344,7 +350,7 @@ def _in_order(columns: Columns, how: TwoTowers) -> Columns:
     return structs.replace(columns, dense=tuple(by_name[name] for name in wanted))
 
 
-def _own(name: str, embeddings: Embeddings, dense: int, tasks: int, args: dict[str, Any]) -> nn.Module:
+def _own(name: str, embeddings: AnyTables, dense: int, tasks: int, args: dict[str, Any]) -> nn.Module:
     try:
         return load_class(name)(embeddings, dense, tasks, **args)
     except TypeError as error:

@@ -55,7 +55,7 @@ class Outlook(Value, frozen=True):
 
 def outlook(resolved: Resolved, model: nn.Module, plan: Plan, topology: Topology) -> Outlook:
     """Of a recipe, its model, whose tables may be smaller than the recipe's, and where the tables are."""
-    recipe, parts, tables = resolved.recipe, resolved.parts, resolved.tables
+    recipe, parts, tables = resolved.recipe, resolved.parts, resolved.stored_tables
     world, size_bytes = topology.world, sum(table.rows * table.row_bytes for table in tables)
     held_W = rows_bytes(plan, tables_of(model)) if world > 1 else [size_bytes]
     deals = (Deal(rank=rank, world=world).part(recipe.train.batch) for rank in range(world))
@@ -94,9 +94,10 @@ def look_ahead(recipe: Recipe, ranks: int = 1) -> Outlook:
     check_ranks(recipe, ranks)
     resolved, topology = resolve(recipe), Topology(devices=ranks)
     small = Tables(list=tuple(structs.replace(table, rows=1) for table in resolved.tables))
+    described = ranks > 1 or recipe.plan is not None or any(table.id_map for table in resolved.tables)
     cut = replace(resolved, recipe=structs.replace(resolved.recipe, tables=small))
     # Tables that are to be sharded take no memory anyway, and a plan is for tables as they are.
-    model = make_model(resolved, described=True) if ranks > 1 or recipe.plan else make_model(cut)
+    model = make_model(resolved, described=True) if described else make_model(cut)
     plan = choose_plan(resolved.recipe, model, topology)
     make_objective(resolved, model)
     make_batcher(resolved, resolved.parts.train)

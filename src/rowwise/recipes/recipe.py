@@ -10,6 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from rowwise.errors import SpecError
+from rowwise.idmaps import AnyIdMap
 from rowwise.ingest.columns import Columns
 from rowwise.ingest.service.local import Workers
 from rowwise.ingest.transform import Transforms
@@ -72,6 +73,7 @@ class TableChanges(Value, frozen=True):
     init: Init | None = None
     row_type: RowType | None = None
     unknown: Literal["raise", "last_row"] | None = None
+    id_map: AnyIdMap | None = None  # fewer rows than there are ids
 
     def apply(self, table: Table) -> Table:
         """The table with the changes."""

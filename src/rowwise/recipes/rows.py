@@ -94,9 +94,12 @@ def _dataset(data: Data, where: Where, columns: Columns | None, tables: tuple[Ta
     if files is None:
         return load(data.dataset, Path(data.folder))
     if columns is not None and tables:
-        return of_files(files, columns, tables)
-    label = columns.labels[0] if columns is not None and columns.labels else None
-    return from_files(files, data.label or label)
+        found = of_files(files, columns, tables)
+    else:
+        label = columns.labels[0] if columns is not None and columns.labels else None
+        found = from_files(files, data.label or label)
+    # Where rows to test on are named, none of these are taken for it.
+    return found if data.test is None else replace(found, train=files, test=None)
 
 
 def _files(name: str | None, where: Where = EVERY) -> Reader | None:

@@ -30,6 +30,7 @@ from rowwise.recipes.access import ACCESS, access_json, workloads_of
 from rowwise.recipes.bad_rows import find_bad_rows
 from rowwise.recipes.compose import Resolved, make_evaluator, make_job, make_model, make_settings, resolve
 from rowwise.recipes.feed import Feed
+from rowwise.recipes.id_maps import keep_maps, kept_maps
 from rowwise.recipes.machine import Machine, Native
 from rowwise.recipes.outlook import open_start
 from rowwise.recipes.own import split_name
@@ -257,7 +258,7 @@ class Run:
 
     def _write_beginning(self) -> None:
         recipe = self.resolved.recipe
-        self.folder.write(RECIPE, write(recipe, defaults=True))
+        self.folder.write(RECIPE, write(keep_maps(recipe, self.folder.path), defaults=True))
         if recipe.transforms:  # with the sources of own functions: what serves the model needs nothing else
             self.folder.write(TRANSFORMS, to_json(self.resolved.transforms).decode())
         self._write_place()
@@ -381,7 +382,7 @@ def _resolve_saved(path: Path, changes: Sequence[str] = (), world: int = 1) -> R
     sections = parse(source.read_text(), str(source))
     for change in changes:
         apply_change(sections, change)
-    recipe = decode(sections, str(source))
+    recipe = kept_maps(decode(sections, str(source)), path)
     check_ranks(recipe, world)
     if world != _ranks_before(path) and not any(change.startswith("train.threads=") for change in changes):
         # Those of another number of ranks: cores are shared by as many as there are now.

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from rowwise.batch import Batch
 from rowwise.embedding import Embeddings, Vectors
+from rowwise.hashing.embeddings import MappedEmbeddings
 from rowwise.spec import Pooling
 
 
@@ -102,8 +103,9 @@ def _about(model: nn.Module, batch: Batch, index: int, sample: int | None) -> st
 
 def _lengths(model: nn.Module, batch: Batch, sample: int) -> Iterator[tuple[float, str, str]]:
     """How long the pooled vectors of a sample are."""
+    inside = {one.stored for one in model.modules() if isinstance(one, MappedEmbeddings)}
     for module in model.modules():
-        if isinstance(module, Embeddings):
+        if isinstance(module, MappedEmbeddings | Embeddings) and module not in inside:
             vectors = module(batch.sparse)
             pooled = (table for table in module.tables if table.pooling is not Pooling.SEQUENCE)
             for table in pooled:

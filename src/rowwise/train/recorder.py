@@ -20,9 +20,7 @@ from torch import Tensor
 
 from rowwise.batch import Batch
 from rowwise.checkpoint.read import Checkpoint
-from rowwise.comm.seam import Comm
 from rowwise.errors import SpecError
-from rowwise.shard.embeddings import AnyEmbeddings
 from rowwise.train.evaluate import Scores, Values, recent_values_of, values_of
 from rowwise.train.metrics import Metrics
 from rowwise.train.progress import Progress
@@ -30,7 +28,7 @@ from rowwise.train.ranks import to_first
 from rowwise.train.run_folder import Cell, RunFolder
 from rowwise.train.settings import Log
 from rowwise.train.stages import Seconds, Stages
-from rowwise.train.step import Stepped
+from rowwise.train.step import Machinery, Stepped
 from rowwise.train.traffic import Traffic
 
 if TYPE_CHECKING:
@@ -46,26 +44,24 @@ class Recorder:
     """Counts every step and writes a line every so often; without a folder it only counts.
 
     Args:
-        tables: whose traffic is looked at.
+        work: whose tables' traffic is looked at.
         tasks: names of the labels.
         log: how often.
         folder: where to; of several ranks the first only has one.
         stages: where the time went.
-        comm: the ranks.
     """
 
     def __init__(
         self,
-        tables: Sequence[AnyEmbeddings],
+        work: Machinery,
         tasks: Sequence[str],
         log: Log,
         folder: RunFolder | None,
         stages: Stages,
-        comm: Comm,
     ) -> None:
         """Nothing is written before the first line is due."""
         self.log, self._tasks, self._folder, self._stages = log, tuple(tasks), folder, stages
-        self._tables, self._profiled, self._comm = tables, log.profiled(), comm
+        self._work, self._profiled, self._comm = work, log.profiled(), work.comm
         self._metrics = Metrics(tasks, window=log.window)
         self._losses: deque[tuple[float, int]] = deque(maxlen=log.window)
         self._loss_sum, self._loss_samples = 0.0, 0
@@ -101,7 +97,7 @@ class Recorder:
         self._loss_sum += stepped.loss * stepped.samples
         self._loss_samples += stepped.samples
         if progress.step % self.log.every == 0 or progress.step == 1:  # at least one, however short the run
-            self._traffic.add(self._tables, batches[0])
+            self._traffic.add(self._work.tables, batches[0], self._work.around)
         if progress.step % self.log.every == 0:
             self._write(progress, stepped)
 
@@ -193,7 +189,7 @@ class Recorder:
         if self._profile is not None:
             self._end_profile()
         if self._folder is not None:
-            self._folder.replace("tables.csv", self._traffic.rows(self._tables))
+            self._folder.replace("tables.csv", self._traffic.rows(self._work.tables))
         if self._board is not None:
             self._board.close()
 

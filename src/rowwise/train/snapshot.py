@@ -33,6 +33,7 @@ from rowwise.comm.seam import Comm
 from rowwise.comm.solo import solo
 from rowwise.errors import CheckpointError
 from rowwise.shard.embeddings import AnyEmbeddings
+from rowwise.train.id_maps import check_maps
 
 Optimizers = Mapping[str, Optimizer]
 OURS = ("model/", "rows/", "optimizer/", "rng/", "held/")
@@ -120,6 +121,7 @@ class Match:
 
 def warm_start(checkpoint: Checkpoint, model: nn.Module) -> Match:
     """Take over what matches by name: equal shapes whole, tables that have grown their first rows, with their state."""
+    check_maps(checkpoint, model)
     found, saved = Match(), checkpoint.manifest.tensors
     mine = {f"model/{name}": Part.whole(f"model/{name}", x).entry for name, x in _dense_tensors(model).items()}
     rows: dict[str, Entry] = {}
@@ -170,6 +172,7 @@ def _fits(there: Entry, here: Entry) -> bool:
 
 def _fill_model(checkpoint: Checkpoint, model: nn.Module, *, state: bool) -> set[str]:
     """Fill what this rank has of the model, all of which has to be there; returns the names of all of it."""
+    check_maps(checkpoint, model)
     names = {f"model/{name}" for name in _dense_tensors(model)}
     for path, module in modules_of(model):
         for name, want in entries_of(path, module).items():

@@ -13,7 +13,7 @@ code. What is torch's own (threads, generators) belongs to the process: ranks th
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Self
@@ -26,6 +26,7 @@ from rowwise.batch import Batch
 from rowwise.comm.seam import Comm
 from rowwise.comm.solo import solo
 from rowwise.errors import GradientError, SpecError, UpdateError
+from rowwise.hashing.embeddings import MappedEmbeddings
 from rowwise.ops.threads import one_thread
 from rowwise.ops.update import do_all
 from rowwise.shard.embeddings import AnyEmbeddings, ShardedEmbeddings
@@ -54,6 +55,7 @@ class Machinery:
     clock: Breakdown
     # Looked up once: walking through the modules of a model takes longer than many a kernel.
     tables: tuple[AnyEmbeddings, ...]
+    around: Mapping[AnyEmbeddings, MappedEmbeddings]  # some of them: what makes rows of ids
     dense: tuple[nn.Parameter, ...]
     comm: Comm
     gradients: DenseGradients | ElasticGradients
@@ -91,6 +93,7 @@ class Machinery:
             settings=settings,
             clock=clock,
             tables=tables,
+            around={one.stored: one for one in model.modules() if isinstance(one, MappedEmbeddings)},
             dense=dense,
             comm=own,
             gradients=gradients,

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from rowwise.batch import Batch, Jagged
+from rowwise.hashing.embeddings import MappedEmbeddings
 from rowwise.shard.embeddings import AnyEmbeddings
 from rowwise.spec import Table, state_width
 from rowwise.train.repeats import Repeats
@@ -22,6 +23,8 @@ from rowwise.train.run_folder import Cell
 MOST_IDS = 1 << 13  # of a feature in a batch
 MOST_COUNTED = 1 << 16  # the same, for `repeats`
 IDS, COUNTS = "traffic/ids", "traffic/counts"  # of all tables, one after the other
+Around = Mapping[AnyEmbeddings, MappedEmbeddings]
+NOTHING: Around = {}
 TOP = 100  # a hundredth of the different ids
 
 
@@ -42,10 +45,10 @@ class Traffic:
     _sums: dict[str, _Sums] = field(default_factory=dict)
     _repeats: dict[str, Repeats] = field(default_factory=dict)
 
-    def add(self, tables: Sequence[AnyEmbeddings], batch: Batch) -> None:
-        """Look at a batch."""
-        sparse = batch.sparse.expanded()
+    def add(self, tables: Sequence[AnyEmbeddings], batch: Batch, around: Around = NOTHING) -> None:
+        """Look at a batch; `around` some of the modules is what makes rows of its ids."""
         for module in tables:
+            sparse = (around[module].map_batch(batch.sparse) if module in around else batch.sparse).expanded()
             for table in module.tables:
                 sums = self._sums.setdefault(table.name, _Sums())
                 repeats = self._repeats.setdefault(table.name, Repeats())

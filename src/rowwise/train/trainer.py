@@ -110,7 +110,7 @@ class Trainer:
         self.progress = Progress(position=self._batcher.state())
         written = folder if first else None
         self._stages = stages = Stages(clock, job.forecast, self.settings.train, job.health)
-        self._recorder = Recorder(self._work.tables, job.tasks, self.settings.log, written, stages, own)
+        self._recorder = Recorder(self._work, job.tasks, self.settings.log, written, stages)
         self._state = RunState(self._work, self._recorder, folder, self.settings.save)
         self._asked = False  # this rank was asked to stop
         self._stopping = False  # all ranks know of such a wish

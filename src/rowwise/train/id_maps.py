@@ -1,0 +1,42 @@
+"""Whether a checkpoint's rows mean what the model's rows mean: were trained by the same id maps.
+
+Apart from `snapshot`, which goes by names and shapes: rows of another map have both, and the wrong meaning.
+"""
+
+from torch import nn
+
+from rowwise.checkpoint.read import Checkpoint
+from rowwise.errors import CheckpointError, StateError
+from rowwise.hashing.embeddings import MappedEmbeddings
+from rowwise.hashing.mapped import IDENTITY, Identity, identity_of, refuse_other
+
+MODEL = "model/"
+
+
+def check_maps(checkpoint: Checkpoint, model: nn.Module) -> None:
+    """Refuse rows of a table that another id map has put there, or none, by the table's name."""
+    saved = checkpoint.manifest.tensors
+    for path, module in model.named_modules():
+        if not isinstance(module, MappedEmbeddings):
+            continue
+        prefix = f"{MODEL}{path}." if path else MODEL
+        mapped = module.mapped
+        for table in module.tables:
+            name, here = f"{prefix}maps.{table.name}.{IDENTITY}", mapped.get(table.name)
+            if name in saved and here is not None:
+                _compare(checkpoint, name, here.known)
+            elif name in saved:
+                _refuse(checkpoint, table.name, "was trained with an id map, and this model has none for it")
+            elif here is not None and f"{prefix}stored.{table.name}" in saved:
+                _refuse(checkpoint, table.name, "was trained without an id map, and this model has one for it")
+
+
+def _compare(checkpoint: Checkpoint, name: str, here: Identity) -> None:
+    try:
+        refuse_other(identity_of(checkpoint.load(name)), here)
+    except StateError as error:
+        raise CheckpointError(f"{checkpoint.folder}: {error}") from None
+
+
+def _refuse(checkpoint: Checkpoint, table: str, why: str) -> None:
+    raise CheckpointError(f"{checkpoint.folder}: table {table!r} {why}: want the same `id_map` as then")
