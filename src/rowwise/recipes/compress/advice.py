@@ -1,0 +1,73 @@
+"""What compressing comes to, as values: what was measured of each table, and what it is to be. Written as advice.json.
+
+Its own file because the command, the text and the page all show it, and none needs what made it.
+"""
+
+from rowwise.spec import Value
+
+
+class Point(Value, frozen=True):
+    """A table by one method in one size, as measured."""
+
+    method: str
+    ratio: float  # that was asked for
+    size_bytes: int
+    map_bytes: int
+    ne: float  # these three are above those of the whole model
+    loss: float
+    auc: float
+
+
+class TableAdvice(Value, frozen=True, kw_only=True):
+    """One table: what was measured, and what it is to be."""
+
+    name: str
+    ids: int
+    full_bytes: int
+    points: tuple[Point, ...]
+    method: str  # none: as it is
+    size_bytes: int
+    map_bytes: int
+    ne: float  # expected, above that of the whole model
+    measured: bool  # the size was measured, or lies between such
+    file: str = ""  # of its map
+    digest: str = ""  # of what is in it
+    ordered: float | None = None  # by how much neighbouring ids are alike
+
+
+class Left(Value, frozen=True):
+    """A table that stays as it is, and why."""
+
+    name: str
+    ids: int
+    size_bytes: int
+    why: str
+
+
+class Score(Value, frozen=True):
+    """Of a model on the later rows, the mean of its labels."""
+
+    ne: float
+    loss: float
+    auc: float
+
+
+class Advice(Value, frozen=True, kw_only=True):
+    """All of it."""
+
+    recipe: str
+    history: tuple[str, ...]  # conditions
+    later: str  # which rows were measured on
+    rows: int | None  # that trials were trained on; None: all
+    full: Score  # the mean over seeds
+    noise: float  # the standard deviation of NE between seeds
+    seeds: int
+    full_bytes: int  # of all tables
+    budget_bytes: int
+    size_bytes: int
+    ne: float  # expected: the sum over tables
+    error: float  # by which the choice is not the best at most
+    together: Score | None  # measured with all tables as chosen, less the whole model's
+    tables: tuple[TableAdvice, ...]
+    left: tuple[Left, ...]
+    warnings: tuple[str, ...] = ()

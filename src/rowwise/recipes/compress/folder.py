@@ -1,0 +1,152 @@
+"""The folder of `rowwise compress`: what is measured, and everything that was, so that a killed command goes on.
+
+    order.json              the recipe, the history and how it is measured
+    probe.safetensors       how often ids come, and what a small model learned of them; probe-all: on all of the history
+    trials.jsonl            a line for each training run
+    maps/<table>.idmap      what was chosen
+    recipe.yaml             trains with it
+    advice.json, report.html
+
+A folder holds measurements of one kind: another recipe or history is refused. Another ratio, budget or other methods
+are not: they use what is there.
+"""
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, final
+
+import msgspec
+
+from rowwise.calibrate.samples import cut_torn
+from rowwise.errors import SpecError
+from rowwise.recipes.compress.schedule import Asked
+from rowwise.recipes.recipe import Recipe
+from rowwise.spec import Value
+
+ORDER, TRIALS = "order.json", "trials.jsonl"
+MATTER = ("seed", "data", "transforms", "columns", "tables", "model", "train", "evaluate")  # of a recipe
+
+
+class Order(Value, frozen=True, kw_only=True):
+    """What is measured: with the same order, trials can stand side by side."""
+
+    recipe: dict[str, Any]  # the sections that matter
+    history: tuple[str, ...] = ()
+    rows: int | None = None
+    seed: int = 0
+
+    @classmethod
+    def of(cls, recipe: Recipe, history: tuple[str, ...], rows: int | None, seed: int) -> "Order":
+        """Of a recipe that is resolved."""
+        sections = msgspec.to_builtins(recipe)
+        plain = {name: sections.get(name) for name in MATTER}
+        # Through JSON and back, so that what is compared is what a file holds.
+        return cls(recipe=msgspec.json.decode(msgspec.json.encode(plain)), history=history, rows=rows, seed=seed)
+
+
+class Trial(Value, frozen=True, kw_only=True):
+    """A trial that was made; without metrics, the method cannot make the table that small."""
+
+    asked: Asked
+    size_bytes: int = 0  # of the table, its map included
+    map_bytes: int = 0
+    digest: str = ""  # of the map of one table
+    metrics: dict[str, dict[str, float]] = msgspec.field(default_factory=dict)  # of each label
+    took_s: float = 0.0
+
+
+@final
+class Folder:
+    """One that is there; see `open_folder`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def trials(self) -> Path:
+        """The lines."""
+        return self.path / TRIALS
+
+    @property
+    def maps(self) -> Path:
+        """What was chosen."""
+        return self.path / "maps"
+
+    def read(self) -> dict[Asked, Trial]:
+        """All trials that were made."""
+        if not self.trials.exists():
+            return {}
+        found: dict[Asked, Trial] = {}
+        decoder = msgspec.json.Decoder(Trial)
+        for number, line in enumerate(self.trials.read_bytes().split(b"\n")[:-1], start=1):
+            try:
+                trial = decoder.decode(line)
+            except msgspec.DecodeError as error:
+                raise SpecError(f"{self.trials}, line {number}: not a trial: {error}; delete the line") from None
+            found[trial.asked] = trial
+        return found
+
+    def add(self, trial: Trial) -> None:
+        """A line that outlasts a kill and a power failure."""
+        with self.trials.open("ab") as file:
+            file.write(msgspec.json.encode(trial) + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def write(self, name: str, content: str | bytes) -> Path:
+        """A file that is whole or not there."""
+        part = self.path / f".{name}.part"
+        part.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return part.replace(self.path / name)
+
+
+def open_folder(path: Path, order: Order) -> Folder:
+    """A new folder, or one where the same is measured."""
+    if path.exists() and not path.is_dir():
+        raise SpecError(f"{path}: that is a file: want a folder for measurements")
+    folder, at = Folder(path), path / ORDER
+    if at.exists():
+        _check_same(at, _read_order(at), order)
+        return folder
+    if path.exists() and any(path.iterdir()):
+        raise SpecError(f"{path}: a folder with other things in it, and no {ORDER}: want a new one, by --out")
+    path.mkdir(parents=True, exist_ok=True)
+    folder.write(ORDER, msgspec.json.format(msgspec.json.encode(order), indent=1))
+    return folder
+
+
+@contextmanager
+def held(folder: Folder) -> Iterator[None]:
+    """Nobody else measures into the folder meanwhile; cuts off what a killed process left half written."""
+    with (folder.path / ORDER).open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SpecError(f"{folder.path}: another process measures into it: wait for it, or take another") from None
+        cut_torn(folder.trials)
+        yield
+
+
+def _read_order(path: Path) -> Order:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Order)
+    except msgspec.DecodeError as error:
+        raise SpecError(f"{path}: not an order of `rowwise compress`: {error}; take another folder") from None
+
+
+def _check_same(at: Path, found: Order, wanted: Order) -> None:
+    """The first thing that differs."""
+    out = "go on as it began, or measure into another folder by --out"
+    other = [name for name in MATTER if found.recipe.get(name) != wanted.recipe.get(name)]
+    if other:
+        raise SpecError(f"{at}: measured with another recipe, whose {', '.join(other)} differ: {out}")
+    if found.history != wanted.history:
+        there, here = (" and ".join(history) or "none" for history in (found.history, wanted.history))
+        raise SpecError(f"{at}: measured with another --history, {there} and not {here}: {out}")
+    for name in ("rows", "seed"):
+        there, here = getattr(found, name), getattr(wanted, name)
+        if there != here:
+            raise SpecError(f"{at}: measured with --{name} {there}, and not {here}: {out}")

@@ -1,0 +1,85 @@
+"""What trials say: losses above the whole model's, the curve of each table, and how much chance is in it. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import mean, stdev
+
+from rowwise.hashing.allocate import Option
+from rowwise.recipes.compress.advice import Point, Score
+from rowwise.recipes.compress.folder import Trial
+from rowwise.recipes.compress.schedule import Asked, full
+
+Metrics = Mapping[str, Mapping[str, float]]  # of each label
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """The trials of a folder that are asked about."""
+
+    trials: Mapping[Asked, Trial]
+    methods: tuple[str, ...]
+    seed: int
+    task: str = ""  # the label that counts; none: the mean of all
+
+    @property
+    def full(self) -> Score:
+        """The whole model, the mean of its seeds."""
+        found = self._seeds()
+        return Score(ne=mean(s.ne for s in found), loss=mean(s.loss for s in found), auc=mean(s.auc for s in found))
+
+    @property
+    def noise(self) -> float:
+        """The standard deviation of the whole model's NE between seeds."""
+        return stdev(one.ne for one in self._seeds())
+
+    def above(self, asked: Asked) -> Score:
+        """What a trial is above the whole model of the same seed.
+
+        Not above the mean of the seeds: the two began alike and saw the same batches, so much of what is chance in them
+        is the same, and cancels.
+        """
+        whole = self.trials[Asked(seed=asked.seed)]
+        return above(score(self.trials[asked].metrics, self.task), score(whole.metrics, self.task))
+
+    def losses(self, table: str, ratio: float) -> dict[str, float]:
+        """Of a table at one size, by method; of methods that make the same map only the first."""
+        here = [t for t in self.of(table) if t.asked.ratio == ratio]
+        firsts = {t.digest or t.asked.method: t for t in reversed(here)}
+        return {t.asked.method: self.above(t.asked).ne for t in reversed(firsts.values())}
+
+    def of(self, table: str) -> list[Trial]:
+        """What was measured of a table: method by method, the largest first."""
+        found = (t for t in self.trials.values() if t.metrics and (t.asked.table, t.asked.seed) == (table, self.seed))
+        wanted = [t for t in found if t.asked.method in self.methods]
+        return sorted(wanted, key=lambda t: (self.methods.index(t.asked.method), -t.size_bytes))
+
+    def points(self, table: str) -> tuple[Point, ...]:
+        """The same, for people."""
+        return tuple(self._point(trial) for trial in self.of(table))
+
+    def options(self, table: str) -> list[Option]:
+        """The same, to choose from."""
+        return [Option(method=one.method, size_bytes=one.size_bytes, loss=one.ne) for one in self.points(table)]
+
+    def _point(self, trial: Trial) -> Point:
+        off, asked = self.above(trial.asked), trial.asked
+        sizes = {"size_bytes": trial.size_bytes, "map_bytes": trial.map_bytes}
+        return Point(method=asked.method, ratio=asked.ratio, **sizes, ne=off.ne, loss=off.loss, auc=off.auc)
+
+    def _seeds(self) -> Sequence[Score]:
+        return [score(self.trials[asked].metrics, self.task) for asked in full(self.seed)]
+
+
+def score(metrics: Metrics, task: str = "") -> Score:
+    """Of one label, or the mean of all."""
+    values = [metrics[task]] if task else list(metrics.values())
+    return Score(
+        ne=mean(one["ne"] for one in values),
+        loss=mean(one["loss"] for one in values),
+        auc=mean(one["auc"] for one in values),
+    )
+
+
+def above(one: Score, other: Score) -> Score:
+    """The differences."""
+    return Score(ne=one.ne - other.ne, loss=one.loss - other.loss, auc=one.auc - other.auc)

@@ -1,0 +1,101 @@
+"""What a probe learns of ids without some of the samples: vectors for each fold of them, and of all, made alike.
+
+Its own file because the probe itself has seen all samples. Everything that it has learned stays as it is but for the
+rows of the tables that are to be compressed, which are learned anew, from 0, by the samples of all folds but one; see
+[Note: Folds] in `hashing/idmap.py`. Takes a pass over the rows for each fold and one for all.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from msgspec import structs
+from torch import Tensor, nn
+
+from rowwise.batch import Batch
+from rowwise.embedding import Embeddings
+from rowwise.hashing.folds import folds_of
+from rowwise.hashing.methods import Folded
+from rowwise.recipes.compose import Resolved, make_batcher, make_model
+from rowwise.recipes.recipe import Tables
+from rowwise.spec import Sgd
+from rowwise.train.objective import Clicks
+
+FOLDS = 4
+STILL = Sgd(lr=0.0)
+WIDE = "_wide"  # how tables of single weights end, beside those that they are of
+Vectors = Any  # float32 [ids, d]
+VectorsOf = Callable[[nn.Module, str], Vectors]
+
+
+def refit(
+    small: Resolved, probe: nn.Module, names: Sequence[str], vectors_of: VectorsOf, tell: Callable[[float], None]
+) -> dict[str, tuple[Vectors, Folded]]:
+    """Of each table the vectors that all samples give, and those that they give without each fold."""
+    seed, features = small.recipe.seed, tuple(sparse.feature_name for sparse in small.columns.sparse)
+    found: list[dict[str, Vectors]] = []
+    for fold in (None, *range(FOLDS)):
+        model = _begun(small, probe, names)
+        batches = _batches(small, features, fold)
+        for done, batch in batches:
+            _step(small, model, batch)
+            tell((len(found) + done) / (1 + FOLDS))
+        found.append({name: vectors_of(model, name) for name in names})
+    whole, *without = found
+    return {
+        name: (whole[name], Folded(features=features, seed=seed, vectors=tuple(one[name] for one in without)))
+        for name in names
+    }
+
+
+def _begun(small: Resolved, probe: nn.Module, names: Sequence[str]) -> nn.Module:
+    """The probe, whose rows of these tables are at 0 again."""
+    tables = tuple(t if t.name in names else structs.replace(t, optimizer=STILL) for t in small.tables)
+    model = make_model(replace(small, recipe=structs.replace(small.recipe, tables=Tables(list=tables))))
+    again = {*names, *(name + WIDE for name in names)}
+    with torch.no_grad():
+        for mine, theirs in zip(model.parameters(), probe.parameters(), strict=True):
+            if mine.requires_grad:
+                mine.copy_(theirs).requires_grad_(False)
+        for mine, theirs in zip(_tables(model), _tables(probe), strict=True):
+            for table in mine.tables:
+                if table.name not in again:
+                    mine.table(table.name).copy_(theirs.table(table.name))
+    return model
+
+
+def _tables(model: nn.Module) -> list[Embeddings]:
+    return [module for module in model.modules() if isinstance(module, Embeddings)]
+
+
+def _batches(small: Resolved, features: Sequence[str], fold: int | None) -> Iterator[tuple[float, Batch]]:
+    """One pass over the rows, without those of a fold; each with the share of the pass that is done."""
+    batcher, splits = make_batcher(small, small.parts.train), max(1, len(small.parts.train.reader.splits()))
+    epochs = small.recipe.train.epochs
+    for batch in (one for _ in range(epochs) for one in batcher):
+        position = batcher.state()
+        done = min(1.0, (position.epoch + position.split / splits) / epochs)
+        if fold is None:
+            yield done, batch
+            continue
+        folds_B = folds_of(batch.sparse, features, FOLDS, small.recipe.seed)
+        at_M = (folds_B != fold).nonzero().flatten()
+        if len(at_M):
+            yield done, _picked(batch, at_M)
+
+
+def _picked(batch: Batch, at_M: Tensor) -> Batch:
+    return Batch(
+        dense_BF=batch.dense_BF[at_M],
+        sparse=batch.sparse.expanded().of_samples(at_M),
+        labels_BK=batch.labels_BK[at_M],
+        weights_B=None if batch.weights_B is None else batch.weights_B[at_M],
+    )
+
+
+def _step(small: Resolved, model: nn.Module, batch: Batch) -> None:
+    """Rows of these tables learn, and nothing else does but weights of the wide part that have their own optimizer."""
+    Clicks(model, small.recipe.train.task_weights)(batch.to(small.recipe.train.device)).loss.backward()
+    for tables in _tables(model):
+        tables.update()

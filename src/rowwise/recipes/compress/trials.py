@@ -1,0 +1,96 @@
+"""One trial: the recipe's model, trained on the history with some tables compressed, and measured on later rows.
+
+The same as a run of the recipe, without its folder. Where the recipe chooses its best step by the rows that are
+measured on, so does a trial.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import final
+
+import torch
+from msgspec import structs
+
+from rowwise.idmaps import StoredIds
+from rowwise.recipes.compose import Resolved, make_batcher, make_evaluator, make_job, make_model, make_settings
+from rowwise.recipes.compress.window import Window
+from rowwise.recipes.recipe import Tables
+from rowwise.train.evaluate import Evaluator, Scores
+from rowwise.train.settings import Log
+from rowwise.train.trainer import Shown, Trainer
+
+KEPT = ("ne", "loss", "auc")
+Metrics = dict[str, dict[str, float]]  # of each label
+EVERY = 1000  # steps between lines that nobody reads
+
+
+@final
+@dataclass(slots=True)
+class _Kept:
+    """An evaluator that keeps what it finds."""
+
+    inner: Evaluator
+    found: list[Scores]
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Of each label."""
+        return self.inner.metrics
+
+    def __call__(self) -> Scores:
+        """One pass."""
+        self.found.append(self.inner())
+        return self.found[-1]
+
+
+def measure(
+    window: Window, maps: Mapping[str, StoredIds], seed: int, rows: int | None, tell: Callable[[float], None]
+) -> Metrics:
+    """Train with these tables compressed, on so many rows at most, and measure."""
+    resolved = prepared(window.earlier, maps, seed, rows)
+    model = make_model(resolved)
+    job = make_job(resolved, model, lambda position: make_batcher(resolved, resolved.parts.train, position))
+    kept = _Kept(job.evaluate or make_evaluator(resolved, model, window.later, ()), [])
+    job = replace(job, evaluate=kept if window.validates else None)
+    Trainer(job, make_settings(resolved.recipe), tell=lambda shown: tell(share_done(shown))).run()
+    scores = _best(resolved, kept.found) if window.validates else kept()
+    return {task: {name: values[name] for name in KEPT} for task, values in scores.tasks.items()}
+
+
+def prepared(resolved: Resolved, maps: Mapping[str, StoredIds], seed: int, rows: int | None) -> Resolved:
+    """The recipe with tables that have these maps, another seed, and no more steps than the rows make."""
+    recipe = resolved.recipe
+    tables = tuple(structs.replace(t, id_map=maps.get(t.name, t.id_map)) for t in resolved.tables)
+    train = recipe.train
+    if rows is not None:
+        steps = max(1, -(-rows // (train.batch * train.accumulate)))
+        train = structs.replace(train, steps=min(steps, train.steps or steps))
+    evaluate = structs.replace(recipe.evaluate, slices=())
+    changed = structs.replace(
+        recipe, tables=Tables(list=tables), seed=seed, train=train, evaluate=evaluate, log=Log(every=EVERY)
+    )
+    return replace(resolved, recipe=changed)
+
+
+def use_threads(resolved: Resolved) -> None:
+    """As many as the recipe says: sums inside torch's products are split by thread."""
+    if resolved.recipe.train.threads is not None:
+        torch.set_num_threads(resolved.recipe.train.threads)
+
+
+def share_done(shown: Shown) -> float:
+    """How much of a run is done: rows within a split are not known of, so it goes by splits or steps."""
+    position, train = shown.progress.position, shown.settings.train
+    share = (position.epoch + position.split / max(shown.splits, 1)) / train.epochs
+    return min(1.0, max(share, shown.progress.step / train.steps if train.steps else 0.0))
+
+
+def _best(resolved: Resolved, found: list[Scores]) -> Scores:
+    """The evaluation whose checkpoint a run would keep."""
+    how = resolved.recipe.evaluate
+    task = how.task or resolved.tasks[0]
+    best = found[0]
+    for scores in found[1:]:
+        if how.is_better(scores.tasks[task][how.metric], best.tasks[task][how.metric]):
+            best = scores
+    return best

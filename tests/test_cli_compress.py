@@ -1,0 +1,115 @@
+"""`rowwise compress` as users meet it: what cannot be is one line, a killed one goes on, and what it writes trains."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+
+import pytest
+from compressible import write_recipe
+from launching import ENVIRONMENT, PYTHON, wait_for
+from test_cli import rowwise_cli
+
+REFUSED = {
+    "clicks.yaml": "--ratio and --budget: got neither; want one of them, such as --ratio 10 or --budget 100MB",
+    "clicks.yaml --ratio 4 --budget 1MB": "--ratio and --budget: got both; want one of them",
+    "clicks.yaml --ratio 0.5": "--ratio 0.5: want more than 1, such as 10",
+    "clicks.yaml --ratio nan": "--ratio nan: want more than 1, such as 10",
+    "clicks.yaml --budget 10XB": "--budget 10XB: want a size such as 500MB, 2GB or 48MiB",
+    "clicks.yaml --budget 1GB": "a budget of 1,000,000,000 bytes: all tables take 74,560 as they are: want less",
+    "clicks.yaml --ratio 100": "a budget of 745 bytes: tables that are not compressed take 960 of 74,560 (item)",
+    "clicks.yaml --ratio 4 --methods lerned": "--methods: no method 'lerned'; did you mean 'learned'? There are hash,",
+    "clicks.yaml --ratio 4 --rows 0": "--rows 0: want at least 1",
+    "clicks.yaml --ratio 4 --seed -1": "--seed -1: want at least 0, and less than 2**31",
+    "clicks.yaml --ratio 4 --out full": "full: a folder with other things in it, and no order.json: want a new one",
+    "clicks.yaml --ratio 4 --out clicks.yaml": "clicks.yaml: that is a file: want a folder for measurements",
+    "clicks.yaml --ratio 4 --set train.epoch=3": "no key 'epoch' in train; did you mean 'epochs'?",
+    "click.yaml --ratio 4": "click.yaml: there is no such recipe file",
+    "movielens-two-tower --ratio 4": "model.kind=two_tower: maps are chosen by the log loss of clicks",
+}
+
+
+@pytest.mark.parametrize("args", REFUSED)
+def test_what_cannot_be_compressed_is_one_line_and_leaves_nothing(command, tmp_path, args):
+    write_recipe(tmp_path)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thing").write_text("")
+    before = sorted(tmp_path.rglob("*"))
+    code, out, err = command("compress", *args.split())
+    assert (code, out) == (2, "")
+    assert err.startswith("rowwise: ")
+    assert err.count("\n") == 1
+    assert REFUSED[args] in err
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_history_that_cannot_be_is_one_line(command, tmp_path):
+    write_recipe(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    for condition, said in (("row < 0", "no training row is like that"), ("weak < 4", "no column 'weak'")):
+        code, _, err = command("compress", "clicks.yaml", "--ratio", "4", "--history", condition)
+        assert code == 2
+        assert said in err
+        assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_help_has_examples():
+    done = rowwise_cli("compress", "--help")
+    assert done.returncode == 0
+    assert done.stdout.count("Example: rowwise compress") == 2
+    assert "torch" not in done.stderr
+
+
+def compress(*args):
+    return ("compress", "clicks.yaml", "--budget", "20kB", "--methods", "hash,learned", *args)
+
+
+def test_a_budget_becomes_a_recipe_that_trains(command, tmp_path):
+    write_recipe(tmp_path, data={"valid_share": 0.1})
+    code, out, err = command(*compress("--explain", "--out", "c", "--rows", "1500", "--history", "row < 3500"))
+    assert (code, out) == (0, ""), err
+    for said in ("user: 1,200 ids", "  to be ", "use it  rowwise train c/recipe.yaml", "all tables: ", "noise"):
+        assert said in err
+    assert "warning tables user, seen: neighbouring ids are alike" in err
+    assert "warning measured on the validation rows of the recipe, a random share of its rows" in err
+    advice = json.loads((tmp_path / "c" / "advice.json").read_text())
+    assert advice["size_bytes"] <= advice["budget_bytes"] == 20_000
+    page = (tmp_path / "c" / "report.html").read_text()
+    assert page.count("<svg") == 2
+    code, _, err = command("train", "c/recipe.yaml")
+    assert code == 0, err
+    code, _, err = command(*compress("--out", "c", "--rows", "1500", "--history", "row < 3000"))
+    assert code == 2
+    assert "measured with another --history, row < 3500 and not row < 3000" in err
+
+
+def begin(folder, *args):
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([*PYTHON, "-m", "rowwise", *args], cwd=folder, env=ENVIRONMENT, **pipes)
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_the_same_command_goes_on_after_a_kill(tmp_path, number):
+    write_recipe(tmp_path)
+    trials = tmp_path / "compression" / "trials.jsonl"
+    with begin(tmp_path, *compress()) as process:
+        wait_for(lambda: trials.exists() and trials.read_text().count("\n") > 4, 120)
+        os.kill(process.pid, number)
+        out, err = process.communicate(timeout=60)
+    before = trials.read_text()
+    if number == signal.SIGINT:
+        assert process.returncode == 130
+        assert err.splitlines()[-2:] == [
+            "what was measured is in compression; the same command goes on",
+            "rowwise: stopped by Ctrl-C",
+        ]
+    with trials.open("a") as file:
+        file.write('{"asked":{"ta')
+    with begin(tmp_path, *compress()) as process:
+        out, err = process.communicate(timeout=120)
+    assert (process.returncode, out) == (0, "")
+    assert trials.read_text().startswith(before)
+    assert re.search(r"wrote   compression/recipe.yaml", err)
+    assert not list((tmp_path / "compression").glob(".trial*"))
