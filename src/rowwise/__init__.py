@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from rowwise.errors import SpecError as SpecError
     from rowwise.errors import StateError as StateError
     from rowwise.errors import UnknownIdWarning as UnknownIdWarning
+    from rowwise.hashing.embeddings import MappedEmbeddings as MappedEmbeddings
+    from rowwise.hashing.embeddings import make_embeddings as make_embeddings
     from rowwise.models.dcn import DCN as DCN
     from rowwise.models.deepfm import DeepFM as DeepFM
     from rowwise.models.dlrm import DLRM as DLRM
@@ -71,6 +73,7 @@ _HOMES = {
         "StateError",
         "UnknownIdWarning",
     ),
+    "hashing.embeddings": ("MappedEmbeddings", "make_embeddings"),
     "models.dcn": ("DCN",),
     "models.deepfm": ("DeepFM",),
     "models.dlrm": ("DLRM",),

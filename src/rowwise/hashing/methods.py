@@ -9,10 +9,14 @@ public: ids share a row if they behave alike, by how often they come and by a lo
 (the probe) has learned for them from history. Vectors are clustered by weighted k-means, the weight of an id being its
 count, so that frequent ids pull rows to themselves; each cluster is a row.
 
-    learned            as many clusters as the budget allows
-    learned_head_tail  half of the rows go to the most frequent ids, one each, the others are clusters
+    learned            at most FEW clusters, whatever the budget allows
+    learned_many       as many clusters as the budget allows
+    learned_head_tail  rows of their own for the most frequent ids, as many as fit, and FEW clusters of the others
     learned_balanced   as `learned`, where no row has more than a few times its share of all accesses
-    learned_own        few clusters, and beside them a narrow row of its own for as many ids as the budget allows
+    learned_own        FEW clusters, and beside them a narrow row of its own for as many ids as the budget allows
+
+More clusters than that were worse, not better, on all data that was measured: what a probe knows of an id is worth a
+few bits, and beyond them folds disagree about an id, whose row is then trained by samples of others.
 
 An id that came fewer than FEWEST times is in no cluster: what one sample says of it is not worth its bits. Such ids,
 and those never seen, share one row that learns what a rare id is like. With a `Folded` history the map is one for
@@ -21,6 +25,7 @@ each fold, over the same clusters.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +40,7 @@ from rowwise.hashing.words import bits_for, set_words
 from rowwise.spec import Table, row_bytes
 
 FEWEST = 2  # times that an id has to come to be put beside others that behave alike
-FEW_clusters = 256
+FEW = 64  # clusters
 ALPHA = 0.3  # the dim of an id grows with this power of its count
 FULL = 4.0  # times its share of all accesses that a row of `learned_balanced` may have
 ROUNDS = 60  # of bisection
@@ -166,9 +171,9 @@ def _own_rows(ask: _Ask, budget_bytes: int) -> IdMap | None:
         """How many ids have at least each of the dims; a dim begins halfway (by ratio) to the next narrower one."""
         return [int(np.searchsorted(-power_N, -(dim / 2**0.5) / scale, "right")) for dim in dims]
 
-    def size(scale: float) -> int:
+    def size(found: list[int]) -> int:
         total, before = 0, 0
-        for dim, end in zip(dims, ends(scale), strict=True):
+        for dim, end in zip(dims, found, strict=True):
             count, before = end - before, end
             narrow = 4 * ask.table.dim * dim if dim < ask.table.dim and count else 0
             total += count * ask.row_bytes(dim) + narrow + WORD_bytes * set_words(count, ask.ids)
@@ -177,14 +182,21 @@ def _own_rows(ask: _Ask, budget_bytes: int) -> IdMap | None:
     low, high = 0.0, 2.0 * ask.table.dim
     for _ in range(ROUNDS):
         middle = (low + high) / 2
-        low, high = (middle, high) if size(middle) <= budget_bytes else (low, middle)
-    chosen = ends(low) if low else [0]
+        low, high = (middle, high) if size(ends(middle)) <= budget_bytes else (low, middle)
+    chosen, wider = ends(low) if low else [0] * len(dims), ends(high)
+    for place in range(len(dims)):  # ids that come as often are as wide, but for some of those that did not all fit
+        moved = partial(_with_end, chosen, place)
+        chosen = moved(_most(lambda end, moved=moved: size(moved(end)), wider[place], budget_bytes, chosen[place]))
     if not chosen[-1]:
         return None
     begins = [0, *chosen[:-1]]
     blocks = [(np.sort(order_N[a:b]), dim) for a, b, dim in zip(begins, chosen, dims, strict=True) if b > a]
     widths = [None if dim >= ask.table.dim else dim for _, dim in blocks]
     return ranked(ask.ids, [block for block, _ in blocks], 0, dims=widths, seed=ask.seed)
+
+
+def _with_end(ends: list[int], place: int, end: int) -> list[int]:
+    return [*ends[:place], end, *(max(end, later) for later in ends[place + 1 :])]
 
 
 def _dims(dim: int) -> list[int]:
@@ -196,30 +208,32 @@ def _dims(dim: int) -> list[int]:
 
 
 def _learned(ask: _Ask) -> IdMap | None:
-    return _clusters(ask, ask.budget_bytes, head_share=0.0)
+    return _clusters(ask, ask.budget_bytes, FEW)
+
+
+def _learned_many(ask: _Ask) -> IdMap | None:
+    return _clusters(ask, ask.budget_bytes, ask.ids)
 
 
 def _learned_head_tail(ask: _Ask) -> IdMap | None:
-    return _clusters(ask, ask.budget_bytes, head_share=0.5)
+    return _clusters(ask, ask.budget_bytes, FEW, own=True)
 
 
 def _learned_balanced(ask: _Ask) -> IdMap | None:
-    return _clusters(ask, ask.budget_bytes, head_share=0.0, full=FULL)
+    return _clusters(ask, ask.budget_bytes, FEW, full=FULL)
 
 
 def _learned_own(ask: _Ask) -> IdMap | None:
     """Clusters of full width, at most half of the budget, and narrow rows with what is left."""
-    shared = _clusters(ask, ask.budget_bytes // 2, head_share=0.0, most=FEW_clusters)
+    shared = _clusters(ask, ask.budget_bytes // 2, FEW)
     if shared is None:
         return None
     own = _own_rows(ask, ask.budget_bytes - table_bytes(ask.table, shared))
     return shared if own is None else added(shared, own)
 
 
-def _clusters(
-    ask: _Ask, budget_bytes: int, *, head_share: float, full: float | None = None, most: int = 0
-) -> IdMap | None:
-    """Rows for the ids that came often enough: one for each of the head, one for each cluster of the others."""
+def _clusters(ask: _Ask, budget_bytes: int, most: int, *, own: bool = False, full: float | None = None) -> IdMap | None:
+    """Rows for the ids that came often enough: one for each cluster; or, `own`, for each that fits beside clusters."""
     counts_N, vectors_ND = ask.history.counts_N, ask.history.vectors_ND
     if vectors_ND is None or len(vectors_ND) != ask.ids:
         got = "none" if vectors_ND is None else str(len(vectors_ND))
@@ -227,10 +241,10 @@ def _clusters(
             f"table {ask.table.name!r}: vectors of ids: got {got}: want {ask.ids}, one for each, of a probe"
         )
     seen_C = ask.order_N[: int((counts_N >= FEWEST).sum())]
-    count, rows = _fitting(ask, budget_bytes, len(seen_C), most)
+    count, rows = _fitting(ask, budget_bytes, len(seen_C), len(seen_C) if own else most)
     if not rows:
         return None
-    head = min(int(head_share * rows), count)
+    head = max(0, rows - most) if own else 0
     tail_C = np.sort(seen_C[head:count])
     found = _tail(ask, tail_C, rows - head, full) if len(tail_C) and rows > head else None
     made = head if found is None else head + len(found.centroids_KD)
@@ -261,29 +275,22 @@ def _tail(ask: _Ask, tail_C: Ids, clusters: int, full: float | None) -> Clusters
 def _fitting(ask: _Ask, budget_bytes: int, seen: int, most: int) -> tuple[int, int]:
     """How many ids have an entry, the most frequent first, and how many rows there are for them.
 
-    All that were seen often enough, as long as their entries take no more than half of the budget.
+    As many ids as fit beside the rows, which have half of the budget at least if they are worth it.
     """
+    one_bytes = ask.row_bytes()
+    kept = min(most, budget_bytes // (2 * one_bytes))
 
-    def entry_bytes(count: int, rows: int) -> int:
-        return WORD_bytes * set_words(count, ask.ids, bits_for(rows))
+    def size(count: int, rows: int) -> int:
+        return (rows + 1) * one_bytes + WORD_bytes * set_words(count, ask.ids, bits_for(rows))
 
-    def rows_for(count: int) -> int:
-        def size(rows: int) -> int:
-            return (rows + 1) * ask.row_bytes() + entry_bytes(count, rows)
-
-        limit = min(count, most or count, budget_bytes // ask.row_bytes())
-        return _most(size, limit, budget_bytes)
-
-    def too_many(count: int) -> int:
-        return entry_bytes(count, max(2, min(count, budget_bytes // (2 * ask.row_bytes()))))
-
-    count = _most(too_many, seen, budget_bytes // 2)
-    return count, rows_for(count) if count else 0
+    count = _most(lambda count: size(count, min(count, kept)), seen, budget_bytes)
+    limit = min(count, most, budget_bytes // one_bytes)
+    return count, _most(lambda rows: size(count, rows), limit, budget_bytes) if count and kept else 0
 
 
-def _most(size: Callable[[int], int], limit: int, budget: int) -> int:
-    """The largest number up to the limit whose size is within the budget; sizes grow with numbers."""
-    low, high = 0, limit
+def _most(size: Callable[[int], int], limit: int, budget: int, least: int = 0) -> int:
+    """The largest number up to the limit whose size is within the budget, as that of `least` is; sizes grow with it."""
+    low, high = least, limit
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if size(middle) <= budget else (low, middle - 1)
@@ -298,6 +305,7 @@ METHODS: dict[str, Callable[[_Ask], IdMap | None]] = {
     "frequency": _frequency,
     "mixed": _mixed,
     "learned": _learned,
+    "learned_many": _learned_many,
     "learned_head_tail": _learned_head_tail,
     "learned_balanced": _learned_balanced,
     "learned_own": _learned_own,

@@ -35,7 +35,7 @@ NOTE = (
 )
 CHOICE = (
     "The choice has the least sum of losses that fits the budget, from all measured sizes and those between two of one "
-    "method; a curve that rises with bytes is flattened first. It takes losses of tables to add up, which one training "
+    "method; where more bytes lose more, that is fewer bytes. It takes losses of tables to add up, which one training "
     "with all tables as chosen puts to the test."
 )
 

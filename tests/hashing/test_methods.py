@@ -1,0 +1,128 @@
+"""From a budget and a history to a map: it fits, it is as good as it says, and what it cannot do it says."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rowwise import RowType, SpecError, Table
+from rowwise.hashing.methods import FEW, FEWEST, METHODS, Folded, History, make_map, table_bytes
+from rowwise.hashing.placed import fold_maps
+from rowwise.hashing.rows import rows_of
+
+
+def make_history(ids, seed=0, folds=2, groups=5):
+    """Counts that fall like a power, and vectors around a few places; of folds the same with other noise."""
+    generator = np.random.default_rng(seed)
+    counts_N = np.floor(ids / (1 + generator.permutation(ids))).astype(np.int64)
+    places = generator.normal(size=(groups, 4))
+    group_N = generator.integers(0, groups, ids)
+    vectors = [(places[group_N] + 0.01 * generator.normal(size=(ids, 4))).astype(np.float32) for _ in range(1 + folds)]
+    folded = Folded(features=("t",), seed=1, vectors=tuple(vectors[1:])) if folds else None
+    return History(counts_N=counts_N, vectors_ND=vectors[0], folded=folded), group_N
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    method=st.sampled_from(list(METHODS)),
+    ids=st.integers(2, 3000),
+    ratio=st.floats(1.05, 300),
+    dim=st.sampled_from((1, 4, 16, 17)),
+    row_type=st.sampled_from(list(RowType)),
+    seed=st.integers(0, 50),
+)
+def test_a_map_fits_its_budget_or_is_not_there(method, ids, ratio, dim, row_type, seed):
+    table = Table(name="t", rows=ids, dim=dim, row_type=row_type)
+    budget_bytes = int(table_bytes(table, None) / ratio)
+    history, _ = make_history(ids, seed)
+    made = make_map(method, table, budget_bytes, history, seed=seed)
+    if made is None:
+        return
+    assert table_bytes(table, made) <= budget_bytes
+    assert made.about["method"] == method
+    rows_NC = rows_of(made, np.arange(ids))
+    assert rows_NC.shape == (ids, made.shape.columns)
+    assert rows_NC.min() >= -1
+    assert rows_NC.max() < made.shape.rows
+    seen = history.counts_N > 0
+    if method != "mixed":  # whose rarest ids may have no row
+        assert (rows_NC[seen].max(1) >= 0).all()
+    for fold in fold_maps(made):
+        assert rows_of(fold, np.arange(ids)).max() < made.shape.rows
+
+
+@pytest.mark.parametrize("method", ["hash", "double_hash", "frequency", "mixed", "learned_many", "learned_own"])
+def test_most_of_a_budget_is_used(method):
+    table = Table(name="t", rows=5000, dim=16)
+    history, _ = make_history(5000)
+    for ratio in (2, 10, 30):
+        budget_bytes = table_bytes(table, None) // ratio
+        made = make_map(method, table, budget_bytes, history)
+        assert made is not None
+        assert table_bytes(table, made) > 0.8 * min(budget_bytes, 200_000)
+
+
+def test_ids_that_are_alike_share_a_row():
+    history, group_N = make_history(2000, groups=7)
+    table = Table(name="t", rows=2000, dim=16)
+    made = make_map("learned", table, 12_000, history)
+    assert made is not None
+    rows_N = rows_of(made, np.arange(2000))[:, 0]
+    often = history.counts_N >= FEWEST
+    for row in np.unique(rows_N[often]):
+        assert len(set(group_N[often & (rows_N == row)])) == 1
+    assert len(set(rows_N[~often])) == 1  # rare ones and those never seen learn together
+    assert not set(rows_N[~often]) & set(rows_N[often])
+    # Where folds say the same of an id, it has the same row in all of them.
+    for fold in fold_maps(made):
+        same = rows_of(fold, np.arange(2000))[:, 0] == rows_N
+        assert same[~often].all()
+        assert (group_N[rows_N[often]] >= 0).all()
+
+
+def test_frequent_ids_have_rows_of_their_own():
+    history, _ = make_history(1000)
+    table = Table(name="t", rows=1000, dim=16)
+    order_N = np.argsort(-history.counts_N, kind="stable")
+    for method in ("frequency", "learned_head_tail"):
+        made = make_map(method, table, 12_000, history)
+        assert made is not None
+        rows_N = rows_of(made, np.arange(1000))[:, 0]
+        alone = np.bincount(rows_N, minlength=made.shape.rows)[rows_N] == 1
+        assert alone[order_N[:50]].all(), method
+
+
+def test_no_row_of_balanced_clusters_is_asked_for_by_everybody():
+    history, _ = make_history(3000, groups=2)
+    table = Table(name="t", rows=3000, dim=16)
+    made = make_map("learned_balanced", table, 30_000, history)
+    plain = make_map("learned", table, 30_000, history)
+    assert made is not None
+    assert plain is not None
+    load, other = (np.bincount(rows_of(one, np.arange(3000))[:, 0], history.counts_N).max() for one in (made, plain))
+    assert load <= max(other, history.counts_N.max())
+
+
+def test_clusters_are_few_unless_many_are_asked_for():
+    history, _ = make_history(4000, groups=500)
+    table = Table(name="t", rows=4000, dim=16)
+    few, many = (make_map(method, table, 100_000, history) for method in ("learned", "learned_many"))
+    assert few is not None
+    assert many is not None
+    assert few.shape.rows <= FEW + 1
+    assert many.shape.rows > 5 * FEW
+
+
+def test_what_cannot_be_is_said():
+    history, _ = make_history(100)
+    table = Table(name="film", rows=100, dim=4)
+    with pytest.raises(SpecError, match=r"no way 'hashing' to compress a table; there are hash, double_hash"):
+        make_map("hashing", table, 100, history)
+    with pytest.raises(SpecError, match=r"table 'film': 1600 bytes: want fewer than it takes without a map"):
+        make_map("hash", table, 1600, history)
+    with pytest.raises(SpecError, match=r"table 'film': counts of 99 ids: want 100"):
+        make_map("hash", table, 100, History(counts_N=history.counts_N[:99]))
+    with pytest.raises(SpecError, match=r"table 'film': vectors of ids: got none: want 100, one for each, of a probe"):
+        make_map("learned", table, 500, History(counts_N=history.counts_N))
+    assert make_map("quotient_remainder", table, 64, history) is None
+    assert make_map("hash", table, 3, history) is None
