@@ -1,0 +1,141 @@
+"""What compressing tables costs in quality, byte for byte: every method on sales in stores and on films.
+
+    python benchmarks/compress.py [--quick] [--data DIR] [--only SECTION] [--save benchmarks/results/compress.json]
+
+The ids of each table of `complete-journey` are numbered from 0 in a random order, so that no method gains by an order
+that data happens to have. Trained on weeks 2 to 47, tested on 48 to 53, three seeds; tables of at least 1,000 ids are
+compressed, each to the same share of its bytes, all bytes counted: rows, maps, projections. Learned maps come from one
+probe of the training rows. `half`: the probe has seen the first half of the weeks only, and the model trains on the
+second. `advice`: the advisor's allocation under one budget for all tables, chosen on training weeks alone. `scale`: ten
+million ids into a million rows. `speed`: ids a second, and what a map adds to a training step. The last printed line is
+one JSON object.
+"""
+
+import argparse
+import json
+import os
+import statistics
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+from compress_quality import advice, films, half_of_time, quality
+from compress_speed import scale, speed
+from compress_work import permuted
+from report import environment, finish
+
+SECTIONS = ("quality", "half", "films", "advice", "scale", "speed")
+RATIOS = (10.0, 100.0)
+LEARNED = "learned"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a coarser answer in about a minute: films and speed only")
+    parser.add_argument("--data", type=Path, default=Path("data"), help="where datasets are, or are put")
+    parser.add_argument("--only", action="append", choices=SECTIONS, help="these; of others what is saved is kept")
+    parser.add_argument(
+        "--method", action="append", help="of quality: these methods again; of others what is saved is kept"
+    )
+    parser.add_argument("--save", type=Path, help="where to write the JSON")
+    args = parser.parse_args()
+    wanted = args.only or (("films", "speed") if args.quick else SECTIONS)
+    rows = kept(args.save) if args.only else {}
+    with TemporaryDirectory() as folder:
+        found = measured(set(wanted), args.data, Path(folder), quick=args.quick, methods=tuple(args.method or ()))
+    if args.method and "quality" in found:
+        found["quality"] = [row for row in rows["quality"] if row["method"] not in args.method] + found["quality"]
+    rows |= found
+    result = {"benchmark": "compress", "environment": environment(), "rows": rows, "floors": floors_of(rows)}
+    finish(result, args.save)
+
+
+def measured(
+    wanted: set[str], data: Path, folder: Path, *, quick: bool, methods: tuple[str, ...] = ()
+) -> dict[str, object]:
+    """The sections that are asked for."""
+    rows: dict[str, object] = {}
+    seeds = 1 if quick else 3
+    if wanted & {"quality", "half", "advice"}:
+        sales = permuted(data, folder)
+    if "quality" in wanted:
+        rows["quality"] = quality(sales, RATIOS, seeds, methods)
+    if "half" in wanted:
+        rows["half"] = half_of_time(sales, seeds)
+    if "advice" in wanted:
+        rows["advice"] = advice(sales, RATIOS[0], seeds, folder / "advice")
+    if "films" in wanted:
+        rows["films"] = films(data, seeds)
+    if "scale" in wanted:
+        rows["scale"] = scale(10_000_000, 1_000_000)
+    if "speed" in wanted:
+        rows["speed"] = speed(10_000_000, 1_000_000)
+    return rows
+
+
+def kept(path: Path | None) -> dict[str, object]:
+    """What was measured before."""
+    return json.loads(path.read_text())["rows"] if path and path.exists() else {}
+
+
+def floors_of(rows: dict) -> list[dict]:
+    found: list[dict] = []
+    if "quality" in rows:
+        found += of_quality(rows["quality"])
+    if "films" in rows:
+        auc = {row["method"]: statistics.mean(row["auc"]) for row in rows["films"]}
+        found.append(floor("films at 1/8: AUC of learned above hash", auc[LEARNED] - auc["hash"], 0.015))
+    if "half" in rows:
+        auc = {row["method"]: statistics.mean(row["auc"]) for row in rows["half"]}
+        first, second = (auc[f"{LEARNED}, {part} half"] - auc["hash"] for part in ("first", "second"))
+        found.append(floor("a map of the first half keeps of its gain in the second", first / second, 0.5))
+    if "advice" in rows and "quality" in rows:
+        best = best_of(rows["quality"], 10.0)
+        more = statistics.mean(rows["advice"]["auc"]) - statistics.mean(best["auc"])
+        name = f"advice at 1/10: AUC above the best single method ({best['method']}), less what seeds differ by"
+        found.append(floor(name, more - spread(best), 0.0))
+    if "scale" in rows:
+        found.append(floor("10M ids: seconds", rows["scale"]["wall_s"], 300, most=True))
+        found.append(floor("10M ids: GB", rows["scale"]["peak_gb"], 6, most=True))
+    return found
+
+
+def of_quality(rows: list[dict]) -> list[dict]:
+    """Learned maps against the full tables and against every other method."""
+    full = statistics.mean(rows[0]["auc"])
+    found = []
+    for ratio in RATIOS:
+        at = {row["method"]: row for row in rows if row["ratio"] == ratio}
+        learned = at[LEARNED]
+        others = [row for name, row in at.items() if not name.startswith(LEARNED)]
+        best = max(others, key=lambda row: statistics.mean(row["auc"]))
+        more = statistics.mean(learned["auc"]) - statistics.mean(best["auc"])
+        what = f"1/{ratio:g}: AUC of learned above the best other ({best['method']})"
+        seeds = max(spread(learned), spread(best)) if ratio == RATIOS[0] else 0.0
+        found.append(floor(what + (", less what seeds differ by" if seeds else ""), more - seeds, 0.0))
+        if ratio == RATIOS[0]:
+            lost = full - statistics.mean(learned["auc"])
+            found.append(floor("1/10: AUC lost by learned", lost, 0.004, most=True))
+        else:
+            pairs = statistics.mean(at["quotient_remainder"]["auc"])
+            more = statistics.mean(learned["auc"]) - pairs
+            found.append(floor("1/100: AUC of learned above quotient-remainder", more, 0.005))
+    return found
+
+
+def best_of(rows: list[dict], ratio: float) -> dict:
+    return max((row for row in rows if row["ratio"] == ratio), key=lambda row: statistics.mean(row["auc"]))
+
+
+def spread(row: dict) -> float:
+    return max(row["auc"]) - min(row["auc"])
+
+
+def floor(name: str, value: float, bound: float, *, most: bool = False) -> dict:
+    ok = value <= bound if most else value >= bound
+    return {"name": name + (" (at most)" if most else ""), "value": round(value, 5), "floor": bound, "ok": ok}
+
+
+if __name__ == "__main__":
+    main()
