@@ -22,7 +22,7 @@ from rowwise.checkpoint.write import write
 from rowwise.recipes.runs import Run, load_trained
 from rowwise.spec import RowType
 
-COMMANDS = ("ls", "verify", "diff", "reshard", "export", "import")
+COMMANDS = ("ls", "verify", "diff", "reshard", "remap", "export", "import")
 
 
 @pytest.fixture

@@ -217,6 +217,43 @@ def import_(
         print(f"{out}: start from it: rowwise train RECIPE --init-from {out}")
 
 
+def remap(
+    ckpt: One,
+    out: Out,
+    table: Annotated[str, typer.Option("--table", metavar="NAME", help="The table that gets another id map.")],
+    file: Annotated[
+        Path, typer.Option("--map", metavar="FILE", help="That map, such as smaller/maps/user.safetensors.")
+    ],
+    counts: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="How often each id comes: probe.safetensors of rowwise compress; else alike."
+        ),
+    ] = None,
+) -> None:
+    """Give a table another id map: its rows and their optimizer state move along, so that training goes on.
+
+    A new row is the mean of what its ids were, or an old row to the bit, if its ids all had that one. Rows that no id
+    has begin at 0. The table of the linear part that goes with it, if there is one, moves, too.
+
+    Example: rowwise ckpt remap runs/mine/1 fresh --table user --map smaller/maps/user.safetensors
+
+    Example: rowwise ckpt remap runs/mine/1 fresh --table user --map user.map --counts smaller/probe.safetensors
+    """
+    from rowwise.checkpoint.named import open_named
+    from rowwise.checkpoint.remap import remap as write_remapped
+
+    checkpoint = open_named(ckpt)
+    with splits_bar(Console(stderr=True), "writing") as tell:
+        found = write_remapped(checkpoint, out, table, file, counts, tell)
+    print(f"{out}: {checkpoint.folder} with the id map {file}")
+    for one in found:
+        means = one.rows - one.kept - one.empty
+        what = f"{one.kept:,} as they were, {means:,} means of what their ids were, {one.empty:,} that no id has"
+        print(f"  {one.table}: {one.rows:,} rows for {one.ids:,} ids: {what}")
+    print(f"train on: a recipe with this id_map: rowwise train RECIPE --init-from {out}")
+
+
 KINDS = ("--parquet", "--dcp", "--torchrec", "--torch")
 
 

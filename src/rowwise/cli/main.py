@@ -17,6 +17,7 @@ import rowwise
 from rowwise.cli import ckpt, data, data_bench, measure
 from rowwise.cli.bench import bench
 from rowwise.cli.calibrate import calibrate
+from rowwise.cli.compress import compress
 from rowwise.cli.convert import convert
 from rowwise.cli.doctor import doctor
 from rowwise.cli.drill import drill
@@ -42,7 +43,7 @@ def app() -> typer.Typer:
     made = typer.Typer(name="rowwise", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
     made.callback()(_rowwise)
     commands: list[Callable[..., None]] = [train, resume, plan, measure.predict, measure.report, ls, cp, doctor]
-    commands += [bench, drill, calibrate]
+    commands += [bench, drill, calibrate, compress]
     for command in commands:
         made.command()(_ending_well(command))
     made.command("eval")(_ending_well(measure.evaluate))
@@ -61,7 +62,7 @@ def app() -> typer.Typer:
 def _about_checkpoints() -> typer.Typer:
     about = "Look at checkpoints, compare and convert them. Example: rowwise ckpt ls runs/dlrm-synthetic/1"
     made = typer.Typer(no_args_is_help=True, help=about)
-    commands: list[Callable[..., None]] = [ckpt.ls, ckpt.verify, ckpt.diff, ckpt.reshard, ckpt.export]
+    commands: list[Callable[..., None]] = [ckpt.ls, ckpt.verify, ckpt.diff, ckpt.reshard, ckpt.remap, ckpt.export]
     for command in commands:
         made.command()(_ending_well(command))
     made.command("import")(_ending_well(ckpt.import_))
