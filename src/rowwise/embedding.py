@@ -8,13 +8,13 @@ themselves compile.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import torch
 from torch import Tensor, nn
 
 from rowwise.batch import Jagged, KeyedJagged
-from rowwise.errors import BatchError, SpecError, StateError
+from rowwise.errors import BatchError, RowwiseError, SpecError, StateError
 from rowwise.ops import rowtype
 from rowwise.ops.arena import Arena
 from rowwise.ops.lookup import Staged
@@ -128,6 +128,10 @@ class Embeddings(nn.Module):
             # decorator: that would load the compiler, seconds of it, for everybody.
             return torch.compiler.disable(self._forward)(sparse)
         return self._forward(sparse)
+
+    def refuse(self, sparse: Jagged | KeyedJagged, trouble: RowwiseError) -> NoReturn:
+        """Instead of `forward`, by what makes its batches and cannot; on several ranks all of them hear of it."""
+        raise trouble
 
     def _forward(self, sparse: Jagged | KeyedJagged) -> Vectors:
         looked = self._tiles.look_up(Jagged.from_keyed(sparse).contiguous())

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import make_problem
 from shared_batches import draw_copies, make_shared
+from torch import nn
 
 from rowwise import (
     BatchError,
@@ -18,19 +19,24 @@ from rowwise import (
     IdError,
     Jagged,
     Normal,
+    Plan,
     Pooling,
     RowType,
     RowWiseAdagrad,
+    RowwiseError,
     Sgd,
     SpecError,
     StateError,
     Table,
     UnknownIdWarning,
 )
+from rowwise.comm.thread import run_threads
 from rowwise.hashing.embeddings import MappedEmbeddings, make_embeddings
 from rowwise.hashing.rules import hashed
 from rowwise.idmaps import DoubleHashIds, HashIds
 from rowwise.ops.jagged import permute
+from rowwise.planner import row_wise
+from rowwise.shard import shard
 
 KINDS = tuple(make_maps(40))
 
@@ -199,3 +205,26 @@ def test_the_numbers_of_a_map_are_what_numpy_says():
     rows_NC = module.mapped["t"].rows_of(torch.arange(1000))
     assert rows_NC.shape == (1000, 1)
     assert np.bincount(rows_NC[:, 0].numpy(), minlength=17).min() > 20
+
+
+def test_a_bad_batch_of_one_rank_is_an_error_of_all():
+    """Ids are checked before they become rows, and the other ranks do not wait for a rank that has none."""
+    table = Table(name="film", rows=50, dim=4, id_map=HashIds(rows=8))
+    net = nn.ModuleDict({"tables": make_embeddings([table])})
+    stored = net["tables"].stored.tables[0]
+    plan = Plan(world=2, tiles=row_wise(stored, range(2)))
+    models = [copy.deepcopy(net) for _ in range(2)]
+
+    def on_a_rank(comm):
+        module = shard(models[comm.rank], plan, comm)["tables"]
+        first = module(Jagged.from_lists({"film": [[3], [comm.rank]]}))["film"]
+        with pytest.raises(RowwiseError) as caught:
+            module(Jagged.from_lists({"film": [[3], [1, 50 if comm.rank else 4]]}))
+        return first, str(caught.value)
+
+    found = run_threads(2, on_a_rank, timeout_s=30)
+    assert torch.equal(found[0][0][1], net["tables"].weights("film")[0])
+    assert torch.equal(found[1][0][1], net["tables"].weights("film")[1])
+    for _, message in found:
+        assert "table 'film': feature 'film', sample 1, position 1: id 50 is not in 0..49" in message
+    assert "rank 1" in found[0][1]

@@ -6,7 +6,7 @@ replaces what is inside. Gives up: ids that have no row of their own cannot be t
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import final
 
 import torch
@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from rowwise.batch import Jagged, KeyedJagged, Shared
 from rowwise.embedding import Embeddings, Vectors
-from rowwise.errors import BatchError, SpecError
+from rowwise.errors import BatchError, RowwiseError, SpecError
+from rowwise.hashing.combine import Bags, all_rows, combined, some_rows
 from rowwise.hashing.folds import folds_of
 from rowwise.hashing.idmap import IdMap
 from rowwise.hashing.mapped import MappedTable
@@ -24,17 +25,6 @@ from rowwise.ops.unknown import count_unknown
 from rowwise.spec import Pooling, Table, check_tables
 
 NARROW = 1 << 31
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Bags:
-    """The rows of one part for one feature."""
-
-    name: str  # of the feature, as the stored table calls it
-    rows_M: Tensor
-    lengths_B: Tensor
-    weights_M: Tensor | None
-    ids_M: Tensor | None  # which id each row is of; None: each id has as many
 
 
 @final
@@ -94,8 +84,11 @@ class MappedEmbeddings(nn.Module):
         return self._forward(sparse)
 
     def _forward(self, sparse: Jagged | KeyedJagged) -> Vectors:
-        jagged = self._owning(Jagged.from_keyed(sparse))
-        batch, places = self._mapped(jagged)
+        try:
+            jagged = self._owning(Jagged.from_keyed(sparse))
+            batch, places = self._mapped(jagged)
+        except RowwiseError as error:
+            self.stored.refuse(sparse, error)
         vectors = self.stored(batch)
         if self._plain:
             return vectors
@@ -143,7 +136,7 @@ class MappedEmbeddings(nn.Module):
         apart = [one for one in self.mapped.values() if one.per_id or (self.training and one.folding)]
         return jagged.owning([f for one in apart for f in one.table.feature_names])
 
-    def _mapped(self, jagged: Jagged) -> tuple[Jagged, dict[str, _Bags]]:
+    def _mapped(self, jagged: Jagged) -> tuple[Jagged, dict[str, Bags]]:
         """The batch of rows, and the parts that its own features became."""
         parts = [part for f in jagged.features if f in self._homes for part in self._parts(jagged, f)]
         shared = jagged.shared
@@ -164,7 +157,7 @@ class MappedEmbeddings(nn.Module):
         )
         return batch, {part.name: part for part in parts}
 
-    def _parts(self, jagged: Jagged, feature: str) -> Iterator[_Bags]:
+    def _parts(self, jagged: Jagged, feature: str) -> Iterator[Bags]:
         """What the ids of one feature become, part by part."""
         table, at = self._homes[feature], jagged.features.index(feature)
         size = jagged.lengths_FB.numel() // len(jagged.features)
@@ -175,7 +168,7 @@ class MappedEmbeddings(nn.Module):
         weights = None if jagged.weights_N is None else jagged.weights_N[begin:end]
         ids_N = jagged.values_N[begin:end]
         if table.name not in self.mapped:
-            yield _Bags(name=feature, rows_M=ids_N, lengths_B=lengths_B, weights_M=weights, ids_M=None)
+            yield Bags(name=feature, rows_M=ids_N, lengths_B=lengths_B, weights_M=weights, ids_M=None)
             return
         mapped = self.mapped[table.name]
         ids_N = self._checked(jagged, table, feature, begin, ids_N)
@@ -184,7 +177,7 @@ class MappedEmbeddings(nn.Module):
         for index, stored in enumerate(mapped.stored):
             name, part = stored.feature_names[place], mapped.parts[index]
             fits = ids_N.dtype == torch.int32 and stored.rows < NARROW
-            bags = (_all if part.always else _some)(name, part.pick(rows_NC), lengths_B, weights)
+            bags = (all_rows if part.always else some_rows)(name, part.pick(rows_NC), lengths_B, weights)
             yield replace(bags, rows_M=bags.rows_M.int()) if fits else bags
 
     def _folds(self, jagged: Jagged, mapped: MappedTable, lengths_B: Tensor) -> Tensor | None:
@@ -207,37 +200,9 @@ class MappedEmbeddings(nn.Module):
         count_unknown(self.unknown_ids, table, feature, int(outside_N.sum()))
         return ids_N.masked_fill(outside_N, table.rows - 1)
 
-    def _vector(self, jagged: Jagged, feature: str, vectors: Vectors, places: dict[str, _Bags]) -> Tensor:
-        """The vectors of one feature, as wide as its table."""
-        table = self._homes[feature]
-        mapped = self.mapped.get(table.name)
-        if mapped is None:
-            return vectors[feature]
-        place = table.feature_names.index(feature)
-        names = [stored.feature_names[place] for stored in mapped.stored]
-        if not mapped.per_id:
-            summed = _sum([mapped.project(index, vectors[name]) for index, name in enumerate(names)])
-            return _mean(summed, jagged, feature) if table.pooling is Pooling.MEAN else summed
-        at = jagged.features.index(feature)
-        size = jagged.lengths_FB.numel() // len(jagged.features)
-        lengths_B = jagged.lengths_FB[at * size : (at + 1) * size].long()
-        count = int(lengths_B.sum())
-        each = [
-            _per_id(mapped.project(index, vectors[name]), places[name], count, len(mapped.parts[index].columns))
-            for index, name in enumerate(names)
-        ]
-        whole_ND = (
-            each[0] if len(each) == 1 else each[0] * each[1] if mapped.map.shape.combine == "product" else _sum(each)
-        )
-        if table.pooling is Pooling.SEQUENCE:
-            return whole_ND
-        if table.pooling is Pooling.WEIGHTED:
-            assert jagged.weights_N is not None
-            begin = int(jagged.lengths_FB[: at * size].sum())
-            whole_ND = whole_ND * jagged.weights_N[begin : begin + count].unsqueeze(1)
-        bags_N = torch.arange(size, device=lengths_B.device).repeat_interleave(lengths_B, output_size=count)
-        pooled = whole_ND.new_zeros(size, table.dim).index_add(0, bags_N, whole_ND)
-        return _mean(pooled, jagged, feature) if table.pooling is Pooling.MEAN else pooled
+    def _vector(self, jagged: Jagged, feature: str, vectors: Vectors, places: dict[str, Bags]) -> Tensor:
+        mapped = self.mapped.get(self._homes[feature].name)
+        return vectors[feature] if mapped is None else combined(mapped, jagged, feature, vectors, places)
 
     def extra_repr(self) -> str:
         """One line a mapped table."""
@@ -257,53 +222,6 @@ def make_embeddings(
     """Tables for a model: `Embeddings`, or what is around them where a table has an `id_map`."""
     kind = Embeddings if all(table.id_map is None for table in tables) else MappedEmbeddings
     return kind(tables, seed=seed, device=device, merge_shared=merge_shared)
-
-
-def _all(name: str, rows_NK: Tensor, lengths_B: Tensor, weights_N: Tensor | None) -> _Bags:
-    """Every id has all of its rows."""
-    count = rows_NK.shape[1]
-    if weights_N is not None and count > 1:
-        weights_N = weights_N.repeat_interleave(count)
-    return _Bags(
-        name=name,
-        rows_M=rows_NK.reshape(-1),
-        lengths_B=lengths_B * count if count > 1 else lengths_B,
-        weights_M=weights_N,
-        ids_M=None,
-    )
-
-
-def _some(name: str, rows_NK: Tensor, lengths_B: Tensor, weights_N: Tensor | None) -> _Bags:
-    """Some ids have none, or not all."""
-    there_NK = rows_NK >= 0
-    ends_N1 = torch.cat([lengths_B.new_zeros(1, dtype=torch.int64), there_NK.sum(1).cumsum(0)])
-    ends_B = lengths_B.cumsum(0)
-    ids_M = there_NK.nonzero()[:, 0]
-    return _Bags(
-        name=name,
-        rows_M=rows_NK[there_NK],
-        lengths_B=(ends_N1[ends_B] - ends_N1[ends_B - lengths_B]).to(lengths_B.dtype),
-        weights_M=None if weights_N is None else weights_N[ids_M],
-        ids_M=ids_M,
-    )
-
-
-def _per_id(rows_MD: Tensor, bags: _Bags, count: int, columns: int) -> Tensor:
-    """The sum [N, D] of the rows that each id has in a part."""
-    if bags.ids_M is None:
-        return rows_MD if columns == 1 else rows_MD.view(count, columns, rows_MD.shape[1]).sum(1)
-    return rows_MD.new_zeros(count, rows_MD.shape[1]).index_add(0, bags.ids_M, rows_MD)
-
-
-def _sum(vectors: Sequence[Tensor]) -> Tensor:
-    total = vectors[0]
-    for more in vectors[1:]:
-        total = total + more
-    return total
-
-
-def _mean(summed_BD: Tensor, jagged: Jagged, feature: str) -> Tensor:
-    return summed_BD / jagged.lengths_of(feature).clamp(min=1).unsqueeze(1)
 
 
 def _joined(tensors: Sequence[Tensor], none: Tensor) -> Tensor:

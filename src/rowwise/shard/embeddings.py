@@ -8,7 +8,7 @@ vectors come back. All ranks call it alike, see [Note: Everyone joins].
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Self, final
+from typing import Any, NoReturn, Self, final
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from rowwise.batch import Jagged, KeyedJagged
 from rowwise.comm.seam import Comm
 from rowwise.embedding import Embeddings, Vectors
-from rowwise.errors import SpecError
+from rowwise.errors import RowwiseError, SpecError
 from rowwise.ops.arena import Arena
 from rowwise.ops.layout import Piece
 from rowwise.ops.lookup import Staged
@@ -144,6 +144,10 @@ class ShardedEmbeddings(nn.Module):
         if torch.compiler.is_compiling():
             return torch.compiler.disable(self._forward)(sparse)  # see Embeddings.forward
         return self._forward(sparse)
+
+    def refuse(self, sparse: Jagged | KeyedJagged, trouble: RowwiseError) -> NoReturn:
+        """Instead of `forward`, where a batch cannot be looked up: raises on all ranks. See [Note: Everyone joins]."""
+        self._router.refuse(Jagged.from_keyed(sparse), trouble)
 
     def _forward(self, sparse: Jagged | KeyedJagged) -> Vectors:
         with self.phase("route"):

@@ -13,7 +13,7 @@ expand their batches and start again.
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple, NoReturn, final
 
 import torch
 from torch import Tensor
@@ -122,6 +122,12 @@ class Router:
         if received is not None and received.weights_N is not None:
             received = replace(received, weights_N=weights)
         return replace(routed, received=received, weights=weights)
+
+    def refuse(self, jagged: Jagged, trouble: RowwiseError) -> NoReturn:
+        """Tell the other ranks, which are about to route theirs, that there is no batch here, and raise with them."""
+        self._headers(jagged, None)
+        agree(self._comm, trouble, "ids of a batch")
+        raise trouble
 
     def returned(self, routed: Routed, grad_N: Tensor) -> Tensor:
         """The gradients of this rank's per-id weights, of those that ranks were sent."""
