@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from rowwise.batch import Jagged
-from rowwise.embedding import Vectors
 from rowwise.hashing.mapped import MappedTable
 from rowwise.spec import Pooling
 
@@ -26,14 +25,17 @@ class Bags:
     ids_M: Tensor | None  # which id each row is of; None: each id has as many
 
 
-def combined(mapped: MappedTable, jagged: Jagged, feature: str, vectors: Vectors, places: Mapping[str, Bags]) -> Tensor:
+def combined(
+    mapped: MappedTable, jagged: Jagged, feature: str, vectors: Mapping[str, Tensor], places: Mapping[str, Bags]
+) -> Tensor:
     """The vectors of a feature, as wide as its table, from those of its parts; `places`: what was looked up for it."""
     table = mapped.table
     place = table.feature_names.index(feature)
     names = [stored.feature_names[place] for stored in mapped.stored]
-    parts = [mapped.project(index, vectors[name]) for index, name in enumerate(names)]
     if not mapped.per_id:
-        return _mean(_sum(parts), jagged, feature) if table.pooling is Pooling.MEAN else _sum(parts)
+        summed = mapped.project_all([vectors[name] for name in names])
+        return _mean(summed, jagged, feature) if table.pooling is Pooling.MEAN else summed
+    parts = [mapped.project(index, vectors[name]) for index, name in enumerate(names)]
     at = jagged.features.index(feature)
     size = jagged.lengths_FB.numel() // len(jagged.features)
     lengths_B = jagged.lengths_FB[at * size : (at + 1) * size].long()

@@ -92,7 +92,10 @@ class MappedEmbeddings(nn.Module):
         vectors = self.stored(batch)
         if self._plain:
             return vectors
-        found = {f: self._vector(jagged, f, vectors, places) for f in self._homes}
+        # Cut once: a backward of many slices would make as many matrices of zeros.
+        widths = [columns.stop - columns.start for columns in vectors.columns.values()]
+        cut = dict(zip(vectors.columns, vectors.matrix_BS.split(widths, 1), strict=True)) | dict(vectors.sequences)
+        found = {f: self._vector(jagged, f, cut, places) for f in self._homes}
         sequences = {f: x for f, x in found.items() if self._homes[f].pooling is Pooling.SEQUENCE}
         pooled = {f: x for f, x in found.items() if f not in sequences}
         columns: dict[str, slice] = {}
@@ -138,7 +141,8 @@ class MappedEmbeddings(nn.Module):
 
     def _mapped(self, jagged: Jagged) -> tuple[Jagged, dict[str, Bags]]:
         """The batch of rows, and the parts that its own features became."""
-        parts = [part for f in jagged.features if f in self._homes for part in self._parts(jagged, f)]
+        folds = self._folds(jagged)
+        parts = [part for f in jagged.features if f in self._homes for part in self._parts(jagged, f, folds)]
         shared = jagged.shared
         if shared is not None and not self._homes.keys() & set(shared.jagged.features):
             shared = None  # nothing of it is looked up
@@ -157,8 +161,8 @@ class MappedEmbeddings(nn.Module):
         )
         return batch, {part.name: part for part in parts}
 
-    def _parts(self, jagged: Jagged, feature: str) -> Iterator[Bags]:
-        """What the ids of one feature become, part by part."""
+    def _parts(self, jagged: Jagged, feature: str, folds: Mapping[str, Tensor]) -> Iterator[Bags]:
+        """What the ids of one feature become, part by part; `folds`: of the samples [B], by table."""
         table, at = self._homes[feature], jagged.features.index(feature)
         size = jagged.lengths_FB.numel() // len(jagged.features)
         counts_F = jagged.lengths_FB.view(len(jagged.features), size).sum(1, dtype=torch.int64)
@@ -172,7 +176,8 @@ class MappedEmbeddings(nn.Module):
             return
         mapped = self.mapped[table.name]
         ids_N = self._checked(jagged, table, feature, begin, ids_N)
-        rows_NC = mapped.rows_of(ids_N, self._folds(jagged, mapped, lengths_B))
+        folds_B = folds.get(table.name)
+        rows_NC = mapped.rows_of(ids_N, None if folds_B is None else folds_B.repeat_interleave(lengths_B))
         place = table.feature_names.index(feature)
         for index, stored in enumerate(mapped.stored):
             name, part = stored.feature_names[place], mapped.parts[index]
@@ -180,12 +185,19 @@ class MappedEmbeddings(nn.Module):
             bags = (all_rows if part.always else some_rows)(name, part.pick(rows_NC), lengths_B, weights)
             yield replace(bags, rows_M=bags.rows_M.int()) if fits else bags
 
-    def _folds(self, jagged: Jagged, mapped: MappedTable, lengths_B: Tensor) -> Tensor | None:
-        """The fold of the sample of each id, while rows are trained by maps of folds."""
-        how = mapped.folding
-        if how is None or not self.training:
-            return None
-        return folds_of(jagged, how.features, how.count, how.seed).repeat_interleave(lengths_B)
+    def _folds(self, jagged: Jagged) -> dict[str, Tensor]:
+        """While rows are trained, the fold of each sample for each table whose map has folds."""
+        made: dict[tuple[tuple[str, ...], int, int], Tensor] = {}  # mostly one for all tables
+        found: dict[str, Tensor] = {}
+        for name, one in self.mapped.items():
+            how = one.folding
+            if how is None or not self.training or not set(one.table.feature_names) & set(jagged.features):
+                continue
+            key = (how.features, how.count, how.seed)
+            if key not in made:
+                made[key] = folds_of(jagged, *key)
+            found[name] = made[key]
+        return found
 
     def _checked(self, jagged: Jagged, table: Table, feature: str, begin: int, ids_N: Tensor) -> Tensor:
         """The ids, all of which the map knows; those of no table are its last id, if it takes them."""
@@ -200,7 +212,9 @@ class MappedEmbeddings(nn.Module):
         count_unknown(self.unknown_ids, table, feature, int(outside_N.sum()))
         return ids_N.masked_fill(outside_N, table.rows - 1)
 
-    def _vector(self, jagged: Jagged, feature: str, vectors: Vectors, places: dict[str, Bags]) -> Tensor:
+    def _vector(
+        self, jagged: Jagged, feature: str, vectors: Mapping[str, Tensor], places: Mapping[str, Bags]
+    ) -> Tensor:
         mapped = self.mapped.get(self._homes[feature].name)
         return vectors[feature] if mapped is None else combined(mapped, jagged, feature, vectors, places)
 

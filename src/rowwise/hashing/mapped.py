@@ -108,6 +108,16 @@ class MappedTable(nn.Module):
         weight = self._parameters.get(f"projection_{index}")
         return vectors if weight is None else vectors @ weight.to(vectors.dtype).T
 
+    def project_all(self, parts: Sequence[Tensor]) -> Tensor:
+        """The sum of all parts, as wide as the table: one product instead of one for each."""
+        if len(parts) == 1:
+            return self.project(0, parts[0])
+        dim = self.table.dim
+        found = (self._parameters.get(f"projection_{index}") for index in range(len(parts)))
+        weights_SD = torch.cat([torch.eye(dim, device=parts[0].device) if w is None else w.T for w in found])
+        side_by_side = torch.cat(list(parts), 1)
+        return side_by_side @ weights_SD.to(side_by_side.dtype)
+
 
 def _sections(shape: Shape) -> Tensor:
     return torch.tensor([section.numbers for section in shape.sections], dtype=torch.int64)
