@@ -28,6 +28,7 @@ PUBLIC = [  # a name is added or taken away here, in sight
     "Jagged",
     "Lamb",
     "Linear",
+    "MappedEmbeddings",
     "Mlp",
     "NativeError",
     "Normal",
@@ -53,6 +54,7 @@ PUBLIC = [  # a name is added or taken away here, in sight
     "Wire",
     "in_batch_softmax",
     "interact",
+    "make_embeddings",
     "top_items",
     "wide_tables",
 ]
