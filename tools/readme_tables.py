@@ -344,7 +344,7 @@ def mean(result: dict, row_type: str, field: str) -> float:
 
 
 def fill(text: str) -> str:
-    tables = (recipes, step, ops, around, shard, plans, planner, calibrate, checkpoints, ingest, quality)
+    tables = (recipes, step, ops, around, shard, plans, planner, calibrate, checkpoints, ingest, compress, quality)
     for name, table in {table.__name__: table for table in tables}.items():
         begin, end = f"<!-- table: {name} -->", "<!-- end -->"
         if text.count(begin) != 1:
