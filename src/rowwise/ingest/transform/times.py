@@ -1,6 +1,7 @@
 """The hour of the day where the user is, from a time and a time zone or an offset.
 
-Its own file because time zones are nothing like numbers: they come from the tables of the system.
+Its own file because time zones are nothing like numbers: they come from the tables of the system. Gives up summer time
+after 2037, of which Arrow knows none.
 """
 
 from typing import Literal
