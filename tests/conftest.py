@@ -1,6 +1,7 @@
 """Settings shared by all tests: one Hypothesis profile, and every instruction set this processor has."""
 
 import signal
+import threading
 
 import pytest
 import torch
@@ -64,3 +65,17 @@ def command(capsys, monkeypatch, tmp_path):
         return ended.value.code or 0, out, err
 
     return run
+
+
+@pytest.fixture
+def models_one_after_the_other(monkeypatch):
+    """Models of ranks are made from torch's one generator, which threads share and processes do not."""
+    from rowwise.recipes import runs
+
+    lock, make = threading.Lock(), runs.make_model
+
+    def made(*args, **how):
+        with lock:
+            return make(*args, **how)
+
+    monkeypatch.setattr(runs, "make_model", made)

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import threading
 
 import numpy as np
 import pytest
@@ -18,7 +17,6 @@ from rowwise.hashing.embeddings import MappedEmbeddings
 from rowwise.hashing.file import save
 from rowwise.hashing.placed import entries, in_folds
 from rowwise.planner import row_wise, table_wise
-from rowwise.recipes import runs
 from rowwise.recipes.compose import resolve
 from rowwise.recipes.outlook import look_ahead
 from rowwise.recipes.place import tables_of
@@ -32,16 +30,7 @@ HASH = {"kind": "hash", "rows": 9, "seed": 1}
 FOLDS, SEED = 3, 5
 
 
-@pytest.fixture(autouse=True)
-def one_after_the_other(monkeypatch):
-    """Models of ranks are made from torch's one generator, which threads share and processes do not."""
-    lock, make = threading.Lock(), runs.make_model
-
-    def made(*args, **how):
-        with lock:
-            return make(*args, **how)
-
-    monkeypatch.setattr(runs, "make_model", made)
+pytestmark = pytest.mark.usefixtures("models_one_after_the_other")
 
 
 def learned(ids, rows=6, seed=0):

@@ -1,7 +1,6 @@
 """Runs on several ranks, as threads: where tables are put, who writes, what is refused; and the same bits as alone."""
 
 import json
-import threading
 
 import pytest
 from small import recipe, sections, write_rows
@@ -11,7 +10,6 @@ from rowwise.cli.surroundings import Surroundings, Torchrun
 from rowwise.comm.spawn import Failure, RanksFailed
 from rowwise.comm.thread import run_threads
 from rowwise.errors import AgreedError
-from rowwise.recipes import runs
 from rowwise.recipes.compose import make_model, resolve
 from rowwise.recipes.place import choose_plan, rows_bytes, tables_of
 from rowwise.recipes.runs import Run, evaluate
@@ -21,16 +19,7 @@ from rowwise.train.saved import Saved
 ELASTIC = {"batch": 1024, "determinism": "elastic", "virtual_shards": 4, "epochs": 2}
 
 
-@pytest.fixture(autouse=True)
-def one_after_the_other(monkeypatch):
-    """Models of ranks are made from torch's one generator, which threads share and processes do not."""
-    lock, make = threading.Lock(), runs.make_model
-
-    def made(*args, **how):
-        with lock:
-            return make(*args, **how)
-
-    monkeypatch.setattr(runs, "make_model", made)
+pytestmark = pytest.mark.usefixtures("models_one_after_the_other")
 
 
 def tensors(run):

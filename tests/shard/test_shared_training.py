@@ -1,7 +1,6 @@
 """Recipes whose columns are shared: training ends with the bits that it ends with without, and less travels."""
 
 import json
-import threading
 from collections import Counter
 
 import numpy as np
@@ -13,7 +12,6 @@ from small import recipe, same, saved, trained
 
 from rowwise import SpecError
 from rowwise.comm.thread import run_threads
-from rowwise.recipes import runs
 from rowwise.recipes.runs import Run
 from rowwise.train.saved import Saved
 from rowwise.train.settings import Training
@@ -34,16 +32,7 @@ TWO_TOWERS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def one_after_the_other(monkeypatch):
-    """Models of ranks are made from torch's one generator, which threads share and processes do not."""
-    lock, make = threading.Lock(), runs.make_model
-
-    def made(*args, **how):
-        with lock:
-            return make(*args, **how)
-
-    monkeypatch.setattr(runs, "make_model", made)
+pytestmark = pytest.mark.usefixtures("models_one_after_the_other")
 
 
 def write_sessions(path, rows=3000, session=10):

@@ -12,7 +12,7 @@ import fcntl
 import os
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import final
 
@@ -116,15 +116,20 @@ def open_folder(path: Path, order: Order) -> Folder:
     return folder
 
 
+def held(folder: Folder) -> AbstractContextManager[None]:
+    """Nobody else measures into the folder meanwhile."""
+    return held_alone(folder.path / ORDER, folder.samples, "*.jsonl")
+
+
 @contextmanager
-def held(folder: Folder) -> Iterator[None]:
-    """Nobody else measures into the folder meanwhile; cuts off what a killed process left half written."""
-    with (folder.path / ORDER).open("rb") as file:
+def held_alone(order: Path, lines: Path, pattern: str) -> Iterator[None]:
+    """Nobody else writes where an order is; cuts off what a killed process left half written of files of lines."""
+    with order.open("rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise SpecError(f"{folder.path}: another process measures into it: wait for it, or take another") from None
-        for path in folder.samples.glob("*.jsonl"):
+            raise SpecError(f"{order.parent}: another process measures into it: wait for it, or take another") from None
+        for path in lines.glob(pattern):
             cut_torn(path)
         yield
 

@@ -31,11 +31,11 @@ from rowwise.hashing.file import load
 from rowwise.hashing.idmap import IdMap
 from rowwise.hashing.mapped import IDENTITY, Identity, identity_of
 from rowwise.hashing.refresh import Ids, Move, check_movable, moved, moves, same_rows
+from rowwise.models.wide import ENDING
 from rowwise.ops.idmap import map_ids
 from rowwise.ops.rowtype import pack, unpack
 from rowwise.spec import Table, Value
 
-WIDE = "_wide"  # of the linear part of a model, which has the table's map
 COUNTS = "counts/"  # in what `rowwise compress` keeps of its probe
 MAPPED = re.compile(rf"model/(?P<path>.+\.)?maps\.(?P<table>[^.]+)\.{IDENTITY}")
 
@@ -128,7 +128,7 @@ def _homes(checkpoint: Checkpoint, table: str) -> list[_Home]:
         if match is None:
             continue
         there.append(match["table"])
-        if match["table"] in (table, table + WIDE):
+        if match["table"] in (table, table + ENDING):
             known = identity_of(checkpoint.load(name))
             found.append(_Home(table=match["table"], path=match["path"] or "", known=known))
     digests = {home.known.digest for home in found if home.table == table}

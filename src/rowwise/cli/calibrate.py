@@ -6,17 +6,18 @@ refused is refused before torch is loaded, and everything that was measured is k
 
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
-from time import monotonic
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 
-from rowwise.cli.console import LOGGED_S, console_for
+from rowwise.cli.console import console_for
+from rowwise.cli.progress import share_bar
 from rowwise.cli.surroundings import Surroundings
 from rowwise.errors import PeerError, SpecError
 
@@ -194,21 +195,7 @@ def _text(value: object) -> str:
     return msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n"
 
 
-@contextmanager
-def _showing(console: Console, what: str) -> Iterator[Tell]:
+def _showing(console: Console, what: str) -> AbstractContextManager[Tell]:
     """A bar on a terminal, else a line now and then."""
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
     columns = (TextColumn(f"{what}, " + "{task.description}"), BarColumn(), TimeRemainingColumn())
-    shown_s = monotonic()
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("starting", total=1.0)
-
-        def tell(text: str, share: float) -> None:
-            nonlocal shown_s
-            bar.update(task, completed=share, description=text)
-            if not console.is_terminal and monotonic() - shown_s >= LOGGED_S:
-                shown_s = monotonic()
-                console.print(f"{share:4.0%} {what}, {text}", markup=False)
-
-        yield tell
+    return share_bar(console, columns, f"{what}, ")

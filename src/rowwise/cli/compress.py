@@ -5,17 +5,17 @@ before anything is trained, and everything that was measured is kept: the same c
 """
 
 import difflib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
-from time import monotonic
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 
-from rowwise.cli.console import LOGGED_S, console_for
+from rowwise.cli.console import console_for
 from rowwise.cli.convert import size_of
+from rowwise.cli.progress import share_bar
 from rowwise.cli.surroundings import Surroundings
 from rowwise.errors import SpecError
 
@@ -171,23 +171,7 @@ def _show(advice: "Advice", console: Console, *, explain: bool) -> None:
         console.print(f"warning {line}", style="yellow", markup=False, soft_wrap=True)
 
 
-@contextmanager
-def _showing(console: Console) -> "Iterator[Tell]":
+def _showing(console: Console) -> "AbstractContextManager[Tell]":
     """A bar on a terminal, else a line now and then."""
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
     columns = (TextColumn("{task.percentage:>3.0f}%"), BarColumn(24), TextColumn("{task.description}"))
-    shown_s = monotonic()
-    with Progress(
-        *columns, TimeRemainingColumn(compact=True), console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
-        task = bar.add_task("starting", total=1.0)
-
-        def tell(text: str, share: float) -> None:
-            nonlocal shown_s
-            bar.update(task, completed=share, description=text)
-            if not console.is_terminal and monotonic() - shown_s >= LOGGED_S:
-                shown_s = monotonic()
-                console.print(f"{share:4.0%} {text}", markup=False)
-
-        yield tell
+    return share_bar(console, (*columns, TimeRemainingColumn(compact=True)))

@@ -18,6 +18,8 @@ from rowwise.idmaps import AnyIdMap, StoredIds
 from rowwise.models.inputs import Ids, check_dims, input_columns
 from rowwise.spec import Constant, RowOptimizer, RowType, Table
 
+ENDING = "_wide"  # of the names of these tables
+
 
 def wide_tables(tables: Sequence[Table], tasks: int = 1, optimizer: RowOptimizer | None = None) -> list[Table]:
     """For each table a "<name>_wide" of dim `tasks`, with the same rows, features and pooling, that begins at 0.
@@ -28,7 +30,7 @@ def wide_tables(tables: Sequence[Table], tasks: int = 1, optimizer: RowOptimizer
     return [
         structs.replace(
             table,
-            name=f"{table.name}_wide",
+            name=table.name + ENDING,
             dim=tasks,
             features=table.feature_names,
             optimizer=optimizer or table.optimizer,

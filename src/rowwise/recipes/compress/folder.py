@@ -11,16 +11,14 @@ A folder holds measurements of one kind: another recipe or history is refused. A
 are not: they use what is there.
 """
 
-import fcntl
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, final
 
 import msgspec
 
-from rowwise.calibrate.samples import cut_torn
+from rowwise.calibrate.folder import held_alone
 from rowwise.errors import SpecError
 from rowwise.recipes.compress.schedule import Asked
 from rowwise.recipes.recipe import Recipe
@@ -118,16 +116,9 @@ def open_folder(path: Path, order: Order) -> Folder:
     return folder
 
 
-@contextmanager
-def held(folder: Folder) -> Iterator[None]:
+def held(folder: Folder) -> AbstractContextManager[None]:
     """Nobody else measures into the folder meanwhile; cuts off what a killed process left half written."""
-    with (folder.path / ORDER).open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise SpecError(f"{folder.path}: another process measures into it: wait for it, or take another") from None
-        cut_torn(folder.trials)
-        yield
+    return held_alone(folder.path / ORDER, folder.path, TRIALS)
 
 
 def _read_order(path: Path) -> Order:

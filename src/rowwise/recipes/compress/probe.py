@@ -24,6 +24,7 @@ from rowwise.embedding import Embeddings
 from rowwise.errors import DataError, SpecError
 from rowwise.hashing.embeddings import AnyTables, MappedEmbeddings
 from rowwise.hashing.methods import Folded, History
+from rowwise.models.wide import ENDING
 from rowwise.recipes.compose import Resolved, make_batcher, make_job, make_model
 from rowwise.recipes.compress import refit
 from rowwise.recipes.compress.trials import share_done
@@ -176,7 +177,7 @@ def _counter(table: Table, counts_N: Tensor) -> Callable[..., None]:
 def vectors_of(model: nn.Module, name: str) -> Any:
     """What was learned of each id: its row, and its weight in the wide part, if the model has one."""
     found = []
-    for part in (name, f"{name}_wide"):
+    for part in (name, name + ENDING):
         inside = holding(model, part)
         if inside is not None:
             found.append(inside.weights(part).detach().float().cpu())

@@ -17,6 +17,7 @@ from rowwise.batch import Batch
 from rowwise.embedding import Embeddings
 from rowwise.hashing.folds import folds_of
 from rowwise.hashing.methods import Folded
+from rowwise.models.wide import ENDING
 from rowwise.recipes.compose import Resolved, make_batcher, make_model
 from rowwise.recipes.recipe import Tables
 from rowwise.spec import Sgd
@@ -24,7 +25,6 @@ from rowwise.train.objective import Clicks
 
 FOLDS = 4
 STILL = Sgd(lr=0.0)
-WIDE = "_wide"  # how tables of single weights end, beside those that they are of
 Vectors = Any  # float32 [ids, d]
 VectorsOf = Callable[[nn.Module, str], Vectors]
 
@@ -53,7 +53,7 @@ def _begun(small: Resolved, probe: nn.Module, names: Sequence[str]) -> nn.Module
     """The probe, whose rows of these tables are at 0 again."""
     tables = tuple(t if t.name in names else structs.replace(t, optimizer=STILL) for t in small.tables)
     model = make_model(replace(small, recipe=structs.replace(small.recipe, tables=Tables(list=tables))))
-    again = {*names, *(name + WIDE for name in names)}
+    again = {*names, *(name + ENDING for name in names)}
     with torch.no_grad():
         for mine, theirs in zip(model.parameters(), probe.parameters(), strict=True):
             if mine.requires_grad:
