@@ -16,7 +16,7 @@ from rowwise.batch import Jagged, KeyedJagged, Shared
 from rowwise.embedding import Embeddings, Vectors
 from rowwise.errors import BatchError, RowwiseError, SpecError
 from rowwise.hashing.combine import Bags, all_rows, combined, some_rows
-from rowwise.hashing.folds import folds_of
+from rowwise.hashing.folds import begins_of, folds_of
 from rowwise.hashing.idmap import IdMap
 from rowwise.hashing.mapped import MappedTable
 from rowwise.hashing.open import open_map
@@ -141,8 +141,13 @@ class MappedEmbeddings(nn.Module):
 
     def _mapped(self, jagged: Jagged) -> tuple[Jagged, dict[str, Bags]]:
         """The batch of rows, and the parts that its own features became."""
-        folds = self._folds(jagged)
-        parts = [part for f in jagged.features if f in self._homes for part in self._parts(jagged, f, folds)]
+        folds, begins_F1 = self._folds(jagged), begins_of(jagged)
+        parts = [
+            part
+            for at, feature in enumerate(jagged.features)
+            if feature in self._homes
+            for part in self._parts(jagged, at, begins_F1, folds)
+        ]
         shared = jagged.shared
         if shared is not None and not self._homes.keys() & set(shared.jagged.features):
             shared = None  # nothing of it is looked up
@@ -161,13 +166,10 @@ class MappedEmbeddings(nn.Module):
         )
         return batch, {part.name: part for part in parts}
 
-    def _parts(self, jagged: Jagged, feature: str, folds: Mapping[str, Tensor]) -> Iterator[Bags]:
+    def _parts(self, jagged: Jagged, at: int, begins_F1: Sequence[int], folds: Mapping[str, Tensor]) -> Iterator[Bags]:
         """What the ids of one feature become, part by part; `folds`: of the samples [B], by table."""
-        table, at = self._homes[feature], jagged.features.index(feature)
-        size = jagged.lengths_FB.numel() // len(jagged.features)
-        counts_F = jagged.lengths_FB.view(len(jagged.features), size).sum(1, dtype=torch.int64)
-        end = int(counts_F[: at + 1].sum())
-        begin = end - int(counts_F[at])
+        feature, begin, end = jagged.features[at], begins_F1[at], begins_F1[at + 1]
+        table, size = self._homes[feature], jagged.lengths_FB.numel() // len(jagged.features)
         lengths_B = jagged.lengths_FB[at * size : (at + 1) * size]
         weights = None if jagged.weights_N is None else jagged.weights_N[begin:end]
         ids_N = jagged.values_N[begin:end]

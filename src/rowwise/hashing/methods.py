@@ -26,6 +26,7 @@ each fold, over the same clusters.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -140,9 +141,9 @@ def _quotient_product(ask: _Ask) -> IdMap | None:
     return _pairs(ask, "product")
 
 
-def _pairs(ask: _Ask, combine: str) -> IdMap | None:
+def _pairs(ask: _Ask, combine: Literal["sum", "product"]) -> IdMap | None:
     try:
-        return quotient_remainder(ask.ids, ask.rows, ask.seed, "product" if combine == "product" else "sum")
+        return quotient_remainder(ask.ids, ask.rows, ask.seed, combine)
     except SpecError:  # too few rows for all pairs
         return None
 
