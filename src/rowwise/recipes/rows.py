@@ -11,7 +11,7 @@ from rowwise.errors import DataError, SpecError
 from rowwise.ingest.columns import Columns
 from rowwise.ingest.datasets.catalog import load
 from rowwise.ingest.datasets.dataset import Dataset, PartReader
-from rowwise.ingest.datasets.files import from_files, of_files, open_files
+from rowwise.ingest.datasets.files import DELIMITED, from_files, of_files, open_files
 from rowwise.ingest.datasets.synthetic import synthetic
 from rowwise.ingest.delimited import CsvReader
 from rowwise.ingest.parquet import ParquetReader
@@ -60,8 +60,8 @@ def open_parts(data: Data, columns: Columns | None = None, tables: tuple[Table, 
     where = parse(data.where)
     dataset = _dataset(data, where, columns, tables)
     # Files that are named hold what they are named for; the filter is of the dataset's rows.
-    valid = _named(data.valid) or _own(dataset.valid, where)
-    test = _named(data.test) or _own(dataset.test, where)
+    valid = _named("valid", data.valid) or _own(dataset.valid, where)
+    test = _named("test", data.test) or _own(dataset.test, where)
     # A dataset's own parts stand; only what is missing is taken away from the training rows.
     shares = {"valid": 0.0 if valid else data.valid_share, "test": 0.0 if test else data.test_share}
     take = _take_last if data.share == "last" else _take_random
@@ -69,9 +69,15 @@ def open_parts(data: Data, columns: Columns | None = None, tables: tuple[Table, 
     return Parts(dataset=dataset, train=train, valid=valid or parts.get("valid"), test=test or parts.get("test"))
 
 
-def _named(name: str | None) -> Rows | None:
+def _named(key: str, name: str | None) -> Rows | None:
+    """The rows of files that the recipe names under a key."""
+    if name is None:
+        return None
     reader = _files(name)
-    return None if reader is None else Rows(reader)
+    if reader is None:
+        kind = "csv" if name.endswith(DELIMITED) else "parquet"
+        raise SpecError(f"data.{key}={name!r}: want parquet:PATH or csv:PATH, such as {kind}:{name}")
+    return Rows(reader)
 
 
 def _own(reader: Reader | None, where: Where) -> Rows | None:

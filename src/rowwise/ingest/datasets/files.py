@@ -12,6 +12,7 @@ from rowwise.ingest.parquet import ParquetReader
 from rowwise.ingest.reader import Reader
 from rowwise.spec import Table
 
+DELIMITED = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz")  # how names of files end that are not Parquet
 LOOK_AT = 8  # splits
 TEST_PART = 10
 
@@ -20,7 +21,7 @@ def open_files(path: str | Path) -> Reader:
     """A reader by the endings of the names."""
     place = Path(path)
     inside = place.rglob("*") if place.is_dir() else [place]
-    is_lines = any(p.name.endswith((".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz")) for p in inside)
+    is_lines = any(p.name.endswith(DELIMITED) for p in inside)
     return CsvReader(path) if is_lines else ParquetReader(path)
 
 
