@@ -62,6 +62,34 @@ def wait_for_lines(run, count, process):
     raise AssertionError(f"the run ended with {process.poll()} before it wrote {count} lines")
 
 
+HUGE = ("--set", "tables.each.user.rows=100000000000")  # 3.6 TB
+
+
+def test_tables_larger_than_memory_are_refused_in_one_line(refused, command, tmp_path):
+    write_recipe(tmp_path)
+    need = r"the tables need 3\.6 TB of memory here .* the largest is 'user' with 100,000,000,000 x 8.* are free: want "
+    assert re.search(need + r".*; or .*tables\.each\.user\.rows=\d+ \(\d+", refused("train", "small.yaml", *HUGE))
+    assert not (tmp_path / "runs").exists()
+    assert command("train", "small.yaml", "--set", "train.epochs=1")[0] == 0
+    run = tmp_path / "runs/small/1"
+    assert re.search(need + "ranks on ", refused("resume", str(run), *HUGE))
+    kept = (run / "recipe.yaml").read_text()
+    assert len(re.findall(r"\brows: 50\b", kept)) == 1
+    (run / "recipe.yaml").write_text(re.sub(r"\brows: 50\b", "rows: 100000000000", kept))
+    for args in (("eval", str(run)), ("predict", str(run), "--out", str(tmp_path / "p.parquet"))):
+        assert re.search(need + r"a machine with 3\.6 TB free; or a run with ", refused(*args))
+
+
+@pytest.mark.dist
+def test_ranks_whose_tables_are_larger_than_memory_are_refused_in_one_line(tmp_path):
+    write_recipe(tmp_path)
+    done = rowwise_cli("train", "small.yaml", "--nproc", "2", *HUGE, cwd=tmp_path)
+    assert done.returncode == 2
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("rowwise: ")]
+    assert "the tables need 3.6 TB of memory here" in line
+    assert "Traceback" not in done.stderr
+
+
 def test_train_then_everything_else(command, tmp_path):
     """What a newcomer does, one command after the other."""
     write_recipe(tmp_path)

@@ -11,6 +11,7 @@
     |-- StateError       a state dict that does not match the tables (also a ValueError)
     |-- PeerError        another rank failed, or ranks do not agree (also a RuntimeError)
     |   `-- AgreedError  another rank met an error, all know of it, and all still can talk
+    |-- TableMemoryError tables for which there is no memory (also a MemoryError)
     |-- CheckpointError  a checkpoint that is missing, damaged or could not be written (also an OSError)
     `-- NativeError      the native operators are missing or do not load (also an ImportError)
 
@@ -61,6 +62,10 @@ class AgreedError(PeerError):
     def __init__(self, message: str, kinds: frozenset[str] = frozenset()) -> None:
         super().__init__(message)
         self.kinds = kinds
+
+
+class TableMemoryError(RowwiseError, MemoryError):
+    """Tables for which there is no memory."""
 
 
 class CheckpointError(RowwiseError, OSError):

@@ -11,7 +11,6 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import NamedTuple, final
 
 import numpy as np
@@ -25,6 +24,7 @@ from rowwise.comm.seam import Comm
 from rowwise.comm.spawn import run_processes
 from rowwise.errors import SpecError
 from rowwise.perf.access import Workload
+from rowwise.perf.host_memory import free_bytes
 from rowwise.perf.memory import FLOAT_bytes
 from rowwise.plan import Plan
 from rowwise.shard.embeddings import ShardedEmbeddings
@@ -36,7 +36,6 @@ SEED = 7
 GRADIENT = 1e-3
 LIMIT_s = 600.0
 SPARE = 0.7  # of free memory that plans may take
-MEMORY = Path("/proc/meminfo")
 
 
 Kept = dict[torch.Size, Tensor]  # gradients by shape
@@ -90,9 +89,8 @@ def _check(order: Order, spare: int) -> None:
 
 def spare_bytes() -> int:
     """Memory that nobody uses."""
-    lines = MEMORY.read_text().splitlines() if MEMORY.exists() else []
-    found = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
-    return found[0] if found else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    found = free_bytes()
+    return found if found is not None else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
 def on_rank(comm: Comm, order: Order) -> list[tuple[list[float], dict[str, float]]]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from rowwise.errors import TableMemoryError
 from rowwise.ops import rowtype
 from rowwise.ops.layout import Piece, Place, place_tables
 from rowwise.ops.touched import Touched
@@ -44,7 +45,8 @@ class Arena:
             need = f"{size.base / 1e9:.1f} GB of rows and {size.state_base * 4 / 1e9:.1f} GB of optimizer state"
             largest = max((piece.table for piece in pieces), key=lambda t: t.rows * t.row_bytes)
             what = f"the largest is {largest.name!r} with {largest.rows} x {largest.dim}"
-            raise MemoryError(f"{len(tables)} tables need {need}, which this machine does not give; {what}") from None
+            got = f"{len(tables)} tables need {need}, which this machine does not give; {what}"
+            raise TableMemoryError(f"{got}: want fewer or narrower rows, or more ranks") from None
         counts_T = torch.zeros(len(tables), dtype=torch.int64)
         return cls(
             pieces=pieces,

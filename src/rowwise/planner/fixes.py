@@ -110,10 +110,11 @@ def _layouts(question: Question, has_plan: HasPlan) -> Iterator[Fix]:
 
 
 def _row_wise_state(question: Question) -> Fix | None:
-    return _changed(question, _with_row_state, "row-wise optimizer state", 2)
+    return _changed(question, with_row_state, "row-wise optimizer state", 2)
 
 
-def _with_row_state(table: Table) -> Table:
+def with_row_state(table: Table) -> Table:
+    """With one number of optimizer state a row, where its optimizer has such a form."""
     match table.optimizer:
         case Adagrad() as one:
             return structs.replace(table, optimizer=RowWiseAdagrad(**structs.asdict(one)))

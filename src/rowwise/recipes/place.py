@@ -37,6 +37,11 @@ def tables_of(model: nn.Module) -> tuple[Table, ...]:
     return tuple(table for module in embeddings_of(model) for table in module.tables)
 
 
+def whole_plan(tables: Sequence[Table]) -> Plan:
+    """All tables on one rank."""
+    return Plan(world=1, tiles=tuple(Tile(table=t.name, rank=0, rows=(0, t.rows), cols=(0, t.dim)) for t in tables))
+
+
 def choose_plan(recipe: Recipe, model: nn.Module, topology: Topology) -> Plan:
     """The recipe's plan, as it is; without one every table whole on one rank, or a searched plan for several.
 
@@ -45,8 +50,7 @@ def choose_plan(recipe: Recipe, model: nn.Module, topology: Topology) -> Plan:
     world, tables = topology.world, tables_of(model)
     hardware = None if recipe.hardware is None else hardware_of(recipe.hardware)
     if recipe.plan is None and world == 1:
-        tiles = (Tile(table=t.name, rank=0, rows=(0, t.rows), cols=(0, t.dim)) for t in tables)
-        whole = Plan(world=1, tiles=tuple(tiles))
+        whole = whole_plan(tables)
         if hardware is None or not tables:
             return whole
         return structs.replace(whole, forecast=_made(recipe, tables, topology, hardware).forecast)

@@ -34,10 +34,11 @@ from rowwise.recipes.id_maps import keep_maps, kept_maps
 from rowwise.recipes.machine import Machine, Native
 from rowwise.recipes.outlook import open_start
 from rowwise.recipes.own import split_name
-from rowwise.recipes.place import choose_plan, place, step_samples, tables_of
+from rowwise.recipes.place import choose_plan, place, step_samples, tables_of, whole_plan
 from rowwise.recipes.predict import predict
 from rowwise.recipes.recipe import Own, Recipe, check_ranks
 from rowwise.recipes.rows import Rows, open_named
+from rowwise.recipes.table_memory import Purpose, check_memory
 from rowwise.recipes.text import RECIPE, apply_change, decode, parse, write
 from rowwise.recipes.together import by_first, resolve_on_all
 from rowwise.spec import Value
@@ -142,7 +143,7 @@ class Run:
         comm = comm or solo()
         folder = _as_first(comm, lambda: RunFolder.open(path))
         resolved = resolve_on_all(lambda: _resolve_saved(path, changes, comm.topology.world), comm)
-        made = _make(resolved, comm)
+        made = _make(resolved, comm, "resume")
         with made.feed.closed_by_errors():
             run = cls(resolved, folder, made, tell, comm)
             try:
@@ -294,11 +295,17 @@ class _Made:
     feed: Feed
 
 
-def _make(resolved: Resolved, comm: Comm) -> _Made:
+def _make(resolved: Resolved, comm: Comm, purpose: Purpose = "train") -> _Made:
     """On all ranks; with several, no rank ever has all tables."""
     _use_threads(resolved.recipe)
-    model = make_model(resolved, described=comm.topology.world > 1)
+    placed = comm.topology.world > 1 or resolved.recipe.plan is not None
+    if not placed:
+        tables = resolved.stored_tables
+        check_memory(resolved, tables, whole_plan(tables), comm, purpose)
+    model = make_model(resolved, described=placed)
     plan = by_first(comm, lambda: choose_plan(resolved.recipe, model, comm.topology))
+    if placed:
+        check_memory(resolved, tables_of(model), plan, comm, purpose)
     place(resolved.recipe, model, plan, comm)
     feed = Feed(resolved, comm)
     job = make_job(resolved, model, feed, comm, plan.forecast, feed.aside)
@@ -351,6 +358,8 @@ def load_trained(path: Path, which: str = "best") -> tuple[Resolved, nn.Module]:
     RunFolder.open(path)
     resolved = _resolve_saved(path)
     _use_threads(resolved.recipe)
+    tables = resolved.stored_tables
+    check_memory(resolved, tables, whole_plan(tables), solo(), "use")
     model = make_model(resolved)
     restore_model(Saved(path / "ckpt").open(which), model)
     return resolved, model
