@@ -13,6 +13,7 @@ import msgspec
 
 from rowwise.errors import SpecError
 from rowwise.spec import RowType, Table, Value, couples_columns
+from rowwise.textfile import decode_json
 
 COLUMN_BLOCK = 4  # row statistics are summed over blocks of four columns, so cuts fall between blocks
 COVER = "want each cell on exactly one rank, or the whole table once on every rank"
@@ -87,7 +88,7 @@ class Plan(Value, frozen=True, omit_defaults=True):
         """Read a plan strictly: an unknown key or a wrong type is an error that names its place."""
         try:
             # Strict because the types are: a misspelt key would otherwise be a silent default.
-            return msgspec.json.decode(text, type=cls)
+            return decode_json(text, cls)
         except msgspec.DecodeError as error:
             raise SpecError(f"not a plan: {error}") from None
 

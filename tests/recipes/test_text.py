@@ -56,7 +56,7 @@ def load(text, *changes):
         ("name: ../up", "name='../up': want letters, digits"),
         ("1: 2", "Expected `str` - at `key` of the recipe"),
         ("? [a]\n: 2", "my.yaml: not YAML: "),
-        ("x: !!python/name:os.system ''", "could not determine a constructor"),
+        ("x: !!python/name:os.system ''", "the tag 'tag:yaml.org,2002:python/name:os.system': want plain values"),
         ("---\nseed: 3", "expected a single document"),
         ("train: {batch: 3", "not YAML: while parsing a flow mapping"),
     ],

@@ -19,10 +19,11 @@ from typing import final
 import msgspec
 
 from rowwise.calibrate.draw import Limits
-from rowwise.calibrate.samples import LinkSample, Sample, SetSample, cut_torn, read_samples
+from rowwise.calibrate.samples import Sample, SetSample, cut_torn, decode_sample, read_samples
 from rowwise.errors import SpecError
 from rowwise.perf.access import Workload
 from rowwise.spec import Value
+from rowwise.textfile import decode_json, open_regular, read_bytes
 
 ORDER, LINKS = "order.json", "links.jsonl"
 
@@ -88,7 +89,7 @@ class Folder:
         """What is measured here."""
         path = self.path / ORDER
         try:
-            return msgspec.json.decode(path.read_bytes(), type=Order)
+            return decode_json(read_bytes(path), Order)
         except msgspec.DecodeError as error:
             raise SpecError(f"{path}: not an order of measurements: {error}; take another folder") from None
 
@@ -155,15 +156,14 @@ class Tally:
 
     def update(self) -> float:
         """Read what has been added; gives seconds of measuring of the slowest rank."""
-        decoder = msgspec.json.Decoder(SetSample | LinkSample)
         for path in self._folder.samples.glob("*.jsonl"):
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 file.seek(self._read[path])
                 added = file.read()
             added = added[: added.rfind(b"\n") + 1]
             self._read[path] += len(added)
             for line in added.splitlines():
-                sample = decoder.decode(line)
+                sample = decode_sample(line, str(path))
                 if isinstance(sample, SetSample):
                     self.sets += 1
                     self._sets_s[path] += sample.took_s

@@ -12,6 +12,7 @@ import msgspec
 from rowwise.errors import SpecError
 from rowwise.perf.access import Workload
 from rowwise.spec import Value
+from rowwise.textfile import decode_json, open_regular, read_bytes
 
 
 class SetSample(Value, frozen=True, kw_only=True, tag="set"):
@@ -45,7 +46,6 @@ class LinkSample(Value, frozen=True, kw_only=True, tag="link"):
 
 
 Sample = SetSample | LinkSample
-_DECODER = msgspec.json.Decoder(SetSample | LinkSample)
 
 
 def write_sample(path: Path, sample: Sample) -> None:
@@ -56,19 +56,24 @@ def write_sample(path: Path, sample: Sample) -> None:
 
 def read_samples(path: Path) -> Iterator[Sample]:
     """All whole lines of a file; the last may have been cut off."""
-    lines = path.read_bytes().split(b"\n")
+    lines = read_bytes(path).split(b"\n")
     for number, line in enumerate(lines[:-1], start=1):
-        try:
-            yield _DECODER.decode(line)
-        except msgspec.DecodeError as error:
-            raise SpecError(f"{path}, line {number}: not a measurement: {error}; delete the line or the file") from None
+        yield decode_sample(line, f"{path}, line {number}")
+
+
+def decode_sample(line: bytes, place: str) -> Sample:
+    """One line."""
+    try:
+        return decode_json(line, SetSample | LinkSample)
+    except msgspec.DecodeError as error:
+        raise SpecError(f"{place}: not a measurement: {error}; delete the line or the file") from None
 
 
 def cut_torn(path: Path) -> None:
     """Take off a last line that was not written to its end, so that the next one is a line of its own."""
     if not path.exists():
         return
-    with path.open("r+b") as file:
+    with open_regular(path, "r+b") as file:
         data = file.read()
         whole = data.rfind(b"\n") + 1
         if whole < len(data):

@@ -15,6 +15,7 @@ from rowwise.cli.ckpt_show import show_checkpoints, show_differences, show_match
 from rowwise.cli.progress import splits_bar
 from rowwise.errors import SpecError
 from rowwise.spec import RowType
+from rowwise.textfile import read_bytes
 
 if TYPE_CHECKING:
     from rowwise.plan import Plan
@@ -280,7 +281,7 @@ def _plan(file: Path | None, ranks: int, tables: "list[Table]") -> "Plan":
 
     if file is None:
         return simple_plan(tables, Topology(devices=ranks))
-    return Plan.from_json(file.read_text())
+    return Plan.from_json(read_bytes(file))
 
 
 def _print_json(found: object) -> None:

@@ -16,6 +16,7 @@ from rich.console import Console
 from rowwise.cli.console import console_for
 from rowwise.cli.progress import splits_bar
 from rowwise.errors import DataError, SpecError
+from rowwise.textfile import decode_json, read_bytes
 
 if TYPE_CHECKING:
     from rowwise.ingest.reader import Reader
@@ -149,7 +150,7 @@ def _popularity(given: str | None) -> dict[str, float] | None:
     if given == "none":
         return {}
     try:
-        return msgspec.json.decode(Path(given).read_bytes(), type=dict[str, float])
+        return decode_json(read_bytes(given), dict[str, float])
     except msgspec.DecodeError as error:
         raise DataError(f"{given}: want JSON such as {{'price': 12, 'user': 7}}: {error}") from error
 

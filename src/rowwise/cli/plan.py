@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 
 from rowwise.errors import SpecError
+from rowwise.textfile import read_bytes
 
 if TYPE_CHECKING:
     from rowwise.perf.access import Workload
@@ -224,7 +225,7 @@ def _constraints(asked: Asked, workloads: "tuple[Workload, ...]", machine: "Mach
     found = Constraints()
     if asked.constraints is not None:
         try:
-            found = Constraints.from_json(asked.constraints.read_bytes())
+            found = Constraints.from_json(read_bytes(asked.constraints))
             found.check([w.table.name for w in workloads], machine.topology)
         except SpecError as error:
             raise SpecError(f"{asked.constraints}: {error}") from None
@@ -321,7 +322,7 @@ def _read_plan(path: Path) -> "Plan":
     from rowwise.plan import Plan
 
     try:
-        return Plan.from_json(path.read_bytes())
+        return Plan.from_json(read_bytes(path))
     except SpecError as error:
         raise SpecError(f"{path}: {error}") from None
 

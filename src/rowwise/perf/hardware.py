@@ -15,6 +15,7 @@ from rowwise.errors import SpecError
 from rowwise.perf.exchange import Exchanges
 from rowwise.perf.network import SetNetwork
 from rowwise.spec import Link, Topology, Value
+from rowwise.textfile import decode_json
 
 GB = 1e9
 NUMBERS = re.compile(r"\[[^][{}\"]*\]")
@@ -186,6 +187,6 @@ def hardware_named(name: str) -> Hardware:
 def read_hardware(text: str | bytes) -> Hardware:
     """A profile from JSON, read strictly."""
     try:
-        return msgspec.json.decode(text, type=Hardware)
+        return decode_json(text, Hardware)
     except msgspec.DecodeError as error:
         raise SpecError(f"not a hardware profile: {error}") from None

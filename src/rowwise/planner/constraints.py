@@ -10,6 +10,7 @@ import msgspec
 from rowwise.errors import SpecError
 from rowwise.planner.kinds import LAYOUTS
 from rowwise.spec import Topology, Value
+from rowwise.textfile import decode_json
 
 ALL = "*"
 
@@ -27,7 +28,7 @@ class Constraints(Value, frozen=True):
     def from_json(cls, text: str | bytes) -> "Constraints":
         """Read strictly."""
         try:
-            return msgspec.json.decode(text, type=cls)
+            return decode_json(text, cls)
         except msgspec.DecodeError as error:
             raise SpecError(f"not constraints: {error}") from None
 

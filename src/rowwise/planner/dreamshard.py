@@ -35,6 +35,7 @@ from rowwise.perf.access import Curves, Floats
 from rowwise.perf.reuse import BINS, reuse_bins
 from rowwise.planner.problem import NO_UNIT, Index, Placement, Problem, Question
 from rowwise.spec import Value
+from rowwise.textfile import decode_json, read_bytes
 
 Reals = NDArray[np.floating[Any]]  # of 64 bits; of 32 while a policy is trained
 SHIPPED = Path(__file__).with_name("dreamshard.json")
@@ -143,7 +144,7 @@ def policy_of(saved: Saved, source: str) -> Policy:
 def load_policy(path: Path = SHIPPED) -> Policy:
     """Of a file; read once."""
     try:
-        saved = msgspec.json.decode(path.read_bytes(), type=Saved)
+        saved = decode_json(read_bytes(path), Saved)
     except OSError as error:
         raise SpecError(f"{path}: {error.strerror}: want a policy, as tools/train_dreamshard.py writes it") from None
     except msgspec.DecodeError as error:

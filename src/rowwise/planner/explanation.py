@@ -12,6 +12,7 @@ from rowwise.errors import SpecError
 from rowwise.plan import TIERS
 from rowwise.planner import amounts
 from rowwise.spec import Value
+from rowwise.textfile import decode_json
 
 MANY_RANKS = 32  # more are not listed one by one
 BUSIEST, LEAST = 8, 2
@@ -109,7 +110,7 @@ class Explanation(Value, frozen=True):
     def from_json(cls, text: str | bytes) -> "Explanation":
         """Read strictly."""
         try:
-            return msgspec.json.decode(text, type=cls)
+            return decode_json(text, cls)
         except msgspec.DecodeError as error:
             raise SpecError(f"not an explanation of a plan: {error}") from None
 

@@ -16,6 +16,7 @@ import msgspec
 from rowwise.errors import SpecError
 from rowwise.plan import Plan, Tile
 from rowwise.spec import Pooling, RowType, Table, Topology, Value, couples_columns
+from rowwise.textfile import decode_json
 
 FORMAT = "torchrec-sharding-1"
 EASY = ("table_wise", "column_wise", "row_wise", "replicated")  # ours, that go over to TorchRec if they can at all
@@ -54,7 +55,7 @@ class TorchRecPlan(Value, frozen=True, kw_only=True):
     def from_json(cls, text: str | bytes) -> "TorchRecPlan":
         """Read strictly."""
         try:
-            plan = msgspec.json.decode(text, type=cls)
+            plan = decode_json(text, cls)
         except msgspec.DecodeError as error:
             raise SpecError(f"not a sharding plan for TorchRec: {error}") from None
         if plan.format != FORMAT:

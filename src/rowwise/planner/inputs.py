@@ -19,6 +19,7 @@ import msgspec
 from rowwise.errors import SpecError
 from rowwise.perf.access import Access, Workload
 from rowwise.spec import Pooling, RowOptimizer, RowType, Table
+from rowwise.textfile import decode_json, read_bytes
 
 TITLES: dict[str, tuple[str, ...]] = {  # what is read, and the columns that may have it: the first that is there
     "name": ("name", "table_id", "table"),
@@ -133,7 +134,7 @@ def read_tables(path: str | Path, *, dim: int | None = None) -> Tables:
 
 
 def _text(path: Path) -> str:
-    data = path.read_bytes()
+    data = read_bytes(path)
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -217,7 +218,7 @@ def _csv_lines(path: str, text: str) -> Iterator[tuple[int, list[str]]]:
 
 def _json_entries(path: str, text: str) -> tuple[list[Entry], tuple[str, ...]]:
     try:
-        found = msgspec.json.decode(text)
+        found = decode_json(text, object)
     except msgspec.DecodeError as error:
         at = BYTE.search(str(error))
         line = text.encode()[: int(at[1]) if at else None].count(b"\n") + 1

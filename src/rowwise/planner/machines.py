@@ -14,6 +14,7 @@ from msgspec import structs
 from rowwise.errors import SpecError
 from rowwise.perf.hardware import PRESETS, Hardware, Machine, hardware_named, read_hardware
 from rowwise.spec import Topology
+from rowwise.textfile import decode_json, read_bytes
 
 COUNTED = re.compile(r"(?:(?P<hosts>\d+)x)?(?:(?P<devices>\d+)x)(?P<name>.+)")
 SIZE = re.compile(r"(?P<number>\d+\.?\d*|\.\d+)\s*(?P<unit>[kMGTP]?i?B?)", re.IGNORECASE)
@@ -83,8 +84,8 @@ def _changed(hardware: Hardware, changes: str, text: str) -> Hardware:
 def _machine_in(path: Path) -> Machine:
     """A file {"topology": {...}, "hardware": {...} or a preset's name}."""
     try:
-        found: Any = msgspec.json.decode(path.read_bytes())
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        found: Any = decode_json(read_bytes(path), object)
+    except msgspec.DecodeError as error:
         raise SpecError(f"{path}: not JSON: {error}") from None
     want = 'want {"topology": {"hosts": 2, "devices": 8}, "hardware": {...} or the name of a preset}'
     if not isinstance(found, dict) or found.keys() != {"topology", "hardware"}:
@@ -102,6 +103,6 @@ def _machine_in(path: Path) -> Machine:
 
 def _hardware_in(path: Path) -> Hardware:
     try:
-        return read_hardware(path.read_bytes())
+        return read_hardware(read_bytes(path))
     except SpecError as error:
         raise SpecError(f"{path}: {error}") from None

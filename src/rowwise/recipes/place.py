@@ -6,7 +6,6 @@ others; a plan made with more knowledge (`rowwise plan`) is a file.
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from msgspec import structs
 from torch import nn
@@ -25,6 +24,7 @@ from rowwise.planner.problem import Question
 from rowwise.recipes.recipe import Recipe
 from rowwise.shard.apply import shard
 from rowwise.spec import Table, Topology, couples_columns
+from rowwise.textfile import read_bytes
 from rowwise.train.step import embeddings_of
 
 EFFORT_s = 0.05  # of search; a run waits for it
@@ -58,7 +58,7 @@ def choose_plan(recipe: Recipe, model: nn.Module, topology: Topology) -> Plan:
         kind = "cpu" if recipe.train.device == "cpu" else "h100-like"
         return _made(recipe, tables, topology, hardware or hardware_named(kind))
     try:
-        plan = Plan.from_json(Path(recipe.plan).read_bytes())
+        plan = Plan.from_json(read_bytes(recipe.plan))
         if plan.world == world:
             plan.validate(tables)
             return plan

@@ -42,6 +42,7 @@ from rowwise.recipes.table_memory import Purpose, check_memory
 from rowwise.recipes.text import RECIPE, apply_change, decode, parse, write
 from rowwise.recipes.together import by_first, resolve_on_all
 from rowwise.spec import Value
+from rowwise.textfile import decode_json, read_bytes, read_text
 from rowwise.train.evaluate import Scores, Values, values_of
 from rowwise.train.feeding import Wait
 from rowwise.train.metrics import Metrics
@@ -388,7 +389,7 @@ def _warm(resolved: Resolved, model: nn.Module) -> Match | None:
 
 def _resolve_saved(path: Path, changes: Sequence[str] = (), world: int = 1) -> Resolved:
     source = path / RECIPE
-    sections = parse(source.read_text(), str(source))
+    sections = parse(read_text(source), str(source))
     for change in changes:
         apply_change(sections, change)
     recipe = kept_maps(decode(sections, str(source)), path)
@@ -402,7 +403,7 @@ def _resolve_saved(path: Path, changes: Sequence[str] = (), world: int = 1) -> R
 def _ranks_before(path: Path) -> int:
     """How many ranks a run had."""
     try:
-        return Plan.from_json((path / PLAN).read_bytes()).world
+        return Plan.from_json(read_bytes(path / PLAN)).world
     except OSError:
         return 1
 
@@ -410,7 +411,7 @@ def _ranks_before(path: Path) -> int:
 def _finished_at(path: Path) -> int | None:
     """The step at which a run's result says that it was done, if it says so."""
     try:
-        result = msgspec.json.decode((path / "result.json").read_bytes(), type=Result)
+        result = decode_json(read_bytes(path / "result.json"), Result)
     except (OSError, msgspec.DecodeError):
         return None
     return result.steps if result.status == "finished" else None
@@ -427,7 +428,7 @@ def _compare_own(recipe: Recipe, folder: RunFolder) -> None:
     if isinstance(recipe.model, Own):
         path, _ = split_name(recipe.model.module)
         kept = folder.path / "code" / path.name
-        if path.is_file() and kept.is_file() and path.read_bytes() != kept.read_bytes():
+        if path.is_file() and kept.is_file() and read_bytes(path) != read_bytes(kept):
             folder.warn(f"{path} has changed since the run began; what it was is in {kept}")
 
 

@@ -16,7 +16,9 @@ import msgspec
 import yaml
 
 from rowwise.errors import SpecError
+from rowwise.plainyaml import MOST_BYTES, NotPlainError, PlainLoader, load_yaml
 from rowwise.recipes.recipe import Recipe
+from rowwise.textfile import read_text
 
 RECIPE = "recipe.yaml"  # in the folder of a run
 UNKNOWN = re.compile(r"Object contains unknown field `(?P<field>[^`]*)`(?: - at `(?P<at>[^`]*)`)?")
@@ -28,7 +30,7 @@ SCALARS = {  # as in YAML 1.2: what a plain word means, and by which letters it 
 }
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(PlainLoader, yaml.SafeLoader):
     """YAML as people mean it."""
 
     # PyYAML looks it up on the class.
@@ -40,18 +42,6 @@ class _Loader(yaml.SafeLoader):
         ]
         for first in {letter for _, firsts in SCALARS.values() for letter in firsts}
     }
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Each key once."""
-        made = super().construct_mapping(node, deep)
-        seen: set[Any] = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node)
-            if key in seen:
-                where = f"line {key_node.start_mark.line + 1}"
-                raise SpecError(f"{where}: {key!r} is given twice: want each key once")
-            seen.add(key)
-        return made
 
 
 class _Line(dict[str, Any]):
@@ -90,11 +80,11 @@ _Dumper.add_representer(_Line, _represent_line)
 def parse(text: str, source: str) -> dict[str, Any]:
     """The sections of a recipe, not looked into yet."""
     try:
-        found = yaml.load(text, _Loader)
+        found = load_yaml(text, _Loader)
+    except NotPlainError as error:
+        raise SpecError(f"{source}: {error}") from None
     except yaml.YAMLError as error:
         raise SpecError(f"{source}: not YAML: {' '.join(str(error).split())}") from None
-    except SpecError as error:
-        raise SpecError(f"{source}: {error}") from None
     if not isinstance(found, dict):
         raise SpecError(f"{source}: want a recipe, with at least a section `data:` that names a dataset")
     return found
@@ -113,9 +103,9 @@ def decode(sections: Mapping[str, Any], source: str) -> Recipe:
 def read(path: Path, changes: Sequence[str] = ()) -> Recipe:
     """A recipe file, with changes such as "train.epochs=2"; one without a name gets that of the file."""
     try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(f"{path}: cannot be read as a recipe: {error}") from None
+        text = read_text(path, MOST_BYTES)
+    except OSError as error:
+        raise SpecError(f"{path}: cannot be read as a recipe: {error.strerror}") from None
     sections = parse(text, str(path))
     for change in changes:
         apply_change(sections, change)
@@ -189,7 +179,9 @@ def _begun(keys: Sequence[str]) -> dict[str, Any]:
 
 def _value(change: str, text: str) -> Any:
     try:
-        return yaml.load(text, _Loader)
+        return load_yaml(text, _Loader)
+    except NotPlainError as error:
+        raise SpecError(f"--set {change}: {error}") from None
     except yaml.YAMLError:
         raise SpecError(f"--set {change}: {text!r} is not a value in YAML; quote it as in \"name: 'a: b'\"") from None
 

@@ -15,6 +15,7 @@ from rowwise.report.markup import Html, div, join, note, section, span, tag, tex
 from rowwise.report.page import page
 from rowwise.report.plot import BOTTOM, HEIGHT, RIGHT, TOP, WIDTH
 from rowwise.report.scale import Scale
+from rowwise.textfile import decode_json
 
 LEFT = 62.0
 CLOSE = 0.1  # on either side of the diagonal
@@ -57,7 +58,7 @@ class Quality(msgspec.Struct, frozen=True, kw_only=True):
 def calibration_page(name: str, source: str, content: str | bytes) -> str:
     """The page, from a calibration's JSON."""
     try:
-        quality = msgspec.json.decode(content, type=Quality)
+        quality = decode_json(content, Quality)
     except msgspec.DecodeError as error:
         raise DataError(f"not the quality of a calibration: {error}; want what `rowwise calibrate` writes") from None
     title = tag("h1", None, text("Calibration"), span("number", name))

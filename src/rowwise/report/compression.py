@@ -18,6 +18,7 @@ from rowwise.report.markup import Html, coordinate, div, join, note, section, sp
 from rowwise.report.page import page
 from rowwise.report.plot import BOTTOM, HEIGHT, LETTER, RIGHT, TOP, WIDTH
 from rowwise.report.scale import Scale, tick_labels, ticks
+from rowwise.textfile import decode_json
 
 COLOURS = tuple(colour for colour in ALL_COLOURS if colour not in ("grey", "black"))
 HEADS = ("Table", "Ids", "Method", "Ratio", "As it is", "Rows", "Map", "Expected NE", "Size")
@@ -118,7 +119,7 @@ Looks = Mapping[str, Look]
 def compression_page(content: str | bytes) -> str:
     """The page, from the JSON."""
     try:
-        advice = msgspec.json.decode(content, type=Advice)
+        advice = decode_json(content, Advice)
     except msgspec.DecodeError as error:
         raise DataError(f"not the advice of a compression: {error}; want what `rowwise compress` writes") from None
     title = tag("h1", None, text("Compression"), span("number", advice.recipe))

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rowwise import textfile
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -43,7 +45,7 @@ class Records:
 def read_bytes(path: Path) -> tuple[bytes, str | None]:
     """A file's content, or why there is none."""
     try:
-        return path.read_bytes(), None
+        return textfile.read_bytes(path), None
     except FileNotFoundError:
         return b"", f"{path.name} is missing"
     except OSError as error:

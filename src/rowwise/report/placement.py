@@ -16,6 +16,7 @@ from rowwise.report.markup import Html, div, join, note, section, span, tag, tex
 from rowwise.report.plot import HEIGHT, WIDTH, axes, plot
 from rowwise.report.read import PLAN
 from rowwise.report.scale import ticks
+from rowwise.textfile import decode_json
 
 TIERS = ("device", "host", "disk")
 MANY_RANKS = 32
@@ -93,7 +94,7 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True):
 def explained(content: str | bytes) -> Explained:
     """Read an explanation."""
     try:
-        facts = msgspec.json.decode(content, type=Explained)
+        facts = decode_json(content, Explained)
     except msgspec.DecodeError as error:
         raise DataError(f"not an explanation of a plan: {error}; want what `rowwise plan --explain` writes") from None
     if not facts.ranks:

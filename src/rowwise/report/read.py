@@ -15,8 +15,10 @@ import msgspec
 import yaml
 
 from rowwise.errors import DataError
+from rowwise.plainyaml import load_yaml
 from rowwise.report.csvfile import Records, Row, read_bytes, read_csv
 from rowwise.report.quantity import usable
+from rowwise.textfile import decode_json, each_once
 
 RECIPE = "recipe.yaml"
 FILES = (RECIPE, "env.json", "metrics.csv", "steps.csv", "tables.csv", "slices.csv", "warnings.txt", "result.json")
@@ -209,8 +211,8 @@ def _changed(folder: Path) -> datetime:
 def _settings(recipe: str) -> tuple[dict[str, str], str | None]:
     try:
         # Every scalar stays the text that it is: two recipes differ where their texts do.
-        return flatten(yaml.load(recipe, Loader=yaml.BaseLoader)), None
-    except (yaml.YAMLError, RecursionError) as error:
+        return flatten(load_yaml(recipe)), None
+    except yaml.YAMLError as error:
         return {}, f"{RECIPE} is no YAML and is shown as it is: {str(error).splitlines()[0]}"
 
 
@@ -219,7 +221,9 @@ def _json(path: Path) -> tuple[Any, str | None]:
     if problem:
         return None, problem
     try:
-        return json.loads(content), None  # the one of Python: it reads NaN, which msgspec does not
+        return json.loads(
+            content, object_pairs_hook=each_once
+        ), None  # the one of Python: it reads NaN, which msgspec does not
     except (ValueError, RecursionError) as error:
         return None, f"{path.name} is cut or no JSON and was not used: {error}"
 
@@ -240,7 +244,7 @@ def _forecast(path: Path) -> tuple[Forecast | None, str | None]:
     if not content:
         return None, None
     try:
-        return msgspec.json.decode(content, type=_Plan).forecast, None
+        return decode_json(content, _Plan).forecast, None
     except msgspec.DecodeError as error:
         return None, f"{path.name} was not used: {error}"
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, final
 
 from rowwise.errors import DataError
+from rowwise.textfile import read_bytes, read_text
 
 HEADERS = {
     "metrics.csv": ("step", "samples", "time_s", "split", "task", "metric", "value"),
@@ -123,7 +124,7 @@ class RunFolder:
     def rows(self, name: str) -> list[dict[str, Cell]]:
         """All lines of one of the CSV files, as text."""
         path = self.path / name
-        return list(csv.DictReader(path.read_text().splitlines())) if path.exists() else []
+        return list(csv.DictReader(read_text(path).splitlines())) if path.exists() else []
 
     def cut(self, step: int) -> None:
         """Forget the lines that were written after a step, and those of the test that ended the run."""
@@ -131,7 +132,7 @@ class RunFolder:
             path = self.path / name
             if not path.exists():
                 continue
-            header, *lines = path.read_bytes().splitlines(keepends=True) or [b""]
+            header, *lines = read_bytes(path).splitlines(keepends=True) or [b""]
             if not header.endswith(b"\n"):
                 path.unlink()  # not even that was written whole
                 continue
@@ -142,7 +143,7 @@ class RunFolder:
     def warn(self, line: str) -> None:
         """Something that the reader of the report should know; each once."""
         path = self.path / "warnings.txt"
-        if line not in (path.read_text().splitlines() if path.exists() else []):
+        if line not in (read_text(path).splitlines() if path.exists() else []):
             self._add("warnings.txt", f"{line}\n")
 
     def log(self, line: str) -> None:

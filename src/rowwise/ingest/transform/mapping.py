@@ -20,7 +20,9 @@ from rowwise.ingest.bags import Ints, hashed, int64
 from rowwise.ingest.columns import IDS
 from rowwise.ingest.transform.arrays import Ids, Mask, ids_of, like, lists, sums, whole_kind
 from rowwise.ingest.transform.transform import Arrays, Kinds, OneColumn, Run, Where, is_words
+from rowwise.textfile import read_text
 
+MOST_BYTES = 1 << 30  # of a list of ids
 INTS = range(-(1 << 63), 1 << 63)
 
 
@@ -89,9 +91,9 @@ def read_mapping(transform: MapId) -> dict[str | int, int]:
     """What a file of ids says."""
     path = Path(transform.file)
     try:
-        lines = path.read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise transform.refuse(f"{path}: cannot be read as a list of ids: {error}") from None
+        lines = read_text(path, MOST_BYTES).splitlines()
+    except OSError as error:
+        raise transform.refuse(f"{path}: cannot be read as a list of ids: {error.strerror}") from None
     made: dict[str | int, int] = {}
     for number, line in enumerate(lines):
         key, tab, given = line.partition("\t")

@@ -21,6 +21,7 @@ from rowwise.errors import DataError, RowwiseError
 from rowwise.ingest.bags import whole
 from rowwise.ingest.transform.arrays import plain_kind
 from rowwise.ingest.transform.transform import ANYTHING, Arrays, Kinds, Run, Transform, Where
+from rowwise.textfile import read_text
 
 
 class Own(Transform, frozen=True, kw_only=True, tag="own", tag_field="kind"):
@@ -121,9 +122,9 @@ class Own(Transform, frozen=True, kw_only=True, tag="own", tag_field="kind"):
 
     def _read(self) -> str:
         try:
-            return Path(self.file).read_text()
-        except (OSError, UnicodeDecodeError) as error:
-            raise self.refuse(f"{self.file}: cannot be read: {error}") from None
+            return read_text(self.file)
+        except OSError as error:
+            raise self.refuse(f"{self.file}: cannot be read: {error.strerror}") from None
 
     def _parameters(self, text: str) -> tuple[str, ...]:
         """What the function's parameters are called; nothing is run for it."""

@@ -10,15 +10,18 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, final
+from typing import Any, TypeVar, final
 
 import msgspec
 
 from rowwise.errors import DataError
 from rowwise.ingest.warehouse.layout import Key, Layout
 from rowwise.spec import Value
+from rowwise.textfile import decode_json, read_bytes
 
 FOLDER = "_rowwise"
+ANEW = "delete the folder and convert again"
+T = TypeVar("T")
 
 
 class Asked(Value, frozen=True):
@@ -87,7 +90,7 @@ class Journal:
         """The warehouse, if it is whole."""
         if not self._manifest.exists():
             return None
-        manifest = msgspec.json.decode(self._manifest.read_bytes(), type=Manifest)
+        manifest = _decoded(read_bytes(self._manifest), Manifest, str(self._manifest))
         self._check(manifest.asked, asked, "holds a warehouse")
         return manifest
 
@@ -96,18 +99,20 @@ class Journal:
         if not self._path.exists():
             self._replace(self._path, _line(asked))
             return False
-        data = self._path.read_bytes()
+        data = read_bytes(self._path)
         whole = data[: data.rfind(b"\n") + 1]
         lines = whole.splitlines()
-        there = msgspec.json.decode(lines[0], type=Asked)
+        there = _decoded(lines[0] if lines else b"", Asked, f"{self._path}, line 1")
         if there != asked and len(lines) <= 2 and not (self.place / "spill" / "0.json").exists():
             self._replace(self._path, _line(asked))  # no row was written: a mistake that is put right now
             return False
         self._check(there, asked, "holds an unfinished conversion")
         if len(whole) < len(data):
             os.truncate(self._path, len(whole))
-        self.found = msgspec.json.decode(lines[1], type=Found) if len(lines) > 1 else None
-        self.parts = [msgspec.json.decode(line, type=Part) for line in lines[2:]]
+        self.found = _decoded(lines[1], Found, f"{self._path}, line 2") if len(lines) > 1 else None
+        self.parts = [_decoded(line, Part, f"{self._path}, line {k}") for k, line in enumerate(lines[2:], start=3)]
+        for part in self.parts:
+            self._check_part(part)
         return True
 
     def note(self, what: Found | Part) -> None:
@@ -136,6 +141,13 @@ class Journal:
         out = "give the command of before, or another folder, or delete this one first"
         raise DataError(f"{self._dest}: {what} {made}: {out}")
 
+    def _check_part(self, part: Part) -> None:
+        """It is a file in the warehouse, as it was when it was noted."""
+        path = self._dest / part.path
+        inside = ".." not in path.parts and path.is_relative_to(self._dest) and path.is_file()
+        if not inside or path.stat().st_size != part.bytes or min(part.unit, part.row, part.rows, part.groups) < 0:
+            raise DataError(f"{self._path}: {part.path!r} is not there as it was written: {ANEW}")
+
     def _replace(self, path: Path, data: bytes) -> None:
         temporary = path.with_suffix(".tmp")
         with temporary.open("wb") as file:
@@ -143,6 +155,13 @@ class Journal:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
+
+
+def _decoded(line: bytes, kind: type[T], place: str) -> T:
+    try:
+        return decode_json(line, kind)
+    except msgspec.DecodeError as error:
+        raise DataError(f"{place}: not a note of a conversion: {error}: {ANEW}") from None
 
 
 def _line(what: Any) -> bytes:

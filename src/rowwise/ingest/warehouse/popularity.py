@@ -14,6 +14,7 @@ import msgspec
 from rowwise.ingest.warehouse.journal import FOLDER
 from rowwise.ingest.warehouse.storage import is_url
 from rowwise.spec import Value
+from rowwise.textfile import decode_json, read_bytes
 
 DAY_S = 86_400
 PLACE = Path(FOLDER) / "popularity"
@@ -48,7 +49,7 @@ def popularity(warehouse: str | Path, now: float, days: float = 7) -> dict[str, 
     counts: Counter[str] = Counter()
     for note in sorted((root / PLACE).glob("*.json")) if root is not None else ():
         try:
-            use = msgspec.json.decode(note.read_bytes(), type=Use)
+            use = decode_json(read_bytes(note), Use)
         except (OSError, msgspec.DecodeError):
             continue
         if now - days * DAY_S <= use.time <= now:

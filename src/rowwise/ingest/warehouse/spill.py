@@ -24,6 +24,7 @@ from rowwise.ingest.warehouse.hive import Cell
 from rowwise.ingest.warehouse.layout import BASE_MEMORY, Layout, table_bytes
 from rowwise.ingest.warehouse.source import Piece
 from rowwise.spec import Value
+from rowwise.textfile import decode_json, read_bytes
 
 BUCKET_BITS = 12
 HASH = "\x00hash"  # of the session, beside the columns
@@ -69,8 +70,12 @@ class Spill:
         self.runs: list[Run] = []
         self._indexes: list[dict[tuple[Cell, ...], int]] = []
         while (self._place / f"{len(self.runs)}.json").exists():
-            data = (self._place / f"{len(self.runs)}.json").read_bytes()
-            self.runs.append(msgspec.json.decode(data, type=Run))
+            data = read_bytes(self._place / f"{len(self.runs)}.json")
+            try:
+                self.runs.append(decode_json(data, Run))
+            except msgspec.DecodeError as error:
+                place = self._place / f"{len(self.runs)}.json"
+                raise DataError(f"{place}: no note of a sorted run: {error}: delete the folder") from None
 
     @property
     def stands(self) -> tuple[int, int]:

@@ -23,6 +23,7 @@ from rowwise.errors import SpecError
 from rowwise.recipes.compress.schedule import Asked
 from rowwise.recipes.recipe import Recipe
 from rowwise.spec import Value
+from rowwise.textfile import decode_json, read_bytes
 
 ORDER, TRIALS = "order.json", "trials.jsonl"
 MATTER = ("seed", "data", "transforms", "columns", "tables", "model", "train", "evaluate")  # of a recipe
@@ -78,10 +79,9 @@ class Folder:
         if not self.trials.exists():
             return {}
         found: dict[Asked, Trial] = {}
-        decoder = msgspec.json.Decoder(Trial)
-        for number, line in enumerate(self.trials.read_bytes().split(b"\n")[:-1], start=1):
+        for number, line in enumerate(read_bytes(self.trials).split(b"\n")[:-1], start=1):
             try:
-                trial = decoder.decode(line)
+                trial = decode_json(line, Trial)
             except msgspec.DecodeError as error:
                 raise SpecError(f"{self.trials}, line {number}: not a trial: {error}; delete the line") from None
             found[trial.asked] = trial
@@ -123,7 +123,7 @@ def held(folder: Folder) -> AbstractContextManager[None]:
 
 def _read_order(path: Path) -> Order:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Order)
+        return decode_json(read_bytes(path), Order)
     except msgspec.DecodeError as error:
         raise SpecError(f"{path}: not an order of `rowwise compress`: {error}; take another folder") from None
 

@@ -1,0 +1,113 @@
+"""Small files are opened only if regular, read within bounds and decoded strictly; the property is the refusal."""
+
+import os
+import socket
+from pathlib import Path
+
+import msgspec
+import pytest
+import yaml
+
+from rowwise.errors import one_line
+from rowwise.plainyaml import MOST_NODES, load_yaml
+from rowwise.textfile import decode_json, printable, read_bytes, read_text
+
+
+@pytest.mark.parametrize("kind", ["a folder", "a FIFO", "a socket", "a device"])
+def test_what_is_no_regular_file_is_refused_without_waiting(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "x"
+    match kind:
+        case "a folder":
+            path.mkdir()
+        case "a FIFO":
+            os.mkfifo(path)
+        case "a socket":
+            with socket.socket(socket.AF_UNIX) as made:
+                made.bind(str(path))
+        case _:
+            path = Path("/dev/zero")
+    with pytest.raises(OSError, match=r"^.*want a regular file|No such device") as caught:
+        read_bytes(path)
+    assert one_line(caught.value).startswith(f"{path}: ")
+
+
+def test_a_file_of_a_gigabyte_is_refused_unread(tmp_path: Path) -> None:
+    path = tmp_path / "large"
+    with path.open("wb") as file:
+        os.truncate(file.fileno(), 1 << 30)
+    with pytest.raises(OSError, match="more than 64 MB: want a file of at most so much"):
+        read_bytes(path)
+
+
+def test_files_without_a_size_are_counted_as_they_are_read() -> None:
+    assert read_bytes("/proc/self/status", 1 << 20)
+    with pytest.raises(OSError, match="more than"):
+        read_bytes("/proc/self/status", 10)
+
+
+def test_text_is_utf_8_with_or_without_a_mark(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(b"\xef\xbb\xbfa\n\xc3\xa9")
+    assert read_text(path) == "a\né"
+    path.write_bytes("a: é\n".encode("utf-16"))
+    with pytest.raises(OSError, match="line 1: byte 0xff is not UTF-8"):
+        read_text(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        (b"[" * 100_000, "without an end in sight"),
+        (b'{"a": [' * 50_000, "without an end in sight"),
+        (b'{"a": 1, "a": 1}', "'a' is given twice"),
+        (b'[{"b": {"c": 1, "c": 2}}]', "'c' is given twice"),
+        (b"9" * 5000, "out of range"),
+        (b"1e999", "out of range"),
+        (b'{"a": NaN}', "malformed"),
+        (b"\xff\xfe{\0}\0", "malformed"),
+        (b'"\xff"', "UTF-8|truncated"),
+        (b'"\\ud800"', "malformed|truncated"),
+        (b"", "truncated"),
+    ],
+)
+def test_json_that_is_refused(text: bytes, what: str) -> None:
+    with pytest.raises(msgspec.DecodeError, match=what) as caught:
+        decode_json(text, object)
+    assert "\n" not in str(caught.value)
+
+
+LAUGHS = "a: &a [1,1,1,1,1,1,1,1]\n" + "".join(
+    f"{chr(98 + k)}: &{chr(98 + k)} [{','.join(['*' + chr(97 + k)] * 9)}]\n" for k in range(9)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        (LAUGHS, "with what aliases stand for"),
+        ("&a [*a]", "an alias of what it is a part of"),
+        ("a: &a [1]\n" + "".join(f"a{k}: &a{k} [*a{k - 1 if k else ''}]\n" for k in range(60)), "levels"),
+        ("[" * 1000, "more than 50 levels"),
+        ("- " * 10_000, "more than 50 levels"),
+        ("a: !!int 3", "the tag 'tag:yaml.org,2002:int'"),
+        ("!!python/object/apply:os.system ['true']", "the tag 'tag:yaml.org,2002:python/object/apply:os.system'"),
+        ("a: {b: 1, b: 2}", "'b' is given twice"),
+        ('"\\ud800"', "half of a character"),
+        ('a: "x\\0y"', "NUL"),
+        ('"\\U00110000"', "arg not in range"),
+        (f"%YAML 1.{'9' * 5000}\n---\n", "limit"),
+        ("a\0b", "special characters"),
+    ],
+)
+def test_yaml_that_is_refused(text: str, what: str) -> None:
+    with pytest.raises(yaml.YAMLError, match=what):
+        load_yaml(text)
+
+
+def test_aliases_within_bounds_stand_for_what_they_name() -> None:
+    assert load_yaml("a: &x {b: [1, 2]}\nc: *x\n") == {"a": {"b": ["1", "2"]}, "c": {"b": ["1", "2"]}}
+    assert MOST_NODES > 10_000
+
+
+def test_escapes_are_written_out_and_lines_stay_lines() -> None:
+    assert printable("a\x1b[2J\u202e\x9b\rb\nc é 名") == "a\\x1b[2J\\u202e\\x9b\\rb\nc é 名"
