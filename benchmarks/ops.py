@@ -256,7 +256,7 @@ def floors_of(rows: list[dict]) -> list[dict]:
         return [r["ratio"] for r in rows if r["peer"].endswith(peer) and all(r[k] == v for k, v in want.items())]
 
     def fbgemm(optimizer: str, row_type: str = "fp32", **want: object) -> list[float]:
-        return ratios(" 1.8.0", optimizer=optimizer, row_type=row_type, **want)
+        return ratios(" 1.8.0", optimizer=optimizer, row_type=row_type, **{"section": row_type, **want})
 
     limited = (r for r in rows if "gather_share" in r and r["row_type"] == "fp32")
     shares = [r["gather_share"] for r in limited if r["pooling"] == 20 and r["dim"] >= 64]
@@ -266,6 +266,18 @@ def floors_of(rows: list[dict]) -> list[dict]:
         (f"row-wise Adagrad {of}, 2 threads{mean}", fbgemm("rowwise_adagrad", threads=2), geomean, 2.4),
         (f"SGD {of}{mean}", fbgemm("sgd"), geomean, 2.5),
         (f"worst cell {of}", ratios(" 1.8.0"), min, 1.0),
+        (
+            f"other shapes, fp32, 1 thread {of}{mean}",
+            fbgemm("rowwise_adagrad", threads=1, section="shapes"),
+            geomean,
+            1.4,
+        ),
+        (
+            f"other shapes, fp32, 1 thread {of}, worst cell",
+            fbgemm("rowwise_adagrad", threads=1, section="shapes"),
+            min,
+            1.1,
+        ),
         (f"fp16 rows, Adagrad {of}, 1 thread{mean}", fbgemm("adagrad", "fp16", threads=1), geomean, 4),
         (f"fp16 rows, row-wise Adagrad {of}, 1 thread{mean}", fbgemm("rowwise_adagrad", "fp16", threads=1), geomean, 4),
         ("row-wise Adagrad against FBGEMM 1.5.0, 2 threads" + mean, ratios(" 1.5.0"), geomean, 1.5),
@@ -303,7 +315,37 @@ def grid(optimizers: tuple[str, ...], row_type: str, quick: bool, threads: list[
     ]
 
 
-SECTIONS = ("fp32", "fp16", "fbgemm-1.5", "row types", "torch")
+# Widths that are whole vectors and that are not, bags of one id and of many, small batches and large.
+SHAPES = (  # dim, batch, pooling, ids
+    (8, 65536, 1, "zipf"),
+    (8, 2048, 20, "uniform"),
+    (12, 16384, 1, "uniform"),
+    (20, 2048, 50, "zipf"),
+    (24, 512, 100, "zipf"),
+    (40, 16384, 5, "uniform"),
+    (48, 2048, 20, "zipf"),
+    (64, 65536, 1, "zipf"),
+    (64, 2048, 20, "uniform"),
+    (100, 2048, 1, "uniform"),
+    (100, 2048, 20, "zipf"),
+    (128, 512, 1, "zipf"),
+    (160, 4096, 10, "uniform"),
+    (200, 8192, 2, "zipf"),
+    (256, 4096, 1, "uniform"),
+    (256, 512, 50, "zipf"),
+)
+
+
+def shapes(threads: list[int]) -> list[Work]:
+    return [
+        Work(*shape, n, "rowwise_adagrad", row_type)
+        for row_type in ("fp32", "fp16")
+        for shape in SHAPES
+        for n in threads
+    ]
+
+
+SECTIONS = ("fp32", "fp16", "shapes", "fbgemm-1.5", "row types", "torch")
 
 
 def measure(section: str, args: argparse.Namespace) -> list[dict]:
@@ -315,6 +357,8 @@ def measure(section: str, args: argparse.Namespace) -> list[dict]:
         return measure_fbgemm(works, rows, args.quick)
     if section == "fp16":
         return measure_fbgemm(halves, rows, args.quick)
+    if section == "shapes":
+        return measure_fbgemm(shapes(args.threads), rows_for(15, 1_000, 1_000_000), args.quick)
     if section == "fbgemm-1.5":
         old = [w for w in works if w.threads == 2 and w.optimizer == "rowwise_adagrad"]
         return measure_elsewhere(old, rows, args.quick, args.old_python) if args.old_python else []
