@@ -18,10 +18,15 @@ KINDS = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a FIFO"), (stat.S_ISCHR, "
 MOST_BYTES = 64 << 20
 
 
-def open_regular(path: str | Path, mode: Literal["rb", "r+b"] = "rb") -> BinaryIO:
-    """Open what is there; a folder, a FIFO, a socket or a device is refused and never waited for."""
-    flags = os.O_RDONLY if mode == "rb" else os.O_RDWR
-    found = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)  # of a socket this fails
+def open_regular(path: str | Path, mode: Literal["rb", "r+b"] = "rb", *, links: bool = True) -> BinaryIO:
+    """Open what is there; a folder, a FIFO, a socket, a device or, without `links`, a link is refused."""
+    flags = (os.O_RDONLY if mode == "rb" else os.O_RDWR) | (0 if links else os.O_NOFOLLOW)
+    try:
+        found = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)  # of a socket this fails; nothing is waited for
+    except OSError as error:
+        if error.errno == errno.ELOOP and not links:
+            raise OSError(errno.ELOOP, "this is a link: want the file itself in its place", str(path)) from None
+        raise
     of = os.fstat(found).st_mode
     if not stat.S_ISREG(of):
         os.close(found)
@@ -30,9 +35,9 @@ def open_regular(path: str | Path, mode: Literal["rb", "r+b"] = "rb") -> BinaryI
     return os.fdopen(found, mode)
 
 
-def read_bytes(path: str | Path, most: int = MOST_BYTES) -> bytes:
+def read_bytes(path: str | Path, most: int = MOST_BYTES, *, links: bool = True) -> bytes:
     """All of a file of at most so many bytes."""
-    with open_regular(path) as file:
+    with open_regular(path, links=links) as file:
         size = os.fstat(file.fileno()).st_size
         # Files of /proc have no size: what comes is counted, too.
         data = b"" if size > most else file.read(most + 1)

@@ -1,44 +1,29 @@
-"""torch.distributed.checkpoint: tables written as its files; its files, by any number of ranks, read a bit at a time.
+"""Tables written as the files of torch.distributed.checkpoint.
 
 Its own file because it is the one place besides `comm` that knows torch.distributed, of which it needs no processes.
-The metadata is a pickle, which could hold a program; here only what such metadata is made of is let in. Gives up:
-entries that are no tensors.
+Such files are read by `dcp_source`, which needs nothing of it.
 """
 
-import enum
-import pickle
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, final
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter, LoadPlanner, SavePlan, SavePlanner
+from torch.distributed.checkpoint import FileSystemWriter, SavePlan, SavePlanner
 from torch.distributed.checkpoint.default_planner import create_default_global_save_plan
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
     MetadataIndex,
     TensorProperties,
-    TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.planner import LoadPlan, ReadItem, TensorWriteData, WriteItem, WriteItemType
-from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
 from rowwise.checkpoint.appear import appearing
 from rowwise.checkpoint.export import load_window
-from rowwise.checkpoint.manifest import Span
 from rowwise.checkpoint.read import Checkpoint
-from rowwise.checkpoint.source import UNREADABLE, Outline, Source
 from rowwise.checkpoint.windows import Tell, windows
-from rowwise.errors import CheckpointError
-
-METADATA = ".metadata"
-HOMES = (  # of what metadata is made of
-    "torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem", "collections", "pathlib",
-    "pathlib._local",
-)  # fmt: skip
-NAMES = {("torch", "Size"), ("torch.serialization", "_get_layout")}
 
 
 def export_dcp(
@@ -54,35 +39,6 @@ def export_dcp(
         (plan,) = writer.prepare_global_plan(plans)
         writer.finish(metadata, [writer.write_data(plan, writing).wait()])
     return {new: checkpoint.entry(name).shape for name, new in names.items()}
-
-
-def open_dcp(folder: Path) -> Source:
-    """A folder that torch.distributed.checkpoint wrote, by any number of ranks."""
-    metadata = _read_metadata(folder)
-    stored = {n: x for n, x in metadata.state_dict_metadata.items() if isinstance(x, TensorStorageMetadata)}
-    outlines: dict[str, Outline] = {}
-    for name, one in stored.items():
-        have = sum(torch.Size(chunk.sizes).numel() for chunk in one.chunks)
-        if have != one.size.numel():
-            raise CheckpointError(f"{folder}: {name}: its pieces have {have} numbers, want {one.size.numel()}")
-        cuts = {at for c in one.chunks if c.sizes for at in (c.offsets[0], c.offsets[0] + c.sizes[0])}
-        outlines[name] = Outline(tuple(one.size), one.properties.dtype, tuple(sorted(cuts)))
-    reader = FileSystemReader(folder)
-    reader.set_up_storage_reader(metadata, True)
-
-    def read(name: str, rows: Span) -> Tensor:
-        one = stored[name]
-        offsets = torch.Size([rows[0], *([0] * (len(one.size) - 1))] if one.size else [])
-        sizes = torch.Size([rows[1] - rows[0], *one.size[1:]] if one.size else [])
-        out = torch.empty(sizes, dtype=one.properties.dtype)
-        items = create_read_items_for_chunk_list(name, one, [ChunkStorageMetadata(offsets, sizes)])
-        try:
-            reader.read_data(LoadPlan(items), _Reading(out)).wait()
-        except (OSError, *UNREADABLE) as error:
-            raise CheckpointError(f"{folder}: {name}: a file is missing or damaged: {error}") from error
-        return out if one.size else out.view(1)
-
-    return Source(place=folder, tensors=outlines, read=read)
 
 
 @final
@@ -133,74 +89,3 @@ class _Writing(SavePlanner):
             chunk = ChunkStorageMetadata(offsets, torch.Size([end - begin, *size[1:]] if size else []))
             data = TensorWriteData(chunk=chunk, properties=about, size=size)
             yield WriteItem(index=MetadataIndex(new, offsets), type=WriteItemType.SHARD, tensor_data=data)
-
-
-@final
-class _Reading(LoadPlanner):
-    """Puts what is read into one tensor."""
-
-    def __init__(self, out: Tensor) -> None:
-        self._out = out
-
-    def set_up_planner(self, state_dict: dict[str, Any], metadata: Any = None, is_coordinator: bool = False) -> None:
-        """There is no state dict."""
-
-    def create_local_plan(self) -> LoadPlan:
-        """Made by whoever reads."""
-        raise NotImplementedError
-
-    def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
-        """As it is."""
-        return global_plan
-
-    def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
-        """As it is."""
-        return central_plan
-
-    def load_bytes(self, read_item: ReadItem, value: Any) -> None:
-        """Only tensors are asked for."""
-        raise NotImplementedError
-
-    def resolve_tensor(self, read_item: ReadItem) -> Tensor:
-        """Where a piece goes."""
-        out = self._out
-        for dim, (begin, size) in enumerate(zip(read_item.dest_offsets, read_item.lengths, strict=True)):
-            out = out.narrow(dim, begin, size)
-        return out
-
-    def commit_tensor(self, read_item: ReadItem, tensor: Tensor) -> None:
-        """It is there already."""
-
-
-@final
-class _Unpickler(pickle.Unpickler):
-    """Lets in what metadata is made of, and nothing that runs."""
-
-    def find_class(self, module_name: str, global_name: str, /) -> Any:
-        known = module_name in HOMES or (module_name, global_name) in NAMES
-        if known or (module_name == "torch" and isinstance(getattr(torch, global_name, None), torch.dtype)):
-            return super().find_class(module_name, global_name)
-        if (module_name, global_name) == ("builtins", "getattr"):
-            return _member
-        raise pickle.UnpicklingError(f"it names {module_name}.{global_name}, which no metadata is made of")
-
-
-def _member(kind: object, name: str) -> object:
-    """By which Python 3.11.0 to 3.11.3 write members of an enumeration down; of anything else it is refused."""
-    if not (isinstance(kind, type) and issubclass(kind, enum.Enum) and name in kind.__members__):
-        raise pickle.UnpicklingError(f"it asks {kind!r} for {name!r}, which no metadata does")
-    return kind[name]
-
-
-def _read_metadata(folder: Path) -> Metadata:
-    path = folder / METADATA
-    try:
-        with path.open("rb") as file:
-            found = _Unpickler(file).load()
-    except FileNotFoundError:
-        raise CheckpointError(f"{folder} has no {METADATA}: torch.distributed.checkpoint did not complete it") from None
-    except UNREADABLE as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from None
-    if not isinstance(found, Metadata):
-        raise CheckpointError(f"{path} holds a {type(found).__name__}; want the metadata of a checkpoint")
-    return found

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from rowwise.checkpoint.dcp_source import open_dcp
 from rowwise.checkpoint.manifest import Entry, Manifest
 from rowwise.checkpoint.named import nearest
 from rowwise.checkpoint.parts import Part
@@ -53,8 +54,6 @@ def open_source(path: Path) -> Source:
     if not path.exists():
         raise CheckpointError(f"{path}: no such file; {KINDS}")
     if path.is_dir():
-        from rowwise.checkpoint.dcp import open_dcp  # which loads torch.distributed
-
         return open_dcp(path)
     return open_safetensors(path) if path.suffix == ".safetensors" else open_torch(path)
 

@@ -29,6 +29,11 @@ from rowwise.spec import Bits, RowType, Value, quantised_bytes, row_bytes
 FORMAT = 2
 NAME = "manifest.json"
 BLANK = b'"crc32": "00000000"'  # stands first in a manifest, and is what its own checksum is taken of
+MOST_DIMS = 64  # of a tensor
+NUMBERS = {  # kinds of them, as torch calls them, and their bytes
+    "float64": 8, "int64": 8, "uint64": 8, "float32": 4, "int32": 4, "uint32": 4, "float16": 2, "bfloat16": 2,
+    "int16": 2, "uint16": 2, "int8": 1, "uint8": 1, "bool": 1,
+}  # fmt: skip
 Span = tuple[int, int]  # from, to (exclusive)
 
 

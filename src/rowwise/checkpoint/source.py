@@ -1,26 +1,39 @@
 """Files of other programs that hold named tensors: which there are, and some rows of one at a time.
 
-Its own file because import knows nothing of formats. Nothing of a file runs: of torch's files only tensors are read.
+Its own file because import knows nothing of formats. Nothing of a file runs: of torch's files only tensors are read, by
+torch's own unpickler for weights, after `pickled` has seen that what stands there is bounded.
 """
 
+import io
+import os
 import pickle
+import struct
+import warnings
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from rowwise.checkpoint.manifest import Span
+from rowwise.checkpoint.pickled import read_pickle
 from rowwise.errors import CheckpointError
+from rowwise.inside import has_control
+from rowwise.textfile import open_regular
 
 KINDS = "want a file of torch.save (.pt, .pth), a .safetensors file or a folder of torch.distributed.checkpoint"
 # What comes of bytes that are no pickle depends on what they happen to mean to it.
 UNREADABLE = (
     pickle.UnpicklingError, EOFError, RuntimeError, ValueError, LookupError, AttributeError, TypeError, ImportError,
+    ArithmeticError, AssertionError, MemoryError, struct.error, zipfile.BadZipFile,
 )  # fmt: skip
+PICKLE_bytes = 1 << 28
+OLD_PICKLES = 5  # that a file of torch before 1.6 begins with
+MOST_NAMES, MOST_DEPTH = 100_000, 100  # of dicts in dicts
 
 
 class Outline(NamedTuple):
@@ -39,21 +52,34 @@ class Source:
     tensors: Mapping[str, Outline]
     read: Callable[[str, Span], Tensor] = field(repr=False)
 
+    def __post_init__(self) -> None:
+        """Refuse names that no line could hold."""
+        for name in self.tensors:
+            if has_control(name):
+                raise CheckpointError(
+                    f"{self.place} has a tensor {name[:80]!r}: want a name without control characters"
+                )
+
 
 def open_torch(path: Path) -> Source:
     """What torch.save wrote; tensors inside of dicts have the names of these before their own."""
     try:
-        found = _load(path)
-    except UNREADABLE as error:
-        why = str(error).partition("\n")[0]
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            _check_bounded(file)
+        with warnings.catch_warnings(action="ignore"):  # torch's, of protocols of pickles
+            found = _load(path)
+        flat = dict(_flat(found, size))
+    except (OSError, *UNREADABLE) as error:
+        said = (isinstance(error, OSError) and error.strerror) or str(error)
+        why = said.partition("\n")[0] or type(error).__name__
         raise CheckpointError(
             f"{path} cannot be read: {why}; want a state dict: torch.save(model.state_dict(), ...), or {KINDS}"
         ) from None
-    tensors = {name: x if x.dim() else x.view(1) for name, x in _flat(found)}
+    tensors = {name: x if x.dim() else x.view(1) for name, x in flat.items()}
     if not tensors:
         raise CheckpointError(f"{path} holds a {type(found).__name__} without tensors; want a state dict")
-    shapes = {name: tuple(x.shape) for name, x in _flat(found)}
-    outlines = {name: Outline(shapes[name], x.dtype) for name, x in tensors.items()}
+    outlines = {name: Outline(tuple(x.shape), x.dtype) for name, x in flat.items()}
     return Source(place=path, tensors=outlines, read=lambda name, rows: tensors[name][slice(*rows)])
 
 
@@ -86,9 +112,40 @@ def _load(path: Path) -> Any:
     return torch.load(path, map_location="cpu", weights_only=True)
 
 
-def _flat(found: Any, lead: str = "") -> Iterator[tuple[str, Tensor]]:
-    if isinstance(found, Tensor):
-        yield lead.removesuffix("."), found.detach()
-    elif isinstance(found, Mapping):
-        for name, inside in found.items():
-            yield from _flat(inside, f"{lead}{name}.")
+def _check_bounded(file: BinaryIO) -> None:
+    """Refuse a pickle that would take for ever, and an archive that is more than its bytes."""
+    if file.read(2) != b"PK":
+        file.seek(0)
+        content = io.BytesIO(file.read(PICKLE_bytes))
+        for _ in range(OLD_PICKLES):
+            read_pickle(content, None)
+        return
+    with zipfile.ZipFile(file) as archive:
+        for info in archive.infolist():
+            if info.compress_type != zipfile.ZIP_STORED:
+                raise CheckpointError("its archive is compressed, which torch does not do")
+            if info.filename.endswith(".pkl"):
+                if info.file_size > PICKLE_bytes:
+                    raise CheckpointError(f"its pickle has {info.file_size:,} bytes, want at most {PICKLE_bytes:,}")
+                read_pickle(archive.read(info), None)
+
+
+def _flat(found: Any, size_bytes: int) -> Iterator[tuple[str, Tensor]]:
+    """Tensors by the path to them, each no larger than what holds it."""
+    left: list[tuple[str, Any, int]] = [("", found, 0)]
+    count = 0
+    while left:
+        name, one, depth = left.pop()
+        count += 1
+        if count > MOST_NAMES or depth > MOST_DEPTH:
+            raise CheckpointError(f"it has more than {MOST_NAMES:,} entries, or dicts more than {MOST_DEPTH} deep")
+        if isinstance(one, Tensor):
+            if one.layout != torch.strided or one.device.type != "cpu" or one.is_quantized:
+                raise CheckpointError(f"{name!r} is no plain tensor: it is {one.layout} on {one.device}")
+            held = one.untyped_storage().nbytes()
+            if one.numel() * one.element_size() > held or held > size_bytes:
+                raise CheckpointError(f"{name!r} has {one.numel()} numbers, of which the file holds fewer")
+            yield name, one.detach()
+        elif isinstance(one, Mapping):
+            lead = f"{name}." if name else ""
+            left += [(f"{lead}{key}", inside, depth + 1) for key, inside in reversed(list(one.items()))]

@@ -1,0 +1,199 @@
+"""Folders of torch.distributed.checkpoint, by any number of ranks, read a bit at a time.
+
+Its own file because nothing of torch.distributed is needed to read them: the metadata is a pickle, which is read as
+data (see `pickled`), and a piece is a tensor somewhere in a file of the folder. Gives up: entries that are no tensors,
+and files that went through an extension (compression).
+"""
+
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, TypeGuard, TypeVar
+
+import torch
+from torch import Tensor
+
+from rowwise.checkpoint.manifest import MOST_DIMS, NUMBERS, Entry, Piece, Span, find_wrong_cover
+from rowwise.checkpoint.pickled import ORDERED, Name, Record, read_pickle
+from rowwise.checkpoint.source import Outline, Source
+from rowwise.checkpoint.torch_record import load_tensor
+from rowwise.errors import CheckpointError
+from rowwise.inside import fault_of_name, open_inside
+from rowwise.textfile import read_bytes
+
+METADATA = ".metadata"
+METADATA_bytes = 1 << 28
+ABOUT, FILES = "torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem"
+KNOWN = {
+    *((ABOUT, name) for name in ("Metadata", "TensorStorageMetadata", "TensorProperties", "ChunkStorageMetadata")),
+    *((ABOUT, name) for name in ("MetadataIndex", "BytesStorageMetadata", "StorageMeta", "_MEM_FORMAT_ENCODING")),
+    (FILES, "_StorageInfo"),
+    *((home, name) for home in ("pathlib", "pathlib._local") for name in ("PosixPath", "WindowsPath")),
+    *(("torch", name) for name in ("Size", "strided", *NUMBERS)),
+    ("torch.serialization", "_get_layout"),
+    ("builtins", "getattr"),  # by which Python 3.11.0 to 3.11.3 write members of an enumeration down
+    ORDERED,
+}  # fmt: skip
+T = TypeVar("T")
+Sizes = tuple[int, ...]
+
+
+class _Chunk(NamedTuple):
+    """A rectangle of a tensor, and which bytes of which file hold it."""
+
+    offsets: Sizes
+    sizes: Sizes
+    file: str
+    begin: int
+    size_bytes: int
+
+    @property
+    def rows(self) -> Span:
+        """Of the tensor; a single number is one row of one column."""
+        return (self.offsets[0], self.offsets[0] + self.sizes[0]) if self.sizes else (0, 1)
+
+    @property
+    def cols(self) -> Span:
+        """Along its second dimension."""
+        return (self.offsets[1], self.offsets[1] + self.sizes[1]) if len(self.sizes) > 1 else (0, 1)
+
+
+class _Stored(NamedTuple):
+    outline: Outline
+    chunks: list[_Chunk]
+
+
+def open_dcp(folder: Path) -> Source:
+    """A folder that torch.distributed.checkpoint wrote."""
+    try:
+        content = read_bytes(folder / METADATA, METADATA_bytes, links=False)
+        stored = _tensors(read_pickle(content, KNOWN))
+    except FileNotFoundError:
+        raise CheckpointError(f"{folder} has no {METADATA}: torch.distributed.checkpoint did not complete it") from None
+    except OSError as error:
+        raise CheckpointError(f"{folder / METADATA} cannot be read: {error.strerror or error}") from None
+    newest: dict[_Chunk, Tensor] = {}  # some rows of a piece are asked for after others
+
+    def load(chunk: _Chunk) -> Tensor:
+        if chunk not in newest:
+            newest.clear()
+            with open_inside(folder, chunk.file) as file:
+                newest[chunk] = load_tensor(file, chunk.begin, chunk.size_bytes)
+        return newest[chunk]
+
+    def read(name: str, rows: Span) -> Tensor:
+        shape, dtype, _ = stored[name].outline
+        wanted = [chunk for chunk in stored[name].chunks if chunk.rows[0] < rows[1] and rows[0] < chunk.rows[1]]
+        try:
+            for chunk in wanted:  # before there is memory for what the metadata says
+                _check_file(folder, chunk)
+            out = torch.empty((rows[1] - rows[0], *shape[1:]), dtype=dtype)
+            for chunk in wanted:
+                _copy(out, rows, chunk, load(chunk))
+        except OSError as error:
+            raise CheckpointError(
+                f"{folder}: {name}: a file is missing or damaged: {error.strerror or error}"
+            ) from None
+        return out
+
+    return Source(place=folder, tensors={name: one.outline for name, one in stored.items()}, read=read)
+
+
+def _tensors(found: Any) -> dict[str, _Stored]:
+    """All tensors; their pieces have each place once."""
+    if not _is(found, "Metadata"):
+        got = found.kind.name if isinstance(found, Record) else type(found).__name__
+        raise CheckpointError(f"it holds a {got}; want the metadata of a checkpoint")
+    places: dict[tuple[str, Sizes], tuple[str, int, int]] = {}
+    for index, info in _field(found, "storage_data", dict).items():
+        if not _is(index, "MetadataIndex") or not isinstance(info, Record) or info.kind != (FILES, "_StorageInfo"):
+            raise CheckpointError("its storage_data is not that of files")
+        if _fields(index).get("offset") is not None:
+            places[_field(index, "fqn", str), _sizes(_fields(index)["offset"])] = _place(info)
+    if len({(file, begin) for file, begin, _ in places.values()}) < len(places):
+        raise CheckpointError("two pieces have one place in a file")
+    entries = _field(found, "state_dict_metadata", dict).items()
+    return {name: _stored(name, one, places) for name, one in entries if _is(one, "TensorStorageMetadata")}
+
+
+def _stored(name: Any, one: Any, places: Mapping[tuple[str, Sizes], tuple[str, int, int]]) -> _Stored:
+    shape, about = _sizes(_field(one, "size", object)), _field(one, "properties", Record).state
+    dtype = about[0] if type(about) is tuple and about else None
+    if not isinstance(dtype, Name) or dtype.module != "torch" or dtype.name not in NUMBERS:
+        raise CheckpointError(f"{name!r} has numbers of a kind that is not known")
+    chunks: list[_Chunk] = []
+    for chunk in _field(one, "chunks", list):
+        offsets, sizes = _sizes(_field(chunk, "offsets", object)), _sizes(_field(chunk, "sizes", object))
+        place = places.get((name, offsets))
+        if place is None or len(offsets) != len(shape) or len(sizes) != len(shape):
+            raise CheckpointError(f"{name!r} has a piece at {offsets} that is in no file")
+        if math.prod(sizes) * NUMBERS[dtype.name] > place[2]:
+            raise CheckpointError(f"{name!r} has a piece of {sizes} in {place[2]} bytes")
+        if offsets[2:] != (0,) * len(offsets[2:]) or sizes[2:] != shape[2:]:
+            raise CheckpointError(f"{name!r} is cut along its third dimension: want cuts along the first two")
+        chunks.append(_Chunk(offsets, sizes, *place))
+    inside = math.prod(shape[2:])
+    cover = [
+        Piece(rows=c.rows, cols=(c.cols[0] * inside, c.cols[1] * inside), file="", key="", crc32=0) for c in chunks
+    ]
+    wrong = find_wrong_cover(Entry(dtype=dtype.name, shape=shape), cover)
+    if wrong:
+        raise CheckpointError(f"{name!r}: {wrong}")
+    cuts = {cut for chunk in chunks for cut in chunk.rows} if shape else set()
+    return _Stored(Outline(shape, getattr(torch, dtype.name), tuple(sorted(cuts))), chunks)
+
+
+def _place(info: Record) -> tuple[str, int, int]:
+    """The file of a piece, its first byte there, and how many."""
+    if _fields(info).get("transform_descriptors"):
+        raise CheckpointError("its files went through an extension: save it without one")
+    file, begin, size = _field(info, "relative_path", str), _field(info, "offset", int), _field(info, "length", int)
+    if fault := fault_of_name(file):
+        raise CheckpointError(f"it names the file {file[:80]!r}, which is not used: {fault}")
+    return file, begin, size
+
+
+def _check_file(folder: Path, chunk: _Chunk) -> None:
+    with open_inside(folder, chunk.file) as file:
+        size = os.fstat(file.fileno()).st_size
+    if not 0 <= chunk.begin <= chunk.begin + chunk.size_bytes <= size:
+        raise CheckpointError(f"{chunk.file} has {size} bytes, want {chunk.begin + chunk.size_bytes}")
+
+
+def _copy(out: Tensor, rows: Span, chunk: _Chunk, found: Tensor) -> None:
+    """What a piece has of some rows."""
+    if tuple(found.shape) != chunk.sizes or found.dtype != out.dtype:
+        got = f"{tuple(found.shape)} of {found.dtype}, want {chunk.sizes} of {out.dtype}"
+        raise CheckpointError(f"{chunk.file} has {got}")
+    begin, end = max(rows[0], chunk.rows[0]), min(rows[1], chunk.rows[1])
+    found = (found if found.dim() else found.view(1))[begin - chunk.rows[0] : end - chunk.rows[0]]
+    into = out[begin - rows[0] : end - rows[0]]
+    (into.narrow(1, chunk.cols[0], found.shape[1]) if found.dim() > 1 else into).copy_(found)
+
+
+def _is(found: object, name: str) -> TypeGuard[Record]:
+    return isinstance(found, Record) and found.kind == (ABOUT, name)
+
+
+def _fields(record: Any) -> dict[str, Any]:
+    state = record.state if isinstance(record, Record) else None
+    return state if isinstance(state, dict) else {}
+
+
+def _field(record: Any, name: str, kind: type[T]) -> T:
+    """What a record is told under a name."""
+    value = _fields(record).get(name)
+    if value is None or not isinstance(value, kind):
+        raise CheckpointError(f"{name} is a {type(value).__name__}")
+    return value
+
+
+def _sizes(found: Any) -> Sizes:
+    """A torch.Size, or a tuple of the same."""
+    numbers = found.args[0] if isinstance(found, Record) and found.kind == ("torch", "Size") and found.args else found
+    if type(numbers) not in (tuple, list) or len(numbers) > MOST_DIMS:
+        raise CheckpointError(f"a shape is a {type(numbers).__name__}")
+    if not all(type(n) is int and 0 <= n < 1 << 48 for n in numbers):
+        raise CheckpointError("a shape has numbers that no tensor has")
+    return tuple(numbers)

@@ -1,0 +1,190 @@
+"""A pickle as plain data: no name in it is imported, nothing of it is called, and its time and memory are bounded.
+
+Python's own unpickler runs what a file asks for. This one knows the few instructions that state dicts and their
+metadata are written with; what would be an object becomes a `Record` of the names and arguments that stand there. Keys
+of dicts are strings, whole numbers and records: the hash of tuples inside of tuples can take for ever. Gives up:
+pickles of protocols 0 and 1.
+"""
+
+import io
+import pickletools
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, final
+
+from rowwise.errors import CheckpointError
+
+MOST_INSTRUCTIONS = 10_000_000  # some 150,000 pieces of tensors, 20 seconds and a gigabyte
+LARGEST_KEY = 1 << 60  # larger ones can be made to have one hash
+ORDERED = ("collections", "OrderedDict")
+Persistent = ("", "persistent id")  # the kind of a record that stands for data outside of the pickle
+
+
+class Name(NamedTuple):
+    """Of a class or function."""
+
+    module: str
+    name: str
+
+
+@dataclass(slots=True, eq=False)
+class Record:
+    """What would be an object: who makes it, of what, and what it is told afterwards."""
+
+    kind: Name
+    args: tuple[Any, ...] = field(default=(), repr=False)
+    state: Any = field(default=None, repr=False)
+
+
+def read_pickle(content: bytes | io.BytesIO, known: Collection[tuple[str, str]] | None) -> Any:
+    """What a pickle holds; `known`: the only names that may stand in it, or None for any."""
+    machine = _Machine(known)
+    content = io.BytesIO(content) if isinstance(content, bytes) else content
+    try:
+        for count, (opcode, arg, _) in enumerate(pickletools.genops(content)):
+            if count > MOST_INSTRUCTIONS:
+                raise CheckpointError(f"it has more than {MOST_INSTRUCTIONS:,} instructions")
+            act = ACTIONS.get(opcode.name)
+            if act is None:
+                raise CheckpointError(f"it has the instruction {opcode.name}, which no state dict is written with")
+            act(machine, arg)
+    except (ValueError, IndexError, KeyError, TypeError, OverflowError) as error:  # of what is no pickle
+        raise CheckpointError(f"it is no pickle, or a damaged one: {str(error)[:80]!r}") from None
+    return machine.answer
+
+
+@final
+class _Machine:
+    """The stack and the memo of a pickle."""
+
+    def __init__(self, known: Collection[tuple[str, str]] | None) -> None:
+        self._known = known
+        self._marks: list[int] = []
+        self._memo: list[Any] = []
+        self.stack: list[Any] = []
+        self.answer: Any = None
+
+    def push(self, value: Any) -> None:
+        self.stack.append(value)
+
+    def mark(self, _: None) -> None:
+        self._marks.append(len(self.stack))
+
+    def since_mark(self) -> list[Any]:
+        at = self._marks.pop()
+        values = self.stack[at:]
+        del self.stack[at:]
+        return values
+
+    def take(self, count: int) -> tuple[Any, ...]:
+        if count > len(self.stack) - (self._marks[-1] if self._marks else 0):
+            raise IndexError("its stack is empty")
+        values = tuple(self.stack[len(self.stack) - count :])
+        del self.stack[len(self.stack) - count :]
+        return values
+
+    def name(self, module: Any, name: Any) -> None:
+        found = Name(module, name)
+        if not (isinstance(module, str) and isinstance(name, str)):
+            raise CheckpointError("it has a name that is no text")
+        if self._known is not None and found not in self._known:
+            raise CheckpointError(f"it names {f'{module}.{name}'[:80]!r}, which no such file is made of")
+        self.push(found)
+
+    def make(self) -> None:
+        kind, args = self.take(2)
+        if not isinstance(kind, Name) or type(args) is not tuple:
+            raise CheckpointError(f"it calls a {type(kind).__name__}")
+        self.push({} if kind == ORDERED and not args else Record(kind, args))
+
+    def build(self) -> None:
+        (state,) = self.take(1)
+        made = self.stack[-1]
+        if isinstance(made, dict):  # attributes that a state dict has besides
+            return
+        if not isinstance(made, Record) or made.state is not None:
+            raise CheckpointError(f"it changes a {type(made).__name__}")
+        made.state = state
+
+    def append(self, values: list[Any]) -> None:
+        target = self.stack[-1]
+        if type(target) is not list:
+            raise CheckpointError(f"it appends to a {type(target).__name__}")
+        target.extend(values)
+
+    def set_items(self, values: list[Any]) -> None:
+        target = self.stack[-1]
+        if type(target) is not dict or len(values) % 2:
+            raise CheckpointError(f"it sets items of a {type(target).__name__}")
+        for key, value in zip(values[::2], values[1::2], strict=True):
+            if not isinstance(key, str | int | Record) or (isinstance(key, int) and abs(key) > LARGEST_KEY):
+                raise CheckpointError(f"a key of a dict is a {type(key).__name__}; want text or a number below 2**60")
+            target[key] = value
+
+    def remember(self, index: int | None) -> None:
+        if index is None or index == len(self._memo):
+            self._memo.append(self.stack[-1])
+        elif 0 <= index < len(self._memo):
+            self._memo[index] = self.stack[-1]
+        else:
+            raise IndexError("its memo has holes")
+
+    def recall(self, index: int) -> None:
+        self.push(self._memo[index])
+
+    def stop(self, _: None) -> None:
+        (self.answer,) = self.take(1)
+
+
+def _constant(value: Any) -> Callable[[_Machine, Any], None]:
+    return lambda machine, _: machine.push(value)
+
+
+def _tuple(count: int) -> Callable[[_Machine, Any], None]:
+    return lambda machine, _: machine.push(machine.take(count))
+
+
+ACTIONS: dict[str, Callable[[_Machine, Any], None]] = {
+    "PROTO": lambda machine, version: None,
+    "FRAME": lambda machine, size: None,
+    "STOP": _Machine.stop,
+    "MARK": _Machine.mark,
+    "NONE": _constant(None),
+    "NEWTRUE": _constant(True),
+    "NEWFALSE": _constant(False),
+    "EMPTY_TUPLE": _constant(()),
+    "EMPTY_SET": lambda machine, _: machine.push(Record(Name("builtins", "set"))),  # torch adds nothing to one
+    "EMPTY_LIST": lambda machine, _: machine.push([]),
+    "EMPTY_DICT": lambda machine, _: machine.push({}),
+    "TUPLE1": _tuple(1),
+    "TUPLE2": _tuple(2),
+    "TUPLE3": _tuple(3),
+    "TUPLE": lambda machine, _: machine.push(tuple(machine.since_mark())),
+    "APPEND": lambda machine, _: machine.append(list(machine.take(1))),
+    "APPENDS": lambda machine, _: machine.append(machine.since_mark()),
+    "SETITEM": lambda machine, _: machine.set_items(list(machine.take(2))),
+    "SETITEMS": lambda machine, _: machine.set_items(machine.since_mark()),
+    "MEMOIZE": _Machine.remember,
+    "GLOBAL": lambda machine, both: machine.name(*both.split(" ", 1)),
+    "STACK_GLOBAL": lambda machine, _: machine.name(*machine.take(2)),
+    "REDUCE": lambda machine, _: machine.make(),
+    "NEWOBJ": lambda machine, _: machine.make(),
+    "BUILD": lambda machine, _: machine.build(),
+    "BINPERSID": lambda machine, _: machine.push(Record(Name(*Persistent), machine.take(1))),
+    **dict.fromkeys(("BINPUT", "LONG_BINPUT"), _Machine.remember),
+    **dict.fromkeys(("BINGET", "LONG_BINGET"), _Machine.recall),
+    **dict.fromkeys(
+        (
+            "BININT",
+            "BININT1",
+            "BININT2",
+            "LONG1",
+            "BINFLOAT",
+            "SHORT_BINUNICODE",
+            "BINUNICODE",
+            "BINUNICODE8",
+            "SHORT_BINSTRING",
+        ),
+        _Machine.push,
+    ),
+}

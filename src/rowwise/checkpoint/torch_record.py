@@ -1,0 +1,131 @@
+"""A tensor that torch.save wrote somewhere inside of a file, read without torch.load: its pickle runs nothing.
+
+Pieces of torch.distributed.checkpoint are such. Nothing that stands there is believed before it is compared with the
+bytes that are there. Gives up: tensors on other devices, sparse and quantised ones, and compressed archives.
+"""
+
+import io
+import os
+import zipfile
+from typing import BinaryIO, TypeGuard, final
+
+import torch
+from torch import Tensor
+
+from rowwise.checkpoint.manifest import NUMBERS
+from rowwise.checkpoint.pickled import ORDERED, Name, Persistent, Record, read_pickle
+from rowwise.errors import CheckpointError
+
+STORAGES = {
+    "DoubleStorage": torch.float64, "FloatStorage": torch.float32, "HalfStorage": torch.float16,
+    "BFloat16Storage": torch.bfloat16, "LongStorage": torch.int64, "IntStorage": torch.int32,
+    "ShortStorage": torch.int16, "CharStorage": torch.int8, "ByteStorage": torch.uint8, "BoolStorage": torch.bool,
+}  # fmt: skip
+UNTYPED = ("torch.storage", "UntypedStorage")
+REBUILD = {("torch._utils", "_rebuild_tensor_v2"), ("torch._utils", "_rebuild_tensor_v3")}
+KNOWN = REBUILD | {("torch", name) for name in (*STORAGES, *NUMBERS)} | {UNTYPED, ORDERED}
+PICKLE_bytes = 1 << 16  # of one tensor
+
+
+def load_tensor(file: BinaryIO, begin: int, size: int) -> Tensor:
+    """The tensor in some bytes of a file."""
+    if not 0 <= begin <= begin + size <= os.fstat(file.fileno()).st_size:
+        raise CheckpointError(f"it ends before byte {begin + size}")
+    window = _Window(file.fileno(), begin, size)
+    try:
+        with zipfile.ZipFile(window) as archive:
+            return _tensor(archive)
+    except (zipfile.BadZipFile, ValueError, NotImplementedError, EOFError, OverflowError) as error:
+        raise CheckpointError(f"bytes {begin} to {begin + size - 1} are no tensor of torch.save: {error}") from None
+
+
+def _tensor(archive: zipfile.ZipFile) -> Tensor:
+    members = {info.filename.partition("/")[2]: info for info in archive.infolist()}
+    if any(info.compress_type != zipfile.ZIP_STORED for info in members.values()):
+        raise CheckpointError("its archive is compressed, which torch does not do")
+    pickle = members.get("data.pkl")
+    if pickle is None or pickle.file_size > PICKLE_bytes:
+        raise CheckpointError("its archive has no data.pkl of a tensor")
+    if "byteorder" in members and archive.read(members["byteorder"]) != b"little":
+        raise CheckpointError("its numbers are big-endian")
+    stored = read_pickle(archive.read(pickle), KNOWN)
+    if not isinstance(stored, Record) or stored.kind not in REBUILD or len(stored.args) < 4:
+        raise CheckpointError("it holds no tensor")
+    storage, offset, size, stride = stored.args[:4]
+    if not isinstance(storage, Record) or storage.kind != Persistent:
+        raise CheckpointError("it holds no tensor")
+    dtype, key = _storage(storage, stored)
+    content = members.get(f"data/{key}")
+    if content is None:
+        raise CheckpointError("its archive lacks its numbers")
+    _check_bounds(offset, size, stride, content.file_size // dtype.itemsize)
+    numbers = torch.frombuffer(bytearray(archive.read(content)) or bytearray(dtype.itemsize), dtype=dtype)
+    return numbers.as_strided(size, stride, offset)
+
+
+def _storage(storage: Record, stored: Record) -> tuple[torch.dtype, str]:
+    """The type of its numbers, and what the file with them is called."""
+    about = storage.args[0]
+    if type(about) is not tuple or len(about) != 5 or about[0] != "storage" or not isinstance(about[1], Name):
+        raise CheckpointError("it holds no tensor")
+    _, kind, key, _, _ = about
+    dtype = STORAGES.get(kind.name)
+    if kind == UNTYPED and len(stored.args) > 6 and isinstance(stored.args[6], Name):
+        dtype = getattr(torch, stored.args[6].name) if stored.args[6].name in NUMBERS else None
+    if dtype is None or not isinstance(key, str):
+        raise CheckpointError("it holds numbers of another kind")
+    return dtype, key
+
+
+def _check_bounds(offset: object, size: object, stride: object, count: int) -> None:
+    """Refuse a tensor that has more numbers than there are."""
+    at = (offset,)
+    if not (_whole(size) and _whole(stride) and _whole(at) and len(size) == len(stride)):
+        raise CheckpointError("its shape is no shape")
+    numbers, last = 1, at[0]
+    for n, step in zip(size, stride, strict=True):
+        numbers *= n
+        last += (n - 1) * step
+    if numbers > count or (numbers and last >= count):
+        raise CheckpointError(f"its shape {size} wants more than the {count} numbers that are there")
+
+
+def _whole(numbers: object) -> TypeGuard[tuple[int, ...]]:
+    return type(numbers) is tuple and len(numbers) <= 64 and all(type(n) is int and 0 <= n < 1 << 62 for n in numbers)
+
+
+@final
+class _Window(io.RawIOBase):
+    """Some bytes of a file as a file; never takes more memory than it has bytes."""
+
+    def __init__(self, handle: int, begin: int, size: int) -> None:
+        super().__init__()
+        self._handle, self._begin, self._size, self._at = handle, begin, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        at = offset + (0, self._at, self._size)[whence]
+        if at < 0:
+            raise ValueError("a place before its first byte")
+        self._at = at
+        return at
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        left = max(0, self._size - self._at)
+        count = left if size is None or size < 0 else min(size, left)
+        found = bytearray()
+        while len(found) < count:
+            more = os.pread(self._handle, count - len(found), self._begin + self._at)
+            if not more:
+                raise EOFError("it is cut short")
+            found += more
+            self._at += len(more)
+        return bytes(found)
