@@ -65,8 +65,8 @@ class Jagged:
         if len(set(self.all_features)) != len(self.all_features):
             raise BatchError(f"a feature is named twice: {', '.join(self.all_features)}")
         for name, tensor in (("values", self.values_N), ("lengths", self.lengths_FB)):
-            if tensor.dtype not in ID_TYPES or tensor.dim() != 1:
-                got = f"{tensor.dtype} {tuple(tensor.shape)}"
+            if not isinstance(tensor, Tensor) or tensor.dtype not in ID_TYPES or tensor.dim() != 1:
+                got = f"{tensor.dtype} {tuple(tensor.shape)}" if isinstance(tensor, Tensor) else type(tensor).__name__
                 raise BatchError(f"{name}: got {got}; want one dimension of int32 or int64")
         # The only thing that says how many samples there are, so it has to come out even.
         if self.lengths_FB.numel() % max(1, len(self.features)):
@@ -181,12 +181,13 @@ class Jagged:
         # Ours passes through untouched, so that a model may call this on whatever it is given.
         if isinstance(keyed, Jagged):
             return keyed
-        return cls(
-            features=tuple(keyed.keys()),
-            values_N=keyed.values(),
-            lengths_FB=keyed.lengths(),
-            weights_N=keyed.weights_or_none(),
-        )
+        try:
+            parts = keyed.keys(), keyed.values(), keyed.lengths(), keyed.weights_or_none()
+        except AttributeError:
+            want = "want a Jagged, or what has keys, values, lengths and weights_or_none as a KeyedJaggedTensor does"
+            raise BatchError(f"ids of a batch: got {type(keyed).__name__}; {want}") from None
+        names, values_N, lengths_FB, weights_N = parts
+        return cls(features=tuple(names), values_N=values_N, lengths_FB=lengths_FB, weights_N=weights_N)
 
     def to_keyed(self, make: Callable[..., T]) -> T:
         """As another class: `jagged.to_keyed(torchrec.KeyedJaggedTensor)`."""

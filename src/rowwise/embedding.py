@@ -129,7 +129,7 @@ class Embeddings(nn.Module):
             return torch.compiler.disable(self._forward)(sparse)
         return self._forward(sparse)
 
-    def refuse(self, sparse: Jagged | KeyedJagged, trouble: RowwiseError) -> NoReturn:
+    def refuse(self, trouble: RowwiseError) -> NoReturn:
         """Instead of `forward`, by what makes its batches and cannot; on several ranks all of them hear of it."""
         raise trouble
 

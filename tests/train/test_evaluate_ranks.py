@@ -3,6 +3,7 @@
 import copy
 import math
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,9 +14,10 @@ from trainings import COLUMNS, fast, make_rows
 
 from rowwise import BatchError, DataError, Embeddings, Plan, SpecError, Table
 from rowwise.comm.thread import run_threads
-from rowwise.errors import AgreedError
+from rowwise.errors import AgreedError, RowwiseError
 from rowwise.ingest import Batcher, Batching, FrameReader
 from rowwise.models.two_tower import Tower, TwoTower
+from rowwise.ops.jagged import permute
 from rowwise.planner import table_wise
 from rowwise.shard import shard
 from rowwise.train.evaluate import ClickEvaluator, Slicing
@@ -118,6 +120,39 @@ def test_what_one_rank_meets_ends_all_at_once(how):
         assert isinstance(error, AgreedError)
         assert "rank 1 (" in str(error)
         assert want in str(error)
+
+
+@pytest.mark.parametrize("number", [0, 2])
+@pytest.mark.parametrize("fault", ["dense", "labels", "a feature", "lengths"])
+def test_a_malformed_batch_of_one_rank_ends_all(fault, number):
+    """The first, by which slices are chosen, and a later one."""
+    world = Ranked(fast(), None)
+    net = world.net()
+
+    def spoiled(batch):
+        sparse = batch.sparse
+        match fault:
+            case "dense":
+                return replace(batch, dense_BF=batch.dense_BF[:, 1:])
+            case "labels":
+                return replace(batch, labels_BK=batch.labels_BK[:, 1:])
+            case "a feature":
+                return replace(batch, sparse=permute(sparse, [f for f in sparse.features if f != "user"]))
+        return replace(batch, sparse=replace(sparse, lengths_FB=sparse.lengths_FB + 1))
+
+    def rank(comm):
+        def batches():
+            for k, batch in enumerate(own_rows(comm, (40, 40, 40))()):
+                yield spoiled(batch) if (comm.rank, k) == (1, number) else batch
+
+        evaluator = ClickEvaluator(
+            world.sharded(comm, net), batches, COLUMNS.labels, world.settings.train, Slicing(("user",)), comm
+        )
+        with pytest.raises(RowwiseError) as raised:
+            evaluator()
+        return str(raised.value)
+
+    assert all("rank 1" in said for said in run_threads(3, rank, TIMEOUT_S)[::2])
 
 
 def test_two_towers_stay_with_one_process():

@@ -2,6 +2,7 @@
 
 import copy
 import time
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -15,7 +16,8 @@ from trainings import join
 from rowwise import DLRM, BatchError, Embeddings, GradientError, IdError, Jagged, Plan, SpecError
 from rowwise.batch import Batch
 from rowwise.comm.thread import run_threads
-from rowwise.errors import PeerError
+from rowwise.errors import PeerError, RowwiseError
+from rowwise.ops.jagged import permute
 from rowwise.planner import table_wise
 from rowwise.shard import shard
 from rowwise.spec import Codecs, RowType, Wire
@@ -251,6 +253,32 @@ def test_ranks_that_are_not_at_the_same_step(number, batches, want):
             step(work, [make_clicks(4)] * batches[comm.rank], number[comm.rank])
 
     run_threads(2, rank, TIMEOUT_S)
+
+
+MALFORMED = {
+    "dense": lambda b: replace(b, dense_BF=b.dense_BF[:, :-1]),
+    "no matrix": lambda b: replace(b, dense_BF=b.dense_BF[:, 0]),
+    "labels": lambda b: replace(b, labels_BK=b.labels_BK.repeat(1, 2)),
+    "a feature": lambda b: replace(b, sparse=permute(b.sparse, b.sparse.features[1:])),
+    "a length": lambda b: replace(b, sparse=replace(b.sparse, lengths_FB=b.sparse.lengths_FB + 1)),
+}
+
+
+@pytest.mark.parametrize("guilty", [0, 1])
+@pytest.mark.parametrize("fault", MALFORMED)
+def test_a_malformed_batch_of_one_rank_ends_the_step_on_all_and_the_next_works(fault, guilty):
+    """Also where it is one of several batches, and before any rank has looked anything up."""
+
+    def rank(comm):
+        model = sharded(Breaks(""), comm)
+        work = Machinery.of(model, Clicks(model), Training(), Breakdown(), comm)
+        batch = make_clicks(8)
+        for batches in ([MALFORMED[fault](batch)], [batch, MALFORMED[fault](batch)]):
+            with pytest.raises(RowwiseError):
+                step(work, batches if comm.rank == guilty else [batch] * len(batches), 1)
+        return step(work, [batch], 1).loss
+
+    assert len(set(run_threads(2, rank, TIMEOUT_S))) == 1
 
 
 def elastic_cuts(totals, shards, world):

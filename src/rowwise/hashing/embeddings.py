@@ -88,7 +88,7 @@ class MappedEmbeddings(nn.Module):
             jagged = self._owning(Jagged.from_keyed(sparse))
             batch, places = self._mapped(jagged)
         except RowwiseError as error:
-            self.stored.refuse(sparse, error)
+            self.stored.refuse(error)
         vectors = self.stored(batch)
         if self._plain:
             return vectors
@@ -131,7 +131,14 @@ class MappedEmbeddings(nn.Module):
         return (table,) if mapped is None else mapped.stored
 
     def _owning(self, jagged: Jagged) -> Jagged:
-        """The batch, of which no feature is shared that is put together id by id, or looked up fold by fold."""
+        """The batch, of which no feature is shared that is put together id by id, or looked up fold by fold.
+
+        Checked here, as what is made of wrong lengths may look right.
+        """
+        check.check_lengths(jagged)
+        if jagged.shared is not None:
+            check.check_lengths(jagged.shared.jagged)
+            jagged.shared.check()
         missing = [f for f in self._homes if f not in jagged.all_features]
         if missing:
             there = ", ".join(jagged.all_features)

@@ -17,7 +17,7 @@ from rowwise.spec import Table
 
 def check_lengths(jagged: Jagged) -> None:
     """Raise if a length is negative or the lengths do not add up to the ids."""
-    lengths, batch = jagged.lengths_FB, jagged.batch_size
+    lengths, batch = jagged.lengths_FB, max(1, jagged.lengths_FB.numel() // max(1, len(jagged.features)))
     # A negative length first: it can make a wrong sum look right.
     negative = torch.nonzero(lengths < 0)
     if len(negative):
@@ -26,8 +26,8 @@ def check_lengths(jagged: Jagged) -> None:
         raise BatchError(f"feature {name!r}, sample {at % batch}: length {int(lengths[at])}; want 0 or more")
     total = int(lengths.sum())
     if total != jagged.values_N.numel():
-        by_feature = lengths.view(len(jagged.features), -1).sum(1).tolist()
-        sums = ", ".join(f"{name}: {n}" for name, n in zip(jagged.features, by_feature, strict=True))
+        by_feature = [int(part.sum()) for part in lengths.split(batch)]  # none, if it has no features
+        sums = ", ".join(f"{name}: {n}" for name, n in zip(jagged.features, by_feature, strict=False))
         raise BatchError(f"lengths add up to {total} and there are {jagged.values_N.numel()} ids ({sums})")
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from rowwise.batch import Jagged
+from rowwise.ops import check
 from rowwise.ops.jagged import deduplicate
 from rowwise.ops.merged import merge_ids
 from rowwise.ops.reference.sums import BLOCK
@@ -52,6 +53,7 @@ def without_repeats(jagged: Jagged, features: Sequence[str]) -> tuple[Jagged, di
     batch = jagged.batch_size
     if not features or not batch or batch % BLOCK:
         return jagged, found
+    check.check_lengths(jagged)  # the batch that is made here has lengths that fit, whatever these do
     offsets = torch.ops.rowwise.offsets(jagged.lengths_FB)
     bounds = offsets[:: max(1, batch)].tolist()
     values: list[Tensor] = []

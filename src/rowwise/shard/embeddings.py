@@ -145,13 +145,13 @@ class ShardedEmbeddings(nn.Module):
             return torch.compiler.disable(self._forward)(sparse)  # see Embeddings.forward
         return self._forward(sparse)
 
-    def refuse(self, sparse: Jagged | KeyedJagged, trouble: RowwiseError) -> NoReturn:
-        """Instead of `forward`, where a batch cannot be looked up: raises on all ranks. See [Note: Everyone joins]."""
-        self._router.refuse(Jagged.from_keyed(sparse), trouble)
+    def refuse(self, trouble: RowwiseError) -> NoReturn:
+        """Instead of `forward`, where there is no batch: raises on all ranks. See [Note: Malformed batches]."""
+        self._router.refuse(trouble)
 
     def _forward(self, sparse: Jagged | KeyedJagged) -> Vectors:
         with self.phase("route"):
-            routed = self._router.route(Jagged.from_keyed(sparse))
+            routed = self._router.route(sparse)
         self._samples += sum(routed.samples_W) if torch.is_grad_enabled() else 0
         with self.phase("lookup"):
             made, copied = self._held.look_up(routed)

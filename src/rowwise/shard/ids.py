@@ -1,7 +1,12 @@
 """Ids to the ranks that hold their rows: one exchange of a few counts, then one of everything.
 
-What goes to a rank is one message (see `pack.py`). Input is checked here, where it came from, before anything is sent:
-a rank that refuses its batch says so in the exchange of counts, so that no other rank waits for it.
+What goes to a rank is one message (see `pack.py`). Input is checked here, where it came from, before anything is sent.
+
+[Note: Malformed batches] A rank that cannot use its batch tells the others in an exchange that they enter anyway, and
+all raise by `comm/agree.py`: the rank its own error, the others an `AgreedError` that names it. In a lookup that is the
+exchange of counts, where such a rank has a negative number of samples, whether it is noticed here, while ids are mapped
+(`MappedEmbeddings`) or before there is a batch of ours at all. In a loop over batches it is the `Notice` before a step
+(`train/together.py`), which also says how wide the batch is.
 
 [Note: Halves] Where samples share bags, a batch is two: own features of B samples, and shared ones of U distinct
 samples. Both are in the one message to a rank, which ends with how many samples each distinct one is. Their vectors
@@ -18,7 +23,7 @@ from typing import Any, NamedTuple, NoReturn, final
 import torch
 from torch import Tensor
 
-from rowwise.batch import Jagged, Shared
+from rowwise.batch import Jagged, KeyedJagged, Shared
 from rowwise.comm.agree import agree
 from rowwise.comm.seam import Comm
 from rowwise.errors import BatchError, IdError, RowwiseError
@@ -65,11 +70,13 @@ class _Said(NamedTuple):
 class _Packed(NamedTuple):
     """A batch that is ready to go: in one piece, or in halves."""
 
-    jagged: Jagged
+    given: Jagged
+    jagged: Jagged  # with ids that stand for unknown ones, where a table has such
     common: tuple[str, ...]
     asked: tuple[Asked, ...]
     words: Tensor
     sizes_W: tuple[int, ...]
+    learns: bool  # whether per-id weights get a gradient
 
 
 @final
@@ -82,23 +89,21 @@ class Router:
         self.unknown_ids: dict[str, int] = {}
         self._packer = Packer(routes, comm.rank, self.unknown_ids)
         self._halves: dict[tuple[str, ...], tuple[Packer, Packer]] = {}  # by the features that are shared
+        self._device = torch.device("cpu")  # of the last batch
         self._features = tuple(feature for table in routes.tables for feature in table.feature_names)
         sequences = [table for table in routes.tables if table.pooling is Pooling.SEQUENCE]
         self._sequences = tuple(feature for table in sequences for feature in table.feature_names)
 
-    def route(self, jagged: Jagged) -> Routed:
+    def route(self, sparse: Jagged | KeyedJagged) -> Routed:
         """Send a batch's ids to whoever holds their rows, and take the ids of which this rank does."""
         trouble: RowwiseError | None = None
         packed: _Packed | None = None
         unknown_ids = dict(self.unknown_ids)
         try:
-            if self._learns(jagged):  # a weight of a shared bag has a gradient for each sample
-                jagged = jagged.expanded()
-            packed = self._pack(jagged.contiguous())
-        except RowwiseError as error:
-            # Every rank has to learn of it, or they wait for this one for ever.
+            packed = self._pack(self._checked(sparse))
+        except RowwiseError as error:  # see [Note: Malformed batches]
             trouble = error
-        said_W = self._headers(jagged, packed)
+        said_W = self._headers(packed)
         refused = any(said.samples < 0 for said in said_W)
         if len({said.learns for said in said_W}) > 1 and not refused:
             trouble = BatchError("per-id weights need a gradient on some ranks and not on others: want the same on all")
@@ -108,7 +113,7 @@ class Router:
         if len({said.digest for said in said_W}) > 1:
             self.unknown_ids.clear()  # what was counted is counted again
             self.unknown_ids.update(unknown_ids)
-            return self.route(jagged.expanded())
+            return self.route(packed.given.expanded())
         receives_W = [said.words for said in said_W]
         came = self._comm.all_to_all(packed.words, packed.sizes_W, receives_W, "ids").wait()
         messages_W = came.split(receives_W)
@@ -116,16 +121,16 @@ class Router:
             return self._routed_halves(packed, messages_W, said_W)
         samples_W = tuple(said.samples for said in said_W)
         routed = _unpacked(self._packer, packed.asked[0], messages_W, samples_W)
-        if not self._learns(jagged):
+        if not packed.learns:
             return routed
-        weights, received = _Weights.apply(jagged.weights_N, self, routed), routed.received
+        weights, received = _Weights.apply(packed.given.weights_N, self, routed), routed.received
         if received is not None and received.weights_N is not None:
             received = replace(received, weights_N=weights)
         return replace(routed, received=received, weights=weights)
 
-    def refuse(self, jagged: Jagged, trouble: RowwiseError) -> NoReturn:
+    def refuse(self, trouble: RowwiseError) -> NoReturn:
         """Tell the other ranks, which are about to route theirs, that there is no batch here, and raise with them."""
-        self._headers(jagged, None)
+        self._headers(None)
         agree(self._comm, trouble, "ids of a batch")
         raise trouble
 
@@ -148,18 +153,18 @@ class Router:
         gradient = came.new_zeros(len(asked.jagged.values_N))
         return gradient.index_add_(0, asked.places_N[sent_to], came)
 
-    def _headers(self, jagged: Jagged, packed: _Packed | None) -> list[_Said]:
+    def _headers(self, packed: _Packed | None) -> list[_Said]:
         """What each rank says of its batch to this one."""
         world = self._routes.world
-        said = _Said(-1, 0, self._learns(jagged), 0, 0)  # no number of samples
+        said = _Said(-1, 0, False, 0, 0)  # no number of samples
         if packed is not None:
             common = packed.common
             digest = (zlib.crc32("\n".join(common).encode()) or 1) if common else 0
-            said = said._replace(samples=jagged.batch_size, digest=digest)
-            said = said._replace(distinct=packed.asked[1].jagged.batch_size if common else 0)
+            distinct = packed.asked[1].jagged.batch_size if common else 0
+            said = _Said(packed.jagged.batch_size, 0, packed.learns, digest, distinct)
         words_W = [0] * world if packed is None else packed.sizes_W
         rows = [said._replace(words=words).numbers() for words in words_W]
-        header = torch.tensor(rows, dtype=torch.int64).flatten().to(jagged.values_N.device)
+        header = torch.tensor(rows, dtype=torch.int64).flatten().to(self._device)
         came = self._comm.all_to_all(header, [3] * world, [3] * world, "counts").wait().view(world, 3).tolist()
         return [_Said.of(*numbers) for numbers in came]
 
@@ -167,9 +172,17 @@ class Router:
         """Whether per-id weights get a gradient."""
         return learns(jagged) and any(self._packer.weighted_W)
 
-    def _pack(self, jagged: Jagged) -> _Packed:
+    def _checked(self, sparse: Jagged | KeyedJagged) -> Jagged:
+        """The batch as one of ours, its tensors in one piece."""
+        jagged = Jagged.from_keyed(sparse)
+        self._device = jagged.values_N.device
+        # A weight of a shared bag has a gradient for each sample.
+        return (jagged.expanded() if self._learns(jagged) else jagged).contiguous()
+
+    def _pack(self, given: Jagged) -> _Packed:
         """The messages to all ranks."""
-        jagged = jagged.owning(self._sequences)  # whose repeats are taken care of, see `distinct.py`
+        learns = self._learns(given)
+        jagged = given.owning(self._sequences)  # whose repeats are taken care of, see `distinct.py`
         missing = set(self._features) - set(jagged.all_features)
         if missing:
             raise BatchError(f"the batch lacks {', '.join(sorted(missing))}; it holds {', '.join(jagged.all_features)}")
@@ -177,7 +190,8 @@ class Router:
         common = () if shared is None else tuple(f for f in self._features if f in shared.jagged.features)
         if shared is None or not common:
             asked = self._asked(self._packer, jagged.expanded())
-            return _Packed(jagged=asked.jagged, common=(), asked=(asked,), words=asked.words, sizes_W=asked.sizes_W)
+            words, sizes_W = asked.words, asked.sizes_W
+            return _Packed(given, asked.jagged, (), (asked,), words, sizes_W, learns)
         shared.check()
         own = replace(jagged, shared=None) if jagged.features else jagged
         packers = self._halves_for(common)
@@ -194,6 +208,8 @@ class Router:
             for mine, theirs in zip(halves[0].by_rank, halves[1].by_rank, strict=True)
         ]
         return _Packed(
+            given=given,
+            learns=learns,
             jagged=_together(halves[0].jagged, halves[1].jagged, shared.inverse_B),
             common=common,
             asked=halves,

@@ -114,7 +114,7 @@ class ClickEvaluator:
             for given in steps.over(self._batches):
                 batch = given.to(self._training.device)
                 if not counted.slices:
-                    counted.slices.update(self._choose_slices(batch))
+                    counted.slices.update(self._choose_slices(batch, steps))
                 with steps.sharing():
                     with autocast(self._training):
                         logits_BK = self._model(batch)
@@ -124,15 +124,17 @@ class ClickEvaluator:
                         parts.add(samples, ids_or_none(batch, feature))
         return self._together(counted)
 
-    def _choose_slices(self, batch: Batch) -> dict[str, Slices]:
+    def _choose_slices(self, batch: Batch, steps: Lockstep) -> dict[str, Slices]:
         """The ids that are most common in the first batch of all ranks, so that memory is bounded.
 
         They are the same ones in every evaluation, as these rows are not shuffled.
         """
         slices: dict[str, Slices] = {}
         for feature in self._slicing.features:
-            ids_B = ids_or_none(batch, feature)
-            known = ids_B[ids_B != NONE]
+            known = torch.empty(0, dtype=torch.int64)
+            with steps.sharing():  # the others gather theirs
+                ids_B = ids_or_none(batch, feature)
+                known = ids_B[ids_B != NONE]
             known = known if len(self._comm.ranks) == 1 else all_of(self._comm, known.cpu(), "slices")
             slices[feature] = Slices(most_common(known, self._slicing.ids), len(self._tasks))
         return slices

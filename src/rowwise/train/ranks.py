@@ -102,7 +102,8 @@ class Lockstep:
             with self.sharing():
                 left = iter(batches()) if left is None else left
                 batch = next(left, None)
-            heard = hear(self._comm, Notice(following=batch is not None, trouble=self._trouble), self._where)
+            notice = Notice(following=batch is not None, trouble=self._trouble)
+            heard = hear(self._comm, notice.about([] if batch is None else [batch]), self._where)
             if not heard.following:
                 return
             if empty is None:

@@ -188,11 +188,14 @@ def dense_parameters(model: nn.Module) -> tuple[nn.Parameter, ...]:
 
 
 def _count(work: Machinery, batches: Sequence[Batch], number: int, notice: Notice) -> Counted:
-    """Ask for the samples of all ranks, and whether they are at the same thing."""
+    """The samples of all ranks, which are at the same thing and have batches alike."""
     facts = {"number of the step": number, "number of batches": len(batches)}
     if work.shards:
         facts["seed of torch"] = work.shards.seed % (1 << 53)
-    return Counted(work.comm, sum(len(batch.labels_BK) for batch in batches), facts, notice)
+    counted = Counted(work.comm, sum(len(batch.labels_BK) for batch in batches), facts, notice.about(batches))
+    with work.clock.phase("forward"):
+        counted.check()  # a forward that only some ranks can begin would leave the others waiting inside it
+    return counted
 
 
 def _differentiate(

@@ -8,11 +8,13 @@ a rank meets inside a forward; it leaves the step there, and the others learn of
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import torch
+from torch import Tensor
 
+from rowwise.batch import Batch
 from rowwise.comm.agree import agree
 from rowwise.comm.seam import Comm
 from rowwise.errors import BatchError, GradientError, PeerError
@@ -25,6 +27,16 @@ class Notice:
     following: int = 0  # batches that it has for the step after this one
     stop: bool = False  # somebody wants the run to end after this step
     trouble: Exception | None = None  # why it cannot go on; ends the step on all ranks, before anything changes
+    width: tuple[int, int] | None = None  # dense numbers and labels of a sample, where it has batches
+
+    def about(self, batches: Sequence[Batch]) -> "Notice":
+        """The same, of these batches: if they cannot be used, that is its trouble. See [Note: Malformed batches]."""
+        widths = {(_columns(batch.dense_BF), _columns(batch.labels_BK)) for batch in batches}
+        if len(widths) > 1:
+            got = " and ".join(f"{dense} dense numbers and {labels} labels" for dense, labels in sorted(widths))
+            error = BatchError(f"batches of one step have {got} for each sample: want the same in all of them")
+            return replace(self, trouble=self.trouble or error)
+        return replace(self, width=next(iter(widths), None))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +61,7 @@ def hear(comm: Comm, notice: Notice, where: str) -> Heard:
 
 @final
 class Counted:
-    """How many samples each rank has; told at once, and heard when it is first asked for, as a forward may run first.
+    """How many samples each rank has; told at once, and heard when it is first asked for.
 
     Args:
         comm: the ranks.
@@ -64,6 +76,10 @@ class Counted:
         self._where = f"before step {facts['number of the step']}"
         self._hear = _tell(comm, [*_numbers(notice), samples, *facts.values()])
         self._told_WN: list[list[float]] = []
+
+    def check(self) -> None:
+        """Raise on all ranks if any cannot take the step."""
+        self._told()
 
     @property
     def samples_W(self) -> list[int]:
@@ -116,17 +132,31 @@ def settle(comm: Comm, parts: Sequence[float], trouble: Trouble | None, number: 
     return math.fsum(part for told_N in told_WN for part in told_N[1:])  # exact, so in any order the same
 
 
-SAID = 3  # numbers that a notice is told in
+SAID = 5  # numbers that a notice is told in
+NO_BATCH = -1
 
 
 def _numbers(notice: Notice) -> list[float]:
-    return [notice.following, notice.stop, notice.trouble is not None]
+    dense, labels = (NO_BATCH, NO_BATCH) if notice.width is None else notice.width
+    return [notice.following, notice.stop, notice.trouble is not None, dense, labels]
+
+
+def _columns(matrix: Tensor) -> int:
+    """Of one with a row for each sample; none, where it is something else."""
+    return matrix.shape[1] if matrix.dim() == 2 else 0
 
 
 def _end_if_troubled(comm: Comm, notice: Notice, told_WN: Sequence[Sequence[float]], where: str) -> None:
     """On all ranks alike: a rank that has trouble raises its own, the others an error that names it."""
     if any(told_N[2] for told_N in told_WN):
         agree(comm, notice.trouble, where)
+    with_batch = [(rank, told_N) for rank, told_N in zip(comm.ranks, told_WN, strict=True) if told_N[3] != NO_BATCH]
+    for rank, told_N in with_batch:
+        for place, name in ((3, "dense numbers"), (4, "labels")):
+            here, there = with_batch[0][1][place], told_N[place]
+            if here != there:
+                both = f"rank {with_batch[0][0]} has {here:.0f} {name} for each sample and rank {rank} has {there:.0f}"
+                raise PeerError(f"{where}: batches differ: {both}; want the same on all ranks")
 
 
 def _heard(told_WN: Sequence[Sequence[float]]) -> Heard:
