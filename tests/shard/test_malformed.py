@@ -191,11 +191,9 @@ def test_on_one_rank_whose_samples_share_bags(layout, common):
 MAPS = ("hash", "double_hash", "product", "mixed, rare ids nowhere")
 
 
-@pytest.mark.parametrize(("kind",), slow_but(("product",), of=(MAPS,)))
-def test_on_one_rank_of_tables_whose_ids_share_rows(kind):
+@pytest.mark.parametrize(("kind", "layout"), slow_but(("product", "table-wise"), of=(MAPS, ("table-wise",))))
+def test_on_one_rank_of_tables_whose_ids_share_rows(kind, layout):
     tables = KINDS["both"]
-    refused_everywhere(mapped(kind, tables, "table-wise"), tables, FAULTS)
+    refused_everywhere(mapped(kind, tables, layout), tables, FAULTS)
     faults = {name: shared_fault(name) for name in SHARED_FAULTS}
-    refused_everywhere(
-        mapped(kind, tables, "table-wise"), tables, faults, lambda batch: sharing(batch, ("a.0", "s", "t"))
-    )
+    refused_everywhere(mapped(kind, tables, layout), tables, faults, lambda batch: sharing(batch, ("a.0", "s", "t")))
