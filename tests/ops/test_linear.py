@@ -8,7 +8,8 @@ from torch.nn import functional as F
 
 from rowwise import NativeError, SpecError
 from rowwise.ops import linear as module
-from rowwise.ops.linear import chosen, has_onednn, linear
+from rowwise.ops.linear import chosen, has_onednn, linear, suiting
+from rowwise.processor import Processor, read_processor
 
 needs_onednn = pytest.mark.skipif(not has_onednn(), reason="this torch was built without oneDNN")
 
@@ -157,21 +158,14 @@ def test_compiled():
         torch.testing.assert_close(a, b)
 
 
-@pytest.mark.parametrize(
-    ("cpuinfo", "wanted"),
-    [("vendor_id\t: AuthenticAMD\n", "onednn"), ("vendor_id\t: GenuineIntel\n", "torch"), ("", "torch")],
-)
-def test_the_choice(library, monkeypatch, tmp_path, cpuinfo, wanted):
+def test_the_choice(library):
     assert chosen() == library
     with pytest.raises(SpecError, match="no library 'mkl' for matrix products; choose one of torch, onednn"):
         module.choose("mkl")
-    (tmp_path / "cpuinfo").write_text(f"processor\t: 0\n{cpuinfo}")
-    monkeypatch.setattr(module, "CPUINFO", tmp_path / "cpuinfo")
     module.choose(None)
-    assert chosen() == (wanted if has_onednn() else "torch")
-    monkeypatch.setattr(module, "CPUINFO", tmp_path / "not there")
-    module.choose(None)
-    assert chosen() == "torch"
+    assert chosen() == suiting(read_processor())
+    for maker, wanted in (("AuthenticAMD", "onednn"), ("GenuineIntel", "torch"), ("", "torch")):
+        assert suiting(Processor(maker=maker)) == (wanted if has_onednn() else "torch")
 
 
 def test_without_onednn(monkeypatch):

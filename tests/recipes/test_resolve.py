@@ -1,14 +1,19 @@
 """From a recipe to all that a run needs: what is filled in, what is refused, and that nothing is left to chance."""
 
+import json
+
 import pytest
 from small import recipe, same, saved, sections, trained, write_rows
 
 from rowwise import SpecError
 from rowwise.errors import RowwiseError
 from rowwise.models.mlp import Mlp
+from rowwise.processor import read_processor
 from rowwise.recipes.compose import in_order, make_model, make_objective, resolve
+from rowwise.recipes.machine import Machine
 from rowwise.recipes.outlook import look_ahead, outlook
-from rowwise.recipes.runs import Run
+from rowwise.recipes.runs import Run, evaluate
+from rowwise.recipes.suited import suit
 from rowwise.recipes.text import decode, parse, read, write
 
 OWN = """
@@ -261,3 +266,27 @@ def test_a_look_ahead_tells_what_a_run_takes(tmp_path):
     assert outlook(run.resolved, run.model, run.plan, run.comm.topology) == look_ahead(recipe(tmp_path))
     slots = [slots["sum"] for slots in run.model.embeddings.optimizer_state().values()]
     assert sum(x.numel() * 4 for x in slots) == look_ahead(recipe(tmp_path)).state_bytes
+
+
+def test_a_precision_that_this_processor_lacks_is_replaced_in_every_file(tmp_path):
+    bf16 = {"train": {"precision": "bf16", "epochs": 1}}
+    want, lines = suit(recipe(tmp_path, **bf16).train, read_processor())
+    found = look_ahead(recipe(tmp_path, **bf16))
+    assert (found.precision, found.notes) == (want.precision, lines)
+    run, _ = trained(tmp_path, **bf16)
+    assert read(run.folder.path / "recipe.yaml").train.precision == want.precision
+    said = run.folder.path / "warnings.txt"
+    assert (said.read_text().splitlines() if said.exists() else []) == list(lines)
+    assert json.loads((run.folder.path / "env.json").read_text())["lacks"] == list(Machine.read("").lacks)
+    told = []
+    evaluate(run.folder.path, warn=told.append)
+    assert told == []  # what was trained in fp32 is measured in fp32
+
+
+def test_bf16_in_software_where_it_is_forced(tmp_path):
+    bits = []
+    for precision in ("fp32", "bf16_always"):
+        run, _ = trained(tmp_path, train={"precision": precision, "epochs": 1, "steps": 3})
+        assert read(run.folder.path / "recipe.yaml").train.precision == precision
+        bits.append(saved(run.folder.path))
+    assert not same(*bits)

@@ -148,11 +148,18 @@ def show_outlook(found: "Outlook", console: Console, where: str) -> None:
         held = f"rank {found.fullest} holds most, {_size(found.fullest_bytes)} of rows; plan: {found.plan}"
         threads = f"{found.threads} thread{'s' if found.threads > 1 else ''} each"
         console.print(f"ranks   {found.ranks} on {hosts}, {threads}; {held}", markup=False, soft_wrap=True)
+    for line in found.notes:
+        show_warning(console, line)
     if found.idle:
         idle = (
             f"a batch of {found.batch:,} is too small for {found.ranks} ranks, as parts are whole blocks of 256 samples"
         )
         console.print(f"warning {idle}: {found.idle} of them have none", markup=False)
+
+
+def show_warning(console: Console, line: str) -> None:
+    """Something that is not done as the user may think."""
+    console.print(f"warning {line}", style="yellow", markup=False, soft_wrap=True)
 
 
 def show_end(result: "Result", console: Console) -> None:

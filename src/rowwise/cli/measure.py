@@ -2,6 +2,7 @@
 
 import json
 import math
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from rowwise.cli.console import WIDTH, console_for
+from rowwise.cli.console import WIDTH, console_for, show_warning
 from rowwise.cli.progress import splits_bar
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def evaluate(
     console = console_for(quiet=as_json)
     with console.status("evaluating"):
         chosen = None if slices is None else tuple(slices.split(","))
-        scores = measure(run, which=which, data=data, slices=chosen)
+        scores = measure(run, which=which, data=data, slices=chosen, warn=partial(show_warning, console))
     if as_json:
         print(json.dumps(_plain(scores), indent=2))
     else:
@@ -63,8 +64,9 @@ def predict(
     """
     from rowwise.recipes.runs import predict_rows
 
-    with splits_bar(console_for(quiet=False), "predicting") as tell:
-        rows = predict_rows(run, out, which=which, data=data, tell=tell)
+    console = console_for(quiet=False)
+    with splits_bar(console, "predicting") as tell:
+        rows = predict_rows(run, out, which=which, data=data, tell=tell, warn=partial(show_warning, console))
     print(f"{out}: {rows:,} rows")
 
 

@@ -1,58 +1,51 @@
 """Linear layers on a CPU, by whichever of torch's two libraries for matrix products suits this processor.
 
-torch multiplies float32 matrices with the library it was built with (MKL on x86), which on AMD's processors falls
-behind oneDNN, which is in the same torch; on others the two are equal. The choice goes by the maker of the processor,
-not by a measurement: the two round differently, and a run must not depend on what else the machine was doing.
+torch multiplies float32 matrices with the library it was built with (MKL on x86), which on most of AMD's processors
+falls behind oneDNN, which is in the same torch; on others the two are equal. Which one suits which processor is in the
+table of `rowwise.processor`.
 
 Everything that oneDNN is not asked to do (16 bits, other devices, empty batches, compiled code) goes the ordinary way.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from rowwise.errors import NativeError, SpecError
-
-Library = Literal["torch", "onednn"]
-
-CPUINFO = Path("/proc/cpuinfo")
-AMD = "AuthenticAMD"
+from rowwise.processor import Processor, Products, products_of, read_processor
 
 
 @dataclass(slots=True)
 class _Choice:
-    library: Library | None = None  # None: by the processor, when it is first needed
+    library: Products | None = None  # None: by the processor, when it is first needed
 
 
 _choice = _Choice()
 
 
-def choose(library: Library | None) -> None:
+def choose(library: Products | None) -> None:
     """Multiply with this library from now on; None: with the one that suits the processor."""
-    if library is not None and library not in get_args(Library):
-        raise SpecError(f"no library {library!r} for matrix products; choose one of {', '.join(get_args(Library))}")
+    if library is not None and library not in get_args(Products):
+        raise SpecError(f"no library {library!r} for matrix products; choose one of {', '.join(get_args(Products))}")
     if library == "onednn" and not has_onednn():
         raise NativeError(f"torch {torch.__version__} was built without oneDNN; choose 'torch', or None")
     _choice.library = library
 
 
-def chosen() -> Library:
-    """The library in use: what `choose` was given, else the one that suits the processor."""
+def chosen() -> Products:
+    """The library in use: what `choose` was given, else the one that suits this processor."""
     if _choice.library is None:
-        _choice.library = "onednn" if has_onednn() and maker() == AMD else "torch"
+        _choice.library = suiting(read_processor())
     return _choice.library
 
 
-def maker() -> str:
-    """Who made the processor, as Linux tells it of x86; elsewhere it does not matter."""
-    lines = CPUINFO.read_text().splitlines() if CPUINFO.exists() else []
-    found = (line.partition(":")[2].strip() for line in lines if line.startswith("vendor_id"))
-    return next(found, "")
+def suiting(processor: Processor) -> Products:
+    """The library that suits a processor, of those that this torch has."""
+    return products_of(processor) if has_onednn() else "torch"
 
 
 def has_onednn() -> bool:

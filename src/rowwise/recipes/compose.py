@@ -31,10 +31,12 @@ from rowwise.models.two_tower import Tower, TwoTower
 from rowwise.models.wide import wide_tables
 from rowwise.models.wide_deep import WideDeep
 from rowwise.plan import Forecast
+from rowwise.processor import read_processor
 from rowwise.recipes.id_maps import pinned, stored
 from rowwise.recipes.own import load_class, split_name
 from rowwise.recipes.recipe import Dcn, DeepFm, Dlrm, Own, Recipe, Tables, TwoTowers, WideAndDeep
 from rowwise.recipes.rows import Parts, Rows, absolute, open_parts
+from rowwise.recipes.suited import suit
 from rowwise.spec import Table
 from rowwise.train.evaluate import ClickEvaluator, Evaluator, Slicing
 from rowwise.train.objective import Clicks, InBatch, Objective
@@ -58,6 +60,7 @@ class Resolved:
     recipe: Recipe
     parts: Parts
     transforms: Loaded
+    notes: tuple[str, ...] = ()  # what is done otherwise than the recipe said, and why
 
     @property
     def columns(self) -> Columns:
@@ -102,7 +105,8 @@ def resolve(recipe: Recipe) -> Resolved:
         _check_towers(columns, model)
         columns = _in_order(columns, model)
     _check_device(recipe.train.device)
-    train = structs.replace(recipe.train, threads=recipe.train.threads or torch.get_num_threads())
+    train, notes = suit(recipe.train, read_processor())
+    train = structs.replace(train, threads=train.threads or torch.get_num_threads())
     paths = {"init_from": recipe.init_from, "plan": recipe.plan}
     if recipe.hardware is not None and recipe.hardware.endswith(".json"):  # else it is a preset
         paths["hardware"] = recipe.hardware
@@ -117,7 +121,7 @@ def resolve(recipe: Recipe) -> Resolved:
         "train": train,
     }
     resolved = structs.replace(recipe, **changed, **absolute_paths)
-    return Resolved(recipe=resolved, parts=parts, transforms=load_transforms(transforms))
+    return Resolved(recipe=resolved, parts=parts, transforms=load_transforms(transforms), notes=notes)
 
 
 def make_model(resolved: Resolved, *, described: bool = False) -> nn.Module:

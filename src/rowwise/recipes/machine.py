@@ -12,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import rowwise
+from rowwise.processor import family_of, lacks, read_processor
 
 UNKNOWN = "unknown"
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -28,6 +29,8 @@ class Machine:
     numpy: str
     os: str
     cpu: str
+    family: str  # as the table of processors calls it
+    lacks: tuple[str, ...]  # of what is used where there is such
     cores: int
     usable_cores: int
     torch_threads: int
@@ -39,7 +42,8 @@ class Machine:
     def read(cls, omp_wait_policy: str) -> "Machine":
         """This machine, now."""
         torch_version, cuda, threads = _torch()
-        cores = os.cpu_count() or 1
+        cores, processor = os.cpu_count() or 1, read_processor()
+        family = family_of(processor)
         return cls(
             rowwise=rowwise.__version__,
             python=f"{platform.python_version()} ({platform.python_implementation()})",
@@ -48,6 +52,8 @@ class Machine:
             numpy=_installed("numpy"),
             os=platform.platform(),
             cpu=_cpu(),
+            family="" if family is None else family.name,
+            lacks=tuple(f"{lack.what}: {lack.instead}" for lack in lacks(processor)) if processor.flags else (UNKNOWN,),
             cores=cores,
             usable_cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores,
             torch_threads=threads,

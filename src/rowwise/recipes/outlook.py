@@ -50,6 +50,7 @@ class Outlook(Value, frozen=True):
     fullest: int = 0  # the rank that holds most rows
     fullest_bytes: int = 0
     plan: str = ""  # where it is from
+    notes: tuple[str, ...] = ()  # what is done otherwise than the recipe says, or not at all
     idle: int = 0  # ranks whose part of a batch has no samples
 
 
@@ -85,6 +86,7 @@ def outlook(resolved: Resolved, model: nn.Module, plan: Plan, topology: Topology
         fullest=max(range(world), key=held_W.__getitem__),
         fullest_bytes=max(held_W),
         plan=recipe.plan or "made for these ranks",
+        notes=resolved.notes,
         idle=sum(begin == end for begin, end in deals),
     )
 

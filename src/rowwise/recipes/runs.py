@@ -56,6 +56,11 @@ from rowwise.train.trainer import Job, Tell, Trainer
 
 PLAN, BAD_ROWS = "plan.json", "bad_rows"  # in the folder of a run
 TRANSFORMS = "transforms.json"
+Warn = Callable[[str], None]  # of what is done otherwise than the recipe says
+
+
+def unheard(line: str) -> None:
+    """Nobody is told."""
 
 
 class Result(Value, frozen=True):
@@ -278,6 +283,8 @@ class Run:
         where = {"started": _now(), "ranks": topology.world, "hosts": topology.hosts, "wire": wire}
         self.folder.write_json("env.json", {**asdict(Machine.read("passive")), **asdict(Native.read()), **where})
         self.folder.write(PLAN, self.plan.to_json() + "\n")
+        for line in self.resolved.notes:
+            self.folder.warn(line)
 
 
 def _note_use(resolved: Resolved) -> None:
@@ -334,10 +341,15 @@ def _as_first(comm: Comm, find: Callable[[], RunFolder]) -> RunFolder:
 
 
 def evaluate(
-    path: Path, *, which: str = "best", data: str | None = None, slices: tuple[str, ...] | None = None
+    path: Path,
+    *,
+    which: str = "best",
+    data: str | None = None,
+    slices: tuple[str, ...] | None = None,
+    warn: Warn = unheard,
 ) -> Scores:
     """Measure a checkpoint of a run on its test rows, or on the rows of other files."""
-    resolved, model = load_trained(path, which)
+    resolved, model = load_trained(path, which, warn)
     return make_evaluator(resolved, model, _asked_rows(path, resolved, data), slices)()
 
 
@@ -348,16 +360,19 @@ def predict_rows(
     which: str = "best",
     data: str | None = None,
     tell: Callable[[int, int], None] | None = None,
+    warn: Warn = unheard,
 ) -> int:
     """Predict for the test rows of a run, or for the rows of other files; returns how many there were."""
-    resolved, model = load_trained(path, which)
+    resolved, model = load_trained(path, which, warn)
     return predict(resolved, model, _asked_rows(path, resolved, data), out, tell)
 
 
-def load_trained(path: Path, which: str = "best") -> tuple[Resolved, nn.Module]:
+def load_trained(path: Path, which: str = "best", warn: Warn = unheard) -> tuple[Resolved, nn.Module]:
     """The model of a run, as a checkpoint has it."""
     RunFolder.open(path)
     resolved = _resolve_saved(path)
+    for line in resolved.notes:
+        warn(line)
     _use_threads(resolved.recipe)
     tables = resolved.stored_tables
     check_memory(resolved, tables, whole_plan(tables), solo(), "use")

@@ -5,6 +5,7 @@ a console has one line to show. With one rank, nothing but the doing is left.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TypeVar
 
 from rowwise.comm.seam import Comm
@@ -45,4 +46,5 @@ def resolve_on_all(make: Callable[[], Resolved], comm: Comm) -> Resolved:
         return own[0].recipe
 
     recipe = by_first(comm, first)
-    return own[0] if own else resolve(recipe)
+    # As the first rank has it, also where its processor has what this one lacks.
+    return own[0] if own else replace(resolve(recipe), recipe=recipe)

@@ -74,7 +74,9 @@ class Training(Value, frozen=True):
     schedule: Schedule | None = None  # of the dense rate; None: it stays
     accumulate: int = 1  # batches that make one update
     clip: float | None = None  # longest gradient of all dense parameters together; rows have `clip` of their table
-    precision: Literal["fp32", "bf16"] = "fp32"  # of dense products (autocast); weights stay in 32 bits
+    # Of dense products (autocast); weights stay in 32 bits. A processor without bf16 products gets fp32 instead, which
+    # is faster there, and a line that says so; bf16_always does them in software
+    precision: Literal["fp32", "bf16", "bf16_always"] = "fp32"
     task_weights: tuple[float, ...] = ()  # of each label's loss in the sum; none: all 1
     device: str = "cpu"
     threads: int | None = None  # of torch; None: as many as torch takes by itself
