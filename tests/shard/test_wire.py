@@ -1,16 +1,18 @@
 """What travels between ranks is as exact as the codec of each link promises, and what a rank keeps is exact."""
 
+import copy
 from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from shard.equal import SEED, look_up, make_sharded, make_steps, train
+from shard.equal import SEED, look_up, make_sharded, make_steps, place, train
 from shard.wires import FLAT, IN_HOSTS, KINDS, LAYOUTS, SIZES_W, WORLD, bags_of, by_host, codec_of, make_table
 
-from rowwise import Embeddings, Jagged, Plan, Pooling, RowType, Table, Tile
+from rowwise import Embeddings, Jagged, Plan, Pooling, RowType, Sgd, Table, Tile
 from rowwise.comm.thread import run_threads
+from rowwise.shard.apply import copy_tables
 from rowwise.shard.embeddings import ShardedEmbeddings
 from rowwise.shard.vectors import Blocks, Lanes, fitting_scale, spans_of
 from rowwise.spec import Codecs, Wire
@@ -99,6 +101,50 @@ def test_a_table_of_small_numbers_is_not_rounded_by_the_scale_of_its_neighbour()
             assert not vectors["small"][1].any()  # an empty bag is nothing
 
     run_threads(2, rank, timeout_s=30)
+
+
+INT8 = Codecs(forward="int8", backward="int8")
+WIDTHS = ((8, 24, 12), (16, 24, 40), (20, 16, 8), (48, 8, 8))  # of which no multiple of 16 is a measure
+EVERYWHERE = ("table-wise", "row-wise", "column-wise", "table-row-wise", "grid", "pinwheel")
+
+
+@pytest.mark.parametrize(("layout", "widths"), list(zip(EVERYWHERE, WIDTHS + WIDTHS, strict=False)))
+def test_each_feature_is_rounded_by_its_own_scale_both_ways(layout, widths):
+    """Features of 1e-4 and 1e3 side by side: the error of each follows from its own numbers."""
+    sizes = {"small": 1e-4, "large": 1e3, "middle": 1e-2}
+    tables = tuple(Table(name=n, rows=40, dim=d, optimizer=Sgd(lr=1.0)) for n, d in zip(sizes, widths, strict=True))
+    (step,) = make_steps(tables, [(20, 7, 0, 30)], seed=widths[0])
+    whole = Embeddings(tables, seed=SEED)
+    for table, ups in zip(tables, step.ups[""].split(widths, 1), strict=True):
+        whole.table(table.name).copy_(torch.randn(40, table.dim).clamp(-3, 3) * sizes[table.name])
+        ups.copy_(ups.clamp(-3, 3) * sizes[table.name])
+    before = copy.deepcopy(whole)
+    ((_, wanted),) = train(whole, [step])
+    rounding = 2 * 3 * 4 / 255 / 2 * 1.001  # half a step between the sums of four numbers of 3
+    most = {t.name: int(of_feature(step.batch, t.name).bincount().max()) for t in tables}
+
+    def rank(comm):
+        sharded = ShardedEmbeddings(
+            tables, place(tables, (layout,) * 3, WORLD), comm, wire=Wire(host=INT8, network=INT8)
+        )
+        copy_tables(before, sharded)
+        ((_, mine),) = train(sharded, [step.of(comm.rank)])
+        off = (mine[""] - step.cut(wanted, comm.rank)[""]).abs()
+        for table, off_BD in zip(tables, off.split(widths, 1), strict=True):
+            # At most four parts are added up, and their sum is sent on once.
+            assert (off_BD <= 5 * rounding * sizes[table.name]).all(), table.name
+        for held in sharded.held():
+            name = held.tile.table
+            off_RD = (held.rows - whole.weights(name)[slice(*held.tile.rows), slice(*held.tile.cols)]).abs()
+            # A gradient is no sum, and travels twice at most; those of a row are added up.
+            assert (off_RD <= most[name] * 2 * (rounding / 4) * sizes[name]).all(), held.tile
+
+    run_threads(WORLD, rank, timeout_s=30)
+
+
+def of_feature(batch, name):
+    """The ids of a feature."""
+    return dict(zip(batch.features, bags_of(batch), strict=True))[name]
 
 
 def test_the_scale_of_gradients_is_a_power_of_two_that_keeps_those_of_a_mean_in_range():
