@@ -7,6 +7,9 @@ BUILT := $(VENV)/.built
 PEERS := $(VENV)/.peers
 CODE := src tests benchmarks examples tools
 
+# What was compiled once is kept: test modules take as long to compile as to run.
+export PYTHONDONTWRITEBYTECODE =
+
 # Idle OpenMP threads that spin take the cores from those that work.
 export OMP_WAIT_POLICY = passive
 
@@ -15,8 +18,8 @@ export OMP_WAIT_POLICY = passive
 
 help:
 	@echo "make demo      train a small model for half a minute, and write a report"
-	@echo "make test      lint, types, import rules and the fast tests"
-	@echo "make test-all  the slow tests, those with real processes, and the sanitizers"
+	@echo "make test      lint, types, import rules and the fast tests: at most 240 s of processor time"
+	@echo "make test-all  slow tests, real processes, random examples, and the sanitizers"
 	@echo "make build     set up .venv and build the native operators"
 	@echo "make lint      what 'make test' does before the tests"
 	@echo "make sanitize  the native tests under the address and undefined-behaviour sanitizers"
@@ -58,7 +61,7 @@ test: lint
 
 test-all: $(PEERS)  # tests that compare with other libraries need them
 	tools/browser.sh
-	$(BIN)/python -m pytest -n 2 -m 'slow or dist' || [ $$? = 5 ]  # 5: there are none yet
+	$(BIN)/python -m pytest -n 2 --full -m '(slow or dist or hypothesis) and not gpu'
 	$(MAKE) sanitize
 
 sanitize: build

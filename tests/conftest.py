@@ -1,16 +1,14 @@
-"""Settings shared by all tests: one Hypothesis profile, and every instruction set this processor has."""
+"""Fixtures shared by all tests; what runs when is in `tiers.py`."""
 
 import signal
 import threading
 
 import pytest
 import torch
-from hypothesis import HealthCheck, settings
 
 import rowwise.ops  # noqa: F401 - loads the operators
 
-settings.register_profile("rowwise", deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("rowwise")
+pytest_plugins = ["tiers"]
 
 
 def usable_sets() -> list[str]:
@@ -41,6 +39,12 @@ def ctrl_c():
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread():
+    """Small tensors gain nothing from more, and two processes run tests; those of threads use `threads`."""
+    torch.set_num_threads(1)
 
 
 @pytest.fixture

@@ -939,6 +939,7 @@ def test_any_metadata_is_refused_or_harmless(op, form, cells, both, rule, hyper,
     assert state.intact()
 
 
+@pytest.mark.slow
 def test_sizes_past_any_memory_are_an_error_and_not_a_crash():
     """In another process, as the failure would be its end."""
     code = """

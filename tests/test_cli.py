@@ -42,6 +42,7 @@ def test_help_has_an_example(command):
     assert "Example: rowwise" in done.stdout
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "args", [["--help"], ["--version"], ["doctor", "--help"], ["bench"], ["data", "inspect", "--help"]]
 )
@@ -57,6 +58,7 @@ def test_version():
     assert rowwise_cli("--version").stdout == f"rowwise {rowwise.__version__}\n"
 
 
+@pytest.mark.slow
 def test_doctor_passes_here():
     done = rowwise_cli("doctor", "--json", "--seconds", "0", cwd="/")
     assert done.stderr == ""
@@ -86,6 +88,7 @@ def test_doctor_without_native_operators(tmp_path):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_doctor_names_what_fails():
     """A reference that disagrees with the kernels is what a broken kernel looks like."""
     script = """if True:

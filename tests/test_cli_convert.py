@@ -59,6 +59,7 @@ def test_csv_to_warehouse(tmp_path):
     assert re.fullmatch(r"rowwise: .*made with other options \(.*\).*\n", other.stderr)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("args", "said"),
     [

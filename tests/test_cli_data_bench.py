@@ -58,6 +58,7 @@ def verdict(folder, *args):
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_parquet(folder):
     found = verdict(folder, "a.parquet", "--splits", 2)
     measured = found["measured"]
@@ -76,6 +77,7 @@ def test_parquet(folder):
     assert set(found["workers"]) == {"100000", "300000", "1000000"}
 
 
+@pytest.mark.slow
 def test_lines(folder):
     found = verdict(folder, "a.csv", "--samples-s", "1.5M")
     assert found["measured"]["rows"] == 3000
@@ -85,6 +87,7 @@ def test_lines(folder):
     assert set(found["workers"]) == {"1500000"}
 
 
+@pytest.mark.slow
 def test_maps(folder):
     hint = verdict(folder, "maps.parquet")["hint"]
     assert hint == (
@@ -92,6 +95,7 @@ def test_maps(folder):
     )
 
 
+@pytest.mark.slow
 def test_a_recipe_and_its_own_rows(folder):
     """Columns and transforms are the recipe's; the rows are those that it names, or others."""
     own = verdict(folder, "small.yaml")
@@ -101,6 +105,7 @@ def test_a_recipe_and_its_own_rows(folder):
     assert own["measured"]["bytes_encoded"] == other["measured"]["bytes_encoded"]
 
 
+@pytest.mark.slow
 def test_what_people_see(folder):
     done = rowwise_cli("data", "bench", "a.parquet", "--samples-s", "10k", cwd=folder)
     assert (done.returncode, done.stderr) == (0, "")
@@ -110,6 +115,7 @@ def test_what_people_see(folder):
     assert "\x1b" not in done.stdout
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("args", "said"),
     [
@@ -138,6 +144,7 @@ def test_mistakes_are_one_line(folder, args, said):
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_mistakes_need_no_torch(folder):
     script = """if True:
         import sys
@@ -158,6 +165,7 @@ def task_of(path):
     return Batcher(reader, Columns(labels=("label",), sparse=sparse), tables, Batching(size=512)).task
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("codec", ["none", "snappy", "zstd", "gzip"])
 def test_unpacking_is_a_share(tmp_path, codec):
     pq.write_table(clicks(), tmp_path / "a.parquet", compression=codec)
@@ -167,6 +175,7 @@ def test_unpacking_is_a_share(tmp_path, codec):
     assert found.share == 0 if codec == "none" else 0 <= found.share < 1
 
 
+@pytest.mark.slow
 def test_gzip_takes_long_to_unpack(tmp_path):
     pq.write_table(clicks(), tmp_path / "a.parquet", compression="gzip")
     task = task_of(tmp_path / "a.parquet")

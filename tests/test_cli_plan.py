@@ -320,6 +320,7 @@ def test_help_loads_nothing_large():
     assert loaded.isdisjoint({"torch", "pyarrow", "scipy", "numpy"})
 
 
+@pytest.mark.slow
 def test_many_tables_from_a_shell(tmp_path):
     """No tensors, no Arrow, no solver: the answer is there while others still import."""
     args = (
@@ -342,6 +343,7 @@ def test_many_tables_from_a_shell(tmp_path):
     assert found.forecast.gap < 0.1
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -90,6 +90,7 @@ def test_ranks_whose_tables_are_larger_than_memory_are_refused_in_one_line(tmp_p
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_train_then_everything_else(command, tmp_path):
     """What a newcomer does, one command after the other."""
     write_recipe(tmp_path)
@@ -173,6 +174,7 @@ def assert_equal_runs(one, other):
         assert results[0][key] == results[1][key]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_stopped_and_resumed_is_uninterrupted(whole, command, tmp_path, number, code):
     write_recipe(tmp_path, **LONG)
@@ -227,6 +229,7 @@ def wait_for_change(run, before, process):
     raise AssertionError("it did not train")
 
 
+@pytest.mark.slow
 def test_a_terminal_shows_one_line_that_goes_away(tmp_path):
     write_recipe(tmp_path, train={"epochs": 40})
     master, slave = pty.openpty()
@@ -325,6 +328,7 @@ def test_a_word_where_an_id_belongs(refused, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_a_full_disk(tmp_path):
     """Files of some length cannot be written, as on a disk that has no more room."""
     write_recipe(tmp_path, tables={"list": [{"name": n, "rows": 100_000, "dim": 8} for n in ("user", "item", "seen")]})
@@ -342,6 +346,7 @@ def test_a_full_disk(tmp_path):
     assert list((run / "ckpt").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_from_the_start(tmp_path):
     write_recipe(tmp_path)
     limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))  # noqa: E731
@@ -374,6 +379,7 @@ def test_a_finished_run(command, refused, tmp_path):
     assert command("resume", "runs/small/1", "--set", "train.epochs=3")[0] == 0
 
 
+@pytest.mark.slow
 def test_a_run_in_use_and_stopped_twice(refused, tmp_path):
     """The second Ctrl-C ends it at once."""
     write_recipe(tmp_path, train={"epochs": 100_000})
@@ -401,6 +407,7 @@ def test_who_makes_ranks_loads_no_torch():
     subprocess.run([sys.executable, "-c", check], check=True)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "args",
     [("ls",), ("cp", "--help"), ("train", "--help"), ("resume", "--help"), ("report", "--help"), ("drill", "--help")],
@@ -413,6 +420,7 @@ def test_starts_without_torch(args):
     assert not {"torch", "pandas", "pyarrow.pandas_compat"} & loaded
 
 
+@pytest.mark.slow
 def test_training_starts_without_what_takes_long(tmp_path):
     """torch's compiler takes longer to load than everything else together, and nothing is compiled."""
     write_recipe(tmp_path)

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 EXAMPLE = Path(__file__).parents[1] / "examples" / "own_loop.py"
 SMALL = ("--set", "data.rows=40960", "--set", "data.test_rows=20000", "--set", "train.threads=1")
 
@@ -14,6 +16,7 @@ def run(*command: str) -> str:
     return subprocess.run([sys.executable, *command], capture_output=True, text=True, check=True).stdout
 
 
+@pytest.mark.slow
 def test_demo(tmp_path):
     results = []
     for name in "ab":
@@ -27,6 +30,7 @@ def test_demo(tmp_path):
     assert 0.6 < first["test"]["label"]["auc"] < first["ceiling"]["label"]["auc"]
 
 
+@pytest.mark.slow
 def test_a_loop_of_ones_own():
     found = re.search(r"test: NE (0\.\d{4}), AUC (0\.\d{4})\n", run(str(EXAMPLE), "--rows", "40960"))
     assert found

@@ -125,6 +125,7 @@ def check(model: list[Table], data: list[Jagged], runs: int, threads) -> None:
     assert not any(torch.equal(first[name], start[name]) for name in start)
 
 
+@pytest.mark.slow
 def test_same_bits_on_any_number_of_threads(threads):
     model = few()
     assert {t.optimizer for t in model} == set(OPTIMIZERS.values())
@@ -134,6 +135,7 @@ def test_same_bits_on_any_number_of_threads(threads):
     check(model, batches(model, shared, STEPS // 2), RUNS - 1, threads)
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("rows", ROWS)
 def test_same_bits_of_a_table_that_threads_share(rows, optimizer, threads):

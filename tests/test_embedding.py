@@ -840,6 +840,7 @@ def test_autocast_leaves_vectors_alone_and_trains():
     assert losses[-1] < 0.5 * losses[0]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch hides it, too late
 def test_compiled_model_is_the_model():
     """Embeddings are a graph break; the rest is compiled. Several shapes, several steps, same bits as eager."""

@@ -50,6 +50,7 @@ print(memory("VmHWM") - baseline, own)
 """
 
 
+@pytest.mark.slow
 def test_a_step_needs_half_a_batch_beside_the_batch():
     """Its ids, lengths, output and gradient are the batch's own; everything else together is at most half of that."""
     done = subprocess.run([sys.executable, "-c", STEP], capture_output=True, text=True, timeout=200, check=False)
@@ -74,6 +75,7 @@ print(memory() - before)
 """
 
 
+@pytest.mark.slow
 def test_rows_of_16_bits_take_half_the_memory():
     """What filling them leaves behind is a number of pieces, and not another table."""
     done = subprocess.run([sys.executable, "-c", TABLE], capture_output=True, text=True, timeout=100, check=False)

@@ -41,6 +41,7 @@ def train(folder, *args):
         return done.stderr.splitlines(), result, list(csv.DictReader(file))
 
 
+@pytest.mark.slow
 def test_rows_in_time_and_all_of_them(tmp_path):
     write_recipe(tmp_path)
     told, result, steps = train(tmp_path)
@@ -51,6 +52,7 @@ def test_rows_in_time_and_all_of_them(tmp_path):
     assert "put aside" not in page
 
 
+@pytest.mark.slow
 def test_a_trainer_that_waits_for_itself(tmp_path):
     write_recipe(tmp_path, slow=True)
     told, result, _ = train(tmp_path)

@@ -114,6 +114,7 @@ def test_what_torch_trains_is_what_numpy_evaluates():
         np.testing.assert_allclose(predicted_s(net.export(), sets), expected_S, rtol=2e-4)
 
 
+@pytest.mark.slow
 def test_a_network_learns_and_is_the_same_again():
     measured = measured_of([s for s in made_up(80) if not s.again])
     sets = measured.of("lookup")
@@ -156,6 +157,7 @@ def test_copies_are_no_ids_and_no_vectors():
     assert amounts(sample) == [1.0, 0.0, 0.0, 0.0, 4000.0]
 
 
+@pytest.mark.slow
 def test_networks_of_exchanges_know_who_waits():
     made = train_exchanges(list(exchanges(120)), lambda share: None)
     assert made is not None

@@ -158,6 +158,7 @@ def test_a_disk_that_is_full_leaves_no_half(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment(tmp_path):
     """What is there under its own name is whole, whenever the writer died; the next write clears what is left."""
     script = (

@@ -104,6 +104,7 @@ def small(monkeypatch):
     monkeypatch.setattr(saving, "is_full_due", always_increment)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("bits", [32, 8, 4])
 @pytest.mark.parametrize("seed", range(3))
 def test_an_increment_is_what_a_full_one_would_be(tmp_path, small, bits, seed):
@@ -138,6 +139,7 @@ def dtype(row_type):
     return names.get(row_type, torch.uint8)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", range(3))
 def test_another_plan_goes_on_from_increments_and_adds_its_own(tmp_path, small, seed):
     """Saved by four ranks, on by three, then by one: always what one that was never saved has."""

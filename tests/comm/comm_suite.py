@@ -46,6 +46,12 @@ class Case:
             return functools.reduce(torch.add, given_W)
         return torch.cat(given_W)
 
+    def rounding(self):
+        """How far apart sums may be that are taken in other orders: each of W - 1 additions rounds once, both ways."""
+        given_W = [self.given(r).double().abs() for r in range(len(self.sizes_WW))]
+        eps = torch.finfo(self.dtype).eps if self.dtype.is_floating_point else 0.0
+        return functools.reduce(torch.add, given_W) * eps * len(given_W)
+
 
 def make(collective, world, dtype=torch.float32, seed=0, most=40):
     """A case with sizes drawn at random, a third of them 0."""
@@ -63,7 +69,8 @@ def make(collective, world, dtype=torch.float32, seed=0, most=40):
 def verify(comm, case, came, exact):
     want = case.expected(comm.rank)
     if case.collective == "all_reduce" and not exact:
-        assert torch.allclose(came, want, rtol=1e-2, atol=1e-2), f"{case}: got {came}, want {want}"
+        far, most = (came.double() - want.double()).abs(), case.rounding()
+        assert (far <= most).all(), f"{case}: got {came}, want {want}, at most {most} off"
         if came.numel():
             bytes_n = came.view(torch.uint8)
             all_wn = comm.all_gather(bytes_n, [bytes_n.numel()] * len(comm.ranks), "same").wait()

@@ -48,16 +48,8 @@ def write_warehouse(folder: Path) -> None:
     """Two days of made-up rows."""
     days = pa.array([row // DAY for row in range(ROWS)], pa.int32())
     write_rows(folder / "rows.parquet", ROWS, day=days)
-    command(
-        "data",
-        "convert",
-        folder / "rows.parquet",
-        folder / "warehouse",
-        "--partition-by",
-        "day",
-        "--cluster-by",
-        "user",
-    )
+    layout = ("--partition-by", "day", "--cluster-by", "user")
+    command("data", "convert", str(folder / "rows.parquet"), str(folder / "warehouse"), *layout)
     (folder / "rows.parquet").unlink()
 
 

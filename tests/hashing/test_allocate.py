@@ -50,6 +50,7 @@ def test_with_few_sums_kept_the_error_says_how_far_it_can_be_off(tables, budget_
         assert found.size_bytes <= budget_bytes
 
 
+@pytest.mark.slow
 def test_many_large_tables_take_a_moment():
     curve = tuple(Option(method="a", size_bytes=10**9 // n + 7 * n, loss=n**1.1) for n in range(1, 200))
     found = allocate({f"t{n}": curve for n in range(40)}, 2 * 10**9)

@@ -8,7 +8,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -184,6 +184,7 @@ def test_cells_cost_little(skewed: bool) -> None:
     assert error(vectors_ND, weights_N, cut) < 1.12 * error(vectors_ND, weights_N, whole)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dims", [1, 3, 4, 7, 8])
 def test_threads_and_processors_do_not_change_a_bit(dims: int) -> None:
     random = np.random.default_rng(dims)
@@ -237,6 +238,8 @@ def test_progress_is_told_and_rises() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0, 1e9), st.integers(1, 50)), min_size=1, max_size=40), st.integers(0, 1500))
+@example([(0.0, 2), (1.0, 1), (6.6e-292, 1)], 0)  # bounds whose product no float holds
+@example([(5e-324, 3), (1e9, 3), (1e-300, 50)], 9)
 def test_shares_add_up_within_their_limits(cells: list[tuple[float, int]], more: int) -> None:
     amount_C, most_C = np.array([c[0] for c in cells]), np.array([c[1] for c in cells])
     least_C = np.minimum(most_C, 1 + np.arange(len(cells)) % 3)

@@ -137,6 +137,7 @@ CHANGES = [
 ]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("change", "splits", "message"), CHANGES, ids=[change.__name__ for change, *_ in CHANGES])
 def test_splits_that_cannot_be_read(tmp_path, change, splits, message):
     for name in "abc":

@@ -149,6 +149,7 @@ def test_workers_that_cannot_be(how, message):
         Workers(**how)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("size", [7, 1000])
 def test_a_batch_may_be_of_more_splits_than_a_service_has_room_for(size):
     def made():
@@ -161,6 +162,7 @@ def test_a_batch_may_be_of_more_splits_than_a_service_has_room_for(size):
         assert keys(there.served_by(lambda epoch, at: map(Served, client.splits(epoch, at, there.splits)))) == expected
 
 
+@pytest.mark.slow
 def test_a_split_that_is_taken_twice_is_given_back_twice():
     there = Batcher(GeneratorReader(make_rows, 300, split_rows=10), COLUMNS, TABLES, Batching(size=10))
     with Service(there.task, Workers(count=1, ahead=1)) as service:

@@ -62,6 +62,7 @@ def children_of(pid):
     return [int(child) for child in tasks.split()]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_the_batches_are_those_made_here(reader, workers, shuffle):
@@ -85,6 +86,7 @@ def test_batches_that_are_kept_stay_as_they_are(reader):
         assert all(np.array_equal(a, split.block) for a, split in zip(before, splits, strict=True))
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_another_number_of_workers(reader):
     expected = list(batches(reader))
     first, position = batches(reader), None
@@ -117,6 +119,7 @@ def test_trainers_share_what_workers_prepare(reader):
         assert torch.equal(torch.cat([a.keys_B, b.keys_B]), batch.keys_B)
 
 
+@pytest.mark.slow
 def test_workers_and_the_host_are_killed_all_the_time(reader):
     expected = list(batches(reader, size=64))
     there = batches(reader, size=64)
@@ -135,6 +138,7 @@ def test_workers_and_the_host_are_killed_all_the_time(reader):
     same(got, expected)
 
 
+@pytest.mark.slow
 def test_nobody_is_left_when_the_owner_is_killed(reader, tmp_path):
     code = f"""
 import sys, time
@@ -185,6 +189,7 @@ def make_deadly(first, count):
 DEADLY = [(make_slowly, "killed by SIGKILL"), (make_deadly, "where memory is short")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("function", "message"), DEADLY)
 def test_a_split_that_no_worker_survives(function, message):
     there = batches(GeneratorReader(function, 1000, split_rows=100), shuffle=False, size=100)

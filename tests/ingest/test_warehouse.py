@@ -194,7 +194,8 @@ def test_many_columns_take_memory(tmp_path):
     convert(ParquetReader(tmp_path / "a.parquet"), tmp_path / "w", Layout(memory_bytes=750_000_000))
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n == "plain" else pytest.mark.slow) for n in LAYOUTS])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LAYOUTS)
 def test_killed_at_any_point(name, tmp_path):
     source = tmp_path / "a.parquet"
     pq.write_table(log(60_000), source, row_group_size=7000)

@@ -120,6 +120,7 @@ def test_views_are_taken_as_they_are():
     assert torch.equal(interact(strided, pooled_BS), interact(dense_BD, pooled_BS))
 
 
+@pytest.mark.slow
 def test_compiled():
     def loss(dense_BD: torch.Tensor, pooled_BS: torch.Tensor) -> torch.Tensor:
         return interact(dense_BD * 2, pooled_BS).square().sum()

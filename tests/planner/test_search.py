@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given, reject, settings
 from hypothesis import strategies as st
 from msgspec import structs
 from perf.networks import profile
@@ -160,7 +160,7 @@ def test_a_plan_is_valid_and_takes_the_memory_that_it_says(asked):
     try:
         planned = make_plan(asked, seconds=0.02)
     except InfeasibleError:
-        return
+        reject()
     plan, forecast = planned.plan, planned.plan.forecast
     tables = {w.table.name: w.table for w in asked.workloads}
     plan.validate(list(tables.values()))

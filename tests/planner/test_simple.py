@@ -129,6 +129,7 @@ def test_two_large_tables_with_little_traffic_are_not_put_together():
     assert max(traffic) < 0.6
 
 
+@pytest.mark.slow
 def test_hundreds_of_tables_on_a_hundred_ranks_take_less_than_a_second():
     rng = random.Random(5)
     tables = [Table(name=f"t{i}", rows=int(10 ** rng.uniform(2, 7.5)), dim=rng.choice([16, 64])) for i in range(856)]

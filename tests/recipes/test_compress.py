@@ -86,6 +86,7 @@ def test_a_history_that_is_none_is_refused(tmp_path, condition, said):
         open_window(resolve(recipe(tmp_path)), [condition])
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["dlrm", "dcn", "deepfm", "wide_deep"])
 def test_the_probe_counts_every_id_and_learns_of_those_it_has_seen(tmp_path, kind):
     resolved = resolve(recipe(tmp_path, model={"kind": kind}))
@@ -113,6 +114,7 @@ def test_the_probe_is_small(tmp_path):
     assert [table.init.__struct_config__.tag for table in small.tables] == ["constant", "uniform", "uniform"]
 
 
+@pytest.mark.slow
 def test_a_probe_is_read_again_and_one_of_other_tables_is_refused(tmp_path):
     resolved = resolve(recipe(tmp_path))
     path = tmp_path / "probe.safetensors"
@@ -133,6 +135,7 @@ def test_a_table_whose_ids_never_come_is_refused_by_name(tmp_path):
         learn(resolve(recipe(tmp_path)), ["user", "seen"], lambda share: None)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("data", [{}, {"valid_share": 0.1}], ids=str)
 def test_what_is_found_fits_and_trains(tmp_path, data, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -161,6 +164,7 @@ class Killed(BaseException):
     """As a kill ends it."""
 
 
+@pytest.mark.slow
 def test_a_killed_command_goes_on_and_finds_the_same(tmp_path):
     whole, other = tmp_path / "whole", tmp_path / "killed"
     for path in (whole, other):
@@ -188,6 +192,7 @@ def test_a_killed_command_goes_on_and_finds_the_same(tmp_path):
     assert plain(found) == plain(expected)
 
 
+@pytest.mark.slow
 def test_another_ratio_in_the_same_folder_takes_what_is_there(tmp_path):
     compressed(tmp_path, methods=("hash",), rows=600)
     before = (tmp_path / "c" / "trials.jsonl").read_text()

@@ -66,6 +66,7 @@ def run_of(folder, maps=MAPS, **changes):
     return run, run.go()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("model", [{"kind": "dlrm", "bottom": [8], "top": [8]}, {"kind": "wide_deep", "deep": [8]}])
 def test_a_run_with_maps_learns_and_is_the_same_twice(tmp_path, model):
     """Wide parts, whose tables are of single weights, have the maps as well."""
@@ -109,6 +110,7 @@ def test_what_is_served_is_the_map_of_all_samples(tmp_path):
     assert before == result.test["label"]["count"]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("determinism", ["run", "elastic"])
 def test_rows_cut_among_four_ranks_are_rows_on_one(tmp_path, determinism):
     """Elastic training gives the same bits; the default gives sums in another order."""

@@ -61,6 +61,7 @@ def test_copies_never_overwrite(tmp_path):
         copy("dlrm-synthetic", tmp_path / "c")
 
 
+@pytest.mark.slow
 def test_the_commands(tmp_path):
     listed = rowwise_cli("ls")
     assert (listed.returncode, listed.stderr) == (0, "")
@@ -81,5 +82,6 @@ def test_what_is_promised_is_reached(name, tmp_path):
     if recipe.data.dataset in GETTERS:
         get(recipe.data.dataset, tmp_path)
     found = Run.start(recipe, tmp_path / "runs").go().test["label"]
-    assert found["auc"] > recipe.about.expect["auc"] - 0.003
-    assert found["ne"] < recipe.about.expect["ne"] + 0.006
+    # From both sides: what is much better than promised has seen its labels.
+    assert found["auc"] == pytest.approx(recipe.about.expect["auc"], abs=0.004)
+    assert found["ne"] == pytest.approx(recipe.about.expect["ne"], abs=0.008)

@@ -58,6 +58,7 @@ def changes_for(shared, **more):
     return {"name": f"shared{len(shared)}", "data": {"together": "session"}, "columns": {"shared": shared}, **more}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", MODELS)
 def test_one_rank_ends_with_the_same_bits(tmp_path, kind):
     write_sessions(tmp_path / "rows.parquet")
@@ -106,6 +107,7 @@ def on_two_ranks(folder, train, shared, model):
     return {name: opened.load(name) for name in names}, result.test, sent
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("elastic", [False, True])
 def test_two_ranks_end_with_the_same_bits_and_send_less(tmp_path, kind, elastic):

@@ -54,16 +54,19 @@ def test_parts_add_up_to_the_whole(script):
 
 
 def test_of_a_real_clock():
-    begin = perf_counter()
+    before = perf_counter()
     clock = Breakdown()
+    begin = perf_counter()
     with clock.phase("forward"):
         time.sleep(0.01)
         with clock.phase("lookup"):
             time.sleep(0.02)
     with clock.phase(PAUSED), clock.phase("lookup"):
         time.sleep(0.03)
+    end = perf_counter()
     seconds = clock.seconds()
-    assert sum(seconds.values()) == pytest.approx(perf_counter() - begin, abs=2e-3)
+    assert end - begin <= sum(seconds.values()) + 1e-9
+    assert sum(seconds.values()) <= perf_counter() - before + 1e-9
     assert seconds["forward"] >= 0.01
     assert seconds["lookup"] >= 0.02
     assert seconds[PAUSED] >= 0.03
@@ -112,8 +115,9 @@ def test_stages_of_sharded_tables(threads):
         model = nn.ModuleDict({"tables": sharded})
         clock = Breakdown()
         watches = clock.watch([sharded])
-        begin = perf_counter()
+        outside = perf_counter()
         before = clock.seconds()
+        begin = perf_counter()
         sharded.calls = calls
         with clock.phase("forward"):
             made = [model["tables"](make_clicks(64, seed=n).sparse).matrix_BS.sum() for n in range(calls)]
@@ -121,8 +125,10 @@ def test_stages_of_sharded_tables(threads):
             sum(made).backward()
         with clock.phase("update"):
             sharded.update()
+        end = perf_counter()
         seconds = {phase: s - before[phase] for phase, s in clock.seconds().items()}
-        assert sum(seconds.values()) == pytest.approx(perf_counter() - begin, abs=5e-3)
+        assert end - begin <= sum(seconds.values()) + 1e-9
+        assert sum(seconds.values()) <= perf_counter() - outside + 1e-9
         seen = ("route", "lookup", "exchange", "forward", "backward", "update")
         assert all(seconds[phase] > 0 for phase in seen), seconds
         assert clock._inside == ["other"]
@@ -165,16 +171,17 @@ def test_gradients_that_travel_back_are_exchange(threads, monkeypatch):
 def test_what_is_done_to_dense_parameters_is_backward():
     torch.manual_seed(0)
     model = DLRM(Embeddings(make_tables(64)), 3, bottom=(8, 64), top=(8, 1))
-    clock = Breakdown()
+    clock, charged = Breakdown(), []
+
+    class Watched(torch.optim.AdamW):
+        def step(self, closure=None):
+            charged.append(clock._inside[-1])
+
     work = Machinery.of(model, Clicks(model), Training(), clock)
-    charged = []
-    inner, rows = work.optimizer.step, model.embeddings.update
-    work.optimizer.step = lambda *given_: (charged.append(clock._inside[-1]), inner(*given_))[1]
-    model.embeddings.update = lambda: (charged.append(clock._inside[-1]), rows())[1]
+    work.optimizer.__class__ = Watched
     step(work, [make_clicks(64)], 1)
-    assert charged[0] == "update"
+    assert charged == ["backward"]
     assert clock.seconds()["update"] > 0
-    assert set(charged[1:]) <= {"backward"}
 
 
 class Unwatched:

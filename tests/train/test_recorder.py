@@ -248,6 +248,7 @@ def test_tensorboard_that_is_not_there(tmp_path, monkeypatch):
         World(fast(log=Log(tensorboard=True)), tmp_path).start()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("profile", "name"), [("2:3", "steps-2-3.json"), ("5:99", "steps-5-99.json")])
 def test_a_trace_of_some_steps(tmp_path, profile, name):
     World(fast(log=Log(profile=profile)), tmp_path).start().run()

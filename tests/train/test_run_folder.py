@@ -196,6 +196,7 @@ def test_a_checkpoint_on_a_full_disk(tmp_path):
     assert [path.name for path in (tmp_path / "ckpt").iterdir()] == ["step-000000001"]
 
 
+@pytest.mark.slow
 def test_a_run_on_a_full_disk_ends_with_one_line_and_goes_on_later(tmp_path):
     cut = World(fast(save=Saving(every=1), log=Log(every=1)), tmp_path / "cut")
     whole = World(cut.settings, tmp_path / "whole")

@@ -82,6 +82,7 @@ def cuts_of(world, steps, accumulate, seed=0):
     return made
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("optimizer", [DenseSgd(lr=0.1, momentum=0.9), DenseAdam(lr=0.01)])
 def test_ranks_with_uneven_and_empty_batches_train_as_one(optimizer, accumulate):

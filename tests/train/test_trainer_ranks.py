@@ -47,6 +47,7 @@ def number(text):
         return float(sum(map(ord, text)))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("plan", "accumulate", "worlds"), [(0, 1, (2, 3, 4)), (1, 2, (3,)), (2, 1, (4,))])
 def test_any_number_of_ranks_trains_as_one(tmp_path, plan, accumulate, worlds):
     """With evaluations, best checkpoints, lines and early stopping; ranks may have no samples of a batch."""
@@ -107,6 +108,7 @@ def test_elastic_ranks_train_as_one_to_the_bit(tmp_path):
         check_same_lines(tmp_path / str(world), tmp_path / "1", "metrics.csv")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("worlds", [(4, 2), (1, 4), (2, 1)])
 def test_elastic_goes_on_at_another_world_size_and_plan_to_the_bit(tmp_path, fifty, worlds):
     """Fifty steps at once are twenty-five, and twenty-five more on other ranks with other tiles."""
@@ -148,6 +150,7 @@ def test_a_run_goes_on_at_another_world_size(tmp_path):
         assert number(row["value"]) == pytest.approx(number(there["value"]), rel=1e-5, abs=1e-6, nan_ok=True)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("guilty", [0, 2])
 @pytest.mark.parametrize("step", [0, 4, 6])
 def test_a_stop_on_one_rank_stops_all_after_the_same_step(tmp_path, guilty, step):

@@ -235,7 +235,7 @@ def shares(amount_C: Doubles, least_C: Ints, most_C: Ints, total: int) -> Ints:
     amount_C = amount_C / (amount_C.max() or 1)
     low, high = 0.0, 2.0 * max(total, int(most_C.max())) / max(float(amount_C[amount_C > 0].min(initial=1)), 1e-300)
     for _ in range(200):  # until nothing lies between them
-        middle = math.sqrt(low * high) if low else high / 2**20
+        middle = math.sqrt(low) * math.sqrt(high) if low else high / 2**20
         over = np.clip(np.floor(np.minimum(middle * amount_C, most_C)), least_C, most_C).sum() > total
         low, high = (low, middle) if over else (middle, high)
     exact_C = np.minimum(low * amount_C, most_C)
