@@ -13,7 +13,7 @@ export PYTHONDONTWRITEBYTECODE =
 # Idle OpenMP threads that spin take the cores from those that work.
 export OMP_WAIT_POLICY = passive
 
-.PHONY: help demo test test-all build lint sanitize bench clean
+.PHONY: help demo test test-all build lint sanitize bench bench-smoke clean
 .DEFAULT_GOAL := help
 
 help:
@@ -24,6 +24,7 @@ help:
 	@echo "make lint      what 'make test' does before the tests"
 	@echo "make sanitize  the native tests under the address and undefined-behaviour sanitizers"
 	@echo "make bench     lookup and update beside other libraries"
+	@echo "make bench-smoke  every benchmark, tiny: does it run, and are its results right?"
 	@echo "make clean     remove what was made, .venv included"
 	@echo "Python is $(PYTHON); choose another with PYTHON=/path/to/python3"
 
@@ -69,6 +70,9 @@ sanitize: build
 
 bench: $(PEERS)
 	$(BIN)/rowwise bench ops
+
+bench-smoke: $(PEERS)
+	$(BIN)/rowwise bench --all --smoke
 
 clean:
 	rm -rf $(VENV) build dist .hypothesis .ruff_cache .import_linter_cache

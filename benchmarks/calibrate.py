@@ -1,6 +1,6 @@
-"""Costs that were learned, held to measurements; plans that were searched with them, held to the truth.
+"""How well do learned costs predict what is measured, and how good are plans that were searched with them?
 
-    python benchmarks/calibrate.py [--quick] [--only sets] [--folder DIR] [--save benchmarks/results/calibrate.json]
+    python benchmarks/calibrate.py [--quick | --smoke] [--only sets] [--folder DIR] [--save]
 
     sets        `rowwise calibrate --minutes 10`, in --folder, where it goes on: what it says of sets that it
                 never learned from, beside the noise of its own measurements
@@ -13,6 +13,9 @@
     dreamshard  the shipped policy on tables that it never saw, beside greedy methods, NeuroShard's and our search
 
 A time is the 20 % quantile over rounds, of the slower rank. The last printed line is one JSON object.
+
+Takes: 40 minutes; --quick 3 minutes
+Needs: nothing else
 """
 
 import argparse
@@ -20,18 +23,19 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import calibrate_dreamshard
 import msgspec
 import numpy as np
-import planner_tasks as tasks
 import torch
-from report import environment, finish, geomean
+from parts import calibrate_dreamshard
+from parts import planner_tasks as tasks
+from parts.report import at_least, at_most, environment, exactly, finish, geomean, options, parsed
 
 from rowwise.calibrate.steps import Order, Step, measure_plans
 from rowwise.calibrate.train_network import Sets, Shape, error_of, predicted_s, tau_of, train_network
@@ -55,12 +59,13 @@ POOL = tasks.DATA / "dlrm856_like_tables.csv"
 WORLD = 2
 MOST_BYTES = 1 << 30  # of a task's tables
 RANDOM_PLANS = 12
+SMOKE_MINUTES = 0.03
 BEST = 8  # placements that the truth is asked about
 
 
 def measure_sets(args: argparse.Namespace) -> list[dict]:
     """As a user would: the command line, and what it leaves."""
-    minutes = 0.5 if args.quick else 10
+    minutes = SMOKE_MINUTES if args.smoke else 0.5 if args.quick else 10
     given = ["--minutes", str(minutes), "--nproc", str(WORLD), "--tables", str(POOL), "--dim", "64"]
     subprocess.run([sys.executable, "-m", "rowwise", "calibrate", str(args.folder), *given], check=True)
     quality = msgspec.json.decode((args.folder / "quality.json").read_bytes())
@@ -118,7 +123,7 @@ def profile(args: argparse.Namespace) -> Hardware:
 
 def measure_chosen(args: argparse.Namespace) -> list[dict]:
     hardware, rows = profile(args), []
-    for number in range(2 if args.quick else 12):
+    for number in range(1 if args.smoke else 2 if args.quick else 12):
         question = task(number, hardware)
         planned = make_plan(question, seconds=0.5)
         (step,) = measure_plans(Order(question.workloads, (planned.plan,), question.batch, rounds=args.rounds))
@@ -155,7 +160,7 @@ def measure_plans_of_a_model(args: argparse.Namespace) -> list[dict]:
     question = model(profile(args))
     problem = problem_of(question)
     rng = np.random.default_rng(12)
-    plans = {f"random {k}": spread_out(problem, rng) for k in range(RANDOM_PLANS)}
+    plans = {f"random {k}": spread_out(problem, rng) for k in range(2 if args.smoke else RANDOM_PLANS)}
     found = search(problem, seconds=0.5)
     plans["ours"] = found.placement
     for name in BASELINES:
@@ -249,10 +254,10 @@ def oracle_sets(count: int, hardware: Hardware, seed: int) -> tuple[dict[str, Se
 
 def learned_oracle(args: argparse.Namespace, form: str, bounded: bool) -> tuple[Kernels, dict]:
     base = hardware_named("a100-like")
-    known, _ = oracle_sets(2000 if args.quick else 20_000, base, 1)
-    asked, truth = oracle_sets(1000, base, 2)
+    known, _ = oracle_sets(100 if args.smoke else 2000 if args.quick else 20_000, base, 1)
+    asked, truth = oracle_sets(50 if args.smoke else 1000, base, 2)
     size = {"hidden": 128, "hinges": 64} if form == "published" else {}
-    shape = Shape(form=form, bounded=bounded, steps=400 if args.quick else 2500, **size)
+    shape = Shape(form=form, bounded=bounded, steps=10 if args.smoke else 400 if args.quick else 2500, **size)
     networks = {stage: train_network(known[stage], shape) for stage in STAGES}
     predicted = sum(predicted_s(networks[s], asked[s]) for s in STAGES)
     exact = sum(truth.values())
@@ -270,11 +275,11 @@ def measure_oracle(args: argparse.Namespace) -> list[dict]:
     for form, bounded in (("scaled", True), ("published", False)):
         kernels, about = learned_oracle(args, form, bounded)
         ratios: dict[str, list[float]] = {"first": [], "best": [], "oracle": []}
-        for seed in range(4 if args.quick else 30):
+        for seed in range(1 if args.smoke else 4 if args.quick else 30):
             question = tasks.ns4(seed)
             truth = problem_of(question)
-            exact = search(truth, seconds=0.5)
-            found = search_best(problem_of(with_networks(question, kernels)), BEST, seconds=0.5)
+            exact = search(truth, seconds=args.effort_s)
+            found = search_best(problem_of(with_networks(question, kernels)), BEST, seconds=args.effort_s)
             costs = [truth.cost(one.placement) for one in found if truth.fits(one.placement)]
             if not exact.over and costs:
                 for name, cost in (("first", costs[0]), ("best", min(costs)), ("oracle", exact.cost)):
@@ -297,12 +302,10 @@ def oracle_floors(rows: list[dict]) -> list[dict]:
     return [at_most(name.format(row["network"]), row["best_over_oracle"], 1.03) for row in rows]
 
 
-def at_most(name: str, value: float, most: float) -> dict:
-    return {"name": name + " (at most)", "value": round(value, 4), "floor": round(most, 4), "ok": bool(value <= most)}
-
-
-def at_least(name: str, value: float, least: float) -> dict:
-    return {"name": name, "value": round(value, 4), "floor": least, "ok": bool(value >= least)}
+def measure_dreamshard(args: argparse.Namespace) -> list[dict]:
+    rows = calibrate_dreamshard.run(1 if args.smoke else 4 if args.quick else 20)
+    calibrate_dreamshard.show(rows)
+    return rows
 
 
 MEASURES = {
@@ -310,19 +313,31 @@ MEASURES = {
     "chosen": (measure_chosen, chosen_floors),
     "plans": (measure_plans_of_a_model, plans_floors),
     "oracle": (measure_oracle, oracle_floors),
-    "dreamshard": (lambda args: calibrate_dreamshard.run(args.quick), calibrate_dreamshard.floors_of),
+    "dreamshard": (measure_dreamshard, calibrate_dreamshard.floors_of),
 }
 
 
+def smoke_floors(rows: list[dict]) -> list[dict]:
+    """What was predicted and measured is more than nothing; times are not asked."""
+    timed = [row for row in rows if "measured_ms" in row]
+    counts = Counter(row["section"] for row in rows)
+    return [
+        *(exactly(f"rows of {name}", counts[name], wanted) for name, wanted in SMOKE_ROWS.items()),
+        at_least("plans beside random ones, and those of baselines", counts["plans"], 4),
+        exactly("plans with times, predicted and measured", sum(r["predicted_ms"] > 0 for r in timed), len(timed)),
+    ]
+
+
+SMOKE_ROWS = {"sets": 1, "chosen": 1, "oracle": 2}
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a coarser answer in a minute or two")
+    parser = options("calibrate", __doc__)
     parser.add_argument("--only", nargs="+", choices=SECTIONS, help="of the sections")
     parser.add_argument("--folder", type=Path, help="of the calibration: a new one, unless told")
-    parser.add_argument("--save", type=Path, help="where to write the JSON")
-    args = parser.parse_args()
+    args = parsed(parser)
     torch.set_num_threads(1)
-    args.rounds = 9 if args.quick else 40
+    args.rounds, args.effort_s = (2, 0.05) if args.smoke else (9 if args.quick else 40, 0.5)
     only = args.only or SECTIONS
     rows, floors = [], []
     with tempfile.TemporaryDirectory() as made:
@@ -333,8 +348,9 @@ def main() -> None:
             measure, judge = MEASURES[section]
             found = measure(args)
             rows += [{"section": section, **row} for row in found]
-            floors += judge(found)
-    finish({"benchmark": "calibrate", "environment": environment(), "rows": rows, "floors": floors}, args.save)
+            floors += [] if args.smoke else judge(found)
+    floors = smoke_floors(rows) if args.smoke else floors
+    finish({"benchmark": "calibrate", "environment": environment(), "rows": rows, "floors": floors}, args)
 
 
 if __name__ == "__main__":

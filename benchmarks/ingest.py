@@ -1,15 +1,18 @@
-"""From files to batches: what a worker makes of the time that decoding takes, and what is around it.
+"""How fast do files become batches, beside decoding alone and what others make of the same files?
 
-    python benchmarks/ingest.py [--quick] [--only worker kernels] [--save benchmarks/results/ingest.json]
+    python benchmarks/ingest.py [--quick | --smoke] [--only worker kernels] [--save]
 
 Rows have 13 numbers, 26 ids, 4 lists of ids and a label. `worker` reads, transforms and encodes them, in turns with
-only decoding the same file, and with others that do the same work (`ingest_peers.py`); `kernels` are its inner loops;
-`handoff` is a batch from process to process; `store` is a map of features laid out as columns; `memory` is that of
-converting and reading files ten times as large as the limit; `scaling` is how many workers a service comes to.
+only decoding the same file, and with others that do the same work (`parts/ingest_peers.py`); `kernels` are its inner
+loops; `handoff` is a batch from process to process; `store` is a map of features laid out as columns; `memory` is that
+of converting and reading files ten times as large as the limit; `scaling` is how many workers a service comes to.
 
 All rates are of a second of a processor, of all threads and processes that take part; ways take turns in one run, and
 the best of the repeats counts; Ray, which has processes of its own, comes last. The last printed line is one JSON
 object.
+
+Takes: 20 minutes; --quick 2 minutes
+Needs: the extras `peers` and `cluster` for DuckDB and Ray; what is missing is left out
 """
 
 import argparse
@@ -17,6 +20,7 @@ import json
 import os
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -24,16 +28,12 @@ from pathlib import Path
 os.environ["OMP_NUM_THREADS"] = os.environ["POLARS_MAX_THREADS"] = "1"  # Arrow's threads too
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-import ingest_data as data
-import ingest_handoff
-import ingest_kernels
-import ingest_memory
-import ingest_peers as peers
-import ingest_scaling
-import ingest_store
 import pyarrow as pa
 import torch
-from report import environment, finish
+from parts import ingest_data as data
+from parts import ingest_handoff, ingest_kernels, ingest_memory, ingest_scaling, ingest_store
+from parts import ingest_peers as peers
+from parts.report import at_least, at_most, environment, exactly, finish, options, parsed
 
 from rowwise import Table
 from rowwise.ingest import Batcher, Batching
@@ -49,6 +49,7 @@ OVER = {"Polars": 1.4, "pyarrow and numpy": 2.2, "DuckDB": 2.5, "Ray Data": 4, "
 KERNELS = {"SigridHash": 200, "FirstX and hash": 250, "Bucketize": 40}  # million a second
 DECODE = "decode only"
 BATCH = 8192
+SMOKE_ROWS = 1 << 10
 
 
 class Slot:
@@ -68,24 +69,25 @@ def prepare(task: Task, slot: Slot) -> int:
     return sum(task.open(index, 0).encode(memory=slot).rows for index in task.order(0))
 
 
-def worker(quick: bool) -> Iterator[dict]:
-    groups, repeats = (1, 3) if quick else (6, 5)
+def worker(args: argparse.Namespace) -> Iterator[dict]:
+    groups, repeats = (1, 1 if args.smoke else 3) if args.quick else (6, 5)
     with tempfile.TemporaryDirectory() as folder:
-        paths = data.write(Path(folder), groups)
+        paths = data.write(Path(folder), groups, SMOKE_ROWS if args.smoke else data.GROUP_ROWS)
         ways = worker_ways(paths)
-        rates = dict.fromkeys(ways, 0.0)
+        rates, counts = dict.fromkeys(ways, 0.0), dict.fromkeys(ways, 0)
         for _ in range(repeats):
             for name, way in ways.items():
                 ways[name[0], DECODE]()  # untimed: Arrow's memory is as a reader leaves it, whoever ran before
                 begin_s = time.process_time()
-                rows = way()
-                rates[name] = max(rates[name], rows / (time.process_time() - begin_s))
-        if not quick and peers.there("Ray Data"):  # it takes half a minute to start
+                counts[name] = way()
+                rates[name] = max(rates[name], counts[name] / (time.process_time() - begin_s))
+        if not args.quick and peers.there("Ray Data"):  # it takes half a minute to start
             rates["zstd", "Ray Data"] = peers.ray_rate(paths["zstd"], repeats)
         yield from service(paths["zstd"])
     for (file, way), rate in rates.items():
         if rate:
-            yield {"file": file, "way": way, "rows_s": rate, "of_decode": rate / rates[file, DECODE]}
+            row = {"file": file, "way": way, "rows_s": rate, "of_decode": rate / rates[file, DECODE]}
+            yield row | {"rows": counts.get((file, way))}
     for name in peers.PACKAGES:
         if not rates.get(("zstd", name)):
             note = "left out: not installed, it does not start here, or the run is a quick one"
@@ -126,9 +128,10 @@ def service(path: Path) -> Iterator[dict]:
     yield row | {"rows_wall_s": rows / wall_s, "trainer_share": here_s / (here_s + there_s)}
 
 
-def kernels(quick: bool) -> Iterator[dict]:
-    cases, best = ingest_kernels.cases(), dict[tuple[str, str], float]()
-    for _ in range(5 if quick else 25):
+def kernels(args: argparse.Namespace) -> Iterator[dict]:
+    cases = ingest_kernels.cases(SMOKE_ROWS if args.smoke else ingest_kernels.COUNT)
+    best: dict[tuple[str, str], float] = {}
+    for _ in range(1 if args.smoke else 5 if args.quick else 25):
         for kernel, side, count, call in cases:
             begin_s = time.process_time()
             call()
@@ -138,35 +141,33 @@ def kernels(quick: bool) -> Iterator[dict]:
         yield {"kernel": kernel, "side": side, "million_s": rate}
 
 
-def handoff(quick: bool) -> Iterator[dict]:
+def handoff(args: argparse.Namespace) -> Iterator[dict]:
     with tempfile.TemporaryDirectory() as folder:
-        path = data.write(Path(folder), 1)["zstd"]
-        yield from ingest_handoff.measure(path, 1 if quick else 4, 30 if quick else 60)
+        path = data.write(Path(folder), 1, SMOKE_ROWS if args.smoke else data.GROUP_ROWS)["zstd"]
+        repeats, count = (1, 4 if args.smoke else 30) if args.quick else (4, 60)
+        yield from ingest_handoff.measure(path, repeats, count)
 
 
-def store(quick: bool) -> Iterator[dict]:
+def store(args: argparse.Namespace) -> Iterator[dict]:
     with tempfile.TemporaryDirectory() as folder:
-        yield ingest_store.measure(Path(folder), *((2000, 2) if quick else (4000, 5)))
+        yield ingest_store.measure(Path(folder), *((100, 1) if args.smoke else (2000, 2) if args.quick else (4000, 5)))
 
 
-def memory(quick: bool) -> Iterator[dict]:
+def memory(args: argparse.Namespace) -> Iterator[dict]:
     with tempfile.TemporaryDirectory() as folder:
-        yield from ingest_memory.measure(Path(folder), quick, lambda line: print(f"  {line}", flush=True))
+        yield from ingest_memory.measure(Path(folder), memory_times(args), lambda line: print(f"  {line}", flush=True))
 
 
-def scaling(quick: bool) -> Iterator[dict]:
-    yield ingest_scaling.measure(10 if quick else 30)
+def scaling(args: argparse.Namespace) -> Iterator[dict]:
+    yield ingest_scaling.measure(1 if args.smoke else 10 if args.quick else 30)
+
+
+def memory_times(args: argparse.Namespace) -> float:
+    """How many times as large as the memory a file is."""
+    return 0.02 if args.smoke else ingest_memory.QUICK_TIMES if args.quick else ingest_memory.TIMES_AS_LARGE
 
 
 RUN = {f.__name__: f for f in (worker, kernels, handoff, store, memory, scaling)}
-
-
-def at_least(name: str, value: float, floor: float) -> dict:
-    return {"name": name, "value": round(value, 3), "floor": floor, "ok": value >= floor}
-
-
-def at_most(name: str, value: float, floor: float) -> dict:
-    return {"name": name, "value": round(value, 4), "floor": floor, "ok": value <= floor}
 
 
 def of_worker(rows: list[dict]) -> Iterator[dict]:
@@ -191,8 +192,7 @@ def of_handoff(rows: list[dict]) -> Iterator[dict]:
     slots, few, many = ingest_handoff.WAYS
     yield at_least("hand-off over memory slots: GB for each second of a processor", rates[slots], 8)
     yield at_least("hand-off: times as fast as torch's queue, 60 tensors", rates[slots] / rates[many], 10)
-    factor = round(rates[slots] / rates[few], 1)
-    yield {"name": "hand-off: times as fast as torch's queue, 3 tensors", "value": factor, "floor": None, "ok": True}
+    yield at_least("hand-off: times as fast as torch's queue, 3 tensors", rates[slots] / rates[few], None)
 
 
 def of_store(rows: list[dict]) -> Iterator[dict]:
@@ -229,29 +229,44 @@ FLOORS = {
 }
 
 
+SMOKE_WAYS = {"kernels": 9, "handoff": 3, "store": 1, "memory": 2, "scaling": 1}  # rows of these sections
+
+
+def smoke_floors(rows: list[dict], sections: list[str]) -> Iterator[dict]:
+    """Every way of each section, and all rows by each of ours."""
+    counts = Counter(row["section"] for row in rows)
+    for section, wanted in SMOKE_WAYS.items():
+        if section in sections:
+            yield exactly(f"rows of {section}", counts[section], wanted)
+    if "worker" in sections:
+        ours = [row for row in rows if row["section"] == "worker" and row["way"].startswith("rowwise")]
+        yield exactly("files and ways of ours", len(ours), 10)
+        yield exactly("their rows", sum(row["rows"] for row in ours), 10 * SMOKE_ROWS)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a coarser answer in under a minute")
-    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS, help="leave the others out")
-    parser.add_argument("--save", type=Path, help="where to write the JSON; sections left out stay as they are there")
-    args = parser.parse_args()
+    parser = options("ingest", __doc__)
+    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS, help="of others what is saved stays")
+    args = parsed(parser)
     torch.set_num_threads(1)
     pa.set_cpu_count(1)
     pa.set_io_thread_count(1)
     rows, floors = [], []
     for section in args.only:
         begin_s = time.perf_counter()
-        found = list(RUN[section](args.quick))
+        found = list(RUN[section](args))
         print(f"{section}: {time.perf_counter() - begin_s:.0f} s", flush=True)
         for row in found:
             print("  " + ", ".join(f"{k} {shown(v)}" for k, v in row.items()), flush=True)
         rows += [{"section": section, **row} for row in found]
-        floors += [{**floor, "section": section} for floor in FLOORS[section](found)]
+        floors += [] if args.smoke else [{**floor, "section": section} for floor in FLOORS[section](found)]
     if args.save and args.save.exists():
         before = json.loads(args.save.read_text())
         rows += [row for row in before["rows"] if row["section"] not in args.only]
         floors += [floor for floor in before["floors"] if floor["section"] not in args.only]
-    finish({"benchmark": "ingest", "environment": environment(), "rows": rows, "floors": floors}, args.save)
+    if args.smoke:
+        floors = list(smoke_floors(rows, args.only))
+    finish({"benchmark": "ingest", "environment": environment(), "rows": rows, "floors": floors}, args)
 
 
 def shown(value: object) -> str:

@@ -1,10 +1,13 @@
-"""Lookup, backward and update of 26 tables, every row type and optimizer, beside FBGEMM, torch and the memory's limit.
+"""How fast are lookup, backward and update of 26 tables beside FBGEMM, torch and the memory's limit?
 
-    python benchmarks/ops.py [--quick] [--save benchmarks/results/ops.json]
+    python benchmarks/ops.py [--quick | --smoke] [--save]
     python benchmarks/ops.py --fbgemm-1.5-python PATH    # an environment with fbgemm-gpu-cpu 1.5.0
 
 Every pair runs interleaved on the same ids (A B A B); results are first checked to be equal; a time is the
-20 % quantile of the repeats. Needs the `peers` extra. The last printed line is one JSON object.
+20 % quantile of the repeats. The last printed line is one JSON object.
+
+Takes: 25 minutes; --quick 1 minute
+Needs: the extra `peers`
 """
 
 import argparse
@@ -13,14 +16,16 @@ import json
 import os
 import subprocess
 import time
-from pathlib import Path
+from collections import Counter
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import numpy as np
 import torch
-from ops_work import FbgemmPeer, Work, ids_for, rows_for
-from report import environment, finish, geomean, save
+from parts import BENCHMARKS
+from parts.limits import Rows
+from parts.ops_work import FbgemmPeer, Work, ids_for, rows_for
+from parts.report import environment, exactly, finish, geomean, has_peer, options, parsed, save
 
 from rowwise import Adagrad, Adam, Embeddings, Ftrl, Jagged, Lamb, RowType, RowWiseAdagrad, RowWiseAdam, Sgd, Table
 
@@ -58,20 +63,12 @@ class Ours:
         self.module.update()
         return middle - begin, time.perf_counter() - middle
 
-    def limit(self, jagged: Jagged) -> float:
-        """Seconds to read the same rows in the same order, and nothing else."""
-        offsets = torch.ops.rowwise.offsets(jagged.lengths_FB)
-        features = self.module._features_for(jagged)[0]
-        begin = time.perf_counter()
-        torch.ops.rowwise.touch(self.module.arena.rows, features, jagged.values_N, offsets, jagged.batch_size)
-        return time.perf_counter() - begin
-
 
 class FbgemmElsewhere:
     """FBGEMM in another environment: a child process that makes the same ids and answers with its times."""
 
     def __init__(self, python: str, rows: list[int], dim: int, optimizer: str):
-        command = [python, str(Path(__file__).with_name("ops_work.py")), json.dumps([rows, dim, optimizer])]
+        command = [python, str(BENCHMARKS / "parts" / "ops_work.py"), json.dumps([rows, dim, optimizer])]
         self.child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ)
         self.version = self._read()
 
@@ -136,12 +133,13 @@ def measure_fbgemm(works: list[Work], rows: list[int], quick: bool) -> list[dict
             torch.set_num_threads(work.threads)
             batches = [ids_for(rows, work, seed) for seed in range(3)]
             jagged = [ours.batch(ids, work) for ids in batches]
+            rows_read = [Rows(ours.module, one) for one in jagged]
             offsets, grad = peer.offsets(work), work.grad(len(rows))
             assert_equal(ours, peer, jagged[0], batches[0], work, grad)
             times: dict[str, list] = {"limit": [], "ours": [], "peer": []}
             for repeat in range(repeats(work, len(rows), quick)):
                 k = repeat % 3
-                times["limit"].append(ours.limit(jagged[k]))
+                times["limit"].append(rows_read[k].gather_s())
                 times["ours"].append(ours.step(jagged[k], grad))
                 times["peer"].append(peer.step(batches[k], offsets, grad))
             out.append(row_of(work, "fbgemm-gpu-cpu " + peer.version, times))
@@ -302,8 +300,9 @@ def floors_of(rows: list[dict]) -> list[dict]:
     ]
 
 
-def grid(optimizers: tuple[str, ...], row_type: str, quick: bool, threads: list[int]) -> list[Work]:
-    dims, batches = ((64,), (2048,)) if quick else ((16, 64, 128), (2048, 16384))
+def grid(optimizers: tuple[str, ...], row_type: str, args: argparse.Namespace, threads: list[int]) -> list[Work]:
+    dims, batches = ((64,), (2048,)) if args.quick else ((16, 64, 128), (2048, 16384))
+    batches = (32,) if args.smoke else batches
     return [
         Work(dim, batch, pooling, ids, n, optimizer, row_type)
         for optimizer in optimizers
@@ -349,10 +348,10 @@ SECTIONS = ("fp32", "fp16", "shapes", "fbgemm-1.5", "row types", "torch")
 
 
 def measure(section: str, args: argparse.Namespace) -> list[dict]:
-    rows = rows_for(26, 1_000, 400_000 if args.quick else 4_000_000)
-    fewer = rows_for(26, 1_000, 400_000 if args.quick else 1_000_000)  # room for several copies with their state
-    works = grid(("rowwise_adagrad", "sgd"), "fp32", args.quick, args.threads)
-    halves = grid(("rowwise_adagrad", "adagrad"), "fp16", args.quick, args.threads[:1])
+    tables, most = (4, 2_000) if args.smoke else (26, 400_000 if args.quick else 4_000_000)
+    rows, fewer = rows_for(tables, 1_000, most), rows_for(tables, 1_000, min(most, 1_000_000))  # several copies fit
+    works = grid(("rowwise_adagrad", "sgd"), "fp32", args, args.threads)
+    halves = grid(("rowwise_adagrad", "adagrad"), "fp16", args, args.threads[:1])
     if section == "fp32":
         return measure_fbgemm(works, rows, args.quick)
     if section == "fp16":
@@ -363,8 +362,8 @@ def measure(section: str, args: argparse.Namespace) -> list[dict]:
         old = [w for w in works if w.threads == 2 and w.optimizer == "rowwise_adagrad"]
         return measure_elsewhere(old, rows, args.quick, args.old_python) if args.old_python else []
     if section == "row types":
-        return measure_row_types([w for w in halves if w.batch == 2048], fewer, args.quick)
-    small = [w for w in works if w.dim == 64 and w.optimizer == "rowwise_adagrad" and w.batch == 2048]
+        return measure_row_types([w for w in halves if w.batch == halves[0].batch], fewer, args.quick)
+    small = [w for w in works if w.dim == 64 and w.optimizer == "rowwise_adagrad" and w.batch == works[0].batch]
     small = [w for w in small if not args.quick or w.threads == 1]
     found: list[dict] = []
     for name in SPARSE:  # Adam keeps two floats for each weight, on both sides
@@ -373,26 +372,36 @@ def measure(section: str, args: argparse.Namespace) -> list[dict]:
     return found
 
 
+SMOKE_ROWS = {"fp32": 16, "fp16": 8, "fbgemm-1.5": 0, "row types": 16, "torch": 12}
+
+
+def smoke_floors(rows: list[dict], sections: list[str]) -> list[dict]:
+    """FBGEMM's tables were compared with ours before they were timed."""
+    counts = Counter(row["section"] for row in rows)
+    return [exactly(f"cells of {section}", counts[section], SMOKE_ROWS[section]) for section in sections]
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a coarser answer in under a minute")
-    parser.add_argument("--save", type=Path, help="where to write the JSON")
+    parser = options("ops", __doc__)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS, help="the rest stays as saved before")
     parser.add_argument(
         "--fbgemm-1.5-python", dest="old_python", help="python of an environment with fbgemm-gpu-cpu 1.5.0"
     )
-    args = parser.parse_args()
+    args = parsed(parser)
+    with_peer = has_peer("fbgemm-gpu-cpu", args)
+    only = [section for section in args.only if with_peer or section not in ("fp32", "fp16")]
     made = environment()
     measured: list[dict] = []
     if args.save and args.save.exists():
-        measured = [r for r in json.loads(args.save.read_text())["rows"] if r["section"] not in args.only]
-    for section in args.only:
+        measured = [r for r in json.loads(args.save.read_text())["rows"] if r["section"] not in only]
+    for section in only:
         found = measure(section, args)
         measured += [{"section": section, "commit": made["commit"], **row} for row in found]
-        result = {"benchmark": "ops", "environment": made, "rows": measured, "floors": floors_of(measured)}
+        result = {"benchmark": "ops", "environment": made, "rows": measured}
+        result["floors"] = smoke_floors(measured, only) if args.smoke else floors_of(measured)
         save(result, args.save)  # after each section: the next may fail
-    finish(result, args.save)
+    finish(result, args)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Plans beside published ways to make them, and beside bounds that nothing beats.
+"""How good are plans beside published ways to make them, and beside bounds that nothing beats?
+
+    python benchmarks/planner.py [--quick | --smoke] [--only SUITE] [--save]
 
 Every suite is a set of tasks drawn by seed (planner_tasks.py), the same for all methods; costs are of one model, so the
 search is compared and not the model. Times are of the whole: options, bound, search.
@@ -9,6 +11,9 @@ search is compared and not the model. Times are of the whole: options, bound, se
     replan       856 tables on 16 devices after their pooling has drifted
     lists        published lists of tables, all layouts
     giant        12 T parameters on 128 devices with two tiers of memory; 2,002 tables on 128 devices
+
+Takes: 30 minutes; --quick 1 minute
+Needs: the extra `peers`, for the suite torchrec
 """
 
 import argparse
@@ -16,27 +21,30 @@ import math
 import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 
 import msgspec
 import numpy as np
-import planner_tasks as tasks
-from report import environment, finish, geomean
+from parts import planner_tasks as tasks
+from parts.report import at_least, at_most, environment, exactly, finish, geomean, has_peer, options, parsed
 
+from rowwise.perf.access import Workload
 from rowwise.perf.hardware import Machine, hardware_named
 from rowwise.perf.roofline import Roofline
 from rowwise.perf.torchrec import TorchRecModel
+from rowwise.plan import Plan
 from rowwise.planner.baselines import BASELINES, run_baseline
 from rowwise.planner.make import make_plan
 from rowwise.planner.milp import certify
 from rowwise.planner.options import problem_of
 from rowwise.planner.problem import Problem, Question
+from rowwise.planner.replan import replan
 from rowwise.planner.search import search
 from rowwise.spec import Topology
 
 SUITES = ("ns4", "ns8", "pool", "torchrec", "replan", "lists", "giant")
 SECONDS = 0.5  # of effort for a small task; the whole should stay under half a second
 CERTIFY_s = 28.0
+SORTS = ("storage", "perf")  # in which TorchRec places tables
 MIXED = ("table_wise", "column_wise", "row_wise", "replicated")
 
 
@@ -108,31 +116,30 @@ def run_pool(quick: bool) -> list[dict]:
     return rows
 
 
+def asked_of_torchrec(workloads: list[Workload], devices: int) -> Question:
+    where = tasks.machine(devices, 1 << 42)
+    return tasks.question(workloads, where, MIXED, lambda hardware, topology: TorchRecModel(topology))
+
+
+def beside_torchrec(name: str, question: Question, seconds: float, sorts: tuple[str, ...] = SORTS) -> dict:
+    from parts.planner_torchrec import torchrec_rating
+
+    _, row = ours(question, seconds)
+    for sort in sorts:
+        cost_s, took_s = torchrec_rating(question, sort)
+        row[f"torchrec_{sort}"] = {"cost_s": cost_s, "took_s": took_s}
+    print(f"{name}: TorchRec {row['torchrec_storage']['cost_s'] / row['cost_s']:.3f} of ours", flush=True)
+    return {"task": name, **row}
+
+
 def run_torchrec(quick: bool) -> list[dict]:
-    from planner_torchrec import torchrec_rating
-
-    def asked(workloads, devices):
-        where = tasks.machine(devices, 1 << 42)
-        return tasks.question(workloads, where, MIXED, lambda hardware, topology: TorchRecModel(topology))
-
-    cases = [
-        (f"mixed-{seed}", tasks.ns_tables(seed, 20, 120, 31 * tasks.GiB), 8, SECONDS)
-        for seed in range(2 if quick else 12)
-    ]
     rows = []
-    for name, workloads, devices, seconds in cases:
-        question = asked(workloads, devices)
-        _, row = ours(question, seconds)
-        for sort in ("storage", "perf"):
-            cost_s, took_s = torchrec_rating(question, sort)
-            row[f"torchrec_{sort}"] = {"cost_s": cost_s, "took_s": took_s}
-        rows.append({"task": name, **row})
-        print(f"{name}: TorchRec {row['torchrec_storage']['cost_s'] / row['cost_s']:.3f} of ours", flush=True)
+    for seed in range(2 if quick else 12):
+        question = asked_of_torchrec(tasks.ns_tables(seed, 20, 120, 31 * tasks.GiB), 8)
+        rows.append(beside_torchrec(f"mixed-{seed}", question, SECONDS))
     if not quick:
-        question = with_layouts(asked(tasks.pool_tables(), 16), ("table_wise", "column_wise"))
-        _, row = ours(question, 0.6)
-        cost_s, took_s = torchrec_rating(question, "storage")
-        rows.append({"task": "856x16", **row, "torchrec_storage": {"cost_s": cost_s, "took_s": took_s}})
+        question = with_layouts(asked_of_torchrec(tasks.pool_tables(), 16), ("table_wise", "column_wise"))
+        rows.append(beside_torchrec("856x16", question, 0.6, ("storage",)))
     return rows
 
 
@@ -149,21 +156,20 @@ def drifted(question: Question, seed: int, sigma: float = 0.3) -> Question:
     return replace(question, workloads=tuple(moved))
 
 
-def run_replan(quick: bool) -> list[dict]:
-    from rowwise.planner.replan import replan
+def replanned(question: Question, old: Plan, seed: int) -> dict:
+    found = replan(drifted(question, seed), old)
+    searched = found.planned.searched
+    return {
+        "task": f"drift-{seed}", "cost_s": found.new_cost, "bound_s": searched.bound.cost,
+        "old_cost_s": found.old_cost, "took_s": searched.seconds, "moved_share": found.moved_share,
+        "fits": not searched.over, "valid": True,
+    }  # fmt: skip
 
+
+def run_replan(quick: bool) -> list[dict]:
     question = tasks.pool_task(16, 0.7)
     old = make_plan(question, seconds=1.0).plan
-    rows = []
-    for seed in range(2 if quick else 10):
-        found = replan(drifted(question, seed), old)
-        searched = found.planned.searched
-        rows.append({
-            "task": f"drift-{seed}", "cost_s": found.new_cost, "bound_s": searched.bound.cost,
-            "old_cost_s": found.old_cost, "took_s": searched.seconds, "moved_share": found.moved_share,
-            "fits": not searched.over, "valid": True,
-        })  # fmt: skip
-    return rows
+    return [replanned(question, old, seed) for seed in range(2 if quick else 10)]
 
 
 def run_lists(quick: bool) -> list[dict]:
@@ -205,14 +211,6 @@ RUN = {
     "ns4": run_ns4, "ns8": run_ns8, "pool": run_pool, "torchrec": run_torchrec, "replan": run_replan,
     "lists": run_lists, "giant": run_giant,
 }  # fmt: skip
-
-
-def at_most(name: str, value: float, floor: float) -> dict:
-    return {"name": name, "value": round(value, 4), "floor": floor, "ok": bool(value <= floor)}
-
-
-def at_least(name: str, value: float, floor: float) -> dict:
-    return {"name": name, "value": round(value, 4), "floor": floor, "ok": bool(value >= floor)}
 
 
 def ratios(rows: list[dict], baseline: str) -> list[float]:
@@ -337,22 +335,55 @@ FLOORS = {
 }  # fmt: skip
 
 
+SMOKE_SECONDS = 0.05  # of effort for a plan
+SMOKE_BASELINES = ("random", "size", "ldm")
+
+
+def smoke(args: argparse.Namespace) -> dict[str, list[dict]]:
+    """A task of each suite."""
+    few = tasks.question(tasks.ns_tables(0, 10, 20, 4 * tasks.GiB), tasks.machine(4, 4 * tasks.GiB))
+    small = next(one for one in tasks.LISTS if one.name == "nv_tiny")
+    rows = {
+        "ns4": [compared("ns4-few", few, SMOKE_SECONDS, SMOKE_BASELINES)],
+        "lists": [compared(small.name, tasks.listed(small), SMOKE_SECONDS, SMOKE_BASELINES)],
+        "replan": [replanned(few, make_plan(few, seconds=SMOKE_SECONDS).plan, seed=0)],
+    }
+    if has_peer("torchrec", args):
+        workloads = tasks.ns_tables(1, 4, 8, 4 * tasks.GiB)
+        rows["torchrec"] = [beside_torchrec("mixed-few", asked_of_torchrec(workloads, 2), SMOKE_SECONDS)]
+    return rows
+
+
+def smoke_floors(rows: dict[str, list[dict]]) -> list[dict]:
+    """Whether plans are what they say, and none is below its bound."""
+    every = [row for found in rows.values() for row in found]
+    others = [other["cost_s"] for row in every for other in row.get("others", {}).values() if other["cost_s"]]
+    return [
+        exactly("plans whose cost, memory and bound are right", sum(row["valid"] for row in every), len(every)),
+        exactly("plans that fit", sum(row["fits"] for row in every), len(every)),
+        exactly("baselines that fit, and cost something", sum(cost > 0 for cost in others), len(others)),
+    ]
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true")
+    parser = options("planner", __doc__)
     parser.add_argument("--only", choices=SUITES, action="append")
-    parser.add_argument("--save", type=Path)
-    args = parser.parse_args()
-    chosen = args.only or [suite for suite in SUITES if not (args.quick and suite == "torchrec")]
-    rows = {suite: RUN[suite](args.quick) for suite in chosen}
+    args = parsed(parser)
+    if args.smoke:
+        rows = smoke(args)
+    else:
+        chosen = args.only or [suite for suite in SUITES if not (args.quick and suite == "torchrec")]
+        if "torchrec" in chosen:
+            has_peer("torchrec", args)  # said before an hour of other suites, not after it
+        rows = {suite: RUN[suite](args.quick) for suite in chosen}
     result = {
         "benchmark": "planner",
         "environment": environment(),
         "rows": [{"suite": suite, **row} for suite, found in rows.items() for row in found],
         "baselines": {suite: baselines_of(found) for suite, found in rows.items() if found and "others" in found[0]},
-        "floors": floors_of(rows),
+        "floors": smoke_floors(rows) if args.smoke else floors_of(rows),
     }
-    finish(result, args.save)
+    finish(result, args)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""Training steps over two processes: rowwise beside TorchRec's DistributedModelParallel, one thread each, over gloo.
+"""How fast are training steps over two processes beside TorchRec's, how do they scale, and what do they send?
 
-    python benchmarks/shard_step.py [--quick] [--only speed] [--save benchmarks/results/shard_step.json]
+    python benchmarks/shard_step.py [--quick | --smoke] [--only speed] [--save]
 
-13 dense numbers, 26 tables of dim 64 in fp32 with row-wise Adagrad, Zipf(1.05) ids, Adam on the dense layers; both
-sides take the same plan, start from the same weights, are checked to compute the same, and take turns (A B A B) in the
-same two processes. rowwise's ranks talk over gloo as TorchRec's do, or through shared memory. TorchRec runs as it is
-and under TrainPipelineSparseDist; the faster one counts. A time is the 20 % quantile over blocks of steps, of the
-slower rank. Sections:
+TorchRec's is DistributedModelParallel; one thread each, over gloo. 13 dense numbers, 26 tables of dim 64 in fp32 with
+row-wise Adagrad, Zipf(1.05) ids, Adam on the dense layers; both sides take the same plan, start from the same weights,
+are checked to compute the same, and take turns (A B A B) in the same two processes. rowwise's ranks talk over gloo as
+TorchRec's do, or through shared memory. TorchRec runs as it is and under TrainPipelineSparseDist; the faster one
+counts. A time is the 20 % quantile over blocks of steps, of the slower rank. Sections:
 
     speed    whole steps of a DLRM (bottom 512-256-64, top 512-512-256-1), and its tables alone: lookup, exchange,
              backward, update
@@ -15,13 +15,17 @@ slower rank. Sections:
     plans    the largest difference between weights after 20 steps by each plan and after 20 steps in one process
     elastic  the cost of results that do not depend on the world
 
-`--peer-only` leaves rowwise out. Needs the `peers` extra. The last printed line is one JSON object.
+The limit of a step (`parts/limits.py`) is that of a rank's samples and of as many rows as they ask for, measured on
+both at once; what travels between ranks is not in it. `--peer-only` leaves rowwise out. The last printed line is one
+JSON object.
+
+Takes: 30 minutes; --quick 3 minutes
+Needs: the extra `peers`
 """
 
 import argparse
 import os
 from collections.abc import Callable
-from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -29,12 +33,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MALLOC_MMAP_THRESHOLD_", str(1 << 31))
 os.environ.setdefault("MALLOC_TRIM_THRESHOLD_", str(1 << 33))
 
-import shard_bytes
-import shard_plans
 import torch
-from report import environment, finish
-from shard_ranks import AHEAD, OURS, THEIRS, Order, elastic, scaling, speed
-from shard_work import Load, Shape
+from parts import shard_bytes, shard_plans, shard_rowwise
+from parts.limits import FLOOR
+from parts.report import at_least, at_most, environment, exactly, finish, has_peer, options, parsed
+from parts.shard_ranks import AHEAD, OURS, THEIRS, Order, elastic, everything, scaling, speed
+from parts.shard_work import Load, Shape
 
 from rowwise.comm.spawn import run_processes
 
@@ -57,7 +61,8 @@ def launched(function: Callable[..., list[dict]], order: Order) -> list[dict]:
 
 def describe(row: dict) -> str:
     what = "{kind:7} {layout:10} {transport} batch {batch:>4}, {pooling:>3} ids, {ranks} ranks  {side:18}".format(**row)
-    return what + "  {ms:7.2f} ms  {samples_s:9,.0f} samples/s  noise {noise:.2f}".format(**row)
+    share = f"  limit {row['limit_ms']:.2f} ms, share {row['limit_share']:.2f}" if "limit_share" in row else ""
+    return what + "  {ms:7.2f} ms  {samples_s:9,.0f} samples/s  noise {noise:.2f}".format(**row) + share
 
 
 def measure_speed(args: argparse.Namespace) -> list[dict]:
@@ -109,11 +114,7 @@ def floors_of(rows: list[dict]) -> list[dict]:
     floors += scaling_floors(kinds.get("scaling", []))
     floors += shard_bytes.floors_of(kinds.get("bytes", []))
     floors += plan_floors(kinds.get("plans", []))
-    return floors + elastic_floors(kinds.get("elastic", [])) + gauge_floors(rows)
-
-
-def floor(name: str, value: float, least: float | None) -> dict:
-    return {"name": name, "value": round(value, 3), "floor": least, "ok": least is None or value >= least}
+    return floors + elastic_floors(kinds.get("elastic", [])) + limit_floors(rows) + gauge_floors(rows)
 
 
 def cells_of(rows: list[dict]) -> dict[tuple, dict[tuple, float]]:
@@ -136,7 +137,7 @@ def speed_floors(kind: str, rows: list[dict]) -> list[dict]:
         if (OURS, WORLD) in found:
             theirs = max(s for (side, _), s in found.items() if side != OURS)
             value = found[OURS, WORLD] / theirs
-            floors.append(floor(f"{what} against TorchRec: {named(cell)}", value, AT_LEAST[kind]))
+            floors.append(at_least(f"{what} against TorchRec: {named(cell)}", value, AT_LEAST[kind]))
     return floors
 
 
@@ -151,7 +152,9 @@ def scaling_floors(rows: list[dict]) -> list[dict]:
                 share = cells[layout, batch // WORLD, *rest][alone]
                 for what, one in (("the same batch each", share), ("the same batch in all", found[alone])):
                     floors.append(
-                        floor(f"{side}, two processes over one, {what}: {named(cell)}", found[side, WORLD] / one, least)
+                        at_least(
+                            f"{side}, two processes over one, {what}: {named(cell)}", found[side, WORLD] / one, least
+                        )
                     )
     return floors
 
@@ -162,9 +165,8 @@ def plan_floors(rows: list[dict]) -> list[dict]:
     for r in rows:
         most = (0.0 if r["determinism"] == "elastic" else AGREES) if r["side"] == OURS and r["wire"] == "fp32" else None
         share = r["difference"] / r["moved"]
-        name = f"{r['side']} on {r['how']}, {r['layout']}, {r['wire']}, {r['determinism']}: away from whole (at most)"
-        ok = most is None or share <= most
-        floors.append({"name": name, "value": float(f"{share:.2g}"), "floor": most, "ok": ok})
+        name = f"{r['side']} on {r['how']}, {r['layout']}, {r['wire']}, {r['determinism']}: away from whole"
+        floors.append(at_most(name, share, most) | {"value": float(f"{share:.2g}")})
     return floors
 
 
@@ -172,32 +174,56 @@ def elastic_floors(rows: list[dict]) -> list[dict]:
     floors = []
     for cell, found in cells_of(rows).items():
         value = found[f"{OURS} run", WORLD] / found[f"{OURS} elastic", WORLD]
-        floors.append(floor(f"elastic costs so many times the time of run: {named(cell)}", value, None))
+        floors.append(at_least(f"elastic costs so many times the time of run: {named(cell)}", value, None))
     return floors
+
+
+def limit_floors(rows: list[dict]) -> list[dict]:
+    name = "share of this machine's limit, {kind}, {layout}, batch {batch}, {pooling} ids, {transport}"
+    return [at_least(name.format(**row), row["limit_share"], FLOOR) for row in rows if "limit_share" in row]
 
 
 def gauge_floors(rows: list[dict]) -> list[dict]:
     """What the machine did meanwhile."""
     found = [r["gauge_ms"] for r in rows if "gauge_ms" in r]
     name = "noise: a matrix product between measurements, slowest over fastest"
-    return [floor(name, max(found) / min(found), None)] if found else []
+    return [at_least(name, max(found) / min(found), None)] if found else []
+
+
+def smoke(args: argparse.Namespace) -> list[dict]:
+    """One group of processes for all that takes turns, as starting it takes most of the time; threads for the rest."""
+    about = {"loads": (Load(64, 2), Load(32, 2)), "seconds": 0.05, "sides": args.sides, "transport": SHARED}
+    rows = launched(everything, Order(shape=Shape.of(100, 1_000, small=True), layout="table-wise", **about))
+    torch.set_num_threads(1)
+    rows += shard_bytes.measure(shard_rowwise.on_threads, WORLD, quick=True)
+    return rows + shard_plans.measure_ours(run_processes, quick=True)
+
+
+def smoke_floors(rows: list[dict]) -> list[dict]:
+    """Sides are compared before they are timed; bytes and weights are what they are on any machine."""
+    plans, sent = ([row for row in rows if row["kind"] == kind] for kind in ("plans", "bytes"))
+    kinds = {row["kind"] for row in rows}
+    return [
+        exactly("sections", len(kinds), len({"step", "tables", "scaling", "elastic", "bytes", "plans"})),
+        exactly("plans that end where one process does", sum(row["ok"] for row in plan_floors(plans)), len(plans)),
+        *shard_bytes.floors_of(sent),
+    ]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a coarser answer in under a minute; not of elastic")
-    parser.add_argument("--save", type=Path, help="where to write the JSON")
-    parser.add_argument("--only", nargs="+", choices=SECTIONS, help="of the sections")
+    parser = options("shard_step", __doc__)
+    parser.add_argument("--only", nargs="+", choices=SECTIONS, help="of the sections; --quick: all but elastic")
     parser.add_argument("--peer-only", action="store_true", help="TorchRec alone")
-    args = parser.parse_args()
-    args.sides = (THEIRS,) if args.peer_only else (OURS, THEIRS)
+    args = parsed(parser)
+    with_peer = has_peer("torchrec", args)
+    args.sides = (THEIRS,) if args.peer_only else (OURS, THEIRS) if with_peer else (OURS,)
     args.transports = (GLOO,) if args.peer_only else (SHARED,) if args.quick else (GLOO, SHARED)
-    rows: list[dict] = []
-    for section in args.only or (SECTIONS[:-1] if args.quick else SECTIONS):
+    rows: list[dict] = smoke(args) if args.smoke and not args.only else []
+    for section in args.only or (() if args.smoke else SECTIONS[:-1] if args.quick else SECTIONS):
         if not (args.peer_only and section in OURS_ONLY):
             rows += MEASURES[section](args)
-    result = {"benchmark": "shard_step", "environment": environment(), "rows": rows, "floors": floors_of(rows)}
-    finish(result, args.save)
+    floors = smoke_floors(rows) if args.smoke and not args.only else floors_of(rows)
+    finish({"benchmark": "shard_step", "environment": environment(), "rows": rows, "floors": floors}, args)
 
 
 if __name__ == "__main__":

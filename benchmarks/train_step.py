@@ -1,13 +1,17 @@
-"""Training steps of a DLRM on a CPU a second: rowwise, TorchRec over FBGEMM, and nn.EmbeddingBag, in fp32 and bf16.
+"""How fast is a training step of a DLRM beside TorchRec, nn.EmbeddingBag and this machine's limit?
 
-    python benchmarks/train_step.py [--quick] [--save benchmarks/results/train_step.json]
+    python benchmarks/train_step.py [--quick | --smoke] [--save]
 
 13 dense numbers, 26 tables of 1,000 to 1,000,000 rows (log-uniform) of dim 64, one Zipf(1.05) id a feature, bottom
 MLP 512-256-64, top 512-512-256-1, batch 2,048; row-wise Adagrad on rows (plain torch has only Adagrad), the same fused
 torch optimizer on the dense layers of every side. All sides take the same steps interleaved (A B A B) in one process,
 from the same weights; the losses of the first steps are checked to agree. bf16 is autocast over fp32 parameters. A
 time is the minimum of the repeats. Peak memory is that of a process which holds one side only. What 16-bit products
-cost in AUC is in `quality.py`. Needs the `peers` extra. The last printed line is one JSON object.
+cost in AUC is in `quality.py`. What is counted in the limit of a step is in `parts/limits.py`. The last printed line is
+one JSON object.
+
+Takes: 5 minutes; --quick 1 minute
+Needs: the extra `peers`
 """
 
 import argparse
@@ -15,18 +19,21 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
+from functools import partial
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
-from report import environment, finish
-from train_sides import BATCH, DENSE_OPTIMIZERS, SIDES, Side, TorchRec, parts_of, same_start
+from parts.dlrm import BOTTOM, DENSE, FEATURES, TOP, WIDTH
+from parts.limits import FLOOR, PEAK_SIZE, SMOKE_SIZE, Rows, dlrm_flops, limit_of, peak_flops_s, rows_s
+from parts.report import at_least, environment, exactly, finish, has_peer, options, parsed
+from parts.train_sides import DENSE_OPTIMIZERS, FULL, SIDES, SMOKE, Side, Size, TorchRec, parts_of, same_start
 
 from rowwise.ops import linear
 from rowwise.train.recorder import peak_memory_bytes
 
 BATCHES = 4  # that the steps go through
+OURS = "rowwise fp32"
 LOSSES = 3  # first steps, whose losses have to agree
 TOLERANCE = {"fp32": 1e-4, "bf16": 1e-2}
 RATIOS = (  # ours, theirs, at least
@@ -46,33 +53,56 @@ def check_losses(losses: dict[str, list[float]]) -> None:
                 raise AssertionError(f"losses of the first steps: {name} {mine}, rowwise {losses['rowwise fp32']}")
 
 
-def measure_steps(optimizer: str, threads: list[int], seconds: float, dmp: bool) -> list[dict]:
-    makers = {**SIDES, "TorchRec fp32": lambda o: TorchRec(o, False, dmp=True)} if dmp else SIDES
-    sides: dict[str, Side] = {name: make(optimizer) for name, make in makers.items()}
+def measure_steps(optimizer: str, args: argparse.Namespace, size: Size) -> list[dict]:
+    makers = dict(SIDES)
+    if args.dmp:
+        makers["TorchRec fp32"] = partial(TorchRec, halves=False, dmp=True)
+    sides = {name: make(optimizer, size) for name, make in makers.items() if name in args.sides}
     same_start(list(sides.values()))
-    parts = [parts_of(seed) for seed in range(BATCHES)]
+    parts = [parts_of(seed, size) for seed in range(BATCHES)]
     batches = {name: [side.prepare(p) for p in parts] for name, side in sides.items()}
     # The sides differ in the order of sums, so they drift apart; two steps on they are still near.
     losses = {name: [float(side.step(batches[name][k])) for k in range(LOSSES)] for name, side in sides.items()}
     check_losses(losses)
     rows = []
-    for n in threads:
+    for n in args.threads:
         torch.set_num_threads(n)
-        times: dict[str, list[float]] = {name: [] for name in sides}
-        until = time.perf_counter() + seconds
-        while time.perf_counter() < until or len(times["rowwise fp32"]) < 5:
-            for name, side in sides.items():
-                batch = batches[name][len(times[name]) % BATCHES]
-                begin = time.perf_counter()
-                side.step(batch)
-                times[name].append(time.perf_counter() - begin)
+        limit = limit_s(sides[OURS], batches[OURS], PEAK_SIZE if size == FULL else SMOKE_SIZE)
+        times = take_turns(sides, batches, 0.0 if args.smoke else 6.0 if args.quick else 30.0)
         for name, found in times.items():
-            rows.append(row_of(name, optimizer, n, found))
-            print("{side:14} {optimizer:7} {threads}T  {ms:7.2f} ms  {samples_s:7,.0f} samples/s".format(**rows[-1]))
+            rows.append(row_of(name, optimizer, n, found, size) | (limit if name.endswith("fp32") else {}))
+            if name.endswith("fp32"):
+                rows[-1]["limit_share"] = rows[-1]["limit_ms"] / rows[-1]["ms"]
+            print(describe(rows[-1]), flush=True)
     return rows
 
 
-def row_of(name: str, optimizer: str, threads: int, times: list[float]) -> dict:
+def limit_s(side: Side, batches: list, peak_size: int) -> dict[str, float]:
+    """Of a step in fp32, on torch's threads; the tables of all sides are alike."""
+    flops = dlrm_flops(len(batches[0].labels_BK), (DENSE, *BOTTOM), (WIDTH, *TOP), FEATURES + 1)
+    rows = [Rows(side.model.embeddings, batch.sparse) for batch in batches]
+    return limit_of(flops, peak_flops_s(peak_size), rows_s(rows, 5))
+
+
+def take_turns(sides: dict[str, Side], batches: dict[str, list], seconds: float) -> dict[str, list[float]]:
+    times: dict[str, list[float]] = {name: [] for name in sides}
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until or len(times[OURS]) < (5 if seconds else 1):
+        for name, side in sides.items():
+            batch = batches[name][len(times[name]) % BATCHES]
+            begin = time.perf_counter()
+            side.step(batch)
+            times[name].append(time.perf_counter() - begin)
+    return times
+
+
+def describe(row: dict) -> str:
+    share = f"  limit {row['limit_ms']:.2f} ms, share {row['limit_share']:.2f}" if "limit_share" in row else ""
+    line = "{side:14} {optimizer:7} {threads}T  {ms:7.2f} ms  {samples_s:7,.0f} samples/s"
+    return line.format(**row) + share
+
+
+def row_of(name: str, optimizer: str, threads: int, times: list[float], size: Size) -> dict:
     best = min(times)
     return {
         "kind": "step",
@@ -80,26 +110,25 @@ def row_of(name: str, optimizer: str, threads: int, times: list[float]) -> dict:
         "optimizer": optimizer,
         "threads": threads,
         "ms": best * 1e3,
-        "samples_s": BATCH / best,
+        "samples_s": size.batch / best,
         "noise": sorted(times)[len(times) // 2] / best - 1,
         "repeats": len(times),
     }
 
 
-def peak_of(name: str) -> int:
+def peak_of(name: str, size: Size) -> int:
     """Bytes that a process with one side has held at most, after some steps."""
-    side = SIDES[name]("adam")
-    batches = [side.prepare(parts_of(seed)) for seed in range(BATCHES)]
+    side = SIDES[name]("adam", size)
+    batches = [side.prepare(parts_of(seed, size)) for seed in range(BATCHES)]
     for batch in batches * 2:
         side.step(batch)
     return peak_memory_bytes()
 
 
-def measure_memory() -> list[dict]:
+def measure_memory(args: argparse.Namespace) -> list[dict]:
     rows = []
-    for name in SIDES:
-        command = [sys.executable, *sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv)]]
-        command += [__file__, "--peak-of", name]
+    for name in [OURS] if args.smoke else args.sides:
+        command = [sys.executable, "-W", "ignore", __file__, "--peak-of", name, *(["--smoke"] if args.smoke else [])]
         done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ)
         rows.append({"kind": "memory", "side": name, "peak_bytes": int(done.stdout.split()[-1])})
         print(f"{name:14} peak memory {rows[-1]['peak_bytes'] / 1e9:.2f} GB", flush=True)
@@ -107,47 +136,58 @@ def measure_memory() -> list[dict]:
 
 
 def floors_of(rows: list[dict]) -> list[dict]:
-    speed = {(r["side"], r["optimizer"], r["threads"]): r["samples_s"] for r in rows if r["kind"] == "step"}
+    steps = [r for r in rows if r["kind"] == "step"]
+    speed = {(r["side"], r["optimizer"], r["threads"]): r["samples_s"] for r in steps}
     floors = []
     for ours, theirs, floor in RATIOS:
         for (side, optimizer, n), samples_s in speed.items():
             if side == ours:
-                ratio = samples_s / speed[theirs, optimizer, n]
                 name = f"{ours} against {theirs}, {optimizer}, {n} thread{'s' * (n > 1)}"
-                ok = floor is None or ratio >= floor
-                floors.append({"name": name, "value": round(ratio, 3), "floor": floor, "ok": ok})
+                floors.append(at_least(name, samples_s / speed[theirs, optimizer, n], floor))
+    for r in steps:
+        if r["side"] == OURS:
+            name = "{side}: share of this machine's limit, {optimizer}, threads: {threads}".format(**r)
+            floors.append(at_least(name, r["limit_share"], FLOOR))
     return floors
+
+
+def smoke_floors(rows: list[dict], args: argparse.Namespace) -> list[dict]:
+    """`check_losses` raises where sides do not agree."""
+    steps = [row for row in rows if row["kind"] == "step"]
+    return [exactly("sides whose losses agree, on 1 and 2 threads", len(steps), 2 * len(args.sides))]
 
 
 SECTIONS = ("steps", "memory")
 
 
-def measure(section: str, args: argparse.Namespace) -> list[dict]:
+def measure(section: str, args: argparse.Namespace, size: Size) -> list[dict]:
     if section == "memory":
-        return measure_memory()
+        return measure_memory(args)
     optimizers = list(DENSE_OPTIMIZERS)[:1] if args.quick else DENSE_OPTIMIZERS
-    return [r for name in optimizers for r in measure_steps(name, args.threads, 6 if args.quick else 30, args.dmp)]
+    return [row for name in optimizers for row in measure_steps(name, args, size)]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a coarser answer in under a minute; no memory")
-    parser.add_argument("--save", type=Path, help="where to write the JSON")
+    parser = options("train_step", __doc__)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--only", nargs="+", choices=SECTIONS, help="of the sections")
+    parser.add_argument("--only", nargs="+", choices=SECTIONS, help="of the sections; --quick: steps")
     parser.add_argument("--dmp", action="store_true", help="TorchRec fp32 by way of DistributedModelParallel")
     parser.add_argument("--peak-of", choices=list(SIDES), help="print the peak memory of a process with this side only")
-    args = parser.parse_args()
+    args = parsed(parser)
+    size = SMOKE if args.smoke else FULL
     if args.peak_of:
-        print(peak_of(args.peak_of))
+        print(peak_of(args.peak_of, size))
         return
+    with_peer = has_peer("torchrec", args)
+    args.sides = [name for name in SIDES if with_peer or not name.startswith("TorchRec")]
     torch.manual_seed(0)
     print(f"linear layers use {linear.chosen()}")
     rows: list[dict] = []
-    for section in args.only or SECTIONS[: 1 if args.quick else 2]:
-        rows += measure(section, args)
+    for section in args.only or SECTIONS[: 1 if args.quick and not args.smoke else 2]:
+        rows += measure(section, args, size)
     made = {**environment(), "library": linear.chosen()}
-    finish({"benchmark": "train_step", "environment": made, "rows": rows, "floors": floors_of(rows)}, args.save)
+    floors = smoke_floors(rows, args) if args.smoke else floors_of(rows)
+    finish({"benchmark": "train_step", "environment": made, "rows": rows, "floors": floors}, args)
 
 
 if __name__ == "__main__":

@@ -1,74 +1,121 @@
-"""Benchmarks that start processes of their own still run, and say what they measured in one line of JSON."""
+"""Benchmarks start, end, and say what they measured in one line of JSON; they use what the library shows everybody."""
 
+import ast
 import json
 import subprocess
 import sys
-from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
+from from_benchmarks import BENCHMARKS, part
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+ENTRIES = sorted(path.stem for path in BENCHMARKS.glob("*.py"))
+OWN = ("self", "cls")
+
+
+def run(name, *options, cwd):
+    command = [sys.executable, "-W", "ignore", BENCHMARKS / f"{name}.py", *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.mark.slow
 @pytest.mark.dist
-@pytest.mark.skipif(find_spec("torchrec") is None, reason="needs the extra 'peers'")
-def test_torchrec_can_be_measured_over_two_processes(tmp_path):
-    saved = tmp_path / "shard_step.json"
-    command = [sys.executable, "-W", "ignore", BENCHMARKS / "shard_step.py", "--quick", "--peer-only", "--save", saved]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    result = json.loads(done.stdout.splitlines()[-1])
+@pytest.mark.parametrize("name", ENTRIES)
+def test_starts_and_ends_with_the_right_results(name, tmp_path):
+    saved = tmp_path / "result.json"
+    result = run(name, "--smoke", "--save", saved, cwd=tmp_path)
     assert result == json.loads(saved.read_text())
-    rows = result["rows"]
-    assert {row["kind"] for row in rows} == {"step", "tables", "scaling", "plans"}
-    assert all(row["samples_s"] > 0 for row in rows if row["kind"] != "plans")
-    # The same model by another way of adding up; a state for each piece of a row is not the same model.
-    away = {row["layout"]: row["difference"] / row["moved"] for row in rows if row["kind"] == "plans"}
-    assert away["row-wise"] < 1e-5
-    assert away["column-wise"] > 0.01
+    assert (result["benchmark"], result["run"]) == (name, "smoke")
+    assert result["rows"]
+    assert result["floors"]
+    for floor in result["floors"]:
+        assert floor.keys() >= {"name", "value", "floor", "ok"}
+        assert floor["ok"], floor
 
 
 @pytest.mark.dist
 def test_ours_send_no_more_than_the_formulas_say(tmp_path):
-    command = [sys.executable, "-W", "ignore", BENCHMARKS / "shard_step.py", "--quick", "--only", "bytes"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr[-3000:]
-    floors = json.loads(done.stdout.splitlines()[-1])["floors"]
+    floors = run("shard_step", "--quick", "--only", "bytes", cwd=tmp_path)["floors"]
     assert len(floors) >= 4
     assert all(floor["ok"] for floor in floors)
 
 
-@pytest.mark.slow
-@pytest.mark.dist
-def test_a_calibration_is_measured_and_judged(tmp_path):
-    """As a whole, on little data: what it finds is in order, if not good."""
-    saved = tmp_path / "calibrate.json"
-    sections = ["sets", "chosen", "plans"]
-    command = [sys.executable, "-W", "ignore", BENCHMARKS / "calibrate.py", "--quick", "--only", *sections]
-    done = subprocess.run([*command, "--save", saved], capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr[-3000:]
-    result = json.loads(saved.read_text())
-    found = {section: [row for row in result["rows"] if row["section"] == section] for section in sections}
-    (sets,) = found["sets"]
-    assert sets["errors"][0]["tau"] > 0.5
-    assert len(found["chosen"]) == 2
-    assert {"ours", "ldm", "dreamshard"} <= {row["plan"] for row in found["plans"]}
-    assert all(row["measured_ms"] > 0 and row["predicted_ms"] > 0 for row in found["chosen"] + found["plans"])
-    assert len(result["floors"]) == 6
+@pytest.mark.parametrize("name", ENTRIES)
+def test_a_docstring_says_what_is_asked_taken_and_needed(name):
+    """What `rowwise bench --list` shows."""
+    lines = ast.get_docstring(ast.parse((BENCHMARKS / f"{name}.py").read_text())).splitlines()
+    assert lines[0].endswith("?")
+    assert [line.split(":")[0] for line in lines if line.startswith(("Takes: ", "Needs: "))] == ["Takes", "Needs"]
 
 
-@pytest.mark.slow
-@pytest.mark.dist
-def test_shared_bags_are_looked_up_and_sent_once(tmp_path):
-    """As often as samples repeat less is looked up and sent, and nothing else changes."""
-    saved = tmp_path / "recd.json"
-    command = [sys.executable, "-W", "ignore", BENCHMARKS / "recd.py", "--quick", "--save", saved]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr[-3000:]
-    result = json.loads(saved.read_text())
-    assert {row["where"] for row in result["rows"]} == {"one device", "two ranks"}
-    assert all(row["equal"] for row in result["rows"])
-    assert sum(floor["floor"] == 0.95 for floor in result["floors"]) == 4
-    assert all(floor["ok"] for floor in result["floors"])
+def private_names(tree):
+    """Names with one underscore in front that code takes from anything but itself."""
+    methods = {"_asdict", "_replace", "_fields"}  # named so by Python, lest they meet a field
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and not (isinstance(node.value, ast.Name) and node.value.id in OWN):
+            found = [node.attr]
+        elif isinstance(node, ast.ImportFrom):
+            found = [*(node.module or "").split("."), *(alias.name for alias in node.names)]
+        else:
+            continue
+        yield from (
+            name for name in found if name.startswith("_") and not name.startswith("__") and name not in methods
+        )
+
+
+PUBLIC_CODE = sorted((*BENCHMARKS.rglob("*.py"), *(BENCHMARKS.parent / "examples").rglob("*.py")))
+# Of others, who have no public name for it: what TorchRec's planner found, and torch's hook on operators.
+ALLOWED = {"planner_torchrec.py": {"_best_plan"}, "recd.py": {"_python_dispatch"}}
+
+
+@pytest.mark.parametrize("path", PUBLIC_CODE, ids=lambda p: p.name)
+def test_no_private_name_is_used(path):
+    found = set(private_names(ast.parse(path.read_text())))
+    assert found <= ALLOWED.get(path.name, set())
+
+
+def test_a_private_name_is_found():
+    code = "from rowwise.x._y import _z\na.b._c(self._own, x._asdict(), y.__len__())"
+    assert set(private_names(ast.parse(code))) == {"_y", "_z", "_c"}
+
+
+def cpuinfo(vendor, family, model, name, flags):
+    facts = (
+        f"vendor_id\t: {vendor}\ncpu family\t: {family}\nmodel\t\t: {model}\nmodel name\t: {name}\nflags\t\t: {flags}\n"
+    )
+    return f"processor\t: 0\n{facts}\nprocessor\t: 1\n{facts}"
+
+
+AVX2 = "fpu sse2 fma f16c avx avx2 bmi1 bmi2"
+AVX512 = f"{AVX2} avx512f avx512dq avx512cd avx512bw avx512vl"
+PROCESSORS = {
+    "amd-zen1-avx2": cpuinfo("AuthenticAMD", 23, 1, "AMD EPYC 7601", AVX2),
+    "amd-zen2-avx2": cpuinfo("AuthenticAMD", 23, 49, "AMD EPYC 7742", AVX2),
+    "amd-zen3-avx2": cpuinfo("AuthenticAMD", 25, 1, "AMD EPYC", AVX2),
+    "amd-zen4-avx512": cpuinfo("AuthenticAMD", 25, 17, "AMD EPYC", AVX512),
+    "amd-zen4-avx2": cpuinfo("AuthenticAMD", 25, 17, "AMD EPYC", f"{AVX2} avx512f"),  # not all that is wanted of it
+    "amd-zen5-avx512": cpuinfo("AuthenticAMD", 26, 2, "AMD EPYC 9755", AVX512),
+    "amd-family27-avx512": cpuinfo("AuthenticAMD", 27, 2, "", AVX512),
+    "intel-xeon-avx512": cpuinfo("GenuineIntel", 6, 143, "Intel(R) Xeon(R) Processor @ 2.50GHz", AVX512),
+    "intel-core-avx2": cpuinfo("GenuineIntel", 6, 151, "12th Gen Intel(R) Core(TM) i7-12700K", AVX2),
+    "intel-core-base": cpuinfo("GenuineIntel", 6, 23, "Intel(R) Core(TM)2 Duo", "fpu sse2"),
+    "hygongenuine-family24-avx2": cpuinfo("HygonGenuine", 24, 0, "Hygon C86", AVX2),
+    "aarch64-neon": "processor\t: 0\nBogoMIPS\t: 243.75\nFeatures\t: fp asimd\nCPU implementer\t: 0x41\n",
+}
+
+
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_a_processor_has_one_name(name):
+    machine = "aarch64" if "neon" in name else "x86_64"
+    assert part("processor").processor_name(PROCESSORS[name], machine) == name
+
+
+def test_saved_results_are_those_of_their_processor():
+    """As far as a result names one itself."""
+    for path in sorted((BENCHMARKS / "results").rglob("*.json")):
+        made = json.loads(path.read_text())["environment"]
+        vendor = {"amd": "AMD", "intel": "Intel"}[path.parent.name.split("-")[0]]
+        assert made["cpu"].startswith(vendor)
+        assert made["isa"] == path.parent.name.split("-")[-1]
+        assert made.get("processor", path.parent.name) == path.parent.name

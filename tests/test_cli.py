@@ -27,9 +27,10 @@ def checkout(tmp_path):
     (tmp_path / "benchmarks").mkdir()
 
     def write(body):
-        text = f'"""What this measures.\n\nMore."""\nimport sys, time  # --quick\n{body}\n'
+        text = f'"""How fast is it?\n\nMore.\n\nTakes: a minute\nNeeds: nothing\n"""\nimport sys, time\n{body}\n'
         (tmp_path / "benchmarks" / "mine.py").write_text(text)
-        (tmp_path / "benchmarks" / "not_one.py").write_text("")
+        (tmp_path / "benchmarks" / "parts").mkdir()
+        (tmp_path / "benchmarks" / "parts" / "not_one.py").write_text("")
         return tmp_path
 
     return write
@@ -105,9 +106,29 @@ def test_doctor_names_what_fails():
     assert all("dim 4, mean, fp32: " in line and "numbers differ" in line for line in failed)
 
 
-def test_bench_lists_benchmarks(checkout):
-    done = rowwise_cli("bench", cwd=checkout(""))
-    assert done.stdout.split(maxsplit=1) == ["mine", "What this measures.\n"]
+def test_bench_lists_what_each_answers_takes_and_needs(checkout):
+    folder = checkout("")
+    done = rowwise_cli("bench", "--list", cwd=folder)
+    assert done.stdout.split() == ["mine", "How", "fast", "is", "it?", "Takes:", "a", "minute.", "Needs:", "nothing"]
+    assert rowwise_cli("bench", cwd=folder).stdout == done.stdout
+
+
+RESULT = '{"rows": [1], "floors": [{"name": "speed", "value": 1, "floor": 2, "ok": false}]}'
+ENDINGS = {  # what a benchmark does: what is said of it, and the exit code of all
+    f"print(sys.argv[1:]); print({RESULT!r})": ("ok  1 floors, 1 missed, 1 rows", 0),
+    f"print({RESULT!r}); sys.exit(1)": ("exit code 1", 1),
+    "print('done')": ("its last line is no result", 1),
+    "": ("its last line is no result", 1),
+}
+
+
+@pytest.mark.parametrize("body", ENDINGS)
+def test_bench_all_says_how_each_ended(checkout, body):
+    said, code = ENDINGS[body]
+    done = rowwise_cli("bench", "--all", "--smoke", cwd=checkout(body))
+    assert done.returncode == code
+    assert done.stdout.splitlines()[0].startswith("mine ")
+    assert done.stdout.splitlines()[0].endswith(f" s  {said}")
 
 
 def test_bench_passes_arguments_and_exit_code_on(checkout):
@@ -118,10 +139,14 @@ def test_bench_passes_arguments_and_exit_code_on(checkout):
 
 
 def test_bench_unknown_name(checkout):
-    done = rowwise_cli("bench", "yours", cwd=checkout(""))
+    folder = checkout("")
+    done = rowwise_cli("bench", "yours", cwd=folder)
     assert done.returncode == 2
     assert done.stdout == ""
-    assert done.stderr == "rowwise: no benchmark 'yours'; there are: mine\n"
+    listed = "rowwise bench --list says what each answers"
+    assert done.stderr == f"rowwise: no benchmark 'yours'; there are: mine. {listed}\n"
+    near = rowwise_cli("bench", "mime", cwd=folder)
+    assert near.stderr == f"rowwise: no benchmark 'mime'; did you mean 'mine'? {listed}\n"
 
 
 def test_wrong_option_is_a_user_error():

@@ -1,22 +1,25 @@
-"""Write README's tables from the saved results of the benchmarks, or check that they are what those say.
+"""Write the tables of README and docs/benchmarks.md from saved results of benchmarks, or check that they say the same.
 
 python tools/readme_tables.py [--check]
+
+README has each table once, of the first processor that has all of its results; docs/benchmarks.md those of every one.
 """
 
-import json
 import math
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+
+import saved_results
+from saved_results import NotSaved
 
 from rowwise.recipes.find import load, names
 
 ROOT = Path(__file__).parents[1]
 BESIDE = "TorchRec fp32"
+Read = Callable[[str], dict]  # the result of a benchmark, on one processor
 OPTIMIZERS = {"sgd": "SGD", "rowwise_adagrad": "row-wise Adagrad", "adagrad": "Adagrad", "adam": "Adam", "lamb": "LAMB"}
-
-
-def read(benchmark: str) -> dict:
-    return json.loads((ROOT / "benchmarks" / "results" / f"{benchmark}.json").read_text())
 
 
 def ratio(values: list[float]) -> str:
@@ -31,11 +34,11 @@ def by_threads(rows: list[dict]) -> str:
 
 def made_on(result: dict) -> str:
     made = result["environment"]
-    machine = f"{made['cpu']}, {made['cores']} cores, {made['isa']}"
+    machine = f"Processor {result['processor']} ({made['cpu']}, {made['cores']} cores)"
     return f"{machine}, torch {made['versions']['torch']}, commit {made['commit']}."
 
 
-def ops() -> str:
+def ops(read: Read) -> str:
     result = read("ops")
     rows = [r for r in result["rows"] if r["peer"] != "rowwise fp16"]
     lines = ["| against | rows | optimizer | 1 thread | 2 threads | worst cell |", "|---|---|---|---|---|---|"]
@@ -53,7 +56,7 @@ def ops() -> str:
     return "\n".join([*lines, "", note])
 
 
-def around() -> str:
+def around(read: Read) -> str:
     """Everything but the tables: rearranging batches, and the dense side."""
     dense, jagged = read("dense_cpu"), read("jagged")
     kinds = {"interaction": "interaction", "linears": "linear layers", "step": "DLRM step"}
@@ -68,7 +71,7 @@ def around() -> str:
     return "\n".join([*lines, "", f"{note} {made_on(dense)}"])
 
 
-def compress() -> str:
+def compress(read: Read) -> str:
     result = read("compress")
     rows, films = result["rows"]["quality"], result["rows"]["films"]
     full, ratios = rows[0], list(dict.fromkeys(row["ratio"] for row in rows[1:]))
@@ -111,7 +114,7 @@ def center(values: list[float]) -> float:
     return sum(values) / len(values)
 
 
-def quality() -> str:
+def quality(read: Read) -> str:
     result = read("quality")
     lines = ["| rows | NE | above fp32 | AUC |", "|---|---|---|---|"]
     exact = mean(result, "fp32", "ne")
@@ -122,7 +125,7 @@ def quality() -> str:
     return "\n".join([*lines, "", f"Means of {seeds} seeds, 2 million samples each, seen once. {made_on(result)}"])
 
 
-def recipes() -> str:
+def recipes(_: Read) -> str:
     """What the recipes that ship say of themselves."""
     lines = ["| recipe | what | test metrics | takes |", "|---|---|---|---|"]
     for name in names():
@@ -140,7 +143,7 @@ def recipes() -> str:
     )
 
 
-def step() -> str:
+def step(read: Read) -> str:
     result = read("train_step")
     speed = {(r["side"], r["threads"]): r["samples_s"] for r in result["rows"] if r.get("optimizer") == "adam"}
     memory = {r["side"]: r["peak_bytes"] for r in result["rows"] if r["kind"] == "memory"}
@@ -156,7 +159,7 @@ def step() -> str:
     return "\n".join([*lines, "", f"{note} {made_on(result)}"])
 
 
-def shard() -> str:
+def shard(read: Read) -> str:
     """Two processes beside TorchRec's."""
     result = read("shard_step")
     speed = {
@@ -191,7 +194,7 @@ def shard() -> str:
     return "\n".join([*lines, "", f"{note} {made_on(result)}"])
 
 
-def plans() -> str:
+def plans(read: Read) -> str:
     """How far weights end from those of one process."""
     result = read("shard_step")
     lines = ["| plan | TorchRec | rowwise | rowwise, elastic |", "|---|---|---|---|"]
@@ -209,7 +212,7 @@ def plans() -> str:
     return "\n".join([*lines, "", f"{note} {made_on(result)}"])
 
 
-def checkpoints() -> str:
+def checkpoints(read: Read) -> str:
     """Writing and reading beside plain copies, and what smaller checkpoints save."""
     files, less = read("checkpoint"), read("checkpoint_delta")
     seconds = {r["name"]: r["median_s"] for r in files["rows"]}
@@ -238,7 +241,7 @@ def checkpoints() -> str:
     return "\n".join([*lines, "", f"{note} {made_on(files)}"])
 
 
-def planner() -> str:
+def planner(read: Read) -> str:
     """Plans beside published methods, and beside what no plan can beat."""
     result = read("planner")
     suites = {"ns4": "4 devices", "ns8": "8 devices"}
@@ -272,7 +275,7 @@ def planner() -> str:
     return "\n".join([*lines, "", f"{note} {made_on(result)}"])
 
 
-def calibrate() -> str:
+def calibrate(read: Read) -> str:
     """What was learned beside what was measured, and what plans by it are worth."""
     result = read("calibrate")
     sections: dict[str, list[dict]] = {}
@@ -308,7 +311,7 @@ def _counts(sections: dict[str, list[dict]]) -> list[tuple[int, int]]:
     return list(dict.fromkeys((row["tables"], row["devices"]) for row in sections["dreamshard"]))
 
 
-def ingest() -> str:
+def ingest(read: Read) -> str:
     """What a worker makes of the time of decoding, and what is around it."""
     result = read("ingest")
     sections: dict[str, list[dict]] = {}
@@ -343,25 +346,69 @@ def mean(result: dict, row_type: str, field: str) -> float:
     return sum(values) / len(values)
 
 
+TABLES = (recipes, step, ops, around, shard, plans, planner, calibrate, checkpoints, ingest, compress, quality)
+TITLES = {
+    step: "Training steps",
+    ops: "Lookup, backward and update",
+    around: "Rearranging batches, and the dense side",
+    shard: "Steps over two processes",
+    plans: "Do results depend on the plan?",
+    planner: "Plans",
+    calibrate: "Learned costs",
+    checkpoints: "Checkpoints",
+    ingest: "Reading files",
+    compress: "Tables in fewer bytes",
+    quality: "Narrow rows and products",
+}
+ABOUT = """# Benchmarks
+
+`rowwise bench --list` says what each benchmark answers, takes and needs, `rowwise bench NAME` runs it, and
+`rowwise bench NAME -- --save` keeps its result with those of this processor. Processors differ by more than their
+speed, so nothing below is compared between them; what compares is a step's share of what its own machine can do at
+best, which `benchmarks/parts/limits.py` defines. This page is written by `tools/readme_tables.py`.
+"""
+
+
+def table_on(table: Callable[[Read], str], processor: str) -> str | None:
+    """None: some of its results are not saved for this processor."""
+    try:
+        return table(partial(saved_results.read, processor=processor))
+    except NotSaved:
+        return None
+
+
 def fill(text: str) -> str:
-    tables = (recipes, step, ops, around, shard, plans, planner, calibrate, checkpoints, ingest, compress, quality)
-    for name, table in {table.__name__: table for table in tables}.items():
-        begin, end = f"<!-- table: {name} -->", "<!-- end -->"
+    for table in TABLES:
+        name, begin, end = table.__name__, f"<!-- table: {table.__name__} -->", "<!-- end -->"
         if text.count(begin) != 1:
             sys.exit(f"README.md has {text.count(begin)} places for the table {name!r}, want one: {begin} ... {end}")
+        found = (table_on(table, processor) for processor in saved_results.processors())
+        shown = next((one for one in found if one), None)
+        if shown is None:
+            sys.exit(f"no processor has all results of the table {name!r}: see benchmarks/results")
         head, rest = text.split(begin)
-        text = f"{head}{begin}\n{table()}\n{end}{rest.split(end, 1)[1]}"
+        text = f"{head}{begin}\n{shown}\n{end}{rest.split(end, 1)[1]}"
     return text
 
 
+def page() -> str:
+    """Every table of every processor."""
+    parts = [ABOUT]
+    for processor in saved_results.processors():
+        parts.append(f"## {processor}\n")
+        for table, title in TITLES.items():
+            shown = table_on(table, processor)
+            parts += [f"### {title}\n", f"{shown}\n"] if shown else []
+    return "\n".join(parts)
+
+
 def main() -> None:
-    readme = ROOT / "README.md"
-    text = readme.read_text()
-    wanted = fill(text)
-    if "--check" not in sys.argv:
-        readme.write_text(wanted)
-    elif wanted != text:
-        sys.exit("README.md is not what benchmarks/results say: run python tools/readme_tables.py")
+    readme, all_of_them = ROOT / "README.md", ROOT / "docs" / "benchmarks.md"
+    for path, wanted in ((readme, fill(readme.read_text())), (all_of_them, page())):
+        if "--check" not in sys.argv:
+            path.write_text(wanted)
+        elif not path.exists() or wanted != path.read_text():
+            sys.exit(f"{path} is not what benchmarks/results say: run python tools/readme_tables.py")
 
 
 if __name__ == "__main__":

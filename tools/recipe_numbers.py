@@ -3,11 +3,12 @@
 python tools/recipe_numbers.py [--check]
 """
 
-import json
 import re
 import statistics
 import sys
 from pathlib import Path
+
+from saved_results import processors, read
 
 ROOT = Path(__file__).parents[1]
 LIBRARY = ROOT / "src" / "rowwise" / "recipes" / "library"
@@ -37,14 +38,17 @@ def fill(text: str, rows: list[dict]) -> str:
 
 
 def main() -> None:
-    results = json.loads((ROOT / "benchmarks" / "results" / "zoo.json").read_text())["rows"]
+    processor = processors()[0]
+    results = read("zoo", processor)["rows"]
     for name in dict.fromkeys(row["recipe"] for row in results):
         path = LIBRARY / f"{name}.yaml"
         wanted = fill(path.read_text(), [row for row in results if row["recipe"] == name])
         if "--check" not in sys.argv:
             path.write_text(wanted)
         elif wanted != path.read_text():
-            sys.exit(f"{path} is not what benchmarks/results/zoo.json says: run python tools/recipe_numbers.py")
+            sys.exit(
+                f"{path} is not what benchmarks/results/{processor}/zoo.json says: run python tools/recipe_numbers.py"
+            )
 
 
 if __name__ == "__main__":

@@ -2,9 +2,9 @@
 
 python tools/train_dreamshard.py [--minutes 6] [--seed 0] [--out FILE]
 
-It trains on half of the made-up tables of benchmarks/planner_tasks.py, each with every number of columns, on 2 to 8
-devices like an A100; benchmarks/calibrate_dreamshard.py judges it on the other half. The same minutes (a number of
-steps, about so long on one core) and seed give the same file on the same machine.
+It trains on half of the made-up tables of benchmarks/parts/planner_tasks.py, each with every number of columns, on 2 to
+8 devices like an A100; benchmarks/parts/calibrate_dreamshard.py judges it on the other half. The same minutes (a number
+of steps, about so long on one core) and seed give the same file on the same machine.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import msgspec
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-import calibrate_dreamshard as judged  # noqa: E402
+from parts import calibrate_dreamshard as judged  # noqa: E402
 
 from rowwise.calibrate.dreamshard.train import Progress, Settings, train_policy  # noqa: E402
 from rowwise.planner.dreamshard import SHIPPED  # noqa: E402

@@ -1,14 +1,12 @@
 """A learned policy places legally whatever its weights are, and the shipped weights are worth having."""
 
-import importlib.util
-import sys
 from dataclasses import replace
 
 import msgspec
 import numpy as np
 import pytest
 import torch
-from from_benchmarks import BENCHMARKS, planner_tasks
+from from_benchmarks import part
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from planner.asked import question, stored
@@ -57,13 +55,7 @@ def any_policy(seed):
 
 def held_out():
     """The tasks of the benchmark."""
-    planner_tasks()
-    if "calibrate_dreamshard" not in sys.modules:
-        path = BENCHMARKS / "calibrate_dreamshard.py"
-        spec = importlib.util.spec_from_file_location("calibrate_dreamshard", path)
-        sys.modules["calibrate_dreamshard"] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules["calibrate_dreamshard"])
-    return sys.modules["calibrate_dreamshard"].held_out
+    return part("calibrate_dreamshard").held_out
 
 
 @FEW

@@ -290,6 +290,18 @@ double touch(const Tensor& arena, const Tensor& features, const Tensor& values, 
   return double(sum.load());
 }
 
+void rewrite(Tensor arena, const Tensor& features, const Tensor& values, const Tensor& offsets, int64_t batch) {
+  const Bags bags = bags_of(values, offsets, std::nullopt, batch);
+  const Features fs(features, arena, offsets, bags, -1);
+  char* rows = static_cast<char*>(arena.mutable_data_ptr());
+  each_range(
+      fs.count, ids_per_task, [&](int64_t i) { return fs.ids(i, bags); },
+      [&](int64_t i, int64_t i0, int64_t i1) {
+        const int64_t begin = bags.offsets[fs[i].source * batch];
+        kernels().rewrite(rows, fs[i], bags, begin + i0, begin + i1);
+      });
+}
+
 Tensor zeros(int64_t n) {
   STD_TORCH_CHECK(n >= 0 && n <= INT64_MAX / 2, "rowwise: cannot allocate ", n, " bytes");
   void* data = map_zeroed(size_t(n));
@@ -366,6 +378,7 @@ STABLE_TORCH_LIBRARY(rowwise, m) {
       "batch) "
       "-> ()");
   m.def("touch(Tensor arena, Tensor features, Tensor values, Tensor offsets, int batch) -> float");
+  m.def("rewrite(Tensor(a!) arena, Tensor features, Tensor values, Tensor offsets, int batch) -> ()");
   m.def("zeros(int n) -> Tensor");
   m.def("isa() -> str");
   m.def("limit_isa(str name) -> ()");
@@ -384,6 +397,7 @@ STABLE_TORCH_LIBRARY_IMPL(rowwise, CPU, m) {
   m.impl("unpack", TORCH_BOX(&unpack));
   m.impl("mark", TORCH_BOX(&mark));
   m.impl("touch", TORCH_BOX(&touch));
+  m.impl("rewrite", TORCH_BOX(&rewrite));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(rowwise, CompositeExplicitAutograd, m) {  // no tensor argument to dispatch on

@@ -84,6 +84,7 @@ struct Kernels {
   void (*weight_grad)(const char* arena, const Feature&, const Bags&, const float* grad, int64_t grad_stride,
                       int64_t b0, int64_t b1, float* out, Fault&);
   float (*touch)(const char* arena, const Feature&, const Bags&, int64_t i0, int64_t i1);
+  void (*rewrite)(char* arena, const Feature&, const Bags&, int64_t i0, int64_t i1);  // threads: ids apart
   void (*uniform)(float* out, int64_t n, uint64_t key, uint64_t start, float low, float span);
   void (*pack)(const Format&, const float* in, char* out, int64_t rows);    // to the nearest; int8 only
   void (*unpack)(const Format&, const char* in, float* out, int64_t rows);  // any format

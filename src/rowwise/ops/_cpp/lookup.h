@@ -230,5 +230,29 @@ float touch(const char* arena, const Feature& f, const Bags& bags, int64_t i0, i
   return bags.wide_ids ? bits(Rows<int64_t>(arena, f, bags)) : bits(Rows<int32_t>(arena, f, bags));
 }
 
+// The limit of an update: every byte of every row is read and written back as it is, in the order of the ids.
+template <class V, int N, class Id>
+void rewrite_strip(const Rows<Id>& rows, int64_t column, int64_t i0, int64_t i1) {
+  for (int64_t i = i0; i < i1; ++i) {
+    prefetch(rows.ahead_of(i) + column * 4, N * Vec<V>::width * 4, rows.whole);
+    const char* row = rows.at(i);
+    if (!row) continue;
+    float* out = reinterpret_cast<float*>(const_cast<char*>(row)) + column;
+    V values[N];
+    for (int k = 0; k < N; ++k) values[k] = Vec<V>::load(out + k * Vec<V>::width);
+    __asm__ volatile("" ::: "memory");  // else a compiler may leave out a store of what is there
+    for (int k = 0; k < N; ++k) Vec<V>::store(out + k * Vec<V>::width, values[k]);
+  }
+}
+
+void rewrite(char* arena, const Feature& f, const Bags& bags, int64_t i0, int64_t i1) {
+  const auto all = [&](const auto& rows) {
+    for_strips(rows.bytes / 4, [&](auto strip, int64_t column) {
+      rewrite_strip<typename decltype(strip)::type, decltype(strip)::count>(rows, column, i0, i1);
+    });
+  };
+  bags.wide_ids ? all(Rows<int64_t>(arena, f, bags)) : all(Rows<int32_t>(arena, f, bags));
+}
+
 }  // namespace
 }  // namespace rowwise::ISA

@@ -12,19 +12,29 @@ import logging
 import os
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, NamedTuple, Protocol
 
 import torch
-from dense_cpu import BOTTOM, DENSE, DIM, FEATURES, TOP, WIDTH, TorchInteraction, torch_mlp
-from ops_work import Work, ids_for, rows_for
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits as log_loss
 
+from parts.dlrm import BOTTOM, DENSE, DIM, FEATURES, TOP, WIDTH, TorchInteraction, torch_mlp
+from parts.ops_work import Work, ids_for, rows_for
 from rowwise import DLRM, Batch, Embeddings, Jagged, RowWiseAdagrad, Table
 
-BATCH = 2048
 NAMES = [f"t{i}" for i in range(FEATURES)]
-ROWS = rows_for(FEATURES, 1_000, 1_000_000)
+
+
+class Size(NamedTuple):
+    """Samples of a batch, and rows of each table."""
+
+    batch: int
+    rows: list[int]
+
+
+FULL = Size(2048, rows_for(FEATURES, 1_000, 1_000_000))
+SMOKE = Size(32, rows_for(FEATURES, 100, 1_000))
 LR, EPS = 0.01, 1e-8  # of the rows
 
 # Fused, which is the fastest torch has on a CPU; of the dense parameters, on every side.
@@ -54,12 +64,12 @@ class Side(Protocol):
         ...
 
 
-def parts_of(seed: int) -> tuple[Tensor, Tensor, Tensor]:
+def parts_of(seed: int, size: Size = FULL) -> tuple[Tensor, Tensor, Tensor]:
     """One batch: one Zipf-like id a feature, and labels that the dense numbers say something about."""
     generator = torch.Generator().manual_seed(seed)
-    dense_BF = torch.randn(BATCH, DENSE, generator=generator)
-    labels_BK = (dense_BF[:, :1] + torch.randn(BATCH, 1, generator=generator) > 0).float()
-    return dense_BF, ids_for(ROWS, Work(DIM, BATCH, 1, "zipf", 1, ""), seed), labels_BK
+    dense_BF = torch.randn(size.batch, DENSE, generator=generator)
+    labels_BK = (dense_BF[:, :1] + torch.randn(size.batch, 1, generator=generator) > 0).float()
+    return dense_BF, ids_for(size.rows, Work(DIM, size.batch, 1, "zipf", 1, ""), seed), labels_BK
 
 
 def linears(module: nn.Module) -> list[nn.Linear]:
@@ -83,9 +93,9 @@ def same_start(sides: Sequence[Side]) -> None:
 class Ours:
     """rowwise as its examples have it."""
 
-    def __init__(self, optimizer: str, halves: bool) -> None:
+    def __init__(self, optimizer: str, size: Size = FULL, *, halves: bool) -> None:
         rowwise = RowWiseAdagrad(lr=LR, eps=EPS)
-        tables = [Table(name=n, rows=r, dim=DIM, optimizer=rowwise) for n, r in zip(NAMES, ROWS, strict=True)]
+        tables = [Table(name=n, rows=r, dim=DIM, optimizer=rowwise) for n, r in zip(NAMES, size.rows, strict=True)]
         self.model, self.halves = DLRM(Embeddings(tables), DENSE, BOTTOM, TOP), halves
         self.optimizer = DENSE_OPTIMIZERS[optimizer]([p for p in self.model.parameters() if p.requires_grad])
 
@@ -114,7 +124,7 @@ class Ours:
 class TorchRec:
     """TorchRec's DLRM over FBGEMM."""
 
-    def __init__(self, optimizer: str, halves: bool, dmp: bool = False) -> None:
+    def __init__(self, optimizer: str, size: Size = FULL, *, halves: bool, dmp: bool = False) -> None:
         quiet()
         from torchrec.models.dlrm import DLRM as TheirDlrm
         from torchrec.modules.embedding_configs import EmbeddingBagConfig
@@ -123,7 +133,7 @@ class TorchRec:
 
         tables = [
             EmbeddingBagConfig(name=n, embedding_dim=DIM, num_embeddings=r, feature_names=[n])
-            for n, r in zip(NAMES, ROWS, strict=True)
+            for n, r in zip(NAMES, size.rows, strict=True)
         ]
         cpu, numbers = torch.device("cpu"), {"lr": LR, "eps": EPS}
         if dmp:
@@ -199,8 +209,8 @@ def quiet() -> None:
 class Plain:
     """One nn.EmbeddingBag a table, Adagrad for the rows; its state is a number a weight, not a row."""
 
-    def __init__(self, optimizer: str, halves: bool) -> None:
-        self.bags = nn.ModuleList(nn.EmbeddingBag(rows, DIM, mode="sum", sparse=True) for rows in ROWS)
+    def __init__(self, optimizer: str, size: Size = FULL, *, halves: bool) -> None:
+        self.bags = nn.ModuleList(nn.EmbeddingBag(rows, DIM, mode="sum", sparse=True) for rows in size.rows)
         self.bottom, self.top = torch_mlp((DENSE, *BOTTOM), True), torch_mlp((WIDTH, *TOP), False)
         self.interaction, self.halves = TorchInteraction(FEATURES + 1), halves
         parameters = [*self.bottom.parameters(), *self.top.parameters()]
@@ -215,7 +225,7 @@ class Plain:
 
     def prepare(self, parts: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         dense_BF, ids, labels_BK = parts
-        return dense_BF, ids.view(FEATURES, BATCH, 1), labels_BK
+        return dense_BF, ids.view(FEATURES, len(dense_BF), 1), labels_BK
 
     def step(self, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
         dense_BF, ids_FB1, labels_BK = batch
@@ -231,11 +241,8 @@ class Plain:
         return loss.detach()
 
 
-SIDES: dict[str, Callable[[str], Side]] = {
-    "rowwise fp32": lambda optimizer: Ours(optimizer, False),
-    "rowwise bf16": lambda optimizer: Ours(optimizer, True),
-    "TorchRec fp32": lambda optimizer: TorchRec(optimizer, False),
-    "TorchRec bf16": lambda optimizer: TorchRec(optimizer, True),
-    "torch fp32": lambda optimizer: Plain(optimizer, False),
-    "torch bf16": lambda optimizer: Plain(optimizer, True),
+SIDES: dict[str, Callable[[str, Size], Side]] = {
+    f"{name} {kind}": partial(side, halves=kind == "bf16")
+    for name, side in (("rowwise", Ours), ("TorchRec", TorchRec), ("torch", Plain))
+    for kind in ("fp32", "bf16")
 }

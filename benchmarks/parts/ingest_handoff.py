@@ -1,7 +1,7 @@
 """A batch from one process to another: memory slots as the service has them, beside torch's queue.
 
-The one that makes batches is a process of its own, `python ingest_handoff.py ENDS`; both say how many seconds of a
-processor they took. In all ways the arrays are there before, the receiver looks at every page of them, and the time
+The one that makes batches is a process of its own, `-m parts.ingest_handoff`; both say how many seconds of a processor
+they took. In all ways the arrays are there before, the receiver looks at every page of them, and the time
 runs until the receiver has let the last one go. Apart from `ingest.py`, because it is a program.
 """
 
@@ -14,8 +14,9 @@ from time import perf_counter, process_time
 from typing import Any
 
 import numpy as np
-from ingest_data import tasks
 
+from parts import BENCHMARKS
+from parts.ingest_data import tasks
 from rowwise.ingest.block import Encoded
 from rowwise.ingest.service.coordinator import Place
 from rowwise.ingest.service.memory import Memory, make_memory
@@ -135,8 +136,10 @@ def over_queue(path: Path, way: str, size: float, count: int) -> dict[str, float
 def over_slots(path: Path, count: int) -> dict[str, float]:
     ours, theirs = socket.socketpair()
     with theirs:
-        command = [sys.executable, __file__, str(theirs.fileno()), str(path), str(count)]
-        sender = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdout=subprocess.PIPE, text=True)
+        command = [sys.executable, "-m", "parts.ingest_handoff", str(theirs.fileno()), str(path), str(count)]
+        sender = subprocess.Popen(
+            command, cwd=BENCHMARKS, pass_fds=[theirs.fileno()], stdout=subprocess.PIPE, text=True
+        )
     line = Line(ours)
     slots: dict[int, Memory] = {}
     take_slots(line, slots, SLOTS)  # pages are there from now on

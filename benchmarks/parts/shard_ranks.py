@@ -10,9 +10,11 @@ from functools import partial
 from typing import Any
 
 import torch
-from dense_cpu import DIM, FEATURES
-from shard_torchrec import TorchRec, join, meet
-from shard_work import Load, Parts, Shape, Side, Turn, gauge_ms, interleave, parts_of, whole_model
+
+from parts.dlrm import DENSE, DIM, FEATURES, WIDTH
+from parts.limits import PEAK_SIZE, SMOKE_SIZE, Rows, dlrm_flops, limit_of, peak_flops_s, rows_s
+from parts.shard_torchrec import TorchRec, join, meet
+from parts.shard_work import Load, Parts, Shape, Side, Turn, gauge_ms, interleave, parts_of, whole_model
 
 BATCHES = 4  # that the steps go through
 SHARE = "share"
@@ -44,7 +46,7 @@ class Group:
         start = whole_model(self.order.shape)
         if name == THEIRS:
             return TorchRec(start, self.order.shape, layout)
-        from shard_rowwise import Rowwise
+        from parts.shard_rowwise import Rowwise
 
         return Rowwise(start, layout, self.comm, **more)
 
@@ -99,6 +101,7 @@ def check_same(sides: Sequence[Side], parts: Parts) -> None:
 def speed(comm: Any, order: Order) -> list[dict]:
     """A and B: whole steps, then tables alone."""
     group = Group(comm, order)
+    limits = limits_of(group)
     sides = {name: group.side(name, order.layout) for name in order.sides}
     gc.collect()
     for load in order.loads:
@@ -107,12 +110,33 @@ def speed(comm: Any, order: Order) -> list[dict]:
     for load in order.loads:
         batches = group.batches(load)
         turns = {name: turn_of(side.step, batches) for name, side in sides.items()}
-        turns[AHEAD] = sides[THEIRS].pipelined(batches)
+        if THEIRS in sides:
+            turns[AHEAD] = sides[THEIRS].pipelined(batches)
         rows += group.rows("step", load, turns)
         grad_BS = torch.randn(load.batch // group.world, FEATURES * DIM) * 0.01
         tables = {name: turn_of(partial(side.embed, grad_BS=grad_BS), batches) for name, side in sides.items()}
         rows += group.rows("tables", load, tables)
+    for row in rows:
+        if row["side"] == OURS:
+            row |= limits[row["kind"], row["batch"], row["pooling"]]
+            row["limit_share"] = row["limit_ms"] / row["ms"]
     return rows
+
+
+def limits_of(group: Group) -> dict[tuple[str, int, int], dict[str, float]]:
+    """Of whole steps and of tables alone, for each load: the slowest rank's, while all of them are at it."""
+    shape, found = group.order.shape, {}
+    model = whole_model(shape)
+    meet(0.0)
+    flops_s = -meet(-peak_flops_s(PEAK_SIZE if group.order.seconds >= 1 else SMOKE_SIZE))
+    for load in group.order.loads:
+        rows = [Rows(model.embeddings, parts.jagged()) for parts in group.batches(load)]
+        meet(0.0)
+        took_s = meet(rows_s(rows, 3))
+        flops = dlrm_flops(load.batch // group.world, (DENSE, *shape.bottom), (WIDTH, *shape.top), FEATURES + 1)
+        found["step", load.batch, load.pooling] = limit_of(flops, flops_s, took_s)
+        found["tables", load.batch, load.pooling] = limit_of(0, flops_s, took_s)
+    return found
 
 
 def scaling(comm: Any, order: Order) -> list[dict]:
@@ -149,3 +173,8 @@ def elastic(comm: Any, order: Order) -> list[dict]:
         turns = {f"{OURS} {name}": turn_of(side.step, group.batches(load)) for name, side in sides.items()}
         rows += group.rows("elastic", load, turns)
     return rows
+
+
+def everything(comm: Any, order: Order) -> list[dict]:
+    """All that is timed, by one group of processes."""
+    return [*speed(comm, order), *scaling(comm, order), *elastic(comm, order)]

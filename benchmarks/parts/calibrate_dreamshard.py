@@ -5,13 +5,12 @@ to 8 devices; tasks here are of the other half, some of them larger than any tha
 the cost model itself, never of the network that the policy was trained by.
 """
 
-import argparse
 import time
-from pathlib import Path
 
 import numpy as np
-import planner_tasks as tasks
 
+from parts import planner_tasks as tasks
+from parts.report import at_most
 from rowwise.planner.baselines import BASELINES, run_baseline
 from rowwise.planner.dreamshard import load_policy, place
 from rowwise.planner.native import Native
@@ -99,8 +98,8 @@ def setting(tables: int, devices: int, count: int) -> list[dict]:
     return rows
 
 
-def run(quick: bool) -> list[dict]:
-    return [row for tables, devices in SETTINGS for row in setting(tables, devices, 4 if quick else 20)]
+def run(tasks_each: int) -> list[dict]:
+    return [row for tables, devices in SETTINGS for row in setting(tables, devices, tasks_each)]
 
 
 def against(rows: list[dict], name: str) -> tuple[float, int]:
@@ -125,10 +124,6 @@ def floors_of(rows: list[dict]) -> list[dict]:
     return floors
 
 
-def at_most(name: str, value: float, floor: float) -> dict:
-    return {"name": name, "value": round(value, 4), "floor": floor, "ok": bool(value <= floor)}
-
-
 def show(rows: list[dict]) -> None:
     for row in rows:
         over = "     -" if row["over_search"] is None else f"{row['over_search']:.4f}"
@@ -136,19 +131,3 @@ def show(rows: list[dict]) -> None:
             f"{row['tables']:>4} on {row['devices']:>2}  {row['method']:<20} {over} of ours on {row['compared']:>2}"
             f" tasks, fits {row['fit']:>2} of {row['tasks']}, {row['took_ms']:.1f} ms"
         )
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="fewer tasks")
-    parser.add_argument("--save", type=Path, default=None)
-    args = parser.parse_args()
-    from report import environment, finish  # here: tests and tools that want the tasks have other modules of this name
-
-    rows = run(args.quick)
-    show(rows)
-    finish({"environment": environment(), "rows": rows, "floors": floors_of(rows)}, args.save)
-
-
-if __name__ == "__main__":
-    main()

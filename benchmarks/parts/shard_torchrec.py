@@ -10,11 +10,11 @@ from itertools import cycle
 from typing import Any
 
 import torch
-from dense_cpu import DENSE, DIM
-from shard_work import DENSE_LR, EPS, NAMES, Parts, Pieces, Shape, Turn, linears
 from torch import Tensor, distributed, nn
-from train_sides import quiet, sort_pairs
 
+from parts.dlrm import DENSE, DIM
+from parts.shard_work import DENSE_LR, EPS, NAMES, Parts, Pieces, Shape, Turn, linears
+from parts.train_sides import quiet, sort_pairs
 from rowwise import DLRM
 
 LAYOUTS = ("table-wise", "row-wise", "column-wise", "data-parallel")

@@ -1,6 +1,6 @@
 """How much memory converting takes, and reading what was converted: of files ten times as large as the limit.
 
-Every step is a process of its own, `python ingest_memory.py WHAT ...`, whose peak the system tells. Apart from
+Every step is a process of its own, `python -m parts.ingest_memory WHAT ...`, whose peak the system tells. Apart from
 `ingest.py`, as it is a program.
 """
 
@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import parquet as pq
 
+from parts import BENCHMARKS
 from rowwise.ingest.columns import Columns, Sparse
 from rowwise.ingest.parquet import ParquetReader
 from rowwise.ingest.prepare import Preparation, Task
@@ -76,15 +77,15 @@ def peak_bytes() -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
 
-def measure(folder: Path, quick: bool, tell: Callable[[str], None]) -> Iterator[dict]:
+def measure(folder: Path, times: float, tell: Callable[[str], None]) -> Iterator[dict]:
     """Make a file, convert it, read it, and leave nothing behind."""
-    size = int(LEAST_MEMORY * (QUICK_TIMES if quick else TIMES_AS_LARGE))
-    for shape in list(SHAPES)[-1:] if quick else SHAPES:
+    size = int(LEAST_MEMORY * times)
+    for shape in SHAPES if times == TIMES_AS_LARGE else list(SHAPES)[-1:]:
         path, dest = folder / f"{shape}.parquet", folder / shape
         for step, places in (("make", [path, size]), ("convert", [path, dest]), ("read", [dest])):
             begin_s = time.perf_counter()
-            command = [sys.executable, __file__, step, shape, *map(str, places)]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            command = [sys.executable, "-m", "parts.ingest_memory", step, shape, *map(str, places)]
+            done = subprocess.run(command, cwd=BENCHMARKS, capture_output=True, text=True, check=False)
             if done.returncode:
                 raise RuntimeError(f"{step} of {shape}: {done.stderr[-2000:]}")
             peak = int(done.stdout.split()[-1])

@@ -6,9 +6,9 @@ The only one of these files that knows the interface of the runtime.
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from shard_work import DENSE_LR, NAMES, Parts, Pieces
 from torch import Tensor
 
+from parts.shard_work import DENSE_LR, NAMES, Parts, Pieces
 from rowwise import DLRM, Batch
 from rowwise.comm.seam import Comm
 from rowwise.comm.thread import run_threads

@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from dense_cpu import DIM, FEATURES
-from shard_plans import Case
-from shard_work import Load, Shape, linears, parts_of, whole_model
-
+from parts.dlrm import DIM, FEATURES
+from parts.report import at_most
+from parts.shard_plans import Case
+from parts.shard_work import Load, Shape, linears, parts_of, whole_model
 from rowwise.spec import RowType, row_bytes
 
 SHAPE = Shape.of(1_000, 20_000)
@@ -44,7 +44,7 @@ def expected(case: Case, world: int) -> dict[str, int]:
 
 def count(comm: Any, cases: Sequence[Case]) -> list[dict[tuple[str, str, str], int]]:
     """What this rank sends in a step, by purpose, collective and link."""
-    from shard_rowwise import Rowwise
+    from parts.shard_rowwise import Rowwise
 
     found = []
     for case in cases:
@@ -58,7 +58,7 @@ def count(comm: Any, cases: Sequence[Case]) -> list[dict[tuple[str, str, str], i
 
 def measure(launch: Any, world: int, quick: bool) -> list[dict]:
     """`quick`: whole tables alone."""
-    from shard_rowwise import LAYOUTS, WIRES
+    from parts.shard_rowwise import LAYOUTS, WIRES
 
     cases = [Case(layout, wire) for layout in LAYOUTS for wire in (WIRES if layout != "replicated" else WIRES[:1])]
     cases = cases[: len(WIRES)] if quick else cases
@@ -77,6 +77,5 @@ def floors_of(rows: Sequence[dict]) -> list[dict]:
     """At most what the formulas say; a little more is ids that are not split evenly."""
     floors = []
     for row in rows:
-        name = f"bytes sent over the formula's, {row['layout']}, {row['wire']} wire (at most)"
-        floors.append({"name": name, "value": round(row["over"], 4), "floor": 1.02, "ok": row["over"] <= 1.02})
+        floors.append(at_most(f"bytes sent over the formula's, {row['layout']}, {row['wire']} wire", row["over"], 1.02))
     return floors

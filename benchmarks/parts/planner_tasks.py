@@ -20,7 +20,7 @@ from rowwise.planner.constraints import Constraints
 from rowwise.planner.problem import Question
 from rowwise.spec import RowType, Sgd, Table, Topology
 
-DATA = Path(__file__).parent / "tables"
+DATA = Path(__file__).parents[1] / "tables"
 BATCH = 65536
 DIMS = (4, 8, 16, 32, 64, 128)
 COLUMNS = ("table_wise", "column_wise")

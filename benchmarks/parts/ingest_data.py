@@ -79,7 +79,7 @@ def group(seed: int, rows: int = GROUP_ROWS) -> pa.Table:
     return pa.table(columns)
 
 
-def write(folder: Path, groups: int) -> dict[str, Path]:
+def write(folder: Path, groups: int, group_rows: int = GROUP_ROWS) -> dict[str, Path]:
     """The same rows in two compressions, and once more with checksums."""
     paths = {name: folder / f"{name}.parquet" for name in ("zstd", "snappy", "checksums")}
     schema = group(0, 1).schema
@@ -93,9 +93,9 @@ def write(folder: Path, groups: int) -> dict[str, Path]:
         for name, path in paths.items()
     }
     for number in range(groups):
-        table = group(number)
+        table = group(number, group_rows)
         for writer in writers.values():
-            writer.write_table(table, row_group_size=GROUP_ROWS)
+            writer.write_table(table, row_group_size=group_rows)
     for writer in writers.values():
         writer.close()
     return paths

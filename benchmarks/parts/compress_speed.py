@@ -53,6 +53,7 @@ def _make(ids: int, rows: int) -> Row:
         "peak_gb": round(peak_kb / 1e6, 2),
         "before_gb": round(before_kb / 1e6, 2),
         "bytes": table_bytes(table, made),
+        "budget_bytes": budget_bytes,
         "map_bytes": made.map_bytes,
     }
 

@@ -15,9 +15,11 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-from ingest_data import DENSE, FIRST, IDS, LISTS, NAMES, ROWS
 from pyarrow import compute as pc
 from pyarrow import parquet as pq
+
+from parts import BENCHMARKS
+from parts.ingest_data import DENSE, FIRST, IDS, LISTS, NAMES, ROWS
 
 TRIES = 3  # of starting Ray, which somebody else on the machine may stop
 PACKAGES = {"Polars": "polars", "DuckDB": "duckdb", "Ray Data": "ray"}
@@ -181,9 +183,9 @@ class Ray:
 
     def __init__(self) -> None:
         """Start it; the first pass is not measured."""
-        command = [sys.executable, "-W", "ignore", __file__]
+        command = [sys.executable, "-W", "ignore", "-m", "parts.ingest_peers"]
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            command, cwd=BENCHMARKS, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
 
     def rate(self, path: Path) -> float:

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from compress_work import FIRST, LAST, Sales, as_it_is, fetch, trained
 from rich.progress import Progress
 
+from parts.compress_work import FIRST, LAST, Sales, as_it_is, fetch, trained
 from rowwise.hashing.idmap import IdMap
 from rowwise.hashing.methods import METHODS, make_map, table_bytes
 from rowwise.recipes.compose import resolve
@@ -22,6 +22,7 @@ from rowwise.recipes.text import read
 
 HALF = 24  # the last week of the first half
 FILMS, FILMS_RATIO = ("user_id", "movie_id"), 8.0
+FILMS_METHODS = ("full", "hash", "frequency", "mixed", "learned", "learned_head_tail")
 Row = dict
 
 
@@ -62,7 +63,7 @@ def half_of_time(sales: Sales, seeds: int) -> list[Row]:
     return rows
 
 
-def films(data: Path, seeds: int) -> list[Row]:
+def films(data: Path, seeds: int, methods: Sequence[str]) -> list[Row]:
     """MovieLens: users and films in an eighth of their bytes."""
     fetch("movielens-100k", data)
     resolved = resolve(load("movielens-dlrm", [f"data.folder={data}"]))
@@ -71,7 +72,7 @@ def films(data: Path, seeds: int) -> list[Row]:
     histories = learn(resolved, list(FILMS), lambda _: None)
     probe_s = time.perf_counter() - begin_s
     rows: list[Row] = []
-    for method in ("full", "hash", "frequency", "mixed", "learned", "learned_head_tail"):
+    for method in methods:
         maps: dict[str, IdMap | None] = {}
         for table in large if method != "full" else ():
             budget = int(table_bytes(table, None) / FILMS_RATIO)

@@ -4,24 +4,24 @@ from collections.abc import Callable
 
 import numpy as np
 import pyarrow as pa
-from ingest_data import FIRST, ROWS, ids
-from ingest_peers import hashed, there
 
+from parts.ingest_data import FIRST, ROWS, ids
+from parts.ingest_peers import hashed, there
 from rowwise.ingest import native
 
 COUNT, MEAN, BORDERS = 1 << 20, 30, 1024
 Case = tuple[str, str, int, Callable[[], object]]  # kernel, whose, elements, the call
 
 
-def cases() -> list[Case]:
+def cases(count: int = COUNT) -> list[Case]:
     """The same work for each side, on arrays as large as a column of a split."""
     import torch
 
     draw = np.random.default_rng(0)
-    id_N = ids(draw, COUNT, 10**6)
-    offsets_R1 = np.concatenate([[0], draw.poisson(MEAN, COUNT // MEAN).cumsum()])
+    id_N = ids(draw, count, 10**6)
+    offsets_R1 = np.concatenate([[0], draw.poisson(MEAN, count // MEAN).cumsum()])
     listed_N = ids(draw, int(offsets_R1[-1]), 10**6)
-    x_N = draw.exponential(20, COUNT).astype(np.float32)
+    x_N = draw.exponential(20, count).astype(np.float32)
     borders_K = np.sort(draw.exponential(20, BORDERS)).astype(np.float32)
     out_N = np.empty_like(id_N)
     short, total = "FirstX and hash", len(listed_N)
@@ -32,13 +32,13 @@ def cases() -> list[Case]:
         return hashed(listed_N[at_N < FIRST])
 
     made: list[Case] = [
-        ("SigridHash", "rowwise", COUNT, lambda: native.sigrid_hash(id_N, 7, ROWS, out_N)),
-        ("SigridHash", "numpy", COUNT, lambda: hashed(id_N)),
+        ("SigridHash", "rowwise", count, lambda: native.sigrid_hash(id_N, 7, ROWS, out_N)),
+        ("SigridHash", "numpy", count, lambda: hashed(id_N)),
         (short, "rowwise", total, lambda: native.first_sigrid(listed_N, offsets_R1, FIRST, 7, ROWS)),
         (short, "numpy", total, masked),
-        ("Bucketize", "rowwise", COUNT, lambda: native.bucketize(x_N, borders_K)),
-        ("Bucketize", "numpy", COUNT, lambda: np.searchsorted(borders_K, x_N, "right")),
-        ("Bucketize", "torch", COUNT, lambda: torch.bucketize(tensor_N, tensor_K, right=True)),
+        ("Bucketize", "rowwise", count, lambda: native.bucketize(x_N, borders_K)),
+        ("Bucketize", "numpy", count, lambda: np.searchsorted(borders_K, x_N, "right")),
+        ("Bucketize", "torch", count, lambda: torch.bucketize(tensor_N, tensor_K, right=True)),
     ]
     return made + (
         _of_polars(id_N, pa.ListArray.from_arrays(offsets_R1.astype(np.int32), listed_N)) if there("Polars") else []
@@ -53,6 +53,6 @@ def _of_polars(id_N: np.ndarray, lists: pa.ListArray) -> list[Case]:
     hash_all = (pl.col("x").hash() % ROWS).cast(pl.Int64)
     hash_first = pl.col("x").list.head(FIRST).list.eval((pl.element().hash() % ROWS).cast(pl.Int64))
     return [
-        ("SigridHash", "Polars", COUNT, lambda: single.select(hash_all)),
+        ("SigridHash", "Polars", len(id_N), lambda: single.select(hash_all)),
         ("FirstX and hash", "Polars", len(lists.values), lambda: several.select(hash_first)),
     ]

@@ -9,10 +9,10 @@ from threading import Lock
 from typing import NamedTuple, Protocol
 
 import torch
-from dense_cpu import DENSE, DIM, FEATURES
-from ops_work import Work, ids_for, rows_for
 from torch import Tensor, nn
 
+from parts.dlrm import DENSE, DIM, FEATURES
+from parts.ops_work import Work, ids_for, rows_for
 from rowwise import DLRM, Embeddings, Jagged, RowWiseAdagrad, Table
 
 NAMES = tuple(f"t{i}" for i in range(FEATURES))

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from shard_torchrec import LAYOUTS, TorchRec, join
-from shard_work import NAMES, Load, Shape, Side, linears, parts_of, whole_model
 from torch import Tensor
 
+from parts.shard_torchrec import LAYOUTS, TorchRec, join
+from parts.shard_work import NAMES, Load, Shape, Side, linears, parts_of, whole_model
 from rowwise.spec import Topology
 
 SHAPE = Shape.of(1_000, 20_000, small=True)._replace(lr=0.1)
@@ -61,7 +61,7 @@ def theirs(comm: Any, cases: Sequence[Case]) -> list[Weights]:
 
 
 def ours(comm: Any, cases: Sequence[Case]) -> list[Weights]:
-    from shard_rowwise import Rowwise
+    from parts.shard_rowwise import Rowwise
 
     sides = (Rowwise(whole_model(SHAPE), c.layout, comm, c.wire, c.determinism) for c in cases)
     return [train(side, comm.rank, len(comm.ranks), c.steps) for side, c in zip(sides, cases, strict=True)]
@@ -108,8 +108,8 @@ def measure_theirs(launch: Any, quick: bool) -> list[dict]:
 
 def measure_ours(launch: Any, quick: bool) -> list[dict]:
     """On two processes, and on threads that play two hosts of two; `quick`: some layouts, on threads."""
-    from shard_rowwise import HOST_LAYOUTS, Rowwise, on_threads
-    from shard_rowwise import LAYOUTS as ALL
+    from parts.shard_rowwise import HOST_LAYOUTS, Rowwise, on_threads
+    from parts.shard_rowwise import LAYOUTS as ALL
 
     rows: list[dict] = []
     for determinism in ("run", "elastic"):

@@ -1,0 +1,10 @@
+"""What a trainer trains on for a recipe, in this process: without the workers and the folder that a run has."""
+
+from torch import nn
+
+from rowwise.recipes.compose import Resolved, make_batcher, make_job
+from rowwise.train.trainer import Job
+
+
+def job_of(resolved: Resolved, model: nn.Module) -> Job:
+    return make_job(resolved, model, lambda position: make_batcher(resolved, resolved.parts.train, position))

@@ -1,0 +1,26 @@
+"""Results of benchmarks as they are saved: a folder a processor, a file a benchmark."""
+
+import json
+from pathlib import Path
+
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
+FIRST = ("amd-zen4-avx512", "intel-xeon-avx512", "amd-zen3-avx2")  # whose results are shown where there is room for one
+
+
+class NotSaved(Exception):
+    """Nothing, or not by a full run."""
+
+
+def processors() -> list[str]:
+    """Those with results, the first ones first."""
+    found = sorted(folder.name for folder in RESULTS.iterdir() if folder.is_dir())
+    return sorted(found, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
+
+
+def read(benchmark: str, processor: str) -> dict:
+    """A result, with the name of the processor."""
+    path = RESULTS / processor / f"{benchmark}.json"
+    result = json.loads(path.read_text()) if path.exists() else {"run": "none"}
+    if result.get("run", "full") != "full":
+        raise NotSaved(f"no full run of {benchmark} on {processor}")
+    return result | {"processor": processor}
