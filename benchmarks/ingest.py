@@ -145,7 +145,7 @@ def handoff(args: argparse.Namespace) -> Iterator[dict]:
     with tempfile.TemporaryDirectory() as folder:
         path = data.write(Path(folder), 1, SMOKE_ROWS if args.smoke else data.GROUP_ROWS)["zstd"]
         repeats, count = (1, 4 if args.smoke else 30) if args.quick else (4, 60)
-        yield from ingest_handoff.measure(path, repeats, count)
+        yield from ingest_handoff.measure(path, repeats, count, ingest_handoff.WAYS[1 : 2 if args.smoke else 3])
 
 
 def store(args: argparse.Namespace) -> Iterator[dict]:
@@ -159,7 +159,8 @@ def memory(args: argparse.Namespace) -> Iterator[dict]:
 
 
 def scaling(args: argparse.Namespace) -> Iterator[dict]:
-    yield ingest_scaling.measure(1 if args.smoke else 10 if args.quick else 30)
+    run_s, most = (1, 2) if args.smoke else (10 if args.quick else 30, ingest_scaling.MOST)
+    yield ingest_scaling.measure(run_s, most)
 
 
 def memory_times(args: argparse.Namespace) -> float:
@@ -229,7 +230,7 @@ FLOORS = {
 }
 
 
-SMOKE_WAYS = {"kernels": 9, "handoff": 3, "store": 1, "memory": 2, "scaling": 1}  # rows of these sections
+SMOKE_WAYS = {"kernels": 9, "handoff": 2, "store": 1, "memory": 2, "scaling": 1}  # rows of these sections
 
 
 def smoke_floors(rows: list[dict], sections: list[str]) -> Iterator[dict]:

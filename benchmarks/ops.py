@@ -335,12 +335,12 @@ SHAPES = (  # dim, batch, pooling, ids
 )
 
 
-def shapes(threads: list[int]) -> list[Work]:
+def shapes(args: argparse.Namespace) -> list[Work]:
     return [
-        Work(*shape, n, "rowwise_adagrad", row_type)
+        Work(dim, 32 if args.smoke else batch, pooling, ids, n, "rowwise_adagrad", row_type)
         for row_type in ("fp32", "fp16")
-        for shape in SHAPES
-        for n in threads
+        for dim, batch, pooling, ids in SHAPES
+        for n in args.threads
     ]
 
 
@@ -357,7 +357,7 @@ def measure(section: str, args: argparse.Namespace) -> list[dict]:
     if section == "fp16":
         return measure_fbgemm(halves, rows, args.quick)
     if section == "shapes":
-        return measure_fbgemm(shapes(args.threads), rows_for(15, 1_000, 1_000_000), args.quick)
+        return measure_fbgemm(shapes(args), rows if args.smoke else rows_for(15, 1_000, 1_000_000), args.quick)
     if section == "fbgemm-1.5":
         old = [w for w in works if w.threads == 2 and w.optimizer == "rowwise_adagrad"]
         return measure_elsewhere(old, rows, args.quick, args.old_python) if args.old_python else []
@@ -372,7 +372,7 @@ def measure(section: str, args: argparse.Namespace) -> list[dict]:
     return found
 
 
-SMOKE_ROWS = {"fp32": 16, "fp16": 8, "fbgemm-1.5": 0, "row types": 16, "torch": 12}
+SMOKE_ROWS = {"fp32": 16, "fp16": 8, "shapes": 64, "fbgemm-1.5": 0, "row types": 16, "torch": 12}
 
 
 def smoke_floors(rows: list[dict], sections: list[str]) -> list[dict]:
@@ -390,7 +390,7 @@ def main() -> None:
     )
     args = parsed(parser)
     with_peer = has_peer("fbgemm-gpu-cpu", args)
-    only = [section for section in args.only if with_peer or section not in ("fp32", "fp16")]
+    only = [section for section in args.only if with_peer or section not in ("fp32", "fp16", "shapes")]
     made = environment()
     measured: list[dict] = []
     if args.save and args.save.exists():

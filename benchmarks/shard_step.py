@@ -195,7 +195,7 @@ def smoke(args: argparse.Namespace) -> list[dict]:
     about = {"loads": (Load(64, 2), Load(32, 2)), "seconds": 0.05, "sides": args.sides, "transport": SHARED}
     rows = launched(everything, Order(shape=Shape.of(100, 1_000, small=True), layout="table-wise", **about))
     torch.set_num_threads(1)
-    rows += shard_bytes.measure(shard_rowwise.on_threads, WORLD, quick=True)
+    rows += shard_bytes.measure(shard_rowwise.on_threads, WORLD, quick=True, wires=("fp32", "int8"))
     return rows + shard_plans.measure_ours(run_processes, quick=True)
 
 

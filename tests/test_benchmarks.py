@@ -4,9 +4,14 @@ import ast
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import pytest
+import torch
 from from_benchmarks import BENCHMARKS, part
+from torch.utils.flop_counter import FlopCounterMode
+
+from rowwise import Embeddings, Jagged, RowType, Table
 
 ENTRIES = sorted(path.stem for path in BENCHMARKS.glob("*.py"))
 OWN = ("self", "cls")
@@ -39,6 +44,32 @@ def test_ours_send_no_more_than_the_formulas_say(tmp_path):
     floors = run("shard_step", "--quick", "--only", "bytes", cwd=tmp_path)["floors"]
     assert len(floors) >= 4
     assert all(floor["ok"] for floor in floors)
+
+
+@pytest.mark.slow
+@pytest.mark.dist
+@pytest.mark.skipif(find_spec("torchrec") is None, reason="needs the extra 'peers'")
+def test_torchrec_is_held_against_itself_over_two_processes(tmp_path):
+    """The same model by another way of adding up; a state for each piece of a row is not the same model."""
+    rows = run("shard_step", "--quick", "--peer-only", "--only", "plans", cwd=tmp_path)["rows"]
+    away = {row["layout"]: row["difference"] / row["moved"] for row in rows}
+    assert away["row-wise"] < 1e-5
+    assert away["column-wise"] > 0.01
+
+
+@pytest.mark.slow
+@pytest.mark.dist
+def test_a_calibration_is_measured_and_judged(tmp_path):
+    """As a whole, on little data: what it finds is in order, if not good."""
+    sections = ["sets", "chosen", "plans"]
+    result = run("calibrate", "--quick", "--only", *sections, cwd=tmp_path)
+    found = {section: [row for row in result["rows"] if row["section"] == section] for section in sections}
+    (sets,) = found["sets"]
+    assert sets["errors"][0]["tau"] > 0.5
+    assert len(found["chosen"]) == 2
+    assert {"ours", "ldm", "dreamshard"} <= {row["plan"] for row in found["plans"]}
+    assert all(row["measured_ms"] > 0 and row["predicted_ms"] > 0 for row in found["chosen"] + found["plans"])
+    assert len(result["floors"]) == 6
 
 
 @pytest.mark.parametrize("name", ENTRIES)
@@ -119,3 +150,30 @@ def test_saved_results_are_those_of_their_processor():
         assert made["cpu"].startswith(vendor)
         assert made["isa"] == path.parent.name.split("-")[-1]
         assert made.get("processor", path.parent.name) == path.parent.name
+
+
+@pytest.mark.parametrize("row_type", RowType)
+def test_rows_that_are_rewritten_stay_as_they_are(row_type):
+    tables = [Table(name=f"t{dim}", rows=40, dim=dim, row_type=row_type) for dim in (4, 20, 64)]
+    module = Embeddings(tables)
+    before = module.arena.rows.clone()
+    generator = torch.Generator().manual_seed(0)
+    lengths_FB = torch.randint(0, 5, (len(tables) * 30,), generator=generator)
+    ids_N = torch.randint(0, 40, (int(lengths_FB.sum()),), generator=generator)
+    batch = Jagged(features=tuple(t.name for t in tables), values_N=ids_N, lengths_FB=lengths_FB)
+    rows = part("limits").Rows(module, batch)
+    assert min(rows.gather_s(), rows.rewrite_s()) > 0
+    assert torch.equal(module.arena.rows, before)
+    assert not module.staged
+
+
+def test_products_of_a_step_are_those_that_torch_counts():
+    """Of linear layers; pairs of vectors are half of the square that torch multiplies."""
+    bottom, top, batch = (3, 8, 4), (4, 16, 1), 5
+    mlp = part("dlrm").torch_mlp
+    layers = torch.nn.Sequential(mlp(bottom, True), mlp(top, False))
+    with FlopCounterMode(display=False) as counted:
+        layers(torch.randn(batch, bottom[0])).sum().backward()
+    flops = part("limits").dlrm_flops
+    assert flops(batch, bottom, top, vectors=1) == counted.get_total_flops()
+    assert flops(batch, bottom, top, vectors=3) - flops(batch, bottom, top, vectors=1) == 2 * 3 * batch * 3 * bottom[-1]

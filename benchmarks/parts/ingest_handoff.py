@@ -8,7 +8,7 @@ runs until the receiver has let the last one go. Apart from `ingest.py`, because
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any
@@ -155,12 +155,12 @@ def rate(way: str, size: float, count: int, wall_s: float, cpu_s: float) -> dict
     return {"way": way, "mb": size / 1e6, "gb_cpu_s": size * count / cpu_s / 1e9, "gb_s": size * count / wall_s / 1e9}
 
 
-def measure(path: Path, repeats: int, count: int) -> Iterator[dict]:
+def measure(path: Path, repeats: int, count: int, queues: Sequence[str] = WAYS[1:]) -> Iterator[dict]:
     """All ways in turns, the best of each."""
     best: dict[str, dict] = {}
     size = a_batch(path).layout.size
     for _ in range(repeats):
-        found = [over_slots(path, 10 * count), *(over_queue(path, way, size, count) for way in WAYS[1:])]
+        found = [over_slots(path, 10 * count), *(over_queue(path, way, size, count) for way in queues)]
         for one in found:
             best[one["way"]] = max(one, best.get(one["way"], one), key=lambda f: f["gb_cpu_s"])
     yield from best.values()

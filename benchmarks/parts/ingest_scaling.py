@@ -40,13 +40,13 @@ class Slow:
         return pa.table(made).select(list(columns))
 
 
-def measure(run_s: float) -> dict:
+def measure(run_s: float, most: int = MOST) -> dict:
     """Take splits for so long; what happened in each second half."""
     reader = Slow(int(run_s / TAKES_S))
     columns = Columns(labels=("label",), sparse=(Sparse(column="c", ids="direct"),))
     task = Task(reader=reader, splits=reader.splits(), how=Preparation(columns=columns, rows_of={}, shuffle=False))
     seen: list[tuple[float, float, int]] = []  # second, waited since the beginning, workers
-    with Service(task, Workers(most=MOST)) as service:
+    with Service(task, Workers(most=most)) as service:
         client, begin_s = service.client(), time.perf_counter()
         for _ in client.splits(0, 0, len(task.splits)):
             time.sleep(TAKES_S)

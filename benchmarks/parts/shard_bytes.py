@@ -17,6 +17,7 @@ from rowwise.spec import RowType, row_bytes
 SHAPE = Shape.of(1_000, 20_000)
 LOAD = Load(batch=4096, pooling=20)
 STEPS = 2
+WIRES = ("fp32", "fp16", "bf16", "int8")
 ID_bytes, LENGTH_bytes, FLOAT_bytes = 8, 4, 4
 
 
@@ -56,12 +57,12 @@ def count(comm: Any, cases: Sequence[Case]) -> list[dict[tuple[str, str, str], i
     return found
 
 
-def measure(launch: Any, world: int, quick: bool) -> list[dict]:
+def measure(launch: Any, world: int, quick: bool, wires: Sequence[str] = WIRES) -> list[dict]:
     """`quick`: whole tables alone."""
-    from parts.shard_rowwise import LAYOUTS, WIRES
+    from parts.shard_rowwise import LAYOUTS
 
-    cases = [Case(layout, wire) for layout in LAYOUTS for wire in (WIRES if layout != "replicated" else WIRES[:1])]
-    cases = cases[: len(WIRES)] if quick else cases
+    cases = [Case(layout, wire) for layout in LAYOUTS for wire in (wires if layout != "replicated" else wires[:1])]
+    cases = cases[: len(wires)] if quick else cases
     rows = []
     for case, found in zip(cases, zip(*launch(world, count, cases), strict=True), strict=True):
         sent = sum((Counter(rank) for rank in found), Counter())

@@ -5,7 +5,7 @@ Apart because these functions run in processes of their own, which import them b
 
 import gc
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -176,5 +176,6 @@ def elastic(comm: Any, order: Order) -> list[dict]:
 
 
 def everything(comm: Any, order: Order) -> list[dict]:
-    """All that is timed, by one group of processes."""
-    return [*speed(comm, order), *scaling(comm, order), *elastic(comm, order)]
+    """All that is timed, by one group of processes; elastic wants whole blocks of samples."""
+    blocks = replace(order, loads=(Load(2048, 1),))
+    return [*speed(comm, order), *scaling(comm, order), *elastic(comm, blocks)]

@@ -23,7 +23,6 @@ from rowwise.train.step import Machinery, step
 
 LAYOUTS = ("table-wise", "row-wise", "column-wise", "replicated")
 HOST_LAYOUTS = ("table-row-wise", "table-column-wise", "grid")  # which differ from those where there are several hosts
-WIRES = ("fp32", "fp16", "bf16", "int8")
 
 
 def on_threads(world: int | Topology, function: Callable[..., Any], *args: Any) -> list[Any]:
