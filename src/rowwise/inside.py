@@ -15,7 +15,7 @@ MOST_BYTES = 200  # of a name; file systems allow 255, and endings are added
 NOT_SHOWN = ("Cc", "Cs", "Zl", "Zp")  # control characters, halves of characters, ends of lines
 
 
-def fault_of_name(name: str) -> str | None:
+def fault_of_name(name: str, most_bytes: int = MOST_BYTES) -> str | None:
     """Why a name is not one plain component of a path; None: it is."""
     if not name:
         return "it is empty"
@@ -25,8 +25,8 @@ def fault_of_name(name: str) -> str | None:
         return "it begins with a dot"
     if has_control(name):
         return "it has a control character"
-    if len(name.encode()) > MOST_BYTES:
-        return f"it is longer than {MOST_BYTES} bytes"
+    if len(name.encode()) > most_bytes:
+        return f"it is longer than {most_bytes} bytes"
     return None
 
 

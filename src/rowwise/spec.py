@@ -13,6 +13,7 @@ import msgspec
 
 from rowwise.errors import SpecError
 from rowwise.idmaps import AnyIdMap
+from rowwise.inside import fault_of_name
 from rowwise.value import Value as Value
 
 
@@ -186,9 +187,10 @@ class Table(Value, frozen=True):
     def __post_init__(self) -> None:
         """Refuse what no kernel could hold."""
         _check_types(self)
-        if not self.name or set("./\\\0") & set(self.name):
+        fault = "it has a dot" if "." in self.name else fault_of_name(self.name)
+        if fault:
             want = "want one without dots and slashes, as parameters and files are called by it"
-            raise SpecError(f"table name {self.name!r}: {want}")
+            raise SpecError(f"table name {self.name[:80]!r}: {fault}: {want}")
         if self.rows < 1 or self.dim < 1:
             raise SpecError(f"table {self.name!r} is {self.rows} x {self.dim}: want at least one row and one column")
         # The update packs (row, contribution) into 64 bits and needs 24 of them for the contribution.

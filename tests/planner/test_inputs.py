@@ -168,7 +168,7 @@ def test_what_inspect_says_is_read(put):
         (HEAD + "a,1,4,inf\n", "line 2, column 'pooling': 'inf': want a finite number"),
         (HEAD + "a,1,4,1\n\nb,1,4,1\na,2,4,1\n", "tables.csv, line 5: table 'a' is also in line 2: want each"),
         (HEAD + "t1,1,4,1\n1,1,4,1\n", "tables.csv, line 3: table 't1' is also in"),
-        (HEAD + "a.b,1,4,1\n", "tables.csv, line 2: table name 'a.b': want one without dots and slashes"),
+        (HEAD + "a.b,1,4,1\n", "tables.csv, line 2: table name 'a.b': it has a dot: want one without dots and slashes"),
         (HEAD + ",1,4,1\n", "line 2, column 'name': is empty: want a name"),
         (HEAD + "a,1,4,1,9\n", "tables.csv, line 2: 5 cells: want 4, as the header has"),
         (HEAD + "a,1,4\n", "tables.csv, line 2: 3 cells: want 4"),

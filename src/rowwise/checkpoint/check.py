@@ -6,7 +6,7 @@ from pathlib import Path
 from rowwise.checkpoint.manifest import NAME, Entry, Piece
 from rowwise.checkpoint.named import STEP, checkpoints_of
 from rowwise.checkpoint.read import Checkpoint, Damage
-from rowwise.checkpoint.windows import Tell, piece_bytes
+from rowwise.checkpoint.windows import Tell
 from rowwise.errors import CheckpointError
 from rowwise.spec import Value
 
@@ -56,11 +56,11 @@ def check(folder: Path, tell: Tell | None = None) -> Checked:
     except CheckpointError as error:
         return Checked(name=folder.name, damage=(Damage(tensor="", place="", file=NAME, why=str(error)),))
     entries = checkpoint.manifest.tensors.values()
-    total, done = sum(piece_bytes(entry, piece) for entry in entries for piece in entry.pieces), 0
+    total, done = sum(entry.bytes_of(piece) for entry in entries for piece in entry.pieces), 0
 
     def count(entry: Entry, piece: Piece) -> None:
         nonlocal done
-        done += piece_bytes(entry, piece)
+        done += entry.bytes_of(piece)
         if tell is not None:
             tell(done, total)
 

@@ -6,6 +6,7 @@ stay in cache, so its checksum costs little beside the writing.
 """
 
 import json
+import math
 import os
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,23 +17,38 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from rowwise.checkpoint.manifest import File
+from rowwise.checkpoint.manifest import MOST_DIMS, NUMBERS, File
 from rowwise.errors import CheckpointError
+from rowwise.inside import open_inside
 from rowwise.ops.checksum import crc32
+from rowwise.spec import Value
+from rowwise.textfile import decode_json, printable
 
 CHUNK_bytes = 1 << 20
-DTYPES = {
-    torch.float64: "F64", torch.int64: "I64", torch.uint64: "U64", torch.float32: "F32", torch.int32: "I32",
-    torch.uint32: "U32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int16: "I16", torch.uint16: "U16",
-    torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+HEAD_bytes = 100_000_000  # as the format has it
+CODES = {
+    "float64": "F64", "int64": "I64", "uint64": "U64", "float32": "F32", "int32": "I32", "uint32": "U32",
+    "float16": "F16", "bfloat16": "BF16", "int16": "I16", "uint16": "U16", "int8": "I8", "uint8": "U8", "bool": "BOOL",
 }  # fmt: skip
+DTYPES = {getattr(torch, name): code for name, code in CODES.items()}
+BYTES = {code: NUMBERS[name] for name, code in CODES.items()}
 
 
 class Place(NamedTuple):
-    """Where the bytes of a key begin and end in a file."""
+    """Where the bytes of a key begin and end in a file, and what they are."""
 
     begin: int
     end: int
+    code: str
+    shape: tuple[int, ...]
+
+
+class HeadWord(Value, frozen=True):
+    """What a head says of a key."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,25 +71,35 @@ class Head:
             at = end
         text = json.dumps(words, separators=(",", ":")).encode()
         text += b" " * (-len(text) % 8)
-        return cls.parse(len(text).to_bytes(8, "little") + text)
+        return cls.parse(len(text).to_bytes(8, "little") + text, at)
 
     @classmethod
-    def parse(cls, content: bytes) -> Self:
-        """Of the bytes up to the first tensor."""
+    def parse(cls, content: bytes, size_bytes: int) -> Self:
+        """Of the bytes up to the first tensor; so many follow, and each belongs to one key."""
+        words = decode_json(content[8:], dict[str, HeadWord])
         places: dict[str, Place] = {}
-        for key, word in json.loads(content[8:]).items():
-            begin, end = word["data_offsets"]
-            places[key] = Place(len(content) + begin, len(content) + end)
+        at = 0
+        for key, word in sorted(words.items(), key=lambda item: item[1].data_offsets):
+            begin, end = word.data_offsets
+            sound = word.dtype in BYTES and len(word.shape) <= MOST_DIMS and all(n >= 0 for n in word.shape)
+            if not sound or begin != at or end != begin + math.prod(word.shape) * BYTES[word.dtype]:
+                got = f"{word.dtype[:20]!r} of shape {str(word.shape)[:80]} from {begin} to {end}"
+                raise ValueError(f"its head has {key[:200]!r} as {got}, after {at} bytes")
+            places[key] = Place(len(content) + begin, len(content) + end, word.dtype, word.shape)
+            at = end
+        if at != size_bytes:
+            raise ValueError(f"its head has keys of {at} bytes, and {size_bytes} follow")
         return cls(content=content, places=places)
 
     @classmethod
-    def read(cls, path: Path, known: File) -> Self:
+    def read(cls, folder: Path, name: str, known: File) -> Self:
         """Read and check it, and the size of its file."""
+        path = folder / name
         try:
-            with path.open("rb") as file:
+            with open_inside(folder, name) as file:
                 size = os.fstat(file.fileno()).st_size
                 start = file.read(8)
-                content = start + file.read(min(int.from_bytes(start, "little"), size))
+                content = start + file.read(min(int.from_bytes(start, "little"), size, HEAD_bytes))
         except OSError as error:
             raise CheckpointError(f"{path} is missing or damaged: {error.strerror}; use another checkpoint") from None
         if size != known.size_bytes:
@@ -81,7 +107,11 @@ class Head:
             raise CheckpointError(f"{path} is missing or damaged: {why}; use another checkpoint")
         if zlib.crc32(content) != known.head_crc32:
             raise CheckpointError(f"{path} is damaged: its head does not match its checksum; use another checkpoint")
-        return cls.parse(content)
+        try:
+            return cls.parse(content, size - len(content))
+        except ValueError as error:
+            why = printable(str(error)).replace("\n", " ")[:300]
+            raise CheckpointError(f"{path} is damaged: {why}; use another checkpoint") from None
 
 
 def write_file(

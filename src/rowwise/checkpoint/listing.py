@@ -7,7 +7,6 @@ from typing import Any
 
 from rowwise.checkpoint.manifest import NAME, Manifest
 from rowwise.checkpoint.named import FAILED, checkpoints_of, home_of, step_in
-from rowwise.checkpoint.windows import piece_bytes
 from rowwise.checkpoint.write import PART
 from rowwise.errors import CheckpointError
 from rowwise.spec import Value
@@ -65,7 +64,7 @@ def list_tensors(manifest: Manifest) -> list[ListedTensor]:
             name=name,
             kind=entry.dtype if entry.row_type is None else f"{entry.row_type} rows",
             shape=entry.shape,
-            size_bytes=sum(piece_bytes(entry, piece) for piece in entry.pieces),
+            size_bytes=sum(entry.bytes_of(piece) for piece in entry.pieces),
             pieces=len(entry.pieces),
         )
         for name, entry in manifest.tensors.items()

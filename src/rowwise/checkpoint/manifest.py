@@ -23,11 +23,17 @@ from typing import Any
 
 import msgspec
 
-from rowwise.errors import CheckpointError
-from rowwise.spec import Bits, RowType, Value, quantised_bytes, row_bytes
+from rowwise.errors import CheckpointError, SpecError
+from rowwise.inside import fault_of_name
+from rowwise.spec import Bits, RowType, Table, Value, quantised_bytes, row_bytes
+from rowwise.textfile import printable, read_bytes
 
 FORMAT = 2
 NAME = "manifest.json"
+MOST_BYTES = 1 << 30  # of a manifest
+LONGEST_NAME = 1000  # of a tensor, between two slashes
+MOST_ROWS = 1 << 48  # in each dimension
+ROW_NUMBERS = {RowType.FP32: "float32", RowType.FP16: "float16", RowType.BF16: "bfloat16", RowType.INT8: "uint8"}
 BLANK = b'"crc32": "00000000"'  # stands first in a manifest, and is what its own checksum is taken of
 MOST_DIMS = 64  # of a tensor
 NUMBERS = {  # kinds of them, as torch calls them, and their bytes
@@ -95,6 +101,26 @@ class Entry(Value, frozen=True):
         """The columns of a piece."""
         return piece.cols or (0, self.columns)
 
+    def bytes_of(self, piece: Piece) -> int:
+        """Of a piece, as it is stored."""
+        return piece.count * self.width_of(piece) * (1 if piece.bits else NUMBERS[self.dtype])
+
+    def wrong(self, piece: Piece) -> str | None:
+        """Why the tensor can have no such piece."""
+        (row, rows), (col, cols) = piece.rows, self.cols_of(piece)
+        what = f"{self.place(piece.rows, (col, cols))}"
+        if not (0 <= row <= rows <= self.rows and 0 <= col <= cols <= self.columns):
+            return f"{what} are not there at all"
+        if self.row_type is not None:
+            block = (self.column_group or self.columns) if self.row_type is RowType.INT8 else 1
+            if col == cols or col % block or (cols % block and cols != self.columns):
+                return f"{what} are cut inside of a group of columns"
+        elif piece.bits is not None:
+            return f"{what} are rounded to {piece.bits} bits, and no rows of a table"
+        if piece.ids is not None and not (self.shape and 0 <= piece.ids.count <= rows - row):
+            return f"{what} are {piece.ids.count} of {rows - row} rows"
+        return None
+
     def place(self, rows: Span, cols: Span) -> str:
         """As messages name it."""
         where = f"rows {rows[0]} to {rows[1] - 1}" if self.shape else "the number"
@@ -127,16 +153,20 @@ class Manifest(Value, frozen=True):
         """Read and check the manifest of a checkpoint."""
         path = folder / NAME
         try:
-            content = path.read_bytes()
+            content = read_bytes(path, MOST_BYTES, links=False)
             plain = msgspec.json.decode(content)
-            if isinstance(plain, dict) and plain.get("format", FORMAT) != FORMAT:
-                raise CheckpointError(f"{path} has format {plain['format']}; this rowwise reads format {FORMAT}")
+            _check_format(path, plain)
             crc32 = plain.pop("crc32", None) if isinstance(plain, dict) else None
             found = msgspec.convert(plain, cls)
         except FileNotFoundError:
             raise CheckpointError(f"{folder} is not a checkpoint: it has no {NAME}") from None
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise CheckpointError(f"{path} is damaged: {error}; use another checkpoint") from None
+        except (ValueError, RecursionError) as error:  # the former are also those of msgspec
+            why = printable(str(error)).replace("\n", " ")[:300]
+            raise CheckpointError(f"{path} is damaged: {why}; use another checkpoint") from None
+        except CheckpointError:
+            raise
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
         found.check(str(path))
         blank = content.replace(f'"crc32": "{crc32}"'.encode(), BLANK, 1)
         if crc32 != f"{zlib.crc32(blank):08x}":
@@ -144,13 +174,56 @@ class Manifest(Value, frozen=True):
         return found
 
     def check(self, where: str) -> None:
-        """Raise unless each place of each tensor is in one of its pieces, and each piece in a file that is listed."""
+        """Raise unless names are plain, each place of each tensor is in one of its pieces, and each piece in a file."""
+        for name in self.files:
+            fault = fault_of_name(name)
+            if fault:
+                raise CheckpointError(f"{where}: file {name[:80]!r} is not used: {fault}")
+        used: dict[str, int] = dict.fromkeys(self.files, 0)
+        keys: set[tuple[str, str]] = set()
         for name, entry in self.tensors.items():
-            wrong = find_wrong_cover(entry, [piece for piece in entry.pieces if piece.ids is None])
-            wrong = wrong or _find_outside(entry, [piece for piece in entry.pieces if piece.ids is not None])
-            wrong = wrong or next((f"{p.file} is not listed" for p in entry.pieces if p.file not in self.files), None)
+            wrong = find_wrong_entry(name, entry) or next(filter(None, map(entry.wrong, entry.pieces)), None)
+            wrong = wrong or next((f"{p.file!r} is not listed" for p in entry.pieces if p.file not in self.files), None)
+            wrong = wrong or find_wrong_cover(entry, [piece for piece in entry.pieces if piece.ids is None])
             if wrong:
-                raise CheckpointError(f"{where}: tensor {name!r}: {wrong}")
+                raise CheckpointError(f"{where}: tensor {name[:200]!r}: {wrong}")
+            for piece in entry.pieces:
+                used[piece.file] += entry.bytes_of(piece)
+                keys.add((piece.file, piece.key))
+        for name, size_bytes in used.items():
+            if size_bytes > self.files[name].size_bytes:
+                got = f"{self.files[name].size_bytes} bytes, and pieces of {size_bytes}"
+                raise CheckpointError(f"{where}: file {name!r} has {got}")
+        if len(keys) < sum(len(entry.pieces) for entry in self.tensors.values()):
+            raise CheckpointError(f"{where}: two pieces have one key of a file")
+
+
+def _check_format(path: Path, plain: Any) -> None:
+    if isinstance(plain, dict) and plain.get("format", FORMAT) != FORMAT:
+        got = repr(plain["format"])[:40]
+        raise CheckpointError(f"{path} has format {got}; this rowwise reads format {FORMAT}")
+
+
+def find_wrong_entry(name: str, entry: Entry) -> str | None:
+    """Why there can be no such tensor: its name, its numbers, its shape."""
+    fault = next(filter(None, (fault_of_name(part, LONGEST_NAME) for part in name.split("/"))), None)
+    if fault:
+        return f"its name is not used: {fault}"
+    if entry.dtype not in NUMBERS:
+        return f"it has numbers of {entry.dtype[:40]!r}: want one of {', '.join(NUMBERS)}"
+    if len(entry.shape) > MOST_DIMS or not all(0 <= n < MOST_ROWS for n in entry.shape):
+        return f"its shape is {str(entry.shape)[:80]}: want at most {MOST_DIMS} numbers from 0 to 2**48"
+    if entry.row_type is None:
+        return None if entry.column_group is None else "it has a column_group, and is no table"
+    if len(entry.shape) != 2 or entry.dtype != ROW_NUMBERS[entry.row_type]:
+        return f"it has {entry.row_type} rows, shape {entry.shape} and {entry.dtype}"
+    table = name.removeprefix("model/").rpartition(".")[2]
+    rows, dim = entry.shape
+    try:
+        Table(name=table, rows=rows, dim=dim, row_type=entry.row_type, column_group=entry.column_group)
+    except SpecError as error:
+        return str(error)
+    return None
 
 
 def find_wrong_cover(entry: Entry, pieces: Sequence[Piece]) -> str | None:
@@ -175,15 +248,6 @@ def find_wrong_cover(entry: Entry, pieces: Sequence[Piece]) -> str | None:
     if at == entry.rows:
         return None
     return f"pieces end at row {at}, want {entry.rows}"
-
-
-def _find_outside(entry: Entry, pieces: Sequence[Piece]) -> str | None:
-    """The first place that the tensor does not have."""
-    for piece in pieces:
-        (row, rows), (col, cols) = piece.rows, entry.cols_of(piece)
-        if not (0 <= row <= rows <= entry.rows and 0 <= col <= cols <= entry.columns):
-            return f"{entry.place(piece.rows, (col, cols))} are not there at all"
-    return None
 
 
 def bands(rows: Sequence[Span]) -> Iterable[tuple[int, int, list[int]]]:

@@ -37,12 +37,12 @@ class SavedTable(Value, frozen=True):
 
 def open_named(path: Path) -> Checkpoint:
     """A checkpoint, or of a run the last that is complete."""
-    if (path / NAME).exists():
-        return Checkpoint.open(path)
-    for found in checkpoints_of(path):
-        if STEP.fullmatch(found.name):
-            return Checkpoint.open(found)
-    raise CheckpointError(f"{path}: no checkpoint was written yet")
+    chosen = [found for found in checkpoints_of(path) if found == path or STEP.fullmatch(found.name)]
+    if not chosen:
+        raise CheckpointError(f"{path}: no checkpoint was written yet")
+    checkpoint = Checkpoint.open(chosen[0])
+    checkpoint.check_heads()
+    return checkpoint
 
 
 def checkpoints_of(path: Path) -> list[Path]:

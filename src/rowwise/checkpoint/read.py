@@ -5,28 +5,32 @@ Otherwise a few rows at a time: their columns are picked out, and what is stored
 float32. Where the types are the same nothing is rounded. What was filled in before damage was met stays filled in.
 """
 
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 from msgspec import structs
 from torch import Tensor
 
 from rowwise.checkpoint.delta import as_stored, ids_dtype
-from rowwise.checkpoint.files import CHUNK_bytes, Head, as_bytes
+from rowwise.checkpoint.files import CODES, CHUNK_bytes, Head, Place, as_bytes
 from rowwise.checkpoint.manifest import Entry, Ids, Manifest, Piece, Span, bands
 from rowwise.checkpoint.parts import Part
 from rowwise.checkpoint.reshard import Copy, overlaps, stored
 from rowwise.errors import CheckpointError
+from rowwise.inside import open_inside
 from rowwise.ops.checksum import crc32
 from rowwise.ops.rowtype import pack, unpack
 from rowwise.spec import RowType, Value
 
 THREADS = 2  # checksums take longer than reading
 RUN_bytes = 64 << 20
+RANGE_bytes = 8  # two floats, with which a row in fewer bits begins
 
 
 class Damage(Value, frozen=True):
@@ -68,6 +72,8 @@ class Checkpoint:
         if not (0 <= rows[0] <= rows[1] <= entry.rows and 0 <= columns[0] <= columns[1] <= entry.columns):
             what = f"{self.folder}: tensor {name!r} has {entry.rows} rows and {entry.columns} columns"
             raise CheckpointError(f"{what}; got rows [{rows[0]}, {rows[1]}), columns [{columns[0]}, {columns[1]})")
+        for copy in overlaps(entry, rows, columns):  # before there is memory for what the manifest says
+            self._place(name, copy.piece, copy.piece)
         plain = cols is None and entry.row_type is None
         shape = entry.shape[1:] if plain else (entry.width(columns),)
         make = torch.zeros if entry.row_type is RowType.INT8 else torch.empty  # codes are followed by what is not read
@@ -216,28 +222,37 @@ class Checkpoint:
         """The numbers of the rows of a piece that has some only."""
         if piece.ids is None:
             return None
+        self._place(name, piece, piece.ids)
         out = torch.empty(piece.ids.count, 1, dtype=ids_dtype(self.entry(name)))
         for _ in self._read(name, piece, piece.ids, out):
             pass
-        return out.flatten()
+        ids = out.flatten()
+        inside = not len(ids) or piece.rows[0] <= int(ids[0]) <= int(ids[-1]) < piece.rows[1]
+        if not inside or not bool((ids[1:] > ids[:-1]).all()):
+            self._refuse(name, piece, f"do not ascend inside of rows {piece.rows[0]} to {piece.rows[1] - 1}")
+        return ids
 
     def _stream(self, name: str, piece: Piece, out: Tensor | None = None) -> Iterator[tuple[int, Tensor]]:
         """Read a piece, a few rows at a time, into `out` or a buffer; at the end its checksum has to be right."""
         entry = self.entry(name)
+        self._place(name, piece, piece)
         dtype = torch.uint8 if piece.bits else getattr(torch, entry.dtype)
         width = entry.width_of(piece)
         step = max(1, CHUNK_bytes // max(1, width * dtype.itemsize))
         out = torch.empty(min(step, piece.count), width, dtype=dtype) if out is None else out
-        yield from self._read(name, piece, piece, out)
+        for at, chunk in self._read(name, piece, piece, out):
+            if piece.bits and not bool(chunk[:, :RANGE_bytes].contiguous().view(torch.float32).isfinite().all()):
+                self._refuse(name, piece, "have ends that are no numbers")
+            yield at, chunk
 
     def _read(self, name: str, piece: Piece, run: Piece | Ids, out: Tensor) -> Iterator[tuple[int, Tensor]]:
         """Read what is under a key into `out`, all at once or, if it has fewer rows, as many at a time."""
-        entry, path = self.entry(name), self.folder / piece.file
+        path = self.folder / piece.file
         step = min(len(out), max(1, CHUNK_bytes // max(1, out[:1].numel() * out.element_size()))) or 1
-        sum32, place = 0, self._head(piece.file).places[run.key]
+        sum32, place = 0, self._place(name, piece, run)
         try:
-            with path.open("rb", buffering=0) as file:
-                file.seek(place.begin)
+            with open_inside(self.folder, piece.file) as file:
+                os.lseek(file.fileno(), place.begin, os.SEEK_SET)
                 for at in range(0, run.count, step):
                     rows = min(step, run.count - at)
                     chunk = out[at : at + rows] if len(out) == run.count else out[:rows]
@@ -248,12 +263,39 @@ class Checkpoint:
         except OSError as error:
             raise CheckpointError(f"{path} is missing or damaged: {error.strerror}; use another checkpoint") from None
         if sum32 != run.crc32:
-            what = f"{entry.place(piece.rows, entry.cols_of(piece))} of tensor {name!r}"
-            raise CheckpointError(f"{path} is damaged: {what} do not match their checksum; use another checkpoint")
+            self._refuse(name, piece, "do not match their checksum")
+
+    def _refuse(self, name: str, piece: Piece, why: str) -> NoReturn:
+        entry, path = self.entry(name), self.folder / piece.file
+        what = f"{entry.place(piece.rows, entry.cols_of(piece))} of tensor {name!r}"
+        raise CheckpointError(f"{path} is damaged: {what} {why}; use another checkpoint")
+
+    def check_heads(self) -> None:
+        """Raise unless all files are there, and have what the manifest says; their contents are not read."""
+        for name, entry in self.manifest.tensors.items():
+            for piece in entry.pieces:
+                for run in (piece, piece.ids):
+                    if run is not None:
+                        self._place(name, piece, run)
+
+    def _place(self, name: str, piece: Piece, run: Piece | Ids) -> Place:
+        """Where a piece or its ids stand, if the head of their file says what the manifest says."""
+        entry, rows = self.entry(name), run.count
+        kind, width = ("uint8" if piece.bits else entry.dtype), entry.width_of(piece)
+        if isinstance(run, Ids):
+            kind, width = str(ids_dtype(entry)).removeprefix("torch."), 1
+        place = self._head(piece.file).places.get(run.key)
+        if place is None:
+            self._refuse(name, piece, f"are not in its head, which has no {run.key[:200]!r}")
+        got = (place.code, place.shape[:1], math.prod(place.shape[1:]))
+        if got != (CODES[kind], (rows,), width):
+            want = f"{rows} rows of {width} {CODES[kind]}"
+            self._refuse(name, piece, f"are {place.code} of shape {place.shape} in its head, want {want}")
+        return place
 
     def _head(self, file: str) -> Head:
         if file not in self._heads:
-            self._heads[file] = Head.read(self.folder / file, self.manifest.files[file])
+            self._heads[file] = Head.read(self.folder, file, self.manifest.files[file])
         return self._heads[file]
 
 

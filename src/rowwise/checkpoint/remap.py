@@ -35,6 +35,7 @@ from rowwise.models.wide import ENDING
 from rowwise.ops.idmap import map_ids
 from rowwise.ops.rowtype import pack, unpack
 from rowwise.spec import Table, Value
+from rowwise.textfile import open_regular
 
 COUNTS = "counts/"  # in what `rowwise compress` keeps of its probe
 MAPPED = re.compile(rf"model/(?P<path>.+\.)?maps\.(?P<table>[^.]+)\.{IDENTITY}")
@@ -200,6 +201,7 @@ def _weights(path: Path, table: str, ids: int) -> NDArray[np.int64]:
     """How often each id came, and once more, as each counts for something."""
     name = COUNTS + table
     try:
+        open_regular(path).close()  # a pipe is not waited for
         with safe_open(path, "numpy") as file:
             if name not in file.keys():  # noqa: SIM118 - not a dict
                 there = [key.removeprefix(COUNTS) for key in file.keys() if key.startswith(COUNTS)]  # noqa: SIM118

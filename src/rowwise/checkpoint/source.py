@@ -23,7 +23,7 @@ from rowwise.checkpoint.manifest import Span
 from rowwise.checkpoint.pickled import read_pickle
 from rowwise.errors import CheckpointError
 from rowwise.inside import has_control
-from rowwise.textfile import open_regular
+from rowwise.textfile import open_regular, printable
 
 KINDS = "want a file of torch.save (.pt, .pth), a .safetensors file or a folder of torch.distributed.checkpoint"
 # What comes of bytes that are no pickle depends on what they happen to mean to it.
@@ -87,14 +87,16 @@ def open_safetensors(path: Path) -> Source:
     """A file of safetensors."""
     outlines: dict[str, Outline] = {}
     try:
+        open_regular(path).close()  # a pipe is not waited for
         file = safe_open(path, "pt")
         for name in file.keys():  # noqa: SIM118 - not a dict
             slices = file.get_slice(name)
             shape = tuple(slices.get_shape())
             rows = slices[:0] if shape else file.get_tensor(name)
             outlines[name] = Outline(shape, rows.dtype)
-    except SafetensorError as error:
-        raise CheckpointError(f"{path} cannot be read: {error}; {KINDS}") from None
+    except (SafetensorError, OSError) as error:
+        why = printable(str(error)).partition("\n")[0]
+        raise CheckpointError(f"{path} cannot be read: {why}; {KINDS}") from None
 
     def read(name: str, rows: Span) -> Tensor:
         return file.get_slice(name)[slice(*rows)] if outlines[name].shape else file.get_tensor(name).view(1)

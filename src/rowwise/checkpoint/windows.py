@@ -7,9 +7,7 @@ of it, so runs of rows that end where pieces end read each piece once.
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 
-import torch
-
-from rowwise.checkpoint.manifest import Entry, Piece, Span
+from rowwise.checkpoint.manifest import Entry, Span
 
 WINDOW_bytes = 128 << 20  # several pieces, or a piece of each of several column tiles
 Tell = Callable[[int, int], None]  # how much is done, of how much
@@ -30,15 +28,3 @@ def cut_rows(rows: int, row_bytes: int, cuts: Sequence[int]) -> Iterator[Span]:
         end = cuts[k - 1] if k and cuts[k - 1] > at and reach < rows else reach
         yield at, end
         at = end
-
-
-def piece_bytes(entry: Entry, piece: Piece) -> int:
-    """Of a piece, as it is stored."""
-    return piece.count * entry.width_of(piece) * (1 if piece.bits else itemsize(entry))
-
-
-def itemsize(entry: Entry) -> int:
-    """Bytes of an element."""
-    found = getattr(torch, entry.dtype)
-    assert isinstance(found, torch.dtype)
-    return found.itemsize
