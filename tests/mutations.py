@@ -130,7 +130,7 @@ def _replacement(value: Any, random: Random, finite: bool) -> Any:
 
 def _nested(value: Any, random: Random) -> Any:
     as_list = random.random() < 0.5
-    for _ in range(random.choice((2, 30, 200))):
+    for _ in range(random.choice((2, 30, 80))):
         value = [value] if as_list else {"x": value}
     return value
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 import yaml
 
-from rowwise.errors import one_line
+from rowwise.errors import SpecError, one_line
 from rowwise.plainyaml import MOST_NODES, load_yaml
 from rowwise.textfile import decode_json, printable, read_bytes, read_text
 
@@ -111,3 +111,7 @@ def test_aliases_within_bounds_stand_for_what_they_name() -> None:
 
 def test_escapes_are_written_out_and_lines_stay_lines() -> None:
     assert printable("a\x1b[2J\u202e\x9b\rb\nc é 名") == "a\\x1b[2J\\u202e\\x9b\\rb\nc é 名"
+
+
+def test_a_message_is_one_line_whatever_is_in_it() -> None:
+    assert one_line(SpecError("column 'a\x1b[2J\nb\u202e'")) == "column 'a\\x1b[2J\\nb\\u202e'"

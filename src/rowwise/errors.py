@@ -19,6 +19,8 @@ Messages say what was found, what was wanted and the way out. `UnknownIdWarning`
 was told to map to its last row.
 """
 
+from rowwise.textfile import printable
+
 
 class RowwiseError(Exception):
     """Base of every error that rowwise raises on purpose."""
@@ -83,7 +85,11 @@ class UnknownIdWarning(UserWarning):
 def one_line(error: BaseException) -> str | None:
     """What a user is told of a mistake, or of a file that cannot be had; None: it is a bug of ours."""
     if isinstance(error, RowwiseError):
-        return str(error)
+        return _one_line(str(error))
     if isinstance(error, OSError) and error.filename is not None:
-        return f"{error.filename}: {error.strerror}"
+        return _one_line(f"{error.filename}: {error.strerror}")
     return None
+
+
+def _one_line(text: str) -> str:
+    return printable(text).replace("\n", "\\n")

@@ -65,5 +65,7 @@ AnyIdMap = HashIds | DoubleHashIds | QuotientRemainderIds | StoredIds
 def _check(rows: int, seed: int, least: int) -> None:
     if type(rows) is not int or rows < least:
         raise SpecError(f"id_map: rows={rows!r}: want a whole number of at least {least}")
+    if rows >= 1 << 40:
+        raise SpecError(f"id_map: rows={rows}: want fewer than 2**40")
     if type(seed) is not int or not 0 <= seed < 1 << 32:
         raise SpecError(f"id_map: seed={seed!r}: want at least 0, and less than 2**32")

@@ -14,6 +14,7 @@ import msgspec
 from rowwise.errors import SpecError
 from rowwise.spec import RowType, Table, Value, couples_columns
 from rowwise.textfile import decode_json
+from rowwise.value import MOST_RANKS, check_most
 
 COLUMN_BLOCK = 4  # row statistics are summed over blocks of four columns, so cuts fall between blocks
 COVER = "want each cell on exactly one rank, or the whole table once on every rank"
@@ -105,6 +106,7 @@ class Plan(Value, frozen=True, omit_defaults=True):
         known = {t.name: t for t in tables}
         if self.world < 1:
             raise SpecError(f"a plan for {self.world} ranks: want at least 1")
+        check_most("a plan for ", self, world=MOST_RANKS)
         if known and not self.tiles:
             raise SpecError(f"a plan without tiles: want some for each of the tables, which are {_listed(known)}")
         tiles: dict[str, list[Tile]] = {name: [] for name in known}

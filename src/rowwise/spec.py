@@ -14,6 +14,7 @@ import msgspec
 from rowwise.errors import SpecError
 from rowwise.idmaps import AnyIdMap
 from rowwise.inside import fault_of_name
+from rowwise.value import MOST_DIM, MOST_RANKS, check_most
 from rowwise.value import Value as Value
 
 
@@ -191,6 +192,7 @@ class Table(Value, frozen=True):
         if fault:
             want = "want one without dots and slashes, as parameters and files are called by it"
             raise SpecError(f"table name {self.name[:80]!r}: {fault}: {want}")
+        check_most(f"table {self.name!r}: ", self, dim=MOST_DIM, column_group=MOST_DIM)
         if self.rows < 1 or self.dim < 1:
             raise SpecError(f"table {self.name!r} is {self.rows} x {self.dim}: want at least one row and one column")
         # The update packs (row, contribution) into 64 bits and needs 24 of them for the contribution.
@@ -348,6 +350,8 @@ class Topology(Value, frozen=True):
         """Refuse what holds no rank."""
         if self.hosts < 1 or self.devices < 1:
             raise SpecError(f"{self.hosts} hosts of {self.devices} devices: want at least one of each")
+        if self.world > MOST_RANKS:
+            raise SpecError(f"{self.hosts} hosts of {self.devices} devices: want at most {MOST_RANKS:,} devices in all")
 
     @property
     def world(self) -> int:

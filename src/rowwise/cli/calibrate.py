@@ -20,6 +20,7 @@ from rowwise.cli.console import console_for
 from rowwise.cli.progress import share_bar
 from rowwise.cli.surroundings import Surroundings
 from rowwise.errors import PeerError, SpecError
+from rowwise.value import MOST_THREADS
 
 if TYPE_CHECKING:
     from rowwise.calibrate.fit import About
@@ -87,8 +88,8 @@ def _order(nproc: int | None, threads: int | None, device: str, transport: str, 
     from rowwise.calibrate.folder import Order, limits_of_machine
 
     for option, value in (("nproc", nproc), ("threads", threads)):
-        if value is not None and value < 1:
-            raise SpecError(f"--{option} {value}: want at least 1")
+        if value is not None and not 1 <= value <= MOST_THREADS:
+            raise SpecError(f"--{option} {value}: want at least 1, and at most {MOST_THREADS}")
     if not 0 <= seed < 1 << 31:
         raise SpecError(f"--seed {seed}: want at least 0, and less than 2**31")
     for option, got, known in (("device", device, DEVICES), ("transport", transport, TRANSPORTS)):

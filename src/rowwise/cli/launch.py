@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from rowwise.comm.seam import Comm
 
 # Once for all ranks; pandas, where it is installed, is what pyarrow loads with the first number that it hands over.
+MOST_HERE = 1024  # ranks
 PRELOADED = ("rowwise.cli.rank", "pandas")
 
 
@@ -57,6 +58,8 @@ def check_nproc(nproc: int | None, around: Surroundings) -> None:
     """Refuse what is no number of ranks."""
     if nproc is not None and nproc < 1:
         raise SpecError(f"--nproc {nproc}: want at least 1")
+    if nproc is not None and nproc > MOST_HERE:
+        raise SpecError(f"--nproc {nproc}: want at most {MOST_HERE}, as all are processes of this machine")
     if nproc is not None and around.torchrun is not None:
         out = "leave --nproc away, or start rowwise without torchrun"
         raise SpecError(f"--nproc {nproc} under torchrun, which has started {around.torchrun.world} ranks: {out}")

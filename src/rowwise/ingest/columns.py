@@ -69,8 +69,9 @@ class Columns(Value, frozen=True):
         if unknown:
             raise SpecError(f"columns.shared names {', '.join(unknown)}; the features are {', '.join(names)}")
         for sparse in self.sparse:
-            if sparse.first is not None and sparse.first < 1:
-                raise SpecError(f"columns: {sparse.column!r}: first={sparse.first}: want at least 1, or None for all")
+            if sparse.first is not None and not 1 <= sparse.first < 1 << 31:
+                want = "want at least 1 and less than 2**31, or None for all"
+                raise SpecError(f"columns: {sparse.column!r}: first={sparse.first}: {want}")
             if sparse.ids not in ("direct", "hash"):
                 raise SpecError(f"columns: {sparse.column!r}: ids={sparse.ids!r}: want 'direct' or 'hash'")
 

@@ -16,8 +16,11 @@ from rowwise.perf.exchange import Exchanges
 from rowwise.perf.network import SetNetwork
 from rowwise.spec import Link, Topology, Value
 from rowwise.textfile import decode_json
+from rowwise.value import check_most
 
 GB = 1e9
+MOST_BYTES = 1 << 60
+SECONDS = ("launch_s", "forward_issue_s", "backward_issue_s")
 NUMBERS = re.compile(r"\[[^][{}\"]*\]")
 GiB = 1 << 30
 Collective = Literal["all_to_all", "reduce_scatter", "all_reduce"]
@@ -82,9 +85,11 @@ class Hardware(Value, frozen=True, kw_only=True, omit_defaults=True):
         for name, value in rates:
             if value < 0 or (value == 0 and not name.endswith("latency_s")):
                 raise SpecError(f"hardware {self.name!r}: {name}={value}: want more than 0")
-        for name in ("device_bytes", "host_bytes", "disk_bytes", "cache_bytes", "launch_s"):
+        for name in ("device_bytes", "host_bytes", "disk_bytes", "cache_bytes", "id_bytes", *SECONDS):
             if getattr(self, name) < 0:
                 raise SpecError(f"hardware {self.name!r}: {name}={getattr(self, name)}: want no negative number")
+        most = dict.fromkeys(("device_bytes", "host_bytes", "disk_bytes", "cache_bytes"), MOST_BYTES)
+        check_most(f"hardware {self.name!r}: ", self, **most, id_bytes=1 << 20)
 
     def link(self, name: Link) -> LinkRates:
         """Rates between devices of one host, or of two."""

@@ -16,7 +16,7 @@ from rowwise.perf.hardware import PRESETS, Hardware, Machine, hardware_named, re
 from rowwise.spec import Topology
 from rowwise.textfile import decode_json, read_bytes
 
-COUNTED = re.compile(r"(?:(?P<hosts>\d+)x)?(?:(?P<devices>\d+)x)(?P<name>.+)")
+COUNTED = re.compile(r"(?:(?P<hosts>[0-9]{1,9})x)?(?:(?P<devices>[0-9]{1,9})x)(?P<name>.+)")
 SIZE = re.compile(r"(?P<number>\d+\.?\d*|\.\d+)\s*(?P<unit>[kMGTP]?i?B?)", re.IGNORECASE)
 POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
 TIERS = {"device": "device_bytes", "host": "host_bytes", "disk": "disk_bytes"}

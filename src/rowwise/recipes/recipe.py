@@ -16,7 +16,9 @@ from rowwise.ingest.service.local import Workers
 from rowwise.ingest.transform import Transforms
 from rowwise.spec import Init, Pooling, RowOptimizer, RowType, Table, Value, Wire
 from rowwise.train.settings import Evaluation, Log, Saving, Training
+from rowwise.value import check_layers, check_most
 
+MOST_ROWS = 1 << 34  # that are made: a split of them is 65,536
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
@@ -59,6 +61,7 @@ class Data(Value, frozen=True):
         for name, rows in (("rows", self.rows), ("test_rows", self.test_rows)):
             if rows is not None and rows < 1:
                 raise SpecError(f"data.{name}={rows}: want at least 1")
+        check_most("data.", self, rows=MOST_ROWS, test_rows=MOST_ROWS)
         if self.valid_share + self.test_share >= 1:
             raise SpecError(f"data: valid_share={self.valid_share} and test_share={self.test_share} leave no rows")
 
@@ -178,8 +181,24 @@ class Recipe(Value, frozen=True, kw_only=True):
         """Names become folders."""
         if self.name and not NAME.fullmatch(self.name):
             raise SpecError(f"name={self.name!r}: want letters, digits, '-', '_' and '.', as a folder is called by it")
+        check_layers("model.", **_layers(self.model))
         if not 0 <= self.seed < 1 << 63:
             raise SpecError(f"seed={self.seed}: want at least 0, and less than 2**63")
+
+
+def _layers(model: Model | str) -> dict[str, tuple[int, ...]]:
+    """All that says how wide a layer is."""
+    match model:
+        case Dlrm(bottom=bottom, top=top):
+            return {"bottom": bottom, "top": top}
+        case DeepFm(deep=deep) | WideAndDeep(deep=deep):
+            return {"deep": deep}
+        case Dcn(deep=deep, crosses=crosses, rank=rank):
+            return {"deep": deep, "crosses": (crosses,) if crosses else (), "rank": () if rank is None else (rank,)}
+        case TwoTowers(sizes=sizes, ks=ks):
+            return {"sizes": sizes, "ks": ks}
+        case _:
+            return {}
 
 
 def check_ranks(recipe: Recipe, world: int) -> None:

@@ -109,7 +109,7 @@ def read(path: Path, changes: Sequence[str] = ()) -> Recipe:
     sections = parse(text, str(path))
     for change in changes:
         apply_change(sections, change)
-    if not sections.get("name"):
+    if sections.get("name") in (None, ""):
         sections["name"] = path.stem
     return decode(sections, str(path))
 
@@ -141,7 +141,7 @@ def apply_change(sections: dict[str, Any], change: str) -> None:
     for depth, key in enumerate(keys):
         last = depth == len(keys) - 1
         if isinstance(at, list):
-            if not key.isdigit() or int(key) >= len(at):
+            if not re.fullmatch("[0-9]{1,9}", key) or int(key) >= len(at):
                 raise SpecError(f"--set {change}: {'.'.join(keys[:depth])} is a list of {len(at)}: want a number")
             where: Any = int(key)
         elif isinstance(at, dict):

@@ -44,6 +44,7 @@ HEADERS = {
     ),
 }
 Cell = str | int | float | None
+DIGITS = 19  # of a step, at most
 AFTER = "test"  # the split that is measured when a run has ended, beside whatever its last step was
 
 
@@ -195,7 +196,7 @@ def _is_before(line: bytes, step: int) -> bool:
         return False
     first, *others = line.decode().rstrip("\n").split(",")
     # Every line begins with its step; of metrics.csv the fourth column is the split.
-    return first.isdecimal() and int(first) <= step and others[2:3] != [AFTER]
+    return first.isdecimal() and len(first) < DIGITS and int(first) <= step and others[2:3] != [AFTER]
 
 
 def _cell(value: Cell) -> Cell:

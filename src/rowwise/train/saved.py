@@ -37,7 +37,7 @@ class Less(NamedTuple):
 
 EVERYTHING = Less()
 FAILED = "failed"  # the state before a step that met a bad number
-STEP = re.compile(r"step-(\d+)")
+STEP = re.compile(r"step-([0-9]{1,18})")
 
 
 @final

@@ -5,11 +5,15 @@ Everything that changes a result is here or in the recipe around it; what only c
 """
 
 import math
+import re
 from typing import Literal
 
 from rowwise.errors import SpecError
 from rowwise.spec import Schedule, Value
+from rowwise.value import MOST_BATCH, MOST_STEPS, MOST_THREADS, check_most
 
+MOST_AHEAD = 4096  # batches, or splits, that lie ready
+STEPS = re.compile(r"(?:steps=)?([0-9]{1,12}):([0-9]{1,12})")
 BETTER_LOWER = ("loss", "ne")  # metrics that get better by falling; all others by rising
 
 
@@ -94,6 +98,8 @@ class Training(Value, frozen=True):
         for name, count in counts.items():
             if count < 1:
                 raise SpecError(f"train.{name}={count}: want at least 1")
+        check_most("train.", self, batch=MOST_BATCH, epochs=MOST_STEPS, steps=MOST_STEPS, accumulate=MOST_BATCH)
+        check_most("train.", self, threads=MOST_THREADS, virtual_shards=MOST_BATCH, ahead=MOST_AHEAD)
         if self.determinism == "elastic" and self.accumulate > 1:
             want = "want 1, and a batch that many times as large: its virtual shards are computed one by one anyway"
             raise SpecError(f"train.accumulate={self.accumulate} with train.determinism='elastic': {want}")
@@ -128,6 +134,7 @@ class Evaluation(Value, frozen=True):
         if self.every < 0 or self.batch < 1 or self.slice_ids < 1:
             got = f"every={self.every}, batch={self.batch}, slice_ids={self.slice_ids}"
             raise SpecError(f"evaluate: {got}: want nothing negative, and at least one row a batch")
+        check_most("evaluate.", self, every=MOST_STEPS, batch=MOST_BATCH, slice_ids=MOST_BATCH, patience=MOST_STEPS)
         if self.patience is not None and self.patience < 1:
             raise SpecError(f"evaluate.patience={self.patience}: want at least 1, or null to never stop early")
 
@@ -156,6 +163,7 @@ class Saving(Value, frozen=True):
         """Refuse what keeps nothing."""
         if self.every < 0 or self.keep < 1:
             raise SpecError(f"save: every={self.every}, keep={self.keep}: want nothing negative and at least one kept")
+        check_most("save.", self, every=MOST_STEPS, keep=MOST_STEPS)
 
 
 class Log(Value, frozen=True):
@@ -170,16 +178,18 @@ class Log(Value, frozen=True):
         """Refuse what logs nothing."""
         if self.every < 1 or self.window < 1:
             raise SpecError(f"log: every={self.every}, window={self.window}: want at least 1")
+        check_most("log.", self, every=MOST_STEPS, window=MOST_BATCH)
         self.profiled()
 
     def profiled(self) -> range:
         """The steps to trace."""
         if self.profile is None:
             return range(0)
-        first, colon, last = self.profile.removeprefix("steps=").partition(":")
-        if not (colon and first.isdigit() and last.isdigit() and 1 <= int(first) <= int(last)):
+        found = STEPS.fullmatch(self.profile)
+        first, last = (int(found[1]), int(found[2])) if found else (0, 0)
+        if not 1 <= first <= last:
             raise SpecError(f"log.profile={self.profile!r}: want the first and last step, such as '10:20'")
-        return range(int(first), int(last) + 1)
+        return range(first, last + 1)
 
 
 class Settings(Value, frozen=True):

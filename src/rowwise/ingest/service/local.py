@@ -25,9 +25,11 @@ from rowwise.ingest.service.coordinator import Plan
 from rowwise.ingest.service.memory import make_memory
 from rowwise.ingest.service.messages import Begin, Line
 from rowwise.spec import Value
+from rowwise.value import check_most
 
 HOST = "rowwise.ingest.service.host"
 MOST_RESTARTS = 1000
+MOST_WORKERS = 4096  # also of splits that lie ready
 MOST_ON_RAY = 64
 GRACE_S = 5.0
 ALONE = ", or data.workers=null, where each trainer prepares its rows itself"
@@ -50,6 +52,7 @@ class Workers(Value, frozen=True):
         for name, value in (("count", self.count), ("most", self.most), ("ahead", self.ahead)):
             if value is not None and value < 1:
                 raise SpecError(f"data.workers.{name}={value}: want at least 1{ALONE if name == 'count' else ''}")
+        check_most("data.workers.", self, count=MOST_WORKERS, most=MOST_WORKERS, ahead=MOST_WORKERS, cpus=MOST_WORKERS)
         for name, value in (("lease_s", self.lease_s), ("cpus", self.cpus)):
             if not 0 < value < math.inf:
                 raise SpecError(f"data.workers.{name}={value}: want more than 0")

@@ -26,6 +26,8 @@ from rowwise.ingest.transform.arrays import (
 )
 from rowwise.ingest.transform.transform import ID_LISTS, LISTS, Arrays, Kinds, OneColumn, Where, check_rows
 
+MOST_JOINED = 1024  # ids that make one
+
 
 class SigridHash(OneColumn, frozen=True, kw_only=True, tag="sigrid_hash", tag_field="kind"):
     """Each id hashed to a row of a table, the same as torcharrow's `sigrid_hash` does: another salt, another hash."""
@@ -82,8 +84,8 @@ class FirstX(OneColumn, frozen=True, kw_only=True, tag="first_x", tag_field="kin
 
     def __post_init__(self) -> None:
         """Refuse what leaves nothing."""
-        if self.count < 1:
-            raise self.refuse(f"count={self.count}: want at least 1")
+        if not 1 <= self.count < 1 << 31:
+            raise self.refuse(f"count={self.count}: want at least 1, and less than 2**31")
 
     @property
     def wants(self) -> tuple[str, ...]:
@@ -177,8 +179,8 @@ class NGram(OneColumn, frozen=True, kw_only=True, tag="ngram", tag_field="kind")
 
     def __post_init__(self) -> None:
         """Refuse what joins nothing."""
-        if self.n < 2:
-            raise self.refuse(f"n={self.n}: want at least 2")
+        if not 2 <= self.n <= MOST_JOINED:
+            raise self.refuse(f"n={self.n}: want at least 2, and at most {MOST_JOINED}")
         check_rows(self, self.rows)
 
     @property
