@@ -1,7 +1,5 @@
 """`rowwise drill`: break a small job on purpose, and see what survives here, on this machine and its disks."""
 
-import shutil
-import tempfile
 import time
 from enum import StrEnum
 from pathlib import Path
@@ -14,6 +12,7 @@ from rich.table import Table
 
 from rowwise.cli.console import WIDTH, console_for
 from rowwise.errors import SpecError
+from rowwise.scratch import Scratch
 
 if TYPE_CHECKING:
     from rowwise.recipes.drill import Report
@@ -51,22 +50,26 @@ def drill(
     if folder is not None and folder.exists() and any(folder.iterdir()):
         raise SpecError(f"{folder}: want an empty folder, or a new one")
     console = console_for(quiet=as_json)
-    place = Path(tempfile.mkdtemp(prefix="rowwise-drill-")) if folder is None else folder
+    scratch = Scratch() if folder is None else None
+    place = scratch.path if scratch is not None else folder
+    assert place is not None
     begin_s = time.monotonic()
     try:
         with console.status("starting") as status:
             report = run_drill(what.value, nproc, place.absolute(), status.update)
     except BaseException:
-        if folder is None:
-            shutil.rmtree(place, ignore_errors=True)
+        if scratch is not None:
+            scratch.close()
         raise
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(report)).decode())
     else:
         _show(report, time.monotonic() - begin_s)
-    if folder is None and report.survived:
-        shutil.rmtree(place, ignore_errors=True)
+    if scratch is not None and report.survived:
+        scratch.close()
     else:
+        if scratch is not None:
+            scratch.keep()
         console.print(f"everything is in {place}", markup=False, soft_wrap=True)
     raise typer.Exit(0 if report.survived else 1)
 

@@ -6,7 +6,6 @@ only waits for them, see [Note: how ranks end] in `comm/spawn.py`.
 
 import signal
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -22,6 +21,7 @@ from rowwise.cli.surroundings import Surroundings, Torchrun
 from rowwise.comm.making import Making
 from rowwise.comm.spawn import Ranks, RanksFailed
 from rowwise.errors import AgreedError, RowwiseError, SpecError, one_line
+from rowwise.scratch import Scratch, sweep
 from rowwise.spec import Topology
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ PRELOADED = ("rowwise.cli.rank", "pandas")
 def launch(order: Order, nproc: int | None, timeout_s: float, around: Surroundings) -> None:
     """Do it, on as many ranks as there are to be."""
     check_nproc(nproc, around)
+    sweep()
     if timeout_s <= 0:
         raise SpecError(f"--timeout {timeout_s:g}: want more than 0 seconds")
     if around.torchrun is not None:
@@ -91,7 +92,8 @@ def _make(order: Order, nproc: int, timeout_s: float) -> int:
     topology = Topology(devices=nproc)
     making = Making(timeout_s=timeout_s, shared_memory=True, threads=None, preload=PRELOADED)
     met: list[int] = []
-    with tempfile.TemporaryDirectory(prefix="rowwise-") as folder:
+    with Scratch() as scratch:
+        folder = str(scratch.path)
         try:
             with ExitStack() as held:
                 with console_for(quiet=order.as_json).status(f"starting {nproc} ranks"):

@@ -9,7 +9,9 @@ Its own file because a parent only waits: nothing here loads torch, which a pare
 ranks. The processes are forks of one server that has. Gives up: systems without fork.
 """
 
+import atexit
 import contextlib
+import functools
 import multiprocessing
 import os
 import pickle
@@ -28,10 +30,11 @@ from typing import Any, Literal, Self, TypeVar, final
 
 from rowwise.comm.making import Making
 from rowwise.errors import PeerError, one_line
+from rowwise.scratch import Scratch
 from rowwise.spec import Topology
 
 T = TypeVar("T")
-SOCKET_FOLDER_bytes = 70  # of the 103 (macOS) or 107 (Linux) of a socket's name; multiprocessing adds 32
+SOCKET_FOLDER_bytes = 48  # of the 103 (macOS) or 107 (Linux) of a socket's name; multiprocessing adds 32, we 21
 GRACE_S = 5.0  # after the first rank failed, for the others to notice and to say so
 
 # From what explains most: a process that was killed says nothing, and whom a failure has reached is not its cause.
@@ -84,12 +87,13 @@ class Ranks:
         function: Callable[..., Any],
         args: Sequence[Any],
         making: Making | None = None,
-        folder: str | None = None,
+        folder: str = "",
     ) -> None:
         """Nothing is started before the `with`. Ranks meet in `folder`, which stays, or in one of their own."""
         self._work = pickle.dumps((topology, making or Making(), function, tuple(args)))
         self._world, self._preload = topology.world, (making or Making()).preload
-        self._folder, self._own = folder or tempfile.mkdtemp(prefix="rowwise-"), folder is None
+        self._scratch = None if folder else Scratch()
+        self._folder = folder if self._scratch is None else str(self._scratch.path)
         self._ranks: list[tuple[BaseProcess, Connection]] = []
 
     def __enter__(self) -> Self:
@@ -115,8 +119,8 @@ class Ranks:
             process.kill()
         for process, _ in self._ranks:
             process.join(GRACE_S)
-        if self._own:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        if self._scratch is not None:
+            self._scratch.close()
 
     def ask_to_stop(self) -> None:
         """Pass a wish to stop on to all ranks."""
@@ -187,14 +191,22 @@ def _ignoring_ctrl_c() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _room_for_a_socket() -> Iterator[None]:
-    """The server listens in the folder for temporary files, whose name may be longer than a socket's can be."""
+    """The server listens in a folder of this process, whose name must not be longer than a socket's can be."""
     before = tempfile.tempdir
     if len(os.fsencode(tempfile.gettempdir())) > SOCKET_FOLDER_bytes:
         tempfile.tempdir = "/tmp"
     try:
+        tempfile.tempdir = _folder_of_server()
         yield
     finally:
         tempfile.tempdir = before
+
+
+@functools.cache
+def _folder_of_server() -> str:
+    scratch = Scratch()
+    atexit.register(scratch.close)
+    return str(scratch.path)
 
 
 def _fate(exit_code: int | None) -> str:

@@ -2,18 +2,19 @@
 
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from rowwise.errors import DataError
+from rowwise.scratch import Scratch
 
 
 @contextmanager
 def unpacked(requirement: str) -> Iterator[Path]:
     """A folder with the package, for as long as it is needed."""
-    with tempfile.TemporaryDirectory() as folder:
+    with Scratch() as scratch:
+        folder = str(scratch.path)
         options = ["--quiet", "--disable-pip-version-check", "--no-deps", "--retries", "1", "--target", folder]
         command = [sys.executable, "-m", "pip", "install", *options, requirement]
         done = subprocess.run(command, capture_output=True, text=True, check=False)

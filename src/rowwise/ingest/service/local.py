@@ -9,11 +9,9 @@ import contextlib
 import math
 import os
 import pickle
-import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, Self, final, get_args
@@ -24,6 +22,7 @@ from rowwise.ingest.service.client import Client
 from rowwise.ingest.service.coordinator import Plan
 from rowwise.ingest.service.memory import make_memory
 from rowwise.ingest.service.messages import Begin, Line
+from rowwise.scratch import Scratch
 from rowwise.spec import Value
 from rowwise.value import check_most
 
@@ -97,8 +96,8 @@ class Service:
         except SpecError:
             os.close(self._file)
             raise
-        self._folder = Path(tempfile.mkdtemp(prefix="rowwise-"))
-        self.address = self._folder / "ingest"
+        self._scratch = Scratch()
+        self.address = self._scratch.path / "ingest"
         self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         with _near(self.address) as name:
             self._listening.bind(name)
@@ -148,7 +147,7 @@ class Service:
             client.close()
         self._stop()
         self._listening.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._scratch.close()
         os.close(self._file)
 
     def _stop(self) -> None:
