@@ -195,7 +195,7 @@ def smoke(args: argparse.Namespace) -> list[dict]:
     about = {"loads": (Load(64, 2), Load(32, 2)), "seconds": 0.05, "sides": args.sides, "transport": SHARED}
     rows = launched(everything, Order(shape=Shape.of(100, 1_000, small=True), layout="table-wise", **about))
     torch.set_num_threads(1)
-    rows += shard_bytes.measure(shard_rowwise.on_threads, WORLD, quick=True, wires=("fp32", "int8"))
+    rows += shard_bytes.measure(shard_rowwise.on_threads, WORLD, quick=True, wires=("fp32",))
     return rows + shard_plans.measure_ours(run_processes, quick=True)
 
 
@@ -215,7 +215,8 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=SECTIONS, help="of the sections; --quick: all but elastic")
     parser.add_argument("--peer-only", action="store_true", help="TorchRec alone")
     args = parsed(parser)
-    with_peer = has_peer("torchrec", args)
+    ours_alone = bool(args.only) and set(args.only) <= set(OURS_ONLY)
+    with_peer = not ours_alone and has_peer("torchrec", args)
     args.sides = (THEIRS,) if args.peer_only else (OURS, THEIRS) if with_peer else (OURS,)
     args.transports = (GLOO,) if args.peer_only else (SHARED,) if args.quick else (GLOO, SHARED)
     rows: list[dict] = smoke(args) if args.smoke and not args.only else []
