@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
-from rich.console import Console
 
 from rowwise.cli.ckpt_show import show_checkpoints, show_differences, show_match, show_tensors, show_verdict, size
 from rowwise.cli.progress import splits_bar
+from rowwise.cli.terminal import say, terminal
 from rowwise.errors import SpecError
 from rowwise.spec import RowType
 from rowwise.textfile import read_bytes
@@ -68,7 +68,7 @@ def verify(path: Either, as_json: AsJson = False) -> None:
     """
     from rowwise.checkpoint.check import verify as read_all
 
-    with splits_bar(Console(stderr=True), "reading") as tell:
+    with splits_bar(terminal(stderr=True), "reading") as tell:
         found = read_all(path, tell)
     if as_json:
         _print_json(found)
@@ -93,7 +93,7 @@ def diff(
     from rowwise.checkpoint.named import open_named
 
     a, b = open_named(first), open_named(second)
-    with splits_bar(Console(stderr=True), "comparing") as tell:
+    with splits_bar(terminal(stderr=True), "comparing") as tell:
         found = compare(a, b, tell)
     if as_json:
         _print_json(found)
@@ -128,10 +128,10 @@ def reshard(  # noqa: PLR0913 - one for each option
     checkpoint = open_named(ckpt)
     wanted = retyped(checkpoint, row_type, dict(_typed(text) for text in tables or ()))
     chosen = _plan(plan, nproc or 1, list(wanted.values()))
-    with splits_bar(Console(stderr=True), "writing") as tell:
+    with splits_bar(terminal(stderr=True), "writing") as tell:
         manifest = rewrite(checkpoint, out, chosen, wanted, state=not no_state, tell=tell)
     written = sum(file.size_bytes for file in manifest.files.values())
-    print(f"{out}: {len(manifest.tensors)} tensors of {checkpoint.folder}, {size(written)}, for {chosen.world} ranks")
+    say(f"{out}: {len(manifest.tensors)} tensors of {checkpoint.folder}, {size(written)}, for {chosen.world} ranks")
 
 
 def export(  # noqa: PLR0913 - one for each option
@@ -166,7 +166,7 @@ def export(  # noqa: PLR0913 - one for each option
     ((kind, place),) = given
     _check_export(kind, state=state, other=bool(sequence or prefix))
     checkpoint, chosen = open_named(ckpt), tables or ()
-    with splits_bar(Console(stderr=True), "writing") as tell:
+    with splits_bar(terminal(stderr=True), "writing") as tell:
         if kind == "--parquet":
             told = [str(file) for file in export_parquet(checkpoint, place, chosen, state=state, tell=tell)]
         elif kind == "--dcp":
@@ -178,7 +178,7 @@ def export(  # noqa: PLR0913 - one for each option
             told = list(export_torch(checkpoint, place, torchrec_names(checkpoint, chosen, sequence or (), lead), tell))
         else:
             told = list(export_torch(checkpoint, place, own_names(checkpoint, chosen, state=state), tell))
-    print("\n".join([f"{place}: of {checkpoint.folder}", *(f"  {name}" for name in told)]))
+    say("\n".join([f"{place}: of {checkpoint.folder}", *(f"  {name}" for name in told)]))
 
 
 def import_(
@@ -212,10 +212,10 @@ def import_(
         show_match(source, found)
     if dry_run:
         return
-    with splits_bar(Console(stderr=True), "writing") as tell:
+    with splits_bar(terminal(stderr=True), "writing") as tell:
         import_matched(opened, found, out, tell)
     if not as_json:
-        print(f"{out}: start from it: rowwise train RECIPE --init-from {out}")
+        say(f"{out}: start from it: rowwise train RECIPE --init-from {out}")
 
 
 def remap(
@@ -245,14 +245,14 @@ def remap(
     from rowwise.checkpoint.remap import remap as write_remapped
 
     checkpoint = open_named(ckpt)
-    with splits_bar(Console(stderr=True), "writing") as tell:
+    with splits_bar(terminal(stderr=True), "writing") as tell:
         found = write_remapped(checkpoint, out, table, file, counts, tell)
-    print(f"{out}: {checkpoint.folder} with the id map {file}")
+    say(f"{out}: {checkpoint.folder} with the id map {file}")
     for one in found:
         means = one.rows - one.kept - one.empty
         what = f"{one.kept:,} as they were, {means:,} means of what their ids were, {one.empty:,} that no id has"
-        print(f"  {one.table}: {one.rows:,} rows for {one.ids:,} ids: {what}")
-    print(f"train on: a recipe with this id_map: rowwise train RECIPE --init-from {out}")
+        say(f"  {one.table}: {one.rows:,} rows for {one.ids:,} ids: {what}")
+    say(f"train on: a recipe with this id_map: rowwise train RECIPE --init-from {out}")
 
 
 KINDS = ("--parquet", "--dcp", "--torchrec", "--torch")

@@ -3,11 +3,10 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from rowwise.cli.console import WIDTH
+from rowwise.cli.terminal import say, terminal
 
 if TYPE_CHECKING:
     from rowwise.checkpoint.check import Verdict
@@ -22,7 +21,7 @@ MOST = 12  # of the data that differs
 def show_checkpoints(path: Path, found: "list[Listed]") -> None:
     """One line for each."""
     if not found:
-        print(f"{path}: no checkpoint was written yet")
+        say(f"{path}: no checkpoint was written yet")
         return
     table = _table(("checkpoint", ""), ("step", "samples", "size", "written", "tensors", "ranks"), ("saved", "how"))
     for one in found:
@@ -41,13 +40,13 @@ def show_tensors(found: "list[ListedTensor]") -> None:
         table.add_row(escape(one.name), one.kind, shape, size(one.size_bytes), str(one.pieces))
     _print(table)
     total = sum(one.size_bytes for one in found)
-    print(f"{len(found)} tensors, {size(total)}")
+    say(f"{len(found)} tensors, {size(total)}")
 
 
 def show_verdict(path: Path, found: "Verdict") -> None:
     """Which are whole, and what is wrong with the others."""
     for one in found.checked:
-        print(f"{one.name}: {f'{len(one.damage)} bad pieces' if one.damage else 'whole'}")
+        say(f"{one.name}: {f'{len(one.damage)} bad pieces' if one.damage else 'whole'}")
         if not one.damage:
             continue
         table = _table(("tensor", "place", "file", "what was found"), ())
@@ -58,13 +57,13 @@ def show_verdict(path: Path, found: "Verdict") -> None:
             table.add_row(escape(bad.tensor), bad.place, bad.file, escape(what))
         _print(table)
     if not found.good:
-        print(f"{found.whole} is whole" if found.whole else f"no checkpoint that is whole was found by {path}")
+        say(f"{found.whole} is whole" if found.whole else f"no checkpoint that is whole was found by {path}")
 
 
 def show_differences(first: Path, second: Path, found: "Differences") -> None:
     """Tensors that are not the same, and data that is not."""
     if not found.any:
-        print(f"equal: {found.equal} tensors, bit for bit")
+        say(f"equal: {found.equal} tensors, bit for bit")
         return
     if found.tensors:
         table = _table(("tensor", "differs in"), ("rows", "largest difference"))
@@ -77,8 +76,8 @@ def show_differences(first: Path, second: Path, found: "Differences") -> None:
             table.add_row(escape(key), *(escape(_short(value)) for value in values))
         _print(table)
         if len(found.data) > MOST:
-            print(f"and {len(found.data) - MOST} more; --json shows all")
-    print(f"{len(found.tensors)} tensors differ, {found.equal} are equal, bit for bit")
+            say(f"and {len(found.data) - MOST} more; --json shows all")
+    say(f"{len(found.tensors)} tensors differ, {found.equal} are equal, bit for bit")
 
 
 def show_match(source: Path, found: "Match") -> None:
@@ -90,8 +89,8 @@ def show_match(source: Path, found: "Match") -> None:
         table.add_row(escape(one.source), escape(one.target), f"{one.kind}, {what}", shape)
     _print(table)
     for name in found.left:
-        print(f"not taken over: {name}")
-    print(f"{source}: {len(found.taken)} tensors are taken over, {len(found.left)} are not")
+        say(f"not taken over: {name}")
+    say(f"{source}: {len(found.taken)} tensors are taken over, {len(found.left)} are not")
 
 
 def size(size_bytes: int) -> str:
@@ -134,6 +133,4 @@ def _table(left: tuple[str, ...], right: tuple[str, ...], last: tuple[str, ...] 
 
 
 def _print(table: Table) -> None:
-    found = Console(highlight=False)
-    # A file or a pipe has no width of its own.
-    (found if found.is_terminal else Console(highlight=False, width=WIDTH)).print(table)
+    terminal().print(table)

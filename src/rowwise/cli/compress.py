@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 
+from rowwise.cli.code import load_recipe
 from rowwise.cli.console import console_for
 from rowwise.cli.convert import size_of
 from rowwise.cli.progress import share_bar
@@ -74,9 +75,8 @@ def compress(  # noqa: PLR0913 - one for each option
     from rowwise.recipes.compress.division import divide
     from rowwise.recipes.compress.folder import Order, held, open_folder
     from rowwise.recipes.compress.window import open_window
-    from rowwise.recipes.find import load
 
-    given = load(recipe, changes or ())
+    given = load_recipe(recipe, changes or ())
     check_recipe(given)
     resolved = resolve(given)
     division = divide(resolved.tables, goal)

@@ -17,21 +17,21 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from rowwise.cli.terminal import terminal
+
 if TYPE_CHECKING:
     from rowwise.recipes.outlook import Outlook
     from rowwise.recipes.runs import Result, Run
     from rowwise.train.trainer import Shown, Trainer
 
 LIVE_S, LOGGED_S = 0.2, 10.0  # between two looks, where somebody watches and where not
-WIDTH = 120
 SHOWN = ("ne", "auc", "calibration")
 QUIET = ("base_rate", "auc_bound", "count")  # of the data, or of how well another is known
 
 
 def console_for(*, quiet: bool) -> Console:
     """Standard error; wide enough where it has no width of its own."""
-    found = Console(stderr=True, highlight=False, quiet=quiet)
-    return found if found.is_terminal else Console(stderr=True, highlight=False, quiet=quiet, width=WIDTH)
+    return terminal(stderr=True, quiet=quiet)
 
 
 @final

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
-from rich.console import Console
 
 from rowwise.cli.console import console_for
 from rowwise.cli.progress import splits_bar
+from rowwise.cli.terminal import terminal
 from rowwise.errors import DataError, SpecError
 from rowwise.textfile import decode_json, read_bytes
 
@@ -90,7 +90,7 @@ def convert(  # noqa: PLR0913 - one for each option
     )
     _check_places(source, dest)
     reader = _open(source, _pairs("--types", types))
-    with splits_bar(Console(stderr=True), "converting") as tell:
+    with splits_bar(terminal(stderr=True), "converting") as tell:
         summary = write(reader, dest, how, tell, lately(source, time.time()))
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(summary)).decode())

@@ -13,9 +13,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from rowwise.cli.progress import splits_bar
+from rowwise.cli.terminal import say, terminal
 from rowwise.errors import DataError, SpecError
-
-WIDTH = 120
 
 if TYPE_CHECKING:
     from rowwise.ingest.inspect import Card, ColumnCard
@@ -32,13 +31,13 @@ def get(
     """
     from rowwise.ingest.datasets.catalog import get as fetch
 
-    console = Console(stderr=True, highlight=False)
+    console = terminal(stderr=True)
     # What pip and the joins have left to do is not known, so the bar only shows that something is going on.
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         bar.add_task(f"getting {name}", total=None)
         place = fetch(name, to)
-    print(f"{name} is in {place}; look at it: rowwise data inspect {place}")
+    say(f"{name} is in {place}; look at it: rowwise data inspect {place}")
 
 
 def inspect(
@@ -67,14 +66,12 @@ def inspect(
     if recipe is not None:
         _refuse_place(recipe, as_json=as_json)
     reader = open_files(path)
-    with splits_bar(Console(stderr=True), "reading") as tell:
+    with splits_bar(terminal(stderr=True), "reading") as tell:
         card = look(reader, label, name=path, tell=tell)
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(card)).decode())
     else:
-        console = Console(highlight=False)
-        # A file or a pipe has no width of its own.
-        _show(card, console if console.is_terminal else Console(highlight=False, width=WIDTH))
+        _show(card, terminal())
         _write_recipe(card, reader, recipe)
 
 
@@ -100,15 +97,15 @@ def _write_recipe(card: "Card", reader: "Reader", wanted: Path | None) -> None:
     except DataError as error:
         if wanted is not None:
             raise
-        print(f"\nno recipe: {error}")
+        say(f"\nno recipe: {error}")
         return
     try:
         with place.open("x") as file:
             file.write(text)
     except FileExistsError:
-        print(f"\n{place} is there already and stays as it is; --recipe FILE writes one of another name")
+        say(f"\n{place} is there already and stays as it is; --recipe FILE writes one of another name")
     else:
-        print(f"\n{place} is a recipe to begin with; train it: rowwise train {place}")
+        say(f"\n{place} is a recipe to begin with; train it: rowwise train {place}")
 
 
 def _show(card: "Card", console: Console) -> None:

@@ -13,7 +13,9 @@ from msgspec import structs
 from rich.console import Console
 from rich.table import Table as Grid
 
+from rowwise.cli.code import load_recipe
 from rowwise.cli.progress import splits_bar
+from rowwise.cli.terminal import terminal
 from rowwise.errors import DataError, SpecError
 
 if TYPE_CHECKING:
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
     from rowwise.ingest.reader import Reader
     from rowwise.recipes.recipe import Data, Recipe
 
-WIDTH = 120
 BAR = 32
 ENDINGS = (".yaml", ".yml")
 COUNT = re.compile(r"(\d+(?:\.\d+)?)([kM]?)")
@@ -67,7 +68,7 @@ def bench(
     speeds = SPEEDS if samples_s is None else (_speed(samples_s),)
     if splits < 1:
         raise SpecError(f"--splits {splits}: want at least 1")
-    with splits_bar(Console(stderr=True), "preparing rows") as tell:
+    with splits_bar(terminal(stderr=True), "preparing rows") as tell:
         subject = _subject(path, recipe)
         from rowwise.ingest.bench.measure import measure
 
@@ -78,8 +79,7 @@ def bench(
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(verdict)).decode())
     else:
-        console = Console(highlight=False)
-        _show(verdict, console if console.is_terminal else Console(highlight=False, width=WIDTH))
+        _show(verdict, terminal())
 
 
 def _speed(text: str) -> int:
@@ -118,10 +118,9 @@ def _of_files(path: str) -> _Subject:
 def _of_recipe(path: str | None, name: str) -> _Subject:
     """As a recipe uses its rows, or those at a path."""
     from rowwise.ingest.datasets.files import from_files, of_files, open_files
-    from rowwise.recipes.find import load
     from rowwise.recipes.rows import FILES, open_parts
 
-    loaded = load(name)
+    loaded = load_recipe(name)
     data, columns, tables = loaded.data, loaded.columns, loaded.tables.list
     kind, _, inside = data.dataset.partition(":")
     source = path or (inside if kind in FILES else data.dataset)

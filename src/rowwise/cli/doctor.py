@@ -16,6 +16,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from rowwise.cli.surroundings import Surroundings
+from rowwise.cli.terminal import Terminal
 from rowwise.recipes.machine import Machine, Native
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def doctor(
 
     Example: rowwise doctor --json --seconds 2
     """
-    console = Console(highlight=False)
+    console = Terminal(highlight=False)
     with _progress(console, seconds, quiet=as_json) as tell:
         around = ctx.find_object(Surroundings)
         report = _examine(around.omp_wait_policy if around else "not set", seconds, tell)

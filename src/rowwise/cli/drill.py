@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from rowwise.cli.console import WIDTH, console_for
+from rowwise.cli.console import console_for
+from rowwise.cli.terminal import terminal
 from rowwise.errors import SpecError
 from rowwise.scratch import Scratch
 
@@ -75,8 +75,7 @@ def drill(
 
 
 def _show(report: "Report", wall_s: float) -> None:
-    found = Console(highlight=False)
-    console = found if found.is_terminal else Console(highlight=False, width=WIDTH)
+    console = terminal()
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for name in ("", "damage", "ended after", "checkpoint", "going on from it"):
         table.add_column(name, overflow="fold")

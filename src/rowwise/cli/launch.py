@@ -23,6 +23,7 @@ from rowwise.comm.spawn import Ranks, RanksFailed
 from rowwise.errors import AgreedError, RowwiseError, SpecError, one_line
 from rowwise.scratch import Scratch, sweep
 from rowwise.spec import Topology
+from rowwise.textfile import printable
 
 if TYPE_CHECKING:
     from rowwise.comm.seam import Comm
@@ -169,7 +170,7 @@ def _explain(failed: RanksFailed, resuming: str | None) -> int:
 
 
 def _say(line: str, code: int) -> int:
-    print(f"rowwise: {line}", file=sys.stderr)
+    print(f"rowwise: {printable(line)}", file=sys.stderr)
     return code
 
 

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from rowwise.cli.console import WIDTH, console_for, show_warning
+from rowwise.cli.code import tell_of_run
+from rowwise.cli.console import console_for, show_warning
 from rowwise.cli.progress import splits_bar
+from rowwise.cli.terminal import say, terminal
 
 if TYPE_CHECKING:
     from rowwise.train.evaluate import Scores
@@ -40,6 +41,7 @@ def evaluate(
     """
     from rowwise.recipes.runs import evaluate as measure
 
+    tell_of_run(run)
     console = console_for(quiet=as_json)
     with console.status("evaluating"):
         chosen = None if slices is None else tuple(slices.split(","))
@@ -64,10 +66,11 @@ def predict(
     """
     from rowwise.recipes.runs import predict_rows
 
+    tell_of_run(run)
     console = console_for(quiet=False)
     with splits_bar(console, "predicting") as tell:
         rows = predict_rows(run, out, which=which, data=data, tell=tell, warn=partial(show_warning, console))
-    print(f"{out}: {rows:,} rows")
+    say(f"{out}: {rows:,} rows")
 
 
 def report(
@@ -83,12 +86,11 @@ def report(
     from rowwise.report import compare, write
 
     made = write(runs[0], out) if len(runs) == 1 else compare(runs, out or Path("compared.html"))
-    print(made)
+    say(str(made))
 
 
 def _show(scores: "Scores") -> None:
-    found = Console(highlight=False)
-    console = found if found.is_terminal else Console(highlight=False, width=WIDTH)
+    console = terminal()
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     names = list(dict.fromkeys(name for values in scores.tasks.values() for name in values))
     for name in ("", *names):

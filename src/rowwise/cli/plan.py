@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from rowwise.cli.code import load_recipe
+from rowwise.cli.terminal import terminal
 from rowwise.errors import SpecError
 from rowwise.textfile import read_bytes
 
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
 
 BATCH = 65536
 SECONDS = 1.0
-WIDTH = 120
 LONG_s = 2.0  # a search of more than this shows that it goes on
 MODELS = ("learned", "roofline", "torchrec")
 MOST_MEASURED = 16
@@ -208,11 +209,10 @@ def _tables(asked: Asked, world: int) -> "tuple[tuple[Workload, ...], int, tuple
         return found.workloads, asked.batch or BATCH, found.notes
     if asked.dim is not None:
         raise SpecError("--dim is for --tables: change a recipe's tables with --set tables.all.dim=...")
-    from rowwise.recipes.find import load
     from rowwise.recipes.plan import wanted_of
 
     assert asked.recipe is not None
-    wanted = wanted_of(load(asked.recipe, asked.changes), world)
+    wanted = wanted_of(load_recipe(asked.recipe, asked.changes), world)
     return wanted.workloads, asked.batch or wanted.batch, ()
 
 
@@ -294,8 +294,7 @@ def _show(planned: "Planned", notes: tuple[str, ...], console: Console, old: "Ma
 
 def _console(*, to_stderr: bool) -> Console:
     """Where the summary goes; wide enough where it has no width of its own."""
-    found = Console(stderr=to_stderr, highlight=False)
-    return found if found.is_terminal else Console(stderr=to_stderr, highlight=False, width=WIDTH)
+    return terminal(stderr=to_stderr)
 
 
 @contextmanager
@@ -303,7 +302,7 @@ def _showing(effort: Effort) -> Iterator[None]:
     """That the search goes on, on terminals, and if it takes long enough to wonder."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    console = Console(stderr=True, highlight=False)
+    console = terminal(stderr=True)
     hidden = effort.expected_s <= LONG_s or not console.is_terminal
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=hidden) as bar:

@@ -4,8 +4,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
+
+from rowwise.cli.terminal import say, terminal
 
 WIDTH = 140
 
@@ -28,8 +29,7 @@ def ls() -> None:
         takes = [] if about.time_s is None else [f"{about.time_s:.0f} s"]
         takes += [] if about.memory_gb is None else [f"{about.memory_gb:.1f} GB"]
         table.add_row(name, about.what, expect, ", ".join(takes))
-    console = Console(highlight=False)
-    (console if console.is_terminal else Console(highlight=False, width=WIDTH)).print(table, markup=False)
+    terminal(width=WIDTH).print(table, markup=False)
 
 
 def cp(
@@ -43,4 +43,4 @@ def cp(
     from rowwise.recipes.find import copy
 
     place = copy(recipe, to)
-    print(f"{place} is yours; train it: rowwise train {place}")
+    say(f"{place} is yours; train it: rowwise train {place}")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
+from rowwise.cli.code import load_recipe, tell_of_run
 from rowwise.cli.console import console_for, show_outlook
 from rowwise.cli.launch import check_nproc, launch
 from rowwise.cli.order import Order
@@ -74,12 +75,10 @@ def train(  # noqa: PLR0913 - one for each option
 
     Example: rowwise train my.yaml --dry-run
     """
-    from rowwise.recipes.find import load
-
     around = _around(ctx)
     given = [*(changes or []), *_named(init_from=init_from, plan=plan, hardware=hardware)]
     given += [f"log.profile={_quoted(profile)}"] if profile else []
-    loaded = load(recipe, given)
+    loaded = load_recipe(recipe, given, told=_is_first(around))
     if dry_run:
         check_nproc(nproc, around)
         _look_ahead(loaded, nproc or 1, as_json=as_json)
@@ -107,7 +106,10 @@ def resume(  # noqa: PLR0913 - one for each option
     Example: rowwise resume runs/dlrm-synthetic/1 --nproc 2
     """
     given = (*(changes or ()), *_named(plan=plan, hardware=hardware))
-    launch(Order(folder=run, changes=given, which=which, as_json=as_json), nproc, timeout, _around(ctx))
+    around = _around(ctx)
+    if _is_first(around):
+        tell_of_run(run, given)
+    launch(Order(folder=run, changes=given, which=which, as_json=as_json), nproc, timeout, around)
 
 
 def _look_ahead(recipe: "Recipe", ranks: int, *, as_json: bool) -> None:
@@ -119,6 +121,10 @@ def _look_ahead(recipe: "Recipe", ranks: int, *, as_json: bool) -> None:
     show_outlook(found, console, "dry run: nothing is trained, nothing is written")
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(found)).decode())
+
+
+def _is_first(around: Surroundings) -> bool:
+    return around.torchrun is None or around.torchrun.rank == 0
 
 
 def _around(ctx: typer.Context) -> Surroundings:

@@ -33,7 +33,8 @@ from rowwise.models.wide_deep import WideDeep
 from rowwise.plan import Forecast
 from rowwise.processor import read_processor
 from rowwise.recipes.id_maps import pinned, stored
-from rowwise.recipes.own import load_class, split_name
+from rowwise.recipes.own import load_class
+from rowwise.recipes.own_name import split_name
 from rowwise.recipes.recipe import Dcn, DeepFm, Dlrm, Own, Recipe, Tables, TwoTowers, WideAndDeep
 from rowwise.recipes.rows import Parts, Rows, absolute, open_parts
 from rowwise.recipes.suited import suit

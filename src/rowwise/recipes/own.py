@@ -2,22 +2,12 @@
 
 import importlib.util
 import sys
-from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from rowwise.errors import SpecError
-
-
-def split_name(name: str) -> tuple[Path, str]:
-    """The file and the class."""
-    path, colon, class_name = name.rpartition(":")
-    if not colon or not path.endswith(".py") or not class_name.isidentifier():
-        raise SpecError(
-            f"model: {name!r}: want path.py:Class, or a mapping with kind: dlrm, deepfm, dcn, wide_deep, ..."
-        )
-    return Path(path), class_name
+from rowwise.recipes.own_name import split_name
 
 
 def load_class(name: str) -> type[nn.Module]:

@@ -33,7 +33,7 @@ from rowwise.recipes.feed import Feed
 from rowwise.recipes.id_maps import keep_maps, kept_maps
 from rowwise.recipes.machine import Machine, Native
 from rowwise.recipes.outlook import open_start
-from rowwise.recipes.own import split_name
+from rowwise.recipes.own_name import split_name
 from rowwise.recipes.place import choose_plan, place, step_samples, tables_of, whole_plan
 from rowwise.recipes.predict import predict
 from rowwise.recipes.recipe import Own, Recipe, check_ranks

@@ -1,0 +1,25 @@
+"""Which code of a user's a recipe runs: a model of a file, and transforms of functions; found without running any."""
+
+from pathlib import Path
+
+from rowwise.ingest.transform.own import Own as OwnTransform
+from rowwise.recipes.own_name import split_name
+from rowwise.recipes.recipe import Own, Recipe
+
+
+def code_elsewhere(recipe: Recipe, source: Path) -> tuple[str, ...]:
+    """What it runs that is not in or below the folder of its file, in words; what is there came with it."""
+    folder = source.resolve().parent
+    away = [path for path in _files(recipe) if not path.resolve().is_relative_to(folder)]
+    within = [one.function for one in recipe.transforms if isinstance(one, OwnTransform) and one.source]
+    return (
+        *(f"{path}, which is not beside {source}" for path in dict.fromkeys(away)),
+        *(f"the text of {name} that is written into {source}" for name in within),
+    )
+
+
+def _files(recipe: Recipe) -> list[Path]:
+    model = Own(module=recipe.model) if isinstance(recipe.model, str) else recipe.model
+    models = [split_name(model.module)[0]] if isinstance(model, Own) else []
+    own = [OwnTransform(function=one) if isinstance(one, str) else one for one in recipe.transforms]
+    return models + [Path(one.file) for one in own if isinstance(one, OwnTransform) and not one.source]

@@ -1,0 +1,95 @@
+"""What strangers put into names and recipes: said before it runs, and never a command to a terminal or a browser."""
+
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from rich.table import Table as Grid
+
+from rowwise.cli.terminal import Terminal
+from rowwise.recipes.code import code_elsewhere
+from rowwise.recipes.text import decode, parse
+from rowwise.report import write
+
+HOSTILE = "x\x1b[2J[/bold]<script>alert(1)</script>"
+OWN = "data: {{dataset: synthetic}}\nmodel: {model}\ntransforms: [{transform}]\n"
+
+
+def elsewhere(folder: Path, model: str = "{kind: dlrm}", transform: str = "") -> tuple[str, ...]:
+    text = OWN.format(model=model, transform=transform)
+    return code_elsewhere(decode(parse(text, "x"), "x"), folder / "my.yaml")
+
+
+def test_code_that_is_not_beside_its_recipe_is_named(tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    assert elsewhere(here) == ()
+    assert elsewhere(here, f"{here}/net.py:Net", f"{here}/deep/t.py:f") == ()
+    away = (f"{there}/net.py, which is not beside {here}/my.yaml", f"{there}/t.py, which is not beside {here}/my.yaml")
+    assert elsewhere(here, f"{there}/net.py:Net", f"{there}/t.py:f") == away
+    assert elsewhere(here, f"{here}/../there/net.py:Net") == (
+        f"{here}/../there/net.py, which is not beside {here}/my.yaml",
+    )
+    kept = f"{{kind: own, function: '{here}/t.py:f', source: 'def f(a): return a'}}"
+    assert elsewhere(here, transform=kept) == (f"the text of {here}/t.py:f that is written into {here}/my.yaml",)
+
+
+def test_a_console_writes_what_is_not_printable_out() -> None:
+    out = io.StringIO()
+    console = Terminal(file=out, force_terminal=True, width=120)
+    grid = Grid("column\x1b]0;title\x07")
+    grid.add_row("cell\x1b[2J\u202e")
+    console.print(grid, markup=False)
+    console.print("[bold]name[/bold]\x1b[31m")
+    text = out.getvalue()
+    assert "\x1b[2J" not in text
+    assert "\x1b]0;" not in text
+    assert "\x1b[31m" not in text
+    assert "\u202e" not in text
+    assert "cell\\x1b[2J\\u202e" in text
+    assert "\x1b[1mname\x1b[0m" in text  # its own colours stay
+
+
+def test_no_name_of_a_run_is_markup_of_its_report(tmp_path: Path) -> None:
+    """XML has no escape character, so what is left of one is a replacement character."""
+    row = HOSTILE.replace(",", "")
+    (tmp_path / "recipe.yaml").write_text(f"name: '<script>alert(1)</script>'\ntrain: {{x: \"{HOSTILE!r}\"}}\n")
+    (tmp_path / "env.json").write_text('{"host": "<script>alert(1)</script>\\u001b"}')
+    (tmp_path / "metrics.csv").write_text(f"step,samples,time_s,split,task,metric,value\n1,1,1,{row},{row},{row},0.5\n")
+    (tmp_path / "tables.csv").write_text(f"table,rows,dim,row_type,optimizer,features\n{row},1,1,{row},{row},{row}\n")
+    (tmp_path / "slices.csv").write_text(f"split,feature,value,task,count,ne\n{row},{row},{row},{row},5,0.5\n")
+    (tmp_path / "warnings.txt").write_text(f"{HOSTILE}\n")
+    (tmp_path / "result.json").write_text(
+        '{"status": "failed", "message": "<script>alert(1)</script>", "recipe": "<b>"}'
+    )
+    page = write(tmp_path).read_text()
+    assert "alert(1)" in page
+    assert "<script>alert" not in page
+    assert "\x1b" not in page
+
+
+@pytest.mark.slow
+def test_a_hostile_column_of_a_file_reaches_no_terminal(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({HOSTILE: [f"{HOSTILE}{k}" for k in range(50)], "label": [0, 1] * 25}), path)
+    command = [sys.executable, "-m", "rowwise", "data", "inspect", str(path)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "\x1b" not in done.stdout + done.stderr
+    assert "\\x1b[2J" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_command_says_which_code_from_elsewhere_it_runs(tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "net.py").write_text("raise ImportError('it was run')\n")
+    recipe = tmp_path / "here" / "my.yaml"
+    recipe.write_text(f"data: {{dataset: synthetic, rows: 100, test_rows: 10}}\nmodel: {tmp_path}/net.py:Net\n")
+    command = [sys.executable, "-m", "rowwise", "train", str(recipe), "--dry-run"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    told = f"rowwise: this runs {tmp_path}/net.py, which is not beside {recipe}: want code that you trust"
+    assert done.stderr.splitlines()[0] == told
+    assert done.returncode == 2
