@@ -51,7 +51,7 @@ class Ranked(World):
         return Deal(rank=comm.rank, world=len(comm.ranks), unit=self.unit)
 
     def reader(self) -> FrameReader:
-        return FrameReader(make_rows(self.count, self.seed), split_rows=self.split_rows, name="rows")
+        return FrameReader(self.rows(), split_rows=self.split_rows, name="rows")
 
     def batches_of(self, comm: Comm, position=None) -> Batcher:
         how = self.settings.train

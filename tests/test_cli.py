@@ -36,11 +36,11 @@ def checkout(tmp_path):
     return write
 
 
-@pytest.mark.parametrize("command", [(), *COMMANDS])
-def test_help_has_an_example(command):
-    done = rowwise_cli(*command, "--help")
-    assert done.returncode == 0
-    assert "Example: rowwise" in done.stdout
+@pytest.mark.parametrize("words", [(), *COMMANDS], ids=" ".join)
+def test_help_has_an_example(command, words):
+    code, out, _ = command(*words, "--help")
+    assert code == 0
+    assert "Example: rowwise" in out
 
 
 @pytest.mark.few(1)

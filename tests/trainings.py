@@ -97,12 +97,16 @@ class World:
     dropout: float = 0.2
     valid: bool = True
 
+    def rows(self) -> pa.Table:
+        """What is trained on."""
+        return make_rows(self.count, self.seed)
+
     def batcher(self, position=None) -> Batcher:
         how = self.settings.train
         batching = Batching(
             size=how.batch, seed=self.seed, shuffle=how.shuffle, keep_last=self.keep_last, ahead=how.ahead
         )
-        reader = FrameReader(make_rows(self.count, self.seed), split_rows=self.split_rows, name="rows")
+        reader = FrameReader(self.rows(), split_rows=self.split_rows, name="rows")
         return Batcher(reader, COLUMNS, self.tables, batching, position)
 
     def held_out(self):

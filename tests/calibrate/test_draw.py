@@ -42,6 +42,7 @@ def test_ranks_draw_different_sets():
     assert len({draw_set(MADE_UP, LIMITS, 0, n, r).workloads for n in range(10) for r in range(2)}) == 20
 
 
+@pytest.mark.slow
 def test_sets_are_of_all_sizes_and_kinds():
     drawn = [draw_set(MADE_UP, LIMITS, 1, n, 0) for n in range(300)]
     ids = np.array([d.batch * sum(w.access.pooling for w in d.workloads) for d in drawn])

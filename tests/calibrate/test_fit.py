@@ -125,6 +125,7 @@ def test_a_network_learns_and_is_the_same_again():
     assert later.phi.is_convex
 
 
+@pytest.mark.slow
 def test_noise_is_that_of_one_measurement():
     sets = list(made_up(2000, noise=0.05))
     found = noise_of(sets, np.zeros(len(sets)))

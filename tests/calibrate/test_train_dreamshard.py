@@ -90,6 +90,7 @@ def test_roll_outs_compete_with_those_of_their_task_only():
     assert found.tolist() == [1, -1, 0, 0]
 
 
+@pytest.mark.slow
 def test_the_policy_follows_rewards():
     """From no preference at all, on one small pool, with rewards of the network alone."""
     pool, rng = Pool.of(pool_question(3)), np.random.default_rng(5)

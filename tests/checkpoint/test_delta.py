@@ -238,6 +238,7 @@ def test_killed_at_any_moment(tmp_path):
             assert found.load("rows/embeddings.t/sum").nonzero().flatten().tolist() == list(range(step))
 
 
+@pytest.mark.slow
 def test_a_run_that_saves_increments_and_is_killed_ends_as_any_other(tmp_path, monkeypatch):
     monkeypatch.setattr(saving, "is_full_due", always_increment)
     save = Saving(every=2, keep=2, incremental=True)

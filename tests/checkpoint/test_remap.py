@@ -208,6 +208,7 @@ def with_map(folder, path, **changes):
     return structs.replace(made, tables=structs.replace(made.tables, list=tables))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["dlrm", "deepfm"])
 def test_a_run_goes_on_with_another_map(tmp_path, kind):
     changes = {"model": {"kind": kind}, "train": {"epochs": 1}}
@@ -332,6 +333,7 @@ remap(Checkpoint.open(folder / "first"), folder / "out", "item", folder / "new.m
 """
 
 
+@pytest.mark.slow
 def test_a_killed_command_leaves_no_checkpoint_and_the_old_one_as_it_was(tmp_path, first):
     def content():
         return {path.name: hashlib.sha256(path.read_bytes()).digest() for path in first.folder.iterdir()}

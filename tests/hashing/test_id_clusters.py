@@ -165,6 +165,7 @@ def planted(points: int, clusters: int, seed: int) -> tuple[Floats, Doubles]:
     return vectors_ND.astype(np.float32), random.random(points)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", range(4))
 def test_planted_clusters_are_found_as_well_as_by_many_slow_starts(seed: int) -> None:
     vectors_ND, weights_N = planted(600, 12, seed)
@@ -172,6 +173,7 @@ def test_planted_clusters_are_found_as_well_as_by_many_slow_starts(seed: int) ->
     assert error(vectors_ND, weights_N, cluster(vectors_ND, weights_N, 12, seed=seed)) < 1.05 * slow
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("skewed", [False, True])
 def test_cells_cost_little(skewed: bool) -> None:
     random = np.random.default_rng(5)

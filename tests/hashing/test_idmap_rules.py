@@ -58,6 +58,7 @@ def chi_square(rows_N, rows):
     return ((counts - wanted) ** 2 / wanted).sum()
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("step", [1, 2, 1000, 1 << 20])
 def test_rows_are_taken_evenly(seed, step):

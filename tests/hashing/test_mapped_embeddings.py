@@ -100,6 +100,7 @@ def test_mapped_is_a_vector_for_each_id(seed):
     assert vectors.values().shape[1] == sum(t.dim * len(t.feature_names) for t in tables if t.feature_names[0] in names)
 
 
+@pytest.mark.few(20)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("pooling", list(Pooling))
 def test_rows_learn_by_the_sum_of_what_their_ids_are_told(kind, pooling):

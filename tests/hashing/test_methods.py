@@ -57,6 +57,7 @@ def test_a_usual_table_has_a_map_by_every_method(method):
     assert make_map(method, table, table_bytes(table, None) // 5, history) is not None
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("method", ["hash", "double_hash", "frequency", "mixed", "learned_many", "learned_own"])
 def test_most_of_a_budget_is_used(method):
     table = Table(name="t", rows=5000, dim=16)

@@ -82,6 +82,7 @@ def test_moved_rows_are_means_of_what_their_ids_were(seed, ids, kind, other, wei
     check_moved(from_these[other % len(from_these)], new, seed, weigh, state)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("state", [False, True])
 @pytest.mark.parametrize("kind", MOVABLE)
 def test_from_every_kind_to_every_other(kind, state):

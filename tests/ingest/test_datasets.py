@@ -165,6 +165,7 @@ def fetched(name, folder):
         pytest.skip(str(error))
 
 
+@pytest.mark.slow
 def test_movielens(tmp_path):
     place = fetched("movielens-100k", tmp_path)
     dataset = load("movielens-100k", tmp_path)

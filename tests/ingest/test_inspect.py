@@ -133,6 +133,7 @@ def test_command(tmp_path):
     assert [c["name"] for c in made["columns"]] == ["label", "x", "user_id", "one"]
 
 
+@pytest.mark.slow
 def test_the_command_needs_no_torch(tmp_path):
     pq.write_table(frame(), tmp_path / "a.parquet")
     done = rowwise_cli("data", "inspect", str(tmp_path), python=["-X", "importtime"], cwd=tmp_path)
@@ -141,6 +142,7 @@ def test_the_command_needs_no_torch(tmp_path):
     assert "torch" not in loaded
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("args", "message"),
     [

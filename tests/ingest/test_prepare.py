@@ -149,6 +149,7 @@ def test_workers_that_cannot_be(how, message):
         Workers(**how)
 
 
+@pytest.mark.slow
 @pytest.mark.few(1)
 @pytest.mark.parametrize("size", [7, 1000])
 def test_a_batch_may_be_of_more_splits_than_a_service_has_room_for(size):

@@ -76,6 +76,7 @@ def test_the_batches_are_those_made_here(reader, workers, shuffle):
     assert not Path(f"/proc/{service.pid}").exists()
 
 
+@pytest.mark.slow
 def test_batches_that_are_kept_stay_as_they_are(reader):
     there = batches(reader, size=100)
     with Service(there.task, Workers(count=2)) as service:
@@ -162,6 +163,7 @@ time.sleep(60)
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_a_bad_row_ends_the_run_where_it_is(tmp_path):
     table = make(0, 1000)
     labels = table["label"].to_pylist()

@@ -153,6 +153,7 @@ def test_columns_and_keys(tmp_path):
         Layout(sort_by="x")
 
 
+@pytest.mark.slow
 def test_many_folders_need_few_open_files(tmp_path):
     rows = 4000
     table = pa.table({"id": np.arange(rows), "day": [f"2024/{i % 500}" for i in range(rows)]})
@@ -233,6 +234,7 @@ class Stop(Exception):
     """From outside."""
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_stopped_at_every_step(name, tmp_path):
     how = Layout(**{k: tuple(v) if isinstance(v, list) else v for k, v in LAYOUTS[name].items()})

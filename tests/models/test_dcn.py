@@ -59,6 +59,7 @@ def test_the_equation(structure, rank):
     torch.testing.assert_close(model(batch).double(), wanted, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.few(1)
 @pytest.mark.parametrize(("rank", "structure"), [(None, "stacked"), (4, "parallel")])
 def test_it_learns(rank, structure):

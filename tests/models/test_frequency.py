@@ -32,6 +32,7 @@ def test_the_equation(batches):
     torch.testing.assert_close(got, torch.stack(list(wanted.values())) if items else torch.empty(0))
 
 
+@pytest.mark.slow
 def test_it_finds_the_true_frequencies():
     generator = torch.Generator().manual_seed(0)
     probability_I = torch.tensor([1.0, 0.5, 0.2, 0.1, 0.05]).repeat(20)

@@ -41,6 +41,7 @@ def test_the_formula(items, corrected, weighted):
                 assert logits_BB.grad[i, j] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("corrected", "lowest", "highest"), [(False, -0.2, 0.2), (True, 0.8, 1.2)])
 def test_the_correction_gives_popular_items_their_due(corrected, lowest, highest):
     """Who chooses by popularity alone has log q as the best logits; without the correction they come out flat."""

@@ -47,6 +47,7 @@ def make_pairs(size: int, generator: torch.Generator) -> tuple[torch.Tensor, tor
     return user_B, popular_B * KINDS + user_B % KINDS
 
 
+@pytest.mark.slow
 def test_users_find_their_items():
     torch.manual_seed(0)
     adagrad = RowWiseAdagrad(lr=0.1)

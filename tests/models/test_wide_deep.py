@@ -69,6 +69,7 @@ class Crossed(nn.Module):
         return self.model(with_cross(batch))
 
 
+@pytest.mark.slow
 def test_it_learns():
     torch.manual_seed(0)
     tables, ftrl = make_tables(), Ftrl(lr=0.1, beta=1e-6)

@@ -85,10 +85,8 @@ CAUSES = {
 
 
 @pytest.mark.parametrize("how", CAUSES)
-def test_what_is_said_and_what_is_left(tmp_path, how, monkeypatch):
+def test_what_is_said_and_what_is_left(tmp_path, how):
     world = Broken(tmp_path, how)
-    rows = world.rows()
-    monkeypatch.setattr("trainings.make_rows", lambda *_: rows)
     before = {}
 
     def tell(_):
@@ -114,10 +112,8 @@ def test_what_is_said_and_what_is_left(tmp_path, how, monkeypatch):
         assert str(again.value) == message
 
 
-def test_before_anything_was_saved(tmp_path, monkeypatch):
+def test_before_anything_was_saved(tmp_path):
     world = Broken(tmp_path, "loss", save=Saving())
-    rows = world.rows()
-    monkeypatch.setattr("trainings.make_rows", lambda *_: rows)
     with pytest.raises(GradientError) as first:
         world.start().run()
     assert not Saved(tmp_path / "ckpt").steps()
@@ -126,18 +122,14 @@ def test_before_anything_was_saved(tmp_path, monkeypatch):
     assert str(again.value) == str(first.value)
 
 
-def test_without_a_folder_nothing_is_kept(monkeypatch):
+def test_without_a_folder_nothing_is_kept():
     world = Broken(None, "loss")
-    rows = world.rows()
-    monkeypatch.setattr("trainings.make_rows", lambda *_: rows)
     with pytest.raises(GradientError, match=r"of table '\w+', feature '\w+'$"):
         world.start().run()
 
 
-def test_where_the_state_cannot_be_kept(tmp_path, monkeypatch):
+def test_where_the_state_cannot_be_kept(tmp_path):
     world = Broken(tmp_path, "loss")
-    rows = world.rows()
-    monkeypatch.setattr("trainings.make_rows", lambda *_: rows)
     (tmp_path / "ckpt").mkdir()
     (tmp_path / "ckpt" / "failed.part").touch()  # not a folder
     want = r"it begins in 'dense'.*; and it cannot be met again, as .*failed was not saved: File exists"

@@ -17,7 +17,6 @@ from rowwise.comm.thread import run_threads
 from rowwise.planner import row_wise
 from rowwise.shard.embeddings import ShardedEmbeddings
 from rowwise.shard.exchange import Exchange, untimed
-from rowwise.train import breakdown
 from rowwise.train.breakdown import PAUSED, PHASES, Breakdown
 from rowwise.train.objective import Clicks
 from rowwise.train.settings import Training
@@ -44,13 +43,11 @@ def test_parts_add_up_to_the_whole(script):
                 with clock.phase(move[0]):
                     play(move[1], PAUSED if phase == PAUSED else move[0])
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(breakdown, "perf_counter", lambda: now[0])
-        clock = Breakdown()
-        play(script, "other")
-        assert clock.seconds() == expected
-        assert sum(clock.seconds().values()) == now[0] - 100
-        assert clock.training_s() == now[0] - 100 - expected[PAUSED]
+    clock = Breakdown(lambda: now[0])
+    play(script, "other")
+    assert clock.seconds() == expected
+    assert sum(clock.seconds().values()) == now[0] - 100
+    assert clock.training_s() == now[0] - 100 - expected[PAUSED]
 
 
 def test_of_a_real_clock():

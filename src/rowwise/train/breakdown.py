@@ -11,7 +11,7 @@ is early waits for the others there, so waiting is part of what travels.
 Gives up: on a GPU, work that was only queued is charged to whoever waits for it first.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from time import perf_counter
 from typing import Protocol, final
@@ -38,13 +38,14 @@ class Watch(Protocol):
 class Breakdown:
     """Seconds by phase; `other` is what no phase was entered for."""
 
-    __slots__ = ("_inside", "_seconds", "_since")
+    __slots__ = ("_inside", "_now", "_seconds", "_since")
 
-    def __init__(self) -> None:
+    def __init__(self, now: Callable[[], float] = perf_counter) -> None:
         """The clock runs from here on."""
+        self._now = now
         self._seconds = dict.fromkeys((*PHASES, PAUSED), 0.0)
         self._inside = ["other"]
-        self._since = perf_counter()
+        self._since = now()
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -96,7 +97,7 @@ class Breakdown:
         self.leave()
 
     def _charge(self) -> None:
-        now = perf_counter()
+        now = self._now()
         self._seconds[self._inside[-1]] += now - self._since
         self._since = now
 
