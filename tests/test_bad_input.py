@@ -613,6 +613,7 @@ TENSORS = {
 }
 
 
+@pytest.mark.few(80)
 @pytest.mark.parametrize(("name", "op"), [(name, op) for name, used in TENSORS.items() for op in used])
 @pytest.mark.parametrize(
     "dtype",
@@ -636,6 +637,7 @@ def test_tensors_that_are_strided(name, op):
 OUTSIDE = [-1, 1 << 31, 1 << 62, (1 << 63) - 1, -(1 << 63)]
 
 
+@pytest.mark.few(60)
 @pytest.mark.parametrize("op", LOOKUPS)
 @pytest.mark.parametrize("value", OUTSIDE)
 @pytest.mark.parametrize(
@@ -715,6 +717,7 @@ def test_another_batch_size(op, batch):
         call(op, a, batch=batch)
 
 
+@pytest.mark.few(30)
 @pytest.mark.parametrize("op", LOOKUPS)
 @pytest.mark.parametrize("wrong", [8, 9, -1, (1 << 63) - 1, -(1 << 63)])
 @pytest.mark.parametrize("position", [0, 3, 7])

@@ -181,6 +181,7 @@ def test_a_schema_that_changes_midway(tmp_path):
         ParquetReader(tmp_path).read(split, ("a",))
 
 
+@pytest.mark.slow
 def test_the_papers_chain(tmp_path):
     """Flattening alone collapses, coalescing recovers, order and larger groups go beyond."""
     rng = np.random.default_rng(0)

@@ -35,6 +35,7 @@ def test_every_shape(batch, features, dim):
     check(batch, features, dim)
 
 
+@pytest.mark.few(60)
 @pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("features", [1, 7, 8, 15, 16, 26, 31, 32, 47, 63, 101, 130])
 @pytest.mark.parametrize("dim", [1, 4, 15, 16, 33, 64, 128, 260])
@@ -133,6 +134,7 @@ def test_compiled():
     assert all(map(torch.equal, compiled_grads, torch.autograd.grad(loss(*inputs), inputs)))
 
 
+@pytest.mark.slow
 def test_what_torch_is_told_is_true():
     dense_BD, pooled_BS, grad = make(4, 3, 8)
     inputs = (dense_BD.requires_grad_(), pooled_BS.requires_grad_())

@@ -120,6 +120,7 @@ def refuses(update) -> bool:
 EXTREMES = [t for t in ROW_TYPES if t[1] != 48]
 
 
+@pytest.mark.few(20)
 @pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("scale", [1e-42, 1e-30, 1e18, 1e20, 3e38])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: type(o).__name__)

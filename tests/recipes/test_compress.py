@@ -38,6 +38,7 @@ def compressed(folder, ratio=4.0, tell=lambda text, share: None, methods=METHODS
     return advice, write_recipe(given, resolved, advice, into), into
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("history", [(), ("row < 3000",), ("row >= 400", "row < 3000")])
 @pytest.mark.parametrize(
     "data", [{}, {"valid_share": 0.1}, {"share": "last"}, {"share": "last", "valid_share": 0.1}], ids=str
@@ -135,7 +136,7 @@ def test_a_table_whose_ids_never_come_is_refused_by_name(tmp_path):
         learn(resolve(recipe(tmp_path)), ["user", "seen"], lambda share: None)
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("data", [{}, {"valid_share": 0.1}], ids=str)
 def test_what_is_found_fits_and_trains(tmp_path, data, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -46,6 +46,7 @@ def alone(tmp_path_factory):
     return run.go(), run.folder.path
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("world", [2, 4])
 def test_ranks_end_with_the_bits_of_one(alone, tmp_path, world):
     write_rows(tmp_path / "rows.parquet")

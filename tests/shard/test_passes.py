@@ -136,6 +136,7 @@ SCRIPTS = (
 )
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.__name__)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_sharded_is_unsharded(layout, script):
@@ -144,6 +145,7 @@ def test_sharded_is_unsharded(layout, script):
     assert not any(run_threads(TOPOLOGY, job.whole().differences, timeout_s=60))
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("elastic", [False, True])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_batch_in_pieces_is_one_batch(layout, elastic):
@@ -163,6 +165,7 @@ def test_a_batch_in_pieces_is_one_batch(layout, elastic):
 SMOOTH = (Sgd(lr=0.1), RowWiseAdagrad(lr=0.1, initial=0.1), Adam(lr=0.01, eps=0.1), RowWiseAdam(lr=0.01, eps=0.1))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("layout", ["row-wise", "table-row-wise", "grid", "interleaved rows", "pinwheel"])
 def test_results_that_are_not_elastic_stay_close_over_many_steps(layout):
     """Sums in another order make other gradients, which make other rows, and so on."""

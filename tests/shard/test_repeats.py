@@ -61,6 +61,7 @@ TABLES = (
 )  # fmt: skip
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("elastic", [False, True])
 @pytest.mark.parametrize("layout", CASES)
 def test_sharded_is_unsharded(layout, elastic):

@@ -115,6 +115,7 @@ def train(model, batches, samples, comm=None):
     return [x.detach() for x in logits]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
 def test_models_train_sharded_as_they_do_unsharded(model, layout):
@@ -192,6 +193,7 @@ def go_on(module, steps):
         module.update()
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("layout", CASES)
 def test_a_model_that_was_trained_before_goes_on_as_if_it_had_not_been_cut(layout):
     """Rows, optimizer state and the count of steps come along, and the random bits of later roundings."""
@@ -211,6 +213,7 @@ def test_a_model_that_was_trained_before_goes_on_as_if_it_had_not_been_cut(layou
     assert not [text for texts in run_threads(WORLD, rank, timeout_s=60) for text in texts]
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("layout", CASES)
 def test_every_rank_can_fill_its_rows_by_itself(layout):
     tables = kinds_of_tables()

@@ -71,6 +71,7 @@ def test_one_rank_ends_with_the_same_bits(tmp_path, kind):
         assert test == found[0][1]
 
 
+@pytest.mark.slow
 def test_two_towers_end_with_the_same_bits(tmp_path):
     """Where a batch's own items are the wrong answers, and both towers look shared bags up."""
     write_sessions(tmp_path / "rows.parquet")

@@ -208,6 +208,7 @@ def backward_limit(layout, table, wire, step, tile):
     return torch.cat(limits)
 
 
+@pytest.mark.few(2)
 @settings(max_examples=15)
 @given(wire=wires, seed=st.integers(0, 100))
 @pytest.mark.parametrize("layout", LAYOUTS)
