@@ -39,7 +39,7 @@ def state_at(step):
 
 def save_for_ever(comm, folder, background):
     """One checkpoint after the other; rank 0 notes what is surely there."""
-    writing.FILE_bytes, writing.SHORT_bytes, writing.PIECE_bytes = 8000, 8000, 4000  # many files
+    writing.SIZES = writing.FileSizes(4000, 8000, 8000)  # many files
     saved = Saved(folder / "ckpt", comm, background=background)
     each = ROWS // len(comm.ranks)
     rows = comm.rank * each, (comm.rank + 1) * each

@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 
 from rowwise import CheckpointError
 from rowwise.checkpoint import files
-from rowwise.checkpoint import write as writing
 from rowwise.checkpoint.manifest import NAME, Manifest
 from rowwise.checkpoint.parts import Part
 from rowwise.checkpoint.read import Checkpoint
-from rowwise.checkpoint.write import write
+from rowwise.checkpoint.write import FileSizes, write
 from rowwise.inside import fault_of_name
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.uint8, torch.int64, torch.float64, torch.bool)
@@ -52,10 +51,9 @@ tensors = st.dictionaries(
 @given(tensors, st.sampled_from((16, 100, 1 << 20)), st.sampled_from((64, 1000, 1 << 20)))
 def test_round_trip(tmp_path_factory, saved, piece, file):
     folder = tmp_path_factory.mktemp("ckpt") / "one"
-    with pytest.MonkeyPatch.context() as patch:  # small pieces and files, so that tensors are cut
-        patch.setattr(writing, "PIECE_bytes", piece)
-        patch.setattr(writing, "FILE_bytes", file)
-        write(folder, [Part.whole(name, tensor) for name, tensor in saved.items()], {"step": 7, "names": ["a", "é"]})
+    sizes = FileSizes(piece, file)  # small ones, so that tensors are cut
+    parts = [Part.whole(name, tensor) for name, tensor in saved.items()]
+    write(folder, parts, {"step": 7, "names": ["a", "é"]}, sizes=sizes)
     found = Checkpoint.open(folder)
     assert found.manifest.data == {"step": 7, "names": ["a", "é"]}
     assert found.names() == list(saved)
@@ -69,19 +67,15 @@ def test_round_trip(tmp_path_factory, saved, piece, file):
 def test_some_rows(tmp_path_factory, rows, data):
     tensor = made(torch.float32, (rows, 3))
     folder = tmp_path_factory.mktemp("ckpt") / "one"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(writing, "PIECE_bytes", 60)
-        write(folder, wholes(t=tensor), {})
+    write(folder, wholes(t=tensor), {}, sizes=FileSizes(piece_bytes=60))
     begin = data.draw(st.integers(0, rows))
     end = data.draw(st.integers(begin, rows))
     assert same(Checkpoint.open(folder).load("t", (begin, end)), tensor[begin:end])
 
 
-def test_only_what_is_needed_is_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(writing, "PIECE_bytes", 120)
-    monkeypatch.setattr(writing, "FILE_bytes", 120)
+def test_only_what_is_needed_is_read(tmp_path):
     tensor = made(torch.float32, (100, 3))
-    write(tmp_path / "one", wholes(t=tensor), {})
+    write(tmp_path / "one", wholes(t=tensor), {}, sizes=FileSizes(120, 120))
     files = sorted((tmp_path / "one").glob("*.safetensors"))
     assert len(files) == 10
     for file in files[1:]:
@@ -167,8 +161,7 @@ def test_killed_at_any_moment(tmp_path):
         "from pathlib import Path\n"
         "from rowwise.checkpoint import write as writing\n"
         "from rowwise.checkpoint.parts import Part\n"
-        "writing.PIECE_bytes = 1 << 12\n"
-        "writing.FILE_bytes = 1 << 14\n"
+        "writing.SIZES = writing.FileSizes(1 << 12, 1 << 14)\n"
         "folder = Path(sys.argv[1])\n"
         "print('ready', flush=True)\n"
         "for k in range(1000):\n"

@@ -10,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rowwise import CheckpointError, RowType
-from rowwise.checkpoint import write as writing
 from rowwise.checkpoint.manifest import NAME
 from rowwise.checkpoint.parts import Part
 from rowwise.checkpoint.read import Checkpoint
-from rowwise.checkpoint.write import write
+from rowwise.checkpoint.write import FileSizes, write
 from rowwise.comm.thread import run_threads
 from rowwise.ops.rowtype import pack
 
@@ -36,11 +35,8 @@ def parts_of(comm):
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sound") / "one"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(writing, "PIECE_bytes", 24 * 10)
-        patch.setattr(writing, "FILE_bytes", 400)
-        patch.setattr(writing, "SHORT_bytes", 1)
-        run_threads(2, lambda comm: write(folder, parts_of(comm), {"step": 7}, comm))
+    sizes = FileSizes(24 * 10, 400, 1)
+    run_threads(2, lambda comm: write(folder, parts_of(comm), {"step": 7}, comm, sizes=sizes))
     return folder
 
 

@@ -99,8 +99,7 @@ def same(a, b):
 @pytest.fixture
 def small(monkeypatch):
     """Small pieces and files, so that tensors are cut; nothing but increments after the first one."""
-    monkeypatch.setattr(writing, "PIECE_bytes", 700)
-    monkeypatch.setattr(writing, "FILE_bytes", 5000)
+    monkeypatch.setattr(writing, "SIZES", writing.FileSizes(700, 5000))
     monkeypatch.setattr(saving, "is_full_due", always_increment)
 
 

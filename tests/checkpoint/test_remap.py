@@ -109,9 +109,8 @@ def test_rows_and_state_are_what_loops_say(tmp_path_factory, seed, to, other, ki
     checkpoint = write_net(folder / "first", old, kind=kind, optimizer=optimizer)
     with pytest.MonkeyPatch.context() as patch:
         if cut:
-            patch.setattr(writing, "PIECE_bytes", 500)
+            patch.setattr(writing, "SIZES", writing.FileSizes(500))
             patch.setattr(seen, "WINDOW_bytes", 900)
-            patch.setattr("rowwise.checkpoint.stream.WINDOW_bytes", 900)
         found, _ = moved(checkpoint, folder, new, counts=folder / "probe.safetensors" if weigh else None)
     for index in range(len(new.shape.parts)):
         end = f"-{index}" if len(new.shape.parts) > 1 else ""

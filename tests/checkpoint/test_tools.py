@@ -53,10 +53,8 @@ def weights(checkpoint, table):
 
 def small(patch):
     """Pieces, files and windows so small that everything is cut."""
-    patch.setattr(writing, "PIECE_bytes", 500)
-    patch.setattr(writing, "FILE_bytes", 2000)
+    patch.setattr(writing, "SIZES", writing.FileSizes(500, 2000))
     patch.setattr(seen, "WINDOW_bytes", 900)
-    patch.setattr("rowwise.checkpoint.stream.WINDOW_bytes", 900)
 
 
 @settings(max_examples=8)

@@ -207,7 +207,7 @@ from rowwise.train.run_folder import RunFolder
 from rowwise.train.saved import Saved
 from rowwise.checkpoint import write as writing
 from test_resume import killable
-writing.FILE_bytes = 1000  # many files, so that a kill finds one half written
+writing.SIZES = writing.FileSizes(file_bytes=1000)  # many files, so that a kill finds one half written
 world = killable(Path(sys.argv[2]))
 world.folder.mkdir(exist_ok=True)
 folder = RunFolder(world.folder)

@@ -13,13 +13,13 @@ import torch
 from msgspec import structs
 from torch import Tensor
 
-from rowwise.checkpoint import write
+from rowwise.checkpoint import windows, write
 from rowwise.checkpoint.appear import appearing
 from rowwise.checkpoint.assign import deal
 from rowwise.checkpoint.files import write_bytes, write_file
 from rowwise.checkpoint.manifest import FORMAT, NAME, Entry, File, Manifest, Piece, Span
 from rowwise.checkpoint.parts import Part
-from rowwise.checkpoint.windows import Tell, WINDOW_bytes
+from rowwise.checkpoint.windows import Tell
 from rowwise.checkpoint.write import Share, merge
 
 Read = Callable[[Part], None]  # fills a part, which has memory then
@@ -87,15 +87,15 @@ def _key(piece: Part) -> str:
 
 
 def _cut(part: Part) -> list[Part]:
-    step = max(1, write.PIECE_bytes // max(1, part.row_bytes))
+    step = max(1, write.SIZES.piece_bytes // max(1, part.row_bytes))
     return [part.cut(k, min(k + step, part.rows[1])) for k in range(*part.rows, step)]
 
 
 def _fill_files(pieces: Sequence[Part]) -> list[list[Part]]:
     found: list[list[Part]] = []
-    held_bytes = write.FILE_bytes
+    held_bytes = write.SIZES.file_bytes
     for piece in pieces:
-        if held_bytes >= write.FILE_bytes:
+        if held_bytes >= write.SIZES.file_bytes:
             found.append([])
             held_bytes = 0
         found[-1].append(piece)
@@ -122,7 +122,7 @@ class _Ahead:
             held = self._held
             if held is None or not _has(held, piece):
                 whole = next(part for part in by_name[piece.name] if _has(part, piece))
-                end = min(whole.rows[1], piece.rows[0] + max(1, WINDOW_bytes // max(1, whole.row_bytes)))
+                end = min(whole.rows[1], piece.rows[0] + max(1, windows.WINDOW_bytes // max(1, whole.row_bytes)))
                 self._held = held = _allocate(whole.cut(piece.rows[0], max(end, piece.rows[1])))
                 self._read(held)
             self._done += piece.size_bytes

@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import torch
@@ -33,12 +33,20 @@ from rowwise.comm.solo import solo
 from rowwise.errors import CheckpointError
 from rowwise.spec import Value
 
-PIECE_bytes = 32 << 20
-FILE_bytes = 256 << 20
-SHORT_bytes = 16 << 20  # no two files where one of this size does
 THREADS = 2  # one waits for the disk, or adds up a checksum, while the other writes
 PART = ".part"
 T = TypeVar("T")
+
+
+class FileSizes(NamedTuple):
+    """How tensors are cut into pieces, and pieces put into files."""
+
+    piece_bytes: int = 32 << 20
+    file_bytes: int = 256 << 20
+    short_bytes: int = 16 << 20  # no two files where one of this size does
+
+
+SIZES = FileSizes()
 
 
 class Share(Value, frozen=True):
@@ -54,10 +62,11 @@ def write(
     data: Mapping[str, Any],
     comm: Comm | None = None,
     base: Checkpoint | None = None,
+    sizes: FileSizes | None = None,
 ) -> Manifest:
     """Save the parts of all ranks, and rank 0's `data` beside them in the manifest; the folder must not exist.
 
-    `base`: an earlier checkpoint, on top of which parts with `ids` are read.
+    `base`: an earlier checkpoint, on top of which parts with `ids` are read. `sizes`: None: the usual ones.
     """
     comm = comm or solo()
     part, first = folder.with_name(folder.name + PART), comm.rank == 0
@@ -67,7 +76,7 @@ def write(
         own = own_parts(parts, comm)
         # Names that the files of an earlier checkpoint do not have.
         prefix = f"{comm.rank:05}" if base is None else f"{folder.name}.{comm.rank:05}"
-        share = together(comm, failed, lambda: write_share(part, own, prefix))
+        share = together(comm, failed, lambda: write_share(part, own, prefix, sizes or SIZES))
         shares = _gather(comm, msgspec.json.encode(share))
         together(comm, failed, lambda: _finish(folder, shares, data, base) if first else None)
     except CheckpointError:  # on all ranks
@@ -107,12 +116,12 @@ def own_parts(parts: Sequence[Part], comm: Comm) -> list[Part]:
     return sorted(own, key=lambda part: places[part.name])  # the order in which they were listed
 
 
-def write_share(folder: Path, parts: Sequence[Part], prefix: str) -> Share:
+def write_share(folder: Path, parts: Sequence[Part], prefix: str, sizes: FileSizes) -> Share:
     """Write parts into files of this rank's own, whose names begin so."""
-    pieces = [piece for part in parts for piece in part.split(PIECE_bytes)]
+    pieces = [piece for part in parts for piece in part.split(sizes.piece_bytes)]
     # Wider types first: see Head.
     order = sorted(range(len(pieces)), key=lambda k: -pieces[k].tensor.element_size())
-    chosen = [[pieces[k] for k in some] for some in _fill_files(order, [piece.size_bytes for piece in pieces])]
+    chosen = [[pieces[k] for k in some] for some in _fill_files(order, [piece.size_bytes for piece in pieces], sizes)]
     names = [f"{prefix}-{number:05}.safetensors" for number in range(len(chosen))]
     with ThreadPoolExecutor(THREADS) as pool:
         written = list(pool.map(_write_file, [folder / name for name in names], chosen))
@@ -231,17 +240,17 @@ def _piece(part: Part, file: str, crc32s: Mapping[str, int]) -> Piece:
     return Piece(rows=part.rows, cols=part.cols, file=file, key=key, crc32=crc32s[key], bits=part.bits, ids=ids)
 
 
-def _fill_files(order: Iterable[int], sizes: Sequence[int]) -> list[list[int]]:
+def _fill_files(order: Iterable[int], bytes_of: Sequence[int], sizes: FileSizes) -> list[list[int]]:
     """Which pieces go into which file."""
     found: list[list[int]] = []
-    limit = min(FILE_bytes, max(SHORT_bytes, -(-sum(sizes) // THREADS)))
+    limit = min(sizes.file_bytes, max(sizes.short_bytes, -(-sum(bytes_of) // THREADS)))
     held_bytes = limit
     for k in order:
         if held_bytes >= limit:
             found.append([])
             held_bytes = 0
         found[-1].append(k)
-        held_bytes += sizes[k]
+        held_bytes += bytes_of[k]
     return found
 
 
