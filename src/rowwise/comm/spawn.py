@@ -9,7 +9,6 @@ Its own file because a parent only waits: nothing here loads torch, which a pare
 ranks. The processes are forks of one server that has. Gives up: systems without fork.
 """
 
-import atexit
 import contextlib
 import functools
 import multiprocessing
@@ -23,7 +22,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from multiprocessing import forkserver
+from multiprocessing import forkserver, util
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, Literal, Self, TypeVar, final
@@ -35,6 +34,7 @@ from rowwise.spec import Topology
 
 T = TypeVar("T")
 SOCKET_FOLDER_bytes = 48  # of the 103 (macOS) or 107 (Linux) of a socket's name; multiprocessing adds 32, we 21
+AFTER_SERVER = -200  # at the end of the process; multiprocessing removes its own folder at -100
 GRACE_S = 5.0  # after the first rank failed, for the others to notice and to say so
 
 # From what explains most: a process that was killed says nothing, and whom a failure has reached is not its cause.
@@ -205,7 +205,7 @@ def _room_for_a_socket() -> Iterator[None]:
 @functools.cache
 def _folder_of_server() -> str:
     scratch = Scratch()
-    atexit.register(scratch.close)
+    util.Finalize(None, scratch.close, exitpriority=AFTER_SERVER)
     return str(scratch.path)
 
 
