@@ -21,7 +21,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
 from parts.dlrm import BOTTOM, DENSE, DIM, FEATURES, TOP, WIDTH, TorchInteraction, torch_mlp
-from parts.limits import FLOOR, PEAK_SIZE, SMOKE_SIZE, Rows, dlrm_flops, limit_of, peak_flops_s, rows_s
+from parts.limits import PEAK_SIZE, SMOKE_SIZE, Rows, dlrm_flops, limit_of, peak_flops_s, rows_s, share_floor
 from parts.report import at_least, environment, exactly, finish, geomean, options, parsed
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -198,8 +198,8 @@ def floors_of(rows: list[dict], library: str) -> list[dict]:
     named.append(("linear layers through the same library, geometric mean", same, geomean, 0.97))
     named.append(("step in float32, worst cell", ratios("step", dtype="fp32"), min, 1.1))
     shares = [r["limit_share"] for r in rows if "limit_share" in r]
-    named.append(("step in float32, share of this machine's limit, worst cell", shares, min, FLOOR))
-    return [at_least(name, how(values), floor) for name, values, how, floor in named]
+    floors = [at_least(name, how(values), floor) for name, values, how, floor in named]
+    return [*floors, share_floor("step in float32, worst cell", min(shares))]
 
 
 def main() -> None:

@@ -23,8 +23,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
-from parts.limits import FLOOR, Rows, limit_of, rows_s
-from parts.report import at_least, environment, exactly, finish, options, parsed
+from parts.limits import Rows, limit_of, rows_s, share_floor
+from parts.report import environment, exactly, finish, options, parsed
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rowwise import Embeddings, Plan, RowWiseAdagrad, Table
@@ -235,7 +235,7 @@ def floors_of(rows: list[dict]) -> list[dict]:
             floors.append({"name": f"{where}: times faster, {what}", "value": value, "floor": None, "ok": True})
         if "limit_ms" in row:
             share = row["limit_ms"] / row["ms_expanded"]
-            floors.append(at_least(f"{where}: share of this machine's limit, step of the expanded form", share, FLOOR))
+            floors.append(share_floor(f"step of the expanded form, {where}", share))
     return floors
 
 

@@ -35,7 +35,7 @@ os.environ.setdefault("MALLOC_TRIM_THRESHOLD_", str(1 << 33))
 
 import torch
 from parts import shard_bytes, shard_plans, shard_rowwise
-from parts.limits import FLOOR
+from parts.limits import share_floor
 from parts.report import at_least, at_most, environment, exactly, finish, has_peer, options, parsed
 from parts.shard_ranks import AHEAD, OURS, THEIRS, Order, elastic, everything, scaling, speed
 from parts.shard_work import Load, Shape
@@ -179,8 +179,8 @@ def elastic_floors(rows: list[dict]) -> list[dict]:
 
 
 def limit_floors(rows: list[dict]) -> list[dict]:
-    name = "share of this machine's limit, {kind}, {layout}, batch {batch}, {pooling} ids, {transport}"
-    return [at_least(name.format(**row), row["limit_share"], FLOOR) for row in rows if "limit_share" in row]
+    name = "{kind}, {layout}, batch {batch}, {pooling} ids, {transport}"
+    return [share_floor(name.format(**row), row["limit_share"]) for row in rows if "limit_share" in row]
 
 
 def gauge_floors(rows: list[dict]) -> list[dict]:

@@ -25,7 +25,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
 from parts.dlrm import BOTTOM, DENSE, FEATURES, TOP, WIDTH
-from parts.limits import FLOOR, PEAK_SIZE, SMOKE_SIZE, Rows, dlrm_flops, limit_of, peak_flops_s, rows_s
+from parts.limits import PEAK_SIZE, SMOKE_SIZE, Rows, dlrm_flops, limit_of, peak_flops_s, rows_s, share_floor
 from parts.report import at_least, environment, exactly, finish, has_peer, options, parsed
 from parts.train_sides import DENSE_OPTIMIZERS, FULL, SIDES, SMOKE, Side, Size, TorchRec, parts_of, same_start
 
@@ -146,8 +146,7 @@ def floors_of(rows: list[dict]) -> list[dict]:
                 floors.append(at_least(name, samples_s / speed[theirs, optimizer, n], floor))
     for r in steps:
         if r["side"] == OURS:
-            name = "{side}: share of this machine's limit, {optimizer}, threads: {threads}".format(**r)
-            floors.append(at_least(name, r["limit_share"], FLOOR))
+            floors.append(share_floor("{side}, {optimizer}, threads: {threads}".format(**r), r["limit_share"]))
     return floors
 
 

@@ -177,3 +177,17 @@ def test_products_of_a_step_are_those_that_torch_counts():
     flops = part("limits").dlrm_flops
     assert flops(batch, bottom, top, vectors=1) == counted.get_total_flops()
     assert flops(batch, bottom, top, vectors=3) - flops(batch, bottom, top, vectors=1) == 2 * 3 * batch * 3 * bottom[-1]
+
+
+@pytest.mark.parametrize(("options", "name"), [([], "ops.json"), (["--quick"], "ops.quick.json")])
+def test_a_coarse_result_does_not_replace_a_full_one(options, name):
+    report = part("report")
+    args = report.parsed(report.options("ops", "What?"), [*options, "--save"])
+    assert args.save == BENCHMARKS / "results" / part("processor").this_processor() / name
+
+
+def test_a_smoke_run_is_not_kept_with_results(capsys):
+    report = part("report")
+    with pytest.raises(SystemExit):
+        report.parsed(report.options("ops", "What?"), ["--smoke", "--save"])
+    assert "give --save a FILE elsewhere" in capsys.readouterr().err

@@ -17,7 +17,7 @@ from saved_results import NotSaved
 from rowwise.recipes.find import load, names
 
 ROOT = Path(__file__).parents[1]
-BESIDE = "TorchRec fp32"
+OURS, BESIDE = "rowwise fp32", "TorchRec fp32"
 Read = Callable[[str], dict]  # the result of a benchmark, on one processor
 OPTIMIZERS = {"sgd": "SGD", "rowwise_adagrad": "row-wise Adagrad", "adagrad": "Adagrad", "adam": "Adam", "lamb": "LAMB"}
 
@@ -156,6 +156,9 @@ def step(read: Read) -> str:
         "all sides use torch's fused Adam for the dense layers. Matrix products are most of a step, and both of "
         "torch's libraries for them reach more than 80% of this processor's speed."
     )
+    shares = [f"{r['limit_share']:.2f}" for r in result["rows"] if r["side"] == OURS and "limit_share" in r]
+    if shares:
+        note += f" Share of the machine's limit, {OURS}, by optimizer and threads: {', '.join(shares)}."
     return "\n".join([*lines, "", f"{note} {made_on(result)}"])
 
 

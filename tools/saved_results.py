@@ -8,7 +8,7 @@ FIRST = ("amd-zen4-avx512", "intel-xeon-avx512", "amd-zen3-avx2")  # whose resul
 
 
 class NotSaved(Exception):
-    """Nothing, or not by a full run."""
+    """No full run of a benchmark on a processor; coarse ones are in files of another name."""
 
 
 def processors() -> list[str]:
@@ -20,7 +20,6 @@ def processors() -> list[str]:
 def read(benchmark: str, processor: str) -> dict:
     """A result, with the name of the processor."""
     path = RESULTS / processor / f"{benchmark}.json"
-    result = json.loads(path.read_text()) if path.exists() else {"run": "none"}
-    if result.get("run", "full") != "full":
-        raise NotSaved(f"no full run of {benchmark} on {processor}")
-    return result | {"processor": processor}
+    if not path.exists():
+        raise NotSaved(f"no {path}: `rowwise bench {benchmark} -- --save` makes it, on that processor")
+    return json.loads(path.read_text()) | {"processor": processor}

@@ -19,6 +19,7 @@ from itertools import pairwise
 import numpy as np
 import torch
 
+from parts.report import at_least
 from rowwise import Embeddings, Jagged
 from rowwise.ops import jagged as ids
 from rowwise.ops import linear
@@ -99,3 +100,8 @@ def limit_of(flops: int, flops_s: float, rows_s: float) -> dict[str, float]:
         "limit_rows_ms": rows_s * 1e3,
         "peak_gflops": flops_s / 1e9,
     }
+
+
+def share_floor(of: str, share: float) -> dict:
+    """The floor that every step is held to, and what it should come to."""
+    return at_least(f"share of this machine's limit, {of}", share, FLOOR) | {"goal": GOAL}

@@ -31,17 +31,19 @@ def options(name: str, doc: str) -> argparse.ArgumentParser:
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--quick", action="store_true", help="a coarser answer, most of them in under a minute")
     size.add_argument("--smoke", action="store_true", help="tiny: does it run, and are its results right? No times")
-    where = "write the JSON to FILE, or without FILE to benchmarks/results/PROCESSOR"
+    where = "write the JSON to FILE; without FILE to benchmarks/results/PROCESSOR, of --quick as NAME.quick.json"
     parser.add_argument("--save", type=Path, metavar="FILE", nargs="?", const=saved(name), help=where)
     return parser
 
 
-def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
+def parsed(parser: argparse.ArgumentParser, words: Sequence[str] | None = None) -> argparse.Namespace:
     """A smoke run is a quick one, and smaller still."""
-    args = parser.parse_args()
+    args = parser.parse_args(words)
     if args.smoke and args.save and args.save.is_relative_to(RESULTS):
         parser.error("--smoke measures nothing that is worth keeping: give --save a FILE elsewhere")
     args.quick |= args.smoke
+    if args.quick and args.save and args.save.is_relative_to(RESULTS):
+        args.save = args.save.with_suffix(".quick.json")  # beside the full result, which stays
     return args
 
 
