@@ -106,6 +106,7 @@ class _Lookup(torch.autograd.Function):
     @staticmethod
     def forward(*args: Any, **_: Any) -> Tensor:
         ctx, _anchor, weights, call, arena_rows, stage = args
+        ctx.set_materialize_grads(False)  # what nothing depends on has no gradient, and is not updated
         # Detached: the staged weights must not keep the graph that made them alive.
         ctx.staged = (call, arena_rows, None if weights is None else weights.detach(), stage)
         return call.rows(arena_rows, weights)
@@ -113,6 +114,8 @@ class _Lookup(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
         call, arena_rows, weights, stage = ctx.staged
+        if grad_outputs[0] is None:
+            return (None,) * 5
         # A gradient that is an expanded scalar (of a sum, say) has no memory of its own to read.
         grad = grad_outputs[0].contiguous()
         stage(Staged(call=call, weights=weights, grad=grad))

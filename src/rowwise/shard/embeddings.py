@@ -25,7 +25,7 @@ from rowwise.ops.update import by_part, do_all
 from rowwise.plan import Plan, Tile
 from rowwise.shard.copies import CopiesUpdate
 from rowwise.shard.coupled import CoupledUpdate
-from rowwise.shard.exchange import Exchange, Phase, exchange, untimed
+from rowwise.shard.exchange import Exchange, Lookup, Phase, exchange, untimed
 from rowwise.shard.ids import Router
 from rowwise.shard.lookup import HeldLookup
 from rowwise.shard.routes import Held, Routes, make_routes
@@ -155,8 +155,9 @@ class ShardedEmbeddings(nn.Module):
         self._samples += sum(routed.samples_W) if torch.is_grad_enabled() else 0
         with self.phase("lookup"):
             made, copied = self._held.look_up(routed)
-        matrix_BS, sequences = exchange(self._exchange, routed, made, self._anchor, self._held.stage, self.phase)
-        return Vectors(matrix_BS=matrix_BS, columns=self.routes.columns, sequences=sequences | copied)
+        looked = Lookup(routed=routed, made=made, copied=copied, stage=self._held.stage, phase=self.phase)
+        matrix_BS, sequences = exchange(self._exchange, looked, self._anchor)
+        return Vectors(matrix_BS=matrix_BS, columns=self.routes.columns, sequences=sequences)
 
     @torch.no_grad()
     def update(self) -> None:

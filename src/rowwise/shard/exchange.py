@@ -4,12 +4,16 @@
 wait for it, forward and backward. All exchanges therefore are in one function, which every rank applies once for each
 batch; its output requires a gradient by way of an anchor, so that its backward runs on every rank, and all ranks meet
 the same collectives in the same order.
+
+[Note: Groups that are used] A backward that leads to no pooled vector stages nothing for pooled tables, so that an
+update leaves them and their optimizer state alone; the same holds for sequences. Of several ranks each may use others:
+a group counts as used if any rank uses it. Where a module has both, a backward begins by telling the others.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -40,12 +44,24 @@ class Made:
         return self.flat, self.host, self.copies, self.sequences, self.rows
 
 
+class Used(NamedTuple):
+    """What the losses of all ranks depend on. See [Note: Groups that are used]."""
+
+    pooled: bool = True
+    sequences: bool = True
+
+
+ALL_USED = Used()
+
+
 @final
 class Exchange:
     """Moves vectors as the routes say."""
 
     def __init__(self, routes: Routes, comm: Comm, wire: Wire, groups: tuple[Comm, Comm] | None = None) -> None:
         """Work out what does not depend on a batch; called by all ranks. `groups`: see `HostExchange`."""
+        kinds = {table.pooling is Pooling.SEQUENCE for table in routes.tables}
+        self._both = len(kinds) == 2  # pooled tables and sequences
         self.merges = False  # gradients of bags that samples share, before they travel
         self._routes, self._comm, self._wire = routes, comm, wire
         self._halves: dict[tuple[str, ...], tuple[Exchange, Exchange]] = {}  # by the features that are shared
@@ -122,20 +138,27 @@ class Exchange:
             sequences[feature] = repeats.expand(sequences[feature])
         return out_BS, sequences
 
-    def backward_merged(self, routed: Routed, grad_BS: Tensor, grads: dict[str, Tensor]) -> list[Made]:
+    def used(self, mine: Used) -> Used:
+        """What any rank uses; called by all."""
+        if not self._both or len(self._comm.ranks) == 1:
+            return mine
+        flags_W2 = self._comm.all_gather(torch.tensor(mine), [2] * len(self._comm.ranks), "agree").wait().view(-1, 2)
+        return Used(*flags_W2.any(0).tolist())
+
+    def backward_merged(self, routed: Routed, grad_BS: Tensor, grads: dict[str, Tensor], used: Used) -> list[Made]:
         """The same of own features, and of the distinct bags of shared ones. See [Note: Merged bags]."""
         shared, moves = routed.asked.jagged.shared, self._halves_for(routed.common)
         assert shared is not None
         assert routed.halves is not None
         own_BS, common_BS = (picked(grad_BS, self._columns_of(move._routes)) for move in moves)
-        own = moves[0].backward(routed.halves[0], own_BS, grads)
+        own = moves[0].backward(routed.halves[0], own_BS, grads, used)
         return [own, moves[1].backward(routed.halves[1], added_up(common_BS, shared), {})]
 
-    def backward(self, routed: Routed, grad_BS: Tensor, grads: dict[str, Tensor]) -> Made:
-        """Take the gradients to whoever made the vectors."""
+    def backward(self, routed: Routed, grad_BS: Tensor, grads: dict[str, Tensor], used: Used = ALL_USED) -> Made:
+        """Take the gradients to whoever made the vectors; nothing for a group that nobody uses."""
         grads = {f: routed.asked.repeats[f].merge(g) if f in routed.asked.repeats else g for f, g in grads.items()}
         copies = torch.cat([grad_BS[:, columns] for columns in self._copied] or [grad_BS[:, :0]], 1)
-        if self._means:
+        if self._means and used.pooled:
             grad_BS = grad_BS.clone()
             for feature, inverse_B1, _ in self._inverses(routed):
                 grad_BS[:, self._routes.columns[feature]] *= inverse_B1
@@ -144,11 +167,11 @@ class Exchange:
         if routed.halves is not None:  # they are all of the own half
             sequences, of_sequences = self._halves_for(routed.common)[0]._sequences, routed.halves[0]
         return Made(
-            flat=self._pooled.backward(routed, grad_BS) if self._pooled.any else none,
-            host=none if self._host is None else self._host.backward(routed, grad_BS),
+            flat=self._pooled.backward(routed, grad_BS) if self._pooled.any and used.pooled else none,
+            host=none if self._host is None or not used.pooled else self._host.backward(routed, grad_BS),
             copies=copies,
-            sequences=sequences.backward(of_sequences, grads),
-            rows=self._sums.backward(routed, grad_BS) if self._sums.any else none,
+            sequences=sequences.backward(of_sequences, grads) if used.sequences else none.flatten(),
+            rows=self._sums.backward(routed, grad_BS) if self._sums.any and used.pooled else none,
         )
 
     def _halves_for(self, common: tuple[str, ...]) -> "tuple[Exchange, Exchange]":
@@ -182,43 +205,61 @@ def untimed(_phase: str) -> AbstractContextManager[None]:
     return nullcontext()
 
 
-def exchange(
-    moves: Exchange, routed: Routed, made: Sequence[Made], anchor: Tensor, stage: Stage, phase: Phase = untimed
-) -> tuple[Tensor, dict[str, Tensor]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lookup:
+    """What a rank has looked up for a batch, and what is to be done with gradients."""
+
+    routed: Routed
+    made: Sequence[Made]
+    copied: Mapping[str, Tensor]  # sequences of copies, which do not travel
+    stage: Stage
+    phase: Phase = untimed
+
+
+def exchange(moves: Exchange, lookup: Lookup, anchor: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
     """`Exchange.forward` with a gradient, which `stage` is told of. See [Note: Everyone joins]."""
     if not torch.is_grad_enabled():
-        with phase("exchange"):
-            return moves.forward(routed, *made)
-    first, *more = made
+        with lookup.phase("exchange"):
+            out_BS, found = moves.forward(lookup.routed, *lookup.made)
+        return out_BS, found | dict(lookup.copied)
     names: list[str] = []
-    joins = anchor if routed.weights is None else routed.weights  # whose backward every rank has to run, too
-    known = moves, routed, names, stage, phase, more
-    out_BS, *sequences = _Exchange.apply(anchor, joins, known, *first.inputs())
+    weights = lookup.routed.weights
+    joins = anchor if weights is None else weights  # whose backward every rank has to run, too
+    inputs = *lookup.made[0].inputs(), *lookup.copied.values()
+    out_BS, *sequences = _Exchange.apply(anchor, joins, (moves, lookup, names), *inputs)
     return out_BS, dict(zip(names, sequences, strict=True))
 
 
 class _Exchange(torch.autograd.Function):
     @staticmethod
     def forward(*args: Any, **_: Any) -> tuple[Tensor, ...]:
-        ctx, _anchor, joins, (moves, routed, names, stage, phase, more), *inputs = args
-        made = Made(**dict(zip(("flat", "host", "copies", "sequences", "rows"), inputs, strict=True)))
-        with phase("exchange"):
-            out_BS, sequences = moves.forward(routed, made, *more)
-        names += sequences
-        ctx.kept = moves, routed, names, stage, phase, joins
-        return out_BS, *sequences.values()
+        ctx, _anchor, joins, (moves, lookup, names), *inputs = args
+        ctx.set_materialize_grads(False)  # see [Note: Groups that are used]
+        made = Made(**dict(zip(("flat", "host", "copies", "sequences", "rows"), inputs[:5], strict=True)))
+        with lookup.phase("exchange"):
+            out_BS, sequences = moves.forward(lookup.routed, made, *lookup.made[1:])
+        copied = dict(zip(lookup.copied, (x.view_as(x) for x in inputs[5:]), strict=True))
+        outputs = {"": out_BS} | sequences | copied
+        names += list(outputs)[1:]
+        ctx.kept = moves, lookup.routed, list(sequences), list(copied), lookup.stage, lookup.phase, joins
+        ctx.shapes = [x.shape for x in outputs.values()]
+        return tuple(outputs.values())
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
-        moves, routed, names, stage, phase, joins = ctx.kept
-        grad_BS, *grads = (grad.contiguous() for grad in grad_outputs)
+        moves, routed, names, copied, stage, phase, joins = ctx.kept
         with phase("return"):
-            wanted = dict(zip(names, grads, strict=True))
-            if moves.merges and routed.halves is not None:
-                given = moves.backward_merged(routed, grad_BS, wanted)
+            used = moves.used(Used(grad_outputs[0] is not None, any(x is not None for x in grad_outputs[1:])))
+            given_or_0 = zip(grad_outputs, ctx.shapes, strict=True)
+            grad_BS, *grads = (joins.new_zeros(s) if x is None else x.contiguous() for x, s in given_or_0)
+            wanted = dict(zip(names, grads, strict=False))
+            if moves.merges and routed.halves is not None and used.pooled:
+                given = moves.backward_merged(routed, grad_BS, wanted, used)
             else:
-                given = [moves.backward(routed, grad_BS, wanted)]
-        learned = stage(routed, given)
+                given = [moves.backward(routed, grad_BS, wanted, used)]
+        learned = stage(routed, given) if used.pooled else None
         learned = torch.zeros_like(joins) if learned is None else learned
-        own = given[0]
-        return None, learned, None, own.flat, own.host, own.copies, own.sequences, None
+        own, of_copies = given[0], grads[len(names) :]
+        pooled = (own.flat, own.host, own.copies) if used.pooled else (None,) * 3
+        sequences = (own.sequences, None, *of_copies) if used.sequences else (None,) * (2 + len(copied))
+        return None, learned, None, *pooled, *sequences
