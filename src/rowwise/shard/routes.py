@@ -215,8 +215,10 @@ def make_routes(tables: Sequence[Table], plan: Plan, topology: Topology, *, elas
         if table.name not in away:
             continue
         tiles, cuts = tiles_T[table.name], cut[table.name]
-        key = _way(tiles, table, cuts, topology, elastic=elastic), _is_coupled(plan, tiles, table)
-        for held in _pieces(tiles, index, cuts):
+        way, pieces = _way(tiles, table, cuts, topology, elastic=elastic), list(_pieces(tiles, index, cuts))
+        coupled = _is_coupled(plan, tiles, table)
+        for held in _whole_rows(pieces, table, alike=way == "host") if coupled else pieces:
+            key = way, coupled and held.width < table.dim
             groups_W[held.tile.rank].setdefault(key, []).append(held)
             asked_W[held.tile.rank].update(dict.fromkeys(held.slices(table)))
     return Routes(
@@ -253,6 +255,24 @@ def _columns(tables: Sequence[Table]) -> dict[str, slice]:
             columns[feature] = slice(at, at + table.dim)
             at += table.dim
     return columns
+
+
+def _whole_rows(pieces: Sequence[Held], table: Table, *, alike: bool) -> list[Held]:
+    """Pieces whose rank has all columns of their rows as one, whose update needs nothing of other ranks.
+
+    `alike`: all of them or none, as vectors that are added up have to have the same columns.
+    """
+    by_range: dict[int, list[Held]] = {}
+    for held in pieces:
+        by_range.setdefault(held.range, []).append(held)
+    single = {number for number, mine in by_range.items() if len({held.tile.rank for held in mine}) == 1}
+    if alike and len(single) < len(by_range):
+        return list(pieces)
+    found: list[Held] = []
+    for number, mine in by_range.items():
+        whole = structs.replace(mine[0].tile, cols=(0, table.dim))
+        found += [mine[0]._replace(tile=whole)] if number in single else mine
+    return found
 
 
 def _with_features(table: Table, features: Collection[str]) -> Table | None:
