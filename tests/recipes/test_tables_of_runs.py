@@ -5,12 +5,12 @@ import json
 import numpy as np
 import pytest
 import torch
-from small import trained
+from small import recipe, trained
 
 from rowwise import Batch, Embeddings, Jagged, RowWiseAdam, Table
 from rowwise.perf.access import Curves, Workload
 from rowwise.planner.inputs import read_tables
-from rowwise.recipes.access import access_json, fitted, workloads_of
+from rowwise.recipes.access import AccessFile, access_json, fitted, workloads_of
 from rowwise.recipes.place import tables_of
 from rowwise.recipes.runs import Run
 from rowwise.train.repeats import Repeats
@@ -104,6 +104,53 @@ def test_a_run_leaves_them_and_a_planner_reads_them(tmp_path):
     pooling = {w.table.name: w.access.pooling for w in read.workloads}
     assert (pooling["user"], pooling["item"]) == (1.0, 1.0)
     assert pooling["seen"] > 1.0
+
+
+def test_a_run_that_was_killed_leaves_those_of_its_last_checkpoint_and_counts_on(tmp_path):
+    how = {"log": {"every": 1}, "save": {"every": 4, "keep": 9}}
+    for name in ("whole", "killed"):
+        (tmp_path / name).mkdir()
+    trained(tmp_path / "whole", **how)
+
+    class Killed(Exception):
+        pass
+
+    def kill(shown):
+        if shown.progress.step == 11:
+            raise Killed
+
+    killed = Run.start(recipe(tmp_path / "killed", **how), tmp_path / "killed/runs", kill)
+    with pytest.raises(Killed):
+        killed.go()
+    killed.folder.release()  # as the end of a process does
+    left = read_tables(tmp_path / "killed/runs/small/1/access.json").workloads
+    assert [w.table.name for w in left] == ["user", "item", "seen"]
+    assert left[2].access.pooling > 1.0
+    assert left[0].access.active is not None or left[0].access.zipf_a > 0
+    Run.resume(tmp_path / "killed/runs/small/1").go()
+    one, other = ((tmp_path / name / "runs/small/1/access.json").read_bytes() for name in ("whole", "killed"))
+    assert json.loads(one) == json.loads(other)
+
+
+def test_a_fit_stands_until_twice_as_many_ids_were_looked_at():
+    table = Table(name="t", rows=5_000, dim=4)
+    tables, traffic, draw = Embeddings([table]), Traffic(), drawing(1.1, 0.0, 5_000, 5_000)
+    file = AccessFile([table], 1000)
+
+    def look_at(count):
+        lengths = torch.ones(count, dtype=torch.int64)
+        sparse = Jagged(features=("t",), values_N=torch.from_numpy(draw(count)), lengths_FB=lengths)
+        traffic.add([tables], Batch(dense_BF=torch.zeros(count, 0), sparse=sparse, labels_BK=torch.zeros(count, 0)))
+        return file.workloads(traffic, ended=False)[0].access
+
+    first = look_at(1000)
+    assert look_at(900) == first
+    second = look_at(100)
+    assert second != first
+    assert look_at(1900) == second
+    (exact,) = file.workloads(traffic, ended=True)
+    assert exact == workloads_of([table], traffic, 1000)[0]
+    assert exact.access != second
 
 
 def test_statistics_go_on_after_a_stop(tmp_path):

@@ -6,9 +6,11 @@ that are not of the form that `Access` has; the nearest one is then some percent
 """
 
 from collections.abc import Sequence
+from typing import final
 
 import msgspec
 import numpy as np
+from msgspec import structs
 
 from rowwise.perf.access import STEEPEST, Access, Floats, Workload, distinct
 from rowwise.spec import Table
@@ -24,16 +26,42 @@ ANCHORS = np.array([1.0, 8.0, 64.0])  # batches that a guess has to be right for
 HALVINGS = 20
 
 
-def workloads_of(tables: Sequence[Table], traffic: Traffic, batch: int) -> tuple[Workload, ...]:
-    """The tables as they were asked for, fitted best for steps of so many samples, of all ranks."""
-    found: list[Workload] = []
-    for table in tables:
+@final
+class AccessFile:
+    """The tables as they were asked for so far: `text` is what the file of a run holds.
+
+    A fit takes a twentieth of a second a table, so that in the middle of a run a former one stands until twice as many
+    ids were looked at: a file of a run that was killed is of at least half of them.
+    """
+
+    def __init__(self, tables: Sequence[Table], batch: int) -> None:
+        """`batch`: samples of a step, of all ranks, for which the curves fit best."""
+        self._tables, self._batch = tuple(tables), batch
+        self._fits: dict[str, tuple[int, Access]] = {}  # by table: of so many ids
+
+    def workloads(self, traffic: Traffic, *, ended: bool) -> tuple[Workload, ...]:
+        """The tables; once a run has ended, of all that was looked at."""
+        return tuple(Workload(table=table, access=self._access(table, traffic, ended)) for table in self._tables)
+
+    def text(self, traffic: Traffic, *, ended: bool) -> str:
+        """The same, as a file of tables."""
+        return access_json(self.workloads(traffic, ended=ended))
+
+    def _access(self, table: Table, traffic: Traffic, ended: bool) -> Access:
         pooling = traffic.pooling(table.name)
         if pooling is None:  # no batch was looked at: as before there was a run
-            found.append(Workload(table=table, access=Access(pooling=float(len(table.feature_names)))))
-        else:
-            found.append(Workload(table=table, access=fitted(traffic.repeats(table.name), table.rows, pooling, batch)))
-    return tuple(found)
+            return Access(pooling=float(len(table.feature_names)))
+        repeats = traffic.repeats(table.name)
+        counted, fit = self._fits.get(table.name, (0, None))
+        if fit is None or repeats.looked_at >= (counted + 1 if ended else 2 * counted):
+            fit = fitted(repeats, table.rows, pooling, self._batch)
+            self._fits[table.name] = repeats.looked_at, fit
+        return structs.replace(fit, pooling=pooling)
+
+
+def workloads_of(tables: Sequence[Table], traffic: Traffic, batch: int) -> tuple[Workload, ...]:
+    """The tables as they were asked for, fitted best for steps of so many samples, of all ranks."""
+    return AccessFile(tables, batch).workloads(traffic, ended=True)
 
 
 def access_json(workloads: Sequence[Workload]) -> str:

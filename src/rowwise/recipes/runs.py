@@ -26,7 +26,7 @@ from rowwise.errors import CheckpointError, DataError, RowwiseError, SpecError
 from rowwise.ingest.transform import sources, to_json
 from rowwise.ingest.warehouse.popularity import log_use
 from rowwise.plan import Plan
-from rowwise.recipes.access import ACCESS, access_json, workloads_of
+from rowwise.recipes.access import ACCESS, AccessFile
 from rowwise.recipes.bad_rows import find_bad_rows
 from rowwise.recipes.compose import Resolved, make_evaluator, make_job, make_model, make_settings, resolve
 from rowwise.recipes.feed import Feed
@@ -102,7 +102,9 @@ class Run:
         by_first(comm, folder.hold)
         made.feed.start(folder.path / BAD_ROWS)
         recipe = resolved.recipe
-        self.trainer = Trainer(made.job, make_settings(recipe), folder, tell, comm, recipe.wire)
+        self._access = AccessFile(tables_of(self.model), step_samples(recipe))
+        job = replace(made.job, saved=self._write_access)
+        self.trainer = Trainer(job, make_settings(recipe), folder, tell, comm, recipe.wire)
 
     @classmethod
     def start(
@@ -259,9 +261,11 @@ class Run:
             f"{_now()} {result.status} at step {result.steps}" + (f": {result.message}" if result.message else "")
         )
         self.folder.write_json("result.json", msgspec.to_builtins(result))
-        workloads = workloads_of(tables_of(self.model), self.trainer.traffic, step_samples(self.resolved.recipe))
-        self.folder.write(ACCESS, access_json(workloads))
+        self._write_access(ended=True)
         report.write(self.folder.path)
+
+    def _write_access(self, *, ended: bool = False) -> None:
+        self.folder.write(ACCESS, self._access.text(self.trainer.traffic, ended=ended))
 
     def _write_beginning(self) -> None:
         recipe = self.resolved.recipe

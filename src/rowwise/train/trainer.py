@@ -43,12 +43,17 @@ from rowwise.train.together import Notice, hear
 from rowwise.train.traffic import Traffic
 
 
+def nothing_more() -> None:
+    """A checkpoint is all that is saved."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """What is trained, on what.
 
     `batches` makes the training batches from a position on, of several ranks this one's part of them; `evaluate` looks
-    at the validation data, if there is any. `health`: how the workers keep up that prepare the batches.
+    at the validation data, if there is any. `health`: how the workers keep up that prepare the batches. `saved`: called
+    on the first rank after each checkpoint.
     """
 
     model: nn.Module
@@ -58,6 +63,7 @@ class Job:
     evaluate: Evaluator | None = None
     forecast: Forecast | None = None  # what whoever decided where the tables are expects of a step
     health: AskHealth = nobody
+    saved: Callable[[], None] = nothing_more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,6 +262,8 @@ class Trainer:
     def _save(self) -> None:
         self._meet()
         self._state.save(self.progress)
+        if self._comm.rank == 0:
+            self.job.saved()
 
     def _ends(self) -> bool:
         return self._stopping or self.progress.finished
