@@ -31,6 +31,14 @@ def equal(one, other):
     return one.keys() == other.keys() and all(one[name].equal(other[name]) for name in one)
 
 
+def measured(run):
+    """Every metric of every line, to the last bit."""
+    lines = [line.split(",") for line in (run / "metrics.csv").read_text().splitlines()]
+    time = lines[0].index("time_s")
+    assert {"ne", "auc", "calibration"} <= {name for line in lines for name in line}
+    return [line[:time] + line[time + 1 :] for line in lines]
+
+
 def train(world, made, root):
     def on_a_rank(comm):
         run = Run.start(made, root, comm=comm)
@@ -56,8 +64,9 @@ def test_ranks_end_with_the_bits_of_one(alone, tmp_path, world):
     assert result.status == "finished"
     assert equal(tensors(run), tensors(alone[1]))
     assert {json.dumps(r.test) for r, _ in told} == {json.dumps(result.test)}
-    assert result.test["label"] == pytest.approx(alone[0].test["label"], rel=1e-12)
-    assert evaluate(run).tasks["label"] == pytest.approx(result.test["label"], rel=1e-12)
+    assert measured(run) == measured(alone[1])
+    assert result.test == alone[0].test
+    assert evaluate(run).tasks["label"] == result.test["label"]
     assert Plan.from_json((run / "plan.json").read_text()).world == world
     assert json.loads((run / "env.json").read_text())["ranks"] == world
 
@@ -75,6 +84,8 @@ def test_a_run_goes_on_with_other_ranks_and_another_plan(alone, tmp_path):
     changes = ("train.steps=null", f"plan='{tmp_path}/plan.json'")
     run_threads(2, lambda comm: Run.resume(run, changes, comm=comm).go(), timeout_s=60)
     assert equal(tensors(run), tensors(alone[1]))
+    mine = measured(run)  # which has evaluated at its stop, too
+    assert all(line in mine for line in measured(alone[1]))
     assert (before, json.loads((run / "env.json").read_text())["ranks"]) == (4, 2)
     assert len(Plan.from_json((run / "plan.json").read_text()).tiles) == 6
     with pytest.raises(SpecError, match=r"plan\.json is a plan for 2 ranks, and this run has 1: want --nproc 2"):

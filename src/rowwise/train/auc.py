@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from rowwise.errors import BatchError
+from rowwise.ops.threads import one_thread
 from rowwise.train.samples import Samples
 from rowwise.train.state import State, at_least_one, check_alike, join, merge_newest, part, read_int, read_tensor
 
@@ -285,18 +286,29 @@ class RecentAuc:
 
 def exact_areas(scores_3NK: Tensor) -> tuple[Area, ...]:
     """The area of each task, from logits and masses of all its samples."""
-    return tuple(_exact(*scores_3NK[:, :, k]) for k in range(scores_3NK.shape[2]))
+    with one_thread():
+        return tuple(_exact(*_in_order(scores_3NK[:, :, k])) for k in range(scores_3NK.shape[2]))
 
 
 def binned_areas(counts_K2M: Tensor) -> tuple[Area, ...]:
     """The area of each task with its bound, from histograms."""
-    shares_K2M = counts_K2M / counts_K2M.sum(2, keepdim=True)
-    below_K2M = shares_K2M.cumsum(2)
-    negative_KM, positive_KM = shares_K2M.unbind(1)
-    # A positive is above the negatives of lower bins, and tied with those of its own.
-    auc_K = (positive_KM * (below_K2M[:, 0] - negative_KM / 2)).sum(1)
-    bound_K = (positive_KM * negative_KM).sum(1) / 2
+    with one_thread():
+        shares_K2M = counts_K2M / counts_K2M.sum(2, keepdim=True)
+        below_K2M = shares_K2M.cumsum(2)
+        negative_KM, positive_KM = shares_K2M.unbind(1)
+        # A positive is above the negatives of lower bins, and tied with those of its own.
+        auc_K = (positive_KM * (below_K2M[:, 0] - negative_KM / 2)).sum(1)
+        bound_K = (positive_KM * negative_KM).sum(1) / 2
     return tuple(_area(auc, bound) for auc, bound in torch.stack([auc_K, bound_K], 1).tolist())
+
+
+def _in_order(scores_3N: Tensor) -> Tensor:
+    """Samples of the same logit in an order that does not depend on who came first: sums of their weights would."""
+    if bool((scores_3N[1] + scores_3N[2] == 1).all()):  # counts are exact in any order
+        return scores_3N
+    for row in (2, 1):
+        scores_3N = scores_3N[:, scores_3N[row].argsort(stable=True)]
+    return scores_3N
 
 
 def _exact(logits_N: Tensor, positive_N: Tensor, negative_N: Tensor) -> Area:
@@ -317,11 +329,11 @@ def _sorted(logits_N: Tensor) -> tuple[Tensor, Tensor]:
     """Something that is ordered and ties as the logits do, ascending, and the places that it came from."""
     narrow_N = logits_N.float()
     if not torch.equal(narrow_N.double(), logits_N):
-        return logits_N.sort()
+        return logits_N.sort(stable=True)
     # Logits of a model have 32 bits. Read as whole numbers, with all bits but the sign turned over where that is set,
     # they are in the same order, and torch sorts whole numbers by radix: ten times as fast as floats of 64 bits.
     bits_N = (narrow_N + 0.0).view(torch.int32)  # adding 0 makes -0 a 0, as they tie
-    return (bits_N ^ ((bits_N >> 31) & 0x7FFFFFFF)).sort()
+    return (bits_N ^ ((bits_N >> 31) & 0x7FFFFFFF)).sort(stable=True)
 
 
 def _area(auc: float, bound: float) -> Area:

@@ -9,6 +9,9 @@ whatever the batch's size. Both ends of the logit axis are safe: the loss is com
 probability that has rounded to 0 or 1. What is undefined (no samples; for NE a base rate of 0 or 1; for calibration
 no positives) is NaN.
 
+Sums are kept in parts, so that they are the same bits whatever batches were cut into and whoever has counted them (see
+`exact.py`); what is measured of a sample does not depend on its place either.
+
 Letters: N samples, K tasks, 5 sums (samples, weights, labels, predictions, losses), R rows of sums.
 """
 
@@ -22,8 +25,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rowwise.ops.threads import one_thread
+from rowwise.train.exact import PARTS, UNITS, carried, parts_of, rounded
 from rowwise.train.samples import Samples
 from rowwise.train.state import State, at_least_one, check_alike, merge_newest, read_int, read_tensor
+
+VECTORS = 64  # numbers: a multiple of those that any processor takes at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +48,10 @@ class Fit:
 class Entropy:
     """The fit over all samples given."""
 
-    __slots__ = ("_totals_5K",)
+    __slots__ = ("_parts_35K",)
 
     def __init__(self, tasks: int = 1) -> None:
-        self._totals_5K = torch.zeros(5, at_least_one("tasks", tasks), dtype=torch.float64)
+        self._parts_35K = torch.zeros(PARTS, 5, at_least_one("tasks", tasks), dtype=torch.float64)
 
     def update(self, logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> None:
         """Count a batch."""
@@ -52,42 +59,44 @@ class Entropy:
 
     def add(self, samples: Samples) -> None:
         """Count a batch that is checked already."""
-        samples.check_tasks(self._totals_5K.shape[1])
+        samples.check_tasks(self._parts_35K.shape[2])
         self.add_totals(totals(samples))
 
-    def add_totals(self, totals_5K: Tensor) -> None:
+    def add_totals(self, parts_35K: Tensor) -> None:
         """Count a batch that is summed already."""
         # Never in place: a state that was handed out stays what it was.
-        self._totals_5K = self._totals_5K.to(totals_5K.device) + totals_5K
+        self._parts_35K = carried(self._parts_35K.to(parts_35K.device) + parts_35K)
 
     def add_rows(self, samples: Samples, row_NK: Tensor) -> None:
         """Count each sample and task under a row of its own choice, where a plain update counts task k under row k."""
-        parts_5R = torch.stack(_measures(samples)).flatten(1)
-        rows_5R = row_NK.reshape(1, -1).expand(5, -1)
-        self._totals_5K = self._totals_5K.to(parts_5R.device).scatter_add(1, rows_5R, parts_5R)
+        parts_35R = parts_of(torch.stack(_measures(samples)).flatten(1))
+        rows_35R = row_NK.reshape(1, 1, -1).expand(PARTS, 5, -1)
+        self._parts_35K = carried(self._parts_35K.to(parts_35R.device).scatter_add(2, rows_35R, parts_35R))
 
     def merge(self, other: "Entropy") -> None:
         """Count what another has counted."""
-        check_alike("tasks", self._totals_5K.shape[1], other._totals_5K.shape[1])
-        self._totals_5K = self._totals_5K + other._totals_5K.to(self._totals_5K.device)
+        check_alike("tasks", self._parts_35K.shape[2], other._parts_35K.shape[2])
+        self._parts_35K = carried(self._parts_35K + other._parts_35K.to(self._parts_35K.device))
 
     def totals(self) -> Tensor:
-        """The sums, [5, K]."""
-        return self._totals_5K
+        """The sums, in parts [3, 5, K]."""
+        return self._parts_35K
 
     def value(self) -> tuple[Fit, ...]:
         """One fit for each task."""
-        return fits(self._totals_5K)
+        return fits(self._parts_35K)
 
     def state(self) -> State:
         """All that is kept."""
-        return {"tasks": self._totals_5K.shape[1], "totals": self._totals_5K}
+        parts_35K = self._parts_35K
+        return {"tasks": parts_35K.shape[2], "totals": rounded(parts_35K), "parts": parts_35K}
 
     @classmethod
     def from_state(cls, state: Mapping[str, object]) -> Self:
-        """What `state` returned, to go on with the same bits."""
+        """What `state` returned, to go on with the same bits; without parts from totals, which are all there was."""
         made = cls(read_int(state, "tasks"))
-        made._totals_5K = read_tensor(state, "totals", made._totals_5K.shape)
+        parts_35K = parts_of(read_tensor(state, "totals", made._parts_35K.shape[1:]))
+        made._parts_35K = read_tensor(state, "parts", parts_35K.shape) if "parts" in state else parts_35K
         return made
 
 
@@ -112,50 +121,64 @@ class RecentEntropy:
         samples.check_tasks(self._tasks)
         self.add_totals(totals(samples))
 
-    def add_totals(self, totals_5K: Tensor) -> None:
+    def add_totals(self, parts_35K: Tensor) -> None:
         """Count a batch that is summed already."""
-        self._batches.append(totals_5K)
+        self._batches.append(parts_35K)
 
     def merge(self, other: "RecentEntropy") -> None:
         """Count what another has counted."""
         check_alike("tasks", self._tasks, other._tasks)
         check_alike("batches", self._batches.maxlen, other._batches.maxlen)
-        merged = merge_newest(list(self._batches), list(other._batches), lambda a, b: a + b.to(a.device))
+        merged = merge_newest(list(self._batches), list(other._batches), lambda a, b: carried(a + b.to(a.device)))
         self._batches = deque(merged, maxlen=self._batches.maxlen)
 
     def value(self) -> tuple[Fit, ...]:
         """One fit for each task."""
-        return fits(self._stacked().sum(0))
+        return fits(carried(self._stacked().sum(0)))
 
     def state(self) -> State:
         """All that is kept."""
-        return {"tasks": self._tasks, "batches": self._batches.maxlen or 0, "totals": self._stacked()}
+        parts_B35K = self._stacked()
+        totals_B5K = rounded(parts_B35K.transpose(0, 1))
+        settings: State = {"tasks": self._tasks, "batches": self._batches.maxlen or 0}
+        return {**settings, "totals": totals_B5K, "parts": parts_B35K}
 
     @classmethod
     def from_state(cls, state: Mapping[str, object]) -> Self:
         """What `state` returned, to go on with the same bits."""
         made = cls(read_int(state, "batches"), read_int(state, "tasks"))
-        made._batches.extend(read_tensor(state, "totals", (None, 5, made._tasks)))
+        parts_B35K = parts_of(read_tensor(state, "totals", (None, 5, made._tasks))).transpose(0, 1)
+        if "parts" in state:  # else it is of a version that kept sums only
+            parts_B35K = read_tensor(state, "parts", parts_B35K.shape)
+        made._batches.extend(parts_B35K)
         return made
 
     def _stacked(self) -> Tensor:
         if not self._batches:
-            return torch.zeros(0, 5, self._tasks, dtype=torch.float64)
+            return torch.zeros(0, PARTS, 5, self._tasks, dtype=torch.float64)
         device = self._batches[-1].device  # a resumed window is on the CPU until its first new batch
         return torch.stack([t.to(device) for t in self._batches])
 
 
 def totals(samples: Samples) -> Tensor:
-    """The five sums of a batch, [5, K]."""
-    return torch.stack(_measures(samples)).sum(1)
+    """The five sums of a batch, in parts [3, 5, K]."""
+    if samples.weights_NK is not None:
+        return parts_of(torch.stack(_measures(samples))).sum(2)
+    # Without weights, samples, weights and labels are counts, which the first part holds.
+    logits_NK, labels_NK = samples.logits_NK, samples.labels_NK
+    loss_NK, predicted_NK = _loss_and_prediction(logits_NK, labels_NK)
+    parts_35K = logits_NK.new_zeros(PARTS, 5, samples.tasks)
+    parts_35K[0, :2] = len(logits_NK) / UNITS[0]
+    parts_35K[0, 2] = labels_NK.sum(0) / UNITS[0]
+    parts_35K[:, 3:] = parts_of(torch.stack([predicted_NK, loss_NK])).sum(2)
+    return parts_35K
 
 
 def _measures(samples: Samples) -> tuple[Tensor, ...]:
     """What the five sums add, [N, K] each."""
     logits_NK, labels_NK, weights_NK = samples.logits_NK, samples.labels_NK, samples.weights_NK
     # log(1 + exp(-z)) with the sign that the label asks for: exact where z * label would be infinity times 0.
-    loss_NK = -F.logsigmoid(torch.where(labels_NK != 0, logits_NK, -logits_NK))
-    predicted_NK = logits_NK.sigmoid()
+    loss_NK, predicted_NK = _loss_and_prediction(logits_NK, labels_NK)
     if weights_NK is None:
         ones_NK = torch.ones_like(labels_NK)
         return ones_NK, ones_NK, labels_NK, predicted_NK, loss_NK
@@ -165,9 +188,23 @@ def _measures(samples: Samples) -> tuple[Tensor, ...]:
     return counted_NK.double(), weights_NK, weights_NK * labels_NK, weights_NK * predicted_NK, loss_NK
 
 
-def fits(totals_5K: Tensor) -> tuple[Fit, ...]:
+def _loss_and_prediction(logits_NK: Tensor, labels_NK: Tensor) -> tuple[Tensor, Tensor]:
+    """Of each sample, whatever its place.
+
+    Torch takes the last few numbers of a tensor, and of each thread's part, by another way than whole vectors, and may
+    round them differently: so they are filled up to whole vectors, in one part.
+    """
+    size = logits_NK.numel()
+    signed = torch.where(labels_NK != 0, logits_NK, -logits_NK)
+    both = F.pad(torch.stack([signed, logits_NK]).view(2, -1), (0, -size % VECTORS))
+    with one_thread():
+        loss, predicted = -F.logsigmoid(both[0]), both[1].sigmoid()
+    return loss[:size].view(logits_NK.shape), predicted[:size].view(logits_NK.shape)
+
+
+def fits(parts_35K: Tensor) -> tuple[Fit, ...]:
     """What the sums of each task tell."""
-    return tuple(_fit(*sums) for sums in totals_5K.T.tolist())
+    return tuple(_fit(*sums) for sums in rounded(parts_35K).T.tolist())
 
 
 def _fit(count: float, weight: float, positive: float, predicted: float, loss: float) -> Fit:

@@ -46,9 +46,9 @@ class Metrics:
     def add(self, samples: Samples) -> None:
         """Count a batch that is checked already, or one whose check shall not wait for a GPU."""
         samples.check_tasks(len(self._tasks))
-        totals_5K = totals(samples)
-        self._entropy.add_totals(totals_5K)
-        self._recent_entropy.add_totals(totals_5K)
+        parts_35K = totals(samples)
+        self._entropy.add_totals(parts_35K)
+        self._recent_entropy.add_totals(parts_35K)
         self._auc.add(samples)
         self._recent_auc.add(samples)
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from rowwise.errors import BatchError, SpecError
 from rowwise.train.auc import Area, BinnedAuc, binned_areas
 from rowwise.train.entropy import Entropy, Fit, fits
+from rowwise.train.exact import carried, rounded
 from rowwise.train.samples import Samples
 from rowwise.train.state import State, at_least_one, check_alike, join, part, read_int, read_tensor
 
@@ -75,12 +76,12 @@ class Slices:
 
     def value(self, top: int | None = None) -> list[Slice]:
         """The slices that hold samples, largest first, and "other" (of id None) last; or the `top` largest of them."""
-        totals_5SK = self._entropy.totals().unflatten(1, (-1, self._tasks))
+        parts_35SK = self._entropy.totals().unflatten(2, (-1, self._tasks))
         counts_SK2M = self._auc.counts().unflatten(0, (-1, self._tasks))
-        chosen, rest = self._split(totals_5SK[0].sum(1).tolist(), top)
+        chosen, rest = self._split(rounded(parts_35SK)[0].sum(1).tolist(), top)
         ids = self._ids_S.tolist()
-        shown = [Slice(ids[s], fits(totals_5SK[:, s]), binned_areas(counts_SK2M[s])) for s in chosen]
-        other = Slice(None, fits(totals_5SK[:, rest].sum(1)), binned_areas(counts_SK2M[rest].sum(0)))
+        shown = [Slice(ids[s], fits(parts_35SK[:, :, s]), binned_areas(counts_SK2M[s])) for s in chosen]
+        other = Slice(None, fits(carried(parts_35SK[:, :, rest].sum(2))), binned_areas(counts_SK2M[rest].sum(0)))
         return [*shown, other]
 
     def state(self) -> State:
