@@ -45,6 +45,14 @@ class Schedule(Value, frozen=True, kw_only=True):
     shape: Literal["linear", "cosine", "quadratic"] = "linear"
     end: float = 0.0
 
+    @property
+    def problem(self) -> str:
+        """What is wrong with the numbers, if anything."""
+        for field, value in msgspec.structs.asdict(self).items():
+            if field != "shape" and not 0 <= value < LARGEST:
+                return f"{field}={value}: want a number that is not negative"
+        return ""
+
     def factor(self, step: int) -> float:
         """The factor at an update, the first of which is step 1."""
         if step < self.warmup_steps:
@@ -300,7 +308,7 @@ SMALLEST = 2.0**-126  # the kernels compute in 32 bits, where what is smaller th
 def _check_numbers(table: Table) -> None:
     name, optimizer = table.name, table.optimizer
     numbers = msgspec.structs.asdict(optimizer) | msgspec.structs.asdict(table.init)
-    schedule = numbers.pop("schedule", None)
+    schedule: Schedule | None = numbers.pop("schedule", None)
     for field, value in numbers.items():
         want = _wanted(field, value)
         if want:
@@ -311,10 +319,8 @@ def _check_numbers(table: Table) -> None:
             raise SpecError(f"table {name!r}: beta={optimizer.beta} and initial={optimizer.initial}: {want}")
         if optimizer.lr < SMALLEST:
             raise SpecError(f"table {name!r}: lr={optimizer.lr}: FTRL divides by it; want more than 0")
-    if schedule is not None:
-        for field, value in msgspec.structs.asdict(schedule).items():
-            if field != "shape" and not 0 <= value < LARGEST:
-                raise SpecError(f"table {name!r}: schedule: {field}={value}: want a number that is not negative")
+    if schedule is not None and schedule.problem:
+        raise SpecError(f"table {name!r}: schedule: {schedule.problem}")
 
 
 LARGEST = 3e38

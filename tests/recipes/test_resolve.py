@@ -12,6 +12,8 @@ from rowwise.processor import read_processor
 from rowwise.recipes.compose import in_order, make_model, make_objective, resolve
 from rowwise.recipes.machine import Machine
 from rowwise.recipes.outlook import look_ahead, outlook
+from rowwise.recipes.recipe import Data
+from rowwise.recipes.rows import absolute
 from rowwise.recipes.runs import Run, evaluate
 from rowwise.recipes.suited import suit
 from rowwise.recipes.text import decode, parse, read, write
@@ -126,7 +128,8 @@ def test_paths_are_made_absolute(tmp_path, monkeypatch):
     data = {"dataset": "parquet:rows.parquet", "test": "parquet:rows.parquet"}
     found = resolve(recipe(tmp_path, data=data, model="own.py:Mine")).recipe
     assert found.data.dataset == found.data.test == f"parquet:{tmp_path}/rows.parquet"
-    assert found.data.folder == f"{tmp_path}/data"
+    assert found.data.folder == "data"  # where nothing of it is looked for
+    assert absolute(Data(dataset="criteo")).folder == f"{tmp_path}/data"
     assert found.model.module == f"{tmp_path}/own.py:Mine"
 
 
@@ -231,7 +234,7 @@ def test_a_model_of_ones_own_with_wrong_arguments(tmp_path):
         ({"evaluate": {"slices": ["usr"]}}, "evaluate.slices names usr; the features are user, item, seen"),
         ({"train": {"optimizer": {"kind": "adam", "lr": -1.0}}}, "train.optimizer.lr=-1.0: want a finite number"),
         ({"train": {"device": "gpu"}}, "train.device='gpu': want cpu or cuda"),
-        ({"model": {"bottom": [0]}}, "want at least"),
+        ({"model": {"bottom": [0]}}, "model.bottom: 0 is the width of a layer: want"),
         ({"init_from": "nowhere"}, "nowhere is not a checkpoint"),
     ],
     ids=str,

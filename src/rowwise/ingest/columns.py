@@ -7,6 +7,7 @@ What is missing has one meaning everywhere: a missing number is `fill`, a missin
 empty list's is, and pools to zeros), a missing id inside a list is left out, a missing label or weight is an error.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
@@ -24,6 +25,11 @@ class Dense(Value, frozen=True):
     column: str
     fill: float = 0.0  # stands for null and NaN, before any logarithm
     log1p: bool = False  # log(1 + x), where x below 0 counts as 0
+
+    def __post_init__(self) -> None:
+        """Refuse what would stand for missing numbers as another that is none."""
+        if not math.isfinite(self.fill):
+            raise SpecError(f"columns: {self.column!r}: fill={self.fill}: want a finite number")
 
 
 class Sparse(Value, frozen=True):

@@ -95,8 +95,11 @@ def resolve(recipe: Recipe) -> Resolved:
     tables = tuple(map(pinned, recipe.tables.resolve(parts.dataset.tables)))
     if not columns.labels:
         raise SpecError("columns.labels is empty: want at least one column to learn")
+    if data.label is not None and data.label not in columns.labels:
+        want = "want one of them, or no data.label, as columns.labels says it"
+        raise SpecError(f"data.label={data.label!r}: the labels are {', '.join(columns.labels)}: {want}")
     columns.check_tables(tables)
-    model = recipe.model
+    model, notes = recipe.model, ()
     if isinstance(model, str):
         model = Own(module=model)
     if isinstance(model, Own):
@@ -104,9 +107,10 @@ def resolve(recipe: Recipe) -> Resolved:
         model = Own(module=f"{path.absolute()}:{name}", args=model.args)
     if isinstance(model, TwoTowers):
         _check_towers(columns, model)
-        columns = _in_order(columns, model)
+        given, columns = columns, _in_order(columns, model)
+        notes = _outside(given, model) if recipe.columns is not None else ()
     _check_device(recipe.train.device)
-    train, notes = suit(recipe.train, read_processor())
+    train, replaced = suit(recipe.train, read_processor())
     train = structs.replace(train, threads=train.threads or torch.get_num_threads())
     paths = {"init_from": recipe.init_from, "plan": recipe.plan}
     if recipe.hardware is not None and recipe.hardware.endswith(".json"):  # else it is a preset
@@ -122,7 +126,7 @@ def resolve(recipe: Recipe) -> Resolved:
         "train": train,
     }
     resolved = structs.replace(recipe, **changed, **absolute_paths)
-    return Resolved(recipe=resolved, parts=parts, transforms=load_transforms(transforms), notes=notes)
+    return Resolved(recipe=resolved, parts=parts, transforms=load_transforms(transforms), notes=(*replaced, *notes))
 
 
 def make_model(resolved: Resolved, *, described: bool = False) -> nn.Module:
@@ -313,7 +317,7 @@ def _check_evaluation(how: Evaluation, columns: Columns, model: object, *, valid
     if missing:
         raise SpecError(f"evaluate.slices names {', '.join(missing)}; the features are {', '.join(features)}")
     measured = ranking_metrics(model.ks) if isinstance(model, TwoTowers) else CLICK_METRICS
-    if validates and how.metric not in measured:
+    if (validates or how.metric != Evaluation().metric) and how.metric not in measured:
         raise SpecError(f"evaluate.metric={how.metric!r} is not measured here; there are {', '.join(measured)}")
 
 
@@ -353,6 +357,14 @@ def _in_order(columns: Columns, how: TwoTowers) -> Columns:
     if missing:
         raise SpecError(f"two_tower: no dense column {', '.join(missing)}; there are {', '.join(by_name) or 'none'}")
     return structs.replace(columns, dense=tuple(by_name[name] for name in wanted))
+
+
+def _outside(columns: Columns, how: TwoTowers) -> tuple[str, ...]:
+    """A line for what is in neither tower."""
+    named = {how.item, *how.item_features, *how.user_features, *how.user_dense, *how.item_dense}
+    names = (*(s.feature_name for s in columns.sparse), *(d.column for d in columns.dense))
+    left = [name for name in names if name not in named]
+    return (f"columns {', '.join(left)}: not used, because neither tower names them",) if left else ()
 
 
 def _own(name: str, embeddings: AnyTables, dense: int, tasks: int, args: dict[str, Any]) -> nn.Module:

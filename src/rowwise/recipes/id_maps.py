@@ -22,7 +22,7 @@ def pinned(table: Table) -> Table:
     how = table.id_map
     if not isinstance(how, StoredIds):
         return table
-    how = StoredIds(file=str(Path(how.file).absolute()), digest=how.digest)
+    how = structs.replace(how, file=str(Path(how.file).absolute()))
     opened = open_map(structs.replace(table, id_map=how))
     assert opened is not None
     return structs.replace(table, id_map=structs.replace(how, digest=opened.digest))

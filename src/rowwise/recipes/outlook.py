@@ -17,6 +17,7 @@ from rowwise.recipes.compose import Resolved, make_batcher, make_model, make_obj
 from rowwise.recipes.place import choose_plan, rows_bytes, tables_of
 from rowwise.recipes.recipe import Recipe, Tables, check_ranks
 from rowwise.recipes.text import RECIPE
+from rowwise.recipes.unused import notes
 from rowwise.spec import Topology, Value, state_width
 from rowwise.train.saved import Saved
 from rowwise.train.settings import DenseAdagrad, DenseAdam, DenseOptimizer, DenseSgd
@@ -86,7 +87,7 @@ def outlook(resolved: Resolved, model: nn.Module, plan: Plan, topology: Topology
         fullest=max(range(world), key=held_W.__getitem__),
         fullest_bytes=max(held_W),
         plan=recipe.plan or "made for these ranks",
-        notes=resolved.notes,
+        notes=notes(resolved, topology),
         idle=sum(begin == end for begin, end in deals),
     )
 

@@ -4,6 +4,7 @@ A recipe that is resolved (see `compose`) names every column, table and thread c
 again wherever the defaults go.
 """
 
+import math
 import re
 from typing import Any, Literal
 
@@ -32,6 +33,16 @@ class About(Value, frozen=True):
     time_s: float | None = None
     memory_gb: float | None = None
     machine: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse what nothing can be compared with."""
+        numbers = {"time_s": self.time_s, "memory_gb": self.memory_gb, **self.expect, **self.spread}
+        for name, value in numbers.items():
+            if value is not None and not math.isfinite(value):
+                raise SpecError(f"about: {name}={value}: want a finite number")
+        for name, value in (("time_s", self.time_s), ("memory_gb", self.memory_gb)):
+            if value is not None and value < 0:
+                raise SpecError(f"about.{name}={value}: want a number that is not negative")
 
 
 class Data(Value, frozen=True):
@@ -144,6 +155,11 @@ class TwoTowers(Value, frozen=True, tag="two_tower", tag_field="kind"):
     temperature: float = 0.1
     correct: bool = True  # for popular items (logQ)
     ks: tuple[int, ...] = (10, 50)  # of recall@k and NDCG@k
+
+    def __post_init__(self) -> None:
+        """Refuse a softmax that is flat, or upside down."""
+        if not 0 < self.temperature < math.inf:
+            raise SpecError(f"model.temperature={self.temperature}: want a finite number above 0")
 
 
 class Own(Value, frozen=True, tag="own", tag_field="kind"):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rowwise.errors import DataError, SpecError
 from rowwise.ingest.columns import Columns
-from rowwise.ingest.datasets.catalog import load
+from rowwise.ingest.datasets.catalog import STORED, load
 from rowwise.ingest.datasets.dataset import Dataset, PartReader
 from rowwise.ingest.datasets.files import DELIMITED, from_files, of_files, open_files
 from rowwise.ingest.datasets.synthetic import synthetic
@@ -52,7 +52,9 @@ def absolute(data: Data) -> Data:
         kind, colon, path = (given[name] or "").partition(":")
         if colon and kind in FILES:
             given[name] = f"{kind}:{Path(path).absolute()}"
-    return Data(**(given | {"folder": str(Path(data.folder).absolute())}))
+    if data.dataset in STORED:  # nothing else is looked for there
+        given["folder"] = str(Path(data.folder).absolute())
+    return Data(**given)
 
 
 def open_parts(data: Data, columns: Columns | None = None, tables: tuple[Table, ...] = ()) -> Parts:

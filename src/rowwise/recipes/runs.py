@@ -41,6 +41,7 @@ from rowwise.recipes.rows import Rows, open_named
 from rowwise.recipes.table_memory import Purpose, check_memory
 from rowwise.recipes.text import RECIPE, apply_change, decode, parse, write
 from rowwise.recipes.together import by_first, resolve_on_all
+from rowwise.recipes.unused import notes
 from rowwise.spec import Value
 from rowwise.textfile import decode_json, read_bytes, read_text
 from rowwise.train.evaluate import Scores, Values, values_of
@@ -287,7 +288,7 @@ class Run:
         where = {"started": _now(), "ranks": topology.world, "hosts": topology.hosts, "wire": wire}
         self.folder.write_json("env.json", {**asdict(Machine.read("passive")), **asdict(Native.read()), **where})
         self.folder.write(PLAN, self.plan.to_json() + "\n")
-        for line in self.resolved.notes:
+        for line in notes(self.resolved, topology):
             self.folder.warn(line)
 
 

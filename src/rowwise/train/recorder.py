@@ -74,6 +74,7 @@ class Recorder:
         self._memory_bytes = 0  # of the rank that holds most, when it was last asked
         self._board = _board(folder, log)
         self._profile: profile | None = None
+        self._last = 0  # step that has begun
 
     def begin(self, progress: Progress) -> None:
         """Training goes on from here: what came before is no part of the next line's times."""
@@ -81,6 +82,7 @@ class Recorder:
 
     def before(self, step: int) -> None:
         """A step begins."""
+        self._last = step
         if self._folder is not None and self._profiled and step == self._profiled.start:
             self._profile = torch.profiler.profile(record_shapes=True)
             self._profile.start()
@@ -189,6 +191,9 @@ class Recorder:
         if self._profile is not None:
             self._end_profile()
         if self._folder is not None:
+            if self._profiled and self._last < self._profiled.start:
+                want = f"there was none after {self._last}"
+                self._folder.warn(f"log.profile: step {self._profiled.start} is not traced, because {want}")
             self._folder.replace("tables.csv", self._traffic.rows(self._work.tables))
         if self._board is not None:
             self._board.close()

@@ -106,10 +106,12 @@ class Training(Value, frozen=True):
         if self.determinism == "elastic" and self.merge_shared:
             want = "want false, as sums depend on which samples a rank has"
             raise SpecError(f"train.merge_shared=true with train.determinism='elastic': {want}")
-        if self.clip is not None and not self.clip > 0:
+        if self.clip is not None and not 0 < self.clip < math.inf:
             raise SpecError(f"train.clip={self.clip}: want a length above 0, or null for no clipping")
-        if any(not w >= 0 for w in self.task_weights):
-            raise SpecError(f"train.task_weights={self.task_weights}: want numbers that are not negative")
+        if any(not 0 <= w < math.inf for w in self.task_weights):
+            raise SpecError(f"train.task_weights={self.task_weights}: want finite numbers that are not negative")
+        if self.schedule is not None and self.schedule.problem:
+            raise SpecError(f"train.schedule.{self.schedule.problem}")
         for name in self.optimizer.__struct_fields__:
             number, most = getattr(self.optimizer, name), 1.0 if name.startswith("beta") else math.inf
             if not 0 <= number < most:
@@ -137,6 +139,8 @@ class Evaluation(Value, frozen=True):
         check_most("evaluate.", self, every=MOST_STEPS, batch=MOST_BATCH, slice_ids=MOST_BATCH, patience=MOST_STEPS)
         if self.patience is not None and self.patience < 1:
             raise SpecError(f"evaluate.patience={self.patience}: want at least 1, or null to never stop early")
+        if not 0 <= self.min_gain < math.inf:
+            raise SpecError(f"evaluate.min_gain={self.min_gain}: want a finite number that is not negative")
 
     def is_better(self, value: float, best: float | None) -> bool:
         """Whether a value of the metric is better than the best so far; NaN and infinity never are."""

@@ -16,6 +16,7 @@ from rowwise.ingest.transform.chain import (
     serving,
     sources,
     to_json,
+    unread,
 )
 from rowwise.ingest.transform.classes import Onehot
 from rowwise.ingest.transform.ids import Enumerate, FirstX, NGram, PositiveModulus, SigridHash
@@ -60,4 +61,5 @@ __all__ = [
     "serving",
     "sources",
     "to_json",
+    "unread",
 ]

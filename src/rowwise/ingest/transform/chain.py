@@ -85,6 +85,9 @@ class Loaded:
 def load(transforms: Iterable[AnyKind | Transform | str]) -> Loaded:
     """Read the files that transforms name, and run those of own functions."""
     full = [(Own(function=t) if isinstance(t, str) else t).loaded() for t in transforms]
+    for transform in full:
+        if "" in transform.makes:
+            raise transform.refuse("to='': want a name for what it makes")
     return Loaded(steps=tuple(Step(number=n, transform=t, run=t.ready()) for n, t in enumerate(full)))
 
 
@@ -96,6 +99,12 @@ def serving(loaded: Loaded) -> Loaded:
 def sources(loaded: Loaded, wanted: Sequence[str]) -> tuple[str, ...]:
     """The columns to read for those that are wanted, each once."""
     return _needed(loaded, wanted)[1]
+
+
+def unread(loaded: Loaded, wanted: Sequence[str]) -> tuple[Step, ...]:
+    """The transforms that no wanted column depends on."""
+    needed = {step.number for step in _needed(loaded, wanted)[0]}
+    return tuple(step for step in loaded.steps if step.number not in needed)
 
 
 def schema_after(schema: pa.Schema, loaded: Loaded, source: str = "data") -> pa.Schema:

@@ -32,6 +32,8 @@ class Sampling(Transform, frozen=True, kw_only=True, tag="sampling", tag_field="
         """Refuse what is no share."""
         if not 0 <= self.rate <= 1:
             raise self.refuse(f"rate={self.rate}: want 0 to 1, such as 0.1 to keep a tenth")
+        if self.column is None and self.value != 0:
+            raise self.refuse(f"value={self.value!r} without a column that holds it: want column as well, or no value")
         if not 0 <= self.seed < 1 << 63:
             raise self.refuse(f"seed={self.seed}: want at least 0, and less than 2**63")
 

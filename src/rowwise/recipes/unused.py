@@ -1,0 +1,135 @@
+"""What a recipe says and a run makes no use of: a line for each, so that nothing that was given is ignored in silence.
+
+A value that contradicts another is refused where it is read. Here are those that are right and have no effect in this
+run: with these rows, this model, so many ranks. What is as by default was not given.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import msgspec
+
+from rowwise.ingest.datasets.catalog import STORED
+from rowwise.ingest.service.local import Workers
+from rowwise.ingest.transform import unread
+from rowwise.recipes.compose import Resolved
+from rowwise.recipes.recipe import Dlrm, Own, TwoTowers
+from rowwise.spec import RowType, Topology, Value
+
+
+class Rule(NamedTuple):
+    """Keys of one section that have no effect, if it is so."""
+
+    section: str
+    keys: tuple[str, ...]
+    holds: bool
+    why: str
+
+
+def notes(resolved: Resolved, topology: Topology) -> tuple[str, ...]:
+    """A line for each thing that is done otherwise than the recipe says, or not at all."""
+    found = (*_by_rules(resolved, topology), *_schedules(resolved), *_tables(resolved), *_transforms(resolved))
+    return (*resolved.notes, *found)
+
+
+def _by_rules(resolved: Resolved, topology: Topology) -> Iterator[str]:
+    recipe = resolved.recipe
+    sections: dict[str, Value] = {
+        "data": recipe.data, "columns": resolved.columns, "train": recipe.train, "evaluate": recipe.evaluate,
+        "wire": recipe.wire, "wire.host": recipe.wire.host, "wire.network": recipe.wire.network, "": recipe,
+    }  # fmt: skip
+    if isinstance(recipe.data.workers, Workers):
+        sections["data.workers"] = recipe.data.workers
+    if isinstance(recipe.model, Dlrm):
+        sections["model"] = recipe.model
+    rules = (*_of_rows(resolved), *_of_training(resolved), *_of_ranks(resolved, topology))
+    for section, keys, holds, why in rules:
+        for key in keys if holds and section in sections else ():
+            value = getattr(sections[section], key)
+            if value != _default(sections[section], key):
+                yield _line(f"{section}.{key}".lstrip("."), value, why)
+
+
+def _of_rows(resolved: Resolved) -> tuple[Rule, ...]:
+    data, dataset = resolved.recipe.data, resolved.parts.dataset
+    valid, test = data.valid or dataset.valid, data.test or dataset.test
+    shares = (0.0 if valid else data.valid_share, 0.0 if test else data.test_share)
+    of_workers = data.workers if isinstance(data.workers, Workers) else Workers()
+    named = "the rows are named, or the dataset has rows of its own for it"
+    return (
+        Rule("data", ("folder",), data.dataset not in STORED, f"{data.dataset} is not what `rowwise data get` fetches"),
+        Rule("data", ("valid_share",), valid is not None, named),
+        Rule("data", ("test_share",), test is not None, f"{named}: want data.test for others"),
+        Rule("data", ("share",), not any(shares), "no share of the training rows is taken away"),
+        Rule("data", ("test_rows",), data.test is not None, "data.test names the rows to test on"),
+        Rule("data", ("together",), not resolved.recipe.train.shuffle, "rows that are not shuffled stay together"),
+        Rule("data.workers", ("cpus",), of_workers.on != "ray", "workers on this machine are processes"),
+        Rule("data.workers", ("most",), of_workers.count is not None, "data.workers.count says how many"),
+    )
+
+
+def _of_training(resolved: Resolved) -> tuple[Rule, ...]:
+    recipe, columns = resolved.recipe, resolved.columns
+    towers, train = isinstance(recipe.model, TwoTowers), recipe.train
+    ranking = "a model of two towers is measured by ranks among all items, not by its label"
+    checked, watched = resolved.parts.valid is not None, "there are no validation rows"
+    return (
+        Rule("model", ("bottom",), not columns.dense, "there are no dense columns"),
+        Rule("columns", ("weight",), towers, "the loss of two towers counts every pair alike"),
+        Rule("columns", ("time",), not isinstance(recipe.model, Own), "only models of your own read it"),
+        Rule("train", ("virtual_shards",), train.determinism != "elastic", "train.determinism is not elastic"),
+        Rule("train", ("merge_shared",), not columns.shared, "columns.shared names no feature"),
+        Rule("train", ("task_weights",), towers, "the loss of two towers is one"),
+        Rule("evaluate", ("every", "metric", "patience", "min_gain", "task"), not checked, watched),
+        Rule("evaluate", ("task", "slices", "slice_ids"), towers and checked, ranking),
+        Rule("evaluate", ("slice_ids",), not recipe.evaluate.slices and not towers, "evaluate.slices names no feature"),
+        Rule("", ("hardware",), recipe.plan is not None, "the plan is given, and brings what it expects"),
+    )
+
+
+def _of_ranks(resolved: Resolved, topology: Topology) -> tuple[Rule, ...]:
+    exact = resolved.recipe.wire.dense is RowType.FP32
+    return (
+        Rule("wire.host", ("forward", "backward"), topology.devices == 1, "no two ranks are on one host"),
+        Rule("wire.network", ("forward", "backward"), topology.hosts == 1, "all ranks are on one host"),
+        Rule("wire", ("dense", "error_feedback"), topology.world == 1, "there is one rank"),
+        Rule("wire", ("error_feedback",), topology.world > 1 and exact, "wire.dense=fp32 rounds nothing"),
+    )
+
+
+def _schedules(resolved: Resolved) -> Iterator[str]:
+    """Ends of schedules that never fall."""
+    recipe = resolved.recipe
+    optimizers = {f"table {t.name!r}: optimizer": t.optimizer for t in resolved.tables}
+    found = {"train.schedule": recipe.train.schedule}
+    found |= {f"{at}.schedule": getattr(optimizer, "schedule", None) for at, optimizer in optimizers.items()}
+    for at, schedule in found.items():
+        if schedule is None or schedule.decay_steps:
+            continue
+        for key in ("decay_start", "shape", "end"):
+            value = getattr(schedule, key)
+            if value != _default(schedule, key):
+                yield _line(f"{at}.{key}", value, "decay_steps=0 never falls")
+
+
+def _tables(resolved: Resolved) -> Iterator[str]:
+    hashed = {sparse.feature_name for sparse in resolved.columns.sparse if sparse.ids == "hash"}
+    for table in resolved.tables:
+        if table.unknown != "raise" and set(table.feature_names) <= hashed:
+            yield _line(f"table {table.name!r}: unknown", table.unknown, "hashing its ids leaves none outside")
+
+
+def _transforms(resolved: Resolved) -> Iterator[str]:
+    for step in unread(resolved.transforms, resolved.columns.names):
+        made = ", ".join(map(repr, step.transform.makes))
+        yield f"{step} is not used, because nothing reads what it makes: {made}"
+
+
+def _line(key: str, value: Any, why: str) -> str:
+    return f"{key}={msgspec.to_builtins(value)!r} is not used, because {why}"
+
+
+def _default(section: Value, key: str) -> Any:
+    """As msgspec fills it in."""
+    (field,) = (field for field in msgspec.structs.fields(section) if field.name == key)
+    return field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
