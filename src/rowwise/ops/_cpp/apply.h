@@ -84,15 +84,34 @@ inline void load_term(const Lookup& lookup, uint64_t entry, int64_t column, V (&
   }
 }
 
+struct Run {  // the entries of one row
+  const uint64_t* entries;
+  int64_t count;
+  int64_t left;  // entries up to the end of the bucket
+  bool far;      // gradients are worth prefetching
+  bool whole_lines;
+};
+
+// Gradients are prefetched entry by entry: of a row with thousands, the first would be gone before the last are there.
+constexpr int64_t gradients_ahead = 16;
+
 template <class V, int N, class Lookup>
-inline __attribute__((always_inline)) void merge_strip(const Lookup& lookup, const uint64_t* entries, int64_t n,
-                                                       int64_t column, const Workspace& work) {
+inline __attribute__((always_inline)) void merge_strip(const Lookup& lookup, const Run& run, int64_t column,
+                                                       const Workspace& work) {
+  const uint64_t* const entries = run.entries;
+  const auto fetch = [&](int64_t i) __attribute__((always_inline)) {
+    if (!run.far) return;
+    const float* grad = lookup.at(entries[std::min(i + gradients_ahead, run.left - 1)]).grad + column;
+    prefetch(reinterpret_cast<const char*>(grad), N * Vec<V>::width * 4, run.whole_lines);
+  };
   V sum[N], term[N];
+  fetch(0);
   load_term(lookup, entries[0], column, sum);
-  if (n > 1) {
+  if (run.count > 1) {
     BlockTree<V, N> tree(work.tree);
     int64_t block = lookup.block(entries[0]);
-    for (int64_t i = 1; i < n; ++i) {
+    for (int64_t i = 1; i < run.count; ++i) {
+      fetch(i);
       load_term(lookup, entries[i], column, term);
       const int64_t at = lookup.block(entries[i]);
       if (at == block) {
@@ -323,14 +342,9 @@ Merged merge_rows(const Bucket& bucket, const Workspace& workspace, int64_t firs
   Merged found;
   for (int64_t s = first; s < first + count; ++s) {
     const int64_t begin = work.starts[s], end = work.starts[s + 1];
-    if (!b.source.in_cache) {
-      constexpr int64_t ahead = 16;
-      for (int64_t i = begin + ahead; i < std::min(end + ahead, n); ++i)
-        prefetch(reinterpret_cast<const char*>(lookup.at(entries[i]).grad), dim * 4, dim % 16 == 0);
-    }
+    const Run run{entries + begin, end - begin, n - begin, !b.source.in_cache, dim % 16 == 0};
     for_strips(dim, [&](auto strip, int64_t column) __attribute__((always_inline)) {
-      merge_strip<typename decltype(strip)::type, decltype(strip)::count>(lookup, entries + begin, end - begin, column,
-                                                                          work);
+      merge_strip<typename decltype(strip)::type, decltype(strip)::count>(lookup, run, column, work);
     });
     const int64_t row = int64_t(entries[begin] >> b.payload_bits);
     if (__builtin_expect(!is_finite(work.merged, dim), 0)) {

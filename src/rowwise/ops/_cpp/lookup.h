@@ -55,8 +55,8 @@ inline void with_rows(const char* arena, const Feature& feature, const Bags& bag
   });
 }
 
-struct Columns {  // a strip of columns of a range of bags
-  int64_t b0, b1, column;
+struct Output {  // of a range of bags
+  int64_t b0, b1;
   const int64_t* offsets;
   const float* weights;  // nullptr: not weighted
   bool mean;
@@ -65,81 +65,91 @@ struct Columns {  // a strip of columns of a range of bags
   bool stream;
 };
 
-// Everything the inner loop needs is copied to locals: what a reference points to would be loaded anew after
-// every possible report of a bad id.
+// Where bags are short, fetching the lines of the output takes as long as fetching the rows.
+constexpr int64_t bags_ahead = 4;
+
 template <class V, int N, bool weighted, RowType T, class Id>
-void pool_strip(const Rows<Id>& feature_rows, const Columns& columns, Fault& fault) {
+inline __attribute__((always_inline)) void pool_bag(const Rows<Id>& rows, const Output& c, int64_t b, int64_t column,
+                                                    Fault& fault) {
   constexpr int W = Vec<V>::width;
-  const Rows<Id> rows = feature_rows;
-  const Columns c = columns;
   int64_t group[N];
-  for (int k = 0; k < N; ++k) group[k] = group_of(rows.format, c.column + k * W);
-  const int64_t from = c.column ? rows.header + c.column * Reader<T>::size : 0;
-  const int64_t length = rows.header + (c.column + N * W) * Reader<T>::size - from;
-  int64_t begin = c.offsets[c.b0];
-  for (int64_t b = c.b0; b < c.b1; ++b) {
-    const int64_t end = c.offsets[b + 1];
-    V sum[N];
-    for (int k = 0; k < N; ++k) sum[k] = V{};
-    for (int64_t i = begin; i < end; ++i) {
-      if constexpr (T == RowType::int8)
-        prefetch(rows.ahead_of(i) + from, length, false);
-      else  // a length that is known unrolls
-        prefetch(rows.ahead_of(i) + from, N * W * Reader<T>::size, rows.whole);
-      const char* row = rows.at(i);
-      if (__builtin_expect(row == nullptr, 0)) {
-        fault.at(i);
-        continue;
-      }
-      const Reader<T> reader(row, rows.header);
-      for (int k = 0; k < N; ++k) {
-        const V term = reader.template at<V>(c.column + k * W, group[k]);
-        sum[k] += weighted ? term * c.weights[i] : term;
-      }
+  for (int k = 0; k < N; ++k) group[k] = group_of(rows.format, column + k * W);
+  const int64_t from = column ? rows.header + column * Reader<T>::size : 0;
+  const int64_t length = rows.header + (column + N * W) * Reader<T>::size - from;
+  const int64_t begin = c.offsets[b], end = c.offsets[b + 1];
+  float* const out = c.out + b * c.out_stride + column;
+  if (!c.stream)
+    for (int k = 0; k < N * W; k += 16) __builtin_prefetch(out + bags_ahead * c.out_stride + k, 1);
+  V sum[N];
+  for (int k = 0; k < N; ++k) sum[k] = V{};
+  for (int64_t i = begin; i < end; ++i) {
+    if constexpr (T == RowType::int8)
+      prefetch(rows.ahead_of(i) + from, length, false);
+    else  // a length that is known unrolls
+      prefetch(rows.ahead_of(i) + from, N * W * Reader<T>::size, rows.whole);
+    const char* row = rows.at(i);
+    if (__builtin_expect(row == nullptr, 0)) {
+      fault.at(i);
+      continue;
     }
-    if (c.mean && end > begin) {
-      const float inverse = 1.0f / float(end - begin);
-      for (int k = 0; k < N; ++k) sum[k] *= inverse;
+    const Reader<T> reader(row, rows.header);
+    for (int k = 0; k < N; ++k) {
+      const V term = reader.template at<V>(column + k * W, group[k]);
+      sum[k] += weighted ? term * c.weights[i] : term;
     }
-    float* out = c.out + b * c.out_stride + c.column;
-    if (c.stream)
-      for (int k = 0; k < N; ++k) Vec<V>::stream(out + k * W, sum[k]);
-    else
-      for (int k = 0; k < N; ++k) Vec<V>::store(out + k * W, sum[k]);
-    begin = end;
   }
+  if (c.mean && end > begin) {
+    const float inverse = 1.0f / float(end - begin);
+    for (int k = 0; k < N; ++k) sum[k] *= inverse;
+  }
+  if (c.stream)
+    for (int k = 0; k < N; ++k) Vec<V>::stream(out + k * W, sum[k]);
+  else
+    for (int k = 0; k < N; ++k) Vec<V>::store(out + k * W, sum[k]);
 }
 
-template <RowType T, class Id>
-void pool_bags(const Rows<Id>& rows, Columns c, Fault& fault) {
-  for_strips(rows.format.dim, [&](auto strip, int64_t column) {
-    using V = typename decltype(strip)::type;
-    constexpr int N = decltype(strip)::count;
-    c.column = column;
-    c.weights ? pool_strip<V, N, true, T>(rows, c, fault) : pool_strip<V, N, false, T>(rows, c, fault);
+// What the inner loop needs is copied to locals: what a reference points to would be loaded anew after every possible
+// report of a bad id.
+template <class V, int N, bool weighted, RowType T, class Id>
+void pool_strip(const Rows<Id>& feature_rows, const Output& output, Fault& fault) {  // rows of one strip
+  const Rows<Id> rows = feature_rows;
+  const Output c = output;
+  for (int64_t b = c.b0; b < c.b1; ++b) pool_bag<V, N, weighted, T>(rows, c, b, 0, fault);
+}
+
+template <bool weighted, RowType T, class Id>
+void pool_strips(const Rows<Id>& feature_rows, const Output& output, Fault& fault) {
+  const Rows<Id> rows = feature_rows;
+  const Output c = output;
+  for (int64_t b = c.b0; b < c.b1; ++b)  // bag by bag: the later strips find the rows in cache
+    for_strips(rows.format.dim, [&](auto strip, int64_t column) __attribute__((always_inline)) {
+      pool_bag<typename decltype(strip)::type, decltype(strip)::count, weighted, T>(rows, c, b, column, fault);
+    });
+}
+
+template <bool weighted, RowType T, class Id>
+void pool_bags(const Rows<Id>& rows, const Output& c, Fault& fault) {
+  if (!is_one_strip(rows.format.dim)) return pool_strips<weighted, T>(rows, c, fault);
+  for_strips(rows.format.dim, [&](auto strip, int64_t) {
+    pool_strip<typename decltype(strip)::type, decltype(strip)::count, weighted, T>(rows, c, fault);
   });
 }
 
 template <RowType T, class Id>
-void pool_rows(const Rows<Id>& rows, Columns c, Fault& fault) {
-  if (is_one_strip(rows.format.dim)) return pool_bags<T>(rows, c, fault);
-  for (int64_t b = c.b0, b1 = c.b1; b < b1; ++b) {  // bag by bag: the later strips find the rows in cache
-    c.b0 = b, c.b1 = b + 1;
-    pool_bags<T>(rows, c, fault);
-  }
+void pool_rows(const Rows<Id>& rows, const Output& c, Fault& fault) {
+  c.weights ? pool_bags<true, T>(rows, c, fault) : pool_bags<false, T>(rows, c, fault);
 }
 
 void pool(const char* arena, const Feature& f, const Bags& bags, float* out, int64_t out_stride, int64_t b0, int64_t b1,
           bool stream, Fault& fault) {
-  const Columns c{b0,
-                  b1,
-                  0,
-                  bags.offsets + f.source * bags.batch,
-                  f.mode == Mode::weighted ? bags.weights : nullptr,
-                  f.mode == Mode::mean,
-                  out + f.column,
-                  out_stride,
-                  stream};
+  const Output c{b0,
+                 b1,
+                 bags.offsets + f.source * bags.batch,
+                 f.mode == Mode::weighted ? bags.weights : nullptr,
+                 f.mode == Mode::mean,
+                 out + f.column,
+                 out_stride,
+                 stream};
   with_rows(arena, f, bags, [&](auto rows, auto stored) { pool_rows<decltype(stored)::type>(rows, c, fault); });
   if (stream) stream_fence();
 }
