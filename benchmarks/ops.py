@@ -6,7 +6,7 @@
 Every pair runs interleaved on the same ids (A B A B); results are first checked to be equal; a time is the
 20 % quantile of the repeats. The last printed line is one JSON object.
 
-Takes: 25 minutes; --quick 1 minute
+Takes: 45 minutes; --quick 3 minutes
 Needs: the extra `peers`
 """
 
