@@ -77,6 +77,7 @@ def test_doctor_passes_here():
     assert all(number > 0 for number in report["result"]["speed"].values())
 
 
+@pytest.mark.slow
 def test_doctor_without_native_operators(tmp_path):
     """The package without its library: says what is missing and the way out."""
     shutil.copytree(Path(rowwise.__file__).parent, tmp_path / "rowwise", ignore=shutil.ignore_patterns("_lib"))
@@ -131,6 +132,7 @@ def test_bench_all_says_how_each_ended(checkout, body):
     assert done.stdout.splitlines()[0].endswith(f" s  {said}")
 
 
+@pytest.mark.slow
 def test_bench_passes_arguments_and_exit_code_on(checkout):
     folder = checkout("print(sys.argv[1:]); sys.exit(3)")
     done = rowwise_cli("bench", "mine", "--quick", "--", "--save", "x.json", cwd=folder / "src")
@@ -138,6 +140,7 @@ def test_bench_passes_arguments_and_exit_code_on(checkout):
     assert done.returncode == 3
 
 
+@pytest.mark.slow
 def test_bench_unknown_name(checkout):
     folder = checkout("")
     done = rowwise_cli("bench", "yours", cwd=folder)
@@ -149,6 +152,7 @@ def test_bench_unknown_name(checkout):
     assert near.stderr == f"rowwise: no benchmark 'mime'; did you mean 'mine'? {listed}\n"
 
 
+@pytest.mark.slow
 def test_wrong_option_is_a_user_error():
     done = rowwise_cli("doctor", "--jsn")
     assert done.returncode == 2

@@ -73,6 +73,7 @@ def test_a_folder_that_was_measured_otherwise_is_refused(refused, tmp_path):
     assert "measured with --seed 0, and not 3" in with_seed
 
 
+@pytest.mark.slow
 def test_help_has_examples():
     done = rowwise_cli("calibrate", "--help")
     assert done.returncode == 0

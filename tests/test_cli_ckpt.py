@@ -70,6 +70,7 @@ def test_help_has_an_example(command, name):
     assert "Example: rowwise ckpt" in out
 
 
+@pytest.mark.slow
 def test_starts_without_torch():
     done = rowwise_cli("ckpt", "export", "--help", python=["-X", "importtime"])
     loaded = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
@@ -96,6 +97,7 @@ def test_a_run_is_listed_checked_and_compared(ok, command, run):
     assert (code, json.loads(out)["tensors"]) == (0, [])
 
 
+@pytest.mark.slow
 def test_training_twice_gives_equal_checkpoints(ok, run, tmp_path):
     Run.start(recipe(tmp_path, save={"every": 8, "keep": 3}), tmp_path / "runs").go()
     assert re.fullmatch(r"equal: \d+ tensors, bit for bit\n", ok("diff", run, tmp_path / "runs" / "small" / "2"))
@@ -125,6 +127,7 @@ def test_damage_is_shown(command, run):
     assert "no checkpoint that is whole was found by" in out
 
 
+@pytest.mark.slow
 def test_written_anew_a_run_goes_on_from_it(ok, run, tmp_path):
     """The checkpoint of another plan in the place of the run's own."""
     plan = tmp_path / "plan.json"
@@ -144,6 +147,7 @@ def test_written_anew_a_run_goes_on_from_it(ok, run, tmp_path):
 SMALL = (("user", 50), ("item", 30), ("seen", 20))
 
 
+@pytest.mark.slow
 def test_smaller_rows_without_state(ok, run, tmp_path):
     ok("reshard", run, tmp_path / "out", "--nproc", "1", "--row-type", "int8", "--table", "user=fp16", "--no-state")
     found = Checkpoint.open(tmp_path / "out")

@@ -54,6 +54,7 @@ def test_a_history_that_cannot_be_is_one_line(command, tmp_path):
         assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.slow
 def test_help_has_examples():
     done = rowwise_cli("compress", "--help")
     assert done.returncode == 0
@@ -65,6 +66,7 @@ def compress(*args):
     return ("compress", "clicks.yaml", "--budget", "20kB", "--methods", "hash,learned", *args)
 
 
+@pytest.mark.slow
 def test_a_budget_becomes_a_recipe_that_trains(command, tmp_path):
     write_recipe(tmp_path, data={"valid_share": 0.1})
     code, out, err = command(*compress("--explain", "--out", "c", "--rows", "1500", "--history", "row < 3500"))

@@ -31,6 +31,7 @@ def lines(path, rows=100):
     return path
 
 
+@pytest.mark.slow
 def test_csv_to_warehouse(tmp_path):
     source, dest = lines(tmp_path / "a.csv"), tmp_path / "w"
     args = (
@@ -59,7 +60,7 @@ def test_csv_to_warehouse(tmp_path):
     assert re.fullmatch(r"rowwise: .*made with other options \(.*\).*\n", other.stderr)
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("args", "said"),
     [

@@ -115,7 +115,7 @@ def test_what_people_see(folder):
     assert "\x1b" not in done.stdout
 
 
-@pytest.mark.few(2)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("args", "said"),
     [

@@ -313,6 +313,7 @@ def test_help_has_examples(command):
     assert out.count("Example: rowwise plan ") > 1
 
 
+@pytest.mark.slow
 def test_help_loads_nothing_large():
     done = rowwise_cli("plan", "--help", python=["-X", "importtime"])
     loaded = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
@@ -343,7 +344,7 @@ def test_many_tables_from_a_shell(tmp_path):
     assert found.forecast.gap < 0.1
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "message"),
     [

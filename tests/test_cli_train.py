@@ -407,7 +407,7 @@ def test_who_makes_ranks_loads_no_torch():
     subprocess.run([sys.executable, "-c", check], check=True)
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "args",
     [("ls",), ("cp", "--help"), ("train", "--help"), ("resume", "--help"), ("report", "--help"), ("drill", "--help")],

@@ -920,6 +920,7 @@ def test_opcheck_pool_weight_grad():
     opcheck(ops.pool_weight_grad.default, *args)
 
 
+@pytest.mark.slow
 def test_opcheck_update():
     a = operator_arguments(sequence=False)
     arena, group = a["arena"], a["group"]

@@ -233,6 +233,7 @@ def variants():
                 yield pytest.param(msgspec.structs.replace(optimizer, **known), tables, id=f"{name}, {extra}")
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(("optimizer", "tables"), list(variants()))
 def test_fifty_steps_are_those_of_the_equations(optimizer, tables):
     embeddings = Embeddings(with_optimizer(optimizer, tables), seed=3)
@@ -342,6 +343,7 @@ def cosine(done: int, steps: int) -> float:
     return (1 + math.cos(math.pi * min(1, done / steps))) / 2
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", THEIRS)
 def test_training_is_torchs_where_every_row_is_touched(name):
     assert beside_torch(*THEIRS[name]) < 1e-5

@@ -621,6 +621,7 @@ RESUMED = [
 ]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("optimizer", RESUMED, ids=lambda o: type(o).__name__)
 def test_resuming_gives_the_bits_of_an_uninterrupted_run(optimizer):
     """For every row type; of pooled tables, and of sequences, whose steps are counted apart."""

@@ -12,7 +12,7 @@ from itertools import combinations
 import pytest
 from hypothesis import HealthCheck, settings
 
-EXAMPLES = 6
+EXAMPLES = 4
 
 settings.register_profile("rowwise", deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("rowwise")

@@ -110,6 +110,7 @@ def test_the_policy_follows_rewards():
     assert np.mean(rewards[-10:]) > np.mean(rewards[:10]) + 0.1
 
 
+@pytest.mark.slow
 def test_a_short_training_is_repeatable_and_its_network_learns(tmp_path):
     shown = []
     questions = [pool_question(2), pool_question(3)]

@@ -103,7 +103,7 @@ def small(monkeypatch):
     monkeypatch.setattr(saving, "is_full_due", always_increment)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("bits", [32, 8, 4])
 @pytest.mark.parametrize("seed", range(3))
 def test_an_increment_is_what_a_full_one_would_be(tmp_path, small, bits, seed):

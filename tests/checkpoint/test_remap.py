@@ -207,7 +207,7 @@ def with_map(folder, path, **changes):
     return structs.replace(made, tables=structs.replace(made.tables, list=tables))
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["dlrm", "deepfm"])
 def test_a_run_goes_on_with_another_map(tmp_path, kind):
     changes = {"model": {"kind": kind}, "train": {"epochs": 1}}

@@ -76,6 +76,7 @@ def test_written_anew_for_another_plan_every_bit_is_the_same(tmp_path_factory, s
     assert {int(file[:5]) for file in second.manifest.files} <= set(range(worlds[1]))
 
 
+@pytest.mark.slow
 @settings(max_examples=6)
 @given(seed=st.integers(0, 10**6), world=st.integers(1, 4))
 def test_the_files_are_those_that_the_ranks_would_have_written(tmp_path_factory, seed, world):

@@ -23,7 +23,7 @@ WORLDS = {
 }
 
 
-@pytest.mark.few(30)
+@pytest.mark.few(14)
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 @pytest.mark.parametrize("world", WORLDS)
 def test_every_comm_passes_the_suite(world, check):

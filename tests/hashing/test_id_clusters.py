@@ -186,7 +186,7 @@ def test_cells_cost_little(skewed: bool) -> None:
     assert error(vectors_ND, weights_N, cut) < 1.12 * error(vectors_ND, weights_N, whole)
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("dims", [1, 3, 4, 7, 8])
 def test_threads_and_processors_do_not_change_a_bit(dims: int) -> None:
     random = np.random.default_rng(dims)
@@ -220,6 +220,7 @@ def test_scale_does_not_matter() -> None:
         np.testing.assert_array_equal(one.centroids_KD * np.float32(scale), other.centroids_KD)
 
 
+@pytest.mark.slow
 def test_many_equal_vectors_still_let_the_others_apart() -> None:
     vectors_ND = np.zeros((200_000, 2), np.float32)
     vectors_ND[:600] = np.random.default_rng(0).standard_normal((600, 2))
@@ -229,6 +230,7 @@ def test_many_equal_vectors_still_let_the_others_apart() -> None:
     assert found.weight_K.max() >= 199_400
 
 
+@pytest.mark.slow
 def test_progress_is_told_and_rises() -> None:
     vectors_ND, weights_N = planted(5000, 12, 0)
     for effort in (Effort(), CUT):

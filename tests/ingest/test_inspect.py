@@ -122,6 +122,7 @@ def test_sketch_estimates(distinct):
     assert len(sketch._hash_U) <= 1024
 
 
+@pytest.mark.slow
 def test_command(tmp_path):
     pq.write_table(frame(one=[7] * ROWS), tmp_path / "a.parquet", row_group_size=500)
     done = rowwise_cli("data", "inspect", str(tmp_path), cwd=tmp_path)

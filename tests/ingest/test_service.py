@@ -100,6 +100,7 @@ def test_a_run_goes_on_with_another_number_of_workers(reader):
     same(got, expected)
 
 
+@pytest.mark.slow
 def test_trainers_share_what_workers_prepare(reader):
     whole = list(batches(reader, size=600))
     dealt = [batches(reader, size=600, deal=Deal(rank=rank, world=2)) for rank in range(2)]

@@ -146,7 +146,7 @@ def test_what_a_row_may_not_hold_is_found_in_shared_columns():
     assert found[0] == found[1]
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("together", [None, "session"])
 def test_a_service_gives_the_same(tmp_path, together):
     for index in range(2):

@@ -160,7 +160,7 @@ def expected_of(transform, row):
     return reference(transform, tuple(plain(n, v) for n, v in zip(transform.reads, row, strict=True)))
 
 
-@pytest.mark.few(40)
+@pytest.mark.few(20)
 @pytest.mark.parametrize("transform", CASES, ids=lambda t: f"{t.kind}-{'-'.join(t.reads)}")
 @given(data=st.data())
 def test_transforms_are_their_references(transform, data):

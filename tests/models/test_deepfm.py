@@ -75,6 +75,7 @@ def test_the_first_order_has_its_own_tables():
         assert (wide.pooling, wide.optimizer) == (table.pooling, table.optimizer)
 
 
+@pytest.mark.slow
 def test_it_learns():
     torch.manual_seed(0)
     assert learned_auc(DeepFM(Embeddings(make_tables()), DENSE, deep=(16, 1))) > 0.85

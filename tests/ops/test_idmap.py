@@ -48,6 +48,7 @@ def test_rows_do_not_depend_on_threads(threads):
     assert map_ids(ids_N[:0], *more).shape == (0, 5)
 
 
+@pytest.mark.slow
 def test_compilers_know_its_shape():
     id_map = big_map()
     ids_N = torch.from_numpy(some_ids(id_map))

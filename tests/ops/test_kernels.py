@@ -94,7 +94,7 @@ def test_update_of_sequences(problem):
     check_update(problem, per_id=True)
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: type(o).__name__)
 @pytest.mark.parametrize("pooling", [Pooling.SUM, Pooling.MEAN, Pooling.WEIGHTED])
 @pytest.mark.parametrize("threads_", [1, 2, 5])

@@ -151,6 +151,7 @@ def test_marks_outside_their_tensor_are_refused():
         ops.mark(torch.zeros(20, dtype=torch.uint8), torch.tensor([0, 0]), arena, features, *bags)
 
 
+@pytest.mark.slow
 def test_opcheck():
     marks = torch.zeros(20, dtype=torch.uint8), torch.tensor([0]), torch.zeros(160, dtype=torch.uint8)
     bags = torch.tensor([[0, 0, 0, 10, 4, 0, 0, 0, 0]]), torch.tensor([1]), torch.tensor([0, 1]), 1

@@ -208,6 +208,7 @@ def test_arrays_compute_what_tensors_do(seed, count):
     assert (policy.costs(np.zeros((1, SUMS))) == 0).all()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("tables", "devices"), [(20, 4), (50, 4), (60, 8)])
 def test_the_shipped_policy_is_better_than_greedy_ones_on_tables_it_never_saw(tables, devices):
     over: dict[str, list[float]] = {"dim": [], "size": [], "lookup": []}

@@ -320,6 +320,7 @@ def pool():
     return question, make_plan(question, seconds=0.5).plan
 
 
+@pytest.mark.slow
 def test_an_unchanged_question_changes_nothing(pool):
     question, old = pool
     for _ in range(4):  # a search that a busy machine cut short may have left something to gain

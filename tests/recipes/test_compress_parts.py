@@ -158,6 +158,7 @@ def hold(path, held_now, go):
         go.wait(30)
 
 
+@pytest.mark.slow
 def test_two_processes_do_not_measure_into_one_folder(tmp_path):
     folder = open_folder(tmp_path / "c", order())
     context = multiprocessing.get_context("spawn")

@@ -81,6 +81,7 @@ def test_a_run_with_maps_learns_and_is_the_same_twice(tmp_path, model):
     assert names.get("user_wide", 9) == 9
 
 
+@pytest.mark.slow
 def test_a_run_keeps_its_maps_and_goes_on_without_the_files(tmp_path):
     whole, _ = run_of(tmp_path)
     half, _ = run_of(tmp_path, train={"epochs": 1})
@@ -110,7 +111,7 @@ def test_what_is_served_is_the_map_of_all_samples(tmp_path):
     assert before == result.test["label"]["count"]
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("determinism", ["run", "elastic"])
 def test_rows_cut_among_four_ranks_are_rows_on_one(tmp_path, determinism):
     """Elastic training gives the same bits; the default gives sums in another order."""
@@ -145,6 +146,7 @@ def test_rows_cut_among_four_ranks_are_rows_on_one(tmp_path, determinism):
     assert again.trainer.progress.finished
 
 
+@pytest.mark.slow
 def test_a_checkpoint_with_a_map_is_resharded(tmp_path):
     """Written anew as three ranks would have, it has the map, and is what a model starts from."""
     run, _ = run_of(tmp_path)
@@ -197,6 +199,7 @@ def test_plans_and_outlooks_are_of_the_rows_that_are_stored(tmp_path):
     assert ahead.tables == len(tables)
 
 
+@pytest.mark.slow
 def test_files_that_are_tested_on_are_not_taken_away_from_the_others(tmp_path):
     """Naming rows to test on used to cost the last tenth of the others, which are often the newest."""
     write_rows(tmp_path / "rows.parquet", 2000, group=100)

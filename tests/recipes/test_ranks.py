@@ -71,6 +71,7 @@ def test_ranks_end_with_the_bits_of_one(alone, tmp_path, world):
     assert json.loads((run / "env.json").read_text())["ranks"] == world
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_other_ranks_and_another_plan(alone, tmp_path):
     made = recipe(tmp_path, train=ELASTIC | {"steps": 1}, save={"every": 1, "keep": 9})
     _, run = train(4, made, tmp_path / "runs")[0]

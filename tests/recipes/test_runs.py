@@ -88,6 +88,7 @@ def test_rows_to_predict_for_need_no_labels(done, tmp_path):
     assert np.allclose(bare["label_logit"], found["label_logit"], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_keys_that_are_text(tmp_path):
     write_rows(tmp_path / "rows.parquet", name=lambda rows: pa.array([f"n{i}" for i in rows["row"].to_pylist()]))
     run, _ = trained(tmp_path, columns={"key": "name"}, train={"epochs": 1})
@@ -160,6 +161,7 @@ def test_sample_weights(tmp_path):
     assert np.mean(pq.read_table(tmp_path / "p.parquet")["label_probability"]) < 0.1
 
 
+@pytest.mark.slow
 def test_early_stopping_and_the_best_checkpoint(tmp_path):
     run, result = trained(
         tmp_path,
@@ -179,6 +181,7 @@ def test_early_stopping_and_the_best_checkpoint(tmp_path):
     assert evaluate(folder, which="last").tasks != result.test
 
 
+@pytest.mark.slow
 def test_the_best_is_known_if_a_checkpoint_falls_on_the_last_step(tmp_path):
     run, result = trained(tmp_path, train={"epochs": 4, "optimizer": {"kind": "adam", "lr": 0.2}}, save={"every": 1})
     folder = run.folder.path
@@ -188,6 +191,7 @@ def test_the_best_is_known_if_a_checkpoint_falls_on_the_last_step(tmp_path):
         Run.resume(folder)
 
 
+@pytest.mark.slow
 def test_a_finished_run_goes_on_if_it_is_given_more_to_do(tmp_path):
     run, result = trained(tmp_path, train={"epochs": 1})
     folder = run.folder.path
@@ -203,6 +207,7 @@ def test_a_finished_run_goes_on_if_it_is_given_more_to_do(tmp_path):
     assert same(saved(folder), saved(whole.folder.path))
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_before_its_result_is_tested(tmp_path):
     run, result = trained(tmp_path)
     folder = run.folder.path
@@ -212,6 +217,7 @@ def test_a_run_that_was_killed_before_its_result_is_tested(tmp_path):
     assert len([x for x in lines(folder) if x[2] == "test" and x[4] == "ne"]) == 1
 
 
+@pytest.mark.slow
 def test_going_on_from_an_earlier_checkpoint_replaces_the_later(tmp_path):
     run, result = trained(tmp_path, save={"every": 5, "keep": 9}, data={"valid_share": 0.0})
     folder = run.folder.path
@@ -261,6 +267,7 @@ def test_a_warm_start_says_what_it_took(done, tmp_path):
     assert run.go().status == "finished"
 
 
+@pytest.mark.slow
 def test_a_warm_start_from_a_checkpoint_is_better_than_none(done, tmp_path):
     first, _ = done
     write_rows(tmp_path / "rows.parquet", 600, first=8000)
@@ -285,6 +292,7 @@ def test_a_failed_run_says_so(tmp_path):
         evaluate(run.folder.path)
 
 
+@pytest.mark.slow
 def test_two_processes_cannot_have_one_run(tmp_path):
     run = Run.start(recipe(tmp_path), tmp_path / "runs")
     with pytest.raises(DataError, match="another process is working on this run"):

@@ -36,6 +36,7 @@ def drawing(a, q, rows, active, seed=0):
     return lambda count: asked[np.minimum(np.searchsorted(edges, random.random(count)), active - 1)]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("a", "q", "rows", "active", "batch", "batches"), DRAWN)
 def test_different_rows_of_a_batch(a, q, rows, active, batch, batches):
     """Predicted for the batch of the run and for smaller and larger ones, against draws that were not looked at."""
@@ -153,6 +154,7 @@ def test_a_fit_stands_until_twice_as_many_ids_were_looked_at():
     assert exact.access != second
 
 
+@pytest.mark.slow
 def test_statistics_go_on_after_a_stop(tmp_path):
     """A run that was stopped and resumed has counted what an undisturbed one has."""
     how = {"log": {"every": 2}, "save": {"every": 4, "keep": 9}}

@@ -64,6 +64,7 @@ def recipe(folder, **changes):
     return decode(made, "")
 
 
+@pytest.mark.slow
 def test_it_finds_items(tmp_path):
     write_meetings(tmp_path / "rows.parquet")
     run = Run.start(recipe(tmp_path), tmp_path / "runs")

@@ -56,6 +56,7 @@ def test_a_whole_run(copy):
     assert not list(copy.glob("*.part"))
 
 
+@pytest.mark.slow
 def test_a_usual_run_is_small(tmp_path):
     page = page_of(runs.make(tmp_path / "long" / "1", steps=5000, tables=26))
     assert len(page.encode()) < 300_000

@@ -76,6 +76,7 @@ def train(module, steps):
     return errors
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("bad", "column"), [("NaN", 0), ("infinite", 13), ("finite one by one", 7)])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_row_without_a_finite_gradient_stays_and_all_others_take_their_step(layout, bad, column):
@@ -130,6 +131,7 @@ def test_gradients_whose_squares_are_infinite_are_finite(layout):
     assert not [text for differences in run_threads(WORLD, rank, timeout_s=60) for text in differences]
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("elastic", [False, True])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

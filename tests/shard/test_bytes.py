@@ -109,6 +109,7 @@ WIRES.append(
 )
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("pooling", [Pooling.SUM, Pooling.MEAN, Pooling.WEIGHTED])
 @pytest.mark.parametrize("layout", [*FLAT, *IN_HOSTS])
 def test_bytes_are_those_of_the_formulas(layout, pooling):

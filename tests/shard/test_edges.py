@@ -58,6 +58,7 @@ def equal(layout, steps, elastic=False, change=lambda comm, batch: batch, tables
     assert not [text for texts in run_threads(WORLD, rank, timeout_s=60) for text in texts]
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("elastic", [False, True])
 @pytest.mark.parametrize("layout", CASES)
 def test_nothing_is_a_batch(layout, elastic):

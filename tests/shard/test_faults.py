@@ -171,6 +171,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("elastic", [False, True])
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -232,6 +233,7 @@ def test_weights_that_learn_on_some_ranks_only_are_refused_on_all(layout):
     run_threads(WORLD, rank, timeout_s=60)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("elastic", [False, True])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_ids_without_a_row_can_stand_for_the_last_one(layout, elastic):

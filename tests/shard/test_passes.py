@@ -136,7 +136,7 @@ SCRIPTS = (
 )
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.__name__)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_sharded_is_unsharded(layout, script):

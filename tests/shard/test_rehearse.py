@@ -197,7 +197,7 @@ LARGE = {
 }
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LARGE)
 def test_a_plan_for_128_ranks_is_carried_out(name):
     """For the first, the last and one between; what they send each other is what they expect of each other."""

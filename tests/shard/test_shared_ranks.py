@@ -129,6 +129,7 @@ def test_ranks_that_do_not_share_alike_expand():
     assert not any(run_threads(FOUR, apart(tables, plan, batches_W), timeout_s=60))
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("kind", [RowType.FP16, RowType.BF16])
 @pytest.mark.parametrize("layout", ["table-wise", "row-wise", "table-row-wise", "grid", "column-wise"])
 def test_wires_of_16_bits_round_shared_vectors_alike(layout, kind):

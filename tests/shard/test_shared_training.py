@@ -58,7 +58,7 @@ def changes_for(shared, **more):
     return {"name": f"shared{len(shared)}", "data": {"together": "session"}, "columns": {"shared": shared}, **more}
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", MODELS)
 def test_one_rank_ends_with_the_same_bits(tmp_path, kind):
     write_sessions(tmp_path / "rows.parquet")
@@ -123,6 +123,7 @@ def test_two_ranks_end_with_the_same_bits_and_send_less(tmp_path, kind, elastic)
     assert shared_sent["gradients"] == sent["gradients"]
 
 
+@pytest.mark.slow
 def test_merged_gradients_end_nearly_there(tmp_path):
     write_sessions(tmp_path / "rows.parquet")
     plain, _ = trained(tmp_path, **changes_for(SHARED))

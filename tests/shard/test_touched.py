@@ -73,7 +73,7 @@ def check(sharded, steps, tables, rank):
     return marked
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("layout", CASES)
 def test_changed_rows_are_marked_and_rows_not_looked_up_are_not(layout):
     tables, topology = tuple(make_tables(120)), Topology(hosts=2, devices=2)

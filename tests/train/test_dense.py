@@ -287,6 +287,7 @@ def test_lossy_sums_are_within_the_rounding_of_each_part_and_of_the_sum(world, k
             assert (runs_of(found[p]) - total).abs().le(most).all()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["int8", "bf16", "fp16"])
 def test_feedback_makes_good_what_rounding_took(kind):
     """All that arrived over many steps is all that was meant, but for what is held; without it the loss only grows."""

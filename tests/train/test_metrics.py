@@ -242,6 +242,7 @@ def through_json(state):
     return json.loads(json.dumps(plain))
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("way", [dict, through_json])
 @pytest.mark.parametrize("name", METRICS)
 @settings(max_examples=8)
