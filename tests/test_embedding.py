@@ -879,6 +879,7 @@ def operator_arguments(sequence: bool, weights=True) -> dict:
     }
 
 
+@pytest.mark.slow
 def test_operator_compiles_as_one_graph():
     a = operator_arguments(sequence=False)
 
@@ -901,6 +902,7 @@ def opcheck(op, *args) -> None:
     torch.library.opcheck(op, args)
 
 
+@pytest.mark.slow
 def test_opcheck_pool():
     a = operator_arguments(sequence=False)
     for weights in (a["weights"], a["weights"].clone().requires_grad_()):
@@ -909,11 +911,13 @@ def test_opcheck_pool():
         )
 
 
+@pytest.mark.slow
 def test_opcheck_gather():
     a = operator_arguments(sequence=True)
     opcheck(ops.gather.default, a["arena"].rows, a["features"], a["values"], a["offsets"], 6)
 
 
+@pytest.mark.slow
 def test_opcheck_pool_weight_grad():
     a = operator_arguments(sequence=False)
     args = (a["arena"].rows, a["features"], a["values"], a["offsets"], a["weights"], a["grad"], 6)
@@ -928,15 +932,18 @@ def test_opcheck_update():
     opcheck(ops.update.default, *tables, a["features"], a["values"], a["offsets"], a["weights"], a["grad"], 6, False)
 
 
+@pytest.mark.slow
 def test_opcheck_pack_and_unpack():
     opcheck(ops.pack.default, torch.randn(5, 20), 16)
     opcheck(ops.unpack.default, ops.pack(torch.randn(5, 20), 16), 20, 16)
 
 
+@pytest.mark.slow
 def test_opcheck_offsets():
     opcheck(ops.offsets.default, torch.tensor([1, 0, 4]))
 
 
+@pytest.mark.slow
 def test_opcheck_fill_uniform():
     opcheck(ops.fill_uniform.default, torch.empty(100), 12345, 3, -0.5, 0.5)
 
