@@ -56,6 +56,8 @@ def bench(
         raise RowwiseError(f"both a benchmark, {name!r}, and --all: want one of the two")
     if every:
         raise typer.Exit(run_all(found, options if smoke else [*options, "--save"]))
+    if (show or name is None) and options:
+        raise RowwiseError(f"{options[0]} where nothing is run: want the name of a benchmark, or --all")
     if show or name is None:
         print("\n".join(about(found)))
         return

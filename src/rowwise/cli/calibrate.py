@@ -63,6 +63,8 @@ def calibrate(  # noqa: PLR0913 - one for each option
     """
     if not 0 < minutes < MOST_MINUTES:
         raise SpecError(f"--minutes {minutes:g}: want more than 0, such as 10")
+    if dim is not None and tables is None:
+        raise SpecError(f"--dim {dim} without --tables: it is for tables whose file does not say")
     around: Surroundings = ctx.obj
     if around.torchrun is not None:
         raise SpecError("rowwise calibrate makes its ranks itself: start it without torchrun")

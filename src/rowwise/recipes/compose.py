@@ -249,6 +249,8 @@ def make_evaluator(
     recipe = resolved.recipe
     if isinstance(recipe.model, TwoTowers):
         assert isinstance(model, RetrievalModel)
+        if slices:
+            raise SpecError(f"slices {', '.join(slices)}: a model of two towers is measured over all items: want none")
         train = resolved.parts.train
         return RetrievalEvaluator(
             model.towers,

@@ -412,6 +412,9 @@ def _resolve_saved(path: Path, changes: Sequence[str] = (), world: int = 1) -> R
     sections = parse(read_text(source), str(source))
     for change in changes:
         apply_change(sections, change)
+        if change.startswith("init_from=") and Saved(path / "ckpt").steps():
+            out = "the weights are those of its checkpoint: begin a new run with rowwise train --init-from"
+            raise SpecError(f"--set {change} of a run that goes on: {out}")
     recipe = kept_maps(decode(sections, str(source)), path)
     check_ranks(recipe, world)
     if world != _ranks_before(path) and not any(change.startswith("train.threads=") for change in changes):
