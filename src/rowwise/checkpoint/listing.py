@@ -80,7 +80,11 @@ def progress_in(data: dict[str, Any], key: str) -> Any:
 def best_step(data: dict[str, Any]) -> int | None:
     """Of the best checkpoint, as a later one knows it."""
     best = progress_in(data, "best")
-    return best.get("step") if isinstance(best, dict) else None
+    return _whole(best.get("step")) if isinstance(best, dict) else None
+
+
+def _whole(number: object) -> int | None:
+    return number if type(number) is int and 0 <= number < 1 << 62 else None
 
 
 def _marks(one: Path, last: Path | None, best: int | None) -> tuple[str, ...]:
@@ -97,8 +101,8 @@ def _list(folder: Path, manifest: Manifest | str, marks: tuple[str, ...]) -> Lis
     return Listed(
         name=folder.name,
         marks=marks,
-        step=progress_in(manifest.data, "step"),
-        samples=progress_in(manifest.data, "samples"),
+        step=_whole(progress_in(manifest.data, "step")),
+        samples=_whole(progress_in(manifest.data, "samples")),
         saved_at=when.isoformat(timespec="seconds"),
         size_bytes=size_bytes,
         written_bytes=manifest.chain_bytes[-1] if manifest.chain_bytes else size_bytes,

@@ -9,6 +9,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NoReturn
@@ -22,11 +23,12 @@ from rowwise.checkpoint.files import CODES, CHUNK_bytes, Head, Place, as_bytes
 from rowwise.checkpoint.manifest import Entry, Ids, Manifest, Piece, Span, bands
 from rowwise.checkpoint.parts import Part
 from rowwise.checkpoint.reshard import Copy, overlaps, stored
-from rowwise.errors import CheckpointError
+from rowwise.errors import CheckpointError, RowwiseError
 from rowwise.inside import open_inside
 from rowwise.ops.checksum import crc32
 from rowwise.ops.rowtype import pack, unpack
 from rowwise.spec import RowType, Value
+from rowwise.textfile import printable
 
 THREADS = 2  # checksums take longer than reading
 RUN_bytes = 64 << 20
@@ -40,6 +42,18 @@ class Damage(Value, frozen=True):
     place: str  # which rows and columns
     file: str
     why: str
+
+
+@contextmanager
+def taking_data(folder: Path) -> Iterator[None]:
+    """What cannot be taken from the data beside the tensors, which may be anything, is one error."""
+    try:
+        yield
+    except RowwiseError:
+        raise
+    except (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, RuntimeError) as error:
+        why = f"{type(error).__name__}: {printable(str(error))[:200]}".replace("\n", " ")
+        raise CheckpointError(f"{folder} has a manifest whose data are not those of a run: {why}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

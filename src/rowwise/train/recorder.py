@@ -8,6 +8,7 @@ counted since the last time (`gather`), so it alone has all, and they send littl
 which are sums of floats and so depend a little on how many ranks there were and when they gathered; in `elastic`, too.
 """
 
+import math
 import resource
 import sys
 from collections import deque
@@ -15,12 +16,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
+import msgspec
 import torch
 from torch import Tensor
 
 from rowwise.batch import Batch
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.errors import SpecError
+from rowwise.spec import Value
 from rowwise.train.evaluate import Scores, Values, recent_values_of, values_of
 from rowwise.train.metrics import Metrics
 from rowwise.train.progress import Progress
@@ -37,6 +40,18 @@ if TYPE_CHECKING:
 
 PAGE, STATUS = Path("/proc/self/statm"), Path("/proc/self/status")
 HELD = "recorder/"  # how names of its tensors in a checkpoint begin
+
+
+class SavedLosses(Value, frozen=True):
+    """Of a checkpoint: sums over samples, and how many these were; JSON has nothing for what is no number."""
+
+    newest: tuple[tuple[float | None, int], ...]
+    sum: float | None
+    samples: int
+
+
+def _number(given: float | None) -> float:
+    return math.nan if given is None else given
 
 
 @final
@@ -172,9 +187,10 @@ class Recorder:
         What all ranks had counted goes to the first, and the others begin anew.
         """
         data = checkpoint.manifest.data["recorder"]
-        self._losses.extend((loss, samples) for loss, samples in data["losses"]["newest"])
-        self._loss_sum, self._loss_samples = data["losses"]["sum"], data["losses"]["samples"]
-        self._scored = data["scored"]
+        losses = msgspec.convert(data["losses"], SavedLosses)
+        self._losses.extend((_number(loss), samples) for loss, samples in losses.newest)
+        self._loss_sum, self._loss_samples = _number(losses.sum), losses.samples
+        self._scored = msgspec.convert(data["scored"], bool)
         if self._comm.rank:
             return
         names = [name for name in checkpoint.names() if name.startswith(HELD)]

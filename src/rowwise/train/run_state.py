@@ -15,7 +15,7 @@ from msgspec import structs
 from torch import Tensor
 
 from rowwise.checkpoint.parts import Part
-from rowwise.checkpoint.read import Checkpoint
+from rowwise.checkpoint.read import Checkpoint, taking_data
 from rowwise.errors import AgreedError, CheckpointError
 from rowwise.ingest.batcher import Position
 from rowwise.ops.linear import choose, chosen, has_onednn
@@ -78,23 +78,26 @@ class RunState:
         data, comm = checkpoint.manifest.data, self._work.comm
         if "progress" not in data:
             raise CheckpointError(f"{checkpoint.folder} is not of a run: it does not say how far it got")
-        progress, positions = msgspec.convert(data["progress"], Progress), data.get("positions")
+        with taking_data(checkpoint.folder):
+            progress = msgspec.convert(data["progress"], Progress)
+            positions = msgspec.convert(data.get("positions"), list[Position] | None)
         if positions is None:
             return progress
         if len(positions) != len(comm.ranks):
             got = f"each of {len(positions)} ranks read data of its own, and there are {len(comm.ranks)} ranks now"
             raise CheckpointError(f"{checkpoint.folder}: {got}: want {len(positions)}, or start from it instead")
-        return structs.replace(progress, position=msgspec.convert(positions[comm.rank], Position))
+        return structs.replace(progress, position=positions[comm.rank])
 
     def restore(self, checkpoint: Checkpoint, progress: Progress) -> None:
         """Put everything back where it was, and forget what was written later."""
-        with _own_numbers(self._work.optimizer):
+        with taking_data(checkpoint.folder), _own_numbers(self._work.optimizer):
             restore(checkpoint, self._work.model, self._optimizers, self._work.comm, self._held())
         # The two libraries round differently, and which is faster may be found out differently today.
-        products = checkpoint.manifest.data["products"]
-        if has_onednn() or products == "torch":
-            choose(products)
-        self._recorder.restore(checkpoint, progress)
+        with taking_data(checkpoint.folder):
+            products = checkpoint.manifest.data["products"]
+            if has_onednn() or products == "torch":
+                choose(products)
+            self._recorder.restore(checkpoint, progress)
         if self._saved is not None:
             self._saved.cut(progress.step)
             self._saved.go_on_from(checkpoint.folder, self.collect(progress)[0])

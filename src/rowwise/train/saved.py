@@ -17,6 +17,7 @@ import torch
 
 from rowwise.checkpoint.background import Background
 from rowwise.checkpoint.delta import builds_on, clear, increment, rounded, stored_bytes
+from rowwise.checkpoint.listing import best_step
 from rowwise.checkpoint.manifest import NAME
 from rowwise.checkpoint.parts import Part
 from rowwise.checkpoint.policy import is_full_due
@@ -80,8 +81,8 @@ class Saved:
         if which == "last":
             return last
         if which == "best":
-            best = last.manifest.data.get("progress", {}).get("best")
-            return last if best is None else Checkpoint.open(self.path(best["step"]))
+            best = best_step(last.manifest.data)
+            return last if best is None else Checkpoint.open(self.path(best))
         match = STEP.fullmatch(which)
         if not match or int(match[1]) not in steps:
             there = ", ".join([*(self.path(step).name for step in steps), *([FAILED] if failed else [])])
