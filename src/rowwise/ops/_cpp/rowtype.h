@@ -150,6 +150,9 @@ inline __attribute__((always_inline)) void store_cut_halves(uint16_t* p, V x) {
   if constexpr (Vec<V>::width == 8)
     return _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(__m256(x), 3));
 #endif
+#if defined(__F16C__)
+  if constexpr (Vec<V>::width == 4) return _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_cvtps_ph(__m128(x), 3));
+#endif
   const auto bits = bits_of(x);
   const auto magnitude = bits & 0x7FFFFFFFu;
   const auto normal = (magnitude >> 13) - (112u << 10);
