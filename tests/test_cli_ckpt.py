@@ -103,6 +103,7 @@ def test_training_twice_gives_equal_checkpoints(ok, run, tmp_path):
     assert re.fullmatch(r"equal: \d+ tensors, bit for bit\n", ok("diff", run, tmp_path / "runs" / "small" / "2"))
 
 
+@pytest.mark.slow
 def test_damage_is_shown(command, run):
     newest = run / "ckpt" / "step-000000020"
     one = Checkpoint.open(newest)

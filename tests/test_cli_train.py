@@ -366,6 +366,7 @@ def test_runs_that_are_none(refused, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["rows.parquet", "small.yaml"]
 
 
+@pytest.mark.slow
 def test_a_finished_run(command, refused, tmp_path):
     write_recipe(tmp_path)
     command("train", "small.yaml")

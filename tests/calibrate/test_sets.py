@@ -65,6 +65,7 @@ def test_rows_change_as_training_changes_them(bench, row_type, optimizer, monkey
     assert len(changed) > 0.9 * len(seen["ids"])
 
 
+@pytest.mark.slow
 def test_sets_that_take_turns_do_not_share_memory(bench):
     sets = [draw_set(Population(), LIMITS, 1, n, 0) for n in range(40)]
     taken = bench.take(iter(sets))
@@ -90,6 +91,7 @@ def test_a_set_that_fills_the_pool_is_alone(bench):
     assert bench.take(iter([large, a_set(rows=90_000)])) == [large]
 
 
+@pytest.mark.slow
 def test_more_tables_take_longer(bench):
     one, two = a_set(2, batch=2000, pooling=10.0), a_set(8, batch=2000, pooling=10.0)
     ratios = []

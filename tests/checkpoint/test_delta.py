@@ -138,7 +138,7 @@ def dtype(row_type):
     return names.get(row_type, torch.uint8)
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_another_plan_goes_on_from_increments_and_adds_its_own(tmp_path, small, seed):
     """Saved by four ranks, on by three, then by one: always what one that was never saved has."""

@@ -194,6 +194,7 @@ def doubled():
     return found
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("old", [False, True])
 @pytest.mark.parametrize(
     ("make", "want"),

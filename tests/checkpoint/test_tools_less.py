@@ -37,7 +37,7 @@ def test_an_increment_is_listed_as_one(both):
     assert all(one.written_bytes < one.size_bytes for one in found[:3])
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 def test_written_anew_an_increment_is_a_full_one(both, tmp_path):
     full, less, _ = both
     last, same = Checkpoint.open(less / "step-000000003"), Checkpoint.open(full / "step-000000003")
@@ -53,7 +53,7 @@ def test_written_anew_an_increment_is_a_full_one(both, tmp_path):
     assert [path.name for path in export_parquet(last, tmp_path / "out")]
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 def test_damage_that_increments_share_is_found_in_all_of_them(both):
     _, less, _ = both
     first = Checkpoint.open(less / "step-000000000")

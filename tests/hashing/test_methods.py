@@ -111,6 +111,7 @@ def test_no_row_of_balanced_clusters_is_asked_for_by_everybody():
     assert max(load, history.counts_N.max()) < other
 
 
+@pytest.mark.slow
 def test_clusters_are_few_unless_many_are_asked_for():
     history, _ = make_history(4000, groups=500)
     table = Table(name="t", rows=4000, dim=16)

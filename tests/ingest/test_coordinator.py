@@ -289,6 +289,7 @@ def simulate(seconds, **how):
     return pace.history, pace.late_s / (seconds / 2)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("takes_s", [0.1, 0.5])
 def test_a_worker_that_makes_a_third_is_joined_by_two_or_three_more(takes_s):
     history, waited = simulate(120, takes_s=takes_s, makes_s=3 * takes_s)

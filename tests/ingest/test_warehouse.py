@@ -188,6 +188,7 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.slow
 def test_many_columns_take_memory(tmp_path):
     pq.write_table(pa.table({f"c{i}": [i] for i in range(1000)}), tmp_path / "a.parquet")
     with pytest.raises(SpecError, match=r"memory of 450MB for 1,000 columns: want at least 71\dMB, or fewer --columns"):

@@ -60,6 +60,7 @@ def test_a_batch_or_its_parts():
         model(batch.dense_BF[:, 1:], batch.sparse)
 
 
+@pytest.mark.slow
 def test_it_learns_under_autocast():
     model, batch = make(), make_batch()
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.5)

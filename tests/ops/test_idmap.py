@@ -126,6 +126,7 @@ def test_tensors_of_other_kinds_raise(bad):
         map_ids(given_["ids"], given_["sections"], given_["words"], known, given_["columns"])
 
 
+@pytest.mark.slow
 def test_a_section_of_many_close_ids_is_found_by_counts():
     ids = 1 << 24
     set_C = np.concatenate([np.arange(5000, 60000), np.arange(ids - 40000, ids)])

@@ -20,6 +20,7 @@ def test_one_was_measured_and_all_say_where_they_are_from():
         assert ("not measured" in hardware.source) == (name not in PROFILES) or "are not measured" in hardware.source
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", PROFILES)
 @pytest.mark.parametrize("world", [1, 2, 8])
 def test_plans_are_made_by_what_was_learned(name, world):

@@ -226,6 +226,7 @@ def question_of_ten():
     return question(tables, Topology(devices=4), 1e9, access=access, constraints=only)
 
 
+@pytest.mark.slow
 def test_hot_rows_on_the_device_leave_few_accesses_to_the_host(monkeypatch):
     """In simulated batches, several times fewer rows come from the host than by the best plan of whole tables."""
     tables = [Table(name=f"t{i}", rows=200_000 * (1 + i % 3), dim=32) for i in range(9)]

@@ -96,6 +96,7 @@ def test_a_run_keeps_its_maps_and_goes_on_without_the_files(tmp_path):
     assert pq.read_table(tmp_path / "p.parquet").equals(pq.read_table(tmp_path / "q.parquet"))
 
 
+@pytest.mark.slow
 def test_what_is_served_is_the_map_of_all_samples(tmp_path):
     """Maps of folds are for training: predictions are those of the one map, and of the rows that were trained."""
     run, result = run_of(tmp_path, {"item": learned(30)})

@@ -144,6 +144,7 @@ def test_the_saved_recipe_makes_the_same_run(tmp_path, monkeypatch, threads):
     assert (again.folder.path / "recipe.yaml").read_text() == (run.folder.path / "recipe.yaml").read_text()
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("kind", ["dlrm", "deepfm", "dcn", "wide_deep"])
 @pytest.mark.parametrize("tasks", [1, 2])
 def test_models_and_tasks(tmp_path, kind, tasks):

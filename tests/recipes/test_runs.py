@@ -314,6 +314,7 @@ def test_what_is_no_run(tmp_path):
             verb(tmp_path)
 
 
+@pytest.mark.slow
 def test_the_best_possible_is_told_of_made_up_rows(tmp_path):
     data = {"dataset": "synthetic", "rows": 2000, "test_rows": 3000}
     plain = {
@@ -330,6 +331,7 @@ def test_the_best_possible_is_told_of_made_up_rows(tmp_path):
     assert all(math.isfinite(value) for value in result.ceiling["label"].values())
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_refused_with_the_way_back_to_the_one_before(tmp_path):
     write_rows(tmp_path / "rows.parquet", 2000)
     run, _ = trained(tmp_path, train={"epochs": 3}, save={"keep": 3})

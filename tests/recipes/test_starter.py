@@ -98,7 +98,7 @@ ODD = {
 }
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("columns", ODD.values(), ids=ODD.keys())
 def test_it_trains_as_it_is(tmp_path, monkeypatch, columns):
     monkeypatch.chdir(tmp_path)

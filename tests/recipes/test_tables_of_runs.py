@@ -36,7 +36,7 @@ def drawing(a, q, rows, active, seed=0):
     return lambda count: asked[np.minimum(np.searchsorted(edges, random.random(count)), active - 1)]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("a", "q", "rows", "active", "batch", "batches"), DRAWN)
 def test_different_rows_of_a_batch(a, q, rows, active, batch, batches):
     """Predicted for the batch of the run and for smaller and larger ones, against draws that were not looked at."""

@@ -68,6 +68,7 @@ def test_a_cell_for_each_rank_and_tier():
     assert "2 hosts of 2 devices" in page
 
 
+@pytest.mark.slow
 def test_many_ranks_and_tables(facts):
     many = explained(Topology(hosts=6, devices=8), 8)
     page = plan_page(msgspec.structs.replace(many, tables=facts.tables * 10).to_json())

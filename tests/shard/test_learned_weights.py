@@ -68,7 +68,7 @@ def cuts_columns(plan, tables):
     return any(t.pooling is Pooling.WEIGHTED and x.cols != (0, t.dim) for t in tables for x in plan.tiles_of(t.name))
 
 
-@pytest.mark.few(10)
+@pytest.mark.few(5)
 @pytest.mark.parametrize(("topology", "elastic"), [("3", False), ("2x2", False), ("2x2", True)])
 @pytest.mark.parametrize("layout", CASES)
 def test_the_gradient_is_that_of_one_device(layout, topology, elastic):

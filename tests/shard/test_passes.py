@@ -145,7 +145,7 @@ def test_sharded_is_unsharded(layout, script):
     assert not any(run_threads(TOPOLOGY, job.whole().differences, timeout_s=60))
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("elastic", [False, True])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_batch_in_pieces_is_one_batch(layout, elastic):

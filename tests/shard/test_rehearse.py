@@ -96,7 +96,7 @@ def draw_wire(draws, *, elastic):
     return Wire(host=codecs[0], network=codecs[1])
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("world", ["4", "2x2", "2x4"])
 @pytest.mark.parametrize("seed", range(6))
 def test_a_rehearsal_counts_what_ranks_do(world, seed):

@@ -185,6 +185,7 @@ def test_two_forwards_of_batches_with_and_without_repeats():
     assert not any(run_threads(WORLD, job.whole().differences, timeout_s=60))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("layout", ["row-wise", "column-wise", "all on the last rank", "replicated"])
 def test_a_batch_in_pieces_is_one_batch(layout):
     steps = make_steps(TABLES, [(512, 512, 1024, 700)] * 2)

@@ -115,7 +115,7 @@ def train(model, batches, samples, comm=None):
     return [x.detach() for x in logits]
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
 def test_models_train_sharded_as_they_do_unsharded(model, layout):
@@ -193,7 +193,7 @@ def go_on(module, steps):
         module.update()
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("layout", CASES)
 def test_a_model_that_was_trained_before_goes_on_as_if_it_had_not_been_cut(layout):
     """Rows, optimizer state and the count of steps come along, and the random bits of later roundings."""

@@ -309,7 +309,7 @@ def test_processes_share_as_threads_do(shared_memory):
     assert not any(run_processes(2, processes_differ, shared_memory=shared_memory, timeout_s=60))
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("layout", [*CASES])
 def test_merged_gradients_send_less_and_agree_to_rounding(layout):
     tables = [*two_tables(pooling=Pooling.MEAN), Table(name="both", rows=601, dim=8, features=("user.1", "item.1"))]

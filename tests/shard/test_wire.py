@@ -237,6 +237,7 @@ def test_pooled_vectors_and_their_gradients_are_as_exact_as_their_way(layout, wi
     run_threads(WORLD, rank, timeout_s=30)
 
 
+@pytest.mark.few(1)
 @settings(max_examples=15)
 @given(wire=wires, seed=st.integers(0, 100))
 @pytest.mark.parametrize("layout", FLAT)

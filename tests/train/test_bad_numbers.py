@@ -84,6 +84,7 @@ CAUSES = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("how", CAUSES)
 def test_what_is_said_and_what_is_left(tmp_path, how):
     world = Broken(tmp_path, how)
