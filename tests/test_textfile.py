@@ -10,7 +10,7 @@ import yaml
 
 from rowwise.errors import SpecError, one_line
 from rowwise.plainyaml import MOST_NODES, load_yaml
-from rowwise.textfile import decode_json, printable, read_bytes, read_text
+from rowwise.textfile import append, decode_json, printable, read_bytes, read_text, refuse_links, write_new
 
 
 @pytest.mark.parametrize("kind", ["a folder", "a FIFO", "a socket", "a device"])
@@ -115,3 +115,23 @@ def test_escapes_are_written_out_and_lines_stay_lines() -> None:
 
 def test_a_message_is_one_line_whatever_is_in_it() -> None:
     assert one_line(SpecError("column 'a\x1b[2J\nb\u202e'")) == "column 'a\\x1b[2J\\nb\\u202e'"
+
+
+def test_a_new_file_is_not_written_through_a_link(tmp_path: Path) -> None:
+    outside, path = tmp_path / "outside", tmp_path / "x"
+    outside.write_text("mine")
+    path.symlink_to(outside)
+    with pytest.raises(OSError, match="this is a link: want the file itself in its place"):
+        append(path, b"more")
+    write_new(path, b"new")
+    append(path, b"er", sync=True)
+    assert (outside.read_text(), path.read_text(), path.is_symlink()) == ("mine", "newer", False)
+
+
+def test_a_folder_of_files_and_folders_has_no_links(tmp_path: Path) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "b" / "c").write_text("")
+    refuse_links(tmp_path)
+    (tmp_path / "a" / "b" / "d").symlink_to("c")
+    with pytest.raises(OSError, match="this is a link: want what it leads to in its place"):
+        refuse_links(tmp_path)

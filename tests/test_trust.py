@@ -1,6 +1,7 @@
 """What strangers put into names and recipes: said before it runs, and never a command to a terminal or a browser."""
 
 import io
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,14 @@ import pyarrow.parquet as pq
 import pytest
 from rich.table import Table as Grid
 
+from rowwise.calibrate.folder import held_alone
+from rowwise.checkpoint.check import Checked, Verdict
+from rowwise.checkpoint.listing import Listed
+from rowwise.checkpoint.read import Damage
+from rowwise.cli.ckpt_show import show_checkpoints, show_verdict
 from rowwise.cli.terminal import Terminal
+from rowwise.ingest.warehouse.journal import FOLDER, Journal
+from rowwise.ingest.warehouse.popularity import log_use
 from rowwise.recipes.code import code_elsewhere
 from rowwise.recipes.text import decode, parse
 from rowwise.report import write
@@ -94,3 +102,45 @@ def test_a_command_says_which_code_from_elsewhere_it_runs(tmp_path: Path) -> Non
     told = f"rowwise: this runs {tmp_path}/net.py, which is not beside {recipe}: want code that you trust"
     assert done.stderr.splitlines()[0] == told
     assert done.returncode == 2
+
+
+@pytest.mark.parametrize("place", ["calibrate", "convert"])
+def test_folders_of_measurements_and_warehouses_have_no_links(tmp_path: Path, place: str) -> None:
+    """What goes on in one would add to what a link leads to, or cut it off after its last line."""
+    outside = tmp_path / "outside"
+    outside.write_text("mine")
+    if place == "calibrate":
+        (tmp_path / "order.json").write_text("{}")
+        (tmp_path / "rank-0.jsonl").symlink_to(outside)
+        working = held_alone(tmp_path / "order.json", tmp_path, "*.jsonl")
+    else:
+        dest = tmp_path / "warehouse"
+        (dest / FOLDER).mkdir(parents=True)
+        (dest / FOLDER / "lock").symlink_to(outside)
+        working = Journal(dest).alone()
+    with pytest.raises(OSError, match="this is a link"), working:
+        pass
+    assert outside.read_text() == "mine"
+
+
+def test_a_note_of_what_was_used_is_not_left_through_a_link(tmp_path: Path) -> None:
+    outside, root = tmp_path / "outside", tmp_path / "warehouse"
+    outside.mkdir()
+    (root / FOLDER).mkdir(parents=True)
+    (root / FOLDER / "warehouse.json").write_text("{}")
+    assert log_use(root, ["user"], 1.0) is not None
+    shutil.rmtree(root / FOLDER / "popularity")
+    (root / FOLDER / "popularity").symlink_to(outside)
+    assert log_use(root, ["user"], 1.0) is None
+    assert not list(outside.iterdir())
+
+
+def test_names_of_a_checkpoint_are_not_markup(capsys: pytest.CaptureFixture[str]) -> None:
+    """A file called [/] ended in a traceback of rich, and one called [red] was shown without its name."""
+    why = "[/].safetensors [/bold] is cut"
+    bad = Damage(tensor="user[/]", place="rows [/] to [red]", file="[/].safetensors", why=why)
+    show_verdict(Path("x"), Verdict(checked=(Checked(name="[/]", damage=(bad,)),), whole=None))
+    show_checkpoints(Path("x"), [Listed(name="step-[/]", marks=(), problem="there is no [/italic].json")])
+    said = capsys.readouterr().out
+    for name in ("user[/]", "rows [/] to [red]", "[/].safetensors", "[/bold] is cut", "step-[/]", "no [/italic].json"):
+        assert name in said

@@ -15,14 +15,18 @@ import msgspec
 
 T = TypeVar("T")
 KINDS = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a FIFO"), (stat.S_ISCHR, "a device"))
+FLAGS = {"rb": os.O_RDONLY, "r+b": os.O_RDWR, "a+b": os.O_RDWR | os.O_CREAT | os.O_APPEND}
 MOST_BYTES = 64 << 20
 
 
-def open_regular(path: str | Path, mode: Literal["rb", "r+b"] = "rb", *, links: bool = True) -> BinaryIO:
-    """Open what is there; a folder, a FIFO, a socket, a device or, without `links`, a link is refused."""
-    flags = (os.O_RDONLY if mode == "rb" else os.O_RDWR) | (0 if links else os.O_NOFOLLOW)
+def open_regular(path: str | Path, mode: Literal["rb", "r+b", "a+b"] = "rb", *, links: bool = True) -> BinaryIO:
+    """Open what is there; a folder, a FIFO, a socket, a device or, without `links`, a link is refused.
+
+    With "a+b" a file is made where there is none, and each write is one of the system's, which may take less.
+    """
+    flags = FLAGS[mode] | (0 if links else os.O_NOFOLLOW) | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        found = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)  # of a socket this fails; nothing is waited for
+        found = os.open(path, flags, 0o666)  # of a socket this fails; nothing is waited for
     except OSError as error:
         if error.errno == errno.ELOOP and not links:
             raise OSError(errno.ELOOP, "this is a link: want the file itself in its place", str(path)) from None
@@ -32,7 +36,36 @@ def open_regular(path: str | Path, mode: Literal["rb", "r+b"] = "rb", *, links: 
         os.close(found)
         kind = next((name for test, name in KINDS if test(of)), "no regular file")
         raise OSError(errno.EINVAL, f"this is {kind}: want a regular file", str(path))
-    return os.fdopen(found, mode)
+    return os.fdopen(found, mode, buffering=0 if mode == "a+b" else -1)
+
+
+def append(path: Path, content: bytes, *, sync: bool = False) -> None:
+    """Add to the end of a file, in one write if the system takes it; with `sync` it is on the disk then."""
+    with open_regular(path, "a+b", links=False) as file:
+        left = memoryview(content)
+        while left:  # it says why it took less only when asked again
+            left = left[file.write(left) :]
+        if sync:
+            os.fsync(file.fileno())
+
+
+def write_new(path: Path, content: bytes) -> None:
+    """A file with this content; what was called so is not written to, nor is what a link of that name leads to."""
+    path.unlink(missing_ok=True)
+    with path.open("xb") as file:
+        file.write(content)
+
+
+def refuse_links(folder: Path) -> None:
+    """Before anything is written below a folder that strangers may have made: only files and folders are in it."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_symlink():
+                raise OSError(errno.ELOOP, "this is a link: want what it leads to in its place", entry.path)
+            if entry.is_dir():
+                refuse_links(Path(entry.path))
+            elif not entry.is_file():
+                raise OSError(errno.EINVAL, "this is no regular file: remove it", entry.path)
 
 
 def read_bytes(path: str | Path, most: int = MOST_BYTES, *, links: bool = True) -> bytes:

@@ -16,6 +16,7 @@ from trainings import World, fast, left
 
 from rowwise import CheckpointError, DataError
 from rowwise.checkpoint.parts import Part
+from rowwise.errors import one_line
 from rowwise.train.run_folder import HEADERS, RunFolder
 from rowwise.train.saved import Saved
 from rowwise.train.settings import Log, Saving
@@ -246,3 +247,42 @@ def test_a_disk_of_half_a_megabyte(tmp_path):
         assert len(folder.rows("metrics.csv")) == 101
     finally:
         subprocess.run(["umount", str(disk)], check=True)
+
+
+def plant(path, kind, target):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    os.mkfifo(path) if kind == "a FIFO" else path.symlink_to(target)
+
+
+@pytest.mark.parametrize("kind", ["a link", "a FIFO"])
+@pytest.mark.parametrize("name", ["metrics.csv", "log.txt", ".lock", "tb", "ckpt/step-000000001", ".result.json.part"])
+def test_a_folder_with_links_in_it_is_not_held(tmp_path, name, kind):
+    """Going on with a run of somebody else would write where a link leads to, or wait for a FIFO."""
+    outside, run = tmp_path / "outside", tmp_path / "1"
+    outside.write_text("mine\n")
+    plant(run / name, kind, outside)
+    with pytest.raises(OSError, match=r"this is a link: want|this is no regular file: remove it") as caught:
+        RunFolder(run).hold()
+    assert one_line(caught.value).startswith(f"{run / name}: ")
+    assert outside.read_text() == "mine\n"
+
+
+@pytest.mark.parametrize("kind", ["a link", "a FIFO"])
+def test_nothing_is_written_through_what_stands_in_the_place_of_a_file(tmp_path, kind):
+    outside, folder = tmp_path / "outside", RunFolder(tmp_path / "1")
+    outside.write_text(",".join(HEADERS["metrics.csv"]) + "\n1,mine\n")
+    before = outside.read_text()
+    plant(folder.path / "log.txt", kind, outside)
+    plant(folder.path / "metrics.csv", kind, outside)
+    plant(folder.path / ".env.json.part", kind, outside)
+    plant(folder.path / "env.json", kind, outside)
+    with pytest.raises(OSError, match=r"log\.txt"):
+        folder.log("a line")
+    with pytest.raises(OSError, match=r"metrics\.csv"):
+        folder.append("metrics.csv", [metric(1)])
+    with pytest.raises(OSError, match=r"metrics\.csv"):
+        folder.cut(0)
+    folder.write("env.json", "{}")
+    assert (folder.path / "env.json").read_text() == "{}"
+    assert outside.read_text() == before

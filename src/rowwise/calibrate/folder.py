@@ -23,7 +23,7 @@ from rowwise.calibrate.samples import Sample, SetSample, cut_torn, decode_sample
 from rowwise.errors import SpecError
 from rowwise.perf.access import Workload
 from rowwise.spec import Value
-from rowwise.textfile import decode_json, open_regular, read_bytes
+from rowwise.textfile import decode_json, open_regular, read_bytes, refuse_links, write_new
 
 ORDER, LINKS = "order.json", "links.jsonl"
 
@@ -111,7 +111,7 @@ def open_folder(path: Path, order: Order) -> Folder:
             raise SpecError(f"{path}: a folder with other things in it, and no {ORDER}: want a new one")
         folder.samples.mkdir(parents=True, exist_ok=True)
         part = path / f".{ORDER}.part"
-        part.write_bytes(msgspec.json.format(msgspec.json.encode(order), indent=1))
+        write_new(part, msgspec.json.format(msgspec.json.encode(order), indent=1))
         part.replace(at)
     folder.samples.mkdir(exist_ok=True)
     return folder
@@ -125,7 +125,8 @@ def held(folder: Folder) -> AbstractContextManager[None]:
 @contextmanager
 def held_alone(order: Path, lines: Path, pattern: str) -> Iterator[None]:
     """Nobody else writes where an order is; cuts off what a killed process left half written of files of lines."""
-    with order.open("rb") as file:
+    refuse_links(order.parent)
+    with open_regular(order) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

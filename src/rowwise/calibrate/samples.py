@@ -12,7 +12,7 @@ import msgspec
 from rowwise.errors import SpecError
 from rowwise.perf.access import Workload
 from rowwise.spec import Value
-from rowwise.textfile import decode_json, open_regular, read_bytes
+from rowwise.textfile import append, decode_json, open_regular, read_bytes
 
 
 class SetSample(Value, frozen=True, kw_only=True, tag="set"):
@@ -50,8 +50,7 @@ Sample = SetSample | LinkSample
 
 def write_sample(path: Path, sample: Sample) -> None:
     """Append a line."""
-    with path.open("ab") as file:
-        file.write(msgspec.json.encode(sample) + b"\n")
+    append(path, msgspec.json.encode(sample) + b"\n")
 
 
 def read_samples(path: Path) -> Iterator[Sample]:
@@ -73,7 +72,7 @@ def cut_torn(path: Path) -> None:
     """Take off a last line that was not written to its end, so that the next one is a line of its own."""
     if not path.exists():
         return
-    with open_regular(path, "r+b") as file:
+    with open_regular(path, "r+b", links=False) as file:
         data = file.read()
         whole = data.rfind(b"\n") + 1
         if whole < len(data):

@@ -22,7 +22,7 @@ from rowwise.errors import CheckpointError
 from rowwise.inside import open_inside
 from rowwise.ops.checksum import crc32
 from rowwise.spec import Value
-from rowwise.textfile import decode_json, printable
+from rowwise.textfile import decode_json, printable, write_new
 
 CHUNK_bytes = 1 << 20
 HEAD_bytes = 100_000_000  # as the format has it
@@ -158,7 +158,7 @@ def as_bytes(tensor: Tensor) -> Tensor:
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Write a small file."""
-    path.write_bytes(content)
+    write_new(path, content)
     sync(path)
 
 

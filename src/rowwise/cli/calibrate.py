@@ -20,6 +20,7 @@ from rowwise.cli.console import console_for
 from rowwise.cli.progress import share_bar
 from rowwise.cli.surroundings import Surroundings
 from rowwise.errors import PeerError, SpecError
+from rowwise.textfile import printable
 from rowwise.value import MOST_THREADS
 
 if TYPE_CHECKING:
@@ -143,7 +144,7 @@ def _measure(order: "Order", folder: "Folder", minutes: float, tell: Tell) -> No
     except RanksFailed as failed:
         first = failed.failures[0]
         if first.kind == "bug":
-            print(f"rank {first.rank}: {first.trace}", end="", file=sys.stderr)
+            print(f"rank {first.rank}: {printable(first.trace)}", end="", file=sys.stderr)
             raise typer.Exit(1) from None
         raise PeerError(f"{failed.line}; what was measured is in {folder.path}: the same command goes on") from None
 

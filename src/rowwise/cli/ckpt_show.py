@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.markup import escape
 from rich.table import Table
 
 from rowwise.cli.terminal import say, terminal
@@ -37,7 +36,7 @@ def show_tensors(found: "list[ListedTensor]") -> None:
     table = _table(("tensor", "type"), ("shape", "size", "pieces"))
     for one in found:
         shape = " x ".join(f"{size:,}" for size in one.shape)
-        table.add_row(escape(one.name), one.kind, shape, size(one.size_bytes), str(one.pieces))
+        table.add_row(one.name, one.kind, shape, size(one.size_bytes), str(one.pieces))
     _print(table)
     total = sum(one.size_bytes for one in found)
     say(f"{len(found)} tensors, {size(total)}")
@@ -54,7 +53,7 @@ def show_verdict(path: Path, found: "Verdict") -> None:
             # The message names what stands in the other columns already.
             why = bad.why.removesuffix("; use another checkpoint")
             what = "not what was written" if bad.tensor and bad.tensor in why else why.rpartition(f"{bad.file} ")[2]
-            table.add_row(escape(bad.tensor), bad.place, bad.file, escape(what))
+            table.add_row(bad.tensor, bad.place, bad.file, what)
         _print(table)
     if not found.good:
         say(f"{found.whole} is whole" if found.whole else f"no checkpoint that is whole was found by {path}")
@@ -68,12 +67,12 @@ def show_differences(first: Path, second: Path, found: "Differences") -> None:
     if found.tensors:
         table = _table(("tensor", "differs in"), ("rows", "largest difference"))
         for one in found.tensors:
-            table.add_row(escape(one.name), escape(_kind(one, first, second)), *_amount(one))
+            table.add_row(one.name, _kind(one, first, second), *_amount(one))
         _print(table)
     if found.data:
         table = _table(("data", "first", "second"), ())
         for key, values in list(found.data.items())[:MOST]:
-            table.add_row(escape(key), *(escape(_short(value)) for value in values))
+            table.add_row(key, *(_short(value) for value in values))
         _print(table)
         if len(found.data) > MOST:
             say(f"and {len(found.data) - MOST} more; --json shows all")
@@ -86,7 +85,7 @@ def show_match(source: Path, found: "Match") -> None:
     for one in found.taken:
         shape = " x ".join(f"{size:,}" for size in one.shape)
         what = f"table {one.table}" if one.table else "dense"
-        table.add_row(escape(one.source), escape(one.target), f"{one.kind}, {what}", shape)
+        table.add_row(one.source, one.target, f"{one.kind}, {what}", shape)
     _print(table)
     for name in found.left:
         say(f"not taken over: {name}")
@@ -133,4 +132,4 @@ def _table(left: tuple[str, ...], right: tuple[str, ...], last: tuple[str, ...] 
 
 
 def _print(table: Table) -> None:
-    terminal().print(table)
+    terminal().print(table, markup=False)

@@ -160,7 +160,7 @@ def _explain(failed: RanksFailed, resuming: str | None) -> int:
     if sys.stderr.isatty():
         print("\r\x1b[2K\x1b[?25h", end="", file=sys.stderr)  # a rank that was killed leaves its live line
     if first.kind == "bug":
-        print(f"rank {first.rank}: {first.trace}", end="", file=sys.stderr)
+        print(f"rank {first.rank}: {printable(first.trace)}", end="", file=sys.stderr)
         return 1
     if first.kind != "killed":
         return _say(failed.line, 2)

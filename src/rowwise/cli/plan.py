@@ -17,7 +17,7 @@ from rich.console import Console
 from rowwise.cli.code import load_recipe
 from rowwise.cli.terminal import terminal
 from rowwise.errors import SpecError
-from rowwise.textfile import read_bytes
+from rowwise.textfile import read_bytes, write_new
 
 if TYPE_CHECKING:
     from rowwise.perf.access import Workload
@@ -379,7 +379,7 @@ def write_whole(path: Path, text: str) -> None:
         return
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        part.write_text(text)
+        write_new(part, text.encode())
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)

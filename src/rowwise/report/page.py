@@ -18,6 +18,7 @@ from rowwise.report.settings import environment, recipe
 from rowwise.report.slices import slices
 from rowwise.report.speed import speed
 from rowwise.report.tables import tables
+from rowwise.textfile import write_new
 
 HERE = Path(__file__).parent
 
@@ -56,7 +57,7 @@ def save(out: Path, content: str) -> None:
     part = out.with_name(f".{out.name}.{os.getpid()}.part")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(content, "utf-8")
+        write_new(part, content.encode())
         part.replace(out)
     except OSError as error:
         with contextlib.suppress(OSError):

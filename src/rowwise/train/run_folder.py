@@ -14,7 +14,6 @@ import fcntl
 import io
 import json
 import math
-import os
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import Any, final
 
 from rowwise.errors import DataError
-from rowwise.textfile import read_bytes, read_text
+from rowwise.textfile import append, open_regular, read_bytes, read_text, refuse_links, write_new
 
 HEADERS = {
     "metrics.csv": ("step", "samples", "time_s", "split", "task", "metric", "value"),
@@ -85,14 +84,18 @@ class RunFolder:
         return self.path / "ckpt"
 
     def hold(self) -> None:
-        """Make sure that nobody else writes here, until `release`, or until this object or its process ends."""
-        held = os.open(self.path / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
+        """Make sure that nobody else writes here, until `release`, or until this object or its process ends.
+
+        What is written goes into this folder and nowhere else: one with links in it is refused.
+        """
+        refuse_links(self.path)
+        held = open_regular(self.path / ".lock", "a+b", links=False)
         try:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            os.close(held)
+            held.close()
             raise DataError(f"{self.path}: another process is working on this run: wait for it, or stop it") from None
-        self._held = weakref.finalize(self, os.close, held)  # the system forgets the lock with the file
+        self._held = weakref.finalize(self, held.close)  # the system forgets the lock with the file
 
     def release(self) -> None:
         """Let others write here."""
@@ -104,7 +107,7 @@ class RunFolder:
         part = self.path / f".{name}.part"
         with _naming(self.path / name):
             try:
-                part.write_text(text)
+                write_new(part, text.encode())
                 part.replace(self.path / name)
             finally:
                 part.unlink(missing_ok=True)
@@ -139,7 +142,8 @@ class RunFolder:
                 continue
             # Lines are in the order of their steps, so what stays is a beginning: cut in place, which needs no room.
             kept = takewhile(lambda line: _is_before(line, step), lines)
-            os.truncate(path, len(header) + sum(map(len, kept)))
+            with open_regular(path, "r+b", links=False) as file:
+                file.truncate(len(header) + sum(map(len, kept)))
 
     def warn(self, line: str) -> None:
         """Something that the reader of the report should know; each once."""
@@ -157,19 +161,16 @@ class RunFolder:
         if name in self._begun:
             return
         if path.exists():
-            with path.open(newline="") as file:
-                columns = tuple(next(csv.reader(file), ()))
+            with open_regular(path) as file:
+                columns = tuple(next(csv.reader([file.readline().decode()]), ()))
             if columns != HEADERS[name]:
                 self.replace(name, self.rows(name))
         self._begun.add(name)
 
     def _add(self, name: str, text: str) -> None:
         path = self.path / name
-        # Past Python's buffer, which would cut a long text into several writes.
-        with _naming(path), path.open("ab", buffering=0) as file:
-            left = memoryview(text.encode())
-            while left:  # the system may take less, of which it says why only when asked again
-                left = left[file.write(left) :]
+        with _naming(path):
+            append(path, text.encode())
 
 
 @contextmanager

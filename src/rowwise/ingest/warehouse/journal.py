@@ -17,7 +17,7 @@ import msgspec
 from rowwise.errors import DataError
 from rowwise.ingest.warehouse.layout import Key, Layout
 from rowwise.spec import Value
-from rowwise.textfile import decode_json, read_bytes
+from rowwise.textfile import append, decode_json, open_regular, read_bytes, refuse_links
 
 FOLDER = "_rowwise"
 ANEW = "delete the folder and convert again"
@@ -77,7 +77,8 @@ class Journal:
         if self._dest.exists() and not self.place.exists() and (not self._dest.is_dir() or any(self._dest.iterdir())):
             raise DataError(f"{self._dest}: is there already, and no warehouse: want a new folder, or an empty one")
         self.place.mkdir(parents=True, exist_ok=True)
-        with (self.place / "lock").open("w") as file:
+        refuse_links(self._dest)
+        with open_regular(self.place / "lock", "a+b", links=False) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
@@ -117,10 +118,7 @@ class Journal:
 
     def note(self, what: Found | Part) -> None:
         """One more line, which a power cut leaves or takes whole."""
-        with self._path.open("ab") as file:
-            file.write(_line(what))
-            file.flush()
-            os.fsync(file.fileno())
+        append(self._path, _line(what), sync=True)
         if isinstance(what, Found):
             self.found = what
         else:

@@ -35,6 +35,8 @@ def log_use(path: str | Path, columns: Sequence[str], now: float) -> Path | None
     note = root / PLACE / f"{int(now)}-{uuid.uuid4().hex[:12]}.json"
     try:
         note.parent.mkdir(exist_ok=True)
+        if note.parent.resolve() != root.resolve() / PLACE:  # a link, in data of others
+            return None
         temporary = note.with_suffix(".tmp")
         temporary.write_bytes(msgspec.json.encode(Use(time=now, columns=tuple(columns))))
         temporary.replace(note)

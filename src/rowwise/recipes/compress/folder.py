@@ -11,7 +11,6 @@ A folder holds measurements of one kind: another recipe or history is refused. A
 are not: they use what is there.
 """
 
-import os
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, final
@@ -23,7 +22,7 @@ from rowwise.errors import SpecError
 from rowwise.recipes.compress.schedule import Asked
 from rowwise.recipes.recipe import Recipe
 from rowwise.spec import Value
-from rowwise.textfile import decode_json, read_bytes
+from rowwise.textfile import append, decode_json, read_bytes, write_new
 
 ORDER, TRIALS = "order.json", "trials.jsonl"
 MATTER = ("seed", "data", "transforms", "columns", "tables", "model", "train", "evaluate")  # of a recipe
@@ -89,15 +88,12 @@ class Folder:
 
     def add(self, trial: Trial) -> None:
         """A line that outlasts a kill and a power failure."""
-        with self.trials.open("ab") as file:
-            file.write(msgspec.json.encode(trial) + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
+        append(self.trials, msgspec.json.encode(trial) + b"\n", sync=True)
 
     def write(self, name: str, content: str | bytes) -> Path:
         """A file that is whole or not there."""
         part = self.path / f".{name}.part"
-        part.write_bytes(content if isinstance(content, bytes) else content.encode())
+        write_new(part, content if isinstance(content, bytes) else content.encode())
         return part.replace(self.path / name)
 
 
