@@ -1,12 +1,17 @@
 """Checkpoints as a stranger would craft them: whole by every checksum, and not what they say."""
 
 import json
+import os
 import shutil
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
+from random import Random
 
 import torch
 from checkpoint.made import saved
+from mutations import mutate_bytes, mutate_tree
+from safetensors import safe_open
 
 from rowwise.checkpoint.delta import increment, rounded
 from rowwise.checkpoint.manifest import BLANK, NAME
@@ -79,3 +84,62 @@ def copy(folder: Path, to: Path) -> Path:
     shutil.rmtree(to, ignore_errors=True)
     shutil.copytree(folder, to)
     return to
+
+
+def check_right(found: Checkpoint) -> None:
+    """Each piece has the numbers that another reader finds under its key."""
+    for name, entry in found.manifest.tensors.items():
+        for piece in entry.pieces:
+            with safe_open(found.folder / piece.file, "pt") as file:
+                there = file.get_tensor(piece.key)
+            assert zlib.crc32(there.contiguous().view(-1).view(torch.uint8).numpy().data) == piece.crc32
+            if len(entry.pieces) == 1 and entry.row_type is None:
+                assert torch.equal(found.load(name).view(there.shape), there)
+
+
+KINDS = ("manifest", "manifest", "manifest", "head", "head", "bytes", "size", "swap", "kind", "text")
+
+
+def mutate(folder: Path, random: Random, kinds: Sequence[str] = KINDS) -> str:
+    """One change that a stranger may make; says which."""
+    files = sorted(path.name for path in folder.glob("*.safetensors"))
+    name = random.choice(files)
+    kind = random.choice(kinds)
+    match kind:
+        case "manifest":
+            put(folder, mutate_tree(plain(folder), random, changes=random.choice((1, 1, 2, 3))))
+        case "head":
+            head, rest = head_of(folder / name)
+            put_head(folder, name, mutate_tree(head, random, changes=random.choice((1, 1, 2))), rest)
+        case "bytes":
+            content = mutate_bytes((folder / name).read_bytes(), random)
+            size = 8 + int.from_bytes(content[:8], "little")
+            put_file(folder, name, content, min(size, len(content)))
+        case "size":
+            size = random.choice((0, 1, 7, 8, 9, 100, 1 << 20, 1 << 40))
+            replace(folder / name, b"")
+            os.truncate(folder / name, size)  # a file of holes takes no space
+            manifest = plain(folder)
+            manifest["files"][name]["size_bytes"] = size
+            put(folder, manifest)
+        case "swap":
+            other = random.choice(files)
+            (folder / name).rename(folder / "was")
+            if other != name:
+                (folder / other).rename(folder / name)
+            (folder / "was").rename(folder / other)
+        case "kind":
+            target = folder / random.choice((name, NAME))
+            target.unlink()
+            make = random.choice((os.mkfifo, os.mkdir, lambda at: os.symlink("/etc/hostname", at),
+                                  lambda at: os.symlink("/dev/zero", at), lambda at: None))  # fmt: skip
+            make(target)
+        case "text":
+            content = mutate_bytes((folder / NAME).read_bytes(), random)
+            replace(folder / NAME, content)
+    return f"{kind} {name}"
+
+
+def replace(path: Path, content: bytes) -> None:
+    path.unlink()  # of an increment it may be linked
+    path.write_bytes(content)

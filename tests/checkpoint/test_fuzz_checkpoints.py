@@ -1,17 +1,14 @@
 """Thousands of crafted checkpoints, through what the commands use."""
 
-import os
 import pickle
-import zlib
 from pathlib import Path
 from random import Random
 
 import pytest
 import torch
 from campaign import Campaign
-from checkpoint.crafted import copy, head_of, plain, put, put_file, put_head, rounded_increment, sound
-from mutations import mutate_bytes, mutate_tree
-from safetensors import safe_open
+from checkpoint.crafted import check_right, copy, mutate, rounded_increment, sound
+from mutations import mutate_bytes
 from torch.distributed import checkpoint as dcp
 
 from rowwise.checkpoint.check import check
@@ -19,7 +16,6 @@ from rowwise.checkpoint.dcp_source import METADATA, open_dcp
 from rowwise.checkpoint.diff import diff
 from rowwise.checkpoint.export import load_window
 from rowwise.checkpoint.listing import list_tensors
-from rowwise.checkpoint.manifest import NAME
 from rowwise.checkpoint.named import open_named, tables_of
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.errors import CheckpointError
@@ -42,62 +38,6 @@ def read_all(folder: Path, whole: Path) -> Checkpoint:
     for name in tables_of(found.manifest).values():
         load_window(found, name.name, (0, name.entry.rows))
     return found
-
-
-def check_right(found: Checkpoint) -> None:
-    """Each piece has the numbers that another reader finds under its key."""
-    for name, entry in found.manifest.tensors.items():
-        for piece in entry.pieces:
-            with safe_open(found.folder / piece.file, "pt") as file:
-                there = file.get_tensor(piece.key)
-            assert zlib.crc32(there.contiguous().view(-1).view(torch.uint8).numpy().data) == piece.crc32
-            if len(entry.pieces) == 1 and entry.row_type is None:
-                assert torch.equal(found.load(name).view(there.shape), there)
-
-
-def mutate(folder: Path, random: Random) -> str:
-    """One change that a stranger may make; says which."""
-    files = sorted(path.name for path in folder.glob("*.safetensors"))
-    name = random.choice(files)
-    kind = random.choice(("manifest", "manifest", "manifest", "head", "head", "bytes", "size", "swap", "kind", "text"))
-    match kind:
-        case "manifest":
-            put(folder, mutate_tree(plain(folder), random, changes=random.choice((1, 1, 2, 3))))
-        case "head":
-            head, rest = head_of(folder / name)
-            put_head(folder, name, mutate_tree(head, random, changes=random.choice((1, 1, 2))), rest)
-        case "bytes":
-            content = mutate_bytes((folder / name).read_bytes(), random)
-            size = 8 + int.from_bytes(content[:8], "little")
-            put_file(folder, name, content, min(size, len(content)))
-        case "size":
-            size = random.choice((0, 1, 7, 8, 9, 100, 1 << 20, 1 << 40))
-            replace(folder / name, b"")
-            os.truncate(folder / name, size)  # a file of holes takes no space
-            manifest = plain(folder)
-            manifest["files"][name]["size_bytes"] = size
-            put(folder, manifest)
-        case "swap":
-            other = random.choice(files)
-            (folder / name).rename(folder / "was")
-            if other != name:
-                (folder / other).rename(folder / name)
-            (folder / "was").rename(folder / other)
-        case "kind":
-            target = folder / random.choice((name, NAME))
-            target.unlink()
-            make = random.choice((os.mkfifo, os.mkdir, lambda at: os.symlink("/etc/hostname", at),
-                                  lambda at: os.symlink("/dev/zero", at), lambda at: None))  # fmt: skip
-            make(target)
-        case "text":
-            content = mutate_bytes((folder / NAME).read_bytes(), random)
-            replace(folder / NAME, content)
-    return f"{kind} {name}"
-
-
-def replace(path: Path, content: bytes) -> None:
-    path.unlink()  # of an increment it may be linked
-    path.write_bytes(content)
 
 
 @pytest.mark.slow
