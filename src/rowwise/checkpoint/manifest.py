@@ -16,6 +16,7 @@ applied in the order in which they are listed.
 
 import math
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -227,38 +228,36 @@ def find_wrong_entry(name: str, entry: Entry) -> str | None:
 
 
 def find_wrong_cover(entry: Entry, pieces: Sequence[Piece]) -> str | None:
-    """The first place that is in none of the pieces, or in two."""
-    at = 0
-    for begin, end, inside in bands([piece.rows for piece in pieces]):
-        if begin > at:
-            return f"{entry.place((at, begin), (0, entry.columns))} are in no piece"
-        column, both = 0, (begin, end)
-        for cols in sorted(entry.cols_of(pieces[k]) for k in inside):
-            if cols[0] < column:
-                return f"{entry.place(both, (cols[0], min(column, cols[1])))} are in two pieces"
-            if cols[0] > column:
-                break
-            column = cols[1]
-        if column > entry.columns:
-            return f"columns of {entry.place(both, (0, entry.columns))} end at {column}, want {entry.columns}"
-        if column < entry.columns:
-            after = min((c for k in inside if (c := entry.cols_of(pieces[k])[0]) > column), default=entry.columns)
-            return f"{entry.place(both, (column, after))} are in no piece"
-        at = end
-    if at == entry.rows:
+    """The first place that is in none of the pieces, or in two.
+
+    Of a rectangle the first corner and the one opposite count 1, the other two -1. Where the pieces cover all once,
+    these add up to those of the whole tensor, and nowhere else; so the time is that of sorting, whatever they are.
+    """
+    corners: Counter[Span] = Counter()
+    whole = (-1, (0, entry.rows), (0, entry.columns))
+    for sign, rows, cols in (whole, *((1, piece.rows, entry.cols_of(piece)) for piece in pieces)):
+        corners[rows[0], cols[0]] += sign
+        corners[rows[0], cols[1]] -= sign
+        corners[rows[1], cols[0]] -= sign
+        corners[rows[1], cols[1]] += sign
+    odd = sorted(corner for corner, count in corners.items() if count)
+    if not odd:
         return None
-    return f"pieces end at row {at}, want {entry.rows}"
+    (row, col), (_, col_end) = odd[:2]  # how often the first place is there too much is what its corner counts
+    row_end = min(r for r, c in odd if r > row and c < col_end)
+    if not (0 <= row < entry.rows and 0 <= col < entry.columns):
+        return f"{entry.place((row, row_end), (col, col_end))} are not there at all"
+    where = entry.place((row, min(row_end, entry.rows)), (col, min(col_end, entry.columns)))
+    return f"{where} are in {'two pieces' if corners[row, col] > 0 else 'no piece'}"
 
 
-def bands(rows: Sequence[Span]) -> Iterable[tuple[int, int, list[int]]]:
-    """Runs of rows between two cuts, and which of the given runs they are in; runs in none are left out."""
-    starts = sorted(range(len(rows)), key=lambda k: rows[k])
-    inside: list[int] = []
-    cuts, next_start = sorted({cut for run in rows if run[0] < run[1] for cut in run}), 0
-    for begin, end in pairwise(cuts):
-        inside = [k for k in inside if rows[k][1] > begin]
-        while next_start < len(starts) and rows[starts[next_start]][0] <= begin:
-            inside += [starts[next_start]] if rows[starts[next_start]][1] > begin else []
-            next_start += 1
-        if inside:
-            yield begin, end, inside
+def bands(rows: Sequence[Span]) -> Iterable[Span]:
+    """Runs of rows between two cuts, of those that are in one of the given runs."""
+    depth, change = 0, Counter[int]()
+    for begin, end in rows:
+        change[begin] += 1
+        change[end] -= 1
+    for begin, end in pairwise(sorted(change)):
+        depth += change[begin]
+        if depth:
+            yield begin, end

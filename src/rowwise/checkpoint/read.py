@@ -210,7 +210,7 @@ class Checkpoint:
         entry, cols = self.entry(part.name), part.cols or (0, self.entry(part.name).columns)
         # Between the cuts of those that have all of their rows; the others are read for each run of rows again.
         found = [copy.rows_to for copy in overlaps(entry, part.rows, cols) if copy.piece.ids is None]
-        for begin, end, _ in bands(found):
+        for begin, end in bands(found):
             rows = (part.rows[0] + begin, part.rows[0] + end)
             weights = torch.empty(end - begin, cols[1] - cols[0])
             self._fill_floats(weights, replace(part, tensor=weights, rows=rows))
