@@ -35,6 +35,11 @@ def has_control(text: str) -> bool:
     return not text.isprintable() and any(unicodedata.category(character) in NOT_SHOWN for character in text)
 
 
+def has_no_link(folder: Path, inside: str) -> bool:
+    """Whether no folder and no file on the way from a folder to what is inside of it is a link."""
+    return (folder / inside).resolve() == folder.resolve() / inside
+
+
 def open_inside(folder: Path, name: str) -> BinaryIO:
     """A regular file of a folder, to be read; anything else is an OSError that says what it is."""
     fault = fault_of_name(name)

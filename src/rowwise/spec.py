@@ -13,7 +13,7 @@ import msgspec
 
 from rowwise.errors import SpecError
 from rowwise.idmaps import AnyIdMap
-from rowwise.inside import fault_of_name
+from rowwise.inside import fault_of_name, has_control
 from rowwise.value import MOST_DIM, MOST_RANKS, check_most
 from rowwise.value import Value as Value
 
@@ -206,6 +206,9 @@ class Table(Value, frozen=True):
         # The update packs (row, contribution) into 64 bits and needs 24 of them for the contribution.
         if self.rows >= 1 << 40:
             raise SpecError(f"table {self.name!r} has {self.rows} rows: want fewer than 2**40; hash the ids")
+        odd = [feature for feature in self.features if not feature or has_control(feature)]
+        if odd:
+            raise SpecError(f"table {self.name!r}: feature {odd[0][:80]!r}: want a name without control characters")
         if len(set(self.features)) != len(self.features):
             raise SpecError(f"table {self.name!r} names a feature twice: {', '.join(self.features)}")
         _check_numbers(self)

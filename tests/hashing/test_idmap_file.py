@@ -1,5 +1,6 @@
 """Files of id maps: what is read is what was written, and what is not the table's is refused by name."""
 
+import os
 import subprocess
 import sys
 
@@ -17,6 +18,7 @@ from rowwise.hashing.file import HEADER, load, save
 from rowwise.hashing.idmap import IdMap, Shape
 from rowwise.hashing.open import open_map, stored_tables
 from rowwise.idmaps import DoubleHashIds, HashIds, QuotientRemainderIds, StoredIds
+from rowwise.recipes.id_maps import pinned
 from rowwise.spec import Table
 
 
@@ -40,6 +42,15 @@ def stored(tmp_path):
     id_map = placed.entries(1000, rows_N, 77)
     save(tmp_path / "item.map", "item", id_map)
     return tmp_path / "item.map", id_map
+
+
+def test_a_pipe_is_not_waited_for(tmp_path):
+    """As it was: this hung."""
+    os.mkfifo(tmp_path / "item.map")
+    with pytest.raises(SpecError, match=r"item.map is missing, or no id map .* this is a FIFO"):
+        load(tmp_path / "item.map", item())
+    with pytest.raises(SpecError, match="this is a FIFO"):
+        pinned(item(id_map=StoredIds(file=str(tmp_path / "item.map"))))
 
 
 def item(**changes):

@@ -22,6 +22,7 @@ from rowwise.ingest.frames import FrameReader
 from rowwise.ingest.parquet import ParquetReader
 from rowwise.ingest.warehouse.convert import convert
 from rowwise.ingest.warehouse.flatten import columns_of
+from rowwise.ingest.warehouse.journal import Asked, Found, Journal, Part
 from rowwise.ingest.warehouse.layout import Layout
 from rowwise.ingest.warehouse.popularity import log_use, popularity
 
@@ -172,6 +173,53 @@ def test_text_of_digits_stays_text(tmp_path):
     table = pa.table({"id": [1, 2], "zip": ["01", "2"]})
     convert(FrameReader(table), tmp_path / "w", Layout(partition_by=("zip",)))
     assert rows_of(tmp_path / "w", ("id", "zip")).to_pylist() == table.to_pylist()
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "a\\b", ".day", "_day", "a=b", "a\nb", "\x1b[2J", "d" * 300])
+def test_a_folder_has_a_plain_name(name):
+    with pytest.raises(SpecError, match="makes no folder that is read again") as told:
+        Layout(partition_by=(name,))
+    assert len(str(told.value)) < 200
+
+
+@pytest.mark.parametrize("name", ["lock", "journal.tmp", "warehouse.tmp", "part.tmp", "spill/0.json"])
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_notes_are_not_written_through_a_link_or_into_a_pipe(tmp_path, name, kind):
+    """As it was: the file that a link named was cut to nothing."""
+    mine = tmp_path / "mine"
+    mine.write_text("mine")
+    path = tmp_path / "w" / "_rowwise" / name
+    path.parent.mkdir(parents=True)
+    os.mkfifo(path) if kind == "pipe" else path.symlink_to(mine)
+    with pytest.raises(DataError, match="got a link or a pipe"):
+        convert(FrameReader(log(100)), tmp_path / "w", Layout())
+    assert mine.read_text() == "mine"
+
+
+def test_a_folder_that_is_a_link_is_not_written_into(tmp_path):
+    other = tmp_path / "other"
+    other.mkdir()
+    (tmp_path / "w" / "_rowwise").mkdir(parents=True)
+    (tmp_path / "w" / "day=1").symlink_to(other)
+    with pytest.raises(DataError, match="day=1: is a link: want a folder"):
+        convert(FrameReader(log(100)), tmp_path / "w", Layout(partition_by=("day",)))
+    assert not list(other.iterdir())
+
+
+@pytest.mark.parametrize("path", ["../mine", "/mine", "link/part", "part\n", "x\\y", ".", ""])
+def test_a_journal_names_files_of_its_own_folder(tmp_path, path):
+    dest = tmp_path / "w"
+    asked = Asked(version=1, source="s", layout=Layout())
+    for place in (tmp_path / "mine", dest / "part\n", dest / "x\\y", tmp_path / "elsewhere" / "part"):
+        place.parent.mkdir(exist_ok=True)
+        place.write_text("mine")
+    (dest / "link").symlink_to(tmp_path / "elsewhere")
+    (dest / "_rowwise").mkdir()
+    Journal(dest).take_up(asked)
+    Journal(dest).note(Found(keys={}, popularity={}))
+    Journal(dest).note(Part(path=path, rows=1, bytes=4, groups=1, unit=0, row=1))
+    with pytest.raises(DataError, match="is not there as it was written"):
+        Journal(dest).take_up(asked)
 
 
 SCRIPT = """

@@ -17,6 +17,7 @@ from rowwise.errors import SpecError
 from rowwise.hashing.check import fault_of
 from rowwise.hashing.idmap import Folding, IdMap, Shape
 from rowwise.spec import Table
+from rowwise.textfile import open_regular
 from rowwise.value import Value
 
 FORMAT = 1
@@ -78,6 +79,7 @@ WAY_OUT = "make it anew with `rowwise compress`, or name the map of this table"
 
 def _read(path: Path) -> tuple[Header, IdMap]:
     try:
+        open_regular(path).close()  # a pipe is not waited for
         with safe_open(path, "numpy") as file:
             text = (file.metadata() or {}).get(HEADER)
             names = sorted(file.keys())
@@ -89,7 +91,7 @@ def _read(path: Path) -> tuple[Header, IdMap]:
             _refuse(path, f"its format is {version!r}, want {FORMAT}")
         header = msgspec.json.decode(text, type=Header)
     except (SafetensorError, msgspec.DecodeError, OSError) as error:
-        _refuse(path, str(error))
+        _refuse(path, (isinstance(error, OSError) and error.strerror) or str(error))
     for one in (words, *fold_words):
         if one.dtype != np.int64 or one.ndim != 1:
             _refuse(path, f"its words are {one.dtype} of shape {one.shape}, want int64 [n]")

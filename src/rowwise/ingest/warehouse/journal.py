@@ -16,10 +16,12 @@ import msgspec
 
 from rowwise.errors import DataError
 from rowwise.ingest.warehouse.layout import Key, Layout
+from rowwise.inside import fault_of_name, has_no_link
 from rowwise.spec import Value
 from rowwise.textfile import append, decode_json, open_regular, read_bytes, refuse_links
 
 FOLDER = "_rowwise"
+LONGEST_NAME = 255
 ANEW = "delete the folder and convert again"
 T = TypeVar("T")
 
@@ -76,6 +78,7 @@ class Journal:
         """Nobody else works on it."""
         if self._dest.exists() and not self.place.exists() and (not self._dest.is_dir() or any(self._dest.iterdir())):
             raise DataError(f"{self._dest}: is there already, and no warehouse: want a new folder, or an empty one")
+        _check_own(self.place, self.place / "lock")
         self.place.mkdir(parents=True, exist_ok=True)
         refuse_links(self._dest)
         with open_regular(self.place / "lock", "a+b", links=False) as file:
@@ -85,6 +88,7 @@ class Journal:
                 raise DataError(
                     f"{self._dest}: another process is converting into it: wait for it, or stop it"
                 ) from None
+            _check_own(*self.place.rglob("*"))
             yield
 
     def done(self, asked: Asked) -> Manifest | None:
@@ -142,9 +146,10 @@ class Journal:
     def _check_part(self, part: Part) -> None:
         """It is a file in the warehouse, as it was when it was noted."""
         path = self._dest / part.path
-        inside = ".." not in path.parts and path.is_relative_to(self._dest) and path.is_file()
+        plain = not any(fault_of_name(name, LONGEST_NAME) for name in part.path.split("/"))
+        inside = plain and path.is_file() and has_no_link(self._dest, part.path)
         if not inside or path.stat().st_size != part.bytes or min(part.unit, part.row, part.rows, part.groups) < 0:
-            raise DataError(f"{self._path}: {part.path!r} is not there as it was written: {ANEW}")
+            raise DataError(f"{self._path}: {part.path[:200]!r} is not there as it was written: {ANEW}")
 
     def _replace(self, path: Path, data: bytes) -> None:
         temporary = path.with_suffix(".tmp")
@@ -153,6 +158,13 @@ class Journal:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
+
+
+def _check_own(*paths: Path) -> None:
+    """Notes are written over: where a link stands, that would be another file, and a pipe would be waited for."""
+    for path in paths:
+        if path.is_symlink() or (path.exists() and not path.is_dir() and not path.is_file()):
+            raise DataError(f"{path}: want a file or a folder, got a link or a pipe: {ANEW}")
 
 
 def _decoded(line: bytes, kind: type[T], place: str) -> T:

@@ -14,6 +14,7 @@ from pyarrow import types
 
 from rowwise.errors import DataError, SpecError
 from rowwise.ingest.reader import check_columns
+from rowwise.inside import fault_of_name
 from rowwise.spec import Value
 
 VERSION = 1
@@ -51,9 +52,11 @@ class Layout(Value, frozen=True):
             raise SpecError(
                 f"layout: sort_by={self.sort_by!r} without cluster_by: rows are sorted inside sessions only"
             )
-        bad = [name for name in self.partition_by if name[0] in "._" or "/" in name or "=" in name]
+        bad = [name for name in self.partition_by if fault_of_name(name) or name[0] == "_" or "=" in name]
         if bad:
-            raise SpecError(f"layout: partition_by {bad[0]!r} makes no folder that is read again: rename the column")
+            raise SpecError(
+                f"layout: partition_by {bad[0][:80]!r} makes no folder that is read again: rename the column"
+            )
 
     @property
     def working_bytes(self) -> int:

@@ -30,6 +30,7 @@ from rowwise.recipes.compress import refit
 from rowwise.recipes.compress.trials import share_done
 from rowwise.recipes.recipe import Dcn, DeepFm, Dlrm, Model, Tables, WideAndDeep
 from rowwise.spec import Constant, RowType, Table, Value
+from rowwise.textfile import open_regular
 from rowwise.train.settings import Saving
 from rowwise.train.trainer import Settings, Trainer
 
@@ -84,6 +85,7 @@ def read_histories(path: Path, tables: Sequence[Table], names: Sequence[str]) ->
     """What a probe has written."""
     rows = {table.name: table.rows for table in tables}
     try:
+        open_regular(path).close()  # a pipe is not waited for
         with safe_open(path, "numpy") as file:
             folds = msgspec.json.decode((file.metadata() or {}).get(FOLDS, "{}"), type=_Folds)
             found = {name: _history(file, name, folds) for name in names}
