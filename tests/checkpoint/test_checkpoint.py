@@ -108,7 +108,7 @@ def test_a_truncated_file_is_refused(tmp_path):
     [
         (lambda m: m.update(format=99), "has format 99; this rowwise reads format 2"),
         (lambda m: m.update(extra=1), "is damaged: Object contains unknown field `extra`"),
-        (lambda m: m["tensors"]["a"]["pieces"].clear(), "tensor 'a': pieces end at row 0, want 10"),
+        (lambda m: m["tensors"]["a"]["pieces"].clear(), "tensor 'a': rows 0 to 9 are in no piece"),
         (lambda m: m["tensors"]["a"]["pieces"][0].update(rows=[1, 10]), "rows 0 to 0 are in no piece"),
     ],
     ids=["format", "unknown key", "no pieces", "gap"],

@@ -78,7 +78,6 @@ class Journal:
         """Nobody else works on it."""
         if self._dest.exists() and not self.place.exists() and (not self._dest.is_dir() or any(self._dest.iterdir())):
             raise DataError(f"{self._dest}: is there already, and no warehouse: want a new folder, or an empty one")
-        _check_own(self.place, self.place / "lock")
         self.place.mkdir(parents=True, exist_ok=True)
         refuse_links(self._dest)
         with open_regular(self.place / "lock", "a+b", links=False) as file:
@@ -88,7 +87,6 @@ class Journal:
                 raise DataError(
                     f"{self._dest}: another process is converting into it: wait for it, or stop it"
                 ) from None
-            _check_own(*self.place.rglob("*"))
             yield
 
     def done(self, asked: Asked) -> Manifest | None:
@@ -158,13 +156,6 @@ class Journal:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-
-
-def _check_own(*paths: Path) -> None:
-    """Notes are written over: where a link stands, that would be another file, and a pipe would be waited for."""
-    for path in paths:
-        if path.is_symlink() or (path.exists() and not path.is_dir() and not path.is_file()):
-            raise DataError(f"{path}: want a file or a folder, got a link or a pipe: {ANEW}")
 
 
 def _decoded(line: bytes, kind: type[T], place: str) -> T:

@@ -17,12 +17,10 @@ import pyarrow as pa
 from pyarrow import compute as pc
 from pyarrow import parquet as pq
 
-from rowwise.errors import DataError
 from rowwise.ingest.columns import is_list
 from rowwise.ingest.warehouse.hive import Cell, folder
-from rowwise.ingest.warehouse.journal import ANEW, FOLDER, Part
+from rowwise.ingest.warehouse.journal import FOLDER, Part
 from rowwise.ingest.warehouse.layout import VERSION, Layout, rows_in
-from rowwise.inside import has_no_link
 
 SAMPLE_ROWS = 4096
 
@@ -132,8 +130,6 @@ class Writer:
             os.fsync(file.fileno())
             size = file.tell()
         (self._dest / place).parent.mkdir(parents=True, exist_ok=True)
-        if not has_no_link(self._dest, str(place.parent)):
-            raise DataError(f"{(self._dest / place).parent}: is a link: want a folder, or none: {ANEW}")
         os.replace(temporary, self._dest / place)
         pa.default_memory_pool().release_unused()
         unit, row = rows.stands
