@@ -47,6 +47,14 @@ def one_thread():
     torch.set_num_threads(1)
 
 
+@pytest.fixture(scope="session")
+def dcp():
+    """torch.distributed.checkpoint, which takes two seconds to import: only where a test asks for it."""
+    from torch.distributed import checkpoint
+
+    return checkpoint
+
+
 @pytest.fixture
 def threads():
     """Set torch's threads inside a test; put back afterwards."""

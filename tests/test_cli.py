@@ -123,6 +123,7 @@ ENDINGS = {  # what a benchmark does: what is said of it, and the exit code of a
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("body", ENDINGS)
 def test_bench_all_says_how_each_ended(checkout, body):
     said, code = ENDINGS[body]

@@ -78,6 +78,7 @@ def test_starts_without_torch():
     assert "torch" not in loaded
 
 
+@pytest.mark.slow
 def test_a_run_is_listed_checked_and_compared(ok, command, run):
     lines = columns(ok("ls", run))
     assert lines[0] == ["checkpoint", "step", "samples", "size", "written", "tensors", "ranks", "saved", "how"]
@@ -159,6 +160,7 @@ def test_smaller_rows_without_state(ok, run, tmp_path):
     assert len(started.match.loaded) == len(found.names())
 
 
+@pytest.mark.slow
 def test_given_to_others(ok, run, tmp_path):
     out = ok("export", run, "--parquet", tmp_path / "vectors", "--table", "user", "--state")
     assert out.splitlines() == [

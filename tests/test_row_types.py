@@ -228,6 +228,7 @@ def test_what_the_type_holds_stays(row_type):
     assert torch.equal(embeddings.table("t"), rows)
 
 
+@pytest.mark.slow
 def test_codes_that_a_gradient_of_zero_reaches_hardly_change_and_do_not_drift():
     """Scale and offset are found anew each time, with rounding errors far below a code."""
     rows, dim, steps = 4000, 64, 200

@@ -96,6 +96,7 @@ def test_distinct_bags_are_looked_up_once(monkeypatch):
     assert asked == [once, 10 * once + len(batch.values_N)]
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(problem=problems(), data=st.data())
 def test_share_finds_what_expanding_loses(problem, data):
@@ -141,6 +142,7 @@ def test_gradients_of_shared_weights_are_those_of_all_samples():
     assert grads[0].abs().sum() > 0
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 1000))
 @settings(max_examples=40, deadline=None)
 def test_rearranged_batches_are_those_of_the_expanded(seed):

@@ -12,7 +12,6 @@ from checkpoint.crafted import check_right, copy, head_of, mutate, plain, put, p
 from checkpoint.test_pickles import attacks, torch_file
 from launching import ENVIRONMENT
 from small import trained
-from torch.distributed import checkpoint as dcp
 
 from rowwise.checkpoint.dcp_source import METADATA
 from rowwise.checkpoint.diff import diff
@@ -128,7 +127,7 @@ def test_a_crafted_checkpoint_is_one_line_or_right(whole, tmp_path, command):
 @pytest.mark.filterwarnings("ignore:torch.distributed is")
 @pytest.mark.parametrize("kind", ["dotted, of pathlib", "os.system"])
 @pytest.mark.parametrize("folder", [True, False], ids=["dcp", "pt"])
-def test_an_import_runs_nothing(tmp_path, kind, folder):
+def test_an_import_runs_nothing(tmp_path, kind, folder, dcp):
     """As it was reported: with --dry-run, too."""
     canary = tmp_path / "was-run"
     attack = attacks(str(canary))[kind]

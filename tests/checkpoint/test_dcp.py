@@ -8,7 +8,6 @@ import re
 import pytest
 import torch
 from checkpoint.made import TABLES, same, saved
-from torch.distributed import checkpoint as dcp
 
 from rowwise import CheckpointError
 from rowwise.checkpoint import windows as seen
@@ -29,7 +28,7 @@ def outlines(source):
 
 @QUIET
 @pytest.mark.parametrize("cut", [False, True])
-def test_dcp_loads_what_we_write(tmp_path, monkeypatch, cut):
+def test_dcp_loads_what_we_write(tmp_path, monkeypatch, cut, dcp):
     first = saved(tmp_path / "three")
     if cut:
         monkeypatch.setattr(seen, "WINDOW_bytes", 400)
@@ -48,7 +47,7 @@ def test_dcp_loads_what_we_write(tmp_path, monkeypatch, cut):
 
 @QUIET
 @pytest.mark.parametrize("cut", [False, True])
-def test_we_read_what_dcp_writes(tmp_path, monkeypatch, cut):
+def test_we_read_what_dcp_writes(tmp_path, monkeypatch, cut, dcp):
     tensors = {
         "sparse": {"embedding_bags": {"user": {"weight": torch.randn(50, 6)}}},
         "dense": {"weight": torch.randn(3, 4, 5).half(), "step": torch.tensor(7), "none": torch.empty(0, 3)},
@@ -124,7 +123,7 @@ def test_metadata_that_is_none_is_refused(tmp_path):
 
 
 @QUIET
-def test_members_of_enumerations_may_be_asked_for_by_name(tmp_path):
+def test_members_of_enumerations_may_be_asked_for_by_name(tmp_path, dcp):
     dcp.save({"t": torch.ones(4, 4)}, storage_writer=dcp.FileSystemWriter(tmp_path))
     metadata = pickle.loads((tmp_path / METADATA).read_bytes())
     properties = metadata.state_dict_metadata["t"].properties
@@ -141,7 +140,7 @@ def test_members_of_enumerations_may_be_asked_for_by_name(tmp_path):
 
 
 @QUIET
-def test_a_folder_that_is_not_complete_is_refused(tmp_path):
+def test_a_folder_that_is_not_complete_is_refused(tmp_path, dcp):
     (tmp_path / "dcp").mkdir()
     with pytest.raises(CheckpointError, match=re.escape(f"has no {METADATA}")):
         open_source(tmp_path / "dcp")

@@ -103,6 +103,7 @@ def small(monkeypatch):
     monkeypatch.setattr(saving, "is_full_due", always_increment)
 
 
+@pytest.mark.slow
 @pytest.mark.few(1)
 @pytest.mark.parametrize("bits", [32, 8, 4])
 @pytest.mark.parametrize("seed", range(3))

@@ -9,7 +9,6 @@ import torch
 from campaign import Campaign
 from checkpoint.crafted import check_right, copy, mutate, rounded_increment, sound
 from mutations import mutate_bytes
-from torch.distributed import checkpoint as dcp
 
 from rowwise.checkpoint.check import check
 from rowwise.checkpoint.dcp_source import METADATA, open_dcp
@@ -61,7 +60,7 @@ def test_some_of_them(folders, tmp_path, kind, seed):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:torch.distributed is")
-def test_crafted_metadata(tmp_path):
+def test_crafted_metadata(tmp_path, dcp):
     campaign, folder = Campaign("metadata of torch.distributed.checkpoint"), tmp_path / "dcp"
     tensors = {"a": torch.arange(48.0).view(8, 6), "b": {"c": torch.arange(5)}, "n": torch.tensor(3), "words": ["x"]}
     dcp.save(tensors, storage_writer=dcp.FileSystemWriter(folder))

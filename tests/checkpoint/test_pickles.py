@@ -13,7 +13,6 @@ from functools import partial
 
 import pytest
 import torch
-from torch.distributed import checkpoint as dcp
 
 from rowwise import CheckpointError
 from rowwise.checkpoint.dcp_source import METADATA, open_dcp
@@ -117,7 +116,7 @@ BOMBS = {
 
 
 @pytest.fixture
-def folder(tmp_path):
+def folder(tmp_path, dcp):
     """A sound checkpoint, to put other metadata into."""
     with pytest.warns(UserWarning, match="torch.distributed is"):
         dcp.save({"t": torch.ones(4, 4)}, storage_writer=dcp.FileSystemWriter(tmp_path / "dcp"))

@@ -57,6 +57,7 @@ def small(patch):
     patch.setattr(seen, "WINDOW_bytes", 900)
 
 
+@pytest.mark.slow
 @settings(max_examples=8)
 @given(seed=st.integers(0, 10**6), worlds=st.tuples(st.integers(1, 4), st.integers(1, 5)), cut=st.booleans())
 def test_written_anew_for_another_plan_every_bit_is_the_same(tmp_path_factory, seed, worlds, cut):

@@ -73,6 +73,7 @@ def test_all_ranks_together_have_the_batches_of_one(rows, split_rows, world, uni
         assert {str(rank.state()) for rank in ranks} == {str(whole.state())}
 
 
+@pytest.mark.slow
 @given(**SIZES, worlds=st.lists(st.integers(1, 4), min_size=1, max_size=4), stops=st.lists(st.integers(0, 9)))
 def test_going_on_at_another_world_size_repeats_and_loses_nothing(rows, split_rows, worlds, stops, **how):
     whole = batcher(rows, split_rows, Deal(), **how)

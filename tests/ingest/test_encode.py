@@ -113,6 +113,7 @@ LISTS = [
 SPARSE = (Sparse(column="a"), Sparse(column="b", first=2), Sparse(column="c", table="b", first=1))
 
 
+@pytest.mark.slow
 @given(data=st.data(), rows=st.integers(0, 9))
 def test_every_layout_gives_the_ids_that_python_gives(data, rows):
     table, cells = {}, {}

@@ -150,6 +150,7 @@ def test_wrong_shapes_are_named_by_torch():
         linear(torch.zeros(5, 7), torch.zeros(4, 6))
 
 
+@pytest.mark.slow
 def test_compiled():
     x_BI, weight_OI, bias_O = parts(5, 6, 4)
     compiled = torch.compile(lambda *t: linear(*t, relu=True), backend="aot_eager", fullgraph=True)

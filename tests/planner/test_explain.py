@@ -77,6 +77,7 @@ def units_of(planned: Planned, option: int) -> list[int]:
     return [unit for unit in found[span] if rule < 0 or problem.allowed_RU[rule, unit]]
 
 
+@pytest.mark.slow
 @given(questions())
 @settings(max_examples=40, deadline=None)
 def test_what_another_option_would_cost_is_what_it_costs(asked):

@@ -57,6 +57,7 @@ def crowded(draw):
     return question(tables, topology, each, constraints=rules, buffers=draw(st.booleans()), batch=1024)
 
 
+@pytest.mark.slow
 @given(crowded())
 @settings(max_examples=15, deadline=None)
 def test_each_way_out_that_is_claimed_is_one(asked):

@@ -332,6 +332,7 @@ def test_an_unchanged_question_changes_nothing(pool):
     assert found.new_cost == found.old_cost
 
 
+@pytest.mark.slow
 @pytest.mark.few(1)
 @pytest.mark.parametrize("seed", range(5))
 def test_856_tables_drift_and_few_bytes_move(pool, seed):

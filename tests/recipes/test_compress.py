@@ -87,6 +87,7 @@ def test_a_history_that_is_none_is_refused(tmp_path, condition, said):
         open_window(resolve(recipe(tmp_path)), [condition])
 
 
+@pytest.mark.slow
 @pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["dlrm", "dcn", "deepfm", "wide_deep"])
 def test_the_probe_counts_every_id_and_learns_of_those_it_has_seen(tmp_path, kind):

@@ -66,6 +66,7 @@ def run_of(folder, maps=MAPS, **changes):
     return run, run.go()
 
 
+@pytest.mark.slow
 @pytest.mark.few(1)
 @pytest.mark.parametrize("model", [{"kind": "dlrm", "bottom": [8], "top": [8]}, {"kind": "wide_deep", "deep": [8]}])
 def test_a_run_with_maps_learns_and_is_the_same_twice(tmp_path, model):

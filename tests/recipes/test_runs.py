@@ -128,6 +128,7 @@ def test_a_run_without_test_rows(tmp_path):
         predict_rows(run.folder.path, tmp_path / "p.parquet")
 
 
+@pytest.mark.slow
 def test_several_labels(tmp_path):
     write_rows(tmp_path / "rows.parquet", bought=lambda rows: pa.array(rows["user"].to_numpy() % 2))
     run, result = trained(
@@ -145,6 +146,7 @@ def test_several_labels(tmp_path):
     assert names == ["row", "label_logit", "label_probability", "bought_logit", "bought_probability"]
 
 
+@pytest.mark.slow
 def test_sample_weights(tmp_path):
     """Rows of weight 0 teach nothing and count nothing."""
     odd = lambda rows: rows["row"].to_numpy() % 2 == 1  # noqa: E731

@@ -107,6 +107,7 @@ def test_a_run_leaves_them_and_a_planner_reads_them(tmp_path):
     assert pooling["seen"] > 1.0
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_leaves_those_of_its_last_checkpoint_and_counts_on(tmp_path):
     how = {"log": {"every": 1}, "save": {"every": 4, "keep": 9}}
     for name in ("whole", "killed"):

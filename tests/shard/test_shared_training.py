@@ -108,6 +108,7 @@ def on_two_ranks(folder, train, shared, model):
     return {name: opened.load(name) for name in names}, result.test, sent
 
 
+@pytest.mark.slow
 @pytest.mark.few(1)
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("elastic", [False, True])

@@ -7,7 +7,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.metrics import log_loss, roc_auc_score
 from torch import nn
 from trainings import COLUMNS, Net, make_rows, make_tables
 
@@ -37,7 +36,9 @@ def all_at_once(model, rows):
 
 
 def expected(logits, labels, weights):
-    """The metrics of one task, by scikit-learn."""
+    """The metrics of one task, by scikit-learn, which takes three seconds to import."""
+    from sklearn.metrics import log_loss, roc_auc_score
+
     rate = np.average(labels, weights=weights) if len(labels) else math.nan
     predicted = 1 / (1 + np.exp(-logits))
     loss = log_loss(labels, predicted, sample_weight=weights, labels=[0, 1]) if len(labels) else math.nan
@@ -52,6 +53,7 @@ def expected(logits, labels, weights):
     }
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(count=st.integers(2, 200), size=st.integers(1, 300), seed=st.integers(0, 50))
 def test_metrics_are_those_of_scikit_learn(count, size, seed):
@@ -67,6 +69,7 @@ def test_metrics_are_those_of_scikit_learn(count, size, seed):
     assert not scores.slices
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(count=st.integers(2, 120), size=st.sampled_from((16, 50, 500)), seed=st.integers(0, 50), ids=st.integers(1, 20))
 def test_slices_are_metrics_of_filtered_rows(count, size, seed, ids):

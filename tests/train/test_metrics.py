@@ -10,7 +10,6 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from sklearn.metrics import log_loss, ndcg_score, roc_auc_score
 
 from rowwise import BatchError, SpecError, StateError
 from rowwise.train.auc import AXIS, Auc, BinnedAuc, ExactAuc, RecentAuc
@@ -89,8 +88,11 @@ METRICS = {
 }
 
 
+@pytest.mark.slow
 @given(scored())
 def test_entropy_is_that_of_scikit_learn(samples):
+    from sklearn.metrics import log_loss  # takes three seconds
+
     logits, labels, weights = samples
     fit = made(Entropy(), samples).value()[0]
     kept = torch.ones(len(logits), dtype=torch.bool) if weights is None else weights > 0
@@ -129,8 +131,11 @@ def test_the_loss_is_right_where_probabilities_round():
     assert fit.log_loss == pytest.approx(math.log(2) / 2, rel=1e-15)
 
 
+@pytest.mark.slow
 @given(scored())
 def test_exact_auc_is_that_of_scikit_learn(samples):
+    from sklearn.metrics import roc_auc_score  # takes three seconds
+
     area = made(ExactAuc(), samples).value()[0]
     if not both_classes(samples):
         assert math.isnan(area.auc)
@@ -160,7 +165,10 @@ def test_the_bound_is_reached_and_no_more():
     assert (area.auc, area.bound, made(ExactAuc(), worst).value()[0].auc) == (0.5, 0.5, 0.0)
 
 
+@pytest.mark.slow
 def test_bins_are_fine_enough():
+    from sklearn.metrics import roc_auc_score  # takes three seconds
+
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(50_000, generator=generator) * 1.5 - 3
     labels = (torch.rand(50_000, generator=generator) < logits.sigmoid()).float()
@@ -348,8 +356,11 @@ def test_updates_keep_no_memory_of_the_caller():
     assert auc.value()[0].auc == 1
 
 
+@pytest.mark.slow
 @given(st.integers(1, 6), st.integers(1, 9), st.integers(0, 3), st.data())
 def test_ranking_is_that_of_scikit_learn(lists, candidates, most, data):
+    from sklearn.metrics import ndcg_score  # takes three seconds
+
     score = st.sampled_from([0.0, 1.0, 2.0, -math.inf]) | st.floats(-3, 3, width=32)
     scores = data.draw(arrays.arrays(np.float32, (lists, candidates), elements=score))
     most = min(most, candidates)

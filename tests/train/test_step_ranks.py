@@ -82,6 +82,7 @@ def cuts_of(world, steps, accumulate, seed=0):
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.few(2)
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("optimizer", [DenseSgd(lr=0.1, momentum=0.9), DenseAdam(lr=0.01)])

@@ -47,6 +47,7 @@ def number(text):
         return float(sum(map(ord, text)))
 
 
+@pytest.mark.slow
 @pytest.mark.few(1)
 @pytest.mark.parametrize(("plan", "accumulate", "worlds"), [(0, 1, (2, 3, 4)), (1, 2, (3,)), (2, 1, (4,))])
 def test_any_number_of_ranks_trains_as_one(tmp_path, plan, accumulate, worlds):
@@ -94,6 +95,7 @@ def elastic(folder, plan=0, **more) -> Ranked:
     return Ranked(how, folder, dropout=0.0, plan=plan, tables=tables, **rows)
 
 
+@pytest.mark.slow
 def test_elastic_ranks_train_as_one_to_the_bit(tmp_path):
     how = {"train": {"epochs": 2}, "log": Log(every=2), "evaluate": {"every": 3}}
     found = {}
@@ -131,6 +133,7 @@ def fifty(tmp_path_factory):
     return {n: bits(x) for n, x in tensors(whole.folder).items()}
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_at_another_world_size(tmp_path):
     """The same samples, in `run`: and the metrics of all that was counted before."""
     how = partial(fast, log=Log(every=3, window=5), save=Saving(every=2, keep=9))
@@ -200,6 +203,7 @@ def test_ranks_whose_data_ends_early_end_the_epoch_with_the_others(tmp_path, acc
     assert float(rows[-1]["value"]) == 2 * sum(Own.sizes)
 
 
+@pytest.mark.slow
 def test_ranks_with_data_of_their_own_go_on_where_each_was(tmp_path):
     """Also from the middle of an epoch in which one of them has no more."""
     how = partial(fast, log=Log(every=2), save=Saving(every=4, keep=9))
@@ -412,6 +416,7 @@ def test_only_the_first_rank_writes_and_tells(tmp_path):
     assert [row["step"] for row in lines(tmp_path / "steps.csv")] == ["6"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("background", [False, True])
 def test_saving_in_the_background_leaves_the_same(tmp_path, background):
     how = fast(train={"epochs": 2}, save=Saving(every=2, keep=9, background=background))
