@@ -21,6 +21,7 @@ from pyarrow import types
 from rowwise.errors import DataError
 from rowwise.ingest.reader import Split, check_columns
 from rowwise.ingest.warehouse import hive
+from rowwise.ingest.warehouse.footer import check_chunks, check_footer
 from rowwise.ingest.warehouse.image import Image
 from rowwise.ingest.warehouse.ranges import GAP_BYTES, Counters
 from rowwise.ingest.warehouse.statistics import Group, groups_of
@@ -134,7 +135,7 @@ class ParquetReader:
         return self._store.stamp(source)
 
     def _groups(self, source: str) -> list[Group]:
-        return groups_of(self._footer(source), self._where, self._schema)
+        return groups_of(self._footer(source, chunks=bool(self._where.all_of)), self._where, self._schema)
 
     def _seen(self, source: str) -> dict[str, Seen]:
         """What a file's folders say of its rows."""
@@ -147,14 +148,19 @@ class ParquetReader:
         texts = hive.texts_of(source)
         return {field.name: hive.cell(texts[field.name], field.type) for field in self._folders}
 
-    def _footer(self, source: str) -> pq.FileMetaData:
+    def _footer(self, source: str, *, chunks: bool = False) -> pq.FileMetaData:
+        """What a file says of itself, checked; with `chunks`, of each column chunk, too."""
         opened = self._store.open(source)
         size = opened.size
         opened.close()
         if size == 0:
             raise DataError(f"{source}: the file is empty: want Parquet")
         with _naming(source), self._store.stream(source) as file:
-            return pq.read_metadata(file)
+            footer = pq.read_metadata(file)
+            check_footer(footer)
+            if chunks:
+                check_chunks(footer, size)
+        return footer
 
     @contextmanager
     def _opened(self, source: str) -> Iterator[Image]:
@@ -162,7 +168,7 @@ class ParquetReader:
         with self._lock:
             image = self._idle.pop() if self._idle else None
         if image is None or image.source != source:
-            footer = self._footer(source)
+            footer = self._footer(source, chunks=True)
             if image is not None:
                 image.close()
             image = Image(source, self._store.open(source), footer, verify=self._verify)
@@ -252,5 +258,5 @@ def _naming(name: str) -> Iterator[None]:
     """Arrow says what is wrong with a file, but not with which."""
     try:
         yield
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DataError(f"{name}: cannot be read as Parquet: {error}") from error
