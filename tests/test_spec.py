@@ -191,7 +191,7 @@ def test_constant_may_be_negative_but_finite():
         ({"optimizer": {"kind": "sgd", "schedule": {"decay_steps": -1}}}, "schedule: decay_steps=-1"),
         ({"optimizer": {"kind": "lamb", "clip": 0}}, "clip=0.0: want more than 0"),
         ({"name": "a/b"}, "want one without dots and slashes"),
-        ({"features": ("a", "")}, "feature '': want a name without control characters"),
+        ({"features": ("a", "\x07")}, "feature .*: want a name without control characters"),
         ({"features": ("\x1b[2J",)}, r"feature '\\x1b\[2J': want a name"),
     ],
 )

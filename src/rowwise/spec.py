@@ -206,7 +206,7 @@ class Table(Value, frozen=True):
         # The update packs (row, contribution) into 64 bits and needs 24 of them for the contribution.
         if self.rows >= 1 << 40:
             raise SpecError(f"table {self.name!r} has {self.rows} rows: want fewer than 2**40; hash the ids")
-        odd = [feature for feature in self.features if not feature or has_control(feature)]
+        odd = [feature for feature in self.features if has_control(feature)]
         if odd:
             raise SpecError(f"table {self.name!r}: feature {odd[0][:80]!r}: want a name without control characters")
         if len(set(self.features)) != len(self.features):
