@@ -1,6 +1,7 @@
 """A run's checkpoint whose data beside the tensors a stranger has written: resuming and predicting end in one line."""
 
 import shutil
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -11,7 +12,10 @@ from small import trained
 
 from rowwise.checkpoint.listing import list_checkpoints
 from rowwise.checkpoint.named import checkpoints_of
-from rowwise.errors import RowwiseError, one_line
+from rowwise.checkpoint.parts import Part
+from rowwise.checkpoint.read import Checkpoint
+from rowwise.checkpoint.write import write
+from rowwise.errors import CheckpointError, RowwiseError, one_line
 from rowwise.recipes.runs import Run, load_trained
 
 
@@ -50,6 +54,12 @@ CHANGES = {
     "metrics": lambda data: data["recorder"].update(metrics=[1]),
     "traffic": lambda data: data["recorder"].update(traffic={"user": 7}),
     "optimizers": lambda data: data.update(optimizers=[]),
+    "counts below 0": lambda data: next(iter(data["recorder"]["traffic"].values())).update(ids=-1),
+    "too many counted": lambda data: next(iter(data["recorder"]["traffic"].values())).update(kept=7),
+    "no slots": lambda data: data["optimizers"]["dense"].update(numbers=[7]),
+    "a slot that is no tensor": lambda data: data["optimizers"]["dense"].update(
+        numbers={"top.layers.0.weight": {"step": []}}
+    ),
     "groups": lambda data: data["optimizers"]["dense"].update(groups=[7]),
 }
 
@@ -57,12 +67,40 @@ CHANGES = {
 @pytest.mark.parametrize("kind", CHANGES)
 def test_data_that_are_not_those_of_a_run_are_one_line(made, tmp_path, kind):
     path = crafted(made, tmp_path / "1", CHANGES[kind])
-    with pytest.raises(RowwiseError, match=r"data are not those|is not of a run|no library") as raised:
+    with pytest.raises(RowwiseError, match=r"data are not those|is not of a run|that were counted") as raised:
         resumed(path)
     line = one_line(raised.value)
     assert line is not None
     assert line.isprintable()
     list_checkpoints(path)
+
+
+STEP, AVERAGE = "optimizer/dense/top.layers.0.weight/step", "optimizer/dense/top.layers.0.weight/exp_avg"
+TENSORS = {
+    "a step of many": (STEP, lambda x: x.expand(3).clone(), r"step: got \(3,\)"),
+    "an average of one": (AVERAGE, lambda x: x[:1], r"exp_avg: got \(1, "),
+    "an average of whole numbers": (AVERAGE, lambda x: x.long(), "exp_avg: got .* of torch.int64"),
+    "random numbers that are cut": ("rng/torch", lambda x: x[:, :9], "is no state of torch's"),
+    "random numbers that are text": ("rng/torch", lambda x: x.float(), "is no state of torch's"),
+    "an average that is not there": (AVERAGE, lambda x: None, "exp_avg is not there"),
+}
+
+
+@pytest.mark.parametrize("kind", TENSORS)
+def test_tensors_that_a_step_would_fail_at_are_refused(made, tmp_path, kind):
+    path = crafted(made, tmp_path / "1", lambda data: None)
+    newest = checkpoints_of(path)[0]
+    there, (name, change, want) = Checkpoint.open(newest), TENSORS[kind]
+    tensors = {one: there.load(one) for one in there.names()}
+    changed = {one: change(x) if one == name else x for one, x in tensors.items()}
+    assert name in tensors
+    parts = [Part.whole(one, x, shared=False) for one, x in changed.items() if x is not None]
+    rows = {one: entry for one, entry in there.manifest.tensors.items() if entry.row_type is not None}
+    parts = [replace(part, row_type=rows[part.name].row_type) if part.name in rows else part for part in parts]
+    shutil.rmtree(newest)
+    write(newest, parts, there.manifest.data)
+    with pytest.raises(CheckpointError, match=want):
+        resumed(path)
 
 
 def test_the_best_checkpoint_is_one_of_the_run(made, tmp_path):

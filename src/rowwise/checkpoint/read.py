@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NoReturn
 
+import msgspec
 import torch
 from msgspec import structs
 from torch import Tensor
@@ -23,7 +24,7 @@ from rowwise.checkpoint.files import CODES, CHUNK_bytes, Head, Place, as_bytes
 from rowwise.checkpoint.manifest import Entry, Ids, Manifest, Piece, Span, bands
 from rowwise.checkpoint.parts import Part
 from rowwise.checkpoint.reshard import Copy, overlaps, stored
-from rowwise.errors import CheckpointError, RowwiseError
+from rowwise.errors import CheckpointError
 from rowwise.inside import open_inside
 from rowwise.ops.checksum import crc32
 from rowwise.ops.rowtype import pack, unpack
@@ -46,13 +47,11 @@ class Damage(Value, frozen=True):
 
 @contextmanager
 def taking_data(folder: Path) -> Iterator[None]:
-    """What cannot be taken from the data beside the tensors, which may be anything, is one error."""
+    """Data beside the tensors, which may be anything, and are not of the types that are wanted, are one error."""
     try:
         yield
-    except RowwiseError:
-        raise
-    except (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, RuntimeError) as error:
-        why = f"{type(error).__name__}: {printable(str(error))[:200]}".replace("\n", " ")
+    except msgspec.ValidationError as error:
+        why = printable(str(error))[:200].replace("\n", " ")
         raise CheckpointError(f"{folder} has a manifest whose data are not those of a run: {why}") from error
 
 

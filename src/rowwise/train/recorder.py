@@ -32,7 +32,7 @@ from rowwise.train.run_folder import Cell, RunFolder
 from rowwise.train.settings import Log
 from rowwise.train.stages import Seconds, Stages
 from rowwise.train.step import Machinery, Stepped
-from rowwise.train.traffic import Traffic
+from rowwise.train.traffic import SavedTraffic, Traffic
 
 if TYPE_CHECKING:
     from torch.profiler import profile
@@ -48,6 +48,15 @@ class SavedLosses(Value, frozen=True):
     newest: tuple[tuple[float | None, int], ...]
     sum: float | None
     samples: int
+
+
+class SavedRecorder(Value, frozen=True):
+    """Likewise, of everything but tensors."""
+
+    losses: SavedLosses
+    scored: bool
+    metrics: dict[str, Any]
+    traffic: dict[str, SavedTraffic]
 
 
 def _number(given: float | None) -> float:
@@ -186,18 +195,18 @@ class Recorder:
 
         What all ranks had counted goes to the first, and the others begin anew.
         """
-        data = checkpoint.manifest.data["recorder"]
-        losses = msgspec.convert(data["losses"], SavedLosses)
+        data = msgspec.convert(checkpoint.manifest.data.get("recorder"), SavedRecorder)
+        losses = data.losses
         self._losses.extend((_number(loss), samples) for loss, samples in losses.newest)
         self._loss_sum, self._loss_samples = _number(losses.sum), losses.samples
-        self._scored = msgspec.convert(data["scored"], bool)
+        self._scored = data.scored
         if self._comm.rank:
             return
         names = [name for name in checkpoint.names() if name.startswith(HELD)]
         tensors = {name.removeprefix(HELD): checkpoint.load(name) for name in names}
         counted = {name: tensors.pop(name) for name in self._traffic.tensors() if name in tensors}
-        self._traffic.restore(data["traffic"], counted)
-        self._metrics = Metrics.from_state({**data["metrics"], **tensors})
+        self._traffic.restore({name: msgspec.structs.asdict(one) for name, one in data.traffic.items()}, counted)
+        self._metrics = Metrics.from_state({**data.metrics, **tensors})
         if self._folder is not None:
             self._folder.cut(progress.step)
             self._slices = self._folder.rows("slices.csv")

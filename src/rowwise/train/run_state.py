@@ -19,6 +19,7 @@ from rowwise.checkpoint.read import Checkpoint, taking_data
 from rowwise.errors import AgreedError, CheckpointError
 from rowwise.ingest.batcher import Position
 from rowwise.ops.linear import choose, chosen, has_onednn
+from rowwise.processor import Products
 from rowwise.train.dense import DenseGradients
 from rowwise.train.progress import Progress
 from rowwise.train.ranks import to_first
@@ -90,11 +91,11 @@ class RunState:
 
     def restore(self, checkpoint: Checkpoint, progress: Progress) -> None:
         """Put everything back where it was, and forget what was written later."""
-        with taking_data(checkpoint.folder), _own_numbers(self._work.optimizer):
+        with _own_numbers(self._work.optimizer):
             restore(checkpoint, self._work.model, self._optimizers, self._work.comm, self._held())
         # The two libraries round differently, and which is faster may be found out differently today.
         with taking_data(checkpoint.folder):
-            products = checkpoint.manifest.data["products"]
+            products = msgspec.convert(checkpoint.manifest.data.get("products"), Products)
             if has_onednn() or products == "torch":
                 choose(products)
             self._recorder.restore(checkpoint, progress)

@@ -20,19 +20,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import msgspec
 import torch
 from msgspec import structs
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from rowwise.checkpoint.manifest import Entry
+from rowwise.checkpoint.manifest import Entry, Span
 from rowwise.checkpoint.parts import Part
-from rowwise.checkpoint.read import Checkpoint
+from rowwise.checkpoint.read import Checkpoint, taking_data
 from rowwise.checkpoint.tables import entries_of, modules_of, read_parts, written_parts
 from rowwise.comm.seam import Comm
 from rowwise.comm.solo import solo
 from rowwise.errors import CheckpointError
 from rowwise.shard.embeddings import AnyEmbeddings
+from rowwise.spec import Value
 from rowwise.train.id_maps import check_maps
 
 Optimizers = Mapping[str, Optimizer]
@@ -40,6 +42,17 @@ OURS = ("model/", "rows/", "optimizer/", "rng/", "held/")
 NO_MODEL = ("optimizer/", "rng/", "held/")
 Held = dict[int, Tensor]  # see `CodedSum.held`
 RANDOM = "rng/torch"
+
+
+SLOTS = {"AdamW": ("step", "exp_avg", "exp_avg_sq"), "Adagrad": ("step", "sum")}
+
+
+class SavedOptimizer(Value, frozen=True):
+    """One of torch, in a checkpoint, without its tensors."""
+
+    groups: tuple[dict[str, Any], ...]
+    numbers: dict[str, dict[str, int | float | bool | None]] = msgspec.field(default_factory=dict)
+    kind: str | None = None  # not known of an older version's
 
 
 def collect(
@@ -202,35 +215,61 @@ def _restore_each(checkpoint: Checkpoint, comm: Comm, held: Held) -> None:
     row = comm.rank, comm.rank + 1
     held.clear()
     if checkpoint.entry(RANDOM).rows == len(comm.ranks):
-        torch.set_rng_state(checkpoint.load(RANDOM, row)[0])
+        _set_random(checkpoint, row)
         names = [name for name in checkpoint.names() if name.startswith("held/")]
+        odd = [name for name in names if not name.removeprefix("held/").isdecimal()]
+        if odd:
+            raise CheckpointError(f"{checkpoint.folder}: tensor {odd[0]!r} is held back for no bucket")
         held.update({int(name.removeprefix("held/")): checkpoint.load(name, row)[0] for name in names})
         return
-    first = checkpoint.load(RANDOM, (0, 1))[0]
     if comm.rank == 0:
-        torch.set_rng_state(first)
+        _set_random(checkpoint, (0, 1))
     else:
+        first = checkpoint.load(RANDOM, (0, 1))[0]
         torch.manual_seed(zlib.crc32(first.numpy().data, comm.rank))
+
+
+def _set_random(checkpoint: Checkpoint, row: Span) -> None:
+    try:
+        torch.set_rng_state(checkpoint.load(RANDOM, row)[0])
+    except (RuntimeError, TypeError):
+        got = f"{checkpoint.entry(RANDOM).shape} of {checkpoint.entry(RANDOM).dtype}"
+        raise CheckpointError(f"{checkpoint.folder}: {RANDOM}: got {got}, which is no state of torch's") from None
+
+
+def _check_slots(where: str, kind: str, parameter: Tensor, state: Mapping[str, object]) -> None:
+    """Refuse what a step of torch would fail at."""
+    missing = [slot for slot in SLOTS.get(kind, ()) if not isinstance(state.get(slot), Tensor)]
+    if missing and state:
+        raise CheckpointError(f"{where}{missing[0]} is not there, which {kind} goes on from")
+    for slot, x in state.items():
+        wanted = ((), torch.float32) if slot == "step" else (tuple(parameter.shape), parameter.dtype)
+        if isinstance(x, Tensor) and slot in SLOTS.get(kind, ()) and (tuple(x.shape), x.dtype) != wanted:
+            got, want = f"{tuple(x.shape)} of {x.dtype}", f"{wanted[0]} of {wanted[1]}"
+            raise CheckpointError(f"{where}{slot}: got {got}, want {want}")
 
 
 def _restore_optimizer(checkpoint: Checkpoint, model: nn.Module, which: str, optimizer: Optimizer) -> set[str]:
     """Returns the names that it took."""
-    data = checkpoint.manifest.data.get("optimizers", {}).get(which)
-    if data is None or len(data["groups"]) != len(optimizer.param_groups):
+    with taking_data(checkpoint.folder):
+        known = msgspec.convert(checkpoint.manifest.data.get("optimizers", {}), dict[str, SavedOptimizer])
+    data, kind = known.get(which), type(optimizer).__name__
+    if data is None or len(data.groups) != len(optimizer.param_groups):
         raise CheckpointError(f"{checkpoint.folder} has no state of optimizer {which!r} with as many groups")
-    kind = type(optimizer).__name__
-    if data.get("kind", kind) != kind:
+    if data.kind is not None and data.kind != kind:
         want = "resume with that one, or start from the checkpoint instead"
-        raise CheckpointError(f"{checkpoint.folder}: optimizer {which!r} is {data['kind']}, not {kind}: {want}")
-    for group, saved in zip(optimizer.param_groups, data["groups"], strict=True):
-        # JSON has no tuples: a pair of betas comes back as a list.
-        group.update({k: tuple(v) if isinstance(group.get(k), tuple) else v for k, v in saved.items()})
+        raise CheckpointError(f"{checkpoint.folder}: optimizer {which!r} is {data.kind[:80]}, not {kind}: {want}")
+    for group, saved in zip(optimizer.param_groups, data.groups, strict=True):
+        for name in saved.keys() & group.keys() - {"params"}:
+            value = saved[name]  # JSON has no tuples: a pair of betas comes back as a list
+            group[name] = tuple(value) if isinstance(value, list) and isinstance(group[name], tuple) else value
     taken: set[str] = set()
     for parameter, name in _names(model, optimizer, which).items():
         prefix = f"optimizer/{which}/{name}/"
         slots = [n for n in checkpoint.names() if n.startswith(prefix)]
         state = {n.removeprefix(prefix): checkpoint.load(n) for n in slots}
-        state |= data["numbers"].get(name, {})
+        state |= data.numbers.get(name, {})
+        _check_slots(f"{checkpoint.folder}: {prefix}", kind, parameter, state)
         if state:
             optimizer.state[parameter] = {
                 k: v.to(parameter.device) if isinstance(v, Tensor) and v.dim() else v for k, v in state.items()

@@ -8,15 +8,17 @@ planners learn, it is one.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import final
+from typing import Annotated, final
 
+import msgspec
 import torch
 from torch import Tensor
 
 from rowwise.batch import Batch, Jagged
+from rowwise.errors import StateError
 from rowwise.hashing.embeddings import MappedEmbeddings
 from rowwise.shard.embeddings import AnyEmbeddings
-from rowwise.spec import Table, state_width
+from rowwise.spec import Table, Value, state_width
 from rowwise.train.repeats import Repeats
 from rowwise.train.run_folder import Cell
 
@@ -35,6 +37,22 @@ class _Sums:
     looked_at: int = 0
     different: int = 0
     in_top: int = 0
+
+
+Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 60)]
+
+
+class SavedTraffic(Value, frozen=True):
+    """Of a table, in a checkpoint; one of an older version has counted no ids."""
+
+    samples: Count
+    ids: Count
+    looked_at: Count
+    different: Count
+    in_top: Count
+    counted: Count = 0
+    level: Annotated[int, msgspec.Meta(ge=0, le=64)] = 0
+    kept: Count = 0
 
 
 @final
@@ -96,9 +114,11 @@ class Traffic:
         names = _Sums.__slots__
         self._sums = {name: _Sums(**{key: sums[key] for key in names}) for name, sums in state.items()}
         self._repeats = {}
-        if IDS not in tensors:
+        if IDS not in tensors or COUNTS not in tensors:
             return
         sizes = [sums["kept"] for sums in state.values()]
+        if any(x.dtype != torch.int64 or x.shape != (sum(sizes),) for x in (tensors[IDS], tensors[COUNTS])):
+            raise StateError(f"the ids that were counted are not {sum(sizes)}, as the state of traffic says")
         parts = zip(state.items(), tensors[IDS].split(sizes), tensors[COUNTS].split(sizes), strict=True)
         for (name, sums), ids_D, counts_D in parts:
             self._repeats[name] = Repeats(sums["counted"], sums["level"], ids_D, counts_D)
