@@ -42,8 +42,8 @@ def test_find(tmp_path):
         find("zzz.yaml")
     (tmp_path / "mine").write_text("data: {dataset: synthetic}")  # any file will do
     assert find(str(tmp_path / "mine")) == tmp_path / "mine"
-    with pytest.raises(SpecError, match="no recipe"):
-        find(str(tmp_path))
+    with pytest.raises(SpecError, match="folder"):
+        load(str(tmp_path))
 
 
 def test_copies_never_overwrite(tmp_path):

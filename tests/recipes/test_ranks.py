@@ -4,8 +4,10 @@ import json
 
 import pytest
 from small import recipe, sections, write_rows
+from typer.testing import CliRunner
 
 from rowwise import DataError, Plan, SpecError, Topology
+from rowwise.cli.main import app
 from rowwise.cli.surroundings import Surroundings, Torchrun
 from rowwise.comm.spawn import Failure, RanksFailed
 from rowwise.comm.thread import run_threads
@@ -162,7 +164,36 @@ def test_the_cause_is_the_failure_that_tells_most():
 
 def test_torchrun_is_known_by_what_it_sets():
     found = {"RANK": "2", "WORLD_SIZE": "4", "MASTER_ADDR": "here", "MASTER_PORT": "1", "OMP_WAIT_POLICY": "passive"}
-    assert Surroundings.read({}) == Surroundings(omp_wait_policy="not set", torchrun=None)
-    assert Surroundings.read({"RANK": "2"}).torchrun is None
+    assert Surroundings.read({}).torchrun is None
+    assert Surroundings.read({"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "here"}).torchrun is None
     assert Surroundings.read(found).torchrun == Torchrun(rank=2, world=4, attempt=0)
     assert Surroundings.read(found | {"TORCHELASTIC_RESTART_COUNT": "1"}).torchrun.attempt == 1
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"RANK": "abc"}, "RANK=abc: want a number"),
+        ({"RANK": "-1"}, "RANK=-1: want a number"),
+        ({"WORLD_SIZE": "1.5"}, "WORLD_SIZE=1.5: want a number"),
+        ({"RANK": "2"}, "RANK=2 with WORLD_SIZE=2"),
+        ({"TORCHELASTIC_RESTART_COUNT": "one"}, "TORCHELASTIC_RESTART_COUNT=one: want a number"),
+        ({"MASTER_ADDR": ""}, "RANK=1 without MASTER_ADDR"),
+        ({"RANK": "", "MASTER_ADDR": "", "MASTER_PORT": ""}, "WORLD_SIZE=2 without RANK, MASTER_ADDR, MASTER_PORT"),
+    ],
+    ids=str,
+)
+def test_an_environment_that_is_not_that_of_torchrun(variables, message):
+    whole = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "here", "MASTER_PORT": "1"}
+    with pytest.raises(SpecError, match=message):
+        _ = Surroundings.read(whole | variables).torchrun
+
+
+@pytest.mark.parametrize("arguments", [("train", "dlrm-synthetic"), ("resume", "run"), ("calibrate",)], ids=str)
+def test_a_command_in_such_an_environment(arguments, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app(), arguments, env={"WORLD_SIZE": "2"})
+    line = "WORLD_SIZE=2 without RANK, MASTER_ADDR, MASTER_PORT: start the program with torchrun, or unset what it sets"
+    assert (done.exit_code, done.stdout, done.stderr) == (2, "", f"rowwise: {line}\n")
+    assert list(tmp_path.iterdir()) == []
+    assert CliRunner().invoke(app(), ["ls"], env={"WORLD_SIZE": "2"}).exit_code == 0

@@ -52,8 +52,14 @@ def bench(
     """
     found = find_benchmarks()
     options = [flag for flag, given in (("--quick", quick), ("--smoke", smoke)) if given]
-    if every and name is not None:
-        raise RowwiseError(f"both a benchmark, {name!r}, and --all: want one of the two")
+    for both, got in (
+        (every and name is not None, f"both a benchmark, {name!r}, and --all"),
+        (show and name is not None, f"both a benchmark, {name!r}, and --list"),
+        (show and every, "both --list and --all"),
+        (quick and smoke, "both --quick and --smoke"),
+    ):
+        if both:
+            raise RowwiseError(f"{got}: want one of the two")
     if every:
         raise typer.Exit(run_all(found, options if smoke else [*options, "--save"]))
     if (show or name is None) and options:

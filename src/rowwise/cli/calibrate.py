@@ -50,7 +50,9 @@ def calibrate(  # noqa: PLR0913 - one for each option
     dim: Annotated[int | None, typer.Option(help="Columns of tables whose file does not say.")] = None,
     seed: Annotated[int, typer.Option(help="Of what is drawn.")] = 0,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    transport: Annotated[str, typer.Option(help="Between ranks of this machine: shared (memory) or gloo.")] = "shared",
+    transport: Annotated[
+        str | None, typer.Option(help="Between ranks of this machine: shared (memory, the default) or gloo.")
+    ] = None,
     name: Annotated[str | None, typer.Option(help="What the profile calls the machine: this host's name.")] = None,
 ) -> None:
     """Measure what embedding tables cost on this machine, and learn to predict it.
@@ -66,6 +68,8 @@ def calibrate(  # noqa: PLR0913 - one for each option
         raise SpecError(f"--minutes {minutes:g}: want more than 0, such as 10")
     if dim is not None and tables is None:
         raise SpecError(f"--dim {dim} without --tables: it is for tables whose file does not say")
+    if name == "":
+        raise SpecError("--name '': want what the profile is to call the machine")
     around: Surroundings = ctx.obj
     if around.torchrun is not None:
         raise SpecError("rowwise calibrate makes its ranks itself: start it without torchrun")
@@ -86,7 +90,7 @@ def calibrate(  # noqa: PLR0913 - one for each option
         raise
 
 
-def _order(nproc: int | None, threads: int | None, device: str, transport: str, seed: int) -> "Order":
+def _order(nproc: int | None, threads: int | None, device: str, transport: str | None, seed: int) -> "Order":
     """What is asked for, all of it said."""
     from rowwise.calibrate.folder import Order, limits_of_machine
 
@@ -95,19 +99,22 @@ def _order(nproc: int | None, threads: int | None, device: str, transport: str, 
             raise SpecError(f"--{option} {value}: want at least 1, and at most {MOST_THREADS}")
     if not 0 <= seed < 1 << 31:
         raise SpecError(f"--seed {seed}: want at least 0, and less than 2**31")
-    for option, got, known in (("device", device, DEVICES), ("transport", transport, TRANSPORTS)):
+    chosen = TRANSPORTS[0] if transport is None else transport
+    for option, got, known in (("device", device, DEVICES), ("transport", chosen, TRANSPORTS)):
         if got not in known:
             raise SpecError(f"--{option} {got!r}: want {' or '.join(known)}")
     if device == "cuda":
         _check_cuda(nproc)
     cores = len(os.sched_getaffinity(0))
     world = nproc or (1 if device == "cuda" else min(cores, USUAL_RANKS))
+    if transport is not None and world == 1:
+        raise SpecError(f"--transport {transport} with one rank: it is between ranks: leave it away, or give --nproc")
     return Order(
         seed=seed,
         world=world,
         threads=threads or (1 if world > 1 else cores),
         device=device,
-        transport=transport,
+        transport=chosen,
         limits=limits_of_machine(world, device),
     )
 

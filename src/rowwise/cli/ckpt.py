@@ -18,6 +18,8 @@ from rowwise.spec import RowType
 from rowwise.textfile import read_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rowwise.plan import Plan
     from rowwise.spec import Table
 
@@ -126,7 +128,7 @@ def reshard(  # noqa: PLR0913 - one for each option
     if (plan is None) == (nproc is None):
         raise SpecError("want either --plan FILE or --nproc N: it says who would have written what")
     checkpoint = open_named(ckpt)
-    wanted = retyped(checkpoint, row_type, dict(_typed(text) for text in tables or ()))
+    wanted = retyped(checkpoint, row_type, _types(tables or ()))
     chosen = _plan(plan, nproc or 1, list(wanted.values()))
     with splits_bar(terminal(stderr=True), "writing") as tell:
         manifest = rewrite(checkpoint, out, chosen, wanted, state=not no_state, tell=tell)
@@ -204,6 +206,8 @@ def import_(
 
     if out.exists() and not dry_run:
         raise SpecError(f"{out} is there already; give another name")
+    if path and not all(path.split(".")):
+        raise SpecError(f"--path {path}: want the path of a module, such as embeddings or sparse.tables")
     opened = open_source(source)
     found = match(opened, maps or (), path)
     if as_json:
@@ -263,6 +267,16 @@ def _check_export(kind: str, *, state: bool, other: bool) -> None:
         raise SpecError("--torchrec has no --state: TorchRec's optimizers lay theirs out in their own way")
     if other and kind != "--torchrec":
         raise SpecError(f"--sequence and --prefix belong to --torchrec, not to {kind}")
+
+
+def _types(given: "Sequence[str]") -> dict[str, RowType]:
+    found: dict[str, RowType] = {}
+    for text in given:
+        name, kind = _typed(text)
+        if name in found:
+            raise SpecError(f"--table {text}: --table {name}={found[name]} is given, too: want one of them")
+        found[name] = kind
+    return found
 
 
 def _typed(text: str) -> tuple[str, RowType]:

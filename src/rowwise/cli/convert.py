@@ -77,9 +77,9 @@ def convert(  # noqa: PLR0913 - one for each option
     from rowwise.ingest.warehouse.popularity import popularity as lately
 
     how = Layout(
-        columns=None if columns is None else _listed(columns),
+        columns=None if columns is None else _listed("--columns", columns),
         keys={name: _keys(values) for name, values in _pairs("--keys", keys).items()},
-        partition_by=() if partition_by is None else _listed(partition_by),
+        partition_by=() if partition_by is None else _listed("--partition-by", partition_by),
         cluster_by=cluster_by,
         sort_by=sort_by,
         compression=compression.value,
@@ -127,19 +127,27 @@ def _check_places(source: str, dest: Path) -> None:
         raise SpecError(f"{dest}: lies in {source}, or around it: want another folder")
 
 
-def _listed(text: str) -> tuple[str, ...]:
-    return tuple(part for part in text.split(",") if part)
+def _listed(option: str, text: str) -> tuple[str, ...]:
+    parts = tuple(text.split(","))
+    if "" in parts or len(set(parts)) < len(parts):
+        raise SpecError(f"{option} {text!r}: want names with a comma between them, each once")
+    return parts
 
 
 def _pairs(option: str, given: list[str] | None) -> dict[str, str]:
-    bad = [text for text in given or () if "=" not in text]
-    if bad:
-        raise SpecError(f"{option} {bad[0]}: want column=value")
-    return dict((text.split("=", 1)[0], text.split("=", 1)[1]) for text in given or ())
+    found: dict[str, str] = {}
+    for text in given or ():
+        name, _, value = text.partition("=")
+        if not name or not value:
+            raise SpecError(f"{option} {text}: want column=value")
+        if name in found:
+            raise SpecError(f"{option} {text}: {option} {name}={found[name]} is given, too: want one of them")
+        found[name] = value
+    return found
 
 
 def _keys(text: str) -> tuple[int | str, ...]:
-    values = _listed(text)
+    values = _listed("--keys", text)
     whole = all(value.removeprefix("-").isdecimal() for value in values)
     return tuple(int(value) for value in values) if whole else values
 

@@ -79,6 +79,8 @@ def _refuse_place(recipe: Path, *, as_json: bool) -> None:
     """Before all rows are read."""
     if as_json:
         raise SpecError("--json writes no recipe: leave out --recipe")
+    if not recipe.parent.is_dir():
+        raise SpecError(f"--recipe {recipe}: there is no folder {recipe.parent}: make it first")
     if recipe.exists():
         raise SpecError(f"{recipe} is there already: give another name")
     if recipe.suffix not in (".yaml", ".yml"):

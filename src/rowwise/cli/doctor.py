@@ -4,6 +4,7 @@ Shows what `machine` reads and what `selftest` finds; both are imported when the
 need torch.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -17,10 +18,13 @@ from rich.table import Table
 
 from rowwise.cli.surroundings import Surroundings
 from rowwise.cli.terminal import Terminal
+from rowwise.errors import SpecError
 from rowwise.recipes.machine import Machine, Native
 
 if TYPE_CHECKING:
     from rowwise.cli.selftest import Result
+
+MOST_SECONDS = 1e5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +45,7 @@ class Report:
 def doctor(
     ctx: typer.Context,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
-    seconds: Annotated[float, typer.Option(min=0, help="How long the self-test takes.")] = 10.0,
+    seconds: Annotated[float, typer.Option(min=0, max=MOST_SECONDS, help="How long the self-test takes.")] = 10.0,
 ) -> None:
     """Show this machine and installation, and test that they compute what they should.
 
@@ -51,6 +55,8 @@ def doctor(
 
     Example: rowwise doctor --json --seconds 2
     """
+    if math.isnan(seconds):  # which is in every range
+        raise SpecError(f"--seconds {seconds}: want a number, such as 10")
     console = Terminal(highlight=False)
     with _progress(console, seconds, quiet=as_json) as tell:
         around = ctx.find_object(Surroundings)

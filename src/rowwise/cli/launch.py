@@ -30,15 +30,15 @@ if TYPE_CHECKING:
 
 # Once for all ranks; pandas, where it is installed, is what pyarrow loads with the first number that it hands over.
 MOST_HERE = 1024  # ranks
+TIMEOUT_S = 1800.0  # a rank that is gone is noticed at once; this is for one that hangs, or has much more to do
+MOST_TIMEOUT_S = 1e7
 PRELOADED = ("rowwise.cli.rank", "pandas")
 
 
-def launch(order: Order, nproc: int | None, timeout_s: float, around: Surroundings) -> None:
-    """Do it, on as many ranks as there are to be."""
-    check_nproc(nproc, around)
+def launch(order: Order, nproc: int | None, timeout: float | None, around: Surroundings) -> None:
+    """Do it, on as many ranks as there are to be, which `count_ranks` has found right."""
+    timeout_s = TIMEOUT_S if timeout is None else timeout
     sweep()
-    if timeout_s <= 0:
-        raise SpecError(f"--timeout {timeout_s:g}: want more than 0 seconds")
     if around.torchrun is not None:
         code = _join(order, around.torchrun, timeout_s)
     elif nproc is None or nproc == 1:
@@ -56,8 +56,8 @@ def launch(order: Order, nproc: int | None, timeout_s: float, around: Surroundin
         raise typer.Exit(code)
 
 
-def check_nproc(nproc: int | None, around: Surroundings) -> None:
-    """Refuse what is no number of ranks."""
+def count_ranks(nproc: int | None, timeout: float | None, around: Surroundings) -> int:
+    """How many there are to be; refuses what is no number of them, and a time to wait where there is one."""
     if nproc is not None and nproc < 1:
         raise SpecError(f"--nproc {nproc}: want at least 1")
     if nproc is not None and nproc > MOST_HERE:
@@ -65,6 +65,12 @@ def check_nproc(nproc: int | None, around: Surroundings) -> None:
     if nproc is not None and around.torchrun is not None:
         out = "leave --nproc away, or start rowwise without torchrun"
         raise SpecError(f"--nproc {nproc} under torchrun, which has started {around.torchrun.world} ranks: {out}")
+    ranks = around.torchrun.world if around.torchrun is not None else nproc or 1
+    if timeout is not None and not 0 < timeout <= MOST_TIMEOUT_S:
+        raise SpecError(f"--timeout {timeout:g}: want more than 0 seconds, and at most {MOST_TIMEOUT_S:g}")
+    if timeout is not None and ranks == 1:
+        raise SpecError(f"--timeout {timeout:g} with one rank, which waits for no other: leave it away")
+    return ranks
 
 
 def _join(order: Order, me: Torchrun, timeout_s: float) -> int:

@@ -13,6 +13,7 @@ from rowwise.cli.code import tell_of_run
 from rowwise.cli.console import console_for, show_warning
 from rowwise.cli.progress import splits_bar
 from rowwise.cli.terminal import say, terminal
+from rowwise.errors import SpecError
 
 if TYPE_CHECKING:
     from rowwise.train.evaluate import Scores
@@ -66,6 +67,8 @@ def predict(
     """
     from rowwise.recipes.runs import predict_rows
 
+    if not out.parent.is_dir() or (out.exists() and not out.is_file()):
+        raise SpecError(f"--out {out}: want the name of a file, in a folder that is there")
     tell_of_run(run)
     console = console_for(quiet=False)
     with splits_bar(console, "predicting") as tell:

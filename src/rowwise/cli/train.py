@@ -8,14 +8,15 @@ import typer
 
 from rowwise.cli.code import load_recipe, tell_of_run
 from rowwise.cli.console import console_for, show_outlook
-from rowwise.cli.launch import check_nproc, launch
+from rowwise.cli.launch import TIMEOUT_S, count_ranks, launch
 from rowwise.cli.order import Order
 from rowwise.cli.surroundings import Surroundings
+from rowwise.errors import SpecError
 
 if TYPE_CHECKING:
     from rowwise.recipes.recipe import Recipe
 
-TIMEOUT_S = 1800.0  # a rank that is gone is noticed at once; this is for one that hangs, or has much more to do
+RUNS = Path("runs")
 Set = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value: --set train.epochs=2.")
 ]
@@ -31,7 +32,8 @@ HardwareName = Annotated[
     typer.Option("--hardware", metavar="NAME", help="What predicts a step: a preset, or a profile's JSON file."),
 ]
 Timeout = Annotated[
-    float, typer.Option(metavar="SECONDS", help="How long a rank waits for another before it gives up.")
+    float | None,
+    typer.Option(metavar="SECONDS", help=f"How long a rank waits for another before it gives up: {TIMEOUT_S:g}."),
 ]
 Profile = Annotated[
     str | None, typer.Option(metavar="FIRST:LAST", help="Trace these steps with torch.profiler, such as steps=10:20.")
@@ -42,14 +44,14 @@ def train(  # noqa: PLR0913 - one for each option
     ctx: typer.Context,
     recipe: Annotated[str, typer.Argument(help="A recipe by name (see rowwise ls), or a YAML file.")],
     changes: Set = None,
-    runs: Annotated[Path, typer.Option(help="Where runs are kept.")] = Path("runs"),
+    runs: Annotated[Path | None, typer.Option(help=f"Where runs are kept: {RUNS}.")] = None,
     init_from: Annotated[
         Path | None, typer.Option(help="A run or a checkpoint: take over the weights that match by name.")
     ] = None,
     nproc: Nproc = None,
     plan: PlanFile = None,
     hardware: HardwareName = None,
-    timeout: Timeout = TIMEOUT_S,
+    timeout: Timeout = None,
     profile: Profile = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check everything and say what would be trained; write nothing.")
@@ -76,14 +78,17 @@ def train(  # noqa: PLR0913 - one for each option
     Example: rowwise train my.yaml --dry-run
     """
     around = _around(ctx)
+    ranks = count_ranks(nproc, timeout, around)
     given = [*(changes or []), *_named(init_from=init_from, plan=plan, hardware=hardware)]
-    given += [f"log.profile={_quoted(profile)}"] if profile else []
+    given += [f"log.profile={_quoted(profile)}"] if profile is not None else []
+    for option, value in (("--runs", runs), ("--timeout", timeout)):
+        if dry_run and value is not None:
+            raise SpecError(f"{option} with --dry-run, which writes nothing and waits for no rank: leave it away")
     loaded = load_recipe(recipe, given, told=_is_first(around))
-    if dry_run:
-        check_nproc(nproc, around)
-        _look_ahead(loaded, nproc or 1, as_json=as_json)
-        return
-    launch(Order(recipe=loaded, folder=runs, as_json=as_json), nproc, timeout, around)
+    if not dry_run:
+        launch(Order(recipe=loaded, folder=runs or RUNS, as_json=as_json), nproc, timeout, around)
+    elif _is_first(around):
+        _look_ahead(loaded, ranks, as_json=as_json)
 
 
 def resume(  # noqa: PLR0913 - one for each option
@@ -94,7 +99,7 @@ def resume(  # noqa: PLR0913 - one for each option
     nproc: Nproc = None,
     plan: PlanFile = None,
     hardware: HardwareName = None,
-    timeout: Timeout = TIMEOUT_S,
+    timeout: Timeout = None,
     as_json: AsJson = False,
 ) -> None:
     """Go on with a run that was stopped or killed, as if it had not been; on any number of ranks.
@@ -107,6 +112,7 @@ def resume(  # noqa: PLR0913 - one for each option
     """
     given = (*(changes or ()), *_named(plan=plan, hardware=hardware))
     around = _around(ctx)
+    count_ranks(nproc, timeout, around)
     if _is_first(around):
         tell_of_run(run, given)
     launch(Order(folder=run, changes=given, which=which, as_json=as_json), nproc, timeout, around)
@@ -129,7 +135,7 @@ def _is_first(around: Surroundings) -> bool:
 
 def _around(ctx: typer.Context) -> Surroundings:
     found = ctx.find_object(Surroundings)
-    return found or Surroundings(omp_wait_policy="not set", torchrun=None)
+    return found or Surroundings.read({})
 
 
 def _named(**named: Path | str | None) -> list[str]:

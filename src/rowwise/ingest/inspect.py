@@ -124,7 +124,7 @@ def inspect(
         raise DataError(f"{name or type(reader).__name__}: there are no rows to look at")
     source = found[0].source
     names = reader.schema.names
-    check_columns([label] if label else names, reader.schema, source)
+    check_columns(names if label is None else [label], reader.schema, source)
     label = label or next((name for name in names if name.lower() in LABELS and _counts(reader.schema, name)), None)
     surveys = {column: Survey(reader.schema.field(column).type) for column in names}
     positives = 0

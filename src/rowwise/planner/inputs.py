@@ -129,6 +129,8 @@ def read_tables(path: str | Path, *, dim: int | None = None) -> Tables:
             where = made[name][1].removeprefix(f"{path}, ")
             raise SpecError(f"{entry.place}: table {name!r} is also in {where}: want each table once")
         made[name] = workload, entry.place
+    if dim is not None and not _narrow(entries):
+        raise SpecError(f"{path}: all of its tables say how wide they are: want no other dim, which is {dim}")
     workloads = tuple(workload for workload, _ in made.values())
     return Tables(workloads, (*notes, *_notes(entries, dim)))
 
@@ -334,11 +336,15 @@ def _access(entry: Entry) -> Access:
     return Access(pooling=pooling, zipf_a=a, zipf_q=q, active=active, unique_ratio=ratio)
 
 
+def _narrow(entries: Sequence[Entry]) -> int:
+    """How many do not say how wide they are."""
+    return sum("dim" not in entry.values and "workload" not in entry.values for entry in entries)
+
+
 def _notes(entries: Sequence[Entry], dim: int | None) -> Iterator[str]:
     """What was filled in."""
-    narrow = sum("dim" not in entry.values and "workload" not in entry.values for entry in entries)
-    if narrow and dim is not None:
-        yield f"{narrow} of {len(entries)} tables say no dim: {dim} for them"
+    if dim is not None:
+        yield f"{_narrow(entries)} of {len(entries)} tables say no dim: {dim} for them"
     numbered = [str(entry.values["name"]) for entry in entries if _is_number(entry.values.get("name"))]
     if numbered:
         yield f"tables that are called by a number have a t before it: {numbered[0]} is t{numbered[0]}"

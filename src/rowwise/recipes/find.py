@@ -1,13 +1,13 @@
 """The recipes that ship with rowwise, by name, and any others by path."""
 
 import difflib
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 from rowwise.errors import SpecError
 from rowwise.recipes.recipe import Recipe
 from rowwise.recipes.text import read
+from rowwise.textfile import read_bytes
 
 LIBRARY = Path(__file__).parent / "library"
 ENDINGS = (".yaml", ".yml")
@@ -21,8 +21,9 @@ def names() -> list[str]:
 def find(name: str) -> Path:
     """The file of a recipe: a path, or a name of those that ship."""
     path = Path(name)
-    if path.suffix in ENDINGS or path.is_file():
-        if not path.is_file():
+    # A folder may well be called as a recipe that ships; of any other name the reader says what it is.
+    if path.suffix in ENDINGS or path.is_file() or (path.exists() and name not in names()):
+        if not path.exists():
             raise SpecError(f"{name}: there is no such recipe file; rowwise ls lists those that ship")
         return path
     if name not in names():
@@ -45,6 +46,7 @@ def copy(name: str, to: Path) -> Path:
         raise SpecError(f"{place} is there already: give another name")
     if place.suffix not in ENDINGS:
         raise SpecError(f"{place}: want a name that ends in .yaml")
+    text = read_bytes(source)
     place.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(source, place)
+    place.write_bytes(text)
     return place

@@ -39,7 +39,7 @@ from rowwise.recipes.predict import predict
 from rowwise.recipes.recipe import Own, Recipe, check_ranks
 from rowwise.recipes.rows import Rows, open_named
 from rowwise.recipes.table_memory import Purpose, check_memory
-from rowwise.recipes.text import RECIPE, apply_change, decode, parse, write
+from rowwise.recipes.text import RECIPE, apply_changes, decode, parse, write
 from rowwise.recipes.together import by_first, resolve_on_all
 from rowwise.recipes.unused import notes
 from rowwise.spec import Value
@@ -410,8 +410,8 @@ def _warm(resolved: Resolved, model: nn.Module) -> Match | None:
 def _resolve_saved(path: Path, changes: Sequence[str] = (), world: int = 1) -> Resolved:
     source = path / RECIPE
     sections = parse(read_text(source), str(source))
+    apply_changes(sections, changes)
     for change in changes:
-        apply_change(sections, change)
         if change.startswith("init_from=") and Saved(path / "ckpt").steps():
             out = "the weights are those of its checkpoint: begin a new run with rowwise train --init-from"
             raise SpecError(f"--set {change} of a run that goes on: {out}")

@@ -107,8 +107,7 @@ def read(path: Path, changes: Sequence[str] = ()) -> Recipe:
     except OSError as error:
         raise SpecError(f"{path}: cannot be read as a recipe: {error.strerror}") from None
     sections = parse(text, str(path))
-    for change in changes:
-        apply_change(sections, change)
+    apply_changes(sections, changes)
     if sections.get("name") in (None, ""):
         sections["name"] = path.stem
     return decode(sections, str(path))
@@ -129,6 +128,17 @@ def write(recipe: Recipe, *, defaults: bool = False, shown: Sequence[str] = ()) 
             k: kept.get(k, v) for k, v in whole[section].items() if k in kept or f"{section}.{k}" in shown
         }
     return yaml.dump(plain, Dumper=_Dumper, sort_keys=False, width=110, allow_unicode=True, default_flow_style=False)
+
+
+def apply_changes(sections: dict[str, Any], changes: Sequence[str]) -> None:
+    """Set values, each once."""
+    former: dict[str, str] = {}
+    for change in changes:
+        place = change.partition("=")[0]
+        if place in former:
+            raise SpecError(f"--set {change}: --set {former[place]} is given, too: want one of them")
+        former[place] = change
+        apply_change(sections, change)
 
 
 def apply_change(sections: dict[str, Any], change: str) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from rowwise.batch import Batch
 from rowwise.comm.seam import Comm
 from rowwise.comm.solo import solo
+from rowwise.errors import SpecError
 from rowwise.train.entropy import Fit
 from rowwise.train.metrics import Metrics, TaskMetrics
 from rowwise.train.objective import bags_of
@@ -72,6 +73,11 @@ class Slicing:
 
     features: tuple[str, ...] = ()
     ids: int = 10
+
+    def __post_init__(self) -> None:
+        """Refuse a feature that is there twice, as it has one set of lines."""
+        if len(set(self.features)) < len(self.features):
+            raise SpecError(f"slices {', '.join(self.features)}: want each feature once")
 
 
 @final

@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyarrow import types
 
 from rowwise.errors import DataError
-from rowwise.ingest.reader import Reader
+from rowwise.ingest.reader import Reader, check_columns
 from rowwise.ingest.warehouse.journal import Asked, Found, Journal, Manifest
 from rowwise.ingest.warehouse.layout import VERSION, Flat, Layout, in_order
 from rowwise.ingest.warehouse.parts import Fed, Rows, Writer
@@ -52,6 +52,9 @@ def convert(
     """
     begin_s = time.perf_counter()
     place, rows = Path(dest), Source(source, how)
+    ordered = [name for name in (*how.partition_by, how.cluster_by, how.sort_by) if name is not None]
+    there = source.schema.names
+    check_columns([n if n in there else n.partition(".")[0] for n in ordered], source.schema, rows.name)
     journal = Journal(place)
     asked = Asked(version=VERSION, source=rows.digest(), layout=how)
     with journal.alone():

@@ -1,0 +1,176 @@
+"""Recipes in which a key counts, with its value and with another, and what becomes of them."""
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from every_key import NEAR, OWN, TRANSFORMS, name_of
+from small import sections, write_rows
+
+from rowwise.errors import RowwiseError, one_line
+from rowwise.hashing.file import save
+from rowwise.hashing.placed import entries
+from rowwise.recipes.compose import make_batcher, make_model, resolve
+from rowwise.recipes.outlook import look_ahead, open_start
+from rowwise.recipes.recipe import Recipe, TwoTowers
+from rowwise.recipes.text import decode
+from rowwise.recipes.unused import notes as notes_of
+from rowwise.spec import Topology
+
+
+def structs(kind):
+    """All structs in a type."""
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        yield kind
+    for inner in get_args(kind):
+        yield from structs(inner)
+
+
+@cache
+def all_structs():
+    """By name, as they are met from the recipe down."""
+    found, open_kinds = {}, [Recipe]
+    while open_kinds:
+        kind = open_kinds.pop()
+        if found.setdefault(name_of(kind), kind) is kind:
+            inner = [s for field in msgspec.structs.fields(kind) for s in structs(field.type)]
+            open_kinds += [s for s in dict.fromkeys(inner) if s not in found.values()]
+    return found
+
+
+KEYS = [(name, key) for name in NEAR for key in NEAR[name]]
+SECTIONS = {
+    "About": "about", "Data": "data", "Columns": "columns", "Tables": "tables", "Training": "train",
+    "Evaluation": "evaluate", "Saving": "save", "Log": "log", "Wire": "wire",
+}  # fmt: skip
+OFTEN = {"Evaluation": {"every": 1, "patience": 3, "min_gain": 0.05}, "Saving": {"every": 2, "keep": 2}}
+MODELS = {
+    "TwoTowers": {"item": "item", "user_features": ["user"], "user_dense": ["d0"], "item_dense": ["d1"]},
+    "OwnModel": {"module": "own.py:Mine"},
+}
+ID_MAPS = {"HashIds", "DoubleHashIds", "QuotientRemainderIds", "StoredIds"}
+
+
+def write_folder(place):
+    """Rows of all kinds, and a module of one's own."""
+    more = {
+        "click": lambda t: pa.array([n % 2 for n in range(len(t))], pa.int8()),
+        "d2": lambda t: pa.array([n / 7 if n % 3 else None for n in range(len(t))]),
+        "holes": lambda t: pa.array([n / 9 if n % 2 else None for n in range(len(t))], pa.float32()),
+        "many": lambda t: pa.array([[n % 7, n % 5] for n in range(len(t))]),
+        "late": lambda t: pa.array([n * 5000 for n in range(len(t))]),
+        "moment": lambda t: pa.array([n * 9000 for n in range(len(t))]),
+        "number": lambda t: pa.array([n % 20 for n in range(len(t))]),
+    }
+    write_rows(place / "rows.parquet", 400, group=100, **more)
+    write_rows(place / "other.parquet", 400, group=100, first=1000, **more)
+    save(place / "user.map", "user", entries(50, np.arange(50) % 7, 7))
+    (place / "own.py").write_text(OWN)
+    (place / "map.csv").write_text("id,row\n1,4\n")
+    return place
+
+
+def context(name: str, place) -> tuple[dict[str, Any], tuple[str | int, ...]]:
+    """A recipe in which a struct counts, and where it is."""
+    made = json.loads(json.dumps(sections(place)))
+    made["train"] |= {"epochs": 1, "batch": 32, "threads": 1}
+    kind = all_structs()[name]
+    tag = kind.__struct_config__.tag
+    if name == "Recipe":
+        return made, ()
+    if name in SECTIONS:
+        made[SECTIONS[name]] = {**made.get(SECTIONS[name], {}), **OFTEN.get(name, {})}
+        return made, (SECTIONS[name],)
+    if tag in TRANSFORMS and name != "OwnModel":
+        made["transforms"] = [{"kind": tag, **TRANSFORMS[tag]}]
+        if tag == "onehot":
+            made["columns"]["dense"] = [{"column": "hot_0"}, {"column": "hot_1"}]
+        return made, ("transforms", 0)
+    if name in ("Sparse", "Dense", "Table"):
+        where = {"Sparse": ("columns", "sparse", 2), "Dense": ("columns", "dense", 0), "Table": ("tables", "list", 2)}
+        if name == "Dense":
+            made["columns"]["dense"][0]["column"] = "d2"
+        return made, where[name]
+    at, given = place_of(name, kind)
+    inside(made, at[:-1])[at[-1]] = ({} if tag is None else {"kind": tag}) | given
+    if name == "TwoTowers":
+        made["evaluate"] = {"metric": "recall@10"}
+    return made, at
+
+
+def place_of(name: str, kind: type[msgspec.Struct]) -> tuple[tuple[str | int, ...], dict[str, Any]]:
+    """Where a struct of a kind may be, and what it has to have there."""
+    table = ("tables", "list", 0)
+    if kind.__struct_config__.tag is None:
+        return {
+            "Workers": (("data", "workers"), {}),
+            "TableChanges": (("tables", "all"), {}),
+            "Schedule": (("train", "schedule"), {"warmup_steps": 2, "decay_steps": 5}),
+            "Codecs": (("wire", "host"), {}),
+        }[name]
+    if kind.__module__.endswith("recipes.recipe"):
+        return ("model",), MODELS.get(name, {})
+    if name.startswith("Dense"):
+        return ("train", "optimizer"), {}
+    if name in ID_MAPS:
+        return (*table, "id_map"), {"file": "user.map"} if name == "StoredIds" else {"rows": 20}
+    return (*table, "init" if name in ("Uniform", "Normal", "Constant") else "optimizer"), {}
+
+
+def inside(made, at):
+    for step in at:
+        made = made.setdefault(step, {}) if isinstance(made, dict) else made[step]
+    return made
+
+
+def changed(name, key, value, place):
+    """The recipe with one value changed."""
+    made, at = context(name, place)
+    inside(made, at)[key] = value
+    return placed(made, place)
+
+
+FILES = ("own.py", "map.csv", "other.parquet", "user.map")
+
+
+def placed(value, place):
+    """With the files of a folder."""
+    if isinstance(value, dict):
+        return {key: placed(inner, place) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [placed(inner, place) for inner in value]
+    if not isinstance(value, str) or "\n" in value:
+        return value
+    name = next((name for name in FILES if name in value), None)
+    return value if name is None else value.replace(name, str(place / name))
+
+
+def base(name, place):
+    made, at = context(name, place)
+    held = inside(made, at)
+    key = next(iter(held), None)
+    return changed(name, key, held[key], place) if key is not None else placed(made, place)
+
+
+def outcome(made):
+    """One line of refusal, or the resolved recipe and what is said of it."""
+    try:
+        recipe = decode(made, "my.yaml")
+        resolved = resolve(recipe)
+        found = notes_of(resolved, Topology())
+        make_model(resolved, described=not isinstance(resolved.recipe.model, TwoTowers))
+        make_batcher(resolved, resolved.parts.train)
+        if recipe.init_from is not None:
+            open_start(Path(recipe.init_from))
+        if recipe.plan is not None or recipe.hardware is not None:
+            look_ahead(recipe)
+    except (RowwiseError, OSError) as error:
+        line = one_line(error)
+        assert line is not None
+        assert "\n" not in line
+        return line, None
+    return resolved.recipe, found

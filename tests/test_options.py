@@ -1,0 +1,149 @@
+"""Nothing that a command is given is ignored: every option and argument is refused in one line where it is nonsense.
+
+The options are those of the commands themselves: one without a line in `options.py` fails.
+"""
+
+import os
+import re
+import shutil
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+import typer
+from options import BASE, COMBINATIONS, EFFECTS, FREE, LONG, NONSENSE
+from small import trained
+
+from rowwise.cli.main import app
+from rowwise.hashing.file import save
+from rowwise.hashing.placed import entries
+
+
+@cache
+def whole():
+    return typer.main.get_command(app())
+
+
+def commands(group, words=()):
+    """Of a group and those inside it: what they are called by, and their options and arguments."""
+    for name, one in group.commands.items():
+        if hasattr(one, "commands"):
+            yield from commands(one, (*words, name))
+        else:
+            params = [p for p in one.params if p.name != "help"]
+            yield " ".join((*words, name)), [p.opts[0] if p.opts[0].startswith("-") else p.name for p in params]
+
+
+@cache
+def params():
+    return dict(commands(whole()))
+
+
+def test_every_option_is_in_the_table():
+    there = {f"{command} {name}" for command, names in params().items() for name in names}
+    assert {*NONSENSE, *FREE} == there
+    assert not NONSENSE.keys() & FREE.keys()
+    assert BASE.keys() == params().keys()
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """What is given to commands, by the names in the table."""
+    home = tmp_path_factory.mktemp("given")
+    tables = {"each": {"user": {"id_map": {"kind": "hash", "rows": 20}}}}
+    run, _ = trained(home, train={"epochs": 1, "steps": 2}, tables=tables)
+    (home / "folder").mkdir()
+    os.mkfifo(home / "fifo")
+    (home / "tables.csv").write_text("name,rows,dim,pooling\nuser,50,8,1\nitem,30,8,1\n")
+    save(home / "user.map", "user", entries(50, np.arange(50) % 7, 7))
+    torch.save({"embedding_bags.user.weight": torch.zeros(50, 8)}, home / "weights.pt")
+    return {
+        "home": str(home), "run": str(run.folder.path), "recipe": str(run.folder.path / "recipe.yaml"),
+        "rows": str(home / "rows.parquet"), "folder": str(home / "folder"), "fifo": str(home / "fifo"),
+        "tables": str(home / "tables.csv"), "map": str(home / "user.map"), "weights": str(home / "weights.pt"),
+    }  # fmt: skip
+
+
+def arguments(command, given, files):
+    """As they are typed."""
+    made = [f"{name}={value}" for name, value in given.items() if name.startswith("-")]
+    made += [given[name] for name in params()[command] if name in given and not name.startswith("-")]
+    return [*command.split(), *(text.format(**files) for text in made)]
+
+
+@pytest.fixture
+def run(capfd, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+
+    def call(command, given, files, more=()):
+        with pytest.raises(SystemExit) as ended:
+            whole()([*arguments(command, given, files), *more])
+        out, err = capfd.readouterr()
+        return ended.value.code or 0, out, err
+
+    return call
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", sorted(BASE.keys() - LONG))
+def test_the_base_of_a_command_is_right(command, run, files, tmp_path):
+    own = shutil.copytree(files["run"], tmp_path / "run")
+    code, _, err = run(command, BASE[command], files | {"run": str(own)})
+    assert code == 0, err
+
+
+FEW = 2  # values of each option in the fast tests
+
+
+@pytest.mark.parametrize("count", [FEW, pytest.param(None, marks=pytest.mark.slow)], ids=["few", "all"])
+@pytest.mark.parametrize("which", NONSENSE)
+def test_nonsense_is_refused(which, count, run, files, tmp_path):
+    command, _, name = which.rpartition(" ")
+    wrong = []
+    for value in NONSENSE[which][:count]:
+        code, out, err = run(command, BASE[command] | {name: value}, files)
+        one_line = err.startswith("Usage: ") or (err.startswith("rowwise: ") and err.count("\n") == 1)
+        if (code, out) != (2, "") or not one_line or len(err) > 2000 or list(tmp_path.iterdir()):
+            wrong.append((value, code, out, err))
+    assert wrong == []
+
+
+@pytest.mark.parametrize("which", COMBINATIONS)
+def test_what_has_no_effect_together_is_refused(which, run, files, tmp_path):
+    command = next(name for name in sorted(BASE, key=len, reverse=True) if which.startswith(f"{name} "))
+    more = which.removeprefix(command).format(**files).split()
+    code, out, err = run(command, BASE[command], files, more)
+    assert (code, out) == (2, "")
+    assert COMBINATIONS[which] in err
+    assert err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("which", EFFECTS)
+def test_a_flag_has_an_effect(which, run, files, tmp_path, monkeypatch):
+    """What is said, without numbers, and what is written, with sizes of tensors; without the flag twice the same."""
+    command, _, flag = which.rpartition(" ")
+    found = []
+    for number, more in enumerate([(), (), (flag,)]):
+        place = tmp_path / str(number)
+        place.mkdir()
+        monkeypatch.chdir(place)
+        run_of_own = shutil.copytree(files["run"], place / "run")
+        code, out, err = run(command, BASE[command], files | {"run": str(run_of_own)}, more)
+        assert code == 0, err
+        said = [re.sub(r"[\d.,]+", "#", text.replace(str(place), "")) for text in (out, err)]
+        written = {str(p.relative_to(place)): p.suffix in (".safetensors", ".pt") and p.stat().st_size
+                   for p in place.rglob("*")}  # fmt: skip
+        found.append(([" ".join(text.split()) for text in said], written))
+    assert found[0] == found[1]
+    assert found[2] != found[0]
+
+
+@pytest.mark.parametrize("command", ["train", "cp", "compress"])
+@pytest.mark.parametrize(("name", "kind"), [("fifo", "a FIFO"), ("folder", "a folder")])
+def test_a_recipe_that_is_no_file_is_said_to_be_what_it_is(command, name, kind, run, files):
+    _, _, err = run(command, BASE[command] | {"recipe": f"{{{name}}}"}, files)
+    assert f"{files[name]}: " in err
+    assert f"this is {kind}: want a regular file" in err
