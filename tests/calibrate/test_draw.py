@@ -38,6 +38,14 @@ def test_sets_fit_memory_and_are_drawn_again_alike(number, rank, seed):
     assert all(1 <= (w.access.active or 0) <= w.table.rows for w in drawn.workloads)
 
 
+def test_vectors_of_a_batch_fit_however_they_are_rounded():
+    limits = Limits(pool_bytes=20_000_000, vector_floats=1 << 20, most_s=5e-3, speed=1000)
+    drawn = [draw_set(MADE_UP, limits, 0, n, 0) for n in range(38, 42)]
+    floats = [d.batch * sum(w.table.dim for w in d.workloads) for d in drawn]
+    assert max(floats) <= limits.vector_floats
+    assert max(floats) > 0.99 * limits.vector_floats
+
+
 def test_ranks_draw_different_sets():
     assert len({draw_set(MADE_UP, LIMITS, 0, n, r).workloads for n in range(10) for r in range(2)}) == 20
 

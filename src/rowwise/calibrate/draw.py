@@ -155,7 +155,8 @@ def draw_set(population: Population, limits: Limits, seed: int, number: int, ran
         if drawn.bytes() + count * 2 * LINE_bytes > limits.pool_bytes:
             continue
         wanted = max(1e-9, (target_s - CALL_s) * limits.speed) / drawn.a_sample_s()
-        batch = round(min(max(wanted, BATCHES[0]), BATCHES[1], limits.vector_floats / drawn.dim_T.sum()))
+        most = min(BATCHES[1], limits.vector_floats // int(drawn.dim_T.sum()))
+        batch = min(round(max(wanted, BATCHES[0])), most)
         off = abs(math.log(batch / wanted))
         if nearest is None or off < nearest[0]:
             nearest = off, batch, drawn
