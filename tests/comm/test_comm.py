@@ -1,7 +1,6 @@
 """Every way to travel does what the seam says, and trouble on one rank is a named error on all, never a hang."""
 
 import threading
-import time
 
 import pytest
 import torch
@@ -53,10 +52,8 @@ def seen_by_all(function, world=3, timeout_s=60.0):
             errors[comm.rank] = error
             raise
 
-    begin = time.monotonic()
     with pytest.raises(BaseException) as raised:  # noqa: PT011 - what it is, is the caller's question
         run_threads(world, run, timeout_s)
-    assert time.monotonic() - begin < 20
     return raised.value, errors
 
 

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from rowwise import NativeError, SpecError
 from rowwise.ops import linear as module
+from rowwise.ops import reference
 from rowwise.ops.linear import chosen, has_onednn, linear, suiting
 from rowwise.processor import Processor, read_processor
 
@@ -70,6 +71,25 @@ def test_as_accurate_as_torch(shape):
 
 def error(a: torch.Tensor, exact: torch.Tensor) -> float:
     return float((a - exact).square().mean().sqrt())
+
+
+@given(st.integers(0, 70), st.integers(0, 50))
+def test_the_gradient_of_a_relu_is_torchs_and_its_transpose(batch, columns):
+    generator = torch.Generator().manual_seed(batch)
+    grad_BO, out_BO = (torch.randn(batch, columns, generator=generator) for _ in range(2))
+    out_BO[out_BO > 1] = torch.nan
+    out_BO[(out_BO > -0.5) & (out_BO < 0)] = -0.0
+    want_BO = torch.ops.aten.threshold_backward(grad_BO, out_BO, 0)
+    for found in (torch.ops.rowwise.relu_grad(grad_BO, out_BO), reference.relu_grad(grad_BO, out_BO)):
+        assert torch.equal(found[0], want_BO)
+        assert torch.equal(found[1], want_BO.t())
+
+
+def test_matrices_of_other_shapes_and_types_are_refused():
+    a_BO = torch.zeros(4, 6)
+    for out in (torch.zeros(4, 5), torch.zeros(24), torch.zeros(4, 6, dtype=torch.float64), torch.zeros(6, 4).t()):
+        with pytest.raises(RuntimeError, match="rowwise: "):
+            torch.ops.rowwise.relu_grad(a_BO, out)
 
 
 def test_nan_stays_nan():

@@ -1,7 +1,6 @@
 """Wrong plans and wrong batches: the guilty are named on all ranks, at once, and the next batch works everywhere."""
 
 import re
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -192,7 +191,6 @@ def test_a_wrong_batch_ends_the_step_on_all_ranks_and_the_next_one_works(layout,
         step(sharded, steps[0].of(comm.rank))
         for guilty in ((0,), (2,), (0, 1), (0, 1, 2)):
             batch = steps[1].of(comm.rank).batch
-            begin = time.monotonic()
             if comm.rank in guilty:
                 with pytest.raises(kind, match=match):
                     sharded(spoil(batch))
@@ -203,7 +201,6 @@ def test_a_wrong_batch_ends_the_step_on_all_ranks_and_the_next_one_works(layout,
                     assert (f"rank {other} (ids of a batch): {kind.__name__}: " in str(raised.value)) == (
                         other in guilty
                     )
-            assert time.monotonic() - begin < 20
             assert not sharded.staged
         step(sharded, steps[2].of(comm.rank))
         return list(rows_apart(sharded, whole))

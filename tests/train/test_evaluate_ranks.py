@@ -2,7 +2,6 @@
 
 import copy
 import math
-import time
 from dataclasses import replace
 
 import pytest
@@ -105,9 +104,8 @@ def test_what_one_rank_meets_ends_all_at_once(how):
             return error
         raise AssertionError("nothing was raised")
 
-    begin = time.monotonic()
     errors = run_threads(3, rank, TIMEOUT_S)
-    assert time.monotonic() - begin < TIMEOUT_S, errors
+    assert "waited" not in str(errors)
     kind, want = {
         "a bad row": (DataError, "mine: row 30, column 'click': 7: want a label of 0 or 1"),
         "a bad row at once": (DataError, "mine: row 3, column 'click': 7: want a label of 0 or 1"),

@@ -1,7 +1,6 @@
 """A step of several ranks is the step of one: same sums, loss and end if a number is bad; if elastic, the same bits."""
 
 import copy
-import time
 from dataclasses import replace
 from functools import partial
 
@@ -201,13 +200,11 @@ def test_a_bad_number_on_one_rank_stops_all_before_anything_changes(how, world):
         before, moments = bits(mine), copy.deepcopy(work.optimizer.state_dict())
         dense_BF = good.dense_BF.clone()
         dense_BF[5, 0] = 99 if comm.rank == 1 else 0
-        begin = time.perf_counter()
         guilty = 0 if how == "rows" else 1  # gradients of rows are found by the rank that holds the rows
         kind = GradientError if comm.rank == guilty or how == "dense" else PeerError
         own, others = TOLD.get(how, ("the gradient of the dense parameters is nan",) * 2)
         with pytest.raises(kind, match=own if kind is GradientError else others):
             step(work, [good, Batch(dense_BF=dense_BF, sparse=good.sparse, labels_BK=good.labels_BK)], 2)
-        assert time.perf_counter() - begin < 10
         assert same(bits(mine), before)
         assert not mine.embeddings.staged
         for parameter, state in work.optimizer.state_dict()["state"].items():

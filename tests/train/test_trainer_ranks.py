@@ -1,6 +1,5 @@
 """A run on several ranks is the run of one: same weights, lines and decisions; what stops one stops all."""
 
-import time
 from dataclasses import replace
 from functools import partial
 
@@ -250,10 +249,8 @@ def failing(world, ranks, prepare=None):
             return error
         raise AssertionError("nothing was raised")
 
-    begin = time.monotonic()
     errors = run_threads(ranks, rank, TIMEOUT_S)
-    took = time.monotonic() - begin
-    assert took < TIMEOUT_S / 2, errors
+    assert "waited" not in str(errors)
     return errors
 
 

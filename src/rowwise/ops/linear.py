@@ -99,15 +99,21 @@ class _Linear(torch.autograd.Function):
         x_BI, weight_OI, out_BO = ctx.saved_tensors
         # A gradient that is an expanded scalar (of a sum, say) has no memory of its own to read.
         grad_BO = grads[0].contiguous()
-        if out_BO is not None:
-            grad_BO = torch.ops.aten.threshold_backward(grad_BO, out_BO, 0)
-        # For a gradient of the gradient torch has to see products that it can differentiate.
-        product: Callable[[Tensor, Tensor], Tensor] = F.linear if torch.is_grad_enabled() else _product
+        # For a gradient of the gradient torch has to see what it can differentiate.
+        differentiable = torch.is_grad_enabled()
+        product: Callable[[Tensor, Tensor], Tensor] = F.linear if differentiable else _product
         wants_x, wants_weight, wants_bias, _ = ctx.needs_input_grad
+        narrow = x_BI.shape[1] * 4 < grad_BO.shape[1]  # the longer side belongs in the lanes
+        grad_OB = grad_BO.t()
+        if out_BO is not None and (differentiable or narrow):
+            grad_BO = torch.ops.aten.threshold_backward(grad_BO, out_BO, 0)
+            grad_OB = grad_BO.t()
+        elif out_BO is not None:
+            grad_BO, grad_OB = torch.ops.rowwise.relu_grad(grad_BO, out_BO)
         x_grad = product(grad_BO, weight_OI.t()) if wants_x else None
         weight_grad = None
-        if wants_weight and x_BI.shape[1] * 4 < grad_BO.shape[1]:  # the longer side belongs in the lanes
-            weight_grad = product(x_BI.t(), grad_BO.t()).t()
+        if wants_weight and narrow:
+            weight_grad = product(x_BI.t(), grad_OB).t()
         elif wants_weight:
-            weight_grad = product(grad_BO.t(), x_BI.t())
+            weight_grad = product(grad_OB, x_BI.t())
         return x_grad, weight_grad, grad_BO.sum(0) if wants_bias else None, None

@@ -33,7 +33,7 @@ def load() -> None:
         raise NativeError(f"{path} does not load under {found} (2.11 or later is needed): {error}") from error
     _register_shapes()
     _register_shapes_of_checkpoints()
-    _register_shapes_of_interaction()
+    _register_shapes_of_dense()
     _register_shapes_of_jagged()
     _register_shapes_of_id_maps()
     _register_gradients()
@@ -101,7 +101,7 @@ def _register_shapes_of_checkpoints() -> None:
         return packed.new_empty((packed.shape[0], dim), dtype=torch.float32)
 
 
-def _register_shapes_of_interaction() -> None:
+def _register_shapes_of_dense() -> None:
     fake = torch.library.register_fake
 
     @fake("rowwise::interact")
@@ -112,6 +112,10 @@ def _register_shapes_of_interaction() -> None:
     @fake("rowwise::interact_grad")
     def _(dense: Tensor, pooled: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
         return dense.new_empty(dense.shape), pooled.new_empty(pooled.shape)
+
+    @fake("rowwise::relu_grad")
+    def _(grad: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
+        return out.new_empty(out.shape), grad.new_empty(grad.shape[::-1])
 
 
 def _register_shapes_of_jagged() -> None:
@@ -250,6 +254,7 @@ def reference_operators() -> dict[str, Callable[..., Any]]:
         "pack_ids": reference.pack_ids,
         "interact": reference.interact,
         "interact_grad": reference.interact_grad,
+        "relu_grad": reference.relu_grad,
         "map_ids": reference.map_ids,
     }
 

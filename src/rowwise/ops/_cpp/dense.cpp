@@ -1,5 +1,6 @@
 // The operators of the dense side as torch sees them. Apart from bind.cpp, which binds those on tables: the two
 // share how they check and spread work (bind.h), and no shapes.
+#include <cstring>
 #include <tuple>
 
 #include "bind.h"
@@ -11,6 +12,7 @@ namespace {
 using namespace rowwise;
 
 constexpr int64_t samples_per_task = 32;
+constexpr int64_t tile = 16;                        // floats of a cache line
 constexpr int64_t most_features = 1 << 20;          // so that the number of pairs fits,
 constexpr int64_t most_columns = INT64_C(1) << 40;  // and of floats in scratch: an empty batch may claim any shape
 
@@ -67,14 +69,57 @@ std::tuple<Tensor, Tensor> interact_grad(const Tensor& dense, const Tensor& pool
   return {dense_grad, pooled_grad};
 }
 
+// `grad` where a layer's output is not cut off; NaN lets its gradient through.
+void mask(const float* __restrict grad, const float* __restrict out, int64_t n, float* __restrict masked) {
+  for (int64_t i = 0; i < n; ++i) {
+    uint32_t bits;
+    std::memcpy(&bits, grad + i, sizeof bits);
+    bits &= -uint32_t(!(out[i] <= 0.0f));  // no branch: signs are as good as random
+    std::memcpy(masked + i, &bits, sizeof bits);
+  }
+}
+
+// One square of a matrix [.., columns], turned around into one of [.., batch].
+void turn_tile(const float* __restrict from, int64_t columns, int64_t batch, float* __restrict to) {
+  float square[tile * tile];  // rows of a matrix lie on the same few lines of a cache
+  for (int64_t i = 0; i < tile; ++i) std::memcpy(square + i * tile, from + i * columns, tile * sizeof(float));
+  for (int64_t j = 0; j < tile; ++j)
+    for (int64_t i = 0; i < tile; ++i) to[j * batch + i] = square[i * tile + j];
+}
+
+// torch's threshold_backward, and a transposed copy, which torch would make on one thread.
+std::tuple<Tensor, Tensor> relu_grad(const Tensor& grad, const Tensor& out) {
+  check_tensor(grad, ScalarType::Float, "grad");
+  check_tensor(out, ScalarType::Float, "out");
+  STD_TORCH_CHECK(grad.dim() == 2 && out.dim() == 2 && grad.size(0) == out.size(0) && grad.size(1) == out.size(1),
+                  "rowwise: relu_grad wants two matrices of one shape");
+  const int64_t batch = grad.size(0), columns = grad.size(1);
+  Tensor masked = empty({batch, columns}), turned = empty({columns, batch});
+  const float *g = grad.const_data_ptr<float>(), *o = out.const_data_ptr<float>();
+  float *m = masked.mutable_data_ptr<float>(), *t = turned.mutable_data_ptr<float>();
+  each_samples(batch, [&](int64_t b0, int64_t b1) {
+    mask(g + b0 * columns, o + b0 * columns, (b1 - b0) * columns, m + b0 * columns);
+    for (int64_t b = b0; b < b1; b += tile)
+      for (int64_t c = 0; c < columns; c += tile)
+        if (b + tile <= b1 && c + tile <= columns)
+          turn_tile(m + b * columns + c, columns, batch, t + c * batch + b);
+        else
+          for (int64_t i = b; i < std::min(b + tile, b1); ++i)
+            for (int64_t j = c; j < std::min(c + tile, columns); ++j) t[j * batch + i] = m[i * columns + j];
+  });
+  return {masked, turned};
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(rowwise, m) {
   m.def("interact(Tensor dense, Tensor pooled) -> Tensor");
   m.def("interact_grad(Tensor dense, Tensor pooled, Tensor grad) -> (Tensor, Tensor)");
+  m.def("relu_grad(Tensor grad, Tensor out) -> (Tensor, Tensor)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(rowwise, CPU, m) {
   m.impl("interact", TORCH_BOX(&interact));
   m.impl("interact_grad", TORCH_BOX(&interact_grad));
+  m.impl("relu_grad", TORCH_BOX(&relu_grad));
 }

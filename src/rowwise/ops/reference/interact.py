@@ -1,4 +1,7 @@
-"""DLRM's interaction: the dot products of every two vectors of a sample. How sums are rounded is free here."""
+"""The dense side: DLRM's interaction, the dot products of every two vectors of a sample; and the gradient of a ReLU.
+
+How sums are rounded is free here.
+"""
 
 import torch
 from torch import Tensor
@@ -23,6 +26,12 @@ def interact_grad(dense: Tensor, pooled: Tensor, grad: Tensor) -> tuple[Tensor, 
     with torch.autocast(dense.device.type, enabled=False):
         grad_BTD = (grad_BTT + grad_BTT.transpose(1, 2)) @ x_BTD
     return grad[:, : dense.shape[1]] + grad_BTD[:, 0], grad_BTD[:, 1:].flatten(1)
+
+
+def relu_grad(grad: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradient below a ReLU whose output is `out`, and its transpose; NaN lets its gradient through."""
+    masked = grad.masked_fill(out <= 0, 0)
+    return masked, masked.t().contiguous()
 
 
 def _vectors(dense: Tensor, pooled: Tensor) -> Tensor:
