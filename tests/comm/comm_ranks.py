@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from comm_suite import every_check
 
+from rowwise.comm.torch import is_alive
 from rowwise.errors import IdError, PeerError
 
 
@@ -33,6 +34,31 @@ def fail(comm, how):
         return
     gather(comm, "y")
     gather(comm, "z")
+
+
+def fail_in_turn(comm):
+    """Rank 2 ends, rank 0 because of it, and only then does rank 1 wait for rank 0."""
+    pids = gather_numbers(comm, os.getpid())
+    pair = comm.split([[0], [1, 2]])
+    handle = comm.all_gather(torch.ones(50_000), [50_000] * 3, "y")  # in memory that nobody has mapped before
+    if comm.rank == 0:
+        wait_for_end(pids[2])
+    handle.wait()
+    if comm.rank:
+        gather(pair)  # rank 2 ends once rank 1 has what it sent
+    if comm.rank == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    wait_for_end(pids[0])
+    gather(comm, "z")
+
+
+def gather_numbers(comm, number):
+    return comm.all_gather(torch.tensor([number]), [1] * len(comm.ranks), "x").wait().tolist()
+
+
+def wait_for_end(pid):
+    while is_alive(pid):
+        time.sleep(0.01)
 
 
 def differ(comm, how):

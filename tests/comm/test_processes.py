@@ -48,7 +48,19 @@ def test_a_process_that_fails_is_named_by_those_that_wait(how, shared):
     assert time.monotonic() - begin < 30
     for rank in (0, 1):
         assert re.search(rf"PeerError: rank {rank}\b.* all_gather of '[xyz]'.*rank 2\b", str(raised.value))
-    assert len(re.findall(r"process \d+\)? has ended|it has closed its side", str(raised.value))) >= 2
+    assert len(re.findall(r"process \d+\) has (?:ended|closed its side)", str(raised.value))) >= 2
+
+
+@linux
+@pytest.mark.dist
+def test_a_rank_that_waits_for_one_that_ended_because_of_another_names_both():
+    with pytest.raises(PeerError) as raised:
+        run_processes(3, comm_ranks.fail_in_turn, timeout_s=60, shared_memory=True)
+    ends = r"rank 0 \(process \d+\) has ended; rank 2 \(process \d+\) has ended"
+    assert re.search(rf"rank 1 waits for all_gather of 'z', which rank 0 never called: {ends}", str(raised.value))
+    assert re.search(
+        r"PeerError: rank 0: all_gather of 'y', from rank 2: .*rank 2 \(process \d+\) has ended", str(raised.value)
+    )
 
 
 DIFFERENCES = {

@@ -118,8 +118,9 @@ class Memory:
         self._board, ones_W = _Board(memory, w), (1,) * w
         call = Call(collective="all_gather", what="boards", dtype=torch.int64, sizes_W=ones_W, receives_W=ones_W)
         fds_W = network.start(call, torch.tensor([self._fd])).wait().tolist()
+        self._boards: dict[int, _Board] = {}
         peers = {p: self._open(p, fds_W[p], size_bytes, call) for p in near if p != self._me}
-        self._boards = {p: _Board(memory, w) for p, memory in peers.items()}
+        self._boards |= {p: _Board(memory, w) for p, memory in peers.items()}
         torch.ops.rowwise.publish(self._board.words, MAPPED, 1)
 
     def start(self, call: Call, send_N: Tensor) -> Handle:
@@ -180,12 +181,26 @@ class Memory:
         board, rank, me = self._boards[place], self.world.ranks[place], self.world.rank
         spins, end_s = self._spins, time.monotonic() + self.world.timeout_s
         while not torch.ops.rowwise.wait_for(board.words, word, value, spins, SLICE_S):
-            spins, left, pid = 0, bool(board.numbers[LEFT]), self.world.pids[rank]
-            if (left or not is_alive(pid)) and not torch.ops.rowwise.wait_for(board.words, word, value, 0, 0.0):
-                how = "it has closed its side" if left else f"process {pid} has ended"
-                raise PeerError(f"rank {me} waits for {call}, which rank {rank} never called: {how}")
+            spins = 0
+            if self._end_of(place) and not torch.ops.rowwise.wait_for(board.words, word, value, 0, 0.0):
+                why = self._ends(place)
+                raise PeerError(f"rank {me} waits for {call}, which rank {rank} never called: {why}")
             if time.monotonic() >= end_s:
                 raise PeerError(f"rank {me} waited {self.world.timeout_s} s for {call}: not called by rank {rank}")
+
+    def _end_of(self, place: int) -> str:
+        """Empty while the rank takes part."""
+        rank, board = self.world.ranks[place], self._boards.get(place)
+        pid = self.world.pids[rank]
+        if board is not None and board.numbers[LEFT]:
+            return f"rank {rank} (process {pid}) has closed its side"
+        return "" if is_alive(pid) else f"rank {rank} (process {pid}) has ended"
+
+    def _ends(self, first: int) -> str:
+        """Which ranks of this host have ended, `first` before the others: it may have ended because one of them did."""
+        return "; ".join(
+            filter(None, map(self._end_of, [first, *(p for p in self._near if p not in (first, self._me))]))
+        )
 
     def _write(self, call: Call, send_N: Tensor, number: int) -> _Block:
         """Copy what is for the others of this host into a block, one run after the other."""
@@ -250,7 +265,8 @@ class Memory:
         try:
             own = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR)
         except OSError as error:
-            why = f"process {pid} has ended, or its memory is not shown to others: connect with shared_memory=False"
+            hidden = f"the memory of process {pid} is not shown to others: connect with shared_memory=False"
+            why = self._ends(place) or hidden
             raise PeerError(f"rank {self.world.rank}: {call}, from rank {rank}: {error}: {why}") from error
         try:
             return mmap.mmap(own, size_bytes)
