@@ -9,6 +9,8 @@ from pathlib import Path
 
 from rowwise.errors import NativeError
 
+BUILD = "build it with `make build` or `pip install .`"
+
 
 def find_library(name: str) -> Path:
     """A built library: beside the package, installed or not."""
@@ -20,7 +22,7 @@ def find_library(name: str) -> Path:
         if path.exists():
             return path
     looked = ", ".join(str(f / "_lib") for f in folders)
-    raise NativeError(f"{name} is not in {looked}: build it with `make build` or `pip install .`")
+    raise NativeError(f"{name} is not in {looked}: {BUILD}")
 
 
 def load_library(name: str) -> ctypes.CDLL:
@@ -29,4 +31,4 @@ def load_library(name: str) -> ctypes.CDLL:
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:
-        raise NativeError(f"{path} does not load: {error}; build it with `make build` or `pip install .`") from error
+        raise NativeError(f"{path} does not load: {error}; {BUILD}") from error

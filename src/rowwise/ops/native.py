@@ -7,18 +7,25 @@ run as `reference` says: exact, and slower.
 
 import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from rowwise.errors import NativeError
-from rowwise.library import find_library
+from rowwise.library import BUILD, find_library
 from rowwise.ops import reference
 from rowwise.ops.reference import Bags, Memory
 from rowwise.spec import RowType, row_bytes
 
 LIBRARY = "librowwise_ops.so"
+OPERATORS = (
+    "offsets", "lengths", "take", "bucketize", "expand", "spread", "deduplicate", "place", "pack_ids", "map_ids",
+    "pool", "pool_weight_grad", "gather", "update", "mark", "touch", "rewrite", "fill_uniform", "pack", "unpack",
+    "pack4", "unpack4", "interact", "interact_grad", "relu_grad", "crc32", "publish", "wait_for", "zeros",
+    "empty_bytes", "kept_bytes", "drop_kept", "isa", "limit_isa",
+)  # fmt: skip
 
 
 @functools.cache
@@ -31,6 +38,7 @@ def load() -> None:
     except OSError as error:
         found = f"torch {torch.__version__}"
         raise NativeError(f"{path} does not load under {found} (2.11 or later is needed): {error}") from error
+    check_library(torch.ops.rowwise, path)
     _register_shapes()
     _register_shapes_of_checkpoints()
     _register_shapes_of_dense()
@@ -38,6 +46,14 @@ def load() -> None:
     _register_shapes_of_id_maps()
     _register_gradients()
     _register_devices()
+
+
+def check_library(operators: object, path: Path) -> None:
+    """Refuse a library that was built from other sources than these; `operators` are attributes by their names."""
+    missing = [name for name in OPERATORS if not hasattr(operators, name)]
+    if missing:
+        names = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+        raise NativeError(f"{path} was built from other sources: it has no operator {names}; {BUILD}")
 
 
 def isa() -> str:
