@@ -129,9 +129,9 @@ class Embeddings(nn.Module):
             return torch.compiler.disable(self._forward)(sparse)
         return self._forward(sparse)
 
-    def refuse(self, trouble: RowwiseError) -> NoReturn:
-        """Instead of `forward`, by what makes its batches and cannot; on several ranks all of them hear of it."""
-        raise trouble
+    def abort_forward(self, error: RowwiseError) -> NoReturn:
+        """Instead of `forward`, where there is no batch because of an error; sharded tables raise on all ranks."""
+        raise error
 
     def _forward(self, sparse: Jagged | KeyedJagged) -> Vectors:
         looked = self._tiles.look_up(Jagged.from_keyed(sparse).contiguous())

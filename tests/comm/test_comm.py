@@ -5,11 +5,20 @@ import threading
 import pytest
 import torch
 from comm_suite import CHECKS
+from hypothesis import given
+from hypothesis import strategies as st
 
-from rowwise.comm.agree import agree
 from rowwise.comm.solo import solo
+from rowwise.comm.status import (
+    RankStatus,
+    all_gather_uneven,
+    broadcast_object,
+    gather_object,
+    raise_if_any_failed,
+    raise_if_any_rank_failed,
+)
 from rowwise.comm.thread import run_threads
-from rowwise.errors import AgreedError, IdError, PeerError, SpecError
+from rowwise.errors import AgreedError, GradientError, IdError, PeerError, SpecError
 from rowwise.spec import Topology
 
 WORLDS = {
@@ -199,17 +208,17 @@ def test_backward_passes_that_exchange_do_not_wait_for_each_other():
     assert run_threads(4, function, timeout_s=20) == [[4.0] * 3] * 4
 
 
-def test_ranks_agree_that_all_is_well_for_one_small_message():
+def test_ranks_that_are_all_well_say_so_in_one_small_gather():
     def function(comm):
-        agree(comm, None, "route")
+        raise_if_any_rank_failed(comm, None, during="route")
         return dict(comm.sent.counts)
 
-    assert run_threads(3, function) == [{("agree", "all_gather", "host"): 16}] * 3
+    assert run_threads(3, function) == [{("status", "all_gather", "host"): 16}] * 3
 
 
-def test_one_rank_in_trouble_is_an_error_on_all():
+def test_one_rank_that_failed_is_an_error_on_all():
     def function(comm):
-        agree(comm, IdError("id 7 of feature 'ü'") if comm.rank == 2 else None, "route")
+        raise_if_any_rank_failed(comm, IdError("id 7 of feature 'ü'") if comm.rank == 2 else None, during="route")
 
     raised, errors = seen_by_all(function)
     assert raised is errors[2]
@@ -217,9 +226,9 @@ def test_one_rank_in_trouble_is_an_error_on_all():
     assert str(errors[0]) == str(errors[1]) == "rank 2 (route): IdError: id 7 of feature 'ü'"
 
 
-def test_all_ranks_in_trouble_are_named_and_long_reasons_cut():
+def test_all_ranks_that_failed_are_named_and_long_reasons_cut():
     def function(comm):
-        agree(comm, IdError(f"{comm.rank}" * 5000) if comm.rank else None, "route")
+        raise_if_any_rank_failed(comm, IdError(f"{comm.rank}" * 5000) if comm.rank else None, during="route")
 
     raised, errors = seen_by_all(function)
     assert raised is errors[1]
@@ -228,7 +237,38 @@ def test_all_ranks_in_trouble_are_named_and_long_reasons_cut():
     assert len(str(errors[0])) < 2200
 
 
-def test_trouble_of_one_rank_alone_is_raised():
-    agree(solo(), None, "route")
+def test_an_error_of_one_rank_alone_is_raised():
+    raise_if_any_rank_failed(solo(), None, during="route")
     with pytest.raises(IdError):
-        agree(solo(), IdError("x"), "route")
+        raise_if_any_rank_failed(solo(), IdError("x"), during="route")
+
+
+@given(st.integers(0, 1 << 40), st.integers(0, 7), st.booleans())
+def test_a_rank_status_is_one_number(count, failed, stop):
+    status = RankStatus(count, failed, stop)
+    assert RankStatus.unpack(float(status.pack())) == status
+
+
+def test_of_several_reasons_the_first_kind_is_raised():
+    def function(comm):
+        error = (None, GradientError("dense"), GradientError("the loss"))[comm.rank]
+        statuses_W = [RankStatus(), RankStatus(failed=2), RankStatus(failed=1)]
+        raise_if_any_failed(comm, statuses_W, error, during="step 3")
+
+    raised, errors = seen_by_all(function)
+    assert raised is errors[2]
+    assert str(errors[0]) == str(errors[1]) == "rank 2 (step 3): GradientError: the loss"
+
+
+def test_objects_and_uneven_tensors_travel():
+    def function(comm):
+        mine = {"rank": comm.rank, "more": [None] * comm.rank}
+        told = gather_object(comm, mine, "a")
+        tensors = all_gather_uneven(comm, torch.arange(comm.rank), "b")
+        return told, broadcast_object(comm, mine, 1, "c"), [x.tolist() for x in tensors]
+
+    wanted = [{"rank": rank, "more": [None] * rank} for rank in range(3)]
+    for rank, (told, broadcast, tensors) in enumerate(run_threads(3, function)):
+        assert told == (None if rank else wanted)
+        assert broadcast == wanted[1]
+        assert tensors == [[], [0], [0, 1]]

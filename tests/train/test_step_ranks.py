@@ -14,6 +14,7 @@ from trainings import join
 
 from rowwise import DLRM, BatchError, Embeddings, GradientError, IdError, Jagged, Plan, SpecError
 from rowwise.batch import Batch
+from rowwise.comm.group import Group
 from rowwise.comm.thread import run_threads
 from rowwise.errors import PeerError, RowwiseError
 from rowwise.ops.jagged import permute
@@ -469,3 +470,38 @@ def test_an_objective_without_logits():
     work = Machinery.of(model, loss, Training(determinism="elastic", virtual_shards=2), Breakdown())
     (outcome,) = step(work, [make_clicks(300)], 1).outcomes
     assert outcome.logits_BK is None
+
+
+class Counting:
+    """A transport that writes down what is called."""
+
+    def __init__(self, transport, calls):
+        self._transport, self._calls = transport, calls
+
+    def start(self, call, send_N):
+        self._calls.append(f"{call.collective} of {call.what}")
+        return self._transport.start(call, send_N)
+
+    def split(self, groups, group):
+        return Counting(self._transport.split(groups, group), self._calls)
+
+    def close(self):
+        self._transport.close()
+
+
+def test_a_step_tells_its_status_in_two_gathers():
+    """One before anything is looked up, one before anything is changed."""
+
+    def rank(comm):
+        calls = []
+        comm = Group(Counting(comm.transport, calls), comm.topology, comm.rank)
+        model = sharded(Breaks(""), comm)
+        work = Machinery.of(model, Clicks(model), Training(), Breakdown(), comm)
+        calls.clear()
+        step(work, [make_clicks(8)], 1)
+        return calls
+
+    forward = ["all_to_all of counts", "all_to_all of ids", "all_to_all of pooled"]
+    backward = ["all_to_all of gradients", "all_reduce of dense", "all_reduce of dense"]
+    steps = run_threads(2, rank, TIMEOUT_S)
+    assert steps == [["all_gather of step", *forward, *backward, "all_gather of step"]] * 2

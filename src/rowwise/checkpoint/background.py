@@ -23,7 +23,7 @@ from torch import Tensor
 
 from rowwise.checkpoint.parts import Part
 from rowwise.checkpoint.read import Checkpoint
-from rowwise.checkpoint.write import THREADS, own_parts, together, write
+from rowwise.checkpoint.write import THREADS, on_all_ranks, own_parts, write
 from rowwise.comm.seam import Comm
 from rowwise.ops.kept import empty
 
@@ -74,7 +74,7 @@ class Background:
         if met is not None:
             self._after.clear()
             raise met
-        together(self._comm, f"{self._folder}: what comes after it was not done", self._finish)
+        on_all_ranks(self._comm, f"{self._folder}: what comes after it was not done", self._finish)
 
     def _run(self, parts: Sequence[Part], data: Mapping[str, Any], base: Checkpoint | None) -> None:
         try:

@@ -17,10 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-import msgspec
 import torch
 from msgspec import structs
-from torch import Tensor
 
 from rowwise.checkpoint.assign import deal
 from rowwise.checkpoint.delta import encode
@@ -30,6 +28,7 @@ from rowwise.checkpoint.parts import Part
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.comm.seam import Comm
 from rowwise.comm.solo import solo
+from rowwise.comm.status import all_gather_text, gather_object
 from rowwise.errors import CheckpointError
 from rowwise.spec import Value
 
@@ -71,18 +70,18 @@ def write(
     comm = comm or solo()
     part, first = folder.with_name(folder.name + PART), comm.rank == 0
     failed = f"{folder} was not saved"
-    together(comm, failed, lambda: _begin(folder, part) if first else None)
+    on_all_ranks(comm, failed, lambda: _begin(folder, part) if first else None)
     try:
         own = own_parts(parts, comm)
         # Names that the files of an earlier checkpoint do not have.
         prefix = f"{comm.rank:05}" if base is None else f"{folder.name}.{comm.rank:05}"
-        share = together(comm, failed, lambda: write_share(part, own, prefix, sizes or SIZES))
-        shares = _gather(comm, msgspec.json.encode(share))
-        together(comm, failed, lambda: _finish(folder, shares, data, base) if first else None)
+        share = on_all_ranks(comm, failed, lambda: write_share(part, own, prefix, sizes or SIZES))
+        shares = gather_object(comm, share, "checkpoint") or []
+        on_all_ranks(comm, failed, lambda: _finish(folder, shares, data, base) if first else None)
     except CheckpointError:  # on all ranks
         if first:
             shutil.rmtree(part, ignore_errors=True)
-        tell(comm, b"")
+        all_gather_text(comm, "", "checkpoint")  # once the folder is gone
         raise
     return Manifest.read(folder)
 
@@ -158,30 +157,20 @@ def on_top_of(base: Checkpoint, tensors: Mapping[str, Entry]) -> dict[str, Entry
     return found
 
 
-def together(comm: Comm, failed: str, action: Callable[[], T]) -> T:
+def on_all_ranks(comm: Comm, failed: str, action: Callable[[], T]) -> T:
     """Do something on each rank; where it fails on one, all raise the same error, which begins with `failed`."""
     found: list[T] = []
-    trouble = ""
+    reason = ""
     try:
         found.append(action())
     except OSError as error:
-        trouble = str(error if isinstance(error, CheckpointError) else error.strerror or error)
-    said_W = [text.decode() for text in tell(comm, trouble.encode())]
-    if any(said_W):
-        alone = len(said_W) == 1
-        said = [text if alone else f"rank {r}: {text}" for r, text in zip(comm.ranks, said_W, strict=True) if text]
+        reason = str(error if isinstance(error, CheckpointError) else error.strerror or error)
+    reasons_W = all_gather_text(comm, reason, "checkpoint")
+    if any(reasons_W):
+        alone = len(reasons_W) == 1
+        said = [text if alone else f"rank {r}: {text}" for r, text in zip(comm.ranks, reasons_W, strict=True) if text]
         raise CheckpointError(f"{failed}: {'; '.join(said)}; former ones are as they were")
     return found[0]
-
-
-def tell(comm: Comm, text: bytes) -> list[bytes]:
-    """What each rank says, heard by all."""
-    world = len(comm.ranks)
-    sizes_W = comm.all_gather(torch.tensor([len(text)]), [1] * world, "checkpoint").wait().tolist()
-    if not any(sizes_W):
-        return [b""] * world
-    said = comm.all_gather(_tensor(text), sizes_W, "checkpoint").wait()
-    return [bytes(run.numpy()) for run in said.split(sizes_W)]
 
 
 def _begin(folder: Path, part: Path) -> None:
@@ -191,9 +180,9 @@ def _begin(folder: Path, part: Path) -> None:
     part.mkdir(parents=True)
 
 
-def _finish(folder: Path, shares: Sequence[bytes], data: Mapping[str, Any], base: Checkpoint | None) -> None:
+def _finish(folder: Path, shares: Sequence[Share], data: Mapping[str, Any], base: Checkpoint | None) -> None:
     part = folder.with_name(folder.name + PART)
-    files, tensors = merge(msgspec.json.decode(share, type=Share) for share in shares)
+    files, tensors = merge(shares)
     chain_bytes = (sum(file.size_bytes for file in files.values()),)
     if base is not None:
         tensors, chain_bytes = on_top_of(base, tensors), base.manifest.chain_bytes + chain_bytes
@@ -206,19 +195,6 @@ def _finish(folder: Path, shares: Sequence[bytes], data: Mapping[str, Any], base
     sync(part)
     part.rename(folder)
     sync(folder.parent)
-
-
-def _gather(comm: Comm, content: bytes) -> list[bytes]:
-    """What each rank has for rank 0; nothing on the others."""
-    world = len(comm.ranks)
-    sizes_W = comm.all_gather(torch.tensor([len(content)]), [1] * world, "checkpoint").wait().tolist()
-    receives_W = sizes_W if comm.rank == 0 else [0] * world
-    came = comm.all_to_all(_tensor(content), [len(content)] + [0] * (world - 1), receives_W, "checkpoint").wait()
-    return [bytes(run.numpy()) for run in came.split(receives_W)]
-
-
-def _tensor(content: bytes) -> Tensor:
-    return torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else torch.empty(0, dtype=torch.uint8)
 
 
 def _write_file(path: Path, parts: Sequence[Part]) -> tuple[File, list[tuple[Part, Piece]]]:

@@ -13,8 +13,8 @@ from rowwise.cli.console import Line, console_for, show_beginning, show_end, sto
 from rowwise.cli.order import Notes, Order
 from rowwise.comm.seam import Comm
 from rowwise.comm.solo import solo
+from rowwise.recipes.first_rank import on_first_rank
 from rowwise.recipes.runs import Run
-from rowwise.recipes.together import by_first
 from rowwise.train.trainer import Tell
 
 RUN = "run"  # the note that says which run this is
@@ -46,7 +46,7 @@ def work(order: Order, comm: Comm | None, notes: Notes | None, *, watched: bool 
 
 def _begin(order: Order, comm: Comm, notes: Notes | None, tell: Tell | None) -> Run:
     """What was asked for; or the run of an attempt before this one, from where that has left it."""
-    noted = by_first(comm, lambda: None if notes is None else notes.get(RUN))
+    noted = on_first_rank(comm, lambda: None if notes is None else notes.get(RUN))
     if noted is not None:
         return Run.resume(Path(noted), tell=tell, comm=comm)
     if order.recipe is not None:

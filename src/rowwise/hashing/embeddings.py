@@ -88,7 +88,7 @@ class MappedEmbeddings(nn.Module):
             jagged = self._owning(Jagged.from_keyed(sparse))
             batch, places = self._mapped(jagged)
         except RowwiseError as error:
-            self.stored.refuse(error)
+            self.stored.abort_forward(error)
         vectors = self.stored(batch)
         if self._plain:
             return vectors

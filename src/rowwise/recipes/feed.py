@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, final
 from msgspec import structs
 
 from rowwise.comm.seam import Comm
+from rowwise.comm.status import broadcast_object, raising_on_all_ranks
 from rowwise.ingest.batcher import Batcher, Part, Position, Served
 from rowwise.ingest.prepare import Task
 from rowwise.ingest.service.client import Client, Health
 from rowwise.ingest.service.local import Service, Workers, client_of
 from rowwise.recipes.compose import Resolved, deal_of, make_batcher
-from rowwise.train.ranks import from_rank, sharing
 
 if TYPE_CHECKING:
     from rowwise.ingest.service.cluster import ClusterClient
@@ -82,13 +82,13 @@ class Feed:
     def _join(self, workers: Workers) -> Client:
         comm, topology, service = self._comm, self._comm.topology, None
         here = topology.ranks_of(topology.host_of(comm.rank))
-        with sharing(comm, "starting the workers that prepare rows"):
+        with raising_on_all_ranks(comm, during="starting the workers that prepare rows"):
             if comm.rank == here[0]:
                 service = self._ends.enter_context(Service(self._task(), workers, len(here)))
         address = "" if service is None else str(service.address)
         for host in range(topology.hosts):
             first = topology.ranks_of(host)[0]
-            told = from_rank(comm, address, first, "workers")
+            told = broadcast_object(comm, address, first, "workers")
             address = told if first == here[0] else address
         if service is not None:
             return service.client()
@@ -100,11 +100,11 @@ class Feed:
         comm, found = self._comm, None
         if len(comm.ranks) > 1 and workers.address is None:
             workers = structs.replace(workers, address="auto")  # one that only this process has cannot be joined
-        with sharing(comm, "starting the workers that prepare rows"):
+        with raising_on_all_ranks(comm, during="starting the workers that prepare rows"):
             if comm.rank == 0:
                 found = self._ends.enter_context(Cluster(self._task(), workers, len(comm.ranks)))
-        name = from_rank(comm, None if found is None else found.name, 0, "workers")
-        with sharing(comm, "joining the workers that prepare rows"):
+        name = broadcast_object(comm, None if found is None else found.name, 0, "workers")
+        with raising_on_all_ranks(comm, during="joining the workers that prepare rows"):
             found = found or Cluster(self._task(), workers, len(comm.ranks), name)
         assert found is not None
         return found.client(comm.rank)

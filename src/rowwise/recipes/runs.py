@@ -22,6 +22,7 @@ from torch import nn
 from rowwise import report
 from rowwise.comm.seam import Comm
 from rowwise.comm.solo import solo
+from rowwise.comm.status import all_gather_uneven
 from rowwise.errors import CheckpointError, DataError, RowwiseError, SpecError
 from rowwise.ingest.transform import sources, to_json
 from rowwise.ingest.warehouse.popularity import log_use
@@ -30,6 +31,7 @@ from rowwise.recipes.access import ACCESS, AccessFile
 from rowwise.recipes.bad_rows import find_bad_rows
 from rowwise.recipes.compose import Resolved, make_evaluator, make_job, make_model, make_settings, resolve
 from rowwise.recipes.feed import Feed
+from rowwise.recipes.first_rank import on_first_rank, resolve_on_first_rank
 from rowwise.recipes.id_maps import keep_maps, kept_maps
 from rowwise.recipes.machine import Machine, Native
 from rowwise.recipes.outlook import open_start
@@ -40,7 +42,6 @@ from rowwise.recipes.recipe import Own, Recipe, check_ranks
 from rowwise.recipes.rows import Rows, open_named
 from rowwise.recipes.table_memory import Purpose, check_memory
 from rowwise.recipes.text import RECIPE, apply_changes, decode, parse, write
-from rowwise.recipes.together import by_first, resolve_on_all
 from rowwise.recipes.unused import notes
 from rowwise.spec import Value
 from rowwise.textfile import decode_json, read_bytes, read_text
@@ -48,7 +49,6 @@ from rowwise.train.evaluate import Scores, Values, values_of
 from rowwise.train.feeding import Wait
 from rowwise.train.metrics import Metrics
 from rowwise.train.progress import Best
-from rowwise.train.ranks import all_of
 from rowwise.train.recorder import peak_memory_bytes
 from rowwise.train.run_folder import RunFolder
 from rowwise.train.saved import Saved
@@ -100,7 +100,7 @@ class Run:
         self.resolved, self.folder, self.model, self.plan = resolved, folder, made.job.model, made.plan
         self.comm, self._first, self._feed = comm, comm.rank == 0, made.feed
         self.match: Match | None = None  # what a warm start took over
-        by_first(comm, folder.hold)
+        on_first_rank(comm, folder.hold)
         made.feed.start(folder.path / BAD_ROWS)
         recipe = resolved.recipe
         self._access = AccessFile(tables_of(self.model), step_samples(recipe))
@@ -116,7 +116,7 @@ class Run:
         if not recipe.name:
             raise SpecError("the recipe has no name: want one, as the run's folder is called by it")
         check_ranks(recipe, comm.topology.world)
-        resolved = resolve_on_all(lambda: resolve(recipe), comm)
+        resolved = resolve_on_first_rank(lambda: resolve(recipe), comm)
         made = _make(resolved, comm)
         with made.feed.closed_by_errors():
             # What can be refused is refused before there is a folder.
@@ -151,7 +151,7 @@ class Run:
         """
         comm = comm or solo()
         folder = _as_first(comm, lambda: RunFolder.open(path))
-        resolved = resolve_on_all(lambda: _resolve_saved(path, changes, comm.topology.world), comm)
+        resolved = resolve_on_first_rank(lambda: _resolve_saved(path, changes, comm.topology.world), comm)
         made = _make(resolved, comm, "resume")
         with made.feed.closed_by_errors():
             run = cls(resolved, folder, made, tell, comm)
@@ -171,7 +171,7 @@ class Run:
         """To where a checkpoint was; what was saved after it is not what comes after it now, and goes."""
         saved = Saved(self.folder.checkpoints, self.comm)
         saved.clean()
-        if which == "last" and by_first(self.comm, lambda: not saved.steps()):
+        if which == "last" and on_first_rank(self.comm, lambda: not saved.steps()):
             if self._first:
                 self.folder.cut(0)
             self.match = _warm(self.resolved, self.model)
@@ -203,7 +203,7 @@ class Run:
             with closing(self._feed):
                 progress = self.trainer.run()
             test, ceiling = self._test() if progress.finished else ({}, {})
-            peak_bytes = int(all_of(self.comm, torch.tensor([peak_memory_bytes()]), "memory").max())
+            peak_bytes = max(map(int, all_gather_uneven(self.comm, torch.tensor([peak_memory_bytes()]), "memory")))
         except (RowwiseError, OSError) as error:
             with suppress(OSError, RowwiseError):  # the disk may be what failed
                 self._finish(self._result("failed", message=str(error)))
@@ -217,7 +217,7 @@ class Run:
 
     def _log_beginning(self) -> None:
         topology = self.comm.topology
-        pids = all_of(self.comm, torch.tensor([os.getpid()]), "processes").tolist()
+        pids = [int(pid) for pid in all_gather_uneven(self.comm, torch.tensor([os.getpid()]), "processes")]
         if self._first:
             self.folder.log(f"{_now()} training from step {self.trainer.progress.step} on")
             if topology.world > 1:
@@ -316,7 +316,7 @@ def _make(resolved: Resolved, comm: Comm, purpose: Purpose = "train") -> _Made:
         tables = resolved.stored_tables
         check_memory(resolved, tables, whole_plan(tables), comm, purpose)
     model = make_model(resolved, described=placed)
-    plan = by_first(comm, lambda: choose_plan(resolved.recipe, model, comm.topology))
+    plan = on_first_rank(comm, lambda: choose_plan(resolved.recipe, model, comm.topology))
     if placed:
         check_memory(resolved, tables_of(model), plan, comm, purpose)
     place(resolved.recipe, model, plan, comm)
@@ -341,7 +341,7 @@ def _as_first(comm: Comm, find: Callable[[], RunFolder]) -> RunFolder:
         own.append(find())
         return own[0].path, own[0].path.absolute()
 
-    called, path = by_first(comm, first)
+    called, path = on_first_rank(comm, first)
     return own[0] if own else RunFolder(called if called.absolute() == path else path)
 
 

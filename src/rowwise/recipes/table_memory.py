@@ -16,16 +16,16 @@ import torch
 from msgspec import structs
 
 from rowwise.comm.seam import Comm
+from rowwise.comm.status import all_gather_uneven
 from rowwise.errors import TableMemoryError
 from rowwise.perf.host_memory import free_bytes
 from rowwise.plan import Plan
 from rowwise.planner.amounts import of_bytes
 from rowwise.planner.fixes import with_row_state
 from rowwise.recipes.compose import Resolved
+from rowwise.recipes.first_rank import on_first_rank
 from rowwise.recipes.id_maps import stored
-from rowwise.recipes.together import by_first
 from rowwise.spec import RowType, Table, Topology, state_width
-from rowwise.train.ranks import all_of
 
 Purpose = Literal["train", "resume", "use"]  # what can still be changed depends on it
 FLOAT_bytes = 4
@@ -76,7 +76,7 @@ def check_memory(
 ) -> None:
     """Refuse tables for which there is no memory; called by all ranks."""
     free = free_bytes()
-    free_W = all_of(comm, torch.tensor([-1 if free is None else free]), "memory").tolist()
+    free_W = [int(size) for size in all_gather_uneven(comm, torch.tensor([-1 if free is None else free]), "memory")]
     free_HW = [[free_W[rank] for rank in comm.topology.ranks_of(host)] for host in range(comm.topology.hosts)]
     asked = TableMemory(
         tables=tuple(tables),
@@ -87,7 +87,7 @@ def check_memory(
         purpose=purpose,
         mapped=frozenset(t.name for one in resolved.tables if one.id_map is not None for t in stored(one)),
     )
-    by_first(comm, lambda: refuse_if_short(asked))
+    on_first_rank(comm, lambda: refuse_if_short(asked))
 
 
 def refuse_if_short(asked: TableMemory) -> None:

@@ -145,9 +145,9 @@ class ShardedEmbeddings(nn.Module):
             return torch.compiler.disable(self._forward)(sparse)  # see Embeddings.forward
         return self._forward(sparse)
 
-    def refuse(self, trouble: RowwiseError) -> NoReturn:
+    def abort_forward(self, error: RowwiseError) -> NoReturn:
         """Instead of `forward`, where there is no batch: raises on all ranks. See [Note: Malformed batches]."""
-        self._router.refuse(trouble)
+        self._router.abort(error)
 
     def _forward(self, sparse: Jagged | KeyedJagged) -> Vectors:
         with self.phase("route"):

@@ -142,7 +142,7 @@ class Exchange:
         """What any rank uses; called by all."""
         if not self._both or len(self._comm.ranks) == 1:
             return mine
-        flags_W2 = self._comm.all_gather(torch.tensor(mine), [2] * len(self._comm.ranks), "agree").wait().view(-1, 2)
+        flags_W2 = self._comm.all_gather(torch.tensor(mine), [2] * len(self._comm.ranks), "status").wait().view(-1, 2)
         return Used(*flags_W2.any(0).tolist())
 
     def backward_merged(self, routed: Routed, grad_BS: Tensor, grads: dict[str, Tensor], used: Used) -> list[Made]:

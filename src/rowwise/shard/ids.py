@@ -3,10 +3,9 @@
 What goes to a rank is one message (see `pack.py`). Input is checked here, where it came from, before anything is sent.
 
 [Note: Malformed batches] A rank that cannot use its batch tells the others in an exchange that they enter anyway, and
-all raise by `comm/agree.py`: the rank its own error, the others an `AgreedError` that names it. In a lookup that is the
-exchange of counts, where such a rank has a negative number of samples, whether it is noticed here, while ids are mapped
-(`MappedEmbeddings`) or before there is a batch of ours at all. In a loop over batches it is the `Notice` before a step
-(`train/together.py`), which also says how wide the batch is.
+all raise (see [Note: rank status] in `comm/status.py`). In a lookup that is the exchange of headers, whether the fault
+is noticed here, while ids are mapped (`MappedEmbeddings`) or before there is a batch of ours at all. In a loop over
+batches it is the `StepHeader` before a step (`train/step_header.py`), which also says how wide the batch is.
 
 [Note: Halves] Where samples share bags, a batch is two: own features of B samples, and shared ones of U distinct
 samples. Both are in the one message to a rank, which ends with how many samples each distinct one is. Their vectors
@@ -24,8 +23,8 @@ import torch
 from torch import Tensor
 
 from rowwise.batch import Jagged, KeyedJagged, Shared
-from rowwise.comm.agree import agree
 from rowwise.comm.seam import Comm
+from rowwise.comm.status import RankStatus, raise_if_any_failed
 from rowwise.errors import BatchError, IdError, RowwiseError
 from rowwise.ops.tiles import learns
 from rowwise.shard.pack import Asked, Packer
@@ -48,23 +47,24 @@ class Routed:
     halves: "tuple[Routed, Routed] | None" = None  # see [Note: Halves]
 
 
-class _Said(NamedTuple):
-    """What a rank says of its batch."""
+class _BatchHeader(NamedTuple):
+    """What a rank tells another of its batch before it sends the ids."""
 
-    samples: int  # negative: it refuses the batch
-    words: int  # for who is told
-    learns: bool
-    digest: int  # of the names of shared features; 0: there are none
-    distinct: int
+    status: RankStatus = RankStatus(failed=1)  # the count is of samples
+    words: int = 0  # that follow
+    learns: bool = False
+    digest: int = 0  # of the names of shared features; 0: there are none
+    distinct: int = 0
 
-    def numbers(self) -> list[int]:
+    def pack(self) -> list[int]:
         """As three numbers."""
-        return [self.samples, self.words, self.learns | self.digest << 1 | self.distinct << (1 + DIGEST_bits)]
+        return [self.status.pack(), self.words, self.learns | self.digest << 1 | self.distinct << (1 + DIGEST_bits)]
 
     @classmethod
-    def of(cls, samples: int, words: int, more: int) -> "_Said":
+    def unpack(cls, status: int, words: int, more: int) -> "_BatchHeader":
         """From the same."""
-        return cls(samples, words, bool(more & 1), more >> 1 & ((1 << DIGEST_bits) - 1), more >> (1 + DIGEST_bits))
+        digest, distinct = more >> 1 & ((1 << DIGEST_bits) - 1), more >> (1 + DIGEST_bits)
+        return cls(RankStatus.unpack(status), words, bool(more & 1), digest, distinct)
 
 
 class _Packed(NamedTuple):
@@ -96,30 +96,27 @@ class Router:
 
     def route(self, sparse: Jagged | KeyedJagged) -> Routed:
         """Send a batch's ids to whoever holds their rows, and take the ids of which this rank does."""
-        trouble: RowwiseError | None = None
+        error: RowwiseError | None = None
         packed: _Packed | None = None
         unknown_ids = dict(self.unknown_ids)
         try:
             packed = self._pack(self._checked(sparse))
-        except RowwiseError as error:  # see [Note: Malformed batches]
-            trouble = error
-        said_W = self._headers(packed)
-        refused = any(said.samples < 0 for said in said_W)
-        if len({said.learns for said in said_W}) > 1 and not refused:
-            trouble = BatchError("per-id weights need a gradient on some ranks and not on others: want the same on all")
-        if refused or trouble is not None:
-            agree(self._comm, trouble, "ids of a batch")
+        except RowwiseError as caught:  # see [Note: Malformed batches]
+            error = caught
+        headers_W = self._exchange_headers(packed, error)
         assert packed is not None
-        if len({said.digest for said in said_W}) > 1:
+        if len({header.learns for header in headers_W}) > 1:
+            raise BatchError("per-id weights need a gradient on some ranks and not on others: want the same on all")
+        if len({header.digest for header in headers_W}) > 1:
             self.unknown_ids.clear()  # what was counted is counted again
             self.unknown_ids.update(unknown_ids)
             return self.route(packed.given.expanded())
-        receives_W = [said.words for said in said_W]
+        receives_W = [header.words for header in headers_W]
         came = self._comm.all_to_all(packed.words, packed.sizes_W, receives_W, "ids").wait()
         messages_W = came.split(receives_W)
         if packed.common:
-            return self._routed_halves(packed, messages_W, said_W)
-        samples_W = tuple(said.samples for said in said_W)
+            return self._routed_halves(packed, messages_W, headers_W)
+        samples_W = tuple(header.status.count for header in headers_W)
         routed = _unpacked(self._packer, packed.asked[0], messages_W, samples_W)
         if not packed.learns:
             return routed
@@ -128,11 +125,10 @@ class Router:
             received = replace(received, weights_N=weights)
         return replace(routed, received=received, weights=weights)
 
-    def refuse(self, trouble: RowwiseError) -> NoReturn:
-        """Tell the other ranks, which are about to route theirs, that there is no batch here, and raise with them."""
-        self._headers(None)
-        agree(self._comm, trouble, "ids of a batch")
-        raise trouble
+    def abort(self, error: RowwiseError) -> NoReturn:
+        """Instead of `route`, where there is no batch: raises on all ranks."""
+        self._exchange_headers(None, error)
+        raise error
 
     def returned(self, routed: Routed, grad_N: Tensor) -> Tensor:
         """The gradients of this rank's per-id weights, of those that ranks were sent."""
@@ -153,20 +149,21 @@ class Router:
         gradient = came.new_zeros(len(asked.jagged.values_N))
         return gradient.index_add_(0, asked.places_N[sent_to], came)
 
-    def _headers(self, packed: _Packed | None) -> list[_Said]:
-        """What each rank says of its batch to this one."""
-        world = self._routes.world
-        said = _Said(-1, 0, False, 0, 0)  # no number of samples
+    def _exchange_headers(self, packed: _Packed | None, error: RowwiseError | None) -> list[_BatchHeader]:
+        """Those of all ranks; raises on all if one has no batch."""
+        world, mine = self._routes.world, _BatchHeader()
         if packed is not None:
             common = packed.common
             digest = (zlib.crc32("\n".join(common).encode()) or 1) if common else 0
             distinct = packed.asked[1].jagged.batch_size if common else 0
-            said = _Said(packed.jagged.batch_size, 0, packed.learns, digest, distinct)
+            mine = _BatchHeader(RankStatus(packed.jagged.batch_size), 0, packed.learns, digest, distinct)
         words_W = [0] * world if packed is None else packed.sizes_W
-        rows = [said._replace(words=words).numbers() for words in words_W]
+        rows = [mine._replace(words=words).pack() for words in words_W]
         header = torch.tensor(rows, dtype=torch.int64).flatten().to(self._device)
         came = self._comm.all_to_all(header, [3] * world, [3] * world, "counts").wait().view(world, 3).tolist()
-        return [_Said.of(*numbers) for numbers in came]
+        headers_W = [_BatchHeader.unpack(*numbers) for numbers in came]
+        raise_if_any_failed(self._comm, [header.status for header in headers_W], error, during="ids of a batch")
+        return headers_W
 
     def _learns(self, jagged: Jagged) -> bool:
         """Whether per-id weights get a gradient."""
@@ -230,17 +227,19 @@ class Router:
             self._halves[common] = own, shared
         return self._halves[common]
 
-    def _routed_halves(self, packed: _Packed, messages_W: Sequence[Tensor], said_W: Sequence[_Said]) -> Routed:
+    def _routed_halves(
+        self, packed: _Packed, messages_W: Sequence[Tensor], headers_W: Sequence[_BatchHeader]
+    ) -> Routed:
         """What came, where samples share bags."""
         own, shared = self._halves_for(packed.common)
-        samples_W, distinct_W = zip(*((said.samples, said.distinct) for said in said_W), strict=True)
+        samples_W, distinct_W = zip(*((header.status.count, header.distinct) for header in headers_W), strict=True)
         own_W: list[Tensor] = []
         shared_W: list[Tensor] = []
         copies_W: list[Tensor] = []
-        for message, said in zip(messages_W, said_W, strict=True):
-            ends = own.words(message, said.samples)
+        for message, header in zip(messages_W, headers_W, strict=True):
+            ends = own.words(message, header.status.count)
             rest = message[ends:]
-            end = shared.words(rest, said.distinct)
+            end = shared.words(rest, header.distinct)
             own_W.append(message[:ends])
             shared_W.append(rest[:end])
             copies_W.append(rest[end:])

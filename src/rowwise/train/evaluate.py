@@ -18,11 +18,12 @@ from torch import Tensor, nn
 from rowwise.batch import Batch
 from rowwise.comm.seam import Comm
 from rowwise.comm.solo import solo
+from rowwise.comm.status import all_gather_uneven, broadcast_object, gather_object
 from rowwise.errors import SpecError
 from rowwise.train.entropy import Fit
 from rowwise.train.metrics import Metrics, TaskMetrics
 from rowwise.train.objective import bags_of
-from rowwise.train.ranks import Lockstep, all_of, from_rank, to_first
+from rowwise.train.ranks import Lockstep
 from rowwise.train.samples import Samples
 from rowwise.train.settings import Training
 from rowwise.train.slices import Slices, most_common
@@ -121,7 +122,7 @@ class ClickEvaluator:
                 batch = given.to(self._training.device)
                 if not counted.slices:
                     counted.slices.update(self._choose_slices(batch, steps))
-                with steps.sharing():
+                with steps.keeping_error():
                     with autocast(self._training):
                         logits_BK = self._model(batch)
                     samples = Samples.of(logits_BK.float(), batch.labels_BK, batch.weights_B)
@@ -138,10 +139,11 @@ class ClickEvaluator:
         slices: dict[str, Slices] = {}
         for feature in self._slicing.features:
             known = torch.empty(0, dtype=torch.int64)
-            with steps.sharing():  # the others gather theirs
+            with steps.keeping_error():  # the others gather theirs
                 ids_B = ids_or_none(batch, feature)
                 known = ids_B[ids_B != NONE]
-            known = known if len(self._comm.ranks) == 1 else all_of(self._comm, known.cpu(), "slices")
+            if len(self._comm.ranks) > 1:
+                known = torch.cat(all_gather_uneven(self._comm, known.cpu(), "slices"))
             slices[feature] = Slices(most_common(known, self._slicing.ids), len(self._tasks))
         return slices
 
@@ -149,10 +151,10 @@ class ClickEvaluator:
         """The scores of what all ranks have counted."""
         if len(self._comm.ranks) == 1:
             return self._scores(mine)
-        told = to_first(self._comm, mine.state(), "scores")
+        told = gather_object(self._comm, mine.state(), "scores")
         for state in told[1:] if told else ():
             mine.merge(state)
-        return from_rank(self._comm, self._scores(mine) if told else None, 0, "scores")
+        return broadcast_object(self._comm, self._scores(mine) if told else None, 0, "scores")
 
     def _scores(self, counted: "_Counted") -> Scores:
         found = counted.metrics.value()

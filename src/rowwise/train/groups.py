@@ -14,9 +14,9 @@ from typing import final
 from rowwise.batch import Batch
 from rowwise.errors import DataError
 from rowwise.ingest.batcher import Batcher, Position
-from rowwise.train.ranks import lend
+from rowwise.train.ranks import empty_batch_template
 from rowwise.train.step import Machinery
-from rowwise.train.together import Heard
+from rowwise.train.step_header import GlobalStatus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class Groups:
         self._batches: Iterator[Batch] | None = None
         self._empty: Batch | None = None
         self._after = self._read_to = batcher.state()
-        self.trouble: Exception | None = None  # why the next could not be read
+        self.error: Exception | None = None  # why the next could not be read
         self._next = self._read()
 
     @property
@@ -45,19 +45,19 @@ class Groups:
         """Batches of the next group of this rank."""
         return len(self._next)
 
-    def begin(self, heard: Heard, *, resumed: bool) -> None:
-        """Refuse an epoch without rows; called by all ranks, which have heard what each has.
+    def begin(self, status: GlobalStatus, *, resumed: bool) -> None:
+        """Refuse an epoch without rows; called by all ranks, which know what each has.
 
         A rank whose data had ended when the run was saved has none when it is resumed.
         """
-        if not heard.following:
+        if not status.following:
             raise DataError("there are no rows to train on: an epoch ended without a batch")
-        idle = [str(self._work.comm.ranks[rank]) for rank, batches in enumerate(heard.following_W) if not batches]
+        idle = [str(self._work.comm.ranks[rank]) for rank, batches in enumerate(status.following_W) if not batches]
         if idle and not resumed:
             want = "want rows for each rank, or fewer ranks"
             raise DataError(f"there are no rows to train on for rank {', '.join(idle)}, and others have some: {want}")
-        if len(heard.following_W) > 1:
-            self._empty = lend(self._work.comm, heard, self._next)
+        if len(status.following_W) > 1:
+            self._empty = empty_batch_template(self._work.comm, status, self._next)
 
     def take(self, batches: int) -> Group:
         """The next group, of so many batches, the last of which may have no samples; reads the one after it."""
@@ -83,6 +83,6 @@ class Groups:
                 if len(self._work.comm.ranks) == 1:
                     raise
                 # It is raised once the other ranks know: they would wait for this one.
-                self.trouble = error
+                self.error = error
                 return []
         return batches

@@ -22,12 +22,12 @@ from torch import Tensor
 
 from rowwise.batch import Batch
 from rowwise.checkpoint.read import Checkpoint
+from rowwise.comm.status import gather_object
 from rowwise.errors import SpecError
 from rowwise.spec import Value
 from rowwise.train.evaluate import Scores, Values, recent_values_of, values_of
 from rowwise.train.metrics import Metrics
 from rowwise.train.progress import Progress
-from rowwise.train.ranks import to_first
 from rowwise.train.run_folder import Cell, RunFolder
 from rowwise.train.settings import Log
 from rowwise.train.stages import Seconds, Stages
@@ -138,7 +138,9 @@ class Recorder:
         if len(self._comm.ranks) == 1:
             return
         traffic = self._traffic.state(), self._traffic.tensors()
-        told = to_first(self._comm, (self._metrics.state(), traffic, self._memory_bytes, self._stages.spent), "metrics")
+        told = gather_object(
+            self._comm, (self._metrics.state(), traffic, self._memory_bytes, self._stages.spent), "metrics"
+        )
         if told is None:
             self._metrics, self._traffic = Metrics(self._tasks, window=self.log.window), Traffic()
             return

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from rowwise.checkpoint.parts import Part
 from rowwise.checkpoint.read import Checkpoint, taking_data
+from rowwise.comm.status import gather_object
 from rowwise.errors import AgreedError, CheckpointError
 from rowwise.ingest.batcher import Position
 from rowwise.ops.linear import choose, chosen, has_onednn
 from rowwise.processor import Products
 from rowwise.train.dense import DenseGradients
 from rowwise.train.progress import Progress
-from rowwise.train.ranks import to_first
 from rowwise.train.recorder import Recorder
 from rowwise.train.run_folder import RunFolder
 from rowwise.train.saved import FAILED, Less, Saved
@@ -69,7 +69,7 @@ class RunState:
         parts += [Part.whole(name, tensor, shared=False) for name, tensor in kept.items()]
         more = {"progress": msgspec.to_builtins(progress), "recorder": numbers, "products": chosen()}
         # Where each rank's data stands, if they are at different places: each then reads what is its own.
-        positions = to_first(self._work.comm, progress.position, "positions")
+        positions = gather_object(self._work.comm, progress.position, "positions")
         if positions is not None and len(set(positions)) > 1:
             more["positions"] = msgspec.to_builtins(positions)
         return parts, data | more

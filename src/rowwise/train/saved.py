@@ -22,9 +22,10 @@ from rowwise.checkpoint.manifest import NAME
 from rowwise.checkpoint.parts import Part
 from rowwise.checkpoint.policy import is_full_due
 from rowwise.checkpoint.read import Checkpoint
-from rowwise.checkpoint.write import PART, own_parts, tell, together, write, write_data
+from rowwise.checkpoint.write import PART, on_all_ranks, own_parts, write, write_data
 from rowwise.comm.seam import Comm
 from rowwise.comm.solo import solo
+from rowwise.comm.status import broadcast_object
 from rowwise.errors import CheckpointError
 
 
@@ -121,7 +122,7 @@ class Saved:
         if not self._asks(lambda: _can_link(former, path)):
             self._less.tell(f"{path.name} is a full checkpoint: {former} cannot be linked to")
             return None
-        base = together(self._comm, f"{path} was not saved", lambda: Checkpoint.open(former))
+        base = on_all_ranks(self._comm, f"{path} was not saved", lambda: Checkpoint.open(former))
         other = 0 if builds_on(own, base.manifest) else 1
         mine = torch.tensor([stored_bytes(own, changed=False), stored_bytes(own, changed=True), other])
         told_W3 = self._comm.all_gather(mine, [3] * len(self._comm.ranks), "checkpoint").wait().view(-1, 3)
@@ -164,11 +165,11 @@ class Saved:
 
     def _asks(self, question: Callable[[], bool]) -> bool:
         """What rank 0 finds."""
-        return tell(self._comm, b"yes" if self._comm.rank == 0 and question() else b"")[0] == b"yes"
+        return broadcast_object(self._comm, self._comm.rank == 0 and question(), 0, "checkpoint")
 
     def _alone(self, action: Callable[[], object]) -> None:
         """Rank 0 does it; where it fails, all raise the same."""
-        together(
+        on_all_ranks(
             self._comm, f"{self.folder} is not as it should be", lambda: action() if self._comm.rank == 0 else None
         )
 

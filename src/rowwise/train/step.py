@@ -8,7 +8,7 @@ that holds such a row knows of it, when the others are done; so it ends its step
 tells them at the beginning of the next.
 
 With several ranks each has some of the samples, or none, and a step is still one: the loss is a mean over the samples
-of all, gradients are added over all, and what stops one stops all (see `together.py`). With one rank it is the same
+of all, gradients are added over all, and what stops one stops all (see `step_header.py`). With one rank it is the same
 code. What is torch's own (threads, generators) belongs to the process: ranks that are threads of one share it.
 """
 
@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 from rowwise.batch import Batch
 from rowwise.comm.seam import Comm
 from rowwise.comm.solo import solo
-from rowwise.errors import GradientError, SpecError, UpdateError
+from rowwise.errors import BatchError, GradientError, SpecError, UpdateError
 from rowwise.hashing.embeddings import MappedEmbeddings
 from rowwise.ops.threads import one_thread
 from rowwise.ops.update import do_all
@@ -37,11 +37,11 @@ from rowwise.train.elastic import ElasticGradients
 from rowwise.train.objective import Objective, Outcome
 from rowwise.train.optimizers import forget_gradients, make_optimizer, set_rate, update
 from rowwise.train.settings import Training
-from rowwise.train.together import Counted, Heard, Notice, Trouble, settle
+from rowwise.train.step_header import GlobalStatus, StepFailure, StepHeader, exchange_step_header, reduce_loss_or_raise
 from rowwise.train.virtual import VirtualShards, join
 
 EXACT = Wire()
-NOTHING = Notice()
+NOTHING = StepHeader()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,22 +110,23 @@ class Stepped:
     loss: float
     rate: float
     gradient_norm: float  # of the dense parameters, before any clipping
-    heard: Heard  # what the ranks said besides
-    failed: UpdateError | None  # rows of this rank; alone it is raised, else it is the trouble of the next notice
+    status: GlobalStatus  # what the ranks told each other before it
+    failed: UpdateError | None  # rows of this rank; alone it is raised, else it is the error of the next header
 
 
-def step(work: Machinery, batches: Sequence[Batch], number: int, notice: Notice = NOTHING) -> Stepped:
+def step(work: Machinery, batches: Sequence[Batch], number: int, header: StepHeader = NOTHING) -> Stepped:
     """One update, the first of which is number 1, from the samples of all batches of all ranks together."""
     if work.optimizer is not None:
         forget_gradients(work.optimizer)
     try:
         with one_thread() if work.shards else nullcontext():
-            counted = _count(work, batches, number, notice)
-            pieces = work.shards.of(batches, counted.samples_W) if work.shards else batches
-            losses, outcomes = _differentiate(work, pieces, counted, number)
+            status = _exchange_header(work, batches, number, header)
+            pieces = work.shards.of(batches, status.samples_W) if work.shards else batches
+            losses, outcomes = _differentiate(work, pieces, status.samples, number)
             with work.clock.phase("backward"):
                 norm = _gradient_norm(work)
-                loss = settle(work.comm, losses, _find_trouble(work, losses, norm), number)
+                failure = _find_failure(work, losses, norm)
+                loss = reduce_loss_or_raise(work.comm, losses, failure, during=f"step {number}")
                 _clip(work, norm)
                 rate, failed = _apply(work, number)
     finally:
@@ -137,11 +138,11 @@ def step(work: Machinery, batches: Sequence[Batch], number: int, notice: Notice 
         outcomes = [join(outcomes, [len(piece.labels_BK) for piece in pieces])]
     return Stepped(
         outcomes=tuple(outcomes),
-        samples=counted.samples,
+        samples=status.samples,
         loss=loss,
         rate=rate,
         gradient_norm=norm,
-        heard=counted.heard,
+        status=status,
         failed=failed,
     )
 
@@ -187,19 +188,22 @@ def dense_parameters(model: nn.Module) -> tuple[nn.Parameter, ...]:
     return tuple(parameter for parameter in model.parameters() if parameter.requires_grad)
 
 
-def _count(work: Machinery, batches: Sequence[Batch], number: int, notice: Notice) -> Counted:
-    """The samples of all ranks, which are at the same thing and have batches alike."""
-    facts = {"number of the step": number, "number of batches": len(batches)}
+def _exchange_header(work: Machinery, batches: Sequence[Batch], number: int, header: StepHeader) -> GlobalStatus:
+    """Before the forward: one that only some ranks can begin would leave the others waiting inside it."""
+    alike = {"number of the step": number, "number of batches": len(batches)}
     if work.shards:
-        facts["seed of torch"] = work.shards.seed % (1 << 53)
-    counted = Counted(work.comm, sum(len(batch.labels_BK) for batch in batches), facts, notice.about(batches))
+        alike["seed of torch"] = work.shards.seed % (1 << 53)
+    samples, header = sum(len(batch.labels_BK) for batch in batches), header.with_batches(batches)
     with work.clock.phase("forward"):
-        counted.check()  # a forward that only some ranks can begin would leave the others waiting inside it
-    return counted
+        during = f"before step {number}"
+        status = exchange_step_header(work.comm, header, during=during, samples=samples, alike=alike)
+    if not status.samples:
+        raise BatchError("a step without a sample on any rank: want at least one")
+    return status
 
 
 def _differentiate(
-    work: Machinery, pieces: Sequence[Batch], counted: Counted, number: int
+    work: Machinery, pieces: Sequence[Batch], samples: int, number: int
 ) -> tuple[list[float], list[Outcome]]:
     """Forward and backward, piece by piece; gives what each adds to the loss."""
     losses: list[float] = []
@@ -208,7 +212,7 @@ def _differentiate(
         chance = work.shards.chance(number, place) if work.shards else nullcontext()
         with work.clock.phase("forward"), autocast(work.settings), chance:
             outcome = work.objective(piece)
-        share = len(piece.labels_BK) / counted.samples
+        share = len(piece.labels_BK) / samples
         # A mean over no samples is not a number; times 0 its gradients still are zeros, and no collective is missed.
         losses.append(float(outcome.loss.detach()) * share if share else 0.0)
         with work.clock.phase("backward"):
@@ -226,18 +230,18 @@ def _gradient_norm(work: Machinery) -> float:
     return float(torch.nn.utils.get_total_norm(gradients)) if gradients else 0.0
 
 
-def _find_trouble(work: Machinery, losses: Sequence[float], norm: float) -> Trouble | None:
+def _find_failure(work: Machinery, losses: Sequence[float], norm: float) -> StepFailure | None:
     """The first number that is not finite: of the loss, the dense gradient, those of rows."""
-    found: list[Trouble] = [
-        Trouble(1, GradientError(f"the loss is {loss}")) for loss in losses if not math.isfinite(loss)
+    found: list[StepFailure] = [
+        StepFailure(1, GradientError(f"the loss is {loss}")) for loss in losses if not math.isfinite(loss)
     ]
     if not math.isfinite(norm):
-        found.append(Trouble(2, GradientError(f"the gradient of the dense parameters is {norm}")))
+        found.append(StepFailure(2, GradientError(f"the gradient of the dense parameters is {norm}")))
     for tables in work.tables:
         try:
             tables.check_staged()
         except GradientError as error:
-            found.append(Trouble(3, error))
+            found.append(StepFailure(3, error))
     return found[0] if found else None
 
 

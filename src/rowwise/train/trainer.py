@@ -18,8 +18,8 @@ from torch import nn
 
 from rowwise.batch import Batch
 from rowwise.checkpoint.read import Checkpoint
-from rowwise.comm.agree import agree
 from rowwise.comm.seam import Comm
+from rowwise.comm.status import raise_if_any_rank_failed, raising_on_all_ranks
 from rowwise.errors import AgreedError, GradientError, SpecError, UpdateError
 from rowwise.ingest.batcher import Batcher, Position
 from rowwise.ingest.service.client import Health
@@ -32,14 +32,14 @@ from rowwise.train.feeding import AskHealth, Wait, nobody
 from rowwise.train.groups import Group, Groups
 from rowwise.train.objective import InBatch, Objective
 from rowwise.train.progress import Best, Progress
-from rowwise.train.ranks import seed_rank, sharing
+from rowwise.train.ranks import seed_rank
 from rowwise.train.recorder import Recorder
 from rowwise.train.run_folder import RunFolder
 from rowwise.train.run_state import RunState
 from rowwise.train.settings import Settings
 from rowwise.train.stages import Stages
 from rowwise.train.step import EXACT, Machinery, Stepped, step
-from rowwise.train.together import Notice, hear
+from rowwise.train.step_header import StepHeader, exchange_step_header
 from rowwise.train.traffic import Traffic
 
 
@@ -135,7 +135,7 @@ class Trainer:
 
     def _open(self, position: Position | None) -> Batcher:
         """The batches from a position on; files that only one rank cannot find end all ranks."""
-        with sharing(self._comm, "opening the data"):
+        with raising_on_all_ranks(self._comm, during="opening the data"):
             return self.job.batches(position)
 
     def stop(self) -> None:
@@ -180,26 +180,25 @@ class Trainer:
     def _epoch(self) -> None:
         """The steps that are left of an epoch, or those up to a stop."""
         groups = Groups(self._batcher, self._work)
-        heard = hear(self._comm, self._notice(groups), f"after step {self.progress.step}")
-        self._stopping = self._stopping or heard.stop
-        groups.begin(heard, resumed=self._resumed)
+        status = exchange_step_header(self._comm, self._header(groups), during=f"after step {self.progress.step}")
+        self._stopping = self._stopping or status.stop
+        groups.begin(status, resumed=self._resumed)
         self._resumed = False
-        while heard.following and not self._ends():
-            stepped = self._step(groups.take(heard.following), groups)
-            heard = stepped.heard
-            self._stopping = self._stopping or heard.stop
-            self._after(stepped, epoch_end=not heard.following)
+        while status.following and not self._ends():
+            stepped = self._step(groups.take(status.following), groups)
+            status = stepped.status
+            self._stopping = self._stopping or status.stop
+            self._after(stepped, epoch_end=not status.following)
 
-    def _notice(self, groups: Groups) -> Notice:
-        """What this rank has to say."""
-        return Notice(following=groups.following, stop=self._asked, trouble=self._failed or groups.trouble)
+    def _header(self, groups: Groups) -> StepHeader:
+        return StepHeader(following=groups.following, stop=self._asked, error=self._failed or groups.error)
 
     def _step(self, group: Group, groups: Groups) -> Stepped:
         number = self.progress.step + 1
         self._recorder.before(number)
         random = torch.get_rng_state()
         try:
-            stepped = step(self._work, group.batches, number, self._notice(groups))
+            stepped = step(self._work, group.batches, number, self._header(groups))
         except (GradientError, AgreedError) as error:
             if not self._alone and not _is_of_all(error):
                 raise
@@ -208,7 +207,7 @@ class Trainer:
         self._failed = stepped.failed
         self.progress = structs.replace(
             self.progress,
-            position=group.after if stepped.heard.following else self._batcher.state(),
+            position=group.after if stepped.status.following else self._batcher.state(),
             step=number,
             samples=self.progress.samples + stepped.samples,
             time_s=self._before_s + self._clock.training_s(),
@@ -257,7 +256,7 @@ class Trainer:
     def _meet(self) -> None:
         """Make sure that no rank has met anything since the last step began; ends the run on all of them if one has."""
         if not self._alone:
-            agree(self._comm, self._failed, f"after step {self.progress.step}")
+            raise_if_any_rank_failed(self._comm, self._failed, during=f"after step {self.progress.step}")
 
     def _save(self) -> None:
         self._meet()

@@ -9,27 +9,27 @@ from dataclasses import replace
 from typing import TypeVar
 
 from rowwise.comm.seam import Comm
+from rowwise.comm.status import broadcast_object
 from rowwise.errors import AgreedError, RowwiseError, one_line
 from rowwise.recipes.compose import Resolved, resolve
 from rowwise.recipes.recipe import Recipe
-from rowwise.train.ranks import from_rank
 
 T = TypeVar("T")
 
 
-def by_first(comm: Comm, make: Callable[[], T]) -> T:
+def on_first_rank(comm: Comm, make: Callable[[], T]) -> T:
     """What the first rank makes, on all; called by all of them, and made once all have come."""
     if len(comm.ranks) == 1:
         return make()
     made: T | None = None
     error: RowwiseError | OSError | None = None
-    from_rank(comm, None, 0, "recipe")  # a rank that has failed before is known of now
+    broadcast_object(comm, None, 0, "recipe")  # a rank that has failed before is known of now
     if comm.rank == 0:
         try:
             made = make()
         except (RowwiseError, OSError) as caught:
             error = caught
-    told, line = from_rank(comm, (made, None if error is None else one_line(error) or str(error)), 0, "recipe")
+    told, line = broadcast_object(comm, (made, None if error is None else one_line(error) or str(error)), 0, "recipe")
     if error is not None:
         raise error
     if line is not None:
@@ -37,7 +37,7 @@ def by_first(comm: Comm, make: Callable[[], T]) -> T:
     return told
 
 
-def resolve_on_all(make: Callable[[], Resolved], comm: Comm) -> Resolved:
+def resolve_on_first_rank(make: Callable[[], Resolved], comm: Comm) -> Resolved:
     """The first rank looks through the data, and the others take what it found: it takes time, and must be the same."""
     own: list[Resolved] = []
 
@@ -45,6 +45,6 @@ def resolve_on_all(make: Callable[[], Resolved], comm: Comm) -> Resolved:
         own.append(make())
         return own[0].recipe
 
-    recipe = by_first(comm, first)
+    recipe = on_first_rank(comm, first)
     # As the first rank has it, also where its processor has what this one lacks.
     return own[0] if own else replace(resolve(recipe), recipe=recipe)
