@@ -466,7 +466,7 @@ def test_gradients_that_overflow_when_merged():
     """Each is finite, and their sum is not."""
     tables = (Table(name="t", rows=9, dim=4, optimizer=Sgd()),)
     jagged = Jagged.from_lists({"t": [[1], [1], [2]]})
-    error = "the gradients of a row add up past the range of float32; lower the learning rate"
+    error = "table 't', row 1: its gradients add up past the range of float32; lower the learning rate"
     check_split(
         tables, jagged, [torch.ones(3, 4)], [torch.tensor([[3e38] * 4, [3e38] * 4, [1.0] * 4])], "t", {1}, error
     )

@@ -141,12 +141,12 @@ class Embeddings(nn.Module):
         """Apply what the backwards since the last update staged: each touched row changes once."""
         self._tiles.update()
 
-    def check_staged(self) -> None:
+    def check_staged(self) -> float:
         """Raise if a staged gradient is not finite, while no row has changed; `update` keeps only bad rows as they are.
 
-        Gradients that are finite one by one and not together are left to `update`.
+        Gradients that are finite one by one and not together are left to `update`. Returns a bound for their sums.
         """
-        self._tiles.check_staged()
+        return self._tiles.check_staged()
 
     def discard(self) -> None:
         """Forget what was staged, for instance after a loss that is not finite."""

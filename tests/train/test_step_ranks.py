@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from torch import nn
 from trainings import join
 
-from rowwise import DLRM, BatchError, Embeddings, GradientError, IdError, Jagged, Plan, SpecError
+from rowwise import DLRM, BatchError, Embeddings, GradientError, IdError, Jagged, Plan, RowWiseAdagrad, SpecError, Table
 from rowwise.batch import Batch
 from rowwise.comm.group import Group
 from rowwise.comm.thread import run_threads
-from rowwise.errors import PeerError, RowwiseError
+from rowwise.errors import AgreedError, PeerError, RowwiseError, UpdateError
 from rowwise.ops.jagged import permute
-from rowwise.planner import table_wise
+from rowwise.planner import column_wise, replicated, table_wise
 from rowwise.shard import shard
 from rowwise.spec import Codecs, RowType, Wire
 from rowwise.train.breakdown import Breakdown
@@ -505,3 +505,43 @@ def test_a_step_tells_its_status_in_two_gathers():
     backward = ["all_to_all of gradients", "all_reduce of dense", "all_reduce of dense"]
     steps = run_threads(2, rank, TIMEOUT_S)
     assert steps == [["all_gather of step", *forward, *backward, "all_gather of step"]] * 2
+
+
+@pytest.mark.parametrize(
+    ("tables", "guilty"),
+    [
+        (lambda table, world: table_wise(table, 1), {1}),
+        (lambda table, world: column_wise(table, range(world - 1)), {0, 1}),  # the sum over columns is exchanged
+        (lambda table, world: replicated(table, range(world)), {0, 1, 2}),
+    ],
+    ids=["one rank", "columns", "copies"],
+)
+def test_gradients_that_overflow_in_an_update_end_the_step_on_all(tables, guilty):
+    """Each is finite, so only the rank that adds them up can know; the others are told in the same step."""
+    spec = Table(name="user", rows=8, dim=8, optimizer=RowWiseAdagrad(lr=0.1))
+
+    def rank(comm):
+        torch.manual_seed(0)
+        model = nn.ModuleDict({"tables": Embeddings([spec]), "top": nn.Linear(1, 1)})
+        shard(model, Plan(world=3, tiles=tuple(tables(spec, 3))), comm)
+        scale = [1.0]
+
+        def loss(batch):
+            vectors = model["tables"](batch.sparse)["user"]
+            return Outcome(((vectors - vectors.detach()) * scale[0]).sum() + model["top"].weight.sum())
+
+        work = Machinery.of(model, loss, Training(), Breakdown(), comm)
+        sparse = Jagged.from_lists({"user": [[5], [5], [comm.rank]]})
+        batch = Batch(dense_BF=torch.zeros(3, 0), sparse=sparse, labels_BK=torch.zeros(3, 1))
+        step(work, [batch], 1)
+        weight, scale[0] = model["top"].weight.clone(), 3e38
+        with pytest.raises(UpdateError if comm.rank in guilty else AgreedError) as raised:
+            step(work, [batch], 2)
+        assert torch.equal(model["top"].weight, weight)
+        scale[0] = 1.0
+        step(work, [batch], 2)
+        return str(raised.value)
+
+    for number, text in enumerate(run_threads(3, rank, TIMEOUT_S)):
+        assert "step 2: table 'user', row 5: its gradients " in text
+        assert number in guilty or text.startswith(f"rank {min(guilty)} (update of rows): UpdateError: ")

@@ -4,26 +4,35 @@ Its own file beside `check`, which knows batches only: this one knows what was l
 by those who have a bad number: gives it a name, that of its table, feature, sample and ids.
 """
 
+import re
+
 import torch
 from torch import Tensor
 
 from rowwise.batch import Jagged
 from rowwise.errors import GradientError
 from rowwise.ops.check import locate
-from rowwise.ops.layout import Group
+from rowwise.ops.layout import Group, TableRow
 from rowwise.ops.lookup import Call
 from rowwise.spec import Pooling
 
 KEPT = "Rows it would have reached were left as they were; all others are updated"
 
 
-def name_bad_gradient(call: Call, grad: Tensor) -> GradientError:
-    """The error for a gradient that is not finite."""
+def name_bad_gradient(call: Call, grad: Tensor, said: str) -> GradientError:
+    """The error for a gradient that is not finite; `said`: what the kernel told of it."""
     found = find_bad_gradient(call, grad)
     if found is not None:
         return GradientError(f"{found}. {KEPT}")
     # Every contribution is finite and their sum is not.
-    return GradientError(f"the gradients of a row add up past the range of float32; lower the learning rate. {KEPT}")
+    named = re.search(r"row (\d+) of table (\d+)", said)
+    assert named is not None
+    row, index = map(int, named.groups())
+    row += TableRow.read(call.group.tables_T12)[index].first_row
+    name = call.group.tables[index].name
+    return GradientError(
+        f"table {name!r}, row {row}: its gradients add up past the range of float32; lower the learning rate. {KEPT}"
+    )
 
 
 def find_bad_gradient(call: Call, grad: Tensor) -> str | None:

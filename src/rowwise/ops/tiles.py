@@ -147,18 +147,23 @@ class Tiles:
         groups = ([s for s in staged if s.call.per_id == per_id] for per_id in (False, True))
         do_all(partial(update, self.arena, group) for group in groups)
 
-    def check_staged(self) -> None:
+    def check_staged(self) -> float:
         """Raise if a staged gradient is not finite, while no row has changed; `update` keeps only bad rows as they are.
 
-        Gradients that are finite one by one and not together are left to `update`.
+        Gradients that are finite one by one and not together are left to `update`. Returns a bound for their sums.
         """
+        bounds: list[float] = []
         for staged in self.staged:
-            # One pass that writes nothing. A sum can leave the range of its type where no part of it does, and what
-            # belongs to no id reaches no row; the search knows both, and only a suspect pays for it.
-            if not math.isfinite(float(staged.grad.sum())):
+            # One pass that writes nothing. What belongs to no id reaches no row: only a suspect pays for the search.
+            largest = _largest(staged.grad)
+            if not math.isfinite(largest):
                 found = find_bad_gradient(staged.call, staged.grad)
                 if found is not None:
                     raise GradientError(f"{found}. No row was updated")
+            # An id adds to its row at most once, with its weight or less than 1.
+            weight = 1.0 if staged.weights is None else max(1.0, _largest(staged.weights))
+            bounds.append(largest * weight * len(staged.call.jagged.values_N))
+        return sum(bounds)
 
     def discard(self) -> None:
         """Forget what was staged."""
@@ -236,6 +241,14 @@ class Tiles:
     def __getstate__(self) -> dict[str, Any]:
         """What a copy or a pickle holds: everything but what is staged, which belongs to one module's graph."""
         return {**self.__dict__, "staged": []}
+
+
+def _largest(x: Tensor) -> float:
+    """The largest absolute value; NaN if there is one."""
+    if not x.numel():
+        return 0.0
+    low, high = torch.aminmax(x)
+    return max(-float(low), float(high))
 
 
 def learns(jagged: Jagged) -> bool:

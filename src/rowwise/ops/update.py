@@ -53,7 +53,7 @@ def update(arena: Arena, staged: Sequence[Staged]) -> None:
         check.check_ids(group, call.features_F9, jagged)
         if "not finite" not in str(error):
             raise
-        raise name_bad_gradient(call, one.grad) from None
+        raise name_bad_gradient(call, one.grad, str(error)) from None
 
 
 def do_all(updates: Iterable[Callable[[], None]]) -> None:

@@ -88,18 +88,18 @@ class CopiesUpdate:
             sums.append(rows_RD1.flatten())
         total = self._comm.all_reduce(torch.cat(sums), "copies").wait().split([len(x) for x in sums])
         found: list[Merged] = []
-        bad = False
-        for flat, table in zip(total, tables, strict=True):
+        bad: list[str] = []
+        for flat, table, spec in zip(total, tables, group.tables, strict=True):
             rows_RD1 = flat.view(table.rows, table.dim + 1)
             finite_R = rows_RD1.isfinite().all(1)
-            bad = bad or not bool(finite_R.all())
+            bad += [f"table {spec.name!r}, row {int(row)}" for row in (~finite_R).nonzero().flatten()[:1]]
             rows_U = ((rows_RD1[:, table.dim] > 0) & finite_R).nonzero().flatten()
             found.append(Merged(rows_U=rows_U, grad_UD=rows_RD1[rows_U, : table.dim]))
         apply(self._tiles.arena, found, tables, next_step(self._tiles.arena, group))
         if bad:
             raise GradientError(
-                f"the gradients of a row of {', '.join(t.name for t in group.tables)} do not add up to finite numbers, "
-                f"on this rank or another. Such rows were left as they were; all others are updated"
+                f"{bad[0]}: its gradients do not add up to finite numbers, on this rank or another. Such rows were "
+                f"left as they were; all others are updated"
             )
 
 

@@ -45,7 +45,7 @@ class _Piece:
     hyper: Tensor
     random: Tensor
     merged: Merged
-    bad: bool = False
+    bad_row: int | None = None  # of the whole table
     moved: Tensor | None = None  # LAMB's state after the step, which a bad row does not take
 
     @property
@@ -75,7 +75,7 @@ class _Piece:
     def drop(self, bad_U: Tensor) -> None:
         """Leave rows as they are."""
         if bool(bad_U.any()):
-            self.bad = True
+            self.bad_row = self.held.tile.rows[0] + int(self.merged.rows_U[bad_U][0])
             self.merged = Merged(rows_U=self.merged.rows_U[~bad_U], grad_UD=self.merged.grad_UD[~bad_U])
             self.moved = None if self.moved is None else self.moved[~bad_U]
 
@@ -149,7 +149,7 @@ class CoupledUpdate:
             totals = whole[piece.rows]
             bad_U = totals.isnan().any(1)
             piece.drop(bad_U)
-            yield piece, totals[~bad_U] if piece.bad else totals
+            yield piece, totals if piece.bad_row is None else totals[~bad_U]
 
     def _swap(
         self, sent: list[list[Tensor]], shapes: dict[_Rows, tuple[int, int]]
@@ -177,10 +177,11 @@ class CoupledUpdate:
                 numbers = torch.stack([p.hyper for p in mine]), torch.stack([p.random for p in mine])
                 apply(tiles.arena, [p.merged for p in mine], [p.table for p in mine], numbers)
         for piece in pieces:
-            if piece.bad:
+            if piece.bad_row is not None:
                 raise GradientError(
-                    f"table {piece.whole.name!r}: the gradients of a row do not add up to finite numbers, here or on a "
-                    f"rank that has other columns of it. Such rows were left as they were; all others are updated"
+                    f"table {piece.whole.name!r}, row {piece.bad_row}: its gradients do not add up to finite numbers, "
+                    f"here or on a rank that has other columns of it. Such rows were left as they were; all others are "
+                    f"updated"
                 )
 
 

@@ -168,10 +168,12 @@ class ShardedEmbeddings(nn.Module):
         updates += [] if self._copied is None else [partial(self._copied.update, samples, self.calls)]
         do_all(updates)
 
-    def check_staged(self) -> None:
-        """Raise if a gradient staged for this rank's pieces is not finite; a caller tells the other ranks."""
-        for tiles in self._all_tiles():
-            tiles.check_staged()
+    def check_staged(self) -> float:
+        """Raise if a gradient staged for this rank's pieces is not finite; a caller tells the other ranks.
+
+        Returns a bound for the sums of those that are finite one by one.
+        """
+        return sum(tiles.check_staged() for tiles in self._all_tiles())
 
     def discard(self) -> None:
         """Forget what was staged."""

@@ -3,9 +3,9 @@
 Read `step` from top to bottom; everything else of training is around it. Nothing is changed before the gradients have
 been looked at: rows only stage theirs in the backward (see `embedding.py`), so a step that stops on a bad number leaves
 rows, parameters and optimizers as they were. Two things it cannot take back: what a forward itself counts in buffers,
-and the other rows, where finite gradients of one row add up past the range of float32. Of several ranks only the one
-that holds such a row knows of it, when the others are done; so it ends its step as they do (`Stepped.failed`), and
-tells them at the beginning of the next.
+and the other rows, where finite gradients of one row add up past the range of float32. That comes to light in the
+update, on the rank that holds the row. Whether it can happen at all is known before, by a bound that travels with the
+loss; only then do the ranks tell each other after the update how it went, and no other step has a gather for it.
 
 With several ranks each has some of the samples, or none, and a step is still one: the loss is a mean over the samples
 of all, gradients are added over all, and what stops one stops all (see `step_header.py`). With one rank it is the same
@@ -25,6 +25,7 @@ from torch.optim import Optimizer
 from rowwise.batch import Batch
 from rowwise.comm.seam import Comm
 from rowwise.comm.solo import solo
+from rowwise.comm.status import raise_if_any_rank_failed
 from rowwise.errors import BatchError, GradientError, SpecError, UpdateError
 from rowwise.hashing.embeddings import MappedEmbeddings
 from rowwise.ops.threads import one_thread
@@ -111,7 +112,6 @@ class Stepped:
     rate: float
     gradient_norm: float  # of the dense parameters, before any clipping
     status: GlobalStatus  # what the ranks told each other before it
-    failed: UpdateError | None  # rows of this rank; alone it is raised, else it is the error of the next header
 
 
 def step(work: Machinery, batches: Sequence[Batch], number: int, header: StepHeader = NOTHING) -> Stepped:
@@ -125,10 +125,11 @@ def step(work: Machinery, batches: Sequence[Batch], number: int, header: StepHea
             losses, outcomes = _differentiate(work, pieces, status.samples, number)
             with work.clock.phase("backward"):
                 norm = _gradient_norm(work)
-                failure = _find_failure(work, losses, norm)
-                loss = reduce_loss_or_raise(work.comm, losses, failure, during=f"step {number}")
+                bound, failure = _check(work, losses, norm)
+                loss, may_overflow = reduce_loss_or_raise(work.comm, losses, bound, failure, during=f"step {number}")
                 _clip(work, norm)
-                rate, failed = _apply(work, number)
+                _update_rows(work, number, may_overflow=may_overflow)
+                rate = _update_dense(work, number)
     finally:
         # Nothing is left after an update; after an error nothing of this step may reach the next one.
         work.gradients.discard()
@@ -143,7 +144,6 @@ def step(work: Machinery, batches: Sequence[Batch], number: int, header: StepHea
         rate=rate,
         gradient_norm=norm,
         status=status,
-        failed=failed,
     )
 
 
@@ -230,8 +230,9 @@ def _gradient_norm(work: Machinery) -> float:
     return float(torch.nn.utils.get_total_norm(gradients)) if gradients else 0.0
 
 
-def _find_failure(work: Machinery, losses: Sequence[float], norm: float) -> StepFailure | None:
-    """The first number that is not finite: of the loss, the dense gradient, those of rows."""
+def _check(work: Machinery, losses: Sequence[float], norm: float) -> tuple[float, StepFailure | None]:
+    """A bound for the gradients of rows; and what is not finite first: the loss, dense gradients, those of rows."""
+    bound = 0.0
     found: list[StepFailure] = [
         StepFailure(1, GradientError(f"the loss is {loss}")) for loss in losses if not math.isfinite(loss)
     ]
@@ -239,10 +240,10 @@ def _find_failure(work: Machinery, losses: Sequence[float], norm: float) -> Step
         found.append(StepFailure(2, GradientError(f"the gradient of the dense parameters is {norm}")))
     for tables in work.tables:
         try:
-            tables.check_staged()
+            bound += tables.check_staged()
         except GradientError as error:
             found.append(StepFailure(3, error))
-    return found[0] if found else None
+    return bound, found[0] if found else None
 
 
 def _clip(work: Machinery, norm: float) -> None:
@@ -251,18 +252,26 @@ def _clip(work: Machinery, norm: float) -> None:
         torch._foreach_mul_([p.grad for p in work.dense if p.grad is not None], work.settings.clip / norm)
 
 
-def _apply(work: Machinery, number: int) -> tuple[float, UpdateError | None]:
-    """Change rows and dense parameters; gives the rate of the latter, and what rows of this rank refused."""
+def _update_rows(work: Machinery, number: int, *, may_overflow: bool) -> None:
+    """First of all parameters: it may still fail, and then the dense part stays as it was."""
+    failure: UpdateError | None = None
     try:
-        # First: they may still refuse, and then the dense part stays as it was.
         with work.clock.phase("update"):
             do_all(tables.update for tables in work.tables)
     except GradientError as error:
         if len(work.comm.ranks) == 1:
             raise
-        return 0.0, UpdateError(f"step {number}: {error}")
+        failure = UpdateError(f"step {number}: {error}")
+    if may_overflow:
+        raise_if_any_rank_failed(work.comm, failure, during="update of rows")
+    elif failure is not None:  # stored rows were not finite: the others, which cannot know, miss this rank
+        raise failure
+
+
+def _update_dense(work: Machinery, number: int) -> float:
+    """Returns the learning rate."""
     if work.optimizer is None:
-        return 0.0, None
+        return 0.0
     rate = set_rate(work.optimizer, work.settings.optimizer.lr, work.settings.schedule, number)
     update(work.optimizer)
-    return rate, None
+    return rate

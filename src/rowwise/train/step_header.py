@@ -88,13 +88,20 @@ class StepFailure:
     error: GradientError
 
 
-def reduce_loss_or_raise(comm: Comm, parts: Sequence[float], failure: StepFailure | None, *, during: str) -> float:
-    """The loss of all ranks, from each one's equally many parts; raises on all of them if any has failed."""
+def reduce_loss_or_raise(
+    comm: Comm, parts: Sequence[float], bound: float, failure: StepFailure | None, *, during: str
+) -> tuple[float, bool]:
+    """The loss of all ranks, from each one's equally many parts; raises on all of them if any has failed.
+
+    `bound`: for the gradients that this rank adds up for a row. Also returns whether sums of all ranks may overflow.
+    """
     status = RankStatus() if failure is None else RankStatus(failed=failure.kind)
-    told_WN = _all_gather_numbers(comm, [status.pack(), *parts])
+    told_WN = _all_gather_numbers(comm, [status.pack(), bound, *parts])
     statuses_W = [RankStatus.unpack(told_N[0]) for told_N in told_WN]
     raise_if_any_failed(comm, statuses_W, None if failure is None else failure.error, during=during)
-    return math.fsum(part for told_N in told_WN for part in told_N[1:])  # exact, so in any order the same
+    loss = math.fsum(part for told_N in told_WN for part in told_N[2:])  # exact, so in any order the same
+    # A bound may be NaN. Half: the kernels round, and so may a sum come out larger than it is.
+    return loss, not sum(told_N[1] for told_N in told_WN) < torch.finfo(torch.float32).max / 2
 
 
 def _columns(matrix: Tensor) -> int:

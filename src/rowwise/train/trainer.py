@@ -19,7 +19,7 @@ from torch import nn
 from rowwise.batch import Batch
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.comm.seam import Comm
-from rowwise.comm.status import raise_if_any_rank_failed, raising_on_all_ranks
+from rowwise.comm.status import raising_on_all_ranks
 from rowwise.errors import AgreedError, GradientError, SpecError, UpdateError
 from rowwise.ingest.batcher import Batcher, Position
 from rowwise.ingest.service.client import Health
@@ -120,7 +120,6 @@ class Trainer:
         self._state = RunState(self._work, self._recorder, folder, self.settings.save)
         self._asked = False  # this rank was asked to stop
         self._stopping = False  # all ranks know of such a wish
-        self._failed: UpdateError | None = None  # what this rank met, and the others do not know yet
         self._resumed = False  # in the middle of an epoch, maybe
         self._before_s = 0.0  # training time of the run less what the clock shows
 
@@ -191,7 +190,7 @@ class Trainer:
             self._after(stepped, epoch_end=not status.following)
 
     def _header(self, groups: Groups) -> StepHeader:
-        return StepHeader(following=groups.following, stop=self._asked, error=self._failed or groups.error)
+        return StepHeader(following=groups.following, stop=self._asked, error=groups.error)
 
     def _step(self, group: Group, groups: Groups) -> Stepped:
         number = self.progress.step + 1
@@ -204,7 +203,6 @@ class Trainer:
                 raise
             torch.set_rng_state(random)  # of dropout, too, what is met again is the same
             raise self._explain(error, group.batches, number) from None
-        self._failed = stepped.failed
         self.progress = structs.replace(
             self.progress,
             position=group.after if stepped.status.following else self._batcher.state(),
@@ -229,7 +227,6 @@ class Trainer:
         how, over = self.settings, self.progress.is_over(self.settings.train, self.settings.evaluate)
         better = False
         if self.job.evaluate and self.progress.wants_evaluation(how.evaluate, epoch_end=epoch_end, over=over):
-            self._meet()
             with self._clock.phase(PAUSED):
                 better = self._evaluate(self.job.evaluate())
             # What an evaluation found may end the run.
@@ -253,13 +250,7 @@ class Trainer:
         self._recorder.evaluated(self.progress, "valid", scores)
         return better
 
-    def _meet(self) -> None:
-        """Make sure that no rank has met anything since the last step began; ends the run on all of them if one has."""
-        if not self._alone:
-            raise_if_any_rank_failed(self._comm, self._failed, during=f"after step {self.progress.step}")
-
     def _save(self) -> None:
-        self._meet()
         self._state.save(self.progress)
         if self._comm.rank == 0:
             self.job.saved()
