@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 import torch
+from hashing.maps import direct
 from hypothesis import strategies as st
 
 from rowwise.hashing import placed, rules
@@ -49,7 +50,7 @@ def rule_cases(draw):
     rows = draw(st.integers(1, 5000))
     match draw(st.sampled_from(("direct", "hashed", "double", "quotient"))):
         case "direct":
-            return Case(rules.direct(ids))
+            return Case(direct(ids))
         case "hashed":
             return Case(rules.hashed(ids, rows, seed))
         case "double":

@@ -1,4 +1,4 @@
-"""Two numbers that only grow if nobody looks: patches in tests, and lines of source.
+"""What only grows if nobody looks: patches in tests, and lines of each package.
 
 Where one fires: first look for what can go. A patch becomes an argument, a real file or a process; lines are saved
 where two things are one. What is worth its lines raises the number here, in the change that brings them.
@@ -10,12 +10,28 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PATCH = re.compile(r"\b(monkeypatch|patch)\.(setattr|setitem|setenv|delattr|delitem|delenv)\(|\bmock\.|unittest\.mock")
 PATCHES_OF_100_TESTS = 3.0
-LINES = {"*.py": 54_600, "*.cpp *.c *.h": 8_700}
+LINES = {  # of Python, by package
+    "calibrate": 2_778,
+    "checkpoint": 3_724,
+    "cli": 3_671,
+    "comm": 1_501,
+    "hashing": 2_719,
+    "ingest": 10_377,
+    "models": 704,
+    "ops": 3_514,
+    "perf": 1_283,
+    "planner": 5_107,
+    "recipes": 4_994,
+    "report": 3_172,
+    "shard": 2_761,
+    "train": 5_034,
+    "modules": 2_142,
+    "C and C++": 8_007,
+}
 
 
-def lines_of(patterns):
-    paths = [path for pattern in patterns.split() for path in (ROOT / "src").rglob(pattern)]
-    return sum(path.read_text().count("\n") for path in paths)
+def lines_of(folder, pattern):
+    return sum(path.read_text().count("\n") for path in folder.rglob(pattern))
 
 
 def test_patches_are_few():
@@ -25,6 +41,10 @@ def test_patches_are_few():
     assert patches <= PATCHES_OF_100_TESTS * tests / 100, f"{patches} patches in {tests} tests"
 
 
-def test_the_source_is_not_larger_than_it_has_to_be():
-    found = {patterns: lines_of(patterns) for patterns in LINES}
-    assert all(found[patterns] <= most for patterns, most in LINES.items()), f"{found}: want at most {LINES}"
+def test_no_package_is_larger_than_it_has_to_be():
+    source = ROOT / "src/rowwise"
+    found = {path.name: lines_of(path, "*.py") for path in source.iterdir() if path.is_dir()}
+    found |= {"modules": sum(path.read_text().count("\n") for path in source.glob("*.py"))}
+    found |= {"C and C++": sum(lines_of(ROOT / "src", pattern) for pattern in ("*.cpp", "*.c", "*.h"))}
+    most = LINES | dict.fromkeys(found.keys() - LINES.keys(), 0)
+    assert all(lines <= most[name] for name, lines in found.items() if lines), f"{found}: want at most {LINES}"

@@ -9,13 +9,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import OPTIMIZERS, ROW_TYPES, make_problem, problems
+from repeated_rows import adjacent
 from shared_batches import draw_copies, make_shared
 
 from rowwise import Batch, BatchError, Embeddings, IdError, Jagged, Pooling, Table, UnknownIdWarning
 from rowwise.batch import Shared
 from rowwise.errors import DataError
 from rowwise.ingest.bags import Bags
-from rowwise.ingest.repeats import adjacent
 from rowwise.ops.jagged import bucketize, concatenate, permute, row_bounds, share, split
 from rowwise.train.evaluate import ids_or_none
 from rowwise.train.objective import single_ids

@@ -12,7 +12,7 @@ from shared_batches import draw_copies, make_shared
 
 from rowwise import BatchError, Jagged, MappedEmbeddings, Normal, Pooling, SpecError, Table
 from rowwise.hashing.folds import folds_of
-from rowwise.hashing.placed import added, entries, fold_maps, in_folds, ranked, widths
+from rowwise.hashing.placed import added, entries, fold_maps, in_folds, ranked
 from rowwise.hashing.rows import rows_of
 from rowwise.ops.jagged import permute, split
 
@@ -87,16 +87,13 @@ def test_shared_bags_are_trained_as_bags_of_their_own(seed):
     assert torch.equal(module(batch).matrix_BS, module(batch.expanded()).matrix_BS)
 
 
-def test_maps_of_folds_are_added_and_widened_with_the_map():
+def test_maps_of_folds_are_added_with_the_map():
     both = added(learned(50), ranked(50, [np.arange(0, 50, 3)], 0, dims=[2]))
     assert both.folding.count == COUNT
     for fold, (one, mine) in enumerate(zip(fold_maps(both), fold_maps(learned(50)), strict=True)):
         rows_NC = rows_of(one, np.arange(50))
         assert (rows_NC[:, 0] == rows_of(mine, np.arange(50))[:, 0]).all(), fold
         assert one.shape.parts == both.shape.parts
-    narrow = widths(both, [3, None])
-    assert [part.dim for part in narrow.shape.parts] == [3, None]
-    assert all(one.shape.parts == narrow.shape.parts for one in fold_maps(narrow))
     with pytest.raises(SpecError, match=r"fold 0: 50 ids in parts .*rows=8"):
         in_folds(learned(50), [learned(50, rows=6)], NAMES, SEED)
     with pytest.raises(SpecError, match="other folds each"):

@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 from conformance_idmap import every_case
+from hashing.maps import make_maps
 from hypothesis import given
 from safetensors.numpy import load_file, save_file
 
@@ -183,5 +184,5 @@ def test_a_failed_write_leaves_nothing(tmp_path):
     (folder / "item.map").mkdir()
     (folder / "item.map" / "file").touch()
     with pytest.raises(OSError, match=r"directory|exists|empty"):
-        save(folder / "item.map", "item", rules.direct(5))
+        save(folder / "item.map", "item", make_maps(5)["direct"])
     assert [path.name for path in folder.iterdir()] == ["item.map"]

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from conformance_idmap import FEW, SHAPES, drawn_set
+from hashing.maps import make_maps
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -78,13 +79,10 @@ def test_sets_of_dims_are_parts():
     sets = [np.array([5, 7]), np.array([], np.int64), np.array([1])]
     id_map = placed.ranked(10, sets, "own", dims=(16, 8, None, 2))
     assert id_map.shape.parts == (RowsOf(rows=2, dim=16), RowsOf(rows=1), RowsOf(rows=7, dim=2))
-    assert placed.widths(id_map, (1, 2, 3)).shape.parts[2] == RowsOf(rows=7, dim=3)
     assert placed.ranked(10, sets, 0, dims=(16, 8, 4)).shape.parts[1] == RowsOf(rows=1, dim=4)
     for dims in ((16, 8), (16, 8, 4)):
         with pytest.raises(SpecError, match="want one for each"):
             placed.ranked(10, sets, "own", dims=dims)
-    with pytest.raises(SpecError, match="want one for each"):
-        placed.widths(id_map, (1,))
 
 
 @given(
@@ -123,7 +121,7 @@ def test_added_maps_are_columns_side_by_side():
         parts.append(rows_of(id_map, np.arange(100)) + base)
         base += id_map.shape.rows
     assert np.array_equal(found_NC, np.concatenate(parts, axis=1))
-    for others in ((), (rules.direct(5),), (rules.quotient_remainder(100, 30, 0, "product"),)):
+    for others in ((), (make_maps(5)["direct"],), (rules.quotient_remainder(100, 30, 0, "product"),)):
         with pytest.raises(SpecError, match="to add up"):
             placed.added(*(maps if others else ()), *others)
 

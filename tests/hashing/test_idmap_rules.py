@@ -81,10 +81,6 @@ def test_quotients_of_neighbours_are_apart():
     assert chi_square(found_N, -(-100_000 // divisor)) < 3 * 100_000 / divisor
 
 
-def test_direct_rows_are_the_ids():
-    assert np.array_equal(rows_of(rules.direct(100), np.arange(100))[:, 0], np.arange(100))
-
-
 @pytest.mark.parametrize(
     "make",
     [

@@ -16,7 +16,7 @@ from pyarrow import parquet as pq
 
 from rowwise.errors import DataError
 from rowwise.ingest.parquet import ParquetReader
-from rowwise.ingest.warehouse.ranges import Counters, disk_seconds, leaves_of, plan_reads
+from rowwise.ingest.warehouse.ranges import Counters, disk_seconds, leaves_of, ranges_of
 from rowwise.ingest.where import parse
 
 TYPES = {
@@ -71,7 +71,8 @@ def test_ranges_hold_every_chunk(data, tmp_path_factory):
     footer = pq.read_metadata(path)
     columns = data.draw(st.lists(st.sampled_from([f"c{i}" for i in range(12)]), min_size=1, unique=True))
     gap = data.draw(st.sampled_from([0, 1, 300, 1000, 1 << 20]))
-    ranges = plan_reads(footer, 1, columns, gap)
+    leaves = leaves_of(footer.schema.to_arrow_schema())
+    ranges = ranges_of(footer, 1, [leaf for name in columns for leaf in leaves[name]], gap)
     leaves = leaves_of(footer.schema.to_arrow_schema())
     wanted = 0
     for name in columns:

@@ -7,13 +7,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet as pq
+from repeated_rows import adjacent
 
 from rowwise import Table
 from rowwise.ingest import Batcher, Batching, Columns, Deal, Dense, FrameReader, GeneratorReader, ParquetReader, Sparse
 from rowwise.ingest.bags import Bags, lists, whole
 from rowwise.ingest.batcher import Served
 from rowwise.ingest.native import Make, Picked
-from rowwise.ingest.repeats import adjacent
 from rowwise.ingest.service.local import Service, Workers
 from rowwise.ingest.share import Share
 from rowwise.ingest.warehouse.convert import convert

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from ingest.transform_reference import reference
 
 from rowwise.ingest.transform import (
     BoxCox,
@@ -32,7 +33,6 @@ from rowwise.ingest.transform import (
     schema_after,
     sources,
 )
-from rowwise.ingest.transform.reference import reference
 
 IDS = st.one_of(st.integers(-3, 6), st.integers(-(2**63), 2**63 - 1))
 SMALL = st.integers(-(2**31), 2**31 - 1)

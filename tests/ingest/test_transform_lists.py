@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from ingest.transform_reference import keeps
 
 from rowwise import Table
 from rowwise.ingest import Batcher, Batching, Columns, Dense, FrameReader, Sparse, Split
@@ -37,7 +38,6 @@ from rowwise.ingest.transform import (
     sources,
     to_json,
 )
-from rowwise.ingest.transform.reference import keeps
 
 TABLE = pa.table(
     {"label": [0, 1, 0, 0], "x": [0.5, None, 2.0, 9.0], "ids": [[1, 2, 3], [], None, [4]], "u": [7, 8, 9, 7]}

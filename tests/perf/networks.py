@@ -3,9 +3,15 @@
 import numpy as np
 from msgspec import structs
 
-from rowwise.perf.features import FEATURES, WORK
 from rowwise.perf.hardware import Hardware, Kernels, hardware_named
 from rowwise.perf.network import SetNetwork
+from rowwise.perf.reuse import BINS
+
+FEATURES = 10 + BINS
+WORK = {
+    "lookup": ("gathered", "distinct", "pooled", "issued", "bags"),
+    "update": ("merged", "distinct", "gradients", "issued", "sorted"),
+}
 
 
 def network(rng, form="scaled", *, bounded=True, width=5, hidden=7, hinges=9) -> SetNetwork:

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
-from perf.networks import network, profile
+from perf.networks import WORK, network, profile
 
 from rowwise.errors import SpecError
 from rowwise.perf.access import Access, Curves, Workload
-from rowwise.perf.features import WORK, work
+from rowwise.perf.features import work
 from rowwise.perf.hardware import Machine, hardware_named, read_hardware
 from rowwise.perf.learned import Learned, model_of
 from rowwise.perf.network import FAR

@@ -20,11 +20,11 @@ from rowwise.planner.bound import Totals, linear_bound, threshold_bound
 from rowwise.planner.constraints import Constraints
 from rowwise.planner.infeasible import InfeasibleError
 from rowwise.planner.make import make_plan
-from rowwise.planner.milp import certify, improve
+from rowwise.planner.milp import certify
 from rowwise.planner.native import Effort, Homes, Native
 from rowwise.planner.options import problem_of
 from rowwise.planner.search import least_split, search, search_best
-from rowwise.spec import Sgd, Table, Topology, state_width
+from rowwise.spec import Table, Topology, state_width
 
 FEW = settings(max_examples=25, deadline=None)
 SLIGHTLY = 1e-9
@@ -133,25 +133,6 @@ def test_the_search_finds_the_best_of_all_placements_and_no_bound_is_above_it(as
     proven = certify(problem, searched, 5.0)
     assert proven.bound.cost <= best * (1 + SLIGHTLY)
     assert proven.gap <= max(searched.gap, 1e-12)
-
-
-def test_neighbourhoods_of_what_fits_nowhere_stay_as_they_are():
-    tables = [Table(name="large", rows=1000, dim=4, optimizer=Sgd()), Table(name="small", rows=10, dim=4)]
-    pinned = Constraints(pin={"large": (0,)})
-    problem = problem_of(question(tables, Topology(hosts=2, devices=2), 12_000, constraints=pinned))
-    searched = search(problem, seconds=0.01)
-    assert searched.over > 0
-    assert improve(problem, searched, 0.3).placement is searched.placement
-
-
-@settings(max_examples=10, deadline=None)
-@given(asked=questions(tables=8, fill=(0.8, 1.05)), seed=st.integers(0, 9))
-def test_neighbourhoods_only_improve(asked, seed):
-    problem = problem_of(asked)
-    searched = search(problem, seconds=0.002, seed=seed)
-    better = improve(problem, searched, 0.5, seed)
-    assert better.cost <= searched.cost * (1 + SLIGHTLY) or searched.over
-    assert better.cost == pytest.approx(problem.cost(better.placement), rel=1e-9)
 
 
 @FEW

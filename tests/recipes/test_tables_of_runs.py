@@ -10,7 +10,7 @@ from small import recipe, trained
 from rowwise import Batch, Embeddings, Jagged, RowWiseAdam, Table
 from rowwise.perf.access import Curves, Workload
 from rowwise.planner.inputs import read_tables
-from rowwise.recipes.access import AccessFile, access_json, fitted, workloads_of
+from rowwise.recipes.access import AccessFile, access_json, fitted
 from rowwise.recipes.place import tables_of
 from rowwise.recipes.runs import Run
 from rowwise.train.repeats import Repeats
@@ -62,7 +62,7 @@ def test_parts_of_ranks_are_one_batch():
         sparse = Jagged(features=("x", "y"), values_N=ids, lengths_FB=lengths)
         mine.add([tables], Batch(dense_BF=torch.zeros(part, 0), sparse=sparse, labels_BK=torch.zeros(part, 0)))
         first.merge(mine.state(), mine.tensors()) if rank else first.restore(mine.state(), mine.tensors())
-    (found,) = workloads_of([table], first, world * part)
+    (found,) = AccessFile([table], world * part).workloads(first, ended=True)
     assert found.access.pooling == 3.0
     (different,) = Curves.of([found], world * part).unique_T
     want = np.mean([len(np.unique(draw(3 * world * part))) for _ in range(3)])
@@ -84,10 +84,10 @@ def test_hardly_any_ids(tmp_path, count):
     table, traffic = Table(name="t", rows=20, dim=4), Traffic()
     lengths = torch.tensor([0] * 7 + [count])
     sparse = Jagged(features=("t",), values_N=torch.zeros(count, dtype=torch.int64), lengths_FB=lengths)
-    (never,) = workloads_of([table], traffic, 8)
+    (never,) = AccessFile([table], 8).workloads(traffic, ended=True)
     assert never.access.pooling == 1.0
     traffic.add([Embeddings([table])], Batch(dense_BF=torch.zeros(8, 0), sparse=sparse, labels_BK=torch.zeros(8, 0)))
-    (found,) = workloads_of([table], traffic, 8)
+    (found,) = AccessFile([table], 8).workloads(traffic, ended=True)
     assert found.access.pooling == count / 8
     (tmp_path / "access.json").write_text(access_json([found]))
     assert read_tables(tmp_path / "access.json").workloads == (found,)
@@ -151,7 +151,7 @@ def test_a_fit_stands_until_twice_as_many_ids_were_looked_at():
     assert second != first
     assert look_at(1900) == second
     (exact,) = file.workloads(traffic, ended=True)
-    assert exact == workloads_of([table], traffic, 1000)[0]
+    assert exact == AccessFile([table], 1000).workloads(traffic, ended=True)[0]
     assert exact.access != second
 
 

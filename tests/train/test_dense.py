@@ -14,7 +14,7 @@ from rowwise.comm.solo import solo
 from rowwise.comm.thread import run_threads
 from rowwise.spec import RowType, Wire
 from rowwise.train.coded import RUN
-from rowwise.train.dense import DenseGradients, synchronise
+from rowwise.train.dense import DenseGradients
 
 EXACT = Wire()
 SHAPES = [(3,), (2, 5), (), (40, 7), (0,), (1, 1, 300)]
@@ -347,26 +347,3 @@ def test_a_number_that_is_not_finite_comes_through_and_is_not_held():
         return bad, bool(parameter.grad.isfinite().all())
 
     assert run_threads(2, rank, timeout_s=20) == [(True, True)] * 2
-
-
-@pytest.mark.parametrize("world", [1, 3])
-def test_all_tensors_become_those_of_the_first_rank(world):
-    def make(rank):
-        generator = torch.Generator().manual_seed(rank)
-        kinds = (torch.bool, torch.float64, torch.int8, torch.bfloat16, torch.float32, torch.int64)
-        shapes = ((3,), (), (5, 1), (2, 2), (0,), (7,))
-        made = [
-            torch.randint(0, 2, s, generator=generator).to(k) * (rank + 1) for k, s in zip(kinds, shapes, strict=True)
-        ]
-        return [*made, nn.Parameter(torch.full((3, 2), float("nan") if rank == 0 else 1.0).t())]
-
-    def rank(comm):
-        tensors = make(comm.rank)
-        synchronise(tensors, comm)
-        synchronise([], comm)
-        return tensors
-
-    for tensors in run_threads(world, rank, timeout_s=20):
-        for found, want in zip(tensors, make(0), strict=True):
-            assert found.dtype == want.dtype
-            torch.testing.assert_close(found, want, rtol=0, atol=0, equal_nan=True)

@@ -18,7 +18,6 @@ from rowwise.train.metrics import Metrics
 from rowwise.train.ranking import Ranking
 from rowwise.train.samples import Samples
 from rowwise.train.slices import Slices, most_common
-from rowwise.train.throughput import Throughput
 
 CLOSE = {"rel": 1e-9, "abs": 1e-12, "nan_ok": True}
 ROUNDING = 1e-12  # of sums in float64, beside the bounds that bins state
@@ -415,23 +414,6 @@ def test_a_model_of_equal_scores_ranks_like_chance():
     assert value.mrr == pytest.approx(sum(1 / n for n in range(1, 101)) / 100)
 
 
-def test_throughput():
-    speed = Throughput(updates=2)
-    assert math.isnan(speed.value())
-    speed.update(999, 10.0)  # what was before the first time is not counted
-    assert math.isnan(speed.value())
-    speed.update(100, 11.0)
-    assert speed.value() == 100
-    speed.update(300, 12.0)
-    speed.update(500, 14.0)
-    assert speed.value() == 800 / 3
-    back = Throughput.from_state(through_json(speed.state()))
-    back.merge(speed)
-    assert back.value() == 1600 / 3
-    with pytest.raises(BatchError, match=r"time went from 14.0 s to 13.0 s: want a monotonic clock"):
-        speed.update(1, 13.0)
-
-
 GOOD = (torch.zeros(4, 2), torch.zeros(4, 2), torch.ones(4, 2))
 NAN_AT_2_1 = torch.tensor([[0.0, 0], [0, 0], [0, math.nan], [math.nan, 0]])
 
@@ -555,7 +537,6 @@ def test_bad_states():
         (RecentAuc(3, most=8), RecentAuc(3, most=9), "most 8 and 9"),
         (Slices([1]), Slices([2]), r"ids \[1\] and \[2\]"),
         (Ranking([1]), Ranking([2]), r"ks \(1,\) and \(2,\)"),
-        (Throughput(3), Throughput(4), "updates 3 and 4"),
         (Slices([1], bins=8), Slices([1], bins=9), r"\(tasks, 2, bins\) \(2, 2, 10\) and \(2, 2, 11\)"),
         (Metrics(window=3), Metrics(window=4), "batches 3 and 4"),
         (Metrics(["a"]), Metrics(["b"]), r"tasks \('a',\) and \('b',\)"),
@@ -571,8 +552,6 @@ def test_only_equals_merge(a, b, what):
 
 def count_something(metric):
     match metric:
-        case Throughput():
-            metric.update(1, 2.0)
         case Ranking():
             metric.update(torch.zeros(1, 2), torch.zeros(1).long())
         case Slices():

@@ -139,11 +139,6 @@ class IdMap:
         return WORD_bytes * len(self.words)
 
     @property
-    def training_bytes(self) -> int:
-        """What the maps of folds take, while it is trained."""
-        return WORD_bytes * sum(map(len, self.fold_words))
-
-    @property
     def digest(self) -> str:
         """Of all that decides which rows an id has."""
         content = hashlib.sha256(msgspec.json.encode(self.shape))

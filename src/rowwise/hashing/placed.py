@@ -135,17 +135,6 @@ def fold_maps(id_map: IdMap) -> tuple[IdMap, ...]:
     return tuple(IdMap(shape=shape, words=words, about=id_map.about) for shape, words in both)
 
 
-def widths(id_map: IdMap, dims: Sequence[int | None]) -> IdMap:
-    """The same map, with parts of other widths; None: the table's."""
-    shape = id_map.shape
-    if len(dims) != len(shape.parts):
-        raise SpecError(f"{len(dims)} dims for an id map of {len(shape.parts)} parts: want one for each")
-    parts = tuple(msgspec.structs.replace(part, dim=dim) for part, dim in zip(shape.parts, dims, strict=True))
-    made = replace(id_map, shape=msgspec.structs.replace(shape, parts=parts), folding=None, fold_words=())
-    how = id_map.folding
-    return made if how is None else in_folds(made, [widths(x, dims) for x in fold_maps(id_map)], how.features, how.seed)
-
-
 class _Before(NamedTuple):
     """Of the maps so far."""
 

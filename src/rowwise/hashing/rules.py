@@ -12,11 +12,6 @@ from rowwise.hashing.idmap import IdMap, RowsOf, Section, Shape
 HASH_seeds = 1 << 32  # between the hashes of one seed: recipes have smaller ones
 
 
-def direct(ids: int) -> IdMap:
-    """Each id has a row of its own, in their order."""
-    return _one_part(ids, ids, (Section(kind="rest", rows=ids),), {"method": "direct"})
-
-
 def hashed(ids: int, rows: int, seed: int = 0) -> IdMap:
     """Each id has one row, chosen by a hash."""
     _check(ids, rows, seed)

@@ -8,7 +8,7 @@ of rows and one over the virtual shards of a batch are the same tree. Gives up: 
 to two nodes a level).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from torch import Tensor
@@ -41,14 +41,6 @@ def add_leaf(sums: list[Tensor], first: int, index: int, leaf: Tensor) -> None:
     for _ in range(len(sums) - len(nodes_of(first, index + 1))):
         right = sums.pop()
         sums[-1] += right
-
-
-def partial_sums(leaves: Iterable[Tensor], first: int) -> list[Tensor]:
-    """The sums of the nodes of an interval of leaves, which stay as they are."""
-    sums: list[Tensor] = []
-    for index, leaf in enumerate(leaves, first):
-        add_leaf(sums, first, index, leaf.clone())
-    return sums
 
 
 def complete(nodes: Sequence[Node], sums: Sequence[Tensor]) -> Tensor:

@@ -9,23 +9,14 @@ import numpy as np
 
 from rowwise.perf.access import Curves, Floats
 from rowwise.perf.cost import Asked, Shards
-from rowwise.perf.reuse import BINS, reuse_bins
+from rowwise.perf.reuse import reuse_bins
 
-NAMES = (
-    "rows", "dim", "ids", "bags", "distinct", "row_bytes", "state_bytes", "touched_bytes", "ids_a_bag", "repeats",
-    *(f"bin_{k}" for k in range(BINS)),
-)  # fmt: skip
-FEATURES = len(NAMES)
-WORK = {
-    "lookup": ("gathered", "distinct", "pooled", "issued", "bags"),
-    "update": ("merged", "distinct", "gradients", "issued", "sorted"),
-}
 NOMINAL_Bps, NOMINAL_s = 8e9, 5e-9  # of memory; of one lookup
 FLOAT_bytes, LINE_bytes = 4, 64
 
 
 def features(shards: Shards, curves: Curves) -> Floats:
-    """Features (N, F) of pieces, most of them logarithms."""
+    """Features (N, F) of pieces, most of them logarithms; the last are the bins of how rows repeat."""
     n, u, written, bags = Asked.of(shards, curves)
     touched = u * (shards.row_bytes_N + shards.state_bytes_N)
     amounts = (
@@ -37,7 +28,11 @@ def features(shards: Shards, curves: Curves) -> Floats:
 
 
 def work(stage: str, shards: Shards, curves: Curves) -> Floats:
-    """Nominal seconds (N, 5) of each kind of work of a stage, in the order of WORK."""
+    """Nominal seconds (N, 5) of each kind of work of a stage.
+
+    For "lookup": ids gathered, distinct rows, pooled vectors, ids issued, bags; for "update": ids merged, distinct
+    rows, gradients, rows issued, the sort.
+    """
     n, u, written, bags = Asked.of(shards, curves)
     lines = np.ceil(shards.row_bytes_N / LINE_bytes) * LINE_bytes
     state = np.ceil(shards.state_bytes_N / LINE_bytes) * LINE_bytes

@@ -18,7 +18,6 @@ from rowwise.spec import Link, Topology, Value
 from rowwise.textfile import decode_json
 from rowwise.value import check_most
 
-GB = 1e9
 MOST_BYTES = 1 << 60
 SECONDS = ("launch_s", "forward_issue_s", "backward_issue_s")
 NUMBERS = re.compile(r"\[[^][{}\"]*\]")

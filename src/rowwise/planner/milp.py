@@ -4,10 +4,7 @@ The program chooses an option for each item and a number of its pieces for each 
 cuts from below (it is convex, so each tangent is). Whatever the solver (HiGHS) has proven when its time is up is
 therefore a bound, tighter than those that look at the mean of all ranks. See [Note: bounds].
 
-The same program over a few ranks, everything else staying where it is, is a neighbourhood of a placement: it finds what
-annealing cannot when memory is so tight that several pieces must change places at once.
-
-Its own file because it needs a solver, which takes half a second to import. Gives up: many ranks, where nothing is
+The solver takes half a second to import. Gives up: many ranks, where nothing is
 proven in reasonable time beyond what the other bounds say.
 """
 
@@ -30,26 +27,12 @@ LOOSE = 1.03  # what costs more than this times the best known is of no interest
 LOOKS, LOOK = 6, 100_000  # placements to take cuts from, and moves to each
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Scope:
-    """What the program is about: some items on some ranks; what others put on these stays."""
-
-    items: tuple[int, ...]
-    ranks: tuple[int, ...]
-    load_RK: Floats  # on each of the ranks already
-    link_R: Floats
-    bytes_RM: Floats
-    beside: tuple[float, float]  # the largest phi and link seconds of other ranks
-    alike: bool = False  # ranks could change places, so of all their orders one is enough
-
-
 @dataclass(frozen=True, slots=True)
 class Solved:
     """What the solver says."""
 
     placement: Placement | None
-    bound: float  # of the scope; -inf if nothing was proven
-    infeasible: bool  # there is nothing under the cut-off
+    bound: float  # -inf if nothing was proven
 
 
 def certify(problem: Problem, searched: Searched, seconds: float) -> Searched:
@@ -61,22 +44,12 @@ def certify(problem: Problem, searched: Searched, seconds: float) -> Searched:
         return searched
     begin_s = time.monotonic()
     best = searched
-    world = problem.topology.world
-    scope = _Scope(
-        items=tuple(range(len(problem.members))),
-        ranks=tuple(range(world)),
-        load_RK=np.zeros((world, problem.phi.width)),
-        link_R=np.zeros(world),
-        bytes_RM=np.zeros((world, len(problem.limit_M))),
-        beside=(0.0, 0.0),
-        alike=problem.topology.hosts == 1 and bool((problem.rule_I < 0).all()),
-    )
     points = _touching(problem, searched)
     for _ in range(4):
         left_s = seconds - (time.monotonic() - begin_s)
         if left_s < 0.5 or best.gap <= ENOUGH:
             break
-        solved = _Program(problem, scope, np.concatenate(points)).solve(left_s, best.cost * LOOSE)
+        solved = _Program(problem, np.concatenate(points)).solve(left_s, best.cost * LOOSE)
         proven = min(solved.bound * (1 - SLACK), best.cost)
         if proven > best.bound.cost:
             best = replace(best, bound=Bound(proven, best.bound.phi, best.bound.link, "mixed-integer"))
@@ -98,64 +71,6 @@ def _touching(problem: Problem, searched: Searched) -> list[Floats]:
     return [problem.sums(found).load_NK for found in (searched.placement, *(other.placement for other in others))]
 
 
-def improve(problem: Problem, searched: Searched, seconds: float, seed: int = 0) -> Searched:
-    """Neighbourhoods of the busiest ranks, one after another, while they get better and there is time."""
-    rng, end_s, best, failed = np.random.default_rng(seed), time.monotonic() + seconds, searched, 0
-    world = problem.topology.world
-    size = min(world, 3)
-    while time.monotonic() < end_s and failed < 2 * world:
-        sums = problem.sums(best.placement)
-        phi_R = problem.phi(sums.load_NK)
-        worst = [int(np.argmax(phi_R)), int(np.argmax(sums.link_N))]
-        others = [int(rank) for rank in rng.permutation(world)]
-        ranks = tuple(dict.fromkeys([worst[failed % 2], *others]))[:size]
-        placement = _repacked(problem, best.placement, ranks, min(2.0, end_s - time.monotonic()))
-        cost = problem.cost(placement) if placement is not None else np.inf
-        if placement is not None and cost < best.cost * (1 - 1e-9) and problem.fits(placement):
-            best, failed = replace(best, placement=placement, cost=cost, over=0.0), 0
-        else:
-            failed += 1
-    return best
-
-
-def _repacked(problem: Problem, placement: Placement, ranks: tuple[int, ...], limit_s: float) -> Placement | None:
-    """The items that lie on these ranks alone, placed on them anew."""
-    if limit_s <= 0:
-        return None
-    items = [item for item, option in enumerate(placement.choice_I) if _lies_on(problem, placement, int(option), ranks)]
-    if not items:
-        return None
-    rest = Placement(placement.choice_I, placement.unit_N.copy())
-    for item in items:
-        rest.unit_N[list(problem.pieces_of(int(placement.choice_I[item])))] = NO_UNIT
-    sums = problem.sums(rest)
-    others = [rank for rank in range(problem.topology.world) if rank not in ranks]
-    phi_R = problem.phi(sums.load_NK)
-    scope = _Scope(
-        items=tuple(items),
-        ranks=ranks,
-        load_RK=sums.load_NK[list(ranks)],
-        link_R=sums.link_N[list(ranks)],
-        bytes_RM=sums.bytes_NM[list(ranks)],
-        beside=(float(phi_R[others].max(initial=0.0)), float(sums.link_N[others].max(initial=0.0))),
-    )
-    whole = problem.sums(placement)
-    points = np.concatenate([whole.load_NK[list(ranks)], whole.load_NK[list(ranks)].mean(0, keepdims=True)])
-    solved = _Program(problem, scope, points).solve(limit_s, problem.cost(placement))
-    if solved.placement is None:
-        return None
-    choice_I, unit_N = placement.choice_I.copy(), rest.unit_N
-    for item in items:
-        choice_I[item] = solved.placement.choice_I[item]
-        pieces = list(problem.pieces_of(int(choice_I[item])))
-        unit_N[pieces] = solved.placement.unit_N[pieces]
-    return Placement(choice_I, unit_N)
-
-
-def _lies_on(problem: Problem, placement: Placement, option: int, ranks: tuple[int, ...]) -> bool:
-    return all(int(placement.unit_N[piece]) in ranks for piece in problem.pieces_of(option))
-
-
 @dataclass(frozen=True, slots=True)
 class _Class:
     """Pieces of an option that are all alike."""
@@ -169,9 +84,11 @@ class _Class:
 class _Program:
     """min z + m; counts of pieces by unit, one option of each item."""
 
-    def __init__(self, problem: Problem, scope: _Scope, points_PK: Floats) -> None:
-        self.problem, self.scope = problem, scope
-        self.classes = [found for item in scope.items for found in _classes(problem, item, scope.ranks)]
+    def __init__(self, problem: Problem, points_PK: Floats) -> None:
+        self.problem, self.world, self.items = problem, problem.topology.world, len(problem.members)
+        self.classes = [found for item in range(self.items) for found in _classes(problem, item)]
+        # Ranks could change places, so of all their orders one is enough.
+        self.ranks_are_alike = problem.topology.hosts == 1 and bool((problem.rule_I < 0).all())
         self.options = sorted({c.option for c in self.classes})
         mean_K = points_PK.mean(0, keepdims=True)
         self.points_PK = np.unique(np.concatenate([mean_K, points_PK]), axis=0)
@@ -181,57 +98,54 @@ class _Program:
         """As far as it gets; only what costs less than `cut_off` is of interest."""
         from scipy.optimize import Bounds, LinearConstraint, milp
 
-        if not self.classes:  # none of the items fits on any rank of the scope
-            return Solved(None, -np.inf, infeasible=True)
+        if not self.classes:  # none of the items fits on any rank
+            return Solved(None, -np.inf)
         begin_C = np.concatenate([[0], np.cumsum([len(c.units) for c in self.classes])])
         counts, options = int(begin_C[-1]), len(self.options)
         width = counts + options + 2
         most = np.concatenate([_most(self.classes), np.ones(options), [np.inf, np.inf]])
-        least = np.zeros(width)
-        least[-2:] = np.array(self.scope.beside) / self.unit
         result = milp(
             c=np.concatenate([np.zeros(width - 2), [1.0, 1.0]]),
             constraints=[
                 LinearConstraint(*self._choices(begin_C, width)),
                 LinearConstraint(*self._loads(begin_C, width)),
-                *([LinearConstraint(*self._order(begin_C, width))] if self.scope.alike else []),
+                *([LinearConstraint(*self._order(begin_C, width))] if self.ranks_are_alike else []),
                 LinearConstraint((np.arange(width) >= width - 2)[None], -np.inf, cut_off / self.unit),
             ],
             integrality=np.concatenate([np.ones(counts + options), [0, 0]]),
-            bounds=Bounds(least, most),
+            bounds=Bounds(np.zeros(width), most),
             options={"time_limit": max(limit_s, 0.1), "mip_rel_gap": ENOUGH / 2},
         )
         bound = getattr(result, "mip_dual_bound", None)
         proven = float(bound) * self.unit if bound is not None and np.isfinite(bound) else -np.inf
         placement = self._placement(result.x, begin_C) if result.x is not None else None
-        return Solved(placement, proven, result.status == 2)
+        return Solved(placement, proven)
 
     def _choices(self, begin_C: NDArray[np.int64], width: int) -> tuple[Any, Floats, Floats]:
         """Each item has one option; a class has all of its pieces somewhere if its option is taken, or none."""
         from scipy.sparse import coo_array
 
-        items, options = self.scope.items, self.options
+        items, options = self.items, self.options
         column_of = {option: int(begin_C[-1]) + i for i, option in enumerate(options)}
         item_of_O = self.problem.item_of_O
-        row_of = {item: i for i, item in enumerate(items)}
-        rows = [row_of[int(item_of_O[option])] for option in options]
+        rows = [int(item_of_O[option]) for option in options]
         columns = [column_of[option] for option in options]
         values = [1.0] * len(options)
         for number, c in enumerate(self.classes):
-            row = len(items) + number
+            row = items + number
             rows += [row] * (len(c.units) + 1)
             columns += [*range(int(begin_C[number]), int(begin_C[number + 1])), column_of[c.option]]
             values += [1.0] * len(c.units) + [-float(len(c.pieces))]
-        height = len(items) + len(self.classes)
+        height = items + len(self.classes)
         matrix = coo_array((values, (rows, columns)), shape=(height, width)).tocsr()
-        right = np.concatenate([np.ones(len(items)), np.zeros(len(self.classes))])
+        right = np.concatenate([np.ones(items), np.zeros(len(self.classes))])
         return matrix, right, right
 
     def _loads(self, begin_C: NDArray[np.int64], width: int) -> tuple[Any, Floats, Floats]:
         """Of each rank: cuts of phi under z, link seconds under m, bytes under the limits."""
         from scipy.sparse import coo_array
 
-        problem, scope = self.problem, self.scope
+        problem = self.problem
         slope_PK = problem.phi.gradient(self.points_PK)
         height_P = problem.phi(self.points_PK) - (slope_PK * self.points_PK).sum(1)
         scale_M = np.maximum(problem.limit_M, 1.0)
@@ -242,36 +156,31 @@ class _Program:
              pieces.bytes_NM[first] / scale_M], axis=1,
         )  # fmt: skip
         lines, cuts = of_C.shape[1], len(height_P)
-        there = np.concatenate(
-            [(scope.load_RK @ slope_PK.T + height_P) / self.unit, scope.link_R[:, None] / self.unit,
-             scope.bytes_RM / scale_M], axis=1,
-        )  # fmt: skip
         rows: list[NDArray[np.int64]] = []
         columns: list[NDArray[np.int64]] = []
         values: list[Floats] = []
-        position = {rank: i for i, rank in enumerate(scope.ranks)}
         for number, c in enumerate(self.classes):
             for i, unit in enumerate(c.units):
                 for rank in problem.ranks_of(unit):
-                    rows.append(position[rank] * lines + np.arange(lines))
+                    rows.append(rank * lines + np.arange(lines))
                     columns.append(np.full(lines, begin_C[number] + i))
                     values.append(of_C[number])
-        for i in range(len(scope.ranks)):
-            rows.append(i * lines + np.arange(cuts + 1))
+        for rank in range(self.world):
+            rows.append(rank * lines + np.arange(cuts + 1))
             columns.append(np.array([width - 2] * cuts + [width - 1]))
             values.append(np.full(cuts + 1, -1.0))
         matrix = coo_array(
             (np.concatenate(values), (np.concatenate(rows), np.concatenate(columns))),
-            shape=(lines * len(scope.ranks), width),
+            shape=(lines * self.world, width),
         ).tocsr()
-        right = np.concatenate([np.zeros(cuts + 1), problem.limit_M / scale_M]) - there
-        return matrix, np.full(right.size, -np.inf), right.ravel()
+        right = np.tile(np.concatenate([-height_P / self.unit, [0.0], problem.limit_M / scale_M]), self.world)
+        return matrix, np.full(right.size, -np.inf), right
 
     def _order(self, begin_C: NDArray[np.int64], width: int) -> tuple[Any, float, float]:
         """Ranks in falling order of link seconds: most of the solver's time would go into their other orders."""
         from scipy.sparse import coo_array
 
-        link_N, ranks = self.problem.pieces.link_N / self.unit, len(self.scope.ranks)
+        link_N, ranks = self.problem.pieces.link_N / self.unit, self.world
         found = [
             (row, begin_C[number] + i, sign * link_N[c.pieces[0]])
             for number, c in enumerate(self.classes)
@@ -301,13 +210,11 @@ def _most(classes: list[_Class]) -> Floats:
     return np.concatenate([np.full(len(c.units), float(len(c.pieces))) for c in classes])
 
 
-def _classes(problem: Problem, item: int, ranks: tuple[int, ...]) -> list[_Class]:
-    """Of an item: its options whose units are among the ranks, pieces that are alike together."""
-    found = []
+def _classes(problem: Problem, item: int) -> list[_Class]:
+    """The options of an item, pieces that are alike together."""
+    found: list[_Class] = []
     rule = int(problem.rule_I[item])
-    every = len(ranks) == problem.topology.world
-    units = range(problem.units) if every else ranks
-    allowed = [unit for unit in units if rule < 0 or problem.allowed_RU[rule, unit]]
+    allowed = [unit for unit in range(problem.units) if rule < 0 or problem.allowed_RU[rule, unit]]
     for option in range(int(problem.item_begin[item]), int(problem.item_begin[item + 1])):
         span = problem.kind_of(option).span
         fitting = tuple(unit for unit in allowed if _span_of(problem, unit) == span)

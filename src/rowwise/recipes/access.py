@@ -59,11 +59,6 @@ class AccessFile:
         return structs.replace(fit, pooling=pooling)
 
 
-def workloads_of(tables: Sequence[Table], traffic: Traffic, batch: int) -> tuple[Workload, ...]:
-    """The tables as they were asked for, fitted best for steps of so many samples, of all ranks."""
-    return AccessFile(tables, batch).workloads(traffic, ended=True)
-
-
 def access_json(workloads: Sequence[Workload]) -> str:
     """As a file of tables."""
     return msgspec.json.format(msgspec.json.encode(workloads), indent=1).decode() + "\n"

@@ -11,7 +11,6 @@ from typing import NewType
 Html = NewType("Html", str)
 Attributes = Mapping[str, str | float]
 
-EMPTY = Html("")
 CLOSED = frozenset({"br", "circle", "line", "meta", "path", "rect"})  # elements that never have children
 FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # in XML, and some of them in UTF-8
 

@@ -242,11 +242,6 @@ def column_owners(plan: Plan, table: Table, rows: tuple[int, int]) -> list[Tile]
     return sorted(tiles, key=lambda tile: tile.cols)
 
 
-def is_row_split(plan: Plan, table: Table) -> bool:
-    """Whether the rows of a table are in several ranges."""
-    return len(_row_cuts(plan.tiles_of(table.name), table)) > 2
-
-
 def _columns(tables: Sequence[Table]) -> dict[str, slice]:
     columns: dict[str, slice] = {}
     at = 0

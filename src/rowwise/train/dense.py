@@ -133,20 +133,6 @@ def reduce_present(comm: Comm, present: Sequence[bool], device: torch.device) ->
     return comm.all_reduce(torch.tensor(present, dtype=torch.int32, device=device), "dense")
 
 
-@torch.no_grad()
-def synchronise(tensors: Sequence[Tensor], comm: Comm) -> None:
-    """Make these tensors (dense parameters, buffers) those of the group's first rank, to the bit."""
-    if len(comm.ranks) == 1 or not tensors:
-        return
-    flat = torch.cat([tensor.detach().reshape(-1).view(torch.uint8) for tensor in tensors])
-    sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
-    given = [sum(sizes)] + [0] * (len(comm.ranks) - 1)
-    first = comm.all_gather(flat[: given[comm.rank]], given, "dense").wait()
-    for tensor, part in zip(tensors, first.split(sizes), strict=True):
-        # Cloned: bytes at an odd place cannot be looked at as numbers.
-        tensor.copy_(part.clone().view(tensor.dtype).view(tensor.shape))
-
-
 def _deal(parameters: Sequence[nn.Parameter], bucket_bytes: int) -> list[list[nn.Parameter]]:
     """The last parameters first; a bucket is of one type and device, and full when it holds so many bytes or more."""
     buckets: list[list[nn.Parameter]] = []

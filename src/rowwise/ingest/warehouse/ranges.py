@@ -67,12 +67,6 @@ def leaves_of(schema: pa.Schema) -> dict[str, range]:
     return found
 
 
-def plan_reads(footer: pq.FileMetaData, group: int, columns: Sequence[str], gap: int = GAP_BYTES) -> tuple[Range, ...]:
-    """The reads that bring these columns of a row group; chunks at most `gap` bytes apart come together, 0: none do."""
-    leaves = leaves_of(footer.schema.to_arrow_schema())
-    return ranges_of(footer, group, [leaf for name in columns for leaf in leaves[name]], gap)
-
-
 def ranges_of(footer: pq.FileMetaData, group: int, leaves: Sequence[int], gap: int) -> tuple[Range, ...]:
     """The reads that bring these column chunks."""
     row_group = footer.row_group(group)

@@ -1,7 +1,7 @@
-"""What every transform means, one row after another in plain Python: the oracle of the tests, and of who is in doubt.
+"""What every transform means, one row after another in plain Python.
 
-Its own file so that it shares nothing with what it checks, not even the hashes. It takes and gives the values of
-`to_pylist`, in which a null is None. Gives up: all speed.
+It shares nothing with what it checks, not even the hashes; it takes and gives the values of `to_pylist`, in which a
+null is None.
 """
 
 import math
