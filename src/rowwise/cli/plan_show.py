@@ -71,17 +71,12 @@ def show_differences(old: Plan, new: Plan, console: Console, name: str) -> None:
 
 def in_words(found: "Replanned") -> tuple[str, ...]:
     """What changing the plan in force takes, and gains."""
-    moves = found.moves
     words: list[str] = []
     before = f"{of_seconds(found.old_cost)} without" if found.old_fits else "and it would not fit without"
-    gain = f"a step takes {of_seconds(found.new_cost)}, {before}"
-    if moves.through_checkpoint:
-        words.append(f"it takes a checkpoint: {moves.reason}")
-    elif moves.moves or moves.drops:
+    if found.changed:
         words.append(
-            f"{of_bytes(found.moved_bytes)} go to other ranks, {found.moved_share:.1%} of what the old plan holds, in"
-            f" {_many(len(moves.moves), 'move')} and {_many(len(moves.rounds), 'round')},"
-            f" {_many(len(moves.drops), 'tile')} dropped; {gain}"
+            f"{of_bytes(found.moved_bytes)} go to other ranks, {found.moved_share:.1%} of what the old plan holds, when"
+            f" a run resumes with the new plan; a step takes {of_seconds(found.new_cost)}, {before}"
         )
     else:
         words.append("nothing moves: no change was found that is worth its move")

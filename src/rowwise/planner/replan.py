@@ -5,7 +5,7 @@ it takes on a link, spread over `steps`: the new plan has to pay for its move wi
 more than the share that is allowed is tried again with dearer bytes. A plan that gains next to nothing is not worth
 the disturbance: then the one in force is kept, with what it costs now.
 
-Its own file because it is neither a search (it calls one) nor the execution of a move. Gives up: links that are free
+A new plan takes effect when a run resumes with it. Gives up: links that are free
 while others are not (a byte costs the same wherever it goes), and any change of the number of ranks.
 """
 
@@ -22,9 +22,8 @@ from rowwise.planner.make import Planned, forecast
 from rowwise.planner.native import Effort, Found, Native
 from rowwise.planner.options import problem_of
 from rowwise.planner.problem import Problem, Question
-from rowwise.planner.schedule import Schedule, needed, schedule
 from rowwise.planner.search import LATE, NONE, LEAST_s, Searched, search
-from rowwise.planner.standing import Standing, stand
+from rowwise.planner.standing import Standing, moved_bytes, stand
 
 SECONDS = 0.05
 STEPS = 5_000.0
@@ -38,17 +37,16 @@ WORTH = 0.002  # of a step: gaining less changes nothing
 
 @dataclass(frozen=True, slots=True)
 class Replanned:
-    """A new plan and the way to it."""
+    """A new plan, and what it takes to get there."""
 
     planned: Planned
-    moves: Schedule
-    moved_bytes: int  # that go to another rank, without what goes by way of a third
+    moved_bytes: int  # that go to another rank
     moved_share: float  # of the bytes that the old plan stores
     old_cost: float  # seconds of a step if nothing moved; see `recut`
     new_cost: float
     old_fits: bool
+    changed: bool  # whether any tile is elsewhere than in the old plan
     recut: tuple[str, ...]  # tables cut in no way that we know: `old_cost` is for the nearest cut that we do know
-    prepare_s: float  # for options and geometry, before the search
 
 
 def replan(
@@ -66,7 +64,6 @@ def replan(
     as the old plan fits; where it does not, it moves as little as was found. The bound is the fast one.
     """
     _check(question, old, steps, most_moved)
-    begin_s = time.monotonic()
     standing = stand(problem_of(question), old)
     ready_s = time.monotonic()
     walk = _Walk(standing, steps, most_moved)
@@ -81,17 +78,16 @@ def replan(
     tables = [w.table for w in question.workloads]
     plan = structs.replace(_as_before(problem.plan(searched.placement), old), forecast=forecast(problem, searched))
     plan.validate(tables)
-    need = needed(old, plan, tables)
+    moved = moved_bytes(old, plan, tables)
     return Replanned(
         planned=Planned(plan, problem, searched),
-        moves=schedule(old, need, tables, question.limits_bytes),
-        moved_bytes=need.moved_bytes,
-        moved_share=need.moved_bytes / max(standing.stored_bytes, 1.0),
+        moved_bytes=moved,
+        moved_share=moved / max(standing.stored_bytes, 1.0),
         old_cost=walk.start.cost,
         new_cost=searched.cost,
         old_fits=not walk.start.over,
+        changed=set(plan.tiles) != set(old.tiles),
         recut=standing.recut,
-        prepare_s=ready_s - begin_s,
     )
 
 

@@ -11,20 +11,63 @@ have a part (only one of those with the largest part counts as its home).
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from math import ceil
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rowwise.perf.access import Curves, Floats
-from rowwise.perf.memory import memory_bytes
+from rowwise.perf.memory import FLOAT_bytes, memory_bytes
 from rowwise.plan import Plan, Tile
 from rowwise.planner.cut import Units, cut_of
 from rowwise.planner.kinds import Kind, tiles_of
 from rowwise.planner.native import Homes
 from rowwise.planner.options import Columns
 from rowwise.planner.problem import NO_UNIT, Index, Pieces, Placement, Problem
-from rowwise.planner.schedule import Weight, overlap
-from rowwise.spec import Topology
+from rowwise.spec import Table, Topology, state_slots
+
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """What a table's rectangles take: columns, and what optimizers keep once for a row, of which each piece has one."""
+
+    table: Table
+    column_bytes: float
+    once_bytes: int
+
+    @classmethod
+    def of(cls, table: Table) -> "Weight":
+        """Rows and optimizer state."""
+        widths = [slot.width for slot in state_slots(table).values()]
+        wide = sum(width == table.dim for width in widths)
+        return cls(table, table.row_bytes / table.dim + FLOAT_bytes * wide, FLOAT_bytes * (len(widths) - wide))
+
+    def __call__(self, rows: Span, cols: Span) -> int:
+        """Bytes of a rectangle."""
+        return ceil((rows[1] - rows[0]) * ((cols[1] - cols[0]) * self.column_bytes + self.once_bytes))
+
+
+def overlap(a: Span, b: Span) -> Span | None:
+    """What is in both."""
+    begin, end = max(a[0], b[0]), min(a[1], b[1])
+    return (begin, end) if begin < end else None
+
+
+def moved_bytes(old: Plan, new: Plan, tables: Sequence[Table]) -> int:
+    """Bytes of rows and optimizer state that come to ranks which do not have them, of tables that both plans have."""
+    before: dict[str, list[Tile]] = defaultdict(list)
+    for tile in old.tiles:
+        before[tile.table].append(tile)
+    moved = 0
+    for table in tables:
+        weight = Weight.of(table)
+        for tile in new.tiles_of(table.name) if table.name in before else ():
+            here = [was for was in before[table.name] if was.rank == tile.rank]
+            both = [(overlap(tile.rows, was.rows), overlap(tile.cols, was.cols)) for was in here]
+            moved += weight(tile.rows, tile.cols) - sum(weight(rows, cols) for rows, cols in both if rows and cols)
+    return moved
 
 
 @dataclass(frozen=True, slots=True)
