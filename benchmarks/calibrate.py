@@ -47,6 +47,7 @@ from rowwise.perf.roofline import Roofline
 from rowwise.planner.baselines import BASELINES, run_baseline
 from rowwise.planner.constraints import Constraints
 from rowwise.planner.kinds import Kind
+from rowwise.planner.layouts import TABLE_WISE
 from rowwise.planner.make import forecast, make_plan
 from rowwise.planner.options import Columns, problem_of
 from rowwise.planner.problem import NO_UNIT, Placement, Problem, Question
@@ -241,7 +242,7 @@ def oracle_sets(count: int, hardware: Hardware, seed: int) -> tuple[dict[str, Se
         if tasks.size_bytes(made) > 4 * tasks.GiB:
             continue
         question = Question(workloads=tuple(made), machine=where, model=model, batch=tasks.BATCH)
-        shards = Columns.of(question).shards(Kind("table_wise"), np.arange(len(made)), question)
+        shards = Columns.of(question).shards(Kind(TABLE_WISE), np.arange(len(made)), question)
         curves = Curves.of(made, tasks.BATCH)
         load_K = model.loads(shards, curves).sum(0)
         for stage in model.stages:

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 PATCH = re.compile(r"\b(monkeypatch|patch)\.(setattr|setitem|setenv|delattr|delitem|delenv)\(|\bmock\.|unittest\.mock")
 PATCHES_OF_100_TESTS = 3.0
 LINES = {  # of Python, by package
-    "calibrate": 2_778,
+    "calibrate": 2_776,
     "checkpoint": 3_724,
     "cli": 3_666,
     "comm": 1_501,
@@ -19,13 +19,13 @@ LINES = {  # of Python, by package
     "ingest": 10_377,
     "models": 704,
     "ops": 3_514,
-    "perf": 1_283,
-    "planner": 4_856,
+    "perf": 1_286,
+    "planner": 4_962,
     "recipes": 4_994,
     "report": 3_172,
     "shard": 2_761,
     "train": 5_034,
-    "modules": 2_142,
+    "modules": 2_145,
     "C and C++": 8_007,
 }
 

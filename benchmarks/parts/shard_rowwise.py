@@ -44,7 +44,7 @@ def tiles_of(table: Table, index: int, layout: str, topology: Topology) -> tuple
         "column-wise": lambda: layouts.column_wise(table, ranks),
         "replicated": lambda: layouts.replicated(table, ranks),
         "table-row-wise": lambda: layouts.table_row_wise(table, topology, hosts[index % len(hosts)]),
-        "table-column-wise": lambda: layouts.table_column_wise(table, topology, hosts[index % len(hosts)]),
+        "table-column-wise": lambda: layouts.column_wise(table, topology.ranks_of(hosts[index % len(hosts)])),
         "grid": lambda: layouts.grid(table, topology, hosts),
     }
     return ways[layout]()

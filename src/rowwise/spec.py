@@ -347,6 +347,9 @@ def _wanted(field: str, value: float | None) -> str | None:
 
 
 Link = Literal["host", "network"]  # between two devices of one host, or of two
+VectorExchange = Literal["all_to_all", "reduce_scatter", "two_level", "all_reduce"]
+"""How vectors get to their samples: each from one rank; as sums over all ranks; as sums over a host, which then travel
+between hosts; not at all, while gradients of copies are added up over all ranks."""
 
 
 class Topology(Value, frozen=True):

@@ -16,6 +16,7 @@ from rowwise.perf.hardware import Machine, hardware_named, read_hardware
 from rowwise.perf.learned import model_of
 from rowwise.perf.roofline import Roofline
 from rowwise.planner.kinds import Kind
+from rowwise.planner.layouts import TABLE_WISE
 from rowwise.planner.make import make_plan
 from rowwise.planner.options import Columns
 from rowwise.planner.problem import Question
@@ -47,7 +48,7 @@ def made_up(count, noise=0.02, seed=0):
         batch = int(2 ** rng.uniform(8, 13))
         machine = Machine(topology=Topology(), hardware=CPU)
         question = Question(workloads=tables, machine=machine, model=model, batch=batch)
-        shards = Columns.of(question).shards(Kind("table_wise"), np.arange(len(tables)), question)
+        shards = Columns.of(question).shards(Kind(TABLE_WISE), np.arange(len(tables)), question)
         load_K = model.loads(shards, Curves.of(tables, batch)).sum(0)
         lookup_s, update_s = (float(stage.seconds(model.phi, load_K)) for stage in model.stages)
         for again in (False, True)[: 1 + (number % 10 == 0)]:

@@ -24,7 +24,7 @@ def test_exchanges_are_drawn_alike_on_all_ranks_and_can_be_carried_out(number, w
 
 def test_exchanges_differ_in_layout_balance_and_skew():
     drawn = [draw_exchange(0, n, 4) for n in range(300)]
-    layouts = [d.layout for d in drawn]
+    layouts = [d.layout.name for d in drawn]
     assert {layout: layouts.count(layout) > 20 for layout in layouts} == dict.fromkeys(
         ("table_wise", "column_wise", "row_wise", "replicated"), True
     )
@@ -33,7 +33,7 @@ def test_exchanges_differ_in_layout_balance_and_skew():
     columns = [
         [sum(t.cols[1] - t.cols[0] for t in d.plan.tiles_on(r)) for r in range(4)]
         for d in drawn
-        if d.layout == "table_wise" and len(d.workloads) > 16
+        if d.layout.name == "table_wise" and len(d.workloads) > 16
     ]
     uneven = [max(c) / (sum(c) / 4) for c in columns]
     assert min(uneven) < 1.05
@@ -50,7 +50,7 @@ def test_ranks_agree_about_what_they_measured(shared):
         assert first.exchange_W == second.exchange_W
         assert first.return_W == second.return_W
         assert all(0 < x < 10 for taken in (first.route_W, first.exchange_W, first.return_W) for x in taken)
-        assert (first.layout, first.batch, first.skew_W) == (drawn.layout, drawn.batch, drawn.skew_W)
+        assert (first.layout, first.batch, first.skew_W) == (drawn.layout.name, drawn.batch, drawn.skew_W)
         assert (first.copied > 0) == (first.layout == "replicated")
         dims = sum(w.table.dim for w in drawn.workloads)
         ids = drawn.batch * sum(w.access.pooling for w in drawn.workloads)
@@ -63,7 +63,7 @@ def test_ranks_agree_about_what_they_measured(shared):
 @pytest.mark.dist
 def test_who_begins_later_lets_the_others_wait():
     drawn = [draw_exchange(0, n, 2) for n in range(200)]
-    numbers = [d.number for d in drawn if max(d.skew_W) > 3e-3 and d.layout != "replicated"][:15]
+    numbers = [d.number for d in drawn if max(d.skew_W) > 3e-3 and d.layout.name != "replicated"][:15]
     waited = []
     for exchange, sample in run_processes(2, calibrate_ranks.skewed, numbers, timeout_s=60, shared_memory=True)[0]:
         late, early = np.argmax(exchange.skew_W), np.argmin(exchange.skew_W)

@@ -36,10 +36,10 @@ def test_tangents_of_phi_are_below_it(phi, load):
     assert tangent <= float(phi(b)) + 1e-9
 
 
-def shards(table, layout="table_wise", row_parts=1, share=1.0, tier="device", cached=0.0):
+def shards(table, exchange="all_to_all", row_parts=1, share=1.0, tier="device", cached=0.0):
     one = np.array([1.0])
     return Shards(
-        layout=layout, table_N=np.array([0]), row_parts=row_parts, rows_N=np.ceil(one * table.rows / row_parts),
+        exchange=exchange, table_N=np.array([0]), row_parts=row_parts, rows_N=np.ceil(one * table.rows / row_parts),
         dim_N=one * table.dim, bags_N=one, row_bytes_N=one * table.row_bytes, state_bytes_N=one * 0, share=share,
         tier=tier, cached=cached,
     )  # fmt: skip

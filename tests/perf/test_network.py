@@ -17,6 +17,7 @@ from rowwise.perf.learned import Learned, model_of
 from rowwise.perf.network import FAR
 from rowwise.perf.roofline import Roofline
 from rowwise.planner.kinds import Kind
+from rowwise.planner.layouts import TABLE_WISE
 from rowwise.planner.options import Columns
 from rowwise.planner.problem import Question
 from rowwise.spec import RowType, Table, Topology
@@ -72,7 +73,7 @@ def test_a_model_adds_up_its_networks(form):
     question = asked(hardware)
     model = question.model
     assert isinstance(model, Learned)
-    shards = Columns.of(question).shards(Kind("table_wise"), np.arange(12), question)
+    shards = Columns.of(question).shards(Kind(TABLE_WISE), np.arange(12), question)
     load_K = model.loads(shards, Curves.of(question.workloads, 2048)).sum(0)
     stages = [float(stage.seconds(model.phi, load_K)) for stage in model.stages]
     kernels = hardware.kernels
@@ -119,7 +120,7 @@ def test_narrow_rows_are_less_work():
     found = []
     for table in (wide, structs.replace(wide, row_type=RowType.INT8)):
         question = replace(asked(profile(4)), workloads=(Workload(table=table, access=Access(pooling=5.0)),))
-        shards = Columns.of(question).shards(Kind("table_wise"), np.arange(1), question)
+        shards = Columns.of(question).shards(Kind(TABLE_WISE), np.arange(1), question)
         found.append(
             dict(zip(WORK["lookup"], work("lookup", shards, Curves.of(question.workloads, 2048))[0], strict=True))
         )

@@ -16,7 +16,7 @@ from rowwise.planner.alternatives import alternatives
 from rowwise.planner.constraints import Constraints
 from rowwise.planner.explain import explain
 from rowwise.planner.explanation import Explanation
-from rowwise.planner.kinds import SPANS
+from rowwise.planner.layouts import SPANS
 from rowwise.planner.make import Planned, forecast, make_plan
 from rowwise.planner.options import problem_of
 from rowwise.planner.problem import NO_UNIT, Placement, Question

@@ -11,17 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from shard.layout_cases import CASES
 
-from rowwise import Plan, RowType, Table, Tile, Topology
+from rowwise import Plan, RowType, Table, Tile, Topology, planner
+from rowwise.perf.hardware import Machine, hardware_named
 from rowwise.plan import column_block
-from rowwise.planner.layouts import (
-    column_wise,
-    grid,
-    replicated,
-    row_wise,
-    table_column_wise,
-    table_row_wise,
-    table_wise,
-)
+from rowwise.planner.cut import cut_of
+from rowwise.planner.kinds import kinds_for, tiles_of
+from rowwise.planner.layouts import NAMES, column_wise, grid, replicated, row_wise, table_row_wise, table_wise
 
 # On all ranks or hosts of a topology, or on the last of them.
 LAYOUTS: dict[str, Callable[[Table, Topology], tuple[Tile, ...]]] = {
@@ -29,7 +24,6 @@ LAYOUTS: dict[str, Callable[[Table, Topology], tuple[Tile, ...]]] = {
     "row_wise": lambda table, topology: row_wise(table, range(topology.world)),
     "column_wise": lambda table, topology: column_wise(table, range(topology.world)),
     "table_row_wise": lambda table, topology: table_row_wise(table, topology, topology.hosts - 1),
-    "table_column_wise": lambda table, topology: table_column_wise(table, topology, topology.hosts - 1),
     "grid": lambda table, topology: grid(table, topology, range(topology.hosts)),
     "replicated": lambda table, topology: replicated(table, range(topology.world)),
 }
@@ -93,12 +87,28 @@ def test_a_grid_has_columns_across_hosts_and_rows_across_devices(table, topology
     assert len({tile.cols for tile in tiles}) == len(by_host)
 
 
-@pytest.mark.parametrize(("layout", "axis"), [(table_row_wise, "rows"), (table_column_wise, "cols")])
-def test_host_layouts_use_the_devices_of_one_host(layout, axis):
+def test_host_layouts_use_the_devices_of_one_host():
     table, topology = Table(name="t", rows=100, dim=64), Topology(hosts=3, devices=4)
-    tiles = layout(table, topology, 1)
+    tiles = table_row_wise(table, topology, 1)
     assert [tile.rank for tile in tiles] == [4, 5, 6, 7]
-    assert len({getattr(tile, axis) for tile in tiles}) == 4
+    assert len({tile.rows for tile in tiles}) == 4
+
+
+def test_every_public_layout_is_planned():
+    machine = Machine(Topology(hosts=2, devices=2), hardware_named("cpu"))
+    planned = {kind.layout.name for kind in kinds_for(machine, 8, ("device",))}
+    assert planned == set(NAMES) == set(LAYOUTS)
+    assert set(NAMES) <= set(planner.__all__)
+
+
+@given(table=made_tables(least_rows=25), topology=topologies, data=st.data())
+def test_tiles_are_recognised_as_what_made_them(table, topology, data):
+    """A layout that differs from others makes tiles that differ; its units are those that it was given."""
+    machine = Machine(topology, hardware_named("cpu"))
+    kind = data.draw(st.sampled_from(kinds_for(machine, -(-table.dim // column_block(table)), ("device", "host"))))
+    units = data.draw(st.lists(st.sampled_from(kind.layout.units(topology)), min_size=kind.parts, max_size=kind.parts))
+    tiles = tiles_of(kind, table, units, topology)
+    assert cut_of(table, tiles, topology, [kind]) == (kind, tuple(units))
 
 
 def test_a_table_that_cannot_be_cut_stays_whole():
@@ -136,7 +146,8 @@ def test_cases_are_what_they_are_called():
 def test_the_decision_shows_the_code_that_there_is():
     root = Path(__file__).parents[2]
     decision = (root / "docs/decisions/0009-plans-are-tiles.md").read_text()
-    code = [(root / file).read_text() for file in ("src/rowwise/planner/layouts.py", "tests/shard/layout_cases.py")]
+    layouts, cases = "src/rowwise/planner/layouts.py", "tests/shard/layout_cases.py"
+    code = [(root / file).read_text() for file in (layouts, layouts, cases)]
     shown = re.findall(r"```python\n(.*?)```", decision, re.S)
     assert len(shown) == len(code)
     assert all(block in source for block, source in zip(shown, code, strict=True))

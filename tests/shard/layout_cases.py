@@ -13,7 +13,6 @@ from rowwise.planner.layouts import (
     grid,
     replicated,
     row_wise,
-    table_column_wise,
     table_row_wise,
     table_wise,
 )
@@ -80,7 +79,7 @@ CASES: dict[str, Callable[[Table, Topology], tuple[Tile, ...]]] = {
     "row-wise": lambda table, topology: row_wise(table, everyone(topology)),
     "column-wise": lambda table, topology: column_wise(table, everyone(topology)),
     "table-row-wise": lambda table, topology: table_row_wise(table, topology, last_host(topology)),
-    "table-column-wise": lambda table, topology: table_column_wise(table, topology, last_host(topology)),
+    "table-column-wise": lambda table, topology: column_wise(table, topology.ranks_of(last_host(topology))),
     "grid": lambda table, topology: grid(table, topology, range(topology.hosts)),
     "replicated": lambda table, topology: replicated(table, everyone(topology)),
     "all on the last rank": lambda table, topology: table_wise(table, topology.world - 1),

@@ -16,10 +16,10 @@ from rowwise.calibrate.samples import LinkSample
 from rowwise.perf.access import Floats
 from rowwise.perf.hardware import Hardware, LinkRates
 from rowwise.perf.roofline import COLLECTIVES, FLOAT_bytes
+from rowwise.planner.layouts import layout_named
 
 FEWEST = 10
 NEGLIGIBLE_s = 1e-15  # a byte that costs less is free
-REDUCED = "row_wise"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def amounts(sample: LinkSample) -> list[float]:
     if sample.copied:
         return [1.0, 0.0, 0.0, 0.0, 2.0 * FLOAT_bytes * sample.copied * away]
     vectors = 2.0 * FLOAT_bytes * sample.batch * max(sample.dim_W) * away
-    is_reduced = sample.layout == REDUCED
+    is_reduced = layout_named(sample.layout).exchange == "reduce_scatter"
     return [1.0, max(sample.ids_W) * away, *((0.0, vectors) if is_reduced else (vectors, 0.0)), 0.0]
 
 

@@ -10,9 +10,9 @@ Gives up: what computing on all cores takes from links, and several exchanges at
 import math
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Literal, NamedTuple, final
+from typing import NamedTuple, final
 
 import numpy as np
 import torch
@@ -25,17 +25,19 @@ from rowwise.calibrate.samples import LinkSample
 from rowwise.comm.seam import Comm
 from rowwise.perf.access import Access, Workload
 from rowwise.plan import Plan, Tile
-from rowwise.planner.layouts import column_wise, replicated, row_wise, table_wise
+from rowwise.planner.layouts import (
+    COLUMN_WISE, REPLICATED, ROW_WISE, TABLE_WISE, Layout, column_wise, layout_named, replicated, row_wise, table_wise,
+)  # fmt: skip
 from rowwise.shard.embeddings import ShardedEmbeddings
 from rowwise.spec import Sgd, Table
 
-Layout = Literal["table_wise", "column_wise", "row_wise", "replicated"]
-LAYOUTS: tuple[tuple[Layout, float], ...] = (
-    ("table_wise", 0.5),
-    ("column_wise", 0.2),
-    ("row_wise", 0.15),
-    ("replicated", 0.15),
-)
+Cut = Callable[[Table, Sequence[int]], tuple[Tile, ...]]  # over some ranks
+CUTS: dict[str, tuple[float, Cut]] = {  # by layout: how often it is drawn
+    TABLE_WISE.name: (0.5, lambda table, ranks: table_wise(table, ranks[0])),
+    COLUMN_WISE.name: (0.2, column_wise),
+    ROW_WISE.name: (0.15, row_wise),
+    REPLICATED.name: (0.15, replicated),
+}
 LINKS = 1 << 20  # beside the numbers of sets, in what random numbers are made from
 MOST_TABLES = 60
 BATCHES = (256, 16384)  # samples of all ranks
@@ -61,13 +63,13 @@ class Exchange(NamedTuple):
 def draw_exchange(seed: int, number: int, world: int) -> Exchange:
     """The n-th."""
     rng = np.random.default_rng((seed, LINKS, number))
-    shares = np.cumsum([share for _, share in LAYOUTS])
-    layout = LAYOUTS[min(int(np.searchsorted(shares, rng.random())), len(LAYOUTS) - 1)][0]
+    shares = np.cumsum([share for share, _ in CUTS.values()])
+    layout = layout_named(list(CUTS)[min(int(np.searchsorted(shares, rng.random())), len(CUTS) - 1)])
     while True:
         count = round(_log_uniform(rng, (1, MOST_TABLES)))
         batch = -(-round(_log_uniform(rng, BATCHES)) // world) * world
         # What copies send does not depend on ids, which should cost little beside it.
-        pooling = 1.0 if layout == "replicated" else _log_uniform(rng, POOLING)
+        pooling = 1.0 if layout.is_copied else _log_uniform(rng, POOLING)
         dim_T = np.array(DIMS)[rng.integers(len(DIMS), size=count)]
         if batch * dim_T.sum() <= MOST_FLOATS and batch * pooling * count <= MOST_IDS:
             break
@@ -88,21 +90,16 @@ def draw_exchange(seed: int, number: int, world: int) -> Exchange:
 
 def _deal(tables: Sequence[Table], layout: Layout, world: int, rng: np.random.Generator) -> tuple[Tile, ...]:
     """Each to the ranks with the fewest columns, or now and then to any: more or less even, from draw to draw."""
-    if layout == "replicated":
-        return tuple(tile for table in tables for tile in replicated(table, range(world)))
+    _, cut = CUTS[layout.name]
+    if layout.is_copied:
+        return tuple(tile for table in tables for tile in cut(table, range(world)))
     columns_W, astray = np.zeros(world), rng.random()
     tiles: list[Tile] = []
     for table in tables:
-        wanted = 1 if layout == "table_wise" else int(rng.integers(2, world + 1))
+        wanted = 1 if layout.is_whole else int(rng.integers(2, world + 1))
         by_columns = rng.permutation(world) if rng.random() < astray else np.argsort(columns_W, kind="stable")
         ranks = [int(rank) for rank in by_columns[:wanted]]
-        match layout:
-            case "table_wise":
-                made = table_wise(table, ranks[0])
-            case "column_wise":
-                made = column_wise(table, ranks)
-            case "row_wise":
-                made = row_wise(table, ranks)
+        made = cut(table, ranks)
         tiles += made
         for tile in made:
             columns_W[tile.rank] += tile.cols[1] - tile.cols[0]
@@ -153,7 +150,7 @@ def measure_exchange(comm: Comm, seed: int, number: int, repeats: int = REPEATS)
     rng = np.random.default_rng((seed, LINKS, number, rank))
     batch = ids_of(drawn.workloads, drawn.batch // world, rng)
     clock = Clock(comm, drawn.skew_W[rank])
-    copied = drawn.layout == "replicated"
+    copied = drawn.layout.is_copied
     module.phase = clock
     ids = _step(module, batch, clock, copied)
     clock.taken_s.clear()  # of the one that warms up
@@ -166,7 +163,7 @@ def measure_exchange(comm: Comm, seed: int, number: int, repeats: int = REPEATS)
     route_W, exchange_W, return_W, ids_W = (tuple(column) for column in zip(*found_WX, strict=True))
     return LinkSample(
         number=number,
-        layout=drawn.layout,
+        layout=drawn.layout.name,
         hosts=comm.topology.hosts,
         batch=drawn.batch,
         dim_W=_columns(drawn.plan),

@@ -17,6 +17,7 @@ from rowwise.perf.hardware import Machine, hardware_named
 from rowwise.perf.learned import STAGES
 from rowwise.perf.roofline import Roofline
 from rowwise.planner.kinds import Kind
+from rowwise.planner.layouts import TABLE_WISE
 from rowwise.planner.options import Columns
 from rowwise.planner.problem import Question
 from rowwise.spec import Topology
@@ -71,5 +72,5 @@ def _shards(one: SetSample) -> tuple[Shards, Curves]:
     machine = Machine(topology=Topology(), hardware=hardware_named("cpu"))
     model = Roofline(machine.hardware, machine.topology)
     question = Question(workloads=one.workloads, machine=machine, model=model, batch=one.batch)
-    shards = Columns.of(question).shards(Kind("table_wise"), np.arange(len(one.workloads)), question)
+    shards = Columns.of(question).shards(Kind(TABLE_WISE), np.arange(len(one.workloads)), question)
     return shards, Curves.of(one.workloads, one.batch)

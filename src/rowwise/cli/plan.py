@@ -235,13 +235,13 @@ def _constraints(asked: Asked, workloads: "tuple[Workload, ...]", machine: "Mach
 
 
 def _layouts(text: str) -> tuple[str, ...]:
-    from rowwise.planner.kinds import LAYOUTS
+    from rowwise.planner.layouts import NAMES
 
     names = tuple(name.strip().replace("-", "_") for name in text.split(",") if name.strip())
-    wrong = [name for name in names if name not in LAYOUTS]
+    wrong = [name for name in names if name not in NAMES]
     if wrong or not names:
         got = repr(wrong[0]) if wrong else "none"
-        raise SpecError(f"--layouts {text!r}: {got}: want some of {', '.join(LAYOUTS)}")
+        raise SpecError(f"--layouts {text!r}: {got}: want some of {', '.join(NAMES)}")
     return names
 
 

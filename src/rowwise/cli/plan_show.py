@@ -133,5 +133,5 @@ def _layouts(planned: "Planned") -> str:
     for item, option in enumerate(planned.searched.placement.choice_I):
         kind = problem.kind_of(int(option))
         where = "" if kind.tier == "device" else f" on the {kind.tier}"
-        counts[kind.layout.replace("_", "-") + where] += len(problem.members[item])
+        counts[kind.layout.words + where] += len(problem.members[item])
     return ", ".join(f"{count:,} {name}" for name, count in counts.most_common())

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from rowwise.perf.access import Curves, Floats
 from rowwise.plan import Tier
+from rowwise.spec import VectorExchange
 
 Ints = NDArray[np.int64]
 
@@ -122,11 +123,11 @@ def _norm(part: Floats, power: float) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class Shards:
-    """Pieces of tables of one layout, as arrays over pieces."""
+    """Pieces of tables that are cut and exchanged alike, as arrays over pieces."""
 
-    layout: str  # of planner.layouts, by name
+    exchange: VectorExchange
     table_N: Ints
-    row_parts: int  # into how many pieces the layout cuts rows
+    row_parts: int  # into how many pieces rows are cut
     rows_N: Floats  # of the piece
     dim_N: Floats  # of the piece
     bags_N: Floats  # vectors that a sample gets from it: one for each feature, one for each id of a sequence

@@ -101,14 +101,16 @@ class Roofline:
         samples = curves.batch * shards.share
         ids = curves.pooling_T[shards.table_N] * samples / shards.row_parts * self.hardware.id_bytes
         vectors = 2 * FLOAT_bytes * shards.bags_N * samples * shards.dim_N
-        if shards.layout == "replicated":
-            return self._copies_s(shards, curves)
         all_to_all = self._spread_s("all_to_all")
-        if shards.layout == "row_wise":
-            return ids * all_to_all + vectors * self._spread_s("reduce_scatter")
-        if shards.layout in ("table_row_wise", "grid"):
-            return ids * all_to_all + vectors * self._two_level_s()
-        return (ids + vectors) * all_to_all
+        match shards.exchange:
+            case "all_to_all":
+                return (ids + vectors) * all_to_all
+            case "reduce_scatter":
+                return ids * all_to_all + vectors * self._spread_s("reduce_scatter")
+            case "two_level":
+                return ids * all_to_all + vectors * self._two_level_s()
+            case "all_reduce":
+                return self._copies_s(shards, curves)
 
     def _spread_s(self, collective: str) -> float:
         """Seconds for a byte of which every rank gets an equal part."""

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from rowwise.planner.layouts import grid as grid
     from rowwise.planner.layouts import replicated as replicated
     from rowwise.planner.layouts import row_wise as row_wise
-    from rowwise.planner.layouts import table_column_wise as table_column_wise
     from rowwise.planner.layouts import table_row_wise as table_row_wise
     from rowwise.planner.layouts import table_wise as table_wise
     from rowwise.planner.machines import machine_named as machine_named
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from rowwise.planner.simple import simple_plan as simple_plan
 
 _LAYOUTS = (
-    "column_wise", "grid", "replicated", "row_wise", "table_column_wise", "table_row_wise", "table_wise",
+    "column_wise", "grid", "replicated", "row_wise", "table_row_wise", "table_wise",
 )  # fmt: skip
 _HOMES = {
     "constraints": ("Constraints",),

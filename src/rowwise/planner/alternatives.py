@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rowwise.perf.access import Floats
-from rowwise.planner.kinds import SPANS
+from rowwise.planner.layouts import SPANS
 from rowwise.planner.problem import NO_UNIT, Index, Pieces, Placement, Problem
 
 NUMBERS = 1 << 20  # loads of an array that is worked on at once

@@ -117,7 +117,7 @@ def halvings(problem: Problem) -> Index:
     found_IL = np.full((len(problem.members), levels), -1, dtype=np.int32)
     for option, item in enumerate(problem.item_of_O):
         kind = problem.kind_of(option)
-        resident = kind.layout in ("table_wise", "column_wise") and kind.tier == "device"
+        resident = kind.span == "rank" and not kind.layout.cuts_rows and kind.tier == "device"
         first, last = problem.pieces_of(option)[0], problem.pieces_of(option)[-1]  # the smallest and the largest
         alike = np.array_equal(problem.pieces.load_NK[first], problem.pieces.load_NK[last])
         if resident and alike and kind.parts & (kind.parts - 1) == 0:

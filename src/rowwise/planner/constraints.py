@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from rowwise.errors import SpecError
-from rowwise.planner.kinds import LAYOUTS
+from rowwise.planner.layouts import NAMES
 from rowwise.spec import Topology, Value
 from rowwise.textfile import decode_json
 
@@ -34,7 +34,7 @@ class Constraints(Value, frozen=True):
 
     def layouts_of(self, table: str) -> tuple[str, ...]:
         """The layouts that a table may have."""
-        return self.layouts.get(table, self.layouts.get(ALL, LAYOUTS))
+        return self.layouts.get(table, self.layouts.get(ALL, NAMES))
 
     def ranks_of(self, table: str, topology: Topology) -> frozenset[int]:
         """The ranks that may have a part of a table."""
@@ -67,9 +67,9 @@ class Constraints(Value, frozen=True):
 
     def _check_layouts(self) -> None:
         for name, layouts in self.layouts.items():
-            wrong = [layout for layout in layouts if layout not in LAYOUTS]
+            wrong = [layout for layout in layouts if layout not in NAMES]
             if wrong or not layouts:
-                raise SpecError(f"layouts: table {name!r}: {wrong or 'none'}: want some of {', '.join(LAYOUTS)}")
+                raise SpecError(f"layouts: table {name!r}: {wrong or 'none'}: want some of {', '.join(NAMES)}")
 
     def _check_together(self, known: frozenset[str], topology: Topology) -> None:
         seen: set[str] = set()
@@ -83,7 +83,7 @@ class Constraints(Value, frozen=True):
             common = frozenset.intersection(*(self.ranks_of(name, topology) for name in group))
             if not common:
                 raise SpecError(f"together: {', '.join(group)} have no rank that all of them may be on")
-            allowed = [layout for layout in LAYOUTS if all(layout in self.layouts_of(name) for name in group)]
+            allowed = [layout for layout in NAMES if all(layout in self.layouts_of(name) for name in group)]
             if not allowed:
                 raise SpecError(f"together: {', '.join(group)} have no layout that all of them may have")
 

@@ -4,10 +4,11 @@ Its own file because a plan does not say it (a plan is tiles, whoever made them)
 Gives up: tiles that no layout of ours makes; they have none.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from rowwise.plan import Tile
 from rowwise.planner.kinds import Kind, tiles_of
+from rowwise.planner.layouts import LAYOUTS, Layout
 from rowwise.spec import Table, Topology
 
 Units = tuple[int, ...]
@@ -18,30 +19,26 @@ def cut_of(
 ) -> tuple[Kind, Units] | None:
     """The kind and the units that make just these tiles, in any order; if it is one of `kinds`, that one."""
     known, wanted = list(kinds), sorted(tiles)
-    spans = {tile.cols for tile in tiles}
     first = wanted[0]
-    for layout, units in _guesses(wanted, topology):
-        parts = len(spans) if layout in ("column_wise", "grid") else 1
-        same = [kind for kind in known if (kind.layout, kind.parts, kind.tier) == (layout, parts, first.tier)]
-        made = Kind(layout, parts, first.tier, first.cache_rows / (first.rows[1] - first.rows[0]))
-        for kind in (*same, made):
+    cached = first.cache_rows / (first.rows[1] - first.rows[0])
+    for layout in LAYOUTS:
+        units = _units(layout, wanted, topology)
+        if not layout.differs_on(topology) or (layout.pieces is None and len(units) > 1):
+            continue
+        same = [kind for kind in known if kind[:3] == (layout, len(units), first.tier)]
+        for kind in (*same, Kind(layout, len(units), first.tier, cached)):
             if sorted(tiles_of(kind, table, units, topology)) == wanted:
                 return kind, units
     return None
 
 
-def _guesses(tiles: Sequence[Tile], topology: Topology) -> Iterator[tuple[str, Units]]:
-    """Layouts and units that tiles may be of; a wrong guess makes other tiles."""
-    everywhere = topology.world + topology.hosts
+def _units(layout: Layout, tiles: Sequence[Tile], topology: Topology) -> Units:
+    """Those that tiles would be on, if they were of a layout: a wrong one makes other tiles."""
     by_cols = sorted(tiles, key=lambda tile: (tile.cols, tile.rows))
-    firsts = [tile for tile in by_cols if tile.rows[0] == 0]
-    if len(tiles) == len(firsts):  # rows are whole
-        if len(tiles) > 1 and by_cols[0].cols == by_cols[-1].cols:
-            yield "replicated", (everywhere,)
-        else:
-            yield "column_wise" if len(tiles) > 1 else "table_wise", tuple(tile.rank for tile in by_cols)
-        return
-    hosts = tuple(topology.world + topology.host_of(tile.rank) for tile in firsts)
-    if topology.hosts > 1:
-        yield "table_row_wise" if len(hosts) == 1 else "grid", hosts
-    yield "row_wise", (everywhere,)
+    match layout.span:
+        case "rank":
+            return tuple(tile.rank for tile in by_cols)
+        case "host":
+            return tuple({tile.cols: topology.world + topology.host_of(tile.rank) for tile in by_cols}.values())
+        case "all":
+            return (topology.world + topology.hosts,)

@@ -293,7 +293,7 @@ def whole_pieces(problem: Problem) -> NDArray[np.int64]:
     """The piece of each item that is the whole of it."""
     first_O = problem.item_begin[:-1]
     kinds = [problem.kind_of(int(option)) for option in first_O]
-    cut = [problem.name_of(item) for item, kind in enumerate(kinds) if kind.layout != "table_wise"]
+    cut = [problem.name_of(item) for item, kind in enumerate(kinds) if not kind.layout.is_whole]
     if cut:
         raise SpecError(f"baselines place whole tables, and {cut[0]!r} may not be one: allow table_wise")
     return problem.option_begin[first_O].astype(np.int64)
@@ -358,7 +358,7 @@ def place(problem: Problem, policy: Policy, *, costs_alone: bool = False) -> Ind
 def start(problem: Problem) -> Placement | None:
     """The shipped policy's placement; none if an item may not be whole, one fits nowhere, or there are too many."""
     first_I = problem.item_begin[:-1]
-    whole = all(problem.kind_of(int(option)).layout == "table_wise" for option in first_I)
+    whole = all(problem.kind_of(int(option)).layout.is_whole for option in first_I)
     if not whole or len(first_I) > MOST_ITEMS:
         return None
     unit_N = place(problem, load_policy())

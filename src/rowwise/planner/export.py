@@ -15,12 +15,15 @@ import msgspec
 
 from rowwise.errors import SpecError
 from rowwise.plan import Plan, Tile
+from rowwise.planner.layouts import COLUMN_WISE, REPLICATED, ROW_WISE, TABLE_WISE
 from rowwise.spec import Pooling, RowType, Table, Topology, Value, couples_columns
 from rowwise.textfile import decode_json
 
 FORMAT = "torchrec-sharding-1"
-EASY = ("table_wise", "column_wise", "row_wise", "replicated")  # ours, that go over to TorchRec if they can at all
-CUT_ROWS = ("row_wise", "table_row_wise")
+EASY = tuple(
+    layout.name for layout in (TABLE_WISE, COLUMN_WISE, ROW_WISE, REPLICATED)
+)  # ours, that go over to TorchRec if they can at all
+CUT_ROWS = ("row_wise", "table_row_wise")  # theirs
 ALIGNED = 4  # columns that its kernels move at once
 
 

@@ -14,7 +14,7 @@ from msgspec import structs
 from rowwise.perf.cost import CostModel
 from rowwise.planner import amounts
 from rowwise.planner.constraints import ALL, Constraints
-from rowwise.planner.kinds import LAYOUTS
+from rowwise.planner.layouts import LAYOUTS, NAMES
 from rowwise.planner.options import Columns
 from rowwise.planner.problem import Question
 from rowwise.spec import Adagrad, Adam, RowType, RowWiseAdagrad, RowWiseAdam, Table, Topology
@@ -92,8 +92,7 @@ def _layouts(question: Question, has_plan: HasPlan) -> Iterator[Fix]:
     if not given or not has_plan(_with(question, structs.replace(question.constraints, layouts={}))):
         return
     names = _largest(question, [w.table.name for w in question.workloads])[:MOST_NAMED]
-    for layout in ("column_wise", "row_wise", "table_row_wise", "grid"):
-        words = layout.replace("_", "-")
+    for layout, words in [(one.name, one.words) for one in LAYOUTS if one.cuts_columns or one.cuts_rows]:
         for name in [n for n in names if layout not in question.constraints.layouts_of(n)][:2]:
             allowed = dict(given) | {name: (*question.constraints.layouts_of(name), layout)}
             one = _with(question, structs.replace(question.constraints, layouts=allowed))
@@ -105,7 +104,7 @@ def _layouts(question: Question, has_plan: HasPlan) -> Iterator[Fix]:
         if has_plan(every):
             yield Fix(question=every, change=f"{words} for all tables", rank=0, enough=True)
             return
-    free = structs.replace(question.constraints, layouts={ALL: LAYOUTS})
+    free = structs.replace(question.constraints, layouts={ALL: NAMES})
     yield Fix(question=_with(question, free), change="all layouts for all tables", rank=0, many=True, enough=True)
 
 

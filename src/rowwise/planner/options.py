@@ -59,14 +59,14 @@ class Columns:
 
     def shards(self, kind: Kind, index_T: Ints, question: Question) -> Shards:
         """The pieces of some tables, each table's one after another."""
-        topology, n = question.machine.topology, kind.parts
-        table_N = np.repeat(index_T, n)
-        piece_N = np.tile(np.arange(n), len(index_T))
+        topology, n = question.machine.topology, kind.column_parts
+        table_N = np.repeat(index_T, kind.parts)
+        piece_N = np.tile(np.arange(kind.parts) % n, len(index_T))
         begin_N, end_N = (self.blocks_T[table_N] * (piece_N + i) // n * self.block_T[table_N] for i in (0, 1))
         dim_N = (np.minimum(end_N, self.dim_T[table_N]) - begin_N).astype(float)
         row_parts = kind.row_parts(topology)
         return Shards(
-            layout=kind.layout,
+            exchange=kind.layout.exchange,
             table_N=table_N,
             row_parts=row_parts,
             rows_N=np.ceil(self.rows_T[table_N] / row_parts),
@@ -74,7 +74,7 @@ class Columns:
             bags_N=self.bags_T[table_N],
             row_bytes_N=self.column_bytes_T[table_N] * dim_N,
             state_bytes_N=FLOAT_bytes * (self.wide_state_T[table_N] * dim_N + self.row_state_T[table_N]),
-            share=1 / topology.world if kind.layout == "replicated" else 1.0,
+            share=1 / topology.world if kind.layout.is_copied else 1.0,
             tier=kind.tier,
             cached=kind.cached,
         )
@@ -174,7 +174,7 @@ class _Legal:
         )
 
     def of_kind(self, kind: Kind) -> NDArray[np.bool_]:
-        named_T = np.array([kind.layout in layouts for layouts in self.layouts_T])
+        named_T = np.array([kind.layout.name in layouts for layouts in self.layouts_T])
         if kind.span == "all":
             return named_T & self.everywhere_T
         return named_T & self.host_T if kind.span == "host" else named_T
@@ -182,7 +182,7 @@ class _Legal:
 
 def _has_enough(columns: Columns, kind: Kind, question: Question) -> NDArray[np.bool_]:
     """Whether there are rows and columns to cut."""
-    return (columns.blocks_T >= kind.parts) & (columns.rows_T >= kind.row_parts(question.machine.topology))
+    return (columns.blocks_T >= kind.column_parts) & (columns.rows_T >= kind.row_parts(question.machine.topology))
 
 
 @dataclass(frozen=True, slots=True)

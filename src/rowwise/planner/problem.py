@@ -19,7 +19,8 @@ from rowwise.perf.cost import CostModel, Phi
 from rowwise.perf.hardware import Machine
 from rowwise.plan import Plan, Tile
 from rowwise.planner.constraints import NOTHING, Constraints
-from rowwise.planner.kinds import SPANS, Kind, tiles_of
+from rowwise.planner.kinds import Kind, tiles_of
+from rowwise.planner.layouts import SPANS
 from rowwise.spec import Topology
 
 Index = NDArray[np.int32]

@@ -21,6 +21,7 @@ from rowwise.perf.memory import FLOAT_bytes, memory_bytes
 from rowwise.plan import Plan, Tile
 from rowwise.planner.cut import Units, cut_of
 from rowwise.planner.kinds import Kind, tiles_of
+from rowwise.planner.layouts import Layout
 from rowwise.planner.native import Homes
 from rowwise.planner.options import Columns
 from rowwise.planner.problem import NO_UNIT, Index, Pieces, Placement, Problem
@@ -142,7 +143,7 @@ def _recognised(problem: Problem, item: int, tiles: dict[int, list[Tile]]) -> tu
     layouts = [problem.question.constraints.layouts_of(workloads[t].table.name) for t in tiles]
     allowed_U = _allowed(problem, item)
     enough = all(workloads[t].table.rows >= kind.row_parts(topology) for t in tiles)
-    ok = enough and all(kind.layout in some for some in layouts)
+    ok = enough and all(kind.layout.name in some for some in layouts)
     if allowed_U is not None:
         ok = ok and bool(allowed_U[list(units)].all())
     return one if ok else None
@@ -166,7 +167,7 @@ def _widened(problem: Problem, found: Sequence[tuple[Kind, Units] | None]) -> Pr
         return problem
     question = problem.question
     columns, curves = Columns.of(question), Curves.of(question.workloads, question.batch)
-    kinds = [*problem.kinds, *sorted({kind for _, kind in missing} - set(problem.kinds))]
+    kinds = [*problem.kinds, *sorted({kind for _, kind in missing} - set(problem.kinds), key=str)]
     parts = [problem.pieces]
     for item, kind in missing:
         made = []
@@ -215,7 +216,7 @@ class _Homes:
 
     def _fill(self, item: int, members: Sequence[tuple[Weight, list[Tile]]]) -> None:
         problem, allowed_U = self._problem, _allowed(self._problem, item)
-        known: dict[tuple[str, int], list[_Held]] = {}  # tiers of a layout have the same rectangles
+        known: dict[tuple[Layout, int], list[_Held]] = {}  # tiers of a layout have the same rectangles
         for option in range(*self._options[item]):
             kind = problem.kinds[problem.option_kind[option]]
             at = (kind.layout, kind.parts)
@@ -223,7 +224,7 @@ class _Homes:
                 known[at] = [_Held() for _ in range(kind.parts)]
                 for weight, tiles in members:
                     _count(known[at], kind, weight, tiles, problem.topology)
-            copies = problem.topology.world if kind.layout == "replicated" else 1
+            copies = problem.topology.world if kind.layout.is_copied else 1
             for piece, held in enumerate(known[at], start=self._begin[option]):
                 units = [unit for unit in held.by_unit if allowed_U is None or allowed_U[unit]]
                 best = max(units, key=held.by_unit.__getitem__, default=-1)
@@ -251,7 +252,7 @@ class _Held:
 
 
 def _any_unit(kind: Kind, topology: Topology, allowed_U: NDArray[np.bool_] | None) -> int:
-    begin = {"rank": 0, "host": topology.world, "all": topology.world + topology.hosts}[kind.span]
+    begin = kind.layout.units(topology).start
     return begin if allowed_U is None else begin + int(allowed_U[begin:].argmax())
 
 
@@ -259,12 +260,12 @@ def _count(pieces: list[_Held], kind: Kind, weight: Weight, tiles: Sequence[Tile
     """Adds a table's bytes to its item's pieces."""
     world, devices = topology.world, topology.devices
     # As if all pieces were on the first unit: a part's rank is then its number inside the unit.
-    first = {"rank": 0, "host": world, "all": world + topology.hosts}[kind.span]
+    first = kind.layout.units(topology).start
     parts = tiles_of(kind, weight.table, [first] * kind.parts, topology)
     each = len(parts) // kind.parts
     for number, part in enumerate(parts):
         held = pieces[number // each]
-        if kind.layout != "replicated" or number == 0:
+        if not kind.layout.is_copied or number == 0:
             held.once += weight(part.rows, part.cols)
         for tile in tiles:
             unit = tile.rank

@@ -13,6 +13,7 @@ from rowwise.planner import amounts
 from rowwise.planner.alternatives import Alternatives
 from rowwise.planner.bound import Totals
 from rowwise.planner.kinds import Kind
+from rowwise.planner.layouts import TABLE_WISE, layout_named
 from rowwise.planner.options import SMALL
 from rowwise.planner.problem import Pieces, Problem
 from rowwise.planner.search import Searched
@@ -60,7 +61,7 @@ class Case:
 
     def whole(self, item: int) -> int | None:
         """The option of staying whole on a device."""
-        return next((o for o in self.options(item) if self.problem.kind_of(o) == Kind("table_wise")), None)
+        return next((o for o in self.options(item) if self.problem.kind_of(o) == Kind(TABLE_WISE)), None)
 
     def share(self, option: int) -> float:
         """The largest piece's part of what a rank should bear, of operators or links."""
@@ -155,7 +156,7 @@ def _lowered(case: Case, item: int) -> str:
 
 def _copied(case: Case, item: int) -> str:
     taken, whole = case.taken(item), case.whole(item)
-    if case.problem.kind_of(taken).layout != "replicated":
+    if not case.problem.kind_of(taken).layout.is_copied:
         return ""
     if whole is not None:
         moved = float(case.totals.links_O[taken]) / max(float(case.totals.links_O[whole]), NONE)
@@ -178,8 +179,11 @@ def _whole(case: Case, item: int) -> str:
         return ""
     part = f"fits on one rank: {share:.0%} of what a rank should bear"
     if len(case.options(item)) == 1:
-        few = _layouts(case, item) == {"table_wise", "column_wise"}
-        return part + (", and too few columns to be cut" if few else ", and no other layout is possible")
+        may_be = [layout_named(name) for name in _layouts(case, item)]
+        columns = any(layout.cuts_columns for layout in may_be) and all(
+            layout.is_whole or layout.cuts_columns for layout in may_be
+        )
+        return part + (", and too few columns to be cut" if columns else ", and no other layout is possible")
     other = case.best_other(item)
     if other is None:
         return part

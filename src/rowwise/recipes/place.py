@@ -17,7 +17,7 @@ from rowwise.perf.hardware import PRESETS, Hardware, Machine, hardware_named
 from rowwise.perf.learned import model_of
 from rowwise.plan import Plan, Tile
 from rowwise.planner.constraints import ALL, Constraints
-from rowwise.planner.kinds import LAYOUTS
+from rowwise.planner.layouts import LAYOUTS, TABLE_WISE
 from rowwise.planner.machines import machine_named
 from rowwise.planner.make import make_plan
 from rowwise.planner.problem import Question
@@ -85,9 +85,9 @@ def _made(recipe: Recipe, tables: Sequence[Table], topology: Topology, hardware:
     # Whether memory is enough shows when it is taken; a guess at it may not refuse a run.
     plenty = structs.replace(hardware, device_bytes=PLENTY_bytes)
     # Row statistics of columns on several ranks have to be agreed on, which costs more than the cut saves.
-    whole_rows = tuple(layout for layout in LAYOUTS if layout not in ("column_wise", "grid"))
+    whole_rows = tuple(layout.name for layout in LAYOUTS if not layout.cuts_columns)
     coupled = {table.name: whole_rows for table in tables if couples_columns(table.optimizer)}
-    layouts = {ALL: ("table_wise",)} if topology.world == 1 else coupled
+    layouts = {ALL: (TABLE_WISE.name,)} if topology.world == 1 else coupled
     question = Question(
         workloads=tuple(Workload(table=t, access=Access(pooling=float(len(t.feature_names)))) for t in tables),
         machine=Machine(topology=topology, hardware=plenty),
