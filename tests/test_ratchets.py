@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 PATCH = re.compile(r"\b(monkeypatch|patch)\.(setattr|setitem|setenv|delattr|delitem|delenv)\(|\bmock\.|unittest\.mock")
 PATCHES_OF_100_TESTS = 3.0
 LINES = {  # of Python, by package
-    "calibrate": 2_776,
+    "calibrate": 2_785,
     "checkpoint": 3_724,
     "cli": 3_666,
     "comm": 1_501,
@@ -20,7 +20,7 @@ LINES = {  # of Python, by package
     "models": 704,
     "ops": 3_514,
     "perf": 1_286,
-    "planner": 4_962,
+    "planner": 4_966,
     "recipes": 4_994,
     "report": 3_172,
     "shard": 2_761,

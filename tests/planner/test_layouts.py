@@ -1,5 +1,6 @@
 """Layouts: each covers any table exactly and evenly, on any topology; so do the odd cases that sharding is held to."""
 
+import pickle
 import re
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from rowwise.perf.hardware import Machine, hardware_named
 from rowwise.plan import column_block
 from rowwise.planner.cut import cut_of
 from rowwise.planner.kinds import kinds_for, tiles_of
+from rowwise.planner.layouts import LAYOUTS as RECORDS
 from rowwise.planner.layouts import NAMES, column_wise, grid, replicated, row_wise, table_row_wise, table_wise
 
 # On all ranks or hosts of a topology, or on the last of them.
@@ -92,6 +94,11 @@ def test_host_layouts_use_the_devices_of_one_host():
     tiles = table_row_wise(table, topology, 1)
     assert [tile.rank for tile in tiles] == [4, 5, 6, 7]
     assert len({tile.rows for tile in tiles}) == 4
+
+
+@pytest.mark.parametrize("layout", RECORDS, ids=lambda layout: layout.name)
+def test_a_layout_goes_to_other_processes(layout):
+    assert pickle.loads(pickle.dumps(layout)) is layout
 
 
 def test_every_public_layout_is_planned():

@@ -26,8 +26,17 @@ from rowwise.comm.seam import Comm
 from rowwise.perf.access import Access, Workload
 from rowwise.plan import Plan, Tile
 from rowwise.planner.layouts import (
-    COLUMN_WISE, REPLICATED, ROW_WISE, TABLE_WISE, Layout, column_wise, layout_named, replicated, row_wise, table_wise,
-)  # fmt: skip
+    COLUMN_WISE,
+    REPLICATED,
+    ROW_WISE,
+    TABLE_WISE,
+    Layout,
+    column_wise,
+    layout_named,
+    replicated,
+    row_wise,
+    table_wise,
+)
 from rowwise.shard.embeddings import ShardedEmbeddings
 from rowwise.spec import Sgd, Table
 

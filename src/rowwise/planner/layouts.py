@@ -55,6 +55,10 @@ class Layout:
         """The name, in a sentence."""
         return self.name.replace("_", "-")
 
+    def __reduce__(self) -> tuple[Callable[[str], "Layout"], tuple[str]]:
+        """To other processes by name: functions without a name cannot be pickled."""
+        return layout_named, (self.name,)
+
     def differs_on(self, topology: Topology) -> bool:
         """Whether its units are not those of another span."""
         if self.span == "host":
