@@ -10,6 +10,13 @@ import msgspec
 import pytest
 from every_key import NEAR
 from key_recipes import KEYS, all_structs, base, changed, outcome, write_folder
+from small import RECIPE, recipe
+
+from rowwise import Topology
+from rowwise.recipes.compose import resolve
+from rowwise.recipes.unused import notes
+
+LISTED = [table for table in RECIPE["tables"]["list"] if table["name"] != "item"]
 
 UNUSED = {  # in the recipe of its struct
     ("Data", "folder"), ("Workers", "cpus"), ("Columns", "time"), ("Wire", "dense"), ("Wire", "error_feedback"),
@@ -49,6 +56,13 @@ def test_another_value_is_refused_or_resolved_or_said_to_be_unused(name, key, fo
     assert after != before
     if notes is not None and (name, key) in UNUSED:
         assert any(key in line and " is not used, because " in line for line in notes)
+
+
+def test_the_first_ids_of_a_column_without_lists_are_said_to_be_unused(tmp_path):
+    ids = [{"column": name, "ids": "direct", "first": 2} for name in ("user", "seen")]
+    resolved = resolve(recipe(tmp_path, columns={"sparse": ids}, tables={"list": LISTED}))
+    (line,) = notes(resolved, Topology())
+    assert line == "columns.sparse: 'user': first=2 is not used, because the column holds int64, not lists"
 
 
 def wrong(kind):

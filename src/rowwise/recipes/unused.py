@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from rowwise.ingest.columns import is_list
 from rowwise.ingest.datasets.catalog import STORED
 from rowwise.ingest.service.local import Workers
 from rowwise.ingest.transform import unread
@@ -28,7 +29,13 @@ class Rule(NamedTuple):
 
 def notes(resolved: Resolved, topology: Topology) -> tuple[str, ...]:
     """A line for each thing that is done otherwise than the recipe says, or not at all."""
-    found = (*_by_rules(resolved, topology), *_schedules(resolved), *_tables(resolved), *_transforms(resolved))
+    found = (
+        *_by_rules(resolved, topology),
+        *_schedules(resolved),
+        *_tables(resolved),
+        *_columns(resolved),
+        *_transforms(resolved),
+    )
     return (*resolved.notes, *found)
 
 
@@ -117,6 +124,14 @@ def _tables(resolved: Resolved) -> Iterator[str]:
     for table in resolved.tables:
         if table.unknown != "raise" and set(table.feature_names) <= hashed:
             yield _line(f"table {table.name!r}: unknown", table.unknown, "hashing its ids leaves none outside")
+
+
+def _columns(resolved: Resolved) -> Iterator[str]:
+    schema = resolved.parts.train.reader.schema
+    for sparse in resolved.columns.sparse:
+        if sparse.first is not None and sparse.column in schema.names and not is_list(schema.field(sparse.column).type):
+            why = f"the column holds {schema.field(sparse.column).type}, not lists"
+            yield _line(f"columns.sparse: {sparse.column!r}: first", sparse.first, why)
 
 
 def _transforms(resolved: Resolved) -> Iterator[str]:

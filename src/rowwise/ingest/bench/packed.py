@@ -48,6 +48,7 @@ def unpacking_of(reader: Reader, split: Split, names: tuple[str, ...]) -> Unpack
     footer = pq.read_metadata(split.source)
     leaves_by_name = leaves_of(footer.schema.to_arrow_schema())
     inside = [name for name in names if name in leaves_by_name]
+    table = reader.read(split, inside)  # first, as it refuses what a column chunk cannot be
     leaves = [_leaf(footer.row_group(split.start).column(leaf)) for name in inside for leaf in leaves_by_name[name]]
     sizes: Counter[str] = Counter()
     for leaf in leaves:
@@ -55,7 +56,6 @@ def unpacking_of(reader: Reader, split: Split, names: tuple[str, ...]) -> Unpack
     codec = sizes.most_common(1)[0][0] if sizes else ""
     if not codec or not pa.Codec.is_available(codec):
         return Unpacking(codec=codec)
-    table = reader.read(split, inside)
     table = table.slice(0, max(1, min(MOST_ROWS, table.num_rows * MOST_BYTES // max(table.nbytes, 1))))
     return Unpacking(_share(table, leaves, codec), codec)
 
