@@ -20,6 +20,7 @@ from rowwise.calibrate.measured import Measured, measured_of
 from rowwise.calibrate.samples import LinkSample, Sample, SetSample
 from rowwise.calibrate.train_exchange import train_exchanges
 from rowwise.calibrate.train_network import Shape, error_of, predicted_s, tau_of, train_network
+from rowwise.calibrate.trust import WAITED, reasons, undisturbed
 from rowwise.errors import SpecError
 from rowwise.perf.access import Floats
 from rowwise.perf.exchange import Exchanges
@@ -33,6 +34,7 @@ FEWEST = 60  # sets, below which nothing is learned
 HELD_OUT = 7  # every seventh set is never learned from
 BOUNDED, FREE = "networks that keep bounds", "networks as published"
 FITTED = "roofline of fitted rates"
+OUT = "plans are made by the roofline of fitted rates; measure again into a new folder while nothing else runs"
 FIRST = Shape(steps=800)
 FEWEST_STEPS = 500  # of training; few sets need no more
 SHAPES = {BOUNDED: Shape(), FREE: Shape(form="published", bounded=False, hidden=128, hinges=64)}
@@ -73,6 +75,8 @@ class Quality(Value, frozen=True, kw_only=True):
     links: int  # exchanges that were measured
     links_error: float | None  # of rates, on exchanges that began together
     networks_error: float | None = None  # of the learned exchange, on all
+    disturbed: float = 0.0  # share of the sets that waited for a processor
+    doubts: tuple[str, ...] = ()  # why the networks are not to be trusted; none: they are
     predicted_s: tuple[float, ...]  # of each set that was held out
     measured_s: tuple[float, ...]  # with the drift taken out
     stages: dict[str, Error]
@@ -101,6 +105,8 @@ class Fitted:
             )
         if quality.networks_error is not None:
             found.append(f"exchanges of all ranks, by networks: error {quality.networks_error:.1%}")
+        if quality.doubts:
+            found.append(f"NOT TO BE TRUSTED: {'; '.join(quality.doubts)}: {OUT}")
         return found
 
 
@@ -114,9 +120,10 @@ def fit_profile(
     shapes: Mapping[str, Shape] = SHAPES,
 ) -> Fitted:
     """The profile that these measurements say; the same one for the same measurements and shapes."""
-    sets = [s for s in samples if isinstance(s, SetSample)]
-    if len(sets) < FEWEST:
-        raise SpecError(f"{len(sets)} sets of tables were measured: want at least {FEWEST}; measure for more minutes")
+    every = [s for s in samples if isinstance(s, SetSample)]
+    if len(every) < FEWEST:
+        raise SpecError(f"{len(every)} sets of tables were measured: want at least {FEWEST}; measure for more minutes")
+    sets = undisturbed(every, FEWEST)
     raw = measured_of(sets)
     held_S = np.array([s.number % HELD_OUT == 0 for s in sets])
     slow_S = _slowness(raw, sets, ~held_S, partial(tell, "drift"))
@@ -127,7 +134,13 @@ def fit_profile(
     links = fit_links(exchanged, fit_rates(told.steady.take(told.seen), _plain(about)))
     exchanges = train_exchanges(exchanged, partial(tell, "exchanges"))
     quality = _quality(told, networks, links, exchanges)
-    kernels = Kernels(**networks[BOUNDED], error=quality.errors[0].error, noise=quality.noise, sets=len(sets))
+    kernels = Kernels(
+        **networks[BOUNDED],
+        error=quality.errors[0].error,
+        noise=quality.noise,
+        sets=len(sets),
+        doubt="; ".join(quality.doubts),
+    )
     learned = {"kernels": kernels, "exchanges": exchanges, "source": _source(about, quality)}
     return Fitted(structs.replace(links.hardware, **learned), quality)
 
@@ -161,17 +174,22 @@ def _quality(
     predicted = {name: _total(found) for name, found in by_stage.items()}
     predicted[FITTED] = _by_roofline(links.hardware, steady, kept)
     truth_S, raw_S = steady.sets.seconds_S[kept], raw.sets.seconds_S[kept]
+    errors = tuple(_error(name, p, truth_S, raw_S) for name, p in predicted.items())
+    noise, drift = noise_of(sets, told.slow_S), float(told.slow_S.std())
+    disturbed = sum(one.waited > WAITED for one in sets) / len(sets)
     return Quality(
         sets=len(sets),
         held_out=len(kept),
         again=sum(s.again for s in sets),
-        noise=noise_of(sets, told.slow_S),
+        noise=noise,
         raw_noise=noise_of(sets, np.zeros(len(sets))),
-        drift=float(told.slow_S.std()),
-        errors=tuple(_error(name, p, truth_S, raw_S) for name, p in predicted.items()),
+        drift=drift,
+        errors=errors,
         links=links.count,
         links_error=links.error,
         networks_error=None if exchanges is None else exchanges.error,
+        disturbed=disturbed,
+        doubts=reasons(disturbed=disturbed, tau=errors[0].tau, error=errors[0].error, noise=noise, drift=drift),
         predicted_s=tuple(predicted[BOUNDED].tolist()),
         measured_s=tuple(truth_S.tolist()),
         stages={

@@ -26,6 +26,7 @@ class SetSample(Value, frozen=True, kw_only=True, tag="set"):
     update_s: float  # backward and update
     again: bool = False  # the set had been measured before: what differs is noise
     took_s: float  # all of it, with what was not timed
+    waited: float = 0.0  # share of that in which other processes had the processor
 
 
 class LinkSample(Value, frozen=True, kw_only=True, tag="link"):

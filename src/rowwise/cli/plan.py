@@ -155,6 +155,7 @@ def plan(  # noqa: PLR0913 - one for each option
 
 def question_of(asked: Asked) -> "tuple[Question, tuple[str, ...]]":
     """The question, and what was filled in or left out."""
+    from rowwise.perf.learned import doubts_of
     from rowwise.planner.machines import WANT, machine_named
     from rowwise.planner.problem import Question
 
@@ -175,7 +176,8 @@ def question_of(asked: Asked) -> "tuple[Question, tuple[str, ...]]":
         batch=batch,
         constraints=_constraints(asked, workloads, machine),
     )
-    return question, notes
+    doubts = doubts_of(machine.hardware) if asked.model is None else ()
+    return question, (*notes, *doubts)
 
 
 def _model(name: str | None, machine: "Machine") -> "CostModel":

@@ -42,7 +42,7 @@ def _even(rate_Bps: float, latency_s: float = 0.0) -> LinkRates:
     return LinkRates(latency_s=latency_s, all_to_all_Bps=rate_Bps, reduce_scatter_Bps=rate_Bps, all_reduce_Bps=rate_Bps)
 
 
-class Kernels(Value, frozen=True, kw_only=True):
+class Kernels(Value, frozen=True, kw_only=True, omit_defaults=True):
     """What sets of tables take on a device, as learned from measurements."""
 
     lookup: SetNetwork
@@ -50,6 +50,7 @@ class Kernels(Value, frozen=True, kw_only=True):
     error: float  # on sets that it had not seen, mean of the absolute relative error of both together
     noise: float  # by which the same set differs when it is measured again, the same mean
     sets: int  # that were measured
+    doubt: str = ""  # why the networks are not to be trusted, and rates predict instead
 
 
 class Hardware(Value, frozen=True, kw_only=True, omit_defaults=True):

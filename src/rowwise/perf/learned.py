@@ -77,5 +77,14 @@ class Learned:
 
 
 def model_of(hardware: Hardware, topology: Topology) -> CostModel:
-    """What a profile says costs are: its networks if it has some, else a roofline of its rates."""
-    return Roofline(hardware, topology) if hardware.kernels is None else Learned.of(hardware, topology)
+    """What a profile says costs are: its networks if it has some that can be trusted, else a roofline of its rates."""
+    trusted = hardware.kernels is not None and not hardware.kernels.doubt
+    return Learned.of(hardware, topology) if trusted else Roofline(hardware, topology)
+
+
+def doubts_of(hardware: Hardware) -> tuple[str, ...]:
+    """One line where costs are by rates although a profile has networks."""
+    if hardware.kernels is None or not hardware.kernels.doubt:
+        return ()
+    why = f"the networks of {hardware.name} are not to be trusted: {hardware.kernels.doubt}"
+    return (f"costs are a roofline of fitted rates, because {why}",)

@@ -13,7 +13,9 @@ from rowwise.ingest.columns import is_list
 from rowwise.ingest.datasets.catalog import STORED
 from rowwise.ingest.service.local import Workers
 from rowwise.ingest.transform import unread
+from rowwise.perf.learned import doubts_of
 from rowwise.recipes.compose import Resolved
+from rowwise.recipes.place import hardware_of
 from rowwise.recipes.recipe import Dlrm, Own, TwoTowers
 from rowwise.spec import RowType, Topology, Value
 
@@ -36,7 +38,8 @@ def notes(resolved: Resolved, topology: Topology) -> tuple[str, ...]:
         *_columns(resolved),
         *_transforms(resolved),
     )
-    return (*resolved.notes, *found)
+    hardware = resolved.recipe.hardware
+    return (*resolved.notes, *found, *(() if hardware is None else doubts_of(hardware_of(hardware))))
 
 
 def _by_rules(resolved: Resolved, topology: Topology) -> Iterator[str]:

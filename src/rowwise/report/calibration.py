@@ -53,6 +53,7 @@ class Quality(msgspec.Struct, frozen=True, kw_only=True):
     predicted_s: tuple[float, ...]
     measured_s: tuple[float, ...]
     stages: dict[str, Error]
+    doubts: tuple[str, ...] = ()
 
 
 def calibration_page(name: str, source: str, content: str | bytes) -> str:
@@ -67,7 +68,13 @@ def calibration_page(name: str, source: str, content: str | bytes) -> str:
     figure = tag("figure", {"class": "chart"}, caption, scatter(quality))
     drawn = section("calibration", "Predicted and measured", div("charts", figure), note(NOTE))
     errors = section("errors", "Errors", _table(quality), _links(quality))
-    return page("Calibration", head, _tiles(quality), drawn, errors, script=False)
+    return page("Calibration", head, *_doubts(quality), _tiles(quality), drawn, errors, script=False)
+
+
+def _doubts(quality: Quality) -> tuple[Html, ...]:
+    if not quality.doubts:
+        return ()
+    return (note(f"Not to be trusted: {'; '.join(quality.doubts)}. Plans are made by the roofline of fitted rates."),)
 
 
 def _tiles(quality: Quality) -> Html:
