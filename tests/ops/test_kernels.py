@@ -15,7 +15,7 @@ from rowwise.ops.reference import Bags, Memory
 from rowwise.ops.update import next_step
 
 ops = torch.ops.rowwise
-INTERACT = {"interact", "interact_grad"}  # see test_interact.py
+INTERACT = {"interact", "interact_grad", "relu_grad"}  # see test_interact.py
 
 
 def parts(problem: Problem):

@@ -75,13 +75,29 @@ class BlockTree {
   int64_t last_[tree_levels];
 };
 
-template <class V, int N, class Lookup>
-inline void load_term(const Lookup& lookup, uint64_t entry, int64_t column, V (&term)[N]) {
-  const Contribution c = lookup.at(entry);
-  for (int k = 0; k < N; ++k) {
-    term[k] = Vec<V>::load(c.grad + column + k * Vec<V>::width);
-    if (Lookup::scaled) term[k] *= c.scale;
+// Loads the vectors of a strip, the last of which may be cut off.
+struct WholeStrip {
+  template <class V, int N>
+  static void load(const float* from, V (&to)[N]) {
+    for (int k = 0; k < N; ++k) to[k] = Vec<V>::load(from + k * Vec<V>::width);
   }
+};
+struct CutStrip {
+  Tail tail;
+  template <int N>
+  void load(const float* from, Wide (&to)[N]) const {
+    for (int k = 0; k < N - 1; ++k) to[k] = Vec<Wide>::load(from + k * LANES);
+    to[N - 1] = tail.load(from + (N - 1) * LANES);
+  }
+};
+
+template <class V, int N, class Lookup, class Load>
+inline __attribute__((always_inline)) void load_term(const Lookup& lookup, const Load& load, uint64_t entry,
+                                                     int64_t column, V (&term)[N]) {
+  const Contribution c = lookup.at(entry);
+  load.load(c.grad + column, term);
+  if (Lookup::scaled)
+    for (int k = 0; k < N; ++k) term[k] *= c.scale;
 }
 
 struct Run {  // the entries of one row
@@ -95,24 +111,24 @@ struct Run {  // the entries of one row
 // Gradients are prefetched entry by entry: of a row with thousands, the first would be gone before the last are there.
 constexpr int64_t gradients_ahead = 16;
 
-template <class V, int N, class Lookup>
-inline __attribute__((always_inline)) void merge_strip(const Lookup& lookup, const Run& run, int64_t column,
-                                                       const Workspace& work) {
+template <class V, int N, class Lookup, class Load>
+inline __attribute__((always_inline)) void merge_strip(const Lookup& lookup, const Load& load, const Run& run,
+                                                       int64_t column, int64_t floats, const Workspace& work) {
   const uint64_t* const entries = run.entries;
   const auto fetch = [&](int64_t i) __attribute__((always_inline)) {
     if (!run.far) return;
     const float* grad = lookup.at(entries[std::min(i + gradients_ahead, run.left - 1)]).grad + column;
-    prefetch(reinterpret_cast<const char*>(grad), N * Vec<V>::width * 4, run.whole_lines);
+    prefetch(reinterpret_cast<const char*>(grad), floats * 4, run.whole_lines);
   };
   V sum[N], term[N];
   fetch(0);
-  load_term(lookup, entries[0], column, sum);
+  load_term(lookup, load, entries[0], column, sum);
   if (run.count > 1) {
     BlockTree<V, N> tree(work.tree);
     int64_t block = lookup.block(entries[0]);
     for (int64_t i = 1; i < run.count; ++i) {
       fetch(i);
-      load_term(lookup, entries[i], column, term);
+      load_term(lookup, load, entries[i], column, term);
       const int64_t at = lookup.block(entries[i]);
       if (at == block) {
         for (int k = 0; k < N; ++k) sum[k] += term[k];
@@ -343,9 +359,18 @@ Merged merge_rows(const Bucket& bucket, const Workspace& workspace, int64_t firs
   for (int64_t s = first; s < first + count; ++s) {
     const int64_t begin = work.starts[s], end = work.starts[s + 1];
     const Run run{entries + begin, end - begin, n - begin, !b.source.in_cache, dim % 16 == 0};
-    for_strips(dim, [&](auto strip, int64_t column) __attribute__((always_inline)) {
-      merge_strip<typename decltype(strip)::type, decltype(strip)::count>(lookup, run, column, work);
-    });
+    if constexpr (D != 0)
+      for_strips(dim, [&](auto strip, int64_t column) __attribute__((always_inline)) {
+        using V = typename decltype(strip)::type;
+        constexpr int vectors = decltype(strip)::count;
+        merge_strip<V, vectors>(lookup, WholeStrip{}, run, column, vectors * Vec<V>::width, work);
+      });
+    else
+      for_padded_strips(dim, [&](auto strip, int64_t column, int64_t floats) __attribute__((always_inline)) {
+        constexpr int vectors = decltype(strip)::count;
+        const CutStrip load{Tail(floats - (vectors - 1) * LANES)};
+        merge_strip<Wide, vectors>(lookup, load, run, column, floats, work);
+      });
     const int64_t row = int64_t(entries[begin] >> b.payload_bits);
     if (__builtin_expect(!is_finite(work.merged, dim), 0)) {
       fault.at(row);

@@ -58,6 +58,34 @@ struct Vec<Wide> {
 #endif
   }
 };
+// The first floats of a vector, as many as there are left of a row; the rest are zeros, and nothing behind is read.
+class Tail {
+ public:
+#if LANES == 16
+  explicit Tail(int64_t floats) : mask_(__mmask16((1u << floats) - 1)) {}
+  Wide load(const float* p) const { return Wide(_mm512_maskz_loadu_ps(mask_, p)); }
+
+ private:
+  __mmask16 mask_;
+#elif LANES == 8
+  explicit Tail(int64_t floats)
+      : mask_(_mm256_cmpgt_epi32(_mm256_set1_epi32(int(floats)), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7))) {}
+  Wide load(const float* p) const { return Wide(_mm256_maskload_ps(p, mask_)); }
+
+ private:
+  __m256i mask_;
+#else
+  explicit Tail(int64_t floats) : floats_(floats) {}
+  Wide load(const float* p) const {
+    Wide v = {};
+    for (int64_t k = 0; k < floats_; ++k) v[k] = p[k];
+    return v;
+  }
+
+ private:
+  int64_t floats_;
+#endif
+};
 #if LANES != 4
 template <>
 struct Vec<Quad> {
@@ -106,6 +134,42 @@ inline __attribute__((always_inline)) void for_strips(int64_t dim, F f) {
   if (c < dim) f(Strip<float, 1>{}, c);
 }
 
+// Strips of whole vectors only, the last of which may reach past the row: f(Strip, first column, floats of the strip).
+// Of a row whose strips all walk a list of ids there are then as few as can be.
+template <class F>
+inline __attribute__((always_inline)) void for_padded_strips(int64_t dim, F f) {
+  int64_t c = 0;
+  for (; c + 8 * LANES <= dim; c += 8 * LANES) f(Strip<Wide, 8>{}, c, 8 * LANES);
+  const int64_t left = dim - c;
+  switch ((left + LANES - 1) / LANES) {
+    case 0:
+      break;
+    case 1:
+      f(Strip<Wide, 1>{}, c, left);
+      break;
+    case 2:
+      f(Strip<Wide, 2>{}, c, left);
+      break;
+    case 3:
+      f(Strip<Wide, 3>{}, c, left);
+      break;
+    case 4:
+      f(Strip<Wide, 4>{}, c, left);
+      break;
+    case 5:
+      f(Strip<Wide, 5>{}, c, left);
+      break;
+    case 6:
+      f(Strip<Wide, 6>{}, c, left);
+      break;
+    case 7:
+      f(Strip<Wide, 7>{}, c, left);
+      break;
+    default:
+      f(Strip<Wide, 8>{}, c, left);
+  }
+}
+
 inline bool is_one_strip(int64_t dim) {
   int64_t strips = 0;
   for_strips(dim, [&](auto, int64_t) { ++strips; });
@@ -143,16 +207,35 @@ inline Quad sum_by_fours(Quad a, Quad b, Quad c, Quad d) {
 
 constexpr int64_t column_chunk = 1024;  // a complete subtree, small enough for the stack
 
+// Four levels of the tree over up to sixteen blocks, in registers.
+template <class F>
+inline __attribute__((always_inline)) Quad sum_by_sixteens(int64_t begin, int64_t end, F block_of) {
+  const auto block = [&](int64_t c) __attribute__((always_inline)) { return c < end ? block_of(c) : Quad{}; };
+  Quad sums[4] = {};
+  int64_t c = begin, n = 0;
+  for (; c + 16 <= end; c += 16)
+    sums[n++] = sum_by_fours(block_of(c), block_of(c + 4), block_of(c + 8), block_of(c + 12));
+  if (c < end) sums[n++] = sum_by_fours(block(c), block(c + 4), block(c + 8), Quad{});
+  return n == 1 ? sums[0] : sum_by_fours(sums[0], sums[1], sums[2], sums[3]);
+}
+
 // The sum of one chunk: block_of(c) gives the four terms from column c on.
 template <class F>
 inline float chunk_sum(int64_t begin, int64_t end, F block_of) {
+  constexpr int64_t few = 64;  // columns whose sum stays in registers
+  if (end - begin <= few) {
+    const Quad q = sum_by_sixteens(begin, end, block_of);
+    return (q[0] + q[1]) + (q[2] + q[3]);
+  }
   float sums[column_chunk / 4 + 16];
   int64_t n = 0, c = begin;
   for (; c + 16 <= end; c += 16, n += 4)
     Vec<Quad>::store(sums + n, sum_by_fours(block_of(c), block_of(c + 4), block_of(c + 8), block_of(c + 12)));
-  for (; c < end; c += 4) {
-    const Quad q = block_of(c);
-    sums[n++] = (q[0] + q[1]) + (q[2] + q[3]);
+  if (c < end) {  // up to three more
+    const Quad none = {};
+    const Quad second = c + 4 < end ? block_of(c + 4) : none, third = c + 8 < end ? block_of(c + 8) : none;
+    Vec<Quad>::store(sums + n, sum_by_fours(block_of(c), second, third, none));
+    n += (end - c + 3) / 4;
   }
   while (n > 4) {
     const int64_t groups = (n + 15) / 16;

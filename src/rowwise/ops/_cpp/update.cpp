@@ -23,6 +23,7 @@ constexpr int64_t bucket_entries = 1 << 16;  // sort in second-level cache
 constexpr int64_t shared_entries = 1 << 16;  // smaller tables are not worth the threads' meeting
 constexpr int64_t near_bytes = 3 << 18;      // gradients of a table that stay in second-level cache
 constexpr int max_bucket_bits = 10;
+constexpr int64_t samples_ahead = 8;  // gradients of a sample lie further apart than processors look ahead
 
 int bits_for(uint64_t count) { return bits_of(count - 1); }  // bits that hold 0 .. count - 1
 
@@ -271,6 +272,8 @@ class Update {
       }
       if (!copies || begin == end) return;
       const float* grad = u_.grad + b * u_.grad_stride + features[k].column;
+      if (b + samples_ahead < u_.bags.batch)
+        for (int64_t c = 0; c < dim; c += 16) __builtin_prefetch(grad + samples_ahead * u_.grad_stride + c);
       float* copy = copies + payload * dim;
       std::memcpy(copy, grad, size_t(dim) * 4);
       if (!mean) return;
