@@ -11,22 +11,22 @@ ROOT = Path(__file__).parents[1]
 PATCH = re.compile(r"\b(monkeypatch|patch)\.(setattr|setitem|setenv|delattr|delitem|delenv)\(|\bmock\.|unittest\.mock")
 PATCHES_OF_100_TESTS = 3.0
 LINES = {  # of Python, by package
-    "calibrate": 2_785,
+    "calibrate": 2_857,
     "checkpoint": 3_724,
-    "cli": 3_666,
+    "cli": 3_668,
     "comm": 1_501,
     "hashing": 2_719,
     "ingest": 10_377,
     "models": 704,
     "ops": 3_514,
-    "perf": 1_286,
+    "perf": 1_296,
     "planner": 4_966,
-    "recipes": 4_994,
-    "report": 3_172,
+    "recipes": 5_012,
+    "report": 3_179,
     "shard": 2_761,
     "train": 5_034,
     "modules": 2_145,
-    "C and C++": 8_007,
+    "C and C++": 8_118,
 }
 
 
