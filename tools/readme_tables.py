@@ -67,7 +67,8 @@ def around(read: Read) -> str:
         mine = [r for r in rows if (r["kind"], r["peer"]) == kind]
         lines.append(f"| {kind[0]} | {kind[1]} | {by_threads(mine)} |")
     library = dense["environment"]["library"]
-    note = f"Dense: forward and backward through autograd; `Linear` uses {library} here, as the table of processor families says."
+    chosen = f"`Linear` uses {library} here, as the table of processor families says."
+    note = f"Dense: forward and backward through autograd; {chosen}"
     return "\n".join([*lines, "", f"{note} {made_on(dense)}"])
 
 
