@@ -14,7 +14,7 @@ from rowwise.checkpoint.read import Checkpoint
 from rowwise.ops import rowtype
 from rowwise.shard.apply import shard
 from rowwise.shard.embeddings import ShardedEmbeddings
-from rowwise.train.optimizers import make_optimizer, update
+from rowwise.train.optimizers import make_optimizer
 from rowwise.train.settings import DenseAdam
 
 SEED = 3
@@ -72,7 +72,7 @@ class Trained:
             loss = vectors.matrix_BS.square().sum() + sum(x.square().sum() for x in vectors.sequences.values())
             (loss + model.top(torch.randn(3, 7)).square().sum()).backward()
             model.embeddings.update()
-            update(optimizer)
+            optimizer.step()
         return cls(tables=tables, model=model, optimizer=optimizer)
 
     def by(self, plan: Plan, comm) -> tuple[Net, dict[str, torch.optim.Optimizer]]:

@@ -19,7 +19,7 @@ from rowwise.shard.embeddings import ShardedEmbeddings
 from rowwise.shard.exchange import Exchange, untimed
 from rowwise.train.breakdown import PAUSED, PHASES, Breakdown
 from rowwise.train.objective import Clicks
-from rowwise.train.settings import Training
+from rowwise.train.settings import DenseAdagrad, DenseAdam, DenseSgd, Training
 from rowwise.train.step import Machinery, step
 
 moves = st.recursive(
@@ -179,6 +179,19 @@ def test_what_is_done_to_dense_parameters_is_backward():
     step(work, [make_clicks(64)], 1)
     assert charged == ["backward"]
     assert clock.seconds()["update"] > 0
+
+
+@pytest.mark.parametrize("settings", [DenseSgd(), DenseAdagrad(), DenseAdam()])
+def test_hooks_and_overrides_of_a_dense_optimizer_run(settings):
+    torch.manual_seed(0)
+    model = DLRM(Embeddings(make_tables(64)), 3, bottom=(8, 64), top=(8, 1))
+    work, seen = Machinery.of(model, Clicks(model), Training(optimizer=settings), Breakdown()), []
+    taken = work.optimizer.step
+    work.optimizer.register_step_pre_hook(lambda *_: seen.append("before"))
+    work.optimizer.register_step_post_hook(lambda *_: seen.append("after"))
+    work.optimizer.step = lambda: (seen.append("own"), taken())
+    step(work, [make_clicks(64)], 1)
+    assert seen == ["own", "before", "after"]
 
 
 class Unwatched:

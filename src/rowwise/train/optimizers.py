@@ -1,10 +1,15 @@
 """Torch's optimizers for the dense parameters, made from their settings; rows of tables are not their business.
 
-Its own file because settings are read without torch. A schedule needs no state: the rate follows from the step.
+Settings are read without torch, elsewhere. A schedule needs no state: the rate follows from the step.
+
+[Note: no compiler] Methods of torch's optimizers are wrapped so that a compiler leaves them alone. The wrappers load
+that compiler, which takes as long as all else that a run loads, and nothing here is compiled. So ours are subclasses
+that have the methods without those wrappers; `step` is called as that of any optimizer, with the hooks that it has.
 """
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,37 +18,21 @@ from torch.optim import Optimizer
 from rowwise.spec import Schedule
 from rowwise.train.settings import DenseAdagrad, DenseAdam, DenseOptimizer, DenseSgd
 
-MARK = "__dynamo_disable"  # torch/_compile.py: what to call instead of the method
-
 
 def make_optimizer(settings: DenseOptimizer, parameters: Sequence[nn.Parameter]) -> Optimizer | None:
     """The optimizer; None where there are no parameters, as in a model of tables only."""
     if not parameters:
         return None
-    _leave_compiler_out()
     # One pass over each parameter; torch's default goes over them once for each of the formula's operations.
     fused = all(p.is_floating_point() and p.device.type in ("cpu", "cuda") for p in parameters)
     match settings:
         case DenseSgd(lr=lr, momentum=momentum, weight_decay=decay):
-            return torch.optim.SGD(parameters, lr=lr, momentum=momentum, weight_decay=decay, fused=fused)
+            return _plain(torch.optim.SGD)(parameters, lr=lr, momentum=momentum, weight_decay=decay, fused=fused)
         case DenseAdagrad(lr=lr, eps=eps, weight_decay=decay):
-            return torch.optim.Adagrad(parameters, lr=lr, eps=eps, weight_decay=decay)
+            return _plain(torch.optim.Adagrad)(parameters, lr=lr, eps=eps, weight_decay=decay)
         case DenseAdam(lr=lr, beta1=beta1, beta2=beta2, eps=eps, weight_decay=decay):
             betas = beta1, beta2
-            return torch.optim.AdamW(parameters, lr=lr, betas=betas, eps=eps, weight_decay=decay, fused=fused)
-
-
-def update(optimizer: Optimizer) -> None:
-    """`optimizer.step()`, without torch's wrapper around it, which loads the compiler (see below)."""
-    with torch.no_grad():
-        inspect.unwrap(type(optimizer).step)(optimizer)
-
-
-def forget_gradients(optimizer: Optimizer) -> None:
-    """`optimizer.zero_grad()`, likewise."""
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            parameter.grad = None
+            return _plain(torch.optim.AdamW)(parameters, lr=lr, betas=betas, eps=eps, weight_decay=decay, fused=fused)
 
 
 def set_rate(optimizer: Optimizer, lr: float, schedule: Schedule | None, step: int) -> float:
@@ -54,11 +43,9 @@ def set_rate(optimizer: Optimizer, lr: float, schedule: Schedule | None, step: i
     return rate
 
 
-def _leave_compiler_out() -> None:
-    """Let an optimizer be made without torch's compiler, which takes longer to load than all else together.
-
-    Torch loads it to mark this method as not to be compiled. With a mark on it there is nothing to load it for.
-    """
-    method = inspect.unwrap(Optimizer.add_param_group)
-    if not hasattr(method, MARK):
-        setattr(method, MARK, method)
+def _plain(kind: type[Optimizer]) -> Callable[..., Optimizer]:
+    """The same optimizer, see [Note: no compiler]."""
+    names = ("add_param_group", "zero_grad", "step")
+    methods: dict[str, Callable[..., Any]] = {name: inspect.unwrap(getattr(kind, name)) for name in names}
+    methods["step"] = torch.no_grad()(methods["step"])  # one of the wrappers
+    return type(kind.__name__, (kind,), methods)

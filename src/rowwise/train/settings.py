@@ -112,11 +112,6 @@ class Training(Value, frozen=True):
             raise SpecError(f"train.task_weights={self.task_weights}: want finite numbers that are not negative")
         if self.schedule is not None and self.schedule.problem:
             raise SpecError(f"train.schedule.{self.schedule.problem}")
-        for name in self.optimizer.__struct_fields__:
-            number, most = getattr(self.optimizer, name), 1.0 if name.startswith("beta") else math.inf
-            if not 0 <= number < most:
-                want = "want a finite number that is not negative" if most > 1 else "want at least 0 and less than 1"
-                raise SpecError(f"train.optimizer.{name}={number}: {want}")
 
 
 class Evaluation(Value, frozen=True):

@@ -36,7 +36,7 @@ from rowwise.train.breakdown import Breakdown
 from rowwise.train.dense import DenseGradients
 from rowwise.train.elastic import ElasticGradients
 from rowwise.train.objective import Objective, Outcome
-from rowwise.train.optimizers import forget_gradients, make_optimizer, set_rate, update
+from rowwise.train.optimizers import make_optimizer, set_rate
 from rowwise.train.settings import Training
 from rowwise.train.step_header import GlobalStatus, StepFailure, StepHeader, exchange_step_header, reduce_loss_or_raise
 from rowwise.train.virtual import VirtualShards, join
@@ -117,7 +117,7 @@ class Stepped:
 def step(work: Machinery, batches: Sequence[Batch], number: int, header: StepHeader = NOTHING) -> Stepped:
     """One update, the first of which is number 1, from the samples of all batches of all ranks together."""
     if work.optimizer is not None:
-        forget_gradients(work.optimizer)
+        work.optimizer.zero_grad()
     try:
         with one_thread() if work.shards else nullcontext():
             status = _exchange_header(work, batches, number, header)
@@ -273,5 +273,5 @@ def _update_dense(work: Machinery, number: int) -> float:
     if work.optimizer is None:
         return 0.0
     rate = set_rate(work.optimizer, work.settings.optimizer.lr, work.settings.schedule, number)
-    update(work.optimizer)
+    work.optimizer.step()
     return rate
