@@ -142,7 +142,7 @@ def test_a_dry_run_writes_nothing(command, tmp_path):
     code, out, err = command("train", "small.yaml", "--dry-run")
     assert (code, out) == (0, "")
     assert "small  dry run: nothing is trained, nothing is written" in err
-    assert "memory  0.0 MB beside batches: 0.0 MB of rows and 0.0 MB of their optimizer state" in err
+    assert "memory  7.2 kB beside batches: 3.2 kB of rows and 400 B of their optimizer state" in err
     code, out, _ = command("train", "small.yaml", "--dry-run", "--json", "--set", "tables.all.rows=100000000")
     found = json.loads(out)
     assert (found["rows"], found["rows_bytes"], found["state_bytes"]) == (3 * 10**8, 3 * 32 * 10**8, 3 * 4 * 10**8)

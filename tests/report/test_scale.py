@@ -7,8 +7,8 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rowwise.quantity import NONE, count, duration, number, share, size
 from rowwise.report.metric import metric
-from rowwise.report.quantity import NONE, count, duration, number, share, size
 from rowwise.report.read import flatten
 from rowwise.report.scale import inside, means, thin, tick_labels, ticks, widen
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from rowwise.cli.terminal import say, terminal
+from rowwise.quantity import of_bytes
 
 if TYPE_CHECKING:
     from rowwise.checkpoint.check import Verdict
@@ -25,7 +26,7 @@ def show_checkpoints(path: Path, found: "list[Listed]") -> None:
     table = _table(("checkpoint", ""), ("step", "samples", "size", "written", "tensors", "ranks"), ("saved", "how"))
     for one in found:
         numbers = ["" if x is None else f"{x:,}" for x in (one.step, one.samples)]
-        sizes = [size(one.size_bytes), size(one.written_bytes), str(one.tensors), str(one.ranks)]
+        sizes = [of_bytes(one.size_bytes), of_bytes(one.written_bytes), str(one.tensors), str(one.ranks)]
         sizes = ["", "", "", ""] if one.problem else sizes
         table.add_row(one.name, ", ".join(one.marks), *numbers, *sizes, one.saved_at, one.problem or one.how)
     _print(table)
@@ -36,10 +37,10 @@ def show_tensors(found: "list[ListedTensor]") -> None:
     table = _table(("tensor", "type"), ("shape", "size", "pieces"))
     for one in found:
         shape = " x ".join(f"{size:,}" for size in one.shape)
-        table.add_row(one.name, one.kind, shape, size(one.size_bytes), str(one.pieces))
+        table.add_row(one.name, one.kind, shape, of_bytes(one.size_bytes), str(one.pieces))
     _print(table)
     total = sum(one.size_bytes for one in found)
-    say(f"{len(found)} tensors, {size(total)}")
+    say(f"{len(found)} tensors, {of_bytes(total)}")
 
 
 def show_verdict(path: Path, found: "Verdict") -> None:
@@ -90,14 +91,6 @@ def show_match(source: Path, found: "Match") -> None:
     for name in found.left:
         say(f"not taken over: {name}")
     say(f"{source}: {len(found.taken)} tensors are taken over, {len(found.left)} are not")
-
-
-def size(size_bytes: int) -> str:
-    """For people."""
-    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if size_bytes >= unit:
-            return f"{size_bytes / unit:,.1f} {name}"
-    return f"{size_bytes} B"
 
 
 def _kind(one: "Difference", first: Path, second: Path) -> str:

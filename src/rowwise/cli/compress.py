@@ -135,9 +135,9 @@ def _show(advice: "Advice", console: Console, *, explain: bool) -> None:
     from rich.markup import escape
     from rich.table import Table
 
+    from rowwise.quantity import size
     from rowwise.recipes.compress.words import explain as lines_of
     from rowwise.recipes.compress.words import of_method
-    from rowwise.report.quantity import size
 
     if explain:
         for line in lines_of(advice):

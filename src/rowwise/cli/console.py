@@ -18,6 +18,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from rowwise.cli.terminal import terminal
+from rowwise.quantity import of_bytes
 
 if TYPE_CHECKING:
     from rowwise.recipes.outlook import Outlook
@@ -136,16 +137,16 @@ def show_outlook(found: "Outlook", console: Console, where: str) -> None:
     splits = ", ".join(f"{count} {name}" for name, count in found.splits.items())
     columns = f"{found.dense} dense and {found.sparse} sparse features, labels {', '.join(found.labels)}"
     training = f"batches of {found.batch:,}, {found.precision}, {found.threads} threads"
-    states = f"{_size(found.rows_bytes)} of rows and {_size(found.state_bytes)} of their optimizer state"
-    memory = f"{_size(found.rows_bytes + found.state_bytes + found.dense_bytes)} beside batches: {states}"
+    states = f"{of_bytes(found.rows_bytes)} of rows and {of_bytes(found.state_bytes)} of their optimizer state"
+    memory = f"{of_bytes(found.rows_bytes + found.state_bytes + found.dense_bytes)} beside batches: {states}"
     console.print(f"[bold]{escape(found.recipe)}[/bold]  {escape(where)}")
     console.print(f"data    {found.dataset}: {columns}; splits {splits}", markup=False)
     console.print(f"model   {found.model}, {found.dense_parameters:,} dense parameters; {training}", markup=False)
     console.print(f"tables  {found.tables} of {found.rows:,} rows; the largest is {found.largest}", markup=False)
-    console.print(f"memory  {memory}, {_size(found.dense_bytes)} for the dense parameters", markup=False)
+    console.print(f"memory  {memory}, {of_bytes(found.dense_bytes)} for the dense parameters", markup=False)
     if found.ranks > 1:
         hosts = "1 host" if found.hosts == 1 else f"{found.hosts} hosts"
-        held = f"rank {found.fullest} holds most, {_size(found.fullest_bytes)} of rows; plan: {found.plan}"
+        held = f"rank {found.fullest} holds most, {of_bytes(found.fullest_bytes)} of rows; plan: {found.plan}"
         threads = f"{found.threads} thread{'s' if found.threads > 1 else ''} each"
         console.print(f"ranks   {found.ranks} on {hosts}, {threads}; {held}", markup=False, soft_wrap=True)
     for line in found.notes:
@@ -199,7 +200,3 @@ def _metrics(result: "Result") -> Table:
         cells = (values.get(name) for name in names)
         table.add_row(escape(lead), *("" if value is None else f"{value:.4f}" for value in cells))
     return table
-
-
-def _size(size_bytes: int) -> str:
-    return f"{size_bytes / 1e9:,.1f} GB" if size_bytes >= 1e9 else f"{size_bytes / 1e6:,.1f} MB"

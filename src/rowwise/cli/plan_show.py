@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from rowwise.plan import TIERS, Forecast, Plan
-from rowwise.planner.amounts import of_bytes, of_seconds
+from rowwise.quantity import of_bytes, of_seconds
 from rowwise.spec import state_width
 
 if TYPE_CHECKING:

@@ -7,10 +7,11 @@ import dataclasses
 
 import numpy as np
 
+from rowwise import quantity
 from rowwise.perf.access import Curves, Floats
 from rowwise.plan import TIERS
 from rowwise.planner.alternatives import Alternatives, alternatives
-from rowwise.planner.explanation import Alternative, Explanation, RankFacts, StepFacts, TableFacts
+from rowwise.planner.explanation import Explanation, RankFacts, StepFacts, TableFacts
 from rowwise.planner.make import Planned
 from rowwise.planner.options import Columns
 from rowwise.planner.problem import NO_UNIT, Pieces, Placement, Problem
@@ -125,7 +126,6 @@ def _table(case: Case, parts: _Parts, item: int, index: int) -> TableFacts:
     pieces = problem.pieces.take(taken) if len(group) == 1 else _of_member(problem, option, index)
     share_W, link_W = parts.shares(item, pieces)
     units = {int(placement.unit_N[piece]) for piece in taken}
-    ways = _ways(problem, case.others, item, option)
     return TableFacts(
         name=table.name,
         rows=table.rows,
@@ -138,8 +138,7 @@ def _table(case: Case, parts: _Parts, item: int, index: int) -> TableFacts:
         links_s=float(link_W.max()),
         share=float(share_W[parts.busiest]),
         reason=reason(case, item),
-        next=str(ways[0]) if ways else "",
-        alternatives=ways,
+        next=_next(problem, case.others, item, option),
         together=tuple(problem.question.workloads[t].table.name for t in group if t != index),
     )
 
@@ -157,25 +156,23 @@ def _of_member(problem: Problem, option: int, index: int) -> Pieces:
     )
 
 
-def _ways(problem: Problem, others: Alternatives, item: int, taken: int) -> tuple[Alternative, ...]:
-    """All other options, those that fit first."""
-    ways = [
-        _way(problem, others, option)
-        for option in range(int(problem.item_begin[item]), int(problem.item_begin[item + 1]))
-        if option != taken
-    ]
-    return tuple(sorted(ways, key=lambda way: (way.change_s is None, way.change_s or 0, way.over_bytes)))
+def _next(problem: Problem, others: Alternatives, item: int, taken: int) -> str:
+    """The best option that was not taken, in words: one that fits, or else the one that is least over; none: empty."""
+    options = [o for o in range(int(problem.item_begin[item]), int(problem.item_begin[item + 1])) if o != taken]
+    if not options:
+        return ""
 
+    def order(option: int) -> tuple[bool, float, float]:
+        change, over = float(others.change_O[option]), float(others.over_O[option])
+        fits = over <= 0 and bool(np.isfinite(change))
+        return not fits, change if fits else 0.0, over if np.isfinite(change) else 0.0
 
-def _way(problem: Problem, others: Alternatives, option: int) -> Alternative:
-    words, change = str(problem.kind_of(option)), float(others.change_O[option])
+    best = min(options, key=order)
+    layout, change = problem.kind_of(best), float(others.change_O[best])
     if not np.isfinite(change):
-        return Alternative(layout=words)
-    if others.over_O[option] > 0:
-        return Alternative(
-            layout=words,
-            over_bytes=int(others.over_O[option]),
-            rank=int(others.rank_O[option]),
-            tier=TIERS[int(others.tier_O[option])],
-        )
-    return Alternative(layout=words, change_s=change)
+        return f"{layout}: not on the ranks allowed"
+    if others.over_O[best] <= 0:
+        return f"{layout}: {quantity.of_change(change)}"
+    tier = TIERS[int(others.tier_O[best])]
+    where = f"rank {int(others.rank_O[best])}" + (f" ({tier})" if tier != TIERS[0] else "")
+    return f"{layout}: does not fit, {quantity.of_bytes(int(others.over_O[best]))} over on {where}"

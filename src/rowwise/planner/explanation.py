@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import msgspec
 
+from rowwise import quantity
 from rowwise.errors import SpecError
 from rowwise.plan import TIERS
-from rowwise.planner import amounts
 from rowwise.spec import Value
 from rowwise.textfile import decode_json
 
@@ -55,24 +55,6 @@ class RankFacts(Value, frozen=True):
     pieces: int
 
 
-class Alternative(Value, frozen=True, omit_defaults=True):
-    """Another way to place a table, all other tables staying where they are."""
-
-    layout: str
-    change_s: float | None = None  # of a step; none: it does not fit
-    over_bytes: int = 0
-    rank: int | None = None  # where it does not
-    tier: str = TIERS[0]
-
-    def __str__(self) -> str:
-        if self.change_s is not None:
-            return f"{self.layout}: {amounts.of_change(self.change_s)}"
-        if self.rank is None:
-            return f"{self.layout}: not on the ranks allowed"
-        where = f"rank {self.rank}" + (f" ({self.tier})" if self.tier != TIERS[0] else "")
-        return f"{self.layout}: does not fit, {amounts.of_bytes(self.over_bytes)} over on {where}"
-
-
 class TableFacts(Value, frozen=True):
     """Where a table is, and why."""
 
@@ -88,7 +70,6 @@ class TableFacts(Value, frozen=True):
     share: float  # of the operators of the busiest rank
     reason: str
     next: str  # the best alternative, in words; empty: there is none
-    alternatives: tuple[Alternative, ...]  # the best first, then those that do not fit
     together: tuple[str, ...] = ()  # tables that it has to be with
 
 
@@ -122,20 +103,20 @@ class Explanation(Value, frozen=True):
         more = len(self.tables) - len(shown)
         if more:
             rest = sum(table.bytes for table in self.tables[len(shown) :])
-            lines.append(f"and {more:,} more tables of {amounts.of_bytes(rest)}, which take less time")
+            lines.append(f"and {more:,} more tables of {quantity.of_bytes(rest)}, which take less time")
         return "\n".join(lines) + "\n"
 
 
 def _header(facts: Explanation, width: int) -> list[str]:
     step, count = facts.step, len(facts.tables)
-    size = amounts.of_bytes(sum(table.bytes for table in facts.tables))
+    size = quantity.of_bytes(sum(table.bytes for table in facts.tables))
     hosts = f"{facts.hosts} hosts of " if facts.hosts > 1 else ""
     where = f"{hosts}{facts.devices} device{'s' * (facts.devices > 1)}"
-    took = amounts.of_seconds(step.seconds)
-    room = [f"{amounts.of_bytes(limit)} of {name}" for _, name, limit in _tiers(facts)]
+    took = quantity.of_seconds(step.seconds)
+    room = [f"{quantity.of_bytes(limit)} of {name}" for _, name, limit in _tiers(facts)]
     lines = [
         f"{count:,} table{'s' * (count > 1)} of {size} on {where}: {took} for a step of {step.batch:,} samples",
-        f"Operators take {_operators(step)} on rank {step.busiest}, links {amounts.of_seconds(step.links_s)}"
+        f"Operators take {_operators(step)} on rank {step.busiest}, links {quantity.of_seconds(step.links_s)}"
         f" on rank {step.busiest_links}. Tables may have {' and '.join(room)} memory of each rank.",
         in_words(step),
         f"By the {step.model}: {step.source}.",
@@ -150,11 +131,11 @@ def _tiers(facts: Explanation) -> list[tuple[int, str, int]]:
 
 
 def _operators(step: StepFacts) -> str:
-    words = amounts.of_seconds(step.operators_s)
+    words = quantity.of_seconds(step.operators_s)
     if step.forward_s is None or step.backward_s is None:
         return words
-    forward, backward = amounts.of_seconds(step.forward_s), amounts.of_seconds(step.backward_s)
-    fixed = amounts.of_seconds(max(step.operators_s - step.forward_s - step.backward_s, 0))
+    forward, backward = quantity.of_seconds(step.forward_s), quantity.of_seconds(step.backward_s)
+    fixed = quantity.of_seconds(max(step.operators_s - step.forward_s - step.backward_s, 0))
     return f"{words} (forward {forward}, backward {backward}, to start them {fixed})"
 
 
@@ -162,7 +143,7 @@ def in_words(step: StepFacts) -> str:
     """The bound and how far the plan is from it."""
     if step.bound_s is None or step.gap is None:
         return "How far from the best it is, is not known."
-    bound = f"No plan takes less than {amounts.of_seconds(step.bound_s)} ({step.bound} bound)"
+    bound = f"No plan takes less than {quantity.of_seconds(step.bound_s)} ({step.bound} bound)"
     if step.gap < 5e-5:
         return f"{bound}: this is the best there is."
     return f"{bound}: this one takes at most {step.gap:.{1 if step.gap >= 0.0005 else 2}%} more than the best."
@@ -177,7 +158,7 @@ def _ranks(facts: Explanation, width: int) -> list[str]:
     for rank in shown:
         cells = [f"{rank.rank:>4}"]
         for value in (rank.operators_s, rank.links_s):
-            cells.append(f"{_bar(value / scale, wide)} {amounts.of_seconds(value):>9}")
+            cells.append(f"{_bar(value / scale, wide)} {quantity.of_seconds(value):>9}")
         for number, _, limit in tiers:
             fill = rank.memory_bytes[number] / limit
             cells.append(f"{_bar(fill, wide)} {fill:>4.0%}")
@@ -219,12 +200,12 @@ def _tables(shown: Sequence[TableFacts], width: int) -> list[str]:
 def _row(table: TableFacts) -> tuple[str, ...]:
     return (
         _short(table.name, LONGEST_NAME),
-        f"{amounts.of_count(table.rows)} x {table.dim}",
-        amounts.of_bytes(table.bytes),
+        f"{quantity.of_count(table.rows)} x {table.dim}",
+        quantity.of_bytes(table.bytes),
         f"{table.ids:,.3g}",
-        amounts.of_seconds(table.operators_s + table.links_s),
+        quantity.of_seconds(table.operators_s + table.links_s),
         f"{table.share:.1%}" if table.share else "",
-        amounts.of_ranks(table.ranks),
+        quantity.of_ranks(table.ranks),
         table.layout,
     )
 

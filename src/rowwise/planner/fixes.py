@@ -11,8 +11,8 @@ from typing import Any
 
 from msgspec import structs
 
+from rowwise import quantity
 from rowwise.perf.cost import CostModel
-from rowwise.planner import amounts
 from rowwise.planner.constraints import ALL, Constraints
 from rowwise.planner.layouts import LAYOUTS, NAMES
 from rowwise.planner.options import Columns
@@ -41,7 +41,7 @@ class Fix:
     def words(self) -> str:
         """For an error."""
         s = "" if self.many else "s"
-        saves = f"save{s} {amounts.of_bytes(self.saved_bytes)}" if self.saved_bytes >= 1 else ""
+        saves = f"save{s} {quantity.of_bytes(self.saved_bytes)}" if self.saved_bytes >= 1 else ""
         return f"{self.change} {' and '.join(filter(None, (saves, f'suffice{s}' * self.enough)))}"
 
 
@@ -157,7 +157,7 @@ def _below(question: Question, needed_bytes: float, has_plan: HasPlan) -> Iterat
         larger = structs.replace(hardware, host_bytes=size)
         tried = dataclasses.replace(question, machine=structs.replace(question.machine, hardware=larger))
         if has_plan(tried):
-            said = f"{amounts.of_bytes(size)} of host memory for tables on each host (:host={size // 10**9}GB)"
+            said = f"{quantity.of_bytes(size)} of host memory for tables on each host (:host={size // 10**9}GB)"
             yield Fix(question=tried, change=said, rank=5, enough=True)
             return
         extra *= 1.7

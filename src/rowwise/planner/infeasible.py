@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from rowwise import quantity
 from rowwise.errors import SpecError
 from rowwise.plan import TIERS
-from rowwise.planner import amounts
 from rowwise.planner.bound import Totals, threshold_bound
 from rowwise.planner.fixes import Fix, all_fixes
 from rowwise.planner.native import Effort, Native
@@ -51,7 +51,7 @@ def _checked(problem: Problem, fix: Fix, needed: float) -> Fix:
         return fix
     if fix.table is not None:
         before, after = (_alone_bytes(one, fix.table) for one in (problem, changed))
-        less = f" ({amounts.of_bytes(after)} on a device, not {amounts.of_bytes(before)})" if after < before else ""
+        less = f" ({quantity.of_bytes(after)} on a device, not {quantity.of_bytes(before)})" if after < before else ""
         return replace(fix, change=fix.change + less)
     return replace(fix, saved_bytes=needed - least_bytes(changed), enough=fix.enough or _has_plan(changed))
 
@@ -100,10 +100,10 @@ def _alone(problem: Problem) -> str:
     items = sorted(np.flatnonzero(none_I).tolist(), key=lambda item: -_least_alone(problem, item)[0])
     size, tier = _least_alone(problem, items[0])
     more = f" ({len(items) - 1} more tables do not fit either)" if len(items) > 1 else ""
-    limit = amounts.of_bytes(float(problem.limit_M[tier]))
+    limit = quantity.of_bytes(float(problem.limit_M[tier]))
     where = {"device": "a device", "host": "a device's part of host memory", "disk": "a device's part of the disks"}
     return (
-        f"table {problem.name_of(items[0])!r} takes at least {amounts.of_bytes(size)} of {where[TIERS[tier]]}"
+        f"table {problem.name_of(items[0])!r} takes at least {quantity.of_bytes(size)} of {where[TIERS[tier]]}"
         f" in any layout allowed, which has {limit}{more}"
     )
 
@@ -138,9 +138,9 @@ def _together(problem: Problem) -> str:
 
 
 def _short(what: str, need: float, who: str, room: float) -> str:
-    over = amounts.of_bytes(need - room)
+    over = quantity.of_bytes(need - room)
     has = "has" if who == "1 device" else "have"
-    return f"{what} take {amounts.of_bytes(need)}, {who} {has} {amounts.of_bytes(room)}, {over} too much"
+    return f"{what} take {quantity.of_bytes(need)}, {who} {has} {quantity.of_bytes(room)}, {over} too much"
 
 
 def _devices(count: int) -> str:
@@ -160,7 +160,7 @@ def _limited(problem: Problem) -> str:
         room = float(problem.limit_M.sum()) * len(ranks)
         if least_I[inside].sum() > room:
             names = [problem.name_of(item) for item in sorted(inside, key=lambda item: -least_I[item])]
-            where = f"rank{'s' * (len(ranks) > 1)} {amounts.of_ranks(ranks)}"
+            where = f"rank{'s' * (len(ranks) > 1)} {quantity.of_ranks(ranks)}"
             what = f"tables that may only be on {where} ({_listed(names)})"
             return _short(what, float(least_I[inside].sum()), _devices(len(ranks)), room)
     return ""
@@ -177,6 +177,6 @@ def _packing(problem: Problem, searched: Searched) -> str:
     fill = least_bytes(problem) / room if room else np.inf
     over_WM = problem.over_bytes(searched.placement)
     rank, tier = (int(at) for at in np.unravel_index(over_WM.argmax(), over_WM.shape))
-    size = amounts.of_bytes(float(over_WM[rank, tier]))
+    size = quantity.of_bytes(float(over_WM[rank, tier]))
     where = f"the {TIERS[tier]} memory of rank {rank}"
     return f"tables would fill {fill:.0%} of all memory, but the best packing found is {size} over on {where}"

@@ -20,8 +20,8 @@ from rowwise.comm.status import all_gather_uneven
 from rowwise.errors import TableMemoryError
 from rowwise.perf.host_memory import free_bytes
 from rowwise.plan import Plan
-from rowwise.planner.amounts import of_bytes
 from rowwise.planner.fixes import with_row_state
+from rowwise.quantity import of_bytes
 from rowwise.recipes.compose import Resolved
 from rowwise.recipes.first_rank import on_first_rank
 from rowwise.recipes.id_maps import stored

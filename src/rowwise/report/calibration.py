@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from rowwise import quantity
 from rowwise.errors import DataError
-from rowwise.report import quantity
 from rowwise.report.markup import Html, div, join, note, section, span, tag, text
 from rowwise.report.page import page
 from rowwise.report.plot import BOTTOM, HEIGHT, RIGHT, TOP, WIDTH

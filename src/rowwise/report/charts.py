@@ -7,10 +7,10 @@ line. What is far outside the range in which a chart can be read is drawn at its
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from rowwise.report import quantity
+from rowwise import quantity
+from rowwise.quantity import usable
 from rowwise.report.markup import Html, coordinate, join, tag, text
 from rowwise.report.plot import TOP, Plot, axes, drawing, empty, plot
-from rowwise.report.quantity import usable
 from rowwise.report.scale import Point, Scale, means, thin
 
 DOTTED = 60  # a line of more points has no dots

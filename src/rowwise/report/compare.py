@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rowwise import quantity
 from rowwise.errors import DataError
-from rowwise.report import quantity
 from rowwise.report.charts import COLOURS, Chart, Line, Mark, draw
 from rowwise.report.curves import metrics_of
 from rowwise.report.markup import Html, div, join, note, section, span, tag, text

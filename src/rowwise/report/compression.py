@@ -11,8 +11,8 @@ from itertools import groupby
 
 import msgspec
 
+from rowwise import quantity
 from rowwise.errors import DataError
-from rowwise.report import quantity
 from rowwise.report.charts import COLOURS as ALL_COLOURS
 from rowwise.report.markup import Html, coordinate, div, join, note, section, span, tag, text
 from rowwise.report.page import page

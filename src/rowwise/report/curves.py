@@ -1,6 +1,6 @@
 """How well the model does, over the samples it has seen: a set of charts for each task, one chart for each metric."""
 
-from rowwise.report import quantity
+from rowwise import quantity
 from rowwise.report.charts import Chart, Level, Line, Mark, draw
 from rowwise.report.markup import Html, div, join, note, section, span, tag, text
 from rowwise.report.metric import metric, order

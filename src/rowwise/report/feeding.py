@@ -4,10 +4,10 @@ Its own file because `speed` shows where all of the time went, and this says wha
 console says the same words at the end of a run.
 """
 
-from rowwise.report import quantity
+from rowwise import quantity
+from rowwise.quantity import usable
 from rowwise.report.charts import Chart, Line, draw
 from rowwise.report.markup import Html, span, tag, text
-from rowwise.report.quantity import usable
 from rowwise.report.read import Run
 
 MUCH, LONG_S = 0.05, 0.5  # of the time, and seconds: what is worth doing something about

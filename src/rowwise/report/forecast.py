@@ -9,11 +9,11 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rowwise.report import quantity
+from rowwise import quantity
+from rowwise.quantity import usable
 from rowwise.report.charts import strip
 from rowwise.report.markup import Html, div, join, note, section, span, tag, text
 from rowwise.report.plot import HEIGHT, WIDTH, axes, plot
-from rowwise.report.quantity import usable
 from rowwise.report.read import Run, StageLine
 from rowwise.report.scale import ticks
 

@@ -2,7 +2,7 @@
 
 import math
 
-from rowwise.report import quantity
+from rowwise import quantity
 from rowwise.report.markup import Html, div, join, span, tag, text
 from rowwise.report.metric import metric, order
 from rowwise.report.read import Curve, Run

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from rowwise import quantity
 from rowwise.errors import DataError
-from rowwise.report import quantity
 from rowwise.report.charts import strip
 from rowwise.report.markup import Html, div, join, note, section, span, tag, text
 from rowwise.report.plot import HEIGHT, WIDTH, axes, plot
@@ -272,7 +272,7 @@ def _table_row(table: Placed, most: float) -> Html:
     beside = tag("small", None, text(f"with {', '.join(table.together)}")) if table.together else Html("")
     next_best = tag("small", None, text(f"next: {table.next}")) if table.next else Html("")
     rows = tag("small", None, text(f"{quantity.count(table.rows)} \u00d7 {quantity.count(table.dim)}"))
-    where = tag("small", None, text(f"rank{'s' * (len(table.ranks) > 1)} {_ranks(table.ranks)}"))
+    where = tag("small", None, text(f"rank{'s' * (len(table.ranks) > 1)} {quantity.of_ranks(table.ranks)}"))
     return tag(
         "tr",
         None,
@@ -288,16 +288,3 @@ def _table_row(table: Placed, most: float) -> Html:
 
 def _cell(head: str, *inside: Html) -> Html:
     return tag("td", {"data-head": head}, *inside)
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    """Neighbours as ranges, the first few of them."""
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    words = [str(a) if a == b else f"{a}\u2013{b}" for a, b in runs]
-    more = sum(b - a + 1 for a, b in runs[4:])
-    return ", ".join(words[:4]) + (f" and {more} more" if more else "")

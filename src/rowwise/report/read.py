@@ -16,8 +16,8 @@ import yaml
 
 from rowwise.errors import DataError
 from rowwise.plainyaml import load_yaml
+from rowwise.quantity import usable
 from rowwise.report.csvfile import Records, Row, read_bytes, read_csv
-from rowwise.report.quantity import usable
 from rowwise.textfile import decode_json, each_once
 
 RECIPE = "recipe.yaml"

@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rowwise.report.quantity import SPACE, prefix, usable
+from rowwise.quantity import SPACE, prefix, usable
 
 Point = tuple[float, float]
 

@@ -2,7 +2,7 @@
 
 import re
 
-from rowwise.report import quantity
+from rowwise import quantity
 from rowwise.report.markup import Html, join, note, section, span, tag, text
 from rowwise.report.read import Run
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from rowwise.report import quantity
+from rowwise import quantity
+from rowwise.quantity import usable
 from rowwise.report.charts import lean
 from rowwise.report.markup import Html, div, join, note, section, tag, text
-from rowwise.report.quantity import usable
 from rowwise.report.read import Run, Slice
 
 MOST_VALUES = 16

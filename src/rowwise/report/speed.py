@@ -1,10 +1,10 @@
 """Where the time of the steps went, how many samples a second that made, and what memory it took."""
 
-from rowwise.report import quantity
+from rowwise import quantity
+from rowwise.quantity import usable
 from rowwise.report.charts import COLOURS, Band, Chart, Line, draw, draw_stack, strip
 from rowwise.report.feeding import feeding, waited
 from rowwise.report.markup import Html, div, note, section, span, tag, text
-from rowwise.report.quantity import usable
 from rowwise.report.read import Run
 
 PHASES = {  # as they follow each other in a step; a run may have others

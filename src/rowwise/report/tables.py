@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from rowwise.report import quantity
+from rowwise import quantity
 from rowwise.report.charts import strip
 from rowwise.report.markup import Html, div, join, note, section, span, tag, text
 from rowwise.report.read import Run, TableFacts

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
+from rowwise.quantity import size
 from rowwise.recipes.compress.advice import Advice, TableAdvice
-from rowwise.report.quantity import size
 
 
 def explain(advice: Advice) -> Iterator[str]:

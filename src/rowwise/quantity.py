@@ -1,10 +1,16 @@
-"""Numbers as people write them: 1.23 M, 3.40 GB, 2 h 05 min, 0.8123. What is not a number is a dash."""
+"""Numbers as people write them: 1.23 M, 3.40 GB, 2 h 05 min, 0.8123. What is not a number is a dash.
+
+Decimal, as memory is sold: a GB is 1e9. On pages numbers have three digits and narrow spaces; those in sentences, for
+terminals and messages, begin with `of_` and have plain ones.
+"""
 
 import math
+from collections.abc import Iterable
 
 SPACE = "\u202f"  # narrow, and no line breaks at it
 NONE = "\u2013"
 PREFIXES = ("", "k", "M", "G", "T", "P", "E")
+SHOWN = 3  # runs of ranks that are written out
 LARGEST = 1e300  # larger ones are taken for infinite: their differences would be
 
 
@@ -87,3 +93,44 @@ def short(value: float | None) -> str:
     if value is None or not usable(value):
         return NONE
     return f"{value:.4g}"
+
+
+def of_bytes(size: float) -> str:
+    """Bytes."""
+    scale, letter = prefix(float(f"{size:.4g}"))
+    return f"{size / scale:,.1f} {letter}B" if letter else f"{size:.0f} B"
+
+
+def of_seconds(seconds: float) -> str:
+    """Seconds of a step."""
+    if abs(seconds) >= 1:
+        return f"{seconds:,.2f} s"
+    value = seconds * 1000
+    return f"{value:.{3 if abs(value) < 0.1 else 2 if abs(value) < 9.995 else 1}f} ms"
+
+
+def of_change(seconds: float) -> str:
+    """Seconds more or less; what rounds to nothing has no sign."""
+    words = of_seconds(abs(seconds))
+    if not any(digit in words for digit in "123456789"):
+        return "no change"
+    return f"{'-' if seconds < 0 else '+'}{words}"
+
+
+def of_count(count: float) -> str:
+    """How many of something large."""
+    scale, letter = prefix(count / 10)
+    return f"{count / scale:,.0f} {letter}" if scale >= 1e6 else f"{count:,.0f}"
+
+
+def of_ranks(ranks: Iterable[int]) -> str:
+    """Ranks, neighbours as ranges: 0-3, 7."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    words = [str(a) if a == b else f"{a}-{b}" for a, b in runs]
+    more = sum(b - a + 1 for a, b in runs[SHOWN:])
+    return ", ".join(words[:SHOWN]) + (f" and {more} more" if more else "")
