@@ -6,6 +6,7 @@ import pytest
 import torch
 from shard.equal import SEED, Step, apart, given, look_up, make_sharded, make_steps, place, rows_apart
 from shard.layout_cases import CASES
+from shared_batches import make_shared
 
 from rowwise import BatchError, Embeddings, Pooling, RowType, RowWiseAdagrad, Sgd, Table, Topology, Uniform
 from rowwise.comm.thread import run_threads
@@ -152,3 +153,24 @@ def test_two_forwards_before_a_backward(layout):
 def test_with_copies_only_no_weight_travels():
     topology, tables = TOPOLOGIES["3"], (TABLES[0], Table(name="e", rows=9, dim=4, optimizer=RowWiseAdagrad()))
     assert not run(tables, place(tables, ["replicated", "row-wise"], topology), topology)
+
+
+def test_weights_of_copies_learn_where_samples_share_bags():
+    """They stay at home, on every rank; nothing else of the batch learns."""
+    tables = TABLES[0], TABLES[1]
+    batch = make_shared(tables, ("a.1", "b.0"), [2, 3, 1], seed=5)
+
+    def gradients(module):
+        leaves = [x.weights_N.clone().requires_grad_() for x in (batch, batch.shared.jagged)]
+        shared = replace(batch.shared, jagged=replace(batch.shared.jagged, weights_N=leaves[1]))
+        module(replace(batch, weights_N=leaves[0], shared=shared)).matrix_BS.square().sum().backward()
+        module.update()
+        return [leaf.grad for leaf in leaves]
+
+    wanted = gradients(Embeddings(tables, seed=SEED))
+
+    def rank(comm):
+        mine = gradients(make_sharded(tables, place(tables, ["replicated"] * 2, comm.topology), comm))
+        assert all(torch.equal(got, want) for got, want in zip(mine, wanted, strict=True))
+
+    run_threads(TOPOLOGIES["3"], rank, timeout_s=60)

@@ -79,13 +79,14 @@ class Some:
         return torch.ops.rowwise.gather(arena_rows, self.features_F9, jagged.values_N, offsets, jagged.batch_size)
 
 
-def spread(own: "Part", shared: "Part", inverse_B: Tensor) -> Tensor:
+def spread(parts: Sequence["Part"], shared: Shared | None) -> Tensor:
     """All columns [B, S]: those of own features, and those of the distinct sample that each sample has."""
-    if not shared.vectors.shape[1]:
+    own = parts[0]
+    if shared is None or not parts[-1].vectors.shape[1]:
         return own.vectors
-    out_BS = empty((len(inverse_B), own.vectors.shape[1] + shared.vectors.shape[1]), own.vectors)
+    out_BS = empty((len(shared.inverse_B), sum(part.vectors.shape[1] for part in parts)), own.vectors)
     torch.ops.rowwise.spread(out_BS, own.vectors.contiguous(), None, _runs(own.runs))
-    return spread_into(out_BS, shared, inverse_B)
+    return spread_into(out_BS, parts[1], shared.inverse_B)
 
 
 def spread_into(out_BS: Tensor, shared: "Part", inverse_B: Tensor) -> Tensor:
@@ -184,12 +185,14 @@ class _Late(torch.autograd.Function):
     @staticmethod
     def forward(*args: Any, **_: Any) -> Tensor:
         ctx, _anchor, look_up, stage = args
+        ctx.set_materialize_grads(False)  # what nothing depends on has no gradient, and is not updated
         ctx.stage = stage
         return look_up()
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
-        ctx.stage(grad_outputs[0].contiguous())
+        if grad_outputs[0] is not None:
+            ctx.stage(grad_outputs[0].contiguous())
         return None, None, None
 
 

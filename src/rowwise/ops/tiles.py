@@ -41,7 +41,7 @@ class Tiles:
 
     def __init__(self, tables: Sequence[Table | Piece], device: torch.device, *, merge_shared: bool = False) -> None:
         """Zeroed memory; `arena.fill` fills it. `merge_shared`: see [Note: Merged bags]."""
-        self._merge_shared = merge_shared
+        self.merge_shared = merge_shared
         self.arena = Arena.allocate(tables, device)
         # Counted rather than kept: a log of every unknown id would grow without end.
         self.unknown_ids: dict[str, int] = {}  # by feature, for tables whose last row stands for unknown ids
@@ -56,35 +56,35 @@ class Tiles:
         self._feature_tensors: dict[tuple[str, ...], tuple[Tensor, Tensor]] = {}
         self._known_some: dict[tuple[str, ...], Some] = {}  # the same, of batches that hold some of the features
 
-    def look_up(self, jagged: Jagged, parts: tuple[int, ...] = ()) -> Looked:
-        """Look a batch up; with gradients enabled, each backward stages what `update` will apply.
-
-        `parts`: how many samples each of the batches has that this one was put together from.
-        """
+    def look_up(self, jagged: Jagged) -> Looked:
+        """Look a batch up; with gradients enabled, each backward stages what `update` will apply."""
         if jagged.shared is not None:
             return self._look_up_shared(jagged, jagged.shared)
         # The jagged batch is taken as it is; what differs between batches is where the features stand in it.
         pooled_features, sequence_features = self.features_for(jagged)
         try:
             offsets = torch.ops.rowwise.offsets(jagged.lengths_FB)
-            matrix = self._lookup(Call(self.pooled, pooled_features, jagged, offsets, False, parts))
-            flat = self._lookup(Call(self.sequence, sequence_features, jagged, offsets, True, parts))
+            matrix = self._lookup(Call(self.pooled, pooled_features, jagged, offsets, False))
+            flat = self._lookup(Call(self.sequence, sequence_features, jagged, offsets, True))
         except RuntimeError:
             # The operators said that something is wrong; if it is the lengths, say which.
             check.check_lengths(jagged)
             raise
         return Looked(matrix_BS=matrix, flat=flat, floats=self._floats(sequence_features, jagged, offsets))
 
-    def pool_some(self, jagged: Jagged) -> Tensor:
+    def pool(self, jagged: Jagged) -> Tensor:
         """The pooled vectors [B, columns] of those features that a batch has of its own; no gradients."""
         return self._some(jagged.features).pool(jagged, self.arena.rows)
 
-    def gather_some(self, jagged: Jagged) -> Tensor:
+    def gather(self, jagged: Jagged) -> Tensor:
         """The rows of all ids of the same, feature after feature."""
         return self._some(jagged.features).gather(jagged, self.arena.rows)
 
     def look_up_sequences(self, jagged: Jagged, parts: tuple[int, ...] = ()) -> Looked:
-        """The sequences of a batch alone, none of which is shared."""
+        """The sequences of a batch alone, none of which is shared.
+
+        `parts`: how many samples each of the batches has that this one was put together from.
+        """
         no_columns = torch.empty((jagged.batch_size, 0), device=self.arena.rows.device)
         if not self.sequence.tables:
             return Looked(matrix_BS=no_columns, flat=no_columns.flatten(), floats=[])
@@ -94,8 +94,16 @@ class Tiles:
         flat = self._lookup(Call(self.sequence, features, plain, offsets, True, parts))
         return Looked(matrix_BS=no_columns, flat=flat, floats=self._floats(features, plain, offsets))
 
-    def stage_pooled(self, jagged: Jagged, grad_BS: Tensor, parts: tuple[int, ...] = ()) -> Staged:
-        """Stage gradients of the pooled features of a batch; bags that samples share are spread now."""
+    def stage_pooled(self, jagged: Jagged, grads: Sequence[Tensor], parts: tuple[int, ...] = ()) -> Staged:
+        """Stage gradients of pooled features: of all samples, or those of own features and of distinct bags.
+
+        See [Note: Merged bags] for the latter; else bags that samples share are spread now.
+        """
+        grad_BS, shared = grads[0], jagged.shared
+        if len(grads) > 1 and shared is not None:
+            own, common = (self._some(batch.features).runs for batch in (jagged, shared.jagged))
+            grad_BS = grad_at_firsts(Part(grads[0], own), Part(grads[1], common), shared, self.pooled.columns)
+            jagged = at_firsts(jagged, shared)
         if jagged.shared is None or not self.pooled.tables:
             jagged = jagged.expanded().contiguous()
             features = self.features_for(jagged)[0]
@@ -110,27 +118,16 @@ class Tiles:
             self.staged_by(staged)
         return staged
 
-    def stage_merged(
-        self, jagged: Jagged, own_BS: Tensor, common_US: Tensor, parts: tuple[int, ...] = ()
-    ) -> Staged | None:
-        """Stage gradients of own features, and of distinct bags of shared ones: see [Note: Merged bags]."""
-        shared = jagged.shared
-        if shared is None:
-            return self.stage_pooled(jagged, own_BS, parts)
-        own = Part(own_BS, self._some(jagged.features).runs)
-        common = Part(common_US, self._some(shared.jagged.features).runs)
-        grad_BS = grad_at_firsts(own, common, shared, self.pooled.columns)
-        return self.stage_pooled(at_firsts(jagged, shared), grad_BS, parts)
-
     def columns_of(self, features: tuple[str, ...]) -> int:
         """How many columns the pooled vectors of those features have that a batch holds."""
         return self._some(features).columns
 
-    def _stage_added_up(self, jagged: Jagged, grad_BS: Tensor) -> None:
-        assert jagged.shared is not None
-        own_BS = picked(grad_BS, self._some(jagged.features).runs)
-        common_BS = picked(grad_BS, self._some(jagged.shared.jagged.features).runs)
-        self.stage_merged(jagged, own_BS, added_up(common_BS, jagged.shared))
+    def _stage_shared(self, jagged: Jagged, grad_BS: Tensor) -> None:
+        shared, grads = jagged.shared, [grad_BS]
+        if self.merge_shared and shared is not None:
+            own_BS, common_BS = (picked(grad_BS, self._some(b.features).runs) for b in (jagged, shared.jagged))
+            grads = [own_BS, added_up(common_BS, shared)]
+        self.stage_pooled(jagged, grads)
 
     def split(self, looked: Looked) -> dict[str, Tensor]:
         """The rows [N, D] of each sequence."""
@@ -200,7 +197,7 @@ class Tiles:
         matrix_BS = late(
             self._anchor,
             lambda: spread_into(placed_BS, part, shared.inverse_B),
-            partial(self._stage_added_up if self._merge_shared else self.stage_pooled, jagged),
+            partial(self._stage_shared, jagged),
         )
         return replace(found, matrix_BS=matrix_BS)
 

@@ -27,7 +27,7 @@ from rowwise.shard.copies import CopiesUpdate
 from rowwise.shard.coupled import CoupledUpdate
 from rowwise.shard.exchange import Exchange, Lookup, Phase, exchange, untimed
 from rowwise.shard.ids import Router
-from rowwise.shard.lookup import HeldLookup
+from rowwise.shard.lookup import LocalLookup
 from rowwise.shard.routes import Held, Routes, make_routes
 from rowwise.spec import Pooling, Table, Wire
 
@@ -82,7 +82,7 @@ class ShardedEmbeddings(nn.Module):
             (part, Tiles([_piece(routes, held) for held in part.held], device)) for part in routes.parts_W[comm.rank]
         ]
         self._copies = Tiles(routes.copied, device) if routes.copied else None
-        self._held = HeldLookup(self._shelves, self._copies)
+        self._lookup = LocalLookup(self._shelves, self._copies)
         self._router, self._exchange = Router(routes, comm), Exchange(routes, comm, wire)
         coupled = [shelf for shelf in self._shelves if shelf[0].coupled]
         anywhere = any(part.coupled for parts in routes.parts_W for part in parts)
@@ -112,6 +112,8 @@ class ShardedEmbeddings(nn.Module):
     def merge_shared(self, merges: bool) -> None:
         check_merging(merges, elastic=self.routes.elastic)
         self._exchange.merges = merges
+        if self._copies is not None:
+            self._copies.merge_shared = merges
 
     @property
     def staged(self) -> Sequence[Staged]:
@@ -154,8 +156,8 @@ class ShardedEmbeddings(nn.Module):
             routed = self._router.route(sparse)
         self._samples += sum(routed.samples_W) if torch.is_grad_enabled() else 0
         with self.phase("lookup"):
-            made, copied = self._held.look_up(routed)
-        looked = Lookup(routed=routed, made=made, copied=copied, stage=self._held.stage, phase=self.phase)
+            outputs, copied = self._lookup.look_up(routed)
+        looked = Lookup(routed=routed, outputs=outputs, copied=copied, stage=self._lookup.stage, phase=self.phase)
         matrix_BS, sequences = exchange(self._exchange, looked, self._anchor)
         return Vectors(matrix_BS=matrix_BS, columns=self.routes.columns, sequences=sequences)
 

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from rowwise.comm.seam import Comm
-from rowwise.shard.ids import Routed
 from rowwise.shard.pooled import as_picks, as_tensor, pick, place
-from rowwise.shard.routes import Routes
+from rowwise.shard.routes import ExchangePath, Routes
 from rowwise.shard.vectors import Blocks, Lanes, Span, fitting_scale, joined, spans_of
 from rowwise.spec import Wire
 
@@ -36,7 +35,7 @@ class HostExchange:
         self._widths_H = [sum(run.width for run in runs) for runs in self._runs_H]
         self._spans_H = [spans_of([piece.width for piece, _ in routes.host_pieces(host)]) for host in range(hosts)]
         at = {column: k for k, column in enumerate(_columns((r.target, r.width) for r in self._runs_H[self._host]))}
-        mine = _columns((run.target, run.width) for run in routes.runs(comm.rank, "host"))
+        mine = _columns((run.target, run.width) for run in routes.runs(comm.rank, ExchangePath.HIERARCHICAL))
         self._columns = torch.tensor([at[column] for column in mine], dtype=torch.int64)
         self._whole = mine == list(at)
         self._devices, self._hosts = devices, hosts
@@ -52,29 +51,28 @@ class HostExchange:
             for backward in (False, True)
         }
 
-    def forward(self, routed: Routed, made_GS: Tensor, out_BS: Tensor) -> None:
+    def forward(self, samples_W: tuple[int, ...], made_GS: Tensor, out_BS: Tensor) -> None:
         """Add up inside the host, swap between hosts, and place."""
-        samples = routed.samples_W
         width, spans = self._widths_H[self._host], self._spans_H[self._host]
         partial_GS = self._spread(made_GS, width)
-        blocks = partial_GS.split(samples)
+        blocks = partial_GS.split(samples_W)
         # Samples by device number: the ranks of one number are not neighbours.
         for_D = [torch.cat([blocks[rank] for rank in peers]) for peers in self._peers_D]
         summed = self._sum_inside(for_D, spans)
-        mine = [samples[rank] for rank in self._peers_D[self._device]]
+        mine = [samples_W[rank] for rank in self._peers_D[self._device]]
         out = [Blocks.of([block], spans) for block in summed.split(mine)]
         back = [Blocks([(len(out_BS), w)], own) for w, own in zip(self._widths_H, self._spans_H, strict=True)]
         came = self._lanes["across", False].swap(out, back, "pooled").wait()
         place([x[0] for x in came], self._placed, out_BS)
 
-    def backward(self, routed: Routed, grad_BS: Tensor) -> Tensor:
+    def backward(self, samples_W: tuple[int, ...], grad_BS: Tensor) -> Tensor:
         """The gradients [G, columns] of what this rank made."""
-        samples, scale = routed.samples_W, fitting_scale(sum(routed.samples_W))
+        scale = fitting_scale(sum(samples_W))
         width, spans = self._widths_H[self._host], self._spans_H[self._host]
         out = [Blocks.of([pick(grad_BS, runs)], own) for runs, own in zip(self._picks_H, self._spans_H, strict=True)]
-        back = [Blocks([(samples[rank], width)], spans) for rank in self._peers_D[self._device]]
+        back = [Blocks([(samples_W[rank], width)], spans) for rank in self._peers_D[self._device]]
         mine = joined([x[0] for x in self._lanes["across", True].swap(out, back, "gradients", scale).wait()])
-        sizes_D = [sum(samples[rank] for rank in peers) for peers in self._peers_D]
+        sizes_D = [sum(samples_W[rank] for rank in peers) for peers in self._peers_D]
         lanes = self._lanes["inside", True]
         if lanes.exact:
             receives = [n * width for n in sizes_D]
@@ -86,8 +84,8 @@ class HostExchange:
             gathered = [x[0] for x in came]
         by_rank: dict[int, Tensor] = {}
         for peers, block in zip(self._peers_D, gathered, strict=True):
-            by_rank |= dict(zip(peers, block.split([samples[rank] for rank in peers]), strict=True))
-        grad_GS = torch.cat([by_rank[rank] for rank in range(len(samples))])
+            by_rank |= dict(zip(peers, block.split([samples_W[rank] for rank in peers]), strict=True))
+        grad_GS = torch.cat([by_rank[rank] for rank in range(len(samples_W))])
         return grad_GS if self._whole else grad_GS[:, self._columns]
 
     def _spread(self, made_GS: Tensor, width: int) -> Tensor:

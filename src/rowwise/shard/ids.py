@@ -7,11 +7,11 @@ all raise (see [Note: rank status] in `comm/status.py`). In a lookup that is the
 is noticed here, while ids are mapped (`MappedEmbeddings`) or before there is a batch of ours at all. In a loop over
 batches it is the `StepHeader` before a step (`train/step_header.py`), which also says how wide the batch is.
 
-[Note: Halves] Where samples share bags, a batch is two: own features of B samples, and shared ones of U distinct
-samples. Both are in the one message to a rank, which ends with how many samples each distinct one is. Their vectors
-travel as those of two batches (`Routed.halves`) and are spread at the end; gradients go back for all samples, as those
-of the expanded batch, which holders make of the two. All ranks have to share the same features; where they do not, all
-expand their batches and start again.
+[Note: Streams] A batch is one stream, or two where samples share bags: own features of B samples, and shared ones of U
+distinct samples. Ids of all streams are in the one message to a rank, which ends with how many samples each distinct
+one is. Their vectors travel as those of two batches and are spread at the end; gradients go back for all samples, as
+those of the expanded batch, which holders make of the two. All ranks have to share the same features; where they do
+not, all expand their batches and start again.
 """
 
 import zlib
@@ -27,7 +27,7 @@ from rowwise.comm.seam import Comm
 from rowwise.comm.status import RankStatus, raise_if_any_failed
 from rowwise.errors import BatchError, IdError, RowwiseError
 from rowwise.ops.tiles import learns
-from rowwise.shard.pack import Asked, Packer
+from rowwise.shard.pack import Packer, SentBatch
 from rowwise.shard.routes import Routes
 from rowwise.spec import Pooling
 
@@ -35,16 +35,29 @@ DIGEST_bits = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Routed:
-    """A batch after its ids have travelled; where samples share bags, `asked` is of own features, but for its batch."""
+class Stream:
+    """Some features of a batch after their ids have travelled. See [Note: Streams]."""
 
-    asked: Asked
+    sent: SentBatch
     samples_W: tuple[int, ...]  # of each rank; this rank looks up for all of them, in this order
     ids_WS: tuple[tuple[int, ...], ...]  # of each rank in each slice of this one; nothing, if nobody asks for it
     received: Jagged | None  # the slices of this rank; None: it holds no piece of any table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutedBatch:
+    """A batch after its ids have travelled."""
+
+    jagged: Jagged  # of this rank, with ids that stand for unknown ones, where a table has such
+    received: Jagged | None  # of all streams, as one batch in which samples share bags
+    streams: tuple[Stream, ...]
+    common: tuple[str, ...] = ()  # features of the second stream
     weights: Tensor | None = None  # those received, where they learn: part of the graph on every rank
-    common: tuple[str, ...] = ()  # features of which samples share bags
-    halves: "tuple[Routed, Routed] | None" = None  # see [Note: Halves]
+
+    @property
+    def samples_W(self) -> tuple[int, ...]:
+        """Of each rank."""
+        return self.streams[0].samples_W
 
 
 class _BatchHeader(NamedTuple):
@@ -68,12 +81,12 @@ class _BatchHeader(NamedTuple):
 
 
 class _Packed(NamedTuple):
-    """A batch that is ready to go: in one piece, or in halves."""
+    """A batch that is ready to go."""
 
     given: Jagged
     jagged: Jagged  # with ids that stand for unknown ones, where a table has such
     common: tuple[str, ...]
-    asked: tuple[Asked, ...]
+    sent: tuple[SentBatch, ...]  # by stream
     words: Tensor
     sizes_W: tuple[int, ...]
     learns: bool  # whether per-id weights get a gradient
@@ -87,14 +100,14 @@ class Router:
         """Work out what does not depend on a batch."""
         self._routes, self._comm, self._me = routes, comm, comm.rank
         self.unknown_ids: dict[str, int] = {}
-        self._packer = Packer(routes, comm.rank, self.unknown_ids)
-        self._halves: dict[tuple[str, ...], tuple[Packer, Packer]] = {}  # by the features that are shared
+        self._packers: dict[tuple[str, ...], tuple[Packer, ...]] = {}  # of each stream, by the features that are shared
+        self._weighted_W = self._packers_for(())[0].weighted_W
         self._device = torch.device("cpu")  # of the last batch
         self._features = tuple(feature for table in routes.tables for feature in table.feature_names)
         sequences = [table for table in routes.tables if table.pooling is Pooling.SEQUENCE]
         self._sequences = tuple(feature for table in sequences for feature in table.feature_names)
 
-    def route(self, sparse: Jagged | KeyedJagged) -> Routed:
+    def route(self, sparse: Jagged | KeyedJagged) -> RoutedBatch:
         """Send a batch's ids to whoever holds their rows, and take the ids of which this rank does."""
         error: RowwiseError | None = None
         packed: _Packed | None = None
@@ -113,41 +126,35 @@ class Router:
             return self.route(packed.given.expanded())
         receives_W = [header.words for header in headers_W]
         came = self._comm.all_to_all(packed.words, packed.sizes_W, receives_W, "ids").wait()
-        messages_W = came.split(receives_W)
-        if packed.common:
-            return self._routed_halves(packed, messages_W, headers_W)
-        samples_W = tuple(header.status.count for header in headers_W)
-        routed = _unpacked(self._packer, packed.asked[0], messages_W, samples_W)
+        routed = self._routed(packed, came.split(receives_W), headers_W)
         if not packed.learns:
             return routed
-        weights, received = _Weights.apply(packed.given.weights_N, self, routed), routed.received
-        if received is not None and received.weights_N is not None:
-            received = replace(received, weights_N=weights)
-        return replace(routed, received=received, weights=weights)
+        return replace(routed, weights=_Weights.apply(packed.given.weights_N, self, routed))
 
     def abort(self, error: RowwiseError) -> NoReturn:
         """Instead of `route`, where there is no batch: raises on all ranks."""
         self._exchange_headers(None, error)
         raise error
 
-    def returned(self, routed: Routed, grad_N: Tensor) -> Tensor:
+    def returned(self, routed: RoutedBatch, grad_N: Tensor) -> Tensor:
         """The gradients of this rank's per-id weights, of those that ranks were sent."""
-        me, asked = self._me, routed.asked
-        assert asked.places_N is not None
+        me, (stream,) = self._me, routed.streams  # a weight of a shared bag has a gradient for each sample
+        sent = stream.sent
+        assert sent.places_N is not None
         slices = range(len(self._routes.slices_W[me]))
-        ids_WS = routed.ids_WS if self._packer.weighted_W[me] else tuple((0,) * len(slices) for _ in routed.ids_WS)
+        ids_WS = stream.ids_WS if self._weighted_W[me] else tuple((0,) * len(slices) for _ in stream.ids_WS)
         # It is slice by slice, rank after rank in each; what goes to a rank is slice by slice.
         blocks = grad_N.split([ids[k] for k in slices for ids in ids_WS])
         world = len(ids_WS)
         back = [blocks[k * world + w] for w in range(world) for k in slices]
         sizes_W = [sum(ids) for ids in ids_WS]
-        receives_W = [sum(n) if w else 0 for n, w in zip(asked.counts_W, self._packer.weighted_W, strict=True)]
+        receives_W = [sum(n) if w else 0 for n, w in zip(sent.counts_W, self._weighted_W, strict=True)]
         flat = torch.cat(back) if back else grad_N.new_empty(0)
         came = self._comm.all_to_all(flat, sizes_W, receives_W, "gradients").wait()
-        counts_W = torch.tensor([sum(n) for n in asked.counts_W])
-        sent_to = torch.tensor(self._packer.weighted_W).repeat_interleave(counts_W)
-        gradient = came.new_zeros(len(asked.jagged.values_N))
-        return gradient.index_add_(0, asked.places_N[sent_to], came)
+        counts_W = torch.tensor([sum(n) for n in sent.counts_W])
+        sent_to = torch.tensor(self._weighted_W).repeat_interleave(counts_W)
+        gradient = came.new_zeros(len(sent.jagged.values_N))
+        return gradient.index_add_(0, sent.places_N[sent_to], came)
 
     def _exchange_headers(self, packed: _Packed | None, error: RowwiseError | None) -> list[_BatchHeader]:
         """Those of all ranks; raises on all if one has no batch."""
@@ -155,7 +162,7 @@ class Router:
         if packed is not None:
             common = packed.common
             digest = (zlib.crc32("\n".join(common).encode()) or 1) if common else 0
-            distinct = packed.asked[1].jagged.batch_size if common else 0
+            distinct = packed.sent[1].jagged.batch_size if common else 0
             mine = _BatchHeader(RankStatus(packed.jagged.batch_size), 0, packed.learns, digest, distinct)
         words_W = [0] * world if packed is None else packed.sizes_W
         rows = [mine._replace(words=words).pack() for words in words_W]
@@ -167,7 +174,7 @@ class Router:
 
     def _learns(self, jagged: Jagged) -> bool:
         """Whether per-id weights get a gradient."""
-        return learns(jagged) and any(self._packer.weighted_W)
+        return learns(jagged) and any(self._weighted_W)
 
     def _checked(self, sparse: Jagged | KeyedJagged) -> Jagged:
         """The batch as one of ours, its tensors in one piece."""
@@ -186,81 +193,51 @@ class Router:
         shared = jagged.shared
         common = () if shared is None else tuple(f for f in self._features if f in shared.jagged.features)
         if shared is None or not common:
-            asked = self._asked(self._packer, jagged.expanded())
-            words, sizes_W = asked.words, asked.sizes_W
-            return _Packed(given, asked.jagged, (), (asked,), words, sizes_W, learns)
+            (packer,) = self._packers_for(())
+            sent = _pack_known(packer, jagged.expanded(), learns=learns)
+            return _Packed(given, sent.jagged, (), (sent,), sent.words, sent.sizes_W, learns)
         shared.check()
-        own = replace(jagged, shared=None) if jagged.features else jagged
-        packers = self._halves_for(common)
+        packers, inverse_B = self._packers_for(common), shared.inverse_B
+        streams = replace(jagged, shared=None) if jagged.features else jagged, shared.jagged
         try:
-            halves = packers[0].pack(own), packers[1].pack(shared.jagged)
+            own, distinct = (packer.pack(stream) for packer, stream in zip(packers, streams, strict=True))
         except (RuntimeError, IdError):
             # What was wrong is told of samples, and so counted: now each sample is a distinct one.
-            samples_B = torch.arange(jagged.batch_size, device=shared.inverse_B.device)
-            shared = Shared(jagged=shared.expanded(), inverse_B=samples_B)
-            halves = self._asked(packers[0], own), self._asked(packers[1], shared.jagged)
-        copies_U = shared.inverse_B.bincount(minlength=shared.jagged.batch_size).to(torch.int32)
+            streams, inverse_B = (streams[0], shared.expanded()), torch.arange(len(inverse_B), device=inverse_B.device)
+            own, distinct = (_pack_known(packer, stream) for packer, stream in zip(packers, streams, strict=True))
+        copies_U = inverse_B.bincount(minlength=distinct.jagged.batch_size).to(torch.int32)
         parts_W = [
             [mine, theirs, copies_U if len(theirs) else copies_U[:0]]
-            for mine, theirs in zip(halves[0].by_rank, halves[1].by_rank, strict=True)
+            for mine, theirs in zip(own.by_rank, distinct.by_rank, strict=True)
         ]
-        return _Packed(
-            given=given,
-            learns=learns,
-            jagged=_together(halves[0].jagged, halves[1].jagged, shared.inverse_B),
-            common=common,
-            asked=halves,
-            words=torch.cat([part for parts in parts_W for part in parts]),
-            sizes_W=tuple(sum(map(len, parts)) for parts in parts_W),
-        )
+        words, sizes_W = torch.cat([x for parts in parts_W for x in parts]), [sum(map(len, x)) for x in parts_W]
+        whole = _join_streams(own.jagged, distinct.jagged, inverse_B)
+        return _Packed(given, whole, common, (own, distinct), words, tuple(sizes_W), learns)
 
-    def _asked(self, packer: Packer, jagged: Jagged) -> Asked:
-        try:
-            return packer.pack(jagged, self._learns(jagged))
-        except (RuntimeError, IdError):  # the rare case pays: find what was wrong, and go on if tables allow it
-            return packer.pack(packer.known(jagged), self._learns(jagged))
+    def _packers_for(self, common: tuple[str, ...]) -> tuple[Packer, ...]:
+        if common not in self._packers:
+            streams = self._routes.streams(common)
+            self._packers[common] = tuple(Packer(routes, self._me, self.unknown_ids) for routes in streams)
+        return self._packers[common]
 
-    def _halves_for(self, common: tuple[str, ...]) -> tuple[Packer, Packer]:
-        """Of own features, and of those that are shared."""
-        if common not in self._halves:
-            own, shared = (Packer(half, self._me, self.unknown_ids) for half in self._routes.halves(common))
-            self._halves[common] = own, shared
-        return self._halves[common]
-
-    def _routed_halves(
-        self, packed: _Packed, messages_W: Sequence[Tensor], headers_W: Sequence[_BatchHeader]
-    ) -> Routed:
-        """What came, where samples share bags."""
-        own, shared = self._halves_for(packed.common)
-        samples_W, distinct_W = zip(*((header.status.count, header.distinct) for header in headers_W), strict=True)
-        own_W: list[Tensor] = []
-        shared_W: list[Tensor] = []
-        copies_W: list[Tensor] = []
-        for message, header in zip(messages_W, headers_W, strict=True):
-            ends = own.words(message, header.status.count)
-            rest = message[ends:]
-            end = shared.words(rest, header.distinct)
-            own_W.append(message[:ends])
-            shared_W.append(rest[:end])
-            copies_W.append(rest[end:])
-        halves = (
-            _unpacked(own, packed.asked[0], own_W, samples_W),
-            _unpacked(shared, packed.asked[1], shared_W, distinct_W),
-        )
-        received, common = (half.received for half in halves)
-        if common is not None:
-            copies_U = torch.cat(copies_W)
+    def _routed(self, packed: _Packed, messages_W: Sequence[Tensor], headers_W: Sequence[_BatchHeader]) -> RoutedBatch:
+        """What came."""
+        packers, left_W, streams = self._packers_for(packed.common), list(messages_W), list[Stream]()
+        for k, (packer, sent) in enumerate(zip(packers, packed.sent, strict=True)):
+            samples_W = tuple(header.distinct if k else header.status.count for header in headers_W)
+            runs_W = left_W
+            if packed.common:  # more follows
+                ends_W = [packer.words(left, n) for left, n in zip(left_W, samples_W, strict=True)]
+                runs_W = [left[:end] for left, end in zip(left_W, ends_W, strict=True)]
+                left_W = [left[end:] for left, end in zip(left_W, ends_W, strict=True)]
+            streams.append(_unpacked(packer, sent, runs_W, samples_W))
+        received, distinct = streams[0].received, streams[-1].received
+        if packed.common and distinct is not None:
+            copies_U = torch.cat(left_W)
             numbers_U = torch.arange(len(copies_U), device=copies_U.device)
-            inverse_B = numbers_U.repeat_interleave(copies_U, output_size=sum(samples_W))
-            received = _together(received, common, inverse_B)
-        return Routed(
-            asked=replace(packed.asked[0], jagged=packed.jagged),
-            samples_W=samples_W,
-            ids_WS=halves[0].ids_WS,
-            received=received,
-            common=packed.common,
-            halves=halves,
-        )
+            inverse_B = numbers_U.repeat_interleave(copies_U, output_size=sum(streams[0].samples_W))
+            received = _join_streams(received, distinct, inverse_B)
+        return RoutedBatch(jagged=packed.jagged, received=received, streams=tuple(streams), common=packed.common)
 
 
 class _Weights(torch.autograd.Function):
@@ -276,19 +253,26 @@ class _Weights(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
         router, routed = ctx.kept
-        return router.returned(routed, grad_outputs[0]).to(routed.asked.jagged.weights_N.dtype), None, None
+        return router.returned(routed, grad_outputs[0]).to(routed.jagged.weights_N.dtype), None, None
 
 
-def _unpacked(packer: Packer, asked: Asked, messages_W: Sequence[Tensor], samples_W: tuple[int, ...]) -> Routed:
+def _pack_known(packer: Packer, jagged: Jagged, *, learns: bool = False) -> SentBatch:
+    try:
+        return packer.pack(jagged, learns)
+    except (RuntimeError, IdError):  # the rare case pays: find what was wrong, and go on if tables allow it
+        return packer.pack(packer.known(jagged), learns)
+
+
+def _unpacked(packer: Packer, sent: SentBatch, messages_W: Sequence[Tensor], samples_W: tuple[int, ...]) -> Stream:
     """What came, as one batch; how many ids of each rank, if those who asked get a vector for each."""
     received, lengths_W = packer.unpack(messages_W, samples_W)
     ids_WS = ((0,) * packer.slices,) * len(samples_W)
-    if received is not None and asked.places_N is not None:
+    if received is not None and sent.places_N is not None:
         ids_WS = tuple(tuple(bags.view(packer.slices, -1).sum(1).tolist()) for bags in lengths_W)
-    return Routed(asked=asked, samples_W=samples_W, ids_WS=ids_WS, received=received)
+    return Stream(sent=sent, samples_W=samples_W, ids_WS=ids_WS, received=received)
 
 
-def _together(own: Jagged | None, common: Jagged, inverse_B: Tensor) -> Jagged:
+def _join_streams(own: Jagged | None, common: Jagged, inverse_B: Tensor) -> Jagged:
     """One batch of own and shared features; who needs no weights has ones, where the other has some."""
     values_N, lengths_FB, weights_N = common.values_N[:0], common.lengths_FB[:0], None
     if own is not None and own.features:

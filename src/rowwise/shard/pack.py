@@ -1,9 +1,9 @@
 """Messages of ids: what one rank tells all others of its batch, and what it hears from them.
 
-A message is made of 32-bit words: how many ids each bag holds, the ids, and their weights where they are needed. Its
-own file because it knows of no travelling: a batch whose samples share bags is packed as two, of its own features and
-of those that are shared (see [Note: Halves] in `ids.py`). Gives up: ids of tables of 2**31 rows and more are of 64
-bits, as are all ids in a message to a rank that holds a piece of such a table.
+A message is made of 32-bit words: how many ids each bag holds, the ids, and their weights where they are needed. Each
+stream of a batch is packed by itself (see [Note: Streams] in `ids.py`).
+Gives up: ids of tables of 2**31 rows and more are of 64 bits, as are all ids in a message to a rank that holds a piece
+of such a table.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ from rowwise.ops.jagged import bucketize, row_bounds
 from rowwise.ops.tiles import check_weights
 from rowwise.ops.unknown import count_unknown
 from rowwise.shard.distinct import Repeats, can_repeat, without_repeats
-from rowwise.shard.routes import Routes, Slice
+from rowwise.shard.routes import ExchangePath, Routes, Slice
 from rowwise.spec import Pooling
 
 WIDE = 1 << 31
@@ -29,8 +29,8 @@ ANY = torch.iinfo(torch.int64).max
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """What became of this rank's batch: enough to put the vectors that come back where they belong."""
+class SentBatch:
+    """Ids sent to each rank, and the indices that scatter returned vectors back to where they belong."""
 
     jagged: Jagged  # with ids that stand for unknown ones, where a table has such
     words: Tensor  # what is sent, rank after rank
@@ -64,7 +64,9 @@ class Packer:
         self._packs = [*(s for slices in routes.slices_W for s in slices), *kept]
         self._firsts_W1 = [0, *accumulate(len(slices) for slices in routes.slices_W)]
         ranks = range(routes.world)
-        self._needs_places = any(routes.sequences(w, way) for w in ranks for way in ("flat", "rows"))
+        self._needs_places = any(
+            routes.sequences(w, path) for w in ranks for path in (ExchangePath.ALL_TO_ALL, ExchangePath.PER_ID)
+        )
         # Weights, which a shorter batch would have to leave out, take precedence.
         self._sequences = [] if weighted or routes.world == 1 else can_repeat(routes.exchanged)
         self._ranges = max((len(cuts) - 1 for cuts in routes.cuts.values()), default=1)
@@ -81,7 +83,7 @@ class Packer:
         """How many of them this rank is sent."""
         return len(self._routes.slices_W[self._me])
 
-    def pack(self, jagged: Jagged, learns: bool = False) -> Asked:
+    def pack(self, jagged: Jagged, learns: bool = False) -> SentBatch:
         """The messages to all ranks; raises if an id has no row. `learns`: the weights get a gradient."""
         if not self._features:
             return self._nothing(jagged)
@@ -111,7 +113,7 @@ class Packer:
             runs_P3 = torch.tensor(runs, dtype=torch.int64).view(-1, 3)
             places = torch.ops.rowwise.take([places], [lengths], [], runs_P3)[0]
         counts, starts_W1 = counts_P.tolist(), starts_W1[:-1]
-        return Asked(
+        return SentBatch(
             jagged=jagged,
             words=words[: int(starts_W1[-1])],
             sizes_W=tuple(starts_W1.diff().tolist()),
@@ -121,12 +123,12 @@ class Packer:
             repeats=repeats,
         )
 
-    def _nothing(self, jagged: Jagged) -> Asked:
+    def _nothing(self, jagged: Jagged) -> SentBatch:
         """Where no table has features of a batch."""
         world = self._routes.world
         none = jagged.values_N.new_empty(0, dtype=torch.int32)
         nothing: dict[str, Repeats] = {}
-        return Asked(
+        return SentBatch(
             jagged=jagged,
             words=none,
             sizes_W=(0,) * world,

@@ -12,53 +12,53 @@ from torch import Tensor
 
 from rowwise.comm.seam import Comm
 from rowwise.ops.layout import MODES, FeatureRow
-from rowwise.shard.ids import Routed
-from rowwise.shard.routes import Routes, SequencePiece, Way
+from rowwise.shard.ids import Stream
+from rowwise.shard.routes import ExchangePath, Routes, SequencePiece
 from rowwise.shard.vectors import Blocks, Lanes, fitting_scale, joined
 from rowwise.spec import Wire
 
 
 @final
 class PerIdExchange:
-    """The vectors that every rank makes in a way, and where they belong."""
+    """The vectors that every rank makes for a path, and where they belong."""
 
-    def __init__(self, routes: Routes, comm: Comm, wire: Wire, way: Way) -> None:
+    def __init__(self, routes: Routes, comm: Comm, wire: Wire, path: ExchangePath) -> None:
         """Work out what does not depend on a batch."""
         self._routes, self._me = routes, comm.rank
-        self._pieces_W = [routes.sequences(w, way) for w in range(routes.world)]
+        self._pieces_W = [routes.sequences(w, path) for w in range(routes.world)]
         self._there, self._back = (Lanes.of(comm, wire, backward=backward) for backward in (False, True))
         asked = {piece.feature for pieces in self._pieces_W for piece in pieces}
         self._dims = {f: t.dim for t in routes.tables for f in t.feature_names if f in asked}
         self._tables = {f: t for t in routes.tables for f in t.feature_names if f in asked}
         self.any = bool(asked)
 
-    def forward(self, routed: Routed, flat: Tensor) -> dict[str, Tensor]:
+    def forward(self, stream: Stream, flat: Tensor) -> dict[str, Tensor]:
         """The vectors [N, D] of each feature of this rank's batch; `flat` holds what it looked up, piece by piece."""
         if not self.any:
             return {}
-        out = [Blocks.of(blocks) for blocks in self._by_source(routed, flat)]
-        came = self._there.swap(out, self._shapes(routed), "rows").wait()
-        return self._put(routed, came)
+        out = [Blocks.of(blocks) for blocks in self._by_source(stream, flat)]
+        came = self._there.swap(out, self._shapes(stream), "rows").wait()
+        return self._put(stream, came)
 
-    def backward(self, routed: Routed, grads: dict[str, Tensor]) -> Tensor:
+    def backward(self, stream: Stream, grads: dict[str, Tensor]) -> Tensor:
         """The gradients of what this rank looked up, piece by piece."""
         if not self.any:
             return torch.empty(0)
         out_W: list[Blocks] = []
         for pieces in self._pieces_W:
             columns = [slice(piece.first, piece.first + piece.width) for piece in pieces]
-            picked = [grads[p.feature][self._places(routed, p), c] for p, c in zip(pieces, columns, strict=True)]
+            picked = [grads[p.feature][self._places(stream, p), c] for p, c in zip(pieces, columns, strict=True)]
             out_W.append(Blocks.of(picked))
         pieces = self._pieces_W[self._me]
-        back = [Blocks([(ids[p.slice], p.width) for p in pieces]) for ids in routed.ids_WS]
-        came = self._back.swap(out_W, back, "gradients", fitting_scale(sum(routed.samples_W))).wait()
+        back = [Blocks([(ids[p.slice], p.width) for p in pieces]) for ids in stream.ids_WS]
+        came = self._back.swap(out_W, back, "gradients", fitting_scale(sum(stream.samples_W))).wait()
         # Piece by piece again, and in each rank after rank.
         flat = [blocks[k].reshape(-1) for k in range(len(pieces)) for blocks in came]
         return joined(flat) if flat else torch.empty(0)
 
-    def pool(self, routed: Routed, rows: dict[str, Tensor]) -> dict[str, Tensor]:
+    def pool(self, stream: Stream, rows: dict[str, Tensor]) -> dict[str, Tensor]:
         """The bags [B, D] of rows that came one by one, added up as the kernel adds up those of an uncut table."""
-        jagged, batch = routed.asked.jagged, routed.asked.jagged.batch_size
+        jagged, batch = stream.sent.jagged, stream.sent.jagged.batch_size
         offsets = torch.ops.rowwise.offsets(jagged.lengths_FB)
         pooled: dict[str, Tensor] = {}
         for feature, rows_ND in rows.items():
@@ -66,7 +66,7 @@ class PerIdExchange:
             if not len(rows_ND):
                 pooled[feature] = rows_ND.new_zeros(batch, table.dim)
                 continue
-            begin = routed.asked.spans[feature][0]
+            begin = stream.sent.spans[feature][0]
             # Each id is looked up at its own place among the rows.
             places = torch.arange(-begin, len(jagged.values_N) - begin, device=rows_ND.device)
             row = FeatureRow(source, 0, 0, len(rows_ND), table.dim, 0, MODES[table.pooling], 0, 0)
@@ -76,21 +76,21 @@ class PerIdExchange:
             pooled[feature] = torch.ops.rowwise.pool(arena, features_19, places, offsets, weights, batch, table.dim)
         return pooled
 
-    def _by_source(self, routed: Routed, flat: Tensor) -> Iterator[list[Tensor]]:
+    def _by_source(self, stream: Stream, flat: Tensor) -> Iterator[list[Tensor]]:
         """What this rank looked up, for each rank that asked."""
         pieces = self._pieces_W[self._me]
-        shapes = [(ids[p.slice], p.width) for p in pieces for ids in routed.ids_WS]
+        shapes = [(ids[p.slice], p.width) for p in pieces for ids in stream.ids_WS]
         blocks = flat.split([n * d for n, d in shapes]) if shapes else ()
         world = self._routes.world
         for source in range(world):
             mine = range(source, len(shapes), world)
             yield [blocks[k].view(shapes[k]) for k in mine]
 
-    def _shapes(self, routed: Routed) -> list[Blocks]:
-        counts_W = routed.asked.counts_W
+    def _shapes(self, stream: Stream) -> list[Blocks]:
+        counts_W = stream.sent.counts_W
         return [Blocks([(counts_W[p.rank][p.slice], p.width) for p in pieces]) for pieces in self._pieces_W]
 
-    def _put(self, routed: Routed, came: Sequence[Sequence[Tensor]]) -> dict[str, Tensor]:
+    def _put(self, stream: Stream, came: Sequence[Sequence[Tensor]]) -> dict[str, Tensor]:
         """The vectors of each feature: columns side by side, ids where they stood."""
         found: dict[str, Tensor] = {}
         for pieces, blocks in zip(self._pieces_W, came, strict=True):
@@ -101,18 +101,18 @@ class PerIdExchange:
                     found[feature] = block
                     continue
                 if feature not in found:
-                    begin, end = routed.asked.spans[feature]
+                    begin, end = stream.sent.spans[feature]
                     found[feature] = block.new_empty((end - begin, dim))
                 columns = slice(piece.first, piece.first + piece.width)
-                found[feature][self._places(routed, piece), columns] = block
+                found[feature][self._places(stream, piece), columns] = block
         return found
 
-    def _places(self, routed: Routed, piece: SequencePiece) -> Tensor | slice:
+    def _places(self, stream: Stream, piece: SequencePiece) -> Tensor | slice:
         """Where the ids of a slice that a rank was sent stand among those of their feature."""
         if self._routes.slices_W[piece.rank][piece.slice].whole:
             return slice(None)
-        asked = routed.asked
-        assert asked.places_N is not None
-        before = sum(map(sum, asked.counts_W[: piece.rank])) + sum(asked.counts_W[piece.rank][: piece.slice])
-        count = asked.counts_W[piece.rank][piece.slice]
-        return asked.places_N[before : before + count] - asked.spans[piece.feature][0]
+        sent = stream.sent
+        assert sent.places_N is not None
+        before = sum(map(sum, sent.counts_W[: piece.rank])) + sum(sent.counts_W[piece.rank][: piece.slice])
+        count = sent.counts_W[piece.rank][piece.slice]
+        return sent.places_N[before : before + count] - sent.spans[piece.feature][0]

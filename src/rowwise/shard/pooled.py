@@ -8,61 +8,58 @@ from torch import Tensor
 
 from rowwise.comm.seam import Comm
 from rowwise.ops.kept import empty
-from rowwise.shard.ids import Routed
-from rowwise.shard.routes import Routes, Run, Way
+from rowwise.shard.ids import Stream
+from rowwise.shard.routes import ExchangePath, Routes, Run
 from rowwise.shard.vectors import Blocks, Incoming, Lanes, fitting_scale, spans_of
 from rowwise.spec import Wire
 
 
 @final
 class PooledExchange:
-    """The columns that every rank makes in a way, and where they belong."""
+    """The columns that every rank makes for a path, and where they belong."""
 
-    def __init__(self, routes: Routes, comm: Comm, wire: Wire, way: Way) -> None:
+    def __init__(self, routes: Routes, comm: Comm, wire: Wire, path: ExchangePath) -> None:
         """Work out what does not depend on a batch."""
         ranks = range(routes.world)
         self._me = comm.rank
         self._there, self._back = (Lanes.of(comm, wire, backward=backward) for backward in (False, True))
-        runs_W = [routes.runs(w, way) for w in ranks]
+        runs_W = [routes.runs(w, path) for w in ranks]
         # The first range of rows is placed, which covers every column once; the others are added in their order.
         self._runs = as_tensor(sorted((run for runs in runs_W for run in runs), key=lambda run: run.range))
         self._picks_W = [as_picks(runs) for runs in runs_W]
-        self._widths_W = [routes.made(w, way) for w in ranks]
-        self._spans_W = [spans_of([held.width for held, _ in routes.pooled(w, way)]) for w in ranks]
+        self._widths_W = [routes.pooled_width(w, path) for w in ranks]
+        self._spans_W = [spans_of([held.width for held, _ in routes.pooled(w, path)]) for w in ranks]
         self.any = any(self._widths_W)
 
-    def send(self, routed: Routed, made_GS: Tensor) -> Incoming:
-        """What this rank looked up for the samples of all ranks."""
-        return self._there.swap(*self._swapped(routed, made_GS), "pooled")
-
-    def send_halves(self, halves: "Sequence[tuple[PooledExchange, Routed, Tensor]]") -> Incoming:
-        """The same of a batch in halves, each by its own exchange."""
-        swapped = [half._swapped(routed, made_GS) for half, routed, made_GS in halves]
+    @staticmethod
+    def send(streams: "Sequence[tuple[PooledExchange, Stream, Tensor]]") -> Incoming:
+        """What this rank looked up for the samples of all ranks, all streams in one exchange."""
+        blocks = [exchange._blocks(stream, vectors_GS) for exchange, stream, vectors_GS in streams]
         out, back = (
             [first._replace(more=tuple(more)) for first, *more in zip(*side, strict=True)]
-            for side in zip(*swapped, strict=True)
+            for side in zip(*blocks, strict=True)
         )
-        return self._there.swap(out, back, "pooled")
+        return streams[0][0]._there.swap(out, back, "pooled")
 
     def place(self, blocks: list[Tensor], out_BS: Tensor) -> None:
         """What each rank has sent, where it belongs."""
         place(blocks, self._runs, out_BS)
 
-    def _swapped(self, routed: Routed, made_GS: Tensor) -> tuple[list[Blocks], list[Blocks]]:
-        spans, batch = self._spans_W[self._me], routed.asked.jagged.batch_size
-        out = [Blocks.of([block], spans) for block in made_GS.split(routed.samples_W)]
+    def _blocks(self, stream: Stream, vectors_GS: Tensor) -> tuple[list[Blocks], list[Blocks]]:
+        spans, batch = self._spans_W[self._me], stream.sent.jagged.batch_size
+        out = [Blocks.of([block], spans) for block in vectors_GS.split(stream.samples_W)]
         return out, [Blocks([(batch, d)], own) for d, own in zip(self._widths_W, self._spans_W, strict=True)]
 
-    def backward(self, routed: Routed, grad_BS: Tensor) -> Tensor:
+    def backward(self, samples_W: tuple[int, ...], grad_BS: Tensor) -> Tensor:
         """The gradients [G, S] of what this rank made."""
         width, spans = self._widths_W[self._me], self._spans_W[self._me]
-        grad_GS = empty((sum(routed.samples_W), width), grad_BS)
-        rows_W = grad_GS.split(routed.samples_W)
+        grad_GS = empty((sum(samples_W), width), grad_BS)
+        rows_W = grad_GS.split(samples_W)
         out = [
             Blocks(()) if w == self._me else Blocks.of([pick(grad_BS, runs)], self._spans_W[w])
             for w, runs in enumerate(self._picks_W)
         ]
-        back = [Blocks([(samples, width)], spans) for samples in routed.samples_W]
+        back = [Blocks([(samples, width)], spans) for samples in samples_W]
         incoming = self._back.swap(out, back, "gradients", fitting_scale(len(grad_GS)))
         torch.ops.rowwise.place([grad_BS], self._picks_W[self._me], rows_W[self._me])
         for w, blocks in enumerate(incoming.wait()):

@@ -7,16 +7,21 @@ up. Gives up: a tile whose rows another tile of its table cuts is held in severa
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from enum import StrEnum
+from typing import NamedTuple
 
 from msgspec import structs
 
 from rowwise.plan import Plan, Tile
 from rowwise.spec import Pooling, Table, Topology, couples_columns
 
-# How the pooled vectors of a piece get to the samples' ranks: in one exchange; first added up inside the host that
-# holds all of the table's rows; or not pooled at all, a vector for each id, which whoever asked adds up in order.
-Way = Literal["flat", "host", "rows"]
+
+class ExchangePath(StrEnum):
+    """How the vectors of a piece get to the samples' ranks."""
+
+    ALL_TO_ALL = "all_to_all"  # pooled, in one exchange; also the vectors of sequences
+    HIERARCHICAL = "hierarchical"  # pooled, and first added up inside the host that holds all of the table's rows
+    PER_ID = "per_id"  # a vector for each id, which the requesting rank adds up in the order of the ids
 
 
 class Slice(NamedTuple):
@@ -52,9 +57,9 @@ class Held(NamedTuple):
 
 
 class Part(NamedTuple):
-    """The pieces of a rank that take the same way and are updated alike."""
+    """The pieces of a rank that take the same path and are updated alike."""
 
-    way: Way
+    path: ExchangePath
     coupled: bool  # an update needs sums over columns that are elsewhere
     held: tuple[Held, ...]
 
@@ -99,8 +104,9 @@ class Routes:
 
     @property
     def added_in_order(self) -> tuple[Table, ...]:
-        """Tables whose bags whoever asked adds up."""
-        found = {held.table for parts in self.parts_W for part in parts if part.way == "rows" for held in part.held}
+        """Tables whose bags the requesting rank adds up."""
+        ranks = range(self.world)
+        found = {held.table for w in ranks for part in self.parts(w, ExchangePath.PER_ID) for held in part.held}
         return tuple(self.tables[index] for index in sorted(found))
 
     @property
@@ -132,29 +138,31 @@ class Routes:
             columns=_columns(tables),
         )
 
-    def halves(self, common: Collection[str]) -> tuple["Routes", "Routes"]:
-        """Of all features but these, and of these: see [Note: Halves] in `ids.py`."""
+    def streams(self, common: Collection[str]) -> tuple["Routes", ...]:
+        """Of all features but these, and of these, if there are any: see [Note: Streams] in `ids.py`."""
+        if not common:
+            return (self,)
         features = [feature for table in self.tables for feature in table.feature_names]
         return self.only([feature for feature in features if feature not in common]), self.only(common)
 
-    def parts(self, rank: int, way: Way) -> list[Part]:
-        """Of a rank and a way."""
-        return [part for part in self.parts_W[rank] if part.way == way]
+    def parts(self, rank: int, path: ExchangePath) -> list[Part]:
+        """Of a rank and a path."""
+        return [part for part in self.parts_W[rank] if part.path is path]
 
-    def pooled(self, rank: int, way: Way) -> Iterator[tuple[Held, str]]:
+    def pooled(self, rank: int, path: ExchangePath) -> Iterator[tuple[Held, str]]:
         """The pooled vectors that a rank makes, in order."""
-        for part in self.parts(rank, way):
+        for part in self.parts(rank, path):
             for held in part.held:
                 if self.tables[held.table].pooling is not Pooling.SEQUENCE:
                     yield from ((held, feature) for feature in self.tables[held.table].feature_names)
 
-    def made(self, rank: int, way: Way) -> int:
+    def pooled_width(self, rank: int, path: ExchangePath) -> int:
         """How many columns that are."""
-        return sum(held.width for held, _ in self.pooled(rank, way))
+        return sum(held.width for held, _ in self.pooled(rank, path))
 
-    def runs(self, rank: int, way: Way) -> list[Run]:
+    def runs(self, rank: int, path: ExchangePath) -> list[Run]:
         """Where the columns belong that a rank makes, in order."""
-        return self._place(rank, self.pooled(rank, way))
+        return self._place(rank, self.pooled(rank, path))
 
     def host_columns(self, host: int) -> list[Run]:
         """Of a host, whatever its ranks hold of it: the columns that are added up there, and where they belong."""
@@ -166,18 +174,18 @@ class Routes:
         seen = {
             (held.table, feature, held.tile.cols): Held(held.tile, held.table, 0, False)
             for rank in range(host * devices, (host + 1) * devices)
-            for held, feature in self.pooled(rank, "host")
+            for held, feature in self.pooled(rank, ExchangePath.HIERARCHICAL)
         }
         ordered = sorted(seen.items(), key=lambda item: (item[0][0], self.columns[item[0][1]].start, item[0][2]))
         return [(held, key[1]) for key, held in ordered]
 
-    def sequences(self, rank: int, way: Way) -> list[SequencePiece]:
+    def sequences(self, rank: int, path: ExchangePath) -> list[SequencePiece]:
         """The vectors for each id that a rank sends, in order: of sequences, or of features pooled by who asked."""
         found: list[SequencePiece] = []
-        for part in self.parts(rank, way):
+        for part in self.parts(rank, path):
             for held in part.held:
                 table = self.tables[held.table]
-                if (table.pooling is Pooling.SEQUENCE) != (way == "flat"):
+                if (table.pooling is Pooling.SEQUENCE) != (path is ExchangePath.ALL_TO_ALL):
                     continue
                 for asked in held.slices(table):
                     at = self.slices_W[rank].index(asked)
@@ -208,17 +216,17 @@ def make_routes(tables: Sequence[Table], plan: Plan, topology: Topology, *, elas
         tiles_T[tile.table].append(tile)
     copied = tuple(table for table in tables if _is_copied(tiles_T[table.name], table, plan.world))
     cut = {table.name: _row_cuts(tiles_T[table.name], table) for table in tables}
-    groups_W: list[dict[tuple[Way, bool], list[Held]]] = [{} for _ in range(plan.world)]
+    groups_W: list[dict[tuple[ExchangePath, bool], list[Held]]] = [{} for _ in range(plan.world)]
     asked_W: list[dict[Slice, None]] = [{} for _ in range(plan.world)]
     away = {table.name for table in tables} - {table.name for table in copied}
     for index, table in enumerate(tables):
         if table.name not in away:
             continue
         tiles, cuts = tiles_T[table.name], cut[table.name]
-        way, pieces = _way(tiles, table, cuts, topology, elastic=elastic), list(_pieces(tiles, index, cuts))
+        path, pieces = _path(tiles, table, cuts, topology, elastic=elastic), list(_pieces(tiles, index, cuts))
         coupled = _is_coupled(plan, tiles, table)
-        for held in _whole_rows(pieces, table, alike=way == "host") if coupled else pieces:
-            key = way, coupled and held.width < table.dim
+        for held in _whole_rows(pieces, table, alike=path is ExchangePath.HIERARCHICAL) if coupled else pieces:
+            key = path, coupled and held.width < table.dim
             groups_W[held.tile.rank].setdefault(key, []).append(held)
             asked_W[held.tile.rank].update(dict.fromkeys(held.slices(table)))
     return Routes(
@@ -228,7 +236,7 @@ def make_routes(tables: Sequence[Table], plan: Plan, topology: Topology, *, elas
         copied=copied,
         slices_W=tuple(tuple(asked) for asked in asked_W),
         parts_W=tuple(
-            tuple(Part(way, coupled, tuple(held)) for (way, coupled), held in sorted(groups.items()))
+            tuple(Part(path, coupled, tuple(held)) for (path, coupled), held in sorted(groups.items()))
             for groups in groups_W
         ),
         columns=_columns(tables),
@@ -298,16 +306,19 @@ def _is_coupled(plan: Plan, tiles: Sequence[Tile], table: Table) -> bool:
     return cut and couples_columns(table.optimizer) and table.name not in plan.approximate
 
 
-def _way(tiles: Sequence[Tile], table: Table, cuts: tuple[int, ...], topology: Topology, *, elastic: bool) -> Way:
+def _path(
+    tiles: Sequence[Tile], table: Table, cuts: tuple[int, ...], topology: Topology, *, elastic: bool
+) -> ExchangePath:
     if table.pooling is Pooling.SEQUENCE or len(cuts) == 2:
-        return "flat"
+        return ExchangePath.ALL_TO_ALL
     if elastic:
-        return "rows"
+        return ExchangePath.PER_ID
     columns = {tile.cols for tile in tiles}
     # What is added up has to have the same columns everywhere: rows and columns cut across each other.
     is_grid = len(tiles) == len({tile.rows for tile in tiles}) * len(columns)
     one_host = len({(tile.cols, topology.host_of(tile.rank)) for tile in tiles}) == len(columns)  # for each column
-    return "host" if one_host and is_grid and topology.hosts > 1 and topology.devices > 1 else "flat"
+    inside = one_host and is_grid and topology.hosts > 1 and topology.devices > 1
+    return ExchangePath.HIERARCHICAL if inside else ExchangePath.ALL_TO_ALL
 
 
 def _pieces(tiles: Sequence[Tile], index: int, cuts: tuple[int, ...]) -> Iterator[Held]:
