@@ -18,9 +18,9 @@ import numpy as np
 from parts import BENCHMARKS
 from parts.ingest_data import tasks
 from rowwise.ingest.block import Encoded
-from rowwise.ingest.service.coordinator import Place
+from rowwise.ingest.service.coordinator import Give, Place, Prepared, Released, Times
 from rowwise.ingest.service.memory import Memory, make_memory
-from rowwise.ingest.service.messages import Done, Line, Times, Took
+from rowwise.ingest.service.messages import Line
 
 ROWS = 8192
 SLOTS = 4
@@ -50,7 +50,8 @@ class Sender:
             slot = self._free.pop(0)
             layout = self._batch.layout
             np.copyto(self._slots[slot].take(layout.size), self._batch.block)
-            took = Took(place=Place(slot, number), slot=slot, layout=layout, workers=1, ready=1, times=Times())
+            place = Place(slot, number)
+            took = Give(0, place, slot, Prepared(0, place, layout, Times()), workers=1, ready=1)
             self._line.send(took, None if slot in self._known else self._slots[slot].file)
             self._known.add(slot)
         while len(self._free) < SLOTS:
@@ -58,7 +59,7 @@ class Sender:
 
     def _hear(self) -> None:
         for done, _ in self._line.receive():
-            assert isinstance(done, Done)
+            assert isinstance(done, Released)
             self._free.append(done.place.epoch)
 
 
@@ -67,15 +68,15 @@ def take_slots(line: Line, slots: dict[int, Memory], count: int) -> int:
     seen = bytes_seen = 0
     while seen < count:
         for took, file in line.receive():
-            assert isinstance(took, Took)
+            assert isinstance(took, Give)
             if file is not None:
                 slots[took.slot] = Memory(file)
-            block = np.frombuffer(slots[took.slot].look(took.layout.size), np.uint8, took.layout.size)
-            encoded = Encoded.of(block, took.layout)
+            block = np.frombuffer(slots[took.slot].look(took.split.layout.size), np.uint8, took.split.layout.size)
+            encoded = Encoded.of(block, took.split.layout)
             encoded.block[::PAGE].sum()
             bytes_seen += len(encoded.block)
             seen += 1
-            line.send(Done(place=took.place, waited_s=0.0))
+            line.send(Released(0, took.place, 0.0))
     return bytes_seen
 
 

@@ -64,7 +64,7 @@ def test_workers_and_the_coordinator_are_killed(nodes, reader):
         for number, batch in enumerate(served(there, client)):
             got.append(batch)
             if number % 9 == 4:
-                board = client.board
+                board = cluster.board
                 pids = [ray.get(board.pid.remote())] if number % 2 else ray.get(board.workers.remote())
                 if pids:
                     os.kill(draw.choice(pids), signal.SIGKILL)

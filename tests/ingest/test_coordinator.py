@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rowwise import SpecError
+from rowwise.ingest.block import Sizes, lay_out
 from rowwise.ingest.service.coordinator import (
     Attached,
     Coordinator,
@@ -16,16 +17,27 @@ from rowwise.ingest.service.coordinator import (
     Kill,
     Lease,
     Lost,
-    Made,
     Place,
     Plan,
+    Prepared,
     Refused,
     Released,
     Retire,
     Start,
     Tick,
+    Times,
 )
 from rowwise.ingest.service.scaling import Seen, wanted_workers
+
+EMPTY = lay_out(Sizes(0, 0, 0, (), (), ()))
+
+
+def made(worker, place, busy_s):
+    return Prepared(worker, place, EMPTY, Times(busy_s=busy_s))
+
+
+def told(command):
+    return command.client, command.place, command.slot, command.error
 
 
 class World:
@@ -90,7 +102,7 @@ class World:
             elif self.now_s >= due_s and self.draw.random() >= self.faults:
                 del self.leases[worker]
                 self.slots[slot] = place
-                self.tell(Made(worker, place, 1.0))
+                self.tell(made(worker, place, 1.0))
 
     def use(self, client):
         """Take what comes next, let go what was taken long ago."""
@@ -187,7 +199,8 @@ def test_a_split_is_leased_again_when_its_worker_hangs():
     assert coordinator.handle(Tick(), 5.9) == []
     assert coordinator.handle(Tick(), 6.0) == [Kill(1), Start(2)]
     assert coordinator.handle(Joined(2), 6.1) == [Lease(2, Place(0, 1), 1)]
-    assert coordinator.handle(Made(1, Place(0, 0), 1.0), 6.2)[0] == Give(0, Place(0, 0), 0)  # it had been about to
+    give = coordinator.handle(made(1, Place(0, 0), 1.0), 6.2)[0]
+    assert told(give) == (0, Place(0, 0), 0, None)  # it had been about to
     assert coordinator.handle(Lost(1, "killed"), 6.3) == []
 
 
@@ -198,7 +211,7 @@ def test_what_kills_every_worker_is_refused_with_how_they_ended():
     assert Lease(2, Place(0, 0), 0) in coordinator.handle(Joined(2), 0.2)
     commands = coordinator.handle(Lost(2, "ended with 1"), 0.3)
     (give,) = [c for c in commands if isinstance(c, Give)]
-    assert give == Give(0, Place(0, 0), None, "2 workers were lost over it: killed by SIGKILL; ended with 1")
+    assert told(give) == (0, Place(0, 0), None, "2 workers were lost over it: killed by SIGKILL; ended with 1")
 
 
 def test_workers_that_never_start_are_not_started_for_ever():
@@ -206,7 +219,7 @@ def test_workers_that_never_start_are_not_started_for_ever():
     for number in (1, 2, 3):
         assert Start(number) in commands
         commands = coordinator.handle(Lost(number, "no module"), 0.1 * number)
-    assert commands[0] == Give(0, Place(0, 0), None, "no worker starts: no module")
+    assert told(commands[0]) == (0, Place(0, 0), None, "no worker starts: no module")
     assert not [c for c in coordinator.handle(Tick(), 9.0) if isinstance(c, Start)]
 
 
@@ -214,22 +227,23 @@ def test_the_next_epoch_is_prepared_before_it_begins_and_none_after_the_last():
     coordinator, _ = begun(splits=2, epochs=2, ahead=4)
     leased = [c.place for c in coordinator.handle(Joined(1), 0.0)]
     for at in ((0, 0), (0, 1), (1, 0)):
-        leased += [c.place for c in coordinator.handle(Made(1, Place(*at), 1.0), 0.1) if isinstance(c, Lease)]
+        leased += [c.place for c in coordinator.handle(made(1, Place(*at), 1.0), 0.1) if isinstance(c, Lease)]
     assert leased == [Place(0, 0), Place(0, 1), Place(1, 0), Place(1, 1)]
-    assert not [c for c in coordinator.handle(Made(1, Place(1, 1), 1.0), 0.2) if isinstance(c, Lease)]
+    assert not [c for c in coordinator.handle(made(1, Place(1, 1), 1.0), 0.2) if isinstance(c, Lease)]
 
 
 def test_a_refused_split_comes_in_its_place():
     coordinator, _ = begun()
     coordinator.handle(Joined(1), 0.0)
-    assert coordinator.handle(Refused(1, Place(0, 0), "bad label"), 0.1)[-1] == Give(0, Place(0, 0), None, "bad label")
+    give = coordinator.handle(Refused(1, Place(0, 0), "bad label"), 0.1)[-1]
+    assert told(give) == (0, Place(0, 0), None, "bad label")
 
 
 def test_nothing_begins_before_all_clients_are_here():
     coordinator, _ = begun(clients=2)
     assert coordinator.handle(Joined(1), 0.0) == []
     assert coordinator.handle(Attached(1, Place(0, 3)), 0.1) == [Lease(1, Place(0, 0), 0)]
-    given_to = [c.client for c in coordinator.handle(Made(1, Place(0, 0), 1.0), 0.2) if isinstance(c, Give)]
+    given_to = [c.client for c in coordinator.handle(made(1, Place(0, 0), 1.0), 0.2) if isinstance(c, Give)]
     assert given_to == [0]  # the other one has had it
 
 
@@ -281,7 +295,7 @@ def simulate(seconds, **how):
         for worker, (where, due_s) in list(pace.leases.items()):
             if pace.now_s >= due_s:
                 del pace.leases[worker]
-                pace.tell(Made(worker, where, pace.makes_s))
+                pace.tell(made(worker, where, pace.makes_s))
         if pace.now_s >= pace.busy_until_s and not pace.pause[0] <= pace.now_s < pace.pause[1]:
             pace.use(late=pace.now_s > seconds / 2)
         pace.tell(Tick())
@@ -313,7 +327,7 @@ def test_waiting_before_a_client_came_back_counts_once():
     coordinator.handle(Attached(0, Place(1, 0), 100.0), 0.0)
     coordinator.handle(Joined(1), 0.0)
     for at in range(20):
-        coordinator.handle(Made(1, Place(1, at), 0.1), 0.2 * at)
+        coordinator.handle(made(1, Place(1, at), 0.1), 0.2 * at)
         coordinator.handle(Released(0, Place(1, at), 100.0), 0.2 * at + 0.1)
     assert coordinator.target == 1
 

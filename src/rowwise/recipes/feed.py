@@ -9,7 +9,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, final
+from typing import final
 
 from msgspec import structs
 
@@ -21,9 +21,6 @@ from rowwise.ingest.service.client import Client, Health
 from rowwise.ingest.service.local import Service, Workers, client_of
 from rowwise.recipes.compose import Resolved, deal_of, make_batcher
 
-if TYPE_CHECKING:
-    from rowwise.ingest.service.cluster import ClusterClient
-
 
 @final
 class Feed:
@@ -32,7 +29,7 @@ class Feed:
     def __init__(self, resolved: Resolved, comm: Comm) -> None:
         """Without workers yet, and where a bad row is an error."""
         self._resolved, self._comm, self._ends = resolved, comm, ExitStack()
-        self._client: Client | ClusterClient | None = None
+        self._client: Client | None = None
         self._aside: Path | None = None
 
     def __call__(self, position: Position | None) -> Batcher:
@@ -94,7 +91,7 @@ class Feed:
             return service.client()
         return self._ends.enter_context(closing(client_of(Path(address), comm.rank - here[0])))
 
-    def _join_cluster(self, workers: Workers) -> "ClusterClient":
+    def _join_cluster(self, workers: Workers) -> Client:
         from rowwise.ingest.service.cluster import Cluster
 
         comm, found = self._comm, None
@@ -110,5 +107,5 @@ class Feed:
         return found.client(comm.rank)
 
 
-def _served(client: "Client | ClusterClient", splits: int, epoch: int, at: int) -> Iterator[Part]:
+def _served(client: Client, splits: int, epoch: int, at: int) -> Iterator[Part]:
     return map(Served, client.splits(epoch, at, splits))

@@ -13,8 +13,9 @@ import numpy as np
 
 from rowwise.ingest.block import Encoded
 from rowwise.ingest.columns import Columns
+from rowwise.ingest.service.coordinator import Give, Prepared
 from rowwise.ingest.service.memory import Memory
-from rowwise.ingest.service.messages import Line, Prepared, Took
+from rowwise.ingest.service.messages import Line
 
 
 @final
@@ -38,12 +39,12 @@ class HandOff:
         from rowwise.ingest.collate import Piece, collate
 
         begin_s = perf_counter()
-        about = {"place": made.place, "slot": 0, "layout": made.layout, "times": made.times}
-        self._ours.send(Took(**about, workers=1, ready=1))
+        self._ours.send(Give(0, made.place, 0, made, workers=1, ready=1))
         [(message, _)] = self._receive()
-        assert isinstance(message, Took)
-        memory = np.frombuffer(self._memory.look(message.layout.size), np.uint8)
-        encoded = Encoded.of(memory, message.layout)
+        assert isinstance(message, Give)
+        assert message.split is not None
+        memory = np.frombuffer(self._memory.look(message.split.layout.size), np.uint8)
+        encoded = Encoded.of(memory, message.split.layout)
         for begin in range(0, encoded.rows, self._batch):
             collate([Piece(encoded, begin, min(begin + self._batch, encoded.rows))], self._columns)
         return perf_counter() - begin_s

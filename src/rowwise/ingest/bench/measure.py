@@ -21,9 +21,8 @@ from rowwise.ingest.bench.packed import Unpacking, unpacking_of
 from rowwise.ingest.delimited import CsvReader
 from rowwise.ingest.prepare import Task
 from rowwise.ingest.reader import Reader, Split
-from rowwise.ingest.service.coordinator import Place
+from rowwise.ingest.service.coordinator import Lease, Place, Refused
 from rowwise.ingest.service.memory import Memory, make_memory
-from rowwise.ingest.service.messages import Bad, Prepare
 from rowwise.ingest.service.worker import prepared
 from rowwise.ingest.warehouse.ranges import Counters
 from rowwise.spec import Value
@@ -145,8 +144,8 @@ class _Bench:
         """One split."""
         split = self._task.splits[self._order[place.at]]
         before = _counters(self._task.reader)
-        made = prepared(self._task, Prepare(place=place, slot=0), self._slot.take)
-        if isinstance(made, Bad):
+        made = prepared(self._task, Lease(0, place, 0), self._slot.take)
+        if isinstance(made, Refused):
             raise DataError(made.error)
         counted = _counters(self._task.reader) - before
         if isinstance(self._task.reader, CsvReader):

@@ -13,16 +13,16 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import count
 from time import perf_counter
-from typing import final
+from typing import Protocol, final
 
 import numpy as np
 from msgspec import structs
 
 from rowwise.errors import DataError, PeerError
-from rowwise.ingest.block import Encoded
-from rowwise.ingest.service.coordinator import Place
+from rowwise.ingest.block import Bytes, Encoded
+from rowwise.ingest.service.coordinator import Attached, Give, Place, Released, Times
 from rowwise.ingest.service.memory import Memory
-from rowwise.ingest.service.messages import Broken, Done, Hello, Line, Message, Times, Took
+from rowwise.ingest.service.messages import Line, Message
 from rowwise.spec import Value
 
 POLL_S = 0.05
@@ -39,12 +39,66 @@ class Health(Value, frozen=True):
     restarts: int = 0  # of the host
 
 
+class Transport(Protocol):
+    """How splits come to a trainer."""
+
+    restarts: int  # of the coordinator, that it has met
+
+    def attach(self, place: Place, waited_s: float) -> None:
+        """Ask for the splits from here on; those of before are forgotten."""
+        ...
+
+    def take(self, place: Place, count: int, waited_s: float) -> tuple[Give, Bytes | None]:
+        """The next split of an epoch of so many, and its block; those before it are no longer used."""
+        ...
+
+    def close(self) -> None:
+        """Hang up; a trainer that waits for a split meets a PeerError."""
+        ...
+
+
 @final
 class Client:
-    """One of the trainers.
+    """One of the trainers: splits, in order and each once."""
+
+    def __init__(self, transport: Transport) -> None:
+        """Connect when the first split is wanted."""
+        self._transport = transport
+        self.health = Health()
+
+    def splits(self, epoch: int, at: int, count: int) -> Iterator[Encoded]:
+        """Those of an epoch from a place on, up to its end; good until another epoch is begun."""
+        self._transport.attach(Place(epoch, at), self.health.waited_s)
+        for number in range(at, count):
+            begin_s = perf_counter()
+            give, block = self._transport.take(Place(epoch, number), count, self.health.waited_s)
+            if give.split is None or block is None:
+                raise DataError(give.error or "")
+            self._note(give, give.split.times, perf_counter() - begin_s)
+            yield Encoded.of(block, give.split.layout)
+
+    def close(self) -> None:
+        """Hang up."""
+        self._transport.close()
+
+    def _note(self, give: Give, times: Times, waited_s: float) -> None:
+        health = self.health
+        self.health = Health(
+            splits=health.splits + 1,
+            waited_s=health.waited_s + waited_s,
+            workers=give.workers,
+            ready=give.ready,
+            times=sum_of(health.times, times),
+            restarts=self._transport.restarts,
+        )
+
+
+@final
+class HostTransport:
+    """To a host on this machine.
 
     Args:
-        number: which of them, from 0 on.
+        number: of the client, from 0 on.
         call: connects to the host; told how many workers a host had that is gone, it is for another one to be started,
             where that is this client's to do. Raises PeerError in the end.
         is_alive: whether anybody will ever answer.
@@ -55,26 +109,35 @@ class Client:
         self._number, self._call, self._is_alive = number, call, is_alive
         self._line: Line | None = None
         self._slots: dict[int, Memory] = {}
-        self._arrived: dict[Place, Took | Broken] = {}
+        self._arrived: dict[Place, Give] = {}
         self._released: deque[int] = deque()  # in any thread, at any time: appending is all that may be done there
         self._held: dict[int, Place] = {}  # a split may be taken twice: each time it is told apart
         self._looks = count()
         self._told: Place | None = None
         self._closed = False
-        self.health = Health()
+        self._waited_s, self._workers = 0.0, 0
+        self.restarts = 0
 
-    def splits(self, epoch: int, at: int, count: int) -> Iterator[Encoded]:
-        """Those of an epoch from a place on, up to its end; good until another epoch is begun."""
+    def attach(self, place: Place, waited_s: float) -> None:
+        """Ask the host, or the next one."""
+        self._waited_s = waited_s
         self._arrived.clear()
         self._held.clear()
-        place = Place(epoch, at)
         self._hello(place)
-        for number in range(at, count):
-            place = Place(epoch, number)
-            yield self._take(place)
+
+    def take(self, place: Place, count: int, waited_s: float) -> tuple[Give, Bytes | None]:
+        """A view of the slot that the split is in."""
+        self._waited_s = waited_s
+        with contextlib.suppress(PeerError):  # that the host is gone matters when something is wanted of it
+            self._tell_released(place)
+        while place not in self._arrived:
+            self._hear(place)
+        give = self._arrived.pop(place)
+        self._workers = give.workers
+        return give, None if give.split is None else self._look(give, give.split.layout.size)
 
     def close(self) -> None:
-        """Hang up; whoever waits for a split meets a PeerError."""
+        """Hang up."""
         self._closed = True
         if self._line is not None:
             self._line.close()
@@ -82,35 +145,15 @@ class Client:
             slot.close()
         self._line = None
 
-    def _take(self, place: Place) -> Encoded:
-        begin_s = perf_counter()
-        with contextlib.suppress(PeerError):  # that the host is gone matters when something is wanted of it
-            self._tell_released(place)
-        while place not in self._arrived:
-            self._hear(place)
-        waited_s = perf_counter() - begin_s
-        took = self._arrived.pop(place)
-        if isinstance(took, Broken):
-            raise DataError(took.error)
-        health, spent = self.health, self.health.times
-        self.health = structs.replace(
-            health,
-            splits=health.splits + 1,
-            waited_s=health.waited_s + waited_s,
-            workers=took.workers,
-            ready=took.ready,
-            times=sum_of(spent, took.times),
-        )
-        return self._look(took)
-
-    def _look(self, took: Took) -> Encoded:
-        """The arrays of a split; the service hears when they are gone."""
-        memory = self._slots[took.slot].look(took.layout.size)
-        block = (ctypes.c_char * took.layout.size).from_buffer(memory)
+    def _look(self, give: Give, size_bytes: int) -> Bytes:
+        """The block of a split; the service hears when it is gone."""
+        assert give.slot is not None
+        memory = self._slots[give.slot].look(size_bytes)
+        block = (ctypes.c_char * size_bytes).from_buffer(memory)
         look = next(self._looks)
-        self._held[look] = took.place
+        self._held[look] = give.place
         weakref.finalize(block, self._released.append, look)
-        return Encoded.of(np.frombuffer(memoryview(block), np.uint8), took.layout)
+        return np.frombuffer(memoryview(block), np.uint8)
 
     def _hear(self, wanted: Place) -> None:
         """One turn of listening, and of telling what was let go."""
@@ -129,9 +172,9 @@ class Client:
             self._again(wanted)
 
     def _heard(self, message: Message, file: int | None, wanted: Place) -> None:
-        assert isinstance(message, (Took, Broken))
+        assert isinstance(message, Give)
         if file is not None:
-            assert isinstance(message, Took)
+            assert message.slot is not None
             self._slots[message.slot] = Memory(file)
         if message.place >= wanted:  # what was taken before is not taken again, whoever offers it
             self._arrived[message.place] = message
@@ -143,7 +186,7 @@ class Client:
         first = min(self._held.values(), default=wanted)
         last = Place(first.epoch, first.at - 1)
         if self._line is not None and last.at >= 0 and last != self._told:
-            self._line.send(Done(place=last, waited_s=self.health.waited_s))
+            self._line.send(Released(self._number, last, self._waited_s))
             self._told = last
 
     def _hello(self, place: Place) -> None:
@@ -152,7 +195,7 @@ class Client:
             self._connect(None)
         assert self._line is not None
         try:
-            self._line.send(Hello(client=self._number, place=place, waited_s=self.health.waited_s))
+            self._line.send(Attached(self._number, place, self._waited_s))
         except PeerError:
             self._again(place)
 
@@ -166,12 +209,12 @@ class Client:
             return
         if self._line is not None:
             self._line.close()
-        self.health = structs.replace(self.health, restarts=self.health.restarts + 1)
+        self.restarts += 1
         self._arrived.clear()
         for slot in self._slots.values():
             slot.close()
         self._slots.clear()
-        self._connect(max(self.health.workers, 1))
+        self._connect(max(self._workers, 1))
         self._hello(place)
 
 

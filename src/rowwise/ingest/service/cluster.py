@@ -18,18 +18,15 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Self, final
 
 import numpy as np
-from msgspec import structs
 
-from rowwise.errors import DataError, PeerError, SpecError
-from rowwise.ingest.block import Bytes, Encoded, Layout, private
+from rowwise.errors import PeerError, SpecError
+from rowwise.ingest.block import Bytes, private
 from rowwise.ingest.prepare import Task
-from rowwise.ingest.service.client import Health, sum_of
+from rowwise.ingest.service.client import Client
 from rowwise.ingest.service.coordinator import (
     Attached,
     Command,
@@ -40,9 +37,9 @@ from rowwise.ingest.service.coordinator import (
     Kill,
     Lease,
     Lost,
-    Made,
     Place,
     Plan,
+    Prepared,
     Refused,
     Released,
     Retire,
@@ -51,7 +48,6 @@ from rowwise.ingest.service.coordinator import (
     Vanished,
 )
 from rowwise.ingest.service.local import Workers
-from rowwise.ingest.service.messages import Bad, Prepare, Prepared, Times
 from rowwise.ingest.service.worker import prepared
 
 TICK_S = 0.1
@@ -104,7 +100,7 @@ class Frames:
         """It is here."""
         return True
 
-    def prepare(self, epoch: int, at: int) -> tuple[Bytes, Prepared | Bad]:
+    def prepare(self, lease: Lease) -> tuple[Bytes, Prepared | Refused]:
         """A split."""
         blocks: list[Bytes] = []
 
@@ -112,28 +108,8 @@ class Frames:
             blocks.append(private(size_bytes))
             return blocks[-1]
 
-        told = prepared(self._task, Prepare(place=Place(epoch, at), slot=0), memory)
-        return (blocks[-1] if isinstance(told, Prepared) else np.empty(0, np.uint8)), told
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fetched:
-    """A split for a client: where its block is, or why there is none."""
-
-    block: Any  # a reference, in a list so that it is not resolved on the way
-    layout: Layout | None = None
-    error: str | None = None
-    times: Times = field(default_factory=Times)
-    workers: int = 0
-    ready: int = 0
-
-
-@dataclass(slots=True)
-class _Ready:
-    """What a worker has made."""
-
-    block: Any
-    told: Prepared
+        event = prepared(self._task, lease, memory)
+        return (blocks[-1] if isinstance(event, Prepared) else np.empty(0, np.uint8)), event
 
 
 @final
@@ -145,53 +121,42 @@ class Board:
         self._coordinator, self._cpus = Coordinator(plan), cpus
         self._task: Any = None  # a reference: what clients bring survives an end of this actor
         self._workers: dict[int, Any] = {}
-        self._slots: dict[int, _Ready] = {}
+        self._slots: dict[int, Any] = {}  # references to blocks
         self._given: dict[tuple[int, Place], Give] = {}
         self._news = asyncio.Event()
         self._calls: set[asyncio.Task[None]] = set()
         self._life = uuid.uuid4().hex  # another one, where Ray has started this actor again
 
-    async def attach(self, task: list[Any], client: int, place: Place, waited_s: float) -> str:
+    async def attach(self, task: list[Any], event: Attached) -> str:
         """A client wants the splits from here on; it learns whom it has told.
 
-        Args:
-            task: a reference to what there is to prepare, in a list so that it is not resolved on the way.
-            client: who it is.
-            place: the first split.
-            waited_s: before now.
+        `task`: a reference to what there is to prepare, in a list so that it is not resolved on the way.
         """
         if self._task is None:
             self._later(self._tick())  # before that there is nothing to start workers with
         self._task = task[0]
-        self._given = {key: give for key, give in self._given.items() if key[0] != client}
-        self._tell(Attached(client, place, waited_s))
+        self._given = {key: give for key, give in self._given.items() if key[0] != event.client}
+        self._tell(event)
         return self._life
 
-    async def take(self, life: str, client: int, epoch: int, at: int) -> Fetched | None:
-        """A split, once it is ready; None to a client that this coordinator does not know."""
+    async def take(self, life: str, client: int, place: Place) -> tuple[Give, list[Any]] | None:
+        """A split, once it is ready, with a reference to its block; None to a client that is not known here."""
         if life != self._life:
             return None
-        key = client, Place(epoch, at)
-        while key not in self._given:
+        while (client, place) not in self._given:
             await self._news.wait()
-        give = self._given[key]
-        coordinator = self._coordinator
-        about = {"workers": coordinator.workers, "ready": coordinator.ready}
-        if give.slot is None:
-            return Fetched(block=[], error=give.error, **about)
-        made = self._slots[give.slot]
-        return Fetched(block=[made.block], layout=made.told.layout, times=made.told.times, **about)
+        give = self._given[client, place]
+        return give, [] if give.slot is None else [self._slots[give.slot]]
 
-    async def release(self, client: int, epoch: int, at: int, waited_s: float) -> None:
+    async def release(self, event: Released) -> None:
         """A client has a split, and everything before it."""
-        self._given.pop((client, Place(epoch, at)), None)
-        self._tell(Released(client, Place(epoch, at), waited_s))
+        self._given.pop((event.client, event.place), None)
+        self._tell(event)
 
-    async def vanished(self, epoch: int, at: int) -> None:
+    async def vanished(self, event: Vanished) -> None:
         """A split cannot be fetched any more."""
-        place = Place(epoch, at)
-        self._given = {key: give for key, give in self._given.items() if key[1] != place}
-        self._tell(Vanished(place))
+        self._given = {key: give for key, give in self._given.items() if key[1] != event.place}
+        self._tell(event)
 
     async def workers(self) -> list[int]:
         """Processes of the workers that are ready, for tests to end."""
@@ -244,18 +209,15 @@ class Board:
         worker = self._workers.get(lease.worker)
         if worker is None:
             return
-        place = lease.place
-        block, told_later = worker.prepare.options(num_returns=2).remote(place.epoch, place.at)
+        block, later = worker.prepare.options(num_returns=2).remote(lease)
         try:
-            told = await told_later
+            event = await later
         except ray.exceptions.RayError as error:
             self._lost(lease.worker, error)
             return
-        if isinstance(told, Bad):
-            self._tell(Refused(lease.worker, place, told.error))
-        else:
-            self._slots[lease.slot] = _Ready(block, told)
-            self._tell(Made(lease.worker, place, told.times.busy_s))
+        if isinstance(event, Prepared):
+            self._slots[lease.slot] = block
+        self._tell(event)
 
     def _lost(self, number: int, error: Exception) -> None:
         if self._workers.pop(number, None) is not None:
@@ -303,9 +265,9 @@ class Cluster:
         self._task = [self._ray.put(task)]
         self.board = actor.remote(workers.plan(clients, task), workers.cpus)
 
-    def client(self, number: int = 0) -> "ClusterClient":
+    def client(self, number: int = 0) -> Client:
         """One trainer's end."""
-        return ClusterClient(self._ray, number, self.board, self._task)
+        return Client(ClusterTransport(self._ray, number, self.board, self._task))
 
     def close(self) -> None:
         """End it, if it was begun here."""
@@ -320,73 +282,61 @@ class Cluster:
 
 
 @final
-class ClusterClient:
-    """One of the trainers: splits in order, each once, some of them fetched before they are needed."""
+class ClusterTransport:
+    """To the coordinator of a cluster; some splits are fetched before they are needed."""
 
     def __init__(self, ray: Any, number: int, board: Any, task: list[Any]) -> None:
         """`board`: the coordinator; `task`: a reference to what there is to prepare, for it."""
-        self._ray, self._number, self.board, self._task = ray, number, board, task
+        self._ray, self._number, self._board, self._task = ray, number, board, task
         self._life = ""
-        self.health = Health()
+        self._asked: dict[int, Any] = {}
+        self._waited_s = 0.0
+        self._taken: Place | None = None
+        self.restarts = 0
 
-    def splits(self, epoch: int, at: int, count: int) -> Iterator[Encoded]:
-        """Those of an epoch from a place on, up to its end."""
-        asked: dict[int, Any] = {}
-        self._attach(epoch, at)
-        for number in range(at, count):
-            begin_s = perf_counter()
-            found = self._fetch(asked, Place(epoch, number), count)
-            health = self.health
-            self.health = structs.replace(
-                health, splits=health.splits + 1, waited_s=health.waited_s + perf_counter() - begin_s
-            )
-            yield found
-            self.board.release.remote(self._number, epoch, number, self.health.waited_s)
+    def attach(self, place: Place, waited_s: float) -> None:
+        """Tell the coordinator that is there."""
+        self._asked.clear()
+        self._taken, self._waited_s = None, waited_s
+        attached = Attached(self._number, place, waited_s)
+        self._life = self._ray.get(self._board.attach.remote(self._task, attached))
 
-    def close(self) -> None:
-        """There is nothing to hang up."""
-
-    def _fetch(self, asked: dict[int, Any], place: Place, count: int) -> Encoded:
+    def take(self, place: Place, count: int, waited_s: float) -> tuple[Give, Bytes | None]:
         """One split, whoever is lost meanwhile."""
+        self._waited_s = waited_s
+        if self._taken is not None:
+            self._board.release.remote(Released(self._number, self._taken, waited_s))
         errors = self._ray.exceptions
         end_s = perf_counter() + PATIENCE_S
         while perf_counter() < end_s:
             try:
-                fetched = self._ask(asked, place, count)
-                if fetched is not None:
-                    if fetched.error is not None:
-                        raise DataError(fetched.error)
-                    block = self._ray.get(fetched.block[0])
-                    self._note(fetched)
-                    assert fetched.layout is not None
-                    return Encoded.of(block, fetched.layout)
-                self._again(asked, place)
+                found = self._ask(place, count)
+                if found is not None:
+                    give, block = found
+                    self._taken = place
+                    return give, self._ray.get(block[0]) if block else None
+                self._again(place)
             except errors.ObjectLostError:
-                asked.clear()
-                self.board.vanished.remote(place.epoch, place.at)
+                self._asked.clear()
+                self._board.vanished.remote(Vanished(place))
             except errors.RayActorError:
-                self._again(asked, place)
+                self._again(place)
         raise PeerError(f"the service that prepares rows does not answer for {PATIENCE_S:.0f} s: see the Ray cluster")
 
-    def _ask(self, asked: dict[int, Any], place: Place, count: int) -> Fetched | None:
+    def close(self) -> None:
+        """There is nothing to hang up."""
+
+    def _ask(self, place: Place, count: int) -> tuple[Give, list[Any]] | None:
         for number in range(place.at, min(place.at + FETCHED_AHEAD, count)):
-            if number not in asked:
-                asked[number] = self.board.take.remote(self._life, self._number, place.epoch, number)
-        found: Fetched | None = self._ray.get(asked.pop(place.at))
+            if number not in self._asked:
+                wanted = Place(place.epoch, number)
+                self._asked[number] = self._board.take.remote(self._life, self._number, wanted)
+        found: tuple[Give, list[Any]] | None = self._ray.get(self._asked.pop(place.at))
         return found
 
-    def _note(self, fetched: Fetched) -> None:
-        times = sum_of(self.health.times, fetched.times)
-        self.health = structs.replace(self.health, times=times, workers=fetched.workers, ready=fetched.ready)
-
-    def _again(self, asked: dict[int, Any], place: Place) -> None:
+    def _again(self, place: Place) -> None:
         """To a coordinator that does not know where this client stands."""
-        asked.clear()
         time.sleep(TICK_S)
-        self.health = structs.replace(self.health, restarts=self.health.restarts + 1)
+        self.restarts += 1
         with contextlib.suppress(self._ray.exceptions.RayActorError):  # it is not back yet
-            self._attach(place.epoch, place.at)
-
-    def _attach(self, epoch: int, at: int) -> None:
-        place = Place(epoch, at)
-        self._life = self._ray.get(self.board.attach.remote(self._task, self._number, place, self.health.waited_s))
+            self.attach(place, self._waited_s)

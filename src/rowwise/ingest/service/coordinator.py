@@ -6,9 +6,9 @@ what must not happen is that a client uses it twice or not at all. A client take
 where it stands; everything here can be lost and follows again from where clients stand, which their checkpoints hold.
 
 `handle(event, now_s)` returns commands; nothing here knows of processes, sockets or a clock, so that the same machine
-runs on one host (`host.py`) and on a cluster (`ray.py`), and a test can play years of faults in a second. Splits are
-leased to workers for a time; whoever does not deliver is killed, and the split is leased again. A split is kept until
-every client has let it go. Gives up: clients in step: one that is far behind holds up all others.
+runs on one host (`host.py`) and on a cluster (`cluster.py`), and a test can play years of faults in a second. Splits
+are leased to workers for a time; a worker that does not deliver is killed, and the split is leased again. A split is
+kept until every client has let it go. Gives up: clients in step: one that is far behind holds up all others.
 """
 
 from collections import deque
@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from typing import Literal, final
 
 from rowwise.errors import SpecError
+from rowwise.ingest.block import Layout
+from rowwise.ingest.prepare import Spent
 from rowwise.ingest.service.scaling import Seen, wanted_workers
 from rowwise.spec import Value
 
@@ -52,7 +54,15 @@ class Place(Value, frozen=True, order=True):
     at: int
 
 
-class Attached(Value, frozen=True):
+class Times(Value, frozen=True):
+    """Where the seconds of a split went."""
+
+    spent: Spent = Spent()
+    busy_s: float = 0.0
+    cpu_s: float = 0.0
+
+
+class Attached(Value, frozen=True, tag=True):
     """A client is here, and wants the splits from this place on; also one that was here, and wants others."""
 
     client: int
@@ -60,13 +70,13 @@ class Attached(Value, frozen=True):
     waited_s: float = 0.0  # before now
 
 
-class Detached(Value, frozen=True):
+class Detached(Value, frozen=True, tag=True):
     """A client is gone."""
 
     client: int
 
 
-class Released(Value, frozen=True):
+class Released(Value, frozen=True, tag=True):
     """A client has taken what it needs of a split, and everything before it."""
 
     client: int
@@ -74,21 +84,22 @@ class Released(Value, frozen=True):
     waited_s: float = 0.0  # for splits, of all it has taken
 
 
-class Joined(Value, frozen=True):
+class Joined(Value, frozen=True, tag=True):
     """A worker that was started is ready."""
 
     worker: int
 
 
-class Made(Value, frozen=True):
-    """A worker has prepared a split."""
+class Prepared(Value, frozen=True, tag=True):
+    """A worker has prepared a split: it is in the slot of its lease."""
 
     worker: int
     place: Place
-    busy_s: float
+    layout: Layout
+    times: Times
 
 
-class Refused(Value, frozen=True):
+class Refused(Value, frozen=True, tag=True):
     """A worker has met something in a split that cannot be used."""
 
     worker: int
@@ -96,14 +107,14 @@ class Refused(Value, frozen=True):
     error: str
 
 
-class Lost(Value, frozen=True):
+class Lost(Value, frozen=True, tag=True):
     """A worker's process has ended."""
 
     worker: int
     how: str
 
 
-class Vanished(Value, frozen=True):
+class Vanished(Value, frozen=True, tag=True):
     """What was prepared of a split is gone, and somebody wants it still."""
 
     place: Place
@@ -113,7 +124,7 @@ class Tick(Value, frozen=True):
     """Time has passed."""
 
 
-Event = Attached | Detached | Released | Joined | Made | Refused | Lost | Vanished | Tick
+Event = Attached | Detached | Released | Joined | Prepared | Refused | Lost | Vanished | Tick
 
 
 class Start(Value, frozen=True):
@@ -134,7 +145,7 @@ class Kill(Value, frozen=True):
     worker: int
 
 
-class Lease(Value, frozen=True):
+class Lease(Value, frozen=True, tag=True):
     """Have a worker prepare a split into a slot."""
 
     worker: int
@@ -142,13 +153,16 @@ class Lease(Value, frozen=True):
     slot: int
 
 
-class Give(Value, frozen=True):
+class Give(Value, frozen=True, tag=True):
     """Hand a split to a client; with an error there is no slot, and the client ends there."""
 
     client: int
     place: Place
     slot: int | None
+    split: Prepared | None = None
     error: str | None = None
+    workers: int = 0  # at work now
+    ready: int = 0  # splits that are prepared
 
 
 Command = Start | Retire | Kill | Lease | Give
@@ -162,6 +176,7 @@ class _Task:
     state: State = "waiting"
     worker: int | None = None
     slot: int | None = None
+    split: Prepared | None = None
     due_s: float = 0.0
     lost: list[str] = field(default_factory=list)  # how the workers ended that had it
     error: str | None = None
@@ -235,8 +250,8 @@ class Coordinator:
         match event:
             case Joined(worker=worker):
                 self._joined(worker)
-            case Made():
-                self._made(event)
+            case Prepared():
+                self._prepared(event)
             case Refused(worker=worker, place=place, error=error):
                 self._end_of_lease(worker, place, error)
             case Lost(worker=worker, how=how):
@@ -256,11 +271,11 @@ class Coordinator:
         self._seen = self._seen.taken(event.waited_s - client.waited_s, now_s)
         client.place, client.waited_s = self._after(event.place), event.waited_s
 
-    def _made(self, event: Made) -> None:
+    def _prepared(self, event: Prepared) -> None:
         task = self._leased(event.worker, event.place)
         if task is not None:
-            task.state, task.worker = "ready", None
-            self._seen = self._seen.made(event.busy_s)
+            task.state, task.worker, task.split = "ready", None, event
+            self._seen = self._seen.made(event.times.busy_s)
 
     def _end_of_lease(self, worker: int, place: Place, error: str) -> None:
         task = self._leased(worker, place)
@@ -398,12 +413,13 @@ class Coordinator:
     def _give(self) -> list[Command]:
         """Each client gets what is ready, in order and once."""
         commands: list[Command] = []
+        about = {"workers": self.workers, "ready": self.ready}
         for number, client in self._clients.items():
             place = client.place
             while (task := self._tasks.get(place)) is not None and task.state in ("ready", "refused"):
                 if number not in task.given:
                     task.given.add(number)
-                    commands.append(Give(number, place, task.slot, task.error))
+                    commands.append(Give(number, place, task.slot, task.split, task.error, **about))
                 place = self._after(place)
         return commands
 

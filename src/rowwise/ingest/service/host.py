@@ -28,7 +28,7 @@ from rowwise.ingest.service.coordinator import (
     Kill,
     Lease,
     Lost,
-    Made,
+    Prepared,
     Refused,
     Released,
     Retire,
@@ -36,21 +36,7 @@ from rowwise.ingest.service.coordinator import (
     Tick,
 )
 from rowwise.ingest.service.memory import make_memory
-from rowwise.ingest.service.messages import (
-    Bad,
-    Begin,
-    Broken,
-    Done,
-    Hello,
-    Line,
-    Message,
-    Prepare,
-    Prepared,
-    Ready,
-    Set,
-    Took,
-    Unable,
-)
+from rowwise.ingest.service.messages import Begin, Line, Message, Setup
 
 TICK_S = 0.1
 WORKER = "rowwise.ingest.service.worker"
@@ -63,7 +49,6 @@ class _Worker:
     process: subprocess.Popen[bytes]
     line: Line
     slots: set[int] = field(default_factory=set)  # whose memory it has
-    slot: int = -1  # that it was last told to fill
     error: str | None = None  # why it ends
 
 
@@ -100,7 +85,6 @@ class Host:
         self._workers: dict[int, _Worker] = {}
         self._clients: list[_Client] = []
         self._slots: dict[int, int] = {}  # number: file
-        self._made: dict[int, Prepared] = {}  # what is in a slot
         self._selector = selectors.DefaultSelector()
         self._events: list[Event] = []
 
@@ -136,12 +120,11 @@ class Host:
             return
         for message, _ in messages:
             match message:
-                case Hello(client=number, place=place, waited_s=waited_s):
-                    client.number = number
-                    self._events.append(Attached(number, place, waited_s))
-                case Done(place=place, waited_s=waited_s):
-                    assert client.number is not None
-                    self._events.append(Released(client.number, place, waited_s))
+                case Attached():
+                    client.number = message.client
+                    self._events.append(message)
+                case Released():
+                    self._events.append(message)
                 case _:
                     raise AssertionError(f"a client said {message}")
 
@@ -163,15 +146,10 @@ class Host:
             return
         for message, _ in messages:
             match message:
-                case Ready():
-                    self._events.append(Joined(worker.number))
-                case Unable(error=error):
-                    worker.error = error
-                case Prepared(place=place):
-                    self._made[worker.slot] = message
-                    self._events.append(Made(worker.number, place, message.times.busy_s))
-                case Bad(place=place, error=error):
-                    self._events.append(Refused(worker.number, place, error))
+                case Lost(how=how):
+                    worker.error = how
+                case Joined() | Prepared() | Refused():
+                    self._events.append(message)
                 case _:
                     raise AssertionError(f"a worker said {message}")
 
@@ -211,7 +189,8 @@ class Host:
         worker = _Worker(number, process, Line(ours))
         self._workers[number] = worker
         self._selector.register(worker.line, selectors.EVENT_READ, lambda: self._worker_speaks(worker))
-        self._tell(worker.line, Set(size_bytes=self._begin.size_bytes, path=self._begin.path), self._file)
+        setup = Setup(worker=number, size_bytes=self._begin.size_bytes, path=self._begin.path)
+        self._tell(worker.line, setup, self._file)
 
     def _lease(self, lease: Lease) -> None:
         worker = self._workers.get(lease.worker)
@@ -221,25 +200,13 @@ class Host:
             self._slots[lease.slot] = make_memory()
         file = None if lease.slot in worker.slots else self._slots[lease.slot]
         worker.slots.add(lease.slot)
-        worker.slot = lease.slot
-        self._tell(worker.line, Prepare(place=lease.place, slot=lease.slot), file)
+        self._tell(worker.line, lease, file)
 
     def _give(self, client: _Client, give: Give) -> None:
-        if give.slot is None:
-            self._tell(client.line, Broken(place=give.place, error=give.error or ""))
-            return
-        made = self._made[give.slot]
-        known = give.slot in client.slots
-        client.slots.add(give.slot)
-        took = Took(
-            place=give.place,
-            slot=give.slot,
-            layout=made.layout,
-            workers=self._coordinator.workers,
-            ready=self._coordinator.ready,
-            times=made.times,
-        )
-        self._tell(client.line, took, None if known else self._slots[give.slot])
+        file = None if give.slot is None or give.slot in client.slots else self._slots[give.slot]
+        if give.slot is not None:
+            client.slots.add(give.slot)
+        self._tell(client.line, give, file)
 
     @staticmethod
     def _tell(line: Line, message: Message, file: int | None = None) -> None:

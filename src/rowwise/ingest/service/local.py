@@ -18,7 +18,7 @@ from typing import Literal, Self, final, get_args
 
 from rowwise.errors import PeerError, SpecError
 from rowwise.ingest.prepare import Task
-from rowwise.ingest.service.client import Client
+from rowwise.ingest.service.client import Client, HostTransport
 from rowwise.ingest.service.coordinator import Plan
 from rowwise.ingest.service.memory import make_memory
 from rowwise.ingest.service.messages import Begin, Line
@@ -108,7 +108,7 @@ class Service:
 
     def client(self, number: int = 0) -> Client:
         """The owner's own end, which starts the host again where that was killed."""
-        made = Client(number, self._call, self._is_alive)
+        made = Client(HostTransport(number, self._call, self._is_alive))
         self._clients.append(made)
         return made
 
@@ -167,7 +167,7 @@ class Service:
 
 def client_of(address: Path, number: int) -> Client:
     """Another trainer's end, while the owner is there."""
-    return Client(number, lambda _: call(address), address.parent.exists)
+    return Client(HostTransport(number, lambda _: call(address), address.parent.exists))
 
 
 def call(address: Path) -> Line:

@@ -1,8 +1,9 @@
 """What the processes of a service tell each other: frozen values over stream sockets, with files beside them.
 
-A message is its length and its MessagePack; one that comes with memory (`memory.py`) says so, and the file descriptor
-travels with its bytes. Its own file because host, workers and clients share it and nothing else. Pickles are read
-only from the process that started this one, which could run anything here anyway.
+Clients and workers say the coordinator's events and hear its commands. The memory of a slot comes with the first
+command that names it: a message is its length and its MessagePack, says whether a file comes with it (`memory.py`), and
+the descriptor travels with its bytes. Pickles are read only from the process that started this one, which could run
+anything here anyway.
 """
 
 import socket
@@ -13,9 +14,7 @@ from typing import final
 import msgspec
 
 from rowwise.errors import PeerError
-from rowwise.ingest.block import Layout
-from rowwise.ingest.prepare import Spent
-from rowwise.ingest.service.coordinator import Place, Plan
+from rowwise.ingest.service.coordinator import Attached, Give, Joined, Lease, Lost, Plan, Prepared, Refused, Released
 from rowwise.spec import Value
 
 LENGTH = struct.Struct("<I?")
@@ -32,87 +31,17 @@ class Begin(Value, frozen=True, tag=True):
     workers: int | None = None  # as many as a host before this one had come to
 
 
-class Set(Value, frozen=True, tag=True):
-    """To a worker: what to prepare from, as a pickle in memory of so many bytes."""
+class Setup(Value, frozen=True, tag=True):
+    """To a worker: its number, and what to prepare from, as a pickle in memory of so many bytes."""
 
+    worker: int
     size_bytes: int
     path: tuple[str, ...] = ()
 
 
-class Prepare(Value, frozen=True, tag=True):
-    """To a worker: a split, and where to put it; the memory of a slot comes with it the first time."""
-
-    place: Place
-    slot: int
-
-
-class Ready(Value, frozen=True, tag=True):
-    """From a worker: it has been set."""
-
-
-class Unable(Value, frozen=True, tag=True):
-    """From a worker: it cannot work, and ends."""
-
-    error: str
-
-
-class Times(Value, frozen=True):
-    """Where the seconds of a split went."""
-
-    spent: Spent = Spent()
-    busy_s: float = 0.0
-    cpu_s: float = 0.0
-
-
-class Prepared(Value, frozen=True, tag=True):
-    """From a worker: a split is in its slot."""
-
-    place: Place
-    layout: Layout
-    times: Times
-
-
-class Bad(Value, frozen=True, tag=True):
-    """From a worker: a split cannot be used, and why."""
-
-    place: Place
-    error: str
-
-
-class Hello(Value, frozen=True, tag=True):
-    """From a client: who it is, and the splits that it wants from here on."""
-
-    client: int
-    place: Place
-    waited_s: float
-
-
-class Done(Value, frozen=True, tag=True):
-    """From a client: it has what it needs of a split."""
-
-    place: Place
-    waited_s: float
-
-
-class Took(Value, frozen=True, tag=True):
-    """To a client: a split, in the memory of a slot, which comes with it where it is new to the client."""
-
-    place: Place
-    slot: int
-    layout: Layout
-    workers: int  # at work now
-    ready: int  # splits that are prepared
-    times: Times
-
-
-class Broken(Value, frozen=True, tag=True):
-    """To a client: there is no such split, and no more after it."""
-
-    place: Place
-    error: str
-
-
-Message = Begin | Set | Prepare | Ready | Unable | Prepared | Bad | Hello | Done | Took | Broken
+FromClient = Attached | Released
+FromWorker = Joined | Prepared | Refused | Lost
+Message = Begin | Setup | Lease | Give | FromClient | FromWorker
 
 
 @final

@@ -19,8 +19,9 @@ from msgspec import structs
 from rowwise.errors import PeerError, one_line
 from rowwise.ingest import block
 from rowwise.ingest.prepare import Task
+from rowwise.ingest.service.coordinator import Joined, Lease, Lost, Prepared, Refused, Times
 from rowwise.ingest.service.memory import Memory
-from rowwise.ingest.service.messages import Bad, Line, Prepare, Prepared, Ready, Set, Times, Unable
+from rowwise.ingest.service.messages import Line, Setup
 
 
 def main() -> None:
@@ -39,35 +40,35 @@ def work(line: Line) -> None:
     while True:
         for message, file in line.receive():
             if file is not None:
-                slots[message.slot if isinstance(message, Prepare) else -1] = Memory(file)
-            if isinstance(message, Set):
+                slots[message.slot if isinstance(message, Lease) else -1] = Memory(file)
+            if isinstance(message, Setup):
                 sys.path += [folder for folder in message.path if folder not in sys.path]
                 try:
                     task = pickle.loads(slots.pop(-1).look(message.size_bytes)[: message.size_bytes])
                 except (pickle.UnpicklingError, AttributeError, ImportError) as error:
                     out = "want functions of modules that workers can import, not of __main__"
-                    line.send(Unable(error=f"what to prepare cannot be loaded in a worker: {error}; {out}"))
+                    line.send(Lost(message.worker, f"what to prepare cannot be loaded in a worker: {error}; {out}"))
                     return
-                line.send(Ready())
+                line.send(Joined(message.worker))
             else:
-                assert isinstance(message, Prepare)
+                assert isinstance(message, Lease)
                 assert task is not None
                 line.send(prepared(task, message, slots[message.slot].take))
 
 
-def prepared(task: Task, message: Prepare, memory: block.Memory) -> Prepared | Bad:
+def prepared(task: Task, lease: Lease, memory: block.Memory) -> Prepared | Refused:
     """A split, in the memory that is given; or why it is not."""
     begin_s, begin_cpu_s = perf_counter(), process_time()
     try:
-        opened = task.open(task.order(message.place.epoch)[message.place.at], message.place.epoch)
+        opened = task.open(task.order(lease.place.epoch)[lease.place.at], lease.place.epoch)
         encode_s = perf_counter()
         encoded = opened.encode(memory=memory)
     except Exception as error:
         # Whatever it is, it is the trainer's to raise, with its place in the order of rows.
-        return Bad(place=message.place, error=one_line(error) or f"{type(error).__name__}: {error}")
+        return Refused(lease.worker, lease.place, one_line(error) or f"{type(error).__name__}: {error}")
     spent = structs.replace(opened.spent, encode_s=perf_counter() - encode_s)
     times = Times(spent=spent, busy_s=perf_counter() - begin_s, cpu_s=process_time() - begin_cpu_s)
-    return Prepared(place=message.place, layout=encoded.layout, times=times)
+    return Prepared(lease.worker, lease.place, encoded.layout, times)
 
 
 if __name__ == "__main__":
