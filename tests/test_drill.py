@@ -6,7 +6,7 @@ import tempfile
 import pytest
 from launching import rowwise
 
-from rowwise.recipes import drill, small_disk
+from rowwise.drills import drill, small_disk
 
 SURVIVED = "ends equal, bit by bit"
 WANTED = {

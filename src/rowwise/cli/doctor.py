@@ -22,7 +22,7 @@ from rowwise.errors import SpecError
 from rowwise.recipes.machine import Machine, Native
 
 if TYPE_CHECKING:
-    from rowwise.cli.selftest import Result
+    from rowwise.drills.selftest import Result
 
 MOST_SECONDS = 1e5
 
@@ -74,7 +74,7 @@ def _examine(omp_wait_policy: str, seconds: float, tell: Callable[[float], None]
         native = Native.read()
     except (ImportError, OSError) as error:  # NativeError, or a torch that itself does not load
         return Report(machine=machine, native=None, result=None, error=str(error))
-    from rowwise.cli.selftest import run
+    from rowwise.drills.selftest import run
 
     return Report(machine=machine, native=native, result=run(native.isa_sets, seconds, tell), error="")
 

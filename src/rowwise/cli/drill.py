@@ -15,7 +15,7 @@ from rowwise.errors import SpecError
 from rowwise.scratch import Scratch
 
 if TYPE_CHECKING:
-    from rowwise.recipes.drill import Report
+    from rowwise.drills.drill import Report
 
 
 class Damage(StrEnum):
@@ -45,7 +45,7 @@ def drill(
 
     Example: rowwise drill fill-disk --json
     """
-    from rowwise.recipes.drill import run_drill
+    from rowwise.drills.drill import run_drill
 
     if folder is not None and folder.exists() and any(folder.iterdir()):
         raise SpecError(f"{folder}: want an empty folder, or a new one")

@@ -17,9 +17,8 @@ from msgspec import structs
 
 from rowwise.checkpoint.manifest import NAME
 from rowwise.checkpoint.write import PART
-from rowwise.errors import SpecError
-from rowwise.recipes.small_disk import small_disk
-from rowwise.recipes.small_job import (
+from rowwise.drills.small_disk import small_disk
+from rowwise.drills.small_job import (
     EVERY,
     KEPT,
     STEPS,
@@ -33,6 +32,7 @@ from rowwise.recipes.small_job import (
     wait_until,
     whole_steps,
 )
+from rowwise.errors import SpecError
 from rowwise.spec import Value
 
 Tell = Callable[[str], None]
