@@ -44,11 +44,11 @@ from rowwise.perf.features import features, work
 from rowwise.perf.hardware import Hardware, Kernels, Machine, hardware_named, read_hardware
 from rowwise.perf.learned import STAGES, Learned, model_of
 from rowwise.perf.roofline import Roofline
-from rowwise.planner.baselines import BASELINES, run_baseline
 from rowwise.planner.constraints import Constraints
 from rowwise.planner.kinds import Kind
 from rowwise.planner.layouts import TABLE_WISE
 from rowwise.planner.make import forecast, make_plan
+from rowwise.planner.methods.named import METHODS, run_method
 from rowwise.planner.options import Columns, problem_of
 from rowwise.planner.problem import NO_UNIT, Placement, Problem, Question
 from rowwise.planner.search import search, search_best
@@ -167,8 +167,8 @@ def measure_plans_of_a_model(args: argparse.Namespace) -> list[dict]:
     plans = {f"random {k}": spread_out(problem, rng) for k in range(2 if args.smoke else RANDOM_PLANS)}
     found = search(problem, seconds=0.5)
     plans["ours"] = found.placement
-    for name in BASELINES:
-        result = run_baseline(name, problem)
+    for name in METHODS:
+        result = run_method(name, problem)
         if result.cost is not None and name != "random":
             placed = placement_of(problem, result)
             if placed is not None:
@@ -216,7 +216,7 @@ def plans_floors(rows: list[dict]) -> list[dict]:
     some = [row for row in rows if row["plan"].startswith("random")]
     rank = float(spearmanr([r["predicted_ms"] for r in some], [r["measured_ms"] for r in some]).statistic)
     ours = next(row for row in rows if row["plan"] == "ours")
-    others = [row for row in rows if row["plan"] in BASELINES]
+    others = [row for row in rows if row["plan"] in METHODS]
     best = min(others, key=lambda row: row["measured_ms"])
     noise = float(np.median([row["noise"] for row in rows]))
     ratio = ours["measured_ms"] / best["measured_ms"]

@@ -32,8 +32,8 @@ from rowwise.perf.hardware import Machine, hardware_named
 from rowwise.perf.roofline import Roofline
 from rowwise.perf.torchrec import TorchRecModel
 from rowwise.plan import Plan
-from rowwise.planner.baselines import BASELINES, run_baseline
 from rowwise.planner.make import make_plan
+from rowwise.planner.methods.named import METHODS, run_method
 from rowwise.planner.milp import certify
 from rowwise.planner.options import problem_of
 from rowwise.planner.problem import Problem, Question
@@ -65,12 +65,12 @@ def ours(question: Question, seconds: float, seed: int = 0) -> tuple[Problem, di
     return problem, row | {"valid": bool(valid and problem.fits(found.placement) == (not found.over))}
 
 
-def compared(name: str, question: Question, seconds: float, baselines: tuple[str, ...] = tuple(BASELINES)) -> dict:
+def compared(name: str, question: Question, seconds: float, baselines: tuple[str, ...] = tuple(METHODS)) -> dict:
     problem, row = ours(question, seconds)
     others = {}
     for baseline in baselines:
         begin_s = time.perf_counter()
-        result = run_baseline(baseline, problem)
+        result = run_method(baseline, problem)
         others[baseline] = {"cost_s": result.cost, "took_s": time.perf_counter() - begin_s}
     return {"task": name, "tables": len(question.workloads), **row, "others": others}
 
@@ -101,9 +101,9 @@ def run_ns8(quick: bool) -> list[dict]:
 
 
 def run_pool(quick: bool) -> list[dict]:
-    few = tuple(name for name in BASELINES if name != "neuroshard")
+    few = tuple(name for name in METHODS if name != "neuroshard")
     cases = [
-        ("856x16 70 %", 16, 0.7, 0.6, tuple(BASELINES)), ("856x16 97 %", 16, 0.97, 0.6, few),
+        ("856x16 70 %", 16, 0.7, 0.6, tuple(METHODS)), ("856x16 97 %", 16, 0.97, 0.6, few),
         ("856x16 97 % long", 16, 0.97, 3.5, ()), ("856x128 70 %", 128, 0.7, 5.0, few),
         ("856x64 97 %", 64, 0.97, 5.0, few), ("856x64 97 % short", 64, 0.97, 0.5, ()),
     ]  # fmt: skip
@@ -229,7 +229,7 @@ def interval(values: list[float]) -> list[float]:
 def baselines_of(rows: list[dict]) -> dict:
     """Of each baseline: how often it fits, its cost over ours with an interval, wins of ours, and its time."""
     found = {}
-    for name in BASELINES:
+    for name in METHODS:
         ran = [r["others"][name] for r in rows if r.get("others", {}).get(name)]
         if not ran:
             continue
@@ -336,7 +336,7 @@ FLOORS = {
 
 
 SMOKE_SECONDS = 0.05  # of effort for a plan
-SMOKE_BASELINES = ("random", "size", "ldm")
+SMOKE_METHODS = ("random", "size", "ldm")
 
 
 def smoke(args: argparse.Namespace) -> dict[str, list[dict]]:
@@ -344,8 +344,8 @@ def smoke(args: argparse.Namespace) -> dict[str, list[dict]]:
     few = tasks.question(tasks.ns_tables(0, 10, 20, 4 * tasks.GiB), tasks.machine(4, 4 * tasks.GiB))
     small = next(one for one in tasks.LISTS if one.name == "nv_tiny")
     rows = {
-        "ns4": [compared("ns4-few", few, SMOKE_SECONDS, SMOKE_BASELINES)],
-        "lists": [compared(small.name, tasks.listed(small), SMOKE_SECONDS, SMOKE_BASELINES)],
+        "ns4": [compared("ns4-few", few, SMOKE_SECONDS, SMOKE_METHODS)],
+        "lists": [compared(small.name, tasks.listed(small), SMOKE_SECONDS, SMOKE_METHODS)],
         "replan": [replanned(few, make_plan(few, seconds=SMOKE_SECONDS).plan, seed=0)],
     }
     if has_peer("torchrec", args):

@@ -14,8 +14,9 @@ from small import recipe, write_rows
 from test_cli import rowwise_cli
 
 from rowwise import Plan
-from rowwise.cli.plan import write_whole
+from rowwise.cli.plan import PUBLISHED, write_whole
 from rowwise.planner.inputs import read_tables
+from rowwise.planner.methods.named import METHODS
 from rowwise.recipes.compose import make_model, resolve
 from rowwise.recipes.place import tables_of
 from rowwise.recipes.plan import wanted_of
@@ -359,3 +360,23 @@ def test_wrong_input_from_a_shell(tmp_path, text, message):
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"rowwise: {message}")
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_published_method_makes_a_plan(ok, command, name):
+    assert name in PUBLISHED.split(", ")
+    Path("tables.csv").write_text(HEAD + "".join(f"t{i},{50_000 * (i + 5)},64,{i + 5},1.1\n" for i in range(12)))
+    ok("--json", "best.json")
+    given = ("--tables", "tables.csv", "--topology", "4xzionex", "--method", name, "--json", "plan.json")
+    assert command("plan", *given)[0] == 0
+    made, best = read("plan.json").forecast, read("best.json").forecast
+    assert best.step_s <= made.step_s * 1.001
+    assert made.bound_s <= made.step_s
+
+
+def test_a_method_that_finds_nothing_says_so(refused):
+    given = ("--tables", "tables.csv", "--topology", "4xzionex")
+    assert "method 'none': want random, size" in refused(*given, "--method", "none")
+    assert "--method with --measure, --replan" in refused(*given, "--method", "ldm", "--certify", 1)
+    got = refused("--tables", "tables.csv", "--topology", "4xzionex:device=200MB", "--method", "ldm")
+    assert "method ldm found no plan that fits and follows all constraints: want another method" in got

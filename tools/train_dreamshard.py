@@ -1,4 +1,4 @@
-"""Make src/rowwise/planner/dreamshard.json again: the policy that `rowwise.planner.dreamshard` ships.
+"""Make src/rowwise/planner/methods/dreamshard.json again: the policy that `rowwise.planner.methods.dreamshard` ships.
 
 python tools/train_dreamshard.py [--minutes 6] [--seed 0] [--out FILE]
 
@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 from parts import calibrate_dreamshard as judged  # noqa: E402
 
 from rowwise.calibrate.dreamshard.train import Progress, Settings, train_policy  # noqa: E402
-from rowwise.planner.dreamshard import SHIPPED  # noqa: E402
+from rowwise.planner.methods.dreamshard import SHIPPED  # noqa: E402
 
 
 def main() -> None:

@@ -11,8 +11,8 @@ import numpy as np
 
 from parts import planner_tasks as tasks
 from parts.report import at_most
-from rowwise.planner.baselines import BASELINES, run_baseline
-from rowwise.planner.dreamshard import load_policy, place
+from rowwise.planner.methods.dreamshard import load_policy, place
+from rowwise.planner.methods.named import METHODS, run_method
 from rowwise.planner.native import Native
 from rowwise.planner.options import problem_of
 from rowwise.planner.problem import Problem, Question
@@ -61,9 +61,9 @@ def held_out(tables: int, devices: int, seed: int) -> Question:
 def costs_of(problem: Problem) -> dict[str, tuple[float | None, float]]:
     """Of each method: what its placement costs, or nothing if it does not fit, and how long it took."""
     found = {}
-    for name in BASELINES:
+    for name in METHODS:
         begin_s = time.perf_counter()
-        cost = run_baseline(name, problem).cost
+        cost = run_method(name, problem).cost
         found[name] = cost, time.perf_counter() - begin_s
     begin_s = time.perf_counter()
     unit_N = place(problem, load_policy(), costs_alone=True)

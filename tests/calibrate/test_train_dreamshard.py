@@ -15,8 +15,8 @@ from rowwise.calibrate.dreamshard.train import Settings, train_policy
 from rowwise.errors import SpecError
 from rowwise.perf.access import Access
 from rowwise.perf.torchrec import TorchRecModel
-from rowwise.planner import dreamshard
 from rowwise.planner.constraints import Constraints
+from rowwise.planner.methods import dreamshard
 from rowwise.planner.options import problem_of
 from rowwise.planner.problem import NO_UNIT, Placement
 from rowwise.spec import Table, Topology

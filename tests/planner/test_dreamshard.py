@@ -16,9 +16,8 @@ from rowwise.calibrate.dreamshard.networks import Networks
 from rowwise.calibrate.dreamshard.rewards import policy_of as arrays_of
 from rowwise.errors import SpecError
 from rowwise.perf.access import Access
-from rowwise.planner.baselines import run_baseline
 from rowwise.planner.constraints import Constraints
-from rowwise.planner.dreamshard import (
+from rowwise.planner.methods.dreamshard import (
     FEATURES,
     LAYERS,
     MOST_ITEMS,
@@ -35,6 +34,7 @@ from rowwise.planner.dreamshard import (
     start,
     whole_pieces,
 )  # fmt: skip
+from rowwise.planner.methods.named import run_method
 from rowwise.planner.native import Native
 from rowwise.planner.options import problem_of
 from rowwise.planner.problem import NO_UNIT
@@ -80,7 +80,7 @@ def test_whole_items_on_ranks_that_have_room_and_are_allowed(asked, seed, alone)
 @given(asked=questions(fill=(0.2, 0.7)))
 def test_a_start_is_a_placement_that_costs_what_the_baseline_says(asked):
     problem = problem_of(asked)
-    placement, result = start(problem), run_baseline("dreamshard", problem)
+    placement, result = start(problem), run_method("dreamshard", problem)
     if placement is None:
         assert result.cost is None
         return
@@ -94,7 +94,7 @@ def test_memory_is_used_to_the_last_byte_and_not_beyond():
     needed = sum(stored(t) for t in tables)
     assert start(problem_of(question(tables, Topology(), needed))) is not None
     assert start(problem_of(question(tables, Topology(), needed - 1))) is None
-    assert run_baseline("dreamshard", problem_of(question(tables, Topology(), needed - 1))).cost is None
+    assert run_method("dreamshard", problem_of(question(tables, Topology(), needed - 1))).cost is None
     with_buffers = question(tables, Topology(), needed, buffers=True)
     assert start(problem_of(with_buffers)) is None
 
@@ -130,7 +130,7 @@ def test_no_start_where_the_policy_cannot_place():
     problem = problem_of(question(tables, Topology(devices=2), 1e9, constraints=cut))
     assert start(problem) is None
     with pytest.raises(SpecError, match="'t1' may not be one: allow table_wise"):
-        run_baseline("dreamshard", problem)
+        run_method("dreamshard", problem)
     many = [Table(name=f"t{i}", rows=100, dim=8) for i in range(MOST_ITEMS + 1)]
     assert start(problem_of(question(many, Topology(devices=2), 1e9, constraints=WHOLE))) is None
     assert start(problem_of(question(many[1:], Topology(devices=2), 1e9, constraints=WHOLE))) is not None
@@ -147,11 +147,11 @@ def test_any_number_of_ranks_is_used(topology):
 def test_the_order_of_tables_does_not_matter():
     asked = held_out()(30, 4, 1)
     problem = problem_of(asked)
-    cost = run_baseline("dreamshard", problem).cost
+    cost = run_method("dreamshard", problem).cost
     for seed in range(3):
         order = np.random.default_rng(seed).permutation(30)
         shuffled = replace(asked, workloads=tuple(asked.workloads[i] for i in order))
-        assert run_baseline("dreamshard", problem_of(shuffled)).cost == pytest.approx(cost, rel=1e-12)
+        assert run_method("dreamshard", problem_of(shuffled)).cost == pytest.approx(cost, rel=1e-12)
 
 
 def test_a_machine_of_another_speed_has_the_same_placement():
@@ -214,10 +214,10 @@ def test_the_shipped_policy_is_better_than_greedy_ones_on_tables_it_never_saw(ta
     over: dict[str, list[float]] = {"dim": [], "size": [], "lookup": []}
     for seed in range(100, 106):  # not those that the benchmark reports
         problem = problem_of(held_out()(tables, devices, seed))
-        mine = run_baseline("dreamshard", problem).cost
+        mine = run_method("dreamshard", problem).cost
         assert mine is not None
         for name, found in over.items():
-            cost = run_baseline(name, problem).cost
+            cost = run_method(name, problem).cost
             found += [] if cost is None else [mine / cost]
     for name, found in over.items():
         assert np.mean(found) < 0.97, name

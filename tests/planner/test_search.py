@@ -15,11 +15,11 @@ from rowwise.errors import SpecError
 from rowwise.perf.access import Access
 from rowwise.perf.learned import Learned
 from rowwise.perf.memory import FLOAT_bytes
-from rowwise.planner.baselines import BASELINES, run_baseline
 from rowwise.planner.bound import Totals, linear_bound, threshold_bound
 from rowwise.planner.constraints import Constraints
 from rowwise.planner.infeasible import InfeasibleError
 from rowwise.planner.make import make_plan
+from rowwise.planner.methods.named import METHODS, run_method
 from rowwise.planner.milp import certify
 from rowwise.planner.native import Effort, Homes, Native
 from rowwise.planner.options import problem_of
@@ -166,11 +166,11 @@ def test_a_plan_is_valid_and_takes_the_memory_that_it_says(asked):
 
 @FEW
 @given(asked=questions(tables=10))
-def test_baselines_say_what_their_plans_cost_and_do_not_beat_the_bound(asked):
+def test_methods_say_what_their_plans_cost_and_do_not_beat_the_bound(asked):
     problem = problem_of(asked)
     bound = threshold_bound(problem)
-    for name in BASELINES:
-        found = run_baseline(name, problem)
+    for name in METHODS:
+        found = run_method(name, problem)
         if found.cost is None:
             continue
         load = np.zeros((problem.topology.world, problem.phi.width))

@@ -33,6 +33,7 @@ BATCH = 65536
 SECONDS = 1.0
 LONG_s = 2.0  # a search of more than this shows that it goes on
 MODELS = ("learned", "roofline", "torchrec")
+PUBLISHED = "random, size, dim, lookup, size-lookup, ldm, neuroshard-grid, neuroshard, dreamshard"
 MOST_MEASURED = 16
 STDOUT = Path("-")
 
@@ -60,6 +61,7 @@ class Effort:
     seed: int
     certify_s: float
     measured: int = 0  # of the best plans
+    method: str | None = None  # instead of the search
 
     def __post_init__(self) -> None:
         """Refuse what is no time."""
@@ -113,6 +115,9 @@ def plan(  # noqa: PLR0913 - one for each option
     measure: Annotated[
         int, typer.Option(metavar="K", help="Run the best K plans on this machine, and keep the fastest.")
     ] = 0,
+    method: Annotated[
+        str | None, typer.Option(metavar="NAME", help=f"Plan by a published method instead of the search: {PUBLISHED}.")
+    ] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Say why each table is where it is.")] = False,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="The explanation as a page.")] = None,
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the plan; - prints it.")] = None,
@@ -136,7 +141,7 @@ def plan(  # noqa: PLR0913 - one for each option
     """
     files = {"--html": html, "--json": json, "--torchrec": torchrec}
     _check_places(files)
-    effort = Effort(seconds=seconds, seed=seed, certify_s=_seconds(certify), measured=measure)
+    effort = Effort(seconds=seconds, seed=seed, certify_s=_seconds(certify), measured=measure, method=method)
     old = {path: _read_plan(path) for path in (diff, replan) if path is not None}
     asked = Asked(
         tables=tables, recipe=recipe, changes=tuple(changes or ()), topology=topology, batch=batch, dim=dim,
@@ -251,6 +256,12 @@ def _made(question: "Question", effort: Effort, old: "Plan | None") -> "tuple[Pl
     """The plan, and what is to be said of the way to it."""
     if effort.measured and (old is not None or effort.certify_s):
         raise SpecError("--measure with --replan or --certify: want one of them")
+    if effort.method is not None:
+        from rowwise.planner.make import plan_by_method
+
+        if effort.measured or old is not None or effort.certify_s or effort.seconds is not None:
+            raise SpecError("--method with --measure, --replan, --certify or --seconds: want one of them")
+        return plan_by_method(question, effort.method, effort.seed), ()
     if effort.measured:
         return _measured(question, effort)
     if old is None:

@@ -3,13 +3,17 @@
 Its own file because it is what users call; how plans are found is `search`, how bounds are proven `bound` and `milp`.
 """
 
+import time
 from dataclasses import dataclass
 
 import numpy as np
 from msgspec import structs
 
+from rowwise.errors import SpecError
 from rowwise.perf.learned import Learned
 from rowwise.plan import Forecast, Plan
+from rowwise.planner.bound import threshold_bound
+from rowwise.planner.methods.named import placement_of, run_method
 from rowwise.planner.options import problem_of
 from rowwise.planner.problem import Pieces, Problem, Question
 from rowwise.planner.refine import exchanges_s
@@ -46,6 +50,17 @@ def make_plan(
 
         searched = certify(problem, searched, certify_s)
     return _planned(problem, searched)
+
+
+def plan_by_method(question: Question, method: str, seed: int = 0) -> Planned:
+    """What a published method makes of a question; see `methods.named`. Raises `SpecError` where it finds no plan."""
+    problem, begin_s = problem_of(question), time.monotonic()
+    placement = placement_of(problem, run_method(method, problem, seed))
+    if placement is None:
+        want = "want another method, or none: the search finds more, and says why where nothing fits"
+        raise SpecError(f"method {method} found no plan that fits and follows all constraints: {want}")
+    cost, bound, took_s = problem.cost(placement), threshold_bound(problem), time.monotonic() - begin_s
+    return _planned(problem, Searched(placement, cost, 0.0, bound, 0, took_s, out_of_time=False))
 
 
 def make_plans(question: Question, count: int, *, seconds: float = SECONDS, seed: int = 0) -> list[Planned]:

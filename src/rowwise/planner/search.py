@@ -18,7 +18,7 @@ import numpy as np
 
 from rowwise.perf.access import Floats
 from rowwise.planner.bound import Bound, Totals, linear_bound, threshold_bound
-from rowwise.planner.dreamshard import start as learned_start
+from rowwise.planner.methods.dreamshard import start as learned_start
 from rowwise.planner.native import Effort, Found, Native
 from rowwise.planner.problem import NO_UNIT, Index, Placement, Problem, least_options
 

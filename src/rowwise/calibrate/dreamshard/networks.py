@@ -1,4 +1,4 @@
-"""Both networks as tensors: the same as `planner.dreamshard.Policy`, and what only training needs.
+"""Both networks as tensors: the same as `planner.methods.dreamshard.Policy`, and what only training needs.
 
 Its own file because gradients flow here and nowhere else; names and shapes of layers are the planner's. Gives up:
 nothing that inference has; the network that predicts a whole placement is not saved, as only rewards come from it.
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from rowwise.planner.dreamshard import COSTS, LARGEST, LAYERS, NONE, SUMS, WIDTH, WITH, WORSE, Layer
+from rowwise.planner.methods.dreamshard import COSTS, LARGEST, LAYERS, NONE, SUMS, WIDTH, WITH, WORSE, Layer
 
 COST_LAYERS = ("table", "loads", "heads", "costs", "whole", "overall")
 POLICY_LAYERS = ("kind", "kinds", "seen", "state", "join", "logit", "straight")

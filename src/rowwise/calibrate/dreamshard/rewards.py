@@ -17,7 +17,7 @@ from torch.nn.functional import one_hot
 
 from rowwise.calibrate.dreamshard.networks import Networks
 from rowwise.calibrate.dreamshard.tasks import Ints, Tasks
-from rowwise.planner.dreamshard import LAYERS, Deck, Policy, Reals, Step, order_of, roll_out
+from rowwise.planner.methods.dreamshard import LAYERS, Deck, Policy, Reals, Step, order_of, roll_out
 
 FINE = 2.0  # for all of a rank's memory that is not there, in costs of an even rank
 FORBIDDEN = -1e9  # a logit of what may not be

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from rowwise.errors import SpecError
 from rowwise.perf.access import Floats
-from rowwise.planner.dreamshard import features_of, split_costs, whole_pieces
+from rowwise.planner.methods.dreamshard import features_of, split_costs, whole_pieces
 from rowwise.planner.options import problem_of
 from rowwise.planner.problem import Problem, Question
 

@@ -19,7 +19,7 @@ from rowwise.calibrate.dreamshard.tasks import Judged, Pool, draw, judge, scatte
 from rowwise.errors import SpecError
 from rowwise.ops.threads import one_thread
 from rowwise.perf.access import Floats
-from rowwise.planner.dreamshard import LAYERS, Saved
+from rowwise.planner.methods.dreamshard import LAYERS, Saved
 from rowwise.planner.problem import Question
 
 STEPS_A_MINUTE = 200  # of the policy, with all that is between them, on one core of a server

@@ -295,7 +295,7 @@ def whole_pieces(problem: Problem) -> NDArray[np.int64]:
     kinds = [problem.kind_of(int(option)) for option in first_O]
     cut = [problem.name_of(item) for item, kind in enumerate(kinds) if not kind.layout.is_whole]
     if cut:
-        raise SpecError(f"baselines place whole tables, and {cut[0]!r} may not be one: allow table_wise")
+        raise SpecError(f"published methods place whole tables, and {cut[0]!r} may not be one: allow table_wise")
     return problem.option_begin[first_O].astype(np.int64)
 
 

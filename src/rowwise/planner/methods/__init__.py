@@ -1,0 +1,1 @@
+"""Published ways to place tables, one a module; `named` knows all of them."""
