@@ -160,7 +160,7 @@ class Exchange:
     def backward(
         self, routed: RoutedBatch, grad_BS: Tensor, grads: dict[str, Tensor], used: Used = ALL_USED
     ) -> LookupOutputs:
-        """Take the gradients to whoever looked the vectors up; nothing for a group that nobody uses."""
+        """Send the gradients to the ranks that looked the vectors up; nothing for a group that nobody uses."""
         own, sequences = routed.streams[0], grad_BS.new_empty(0)
         streams = self._backward_pooled(routed, grad_BS) if used.pooled else ()
         if used.sequences:

@@ -108,7 +108,7 @@ class Router:
         self._sequences = tuple(feature for table in sequences for feature in table.feature_names)
 
     def route(self, sparse: Jagged | KeyedJagged) -> RoutedBatch:
-        """Send a batch's ids to whoever holds their rows, and take the ids of which this rank does."""
+        """Send a batch's ids to the ranks that hold their rows; receive the ids whose rows this rank holds."""
         error: RowwiseError | None = None
         packed: _Packed | None = None
         unknown_ids = dict(self.unknown_ids)

@@ -1,4 +1,4 @@
-"""A vector for each id: sequences, and bags that are added up by whoever asked, in the order of their ids.
+"""A vector for each id: sequences, and bags that the requesting rank pools, in the order of their ids.
 
 The second is what makes a sum come out the same for any way of cutting rows: the vectors travel as they are, and the
 kernel that pools an uncut table pools them here. Gives up: traffic, as many vectors as there are ids.
