@@ -32,7 +32,7 @@ from rowwise import (
     Table,
     Uniform,
 )
-from rowwise.spec import couples_columns
+from rowwise.row_optimizers import couples_columns
 
 STEPS = 50
 # Several features in a table, duplicates in a batch (few rows), rows that many batches leave out, sequences.

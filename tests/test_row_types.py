@@ -179,7 +179,7 @@ def test_training_is_float32s_within_a_step_of_the_row_type(optimizer, row_type,
             step(embeddings, grads)
         found, wanted = one.weights("t"), two.table("t")
         if row_type in HALVES:
-            dtype = rowtype.DTYPES[row_type]
+            dtype = rowtype.dtype_of(row_type)
             below, above = (
                 torch.nextafter(wanted.to(dtype), torch.full((), end, dtype=dtype)).float()
                 for end in (-math.inf, math.inf)
@@ -214,7 +214,7 @@ def test_weights_past_the_range_become_its_end(row_type, group):
 @pytest.mark.parametrize("row_type", HALVES)
 def test_what_the_type_holds_stays(row_type):
     """Every number of the type, by a gradient of zero and by steps from one to another."""
-    dtype = rowtype.DTYPES[row_type]
+    dtype = rowtype.dtype_of(row_type)
     every = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).to(torch.int16).view(dtype)
     numbers = every[every.isfinite()]
     rows = torch.nn.functional.pad(numbers, (0, -len(numbers) % 64)).view(-1, 64)
@@ -417,7 +417,7 @@ def test_packing_twice_is_packing_once(shape, seed):
 @pytest.mark.parametrize("row_type", HALVES)
 def test_packing_to_halves_is_torchs(row_type):
     rows = torch.tensor([[1.0, 1 + 2.0**-11, 1e6, math.nan, -math.inf, 1e-8]])
-    dtype = rowtype.DTYPES[row_type]
+    dtype = rowtype.dtype_of(row_type)
     packed = rowtype.pack(rows, row_type)
     assert packed.dtype == dtype
     assert torch.equal(packed.view(torch.int16), rows.to(dtype).view(torch.int16))
@@ -483,7 +483,7 @@ def test_initial_rows_of_many_pieces(monkeypatch):
 def test_rows_as_stored_and_as_floats(row_type, group):
     embeddings = Embeddings([table(row_type, group, dim=50)])
     stored, weights = embeddings.table("t"), embeddings.weights("t")
-    assert stored.dtype == rowtype.DTYPES[row_type]
+    assert stored.dtype == rowtype.dtype_of(row_type)
     assert stored.nbytes == 50 * embeddings.tables[0].row_bytes
     assert (weights.dtype, weights.shape) == (torch.float32, (50, 50))
     assert (weights.data_ptr() == stored.data_ptr()) == (row_type is RowType.FP32)

@@ -13,7 +13,7 @@ from torch import nn
 from rowwise import Adam, Batch, Embeddings, Jagged, Pooling, RowWiseAdagrad, Table
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.ingest import Batcher, Batching, Columns, Dense, FrameReader, Sparse
-from rowwise.spec import RowOptimizer
+from rowwise.row_optimizers import RowOptimizer
 from rowwise.train.evaluate import ClickEvaluator, Slicing
 from rowwise.train.objective import Clicks
 from rowwise.train.run_folder import RunFolder

@@ -39,18 +39,18 @@ if TYPE_CHECKING:
     from rowwise.ops.interact import interact as interact
     from rowwise.plan import Plan as Plan
     from rowwise.plan import Tile as Tile
-    from rowwise.spec import Adagrad as Adagrad
-    from rowwise.spec import Adam as Adam
+    from rowwise.row_optimizers import Adagrad as Adagrad
+    from rowwise.row_optimizers import Adam as Adam
+    from rowwise.row_optimizers import Ftrl as Ftrl
+    from rowwise.row_optimizers import Lamb as Lamb
+    from rowwise.row_optimizers import RowWiseAdagrad as RowWiseAdagrad
+    from rowwise.row_optimizers import RowWiseAdam as RowWiseAdam
+    from rowwise.row_optimizers import Schedule as Schedule
+    from rowwise.row_optimizers import Sgd as Sgd
     from rowwise.spec import Constant as Constant
-    from rowwise.spec import Ftrl as Ftrl
-    from rowwise.spec import Lamb as Lamb
     from rowwise.spec import Normal as Normal
     from rowwise.spec import Pooling as Pooling
     from rowwise.spec import RowType as RowType
-    from rowwise.spec import RowWiseAdagrad as RowWiseAdagrad
-    from rowwise.spec import RowWiseAdam as RowWiseAdam
-    from rowwise.spec import Schedule as Schedule
-    from rowwise.spec import Sgd as Sgd
     from rowwise.spec import Table as Table
     from rowwise.spec import Topology as Topology
     from rowwise.spec import Uniform as Uniform
@@ -85,19 +85,12 @@ _HOMES = {
     "models.wide_deep": ("WideDeep",),
     "ops.interact": ("interact",),
     "plan": ("Plan", "Tile"),
+    "row_optimizers": ("Adagrad", "Adam", "Ftrl", "Lamb", "RowWiseAdagrad", "RowWiseAdam", "Schedule", "Sgd"),
     "spec": (
-        "Adagrad",
-        "Adam",
         "Constant",
-        "Ftrl",
-        "Lamb",
         "Normal",
         "Pooling",
         "RowType",
-        "RowWiseAdagrad",
-        "RowWiseAdam",
-        "Schedule",
-        "Sgd",
         "Table",
         "Topology",
         "Uniform",

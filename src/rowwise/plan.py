@@ -12,7 +12,8 @@ from typing import Literal
 import msgspec
 
 from rowwise.errors import SpecError
-from rowwise.spec import RowType, Table, Value, couples_columns
+from rowwise.row_optimizers import couples_columns
+from rowwise.spec import Table, Value
 from rowwise.textfile import decode_json
 from rowwise.value import MOST_RANKS, check_most
 
@@ -134,7 +135,7 @@ class Plan(Value, frozen=True, omit_defaults=True):
 
 def column_block(table: Table) -> int:
     """How many neighbouring columns stay together."""
-    if table.row_type is RowType.INT8:
+    if table.row_type.facts.scaled:
         return table.column_group or table.dim
     return COLUMN_BLOCK
 
@@ -167,8 +168,8 @@ def _check_tile(table: Table, tile: Tile) -> None:
     for cut in tile.cols:
         if cut % block and cut != table.dim:
             want = f"cut at a multiple of {block}"
-            if table.row_type is RowType.INT8:
-                want += ", as int8 columns share a scale (Table.column_group sets how many)"
+            if table.row_type.facts.scaled:
+                want += f", as {table.row_type} columns share a scale (Table.column_group sets how many)"
             raise SpecError(f"tile {tile}: cuts columns at {cut}; {want}")
 
 

@@ -5,15 +5,15 @@ without loading any tensor library. Where a table lives is `plan`'s business, it
 """
 
 import enum
-import math
 from collections.abc import Iterable, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import msgspec
 
 from rowwise.errors import SpecError
 from rowwise.idmaps import AnyIdMap
 from rowwise.inside import fault_of_name, has_control
+from rowwise.row_optimizers import RowOptimizer, RowWiseAdagrad, Slot, wanted
 from rowwise.value import MOST_DIM, MOST_RANKS, check_most
 from rowwise.value import Value as Value
 
@@ -35,126 +35,26 @@ class RowType(enum.StrEnum):
     BF16 = "bf16"
     INT8 = "int8"  # one byte a weight, and two floats (scale and offset) for each group of columns
 
-
-class Schedule(Value, frozen=True, kw_only=True):
-    """A factor on the learning rate: it rises over `warmup_steps`, then falls over `decay_steps` to `end`."""
-
-    warmup_steps: int = 0
-    decay_start: int = 0  # the last step at full rate; that of the warm-up, if it is later
-    decay_steps: int = 0  # 0: never falls
-    shape: Literal["linear", "cosine", "quadratic"] = "linear"
-    end: float = 0.0
-
     @property
-    def problem(self) -> str:
-        """What is wrong with the numbers, if anything."""
-        for field, value in msgspec.structs.asdict(self).items():
-            if field != "shape" and not 0 <= value < LARGEST:
-                return f"{field}={value}: want a number that is not negative"
-        return ""
-
-    def factor(self, step: int) -> float:
-        """The factor at an update, the first of which is step 1."""
-        if step < self.warmup_steps:
-            return step / self.warmup_steps
-        decaying = step - max(self.decay_start, self.warmup_steps)
-        if not self.decay_steps or decaying <= 0:
-            return 1.0
-        left = max(0.0, 1.0 - decaying / self.decay_steps)
-        match self.shape:
-            case "cosine":
-                left = (1.0 - math.cos(math.pi * left)) / 2
-            case "quadratic":
-                left = left * left
-            case "linear":
-                pass
-        return self.end + (1.0 - self.end) * left
+    def facts(self) -> "RowTypeFacts":
+        """Its record."""
+        return ROW_TYPES[self]
 
 
-class Sgd(Value, frozen=True, kw_only=True, tag="sgd", tag_field="kind"):
-    """w -= lr * g."""
+class RowTypeFacts(Value, frozen=True):
+    """What is known of a row type; see [Note: Row formats] in `ops/_cpp/tables.h`."""
 
-    lr: float = 0.01
-    weight_decay: float = 0.0  # added to the gradient, times the weight
-    clip: float | None = None  # longest gradient of a row (L2 norm), before any decay; longer ones are shortened
-    schedule: Schedule | None = None
-
-
-class Adagrad(Value, frozen=True, kw_only=True, tag="adagrad", tag_field="kind"):
-    """s += g * g, w -= lr * g / (sqrt(s) + eps): one float of state for each weight."""
-
-    lr: float = 0.01
-    eps: float = 1e-8
-    weight_decay: float = 0.0  # added to the gradient, times the weight
-    initial: float = 0.0
-    clip: float | None = None
-    schedule: Schedule | None = None
+    numbers: str  # the torch dtype that rows are viewed as, which checkpoints name
+    weight_bytes: int
+    scaled: bool = False  # whether groups of columns have a scale and an offset, before the weights
 
 
-class RowWiseAdagrad(Value, frozen=True, kw_only=True, tag="rowwise_adagrad", tag_field="kind"):
-    """s += mean(g * g), w -= lr * g / (sqrt(s) + eps): one float of state for each row."""
-
-    lr: float = 0.01
-    eps: float = 1e-8
-    weight_decay: float = 0.0  # added to the gradient, times the weight
-    initial: float = 0.0
-    clip: float | None = None
-    schedule: Schedule | None = None
-
-
-class Moments(Value, frozen=True, kw_only=True):
-    """What optimizers share that keep moving averages of g and g * g."""
-
-    lr: float = 0.001
-    beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 1e-8
-    weight_decay: float = 0.0  # of the weight itself, not by way of the gradient
-    clip: float | None = None
-    schedule: Schedule | None = None
-
-
-class Adam(Moments, frozen=True, kw_only=True, tag="adam", tag_field="kind"):
-    """w -= lr * (m' / (sqrt(v') + eps) + weight_decay * w), with the bias-corrected means m' of g and v' of g * g.
-
-    Rows that a step does not touch stay as they are, their means too; the correction counts all steps.
-    Two floats of state for each weight. Source: Kingma and Ba 2015; Loshchilov and Hutter 2019 for the decay.
-    """
-
-
-class RowWiseAdam(Moments, frozen=True, kw_only=True, tag="rowwise_adam", tag_field="kind"):
-    """Adam with one v for each row, the mean over its columns: one float of state for each weight, one for each row."""
-
-
-class Lamb(Moments, frozen=True, kw_only=True, tag="lamb", tag_field="kind"):
-    """Adam's step r, in the length of the row: w -= lr * (|w| / |r|) * r, the factor being 1 where a length is 0.
-
-    Two floats of state for each weight. Source: You et al. 2020, applied to each row.
-    """
-
-
-class Ftrl(Value, frozen=True, kw_only=True, tag="ftrl", tag_field="kind"):
-    """FTRL-Proximal: n += g * g, z += g - (sqrt(n) - sqrt(n before)) / lr * w, and with s the sign of z
-
-    w = 0 where |z| <= l1, else -(z - s * l1) / ((beta + sqrt(n)) / lr + l2). Each weight has a rate of its own that
-    only falls, so there is no schedule. `beta` is in the units of a gradient: with a loss that is a mean, 1
-    holds weights back for long. Two floats of state for each weight. Source: McMahan et al. 2013.
-    """
-
-    lr: float = 0.05
-    l1: float = 0.0
-    l2: float = 0.0
-    beta: float = 1.0
-    initial: float = 0.0  # of n
-    clip: float | None = None
-
-
-RowOptimizer = Sgd | Adagrad | RowWiseAdagrad | Adam | RowWiseAdam | Lamb | Ftrl
-
-
-def couples_columns(optimizer: RowOptimizer) -> bool:
-    """Whether the update of a weight depends on other columns of its row: by a mean, a length or clipping."""
-    return optimizer.clip is not None or isinstance(optimizer, RowWiseAdagrad | RowWiseAdam | Lamb)
+ROW_TYPES = {  # in the order of `ROWWISE_ROW_TYPES` in `ops/_cpp/tables.h`
+    RowType.FP32: RowTypeFacts(numbers="float32", weight_bytes=4),
+    RowType.FP16: RowTypeFacts(numbers="float16", weight_bytes=2),
+    RowType.BF16: RowTypeFacts(numbers="bfloat16", weight_bytes=2),
+    RowType.INT8: RowTypeFacts(numbers="uint8", weight_bytes=1, scaled=True),
+}
 
 
 class Uniform(Value, frozen=True, tag="uniform", tag_field="kind"):
@@ -226,14 +126,9 @@ class Table(Value, frozen=True):
 
 def row_bytes(row_type: RowType, dim: int, column_group: int = 0) -> int:
     """Bytes of one row of a type; a group of 0 columns is the whole row."""
-    match row_type:
-        case RowType.FP32:
-            return 4 * dim
-        case RowType.FP16 | RowType.BF16:
-            return 2 * dim
-        case RowType.INT8:
-            groups = -(-dim // (column_group or dim))
-            return 8 * groups + -(-dim // 4) * 4
+    facts = row_type.facts
+    weights_bytes = facts.weight_bytes * dim
+    return 8 * -(-dim // (column_group or dim)) + -(-weights_bytes // 4) * 4 if facts.scaled else weights_bytes
 
 
 Bits = Literal[8, 4]  # of each weight, where rows are written down rounded to fewer than they are trained with
@@ -244,28 +139,9 @@ def quantised_bytes(dim: int, bits: Bits) -> int:
     return row_bytes(RowType.INT8, dim) if bits == 8 else 8 + -(-dim // 8) * 4
 
 
-class Slot(NamedTuple):
-    """A named part of a row's optimizer state."""
-
-    width: int
-    initial: float = 0.0
-
-
 def state_slots(table: Table) -> dict[str, Slot]:
     """The optimizer state in each row, in order; names are those of torch's optimizers."""
-    match table.optimizer:
-        case Sgd():
-            return {}
-        case Adagrad(initial=initial):
-            return {"sum": Slot(table.dim, initial)}
-        case RowWiseAdagrad(initial=initial):
-            return {"sum": Slot(1, initial)}
-        case Adam() | Lamb():
-            return {"exp_avg": Slot(table.dim), "exp_avg_sq": Slot(table.dim)}
-        case RowWiseAdam():
-            return {"exp_avg": Slot(table.dim), "exp_avg_sq": Slot(1)}
-        case Ftrl(initial=initial):
-            return {"z": Slot(table.dim), "n": Slot(table.dim, initial)}
+    return table.optimizer.slots(table.dim)
 
 
 def state_width(table: Table) -> int:
@@ -291,7 +167,7 @@ def _check_types(table: Table) -> None:
     _check_choice(table, "pooling", Pooling)
     _check_choice(table, "row_type", RowType)
     group = table.column_group
-    if group is not None and (table.row_type is not RowType.INT8 or type(group) is not int or group < 16 or group % 16):
+    if group is not None and (not table.row_type.facts.scaled or type(group) is not int or group < 16 or group % 16):
         want = "want a multiple of 16, for rows of type 'int8' only"
         raise SpecError(f"table {name!r}: column_group={group!r} with rows of type {str(table.row_type)!r}: {want}")
 
@@ -305,45 +181,16 @@ def _check_choice(table: Table, field: str, kind: type[enum.StrEnum]) -> None:
         raise SpecError(f"table {table.name!r}: {field}={value!r}: want one of {want}") from None
 
 
-SMALLEST = 2.0**-126  # the kernels compute in 32 bits, where what is smaller than this rounds to nothing
-
-
 def _check_numbers(table: Table) -> None:
     name, optimizer = table.name, table.optimizer
     numbers = msgspec.structs.asdict(optimizer) | msgspec.structs.asdict(table.init)
-    schedule: Schedule | None = numbers.pop("schedule", None)
+    numbers.pop("schedule", None)
     for field, value in numbers.items():
-        want = _wanted(field, value)
+        want = wanted(field, value)
         if want:
             raise SpecError(f"table {name!r}: {field}={value}: {want}")
-    if isinstance(optimizer, Ftrl):
-        if max(optimizer.beta, optimizer.initial) < SMALLEST:
-            want = "want one of them more than 0, or the first weight is divided by 0"
-            raise SpecError(f"table {name!r}: beta={optimizer.beta} and initial={optimizer.initial}: {want}")
-        if optimizer.lr < SMALLEST:
-            raise SpecError(f"table {name!r}: lr={optimizer.lr}: FTRL divides by it; want more than 0")
-    if schedule is not None and schedule.problem:
-        raise SpecError(f"table {name!r}: schedule: {schedule.problem}")
-
-
-LARGEST = 3e38
-LIMITS: dict[str, tuple[float, float, str]] = {  # of some numbers: least, most, what to say
-    "value": (-LARGEST, LARGEST, ""),
-    "eps": (SMALLEST, LARGEST, "want more than 0 in 32 bits, or a gradient of 0 is divided by 0"),
-    "clip": (SMALLEST, LARGEST, "want more than 0 in 32 bits; None does not clip"),
-    "beta1": (0.0, 1 - 2.0**-24, "want less than 1 in 32 bits"),
-    "beta2": (0.0, 1 - 2.0**-24, "want less than 1 in 32 bits"),
-}
-
-
-def _wanted(field: str, value: float | None) -> str | None:
-    """What a number of an optimizer or of an initial value should have been, if it is not that."""
-    if value is None:  # a bound that the table's size will give, or no clipping
-        return None
-    least, most, want = LIMITS.get(field, (0.0, LARGEST, ""))
-    if not abs(value) < LARGEST or value < min(0.0, least):
-        return "want a finite number that is not negative"
-    return None if least <= value <= most else want
+    if optimizer.problem:
+        raise SpecError(f"table {name!r}: {optimizer.problem}")
 
 
 Link = Literal["host", "network"]  # between two devices of one host, or of two
@@ -383,11 +230,46 @@ class Topology(Value, frozen=True):
         return "host" if self.host_of(a) == self.host_of(b) else "network"
 
 
+class WireType(enum.StrEnum):
+    """How numbers travel between ranks; `comm/codec.py` has the codec of each."""
+
+    FP32 = "fp32"
+    FP16 = "fp16"
+    BF16 = "bf16"
+    INT8 = "int8"  # one byte a number, and two floats for each vector
+
+    @property
+    def facts(self) -> "WireFacts":
+        """Its record."""
+        return WIRE_TYPES[self]
+
+    def vector_bytes(self, numbers: int) -> int:
+        """Of so many numbers that are encoded together."""
+        bits, header_bytes = numbers * self.facts.number_bits, self.facts.header_bytes
+        return header_bytes + -(-bits // 32) * 4 if header_bytes else bits // 8
+
+
+class WireFacts(Value, frozen=True):
+    """What is known of a wire type without its codec."""
+
+    number_bits: int
+    header_bytes: int = 0  # of each vector, whose numbers are then padded to four bytes
+    exact: bool = False  # whether nothing is lost
+
+
+WIRE_TYPES = {
+    WireType.FP32: WireFacts(number_bits=32, exact=True),
+    WireType.FP16: WireFacts(number_bits=16),
+    WireType.BF16: WireFacts(number_bits=16),
+    WireType.INT8: WireFacts(number_bits=8, header_bytes=8),
+}
+
+
 class Codecs(Value, frozen=True):
     """How vectors travel over one kind of link: looked-up ones forward, their gradients backward."""
 
-    forward: RowType = RowType.FP32
-    backward: RowType = RowType.FP32
+    forward: WireType = WireType.FP32
+    backward: WireType = WireType.FP32
 
     def __post_init__(self) -> None:
         """Types may be given by their names."""
@@ -398,9 +280,9 @@ def _name_types(wire: "Codecs | Wire", fields: Sequence[str]) -> None:
     for field in fields:
         value = getattr(wire, field)
         try:
-            msgspec.structs.force_setattr(wire, field, RowType(value))
+            msgspec.structs.force_setattr(wire, field, WireType(value))
         except ValueError:
-            want = ", ".join(repr(str(choice)) for choice in RowType)
+            want = ", ".join(repr(str(choice)) for choice in WireType)
             raise SpecError(f"{type(wire).__name__}: {field}={value!r}: want one of {want}") from None
 
 
@@ -409,7 +291,7 @@ class Wire(Value, frozen=True):
 
     host: Codecs = Codecs()
     network: Codecs = Codecs()
-    dense: RowType = RowType.FP32  # gradients of dense parameters
+    dense: WireType = WireType.FP32  # gradients of dense parameters
     error_feedback: bool = False  # what rounding took from a dense gradient is added to the next one
 
     def __post_init__(self) -> None:
@@ -420,7 +302,7 @@ class Wire(Value, frozen=True):
     def exact(self) -> bool:
         """Whether nothing is lost."""
         types = (self.host.forward, self.host.backward, self.network.forward, self.network.backward, self.dense)
-        return all(kind is RowType.FP32 for kind in types)
+        return all(kind.facts.exact for kind in types)
 
 
 TAKEN = ("training", "_tiles")  # what modules that hold tables assign to; a parameter would be in the way

@@ -12,7 +12,8 @@ from rowwise.calibrate.draw import DrawnSet, Limits, Population, draw_set
 from rowwise.calibrate.ids import ids_of
 from rowwise.calibrate.kernels import BATCHES, MOST_TURNS, Bench, flush_bytes, low
 from rowwise.perf.access import Access, Workload
-from rowwise.spec import Adam, RowType, Sgd, Table
+from rowwise.row_optimizers import Adam, Sgd
+from rowwise.spec import RowType, Table
 
 LIMITS = Limits(pool_bytes=8_000_000, vector_floats=1 << 20, most_s=4e-3)
 ADAM = Adam()

@@ -1,4 +1,4 @@
-"""A native library that was built from other sources than the Python beside it is refused in one line."""
+"""A native library that was built from other sources is refused in one line, and all records agree."""
 
 import re
 from pathlib import Path
@@ -8,12 +8,18 @@ import pytest
 
 from rowwise.errors import NativeError
 from rowwise.ops import native
+from rowwise.ops.reference.apply import REFERENCE, RowRule
+from rowwise.ops.rowtype import dtype_of
+from rowwise.row_optimizers import OPTIMIZERS
+from rowwise.spec import ROW_TYPES, RowType
 
 CPP = Path(native.__file__).parent / "_cpp"
 
 
-def built(without=()):
-    return SimpleNamespace(**{name: object() for name in native.OPERATORS if name not in without})
+def built(without=(), **lists):
+    names = {"row_types": ",".join(RowType), "optimizers": ",".join(OPTIMIZERS)} | lists
+    operators = {name: object() for name in native.OPERATORS} | {name: lambda x=x: x for name, x in names.items()}
+    return SimpleNamespace(**{name: x for name, x in operators.items() if name not in without})
 
 
 def test_all_operators_of_the_sources_are_expected():
@@ -34,3 +40,31 @@ def test_a_library_that_lacks_operators_is_refused(without, named):
         native.check_library(built(without), Path("lib.so"))
     got, way_out = "lib.so was built from other sources", "build it with `make build` or `pip install .`"
     assert str(caught.value) == f"{got}: it has no operator {named}; {way_out}"
+
+
+@pytest.mark.parametrize(
+    ("lists", "names"),
+    [
+        ({"row_types": "fp32,bf16,fp16,int8"}, "row_types are fp32,bf16,fp16,int8, want fp32,fp16,bf16,int8"),
+        ({"row_types": "fp32,fp16,bf16"}, "row_types are fp32,fp16,bf16, want fp32,fp16,bf16,int8"),
+        (
+            {"optimizers": "adam,sgd"},
+            "optimizers are adam,sgd, want sgd,adagrad,rowwise_adagrad,adam,rowwise_adam,lamb,ftrl",
+        ),
+    ],
+)
+def test_a_library_with_other_enumerators_is_refused(lists, names):
+    with pytest.raises(NativeError) as caught:
+        native.check_library(built(**lists), Path("lib.so"))
+    got, way_out = "lib.so was built from other sources", "build it with `make build` or `pip install .`"
+    assert str(caught.value) == f"{got}: its {names}; {way_out}"
+
+
+def test_every_row_type_has_a_record():
+    assert list(ROW_TYPES) == list(RowType)
+    assert all(dtype_of(kind).itemsize == kind.facts.weight_bytes for kind in RowType)
+
+
+def test_every_optimizer_has_a_reference_that_sums_columns_if_it_says_so():
+    assert list(REFERENCE) == list(OPTIMIZERS.values())
+    assert all(isinstance(rule, RowRule) == kind.sums_columns for kind, rule in REFERENCE.items())

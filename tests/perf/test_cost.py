@@ -12,7 +12,8 @@ from rowwise.perf.access import Access, Curves, Workload
 from rowwise.perf.cost import Phi, Shards
 from rowwise.perf.hardware import PRESETS, LinkRates, hardware_named, read_hardware
 from rowwise.perf.roofline import Roofline
-from rowwise.spec import Sgd, Table, Topology
+from rowwise.row_optimizers import Sgd
+from rowwise.spec import Table, Topology
 
 LOADS = arrays(float, (2, 6), elements=st.floats(0, 10))
 PHIS = (Phi(1.0, (6,), (1.0,)), Phi(0.5, (3, 6), (6.0, 6.0)), Phi(0.0, (2, 3, 6), (2.0, 1.0, 3.5)))

@@ -7,7 +7,8 @@ from rowwise.perf.hardware import Machine, hardware_named
 from rowwise.perf.roofline import Roofline
 from rowwise.planner.constraints import Constraints
 from rowwise.planner.problem import Question
-from rowwise.spec import Adam, RowWiseAdagrad, Sgd, Table
+from rowwise.row_optimizers import Adam, RowWiseAdagrad, Sgd
+from rowwise.spec import Table
 
 
 def question(tables, topology, device_bytes, *, access=None, constraints=None, host_bytes=0, **kind) -> Question:

@@ -11,7 +11,8 @@ from rowwise.perf.hardware import LinkRates, Machine, hardware_named
 from rowwise.perf.roofline import Roofline
 from rowwise.planner.constraints import Constraints
 from rowwise.planner.problem import NO_UNIT, Placement, Problem, Question
-from rowwise.spec import Adam, RowWiseAdagrad, Sgd, Table, Topology
+from rowwise.row_optimizers import Adam, RowWiseAdagrad, Sgd
+from rowwise.spec import Table, Topology
 
 TOPOLOGIES = (Topology(devices=2), Topology(devices=3), Topology(hosts=2, devices=2))
 

@@ -22,7 +22,8 @@ from rowwise.planner.make import Planned, forecast, make_plan
 from rowwise.planner.options import problem_of
 from rowwise.planner.problem import NO_UNIT, Placement, Question
 from rowwise.planner.search import search
-from rowwise.spec import Adam, RowWiseAdagrad, Sgd, Table, Topology
+from rowwise.row_optimizers import Adam, RowWiseAdagrad, Sgd
+from rowwise.spec import Table, Topology
 
 
 @st.composite

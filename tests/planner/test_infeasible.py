@@ -11,7 +11,8 @@ from rowwise.planner.infeasible import InfeasibleError, least_bytes, ways_out
 from rowwise.planner.make import make_plan
 from rowwise.planner.options import problem_of
 from rowwise.planner.search import search
-from rowwise.spec import Adam, Sgd, Table, Topology
+from rowwise.row_optimizers import Adam, Sgd
+from rowwise.spec import Table, Topology
 
 WHOLE = Constraints(layouts={"*": ("table_wise",)})
 

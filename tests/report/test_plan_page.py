@@ -18,7 +18,8 @@ from rowwise.planner.make import make_plan
 from rowwise.report import write
 from rowwise.report.plan import plan_page
 from rowwise.report.read import PLAN
-from rowwise.spec import Sgd, Table, Topology
+from rowwise.row_optimizers import Sgd
+from rowwise.spec import Table, Topology
 
 
 def explained(topology: Topology, count: int, host_bytes: float = 0.0) -> Explanation:

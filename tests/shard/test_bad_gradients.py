@@ -23,7 +23,7 @@ from rowwise import (
     Uniform,
 )
 from rowwise.comm.thread import run_threads
-from rowwise.spec import couples_columns
+from rowwise.row_optimizers import couples_columns
 
 WORLD = Topology(devices=3)
 DIM = 16

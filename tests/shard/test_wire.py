@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 from shard.equal import SEED, look_up, make_sharded, make_steps, place, train
 from shard.wires import FLAT, IN_HOSTS, KINDS, LAYOUTS, SIZES_W, WORLD, bags_of, by_host, codec_of, make_table
 
-from rowwise import Embeddings, Jagged, Plan, Pooling, RowType, Sgd, Table, Tile
+from rowwise import Embeddings, Jagged, Plan, Pooling, Sgd, Table, Tile
+from rowwise.comm.codec import gradient_scale, spans_of
 from rowwise.comm.thread import run_threads
 from rowwise.shard.apply import copy_tables
 from rowwise.shard.embeddings import ShardedEmbeddings
-from rowwise.shard.vectors import Blocks, Lanes, fitting_scale, spans_of
-from rowwise.spec import Codecs, Wire
+from rowwise.shard.vectors import Blocks, Lanes
+from rowwise.spec import Codecs, Wire, WireType
 
 kinds = st.sampled_from(KINDS)
 wires = st.builds(
@@ -27,13 +28,13 @@ wires = st.builds(
 def allowed(x_ND, kind, widths=None, scale=1.0):
     """How far apart vectors may be after they have travelled once."""
     match kind:
-        case RowType.FP32:
+        case WireType.FP32:
             return torch.zeros_like(x_ND)
-        case RowType.FP16:  # eleven bits, and the smallest number there is
+        case WireType.FP16:  # eleven bits, and the smallest number there is
             return x_ND.abs() * 2.0**-11 + 2.0**-25 / scale
-        case RowType.BF16:  # eight
+        case WireType.BF16:  # eight
             return x_ND.abs() * 2.0**-8
-        case RowType.INT8:  # half a step, and what 32 bits lose in computing it
+        case WireType.INT8:  # half a step, and what 32 bits lose in computing it
             offs = []
             for part in x_ND.split(widths or x_ND.shape[1], 1):
                 low, high = part.aminmax(dim=1, keepdim=True)
@@ -59,7 +60,7 @@ def make_block(seed, n, d, size):
 def test_blocks_come_as_exact_as_the_codec_of_their_link_says(
     wire, backward, side_by_side, rows, widths, samples, seed
 ):
-    scale, size = (fitting_scale(samples), 1 / samples) if backward else (1.0, 1.0)
+    scale, size = (gradient_scale(samples), 1 / samples) if backward else (1.0, 1.0)
     spans = spans_of(widths) if side_by_side else ()
 
     def sent(sender, receiver):
@@ -149,7 +150,7 @@ def of_feature(batch, name):
 
 def test_the_scale_of_gradients_is_a_power_of_two_that_keeps_those_of_a_mean_in_range():
     for samples in (0, 1, 2, 3, 1000, 1 << 16, (1 << 16) + 1):
-        scale = fitting_scale(samples)
+        scale = gradient_scale(samples)
         assert scale == 2.0 ** round(torch.tensor(scale).log2().item())
         assert max(1, samples) <= scale < 2 * max(1, samples)
 
@@ -195,7 +196,7 @@ def forward_limit(layout, table, wire, step, rank):
 
 def backward_limit(layout, table, wire, step, tile):
     """Of the gradients that a tile gets [G, features, columns]."""
-    limits, scale = [], fitting_scale(sum(SIZES_W))
+    limits, scale = [], gradient_scale(sum(SIZES_W))
     for rank in range(WORLD.world):
         grad = step.cut(step.ups, rank)[""].view(-1, 2, table.dim)[:, :, slice(*tile.cols)]
         if layout not in IN_HOSTS:
@@ -268,7 +269,7 @@ def test_vectors_of_each_id_are_as_exact_as_their_link(layout, wire, seed):
                     first = sum(len(step.cut(step.ups, r)[feature]) for r in range(sender))
                     asked = ids[feature][first : first + len(cut[feature])]
                     summed.index_add_(0, asked, cut[feature])
-                    off = allowed(cut[feature][:, columns], kind, 0, fitting_scale(sum(SIZES_W)))
+                    off = allowed(cut[feature][:, columns], kind, 0, gradient_scale(sum(SIZES_W)))
                     limit[:, columns] = limit[:, columns].index_add(0, asked, off)
             assert ((held.rows - (before - summed)[rows, columns]).abs() <= limit[rows, columns]).all(), wire
 

@@ -2,16 +2,17 @@
 
 import torch
 
-from rowwise import Pooling, RowType, Sgd, Table, Topology, Uniform
+from rowwise import Pooling, Sgd, Table, Topology, Uniform
 from rowwise.planner.layouts import column_wise, grid, replicated, row_wise, table_row_wise, table_wise
+from rowwise.spec import WireType
 
 WORLD = Topology(hosts=2, devices=2)
-KINDS = tuple(RowType)
+KINDS = tuple(WireType)
 
 
 def codec_of(wire, sender, receiver, backward):
     if sender == receiver:
-        return RowType.FP32
+        return WireType.FP32
     codecs = wire.host if WORLD.link(sender, receiver) == "host" else wire.network
     return codecs.backward if backward else codecs.forward
 

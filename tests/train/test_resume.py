@@ -15,7 +15,7 @@ from trainings import Killed, World, fast, left, lines, make_tables
 
 from rowwise import Adagrad, Adam, CheckpointError, Ftrl, Lamb, RowWiseAdagrad, RowWiseAdam, Sgd
 from rowwise.ops import linear
-from rowwise.spec import Schedule
+from rowwise.row_optimizers import Schedule
 from rowwise.train.saved import Saved
 from rowwise.train.settings import DenseAdagrad, DenseAdam, DenseSgd, Log, Saving
 

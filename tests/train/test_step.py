@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from trainings import join
 
 from rowwise import Adagrad, Batch, BatchError, Embeddings, IdError, Jagged, Pooling, Sgd, SpecError, Table, WideDeep
-from rowwise.spec import Schedule
+from rowwise.row_optimizers import Schedule
 from rowwise.train.breakdown import Breakdown
 from rowwise.train.objective import Clicks
 from rowwise.train.settings import DenseAdagrad, DenseAdam, DenseOptimizer, DenseSgd, Training

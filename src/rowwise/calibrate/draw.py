@@ -19,19 +19,8 @@ from numpy.typing import NDArray
 
 from rowwise.errors import SpecError
 from rowwise.perf.access import Access, Curves, Floats, Workload
-from rowwise.spec import (
-    Adagrad,
-    Adam,
-    Pooling,
-    RowOptimizer,
-    RowType,
-    RowWiseAdagrad,
-    Sgd,
-    Table,
-    Value,
-    row_bytes,
-    state_width,
-)
+from rowwise.row_optimizers import Adagrad, Adam, RowOptimizer, RowWiseAdagrad, Sgd
+from rowwise.spec import Pooling, RowType, Table, Value, row_bytes, state_width
 
 T = TypeVar("T")
 Ints = NDArray[np.int64]

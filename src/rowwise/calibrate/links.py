@@ -37,8 +37,9 @@ from rowwise.planner.layouts import (
     row_wise,
     table_wise,
 )
+from rowwise.row_optimizers import Sgd
 from rowwise.shard.embeddings import ShardedEmbeddings
-from rowwise.spec import Sgd, Table
+from rowwise.spec import Table
 
 Cut = Callable[[Table, Sequence[int]], tuple[Tile, ...]]  # over some ranks
 CUTS: dict[str, tuple[float, Cut]] = {  # by layout: how often it is drawn

@@ -19,14 +19,14 @@ from rowwise.checkpoint.parts import Part
 from rowwise.errors import CheckpointError, StateError
 from rowwise.ops.quantise import dequantise, quantise
 from rowwise.ops.rowtype import pack, unpack
-from rowwise.spec import Bits, RowType, quantised_bytes
+from rowwise.spec import Bits, quantised_bytes
 
 
 def rounded(parts: Sequence[Part], bits: Bits | None) -> list[Part]:
     """With weights to be written in so many bits, where that is fewer than their row type has."""
 
     def is_wider(part: Part) -> bool:
-        return part.row_type is not None and (part.row_type is not RowType.INT8 or bits == 4)
+        return part.row_type is not None and bits is not None and 8 * part.row_type.facts.weight_bytes > bits
 
     return [replace(part, bits=bits) if is_wider(part) else part for part in parts]
 

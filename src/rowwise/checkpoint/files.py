@@ -29,6 +29,7 @@ HEAD_bytes = 100_000_000  # as the format has it
 CODES = {
     "float64": "F64", "int64": "I64", "uint64": "U64", "float32": "F32", "int32": "I32", "uint32": "U32",
     "float16": "F16", "bfloat16": "BF16", "int16": "I16", "uint16": "U16", "int8": "I8", "uint8": "U8", "bool": "BOOL",
+    "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
 }  # fmt: skip
 DTYPES = {getattr(torch, name): code for name, code in CODES.items()}
 BYTES = {code: NUMBERS[name] for name, code in CODES.items()}

@@ -19,17 +19,12 @@ from rowwise.checkpoint.source import KINDS, Outline, Source, open_safetensors, 
 from rowwise.checkpoint.stream import described, write_streamed
 from rowwise.checkpoint.windows import Tell, cut_rows
 from rowwise.errors import CheckpointError, SpecError
-from rowwise.ops.rowtype import DTYPES
+from rowwise.ops.rowtype import dtype_of
 from rowwise.spec import RowType, Table, Value
 
 TORCHREC = re.compile(r"(?:.*\.)?(?:embedding_bags|embeddings)\.([^.]+)\.weight")
 TABLE = "table:"
-TYPES = {
-    torch.float32: RowType.FP32,
-    torch.float64: RowType.FP32,
-    torch.float16: RowType.FP16,
-    torch.bfloat16: RowType.BF16,
-}
+TYPES = {dtype_of(kind): kind for kind in RowType if not kind.facts.scaled} | {torch.float64: RowType.FP32}
 
 
 class Matched(Value, frozen=True):
@@ -137,4 +132,4 @@ def _entry(one: Matched) -> Entry:
     if one.table is None:
         return Entry(dtype=one.kind, shape=one.shape)
     kind = RowType(one.kind)
-    return Entry(dtype=str(DTYPES[kind]).removeprefix("torch."), shape=one.shape, row_type=kind)
+    return Entry(dtype=kind.facts.numbers, shape=one.shape, row_type=kind)

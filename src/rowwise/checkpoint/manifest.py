@@ -34,12 +34,11 @@ NAME = "manifest.json"
 MOST_BYTES = 1 << 30  # of a manifest
 LONGEST_NAME = 1000  # of a tensor, between two slashes
 MOST_ROWS = 1 << 48  # in each dimension
-ROW_NUMBERS = {RowType.FP32: "float32", RowType.FP16: "float16", RowType.BF16: "bfloat16", RowType.INT8: "uint8"}
 BLANK = b'"crc32": "00000000"'  # stands first in a manifest, and is what its own checksum is taken of
 MOST_DIMS = 64  # of a tensor
 NUMBERS = {  # kinds of them, as torch calls them, and their bytes
     "float64": 8, "int64": 8, "uint64": 8, "float32": 4, "int32": 4, "uint32": 4, "float16": 2, "bfloat16": 2,
-    "int16": 2, "uint16": 2, "int8": 1, "uint8": 1, "bool": 1,
+    "int16": 2, "uint16": 2, "int8": 1, "uint8": 1, "bool": 1, "float8_e4m3fn": 1, "float8_e5m2": 1,
 }  # fmt: skip
 Span = tuple[int, int]  # from, to (exclusive)
 
@@ -88,10 +87,15 @@ class Entry(Value, frozen=True):
         """Likewise."""
         return math.prod(self.shape[1:])
 
+    @property
+    def scaled(self) -> bool:
+        """Whether it has rows whose columns share scales."""
+        return self.row_type is not None and self.row_type.facts.scaled
+
     def width(self, cols: Span) -> int:
         """Of some columns as they are stored, in elements."""
         count = cols[1] - cols[0]
-        return row_bytes(RowType.INT8, count, self.column_group or 0) if self.row_type is RowType.INT8 else count
+        return row_bytes(self.row_type, count, self.column_group or 0) if self.row_type and self.scaled else count
 
     def width_of(self, piece: Piece) -> int:
         """Of a piece's rows as they are stored in its file, in elements."""
@@ -113,7 +117,7 @@ class Entry(Value, frozen=True):
         if not (0 <= row <= rows <= self.rows and 0 <= col <= cols <= self.columns):
             return f"{what} are not there at all"
         if self.row_type is not None:
-            block = (self.column_group or self.columns) if self.row_type is RowType.INT8 else 1
+            block = (self.column_group or self.columns) if self.scaled else 1
             if col == cols or col % block or (cols % block and cols != self.columns):
                 return f"{what} are cut inside of a group of columns"
         elif piece.bits is not None:
@@ -216,7 +220,7 @@ def find_wrong_entry(name: str, entry: Entry) -> str | None:
         return f"its shape is {str(entry.shape)[:80]}: want at most {MOST_DIMS} numbers from 0 to 2**48"
     if entry.row_type is None:
         return None if entry.column_group is None else "it has a column_group, and is no table"
-    if len(entry.shape) != 2 or entry.dtype != ROW_NUMBERS[entry.row_type]:
+    if len(entry.shape) != 2 or entry.dtype != entry.row_type.facts.numbers:
         return f"it has {entry.row_type} rows, shape {entry.shape} and {entry.dtype}"
     table = name.removeprefix("model/").rpartition(".")[2]
     rows, dim = entry.shape

@@ -89,7 +89,7 @@ class Checkpoint:
             self._place(name, copy.piece, copy.piece)
         plain = cols is None and entry.row_type is None
         shape = entry.shape[1:] if plain else (entry.width(columns),)
-        make = torch.zeros if entry.row_type is RowType.INT8 else torch.empty  # codes are followed by what is not read
+        make = torch.zeros if entry.scaled else torch.empty  # codes are followed by what is not read
         out = make((rows[1] - rows[0], *shape), dtype=getattr(torch, entry.dtype))
         self.copy_into(out, name, rows, cols)
         return out if entry.shape else out.reshape(())
@@ -127,8 +127,8 @@ class Checkpoint:
         flat = out.view(len(out), -1) if out.numel() else out
         if same:
             self._fill_same(flat, part)
-        elif wanted.row_type is RowType.INT8:
-            self._fill_int8(flat, part)
+        elif wanted.scaled:
+            self._fill_scaled(flat, part)
         else:
             self._fill_floats(flat, part)
         if out is not part.tensor:
@@ -194,7 +194,7 @@ class Checkpoint:
                     rows[where, slice(*span_to)] = chunk[:, slice(*span_from)]
 
     def _fill_floats(self, flat: Tensor, part: Part) -> None:
-        """In any type but int8: rounded to the nearest."""
+        """In a type without scales: rounded to the nearest."""
         entry = self.entry(part.name)
         assert entry.row_type is not None
         for copy in overlaps(entry, part.rows, part.cols or (0, entry.columns)):
@@ -204,16 +204,17 @@ class Checkpoint:
                 weights = unpack(chunk, theirs[1] - theirs[0], entry.row_type, entry.column_group)
                 rows[where, slice(*copy.cols_to)] = weights[:, slice(*copy.cols_from)].to(rows.dtype)
 
-    def _fill_int8(self, flat: Tensor, part: Part) -> None:
+    def _fill_scaled(self, flat: Tensor, part: Part) -> None:
         """Rounded to codes: all columns of a group have to be there at once, whichever pieces they are in."""
         entry, cols = self.entry(part.name), part.cols or (0, self.entry(part.name).columns)
+        assert part.row_type is not None
         # Between the cuts of those that have all of their rows; the others are read for each run of rows again.
         found = [copy.rows_to for copy in overlaps(entry, part.rows, cols) if copy.piece.ids is None]
         for begin, end in bands(found):
             rows = (part.rows[0] + begin, part.rows[0] + end)
             weights = torch.empty(end - begin, cols[1] - cols[0])
             self._fill_floats(weights, replace(part, tensor=weights, rows=rows))
-            flat[begin:end] = pack(weights, RowType.INT8, part.column_group)
+            flat[begin:end] = pack(weights, part.row_type, part.column_group)
 
     def _rows(self, name: str, copy: Copy) -> Iterator[tuple[slice | Tensor, Tensor]]:
         """A few rows of a piece at a time, as the tensor stores them, and which of those to copy to they are."""

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from rowwise.checkpoint.manifest import Entry, Piece, Span
-from rowwise.spec import RowType
 
 
 class Copy(NamedTuple):
@@ -37,7 +36,7 @@ def stored(entry: Entry, width: int, cols: Span) -> list[Span]:
     Of int8 rows, see [Note: Row formats] in `ops/_cpp/tables.h`: first their scales, then their codes. There the
     columns begin and end with a group, as tiles do.
     """
-    if entry.row_type is not RowType.INT8:
+    if not entry.scaled:
         return [cols]
     group = entry.column_group or width
     head = 8 * -(-width // group)

@@ -17,7 +17,6 @@ from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.stream import deal_shared, described, write_streamed
 from rowwise.checkpoint.windows import Tell
 from rowwise.errors import CheckpointError
-from rowwise.ops.rowtype import DTYPES
 from rowwise.plan import Plan, Tile
 from rowwise.spec import RowType, Table
 
@@ -71,8 +70,8 @@ def _table_parts(
     checkpoint: Checkpoint, saved: SavedTable, table: Table, tiles: Sequence[Tile], *, state: bool
 ) -> list[tuple[Part, int | None]]:
     """What is written of a table and its state, and by which rank; None: all have it."""
-    kind = str(DTYPES[table.row_type]).removeprefix("torch.")
-    entry = structs.replace(saved.entry, dtype=kind, row_type=table.row_type, column_group=table.column_group)
+    kind, group = table.row_type, table.column_group
+    entry = structs.replace(saved.entry, dtype=kind.facts.numbers, row_type=kind, column_group=group)
     names = {saved.name: entry}
     if state:
         names |= {name: checkpoint.entry(name) for name in saved.state.values()}

@@ -15,8 +15,9 @@ from rowwise.checkpoint.manifest import Entry, Span
 from rowwise.checkpoint.parts import Part
 from rowwise.embedding import Embeddings
 from rowwise.plan import Tile, column_block
+from rowwise.row_optimizers import couples_columns
 from rowwise.shard.embeddings import AnyEmbeddings
-from rowwise.spec import Table, couples_columns, state_slots
+from rowwise.spec import Table, state_slots
 
 
 class _Held(NamedTuple):
@@ -46,10 +47,9 @@ def entries_of(path: str, module: AnyEmbeddings) -> dict[str, Entry]:
     """All tensors of a module's tables, whoever holds them; without pieces."""
     found: dict[str, Entry] = {}
     for table in module.tables:
-        name, dtype = name_of(path, table), {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "int8": "uint8"}
-        shape = (table.rows, table.dim)
+        name, shape, kind = name_of(path, table), (table.rows, table.dim), table.row_type
         found[f"model/{name}"] = Entry(
-            dtype=dtype[table.row_type], shape=shape, row_type=table.row_type, column_group=table.column_group
+            dtype=kind.facts.numbers, shape=shape, row_type=kind, column_group=table.column_group
         )
         found[f"rows/{name}/step"] = Entry(dtype="int64", shape=())
         for slot, (width, _) in state_slots(table).items():

@@ -101,7 +101,7 @@ def _kind(one: "Difference", first: Path, second: Path) -> str:
             return f"only in {second}"
         case "values":
             return "values"
-        case _:
+        case "shape" | "type":
             return f"{one.kind}: {one.first}, {one.second}"
 
 

@@ -72,7 +72,7 @@ def _numbers_fit(section: Section, shape: Shape) -> bool:
             return 0 < section.count <= section.rows
         case "listed":
             return section.count > 0
-        case _:
+        case "hash" | "every" | "rest":
             return True
 
 

@@ -87,8 +87,10 @@ class Comparison(Value, frozen=True):
             case "!=":
                 # Statistics leave NaN out, and NaN differs from everything.
                 return types.is_floating(kind) or not least == most == value
-            case _:
+            case "==" | "in":
                 return bool(least <= value <= most)
+            case "is null" | "not null":
+                raise AssertionError("nulls are counted, not compared")
 
     def mask(self, array: pa.ChunkedArray) -> NDArray[np.bool_]:
         """Of which rows it holds."""

@@ -16,7 +16,8 @@ from torch.nn import functional as F
 from rowwise.hashing.embeddings import make_embeddings
 from rowwise.idmaps import AnyIdMap, StoredIds
 from rowwise.models.inputs import Ids, check_dims, input_columns
-from rowwise.spec import Constant, RowOptimizer, RowType, Table
+from rowwise.row_optimizers import RowOptimizer
+from rowwise.spec import Constant, RowType, Table
 
 ENDING = "_wide"  # of the names of these tables
 

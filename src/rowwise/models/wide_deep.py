@@ -18,7 +18,8 @@ from rowwise.hashing.embeddings import AnyTables
 from rowwise.models.inputs import Ids, input_columns, unpack
 from rowwise.models.mlp import Mlp
 from rowwise.models.wide import Wide, wide_tables
-from rowwise.spec import Ftrl, Table
+from rowwise.row_optimizers import Ftrl
+from rowwise.spec import Table
 
 # FTRL's usual beta of 1 suits gradients of single samples. Those of a mean over a batch are smaller by its size; beside
 # a beta of 1 they would hardly move the weights of rare ids.

@@ -68,7 +68,7 @@ class Arena:
         # Cut from the one block: no copy, and no second owner. By way of DLPack it is a storage of its own: torch.save
         # refuses views of one storage as several types, and writes the whole block with any table.
         block = self.rows[place.base : place.base + table.rows * table.row_bytes]
-        rows = block.view(rowtype.DTYPES[table.row_type]).view(table.rows, -1)
+        rows = block.view(rowtype.dtype_of(table.row_type)).view(table.rows, -1)
         return rows if rows.is_meta else torch.from_dlpack(rows)
 
     def weights(self, index: int) -> Tensor:

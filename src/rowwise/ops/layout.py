@@ -14,21 +14,9 @@ import msgspec
 import torch
 from torch import Tensor
 
-from rowwise.ops.hyper import hyper_tensor, moves
-from rowwise.spec import (
-    Adagrad,
-    Adam,
-    Ftrl,
-    Lamb,
-    Pooling,
-    RowType,
-    RowWiseAdagrad,
-    RowWiseAdam,
-    Sgd,
-    Table,
-    row_bytes,
-    state_width,
-)
+from rowwise.ops.hyper import hyper_tensor
+from rowwise.row_optimizers import OPTIMIZERS
+from rowwise.spec import ROW_TYPES, Pooling, RowType, Table, row_bytes, state_width
 
 LINE = 64  # bytes: every table starts on a cache line
 
@@ -41,30 +29,11 @@ class Mode(enum.IntEnum):
     WEIGHTED = 2
 
 
-class Rule(enum.IntEnum):
-    """How a table's rows are updated."""
-
-    SGD = 0
-    ADAGRAD = 1
-    ROWWISE_ADAGRAD = 2
-    ADAM = 3
-    ROWWISE_ADAM = 4
-    LAMB = 5
-    FTRL = 6
-
-
 # A sequence is a lookup of bags of one id each, so its gradient is neither scaled nor weighted: a sum.
 MODES = {Pooling.SUM: Mode.SUM, Pooling.MEAN: Mode.MEAN, Pooling.WEIGHTED: Mode.WEIGHTED, Pooling.SEQUENCE: Mode.SUM}
-RULES: dict[type, Rule] = {
-    Sgd: Rule.SGD,
-    Adagrad: Rule.ADAGRAD,
-    RowWiseAdagrad: Rule.ROWWISE_ADAGRAD,
-    Adam: Rule.ADAM,
-    RowWiseAdam: Rule.ROWWISE_ADAM,
-    Lamb: Rule.LAMB,
-    Ftrl: Rule.FTRL,
-}
-ROW_TYPES = tuple(RowType)  # the kernels know a row type by its place here
+# The kernels know a row type and an optimizer by its place; `native.check_library` compares the names.
+TYPES = tuple(ROW_TYPES)
+RULES: dict[type, int] = {kind: number for number, kind in enumerate(OPTIMIZERS.values())}
 
 
 class RowFormat(NamedTuple):
@@ -96,7 +65,7 @@ class FeatureRow(NamedTuple):
     @property
     def format(self) -> RowFormat:
         """How its rows are stored."""
-        return RowFormat(ROW_TYPES[self.type], self.dim, self.group)
+        return RowFormat(TYPES[self.type], self.dim, self.group)
 
     @classmethod
     def read(cls, features: Tensor) -> list["FeatureRow"]:
@@ -123,7 +92,7 @@ class TableRow(NamedTuple):
     @property
     def format(self) -> RowFormat:
         """How its rows are stored."""
-        return RowFormat(ROW_TYPES[self.type], self.dim, self.group)
+        return RowFormat(TYPES[self.type], self.dim, self.group)
 
     @classmethod
     def read(cls, tables: Tensor) -> list["TableRow"]:
@@ -216,7 +185,7 @@ def make_group(pieces: Sequence[Piece], places: Sequence[Place], chosen: Sequenc
     column = 0
     for index, (piece, place) in enumerate((pieces[i], places[i]) for i in chosen):
         table = piece.table
-        rows, dim, stored = table.rows, table.dim, (ROW_TYPES.index(table.row_type), table.column_group or 0)
+        rows, dim, stored = table.rows, table.dim, (TYPES.index(table.row_type), table.column_group or 0)
         # The state of a row is one run of floats, whatever the optimizer keeps in it.
         state = place.state_base, state_width(table), RULES[type(table.optimizer)]
         first, count = len(feature_rows), len(table.feature_names)
@@ -236,7 +205,7 @@ def make_group(pieces: Sequence[Piece], places: Sequence[Place], chosen: Sequenc
         features_F9=torch.tensor(feature_rows, dtype=torch.int64).view(-1, 9),
         tables_T12=torch.tensor(table_rows, dtype=torch.int64).view(-1, 12),
         hyper_T8=hyper_tensor(optimizers, [1] * len(optimizers)),
-        hyper_moves=any(moves(o) for o in optimizers),
+        hyper_moves=any(o.hyper_depends_on_step for o in optimizers),
     )
 
 

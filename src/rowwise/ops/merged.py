@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from rowwise.ops.arena import Arena
-from rowwise.ops.hyper import Hyper
 from rowwise.ops.jagged import deduplicate
-from rowwise.ops.layout import FeatureRow, Mode, Rule, TableRow
+from rowwise.ops.layout import RULES, FeatureRow, Mode, TableRow
 from rowwise.ops.lookup import Staged
+from rowwise.row_optimizers import Hyper, Sgd
 
 
 @dataclass(slots=True, kw_only=True)
@@ -67,7 +67,7 @@ def merge(staged: Staged) -> list[Merged]:
 def merge_ids(ids_N: Tensor, offsets_B1: Tensor, grad_ND: Tensor, rows: int) -> Tensor:
     """The gradients [rows, D] of rows 0, 1, ... that one feature looked up, a vector for each id."""
     dim = grad_ND.shape[1]
-    table = TableRow(0, max(1, rows), dim, 0, 0, Rule.SGD, 0, 1, 0, 0, 0, 0)
+    table = TableRow(0, max(1, rows), dim, 0, 0, RULES[Sgd], 0, 1, 0, 0, 0, 0)
     feature = FeatureRow(0, 0, 0, max(1, rows), dim, 0, Mode.SUM, 0, 0)
     sums = torch.full((max(1, rows), dim), -0.0, device=grad_ND.device)
     flat = sums.view(torch.uint8).flatten()
@@ -112,7 +112,7 @@ def _zeros(tables: Sequence[TableRow], counts: Sequence[int], device: torch.devi
     at = 0
     for table, count in zip(tables, counts, strict=True):
         rows = max(1, count)
-        plain = table._replace(base=at, rows=rows, state_base=0, state_width=0, rule=Rule.SGD, type=0, group=0)
+        plain = table._replace(base=at, rows=rows, state_base=0, state_width=0, rule=RULES[Sgd], type=0, group=0)
         places.append(plain)
         at += rows * table.dim * 4
     return torch.full((at // 4,), -0.0, device=device).view(torch.uint8), places

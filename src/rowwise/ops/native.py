@@ -17,14 +17,15 @@ from rowwise.errors import NativeError
 from rowwise.library import BUILD, find_library
 from rowwise.ops import reference
 from rowwise.ops.reference import Bags, Memory
-from rowwise.spec import RowType, row_bytes
+from rowwise.row_optimizers import OPTIMIZERS
+from rowwise.spec import ROW_TYPES, RowType, row_bytes
 
 LIBRARY = "librowwise_ops.so"
 OPERATORS = (
     "offsets", "lengths", "take", "bucketize", "expand", "spread", "deduplicate", "place", "pack_ids", "map_ids",
     "pool", "pool_weight_grad", "gather", "update", "mark", "touch", "rewrite", "fill_uniform", "pack", "unpack",
     "pack4", "unpack4", "interact", "interact_grad", "relu_grad", "crc32", "publish", "wait_for", "zeros",
-    "empty_bytes", "kept_bytes", "drop_kept", "isa", "limit_isa",
+    "empty_bytes", "kept_bytes", "drop_kept", "isa", "limit_isa", "row_types", "optimizers",
 )  # fmt: skip
 
 
@@ -48,12 +49,17 @@ def load() -> None:
     _register_devices()
 
 
-def check_library(operators: object, path: Path) -> None:
-    """Refuse a library that was built from other sources than these; `operators` are attributes by their names."""
+def check_library(operators: Any, path: Path) -> None:
+    """Refuse a library that was built from other sources than these; `operators` has each by its name."""
+    other = f"{path} was built from other sources"
     missing = [name for name in OPERATORS if not hasattr(operators, name)]
     if missing:
         names = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
-        raise NativeError(f"{path} was built from other sources: it has no operator {names}; {BUILD}")
+        raise NativeError(f"{other}: it has no operator {names}; {BUILD}")
+    for what, records in (("row_types", ROW_TYPES), ("optimizers", OPTIMIZERS)):
+        got, want = getattr(operators, what)(), ",".join(records)
+        if got != want:
+            raise NativeError(f"{other}: its {what} are {got}, want {want}; {BUILD}")
 
 
 def isa() -> str:

@@ -10,12 +10,10 @@ from torch import Tensor
 
 from rowwise.spec import RowType
 
-DTYPES = {
-    RowType.FP32: torch.float32,
-    RowType.FP16: torch.float16,
-    RowType.BF16: torch.bfloat16,
-    RowType.INT8: torch.uint8,
-}
+
+def dtype_of(row_type: RowType) -> torch.dtype:
+    """What the numbers of a row are."""
+    return getattr(torch, row_type.facts.numbers)
 
 
 def pack(rows_ND: Tensor, row_type: RowType, column_group: int | None = None) -> Tensor:
@@ -26,11 +24,13 @@ def pack(rows_ND: Tensor, row_type: RowType, column_group: int | None = None) ->
     """
     if row_type is RowType.INT8:
         return torch.ops.rowwise.pack(rows_ND.float().contiguous(), column_group or 0)
-    return rows_ND.to(DTYPES[row_type])
+    assert not row_type.facts.scaled, row_type
+    return rows_ND.to(dtype_of(row_type))
 
 
 def unpack(packed_NP: Tensor, dim: int, row_type: RowType, column_group: int | None = None) -> Tensor:
     """What `pack` made, as float32 [N, dim]."""
     if row_type is RowType.INT8:
         return torch.ops.rowwise.unpack(packed_NP.contiguous(), dim, column_group or 0)
+    assert not row_type.facts.scaled, row_type
     return packed_NP.float()

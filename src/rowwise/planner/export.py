@@ -16,7 +16,8 @@ import msgspec
 from rowwise.errors import SpecError
 from rowwise.plan import Plan, Tile
 from rowwise.planner.layouts import COLUMN_WISE, REPLICATED, ROW_WISE, TABLE_WISE
-from rowwise.spec import Pooling, RowType, Table, Topology, Value, couples_columns
+from rowwise.row_optimizers import couples_columns
+from rowwise.spec import Pooling, RowType, Table, Topology, Value
 from rowwise.textfile import decode_json
 
 FORMAT = "torchrec-sharding-1"
@@ -24,6 +25,7 @@ EASY = tuple(
     layout.name for layout in (TABLE_WISE, COLUMN_WISE, ROW_WISE, REPLICATED)
 )  # ours, that go over to TorchRec if they can at all
 CUT_ROWS = ("row_wise", "table_row_wise")  # theirs
+TRAINED = (RowType.FP32, RowType.FP16, RowType.BF16)
 ALIGNED = 4  # columns that its kernels move at once
 
 
@@ -117,8 +119,10 @@ class _Export:
 
     def _check_table(self) -> None:
         table = self.table
-        if table.row_type is RowType.INT8:
-            raise self._refused("has rows of int8", "trains rows of fp32 or fp16", "want another Table.row_type")
+        if table.row_type not in TRAINED:
+            raise self._refused(
+                f"has rows of {table.row_type}", "trains rows of fp32 or fp16", "want another Table.row_type"
+            )
         for tile in self.tiles:
             if (tile.cols[1] - tile.cols[0]) % ALIGNED:
                 has = f"has {tile.cols[1] - tile.cols[0]} columns on rank {tile.rank}"

@@ -17,12 +17,11 @@ from rowwise.planner.constraints import ALL, Constraints
 from rowwise.planner.layouts import LAYOUTS, NAMES
 from rowwise.planner.options import Columns
 from rowwise.planner.problem import Question
-from rowwise.spec import Adagrad, Adam, RowType, RowWiseAdagrad, RowWiseAdam, Table, Topology
+from rowwise.spec import RowType, Table, Topology
 
 MOST_NAMED = 12  # tables whose limits are lifted one by one
 MORE = 1.15  # times as many devices or bytes, each time that it was not enough
 TRIES = 5
-NARROW = (RowType.FP32,)
 HasPlan = Callable[[Question], bool]
 
 
@@ -114,18 +113,12 @@ def _row_wise_state(question: Question) -> Fix | None:
 
 def with_row_state(table: Table) -> Table:
     """With one number of optimizer state a row, where its optimizer has such a form."""
-    match table.optimizer:
-        case Adagrad() as one:
-            return structs.replace(table, optimizer=RowWiseAdagrad(**structs.asdict(one)))
-        case Adam() as one:
-            return structs.replace(table, optimizer=RowWiseAdam(**structs.asdict(one)))
-        case _:
-            return table
+    return structs.replace(table, optimizer=table.optimizer.with_row_state())
 
 
 def _narrow(question: Question, row_type: RowType) -> Fix | None:
     def narrow(table: Table) -> Table:
-        return structs.replace(table, row_type=row_type) if table.row_type in NARROW else table
+        return structs.replace(table, row_type=row_type) if table.row_type is RowType.FP32 else table
 
     return _changed(question, narrow, f"{row_type} rows", 3)
 

@@ -12,13 +12,14 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import msgspec
 
 from rowwise.errors import SpecError
 from rowwise.perf.access import Access, Workload
-from rowwise.spec import Pooling, RowOptimizer, RowType, Table
+from rowwise.row_optimizers import OPTIMIZERS, RowOptimizer
+from rowwise.spec import Pooling, RowType, Table
 from rowwise.textfile import decode_json, read_bytes
 
 TITLES: dict[str, tuple[str, ...]] = {  # what is read, and the columns that may have it: the first that is there
@@ -36,7 +37,6 @@ TITLES: dict[str, tuple[str, ...]] = {  # what is read, and the columns that may
     "pooling_mode": ("pooling_mode",),
 }
 NEEDED = ("name", "rows", "dim", "pooling")
-OPTIMIZERS: dict[str, Any] = {str(kind.__struct_config__.tag): kind for kind in get_args(RowOptimizer)}
 ROW_TYPES = {str(kind): kind for kind in RowType}
 POOLINGS = {str(kind): kind for kind in Pooling}
 LARGEST = 1 << 62

@@ -153,7 +153,7 @@ def make_model(resolved: Resolved, *, described: bool = False) -> nn.Module:
             made = WideDeep(embeddings, dense, (*deep, tasks), wide=weights)
         case Own(module=name, args=args):
             made = _own(name, embeddings, dense, tasks, args)
-        case _:
+        case str():
             raise AssertionError(f"resolve left the model as {model!r}")
     return made if described else made.to(recipe.train.device)
 

@@ -22,8 +22,9 @@ from rowwise.planner.machines import machine_named
 from rowwise.planner.make import make_plan
 from rowwise.planner.problem import Question
 from rowwise.recipes.recipe import Recipe
+from rowwise.row_optimizers import couples_columns
 from rowwise.shard.apply import shard
-from rowwise.spec import Table, Topology, couples_columns
+from rowwise.spec import Table, Topology
 from rowwise.textfile import read_bytes
 from rowwise.train.step import embeddings_of
 

@@ -15,7 +15,8 @@ from rowwise.idmaps import AnyIdMap
 from rowwise.ingest.columns import Columns
 from rowwise.ingest.service.local import Workers
 from rowwise.ingest.transform import Transforms
-from rowwise.spec import Init, Pooling, RowOptimizer, RowType, Table, Value, Wire
+from rowwise.row_optimizers import RowOptimizer
+from rowwise.spec import Init, Pooling, RowType, Table, Value, Wire
 from rowwise.train.settings import Evaluation, Log, Saving, Training
 from rowwise.value import check_layers, check_most
 
@@ -213,7 +214,7 @@ def _layers(model: Model | str) -> dict[str, tuple[int, ...]]:
             return {"deep": deep, "crosses": (crosses,) if crosses else (), "rank": () if rank is None else (rank,)}
         case TwoTowers(sizes=sizes, ks=ks):
             return {"sizes": sizes, "ks": ks}
-        case _:
+        case Own() | str():
             return {}
 
 

@@ -14,7 +14,8 @@ from rowwise.errors import DataError
 from rowwise.ingest.inspect import Card, ColumnCard
 from rowwise.recipes.recipe import NAME, About, Data, Dlrm, Recipe, Tables
 from rowwise.recipes.text import write
-from rowwise.spec import Pooling, RowWiseAdagrad, Table
+from rowwise.row_optimizers import RowWiseAdagrad
+from rowwise.spec import Pooling, Table
 from rowwise.train.settings import DenseAdam, Evaluation, Training
 
 SMALL_ROWS, LARGE_ROWS = 20_000, 5_000_000

@@ -32,7 +32,6 @@ FLOAT_bytes = 4
 MOST_WAYS = 3
 SPARE = 0.9  # of the free memory that a way out may fill: batches and the dense model need some, too
 DIM_STEP = 4
-SMALLER = {RowType.FP32: (RowType.FP16, RowType.INT8), RowType.FP16: (RowType.INT8,), RowType.BF16: (RowType.INT8,)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,8 +192,6 @@ def _fitting(asked: TableMemory, host: int, room: int, words: str) -> Iterator[W
 
 def _stored_as(table: Table, row_type: RowType) -> Table:
     """The table in a smaller row type, where that is smaller."""
-    if row_type not in SMALLER.get(table.row_type, ()):
-        return table
     narrow = structs.replace(table, row_type=row_type)
     return narrow if narrow.row_bytes < table.row_bytes else table
 

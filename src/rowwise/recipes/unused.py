@@ -17,7 +17,7 @@ from rowwise.perf.learned import doubts_of
 from rowwise.recipes.compose import Resolved
 from rowwise.recipes.place import hardware_of
 from rowwise.recipes.recipe import Dlrm, Own, TwoTowers
-from rowwise.spec import RowType, Topology, Value
+from rowwise.spec import Topology, Value
 
 
 class Rule(NamedTuple):
@@ -98,7 +98,7 @@ def _of_training(resolved: Resolved) -> tuple[Rule, ...]:
 
 
 def _of_ranks(resolved: Resolved, topology: Topology) -> tuple[Rule, ...]:
-    exact = resolved.recipe.wire.dense is RowType.FP32
+    exact = resolved.recipe.wire.dense.facts.exact
     return (
         Rule("wire.host", ("forward", "backward"), topology.devices == 1, "no two ranks are on one host"),
         Rule("wire.network", ("forward", "backward"), topology.hosts == 1, "all ranks are on one host"),

@@ -25,7 +25,7 @@ class Metric:
                 return ""
             case "one":
                 return "1 is right"
-            case _:
+            case "lower" | "higher":
                 return f"{self.better} is better"
 
     def cost(self, value: float) -> float | None:

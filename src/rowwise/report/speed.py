@@ -134,5 +134,7 @@ def _said(column: str, known: list[float]) -> str:
             return f"median {quantity.count(middle)}"
         case "rate":
             return f"last {quantity.short(known[-1])}"
-        case _:
+        case "gradient_norm":
             return f"median {quantity.number(middle)}"
+        case other:
+            raise AssertionError(f"column {other!r} has no words")

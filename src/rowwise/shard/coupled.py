@@ -17,19 +17,18 @@ from torch import Tensor
 from rowwise.comm.seam import Comm
 from rowwise.errors import GradientError
 from rowwise.ops import rowtype
-from rowwise.ops.hyper import Hyper
-from rowwise.ops.layout import RULES, Rule, TableRow
+from rowwise.ops.layout import RULES, TableRow
 from rowwise.ops.merged import Merged, apply, merge
-from rowwise.ops.reference.apply import adam_step, root
+from rowwise.ops.reference.apply import REFERENCE, RowRule, root
 from rowwise.ops.tiles import Tiles
 from rowwise.ops.tree import Node, complete, nodes_of
 from rowwise.ops.update import by_part, join, next_step
 from rowwise.plan import Plan
+from rowwise.row_optimizers import Hyper, Sgd
 from rowwise.shard.routes import Held, Part, Routes, column_owners
 from rowwise.spec import Table
 
 _Rows = tuple[int, tuple[int, int]]  # of a table, by its number
-BY_ROW = (Rule.ROWWISE_ADAGRAD, Rule.ROWWISE_ADAM, Rule.LAMB)  # the other rules are coupled by clipping only
 
 
 @final
@@ -46,15 +45,17 @@ class _Piece:
     random: Tensor
     merged: Merged
     bad_row: int | None = None  # of the whole table
-    moved: Tensor | None = None  # LAMB's state after the step, which a bad row does not take
+    moved: Tensor | None = None  # the state [U, floats] that the rule goes on with, which a bad row does not take
 
     @property
     def rows(self) -> _Rows:
         return self.held.table, self.held.tile.rows
 
     @property
-    def rule(self) -> Rule:
-        return Rule(self.table.rule)
+    def rule(self) -> RowRule:
+        rule = REFERENCE[type(self.whole.optimizer)]
+        assert isinstance(rule, RowRule), rule
+        return rule
 
     def weights(self) -> Tensor:
         """The rows as floats [U, D]."""
@@ -67,10 +68,26 @@ class _Piece:
         t = self.table
         return self.tiles.arena.state[t.state_base : t.state_base + t.rows * t.state_width].view(t.rows, -1)
 
-    def becomes_plain(self, lr: float | Tensor = 1.0, weight_decay: float | Tensor = 0.0) -> None:
-        """What is left to do is w -= lr * (g + weight_decay * w)."""
-        self.table = self.table._replace(rule=Rule.SGD)
-        self.hyper = torch.tensor(Hyper(lr=float(lr), weight_decay=float(weight_decay)))
+    def terms(self) -> Tensor:
+        """What the rule sums over a row [U, D, n]; L2 in the gradient comes before that."""
+        rule, merged, weight_decay = self.rule, self.merged, self.hyper[2]
+        if rule.decays_gradient and weight_decay != 0:
+            merged.grad_UD += self.weights() * weight_decay
+        values, self.moved, merged.grad_UD = rule.terms(
+            self.weights, self.state()[merged.rows_U.long()], merged.grad_UD, self.hyper
+        )
+        return values
+
+    def finish(self, totals_Un: Tensor) -> None:
+        """With the sums, what is left is a plain step."""
+        assert self.moved is not None
+        merged = self.merged
+        step = self.rule.finish(self.moved, merged.grad_UD, totals_Un, self.whole.dim, self.hyper)
+        self.state()[merged.rows_U.long()] = step.s_MW
+        merged.grad_UD = step.g_MD
+        self.table = self.table._replace(rule=RULES[Sgd])
+        weight_decay = 0.0 if step.weight_decay is None else float(step.weight_decay)
+        self.hyper = torch.tensor(Hyper(lr=float(step.lr), weight_decay=weight_decay))
 
     def drop(self, bad_U: Tensor) -> None:
         """Leave rows as they are."""
@@ -91,7 +108,7 @@ class CoupledUpdate:
         coupled = {h.table for parts in routes.parts_W for part in parts if part.coupled for h in part.held}
         optimizers = [routes.tables[index].optimizer for index in coupled]
         self._clips = any(optimizer.clip is not None for optimizer in optimizers)
-        self._sums = any(RULES[type(optimizer)] in BY_ROW for optimizer in optimizers)
+        self._sums = any(optimizer.sums_columns for optimizer in optimizers)
         self._owners = {
             (held.table, held.tile.rows): column_owners(plan, routes.tables[held.table], held.tile.rows)
             for part, _ in shelves
@@ -106,9 +123,9 @@ class CoupledUpdate:
             for piece, totals in self._totals(clipped, [(p.merged.grad_UD**2).unsqueeze(2) for p in clipped]):
                 _clip(piece, totals[:, 0])
         if self._sums:
-            by_row = [piece for piece in pieces if piece.rule in BY_ROW]
-            for piece, totals in self._totals(by_row, [_squares(piece) for piece in by_row]):
-                _finish(piece, totals)
+            by_row = [piece for piece in pieces if piece.whole.optimizer.sums_columns]
+            for piece, totals in self._totals(by_row, [piece.terms() for piece in by_row]):
+                piece.finish(totals)
         self._apply(pieces)
 
     def _merge(self, calls: int) -> list[_Piece]:
@@ -203,42 +220,3 @@ def _clip(piece: _Piece, total_U: Tensor) -> None:
     piece.merged.grad_UD *= torch.where(length_U > clip, clip / length_U, 1.0).unsqueeze(1)
     piece.hyper = piece.hyper.clone()
     piece.hyper[3] = 0.0
-
-
-def _squares(piece: _Piece) -> Tensor:
-    """What the rule sums over a row [U, D, n]; L2 in the gradient, and LAMB's step, come before that."""
-    merged, weight_decay = piece.merged, piece.hyper[2]
-    if piece.rule is Rule.ROWWISE_ADAGRAD and weight_decay != 0:
-        merged.grad_UD += piece.weights() * weight_decay
-    if piece.rule is not Rule.LAMB:
-        return (merged.grad_UD**2).unsqueeze(2)
-    w_UD = piece.weights()
-    step_UD, piece.moved = adam_step(piece.state()[merged.rows_U.long()], merged.grad_UD, piece.hyper)
-    merged.grad_UD = step_UD + w_UD * weight_decay
-    return torch.stack([w_UD**2, merged.grad_UD**2], 2)
-
-
-def _finish(piece: _Piece, totals_Un: Tensor) -> None:
-    """With the sums, what is left is a plain step."""
-    lr, eps, weight_decay, _, beta1, beta2, inverse1, inverse2 = piece.hyper
-    merged, state, rows_U, dim = piece.merged, piece.state(), piece.merged.rows_U.long(), piece.whole.dim
-    if piece.moved is not None:
-        state[rows_U] = piece.moved
-        length_U, size_U = root(totals_Un[:, 0]), root(totals_Un[:, 1])
-        usable_U = (length_U > 0) & (size_U > 0) & length_U.isfinite() & size_U.isfinite()
-        merged.grad_UD = merged.grad_UD * (lr * torch.where(usable_U, length_U / size_U, 1.0)).unsqueeze(1)
-        piece.becomes_plain()
-        return
-    mean_U1 = (totals_Un[:, 0] / dim).unsqueeze(1)
-    if piece.rule is Rule.ROWWISE_ADAGRAD:
-        sum_U1 = state[rows_U] + mean_U1
-        state[rows_U] = sum_U1
-        merged.grad_UD = merged.grad_UD * (lr / (root(sum_U1) + eps))
-        piece.becomes_plain()
-        return
-    m_UD, v_U1 = state[rows_U, :-1], state[rows_U, -1:]
-    m_UD = m_UD * beta1 + merged.grad_UD * (1 - beta1)
-    v_U1 = v_U1 * beta2 + mean_U1 * (1 - beta2)
-    state[rows_U] = torch.cat([m_UD, v_U1], 1)
-    merged.grad_UD = m_UD * inverse1 * (1 / (root(v_U1 * inverse2) + eps))
-    piece.becomes_plain(lr, weight_decay)

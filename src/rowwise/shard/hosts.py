@@ -11,10 +11,11 @@ from typing import final
 import torch
 from torch import Tensor
 
+from rowwise.comm.codec import Span, gradient_scale, spans_of
 from rowwise.comm.seam import Comm
 from rowwise.shard.pooled import as_picks, as_tensor, pick, place
 from rowwise.shard.routes import ExchangePath, Routes
-from rowwise.shard.vectors import Blocks, Lanes, Span, fitting_scale, joined, spans_of
+from rowwise.shard.vectors import Blocks, Lanes, joined
 from rowwise.spec import Wire
 
 
@@ -67,7 +68,7 @@ class HostExchange:
 
     def backward(self, samples_W: tuple[int, ...], grad_BS: Tensor) -> Tensor:
         """The gradients [G, columns] of what this rank made."""
-        scale = fitting_scale(sum(samples_W))
+        scale = gradient_scale(sum(samples_W))
         width, spans = self._widths_H[self._host], self._spans_H[self._host]
         out = [Blocks.of([pick(grad_BS, runs)], own) for runs, own in zip(self._picks_H, self._spans_H, strict=True)]
         back = [Blocks([(samples_W[rank], width)], spans) for rank in self._peers_D[self._device]]

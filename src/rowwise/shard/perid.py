@@ -10,11 +10,12 @@ from typing import final
 import torch
 from torch import Tensor
 
+from rowwise.comm.codec import gradient_scale
 from rowwise.comm.seam import Comm
 from rowwise.ops.layout import MODES, FeatureRow
 from rowwise.shard.ids import Stream
 from rowwise.shard.routes import ExchangePath, Routes, SequencePiece
-from rowwise.shard.vectors import Blocks, Lanes, fitting_scale, joined
+from rowwise.shard.vectors import Blocks, Lanes, joined
 from rowwise.spec import Wire
 
 
@@ -51,7 +52,7 @@ class PerIdExchange:
             out_W.append(Blocks.of(picked))
         pieces = self._pieces_W[self._me]
         back = [Blocks([(ids[p.slice], p.width) for p in pieces]) for ids in stream.ids_WS]
-        came = self._back.swap(out_W, back, "gradients", fitting_scale(sum(stream.samples_W))).wait()
+        came = self._back.swap(out_W, back, "gradients", gradient_scale(sum(stream.samples_W))).wait()
         # Piece by piece again, and in each rank after rank.
         flat = [blocks[k].reshape(-1) for k in range(len(pieces)) for blocks in came]
         return joined(flat) if flat else torch.empty(0)

@@ -6,11 +6,12 @@ from typing import final
 import torch
 from torch import Tensor
 
+from rowwise.comm.codec import gradient_scale, spans_of
 from rowwise.comm.seam import Comm
 from rowwise.ops.kept import empty
 from rowwise.shard.ids import Stream
 from rowwise.shard.routes import ExchangePath, Routes, Run
-from rowwise.shard.vectors import Blocks, Incoming, Lanes, fitting_scale, spans_of
+from rowwise.shard.vectors import Blocks, Incoming, Lanes
 from rowwise.spec import Wire
 
 
@@ -60,7 +61,7 @@ class PooledExchange:
             for w, runs in enumerate(self._picks_W)
         ]
         back = [Blocks([(samples, width)], spans) for samples in samples_W]
-        incoming = self._back.swap(out, back, "gradients", fitting_scale(len(grad_GS)))
+        incoming = self._back.swap(out, back, "gradients", gradient_scale(len(grad_GS)))
         torch.ops.rowwise.place([grad_BS], self._picks_W[self._me], rows_W[self._me])
         for w, blocks in enumerate(incoming.wait()):
             if w != self._me:

@@ -13,7 +13,8 @@ from typing import NamedTuple
 from msgspec import structs
 
 from rowwise.plan import Plan, Tile
-from rowwise.spec import Pooling, Table, Topology, couples_columns
+from rowwise.row_optimizers import couples_columns
+from rowwise.spec import Pooling, Table, Topology
 
 
 class ExchangePath(StrEnum):

@@ -14,9 +14,8 @@ from typing import final
 from torch import Tensor
 from torch.nn import functional as F
 
+from rowwise.comm.codec import WireCodec
 from rowwise.comm.seam import Comm, Handle
-from rowwise.ops.rowtype import pack, unpack
-from rowwise.spec import RowType, row_bytes
 
 RUN = 256  # numbers that share a scale: its 8 bytes are 3 % of a message
 
@@ -27,14 +26,14 @@ class CodedSum:
 
     Args:
         comm: whose ranks are summed over.
-        kind: the type in which numbers travel.
+        codec: how numbers travel.
         feedback: whether what rounding takes is made good later.
     """
 
-    def __init__(self, comm: Comm, kind: RowType, *, feedback: bool) -> None:
+    def __init__(self, comm: Comm, codec: WireCodec, *, feedback: bool) -> None:
         """Nothing is held back yet."""
-        self._comm, self._kind, self._feedback = comm, kind, feedback
-        self._width = row_bytes(RowType.INT8, RUN) if kind is RowType.INT8 else RUN  # elements of an encoded run
+        self._comm, self._codec, self._feedback = comm, codec, feedback
+        self._run_bytes = codec.block_bytes((1, RUN))
         self.held: dict[int, Tensor] = {}  # by part, runs of what encoding took: state of a run, another on each rank
 
     def start(self, part: int, flat_N: Tensor) -> Handle:
@@ -42,11 +41,11 @@ class CodedSum:
         runs_RC = F.pad(flat_N.float(), (0, -len(flat_N) % RUN)).view(-1, RUN)
         if self._feedback and part in self.held:
             runs_RC = runs_RC + self.held[part]
-        packed_N = pack(runs_RC, self._kind).view(-1)
+        packed_P = self._codec.encode(runs_RC)
         if self._feedback:
-            self.held[part] = self._lost(runs_RC, packed_N)
-        sizes_W = [(end - begin) * self._width for begin, end in self._shares(len(flat_N))]
-        return self._comm.all_to_all(packed_N, sizes_W, [sizes_W[self._comm.rank]] * len(sizes_W), "dense")
+            self.held[part] = self._lost(runs_RC, packed_P)
+        sizes_W = [(end - begin) * self._run_bytes for begin, end in self._shares(len(flat_N))]
+        return self._comm.all_to_all(packed_P, sizes_W, [sizes_W[self._comm.rank]] * len(sizes_W), "dense")
 
     def finish(self, handles: Sequence[Handle], sizes: Sequence[int]) -> list[Tensor]:
         """The sums of all parts, which had these sizes."""
@@ -56,27 +55,27 @@ class CodedSum:
         ]
         return [self._decode(handle.wait()).view(-1)[:size] for handle, size in zip(sums, sizes, strict=True)]
 
-    def _add(self, part: int, packed_N: Tensor, size: int) -> Handle:
+    def _add(self, part: int, packed_P: Tensor, size: int) -> Handle:
         """Add up this rank's share, and send it to all."""
         shares_W = self._shares(size)
         begin, end = shares_W[self._comm.rank]
-        first_RC, *others = self._decode(packed_N).view(len(shares_W), end - begin, RUN).unbind()
+        first_RC, *others = self._decode(packed_P).view(len(shares_W), end - begin, RUN).unbind()
         total_RC = first_RC.clone()
         for runs_RC in others:
             total_RC += runs_RC
-        packed_N = pack(total_RC, self._kind).view(-1)
+        packed_P = self._codec.encode(total_RC)
         if self._feedback:
-            self.held[part][begin:end] += self._lost(total_RC, packed_N)
-        return self._comm.all_gather(packed_N, [(end - begin) * self._width for begin, end in shares_W], "dense")
+            self.held[part][begin:end] += self._lost(total_RC, packed_P)
+        return self._comm.all_gather(packed_P, [(end - begin) * self._run_bytes for begin, end in shares_W], "dense")
 
     def _shares(self, size: int) -> list[tuple[int, int]]:
         """The runs that each rank adds up."""
         runs, world = -(-size // RUN), len(self._comm.ranks)
         return [(runs * w // world, runs * (w + 1) // world) for w in range(world)]
 
-    def _decode(self, packed_N: Tensor) -> Tensor:
-        return unpack(packed_N.view(-1, self._width), RUN, self._kind)
+    def _decode(self, packed_P: Tensor) -> Tensor:
+        return self._codec.decode(packed_P, (len(packed_P) // self._run_bytes, RUN))
 
-    def _lost(self, meant_RC: Tensor, packed_N: Tensor) -> Tensor:
+    def _lost(self, meant_RC: Tensor, packed_P: Tensor) -> Tensor:
         # A number that is not finite stops the step; it must not come back in all that follow.
-        return (meant_RC - self._decode(packed_N)).nan_to_num(0.0, 0.0, 0.0)
+        return (meant_RC - self._decode(packed_P)).nan_to_num(0.0, 0.0, 0.0)

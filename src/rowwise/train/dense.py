@@ -15,9 +15,10 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
+from rowwise.comm.codec import codec_of
 from rowwise.comm.seam import Comm, Handle
 from rowwise.errors import SpecError
-from rowwise.spec import RowType, Wire
+from rowwise.spec import Wire
 from rowwise.train.coded import CodedSum
 
 # Enough for a link to reach its rate, and little enough to leave something to compute meanwhile; gloo's own rate falls
@@ -44,8 +45,8 @@ class DenseGradients:
         self._parameters = tuple(parameters) if len(comm.ranks) > 1 else ()
         self._buckets = _deal(self._parameters, bucket_bytes)
         self._home: dict[Tensor, int] = {p: index for index, bucket in enumerate(self._buckets) for p in bucket}
-        exact = wire.dense is RowType.FP32
-        self._coded = None if exact else CodedSum(comm, wire.dense, feedback=wire.error_feedback)
+        codec = codec_of(wire.dense)
+        self._coded = CodedSum(comm, codec, feedback=wire.error_feedback) if codec.lossy else None
         self.discard()
 
     @property

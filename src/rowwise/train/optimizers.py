@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from rowwise.spec import Schedule
+from rowwise.row_optimizers import Schedule
 from rowwise.train.settings import DenseAdagrad, DenseAdam, DenseOptimizer, DenseSgd
 
 

@@ -9,7 +9,8 @@ import re
 from typing import Literal
 
 from rowwise.errors import SpecError
-from rowwise.spec import Schedule, Value
+from rowwise.row_optimizers import Schedule
+from rowwise.spec import Value
 from rowwise.value import MOST_BATCH, MOST_STEPS, MOST_THREADS, check_most
 
 MOST_AHEAD = 4096  # batches, or splits, that lie ready

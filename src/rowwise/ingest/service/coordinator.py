@@ -243,7 +243,7 @@ class Coordinator:
                 self._released(event, now_s)
             case Vanished(place=place):
                 self._vanished(place)
-            case _:
+            case Joined() | Prepared() | Refused() | Lost() | Tick():
                 pass
 
     def _hear_workers(self, event: Event) -> None:
@@ -256,7 +256,7 @@ class Coordinator:
                 self._end_of_lease(worker, place, error)
             case Lost(worker=worker, how=how):
                 self._lost(worker, how)
-            case _:
+            case Attached() | Detached() | Released() | Vanished() | Tick():
                 pass
 
     def _joined(self, worker: int) -> None:

@@ -171,6 +171,8 @@ inline __attribute__((always_inline)) float square_sum(const float* x, int64_t d
 }
 
 struct Sgd {
+  static constexpr const char* name = "sgd";
+  static int64_t state_floats(int64_t) { return 0; }
   static constexpr bool decays_gradient = true, one_rate = false;
   template <int D, class W>
   static void apply(const Row& r, const W& w) {
@@ -182,6 +184,8 @@ struct Sgd {
 };
 
 struct Adagrad {
+  static constexpr const char* name = "adagrad";
+  static int64_t state_floats(int64_t dim) { return dim; }
   static constexpr bool decays_gradient = true, one_rate = false;
   template <int D, class W>
   static void apply(const Row& r, const W& w) {
@@ -196,6 +200,8 @@ struct Adagrad {
 };
 
 struct RowWiseAdagrad {
+  static constexpr const char* name = "rowwise_adagrad";
+  static int64_t state_floats(int64_t) { return 1; }
   static constexpr bool decays_gradient = true, one_rate = true;
   static float numerator(const Hyper& h) { return h.lr; }
   template <int D>
@@ -212,23 +218,31 @@ struct RowWiseAdagrad {
   }
 };
 
+// Numbers of optimizers with moving averages; inverse: 1 / (1 - beta ** step).
+inline float beta1(const Hyper& h) { return h.own[0]; }
+inline float beta2(const Hyper& h) { return h.own[1]; }
+inline float inverse1(const Hyper& h) { return h.own[2]; }
+inline float inverse2(const Hyper& h) { return h.own[3]; }
+
 // The moving averages of gradients; state is the first, then the second.
 template <class V>
 inline __attribute__((always_inline)) V first_moment(const Row& r, int64_t c, V g) {
-  const V m = Vec<V>::load(r.state + c) * r.h.moments.beta1 + g * (1.f - r.h.moments.beta1);
+  const V m = Vec<V>::load(r.state + c) * beta1(r.h) + g * (1.f - beta1(r.h));
   Vec<V>::store(r.state + c, m);
-  return m * r.h.moments.inverse1;
+  return m * inverse1(r.h);
 }
 template <class V>
 inline __attribute__((always_inline)) V adam_step(const Row& r, int64_t c, int64_t dim) {
   const V g = Vec<V>::load(r.g + c);
   const V m = first_moment(r, c, g);
-  const V v = Vec<V>::load(r.state + dim + c) * r.h.moments.beta2 + g * g * (1.f - r.h.moments.beta2);
+  const V v = Vec<V>::load(r.state + dim + c) * beta2(r.h) + g * g * (1.f - beta2(r.h));
   Vec<V>::store(r.state + dim + c, v);
-  return m / (root(v * r.h.moments.inverse2) + r.h.eps);
+  return m / (root(v * inverse2(r.h)) + r.h.eps);
 }
 
 struct Adam {
+  static constexpr const char* name = "adam";
+  static int64_t state_floats(int64_t dim) { return 2 * dim; }
   static constexpr bool decays_gradient = false, one_rate = false;
   template <int D, class W>
   static void apply(const Row& r, const W& weights) {
@@ -242,14 +256,16 @@ struct Adam {
 };
 
 struct RowWiseAdam {
+  static constexpr const char* name = "rowwise_adam";
+  static int64_t state_floats(int64_t dim) { return dim + 1; }
   static constexpr bool decays_gradient = false, one_rate = true;
   static float numerator(const Hyper&) { return 1.f; }
   template <int D>
   static float prepare(const Row& r) {
     const int64_t dim = D ? D : r.dim;
     float& state = r.state[dim];
-    state = state * r.h.moments.beta2 + square_sum<D>(r.g, dim) / float(dim) * (1.f - r.h.moments.beta2);
-    return state * r.h.moments.inverse2;
+    state = state * beta2(r.h) + square_sum<D>(r.g, dim) / float(dim) * (1.f - beta2(r.h));
+    return state * inverse2(r.h);
   }
   template <int D, class W>
   static void apply(const Row& r, const W& weights) {
@@ -263,6 +279,8 @@ struct RowWiseAdam {
 };
 
 struct Lamb {  // Adam's step, as long as the row is
+  static constexpr const char* name = "lamb";
+  static int64_t state_floats(int64_t dim) { return 2 * dim; }
   static constexpr bool decays_gradient = false, one_rate = false;
   template <int D, class W>
   static void apply(const Row& r, const W& w) {
@@ -287,7 +305,12 @@ struct Lamb {  // Adam's step, as long as the row is
 };
 
 struct Ftrl {  // state is z, then n
+  static constexpr const char* name = "ftrl";
+  static int64_t state_floats(int64_t dim) { return 2 * dim; }
   static constexpr bool decays_gradient = false, one_rate = false;
+  static float l1(const Hyper& h) { return h.own[0]; }
+  static float l2(const Hyper& h) { return h.own[1]; }
+  static float beta(const Hyper& h) { return h.own[2]; }
   template <int D, class W>
   static void apply(const Row& r, const W& w) {
     const int64_t dim = D ? D : r.dim;
@@ -300,9 +323,9 @@ struct Ftrl {  // state is z, then n
       const V z = X::load(r.state + c) + g - rate * w.template at<V>(c);
       X::store(r.state + c, z);
       X::store(r.state + dim + c, sum);
-      const V l1 = V{} + r.h.ftrl.l1, zero = {};
-      const V shrunk = z > l1 ? z - l1 : z < zero - l1 ? z + l1 : zero;
-      w.set(c, zero - shrunk / ((after + r.h.ftrl.beta) / r.h.lr + r.h.ftrl.l2));
+      const V edge = V{} + l1(r.h), zero = {};
+      const V shrunk = z > edge ? z - edge : z < zero - edge ? z + edge : zero;
+      w.set(c, zero - shrunk / ((after + beta(r.h)) / r.h.lr + l2(r.h)));
     });
   }
 };
@@ -382,7 +405,7 @@ Merged merge_rows(const Bucket& bucket, const Workspace& workspace, int64_t firs
   return found;
 }
 
-template <class Rule, RowType T, int D>
+template <class Optimizer, RowType T, int D>
 void update_rows(const Bucket& b, const Workspace& work, const Merged& merged) {
   const int64_t dim = D ? D : b.table.dim;
   const Format format{T, dim, b.table.group};
@@ -399,21 +422,21 @@ void update_rows(const Bucket& b, const Workspace& work, const Merged& merged) {
   const auto weights_of = [&](int64_t k) {
     return Weights<T>(format, stored(k), work.floats + k * work.stride, bits_of(k));
   };
-  const bool decays = Rule::decays_gradient && hyper.weight_decay != 0.f;
+  const bool decays = Optimizer::decays_gradient && hyper.weight_decay != 0.f;
   if (hyper.clip > 0.f || decays)
     for (int64_t k = 0; k < merged.count; ++k) {
       if (hyper.clip > 0.f) clip(row_of(k, 0.f));
       if (decays) decay(row_of(k, 0.f), weights_of(k));
     }
   float factors[batch_rows] = {};
-  if constexpr (Rule::one_rate) {  // roots and quotients of all rows at once
-    for (int64_t k = 0; k < merged.count; ++k) factors[k] = Rule::template prepare<D>(row_of(k, 0.f));
-    for (float& factor : factors) factor = Rule::numerator(hyper) / (std::sqrt(factor) + hyper.eps);
+  if constexpr (Optimizer::one_rate) {  // roots and quotients of all rows at once
+    for (int64_t k = 0; k < merged.count; ++k) factors[k] = Optimizer::template prepare<D>(row_of(k, 0.f));
+    for (float& factor : factors) factor = Optimizer::numerator(hyper) / (std::sqrt(factor) + hyper.eps);
   }
-  for (int64_t k = 0; k < merged.count; ++k) Rule::template apply<D>(row_of(k, factors[k]), weights_of(k));
-  if constexpr (T == RowType::int8)
+  for (int64_t k = 0; k < merged.count; ++k) Optimizer::template apply<D>(row_of(k, factors[k]), weights_of(k));
+  if constexpr (facts_of(T).scaled)
     for (int64_t k = 0; k < merged.count; ++k)
-      round_to_codes(format, work.floats + k * work.stride, stored(k), bits_of(k));
+      Weights<T>::write(format, work.floats + k * work.stride, stored(k), bits_of(k));
 }
 
 using MergeRows = Merged (*)(const Bucket&, const Workspace&, int64_t, int64_t, Fault&);
@@ -435,60 +458,45 @@ MergeRows merge_of(const Bucket& b) {
   }
 }
 
-template <class Rule, RowType T>
+template <class Optimizer, RowType T>
 UpdateRows update_of_dim(int64_t dim) {
   switch (dim) {
     case 16:
-      return update_rows<Rule, T, 16>;
+      return update_rows<Optimizer, T, 16>;
     case 32:
-      return update_rows<Rule, T, 32>;
+      return update_rows<Optimizer, T, 32>;
     case 64:
-      return update_rows<Rule, T, 64>;
+      return update_rows<Optimizer, T, 64>;
     case 128:
-      return update_rows<Rule, T, 128>;
+      return update_rows<Optimizer, T, 128>;
     default:
-      return update_rows<Rule, T, 0>;
+      return update_rows<Optimizer, T, 0>;
   }
 }
 
-template <class Rule>
-UpdateRows update_of_rule(const Table& table) {
-  switch (table.type) {
-    case RowType::fp32:
-      return update_of_dim<Rule, RowType::fp32>(table.dim);
-    case RowType::fp16:
-      return update_of_dim<Rule, RowType::fp16>(table.dim);
-    case RowType::bf16:
-      return update_of_dim<Rule, RowType::bf16>(table.dim);
-    case RowType::int8:
-      break;
-  }
-  return update_of_dim<Rule, RowType::int8>(table.dim);
+template <class Optimizer>
+UpdateRows update_of_type(const Table& table) {
+  return with_type(table.type,
+                   [&](auto stored) { return update_of_dim<Optimizer, decltype(stored)::type>(table.dim); });
 }
 
-UpdateRows update_of(const Table& table) {
-  switch (table.rule) {
-    case Rule::sgd:
-      return update_of_rule<Sgd>(table);
-    case Rule::adagrad:
-      return update_of_rule<Adagrad>(table);
-    case Rule::rowwise_adagrad:
-      return update_of_rule<RowWiseAdagrad>(table);
-    case Rule::adam:
-      return update_of_rule<Adam>(table);
-    case Rule::rowwise_adam:
-      return update_of_rule<RowWiseAdam>(table);
-    case Rule::lamb:
-      return update_of_rule<Lamb>(table);
-    case Rule::ftrl:
-      break;
-  }
-  return update_of_rule<Ftrl>(table);
+// All optimizers; a table's rule is a place in this list. Python's (`OPTIMIZERS` in rowwise/spec.py) are the same in
+// the same order, which is checked when the library is loaded.
+template <class... Optimizer>
+struct List {
+  static constexpr int64_t count = sizeof...(Optimizer);
+  static constexpr OptimizerFacts facts[] = {{Optimizer::name, Optimizer::state_floats}...};
+  static constexpr UpdateRows (*update_of[])(const Table&) = {update_of_type<Optimizer>...};
+};
+using Optimizers = List<Sgd, Adagrad, RowWiseAdagrad, Adam, RowWiseAdam, Lamb, Ftrl>;
+
+OptimizerFacts optimizer(int64_t rule) {
+  return rule >= 0 && rule < Optimizers::count ? Optimizers::facts[rule] : OptimizerFacts{};
 }
 
 void apply(const Bucket& b, const Workspace& work, Fault& fault) {
   const MergeRows merge = merge_of(b);
-  const UpdateRows update = update_of(b.table);
+  const UpdateRows update = Optimizers::update_of[b.table.rule](b.table);
   const int64_t bytes = b.table.format().bytes(), state_bytes = b.table.state_width * 4;
   const char* const weights = b.arena + b.table.base;
   const char* const states = reinterpret_cast<const char*>(b.state + b.table.state_base);

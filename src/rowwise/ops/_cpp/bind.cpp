@@ -209,10 +209,10 @@ void update_rows(Tensor arena, Tensor state, const Tensor& tables, const Tensor&
   int64_t next = 0;
   for (int64_t t = 0; t < tables.size(0); ++t) {
     const Table& table = ts[t];
-    STD_TORCH_CHECK(int64_t(table.rule) >= 0 && int64_t(table.rule) < num_rules, "rowwise: unknown optimizer ",
-                    int64_t(table.rule));
+    const OptimizerFacts optimizer = kernels().optimizer(table.rule);
+    STD_TORCH_CHECK(optimizer.name, "rowwise: unknown optimizer ", table.rule);
     STD_TORCH_CHECK(table.dim <= INT32_MAX && table.state_base >= 0 &&
-                        table.state_width >= state_floats(table.rule, table.dim) &&
+                        table.state_width >= optimizer.state_floats(table.dim) &&
                         (!table.state_width || table.rows <= (state.numel() - table.state_base) / table.state_width),
                     "rowwise: state of table ", t, " reaches past the arena");
     STD_TORCH_CHECK(table.first_feature == next && table.num_features > 0 && table.num_features <= fs.count - next,
@@ -354,6 +354,19 @@ void fill_uniform(Tensor out, int64_t key, int64_t start, double low, double hig
   });
 }
 
+// Names in the order of their numbers, with commas between them.
+std::string row_type_list() {
+  std::string names;
+  for (const RowTypeFacts& type : row_types) names += (names.empty() ? "" : ",") + std::string(type.name);
+  return names;
+}
+std::string optimizer_list() {
+  std::string names;
+  for (int64_t rule = 0; const char* name = kernels().optimizer(rule).name; ++rule)
+    names += (rule ? "," : "") + std::string(name);
+  return names;
+}
+
 int64_t kept() { return int64_t(kept_bytes()); }
 
 }  // namespace
@@ -380,6 +393,8 @@ STABLE_TORCH_LIBRARY(rowwise, m) {
   m.def("touch(Tensor arena, Tensor features, Tensor values, Tensor offsets, int batch) -> float");
   m.def("rewrite(Tensor(a!) arena, Tensor features, Tensor values, Tensor offsets, int batch) -> ()");
   m.def("zeros(int n) -> Tensor");
+  m.def("row_types() -> str");
+  m.def("optimizers() -> str");
   m.def("isa() -> str");
   m.def("limit_isa(str name) -> ()");
   m.def("kept_bytes() -> int");
@@ -402,6 +417,8 @@ STABLE_TORCH_LIBRARY_IMPL(rowwise, CPU, m) {
 
 STABLE_TORCH_LIBRARY_IMPL(rowwise, CompositeExplicitAutograd, m) {  // no tensor argument to dispatch on
   m.impl("zeros", TORCH_BOX(&zeros));
+  m.impl("row_types", TORCH_BOX(&row_type_list));
+  m.impl("optimizers", TORCH_BOX(&optimizer_list));
   m.impl("isa", TORCH_BOX(&isa_name));
   m.impl("limit_isa", TORCH_BOX(&limit_isa));
   m.impl("kept_bytes", TORCH_BOX(&kept));

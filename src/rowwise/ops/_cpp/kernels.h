@@ -76,6 +76,11 @@ struct InteractionGrad {
 };
 constexpr int64_t widest_lanes = 16;  // of any instruction set; scratch is padded to it
 
+struct OptimizerFacts {
+  const char* name;                      // nullptr: there is no such optimizer
+  int64_t (*state_floats)(int64_t dim);  // of each row, at least
+};
+
 struct Kernels {
   const char* name;
   void (*pool)(const char* arena, const Feature&, const Bags&, float* out, int64_t out_stride, int64_t b0, int64_t b1,
@@ -91,6 +96,7 @@ struct Kernels {
   void (*pack4)(const float* in, int64_t dim, char* out, int64_t rows);
   void (*unpack4)(const char* in, int64_t dim, float* out, int64_t rows);
   void (*apply)(const Bucket&, const Workspace&, Fault&);  // Fault: row whose merged gradient is not finite
+  OptimizerFacts (*optimizer)(int64_t rule);
   void (*span)(const void* ids, bool wide, int64_t n, int64_t& least, int64_t& largest);   // n > 0
   void (*rank)(const void* ids, bool wide, int64_t n, const Marks&, int64_t* out);         // all ids are marked
   bool (*route)(const void* ids, bool wide, int64_t n, const Ranges&, uint16_t* buckets);  // false: ids in no range

@@ -83,7 +83,7 @@ inline __attribute__((always_inline)) void pool_bag(const Rows<Id>& rows, const 
   V sum[N];
   for (int k = 0; k < N; ++k) sum[k] = V{};
   for (int64_t i = begin; i < end; ++i) {
-    if constexpr (T == RowType::int8)
+    if constexpr (facts_of(T).scaled)
       prefetch(rows.ahead_of(i) + from, length, false);
     else  // a length that is known unrolls
       prefetch(rows.ahead_of(i) + from, N * W * Reader<T>::size, rows.whole);

@@ -160,7 +160,7 @@ inline __attribute__((always_inline)) void store_cut_halves(uint16_t* p, V x) {
   narrow<V>(p, (bits >> 16 & 0x8000u) | (magnitude < 0x38800000u ? small : normal));
 }
 
-// The columns of one stored row as floats. `group` is that of the column; all but int8 ignore it.
+// The columns of one stored row as floats. `group` is that of the column, for types with scales.
 template <RowType T>
 struct Reader;
 template <>
@@ -214,16 +214,13 @@ struct Stored {
 template <class F>
 inline __attribute__((always_inline)) auto with_type(RowType type, F f) {
   switch (type) {
-    case RowType::fp16:
-      return f(Stored<RowType::fp16>{});
-    case RowType::bf16:
-      return f(Stored<RowType::bf16>{});
-    case RowType::int8:
-      return f(Stored<RowType::int8>{});
-    case RowType::fp32:
-      break;
+#define ROWWISE_CASE(name, bytes, scaled) \
+  case RowType::name:                     \
+    return f(Stored<RowType::name>{});
+    ROWWISE_ROW_TYPES(ROWWISE_CASE)
+#undef ROWWISE_CASE
   }
-  return f(Stored<RowType::fp32>{});
+  __builtin_trap();  // `check_format` lets no other type in
 }
 
 // A vector never crosses groups, which are multiples of sixteen columns.
@@ -316,7 +313,8 @@ inline __attribute__((always_inline)) void write_codes(const Format& format, con
   }
 }
 
-// The weights of one row while it is updated: floats to the optimizer, whatever is stored.
+// The weights of one row while it is updated: floats to the optimizer, whatever is stored. Types with scales `write`
+// the whole row afterwards.
 template <RowType T>
 class Weights;
 template <>
@@ -385,17 +383,17 @@ class Weights<RowType::int8> {  // a group's scale is known when all its weights
   void set(int64_t column, V w) const {
     Vec<V>::store(floats_ + column, w);
   }
+  // What waited, rounded to codes.
+  static inline __attribute__((always_inline)) void write(const Format& format, const float* w, char* row,
+                                                          const RowBits& random) {
+    write_codes(format, w, row, [&](auto v, int64_t c) __attribute__((always_inline)) {
+      return random.at<decltype(v)>(c) >> (32 - code_bits);
+    });
+  }
 
  private:
   float* floats_;
 };
-
-inline __attribute__((always_inline)) void round_to_codes(const Format& format, const float* w, char* row,
-                                                          const RowBits& random) {
-  write_codes(format, w, row, [&](auto v, int64_t c) __attribute__((always_inline)) {
-    return random.at<decltype(v)>(c) >> (32 - code_bits);
-  });
-}
 
 // Rows to the nearest codes. One that is not finite has no range: its scale says so to whoever reads it.
 void pack(const Format& format, const float* in, char* out, int64_t rows) {

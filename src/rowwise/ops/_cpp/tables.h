@@ -9,32 +9,42 @@
 namespace rowwise {
 
 enum class Mode : int64_t { sum = 0, mean = 1, weighted = 2 };
-enum class Rule : int64_t { sgd = 0, adagrad = 1, rowwise_adagrad = 2, adam = 3, rowwise_adam = 4, lamb = 5, ftrl = 6 };
-constexpr int64_t num_rules = 7;
-enum class RowType : int64_t { fp32 = 0, fp16 = 1, bf16 = 2, int8 = 3 };
-constexpr int64_t num_row_types = 4;
+// Types of rows: name, bytes of a weight, and whether a group of columns has a scale and an offset. Python's records
+// (`RowType` in rowwise/spec.py) have the same names in the same order, which is checked when the library is loaded.
+#define ROWWISE_ROW_TYPES(X) \
+  X(fp32, 4, false)          \
+  X(fp16, 2, false)          \
+  X(bf16, 2, false)          \
+  X(int8, 1, true)
+
+#define ROWWISE_ENUMERATOR(name, bytes, scaled) name,
+enum class RowType : int64_t { ROWWISE_ROW_TYPES(ROWWISE_ENUMERATOR) };
+#undef ROWWISE_ENUMERATOR
+
+struct RowTypeFacts {
+  const char* name;
+  int64_t weight_bytes;
+  bool scaled;
+};
+#define ROWWISE_FACTS(name, bytes, scaled) {#name, bytes, scaled},
+constexpr RowTypeFacts row_types[] = {ROWWISE_ROW_TYPES(ROWWISE_FACTS)};
+#undef ROWWISE_FACTS
+constexpr int64_t num_row_types = sizeof row_types / sizeof *row_types;
+constexpr const RowTypeFacts& facts_of(RowType type) { return row_types[int64_t(type)]; }
 
 // [Note: Row formats]
-// fp32, fp16 and bf16 rows are their columns. An int8 row begins with (scale, offset) as two floats for each group
-// of columns, then has one byte for each column, padded to four: weight = code * scale + offset, two roundings.
+// A row is its columns. One of a type with scales begins with (scale, offset) as two floats for each group of columns,
+// then has its columns, padded to four bytes; for int8 weight = code * scale + offset, two roundings.
 struct Format {
   RowType type;
   int64_t dim;
   int64_t group;  // columns that share a scale; 0: all of them
 
   int64_t groups() const { return group ? (dim + group - 1) / group : 1; }
-  int64_t header() const { return type == RowType::int8 ? groups() * 8 : 0; }
+  int64_t header() const { return facts_of(type).scaled ? groups() * 8 : 0; }
   int64_t bytes() const {
-    switch (type) {
-      case RowType::fp32:
-        return dim * 4;
-      case RowType::fp16:
-      case RowType::bf16:
-        return dim * 2;
-      case RowType::int8:
-        return header() + (dim + 3) / 4 * 4;
-    }
-    return 0;
+    const int64_t weights = dim * facts_of(type).weight_bytes;
+    return facts_of(type).scaled ? header() + (weights + 3) / 4 * 4 : weights;
   }
 };
 
@@ -60,7 +70,7 @@ struct Table {
   int64_t dim;
   int64_t state_base;   // first float
   int64_t state_width;  // floats of optimizer state in each row
-  Rule rule;
+  int64_t rule;         // which optimizer, see `Optimizers` in apply.h
   int64_t first_feature;
   int64_t num_features;
   RowType type;
@@ -71,35 +81,9 @@ struct Table {
 
 struct Hyper {  // one row of a float tensor
   float lr, eps, weight_decay;
-  float clip;  // longest gradient of a row; 0: any
-  union {
-    struct {
-      float beta1, beta2, inverse1, inverse2;  // inverse: 1 / (1 - beta ** step)
-    } moments;
-    struct {
-      float l1, l2, beta, unused;
-    } ftrl;
-  };
+  float clip;    // longest gradient of a row; 0: any
+  float own[4];  // those that only some optimizers have
 };
-
-// How many floats of state a row needs at least.
-inline int64_t state_floats(Rule rule, int64_t dim) {
-  switch (rule) {
-    case Rule::sgd:
-      return 0;
-    case Rule::adagrad:
-      return dim;
-    case Rule::rowwise_adagrad:
-      return 1;
-    case Rule::rowwise_adam:
-      return dim + 1;
-    case Rule::adam:
-    case Rule::lamb:
-    case Rule::ftrl:
-      return 2 * dim;
-  }
-  return 0;
-}
 
 // One feature-major batch: bag (f, b) holds values[offsets[f * B + b] .. offsets[f * B + b + 1]).
 struct Bags {

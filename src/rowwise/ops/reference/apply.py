@@ -1,17 +1,19 @@
 """Merging the contributions to each row and updating it once."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from rowwise.errors import GradientError
-from rowwise.ops.layout import Mode, Rule, TableRow
+from rowwise.ops.layout import Mode, TableRow
 from rowwise.ops.reference.lookup import Bags, inverse
 from rowwise.ops.reference.random import row_bits
 from rowwise.ops.reference.rowtype import read_rows, write_rows
 from rowwise.ops.reference.sums import column_sum, merge
+from rowwise.row_optimizers import OPTIMIZERS, Adagrad, Adam, Ftrl, Lamb, RowWiseAdagrad, RowWiseAdam, Sgd
 
 
 class Memory(NamedTuple):
@@ -76,18 +78,66 @@ def _apply(memory: Memory, index: int, rows_M: Tensor, g_MD: Tensor) -> None:
     if clip > 0:
         length_M = root(column_sum(g_MD * g_MD))
         g_MD = g_MD * torch.where(length_M > clip, clip / length_M, 1.0).unsqueeze(1)
+    rule = REFERENCE[list(OPTIMIZERS.values())[table.rule]]
     # L2 in the gradient, before any statistic of it, as FBGEMM and torch do.
-    if weight_decay != 0 and Rule(table.rule) in (Rule.SGD, Rule.ADAGRAD, Rule.ROWWISE_ADAGRAD):
+    if weight_decay != 0 and rule.decays_gradient:
         g_MD = g_MD + w_MD * weight_decay
-    w_MD, s_MW = RULES[Rule(table.rule)](w_MD, state[rows_M], g_MD, hyper)
+    w_MD, s_MW = rule.change(w_MD, state[rows_M], g_MD, hyper)
     state[rows_M] = s_MW
     columns = range(table.first_column, table.first_column + table.dim)
     random_MD = row_bits(memory.keys[index], rows_M + table.first_row, columns)
     packed[rows_M] = write_rows(w_MD, table.format, random_MD)
 
 
-# The optimizers: (weights [M, D], state [M, W], gradients [M, D], numbers) -> new weights and state.
+# New weights [M, D] and state [M, W].
 Change = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnRule:
+    """An optimizer that updates each column by itself."""
+
+    change: Callable[[Tensor, Tensor, Tensor, Tensor], Change]  # of weights, state, gradients, numbers
+    decays_gradient: bool = False  # weight decay is added to the gradient
+
+
+class Terms(NamedTuple):
+    """What is summed over the columns of each row [M, D, n]; the state and the gradients that the rule goes on with."""
+
+    values_MDn: Tensor
+    s_MW: Tensor
+    g_MD: Tensor
+
+
+class PlainStep(NamedTuple):
+    """What is left of an update once the sums are known: w -= lr * (g + weight_decay * w)."""
+
+    s_MW: Tensor
+    g_MD: Tensor
+    lr: float | Tensor = 1.0
+    weight_decay: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowRule:
+    """An optimizer that needs sums over the columns of a row, in two parts: columns may be on several ranks.
+
+    Args:
+        terms: (weights, state, gradients, numbers) -> what is summed; weights are asked for by a call.
+        finish: (state, gradients, sums [M, n], columns of the row, numbers) -> the step that is left.
+        decays_gradient: weight decay is added to the gradient.
+    """
+
+    terms: Callable[[Callable[[], Tensor], Tensor, Tensor, Tensor], Terms]
+    finish: Callable[[Tensor, Tensor, Tensor, int, Tensor], PlainStep]
+    decays_gradient: bool = False
+
+    def change(self, w_MD: Tensor, s_MW: Tensor, g_MD: Tensor, hyper: Tensor) -> Change:
+        """New weights and state, where all columns are here."""
+        values_MDn, s_MW, g_MD = self.terms(lambda: w_MD, s_MW, g_MD, hyper)
+        sums_Mn = torch.stack([column_sum(values_MD) for values_MD in values_MDn.unbind(2)], 1)
+        s_MW, g_MD, lr, weight_decay = self.finish(s_MW, g_MD, sums_Mn, w_MD.shape[1], hyper)
+        return w_MD - (g_MD if weight_decay is None else g_MD + w_MD * weight_decay) * lr, s_MW
 
 
 def _sgd(w_MD: Tensor, s_MW: Tensor, g_MD: Tensor, hyper: Tensor) -> Change:
@@ -100,13 +150,17 @@ def _adagrad(w_MD: Tensor, s_MW: Tensor, g_MD: Tensor, hyper: Tensor) -> Change:
     return w_MD - g_MD / (root(s_MW) + eps) * lr, s_MW
 
 
-def _rowwise_adagrad(w_MD: Tensor, s_M1: Tensor, g_MD: Tensor, hyper: Tensor) -> Change:
+def _squares(_: Callable[[], Tensor], s_MW: Tensor, g_MD: Tensor, hyper: Tensor) -> Terms:
+    return Terms((g_MD * g_MD).unsqueeze(2), s_MW, g_MD)
+
+
+def _rowwise_adagrad(s_M1: Tensor, g_MD: Tensor, sums_M1: Tensor, dim: int, hyper: Tensor) -> PlainStep:
     lr, eps, *_ = hyper
-    s_M1 = s_M1 + (column_sum(g_MD * g_MD) / w_MD.shape[1]).unsqueeze(1)
-    return w_MD - g_MD * (lr / (root(s_M1) + eps)), s_M1
+    s_M1 = s_M1 + sums_M1 / dim
+    return PlainStep(s_M1, g_MD * (lr / (root(s_M1) + eps)))
 
 
-def adam_step(s_MW: Tensor, g_MD: Tensor, hyper: Tensor) -> Change:
+def _adam_step(s_MW: Tensor, g_MD: Tensor, hyper: Tensor) -> Change:
     """The step of both moments [M, D], and the moments after it."""
     _, eps, _, _, beta1, beta2, inverse1, inverse2 = hyper
     m_MD, v_MD = s_MW.chunk(2, 1)
@@ -117,27 +171,31 @@ def adam_step(s_MW: Tensor, g_MD: Tensor, hyper: Tensor) -> Change:
 
 def _adam(w_MD: Tensor, s_MW: Tensor, g_MD: Tensor, hyper: Tensor) -> Change:
     lr, _, weight_decay, *_ = hyper
-    step_MD, s_MW = adam_step(s_MW, g_MD, hyper)
+    step_MD, s_MW = _adam_step(s_MW, g_MD, hyper)
     return w_MD - (step_MD + w_MD * weight_decay) * lr, s_MW
 
 
-def _rowwise_adam(w_MD: Tensor, s_MW: Tensor, g_MD: Tensor, hyper: Tensor) -> Change:
+def _rowwise_adam(s_MW: Tensor, g_MD: Tensor, sums_M1: Tensor, dim: int, hyper: Tensor) -> PlainStep:
     lr, eps, weight_decay, _, beta1, beta2, inverse1, inverse2 = hyper
     m_MD, v_M1 = s_MW[:, :-1], s_MW[:, -1:]
     m_MD = m_MD * beta1 + g_MD * (1 - beta1)
-    v_M1 = v_M1 * beta2 + (column_sum(g_MD * g_MD) / w_MD.shape[1]).unsqueeze(1) * (1 - beta2)
+    v_M1 = v_M1 * beta2 + sums_M1 / dim * (1 - beta2)
     step_MD = m_MD * inverse1 * (1 / (root(v_M1 * inverse2) + eps))
-    return w_MD - (step_MD + w_MD * weight_decay) * lr, torch.cat([m_MD, v_M1], 1)
+    return PlainStep(torch.cat([m_MD, v_M1], 1), step_MD, lr, weight_decay)
 
 
-def _lamb(w_MD: Tensor, s_MW: Tensor, g_MD: Tensor, hyper: Tensor) -> Change:
-    lr, _, weight_decay, *_ = hyper
-    step_MD, s_MW = adam_step(s_MW, g_MD, hyper)
-    step_MD = step_MD + w_MD * weight_decay
-    length_M, size_M = root(column_sum(w_MD * w_MD)), root(column_sum(step_MD * step_MD))
+def _lamb_terms(weights: Callable[[], Tensor], s_MW: Tensor, g_MD: Tensor, hyper: Tensor) -> Terms:
+    w_MD = weights()
+    step_MD, s_MW = _adam_step(s_MW, g_MD, hyper)
+    step_MD = step_MD + w_MD * hyper[2]
+    return Terms(torch.stack([w_MD * w_MD, step_MD * step_MD], 2), s_MW, step_MD)
+
+
+def _lamb(s_MW: Tensor, step_MD: Tensor, sums_M2: Tensor, dim: int, hyper: Tensor) -> PlainStep:
+    length_M, size_M = root(sums_M2).unbind(1)
     usable_M = (length_M > 0) & (size_M > 0) & length_M.isfinite() & size_M.isfinite()
     trust_M = torch.where(usable_M, length_M / size_M, 1.0)
-    return w_MD - step_MD * (lr * trust_M).unsqueeze(1), s_MW
+    return PlainStep(s_MW, step_MD * (hyper[0] * trust_M).unsqueeze(1))
 
 
 def _ftrl(w_MD: Tensor, s_MW: Tensor, g_MD: Tensor, hyper: Tensor) -> Change:
@@ -155,12 +213,12 @@ def root(x: Tensor) -> Tensor:
     return x.double().sqrt().to(x.dtype)
 
 
-RULES: dict[Rule, Callable[[Tensor, Tensor, Tensor, Tensor], Change]] = {
-    Rule.SGD: _sgd,
-    Rule.ADAGRAD: _adagrad,
-    Rule.ROWWISE_ADAGRAD: _rowwise_adagrad,
-    Rule.ADAM: _adam,
-    Rule.ROWWISE_ADAM: _rowwise_adam,
-    Rule.LAMB: _lamb,
-    Rule.FTRL: _ftrl,
+REFERENCE: dict[type, ColumnRule | RowRule] = {
+    Sgd: ColumnRule(change=_sgd, decays_gradient=True),
+    Adagrad: ColumnRule(change=_adagrad, decays_gradient=True),
+    RowWiseAdagrad: RowRule(terms=_squares, finish=_rowwise_adagrad, decays_gradient=True),
+    Adam: ColumnRule(change=_adam),
+    RowWiseAdam: RowRule(terms=_squares, finish=_rowwise_adam),
+    Lamb: RowRule(terms=_lamb_terms, finish=_lamb),
+    Ftrl: ColumnRule(change=_ftrl),
 }

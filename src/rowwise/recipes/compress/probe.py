@@ -28,7 +28,7 @@ from rowwise.models.wide import ENDING
 from rowwise.recipes.compose import Resolved, make_batcher, make_job, make_model
 from rowwise.recipes.compress import refit
 from rowwise.recipes.compress.trials import share_done
-from rowwise.recipes.recipe import Dcn, DeepFm, Dlrm, Model, Tables, WideAndDeep
+from rowwise.recipes.recipe import Dcn, DeepFm, Dlrm, Model, Own, Tables, TwoTowers, WideAndDeep
 from rowwise.spec import Constant, RowType, Table, Value
 from rowwise.textfile import open_regular
 from rowwise.train.settings import Saving
@@ -139,7 +139,7 @@ def _halved(model: Model) -> Model:
             return Dlrm(bottom=half(bottom), top=half(top))
         case DeepFm(deep=deep) | Dcn(deep=deep) | WideAndDeep(deep=deep):
             return structs.replace(model, deep=half(deep))
-        case _:
+        case TwoTowers() | Own():
             return model
 
 

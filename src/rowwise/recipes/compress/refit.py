@@ -20,7 +20,7 @@ from rowwise.hashing.methods import Folded
 from rowwise.models.wide import ENDING
 from rowwise.recipes.compose import Resolved, make_batcher, make_model
 from rowwise.recipes.recipe import Tables
-from rowwise.spec import Sgd
+from rowwise.row_optimizers import Sgd
 from rowwise.train.objective import Clicks
 
 FOLDS = 4

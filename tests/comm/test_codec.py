@@ -1,0 +1,93 @@
+"""What every wire codec has to do: sizes that follow from shapes, bounded errors, any shape, anywhere in a message."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rowwise.comm.codec import Span, codec_of, gradient_scale, spans_of
+from rowwise.spec import WIRE_TYPES, WireType
+
+SHARE = {WireType.FP32: 0.0, WireType.FP16: 2.0**-11, WireType.BF16: 2.0**-8, WireType.INT8: 1 / 255 / 2 * 1.001}
+WIDTHS = st.lists(st.sampled_from([1, 3, 8, 16, 48, 100]), min_size=1, max_size=4)
+kinds = pytest.mark.parametrize("kind", WireType)
+
+
+def make_block(rows, columns, seed):
+    return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed))
+
+
+def largest(block_ND, spans):
+    """Of each number, the range of those that it is encoded with, for a codec with scales; itself for the others."""
+    groups = [span.group for span in spans for _ in range(span.columns // span.group)] or [block_ND.shape[1]]
+    ranges = [part.amax(1, True) - part.amin(1, True) for part in block_ND.split(groups, 1)]
+    return torch.cat([x.expand(-1, group) for x, group in zip(ranges, groups, strict=True)], 1)
+
+
+@kinds
+@given(
+    rows=st.integers(0, 5), widths=WIDTHS, by_vector=st.booleans(), before=st.integers(0, 5), seed=st.integers(0, 99)
+)
+def test_what_is_decoded_is_as_near_as_the_codec_promises(kind, rows, widths, by_vector, before, seed):
+    codec, spans, shape = codec_of(kind), spans_of(widths) if by_vector else (), (rows, sum(widths))
+    block_ND = make_block(*shape, seed)
+    coded_P = codec.encode(block_ND, spans)
+    assert coded_P.dtype == torch.uint8
+    assert coded_P.shape == (codec.block_bytes(shape, spans),)
+    message_P = torch.cat([torch.zeros(before, dtype=torch.uint8), coded_P])  # it may begin anywhere
+    decoded_ND = codec.decode(message_P[before:], shape, spans)
+    assert decoded_ND.dtype == torch.float32
+    assert decoded_ND.shape == shape
+    if rows:
+        reach = largest(block_ND, spans) if kind.facts.header_bytes else block_ND.abs()
+        assert ((decoded_ND - block_ND).abs() <= reach * SHARE[kind] + 2.0**-20).all()
+    assert codec.lossy or decoded_ND.equal(block_ND)
+
+
+@kinds
+@pytest.mark.parametrize("shape", [(0, 0), (0, 7), (3, 0)])
+def test_empty_blocks_take_nothing(kind, shape):
+    codec = codec_of(kind)
+    coded_P = codec.encode(torch.empty(shape))
+    assert codec.block_bytes(shape) == len(coded_P) == 0
+    assert codec.decode(coded_P, shape).shape == shape
+
+
+@kinds
+@pytest.mark.parametrize("width", [1, 3, 4, 16, 17])
+def test_the_size_of_a_vector_is_known_without_the_codec(kind, width):
+    codec = codec_of(kind)
+    assert codec.block_bytes((5, width)) == 5 * kind.vector_bytes(width)
+    assert codec.block_bytes((5, 3 * width), (Span(3 * width, width),)) == 15 * kind.vector_bytes(width)
+
+
+@kinds
+def test_parts_of_a_larger_matrix_are_encoded_as_copies_are(kind):
+    codec, whole = codec_of(kind), make_block(6, 40, seed=1)
+    assert codec.encode(whole[:, 8:24]).equal(codec.encode(whole[:, 8:24].clone()))
+
+
+@kinds
+@pytest.mark.parametrize("samples", [1, 7, 1 << 20])
+def test_gradients_of_a_mean_over_many_samples_keep_their_leading_bits(kind, samples):
+    codec, scale = codec_of(kind), gradient_scale(samples)
+    block_ND = make_block(4, 16, seed=2) / samples
+    decoded_ND = codec.decode(codec.encode(block_ND, scale=scale), (4, 16), scale=scale)
+    reach = largest(block_ND, ()) if kind.facts.header_bytes else block_ND.abs()
+    assert ((decoded_ND - block_ND).abs() <= reach * SHARE[kind] + 2.0**-20 / samples).all()
+
+
+@kinds
+def test_numbers_that_are_not_finite_do_not_come_back_finite(kind):
+    codec, block_ND = codec_of(kind), make_block(3, 8, seed=3)
+    block_ND[1, 2] = math.inf
+    decoded_ND = codec.decode(codec.encode(block_ND), (3, 8))
+    assert not decoded_ND[1, 2].isfinite()
+    assert decoded_ND[[0, 2]].isfinite().all()
+
+
+def test_every_wire_type_has_a_record():
+    assert list(WIRE_TYPES) == list(WireType)
+    assert all(codec_of(kind).lossy != kind.facts.exact for kind in WireType)
