@@ -83,6 +83,7 @@ NONSENSE = {
     "plan --dim": (*COUNTS, "8"),
     "plan --constraints": NO_FILE,
     "plan --layouts": ("nope", "table_wise,nope", ""),
+    "plan --wire": ("nope", "host.forward=int4", "network=int8", ""),
     "plan --model": ("nope", "learned", ""),
     "plan --seconds": SECONDS,
     "plan --seed": SEEDS,

@@ -21,6 +21,7 @@ from rowwise.recipes.compose import make_model, resolve
 from rowwise.recipes.place import tables_of
 from rowwise.recipes.plan import wanted_of
 from rowwise.recipes.text import write
+from rowwise.spec import Codecs, Wire
 
 MADE_UP = Path(__file__).parents[1] / "benchmarks" / "tables" / "dlrm856_like_tables.csv"
 HEAD = "name,rows,dim,pooling,zipf_a\n"
@@ -129,6 +130,23 @@ def test_layouts_constraints_batch_and_model(ok, tables):
     assert (found.forecast.batch, found.forecast.model) == (4096, "torchrec")
     whole = read_limits(ok)
     assert found.forecast.limits_bytes[0] == whole // 2
+
+
+def test_a_plan_is_for_the_wire_that_is_given(ok, command, small_recipe):
+    floats = ok("--json", "floats.json", machine="2x2xzionex")
+    assert "vectors as fp32 forward and fp32 back" in floats
+    wire = ("--wire", "network.forward=int8", "--wire", "network.backward=fp16")
+    shown = ok(*wire, "--explain", "--html", "plan.html", "--json", "int8.json", machine="2x2xzionex")
+    words = "fp32 forward and fp32 back inside hosts, int8 forward and fp16 back between them"
+    assert words in shown
+    assert f"Vectors travel as {words}" in " ".join(shown.split())
+    assert f"Vectors travel as {words}" in Path("plan.html").read_text()
+    wide, narrow = read("floats.json").forecast, read("int8.json").forecast
+    assert narrow.wire == Wire(network=Codecs(forward="int8", backward="fp16"))
+    assert narrow.step_s < wide.step_s
+    of_recipe = ("--recipe", "small.yaml", "--topology", "2xcpu", "--set", "wire.host.forward=bf16")
+    assert command("plan", *of_recipe, *QUICK, "--json", "recipe.json")[0] == 0
+    assert read("recipe.json").forecast.wire.host.forward == "bf16"
 
 
 def test_a_profile_that_was_measured_predicts_by_its_networks(ok):
@@ -275,6 +293,15 @@ def test_options_are_refused_in_one_line(refused, tmp_path):
     Path("old.json").write_text('{"world": 3, "tiles": []}')
     assert "the plan in force is for 3 ranks, the question for 2" in refused(*given, "--replan", "old.json")
     assert "--model learned: cpu was not measured: want a profile" in refused(*given, "--model", "learned")
+    assert "--wire 'forward=int8': want host or network" in refused(*given, "--wire", "forward=int8")
+    assert "'int4': want one of" in refused(*given, "--wire", "host.forward=int4")
+    twice = ("--wire", "host.forward=fp16", "--wire", "host.forward=int8")
+    assert "host.forward is given twice" in refused(*given, *twice)
+    one = ("--wire", "host.forward=fp16")
+    assert "change a recipe's with --set wire.host.forward=fp16" in refused(
+        "--recipe", "dlrm-synthetic", *machine, *one
+    )
+    assert "--model torchrec knows no wires" in refused(*given, *one, "--model", "torchrec")
     assert "--measure -2: want 1 to 16 plans" in refused(*given, "--measure", -2)
     assert "--measure with --replan or --certify" in refused(*given, "--measure", 2, "--certify", 1)
     wide = ("--tables", "tables.csv", "--topology", "2x2xcpu")

@@ -11,22 +11,22 @@ ROOT = Path(__file__).parents[1]
 PATCH = re.compile(r"\b(monkeypatch|patch)\.(setattr|setitem|setenv|delattr|delitem|delenv)\(|\bmock\.|unittest\.mock")
 PATCHES_OF_100_TESTS = 3.0
 LINES = {  # of Python, by package
-    "calibrate": 2_847,
+    "calibrate": 2_898,
     "checkpoint": 3_723,
-    "cli": 3_372,
+    "cli": 3_397,
     "comm": 1_670,
     "drills": 731,
     "hashing": 2_719,
     "ingest": 10_286,
     "models": 706,
     "ops": 3_513,
-    "perf": 1_296,
-    "planner": 4_986,
-    "recipes": 4_563,
-    "report": 3_079,
+    "perf": 1_404,
+    "planner": 5_017,
+    "recipes": 4_573,
+    "report": 3_081,
     "shard": 2_594,
     "train": 5_017,
-    "modules": 2_438,
+    "modules": 2_453,
     "C and C++": 8_132,
 }
 

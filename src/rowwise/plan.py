@@ -13,7 +13,7 @@ import msgspec
 
 from rowwise.errors import SpecError
 from rowwise.row_optimizers import couples_columns
-from rowwise.spec import Table, Value
+from rowwise.spec import Table, Value, Wire
 from rowwise.textfile import decode_json
 from rowwise.value import MOST_RANKS, check_most
 
@@ -47,6 +47,7 @@ class Forecast(Value, frozen=True, kw_only=True):
 
     model: str  # of costs
     batch: int  # samples of a step, of all ranks together
+    wire: Wire = Wire()  # how vectors travel; the dense part is not in the forecast
     step_s: float  # of all tables: operators of the busiest rank, and links of the busiest rank
     measured_s: float | None = None  # what a step of all tables took where it was measured, before any run
     bound_s: float | None = None  # no plan takes less, by the same model

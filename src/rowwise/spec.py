@@ -298,6 +298,19 @@ class Wire(Value, frozen=True):
         """Types may be given by their names."""
         _name_types(self, ("dense",))
 
+    def codecs(self, link: Link) -> Codecs:
+        """Of vectors over a link."""
+        return self.host if link == "host" else self.network
+
+    def in_words(self, topology: Topology) -> str:
+        """How vectors travel, over the links that there are; empty where there are none."""
+        near, far = (f"{codecs.forward} forward and {codecs.backward} back" for codecs in (self.host, self.network))
+        if topology.devices > 1 and topology.hosts > 1 and near != far:
+            return f"{near} inside hosts, {far} between them"
+        if topology.world == 1:
+            return ""
+        return near if topology.hosts == 1 else far
+
     @property
     def exact(self) -> bool:
         """Whether nothing is lost."""
@@ -305,6 +318,7 @@ class Wire(Value, frozen=True):
         return all(kind.facts.exact for kind in types)
 
 
+FLOATS = Wire()
 TAKEN = ("training", "_tiles")  # what modules that hold tables assign to; a parameter would be in the way
 
 

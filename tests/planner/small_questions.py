@@ -12,9 +12,11 @@ from rowwise.perf.roofline import Roofline
 from rowwise.planner.constraints import Constraints
 from rowwise.planner.problem import NO_UNIT, Placement, Problem, Question
 from rowwise.row_optimizers import Adam, RowWiseAdagrad, Sgd
-from rowwise.spec import Table, Topology
+from rowwise.spec import Codecs, Table, Topology, Wire, WireType
 
 TOPOLOGIES = (Topology(devices=2), Topology(devices=3), Topology(hosts=2, devices=2))
+codecs = st.builds(Codecs, st.sampled_from(WireType), st.sampled_from(WireType))
+wires = st.just(Wire()) | st.builds(Wire, host=codecs, network=codecs)
 
 
 @st.composite
@@ -42,7 +44,7 @@ def questions(draw, tables=4, tiers=False, fill=(0.3, 1.2)):
     return Question(
         workloads=tuple(workloads),
         machine=Machine(topology=topology, hardware=hardware),
-        model=Roofline(hardware, topology),
+        model=Roofline(hardware, topology, draw(wires)),
         batch=2048,
         constraints=draw(constraints(workloads, topology)),
         buffers=False,

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from msgspec import structs
 from small import recipe, sections, write_rows
 from typer.testing import CliRunner
 
@@ -16,6 +17,7 @@ from rowwise.recipes.compose import make_model, resolve
 from rowwise.recipes.place import choose_plan, rows_bytes, tables_of
 from rowwise.recipes.runs import Run, evaluate
 from rowwise.recipes.text import decode, parse, write
+from rowwise.spec import Codecs, Wire
 from rowwise.train.saved import Saved
 
 ELASTIC = {"batch": 1024, "determinism": "elastic", "virtual_shards": 4, "epochs": 2}
@@ -121,6 +123,22 @@ def test_no_rank_ever_has_all_tables(tmp_path, kind):
     assert all(parameter.is_meta for name, parameter in model.named_parameters() if name.rpartition(".")[2] in names)
     whole = choose_plan(found.recipe, model, Topology())
     assert rows_bytes(whole, tables_of(model)) == [sum(t.rows * t.row_bytes for t in tables_of(model))]
+
+
+def test_a_run_is_planned_for_its_wire_and_compared_with_no_other(tmp_path):
+    found = resolve(recipe(tmp_path, wire={"host": {"forward": "int8"}}))
+    model = make_model(found, described=True)
+    plan = choose_plan(found.recipe, model, Topology(devices=2))
+    assert plan.forecast.wire == found.recipe.wire
+    (tmp_path / "plan.json").write_text(plan.to_json())
+    given = structs.replace(found.recipe, plan=str(tmp_path / "plan.json"))
+    assert choose_plan(given, model, Topology(devices=2)) == plan
+    # A network that no two ranks are connected by makes no difference; another type on the host does.
+    floats = structs.replace(given, wire=Wire(network=Codecs(forward="int8")))
+    other = choose_plan(floats, model, Topology(devices=2))
+    assert (other.tiles, other.forecast) == (plan.tiles, None)
+    alike = structs.replace(given, wire=structs.replace(given.wire, network=Codecs(forward="int8")))
+    assert choose_plan(alike, model, Topology(devices=2)) == plan
 
 
 def test_what_is_wrong_is_said_by_the_first_rank_and_leaves_nothing(tmp_path):

@@ -24,7 +24,7 @@ from rowwise.calibrate.trust import WAITED, reasons, undisturbed
 from rowwise.errors import SpecError
 from rowwise.perf.access import Floats
 from rowwise.perf.exchange import Exchanges
-from rowwise.perf.hardware import Hardware, Kernels, hardware_named
+from rowwise.perf.hardware import Coding, Hardware, Kernels, hardware_named
 from rowwise.perf.learned import STAGES
 from rowwise.perf.network import SetNetwork
 from rowwise.perf.roofline import Roofline
@@ -51,6 +51,7 @@ class About(Value, frozen=True, kw_only=True):
     device_bytes: int
     host_bytes: int = 0
     cache_bytes: int
+    coding: Coding | None = None
 
 
 class Error(Value, frozen=True, kw_only=True):
@@ -253,6 +254,7 @@ def _plain(about: About) -> Hardware:
         device_bytes=about.device_bytes,
         host_bytes=about.host_bytes,
         cache_bytes=about.cache_bytes,
+        coding=about.coding,
     )
 
 

@@ -54,5 +54,6 @@ def keep_truth(planned: Sequence[Planned]) -> Remeasured:
         raise SpecError(f"{got} cannot be measured here: want one host of at most {MOST_RANKS}")
     if topology.world > question.batch:
         raise SpecError(f"a batch of {question.batch} for {topology.world} ranks: want a sample for each")
-    steps = measure_plans(Order(question.workloads, tuple(p.plan for p in planned), question.batch))
+    plans = tuple(p.plan for p in planned)
+    steps = measure_plans(Order(question.workloads, plans, question.batch, wire=question.model.wire))
     return Remeasured(tuple(planned), tuple(steps))

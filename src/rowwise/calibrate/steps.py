@@ -29,7 +29,7 @@ from rowwise.perf.memory import FLOAT_bytes
 from rowwise.plan import Plan
 from rowwise.shard.embeddings import ShardedEmbeddings
 from rowwise.shard.rehearse import held_bytes
-from rowwise.spec import Topology
+from rowwise.spec import FLOATS, Topology, Wire
 
 BATCHES = 3
 SEED = 7
@@ -62,6 +62,7 @@ class Order(NamedTuple):
     plans: tuple[Plan, ...]
     batch: int  # samples of a step, of all ranks
     rounds: int = 15
+    wire: Wire = FLOATS
 
 
 def measure_plans(order: Order, *, shared_memory: bool = True) -> list[Step]:
@@ -102,7 +103,7 @@ def on_rank(comm: Comm, order: Order) -> list[tuple[list[float], dict[str, float
     rounds: list[list[float]] = [[] for _ in order.plans]
     stages: list[dict[str, list[float]]] = [defaultdict(list) for _ in order.plans]
     tables = [w.table for w in order.workloads]
-    modules = [ShardedEmbeddings(tables, plan, comm) for plan in order.plans]
+    modules = [ShardedEmbeddings(tables, plan, comm, wire=order.wire) for plan in order.plans]
     kept: Kept = {}
     for number in range(-BATCHES, order.rounds):
         for index, module in enumerate(modules):

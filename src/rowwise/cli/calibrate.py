@@ -179,6 +179,9 @@ def _fit(order: "Order", folder: "Folder", name: str, console: Console) -> None:
 
 def _about(order: "Order", name: str) -> "About":
     """The machine, as its profile will describe it."""
+    import torch
+
+    from rowwise.calibrate.coding import measure_coding
     from rowwise.calibrate.fit import About
     from rowwise.calibrate.kernels import last_cache_bytes
     from rowwise.recipes.machine import Machine
@@ -187,8 +190,6 @@ def _about(order: "Order", name: str) -> "About":
     host_bytes = int(found.memory_gb * 1e9 * FOR_TABLES)
     more = {"device_bytes": host_bytes // order.world, "cache_bytes": last_cache_bytes() // order.world}
     if order.device == "cuda":
-        import torch
-
         gpu = torch.cuda.get_device_properties(0)
         more = {"device_bytes": int(gpu.total_memory * FOR_TABLES), "cache_bytes": gpu.L2_cache_size}
         more["host_bytes"] = host_bytes
@@ -198,6 +199,7 @@ def _about(order: "Order", name: str) -> "About":
         device=order.device if order.device == "cpu" else found.cuda,
         world=order.world,
         threads=order.threads,
+        coding=measure_coding(torch.device(order.device), order.threads),
         **more,
     )
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -17,6 +17,7 @@ from rich.console import Console
 from rowwise.cli.code import load_recipe
 from rowwise.cli.terminal import terminal
 from rowwise.errors import SpecError
+from rowwise.spec import Codecs, Wire
 from rowwise.textfile import read_bytes, write_new
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class Asked:
     dim: int | None
     constraints: Path | None
     layouts: str | None
+    wire: tuple[str, ...]
     model: str | None  # None: what the profile has
 
 
@@ -101,6 +103,10 @@ def plan(  # noqa: PLR0913 - one for each option
     layouts: Annotated[
         str | None, typer.Option(metavar="A,B,...", help="Only these, such as table_wise,column_wise.")
     ] = None,
+    wire: Annotated[
+        list[str] | None,
+        typer.Option(metavar="LINK.WAY=TYPE", help="How vectors travel: network.forward=int8. A recipe says it."),
+    ] = None,
     model: Annotated[
         str | None,
         typer.Option(help="What predicts costs: learned (where a profile was measured), roofline or torchrec."),
@@ -145,7 +151,7 @@ def plan(  # noqa: PLR0913 - one for each option
     old = {path: _read_plan(path) for path in (diff, replan) if path is not None}
     asked = Asked(
         tables=tables, recipe=recipe, changes=tuple(changes or ()), topology=topology, batch=batch, dim=dim,
-        constraints=constraints, layouts=layouts, model=model,
+        constraints=constraints, layouts=layouts, wire=tuple(wire or ()), model=model,
     )  # fmt: skip
     console = _console(to_stderr=json == STDOUT)
     question, notes = question_of(asked)
@@ -173,11 +179,11 @@ def question_of(asked: Asked) -> "tuple[Question, tuple[str, ...]]":
         if value is not None and value < 1:
             raise SpecError(f"--{name} {value}: want at least 1")
     machine = machine_named(asked.topology)
-    workloads, batch, notes = _tables(asked, machine.topology.world)
+    workloads, batch, wire, notes = _tables(asked, machine.topology.world)
     question = Question(
         workloads=workloads,
         machine=machine,
-        model=_model(asked.model, machine),
+        model=_model(asked, machine, wire),
         batch=batch,
         constraints=_constraints(asked, workloads, machine),
     )
@@ -185,42 +191,59 @@ def question_of(asked: Asked) -> "tuple[Question, tuple[str, ...]]":
     return question, (*notes, *doubts)
 
 
-def _model(name: str | None, machine: "Machine") -> "CostModel":
+def _model(asked: Asked, machine: "Machine", wire: Wire) -> "CostModel":
     from rowwise.perf.learned import Learned, model_of
     from rowwise.perf.roofline import Roofline
     from rowwise.perf.torchrec import TorchRecModel
 
-    match name:
+    match asked.model:
         case None:
-            return model_of(machine.hardware, machine.topology)
+            return model_of(machine.hardware, machine.topology, wire)
         case "learned":
             if machine.hardware.kernels is None:
                 got = f"{machine.hardware.name} was not measured"
                 raise SpecError(f"--model learned: {got}: want a profile that `rowwise calibrate` has written")
-            return Learned.of(machine.hardware, machine.topology)
+            return Learned.of(machine.hardware, machine.topology, wire)
         case "roofline":
-            return Roofline(machine.hardware, machine.topology)
+            return Roofline(machine.hardware, machine.topology, wire)
         case "torchrec":
+            if asked.wire:
+                raise SpecError(f"--wire {asked.wire[0]}: --model torchrec knows no wires: want another model")
             return TorchRecModel(machine.topology)
         case _:
-            raise SpecError(f"--model {name!r}: want {', '.join(MODELS)}")
+            raise SpecError(f"--model {asked.model!r}: want {', '.join(MODELS)}")
 
 
-def _tables(asked: Asked, world: int) -> "tuple[tuple[Workload, ...], int, tuple[str, ...]]":
+def _tables(asked: Asked, world: int) -> "tuple[tuple[Workload, ...], int, Wire, tuple[str, ...]]":
     if asked.tables is not None:
         from rowwise.planner.inputs import read_tables
 
         if asked.changes:
             raise SpecError("--set changes a recipe: want --recipe, not --tables")
         found = read_tables(asked.tables, dim=asked.dim)
-        return found.workloads, asked.batch or BATCH, found.notes
+        return found.workloads, asked.batch or BATCH, _wire(asked.wire), found.notes
     if asked.dim is not None:
         raise SpecError("--dim is for --tables: change a recipe's tables with --set tables.all.dim=...")
+    if asked.wire:
+        raise SpecError(f"--wire {asked.wire[0]} is for --tables: change a recipe's with --set wire.{asked.wire[0]}")
     from rowwise.recipes.plan import wanted_of
 
     assert asked.recipe is not None
     wanted = wanted_of(load_recipe(asked.recipe, asked.changes), world)
-    return wanted.workloads, asked.batch or wanted.batch, ()
+    return wanted.workloads, asked.batch or wanted.batch, wanted.wire, ()
+
+
+def _wire(texts: tuple[str, ...]) -> Wire:
+    codecs: dict[str, dict[str, Any]] = {"host": {}, "network": {}}
+    for text in texts:
+        where, _, kind = text.partition("=")
+        link, _, way = where.partition(".")
+        if link not in codecs or way not in Codecs.__struct_fields__:
+            raise SpecError(f"--wire {text!r}: want host or network, forward or backward: --wire network.forward=int8")
+        if way in codecs[link]:
+            raise SpecError(f"--wire {text!r}: {where} is given twice: want one type")
+        codecs[link][way] = kind
+    return Wire(host=Codecs(**codecs["host"]), network=Codecs(**codecs["network"]))
 
 
 def _constraints(asked: Asked, workloads: "tuple[Workload, ...]", machine: "Machine") -> "Constraints":

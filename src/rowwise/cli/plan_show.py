@@ -32,7 +32,7 @@ def show_plan(planned: "Planned", console: Console) -> None:
     shown = {
         "tables": f"{len(tables):,} of {rows:,} rows, {of_bytes(held)} with their optimizer state",
         "machine": _machine(question.machine),
-        "step": _step(forecast),
+        "step": _step(forecast, forecast.wire.in_words(question.machine.topology)),
         "bound": _bound(forecast),
         "memory": _memory(forecast),
         "layouts": _layouts(planned),
@@ -95,7 +95,7 @@ def _machine(machine: "Machine") -> str:
     return f"{ranks}: {hosts} of {topology.devices} {machine.hardware.name}"
 
 
-def _step(forecast: Forecast) -> str:
+def _step(forecast: Forecast, wire: str) -> str:
     slowest = max(range(len(forecast.operators_s)), key=forecast.operators_s.__getitem__)
     busiest = max(range(len(forecast.links_s)), key=forecast.links_s.__getitem__)
     operators = f"operators {of_seconds(forecast.operators_s[slowest])} on rank {slowest}"
@@ -103,7 +103,7 @@ def _step(forecast: Forecast) -> str:
     links = (
         f"links {of_seconds(forecast.links_s[busiest])} on rank {busiest} (least {of_seconds(min(forecast.links_s))})"
     )
-    how = f"{forecast.model}, {forecast.batch:,} samples"
+    how = f"{forecast.model}, {forecast.batch:,} samples" + (f", vectors as {wire}" if wire else "")
     return f"{of_seconds(forecast.step_s)} for all tables by {how}: {operators}, {links}"
 
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from rowwise.perf.access import Curves, Floats
 from rowwise.plan import Tier
-from rowwise.spec import VectorExchange
+from rowwise.spec import VectorExchange, Wire
 
 Ints = NDArray[np.int64]
 
@@ -170,6 +170,11 @@ class CostModel(Protocol):
     @property
     def name(self) -> str:
         """For plans and reports."""
+        ...
+
+    @property
+    def wire(self) -> Wire:
+        """How vectors travel."""
         ...
 
     @property

@@ -10,15 +10,17 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
+from msgspec import structs
 
 from rowwise.errors import SpecError
 from rowwise.perf.exchange import Exchanges
 from rowwise.perf.network import SetNetwork
-from rowwise.spec import Link, Topology, Value
+from rowwise.spec import Link, Topology, Value, WireType
 from rowwise.textfile import decode_json
 from rowwise.value import check_most
 
 MOST_BYTES = 1 << 60
+FLOAT_bytes = 4
 SECONDS = ("launch_s", "forward_issue_s", "backward_issue_s")
 NUMBERS = re.compile(r"\[[^][{}\"]*\]")
 GiB = 1 << 30
@@ -40,6 +42,21 @@ class LinkRates(Value, frozen=True, kw_only=True):
 
 def _even(rate_Bps: float, latency_s: float = 0.0) -> LinkRates:
     return LinkRates(latency_s=latency_s, all_to_all_Bps=rate_Bps, reduce_scatter_Bps=rate_Bps, all_reduce_Bps=rate_Bps)
+
+
+class CodecRates(Value, frozen=True, kw_only=True):
+    """Bytes of floats a second that a device encodes for a wire, and decodes."""
+
+    encode_Bps: float
+    decode_Bps: float
+
+
+class Coding(Value, frozen=True, kw_only=True):
+    """What a device reaches by type of the wire."""
+
+    fp16: CodecRates
+    bf16: CodecRates
+    int8: CodecRates
 
 
 class Kernels(Value, frozen=True, kw_only=True, omit_defaults=True):
@@ -73,6 +90,7 @@ class Hardware(Value, frozen=True, kw_only=True, omit_defaults=True):
     flops: float = 1e12  # that dense layers reach, a second
     host: LinkRates
     network: LinkRates
+    coding: Coding | None = None  # None: floats are coded for 16 bits at device_Bps, for int8 at half of it
     kernels: Kernels | None = None  # measured here, and then what predicts; None: rates alone
     exchanges: Exchanges | None = None
 
@@ -82,6 +100,8 @@ class Hardware(Value, frozen=True, kw_only=True, omit_defaults=True):
         rates = [(name, getattr(self, name)) for name in positive]
         for link in ("host", "network"):
             rates += [(f"{link}.{field}", getattr(getattr(self, link), field)) for field in LinkRates.__struct_fields__]
+        for kind in Coding.__struct_fields__ if self.coding else ():
+            rates += [(f"coding.{kind}.{k}", v) for k, v in structs.asdict(getattr(self.coding, kind)).items()]
         for name, value in rates:
             if value < 0 or (value == 0 and not name.endswith("latency_s")):
                 raise SpecError(f"hardware {self.name!r}: {name}={value}: want more than 0")
@@ -94,6 +114,19 @@ class Hardware(Value, frozen=True, kw_only=True, omit_defaults=True):
     def link(self, name: Link) -> LinkRates:
         """Rates between devices of one host, or of two."""
         return self.host if name == "host" else self.network
+
+    def coding_s(self, kind: WireType) -> float:
+        """Seconds for a float to be encoded where it comes from, and decoded where it goes."""
+        match kind:
+            case WireType.FP32:
+                return 0.0
+            case WireType.FP16 | WireType.BF16:
+                usual_Bps = self.device_Bps
+            case WireType.INT8:
+                usual_Bps = self.device_Bps / 2
+        usual = CodecRates(encode_Bps=usual_Bps, decode_Bps=usual_Bps)
+        rates = usual if self.coding is None else getattr(self.coding, kind)
+        return FLOAT_bytes * (1 / rates.encode_Bps + 1 / rates.decode_Bps)
 
     def to_json(self) -> str:
         """The profile as text; `read_hardware` reads it back equal."""

@@ -15,7 +15,7 @@ from rowwise.perf.features import features, work
 from rowwise.perf.hardware import Hardware
 from rowwise.perf.network import SetNetwork, block_diagonal
 from rowwise.perf.roofline import Roofline
-from rowwise.spec import Topology
+from rowwise.spec import FLOATS, Topology, Wire
 
 STAGES = ("lookup", "update")
 BELOW = len(STAGES)  # loads of lower tiers, the first ones
@@ -33,11 +33,11 @@ class Learned:
     beside: Roofline  # for links and lower tiers
 
     @classmethod
-    def of(cls, hardware: Hardware, topology: Topology) -> "Learned":
+    def of(cls, hardware: Hardware, topology: Topology, wire: Wire = FLOATS) -> "Learned":
         """Of a profile that has networks."""
         assert hardware.kernels is not None
         networks = (hardware.kernels.lookup, hardware.kernels.update)
-        beside = Roofline(hardware, topology)
+        beside = Roofline(hardware, topology, wire)
         assert len({network.form for network in networks}) == 1
         parts = [hinges for network in networks if (hinges := network.phi.hinges)]
         hinges = Hinges(
@@ -55,6 +55,11 @@ class Learned:
         ends, powers = zip((BELOW, 1.0), *scaled, strict=True)
         phi = Phi(constant=constant, ends=ends, powers=powers, hinges=hinges)
         return cls(hardware, topology, networks, phi, stages, beside)
+
+    @property
+    def wire(self) -> Wire:
+        """How vectors travel."""
+        return self.beside.wire
 
     @property
     def name(self) -> str:
@@ -76,10 +81,10 @@ class Learned:
         return self.beside.links_s(shards, curves)
 
 
-def model_of(hardware: Hardware, topology: Topology) -> CostModel:
+def model_of(hardware: Hardware, topology: Topology, wire: Wire = FLOATS) -> CostModel:
     """What a profile says costs are: its networks if it has some that can be trusted, else a roofline of its rates."""
     trusted = hardware.kernels is not None and not hardware.kernels.doubt
-    return Learned.of(hardware, topology) if trusted else Roofline(hardware, topology)
+    return Learned.of(hardware, topology, wire) if trusted else Roofline(hardware, topology, wire)
 
 
 def doubts_of(hardware: Hardware) -> tuple[str, ...]:

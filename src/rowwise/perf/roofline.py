@@ -21,7 +21,8 @@ import numpy as np
 from rowwise.perf.access import Curves, Floats
 from rowwise.perf.cost import Asked, Phi, Shards, Stage
 from rowwise.perf.hardware import Hardware
-from rowwise.spec import Topology
+from rowwise.perf.wires import leaving, vector_bytes
+from rowwise.spec import FLOATS, Link, Topology, VectorExchange, Wire
 
 SECTOR_bytes = 32
 PAGE_bytes = 4096  # the least that a disk reads
@@ -36,6 +37,7 @@ class Roofline:
 
     hardware: Hardware
     topology: Topology
+    wire: Wire = FLOATS
 
     @property
     def name(self) -> str:
@@ -95,7 +97,7 @@ class Roofline:
         return read, missed * row / hw.disk_Bps + (u - missed) * row / hw.host_Bps
 
     def links_s(self, shards: Shards, curves: Curves) -> Floats:
-        """Vectors out and their gradients back, and ids in; for a copy, its gradient among all ranks."""
+        """Vectors out and their gradients back, coded for the wire, and ids in; for a copy, its gradient in floats."""
         if self.topology.world == 1:
             return np.zeros(len(shards.table_N))
         samples = curves.batch * shards.share
@@ -104,13 +106,32 @@ class Roofline:
         all_to_all = self._spread_s("all_to_all")
         match shards.exchange:
             case "all_to_all":
-                return (ids + vectors) * all_to_all
+                found = (ids + vectors) * all_to_all
             case "reduce_scatter":
-                return ids * all_to_all + vectors * self._spread_s("reduce_scatter")
+                found = ids * all_to_all + vectors * self._spread_s("reduce_scatter")
             case "two_level":
-                return ids * all_to_all + vectors * self._two_level_s()
+                found = ids * all_to_all + vectors * self._two_level_s()
             case "all_reduce":
                 return self._copies_s(shards, curves)
+        return found + self._coded_s(shards, shards.bags_N * samples)
+
+    def _coded_s(self, shards: Shards, vectors_N: Floats) -> Floats:
+        """What wires of fewer bits add to vectors of floats: seconds of coding, less those of the bytes that they save.
+
+        Both ends code. Those of the samples are all ranks alike, so what they take is charged to the rank of the rows.
+        """
+        added_N = np.zeros(len(vectors_N))
+        for link, share in leaving(shards.exchange, self.topology).items():
+            codecs, byte_s = self.wire.codecs(link), self._byte_s(link, shards.exchange)
+            for kind in (codecs.forward, codecs.backward):
+                saved = FLOAT_bytes * shards.dim_N - vector_bytes(kind, shards.dim_N)
+                added_N += vectors_N * share * (shards.dim_N * self.hardware.coding_s(kind) - saved * byte_s)
+        return added_N
+
+    def _byte_s(self, link: Link, exchange: VectorExchange) -> float:
+        """The price of a byte of vectors."""
+        summed = exchange == "reduce_scatter" or (exchange == "two_level" and link == "host")
+        return self.hardware.link(link).seconds_a_byte("reduce_scatter" if summed else "all_to_all")
 
     def _spread_s(self, collective: str) -> float:
         """Seconds for a byte of which every rank gets an equal part."""

@@ -24,7 +24,7 @@ import numpy as np
 
 from rowwise.perf.access import Curves, Floats
 from rowwise.perf.cost import Phi, Shards, Stage
-from rowwise.spec import Topology
+from rowwise.spec import FLOATS, Topology, Wire
 
 GIBI = 1024**3
 DEVICE_Bps = 897 * GIBI
@@ -43,6 +43,11 @@ class TorchRecModel:
     """TorchRec 1.8.0's estimates of pooled tables in device memory, in seconds (there: milliseconds)."""
 
     topology: Topology
+
+    @property
+    def wire(self) -> Wire:
+        """It knows of none."""
+        return FLOATS
 
     @property
     def stages(self) -> tuple[Stage, ...]:

@@ -62,6 +62,7 @@ def _step(planned: Planned, sums: Pieces) -> StepFacts:
         model=question.model.name,
         hardware=question.machine.hardware.name,
         source=question.machine.hardware.source,
+        wire=question.model.wire.in_words(question.machine.topology),
     )
 
 

@@ -38,6 +38,7 @@ class StepFacts(Value, frozen=True):
     model: str
     hardware: str
     source: str  # where the hardware's numbers are from
+    wire: str = ""  # how vectors travel, in words
 
     @property
     def gap(self) -> float | None:
@@ -119,7 +120,7 @@ def _header(facts: Explanation, width: int) -> list[str]:
         f"Operators take {_operators(step)} on rank {step.busiest}, links {quantity.of_seconds(step.links_s)}"
         f" on rank {step.busiest_links}. Tables may have {' and '.join(room)} memory of each rank.",
         in_words(step),
-        f"By the {step.model}: {step.source}.",
+        f"By the {step.model}: {step.source}." + (f" Vectors travel as {step.wire}." if step.wire else ""),
     ]
     return [line for long in lines for line in textwrap.wrap(long, width, subsequent_indent="  ")]
 

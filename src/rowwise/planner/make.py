@@ -88,6 +88,7 @@ def forecast(problem: Problem, searched: Searched) -> Forecast:
     return Forecast(
         model=question.model.name,
         batch=question.batch,
+        wire=question.model.wire,
         step_s=float(searched.cost),
         bound_s=float(searched.bound.cost) if known else None,
         bound=searched.bound.kind if known else "",
@@ -109,5 +110,5 @@ def _stages(problem: Problem, plan: Plan, sums: Pieces) -> dict[str, tuple[float
     if exchanges is None or plan.world == 1:
         found["exchange"] = sums.link_N + problem.phi.constant - sum(stage.constant for stage in model.stages)
     else:
-        found["exchange"] = exchanges_s(exchanges, plan, question.workloads, question.batch, found["lookup"])
+        found["exchange"] = exchanges_s(exchanges, plan, question, found["lookup"])
     return {name: tuple(seconds.tolist()) for name, seconds in found.items()}

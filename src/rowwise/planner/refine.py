@@ -7,29 +7,57 @@ ordered by it. Its own file because it reads plans, whoever made them.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from rowwise.perf.access import Floats, Workload
+from rowwise.perf.access import Floats
 from rowwise.perf.exchange import Amounts, Exchanges
+from rowwise.perf.hardware import FLOAT_bytes, Hardware
+from rowwise.perf.wires import bytes_of, leaving
 from rowwise.plan import Plan
-from rowwise.spec import Pooling, Table
+from rowwise.planner.problem import Question
+from rowwise.spec import Pooling, Table, Topology, WireType
 
 
-def exchanges_s(
-    exchanges: Exchanges, plan: Plan, workloads: Sequence[Workload], batch: int, lookup_W: Floats
-) -> Floats:
+def exchanges_s(exchanges: Exchanges, plan: Plan, question: Question, lookup_W: Floats) -> Floats:
     """Seconds of each rank for all that travels, with the wait for ranks that look up longer."""
-    dim_W, ids_W = amounts_of(plan, workloads, batch)
-    together = Amounts(dim_W, ids_W, batch, np.zeros(plan.world))
-    apart = together._replace(skew_W=lookup_W - lookup_W.min())
-    return exchanges.route(together) + exchanges.forward(apart) + exchanges.backward(together)
+    topology, wire = question.machine.topology, question.model.wire
+    floats = _Columns(topology, WireType.FP32, WireType.FP32)
+    forward = _Columns(topology, wire.host.forward, wire.network.forward)
+    backward = _Columns(topology, wire.host.backward, wire.network.backward)
+    dim_W, ids_W = amounts_of(plan, question, floats)
+    together = Amounts(dim_W, ids_W, question.batch, np.zeros(plan.world))
+    there = together._replace(dim_W=amounts_of(plan, question, forward)[0], skew_W=lookup_W - lookup_W.min())
+    back = together._replace(dim_W=amounts_of(plan, question, backward)[0])
+    # Each rank codes what it makes, and its samples' part of what all make.
+    coded_W = (dim_W + dim_W.mean()) / 2 * question.batch
+    coding_s = sum(columns.coding_s(question.machine.hardware) for columns in (forward, backward))
+    return exchanges.route(together) + exchanges.forward(there) + exchanges.backward(back) + coded_W * coding_s
 
 
-def amounts_of(plan: Plan, workloads: Sequence[Workload], batch: int) -> tuple[Floats, Floats]:
+class _Columns(NamedTuple):
+    """How wide vectors are on the wires of one direction, counted in floats."""
+
+    topology: Topology
+    host: WireType
+    network: WireType
+
+    def __call__(self, width: int) -> float:
+        """Of so many columns, as the mean over the other ranks."""
+        near, far = self.topology.devices - 1, self.topology.world - self.topology.devices
+        size = near * bytes_of(self.host, width) + far * bytes_of(self.network, width)
+        return size / (near + far) / FLOAT_bytes
+
+    def coding_s(self, hardware: Hardware) -> float:
+        """Of a float, as the mean over all ranks."""
+        shares = leaving("all_to_all", self.topology)
+        return shares["host"] * hardware.coding_s(self.host) + shares["network"] * hardware.coding_s(self.network)
+
+
+def amounts_of(plan: Plan, question: Question, columns: _Columns) -> tuple[Floats, Floats]:
     """Columns that each rank makes for all samples, and ids that it gets for that; copies make nothing that travels."""
-    known = {w.table.name: w for w in workloads}
+    known = {w.table.name: w for w in question.workloads}
     tiles = defaultdict(list)
     for tile in plan.tiles:
         tiles[tile.table].append(tile)
@@ -40,8 +68,8 @@ def amounts_of(plan: Plan, workloads: Sequence[Workload], batch: int) -> tuple[F
             continue
         bags = access.pooling if table.pooling is Pooling.SEQUENCE else len(table.feature_names)
         for tile in parts:
-            dim_W[tile.rank] += bags * (tile.cols[1] - tile.cols[0])
-            ids_W[tile.rank] += access.pooling * batch * (tile.rows[1] - tile.rows[0]) / table.rows
+            dim_W[tile.rank] += bags * columns(tile.cols[1] - tile.cols[0])
+            ids_W[tile.rank] += access.pooling * question.batch * (tile.rows[1] - tile.rows[0]) / table.rows
     return dim_W, ids_W
 
 

@@ -24,7 +24,7 @@ from rowwise.planner.problem import Question
 from rowwise.recipes.recipe import Recipe
 from rowwise.row_optimizers import couples_columns
 from rowwise.shard.apply import shard
-from rowwise.spec import Table, Topology
+from rowwise.spec import Table, Topology, Wire
 from rowwise.textfile import read_bytes
 from rowwise.train.step import embeddings_of
 
@@ -62,11 +62,18 @@ def choose_plan(recipe: Recipe, model: nn.Module, topology: Topology) -> Plan:
         plan = Plan.from_json(read_bytes(recipe.plan))
         if plan.world == world:
             plan.validate(tables)
-            return plan
+            return _forecast_for(recipe.wire, plan, topology)
     except SpecError as error:
         raise SpecError(f"{recipe.plan}: {error}") from None
     out = f"want --nproc {plan.world}, another --plan, or --set plan=null for one that is made for these ranks"
     raise SpecError(f"{recipe.plan} is a plan for {plan.world} ranks, and this run has {world}: {out}")
+
+
+def _forecast_for(wire: Wire, plan: Plan, topology: Topology) -> Plan:
+    """A plan, without a forecast that is for vectors on another wire than those of this run."""
+    if plan.forecast is None or plan.forecast.wire.in_words(topology) == wire.in_words(topology):
+        return plan
+    return structs.replace(plan, forecast=None)
 
 
 def hardware_of(name: str) -> Hardware:
@@ -92,7 +99,7 @@ def _made(recipe: Recipe, tables: Sequence[Table], topology: Topology, hardware:
     question = Question(
         workloads=tuple(Workload(table=t, access=Access(pooling=float(len(t.feature_names)))) for t in tables),
         machine=Machine(topology=topology, hardware=plenty),
-        model=model_of(plenty, topology),
+        model=model_of(plenty, topology, recipe.wire),
         batch=step_samples(recipe),
         constraints=Constraints(layouts=layouts),
     )

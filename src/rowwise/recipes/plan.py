@@ -12,6 +12,7 @@ from rowwise.perf.access import Access, Workload
 from rowwise.recipes.compose import make_model, resolve
 from rowwise.recipes.place import step_samples, tables_of
 from rowwise.recipes.recipe import Recipe, TwoTowers, check_ranks
+from rowwise.spec import Wire
 
 
 class Wanted(NamedTuple):
@@ -19,6 +20,7 @@ class Wanted(NamedTuple):
 
     workloads: tuple[Workload, ...]
     batch: int  # samples of a step, of all ranks together
+    wire: Wire
 
 
 def wanted_of(recipe: Recipe, world: int) -> Wanted:
@@ -32,4 +34,5 @@ def wanted_of(recipe: Recipe, world: int) -> Wanted:
     return Wanted(
         workloads=tuple(Workload(table=t, access=Access(pooling=float(len(t.feature_names)))) for t in tables),
         batch=step_samples(recipe),
+        wire=recipe.wire,
     )

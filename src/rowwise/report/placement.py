@@ -50,6 +50,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     model: str = ""
     hardware: str = ""
     source: str = ""
+    wire: str = ""
 
 
 class Rank(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,7 +129,8 @@ def summary(facts: Explained) -> Html:
         ("Fullest device", quantity.share(fill(facts, fullest)), f"rank {fullest.rank}"),
     )
     made = (div("tile", span("name", name), span("value", value), span("beside", said)) for name, value, said in tiles)
-    by = note(f"By the {step.model}: {step.source}.") if step.model else Html("")
+    travel = f" Vectors travel as {step.wire}." if step.wire else ""
+    by = note(f"By the {step.model}: {step.source}.{travel}") if step.model else Html("")
     return join([div("tiles", *made), by])
 
 
