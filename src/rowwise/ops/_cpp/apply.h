@@ -378,10 +378,11 @@ Merged merge_rows(const Bucket& bucket, const Workspace& workspace, int64_t firs
   const uint64_t* entries = b.entries;
   const int64_t dim = D ? D : b.table.dim, n = b.num_entries;
   Workspace work = workspace;
+  const bool whole_lines = fill_lines(dim * 4) && b.source.stride % dim == 0;
   Merged found;
   for (int64_t s = first; s < first + count; ++s) {
     const int64_t begin = work.starts[s], end = work.starts[s + 1];
-    const Run run{entries + begin, end - begin, n - begin, !b.source.in_cache, dim % 16 == 0};
+    const Run run{entries + begin, end - begin, n - begin, !b.source.in_cache, whole_lines};
     if constexpr (D != 0)
       for_strips(dim, [&](auto strip, int64_t column) __attribute__((always_inline)) {
         using V = typename decltype(strip)::type;
@@ -498,6 +499,7 @@ void apply(const Bucket& b, const Workspace& work, Fault& fault) {
   const MergeRows merge = merge_of(b);
   const UpdateRows update = Optimizers::update_of[b.table.rule](b.table);
   const int64_t bytes = b.table.format().bytes(), state_bytes = b.table.state_width * 4;
+  const bool whole_rows = fill_lines(bytes), whole_states = state_bytes && fill_lines(state_bytes);
   const char* const weights = b.arena + b.table.base;
   const char* const states = reinterpret_cast<const char*>(b.state + b.table.state_base);
   const int64_t num_rows = find_rows(b, work.starts);
@@ -506,12 +508,12 @@ void apply(const Bucket& b, const Workspace& work, Fault& fault) {
   constexpr int64_t far = 32;
   for (int64_t s = 0; s < num_rows; s += batch_rows) {
     for (int64_t k = s + far; k < std::min(s + far + batch_rows, num_rows); ++k) {
-      prefetch<2>(weights + row_at(k) * bytes, bytes, bytes % 64 == 0);
-      if (state_bytes) prefetch<2>(states + row_at(k) * state_bytes, state_bytes, state_bytes % 64 == 0);
+      prefetch<2>(weights + row_at(k) * bytes, bytes, whole_rows);
+      if (state_bytes) prefetch<2>(states + row_at(k) * state_bytes, state_bytes, whole_states);
     }
     for (int64_t k = s; k < std::min(s + batch_rows, num_rows); ++k) {
-      prefetch(weights + row_at(k) * bytes, bytes, bytes % 64 == 0);
-      if (state_bytes) prefetch(states + row_at(k) * state_bytes, state_bytes, state_bytes % 64 == 0);
+      prefetch(weights + row_at(k) * bytes, bytes, whole_rows);
+      if (state_bytes) prefetch(states + row_at(k) * state_bytes, state_bytes, whole_states);
     }
     update(b, work, merge(b, work, s, std::min(batch_rows, num_rows - s), fault));
   }

@@ -34,7 +34,7 @@ struct Rows {  // the rows of one feature, in the order of its ids
         ids(static_cast<const Id*>(bags.values)),
         last(bags.offsets[(f.source + 1) * bags.batch]),
         ahead(rows_ahead(bytes)),
-        whole(bytes % 64 == 0) {}
+        whole(fill_lines(bytes)) {}
 
   // Of an id that is out of range too: a prefetch never faults.
   const char* ahead_of(int64_t i) const {

@@ -184,6 +184,10 @@ inline __attribute__((always_inline)) void each_vector(int64_t dim, F f) {  // f
   });
 }
 
+// Whether rows of so many bytes that lie side by side, from the beginning of a line on, reach into as few lines as can
+// be.
+inline bool fill_lines(int64_t bytes) { return bytes % 64 == 0 || 64 % bytes == 0; }
+
 // The lines that `bytes` lie on. Where rows are whole lines they start on one (arenas are aligned); else they may
 // end on a line more. Always inlined: a function that only prefetches looks free of effects to GCC, which
 // then drops the calls to it.
