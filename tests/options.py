@@ -84,6 +84,7 @@ NONSENSE = {
     "plan --constraints": NO_FILE,
     "plan --layouts": ("nope", "table_wise,nope", ""),
     "plan --wire": ("nope", "host.forward=int4", "network=int8", ""),
+    "plan --method": ("nope", ""),
     "plan --model": ("nope", "learned", ""),
     "plan --seconds": SECONDS,
     "plan --seed": SEEDS,
