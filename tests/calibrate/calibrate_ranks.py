@@ -1,6 +1,9 @@
 """What ranks do in the tests of calibration; apart, as processes find functions by their module."""
 
+import time
+
 from rowwise.calibrate.links import draw_exchange, measure_exchange
+from rowwise.calibrate.trust import waited_s
 
 
 def exchanges(comm, count):
@@ -9,6 +12,10 @@ def exchanges(comm, count):
 
 
 def skewed(comm, numbers):
-    """Exchanges that some ranks begin later."""
-    world = len(comm.ranks)
-    return [(draw_exchange(0, n, world), measure_exchange(comm, 0, n, repeats=5)) for n in numbers]
+    """Exchanges that some ranks begin later, and what share of the time this rank waited for a processor."""
+    found = []
+    for n in numbers:
+        begin, before_s = time.perf_counter(), waited_s()
+        drawn, sample = draw_exchange(0, n, len(comm.ranks)), measure_exchange(comm, 0, n, repeats=5)
+        found.append((drawn, sample, (waited_s() - before_s) / (time.perf_counter() - begin)))
+    return found

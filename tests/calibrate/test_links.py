@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rowwise.calibrate.links import MOST_FLOATS, MOST_SKEW_s, draw_exchange
+from rowwise.calibrate.trust import WAITED
 from rowwise.comm.spawn import run_processes
 
 
@@ -65,10 +66,14 @@ def test_who_begins_later_lets_the_others_wait():
     drawn = [draw_exchange(0, n, 2) for n in range(200)]
     numbers = [d.number for d in drawn if max(d.skew_W) > 3e-3 and d.layout.name != "replicated"][:15]
     waited = []
-    for exchange, sample in run_processes(2, calibrate_ranks.skewed, numbers, timeout_s=60, shared_memory=True)[0]:
+    ranks = run_processes(2, calibrate_ranks.skewed, numbers, timeout_s=60, shared_memory=True)
+    assert len(numbers) == 15
+    for (exchange, sample, disturbed), (_, _, other) in zip(*ranks, strict=True):
         late, early = np.argmax(exchange.skew_W), np.argmin(exchange.skew_W)
-        waited.append((sample.exchange_W[early] - sample.exchange_W[late]) / exchange.skew_W[late])
-    assert len(waited) == 15
+        if max(disturbed, other) <= WAITED:
+            waited.append((sample.exchange_W[early] - sample.exchange_W[late]) / exchange.skew_W[late])
+    if len(waited) < 5:
+        pytest.skip("cannot tell: other processes had the processors")
     # Whoever is early begins late, too, on a machine that does other things, and then waits less: the sign is what
     # counts, and that not all were disturbed.
     assert np.mean(np.array(waited) > 0) >= 0.7

@@ -22,17 +22,17 @@ from shard.wires import (
     make_table,
 )
 
-from rowwise import Plan, Pooling, RowType, Wire
+from rowwise import Plan, Pooling, Wire
 from rowwise.comm.thread import run_threads
-from rowwise.spec import Codecs
+from rowwise.spec import Codecs, WireType
 
 
 def vector_bytes(count, widths, kind):
     """Of vectors that lie side by side."""
     match kind:
-        case RowType.FP32:
+        case WireType.FP32:
             return count * sum(widths) * 4
-        case RowType.INT8:  # a quarter, and two floats for each vector
+        case WireType.INT8:  # a quarter, and two floats for each vector
             return count * sum(8 + -(-width // 4) * 4 for width in widths)
     return count * sum(widths) * 2
 
@@ -50,7 +50,7 @@ class Ledger:
     def send_vectors(self, rank, other, what, count, width, collective="all_to_all"):
         """Two features; what is rounded cannot be added up on the way, so it is sent to each rank by itself."""
         kind = codec_of(self.wire, rank, other, what == "gradients")
-        collective = collective if kind is RowType.FP32 else "all_to_all"
+        collective = collective if kind is WireType.FP32 else "all_to_all"
         self.send(rank, other, what, vector_bytes(count, [width] * 2, kind), collective)
 
     def ids(self, tiles, step, weighted):
@@ -103,8 +103,8 @@ def bytes_of_a_step(table, tiles, wire, step):
 WIRES = [Wire(host=Codecs(forward=k, backward=k), network=Codecs(forward=k, backward=k)) for k in KINDS]
 WIRES.append(
     Wire(
-        host=Codecs(forward=RowType.FP32, backward=RowType.BF16),
-        network=Codecs(forward=RowType.INT8, backward=RowType.FP16),
+        host=Codecs(forward=WireType.FP32, backward=WireType.BF16),
+        network=Codecs(forward=WireType.INT8, backward=WireType.FP16),
     )
 )
 
@@ -129,10 +129,10 @@ def test_codecs_halve_the_bytes_of_vectors_or_leave_a_quarter_and_the_scales(lay
     (step,) = make_steps([table], [SIZES_W])
     found = {k: bytes_of_a_step(table, LAYOUTS[layout](table), w, step) for k, w in zip(KINDS, WIRES, strict=False)}
     for what in ("pooled", "gradients"):
-        exact, half = total(found[RowType.FP32], what), total(found[RowType.FP16], what)
+        exact, half = total(found[WireType.FP32], what), total(found[WireType.FP16], what)
         width = LAYOUTS[layout](table)[0].cols[1]
-        assert half * 2 == total(found[RowType.BF16], what) * 2 == exact > 0
-        assert total(found[RowType.INT8], what) * 4 * width == exact * (width + 8)
+        assert half * 2 == total(found[WireType.BF16], what) * 2 == exact > 0
+        assert total(found[WireType.INT8], what) * 4 * width == exact * (width + 8)
 
 
 def test_one_vector_a_table_and_sample_crosses_the_network_where_rows_are_on_one_host():
