@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from problems import OPTIMIZERS, ROW_TYPES, Problem, make_problem, problems
 
-from rowwise import Ftrl, Pooling, Table
+from rowwise import Ftrl, Pooling, RowWiseAdagrad, Table
 from rowwise.ops import reference
 from rowwise.ops.native import reference_operators
 from rowwise.ops.reference import Bags, Memory
@@ -86,6 +86,15 @@ def ids_of(jagged, feature) -> int:
 @given(problem=problems())
 def test_update(problem):
     check_update(problem, per_id=False)
+
+
+@pytest.mark.usefixtures("isa")
+def test_update_of_every_width():
+    """Around each number of whole vectors, lines and blocks of four; the last are sums of many columns."""
+    tables = tuple(
+        Table(name=f"t{dim}", rows=30, dim=dim, optimizer=RowWiseAdagrad()) for dim in (*range(1, 82), 127, 270)
+    )
+    check_update(make_problem(tables, batch=20, most=4, seed=2), per_id=False)
 
 
 @pytest.mark.usefixtures("isa")

@@ -219,7 +219,7 @@ inline __attribute__((always_inline)) Quad sum_by_sixteens(int64_t begin, int64_
   int64_t c = begin, n = 0;
   for (; c + 16 <= end; c += 16)
     sums[n++] = sum_by_fours(block_of(c), block_of(c + 4), block_of(c + 8), block_of(c + 12));
-  if (c < end) sums[n++] = sum_by_fours(block(c), block(c + 4), block(c + 8), Quad{});
+  if (c < end) sums[n++] = sum_by_fours(block(c), block(c + 4), block(c + 8), block(c + 12));
   return n == 1 ? sums[0] : sum_by_fours(sums[0], sums[1], sums[2], sums[3]);
 }
 
@@ -235,10 +235,9 @@ inline float chunk_sum(int64_t begin, int64_t end, F block_of) {
   int64_t n = 0, c = begin;
   for (; c + 16 <= end; c += 16, n += 4)
     Vec<Quad>::store(sums + n, sum_by_fours(block_of(c), block_of(c + 4), block_of(c + 8), block_of(c + 12)));
-  if (c < end) {  // up to three more
-    const Quad none = {};
-    const Quad second = c + 4 < end ? block_of(c + 4) : none, third = c + 8 < end ? block_of(c + 8) : none;
-    Vec<Quad>::store(sums + n, sum_by_fours(block_of(c), second, third, none));
+  if (c < end) {  // fewer than sixteen columns
+    const auto block = [&](int64_t k) __attribute__((always_inline)) { return k < end ? block_of(k) : Quad{}; };
+    Vec<Quad>::store(sums + n, sum_by_fours(block(c), block(c + 4), block(c + 8), block(c + 12)));
     n += (end - c + 3) / 4;
   }
   while (n > 4) {
