@@ -377,13 +377,14 @@ Merged merge_rows(const Bucket& bucket, const Workspace& workspace, int64_t firs
   const Lookup lookup(b);
   const uint64_t* entries = b.entries;
   const int64_t dim = D ? D : b.table.dim, n = b.num_entries;
+  const bool one_strip = is_one_strip(dim);
   Workspace work = workspace;
   const bool whole_lines = fill_lines(dim * 4) && b.source.stride % dim == 0;
   Merged found;
   for (int64_t s = first; s < first + count; ++s) {
     const int64_t begin = work.starts[s], end = work.starts[s + 1];
     const Run run{entries + begin, end - begin, n - begin, !b.source.in_cache, whole_lines};
-    if constexpr (D != 0)
+    if (D != 0 || one_strip)  // a masked vector also reads the line behind a short row
       for_strips(dim, [&](auto strip, int64_t column) __attribute__((always_inline)) {
         using V = typename decltype(strip)::type;
         constexpr int vectors = decltype(strip)::count;
