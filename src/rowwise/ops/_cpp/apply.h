@@ -162,12 +162,39 @@ inline V root(V x) {
   return y;
 }
 
+// Of a merged gradient, which has zeros from its end to a multiple of sixteen columns.
 template <int D>
-inline __attribute__((always_inline)) float square_sum(const float* x, int64_t dim) {
-  return column_sum<D>(dim, [&](int64_t c) __attribute__((always_inline)) {
-    const Quad q = quad_at(x, c, D ? D : dim);
+inline __attribute__((always_inline)) float square_sum(const float* x, int64_t) {
+  return column_sum<D>(D, [&](int64_t c) __attribute__((always_inline)) {
+    const Quad q = Vec<Quad>::load(x + c);
     return q * q;
   });
+}
+template <>
+__attribute__((noinline)) float square_sum<0>(const float* x, int64_t dim) {
+  switch ((dim + 15) / 16) {
+    case 1:
+      return square_sum<16>(x, dim);
+    case 2:
+      return square_sum<32>(x, dim);
+    case 3:
+      return square_sum<48>(x, dim);
+    case 4:
+      return square_sum<64>(x, dim);
+    case 5:
+      return square_sum<80>(x, dim);
+    case 6:
+      return square_sum<96>(x, dim);
+    case 7:
+      return square_sum<112>(x, dim);
+    case 8:
+      return square_sum<128>(x, dim);
+    default:
+      return column_sum<0>((dim + 3) / 4 * 4, [&](int64_t c) __attribute__((always_inline)) {
+        const Quad q = Vec<Quad>::load(x + c);
+        return q * q;
+      });
+  }
 }
 
 struct Sgd {
@@ -371,20 +398,21 @@ struct Merged {
   int64_t count = 0;
 };
 
-template <class Lookup, int D>
+// Padded: strips are of whole vectors only. A masked vector also reads the line behind a short row, so rows of one
+// strip are not.
+template <class Lookup, int D, bool Padded>
 Merged merge_rows(const Bucket& bucket, const Workspace& workspace, int64_t first, int64_t count, Fault& fault) {
   const Bucket& b = bucket;
   const Lookup lookup(b);
   const uint64_t* entries = b.entries;
   const int64_t dim = D ? D : b.table.dim, n = b.num_entries;
-  const bool one_strip = is_one_strip(dim);
   Workspace work = workspace;
   const bool whole_lines = fill_lines(dim * 4) && b.source.stride % dim == 0;
   Merged found;
   for (int64_t s = first; s < first + count; ++s) {
     const int64_t begin = work.starts[s], end = work.starts[s + 1];
     const Run run{entries + begin, end - begin, n - begin, !b.source.in_cache, whole_lines};
-    if (D != 0 || one_strip)  // a masked vector also reads the line behind a short row
+    if constexpr (!Padded)
       for_strips(dim, [&](auto strip, int64_t column) __attribute__((always_inline)) {
         using V = typename decltype(strip)::type;
         constexpr int vectors = decltype(strip)::count;
@@ -397,7 +425,7 @@ Merged merge_rows(const Bucket& bucket, const Workspace& workspace, int64_t firs
         merge_strip<Wide, vectors>(lookup, load, run, column, floats, work);
       });
     const int64_t row = int64_t(entries[begin] >> b.payload_bits);
-    if (__builtin_expect(!is_finite(work.merged, dim), 0)) {
+    if (__builtin_expect(!is_finite(work.merged, Padded ? whole_vectors(dim) : dim), 0)) {
       fault.at(row);
       continue;  // the next row takes its place
     }
@@ -444,19 +472,24 @@ void update_rows(const Bucket& b, const Workspace& work, const Merged& merged) {
 using MergeRows = Merged (*)(const Bucket&, const Workspace&, int64_t, int64_t, Fault&);
 using UpdateRows = void (*)(const Bucket&, const Workspace&, const Merged&);
 
+template <class Lookup>
+MergeRows merge_of_any_dim(int64_t dim) {
+  return is_one_strip(dim) ? merge_rows<Lookup, 0, false> : merge_rows<Lookup, 0, true>;
+}
+
 MergeRows merge_of(const Bucket& b) {
-  if (b.source.place) return merge_rows<Listed, 0>;
+  if (b.source.place) return merge_of_any_dim<Listed>(b.table.dim);
   switch (b.table.dim) {
     case 16:
-      return merge_rows<Plain, 16>;
+      return merge_rows<Plain, 16, false>;
     case 32:
-      return merge_rows<Plain, 32>;
+      return merge_rows<Plain, 32, false>;
     case 64:
-      return merge_rows<Plain, 64>;
+      return merge_rows<Plain, 64, false>;
     case 128:
-      return merge_rows<Plain, 128>;
+      return merge_rows<Plain, 128, false>;
     default:
-      return merge_rows<Plain, 0>;
+      return merge_of_any_dim<Plain>(b.table.dim);
   }
 }
 
@@ -482,8 +515,8 @@ UpdateRows update_of_type(const Table& table) {
                    [&](auto stored) { return update_of_dim<Optimizer, decltype(stored)::type>(table.dim); });
 }
 
-// All optimizers; a table's rule is a place in this list. Python's (`OPTIMIZERS` in rowwise/spec.py) are the same in
-// the same order, which is checked when the library is loaded.
+// All optimizers; a table's rule is a place in this list. Python's (`OPTIMIZERS` in rowwise/row_optimizers.py) are the
+// same in the same order, which is checked when the library is loaded.
 template <class... Optimizer>
 struct List {
   static constexpr int64_t count = sizeof...(Optimizer);
@@ -504,6 +537,7 @@ void apply(const Bucket& b, const Workspace& work, Fault& fault) {
   const char* const weights = b.arena + b.table.base;
   const char* const states = reinterpret_cast<const char*>(b.state + b.table.state_base);
   const int64_t num_rows = find_rows(b, work.starts);
+  std::fill_n(work.merged, work.stride * batch_rows, 0.f);  // columns behind a row stay zeros
   auto row_at = [&](int64_t s) { return int64_t(b.entries[work.starts[s]] >> b.payload_bits); };
   // Rows come from memory to the second-level cache well ahead, and from there to the first a batch before use.
   constexpr int64_t far = 32;

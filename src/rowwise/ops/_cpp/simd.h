@@ -184,6 +184,8 @@ inline __attribute__((always_inline)) void each_vector(int64_t dim, F f) {  // f
   });
 }
 
+inline int64_t whole_vectors(int64_t floats) { return (floats + LANES - 1) / LANES * LANES; }
+
 // Whether rows of so many bytes that lie side by side, from the beginning of a line on, reach into as few lines as can
 // be.
 inline bool fill_lines(int64_t bytes) { return bytes % 64 == 0 || 64 % bytes == 0; }
@@ -211,35 +213,20 @@ inline Quad sum_by_fours(Quad a, Quad b, Quad c, Quad d) {
 
 constexpr int64_t column_chunk = 1024;  // a complete subtree, small enough for the stack
 
-// Four levels of the tree over up to sixteen blocks, in registers.
+// Sixteen columns, or as many as there are.
 template <class F>
-inline __attribute__((always_inline)) Quad sum_by_sixteens(int64_t begin, int64_t end, F block_of) {
-  const auto block = [&](int64_t c) __attribute__((always_inline)) { return c < end ? block_of(c) : Quad{}; };
-  Quad sums[4] = {};
-  int64_t c = begin, n = 0;
-  for (; c + 16 <= end; c += 16)
-    sums[n++] = sum_by_fours(block_of(c), block_of(c + 4), block_of(c + 8), block_of(c + 12));
-  if (c < end) sums[n++] = sum_by_fours(block(c), block(c + 4), block(c + 8), block(c + 12));
-  return n == 1 ? sums[0] : sum_by_fours(sums[0], sums[1], sums[2], sums[3]);
+inline __attribute__((always_inline)) Quad sum_four_blocks(int64_t c, int64_t end, F block_of) {
+  if (c + 16 <= end) return sum_by_fours(block_of(c), block_of(c + 4), block_of(c + 8), block_of(c + 12));
+  const auto block = [&](int64_t k) __attribute__((always_inline)) { return k < end ? block_of(k) : Quad{}; };
+  return sum_by_fours(block(c), block(c + 4), block(c + 8), block(c + 12));
 }
 
 // The sum of one chunk: block_of(c) gives the four terms from column c on.
 template <class F>
 inline float chunk_sum(int64_t begin, int64_t end, F block_of) {
-  constexpr int64_t few = 64;  // columns whose sum stays in registers
-  if (end - begin <= few) {
-    const Quad q = sum_by_sixteens(begin, end, block_of);
-    return (q[0] + q[1]) + (q[2] + q[3]);
-  }
   float sums[column_chunk / 4 + 16];
-  int64_t n = 0, c = begin;
-  for (; c + 16 <= end; c += 16, n += 4)
-    Vec<Quad>::store(sums + n, sum_by_fours(block_of(c), block_of(c + 4), block_of(c + 8), block_of(c + 12)));
-  if (c < end) {  // fewer than sixteen columns
-    const auto block = [&](int64_t k) __attribute__((always_inline)) { return k < end ? block_of(k) : Quad{}; };
-    Vec<Quad>::store(sums + n, sum_by_fours(block(c), block(c + 4), block(c + 8), block(c + 12)));
-    n += (end - c + 3) / 4;
-  }
+  int64_t n = 0;
+  for (int64_t c = begin; c < end; c += 16, n += 4) Vec<Quad>::store(sums + n, sum_four_blocks(c, end, block_of));
   while (n > 4) {
     const int64_t groups = (n + 15) / 16;
     for (int64_t k = n; k < groups * 16; ++k) sums[k] = 0.f;
@@ -250,7 +237,6 @@ inline float chunk_sum(int64_t begin, int64_t end, F block_of) {
     }
     n = groups * 4;
   }
-  for (; n < 4; ++n) sums[n] = 0.f;
   return (sums[0] + sums[1]) + (sums[2] + sums[3]);
 }
 
@@ -276,7 +262,7 @@ inline __attribute__((always_inline)) Quad quad_tree(int64_t c, F block_of) {
 
 template <int D, class F>
 inline __attribute__((always_inline)) float column_sum(int64_t dim, F block_of) {
-  if constexpr (D == 16 || D == 32 || D == 64 || D == 128) {
+  if constexpr (D != 0) {  // a multiple of 16
     const Quad q = quad_tree<D / 4>(0, block_of);
     return (q[0] + q[1]) + (q[2] + q[3]);
   }
@@ -306,9 +292,10 @@ inline bool any_nan(Wide v) {
 #endif
 }
 
-inline __attribute__((always_inline)) bool is_finite(const float* g,
-                                                     int64_t dim) {  // x * 0 is 0 unless x is Inf or NaN
+// Whether all of a row is: x * 0 is 0 unless x is Inf or NaN.
+inline __attribute__((always_inline)) bool is_finite(const float* g, int64_t dim) {
   Wide wide = {};
+  Quad quads = {};
   float narrow = 0.f;
   each_vector(dim, [&](auto v, int64_t c) __attribute__((always_inline)) {
     using V = decltype(v);
@@ -318,9 +305,9 @@ inline __attribute__((always_inline)) bool is_finite(const float* g,
     else if constexpr (std::is_same_v<V, float>)
       narrow += zero;
     else
-      narrow += (zero[0] + zero[1]) + (zero[2] + zero[3]);
+      quads += zero;
   });
-  return !any_nan(wide) && narrow == 0.f;
+  return !any_nan(wide) && (quads[0] + quads[1]) + (quads[2] + quads[3]) + narrow == 0.f;
 }
 
 // Four columns from c on, zeros past the end of the row; at(any vector of the type, column).
