@@ -164,37 +164,22 @@ inline V root(V x) {
 
 // Of a merged gradient, which has zeros from its end to a multiple of sixteen columns.
 template <int D>
-inline __attribute__((always_inline)) float square_sum(const float* x, int64_t) {
-  return column_sum<D>(D, [&](int64_t c) __attribute__((always_inline)) {
+inline __attribute__((always_inline)) float padded_square_sum(const float* x, int64_t dim) {
+  return column_sum<D>(dim, [&](int64_t c) __attribute__((always_inline)) {
     const Quad q = Vec<Quad>::load(x + c);
     return q * q;
   });
 }
-template <>
-__attribute__((noinline)) float square_sum<0>(const float* x, int64_t dim) {
-  switch ((dim + 15) / 16) {
-    case 1:
-      return square_sum<16>(x, dim);
-    case 2:
-      return square_sum<32>(x, dim);
-    case 3:
-      return square_sum<48>(x, dim);
-    case 4:
-      return square_sum<64>(x, dim);
-    case 5:
-      return square_sum<80>(x, dim);
-    case 6:
-      return square_sum<96>(x, dim);
-    case 7:
-      return square_sum<112>(x, dim);
-    case 8:
-      return square_sum<128>(x, dim);
-    default:
-      return column_sum<0>((dim + 3) / 4 * 4, [&](int64_t c) __attribute__((always_inline)) {
-        const Quad q = Vec<Quad>::load(x + c);
-        return q * q;
-      });
-  }
+template <int D = 16>
+__attribute__((noinline)) float square_sum_of_any_dim(const float* x, int64_t dim) {
+  if (dim <= D) return padded_square_sum<D>(x, D);
+  if constexpr (D < 128) return square_sum_of_any_dim<D + 16>(x, dim);
+  return padded_square_sum<0>(x, (dim + 3) / 4 * 4);
+}
+template <int D>
+inline float square_sum(const float* x, int64_t dim) {
+  if constexpr (D != 0) return padded_square_sum<D>(x, D);
+  return square_sum_of_any_dim(x, dim);
 }
 
 struct Sgd {
