@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 PATCH = re.compile(r"\b(monkeypatch|patch)\.(setattr|setitem|setenv|delattr|delitem|delenv)\(|\bmock\.|unittest\.mock")
 PATCHES_OF_100_TESTS = 3.0
 LINES = {  # of Python, by package
-    "calibrate": 2_898,
+    "calibrate": 2_897,
     "checkpoint": 3_723,
     "cli": 3_397,
     "comm": 1_670,
@@ -19,14 +19,14 @@ LINES = {  # of Python, by package
     "hashing": 2_719,
     "ingest": 10_286,
     "models": 706,
-    "ops": 3_513,
+    "ops": 3_518,
     "perf": 1_404,
     "planner": 5_017,
     "recipes": 4_573,
     "report": 3_081,
     "shard": 2_594,
     "train": 5_017,
-    "modules": 2_453,
+    "modules": 2_447,
     "C and C++": 8_144,
 }
 

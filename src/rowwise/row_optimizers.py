@@ -138,8 +138,8 @@ class Sgd(RowUpdate, frozen=True, kw_only=True, tag="sgd", tag_field="kind"):
         return Hyper(lr, weight_decay=self.weight_decay, clip=self.clip or 0.0)
 
 
-class Adagrad(RowUpdate, frozen=True, kw_only=True, tag="adagrad", tag_field="kind"):
-    """s += g * g, w -= lr * g / (sqrt(s) + eps): one float of state for each weight."""
+class SquareSums(RowUpdate, frozen=True, kw_only=True):
+    """Rates fall with sums of squares of gradients, which begin at `initial`."""
 
     lr: float = 0.01
     eps: float = 1e-8
@@ -148,37 +148,31 @@ class Adagrad(RowUpdate, frozen=True, kw_only=True, tag="adagrad", tag_field="ki
     clip: float | None = None
     schedule: Schedule | None = None
 
-    def slots(self, dim: int) -> dict[str, Slot]:
-        """The sum of squares of each weight's gradients."""
-        return {"sum": Slot(dim, self.initial)}
-
     def hyper(self, step: int) -> Hyper:
         """See `RowUpdate`."""
         return Hyper(_scheduled(self.lr, self.schedule, step), self.eps, self.weight_decay, self.clip or 0.0)
+
+
+class Adagrad(SquareSums, frozen=True, kw_only=True, tag="adagrad", tag_field="kind"):
+    """s += g * g, w -= lr * g / (sqrt(s) + eps): one float of state for each weight."""
+
+    def slots(self, dim: int) -> dict[str, Slot]:
+        """The sum of squares of each weight's gradients."""
+        return {"sum": Slot(dim, self.initial)}
 
     def with_row_state(self) -> "RowWiseAdagrad":
         """The optimizer of the same numbers that keeps one number of state a row."""
         return RowWiseAdagrad(**msgspec.structs.asdict(self))
 
 
-class RowWiseAdagrad(RowUpdate, frozen=True, kw_only=True, tag="rowwise_adagrad", tag_field="kind"):
+class RowWiseAdagrad(SquareSums, frozen=True, kw_only=True, tag="rowwise_adagrad", tag_field="kind"):
     """s += mean(g * g), w -= lr * g / (sqrt(s) + eps): one float of state for each row."""
 
-    lr: float = 0.01
-    eps: float = 1e-8
-    weight_decay: float = 0.0  # added to the gradient, times the weight
-    initial: float = 0.0
-    clip: float | None = None
-    schedule: Schedule | None = None
     sums_columns: ClassVar[bool] = True
 
     def slots(self, dim: int) -> dict[str, Slot]:
         """The sum of mean squares of the row's gradients."""
         return {"sum": Slot(1, self.initial)}
-
-    def hyper(self, step: int) -> Hyper:
-        """See `RowUpdate`."""
-        return Hyper(_scheduled(self.lr, self.schedule, step), self.eps, self.weight_decay, self.clip or 0.0)
 
 
 class Moments(RowUpdate, frozen=True, kw_only=True):

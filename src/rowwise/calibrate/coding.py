@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rowwise.calibrate.kernels import low
 from rowwise.ops import rowtype
+from rowwise.ops.threads import torch_threads
 from rowwise.perf.hardware import CodecRates, Coding
 from rowwise.spec import RowType
 
@@ -20,11 +21,9 @@ REPEATS = 9
 
 def measure_coding(device: torch.device, threads: int) -> Coding:
     """On this many threads of a processor, or on a GPU."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
     floats_ND = torch.randn(ROWS, DIM, device=device)
-    fp16, bf16, int8 = (_rates(floats_ND, kind) for kind in (RowType.FP16, RowType.BF16, RowType.INT8))
-    torch.set_num_threads(before)
+    with torch_threads(threads):
+        fp16, bf16, int8 = (_rates(floats_ND, kind) for kind in (RowType.FP16, RowType.BF16, RowType.INT8))
     return Coding(fp16=fp16, bf16=bf16, int8=int8)
 
 

@@ -105,11 +105,11 @@ class _Linear(torch.autograd.Function):
         wants_x, wants_weight, wants_bias, _ = ctx.needs_input_grad
         narrow = x_BI.shape[1] * 4 < grad_BO.shape[1]  # the longer side belongs in the lanes
         grad_OB = grad_BO.t()
-        if out_BO is not None and (differentiable or narrow):
+        if out_BO is not None and wants_weight and not (differentiable or narrow):
+            grad_BO, grad_OB = torch.ops.rowwise.relu_grad(grad_BO, out_BO)
+        elif out_BO is not None:
             grad_BO = torch.ops.aten.threshold_backward(grad_BO, out_BO, 0)
             grad_OB = grad_BO.t()
-        elif out_BO is not None:
-            grad_BO, grad_OB = torch.ops.rowwise.relu_grad(grad_BO, out_BO)
         x_grad = product(grad_BO, weight_OI.t()) if wants_x else None
         weight_grad = None
         if wants_weight and narrow:

@@ -4,17 +4,22 @@ Its own file because training whose bits may not depend on threads and training 
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
-    """Torch's operators on one thread: how they cut a sum among several shows in its bits."""
+def torch_threads(count: int) -> Iterator[None]:
+    """Torch's operators on this many threads."""
     before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(count)
     try:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def one_thread() -> AbstractContextManager[None]:
+    """Torch's operators on one thread: how they cut a sum among several shows in its bits."""
+    return torch_threads(1)

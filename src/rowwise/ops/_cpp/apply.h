@@ -173,7 +173,7 @@ inline __attribute__((always_inline)) float padded_square_sum(const float* x, in
 template <int D = 16>
 __attribute__((noinline)) float square_sum_of_any_dim(const float* x, int64_t dim) {
   if (dim <= D) return padded_square_sum<D>(x, D);
-  if constexpr (D < 128) return square_sum_of_any_dim<D + 16>(x, dim);
+  if constexpr (D < 256) return square_sum_of_any_dim<D + 16>(x, dim);
   return padded_square_sum<0>(x, (dim + 3) / 4 * 4);
 }
 template <int D>
