@@ -24,6 +24,7 @@ from rowwise.ops import reference
 from rowwise.ops.arena import Arena
 from rowwise.ops.layout import Group, make_group
 from rowwise.ops.reference import Bags, Memory
+from rowwise.ops.threads import torch_threads
 from rowwise.ops.update import next_step
 from rowwise.row_optimizers import OPTIMIZERS, RowOptimizer, RowWiseAdagrad, Sgd
 from rowwise.spec import Pooling, RowType, Table
@@ -167,7 +168,7 @@ def threads_agree(seed: int) -> str:
     # At least two, also on one core: order, not speed, is in question.
     for count in (1, max(2, torch.get_num_threads())):
         case = Case.make([table], batch=3000, most=40, seed=seed)
-        with threads(count):
+        with torch_threads(count):
             for grad_BS in case.gradients():
                 case.update(grad_BS)
             state = case.arena.state.view(torch.uint8)
@@ -226,17 +227,6 @@ def limited_to(isa: str) -> Iterator[None]:
         yield
     finally:
         torch.ops.rowwise.limit_isa(before)
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    """Run on so many threads; the former number comes back afterwards."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _check(name: str, test: Callable[[], str]) -> Check:
