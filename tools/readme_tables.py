@@ -29,13 +29,16 @@ def ratio(values: list[float]) -> str:
 def by_threads(rows: list[dict]) -> str:
     """Geometric means on one thread and on two, and the worst."""
     cells = [ratio([r["ratio"] for r in rows if r["threads"] == n]) for n in (1, 2)]
-    return " | ".join([*cells, f"{min(r['ratio'] for r in rows):.1f}x"])
+    return " | ".join([*cells, f"{min(r['ratio'] for r in rows):.2f}x"])
 
 
 def made_on(result: dict) -> str:
     made = result["environment"]
     machine = f"Processor {result['processor']} ({made['cpu']}, {made['cores']} cores)"
-    return f"{machine}, torch {made['versions']['torch']}, commit {made['commit']}."
+    # Sections may have been measured at different commits; then each row names its own.
+    rows = result["rows"] if isinstance(result["rows"], list) else []
+    commits = ", ".join(dict.fromkeys(row.get("commit", made["commit"]) for row in rows)) or made["commit"]
+    return f"{machine}, torch {made['versions']['torch']}, commit {commits}."
 
 
 def ops(read: Read) -> str:
