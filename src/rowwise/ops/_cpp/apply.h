@@ -178,8 +178,7 @@ __attribute__((noinline)) float square_sum_of_any_dim(const float* x, int64_t di
 }
 template <int D>
 inline float square_sum(const float* x, int64_t dim) {
-  if constexpr (D != 0) return padded_square_sum<D>(x, D);
-  return square_sum_of_any_dim(x, dim);
+  return D ? padded_square_sum<D>(x, dim) : square_sum_of_any_dim(x, dim);
 }
 
 struct Sgd {
@@ -522,7 +521,8 @@ void apply(const Bucket& b, const Workspace& work, Fault& fault) {
   const char* const weights = b.arena + b.table.base;
   const char* const states = reinterpret_cast<const char*>(b.state + b.table.state_base);
   const int64_t num_rows = find_rows(b, work.starts);
-  std::fill_n(work.merged, work.stride * batch_rows, 0.f);  // columns behind a row stay zeros
+  for (int64_t k = 0; k < batch_rows; ++k)  // columns behind a row stay zeros
+    std::fill(work.merged + k * work.stride + b.table.dim, work.merged + (k + 1) * work.stride, 0.f);
   auto row_at = [&](int64_t s) { return int64_t(b.entries[work.starts[s]] >> b.payload_bits); };
   // Rows come from memory to the second-level cache well ahead, and from there to the first a batch before use.
   constexpr int64_t far = 32;
