@@ -13,7 +13,6 @@ from typing import Any
 from msgspec import structs
 
 from rowwise import quantity
-from rowwise.perf.cost import CostModel
 from rowwise.plan import TIERS
 from rowwise.planner.constraints import ALL, Constraints
 from rowwise.planner.layouts import LAYOUTS, NAMES
@@ -201,13 +200,8 @@ def _more_tiers(question: Question, has_plan: HasPlan) -> Iterator[Fix]:
 
 
 def _on(question: Question, topology: Topology) -> Question:
-    model: CostModel = question.model
-    fields: set[str] = {field.name for field in dataclasses.fields(model)} if dataclasses.is_dataclass(model) else set()
-    if "topology" in fields:
-        changed: Any = model
-        model = dataclasses.replace(changed, topology=topology)
     machine = structs.replace(question.machine, topology=topology)
-    return dataclasses.replace(question, machine=machine, model=model)
+    return dataclasses.replace(question, machine=machine, model=question.model.on(topology))
 
 
 def _with(question: Question, constraints: Constraints) -> Question:
