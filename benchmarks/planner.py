@@ -31,7 +31,7 @@ from rowwise.perf.access import Workload
 from rowwise.perf.hardware import Machine, hardware_named
 from rowwise.perf.roofline import Roofline
 from rowwise.perf.torchrec import TorchRecModel
-from rowwise.plan import Plan
+from rowwise.plan import Plan, Tier
 from rowwise.planner.make import make_plan
 from rowwise.planner.methods.named import METHODS, run_method
 from rowwise.planner.milp import certify
@@ -45,6 +45,7 @@ SUITES = ("ns4", "ns8", "pool", "torchrec", "replan", "lists", "giant")
 SECONDS = 0.5  # of effort for a small task; the whole should stay under half a second
 CERTIFY_s = 28.0
 SORTS = ("storage", "perf")  # in which TorchRec places tables
+BOTH: frozenset[Tier] = frozenset({"device", "host"})  # more than the runtime runs: planners are compared
 MIXED = ("table_wise", "column_wise", "row_wise", "replicated")
 
 
@@ -186,7 +187,7 @@ def giant_question() -> Question:
     """Neo's largest published model, by its totals, on 16 hosts of 8 devices."""
     where = Machine(topology=Topology(hosts=16, devices=8), hardware=hardware_named("zionex"))
     model = Roofline(where.hardware, where.topology)
-    return Question(workloads=tuple(tasks.model_f()), machine=where, model=model, batch=65536)
+    return Question(workloads=tuple(tasks.model_f()), machine=where, model=model, batch=65536, tiers=BOTH)
 
 
 def run_giant(quick: bool) -> list[dict]:

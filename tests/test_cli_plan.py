@@ -13,7 +13,7 @@ from perf.networks import profile
 from small import recipe, write_rows
 from test_cli import rowwise_cli
 
-from rowwise import Plan
+from rowwise import Plan, Tile
 from rowwise.cli.plan import PUBLISHED, write_whole
 from rowwise.planner.inputs import read_tables
 from rowwise.planner.methods.named import METHODS
@@ -321,6 +321,67 @@ def test_places_are_refused_before_the_search(refused, tmp_path):
 def test_what_does_not_fit_says_why_in_one_line(refused):
     err = refused("--tables", "tables.csv", "--topology", "2xzionex:device=100MB,host=0", *QUICK)
     assert "rowwise: no plan fits: " in err
+
+
+TIGHT = "2xzionex:device=300MB"
+
+
+def test_memory_that_the_runtime_does_not_run_is_planned_where_it_is_asked_for(ok, refused, command):
+    given = ("--tables", "tables.csv", "--topology", TIGHT, *QUICK)
+    err = refused(*given, "--json", "plan.json")
+    assert err.startswith("rowwise: no plan fits without rows on the host: ")
+    for way in (
+        "devices of this kind suffice",
+        "fp16 rows save",
+        "`rowwise plan --tiers device,host`",
+        "`rowwise compress`",
+    ):
+        assert way in err
+    assert not Path("plan.json").exists()
+    lines = [
+        x for x in ok("--tiers", "device,host", "--json", "plan.json", machine=TIGHT).splitlines() if "runtime" in x
+    ]
+    lower = {tile.table for tile in read("plan.json").tiles if tile.tier == "host"}
+    others = f" and {len(lower) - 1} other{'s' * (len(lower) > 2)}" * (len(lower) > 1)
+    rows = f"rows of table {min(lower)!r}{others} are on the host"
+    assert lines == [f"note    this runtime does not run this plan on any device but a CPU: {rows}"]
+    disk = ok("--tiers", "device,disk", "--json", "plan.json", machine=f"{TIGHT},disk=1TB")
+    assert "note    this runtime does not run this plan: rows of table " in disk
+    assert " are on the disk\n" in disk
+    assert {tile.tier for tile in read("plan.json").tiles} == {"device", "disk"}
+
+
+def test_a_plan_that_the_runtime_runs_says_nothing_of_tiers(ok):
+    ok("--json", "plain.json")
+    assert "this runtime" not in ok("--tiers", "device,host", "--json", "plan.json")
+    assert read("plan.json").tiles == read("plain.json").tiles
+
+
+def test_tiers_that_there_are_not_are_refused(refused):
+    given = ("--tables", "tables.csv", "--topology", "4xzionex", *QUICK)
+    assert "--tiers 'nonsense': 'nonsense': want device, and some of host, disk" in refused(
+        *given, "--tiers", "nonsense"
+    )
+    assert "--tiers 'host': no device: want device" in refused(*given, "--tiers", "host")
+    assert "zionex has no disk memory for tables: want some in --topology, such as :disk=1TB" in refused(
+        *given, "--tiers", "device,disk"
+    )
+    got = refused(*given, "--tiers", "device,host", "--measure", 2)
+    assert "--measure with --tiers: this runtime does not run such plans" in got
+
+
+@pytest.mark.parametrize("again", [("train", "small.yaml"), ("resume", "runs/small/1")])
+def test_runs_refuse_a_plan_on_disk_in_one_line(command, small_recipe, again):
+    made = {t.name: t for t in tables_of(make_model(resolve(small_recipe), described=True))}
+    tiles = [Tile(table=n, rank=0, rows=(0, t.rows), cols=(0, t.dim), tier="disk") for n, t in made.items()]
+    Path("disk.json").write_text(Plan(world=1, tiles=tuple(tiles)).to_json())
+    if again[0] == "resume":
+        assert command("train", "small.yaml")[0] == 0
+    code, _, err = command(
+        *again, "--plan", "disk.json", *(("--set", "train.steps=99") if again[0] == "resume" else ())
+    )
+    assert code == 2
+    assert re.fullmatch(r"rowwise: .*table '\w+': tile .*: rows on the disk: on 'cpu' this runtime has .*\n", err)
 
 
 def test_a_file_is_there_whole_or_not_at_all(tmp_path):

@@ -5,6 +5,7 @@ from msgspec import structs
 from rowwise.perf.access import Access, Workload
 from rowwise.perf.hardware import Machine, hardware_named
 from rowwise.perf.roofline import Roofline
+from rowwise.plan import TIERS
 from rowwise.planner.constraints import Constraints
 from rowwise.planner.problem import Question
 from rowwise.row_optimizers import Adam, RowWiseAdagrad, Sgd
@@ -21,6 +22,7 @@ def question(tables, topology, device_bytes, *, access=None, constraints=None, h
         batch=kind.get("batch", 4096),
         constraints=constraints or Constraints(),
         buffers=kind.get("buffers", False),
+        tiers=frozenset(kind.get("tiers", TIERS if host_bytes else TIERS[:1])),
     )
 
 

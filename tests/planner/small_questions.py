@@ -9,6 +9,7 @@ from msgspec import structs
 from rowwise.perf.access import Access, Workload
 from rowwise.perf.hardware import LinkRates, Machine, hardware_named
 from rowwise.perf.roofline import Roofline
+from rowwise.plan import TIERS
 from rowwise.planner.constraints import Constraints
 from rowwise.planner.problem import NO_UNIT, Placement, Problem, Question
 from rowwise.row_optimizers import Adam, RowWiseAdagrad, Sgd
@@ -48,6 +49,7 @@ def questions(draw, tables=4, tiers=False, fill=(0.3, 1.2)):
         batch=2048,
         constraints=draw(constraints(workloads, topology)),
         buffers=False,
+        tiers=frozenset(TIERS if tiers else TIERS[:1]),
     )
 
 

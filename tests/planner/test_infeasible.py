@@ -1,18 +1,26 @@
 """Where nothing fits, the error's numbers are right, it names the cause, and each way out that it claims is one."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from msgspec import structs
+from perf.networks import profile
 from planner.asked import question, stored
 
 from rowwise.errors import SpecError
+from rowwise.perf.learned import Learned
+from rowwise.perf.roofline import Roofline
+from rowwise.plan import TIERS
 from rowwise.planner.constraints import Constraints
 from rowwise.planner.infeasible import InfeasibleError, least_bytes, ways_out
 from rowwise.planner.make import make_plan
 from rowwise.planner.options import problem_of
 from rowwise.planner.search import search
 from rowwise.row_optimizers import Adam, Sgd
-from rowwise.spec import Table, Topology
+from rowwise.spec import Table, Topology, Wire
 
 WHOLE = Constraints(layouts={"*": ("table_wise",)})
 
@@ -76,11 +84,52 @@ def test_each_way_out_that_is_claimed_is_one(asked):
 
 def test_too_little_in_all():
     tables = [table(f"t{i}", 10**6) for i in range(6)]
-    words = refusal(question(tables, Topology(devices=2), 600e6))
+    words = refusal(question(tables, Topology(devices=2), 600e6, tiers=TIERS))
     assert "tables take 1.5 GB, 2 devices have 1.2 GB, 336.0 MB too much" in words
     assert "fp16 rows save 768.0 MB and suffice" in words
     assert "3 devices of this kind suffice" in words
     assert "of host memory for tables on each host (:host=1GB) suffices" in words
+
+
+def test_memory_that_tables_may_not_use_is_named():
+    tables = [table(f"t{i}", 10**6) for i in range(6)]
+    asked = question(tables, Topology(devices=2), 600e6, host_bytes=10e9, tiers=("device",))
+    words = refusal(asked)
+    assert words.startswith("no plan fits without rows on the host: tables take 1.5 GB, 2 devices have 1.2 GB, ")
+    assert "fp16 rows save 768.0 MB and suffice" in words
+    assert "3 devices of this kind suffice" in words
+    assert ":host=" not in words
+    assert "`rowwise plan --tiers device,host` (not to be run here) suffices" in words
+    assert words.endswith("`rowwise compress` has ids share rows")
+    assert "--tiers" not in refusal(question(tables, Topology(devices=2), 600e6))
+
+
+def test_the_ways_out_of_memory_are_named_beside_many_others():
+    tables = [table(f"t{i}", 10**6, optimizer=Adam()) for i in range(6)]
+    rules = Constraints(reserve=0.1)
+    asked = question(tables, Topology(devices=2), 2500e6, constraints=rules, host_bytes=100e9, tiers=("device",))
+    words = refusal(asked)
+    assert words.count(" suffice") == 5
+    assert "devices of this kind suffice" in words
+    assert "`rowwise plan --tiers device,host` (not to be run here) suffices" in words
+
+
+@pytest.mark.parametrize("learned", [False, True])
+def test_more_devices_are_priced_with_their_own_links(learned):
+    asked = question([table("a", 10**6), table("b", 10**6)], Topology(), 300e6)
+    hardware = asked.machine.hardware
+    if learned:
+        hardware = structs.replace(hardware, kernels=profile(0).kernels)
+    model = Learned.of if learned else Roofline
+    machine = structs.replace(asked.machine, hardware=hardware)
+    asked = replace(asked, machine=machine, model=model(hardware, Topology(), Wire()))
+    (fix,) = (fix for fix in ways_out(problem_of(asked)) if "devices of this kind" in fix.change)
+    found, topology = fix.question, fix.question.machine.topology
+    assert topology.devices > 1
+    anew = replace(found, model=model(hardware, topology, Wire()))
+    assert found.model.phi.constant == anew.model.phi.constant
+    assert np.array_equal(problem_of(found).pieces.link_N, problem_of(anew).pieces.link_N)
+    assert problem_of(found).pieces.link_N.any()
 
 
 def test_state_that_row_wise_optimizers_save():

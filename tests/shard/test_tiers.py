@@ -9,10 +9,12 @@ from torch import nn
 from rowwise import Embeddings, Plan, SpecError, Table, Topology
 from rowwise.comm.solo import solo
 from rowwise.comm.thread import run_threads
+from rowwise.plan import TIERS
 from rowwise.planner.layouts import replicated, row_wise
 from rowwise.shard import shard
 from rowwise.shard.embeddings import ShardedEmbeddings, check_tiers
 from rowwise.shard.rehearse import Seat, rehearse
+from rowwise.shard.tiers import RUNS, tiers_of
 
 TABLES = (Table(name="a", rows=40, dim=8), Table(name="b", rows=9, dim=4, features=("x", "y")))
 
@@ -47,9 +49,22 @@ def test_the_memory_of_a_cpu_is_that_of_its_host(table):
 @pytest.mark.parametrize(("tier", "device"), [("disk", "cpu"), ("disk", "cuda"), ("host", "cuda")])
 def test_rows_that_would_live_elsewhere_are_refused(tier, device):
     check_tiers(lowered("device"), torch.device(device))
-    want = rf"table 'b': tile b\[0:9, 0:4\] on rank 0 \({tier}, 2 rows cached\): rows on the {tier}: .* only, which is "
-    with pytest.raises(SpecError, match=f"{want}'{device}'; want tier 'device'"):
+    want = (
+        rf"table 'b': tile b\[0:9, 0:4\] on rank 0 \({tier}, 2 rows cached\): rows on the {tier}: on '{device}' .* only"
+    )
+    with pytest.raises(SpecError, match=f"{want}; want tier 'device'"):
         check_tiers(lowered(tier, 2, table="b"), torch.device(device))
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("tier", TIERS)
+def test_what_is_refused_is_what_planning_is_not_given(tier, device):
+    if tier in tiers_of(device):
+        check_tiers(lowered(tier), torch.device(device))
+    else:
+        with pytest.raises(SpecError, match=f"rows on the {tier}"):
+            check_tiers(lowered(tier), torch.device(device))
+    assert tiers_of(device) >= RUNS >= {"device"}
 
 
 def test_a_model_stays_as_it_is_where_rows_would_live_elsewhere():

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rowwise.perf.access import Workload
     from rowwise.perf.cost import CostModel
     from rowwise.perf.hardware import Machine
-    from rowwise.plan import Plan
+    from rowwise.plan import Plan, Tier
     from rowwise.planner.constraints import Constraints
     from rowwise.planner.explain import Explanation
     from rowwise.planner.make import Planned
@@ -51,6 +51,7 @@ class Asked:
     dim: int | None
     constraints: Path | None
     layouts: str | None
+    tiers: str | None  # None: those that the runtime runs
     wire: tuple[str, ...]
     model: str | None  # None: what the profile has
 
@@ -103,6 +104,10 @@ def plan(  # noqa: PLR0913 - one for each option
     layouts: Annotated[
         str | None, typer.Option(metavar="A,B,...", help="Only these, such as table_wise,column_wise.")
     ] = None,
+    tiers: Annotated[
+        str | None,
+        typer.Option(metavar="A,B,...", help="Plan for memory that is not run yet, too: device,host,disk."),
+    ] = None,
     wire: Annotated[
         list[str] | None,
         typer.Option(metavar="LINK.WAY=TYPE", help="How vectors travel: network.forward=int8. A recipe says it."),
@@ -151,7 +156,7 @@ def plan(  # noqa: PLR0913 - one for each option
     old = {path: _read_plan(path) for path in (diff, replan) if path is not None}
     asked = Asked(
         tables=tables, recipe=recipe, changes=tuple(changes or ()), topology=topology, batch=batch, dim=dim,
-        constraints=constraints, layouts=layouts, wire=tuple(wire or ()), model=model,
+        constraints=constraints, layouts=layouts, tiers=tiers, wire=tuple(wire or ()), model=model,
     )  # fmt: skip
     console = _console(to_stderr=json == STDOUT)
     question, notes = question_of(asked)
@@ -186,6 +191,7 @@ def question_of(asked: Asked) -> "tuple[Question, tuple[str, ...]]":
         model=_model(asked, machine, wire),
         batch=batch,
         constraints=_constraints(asked, workloads, machine),
+        tiers=_tiers(asked.tiers, machine),
     )
     doubts = doubts_of(machine.hardware) if asked.model is None else ()
     return question, (*notes, *doubts)
@@ -275,8 +281,31 @@ def _layouts(text: str) -> tuple[str, ...]:
     return names
 
 
+def _tiers(text: str | None, machine: "Machine") -> "frozenset[Tier]":
+    from rowwise.plan import TIERS
+    from rowwise.shard.tiers import RUNS
+
+    if text is None:
+        return RUNS
+    names = {name.strip() for name in text.split(",") if name.strip()}
+    found = frozenset(tier for tier in TIERS if tier in names)
+    wrong = sorted(names - found)
+    if wrong or "device" not in found:
+        got = repr(wrong[0]) if wrong else "no device"
+        raise SpecError(f"--tiers {text!r}: {got}: want device, and some of {', '.join(TIERS[1:])}")
+    for tier, size in zip(TIERS, machine.memory_bytes, strict=True):
+        if tier in found and not size:
+            got = f"{machine.hardware.name} has no {tier} memory for tables"
+            raise SpecError(f"--tiers {text!r}: {got}: want some in --topology, such as :{tier}=1TB")
+    return found
+
+
 def _made(question: "Question", effort: Effort, old: "Plan | None") -> "tuple[Planned, tuple[str, ...]]":
     """The plan, and what is to be said of the way to it."""
+    from rowwise.shard.tiers import RUNS
+
+    if effort.measured and not question.tiers <= RUNS:
+        raise SpecError("--measure with --tiers: this runtime does not run such plans: want one of them")
     if effort.measured and (old is not None or effort.certify_s):
         raise SpecError("--measure with --replan or --certify: want one of them")
     if effort.method is not None:
@@ -319,10 +348,10 @@ def _explained(planned: "Planned") -> "Explanation":
 
 
 def _show(planned: "Planned", notes: tuple[str, ...], console: Console, old: "Mapping[Path, Plan]") -> None:
-    from rowwise.cli.plan_show import show_differences, show_note, show_plan
+    from rowwise.cli.plan_show import not_run, show_differences, show_note, show_plan
 
     show_plan(planned, console)
-    for note in notes:
+    for note in (*notes, *not_run(planned.plan)):
         show_note(note, console)
     for path, plan in old.items():
         show_differences(plan, planned.plan, console, str(path))

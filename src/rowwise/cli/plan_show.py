@@ -10,6 +10,7 @@ from rich.console import Console
 
 from rowwise.plan import TIERS, Forecast, Plan
 from rowwise.quantity import of_bytes, of_seconds
+from rowwise.shard.tiers import RUNS, tiers_of
 from rowwise.spec import state_width
 
 if TYPE_CHECKING:
@@ -67,6 +68,18 @@ def show_differences(old: Plan, new: Plan, console: Console, name: str) -> None:
         console.print(line, markup=False, soft_wrap=True)
     if len(lines) > DIFFERENCES:
         console.print(f"... and {len(lines) - DIFFERENCES:,} more lines")
+
+
+def not_run(plan: Plan) -> tuple[str, ...]:
+    """One line for a plan that the runtime would refuse on some device, or on any."""
+    below = [tile for tile in plan.tiles if tile.tier not in RUNS]
+    if not below:
+        return ()
+    tiers = [tier for tier in TIERS if tier in {tile.tier for tile in below}]
+    where = " on any device but a CPU" if tiers_of("cpu").issuperset(tiers) else ""
+    names = {tile.table for tile in below}
+    rows = f"rows of table {min(names)!r}" + (f" and {_many(len(names) - 1, 'other')}" if len(names) > 1 else "")
+    return (f"this runtime does not run this plan{where}: {rows} are on the {' and the '.join(tiers)}",)
 
 
 def in_words(found: "Replanned") -> tuple[str, ...]:

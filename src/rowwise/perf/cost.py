@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from rowwise.perf.access import Curves, Floats
 from rowwise.plan import Tier
-from rowwise.spec import VectorExchange, Wire
+from rowwise.spec import Topology, VectorExchange, Wire
 
 Ints = NDArray[np.int64]
 
@@ -180,6 +180,10 @@ class CostModel(Protocol):
     @property
     def stages(self) -> tuple[Stage, ...]:
         """The parts of phi, by stage of a step; none if it does not tell."""
+        ...
+
+    def on(self, topology: Topology) -> "CostModel":
+        """The same model of as many devices as another topology has."""
         ...
 
     def loads(self, shards: Shards, curves: Curves) -> Floats:

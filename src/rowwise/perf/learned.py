@@ -66,6 +66,10 @@ class Learned:
         """Of the model and whose numbers it has."""
         return f"networks learned on {self.hardware.name}"
 
+    def on(self, topology: Topology) -> "Learned":
+        """By the same networks, with the links of more or fewer devices."""
+        return Learned.of(self.hardware, topology, self.wire)
+
     def loads(self, shards: Shards, curves: Curves) -> Floats:
         """Seconds of lower tiers, and what each network makes of a piece."""
         seen_NF = features(shards, curves)

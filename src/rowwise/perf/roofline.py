@@ -14,7 +14,7 @@ Each direction costs its launch and the 6-norm of its loads, a soft maximum. See
 Its own file because it is the model that needs nothing but a data sheet. Gives up: contention between operators.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -59,6 +59,10 @@ class Roofline:
         return Stage("lookup", (0, 1, 2, 3), self.hardware.launch_s), Stage(
             "update", (4, 5, 6, 7), self.hardware.launch_s
         )
+
+    def on(self, topology: Topology) -> "Roofline":
+        """At the same rates."""
+        return replace(self, topology=topology)
 
     def loads(self, shards: Shards, curves: Curves) -> Floats:
         """Seconds of memory, cache, issue and lower tiers, forward and then backward."""

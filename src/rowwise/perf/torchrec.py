@@ -64,6 +64,10 @@ class TorchRecModel:
         """A plain sum."""
         return Phi(constant=0.0, ends=(1,), powers=(1.0,))
 
+    def on(self, topology: Topology) -> "TorchRecModel":
+        """By the same constants."""
+        return TorchRecModel(topology)
+
     def links_s(self, shards: Shards, curves: Curves) -> Floats:
         """Nothing apart: TorchRec adds links to the rest."""
         return np.zeros(len(shards.table_N))

@@ -1,7 +1,8 @@
 """Changes to a question that has no plan, each of which may give it one.
 
 Its own file because each is a few lines that make a new question from an old one; `infeasible` tries and ranks them.
-Changes that lose nothing rank before those that cost something, and those before machines that have to be bought.
+Changes that lose nothing rank before those that cost something, those before machines that have to be bought, and
+memory that tables may not use comes last.
 """
 
 import dataclasses
@@ -12,7 +13,7 @@ from typing import Any
 from msgspec import structs
 
 from rowwise import quantity
-from rowwise.perf.cost import CostModel
+from rowwise.plan import TIERS
 from rowwise.planner.constraints import ALL, Constraints
 from rowwise.planner.layouts import LAYOUTS, NAMES
 from rowwise.planner.options import Columns
@@ -22,6 +23,7 @@ from rowwise.spec import RowType, Table, Topology
 MOST_NAMED = 12  # tables whose limits are lifted one by one
 MORE = 1.15  # times as many devices or bytes, each time that it was not enough
 TRIES = 5
+MORE_DEVICES, OTHER_MEMORY = 6, 7  # ranks of fixes: machines to be bought, memory that may not be used
 HasPlan = Callable[[Question], bool]
 
 
@@ -54,8 +56,10 @@ def all_fixes(question: Question, needed_bytes: float, has_plan: HasPlan) -> Ite
         if both:
             yield dataclasses.replace(both, change="fp16 rows and row-wise optimizer state together", many=True)
     yield from _smaller_batch(question)
-    yield from _below(question, needed_bytes, has_plan)
+    if "host" in question.tiers:
+        yield from _below(question, needed_bytes, has_plan)
     yield from _more_devices(question, needed_bytes, has_plan)
+    yield from _more_tiers(question, has_plan)
 
 
 def _limits(question: Question, has_plan: HasPlan) -> Iterator[Fix]:
@@ -173,19 +177,31 @@ def _more_devices(question: Question, needed_bytes: float, has_plan: HasPlan) ->
         tried = _on(question, larger)
         if has_plan(tried):
             what = f"{count} hosts of {topology.devices}" if many else f"{count} devices"
-            yield Fix(question=tried, change=f"{what} of this kind", rank=6, many=True, enough=True)
+            yield Fix(question=tried, change=f"{what} of this kind", rank=MORE_DEVICES, many=True, enough=True)
             return
         count = max(count + 1, math.ceil(count * MORE))
 
 
+def _more_tiers(question: Question, has_plan: HasPlan) -> Iterator[Fix]:
+    """Memory that the machine has and tables may not use, from the top down."""
+    tiers = question.tiers
+    for tier in question.unused:
+        tiers |= {tier}
+        tried = dataclasses.replace(question, tiers=tiers)
+        if has_plan(tried):
+            names = ",".join(name for name in TIERS if name in tiers)
+            yield Fix(
+                question=tried,
+                change=f"`rowwise plan --tiers {names}` (not to be run here)",
+                rank=OTHER_MEMORY,
+                enough=True,
+            )
+            return
+
+
 def _on(question: Question, topology: Topology) -> Question:
-    model: CostModel = question.model
-    fields: set[str] = {field.name for field in dataclasses.fields(model)} if dataclasses.is_dataclass(model) else set()
-    if "topology" in fields:
-        changed: Any = model
-        model = dataclasses.replace(changed, topology=topology)
     machine = structs.replace(question.machine, topology=topology)
-    return dataclasses.replace(question, machine=machine, model=model)
+    return dataclasses.replace(question, machine=machine, model=question.model.on(topology))
 
 
 def _with(question: Question, constraints: Constraints) -> Question:

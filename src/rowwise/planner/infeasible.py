@@ -13,7 +13,7 @@ from rowwise import quantity
 from rowwise.errors import SpecError
 from rowwise.plan import TIERS
 from rowwise.planner.bound import Totals, threshold_bound
-from rowwise.planner.fixes import Fix, all_fixes
+from rowwise.planner.fixes import MORE_DEVICES, Fix, all_fixes
 from rowwise.planner.native import Effort, Native
 from rowwise.planner.options import problem_of
 from rowwise.planner.problem import Problem, Question
@@ -30,9 +30,13 @@ class InfeasibleError(SpecError):
 
 def explain_infeasible(problem: Problem, searched: Searched) -> InfeasibleError:
     """What is short and by how much, and what to change, the most effective first."""
-    words = "; ".join(fix.words() for fix in ways_out(problem)[:MOST_FIXES])
-    want = words or "want fewer or smaller tables, or more memory"
-    return InfeasibleError(f"no plan fits: {_cause(problem, searched)}; {want}")
+    fixes = ways_out(problem)
+    named = fixes[:MOST_FIXES] + [fix for fix in fixes[MOST_FIXES:] if fix.rank >= MORE_DEVICES]
+    ways = [fix.words() for fix in named] or ["want fewer or smaller tables, or more memory"]
+    unused = problem.question.unused
+    without = f" without rows on the {' or the '.join(unused)}" if unused else ""
+    words = "; ".join([*ways, "`rowwise compress` has ids share rows"])
+    return InfeasibleError(f"no plan fits{without}: {_cause(problem, searched)}; {words}")
 
 
 def ways_out(problem: Problem) -> list[Fix]:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from msgspec import structs
 
 from rowwise.perf.hardware import Machine
-from rowwise.plan import Tier, Tile
+from rowwise.plan import TIERS, Tier, Tile
 from rowwise.planner.layouts import LAYOUTS, Layout, UnitSpan
 from rowwise.spec import Table, Topology
 
@@ -47,10 +47,19 @@ class Kind(NamedTuple):
         if self.parts > 1:
             words += f", {self.layout.pieces} in {self.parts}"
         if self.tier != "device":
-            above = "device" if self.tier == "host" else "host"
             words += f", rows on the {self.tier}"
-            words += f" ({self.cached:.1%} cached on the {above})" if self.cached else ""
+            words += f" ({self.cached:.1%} cached on the {self.above})" if self.cached else ""
         return words
+
+    @property
+    def above(self) -> Tier:
+        """The tier that may hold copies of rows."""
+        return TIERS[max(TIERS.index(self.tier) - 1, 0)]
+
+    @property
+    def tiers(self) -> frozenset[Tier]:
+        """Those that have rows, or copies of them."""
+        return frozenset({self.tier, self.above} if self.cached else {self.tier})
 
 
 def kinds_for(machine: Machine, widest: int, tiers: Sequence[Tier]) -> list[Kind]:

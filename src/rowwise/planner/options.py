@@ -100,7 +100,9 @@ def problem_of(question: Question) -> Problem:
     question.constraints.check(names, question.machine.topology)
     columns = Columns.of(question)
     tiers = _tiers(question, columns)
-    kinds = kinds_for(question.machine, int(columns.blocks_T.max()), tiers)
+    kinds = [
+        kind for kind in kinds_for(question.machine, int(columns.blocks_T.max()), tiers) if kind.tiers <= question.tiers
+    ]
     made = _made(question, columns, kinds)
     return _assembled(question, kinds, made)
 

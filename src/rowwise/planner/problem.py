@@ -14,10 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from rowwise.errors import SpecError
 from rowwise.perf.access import Floats, Workload
 from rowwise.perf.cost import CostModel, Phi
 from rowwise.perf.hardware import Machine
-from rowwise.plan import Plan, Tile
+from rowwise.plan import TIERS, Plan, Tier, Tile
 from rowwise.planner.constraints import NOTHING, Constraints
 from rowwise.planner.kinds import Kind, tiles_of
 from rowwise.planner.layouts import SPANS
@@ -37,11 +38,24 @@ class Question:
     batch: int  # samples of a step, of all ranks together
     constraints: Constraints = NOTHING
     buffers: bool = True  # whether ids and vectors of a step count as memory
+    tiers: frozenset[Tier] = frozenset({"device"})  # that rows may live in, and be cached in
+
+    def __post_init__(self) -> None:
+        """Refuse what has no room for a step."""
+        if "device" not in self.tiers:
+            raise SpecError(f"tiers {', '.join(sorted(self.tiers))}: want device among them, where steps run")
 
     @property
     def limits_bytes(self) -> tuple[int, ...]:
-        """What tables may take of each tier, on each rank."""
-        return tuple(int(size * (1 - self.constraints.reserve)) for size in self.machine.memory_bytes)
+        """What tables may take of each tier, on each rank; nothing of tiers that they may not use."""
+        sizes = zip(TIERS, self.machine.memory_bytes, strict=True)
+        return tuple(int(size * (1 - self.constraints.reserve)) if tier in self.tiers else 0 for tier, size in sizes)
+
+    @property
+    def unused(self) -> tuple[Tier, ...]:
+        """Tiers that the machine has and tables may not use."""
+        sizes = zip(TIERS, self.machine.memory_bytes, strict=True)
+        return tuple(tier for tier, size in sizes if size and tier not in self.tiers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,7 @@ from rowwise.planner.problem import Question
 from rowwise.recipes.recipe import Recipe
 from rowwise.row_optimizers import couples_columns
 from rowwise.shard.apply import shard
+from rowwise.shard.tiers import RUNS
 from rowwise.spec import Table, Topology, Wire
 from rowwise.textfile import read_bytes
 from rowwise.train.step import embeddings_of
@@ -102,6 +103,7 @@ def _made(recipe: Recipe, tables: Sequence[Table], topology: Topology, hardware:
         model=model_of(plenty, topology, recipe.wire),
         batch=step_samples(recipe),
         constraints=Constraints(layouts=layouts),
+        tiers=RUNS,
     )
     return make_plan(question, seconds=EFFORT_s, prove=False).plan
 

@@ -22,13 +22,14 @@ from rowwise.ops.layout import Piece
 from rowwise.ops.lookup import Staged
 from rowwise.ops.tiles import Tiles
 from rowwise.ops.update import by_part, do_all
-from rowwise.plan import Plan, Tile
+from rowwise.plan import TIERS, Plan, Tile
 from rowwise.shard.copies import CopiesUpdate
 from rowwise.shard.coupled import CoupledUpdate
 from rowwise.shard.exchange import Exchange, Lookup, Phase, exchange, untimed
 from rowwise.shard.ids import Router
 from rowwise.shard.lookup import LocalLookup
 from rowwise.shard.routes import Held, Routes, make_routes
+from rowwise.shard.tiers import tiers_of
 from rowwise.spec import Pooling, Table, Wire
 
 
@@ -241,15 +242,15 @@ def check(plan: Plan, comm: Comm, wire: Wire, *, elastic: bool) -> None:
 
 
 def check_tiers(plan: Plan, device: torch.device) -> None:
-    """Refuse rows that live where this runtime has none: it holds them in the memory of their rank's device."""
+    """Refuse rows that live in a tier that this runtime does not run."""
     if device.type == "meta":  # they live nowhere
         return
-    # The memory of a CPU is its host's.
-    within = ("device", "host") if device.type == "cpu" else ("device",)
+    runs = tiers_of(device.type)
     for tile in plan.tiles:
-        if tile.tier not in within:
-            where = f"this runtime holds rows in the memory of their rank's device only, which is {device.type!r}"
-            want = "want tier 'device', from a plan with more ranks or for devices with more memory"
+        if tile.tier not in runs:
+            names = [tier for tier in TIERS if tier in runs]
+            where = f"on {device.type!r} this runtime has rows on the {' and the '.join(names)} only"
+            want = f"want tier {' or '.join(map(repr, names))}, from a plan with more ranks or devices with more memory"
             raise SpecError(f"table {tile.table!r}: tile {tile}: rows on the {tile.tier}: {where}; {want}")
 
 
