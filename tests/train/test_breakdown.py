@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from rowwise import DLRM, Embeddings, IdError, Jagged, Plan
+from rowwise.comm.seam import Waited
 from rowwise.comm.thread import run_threads
 from rowwise.planner import row_wise
 from rowwise.shard.embeddings import ShardedEmbeddings
@@ -99,6 +100,23 @@ def test_lookups_are_seen_also_those_that_raise():
     before = clock.seconds()["lookup"]
     tables(batch.sparse)
     assert clock.seconds()["lookup"] == before
+
+
+@given(st.lists(st.tuples(st.sampled_from((*PHASES, PAUSED)), st.integers(0, 5), st.integers(0, 9)), max_size=8))
+def test_time_spent_waiting_is_charged_to_wait_and_to_nothing_else(script):
+    """Whatever phase it is in, and never more than went by; a pause stays a pause."""
+    now, waited = [100.0], Waited()
+    waited.seconds = 7.0
+    clock, expected = Breakdown(lambda: now[0], waited), dict.fromkeys((*PHASES, PAUSED), 0.0)
+    for phase, passed, wait in script:
+        with clock.phase(phase):
+            now[0] += passed
+            waited.seconds += wait
+        told = 0 if phase == PAUSED else min(wait, passed)
+        expected[phase] += passed - told
+        expected["wait"] += told
+    assert clock.seconds() == expected
+    assert sum(expected.values()) == now[0] - 100.0
 
 
 def test_stages_of_sharded_tables(threads):

@@ -54,7 +54,7 @@ def amounts_of(sample: LinkSample, name: str) -> Amounts:
 
 def _trained(pairs: Sequence[tuple[Amounts, Floats]]) -> ExchangeNetwork:
     measured_N = np.concatenate([seconds for _, seconds in pairs])
-    waits_N = np.concatenate([waits_s(amounts) for amounts, _ in pairs])
+    waits_N = np.concatenate([waits_s(amounts.skew_W) for amounts, _ in pairs])
     own_N = np.maximum(measured_N - waits_N, 0.1 * measured_N)
     prices = _prices(pairs, own_N)
     nominal_N = np.concatenate([nominal_s(amounts, prices) for amounts, _ in pairs])

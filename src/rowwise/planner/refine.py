@@ -21,7 +21,7 @@ from rowwise.spec import Pooling, Table, Topology, WireType
 
 
 def exchanges_s(exchanges: Exchanges, plan: Plan, question: Question, lookup_W: Floats) -> Floats:
-    """Seconds of each rank for all that travels, with the wait for ranks that look up longer."""
+    """Seconds of each rank for all that travels, without the wait for ranks that look up longer."""
     topology, wire = question.machine.topology, question.model.wire
     floats = _Columns(topology, WireType.FP32, WireType.FP32)
     forward = _Columns(topology, wire.host.forward, wire.network.forward)
@@ -33,7 +33,8 @@ def exchanges_s(exchanges: Exchanges, plan: Plan, question: Question, lookup_W: 
     # Each rank codes what it makes, and its samples' part of what all make.
     coded_W = (dim_W + dim_W.mean()) / 2 * question.batch
     coding_s = sum(columns.coding_s(question.machine.hardware) for columns in (forward, backward))
-    return exchanges.route(together) + exchanges.forward(there) + exchanges.backward(back) + coded_W * coding_s
+    own_s = exchanges.route.own_s(together) + exchanges.forward.own_s(there) + exchanges.backward.own_s(back)
+    return own_s + coded_W * coding_s
 
 
 class _Columns(NamedTuple):
