@@ -53,12 +53,35 @@ class ExchangeNetwork(Value, frozen=True, kw_only=True):
         return nominal_s(amounts, (self.start_s, self.byte_s, self.id_s)) * factor_W
 
 
-class Exchanges(Value, frozen=True, kw_only=True):
+class Added(Value, frozen=True, kw_only=True):
+    """What a narrow wire adds to an exchange of floats in one direction: coding at both ends, less the bytes saved."""
+
+    start_s: float  # for a message to each other rank, and one from it
+    vector_s: float  # of a vector that leaves its rank
+    float_s: float  # of each of its floats; below 0 where the saved bytes are worth more
+
+    def seconds(self, messages: int, vectors_W: Floats, floats_W: Floats) -> Floats:
+        """Of each rank."""
+        return messages * self.start_s + vectors_W * self.vector_s + floats_W * self.float_s
+
+
+class Narrow(Value, frozen=True, kw_only=True):
+    """By type of the wire."""
+
+    fp16: Added
+    bf16: Added
+    int8: Added
+
+
+class Exchanges(Value, frozen=True, kw_only=True, omit_defaults=True):
     """All exchanges of a step."""
 
     route: ExchangeNetwork
     forward: ExchangeNetwork
     backward: ExchangeNetwork
+    narrow: Narrow | None = (
+        None  # None: was not measured, so coding is by rates, and bytes are as those of fewer floats
+    )
     error: float  # on exchanges that they had not seen, mean of the absolute relative error of all together
     samples: int
 
