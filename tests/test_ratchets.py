@@ -11,21 +11,21 @@ ROOT = Path(__file__).parents[1]
 PATCH = re.compile(r"\b(monkeypatch|patch)\.(setattr|setitem|setenv|delattr|delitem|delenv)\(|\bmock\.|unittest\.mock")
 PATCHES_OF_100_TESTS = 3.0
 LINES = {  # of Python, by package
-    "calibrate": 2_897,
+    "calibrate": 2_999,
     "checkpoint": 3_723,
-    "cli": 3_397,
-    "comm": 1_670,
+    "cli": 3_402,
+    "comm": 1_702,
     "drills": 731,
     "hashing": 2_719,
     "ingest": 10_286,
     "models": 706,
     "ops": 3_518,
-    "perf": 1_404,
-    "planner": 5_017,
+    "perf": 1_431,
+    "planner": 5_040,
     "recipes": 4_573,
-    "report": 3_081,
+    "report": 3_097,
     "shard": 2_594,
-    "train": 5_017,
+    "train": 5_025,
     "modules": 2_447,
     "C and C++": 8_144,
 }

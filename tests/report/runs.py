@@ -8,8 +8,15 @@ from pathlib import Path
 
 HOSTILE = "<script>alert('x')</script>\"&\x01\ud7ff"
 PHASES = ("data_s", "lookup_s", "forward_s", "backward_s", "update_s", "other_s")
-MEASURED = {"data": 0.1, "route": 0.001, "lookup": 0.004, "exchange": 0.002, "forward": 0.01, "update": 0.006}
-MEASURED["wait"] = 0.003
+MEASURED = {
+    "data": 0.1,
+    "route": 0.001,
+    "lookup": 0.004,
+    "exchange": 0.002,
+    "wait": 0.003,
+    "forward": 0.01,
+    "update": 0.006,
+}
 RECIPE = """\
 # A small click model.
 name: {name}

@@ -17,8 +17,8 @@ from rowwise.calibrate.drift import slowness
 from rowwise.calibrate.fit_links import Links, fit_links
 from rowwise.calibrate.fit_rates import fit_rates
 from rowwise.calibrate.measured import Measured, measured_of
-from rowwise.calibrate.samples import LinkSample, Sample, SetSample
 from rowwise.calibrate.narrow import Shares, fit_narrow
+from rowwise.calibrate.samples import LinkSample, Sample, SetSample
 from rowwise.calibrate.train_exchange import train_exchanges
 from rowwise.calibrate.train_network import Shape, error_of, predicted_s, tau_of, train_network
 from rowwise.calibrate.trust import WAITED, reasons, undisturbed

@@ -59,9 +59,6 @@ POOLING = (1.0, 20.0)  # ids of a sample and table
 MOST_FLOATS, MOST_IDS = 8 << 20, 1 << 20  # of all ranks
 MOST_SKEW_s = 5e-3
 REPEATS = 5
-# What a step touches between two phases: of a short one caches keep the rest. By runs of dlrm-synthetic, where all of
-# the last cache made 512 samples look a third slower than they are.
-SAMPLE_bytes = 8192
 PHASES = ("route", "exchange", "return")
 
 
@@ -129,11 +126,10 @@ class Clock:
     Before that other memory is read: between the phases of a step caches see rows of tables, and the rest of a model.
     """
 
-    def __init__(self, comm: Comm, batch: int, skew_s: float = 0.0) -> None:
-        """`batch`: samples of all ranks; `skew_s`: how much later than the others this rank begins its exchange."""
+    def __init__(self, comm: Comm, skew_s: float) -> None:
+        """`skew_s`: how much later than the others this rank begins its exchange."""
         self._comm, self._skew_s = comm, skew_s
-        other_bytes = min(flush_bytes(torch.device("cpu")), batch * SAMPLE_bytes)
-        self._one, self._other = torch.zeros(1), torch.ones(other_bytes // FLOAT_bytes)
+        self._one, self._other = torch.zeros(1), torch.ones(flush_bytes(torch.device("cpu")) // FLOAT_bytes)
         self.taken_s: dict[str, list[float]] = defaultdict(list)
 
     @contextmanager
@@ -167,7 +163,7 @@ def measure_exchange(comm: Comm, seed: int, number: int, repeats: int = REPEATS)
     module = ShardedEmbeddings([w.table for w in drawn.workloads], drawn.plan, comm)
     rng = np.random.default_rng((seed, LINKS, number, rank))
     batch = ids_of(drawn.workloads, drawn.batch // world, rng)
-    clock = Clock(comm, drawn.batch, drawn.skew_W[rank])
+    clock = Clock(comm, drawn.skew_W[rank])
     copied = drawn.layout.is_copied
     module.phase = clock
     ids = exchange_step(module, batch, clock, copied=copied)

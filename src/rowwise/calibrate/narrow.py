@@ -57,7 +57,7 @@ def _measure(comm: Comm, batch: int, tables: int, dim: int) -> Shares:
     made = [Table(name=f"t{k}", rows=ROWS, dim=dim, optimizer=Sgd()) for k in range(tables * world)]
     plan = Plan(world=world, tiles=tuple(tile for k, t in enumerate(made) for tile in table_wise(t, k % world)))
     ids = ids_of([Workload(table=t, access=Access()) for t in made], batch // world, np.random.default_rng(SEED))
-    clocks = {kind: Clock(comm, batch) for kind in WireType}
+    clocks = {kind: Clock(comm, 0.0) for kind in WireType}
     modules = {kind: ShardedEmbeddings(made, plan, comm, wire=Wire(host=Codecs(kind, kind))) for kind in WireType}
     for number in range(-1, ROUNDS):
         for kind, module in modules.items():
