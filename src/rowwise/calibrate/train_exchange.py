@@ -43,7 +43,9 @@ def train_exchanges(samples: Sequence[LinkSample], tell: Callable[[float], None]
             predicted_W = sum(network(amounts_of(s, name)) for name, network in made.items())
             measured_W = sum(np.array(taken(s)) for taken in parts.values())
             errors.append(np.abs(predicted_W - measured_W) / measured_W)
-    return Exchanges(**made, error=float(np.mean(errors)), samples=len(some))
+    route, forward, backward = (made[name] for name in parts)
+    error = float(np.mean(errors))
+    return Exchanges(route=route, forward=forward, backward=backward, error=error, samples=len(some))
 
 
 def amounts_of(sample: LinkSample, name: str) -> Amounts:
