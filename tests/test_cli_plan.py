@@ -154,7 +154,7 @@ def test_a_profile_that_was_measured_predicts_by_its_networks(ok):
     shown = ok("--json", "learned.json", "--explain", machine="2xprofile.json")
     assert "by networks learned on random" in shown
     found = read("learned.json").forecast
-    assert set(found.stages_s) == {"lookup", "update", "exchange"}
+    assert set(found.stages_s) == {"lookup", "update", "exchange", "wait"}
     assert found.bound_s <= found.step_s
     ok("--json", "rates.json", "--model", "roofline", machine="2xprofile.json")
     assert read("rates.json").forecast.model == "roofline of random"

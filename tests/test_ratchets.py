@@ -11,21 +11,21 @@ ROOT = Path(__file__).parents[1]
 PATCH = re.compile(r"\b(monkeypatch|patch)\.(setattr|setitem|setenv|delattr|delitem|delenv)\(|\bmock\.|unittest\.mock")
 PATCHES_OF_100_TESTS = 3.0
 LINES = {  # of Python, by package
-    "calibrate": 2_897,
+    "calibrate": 3_001,
     "checkpoint": 3_723,
-    "cli": 3_439,
-    "comm": 1_670,
+    "cli": 3_444,
+    "comm": 1_702,
     "drills": 721,
     "hashing": 2_719,
     "ingest": 10_286,
     "models": 706,
     "ops": 3_518,
-    "perf": 1_420,
-    "planner": 5_062,
+    "perf": 1_447,
+    "planner": 5_085,
     "recipes": 4_575,
-    "report": 3_081,
+    "report": 3_097,
     "shard": 2_606,
-    "train": 5_017,
+    "train": 5_025,
     "modules": 2_447,
     "C and C++": 8_144,
 }

@@ -97,7 +97,7 @@ def test_a_profile_predicts_what_it_never_saw():
     model = model_of(hardware, machine.topology)
     planned = make_plan(Question(workloads=workloads, machine=machine, model=model, batch=4096), seconds=0.05)
     forecast = planned.plan.forecast
-    assert set(forecast.stages_s) == {"lookup", "update", "exchange"}
+    assert set(forecast.stages_s) == {"lookup", "update", "exchange", "wait"}
     assert forecast.bound_s <= forecast.step_s
 
 

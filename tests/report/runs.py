@@ -8,7 +8,15 @@ from pathlib import Path
 
 HOSTILE = "<script>alert('x')</script>\"&\x01\ud7ff"
 PHASES = ("data_s", "lookup_s", "forward_s", "backward_s", "update_s", "other_s")
-MEASURED = {"data": 0.1, "route": 0.001, "lookup": 0.004, "exchange": 0.002, "forward": 0.01, "update": 0.006}
+MEASURED = {
+    "data": 0.1,
+    "route": 0.001,
+    "lookup": 0.004,
+    "exchange": 0.002,
+    "wait": 0.003,
+    "forward": 0.01,
+    "update": 0.006,
+}
 RECIPE = """\
 # A small click model.
 name: {name}
@@ -126,7 +134,7 @@ def write_steps(path, steps, noise, speed):
 
 def write_stages(folder, ranks=2, lines=5, predicted=True, batch=2048, first=1, slow=1.0):
     """What each rank took, and the plan whose forecast it is beside; each line takes one percent longer."""
-    expected = {"lookup": (0.002, 0.003), "exchange": (0.004, 0.0035), "update": (0.005, 0.0025)}
+    expected = {"lookup": (0.002, 0.003), "exchange": (0.004, 0.0035), "wait": (0.001, 0.0), "update": (0.005, 0.0025)}
     stages = {name: [took[rank % 2] for rank in range(ranks)] for name, took in expected.items()}
     facts = {"model": "networks learned on here", "batch": batch, "step_s": 0.01, "stages_s": stages}
     plan = {"world": ranks, "tiles": []} | ({"forecast": facts} if predicted else {})

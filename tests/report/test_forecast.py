@@ -50,8 +50,9 @@ def test_stages_by_rank(tmp_path):
     # The median of lines 2 to 5, of rank 1, which is twice as slow: 4 ms * 2 * 1.035.
     assert "lookup rows looked up 3\u202fms rank 1 8.28\u202fms rank 1 2.76\u00d7" in said
     assert "4\u202fms rank 0 6.21\u202fms rank 1 1.55\u00d7" in said  # route and exchange
+    assert "wait for the rank that comes last 1\u202fms rank 0 6.21\u202fms rank 1 6.21\u00d7" in said
     assert "update rows updated 5\u202fms rank 0 12.4\u202fms rank 1 2.48\u00d7" in said
-    assert "together 12\u202fms 26.9\u202fms 2.24\u00d7" in said
+    assert "together 13\u202fms 33.1\u202fms 2.55\u00d7" in said
     assert "Predicted by networks learned on here, for 2,048 samples a step, whose rates are of a typical" in said
     assert "Measured: median of 4 lines after the first" in said
     found = bars(page, LOOKUP)

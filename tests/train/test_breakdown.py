@@ -11,8 +11,12 @@ from clicks import make_clicks, make_tables
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from train import breakdown_ranks
 
 from rowwise import DLRM, Embeddings, IdError, Jagged, Plan
+from rowwise.comm.seam import Waited
+from rowwise.comm.shared import HAS_SHARED_MEMORY
+from rowwise.comm.spawn import run_processes
 from rowwise.comm.thread import run_threads
 from rowwise.planner import row_wise
 from rowwise.shard.embeddings import ShardedEmbeddings
@@ -99,6 +103,23 @@ def test_lookups_are_seen_also_those_that_raise():
     before = clock.seconds()["lookup"]
     tables(batch.sparse)
     assert clock.seconds()["lookup"] == before
+
+
+@given(st.lists(st.tuples(st.sampled_from((*PHASES, PAUSED)), st.integers(0, 5), st.integers(0, 9)), max_size=8))
+def test_time_spent_waiting_is_charged_to_wait_and_to_nothing_else(script):
+    """Whatever phase it is in, and never more than went by; a pause stays a pause."""
+    now, waited = [100.0], Waited()
+    waited.seconds = 7.0
+    clock, expected = Breakdown(lambda: now[0], waited), dict.fromkeys((*PHASES, PAUSED), 0.0)
+    for phase, passed, wait in script:
+        with clock.phase(phase):
+            now[0] += passed
+            waited.seconds += wait
+        told = 0 if phase == PAUSED else min(wait, passed)
+        expected[phase] += passed - told
+        expected["wait"] += told
+    assert clock.seconds() == expected
+    assert sum(expected.values()) == now[0] - 100.0
 
 
 def test_stages_of_sharded_tables(threads):
@@ -239,3 +260,19 @@ def _taken(works, clock, batch):
             for handle in handles:
                 handle.remove()
     return taken["with"], taken["without"]
+
+
+@pytest.mark.slow
+@pytest.mark.dist
+@pytest.mark.skipif(not HAS_SHARED_MEMORY, reason="wants Linux")
+def test_stages_of_processes_add_up_to_their_steps():
+    """Exchange, wait and all else; who is never late waits, and for no phase is anything counted twice."""
+    ranks = run_processes(2, breakdown_ranks.steps, 12, 0.02, timeout_s=60, shared_memory=True)
+    for of_rank in ranks:
+        for inside, spent, outside in of_rank:
+            assert inside <= sum(spent.values()) + 1e-9
+            assert sum(spent.values()) <= outside + 1e-9
+            assert all(seconds >= -1e-12 for seconds in spent.values())
+            assert all(spent[phase] > 0 for phase in ("route", "lookup", "exchange", "wait", "forward", "backward"))
+    waits = [statistics.median(spent["wait"] for _, spent, _ in of_rank) for of_rank in ranks]
+    assert waits[0] > waits[1]

@@ -13,7 +13,7 @@ from rowwise.train.breakdown import PHASES
 from rowwise.train.settings import Log, Saving
 from rowwise.train.trainer import Trainer
 
-EXPECTED = {"lookup": (0.25, 0.5), "exchange": (0.125, 0.0625), "update": (1.0, 2.0)}
+EXPECTED = {"lookup": (0.25, 0.5), "exchange": (0.125, 0.0625), "wait": (1.25, 0.0), "update": (1.0, 2.0)}
 
 
 def rows(folder):

@@ -17,6 +17,7 @@ from rowwise.calibrate.drift import slowness
 from rowwise.calibrate.fit_links import Links, fit_links
 from rowwise.calibrate.fit_rates import fit_rates
 from rowwise.calibrate.measured import Measured, measured_of
+from rowwise.calibrate.narrow import Shares, fit_narrow
 from rowwise.calibrate.samples import LinkSample, Sample, SetSample
 from rowwise.calibrate.train_exchange import train_exchanges
 from rowwise.calibrate.train_network import Shape, error_of, predicted_s, tau_of, train_network
@@ -52,6 +53,7 @@ class About(Value, frozen=True, kw_only=True):
     host_bytes: int = 0
     cache_bytes: int
     coding: Coding | None = None
+    narrow: tuple[Shares, ...] = ()  # what wires add to exchanges; none: not measured
 
 
 class Error(Value, frozen=True, kw_only=True):
@@ -134,6 +136,8 @@ def fit_profile(
     exchanged = [s for s in samples if isinstance(s, LinkSample)]
     links = fit_links(exchanged, fit_rates(told.steady.take(told.seen), _plain(about)))
     exchanges = train_exchanges(exchanged, partial(tell, "exchanges"))
+    if exchanges is not None and about.narrow:
+        exchanges = fit_narrow(exchanges, about.narrow, about.world)
     quality = _quality(told, networks, links, exchanges)
     kernels = Kernels(
         **networks[BOUNDED],

@@ -2,12 +2,15 @@
 
 Its own file because all ranks do it together, with the runtime that trains: made-up tables of few rows, dealt out
 more or less evenly, and a clock in each phase of a step. Ranks meet before each phase, so that none is charged for what
-another still looks up; some begin their exchange later by a given time, as ranks with more to look up do.
+another still looks up; some begin their exchange later by a given time, as ranks with more to look up do. Where the
+transport tells how long a rank waited for the others to begin, that is left out, but for those given times: the median
+of what is left is what a run measures, too.
 
 Gives up: what computing on all cores takes from links, and several exchanges at a time.
 """
 
 import math
+import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +23,7 @@ import torch
 from rowwise.batch import Jagged
 from rowwise.calibrate.draw import DIMS, FLOAT_bytes
 from rowwise.calibrate.ids import ids_of
-from rowwise.calibrate.kernels import flush_bytes, low
+from rowwise.calibrate.kernels import flush_bytes
 from rowwise.calibrate.samples import LinkSample
 from rowwise.comm.seam import Comm
 from rowwise.perf.access import Access, Workload
@@ -141,8 +144,9 @@ class Clock:
         if phase == "exchange" and self._skew_s:
             spin_until(begin + self._skew_s)
             begin = time.perf_counter()
+        waited_s = self._comm.waited.seconds
         yield
-        self.taken_s[phase].append(time.perf_counter() - begin)
+        self.taken_s[phase].append(time.perf_counter() - begin - (self._comm.waited.seconds - waited_s))
 
 
 def spin_until(end_s: float) -> None:
@@ -162,13 +166,15 @@ def measure_exchange(comm: Comm, seed: int, number: int, repeats: int = REPEATS)
     clock = Clock(comm, drawn.skew_W[rank])
     copied = drawn.layout.is_copied
     module.phase = clock
-    ids = _step(module, batch, clock, copied)
+    ids = exchange_step(module, batch, clock, copied=copied)
     clock.taken_s.clear()  # of the one that warms up
     for _ in range(repeats):
-        _step(module, batch, clock, copied)
-    taken_s = [low(clock.taken_s[phase]) for phase in PHASES]
+        exchange_step(module, batch, clock, copied=copied)
+    taken_s = [statistics.median(clock.taken_s[phase]) for phase in PHASES]
+    if comm.waited.seconds:  # a transport that tells
+        taken_s[1] += max(drawn.skew_W) - drawn.skew_W[rank]
     # Copies meet when they are updated: that is where their gradients travel.
-    taken_s[-1] += low(clock.taken_s["update"]) if copied else 0.0
+    taken_s[-1] += statistics.median(clock.taken_s["update"]) if copied else 0.0
     found_WX = _gather(comm, [*taken_s, float(ids)])
     route_W, exchange_W, return_W, ids_W = (tuple(column) for column in zip(*found_WX, strict=True))
     return LinkSample(
@@ -187,7 +193,7 @@ def measure_exchange(comm: Comm, seed: int, number: int, repeats: int = REPEATS)
     )
 
 
-def _step(module: ShardedEmbeddings, batch: Jagged, clock: Clock, copied: bool) -> int:
+def exchange_step(module: ShardedEmbeddings, batch: Jagged, clock: Clock, *, copied: bool) -> int:
     """Forward and backward, and the update of copies; gives how many ids this rank was sent."""
     matrix_BS = module(batch).matrix_BS
     matrix_BS.backward(torch.full_like(matrix_BS, 0.01))

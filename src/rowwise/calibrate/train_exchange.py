@@ -43,7 +43,9 @@ def train_exchanges(samples: Sequence[LinkSample], tell: Callable[[float], None]
             predicted_W = sum(network(amounts_of(s, name)) for name, network in made.items())
             measured_W = sum(np.array(taken(s)) for taken in parts.values())
             errors.append(np.abs(predicted_W - measured_W) / measured_W)
-    return Exchanges(**made, error=float(np.mean(errors)), samples=len(some))
+    route, forward, backward = (made[name] for name in parts)
+    error = float(np.mean(errors))
+    return Exchanges(route=route, forward=forward, backward=backward, error=error, samples=len(some))
 
 
 def amounts_of(sample: LinkSample, name: str) -> Amounts:
@@ -54,7 +56,7 @@ def amounts_of(sample: LinkSample, name: str) -> Amounts:
 
 def _trained(pairs: Sequence[tuple[Amounts, Floats]]) -> ExchangeNetwork:
     measured_N = np.concatenate([seconds for _, seconds in pairs])
-    waits_N = np.concatenate([waits_s(amounts) for amounts, _ in pairs])
+    waits_N = np.concatenate([waits_s(amounts.skew_W) for amounts, _ in pairs])
     own_N = np.maximum(measured_N - waits_N, 0.1 * measured_N)
     prices = _prices(pairs, own_N)
     nominal_N = np.concatenate([nominal_s(amounts, prices) for amounts, _ in pairs])

@@ -159,12 +159,15 @@ def _measure(order: "Order", folder: "Folder", minutes: float, tell: Tell) -> No
 def _fit(order: "Order", folder: "Folder", name: str, console: Console) -> None:
     """Learn from everything that was measured, and write the profile."""
     from rowwise.calibrate.fit import fit_profile
+    from rowwise.calibrate.samples import LinkSample
+    from rowwise.calibrate.train_exchange import FEWEST
     from rowwise.cli.plan import write_whole
     from rowwise.report.calibration import calibration_page
 
-    about = _about(order, name)
+    samples = list(folder.read())
+    about = _about(order, name, narrow=sum(isinstance(sample, LinkSample) for sample in samples) >= FEWEST)
     with _showing(console, "fitting") as tell:
-        fitted = fit_profile(folder.read(), about, tell)
+        fitted = fit_profile(samples, about, tell)
     profile, quality = folder.path / "machine.json", _text(fitted.quality)
     shown = calibration_page(fitted.hardware.name, fitted.hardware.source, quality)
     texts = {"quality.json": quality, "report.html": shown, profile.name: fitted.hardware.to_json() + "\n"}
@@ -177,13 +180,14 @@ def _fit(order: "Order", folder: "Folder", name: str, console: Console) -> None:
     console.print(f"use it  {use}", markup=False, soft_wrap=True)
 
 
-def _about(order: "Order", name: str) -> "About":
-    """The machine, as its profile will describe it."""
+def _about(order: "Order", name: str, *, narrow: bool) -> "About":
+    """The machine, as its profile will describe it; `narrow`: there are networks for exchanges that wires add to."""
     import torch
 
     from rowwise.calibrate.coding import measure_coding
     from rowwise.calibrate.fit import About
     from rowwise.calibrate.kernels import last_cache_bytes
+    from rowwise.calibrate.narrow import measure_narrow
     from rowwise.recipes.machine import Machine
 
     found = Machine.read("")
@@ -200,6 +204,7 @@ def _about(order: "Order", name: str) -> "About":
         world=order.world,
         threads=order.threads,
         coding=measure_coding(torch.device(order.device), order.threads),
+        narrow=measure_narrow(order.world, order.threads, shared_memory=order.transport == "shared") if narrow else (),
         **more,
     )
 

@@ -11,12 +11,14 @@ from typing import Protocol, final
 from torch import Tensor
 
 from rowwise.comm.call import Call, check_call, count_sent, find_group
-from rowwise.comm.seam import Handle, Sent
+from rowwise.comm.seam import Handle, Sent, Waited
 from rowwise.spec import Topology
 
 
 class Transport(Protocol):
     """How the collectives of one group travel."""
+
+    waited: Waited  # shared with the transports of groups that are split off
 
     def start(self, call: Call, send_N: Tensor) -> Handle:
         """Begin a collective; the tensor is contiguous, and has no gradient."""
@@ -56,6 +58,7 @@ class Group:
         self.ranks = tuple(ranks) or tuple(range(topology.world))
         self.rank = self.ranks.index(rank)
         self.sent = sent or Sent()
+        self.waited = transport.waited
 
     def all_to_all(self, send_N: Tensor, sizes_W: Sequence[int], receives_W: Sequence[int], what: str) -> Handle:
         """Send a run to each rank."""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rowwise.comm.call import SUMS, Call, run_for
 from rowwise.comm.group import Group, Later
-from rowwise.comm.seam import Handle
+from rowwise.comm.seam import Handle, Waited
 from rowwise.errors import PeerError
 from rowwise.spec import Topology
 
@@ -27,6 +27,7 @@ class _Absent:
 
     def __init__(self, rank: int, ranks: tuple[int, ...], calls: list[Call]) -> None:
         self._rank, self._me, self._calls = rank, ranks.index(rank), calls
+        self.waited = Waited()
 
     def start(self, call: Call, send_N: Tensor) -> Handle:
         self._calls.append(call)

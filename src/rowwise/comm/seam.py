@@ -9,8 +9,8 @@ anything but numbers as they are (lossy wires are made of these and of `ops.rowt
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from threading import Lock
-from typing import Protocol
+from threading import Lock, local
+from typing import Protocol, final
 
 from torch import Tensor
 
@@ -35,6 +35,16 @@ class Sent:
         wanted = (what, collective, link)
         counts = list(self.counts.items())
         return sum(n for key, n in counts if all(w in (None, k) for w, k in zip(wanted, key, strict=True)))
+
+
+@final
+class Waited(local):
+    """Seconds that the present thread has waited for other ranks to begin collectives; a group adds to its parent's.
+
+    Transfers are no part of it. It stays 0 where a transport cannot tell the two apart.
+    """
+
+    seconds: float = 0.0
 
 
 class Handle(Protocol):
@@ -69,6 +79,11 @@ class Comm(Protocol):
     @property
     def sent(self) -> Sent:
         """The bytes so far."""
+        ...
+
+    @property
+    def waited(self) -> Waited:
+        """The time spent waiting for other ranks so far."""
         ...
 
     def all_to_all(self, send_N: Tensor, sizes_W: Sequence[int], receives_W: Sequence[int], what: str) -> Handle:

@@ -103,6 +103,7 @@ class Memory:
         """Called by all ranks of the network at once."""
         native.load()
         self.network, self.world, self._topology = network, network.world, topology
+        self.waited = network.waited
         ranks, w = self.world.ranks, len(self.world.ranks)
         host = topology.host_of(self.world.rank)
         near = [p for p, r in enumerate(ranks) if topology.host_of(r) == host]
@@ -179,14 +180,16 @@ class Memory:
     def _await(self, place: int, word: int, value: int, call: Call | str) -> None:
         """Until another rank's word has come to a value."""
         board, rank, me = self._boards[place], self.world.ranks[place], self.world.rank
-        spins, end_s = self._spins, time.monotonic() + self.world.timeout_s
+        begin_s = time.perf_counter()
+        spins, end_s = self._spins, begin_s + self.world.timeout_s
         while not torch.ops.rowwise.wait_for(board.words, word, value, spins, SLICE_S):
             spins = 0
             if self._end_of(place) and not torch.ops.rowwise.wait_for(board.words, word, value, 0, 0.0):
                 why = self._ends(place)
                 raise PeerError(f"rank {me} waits for {call}, which rank {rank} never called: {why}")
-            if time.monotonic() >= end_s:
+            if time.perf_counter() >= end_s:
                 raise PeerError(f"rank {me} waited {self.world.timeout_s} s for {call}: not called by rank {rank}")
+        self.waited.seconds += time.perf_counter() - begin_s
 
     def _end_of(self, place: int) -> str:
         """Empty while the rank takes part."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rowwise.comm.call import Call
 from rowwise.comm.group import Group, Later
-from rowwise.comm.seam import Handle
+from rowwise.comm.seam import Handle, Waited
 from rowwise.errors import PeerError
 from rowwise.spec import Topology
 
@@ -18,6 +18,9 @@ from rowwise.spec import Topology
 @final
 class _Stay:
     """To where it is."""
+
+    def __init__(self) -> None:
+        self.waited = Waited()
 
     def start(self, call: Call, send_N: Tensor) -> Handle:
         if call.sizes_W != call.receives_W:

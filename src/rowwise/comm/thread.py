@@ -19,7 +19,7 @@ from torch import Tensor
 
 from rowwise.comm.call import Call, find_mismatch, join, run_for
 from rowwise.comm.group import Group, Later
-from rowwise.comm.seam import Comm, Handle
+from rowwise.comm.seam import Comm, Handle, Waited
 from rowwise.errors import PeerError
 from rowwise.spec import Topology
 
@@ -80,6 +80,7 @@ class _Threads:
 
     def __init__(self, meeting: _Meeting, name: Place, ranks: tuple[int, ...], rank: int) -> None:
         self.meeting, self.name, self.ranks, self.rank = meeting, name, ranks, rank
+        self.waited = Waited()  # each rank is a thread
         self._calls = count()
 
     def start(self, call: Call, send_N: Tensor) -> Handle:
@@ -94,13 +95,17 @@ class _Threads:
         name = (*self.name, next(self._calls))
         self.meeting.bring(name, self.rank, (call, torch.empty(0, dtype=torch.uint8)))
         self._finish(name)
-        return _Threads(self.meeting, (*name, group), group, self.rank)
+        made = _Threads(self.meeting, (*name, group), group, self.rank)
+        made.waited = self.waited
+        return made
 
     def close(self) -> None:
         pass
 
     def _finish(self, place: Place) -> Tensor:
+        begin_s = time.perf_counter()
         posts_W = self.meeting.collect(place, self.ranks, self.rank)
+        self.waited.seconds += time.perf_counter() - begin_s
         mismatch = find_mismatch([call for call, _ in posts_W], self.ranks)
         if mismatch:
             raise PeerError(mismatch)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from rowwise.comm.call import WHOLE, Call, join
 from rowwise.comm.group import Later
-from rowwise.comm.seam import Handle
+from rowwise.comm.seam import Handle, Waited
 from rowwise.errors import PeerError
 from rowwise.ops.kept import empty
 
@@ -61,8 +61,9 @@ def _connect(world: World, device: str) -> Any:
 class Processes:
     """A transport over a backend for each type of device, connected at its first tensor."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, waited: Waited | None = None) -> None:
         self.world = world
+        self.waited = waited or Waited()  # backends do not tell when the first byte has come
         self._splits = count()
         self._backends: dict[str, Any] = {}
 
@@ -76,7 +77,8 @@ class Processes:
 
     def split(self, groups: Sequence[Sequence[int]], group: tuple[int, ...]) -> "Processes":
         """The same for a group, under a name of its own."""
-        return Processes(replace(self.world, name=f"{self.world.name}/{next(self._splits)}.{group[0]}", ranks=group))
+        name = f"{self.world.name}/{next(self._splits)}.{group[0]}"
+        return Processes(replace(self.world, name=name, ranks=group), self.waited)
 
     def close(self) -> None:
         """Disconnect."""

@@ -43,18 +43,45 @@ class ExchangeNetwork(Value, frozen=True, kw_only=True):
 
     def __call__(self, amounts: Amounts) -> Floats:
         """Seconds of each rank, from when it begins."""
+        return self.own_s(amounts) + waits_s(amounts.skew_W)
+
+    def own_s(self, amounts: Amounts) -> Floats:
+        """The same without the wait for whoever begins last."""
         given_WF = np.clip((seen(amounts) - np.array(self.mean)) / np.array(self.scale), -FAR, FAR)
         hidden_WH = np.maximum(given_WF @ np.array(self.inner) + np.array(self.inner_offset), 0.0)
         factor_W = np.exp(REACH * np.tanh(hidden_WH @ np.array(self.outer) + self.outer_offset))
-        return nominal_s(amounts, (self.start_s, self.byte_s, self.id_s)) * factor_W + waits_s(amounts)
+        return nominal_s(amounts, (self.start_s, self.byte_s, self.id_s)) * factor_W
 
 
-class Exchanges(Value, frozen=True, kw_only=True):
+class Added(Value, frozen=True, kw_only=True):
+    """What a narrow wire adds to an exchange of floats in one direction: coding at both ends, less the bytes saved."""
+
+    start_s: float  # for a message to each other rank, and one from it
+    vector_s: float  # of a vector that leaves its rank
+    float_s: float  # of each of its floats; below 0 where the saved bytes are worth more
+
+    def seconds(self, messages: int, vectors_W: Floats, floats_W: Floats) -> Floats:
+        """Of each rank."""
+        return messages * self.start_s + vectors_W * self.vector_s + floats_W * self.float_s
+
+
+class Narrow(Value, frozen=True, kw_only=True):
+    """By type of the wire."""
+
+    fp16: Added
+    bf16: Added
+    int8: Added
+
+
+class Exchanges(Value, frozen=True, kw_only=True, omit_defaults=True):
     """All exchanges of a step."""
 
     route: ExchangeNetwork
     forward: ExchangeNetwork
     backward: ExchangeNetwork
+    narrow: Narrow | None = (
+        None  # None: was not measured, so coding is by rates, and bytes are as those of fewer floats
+    )
     error: float  # on exchanges that they had not seen, mean of the absolute relative error of all together
     samples: int
 
@@ -65,14 +92,14 @@ def seen(amounts: Amounts) -> Floats:
     world = len(dim_W)
     same = (dim_W.mean(), dim_W.max(), ids_W.mean(), ids_W.max(), amounts.batch, world)
     mean_dim, most_dim, mean_ids, most_ids, batch, ranks = (np.full(world, np.log1p(value)) for value in same)
-    late_W, wait_W = np.log1p(amounts.skew_W / MILLI), np.log1p(waits_s(amounts) / MILLI)
+    late_W, wait_W = np.log1p(amounts.skew_W / MILLI), np.log1p(waits_s(amounts.skew_W) / MILLI)
     columns = (np.log1p(dim_W), mean_dim, most_dim, np.log1p(ids_W), mean_ids, most_ids, batch, ranks, late_W, wait_W)
     return np.stack(columns, axis=1)
 
 
-def waits_s(amounts: Amounts) -> Floats:
-    """How much each rank waits for the one that begins last."""
-    return amounts.skew_W.max() - amounts.skew_W
+def waits_s(seconds_W: Floats) -> Floats:
+    """How much each rank waits for the last one, of what they take from one collective to the next."""
+    return seconds_W.max() - seconds_W
 
 
 def nominal_s(amounts: Amounts, prices: tuple[float, float, float]) -> Floats:

@@ -10,6 +10,7 @@ import numpy as np
 from msgspec import structs
 
 from rowwise.errors import SpecError
+from rowwise.perf.exchange import waits_s
 from rowwise.perf.learned import Learned
 from rowwise.plan import Forecast, Plan
 from rowwise.planner.bound import threshold_bound
@@ -111,4 +112,6 @@ def _stages(problem: Problem, plan: Plan, sums: Pieces) -> dict[str, tuple[float
         found["exchange"] = sums.link_N + problem.phi.constant - sum(stage.constant for stage in model.stages)
     else:
         found["exchange"] = exchanges_s(exchanges, plan, question, found["lookup"])
+    if plan.world > 1:  # ranks meet after the lookup, and before the next step
+        found["wait"] = waits_s(found["lookup"]) + waits_s(found["update"])
     return {name: tuple(seconds.tolist()) for name, seconds in found.items()}

@@ -7,12 +7,13 @@ ordered by it. Its own file because it reads plans, whoever made them.
 """
 
 from collections import defaultdict
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
 from rowwise.perf.access import Floats
-from rowwise.perf.exchange import Amounts, Exchanges
+from rowwise.perf.exchange import Amounts, Exchanges, Narrow
 from rowwise.perf.hardware import FLOAT_bytes, Hardware
 from rowwise.perf.wires import bytes_of, leaving
 from rowwise.plan import Plan
@@ -21,19 +22,29 @@ from rowwise.spec import Pooling, Table, Topology, WireType
 
 
 def exchanges_s(exchanges: Exchanges, plan: Plan, question: Question, lookup_W: Floats) -> Floats:
-    """Seconds of each rank for all that travels, with the wait for ranks that look up longer."""
+    """Seconds of each rank for all that travels, without the wait for ranks that look up longer."""
     topology, wire = question.machine.topology, question.model.wire
     floats = _Columns(topology, WireType.FP32, WireType.FP32)
     forward = _Columns(topology, wire.host.forward, wire.network.forward)
     backward = _Columns(topology, wire.host.backward, wire.network.backward)
     dim_W, ids_W = amounts_of(plan, question, floats)
     together = Amounts(dim_W, ids_W, question.batch, np.zeros(plan.world))
-    there = together._replace(dim_W=amounts_of(plan, question, forward)[0], skew_W=lookup_W - lookup_W.min())
-    back = together._replace(dim_W=amounts_of(plan, question, backward)[0])
+    there, back = together._replace(skew_W=lookup_W - lookup_W.min()), together
     # Each rank codes what it makes, and its samples' part of what all make.
     coded_W = (dim_W + dim_W.mean()) / 2 * question.batch
-    coding_s = sum(columns.coding_s(question.machine.hardware) for columns in (forward, backward))
-    return exchanges.route(together) + exchanges.forward(there) + exchanges.backward(back) + coded_W * coding_s
+    if exchanges.narrow is not None:
+        bags_W, _ = amounts_of(plan, question, lambda _: 1.0)
+        vectors_W = (bags_W + bags_W.mean()) / 2 * question.batch
+        coding_W = sum(columns.added_s(exchanges.narrow, vectors_W, coded_W) for columns in (forward, backward))
+    else:
+        there = there._replace(dim_W=amounts_of(plan, question, forward)[0])
+        back = back._replace(dim_W=amounts_of(plan, question, backward)[0])
+        coding_W = coded_W * sum(columns.coding_s(question.machine.hardware) for columns in (forward, backward))
+    return (
+        exchanges.route.own_s(together)
+        # Saved bytes never save all that an exchange takes, however far prices are stretched.
+        + np.maximum(exchanges.forward.own_s(there) + exchanges.backward.own_s(back) + coding_W, 0.0)
+    )
 
 
 class _Columns(NamedTuple):
@@ -54,8 +65,17 @@ class _Columns(NamedTuple):
         shares = leaving("all_to_all", self.topology)
         return shares["host"] * hardware.coding_s(self.host) + shares["network"] * hardware.coding_s(self.network)
 
+    def added_s(self, narrow: Narrow, vectors_W: Floats, floats_W: Floats) -> Floats:
+        """What coding takes each rank, less what the bytes saved would have."""
+        near, far = self.topology.devices - 1, self.topology.world - self.topology.devices
+        shares, found_W = leaving("all_to_all", self.topology), np.zeros(self.topology.world)
+        for kind, peers, share in ((self.host, near, shares["host"]), (self.network, far, shares["network"])):
+            if kind is not WireType.FP32:
+                found_W += getattr(narrow, kind).seconds(peers, share * vectors_W, share * floats_W)
+        return found_W
 
-def amounts_of(plan: Plan, question: Question, columns: _Columns) -> tuple[Floats, Floats]:
+
+def amounts_of(plan: Plan, question: Question, columns: Callable[[int], float]) -> tuple[Floats, Floats]:
     """Columns that each rank makes for all samples, and ids that it gets for that; copies make nothing that travels."""
     known = {w.table.name: w for w in question.workloads}
     tiles = defaultdict(list)

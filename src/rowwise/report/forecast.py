@@ -21,13 +21,23 @@ TITLE = "Predicted and measured"
 STAGES = {  # of a forecast, and the phases of a step that are part of it; the last one has the prediction
     "lookup": ("lookup",),
     "exchange": ("route", "exchange"),
+    "wait": ("wait",),
     "update": ("update",),
 }
-SAID = {"lookup": "rows looked up", "exchange": "ids, vectors and gradients that travel", "update": "rows updated"}
+SAID = {
+    "lookup": "rows looked up",
+    "exchange": "ids, vectors and gradients that travel",
+    "wait": "for the rank that comes last",
+    "update": "rows updated",
+}
 HEADS = ("Stage", "Predicted", "Measured", "Measured over predicted")
 COLOURS = {"predicted": "grey", "measured": "blue"}
 WAY = "rowwise train --hardware takes a preset, or a profile that rowwise calibrate has measured"
-WAITS = "What travels waits for the slowest rank, which is measured and not predicted."
+WAITS = (
+    "Wait: from when a rank comes to a collective until the last one does, in all of a step; what travels does not "
+    "include it. It is predicted where lookups and updates of ranks differ; that ranks also read data, run dense "
+    "layers, write lines of the run and share processors is measured and not predicted."
+)
 MANY_RANKS = 32
 RANK_TICKS = 8
 GAP = 0.2  # of a rank's width, between two
@@ -53,7 +63,8 @@ def forecast(run: Run) -> Html:
     lines = _of_last_plan(run.stages)
     if not lines:
         return Html("")
-    found = [stage for name in STAGES if (stage := _stage(name, lines)) is not None]
+    told = [name for name in STAGES if set(STAGES[name]) <= lines[0][0].keys() & lines[-1][0].keys()]
+    found = [stage for name in told if (stage := _stage(name, lines)) is not None]
     if not found:
         return section("forecast", TITLE, note(_why_not(run)))
     legend = (tag("span", {"class": "entry"}, span(f"swatch {c}", ""), text(name)) for name, c in COLOURS.items())
@@ -80,14 +91,18 @@ def _of_last_plan(lines: Sequence[StageLine]) -> list[dict[int, dict[str, StageL
 
 
 def _whole(line: Mapping[int, Mapping[str, StageLine]]) -> bool:
-    """Whether it has all ranks up to its last, with their phases: a run may be killed in between."""
-    phases = {phase for stage in STAGES.values() for phase in stage}
+    """Whether it has all ranks up to its last, with their phases: a run may be killed in between.
+
+    Runs of earlier versions have no `wait`.
+    """
+    phases = {phase for stage in STAGES.values() for phase in stage} - {"wait"}
     return all(rank in line and phases <= line[rank].keys() for rank in range(len(line)))
 
 
 def _sign(line: Mapping[int, Mapping[str, StageLine]]) -> list[str]:
     """What is the same as long as a plan is."""
-    return [str(line[rank][phases[-1]].predicted_s) for rank in sorted(line) for phases in STAGES.values()]
+    phases = [phases[-1] for phases in STAGES.values()]
+    return [str(line[rank][phase].predicted_s) for rank in sorted(line) for phase in phases if phase in line[rank]]
 
 
 def _stage(name: str, lines: Sequence[Mapping[int, Mapping[str, StageLine]]]) -> Stage | None:

@@ -12,6 +12,7 @@ PHASES = {  # as they follow each other in a step; a run may have others
     "route_s": ("ids to their rows", "black"),
     "lookup_s": ("lookup", "sky"),
     "exchange_s": ("exchange", "vermillion"),
+    "wait_s": ("waiting for other ranks", "grey"),
     "forward_s": ("forward", "blue"),
     "backward_s": ("backward", "green"),
     "update_s": ("update", "purple"),

@@ -5,8 +5,11 @@ up inside a forward count as `lookup`, not twice. Two reads of a clock a phase, 
 run.
 
 [Note: Stages of sharded tables] `ShardedEmbeddings` says itself which stage it is at: ids travel (`route`), rows are
-looked up, vectors travel, and in the backward their gradients travel back; both of the latter are `exchange`. Whoever
-is early waits for the others there, so waiting is part of what travels.
+looked up, vectors travel, and in the backward their gradients travel back; both of the latter are `exchange`.
+
+[Note: Waiting] Whoever is early waits for the others, in any phase that has a collective: for the header of a step, for
+ids, vectors and gradients, for dense gradients. Transports that can tell count that time (`Comm.waited`), and it is
+charged to `wait` instead of the phase around it. Between hosts they cannot, and it stays part of that phase.
 
 Gives up: on a GPU, work that was only queued is charged to whoever waits for it first.
 """
@@ -18,11 +21,12 @@ from typing import Protocol, final
 
 from torch import nn
 
+from rowwise.comm.seam import Waited
 from rowwise.shard.embeddings import AnyEmbeddings, ShardedEmbeddings
 from rowwise.shard.exchange import untimed
 
 # What is done to dense parameters is part of `backward`; `update` is that of rows.
-PHASES = ("data", "route", "lookup", "exchange", "forward", "backward", "update", "other")
+PHASES = ("data", "route", "lookup", "exchange", "wait", "forward", "backward", "update", "other")
 PAUSED = "paused"  # no training: whatever is entered inside is charged to it, too
 
 
@@ -38,11 +42,12 @@ class Watch(Protocol):
 class Breakdown:
     """Seconds by phase; `other` is what no phase was entered for."""
 
-    __slots__ = ("_inside", "_now", "_seconds", "_since")
+    __slots__ = ("_inside", "_now", "_seconds", "_since", "_waited", "_waited_s")
 
-    def __init__(self, now: Callable[[], float] = perf_counter) -> None:
-        """The clock runs from here on."""
-        self._now = now
+    def __init__(self, now: Callable[[], float] = perf_counter, waited: Waited | None = None) -> None:
+        """The clock runs from here on. `waited`: of the ranks' `Comm`; see [Note: Waiting]."""
+        self._now, self._waited = now, waited or Waited()
+        self._waited_s = self._waited.seconds
         self._seconds = dict.fromkeys((*PHASES, PAUSED), 0.0)
         self._inside = ["other"]
         self._since = now()
@@ -97,9 +102,12 @@ class Breakdown:
         self.leave()
 
     def _charge(self) -> None:
-        now = self._now()
-        self._seconds[self._inside[-1]] += now - self._since
-        self._since = now
+        now, waited_s, phase = self._now(), self._waited.seconds, self._inside[-1]
+        spent_s = now - self._since
+        wait_s = 0.0 if phase == PAUSED else min(waited_s - self._waited_s, spent_s)
+        self._seconds[phase] += spent_s - wait_s
+        self._seconds["wait"] += wait_s
+        self._since, self._waited_s = now, waited_s
 
 
 @final

@@ -28,7 +28,7 @@ HEADERS = {
     "metrics.csv": ("step", "samples", "time_s", "split", "task", "metric", "value"),
     "steps.csv": (
         *("step", "samples", "time_s", "samples_s"),
-        *("data_s", "route_s", "lookup_s", "exchange_s", "forward_s", "backward_s", "update_s", "other_s"),
+        *("data_s", "route_s", "lookup_s", "exchange_s", "wait_s", "forward_s", "backward_s", "update_s", "other_s"),
         *("memory_bytes", "rate", "gradient_norm"),  # memory: of the rank that holds most; times: of the first
         *("workers", "ready", "restarts"),  # that prepare rows on the host of the first; empty without any
     ),

@@ -15,7 +15,7 @@ from rowwise.train.run_folder import Cell
 from rowwise.train.settings import Training
 
 Seconds = Mapping[str, float]  # by phase
-STAGES = ("lookup", "exchange", "update")  # of a forecast; its exchange is `route`, too
+STAGES = ("lookup", "exchange", "wait", "update")  # of a forecast; its exchange is `route`, too
 
 
 @final

@@ -104,7 +104,7 @@ class Trainer:
     ) -> None:
         """Start from the model as it is."""
         self.job, self.settings, self.folder = job, settings or Settings(), folder
-        self._clock = clock = Breakdown()
+        self._clock = clock = Breakdown(waited=None if comm is None else comm.waited)
         check(job, self.settings, 1 if comm is None else len(comm.ranks))
         self._work = Machinery.of(job.model, job.objective, self.settings.train, clock, comm, wire)
         self._comm = own = self._work.comm
