@@ -46,6 +46,7 @@ class Noting:
 
     def __init__(self, inner, calls):
         self.inner, self.calls = inner, calls
+        self.waited = inner.waited
 
     def start(self, call, send_N):
         self.calls.append(call)

@@ -477,6 +477,7 @@ class Counting:
 
     def __init__(self, transport, calls):
         self._transport, self._calls = transport, calls
+        self.waited = transport.waited
 
     def start(self, call, send_N):
         self._calls.append(f"{call.collective} of {call.what}")
