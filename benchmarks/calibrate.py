@@ -37,20 +37,20 @@ from parts import calibrate_dreamshard
 from parts import planner_tasks as tasks
 from parts.report import at_least, at_most, environment, exactly, finish, geomean, options, parsed
 
-from rowwise.calibrate.steps import Order, Step, measure_plans
-from rowwise.calibrate.train_network import Sets, Shape, error_of, predicted_s, tau_of, train_network
+from rowwise.calibrate.steps import StepMeasurement, StepTimes, measure_plans
+from rowwise.calibrate.train_network import NetworkShape, Sets, error_of, predicted_s, tau_of, train_network
 from rowwise.perf.access import Access, Curves, Workload
 from rowwise.perf.features import features, work
 from rowwise.perf.hardware import Hardware, Kernels, Machine, hardware_named, read_hardware
-from rowwise.perf.learned import STAGES, Learned, model_of
+from rowwise.perf.learned import STAGES, LearnedModel, model_of
 from rowwise.perf.roofline import Roofline
 from rowwise.planner.constraints import Constraints
-from rowwise.planner.kinds import Kind
+from rowwise.planner.kinds import PlacementKind
 from rowwise.planner.layouts import TABLE_WISE
 from rowwise.planner.make import forecast, make_plan
 from rowwise.planner.methods.named import METHODS, run_method
-from rowwise.planner.options import Columns, problem_of
-from rowwise.planner.problem import NO_UNIT, Placement, Problem, Question
+from rowwise.planner.options import TableArrays, problem_of
+from rowwise.planner.problem import NO_UNIT, Placement, PlacementProblem, PlanRequest
 from rowwise.planner.search import search, search_best
 from rowwise.spec import Table, Topology
 
@@ -85,7 +85,7 @@ def sets_floors(rows: list[dict]) -> list[dict]:
     ]
 
 
-def task(number: int, hardware: Hardware) -> Question:
+def task(number: int, hardware: Hardware) -> PlanRequest:
     """Tables of the pool that this machine can hold, and a batch that keeps it busy for some tens of milliseconds."""
     rng, pool = np.random.default_rng((77, number)), tasks.pool()
     made: list[Workload] = []
@@ -98,10 +98,10 @@ def task(number: int, hardware: Hardware) -> Question:
     where = Machine(topology=Topology(devices=WORLD), hardware=hardware)
     batch = int(2 ** rng.uniform(10.5, 12.5)) // WORLD * WORLD
     model = model_of(hardware, where.topology)
-    return Question(workloads=tuple(made), machine=where, model=model, batch=batch, constraints=rules(made))
+    return PlanRequest(workloads=tuple(made), machine=where, model=model, batch=batch, constraints=rules(made))
 
 
-def model(hardware: Hardware) -> Question:
+def model(hardware: Hardware) -> PlanRequest:
     """Tables of one model, small enough for many plans to be in memory together, with work for tens of milliseconds."""
     rng, made = np.random.default_rng(3), []
     for index in range(20):
@@ -110,7 +110,7 @@ def model(hardware: Hardware) -> Question:
         made.append(Workload(table=Table(name=f"t{index}", rows=rows, dim=dim), access=access))
     where = Machine(topology=Topology(devices=WORLD), hardware=hardware)
     costs = model_of(hardware, where.topology)
-    return Question(workloads=tuple(made), machine=where, model=costs, batch=8192, constraints=rules(made))
+    return PlanRequest(workloads=tuple(made), machine=where, model=costs, batch=8192, constraints=rules(made))
 
 
 def rules(workloads: list[Workload]) -> Constraints:
@@ -130,13 +130,15 @@ def measure_chosen(args: argparse.Namespace) -> list[dict]:
     for number in range(1 if args.smoke else 2 if args.quick else 12):
         question = task(number, hardware)
         planned = make_plan(question, seconds=0.5)
-        (step,) = measure_plans(Order(question.workloads, (planned.plan,), question.batch, rounds=args.rounds))
+        (step,) = measure_plans(
+            StepMeasurement(question.workloads, (planned.plan,), question.batch, rounds=args.rounds)
+        )
         rows.append({"task": number, "tables": len(question.workloads), **compared(planned.plan.forecast, step)})
         print(describe(rows[-1]), flush=True)
     return rows
 
 
-def compared(expected, step: Step) -> dict:
+def compared(expected, step: StepTimes) -> dict:
     return {
         "predicted_ms": expected.expected_s * 1e3,
         "cost_ms": expected.step_s * 1e3,
@@ -174,7 +176,7 @@ def measure_plans_of_a_model(args: argparse.Namespace) -> list[dict]:
             if placed is not None:
                 plans[name] = placed
     made = {name: problem.plan(placement) for name, placement in plans.items()}
-    order = Order(question.workloads, tuple(made.values()), question.batch, rounds=args.rounds)
+    order = StepMeasurement(question.workloads, tuple(made.values()), question.batch, rounds=args.rounds)
     steps = measure_plans(order, shared_memory=False)
     rows = []
     for (name, placement), step in zip(plans.items(), steps, strict=True):
@@ -184,7 +186,7 @@ def measure_plans_of_a_model(args: argparse.Namespace) -> list[dict]:
     return rows
 
 
-def spread_out(problem: Problem, rng: np.random.Generator) -> Placement:
+def spread_out(problem: PlacementProblem, rng: np.random.Generator) -> Placement:
     """As random as plans get: how even, and how many tables have their rows spread, is drawn once for each plan."""
     lean, cut = rng.uniform(0.05, 0.95), rng.uniform(0, 1)
     begins = zip(problem.item_begin[:-1], problem.item_begin[1:], strict=True)
@@ -197,7 +199,7 @@ def spread_out(problem: Problem, rng: np.random.Generator) -> Placement:
     return Placement(choice_I, unit_N)
 
 
-def placement_of(problem: Problem, result) -> Placement | None:
+def placement_of(problem: PlacementProblem, result) -> Placement | None:
     """Baselines give pieces; each item's are those of one option, unless columns were halved unevenly."""
     unit_N = np.full(len(problem.pieces.link_N), NO_UNIT, np.int32)
     unit_N[result.piece_S] = result.rank_S
@@ -241,8 +243,8 @@ def oracle_sets(count: int, hardware: Hardware, seed: int) -> tuple[dict[str, Se
         ]
         if tasks.size_bytes(made) > 4 * tasks.GiB:
             continue
-        question = Question(workloads=tuple(made), machine=where, model=model, batch=tasks.BATCH)
-        shards = Columns.of(question).shards(Kind(TABLE_WISE), np.arange(len(made)), question)
+        question = PlanRequest(workloads=tuple(made), machine=where, model=model, batch=tasks.BATCH)
+        shards = TableArrays.of(question).shards(PlacementKind(TABLE_WISE), np.arange(len(made)), question)
         curves = Curves.of(made, tasks.BATCH)
         load_K = model.loads(shards, curves).sum(0)
         for stage in model.stages:
@@ -261,7 +263,7 @@ def learned_oracle(args: argparse.Namespace, form: str, bounded: bool) -> tuple[
     known, _ = oracle_sets(100 if args.smoke else 2000 if args.quick else 20_000, base, 1)
     asked, truth = oracle_sets(50 if args.smoke else 1000, base, 2)
     size = {"hidden": 128, "hinges": 64} if form == "published" else {}
-    shape = Shape(form=form, bounded=bounded, steps=50 if args.smoke else 400 if args.quick else 2500, **size)
+    shape = NetworkShape(form=form, bounded=bounded, steps=50 if args.smoke else 400 if args.quick else 2500, **size)
     networks = {stage: train_network(known[stage], shape) for stage in STAGES}
     predicted = sum(predicted_s(networks[s], asked[s]) for s in STAGES)
     exact = sum(truth.values())
@@ -295,10 +297,10 @@ def measure_oracle(args: argparse.Namespace) -> list[dict]:
     return rows
 
 
-def with_networks(question: Question, kernels: Kernels) -> Question:
+def with_networks(question: PlanRequest, kernels: Kernels) -> PlanRequest:
     hardware = msgspec.structs.replace(question.machine.hardware, kernels=kernels)
     where = msgspec.structs.replace(question.machine, hardware=hardware)
-    return replace(question, machine=where, model=Learned.of(hardware, where.topology))
+    return replace(question, machine=where, model=LearnedModel.of(hardware, where.topology))
 
 
 def oracle_floors(rows: list[dict]) -> list[dict]:

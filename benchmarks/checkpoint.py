@@ -35,7 +35,7 @@ from rowwise import Adagrad, Adam, Embeddings, RowWiseAdagrad, Table
 from rowwise.checkpoint import files
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.write import write
-from rowwise.train.saved import Saved
+from rowwise.train.saved import CheckpointFolder
 from rowwise.train.snapshot import collect, restore
 
 AT_LEAST = {"write": 0.70, "read": 0.70}
@@ -144,7 +144,7 @@ def measure_background(args: argparse.Namespace) -> list[dict]:
     model, rounds = Net(args), 2 if args.quick else 5
     whole, blocked, first = [], [], []
     with tempfile.TemporaryDirectory(dir=args.folder) as name:
-        here, behind = Saved(Path(name) / "here"), Saved(Path(name) / "behind", background=True)
+        here, behind = CheckpointFolder(Path(name) / "here"), CheckpointFolder(Path(name) / "behind", background=True)
         for step in range(rounds + 1):
             whole.append(seconds(lambda s=step: here.add(s, *collect(model, {}))))
             here.cut(-1)

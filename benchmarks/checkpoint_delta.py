@@ -42,18 +42,18 @@ from torch import nn
 from rowwise import Adam, Embeddings, Jagged, RowWiseAdagrad, Table
 from rowwise.checkpoint.policy import RESTORES
 from rowwise.checkpoint.read import Checkpoint
-from rowwise.train.saved import Less, Saved
+from rowwise.train.saved import CheckpointFolder, CheckpointReduction
 from rowwise.train.snapshot import collect, restore
 
 DIM, FEATURES, BATCH, COUNT = 64, 26, 8192, 10
 OPTIMIZERS = {"row-wise adagrad": RowWiseAdagrad(lr=0.01), "adam": Adam(lr=0.001)}
 WAYS = {
-    "full": Less(),
-    "full, 8 bits": Less(bits=8),
-    "full, 4 bits": Less(bits=4),
-    "incremental": Less(incremental=True),
-    "incremental, 8 bits": Less(incremental=True, bits=8),
-    "incremental, 4 bits": Less(incremental=True, bits=4),
+    "full": CheckpointReduction(),
+    "full, 8 bits": CheckpointReduction(bits=8),
+    "full, 4 bits": CheckpointReduction(bits=4),
+    "incremental": CheckpointReduction(incremental=True),
+    "incremental, 8 bits": CheckpointReduction(incremental=True, bits=8),
+    "incremental, 4 bits": CheckpointReduction(incremental=True, bits=4),
 }
 RECIPES = ("movielens-dlrm", "complete-journey-dlrm")
 STEPS = {"movielens-dlrm": 4 * 157, "complete-journey-dlrm": None}  # None: as many as its epoch has
@@ -100,7 +100,7 @@ def measure_bytes(traffic: Traffic, count: int) -> list[dict]:
     model = Net(rows, traffic.optimizer)
     touched = model.embeddings.arena.track()
     with tempfile.TemporaryDirectory() as folder:
-        saved = {name: Saved(Path(folder) / name, less=less) for name, less in WAYS.items()}
+        saved = {name: CheckpointFolder(Path(folder) / name, less=less) for name, less in WAYS.items()}
         found = {name: {"bytes": [], "write_s": [], "chain": []} for name in WAYS}
         shares = []
         for step in track(range(count), description=f"{traffic.samples:,} samples apart, {traffic.optimizer}"):
@@ -254,7 +254,7 @@ def go_back_half_way(recipe: str, seed: int, bits: int, args: argparse.Namespace
             model = make_model(resolved)
             trainer = Trainer(job_of(resolved, model), make_settings(resolved.recipe), RunFolder(folder))
             if end == steps:
-                trainer.resume(Saved(folder / "ckpt").open())
+                trainer.resume(CheckpointFolder(folder / "ckpt").open())
             if trainer.run().step != end:
                 raise AssertionError(f"{recipe} ended before step {end}")
         tasks = make_evaluator(resolved, model, resolved.parts.test)().tasks

@@ -37,10 +37,10 @@ from parts.report import at_least, at_most, environment, exactly, finish, option
 
 from rowwise import Table
 from rowwise.ingest import Batcher, Batching
-from rowwise.ingest.batcher import Served
+from rowwise.ingest.batcher import EncodedSplit
 from rowwise.ingest.block import Bytes, private
 from rowwise.ingest.parquet import ParquetReader
-from rowwise.ingest.prepare import Task
+from rowwise.ingest.prepare import PreparationTask
 from rowwise.ingest.service.local import Service, Workers
 
 SECTIONS = ("worker", "kernels", "handoff", "store", "memory", "scaling")
@@ -64,7 +64,7 @@ class Slot:
         return self._room[:count]
 
 
-def prepare(task: Task, slot: Slot) -> int:
+def prepare(task: PreparationTask, slot: Slot) -> int:
     """All splits of an epoch, as a worker does them."""
     return sum(task.open(index, 0).encode(memory=slot).rows for index in task.order(0))
 
@@ -117,7 +117,7 @@ def service(path: Path) -> Iterator[dict]:
     batcher = Batcher(ParquetReader(path), data.COLUMNS, tables, Batching(size=BATCH))
     with Service(batcher.task, Workers(count=1)) as ours:
         client = ours.client()
-        batcher.served_by(lambda epoch, at: map(Served, client.splits(epoch, at, batcher.splits)))
+        batcher.served_by(lambda epoch, at: map(EncodedSplit, client.splits(epoch, at, batcher.splits)))
         sum(len(batch.labels_BK) for batch in batcher)  # the slots have their memory from now on
         before = client.health.times
         begin_s, begin_cpu_s = time.perf_counter(), time.process_time()

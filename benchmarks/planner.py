@@ -36,7 +36,7 @@ from rowwise.planner.make import make_plan
 from rowwise.planner.methods.named import METHODS, run_method
 from rowwise.planner.milp import certify
 from rowwise.planner.options import problem_of
-from rowwise.planner.problem import Problem, Question
+from rowwise.planner.problem import PlacementProblem, PlanRequest
 from rowwise.planner.replan import replan
 from rowwise.planner.search import search
 from rowwise.spec import Topology
@@ -49,7 +49,7 @@ BOTH: frozenset[Tier] = frozenset({"device", "host"})  # more than the runtime r
 MIXED = ("table_wise", "column_wise", "row_wise", "replicated")
 
 
-def ours(question: Question, seconds: float, seed: int = 0) -> tuple[Problem, dict]:
+def ours(question: PlanRequest, seconds: float, seed: int = 0) -> tuple[PlacementProblem, dict]:
     begin_s = time.perf_counter()
     problem = problem_of(question)
     found = search(problem, seconds=seconds, seed=seed)
@@ -66,7 +66,7 @@ def ours(question: Question, seconds: float, seed: int = 0) -> tuple[Problem, di
     return problem, row | {"valid": bool(valid and problem.fits(found.placement) == (not found.over))}
 
 
-def compared(name: str, question: Question, seconds: float, baselines: tuple[str, ...] = tuple(METHODS)) -> dict:
+def compared(name: str, question: PlanRequest, seconds: float, baselines: tuple[str, ...] = tuple(METHODS)) -> dict:
     problem, row = ours(question, seconds)
     others = {}
     for baseline in baselines:
@@ -117,12 +117,12 @@ def run_pool(quick: bool) -> list[dict]:
     return rows
 
 
-def asked_of_torchrec(workloads: list[Workload], devices: int) -> Question:
+def asked_of_torchrec(workloads: list[Workload], devices: int) -> PlanRequest:
     where = tasks.machine(devices, 1 << 42)
     return tasks.question(workloads, where, MIXED, lambda hardware, topology: TorchRecModel(topology))
 
 
-def beside_torchrec(name: str, question: Question, seconds: float, sorts: tuple[str, ...] = SORTS) -> dict:
+def beside_torchrec(name: str, question: PlanRequest, seconds: float, sorts: tuple[str, ...] = SORTS) -> dict:
     from parts.planner_torchrec import torchrec_rating
 
     _, row = ours(question, seconds)
@@ -144,11 +144,11 @@ def run_torchrec(quick: bool) -> list[dict]:
     return rows
 
 
-def with_layouts(question: Question, layouts: tuple[str, ...]) -> Question:
+def with_layouts(question: PlanRequest, layouts: tuple[str, ...]) -> PlanRequest:
     return replace(question, constraints=msgspec.structs.replace(question.constraints, layouts={"*": layouts}))
 
 
-def drifted(question: Question, seed: int, sigma: float = 0.3) -> Question:
+def drifted(question: PlanRequest, seed: int, sigma: float = 0.3) -> PlanRequest:
     rng = np.random.default_rng(seed)
     moved = []
     for w, factor in zip(question.workloads, np.exp(rng.normal(0, sigma, len(question.workloads))), strict=True):
@@ -157,7 +157,7 @@ def drifted(question: Question, seed: int, sigma: float = 0.3) -> Question:
     return replace(question, workloads=tuple(moved))
 
 
-def replanned(question: Question, old: Plan, seed: int) -> dict:
+def replanned(question: PlanRequest, old: Plan, seed: int) -> dict:
     found = replan(drifted(question, seed), old)
     searched = found.planned.searched
     return {
@@ -183,11 +183,11 @@ def run_lists(quick: bool) -> list[dict]:
     return rows
 
 
-def giant_question() -> Question:
+def giant_question() -> PlanRequest:
     """Neo's largest published model, by its totals, on 16 hosts of 8 devices."""
     where = Machine(topology=Topology(hosts=16, devices=8), hardware=hardware_named("zionex"))
     model = Roofline(where.hardware, where.topology)
-    return Question(workloads=tuple(tasks.model_f()), machine=where, model=model, batch=65536, tiers=BOTH)
+    return PlanRequest(workloads=tuple(tasks.model_f()), machine=where, model=model, batch=65536, tiers=BOTH)
 
 
 def run_giant(quick: bool) -> list[dict]:

@@ -33,7 +33,7 @@ from torch import nn
 from rowwise import Batch
 from rowwise.comm.seam import Comm
 from rowwise.ops import jagged
-from rowwise.recipes.compose import Resolved, make_evaluator, make_model, make_settings, resolve
+from rowwise.recipes.compose import ResolvedRecipe, make_evaluator, make_model, make_settings, resolve
 from rowwise.recipes.find import load
 from rowwise.spec import Codecs, RowType, Wire
 from rowwise.train.breakdown import Breakdown
@@ -43,7 +43,7 @@ RECIPES = ("movielens-dlrm", "complete-journey-dlrm")
 WIRES = {str(kind): Codecs(forward=kind, backward=kind) for kind in RowType}
 
 
-def train(resolved: Resolved, codecs: Codecs) -> dict[str, float]:
+def train(resolved: ResolvedRecipe, codecs: Codecs) -> dict[str, float]:
     """NE and AUC of the test rows, with the epoch that was best on validation rows where there are such."""
     from rowwise.comm.thread import run_threads
 
@@ -53,17 +53,17 @@ def train(resolved: Resolved, codecs: Codecs) -> dict[str, float]:
     return run_threads(WORLD, lambda comm: train_rank(resolved, models[comm.rank], codecs, comm))[0]
 
 
-def train_rank(resolved: Resolved, model: nn.Module, codecs: Codecs, comm: Comm) -> dict[str, float]:
+def train_rank(resolved: ResolvedRecipe, model: nn.Module, codecs: Codecs, comm: Comm) -> dict[str, float]:
     """As `Trainer` does, without its folder; every rank evaluates all rows, as a lookup takes all ranks."""
     from parts.shard_rowwise import plan_of
 
     from rowwise.shard.apply import shard
-    from rowwise.train.step import Machinery, step
+    from rowwise.train.step import StepContext, step
 
     wire = Wire(host=codecs, network=codecs)
     model = shard(model, plan_of(resolved.tables, "row-wise", comm.topology), comm, wire=wire)
     job, settings = job_of(resolved, model), make_settings(resolved.recipe)
-    work = Machinery.of(model, job.objective, settings.train, Breakdown(), comm=comm, wire=wire)
+    work = StepContext.of(model, job.objective, settings.train, Breakdown(), comm=comm, wire=wire)
     test = make_evaluator(resolved, model, resolved.parts.test)
     batcher, number, worse = job.batches(None), 0, 0
     best: float | None = None

@@ -4,10 +4,10 @@ import pyarrow as pa
 import yaml
 from pyarrow import parquet as pq
 
-from rowwise.ingest.datasets.synthetic import World
+from rowwise.ingest.datasets.synthetic import SyntheticColumns
 from rowwise.recipes.text import decode
 
-WORLD = World(dense=2, ids=(("user", 1200), ("item", 30)), bags=(("seen", 1100),))
+WORLD = SyntheticColumns(dense=2, ids=(("user", 1200), ("item", 30)), bags=(("seen", 1100),))
 TABLE = {"dim": 8, "pooling": "mean", "optimizer": {"kind": "rowwise_adagrad", "lr": 0.1}}
 SECTIONS = {
     "name": "clicks",

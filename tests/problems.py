@@ -19,7 +19,7 @@ from rowwise import (
     Table,
 )
 from rowwise.ops.arena import Arena
-from rowwise.ops.layout import Group, make_group
+from rowwise.ops.layout import TableGroup, make_group
 
 DIMS = (1, 2, 3, 4, 5, 7, 8, 12, 16, 20, 24, 32, 48, 64, 100, 128, 200, 260)
 OPTIMIZERS = (
@@ -57,10 +57,10 @@ class Problem:
         arena.fill(self.seed)
         return arena
 
-    def group(self, arena: Arena) -> Group:
+    def group(self, arena: Arena) -> TableGroup:
         return make_group(arena.pieces, arena.places)
 
-    def sources(self, group: Group) -> torch.Tensor:
+    def sources(self, group: TableGroup) -> torch.Tensor:
         return group.for_sources(self.jagged.features)
 
 

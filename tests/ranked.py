@@ -12,15 +12,15 @@ from trainings import COLUMNS, Net, World, make_rows
 from rowwise import Plan
 from rowwise.comm.seam import Comm
 from rowwise.comm.thread import run_threads
-from rowwise.ingest import Batcher, Batching, Deal, FrameReader
+from rowwise.ingest import Batcher, Batching, BatchShard, FrameReader
 from rowwise.planner import column_wise, replicated, row_wise, table_wise
 from rowwise.shard import shard
 from rowwise.spec import Wire
 from rowwise.train.evaluate import ClickEvaluator, Slicing
 from rowwise.train.objective import Clicks
 from rowwise.train.run_folder import RunFolder
-from rowwise.train.saved import Saved
-from rowwise.train.trainer import Job, Trainer
+from rowwise.train.saved import CheckpointFolder
+from rowwise.train.trainer import Trainer, TrainingJob
 
 TIMEOUT_S = 60
 
@@ -47,8 +47,8 @@ class Ranked(World):
         )
         return Plan(world=world, tiles=tuple(tile for tiles in ways[self.plan] for tile in tiles))
 
-    def deal(self, comm: Comm) -> Deal:
-        return Deal(rank=comm.rank, world=len(comm.ranks), unit=self.unit)
+    def deal(self, comm: Comm) -> BatchShard:
+        return BatchShard(rank=comm.rank, world=len(comm.ranks), unit=self.unit)
 
     def reader(self) -> FrameReader:
         return FrameReader(self.rows(), split_rows=self.split_rows, name="rows")
@@ -79,7 +79,7 @@ class Ranked(World):
 
     def on(self, comm: Comm, net: nn.Module, *, tell=None, wire: Wire | None = None) -> Trainer:
         model = self.sharded(comm, net)
-        job = Job(
+        job = TrainingJob(
             model=model,
             objective=Clicks(model, self.settings.train.task_weights),
             batches=partial(self.batches_of, comm),
@@ -96,7 +96,7 @@ class Ranked(World):
         trainer = self.on(comm, net, tell=tell)
         for parameter in trainer._work.dense:
             parameter.data.zero_()
-        trainer.resume(Saved(self.folder / "ckpt").open(which))
+        trainer.resume(CheckpointFolder(self.folder / "ckpt").open(which))
         return trainer
 
 
@@ -116,6 +116,6 @@ def train(world: Ranked, ranks: int, *, which: str | None = None, prepare=None) 
 
 def tensors(folder: Path, which: str = "last") -> dict[str, object]:
     """Weights and the state of optimizers, whole, as a checkpoint has them."""
-    checkpoint = Saved(folder / "ckpt").open(which)
+    checkpoint = CheckpointFolder(folder / "ckpt").open(which)
     names = [n for n in checkpoint.names() if n.startswith(("model/", "rows/", "optimizer/"))]
     return {name: checkpoint.load(name) for name in names}

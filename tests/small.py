@@ -4,11 +4,11 @@ import torch
 from pyarrow import parquet as pq
 from safetensors.torch import load_file
 
-from rowwise.ingest.datasets.synthetic import World
-from rowwise.recipes.runs import Run
+from rowwise.ingest.datasets.synthetic import SyntheticColumns
+from rowwise.recipes.runs import TrainingRun
 from rowwise.recipes.text import decode
 
-WORLD = World(dense=2, ids=(("user", 50), ("item", 30)), bags=(("seen", 20),))
+WORLD = SyntheticColumns(dense=2, ids=(("user", 50), ("item", 30)), bags=(("seen", 20),))
 RECIPE = {
     "name": "small",
     "data": {"dataset": "parquet:rows.parquet", "valid_share": 0.2, "test_share": 0.2},
@@ -66,7 +66,7 @@ def recipe(folder, **changes):
 
 def trained(folder, **changes):
     """A run that was trained to its end, and its result."""
-    run = Run.start(recipe(folder, **changes), folder / "runs")
+    run = TrainingRun.start(recipe(folder, **changes), folder / "runs")
     return run, run.go()
 
 

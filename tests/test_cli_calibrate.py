@@ -10,10 +10,10 @@ import pytest
 from launching import ENVIRONMENT, PYTHON, wait_for
 from test_cli import rowwise_cli
 
-from rowwise.calibrate.draw import Limits
-from rowwise.calibrate.folder import Order, open_folder
+from rowwise.calibrate.draw import SetLimits
+from rowwise.calibrate.folder import MeasurementSpec, open_folder
 
-LIMITS = Limits(pool_bytes=20_000_000, vector_floats=1 << 20, most_s=5e-3)
+LIMITS = SetLimits(pool_bytes=20_000_000, vector_floats=1 << 20, most_s=5e-3)
 REFUSED = {
     "--minutes 0": "--minutes 0: want more than 0, such as 10",
     "--minutes nan": "--minutes nan: want more than 0, such as 10",
@@ -66,7 +66,7 @@ def test_a_gpu_that_is_not_there_is_one_line(refused):
 
 
 def test_a_folder_that_was_measured_otherwise_is_refused(refused, tmp_path):
-    open_folder(tmp_path / "made", Order(world=2, limits=LIMITS))
+    open_folder(tmp_path / "made", MeasurementSpec(world=2, limits=LIMITS))
     wanted = r"made/order\.json: measured with --nproc 2, and not 1: go on as it began, or measure into another folder"
     assert re.search(wanted, refused("made", "--nproc", "1"))
     with_seed = refused("made", "--nproc", "2", "--seed", "3")
@@ -89,7 +89,7 @@ def begin(folder, *args):
 
 @pytest.mark.dist
 def test_ctrl_c_says_that_the_same_command_goes_on(tmp_path):
-    folder = open_folder(tmp_path / "made", Order(world=2, limits=LIMITS))
+    folder = open_folder(tmp_path / "made", MeasurementSpec(world=2, limits=LIMITS))
     with begin(tmp_path, "made", "--nproc", "2", "--minutes", "10") as process:
         wait_for(lambda: len(folder.read()) > 3, 120)
         os.kill(process.pid, signal.SIGINT)
@@ -106,7 +106,7 @@ def test_ctrl_c_says_that_the_same_command_goes_on(tmp_path):
 @pytest.mark.dist
 @pytest.mark.slow
 def test_a_profile_is_written_that_plans_are_made_with(tmp_path):
-    open_folder(tmp_path / "made", Order(world=2, limits=LIMITS))
+    open_folder(tmp_path / "made", MeasurementSpec(world=2, limits=LIMITS))
     with begin(tmp_path, "made", "--nproc", "2", "--minutes", "0.5", "--name", "here") as process:
         out, err = process.communicate(timeout=280)
     assert (process.returncode, out) == (0, "")

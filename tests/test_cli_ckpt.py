@@ -16,10 +16,10 @@ from small import recipe, trained
 from test_cli import rowwise_cli
 
 from rowwise.checkpoint.manifest import NAME
-from rowwise.checkpoint.parts import Part
+from rowwise.checkpoint.parts import LocalShard
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.write import write
-from rowwise.recipes.runs import Run, load_trained
+from rowwise.recipes.runs import TrainingRun, load_trained
 from rowwise.spec import RowType
 
 COMMANDS = ("ls", "verify", "diff", "reshard", "remap", "export", "import")
@@ -100,7 +100,7 @@ def test_a_run_is_listed_checked_and_compared(ok, command, run):
 
 @pytest.mark.slow
 def test_training_twice_gives_equal_checkpoints(ok, run, tmp_path):
-    Run.start(recipe(tmp_path, save={"every": 8, "keep": 3}), tmp_path / "runs").go()
+    TrainingRun.start(recipe(tmp_path, save={"every": 8, "keep": 3}), tmp_path / "runs").go()
     assert re.fullmatch(r"equal: \d+ tensors, bit for bit\n", ok("diff", run, tmp_path / "runs" / "small" / "2"))
 
 
@@ -156,7 +156,7 @@ def test_smaller_rows_without_state(ok, run, tmp_path):
     kinds = {name: found.entry(f"model/embeddings.{name}").row_type for name, _ in SMALL}
     assert kinds == {"user": RowType.FP16, "item": RowType.INT8, "seen": RowType.INT8}
     assert all(name.startswith("model/") for name in found.names())
-    started = Run.start(recipe(tmp_path, init_from=str(tmp_path / "out")), tmp_path / "runs")
+    started = TrainingRun.start(recipe(tmp_path, init_from=str(tmp_path / "out")), tmp_path / "runs")
     assert len(started.match.loaded) == len(found.names())
 
 
@@ -185,7 +185,7 @@ def test_taken_from_others(ok, run, tmp_path):
     assert sorted(tmp_path.iterdir()) == before
     out = ok("import", tmp_path / "t.pt", tmp_path / "start", "--map", "sparse.embedding_bags.item.weight=table:goods")
     assert out.endswith(f"start from it: rowwise train RECIPE --init-from {tmp_path / 'start'}\n")
-    started = Run.start(recipe(tmp_path, init_from=str(tmp_path / "start")), tmp_path / "runs")
+    started = TrainingRun.start(recipe(tmp_path, init_from=str(tmp_path / "start")), tmp_path / "runs")
     assert set(started.match.loaded) == {"model/embeddings.user", "model/embeddings.seen"}
     assert started.match.unused == ["model/embeddings.goods"]
     told = json.loads(ok("import", tmp_path / "t.pt", tmp_path / "again", "--json"))
@@ -242,7 +242,7 @@ KILLED = {
 def test_a_kill_in_the_middle_leaves_nothing_that_looks_complete(tmp_path, which, number):
     rows = torch.randn(400_000, 64)
     torch.save({"t": rows}, tmp_path / "big.pt")
-    part = Part(name="model/t", tensor=rows, shape=(400_000, 64), rows=(0, 400_000), row_type=RowType.FP32)
+    part = LocalShard(name="model/t", tensor=rows, shape=(400_000, 64), rows=(0, 400_000), row_type=RowType.FP32)
     write(tmp_path / "big", [part], {})
     command = [sys.executable, "-m", "rowwise.cli.main", "ckpt", *KILLED[which]]
     out, met = tmp_path / "out", 0

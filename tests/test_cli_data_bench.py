@@ -18,9 +18,9 @@ from small import sections, write_rows
 from test_cli import rowwise_cli
 
 from rowwise.ingest.batcher import Batcher, Batching
-from rowwise.ingest.bench.measure import Measured, Parts, measure
+from rowwise.ingest.bench.measure import PreparationTimes, WorkerSeconds, measure
 from rowwise.ingest.bench.packed import unpacking_of
-from rowwise.ingest.bench.verdict import PARTS, Facts, judge, shares_of, workers_for
+from rowwise.ingest.bench.verdict import PARTS, HintFacts, judge, shares_of, workers_for
 from rowwise.ingest.columns import Columns, Sparse
 from rowwise.ingest.parquet import ParquetReader
 from rowwise.spec import Table
@@ -196,10 +196,10 @@ times = st.floats(1e-6, 1e3)
 
 @st.composite
 def measurements(draw):
-    parts = Parts(**{f"{name}_s": draw(times) for name in PARTS})
+    parts = WorkerSeconds(**{f"{name}_s": draw(times) for name in PARTS})
     whole = sum(getattr(parts, name) for name in parts.__struct_fields__)
     rows = draw(st.integers(1, 10**9))
-    return Measured(
+    return PreparationTimes(
         splits=draw(st.integers(1, 9)),
         of=draw(st.integers(9, 99)),
         rounds=2,
@@ -219,7 +219,7 @@ def measurements(draw):
 
 @given(measurements(), st.booleans(), st.integers(0, 3), st.integers(1, 10**7))
 def test_a_verdict_of_anything(measured, lines, texts, speed):
-    found = judge(measured, Facts(source="a", lines=lines, texts=texts, columns=4), (speed,))
+    found = judge(measured, HintFacts(source="a", lines=lines, texts=texts, columns=4), (speed,))
     assert math.isclose(sum(found.shares.values()), 1)
     assert found.shares[found.slowest] == max(found.shares.values())
     assert found.hint
@@ -230,19 +230,19 @@ def test_a_verdict_of_anything(measured, lines, texts, speed):
 
 
 def test_hints():
-    parts = Parts(read_s=1.0, decompress_s=1.0, decode_s=1.0, transform_s=1.0, encode_s=1.0)
-    base = Measured(
+    parts = WorkerSeconds(read_s=1.0, decompress_s=1.0, decode_s=1.0, transform_s=1.0, encode_s=1.0)
+    base = PreparationTimes(
         splits=1, of=4, rounds=2, rows=50_000, rows_in=50_000, wall_s=5.0, cpu_s=5.0, parts=parts, hand_off_s=0.1,
         bytes_read=100, bytes_wanted=100, bytes_encoded=10**6, first_read_s=1.0, codec="zstd",
     )  # fmt: skip
-    facts = Facts(source="a")
+    facts = HintFacts(source="a")
 
     def hint(facts=facts, slow="decode", **changes):
         slow_parts = structs.replace(parts, **{f"{slow}_s": 9.0})
         return judge(structs.replace(base, parts=slow_parts, **changes), facts).hint
 
-    assert "parsed anew" in hint(Facts(source="a", lines=True))
-    assert "column 'm' is a map" in hint(Facts(source="a", maps=("m",)))
+    assert "parsed anew" in hint(HintFacts(source="a", lines=True))
+    assert "column 'm' is a map" in hint(HintFacts(source="a", maps=("m",)))
     assert "row group is huge (2,000,000 rows, 1 MB" in hint(rows_in=2_000_000)
     assert "row group is huge (50,000 rows, 1,000 MB" in hint(bytes_encoded=10**9)
     assert "has 100 rows only" in hint(rows_in=100)
@@ -258,7 +258,7 @@ def test_hints():
         codec="snappy", slow="decompress"
     )
     assert "functions of your own" in hint(slow="transform")
-    assert "2 columns of text are hashed" in hint(Facts(source="a", texts=2), slow="encode")
+    assert "2 columns of text are hashed" in hint(HintFacts(source="a", texts=2), slow="encode")
     assert "fewer ids" in hint(slow="encode")
     assert "leave out columns" in hint()
     assert shares_of(base)["read"] == pytest.approx(0.2)

@@ -64,11 +64,11 @@ def test_a_full_disk_is_survived(tmp_path, monkeypatch, mounts):
 
 @pytest.mark.parametrize("survived", [True, False])
 def test_a_drill_says_what_was_lost(command, monkeypatch, tmp_path, survived):
-    case = drill.Case(
+    case = drill.DrillCase(
         damage="a meteor", ended_s=1.25, said="rowwise: help", checkpoint="step-5", verified="", resumed="gone",
         survived=survived,
     )  # fmt: skip
-    report = drill.Report(drill="kill-rank", ranks=2, cases=(case,))
+    report = drill.DrillReport(drill="kill-rank", ranks=2, cases=(case,))
     monkeypatch.setattr(drill, "run_drill", lambda *_: report)
     code, out, err = command("drill", "kill-rank", "--folder", "here")
     assert code == (0 if survived else 1)

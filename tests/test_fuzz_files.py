@@ -16,7 +16,7 @@ from rowwise.calibrate.samples import read_samples
 from rowwise.hashing import file as id_map_file
 from rowwise.hashing.rows import rows_of
 from rowwise.ingest.datasets.files import open_files
-from rowwise.recipes.compress.folder import Folder
+from rowwise.recipes.compress.folder import TrialFolder
 from rowwise.report import write
 
 GOLDEN = Path(__file__).parent / "golden" / "files"
@@ -97,7 +97,7 @@ def test_measurements_and_trials(tmp_path: Path) -> None:
         if number % 2:
             campaign.take(path.read_bytes(), lambda: list(read_samples(path)), lambda found: None)
         else:
-            campaign.take(path.read_bytes(), lambda: Folder(tmp_path).read(), lambda found: None)
+            campaign.take(path.read_bytes(), lambda: TrialFolder(tmp_path).read(), lambda found: None)
     campaign.finish()
 
 

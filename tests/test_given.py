@@ -4,7 +4,7 @@ import pytest
 from small import trained
 
 from rowwise import SpecError
-from rowwise.recipes.runs import Run, evaluate
+from rowwise.recipes.runs import TrainingRun, evaluate
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ def test_an_option_without_effect(command, tmp_path, arguments, message):
 def test_a_run_that_goes_on_takes_no_other_weights(tmp_path):
     run, _ = trained(tmp_path, train={"epochs": 1})
     with pytest.raises(SpecError, match="init_from=x of a run that goes on: the weights are those of its checkpoint"):
-        Run.resume(run.folder.path, ["init_from=x", "train.epochs=2"])
+        TrainingRun.resume(run.folder.path, ["init_from=x", "train.epochs=2"])
 
 
 def test_slices_of_two_towers(tmp_path):

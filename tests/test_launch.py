@@ -22,7 +22,7 @@ from small import write_rows
 
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.plan import Plan
-from rowwise.train.saved import Saved
+from rowwise.train.saved import CheckpointFolder
 
 pytestmark = [pytest.mark.dist, pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="wants Linux")]
 RUN = "runs/small/1"
@@ -32,7 +32,7 @@ SHORT = {"train": {**ELASTIC, "epochs": 5}, "log": {"every": 2}, "save": {"every
 
 def tensors(run):
     """Of the newest checkpoint, as one device has them; what ranks have of their own is left out."""
-    found: Checkpoint = Saved(run / "ckpt").open()
+    found: Checkpoint = CheckpointFolder(run / "ckpt").open()
     return {name: found.load(name) for name in found.names() if name.startswith(("model/", "rows/", "optimizer/"))}
 
 
@@ -175,7 +175,7 @@ def test_stopped_on_all_ranks_after_the_same_step(alone, tmp_path, whom):
     assert ("stopping after this step; once more stops at once\n" in err) == (whom != "one rank")
     stopped = result(run)
     assert stopped["status"] == "stopped"
-    assert Saved(run / "ckpt").steps()[-1] == stopped["steps"]
+    assert CheckpointFolder(run / "ckpt").steps()[-1] == stopped["steps"]
     # Stopped and resumed, on another number of ranks, is uninterrupted.
     write_recipe(tmp_path / "whole", **LONG)
     steps = f"train.steps={stopped['steps'] + 7}"

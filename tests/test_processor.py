@@ -5,7 +5,7 @@ import platform
 import pytest
 
 from rowwise.processor import CPUINFO, FAMILIES, LACKS, Processor, family_of, lacks, parse, products_of, read_processor
-from rowwise.recipes.suited import suit
+from rowwise.recipes.processor_limits import suit
 from rowwise.train.settings import Training
 
 AVX2 = "fpu sse2 ssse3 pclmulqdq avx f16c fma avx2"

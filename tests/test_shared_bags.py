@@ -20,7 +20,7 @@ from rowwise.ops.jagged import bucketize, concatenate, permute, row_bounds, shar
 from rowwise.train.evaluate import ids_or_none
 from rowwise.train.objective import single_ids
 from rowwise.train.ranks import without_samples
-from rowwise.train.traffic import Traffic
+from rowwise.train.traffic import TableTraffic
 
 
 def bags_of(jagged):
@@ -255,7 +255,7 @@ def test_who_looks_at_ids_sees_those_of_all_samples():
     sparse = one_feature("u", [5, 6, 7], shared=Shared(jagged=inner, inverse_B=torch.tensor([0, 0, 1])))
     batch = Batch(dense_BF=torch.zeros(3, 0), sparse=sparse, labels_BK=torch.zeros(3, 1))
     plain = Batch(dense_BF=torch.zeros(3, 0), sparse=sparse.expanded(), labels_BK=torch.zeros(3, 1))
-    traffic = [Traffic(), Traffic()]
+    traffic = [TableTraffic(), TableTraffic()]
     for counter, one in zip(traffic, (batch, plain), strict=True):
         counter.add([module], one)
     assert traffic[0].rows([module]) == traffic[1].rows([module])

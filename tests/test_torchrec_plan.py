@@ -15,7 +15,7 @@ from rowwise.planner import layouts
 from rowwise.planner.constraints import Constraints
 from rowwise.planner.export import TorchRecPlan, torchrec_json
 from rowwise.planner.make import make_plan
-from rowwise.planner.problem import Question
+from rowwise.planner.problem import PlanRequest
 
 TORCHREC = pytest.mark.skipif(find_spec("torchrec") is None, reason="needs the extra 'peers'")
 WAYS = {
@@ -39,7 +39,7 @@ def tables_of() -> list[Table]:
 
 def planned(tables: list[Table], topology: Topology) -> Plan:
     hardware = hardware_named("cpu")
-    question = Question(
+    question = PlanRequest(
         workloads=tuple(Workload(table=table, access=Access(pooling=5.0 + i)) for i, table in enumerate(tables)),
         machine=Machine(topology=topology, hardware=hardware),
         model=Roofline(hardware, topology),

@@ -7,7 +7,7 @@ import pytest
 from launching import ELASTIC, PYTHON, ranks_of, rowwise, started, wait_for_step, write_recipe
 from test_launch import RUN, result, same, tensors
 
-from rowwise.train.saved import Saved
+from rowwise.train.saved import CheckpointFolder
 
 pytestmark = [pytest.mark.dist, pytest.mark.slow]
 STEPS = {"train": {**ELASTIC, "epochs": 1000, "steps": 60}, "log": {"every": 2}, "save": {"every": 5, "keep": 9}}
@@ -40,7 +40,7 @@ def test_a_worker_that_is_killed_is_no_end(undisturbed, tmp_path, verb):
         pids = ranks_of(run)
         wait_for_step(run, 24)
         os.kill(pids[1], signal.SIGKILL)
-        first = Saved(run / "ckpt").steps()[-1]
+        first = CheckpointFolder(run / "ckpt").steps()[-1]
         again = ranks_of(run, after=1)
         assert not set(again) & set(pids)
         out, err = process.communicate(timeout=120)
@@ -81,4 +81,4 @@ def test_torchrun_passes_a_wish_to_stop_on(tmp_path):
         _, err = process.communicate(timeout=60)
     assert process.returncode != 0
     assert result(tmp_path / RUN)["status"] == "stopped", err
-    assert Saved(tmp_path / RUN / "ckpt").steps()[-1] == result(tmp_path / RUN)["steps"]
+    assert CheckpointFolder(tmp_path / RUN / "ckpt").steps()[-1] == result(tmp_path / RUN)["steps"]

@@ -12,9 +12,9 @@ import pytest
 from rich.table import Table as Grid
 
 from rowwise.calibrate.folder import held_alone
-from rowwise.checkpoint.check import Checked, Verdict
-from rowwise.checkpoint.listing import Listed
-from rowwise.checkpoint.read import Damage
+from rowwise.checkpoint.check import CheckedCheckpoint, CheckResult
+from rowwise.checkpoint.listing import ListedCheckpoint
+from rowwise.checkpoint.read import DamagedPiece
 from rowwise.cli.ckpt_show import show_checkpoints, show_verdict
 from rowwise.cli.terminal import Terminal
 from rowwise.ingest.warehouse.journal import FOLDER, Journal
@@ -138,9 +138,9 @@ def test_a_note_of_what_was_used_is_not_left_through_a_link(tmp_path: Path) -> N
 def test_names_of_a_checkpoint_are_not_markup(capsys: pytest.CaptureFixture[str]) -> None:
     """A file called [/] ended in a traceback of rich, and one called [red] was shown without its name."""
     why = "[/].safetensors [/bold] is cut"
-    bad = Damage(tensor="user[/]", place="rows [/] to [red]", file="[/].safetensors", why=why)
-    show_verdict(Path("x"), Verdict(checked=(Checked(name="[/]", damage=(bad,)),), whole=None))
-    show_checkpoints(Path("x"), [Listed(name="step-[/]", marks=(), problem="there is no [/italic].json")])
+    bad = DamagedPiece(tensor="user[/]", place="rows [/] to [red]", file="[/].safetensors", why=why)
+    show_verdict(Path("x"), CheckResult(checked=(CheckedCheckpoint(name="[/]", damage=(bad,)),), whole=None))
+    show_checkpoints(Path("x"), [ListedCheckpoint(name="step-[/]", marks=(), problem="there is no [/italic].json")])
     said = capsys.readouterr().out
     for name in ("user[/]", "rows [/] to [red]", "[/].safetensors", "[/bold] is cut", "step-[/]", "no [/italic].json"):
         assert name in said

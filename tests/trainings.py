@@ -17,9 +17,9 @@ from rowwise.row_optimizers import RowOptimizer
 from rowwise.train.evaluate import ClickEvaluator, Slicing
 from rowwise.train.objective import Clicks
 from rowwise.train.run_folder import RunFolder
-from rowwise.train.saved import Saved
+from rowwise.train.saved import CheckpointFolder
 from rowwise.train.settings import Evaluation, Settings, Training
-from rowwise.train.trainer import Job, Trainer
+from rowwise.train.trainer import Trainer, TrainingJob
 
 COLUMNS = Columns(
     labels=("click", "buy"),
@@ -112,11 +112,11 @@ class World:
     def held_out(self):
         return Batcher(FrameReader(make_rows(40, 99)), COLUMNS, self.tables, Batching(size=16, shuffle=False))
 
-    def job(self, model: nn.Module) -> Job:
+    def job(self, model: nn.Module) -> TrainingJob:
         how = self.settings
         slicing = Slicing(self.slices, 3)
         evaluate = ClickEvaluator(model, self.held_out, COLUMNS.labels, how.train, slicing) if self.valid else None
-        return Job(
+        return TrainingJob(
             model=model,
             objective=Clicks(model, how.train.task_weights),
             batches=self.batcher,
@@ -137,7 +137,7 @@ class World:
             tensor.zero_()
         torch.manual_seed(1000)
         trainer = self.start(tell=tell, model=model)
-        saved = Saved(self.folder / "ckpt")
+        saved = CheckpointFolder(self.folder / "ckpt")
         saved.clean()
         trainer.resume(saved.open(which))
         return trainer
@@ -152,10 +152,10 @@ def fast(**sections) -> Settings:
 
 def left(folder: Path, *, times: bool = False) -> dict[str, object]:
     """Everything that a run leaves, but for what its clock says and how often it was stopped."""
-    checkpoint = Saved(folder / "ckpt").open()
+    checkpoint = CheckpointFolder(folder / "ckpt").open()
     data = checkpoint.manifest.data
     data["progress"].pop("time_s")
-    found: dict[str, object] = {"data": data, "steps": Saved(folder / "ckpt").steps()}
+    found: dict[str, object] = {"data": data, "steps": CheckpointFolder(folder / "ckpt").steps()}
     found |= {name: bits(checkpoint.load(name)) for name in checkpoint.names()}
     for name in ("metrics.csv", "tables.csv", "slices.csv"):
         found[name] = lines(folder / name)

@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from parts import calibrate_dreamshard as judged  # noqa: E402
 
-from rowwise.calibrate.dreamshard.train import Progress, Settings, train_policy  # noqa: E402
+from rowwise.calibrate.dreamshard.train import PolicyProgress, PolicyTraining, train_policy  # noqa: E402
 from rowwise.planner.methods.dreamshard import SHIPPED  # noqa: E402
 
 
@@ -31,7 +31,7 @@ def main() -> None:
     args = parser.parse_args()
     begin_s = time.monotonic()
 
-    def show(p: Progress) -> None:
+    def show(p: PolicyProgress) -> None:
         print(
             f"{time.monotonic() - begin_s:6.1f} s  iteration {p.iteration}: cost network off by {p.cost_error:.2%} of"
             f" a rank and {p.overall_error:.2%} of a placement, reward {p.reward:.4f}, entropy {p.doubt:.3f}",
@@ -39,7 +39,7 @@ def main() -> None:
         )
 
     about = {"by": f"tools/train_dreamshard.py --minutes {args.minutes:g} --seed {args.seed}", "pool": judged.ABOUT}
-    saved = train_policy(judged.training(), Settings().lasting(args.minutes), args.seed, show, about)
+    saved = train_policy(judged.training(), PolicyTraining().lasting(args.minutes), args.seed, show, about)
     args.out.write_bytes(msgspec.json.encode(saved) + b"\n")
     print(f"{args.out}: {args.out.stat().st_size / 1e3:.0f} kB in {time.monotonic() - begin_s:.0f} s")
 

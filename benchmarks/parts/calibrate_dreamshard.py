@@ -13,9 +13,9 @@ from parts import planner_tasks as tasks
 from parts.report import at_most
 from rowwise.planner.methods.dreamshard import load_policy, place
 from rowwise.planner.methods.named import METHODS, run_method
-from rowwise.planner.native import Native
+from rowwise.planner.native import NativeProblem
 from rowwise.planner.options import problem_of
-from rowwise.planner.problem import Problem, Question
+from rowwise.planner.problem import PlacementProblem, PlanRequest
 from rowwise.planner.search import search
 
 ABOUT = "half of the 856 made-up tables of benchmarks/tables/dlrm856_like_tables.csv, with 4 to 128 columns each"
@@ -35,7 +35,7 @@ def halves() -> tuple[np.ndarray, np.ndarray]:
     return np.split(shuffled, 2)
 
 
-def training(worlds: range = WORLDS, most: int | None = None) -> list[Question]:
+def training(worlds: range = WORLDS, most: int | None = None) -> list[PlanRequest]:
     """All tables to train on with each number of columns, on every number of devices."""
     known = tasks.pool()
     made = [
@@ -45,7 +45,7 @@ def training(worlds: range = WORLDS, most: int | None = None) -> list[Question]:
     return [tasks.question(made, tasks.machine(world, plenty), layouts=("table_wise",)) for world in worlds]
 
 
-def held_out(tables: int, devices: int, seed: int) -> Question:
+def held_out(tables: int, devices: int, seed: int) -> PlanRequest:
     """A task of tables that were not trained on, no two alike."""
     known, rng = tasks.pool(), np.random.default_rng([seed, tables, devices])
     chosen, dims = rng.choice(halves()[1], tables, replace=False), rng.choice(tasks.DIMS, tables)
@@ -58,7 +58,7 @@ def held_out(tables: int, devices: int, seed: int) -> Question:
     return tasks.question(made, tasks.machine(devices, limit), layouts=("table_wise",))
 
 
-def costs_of(problem: Problem) -> dict[str, tuple[float | None, float]]:
+def costs_of(problem: PlacementProblem) -> dict[str, tuple[float | None, float]]:
     """Of each method: what its placement costs, or nothing if it does not fit, and how long it took."""
     found = {}
     for name in METHODS:
@@ -68,7 +68,7 @@ def costs_of(problem: Problem) -> dict[str, tuple[float | None, float]]:
     begin_s = time.perf_counter()
     unit_N = place(problem, load_policy(), costs_alone=True)
     took_s = time.perf_counter() - begin_s
-    found[COST_ONLY] = (None if unit_N is None else Native(problem).cost(unit_N)[0]), took_s
+    found[COST_ONLY] = (None if unit_N is None else NativeProblem(problem).cost(unit_N)[0]), took_s
     return found
 
 

@@ -13,8 +13,8 @@ from rowwise.hashing.idmap import IdMap
 from rowwise.hashing.methods import METHODS, make_map, table_bytes
 from rowwise.recipes.compose import resolve
 from rowwise.recipes.compress.advise import advise, write_recipe
-from rowwise.recipes.compress.division import Goal, divide
-from rowwise.recipes.compress.folder import Order, held, open_folder
+from rowwise.recipes.compress.division import CompressionGoal, divide
+from rowwise.recipes.compress.folder import TrialFolderSpec, held, open_folder
 from rowwise.recipes.compress.probe import learn
 from rowwise.recipes.compress.window import open_window
 from rowwise.recipes.find import load
@@ -87,8 +87,8 @@ def films(data: Path, seeds: int, methods: Sequence[str]) -> list[Row]:
 
 def advice(sales: Sales, ratio: float, seeds: int, at: Path) -> Row:
     """The advisor's tables, chosen on training weeks alone and trained on all of them."""
-    goal = Goal(ratio=ratio, methods=("hash", "mixed", "learned", "learned_many", "learned_own"))
-    order = Order.of(sales.resolved.recipe, (), None, 0)
+    goal = CompressionGoal(ratio=ratio, methods=("hash", "mixed", "learned", "learned_many", "learned_own"))
+    order = TrialFolderSpec.of(sales.resolved.recipe, (), None, 0)
     division, window = divide(sales.resolved.tables, goal), open_window(sales.resolved, ())
     begin_s = time.perf_counter()
     folder = open_folder(at, order)

@@ -9,7 +9,7 @@ import torch
 
 from rowwise import Embeddings, Jagged, RowWiseAdagrad, Table
 from rowwise.hashing.embeddings import MappedEmbeddings
-from rowwise.hashing.methods import History, make_map, table_bytes
+from rowwise.hashing.methods import IdHistory, make_map, table_bytes
 from rowwise.hashing.placed import entries, ranked
 from rowwise.hashing.rules import double_hashed, hashed, quotient_remainder
 
@@ -41,7 +41,7 @@ def _make(ids: int, rows: int) -> Row:
     budget_bytes = rows * table.row_bytes + ids * 24 // 8
     before_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     begin_s, begin_cpu_s = time.perf_counter(), time.process_time()
-    made = make_map("learned_many", table, budget_bytes, History(counts_N=counts_N, vectors_ND=vectors_ND))
+    made = make_map("learned_many", table, budget_bytes, IdHistory(counts_N=counts_N, vectors_ND=vectors_ND))
     took_s, cpu_s = time.perf_counter() - begin_s, time.process_time() - begin_cpu_s
     assert made is not None
     peak_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -19,15 +19,15 @@ from pyarrow import parquet as pq
 from rowwise import Constant
 from rowwise.hashing.file import save
 from rowwise.hashing.idmap import IdMap
-from rowwise.hashing.methods import History, make_map, table_bytes
+from rowwise.hashing.methods import IdHistory, make_map, table_bytes
 from rowwise.idmaps import StoredIds
 from rowwise.ingest.columns import Columns, Sparse
 from rowwise.ingest.datasets.catalog import get
-from rowwise.recipes.compose import Resolved, resolve
+from rowwise.recipes.compose import ResolvedRecipe, resolve
 from rowwise.recipes.compress.probe import learn
 from rowwise.recipes.find import load
 from rowwise.recipes.recipe import Data, Recipe, Tables
-from rowwise.recipes.runs import Run
+from rowwise.recipes.runs import TrainingRun
 from rowwise.spec import Table
 
 FIRST, LAST = 2, 47  # weeks to train on
@@ -40,7 +40,7 @@ HUGE = 10_000  # of one whose rows begin at 0
 class Sales:
     """The recipe over rows with permuted ids."""
 
-    resolved: Resolved
+    resolved: ResolvedRecipe
 
     @property
     def large(self) -> tuple[Table, ...]:
@@ -55,13 +55,13 @@ class Sales:
         data = structs.replace(self.resolved.recipe.data, where=(f"week >= {first}", f"week <= {last}"))
         return replace(self, resolved=resolve(structs.replace(self.resolved.recipe, data=data)))
 
-    def histories(self) -> tuple[dict[str, History], float]:
+    def histories(self) -> tuple[dict[str, IdHistory], float]:
         """What a probe learns of the training rows, and how long it takes."""
         begin_s = time.perf_counter()
         found = learn(self.resolved, [table.name for table in self.large], lambda _: None)
         return found, time.perf_counter() - begin_s
 
-    def maps(self, method: str, ratio: float, histories: Mapping[str, History]) -> dict[str, IdMap | None]:
+    def maps(self, method: str, ratio: float, histories: Mapping[str, IdHistory]) -> dict[str, IdMap | None]:
         """Of each large table, in its bytes over the ratio; None: the method cannot be that small."""
         return {
             table.name: make_map(method, table, int(table_bytes(table, None) / ratio), histories[table.name])
@@ -117,7 +117,7 @@ def permuted(data: Path, to: Path, seed: int = 7) -> Sales:
     return Sales(resolve(changed))
 
 
-def trained(resolved: Resolved, maps: Mapping[str, IdMap | None], seed: int) -> dict[str, float]:
+def trained(resolved: ResolvedRecipe, maps: Mapping[str, IdMap | None], seed: int) -> dict[str, float]:
     """A whole run of the recipe with these maps, as `rowwise train` makes it: NE and AUC on the test rows."""
     with TemporaryDirectory() as folder:
         stored: dict[str, StoredIds] = {}
@@ -133,6 +133,6 @@ def trained(resolved: Resolved, maps: Mapping[str, IdMap | None], seed: int) -> 
 def as_it_is(recipe: Recipe, seed: int) -> dict[str, float]:
     """The same of a recipe that names its maps."""
     with TemporaryDirectory() as folder:
-        result = Run.start(structs.replace(recipe, seed=seed), Path(folder)).go()
+        result = TrainingRun.start(structs.replace(recipe, seed=seed), Path(folder)).go()
     scores = result.test["label"]
     return {"auc": scores["auc"], "ne": scores["ne"], "wall_s": result.wall_s}

@@ -15,7 +15,7 @@ from pyarrow import parquet as pq
 from rowwise.ingest import transform
 from rowwise.ingest.columns import Columns, Dense, Sparse
 from rowwise.ingest.parquet import ParquetReader
-from rowwise.ingest.prepare import Preparation, Task
+from rowwise.ingest.prepare import Preparation, PreparationTask
 
 DENSE = tuple(f"I{i}" for i in range(13))
 IDS = tuple(f"C{i}" for i in range(26))
@@ -48,7 +48,7 @@ def written_out() -> transform.Loaded:
     ])  # fmt: skip
 
 
-def tasks(path: Path, *, shuffle: bool = False, verify: bool = False, as_transforms: bool = False) -> Task:
+def tasks(path: Path, *, shuffle: bool = False, verify: bool = False, as_transforms: bool = False) -> PreparationTask:
     """What a worker is told."""
     reader = ParquetReader(path, verify=verify)
     how = Preparation(
@@ -57,7 +57,7 @@ def tasks(path: Path, *, shuffle: bool = False, verify: bool = False, as_transfo
         shuffle=shuffle,
         transforms=transform.to_json(written_out()) if as_transforms else b"",
     )
-    return Task(reader=reader, splits=reader.splits(), how=how)
+    return PreparationTask(reader=reader, splits=reader.splits(), how=how)
 
 
 def ids(draw: np.random.Generator, count: int, most: int) -> NDArray[np.int64]:

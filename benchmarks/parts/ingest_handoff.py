@@ -18,9 +18,9 @@ import numpy as np
 from parts import BENCHMARKS
 from parts.ingest_data import tasks
 from rowwise.ingest.block import Encoded
-from rowwise.ingest.service.coordinator import Give, Place, Prepared, Released, Times
-from rowwise.ingest.service.memory import Memory, make_memory
-from rowwise.ingest.service.messages import Line
+from rowwise.ingest.service.coordinator import SplitDelivery, SplitId, SplitReady, SplitReleased, WorkerTimes
+from rowwise.ingest.service.memory import SlotMemory, make_memory
+from rowwise.ingest.service.messages import Connection
 
 ROWS = 8192
 SLOTS = 4
@@ -36,9 +36,9 @@ def a_batch(path: Path) -> Encoded:
 class Sender:
     """Writes a batch to slots that are free, and says where its arrays are."""
 
-    def __init__(self, line: Line, batch: Encoded) -> None:
+    def __init__(self, line: Connection, batch: Encoded) -> None:
         self._line, self._batch = line, batch
-        self._slots = [Memory(make_memory()) for _ in range(SLOTS)]
+        self._slots = [SlotMemory(make_memory()) for _ in range(SLOTS)]
         self._free = list(range(SLOTS))
         self._known: set[int] = set()
 
@@ -50,8 +50,8 @@ class Sender:
             slot = self._free.pop(0)
             layout = self._batch.layout
             np.copyto(self._slots[slot].take(layout.size), self._batch.block)
-            place = Place(slot, number)
-            took = Give(0, place, slot, Prepared(0, place, layout, Times()), workers=1, ready=1)
+            place = SplitId(slot, number)
+            took = SplitDelivery(0, place, slot, SplitReady(0, place, layout, WorkerTimes()), workers=1, ready=1)
             self._line.send(took, None if slot in self._known else self._slots[slot].file)
             self._known.add(slot)
         while len(self._free) < SLOTS:
@@ -59,24 +59,24 @@ class Sender:
 
     def _hear(self) -> None:
         for done, _ in self._line.receive():
-            assert isinstance(done, Released)
+            assert isinstance(done, SplitReleased)
             self._free.append(done.place.epoch)
 
 
-def take_slots(line: Line, slots: dict[int, Memory], count: int) -> int:
+def take_slots(line: Connection, slots: dict[int, SlotMemory], count: int) -> int:
     """Map them, look at them, let them go; the bytes that there were."""
     seen = bytes_seen = 0
     while seen < count:
         for took, file in line.receive():
-            assert isinstance(took, Give)
+            assert isinstance(took, SplitDelivery)
             if file is not None:
-                slots[took.slot] = Memory(file)
+                slots[took.slot] = SlotMemory(file)
             block = np.frombuffer(slots[took.slot].look(took.split.layout.size), np.uint8, took.split.layout.size)
             encoded = Encoded.of(block, took.split.layout)
             encoded.block[::PAGE].sum()
             bytes_seen += len(encoded.block)
             seen += 1
-            line.send(Released(0, took.place, 0.0))
+            line.send(SplitReleased(0, took.place, 0.0))
     return bytes_seen
 
 
@@ -141,8 +141,8 @@ def over_slots(path: Path, count: int) -> dict[str, float]:
         sender = subprocess.Popen(
             command, cwd=BENCHMARKS, pass_fds=[theirs.fileno()], stdout=subprocess.PIPE, text=True
         )
-    line = Line(ours)
-    slots: dict[int, Memory] = {}
+    line = Connection(ours)
+    slots: dict[int, SlotMemory] = {}
     take_slots(line, slots, SLOTS)  # pages are there from now on
     begin_s, begin_cpu_s = perf_counter(), process_time()
     size = take_slots(line, slots, count) / count
@@ -171,7 +171,7 @@ def main() -> None:
     """The sender of slots."""
     with socket.socket(fileno=int(sys.argv[1])) as end:
         batch, count = a_batch(Path(sys.argv[2])), int(sys.argv[3])
-        line = Line(end)
+        line = Connection(end)
         sender = Sender(line, batch)
         sender.send(SLOTS)
         begin_s = process_time()

@@ -18,9 +18,9 @@ from pyarrow import parquet as pq
 from parts import BENCHMARKS
 from rowwise.ingest.columns import Columns, Sparse
 from rowwise.ingest.parquet import ParquetReader
-from rowwise.ingest.prepare import Preparation, Task
+from rowwise.ingest.prepare import Preparation, PreparationTask
 from rowwise.ingest.warehouse.convert import convert
-from rowwise.ingest.warehouse.layout import LEAST_MEMORY, Layout
+from rowwise.ingest.warehouse.layout import LEAST_MEMORY, WarehouseLayout
 
 TIMES_AS_LARGE = 10
 QUICK_TIMES = 0.25
@@ -54,7 +54,7 @@ def make(shape: str, path: Path, size_bytes: int) -> None:
 
 def convert_file(shape: str, path: Path, dest: Path) -> None:
     cluster = "user" if shape == "clustered" else None
-    convert(ParquetReader(path), dest, Layout(memory_bytes=LEAST_MEMORY, cluster_by=cluster))
+    convert(ParquetReader(path), dest, WarehouseLayout(memory_bytes=LEAST_MEMORY, cluster_by=cluster))
 
 
 def read_folder(shape: str, dest: Path) -> None:
@@ -62,7 +62,7 @@ def read_folder(shape: str, dest: Path) -> None:
     names = ["list", *(f"c{at}" for at in range(SHAPES[shape][0]))]
     columns = Columns(labels=("label",), sparse=tuple(Sparse(column=name) for name in names))
     reader = ParquetReader(dest)
-    task = Task(
+    task = PreparationTask(
         reader=reader,
         splits=reader.splits(),
         how=Preparation(columns=columns, rows_of=dict.fromkeys(names, 1000), shuffle=True),

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from rowwise.ingest.columns import Columns, Sparse
-from rowwise.ingest.prepare import Preparation, Task
+from rowwise.ingest.prepare import Preparation, PreparationTask
 from rowwise.ingest.reader import Split
 from rowwise.ingest.service.local import Service, Workers
 
@@ -44,7 +44,9 @@ def measure(run_s: float, most: int = MOST) -> dict:
     """Take splits for so long; what happened in each second half."""
     reader = Slow(int(run_s / TAKES_S))
     columns = Columns(labels=("label",), sparse=(Sparse(column="c", ids="direct"),))
-    task = Task(reader=reader, splits=reader.splits(), how=Preparation(columns=columns, rows_of={}, shuffle=False))
+    task = PreparationTask(
+        reader=reader, splits=reader.splits(), how=Preparation(columns=columns, rows_of={}, shuffle=False)
+    )
     seen: list[tuple[float, float, int]] = []  # second, waited since the beginning, workers
     with Service(task, Workers(most=most)) as service:
         client, begin_s = service.client(), time.perf_counter()

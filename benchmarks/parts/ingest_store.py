@@ -16,8 +16,8 @@ from pyarrow import parquet as pq
 from rowwise.ingest.parquet import ParquetReader
 from rowwise.ingest.warehouse.convert import convert
 from rowwise.ingest.warehouse.flatten import columns_of
-from rowwise.ingest.warehouse.layout import Layout
-from rowwise.ingest.warehouse.ranges import Counters, disk_seconds
+from rowwise.ingest.warehouse.layout import WarehouseLayout
+from rowwise.ingest.warehouse.ranges import ReadCounters, disk_seconds
 
 SEEK_S, BYTES_S = 8e-3, 150e6
 FEATURES, USED, JOBS = 500, 50, 20
@@ -63,9 +63,9 @@ def measure(folder: Path, rows: int, repeats: int) -> dict:
     source = ParquetReader(folder / "map.parquet")
     keys = {"f": tuple(range(FEATURES))}
     layouts = {
-        "plain": Layout(keys=keys, group_rows=rows, group_bytes=1 << 40, popularity={}),
-        "popular": Layout(keys=keys, group_rows=rows, group_bytes=1 << 40, popularity=popularity),
-        "large": Layout(
+        "plain": WarehouseLayout(keys=keys, group_rows=rows, group_bytes=1 << 40, popularity={}),
+        "popular": WarehouseLayout(keys=keys, group_rows=rows, group_bytes=1 << 40, popularity=popularity),
+        "large": WarehouseLayout(
             keys=keys, group_rows=SMALL * rows, group_bytes=1 << 40, memory_bytes=1 << 40, popularity=popularity
         ),
     }
@@ -117,7 +117,7 @@ def read(reader: ParquetReader, names: list[str]) -> list[pa.Table]:
     return [reader.read(split, names) for split in reader.splits()]
 
 
-def counted(reader: ParquetReader, names: list[str]) -> Counters:
+def counted(reader: ParquetReader, names: list[str]) -> ReadCounters:
     """What one pass over the rows reads."""
     before = reader.counters
     read(reader, names)

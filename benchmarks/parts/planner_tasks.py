@@ -17,7 +17,7 @@ from rowwise.perf.cost import CostModel
 from rowwise.perf.hardware import GiB, Hardware, LinkRates, Machine, hardware_named
 from rowwise.perf.roofline import Roofline
 from rowwise.planner.constraints import Constraints
-from rowwise.planner.problem import Question
+from rowwise.planner.problem import PlanRequest
 from rowwise.row_optimizers import Sgd
 from rowwise.spec import RowType, Table, Topology
 
@@ -70,8 +70,8 @@ def question(
     layouts: tuple[str, ...] = COLUMNS,
     model: Callable[[Hardware, Topology], CostModel] = Roofline,
     batch: int = BATCH,
-) -> Question:
-    return Question(
+) -> PlanRequest:
+    return PlanRequest(
         workloads=tuple(workloads),
         machine=where,
         model=model(where.hardware, where.topology),
@@ -95,11 +95,11 @@ def ns_tables(seed: int, low: int, high: int, most_bytes: float) -> list[Workloa
             return made
 
 
-def ns4(seed: int) -> Question:
+def ns4(seed: int) -> PlanRequest:
     return question(ns_tables(seed, 10, 60, 15 * GiB), machine(4, 4 * GiB))
 
 
-def ns8(seed: int) -> Question:
+def ns8(seed: int) -> PlanRequest:
     return question(ns_tables(seed, 20, 120, 31 * GiB), machine(8, 4 * GiB))
 
 
@@ -112,7 +112,7 @@ def pool_tables(seed: int = 0) -> list[Workload]:
     ]
 
 
-def pool_task(devices: int, fill: float, seed: int = 0, hosts: int = 1) -> Question:
+def pool_task(devices: int, fill: float, seed: int = 0, hosts: int = 1) -> PlanRequest:
     made = pool_tables(seed)
     return question(made, machine(devices, size_bytes(made) / devices / fill, hosts=hosts))
 
@@ -144,7 +144,7 @@ def listed_tables(name: str) -> list[Workload]:
     return made
 
 
-def listed(one: Listed, fill: float = 0.7) -> Question:
+def listed(one: Listed, fill: float = 0.7) -> PlanRequest:
     """All layouts, on devices that it fills to a share."""
     made = listed_tables(one.name)
     where = machine(one.devices, max(size_bytes(made) / one.devices / fill, 1 * GiB), hosts=one.hosts)

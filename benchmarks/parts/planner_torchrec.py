@@ -12,7 +12,7 @@ from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
-from rowwise.planner.problem import Question
+from rowwise.planner.problem import PlanRequest
 
 TYPES = {
     "table_wise": "table_wise", "column_wise": "column_wise", "row_wise": "row_wise", "replicated": "data_parallel",
@@ -20,7 +20,7 @@ TYPES = {
 ROOM_bytes = 1 << 42  # memory is no limit here: TorchRec counts other things than we do
 
 
-def torchrec_rating(question: Question, sort: str) -> tuple[float, float]:
+def torchrec_rating(question: PlanRequest, sort: str) -> tuple[float, float]:
     """Seconds of its best plan by its own estimates, and seconds to find it."""
     world = question.machine.topology.world
     layouts = question.constraints.layouts["*"]

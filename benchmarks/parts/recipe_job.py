@@ -2,9 +2,9 @@
 
 from torch import nn
 
-from rowwise.recipes.compose import Resolved, make_batcher, make_job
-from rowwise.train.trainer import Job
+from rowwise.recipes.compose import ResolvedRecipe, make_batcher, make_job
+from rowwise.train.trainer import TrainingJob
 
 
-def job_of(resolved: Resolved, model: nn.Module) -> Job:
+def job_of(resolved: ResolvedRecipe, model: nn.Module) -> TrainingJob:
     return make_job(resolved, model, lambda position: make_batcher(resolved, resolved.parts.train, position))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from parts import BENCHMARKS
 from parts.processor import this_processor
-from rowwise.recipes.machine import Machine, Native
+from rowwise.recipes.machine import Environment, NativeLibrary
 
 RESULTS = BENCHMARKS / "results"
 STARTED_s = time.perf_counter()
@@ -60,7 +60,7 @@ def has_peer(package: str, args: argparse.Namespace) -> bool:
 
 def environment() -> dict:
     """Machine, versions and commit."""
-    machine, native = Machine.read("passive"), Native.read()
+    machine, native = Environment.read("passive"), NativeLibrary.read()
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False, cwd=BENCHMARKS
     ).stdout

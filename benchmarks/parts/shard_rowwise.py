@@ -19,7 +19,7 @@ from rowwise.spec import Codecs, RowType, Table, Topology, Wire
 from rowwise.train.breakdown import Breakdown
 from rowwise.train.objective import Clicks
 from rowwise.train.settings import DenseAdam, Training
-from rowwise.train.step import Machinery, step
+from rowwise.train.step import StepContext, step
 
 LAYOUTS = ("table-wise", "row-wise", "column-wise", "replicated")
 HOST_LAYOUTS = ("table-row-wise", "table-column-wise", "grid")  # which differ from those where there are several hosts
@@ -64,7 +64,7 @@ class Rowwise:
             self.model = shard(start, self.plan, comm, wire=wires, elastic=determinism == "elastic")
         settings = Training(optimizer=DenseAdam(lr=DENSE_LR), determinism=determinism)
         together = {} if layout is None else {"comm": comm, "wire": wires}
-        self.work = Machinery.of(self.model, Clicks(self.model), settings, Breakdown(), **together)
+        self.work = StepContext.of(self.model, Clicks(self.model), settings, Breakdown(), **together)
 
     def tables(self) -> dict[str, Pieces]:
         embeddings = self.model.embeddings

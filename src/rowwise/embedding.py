@@ -17,7 +17,7 @@ from rowwise.batch import Jagged, KeyedJagged
 from rowwise.errors import BatchError, RowwiseError, SpecError, StateError
 from rowwise.ops import rowtype
 from rowwise.ops.arena import Arena
-from rowwise.ops.lookup import Staged
+from rowwise.ops.lookup import StagedGradients
 from rowwise.ops.tiles import Tiles
 from rowwise.spec import Table, check_tables
 
@@ -153,7 +153,7 @@ class Embeddings(nn.Module):
         self._tiles.discard()
 
     @property
-    def staged(self) -> Sequence[Staged]:
+    def staged(self) -> Sequence[StagedGradients]:
         """What the next update would apply."""
         return tuple(self._tiles.staged)
 

@@ -24,7 +24,7 @@ class Processor(NamedTuple):
     machine: str = ""  # x86_64, aarch64, ...
 
 
-class Family(NamedTuple):
+class ProcessorFamily(NamedTuple):
     """Processors that behave alike, and what was measured on them."""
 
     name: str
@@ -37,22 +37,24 @@ class Family(NamedTuple):
 
 # The first that fits counts. `measured` is of one thread; none: the maker's other processors speak for it.
 FAMILIES = (
-    Family("Zen 1", AMD, 0x17, (range(0x30),), "torch", "oneDNN's float32 layers run at .95 of torch's; bf16 at .13"),
-    Family("Zen 2", AMD, 0x17, (range(0x30, 0x100),), "onednn", ""),
-    Family(
+    ProcessorFamily(
+        "Zen 1", AMD, 0x17, (range(0x30),), "torch", "oneDNN's float32 layers run at .95 of torch's; bf16 at .13"
+    ),
+    ProcessorFamily("Zen 2", AMD, 0x17, (range(0x30, 0x100),), "onednn", ""),
+    ProcessorFamily(
         "Zen 3", AMD, 0x19, (range(0x10), range(0x20, 0x60)), "onednn",
         "a step of dlrm-synthetic in bf16 runs at .11 of float32, single layers at .05 to .12, fp16 likewise",
     ),
-    Family(
+    ProcessorFamily(
         "Zen 4", AMD, 0x19, (range(0x10, 0x20), range(0x60, 0x100)), "onednn",
         "a step of a DLRM takes 116.6 ms with torch's library, 108.6 with oneDNN; bf16 products of our own gain 3 %",
     ),
-    Family("Zen 5", AMD, 0x1A, (range(0x100),), "onednn", ""),
+    ProcessorFamily("Zen 5", AMD, 0x1A, (range(0x100),), "onednn", ""),
 )  # fmt: skip
 OTHERS: dict[str, Products] = {AMD: "onednn"}  # of families that are not listed
 
 
-class Lack(NamedTuple):
+class MissingFeature(NamedTuple):
     """Something that a processor may not have, and what happens instead."""
 
     what: str
@@ -61,16 +63,16 @@ class Lack(NamedTuple):
     x86_only: bool = True
 
 
-BF16 = Lack(
+BF16 = MissingFeature(
     "bf16 products",
     frozenset({"avx512_bf16", "amx_bf16", "bf16"}),
     "train.precision=bf16 is replaced by fp32, which is faster than bf16 in software",
     x86_only=False,
 )
 LACKS = (
-    Lack("AVX2", frozenset({"avx2"}), "tables take the kernels for SSE2"),
-    Lack("AVX-512", frozenset({"avx512f"}), "tables take the kernels for AVX2, or SSE2"),
-    Lack("carry-less products", frozenset({"pclmulqdq"}), "checksums of checkpoints are zlib's"),
+    MissingFeature("AVX2", frozenset({"avx2"}), "tables take the kernels for SSE2"),
+    MissingFeature("AVX-512", frozenset({"avx512f"}), "tables take the kernels for AVX2, or SSE2"),
+    MissingFeature("carry-less products", frozenset({"pclmulqdq"}), "checksums of checkpoints are zlib's"),
     BF16,
 )
 
@@ -96,7 +98,7 @@ def parse(cpuinfo: str, machine: str) -> Processor:
     )
 
 
-def family_of(processor: Processor) -> Family | None:
+def family_of(processor: Processor) -> ProcessorFamily | None:
     """Its row of the table; None: it is not listed."""
     for family in FAMILIES:
         same = (family.maker, family.family) == (processor.maker, processor.family)
@@ -111,7 +113,7 @@ def products_of(processor: Processor) -> Products:
     return OTHERS.get(processor.maker, "torch") if family is None else family.products
 
 
-def lacks(processor: Processor) -> tuple[Lack, ...]:
+def lacks(processor: Processor) -> tuple[MissingFeature, ...]:
     """What it does not have; none of a processor that tells nothing."""
     if not processor.flags:
         return ()

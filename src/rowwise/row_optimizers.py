@@ -74,8 +74,8 @@ class Slot(NamedTuple):
     initial: float = 0.0
 
 
-class Hyper(NamedTuple):
-    """The numbers of one update as the kernels take them: a row of `Hyper` in `ops/_cpp/tables.h`."""
+class KernelHyperparameters(NamedTuple):
+    """The numbers of one update as the kernels take them: a row of `KernelHyperparameters` in `ops/_cpp/tables.h`."""
 
     lr: float
     eps: float = 0.0
@@ -96,7 +96,7 @@ class RowUpdate(Value, frozen=True, kw_only=True):
         """The state of a row of `dim` columns, in order; names are those of torch's optimizers."""
         raise NotImplementedError
 
-    def hyper(self, step: int) -> Hyper:
+    def hyper(self, step: int) -> KernelHyperparameters:
         """The numbers of an update, the first of which is step 1."""
         raise NotImplementedError
 
@@ -132,10 +132,10 @@ class Sgd(RowUpdate, frozen=True, kw_only=True, tag="sgd", tag_field="kind"):
         """No state."""
         return {}
 
-    def hyper(self, step: int) -> Hyper:
+    def hyper(self, step: int) -> KernelHyperparameters:
         """See `RowUpdate`."""
         lr = _scheduled(self.lr, self.schedule, step)
-        return Hyper(lr, weight_decay=self.weight_decay, clip=self.clip or 0.0)
+        return KernelHyperparameters(lr, weight_decay=self.weight_decay, clip=self.clip or 0.0)
 
 
 class SquareSums(RowUpdate, frozen=True, kw_only=True):
@@ -148,9 +148,11 @@ class SquareSums(RowUpdate, frozen=True, kw_only=True):
     clip: float | None = None
     schedule: Schedule | None = None
 
-    def hyper(self, step: int) -> Hyper:
+    def hyper(self, step: int) -> KernelHyperparameters:
         """See `RowUpdate`."""
-        return Hyper(_scheduled(self.lr, self.schedule, step), self.eps, self.weight_decay, self.clip or 0.0)
+        return KernelHyperparameters(
+            _scheduled(self.lr, self.schedule, step), self.eps, self.weight_decay, self.clip or 0.0
+        )
 
 
 class Adagrad(SquareSums, frozen=True, kw_only=True, tag="adagrad", tag_field="kind"):
@@ -190,11 +192,13 @@ class Moments(RowUpdate, frozen=True, kw_only=True):
         """m and v."""
         return {"exp_avg": Slot(dim), "exp_avg_sq": Slot(dim)}
 
-    def hyper(self, step: int) -> Hyper:
+    def hyper(self, step: int) -> KernelHyperparameters:
         """With the betas, and the corrections of both means."""
         lr = _scheduled(self.lr, self.schedule, step)
         corrections = 1 / (1 - self.beta1**step), 1 / (1 - self.beta2**step)
-        return Hyper(lr, self.eps, self.weight_decay, self.clip or 0.0, self.beta1, self.beta2, *corrections)
+        return KernelHyperparameters(
+            lr, self.eps, self.weight_decay, self.clip or 0.0, self.beta1, self.beta2, *corrections
+        )
 
     @property
     def hyper_depends_on_step(self) -> bool:
@@ -252,9 +256,9 @@ class Ftrl(RowUpdate, frozen=True, kw_only=True, tag="ftrl", tag_field="kind"):
         """z and n."""
         return {"z": Slot(dim), "n": Slot(dim, self.initial)}
 
-    def hyper(self, step: int) -> Hyper:
+    def hyper(self, step: int) -> KernelHyperparameters:
         """With l1, l2 and beta."""
-        return Hyper(self.lr, clip=self.clip or 0.0, a=self.l1, b=self.l2, c=self.beta)
+        return KernelHyperparameters(self.lr, clip=self.clip or 0.0, a=self.l1, b=self.l2, c=self.beta)
 
     @property
     def problem(self) -> str:

@@ -13,10 +13,10 @@ from test_cli import rowwise_cli
 from test_fit import ABOUT, exchanges, made_up
 
 from rowwise.calibrate.fit import BOUNDED, fit_profile
-from rowwise.calibrate.train_network import Shape
+from rowwise.calibrate.train_network import NetworkShape
 from rowwise.calibrate.trust import WAITED, reasons, undisturbed, waited_s
 from rowwise.perf.hardware import hardware_named, read_hardware
-from rowwise.perf.learned import Learned, doubts_of, model_of
+from rowwise.perf.learned import LearnedModel, doubts_of, model_of
 from rowwise.perf.roofline import Roofline
 from rowwise.spec import Topology
 
@@ -77,7 +77,7 @@ def test_a_thread_that_shares_its_processor_has_waited():
 def test_networks_that_are_doubted_do_not_predict():
     xeon = hardware_named("xeon")
     doubted = structs.replace(xeon, kernels=structs.replace(xeon.kernels, doubt=DOUBT))
-    assert isinstance(model_of(xeon, Topology()), Learned)
+    assert isinstance(model_of(xeon, Topology()), LearnedModel)
     assert isinstance(model_of(doubted, Topology()), Roofline)
     assert doubts_of(xeon) == doubts_of(hardware_named("cpu")) == ()
     (line,) = doubts_of(doubted)
@@ -110,7 +110,7 @@ def test_measurements_that_are_noise_give_a_profile_that_says_so():
         structs.replace(s, lookup_s=s.lookup_s * wild[i], update_s=s.update_s * wild[i])
         for i, s in enumerate(made_up(300))
     ]
-    fitted = fit_profile([*samples, *exchanges(60)], ABOUT, shapes={BOUNDED: Shape(steps=200, batch=256)})
+    fitted = fit_profile([*samples, *exchanges(60)], ABOUT, shapes={BOUNDED: NetworkShape(steps=200, batch=256)})
     assert fitted.quality.doubts
     assert fitted.hardware.kernels.doubt == "; ".join(fitted.quality.doubts)
     assert fitted.lines()[-1].startswith("NOT TO BE TRUSTED: ")

@@ -7,13 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rowwise import SpecError
-from rowwise.calibrate.draw import BATCHES, MOST_TABLES, Limits, Population, draw_set
+from rowwise.calibrate.draw import BATCHES, MOST_TABLES, Population, SetLimits, draw_set
 from rowwise.calibrate.ids import draw_ranks, draw_rows, ids_of, spread
 from rowwise.perf.access import Access, Curves, Workload
 from rowwise.perf.reuse import reuse_bins
 from rowwise.spec import Pooling, Table, state_width
 
-LIMITS = Limits(pool_bytes=200_000_000)
+LIMITS = SetLimits(pool_bytes=200_000_000)
 MADE_UP = Population()
 
 
@@ -39,7 +39,7 @@ def test_sets_fit_memory_and_are_drawn_again_alike(number, rank, seed):
 
 
 def test_vectors_of_a_batch_fit_however_they_are_rounded():
-    limits = Limits(pool_bytes=20_000_000, vector_floats=1 << 20, most_s=5e-3, speed=1000)
+    limits = SetLimits(pool_bytes=20_000_000, vector_floats=1 << 20, most_s=5e-3, speed=1000)
     drawn = [draw_set(MADE_UP, limits, 0, n, 0) for n in range(38, 42)]
     floats = [d.batch * sum(w.table.dim for w in d.workloads) for d in drawn]
     assert max(floats) <= limits.vector_floats
@@ -84,7 +84,7 @@ def test_tables_that_fit_nowhere_are_refused():
     ):
         Population([workload(rows=100_000)], 1_000_000)
     small, large = workload(rows=100), workload(rows=10**9)
-    drawn = draw_set(Population([small, large], 1_000_000), Limits(pool_bytes=1_000_000), 0, 0, 0)
+    drawn = draw_set(Population([small, large], 1_000_000), SetLimits(pool_bytes=1_000_000), 0, 0, 0)
     assert max(w.table.rows for w in drawn.workloads) <= 200
 
 

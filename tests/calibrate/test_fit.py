@@ -4,26 +4,26 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from rowwise.calibrate.fit import BOUNDED, FITTED, About, fit_profile, noise_of
+from rowwise.calibrate.fit import BOUNDED, FITTED, MachineDescription, fit_profile, noise_of
 from rowwise.calibrate.fit_links import amounts, fit_links
 from rowwise.calibrate.measured import measured_of
 from rowwise.calibrate.samples import LinkSample, SetSample
 from rowwise.calibrate.train_exchange import amounts_of, train_exchanges
-from rowwise.calibrate.train_network import Shape, _Batches, _Net, predicted_s, train_network
+from rowwise.calibrate.train_network import NetworkShape, _Batches, _Net, predicted_s, train_network
 from rowwise.errors import SpecError
 from rowwise.perf.access import Access, Curves, Workload
 from rowwise.perf.hardware import Machine, hardware_named, read_hardware
 from rowwise.perf.learned import model_of
 from rowwise.perf.roofline import Roofline
-from rowwise.planner.kinds import Kind
+from rowwise.planner.kinds import PlacementKind
 from rowwise.planner.layouts import TABLE_WISE
 from rowwise.planner.make import make_plan
-from rowwise.planner.options import Columns
-from rowwise.planner.problem import Question
+from rowwise.planner.options import TableArrays
+from rowwise.planner.problem import PlanRequest
 from rowwise.spec import Table, Topology
 
 CPU = structs.replace(hardware_named("cpu"), device_Bps=5e9, launch_s=2e-4, forward_issue_s=2e-8)
-ABOUT = About(
+ABOUT = MachineDescription(
     name="made up",
     machine="nothing",
     device="cpu",
@@ -47,8 +47,8 @@ def made_up(count, noise=0.02, seed=0):
         )
         batch = int(2 ** rng.uniform(8, 13))
         machine = Machine(topology=Topology(), hardware=CPU)
-        question = Question(workloads=tables, machine=machine, model=model, batch=batch)
-        shards = Columns.of(question).shards(Kind(TABLE_WISE), np.arange(len(tables)), question)
+        question = PlanRequest(workloads=tables, machine=machine, model=model, batch=batch)
+        shards = TableArrays.of(question).shards(PlacementKind(TABLE_WISE), np.arange(len(tables)), question)
         load_K = model.loads(shards, Curves.of(tables, batch)).sum(0)
         lookup_s, update_s = (float(stage.seconds(model.phi, load_K)) for stage in model.stages)
         for again in (False, True)[: 1 + (number % 10 == 0)]:
@@ -80,7 +80,7 @@ def exchanges(count, noise=0.02, seed=1):
 @pytest.mark.timeout(900)  # seconds where nothing else runs, minutes where much does
 def test_a_profile_predicts_what_it_never_saw():
     samples = [*made_up(900), *exchanges(150)]
-    shapes = {BOUNDED: Shape(steps=700, batch=256)}
+    shapes = {BOUNDED: NetworkShape(steps=700, batch=256)}
     fitted = fit_profile(samples, ABOUT, shapes=shapes)
     quality, hardware = fitted.quality, fitted.hardware
     errors = {one.model: one for one in quality.errors}
@@ -95,7 +95,7 @@ def test_a_profile_predicts_what_it_never_saw():
     machine = Machine(topology=Topology(devices=2), hardware=hardware)
     workloads = next(iter(made_up(1))).workloads
     model = model_of(hardware, machine.topology)
-    planned = make_plan(Question(workloads=workloads, machine=machine, model=model, batch=4096), seconds=0.05)
+    planned = make_plan(PlanRequest(workloads=workloads, machine=machine, model=model, batch=4096), seconds=0.05)
     forecast = planned.plan.forecast
     assert set(forecast.stages_s) == {"lookup", "update", "exchange", "wait"}
     assert forecast.bound_s <= forecast.step_s
@@ -105,7 +105,11 @@ def test_what_torch_trains_is_what_numpy_evaluates():
     import torch
 
     measured = measured_of([s for s in made_up(70) if not s.again])
-    for shape in (Shape(steps=3), Shape(form="published", bounded=False, steps=3), Shape(form="published", steps=3)):
+    for shape in (
+        NetworkShape(steps=3),
+        NetworkShape(form="published", bounded=False, steps=3),
+        NetworkShape(form="published", steps=3),
+    ):
         sets = measured.of("update")
         torch.manual_seed(0)
         net = _Net(sets, shape)
@@ -119,10 +123,10 @@ def test_what_torch_trains_is_what_numpy_evaluates():
 def test_a_network_learns_and_is_the_same_again():
     measured = measured_of([s for s in made_up(80) if not s.again])
     sets = measured.of("lookup")
-    first, later = (train_network(sets, Shape(steps=steps)) for steps in (20, 120))
+    first, later = (train_network(sets, NetworkShape(steps=steps)) for steps in (20, 120))
     error = [np.mean(np.abs(predicted_s(n, sets) / sets.seconds_S - 1)) for n in (first, later)]
     assert error[1] < error[0] * 0.7
-    assert later == train_network(sets, Shape(steps=120))
+    assert later == train_network(sets, NetworkShape(steps=120))
     assert later.phi.is_convex
 
 

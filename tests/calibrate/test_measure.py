@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from launching import ENVIRONMENT, PYTHON, wait_for
 
-from rowwise.calibrate.draw import Limits
-from rowwise.calibrate.folder import Folder, Order, Tally, open_folder
+from rowwise.calibrate.draw import SetLimits
+from rowwise.calibrate.folder import MeasurementFolder, MeasurementSpec, Tally, open_folder
 from rowwise.calibrate.measure import EVERY, measure, turn
 from rowwise.calibrate.samples import SetSample
 
-LIMITS = Limits(pool_bytes=20_000_000, vector_floats=1 << 20, most_s=5e-3)
+LIMITS = SetLimits(pool_bytes=20_000_000, vector_floats=1 << 20, most_s=5e-3)
 PROGRAM = """
 import sys
 from pathlib import Path
@@ -44,7 +44,7 @@ def test_turns_come_back_to_sets_that_were_measured():
 
 @pytest.mark.dist
 def test_one_rank_measures_sets_alone_and_keeps_to_its_time(tmp_path):
-    folder = open_folder(tmp_path / "made", Order(limits=LIMITS))
+    folder = open_folder(tmp_path / "made", MeasurementSpec(limits=LIMITS))
     told = []
     measure(folder.order(), folder, 0.05, lambda text, share: told.append(share))
     samples = folder.read()
@@ -79,7 +79,7 @@ def begin(folder, minutes, temporary):
 
 @pytest.mark.dist
 def test_killed_in_the_middle_it_goes_on(tmp_path):
-    folder = open_folder(tmp_path / "made", Order(world=2, limits=LIMITS))
+    folder = open_folder(tmp_path / "made", MeasurementSpec(world=2, limits=LIMITS))
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     killed = begin(folder, 10, temporary)
@@ -109,4 +109,4 @@ def test_killed_in_the_middle_it_goes_on(tmp_path):
         assert [(s.number, s.again) for s in sets] == [turn(k) for k in range(len(sets))]
     links = [s for s in after if not isinstance(s, SetSample)]
     assert [s.number for s in links] == list(range(len(links)))
-    assert Folder(folder.path).read() == after
+    assert MeasurementFolder(folder.path).read() == after

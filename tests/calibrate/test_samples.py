@@ -5,11 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rowwise import SpecError
-from rowwise.calibrate.draw import Limits, Population, draw_set
-from rowwise.calibrate.folder import Order, Tally, held, open_folder
+from rowwise.calibrate.draw import Population, SetLimits, draw_set
+from rowwise.calibrate.folder import MeasurementSpec, Tally, held, open_folder
 from rowwise.calibrate.samples import LinkSample, SetSample, cut_torn, read_samples, write_sample
 
-LIMITS = Limits(pool_bytes=10_000_000)
+LIMITS = SetLimits(pool_bytes=10_000_000)
 
 
 def a_set(number=0, took_s=0.5, rank=0):
@@ -30,7 +30,7 @@ def an_exchange(took_s=0.25):
 
 @pytest.fixture
 def folder(tmp_path):
-    return open_folder(tmp_path / "made", Order(limits=LIMITS))
+    return open_folder(tmp_path / "made", MeasurementSpec(limits=LIMITS))
 
 
 def test_what_is_written_is_read(tmp_path):
@@ -80,28 +80,28 @@ def test_a_tally_counts_the_slowest_rank_as_files_grow(folder):
 
 def test_the_same_order_goes_on_and_another_is_refused(folder):
     write_sample(folder.sets_of(0), a_set())
-    again = open_folder(folder.path, Order(limits=Limits(pool_bytes=5)))  # less memory than at first
+    again = open_folder(folder.path, MeasurementSpec(limits=SetLimits(pool_bytes=5)))  # less memory than at first
     assert again.order().limits == LIMITS
     assert again.read() == [a_set()]
     for change, said in {"seed": r"--seed 0, and not 1", "threads": r"--threads 1, and not 2"}.items():
-        wanted = Order(limits=LIMITS, **{change: 1 if change == "seed" else 2})
+        wanted = MeasurementSpec(limits=LIMITS, **{change: 1 if change == "seed" else 2})
         with pytest.raises(
             SpecError, match=rf"order\.json: measured with {said}: go on as it began, or .* another fol"
         ):
             open_folder(folder.path, wanted)
     with pytest.raises(SpecError, match="measured with other tables"):
-        open_folder(folder.path, Order(limits=LIMITS, tables=a_set().workloads))
+        open_folder(folder.path, MeasurementSpec(limits=LIMITS, tables=a_set().workloads))
 
 
 def test_what_is_no_folder_for_this_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(SpecError, match="file: that is a file: want a folder"):
-        open_folder(tmp_path / "file", Order(limits=LIMITS))
+        open_folder(tmp_path / "file", MeasurementSpec(limits=LIMITS))
     with pytest.raises(SpecError, match=r"a folder with other things in it, and no order\.json: want a new one"):
-        open_folder(tmp_path, Order(limits=LIMITS))
+        open_folder(tmp_path, MeasurementSpec(limits=LIMITS))
     (tmp_path / "order.json").write_text("{}")
     with pytest.raises(SpecError, match=r"order\.json: not an order of measurements: .*take another folder"):
-        open_folder(tmp_path, Order(limits=LIMITS))
+        open_folder(tmp_path, MeasurementSpec(limits=LIMITS))
 
 
 def test_one_process_at_a_time(folder):

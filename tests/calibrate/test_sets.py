@@ -8,14 +8,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rowwise.calibrate.draw import DrawnSet, Limits, Population, draw_set
+from rowwise.calibrate.draw import DrawnSet, Population, SetLimits, draw_set
 from rowwise.calibrate.ids import ids_of
-from rowwise.calibrate.kernels import BATCHES, MOST_TURNS, Bench, flush_bytes, low
+from rowwise.calibrate.kernels import BATCHES, MOST_TURNS, KernelBench, flush_bytes, low
 from rowwise.perf.access import Access, Workload
 from rowwise.row_optimizers import Adam, Sgd
 from rowwise.spec import RowType, Table
 
-LIMITS = Limits(pool_bytes=8_000_000, vector_floats=1 << 20, most_s=4e-3)
+LIMITS = SetLimits(pool_bytes=8_000_000, vector_floats=1 << 20, most_s=4e-3)
 ADAM = Adam()
 
 
@@ -25,7 +25,7 @@ def bench():
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("rowwise.calibrate.kernels.MOST_FLUSH_bytes", 4 << 20)  # quicker, and less exact
-        yield Bench(LIMITS.pool_bytes, LIMITS.vector_floats)
+        yield KernelBench(LIMITS.pool_bytes, LIMITS.vector_floats)
     torch.set_num_threads(before)
 
 

@@ -5,14 +5,14 @@ from msgspec import structs
 
 from rowwise.calibrate import steps
 from rowwise.calibrate.remeasure import keep_truth
-from rowwise.calibrate.steps import Order, Step, _check, _joined, measure_plans
+from rowwise.calibrate.steps import StepMeasurement, StepTimes, _check, _joined, measure_plans
 from rowwise.errors import SpecError
 from rowwise.perf.access import Access, Workload
 from rowwise.perf.hardware import Machine, hardware_named
 from rowwise.perf.roofline import Roofline
 from rowwise.plan import Plan, Tile
 from rowwise.planner.make import make_plans
-from rowwise.planner.problem import Question
+from rowwise.planner.problem import PlanRequest
 from rowwise.spec import Pooling, Table, Topology
 
 TABLES = (
@@ -28,7 +28,7 @@ TWO = Topology(devices=2)
 def asked(topology=TWO, batch=512):
     hardware = hardware_named("cpu")
     machine = Machine(topology=topology, hardware=hardware)
-    return Question(workloads=TABLES, machine=machine, model=Roofline(hardware, topology), batch=batch)
+    return PlanRequest(workloads=TABLES, machine=machine, model=Roofline(hardware, topology), batch=batch)
 
 
 @pytest.mark.dist
@@ -52,7 +52,7 @@ def test_the_best_few_plans_are_run_and_the_fastest_is_kept():
 @pytest.mark.dist
 def test_more_work_takes_longer():
     plan = make_plans(asked(), 1, seconds=0.01)[0].plan
-    few, many = (measure_plans(Order(TABLES, (plan,), batch, rounds=7))[0].seconds for batch in (64, 131072))
+    few, many = (measure_plans(StepMeasurement(TABLES, (plan,), batch, rounds=7))[0].seconds for batch in (64, 131072))
     assert many > 3 * few
 
 
@@ -61,19 +61,19 @@ def test_a_step_is_as_long_as_its_slowest_rank():
     assert made.rounds_s == (3.0, 5.0, 2.5)
     assert made.seconds == 2.5
     assert made.stages_s == {"lookup": (1.0, 2.0)}
-    assert Step(1.0, (1.0, 1.1, 9.0, 9.0), {}).noise == pytest.approx(0.1)
+    assert StepTimes(1.0, (1.0, 1.1, 9.0, 9.0), {}).noise == pytest.approx(0.1)
 
 
 def test_plans_that_do_not_fit_are_refused(monkeypatch):
     plan = make_plans(asked(), 1, seconds=0.01)[0].plan
     with pytest.raises(SpecError, match=r"3 plans of 4 tables take 0\.0 GB of rows .* want at most 70%"):
-        _check(Order(TABLES, (plan,) * 3, 64), 1_000_000)
+        _check(StepMeasurement(TABLES, (plan,) * 3, 64), 1_000_000)
     other = Plan(world=1, tiles=tuple(Tile(t.table.name, 0, (0, t.table.rows), (0, t.table.dim)) for t in TABLES))
     with pytest.raises(SpecError, match="plans for 1 and 2 ranks: want plans for the same ranks"):
-        _check(Order(TABLES, (plan, other), 64), 1 << 40)
+        _check(StepMeasurement(TABLES, (plan, other), 64), 1 << 40)
     monkeypatch.setattr(steps, "spare_bytes", lambda: 1000)
     with pytest.raises(SpecError, match="fewer plans or rows"):
-        measure_plans(Order(TABLES, (plan,), 64))
+        measure_plans(StepMeasurement(TABLES, (plan,), 64))
 
 
 def test_only_one_host_is_measured():

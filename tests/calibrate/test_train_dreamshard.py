@@ -11,7 +11,7 @@ from planner.asked import question
 from rowwise.calibrate.dreamshard.networks import POLICY_LAYERS, Networks
 from rowwise.calibrate.dreamshard.rewards import FORBIDDEN, advantages, deck_of, logits_of, play, policy_loss, policy_of
 from rowwise.calibrate.dreamshard.tasks import Pool, draw, judge, scatter
-from rowwise.calibrate.dreamshard.train import Settings, train_policy
+from rowwise.calibrate.dreamshard.train import PolicyTraining, train_policy
 from rowwise.errors import SpecError
 from rowwise.perf.access import Access
 from rowwise.perf.torchrec import TorchRecModel
@@ -21,7 +21,7 @@ from rowwise.planner.options import problem_of
 from rowwise.planner.problem import NO_UNIT, Placement
 from rowwise.spec import Table, Topology
 
-TINY = Settings(
+TINY = PolicyTraining(
     iterations=2, groups=8, group=16, cost_steps=40, policy_steps=4, tasks=2, rollouts=6, tables=(4, 9), cost_rate=5e-3
 )
 
@@ -135,7 +135,7 @@ def test_a_minute_of_training_is_better_than_placing_at_random(torchrec):
     def asked(devices):
         return pool_question(devices, 40, TorchRecModel(Topology(devices=devices)) if torchrec else None)
 
-    settings = Settings(iterations=3, groups=40, cost_steps=500, policy_steps=25, tables=(8, 20))
+    settings = PolicyTraining(iterations=3, groups=40, cost_steps=500, policy_steps=25, tables=(8, 20))
     policy = dreamshard.policy_of(train_policy([asked(2), asked(4)], settings, 0), "trained")
     pool, rng = Pool.of(asked(4)), np.random.default_rng(2)
     tasks = draw(pool, rng, 20, 16)

@@ -11,10 +11,10 @@ from checkpoint.plans import Trained, differences, empty, make_plan, make_tables
 
 from rowwise import CheckpointError
 from rowwise.checkpoint import write as writing
-from rowwise.checkpoint.parts import Part
+from rowwise.checkpoint.parts import LocalShard
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.write import write
-from rowwise.train.saved import Saved
+from rowwise.train.saved import CheckpointFolder
 from rowwise.train.snapshot import collect, restore
 
 ROWS, DIM = 3000, 8
@@ -40,13 +40,13 @@ def state_at(step):
 def save_for_ever(comm, folder, background):
     """One checkpoint after the other; rank 0 notes what is surely there."""
     writing.SIZES = writing.FileSizes(4000, 8000, 8000)  # many files
-    saved = Saved(folder / "ckpt", comm, background=background)
+    saved = CheckpointFolder(folder / "ckpt", comm, background=background)
     each = ROWS // len(comm.ranks)
     rows = comm.rank * each, (comm.rank + 1) * each
     for step in range(1, 10_000):
         whole, shared = state_at(step)
-        mine = Part(name="t", tensor=whole[slice(*rows)], shape=(ROWS, DIM), rows=rows)
-        saved.add(step, [mine, Part.whole("s", shared)], {"step": step})
+        mine = LocalShard(name="t", tensor=whole[slice(*rows)], shape=(ROWS, DIM), rows=rows)
+        saved.add(step, [mine, LocalShard.whole("s", shared)], {"step": step})
         if not background or step > 1:
             note(folder / "done", step - int(background))
         if step == 2:
@@ -62,8 +62,10 @@ def note(path: Path, number: int) -> None:
 
 def fill_the_disk(comm, folder):
     """One rank may write only little; what each says of it, and whether all can go on."""
-    part = Part(name="t", tensor=torch.ones(1000, 8), shape=(3000, 8), rows=(comm.rank * 1000, comm.rank * 1000 + 1000))
-    saved = Saved(folder / "ckpt", comm)
+    part = LocalShard(
+        name="t", tensor=torch.ones(1000, 8), shape=(3000, 8), rows=(comm.rank * 1000, comm.rank * 1000 + 1000)
+    )
+    saved = CheckpointFolder(folder / "ckpt", comm)
     saved.add(1, [part], {})
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     if comm.rank == 1:

@@ -15,7 +15,7 @@ from safetensors import safe_open
 
 from rowwise.checkpoint.delta import increment, rounded
 from rowwise.checkpoint.manifest import BLANK, NAME
-from rowwise.checkpoint.parts import Part
+from rowwise.checkpoint.parts import LocalShard
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.write import write
 from rowwise.spec import RowType
@@ -29,17 +29,17 @@ def sound(folder: Path) -> Path:
 def rounded_increment(folder: Path) -> Path:
     """A table in 4 bits, and rows of it that changed since."""
     weights = torch.arange(320.0).view(20, 16)
-    table = Part(name="model/e.t", tensor=weights, shape=(20, 16), rows=(0, 20), row_type=RowType.FP32)
+    table = LocalShard(name="model/e.t", tensor=weights, shape=(20, 16), rows=(0, 20), row_type=RowType.FP32)
     base = folder.with_name("base")
     write(base, rounded([table], 4), {"step": 1})
     touched = torch.zeros(20, dtype=torch.uint8)
     touched[[3, 7, 8]] = 1
-    parts = increment([Part(**{**fields(table), "touched": touched})])
+    parts = increment([LocalShard(**{**fields(table), "touched": touched})])
     write(folder, parts, {"step": 2}, base=Checkpoint.open(base))
     return folder
 
 
-def fields(part: Part) -> dict:
+def fields(part: LocalShard) -> dict:
     return {name: getattr(part, name) for name in part.__dataclass_fields__}
 
 

@@ -6,8 +6,8 @@ import torch
 from checkpoint.plans import Trained, make_plan, make_tables
 
 from rowwise import Adam, Lamb, Plan, Table
-from rowwise.checkpoint.manifest import Manifest
-from rowwise.checkpoint.parts import Part
+from rowwise.checkpoint.manifest import CheckpointManifest
+from rowwise.checkpoint.parts import LocalShard
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.write import write
 from rowwise.comm import run_threads
@@ -56,9 +56,9 @@ def drawn(seed: int, world: int) -> tuple[random.Random, Trained, Plan]:
     return chance, trained, make_plan(chance, trained.tables, world)
 
 
-def wholes(folder, tensors, data=None) -> Manifest:
+def wholes(folder, tensors, data=None) -> CheckpointManifest:
     """What one rank writes."""
-    return write(folder, [Part.whole(name, tensor) for name, tensor in tensors.items()], data or {})
+    return write(folder, [LocalShard.whole(name, tensor) for name, tensor in tensors.items()], data or {})
 
 
 def flip(folder, file, place=-1):

@@ -7,17 +7,17 @@ import torch
 
 from rowwise import CheckpointError
 from rowwise.checkpoint import write as writing
-from rowwise.checkpoint.parts import Part
+from rowwise.checkpoint.parts import LocalShard
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.comm.thread import run_threads
-from rowwise.train.saved import Saved
+from rowwise.train.saved import CheckpointFolder
 
 
 def rows_of(comm, tensor):
     """A tensor that is cut by rows, the same number on each rank."""
     world, each = len(comm.ranks), len(tensor)
     shape = (world * each, *tensor.shape[1:])
-    return Part(name="t", tensor=tensor, shape=shape, rows=(comm.rank * each, (comm.rank + 1) * each))
+    return LocalShard(name="t", tensor=tensor, shape=shape, rows=(comm.rank * each, (comm.rank + 1) * each))
 
 
 def test_what_is_saved_is_what_was_there(tmp_path):
@@ -25,12 +25,12 @@ def test_what_is_saved_is_what_was_there(tmp_path):
     whole = torch.zeros(7)
 
     def run(comm):
-        saved = Saved(tmp_path / "ckpt", comm, background=True)
+        saved = CheckpointFolder(tmp_path / "ckpt", comm, background=True)
         mine = torch.zeros(1000, 4)
         for step in range(1, 5):
             data = {"list": [step]}
             mine += 1
-            saved.add(step, [rows_of(comm, mine), Part.whole("w", torch.full((7,), float(step)))], data)
+            saved.add(step, [rows_of(comm, mine), LocalShard.whole("w", torch.full((7,), float(step)))], data)
             saved.prune(2, None)
             mine += 100
             data["list"][0] = -1
@@ -38,7 +38,7 @@ def test_what_is_saved_is_what_was_there(tmp_path):
         saved.wait()
 
     run_threads(3, run)
-    saved = Saved(tmp_path / "ckpt")
+    saved = CheckpointFolder(tmp_path / "ckpt")
     assert saved.steps() == [3, 4]
     for step in saved.steps():
         found = saved.open(f"step-{step}")
@@ -53,12 +53,12 @@ def test_the_step_goes_on_while_it_is_written(tmp_path, monkeypatch):
     """And the next checkpoint waits for it."""
     held, sync = threading.Event(), writing.write_file
     monkeypatch.setattr(writing, "write_file", lambda *given: (held.wait(60), sync(*given))[1])
-    saved = Saved(tmp_path / "ckpt", background=True)
-    saved.add(1, [Part.whole("t", torch.ones(3))], {})
+    saved = CheckpointFolder(tmp_path / "ckpt", background=True)
+    saved.add(1, [LocalShard.whole("t", torch.ones(3))], {})
     assert saved.steps() == []
     timer = threading.Timer(0.3, held.set)
     timer.start()
-    saved.add(2, [Part.whole("t", torch.ones(3))], {})
+    saved.add(2, [LocalShard.whole("t", torch.ones(3))], {})
     assert held.is_set()
     saved.wait()
     saved.wait()
@@ -75,7 +75,7 @@ def test_trouble_of_one_rank_is_met_by_all(tmp_path, monkeypatch, heard):
         return sync(path, tensors)
 
     def run(comm):
-        saved = Saved(tmp_path / "ckpt", comm, background=True)
+        saved = CheckpointFolder(tmp_path / "ckpt", comm, background=True)
         part = rows_of(comm, torch.ones(3, 2))
         saved.add(1, [part], {})
         saved.wait()

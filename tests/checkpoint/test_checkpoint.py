@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from rowwise import CheckpointError
 from rowwise.checkpoint import files
-from rowwise.checkpoint.manifest import NAME, Manifest
-from rowwise.checkpoint.parts import Part
+from rowwise.checkpoint.manifest import NAME, CheckpointManifest
+from rowwise.checkpoint.parts import LocalShard
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.write import FileSizes, write
 from rowwise.inside import fault_of_name
@@ -28,8 +28,8 @@ def made(dtype: torch.dtype, shape: tuple[int, ...], seed: int = 0) -> torch.Ten
     return (torch.randn(shape, generator=g) * 50).to(dtype)
 
 
-def wholes(**tensors: torch.Tensor) -> list[Part]:
-    return [Part.whole(name, tensor) for name, tensor in tensors.items()]
+def wholes(**tensors: torch.Tensor) -> list[LocalShard]:
+    return [LocalShard.whole(name, tensor) for name, tensor in tensors.items()]
 
 
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -52,7 +52,7 @@ tensors = st.dictionaries(
 def test_round_trip(tmp_path_factory, saved, piece, file):
     folder = tmp_path_factory.mktemp("ckpt") / "one"
     sizes = FileSizes(piece, file)  # small ones, so that tensors are cut
-    parts = [Part.whole(name, tensor) for name, tensor in saved.items()]
+    parts = [LocalShard.whole(name, tensor) for name, tensor in saved.items()]
     write(folder, parts, {"step": 7, "names": ["a", "é"]}, sizes=sizes)
     found = Checkpoint.open(folder)
     assert found.manifest.data == {"step": 7, "names": ["a", "é"]}
@@ -183,7 +183,7 @@ def test_killed_at_any_moment(tmp_path):
 
 def test_manifest_is_json_that_others_can_read(tmp_path):
     manifest = write(tmp_path / "one", wholes(t=made(torch.float16, (3, 2)), n=torch.tensor(5)), {"step": 1})
-    assert Manifest.read(tmp_path / "one") == manifest
+    assert CheckpointManifest.read(tmp_path / "one") == manifest
     plain = json.loads((tmp_path / "one" / NAME).read_text())
     assert plain["tensors"]["t"]["shape"] == [3, 2]
     assert plain["tensors"]["t"]["dtype"] == "float16"

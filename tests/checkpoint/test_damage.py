@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rowwise import CheckpointError, RowType
 from rowwise.checkpoint.manifest import NAME
-from rowwise.checkpoint.parts import Part
+from rowwise.checkpoint.parts import LocalShard
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.write import FileSizes, write
 from rowwise.comm.thread import run_threads
@@ -25,11 +25,11 @@ def parts_of(comm):
     weights = torch.randn(40, DIM, generator=torch.Generator().manual_seed(0))
     codes = pack(weights[:, comm.rank * 16 : comm.rank * 16 + 16], RowType.INT8, 16)
     cols = comm.rank * 16, comm.rank * 16 + 16
-    table = Part(
+    table = LocalShard(
         name="model/codes", tensor=codes, shape=(40, DIM), rows=(0, 40), cols=cols, row_type=RowType.INT8,
         column_group=16,
     )  # fmt: skip
-    return [table, Part.whole("model/layer", weights[:7].clone()), Part.whole("n", torch.tensor(3))]
+    return [table, LocalShard.whole("model/layer", weights[:7].clone()), LocalShard.whole("n", torch.tensor(3))]
 
 
 @pytest.fixture(scope="module")

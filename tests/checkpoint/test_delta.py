@@ -18,7 +18,7 @@ from trainings import Killed, World, fast, left
 
 from rowwise import CheckpointError, Embeddings, Jagged, Plan, RowType, RowWiseAdagrad, Table
 from rowwise.checkpoint import write as writing
-from rowwise.checkpoint.manifest import Manifest
+from rowwise.checkpoint.manifest import CheckpointManifest
 from rowwise.checkpoint.policy import LONGEST, average_bytes, is_full_due
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.comm.solo import solo
@@ -26,7 +26,7 @@ from rowwise.comm.thread import run_threads
 from rowwise.ops.jagged import split
 from rowwise.shard.apply import shard
 from rowwise.train import saved as saving
-from rowwise.train.saved import Less, Saved
+from rowwise.train.saved import CheckpointFolder, CheckpointReduction
 from rowwise.train.settings import Saving
 from rowwise.train.snapshot import collect, restore
 
@@ -76,8 +76,10 @@ def save_both(run, folder, bits, background=False, steps=4):
 
     def rank(comm):
         model, optimizers = run.start(comm)
-        full = Saved(folder / "full", comm, less=Less(bits=bits))
-        less = Saved(folder / "less", comm, background=background, less=Less(incremental=True, bits=bits))
+        full = CheckpointFolder(folder / "full", comm, less=CheckpointReduction(bits=bits))
+        less = CheckpointFolder(
+            folder / "less", comm, background=background, less=CheckpointReduction(incremental=True, bits=bits)
+        )
         for step in range(steps):
             if step:
                 run.train(comm, model, optimizers, step)
@@ -111,7 +113,7 @@ def test_an_increment_is_what_a_full_one_would_be(tmp_path, small, bits, seed):
     _, run = make_run(seed)
     save_both(run, tmp_path, bits, background=seed == 1)
     for step in range(4):
-        full, less = (Saved(tmp_path / kind).open(f"step-{step:09}") for kind in ("full", "less"))
+        full, less = (CheckpointFolder(tmp_path / kind).open(f"step-{step:09}") for kind in ("full", "less"))
         assert len(less.manifest.chain_bytes) == step + 1
         less.verify()
         assert same(contents(full), contents(less))
@@ -152,7 +154,7 @@ def test_another_plan_goes_on_from_increments_and_adds_its_own(tmp_path, small, 
         def rank(comm, step=step, again=again):
             model, optimizers = empty(again.tables, again.plan, comm)
             track(model)
-            less = Saved(tmp_path / "less", comm, less=Less(incremental=True))
+            less = CheckpointFolder(tmp_path / "less", comm, less=CheckpointReduction(incremental=True))
             restore(less.open(), model, optimizers, comm)
             less.go_on_from(less.path(step), collect(model, optimizers, comm)[0])
             again.train(comm, model, optimizers, step + 1)
@@ -163,7 +165,7 @@ def test_another_plan_goes_on_from_increments_and_adds_its_own(tmp_path, small, 
 
         found = run_threads(3, rank, timeout_s=60) if plan else [rank(solo())]
         assert not any(found)
-        assert len(Saved(tmp_path / "less").open().manifest.chain_bytes) == step + 2
+        assert len(CheckpointFolder(tmp_path / "less").open().manifest.chain_bytes) == step + 2
 
 
 def one_table(rows=1000, **settings):
@@ -188,7 +190,7 @@ def add_and_wait(saved, step, model):
 
 
 def test_a_checkpoint_stands_alone_when_those_it_builds_on_are_gone(tmp_path):
-    model, saved = one_table(), Saved(tmp_path, less=Less(incremental=True))
+    model, saved = one_table(), CheckpointFolder(tmp_path, less=CheckpointReduction(incremental=True))
     for step in range(4):
         touch(model, [step, 7])
         add(saved, step, model)
@@ -207,7 +209,7 @@ def test_a_checkpoint_stands_alone_when_those_it_builds_on_are_gone(tmp_path):
 
 def add_for_ever(folder, ready):
     """In a process of its own: the n-th checkpoint has the rows before n touched."""
-    model, saved = one_table(), Saved(folder, less=Less(incremental=True))
+    model, saved = one_table(), CheckpointFolder(folder, less=CheckpointReduction(incremental=True))
     for step in range(1000):
         add(saved, step, model)
         saved.prune(2, None)
@@ -229,7 +231,7 @@ def test_killed_at_any_moment(tmp_path):
         time.sleep(delay_s)
         child.kill()
         child.join()
-        saved = Saved(tmp_path / str(number))
+        saved = CheckpointFolder(tmp_path / str(number))
         saved.clean()
         assert saved.steps()
         for step in saved.steps():
@@ -251,7 +253,7 @@ def test_a_run_that_saves_increments_and_is_killed_ends_as_any_other(tmp_path, m
     trainer = world.resume(tell=kill_at(13))
     with pytest.raises(Killed):
         trainer.run()
-    assert len(Saved(world.folder / "ckpt").open().manifest.chain_bytes) == 6  # of steps 2, 4, ..., 12
+    assert len(CheckpointFolder(world.folder / "ckpt").open().manifest.chain_bytes) == 6  # of steps 2, 4, ..., 12
     world.resume().run()
     expected, found = left(plain.folder), left(world.folder)
     assert found.pop("steps")[-1] == expected.pop("steps")[-1]
@@ -275,7 +277,7 @@ def test_a_run_goes_on_from_rounded_rows(tmp_path):
 
 
 def test_of_a_table_that_nothing_touched_an_increment_has_nothing(tmp_path):
-    model, saved = one_table(), Saved(tmp_path, less=Less(incremental=True))
+    model, saved = one_table(), CheckpointFolder(tmp_path, less=CheckpointReduction(incremental=True))
     add(saved, 0, model)
     add(saved, 1, model)
     entry = saved.open().entry("model/embeddings.t")
@@ -288,7 +290,7 @@ def test_without_hard_links_it_is_a_full_one_and_says_so(tmp_path, monkeypatch):
         raise OSError(1, "Operation not permitted")
 
     said = []
-    model, saved = one_table(), Saved(tmp_path, less=Less(incremental=True, tell=said.append))
+    model, saved = one_table(), CheckpointFolder(tmp_path, less=CheckpointReduction(incremental=True, tell=said.append))
     add(saved, 0, model)
     monkeypatch.setattr(os, "link", link)
     touch(model, [3])
@@ -299,7 +301,7 @@ def test_without_hard_links_it_is_a_full_one_and_says_so(tmp_path, monkeypatch):
 
 
 def test_what_it_builds_on_may_be_gone(tmp_path):
-    model, saved = one_table(), Saved(tmp_path, less=Less(incremental=True))
+    model, saved = one_table(), CheckpointFolder(tmp_path, less=CheckpointReduction(incremental=True))
     add(saved, 0, model)
     shutil.rmtree(saved.path(0))
     touch(model, [3])
@@ -309,7 +311,10 @@ def test_what_it_builds_on_may_be_gone(tmp_path):
 
 @pytest.mark.parametrize("background", [False, True])
 def test_after_one_that_failed_comes_a_full_one(tmp_path, monkeypatch, background):
-    model, saved = one_table(), Saved(tmp_path, background=background, less=Less(incremental=True))
+    model, saved = (
+        one_table(),
+        CheckpointFolder(tmp_path, background=background, less=CheckpointReduction(incremental=True)),
+    )
     add(saved, 0, model)
     saved.wait()
     touch(model, [3])
@@ -333,7 +338,7 @@ def test_after_one_that_failed_comes_a_full_one(tmp_path, monkeypatch, backgroun
 
 
 def test_rows_written_by_hand_are_in_the_next_one(tmp_path):
-    model, saved = one_table(), Saved(tmp_path, less=Less(incremental=True))
+    model, saved = one_table(), CheckpointFolder(tmp_path, less=CheckpointReduction(incremental=True))
     add(saved, 0, model)
     model.load_state_dict({"embeddings.t": torch.randn(1000, 16)})
     add(saved, 1, model)
@@ -347,7 +352,7 @@ def test_rows_written_by_hand_are_in_the_next_one(tmp_path):
     "key", ["model/embeddings.t[3:8]", "model/embeddings.t[3:8] ids", "rows/embeddings.t/sum[3:8] ids"]
 )
 def test_a_flipped_byte_of_an_increment_is_found_and_named(tmp_path, key):
-    model, saved = one_table(), Saved(tmp_path, less=Less(incremental=True, bits=8))
+    model, saved = one_table(), CheckpointFolder(tmp_path, less=CheckpointReduction(incremental=True, bits=8))
     add(saved, 0, model)
     touch(model, [3, 7])
     add(saved, 1, model)
@@ -364,14 +369,14 @@ def test_a_flipped_byte_of_an_increment_is_found_and_named(tmp_path, key):
 
 @pytest.mark.parametrize("bits", [8, 4])
 def test_a_row_that_is_not_finite_is_not_rounded(tmp_path, bits):
-    model, saved = one_table(), Saved(tmp_path, less=Less(incremental=True, bits=bits))
+    model, saved = one_table(), CheckpointFolder(tmp_path, less=CheckpointReduction(incremental=True, bits=bits))
     add(saved, 0, model)
     touch(model, [3, 7])
     model.embeddings.table("t")[7, 2] = torch.nan
     with pytest.raises(CheckpointError, match=r"'model/embeddings\.t': row 7 holds nan, .* save with 32 bits"):
         add(saved, 1, model)
     assert saved.steps() == [0]
-    exact = Saved(tmp_path, less=Less(incremental=True))
+    exact = CheckpointFolder(tmp_path, less=CheckpointReduction(incremental=True))
     add(exact, 1, model)
     assert torch.equal(exact.open().load("model/embeddings.t").isnan(), model.embeddings.table("t").isnan())
 
@@ -380,8 +385,8 @@ def test_a_row_that_is_not_finite_is_not_rounded(tmp_path, bits):
 def test_weights_are_rounded_and_state_is_not(tmp_path, bits, most):
     model = one_table()
     touch(model, list(range(50)) * 3)
-    add(Saved(tmp_path, less=Less(bits=bits)), 0, model)
-    found, table = Saved(tmp_path).open(), model.embeddings.table("t")
+    add(CheckpointFolder(tmp_path, less=CheckpointReduction(bits=bits)), 0, model)
+    found, table = CheckpointFolder(tmp_path).open(), model.embeddings.table("t")
     near = found.load("model/embeddings.t")
     assert not torch.equal(near, table)
     assert float((near - table).abs().max()) <= float(table.max() - table.min()) * most
@@ -392,8 +397,8 @@ def test_weights_are_rounded_and_state_is_not(tmp_path, bits, most):
 
 def test_int8_rows_stay_as_they_are_at_eight_bits(tmp_path):
     model = one_table(row_type="int8")
-    add(Saved(tmp_path, less=Less(bits=8)), 0, model)
-    assert torch.equal(Saved(tmp_path).open().load("model/embeddings.t"), model.embeddings.table("t"))
+    add(CheckpointFolder(tmp_path, less=CheckpointReduction(bits=8)), 0, model)
+    assert torch.equal(CheckpointFolder(tmp_path).open().load("model/embeddings.t"), model.embeddings.table("t"))
 
 
 histories = st.tuples(
@@ -426,11 +431,11 @@ def test_a_chain_of_equal_increments_ends_where_its_average_is_least(increment_b
 
 
 def test_a_manifest_with_rows_outside_its_tensor_is_refused(tmp_path):
-    model, saved = one_table(), Saved(tmp_path, less=Less(incremental=True))
+    model, saved = one_table(), CheckpointFolder(tmp_path, less=CheckpointReduction(incremental=True))
     add(saved, 0, model)
     touch(model, [3])
     add(saved, 1, model)
-    manifest = Manifest.read(saved.path(1))
+    manifest = CheckpointManifest.read(saved.path(1))
     entry = manifest.tensors["model/embeddings.t"]
     far = structs.replace(entry, pieces=(*entry.pieces[:-1], structs.replace(entry.pieces[-1], rows=(3, 4000))))
     bad = structs.replace(manifest, tensors=manifest.tensors | {"model/embeddings.t": far})

@@ -14,7 +14,7 @@ from checkpoint.checkpoint_ranks import state_at
 from rowwise.checkpoint.write import PART
 from rowwise.comm.spawn import run_processes
 from rowwise.errors import PeerError
-from rowwise.train.saved import Saved
+from rowwise.train.saved import CheckpointFolder
 
 WORLD = 3
 
@@ -37,7 +37,7 @@ def kill_once(folder, chance, background):
     with pytest.raises(PeerError, match=r"was killed by SIGKILL"):
         run_processes(WORLD, checkpoint_ranks.save_for_ever, folder, background, timeout_s=60)
     killer.join()
-    saved, done = Saved(folder / "ckpt"), int((folder / "done").read_text())
+    saved, done = CheckpointFolder(folder / "ckpt"), int((folder / "done").read_text())
     steps = saved.steps()
     assert steps
     assert done <= steps[-1] <= done + 2, (done, steps)

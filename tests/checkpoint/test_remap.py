@@ -23,7 +23,7 @@ from rowwise.checkpoint import windows as seen
 from rowwise.checkpoint import write as writing
 from rowwise.checkpoint.diff import diff
 from rowwise.checkpoint.named import open_named
-from rowwise.checkpoint.parts import Part
+from rowwise.checkpoint.parts import LocalShard
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.remap import remap
 from rowwise.checkpoint.rewrite import retyped, rewrite
@@ -37,7 +37,7 @@ from rowwise.ops import rowtype
 from rowwise.plan import Plan
 from rowwise.planner import column_wise, row_wise
 from rowwise.recipes.compose import in_order, make_model
-from rowwise.recipes.runs import Run
+from rowwise.recipes.runs import TrainingRun
 from rowwise.train.snapshot import collect, restore_model, warm_start
 
 IDS, DIM = 120, 16
@@ -215,14 +215,14 @@ def test_a_run_goes_on_with_another_map(tmp_path, kind):
     other_N = np.where(rows_N < 6, 11 - rows_N, np.arange(50) // 9 % 6)  # ids of the first six stay together
     files.save(tmp_path / "old.map", "user", clusters(rows_N))
     files.save(tmp_path / "new.map", "user", clusters(other_N))
-    first = Run.start(with_map(tmp_path, tmp_path / "old.map", **changes), tmp_path / "runs")
+    first = TrainingRun.start(with_map(tmp_path, tmp_path / "old.map", **changes), tmp_path / "runs")
     first.go()
     checkpoint = open_named(first.folder.path)
     told = remap(checkpoint, tmp_path / "out", "user", tmp_path / "new.map")
     assert [one.table for one in told] == ["user", "user_wide"][: 1 + (kind == "deepfm")]
     assert all((one.rows, one.kept, one.empty) == (12, 6, 0) for one in told)
     second = with_map(tmp_path, tmp_path / "new.map", init_from=str(tmp_path / "out"), **changes)
-    run = Run.start(second, tmp_path / "runs")
+    run = TrainingRun.start(second, tmp_path / "runs")
     models = [make_model(one.resolved).eval() for one in (first, run)]
     restore_model(checkpoint, models[0])
     match = warm_start(Checkpoint.open(tmp_path / "out"), models[1])
@@ -243,7 +243,7 @@ def test_a_run_goes_on_with_another_map(tmp_path, kind):
     assert result.test["label"]["auc"] > 0.5
     old = with_map(tmp_path, tmp_path / "old.map", init_from=str(tmp_path / "out"), **changes)
     with pytest.raises(CheckpointError, match="table 'user': another id map: "):
-        Run.start(old, tmp_path / "runs").go()
+        TrainingRun.start(old, tmp_path / "runs").go()
 
 
 def _users(batch):
@@ -298,7 +298,7 @@ def test_counts_that_do_not_fit_are_refused(tmp_path, first, tensors, said):
 def test_state_that_does_not_fit_is_refused(tmp_path):
     parts, data = collect(Net(hashed(IDS, 20)).steps(), {})
     parts = [part for part in parts if part.name != "rows/embeddings.stored.item/sum"]
-    write(tmp_path / "odd", [*parts, Part.whole("rows/embeddings.stored.item/sum", torch.zeros(21))], data)
+    write(tmp_path / "odd", [*parts, LocalShard.whole("rows/embeddings.stored.item/sum", torch.zeros(21))], data)
     with pytest.raises(
         CheckpointError, match=r"rows/embeddings.stored.item/sum: got \(21,\) of float32: want .* 20 rows"
     ):

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from rowwise import RowType
 from rowwise.checkpoint.assign import SMALLEST_bytes, deal
-from rowwise.checkpoint.manifest import Entry, Piece, find_wrong_cover
+from rowwise.checkpoint.manifest import TensorChunk, TensorEntry, find_wrong_cover
 from rowwise.checkpoint.reshard import overlaps, stored
 from rowwise.ops.rowtype import pack, unpack
 from rowwise.spec import row_bytes
 
 
 def piece(rows, cols):
-    return Piece(rows=rows, cols=cols, file="f", key="k", crc32=0)
+    return TensorChunk(rows=rows, cols=cols, file="f", key="k", crc32=0)
 
 
 @st.composite
@@ -41,7 +41,7 @@ def covers(draw, unit=1):
 
 def entry_of(shape, rectangles, **kind):
     pieces = tuple(piece(rows, None if cols == (0, shape[1]) else cols) for rows, cols in rectangles)
-    return Entry(dtype="uint8", shape=shape, pieces=pieces, **kind)
+    return TensorEntry(dtype="uint8", shape=shape, pieces=pieces, **kind)
 
 
 @st.composite
@@ -73,7 +73,7 @@ def test_columns_of_int8_rows_are_their_scales_and_codes(groups, group, short, d
     first = data.draw(st.integers(0, groups - 1))
     last = data.draw(st.integers(first + 1, groups))
     cols = first * group, min(dim, last * group)
-    entry = Entry(dtype="uint8", shape=(3, dim), row_type=RowType.INT8, column_group=group)
+    entry = TensorEntry(dtype="uint8", shape=(3, dim), row_type=RowType.INT8, column_group=group)
     width = cols[1] - cols[0]
     out = torch.zeros(3, row_bytes(RowType.INT8, width, group), dtype=torch.uint8)
     for source, target in zip(stored(entry, dim, cols), stored(entry, width, (0, width)), strict=True):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rowwise import CheckpointError, Embeddings, RowType, Table
 from rowwise.checkpoint import files
-from rowwise.checkpoint.parts import Part
+from rowwise.checkpoint.parts import LocalShard
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.write import FileSizes, write
 from rowwise.ops.rowtype import pack, unpack
@@ -38,7 +38,7 @@ def test_any_rectangle_in_any_type(tmp_path_factory, data, saved, wanted, seed):
     whole = pack(weights, *saved)
     table = Table(name="t", rows=rows, dim=dim, row_type=saved[0], column_group=saved[1])
     parts = [
-        Part(
+        LocalShard(
             name="t", tensor=cut_columns(whole[slice(*r)], table, slice(*c)), shape=(rows, dim), rows=r,
             cols=c, row_type=saved[0], column_group=saved[1],
         )
@@ -51,7 +51,7 @@ def test_any_rectangle_in_any_type(tmp_path_factory, data, saved, wanted, seed):
     row, col = (data.draw(st.sampled_from(spans(data.draw, n, u))) for n, u in ((rows, 1), (dim, unit(wanted))))
     floats = unpack(whole, dim, *saved)[slice(*row), slice(*col)]
     want = pack(floats, *wanted)
-    part = Part(
+    part = LocalShard(
         name="t", tensor=torch.empty_like(want), shape=(rows, dim), rows=row, cols=col, row_type=wanted[0],
         column_group=wanted[1],
     )  # fmt: skip
@@ -76,14 +76,16 @@ def test_a_model_takes_rows_of_another_type(tmp_path, there, here):
 
 
 def test_a_tensor_that_is_no_table_has_one_type(tmp_path):
-    write(tmp_path / "one", [Part.whole("w", torch.ones(3))], {})
+    write(tmp_path / "one", [LocalShard.whole("w", torch.ones(3))], {})
     with pytest.raises(CheckpointError, match=r"w: got \(3,\) of float32, want \(3,\) of float16; start from it"):
-        Checkpoint.open(tmp_path / "one").fill(Part.whole("w", torch.ones(3).half()))
+        Checkpoint.open(tmp_path / "one").fill(LocalShard.whole("w", torch.ones(3).half()))
 
 
 def test_a_tensor_that_is_not_in_a_row_is_filled_where_it_is(tmp_path):
     tensor = torch.arange(24.0).view(2, 3, 4)
-    write(tmp_path / "one", [Part.whole("w", tensor.transpose(1, 2)), Part.whole("v", tensor[:, 0, :2])], {})
+    write(
+        tmp_path / "one", [LocalShard.whole("w", tensor.transpose(1, 2)), LocalShard.whole("v", tensor[:, 0, :2])], {}
+    )
     out, small = torch.zeros(2, 3, 4), torch.zeros(4, 2).t()
     found = Checkpoint.open(tmp_path / "one")
     found.copy_into(out.transpose(1, 2), "w")
@@ -96,6 +98,6 @@ def test_a_tensor_that_is_not_in_a_row_is_filled_where_it_is(tmp_path):
 def test_one_number_of_many_that_lie_apart(tmp_path):
     """Such as the state of a single row: in a row with itself, whatever its stride."""
     many = torch.arange(15.0).view(3, 5)
-    write(tmp_path / "one", [Part.whole("w", many[1:2, 2])], {})
-    Checkpoint.open(tmp_path / "one").fill(Part.whole("w", many[2:, 4]))
+    write(tmp_path / "one", [LocalShard.whole("w", many[1:2, 2])], {})
+    Checkpoint.open(tmp_path / "one").fill(LocalShard.whole("w", many[2:, 4]))
     assert many[2, 4] == many[1, 2] == 7

@@ -16,12 +16,12 @@ from rowwise import CheckpointError, Plan, SpecError, Topology
 from rowwise.checkpoint import export as exporting
 from rowwise.checkpoint import windows as seen
 from rowwise.checkpoint import write as writing
-from rowwise.checkpoint.appear import appearing
+from rowwise.checkpoint.atomic import appearing
 from rowwise.checkpoint.check import verify
 from rowwise.checkpoint.diff import diff
 from rowwise.checkpoint.export import export_parquet, export_torch, own_names, torchrec_names
 from rowwise.checkpoint.listing import list_checkpoints, list_tensors
-from rowwise.checkpoint.manifest import NAME, Entry, Piece
+from rowwise.checkpoint.manifest import NAME, TensorChunk, TensorEntry
 from rowwise.checkpoint.named import open_named, tables_of
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.rewrite import retyped, rewrite
@@ -410,10 +410,10 @@ def test_a_manifest_says_what_it_is_to_others(three, tmp_path):
 
 
 def test_tables_of_two_modules_may_have_one_name(tmp_path):
-    entry = Entry(dtype="float32", shape=(4, 4), row_type=RowType.FP32, pieces=())
-    piece = Piece(rows=(0, 4), cols=None, file="f", key="k", crc32=0)
+    entry = TensorEntry(dtype="float32", shape=(4, 4), row_type=RowType.FP32, pieces=())
+    piece = TensorChunk(rows=(0, 4), cols=None, file="f", key="k", crc32=0)
     assert piece.rows == (0, 4)
-    from rowwise.checkpoint.manifest import Manifest
+    from rowwise.checkpoint.manifest import CheckpointManifest
 
-    both = Manifest(format=2, data={}, files={}, tensors={"model/a.t": entry, "model/b.t": entry})
+    both = CheckpointManifest(format=2, data={}, files={}, tensors={"model/a.t": entry, "model/b.t": entry})
     assert list(tables_of(both)) == ["a.t", "b.t"]

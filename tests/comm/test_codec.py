@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rowwise.comm.codec import Span, codec_of, gradient_scale, spans_of
+from rowwise.comm.codec import ColumnSpan, codec_of, gradient_scale, spans_of
 from rowwise.spec import WIRE_TYPES, WireType
 
 SHARE = {WireType.FP32: 0.0, WireType.FP16: 2.0**-11, WireType.BF16: 2.0**-8, WireType.INT8: 1 / 255 / 2 * 1.001}
@@ -60,7 +60,7 @@ def test_empty_blocks_take_nothing(kind, shape):
 def test_the_size_of_a_vector_is_known_without_the_codec(kind, width):
     codec = codec_of(kind)
     assert codec.block_bytes((5, width)) == 5 * kind.vector_bytes(width)
-    assert codec.block_bytes((5, 3 * width), (Span(3 * width, width),)) == 15 * kind.vector_bytes(width)
+    assert codec.block_bytes((5, 3 * width), (ColumnSpan(3 * width, width),)) == 15 * kind.vector_bytes(width)
 
 
 @kinds

@@ -20,7 +20,7 @@ from rowwise.perf.hardware import read_hardware
 from rowwise.perf.learned import model_of
 from rowwise.recipes.runs import evaluate, predict_rows
 from rowwise.spec import Topology
-from rowwise.train.saved import Saved
+from rowwise.train.saved import CheckpointFolder
 
 MAPPED = Table(name="user", rows=50, dim=8)
 
@@ -32,7 +32,7 @@ def exact(folder: Path) -> dict[str, Any]:
         "id map": id_map(folder),
         "warehouse": warehouse(folder),
         "checkpoints": {path.name: checkpoint(path) for path in sorted((folder / "run" / "ckpt").glob("step-*"))},
-        "steps": Saved(folder / "run" / "ckpt").steps(),
+        "steps": CheckpointFolder(folder / "run" / "ckpt").steps(),
     }
     return json.loads(json.dumps(found))
 

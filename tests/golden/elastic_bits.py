@@ -17,7 +17,7 @@ from rowwise.comm.thread import run_threads
 from rowwise.ops import rowtype
 from rowwise.ops.jagged import split
 from rowwise.shard.apply import copy_tables
-from rowwise.shard.embeddings import HeldTile, ShardedEmbeddings
+from rowwise.shard.embeddings import LocalTile, ShardedEmbeddings
 
 SEED, SAMPLES, STEPS, LONGEST = 11, 1024, 3, 3
 EXACT = {"beta1": 0.5, "beta2": 0.75}
@@ -116,7 +116,7 @@ def digest(tables: Tables, topology: Topology, layouts: list[str]) -> str:
     return hashed.hexdigest()
 
 
-def floats_of(table: Table, piece: HeldTile) -> torch.Tensor:
+def floats_of(table: Table, piece: LocalTile) -> torch.Tensor:
     """The weights of a piece as floats, which hold those of every row type exactly."""
     first, last = piece.tile.cols
     return rowtype.unpack(piece.rows, last - first, table.row_type, table.column_group)

@@ -9,7 +9,7 @@ int8: a few such steps are below 1e-3.
 import csv
 from pathlib import Path
 
-from rowwise.recipes.runs import Run
+from rowwise.recipes.runs import TrainingRun
 from rowwise.recipes.text import read
 
 RECIPES = Path(__file__).parent / "recipes"
@@ -19,7 +19,7 @@ CLOSE = {"dlrm": 1e-5, "dcn": 1e-3, "two-tower": 1e-5}  # relative
 def losses_of(name: str, folder: Path) -> list[float]:
     """Of each step; `folder` has the warehouse."""
     recipe = read(RECIPES / f"{name}.yaml", [f"data.dataset=parquet:{folder / 'warehouse'}"])
-    run = Run.start(recipe, folder / "losses")
+    run = TrainingRun.start(recipe, folder / "losses")
     run.trainer.run()
     with (run.folder.path / "metrics.csv").open() as file:
         lines = list(csv.DictReader(file))

@@ -27,7 +27,7 @@ from rowwise.hashing.placed import entries, in_folds
 from rowwise.perf.exchange import ExchangeNetwork, Exchanges
 from rowwise.plan import Forecast, Tile
 from rowwise.planner import column_wise, grid, replicated, row_wise
-from rowwise.recipes.runs import Run
+from rowwise.recipes.runs import TrainingRun
 from rowwise.recipes.text import read
 
 FILES = Path(__file__).parent / "files"
@@ -94,7 +94,7 @@ def write_run(folder: Path) -> None:
     """A run with full checkpoints and increments; without its report, which nothing reads."""
     os.chdir(folder)  # the recipe names its map beside it
     made = read(RECIPES / "run.yaml", [f"data.dataset=parquet:{folder / 'warehouse'}"])
-    run = Run.start(made, folder / "runs")
+    run = TrainingRun.start(made, folder / "runs")
     run.go()
     shutil.move(run.folder.path, folder / "run")
     (folder / "runs" / "run").rmdir()

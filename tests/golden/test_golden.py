@@ -15,7 +15,7 @@ from golden import contents
 from golden.elastic_bits import JOBS, WORLDS, digest
 from golden.losses import CLOSE, losses_of
 
-from rowwise.recipes.runs import Run
+from rowwise.recipes.runs import TrainingRun
 
 FILES = Path(__file__).parent / "files"
 HOME = "/golden"
@@ -54,7 +54,7 @@ def test_a_profile_and_a_run_predict_what_they_predicted(folder):
 
 def test_a_run_goes_on(tmp_path):
     folder = unpack(tmp_path / "files")
-    run = Run.resume(folder / "run", ["train.epochs=2"])
+    run = TrainingRun.resume(folder / "run", ["train.epochs=2"])
     assert run.go().status == "finished"
     assert run.trainer.progress.step > SAID["exact"]["steps"][-1]
 

@@ -2,14 +2,14 @@
 
 import numpy as np
 
-from rowwise.hashing.idmap import IdMap, RowsOf, Section, Shape
+from rowwise.hashing.idmap import IdMap, MapPart, MapSection, MapShape
 from rowwise.hashing.placed import added, entries, ranked
 from rowwise.hashing.rules import double_hashed, hashed, quotient_remainder
 
 
 def direct(ids):
     """Each id has a row of its own, in their order."""
-    return IdMap(shape=Shape(ids=ids, parts=(RowsOf(rows=ids),), sections=(Section(kind="rest", rows=ids),)))
+    return IdMap(shape=MapShape(ids=ids, parts=(MapPart(rows=ids),), sections=(MapSection(kind="rest", rows=ids),)))
 
 
 def make_maps(ids, seed=0):

@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rowwise.errors import SpecError
-from rowwise.hashing.allocate import FULL, Option, allocate, between, options_of
+from rowwise.hashing.allocate import FULL, SizeOption, allocate, between, options_of
 
 SIZES = st.integers(1, 60)
 LOSSES = st.integers(-3, 40).map(lambda n: n / 8)  # sums are exact
 OPTIONS = st.lists(
-    st.builds(Option, method=st.sampled_from("ab"), size_bytes=SIZES, loss=LOSSES), min_size=1, max_size=6
+    st.builds(SizeOption, method=st.sampled_from("ab"), size_bytes=SIZES, loss=LOSSES), min_size=1, max_size=6
 )
 TABLES = st.lists(OPTIONS, min_size=1, max_size=4).map(lambda each: {f"t{n}": tuple(o) for n, o in enumerate(each)})
 
@@ -52,23 +52,23 @@ def test_with_few_sums_kept_the_error_says_how_far_it_can_be_off(tables, budget_
 
 @pytest.mark.slow
 def test_many_large_tables_take_a_moment():
-    curve = tuple(Option(method="a", size_bytes=10**9 // n + 7 * n, loss=n**1.1) for n in range(1, 200))
+    curve = tuple(SizeOption(method="a", size_bytes=10**9 // n + 7 * n, loss=n**1.1) for n in range(1, 200))
     found = allocate({f"t{n}": curve for n in range(40)}, 2 * 10**9)
     assert found.size_bytes <= 2 * 10**9
     assert found.error < 0.05 * found.loss
 
 
 def test_sizes_between_lie_on_straight_lines_over_the_logarithm():
-    low, high = Option(method="a", size_bytes=100, loss=3.0), Option(method="a", size_bytes=10_000, loss=1.0)
+    low, high = SizeOption(method="a", size_bytes=100, loss=3.0), SizeOption(method="a", size_bytes=10_000, loss=1.0)
     made = between((low, high), 1)
-    assert made == (low, Option(method="a", size_bytes=1000, loss=2.0, measured=False), high)
+    assert made == (low, SizeOption(method="a", size_bytes=1000, loss=2.0, measured=False), high)
 
 
 @given(OPTIONS)
 def test_a_table_can_always_stay_as_it_is(points):
     made = options_of(points, 40)
     full = [one for one in made if one.method == FULL]
-    assert full == [Option(method=FULL, size_bytes=40, loss=0.0)]
+    assert full == [SizeOption(method=FULL, size_bytes=40, loss=0.0)]
     assert all(one.size_bytes < 40 for one in made if one.method != FULL)
     for method in "ab":
         sizes = [one.size_bytes for one in made if one.method == method]

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from rowwise.errors import NativeError, SpecError
-from rowwise.hashing.cluster import Clusters, Effort, cluster, cluster_with, shares
+from rowwise.hashing.cluster import ClusterEffort, Clusters, cluster, cluster_with, shares
 from rowwise.hashing.native import isa, limit_isa
 
-CUT = Effort(plain=1 << 12)  # small problems, but cut into cells
+CUT = ClusterEffort(plain=1 << 12)  # small problems, but cut into cells
 ONCE = 1  # tries
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
@@ -97,8 +97,8 @@ def problems(draw: st.DrawFn) -> tuple[Floats, Doubles, int]:
 
 
 @settings(deadline=None)
-@given(problems(), st.sampled_from([Effort(), CUT, Effort(tries=ONCE, rounds=1)]), st.integers(0, 99))
-def test_clusters_are_what_they_say(problem: tuple[Floats, Doubles, int], effort: Effort, seed: int) -> None:
+@given(problems(), st.sampled_from([ClusterEffort(), CUT, ClusterEffort(tries=ONCE, rounds=1)]), st.integers(0, 99))
+def test_clusters_are_what_they_say(problem: tuple[Floats, Doubles, int], effort: ClusterEffort, seed: int) -> None:
     vectors_ND, weights_N, clusters = problem
     found = cluster_with(effort, vectors_ND, weights_N, clusters, (seed, None))
     check(vectors_ND, weights_N, clusters, found)
@@ -118,7 +118,7 @@ def test_clusters_are_what_they_say(problem: tuple[Floats, Doubles, int], effort
 @given(problems(), st.integers(0, 99))
 def test_until_nothing_moves_labels_are_the_nearest(problem: tuple[Floats, Doubles, int], seed: int) -> None:
     vectors_ND, weights_N, clusters = problem
-    found = cluster_with(Effort(rounds=1000), vectors_ND, weights_N, clusters, (seed, None))
+    found = cluster_with(ClusterEffort(rounds=1000), vectors_ND, weights_N, clusters, (seed, None))
     far_NK = squares(vectors_ND, found.centroids_KD)
     mine_N = far_NK[np.arange(len(vectors_ND)), found.label_N]
     np.testing.assert_allclose(mine_N, far_NK.min(1), rtol=1e-3, atol=1e-4)
@@ -130,15 +130,17 @@ def test_more_rounds_are_never_worse(problem: tuple[Floats, Doubles, int], seed:
     vectors_ND, weights_N, clusters = problem
     errors = [
         error(vectors_ND, weights_N, cluster_with(effort, vectors_ND, weights_N, clusters, (seed, None)))
-        for effort in (Effort(rounds=rounds, tries=ONCE) for rounds in (1, 2, 3, 5, 9, 20))
+        for effort in (ClusterEffort(rounds=rounds, tries=ONCE) for rounds in (1, 2, 3, 5, 9, 20))
     ]
     slack = 1e-5 * weights_N.sum() * (1 + np.abs(vectors_ND).max() ** 2)
     assert all(after <= before + slack for before, after in itertools.pairwise(errors)), errors
 
 
 @settings(deadline=None, max_examples=50)
-@given(problems(), st.floats(2, 6), st.sampled_from([Effort(), CUT]))
-def test_a_cap_holds_but_for_heavier_points(problem: tuple[Floats, Doubles, int], times: float, effort: Effort) -> None:
+@given(problems(), st.floats(2, 6), st.sampled_from([ClusterEffort(), CUT]))
+def test_a_cap_holds_but_for_heavier_points(
+    problem: tuple[Floats, Doubles, int], times: float, effort: ClusterEffort
+) -> None:
     vectors_ND, weights_N, clusters = problem
     clusters = min(clusters, len(vectors_ND))
     cap = float(times * weights_N.sum() / clusters) or 1.0
@@ -179,8 +181,8 @@ def test_cells_cost_little(skewed: bool) -> None:
     random = np.random.default_rng(5)
     vectors_ND = random.standard_normal((20_000, 4)).astype(np.float32)
     weights_N = 1 / (1.0 + random.permutation(20_000)) if skewed else np.ones(20_000)
-    whole = cluster_with(Effort(), vectors_ND, weights_N, 500)
-    cut = cluster_with(Effort(plain=1 << 20), vectors_ND, weights_N, 500)
+    whole = cluster_with(ClusterEffort(), vectors_ND, weights_N, 500)
+    cut = cluster_with(ClusterEffort(plain=1 << 20), vectors_ND, weights_N, 500)
     assert not same(whole, cut)
     assert len(cut.weight_K) == 500
     assert error(vectors_ND, weights_N, cut) < 1.12 * error(vectors_ND, weights_N, whole)
@@ -193,10 +195,10 @@ def test_threads_and_processors_do_not_change_a_bit(dims: int) -> None:
     vectors_ND = random.standard_normal((5000, dims)).astype(np.float32)
     weights_N = random.random(5000)
     before = isa()
-    for effort, cap in ((Effort(), None), (CUT, None), (CUT, 4 * weights_N.sum() / 700)):
-        one = cluster_with(Effort(plain=effort.plain, threads=1), vectors_ND, weights_N, 700, (7, cap))
+    for effort, cap in ((ClusterEffort(), None), (CUT, None), (CUT, 4 * weights_N.sum() / 700)):
+        one = cluster_with(ClusterEffort(plain=effort.plain, threads=1), vectors_ND, weights_N, 700, (7, cap))
         for threads in (2, 3):
-            more = Effort(plain=effort.plain, threads=threads)
+            more = ClusterEffort(plain=effort.plain, threads=threads)
             assert same(one, cluster_with(more, vectors_ND, weights_N, 700, (7, cap)))
         try:
             for name in ("base", "avx2", "avx512"):
@@ -233,7 +235,7 @@ def test_many_equal_vectors_still_let_the_others_apart() -> None:
 @pytest.mark.slow
 def test_progress_is_told_and_rises() -> None:
     vectors_ND, weights_N = planted(5000, 12, 0)
-    for effort in (Effort(), CUT):
+    for effort in (ClusterEffort(), CUT):
         told: list[float] = []
         cluster_with(effort, vectors_ND, weights_N, 700, tell=told.append)
         assert told == sorted(told)

@@ -16,7 +16,7 @@ from rowwise.errors import SpecError
 from rowwise.hashing import placed, rules
 from rowwise.hashing.check import fault_of
 from rowwise.hashing.file import HEADER, load, save
-from rowwise.hashing.idmap import IdMap, Shape
+from rowwise.hashing.idmap import IdMap, MapShape
 from rowwise.hashing.open import open_map, stored_tables
 from rowwise.idmaps import DoubleHashIds, HashIds, QuotientRemainderIds, StoredIds
 from rowwise.recipes.id_maps import pinned
@@ -33,7 +33,7 @@ def test_what_is_read_is_what_was_written(tmp_path_factory, case):
     assert (found.shape, found.about, found.digest) == (id_map.shape, id_map.about, id_map.digest)
     assert np.array_equal(found.words, id_map.words)
     assert found.words.flags.writeable
-    again = msgspec.json.decode(msgspec.json.encode(id_map.shape), type=Shape)
+    again = msgspec.json.decode(msgspec.json.encode(id_map.shape), type=MapShape)
     assert IdMap(shape=again, words=id_map.words).digest == id_map.digest
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rowwise.errors import SpecError
 from rowwise.hashing import placed, rules
-from rowwise.hashing.idmap import RowsOf, Section
+from rowwise.hashing.idmap import MapPart, MapSection
 from rowwise.hashing.rows import rows_of
 from rowwise.hashing.words import (
     bits_for,
@@ -48,7 +48,7 @@ def test_sets_are_read_as_they_were_written_and_take_the_words_predicted(ids, sh
         return
     words = write_set(set_C, ids, random.integers(0, 1 << bits, count), bits)
     assert len(words) == set_words(count, ids, bits)
-    section = Section(kind="listed", rows=1, count=count, low_bits=low_bits_for(count, ids), entry_bits=bits)
+    section = MapSection(kind="listed", rows=1, count=count, low_bits=low_bits_for(count, ids), entry_bits=bits)
     assert np.array_equal(read_set(section, words, ids), set_C)
     # About 2.4 bits and what tells them apart; beside that a word or two for each of the parts.
     assert 64 * set_words(count, ids) < count * (np.log2(ids / count) + 2.7) + 64 * 5
@@ -78,8 +78,8 @@ def test_ids_of_sets_have_rows_of_their_own(ids, rest, shape, seed):
 def test_sets_of_dims_are_parts():
     sets = [np.array([5, 7]), np.array([], np.int64), np.array([1])]
     id_map = placed.ranked(10, sets, "own", dims=(16, 8, None, 2))
-    assert id_map.shape.parts == (RowsOf(rows=2, dim=16), RowsOf(rows=1), RowsOf(rows=7, dim=2))
-    assert placed.ranked(10, sets, 0, dims=(16, 8, 4)).shape.parts[1] == RowsOf(rows=1, dim=4)
+    assert id_map.shape.parts == (MapPart(rows=2, dim=16), MapPart(rows=1), MapPart(rows=7, dim=2))
+    assert placed.ranked(10, sets, 0, dims=(16, 8, 4)).shape.parts[1] == MapPart(rows=1, dim=4)
     for dims in ((16, 8), (16, 8, 4)):
         with pytest.raises(SpecError, match="want one for each"):
             placed.ranked(10, sets, "own", dims=dims)

@@ -6,7 +6,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from rowwise import RowType, SpecError, Table
-from rowwise.hashing.methods import FEW, FEWEST, METHODS, Folded, History, make_map, table_bytes
+from rowwise.hashing.methods import FEW, FEWEST, METHODS, FoldedVectors, IdHistory, make_map, table_bytes
 from rowwise.hashing.placed import fold_maps
 from rowwise.hashing.rows import rows_of
 
@@ -18,8 +18,8 @@ def make_history(ids, seed=0, folds=2, groups=5):
     places = generator.normal(size=(groups, 4))
     group_N = generator.integers(0, groups, ids)
     vectors = [(places[group_N] + 0.01 * generator.normal(size=(ids, 4))).astype(np.float32) for _ in range(1 + folds)]
-    folded = Folded(features=("t",), seed=1, vectors=tuple(vectors[1:])) if folds else None
-    return History(counts_N=counts_N, vectors_ND=vectors[0], folded=folded), group_N
+    folded = FoldedVectors(features=("t",), seed=1, vectors=tuple(vectors[1:])) if folds else None
+    return IdHistory(counts_N=counts_N, vectors_ND=vectors[0], folded=folded), group_N
 
 
 @settings(max_examples=150, deadline=None)
@@ -130,8 +130,8 @@ def test_what_cannot_be_is_said():
     with pytest.raises(SpecError, match=r"table 'film': 1600 bytes: want fewer than it takes without a map"):
         make_map("hash", table, 1600, history)
     with pytest.raises(SpecError, match=r"table 'film': counts of 99 ids: want 100"):
-        make_map("hash", table, 100, History(counts_N=history.counts_N[:99]))
+        make_map("hash", table, 100, IdHistory(counts_N=history.counts_N[:99]))
     with pytest.raises(SpecError, match=r"table 'film': vectors of ids: got none: want 100, one for each, of a probe"):
-        make_map("learned", table, 500, History(counts_N=history.counts_N))
+        make_map("learned", table, 500, IdHistory(counts_N=history.counts_N))
     assert make_map("quotient_remainder", table, 64, history) is None
     assert make_map("hash", table, 3, history) is None

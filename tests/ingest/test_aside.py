@@ -9,9 +9,9 @@ from pyarrow import parquet as pq
 
 from rowwise import DataError, Table
 from rowwise.ingest import Batcher, Batching, Columns, Dense, ParquetReader, Sparse
-from rowwise.ingest.aside import PutAside, count_aside, put_aside, put_split_aside
-from rowwise.ingest.batcher import Served
-from rowwise.ingest.encode import NAMED, Bad, Wrong
+from rowwise.ingest.batcher import EncodedSplit
+from rowwise.ingest.encode import NAMED, RefusalReason, RefusedRows
+from rowwise.ingest.quarantine import QuarantinedRows, count_aside, put_aside, put_split_aside
 from rowwise.ingest.reader import Split
 from rowwise.ingest.service.local import Service, Workers
 from rowwise.ingest.where import parse
@@ -45,7 +45,7 @@ def keys(made):
 def served(made, count=2):
     with Service(made.task, Workers(count=count, ahead=1)) as service:
         client = service.client()
-        return keys(made.served_by(lambda epoch, at: map(Served, client.splits(epoch, at, made.splits))))
+        return keys(made.served_by(lambda epoch, at: map(EncodedSplit, client.splits(epoch, at, made.splits))))
 
 
 def found(folder):
@@ -79,7 +79,7 @@ def test_bad_rows_are_put_aside_and_the_rest_is_used(tmp_path):
     assert "column 'label': None" in rows[5]["_reason"]
     assert rows[9]["_reason"].startswith("column 'id': id 100: want 0 to 99, the rows of table 'id'")
     assert rows[None]["_reason"] == "column 'row': None: want a key in every row"
-    assert count_aside(folder) == PutAside(len(bad), ())
+    assert count_aside(folder) == QuarantinedRows(len(bad), ())
     assert len(list(folder.iterdir())) == 3  # and nothing half written
 
 
@@ -173,8 +173,8 @@ SPLIT = Split(source="a/rows.v2.parquet", start=0, stop=1, first_row=10, rows=4)
 
 
 def test_reasons_and_names(tmp_path):
-    wrong = tuple(Wrong(row=row, column="label", reason="7: no") for row in range(NAMED))
-    bad = Bad(np.ones(NAMED + 2, np.bool_), (*wrong, Wrong(row=0, column="x", reason="inf: no")))
+    wrong = tuple(RefusalReason(row=row, column="label", reason="7: no") for row in range(NAMED))
+    bad = RefusedRows(np.ones(NAMED + 2, np.bool_), (*wrong, RefusalReason(row=0, column="x", reason="inf: no")))
     table = pa.table({"label": [7] * (NAMED + 2)})
     others = [
         SPLIT,
@@ -194,7 +194,7 @@ def test_reasons_and_names(tmp_path):
 
 def test_all_write_at_once(tmp_path):
     table = pa.table({"label": [7, 8]})
-    bad = Bad(np.array([True, True]), (Wrong(row=0, column="label", reason="7"),) * 5)
+    bad = RefusedRows(np.array([True, True]), (RefusalReason(row=0, column="label", reason="7"),) * 5)
     failed = []
 
     def write_often():

@@ -9,7 +9,7 @@ import pytest
 from test_service import batches, make, same, served
 
 from rowwise.ingest import ParquetReader
-from rowwise.ingest.service.cluster import Cluster
+from rowwise.ingest.service.cluster import ServiceCluster
 from rowwise.ingest.service.local import Workers
 
 pytestmark = [pytest.mark.dist, pytest.mark.filterwarnings("default")]
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.dist, pytest.mark.filterwarnings("default")]
 def nodes():
     """A cluster of three nodes; the first has room for no worker."""
     import ray
-    from ray.cluster_utils import Cluster as Nodes
+    from ray.cluster_utils import ServiceCluster as Nodes
 
     found = Nodes(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
     for _ in range(2):
@@ -46,7 +46,7 @@ def test_the_batches_are_those_made_here(nodes, reader):
     here = batches(reader)
     expected = [*here, *here]
     there = batches(reader)
-    with Cluster(there.task, WORKERS) as cluster:
+    with ServiceCluster(there.task, WORKERS) as cluster:
         client = cluster.client()
         served(there, client)
         same([*there, *there], expected)
@@ -59,7 +59,7 @@ def test_workers_and_the_coordinator_are_killed(nodes, reader):
 
     expected = list(batches(reader, size=64))
     there, got, draw, kills = batches(reader, size=64), [], random.Random(1), 0
-    with Cluster(there.task, WORKERS) as cluster:
+    with ServiceCluster(there.task, WORKERS) as cluster:
         client = cluster.client()
         for number, batch in enumerate(served(there, client)):
             got.append(batch)
@@ -78,7 +78,7 @@ def test_a_node_is_lost(nodes, reader):
     expected = list(batches(reader, size=64))
     there, got = batches(reader, size=64), []
     extra = nodes.add_node(num_cpus=2)
-    with Cluster(there.task, Workers(count=6, on="ray")) as cluster:
+    with ServiceCluster(there.task, Workers(count=6, on="ray")) as cluster:
         for number, batch in enumerate(served(there, cluster.client())):
             got.append(batch)
             if number == 10:
@@ -88,8 +88,8 @@ def test_a_node_is_lost(nodes, reader):
 
 def test_trainers_share_what_workers_prepare(nodes, reader):
     there = batches(reader)
-    with Cluster(there.task, WORKERS, clients=2) as cluster:
-        second = Cluster(there.task, WORKERS, clients=2, name=cluster.name)
+    with ServiceCluster(there.task, WORKERS, clients=2) as cluster:
+        second = ServiceCluster(there.task, WORKERS, clients=2, name=cluster.name)
         clients = [cluster.client(0), second.client(1)]
         with ThreadPoolExecutor(2) as threads:
             taken = threads.map(lambda c: [bytes(s.block) for s in c.splits(0, 0, there.splits)], clients, timeout=60)
@@ -106,4 +106,4 @@ def test_there_is_no_such_cluster(reader):
     if ray.is_initialized():
         ray.shutdown()
     with pytest.raises(SpecError, match=r"data.workers.address='127.0.0.1:1': there is no Ray cluster"):
-        Cluster(batches(reader).task, Workers(on="ray", address="127.0.0.1:1"))
+        ServiceCluster(batches(reader).task, Workers(on="ray", address="127.0.0.1:1"))

@@ -7,33 +7,33 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rowwise import SpecError
-from rowwise.ingest.block import Sizes, lay_out
+from rowwise.ingest.block import BlockSizes, lay_out
 from rowwise.ingest.service.coordinator import (
-    Attached,
+    ClientAttached,
+    ClientDetached,
+    ClockTick,
     Coordinator,
-    Detached,
-    Give,
-    Joined,
-    Kill,
-    Lease,
-    Lost,
-    Place,
-    Plan,
-    Prepared,
-    Refused,
-    Released,
-    Retire,
-    Start,
-    Tick,
-    Times,
+    KillWorker,
+    RetireWorker,
+    ServiceConfig,
+    SplitDelivery,
+    SplitId,
+    SplitLease,
+    SplitReady,
+    SplitRefused,
+    SplitReleased,
+    StartWorker,
+    WorkerJoined,
+    WorkerLost,
+    WorkerTimes,
 )
-from rowwise.ingest.service.scaling import Seen, wanted_workers
+from rowwise.ingest.service.scaling import ServiceLoad, wanted_workers
 
-EMPTY = lay_out(Sizes(0, 0, 0, (), (), ()))
+EMPTY = lay_out(BlockSizes(0, 0, 0, (), (), ()))
 
 
 def made(worker, place, busy_s):
-    return Prepared(worker, place, EMPTY, Times(busy_s=busy_s))
+    return SplitReady(worker, place, EMPTY, WorkerTimes(busy_s=busy_s))
 
 
 def told(command):
@@ -47,13 +47,13 @@ class World:
         self.plan, self.draw, self.faults, self.epochs = plan, random.Random(seed), faults, epochs
         self.now_s = 0.0
         self.begin()
-        self.place = {client: Place(0, 0) for client in range(plan.clients)}
+        self.place = {client: SplitId(0, 0) for client in range(plan.clients)}
         self.taken = {client: [] for client in range(plan.clients)}
         self.held = {client: {} for client in range(plan.clients)}  # place: slot, of what a client looks at
         self.inbox = {client: [] for client in range(plan.clients)}
         self.restarts = 0
         for client in range(plan.clients):
-            self.tell(Attached(client, Place(0, 0)))
+            self.tell(ClientAttached(client, SplitId(0, 0)))
 
     def begin(self):
         self.coordinator = Coordinator(self.plan)
@@ -65,15 +65,15 @@ class World:
 
     def obey(self, command):
         match command:
-            case Start(worker=worker):
+            case StartWorker(worker=worker):
                 assert worker not in self.workers
                 self.workers.add(worker)
-                self.tell(Joined(worker))
-            case Retire(worker=worker) | Kill(worker=worker):
-                if isinstance(command, Retire):
+                self.tell(WorkerJoined(worker))
+            case RetireWorker(worker=worker) | KillWorker(worker=worker):
+                if isinstance(command, RetireWorker):
                     assert worker not in self.leases
                 self.end(worker)
-            case Lease(worker=worker, place=place, slot=slot):
+            case SplitLease(worker=worker, place=place, slot=slot):
                 assert worker in self.workers
                 assert worker not in self.leases
                 # Nobody looks at a slot that is written, and nobody else writes to it.
@@ -82,7 +82,7 @@ class World:
                 assert slot not in [s for _, s, _ in self.leases.values()]
                 self.slots[slot] = None
                 self.leases[worker] = place, slot, self.now_s + self.draw.choice([0.1, 1, 3])
-            case Give(client=client, place=place, slot=slot, error=error):
+            case SplitDelivery(client=client, place=place, slot=slot, error=error):
                 assert error is None
                 assert self.slots[slot] == place
                 assert place not in dict(self.inbox[client])
@@ -91,7 +91,7 @@ class World:
     def end(self, worker):
         self.workers.discard(worker)
         self.leases.pop(worker, None)
-        self.tell(Lost(worker, "it was killed"))
+        self.tell(WorkerLost(worker, "it was killed"))
 
     def work(self):
         for worker, (place, slot, due_s) in list(self.leases.items()):
@@ -112,17 +112,17 @@ class World:
                 self.inbox[client].remove((place, slot))
                 self.taken[client].append(place)
                 self.held[client][place] = slot
-                self.place[client] = want = Place(want.epoch, want.at + 1)
+                self.place[client] = want = SplitId(want.epoch, want.at + 1)
                 break
         held = self.held[client]
         while held and (len(held) > 1 or self.draw.random() < 0.5):
             oldest = min(held)
             del held[oldest]
-            self.tell(Released(client, oldest, self.now_s / 10))
+            self.tell(SplitReleased(client, oldest, self.now_s / 10))
         if want.at == self.plan.splits and want.epoch + 1 < self.epochs and not held:
-            self.place[client] = Place(want.epoch + 1, 0)
+            self.place[client] = SplitId(want.epoch + 1, 0)
             self.inbox[client].clear()
-            self.tell(Attached(client, self.place[client]))
+            self.tell(ClientAttached(client, self.place[client]))
 
     def restart(self):
         """The coordinator is gone; what clients hold stays theirs, as its memory is not used again."""
@@ -134,19 +134,19 @@ class World:
             self.inbox[client].clear()
         self.begin()
         for client, place in self.place.items():
-            self.tell(Attached(client, place))
+            self.tell(ClientAttached(client, place))
 
     def reattach(self, client):
-        self.tell(Detached(client))
+        self.tell(ClientDetached(client))
         self.held[client].clear()
         self.inbox[client].clear()
-        self.tell(Attached(client, self.place[client]))
+        self.tell(ClientAttached(client, self.place[client]))
 
     def run(self, steps):
-        end = Place(self.epochs - 1, self.plan.splits)
+        end = SplitId(self.epochs - 1, self.plan.splits)
         for _ in range(steps):
             self.now_s += 0.1
-            self.tell(Tick())
+            self.tell(ClockTick())
             self.work()
             for client in self.place:
                 if self.draw.random() < 0.6:
@@ -161,7 +161,7 @@ class World:
 
 
 PLANS = st.builds(
-    lambda clients, splits, epochs, least, more, ahead: Plan(
+    lambda clients, splits, epochs, least, more, ahead: ServiceConfig(
         clients=clients,
         splits=splits,
         epochs=epochs,
@@ -182,103 +182,103 @@ PLANS = st.builds(
 def test_each_client_takes_each_split_once_and_in_order(plan, seed, faults, epochs):
     world = World(plan, seed, faults=faults, epochs=epochs)
     assert world.run(20_000)
-    expected = [Place(epoch, at) for epoch in range(epochs) for at in range(plan.splits)]
+    expected = [SplitId(epoch, at) for epoch in range(epochs) for at in range(plan.splits)]
     assert all(taken == expected for taken in world.taken.values())
 
 
 def begun(**plan):
-    coordinator = Coordinator(Plan(**({"splits": 10} | plan)))
-    commands = coordinator.handle(Attached(0, Place(0, 0)), 0.0)
+    coordinator = Coordinator(ServiceConfig(**({"splits": 10} | plan)))
+    commands = coordinator.handle(ClientAttached(0, SplitId(0, 0)), 0.0)
     return coordinator, commands
 
 
 def test_a_split_is_leased_again_when_its_worker_hangs():
     coordinator, commands = begun(lease_s=5.0)
-    assert commands == [Start(1)]
-    assert coordinator.handle(Joined(1), 1.0) == [Lease(1, Place(0, 0), 0)]
-    assert coordinator.handle(Tick(), 5.9) == []
-    assert coordinator.handle(Tick(), 6.0) == [Kill(1), Start(2)]
-    assert coordinator.handle(Joined(2), 6.1) == [Lease(2, Place(0, 1), 1)]
-    give = coordinator.handle(made(1, Place(0, 0), 1.0), 6.2)[0]
-    assert told(give) == (0, Place(0, 0), 0, None)  # it had been about to
-    assert coordinator.handle(Lost(1, "killed"), 6.3) == []
+    assert commands == [StartWorker(1)]
+    assert coordinator.handle(WorkerJoined(1), 1.0) == [SplitLease(1, SplitId(0, 0), 0)]
+    assert coordinator.handle(ClockTick(), 5.9) == []
+    assert coordinator.handle(ClockTick(), 6.0) == [KillWorker(1), StartWorker(2)]
+    assert coordinator.handle(WorkerJoined(2), 6.1) == [SplitLease(2, SplitId(0, 1), 1)]
+    give = coordinator.handle(made(1, SplitId(0, 0), 1.0), 6.2)[0]
+    assert told(give) == (0, SplitId(0, 0), 0, None)  # it had been about to
+    assert coordinator.handle(WorkerLost(1, "killed"), 6.3) == []
 
 
 def test_what_kills_every_worker_is_refused_with_how_they_ended():
     coordinator, _ = begun(attempts=2)
-    assert Lease(1, Place(0, 0), 0) in coordinator.handle(Joined(1), 0.0)
-    assert Start(2) in coordinator.handle(Lost(1, "killed by SIGKILL"), 0.1)
-    assert Lease(2, Place(0, 0), 0) in coordinator.handle(Joined(2), 0.2)
-    commands = coordinator.handle(Lost(2, "ended with 1"), 0.3)
-    (give,) = [c for c in commands if isinstance(c, Give)]
-    assert told(give) == (0, Place(0, 0), None, "2 workers were lost over it: killed by SIGKILL; ended with 1")
+    assert SplitLease(1, SplitId(0, 0), 0) in coordinator.handle(WorkerJoined(1), 0.0)
+    assert StartWorker(2) in coordinator.handle(WorkerLost(1, "killed by SIGKILL"), 0.1)
+    assert SplitLease(2, SplitId(0, 0), 0) in coordinator.handle(WorkerJoined(2), 0.2)
+    commands = coordinator.handle(WorkerLost(2, "ended with 1"), 0.3)
+    (give,) = [c for c in commands if isinstance(c, SplitDelivery)]
+    assert told(give) == (0, SplitId(0, 0), None, "2 workers were lost over it: killed by SIGKILL; ended with 1")
 
 
 def test_workers_that_never_start_are_not_started_for_ever():
     coordinator, commands = begun(attempts=3)
     for number in (1, 2, 3):
-        assert Start(number) in commands
-        commands = coordinator.handle(Lost(number, "no module"), 0.1 * number)
-    assert told(commands[0]) == (0, Place(0, 0), None, "no worker starts: no module")
-    assert not [c for c in coordinator.handle(Tick(), 9.0) if isinstance(c, Start)]
+        assert StartWorker(number) in commands
+        commands = coordinator.handle(WorkerLost(number, "no module"), 0.1 * number)
+    assert told(commands[0]) == (0, SplitId(0, 0), None, "no worker starts: no module")
+    assert not [c for c in coordinator.handle(ClockTick(), 9.0) if isinstance(c, StartWorker)]
 
 
 def test_the_next_epoch_is_prepared_before_it_begins_and_none_after_the_last():
     coordinator, _ = begun(splits=2, epochs=2, ahead=4)
-    leased = [c.place for c in coordinator.handle(Joined(1), 0.0)]
+    leased = [c.place for c in coordinator.handle(WorkerJoined(1), 0.0)]
     for at in ((0, 0), (0, 1), (1, 0)):
-        leased += [c.place for c in coordinator.handle(made(1, Place(*at), 1.0), 0.1) if isinstance(c, Lease)]
-    assert leased == [Place(0, 0), Place(0, 1), Place(1, 0), Place(1, 1)]
-    assert not [c for c in coordinator.handle(made(1, Place(1, 1), 1.0), 0.2) if isinstance(c, Lease)]
+        leased += [c.place for c in coordinator.handle(made(1, SplitId(*at), 1.0), 0.1) if isinstance(c, SplitLease)]
+    assert leased == [SplitId(0, 0), SplitId(0, 1), SplitId(1, 0), SplitId(1, 1)]
+    assert not [c for c in coordinator.handle(made(1, SplitId(1, 1), 1.0), 0.2) if isinstance(c, SplitLease)]
 
 
 def test_a_refused_split_comes_in_its_place():
     coordinator, _ = begun()
-    coordinator.handle(Joined(1), 0.0)
-    give = coordinator.handle(Refused(1, Place(0, 0), "bad label"), 0.1)[-1]
-    assert told(give) == (0, Place(0, 0), None, "bad label")
+    coordinator.handle(WorkerJoined(1), 0.0)
+    give = coordinator.handle(SplitRefused(1, SplitId(0, 0), "bad label"), 0.1)[-1]
+    assert told(give) == (0, SplitId(0, 0), None, "bad label")
 
 
 def test_nothing_begins_before_all_clients_are_here():
     coordinator, _ = begun(clients=2)
-    assert coordinator.handle(Joined(1), 0.0) == []
-    assert coordinator.handle(Attached(1, Place(0, 3)), 0.1) == [Lease(1, Place(0, 0), 0)]
-    given_to = [c.client for c in coordinator.handle(made(1, Place(0, 0), 1.0), 0.2) if isinstance(c, Give)]
+    assert coordinator.handle(WorkerJoined(1), 0.0) == []
+    assert coordinator.handle(ClientAttached(1, SplitId(0, 3)), 0.1) == [SplitLease(1, SplitId(0, 0), 0)]
+    given_to = [c.client for c in coordinator.handle(made(1, SplitId(0, 0), 1.0), 0.2) if isinstance(c, SplitDelivery)]
     assert given_to == [0]  # the other one has had it
 
 
 @pytest.mark.parametrize("wrong", [{"splits": 0}, {"least": 2}, {"workers": 3}, {"lease_s": 0.0}, {"ahead": 0}])
 def test_wrong_plans(wrong):
     with pytest.raises(SpecError, match="want"):
-        Plan(**wrong)
+        ServiceConfig(**wrong)
 
 
 class Pace:
     """A trainer that uses a split in `takes_s`, and workers that need `makes_s` for one."""
 
     def __init__(self, *, takes_s, makes_s, most=8, pause=(0, 0)):
-        self.coordinator = Coordinator(Plan(splits=1_000_000, workers=1, least=1, most=most, ahead=3))
+        self.coordinator = Coordinator(ServiceConfig(splits=1_000_000, workers=1, least=1, most=most, ahead=3))
         self.takes_s, self.makes_s, self.pause = takes_s, makes_s, pause
         self.leases, self.ready, self.history = {}, set(), []
         self.now_s = self.busy_until_s = self.waited_s = self.late_s = 0.0
         self.place = 0
-        self.tell(Attached(0, Place(0, 0)))
+        self.tell(ClientAttached(0, SplitId(0, 0)))
 
     def tell(self, event):
         for command in self.coordinator.handle(event, self.now_s):
             match command:
-                case Start(worker=worker):
-                    self.tell(Joined(worker))
-                case Retire(worker=worker):
-                    self.tell(Lost(worker, "retired"))
-                case Lease(worker=worker, place=where):
+                case StartWorker(worker=worker):
+                    self.tell(WorkerJoined(worker))
+                case RetireWorker(worker=worker):
+                    self.tell(WorkerLost(worker, "retired"))
+                case SplitLease(worker=worker, place=where):
                     self.leases[worker] = where, self.now_s + self.makes_s
-                case Give(place=where):
+                case SplitDelivery(place=where):
                     self.ready.add(where.at)
 
     def use(self, *, late):
         if self.place in self.ready:
-            self.tell(Released(0, Place(0, self.place), self.waited_s))
+            self.tell(SplitReleased(0, SplitId(0, self.place), self.waited_s))
             self.ready.discard(self.place)
             self.place += 1
             self.busy_until_s = self.now_s + self.takes_s
@@ -298,7 +298,7 @@ def simulate(seconds, **how):
                 pace.tell(made(worker, where, pace.makes_s))
         if pace.now_s >= pace.busy_until_s and not pace.pause[0] <= pace.now_s < pace.pause[1]:
             pace.use(late=pace.now_s > seconds / 2)
-        pace.tell(Tick())
+        pace.tell(ClockTick())
         pace.history.append(pace.coordinator.target)
     return pace.history, pace.late_s / (seconds / 2)
 
@@ -324,11 +324,11 @@ def test_trainers_that_only_wait_get_all_there_are():
 
 def test_waiting_before_a_client_came_back_counts_once():
     coordinator, _ = begun(splits=1000, most=8)
-    coordinator.handle(Attached(0, Place(1, 0), 100.0), 0.0)
-    coordinator.handle(Joined(1), 0.0)
+    coordinator.handle(ClientAttached(0, SplitId(1, 0), 100.0), 0.0)
+    coordinator.handle(WorkerJoined(1), 0.0)
     for at in range(20):
-        coordinator.handle(made(1, Place(1, at), 0.1), 0.2 * at)
-        coordinator.handle(Released(0, Place(1, at), 100.0), 0.2 * at + 0.1)
+        coordinator.handle(made(1, SplitId(1, at), 0.1), 0.2 * at)
+        coordinator.handle(SplitReleased(0, SplitId(1, at), 100.0), 0.2 * at + 0.1)
     assert coordinator.target == 1
 
 
@@ -343,11 +343,11 @@ def test_a_pause_changes_nothing():
 
 
 def test_workers_go_when_training_becomes_slower():
-    seen = Seen(splits=4, waited_s=0.0, busy_s=1.0, demand=1.0, interval_s=4.0, ready=3)
+    seen = ServiceLoad(splits=4, waited_s=0.0, busy_s=1.0, demand=1.0, interval_s=4.0, ready=3)
     target, rounds = 6, 0
     while target > 2 and rounds < 100:
         target, seen = wanted_workers(target, seen, 1, 8)
-        seen = Seen(
+        seen = ServiceLoad(
             **{**{n: getattr(seen, n) for n in seen.__struct_fields__}, "splits": 4, "interval_s": 4.0, "ready": 3}
         )
         rounds += 1

@@ -12,7 +12,7 @@ from rowwise.ingest.datasets.catalog import get, load
 from rowwise.ingest.datasets.complete_journey import ONE_NEGATIVE_IN, ROWS, WEEKS, _place, _with_history
 from rowwise.ingest.datasets.files import from_files
 from rowwise.ingest.datasets.packages import unpacked
-from rowwise.ingest.datasets.synthetic import World, synthetic
+from rowwise.ingest.datasets.synthetic import SyntheticColumns, synthetic
 
 
 def auc(score_R, label_R):
@@ -36,7 +36,7 @@ def looked_up(dataset):
 
 
 def test_synthetic_logits_are_the_truth():
-    table = World(seed=1, dense=3).rows(0, 40_000)
+    table = SyntheticColumns(seed=1, dense=3).rows(0, 40_000)
     logit_R, label_R = table["logit"].to_numpy(), table["label"].to_numpy()
     odds_R = 1 / (1 + np.exp(-logit_R))
     # Calibrated in every tenth, to four standard errors.
@@ -54,15 +54,15 @@ def test_synthetic_logits_are_the_truth():
 
 
 def test_synthetic_rows_do_not_depend_on_the_range():
-    world = World(seed=2)
+    world = SyntheticColumns(seed=2)
     assert world.rows(500, 100).equals(world.rows(450, 300).slice(50, 100).combine_chunks())
-    assert not world.rows(0, 10).equals(World(seed=3).rows(0, 10))
+    assert not world.rows(0, 10).equals(SyntheticColumns(seed=3).rows(0, 10))
     far = world.rows(10**12, 5)
     assert far["row"].to_pylist() == list(range(10**12, 10**12 + 5))
 
 
 def test_synthetic_ids_follow_a_power_law():
-    ids = World(ids=(("a", 1000),), bags=(), dense=0).rows(0, 50_000)["a"].to_numpy()
+    ids = SyntheticColumns(ids=(("a", 1000),), bags=(), dense=0).rows(0, 50_000)["a"].to_numpy()
     counts = np.bincount(ids, minlength=1000)
     assert counts[0] / 50_000 == pytest.approx(np.log(2) / np.log(1001), rel=0.05)
     assert len(counts) == 1000
@@ -70,13 +70,13 @@ def test_synthetic_ids_follow_a_power_law():
 
 
 def test_synthetic_is_a_dataset():
-    dataset = synthetic(1000, 500, World(split_rows=300))
+    dataset = synthetic(1000, 500, SyntheticColumns(split_rows=300))
     batch = looked_up(dataset)
     assert batch.dense_BF.shape == (256, 13)
     keys = torch.cat([batch.keys_B for batch in batches(dataset, part="test")])
     assert sorted(keys.tolist()) == list(range(1000, 1500))
     with pytest.raises(SpecError, match="at least one id in each"):
-        World(ids=(("a", 0),))
+        SyntheticColumns(ids=(("a", 0),))
 
 
 def criteo_sample(folder, rows=200):
@@ -126,7 +126,7 @@ def test_data_that_is_not_there(tmp_path):
 
 
 def test_files_of_any_kind(tmp_path):
-    world = World(seed=4, dense=2, bags=(("seen", 500),))
+    world = SyntheticColumns(seed=4, dense=2, bags=(("seen", 500),))
     table = world.rows(0, 3000).drop_columns(["logit"])
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=200)
     dataset = load(f"parquet:{tmp_path / 'a.parquet'}")

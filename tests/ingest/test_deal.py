@@ -8,7 +8,7 @@ from ingest.test_batcher import COLUMNS, TABLES, check_rows, make
 
 from rowwise import SpecError
 from rowwise.ingest import Batcher, Batching, GeneratorReader
-from rowwise.ingest.deal import Deal
+from rowwise.ingest.batch_shard import BatchShard
 from rowwise.ingest.share import Share
 from rowwise.train.virtual import cut
 
@@ -39,7 +39,7 @@ def all_keys(batches):
 
 @given(st.integers(0, 3000), st.integers(1, 9), st.sampled_from((1, 3, 256)))
 def test_parts_are_consecutive_and_of_whole_units(rows, world, unit):
-    parts = [Deal(rank=r, world=world, unit=unit).part(rows) for r in range(world)]
+    parts = [BatchShard(rank=r, world=world, unit=unit).part(rows) for r in range(world)]
     assert [begin for begin, _ in parts] == [0, *(end for _, end in parts[:-1])]
     assert parts[-1][1] == rows
     assert all(begin % unit == 0 or begin == rows for begin, _ in parts)
@@ -51,14 +51,14 @@ def test_parts_are_consecutive_and_of_whole_units(rows, world, unit):
 def test_parts_are_runs_of_virtual_shards(rows, world, each):
     sizes_V = cut(rows, world * each)
     for rank in range(world):
-        begin, end = Deal(rank=rank, world=world).part(rows)
+        begin, end = BatchShard(rank=rank, world=world).part(rows)
         assert end - begin == sum(sizes_V[rank * each : (rank + 1) * each])
 
 
 @given(**SIZES, world=st.integers(1, 5), unit=st.integers(1, 7))
 def test_all_ranks_together_have_the_batches_of_one(rows, split_rows, world, unit, **how):
-    whole = batcher(rows, split_rows, Deal(), **how)
-    deals = [Deal(rank=rank, world=world, unit=unit) for rank in range(world)]
+    whole = batcher(rows, split_rows, BatchShard(), **how)
+    deals = [BatchShard(rank=rank, world=world, unit=unit) for rank in range(world)]
     ranks = [batcher(rows, split_rows, deal, **how) for deal in deals]
     for _ in range(2):
         for one, *parts in zip(whole, *ranks, strict=True):
@@ -76,11 +76,11 @@ def test_all_ranks_together_have_the_batches_of_one(rows, split_rows, world, uni
 @pytest.mark.slow
 @given(**SIZES, worlds=st.lists(st.integers(1, 4), min_size=1, max_size=4), stops=st.lists(st.integers(0, 9)))
 def test_going_on_at_another_world_size_repeats_and_loses_nothing(rows, split_rows, worlds, stops, **how):
-    whole = batcher(rows, split_rows, Deal(), **how)
+    whole = batcher(rows, split_rows, BatchShard(), **how)
     expected = [keys(batch) for _ in range(3) for batch in whole]
     found, position = [], None
     for world, stop in zip([*worlds, 1], [*stops[: len(worlds)], *[99] * (len(worlds) + 1)], strict=False):
-        deals = [Deal(rank=rank, world=world, unit=2) for rank in range(world)]
+        deals = [BatchShard(rank=rank, world=world, unit=2) for rank in range(world)]
         ranks = [batcher(rows, split_rows, deal, position, **how) for deal in deals]
         left = stop
         while left and ranks[0].state().epoch < 3:
@@ -96,7 +96,7 @@ def test_going_on_at_another_world_size_repeats_and_loses_nothing(rows, split_ro
                 parts.close()
         position = ranks[0].state()
     while position.epoch < 3:
-        rest = batcher(rows, split_rows, Deal(), position, **how)
+        rest = batcher(rows, split_rows, BatchShard(), position, **how)
         found += [keys(batch) for batch in rest]
         position = rest.state()
     assert found == expected
@@ -104,7 +104,7 @@ def test_going_on_at_another_world_size_repeats_and_loses_nothing(rows, split_ro
 
 def test_only_own_rows_are_kept():
     """What a rank puts in order and holds is its part, but for a batch that no split has filled yet."""
-    deal = Deal(rank=1, world=4, unit=1)
+    deal = BatchShard(rank=1, world=4, unit=1)
     spans = list(deal.spans(range(3, 50), 5, 8, last=False))
     assert [(s.begin, s.end) for s in spans] == [(3, 3), *((b + 2, b + 4) for b in range(6, 46, 8)), (46, 50)]
     assert [s.after for s in spans] == [*range(6, 50, 8), 50]
@@ -115,8 +115,8 @@ def test_only_own_rows_are_kept():
 @pytest.mark.parametrize("wrong", [{"rank": 1}, {"rank": -1, "world": 2}, {"unit": 0}, {"world": 0}])
 def test_a_deal_that_cannot_be(wrong):
     with pytest.raises(SpecError, match=r"deal: rank=.*: want a rank of 0 to world - 1, and at least one row a unit"):
-        Deal(**wrong)
+        BatchShard(**wrong)
 
 
 def test_few_blocks_leave_ranks_without_rows():
-    assert [Deal(rank=r, world=4).part(300) for r in range(4)] == [(0, 0), (0, 256), (256, 256), (256, 300)]
+    assert [BatchShard(rank=r, world=4).part(300) for r in range(4)] == [(0, 0), (0, 256), (256, 256), (256, 300)]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from rowwise import DataError
 from rowwise.ingest import Columns, Dense, Sparse
-from rowwise.ingest.block import ALIGNMENT, Encoded, Layout, private
+from rowwise.ingest.block import ALIGNMENT, BlockLayout, Encoded, private
 from rowwise.ingest.encode import bad_rows, encode
 from rowwise.ingest.reader import Split
 
@@ -289,7 +289,7 @@ def test_another_process_reads_the_block(tmp_path):
     bags = [[b.values_N.tolist(), None if b.offsets_R1 is None else b.offsets_R1.tolist()] for b in encoded.bags]
     parts = [encoded.dense_RF.tolist(), encoded.labels_RK.tolist(), encoded.keys_R.tolist(), None, bags]
     assert json.loads(done.stdout) == [20, *parts]
-    assert msgspec.json.decode(layout, type=Layout) == encoded.layout
+    assert msgspec.json.decode(layout, type=BlockLayout) == encoded.layout
 
 
 def test_encoding_loads_no_torch():

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from rowwise import DataError, SpecError
 from rowwise.errors import NativeError
 from rowwise.ingest import mix, native
-from rowwise.ingest.native import Bits, Lists, Make, Picked
+from rowwise.ingest.native import Bitmap, Lists, PickedIds, RowMapping
 
 WORD = (1 << 64) - 1
 WHOLE = st.integers(-(1 << 63), (1 << 63) - 1) | st.integers(-3, 3)
@@ -82,9 +82,9 @@ def test_remainders_next_to_multiples_are_exact(word, rows):
     near = word & WORD
     near -= near % rows
     words = np.array([w & WORD for w in (near - 1, near, near + 1, near + rows - 1)], np.uint64)
-    picked = Picked(Lists(words.view(np.int64)))
+    picked = PickedIds(Lists(words.view(np.int64)))
     out = np.empty(4, np.int64)
-    picked.write(Make(native.REMAINDER, rows), out, None)
+    picked.write(RowMapping(native.REMAINDER, rows), out, None)
     assert out.tolist() == [int(w) % rows for w in words]
 
 
@@ -133,22 +133,22 @@ def test_picked(bags, kind, wide, first, shifts, data):
         id_valid=there(flat, id_bit) if None in flat or data.draw(st.booleans()) else None,
     )
     order = data.draw(st.none() | st.lists(st.integers(0, max(0, len(bags) - 1)), max_size=2 * len(bags)))
-    picked = Picked(lists, None if order is None else np.array(order, np.int64), first)
+    picked = PickedIds(lists, None if order is None else np.array(order, np.int64), first)
     rows = bags if order is None else [bags[r] for r in order]
     expected_N, expected_R1 = jagged([[i for i in bag or [] if i is not None][:first] for bag in rows])
     assert picked.total == len(expected_N)
     out_N = np.full(picked.total + data.draw(st.integers(0, 9)), -1)
     out_R1 = np.empty(picked.rows + 1, np.int64)
     limit = data.draw(st.integers(1, 101))
-    assert picked.write(Make(native.CHECK, limit), out_N, out_R1) == bool((expected_N >= limit).any())
+    assert picked.write(RowMapping(native.CHECK, limit), out_N, out_R1) == bool((expected_N >= limit).any())
     assert (out_N[: picked.total].tolist(), out_R1.tolist()) == (expected_N.tolist(), expected_R1.tolist())
-    picked.write(Make(native.HASH, 97), out_N, None)
+    picked.write(RowMapping(native.HASH, 97), out_N, None)
     assert out_N[: picked.total].tolist() == native.hash_rows(expected_N, 97).tolist()
 
 
 def there(things, first):
     bits = np.array([False] * first + [thing is not None for thing in things], np.bool_)
-    return Bits(np.packbits(bits, bitorder="little"), first)
+    return Bitmap(np.packbits(bits, bitorder="little"), first)
 
 
 @given(
@@ -160,11 +160,11 @@ def test_picked_single_values(rows, kind, data):
     values = np.array([9 if i is None else i for i in rows], kind)
     lists = Lists(values, row_valid=there(rows, 3) if None in rows else None)
     order = data.draw(st.none() | st.lists(st.integers(0, max(0, len(rows) - 1)), max_size=len(rows)))
-    picked = Picked(lists, None if order is None else np.array(order, np.int64))
+    picked = PickedIds(lists, None if order is None else np.array(order, np.int64))
     taken = rows if order is None else [rows[r] for r in order]
     expected_N, expected_R1 = jagged([[] if i is None else [i] for i in taken])
     out_N, out_R1 = np.empty(picked.total, np.int64), np.empty(picked.rows + 1, np.int64)
-    assert picked.write(Make(native.CHECK, 101), out_N, out_R1) == bool((expected_N < 0).any())
+    assert picked.write(RowMapping(native.CHECK, 101), out_N, out_R1) == bool((expected_N < 0).any())
     assert (out_N.tolist(), out_R1.tolist()) == (expected_N.tolist(), expected_R1.tolist())
 
 
@@ -175,13 +175,13 @@ def test_many_rows_in_another_order():
     values_N, offsets_R1 = jagged(bags)
     order = rng.permutation(3000)
     for picked, moved in ((None, bags), (order, [bags[r] for r in order])):
-        ids = Picked(Lists(values_N, offsets_R1), picked, 15)
+        ids = PickedIds(Lists(values_N, offsets_R1), picked, 15)
         out_N = np.empty(ids.total, np.int64)
-        ids.write(Make(native.HASH, 1009), out_N, None)
+        ids.write(RowMapping(native.HASH, 1009), out_N, None)
         assert out_N.tolist() == native.hash_rows(jagged([bag[:15] for bag in moved])[0], 1009).tolist()
-    singles = Picked(Lists(values_N), np.argsort(values_N))
+    singles = PickedIds(Lists(values_N), np.argsort(values_N))
     out_N = np.empty(singles.total, np.int64)
-    singles.write(Make(), out_N, None)
+    singles.write(RowMapping(), out_N, None)
     assert out_N.tolist() == sorted(values_N.tolist())
 
 

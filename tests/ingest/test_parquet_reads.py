@@ -16,7 +16,7 @@ from pyarrow import parquet as pq
 
 from rowwise.errors import DataError
 from rowwise.ingest.parquet import ParquetReader
-from rowwise.ingest.warehouse.ranges import Counters, disk_seconds, leaves_of, ranges_of
+from rowwise.ingest.warehouse.ranges import ReadCounters, disk_seconds, leaves_of, ranges_of
 from rowwise.ingest.where import parse
 
 TYPES = {
@@ -95,8 +95,8 @@ def test_counters_tell_what_was_read(tmp_path):
     assert (before.reads, before.rows, before.groups, before.over_read) == (2, 1000, 1, 1.0)
     reader.read(split, ("c1",))
     assert (reader.counters - before).reads == 1
-    assert ParquetReader(tmp_path).counters == Counters()
-    assert pickle.loads(pickle.dumps(reader)).counters == Counters()
+    assert ParquetReader(tmp_path).counters == ReadCounters()
+    assert pickle.loads(pickle.dumps(reader)).counters == ReadCounters()
 
 
 def test_a_pickled_reader_has_no_footers(tmp_path):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rowwise import DataError, SpecError, StateError, Table
 from rowwise.ingest import Batcher, Batching, Columns, FrameReader, GeneratorReader, Sparse
-from rowwise.ingest.batcher import Served
+from rowwise.ingest.batcher import EncodedSplit
 from rowwise.ingest.service.local import Service, Workers
 from rowwise.ingest.share import Share
 from rowwise.ingest.transform import Sampling, load
@@ -160,7 +160,10 @@ def test_a_batch_may_be_of_more_splits_than_a_service_has_room_for(size):
     expected, there = keys(made()), made()
     with Service(there.task, Workers(count=1, ahead=1)) as service:
         client = service.client()
-        assert keys(there.served_by(lambda epoch, at: map(Served, client.splits(epoch, at, there.splits)))) == expected
+        assert (
+            keys(there.served_by(lambda epoch, at: map(EncodedSplit, client.splits(epoch, at, there.splits))))
+            == expected
+        )
 
 
 @pytest.mark.slow

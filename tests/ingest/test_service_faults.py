@@ -18,7 +18,7 @@ from pyarrow import parquet as pq
 
 from rowwise import Table
 from rowwise.ingest import Batcher, Batching, Columns, Dense, ParquetReader, Position, Sparse
-from rowwise.ingest.batcher import Served
+from rowwise.ingest.batcher import EncodedSplit
 from rowwise.ingest.service.local import Service, Workers
 
 COLUMNS = Columns(labels=("label",), dense=(Dense(column="x"),), sparse=(Sparse(column="id"),), key="row")
@@ -58,7 +58,7 @@ def train(folder, saved, workers):
         made = batches(folder, position)
         with Service(made.task, Patient(count=int(workers))) as service:
             client = service.client()
-            made.served_by(lambda epoch, at: map(Served, client.splits(epoch, at, made.splits)))
+            made.served_by(lambda epoch, at: map(EncodedSplit, client.splits(epoch, at, made.splits)))
             while made.state().epoch < EPOCHS:
                 for batch in made:
                     line = Line(position=made.state(), rows=batch.keys_B.tolist())

@@ -10,14 +10,24 @@ from pyarrow import parquet as pq
 from repeated_rows import adjacent
 
 from rowwise import Table
-from rowwise.ingest import Batcher, Batching, Columns, Deal, Dense, FrameReader, GeneratorReader, ParquetReader, Sparse
+from rowwise.ingest import (
+    Batcher,
+    Batching,
+    BatchShard,
+    Columns,
+    Dense,
+    FrameReader,
+    GeneratorReader,
+    ParquetReader,
+    Sparse,
+)
 from rowwise.ingest.bags import Bags, lists, whole
-from rowwise.ingest.batcher import Served
-from rowwise.ingest.native import Make, Picked
+from rowwise.ingest.batcher import EncodedSplit
+from rowwise.ingest.native import PickedIds, RowMapping
 from rowwise.ingest.service.local import Service, Workers
 from rowwise.ingest.share import Share
 from rowwise.ingest.warehouse.convert import convert
-from rowwise.ingest.warehouse.layout import Layout
+from rowwise.ingest.warehouse.layout import WarehouseLayout
 from rowwise.ops.jagged import permute
 
 FEATURES = ("user", "name", "seen", "words", "one", "item")
@@ -99,7 +109,7 @@ def test_batches_are_those_without(data):
     }
     reader = GeneratorReader(lambda at, count: make(at, count, session), rows, split_rows=split_rows)
     for rank in range(world):
-        batching = Batching(**how, deal=Deal(rank=rank, world=world, unit=data.draw(st.integers(1, 9))))
+        batching = Batching(**how, deal=BatchShard(rank=rank, world=world, unit=data.draw(st.integers(1, 9))))
         found = list(Batcher(reader, columns(shared, first), TABLES, batching))
         same(found, list(Batcher(reader, columns((), first), TABLES, batching)))
 
@@ -112,11 +122,11 @@ def test_the_kernel_finds_what_numpy_does(data):
     order_R = None if order is None else np.array(order, np.int64)
     first = data.draw(st.sampled_from((None, 1, 2)))
     names = data.draw(st.lists(st.sampled_from(FEATURES), min_size=1, unique=True))
-    picked = [Picked(lists(whole(table[name])), order_R, first) for name in names]
+    picked = [PickedIds(lists(whole(table[name])), order_R, first) for name in names]
     bags = []
     for one in picked:
         values_N, offsets_R1 = np.empty(one.total, np.int64), np.empty(one.rows + 1, np.int64)
-        one.write(Make(), values_N, offsets_R1)
+        one.write(RowMapping(), values_N, offsets_R1)
         bags.append(Bags(values_N=values_N, offsets_R1=offsets_R1))
     begins_R = np.zeros(picked[0].rows, np.bool_)
     for one in picked:
@@ -156,7 +166,7 @@ def test_a_service_gives_the_same(tmp_path, together):
     there = Batcher(ParquetReader(tmp_path), columns(USERS), TABLES, how)
     with Service(there.task, Workers(count=2)) as service:
         client = service.client()
-        batches = list(there.served_by(lambda epoch, at: map(Served, client.splits(epoch, at, there.splits))))
+        batches = list(there.served_by(lambda epoch, at: map(EncodedSplit, client.splits(epoch, at, there.splits))))
     same(batches, plain)
 
 
@@ -176,6 +186,6 @@ def test_sessions_next_to_each_other_take_less_room(tmp_path):
     )
     sizes = {}
     for name, by in (("as it came", None), ("by session", "session")):
-        convert(FrameReader(log), tmp_path / name, Layout(cluster_by=by, group_rows=1000))
+        convert(FrameReader(log), tmp_path / name, WarehouseLayout(cluster_by=by, group_rows=1000))
         sizes[name] = sum(f.stat().st_size for f in (tmp_path / name).rglob("*.parquet"))
     assert sizes["as it came"] / sizes["by session"] > 3

@@ -19,11 +19,11 @@ from rowwise.ingest.transform import (
     MapId,
     NGram,
     Onehot,
-    Own,
     PositiveModulus,
+    RowPosition,
     Sampling,
     SigridHash,
-    Where,
+    UserFunction,
     apply,
     from_json,
     load,
@@ -63,8 +63,8 @@ IMPOSSIBLE = [
     (lambda: GetLocalHour(column="a", to="b", unit="h"), "get_local_hour: unit='h': want 's', 'ms', 'us' or 'ns'"),
     (lambda: Sampling(rate=1.5), "transform sampling: rate=1.5: want 0 to 1, such as 0.1 to keep a tenth"),
     (lambda: Sampling(rate=0.5, seed=-1), "transform sampling: seed=-1: want at least 0"),
-    (lambda: Own(function="mine.txt:f"), "transform own: function='mine.txt:f': want path.py:function"),
-    (lambda: Own(function="f.py:f", to=("a", "a")), "own: f.py:f: to: a, a: want each name once"),
+    (lambda: UserFunction(function="mine.txt:f"), "transform own: function='mine.txt:f': want path.py:function"),
+    (lambda: UserFunction(function="f.py:f", to=("a", "a")), "own: f.py:f: to: a, a: want each name once"),
     (lambda: load(["mine.py"]), "transform own: function='mine.py': want path.py:function"),
     (lambda: from_json(b"[{"), "not a list of transforms"),
     (lambda: from_json(b'[{"kind": "sigrid_hahs"}]'), "not a list of transforms: Invalid value 'sigrid_hahs'"),
@@ -143,7 +143,7 @@ def test_a_column_that_is_made_too_late():
         schema_after(SCHEMA, loaded)
 
 
-WHERE = Where(split=Split(source="day.parquet", start=3, stop=4, first_row=100), index=3)
+WHERE = RowPosition(split=Split(source="day.parquet", start=3, stop=4, first_row=100), index=3)
 
 
 def test_values_that_do_not_fit():
@@ -200,7 +200,7 @@ def test_own_files_that_do_not_run(tmp_path):
         load([f"{place}:f"])
     place.write_text("def f(a, b): return a")
     with pytest.raises(SpecError, match=r"mine.py:f has 2 parameters, and columns names 1: want as many"):
-        load([Own(function=f"{place}:f", columns=("a",))])
+        load([UserFunction(function=f"{place}:f", columns=("a",))])
 
 
 RETURNS = [
@@ -219,6 +219,6 @@ RETURNS = [
 def test_own_functions_that_go_wrong(returned, message, tmp_path):
     place = tmp_path / "mine.py"
     place.write_text(f"import pyarrow as pa\n\ndef f(a):\n    return {returned}\n")
-    loaded = load([Own(function=f"{place}:f", to=("t",))])
+    loaded = load([UserFunction(function=f"{place}:f", to=("t",))])
     with pytest.raises(DataError, match="mine.py:f, on the 3 rows from day.parquet: row 100: " + message):
         apply(pa.table({"a": [1, 2, 1000]}), loaded, ["t"], WHERE)

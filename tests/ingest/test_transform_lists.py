@@ -24,11 +24,11 @@ from rowwise.ingest.transform import (
     Logit,
     MapId,
     Onehot,
-    Own,
+    RowPosition,
     Sampling,
     SigridHash,
     Transforms,
-    Where,
+    UserFunction,
     apply,
     digest,
     from_json,
@@ -108,7 +108,7 @@ def test_large_mappings(known, step):
 
 
 def where(index):
-    return Where(split=Split(source="f", start=index, stop=index + 1, first_row=0), index=index)
+    return RowPosition(split=Split(source="f", start=index, stop=index + 1, first_row=0), index=index)
 
 
 @given(
@@ -197,8 +197,8 @@ def test_own_functions(own):
     loaded = load(
         [
             f"{own}:ratio",
-            Own(function=f"{own}:both", columns=("values",), to=("kind", "length")),
-            Own(function=f"{own}:pair", columns=("clicks", "views"), to=("views", "clicks")),
+            UserFunction(function=f"{own}:both", columns=("values",), to=("kind", "length")),
+            UserFunction(function=f"{own}:pair", columns=("clicks", "views"), to=("views", "clicks")),
         ]
     )
     wanted = ["ratio", "kind", "length", "views", "clicks"]

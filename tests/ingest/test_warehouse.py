@@ -22,8 +22,8 @@ from rowwise.ingest.frames import FrameReader
 from rowwise.ingest.parquet import ParquetReader
 from rowwise.ingest.warehouse.convert import convert
 from rowwise.ingest.warehouse.flatten import columns_of
-from rowwise.ingest.warehouse.journal import Asked, Found, Journal, Part
-from rowwise.ingest.warehouse.layout import Layout
+from rowwise.ingest.warehouse.journal import ConversionRequest, Journal, SourceSurvey, WarehouseFile
+from rowwise.ingest.warehouse.layout import WarehouseLayout
 from rowwise.ingest.warehouse.popularity import log_use, popularity
 
 
@@ -92,7 +92,7 @@ def test_clustering_is_a_permutation(data, tmp_path_factory):
     if pa.types.is_null(table["day"].type):
         table = table.set_column(3, "day", table["day"].cast(pa.int64()))
     by_day = data.draw(st.booleans())
-    how = Layout(
+    how = WarehouseLayout(
         cluster_by="session",
         sort_by=data.draw(st.sampled_from([None, "time"])),
         partition_by=("day",) if by_day else (),
@@ -119,7 +119,7 @@ def test_clustering_is_a_permutation(data, tmp_path_factory):
 
 
 def test_layout_of_files(tmp_path):
-    how = Layout(group_rows=3000, popularity={"x": 5, "m.3": 7})
+    how = WarehouseLayout(group_rows=3000, popularity={"x": 5, "m.3": 7})
     summary = convert(FrameReader(log(10_000)), tmp_path / "w", how)
     assert (summary.rows, summary.files, summary.groups, summary.columns) == (10_000, 1, 4, 14)
     file = tmp_path / "w" / "part-00000.parquet"
@@ -132,26 +132,26 @@ def test_layout_of_files(tmp_path):
 
 
 def test_groups_are_cut_by_bytes(tmp_path):
-    convert(FrameReader(log(10_000)), tmp_path / "w", Layout(group_bytes=100_000))
+    convert(FrameReader(log(10_000)), tmp_path / "w", WarehouseLayout(group_bytes=100_000))
     sizes = [split.rows for split in ParquetReader(tmp_path / "w").splits()]
     assert 500 < sizes[0] < 2000
     assert len(set(sizes[:-1])) == 1
 
 
 def test_columns_and_keys(tmp_path):
-    convert(FrameReader(log(100)), tmp_path / "w", Layout(columns=("x", "m.4", "m.77")))
+    convert(FrameReader(log(100)), tmp_path / "w", WarehouseLayout(columns=("x", "m.4", "m.77")))
     assert ParquetReader(tmp_path / "w").schema.names == ["x", "m.4", "m.77"]
-    convert(FrameReader(log(100)), tmp_path / "v", Layout(columns=("m",), keys={"m": (1, 2)}))
+    convert(FrameReader(log(100)), tmp_path / "v", WarehouseLayout(columns=("m",), keys={"m": (1, 2)}))
     assert ParquetReader(tmp_path / "v").schema.names == ["m.1", "m.2"]
     with pytest.raises(DataError, match="no column 'y'"):
-        convert(FrameReader(log(100)), tmp_path / "u", Layout(columns=("y",)))
+        convert(FrameReader(log(100)), tmp_path / "u", WarehouseLayout(columns=("y",)))
     with pytest.raises(DataError, match="rows are ordered by 'day', which is not written: --columns has to name it"):
-        convert(FrameReader(log(100)), tmp_path / "u", Layout(columns=("x",), partition_by=("day",)))
+        convert(FrameReader(log(100)), tmp_path / "u", WarehouseLayout(columns=("x",), partition_by=("day",)))
     with pytest.raises(DataError, match=r"column 'x' holds double: want whole numbers or text"):
-        convert(FrameReader(log(100)), tmp_path / "t", Layout(cluster_by="x"))
-    convert(FrameReader(log(100)), tmp_path / "t", Layout(cluster_by="session"))  # the mistake is put right
+        convert(FrameReader(log(100)), tmp_path / "t", WarehouseLayout(cluster_by="x"))
+    convert(FrameReader(log(100)), tmp_path / "t", WarehouseLayout(cluster_by="session"))  # the mistake is put right
     with pytest.raises(SpecError, match="sort_by='x' without cluster_by"):
-        Layout(sort_by="x")
+        WarehouseLayout(sort_by="x")
 
 
 @pytest.mark.slow
@@ -161,7 +161,7 @@ def test_many_folders_need_few_open_files(tmp_path):
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 20, before[1]))
     try:
-        summary = convert(FrameReader(table, split_rows=100), tmp_path / "w", Layout(partition_by=("day",)))
+        summary = convert(FrameReader(table, split_rows=100), tmp_path / "w", WarehouseLayout(partition_by=("day",)))
         assert summary.folders == 500
         made = rows_of(tmp_path / "w")
     finally:
@@ -171,14 +171,14 @@ def test_many_folders_need_few_open_files(tmp_path):
 
 def test_text_of_digits_stays_text(tmp_path):
     table = pa.table({"id": [1, 2], "zip": ["01", "2"]})
-    convert(FrameReader(table), tmp_path / "w", Layout(partition_by=("zip",)))
+    convert(FrameReader(table), tmp_path / "w", WarehouseLayout(partition_by=("zip",)))
     assert rows_of(tmp_path / "w", ("id", "zip")).to_pylist() == table.to_pylist()
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "a\\b", ".day", "_day", "a=b", "a\nb", "\x1b[2J", "d" * 300])
 def test_a_folder_has_a_plain_name(name):
     with pytest.raises(SpecError, match="makes no folder that is read again") as told:
-        Layout(partition_by=(name,))
+        WarehouseLayout(partition_by=(name,))
     assert len(str(told.value)) < 200
 
 
@@ -192,7 +192,7 @@ def test_notes_are_not_written_through_a_link_or_into_a_pipe(tmp_path, name, kin
     path.parent.mkdir(parents=True)
     os.mkfifo(path) if kind == "pipe" else path.symlink_to(mine)
     with pytest.raises(OSError, match="this is a link" if kind == "link" else "this is no regular file"):
-        convert(FrameReader(log(100)), tmp_path / "w", Layout())
+        convert(FrameReader(log(100)), tmp_path / "w", WarehouseLayout())
     assert mine.read_text() == "mine"
 
 
@@ -202,22 +202,22 @@ def test_a_folder_that_is_a_link_is_not_written_into(tmp_path):
     (tmp_path / "w" / "_rowwise").mkdir(parents=True)
     (tmp_path / "w" / "day=1").symlink_to(other)
     with pytest.raises(OSError, match="this is a link"):
-        convert(FrameReader(log(100)), tmp_path / "w", Layout(partition_by=("day",)))
+        convert(FrameReader(log(100)), tmp_path / "w", WarehouseLayout(partition_by=("day",)))
     assert not list(other.iterdir())
 
 
 @pytest.mark.parametrize("path", ["../mine", "/mine", "link/part", "part\n", "x\\y", ".", ""])
 def test_a_journal_names_files_of_its_own_folder(tmp_path, path):
     dest = tmp_path / "w"
-    asked = Asked(version=1, source="s", layout=Layout())
+    asked = ConversionRequest(version=1, source="s", layout=WarehouseLayout())
     for place in (tmp_path / "mine", dest / "part\n", dest / "x\\y", tmp_path / "elsewhere" / "part"):
         place.parent.mkdir(exist_ok=True)
         place.write_text("mine")
     (dest / "link").symlink_to(tmp_path / "elsewhere")
     (dest / "_rowwise").mkdir()
     Journal(dest).take_up(asked)
-    Journal(dest).note(Found(keys={}, popularity={}))
-    Journal(dest).note(Part(path=path, rows=1, bytes=4, groups=1, unit=0, row=1))
+    Journal(dest).note(SourceSurvey(keys={}, popularity={}))
+    Journal(dest).note(WarehouseFile(path=path, rows=1, bytes=4, groups=1, unit=0, row=1))
     with pytest.raises(DataError, match="is not there as it was written"):
         Journal(dest).take_up(asked)
 
@@ -240,8 +240,8 @@ LAYOUTS = {
 def test_many_columns_take_memory(tmp_path):
     pq.write_table(pa.table({f"c{i}": [i] for i in range(1000)}), tmp_path / "a.parquet")
     with pytest.raises(SpecError, match=r"memory of 450MB for 1,000 columns: want at least 71\dMB, or fewer --columns"):
-        convert(ParquetReader(tmp_path / "a.parquet"), tmp_path / "w", Layout(memory_bytes=450_000_000))
-    convert(ParquetReader(tmp_path / "a.parquet"), tmp_path / "w", Layout(memory_bytes=750_000_000))
+        convert(ParquetReader(tmp_path / "a.parquet"), tmp_path / "w", WarehouseLayout(memory_bytes=450_000_000))
+    convert(ParquetReader(tmp_path / "a.parquet"), tmp_path / "w", WarehouseLayout(memory_bytes=750_000_000))
 
 
 @pytest.mark.slow
@@ -286,7 +286,7 @@ class Stop(Exception):
 @pytest.mark.few(1)
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_stopped_at_every_step(name, tmp_path):
-    how = Layout(**{k: tuple(v) if isinstance(v, list) else v for k, v in LAYOUTS[name].items()})
+    how = WarehouseLayout(**{k: tuple(v) if isinstance(v, list) else v for k, v in LAYOUTS[name].items()})
     reader = FrameReader(log(12_000), split_rows=2000)
     convert(reader, tmp_path / "whole", how)
     steps = 0
@@ -311,21 +311,21 @@ def test_stopped_at_every_step(name, tmp_path):
 def test_changes_are_refused(tmp_path):
     source = tmp_path / "a.parquet"
     pq.write_table(log(100), source)
-    convert(ParquetReader(source), tmp_path / "w", Layout())
+    convert(ParquetReader(source), tmp_path / "w", WarehouseLayout())
     want = r"holds a warehouse made with other options \(compression\).*or another folder"
     with pytest.raises(DataError, match=want):
-        convert(ParquetReader(source), tmp_path / "w", Layout(compression="none"))
+        convert(ParquetReader(source), tmp_path / "w", WarehouseLayout(compression="none"))
     pq.write_table(log(100, seed=1), source)
     with pytest.raises(DataError, match="of other data, or the data has changed since"):
-        convert(ParquetReader(source), tmp_path / "w", Layout())
+        convert(ParquetReader(source), tmp_path / "w", WarehouseLayout())
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("")
     with pytest.raises(DataError, match="is there already, and no warehouse"):
-        convert(ParquetReader(source), tmp_path / "mine", Layout())
+        convert(ParquetReader(source), tmp_path / "mine", WarehouseLayout())
 
 
 def test_popularity(tmp_path):
-    convert(FrameReader(log(100)), tmp_path / "w", Layout())
+    convert(FrameReader(log(100)), tmp_path / "w", WarehouseLayout())
     now = 1_700_000_000.0
     for columns, ago_days in ((("x", "day"), 1), (("x",), 2), (("id",), 8)):
         assert log_use(tmp_path / "w", columns, now - ago_days * 86_400) is not None
@@ -337,5 +337,5 @@ def test_popularity(tmp_path):
     (tmp_path / "plain").mkdir()
     assert log_use(tmp_path / "plain", ("x",), now) is None
     assert not list((tmp_path / "plain").iterdir())
-    convert(ParquetReader(tmp_path / "w"), tmp_path / "v", Layout(), used=popularity(tmp_path / "w", now))
+    convert(ParquetReader(tmp_path / "w"), tmp_path / "v", WarehouseLayout(), used=popularity(tmp_path / "w", now))
     assert ParquetReader(tmp_path / "v").schema.names[:2] == ["x", "day"]

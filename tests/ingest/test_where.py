@@ -12,7 +12,7 @@ from pyarrow import parquet as pq
 
 from rowwise.errors import DataError, SpecError
 from rowwise.ingest.parquet import ParquetReader
-from rowwise.ingest.where import Comparison, Where, parse
+from rowwise.ingest.where import Comparison, RowFilter, parse
 
 OPS = {
     "==": lambda a, b: a == b,
@@ -49,7 +49,7 @@ def test_texts():
         Comparison(column="t", op="!=", value="3"),
     )
     assert parse("a in []").all_of[0].value == ()
-    assert parse([]) == Where()
+    assert parse([]) == RowFilter()
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_mask_is_what_python_says(data):
     value = data.draw(KINDS[kind])
     given_ = float(value) if isinstance(value, Decimal) else value
     one = Comparison(column="x", op=op, value=given_)
-    mask = Where(all_of=(one,)).mask(pa.table({"x": pa.array(values, kind)}))
+    mask = RowFilter(all_of=(one,)).mask(pa.table({"x": pa.array(values, kind)}))
     assert mask.tolist() == [v is not None and OPS[op](v, value) for v in values]
 
 
@@ -81,7 +81,7 @@ def test_pruned_is_filtered(data, tmp_path_factory):
     op = data.draw(st.sampled_from(["==", "!=", "in", "is null", "not null", *([] if kind == pa.bool_() else OPS)]))
     drawn = data.draw(st.lists(KINDS[kind], min_size=1, max_size=3))
     value = {"in": tuple(drawn), "is null": None, "not null": None}.get(op, drawn[0])
-    where = Where(all_of=(Comparison(column="x", op=op, value=value),))
+    where = RowFilter(all_of=(Comparison(column="x", op=op, value=value),))
     table = pa.table({"x": pa.array(values, kind), "row": np.arange(len(values))})
     path = tmp_path_factory.mktemp("pruned") / "a.parquet"
     pq.write_table(table, path, row_group_size=3)

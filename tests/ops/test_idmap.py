@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rowwise.hashing import placed, rules
 from rowwise.hashing.check import fault_of
-from rowwise.hashing.idmap import KINDS, IdMap, Section
+from rowwise.hashing.idmap import KINDS, IdMap, MapSection
 from rowwise.ops import reference
 from rowwise.ops.idmap import map_ids
 from rowwise.ops.reference import idmap as reference_idmap
@@ -24,8 +24,8 @@ def test_a_map_is_what_it_promises(isa, case, seed):
 
 
 def test_sections_mean_the_same_to_the_reference():
-    assert tuple(kind.name.lower() for kind in reference_idmap.Kind) == KINDS
-    assert reference_idmap.Section._fields == tuple(field.name for field in msgspec.structs.fields(Section))
+    assert tuple(kind.name.lower() for kind in reference_idmap.SectionKind) == KINDS
+    assert reference_idmap.SectionRow._fields == tuple(field.name for field in msgspec.structs.fields(MapSection))
 
 
 def big_map() -> IdMap:

@@ -11,7 +11,7 @@ from problems import OPTIMIZERS, ROW_TYPES, Problem, make_problem, problems
 from rowwise import Ftrl, Pooling, RowWiseAdagrad, Table
 from rowwise.ops import reference
 from rowwise.ops.native import reference_operators
-from rowwise.ops.reference import Bags, Memory
+from rowwise.ops.reference import FeatureBags, UpdateMemory
 from rowwise.ops.update import next_step
 
 ops = torch.ops.rowwise
@@ -38,7 +38,7 @@ def test_offsets(lengths, dtype):
 @given(problem=problems())
 def test_pool(problem):
     arena, group, sources, offsets = parts(problem)
-    bags = Bags(sources, problem.jagged.values_N, offsets, problem.jagged.weights_N, problem.jagged.batch_size)
+    bags = FeatureBags(sources, problem.jagged.values_N, offsets, problem.jagged.weights_N, problem.jagged.batch_size)
     assert same(ops.pool(arena.rows, *bags, group.columns), reference.pool(arena.rows, bags, group.columns))
 
 
@@ -46,7 +46,7 @@ def test_pool(problem):
 @given(problem=problems(poolings=(Pooling.SEQUENCE,)))
 def test_gather(problem):
     arena, _, sources, offsets = parts(problem)
-    bags = Bags(sources, problem.jagged.values_N, offsets, None, problem.jagged.batch_size)
+    bags = FeatureBags(sources, problem.jagged.values_N, offsets, None, problem.jagged.batch_size)
     assert same(ops.gather(arena.rows, *bags[:3], bags.batch), reference.gather(arena.rows, bags))
 
 
@@ -55,7 +55,7 @@ def test_gather(problem):
 def test_pool_weight_grad(problem):
     arena, group, sources, offsets = parts(problem)
     grad = torch.randn(problem.jagged.batch_size, group.columns)
-    bags = Bags(sources, problem.jagged.values_N, offsets, problem.jagged.weights_N, problem.jagged.batch_size)
+    bags = FeatureBags(sources, problem.jagged.values_N, offsets, problem.jagged.weights_N, problem.jagged.batch_size)
     native = ops.pool_weight_grad(arena.rows, *bags[:4], grad, bags.batch)
     assert same(native, reference.pool_weight_grad(arena.rows, bags, grad))
 
@@ -70,10 +70,10 @@ def check_update(problem: Problem, per_id: bool) -> None:
         shape = (jagged.batch_size, group.columns)
     for step in range(2):
         grad = torch.randn(shape, generator=torch.Generator().manual_seed(step))
-        bags = Bags(sources, jagged.values_N, offsets, jagged.weights_N, jagged.batch_size)
+        bags = FeatureBags(sources, jagged.values_N, offsets, jagged.weights_N, jagged.batch_size)
         hyper, keys = next_step(a, group)
         ops.update(a.rows, a.state, group.tables_T12, hyper, keys, *bags[:4], grad, bags.batch, per_id)
-        reference.update(Memory(b.rows, b.state, group.tables_T12, hyper, keys), bags, grad, per_id)
+        reference.update(UpdateMemory(b.rows, b.state, group.tables_T12, hyper, keys), bags, grad, per_id)
     assert same(a.rows, b.rows)
     assert same(a.state, b.state)
 
@@ -143,13 +143,13 @@ def test_update_by_gradients_near_the_ends_of_their_range(optimizer, scale):
     a, b = problem.arena(), problem.arena()
     group, sources = problem.group(a), problem.sources(problem.group(a))
     jagged = problem.jagged
-    bags = Bags(sources, jagged.values_N, ops.offsets(jagged.lengths_FB), None, jagged.batch_size)
+    bags = FeatureBags(sources, jagged.values_N, ops.offsets(jagged.lengths_FB), None, jagged.batch_size)
     for step in range(3):
         grad = torch.rand(40, group.columns, generator=torch.Generator().manual_seed(step))
         grad = (grad * 2 - 1) * scale
         numbers = group.tables_T12, *next_step(a, group)
         kernel = partial(ops.update, a.rows, a.state, *numbers, *bags[:4], grad, 40, False)
-        wanted = partial(reference.update, Memory(b.rows, b.state, *numbers), bags, grad, False)
+        wanted = partial(reference.update, UpdateMemory(b.rows, b.state, *numbers), bags, grad, False)
         assert refuses(kernel) == refuses(wanted)  # merged rows past the range, which then stay
         for index, table in enumerate(tables):
             assert same_or_nan(a.weights(index), b.weights(index)), f"{table.row_type} rows differ after step {step}"

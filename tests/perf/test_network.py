@@ -13,13 +13,13 @@ from rowwise.errors import SpecError
 from rowwise.perf.access import Access, Curves, Workload
 from rowwise.perf.features import work
 from rowwise.perf.hardware import Machine, hardware_named, read_hardware
-from rowwise.perf.learned import Learned, model_of
+from rowwise.perf.learned import LearnedModel, model_of
 from rowwise.perf.network import FAR
 from rowwise.perf.roofline import Roofline
-from rowwise.planner.kinds import Kind
+from rowwise.planner.kinds import PlacementKind
 from rowwise.planner.layouts import TABLE_WISE
-from rowwise.planner.options import Columns
-from rowwise.planner.problem import Question
+from rowwise.planner.options import TableArrays
+from rowwise.planner.problem import PlanRequest
 from rowwise.spec import RowType, Table, Topology
 
 FEW = settings(max_examples=25, deadline=None)
@@ -64,7 +64,7 @@ def asked(hardware, tables=12, world=1):
         for i in range(tables)
     )
     machine = Machine(topology=Topology(devices=world), hardware=hardware)
-    return Question(workloads=workloads, machine=machine, model=model_of(hardware, machine.topology), batch=2048)
+    return PlanRequest(workloads=workloads, machine=machine, model=model_of(hardware, machine.topology), batch=2048)
 
 
 @pytest.mark.parametrize("form", ["scaled", "published"])
@@ -72,8 +72,8 @@ def test_a_model_adds_up_its_networks(form):
     hardware = profile(1, form)
     question = asked(hardware)
     model = question.model
-    assert isinstance(model, Learned)
-    shards = Columns.of(question).shards(Kind(TABLE_WISE), np.arange(12), question)
+    assert isinstance(model, LearnedModel)
+    shards = TableArrays.of(question).shards(PlacementKind(TABLE_WISE), np.arange(12), question)
     load_K = model.loads(shards, Curves.of(question.workloads, 2048)).sum(0)
     stages = [float(stage.seconds(model.phi, load_K)) for stage in model.stages]
     kernels = hardware.kernels
@@ -120,7 +120,7 @@ def test_narrow_rows_are_less_work():
     found = []
     for table in (wide, structs.replace(wide, row_type=RowType.INT8)):
         question = replace(asked(profile(4)), workloads=(Workload(table=table, access=Access(pooling=5.0)),))
-        shards = Columns.of(question).shards(Kind(TABLE_WISE), np.arange(1), question)
+        shards = TableArrays.of(question).shards(PlacementKind(TABLE_WISE), np.arange(1), question)
         found.append(
             dict(zip(WORK["lookup"], work("lookup", shards, Curves.of(question.workloads, 2048))[0], strict=True))
         )

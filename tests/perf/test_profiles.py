@@ -4,9 +4,9 @@ import pytest
 
 from rowwise.perf.access import Access, Workload
 from rowwise.perf.hardware import MEASURED, PRESETS, Machine, hardware_named
-from rowwise.perf.learned import Learned, model_of
+from rowwise.perf.learned import LearnedModel, model_of
 from rowwise.planner.make import make_plan
-from rowwise.planner.problem import Question
+from rowwise.planner.problem import PlanRequest
 from rowwise.spec import Table, Topology
 
 PROFILES = sorted(path.stem for path in MEASURED.glob("*.json"))
@@ -30,7 +30,7 @@ def test_plans_are_made_by_what_was_learned(name, world):
     assert kernels.sets > 1000
     assert kernels.error < 0.12
     model = model_of(hardware, Topology(devices=world))
-    assert isinstance(model, Learned)
+    assert isinstance(model, LearnedModel)
     assert model.phi.is_convex
     workloads = tuple(
         Workload(table=Table(name=f"t{i}", rows=1000 * 4**i, dim=64), access=Access(pooling=1.0 + 3 * i, zipf_a=1.0))
@@ -38,7 +38,9 @@ def test_plans_are_made_by_what_was_learned(name, world):
     )
     machine = Machine(topology=Topology(devices=world), hardware=hardware)
     few, many = (
-        make_plan(Question(workloads=workloads, machine=machine, model=model, batch=batch), seconds=0.05).plan.forecast
+        make_plan(
+            PlanRequest(workloads=workloads, machine=machine, model=model, batch=batch), seconds=0.05
+        ).plan.forecast
         for batch in (1024, 8192)
     )
     assert few.bound_s <= few.step_s < many.step_s

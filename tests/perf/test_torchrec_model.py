@@ -11,7 +11,7 @@ from rowwise import Sgd, Table, Topology
 from rowwise.perf import Access, TorchRecModel, Workload
 from rowwise.perf.hardware import Machine, hardware_named
 from rowwise.planner.options import problem_of
-from rowwise.planner.problem import Question
+from rowwise.planner.problem import PlanRequest
 
 TORCHREC = pytest.mark.skipif(find_spec("torchrec") is None, reason="needs the extra 'peers'")
 THEIRS = {
@@ -79,7 +79,7 @@ def theirs(
 def test_estimates_are_torchrecs(hosts, local):
     topology = Topology(hosts=hosts, devices=8)
     workloads = made_up(hosts)
-    question = Question(
+    question = PlanRequest(
         workloads=tuple(workloads),
         machine=Machine(topology=topology, hardware=structs.replace(hardware_named("a100-like"), device_bytes=1 << 60)),
         model=TorchRecModel(topology),

@@ -9,20 +9,22 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from rowwise import Plan, Table, Topology
-from rowwise.calibrate.narrow import KINDS, SHAPES, Shares, fit_narrow
+from rowwise.calibrate.narrow import KINDS, SHAPES, WireShares, fit_narrow
 from rowwise.perf.access import Access, Workload
-from rowwise.perf.exchange import Added, Amounts, Narrow, waits_s
+from rowwise.perf.exchange import Amounts, NarrowWires, WireCost, waits_s
 from rowwise.perf.hardware import Machine, hardware_named, read_hardware
 from rowwise.perf.learned import model_of
 from rowwise.planner.layouts import table_wise
 from rowwise.planner.make import make_plan
-from rowwise.planner.problem import Question
+from rowwise.planner.problem import PlanRequest
 from rowwise.planner.refine import exchanges_s
 from rowwise.spec import Codecs, Wire, WireType
 
 seconds, TWO, XEON = st.floats(0, 1e-2), Topology(devices=2), hardware_named("xeon")
-ADDED = Added(start_s=1e-4, vector_s=1e-8, float_s=1e-10)
-NARROW = structs.replace(XEON, exchanges=structs.replace(XEON.exchanges, narrow=Narrow(**dict.fromkeys(KINDS, ADDED))))
+ADDED = WireCost(start_s=1e-4, vector_s=1e-8, float_s=1e-10)
+NARROW = structs.replace(
+    XEON, exchanges=structs.replace(XEON.exchanges, narrow=NarrowWires(**dict.fromkeys(KINDS, ADDED)))
+)
 tables = st.tuples(st.integers(10, 10**5), st.sampled_from((4, 16, 64)), st.floats(0.5, 20))
 
 
@@ -34,7 +36,7 @@ def _questions(draw):
         for k, (rows, dim, pooling) in enumerate(draw(st.lists(tables, min_size=1, max_size=6)))
     )
     machine, batch = Machine(TWO, XEON), draw(st.sampled_from((512, 8192)))
-    return Question(workloads=workloads, machine=machine, model=model_of(XEON, TWO), batch=batch)
+    return PlanRequest(workloads=workloads, machine=machine, model=model_of(XEON, TWO), batch=batch)
 
 
 questions = _questions()
@@ -80,8 +82,8 @@ def test_what_narrow_wires_add_is_nothing_for_floats(question):
 
 @given(st.sampled_from(KINDS), st.floats(0, 1e-3), st.integers(1, 10**5), st.integers(1, 256))
 def test_prices_of_narrow_wires_add_up(kind, start_s, vectors, dim):
-    added = Added(start_s=start_s, vector_s=1e-8, float_s=1e-9)
-    told = getattr(Narrow(**dict.fromkeys(KINDS, added)), kind).seconds(
+    added = WireCost(start_s=start_s, vector_s=1e-8, float_s=1e-9)
+    told = getattr(NarrowWires(**dict.fromkeys(KINDS, added)), kind).seconds(
         3, np.array([vectors]), np.array([vectors * dim])
     )
     assert told == pytest.approx(3 * start_s + vectors * 1e-8 + vectors * dim * 1e-9)
@@ -116,10 +118,10 @@ def test_prices_are_found_in_what_they_made(world):
         floats_s = (exchanges.forward.own_s(amounts) + exchanges.backward.own_s(amounts)).mean()
         vectors = tables * batch * (world - 1) / world
         added = {k: 2 * a.seconds(world - 1, vectors, vectors * dim) / floats_s for k, a in made.items()}
-        shares.append(Shares(batch, tables, dim, added))
+        shares.append(WireShares(batch, tables, dim, added))
     found = fit_narrow(exchanges, shares, world)
     for kind, added in made.items():
-        for name in Added.__struct_fields__:
+        for name in WireCost.__struct_fields__:
             assert getattr(getattr(found.narrow, kind), name) == pytest.approx(
                 getattr(added, name), rel=0.01, abs=1e-13
             )

@@ -18,8 +18,8 @@ from rowwise.perf.wires import leaving, vector_bytes
 from rowwise.planner.kinds import kinds_for
 from rowwise.planner.layouts import LAYOUTS
 from rowwise.planner.make import make_plan
-from rowwise.planner.options import Columns
-from rowwise.planner.problem import Question
+from rowwise.planner.options import TableArrays
+from rowwise.planner.problem import PlanRequest
 from rowwise.spec import Codecs, RowType, Wire, WireType, row_bytes
 
 
@@ -32,7 +32,7 @@ def links(question, wire, rate_Bps=1e30):
     """Seconds on links of all options' pieces."""
     hardware, topology = structs.replace(question.machine.hardware, coding=coding(rate_Bps)), question.machine.topology
     model, curves = Roofline(hardware, topology, wire), Curves.of(question.workloads, question.batch)
-    columns = Columns.of(question)
+    columns = TableArrays.of(question)
     found = []
     for kind in kinds_for(question.machine, 4, ("device",)):
         index_T = np.flatnonzero(columns.blocks_T >= kind.column_parts)
@@ -72,7 +72,7 @@ def test_seconds_of_coding_are_of_what_leaves_by_direction_and_link():
     table, topology = Table(name="t", rows=1000, dim=64), Topology(hosts=2, devices=2)
     one = Workload(table=table, access=Access())
     machine = Machine(topology, hardware_named("zionex"))
-    question = Question(workloads=(one,), machine=machine, model=Roofline(machine.hardware, topology), batch=1000)
+    question = PlanRequest(workloads=(one,), machine=machine, model=Roofline(machine.hardware, topology), batch=1000)
     wire = Wire(host=Codecs(forward="fp16"), network=Codecs(backward="int8"))
     free, paid = links(question, wire)[0], links(question, wire, 1e9)[0]
     near, far = 64_000 * 4 / 4, 64_000 * 4 / 2
@@ -97,7 +97,7 @@ def test_a_narrow_wire_makes_another_plan():
     for kind in (WireType.FP32, WireType.INT8):
         wire = Wire(network=Codecs(kind, kind))
         model = model_of(hardware, topology, wire)
-        asked = Question(workloads=workloads, machine=Machine(topology, hardware), model=model, batch=2048)
+        asked = PlanRequest(workloads=workloads, machine=Machine(topology, hardware), model=model, batch=2048)
         found[kind] = make_plan(asked, seconds=0.1).plan
         assert found[kind].forecast.wire == wire
         assert found[kind].forecast.bound_s <= found[kind].forecast.step_s * (1 + 1e-9)
@@ -126,7 +126,7 @@ def test_learned_exchanges_have_the_wire_too():
     stages = {}
     for kind in WireType:
         model = model_of(hardware, topology, Wire(host=Codecs(kind, kind)))
-        asked = Question(workloads=workloads, machine=Machine(topology, hardware), model=model, batch=8192)
+        asked = PlanRequest(workloads=workloads, machine=Machine(topology, hardware), model=model, batch=8192)
         only = structs.replace(asked.constraints, layouts={"*": ("table_wise",)})
         stages[kind] = make_plan(replace(asked, constraints=only), seconds=0.05).plan.forecast.stages_s
     assert hardware.exchanges is not None

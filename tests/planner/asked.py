@@ -7,15 +7,15 @@ from rowwise.perf.hardware import Machine, hardware_named
 from rowwise.perf.roofline import Roofline
 from rowwise.plan import TIERS
 from rowwise.planner.constraints import Constraints
-from rowwise.planner.problem import Question
+from rowwise.planner.problem import PlanRequest
 from rowwise.row_optimizers import Adam, RowWiseAdagrad, Sgd
 from rowwise.spec import Table
 
 
-def question(tables, topology, device_bytes, *, access=None, constraints=None, host_bytes=0, **kind) -> Question:
+def question(tables, topology, device_bytes, *, access=None, constraints=None, host_bytes=0, **kind) -> PlanRequest:
     hardware = structs.replace(hardware_named("zionex"), device_bytes=int(device_bytes), host_bytes=int(host_bytes))
     access = access or [Access()] * len(tables)
-    return Question(
+    return PlanRequest(
         workloads=tuple(Workload(table=t, access=a) for t, a in zip(tables, access, strict=True)),
         machine=Machine(topology=topology, hardware=hardware),
         model=Roofline(hardware, topology),

@@ -11,7 +11,7 @@ from rowwise.perf.hardware import LinkRates, Machine, hardware_named
 from rowwise.perf.roofline import Roofline
 from rowwise.plan import TIERS
 from rowwise.planner.constraints import Constraints
-from rowwise.planner.problem import NO_UNIT, Placement, Problem, Question
+from rowwise.planner.problem import NO_UNIT, Placement, PlacementProblem, PlanRequest
 from rowwise.row_optimizers import Adam, RowWiseAdagrad, Sgd
 from rowwise.spec import Codecs, Table, Topology, Wire, WireType
 
@@ -42,7 +42,7 @@ def questions(draw, tables=4, tiers=False, fill=(0.3, 1.2)):
         host_bytes=int(stored * 2) if tiers else 0,
         network=slow,
     )
-    return Question(
+    return PlanRequest(
         workloads=tuple(workloads),
         machine=Machine(topology=topology, hardware=hardware),
         model=Roofline(hardware, topology, draw(wires)),
@@ -64,7 +64,7 @@ def constraints(draw, workloads, topology):
     return Constraints(pin=pin, together=together)
 
 
-def placements(problem: Problem):
+def placements(problem: PlacementProblem):
     """All of them."""
     spans = {"rank": range(problem.topology.world), "all": range(problem.units - 1, problem.units)}
     spans["host"] = range(problem.topology.world, problem.units - 1)
@@ -83,7 +83,7 @@ def placements(problem: Problem):
         yield Placement(np.array([option for option, _ in ways], dtype=np.int32), unit_N)
 
 
-def count_placements(problem: Problem) -> int:
+def count_placements(problem: PlacementProblem) -> int:
     world, total = problem.topology.world, 1
     for item in range(len(problem.members)):
         ways = 0
@@ -95,7 +95,7 @@ def count_placements(problem: Problem) -> int:
     return total
 
 
-def random_placement(problem: Problem, rng: np.random.Generator) -> Placement:
+def random_placement(problem: PlacementProblem, rng: np.random.Generator) -> Placement:
     unit_N = np.full(len(problem.pieces.link_N), NO_UNIT, dtype=np.int32)
     choice = []
     for item in range(len(problem.members)):

@@ -24,7 +24,7 @@ from rowwise.planner.methods.dreamshard import (
     SEEN,
     SHIPPED,
     SUMS,
-    Saved,
+    PolicyFile,
     deck_of,
     features_of,
     load_policy,
@@ -35,7 +35,7 @@ from rowwise.planner.methods.dreamshard import (
     whole_pieces,
 )  # fmt: skip
 from rowwise.planner.methods.named import run_method
-from rowwise.planner.native import Native
+from rowwise.planner.native import NativeProblem
 from rowwise.planner.options import problem_of
 from rowwise.planner.problem import NO_UNIT
 from rowwise.spec import Table, Topology
@@ -70,7 +70,7 @@ def test_whole_items_on_ranks_that_have_room_and_are_allowed(asked, seed, alone)
         return
     assert sorted(np.flatnonzero(unit_N != NO_UNIT)) == sorted(pieces)
     assert ((unit_N[pieces] >= 0) & (unit_N[pieces] < problem.topology.world)).all()
-    assert Native(problem).cost(unit_N)[1] == 0
+    assert NativeProblem(problem).cost(unit_N)[1] == 0
     for item, piece in enumerate(pieces):
         rule = problem.rule_I[item]
         assert rule < 0 or problem.allowed_RU[rule, unit_N[piece]]
@@ -225,7 +225,7 @@ def test_the_shipped_policy_is_better_than_greedy_ones_on_tables_it_never_saw(ta
 
 def test_the_shipped_file_is_small_and_says_where_it_comes_from():
     assert SHIPPED.stat().st_size < 400_000
-    saved = msgspec.json.decode(SHIPPED.read_bytes(), type=Saved)
+    saved = msgspec.json.decode(SHIPPED.read_bytes(), type=PolicyFile)
     assert {"model", "tables", "seed", "by", "pool"} <= saved.trained.keys()
     assert set(saved.layers) == set(LAYERS)
 
@@ -237,7 +237,7 @@ def test_a_wrong_file_is_refused(tmp_path):
     path.write_text('{"format": "rowwise dreamshard 1"}')
     with pytest.raises(SpecError, match=r"not a placement policy: .*trained"):
         load_policy(path)
-    saved = msgspec.json.decode(SHIPPED.read_bytes(), type=Saved)
+    saved = msgspec.json.decode(SHIPPED.read_bytes(), type=PolicyFile)
     without = {name: layer for name, layer in saved.layers.items() if name != "join"}
     with pytest.raises(SpecError, match="policy: layer 'join' is missing"):
         policy_of(msgspec.structs.replace(saved, layers=without), "policy")

@@ -18,16 +18,16 @@ from rowwise.planner.constraints import Constraints
 from rowwise.planner.explain import explain
 from rowwise.planner.explanation import Explanation
 from rowwise.planner.layouts import SPANS
-from rowwise.planner.make import Planned, forecast, make_plan
+from rowwise.planner.make import PlanResult, forecast, make_plan
 from rowwise.planner.options import problem_of
-from rowwise.planner.problem import NO_UNIT, Placement, Question
+from rowwise.planner.problem import NO_UNIT, Placement, PlanRequest
 from rowwise.planner.search import search
 from rowwise.row_optimizers import Adam, RowWiseAdagrad, Sgd
 from rowwise.spec import Table, Topology
 
 
 @st.composite
-def questions(draw) -> Question:
+def questions(draw) -> PlanRequest:
     topology = Topology(hosts=draw(st.integers(1, 3)), devices=draw(st.integers(1, 3)))
     count = draw(st.integers(1, 6))
     tables = [
@@ -50,15 +50,15 @@ def questions(draw) -> Question:
     return question(tables, topology, each, access=access, constraints=rules, host_bytes=host)
 
 
-def planned_or_skipped(asked: Question) -> Planned:
+def planned_or_skipped(asked: PlanRequest) -> PlanResult:
     problem = problem_of(asked)
     searched = search(problem, seconds=0.01)
     assume(not searched.over)
     plan = structs.replace(problem.plan(searched.placement), forecast=forecast(problem, searched))
-    return Planned(plan, problem, searched)
+    return PlanResult(plan, problem, searched)
 
 
-def moved(planned: Planned, option: int, units: np.ndarray) -> Placement:
+def moved(planned: PlanResult, option: int, units: np.ndarray) -> Placement:
     """The placement with an item's option changed, and the units of its pieces."""
     problem, placement = planned.problem, planned.searched.placement
     item = int(problem.item_of_O[option])
@@ -69,7 +69,7 @@ def moved(planned: Planned, option: int, units: np.ndarray) -> Placement:
     return Placement(choice_I, unit_N)
 
 
-def units_of(planned: Planned, option: int) -> list[int]:
+def units_of(planned: PlanResult, option: int) -> list[int]:
     """The units that an option's pieces may go to."""
     problem = planned.problem
     world, hosts = problem.topology.world, problem.topology.hosts
@@ -232,5 +232,5 @@ def test_a_search_that_was_cut_short_is_told():
     unit_N[problem.option_begin[whole_I]] = 0  # all on one rank
     bad = Placement(whole_I, unit_N)
     searched = dataclasses.replace(planned.searched, placement=bad, cost=problem.cost(bad))
-    facts = explain(Planned(planned.plan, problem, searched))
+    facts = explain(PlanResult(planned.plan, problem, searched))
     assert all("search longer" in table.reason for table in facts.tables)

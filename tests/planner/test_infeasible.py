@@ -11,7 +11,7 @@ from perf.networks import profile
 from planner.asked import question, stored
 
 from rowwise.errors import SpecError
-from rowwise.perf.learned import Learned
+from rowwise.perf.learned import LearnedModel
 from rowwise.perf.roofline import Roofline
 from rowwise.plan import TIERS
 from rowwise.planner.constraints import Constraints
@@ -120,7 +120,7 @@ def test_more_devices_are_priced_with_their_own_links(learned):
     hardware = asked.machine.hardware
     if learned:
         hardware = structs.replace(hardware, kernels=profile(0).kernels)
-    model = Learned.of if learned else Roofline
+    model = LearnedModel.of if learned else Roofline
     machine = structs.replace(asked.machine, hardware=hardware)
     asked = replace(asked, machine=machine, model=model(hardware, Topology(), Wire()))
     (fix,) = (fix for fix in ways_out(problem_of(asked)) if "devices of this kind" in fix.change)

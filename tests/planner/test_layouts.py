@@ -15,7 +15,7 @@ from shard.layout_cases import CASES
 from rowwise import Plan, RowType, Table, Tile, Topology, planner
 from rowwise.perf.hardware import Machine, hardware_named
 from rowwise.plan import column_block
-from rowwise.planner.cut import cut_of
+from rowwise.planner.infer_layout import cut_of
 from rowwise.planner.kinds import kinds_for, tiles_of
 from rowwise.planner.layouts import LAYOUTS as RECORDS
 from rowwise.planner.layouts import NAMES, column_wise, grid, replicated, row_wise, table_row_wise, table_wise

@@ -15,7 +15,7 @@ from rowwise.plan import TIERS
 from rowwise.planner.infeasible import InfeasibleError, has_plan
 from rowwise.planner.make import make_plan
 from rowwise.planner.options import problem_of
-from rowwise.planner.problem import Question
+from rowwise.planner.problem import PlanRequest
 from rowwise.planner.replan import replan
 from rowwise.spec import Table, Topology
 
@@ -24,7 +24,7 @@ DEVICE = frozenset(TIERS[:1])
 SETS = [DEVICE, frozenset({"device", "host"}), frozenset({"device", "disk"}), frozenset(TIERS)]
 
 
-def with_disks(asked: Question, disk_bytes: int) -> Question:
+def with_disks(asked: PlanRequest, disk_bytes: int) -> PlanRequest:
     hardware = structs.replace(asked.machine.hardware, disk_bytes=disk_bytes)
     machine = structs.replace(asked.machine, hardware=hardware)
     return replace(asked, machine=machine, model=replace(asked.model, hardware=hardware))

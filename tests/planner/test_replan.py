@@ -14,11 +14,11 @@ from rowwise.perf import Access, Roofline, Workload, hardware_named
 from rowwise.perf.hardware import Machine
 from rowwise.planner import layouts
 from rowwise.planner.constraints import Constraints
+from rowwise.planner.current_placement import moved_bytes, stand
 from rowwise.planner.make import make_plan
 from rowwise.planner.options import problem_of
-from rowwise.planner.problem import NO_UNIT, Placement, Question
+from rowwise.planner.problem import NO_UNIT, Placement, PlanRequest
 from rowwise.planner.replan import MOST_MOVED, replan
-from rowwise.planner.standing import moved_bytes, stand
 
 LAYOUTS = ("table_wise", "column_wise", "row_wise", "table_row_wise", "grid", "replicated")
 topologies = st.builds(Topology, hosts=st.integers(1, 2), devices=st.integers(1, 3))
@@ -81,9 +81,9 @@ def test_what_moves_is_what_a_rank_did_not_have(data):
 
 def small_question(
     tables: list[Table], topology: Topology, pooling: list[float], device_bytes: float = 1e9
-) -> Question:
+) -> PlanRequest:
     hardware = structs.replace(hardware_named("a100-like"), device_bytes=int(device_bytes))
-    return Question(
+    return PlanRequest(
         workloads=tuple(Workload(table=t, access=Access(pooling=p)) for t, p in zip(tables, pooling, strict=True)),
         machine=Machine(topology=topology, hardware=hardware),
         model=Roofline(hardware, topology),

@@ -13,7 +13,7 @@ from planner.small_questions import count_placements, placements, questions, ran
 
 from rowwise.errors import SpecError
 from rowwise.perf.access import Access
-from rowwise.perf.learned import Learned
+from rowwise.perf.learned import LearnedModel
 from rowwise.perf.memory import FLOAT_bytes
 from rowwise.planner.bound import Totals, linear_bound, threshold_bound
 from rowwise.planner.constraints import Constraints
@@ -21,7 +21,7 @@ from rowwise.planner.infeasible import InfeasibleError
 from rowwise.planner.make import make_plan
 from rowwise.planner.methods.named import METHODS, run_method
 from rowwise.planner.milp import certify
-from rowwise.planner.native import Effort, Homes, Native
+from rowwise.planner.native import AnnealingEffort, Homes, NativeProblem
 from rowwise.planner.options import problem_of
 from rowwise.planner.search import least_split, search, search_best
 from rowwise.spec import Table, Topology, state_width
@@ -36,7 +36,7 @@ def test_c_costs_what_numpy_does(asked, seed):
     problem, rng = problem_of(asked), np.random.default_rng(seed)
     for _ in range(5):
         placement = random_placement(problem, rng)
-        cost, over = Native(problem).cost(placement.unit_N)
+        cost, over = NativeProblem(problem).cost(placement.unit_N)
         assert cost == pytest.approx(problem.cost(placement), rel=1e-12)
         assert (over == 0) == problem.fits(placement)
 
@@ -88,15 +88,15 @@ def with_networks(asked, hardware):
         memory, kernels=hardware.kernels, launch_s=hardware.launch_s, device_bytes=memory.device_bytes
     )
     machine = structs.replace(asked.machine, hardware=hardware)
-    return replace(asked, machine=machine, model=Learned.of(hardware, machine.topology))
+    return replace(asked, machine=machine, model=LearnedModel.of(hardware, machine.topology))
 
 
 @FEW
 @given(asked=questions(tiers=True), seed=st.integers(0, 99))
 def test_annealing_keeps_what_it_is_told_and_never_gets_worse(asked, seed):
     problem = problem_of(asked)
-    native, start = Native(problem), random_placement(problem, np.random.default_rng(seed))
-    effort = Effort(moves=2000, seed=seed)
+    native, start = NativeProblem(problem), random_placement(problem, np.random.default_rng(seed))
+    effort = AnnealingEffort(moves=2000, seed=seed)
     found = native.anneal(start, effort)
     cost, over = native.cost(start.unit_N)
     assert (found.over, found.cost) <= (over, cost * (1 + SLIGHTLY)) or found.over < over
@@ -194,7 +194,7 @@ def test_homes_hold_pieces_back(question_of_ten):
     start = search(problem, seconds=0.02).placement
     home = np.where(start.unit_N >= 0, (start.unit_N + 1) % problem.topology.world, 0).astype(np.int32)
     homes = Homes(home, problem.pieces.bytes_NM[:, 0].copy())
-    dear = Native(problem, homes).anneal(start, Effort(moves=50_000, bytes_price=1.0)).placement
+    dear = NativeProblem(problem, homes).anneal(start, AnnealingEffort(moves=50_000, bytes_price=1.0)).placement
     at_home = dear.unit_N == home
     assert at_home[dear.unit_N >= 0].mean() > 0.9
 

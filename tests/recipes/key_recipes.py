@@ -16,9 +16,9 @@ from rowwise.hashing.file import save
 from rowwise.hashing.placed import entries
 from rowwise.recipes.compose import make_batcher, make_model, resolve
 from rowwise.recipes.outlook import look_ahead, open_start
-from rowwise.recipes.recipe import Recipe, TwoTowers
+from rowwise.recipes.recipe import Recipe, TwoTowerConfig
 from rowwise.recipes.text import decode
-from rowwise.recipes.unused import notes as notes_of
+from rowwise.recipes.unused_keys import notes as notes_of
 from rowwise.spec import Topology
 
 
@@ -162,7 +162,7 @@ def outcome(made):
         recipe = decode(made, "my.yaml")
         resolved = resolve(recipe)
         found = notes_of(resolved, Topology())
-        make_model(resolved, described=not isinstance(resolved.recipe.model, TwoTowers))
+        make_model(resolved, described=not isinstance(resolved.recipe.model, TwoTowerConfig))
         make_batcher(resolved, resolved.parts.train)
         if recipe.init_from is not None:
             open_start(Path(recipe.init_from))

@@ -12,11 +12,11 @@ from rowwise.hashing.methods import table_bytes
 from rowwise.hashing.open import open_map
 from rowwise.recipes.compose import make_batcher, resolve
 from rowwise.recipes.compress.advise import advise, check_recipe, write_recipe
-from rowwise.recipes.compress.division import Goal, divide
-from rowwise.recipes.compress.folder import Order, open_folder
+from rowwise.recipes.compress.division import CompressionGoal, divide
+from rowwise.recipes.compress.folder import TrialFolderSpec, open_folder
 from rowwise.recipes.compress.probe import learn, probe, shrink
 from rowwise.recipes.compress.window import open_window
-from rowwise.recipes.runs import Run
+from rowwise.recipes.runs import TrainingRun
 from rowwise.recipes.text import read
 
 METHODS = ("hash", "learned")
@@ -31,8 +31,8 @@ def compressed(folder, ratio=4.0, tell=lambda text, share: None, methods=METHODS
     """What compressing finds, in folder/c."""
     given = recipe(folder, **changes)
     resolved = resolve(given)
-    goal = Goal(ratio=ratio, methods=methods)
-    order = Order.of(resolved.recipe, tuple(history), rows, given.seed)
+    goal = CompressionGoal(ratio=ratio, methods=methods)
+    order = TrialFolderSpec.of(resolved.recipe, tuple(history), rows, given.seed)
     into = open_folder(folder / "c", order)
     advice = advise(open_window(resolved, order.history), divide(resolved.tables, goal), goal, order, into, tell)
     return advice, write_recipe(given, resolved, advice, into), into
@@ -157,7 +157,7 @@ def test_what_is_found_fits_and_trains(tmp_path, data, monkeypatch):
     sizes = {table.name: table_bytes(table, open_map(table)) for table in made.tables.list}
     assert sum(sizes.values()) == advice.size_bytes
     assert {name: sizes[name] for name in ("user", "seen")} == {one.name: one.size_bytes for one in advice.tables}
-    result = Run.start(made, tmp_path / "runs").go()
+    result = TrainingRun.start(made, tmp_path / "runs").go()
     assert result.status == "finished"
     assert result.recipe == "clicks-compressed"
 

@@ -14,7 +14,7 @@ from small import RECIPE, recipe
 
 from rowwise import Topology
 from rowwise.recipes.compose import resolve
-from rowwise.recipes.unused import notes
+from rowwise.recipes.unused_keys import notes
 
 LISTED = [table for table in RECIPE["tables"]["list"] if table["name"] != "item"]
 

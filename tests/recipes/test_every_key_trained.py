@@ -13,7 +13,7 @@ from key_recipes import KEYS, base, changed, outcome, write_folder
 from small import lines, saved
 
 from rowwise.errors import RowwiseError
-from rowwise.recipes.runs import Run
+from rowwise.recipes.runs import TrainingRun
 from rowwise.recipes.text import decode
 
 LEFT_ALONE = {  # what makes no other run, and where it is seen
@@ -34,7 +34,7 @@ RESULTS = ("test", "best", "steps", "samples", "workers", "expected", "spread", 
 def trained(made, folder):
     """What a run leaves, but for times and for its recipe; or why there is none."""
     try:
-        run = Run.start(decode(made, "my.yaml"), folder / "runs")
+        run = TrainingRun.start(decode(made, "my.yaml"), folder / "runs")
         run.go()
     except RowwiseError as error:
         return str(error)

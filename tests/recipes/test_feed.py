@@ -12,16 +12,16 @@ from pyarrow import parquet as pq
 from small import WORLD, lines, recipe, same, saved, sections, trained, write_rows
 
 from rowwise import DataError, SpecError, StateError
-from rowwise.ingest.aside import count_aside
+from rowwise.ingest.quarantine import count_aside
 from rowwise.recipes.compose import in_order, make_evaluator
-from rowwise.recipes.runs import Run, evaluate, load_trained, predict_rows
+from rowwise.recipes.runs import TrainingRun, evaluate, load_trained, predict_rows
 from rowwise.recipes.text import decode
-from rowwise.train.saved import Saved
+from rowwise.train.saved import CheckpointFolder
 
 
 def tensors(run):
     """Those of the newest checkpoint, whichever ranks wrote them."""
-    found = Saved(run / "ckpt").open()
+    found = CheckpointFolder(run / "ckpt").open()
     return {n: found.load(n) for n in found.names() if n.startswith(("model/", "rows/", "optimizer/"))}
 
 
@@ -43,11 +43,11 @@ def test_workers_change_no_bit(alone, tmp_path, workers):
 
 @pytest.mark.dist
 def test_a_run_goes_on_with_and_without_workers(alone, tmp_path):
-    run = Run.start(recipe(tmp_path, train={"steps": 5}, data={"workers": 2}), tmp_path / "runs")
+    run = TrainingRun.start(recipe(tmp_path, train={"steps": 5}, data={"workers": 2}), tmp_path / "runs")
     run.go()
     path = run.folder.path
-    Run.resume(path, ["train.steps=11", "data.workers=null"]).go()
-    Run.resume(path, ["train.steps=null", "data.workers=3"]).go()
+    TrainingRun.resume(path, ["train.steps=11", "data.workers=null"]).go()
+    TrainingRun.resume(path, ["train.steps=null", "data.workers=3"]).go()
     assert same(saved(path), saved(alone))
 
 
@@ -106,7 +106,7 @@ def test_filters_and_sampling(tmp_path):
     assert pq.read_table(tmp_path / "p.parquet")["row"].to_pylist() == list(range(2000))
     for change in ("data.where=[day >= 2]", "data.together=null", "transforms=[]"):
         with pytest.raises(StateError, match="of other files, splits, filters or transforms"):
-            Run.resume(run.folder.path, [change, "train.epochs=3"])
+            TrainingRun.resume(run.folder.path, [change, "train.epochs=3"])
 
 
 def spoil(table):
@@ -132,10 +132,10 @@ def spoiled(tmp_path):
 @pytest.mark.parametrize("workers", [None, 2])
 def test_a_run_puts_bad_rows_aside(spoiled, workers):
     data = {"on_bad_rows": "quarantine", "workers": workers}
-    run = Run.start(recipe(spoiled, data=data, train={"steps": 5}), spoiled / "runs")
+    run = TrainingRun.start(recipe(spoiled, data=data, train={"steps": 5}), spoiled / "runs")
     run.go()
     path = run.folder.path
-    result = Run.resume(path, ["train.steps=null"]).go()
+    result = TrainingRun.resume(path, ["train.steps=null"]).go()
     assert result.status == "finished"
     assert count_aside(path / "bad_rows") == (len(BAD), ())
     tables = [pq.read_table(file) for file in (path / "bad_rows").glob("*.parquet")]
@@ -168,10 +168,10 @@ def test_bad_rows_of_files_to_test_on(spoiled):
 @pytest.mark.parametrize("workers", [None, 1])
 def test_a_run_ends_at_a_bad_row_and_goes_on_without(spoiled, workers):
     made = recipe(spoiled, data={"workers": workers}, save={"every": 1})
-    run = Run.start(made, spoiled / "runs")
+    run = TrainingRun.start(made, spoiled / "runs")
     with pytest.raises(DataError, match=r"rows.parquet: row \d+, column '.*': .*: want"):
         run.go()
-    result = Run.resume(run.folder.path, ["data.on_bad_rows=quarantine"]).go()
+    result = TrainingRun.resume(run.folder.path, ["data.on_bad_rows=quarantine"]).go()
     assert result.status == "finished"
     assert count_aside(run.folder.path / "bad_rows").rows == len(BAD)
 
@@ -196,6 +196,6 @@ WRONG = [
 def test_what_cannot_be_is_said_in_one_line(tmp_path, data, kind, message):
     write_rows(tmp_path / "rows.parquet", 200)
     with pytest.raises(kind, match=message) as told:
-        Run.start(decode(sections(tmp_path, data=data), "small.yaml"), tmp_path / "runs")
+        TrainingRun.start(decode(sections(tmp_path, data=data), "small.yaml"), tmp_path / "runs")
     assert "\n" not in str(told.value)
     assert not (tmp_path / "runs").exists()

@@ -21,9 +21,9 @@ from rowwise.recipes.compose import resolve
 from rowwise.recipes.outlook import look_ahead
 from rowwise.recipes.place import tables_of
 from rowwise.recipes.plan import wanted_of
-from rowwise.recipes.runs import Run, load_trained, predict_rows
+from rowwise.recipes.runs import TrainingRun, load_trained, predict_rows
 from rowwise.recipes.text import decode
-from rowwise.train.saved import Saved
+from rowwise.train.saved import CheckpointFolder
 
 IDS = {"user": 50, "item": 30, "seen": 20}
 HASH = {"kind": "hash", "rows": 9, "seed": 1}
@@ -62,7 +62,7 @@ MAPS = {"user": HASH, "item": learned(30), "seen": make_maps(20)["mixed"]}
 
 
 def run_of(folder, maps=MAPS, **changes):
-    run = Run.start(with_maps(folder, maps, **changes), folder / "runs")
+    run = TrainingRun.start(with_maps(folder, maps, **changes), folder / "runs")
     return run, run.go()
 
 
@@ -90,7 +90,7 @@ def test_a_run_keeps_its_maps_and_goes_on_without_the_files(tmp_path):
         file.unlink()
     moved = tmp_path / "elsewhere"
     shutil.move(half.folder.path, moved)
-    again = Run.resume(moved, ["train.epochs=2"])
+    again = TrainingRun.resume(moved, ["train.epochs=2"])
     again.go()
     assert same(saved(whole.folder.path), saved(moved))
     assert predict_rows(moved, tmp_path / "p.parquet") == predict_rows(whole.folder.path, tmp_path / "q.parquet")
@@ -130,7 +130,7 @@ def test_rows_cut_among_four_ranks_are_rows_on_one(tmp_path, determinism):
     made = with_maps(tmp_path, MAPS, train=how, plan=str(tmp_path / "plan.json"))
 
     def on_a_rank(comm):
-        run = Run.start(made, tmp_path / "ranks", comm=comm)
+        run = TrainingRun.start(made, tmp_path / "ranks", comm=comm)
         run.go()
         return run.folder.path
 
@@ -143,7 +143,7 @@ def test_rows_cut_among_four_ranks_are_rows_on_one(tmp_path, determinism):
         else:
             assert torch.allclose(tensor, other, atol=1e-4), name
     # What four ranks have saved, one goes on with, and the other way round.
-    again = Run.resume(paths[0], ["train.epochs=3", "plan=null"])
+    again = TrainingRun.resume(paths[0], ["train.epochs=3", "plan=null"])
     again.go()
     assert again.trainer.progress.finished
 
@@ -152,11 +152,11 @@ def test_rows_cut_among_four_ranks_are_rows_on_one(tmp_path, determinism):
 def test_a_checkpoint_with_a_map_is_resharded(tmp_path):
     """Written anew as three ranks would have, it has the map, and is what a model starts from."""
     run, _ = run_of(tmp_path)
-    checkpoint = Saved(run.folder.path / "ckpt").open()
+    checkpoint = CheckpointFolder(run.folder.path / "ckpt").open()
     tables = retyped(checkpoint, None, {})
     tiles = [tile for table in tables.values() for tile in row_wise(table, range(3 if table.rows > 3 else 1))]
     rewrite(checkpoint, tmp_path / "out", Plan(world=3, tiles=tuple(tiles)), tables, state=True, tell=None)
-    warm = Run.start(with_maps(tmp_path, MAPS, init_from=str(tmp_path / "out")), tmp_path / "runs")
+    warm = TrainingRun.start(with_maps(tmp_path, MAPS, init_from=str(tmp_path / "out")), tmp_path / "runs")
     assert not warm.match.skipped
     assert not warm.match.new
     for name, tensor in run.model.state_dict().items():
@@ -167,14 +167,14 @@ def test_another_map_is_refused_by_name(tmp_path):
     run, _ = run_of(tmp_path, {"user": HASH})
     start = str(run.folder.path)
     with pytest.raises(CheckpointError, match=r"table 'user': another id map: seed 1 there and 2 here"):
-        Run.start(with_maps(tmp_path, {"user": HASH | {"seed": 2}}, init_from=start), tmp_path / "runs")
+        TrainingRun.start(with_maps(tmp_path, {"user": HASH | {"seed": 2}}, init_from=start), tmp_path / "runs")
     with pytest.raises(CheckpointError, match=r"table 'user': another id map: .*method 'hash' there"):
-        Run.start(with_maps(tmp_path, {"user": learned(50)}, init_from=start), tmp_path / "runs")
+        TrainingRun.start(with_maps(tmp_path, {"user": learned(50)}, init_from=start), tmp_path / "runs")
     with pytest.raises(CheckpointError, match=r"table 'user' was trained with an id map"):
-        Run.start(with_maps(tmp_path, {"item": HASH}, init_from=start), tmp_path / "runs")
+        TrainingRun.start(with_maps(tmp_path, {"item": HASH}, init_from=start), tmp_path / "runs")
     with pytest.raises(CheckpointError, match=r"table 'item' was trained without an id map"):
-        Run.start(with_maps(tmp_path, {"user": HASH, "item": HASH}, init_from=start), tmp_path / "runs")
-    warm = Run.start(with_maps(tmp_path, {"user": HASH}, init_from=start), tmp_path / "runs")
+        TrainingRun.start(with_maps(tmp_path, {"user": HASH, "item": HASH}, init_from=start), tmp_path / "runs")
+    warm = TrainingRun.start(with_maps(tmp_path, {"user": HASH}, init_from=start), tmp_path / "runs")
     assert "model/embeddings.stored.user" in warm.match.loaded
 
 

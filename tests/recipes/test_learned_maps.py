@@ -12,7 +12,7 @@ from rowwise.hashing.file import save
 from rowwise.hashing.methods import make_map, table_bytes
 from rowwise.recipes.compose import resolve
 from rowwise.recipes.compress.probe import learn
-from rowwise.recipes.runs import Run
+from rowwise.recipes.runs import TrainingRun
 from rowwise.recipes.text import decode
 
 IDS, SHOPS, GROUPS, ROWS = 3000, 40, 6, 30_000
@@ -53,7 +53,7 @@ def recipe(folder, maps=None):
 
 
 def measured(folder, maps):
-    return Run.start(recipe(folder, maps), folder / "runs").go().test["label"]
+    return TrainingRun.start(recipe(folder, maps), folder / "runs").go().test["label"]
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from test_cli import rowwise_cli
 from rowwise import SpecError
 from rowwise.ingest.datasets.catalog import GETTERS, get
 from rowwise.recipes.find import LIBRARY, copy, find, load, names
-from rowwise.recipes.runs import Run
+from rowwise.recipes.runs import TrainingRun
 
 
 @pytest.mark.parametrize("name", names())
@@ -81,7 +81,7 @@ def test_what_is_promised_is_reached(name, tmp_path):
     recipe = load(name, [f"data.folder={tmp_path}"])
     if recipe.data.dataset in GETTERS:
         get(recipe.data.dataset, tmp_path)
-    found = Run.start(recipe, tmp_path / "runs").go().test["label"]
+    found = TrainingRun.start(recipe, tmp_path / "runs").go().test["label"]
     # From both sides: what is much better than promised has seen its labels.
     assert found["auc"] == pytest.approx(recipe.about.expect["auc"], abs=0.004)
     assert found["ne"] == pytest.approx(recipe.about.expect["ne"], abs=0.008)

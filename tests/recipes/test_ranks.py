@@ -8,17 +8,17 @@ from small import recipe, sections, write_rows
 from typer.testing import CliRunner
 
 from rowwise import DataError, Plan, SpecError, Topology
+from rowwise.cli.environment import CommandEnvironment, Torchrun
 from rowwise.cli.main import app
-from rowwise.cli.surroundings import Surroundings, Torchrun
-from rowwise.comm.spawn import Failure, RanksFailed
+from rowwise.comm.spawn import RankFailure, RanksFailed
 from rowwise.comm.thread import run_threads
 from rowwise.errors import AgreedError
 from rowwise.recipes.compose import make_model, resolve
 from rowwise.recipes.place import choose_plan, rows_bytes, tables_of
-from rowwise.recipes.runs import Run, evaluate
+from rowwise.recipes.runs import TrainingRun, evaluate
 from rowwise.recipes.text import decode, parse, write
 from rowwise.spec import Codecs, Wire
-from rowwise.train.saved import Saved
+from rowwise.train.saved import CheckpointFolder
 
 ELASTIC = {"batch": 1024, "determinism": "elastic", "virtual_shards": 4, "epochs": 2}
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("models_one_after_the_other")
 
 
 def tensors(run):
-    found = Saved(run / "ckpt").open()
+    found = CheckpointFolder(run / "ckpt").open()
     return {n: found.load(n) for n in found.names() if n.startswith(("model/", "rows/", "optimizer/"))}
 
 
@@ -45,7 +45,7 @@ def measured(run):
 
 def train(world, made, root):
     def on_a_rank(comm):
-        run = Run.start(made, root, comm=comm)
+        run = TrainingRun.start(made, root, comm=comm)
         return run.go(), run.folder.path
 
     return run_threads(world, on_a_rank, timeout_s=60)
@@ -54,7 +54,7 @@ def train(world, made, root):
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
     folder = tmp_path_factory.mktemp("alone")
-    run = Run.start(recipe(folder, train=ELASTIC), folder / "runs")
+    run = TrainingRun.start(recipe(folder, train=ELASTIC), folder / "runs")
     return run.go(), run.folder.path
 
 
@@ -87,15 +87,15 @@ def test_a_run_goes_on_with_other_ranks_and_another_plan(alone, tmp_path):
     ]
     (tmp_path / "plan.json").write_text(json.dumps({"world": 2, "tiles": tiles}))
     changes = ("train.steps=null", f"plan='{tmp_path}/plan.json'")
-    run_threads(2, lambda comm: Run.resume(run, changes, comm=comm).go(), timeout_s=60)
+    run_threads(2, lambda comm: TrainingRun.resume(run, changes, comm=comm).go(), timeout_s=60)
     assert equal(tensors(run), tensors(alone[1]))
     mine = measured(run)  # which has evaluated at its stop, too
     assert all(line in mine for line in measured(alone[1]))
     assert (before, json.loads((run / "env.json").read_text())["ranks"]) == (4, 2)
     assert len(Plan.from_json((run / "plan.json").read_text()).tiles) == 6
     with pytest.raises(SpecError, match=r"plan\.json is a plan for 2 ranks, and this run has 1: want --nproc 2"):
-        Run.resume(run, ["train.epochs=3"])
-    assert Run.resume(run, ["train.epochs=3", "plan=null"]).go().epochs == 3
+        TrainingRun.resume(run, ["train.epochs=3"])
+    assert TrainingRun.resume(run, ["train.epochs=3", "plan=null"]).go().epochs == 3
 
 
 def test_a_warm_start_is_sharded(alone, tmp_path):
@@ -103,7 +103,7 @@ def test_a_warm_start_is_sharded(alone, tmp_path):
     made = recipe(tmp_path, init_from=str(alone[1]), train={"steps": 1})
 
     def on_a_rank(comm):
-        run = Run.start(made, tmp_path / "runs", comm=comm)
+        run = TrainingRun.start(made, tmp_path / "runs", comm=comm)
         match = run.match
         run.go()
         return match
@@ -147,7 +147,7 @@ def test_what_is_wrong_is_said_by_the_first_rank_and_leaves_nothing(tmp_path):
 
     def on_a_rank(comm):
         try:
-            Run.start(made, tmp_path / "runs", comm=comm)
+            TrainingRun.start(made, tmp_path / "runs", comm=comm)
         except (DataError, AgreedError) as error:
             said.append((comm.rank, type(error), str(error)))
 
@@ -171,21 +171,21 @@ def test_a_plan_and_a_wire_are_part_of_a_recipe(tmp_path, monkeypatch):
 
 
 def test_the_cause_is_the_failure_that_tells_most():
-    reached = Failure(kind="reached", rank=0, line="rank 1 has ended", trace="...")
-    refused = Failure(kind="refused", rank=2, line="no such id", trace="...")
-    killed = Failure(kind="killed", rank=1, line="was killed by SIGKILL", exit_code=-9)
+    reached = RankFailure(kind="reached", rank=0, line="rank 1 has ended", trace="...")
+    refused = RankFailure(kind="refused", rank=2, line="no such id", trace="...")
+    killed = RankFailure(kind="killed", rank=1, line="was killed by SIGKILL", exit_code=-9)
     assert RanksFailed([reached, refused]).line == "rank 2: no such id"
     assert RanksFailed([reached, refused, killed]).line == "rank 1 was killed by SIGKILL"
-    same = Failure(kind="reached", rank=1, line="no such id", trace="...")
+    same = RankFailure(kind="reached", rank=1, line="no such id", trace="...")
     assert RanksFailed([refused, same]).line == "no such id"
 
 
 def test_torchrun_is_known_by_what_it_sets():
     found = {"RANK": "2", "WORLD_SIZE": "4", "MASTER_ADDR": "here", "MASTER_PORT": "1", "OMP_WAIT_POLICY": "passive"}
-    assert Surroundings.read({}).torchrun is None
-    assert Surroundings.read({"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "here"}).torchrun is None
-    assert Surroundings.read(found).torchrun == Torchrun(rank=2, world=4, attempt=0)
-    assert Surroundings.read(found | {"TORCHELASTIC_RESTART_COUNT": "1"}).torchrun.attempt == 1
+    assert CommandEnvironment.read({}).torchrun is None
+    assert CommandEnvironment.read({"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "here"}).torchrun is None
+    assert CommandEnvironment.read(found).torchrun == Torchrun(rank=2, world=4, attempt=0)
+    assert CommandEnvironment.read(found | {"TORCHELASTIC_RESTART_COUNT": "1"}).torchrun.attempt == 1
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_torchrun_is_known_by_what_it_sets():
 def test_an_environment_that_is_not_that_of_torchrun(variables, message):
     whole = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "here", "MASTER_PORT": "1"}
     with pytest.raises(SpecError, match=message):
-        _ = Surroundings.read(whole | variables).torchrun
+        _ = CommandEnvironment.read(whole | variables).torchrun
 
 
 @pytest.mark.parametrize("arguments", [("train", "dlrm-synthetic"), ("resume", "run"), ("calibrate",)], ids=str)

@@ -10,12 +10,12 @@ from rowwise.errors import RowwiseError
 from rowwise.models.mlp import Mlp
 from rowwise.processor import read_processor
 from rowwise.recipes.compose import in_order, make_model, make_objective, resolve
-from rowwise.recipes.machine import Machine
+from rowwise.recipes.machine import Environment
 from rowwise.recipes.outlook import look_ahead, outlook
+from rowwise.recipes.processor_limits import suit
 from rowwise.recipes.recipe import Data
 from rowwise.recipes.rows import absolute
-from rowwise.recipes.runs import Run, evaluate
-from rowwise.recipes.suited import suit
+from rowwise.recipes.runs import TrainingRun, evaluate
 from rowwise.recipes.text import decode, parse, read, write
 
 OWN = """
@@ -137,7 +137,7 @@ def test_the_saved_recipe_makes_the_same_run(tmp_path, monkeypatch, threads):
     threads(1)
     run, result = trained(tmp_path)
     monkeypatch.chdir("/")
-    again = Run.start(read(run.folder.path / "recipe.yaml"), tmp_path / "again")
+    again = TrainingRun.start(read(run.folder.path / "recipe.yaml"), tmp_path / "again")
     assert again.go().test == result.test
     assert again.folder.path == tmp_path / "again" / "small" / "1"
     assert same(saved(run.folder.path), saved(again.folder.path))
@@ -245,7 +245,7 @@ def test_what_is_refused_before_anything_is_made(tmp_path, changes, message):
     assert message in refused(tmp_path, **changes)
     before = sorted(tmp_path.iterdir())
     with pytest.raises(RowwiseError):
-        Run.start(recipe(tmp_path, **changes), tmp_path / "runs")
+        TrainingRun.start(recipe(tmp_path, **changes), tmp_path / "runs")
     assert sorted(tmp_path.iterdir()) == before
 
 
@@ -266,7 +266,7 @@ def test_a_look_ahead(tmp_path):
 
 
 def test_a_look_ahead_tells_what_a_run_takes(tmp_path):
-    run = Run.start(recipe(tmp_path), tmp_path / "runs")
+    run = TrainingRun.start(recipe(tmp_path), tmp_path / "runs")
     assert outlook(run.resolved, run.model, run.plan, run.comm.topology) == look_ahead(recipe(tmp_path))
     slots = [slots["sum"] for slots in run.model.embeddings.optimizer_state().values()]
     assert sum(x.numel() * 4 for x in slots) == look_ahead(recipe(tmp_path)).state_bytes
@@ -281,7 +281,7 @@ def test_a_precision_that_this_processor_lacks_is_replaced_in_every_file(tmp_pat
     assert read(run.folder.path / "recipe.yaml").train.precision == want.precision
     said = run.folder.path / "warnings.txt"
     assert (said.read_text().splitlines() if said.exists() else []) == list(lines)
-    assert json.loads((run.folder.path / "env.json").read_text())["lacks"] == list(Machine.read("").lacks)
+    assert json.loads((run.folder.path / "env.json").read_text())["lacks"] == list(Environment.read("").lacks)
     told = []
     evaluate(run.folder.path, warn=told.append)
     assert told == []  # what was trained in fp32 is measured in fp32

@@ -12,7 +12,7 @@ from small import WORLD, lines, recipe, same, saved, trained, write_rows
 
 from rowwise import CheckpointError, DataError, SpecError
 from rowwise.recipes.compose import in_order
-from rowwise.recipes.runs import Run, evaluate, load_trained, predict_rows
+from rowwise.recipes.runs import TrainingRun, evaluate, load_trained, predict_rows
 
 
 def result_of(run):
@@ -190,7 +190,7 @@ def test_the_best_is_known_if_a_checkpoint_falls_on_the_last_step(tmp_path):
     assert result.best.step < result.steps
     assert evaluate(folder).tasks == result.test
     with pytest.raises(DataError, match=f"has finished at step {result.steps}: train on with --set train.epochs=5"):
-        Run.resume(folder)
+        TrainingRun.resume(folder)
 
 
 @pytest.mark.slow
@@ -201,9 +201,9 @@ def test_a_finished_run_goes_on_if_it_is_given_more_to_do(tmp_path):
     with pytest.raises(
         DataError, match=r"has finished at step \d+: train on with --set train\.epochs=2, or measure it"
     ):
-        Run.resume(folder)
+        TrainingRun.resume(folder)
     assert json.loads((folder / "result.json").read_text()) == before
-    again = Run.resume(folder, ["train.epochs=2"]).go()
+    again = TrainingRun.resume(folder, ["train.epochs=2"]).go()
     assert (again.epochs, again.steps) == (2, 2 * result.steps)
     whole, _ = trained(tmp_path, train={"epochs": 2})
     assert same(saved(folder), saved(whole.folder.path))
@@ -214,7 +214,7 @@ def test_a_run_that_was_killed_before_its_result_is_tested(tmp_path):
     run, result = trained(tmp_path)
     folder = run.folder.path
     (folder / "result.json").unlink()
-    again = Run.resume(folder)
+    again = TrainingRun.resume(folder)
     assert again.go().test == result.test
     assert len([x for x in lines(folder) if x[2] == "test" and x[4] == "ne"]) == 1
 
@@ -223,7 +223,7 @@ def test_a_run_that_was_killed_before_its_result_is_tested(tmp_path):
 def test_going_on_from_an_earlier_checkpoint_replaces_the_later(tmp_path):
     run, result = trained(tmp_path, save={"every": 5, "keep": 9}, data={"valid_share": 0.0})
     folder = run.folder.path
-    again = Run.resume(folder, ["train.optimizer.lr=0.001"], which="step-000000005")
+    again = TrainingRun.resume(folder, ["train.optimizer.lr=0.001"], which="step-000000005")
     assert again.trainer.progress.step == 5
     second = again.go()
     assert second.steps == result.steps
@@ -244,7 +244,7 @@ def test_a_warm_start_says_what_it_took(done, tmp_path):
         {"name": "shop", "rows": 7, "dim": 8},  # new
     ]
     sparse = [{"column": name, "ids": "direct"} for name in ("user", "item", "seen", "shop")]
-    run = Run.start(
+    run = TrainingRun.start(
         recipe(
             tmp_path,
             columns={"sparse": sparse},
@@ -282,7 +282,7 @@ def test_a_warm_start_from_a_checkpoint_is_better_than_none(done, tmp_path):
 
 def test_a_failed_run_says_so(tmp_path):
     write_rows(tmp_path / "rows.parquet", label=lambda rows: pa.array([0, 1] * 500 + [2] * 9 + [0, 1] * 495 + [0]))
-    run = Run.start(recipe(tmp_path), tmp_path / "runs")
+    run = TrainingRun.start(recipe(tmp_path), tmp_path / "runs")
     with pytest.raises(DataError, match=r"rows\.parquet: row 100\d, column 'label': 2: want a label of 0 or 1"):
         run.go()
     found = result_of(run)
@@ -296,22 +296,22 @@ def test_a_failed_run_says_so(tmp_path):
 
 @pytest.mark.slow
 def test_two_processes_cannot_have_one_run(tmp_path):
-    run = Run.start(recipe(tmp_path), tmp_path / "runs")
+    run = TrainingRun.start(recipe(tmp_path), tmp_path / "runs")
     with pytest.raises(DataError, match="another process is working on this run"):
-        Run.resume(run.folder.path)
+        TrainingRun.resume(run.folder.path)
     run.go()
-    assert Run.resume(run.folder.path, ["train.epochs=3"]).go().epochs == 3
+    assert TrainingRun.resume(run.folder.path, ["train.epochs=3"]).go().epochs == 3
 
 
 def test_what_cannot_begin_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "torch.utils.tensorboard", None)
     with pytest.raises(SpecError, match="pip install tensorboard"):
-        Run.start(recipe(tmp_path, log={"tensorboard": True}), tmp_path / "runs")
+        TrainingRun.start(recipe(tmp_path, log={"tensorboard": True}), tmp_path / "runs")
     assert list((tmp_path / "runs" / "small").iterdir()) == []
 
 
 def test_what_is_no_run(tmp_path):
-    for verb in (Run.resume, evaluate, load_trained, lambda path: predict_rows(path, tmp_path / "p.parquet")):
+    for verb in (TrainingRun.resume, evaluate, load_trained, lambda path: predict_rows(path, tmp_path / "p.parquet")):
         with pytest.raises(DataError, match=r"is not a run: it has no recipe\.yaml; want a folder such as runs/"):
             verb(tmp_path)
 
@@ -327,7 +327,7 @@ def test_the_best_possible_is_told_of_made_up_rows(tmp_path):
     }
     from rowwise.recipes.text import decode
 
-    result = Run.start(decode(plain, ""), tmp_path).go()
+    result = TrainingRun.start(decode(plain, ""), tmp_path).go()
     assert 0.75 < result.ceiling["label"]["auc"] < 0.9
     assert result.test["label"]["auc"] < result.ceiling["label"]["auc"]
     assert all(math.isfinite(value) for value in result.ceiling["label"].values())
@@ -343,6 +343,6 @@ def test_a_damaged_checkpoint_is_refused_with_the_way_back_to_the_one_before(tmp
     content[-1] ^= 1
     file.write_bytes(content)
     with pytest.raises(CheckpointError, match=r"is damaged: .*--from step-\d{9} goes on from the one before it") as met:
-        Run.resume(run.folder.path, ["train.epochs=4"])
+        TrainingRun.resume(run.folder.path, ["train.epochs=4"])
     older = str(met.value).partition("--from ")[2].split()[0]
-    assert Run.resume(run.folder.path, ["train.epochs=4"], which=older).go().status == "finished"
+    assert TrainingRun.resume(run.folder.path, ["train.epochs=4"], which=older).go().status == "finished"

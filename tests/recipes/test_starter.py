@@ -11,8 +11,8 @@ from pyarrow import parquet as pq
 from rowwise import DataError
 from rowwise.ingest import FrameReader
 from rowwise.ingest.inspect import inspect
-from rowwise.recipes.recipe import Dlrm
-from rowwise.recipes.runs import Run, predict_rows
+from rowwise.recipes.recipe import DlrmConfig
+from rowwise.recipes.runs import TrainingRun, predict_rows
 from rowwise.recipes.starter import name_for, starter
 from rowwise.recipes.text import decode, parse, read
 
@@ -54,7 +54,7 @@ def test_what_is_in_it():
         "item": (50, "sum"),
         "tags": (16, "mean"),
     }
-    assert isinstance(recipe.model, Dlrm)
+    assert isinstance(recipe.model, DlrmConfig)
     assert (recipe.data.dataset, recipe.data.label) == ("parquet:clicks.parquet", "clicked")
     assert recipe.evaluate.patience == 2
     assert recipe.about.run == "rowwise train clicks.yaml"
@@ -107,7 +107,7 @@ def test_it_trains_as_it_is(tmp_path, monkeypatch, columns):
     text, _ = made(**columns)
     changed = [f"train.{x}" for x in ("epochs=1", "threads=1", "ahead=0", "steps=3")]
     (tmp_path / "clicks.yaml").write_text(text)
-    result = Run.start(read(tmp_path / "clicks.yaml", changed), tmp_path / "runs").go()
+    result = TrainingRun.start(read(tmp_path / "clicks.yaml", changed), tmp_path / "runs").go()
     assert result.status == "finished"
     assert predict_rows(tmp_path / "runs" / "clicks" / "1", tmp_path / "p.parquet", data="clicks.parquet") == ROWS
 

@@ -12,9 +12,9 @@ from rowwise.perf.access import Curves, Workload
 from rowwise.planner.inputs import read_tables
 from rowwise.recipes.access import AccessFile, access_json, fitted
 from rowwise.recipes.place import tables_of
-from rowwise.recipes.runs import Run
-from rowwise.train.repeats import Repeats
-from rowwise.train.traffic import Traffic
+from rowwise.recipes.runs import TrainingRun
+from rowwise.train.repeats import IdSample
+from rowwise.train.traffic import TableTraffic
 
 # a, q, rows, rows that are asked for, samples of a batch, batches that were looked at
 DRAWN = [
@@ -40,7 +40,7 @@ def drawing(a, q, rows, active, seed=0):
 @pytest.mark.parametrize(("a", "q", "rows", "active", "batch", "batches"), DRAWN)
 def test_different_rows_of_a_batch(a, q, rows, active, batch, batches):
     """Predicted for the batch of the run and for smaller and larger ones, against draws that were not looked at."""
-    draw, seen = drawing(a, q, rows, active), Repeats()
+    draw, seen = drawing(a, q, rows, active), IdSample()
     for _ in range(batches):
         seen.add(torch.from_numpy(draw(batch)))
     access = fitted(seen, rows, 1.0, batch)
@@ -54,9 +54,9 @@ def test_parts_of_ranks_are_one_batch():
     """Ids that come on two ranks are one row; a sum of what each rank has would be far off."""
     table = Table(name="t", rows=5_000, dim=4, features=("x", "y"))
     tables, draw = Embeddings([table]), drawing(1.1, 0.0, 5_000, 5_000)
-    first, world, part = Traffic(), 4, 1_024
+    first, world, part = TableTraffic(), 4, 1_024
     for rank in range(world):
-        mine = Traffic()
+        mine = TableTraffic()
         ids = torch.from_numpy(draw(3 * part))
         lengths = torch.cat((torch.full((part,), 1), torch.full((part,), 2)))
         sparse = Jagged(features=("x", "y"), values_N=ids, lengths_FB=lengths)
@@ -72,7 +72,7 @@ def test_parts_of_ranks_are_one_batch():
 def test_ids_outside_of_a_table_are_its_last_row():
     table = Table(name="t", rows=10, dim=4, unknown="last_row")
     sparse = Jagged(features=("t",), values_N=torch.tensor([3, 99, -1, 9]), lengths_FB=torch.ones(4, dtype=torch.int64))
-    traffic = Traffic()
+    traffic = TableTraffic()
     traffic.add([Embeddings([table])], Batch(dense_BF=torch.zeros(4, 0), sparse=sparse, labels_BK=torch.zeros(4, 0)))
     assert traffic.repeats("t").ids_D.tolist() == [3, 9]
     assert traffic.repeats("t").counts_D.tolist() == [1, 3]
@@ -81,7 +81,7 @@ def test_ids_outside_of_a_table_are_its_last_row():
 @pytest.mark.parametrize("count", [0, 1, 7])
 def test_hardly_any_ids(tmp_path, count):
     """Statistics that can be read and planned with, whatever there is."""
-    table, traffic = Table(name="t", rows=20, dim=4), Traffic()
+    table, traffic = Table(name="t", rows=20, dim=4), TableTraffic()
     lengths = torch.tensor([0] * 7 + [count])
     sparse = Jagged(features=("t",), values_N=torch.zeros(count, dtype=torch.int64), lengths_FB=lengths)
     (never,) = AccessFile([table], 8).workloads(traffic, ended=True)
@@ -121,7 +121,7 @@ def test_a_run_that_was_killed_leaves_those_of_its_last_checkpoint_and_counts_on
         if shown.progress.step == 11:
             raise Killed
 
-    killed = Run.start(recipe(tmp_path / "killed", **how), tmp_path / "killed/runs", kill)
+    killed = TrainingRun.start(recipe(tmp_path / "killed", **how), tmp_path / "killed/runs", kill)
     with pytest.raises(Killed):
         killed.go()
     killed.folder.release()  # as the end of a process does
@@ -129,14 +129,14 @@ def test_a_run_that_was_killed_leaves_those_of_its_last_checkpoint_and_counts_on
     assert [w.table.name for w in left] == ["user", "item", "seen"]
     assert left[2].access.pooling > 1.0
     assert left[0].access.active is not None or left[0].access.zipf_a > 0
-    Run.resume(tmp_path / "killed/runs/small/1").go()
+    TrainingRun.resume(tmp_path / "killed/runs/small/1").go()
     one, other = ((tmp_path / name / "runs/small/1/access.json").read_bytes() for name in ("whole", "killed"))
     assert json.loads(one) == json.loads(other)
 
 
 def test_a_fit_stands_until_twice_as_many_ids_were_looked_at():
     table = Table(name="t", rows=5_000, dim=4)
-    tables, traffic, draw = Embeddings([table]), Traffic(), drawing(1.1, 0.0, 5_000, 5_000)
+    tables, traffic, draw = Embeddings([table]), TableTraffic(), drawing(1.1, 0.0, 5_000, 5_000)
     file = AccessFile([table], 1000)
 
     def look_at(count):
@@ -163,6 +163,6 @@ def test_statistics_go_on_after_a_stop(tmp_path):
         (tmp_path / name).mkdir()
     whole, _ = trained(tmp_path / "whole", **how)
     stopped, _ = trained(tmp_path / "stopped", train={"steps": 8}, **how)
-    Run.resume(stopped.folder.path, ["train.steps=null"]).go()
+    TrainingRun.resume(stopped.folder.path, ["train.steps=null"]).go()
     one, other = ((run.folder.path / "access.json").read_bytes() for run in (whole, stopped))
     assert json.loads(one) == json.loads(other)

@@ -6,7 +6,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rowwise import SpecError
-from rowwise.recipes.recipe import Data, Dcn, Recipe
+from rowwise.recipes.recipe import Data, DcnConfig, Recipe
 from rowwise.recipes.text import apply_change, decode, parse, read, write
 
 BASE = "data: {dataset: synthetic}\n"
@@ -289,4 +289,4 @@ def test_another_kind_leaves_nothing_of_the_first():
     assert sections["model"] == {"kind": "dlrm", "bottom": [8], "top": [8]}
     apply_change(sections, "model.kind=dcn")
     apply_change(sections, "model.deep=[4]")
-    assert decode(sections, "mine").model == Dcn(deep=(4,))
+    assert decode(sections, "mine").model == DcnConfig(deep=(4,))

@@ -10,7 +10,7 @@ from small import lines
 
 from rowwise import SpecError
 from rowwise.recipes.outlook import look_ahead
-from rowwise.recipes.runs import Run, evaluate, predict_rows
+from rowwise.recipes.runs import TrainingRun, evaluate, predict_rows
 from rowwise.recipes.text import decode
 
 USERS, ITEMS, KINDS = 200, 120, 6
@@ -67,7 +67,7 @@ def recipe(folder, **changes):
 @pytest.mark.slow
 def test_it_finds_items(tmp_path):
     write_meetings(tmp_path / "rows.parquet")
-    run = Run.start(recipe(tmp_path), tmp_path / "runs")
+    run = TrainingRun.start(recipe(tmp_path), tmp_path / "runs")
     result = run.go()
     found = result.test["met"]
     # Chance finds k of all items; who knows the kind has its 20 items 9 times of 10.

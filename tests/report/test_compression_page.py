@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rowwise.errors import DataError
-from rowwise.recipes.compress.advice import Advice, Left, Point, Score, TableAdvice
+from rowwise.recipes.compress.advice import CompressionAdvice, KeptTable, ModelScore, SizePoint, TableAdvice
 from rowwise.recipes.compress.words import explain
 from rowwise.report.compression import compression_page
 
@@ -24,7 +24,7 @@ def points(draw):
     size_bytes = draw(SIZES)
     losses = {"ne": draw(LOSSES), "loss": draw(LOSSES), "auc": draw(LOSSES)}
     ratio, map_bytes = draw(st.floats(1, 1e4)), draw(st.integers(0, size_bytes))
-    return Point(method=draw(METHODS), ratio=ratio, size_bytes=size_bytes, map_bytes=map_bytes, **losses)
+    return SizePoint(method=draw(METHODS), ratio=ratio, size_bytes=size_bytes, map_bytes=map_bytes, **losses)
 
 
 @st.composite
@@ -45,9 +45,9 @@ def tables(draw):
     )
 
 
-SCORES = st.builds(Score, ne=LOSSES, loss=LOSSES, auc=LOSSES)
+SCORES = st.builds(ModelScore, ne=LOSSES, loss=LOSSES, auc=LOSSES)
 ADVICES = st.builds(
-    Advice,
+    CompressionAdvice,
     recipe=NAMES,
     history=st.lists(NAMES, max_size=2).map(tuple),
     later=NAMES,
@@ -62,7 +62,7 @@ ADVICES = st.builds(
     error=st.sampled_from([0.0, 0.001]),
     together=st.none() | SCORES,
     tables=st.lists(tables(), max_size=3).map(tuple),
-    left=st.lists(st.builds(Left, name=NAMES, ids=SIZES, size_bytes=SIZES, why=NAMES), max_size=2).map(tuple),
+    left=st.lists(st.builds(KeptTable, name=NAMES, ids=SIZES, size_bytes=SIZES, why=NAMES), max_size=2).map(tuple),
     warnings=st.lists(NAMES, max_size=2).map(tuple),
 )
 

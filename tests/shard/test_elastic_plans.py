@@ -13,7 +13,7 @@ from rowwise.shard import shard
 from rowwise.train.breakdown import Breakdown
 from rowwise.train.objective import Clicks
 from rowwise.train.settings import DenseAdam, Training
-from rowwise.train.step import Machinery, step
+from rowwise.train.step import StepContext, step
 from rowwise.train.virtual import split
 
 SHARDS, STEPS, SAMPLES = 8, 50, 8 * 256
@@ -41,7 +41,7 @@ def trained(start, topology, layouts):
 
     def rank(comm):
         model = shard(copy.deepcopy(start), plan, comm, elastic=True)
-        work, losses = Machinery.of(model, Clicks(model), how, Breakdown(), comm), []
+        work, losses = StepContext.of(model, Clicks(model), how, Breakdown(), comm), []
         for number in range(1, STEPS + 1):
             mine = split(make_clicks(SAMPLES, seed=number), [SAMPLES // topology.world] * topology.world)[comm.rank]
             losses.append(step(work, [mine], number).loss)

@@ -26,14 +26,14 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from rowwise import IdError, Jagged, Plan, Pooling, RowType, Table, Topology, Wire
 from rowwise.comm.call import compare
 from rowwise.comm.thread import run_threads
-from rowwise.comm.torch import Processes, World
+from rowwise.comm.torch import Rendezvous, TorchTransport
 from rowwise.errors import PeerError
 from rowwise.perf.hardware import Machine, hardware_named
 from rowwise.perf.roofline import Roofline
 from rowwise.planner.make import make_plan
-from rowwise.planner.problem import Question
+from rowwise.planner.problem import PlanRequest
 from rowwise.planner.simple import simple_plan
-from rowwise.shard.rehearse import Seat, rehearse, zero_pages
+from rowwise.shard.rehearse import RehearsedRank, rehearse, zero_pages
 from rowwise.spec import Codecs, row_bytes, state_slots
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -84,7 +84,7 @@ def check_world(tables, plan, topology, make, **settings):
     """`make` gives the batch that all ranks have."""
     real_W = run_threads(topology, one_step(tables, plan, make, settings), timeout_s=60)
     for number, (calls, sent, rows, shapes) in enumerate(real_W):
-        found = rehearse(tables, plan, Seat(topology, number), make(), **settings)
+        found = rehearse(tables, plan, RehearsedRank(topology, number), make(), **settings)
         assert list(found.calls) == calls
         assert found.sent_bytes == sent
         assert (found.pooled_shape, found.sequence_shapes) == shapes
@@ -206,7 +206,7 @@ def test_a_plan_for_128_ranks_is_carried_out(name):
     large = Large.of(make(planner_tasks()), samples)
     before, start_s = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, time.monotonic()
     ranks = (0, 63, 127)
-    found = [rehearse(large.tables, large.plan, Seat(CLUSTER, rank), large.batch) for rank in ranks]
+    found = [rehearse(large.tables, large.plan, RehearsedRank(CLUSTER, rank), large.batch) for rank in ranks]
     assert time.monotonic() - start_s < 60  # a few seconds, on a machine that does nothing else
     assert found[-1].peak_bytes - before < 2 << 30
     width = sum(table.dim for table in large.tables)
@@ -227,7 +227,7 @@ def asked_12t(tasks):
     where = Machine(topology=CLUSTER, hardware=hardware_named("zionex"))
     model = Roofline(where.hardware, CLUSTER)
     tiers = frozenset({"device", "host"})  # a rehearsal takes tiers that no runtime has
-    return Question(workloads=tuple(tasks.model_f()), machine=where, model=model, batch=65536, tiers=tiers)
+    return PlanRequest(workloads=tuple(tasks.model_f()), machine=where, model=model, batch=65536, tiers=tiers)
 
 
 ASKED = {"12 T parameters": asked_12t, "2002 tables": lambda tasks: tasks.listed(tasks.LISTS[-1])}
@@ -245,7 +245,7 @@ def test_a_searched_plan_for_128_ranks_fits_and_is_carried_out(name):
     tables = [w.table for w in question.workloads]
     large = Large(tables, plan, make_batch(question.workloads, 4))
     for rank in (0, 127):
-        one = rehearse(tables, plan, Seat(question.machine.topology, rank), large.batch)
+        one = rehearse(tables, plan, RehearsedRank(question.machine.topology, rank), large.batch)
         assert one.held_bytes == held(large, rank)
         assert one.visited.keys() == {tile.table for tile in plan.tiles_on(rank)}
         # Operators' own buffers apart, what is held is what was forecast, tier by tier.
@@ -284,9 +284,9 @@ def fake():
 def test_torch_takes_the_collectives_of_128_ranks(fake):
     """By way of the communicator for torch.distributed: sizes that do not fit, it refuses."""
     large = Large.of(planner_tasks().model_f(), 8)
-    found = rehearse(large.tables, large.plan, Seat(CLUSTER, 63), large.batch)
-    everyone = World(store=FakeStore(), name="", ranks=tuple(range(128)), rank=63, pids={}, timeout_s=1)
-    transport = Processes(everyone)
+    found = rehearse(large.tables, large.plan, RehearsedRank(CLUSTER, 63), large.batch)
+    everyone = Rendezvous(store=FakeStore(), name="", ranks=tuple(range(128)), rank=63, pids={}, timeout_s=1)
+    transport = TorchTransport(everyone)
     transport._backends["cpu"] = fake
     assert {call.what for call in of_all(found)} == {"counts", "ids", "pooled", "gradients"}
     for call in of_all(found):
@@ -317,6 +317,6 @@ def test_wrong_input_is_refused_as_by_any_rank():
     table = Table(name="t", rows=10, dim=4)
     plan = simple_plan([table], Topology(devices=4))
     with pytest.raises(IdError, match="10"):
-        rehearse([table], plan, Seat(Topology(devices=4), 2), Jagged.from_lists({"t": [[10]]}))
+        rehearse([table], plan, RehearsedRank(Topology(devices=4), 2), Jagged.from_lists({"t": [[10]]}))
     with pytest.raises(PeerError, match="rank 4 of 4: want 0 to 3"):
-        rehearse([table], plan, Seat(Topology(devices=4), 4), Jagged.from_lists({"t": [[1]]}))
+        rehearse([table], plan, RehearsedRank(Topology(devices=4), 4), Jagged.from_lists({"t": [[1]]}))

@@ -18,7 +18,7 @@ from rowwise.comm.spawn import run_processes
 from rowwise.comm.thread import run_threads
 from rowwise.errors import PeerError
 from rowwise.ops.jagged import split
-from rowwise.shard.rehearse import Seat, rehearse
+from rowwise.shard.rehearse import RehearsedRank, rehearse
 from rowwise.spec import Codecs
 
 
@@ -185,7 +185,7 @@ def test_bytes_fall_by_how_often_samples_repeat():
 
 def test_both_streams_travel_together():
     """As many collectives as of a plain batch, where pooled vectors take one exchange."""
-    tables, seat = two_tables(), Seat(FOUR, 1)
+    tables, seat = two_tables(), RehearsedRank(FOUR, 1)
     batch = batches_of(tables)[3][0]
     for layout in ("table-wise", "column-wise", "row-wise"):
         plan = place(tables, [layout] * 2, FOUR)

@@ -12,8 +12,8 @@ from small import recipe, same, saved, trained
 
 from rowwise import SpecError
 from rowwise.comm.thread import run_threads
-from rowwise.recipes.runs import Run
-from rowwise.train.saved import Saved
+from rowwise.recipes.runs import TrainingRun
+from rowwise.train.saved import CheckpointFolder
 from rowwise.train.settings import Training
 
 SHARED = ["user", "seen"]
@@ -97,13 +97,13 @@ def on_two_ranks(folder, train, shared, model):
     sent = Counter()
 
     def on_a_rank(comm):
-        run = Run.start(how, folder / "runs", comm=comm)
+        run = TrainingRun.start(how, folder / "runs", comm=comm)
         result = run.go()
         sent.update({what: n for (what, *_), n in comm.sent.counts.items()})
         return run.folder.path, result
 
     (path, result), _ = run_threads(2, on_a_rank, timeout_s=60)
-    opened = Saved(path / "ckpt").open()
+    opened = CheckpointFolder(path / "ckpt").open()
     names = [n for n in opened.names() if n.startswith(("model/", "rows/", "optimizer/"))]
     return {name: opened.load(name) for name in names}, result.test, sent
 

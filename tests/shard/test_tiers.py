@@ -13,7 +13,7 @@ from rowwise.plan import TIERS
 from rowwise.planner.layouts import replicated, row_wise
 from rowwise.shard import shard
 from rowwise.shard.embeddings import ShardedEmbeddings, check_tiers
-from rowwise.shard.rehearse import Seat, rehearse
+from rowwise.shard.rehearse import RehearsedRank, rehearse
 from rowwise.shard.tiers import RUNS, tiers_of
 
 TABLES = (Table(name="a", rows=40, dim=8), Table(name="b", rows=9, dim=4, features=("x", "y")))
@@ -91,7 +91,8 @@ def test_a_model_that_was_only_described_lives_in_the_memory_of_the_host():
 def test_a_rehearsal_takes_all_tiers(tier):
     (step,) = make_steps(TABLES, [(4,)])
     found, plain = (
-        rehearse(TABLES, p, Seat(Topology(devices=2), 1), step.batch) for p in (lowered(tier), lowered("device"))
+        rehearse(TABLES, p, RehearsedRank(Topology(devices=2), 1), step.batch)
+        for p in (lowered(tier), lowered("device"))
     )
     assert found.calls == plain.calls
     assert found.held_bytes[tier] >= 20 * (8 * 4 + 4)

@@ -15,7 +15,7 @@ from rowwise.comm.codec import gradient_scale, spans_of
 from rowwise.comm.thread import run_threads
 from rowwise.shard.apply import copy_tables
 from rowwise.shard.embeddings import ShardedEmbeddings
-from rowwise.shard.vectors import Blocks, Lanes
+from rowwise.shard.vectors import PeerBlocks, WireCodecs
 from rowwise.spec import Codecs, Wire, WireType
 
 kinds = st.sampled_from(KINDS)
@@ -69,9 +69,9 @@ def test_blocks_come_as_exact_as_the_codec_of_their_link_says(
         return [torch.cat(blocks, 1)] if side_by_side else blocks
 
     def rank(comm):
-        me, lanes = comm.rank, Lanes.of(comm, wire, backward=backward)
-        expected = [Blocks([x.shape for x in sent(other, me)], spans) for other in range(4)]
-        came = lanes.swap([Blocks.of(sent(me, other), spans) for other in range(4)], expected, "x", scale).wait()
+        me, lanes = comm.rank, WireCodecs.of(comm, wire, backward=backward)
+        expected = [PeerBlocks([x.shape for x in sent(other, me)], spans) for other in range(4)]
+        came = lanes.swap([PeerBlocks.of(sent(me, other), spans) for other in range(4)], expected, "x", scale).wait()
         for other in range(4):
             kind = codec_of(wire, other, me, backward)
             for mine, theirs in zip(came[other], sent(other, me), strict=True):

@@ -12,9 +12,9 @@ from rowwise import Batch, Embeddings, GradientError, Jagged, Pooling, Table
 from rowwise.train.breakdown import Breakdown
 from rowwise.train.diagnose import find_cause
 from rowwise.train.objective import Clicks, Outcome
-from rowwise.train.saved import Saved
+from rowwise.train.saved import CheckpointFolder
 from rowwise.train.settings import Log, Saving, Training
-from rowwise.train.step import Machinery, step
+from rowwise.train.step import StepContext, step
 from rowwise.train.trainer import Trainer
 
 BAD_ROW = 30  # in the fourth batch of 8
@@ -102,10 +102,10 @@ def test_what_is_said_and_what_is_left(tmp_path, how):
     assert before.pop("step") == failed_at - 1 == trainer.progress.step
     assert state_bits(trainer) == before, "something has changed"
     assert all(not tables.staged for tables in trainer._work.tables)
-    assert Saved(tmp_path / "ckpt").steps() == [n for n in (failed_at - 2, failed_at - 1) if n > 0]
+    assert CheckpointFolder(tmp_path / "ckpt").steps() == [n for n in (failed_at - 2, failed_at - 1) if n > 0]
     for checkpoint in every_checkpoint(tmp_path).values():
         checkpoint.verify()
-    last, failed = Saved(tmp_path / "ckpt").open(), Saved(tmp_path / "ckpt").open("failed")
+    last, failed = CheckpointFolder(tmp_path / "ckpt").open(), CheckpointFolder(tmp_path / "ckpt").open("failed")
     assert {n: bits(failed.load(n)) for n in failed.names()} == {n: bits(last.load(n)) for n in last.names()}
     for which in ("failed", "last"):
         with pytest.raises(GradientError) as again:
@@ -117,7 +117,7 @@ def test_before_anything_was_saved(tmp_path):
     world = Broken(tmp_path, "loss", save=Saving())
     with pytest.raises(GradientError) as first:
         world.start().run()
-    assert not Saved(tmp_path / "ckpt").steps()
+    assert not CheckpointFolder(tmp_path / "ckpt").steps()
     with pytest.raises(GradientError) as again:
         world.resume(which="failed").run()
     assert str(again.value) == str(first.value)
@@ -138,8 +138,8 @@ def test_where_the_state_cannot_be_kept(tmp_path):
         world.start().run()
 
 
-def work_of(model, **training) -> Machinery:
-    return Machinery.of(model, Clicks(model), Training(**training), Breakdown())
+def work_of(model, **training) -> StepContext:
+    return StepContext.of(model, Clicks(model), Training(**training), Breakdown())
 
 
 def first_batch(count=8) -> Batch:
@@ -183,7 +183,7 @@ def test_a_sum_past_the_range_keeps_the_dense_part():
         made = (vectors[:2, 0] * 3e38).sum() + vectors[2, 0] + vectors[:, 1].sum() + model["top"].weight.sum()
         return Outcome(made)
 
-    work = Machinery.of(model, loss, Training(), Breakdown())
+    work = StepContext.of(model, loss, Training(), Breakdown())
     weight, rows = model["top"].weight.clone(), model["tables"].weights("user").clone()
     batch = Batch(dense_BF=torch.zeros(3, 0), sparse=Jagged.from_lists(sparse), labels_BK=torch.zeros(3, 1))
     with pytest.raises(

@@ -14,17 +14,17 @@ from torch import nn
 from train import breakdown_ranks
 
 from rowwise import DLRM, Embeddings, IdError, Jagged, Plan
-from rowwise.comm.seam import Waited
+from rowwise.comm.seam import WaitTime
 from rowwise.comm.shared import HAS_SHARED_MEMORY
 from rowwise.comm.spawn import run_processes
 from rowwise.comm.thread import run_threads
 from rowwise.planner import row_wise
 from rowwise.shard.embeddings import ShardedEmbeddings
-from rowwise.shard.exchange import Exchange, untimed
+from rowwise.shard.exchange import EmbeddingExchange, untimed
 from rowwise.train.breakdown import PAUSED, PHASES, Breakdown
 from rowwise.train.objective import Clicks
 from rowwise.train.settings import DenseAdagrad, DenseAdam, DenseSgd, Training
-from rowwise.train.step import Machinery, step
+from rowwise.train.step import StepContext, step
 
 moves = st.recursive(
     st.integers(0, 5),  # time goes by
@@ -108,7 +108,7 @@ def test_lookups_are_seen_also_those_that_raise():
 @given(st.lists(st.tuples(st.sampled_from((*PHASES, PAUSED)), st.integers(0, 5), st.integers(0, 9)), max_size=8))
 def test_time_spent_waiting_is_charged_to_wait_and_to_nothing_else(script):
     """Whatever phase it is in, and never more than went by; a pause stays a pause."""
-    now, waited = [100.0], Waited()
+    now, waited = [100.0], WaitTime()
     waited.seconds = 7.0
     clock, expected = Breakdown(lambda: now[0], waited), dict.fromkeys((*PHASES, PAUSED), 0.0)
     for phase, passed, wait in script:
@@ -166,13 +166,13 @@ def test_gradients_that_travel_back_are_exchange(threads, monkeypatch):
     threads(1)
     tables = make_tables()
     plan = Plan(world=2, tiles=tuple(tile for t in tables for tile in row_wise(t, [0, 1])))
-    inner = Exchange.backward
+    inner = EmbeddingExchange.backward
 
     def slow(self, *given_):
         time.sleep(0.05)
         return inner(self, *given_)
 
-    monkeypatch.setattr(Exchange, "backward", slow)
+    monkeypatch.setattr(EmbeddingExchange, "backward", slow)
 
     def on_a_rank(comm):
         sharded, clock = ShardedEmbeddings(tables, plan, comm), Breakdown()
@@ -195,7 +195,7 @@ def test_what_is_done_to_dense_parameters_is_backward():
         def step(self, closure=None):
             charged.append(clock._inside[-1])
 
-    work = Machinery.of(model, Clicks(model), Training(), clock)
+    work = StepContext.of(model, Clicks(model), Training(), clock)
     work.optimizer.__class__ = Watched
     step(work, [make_clicks(64)], 1)
     assert charged == ["backward"]
@@ -206,7 +206,7 @@ def test_what_is_done_to_dense_parameters_is_backward():
 def test_hooks_and_overrides_of_a_dense_optimizer_run(settings):
     torch.manual_seed(0)
     model = DLRM(Embeddings(make_tables(64)), 3, bottom=(8, 64), top=(8, 1))
-    work, seen = Machinery.of(model, Clicks(model), Training(optimizer=settings), Breakdown()), []
+    work, seen = StepContext.of(model, Clicks(model), Training(optimizer=settings), Breakdown()), []
     taken = work.optimizer.step
     work.optimizer.register_step_pre_hook(lambda *_: seen.append("before"))
     work.optimizer.register_step_post_hook(lambda *_: seen.append("after"))
@@ -237,7 +237,7 @@ def test_watching_costs_next_to_nothing(threads):
     batch = make_clicks(2048)
     clock = Breakdown()
     works = {
-        kind: Machinery.of(model, Clicks(model), Training(), found)
+        kind: StepContext.of(model, Clicks(model), Training(), found)
         for kind, found in (("without", Unwatched()), ("with", clock))
     }
     for _ in range(4):  # a busy machine may spoil some; what watching costs would be there in each

@@ -12,11 +12,11 @@ from small import trained
 
 from rowwise.checkpoint.listing import list_checkpoints
 from rowwise.checkpoint.named import checkpoints_of
-from rowwise.checkpoint.parts import Part
+from rowwise.checkpoint.parts import LocalShard
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.write import write
 from rowwise.errors import CheckpointError, RowwiseError, one_line
-from rowwise.recipes.runs import Run, load_trained
+from rowwise.recipes.runs import TrainingRun, load_trained
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def crafted(made, to, change):
 
 
 def resumed(path):
-    run = Run.resume(path, ["train.epochs=2"])
+    run = TrainingRun.resume(path, ["train.epochs=2"])
     run.folder.release()
 
 
@@ -94,7 +94,7 @@ def test_tensors_that_a_step_would_fail_at_are_refused(made, tmp_path, kind):
     tensors = {one: there.load(one) for one in there.names()}
     changed = {one: change(x) if one == name else x for one, x in tensors.items()}
     assert name in tensors
-    parts = [Part.whole(one, x, shared=False) for one, x in changed.items() if x is not None]
+    parts = [LocalShard.whole(one, x, shared=False) for one, x in changed.items() if x is not None]
     rows = {one: entry for one, entry in there.manifest.tensors.items() if entry.row_type is not None}
     parts = [replace(part, row_type=rows[part.name].row_type) if part.name in rows else part for part in parts]
     shutil.rmtree(newest)

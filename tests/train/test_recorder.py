@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 from trainings import Net, World, fast, lines
 
 from rowwise import Batch, Embeddings, Jagged, Pooling, SpecError, Table
-from rowwise.ingest.service.client import Health
+from rowwise.ingest.service.client import ServiceHealth
 from rowwise.train.breakdown import PHASES
-from rowwise.train.feeding import Wait, in_words
+from rowwise.train.feeding import DataWait, in_words
 from rowwise.train.metrics import Metrics
 from rowwise.train.recorder import memory_bytes, peak_memory_bytes
 from rowwise.train.run_folder import HEADERS, RunFolder
 from rowwise.train.settings import Log
 from rowwise.train.step import step
-from rowwise.train.traffic import Traffic
+from rowwise.train.traffic import TableTraffic
 from rowwise.train.trainer import Trainer
 
 
@@ -87,7 +87,7 @@ def test_lines_of_workers(tmp_path):
     told, seen = [], []
 
     def health():
-        told.append(Health(workers=2, ready=len(told), restarts=1))
+        told.append(ServiceHealth(workers=2, ready=len(told), restarts=1))
         return told[-1]
 
     model = Net(world.tables)
@@ -97,8 +97,8 @@ def test_lines_of_workers(tmp_path):
     assert {(row["workers"], row["restarts"]) for row in rows} == {("2", "1")}
     assert [int(row["ready"]) for row in rows] == sorted(int(row["ready"]) for row in rows)
     assert all(shown.health in told for shown in seen)
-    assert in_words(0.034, Health(workers=2, ready=4)) == "data wait 3% (2 workers, 4 ready)"
-    assert in_words(0.5, Health(workers=1)) == "data wait 50% (1 worker, 0 ready)"
+    assert in_words(0.034, ServiceHealth(workers=2, ready=4)) == "data wait 3% (2 workers, 4 ready)"
+    assert in_words(0.5, ServiceHealth(workers=1)) == "data wait 50% (1 worker, 0 ready)"
     assert in_words(0.5, None) == "data wait 50%"
 
 
@@ -123,7 +123,7 @@ def test_the_wait_of_a_run(tmp_path):
                 yield batch
 
     trainer = Trainer(replace(world.job(Net(world.tables)), batches=lambda p: Slow(batches(p))), world.settings)
-    assert trainer.wait == Wait()
+    assert trainer.wait == DataWait()
     steps = trainer.run().step
     wait = trainer.wait
     sleep(0.1)
@@ -131,9 +131,9 @@ def test_the_wait_of_a_run(tmp_path):
     # Batches are asked for one ahead, so the second is there when the first step ends.
     assert 0.05 * (steps - 2) <= wait.seconds < 0.05 * steps + 0.25
     assert wait.seconds < wait.of_s
-    assert Wait(seconds=0.6, of_s=1.0).is_much
-    assert not Wait(seconds=0.4, of_s=1.0).is_much
-    assert not Wait(seconds=4.0, of_s=100.0).is_much
+    assert DataWait(seconds=0.6, of_s=1.0).is_much
+    assert not DataWait(seconds=0.4, of_s=1.0).is_much
+    assert not DataWait(seconds=4.0, of_s=100.0).is_much
 
 
 def test_a_loss_without_logits(tmp_path):
@@ -181,14 +181,14 @@ def test_traffic_is_counted_as_by_hand(drawn):
     first = Table(name="first", rows=10, dim=4, features=(features[0],), pooling=Pooling.SEQUENCE, row_type="int8")
     rest = [Table(name="rest", rows=10, dim=3, features=tuple(features[1:]))] if features[1:] else []
     tables = Embeddings([first, *rest])
-    counted = Traffic()
+    counted = TableTraffic()
     for bags in drawn:
         sparse, size = Jagged.from_lists(bags), len(next(iter(bags.values())))
         counted.add([tables], Batch(dense_BF=torch.zeros(size, 0), sparse=sparse, labels_BK=torch.zeros(size, 0)))
-    again = Traffic()
+    again = TableTraffic()
     again.restore(json.loads(json.dumps(counted.state())), counted.tensors())
     assert counted.rows([tables]) == again.rows([tables])
-    older = Traffic()  # a checkpoint of a version that counted no single ids
+    older = TableTraffic()  # a checkpoint of a version that counted no single ids
     older.restore({name: {key: sums[key] for key in OLDER} for name, sums in counted.state().items()}, {})
     assert older.rows([tables]) == counted.rows([tables])
     for row, table in zip(counted.rows([tables]), tables.tables, strict=True):

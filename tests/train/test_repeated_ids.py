@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rowwise.train import repeats
-from rowwise.train.repeats import MOST, Repeats
+from rowwise.train.repeats import MOST, IdSample
 
 ids = st.lists(st.integers(0, 60) | st.integers(0, 2**62), max_size=40)
 
 
 def seen(parts):
-    made = Repeats()
+    made = IdSample()
     for part in parts:
         made.add(torch.as_tensor(part, dtype=torch.int64))
     return made

@@ -16,7 +16,7 @@ from trainings import Killed, World, fast, left, lines, make_tables
 from rowwise import Adagrad, Adam, CheckpointError, Ftrl, Lamb, RowWiseAdagrad, RowWiseAdam, Sgd
 from rowwise.ops import linear
 from rowwise.row_optimizers import Schedule
-from rowwise.train.saved import Saved
+from rowwise.train.saved import CheckpointFolder
 from rowwise.train.settings import DenseAdagrad, DenseAdam, DenseSgd, Log, Saving
 
 ROWS = (Sgd(lr=0.1), Adagrad(lr=0.1), RowWiseAdagrad(lr=0.1), Adam(), RowWiseAdam(), Lamb(), Ftrl(lr=0.1))
@@ -67,7 +67,7 @@ def stops(draws: list[tuple[int, bool]]):
 def run_with_stops(world: World, draws: list[tuple[int, bool]]) -> None:
     for draw in draws:
         tell = stops([draw])
-        begun = bool(Saved(world.folder / "ckpt").steps())
+        begun = bool(CheckpointFolder(world.folder / "ckpt").steps())
         trainer = world.resume(tell=tell) if begun else world.start(tell=tell)
         if not begun:
             trainer.folder.cut(0)
@@ -77,7 +77,7 @@ def run_with_stops(world: World, draws: list[tuple[int, bool]]) -> None:
                 return
         except Killed:
             pass
-    begun = bool(Saved(world.folder / "ckpt").steps())
+    begun = bool(CheckpointFolder(world.folder / "ckpt").steps())
     trainer = world.resume() if begun else world.start()
     if not begun:
         trainer.folder.cut(0)
@@ -135,9 +135,9 @@ def test_from_an_older_checkpoint_the_later_ones_go(tmp_path):
     world = World(fast(save=Saving(every=2, keep=9)), tmp_path)
     world.start().run()
     expected = left(tmp_path)
-    assert Saved(tmp_path / "ckpt").steps() == [2, 4, 6]
+    assert CheckpointFolder(tmp_path / "ckpt").steps() == [2, 4, 6]
     trainer = world.resume(which="step-2")
-    assert Saved(tmp_path / "ckpt").steps() == [2]
+    assert CheckpointFolder(tmp_path / "ckpt").steps() == [2]
     assert trainer.run().finished
     assert left(tmp_path) == expected
 
@@ -170,9 +170,9 @@ def test_products_stay_with_their_library(tmp_path):
 def test_a_checkpoint_without_a_run(tmp_path):
     world = World(fast(), tmp_path)
     trainer = world.start()
-    Saved(tmp_path / "ckpt").add(3, [], {})
+    CheckpointFolder(tmp_path / "ckpt").add(3, [], {})
     with pytest.raises(CheckpointError, match="step-000000003 is not of a run: it does not say how far it got"):
-        trainer.resume(Saved(tmp_path / "ckpt").open())
+        trainer.resume(CheckpointFolder(tmp_path / "ckpt").open())
 
 
 def test_a_stop_before_the_first_step_can_be_resumed(tmp_path):
@@ -180,7 +180,7 @@ def test_a_stop_before_the_first_step_can_be_resumed(tmp_path):
     trainer = cut.start()
     trainer.stop()
     assert trainer.run().step == 0
-    assert Saved(cut.folder / "ckpt").steps() == [0]
+    assert CheckpointFolder(cut.folder / "ckpt").steps() == [0]
     assert cut.resume().run().finished
     whole.start().run()
     assert left(cut.folder)["metrics.csv"] == left(whole.folder)["metrics.csv"]
@@ -190,10 +190,10 @@ def test_a_stop_while_a_checkpoint_is_written(tmp_path, monkeypatch):
     """A signal comes at any moment, also between the steps."""
     world = World(fast(save=Saving(every=2)), tmp_path)
     trainer = world.start()
-    write = Saved.prune
-    monkeypatch.setattr(Saved, "prune", lambda *given: (write(*given), trainer.stop()))
+    write = CheckpointFolder.prune
+    monkeypatch.setattr(CheckpointFolder, "prune", lambda *given: (write(*given), trainer.stop()))
     assert trainer.run().step == 2
-    assert Saved(tmp_path / "ckpt").steps() == [2]
+    assert CheckpointFolder(tmp_path / "ckpt").steps() == [2]
 
 
 # A process that trains as the command does: from the last checkpoint, if there is one.
@@ -263,8 +263,8 @@ def test_killed_at_random_moments(tmp_path, threads):
         kills += 1
         names = [path.name for path in (tmp_path / "cut" / "ckpt").iterdir()]
         caught.append(any(name.endswith(".part") for name in names))
-        for step in Saved(tmp_path / "cut" / "ckpt").steps():  # whatever counts is whole
-            Saved(tmp_path / "cut" / "ckpt").open(f"step-{step}").verify()
+        for step in CheckpointFolder(tmp_path / "cut" / "ckpt").steps():  # whatever counts is whole
+            CheckpointFolder(tmp_path / "cut" / "ckpt").open(f"step-{step}").verify()
     assert kills >= 10
     assert any(caught), "no kill found a checkpoint half written: make them larger"
     assert left(tmp_path / "cut") == left(whole.folder)
@@ -305,6 +305,6 @@ else:
     cut = tmp_path / "cut"
     killed = subprocess.run(process(aimed + SCRIPT, cut), env=environment(), capture_output=True)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    assert Saved(cut / "ckpt").steps()
+    assert CheckpointFolder(cut / "ckpt").steps()
     subprocess.run(process(SCRIPT, cut), env=environment(), check=True, capture_output=True)
     assert left(cut) == left(whole.folder)

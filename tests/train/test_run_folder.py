@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from trainings import World, fast, left
 
 from rowwise import CheckpointError, DataError
-from rowwise.checkpoint.parts import Part
+from rowwise.checkpoint.parts import LocalShard
 from rowwise.errors import one_line
 from rowwise.train.run_folder import HEADERS, RunFolder
-from rowwise.train.saved import Saved
+from rowwise.train.saved import CheckpointFolder
 from rowwise.train.settings import Log, Saving
 
 
@@ -185,11 +185,11 @@ def test_a_full_disk_is_named_and_what_was_there_stays(tmp_path):
 
 
 def test_a_checkpoint_on_a_full_disk(tmp_path):
-    saved = Saved(tmp_path / "ckpt")
-    saved.add(1, [Part.whole("t", torch.arange(50))], {"progress": {}})
+    saved = CheckpointFolder(tmp_path / "ckpt")
+    saved.add(1, [LocalShard.whole("t", torch.arange(50))], {"progress": {}})
     with room(4000):
         with pytest.raises(CheckpointError, match=r"step-000000002 was not saved: .*File too large.*; former ones are"):
-            saved.add(2, [Part.whole("t", torch.arange(5000))], {})
+            saved.add(2, [LocalShard.whole("t", torch.arange(5000))], {})
         with pytest.raises(CheckpointError, match=r"failed was not saved: .*File too large.*; former ones are"):
             saved.add_failed([], {"a": "b" * 5000})
     assert saved.steps() == [1]
@@ -216,9 +216,9 @@ def test_a_run_on_a_full_disk_ends_with_one_line_and_goes_on_later(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert str(tmp_path / "cut") in str(raised.value)
     assert "\n" not in str(raised.value)
-    assert Saved(cut.folder / "ckpt").steps()[-1] == 2
-    for step in Saved(cut.folder / "ckpt").steps():
-        Saved(cut.folder / "ckpt").open(f"step-{step}").verify()
+    assert CheckpointFolder(cut.folder / "ckpt").steps()[-1] == 2
+    for step in CheckpointFolder(cut.folder / "ckpt").steps():
+        CheckpointFolder(cut.folder / "ckpt").open(f"step-{step}").verify()
     cut.resume().run()
     assert left(cut.folder) == left(whole.folder)
 
@@ -232,11 +232,11 @@ def test_a_disk_of_half_a_megabyte(tmp_path):
     if mounted.returncode:
         pytest.skip("this system mounts nothing")
     try:
-        saved, folder = Saved(disk / "ckpt"), RunFolder(disk)
-        saved.add(1, [Part.whole("t", torch.arange(10_000))], {})
+        saved, folder = CheckpointFolder(disk / "ckpt"), RunFolder(disk)
+        saved.add(1, [LocalShard.whole("t", torch.arange(10_000))], {})
         want = r"step-000000002 was not saved: .*No space left on device.*; former ones are"
         with pytest.raises(CheckpointError, match=want):
-            saved.add(2, [Part.whole("t", torch.arange(100_000))], {})
+            saved.add(2, [LocalShard.whole("t", torch.arange(100_000))], {})
         assert saved.steps() == [1]
         saved.open().verify()
         with pytest.raises(OSError, match=r"not written: No space left on device: '.*/metrics\.csv'"):

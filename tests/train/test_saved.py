@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 
 from rowwise import CheckpointError
 from rowwise.checkpoint.manifest import NAME
-from rowwise.checkpoint.parts import Part
-from rowwise.train.saved import Saved
+from rowwise.checkpoint.parts import LocalShard
+from rowwise.train.saved import CheckpointFolder
 
 
 def three(value):
-    return [Part.whole("t", torch.full((3,), float(value)))]
+    return [LocalShard.whole("t", torch.full((3,), float(value)))]
 
 
 def data(step, best=None):
@@ -25,7 +25,7 @@ def add(saved, *steps, best=None):
 
 
 def test_by_name(tmp_path):
-    saved = Saved(tmp_path / "ckpt")
+    saved = CheckpointFolder(tmp_path / "ckpt")
     add(saved, 3, 20, 1000, best=20)
     assert saved.steps() == [3, 20, 1000]
     wanted = {"last": 1000, "best": 20, "step-3": 3, "step-000000020": 20, "step-1000": 1000}
@@ -43,11 +43,11 @@ def test_by_name(tmp_path):
 @pytest.mark.parametrize("which", ["last", "best", "step-1", "failed"])
 def test_where_nothing_was_saved(tmp_path, which):
     with pytest.raises(CheckpointError, match="ckpt: no checkpoint was written yet; start the run again"):
-        Saved(tmp_path / "ckpt").open(which)
+        CheckpointFolder(tmp_path / "ckpt").open(which)
 
 
 def test_a_failed_state_is_replaced_and_is_no_step(tmp_path):
-    saved = Saved(tmp_path / "ckpt")
+    saved = CheckpointFolder(tmp_path / "ckpt")
     for value in (1.0, 2.0):
         saved.add_failed(three(value), {})
     assert float(saved.open("failed").load("t")[0]) == 2.0
@@ -62,7 +62,7 @@ def test_a_failed_state_is_replaced_and_is_no_step(tmp_path):
 @settings(max_examples=15)
 @given(st.sets(st.integers(0, 50), max_size=8), st.integers(1, 4), st.none() | st.integers(0, 7), st.integers(0, 50))
 def test_the_newest_and_the_best_stay(tmp_path_factory, steps, keep, best, cut):
-    saved = Saved(tmp_path_factory.mktemp("ckpt"))
+    saved = CheckpointFolder(tmp_path_factory.mktemp("ckpt"))
     steps = sorted(steps)
     add(saved, *steps)
     best = steps[best] if best is not None and best < len(steps) else None
@@ -76,7 +76,7 @@ def test_the_newest_and_the_best_stay(tmp_path_factory, steps, keep, best, cut):
 
 def test_of_what_is_there_only_the_data_is_written_again(tmp_path):
     """A run that ends with a step that was saved already has nothing new but that it has ended."""
-    saved = Saved(tmp_path / "ckpt")
+    saved = CheckpointFolder(tmp_path / "ckpt")
     add(saved, 1)
     saved.add(1, three(0), {"progress": "ended"})
     assert int(saved.open().load("t")[0]) == 1
@@ -84,7 +84,7 @@ def test_of_what_is_there_only_the_data_is_written_again(tmp_path):
 
 
 def test_halves_are_no_checkpoints(tmp_path):
-    saved = Saved(tmp_path / "ckpt")
+    saved = CheckpointFolder(tmp_path / "ckpt")
     add(saved, 1, 2, 3)
     saved.add_failed(three(0), {})
     (saved.path(3) / NAME).unlink()  # on its way out
@@ -106,7 +106,7 @@ def test_halves_are_no_checkpoints(tmp_path):
 
 
 def test_a_half_deleted_one_makes_room_for_a_new_one(tmp_path):
-    saved = Saved(tmp_path / "ckpt")
+    saved = CheckpointFolder(tmp_path / "ckpt")
     add(saved, 1)
     (saved.path(1) / NAME).unlink()
     saved.add(1, three(5), {})
@@ -114,5 +114,5 @@ def test_a_half_deleted_one_makes_room_for_a_new_one(tmp_path):
 
 
 def test_cleaning_where_nothing_is(tmp_path):
-    Saved(tmp_path / "ckpt").clean()
+    CheckpointFolder(tmp_path / "ckpt").clean()
     assert not (tmp_path / "ckpt").exists()

@@ -10,11 +10,11 @@ from trainings import Net, World, fast, lines
 from rowwise import DataError, SpecError
 from rowwise.ingest import Position
 from rowwise.train.evaluate import Scores
-from rowwise.train.progress import Best, Progress
+from rowwise.train.progress import BestEvaluation, Progress
 from rowwise.train.run_folder import RunFolder
-from rowwise.train.saved import Saved
+from rowwise.train.saved import CheckpointFolder
 from rowwise.train.settings import Evaluation, Log, Saving, Training
-from rowwise.train.trainer import Job, Trainer
+from rowwise.train.trainer import Trainer, TrainingJob
 
 
 class Scripted:
@@ -35,7 +35,7 @@ def scripted(folder, how, values=(), **world):
     made = World(how, folder, **world)
     model = Net(made.tables)
     job = made.job(model)
-    job = Job(
+    job = TrainingJob(
         model=model,
         objective=job.objective,
         batches=job.batches,
@@ -79,7 +79,7 @@ def test_everything_happens_when_it_is_due(tmp_path_factory, batches, accumulate
     due = [n for n in range(1, total + 1) if (n % every == 0 if every else n in ends) or n == total]
     assert evaluated(folder) == due
     saved = {n for n in range(1, total + 1) if (n % saves == 0 if saves else n in ends) or n == total}
-    assert Saved(folder / "ckpt").steps() == sorted(saved | {due[0]})  # the first evaluation is the best
+    assert CheckpointFolder(folder / "ckpt").steps() == sorted(saved | {due[0]})  # the first evaluation is the best
     assert [int(row["step"]) for row in lines(folder / "steps.csv")] == sorted({*range(logs, total + 1, logs), total})
     assert progress.finished
     assert [shown.progress.step for shown in told] == list(range(1, total + 1))
@@ -113,10 +113,12 @@ def test_the_best_is_kept_and_patience_ends(tmp_path_factory, values, metric, pa
             break
     assert progress.step == 2 * epoch
     assert progress.worse == worse
-    assert progress.best == (None if best is None else Best(step=best[0], task="buy", metric=metric, value=best[1]))
+    assert progress.best == (
+        None if best is None else BestEvaluation(step=best[0], task="buy", metric=metric, value=best[1])
+    )
     kept = {progress.step} | ({best[0]} if best else set())
-    assert Saved(folder / "ckpt").steps() == sorted(kept)
-    opened = Saved(folder / "ckpt").open("best")
+    assert CheckpointFolder(folder / "ckpt").steps() == sorted(kept)
+    opened = CheckpointFolder(folder / "ckpt").open("best")
     assert opened.manifest.data["progress"]["step"] == (best[0] if best else progress.step)
 
 
@@ -147,8 +149,8 @@ def test_without_validation_rows_every_checkpoint_is_of_an_epoch(tmp_path):
     world = World(fast(train={"epochs": 3}), tmp_path, valid=False)
     progress = world.start().run()
     assert progress.best is None
-    assert Saved(tmp_path / "ckpt").steps() == [18]
-    assert Saved(tmp_path / "ckpt").open("best").manifest.data["progress"]["step"] == 18
+    assert CheckpointFolder(tmp_path / "ckpt").steps() == [18]
+    assert CheckpointFolder(tmp_path / "ckpt").open("best").manifest.data["progress"]["step"] == 18
     assert not evaluated(tmp_path)
 
 

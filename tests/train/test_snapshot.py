@@ -8,7 +8,7 @@ from trainings import World, fast, make_tables
 from rowwise import DLRM, Adam, Batch, CheckpointError, Embeddings, Jagged, Lamb, RowWiseAdagrad, Table
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.write import write
-from rowwise.train.saved import Saved
+from rowwise.train.saved import CheckpointFolder
 from rowwise.train.snapshot import collect, restore, restore_model, warm_start
 
 TABLES = (
@@ -123,7 +123,7 @@ def test_a_run_can_begin_with_what_another_knows(tmp_path):
     first.start().run()
     second = World(fast(), tmp_path / "second", seed=3, tables=make_tables(row_type="bf16"))
     trainer = second.start()
-    found = warm_start(Saved(tmp_path / "first" / "ckpt").open(), trainer.job.model)
+    found = warm_start(CheckpointFolder(tmp_path / "first" / "ckpt").open(), trainer.job.model)
     assert found.rounded == {"model/embeddings.words": "fp32 there, bf16 here"}
     assert "model/embeddings.words" in found.loaded
     assert "model/embeddings.user" in found.loaded

@@ -14,7 +14,7 @@ from trainings import join
 
 from rowwise import DLRM, BatchError, Embeddings, GradientError, IdError, Jagged, Plan, RowWiseAdagrad, SpecError, Table
 from rowwise.batch import Batch
-from rowwise.comm.group import Group
+from rowwise.comm.group import TransportComm
 from rowwise.comm.thread import run_threads
 from rowwise.errors import AgreedError, PeerError, RowwiseError, UpdateError
 from rowwise.ops.jagged import permute
@@ -24,7 +24,7 @@ from rowwise.spec import Codecs, RowType, Wire
 from rowwise.train.breakdown import Breakdown
 from rowwise.train.objective import Clicks, Outcome
 from rowwise.train.settings import DenseAdam, DenseSgd, Training
-from rowwise.train.step import EXACT, Machinery, step
+from rowwise.train.step import EXACT, StepContext, step
 from rowwise.train.virtual import BLOCK, VirtualShards, cut, split
 
 TIMEOUT_S = 20
@@ -42,7 +42,7 @@ def dense_only(model):
 
 
 def machinery(comm, model, training, wire=EXACT):
-    return Machinery.of(model, dense_only(model), training, Breakdown(), comm, wire)
+    return StepContext.of(model, dense_only(model), training, Breakdown(), comm, wire)
 
 
 def bits(model):
@@ -132,7 +132,7 @@ def test_a_batch_without_samples_changes_nothing(empty):
     for with_empty in (False, True):
         torch.manual_seed(0)
         model = DLRM(Embeddings(make_tables(), seed=0), 3, (8, 8), (8, 1))
-        work = Machinery.of(model, Clicks(model), Training(), Breakdown())
+        work = StepContext.of(model, Clicks(model), Training(), Breakdown())
         batches = [make_clicks(32, seed=1), make_clicks(16, seed=2)]
         if with_empty:
             batches.insert(empty, split(make_clicks(8), [0, 8])[0])
@@ -195,7 +195,7 @@ def test_a_bad_number_on_one_rank_stops_all_before_anything_changes(how, world):
 
     def rank(comm):
         mine = sharded(copy.deepcopy(model), comm)
-        work = Machinery.of(mine, Clicks(mine), Training(), Breakdown(), comm)
+        work = StepContext.of(mine, Clicks(mine), Training(), Breakdown(), comm)
         good = make_clicks(8, seed=comm.rank)
         step(work, [good], 1)
         before, moments = bits(mine), copy.deepcopy(work.optimizer.state_dict())
@@ -220,7 +220,7 @@ def test_a_bad_number_on_one_rank_stops_all_before_anything_changes(how, world):
 def test_an_error_in_one_forward_reaches_the_others():
     def rank(comm):
         model = sharded(Breaks(""), comm)
-        work = Machinery.of(model, Clicks(model), Training(), Breakdown(), comm)
+        work = StepContext.of(model, Clicks(model), Training(), Breakdown(), comm)
         batch = make_clicks(8)
         if comm.rank == 1:
             sparse = Jagged(
@@ -271,7 +271,7 @@ def test_a_malformed_batch_of_one_rank_ends_the_step_on_all_and_the_next_works(f
 
     def rank(comm):
         model = sharded(Breaks(""), comm)
-        work = Machinery.of(model, Clicks(model), Training(), Breakdown(), comm)
+        work = StepContext.of(model, Clicks(model), Training(), Breakdown(), comm)
         batch = make_clicks(8)
         for batches in ([MALFORMED[fault](batch)], [batch, MALFORMED[fault](batch)]):
             with pytest.raises(RowwiseError):
@@ -316,7 +316,7 @@ def test_elastic_with_tables_and_any_number_of_threads(threads):
         model = DLRM(Embeddings(make_tables(), seed=0), 3, (64, 8), (64, 1))
         seen = []
         model.top.register_forward_hook(lambda *_: seen.append(torch.get_num_threads()))
-        work = Machinery.of(model, Clicks(model), Training(determinism=determinism, virtual_shards=4), Breakdown())
+        work = StepContext.of(model, Clicks(model), Training(determinism=determinism, virtual_shards=4), Breakdown())
         stepped = step(work, batches, 1)
         assert torch.get_num_threads() == before
         return stepped, bits(model), set(seen)
@@ -343,7 +343,7 @@ def test_a_step_that_stopped_halfway_leaves_nothing_to_the_next():
         model = Breaks("")
         model.load_state_dict(found[0][1] if stopped else model.state_dict())
         first = bits(model)
-        work = Machinery.of(model, Clicks(model), Training(determinism="elastic", virtual_shards=2), Breakdown())
+        work = StepContext.of(model, Clicks(model), Training(determinism="elastic", virtual_shards=2), Breakdown())
         if stopped:
             with pytest.raises(IdError, match="table 'user'"):
                 step(work, [Batch(dense_BF=batch.dense_BF, sparse=bad, labels_BK=batch.labels_BK)], 1)
@@ -467,7 +467,7 @@ def test_an_objective_without_logits():
     def loss(batch):
         return Outcome((model(batch.dense_BF) ** 2).mean())
 
-    work = Machinery.of(model, loss, Training(determinism="elastic", virtual_shards=2), Breakdown())
+    work = StepContext.of(model, loss, Training(determinism="elastic", virtual_shards=2), Breakdown())
     (outcome,) = step(work, [make_clicks(300)], 1).outcomes
     assert outcome.logits_BK is None
 
@@ -495,9 +495,9 @@ def test_a_step_tells_its_status_in_two_gathers():
 
     def rank(comm):
         calls = []
-        comm = Group(Counting(comm.transport, calls), comm.topology, comm.rank)
+        comm = TransportComm(Counting(comm.transport, calls), comm.topology, comm.rank)
         model = sharded(Breaks(""), comm)
-        work = Machinery.of(model, Clicks(model), Training(), Breakdown(), comm)
+        work = StepContext.of(model, Clicks(model), Training(), Breakdown(), comm)
         calls.clear()
         step(work, [make_clicks(8)], 1)
         return calls
@@ -531,7 +531,7 @@ def test_gradients_that_overflow_in_an_update_end_the_step_on_all(tables, guilty
             vectors = model["tables"](batch.sparse)["user"]
             return Outcome(((vectors - vectors.detach()) * scale[0]).sum() + model["top"].weight.sum())
 
-        work = Machinery.of(model, loss, Training(), Breakdown(), comm)
+        work = StepContext.of(model, loss, Training(), Breakdown(), comm)
         sparse = Jagged.from_lists({"user": [[5], [5], [comm.rank]]})
         batch = Batch(dense_BF=torch.zeros(3, 0), sparse=sparse, labels_BK=torch.zeros(3, 1))
         step(work, [batch], 1)

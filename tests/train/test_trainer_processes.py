@@ -8,7 +8,7 @@ from ranked import Ranked, tensors, train
 from trainings import bits, fast
 
 from rowwise.comm import run_processes
-from rowwise.train.saved import Saved
+from rowwise.train.saved import CheckpointFolder
 from rowwise.train.settings import Log, Saving
 
 linux = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="shared memory without a name needs Linux")
@@ -45,7 +45,7 @@ def test_ranks_draw_numbers_of_their_own_and_the_same_ones_again(tmp_path):
     assert len({seed for seed, *_ in ranks}) == 3
     assert ranks[0][0] == 0
     assert run_processes(3, process_ranks.stopped_by_a_signal, cut, timeout_s=TIMEOUT_S) == [(3, False)] * 3
-    assert Saved(cut.folder / "ckpt").steps() == [3]
+    assert CheckpointFolder(cut.folder / "ckpt").steps() == [3]
     run_processes(3, process_ranks.run, cut, "last", timeout_s=TIMEOUT_S)
     found, expected = tensors(cut.folder), tensors(whole.folder)
     assert {n: bits(x) for n, x in found.items()} == {n: bits(x) for n, x in expected.items()}

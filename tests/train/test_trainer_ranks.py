@@ -15,9 +15,9 @@ from rowwise.comm.thread import run_threads
 from rowwise.errors import AgreedError, CheckpointError, PeerError, UpdateError
 from rowwise.ingest import Batcher, Batching, FrameReader
 from rowwise.train.objective import InBatch
-from rowwise.train.saved import Saved
+from rowwise.train.saved import CheckpointFolder
 from rowwise.train.settings import DenseAdam, DenseSgd, Log, Saving
-from rowwise.train.trainer import Job, Trainer
+from rowwise.train.trainer import Trainer, TrainingJob
 
 
 def whereabouts(trainer):
@@ -69,7 +69,7 @@ def test_any_number_of_ranks_trains_as_one(tmp_path, plan, accumulate, worlds):
         assert best.value == pytest.approx(one.progress.best.value, rel=1e-5)
         rounded = structs.replace(best, value=one.progress.best.value)
         assert structs.replace(whereabouts(ranks[0]), best=rounded) == whereabouts(one)
-        assert Saved(mine.folder / "ckpt").steps() == Saved(whole.folder / "ckpt").steps()
+        assert CheckpointFolder(mine.folder / "ckpt").steps() == CheckpointFolder(whole.folder / "ckpt").steps()
         found, expected = tensors(mine.folder), tensors(whole.folder)
         assert found.keys() == expected.keys()
         for name, tensor in expected.items():
@@ -173,7 +173,7 @@ def test_a_stop_on_one_rank_stops_all_after_the_same_step(tmp_path, guilty, step
     check_same_progress(ranks)
     assert not ranks[0].progress.finished
     assert ranks[0].progress.step == (step + 1 if step not in (0, 6) else step)
-    assert Saved(cut.folder / "ckpt").steps()[-1] == ranks[0].progress.step
+    assert CheckpointFolder(cut.folder / "ckpt").steps()[-1] == ranks[0].progress.step
     assert train(cut, 3, which="last")[0].progress.finished
     train(whole, 3)
     found, expected = tensors(cut.folder), tensors(whole.folder)
@@ -279,8 +279,8 @@ def test_a_row_that_one_rank_cannot_read_ends_all_at_once(tmp_path, bad, ahead):
         assert str(error).endswith(f": DataError: {want}")
         assert str(error).startswith("rank 1 (")
     # Steps before the trouble was met are saved, and whole.
-    for step in Saved(tmp_path / "ckpt").steps():
-        Saved(tmp_path / "ckpt").open(f"step-{step}").verify()
+    for step in CheckpointFolder(tmp_path / "ckpt").steps():
+        CheckpointFolder(tmp_path / "ckpt").open(f"step-{step}").verify()
 
 
 @pytest.mark.parametrize("folder", [True, False])
@@ -314,7 +314,7 @@ def test_a_bad_number_on_one_rank_is_explained_and_can_be_met_again(tmp_path, fo
         assert str(errors[rank]).startswith("rank 2 (step 4): GradientError: the loss is ")
         assert str(errors[rank]).endswith(again)
     if folder:
-        saved = Saved(world.folder / "ckpt")
+        saved = CheckpointFolder(world.folder / "ckpt")
         assert saved.steps() == [1, 2, 3]
         failed = {name: bits(x) for name, x in tensors(world.folder, "failed").items()}
         assert failed == {name: bits(x) for name, x in tensors(world.folder).items()}
@@ -345,7 +345,7 @@ def test_rows_that_fail_in_an_update_on_one_rank_end_the_run_on_all(tmp_path):
     for error in errors:
         assert isinstance(error, UpdateError | AgreedError)
         assert re.search(want, str(error))
-    assert not Saved(tmp_path / "ckpt").steps()
+    assert not CheckpointFolder(tmp_path / "ckpt").steps()
 
 
 def test_a_rank_that_is_gone_is_no_agreement(tmp_path):
@@ -407,9 +407,9 @@ def test_saving_in_the_background_leaves_the_same(tmp_path, background):
     how = fast(train={"epochs": 2}, save=Saving(every=2, keep=9, background=background))
     world = Ranked(how, tmp_path, dropout=0.0)
     train(world, 2)
-    assert Saved(tmp_path / "ckpt").steps() == [2, 4, 6, 8, 10, 12]
-    for step in Saved(tmp_path / "ckpt").steps():
-        Saved(tmp_path / "ckpt").open(f"step-{step}").verify()
+    assert CheckpointFolder(tmp_path / "ckpt").steps() == [2, 4, 6, 8, 10, 12]
+    for step in CheckpointFolder(tmp_path / "ckpt").steps():
+        CheckpointFolder(tmp_path / "ckpt").open(f"step-{step}").verify()
     assert not list((tmp_path / "ckpt").glob("*.part"))
 
 
@@ -419,7 +419,9 @@ def test_what_compares_samples_with_each_other_stays_with_one_process():
 
     def rank(comm):
         job = world.on(comm, net).job
-        job = Job(model=job.model, objective=InBatch(job.model, "item", None), batches=job.batches, tasks=job.tasks)
+        job = TrainingJob(
+            model=job.model, objective=InBatch(job.model, "item", None), batches=job.batches, tasks=job.tasks
+        )
         with pytest.raises(SpecError, match="whose samples are on 2 ranks: want one process for two towers"):
             Trainer(job, world.settings, comm=comm)
 

@@ -44,7 +44,7 @@ OPTIMIZERS: tuple[tuple[RowOptimizer, float], ...] = (
 CALL_s, ID_s, BYTE_s, VECTOR_s, PACKED_s = 300e-6, 40e-9, 0.12e-9, 2.2e-9, 20e-9
 
 
-class Limits(Value, frozen=True, kw_only=True):
+class SetLimits(Value, frozen=True, kw_only=True):
     """What a set may take."""
 
     pool_bytes: int  # of rows and optimizer state
@@ -63,7 +63,7 @@ class DrawnSet:
     workloads: tuple[Workload, ...]
 
 
-class Stored(NamedTuple):
+class StorageFormat(NamedTuple):
     """How the rows of a set are stored and updated."""
 
     row_type: RowType
@@ -71,12 +71,12 @@ class Stored(NamedTuple):
     own: bool  # as the tables that are given have it, if there are any
 
     @classmethod
-    def draw(cls, rng: np.random.Generator) -> "Stored":
+    def draw(cls, rng: np.random.Generator) -> "StorageFormat":
         """Mostly as is usual."""
         return cls(_pick(ROW_TYPES, rng), _pick(OPTIMIZERS, rng), bool(rng.random() < 0.5))
 
 
-class Drawn(NamedTuple):
+class DrawnTables(NamedTuple):
     """Tables before they are made: arrays with a place for each."""
 
     rows_T: Ints
@@ -119,7 +119,7 @@ class Population:
             )
         self._given = tuple(_resolved(w) for w in fit)
 
-    def draw(self, rng: np.random.Generator, count: int, stored: Stored) -> Drawn:
+    def draw(self, rng: np.random.Generator, count: int, stored: StorageFormat) -> DrawnTables:
         """Tables that are looked up together."""
         row_types, optimizers = [stored.row_type] * count, [stored.optimizer] * count
         if not self._given or rng.random() < BESIDE:
@@ -131,12 +131,12 @@ class Population:
         return _cut(_varied(drawn, rng), rng)
 
 
-def draw_set(population: Population, limits: Limits, seed: int, number: int, rank: int) -> DrawnSet:
+def draw_set(population: Population, limits: SetLimits, seed: int, number: int, rank: int) -> DrawnSet:
     """The n-th set of a rank; the same whenever it is asked for."""
     rng = np.random.default_rng((seed, number, rank))
     target_s = math.exp(rng.uniform(math.log(limits.least_s), math.log(limits.most_s)))
-    nearest: tuple[float, int, Drawn] | None = None
-    count, stored = int(rng.integers(1, MOST_TABLES + 1)), Stored.draw(rng)
+    nearest: tuple[float, int, DrawnTables] | None = None
+    count, stored = int(rng.integers(1, MOST_TABLES + 1)), StorageFormat.draw(rng)
     for attempt in range(TRIES):
         if attempt >= AS_MANY:
             count = int(rng.integers(1, count + 1))
@@ -161,7 +161,7 @@ def draw_set(population: Population, limits: Limits, seed: int, number: int, ran
 
 def _made_up(
     rng: np.random.Generator, count: int, row_types: Sequence[RowType], optimizers: Sequence[RowOptimizer]
-) -> Drawn:
+) -> DrawnTables:
     """As tables of large models are, in sets that differ: millions of rows, or some that have hardly any."""
     middle = rng.uniform(math.log(1e5), math.log(4e6))
     rows_T = np.exp(rng.normal(middle, 1.5, count))
@@ -170,7 +170,7 @@ def _made_up(
     pooling_T = np.clip(np.exp(rng.normal(rng.uniform(math.log(2), math.log(20)), 0.8, count)), 0.2, 200)
     q_T = np.where(rng.random(count) < 0.5, 0.0, np.exp(rng.uniform(0, math.log(1000), count)))
     active_T = np.where(rng.random(count) < 0.3, rows_T * rng.uniform(0.05, 1, count), rows_T).astype(np.int64)
-    return Drawn(
+    return DrawnTables(
         rows_T=rows_T,
         dim_T=_dims(rng, count),
         pooling_T=np.where(rng.random(count) < 0.25, 1.0, pooling_T),
@@ -182,9 +182,9 @@ def _made_up(
     )
 
 
-def _drawn(chosen: Sequence[Workload], row_types: Sequence[RowType], optimizers: Sequence[RowOptimizer]) -> Drawn:
+def _drawn(chosen: Sequence[Workload], row_types: Sequence[RowType], optimizers: Sequence[RowOptimizer]) -> DrawnTables:
     access = [w.access for w in chosen]
-    return Drawn(
+    return DrawnTables(
         rows_T=np.array([w.table.rows for w in chosen]),
         dim_T=np.array([w.table.dim for w in chosen]),
         pooling_T=np.array([x.pooling for x in access], dtype=float),
@@ -196,7 +196,7 @@ def _drawn(chosen: Sequence[Workload], row_types: Sequence[RowType], optimizers:
     )
 
 
-def _varied(drawn: Drawn, rng: np.random.Generator) -> Drawn:
+def _varied(drawn: DrawnTables, rng: np.random.Generator) -> DrawnTables:
     """Given tables, half of them with other dims, more or fewer rows, more or fewer ids: plans ask for their like."""
     count = len(drawn.rows_T)
     dim_T = np.where(rng.random(count) < 0.5, _dims(rng, count), drawn.dim_T)
@@ -211,7 +211,7 @@ def _varied(drawn: Drawn, rng: np.random.Generator) -> Drawn:
     )
 
 
-def _cut(drawn: Drawn, rng: np.random.Generator) -> Drawn:
+def _cut(drawn: DrawnTables, rng: np.random.Generator) -> DrawnTables:
     """One set in five is of pieces: some of the columns, or some of the rows."""
     if rng.random() >= 0.2:
         return drawn
@@ -226,7 +226,7 @@ def _cut(drawn: Drawn, rng: np.random.Generator) -> Drawn:
     )
 
 
-def _workloads(drawn: Drawn) -> tuple[Workload, ...]:
+def _workloads(drawn: DrawnTables) -> tuple[Workload, ...]:
     made: list[Workload] = []
     for index, rows in enumerate(drawn.rows_T.tolist()):
         table = Table(

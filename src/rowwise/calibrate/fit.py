@@ -14,13 +14,13 @@ import numpy as np
 from msgspec import structs
 
 from rowwise.calibrate.drift import slowness
-from rowwise.calibrate.fit_links import Links, fit_links
+from rowwise.calibrate.fit_links import FittedLinks, fit_links
 from rowwise.calibrate.fit_rates import fit_rates
-from rowwise.calibrate.measured import Measured, measured_of
-from rowwise.calibrate.narrow import Shares, fit_narrow
+from rowwise.calibrate.measured import MeasuredSets, measured_of
+from rowwise.calibrate.narrow import WireShares, fit_narrow
 from rowwise.calibrate.samples import LinkSample, Sample, SetSample
 from rowwise.calibrate.train_exchange import train_exchanges
-from rowwise.calibrate.train_network import Shape, error_of, predicted_s, tau_of, train_network
+from rowwise.calibrate.train_network import NetworkShape, error_of, predicted_s, tau_of, train_network
 from rowwise.calibrate.trust import WAITED, reasons, undisturbed
 from rowwise.errors import SpecError
 from rowwise.perf.access import Floats
@@ -36,12 +36,12 @@ HELD_OUT = 7  # every seventh set is never learned from
 BOUNDED, FREE = "networks that keep bounds", "networks as published"
 FITTED = "roofline of fitted rates"
 OUT = "plans are made by the roofline of fitted rates; measure again into a new folder while nothing else runs"
-FIRST = Shape(steps=800)
+FIRST = NetworkShape(steps=800)
 FEWEST_STEPS = 500  # of training; few sets need no more
-SHAPES = {BOUNDED: Shape(), FREE: Shape(form="published", bounded=False, hidden=128, hinges=64)}
+SHAPES = {BOUNDED: NetworkShape(), FREE: NetworkShape(form="published", bounded=False, hidden=128, hinges=64)}
 
 
-class About(Value, frozen=True, kw_only=True):
+class MachineDescription(Value, frozen=True, kw_only=True):
     """The machine that was measured, as the profile will name it."""
 
     name: str
@@ -53,10 +53,10 @@ class About(Value, frozen=True, kw_only=True):
     host_bytes: int = 0
     cache_bytes: int
     coding: Coding | None = None
-    narrow: tuple[Shares, ...] = ()  # what wires add to exchanges; none: not measured
+    narrow: tuple[WireShares, ...] = ()  # what wires add to exchanges; none: not measured
 
 
-class Error(Value, frozen=True, kw_only=True):
+class ModelError(Value, frozen=True, kw_only=True):
     """How well something predicts sets that it was not made from."""
 
     model: str
@@ -65,7 +65,7 @@ class Error(Value, frozen=True, kw_only=True):
     raw_error: float  # of measurements as they are
 
 
-class Quality(Value, frozen=True, kw_only=True):
+class ProfileQuality(Value, frozen=True, kw_only=True):
     """How good a profile is."""
 
     sets: int
@@ -74,7 +74,7 @@ class Quality(Value, frozen=True, kw_only=True):
     noise: float  # with the drift taken out
     raw_noise: float
     drift: float  # deviation of the logarithm of the machine's speed
-    errors: tuple[Error, ...]
+    errors: tuple[ModelError, ...]
     links: int  # exchanges that were measured
     links_error: float | None  # of rates, on exchanges that began together
     networks_error: float | None = None  # of the learned exchange, on all
@@ -82,15 +82,15 @@ class Quality(Value, frozen=True, kw_only=True):
     doubts: tuple[str, ...] = ()  # why the networks are not to be trusted; none: they are
     predicted_s: tuple[float, ...]  # of each set that was held out
     measured_s: tuple[float, ...]  # with the drift taken out
-    stages: dict[str, Error]
+    stages: dict[str, ModelError]
 
 
 @dataclass(frozen=True, slots=True)
-class Fitted:
+class FittedProfile:
     """A profile, and how good it is."""
 
     hardware: Hardware
-    quality: Quality
+    quality: ProfileQuality
 
     def lines(self) -> list[str]:
         """For people."""
@@ -118,10 +118,10 @@ Tell = Callable[[str, float], None]
 
 def fit_profile(
     samples: Sequence[Sample],
-    about: About,
+    about: MachineDescription,
     tell: Tell = lambda what, share: None,
-    shapes: Mapping[str, Shape] = SHAPES,
-) -> Fitted:
+    shapes: Mapping[str, NetworkShape] = SHAPES,
+) -> FittedProfile:
     """The profile that these measurements say; the same one for the same measurements and shapes."""
     every = [s for s in samples if isinstance(s, SetSample)]
     if len(every) < FEWEST:
@@ -130,7 +130,7 @@ def fit_profile(
     raw = measured_of(sets)
     held_S = np.array([s.number % HELD_OUT == 0 for s in sets])
     slow_S = _slowness(raw, sets, ~held_S, partial(tell, "drift"))
-    told = Told(sets, raw, raw.over(np.exp(slow_S)), held_S, slow_S)
+    told = CorrectedSets(sets, raw, raw.over(np.exp(slow_S)), held_S, slow_S)
     networks = {name: _trained(told, shape, tell, name) for name, shape in shapes.items()}
     tell("rates", 0.0)
     exchanged = [s for s in samples if isinstance(s, LinkSample)]
@@ -147,16 +147,16 @@ def fit_profile(
         doubt="; ".join(quality.doubts),
     )
     learned = {"kernels": kernels, "exchanges": exchanges, "source": _source(about, quality)}
-    return Fitted(structs.replace(links.hardware, **learned), quality)
+    return FittedProfile(structs.replace(links.hardware, **learned), quality)
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class CorrectedSets:
     """Sets, as they were measured and with the drift taken out; which of them are held out."""
 
     sets: Sequence[SetSample]
-    raw: Measured
-    steady: Measured
+    raw: MeasuredSets
+    steady: MeasuredSets
     held_S: np.ndarray
     slow_S: Floats
 
@@ -172,8 +172,8 @@ class Told:
 
 
 def _quality(
-    told: Told, networks: dict[str, dict[str, SetNetwork]], links: Links, exchanges: Exchanges | None
-) -> Quality:
+    told: CorrectedSets, networks: dict[str, dict[str, SetNetwork]], links: FittedLinks, exchanges: Exchanges | None
+) -> ProfileQuality:
     kept, sets, raw, steady = told.kept, told.sets, told.raw, told.steady
     by_stage = {name: _predictions(steady, kept, found) for name, found in networks.items()}
     predicted = {name: _total(found) for name, found in by_stage.items()}
@@ -182,7 +182,7 @@ def _quality(
     errors = tuple(_error(name, p, truth_S, raw_S) for name, p in predicted.items())
     noise, drift = noise_of(sets, told.slow_S), float(told.slow_S.std())
     disturbed = sum(one.waited > WAITED for one in sets) / len(sets)
-    return Quality(
+    return ProfileQuality(
         sets=len(sets),
         held_out=len(kept),
         again=sum(s.again for s in sets),
@@ -204,19 +204,21 @@ def _quality(
     )
 
 
-def _error(name: str, predicted_S: Floats, steady_S: Floats, raw_S: Floats) -> Error:
+def _error(name: str, predicted_S: Floats, steady_S: Floats, raw_S: Floats) -> ModelError:
     errors = error_of(predicted_S, steady_S), error_of(predicted_S, raw_S)
-    return Error(model=name, error=errors[0], tau=tau_of(predicted_S, steady_S), raw_error=errors[1])
+    return ModelError(model=name, error=errors[0], tau=tau_of(predicted_S, steady_S), raw_error=errors[1])
 
 
-def _slowness(raw: Measured, sets: Sequence[SetSample], known_S: np.ndarray, tell: Callable[[float], None]) -> Floats:
+def _slowness(
+    raw: MeasuredSets, sets: Sequence[SetSample], known_S: np.ndarray, tell: Callable[[float], None]
+) -> Floats:
     """By a first network, whose residuals are the machine's drift where they are those of its neighbours, too."""
     network = train_network(raw.whole().take(np.flatnonzero(known_S)), FIRST, tell)
     residual_S = np.log(raw.sets.seconds_S / predicted_s(network, raw.whole()))
     return slowness(residual_S, np.array([s.rank for s in sets]), known_S)
 
 
-def _trained(told: Told, shape: Shape, tell: Tell, name: str) -> dict[str, SetNetwork]:
+def _trained(told: CorrectedSets, shape: NetworkShape, tell: Tell, name: str) -> dict[str, SetNetwork]:
     seen = told.seen
     enough = replace(shape, steps=min(shape.steps, max(FEWEST_STEPS, len(seen))))
     return {
@@ -225,7 +227,7 @@ def _trained(told: Told, shape: Shape, tell: Tell, name: str) -> dict[str, SetNe
     }
 
 
-def _predictions(measured: Measured, index_S: np.ndarray, networks: dict[str, SetNetwork]) -> dict[str, Floats]:
+def _predictions(measured: MeasuredSets, index_S: np.ndarray, networks: dict[str, SetNetwork]) -> dict[str, Floats]:
     return {stage: predicted_s(network, measured.of(stage).take(index_S)) for stage, network in networks.items()}
 
 
@@ -233,7 +235,7 @@ def _total(by_stage: dict[str, Floats]) -> Floats:
     return np.sum([by_stage[stage] for stage in STAGES], axis=0)
 
 
-def _by_roofline(hardware: Hardware, measured: Measured, index_S: np.ndarray) -> Floats:
+def _by_roofline(hardware: Hardware, measured: MeasuredSets, index_S: np.ndarray) -> Floats:
     model = Roofline(hardware, Topology())
     return np.array([float(model.phi(model.loads(*measured.shards[s]).sum(0))) for s in index_S])
 
@@ -249,7 +251,7 @@ def noise_of(sets: Sequence[SetSample], slow_S: Floats) -> float:
     return float(np.mean(np.abs(one - two) / two)) / math.sqrt(2)
 
 
-def _plain(about: About) -> Hardware:
+def _plain(about: MachineDescription) -> Hardware:
     """A preset with the memory that there is."""
     preset = hardware_named("cpu" if about.device == "cpu" else "h100-like")
     return structs.replace(
@@ -262,7 +264,7 @@ def _plain(about: About) -> Hardware:
     )
 
 
-def _source(about: About, quality: Quality) -> str:
+def _source(about: MachineDescription, quality: ProfileQuality) -> str:
     ranks = (
         f"{about.world} {'process' if about.world == 1 else 'processes'} of {about.threads} threads on {about.device}"
     )

@@ -23,7 +23,7 @@ NEGLIGIBLE_s = 1e-15  # a byte that costs less is free
 
 
 @dataclass(frozen=True, slots=True)
-class Links:
+class FittedLinks:
     """A profile with rates of links, how many exchanges they are from, and how wrong they are on those."""
 
     hardware: Hardware
@@ -31,11 +31,11 @@ class Links:
     error: float | None
 
 
-def fit_links(samples: Sequence[LinkSample], hardware: Hardware) -> Links:
+def fit_links(samples: Sequence[LinkSample], hardware: Hardware) -> FittedLinks:
     """Rates of the links inside a host; where too little was measured, those that the profile has."""
     together = [s for s in samples if max(s.skew_W) == 0]
     if len(together) < FEWEST:
-        return Links(hardware, len(samples), None)
+        return FittedLinks(hardware, len(samples), None)
     amount_SK = np.array([amounts(s) for s in together])
     measured_S = np.array([step_s(s) for s in together])
     price_K = _prices(amount_SK, measured_S)
@@ -49,7 +49,7 @@ def fit_links(samples: Sequence[LinkSample], hardware: Hardware) -> Links:
         all_reduce_Bps=_short(1 / copied),
     )
     made = structs.replace(hardware, host=link, network=link, id_bytes=max(1, round(id_s / moved)))
-    return Links(made, len(samples), error)
+    return FittedLinks(made, len(samples), error)
 
 
 def amounts(sample: LinkSample) -> list[float]:

@@ -7,7 +7,7 @@ rates are searched on a logarithmic scale for the least mean error.
 import numpy as np
 from msgspec import structs
 
-from rowwise.calibrate.measured import Measured
+from rowwise.calibrate.measured import MeasuredSets
 from rowwise.perf.access import Floats
 from rowwise.perf.hardware import Hardware
 from rowwise.perf.roofline import Roofline
@@ -17,7 +17,7 @@ FITTED = ("device_Bps", "cache_Bps", "launch_s", "forward_issue_s", "backward_is
 TRIES = 600
 
 
-def fit_rates(measured: Measured, hardware: Hardware) -> Hardware:
+def fit_rates(measured: MeasuredSets, hardware: Hardware) -> Hardware:
     """A profile with rates that fit."""
     from scipy.optimize import minimize
 

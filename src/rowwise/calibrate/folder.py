@@ -18,7 +18,7 @@ from typing import final
 
 import msgspec
 
-from rowwise.calibrate.draw import Limits
+from rowwise.calibrate.draw import SetLimits
 from rowwise.calibrate.samples import Sample, SetSample, cut_torn, decode_sample, read_samples
 from rowwise.errors import SpecError
 from rowwise.perf.access import Workload
@@ -28,7 +28,7 @@ from rowwise.textfile import decode_json, open_regular, read_bytes, refuse_links
 ORDER, LINKS = "order.json", "links.jsonl"
 
 
-class Order(Value, frozen=True, kw_only=True):
+class MeasurementSpec(Value, frozen=True, kw_only=True):
     """What is measured: with the same order, the same sets of tables and the same exchanges."""
 
     seed: int = 0
@@ -37,21 +37,21 @@ class Order(Value, frozen=True, kw_only=True):
     device: str = "cpu"
     transport: str = "shared"
     tables: tuple[Workload, ...] = ()  # that sets are drawn from; none: made-up ones
-    limits: Limits
+    limits: SetLimits
 
 
 POOL_SHARE, MOST_POOL_bytes = 0.15, 3 << 30  # of the memory of a host or GPU, for rows and their state
 
 
-def limits_of_machine(world: int, device: str = "cpu") -> Limits:
+def limits_of_machine(world: int, device: str = "cpu") -> SetLimits:
     """What sets may take here, where so many ranks share the memory."""
     if device == "cuda":
         import torch
 
         memory_bytes = torch.cuda.get_device_properties(0).total_memory
-        return Limits(pool_bytes=min(int(memory_bytes * POOL_SHARE), MOST_POOL_bytes))
+        return SetLimits(pool_bytes=min(int(memory_bytes * POOL_SHARE), MOST_POOL_bytes))
     memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return Limits(pool_bytes=min(int(memory_bytes * POOL_SHARE / world), MOST_POOL_bytes))
+    return SetLimits(pool_bytes=min(int(memory_bytes * POOL_SHARE / world), MOST_POOL_bytes))
 
 
 OPTIONS = {
@@ -65,7 +65,7 @@ OPTIONS = {
 
 
 @final
-class Folder:
+class MeasurementFolder:
     """One that is there; see `opened`."""
 
     def __init__(self, path: Path) -> None:
@@ -85,11 +85,11 @@ class Folder:
         """Exchanges."""
         return self.samples / LINKS
 
-    def order(self) -> Order:
+    def order(self) -> MeasurementSpec:
         """What is measured here."""
         path = self.path / ORDER
         try:
-            return decode_json(read_bytes(path), Order)
+            return decode_json(read_bytes(path), MeasurementSpec)
         except msgspec.DecodeError as error:
             raise SpecError(f"{path}: not an order of measurements: {error}; take another folder") from None
 
@@ -99,11 +99,11 @@ class Folder:
         return [sample for path in paths if path.exists() for sample in read_samples(path)]
 
 
-def open_folder(path: Path, order: Order) -> Folder:
+def open_folder(path: Path, order: MeasurementSpec) -> MeasurementFolder:
     """A new folder, or one where the same is measured; the memory for tables is what it was at first."""
     if path.exists() and not path.is_dir():
         raise SpecError(f"{path}: that is a file: want a folder for measurements")
-    folder, at = Folder(path), path / ORDER
+    folder, at = MeasurementFolder(path), path / ORDER
     if at.exists():
         _check_same(at, folder.order(), order)
     else:
@@ -117,7 +117,7 @@ def open_folder(path: Path, order: Order) -> Folder:
     return folder
 
 
-def held(folder: Folder) -> AbstractContextManager[None]:
+def held(folder: MeasurementFolder) -> AbstractContextManager[None]:
     """Nobody else measures into the folder meanwhile."""
     return held_alone(folder.path / ORDER, folder.samples, "*.jsonl")
 
@@ -136,7 +136,7 @@ def held_alone(order: Path, lines: Path, pattern: str) -> Iterator[None]:
         yield
 
 
-def _check_same(at: Path, found: Order, wanted: Order) -> None:
+def _check_same(at: Path, found: MeasurementSpec, wanted: MeasurementSpec) -> None:
     """The first thing that differs."""
     for field, option in OPTIONS.items():
         there, here = getattr(found, field), getattr(wanted, field)
@@ -149,7 +149,7 @@ def _check_same(at: Path, found: Order, wanted: Order) -> None:
 class Tally:
     """How much has been measured, read from a folder as it grows."""
 
-    def __init__(self, folder: Folder) -> None:
+    def __init__(self, folder: MeasurementFolder) -> None:
         self._folder = folder
         self._read: Counter[Path] = Counter()  # bytes
         self._sets_s: dict[Path, float] = defaultdict(float)

@@ -38,7 +38,7 @@ GPU_L2_bytes = 64 << 20  # where the device does not say
 GRADIENT = 0.01  # deviation of what comes back: nothing overflows, nothing is so small that processors are slow
 
 
-class Taken(NamedTuple):
+class SetSeconds(NamedTuple):
     """Seconds of a set."""
 
     lookup_s: float
@@ -46,7 +46,7 @@ class Taken(NamedTuple):
 
 
 @final
-class Bench:
+class KernelBench:
     """Memory for sets of tables on a device."""
 
     def __init__(self, pool_bytes: int, vector_floats: int, device: str = "cpu") -> None:
@@ -72,10 +72,10 @@ class Bench:
                 break
         return taken
 
-    def measure(self, sets: Sequence[DrawnSet], seed: int) -> list[Taken]:
+    def measure(self, sets: Sequence[DrawnSet], seed: int) -> list[SetSeconds]:
         """A low quantile of some repeats of each, after one that warms up; sets that were taken together take turns."""
         places = self._places(sets, seed)
-        taken: list[list[Taken]] = [[] for _ in sets]
+        taken: list[list[SetSeconds]] = [[] for _ in sets]
         try:
             for repeat in range(REPEATS + 1):
                 for index, (module, batches) in enumerate(places):
@@ -83,7 +83,7 @@ class Bench:
         finally:
             for module, batches in places:
                 _clean(module.arena, batches)
-        return [Taken(*(low(stage) for stage in zip(*each[1:], strict=True))) for each in taken]
+        return [SetSeconds(*(low(stage) for stage in zip(*each[1:], strict=True))) for each in taken]
 
     def _places(self, sets: Sequence[DrawnSet], seed: int) -> list[tuple[Embeddings, list[Jagged]]]:
         """Tables side by side in the pool, all of whose numbers are zero, and batches for each."""
@@ -101,7 +101,7 @@ class Bench:
             found.append((module, [self._moved(ids_of(drawn.workloads, drawn.batch, rng)) for _ in range(BATCHES)]))
         return found
 
-    def _step(self, module: Embeddings, batch: Jagged) -> Taken:
+    def _step(self, module: Embeddings, batch: Jagged) -> SetSeconds:
         self._flush()
         begin = self._now()
         vectors = module(batch)
@@ -109,7 +109,7 @@ class Bench:
         matrix_BS = vectors.matrix_BS
         matrix_BS.backward(self._grads[: matrix_BS.numel()].view_as(matrix_BS))
         module.update()
-        return Taken(middle - begin, self._now() - middle)
+        return SetSeconds(middle - begin, self._now() - middle)
 
     def _flush(self) -> None:
         """Let caches hold something else."""

@@ -62,7 +62,7 @@ REPEATS = 5
 PHASES = ("route", "exchange", "return")
 
 
-class Exchange(NamedTuple):
+class ExchangeSetup(NamedTuple):
     """What is to be exchanged; the same on all ranks."""
 
     number: int
@@ -73,7 +73,7 @@ class Exchange(NamedTuple):
     skew_W: tuple[float, ...]
 
 
-def draw_exchange(seed: int, number: int, world: int) -> Exchange:
+def draw_exchange(seed: int, number: int, world: int) -> ExchangeSetup:
     """The n-th."""
     rng = np.random.default_rng((seed, LINKS, number))
     shares = np.cumsum([share for share, _ in CUTS.values()])
@@ -91,7 +91,7 @@ def draw_exchange(seed: int, number: int, world: int) -> Exchange:
         for k, dim in enumerate(dim_T)
     ]
     skew_W = rng.uniform(0, MOST_SKEW_s, world) if rng.random() < 0.5 else np.zeros(world)
-    return Exchange(
+    return ExchangeSetup(
         number=number,
         layout=layout,
         batch=batch,
@@ -120,7 +120,7 @@ def _deal(tables: Sequence[Table], layout: Layout, world: int, rng: np.random.Ge
 
 
 @final
-class Clock:
+class PhaseClock:
     """Entered around each phase of a step: lets ranks meet, wait as long as they should, and notes what it takes.
 
     Before that other memory is read: between the phases of a step caches see rows of tables, and the rest of a model.
@@ -163,7 +163,7 @@ def measure_exchange(comm: Comm, seed: int, number: int, repeats: int = REPEATS)
     module = ShardedEmbeddings([w.table for w in drawn.workloads], drawn.plan, comm)
     rng = np.random.default_rng((seed, LINKS, number, rank))
     batch = ids_of(drawn.workloads, drawn.batch // world, rng)
-    clock = Clock(comm, drawn.skew_W[rank])
+    clock = PhaseClock(comm, drawn.skew_W[rank])
     copied = drawn.layout.is_copied
     module.phase = clock
     ids = exchange_step(module, batch, clock, copied=copied)
@@ -193,7 +193,7 @@ def measure_exchange(comm: Comm, seed: int, number: int, repeats: int = REPEATS)
     )
 
 
-def exchange_step(module: ShardedEmbeddings, batch: Jagged, clock: Clock, *, copied: bool) -> int:
+def exchange_step(module: ShardedEmbeddings, batch: Jagged, clock: PhaseClock, *, copied: bool) -> int:
     """Forward and backward, and the update of copies; gives how many ids this rank was sent."""
     matrix_BS = module(batch).matrix_BS
     matrix_BS.backward(torch.full_like(matrix_BS, 0.01))

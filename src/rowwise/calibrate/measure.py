@@ -16,8 +16,8 @@ import torch
 from msgspec import structs
 
 from rowwise.calibrate.draw import DrawnSet, Population, draw_set
-from rowwise.calibrate.folder import Folder, Order, Tally, held
-from rowwise.calibrate.kernels import Bench
+from rowwise.calibrate.folder import MeasurementFolder, MeasurementSpec, Tally, held
+from rowwise.calibrate.kernels import KernelBench
 from rowwise.calibrate.links import measure_exchange
 from rowwise.calibrate.samples import SetSample, read_samples, write_sample
 from rowwise.calibrate.trust import WAITED, waited_s
@@ -35,25 +35,25 @@ LOOK_s = 0.5
 TIMEOUT_s = 120.0
 
 
-class Turn(NamedTuple):
+class MeasurementTurn(NamedTuple):
     """What a rank measures next."""
 
     number: int
     again: bool
 
 
-def turn(k: int) -> Turn:
+def turn(k: int) -> MeasurementTurn:
     """The k-th measurement of a rank."""
     group, place = divmod(k, EVERY)
     new = EVERY - 1
     if place < new:
-        return Turn(group * new + place, False)
+        return MeasurementTurn(group * new + place, False)
     if group < EARLIER:
-        return Turn(group, True)
-    return Turn((group - EARLIER) * new + EARLIER + group % (new - EARLIER), True)
+        return MeasurementTurn(group, True)
+    return MeasurementTurn((group - EARLIER) * new + EARLIER + group % (new - EARLIER), True)
 
 
-def measure(order: Order, folder: Folder, minutes: float, tell: Tell) -> None:
+def measure(order: MeasurementSpec, folder: MeasurementFolder, minutes: float, tell: Tell) -> None:
     """Measure until there are so many minutes in all."""
     with held(folder):
         tally = Tally(folder)
@@ -94,9 +94,9 @@ def _telling(tally: Tally, wanted_s: float, tell: Tell) -> Iterator[None]:
         thread.join()
 
 
-def measure_here(comm: Comm, order: Order, folder: Folder, wanted_s: float) -> None:
+def measure_here(comm: Comm, order: MeasurementSpec, folder: MeasurementFolder, wanted_s: float) -> None:
     """What each rank does."""
-    me = Rank(comm, order, folder)
+    me = MeasuringRank(comm, order, folder)
     while (left_s := wanted_s - me.done_s()) > 0:
         cycle_s = min(CYCLE_s, left_s, max(FIRST_s, wanted_s - left_s))
         if order.world == 1:
@@ -107,10 +107,10 @@ def measure_here(comm: Comm, order: Order, folder: Folder, wanted_s: float) -> N
         me.measure_links(cycle_s * (1 - SETS))
 
 
-class Rank:
+class MeasuringRank:
     """A rank, what it has measured, and the memory that it measures in."""
 
-    def __init__(self, comm: Comm, order: Order, folder: Folder) -> None:
+    def __init__(self, comm: Comm, order: MeasurementSpec, folder: MeasurementFolder) -> None:
         self._comm, self._order, self._folder = comm, order, folder
         self._sets_s = self._links_s = 0.0
         self._turns = self._links = 0
@@ -122,7 +122,7 @@ class Rank:
             self._links += 1
             self._links_s += sample.took_s
         self._population = Population(order.tables, order.limits.pool_bytes)
-        self._bench = Bench(order.limits.pool_bytes, order.limits.vector_floats, order.device)
+        self._bench = KernelBench(order.limits.pool_bytes, order.limits.vector_floats, order.device)
         self.meet(0.0)
 
     def done_s(self) -> float:
@@ -167,7 +167,7 @@ class Rank:
             self._turns, self._sets_s = self._turns + 1, self._sets_s + sample.took_s
         return ended
 
-    def _draw(self, one: Turn) -> DrawnSet:
+    def _draw(self, one: MeasurementTurn) -> DrawnSet:
         return draw_set(self._population, self._order.limits, self._order.seed, one.number, self._comm.rank)
 
     def measure_links(self, seconds: float) -> None:

@@ -16,15 +16,15 @@ from rowwise.perf.features import features, work
 from rowwise.perf.hardware import Machine, hardware_named
 from rowwise.perf.learned import STAGES
 from rowwise.perf.roofline import Roofline
-from rowwise.planner.kinds import Kind
+from rowwise.planner.kinds import PlacementKind
 from rowwise.planner.layouts import TABLE_WISE
-from rowwise.planner.options import Columns
-from rowwise.planner.problem import Question
+from rowwise.planner.options import TableArrays
+from rowwise.planner.problem import PlanRequest
 from rowwise.spec import Topology
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredSets:
     """Sets with what each stage took."""
 
     sets: Sets  # with the seconds of all stages
@@ -41,15 +41,15 @@ class Measured:
         work_NK = np.concatenate([self.work[stage] for stage in STAGES], axis=1)
         return Sets(self.sets.features_NF, work_NK, self.sets.begin_S1, self.sets.seconds_S)
 
-    def over(self, factor_S: Floats) -> "Measured":
+    def over(self, factor_S: Floats) -> "MeasuredSets":
         """As if everything had taken so many times less."""
         stage_s = {stage: seconds_S / factor_S for stage, seconds_S in self.stage_s.items()}
         return replace(self, sets=replace(self.sets, seconds_S=self.sets.seconds_S / factor_S), stage_s=stage_s)
 
-    def take(self, index_S: np.ndarray) -> "Measured":
+    def take(self, index_S: np.ndarray) -> "MeasuredSets":
         """Some of the sets."""
         parts = {stage: self.of(stage).take(index_S) for stage in STAGES}
-        return Measured(
+        return MeasuredSets(
             self.sets.take(index_S),
             {stage: part.seconds_S for stage, part in parts.items()},
             {stage: part.work_NK for stage, part in parts.items()},
@@ -57,7 +57,7 @@ class Measured:
         )
 
 
-def measured_of(sets: Sequence[SetSample]) -> Measured:
+def measured_of(sets: Sequence[SetSample]) -> MeasuredSets:
     """Measurements as arrays, with the features that a planner would give these tables."""
     shards = tuple(_shards(one) for one in sets)
     begins = np.concatenate([[0], np.cumsum([len(one.workloads) for one in sets])])
@@ -65,12 +65,12 @@ def measured_of(sets: Sequence[SetSample]) -> Measured:
     works = {stage: np.concatenate([work(stage, *pair) for pair in shards]) for stage in STAGES}
     seen_NF = np.concatenate([features(*pair) for pair in shards])
     whole_S: Floats = stage_s["lookup"] + stage_s["update"]
-    return Measured(Sets(seen_NF, np.zeros((len(seen_NF), 0)), begins, whole_S), stage_s, works, shards)
+    return MeasuredSets(Sets(seen_NF, np.zeros((len(seen_NF), 0)), begins, whole_S), stage_s, works, shards)
 
 
 def _shards(one: SetSample) -> tuple[Shards, Curves]:
     machine = Machine(topology=Topology(), hardware=hardware_named("cpu"))
     model = Roofline(machine.hardware, machine.topology)
-    question = Question(workloads=one.workloads, machine=machine, model=model, batch=one.batch)
-    shards = Columns.of(question).shards(Kind(TABLE_WISE), np.arange(len(one.workloads)), question)
+    question = PlanRequest(workloads=one.workloads, machine=machine, model=model, batch=one.batch)
+    shards = TableArrays.of(question).shards(PlacementKind(TABLE_WISE), np.arange(len(one.workloads)), question)
     return shards, Curves.of(one.workloads, one.batch)

@@ -14,11 +14,11 @@ import numpy as np
 from msgspec import structs
 
 from rowwise.calibrate.ids import ids_of
-from rowwise.calibrate.links import Clock, exchange_step
+from rowwise.calibrate.links import PhaseClock, exchange_step
 from rowwise.comm.seam import Comm
 from rowwise.comm.spawn import run_processes
 from rowwise.perf.access import Access, Workload
-from rowwise.perf.exchange import Added, Amounts, Exchanges, Narrow
+from rowwise.perf.exchange import Amounts, Exchanges, NarrowWires, WireCost
 from rowwise.plan import Plan
 from rowwise.planner.layouts import table_wise
 from rowwise.row_optimizers import Sgd
@@ -27,10 +27,10 @@ from rowwise.spec import Codecs, Table, Topology, Wire, WireType
 
 SHAPES = tuple((batch, *tables) for batch in (512, 2048, 8192) for tables in ((4, 16), (16, 16), (2, 64), (8, 64)))
 ROWS, ROUNDS, SEED = 1024, 8, 5
-KINDS = tuple(WireType(name) for name in Narrow.__struct_fields__)
+KINDS = tuple(WireType(name) for name in NarrowWires.__struct_fields__)
 
 
-class Shares(NamedTuple):
+class WireShares(NamedTuple):
     """Of one exchange: what it has, and by type what a wire adds to it as a share of what it takes in floats."""
 
     batch: int  # samples of all ranks
@@ -39,7 +39,7 @@ class Shares(NamedTuple):
     added: dict[WireType, float]
 
 
-def measure_narrow(world: int, threads: int, *, shared_memory: bool) -> tuple[Shares, ...]:
+def measure_narrow(world: int, threads: int, *, shared_memory: bool) -> tuple[WireShares, ...]:
     """On processes of this machine."""
     found_W = run_processes(Topology(devices=world), _on_rank, shared_memory=shared_memory, threads=threads)
     return tuple(
@@ -48,16 +48,16 @@ def measure_narrow(world: int, threads: int, *, shared_memory: bool) -> tuple[Sh
     )
 
 
-def _on_rank(comm: Comm) -> list[Shares]:
+def _on_rank(comm: Comm) -> list[WireShares]:
     return [_measure(comm, *shape) for shape in SHAPES]
 
 
-def _measure(comm: Comm, batch: int, tables: int, dim: int) -> Shares:
+def _measure(comm: Comm, batch: int, tables: int, dim: int) -> WireShares:
     world = len(comm.ranks)
     made = [Table(name=f"t{k}", rows=ROWS, dim=dim, optimizer=Sgd()) for k in range(tables * world)]
     plan = Plan(world=world, tiles=tuple(tile for k, t in enumerate(made) for tile in table_wise(t, k % world)))
     ids = ids_of([Workload(table=t, access=Access()) for t in made], batch // world, np.random.default_rng(SEED))
-    clocks = {kind: Clock(comm, 0.0) for kind in WireType}
+    clocks = {kind: PhaseClock(comm, 0.0) for kind in WireType}
     modules = {kind: ShardedEmbeddings(made, plan, comm, wire=Wire(host=Codecs(kind, kind))) for kind in WireType}
     for number in range(-1, ROUNDS):
         for kind, module in modules.items():
@@ -68,10 +68,10 @@ def _measure(comm: Comm, batch: int, tables: int, dim: int) -> Shares:
     taken_s = {kind: np.add(clock.taken_s["exchange"], clock.taken_s["return"]) for kind, clock in clocks.items()}
     floats_s = taken_s[WireType.FP32]
     shares = {kind: float(np.median(taken_s[kind] - floats_s) / np.median(floats_s)) for kind in KINDS}
-    return Shares(batch, tables, dim, shares)
+    return WireShares(batch, tables, dim, shares)
 
 
-def fit_narrow(exchanges: Exchanges, shares: Sequence[Shares], world: int) -> Exchanges:
+def fit_narrow(exchanges: Exchanges, shares: Sequence[WireShares], world: int) -> Exchanges:
     """With what wires add to exchanges as these networks predict them."""
     from scipy.optimize import lsq_linear
 
@@ -84,9 +84,11 @@ def fit_narrow(exchanges: Exchanges, shares: Sequence[Shares], world: int) -> Ex
         amount_SK[index] = 2 * (world - 1), 2 * vectors, 2 * vectors * dim  # there and back
     scaled_SK = amount_SK / nominal_S[:, None]
     unit_K, least_K = np.abs(scaled_SK).max(0), [0.0, 0.0, -np.inf]  # narrow vectors of many columns may win
-    found: dict[str, Added] = {}
+    found: dict[str, WireCost] = {}
     for kind in KINDS:
         share_S = np.array([one.added[kind] for one in shares])
         price_K = lsq_linear(scaled_SK / unit_K, share_S, (least_K, np.inf)).x / unit_K
-        found[kind] = Added(**dict(zip(Added.__struct_fields__, (float(f"{x:.4g}") for x in price_K), strict=True)))
-    return structs.replace(exchanges, narrow=Narrow(**found))
+        found[kind] = WireCost(
+            **dict(zip(WireCost.__struct_fields__, (float(f"{x:.4g}") for x in price_K), strict=True))
+        )
+    return structs.replace(exchanges, narrow=NarrowWires(**found))

@@ -9,22 +9,22 @@ from dataclasses import dataclass, replace
 
 from msgspec import structs
 
-from rowwise.calibrate.steps import Order, Step, measure_plans
+from rowwise.calibrate.steps import StepMeasurement, StepTimes, measure_plans
 from rowwise.errors import SpecError
-from rowwise.planner.make import Planned
+from rowwise.planner.make import PlanResult
 
 MOST_RANKS = 16  # processes of one machine
 
 
 @dataclass(frozen=True, slots=True)
-class Remeasured:
+class MeasuredPlans:
     """Plans in the order in which they were predicted, with what a step of each took."""
 
-    planned: tuple[Planned, ...]
-    steps: tuple[Step, ...]
+    planned: tuple[PlanResult, ...]
+    steps: tuple[StepTimes, ...]
 
     @property
-    def best(self) -> Planned:
+    def best(self) -> PlanResult:
         """The one that was fastest, with its measurement in its forecast."""
         index = min(range(len(self.steps)), key=lambda i: self.steps[i].seconds)
         found = self.planned[index]
@@ -45,7 +45,7 @@ class Remeasured:
         return tuple(found)
 
 
-def keep_truth(planned: Sequence[Planned]) -> Remeasured:
+def keep_truth(planned: Sequence[PlanResult]) -> MeasuredPlans:
     """Run them all on real processes of this machine, in turns."""
     question = planned[0].problem.question
     topology = question.machine.topology
@@ -55,5 +55,5 @@ def keep_truth(planned: Sequence[Planned]) -> Remeasured:
     if topology.world > question.batch:
         raise SpecError(f"a batch of {question.batch} for {topology.world} ranks: want a sample for each")
     plans = tuple(p.plan for p in planned)
-    steps = measure_plans(Order(question.workloads, plans, question.batch, wire=question.model.wire))
-    return Remeasured(tuple(planned), tuple(steps))
+    steps = measure_plans(StepMeasurement(question.workloads, plans, question.batch, wire=question.model.wire))
+    return MeasuredPlans(tuple(planned), tuple(steps))

@@ -41,7 +41,7 @@ SPARE = 0.7  # of free memory that plans may take
 Kept = dict[torch.Size, Tensor]  # gradients by shape
 
 
-class Step(NamedTuple):
+class StepTimes(NamedTuple):
     """What a step takes: of the slowest rank, and by stage of each rank."""
 
     seconds: float  # low quantile of rounds
@@ -55,7 +55,7 @@ class Step(NamedTuple):
         return float((half[-1] - half[0]) / half[0])
 
 
-class Order(NamedTuple):
+class StepMeasurement(NamedTuple):
     """What is to be measured."""
 
     workloads: tuple[Workload, ...]
@@ -65,7 +65,7 @@ class Order(NamedTuple):
     wire: Wire = FLOATS
 
 
-def measure_plans(order: Order, *, shared_memory: bool = True) -> list[Step]:
+def measure_plans(order: StepMeasurement, *, shared_memory: bool = True) -> list[StepTimes]:
     """A step by each plan, on real processes of this machine, one thread each."""
     _check(order, spare_bytes())
     world = order.plans[0].world
@@ -74,7 +74,7 @@ def measure_plans(order: Order, *, shared_memory: bool = True) -> list[Step]:
     return [_joined([of_rank[index] for of_rank in found]) for index in range(len(order.plans))]
 
 
-def _check(order: Order, spare: int) -> None:
+def _check(order: StepMeasurement, spare: int) -> None:
     tables = {w.table.name: w.table for w in order.workloads}
     need = 0
     for plan in order.plans:
@@ -94,7 +94,7 @@ def spare_bytes() -> int:
     return found if found is not None else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
-def on_rank(comm: Comm, order: Order) -> list[tuple[list[float], dict[str, float]]]:
+def on_rank(comm: Comm, order: StepMeasurement) -> list[tuple[list[float], dict[str, float]]]:
     """Of each plan: seconds of each round on this rank, and by stage; called by all ranks."""
     rng = np.random.default_rng((SEED, comm.rank))
     local = order.batch // len(comm.ranks)
@@ -157,7 +157,7 @@ class _Clock:
         self._since = now
 
 
-def _joined(of_ranks: Sequence[tuple[list[float], dict[str, float]]]) -> Step:
+def _joined(of_ranks: Sequence[tuple[list[float], dict[str, float]]]) -> StepTimes:
     rounds = tuple(max(taken) for taken in zip(*(rounds for rounds, _ in of_ranks), strict=True))
     names = of_ranks[0][1]
-    return Step(low(rounds), rounds, {name: tuple(by[name] for _, by in of_ranks) for name in names})
+    return StepTimes(low(rounds), rounds, {name: tuple(by[name] for _, by in of_ranks) for name in names})

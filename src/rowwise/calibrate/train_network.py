@@ -43,7 +43,7 @@ class Sets:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class NetworkShape:
     """Of a network, and how it is trained."""
 
     form: Form = "scaled"
@@ -62,7 +62,7 @@ Tell = Callable[[float], None]  # the share that is done
 
 
 class _Net(nn.Module):
-    def __init__(self, sets: Sets, shape: Shape) -> None:
+    def __init__(self, sets: Sets, shape: NetworkShape) -> None:
         super().__init__()
         self.shape = shape
         features = sets.features_NF.shape[1]
@@ -136,7 +136,7 @@ class _Net(nn.Module):
         )
 
 
-def train_network(sets: Sets, shape: Shape, tell: Tell = lambda share: None) -> SetNetwork:
+def train_network(sets: Sets, shape: NetworkShape, tell: Tell = lambda share: None) -> SetNetwork:
     """The network that predicts the seconds of such sets; the same one for the same sets and shape."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(shape.seed)
@@ -149,7 +149,7 @@ def train_network(sets: Sets, shape: Shape, tell: Tell = lambda share: None) -> 
 class _Batches:
     """Sets as tensors."""
 
-    def __init__(self, sets: Sets, shape: Shape) -> None:
+    def __init__(self, sets: Sets, shape: NetworkShape) -> None:
         self._rng, self.shape, self.sets = np.random.default_rng(shape.seed + 1), shape, sets
         self._whole = self.tensors(sets)
 

@@ -21,17 +21,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rowwise.checkpoint.parts import Part
+from rowwise.checkpoint.parts import LocalShard
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.write import THREADS, on_all_ranks, own_parts, write
 from rowwise.comm.seam import Comm
-from rowwise.ops.kept import empty
+from rowwise.ops.output_cache import empty
 
 RUN_bytes = 64 << 20  # copied by one thread: long enough to go past the caches
 
 
 @final
-class Background:
+class BackgroundWriter:
     """Writes what `write` is given, then does what `then` is given."""
 
     def __init__(self, comm: Comm) -> None:
@@ -45,7 +45,7 @@ class Background:
         self._late: OSError | None = None  # by rank 0 alone, afterwards
 
     def write(
-        self, folder: Path, parts: Sequence[Part], data: Mapping[str, Any], base: Checkpoint | None = None
+        self, folder: Path, parts: Sequence[LocalShard], data: Mapping[str, Any], base: Checkpoint | None = None
     ) -> None:
         """Returns once everything is copied; waits for the former one first."""
         self.wait()
@@ -76,7 +76,7 @@ class Background:
             raise met
         on_all_ranks(self._comm, f"{self._folder}: what comes after it was not done", self._finish)
 
-    def _run(self, parts: Sequence[Part], data: Mapping[str, Any], base: Checkpoint | None) -> None:
+    def _run(self, parts: Sequence[LocalShard], data: Mapping[str, Any], base: Checkpoint | None) -> None:
         try:
             write(self._folder, parts, data, self._comm, base)
         except Exception as error:  # raised again where the rank waits for it
@@ -96,10 +96,10 @@ class Background:
             if self._comm.rank == 0:
                 action()
 
-    def _copy(self, parts: Sequence[Part]) -> list[Part]:
+    def _copy(self, parts: Sequence[LocalShard]) -> list[LocalShard]:
         kept = self._kept
         self._kept = {}
-        copies: list[Part] = []
+        copies: list[LocalShard] = []
         runs: list[tuple[Tensor, Tensor]] = []
         for part in parts:
             if part.ids is not None:  # copied when they were picked out

@@ -3,25 +3,25 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from rowwise.checkpoint.manifest import NAME, Entry, Piece
+from rowwise.checkpoint.manifest import NAME, TensorChunk, TensorEntry
 from rowwise.checkpoint.named import STEP, checkpoints_of
-from rowwise.checkpoint.read import Checkpoint, Damage
+from rowwise.checkpoint.read import Checkpoint, DamagedPiece
 from rowwise.checkpoint.windows import Tell
 from rowwise.errors import CheckpointError
 from rowwise.spec import Value
 
 
-class Checked(Value, frozen=True):
+class CheckedCheckpoint(Value, frozen=True):
     """A checkpoint that was read whole."""
 
     name: str
-    damage: tuple[Damage, ...] = ()
+    damage: tuple[DamagedPiece, ...] = ()
 
 
-class Verdict(Value, frozen=True):
+class CheckResult(Value, frozen=True):
     """What came of it."""
 
-    checked: tuple[Checked, ...]
+    checked: tuple[CheckedCheckpoint, ...]
     whole: str | None  # the newest checkpoint without damage, no newer than what was asked for
 
     @property
@@ -30,7 +30,7 @@ class Verdict(Value, frozen=True):
         return not any(one.damage for one in self.checked)
 
 
-def verify(path: Path, tell: Tell | None = None) -> Verdict:
+def verify(path: Path, tell: Tell | None = None) -> CheckResult:
     """Read a checkpoint, or all of a run.
 
     Where a checkpoint of a run is damaged, older ones are read as well, until one is whole.
@@ -46,28 +46,30 @@ def verify(path: Path, tell: Tell | None = None) -> Verdict:
             whole = _first_whole(checked[-1:])
             if whole is not None:
                 break
-    return Verdict(checked=tuple(checked), whole=whole)
+    return CheckResult(checked=tuple(checked), whole=whole)
 
 
-def check(folder: Path, tell: Tell | None = None) -> Checked:
+def check(folder: Path, tell: Tell | None = None) -> CheckedCheckpoint:
     """Read one checkpoint."""
     try:
         checkpoint = Checkpoint.open(folder)
     except CheckpointError as error:
-        return Checked(name=folder.name, damage=(Damage(tensor="", place="", file=NAME, why=str(error)),))
+        return CheckedCheckpoint(
+            name=folder.name, damage=(DamagedPiece(tensor="", place="", file=NAME, why=str(error)),)
+        )
     entries = checkpoint.manifest.tensors.values()
     total, done = sum(entry.bytes_of(piece) for entry in entries for piece in entry.pieces), 0
 
-    def count(entry: Entry, piece: Piece) -> None:
+    def count(entry: TensorEntry, piece: TensorChunk) -> None:
         nonlocal done
         done += entry.bytes_of(piece)
         if tell is not None:
             tell(done, total)
 
-    return Checked(name=folder.name, damage=tuple(checkpoint.find_damage(count)))
+    return CheckedCheckpoint(name=folder.name, damage=tuple(checkpoint.find_damage(count)))
 
 
-def _first_whole(checked: Sequence[Checked]) -> str | None:
+def _first_whole(checked: Sequence[CheckedCheckpoint]) -> str | None:
     return next((one.name for one in checked if not one.damage and STEP.fullmatch(one.name)), None)
 
 

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
-from rowwise.checkpoint.appear import appearing
+from rowwise.checkpoint.atomic import appearing
 from rowwise.checkpoint.export import load_window
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.windows import Tell, windows

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple, TypeGuard, TypeVar
 import torch
 from torch import Tensor
 
-from rowwise.checkpoint.manifest import MOST_DIMS, NUMBERS, Entry, Piece, Span, find_wrong_cover
-from rowwise.checkpoint.pickled import ORDERED, Name, Record, read_pickle
-from rowwise.checkpoint.source import Outline, Source
+from rowwise.checkpoint.manifest import MOST_DIMS, NUMBERS, Span, TensorChunk, TensorEntry, find_wrong_cover
+from rowwise.checkpoint.pickled import ORDERED, GlobalName, PickledObject, read_pickle
+from rowwise.checkpoint.source import TensorOutline, TensorSource
 from rowwise.checkpoint.torch_record import load_tensor
 from rowwise.errors import CheckpointError
 from rowwise.inside import fault_of_name, open_inside
@@ -60,11 +60,11 @@ class _Chunk(NamedTuple):
 
 
 class _Stored(NamedTuple):
-    outline: Outline
+    outline: TensorOutline
     chunks: list[_Chunk]
 
 
-def open_dcp(folder: Path) -> Source:
+def open_dcp(folder: Path) -> TensorSource:
     """A folder that torch.distributed.checkpoint wrote."""
     try:
         content = read_bytes(folder / METADATA, METADATA_bytes, links=False)
@@ -97,17 +97,21 @@ def open_dcp(folder: Path) -> Source:
             ) from None
         return out
 
-    return Source(place=folder, tensors={name: one.outline for name, one in stored.items()}, read=read)
+    return TensorSource(place=folder, tensors={name: one.outline for name, one in stored.items()}, read=read)
 
 
 def _tensors(found: Any) -> dict[str, _Stored]:
     """All tensors; their pieces have each place once."""
     if not _is(found, "Metadata"):
-        got = found.kind.name if isinstance(found, Record) else type(found).__name__
+        got = found.kind.name if isinstance(found, PickledObject) else type(found).__name__
         raise CheckpointError(f"it holds a {got}; want the metadata of a checkpoint")
     places: dict[tuple[str, Sizes], tuple[str, int, int]] = {}
     for index, info in _field(found, "storage_data", dict).items():
-        if not _is(index, "MetadataIndex") or not isinstance(info, Record) or info.kind != (FILES, "_StorageInfo"):
+        if (
+            not _is(index, "MetadataIndex")
+            or not isinstance(info, PickledObject)
+            or info.kind != (FILES, "_StorageInfo")
+        ):
             raise CheckpointError("its storage_data is not that of files")
         if _fields(index).get("offset") is not None:
             places[_field(index, "fqn", str), _sizes(_fields(index)["offset"])] = _place(info)
@@ -118,9 +122,9 @@ def _tensors(found: Any) -> dict[str, _Stored]:
 
 
 def _stored(name: Any, one: Any, places: Mapping[tuple[str, Sizes], tuple[str, int, int]]) -> _Stored:
-    shape, about = _sizes(_field(one, "size", object)), _field(one, "properties", Record).state
+    shape, about = _sizes(_field(one, "size", object)), _field(one, "properties", PickledObject).state
     dtype = about[0] if type(about) is tuple and about else None
-    if not isinstance(dtype, Name) or dtype.module != "torch" or dtype.name not in NUMBERS:
+    if not isinstance(dtype, GlobalName) or dtype.module != "torch" or dtype.name not in NUMBERS:
         raise CheckpointError(f"{name!r} has numbers of a kind that is not known")
     chunks: list[_Chunk] = []
     for chunk in _field(one, "chunks", list):
@@ -135,16 +139,17 @@ def _stored(name: Any, one: Any, places: Mapping[tuple[str, Sizes], tuple[str, i
         chunks.append(_Chunk(offsets, sizes, *place))
     inside = math.prod(shape[2:])
     cover = [
-        Piece(rows=c.rows, cols=(c.cols[0] * inside, c.cols[1] * inside), file="", key="", crc32=0) for c in chunks
+        TensorChunk(rows=c.rows, cols=(c.cols[0] * inside, c.cols[1] * inside), file="", key="", crc32=0)
+        for c in chunks
     ]
-    wrong = find_wrong_cover(Entry(dtype=dtype.name, shape=shape), cover)
+    wrong = find_wrong_cover(TensorEntry(dtype=dtype.name, shape=shape), cover)
     if wrong:
         raise CheckpointError(f"{name!r}: {wrong}")
     cuts = {cut for chunk in chunks for cut in chunk.rows} if shape else set()
-    return _Stored(Outline(shape, getattr(torch, dtype.name), tuple(sorted(cuts))), chunks)
+    return _Stored(TensorOutline(shape, getattr(torch, dtype.name), tuple(sorted(cuts))), chunks)
 
 
-def _place(info: Record) -> tuple[str, int, int]:
+def _place(info: PickledObject) -> tuple[str, int, int]:
     """The file of a piece, its first byte there, and how many."""
     if _fields(info).get("transform_descriptors"):
         raise CheckpointError("its files went through an extension: save it without one")
@@ -172,12 +177,12 @@ def _copy(out: Tensor, rows: Span, chunk: _Chunk, found: Tensor) -> None:
     (into.narrow(1, chunk.cols[0], found.shape[1]) if found.dim() > 1 else into).copy_(found)
 
 
-def _is(found: object, name: str) -> TypeGuard[Record]:
-    return isinstance(found, Record) and found.kind == (ABOUT, name)
+def _is(found: object, name: str) -> TypeGuard[PickledObject]:
+    return isinstance(found, PickledObject) and found.kind == (ABOUT, name)
 
 
 def _fields(record: Any) -> dict[str, Any]:
-    state = record.state if isinstance(record, Record) else None
+    state = record.state if isinstance(record, PickledObject) else None
     return state if isinstance(state, dict) else {}
 
 
@@ -191,7 +196,9 @@ def _field(record: Any, name: str, kind: type[T]) -> T:
 
 def _sizes(found: Any) -> Sizes:
     """A torch.Size, or a tuple of the same."""
-    numbers = found.args[0] if isinstance(found, Record) and found.kind == ("torch", "Size") and found.args else found
+    numbers = (
+        found.args[0] if isinstance(found, PickledObject) and found.kind == ("torch", "Size") and found.args else found
+    )
     if type(numbers) not in (tuple, list) or len(numbers) > MOST_DIMS:
         raise CheckpointError(f"a shape is a {type(numbers).__name__}")
     if not all(type(n) is int and 0 <= n < 1 << 48 for n in numbers):

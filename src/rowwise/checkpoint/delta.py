@@ -14,40 +14,40 @@ import torch
 from msgspec import structs
 from torch import Tensor
 
-from rowwise.checkpoint.manifest import Entry, Manifest
-from rowwise.checkpoint.parts import Part
+from rowwise.checkpoint.manifest import CheckpointManifest, TensorEntry
+from rowwise.checkpoint.parts import LocalShard
 from rowwise.errors import CheckpointError, StateError
 from rowwise.ops.quantise import dequantise, quantise
 from rowwise.ops.rowtype import pack, unpack
 from rowwise.spec import Bits, quantised_bytes
 
 
-def rounded(parts: Sequence[Part], bits: Bits | None) -> list[Part]:
+def rounded(parts: Sequence[LocalShard], bits: Bits | None) -> list[LocalShard]:
     """With weights to be written in so many bits, where that is fewer than their row type has."""
 
-    def is_wider(part: Part) -> bool:
+    def is_wider(part: LocalShard) -> bool:
         return part.row_type is not None and bits is not None and 8 * part.row_type.facts.weight_bytes > bits
 
     return [replace(part, bits=bits) if is_wider(part) else part for part in parts]
 
 
-def increment(parts: Sequence[Part]) -> list[Part]:
+def increment(parts: Sequence[LocalShard]) -> list[LocalShard]:
     """Copies of the rows that changed; what nobody keeps marks of whole."""
     return [_changed(part) for part in parts]
 
 
-def builds_on(parts: Sequence[Part], base: Manifest) -> bool:
+def builds_on(parts: Sequence[LocalShard], base: CheckpointManifest) -> bool:
     """Whether what changed of these parts can be read on top of an earlier checkpoint."""
     bare = {name: structs.replace(entry, pieces=()) for name, entry in base.tensors.items()}
     return all(part.touched is None or bare.get(part.name) == part.entry for part in parts)
 
 
-def stored_bytes(parts: Sequence[Part], *, changed: bool) -> int:
+def stored_bytes(parts: Sequence[LocalShard], *, changed: bool) -> int:
     """What writing the parts takes, or the rows of them that changed."""
     return sum(_stored_bytes(part, changed=changed) for part in parts)
 
 
-def encode(part: Part) -> Tensor:
+def encode(part: LocalShard) -> Tensor:
     """What is written of a part."""
     if part.bits is None:
         return part.tensor
@@ -59,7 +59,7 @@ def encode(part: Part) -> Tensor:
         raise CheckpointError(str(error)) from None
 
 
-def as_stored(chunk: Tensor, entry: Entry, bits: Bits | None, columns: int) -> Tensor:
+def as_stored(chunk: Tensor, entry: TensorEntry, bits: Bits | None, columns: int) -> Tensor:
     """Rows that were written with so many bits, as their table stores them."""
     if bits is None:
         return chunk
@@ -67,19 +67,19 @@ def as_stored(chunk: Tensor, entry: Entry, bits: Bits | None, columns: int) -> T
     return pack(dequantise(chunk, columns, bits), entry.row_type, entry.column_group)
 
 
-def ids_dtype(entry: Entry) -> torch.dtype:
+def ids_dtype(entry: TensorEntry) -> torch.dtype:
     """Of the numbers of its rows."""
     return torch.int32 if entry.rows < 1 << 31 else torch.int64
 
 
-def clear(parts: Sequence[Part]) -> None:
+def clear(parts: Sequence[LocalShard]) -> None:
     """All rows are saved as they are."""
     for part in parts:
         if part.touched is not None:
             part.touched.zero_()
 
 
-def _changed(part: Part) -> Part:
+def _changed(part: LocalShard) -> LocalShard:
     if part.touched is None:
         return part
     chosen = part.touched.nonzero().flatten()
@@ -87,7 +87,7 @@ def _changed(part: Part) -> Part:
     return replace(part, tensor=part.tensor[chosen], ids=ids.cpu(), touched=None)
 
 
-def _stored_bytes(part: Part, *, changed: bool) -> int:
+def _stored_bytes(part: LocalShard, *, changed: bool) -> int:
     row_bytes = part.row_bytes if part.bits is None else quantised_bytes(part.columns, part.bits)
     if part.touched is None or not changed:
         return len(part.tensor) * row_bytes

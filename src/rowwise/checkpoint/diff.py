@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from rowwise.checkpoint.manifest import Entry, Span
+from rowwise.checkpoint.manifest import Span, TensorEntry
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.windows import Tell, windows
 from rowwise.ops.rowtype import unpack
@@ -85,23 +85,23 @@ def _compare(first: Checkpoint, second: Checkpoint, name: str) -> Difference | N
     return Difference(name=name, kind="values", rows=rows, of_rows=a.rows, largest=largest) if rows else None
 
 
-class _Window(NamedTuple):
+class _TensorWindow(NamedTuple):
     stored: Tensor
     numbers: Tensor  # float32 of rows of tables
 
 
-def _window(checkpoint: Checkpoint, name: str, rows: Span) -> _Window:
+def _window(checkpoint: Checkpoint, name: str, rows: Span) -> _TensorWindow:
     entry = checkpoint.entry(name)
     if not entry.shape:
         stored = checkpoint.load(name).view(1)
-        return _Window(stored, stored)
+        return _TensorWindow(stored, stored)
     stored = checkpoint.load(name, rows)
     if entry.row_type is None:
-        return _Window(stored, stored)
-    return _Window(stored, unpack(stored, entry.columns, entry.row_type, entry.column_group))
+        return _TensorWindow(stored, stored)
+    return _TensorWindow(stored, unpack(stored, entry.columns, entry.row_type, entry.column_group))
 
 
-def _unequal(a: _Window, b: _Window, same_type: bool) -> _Unequal:
+def _unequal(a: _TensorWindow, b: _TensorWindow, same_type: bool) -> _Unequal:
     """How many rows differ, and the largest difference of two numbers."""
     x, y = (_bits(one.stored if same_type else one.numbers) for one in (a, b))
     differ_N = (x != y).any(1) if x.numel() else torch.zeros(len(x), dtype=torch.bool)
@@ -117,7 +117,7 @@ def _bits(x: Tensor) -> Tensor:
     return x.reshape(len(x), -1).contiguous().view(torch.uint8)
 
 
-def _type(entry: Entry) -> str:
+def _type(entry: TensorEntry) -> str:
     if entry.row_type is None:
         return entry.dtype
     group = f" in groups of {entry.column_group}" if entry.column_group else ""

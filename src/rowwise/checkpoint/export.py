@@ -14,7 +14,7 @@ import torch
 from pyarrow import parquet as pq
 from torch import Tensor
 
-from rowwise.checkpoint.appear import appearing, beside
+from rowwise.checkpoint.atomic import appearing, beside
 from rowwise.checkpoint.listing import progress_in
 from rowwise.checkpoint.manifest import Span
 from rowwise.checkpoint.named import SavedTable, choose, tables_of
@@ -34,7 +34,7 @@ def export_parquet(
     The schema's metadata says which table it is, the type of its rows, and of which step.
     """
     chosen = choose(tables_of(checkpoint.manifest), tables, checkpoint.folder)
-    told = _Told(tell, (table.entry.rows for table in chosen.values()))
+    told = _RowCounter(tell, (table.entry.rows for table in chosen.values()))
     with appearing(folder) as part:
         part.mkdir()
         for name, table in chosen.items():
@@ -46,7 +46,7 @@ def export_torch(
     checkpoint: Checkpoint, file: Path, names: Mapping[str, str], tell: Tell | None = None
 ) -> dict[str, tuple[int, ...]]:
     """One file for torch.load: tensors of the checkpoint under other names, tables as float32; gives their shapes."""
-    told = _Told(tell, (checkpoint.entry(name).rows for name in names))
+    told = _RowCounter(tell, (checkpoint.entry(name).rows for name in names))
     with appearing(file) as part, beside(file) as folder:
         found: dict[str, Tensor] = {}
         for number, (name, new) in enumerate(names.items()):
@@ -103,7 +103,7 @@ def load_window(checkpoint: Checkpoint, name: str, rows: Span, out: Tensor | Non
     return out
 
 
-class _Told:
+class _RowCounter:
     """Counts rows."""
 
     def __init__(self, tell: Tell | None, rows: Iterable[int]) -> None:
@@ -115,7 +115,7 @@ class _Told:
             self._tell(self._done, self._total)
 
 
-def _laid_out(checkpoint: Checkpoint, name: str, place: Path, told: _Told) -> Tensor:
+def _laid_out(checkpoint: Checkpoint, name: str, place: Path, told: _RowCounter) -> Tensor:
     """A tensor in a file that the system may take out of memory."""
     entry = checkpoint.entry(name)
     dtype = torch.float32 if entry.row_type else getattr(torch, entry.dtype)
@@ -131,7 +131,7 @@ def _laid_out(checkpoint: Checkpoint, name: str, place: Path, told: _Told) -> Te
     return out.view(entry.shape)
 
 
-def _write_table(checkpoint: Checkpoint, file: Path, table: SavedTable, told: _Told, *, state: bool) -> None:
+def _write_table(checkpoint: Checkpoint, file: Path, table: SavedTable, told: _RowCounter, *, state: bool) -> None:
     slots = {slot: name for slot, name in table.state.items() if checkpoint.entry(name).shape} if state else {}
     about = {"table": table.table, "row_type": str(table.entry.row_type)}
     step = progress_in(checkpoint.manifest.data, "step")

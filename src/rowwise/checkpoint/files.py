@@ -17,7 +17,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from rowwise.checkpoint.manifest import MOST_DIMS, NUMBERS, File
+from rowwise.checkpoint.manifest import MOST_DIMS, NUMBERS, CheckpointFile
 from rowwise.errors import CheckpointError
 from rowwise.inside import open_inside
 from rowwise.ops.checksum import crc32
@@ -35,7 +35,7 @@ DTYPES = {getattr(torch, name): code for name, code in CODES.items()}
 BYTES = {code: NUMBERS[name] for name, code in CODES.items()}
 
 
-class Place(NamedTuple):
+class ByteRange(NamedTuple):
     """Where the bytes of a key begin and end in a file, and what they are."""
 
     begin: int
@@ -44,7 +44,7 @@ class Place(NamedTuple):
     shape: tuple[int, ...]
 
 
-class HeadWord(Value, frozen=True):
+class FileHeaderEntry(Value, frozen=True):
     """What a head says of a key."""
 
     dtype: str
@@ -53,11 +53,11 @@ class HeadWord(Value, frozen=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Head:
+class FileHeader:
     """What stands before the tensors of a file: which there are, and where."""
 
     content: bytes
-    places: dict[str, Place]
+    places: dict[str, ByteRange]
 
     @classmethod
     def make(cls, tensors: Sequence[tuple[str, Tensor]]) -> Self:
@@ -77,8 +77,8 @@ class Head:
     @classmethod
     def parse(cls, content: bytes, size_bytes: int) -> Self:
         """Of the bytes up to the first tensor; so many follow, and each belongs to one key."""
-        words = decode_json(content[8:], dict[str, HeadWord])
-        places: dict[str, Place] = {}
+        words = decode_json(content[8:], dict[str, FileHeaderEntry])
+        places: dict[str, ByteRange] = {}
         at = 0
         for key, word in sorted(words.items(), key=lambda item: item[1].data_offsets):
             begin, end = word.data_offsets
@@ -86,14 +86,14 @@ class Head:
             if not sound or begin != at or end != begin + math.prod(word.shape) * BYTES[word.dtype]:
                 got = f"{word.dtype[:20]!r} of shape {str(word.shape)[:80]} from {begin} to {end}"
                 raise ValueError(f"its head has {key[:200]!r} as {got}, after {at} bytes")
-            places[key] = Place(len(content) + begin, len(content) + end, word.dtype, word.shape)
+            places[key] = ByteRange(len(content) + begin, len(content) + end, word.dtype, word.shape)
             at = end
         if at != size_bytes:
             raise ValueError(f"its head has keys of {at} bytes, and {size_bytes} follow")
         return cls(content=content, places=places)
 
     @classmethod
-    def read(cls, folder: Path, name: str, known: File) -> Self:
+    def read(cls, folder: Path, name: str, known: CheckpointFile) -> Self:
         """Read and check it, and the size of its file."""
         path = folder / name
         try:
@@ -117,12 +117,12 @@ class Head:
 
 def write_file(
     path: Path, tensors: Sequence[tuple[str, Tensor]], later: Iterable[Tensor] | None = None
-) -> tuple[File, list[int]]:
+) -> tuple[CheckpointFile, list[int]]:
     """Write tensors under their keys, and make sure that they are on the disk; gives the checksum of each.
 
     `later` gives each anew when it is its turn: then those in `tensors` need not be on any device.
     """
-    head = Head.make(tensors)
+    head = FileHeader.make(tensors)
     found: list[int] = []
     size = len(head.content)
     with path.open("xb") as file:
@@ -136,7 +136,7 @@ def write_file(
             found.append(sum32)
         file.flush()
         os.fsync(file.fileno())
-    return File(size_bytes=size, head_crc32=zlib.crc32(head.content)), found
+    return CheckpointFile(size_bytes=size, head_crc32=zlib.crc32(head.content)), found
 
 
 def chunks(tensor: Tensor) -> Iterator[Tensor]:

@@ -12,10 +12,10 @@ from pathlib import Path
 import torch
 
 from rowwise.checkpoint.dcp_source import open_dcp
-from rowwise.checkpoint.manifest import Entry, Manifest
+from rowwise.checkpoint.manifest import CheckpointManifest, TensorEntry
 from rowwise.checkpoint.named import nearest
-from rowwise.checkpoint.parts import Part
-from rowwise.checkpoint.source import KINDS, Outline, Source, open_safetensors, open_torch
+from rowwise.checkpoint.parts import LocalShard
+from rowwise.checkpoint.source import KINDS, TensorOutline, TensorSource, open_safetensors, open_torch
 from rowwise.checkpoint.stream import described, write_streamed
 from rowwise.checkpoint.windows import Tell, cut_rows
 from rowwise.errors import CheckpointError, SpecError
@@ -27,7 +27,7 @@ TABLE = "table:"
 TYPES = {dtype_of(kind): kind for kind in RowType if not kind.facts.scaled} | {torch.float64: RowType.FP32}
 
 
-class Matched(Value, frozen=True):
+class MatchedTensor(Value, frozen=True):
     """A tensor that is taken over."""
 
     source: str
@@ -37,14 +37,14 @@ class Matched(Value, frozen=True):
     table: str | None = None
 
 
-class Match(Value, frozen=True):
+class ImportMatch(Value, frozen=True):
     """What is taken over, and what is not."""
 
-    taken: tuple[Matched, ...]
+    taken: tuple[MatchedTensor, ...]
     left: tuple[str, ...]
 
 
-def open_source(path: Path) -> Source:
+def open_source(path: Path) -> TensorSource:
     """A file or folder of another program, by its kind."""
     if not path.exists():
         raise CheckpointError(f"{path}: no such file; {KINDS}")
@@ -53,7 +53,7 @@ def open_source(path: Path) -> Source:
     return open_safetensors(path) if path.suffix == ".safetensors" else open_torch(path)
 
 
-def match(source: Source, maps: Sequence[str] = (), path: str = "embeddings") -> Match:
+def match(source: TensorSource, maps: Sequence[str] = (), path: str = "embeddings") -> ImportMatch:
     """Which tensors are which, by TorchRec's names of tables, and by maps, which come first.
 
     Args:
@@ -77,15 +77,17 @@ def match(source: Source, maps: Sequence[str] = (), path: str = "embeddings") ->
         names = ", ".join(list(source.tensors)[:8])
         how = f"say which tensors are tables: --map OLD={TABLE}NAME; there are {names}"
         raise CheckpointError(f"{source.place}: no tensor is called as TorchRec calls tables; {how}")
-    return Match(taken=tuple(taken), left=tuple(name for name in source.tensors if name not in wanted))
+    return ImportMatch(taken=tuple(taken), left=tuple(name for name in source.tensors if name not in wanted))
 
 
-def import_matched(source: Source, found: Match, folder: Path, tell: Tell | None = None) -> Manifest:
+def import_matched(
+    source: TensorSource, found: ImportMatch, folder: Path, tell: Tell | None = None
+) -> CheckpointManifest:
     """Write a checkpoint of what was matched, from which training can start; the folder must not exist."""
     names = {one.target: one.source for one in found.taken}
     parts = [described(one.target, _entry(one)) for one in found.taken]
 
-    def fill(part: Part) -> None:
+    def fill(part: LocalShard) -> None:
         name = names[part.name]
         outline, first = source.tensors[name], part.rows[0]
         row_bytes = max(1, part.row_bytes)
@@ -97,7 +99,7 @@ def import_matched(source: Source, found: Match, folder: Path, tell: Tell | None
     return write_streamed(folder, [parts], about, fill, tell)
 
 
-def _by_maps(source: Source, maps: Sequence[str]) -> dict[str, str]:
+def _by_maps(source: TensorSource, maps: Sequence[str]) -> dict[str, str]:
     wanted: dict[str, str] = {}
     for text in maps:
         old, equals, new = text.partition("=")
@@ -112,10 +114,10 @@ def _by_maps(source: Source, maps: Sequence[str]) -> dict[str, str]:
     return wanted
 
 
-def _matched(name: str, outline: Outline, wanted: str, path: str) -> Matched:
+def _matched(name: str, outline: TensorOutline, wanted: str, path: str) -> MatchedTensor:
     if not wanted.startswith(TABLE):
         kind = str(outline.dtype).removeprefix("torch.")
-        return Matched(source=name, target=f"model/{wanted}", shape=outline.shape, kind=kind)
+        return MatchedTensor(source=name, target=f"model/{wanted}", shape=outline.shape, kind=kind)
     table = wanted.removeprefix(TABLE)
     if outline.dtype not in TYPES or len(outline.shape) != 2:
         got = f"{outline.shape} of {str(outline.dtype).removeprefix('torch.')}"
@@ -125,11 +127,11 @@ def _matched(name: str, outline: Outline, wanted: str, path: str) -> Matched:
     except SpecError as error:
         raise CheckpointError(f"{name!r}: {error}; give another name: --map {name}={TABLE}NAME") from None
     target = f"model/{path}.{table}" if path else f"model/{table}"
-    return Matched(source=name, target=target, shape=outline.shape, kind=str(TYPES[outline.dtype]), table=table)
+    return MatchedTensor(source=name, target=target, shape=outline.shape, kind=str(TYPES[outline.dtype]), table=table)
 
 
-def _entry(one: Matched) -> Entry:
+def _entry(one: MatchedTensor) -> TensorEntry:
     if one.table is None:
-        return Entry(dtype=one.kind, shape=one.shape)
+        return TensorEntry(dtype=one.kind, shape=one.shape)
     kind = RowType(one.kind)
-    return Entry(dtype=kind.facts.numbers, shape=one.shape, row_type=kind)
+    return TensorEntry(dtype=kind.facts.numbers, shape=one.shape, row_type=kind)

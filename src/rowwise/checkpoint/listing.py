@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from rowwise.checkpoint.manifest import NAME, Manifest
+from rowwise.checkpoint.manifest import NAME, CheckpointManifest
 from rowwise.checkpoint.named import FAILED, checkpoints_of, home_of, step_in
 from rowwise.checkpoint.write import PART
 from rowwise.errors import CheckpointError
@@ -14,7 +14,7 @@ from rowwise.spec import Value
 RANK = re.compile(r"(?:.+\.)?(\d{5})-\d+\.safetensors")  # what a rank's files are called
 
 
-class Listed(Value, frozen=True):
+class ListedCheckpoint(Value, frozen=True):
     """A checkpoint of a run."""
 
     name: str
@@ -40,24 +40,26 @@ class ListedTensor(Value, frozen=True):
     pieces: int
 
 
-def list_checkpoints(path: Path) -> list[Listed]:
+def list_checkpoints(path: Path) -> list[ListedCheckpoint]:
     """Of a run, the newest first; also those that cannot be used."""
     home, found = home_of(path), checkpoints_of(path)
-    known: dict[Path, Manifest | str] = {}
+    known: dict[Path, CheckpointManifest | str] = {}
     for one in found:
         try:
-            known[one] = Manifest.read(one)
+            known[one] = CheckpointManifest.read(one)
         except CheckpointError as error:
             known[one] = str(error)
     last = next((one for one, manifest in known.items() if step_in(one) is not None), None)
     newest = known[last] if last is not None else ""
-    best = best_step(newest.data) if isinstance(newest, Manifest) else None
+    best = best_step(newest.data) if isinstance(newest, CheckpointManifest) else None
     listed = [_list(one, manifest, _marks(one, last, best)) for one, manifest in known.items()]
     unfinished = sorted(one for one in home.iterdir() if one.is_dir() and not (one / NAME).exists())
-    return listed + [Listed(name=one.name, marks=(), problem="not complete") for one in unfinished if _is_ours(one)]
+    return listed + [
+        ListedCheckpoint(name=one.name, marks=(), problem="not complete") for one in unfinished if _is_ours(one)
+    ]
 
 
-def list_tensors(manifest: Manifest) -> list[ListedTensor]:
+def list_tensors(manifest: CheckpointManifest) -> list[ListedTensor]:
     """Of a checkpoint, in the order of its manifest."""
     return [
         ListedTensor(
@@ -92,13 +94,13 @@ def _marks(one: Path, last: Path | None, best: int | None) -> tuple[str, ...]:
     return tuple(mark for mark, holds in marks.items() if holds)
 
 
-def _list(folder: Path, manifest: Manifest | str, marks: tuple[str, ...]) -> Listed:
+def _list(folder: Path, manifest: CheckpointManifest | str, marks: tuple[str, ...]) -> ListedCheckpoint:
     if isinstance(manifest, str):
-        return Listed(name=folder.name, marks=marks, step=step_in(folder), problem=manifest)
+        return ListedCheckpoint(name=folder.name, marks=marks, step=step_in(folder), problem=manifest)
     ranks = {match[1] for match in map(RANK.fullmatch, manifest.files) if match}
     size_bytes = sum(file.size_bytes for file in manifest.files.values())
     when = datetime.fromtimestamp((folder / NAME).stat().st_mtime, UTC).astimezone()
-    return Listed(
+    return ListedCheckpoint(
         name=folder.name,
         marks=marks,
         step=_whole(progress_in(manifest.data, "step")),
@@ -112,7 +114,7 @@ def _list(folder: Path, manifest: Manifest | str, marks: tuple[str, ...]) -> Lis
     )
 
 
-def _how(manifest: Manifest) -> str:
+def _how(manifest: CheckpointManifest) -> str:
     """Whether it builds on others, and what was rounded."""
     increments = max(0, len(manifest.chain_bytes) - 1)
     bits = {piece.bits for entry in manifest.tensors.values() for piece in entry.pieces if piece.bits}

@@ -43,7 +43,7 @@ NUMBERS = {  # kinds of them, as torch calls them, and their bytes
 Span = tuple[int, int]  # from, to (exclusive)
 
 
-class Ids(Value, frozen=True):
+class PieceRows(Value, frozen=True):
     """Which rows a piece has, if not all from the first to the last: their numbers, ascending, in the same file."""
 
     count: int
@@ -51,7 +51,7 @@ class Ids(Value, frozen=True):
     crc32: int
 
 
-class Piece(Value, frozen=True, omit_defaults=True):
+class TensorChunk(Value, frozen=True, omit_defaults=True):
     """Some rows and columns of a tensor, under a key of a safetensors file."""
 
     rows: Span
@@ -60,7 +60,7 @@ class Piece(Value, frozen=True, omit_defaults=True):
     key: str
     crc32: int  # of the bytes of the piece
     bits: Bits | None = None  # 8 or 4 for each weight, instead of what the row type takes
-    ids: Ids | None = None
+    ids: PieceRows | None = None
 
     @property
     def count(self) -> int:
@@ -68,14 +68,14 @@ class Piece(Value, frozen=True, omit_defaults=True):
         return self.rows[1] - self.rows[0] if self.ids is None else self.ids.count
 
 
-class Entry(Value, frozen=True):
+class TensorEntry(Value, frozen=True):
     """One tensor."""
 
     dtype: str
     shape: tuple[int, ...]
     row_type: RowType | None = None  # of a table's rows
     column_group: int | None = None  # of int8 rows: columns that share a scale
-    pieces: tuple[Piece, ...] = ()
+    pieces: tuple[TensorChunk, ...] = ()
 
     @property
     def rows(self) -> int:
@@ -97,20 +97,20 @@ class Entry(Value, frozen=True):
         count = cols[1] - cols[0]
         return row_bytes(self.row_type, count, self.column_group or 0) if self.row_type and self.scaled else count
 
-    def width_of(self, piece: Piece) -> int:
+    def width_of(self, piece: TensorChunk) -> int:
         """Of a piece's rows as they are stored in its file, in elements."""
         cols = self.cols_of(piece)
         return self.width(cols) if piece.bits is None else quantised_bytes(cols[1] - cols[0], piece.bits)
 
-    def cols_of(self, piece: Piece) -> Span:
+    def cols_of(self, piece: TensorChunk) -> Span:
         """The columns of a piece."""
         return piece.cols or (0, self.columns)
 
-    def bytes_of(self, piece: Piece) -> int:
+    def bytes_of(self, piece: TensorChunk) -> int:
         """Of a piece, as it is stored."""
         return piece.count * self.width_of(piece) * (1 if piece.bits else NUMBERS[self.dtype])
 
-    def wrong(self, piece: Piece) -> str | None:
+    def wrong(self, piece: TensorChunk) -> str | None:
         """Why the tensor can have no such piece."""
         (row, rows), (col, cols) = piece.rows, self.cols_of(piece)
         what = f"{self.place(piece.rows, (col, cols))}"
@@ -132,20 +132,20 @@ class Entry(Value, frozen=True):
         return where if cols == (0, self.columns) else f"{where}, columns {cols[0]} to {cols[1] - 1}"
 
 
-class File(Value, frozen=True):
+class CheckpointFile(Value, frozen=True):
     """A file that pieces are in."""
 
     size_bytes: int
     head_crc32: int  # of all that stands before the pieces
 
 
-class Manifest(Value, frozen=True):
+class CheckpointManifest(Value, frozen=True):
     """All of a checkpoint."""
 
     format: int
     data: dict[str, Any]  # numbers, names and lists: whatever JSON can hold
-    files: dict[str, File]
-    tensors: dict[str, Entry]
+    files: dict[str, CheckpointFile]
+    tensors: dict[str, TensorEntry]
     chain_bytes: tuple[int, ...] = ()  # what was written: by a full checkpoint, then by each increment up to this one
 
     def to_json(self) -> bytes:
@@ -154,7 +154,7 @@ class Manifest(Value, frozen=True):
         return body.replace(BLANK, BLANK.replace(b"00000000", f"{zlib.crc32(body):08x}".encode()), 1)
 
     @classmethod
-    def read(cls, folder: Path) -> "Manifest":
+    def read(cls, folder: Path) -> "CheckpointManifest":
         """Read and check the manifest of a checkpoint."""
         path = folder / NAME
         try:
@@ -209,7 +209,7 @@ def _check_format(path: Path, plain: Any) -> None:
         raise CheckpointError(f"{path} has format {got}; this rowwise reads format {FORMAT}")
 
 
-def find_wrong_entry(name: str, entry: Entry) -> str | None:
+def find_wrong_entry(name: str, entry: TensorEntry) -> str | None:
     """Why there can be no such tensor: its name, its numbers, its shape."""
     fault = next(filter(None, (fault_of_name(part, LONGEST_NAME) for part in name.split("/"))), None)
     if fault:
@@ -231,7 +231,7 @@ def find_wrong_entry(name: str, entry: Entry) -> str | None:
     return None
 
 
-def find_wrong_cover(entry: Entry, pieces: Sequence[Piece]) -> str | None:
+def find_wrong_cover(entry: TensorEntry, pieces: Sequence[TensorChunk]) -> str | None:
     """The first place that is in none of the pieces, or in two.
 
     Of a rectangle the first corner and the one opposite count 1, the other two -1. Where the pieces cover all once,

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from rowwise.checkpoint.manifest import NAME, Entry, Manifest
+from rowwise.checkpoint.manifest import NAME, CheckpointManifest, TensorEntry
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.write import PART
 from rowwise.errors import CheckpointError
@@ -24,7 +24,7 @@ class SavedTable(Value, frozen=True):
     table: str
     path: str  # of the module that holds it
     name: str  # of the tensor of its rows
-    entry: Entry
+    entry: TensorEntry
     state: dict[str, str]  # tensors of its optimizer state, by what they are
 
     def spec(self, row_type: RowType | None = None) -> Table:
@@ -71,7 +71,7 @@ def step_in(path: Path) -> int | None:
     return int(match[1]) if match else None
 
 
-def tables_of(manifest: Manifest) -> dict[str, SavedTable]:
+def tables_of(manifest: CheckpointManifest) -> dict[str, SavedTable]:
     """The tables by name; by path and name where several modules have one of that name."""
     found: list[SavedTable] = []
     for name, entry in manifest.tensors.items():

@@ -10,12 +10,12 @@ from typing import Self
 
 from torch import Tensor
 
-from rowwise.checkpoint.manifest import Entry, Span
+from rowwise.checkpoint.manifest import Span, TensorEntry
 from rowwise.spec import Bits, RowType
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class LocalShard:
     """A rectangle of a tensor, as this rank stores it; see [Note: Pieces] in `manifest`."""
 
     name: str
@@ -53,10 +53,10 @@ class Part:
         return self.tensor.numel() * self.tensor.element_size()
 
     @property
-    def entry(self) -> Entry:
+    def entry(self) -> TensorEntry:
         """What is known of the tensor, without pieces."""
         dtype = str(self.tensor.dtype).removeprefix("torch.")
-        return Entry(dtype=dtype, shape=self.shape, row_type=self.row_type, column_group=self.column_group)
+        return TensorEntry(dtype=dtype, shape=self.shape, row_type=self.row_type, column_group=self.column_group)
 
     def cut(self, begin: int, end: int) -> Self:
         """Some of its rows, given as rows of the whole."""

@@ -1,9 +1,9 @@
 """A pickle as plain data: no name in it is imported, nothing of it is called, and its time and memory are bounded.
 
 Python's own unpickler runs what a file asks for. This one knows the few instructions that state dicts and their
-metadata are written with; what would be an object becomes a `Record` of the names and arguments that stand there. Keys
-of dicts are strings, whole numbers and records: the hash of tuples inside of tuples can take for ever. Gives up:
-pickles of protocols 0 and 1.
+metadata are written with; what would be an object becomes a `PickledObject` of the names and arguments that stand
+there. Keys of dicts are strings, whole numbers and records: the hash of tuples inside of tuples can take for ever.
+Gives up: pickles of protocols 0 and 1.
 """
 
 import io
@@ -20,7 +20,7 @@ ORDERED = ("collections", "OrderedDict")
 Persistent = ("", "persistent id")  # the kind of a record that stands for data outside of the pickle
 
 
-class Name(NamedTuple):
+class GlobalName(NamedTuple):
     """Of a class or function."""
 
     module: str
@@ -28,10 +28,10 @@ class Name(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Record:
+class PickledObject:
     """What would be an object: who makes it, of what, and what it is told afterwards."""
 
-    kind: Name
+    kind: GlobalName
     args: tuple[Any, ...] = field(default=(), repr=False)
     state: Any = field(default=None, repr=False)
 
@@ -84,7 +84,7 @@ class _Machine:
         return values
 
     def name(self, module: Any, name: Any) -> None:
-        found = Name(module, name)
+        found = GlobalName(module, name)
         if not (isinstance(module, str) and isinstance(name, str)):
             raise CheckpointError("it has a name that is no text")
         if self._known is not None and found not in self._known:
@@ -93,16 +93,16 @@ class _Machine:
 
     def make(self) -> None:
         kind, args = self.take(2)
-        if not isinstance(kind, Name) or type(args) is not tuple:
+        if not isinstance(kind, GlobalName) or type(args) is not tuple:
             raise CheckpointError(f"it calls a {type(kind).__name__}")
-        self.push({} if kind == ORDERED and not args else Record(kind, args))
+        self.push({} if kind == ORDERED and not args else PickledObject(kind, args))
 
     def build(self) -> None:
         (state,) = self.take(1)
         made = self.stack[-1]
         if isinstance(made, dict):  # attributes that a state dict has besides
             return
-        if not isinstance(made, Record) or made.state is not None:
+        if not isinstance(made, PickledObject) or made.state is not None:
             raise CheckpointError(f"it changes a {type(made).__name__}")
         made.state = state
 
@@ -117,7 +117,7 @@ class _Machine:
         if type(target) is not dict or len(values) % 2:
             raise CheckpointError(f"it sets items of a {type(target).__name__}")
         for key, value in zip(values[::2], values[1::2], strict=True):
-            if not isinstance(key, str | int | Record) or (isinstance(key, int) and abs(key) > LARGEST_KEY):
+            if not isinstance(key, str | int | PickledObject) or (isinstance(key, int) and abs(key) > LARGEST_KEY):
                 raise CheckpointError(f"a key of a dict is a {type(key).__name__}; want text or a number below 2**60")
             target[key] = value
 
@@ -153,7 +153,9 @@ ACTIONS: dict[str, Callable[[_Machine, Any], None]] = {
     "NEWTRUE": _constant(True),
     "NEWFALSE": _constant(False),
     "EMPTY_TUPLE": _constant(()),
-    "EMPTY_SET": lambda machine, _: machine.push(Record(Name("builtins", "set"))),  # torch adds nothing to one
+    "EMPTY_SET": lambda machine, _: machine.push(
+        PickledObject(GlobalName("builtins", "set"))
+    ),  # torch adds nothing to one
     "EMPTY_LIST": lambda machine, _: machine.push([]),
     "EMPTY_DICT": lambda machine, _: machine.push({}),
     "TUPLE1": _tuple(1),
@@ -170,7 +172,7 @@ ACTIONS: dict[str, Callable[[_Machine, Any], None]] = {
     "REDUCE": lambda machine, _: machine.make(),
     "NEWOBJ": lambda machine, _: machine.make(),
     "BUILD": lambda machine, _: machine.build(),
-    "BINPERSID": lambda machine, _: machine.push(Record(Name(*Persistent), machine.take(1))),
+    "BINPERSID": lambda machine, _: machine.push(PickledObject(GlobalName(*Persistent), machine.take(1))),
     **dict.fromkeys(("BINPUT", "LONG_BINPUT"), _Machine.remember),
     **dict.fromkeys(("BINGET", "LONG_BINGET"), _Machine.recall),
     **dict.fromkeys(

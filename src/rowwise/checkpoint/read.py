@@ -20,10 +20,10 @@ from msgspec import structs
 from torch import Tensor
 
 from rowwise.checkpoint.delta import as_stored, ids_dtype
-from rowwise.checkpoint.files import CODES, CHUNK_bytes, Head, Place, as_bytes
-from rowwise.checkpoint.manifest import Entry, Ids, Manifest, Piece, Span, bands
-from rowwise.checkpoint.parts import Part
-from rowwise.checkpoint.reshard import Copy, overlaps, stored
+from rowwise.checkpoint.files import CODES, ByteRange, CHUNK_bytes, FileHeader, as_bytes
+from rowwise.checkpoint.manifest import CheckpointManifest, PieceRows, Span, TensorChunk, TensorEntry, bands
+from rowwise.checkpoint.parts import LocalShard
+from rowwise.checkpoint.reshard import CopyRegion, overlaps, stored
 from rowwise.errors import CheckpointError
 from rowwise.inside import open_inside
 from rowwise.ops.checksum import crc32
@@ -36,7 +36,7 @@ RUN_bytes = 64 << 20
 RANGE_bytes = 8  # two floats, with which a row in fewer bits begins
 
 
-class Damage(Value, frozen=True):
+class DamagedPiece(Value, frozen=True):
     """A piece that is not what was written."""
 
     tensor: str
@@ -60,19 +60,19 @@ class Checkpoint:
     """A checkpoint that was opened; nothing but its manifest is read yet."""
 
     folder: Path
-    manifest: Manifest
-    _heads: dict[str, Head] = field(default_factory=dict, repr=False, compare=False)  # of the files read so far
+    manifest: CheckpointManifest
+    _heads: dict[str, FileHeader] = field(default_factory=dict, repr=False, compare=False)  # of the files read so far
 
     @classmethod
     def open(cls, folder: Path) -> "Checkpoint":
         """Read the manifest, which says whether the checkpoint is whole."""
-        return cls(folder=folder, manifest=Manifest.read(folder))
+        return cls(folder=folder, manifest=CheckpointManifest.read(folder))
 
     def names(self) -> list[str]:
         """Of the tensors."""
         return list(self.manifest.tensors)
 
-    def entry(self, name: str) -> Entry:
+    def entry(self, name: str) -> TensorEntry:
         """What is known of a tensor."""
         if name not in self.manifest.tensors:
             raise CheckpointError(f"{self.folder} holds no tensor {name!r}")
@@ -107,14 +107,14 @@ class Checkpoint:
         group = entry.column_group if row_type in (None, entry.row_type) else None
         rows, kind = rows or (0, entry.rows), row_type or entry.row_type
         self.fill(
-            Part(
+            LocalShard(
                 name=name, tensor=out if out.dim() else out.view(1), shape=entry.shape, rows=rows, cols=cols,
                 row_type=kind, column_group=group,
             )
         )  # fmt: skip
 
     @torch.no_grad()
-    def fill(self, part: Part) -> None:
+    def fill(self, part: LocalShard) -> None:
         """Fill a part with what the checkpoint has there."""
         entry, wanted = self.entry(part.name), part.entry
         same = structs.replace(entry, pieces=()) == wanted
@@ -134,13 +134,13 @@ class Checkpoint:
         if out is not part.tensor:
             part.tensor.copy_(out)
 
-    def fill_all(self, parts: Iterable[Part]) -> None:
+    def fill_all(self, parts: Iterable[LocalShard]) -> None:
         """Fill several parts, of which each place is in one."""
         with ThreadPoolExecutor(THREADS) as pool:
             for _ in pool.map(self.fill, [run for part in parts for run in self._runs(part)]):
                 pass
 
-    def _runs(self, part: Part) -> Iterator[Part]:
+    def _runs(self, part: LocalShard) -> Iterator[LocalShard]:
         """A part in runs of rows that are worth a thread's while, cut where its pieces are."""
         begin, end = part.rows
         if part.name in self.manifest.tensors:
@@ -157,9 +157,9 @@ class Checkpoint:
             text = "; ".join(f"{bad.place} of tensor {bad.tensor!r}: {bad.why}" for bad in found)
             raise CheckpointError(text)
 
-    def find_damage(self, tell: Callable[[Entry, Piece], None] | None = None) -> list[Damage]:
+    def find_damage(self, tell: Callable[[TensorEntry, TensorChunk], None] | None = None) -> list[DamagedPiece]:
         """Every piece that is not what was written; `tell` hears of each that was read."""
-        found: list[Damage] = []
+        found: list[DamagedPiece] = []
         for name in self.names():
             entry = self.entry(name)
             for piece in entry.pieces:
@@ -169,12 +169,12 @@ class Checkpoint:
                         pass
                 except CheckpointError as error:
                     place = entry.place(piece.rows, entry.cols_of(piece))
-                    found.append(Damage(tensor=name, place=place, file=piece.file, why=str(error)))
+                    found.append(DamagedPiece(tensor=name, place=place, file=piece.file, why=str(error)))
                 if tell is not None:
                     tell(entry, piece)
         return found
 
-    def _fill_same(self, flat: Tensor, part: Part) -> None:
+    def _fill_same(self, flat: Tensor, part: LocalShard) -> None:
         """Bytes as they are."""
         entry = self.entry(part.name)
         cols = part.cols or (0, entry.columns)
@@ -193,7 +193,7 @@ class Checkpoint:
                 for span_from, span_to in zip(spans_from, spans_to, strict=True):
                     rows[where, slice(*span_to)] = chunk[:, slice(*span_from)]
 
-    def _fill_floats(self, flat: Tensor, part: Part) -> None:
+    def _fill_floats(self, flat: Tensor, part: LocalShard) -> None:
         """In a type without scales: rounded to the nearest."""
         entry = self.entry(part.name)
         assert entry.row_type is not None
@@ -204,7 +204,7 @@ class Checkpoint:
                 weights = unpack(chunk, theirs[1] - theirs[0], entry.row_type, entry.column_group)
                 rows[where, slice(*copy.cols_to)] = weights[:, slice(*copy.cols_from)].to(rows.dtype)
 
-    def _fill_scaled(self, flat: Tensor, part: Part) -> None:
+    def _fill_scaled(self, flat: Tensor, part: LocalShard) -> None:
         """Rounded to codes: all columns of a group have to be there at once, whichever pieces they are in."""
         entry, cols = self.entry(part.name), part.cols or (0, self.entry(part.name).columns)
         assert part.row_type is not None
@@ -216,7 +216,7 @@ class Checkpoint:
             self._fill_floats(weights, replace(part, tensor=weights, rows=rows))
             flat[begin:end] = pack(weights, part.row_type, part.column_group)
 
-    def _rows(self, name: str, copy: Copy) -> Iterator[tuple[slice | Tensor, Tensor]]:
+    def _rows(self, name: str, copy: CopyRegion) -> Iterator[tuple[slice | Tensor, Tensor]]:
         """A few rows of a piece at a time, as the tensor stores them, and which of those to copy to they are."""
         (first, last), piece, entry = copy.rows_from, copy.piece, self.entry(name)
         ids = self._ids(name, piece)
@@ -232,7 +232,7 @@ class Checkpoint:
                 cols = entry.cols_of(piece)
                 yield where, as_stored(chunk[chosen], entry, piece.bits, cols[1] - cols[0])
 
-    def _ids(self, name: str, piece: Piece) -> Tensor | None:
+    def _ids(self, name: str, piece: TensorChunk) -> Tensor | None:
         """The numbers of the rows of a piece that has some only."""
         if piece.ids is None:
             return None
@@ -246,7 +246,7 @@ class Checkpoint:
             self._refuse(name, piece, f"do not ascend inside of rows {piece.rows[0]} to {piece.rows[1] - 1}")
         return ids
 
-    def _stream(self, name: str, piece: Piece, out: Tensor | None = None) -> Iterator[tuple[int, Tensor]]:
+    def _stream(self, name: str, piece: TensorChunk, out: Tensor | None = None) -> Iterator[tuple[int, Tensor]]:
         """Read a piece, a few rows at a time, into `out` or a buffer; at the end its checksum has to be right."""
         entry = self.entry(name)
         self._place(name, piece, piece)
@@ -259,7 +259,9 @@ class Checkpoint:
                 self._refuse(name, piece, "have ends that are no numbers")
             yield at, chunk
 
-    def _read(self, name: str, piece: Piece, run: Piece | Ids, out: Tensor) -> Iterator[tuple[int, Tensor]]:
+    def _read(
+        self, name: str, piece: TensorChunk, run: TensorChunk | PieceRows, out: Tensor
+    ) -> Iterator[tuple[int, Tensor]]:
         """Read what is under a key into `out`, all at once or, if it has fewer rows, as many at a time."""
         path = self.folder / piece.file
         step = min(len(out), max(1, CHUNK_bytes // max(1, out[:1].numel() * out.element_size()))) or 1
@@ -279,7 +281,7 @@ class Checkpoint:
         if sum32 != run.crc32:
             self._refuse(name, piece, "do not match their checksum")
 
-    def _refuse(self, name: str, piece: Piece, why: str) -> NoReturn:
+    def _refuse(self, name: str, piece: TensorChunk, why: str) -> NoReturn:
         entry, path = self.entry(name), self.folder / piece.file
         what = f"{entry.place(piece.rows, entry.cols_of(piece))} of tensor {name!r}"
         raise CheckpointError(f"{path} is damaged: {what} {why}; use another checkpoint")
@@ -292,11 +294,11 @@ class Checkpoint:
                     if run is not None:
                         self._place(name, piece, run)
 
-    def _place(self, name: str, piece: Piece, run: Piece | Ids) -> Place:
+    def _place(self, name: str, piece: TensorChunk, run: TensorChunk | PieceRows) -> ByteRange:
         """Where a piece or its ids stand, if the head of their file says what the manifest says."""
         entry, rows = self.entry(name), run.count
         kind, width = ("uint8" if piece.bits else entry.dtype), entry.width_of(piece)
-        if isinstance(run, Ids):
+        if isinstance(run, PieceRows):
             kind, width = str(ids_dtype(entry)).removeprefix("torch."), 1
         place = self._head(piece.file).places.get(run.key)
         if place is None:
@@ -307,9 +309,9 @@ class Checkpoint:
             self._refuse(name, piece, f"are {place.code} of shape {place.shape} in its head, want {want}")
         return place
 
-    def _head(self, file: str) -> Head:
+    def _head(self, file: str) -> FileHeader:
         if file not in self._heads:
-            self._heads[file] = Head.read(self.folder, file, self.manifest.files[file])
+            self._heads[file] = FileHeader.read(self.folder, file, self.manifest.files[file])
         return self._heads[file]
 
 

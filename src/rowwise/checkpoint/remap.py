@@ -20,16 +20,16 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from rowwise.checkpoint.manifest import Entry, Manifest
+from rowwise.checkpoint.manifest import CheckpointManifest, TensorEntry
 from rowwise.checkpoint.named import nearest, tables_of
-from rowwise.checkpoint.parts import Part
+from rowwise.checkpoint.parts import LocalShard
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.stream import described, write_streamed
 from rowwise.checkpoint.windows import Tell
 from rowwise.errors import CheckpointError, DataError, SpecError
 from rowwise.hashing.file import load
 from rowwise.hashing.idmap import IdMap
-from rowwise.hashing.mapped import IDENTITY, Identity, identity_of
+from rowwise.hashing.mapped import IDENTITY, MapIdentity, identity_of
 from rowwise.hashing.refresh import Ids, Move, check_movable, moved, moves, same_rows
 from rowwise.models.wide import ENDING
 from rowwise.ops.idmap import map_ids
@@ -41,7 +41,7 @@ COUNTS = "counts/"  # in what `rowwise compress` keeps of its probe
 MAPPED = re.compile(rf"model/(?P<path>.+\.)?maps\.(?P<table>[^.]+)\.{IDENTITY}")
 
 
-class Remapped(Value, frozen=True):
+class RemappedTable(Value, frozen=True):
     """What became of the rows of a table, in one of the modules that hold it."""
 
     table: str
@@ -52,12 +52,12 @@ class Remapped(Value, frozen=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Home:
+class _MappedTensors:
     """A table with a map in a module, by the names that the checkpoint has for it."""
 
     table: str
     path: str  # of the module, with a dot at its end
-    known: Identity
+    known: MapIdentity
 
     @property
     def maps(self) -> str:
@@ -71,7 +71,7 @@ class _Home:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Plan:
+class _RemapPlan:
     """What is written instead of what is there."""
 
     whole: dict[str, Tensor] = field(default_factory=dict)  # by name, all of it
@@ -81,7 +81,7 @@ class _Plan:
 
 def remap(
     checkpoint: Checkpoint, folder: Path, table: str, file: Path, counts: Path | None = None, tell: Tell | None = None
-) -> list[Remapped]:
+) -> list[RemappedTable]:
     """Write a checkpoint in which a table, and the linear part's table of the same ids, has the map of a file.
 
     Args:
@@ -98,14 +98,14 @@ def remap(
     ids = homes[0].known.shape.ids
     new = load(file, Table(name=table, rows=ids, dim=1))
     weights_N = None if counts is None else _weights(counts, table, ids)
-    plan, told = _Plan(), list[Remapped]()
+    plan, told = _RemapPlan(), list[RemappedTable]()
     known: dict[str, tuple[Move, ...]] = {}  # by the old map, which modules may have in common
     for home in homes:
         _change_map(checkpoint, home, new, plan)
         old = _old_map(checkpoint, home)
         if same_rows(old, new):
             rows = new.shape.rows
-            told.append(Remapped(table=home.table, rows=rows, kept=rows, empty=0, ids=ids))
+            told.append(RemappedTable(table=home.table, rows=rows, kept=rows, empty=0, ids=ids))
             continue
         try:
             check_movable(old.shape, new.shape, _dim(checkpoint, home))
@@ -120,9 +120,9 @@ def remap(
     return told
 
 
-def _homes(checkpoint: Checkpoint, table: str) -> list[_Home]:
+def _homes(checkpoint: Checkpoint, table: str) -> list[_MappedTensors]:
     """Where the table is, with a map."""
-    found: list[_Home] = []
+    found: list[_MappedTensors] = []
     there: list[str] = []
     for name in checkpoint.names():
         match = MAPPED.fullmatch(name)
@@ -131,7 +131,7 @@ def _homes(checkpoint: Checkpoint, table: str) -> list[_Home]:
         there.append(match["table"])
         if match["table"] in (table, table + ENDING):
             known = identity_of(checkpoint.load(name))
-            found.append(_Home(table=match["table"], path=match["path"] or "", known=known))
+            found.append(_MappedTensors(table=match["table"], path=match["path"] or "", known=known))
     digests = {home.known.digest for home in found if home.table == table}
     if digests:  # a table that is only called so has a map of its own
         return sorted((home for home in found if home.known.digest in digests), key=lambda home: home.table)
@@ -144,7 +144,7 @@ def _homes(checkpoint: Checkpoint, table: str) -> list[_Home]:
     raise CheckpointError(f"{checkpoint.folder}: table {table!r} {why}")
 
 
-def _old_map(checkpoint: Checkpoint, home: _Home) -> IdMap:
+def _old_map(checkpoint: Checkpoint, home: _MappedTensors) -> IdMap:
     """As the checkpoint holds it."""
     known = home.known
     count = 0 if known.folding is None else known.folding.count
@@ -160,9 +160,9 @@ def _words(folds: int) -> list[str]:
     return ["words", *(f"words_{fold}" for fold in range(folds))]
 
 
-def _change_map(checkpoint: Checkpoint, home: _Home, new: IdMap, plan: _Plan) -> None:
+def _change_map(checkpoint: Checkpoint, home: _MappedTensors, new: IdMap, plan: _RemapPlan) -> None:
     """The tensors of the new map instead of those of the old one."""
-    made = Identity(table=home.table, digest=new.digest, about=new.about, shape=new.shape, folding=new.folding)
+    made = MapIdentity(table=home.table, digest=new.digest, about=new.about, shape=new.shape, folding=new.folding)
     text = torch.frombuffer(bytearray(msgspec.json.encode(made)), dtype=torch.uint8)
     all_words = zip(_words(len(new.fold_words)), (new.words, *new.fold_words), strict=True)
     tensors = {name: torch.from_numpy(words) for name, words in all_words} | {IDENTITY: text}
@@ -171,13 +171,13 @@ def _change_map(checkpoint: Checkpoint, home: _Home, new: IdMap, plan: _Plan) ->
     plan.left.update(name for name in checkpoint.names() if words.fullmatch(name) and name not in plan.whole)
 
 
-def _dim(checkpoint: Checkpoint, home: _Home) -> int:
+def _dim(checkpoint: Checkpoint, home: _MappedTensors) -> int:
     """The table's: what a part is projected to, or has."""
     first = checkpoint.manifest.tensors.get(f"{home.maps}projection_0")
     return checkpoint.entry(f"model/{home.stored(0)}").columns if first is None else first.rows
 
 
-def _tensors(checkpoint: Checkpoint, home: _Home, index: int) -> Iterator[str]:
+def _tensors(checkpoint: Checkpoint, home: _MappedTensors, index: int) -> Iterator[str]:
     """The rows of a part and their state, all of a shape that can be moved."""
     name, rows = home.stored(index), home.known.shape.parts[index].rows
     entry = checkpoint.entry(f"model/{name}")
@@ -224,16 +224,16 @@ def _look_up(id_map: IdMap, ids_N: Ids) -> NDArray[np.int64]:
     return map_ids(torch.from_numpy(ids_N), sections, words, shape.ids, shape.columns).numpy()
 
 
-def _told(home: _Home, found: tuple[Move, ...], ids: int) -> Remapped:
+def _told(home: _MappedTensors, found: tuple[Move, ...], ids: int) -> RemappedTable:
     rows, kept = sum(move.rows for move in found), sum(move.kept for move in found)
-    return Remapped(table=home.table, rows=rows, kept=kept, empty=sum(move.empty for move in found), ids=ids)
+    return RemappedTable(table=home.table, rows=rows, kept=kept, empty=sum(move.empty for move in found), ids=ids)
 
 
 def _write(
-    checkpoint: Checkpoint, folder: Path, plan: _Plan, weights_N: NDArray[np.int64] | None, tell: Tell | None
-) -> Manifest:
-    whole = {name: Part.whole(name, tensor) for name, tensor in plan.whole.items()}
-    rest, parts = dict(whole), list[Part]()
+    checkpoint: Checkpoint, folder: Path, plan: _RemapPlan, weights_N: NDArray[np.int64] | None, tell: Tell | None
+) -> CheckpointManifest:
+    whole = {name: LocalShard.whole(name, tensor) for name, tensor in plan.whole.items()}
+    rest, parts = dict(whole), list[LocalShard]()
     for name, entry in checkpoint.manifest.tensors.items():
         if name in rest:
             parts.append(described(name, rest.pop(name).entry))
@@ -245,7 +245,7 @@ def _write(
     parts += [described(name, part.entry) for name, part in rest.items()]
     mover = _Mover(checkpoint, weights_N)
 
-    def fill(part: Part) -> None:
+    def fill(part: LocalShard) -> None:
         if part.name in whole:
             part.tensor.copy_(whole[part.name].cut(*part.rows).tensor)
         elif part.name in plan.from_rows:
@@ -264,7 +264,7 @@ class _Mover:
         self._checkpoint, self._weights_N = checkpoint, weights_N
         self._held: tuple[str, Tensor] | None = None
 
-    def fill(self, part: Part, move: Move) -> None:
+    def fill(self, part: LocalShard, move: Move) -> None:
         """Rows of a table, or of the state of one."""
         entry, old = self._checkpoint.entry(part.name), self._old(part.name)
         means = torch.from_numpy(
@@ -293,7 +293,7 @@ class _Mover:
         return np.ones(len(ids_N)) if self._weights_N is None else self._weights_N[ids_N].astype(np.float64)
 
 
-def _floats(stored: Tensor, entry: Entry) -> NDArray[np.float32]:
+def _floats(stored: Tensor, entry: TensorEntry) -> NDArray[np.float32]:
     if entry.row_type is None:
         return stored.numpy()
     return unpack(stored, entry.columns, entry.row_type, entry.column_group).numpy()

@@ -6,31 +6,31 @@ Its own file because it is pure: rectangles and numbers, no files and no tensors
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from rowwise.checkpoint.manifest import Entry, Piece, Span
+from rowwise.checkpoint.manifest import Span, TensorChunk, TensorEntry
 
 
-class Copy(NamedTuple):
+class CopyRegion(NamedTuple):
     """What a piece and a rectangle have in common, counted from where each of them begins."""
 
-    piece: Piece
+    piece: TensorChunk
     rows_from: Span
     rows_to: Span
     cols_from: Span
     cols_to: Span
 
 
-def overlaps(entry: Entry, rows: Span, cols: Span) -> Iterator[Copy]:
+def overlaps(entry: TensorEntry, rows: Span, cols: Span) -> Iterator[CopyRegion]:
     """What has to be copied, in this order, to have these rows and columns."""
     for piece in entry.pieces:
         theirs = entry.cols_of(piece)
         row, col = _common(piece.rows, rows), _common(theirs, cols)
         if row[0] < row[1] and col[0] < col[1]:
-            yield Copy(
+            yield CopyRegion(
                 piece, _from(row, piece.rows[0]), _from(row, rows[0]), _from(col, theirs[0]), _from(col, cols[0])
             )
 
 
-def stored(entry: Entry, width: int, cols: Span) -> list[Span]:
+def stored(entry: TensorEntry, width: int, cols: Span) -> list[Span]:
     """Where columns of a rectangle stand in its rows, in elements as they are stored.
 
     Of int8 rows, see [Note: Row formats] in `ops/_cpp/tables.h`: first their scales, then their codes. There the

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from msgspec import structs
 
-from rowwise.checkpoint.manifest import Entry, Manifest
+from rowwise.checkpoint.manifest import CheckpointManifest, TensorEntry
 from rowwise.checkpoint.named import SavedTable, choose, tables_of
-from rowwise.checkpoint.parts import Part
+from rowwise.checkpoint.parts import LocalShard
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.stream import deal_shared, described, write_streamed
 from rowwise.checkpoint.windows import Tell
@@ -32,7 +32,7 @@ def retyped(checkpoint: Checkpoint, every: RowType | None, some: Mapping[str, Ro
 
 def rewrite(
     checkpoint: Checkpoint, folder: Path, plan: Plan, tables: Mapping[str, Table], *, state: bool, tell: Tell | None
-) -> Manifest:
+) -> CheckpointManifest:
     """Write a checkpoint as the ranks of a plan would have written it.
 
     Args:
@@ -49,8 +49,8 @@ def rewrite(
         what = f"{checkpoint.folder} has several tables {twice[0]!r}"
         raise CheckpointError(f"{what}, which a plan could not tell apart: export them by their paths instead")
     plan.validate(list(tables.values()))
-    own_W: list[list[Part]] = [[] for _ in range(plan.world)]
-    shared: list[Part] = []
+    own_W: list[list[LocalShard]] = [[] for _ in range(plan.world)]
+    shared: list[LocalShard] = []
     taken: set[str] = set()
     for name, table in saved.items():
         tiles = plan.tiles_of(table.table)
@@ -68,7 +68,7 @@ def rewrite(
 
 def _table_parts(
     checkpoint: Checkpoint, saved: SavedTable, table: Table, tiles: Sequence[Tile], *, state: bool
-) -> list[tuple[Part, int | None]]:
+) -> list[tuple[LocalShard, int | None]]:
     """What is written of a table and its state, and by which rank; None: all have it."""
     kind, group = table.row_type, table.column_group
     entry = structs.replace(saved.entry, dtype=kind.facts.numbers, row_type=kind, column_group=group)
@@ -76,7 +76,7 @@ def _table_parts(
     if state:
         names |= {name: checkpoint.entry(name) for name in saved.state.values()}
     copied = len(tiles) > 1 and all(tile.rows == (0, table.rows) and tile.cols == (0, table.dim) for tile in tiles)
-    found: list[tuple[Part, int | None]] = []
+    found: list[tuple[LocalShard, int | None]] = []
     for name, one in names.items():
         if copied:
             found.append((described(name, one), None))
@@ -89,6 +89,6 @@ def _table_parts(
     return found
 
 
-def _cut(name: str, entry: Entry, tile: Tile) -> Part:
+def _cut(name: str, entry: TensorEntry, tile: Tile) -> LocalShard:
     cols = None if tile.cols == (0, entry.columns) else tile.cols
     return described(name, structs.replace(entry, pieces=()), tile.rows, cols)

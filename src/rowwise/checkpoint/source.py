@@ -36,7 +36,7 @@ OLD_PICKLES = 5  # that a file of torch before 1.6 begins with
 MOST_NAMES, MOST_DEPTH = 100_000, 100  # of dicts in dicts
 
 
-class Outline(NamedTuple):
+class TensorOutline(NamedTuple):
     """What a tensor is, without what is in it."""
 
     shape: tuple[int, ...]
@@ -45,11 +45,11 @@ class Outline(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class TensorSource:
     """Named tensors somewhere; `read` gives some rows of one, a tensor without dimensions being one row."""
 
     place: Path
-    tensors: Mapping[str, Outline]
+    tensors: Mapping[str, TensorOutline]
     read: Callable[[str, Span], Tensor] = field(repr=False)
 
     def __post_init__(self) -> None:
@@ -61,7 +61,7 @@ class Source:
                 )
 
 
-def open_torch(path: Path) -> Source:
+def open_torch(path: Path) -> TensorSource:
     """What torch.save wrote; tensors inside of dicts have the names of these before their own."""
     try:
         with open_regular(path) as file:
@@ -79,13 +79,13 @@ def open_torch(path: Path) -> Source:
     tensors = {name: x if x.dim() else x.view(1) for name, x in flat.items()}
     if not tensors:
         raise CheckpointError(f"{path} holds a {type(found).__name__} without tensors; want a state dict")
-    outlines = {name: Outline(tuple(x.shape), x.dtype) for name, x in flat.items()}
-    return Source(place=path, tensors=outlines, read=lambda name, rows: tensors[name][slice(*rows)])
+    outlines = {name: TensorOutline(tuple(x.shape), x.dtype) for name, x in flat.items()}
+    return TensorSource(place=path, tensors=outlines, read=lambda name, rows: tensors[name][slice(*rows)])
 
 
-def open_safetensors(path: Path) -> Source:
+def open_safetensors(path: Path) -> TensorSource:
     """A file of safetensors."""
-    outlines: dict[str, Outline] = {}
+    outlines: dict[str, TensorOutline] = {}
     try:
         open_regular(path).close()  # a pipe is not waited for
         file = safe_open(path, "pt")
@@ -93,7 +93,7 @@ def open_safetensors(path: Path) -> Source:
             slices = file.get_slice(name)
             shape = tuple(slices.get_shape())
             rows = slices[:0] if shape else file.get_tensor(name)
-            outlines[name] = Outline(shape, rows.dtype)
+            outlines[name] = TensorOutline(shape, rows.dtype)
     except (SafetensorError, OSError) as error:
         why = printable(str(error)).partition("\n")[0]
         raise CheckpointError(f"{path} cannot be read: {why}; {KINDS}") from None
@@ -101,7 +101,7 @@ def open_safetensors(path: Path) -> Source:
     def read(name: str, rows: Span) -> Tensor:
         return file.get_slice(name)[slice(*rows)] if outlines[name].shape else file.get_tensor(name).view(1)
 
-    return Source(place=path, tensors=outlines, read=read)
+    return TensorSource(place=path, tensors=outlines, read=read)
 
 
 def _load(path: Path) -> Any:

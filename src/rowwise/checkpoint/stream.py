@@ -14,30 +14,30 @@ from msgspec import structs
 from torch import Tensor
 
 from rowwise.checkpoint import windows, write
-from rowwise.checkpoint.appear import appearing
 from rowwise.checkpoint.assign import deal
+from rowwise.checkpoint.atomic import appearing
 from rowwise.checkpoint.files import write_bytes, write_file
-from rowwise.checkpoint.manifest import FORMAT, NAME, Entry, File, Manifest, Piece, Span
-from rowwise.checkpoint.parts import Part
+from rowwise.checkpoint.manifest import FORMAT, NAME, CheckpointFile, CheckpointManifest, Span, TensorChunk, TensorEntry
+from rowwise.checkpoint.parts import LocalShard
 from rowwise.checkpoint.windows import Tell
-from rowwise.checkpoint.write import Share, merge
+from rowwise.checkpoint.write import RankFiles, merge
 
-Read = Callable[[Part], None]  # fills a part, which has memory then
+Read = Callable[[LocalShard], None]  # fills a part, which has memory then
 
 
-def described(name: str, entry: Entry, rows: Span | None = None, cols: Span | None = None) -> Part:
+def described(name: str, entry: TensorEntry, rows: Span | None = None, cols: Span | None = None) -> LocalShard:
     """Part of a tensor, without memory."""
     rows = rows or (0, entry.rows)
     plain = cols is None and entry.row_type is None
     shape = entry.shape[1:] if plain else (entry.width(cols or (0, entry.columns)),)
     tensor = torch.empty((rows[1] - rows[0], *shape), dtype=getattr(torch, entry.dtype), device="meta")
-    return Part(
+    return LocalShard(
         name=name, tensor=tensor, shape=entry.shape, rows=rows, cols=cols,
         row_type=entry.row_type, column_group=entry.column_group,
     )  # fmt: skip
 
 
-def deal_shared(own_W: Sequence[Sequence[Part]], shared: Sequence[Part]) -> list[list[Part]]:
+def deal_shared(own_W: Sequence[Sequence[LocalShard]], shared: Sequence[LocalShard]) -> list[list[LocalShard]]:
     """What each rank writes, if all have the shared parts: as `write.own_parts` does, of all ranks at once."""
     found_W = [list(own) for own in own_W]
     loads_W = [sum(part.size_bytes for part in own) for own in own_W]
@@ -49,8 +49,8 @@ def deal_shared(own_W: Sequence[Sequence[Part]], shared: Sequence[Part]) -> list
 
 
 def write_streamed(
-    folder: Path, parts_W: Sequence[Sequence[Part]], data: Mapping[str, Any], read: Read, tell: Tell | None = None
-) -> Manifest:
+    folder: Path, parts_W: Sequence[Sequence[LocalShard]], data: Mapping[str, Any], read: Read, tell: Tell | None = None
+) -> CheckpointManifest:
     """Save described parts as so many ranks would have; the folder must not exist."""
     total = sum(part.size_bytes for parts in parts_W for part in parts)
     ahead = _Ahead(read, lambda done: tell(done, total) if tell else None)
@@ -58,16 +58,18 @@ def write_streamed(
         part.mkdir()
         shares = [_write_rank(part, parts, rank, ahead.of(parts)) for rank, parts in enumerate(parts_W)]
         files, tensors = merge(shares)
-        manifest = Manifest(format=FORMAT, data=dict(data), files=files, tensors=tensors)
+        manifest = CheckpointManifest(format=FORMAT, data=dict(data), files=files, tensors=tensors)
         manifest.check(NAME)
         write_bytes(part / NAME, manifest.to_json())
     return manifest
 
 
-def _write_rank(folder: Path, parts: Sequence[Part], rank: int, give: Callable[[Part], Tensor]) -> Share:
+def _write_rank(
+    folder: Path, parts: Sequence[LocalShard], rank: int, give: Callable[[LocalShard], Tensor]
+) -> RankFiles:
     """The files of one rank, in the order of its parts; wider types first, see `files.Head`."""
-    files: dict[str, File] = {}
-    found: dict[str, list[Piece]] = {part.name: [] for part in parts}
+    files: dict[str, CheckpointFile] = {}
+    found: dict[str, list[TensorChunk]] = {part.name: [] for part in parts}
     pieces = [piece for part in parts for piece in _cut(part)]
     pieces.sort(key=lambda piece: -piece.tensor.element_size())
     for number, some in enumerate(_fill_files(pieces)):
@@ -75,24 +77,24 @@ def _write_rank(folder: Path, parts: Sequence[Part], rank: int, give: Callable[[
         heads = [(key, piece.tensor) for key, piece in zip(keys, some, strict=True)]
         files[name], sums = write_file(folder / name, heads, (give(piece) for piece in some))
         for piece, key, crc32 in zip(some, keys, sums, strict=True):
-            found[piece.name].append(Piece(rows=piece.rows, cols=piece.cols, file=name, key=key, crc32=crc32))
+            found[piece.name].append(TensorChunk(rows=piece.rows, cols=piece.cols, file=name, key=key, crc32=crc32))
     tensors = {part.name: structs.replace(part.entry, pieces=tuple(found[part.name])) for part in parts}
-    return Share(files=files, tensors=tensors)
+    return RankFiles(files=files, tensors=tensors)
 
 
-def _key(piece: Part) -> str:
+def _key(piece: LocalShard) -> str:
     """Of its place: a tensor may be in many files."""
     cols = "" if piece.cols is None else f", {piece.cols[0]}:{piece.cols[1]}"
     return f"{piece.name}[{piece.rows[0]}:{piece.rows[1]}{cols}]"
 
 
-def _cut(part: Part) -> list[Part]:
+def _cut(part: LocalShard) -> list[LocalShard]:
     step = max(1, write.SIZES.piece_bytes // max(1, part.row_bytes))
     return [part.cut(k, min(k + step, part.rows[1])) for k in range(*part.rows, step)]
 
 
-def _fill_files(pieces: Sequence[Part]) -> list[list[Part]]:
-    found: list[list[Part]] = []
+def _fill_files(pieces: Sequence[LocalShard]) -> list[list[LocalShard]]:
+    found: list[list[LocalShard]] = []
     held_bytes = write.SIZES.file_bytes
     for piece in pieces:
         if held_bytes >= write.SIZES.file_bytes:
@@ -110,15 +112,15 @@ class _Ahead:
     def __init__(self, read: Read, tell: Callable[[int], None]) -> None:
         self._read, self._tell = read, tell
         self._done = 0
-        self._held: Part | None = None
+        self._held: LocalShard | None = None
 
-    def of(self, parts: Sequence[Part]) -> Callable[[Part], Tensor]:
+    def of(self, parts: Sequence[LocalShard]) -> Callable[[LocalShard], Tensor]:
         """What gives the content of pieces of these parts, in their order."""
-        by_name: dict[str, list[Part]] = {}
+        by_name: dict[str, list[LocalShard]] = {}
         for part in parts:
             by_name.setdefault(part.name, []).append(part)
 
-        def give(piece: Part) -> Tensor:
+        def give(piece: LocalShard) -> Tensor:
             held = self._held
             if held is None or not _has(held, piece):
                 whole = next(part for part in by_name[piece.name] if _has(part, piece))
@@ -132,11 +134,11 @@ class _Ahead:
         return give
 
 
-def _has(part: Part, piece: Part) -> bool:
+def _has(part: LocalShard, piece: LocalShard) -> bool:
     inside = part.rows[0] <= piece.rows[0] and piece.rows[1] <= part.rows[1]
     return inside and (part.name, part.cols) == (piece.name, piece.cols)
 
 
-def _allocate(part: Part) -> Part:
+def _allocate(part: LocalShard) -> LocalShard:
     # Zeros, as int8 rows end with bytes that no column fills: the same files each time.
     return replace(part, tensor=torch.zeros_like(part.tensor, device="cpu"))

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from rowwise.checkpoint.manifest import Entry, Span
-from rowwise.checkpoint.parts import Part
+from rowwise.checkpoint.manifest import Span, TensorEntry
+from rowwise.checkpoint.parts import LocalShard
 from rowwise.embedding import Embeddings
 from rowwise.plan import Tile, column_block
 from rowwise.row_optimizers import couples_columns
@@ -20,7 +20,7 @@ from rowwise.shard.embeddings import AnyEmbeddings
 from rowwise.spec import Table, state_slots
 
 
-class _Held(NamedTuple):
+class _StoredTile(NamedTuple):
     table: Table
     tile: Tile
     rows: Tensor
@@ -43,21 +43,21 @@ def name_of(path: str, table: Table) -> str:
     return f"{path}.{table.name}" if path else table.name
 
 
-def entries_of(path: str, module: AnyEmbeddings) -> dict[str, Entry]:
+def entries_of(path: str, module: AnyEmbeddings) -> dict[str, TensorEntry]:
     """All tensors of a module's tables, whoever holds them; without pieces."""
-    found: dict[str, Entry] = {}
+    found: dict[str, TensorEntry] = {}
     for table in module.tables:
         name, shape, kind = name_of(path, table), (table.rows, table.dim), table.row_type
-        found[f"model/{name}"] = Entry(
+        found[f"model/{name}"] = TensorEntry(
             dtype=kind.facts.numbers, shape=shape, row_type=kind, column_group=table.column_group
         )
-        found[f"rows/{name}/step"] = Entry(dtype="int64", shape=())
+        found[f"rows/{name}/step"] = TensorEntry(dtype="int64", shape=())
         for slot, (width, _) in state_slots(table).items():
-            found[f"rows/{name}/{slot}"] = Entry(dtype="float32", shape=shape[:1] if width == 1 else shape)
+            found[f"rows/{name}/{slot}"] = TensorEntry(dtype="float32", shape=shape[:1] if width == 1 else shape)
     return found
 
 
-def written_parts(path: str, module: AnyEmbeddings) -> Iterator[Part]:
+def written_parts(path: str, module: AnyEmbeddings) -> Iterator[LocalShard]:
     """What this rank gives to be written: of all ranks together, each place once."""
     for held in _held(module):
         yield _rows(path, held)
@@ -67,7 +67,7 @@ def written_parts(path: str, module: AnyEmbeddings) -> Iterator[Part]:
                 yield _state(path, held, slot, _blocks(held) if apart else None)
 
 
-def read_parts(path: str, module: AnyEmbeddings, saved: Mapping[str, Entry]) -> Iterator[Part]:
+def read_parts(path: str, module: AnyEmbeddings, saved: Mapping[str, TensorEntry]) -> Iterator[LocalShard]:
     """What this rank wants to have of a checkpoint that has these tensors; it is about to be written into."""
     for arena in module.arenas:
         arena.mark_all()
@@ -80,9 +80,9 @@ def read_parts(path: str, module: AnyEmbeddings, saved: Mapping[str, Entry]) -> 
             yield _state(path, held, slot, (first, first + 1) if apart else None)
 
 
-def _rows(path: str, held: _Held) -> Part:
+def _rows(path: str, held: _StoredTile) -> LocalShard:
     table, tile = held.table, held.tile
-    return Part(
+    return LocalShard(
         name=f"model/{name_of(path, table)}",
         tensor=held.rows,
         shape=(table.rows, table.dim),
@@ -95,13 +95,13 @@ def _rows(path: str, held: _Held) -> Part:
     )
 
 
-def _blocks(held: _Held) -> Span:
+def _blocks(held: _StoredTile) -> Span:
     """Of columns that stay together."""
     block = column_block(held.table)
     return held.tile.cols[0] // block, -(-held.tile.cols[1] // block)
 
 
-def _state(path: str, held: _Held, slot: str, blocks: Span | None) -> Part:
+def _state(path: str, held: _StoredTile, slot: str, blocks: Span | None) -> LocalShard:
     """`blocks`: those that a number a row stands for, where it is saved for each of them."""
     table, tile, state = held.table, held.tile, held.state[slot]
     shape, rows, cols = (table.rows, table.dim)[: state.dim()], tile.rows, None
@@ -114,16 +114,16 @@ def _state(path: str, held: _Held, slot: str, blocks: Span | None) -> Part:
         cols = tile.cols
     name = f"rows/{name_of(path, table)}/{slot}"
     touched = held.touched if shape else None
-    return Part(name=name, tensor=state, shape=shape, rows=rows, cols=cols, shared=held.shared, touched=touched)
+    return LocalShard(name=name, tensor=state, shape=shape, rows=rows, cols=cols, shared=held.shared, touched=touched)
 
 
-def _held(module: AnyEmbeddings) -> Iterator[_Held]:
+def _held(module: AnyEmbeddings) -> Iterator[_StoredTile]:
     if isinstance(module, Embeddings):
         for index, table in enumerate(module.tables):
             tile = Tile(table=table.name, rank=0, rows=(0, table.rows), cols=(0, table.dim))
             arena = module.arena
             touched = None if arena.touched is None else arena.touched.table(index)
-            yield _Held(table, tile, arena.table(index), arena.table_state(index), touched, True, True, False)
+            yield _StoredTile(table, tile, arena.table(index), arena.table_state(index), touched, True, True, False)
         return
     tables = {table.name: table for table in module.tables}
     copied = {table.name for table in module.routes.copied}
@@ -140,4 +140,6 @@ def _held(module: AnyEmbeddings) -> Iterator[_Held]:
         name = piece.tile.table
         shared = name in copied
         first = shared or firsts[name] == piece.tile
-        yield _Held(tables[name], piece.tile, piece.rows, piece.state, piece.touched, first, shared, name in apart)
+        yield _StoredTile(
+            tables[name], piece.tile, piece.rows, piece.state, piece.touched, first, shared, name in apart
+        )

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rowwise.checkpoint.manifest import NUMBERS
-from rowwise.checkpoint.pickled import ORDERED, Name, Persistent, Record, read_pickle
+from rowwise.checkpoint.pickled import ORDERED, GlobalName, Persistent, PickledObject, read_pickle
 from rowwise.errors import CheckpointError
 
 STORAGES = {
@@ -31,7 +31,7 @@ def load_tensor(file: BinaryIO, begin: int, size: int) -> Tensor:
     """The tensor in some bytes of a file."""
     if not 0 <= begin <= begin + size <= os.fstat(file.fileno()).st_size:
         raise CheckpointError(f"it ends before byte {begin + size}")
-    window = _Window(file.fileno(), begin, size)
+    window = _FileWindow(file.fileno(), begin, size)
     try:
         with zipfile.ZipFile(window) as archive:
             return _tensor(archive)
@@ -49,10 +49,10 @@ def _tensor(archive: zipfile.ZipFile) -> Tensor:
     if "byteorder" in members and archive.read(members["byteorder"]) != b"little":
         raise CheckpointError("its numbers are big-endian")
     stored = read_pickle(archive.read(pickle), KNOWN)
-    if not isinstance(stored, Record) or stored.kind not in REBUILD or len(stored.args) < 4:
+    if not isinstance(stored, PickledObject) or stored.kind not in REBUILD or len(stored.args) < 4:
         raise CheckpointError("it holds no tensor")
     storage, offset, size, stride = stored.args[:4]
-    if not isinstance(storage, Record) or storage.kind != Persistent:
+    if not isinstance(storage, PickledObject) or storage.kind != Persistent:
         raise CheckpointError("it holds no tensor")
     dtype, key = _storage(storage, stored)
     content = members.get(f"data/{key}")
@@ -63,14 +63,14 @@ def _tensor(archive: zipfile.ZipFile) -> Tensor:
     return numbers.as_strided(size, stride, offset)
 
 
-def _storage(storage: Record, stored: Record) -> tuple[torch.dtype, str]:
+def _storage(storage: PickledObject, stored: PickledObject) -> tuple[torch.dtype, str]:
     """The type of its numbers, and what the file with them is called."""
     about = storage.args[0]
-    if type(about) is not tuple or len(about) != 5 or about[0] != "storage" or not isinstance(about[1], Name):
+    if type(about) is not tuple or len(about) != 5 or about[0] != "storage" or not isinstance(about[1], GlobalName):
         raise CheckpointError("it holds no tensor")
     _, kind, key, _, _ = about
     dtype = STORAGES.get(kind.name)
-    if kind == UNTYPED and len(stored.args) > 6 and isinstance(stored.args[6], Name):
+    if kind == UNTYPED and len(stored.args) > 6 and isinstance(stored.args[6], GlobalName):
         dtype = getattr(torch, stored.args[6].name) if stored.args[6].name in NUMBERS else None
     if dtype is None or not isinstance(key, str):
         raise CheckpointError("it holds numbers of another kind")
@@ -95,7 +95,7 @@ def _whole(numbers: object) -> TypeGuard[tuple[int, ...]]:
 
 
 @final
-class _Window(io.RawIOBase):
+class _FileWindow(io.RawIOBase):
     """Some bytes of a file as a file; never takes more memory than it has bytes."""
 
     def __init__(self, handle: int, begin: int, size: int) -> None:

@@ -7,13 +7,13 @@ of it, so runs of rows that end where pieces end read each piece once.
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 
-from rowwise.checkpoint.manifest import Entry, Span
+from rowwise.checkpoint.manifest import Span, TensorEntry
 
 WINDOW_bytes = 128 << 20  # several pieces, or a piece of each of several column tiles
 Tell = Callable[[int, int], None]  # how much is done, of how much
 
 
-def windows(entry: Entry, *others: Entry) -> Iterator[Span]:
+def windows(entry: TensorEntry, *others: TensorEntry) -> Iterator[Span]:
     """Runs of rows that together are all rows; `others` are gone through with it."""
     cuts = sorted({cut for e in (entry, *others) for piece in e.pieces for cut in piece.rows})
     return cut_rows(entry.rows, 4 * max(1, entry.columns), cuts)

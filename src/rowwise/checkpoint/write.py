@@ -23,8 +23,16 @@ from msgspec import structs
 from rowwise.checkpoint.assign import deal
 from rowwise.checkpoint.delta import encode
 from rowwise.checkpoint.files import sync, write_bytes, write_file
-from rowwise.checkpoint.manifest import FORMAT, NAME, Entry, File, Ids, Manifest, Piece
-from rowwise.checkpoint.parts import Part
+from rowwise.checkpoint.manifest import (
+    FORMAT,
+    NAME,
+    CheckpointFile,
+    CheckpointManifest,
+    PieceRows,
+    TensorChunk,
+    TensorEntry,
+)
+from rowwise.checkpoint.parts import LocalShard
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.comm.seam import Comm
 from rowwise.comm.solo import solo
@@ -48,21 +56,21 @@ class FileSizes(NamedTuple):
 SIZES = FileSizes()
 
 
-class Share(Value, frozen=True):
+class RankFiles(Value, frozen=True):
     """What one rank has written."""
 
-    files: dict[str, File]
-    tensors: dict[str, Entry]
+    files: dict[str, CheckpointFile]
+    tensors: dict[str, TensorEntry]
 
 
 def write(
     folder: Path,
-    parts: Sequence[Part],
+    parts: Sequence[LocalShard],
     data: Mapping[str, Any],
     comm: Comm | None = None,
     base: Checkpoint | None = None,
     sizes: FileSizes | None = None,
-) -> Manifest:
+) -> CheckpointManifest:
     """Save the parts of all ranks, and rank 0's `data` beside them in the manifest; the folder must not exist.
 
     `base`: an earlier checkpoint, on top of which parts with `ids` are read. `sizes`: None: the usual ones.
@@ -83,21 +91,21 @@ def write(
             shutil.rmtree(part, ignore_errors=True)
         all_gather_text(comm, "", "checkpoint")  # once the folder is gone
         raise
-    return Manifest.read(folder)
+    return CheckpointManifest.read(folder)
 
 
 def write_data(folder: Path, data: Mapping[str, Any]) -> None:
     """Replace the data of a checkpoint, in one step; its tensors stay."""
     part = folder / f"{NAME}{PART}"
     try:
-        write_bytes(part, structs.replace(Manifest.read(folder), data=dict(data)).to_json())
+        write_bytes(part, structs.replace(CheckpointManifest.read(folder), data=dict(data)).to_json())
         part.replace(folder / NAME)
         sync(folder)
     except OSError as error:
         raise CheckpointError(f"{folder} stays as it was: {error.strerror or error}") from error
 
 
-def own_parts(parts: Sequence[Part], comm: Comm) -> list[Part]:
+def own_parts(parts: Sequence[LocalShard], comm: Comm) -> list[LocalShard]:
     """What this rank writes: its own parts, and its share of those that all have; called by all ranks."""
     shared = [part for part in parts if part.shared]
     own = [part for part in parts if not part.shared]
@@ -115,7 +123,7 @@ def own_parts(parts: Sequence[Part], comm: Comm) -> list[Part]:
     return sorted(own, key=lambda part: places[part.name])  # the order in which they were listed
 
 
-def write_share(folder: Path, parts: Sequence[Part], prefix: str, sizes: FileSizes) -> Share:
+def write_share(folder: Path, parts: Sequence[LocalShard], prefix: str, sizes: FileSizes) -> RankFiles:
     """Write parts into files of this rank's own, whose names begin so."""
     pieces = [piece for part in parts for piece in part.split(sizes.piece_bytes)]
     # Wider types first: see Head.
@@ -125,18 +133,18 @@ def write_share(folder: Path, parts: Sequence[Part], prefix: str, sizes: FileSiz
     with ThreadPoolExecutor(THREADS) as pool:
         written = list(pool.map(_write_file, [folder / name for name in names], chosen))
     done = {id(part): piece for _, found in written for part, piece in found}
-    of: dict[str, list[Piece]] = {part.name: [] for part in parts}
+    of: dict[str, list[TensorChunk]] = {part.name: [] for part in parts}
     for part in pieces:
         of[part.name].append(done[id(part)])
     tensors = {part.name: structs.replace(part.entry, pieces=tuple(of[part.name])) for part in parts}
-    return Share(files={name: file for name, (file, _) in zip(names, written, strict=True)}, tensors=tensors)
+    return RankFiles(files={name: file for name, (file, _) in zip(names, written, strict=True)}, tensors=tensors)
 
 
-def merge(shares: Iterable[Share]) -> tuple[dict[str, File], dict[str, Entry]]:
+def merge(shares: Iterable[RankFiles]) -> tuple[dict[str, CheckpointFile], dict[str, TensorEntry]]:
     """What all ranks have written, as one; the order of pieces does not depend on who wrote them."""
-    files: dict[str, File] = {}
-    found: dict[str, Entry] = {}
-    pieces: dict[str, list[Piece]] = {}
+    files: dict[str, CheckpointFile] = {}
+    found: dict[str, TensorEntry] = {}
+    pieces: dict[str, list[TensorChunk]] = {}
     for share in shares:
         files |= share.files
         for name, entry in share.tensors.items():
@@ -148,9 +156,9 @@ def merge(shares: Iterable[Share]) -> tuple[dict[str, File], dict[str, Entry]]:
     return files, {name: structs.replace(entry, pieces=tuple(ordered[name])) for name, entry in found.items()}
 
 
-def on_top_of(base: Checkpoint, tensors: Mapping[str, Entry]) -> dict[str, Entry]:
+def on_top_of(base: Checkpoint, tensors: Mapping[str, TensorEntry]) -> dict[str, TensorEntry]:
     """What changed, and before it the pieces that it changes."""
-    found: dict[str, Entry] = {}
+    found: dict[str, TensorEntry] = {}
     for name, entry in tensors.items():
         whole = any(piece.ids is None for piece in entry.pieces)
         found[name] = entry if whole else structs.replace(entry, pieces=base.entry(name).pieces + entry.pieces)
@@ -180,7 +188,7 @@ def _begin(folder: Path, part: Path) -> None:
     part.mkdir(parents=True)
 
 
-def _finish(folder: Path, shares: Sequence[Share], data: Mapping[str, Any], base: Checkpoint | None) -> None:
+def _finish(folder: Path, shares: Sequence[RankFiles], data: Mapping[str, Any], base: Checkpoint | None) -> None:
     part = folder.with_name(folder.name + PART)
     files, tensors = merge(shares)
     chain_bytes = (sum(file.size_bytes for file in files.values()),)
@@ -189,7 +197,7 @@ def _finish(folder: Path, shares: Sequence[Share], data: Mapping[str, Any], base
         for name in {piece.file for entry in tensors.values() for piece in entry.pieces} - files.keys():
             os.link(base.folder / name, part / name)
             files[name] = base.manifest.files[name]
-    manifest = Manifest(format=FORMAT, data=dict(data), files=files, tensors=tensors, chain_bytes=chain_bytes)
+    manifest = CheckpointManifest(format=FORMAT, data=dict(data), files=files, tensors=tensors, chain_bytes=chain_bytes)
     manifest.check(NAME)
     write_bytes(part / NAME, manifest.to_json())
     sync(part)
@@ -197,7 +205,7 @@ def _finish(folder: Path, shares: Sequence[Share], data: Mapping[str, Any], base
     sync(folder.parent)
 
 
-def _write_file(path: Path, parts: Sequence[Part]) -> tuple[File, list[tuple[Part, Piece]]]:
+def _write_file(path: Path, parts: Sequence[LocalShard]) -> tuple[CheckpointFile, list[tuple[LocalShard, TensorChunk]]]:
     tensors = {_key(part): encode(part) for part in parts}
     tensors |= {_ids_key(part): part.ids for part in parts if part.ids is not None}
     ordered = sorted(tensors.items(), key=lambda item: -item[1].element_size())  # wider types first: see Head
@@ -209,11 +217,11 @@ def _write_file(path: Path, parts: Sequence[Part]) -> tuple[File, list[tuple[Par
     return file, [(part, _piece(part, path.name, crc32s)) for part in parts]
 
 
-def _piece(part: Part, file: str, crc32s: Mapping[str, int]) -> Piece:
+def _piece(part: LocalShard, file: str, crc32s: Mapping[str, int]) -> TensorChunk:
     key, ids = _key(part), None
     if part.ids is not None:
-        ids = Ids(count=len(part.ids), key=_ids_key(part), crc32=crc32s[_ids_key(part)])
-    return Piece(rows=part.rows, cols=part.cols, file=file, key=key, crc32=crc32s[key], bits=part.bits, ids=ids)
+        ids = PieceRows(count=len(part.ids), key=_ids_key(part), crc32=crc32s[_ids_key(part)])
+    return TensorChunk(rows=part.rows, cols=part.cols, file=file, key=key, crc32=crc32s[key], bits=part.bits, ids=ids)
 
 
 def _fill_files(order: Iterable[int], bytes_of: Sequence[int], sizes: FileSizes) -> list[list[int]]:
@@ -230,10 +238,10 @@ def _fill_files(order: Iterable[int], bytes_of: Sequence[int], sizes: FileSizes)
     return found
 
 
-def _ids_key(part: Part) -> str:
+def _ids_key(part: LocalShard) -> str:
     return f"{_key(part)} ids"
 
 
-def _key(part: Part) -> str:
+def _key(part: LocalShard) -> str:
     where = f"{part.rows[0]}:{part.rows[1]}" + ("" if part.cols is None else f", {part.cols[0]}:{part.cols[1]}")
     return f"{part.name}[{where}]"

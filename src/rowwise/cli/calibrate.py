@@ -17,15 +17,15 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 
 from rowwise.cli.console import console_for
+from rowwise.cli.environment import CommandEnvironment
 from rowwise.cli.progress import share_bar
-from rowwise.cli.surroundings import Surroundings
 from rowwise.errors import PeerError, SpecError
 from rowwise.textfile import printable
 from rowwise.value import MOST_THREADS
 
 if TYPE_CHECKING:
-    from rowwise.calibrate.fit import About
-    from rowwise.calibrate.folder import Folder, Order
+    from rowwise.calibrate.fit import MachineDescription
+    from rowwise.calibrate.folder import MeasurementFolder, MeasurementSpec
 
 DEVICES, TRANSPORTS = ("cpu", "cuda"), ("shared", "gloo")
 USUAL_RANKS = 2  # where there are cores for them: links want two
@@ -70,7 +70,7 @@ def calibrate(  # noqa: PLR0913 - one for each option
         raise SpecError(f"--dim {dim} without --tables: it is for tables whose file does not say")
     if name == "":
         raise SpecError("--name '': want what the profile is to call the machine")
-    around: Surroundings = ctx.obj
+    around: CommandEnvironment = ctx.obj
     if around.torchrun is not None:
         raise SpecError("rowwise calibrate makes its ranks itself: start it without torchrun")
     order = _order(nproc, threads, device, transport, seed)
@@ -90,9 +90,9 @@ def calibrate(  # noqa: PLR0913 - one for each option
         raise
 
 
-def _order(nproc: int | None, threads: int | None, device: str, transport: str | None, seed: int) -> "Order":
+def _order(nproc: int | None, threads: int | None, device: str, transport: str | None, seed: int) -> "MeasurementSpec":
     """What is asked for, all of it said."""
-    from rowwise.calibrate.folder import Order, limits_of_machine
+    from rowwise.calibrate.folder import MeasurementSpec, limits_of_machine
 
     for option, value in (("nproc", nproc), ("threads", threads)):
         if value is not None and not 1 <= value <= MOST_THREADS:
@@ -109,7 +109,7 @@ def _order(nproc: int | None, threads: int | None, device: str, transport: str |
     world = nproc or (1 if device == "cuda" else min(cores, USUAL_RANKS))
     if transport is not None and world == 1:
         raise SpecError(f"--transport {transport} with one rank: it is between ranks: leave it away, or give --nproc")
-    return Order(
+    return MeasurementSpec(
         seed=seed,
         world=world,
         threads=threads or (1 if world > 1 else cores),
@@ -129,7 +129,7 @@ def _check_cuda(nproc: int | None) -> None:
         raise SpecError("--device cuda: torch finds no GPU here: want cpu, or see rowwise doctor")
 
 
-def _with_tables(order: "Order", path: Path, dim: int | None) -> "Order":
+def _with_tables(order: "MeasurementSpec", path: Path, dim: int | None) -> "MeasurementSpec":
     from rowwise.calibrate.draw import Population
     from rowwise.planner.inputs import read_tables
 
@@ -141,7 +141,7 @@ def _with_tables(order: "Order", path: Path, dim: int | None) -> "Order":
     return msgspec.structs.replace(order, tables=workloads)
 
 
-def _measure(order: "Order", folder: "Folder", minutes: float, tell: Tell) -> None:
+def _measure(order: "MeasurementSpec", folder: "MeasurementFolder", minutes: float, tell: Tell) -> None:
     """Until there is enough; a rank that fails is one line, or the traceback of a bug."""
     from rowwise.calibrate.measure import measure
     from rowwise.comm.spawn import RanksFailed
@@ -156,7 +156,7 @@ def _measure(order: "Order", folder: "Folder", minutes: float, tell: Tell) -> No
         raise PeerError(f"{failed.line}; what was measured is in {folder.path}: the same command goes on") from None
 
 
-def _fit(order: "Order", folder: "Folder", name: str, console: Console) -> None:
+def _fit(order: "MeasurementSpec", folder: "MeasurementFolder", name: str, console: Console) -> None:
     """Learn from everything that was measured, and write the profile."""
     from rowwise.calibrate.fit import fit_profile
     from rowwise.calibrate.samples import LinkSample
@@ -180,24 +180,24 @@ def _fit(order: "Order", folder: "Folder", name: str, console: Console) -> None:
     console.print(f"use it  {use}", markup=False, soft_wrap=True)
 
 
-def _about(order: "Order", name: str, *, narrow: bool) -> "About":
+def _about(order: "MeasurementSpec", name: str, *, narrow: bool) -> "MachineDescription":
     """The machine, as its profile will describe it; `narrow`: there are networks for exchanges that wires add to."""
     import torch
 
     from rowwise.calibrate.coding import measure_coding
-    from rowwise.calibrate.fit import About
+    from rowwise.calibrate.fit import MachineDescription
     from rowwise.calibrate.kernels import last_cache_bytes
     from rowwise.calibrate.narrow import measure_narrow
-    from rowwise.recipes.machine import Machine
+    from rowwise.recipes.machine import Environment
 
-    found = Machine.read("")
+    found = Environment.read("")
     host_bytes = int(found.memory_gb * 1e9 * FOR_TABLES)
     more = {"device_bytes": host_bytes // order.world, "cache_bytes": last_cache_bytes() // order.world}
     if order.device == "cuda":
         gpu = torch.cuda.get_device_properties(0)
         more = {"device_bytes": int(gpu.total_memory * FOR_TABLES), "cache_bytes": gpu.L2_cache_size}
         more["host_bytes"] = host_bytes
-    return About(
+    return MachineDescription(
         name=name,
         machine=f"{found.cpu}, {found.usable_cores} cores, rowwise {found.rowwise}, torch {found.torch}",
         device=order.device if order.device == "cpu" else found.cuda,

@@ -44,10 +44,10 @@ def ls(path: Either, as_json: AsJson = False) -> None:
     Example: rowwise ckpt ls runs/dlrm-synthetic/1/ckpt/step-000000200 --json
     """
     from rowwise.checkpoint.listing import list_checkpoints, list_tensors
-    from rowwise.checkpoint.manifest import NAME, Manifest
+    from rowwise.checkpoint.manifest import NAME, CheckpointManifest
 
     if (path / NAME).exists():
-        tensors = list_tensors(Manifest.read(path))
+        tensors = list_tensors(CheckpointManifest.read(path))
         if as_json:
             _print_json(tensors)
         else:

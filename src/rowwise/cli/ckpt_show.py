@@ -9,16 +9,16 @@ from rowwise.cli.terminal import say, terminal
 from rowwise.quantity import of_bytes
 
 if TYPE_CHECKING:
-    from rowwise.checkpoint.check import Verdict
+    from rowwise.checkpoint.check import CheckResult
     from rowwise.checkpoint.diff import Difference, Differences
-    from rowwise.checkpoint.foreign import Match
-    from rowwise.checkpoint.listing import Listed, ListedTensor
+    from rowwise.checkpoint.foreign import ImportMatch
+    from rowwise.checkpoint.listing import ListedCheckpoint, ListedTensor
 
 LONGEST = 50  # characters of a value
 MOST = 12  # of the data that differs
 
 
-def show_checkpoints(path: Path, found: "list[Listed]") -> None:
+def show_checkpoints(path: Path, found: "list[ListedCheckpoint]") -> None:
     """One line for each."""
     if not found:
         say(f"{path}: no checkpoint was written yet")
@@ -43,7 +43,7 @@ def show_tensors(found: "list[ListedTensor]") -> None:
     say(f"{len(found)} tensors, {of_bytes(total)}")
 
 
-def show_verdict(path: Path, found: "Verdict") -> None:
+def show_verdict(path: Path, found: "CheckResult") -> None:
     """Which are whole, and what is wrong with the others."""
     for one in found.checked:
         say(f"{one.name}: {f'{len(one.damage)} bad pieces' if one.damage else 'whole'}")
@@ -80,7 +80,7 @@ def show_differences(first: Path, second: Path, found: "Differences") -> None:
     say(f"{len(found.tensors)} tensors differ, {found.equal} are equal, bit for bit")
 
 
-def show_match(source: Path, found: "Match") -> None:
+def show_match(source: Path, found: "ImportMatch") -> None:
     """What becomes what."""
     table = _table(("tensor", "becomes", "type"), ("shape",))
     for one in found.taken:

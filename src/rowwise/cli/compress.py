@@ -16,13 +16,13 @@ from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rowwise.cli.code import load_recipe
 from rowwise.cli.console import console_for
 from rowwise.cli.convert import size_of
+from rowwise.cli.environment import CommandEnvironment
 from rowwise.cli.progress import share_bar
-from rowwise.cli.surroundings import Surroundings
 from rowwise.errors import SpecError
 
 if TYPE_CHECKING:
-    from rowwise.recipes.compress.advice import Advice
-    from rowwise.recipes.compress.division import Goal
+    from rowwise.recipes.compress.advice import CompressionAdvice
+    from rowwise.recipes.compress.division import CompressionGoal
     from rowwise.recipes.compress.work import Tell
 
 MOST_RATIO = 1e6
@@ -67,20 +67,20 @@ def compress(  # noqa: PLR0913 - one for each option
         raise SpecError(f"--rows {rows}: want at least 1")
     if seed is not None and not 0 <= seed < 1 << 31:
         raise SpecError(f"--seed {seed}: want at least 0, and less than 2**31")
-    around: Surroundings = ctx.obj
+    around: CommandEnvironment = ctx.obj
     if around.torchrun is not None:
         raise SpecError("rowwise compress trains in one process: start it without torchrun")
     from rowwise.recipes.compose import resolve
     from rowwise.recipes.compress.advise import advise, check_recipe, write_recipe
     from rowwise.recipes.compress.division import divide
-    from rowwise.recipes.compress.folder import Order, held, open_folder
+    from rowwise.recipes.compress.folder import TrialFolderSpec, held, open_folder
     from rowwise.recipes.compress.window import open_window
 
     given = load_recipe(recipe, changes or ())
     check_recipe(given)
     resolved = resolve(given)
     division = divide(resolved.tables, goal)
-    order = Order.of(resolved.recipe, tuple(history or ()), rows, given.seed if seed is None else seed)
+    order = TrialFolderSpec.of(resolved.recipe, tuple(history or ()), rows, given.seed if seed is None else seed)
     window = open_window(resolved, order.history)
     console = console_for(quiet=False)
     folder = open_folder(out, order)
@@ -98,7 +98,7 @@ def compress(  # noqa: PLR0913 - one for each option
     console.print(f"use it  rowwise train {written}", markup=False, soft_wrap=True)
 
 
-def _goal(ratio: float | None, budget: str | None, methods: str | None) -> "Goal":
+def _goal(ratio: float | None, budget: str | None, methods: str | None) -> "CompressionGoal":
     """What is asked for, all of it said."""
     if (ratio is None) == (budget is None):
         got = "neither" if ratio is None else "both"
@@ -107,7 +107,7 @@ def _goal(ratio: float | None, budget: str | None, methods: str | None) -> "Goal
         raise SpecError(f"--ratio {ratio:g}: want more than 1, such as 10, by how much all tables shrink")
     budget_bytes = None if budget is None else size_of("--budget", budget)
     from rowwise.hashing.methods import METHODS
-    from rowwise.recipes.compress.division import Goal
+    from rowwise.recipes.compress.division import CompressionGoal
 
     wanted = (
         tuple(dict.fromkeys(name.strip() for name in methods.split(","))) if methods is not None else tuple(METHODS)
@@ -117,7 +117,7 @@ def _goal(ratio: float | None, budget: str | None, methods: str | None) -> "Goal
             near = difflib.get_close_matches(name, METHODS, n=1)
             guess = f"; did you mean {near[0]!r}?" if near else "."
             raise SpecError(f"--methods: no method {name!r}{guess} There are {', '.join(METHODS)}")
-    return Goal(ratio=ratio, budget_bytes=budget_bytes, methods=wanted)
+    return CompressionGoal(ratio=ratio, budget_bytes=budget_bytes, methods=wanted)
 
 
 def _write_page(folder: Path) -> Path:
@@ -130,7 +130,7 @@ def _write_page(folder: Path) -> Path:
     return out
 
 
-def _show(advice: "Advice", console: Console, *, explain: bool) -> None:
+def _show(advice: "CompressionAdvice", console: Console, *, explain: bool) -> None:
     """What each table is to be."""
     from rich.markup import escape
     from rich.table import Table

@@ -22,8 +22,8 @@ from rowwise.quantity import of_bytes
 
 if TYPE_CHECKING:
     from rowwise.recipes.outlook import Outlook
-    from rowwise.recipes.runs import Result, Run
-    from rowwise.train.trainer import Shown, Trainer
+    from rowwise.recipes.runs import RunResult, TrainingRun
+    from rowwise.train.trainer import RunDisplay, Trainer
 
 LIVE_S, LOGGED_S = 0.2, 10.0  # between two looks, where somebody watches and where not
 SHOWN = ("ne", "auc", "calibration")
@@ -36,7 +36,7 @@ def console_for(*, quiet: bool) -> Console:
 
 
 @final
-class Line:
+class LiveLine:
     """The live line of a run; call it with each step."""
 
     def __init__(self, console: Console) -> None:
@@ -57,7 +57,7 @@ class Line:
         with self._bar:
             yield
 
-    def __call__(self, shown: "Shown") -> None:
+    def __call__(self, shown: "RunDisplay") -> None:
         """A step has ended."""
         now = monotonic()
         self._rows_of_split = max(self._rows_of_split, shown.progress.position.row)
@@ -71,7 +71,7 @@ class Line:
         if not self._live:
             self._console.print(f"{self._done(shown):4.0%} {text}", markup=False)
 
-    def _text(self, shown: "Shown", now: float) -> str:
+    def _text(self, shown: "RunDisplay", now: float) -> str:
         from rowwise.train.feeding import in_words
         from rowwise.train.recorder import memory_bytes
 
@@ -84,7 +84,7 @@ class Line:
         waited, memory = shown.recorder.waited(), memory_bytes()
         return ", ".join([*parts, in_words(waited, shown.health), f"{memory / 1e9:.1f} GB"])
 
-    def _done(self, shown: "Shown") -> float:
+    def _done(self, shown: "RunDisplay") -> float:
         """The share of the run that is done, as far as it is known: rows of a split are guessed from those before."""
         position, train, splits = shown.progress.position, shown.settings.train, max(shown.splits, 1)
         in_epoch = (position.split + min(position.row / self._rows_of_split, 1.0)) / splits
@@ -121,7 +121,7 @@ def stopping_well(trainer: "Trainer", console: Console, *, watched: bool = False
             signal.signal(number, handler)
 
 
-def show_beginning(run: "Run", console: Console) -> None:
+def show_beginning(run: "TrainingRun", console: Console) -> None:
     """What is trained, on what, what it takes, and where it begins."""
     from rowwise.recipes.outlook import outlook
 
@@ -163,7 +163,7 @@ def show_warning(console: Console, line: str) -> None:
     console.print(f"warning {line}", style="yellow", markup=False, soft_wrap=True)
 
 
-def show_end(result: "Result", console: Console) -> None:
+def show_end(result: "RunResult", console: Console) -> None:
     """What came of it, and where it is."""
     from rowwise.report.feeding import advice
 
@@ -185,7 +185,7 @@ def show_end(result: "Result", console: Console) -> None:
     console.print(f"report  {result.run}/report.html", markup=False, soft_wrap=True)
 
 
-def _metrics(result: "Result") -> Table:
+def _metrics(result: "RunResult") -> Table:
     """The test, what nobody can beat, and what the recipe as it ships reaches."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     names = dict.fromkeys(name for values in result.test.values() for name in values if name not in QUIET)

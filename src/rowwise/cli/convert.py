@@ -20,8 +20,8 @@ from rowwise.textfile import decode_json, read_bytes
 
 if TYPE_CHECKING:
     from rowwise.ingest.reader import Reader
-    from rowwise.ingest.warehouse.convert import Summary
-    from rowwise.ingest.warehouse.layout import Layout
+    from rowwise.ingest.warehouse.convert import ConversionSummary
+    from rowwise.ingest.warehouse.layout import WarehouseLayout
 
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
@@ -73,10 +73,10 @@ def convert(  # noqa: PLR0913 - one for each option
     Example: rowwise data convert warehouse/ smaller/ --columns label,user,ids.17 --memory 500MB
     """
     from rowwise.ingest.warehouse.convert import convert as write
-    from rowwise.ingest.warehouse.layout import Layout
+    from rowwise.ingest.warehouse.layout import WarehouseLayout
     from rowwise.ingest.warehouse.popularity import popularity as lately
 
-    how = Layout(
+    how = WarehouseLayout(
         columns=None if columns is None else _listed("--columns", columns),
         keys={name: _keys(values) for name, values in _pairs("--keys", keys).items()},
         partition_by=() if partition_by is None else _listed("--partition-by", partition_by),
@@ -163,7 +163,7 @@ def _popularity(given: str | None) -> dict[str, float] | None:
         raise DataError(f"{given}: want JSON such as {{'price': 12, 'user': 7}}: {error}") from error
 
 
-def _show(summary: "Summary", dest: Path, how: "Layout") -> None:
+def _show(summary: "ConversionSummary", dest: Path, how: "WarehouseLayout") -> None:
     console = console_for(quiet=False)
     if summary.was_done:
         console.print(f"{dest} is converted already; there was nothing to do", markup=False, soft_wrap=True)

@@ -1,6 +1,7 @@
 """`rowwise data`: fetch a dataset, and look into files before training on them.
 
-What is shown is a `Card` of `ingest.inspect`; this file only asks for it and lays it out. Nothing here loads torch.
+What is shown is a `DatasetCard` of `ingest.inspect`; this file only asks for it and lays it out. Nothing here loads
+torch.
 """
 
 from pathlib import Path
@@ -17,7 +18,7 @@ from rowwise.cli.terminal import say, terminal
 from rowwise.errors import DataError, SpecError
 
 if TYPE_CHECKING:
-    from rowwise.ingest.inspect import Card, ColumnCard
+    from rowwise.ingest.inspect import ColumnCard, DatasetCard
     from rowwise.ingest.reader import Reader
 
 
@@ -87,7 +88,7 @@ def _refuse_place(recipe: Path, *, as_json: bool) -> None:
         raise SpecError(f"--recipe {recipe}: want a name that ends in .yaml")
 
 
-def _write_recipe(card: "Card", reader: "Reader", wanted: Path | None) -> None:
+def _write_recipe(card: "DatasetCard", reader: "Reader", wanted: Path | None) -> None:
     """A recipe to begin with, where there is none of its name."""
     from rowwise.ingest.delimited import CsvReader
     from rowwise.recipes.starter import name_for, starter
@@ -110,7 +111,7 @@ def _write_recipe(card: "Card", reader: "Reader", wanted: Path | None) -> None:
         say(f"\n{place} is a recipe to begin with; train it: rowwise train {place}")
 
 
-def _show(card: "Card", console: Console) -> None:
+def _show(card: "DatasetCard", console: Console) -> None:
     rate = "" if card.label_rate is None else f", {card.label_rate:.2%} of {card.label!r} are positive"
     console.print(f"{card.source}: {card.rows:,} rows{rate}", markup=False, soft_wrap=True)
     table = Table(box=None, padding=(0, 1), header_style="bold")

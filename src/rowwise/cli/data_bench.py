@@ -19,8 +19,8 @@ from rowwise.cli.terminal import terminal
 from rowwise.errors import DataError, SpecError
 
 if TYPE_CHECKING:
-    from rowwise.ingest.bench.verdict import Facts, Verdict
-    from rowwise.ingest.prepare import Task
+    from rowwise.ingest.bench.verdict import BenchVerdict, HintFacts
+    from rowwise.ingest.prepare import PreparationTask
     from rowwise.ingest.reader import Reader
     from rowwise.recipes.recipe import Data, Recipe
 
@@ -35,8 +35,8 @@ DIM = 16
 class _Subject(NamedTuple):
     """What is measured."""
 
-    task: "Task"
-    facts: "Facts"
+    task: "PreparationTask"
+    facts: "HintFacts"
     batch: int
 
 
@@ -174,7 +174,7 @@ def _made(source: str, reader: "Reader", recipe: "Recipe") -> _Subject:
     return _Subject(task, facts, train.batch)
 
 
-def _show(verdict: "Verdict", console: Console) -> None:
+def _show(verdict: "BenchVerdict", console: Console) -> None:
     measured = verdict.measured
     what = f"{verdict.columns} columns, {measured.rows:,} rows of {measured.splits} of {measured.of} splits"
     console.print(f"{verdict.source}: {what}, best of {measured.rounds} rounds", markup=False, soft_wrap=True)
@@ -198,7 +198,7 @@ def _show(verdict: "Verdict", console: Console) -> None:
     console.print(f"hint        {verdict.hint}", style="yellow", markup=False, soft_wrap=True)
 
 
-def _grid(verdict: "Verdict") -> Grid:
+def _grid(verdict: "BenchVerdict") -> Grid:
     from rowwise.ingest.bench.verdict import PARTS
 
     grid = Grid(box=None, padding=(0, 1), show_header=False)

@@ -16,24 +16,24 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from rowwise.cli.surroundings import Surroundings
+from rowwise.cli.environment import CommandEnvironment
 from rowwise.cli.terminal import Terminal
 from rowwise.errors import SpecError
-from rowwise.recipes.machine import Machine, Native
+from rowwise.recipes.machine import Environment, NativeLibrary
 
 if TYPE_CHECKING:
-    from rowwise.drills.selftest import Result
+    from rowwise.drills.selftest import SelfTestResult
 
 MOST_SECONDS = 1e5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class DoctorReport:
     """All that the command shows; without native operators `error` says the way out."""
 
-    machine: Machine
-    native: Native | None
-    result: "Result | None"
+    machine: Environment
+    native: NativeLibrary | None
+    result: "SelfTestResult | None"
     error: str
 
     @property
@@ -59,7 +59,7 @@ def doctor(
         raise SpecError(f"--seconds {seconds}: want a number, such as 10")
     console = Terminal(highlight=False)
     with _progress(console, seconds, quiet=as_json) as tell:
-        around = ctx.find_object(Surroundings)
+        around = ctx.find_object(CommandEnvironment)
         report = _examine(around.omp_wait_policy if around else "not set", seconds, tell)
     if as_json:
         print(msgspec.json.format(msgspec.json.encode({"ok": report.ok, **asdict(report)})).decode())
@@ -68,15 +68,15 @@ def doctor(
     raise typer.Exit(0 if report.ok else 1)
 
 
-def _examine(omp_wait_policy: str, seconds: float, tell: Callable[[float], None]) -> Report:
-    machine = Machine.read(omp_wait_policy)
+def _examine(omp_wait_policy: str, seconds: float, tell: Callable[[float], None]) -> DoctorReport:
+    machine = Environment.read(omp_wait_policy)
     try:
-        native = Native.read()
+        native = NativeLibrary.read()
     except (ImportError, OSError) as error:  # NativeError, or a torch that itself does not load
-        return Report(machine=machine, native=None, result=None, error=str(error))
+        return DoctorReport(machine=machine, native=None, result=None, error=str(error))
     from rowwise.drills.selftest import run
 
-    return Report(machine=machine, native=native, result=run(native.isa_sets, seconds, tell), error="")
+    return DoctorReport(machine=machine, native=native, result=run(native.isa_sets, seconds, tell), error="")
 
 
 @contextmanager
@@ -88,7 +88,7 @@ def _progress(console: Console, seconds: float, quiet: bool) -> Iterator[Callabl
         yield lambda gone_s: bar.update(task, completed=min(gone_s, seconds))
 
 
-def _show(report: Report, console: Console) -> None:
+def _show(report: DoctorReport, console: Console) -> None:
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")  # a path that is cut short helps nobody
@@ -101,7 +101,7 @@ def _show(report: Report, console: Console) -> None:
     _show_result(report.result, console)
 
 
-def _machine_lines(machine: Machine) -> dict[str, str]:
+def _machine_lines(machine: Environment) -> dict[str, str]:
     return {
         "rowwise": machine.rowwise,
         "python": machine.python,
@@ -119,7 +119,7 @@ def _machine_lines(machine: Machine) -> dict[str, str]:
     }
 
 
-def _native_lines(native: Native | None) -> dict[str, str]:
+def _native_lines(native: NativeLibrary | None) -> dict[str, str]:
     if native is None:
         return {"native library": "missing"}
     return {
@@ -128,7 +128,7 @@ def _native_lines(native: Native | None) -> dict[str, str]:
     }
 
 
-def _show_result(result: "Result", console: Console) -> None:
+def _show_result(result: "SelfTestResult", console: Console) -> None:
     speed = result.speed
     share = speed.lookup_rows_s / speed.gather_limit_rows_s
     console.print(

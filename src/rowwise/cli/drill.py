@@ -15,10 +15,10 @@ from rowwise.errors import SpecError
 from rowwise.scratch import Scratch
 
 if TYPE_CHECKING:
-    from rowwise.drills.drill import Report
+    from rowwise.drills.drill import DrillReport
 
 
-class Damage(StrEnum):
+class DamageKind(StrEnum):
     """What is done."""
 
     KILL_RANK = "kill-rank"
@@ -27,7 +27,7 @@ class Damage(StrEnum):
 
 
 def drill(
-    what: Annotated[Damage, typer.Argument(help="The damage.")],
+    what: Annotated[DamageKind, typer.Argument(help="The damage.")],
     nproc: Annotated[int, typer.Option(metavar="N", help="Ranks of the job.")] = 2,
     folder: Annotated[
         Path | None, typer.Option(help="A folder on the disk to try, which stays; without one, a temporary one.")
@@ -74,7 +74,7 @@ def drill(
     raise typer.Exit(0 if report.survived else 1)
 
 
-def _show(report: "Report", wall_s: float) -> None:
+def _show(report: "DrillReport", wall_s: float) -> None:
     console = terminal()
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for name in ("", "damage", "ended after", "checkpoint", "going on from it"):

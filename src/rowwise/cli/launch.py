@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, final
 import typer
 
 from rowwise.cli.console import console_for
-from rowwise.cli.order import Order
-from rowwise.cli.surroundings import Surroundings, Torchrun
-from rowwise.comm.making import Making
-from rowwise.comm.spawn import Ranks, RanksFailed
+from rowwise.cli.environment import CommandEnvironment, Torchrun
+from rowwise.cli.run_request import RunRequest
+from rowwise.comm.rank_start import RankStart
+from rowwise.comm.spawn import RankProcesses, RanksFailed
 from rowwise.errors import AgreedError, RowwiseError, SpecError, one_line
 from rowwise.scratch import Scratch, sweep
 from rowwise.spec import Topology
@@ -35,7 +35,7 @@ MOST_TIMEOUT_S = 1e7
 PRELOADED = ("rowwise.cli.rank", "pandas")
 
 
-def launch(order: Order, nproc: int | None, timeout: float | None, around: Surroundings) -> None:
+def launch(order: RunRequest, nproc: int | None, timeout: float | None, around: CommandEnvironment) -> None:
     """Do it, on as many ranks as there are to be, which `count_ranks` has found right."""
     timeout_s = TIMEOUT_S if timeout is None else timeout
     sweep()
@@ -56,7 +56,7 @@ def launch(order: Order, nproc: int | None, timeout: float | None, around: Surro
         raise typer.Exit(code)
 
 
-def count_ranks(nproc: int | None, timeout: float | None, around: Surroundings) -> int:
+def count_ranks(nproc: int | None, timeout: float | None, around: CommandEnvironment) -> int:
     """How many there are to be; refuses what is no number of them, and a time to wait where there is one."""
     if nproc is not None and nproc < 1:
         raise SpecError(f"--nproc {nproc}: want at least 1")
@@ -73,7 +73,7 @@ def count_ranks(nproc: int | None, timeout: float | None, around: Surroundings) 
     return ranks
 
 
-def _join(order: Order, me: Torchrun, timeout_s: float) -> int:
+def _join(order: RunRequest, me: Torchrun, timeout_s: float) -> int:
     """Be a rank of torchrun's; says itself why it fails, unless another rank does."""
     from rowwise.cli.rank import work
     from rowwise.comm.launch import connect_with_notes
@@ -94,17 +94,17 @@ def _join(order: Order, me: Torchrun, timeout_s: float) -> int:
             comm.close()
 
 
-def _make(order: Order, nproc: int, timeout_s: float) -> int:
+def _make(order: RunRequest, nproc: int, timeout_s: float) -> int:
     """Make ranks, and wait for them."""
     topology = Topology(devices=nproc)
-    making = Making(timeout_s=timeout_s, shared_memory=True, threads=None, preload=PRELOADED)
+    making = RankStart(timeout_s=timeout_s, shared_memory=True, threads=None, preload=PRELOADED)
     met: list[int] = []
     with Scratch() as scratch:
         folder = str(scratch.path)
         try:
             with ExitStack() as held:
                 with console_for(quiet=order.as_json).status(f"starting {nproc} ranks"):
-                    ranks = held.enter_context(Ranks(topology, work_here, (order, folder), making, folder))
+                    ranks = held.enter_context(RankProcesses(topology, work_here, (order, folder), making, folder))
                 with _passing_on(ranks, met):
                     codes = ranks.wait()
         except RanksFailed as failed:
@@ -115,7 +115,7 @@ def _make(order: Order, nproc: int, timeout_s: float) -> int:
         return 128 + met[0] if met else max(codes)
 
 
-def work_here(comm: "Comm", order: Order, folder: str) -> int:
+def work_here(comm: "Comm", order: RunRequest, folder: str) -> int:
     """Be a rank that `_make` has made."""
     from rowwise.cli.rank import work
 
@@ -140,7 +140,7 @@ class FileNotes:
 
 
 @contextmanager
-def _passing_on(ranks: Ranks, met: list[int]) -> Iterator[None]:
+def _passing_on(ranks: RankProcesses, met: list[int]) -> Iterator[None]:
     """Ctrl-C and a polite kill of this process stop all ranks after their present step; a second one ends them."""
 
     def stop(number: int, _frame: FrameType | None) -> None:

@@ -21,9 +21,9 @@ from rowwise.cli.compress import compress
 from rowwise.cli.convert import convert
 from rowwise.cli.doctor import doctor
 from rowwise.cli.drill import drill
+from rowwise.cli.environment import CommandEnvironment
 from rowwise.cli.plan import plan
 from rowwise.cli.recipes import cp, ls
-from rowwise.cli.surroundings import Surroundings
 from rowwise.cli.train import resume, train
 from rowwise.errors import RowwiseError, one_line
 
@@ -85,7 +85,7 @@ def _rowwise(
 
     Example: rowwise doctor
     """
-    ctx.obj = Surroundings.read(os.environ)  # for commands, which may not read the environment
+    ctx.obj = CommandEnvironment.read(os.environ)  # for commands, which may not read the environment
 
 
 def _ending_well(command: Callable[P, None]) -> Callable[P, None]:

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from rowwise.plan import Plan, Tier
     from rowwise.planner.constraints import Constraints
     from rowwise.planner.explain import Explanation
-    from rowwise.planner.make import Planned
-    from rowwise.planner.problem import Question
+    from rowwise.planner.make import PlanResult
+    from rowwise.planner.problem import PlanRequest
 
 BATCH = 65536
 SECONDS = 1.0
@@ -40,7 +40,7 @@ STDOUT = Path("-")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class PlanArguments:
     """What a question is made of, as it was given."""
 
     tables: Path | None
@@ -57,7 +57,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Effort:
+class SearchOptions:
     """How long to search."""
 
     seconds: float | None  # None: as long as is usual
@@ -152,9 +152,9 @@ def plan(  # noqa: PLR0913 - one for each option
     """
     files = {"--html": html, "--json": json, "--torchrec": torchrec}
     _check_places(files)
-    effort = Effort(seconds=seconds, seed=seed, certify_s=_seconds(certify), measured=measure, method=method)
+    effort = SearchOptions(seconds=seconds, seed=seed, certify_s=_seconds(certify), measured=measure, method=method)
     old = {path: _read_plan(path) for path in (diff, replan) if path is not None}
-    asked = Asked(
+    asked = PlanArguments(
         tables=tables, recipe=recipe, changes=tuple(changes or ()), topology=topology, batch=batch, dim=dim,
         constraints=constraints, layouts=layouts, tiers=tiers, wire=tuple(wire or ()), model=model,
     )  # fmt: skip
@@ -169,11 +169,11 @@ def plan(  # noqa: PLR0913 - one for each option
     _write(planned, explained, files, console)
 
 
-def question_of(asked: Asked) -> "tuple[Question, tuple[str, ...]]":
+def question_of(asked: PlanArguments) -> "tuple[PlanRequest, tuple[str, ...]]":
     """The question, and what was filled in or left out."""
     from rowwise.perf.learned import doubts_of
     from rowwise.planner.machines import WANT, machine_named
-    from rowwise.planner.problem import Question
+    from rowwise.planner.problem import PlanRequest
 
     if (asked.tables is None) == (asked.recipe is None):
         got = "neither is given" if asked.tables is None else "both are given"
@@ -185,7 +185,7 @@ def question_of(asked: Asked) -> "tuple[Question, tuple[str, ...]]":
             raise SpecError(f"--{name} {value}: want at least 1")
     machine = machine_named(asked.topology)
     workloads, batch, wire, notes = _tables(asked, machine.topology.world)
-    question = Question(
+    question = PlanRequest(
         workloads=workloads,
         machine=machine,
         model=_model(asked, machine, wire),
@@ -197,8 +197,8 @@ def question_of(asked: Asked) -> "tuple[Question, tuple[str, ...]]":
     return question, (*notes, *doubts)
 
 
-def _model(asked: Asked, machine: "Machine", wire: Wire) -> "CostModel":
-    from rowwise.perf.learned import Learned, model_of
+def _model(asked: PlanArguments, machine: "Machine", wire: Wire) -> "CostModel":
+    from rowwise.perf.learned import LearnedModel, model_of
     from rowwise.perf.roofline import Roofline
     from rowwise.perf.torchrec import TorchRecModel
 
@@ -209,7 +209,7 @@ def _model(asked: Asked, machine: "Machine", wire: Wire) -> "CostModel":
             if machine.hardware.kernels is None:
                 got = f"{machine.hardware.name} was not measured"
                 raise SpecError(f"--model learned: {got}: want a profile that `rowwise calibrate` has written")
-            return Learned.of(machine.hardware, machine.topology, wire)
+            return LearnedModel.of(machine.hardware, machine.topology, wire)
         case "roofline":
             return Roofline(machine.hardware, machine.topology, wire)
         case "torchrec":
@@ -220,7 +220,7 @@ def _model(asked: Asked, machine: "Machine", wire: Wire) -> "CostModel":
             raise SpecError(f"--model {asked.model!r}: want {', '.join(MODELS)}")
 
 
-def _tables(asked: Asked, world: int) -> "tuple[tuple[Workload, ...], int, Wire, tuple[str, ...]]":
+def _tables(asked: PlanArguments, world: int) -> "tuple[tuple[Workload, ...], int, Wire, tuple[str, ...]]":
     if asked.tables is not None:
         from rowwise.planner.inputs import read_tables
 
@@ -252,7 +252,7 @@ def _wire(texts: tuple[str, ...]) -> Wire:
     return Wire(host=Codecs(**codecs["host"]), network=Codecs(**codecs["network"]))
 
 
-def _constraints(asked: Asked, workloads: "tuple[Workload, ...]", machine: "Machine") -> "Constraints":
+def _constraints(asked: PlanArguments, workloads: "tuple[Workload, ...]", machine: "Machine") -> "Constraints":
     """Those of the file; --layouts replaces what it says of tables that it does not name."""
     from msgspec import structs
 
@@ -300,7 +300,7 @@ def _tiers(text: str | None, machine: "Machine") -> "frozenset[Tier]":
     return found
 
 
-def _made(question: "Question", effort: Effort, old: "Plan | None") -> "tuple[Planned, tuple[str, ...]]":
+def _made(question: "PlanRequest", effort: SearchOptions, old: "Plan | None") -> "tuple[PlanResult, tuple[str, ...]]":
     """The plan, and what is to be said of the way to it."""
     from rowwise.shard.tiers import RUNS
 
@@ -331,7 +331,7 @@ def _made(question: "Question", effort: Effort, old: "Plan | None") -> "tuple[Pl
     return found.planned, in_words(found)
 
 
-def _measured(question: "Question", effort: Effort) -> "tuple[Planned, tuple[str, ...]]":
+def _measured(question: "PlanRequest", effort: SearchOptions) -> "tuple[PlanResult, tuple[str, ...]]":
     """The plan that was fastest here, and what each took."""
     from rowwise.calibrate.remeasure import keep_truth
     from rowwise.planner.make import make_plans
@@ -341,13 +341,13 @@ def _measured(question: "Question", effort: Effort) -> "tuple[Planned, tuple[str
     return found.best, found.lines()
 
 
-def _explained(planned: "Planned") -> "Explanation":
+def _explained(planned: "PlanResult") -> "Explanation":
     from rowwise.planner.explain import explain
 
     return explain(planned)
 
 
-def _show(planned: "Planned", notes: tuple[str, ...], console: Console, old: "Mapping[Path, Plan]") -> None:
+def _show(planned: "PlanResult", notes: tuple[str, ...], console: Console, old: "Mapping[Path, Plan]") -> None:
     from rowwise.cli.plan_show import not_run, show_differences, show_note, show_plan
 
     show_plan(planned, console)
@@ -363,7 +363,7 @@ def _console(*, to_stderr: bool) -> Console:
 
 
 @contextmanager
-def _showing(effort: Effort) -> Iterator[None]:
+def _showing(effort: SearchOptions) -> Iterator[None]:
     """That the search goes on, on terminals, and if it takes long enough to wonder."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -409,7 +409,7 @@ def _check_places(files: "Mapping[str, Path | None]") -> None:
 
 
 def _write(
-    planned: "Planned", explained: "Explanation | None", files: "Mapping[str, Path | None]", console: Console
+    planned: "PlanResult", explained: "Explanation | None", files: "Mapping[str, Path | None]", console: Console
 ) -> None:
     """All files; the texts are made first, so that one that cannot be made leaves the others as they were."""
     texts: dict[Path, str] = {}

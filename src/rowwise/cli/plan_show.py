@@ -15,15 +15,15 @@ from rowwise.spec import state_width
 
 if TYPE_CHECKING:
     from rowwise.perf.hardware import Machine
-    from rowwise.planner.make import Planned
-    from rowwise.planner.replan import Replanned
+    from rowwise.planner.make import PlanResult
+    from rowwise.planner.replan import ReplanResult
 
 FLOAT_bytes = 4
 SAME = 5e-5  # a gap that is none
 DIFFERENCES = 200  # lines that are shown of them
 
 
-def show_plan(planned: "Planned", console: Console) -> None:
+def show_plan(planned: "PlanResult", console: Console) -> None:
     """The summary."""
     question, forecast = planned.problem.question, planned.plan.forecast
     assert forecast is not None, "a plan that was made has a forecast"
@@ -82,7 +82,7 @@ def not_run(plan: Plan) -> tuple[str, ...]:
     return (f"this runtime does not run this plan{where}: {rows} are on the {' and the '.join(tiers)}",)
 
 
-def in_words(found: "Replanned") -> tuple[str, ...]:
+def in_words(found: "ReplanResult") -> tuple[str, ...]:
     """What changing the plan in force takes, and gains."""
     words: list[str] = []
     before = f"{of_seconds(found.old_cost)} without" if found.old_fits else "and it would not fit without"
@@ -140,7 +140,7 @@ def _memory(forecast: Forecast) -> str:
     return "; ".join(parts) or "nothing"
 
 
-def _layouts(planned: "Planned") -> str:
+def _layouts(planned: "PlanResult") -> str:
     counts: Counter[str] = Counter()
     problem = planned.problem
     for item, option in enumerate(planned.searched.placement.choice_I):

@@ -9,23 +9,23 @@ from pathlib import Path
 
 import msgspec
 
-from rowwise.cli.console import Line, console_for, show_beginning, show_end, stopping_well
-from rowwise.cli.order import Notes, Order
+from rowwise.cli.console import LiveLine, console_for, show_beginning, show_end, stopping_well
+from rowwise.cli.run_request import NoteStore, RunRequest
 from rowwise.comm.seam import Comm
 from rowwise.comm.solo import solo
 from rowwise.recipes.first_rank import on_first_rank
-from rowwise.recipes.runs import Run
+from rowwise.recipes.runs import TrainingRun
 from rowwise.train.trainer import Tell
 
 RUN = "run"  # the note that says which run this is
 
 
-def work(order: Order, comm: Comm | None, notes: Notes | None, *, watched: bool = False) -> int:
+def work(order: RunRequest, comm: Comm | None, notes: NoteStore | None, *, watched: bool = False) -> int:
     """Begin a run, or go on with one, to its end; gives the exit code. `watched`: a parent says when to end at once."""
     comm = comm or solo()
     first = comm.rank == 0
     console = console_for(quiet=order.as_json or not first)
-    line = Line(console)
+    line = LiveLine(console)
     with console.status("reading the data" if order.recipe else "reading the checkpoint"):
         run = _begin(order, comm, notes, line if first else None)
     if first and notes is not None:
@@ -44,11 +44,11 @@ def work(order: Order, comm: Comm | None, notes: Notes | None, *, watched: bool 
     return 128 + (met[0] if met else signal.SIGTERM)
 
 
-def _begin(order: Order, comm: Comm, notes: Notes | None, tell: Tell | None) -> Run:
+def _begin(order: RunRequest, comm: Comm, notes: NoteStore | None, tell: Tell | None) -> TrainingRun:
     """What was asked for; or the run of an attempt before this one, from where that has left it."""
     noted = on_first_rank(comm, lambda: None if notes is None else notes.get(RUN))
     if noted is not None:
-        return Run.resume(Path(noted), tell=tell, comm=comm)
+        return TrainingRun.resume(Path(noted), tell=tell, comm=comm)
     if order.recipe is not None:
-        return Run.start(order.recipe, order.folder, tell, comm)
-    return Run.resume(order.folder, order.changes, which=order.which, tell=tell, comm=comm)
+        return TrainingRun.start(order.recipe, order.folder, tell, comm)
+    return TrainingRun.resume(order.folder, order.changes, which=order.which, tell=tell, comm=comm)

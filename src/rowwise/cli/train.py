@@ -8,9 +8,9 @@ import typer
 
 from rowwise.cli.code import load_recipe, tell_of_run
 from rowwise.cli.console import console_for, show_outlook
+from rowwise.cli.environment import CommandEnvironment
 from rowwise.cli.launch import TIMEOUT_S, count_ranks, launch
-from rowwise.cli.order import Order
-from rowwise.cli.surroundings import Surroundings
+from rowwise.cli.run_request import RunRequest
 from rowwise.errors import SpecError
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def train(  # noqa: PLR0913 - one for each option
             raise SpecError(f"{option} with --dry-run, which writes nothing and waits for no rank: leave it away")
     loaded = load_recipe(recipe, given, told=_is_first(around))
     if not dry_run:
-        launch(Order(recipe=loaded, folder=runs or RUNS, as_json=as_json), nproc, timeout, around)
+        launch(RunRequest(recipe=loaded, folder=runs or RUNS, as_json=as_json), nproc, timeout, around)
     elif _is_first(around):
         _look_ahead(loaded, ranks, as_json=as_json)
 
@@ -115,7 +115,7 @@ def resume(  # noqa: PLR0913 - one for each option
     count_ranks(nproc, timeout, around)
     if _is_first(around):
         tell_of_run(run, given)
-    launch(Order(folder=run, changes=given, which=which, as_json=as_json), nproc, timeout, around)
+    launch(RunRequest(folder=run, changes=given, which=which, as_json=as_json), nproc, timeout, around)
 
 
 def _look_ahead(recipe: "Recipe", ranks: int, *, as_json: bool) -> None:
@@ -129,13 +129,13 @@ def _look_ahead(recipe: "Recipe", ranks: int, *, as_json: bool) -> None:
         print(msgspec.json.format(msgspec.json.encode(found)).decode())
 
 
-def _is_first(around: Surroundings) -> bool:
+def _is_first(around: CommandEnvironment) -> bool:
     return around.torchrun is None or around.torchrun.rank == 0
 
 
-def _around(ctx: typer.Context) -> Surroundings:
-    found = ctx.find_object(Surroundings)
-    return found or Surroundings.read({})
+def _around(ctx: typer.Context) -> CommandEnvironment:
+    found = ctx.find_object(CommandEnvironment)
+    return found or CommandEnvironment.read({})
 
 
 def _named(**named: Path | str | None) -> list[str]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rowwise.errors import PeerError, SpecError
-from rowwise.ops.kept import empty
+from rowwise.ops.output_cache import empty
 from rowwise.spec import Link, Topology
 
 WHOLE = ("all_gather", "all_reduce")  # everybody is sent everything, not a run each
@@ -21,7 +21,7 @@ SUMS = ("reduce_scatter", "all_reduce")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class CollectiveCall:
     """A collective as one rank calls it; sizes in elements, by rank of the group."""
 
     collective: str
@@ -35,7 +35,7 @@ class Call:
         return f"{self.collective} of {self.what!r}"
 
 
-def check_call(call: Call, send_N: Tensor, ranks: Sequence[int], rank: int) -> None:
+def check_call(call: CollectiveCall, send_N: Tensor, ranks: Sequence[int], rank: int) -> None:
     """Refuse sizes that do not fit the tensor or the group, before anything is sent."""
     w, n = len(ranks), send_N.numel()
     found = f"rank {ranks[rank]}: {call}"
@@ -48,14 +48,14 @@ def check_call(call: Call, send_N: Tensor, ranks: Sequence[int], rank: int) -> N
         raise PeerError(f"{found} has {n} elements in runs of {call.sizes_W}: want runs of {n} in total")
 
 
-def find_mismatch(calls_W: Sequence[Call], ranks: Sequence[int]) -> str | None:
+def find_mismatch(calls_W: Sequence[CollectiveCall], ranks: Sequence[int]) -> str | None:
     """What two ranks do not agree about, if any do."""
     w = range(len(ranks))
     pairs = ((i, j) for i in w for j in w[i:])
     return next((found for i, j in pairs if (found := compare(calls_W[i], calls_W[j], i, j, ranks))), None)
 
 
-def compare(first: Call, second: Call, i: int, j: int, ranks: Sequence[int]) -> str | None:
+def compare(first: CollectiveCall, second: CollectiveCall, i: int, j: int, ranks: Sequence[int]) -> str | None:
     """What the i-th and the j-th of the ranks do not agree about."""
     if (first.collective, first.what) != (second.collective, second.what):
         calls = f"rank {ranks[i]} calls {first} where rank {ranks[j]} calls {second}"
@@ -68,14 +68,14 @@ def compare(first: Call, second: Call, i: int, j: int, ranks: Sequence[int]) -> 
     return None
 
 
-def run_for(call: Call, send_N: Tensor, rank: int) -> Tensor:
+def run_for(call: CollectiveCall, send_N: Tensor, rank: int) -> Tensor:
     """The part of a rank's tensor that another is sent."""
     if call.collective in WHOLE:
         return send_N
     return send_N.narrow(0, sum(call.sizes_W[:rank]), call.sizes_W[rank])
 
 
-def join(call: Call, runs_W: Sequence[Tensor], out: Tensor | None = None) -> Tensor:
+def join(call: CollectiveCall, runs_W: Sequence[Tensor], out: Tensor | None = None) -> Tensor:
     """What came from each rank as one result: one after the other, or added in rank order.
 
     A sum may go to `out`, which may be one of the first two runs; any other result is memory of its own.
@@ -90,7 +90,7 @@ def join(call: Call, runs_W: Sequence[Tensor], out: Tensor | None = None) -> Ten
     return total
 
 
-def count_sent(call: Call, ranks: Sequence[int], rank: int, topology: Topology) -> dict[Link, int]:
+def count_sent(call: CollectiveCall, ranks: Sequence[int], rank: int, topology: Topology) -> dict[Link, int]:
     """Bytes that a rank sends to others, by link.
 
     All-reduce is counted as a ring, which sends 2 (W - 1) / W of the tensor to the next rank, whatever really happens.

@@ -21,14 +21,14 @@ FAST = 16  # groups of a multiple of so many columns are coded side by side
 Shape = tuple[int, int]
 
 
-class Span(NamedTuple):
+class ColumnSpan(NamedTuple):
     """Neighbouring columns, of which so many each are encoded together."""
 
     columns: int
     group: int
 
 
-Spans = tuple[Span, ...]  # of all columns of a block; none: each row is encoded as a whole
+Spans = tuple[ColumnSpan, ...]  # of all columns of a block; none: each row is encoded as a whole
 
 
 class WireCodec(Protocol):
@@ -143,15 +143,15 @@ def spans_of(widths: Sequence[int]) -> Spans:
     """A scale for each of the vectors that lie side by side; smaller groups where one call can code them all."""
     width = math.gcd(*widths) if widths else 0
     if width % FAST == 0:
-        return (Span(sum(widths), width),) if width else ()
+        return (ColumnSpan(sum(widths), width),) if width else ()
     runs = ((own, sum(1 for _ in same)) for own, same in groupby(widths))
-    return tuple(Span(own * count, own) for own, count in runs)
+    return tuple(ColumnSpan(own * count, own) for own, count in runs)
 
 
 def _spans(shape: Sequence[int], spans: Spans) -> Spans:
     """Those of a block that is not empty."""
     rows, columns = shape
-    return (spans or (Span(columns, columns),)) if rows and columns else ()
+    return (spans or (ColumnSpan(columns, columns),)) if rows and columns else ()
 
 
 def _aligned(coded_P: Tensor, number_bytes: int) -> Tensor:
@@ -159,11 +159,11 @@ def _aligned(coded_P: Tensor, number_bytes: int) -> Tensor:
     return coded_P.clone() if (coded_P.storage_offset() | coded_P.data_ptr()) % number_bytes else coded_P
 
 
-def _bytes_of(rows: int, span: Span) -> int:
+def _bytes_of(rows: int, span: ColumnSpan) -> int:
     return rows * (span.columns // span.group) * WireType.INT8.vector_bytes(span.group)
 
 
-def _coded_together(span: Span) -> tuple[int, int | None]:
+def _coded_together(span: ColumnSpan) -> tuple[int, int | None]:
     """How many columns are a row of the kernel, and how many of them share a scale, if not all."""
     side_by_side = span.group % FAST == 0 and span.columns > span.group
     return (span.columns, span.group) if side_by_side else (span.group, None)

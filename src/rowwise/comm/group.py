@@ -1,4 +1,4 @@
-"""`Group`: the one class behind the seam. Checks and counts a collective, then hands it to a `Transport`.
+"""`TransportComm`: the one class behind the seam. Checks and counts a collective, then hands it to a `Transport`.
 
 Its own file so that counting and checking are in one place, and a way to travel is three methods. Gives up: a
 transport cannot count what it really sends; bytes are those that the collective needs.
@@ -10,17 +10,17 @@ from typing import Protocol, final
 
 from torch import Tensor
 
-from rowwise.comm.call import Call, check_call, count_sent, find_group
-from rowwise.comm.seam import Handle, Sent, Waited
+from rowwise.comm.call import CollectiveCall, check_call, count_sent, find_group
+from rowwise.comm.seam import BytesSent, Handle, WaitTime
 from rowwise.spec import Topology
 
 
 class Transport(Protocol):
     """How the collectives of one group travel."""
 
-    waited: Waited  # shared with the transports of groups that are split off
+    waited: WaitTime  # shared with the transports of groups that are split off
 
-    def start(self, call: Call, send_N: Tensor) -> Handle:
+    def start(self, call: CollectiveCall, send_N: Tensor) -> Handle:
         """Begin a collective; the tensor is contiguous, and has no gradient."""
         ...
 
@@ -35,7 +35,7 @@ class Transport(Protocol):
 
 @final
 @dataclass(frozen=True, slots=True)
-class Later:
+class PendingCollective:
     """A collective under way: what is left to do when it is waited for."""
 
     finish: Callable[[], Tensor]
@@ -46,18 +46,23 @@ class Later:
 
 
 @final
-class Group:
+class TransportComm:
     """A `Comm` over a transport."""
 
     def __init__(
-        self, transport: Transport, topology: Topology, rank: int, ranks: Sequence[int] = (), sent: Sent | None = None
+        self,
+        transport: Transport,
+        topology: Topology,
+        rank: int,
+        ranks: Sequence[int] = (),
+        sent: BytesSent | None = None,
     ) -> None:
         """`rank` and `ranks` are of the world; no ranks: all of it."""
         self.transport = transport
         self.topology = topology
         self.ranks = tuple(ranks) or tuple(range(topology.world))
         self.rank = self.ranks.index(rank)
-        self.sent = sent or Sent()
+        self.sent = sent or BytesSent()
         self.waited = transport.waited
 
     def all_to_all(self, send_N: Tensor, sizes_W: Sequence[int], receives_W: Sequence[int], what: str) -> Handle:
@@ -78,11 +83,11 @@ class Group:
         sizes_W = (tensor_N.numel(),) * len(self.ranks)
         return self._start("all_reduce", tensor_N, sizes_W, sizes_W, what)
 
-    def split(self, groups: Sequence[Sequence[int]]) -> "Group":
+    def split(self, groups: Sequence[Sequence[int]]) -> "TransportComm":
         """This rank's group out of several, given as ranks of the world; bytes are counted together."""
         me = self.ranks[self.rank]
         group = find_group(groups, self.ranks, me)
-        return Group(self.transport.split(groups, group), self.topology, me, group, self.sent)
+        return TransportComm(self.transport.split(groups, group), self.topology, me, group, self.sent)
 
     def close(self) -> None:
         """Give up what it holds."""
@@ -92,7 +97,9 @@ class Group:
         self, collective: str, send_N: Tensor, sizes_W: Sequence[int], receives_W: Sequence[int], what: str
     ) -> Handle:
         sizes_W, receives_W = tuple(sizes_W), tuple(receives_W)
-        call = Call(collective=collective, what=what, dtype=send_N.dtype, sizes_W=sizes_W, receives_W=receives_W)
+        call = CollectiveCall(
+            collective=collective, what=what, dtype=send_N.dtype, sizes_W=sizes_W, receives_W=receives_W
+        )
         check_call(call, send_N, self.ranks, self.rank)
         for link, count_bytes in count_sent(call, self.ranks, self.rank, self.topology).items():
             self.sent.add(what, collective, link, count_bytes)

@@ -16,17 +16,17 @@ from typing import final
 import torch
 import torch.distributed as dist
 
-from rowwise.comm.group import Group
-from rowwise.comm.making import Making
+from rowwise.comm.group import TransportComm
+from rowwise.comm.rank_start import RankStart
 from rowwise.comm.seam import Comm
-from rowwise.comm.shared import HAS_SHARED_MEMORY, Memory
-from rowwise.comm.torch import Processes, World
+from rowwise.comm.shared import HAS_SHARED_MEMORY, SharedMemoryTransport
+from rowwise.comm.torch import Rendezvous, TorchTransport
 from rowwise.errors import PeerError, SpecError
 from rowwise.spec import Topology
 
 
 @final
-class Notes:
+class TorchrunNotes:
     """Short texts in torchrun's store, which is there as long as torchrun is: attempts leave them for the next."""
 
     def __init__(self, store: dist.Store) -> None:
@@ -51,15 +51,15 @@ def connect(timeout_s: float = 300.0, shared_memory: bool = True, attempt: int =
     return connect_with_notes(timeout_s, shared_memory, attempt)[0]
 
 
-def connect_with_notes(timeout_s: float, shared_memory: bool, attempt: int) -> tuple[Comm, Notes]:
+def connect_with_notes(timeout_s: float, shared_memory: bool, attempt: int) -> tuple[Comm, TorchrunNotes]:
     """As `connect`, and what attempts leave for each other."""
     try:
         store, rank, world = next(dist.rendezvous("env://", timeout=timedelta(seconds=timeout_s)))
     except ValueError as error:
         raise SpecError(f"{error}: start the program with torchrun, which says who is who") from error
     ranks, name = tuple(range(world)), f"rowwise/{attempt}"
-    found = World(store=store, name=name, ranks=ranks, rank=rank, pids={}, timeout_s=timeout_s)
-    return _meet(found, _find_host(), None, shared_memory), Notes(store)
+    found = Rendezvous(store=store, name=name, ranks=ranks, rank=rank, pids={}, timeout_s=timeout_s)
+    return _meet(found, _find_host(), None, shared_memory), TorchrunNotes(store)
 
 
 def _find_host() -> str:
@@ -70,7 +70,7 @@ def _find_host() -> str:
     return " ".join(told)
 
 
-def _meet(world: World, host: str, topology: Topology | None, shared_memory: bool) -> Comm:
+def _meet(world: Rendezvous, host: str, topology: Topology | None, shared_memory: bool) -> Comm:
     """The world, once its ranks have told each other where they are."""
     world.store.set_timeout(timedelta(seconds=world.timeout_s))
     world.store.set(f"{world.name}/{world.rank}", f"{os.getpid()} {host}")
@@ -80,10 +80,10 @@ def _meet(world: World, host: str, topology: Topology | None, shared_memory: boo
         raise PeerError(f"rank {world.rank}: not all of {len(world.ranks)} ranks have come: {error}") from error
     topology = topology or find_topology([name for _, name in told_W])
     pids = {r: int(pid) for r, (pid, name) in enumerate(told_W) if name == host}
-    transport = Processes(replace(world, pids=pids))
+    transport = TorchTransport(replace(world, pids=pids))
     if shared_memory and HAS_SHARED_MEMORY and topology.devices > 1:
-        return Group(Memory(transport, topology), topology, world.rank)
-    return Group(transport, topology, world.rank)
+        return TransportComm(SharedMemoryTransport(transport, topology), topology, world.rank)
+    return TransportComm(transport, topology, world.rank)
 
 
 def find_topology(hosts_W: Sequence[str]) -> Topology:
@@ -98,10 +98,12 @@ def find_topology(hosts_W: Sequence[str]) -> Topology:
     return Topology(hosts=len(runs), devices=runs[0][1])
 
 
-def meet_here(rank: int, folder: str, topology: Topology, making: Making) -> Comm:
+def meet_here(rank: int, folder: str, topology: Topology, making: RankStart) -> Comm:
     """Join a world of processes that `spawn` has made; they meet in a folder."""
     torch.set_num_threads(making.threads or max(1, torch.get_num_threads() // topology.world))
     # A file needs no port, nor a name server: without one a look-up of the loopback address may take seconds.
     store, ranks, at = dist.FileStore(f"{folder}/store", topology.world), tuple(range(topology.world)), "127.0.0.1"
-    world = World(store=store, name="rowwise", ranks=ranks, rank=rank, pids={}, timeout_s=making.timeout_s, address=at)
+    world = Rendezvous(
+        store=store, name="rowwise", ranks=ranks, rank=rank, pids={}, timeout_s=making.timeout_s, address=at
+    )
     return _meet(world, at, topology, making.shared_memory)

@@ -14,33 +14,33 @@ from typing import final
 
 from torch import Tensor
 
-from rowwise.comm.call import SUMS, Call, run_for
-from rowwise.comm.group import Group, Later
-from rowwise.comm.seam import Handle, Waited
+from rowwise.comm.call import SUMS, CollectiveCall, run_for
+from rowwise.comm.group import PendingCollective, TransportComm
+from rowwise.comm.seam import Handle, WaitTime
 from rowwise.errors import PeerError
 from rowwise.spec import Topology
 
 
 @final
-class _Absent:
+class _RehearsalTransport:
     """To ranks that are not there."""
 
-    def __init__(self, rank: int, ranks: tuple[int, ...], calls: list[Call]) -> None:
+    def __init__(self, rank: int, ranks: tuple[int, ...], calls: list[CollectiveCall]) -> None:
         self._rank, self._me, self._calls = rank, ranks.index(rank), calls
-        self.waited = Waited()
+        self.waited = WaitTime()
 
-    def start(self, call: Call, send_N: Tensor) -> Handle:
+    def start(self, call: CollectiveCall, send_N: Tensor) -> Handle:
         self._calls.append(call)
         came = self._add_up(call, send_N) if call.collective in SUMS else self._answer(call, send_N)
-        return Later(lambda: came)
+        return PendingCollective(lambda: came)
 
-    def split(self, groups: Sequence[Sequence[int]], group: tuple[int, ...]) -> "_Absent":
-        return _Absent(self._rank, group, self._calls)
+    def split(self, groups: Sequence[Sequence[int]], group: tuple[int, ...]) -> "_RehearsalTransport":
+        return _RehearsalTransport(self._rank, group, self._calls)
 
     def close(self) -> None:
         pass
 
-    def _answer(self, call: Call, send_N: Tensor) -> Tensor:
+    def _answer(self, call: CollectiveCall, send_N: Tensor) -> Tensor:
         """A run from each rank: this rank's own, where that is as much as is expected; else zeros."""
         own_N, expected = run_for(call, send_N, self._me), call.receives_W[self._me]
         if len(own_N) != expected:
@@ -51,15 +51,15 @@ class _Absent:
                 run_N.copy_(own_N)
         return came_N
 
-    def _add_up(self, call: Call, send_N: Tensor) -> Tensor:
+    def _add_up(self, call: CollectiveCall, send_N: Tensor) -> Tensor:
         """Copies have the same sums everywhere; of what is added up for this rank, the others have zeros."""
         whole = call.collective == "all_reduce"
         return send_N * len(call.sizes_W) if whole else run_for(call, send_N, self._me).clone()
 
 
-def stand_in(topology: Topology, rank: int) -> tuple[Group, list[Call]]:
+def stand_in(topology: Topology, rank: int) -> tuple[TransportComm, list[CollectiveCall]]:
     """This rank's `Comm`, whose bytes are counted as any other's, and the list of its collectives, which grows."""
     if not 0 <= rank < topology.world:
         raise PeerError(f"rank {rank} of {topology.world}: want 0 to {topology.world - 1}")
-    calls: list[Call] = []
-    return Group(_Absent(rank, tuple(range(topology.world)), calls), topology, rank), calls
+    calls: list[CollectiveCall] = []
+    return TransportComm(_RehearsalTransport(rank, tuple(range(topology.world)), calls), topology, rank), calls

@@ -18,7 +18,7 @@ from rowwise.spec import Link, Topology
 
 
 @dataclass(slots=True)
-class Sent:
+class BytesSent:
     """Bytes that this rank has sent to other ranks, by purpose, collective and link; a group adds to its parent's."""
 
     counts: Counter[tuple[str, str, Link]] = field(default_factory=Counter)
@@ -38,7 +38,7 @@ class Sent:
 
 
 @final
-class Waited(local):
+class WaitTime(local):
     """Seconds that the present thread has waited for other ranks to begin collectives; a group adds to its parent's.
 
     Transfers are no part of it. It stays 0 where a transport cannot tell the two apart.
@@ -77,12 +77,12 @@ class Comm(Protocol):
         ...
 
     @property
-    def sent(self) -> Sent:
+    def sent(self) -> BytesSent:
         """The bytes so far."""
         ...
 
     @property
-    def waited(self) -> Waited:
+    def waited(self) -> WaitTime:
         """The time spent waiting for other ranks so far."""
         ...
 

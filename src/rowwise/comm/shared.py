@@ -24,10 +24,10 @@ from typing import final
 import torch
 from torch import Tensor
 
-from rowwise.comm.call import WHOLE, Call, compare, join, run_for
-from rowwise.comm.group import Later
+from rowwise.comm.call import WHOLE, CollectiveCall, compare, join, run_for
+from rowwise.comm.group import PendingCollective
 from rowwise.comm.seam import Handle
-from rowwise.comm.torch import Processes, is_alive
+from rowwise.comm.torch import TorchTransport, is_alive
 from rowwise.errors import PeerError
 from rowwise.ops import native
 from rowwise.spec import Topology
@@ -74,7 +74,7 @@ class _Board:
         self.numbers = memoryview(memory).cast("q")
         self._memory, self._form = memory, struct.Struct(f"4q{TEXT_BYTES}s{2 * world}q")
 
-    def put(self, word: int, block: _Block, call: Call) -> None:
+    def put(self, word: int, block: _Block, call: CollectiveCall) -> None:
         """Write a notice, all but its number."""
         place = (block.index, block.serial, block.fd, block.size_bytes)
         self._form.pack_into(self._memory, 8 * word + 8, *place, _text(call), *call.sizes_W, *call.receives_W)
@@ -85,21 +85,21 @@ class _Board:
         return _Block(index, serial, fd, size_bytes), text, tuple(sizes)
 
 
-def _text(call: Call) -> bytes:
+def _text(call: CollectiveCall) -> bytes:
     return f"{call.collective}\0{call.dtype}\0{call.what}".encode()[:TEXT_BYTES].ljust(TEXT_BYTES, b"\0")
 
 
-def _call(text: bytes, sizes: tuple[int, ...]) -> Call:
+def _call(text: bytes, sizes: tuple[int, ...]) -> CollectiveCall:
     collective, dtype, what = text.rstrip(b"\0").decode(errors="replace").split("\0")
     dtype, w = getattr(torch, dtype.removeprefix("torch.")), len(sizes) // 2
-    return Call(collective=collective, what=what, dtype=dtype, sizes_W=sizes[:w], receives_W=sizes[w:])
+    return CollectiveCall(collective=collective, what=what, dtype=dtype, sizes_W=sizes[:w], receives_W=sizes[w:])
 
 
 @final
-class Memory:
+class SharedMemoryTransport:
     """A transport over shared memory, and over another between hosts."""
 
-    def __init__(self, network: Processes, topology: Topology) -> None:
+    def __init__(self, network: TorchTransport, topology: Topology) -> None:
         """Called by all ranks of the network at once."""
         native.load()
         self.network, self.world, self._topology = network, network.world, topology
@@ -117,14 +117,16 @@ class Memory:
         size_bytes = 8 * (self._notice(0) + CALLS * self._stride)
         self._fd, memory = _create(size_bytes)
         self._board, ones_W = _Board(memory, w), (1,) * w
-        call = Call(collective="all_gather", what="boards", dtype=torch.int64, sizes_W=ones_W, receives_W=ones_W)
+        call = CollectiveCall(
+            collective="all_gather", what="boards", dtype=torch.int64, sizes_W=ones_W, receives_W=ones_W
+        )
         fds_W = network.start(call, torch.tensor([self._fd])).wait().tolist()
         self._boards: dict[int, _Board] = {}
         peers = {p: self._open(p, fds_W[p], size_bytes, call) for p in near if p != self._me}
         self._boards |= {p: _Board(memory, w) for p, memory in peers.items()}
         torch.ops.rowwise.publish(self._board.words, MAPPED, 1)
 
-    def start(self, call: Call, send_N: Tensor) -> Handle:
+    def start(self, call: CollectiveCall, send_N: Tensor) -> Handle:
         """Begin a collective."""
         all_near = len(self._near) == len(self.world.ranks)
         if send_N.device.type != "cpu" or (call.collective == "all_reduce" and not all_near):
@@ -138,13 +140,17 @@ class Memory:
                 self._await(place, read, before, call)
         self._board.put(self._notice(number), self._write(call, send_N, number), call)
         torch.ops.rowwise.publish(self._board.words, self._notice(number), number)
-        return Later(partial(self._finish, call, send_N, number, None if all_near else self._start_far(call, send_N)))
+        return PendingCollective(
+            partial(self._finish, call, send_N, number, None if all_near else self._start_far(call, send_N))
+        )
 
-    def split(self, groups: Sequence[Sequence[int]], group: tuple[int, ...]) -> "Memory | Processes":
+    def split(
+        self, groups: Sequence[Sequence[int]], group: tuple[int, ...]
+    ) -> "SharedMemoryTransport | TorchTransport":
         """The same for a group."""
         network = self.network.split(groups, group)
         hosts = {self._topology.host_of(r) for r in group}
-        return network if len(hosts) == len(group) else Memory(network, self._topology)
+        return network if len(hosts) == len(group) else SharedMemoryTransport(network, self._topology)
 
     def close(self) -> None:
         """Leave, once the others have what was sent."""
@@ -162,7 +168,7 @@ class Memory:
         self._maps.clear()
         self.network.close()
 
-    def _finish(self, call: Call, send_N: Tensor, number: int, far: Handle | None) -> Tensor:
+    def _finish(self, call: CollectiveCall, send_N: Tensor, number: int, far: Handle | None) -> Tensor:
         receives_W = [0 if p in self._near else n for p, n in enumerate(call.receives_W)]
         runs_W = list((send_N[:0] if far is None else far.wait()).split(receives_W))
         runs_W[self._me] = run_for(call, send_N, self._me)
@@ -177,7 +183,7 @@ class Memory:
         """The word of a call's notice, which is the call's number; the rest follows it."""
         return READ + CALLS + number % CALLS * self._stride
 
-    def _await(self, place: int, word: int, value: int, call: Call | str) -> None:
+    def _await(self, place: int, word: int, value: int, call: CollectiveCall | str) -> None:
         """Until another rank's word has come to a value."""
         board, rank, me = self._boards[place], self.world.ranks[place], self.world.rank
         begin_s = time.perf_counter()
@@ -205,7 +211,7 @@ class Memory:
             filter(None, map(self._end_of, [first, *(p for p in self._near if p not in (first, self._me))]))
         )
 
-    def _write(self, call: Call, send_N: Tensor, number: int) -> _Block:
+    def _write(self, call: CollectiveCall, send_N: Tensor, number: int) -> _Block:
         """Copy what is for the others of this host into a block, one run after the other."""
         runs = [send_N]
         if call.collective not in WHOLE:
@@ -219,7 +225,7 @@ class Memory:
         torch.cat(runs, out=torch.frombuffer(memory, dtype=call.dtype, count=n))
         return block
 
-    def _take(self, wanted_bytes: int, call: Call) -> tuple[_Block, mmap.mmap]:
+    def _take(self, wanted_bytes: int, call: CollectiveCall) -> tuple[_Block, mmap.mmap]:
         """A block that everybody has read and that is large enough; makes one if there is none."""
         boards = self._boards.values()
         free = [i for i, n in enumerate(self._used) if all(board.numbers[READ + n % CALLS] >= n for board in boards)]
@@ -242,7 +248,7 @@ class Memory:
         self._used[index : index + 1] = [0]
         return self._blocks[index]
 
-    def _read(self, place: int, call: Call, number: int) -> Tensor:
+    def _read(self, place: int, call: CollectiveCall, number: int) -> Tensor:
         """What another rank has for this one, where that rank has put it."""
         self._await(place, self._notice(number), number, call)
         block, text, sizes = self._boards[place].get(self._notice(number))
@@ -261,7 +267,7 @@ class Memory:
             self._maps[place, block.index] = known
         return torch.frombuffer(known[1], dtype=call.dtype, count=n, offset=skip * call.dtype.itemsize)
 
-    def _open(self, place: int, fd: int, size_bytes: int, call: Call) -> mmap.mmap:
+    def _open(self, place: int, fd: int, size_bytes: int, call: CollectiveCall) -> mmap.mmap:
         """Memory that another rank has made."""
         rank = self.world.ranks[place]
         pid = self.world.pids[rank]
@@ -276,11 +282,13 @@ class Memory:
         finally:
             os.close(own)
 
-    def _start_far(self, call: Call, send_N: Tensor) -> Handle:
+    def _start_far(self, call: CollectiveCall, send_N: Tensor) -> Handle:
         """What goes to and comes from other hosts."""
         sizes_W, receives_W = (
             tuple(0 if p in self._near else n for p, n in enumerate(s)) for s in (call.sizes_W, call.receives_W)
         )
         runs = [run_for(call, send_N, p) for p in range(len(self.world.ranks)) if p not in self._near]
-        far = Call(collective="all_to_all", what=call.what, dtype=call.dtype, sizes_W=sizes_W, receives_W=receives_W)
+        far = CollectiveCall(
+            collective="all_to_all", what=call.what, dtype=call.dtype, sizes_W=sizes_W, receives_W=receives_W
+        )
         return self.network.start(far, torch.cat(runs))

@@ -8,34 +8,34 @@ from typing import final
 
 from torch import Tensor
 
-from rowwise.comm.call import Call
-from rowwise.comm.group import Group, Later
-from rowwise.comm.seam import Handle, Waited
+from rowwise.comm.call import CollectiveCall
+from rowwise.comm.group import PendingCollective, TransportComm
+from rowwise.comm.seam import Handle, WaitTime
 from rowwise.errors import PeerError
 from rowwise.spec import Topology
 
 
 @final
-class _Stay:
+class _SoloTransport:
     """To where it is."""
 
     def __init__(self) -> None:
-        self.waited = Waited()
+        self.waited = WaitTime()
 
-    def start(self, call: Call, send_N: Tensor) -> Handle:
+    def start(self, call: CollectiveCall, send_N: Tensor) -> Handle:
         if call.sizes_W != call.receives_W:
             raise PeerError(
                 f"{call}: rank 0 sends {call.sizes_W[0]} elements to itself, and expects {call.receives_W[0]}"
             )
-        return Later(lambda: send_N)
+        return PendingCollective(lambda: send_N)
 
-    def split(self, groups: Sequence[Sequence[int]], group: tuple[int, ...]) -> "_Stay":
+    def split(self, groups: Sequence[Sequence[int]], group: tuple[int, ...]) -> "_SoloTransport":
         return self
 
     def close(self) -> None:
         pass
 
 
-def solo() -> Group:
+def solo() -> TransportComm:
     """A world of one rank."""
-    return Group(_Stay(), Topology(), 0)
+    return TransportComm(_SoloTransport(), Topology(), 0)

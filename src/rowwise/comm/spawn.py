@@ -27,7 +27,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, Literal, Self, TypeVar, final
 
-from rowwise.comm.making import Making
+from rowwise.comm.rank_start import RankStart
 from rowwise.errors import PeerError, one_line
 from rowwise.scratch import Scratch
 from rowwise.spec import Topology
@@ -43,7 +43,7 @@ KINDS: tuple[Kind, ...] = ("killed", "bug", "refused", "reached", "late")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
+class RankFailure:
     """Why a rank gave no result."""
 
     kind: Kind
@@ -60,7 +60,7 @@ class Failure:
 class RanksFailed(PeerError):
     """Ranks failed; says of each what it said, the likely cause first."""
 
-    def __init__(self, failures: Sequence[Failure]) -> None:
+    def __init__(self, failures: Sequence[RankFailure]) -> None:
         self.failures = sorted(failures, key=lambda failure: (KINDS.index(failure.kind), failure.rank))
         super().__init__("\n".join(map(str, self.failures)))
 
@@ -75,7 +75,7 @@ class RanksFailed(PeerError):
 
 
 @final
-class Ranks:
+class RankProcesses:
     """The processes of a world; leaving the `with` ends those that are still there.
 
     The function is found by its name, so it belongs to a module; several hosts are pretended.
@@ -86,12 +86,12 @@ class Ranks:
         topology: Topology,
         function: Callable[..., Any],
         args: Sequence[Any],
-        making: Making | None = None,
+        making: RankStart | None = None,
         folder: str = "",
     ) -> None:
         """Nothing is started before the `with`. Ranks meet in `folder`, which stays, or in one of their own."""
-        self._work = pickle.dumps((topology, making or Making(), function, tuple(args)))
-        self._world, self._preload = topology.world, (making or Making()).preload
+        self._work = pickle.dumps((topology, making or RankStart(), function, tuple(args)))
+        self._world, self._preload = topology.world, (making or RankStart()).preload
         self._scratch = None if folder else Scratch()
         self._folder = folder if self._scratch is None else str(self._scratch.path)
         self._ranks: list[tuple[BaseProcess, Connection]] = []
@@ -131,31 +131,31 @@ class Ranks:
     def wait(self, limit_s: float | None = None) -> list[Any]:
         """What the ranks answer, in rank order. See [Note: how ranks end]."""
         results: dict[int, Any] = {}
-        failures: list[Failure] = []
+        failures: list[RankFailure] = []
         left = {answer: rank for rank, (_, answer) in enumerate(self._ranks)}
         end_s = None if limit_s is None else time.monotonic() + limit_s
         while left and (ready := wait(list(left), None if end_s is None else max(0.0, end_s - time.monotonic()))):
             for rank in sorted(left.pop(answer) for answer in list(left) if answer in ready):
                 said = self._hear(rank)
-                if isinstance(said, Failure):
+                if isinstance(said, RankFailure):
                     failures.append(said)
                     grace_s = time.monotonic() + GRACE_S
                     end_s = grace_s if end_s is None else min(end_s, grace_s)
                 else:
                     (results[rank],) = said
         late = "has not ended, and was stopped" + (f" (time limit {limit_s:g} s)" if limit_s is not None else "")
-        failures += [Failure(kind="late", rank=rank, line=late) for rank in left.values()]
+        failures += [RankFailure(kind="late", rank=rank, line=late) for rank in left.values()]
         if failures:
             raise RanksFailed(failures)
         return [results[rank] for rank in range(self._world)]
 
-    def _hear(self, rank: int) -> tuple[Any] | Failure:
+    def _hear(self, rank: int) -> tuple[Any] | RankFailure:
         process, answer = self._ranks[rank]
         try:
             return pickle.loads(answer.recv_bytes())
         except (EOFError, OSError):
             process.join(GRACE_S)
-            return Failure(kind="killed", rank=rank, line=_fate(process.exitcode), exit_code=process.exitcode)
+            return RankFailure(kind="killed", rank=rank, line=_fate(process.exitcode), exit_code=process.exitcode)
 
 
 def run_processes(
@@ -172,8 +172,8 @@ def run_processes(
     No rank waits longer than `timeout_s` for another; the whole may take `limit_s`, or as long as it needs.
     """
     topology = Topology(devices=world) if isinstance(world, int) else world
-    making = Making(timeout_s=timeout_s, shared_memory=shared_memory, threads=threads)
-    with Ranks(topology, function, args, making) as ranks:
+    making = RankStart(timeout_s=timeout_s, shared_memory=shared_memory, threads=threads)
+    with RankProcesses(topology, function, args, making) as ranks:
         return ranks.wait(limit_s)
 
 
@@ -241,10 +241,10 @@ def _run_rank(rank: int, folder: str, work: bytes, to_parent: Connection) -> Non
     to_parent.send_bytes(answer)
 
 
-def _explain(rank: int, error: BaseException) -> Failure:
+def _explain(rank: int, error: BaseException) -> RankFailure:
     line, trace = one_line(error), "".join(traceback.format_exception(error))
     kind: Kind = "reached" if isinstance(error, PeerError) else "bug" if line is None else "refused"
-    return Failure(kind=kind, rank=rank, line=line or f"{type(error).__name__}: {error}", trace=trace)
+    return RankFailure(kind=kind, rank=rank, line=line or f"{type(error).__name__}: {error}", trace=trace)
 
 
 def _end_with_parent(folder: str) -> None:

@@ -17,14 +17,14 @@ from typing import TypeVar, final
 import torch
 from torch import Tensor
 
-from rowwise.comm.call import Call, find_mismatch, join, run_for
-from rowwise.comm.group import Group, Later
-from rowwise.comm.seam import Comm, Handle, Waited
+from rowwise.comm.call import CollectiveCall, find_mismatch, join, run_for
+from rowwise.comm.group import PendingCollective, TransportComm
+from rowwise.comm.seam import Comm, Handle, WaitTime
 from rowwise.errors import PeerError
 from rowwise.spec import Topology
 
 T = TypeVar("T")
-Post = tuple[Call, Tensor]
+Post = tuple[CollectiveCall, Tensor]
 Place = tuple[object, ...]  # where ranks meet: a group, and which of its calls
 
 
@@ -63,7 +63,7 @@ class _Meeting:
                 del self._posts[place], self._read[place]
             return [posts[r] for r in ranks]
 
-    def _check(self, call: Call, rank: int, missing: Sequence[int], deadline_s: float) -> None:
+    def _check(self, call: CollectiveCall, rank: int, missing: Sequence[int], deadline_s: float) -> None:
         gone = next((r for r in missing if r in self.ended), None)
         if gone is not None:
             error = self.ended[gone]
@@ -75,27 +75,27 @@ class _Meeting:
 
 
 @final
-class _Threads:
+class _ThreadTransport:
     """To threads of this process."""
 
     def __init__(self, meeting: _Meeting, name: Place, ranks: tuple[int, ...], rank: int) -> None:
         self.meeting, self.name, self.ranks, self.rank = meeting, name, ranks, rank
-        self.waited = Waited()  # each rank is a thread
+        self.waited = WaitTime()  # each rank is a thread
         self._calls = count()
 
-    def start(self, call: Call, send_N: Tensor) -> Handle:
+    def start(self, call: CollectiveCall, send_N: Tensor) -> Handle:
         place = (*self.name, next(self._calls))
         self.meeting.bring(place, self.rank, (call, send_N.clone()))
-        return Later(partial(self._finish, place))
+        return PendingCollective(partial(self._finish, place))
 
-    def split(self, groups: Sequence[Sequence[int]], group: tuple[int, ...]) -> "_Threads":
+    def split(self, groups: Sequence[Sequence[int]], group: tuple[int, ...]) -> "_ThreadTransport":
         none_W = (0,) * len(self.ranks)
         what = ", ".join(str(tuple(g)) for g in groups)
-        call = Call(collective="split", what=what, dtype=torch.uint8, sizes_W=none_W, receives_W=none_W)
+        call = CollectiveCall(collective="split", what=what, dtype=torch.uint8, sizes_W=none_W, receives_W=none_W)
         name = (*self.name, next(self._calls))
         self.meeting.bring(name, self.rank, (call, torch.empty(0, dtype=torch.uint8)))
         self._finish(name)
-        made = _Threads(self.meeting, (*name, group), group, self.rank)
+        made = _ThreadTransport(self.meeting, (*name, group), group, self.rank)
         made.waited = self.waited
         return made
 
@@ -127,8 +127,8 @@ def run_threads(world: int | Topology, function: Callable[[Comm], T], timeout_s:
         try:
             # One rank's backward may wait for another's, so none may run in a thread that they share.
             with torch.autograd.set_multithreading_enabled(False):
-                transport = _Threads(meeting, (), tuple(range(topology.world)), rank)
-                results[rank] = function(Group(transport, topology, rank))
+                transport = _ThreadTransport(meeting, (), tuple(range(topology.world)), rank)
+                results[rank] = function(TransportComm(transport, topology, rank))
         except BaseException as caught:
             error = caught
         finally:

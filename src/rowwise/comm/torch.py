@@ -20,15 +20,15 @@ from typing import Any, final
 import torch.distributed as dist
 from torch import Tensor
 
-from rowwise.comm.call import WHOLE, Call, join
-from rowwise.comm.group import Later
-from rowwise.comm.seam import Handle, Waited
+from rowwise.comm.call import WHOLE, CollectiveCall, join
+from rowwise.comm.group import PendingCollective
+from rowwise.comm.seam import Handle, WaitTime
 from rowwise.errors import PeerError
-from rowwise.ops.kept import empty
+from rowwise.ops.output_cache import empty
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class World:
+class Rendezvous:
     """How to find the other ranks of a group."""
 
     store: dist.Store
@@ -40,7 +40,7 @@ class World:
     address: str = ""  # where to listen; none: where torch's GLOO_SOCKET_IFNAME or the host's name says
 
 
-def _connect(world: World, device: str) -> Any:
+def _connect(world: Rendezvous, device: str) -> Any:
     """A backend for a type of device; torch's stubs know neither all of its methods nor which this torch has."""
     own: Any = world.store
     backends: Any = dist
@@ -58,40 +58,40 @@ def _connect(world: World, device: str) -> Any:
 
 
 @final
-class Processes:
+class TorchTransport:
     """A transport over a backend for each type of device, connected at its first tensor."""
 
-    def __init__(self, world: World, waited: Waited | None = None) -> None:
+    def __init__(self, world: Rendezvous, waited: WaitTime | None = None) -> None:
         self.world = world
-        self.waited = waited or Waited()  # backends do not tell when the first byte has come
+        self.waited = waited or WaitTime()  # backends do not tell when the first byte has come
         self._splits = count()
         self._backends: dict[str, Any] = {}
 
-    def start(self, call: Call, send_N: Tensor) -> Handle:
+    def start(self, call: CollectiveCall, send_N: Tensor) -> Handle:
         """Begin a collective."""
         try:
             work, came_N = self._begin(call, send_N)
         except RuntimeError as error:
             raise self._explain(call, error) from error
-        return Later(partial(self._finish, call, work, came_N))
+        return PendingCollective(partial(self._finish, call, work, came_N))
 
-    def split(self, groups: Sequence[Sequence[int]], group: tuple[int, ...]) -> "Processes":
+    def split(self, groups: Sequence[Sequence[int]], group: tuple[int, ...]) -> "TorchTransport":
         """The same for a group, under a name of its own."""
         name = f"{self.world.name}/{next(self._splits)}.{group[0]}"
-        return Processes(replace(self.world, name=name, ranks=group), self.waited)
+        return TorchTransport(replace(self.world, name=name, ranks=group), self.waited)
 
     def close(self) -> None:
         """Disconnect."""
         self._backends.clear()
 
-    def _finish(self, call: Call, work: dist.Work, came_N: Tensor) -> Tensor:
+    def _finish(self, call: CollectiveCall, work: dist.Work, came_N: Tensor) -> Tensor:
         try:
             work.wait()
         except RuntimeError as error:
             raise self._explain(call, error) from error
         return join(call, came_N.split(list(call.receives_W))) if call.collective == "reduce_scatter" else came_N
 
-    def _explain(self, call: Call, error: RuntimeError) -> PeerError:
+    def _explain(self, call: CollectiveCall, error: RuntimeError) -> PeerError:
         """What is known about why a collective failed; connections close a little earlier than processes end."""
         world, end_s = self.world, time.monotonic() + 1
         while not (dead := [r for r in world.ranks if r in world.pids and not is_alive(world.pids[r])]):
@@ -103,7 +103,7 @@ class Processes:
         why.append(str(error).partition("\n")[0].partition(". ")[0])
         return PeerError(f"rank {world.rank}: {call} with rank {others}: {'; '.join(why)}")
 
-    def _begin(self, call: Call, send_N: Tensor) -> tuple[dist.Work, Tensor]:
+    def _begin(self, call: CollectiveCall, send_N: Tensor) -> tuple[dist.Work, Tensor]:
         device = send_N.device.type
         if device not in self._backends:
             self._backends[device] = _connect(self.world, device)

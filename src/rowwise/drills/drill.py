@@ -22,8 +22,8 @@ from rowwise.drills.small_job import (
     EVERY,
     KEPT,
     STEPS,
-    Ended,
-    Job,
+    CommandResult,
+    DrillJob,
     damaged,
     difference,
     end,
@@ -40,7 +40,7 @@ RUN = Path("drill/1")  # in a folder of runs
 TRIES = 5  # to meet a save in its middle
 
 
-class Case(Value, frozen=True):
+class DrillCase(Value, frozen=True):
     """What was done to a job, and what came of it."""
 
     damage: str
@@ -52,12 +52,12 @@ class Case(Value, frozen=True):
     survived: bool
 
 
-class Report(Value, frozen=True):
+class DrillReport(Value, frozen=True):
     """A drill."""
 
     drill: str
     ranks: int
-    cases: tuple[Case, ...]
+    cases: tuple[DrillCase, ...]
 
     @property
     def survived(self) -> bool:
@@ -65,19 +65,19 @@ class Report(Value, frozen=True):
         return all(case.survived for case in self.cases)
 
 
-def run_drill(name: str, ranks: int, folder: Path, tell: Tell) -> Report:
+def run_drill(name: str, ranks: int, folder: Path, tell: Tell) -> DrillReport:
     """Do one, in a folder of its own; `tell` hears what is being done."""
     if ranks < 1 or (name == "kill-rank" and ranks < 2):
         raise SpecError(f"--nproc {ranks}: want at least {2 if name == 'kill-rank' else 1}")
-    job = Job.make(folder, ranks)
+    job = DrillJob.make(folder, ranks)
     tell("a run that nobody disturbs")
     whole = job.train(folder / "whole")
     if not whole.well:
         raise SpecError(f"the drill's job does not run here even undisturbed: {whole.said}")
-    return Report(drill=name, ranks=ranks, cases=tuple(DRILLS[name](job, tell)))
+    return DrillReport(drill=name, ranks=ranks, cases=tuple(DRILLS[name](job, tell)))
 
 
-def kill_rank(job: Job, tell: Tell) -> list[Case]:
+def kill_rank(job: DrillJob, tell: Tell) -> list[DrillCase]:
     """SIGKILL of a rank in a step, of the first and of the last rank in a save."""
     last = job.ranks - 1
     cases = [_go_on(job, tell, _kill(job, tell, f"rank {last} in a step", last, "step"), job.folder / "step" / RUN)]
@@ -94,7 +94,7 @@ def kill_rank(job: Job, tell: Tell) -> list[Case]:
     return cases
 
 
-def _kill(job: Job, tell: Tell, whom: str, rank: int, name: str) -> Case:
+def _kill(job: DrillJob, tell: Tell, whom: str, rank: int, name: str) -> DrillCase:
     """Until the job has ended."""
     run = job.folder / name / RUN
     tell(f"killing {whom}")
@@ -110,7 +110,7 @@ def _kill(job: Job, tell: Tell, whom: str, rank: int, name: str) -> Case:
     return _case(f"SIGKILL of {whom}", ended, ended_s, run, clear=clear)
 
 
-def fill_disk(job: Job, tell: Tell) -> list[Case]:
+def fill_disk(job: DrillJob, tell: Tell) -> list[DrillCase]:
     """A disk that has room for a checkpoint and a half."""
     tell("filling a disk")
     newest = max((job.folder / "whole" / RUN / "ckpt").glob("step-*"))
@@ -127,7 +127,7 @@ def fill_disk(job: Job, tell: Tell) -> list[Case]:
         return [_go_on(inside, tell, found, disk.folder / RUN, seen=disk.seen / RUN)]
 
 
-def corrupt_checkpoint(job: Job, tell: Tell) -> list[Case]:
+def corrupt_checkpoint(job: DrillJob, tell: Tell) -> list[DrillCase]:
     """A flipped byte, a file cut short, a manifest that is gone: of the newest checkpoint."""
     tell("a run to damage")
     job.train(job.folder / "begun", "--set", f"train.steps={KEPT * EVERY}")
@@ -135,7 +135,7 @@ def corrupt_checkpoint(job: Job, tell: Tell) -> list[Case]:
     return [_corrupt(job, tell, damage, harm) for damage, harm in harms]
 
 
-def _corrupt(job: Job, tell: Tell, damage: str, harm: Callable[[Path], None]) -> Case:
+def _corrupt(job: DrillJob, tell: Tell, damage: str, harm: Callable[[Path], None]) -> DrillCase:
     tell(f"{damage} in the newest checkpoint")
     run, more = job.folder / damage.replace(" ", "-") / RUN, ["--set", f"train.steps={STEPS}"]
     shutil.copytree(job.folder / "begun" / RUN, run)
@@ -147,7 +147,7 @@ def _corrupt(job: Job, tell: Tell, damage: str, harm: Callable[[Path], None]) ->
         verified, refused = damaged(run), job.resume(run, *more)
         said, seen = refused.said, newest.name in verified and refused.code == 2
         more += ["--from", f"step-{steps[-2]:09}"]
-    found = Case(
+    found = DrillCase(
         damage=f"{damage} in {newest.name}",
         ended_s=None,
         said=said,
@@ -181,11 +181,13 @@ def _largest(checkpoint: Path) -> Path:
     return max(checkpoint.glob("*.safetensors"), key=lambda path: path.stat().st_size)
 
 
-def _case(damage: str, ended: Ended, ended_s: float | None, run: Path, *, clear: bool, none: bool = False) -> Case:
+def _case(
+    damage: str, ended: CommandResult, ended_s: float | None, run: Path, *, clear: bool, none: bool = False
+) -> DrillCase:
     """What is there once a job has ended, whose last words were `clear`; `none`: there may be no checkpoint yet."""
     steps = whole_steps(run)
     wrong = damaged(run) if steps else ""
-    return Case(
+    return DrillCase(
         damage=damage,
         ended_s=ended_s,
         said=ended.said,
@@ -196,7 +198,7 @@ def _case(damage: str, ended: Ended, ended_s: float | None, run: Path, *, clear:
     )
 
 
-def _go_on(job: Job, tell: Tell, case: Case, run: Path, *more: str, seen: Path | None = None) -> Case:
+def _go_on(job: DrillJob, tell: Tell, case: DrillCase, run: Path, *more: str, seen: Path | None = None) -> DrillCase:
     """Go on from what is there, and compare; `seen`: where this process finds the run."""
     tell(f"going on after: {case.damage}")
     ended = job.resume(run, *more)
@@ -204,7 +206,7 @@ def _go_on(job: Job, tell: Tell, case: Case, run: Path, *more: str, seen: Path |
     return structs.replace(case, resumed=wrong or "ends equal, bit by bit", survived=case.survived and not wrong)
 
 
-DRILLS: dict[str, Callable[[Job, Tell], Sequence[Case]]] = {
+DRILLS: dict[str, Callable[[DrillJob, Tell], Sequence[DrillCase]]] = {
     "kill-rank": kill_rank,
     "fill-disk": fill_disk,
     "corrupt-ckpt": corrupt_checkpoint,

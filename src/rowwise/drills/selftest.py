@@ -22,8 +22,8 @@ from rowwise.embedding import Embeddings
 from rowwise.errors import IdError, RowwiseError
 from rowwise.ops import reference
 from rowwise.ops.arena import Arena
-from rowwise.ops.layout import Group, make_group
-from rowwise.ops.reference import Bags, Memory
+from rowwise.ops.layout import TableGroup, make_group
+from rowwise.ops.reference import FeatureBags, UpdateMemory
 from rowwise.ops.threads import torch_threads
 from rowwise.ops.update import next_step
 from rowwise.row_optimizers import OPTIMIZERS, RowOptimizer, RowWiseAdagrad, Sgd
@@ -44,7 +44,7 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Speed:
+class MeasuredSpeed:
     """Best of many repeats, in rows a second."""
 
     lookup_rows_s: float
@@ -53,24 +53,24 @@ class Speed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
+class SelfTestResult:
     """What the self-test found."""
 
     checks: tuple[Check, ...]
     rounds: int  # of all checks, each with other numbers
-    speed: Speed
+    speed: MeasuredSpeed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class KernelCase:
     """Tables and a batch, written down for the operators."""
 
     arena: Arena
-    group: Group
-    bags: Bags
+    group: TableGroup
+    bags: FeatureBags
 
     @classmethod
-    def make(cls, tables: Sequence[Table], batch: int, most: int, seed: int) -> "Case":
+    def make(cls, tables: Sequence[Table], batch: int, most: int, seed: int) -> "KernelCase":
         """Bags of 0 to `most` ids for each feature; the same seed gives the same case again."""
         generator = torch.Generator().manual_seed(seed)
         arena = Arena.allocate(tables, torch.device("cpu"))
@@ -84,12 +84,14 @@ class Case:
         ]
         weights_N = torch.rand(sum(len(v) for v in values), generator=generator)
         offsets = torch.ops.rowwise.offsets(torch.cat(lengths))
-        bags = Bags(group.features_F9, torch.cat(values), offsets, weights_N, batch)
+        bags = FeatureBags(group.features_F9, torch.cat(values), offsets, weights_N, batch)
         return cls(arena=arena, group=group, bags=bags)
 
-    def step(self) -> Memory:
+    def step(self) -> UpdateMemory:
         """What the next update changes."""
-        return Memory(self.arena.rows, self.arena.state, self.group.tables_T12, *next_step(self.arena, self.group))
+        return UpdateMemory(
+            self.arena.rows, self.arena.state, self.group.tables_T12, *next_step(self.arena, self.group)
+        )
 
     def pool(self) -> Tensor:
         """Look the batch up with the kernel."""
@@ -105,7 +107,7 @@ class Case:
         return [torch.randn(self.bags.batch, self.group.columns, generator=generator) for _ in range(STEPS)]
 
 
-def run(isa_sets: Sequence[str], seconds: float, tell: Callable[[float], None]) -> Result:
+def run(isa_sets: Sequence[str], seconds: float, tell: Callable[[float], None]) -> SelfTestResult:
     """Check for half of the time, at least once, then measure; `tell` hears the seconds gone by."""
     begin = time.perf_counter()
     failures: dict[str, str] = {}
@@ -118,7 +120,7 @@ def run(isa_sets: Sequence[str], seconds: float, tell: Callable[[float], None]) 
             break
     speed = measure(lambda: time.perf_counter() - begin < seconds, lambda: tell(time.perf_counter() - begin))
     found = tuple(Check(name=name, failure=failure) for name, failure in failures.items())
-    return Result(checks=found, rounds=rounds, speed=speed)
+    return SelfTestResult(checks=found, rounds=rounds, speed=speed)
 
 
 def checks(isa_sets: Sequence[str], seed: int) -> Iterator[Check]:
@@ -137,7 +139,7 @@ def checks(isa_sets: Sequence[str], seed: int) -> Iterator[Check]:
 def lookup_matches(seed: int) -> str:
     """Pooled rows and rows of sequences, for several widths."""
     for shape in _shapes(seed):
-        case = Case.make([_table(shape, Sgd())], batch=300, most=12, seed=seed)
+        case = KernelCase.make([_table(shape, Sgd())], batch=300, most=12, seed=seed)
         rows, bags = case.arena.rows, case.bags
         difference = compare(case.pool(), reference.pool(rows, bags, case.group.columns))
         gathered = torch.ops.rowwise.gather(rows, *bags[:3], bags.batch)
@@ -150,7 +152,7 @@ def lookup_matches(seed: int) -> str:
 def update_matches(optimizer: RowOptimizer, seed: int) -> str:
     """Rows and optimizer state after a few updates, for several widths."""
     for shape in _shapes(seed):
-        kernel, wanted = (Case.make([_table(shape, optimizer)], batch=300, most=12, seed=seed) for _ in range(2))
+        kernel, wanted = (KernelCase.make([_table(shape, optimizer)], batch=300, most=12, seed=seed) for _ in range(2))
         for grad_BS in kernel.gradients():
             kernel.update(grad_BS)
             reference.update(wanted.step(), wanted.bags, grad_BS, False)
@@ -167,7 +169,7 @@ def threads_agree(seed: int) -> str:
     found: list[Tensor] = []
     # At least two, also on one core: order, not speed, is in question.
     for count in (1, max(2, torch.get_num_threads())):
-        case = Case.make([table], batch=3000, most=40, seed=seed)
+        case = KernelCase.make([table], batch=3000, most=40, seed=seed)
         with torch_threads(count):
             for grad_BS in case.gradients():
                 case.update(grad_BS)
@@ -186,10 +188,10 @@ def refuses_id() -> str:
     return "id 10 of a table of 10 rows was accepted"
 
 
-def measure(go_on: Callable[[], bool], tell: Callable[[], None]) -> Speed:
+def measure(go_on: Callable[[], bool], tell: Callable[[], None]) -> MeasuredSpeed:
     """Lookup, the memory's limit and update in turns, so that all three meet the same machine; the best of each."""
     tables = [Table(name=f"t{i}", rows=1 << 18, dim=64) for i in range(4)]  # 268 MB: far more than caches hold
-    case = Case.make(tables, batch=4096, most=20, seed=0)
+    case = KernelCase.make(tables, batch=4096, most=20, seed=0)
     bags, grad_BS = case.bags, case.gradients()[0]
     work: tuple[Callable[[], object], ...] = (
         case.pool,
@@ -204,7 +206,7 @@ def measure(go_on: Callable[[], bool], tell: Callable[[], None]) -> Speed:
         best = [min(old, _seconds(one)) for old, one in zip(best, work, strict=True)]
         tell()
     lookup, limit, update = (len(bags.values) / seconds for seconds in best)
-    return Speed(lookup_rows_s=lookup, gather_limit_rows_s=limit, update_rows_s=update)
+    return MeasuredSpeed(lookup_rows_s=lookup, gather_limit_rows_s=limit, update_rows_s=update)
 
 
 def compare(got: Tensor, want: Tensor) -> str:
@@ -237,7 +239,7 @@ def _check(name: str, test: Callable[[], str]) -> Check:
         return Check(name=name, failure=f"{type(error).__name__}: {error}")
 
 
-class Shape(NamedTuple):
+class KernelShape(NamedTuple):
     """What makes the kernels take another path."""
 
     dim: int
@@ -248,11 +250,11 @@ class Shape(NamedTuple):
         return f"dim {self.dim}, {self.pooling}, {self.row_type}"
 
 
-def _shapes(seed: int) -> Iterator[Shape]:
+def _shapes(seed: int) -> Iterator[KernelShape]:
     """Each width with every row type, and with another pooling every round."""
     poolings = (Pooling.SUM, Pooling.MEAN, Pooling.WEIGHTED)
     for index, (dim, row_type) in enumerate(itertools.product(DIMS, RowType)):
-        yield Shape(dim, poolings[(index + seed) % len(poolings)], row_type)
+        yield KernelShape(dim, poolings[(index + seed) % len(poolings)], row_type)
 
 
 def _example(kind: type[RowOptimizer]) -> RowOptimizer:
@@ -261,7 +263,7 @@ def _example(kind: type[RowOptimizer]) -> RowOptimizer:
     return kind(**{field: value for field, value in numbers.items() if field in kind.__struct_fields__})
 
 
-def _table(shape: Shape, optimizer: RowOptimizer) -> Table:
+def _table(shape: KernelShape, optimizer: RowOptimizer) -> Table:
     dim, pooling, row_type = shape
     return Table(
         name="t", rows=500, dim=dim, features=("a", "b"), pooling=pooling, optimizer=optimizer, row_type=row_type

@@ -17,7 +17,7 @@ import msgspec
 
 from rowwise.errors import CheckpointError, RowwiseError
 from rowwise.ops.reference.sums import BLOCK
-from rowwise.train.saved import Saved
+from rowwise.train.saved import CheckpointFolder
 
 STEPS, EVERY, KEPT = 30, 5, 3
 LIMIT_S = 300.0  # of a command; a job that hangs is a finding, not a reason to hang
@@ -34,7 +34,7 @@ log: {{every: 1}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
+class CommandResult:
     """How a command ended."""
 
     code: int
@@ -47,7 +47,7 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class DrillJob:
     """A folder with the recipe, and a number of ranks; `enter`: what its commands begin with."""
 
     folder: Path
@@ -55,7 +55,7 @@ class Job:
     enter: tuple[str, ...] = ()
 
     @classmethod
-    def make(cls, folder: Path, ranks: int) -> "Job":
+    def make(cls, folder: Path, ranks: int) -> "DrillJob":
         """Write the recipe."""
         shards = 2 * ranks
         batch = BLOCK * shards
@@ -64,12 +64,12 @@ class Job:
         (folder / "drill.yaml").write_text(RECIPE.format(rows=batch * STEPS, **numbers))
         return cls(folder, ranks)
 
-    def train(self, runs: Path, *more: str) -> Ended:
+    def train(self, runs: Path, *more: str) -> CommandResult:
         """A new run, to its end."""
         with self.training(runs, *more) as process:
             return end(process)
 
-    def resume(self, run: Path, *more: str) -> Ended:
+    def resume(self, run: Path, *more: str) -> CommandResult:
         """Go on with a run, to its end."""
         with self._started("resume", str(run), *more) as process:
             return end(process)
@@ -94,15 +94,15 @@ class Job:
             process.communicate()
 
 
-def end(process: subprocess.Popen[str]) -> Ended:
+def end(process: subprocess.Popen[str]) -> CommandResult:
     """Wait for it."""
     try:
         _, err = process.communicate(timeout=LIMIT_S)
     except subprocess.TimeoutExpired:
-        return Ended(code=-1, said=f"has not ended after {LIMIT_S:g} s")
+        return CommandResult(code=-1, said=f"has not ended after {LIMIT_S:g} s")
     lines = [line for line in err.splitlines() if line.strip()]
     said = [line for line in lines if line.startswith("rowwise: ")] or lines[-1:]
-    return Ended(code=process.returncode, said="; ".join(said))
+    return CommandResult(code=process.returncode, said="; ".join(said))
 
 
 def wait_until(process: subprocess.Popen[str], there: Callable[[], bool], what: str) -> None:
@@ -129,13 +129,13 @@ def steps_of(run: Path) -> int:
 
 def whole_steps(run: Path) -> list[int]:
     """The checkpoints that count."""
-    return Saved(run / "ckpt").steps()
+    return CheckpointFolder(run / "ckpt").steps()
 
 
 def damaged(run: Path) -> str:
     """What is wrong with the newest of the checkpoints that count; nothing, if nothing is."""
     try:
-        Saved(run / "ckpt").open().verify()
+        CheckpointFolder(run / "ckpt").open().verify()
     except CheckpointError as error:
         return str(error).partition("; use another")[0]  # the first of what may be many places
     return ""
@@ -143,7 +143,7 @@ def damaged(run: Path) -> str:
 
 def difference(run: Path, other: Path) -> str:
     """What two runs that have ended do not have in common, bit by bit; nothing, if nothing is."""
-    one, two = Saved(run / "ckpt").open(), Saved(other / "ckpt").open()
+    one, two = CheckpointFolder(run / "ckpt").open(), CheckpointFolder(other / "ckpt").open()
     names = [sorted(name for name in x.names() if name.startswith(OURS)) for x in (one, two)]
     if names[0] != names[1]:
         return "they hold other tensors"

@@ -25,7 +25,7 @@ BETWEEN = 15  # sizes between two that were measured
 MOST_SUMS = 4096
 
 
-class Option(Value, frozen=True):
+class SizeOption(Value, frozen=True):
     """A size of a table, and how much worse the model is with it."""
 
     method: str
@@ -37,7 +37,7 @@ class Option(Value, frozen=True):
 class Allocation(Value, frozen=True):
     """What each table is to be."""
 
-    chosen: dict[str, Option]
+    chosen: dict[str, SizeOption]
     size_bytes: int  # of all tables
     loss: float
     error: float  # by which another choice could have less loss at most; 0: none has
@@ -48,7 +48,7 @@ Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class _Sums:
+class _Frontier:
     """What some tables can take together, by rising bytes and falling loss; and of which choices each is made."""
 
     bytes_S: Ints
@@ -57,7 +57,7 @@ class _Sums:
     option_S: Ints  # of the last table
 
 
-def between(points: Sequence[Option], count: int = BETWEEN) -> tuple[Option, ...]:
+def between(points: Sequence[SizeOption], count: int = BETWEEN) -> tuple[SizeOption, ...]:
     """The options of one method and others between neighbours, on straight lines over the logarithm of bytes."""
     made = list(points[:1])
     for low, high in pairwise(points):
@@ -67,22 +67,22 @@ def between(points: Sequence[Option], count: int = BETWEEN) -> tuple[Option, ...
             if made[-1].size_bytes < size_bytes < high.size_bytes:
                 part = math.log(size_bytes / low.size_bytes) / math.log(high.size_bytes / low.size_bytes)
                 loss = low.loss + part * (high.loss - low.loss)
-                made.append(Option(method=low.method, size_bytes=size_bytes, loss=loss, measured=False))
+                made.append(SizeOption(method=low.method, size_bytes=size_bytes, loss=loss, measured=False))
         made.append(high)
     return tuple(made)
 
 
-def options_of(measured: Sequence[Option], full_bytes: int) -> tuple[Option, ...]:
+def options_of(measured: Sequence[SizeOption], full_bytes: int) -> tuple[SizeOption, ...]:
     """All that a table can be: as it is, at no loss, or by any method in any size that is known of."""
     ordered = sorted(measured, key=lambda one: one.method)
-    made = [Option(method=FULL, size_bytes=full_bytes, loss=0.0)]
+    made = [SizeOption(method=FULL, size_bytes=full_bytes, loss=0.0)]
     for _, points in groupby(ordered, key=lambda one: one.method):
         made += between(sorted(points, key=lambda one: one.size_bytes))
     return tuple(one for one in made if one.size_bytes < full_bytes or one.method == FULL)
 
 
 def allocate(
-    tables: Mapping[str, Sequence[Option]], budget_bytes: int, left_bytes: int = 0, most: int = MOST_SUMS
+    tables: Mapping[str, Sequence[SizeOption]], budget_bytes: int, left_bytes: int = 0, most: int = MOST_SUMS
 ) -> Allocation:
     """The options with the least loss that fit, one for each table.
 
@@ -97,14 +97,14 @@ def allocate(
         got = f"a budget of {budget_bytes:,} bytes for tables that take at least {least:,}"
         raise SpecError(f"{got}, {left_bytes:,} of them in tables that are not compressed: want at least {least:,}")
     zero = np.zeros(1, np.int64)
-    steps = [_Sums(zero + left_bytes, np.zeros(1), zero, zero)]
+    steps = [_Frontier(zero + left_bytes, np.zeros(1), zero, zero)]
     error = 0.0
     for options in tables.values():
         sums, lost = _thin(_merge(steps[-1], options, budget_bytes), most)
         steps.append(sums)
         error += lost
     at = len(steps[-1].loss_S) - 1  # they fall
-    chosen: dict[str, Option] = {}
+    chosen: dict[str, SizeOption] = {}
     for sums, (name, options) in zip(reversed(steps[1:]), reversed(list(tables.items())), strict=True):
         chosen[name] = options[int(sums.option_S[at])]
         at = int(sums.before_S[at])
@@ -117,7 +117,7 @@ def allocate(
     )
 
 
-def _merge(sums: _Sums, options: Sequence[Option], budget_bytes: int) -> _Sums:
+def _merge(sums: _Frontier, options: Sequence[SizeOption], budget_bytes: int) -> _Frontier:
     """Every sum with every option that fits, without those that another beats."""
     size_O = np.array([option.size_bytes for option in options], np.int64)
     loss_O = np.array([option.loss for option in options])
@@ -130,10 +130,10 @@ def _merge(sums: _Sums, options: Sequence[Option], budget_bytes: int) -> _Sums:
     kept_P = np.ones(len(loss_P), np.bool_)
     kept_P[1:] = loss_P[1:] < lowest_P[:-1]
     at_S = order_P[kept_P]
-    return _Sums(bytes_P[at_S], loss_P[kept_P], before_P[at_S], option_P[at_S])
+    return _Frontier(bytes_P[at_S], loss_P[kept_P], before_P[at_S], option_P[at_S])
 
 
-def _thin(sums: _Sums, most: int) -> tuple[_Sums, float]:
+def _thin(sums: _Frontier, most: int) -> tuple[_Frontier, float]:
     """About so many sums at most, and how much more another loses than what it stands in for."""
     loss_S = sums.loss_S
     if len(loss_S) <= most:
@@ -144,4 +144,4 @@ def _thin(sums: _Sums, most: int) -> tuple[_Sums, float]:
     first_S = np.ones(len(loss_S), np.bool_)
     first_S[1:] = level_S[1:] > level_S[:-1]
     kept = np.flatnonzero(first_S)
-    return _Sums(sums.bytes_S[kept], loss_S[kept], sums.before_S[kept], sums.option_S[kept]), step
+    return _Frontier(sums.bytes_S[kept], loss_S[kept], sums.before_S[kept], sums.option_S[kept]), step

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from rowwise.hashing.idmap import IdMap, Section, Shape
+from rowwise.hashing.idmap import IdMap, MapSection, MapShape
 from rowwise.hashing.placed import fold_maps
 from rowwise.hashing.words import each_entries, read_set, words_needed
 
@@ -41,7 +41,7 @@ def _faults(id_map: IdMap) -> Iterator[str]:
         yield from _column_faults(column, id_map)
 
 
-def _section_faults(section: Section, id_map: IdMap) -> Iterator[str]:
+def _section_faults(section: MapSection, id_map: IdMap) -> Iterator[str]:
     shape = id_map.shape
     begins = np.cumsum([0, *(part.rows for part in shape.parts)]).tolist()
     inside = any(first <= section.base and section.base + section.rows <= last for first, last in pairwise(begins))
@@ -62,7 +62,7 @@ def _section_faults(section: Section, id_map: IdMap) -> Iterator[str]:
             yield f"an id has row {most} of its {section.rows}"
 
 
-def _numbers_fit(section: Section, shape: Shape) -> bool:
+def _numbers_fit(section: MapSection, shape: MapShape) -> bool:
     match section.kind:
         case "quotient":
             return section.divisor > 0 and (shape.ids - 1) // section.divisor < section.rows

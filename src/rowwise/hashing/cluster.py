@@ -4,14 +4,14 @@ Its own file because it knows vectors and weights, not ids, and needs no torch. 
 there are and how many clusters each gets; what is inside of a cell is `_cpp/cell.h`'s. It gives up the best clustering
 for one in minutes: see [Note: Cells].
 
-[Note: Cells] Up to `Effort.plain` pairs of a point and a cluster are one cell, clustered as a whole, and so are 128
-clusters. Else the points are cut into cells, by the nearest of a few centroids that a sample gives, and each is
+[Note: Cells] Up to `ClusterEffort.plain` pairs of a point and a cluster are one cell, clustered as a whole, and so are
+128 clusters. Else the points are cut into cells, by the nearest of a few centroids that a sample gives, and each is
 clustered alone, or cut again. With sqrt(rounds * clusters) cells, finding the cell of a point and a cluster in it cost
 the same; there are fewer, as fewer borders mean less error. Clusters go where they are worth most: each cell draws
-about twice the seeds that it may need, notes by how much each lessens the error, and the most useful seeds of all cells
-are counted. How many it may need is in proportion to (weight * variance) ** (D / (D + 2)), which makes errors least
-where points are dense (Zador 1982). Points at the border of a cell cannot join a cluster across it; what that costs is
-in the tests.
+about twice the seeds that it may need, notes by how much each lessens the error, and the most useful seeds of all
+cells are counted. How many it may need is in proportion to (weight * variance) ** (D / (D + 2)), which makes errors
+least where points are dense (Zador 1982). Points at the border of a cell cannot join a cluster across it; what that
+costs is in the tests.
 
 Sizes: N points, D dims, C cells, K clusters.
 """
@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from rowwise.errors import SpecError
 from rowwise.hashing import native
-from rowwise.hashing.native import CELL, Cells, Doubles, Floats, How, Ints, Labels, Places, Points
+from rowwise.hashing.native import CELL, Cells, ClusterBuffers, ClusterSettings, Doubles, Floats, Ints, Labels, Points
 from rowwise.value import Value
 
 MOST_DIMS = 64
@@ -53,7 +53,7 @@ class Clusters:
     weight_K: Doubles  # sums of the weights of their points
 
 
-class Effort(Value, frozen=True):
+class ClusterEffort(Value, frozen=True):
     """How much work goes into clusters. Threads change nothing but the time; 0: one for each core."""
 
     rounds: int = 8
@@ -89,11 +89,11 @@ def cluster(
             are one cell, and clusters are as many as points above the cap and two for each cap that the others weigh.
         tell: called with the share of the work that is done, now and then.
     """
-    return cluster_with(Effort(), vectors_ND, weights_N, clusters, (seed, cap), tell)
+    return cluster_with(ClusterEffort(), vectors_ND, weights_N, clusters, (seed, cap), tell)
 
 
 def cluster_with(
-    effort: Effort,
+    effort: ClusterEffort,
     vectors_ND: Floats,
     weights_N: NDArray[np.float32 | np.float64],
     clusters: int,
@@ -121,12 +121,12 @@ def cluster_with(
 class _Work:
     """The points, and the order that cells are ranges of."""
 
-    def __init__(self, vectors_ND: Floats, weights_N: Doubles, effort: Effort, seed: int, cap: float) -> None:
+    def __init__(self, vectors_ND: Floats, weights_N: Doubles, effort: ClusterEffort, seed: int, cap: float) -> None:
         largest = max(float(vectors_ND.max()), -float(vectors_ND.min()))
         self.scale: float = math.ldexp(1.0, -math.frexp(largest)[1])
         self.vectors_ND, self.weights_N, self.effort = vectors_ND, weights_N, effort
         self.points = Points(vectors_ND, weights_N, np.arange(len(vectors_ND), dtype=np.int32), self.scale)
-        self.how = How(seed, effort.rounds, cap, effort.threads or os.cpu_count() or 1)
+        self.how = ClusterSettings(seed, effort.rounds, cap, effort.threads or os.cpu_count() or 1)
 
     def cut(self, clusters: int, tell: Tell) -> tuple[Cells, Ints]:
         """Cells that are small enough, and how many different vectors each has."""
@@ -180,7 +180,7 @@ class _Work:
         sample_M = native.sampled(order_M, SAMPLE * wanted, self.how.seed)
         even = float(self.weights_N.mean()) or 1.0
         cell = np.array([(0, len(sample_M), wanted, 0)], CELL)
-        places = Places(np.zeros((wanted, self.points.dims), np.float32), np.zeros(wanted), 1)
+        places = ClusterBuffers(np.zeros((wanted, self.points.dims), np.float32), np.zeros(wanted), 1)
         points = Points(self.vectors_ND, self.weights_N, sample_M, self.scale, even)
         native.cluster_cells(points, cell, np.full(1, wanted + 1), self.how._replace(cap=math.inf), places)
         return (places.centroids_KD[: places.used_C[0]] * self.scale).astype(np.float32)
@@ -211,12 +211,12 @@ class _Work:
     def clustered(self, cells: Cells, distinct_C: Ints, tell: Tell) -> Clusters:
         """Each cell alone."""
         points, total = self.points, int(cells["clusters"].sum())
-        places = Places(np.zeros((total, points.dims), np.float32), np.zeros(total), len(cells))
+        places = ClusterBuffers(np.zeros((total, points.dims), np.float32), np.zeros(total), len(cells))
         label_N = np.empty(len(self.vectors_ND), np.int32)
         tries = max(1, min(self.effort.tries, TRIED // (len(label_N) * total)))
         begun = CUTTING if len(cells) > 1 else 0.0
         for some, done in _batches(cells):
-            part = Places(places.centroids_KD, places.weight_K, len(some))
+            part = ClusterBuffers(places.centroids_KD, places.weight_K, len(some))
             native.cluster_cells(points, cells[some], distinct_C[some], self.how._replace(tries=tries), part, label_N)
             places.used_C[some] = part.used_C
             tell(begun + (1 - begun) * done)
@@ -259,7 +259,7 @@ def _batches(cells: Cells) -> Iterator[tuple[Ints, float]]:
         begin = end
 
 
-def _without_gaps(cells: Cells, places: Places, label_N: Labels) -> Clusters:
+def _without_gaps(cells: Cells, places: ClusterBuffers, label_N: Labels) -> Clusters:
     place_K = np.arange(len(places.weight_K)) - np.repeat(cells["base"], cells["clusters"])
     there_K = place_K < np.repeat(places.used_C, cells["clusters"])
     number_K1 = np.full(len(there_K) + 1, -1, np.int32)  # the last for the label -1

@@ -15,7 +15,7 @@ from rowwise.spec import Pooling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bags:
+class PartBags:
     """The rows of one part for one feature."""
 
     name: str  # of the feature, as the stored table calls it
@@ -26,7 +26,7 @@ class Bags:
 
 
 def combined(
-    mapped: MappedTable, jagged: Jagged, feature: str, vectors: Mapping[str, Tensor], places: Mapping[str, Bags]
+    mapped: MappedTable, jagged: Jagged, feature: str, vectors: Mapping[str, Tensor], places: Mapping[str, PartBags]
 ) -> Tensor:
     """The vectors of a feature, as wide as its table, from those of its parts; `places`: what was looked up for it."""
     table = mapped.table
@@ -56,12 +56,12 @@ def combined(
     return _mean(pooled, jagged, feature) if table.pooling is Pooling.MEAN else pooled
 
 
-def all_rows(name: str, rows_NK: Tensor, lengths_B: Tensor, weights_N: Tensor | None) -> Bags:
+def all_rows(name: str, rows_NK: Tensor, lengths_B: Tensor, weights_N: Tensor | None) -> PartBags:
     """Every id has all of its rows."""
     count = rows_NK.shape[1]
     if weights_N is not None and count > 1:
         weights_N = weights_N.repeat_interleave(count)
-    return Bags(
+    return PartBags(
         name=name,
         rows_M=rows_NK.reshape(-1),
         lengths_B=lengths_B * count if count > 1 else lengths_B,
@@ -70,13 +70,13 @@ def all_rows(name: str, rows_NK: Tensor, lengths_B: Tensor, weights_N: Tensor | 
     )
 
 
-def some_rows(name: str, rows_NK: Tensor, lengths_B: Tensor, weights_N: Tensor | None) -> Bags:
+def some_rows(name: str, rows_NK: Tensor, lengths_B: Tensor, weights_N: Tensor | None) -> PartBags:
     """Some ids have none, or not all."""
     there_NK = rows_NK >= 0
     ends_N1 = torch.cat([lengths_B.new_zeros(1, dtype=torch.int64), there_NK.sum(1).cumsum(0)])
     ends_B = lengths_B.cumsum(0)
     ids_M = there_NK.nonzero()[:, 0]
-    return Bags(
+    return PartBags(
         name=name,
         rows_M=rows_NK[there_NK],
         lengths_B=(ends_N1[ends_B] - ends_N1[ends_B - lengths_B]).to(lengths_B.dtype),
@@ -85,7 +85,7 @@ def some_rows(name: str, rows_NK: Tensor, lengths_B: Tensor, weights_N: Tensor |
     )
 
 
-def _per_id(rows_MD: Tensor, bags: Bags, count: int, columns: int) -> Tensor:
+def _per_id(rows_MD: Tensor, bags: PartBags, count: int, columns: int) -> Tensor:
     """The sum [N, D] of the rows that each id has in a part."""
     if bags.ids_M is None:
         return rows_MD if columns == 1 else rows_MD.view(count, columns, rows_MD.shape[1]).sum(1)

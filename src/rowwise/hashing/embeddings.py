@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from rowwise.batch import Jagged, KeyedJagged, Shared
 from rowwise.embedding import Embeddings, Vectors
 from rowwise.errors import BatchError, RowwiseError, SpecError
-from rowwise.hashing.combine import Bags, all_rows, combined, some_rows
+from rowwise.hashing.combine import PartBags, all_rows, combined, some_rows
 from rowwise.hashing.folds import begins_of, folds_of
 from rowwise.hashing.idmap import IdMap
 from rowwise.hashing.mapped import MappedTable
@@ -146,7 +146,7 @@ class MappedEmbeddings(nn.Module):
         apart = [one for one in self.mapped.values() if one.per_id or (self.training and one.folding)]
         return jagged.owning([f for one in apart for f in one.table.feature_names])
 
-    def _mapped(self, jagged: Jagged) -> tuple[Jagged, dict[str, Bags]]:
+    def _mapped(self, jagged: Jagged) -> tuple[Jagged, dict[str, PartBags]]:
         """The batch of rows, and the parts that its own features became."""
         folds, begins_F1 = self._folds(jagged), begins_of(jagged)
         parts = [
@@ -173,7 +173,9 @@ class MappedEmbeddings(nn.Module):
         )
         return batch, {part.name: part for part in parts}
 
-    def _parts(self, jagged: Jagged, at: int, begins_F1: Sequence[int], folds: Mapping[str, Tensor]) -> Iterator[Bags]:
+    def _parts(
+        self, jagged: Jagged, at: int, begins_F1: Sequence[int], folds: Mapping[str, Tensor]
+    ) -> Iterator[PartBags]:
         """What the ids of one feature become, part by part; `folds`: of the samples [B], by table."""
         feature, begin, end = jagged.features[at], begins_F1[at], begins_F1[at + 1]
         table, size = self._homes[feature], jagged.lengths_FB.numel() // len(jagged.features)
@@ -181,7 +183,7 @@ class MappedEmbeddings(nn.Module):
         weights = None if jagged.weights_N is None else jagged.weights_N[begin:end]
         ids_N = jagged.values_N[begin:end]
         if table.name not in self.mapped:
-            yield Bags(name=feature, rows_M=ids_N, lengths_B=lengths_B, weights_M=weights, ids_M=None)
+            yield PartBags(name=feature, rows_M=ids_N, lengths_B=lengths_B, weights_M=weights, ids_M=None)
             return
         mapped = self.mapped[table.name]
         ids_N = self._checked(jagged, table, feature, begin, ids_N)
@@ -222,7 +224,7 @@ class MappedEmbeddings(nn.Module):
         return ids_N.masked_fill(outside_N, table.rows - 1)
 
     def _vector(
-        self, jagged: Jagged, feature: str, vectors: Mapping[str, Tensor], places: Mapping[str, Bags]
+        self, jagged: Jagged, feature: str, vectors: Mapping[str, Tensor], places: Mapping[str, PartBags]
     ) -> Tensor:
         mapped = self.mapped.get(self._homes[feature].name)
         return vectors[feature] if mapped is None else combined(mapped, jagged, feature, vectors, places)

@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 
 from rowwise.errors import SpecError
 from rowwise.hashing.check import fault_of
-from rowwise.hashing.idmap import Folding, IdMap, Shape
+from rowwise.hashing.idmap import FoldAssignment, IdMap, MapShape
 from rowwise.spec import Table
 from rowwise.textfile import open_regular
 from rowwise.value import Value
@@ -30,9 +30,9 @@ class Header(Value, frozen=True):
     format: int
     table: str
     digest: str
-    shape: Shape
+    shape: MapShape
     about: dict[str, Any]
-    folding: Folding | None = None
+    folding: FoldAssignment | None = None
 
 
 def save(path: Path | str, table_name: str, id_map: IdMap) -> None:

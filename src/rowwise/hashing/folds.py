@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rowwise.batch import Jagged
 from rowwise.errors import BatchError
-from rowwise.hashing.idmap import Section
+from rowwise.hashing.idmap import MapSection
 from rowwise.ops.idmap import map_ids
 
 WIDE = 1 << 39  # hashes are below this, the most that an id map takes; they are added up
@@ -56,5 +56,5 @@ def _sums(jagged: Jagged, features: Sequence[str], seed: int) -> Tensor:
 
 
 def _hashed(ids_N: Tensor, rows: int, seed: int) -> Tensor:
-    sections = torch.tensor([Section(kind="hash", rows=rows, seed=seed).numbers], dtype=torch.int64)
+    sections = torch.tensor([MapSection(kind="hash", rows=rows, seed=seed).numbers], dtype=torch.int64)
     return map_ids(ids_N, sections, ids_N.new_empty(0, dtype=torch.int64), WIDE, 1)[:, 0]

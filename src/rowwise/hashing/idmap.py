@@ -63,7 +63,7 @@ KINDS: tuple[Kind, ...] = ("hash", "quotient", "remainder", "every", "ranked", "
 WORD_bytes = 8
 
 
-class Section(Value, frozen=True):
+class MapSection(Value, frozen=True):
     """Some ids, and how they get their rows. See [Note: Id maps]."""
 
     kind: Kind
@@ -84,19 +84,19 @@ class Section(Value, frozen=True):
         return [*about, self.at, self.count, self.low_bits, self.entry_bits]
 
 
-class RowsOf(Value, frozen=True):
+class MapPart(Value, frozen=True):
     """A part of a map: rows of one width."""
 
     rows: int
     dim: int | None = None  # None: the table's
 
 
-class Shape(Value, frozen=True):
+class MapShape(Value, frozen=True):
     """All of a map but its words."""
 
     ids: int
-    parts: tuple[RowsOf, ...]
-    sections: tuple[Section, ...]
+    parts: tuple[MapPart, ...]
+    sections: tuple[MapSection, ...]
     combine: Literal["sum", "product"] = "sum"
 
     @property
@@ -110,12 +110,12 @@ class Shape(Value, frozen=True):
         return sum(part.rows for part in self.parts)
 
 
-class Folding(Value, frozen=True):
+class FoldAssignment(Value, frozen=True):
     """Which samples are trained by which fold's map. See [Note: Folds]."""
 
     features: tuple[str, ...]  # whose ids say in which fold a sample is
     seed: int
-    shapes: tuple[Shape, ...]  # of each fold's map; but for where words begin, rows and parts are those of the map
+    shapes: tuple[MapShape, ...]  # of each fold's map; but for where words begin, rows and parts are those of the map
 
     @property
     def count(self) -> int:
@@ -127,10 +127,10 @@ class Folding(Value, frozen=True):
 class IdMap:
     """How the ids of a table become rows. See [Note: Id maps]."""
 
-    shape: Shape
+    shape: MapShape
     words: Words = field(default_factory=lambda: np.empty(0, np.int64))
     about: dict[str, Any] = field(default_factory=dict)  # how it was made, for people: method, history, seed
-    folding: Folding | None = None
+    folding: FoldAssignment | None = None
     fold_words: tuple[Words, ...] = ()  # of each fold's map
 
     @property

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from rowwise.errors import StateError
-from rowwise.hashing.idmap import Folding, IdMap, Shape
+from rowwise.hashing.idmap import FoldAssignment, IdMap, MapShape
 from rowwise.hashing.open import stored_tables
 from rowwise.ops.idmap import map_ids
 from rowwise.spec import Pooling, Table
@@ -21,16 +21,16 @@ EVERY_ID = ("hash", "quotient", "remainder", "every", "rest")  # kinds of sectio
 IDENTITY = "identity"
 
 
-class Identity(Value, frozen=True, forbid_unknown_fields=False):
+class MapIdentity(Value, frozen=True, forbid_unknown_fields=False):
     """Which map it is, as a checkpoint says it."""
 
     table: str
     digest: str
     about: dict[str, Any]
-    shape: Shape
-    folding: Folding | None = None
+    shape: MapShape
+    folding: FoldAssignment | None = None
 
-    def differs(self, other: "Identity") -> str | None:
+    def differs(self, other: "MapIdentity") -> str | None:
         """What is to be said of another map, if it is another: by what they differ, names first."""
         if self.digest == other.digest:
             return None
@@ -70,10 +70,10 @@ class MappedTable(nn.Module):
         self.register_load_state_dict_pre_hook(_before_load)
 
     @property
-    def known(self) -> Identity:
+    def known(self) -> MapIdentity:
         """Which map it is."""
         made = self.map
-        return Identity(
+        return MapIdentity(
             table=self.table.name, digest=made.digest, about=made.about, shape=made.shape, folding=made.folding
         )
 
@@ -119,11 +119,11 @@ class MappedTable(nn.Module):
         return side_by_side @ weights_SD.to(side_by_side.dtype)
 
 
-def _sections(shape: Shape) -> Tensor:
+def _sections(shape: MapShape) -> Tensor:
     return torch.tensor([section.numbers for section in shape.sections], dtype=torch.int64)
 
 
-class Place(NamedTuple):
+class PartPlace(NamedTuple):
     """Where the rows of a part are."""
 
     columns: tuple[int, ...]  # of the map, those that may name some of its rows
@@ -140,9 +140,9 @@ class Place(NamedTuple):
         return rows_NK if self.always else rows_NK.masked_fill(rows_NK >= self.end - self.begin, -1)
 
 
-def places_of(shape: Shape) -> tuple[Place, ...]:
+def places_of(shape: MapShape) -> tuple[PartPlace, ...]:
     """Of all parts: the rows of a column may be in several, one after another."""
-    found: list[Place] = []
+    found: list[PartPlace] = []
     end = 0
     for part in shape.parts:
         begin, end = end, end + part.rows
@@ -150,14 +150,14 @@ def places_of(shape: Shape) -> tuple[Place, ...]:
         columns = tuple(dict.fromkeys(s.column for s in inside))
         elsewhere = {s.column for s in shape.sections if not begin <= s.base < end}
         full = {s.column for s in inside if s.kind in EVERY_ID} - elsewhere
-        found.append(Place(columns, begin, end, always=full == set(columns)))
+        found.append(PartPlace(columns, begin, end, always=full == set(columns)))
     return tuple(found)
 
 
-def identity_of(bytes_N: Tensor) -> Identity:
+def identity_of(bytes_N: Tensor) -> MapIdentity:
     """From what a checkpoint holds."""
     try:
-        return msgspec.json.decode(bytes(bytes_N.to(torch.uint8).tolist()), type=Identity)
+        return msgspec.json.decode(bytes(bytes_N.to(torch.uint8).tolist()), type=MapIdentity)
     except msgspec.DecodeError as error:
         raise StateError(f"what should say which id map it is says {error}") from None
 
@@ -172,7 +172,7 @@ def _before_load(
         refuse_other(identity_of(there), module.known)
 
 
-def refuse_other(there: Identity, here: Identity) -> None:
+def refuse_other(there: MapIdentity, here: MapIdentity) -> None:
     """Raise unless both are the same map."""
     differs = there.differs(here)
     if differs:

@@ -19,8 +19,8 @@ More clusters than that were worse, not better, on all data that was measured: w
 few bits, and beyond them folds disagree about an id, whose row is then trained by samples of others.
 
 An id that came fewer than FEWEST times is in no cluster: what one sample says of it is not worth its bits. Such ids,
-and those never seen, share one row that learns what a rare id is like. With a `Folded` history the map is one for
-each fold, over the same clusters.
+and those never seen, share one row that learns what a rare id is like. With a `FoldedVectors` history the map is one
+for each fold, over the same clusters.
 """
 
 from collections.abc import Callable
@@ -50,7 +50,7 @@ Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Folded:
+class FoldedVectors:
     """What a probe has learned of ids without the samples of each fold. See [Note: Folds]."""
 
     features: tuple[str, ...]  # whose ids say in which fold a sample is
@@ -59,12 +59,12 @@ class Folded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class History:
+class IdHistory:
     """What is known of the ids of a table."""
 
     counts_N: Ids  # how often each came
     vectors_ND: Floats | None = None  # what a probe has learned for each
-    folded: Folded | None = None  # None: the rows that a map is used for are not those that it was learned of
+    folded: FoldedVectors | None = None  # None: the rows that a map is used for are not those that it was learned of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,7 @@ class _Ask:
 
     table: Table
     budget_bytes: int
-    history: History
+    history: IdHistory
     seed: int
 
     @property
@@ -98,7 +98,7 @@ class _Ask:
         return np.argsort(-self.history.counts_N, kind="stable")
 
 
-def make_map(method: str, table: Table, budget_bytes: int, history: History, *, seed: int = 0) -> IdMap | None:
+def make_map(method: str, table: Table, budget_bytes: int, history: IdHistory, *, seed: int = 0) -> IdMap | None:
     """The map of a method that takes at most so many bytes with its rows; None: it cannot be that small."""
     if method not in METHODS:
         raise SpecError(f"no way {method!r} to compress a table; there are {', '.join(METHODS)}")

@@ -41,7 +41,7 @@ class _Out(ctypes.Structure):
     _fields_ = [("label", c_void_p), ("centroid", c_void_p), ("weight", c_void_p), ("used", c_void_p)]
 
 
-class How(NamedTuple):
+class ClusterSettings(NamedTuple):
     """How cells are clustered: the same for all of them."""
 
     seed: int
@@ -75,7 +75,7 @@ class Points:
 
 
 @final
-class Places:
+class ClusterBuffers:
     """Room for the clusters of some cells; what is not used is 0."""
 
     def __init__(self, centroids_KD: Floats, weight_K: Doubles, cells: int) -> None:
@@ -131,14 +131,14 @@ def sort_by_nearest(points: Points, begin: int, end: int, centroids_CD: Floats, 
     return ends_C
 
 
-def surveyed(points: Points, cells: Cells, how: How) -> Cells:
+def surveyed(points: Points, cells: Cells, how: ClusterSettings) -> Cells:
     """What the cells are like."""
     survey_C = np.zeros(len(cells), SURVEY)
     _enough(_library().rw_survey(byref(points.entry), _at(cells), len(cells), how.cap, how.threads, _at(survey_C)))
     return survey_C
 
 
-def drops(points: Points, cells: Cells, how: How) -> Doubles:
+def drops(points: Points, cells: Cells, how: ClusterSettings) -> Doubles:
     """By how much each further cluster of a cell lessens the error, about, from its `base` on."""
     drop_K = np.empty(int(cells["clusters"].sum()))
     made = byref(_made(how))
@@ -147,7 +147,12 @@ def drops(points: Points, cells: Cells, how: How) -> Doubles:
 
 
 def cluster_cells(
-    points: Points, cells: Cells, distinct_C: Ints, how: How, places: Places, label_N: Labels | None = None
+    points: Points,
+    cells: Cells,
+    distinct_C: Ints,
+    how: ClusterSettings,
+    places: ClusterBuffers,
+    label_N: Labels | None = None,
 ) -> None:
     """Each cell alone, on all threads; a label is -1 where no cluster of the cell has room."""
     out = _Out(
@@ -162,7 +167,7 @@ def cluster_cells(
     )
 
 
-def _made(how: How) -> _How:
+def _made(how: ClusterSettings) -> _How:
     return _How(seed=how.seed & WORD, rounds=how.rounds, tries=how.tries, cap=how.cap)
 
 

@@ -9,7 +9,7 @@ import msgspec
 
 from rowwise.errors import SpecError
 from rowwise.hashing.file import load
-from rowwise.hashing.idmap import IdMap, Shape
+from rowwise.hashing.idmap import IdMap, MapShape
 from rowwise.hashing.rules import double_hashed, hashed, quotient_remainder
 from rowwise.idmaps import DoubleHashIds, HashIds, QuotientRemainderIds, StoredIds
 from rowwise.spec import Constant, Pooling, Table
@@ -34,7 +34,7 @@ def open_map(table: Table) -> IdMap | None:
         raise SpecError(f"table {table.name!r}: id_map: {error}") from None
 
 
-def _is_added(shape: Shape, index: int) -> bool:
+def _is_added(shape: MapShape, index: int) -> bool:
     """Whether rows of a part are added to others that an id has: then they begin at 0, and those as the table says."""
     begin = sum(part.rows for part in shape.parts[:index])
     end = begin + shape.parts[index].rows

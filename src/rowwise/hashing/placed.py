@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rowwise.errors import SpecError
-from rowwise.hashing.idmap import Folding, IdMap, RowsOf, Section, Shape, Words
+from rowwise.hashing.idmap import FoldAssignment, IdMap, MapPart, MapSection, MapShape, Words
 from rowwise.hashing.rows import scramble
 from rowwise.hashing.words import Ids, bits_for, low_bits_for, pack, packed_words, set_words, write_set
 
@@ -36,23 +36,23 @@ def ranked(
     counts = [*(len(set_C) for set_C in sets), last]
     if dims is not None and len(dims) != len(counts) - (rest_rows == 0):
         raise SpecError(f"{len(dims)} dims for {len(sets)} sets: want one for each, and one for a rest that has rows")
-    sections: list[Section] = []
+    sections: list[MapSection] = []
     words: list[Words] = []
     for index, set_C in enumerate(sets):
         if len(set_C):
             at, low_bits = sum(map(len, words)), low_bits_for(len(set_C), ids)
             base, count = sum(counts[:index]), len(set_C)
-            sections.append(Section(kind="ranked", rows=count, base=base, at=at, count=count, low_bits=low_bits))
+            sections.append(MapSection(kind="ranked", rows=count, base=base, at=at, count=count, low_bits=low_bits))
             words.append(write_set(set_C, ids))
     if last:
         kind = "rest" if rest_rows == "own" else "hash"
-        sections.append(Section(kind=kind, rows=last, base=placed, seed=seed if kind == "hash" else 0))
+        sections.append(MapSection(kind=kind, rows=last, base=placed, seed=seed if kind == "hash" else 0))
     if not sections:
         raise SpecError(f"no rows for any of {ids} ids: want ids that have rows of their own, or rows for the rest")
-    parts = (RowsOf(rows=placed + last),)
+    parts = (MapPart(rows=placed + last),)
     if dims is not None:
-        parts = tuple(RowsOf(rows=n, dim=dim) for n, dim in zip(counts, dims, strict=False) if n)
-    return _made(Shape(ids=ids, parts=parts, sections=tuple(sections)), words, {"method": "ranked", "seed": seed})
+        parts = tuple(MapPart(rows=n, dim=dim) for n, dim in zip(counts, dims, strict=False) if n)
+    return _made(MapShape(ids=ids, parts=parts, sections=tuple(sections)), words, {"method": "ranked", "seed": seed})
 
 
 def entries(ids: int, rows_N: NDArray[np.integer], rows: int, *, unseen_rows: int = 1, seed: int = 0) -> IdMap:
@@ -65,7 +65,7 @@ def entries(ids: int, rows_N: NDArray[np.integer], rows: int, *, unseen_rows: in
     set_C = np.flatnonzero(rows_N >= 0)
     count, unseen = len(set_C), unseen_rows if len(set_C) < ids else 0
     about: dict[str, Any] = {"method": "entries", "seed": seed}
-    parts = (RowsOf(rows=rows + unseen),)
+    parts = (MapPart(rows=rows + unseen),)
     every_bits, bits = bits_for(rows + unseen), bits_for(rows)
     whole = count == ids or unseen > 0
     if whole and count and packed_words(ids, every_bits) <= set_words(count, ids, bits):
@@ -73,15 +73,17 @@ def entries(ids: int, rows_N: NDArray[np.integer], rows: int, *, unseen_rows: in
         if count < ids:
             full_N, unseen_C = rows_N.astype(np.int64), np.flatnonzero(rows_N < 0)
             full_N[unseen_C] = rows + (scramble(unseen_C, seed) % np.uint64(unseen)).view(np.int64)
-        sections = (Section(kind="every", rows=rows + unseen, entry_bits=every_bits),)
-        return _made(Shape(ids=ids, parts=parts, sections=sections), [pack(full_N, every_bits)], about)
-    listed = Section(kind="listed", rows=rows, count=count, low_bits=low_bits_for(max(1, count), ids), entry_bits=bits)
-    rest = Section(kind="hash", rows=unseen, base=rows, seed=seed)
+        sections = (MapSection(kind="every", rows=rows + unseen, entry_bits=every_bits),)
+        return _made(MapShape(ids=ids, parts=parts, sections=sections), [pack(full_N, every_bits)], about)
+    listed = MapSection(
+        kind="listed", rows=rows, count=count, low_bits=low_bits_for(max(1, count), ids), entry_bits=bits
+    )
+    rest = MapSection(kind="hash", rows=unseen, base=rows, seed=seed)
     sections = ((listed,) if count else ()) + ((rest,) if unseen else ())
     if not sections:
         raise SpecError(f"no rows for any of {ids} ids: want ids that are given rows, or unseen_rows of at least 1")
     words = [write_set(set_C, ids, rows_N[set_C], bits)] if count else []
-    return _made(Shape(ids=ids, parts=parts, sections=sections), words, about)
+    return _made(MapShape(ids=ids, parts=parts, sections=sections), words, about)
 
 
 def added(*maps: IdMap) -> IdMap:
@@ -91,7 +93,7 @@ def added(*maps: IdMap) -> IdMap:
         found = ", ".join(f"{shape.combine} of {shape.ids} ids" for shape in shapes)
         raise SpecError(f"id maps to add up: {found or 'none'}: want sums of as many ids each")
     before = _Before(0, 0, 0)
-    sections: list[Section] = []
+    sections: list[MapSection] = []
     for id_map in maps:
         for section in id_map.shape.sections:
             has_words = section.kind in ("every", "ranked", "listed")
@@ -101,7 +103,7 @@ def added(*maps: IdMap) -> IdMap:
         shape = id_map.shape
         before = _Before(before.rows + shape.rows, before.columns + shape.columns, before.words + len(id_map.words))
     parts = tuple(part for shape in shapes for part in shape.parts)
-    shape = Shape(ids=shapes[0].ids, parts=parts, sections=tuple(sections))
+    shape = MapShape(ids=shapes[0].ids, parts=parts, sections=tuple(sections))
     made = _made(shape, [id_map.words for id_map in maps], {"method": "added", "maps": [m.about for m in maps]})
     foldings = [id_map.folding for id_map in maps if id_map.folding is not None]
     if not foldings:
@@ -123,7 +125,7 @@ def in_folds(id_map: IdMap, maps: Sequence[IdMap], features: Sequence[str], seed
         if like != (shape.ids, shape.parts, shape.columns, shape.combine):
             want = f"want {shape.ids} in parts {shape.parts}, as of the map"
             raise SpecError(f"fold {index}: {one.shape.ids} ids in parts {one.shape.parts}: {want}")
-    folding = Folding(features=tuple(features), seed=seed, shapes=tuple(one.shape for one in maps))
+    folding = FoldAssignment(features=tuple(features), seed=seed, shapes=tuple(one.shape for one in maps))
     return replace(id_map, folding=folding, fold_words=tuple(one.words for one in maps))
 
 
@@ -143,7 +145,7 @@ class _Before(NamedTuple):
     words: int
 
 
-def _made(shape: Shape, words: Sequence[Words], about: dict[str, Any]) -> IdMap:
+def _made(shape: MapShape, words: Sequence[Words], about: dict[str, Any]) -> IdMap:
     return IdMap(shape=shape, words=np.concatenate([np.empty(0, np.int64), *words]), about=about)
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rowwise.errors import SpecError
-from rowwise.hashing.idmap import IdMap, Shape
+from rowwise.hashing.idmap import IdMap, MapShape
 from rowwise.hashing.rows import rows_of
 
 IDS, NUMBERS = 1 << 20, 1 << 22  # at a time: ids that are looked up, numbers that are averaged
@@ -60,7 +60,7 @@ def same_rows(old: IdMap, new: IdMap) -> bool:
     return old.shape == new.shape and np.array_equal(old.words, new.words)
 
 
-def check_movable(old: Shape, new: Shape, dim: int) -> None:
+def check_movable(old: MapShape, new: MapShape, dim: int) -> None:
     """Refuse maps between which rows cannot be moved; `dim`: the table's."""
     if old.ids != new.ids:
         raise SpecError(f"the old map is of {old.ids} ids and the new one of {new.ids}: want as many")
@@ -147,7 +147,7 @@ def _move(old: IdMap, new: IdMap, index: int, look_up: LookUp) -> Move:
     )
 
 
-def _in_part(shape: Shape, index: int, rows_NC: NDArray[np.int64]) -> NDArray[np.int64]:
+def _in_part(shape: MapShape, index: int, rows_NC: NDArray[np.int64]) -> NDArray[np.int64]:
     """The rows that are of a part, as they are numbered there; -1: none."""
     begin = sum(part.rows for part in shape.parts[:index])
     own_NC = rows_NC - begin

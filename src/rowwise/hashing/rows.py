@@ -7,7 +7,7 @@ faster; [Note: Id maps] and [Note: Scrambled ids] in `idmap` define both.
 import numpy as np
 from numpy.typing import NDArray
 
-from rowwise.hashing.idmap import IdMap, Section
+from rowwise.hashing.idmap import IdMap, MapSection
 from rowwise.hashing.words import Ids, each_entries, read_set
 
 GOLDEN = 0x9E3779B97F4A7C15
@@ -29,7 +29,7 @@ def rows_of(id_map: IdMap, ids_N: NDArray[np.integer]) -> NDArray[np.int64]:
     return rows_NC
 
 
-def _numbers(section: Section, id_map: IdMap, ids_N: Ids, before_N: Ids) -> Ids:
+def _numbers(section: MapSection, id_map: IdMap, ids_N: Ids, before_N: Ids) -> Ids:
     """What the section gives each id, less than 0 being none; `before_N` counts its set's ids below each."""
     ids = id_map.shape.ids
     match section.kind:

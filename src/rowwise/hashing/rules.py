@@ -7,7 +7,7 @@ from math import isqrt
 from typing import Literal
 
 from rowwise.errors import SpecError
-from rowwise.hashing.idmap import IdMap, RowsOf, Section, Shape
+from rowwise.hashing.idmap import IdMap, MapPart, MapSection, MapShape
 
 HASH_seeds = 1 << 32  # between the hashes of one seed: recipes have smaller ones
 
@@ -15,7 +15,7 @@ HASH_seeds = 1 << 32  # between the hashes of one seed: recipes have smaller one
 def hashed(ids: int, rows: int, seed: int = 0) -> IdMap:
     """Each id has one row, chosen by a hash."""
     _check(ids, rows, seed)
-    return _one_part(ids, rows, (Section(kind="hash", rows=rows, seed=seed),), {"method": "hash", "seed": seed})
+    return _one_part(ids, rows, (MapSection(kind="hash", rows=rows, seed=seed),), {"method": "hash", "seed": seed})
 
 
 def double_hashed(ids: int, rows: int, seed: int = 0, hashes: int = 2) -> IdMap:
@@ -23,7 +23,7 @@ def double_hashed(ids: int, rows: int, seed: int = 0, hashes: int = 2) -> IdMap:
     _check(ids, rows, seed)
     if not 1 < hashes <= 8:
         raise SpecError(f"{hashes} hashes of each id: want 2 to 8; `hashed` has one")
-    sections = (Section(kind="hash", rows=rows, column=c, seed=seed + c * HASH_seeds) for c in range(hashes))
+    sections = (MapSection(kind="hash", rows=rows, column=c, seed=seed + c * HASH_seeds) for c in range(hashes))
     return _one_part(ids, rows, tuple(sections), {"method": "double_hash", "seed": seed, "hashes": hashes})
 
 
@@ -37,13 +37,13 @@ def quotient_remainder(ids: int, rows: int, seed: int = 0, combine: Literal["sum
     divisor = _largest_divisor(ids, rows)
     quotients = -(-ids // divisor)
     sections = (
-        Section(kind="quotient", rows=quotients, seed=seed, divisor=divisor),
-        Section(kind="remainder", rows=divisor, base=quotients, column=1, seed=seed, divisor=divisor),
+        MapSection(kind="quotient", rows=quotients, seed=seed, divisor=divisor),
+        MapSection(kind="remainder", rows=divisor, base=quotients, column=1, seed=seed, divisor=divisor),
     )
     counts = (quotients + divisor,) if combine == "sum" else (quotients, divisor)
-    parts = tuple(RowsOf(rows=count) for count in counts)
+    parts = tuple(MapPart(rows=count) for count in counts)
     about = {"method": "quotient_remainder", "seed": seed, "combine": combine}
-    return IdMap(shape=Shape(ids=ids, parts=parts, sections=sections, combine=combine), about=about)
+    return IdMap(shape=MapShape(ids=ids, parts=parts, sections=sections, combine=combine), about=about)
 
 
 def _largest_divisor(ids: int, rows: int) -> int:
@@ -60,8 +60,8 @@ def _largest_divisor(ids: int, rows: int) -> int:
     return low
 
 
-def _one_part(ids: int, rows: int, sections: tuple[Section, ...], about: dict[str, int | str]) -> IdMap:
-    return IdMap(shape=Shape(ids=ids, parts=(RowsOf(rows=rows),), sections=sections), about=dict(about))
+def _one_part(ids: int, rows: int, sections: tuple[MapSection, ...], about: dict[str, int | str]) -> IdMap:
+    return IdMap(shape=MapShape(ids=ids, parts=(MapPart(rows=rows),), sections=sections), about=dict(about))
 
 
 def _check(ids: int, rows: int, seed: int) -> None:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rowwise.hashing.idmap import Section, Words
+from rowwise.hashing.idmap import MapSection, Words
 
 Ids = NDArray[np.int64]
 GROUP = 64  # numbers of b bits take b words
@@ -18,7 +18,7 @@ GROUPS = 1 << 14  # at a time, so that what is in work stays near
 START_buckets, ZERO_words = 256, 64
 
 
-class Layout(NamedTuple):
+class SetLayout(NamedTuple):
     """Where the parts of a set begin, in words from its first, and how many words there are."""
 
     buckets: int
@@ -44,7 +44,7 @@ def low_bits_for(count: int, ids: int) -> int:
     return (ids // count).bit_length() - 1
 
 
-def layout(count: int, ids: int, low_bits: int, entry_bits: int) -> Layout:
+def layout(count: int, ids: int, low_bits: int, entry_bits: int) -> SetLayout:
     """Of a set of `count` of the ids 0 to `ids` - 1."""
     buckets = ((ids - 1) >> low_bits) + 1
     mark_words = packed_words(count + buckets, 1)
@@ -52,7 +52,7 @@ def layout(count: int, ids: int, low_bits: int, entry_bits: int) -> Layout:
     marks = zeros - (-mark_words // ZERO_words)
     lows = marks + mark_words
     entries = lows + packed_words(count, low_bits)
-    return Layout(buckets, zeros, marks, lows, entries, entries + packed_words(count, entry_bits))
+    return SetLayout(buckets, zeros, marks, lows, entries, entries + packed_words(count, entry_bits))
 
 
 def set_words(count: int, ids: int, entry_bits: int = 0) -> int:
@@ -124,7 +124,7 @@ def write_set(set_C: Ids, ids: int, entries_C: NDArray[np.integer] | None = None
     return words
 
 
-def read_set(section: Section, words: Words, ids: int) -> Ids | None:
+def read_set(section: MapSection, words: Words, ids: int) -> Ids | None:
     """The ids of a set, ascending; None: its words are damaged."""
     home = layout(section.count, ids, section.low_bits, section.entry_bits)
     words = words[section.at : section.at + home.end]
@@ -142,7 +142,7 @@ def read_set(section: Section, words: Words, ids: int) -> Ids | None:
     return set_C if good else None
 
 
-def each_entries(section: Section, words: Words, ids: int) -> Iterator[Ids]:
+def each_entries(section: MapSection, words: Words, ids: int) -> Iterator[Ids]:
     """The numbers that a section of kind `every` or `listed` has for its ids, some at a time."""
     if section.kind == "every":
         return each_unpacked(words[section.at :], ids, section.entry_bits)
@@ -150,7 +150,7 @@ def each_entries(section: Section, words: Words, ids: int) -> Iterator[Ids]:
     return each_unpacked(words[section.at + home.entries :], section.count, section.entry_bits)
 
 
-def words_needed(section: Section, ids: int) -> int:
+def words_needed(section: MapSection, ids: int) -> int:
     """How many words it has, from `at` on."""
     if section.kind == "every":
         return packed_words(ids, section.entry_bits)

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from rowwise.lazy import names_of
 
 if TYPE_CHECKING:
+    from rowwise.ingest.batch_shard import BatchShard as BatchShard
     from rowwise.ingest.batcher import Batcher as Batcher
     from rowwise.ingest.batcher import Batching as Batching
     from rowwise.ingest.batcher import Position as Position
     from rowwise.ingest.columns import Columns as Columns
     from rowwise.ingest.columns import Dense as Dense
     from rowwise.ingest.columns import Sparse as Sparse
-    from rowwise.ingest.deal import Deal as Deal
     from rowwise.ingest.delimited import CsvReader as CsvReader
     from rowwise.ingest.delimited import Dialect as Dialect
     from rowwise.ingest.frames import FrameReader as FrameReader
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "batcher": ("Batcher", "Batching", "Position"),
     "columns": ("Columns", "Dense", "Sparse"),
-    "deal": ("Deal",),
+    "batch_shard": ("BatchShard",),
     "delimited": ("CsvReader", "Dialect"),
     "frames": ("FrameReader",),
     "generator": ("GeneratorReader",),

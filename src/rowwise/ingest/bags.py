@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from pyarrow import compute as pc
 from pyarrow import types
 
-from rowwise.ingest.block import Bags as Bags
 from rowwise.ingest.block import Ints as Ints
+from rowwise.ingest.block import RaggedColumn as RaggedColumn
 from rowwise.ingest.columns import is_list, is_text
 from rowwise.ingest.mix import Words, mix
-from rowwise.ingest.native import Bits, Lists, mix_bytes
+from rowwise.ingest.native import Bitmap, Lists, mix_bytes
 
 
 def whole(column: pa.ChunkedArray) -> pa.Array:
@@ -56,7 +56,7 @@ def lists(array: pa.Array) -> Lists:
     return Lists(values=values, offsets=offsets_R1, base=begin, row_valid=bits(array), id_valid=valid)
 
 
-def ids_of(array: pa.Array) -> tuple[NDArray[Any], Bits | None]:
+def ids_of(array: pa.Array) -> tuple[NDArray[Any], Bitmap | None]:
     """A whole number for each entry, and which are there; what is missing may be any number."""
     if types.is_dictionary(array.type) and (holds_whole(array.type) or array.dictionary.null_count):
         array = array.dictionary_decode()
@@ -76,9 +76,9 @@ def view(buffer: pa.Buffer | None, kind: Any, begin: int, count: int) -> NDArray
     return part if part.flags.aligned else part.copy()
 
 
-def bits(array: pa.Array) -> Bits | None:
+def bits(array: pa.Array) -> Bitmap | None:
     """Which entries are there; None: all."""
-    return Bits(np.frombuffer(array.buffers()[0], np.uint8), array.offset) if array.null_count else None
+    return Bitmap(np.frombuffer(array.buffers()[0], np.uint8), array.offset) if array.null_count else None
 
 
 def holds_whole(kind: pa.DataType) -> bool:

@@ -27,15 +27,15 @@ from msgspec import structs
 from rowwise.batch import Batch
 from rowwise.errors import DataError, SpecError, StateError
 from rowwise.ingest.ahead import ahead
+from rowwise.ingest.batch_shard import BatchShard, BatchSpan
 from rowwise.ingest.block import Encoded, private
-from rowwise.ingest.collate import Piece, collate
+from rowwise.ingest.collate import SplitRows, collate
 from rowwise.ingest.columns import Columns
-from rowwise.ingest.deal import Deal, Span
-from rowwise.ingest.prepare import Opened, Preparation, Task
+from rowwise.ingest.prepare import Preparation, PreparationTask, ReadSplit
 from rowwise.ingest.reader import Reader, Split
 from rowwise.ingest.share import Share
-from rowwise.ingest.transform import Loaded, digest, to_json
-from rowwise.ingest.where import Where
+from rowwise.ingest.transform import LoadedTransforms, digest, to_json
+from rowwise.ingest.where import RowFilter
 from rowwise.spec import Table, Value
 
 
@@ -48,8 +48,8 @@ class Batching(Value, frozen=True):
     keep_last: bool = True  # the rows that are left when they fill no batch
     ahead: int = 0  # batches that a background thread makes before they are asked for; 0: no thread
     share: Share = Share()  # of the rows of each split; the others are not there
-    deal: Deal = Deal()  # of each batch among ranks; every rank gets a batch, which may have no rows
-    where: Where = Where()  # rows that are wanted; none said: all
+    deal: BatchShard = BatchShard()  # of each batch among ranks; every rank gets a batch, which may have no rows
+    where: RowFilter = RowFilter()  # rows that are wanted; none said: all
     together: str | None = None  # neighbours that have the same in this column stay neighbours when rows are shuffled
     # A folder for rows that cannot be used; "": they are only left out; None: the first one is an error
     aside: str | None = None
@@ -72,12 +72,12 @@ class Position(Value, frozen=True):
     data: str = ""  # of which splits this speaks
 
 
-class _Made(NamedTuple):
+class _MadeBatch(NamedTuple):
     batch: Batch
     after: Position
 
 
-class Part(Protocol):
+class SplitPosition(Protocol):
     """A split as it is in the sequence of rows."""
 
     @property
@@ -85,16 +85,16 @@ class Part(Protocol):
         """How many of its rows are used."""
         ...
 
-    def pieces(self, spans: Sequence[Span]) -> list[Piece]:
+    def pieces(self, spans: Sequence[BatchSpan]) -> list[SplitRows]:
         """The rows of the spans."""
         ...
 
-    def own(self, piece: Piece) -> Piece:
+    def own(self, piece: SplitRows) -> SplitRows:
         """The rows of such a part, for as long as it takes. See [Note: borrowed splits]."""
         ...
 
 
-Parts = Callable[[int, int], Iterator[Part]]  # of an epoch, from a split of its order on
+Parts = Callable[[int, int], Iterator[SplitPosition]]  # of an epoch, from a split of its order on
 
 
 @final
@@ -117,7 +117,7 @@ class Batcher:
         tables: Sequence[Table],
         batching: Batching,
         position: Position | None = None,
-        transforms: Loaded | None = None,
+        transforms: LoadedTransforms | None = None,
     ) -> None:
         """Check all names and types before a row is read."""
         self._columns, self._batching = columns, batching
@@ -137,7 +137,7 @@ class Batcher:
             aside=batching.aside,
         )
         how.check(reader.schema, splits[0].source)
-        self.task = Task(reader=reader, splits=splits, how=how)
+        self.task = PreparationTask(reader=reader, splits=splits, how=how)
         self._parts: Parts = self._here
         start = Position(seed=batching.seed, shuffle=batching.shuffle, data=_digest(splits, how))
         if position is not None:
@@ -169,9 +169,9 @@ class Batcher:
             yield batch
         self._position = structs.replace(self._position, epoch=self._position.epoch + 1, split=0, row=0)
 
-    def _batches(self, start: Position) -> Iterator[_Made]:
+    def _batches(self, start: Position) -> Iterator[_MadeBatch]:
         size, count = self._batching.size, self.splits
-        waiting: list[Piece] = []  # of the open batch
+        waiting: list[SplitRows] = []  # of the open batch
         filled = owned = 0
         for at, part in enumerate(self._parts(start.epoch, start.split), start.split):
             row, before = start.row if at == start.split else 0, len(waiting)
@@ -182,7 +182,7 @@ class Batcher:
             for span in spans:
                 waiting.append(pieces.pop(0))  # and no other name for it: a split goes back with its last piece
                 if span.full:
-                    yield _Made(self._collate(waiting, size), structs.replace(stands, row=span.after))
+                    yield _MadeBatch(self._collate(waiting, size), structs.replace(stands, row=span.after))
                     waiting.clear()
                     before = owned = 0
             if before:  # see [Note: borrowed splits]
@@ -192,49 +192,49 @@ class Batcher:
             del part
         if filled and self._batching.keep_last:
             end = structs.replace(start, split=count, row=0)
-            yield _Made(self._collate(waiting, filled), end)
+            yield _MadeBatch(self._collate(waiting, filled), end)
 
-    def _collate(self, pieces: Sequence[Piece], rows: int) -> Batch:
+    def _collate(self, pieces: Sequence[SplitRows], rows: int) -> Batch:
         """This rank's part of a batch of so many rows."""
         begin, end = self._batching.deal.part(rows)
         return collate([piece.within(begin, end) for piece in pieces], self._columns)
 
-    def _here(self, epoch: int, at: int) -> Iterator[Part]:
+    def _here(self, epoch: int, at: int) -> Iterator[SplitPosition]:
         """The splits of an epoch, prepared as they are needed. See [Note: order of rows]."""
         for index in self.task.order(epoch)[at:]:
-            yield _Opened(self.task.open(index, epoch))
+            yield _PartialSplit(self.task.open(index, epoch))
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class _Opened:
+class _PartialSplit:
     """A split of which only the rows are encoded that this rank needs: most of the time goes into hashing."""
 
-    opened: Opened
+    opened: ReadSplit
 
     @property
     def rows(self) -> int:
         """How many of its rows are used."""
         return self.opened.rows
 
-    def pieces(self, spans: Sequence[Span]) -> list[Piece]:
+    def pieces(self, spans: Sequence[BatchSpan]) -> list[SplitRows]:
         """The rows of the spans."""
         encoded = self.opened.encode([(span.begin, span.end) for span in spans])
-        pieces: list[Piece] = []
+        pieces: list[SplitRows] = []
         at = 0
         for begin, end, place, *_ in spans:
-            pieces.append(Piece(encoded, at, at + end - begin, place))
+            pieces.append(SplitRows(encoded, at, at + end - begin, place))
             at += end - begin
         return pieces
 
-    def own(self, piece: Piece) -> Piece:
+    def own(self, piece: SplitRows) -> SplitRows:
         """It is this process's already."""
         return piece
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class Served:
+class EncodedSplit:
     """A split that was encoded elsewhere, with all of its rows."""
 
     encoded: Encoded
@@ -244,11 +244,11 @@ class Served:
         """How many of its rows are used."""
         return self.encoded.rows
 
-    def pieces(self, spans: Sequence[Span]) -> list[Piece]:
+    def pieces(self, spans: Sequence[BatchSpan]) -> list[SplitRows]:
         """The rows of the spans."""
-        return [Piece(self.encoded, begin, end, place) for begin, end, place, *_ in spans]
+        return [SplitRows(self.encoded, begin, end, place) for begin, end, place, *_ in spans]
 
-    def own(self, piece: Piece) -> Piece:
+    def own(self, piece: SplitRows) -> SplitRows:
         """A copy."""
         lent = piece.encoded
         block = private(len(lent.block))

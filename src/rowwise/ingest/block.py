@@ -34,14 +34,14 @@ def private(count: int) -> Bytes:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bags:
+class RaggedColumn:
     """Row r has values_N[offsets_R1[r]:offsets_R1[r + 1]]; without offsets every row has one value, values_N[r]."""
 
     values_N: Ints
     offsets_R1: Ints | None
 
 
-class Place(Value, frozen=True):
+class BlockArray(Value, frozen=True):
     """An array in a block."""
 
     kind: Literal["f4", "i8"]  # 32-bit floats, 64-bit whole numbers; lowest byte first
@@ -58,7 +58,7 @@ class Place(Value, frozen=True):
         return block[self.offset : self.end].view(f"<{self.kind}").reshape(self.shape)
 
 
-class Sizes(NamedTuple):
+class BlockSizes(NamedTuple):
     """How much there is of everything."""
 
     rows: int
@@ -73,39 +73,39 @@ class Sizes(NamedTuple):
     timed: bool = False
 
 
-class Layout(Value, frozen=True):
+class BlockLayout(Value, frozen=True):
     """Where everything is in a block."""
 
     rows: int
-    dense: Place
-    labels: Place
-    values: Place  # of all features, one after another
+    dense: BlockArray
+    labels: BlockArray
+    values: BlockArray  # of all features, one after another
     begins: tuple[int, ...]  # of each feature's values among them, and where the last ones end
-    offsets: Place  # of those features that have any, one after another, each counted from its feature's begin
+    offsets: BlockArray  # of those features that have any, one after another, each counted from its feature's begin
     listed: tuple[bool, ...]  # which have
     shared: tuple[bool, ...]  # which have the bags of distinct rows, and their offsets apart
-    shared_offsets: Place | None = None
-    inverse: Place | None = None  # which distinct row each row is
-    weights: Place | None = None
-    keys: Place | None = None
-    times: Place | None = None
+    shared_offsets: BlockArray | None = None
+    inverse: BlockArray | None = None  # which distinct row each row is
+    weights: BlockArray | None = None
+    keys: BlockArray | None = None
+    times: BlockArray | None = None
     size: int = 0  # bytes
 
 
-def lay_out(sizes: Sizes) -> Layout:
+def lay_out(sizes: BlockSizes) -> BlockLayout:
     """A place for everything: what is larger comes later, and each array begins at a cache line."""
     end = 0
 
-    def place(kind: Literal["f4", "i8"], *shape: int) -> Place:
+    def place(kind: Literal["f4", "i8"], *shape: int) -> BlockArray:
         nonlocal end
-        made = Place(kind=kind, shape=shape, offset=-(-end // ALIGNMENT) * ALIGNMENT)
+        made = BlockArray(kind=kind, shape=shape, offset=-(-end // ALIGNMENT) * ALIGNMENT)
         end = made.end
         return made
 
     distinct, listed = sizes.distinct, sum(sizes.listed)
     listed_shared = sum(one and other for one, other in zip(sizes.listed, sizes.shared, strict=True))
     rows, begins = sizes.rows, np.concatenate([[0], np.cumsum(sizes.ids, dtype=np.int64)]).tolist()
-    return Layout(
+    return BlockLayout(
         rows=rows,
         labels=place("f4", rows, sizes.labels),
         weights=place("f4", rows) if sizes.weighted else None,
@@ -129,23 +129,23 @@ class Encoded:
     """The rows of one split: views of a block. Bags of shared features are those of distinct rows."""
 
     block: Bytes
-    layout: Layout
+    layout: BlockLayout
     rows: int
     dense_RF: Floats
     labels_RK: Floats
-    bags: tuple[Bags, ...]  # in the order of Columns.sparse
+    bags: tuple[RaggedColumn, ...]  # in the order of Columns.sparse
     weights_R: Floats | None
     keys_R: Ints | None
     times_R: Ints | None
     inverse_R: Ints | None  # which distinct row each row is: ascending, one by one; None: no feature is shared
 
     @classmethod
-    def of(cls, block: Bytes, layout: Layout) -> Self:
+    def of(cls, block: Bytes, layout: BlockLayout) -> Self:
         """The rows that were laid out so in these bytes, or will be."""
         if len(block) < layout.size:
             raise DataError(f"a block of {len(block)} bytes: its layout needs {layout.size}")
 
-        def found(place: Place | None) -> Any:
+        def found(place: BlockArray | None) -> Any:
             return None if place is None else place.within(block)
 
         return cls(
@@ -162,10 +162,12 @@ class Encoded:
         )
 
 
-def _bags(layout: Layout, values: Ints, own: Sequence[Ints], shared: Sequence[Ints] | None) -> tuple[Bags, ...]:
+def _bags(
+    layout: BlockLayout, values: Ints, own: Sequence[Ints], shared: Sequence[Ints] | None
+) -> tuple[RaggedColumn, ...]:
     rest = {False: iter(own), True: iter(shared if shared is not None else ())}
     spans = zip(layout.begins, layout.begins[1:], layout.listed, layout.shared, strict=False)  # the last only ends
     return tuple(
-        Bags(values_N=values[begin:end], offsets_R1=next(rest[of_distinct]) if listed else None)
+        RaggedColumn(values_N=values[begin:end], offsets_R1=next(rest[of_distinct]) if listed else None)
         for begin, end, listed, of_distinct in spans
     )

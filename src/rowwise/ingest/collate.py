@@ -14,7 +14,7 @@ from rowwise.ingest.block import Encoded
 from rowwise.ingest.columns import Columns
 
 
-class Piece(NamedTuple):
+class SplitRows(NamedTuple):
     """Rows `begin` up to `end` of a split."""
 
     encoded: Encoded
@@ -22,13 +22,13 @@ class Piece(NamedTuple):
     end: int
     place: int = 0  # of the first of them in a batch
 
-    def within(self, begin: int, end: int) -> "Piece":
+    def within(self, begin: int, end: int) -> "SplitRows":
         """As much of it as is in this part of the batch."""
         first, last = (min(max(self.begin + x - self.place, self.begin), self.end) for x in (begin, end))
-        return Piece(self.encoded, first, last, self.place + first - self.begin)
+        return SplitRows(self.encoded, first, last, self.place + first - self.begin)
 
 
-def collate(pieces: Sequence[Piece], columns: Columns) -> Batch:
+def collate(pieces: Sequence[SplitRows], columns: Columns) -> Batch:
     """The rows of the pieces, one after another."""
     return Batch(
         dense_BF=_joined(pieces, lambda e: e.dense_RF),
@@ -40,7 +40,7 @@ def collate(pieces: Sequence[Piece], columns: Columns) -> Batch:
     )
 
 
-def _joined(pieces: Sequence[Piece], part: Callable[[Encoded], NDArray[np.generic] | None]) -> Tensor:
+def _joined(pieces: Sequence[SplitRows], part: Callable[[Encoded], NDArray[np.generic] | None]) -> Tensor:
     picked: list[NDArray[np.generic]] = []
     for encoded, begin, end, _ in pieces:
         column = part(encoded)
@@ -50,27 +50,27 @@ def _joined(pieces: Sequence[Piece], part: Callable[[Encoded], NDArray[np.generi
     return torch.from_numpy(np.concatenate(picked))
 
 
-def _sparse(pieces: Sequence[Piece], columns: Columns) -> Jagged:
+def _sparse(pieces: Sequence[SplitRows], columns: Columns) -> Jagged:
     """Features of all rows, and beside them those that neighbouring rows share. See [Note: Shared bags]."""
     names = [s.feature_name for s in columns.sparse]
     if not columns.shared:
         return _jagged(pieces, {name: f for f, name in enumerate(names)})
     own, shared = ({n: f for f, n in enumerate(names) if (n in columns.shared) is one} for one in (False, True))
-    distinct: list[Piece] = []
+    distinct: list[SplitRows] = []
     inverse: list[Ints] = []
     count = 0
     for encoded, begin, end, _ in pieces:
         inverse_R = encoded.inverse_R
         assert inverse_R is not None  # the columns say that it is there
         first, last = (int(inverse_R[begin]), int(inverse_R[end - 1]) + 1) if begin < end else (0, 0)
-        distinct.append(Piece(encoded, first, last))
+        distinct.append(SplitRows(encoded, first, last))
         inverse.append(inverse_R[begin:end] + (count - first))
         count += last - first
     together = Shared(jagged=_jagged(distinct, shared), inverse_B=torch.from_numpy(np.concatenate(inverse)))
     return _jagged(pieces, own, together)
 
 
-def _jagged(pieces: Sequence[Piece], features: Mapping[str, int], shared: Shared | None = None) -> Jagged:
+def _jagged(pieces: Sequence[SplitRows], features: Mapping[str, int], shared: Shared | None = None) -> Jagged:
     values: list[Ints] = [np.empty(0, np.int64)]
     lengths_FB = np.ones((len(features), sum(end - begin for _, begin, end, _ in pieces)), np.int64)
     for lengths_B, f in zip(lengths_FB, features.values(), strict=True):

@@ -22,20 +22,31 @@ from pyarrow import types
 from rowwise.errors import DataError
 from rowwise.ingest import native
 from rowwise.ingest.bags import bits, hashed, holds_whole, ids_of, int64, lists, view, whole
-from rowwise.ingest.block import ALIGNMENT, Encoded, Floats, Ints, Memory, Sizes, lay_out, private
+from rowwise.ingest.block import ALIGNMENT, BlockSizes, Encoded, Floats, Ints, Memory, lay_out, private
 from rowwise.ingest.columns import Columns, Dense, Sparse, is_list
-from rowwise.ingest.native import Bits, Lists, Make, Picked
+from rowwise.ingest.native import Bitmap, Lists, PickedIds, RowMapping
 from rowwise.ingest.reader import Split
 from rowwise.spec import Value
 
-__all__ = ["Bad", "Encoded", "Floats", "Wrong", "bad_rows", "encode", "floats", "hashed", "int64", "whole"]
+__all__ = [
+    "Encoded",
+    "Floats",
+    "RefusalReason",
+    "RefusedRows",
+    "bad_rows",
+    "encode",
+    "floats",
+    "hashed",
+    "int64",
+    "whole",
+]
 
 ROWS_AT_ONCE = 8192  # of dense columns: few enough to stay in cache through all steps
 NAMED = 5  # bad rows of each column that are described
 Mask = NDArray[np.bool_]
 
 
-class Wrong(Value, frozen=True):
+class RefusalReason(Value, frozen=True):
     """Why a row is refused."""
 
     row: int  # of the split
@@ -43,11 +54,11 @@ class Wrong(Value, frozen=True):
     reason: str
 
 
-class Bad(NamedTuple):
+class RefusedRows(NamedTuple):
     """The rows of a split that are refused."""
 
     mask_R: Mask
-    wrong: tuple[Wrong, ...]  # the first few of each column
+    wrong: tuple[RefusalReason, ...]  # the first few of each column
 
 
 def encode(
@@ -76,8 +87,8 @@ def encode(
     group = [(ids, s.first) for ids, s, is_shared in zip(held, columns.sparse, shared, strict=True) if is_shared]
     repeats = _repeats(group, order_R)
     orders = [repeats.order_U if is_shared and repeats else order_R for is_shared in shared]
-    picked = [Picked(ids, order, s.first) for ids, order, s in zip(held, orders, columns.sparse, strict=True)]
-    sizes = Sizes(
+    picked = [PickedIds(ids, order, s.first) for ids, order, s in zip(held, orders, columns.sparse, strict=True)]
+    sizes = BlockSizes(
         rows=table.num_rows if order_R is None else len(order_R),
         dense=len(columns.dense),
         labels=len(columns.labels),
@@ -119,21 +130,21 @@ def _repeats(group: Sequence[tuple[Lists, int | None]], order_R: Ints | None) ->
     begins_R = np.zeros(group[0][0].rows if order_R is None else len(order_R), np.bool_)
     begins_R[:1] = True
     for ids, first in group:
-        Picked(ids, order_R, first).mark_changes(begins_R)
+        PickedIds(ids, order_R, first).mark_changes(begins_R)
     order_U = np.flatnonzero(begins_R) if order_R is None else order_R[begins_R]
     return _Repeats(order_U, np.cumsum(begins_R, dtype=np.int64) - 1)
 
 
-def bad_rows(table: pa.Table, columns: Columns, rows_of: Mapping[str, int], split: Split) -> Bad | None:
+def bad_rows(table: pa.Table, columns: Columns, rows_of: Mapping[str, int], split: Split) -> RefusedRows | None:
     """The rows that `encode` would refuse, and why; None: there are none. A column of a wrong type is still raised."""
     columns.check(table.schema, split.source)
     arrays = {name: whole(table[name]) for name in columns.names}
     mask_R = np.zeros(table.num_rows, np.bool_)
-    wrong: list[Wrong] = []
+    wrong: list[RefusalReason] = []
     for refusal in _refusals(arrays, columns, rows_of, None):
         mask_R[refusal.rows_N] = True
         wrong.extend(refusal.wrong)
-    return Bad(mask_R, tuple(wrong)) if wrong else None
+    return RefusedRows(mask_R, tuple(wrong)) if wrong else None
 
 
 def floats(array: pa.Array) -> Floats:
@@ -166,7 +177,7 @@ def _write_dense(arrays: Mapping[str, pa.Array], dense: Sequence[Dense], order_R
         infinite = _write_dense(arrays, dense, None, rows_RF)
         rows_RF.take(order_R, axis=0, out=out_RF, mode="clip")  # the other modes make a copy first
         return infinite
-    filled = native.Filled([_numbers(arrays[d.column], d.fill) for d in dense], order_R)
+    filled = native.FilledColumns([_numbers(arrays[d.column], d.fill) for d in dense], order_R)
     room = np.empty(len(dense) * ROWS_AT_ONCE, np.float32)
     infinite = False
     for begin in range(0, len(out_RF), ROWS_AT_ONCE):
@@ -182,9 +193,9 @@ def _write_dense(arrays: Mapping[str, pa.Array], dense: Sequence[Dense], order_R
     return infinite
 
 
-def _numbers(array: pa.Array, fill: float) -> native.Numbers:
+def _numbers(array: pa.Array, fill: float) -> native.NumberColumn:
     array = _single(array)
-    return native.Numbers(view(array.buffers()[1], np.float32, array.offset, len(array)), bits(array), fill)
+    return native.NumberColumn(view(array.buffers()[1], np.float32, array.offset, len(array)), bits(array), fill)
 
 
 def _write_about_rows(arrays: Mapping[str, pa.Array], columns: Columns, order_R: Ints | None, encoded: Encoded) -> bool:
@@ -205,7 +216,7 @@ def _write_about_rows(arrays: Mapping[str, pa.Array], columns: Columns, order_R:
     return bad
 
 
-def _named(array: pa.Array) -> tuple[NDArray[np.generic], Bits | None]:
+def _named(array: pa.Array) -> tuple[NDArray[np.generic], Bitmap | None]:
     """Keys or times, and which are there."""
     if types.is_date(array.type) or types.is_timestamp(array.type):
         # Finer times are cut down to microseconds.
@@ -213,12 +224,14 @@ def _named(array: pa.Array) -> tuple[NDArray[np.generic], Bits | None]:
     return ids_of(array)
 
 
-def _made(sparse: Sparse, kind: pa.DataType, rows: int | None) -> Make:
+def _made(sparse: Sparse, kind: pa.DataType, rows: int | None) -> RowMapping:
     """What is to be made of ids."""
     if sparse.ids == "direct":
-        return Make() if rows is None else Make(native.CHECK, rows)
+        return RowMapping() if rows is None else RowMapping(native.CHECK, rows)
     assert rows is not None  # the batcher gives those of all hashed features
-    return Make(native.HASH if holds_whole(kind.value_type if is_list(kind) else kind) else native.REMAINDER, rows)
+    return RowMapping(
+        native.HASH if holds_whole(kind.value_type if is_list(kind) else kind) else native.REMAINDER, rows
+    )
 
 
 def _no_label(x_R: Floats) -> Mask:
@@ -229,13 +242,13 @@ def _no_weight(x_R: Floats) -> Mask:
     return ~(np.isfinite(x_R) & (x_R >= 0))
 
 
-def _missing(rows: int, valid: Bits | None) -> Mask:
+def _missing(rows: int, valid: Bitmap | None) -> Mask:
     if valid is None:
         return np.zeros(rows, np.bool_)
     return np.unpackbits(valid.bytes, count=valid.first + rows, bitorder="little")[valid.first :] == 0
 
 
-class _Refusal(NamedTuple):
+class _ColumnRefusal(NamedTuple):
     """Rows that are refused for what is in one column."""
 
     column: str
@@ -243,13 +256,13 @@ class _Refusal(NamedTuple):
     reasons: Sequence[str]  # of the first few
 
     @property
-    def wrong(self) -> list[Wrong]:
+    def wrong(self) -> list[RefusalReason]:
         """What is to be said of the first few."""
         pairs = zip(self.rows_N.tolist(), self.reasons, strict=False)
-        return [Wrong(row=row, column=self.column, reason=reason) for row, reason in pairs]
+        return [RefusalReason(row=row, column=self.column, reason=reason) for row, reason in pairs]
 
 
-def _raise_first(refusals: Iterator[_Refusal], split: Split) -> None:
+def _raise_first(refusals: Iterator[_ColumnRefusal], split: Split) -> None:
     for refusal in refusals:
         first = refusal.wrong[0]
         raise DataError(f"{split.place(first.row)}, column {first.column!r}: {first.reason}")
@@ -257,13 +270,13 @@ def _raise_first(refusals: Iterator[_Refusal], split: Split) -> None:
 
 def _refusals(
     arrays: Mapping[str, pa.Array], columns: Columns, rows_of: Mapping[str, int], order_R: Ints | None
-) -> Iterator[_Refusal]:
+) -> Iterator[_ColumnRefusal]:
     """What is wrong, column by column. See [Note: refused rows]."""
     for name, bad_of, want in _checks(columns):
         rows_N = _asked(bad_of(arrays[name]), order_R)
         if len(rows_N):
             found = [repr(cell) for cell in arrays[name].take(pa.array(rows_N[:NAMED])).to_pylist()]
-            yield _Refusal(name, rows_N, [f"{cell}: {want}" for cell in found])
+            yield _ColumnRefusal(name, rows_N, [f"{cell}: {want}" for cell in found])
     for sparse in columns.sparse:
         rows = rows_of.get(sparse.table_name)
         if sparse.ids == "direct" and rows is not None:
@@ -291,11 +304,11 @@ def _asked(bad_R: Mask, order_R: Ints | None) -> Ints:
     return np.flatnonzero(bad_R)
 
 
-def _outside(array: pa.Array, sparse: Sparse, rows: int, order_R: Ints | None) -> Iterator[_Refusal]:
+def _outside(array: pa.Array, sparse: Sparse, rows: int, order_R: Ints | None) -> Iterator[_ColumnRefusal]:
     asked_R = None if order_R is None else np.unique(order_R)
-    picked = Picked(lists(array), asked_R, sparse.first)
+    picked = PickedIds(lists(array), asked_R, sparse.first)
     values_N, offsets_R1 = np.empty(picked.total, np.int64), np.empty(picked.rows + 1, np.int64)
-    picked.write(Make(), values_N, offsets_R1)
+    picked.write(RowMapping(), values_N, offsets_R1)
     # Seen as unsigned, a negative id is large, so one comparison finds both.
     at_N = np.flatnonzero(values_N.view(np.uint64) >= rows)
     rows_N, first_N = np.unique(np.searchsorted(offsets_R1, at_N, "right") - 1, return_index=True)
@@ -303,4 +316,4 @@ def _outside(array: pa.Array, sparse: Sparse, rows: int, order_R: Ints | None) -
     want = f"want 0 to {rows - 1}, the rows of table {sparse.table_name!r}; ids='hash' takes any"
     if len(rows_N):
         rows_N = rows_N if asked_R is None else asked_R[rows_N]
-        yield _Refusal(sparse.column, rows_N, [f"id {i}: {want}" for i in ids_N[:NAMED].tolist()])
+        yield _ColumnRefusal(sparse.column, rows_N, [f"id {i}: {want}" for i in ids_N[:NAMED].tolist()])

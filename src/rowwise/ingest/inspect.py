@@ -16,7 +16,7 @@ from rowwise.errors import DataError
 from rowwise.ingest.columns import Columns, Dense, Sparse, is_list, is_text
 from rowwise.ingest.encode import floats, whole
 from rowwise.ingest.reader import Reader, check_columns
-from rowwise.ingest.survey import Survey
+from rowwise.ingest.survey import ColumnSurvey
 from rowwise.spec import TAKEN, Table, Value
 
 LABELS = ("label", "click", "clicked", "is_click", "target", "y", "conversion", "converted")
@@ -59,7 +59,7 @@ class ColumnCard(Value, frozen=True):
     note: str | None = None  # what looks wrong
 
 
-class Card(Value, frozen=True):
+class DatasetCard(Value, frozen=True):
     """What is known of a dataset."""
 
     source: str
@@ -109,7 +109,7 @@ def inspect(
     name: str | None = None,
     splits: int | None = None,
     tell: Callable[[int, int], None] | None = None,
-) -> Card:
+) -> DatasetCard:
     """Look at the rows.
 
     Args:
@@ -126,7 +126,7 @@ def inspect(
     names = reader.schema.names
     check_columns(names if label is None else [label], reader.schema, source)
     label = label or next((name for name in names if name.lower() in LABELS and _counts(reader.schema, name)), None)
-    surveys = {column: Survey(reader.schema.field(column).type) for column in names}
+    surveys = {column: ColumnSurvey(reader.schema.field(column).type) for column in names}
     positives = 0
     for index, split in enumerate(found):
         table = reader.read(split, names)
@@ -154,7 +154,7 @@ def _counts(schema: pa.Schema, name: str) -> bool:
     return any(test(kind) for test in (types.is_integer, types.is_floating, types.is_boolean, types.is_decimal))
 
 
-def _card(source: str, label: str | None, surveys: dict[str, Survey], positives: int) -> Card:
+def _card(source: str, label: str | None, surveys: dict[str, ColumnSurvey], positives: int) -> DatasetCard:
     columns: list[ColumnCard] = []
     for name, survey in surveys.items():
         role, note = _label(name, survey) if name == label else _judged(name, survey, label is not None)
@@ -162,14 +162,14 @@ def _card(source: str, label: str | None, surveys: dict[str, Survey], positives:
     rows = next(iter(surveys.values())).rows
     rate = positives / rows if label and rows else None
     notes = tuple(column.note for column in columns if column.note)
-    card = Card(source=source, rows=rows, label=label, label_rate=rate, columns=tuple(columns), warnings=notes)
+    card = DatasetCard(source=source, rows=rows, label=label, label_rate=rate, columns=tuple(columns), warnings=notes)
     if label is not None:
         return card
     likely = f"; {', '.join(map(repr, card.likely_labels))} hold 0 and 1" if card.likely_labels else ""
     return structs.replace(card, warnings=(f"no label: say which column it is with --label{likely}", *notes))
 
 
-def _column(name: str, survey: Survey, role: Role, note: str | None) -> ColumnCard:
+def _column(name: str, survey: ColumnSurvey, role: Role, note: str | None) -> ColumnCard:
     sketch, listed, ranged = survey.sketch, is_list(survey.kind), survey.least <= survey.most
     table_rows = min(max(int(sketch.distinct * SPARE_ROWS), 16), LARGEST_TABLE) if role == "sparse" else None
     return ColumnCard(
@@ -191,7 +191,7 @@ def _column(name: str, survey: Survey, role: Role, note: str | None) -> ColumnCa
     )
 
 
-def _role(name: str, survey: Survey) -> Role:
+def _role(name: str, survey: ColumnSurvey) -> Role:
     """What to make of a column that nothing is wrong with."""
     listed = is_list(survey.kind)
     kind = survey.kind.value_type if listed else survey.kind
@@ -235,7 +235,7 @@ def _is_skewed(column: ColumnCard) -> bool:
     return column.least is not None and column.most is not None and column.least >= 0 and column.most > FEW
 
 
-def _judged(name: str, survey: Survey, labelled: bool) -> tuple[Role, str | None]:
+def _judged(name: str, survey: ColumnSurvey, labelled: bool) -> tuple[Role, str | None]:
     """What to make of a column that is not the label; and why it is better not a feature, if there is a reason."""
     distinct = survey.sketch.distinct
     if distinct <= 1 and not is_list(survey.kind):
@@ -253,7 +253,7 @@ def _judged(name: str, survey: Survey, labelled: bool) -> tuple[Role, str | None
     return role, None
 
 
-def _label(name: str, survey: Survey) -> tuple[Role, str | None]:
+def _label(name: str, survey: ColumnSurvey) -> tuple[Role, str | None]:
     distinct, ranged = survey.sketch.distinct, survey.least <= survey.most
     wrong: list[str] = []
     if survey.nulls:
@@ -265,7 +265,7 @@ def _label(name: str, survey: Survey) -> tuple[Role, str | None]:
     return "label", f"the label {name!r} {' and '.join(wrong)}" if wrong else None
 
 
-def _leak(survey: Survey) -> str | None:
+def _leak(survey: ColumnSurvey) -> str | None:
     error, auc = survey.sketch.label_error(), survey.auc()
     if error is not None and error <= LEAK_ERROR and not is_list(survey.kind):
         return f"guessed from it, {error:.1%} as many labels are wrong as without it"
@@ -274,7 +274,7 @@ def _leak(survey: Survey) -> str | None:
     return None
 
 
-def _is_key(survey: Survey) -> bool:
+def _is_key(survey: ColumnSurvey) -> bool:
     kind = survey.kind
     named = types.is_integer(kind) or is_text(kind)
     return named and survey.rows >= MANY_TIMES and survey.sketch.distinct > NEARLY_ALL * survey.rows

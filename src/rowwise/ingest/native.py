@@ -46,7 +46,7 @@ class _Numbers(ctypes.Structure):
     _fields_ = [("x", c_void_p), ("valid", c_void_p), ("bit", c_int64), ("fill", c_float)]
 
 
-class Make(NamedTuple):
+class RowMapping(NamedTuple):
     """What becomes of ids: nothing, a check that they are below `rows`, or a row."""
 
     what: int = AS_IS
@@ -54,18 +54,18 @@ class Make(NamedTuple):
     salt: int = 0
 
 
-class Bits(NamedTuple):
+class Bitmap(NamedTuple):
     """Which of some things are there: bit `first` of the bytes is that of the first thing."""
 
     bytes: NDArray[np.uint8]
     first: int
 
 
-class Numbers(NamedTuple):
+class NumberColumn(NamedTuple):
     """A column of numbers, and what stands for those that are missing."""
 
     x_R: Floats
-    valid: Bits | None
+    valid: Bitmap | None
     fill: float
 
 
@@ -75,8 +75,8 @@ class Lists(NamedTuple):
     values: NDArray[Any]
     offsets: NDArray[np.int32] | NDArray[np.int64] | None = None
     base: int = 0
-    row_valid: Bits | None = None
-    id_valid: Bits | None = None
+    row_valid: Bitmap | None = None
+    id_valid: Bitmap | None = None
 
     @property
     def rows(self) -> int:
@@ -117,7 +117,7 @@ def limit_isa(name: str) -> None:
 
 
 @final
-class Picked:
+class PickedIds:
     """The ids of some rows, in an order: counted at once, written when there is a place for them.
 
     Args:
@@ -150,7 +150,7 @@ class Picked:
         if self.total < 0:
             raise DataError(f"offsets of lists fall, or lie outside the {len(lists.values)} values that there are")
 
-    def write(self, make: Make, out_N: Ints, offsets_R1: Ints | None) -> bool:
+    def write(self, make: RowMapping, out_N: Ints, offsets_R1: Ints | None) -> bool:
         """The ids to the front of `out_N`, and where each row's begin; whether one was outside its table."""
         assert len(out_N) >= self.total
         assert offsets_R1 is None or len(offsets_R1) == self.rows + 1
@@ -169,10 +169,10 @@ class Picked:
 
 
 @final
-class Filled:
+class FilledColumns:
     """Columns of numbers of which some rows are picked, in an order, with what is missing filled in."""
 
-    def __init__(self, columns: Sequence[Numbers], order_R: Ints | None) -> None:
+    def __init__(self, columns: Sequence[NumberColumn], order_R: Ints | None) -> None:
         """None: all rows, as they are."""
         self._held = (columns, order_R)
         self._order = None if order_R is None else _at(order_R)
@@ -198,22 +198,22 @@ def turn(columns_FR: Floats, out_RF: Floats) -> None:
 
 def hash_rows(values_N: Ints, rows: int, out: Ints | None = None) -> Ints:
     """The row of each id, by the hash of `mix.py`; `out` may be the ids themselves."""
-    return _mapped(values_N, Make(HASH, rows), out)
+    return _mapped(values_N, RowMapping(HASH, rows), out)
 
 
 def sigrid_hash(values_N: Ints, salt: int, rows: int, out: Ints | None = None) -> Ints:
     """The row of each id, as torcharrow's `sigrid_hash` gives it; `out` may be the ids themselves."""
-    return _mapped(values_N, Make(SIGRID, rows, salt), out)
+    return _mapped(values_N, RowMapping(SIGRID, rows, salt), out)
 
 
 def first(values_N: Ints, offsets_R1: Ints, count: int) -> tuple[Ints, Ints]:
     """The first `count` ids of each list, and the new offsets, which begin at 0."""
-    return _first(values_N, offsets_R1, count, Make())
+    return _first(values_N, offsets_R1, count, RowMapping())
 
 
 def first_sigrid(values_N: Ints, offsets_R1: Ints, count: int, salt: int, rows: int) -> tuple[Ints, Ints]:
     """`sigrid_hash` of the first `count` ids of each list, and the new offsets, which begin at 0."""
-    return _first(values_N, offsets_R1, count, Make(SIGRID, rows, salt))
+    return _first(values_N, offsets_R1, count, RowMapping(SIGRID, rows, salt))
 
 
 def bucketize(x_N: NDArray[np.float32 | np.float64], borders_K: NDArray[np.float32 | np.float64]) -> Ints:
@@ -246,15 +246,15 @@ def mix_bytes(data: NDArray[np.uint8], offsets_N1: Ints) -> Words:
     return hash_N
 
 
-def _first(values_N: Ints, offsets_R1: Ints, count: int, make: Make) -> tuple[Ints, Ints]:
+def _first(values_N: Ints, offsets_R1: Ints, count: int, make: RowMapping) -> tuple[Ints, Ints]:
     lists = Lists(_ints(values_N), np.ascontiguousarray(offsets_R1, np.int64))
-    picked = Picked(lists, first=count)
+    picked = PickedIds(lists, first=count)
     out_N, moved_R1 = np.empty(picked.total, np.int64), np.empty(picked.rows + 1, np.int64)
     picked.write(make, out_N, moved_R1)
     return out_N, moved_R1
 
 
-def _mapped(values_N: Ints, make: Make, out: Ints | None) -> Ints:
+def _mapped(values_N: Ints, make: RowMapping, out: Ints | None) -> Ints:
     values_N = _ints(values_N)
     out = np.empty(len(values_N), np.int64) if out is None else out
     if out.dtype != np.int64 or out.shape != values_N.shape or not out.flags.c_contiguous:
@@ -263,7 +263,7 @@ def _mapped(values_N: Ints, make: Make, out: Ints | None) -> Ints:
     return out
 
 
-def _made(make: Make) -> _Make:
+def _made(make: RowMapping) -> _Make:
     if not 1 <= make.rows <= ALL:
         raise SpecError(f"rows={make.rows}: want 1 to 2**63 - 1")
     return _Make(what=make.what, rows=make.rows, salt=make.salt & WORD)

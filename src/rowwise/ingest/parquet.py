@@ -22,11 +22,11 @@ from rowwise.errors import DataError
 from rowwise.ingest.reader import Split, check_columns
 from rowwise.ingest.warehouse import hive
 from rowwise.ingest.warehouse.footer import check_chunks, check_footer
-from rowwise.ingest.warehouse.image import Image
-from rowwise.ingest.warehouse.ranges import GAP_BYTES, Counters
-from rowwise.ingest.warehouse.statistics import Group, groups_of
-from rowwise.ingest.warehouse.storage import Store, is_url
-from rowwise.ingest.where import Seen, Where
+from rowwise.ingest.warehouse.image import SparseFile
+from rowwise.ingest.warehouse.ranges import GAP_BYTES, ReadCounters
+from rowwise.ingest.warehouse.statistics import RowGroup, groups_of
+from rowwise.ingest.warehouse.storage import FileStore, is_url
+from rowwise.ingest.where import ColumnBounds, RowFilter
 
 ENDINGS = (".parquet", ".pq")
 FOOTER_THREADS = 8  # waiting for a disk or a network, most of the time
@@ -53,7 +53,7 @@ class ParquetReader:
         self,
         path: str | Path,
         *,
-        where: Where | None = None,
+        where: RowFilter | None = None,
         gap_bytes: int = GAP_BYTES,
         verify: bool = False,
         threads: bool = True,
@@ -63,8 +63,8 @@ class ParquetReader:
             raise DataError(f"gap_bytes={gap_bytes}: want 0 or more")
         if not is_url(path) and (Path(path) / UNFINISHED).exists():
             raise DataError(f"{path}: is not converted to its end: give the same `rowwise data convert` command again")
-        self._store = Store(path, ENDINGS)
-        self._where, self._gap_bytes, self._verify, self._threads = where or Where(), gap_bytes, verify, threads
+        self._store = FileStore(path, ENDINGS)
+        self._where, self._gap_bytes, self._verify, self._threads = where or RowFilter(), gap_bytes, verify, threads
         first = self._store.files[0]
         footer = self._footer(first)
         in_file = footer.schema.to_arrow_schema()
@@ -74,8 +74,8 @@ class ParquetReader:
         self._schema = pa.schema([*in_file, *self._folders])
         self._types = {field.name: field.type for field in self._schema}
         self._where.check(self._schema, first)
-        self._counters, self._splits = Counters(), None
-        self._idle, self._lock = list[Image](), threading.Lock()
+        self._counters, self._splits = ReadCounters(), None
+        self._idle, self._lock = list[SparseFile](), threading.Lock()
 
     _splits: tuple[Split, ...] | None
 
@@ -85,7 +85,7 @@ class ParquetReader:
         return self._schema
 
     @property
-    def counters(self) -> Counters:
+    def counters(self) -> ReadCounters:
         """What was read so far, by this reader in this process."""
         return self._counters
 
@@ -97,7 +97,7 @@ class ParquetReader:
                 groups = list(pool.map(self._groups, files))
             made = [(s, g) for s, of_file in zip(files, groups, strict=True) for g in of_file]
             self._splits = tuple(_split(source, group) for source, group in made if group.may_hold)
-            self._counters += Counters(pruned_groups=len(made) - len(self._splits))
+            self._counters += ReadCounters(pruned_groups=len(made) - len(self._splits))
         return self._splits
 
     def read(self, split: Split, columns: Sequence[str]) -> pa.Table:
@@ -123,26 +123,26 @@ class ParquetReader:
         """Names and settings; files are opened anew where they are read."""
         made_here = ("_idle", "_lock")
         state = {name: value for name, value in self.__dict__.items() if name not in made_here}
-        return state | {"_splits": None, "_counters": Counters()}
+        return state | {"_splits": None, "_counters": ReadCounters()}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         """No file is open yet."""
         self.__dict__.update(state)
-        self._idle, self._lock = list[Image](), threading.Lock()
+        self._idle, self._lock = list[SparseFile](), threading.Lock()
 
     def stamp(self, source: str) -> tuple[int, int]:
         """Size and time of change of a file."""
         return self._store.stamp(source)
 
-    def _groups(self, source: str) -> list[Group]:
+    def _groups(self, source: str) -> list[RowGroup]:
         return groups_of(self._footer(source, chunks=bool(self._where.all_of)), self._where, self._schema)
 
-    def _seen(self, source: str) -> dict[str, Seen]:
+    def _seen(self, source: str) -> dict[str, ColumnBounds]:
         """What a file's folders say of its rows."""
         if not self._where.all_of:
             return {}
         cells = self._cells(source)
-        return {n: Seen(least=v, most=v, nulls=int(v is None), rows=1) for n, v in cells.items()}
+        return {n: ColumnBounds(least=v, most=v, nulls=int(v is None), rows=1) for n, v in cells.items()}
 
     def _cells(self, source: str) -> dict[str, hive.Cell]:
         texts = hive.texts_of(source)
@@ -163,7 +163,7 @@ class ParquetReader:
         return footer
 
     @contextmanager
-    def _opened(self, source: str) -> Iterator[Image]:
+    def _opened(self, source: str) -> Iterator[SparseFile]:
         """The file of the last split, or another in its place; several threads that read have one each."""
         with self._lock:
             image = self._idle.pop() if self._idle else None
@@ -171,14 +171,14 @@ class ParquetReader:
             footer = self._footer(source, chunks=True)
             if image is not None:
                 image.close()
-            image = Image(source, self._store.open(source), footer, verify=self._verify)
+            image = SparseFile(source, self._store.open(source), footer, verify=self._verify)
         try:
             yield image
         finally:
             with self._lock:
                 self._idle.append(image)
 
-    def _check(self, image: Image, split: Split, columns: Sequence[str]) -> list[str]:
+    def _check(self, image: SparseFile, split: Split, columns: Sequence[str]) -> list[str]:
         """The columns that are in the file; refuses one that is no longer what the splits were made of."""
         folders = {field.name for field in self._folders}
         inside = [name for name in columns if name not in folders]
@@ -226,7 +226,7 @@ class _About(msgspec.Struct, frozen=True):
     partition_types: dict[str, str] = {}
 
 
-def _split(source: str, group: Group) -> Split:
+def _split(source: str, group: RowGroup) -> Split:
     return Split(source=source, start=group.index, stop=group.index + 1, first_row=group.first_row, rows=group.rows)
 
 

@@ -22,15 +22,15 @@ from pyarrow import compute as pc
 
 from rowwise.errors import DataError
 from rowwise.ingest import transform
-from rowwise.ingest.aside import put_aside, put_split_aside
 from rowwise.ingest.bags import Ints, whole
 from rowwise.ingest.block import Encoded, Memory, private
 from rowwise.ingest.columns import Columns
-from rowwise.ingest.encode import Bad, bad_rows, encode
+from rowwise.ingest.encode import RefusedRows, bad_rows, encode
 from rowwise.ingest.mix import permutation
+from rowwise.ingest.quarantine import put_aside, put_split_aside
 from rowwise.ingest.reader import Reader, Split, check_columns
 from rowwise.ingest.share import Share
-from rowwise.ingest.where import Where
+from rowwise.ingest.where import RowFilter
 from rowwise.spec import Value
 
 ALL = Share()
@@ -45,13 +45,13 @@ class Preparation(Value, frozen=True):
     seed: int = 0
     shuffle: bool = True
     transforms: bytes = b""  # as `transform.to_json` has them; none: columns are used as they are
-    where: Where = Where()  # rows that are wanted
+    where: RowFilter = RowFilter()  # rows that are wanted
     together: str | None = None  # neighbours that have the same in this column stay neighbours when rows are shuffled
     # A folder for rows that cannot be used; "": they are only left out; None: the first one ends the run
     aside: str | None = None
 
     @property
-    def loaded(self) -> transform.Loaded:
+    def loaded(self) -> transform.LoadedTransforms:
         """The transforms."""
         return _loaded(self.transforms)
 
@@ -72,7 +72,7 @@ class Preparation(Value, frozen=True):
         self.columns.check(transform.schema_after(schema, self.loaded, source), source)
 
 
-class Spent(Value, frozen=True):
+class PreparationSeconds(Value, frozen=True):
     """Where the seconds of a split went."""
 
     read_s: float = 0.0  # decompressed and decoded, too
@@ -82,14 +82,14 @@ class Spent(Value, frozen=True):
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Opened:
+class ReadSplit:
     """A split that was read, and the order of its rows."""
 
     table: pa.Table
     split: Split
     order_R: Ints | None  # None: all, as they are
     how: Preparation
-    spent: Spent
+    spent: PreparationSeconds
 
     @property
     def rows(self) -> int:
@@ -107,7 +107,7 @@ class Opened:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class PreparationTask:
     """All that there is to prepare."""
 
     reader: Reader
@@ -120,7 +120,7 @@ class Task:
         count = len(self.splits)
         return permutation(count, self.how.seed, epoch).tolist() if self.how.shuffle else list(range(count))
 
-    def open(self, index: int, epoch: int) -> Opened:
+    def open(self, index: int, epoch: int) -> ReadSplit:
         """Read the split of a number."""
         split, how = self.splits[index], self.how
         try:
@@ -129,21 +129,21 @@ class Task:
             if how.aside is None:
                 raise
             put_split_aside(split, str(error), how.aside)
-            return Opened(table=self._nothing(split), split=split, order_R=None, how=how, spent=Spent())
+            return ReadSplit(table=self._nothing(split), split=split, order_R=None, how=how, spent=PreparationSeconds())
 
     def _nothing(self, split: Split) -> pa.Table:
         """No rows, of columns as they would be."""
         after = transform.schema_after(self.reader.schema, self.how.loaded, split.source)
         return pa.schema([after.field(name) for name in self.how.columns.names]).empty_table()
 
-    def _open(self, index: int, epoch: int) -> Opened:
+    def _open(self, index: int, epoch: int) -> ReadSplit:
         begin_s = perf_counter()
         split, how = self.splits[index], self.how
         table = self.reader.read(split, how.names)
         read_s = perf_counter() - begin_s
         made, keep_R = table, None
         if how.transforms:
-            where = transform.Where(split=split, index=index)
+            where = transform.RowPosition(split=split, index=index)
             made, keep_R = transform.apply(table, how.loaded, how.columns.names, where)
         wanted_R = how.where.mask(table) if how.where.all_of else None
         if wanted_R is not None:
@@ -157,10 +157,10 @@ class Task:
         order_R = how.share.among(order_R, table.num_rows, index)
         if keep_R is not None:
             order_R = np.flatnonzero(keep_R) if order_R is None else order_R[keep_R[order_R]]
-        spent = Spent(read_s=read_s, transform_s=perf_counter() - begin_s - read_s)
-        return Opened(table=made, split=split, order_R=order_R, how=how, spent=spent)
+        spent = PreparationSeconds(read_s=read_s, transform_s=perf_counter() - begin_s - read_s)
+        return ReadSplit(table=made, split=split, order_R=order_R, how=how, spent=spent)
 
-    def _dismiss(self, bad: Bad, table: pa.Table, split: Split) -> None:
+    def _dismiss(self, bad: RefusedRows, table: pa.Table, split: Split) -> None:
         """Put bad rows aside, or raise for the first."""
         if self.how.aside is not None:
             put_aside(table, split, bad, self.how.aside)
@@ -182,11 +182,13 @@ class Task:
 
 
 @functools.cache
-def _loaded(data: bytes) -> transform.Loaded:
+def _loaded(data: bytes) -> transform.LoadedTransforms:
     return transform.from_json(data) if data else transform.load(())
 
 
-def _bad_among(wanted_R: NDArray[np.bool_] | None, made: pa.Table, how: Preparation, split: Split) -> Bad | None:
+def _bad_among(
+    wanted_R: NDArray[np.bool_] | None, made: pa.Table, how: Preparation, split: Split
+) -> RefusedRows | None:
     """What is wrong with rows that the filter wants: the same for all that use a split, whatever share they take."""
     if wanted_R is None or wanted_R.all():
         return bad_rows(made, how.columns, how.rows_of, split)
@@ -196,7 +198,7 @@ def _bad_among(wanted_R: NDArray[np.bool_] | None, made: pa.Table, how: Preparat
     rows_N = np.flatnonzero(wanted_R)
     mask_R = np.zeros_like(wanted_R)
     mask_R[rows_N[bad.mask_R]] = True
-    return Bad(mask_R, tuple(structs.replace(wrong, row=int(rows_N[wrong.row])) for wrong in bad.wrong))
+    return RefusedRows(mask_R, tuple(structs.replace(wrong, row=int(rows_N[wrong.row])) for wrong in bad.wrong))
 
 
 def _both(one_R: NDArray[np.bool_] | None, other_R: NDArray[np.bool_]) -> NDArray[np.bool_]:

@@ -20,7 +20,7 @@ SAMPLE_ROWS = 1 << 16
 
 
 @final
-class Survey:
+class ColumnSurvey:
     """What is known so far of a column."""
 
     def __init__(self, kind: pa.DataType) -> None:

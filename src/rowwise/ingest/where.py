@@ -35,7 +35,7 @@ _SIGNS: dict[str, Operator] = {"=": "==", "==": "==", "!=": "!=", "<": "<", "<="
 _AND = re.compile(r"and\s", re.IGNORECASE)
 
 
-class Seen(Value, frozen=True):
+class ColumnBounds(Value, frozen=True):
     """What is known of a column in some rows; None: not known. Times are counted in the column's own unit."""
 
     least: Any = None
@@ -64,7 +64,7 @@ class Comparison(Value, frozen=True):
             return ()
         return self.value if isinstance(self.value, tuple) else (self.value,)
 
-    def may_hold(self, seen: Seen, kind: pa.DataType) -> bool:
+    def may_hold(self, seen: ColumnBounds, kind: pa.DataType) -> bool:
         """False only where no such row can be."""
         if self.op == "is null":
             return seen.nulls != 0
@@ -105,7 +105,7 @@ class Comparison(Value, frozen=True):
         return held
 
 
-class Where(Value, frozen=True):
+class RowFilter(Value, frozen=True):
     """Comparisons that all have to hold; none: every row is wanted."""
 
     all_of: tuple[Comparison, ...] = ()
@@ -129,7 +129,7 @@ class Where(Value, frozen=True):
             if types.is_boolean(_plain_type(kind)) and one.op in ("<", "<=", ">", ">="):
                 raise DataError(f"{source}: where: column {one.column!r} holds {kind}: want ==, != or in")
 
-    def may_hold(self, seen: Mapping[str, Seen], schema: pa.Schema) -> bool:
+    def may_hold(self, seen: Mapping[str, ColumnBounds], schema: pa.Schema) -> bool:
         """False only where none of the rows can be wanted."""
         return all(
             one.may_hold(seen[one.column], schema.field(one.column).type) for one in self.all_of if one.column in seen
@@ -143,13 +143,13 @@ class Where(Value, frozen=True):
         return held
 
 
-def parse(texts: str | Iterable[str]) -> Where:
+def parse(texts: str | Iterable[str]) -> RowFilter:
     """From texts such as `day >= 3`, `country in [AT, 'B R']`, `price is not null`, also joined by `and`.
 
     A column whose name has spaces stands in backquotes; a value that looks like a number but is text, in quotes.
     """
     given = [texts] if isinstance(texts, str) else list(texts)
-    return Where(all_of=tuple(one for text in given for one in _terms(text)))
+    return RowFilter(all_of=tuple(one for text in given for one in _terms(text)))
 
 
 def _terms(text: str) -> Iterator[Comparison]:

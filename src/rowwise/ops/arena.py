@@ -15,8 +15,8 @@ from torch import Tensor
 
 from rowwise.errors import TableMemoryError
 from rowwise.ops import rowtype
-from rowwise.ops.layout import Piece, Place, place_tables
-from rowwise.ops.touched import Touched
+from rowwise.ops.layout import ArenaOffset, TablePiece, place_tables
+from rowwise.ops.touched import TouchedRows
 from rowwise.spec import Constant, Normal, RowType, Table, Uniform, state_slots, state_width
 
 CHUNK = 1 << 22  # numbers made at a time where torch does the arithmetic
@@ -26,18 +26,18 @@ CHUNK = 1 << 22  # numbers made at a time where torch does the arithmetic
 class Arena:
     """Rows and optimizer state of `tables`; `table` and `table_state` give views."""
 
-    pieces: tuple[Piece, ...]
-    places: tuple[Place, ...]
+    pieces: tuple[TablePiece, ...]
+    places: tuple[ArenaOffset, ...]
     rows: Tensor = field(repr=False)  # bytes
     state: Tensor = field(repr=False)  # floats
     steps_T: Tensor = field(repr=False)  # updates so far; on the CPU, as Python reads it
     keys_T: Tensor = field(repr=False)  # of each table's random numbers
-    touched: Touched | None = None  # nobody asked which rows change
+    touched: TouchedRows | None = None  # nobody asked which rows change
 
     @classmethod
-    def allocate(cls, tables: Sequence[Table | Piece], device: torch.device) -> "Arena":
+    def allocate(cls, tables: Sequence[Table | TablePiece], device: torch.device) -> "Arena":
         """Zeroed memory for the tables, or pieces of tables."""
-        pieces = tuple(x if isinstance(x, Piece) else Piece(x, x) for x in tables)
+        pieces = tuple(x if isinstance(x, TablePiece) else TablePiece(x, x) for x in tables)
         places, size = place_tables(piece.table for piece in pieces)
         try:
             rows, state = _zeros(size.base, device), _zeros(size.state_base * 4, device).view(torch.float32)
@@ -88,11 +88,11 @@ class Arena:
             at += slot.width
         return views
 
-    def track(self) -> Touched:
+    def track(self) -> TouchedRows:
         """Note from now on which rows change."""
         if self.touched is None:
             rows_T, bases_T = [table.rows for table in self.tables], [place.base for place in self.places]
-            self.touched = Touched(rows_T, bases_T, self.rows.device)
+            self.touched = TouchedRows(rows_T, bases_T, self.rows.device)
         return self.touched
 
     def mark_all(self) -> None:
@@ -122,7 +122,7 @@ class Arena:
             self.touched.to(device)
 
 
-def fill_piece(stored: Tensor, piece: Piece, seed: int) -> None:
+def fill_piece(stored: Tensor, piece: TablePiece, seed: int) -> None:
     """Fill a piece, as its rows are stored, as the `init` of its table says: with what the whole table has there."""
     table, whole = piece.table, piece.whole
     # By name, not by position: adding a table leaves the rows of the others as they were.

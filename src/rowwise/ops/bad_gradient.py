@@ -12,14 +12,14 @@ from torch import Tensor
 from rowwise.batch import Jagged
 from rowwise.errors import GradientError
 from rowwise.ops.check import locate
-from rowwise.ops.layout import Group, TableRow
-from rowwise.ops.lookup import Call
+from rowwise.ops.layout import TableGroup, TableRow
+from rowwise.ops.lookup import LookupCall
 from rowwise.spec import Pooling
 
 KEPT = "Rows it would have reached were left as they were; all others are updated"
 
 
-def name_bad_gradient(call: Call, grad: Tensor, said: str) -> GradientError:
+def name_bad_gradient(call: LookupCall, grad: Tensor, said: str) -> GradientError:
     """The error for a gradient that is not finite; `said`: what the kernel told of it."""
     found = find_bad_gradient(call, grad)
     if found is not None:
@@ -35,14 +35,14 @@ def name_bad_gradient(call: Call, grad: Tensor, said: str) -> GradientError:
     )
 
 
-def find_bad_gradient(call: Call, grad: Tensor) -> str | None:
+def find_bad_gradient(call: LookupCall, grad: Tensor) -> str | None:
     """The first number that is not finite and makes the gradient of a row so, with names; None if there is none."""
     if call.per_id:
         return _bad_sequence(call, grad)
     return _bad_bag(call, grad) or _bad_weight(call)
 
 
-def _bad_bag(call: Call, grad: Tensor) -> str | None:
+def _bad_bag(call: LookupCall, grad: Tensor) -> str | None:
     """The first gradient that is not finite and belongs to a bag with ids: others reach no row."""
     group, jagged = call.group, call.jagged
     lengths = jagged.lengths_FB.view(len(jagged.features), -1)
@@ -60,7 +60,7 @@ def _bad_bag(call: Call, grad: Tensor) -> str | None:
     return None
 
 
-def _bad_weight(call: Call) -> str | None:
+def _bad_weight(call: LookupCall) -> str | None:
     """A per-id weight that is not finite makes a gradient so."""
     group, jagged = call.group, call.jagged
     if jagged.weights_N is None:
@@ -80,7 +80,7 @@ def _bad_weight(call: Call) -> str | None:
     return None
 
 
-def _bad_sequence(call: Call, grad: Tensor) -> str | None:
+def _bad_sequence(call: LookupCall, grad: Tensor) -> str | None:
     group, jagged = call.group, call.jagged
     bad = torch.nonzero(~torch.isfinite(grad))
     if not len(bad):
@@ -89,7 +89,7 @@ def _bad_sequence(call: Call, grad: Tensor) -> str | None:
     return f"{float(grad[bad[0, 0]])} in the gradient of {_named(group, index)}, {_sample(call, sample)}, {at}"
 
 
-def _sample(call: Call, sample: int) -> str:
+def _sample(call: LookupCall, sample: int) -> str:
     """A sample, where it came from."""
     rank = 0
     while rank < len(call.parts) and sample >= call.parts[rank]:
@@ -98,7 +98,7 @@ def _sample(call: Call, sample: int) -> str:
     return f"sample {sample} of rank {rank}" if call.parts else f"sample {sample}"
 
 
-def _named(group: Group, index: int) -> str:
+def _named(group: TableGroup, index: int) -> str:
     return f"table {group.table_of(index).name!r}, feature {group.feature_names[index]!r}"
 
 
@@ -108,7 +108,7 @@ def _bag(jagged: Jagged, feature: str, sample: int) -> Tensor:
     return jagged.values_N[int(offsets[bag]) : int(offsets[bag + 1])]
 
 
-def _place_in_sequence(group: Group, jagged: Jagged, flat: int) -> tuple[int, int, str]:
+def _place_in_sequence(group: TableGroup, jagged: Jagged, flat: int) -> tuple[int, int, str]:
     """Feature, sample and id of an element of the flat gradient of sequences."""
     offsets, batch = jagged.offsets(), jagged.batch_size
     for index, name in enumerate(group.feature_names):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rowwise.batch import Jagged
 from rowwise.errors import BatchError, IdError
-from rowwise.ops.layout import FeatureRow, Group
+from rowwise.ops.layout import FeatureRow, TableGroup
 from rowwise.spec import Table
 
 
@@ -31,7 +31,7 @@ def check_lengths(jagged: Jagged) -> None:
         raise BatchError(f"lengths add up to {total} and there are {jagged.values_N.numel()} ids ({sums})")
 
 
-def bad_ids(group: Group, features_F9: Tensor, jagged: Jagged) -> list[tuple[int, Tensor]]:
+def bad_ids(group: TableGroup, features_F9: Tensor, jagged: Jagged) -> list[tuple[int, Tensor]]:
     """For each feature with ids outside its table: the feature's number and the ids' positions in the batch."""
     rows = FeatureRow.read(features_F9)
     return outside(jagged, [(row.source, row.rows) for row in rows])
@@ -61,7 +61,7 @@ def check_rows(jagged: Jagged, rows: Sequence[int]) -> None:
         )
 
 
-def check_ids(group: Group, features_F9: Tensor, jagged: Jagged) -> None:
+def check_ids(group: TableGroup, features_F9: Tensor, jagged: Jagged) -> None:
     """Raise for the first id outside its table."""
     for index, positions in bad_ids(group, features_F9, jagged):
         raise unknown_id(group.table_of(index), group.feature_names[index], jagged, positions)

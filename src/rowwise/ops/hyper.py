@@ -6,11 +6,11 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from rowwise.row_optimizers import Hyper, RowOptimizer
+from rowwise.row_optimizers import KernelHyperparameters, RowOptimizer
 
 
 @functools.lru_cache(maxsize=1024)  # a model's tables mostly share a few optimizers
-def _hyper_of(optimizer: RowOptimizer, step: int) -> Hyper:
+def _hyper_of(optimizer: RowOptimizer, step: int) -> KernelHyperparameters:
     return optimizer.hyper(step)
 
 

@@ -2,7 +2,7 @@
 
 One row of `features` is one `FeatureRow`, one row of `tables` one `TableRow`; `_cpp/tables.h` has the same
 fields in the same order. Made once a model; a batch whose features come in another order gets a copy with
-other sources (`Group.for_sources`).
+other sources (`TableGroup.for_sources`).
 """
 
 import enum
@@ -100,14 +100,14 @@ class TableRow(NamedTuple):
         return [cls(*row) for row in tables.tolist()]
 
 
-class Place(NamedTuple):
+class ArenaOffset(NamedTuple):
     """Where a table's rows begin, in bytes, and their optimizer state, in floats."""
 
     base: int
     state_base: int
 
 
-class Piece(NamedTuple):
+class TablePiece(NamedTuple):
     """Some rows and columns of a table, as a table of their own; `whole` is where they were cut from."""
 
     table: Table
@@ -116,19 +116,19 @@ class Piece(NamedTuple):
     first_column: int = 0
 
     @classmethod
-    def cut(cls, whole: Table, rows: tuple[int, int], cols: tuple[int, int], features: tuple[str, ...]) -> "Piece":
+    def cut(cls, whole: Table, rows: tuple[int, int], cols: tuple[int, int], features: tuple[str, ...]) -> "TablePiece":
         """A rectangle of a table, looked up by features of these names."""
         dim = cols[1] - cols[0]
         table = msgspec.structs.replace(whole, rows=rows[1] - rows[0], dim=dim, features=features)
         return cls(table, whole, rows[0], cols[0])
 
-    def pooled_by(self, pooling: Pooling) -> "Piece":
+    def pooled_by(self, pooling: Pooling) -> "TablePiece":
         """The same, pooled in another way than its table."""
         return self._replace(table=msgspec.structs.replace(self.table, pooling=pooling))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class TableGroup:
     """Tables that one kernel call serves: all pooled ones, or all sequence ones."""
 
     tables: tuple[Table, ...]
@@ -163,19 +163,21 @@ class Group:
         return features
 
 
-def place_tables(tables: Iterable[Table]) -> tuple[list[Place], Place]:
+def place_tables(tables: Iterable[Table]) -> tuple[list[ArenaOffset], ArenaOffset]:
     """Where each table goes, and the size of everything."""
-    places: list[Place] = []
+    places: list[ArenaOffset] = []
     base = state_base = 0
     for table in tables:
-        places.append(Place(base, state_base))
+        places.append(ArenaOffset(base, state_base))
         # Tables, not rows, are padded: a row of 7 floats takes 28 bytes.
         base += _aligned(table.rows * table.row_bytes, LINE)
         state_base += _aligned(table.rows * state_width(table), LINE // 4)
-    return places, Place(base, state_base)
+    return places, ArenaOffset(base, state_base)
 
 
-def make_group(pieces: Sequence[Piece], places: Sequence[Place], chosen: Sequence[int] | None = None) -> Group:
+def make_group(
+    pieces: Sequence[TablePiece], places: Sequence[ArenaOffset], chosen: Sequence[int] | None = None
+) -> TableGroup:
     """Write the chosen tables down, or all of them; their features are numbered in table order."""
     chosen = range(len(pieces)) if chosen is None else chosen
     tables = [piece.table for piece in pieces]
@@ -197,7 +199,7 @@ def make_group(pieces: Sequence[Piece], places: Sequence[Place], chosen: Sequenc
             source, mode = len(feature_rows), MODES[table.pooling]
             feature_rows.append(FeatureRow(source, index, place.base, rows, dim, column, mode, *stored))
             column += dim
-    return Group(
+    return TableGroup(
         tables=tuple(tables[i] for i in chosen),
         feature_names=tuple(name for i in chosen for name in tables[i].feature_names),
         columns=column,

@@ -57,7 +57,7 @@ def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None, *, relu: 
     """F.linear, and a ReLU behind it if asked for."""
     # What is compiled is the compiler's: torch's has no place for this operator in training.
     if not torch.compiler.is_compiling() and _suits(x, weight_OI, bias_O) and chosen() == "onednn":
-        out_BO = _Linear.apply(x.reshape(-1, x.shape[-1]).contiguous(), weight_OI.contiguous(), bias_O, relu)
+        out_BO = _LinearFunction.apply(x.reshape(-1, x.shape[-1]).contiguous(), weight_OI.contiguous(), bias_O, relu)
         return out_BO.view(*x.shape[:-1], weight_OI.shape[0])
     out = F.linear(x, weight_OI, bias_O)
     # In place: the gradient of a linear layer does not need its output.
@@ -77,7 +77,7 @@ def _product(a_MK: Tensor, b_NK: Tensor, bias_N: Tensor | None = None) -> Tensor
     return torch.ops.mkldnn._linear_pointwise(a_MK, b_NK, bias_N, "none", [], "")
 
 
-class _Linear(torch.autograd.Function):
+class _LinearFunction(torch.autograd.Function):
     """A layer whose three products are oneDNN's; transposed views are as fast there as copies."""
 
     generate_vmap_rule = True

@@ -15,14 +15,14 @@ from torch import Tensor
 
 from rowwise.batch import Jagged
 from rowwise.ops import check
-from rowwise.ops.layout import Group
+from rowwise.ops.layout import TableGroup
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class LookupCall:
     """One batch looked up in one group of tables."""
 
-    group: Group
+    group: TableGroup
     features_F9: Tensor
     jagged: Jagged
     offsets: Tensor
@@ -65,10 +65,10 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Staged:
+class StagedGradients:
     """What a backward left for the update."""
 
-    call: Call
+    call: LookupCall
     weights: Tensor | None
     grad: Tensor
 
@@ -85,10 +85,10 @@ def _distinct_sources(features_F9: Tensor) -> list[Tensor]:
     return [features_F9] if len(rounds) == 1 else [features_F9[numbers] for numbers in rounds]
 
 
-Stage = Callable[[Staged], None]
+Stage = Callable[[StagedGradients], None]
 
 
-def lookup(call: Call, arena_rows: Tensor, anchor: Tensor, stage: Stage) -> Tensor:
+def lookup(call: LookupCall, arena_rows: Tensor, anchor: Tensor, stage: Stage) -> Tensor:
     """The rows of a batch; `anchor` is any tensor that requires a gradient, so that the backward runs."""
     weights = call.jagged.weights_N
     # Weights computed under autocast come in 16 bits; outside the function, so that the cast has a gradient.
@@ -97,10 +97,10 @@ def lookup(call: Call, arena_rows: Tensor, anchor: Tensor, stage: Stage) -> Tens
     # Without gradients (evaluation) nothing is staged and nothing is kept alive.
     if not torch.is_grad_enabled():
         return call.rows(arena_rows, weights)
-    return _Lookup.apply(anchor, weights, call, arena_rows, stage)
+    return _LookupFunction.apply(anchor, weights, call, arena_rows, stage)
 
 
-class _Lookup(torch.autograd.Function):
+class _LookupFunction(torch.autograd.Function):
     """See [Note: Staging]."""
 
     @staticmethod
@@ -118,7 +118,7 @@ class _Lookup(torch.autograd.Function):
             return (None,) * 5
         # A gradient that is an expanded scalar (of a sum, say) has no memory of its own to read.
         grad = grad_outputs[0].contiguous()
-        stage(Staged(call=call, weights=weights, grad=grad))
+        stage(StagedGradients(call=call, weights=weights, grad=grad))
         weight_grad = None
         if weights is not None and ctx.needs_input_grad[1] and not call.per_id:
             weight_grad = call.weight_grad(arena_rows, weights, grad)

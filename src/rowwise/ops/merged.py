@@ -14,19 +14,19 @@ from torch import Tensor
 from rowwise.ops.arena import Arena
 from rowwise.ops.jagged import deduplicate
 from rowwise.ops.layout import RULES, FeatureRow, Mode, TableRow
-from rowwise.ops.lookup import Staged
-from rowwise.row_optimizers import Hyper, Sgd
+from rowwise.ops.lookup import StagedGradients
+from rowwise.row_optimizers import KernelHyperparameters, Sgd
 
 
 @dataclass(slots=True, kw_only=True)
-class Merged:
+class MergedGradients:
     """The rows of one piece of a table that were touched, and the sum of all that reached each."""
 
     rows_U: Tensor
     grad_UD: Tensor
 
 
-def merge(staged: Staged) -> list[Merged]:
+def merge(staged: StagedGradients) -> list[MergedGradients]:
     """The gradients of each piece of the group, for the rows touched, ascending; NaN where they have no finite sum."""
     call, group = staged.call, staged.call.group
     batch = call.jagged.batch_size
@@ -49,7 +49,10 @@ def merge(staged: Staged) -> list[Merged]:
     ]
     finite = True
     bags = _tensor(features), numbers, torch.ops.rowwise.offsets(lengths), weights if kept else None
-    rate, keys = torch.tensor([Hyper(lr=-1.0)] * len(tables)), torch.zeros(len(tables), dtype=torch.int64)
+    rate, keys = (
+        torch.tensor([KernelHyperparameters(lr=-1.0)] * len(tables)),
+        torch.zeros(len(tables), dtype=torch.int64),
+    )
     no_state = torch.empty(0, device=ids.device)
     try:
         torch.ops.rowwise.update(sums, no_state, _tensor(places), rate, keys, *bags, staged.grad, batch, call.per_id)
@@ -57,10 +60,10 @@ def merge(staged: Staged) -> list[Merged]:
         if "not finite" not in str(error):
             raise
         finite = False
-    found: list[Merged] = []
+    found: list[MergedGradients] = []
     for rows_U, place in zip(unique.values_U.split(counts), places, strict=True):
         grad_UD = sums.view(torch.float32)[place.base // 4 :][: len(rows_U) * place.dim].view(-1, place.dim)
-        found.append(Merged(rows_U=rows_U, grad_UD=grad_UD if finite else _marked(grad_UD)))
+        found.append(MergedGradients(rows_U=rows_U, grad_UD=grad_UD if finite else _marked(grad_UD)))
     return found
 
 
@@ -71,7 +74,7 @@ def merge_ids(ids_N: Tensor, offsets_B1: Tensor, grad_ND: Tensor, rows: int) -> 
     feature = FeatureRow(0, 0, 0, max(1, rows), dim, 0, Mode.SUM, 0, 0)
     sums = torch.full((max(1, rows), dim), -0.0, device=grad_ND.device)
     flat = sums.view(torch.uint8).flatten()
-    rate, keys = torch.tensor([Hyper(lr=-1.0)]), torch.zeros(1, dtype=torch.int64)
+    rate, keys = torch.tensor([KernelHyperparameters(lr=-1.0)]), torch.zeros(1, dtype=torch.int64)
     no_state, batch = torch.empty(0, device=grad_ND.device), len(offsets_B1) - 1
     bags = _tensor([feature]), ids_N, offsets_B1.contiguous(), None
     try:
@@ -83,7 +86,9 @@ def merge_ids(ids_N: Tensor, offsets_B1: Tensor, grad_ND: Tensor, rows: int) -> 
     return sums[:rows]
 
 
-def apply(arena: Arena, merged: Sequence[Merged], tables: Sequence[TableRow], numbers: tuple[Tensor, Tensor]) -> None:
+def apply(
+    arena: Arena, merged: Sequence[MergedGradients], tables: Sequence[TableRow], numbers: tuple[Tensor, Tensor]
+) -> None:
     """Update each of these rows once, as `tables` and the numbers [T, 8] and keys [T] say."""
     hyper_T8, keys_T = numbers
     features = [FeatureRow(k, k, t.base, t.rows, t.dim, 0, Mode.SUM, t.type, t.group) for k, t in enumerate(tables)]

@@ -16,7 +16,7 @@ from torch import Tensor
 from rowwise.errors import NativeError
 from rowwise.library import BUILD, find_library
 from rowwise.ops import reference
-from rowwise.ops.reference import Bags, Memory
+from rowwise.ops.reference import FeatureBags, UpdateMemory
 from rowwise.row_optimizers import OPTIMIZERS
 from rowwise.spec import ROW_TYPES, RowType, row_bytes
 
@@ -235,24 +235,24 @@ def reference_operators() -> dict[str, Callable[..., Any]]:
 
     def pool(arena: Tensor, *args: Any) -> Tensor:
         features, values, offsets, weights, batch, columns = args
-        return reference.pool(arena, Bags(features, values, offsets, weights, batch), columns)
+        return reference.pool(arena, FeatureBags(features, values, offsets, weights, batch), columns)
 
     def pool_weight_grad(arena: Tensor, *args: Any) -> Tensor:
         features, values, offsets, weights, grad, batch = args
-        return reference.pool_weight_grad(arena, Bags(features, values, offsets, weights, batch), grad)
+        return reference.pool_weight_grad(arena, FeatureBags(features, values, offsets, weights, batch), grad)
 
     def gather(arena: Tensor, *args: Any) -> Tensor:
         features, values, offsets, batch = args
-        return reference.gather(arena, Bags(features, values, offsets, None, batch))
+        return reference.gather(arena, FeatureBags(features, values, offsets, None, batch))
 
     def update(*args: Any) -> None:
         arena, state, tables, hyper, keys, features, values, offsets, weights, grad, batch, per_id = args
-        bags = Bags(features, values, offsets, weights, batch)
-        reference.update(Memory(arena, state, tables, hyper, keys), bags, grad, per_id)
+        bags = FeatureBags(features, values, offsets, weights, batch)
+        reference.update(UpdateMemory(arena, state, tables, hyper, keys), bags, grad, per_id)
 
     def mark(touched: Tensor, starts: Tensor, arena: Tensor, *args: Any) -> None:
         features, values, offsets, batch = args
-        reference.mark(touched, starts, Bags(features, values, offsets, None, batch))
+        reference.mark(touched, starts, FeatureBags(features, values, offsets, None, batch))
 
     return {
         "offsets": reference.offsets,

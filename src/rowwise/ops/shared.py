@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 from rowwise.batch import Jagged, Shared
-from rowwise.ops.kept import empty
-from rowwise.ops.layout import FeatureRow, Group
+from rowwise.ops.layout import FeatureRow, TableGroup
+from rowwise.ops.output_cache import empty
 
 
-class Columns(NamedTuple):
+class FeatureColumns(NamedTuple):
     """Neighbouring columns of a lookup of some features, and where they are in that of all."""
 
     source: int
@@ -32,24 +32,24 @@ class Columns(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Some:
+class FeatureSubset:
     """Some features of a group, in its order, as a lookup of their own."""
 
     features_F9: Tensor
     placed_F9: Tensor  # with the columns that they have among those of all
     columns: int
-    runs: tuple[Columns, ...]
+    runs: tuple[FeatureColumns, ...]
 
     @classmethod
-    def of(cls, group: Group, features: tuple[str, ...]) -> "Some":
+    def of(cls, group: TableGroup, features: tuple[str, ...]) -> "FeatureSubset":
         """Those of a group that a batch has, which holds its features in this order."""
         rows: list[FeatureRow] = []
-        places: list[Columns] = []
+        places: list[FeatureColumns] = []
         at = 0
         for name, row in zip(group.feature_names, FeatureRow.read(group.features_F9), strict=True):
             if name in features:
                 rows.append(row._replace(source=features.index(name), column=at))
-                places.append(Columns(at, row.column, row.dim))
+                places.append(FeatureColumns(at, row.column, row.dim))
                 at += row.dim
         placed = [row._replace(column=place.target) for row, place in zip(rows, places, strict=True)]
         features_F9, placed_F9 = (torch.tensor(x, dtype=torch.int64).view(-1, 9) for x in (rows, placed))
@@ -79,7 +79,7 @@ class Some:
         return torch.ops.rowwise.gather(arena_rows, self.features_F9, jagged.values_N, offsets, jagged.batch_size)
 
 
-def spread(parts: Sequence["Part"], shared: Shared | None) -> Tensor:
+def spread(parts: Sequence["FeatureVectors"], shared: Shared | None) -> Tensor:
     """All columns [B, S]: those of own features, and those of the distinct sample that each sample has."""
     own = parts[0]
     if shared is None or not parts[-1].vectors.shape[1]:
@@ -89,7 +89,7 @@ def spread(parts: Sequence["Part"], shared: Shared | None) -> Tensor:
     return spread_into(out_BS, parts[1], shared.inverse_B)
 
 
-def spread_into(out_BS: Tensor, shared: "Part", inverse_B: Tensor) -> Tensor:
+def spread_into(out_BS: Tensor, shared: "FeatureVectors", inverse_B: Tensor) -> Tensor:
     """Its columns written, of the distinct sample that each sample has."""
     torch.ops.rowwise.spread(out_BS, shared.vectors.contiguous(), inverse_B.contiguous(), _runs(shared.runs))
     return out_BS
@@ -125,7 +125,7 @@ def expanded(jagged: Jagged, features: Sequence[str], *, narrow: bool = False) -
     )
 
 
-def picked(grad_BS: Tensor, runs: Sequence[Columns]) -> Tensor:
+def picked(grad_BS: Tensor, runs: Sequence[FeatureColumns]) -> Tensor:
     """Columns of all, as a lookup of some features has them."""
     return torch.cat([grad_BS[:, :0], *(grad_BS[:, target : target + width] for _, target, width in runs)], 1)
 
@@ -156,7 +156,7 @@ def first_samples(shared: Shared) -> Tensor:
     return torch.searchsorted(shared.inverse_B.long(), numbers_U)
 
 
-def grad_at_firsts(own: "Part", common: "Part", shared: Shared, columns: int) -> Tensor:
+def grad_at_firsts(own: "FeatureVectors", common: "FeatureVectors", shared: Shared, columns: int) -> Tensor:
     """The gradients [B, columns] that belong to such a batch, of own features [B, S'] and of distinct bags [U, S'']."""
     first_U = first_samples(shared)
     grad_BS = own.vectors.new_zeros((len(shared.inverse_B), columns))
@@ -167,19 +167,19 @@ def grad_at_firsts(own: "Part", common: "Part", shared: Shared, columns: int) ->
     return grad_BS
 
 
-class Part(NamedTuple):
+class FeatureVectors(NamedTuple):
     """Vectors of some features side by side, and where their columns are among those of all."""
 
     vectors: Tensor
-    runs: tuple[Columns, ...]
+    runs: tuple[FeatureColumns, ...]
 
 
 def late(anchor: Tensor, look_up: Callable[[], Tensor], stage: Callable[[Tensor], object]) -> Tensor:
     """What `look_up` gives; the backward stages its gradient. `anchor` is any tensor that requires a gradient."""
-    return _Late.apply(anchor, look_up, stage) if torch.is_grad_enabled() else look_up()
+    return _LateFunction.apply(anchor, look_up, stage) if torch.is_grad_enabled() else look_up()
 
 
-class _Late(torch.autograd.Function):
+class _LateFunction(torch.autograd.Function):
     """See [Note: Staging]."""
 
     @staticmethod
@@ -196,11 +196,11 @@ class _Late(torch.autograd.Function):
         return None, None, None
 
 
-def _runs(columns: Sequence[Columns]) -> Tensor:
+def _runs(columns: Sequence[FeatureColumns]) -> Tensor:
     return torch.tensor(columns, dtype=torch.int64).view(-1, 3)
 
 
-def joined(places: Sequence[Columns]) -> tuple[Columns, ...]:
+def joined(places: Sequence[FeatureColumns]) -> tuple[FeatureColumns, ...]:
     """Neighbours here and there as one."""
     runs = (list(run) for _, run in groupby(places, lambda place: place.target - place.source))
-    return tuple(Columns(run[0].source, run[0].target, sum(place.width for place in run)) for run in runs)
+    return tuple(FeatureColumns(run[0].source, run[0].target, sum(place.width for place in run)) for run in runs)

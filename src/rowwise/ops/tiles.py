@@ -18,16 +18,26 @@ from rowwise.errors import BatchError, GradientError, IdError
 from rowwise.ops import check
 from rowwise.ops.arena import Arena
 from rowwise.ops.bad_gradient import find_bad_gradient
-from rowwise.ops.layout import Group, Piece, make_group
-from rowwise.ops.lookup import Call, Staged, lookup
-from rowwise.ops.shared import Part, Some, added_up, at_firsts, expanded, grad_at_firsts, late, picked, spread_into
+from rowwise.ops.layout import TableGroup, TablePiece, make_group
+from rowwise.ops.lookup import LookupCall, StagedGradients, lookup
+from rowwise.ops.shared import (
+    FeatureSubset,
+    FeatureVectors,
+    added_up,
+    at_firsts,
+    expanded,
+    grad_at_firsts,
+    late,
+    picked,
+    spread_into,
+)
 from rowwise.ops.unknown import map_unknown
 from rowwise.ops.update import do_all, update
 from rowwise.spec import Pooling, Table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Looked:
+class LookupOutput:
     """The pooled features of a batch side by side [B, S], and the rows of its sequences one after the other."""
 
     matrix_BS: Tensor
@@ -39,7 +49,9 @@ class Looked:
 class Tiles:
     """Whole tables, or rectangles of some."""
 
-    def __init__(self, tables: Sequence[Table | Piece], device: torch.device, *, merge_shared: bool = False) -> None:
+    def __init__(
+        self, tables: Sequence[Table | TablePiece], device: torch.device, *, merge_shared: bool = False
+    ) -> None:
         """Zeroed memory; `arena.fill` fills it. `merge_shared`: see [Note: Merged bags]."""
         self.merge_shared = merge_shared
         self.arena = Arena.allocate(tables, device)
@@ -49,14 +61,16 @@ class Tiles:
         self.pooled, self.sequence = self._group(False), self._group(True)
         names = tuple(dict.fromkeys(self.pooled.feature_names))
         self._in_order = names, self.pooled.for_sources(names)
-        self.staged: list[Staged] = []
+        self.staged: list[StagedGradients] = []
         # Autograd only runs a backward that leads to something requiring a gradient, and rows do not.
         self._anchor = torch.empty(0, requires_grad=True)
         # By the order in which batches hold their features: in practice one entry.
         self._feature_tensors: dict[tuple[str, ...], tuple[Tensor, Tensor]] = {}
-        self._known_some: dict[tuple[str, ...], Some] = {}  # the same, of batches that hold some of the features
+        self._known_some: dict[
+            tuple[str, ...], FeatureSubset
+        ] = {}  # the same, of batches that hold some of the features
 
-    def look_up(self, jagged: Jagged) -> Looked:
+    def look_up(self, jagged: Jagged) -> LookupOutput:
         """Look a batch up; with gradients enabled, each backward stages what `update` will apply."""
         if jagged.shared is not None:
             return self._look_up_shared(jagged, jagged.shared)
@@ -64,13 +78,13 @@ class Tiles:
         pooled_features, sequence_features = self.features_for(jagged)
         try:
             offsets = torch.ops.rowwise.offsets(jagged.lengths_FB)
-            matrix = self._lookup(Call(self.pooled, pooled_features, jagged, offsets, False))
-            flat = self._lookup(Call(self.sequence, sequence_features, jagged, offsets, True))
+            matrix = self._lookup(LookupCall(self.pooled, pooled_features, jagged, offsets, False))
+            flat = self._lookup(LookupCall(self.sequence, sequence_features, jagged, offsets, True))
         except RuntimeError:
             # The operators said that something is wrong; if it is the lengths, say which.
             check.check_lengths(jagged)
             raise
-        return Looked(matrix_BS=matrix, flat=flat, floats=self._floats(sequence_features, jagged, offsets))
+        return LookupOutput(matrix_BS=matrix, flat=flat, floats=self._floats(sequence_features, jagged, offsets))
 
     def pool(self, jagged: Jagged) -> Tensor:
         """The pooled vectors [B, columns] of those features that a batch has of its own; no gradients."""
@@ -80,21 +94,21 @@ class Tiles:
         """The rows of all ids of the same, feature after feature."""
         return self._some(jagged.features).gather(jagged, self.arena.rows)
 
-    def look_up_sequences(self, jagged: Jagged, parts: tuple[int, ...] = ()) -> Looked:
+    def look_up_sequences(self, jagged: Jagged, parts: tuple[int, ...] = ()) -> LookupOutput:
         """The sequences of a batch alone, none of which is shared.
 
         `parts`: how many samples each of the batches has that this one was put together from.
         """
         no_columns = torch.empty((jagged.batch_size, 0), device=self.arena.rows.device)
         if not self.sequence.tables:
-            return Looked(matrix_BS=no_columns, flat=no_columns.flatten(), floats=[])
+            return LookupOutput(matrix_BS=no_columns, flat=no_columns.flatten(), floats=[])
         plain = replace(jagged, shared=None)
         offsets = torch.ops.rowwise.offsets(plain.lengths_FB)
         features = self.sequence.for_sources(plain.features)
-        flat = self._lookup(Call(self.sequence, features, plain, offsets, True, parts))
-        return Looked(matrix_BS=no_columns, flat=flat, floats=self._floats(features, plain, offsets))
+        flat = self._lookup(LookupCall(self.sequence, features, plain, offsets, True, parts))
+        return LookupOutput(matrix_BS=no_columns, flat=flat, floats=self._floats(features, plain, offsets))
 
-    def stage_pooled(self, jagged: Jagged, grads: Sequence[Tensor], parts: tuple[int, ...] = ()) -> Staged:
+    def stage_pooled(self, jagged: Jagged, grads: Sequence[Tensor], parts: tuple[int, ...] = ()) -> StagedGradients:
         """Stage gradients of pooled features: of all samples, or those of own features and of distinct bags.
 
         See [Note: Merged bags] for the latter; else bags that samples share are spread now.
@@ -102,7 +116,9 @@ class Tiles:
         grad_BS, shared = grads[0], jagged.shared
         if len(grads) > 1 and shared is not None:
             own, common = (self._some(batch.features).runs for batch in (jagged, shared.jagged))
-            grad_BS = grad_at_firsts(Part(grads[0], own), Part(grads[1], common), shared, self.pooled.columns)
+            grad_BS = grad_at_firsts(
+                FeatureVectors(grads[0], own), FeatureVectors(grads[1], common), shared, self.pooled.columns
+            )
             jagged = at_firsts(jagged, shared)
         if jagged.shared is None or not self.pooled.tables:
             jagged = jagged.expanded().contiguous()
@@ -112,8 +128,8 @@ class Tiles:
             jagged = expanded(jagged.contiguous(), names, narrow=all(t.rows <= 1 << 31 for t in self.pooled.tables))
         offsets = torch.ops.rowwise.offsets(jagged.lengths_FB)
         weights = None if jagged.weights_N is None else jagged.weights_N.detach().float()
-        call = Call(self.pooled, features, jagged, offsets, False, parts)
-        staged = Staged(call=call, weights=weights, grad=grad_BS)
+        call = LookupCall(self.pooled, features, jagged, offsets, False, parts)
+        staged = StagedGradients(call=call, weights=weights, grad=grad_BS)
         if self.pooled.tables:
             self.staged_by(staged)
         return staged
@@ -129,7 +145,7 @@ class Tiles:
             grads = [own_BS, added_up(common_BS, shared)]
         self.stage_pooled(jagged, grads)
 
-    def split(self, looked: Looked) -> dict[str, Tensor]:
+    def split(self, looked: LookupOutput) -> dict[str, Tensor]:
         """The rows [N, D] of each sequence."""
         # The operator returns one flat tensor, as dims differ between features; here it is cut up again.
         parts = looked.flat.split(looked.floats) if looked.floats else ()
@@ -177,7 +193,7 @@ class Tiles:
         check_weights([piece.whole for piece in self.arena.pieces], jagged)
         return known
 
-    def _look_up_shared(self, jagged: Jagged, shared: Shared) -> Looked:
+    def _look_up_shared(self, jagged: Jagged, shared: Shared) -> LookupOutput:
         """The same, each bag that samples share once; see `ops/shared.py`."""
         if learns(jagged) or set(shared.jagged.features) & set(self.sequence.feature_names):
             # A weight of a shared bag has a gradient of its own for each sample; a sequence has rows for each id.
@@ -189,7 +205,7 @@ class Tiles:
         try:
             shared.check()
             placed_BS = own.pool_placed(jagged, self.arena.rows, self.pooled.columns)
-            part = Part(common.pool(shared.jagged, self.arena.rows), common.runs)
+            part = FeatureVectors(common.pool(shared.jagged, self.arena.rows), common.runs)
         except (RuntimeError, IdError, BatchError):
             # What is wrong is told of samples, not of distinct ones; and it may be allowed.
             return self.look_up(jagged.expanded())
@@ -201,9 +217,9 @@ class Tiles:
         )
         return replace(found, matrix_BS=matrix_BS)
 
-    def _some(self, features: tuple[str, ...]) -> Some:
+    def _some(self, features: tuple[str, ...]) -> FeatureSubset:
         if features not in self._known_some:
-            self._known_some[features] = Some.of(self.pooled, features)
+            self._known_some[features] = FeatureSubset.of(self.pooled, features)
         return self._known_some[features]
 
     def _check_features(self, features: tuple[str, ...]) -> None:
@@ -211,12 +227,12 @@ class Tiles:
         if missing:
             raise BatchError(f"the batch lacks {', '.join(sorted(missing))}; it holds {', '.join(features)}")
 
-    def _group(self, sequences: bool) -> Group:
+    def _group(self, sequences: bool) -> TableGroup:
         pieces = self.arena.pieces
         chosen = [i for i, piece in enumerate(pieces) if (piece.table.pooling is Pooling.SEQUENCE) == sequences]
         return make_group(pieces, self.arena.places, chosen)
 
-    def _lookup(self, call: Call) -> Tensor:
+    def _lookup(self, call: LookupCall) -> Tensor:
         if not call.group.tables:
             return torch.empty(0 if call.per_id else (call.jagged.batch_size, 0), device=self.arena.rows.device)
         try:
@@ -224,7 +240,7 @@ class Tiles:
         except IdError:  # the rare case pays: look up once more, if the tables allow it
             return lookup(map_unknown(call, self.unknown_ids), self.arena.rows, self._anchor, self.staged_by)
 
-    def staged_by(self, staged: Staged) -> None:
+    def staged_by(self, staged: StagedGradients) -> None:
         """A backward leaves this."""
         self.staged.append(staged)
 

@@ -18,7 +18,7 @@ from torch import Tensor
 # is loaded. It is set before the row changes, as an update that raises has changed others. Whoever saved the rows
 # clears it.
 @final
-class Touched:
+class TouchedRows:
     """At first everything is touched, as nothing is known of before."""
 
     def __init__(self, rows_T: Sequence[int], bases_T: Sequence[int], device: torch.device) -> None:

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from rowwise.errors import UnknownIdWarning
 from rowwise.ops import check
-from rowwise.ops.lookup import Call
+from rowwise.ops.lookup import LookupCall
 from rowwise.spec import Table
 
 
-def map_unknown(call: Call, counts: dict[str, int]) -> Call:
+def map_unknown(call: LookupCall, counts: dict[str, int]) -> LookupCall:
     """The call with unknown ids replaced where their table allows it; they are added to `counts` by feature."""
     values: Tensor | None = None
     for index, positions in check.bad_ids(call.group, call.features_F9, call.jagged):

@@ -17,13 +17,13 @@ from rowwise.ops.arena import Arena
 from rowwise.ops.bad_gradient import name_bad_gradient
 from rowwise.ops.hyper import hyper_tensor
 from rowwise.ops.jagged import concatenate, permute, split
-from rowwise.ops.layout import Group
-from rowwise.ops.lookup import Call, Staged
+from rowwise.ops.layout import TableGroup
+from rowwise.ops.lookup import LookupCall, StagedGradients
 
 GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)  # odd: steps lead to every key before one comes again
 
 
-def update(arena: Arena, staged: Sequence[Staged]) -> None:
+def update(arena: Arena, staged: Sequence[StagedGradients]) -> None:
     """Merge and apply the gradients staged for one group of tables."""
     if not staged:
         return
@@ -68,7 +68,7 @@ def do_all(updates: Iterable[Callable[[], None]]) -> None:
         raise errors[0]
 
 
-def next_step(arena: Arena, group: Group) -> tuple[Tensor, Tensor]:
+def next_step(arena: Arena, group: TableGroup) -> tuple[Tensor, Tensor]:
     """Count an update of the group's tables; gives its numbers [T, 8] and the keys of its random bits [T]."""
     steps_T = arena.steps_T[group.members_T] + 1
     arena.steps_T[group.members_T] = steps_T
@@ -78,7 +78,7 @@ def next_step(arena: Arena, group: Group) -> tuple[Tensor, Tensor]:
     return hyper_T8, arena.keys_T[group.members_T] + steps_T * GOLDEN
 
 
-def join(staged: Sequence[Staged]) -> Staged:
+def join(staged: Sequence[StagedGradients]) -> StagedGradients:
     """One batch holding the samples of all."""
     if len(staged) == 1:  # the common case, one backward per update, copies nothing
         return staged[0]
@@ -86,8 +86,8 @@ def join(staged: Sequence[Staged]) -> Staged:
     jaggeds = [dataclasses.replace(s.call.jagged, weights_N=s.weights) for s in staged]
     # Once each: pieces of a table that share their rows are looked up by the same ids.
     jagged = concatenate(jaggeds, tuple(dict.fromkeys(group.feature_names)))
-    return Staged(
-        call=Call(
+    return StagedGradients(
+        call=LookupCall(
             group, group.for_sources(jagged.features), jagged, torch.ops.rowwise.offsets(jagged.lengths_FB), per_id
         ),
         weights=jagged.weights_N,
@@ -95,7 +95,7 @@ def join(staged: Sequence[Staged]) -> Staged:
     )
 
 
-def cut(staged: Staged) -> list[Staged]:
+def cut(staged: StagedGradients) -> list[StagedGradients]:
     """What was staged for a batch that was put together from several, by those."""
     call, group = staged.call, staged.call.group
     jagged = dataclasses.replace(call.jagged, weights_N=staged.weights)
@@ -108,8 +108,10 @@ def cut(staged: Staged) -> list[Staged]:
     else:
         grads = list(staged.grad.split(call.parts))
     return [
-        Staged(
-            call=Call(group, group.for_sources(p.features), p, torch.ops.rowwise.offsets(p.lengths_FB), call.per_id),
+        StagedGradients(
+            call=LookupCall(
+                group, group.for_sources(p.features), p, torch.ops.rowwise.offsets(p.lengths_FB), call.per_id
+            ),
             weights=p.weights_N,
             grad=grad,
         )
@@ -117,25 +119,25 @@ def cut(staged: Staged) -> list[Staged]:
     ]
 
 
-def by_part(staged: Sequence[Staged], calls: int) -> list[Staged]:
+def by_part(staged: Sequence[StagedGradients], calls: int) -> list[StagedGradients]:
     """So many calls, one after the other, looked up one batch in pieces: its samples in order again.
 
     Each call holds a piece of the batch of every rank; here all pieces of the first rank come first, in order.
     """
-    ordered: list[Staged] = []
+    ordered: list[StagedGradients] = []
     for first in range(0, len(staged), calls):
         pieces = [cut(s) for s in staged[first : first + calls]]
         ordered += [piece for by_rank in zip(*pieces, strict=True) for piece in by_rank]
     return ordered
 
 
-def _sequence_gradients(group: Group, staged: Sequence[Staged]) -> Tensor:
+def _sequence_gradients(group: TableGroup, staged: Sequence[StagedGradients]) -> Tensor:
     """Flat gradients of sequences, feature by feature instead of batch by batch."""
     parts = [s.grad.split(_floats(group, s.call.jagged)) for s in staged]
     return torch.cat([part for of_feature in zip(*parts, strict=True) for part in of_feature])
 
 
-def _floats(group: Group, jagged: Jagged) -> list[int]:
+def _floats(group: TableGroup, jagged: Jagged) -> list[int]:
     """How many floats the vectors of all ids of each feature are."""
     lengths_FB = jagged.lengths_FB.view(len(jagged.features), -1)
     counts = [int(lengths_FB[jagged.features.index(name)].sum()) for name in group.feature_names]

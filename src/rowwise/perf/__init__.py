@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rowwise.perf.cost import Phi as Phi
     from rowwise.perf.hardware import Hardware as Hardware
     from rowwise.perf.hardware import hardware_named as hardware_named
-    from rowwise.perf.learned import Learned as Learned
+    from rowwise.perf.learned import LearnedModel as LearnedModel
     from rowwise.perf.learned import model_of as model_of
     from rowwise.perf.roofline import Roofline as Roofline
     from rowwise.perf.torchrec import TorchRecModel as TorchRecModel
@@ -23,7 +23,7 @@ _HOMES = {
     "access": ("Access", "Workload"),
     "cost": ("CostModel", "Phi"),
     "hardware": ("Hardware", "hardware_named"),
-    "learned": ("Learned", "model_of"),
+    "learned": ("LearnedModel", "model_of"),
     "roofline": ("Roofline",),
     "torchrec": ("TorchRecModel",),
 }

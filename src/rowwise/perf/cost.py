@@ -99,7 +99,7 @@ class Phi:
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class CostStage:
     """A part of a step that runs time by itself: what its own loads cost."""
 
     name: str
@@ -138,7 +138,7 @@ class Shards:
     cached: float  # share of the rows that the tier above holds
 
 
-class Asked(NamedTuple):
+class AccessCounts(NamedTuple):
     """What a step asks of pieces."""
 
     ids_N: Floats
@@ -147,7 +147,7 @@ class Asked(NamedTuple):
     vectors_N: Floats
 
     @classmethod
-    def of(cls, shards: Shards, curves: Curves) -> "Asked":
+    def of(cls, shards: Shards, curves: Curves) -> "AccessCounts":
         """Of each piece, on its rank."""
         samples = curves.batch * shards.share
         unique_T = curves.unique_T if shards.share == 1 else curves.unique_of(shards.share)
@@ -178,7 +178,7 @@ class CostModel(Protocol):
         ...
 
     @property
-    def stages(self) -> tuple[Stage, ...]:
+    def stages(self) -> tuple[CostStage, ...]:
         """The parts of phi, by stage of a step; none if it does not tell."""
         ...
 

@@ -53,7 +53,7 @@ class ExchangeNetwork(Value, frozen=True, kw_only=True):
         return nominal_s(amounts, (self.start_s, self.byte_s, self.id_s)) * factor_W
 
 
-class Added(Value, frozen=True, kw_only=True):
+class WireCost(Value, frozen=True, kw_only=True):
     """What a narrow wire adds to an exchange of floats in one direction: coding at both ends, less the bytes saved."""
 
     start_s: float  # for a message to each other rank, and one from it
@@ -65,12 +65,12 @@ class Added(Value, frozen=True, kw_only=True):
         return messages * self.start_s + vectors_W * self.vector_s + floats_W * self.float_s
 
 
-class Narrow(Value, frozen=True, kw_only=True):
+class NarrowWires(Value, frozen=True, kw_only=True):
     """By type of the wire."""
 
-    fp16: Added
-    bf16: Added
-    int8: Added
+    fp16: WireCost
+    bf16: WireCost
+    int8: WireCost
 
 
 class Exchanges(Value, frozen=True, kw_only=True, omit_defaults=True):
@@ -79,7 +79,7 @@ class Exchanges(Value, frozen=True, kw_only=True, omit_defaults=True):
     route: ExchangeNetwork
     forward: ExchangeNetwork
     backward: ExchangeNetwork
-    narrow: Narrow | None = (
+    narrow: NarrowWires | None = (
         None  # None: was not measured, so coding is by rates, and bytes are as those of fewer floats
     )
     error: float  # on exchanges that they had not seen, mean of the absolute relative error of all together

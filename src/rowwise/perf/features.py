@@ -8,7 +8,7 @@ device would take for each, which are right but for a factor; see `network`.
 import numpy as np
 
 from rowwise.perf.access import Curves, Floats
-from rowwise.perf.cost import Asked, Shards
+from rowwise.perf.cost import AccessCounts, Shards
 from rowwise.perf.reuse import reuse_bins
 
 NOMINAL_Bps, NOMINAL_s = 8e9, 5e-9  # of memory; of one lookup
@@ -17,7 +17,7 @@ FLOAT_bytes, LINE_bytes = 4, 64
 
 def features(shards: Shards, curves: Curves) -> Floats:
     """Features (N, F) of pieces, most of them logarithms; the last are the bins of how rows repeat."""
-    n, u, written, bags = Asked.of(shards, curves)
+    n, u, written, bags = AccessCounts.of(shards, curves)
     touched = u * (shards.row_bytes_N + shards.state_bytes_N)
     amounts = (
         shards.rows_N, shards.dim_N, n, bags, u, shards.row_bytes_N, shards.state_bytes_N, touched,
@@ -33,7 +33,7 @@ def work(stage: str, shards: Shards, curves: Curves) -> Floats:
     For "lookup": ids gathered, distinct rows, pooled vectors, ids issued, bags; for "update": ids merged, distinct
     rows, gradients, rows issued, the sort.
     """
-    n, u, written, bags = Asked.of(shards, curves)
+    n, u, written, bags = AccessCounts.of(shards, curves)
     lines = np.ceil(shards.row_bytes_N / LINE_bytes) * LINE_bytes
     state = np.ceil(shards.state_bytes_N / LINE_bytes) * LINE_bytes
     vectors = bags * shards.dim_N * FLOAT_bytes

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rowwise.perf.access import Curves, Floats
-from rowwise.perf.cost import CostModel, Hinges, Phi, Shards, Stage
+from rowwise.perf.cost import CostModel, CostStage, Hinges, Phi, Shards
 from rowwise.perf.features import features, work
 from rowwise.perf.hardware import Hardware
 from rowwise.perf.network import SetNetwork, block_diagonal
@@ -22,18 +22,18 @@ BELOW = len(STAGES)  # loads of lower tiers, the first ones
 
 
 @dataclass(frozen=True, slots=True)
-class Learned:
+class LearnedModel:
     """A model whose networks are part of a hardware profile."""
 
     hardware: Hardware
     topology: Topology
     networks: tuple[SetNetwork, ...]  # in the order of STAGES
     phi: Phi
-    stages: tuple[Stage, ...]
+    stages: tuple[CostStage, ...]
     beside: Roofline  # for links and lower tiers
 
     @classmethod
-    def of(cls, hardware: Hardware, topology: Topology, wire: Wire = FLOATS) -> "Learned":
+    def of(cls, hardware: Hardware, topology: Topology, wire: Wire = FLOATS) -> "LearnedModel":
         """Of a profile that has networks."""
         assert hardware.kernels is not None
         networks = (hardware.kernels.lookup, hardware.kernels.update)
@@ -48,7 +48,7 @@ class Learned:
         constant = sum(n.constant_s for n in networks) + beside.phi.constant - 2 * hardware.launch_s
         begins = np.cumsum([BELOW, *(n.width for n in networks)]).tolist()
         stages = tuple(
-            Stage(name, (index, *range(begins[index], begins[index + 1])), networks[index].constant_s)
+            CostStage(name, (index, *range(begins[index], begins[index + 1])), networks[index].constant_s)
             for index, name in enumerate(STAGES)
         )
         scaled = [(begins[i + 1], network.power) for i, network in enumerate(networks) if network.is_scaled]
@@ -66,9 +66,9 @@ class Learned:
         """Of the model and whose numbers it has."""
         return f"networks learned on {self.hardware.name}"
 
-    def on(self, topology: Topology) -> "Learned":
+    def on(self, topology: Topology) -> "LearnedModel":
         """By the same networks, with the links of more or fewer devices."""
-        return Learned.of(self.hardware, topology, self.wire)
+        return LearnedModel.of(self.hardware, topology, self.wire)
 
     def loads(self, shards: Shards, curves: Curves) -> Floats:
         """Seconds of lower tiers, and what each network makes of a piece."""
@@ -88,7 +88,7 @@ class Learned:
 def model_of(hardware: Hardware, topology: Topology, wire: Wire = FLOATS) -> CostModel:
     """What a profile says costs are: its networks if it has some that can be trusted, else a roofline of its rates."""
     trusted = hardware.kernels is not None and not hardware.kernels.doubt
-    return Learned.of(hardware, topology, wire) if trusted else Roofline(hardware, topology, wire)
+    return LearnedModel.of(hardware, topology, wire) if trusted else Roofline(hardware, topology, wire)
 
 
 def doubts_of(hardware: Hardware) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rowwise.perf.access import Curves, Floats
-from rowwise.perf.cost import Asked, Phi, Shards, Stage
+from rowwise.perf.cost import AccessCounts, CostStage, Phi, Shards
 from rowwise.perf.hardware import Hardware
 from rowwise.perf.wires import leaving, vector_bytes
 from rowwise.spec import FLOATS, Link, Topology, VectorExchange, Wire
@@ -54,9 +54,9 @@ class Roofline:
         return Phi(constant=2 * self.hardware.launch_s + latency_s, ends=(4, 8), powers=(6.0, 6.0))
 
     @property
-    def stages(self) -> tuple[Stage, ...]:
+    def stages(self) -> tuple[CostStage, ...]:
         """The lookup, and backward with update."""
-        return Stage("lookup", (0, 1, 2, 3), self.hardware.launch_s), Stage(
+        return CostStage("lookup", (0, 1, 2, 3), self.hardware.launch_s), CostStage(
             "update", (4, 5, 6, 7), self.hardware.launch_s
         )
 
@@ -67,7 +67,7 @@ class Roofline:
     def loads(self, shards: Shards, curves: Curves) -> Floats:
         """Seconds of memory, cache, issue and lower tiers, forward and then backward."""
         table_N, hw = shards.table_N, self.hardware
-        (n, u, written, b), d = Asked.of(shards, curves), shards.dim_N
+        (n, u, written, b), d = AccessCounts.of(shards, curves), shards.dim_N
         row, state = _sectors(shards.row_bytes_N), _sectors(shards.state_bytes_N)
         in_cache = hw.cache_bytes / row * shards.row_parts
         m = 1 - curves.head(table_N, in_cache)
@@ -91,7 +91,7 @@ class Roofline:
         """Seconds that rows of lower tiers take on their way up, and back down."""
         if shards.tier == "device":
             return np.zeros(len(shards.table_N)), np.zeros(len(shards.table_N))
-        n, u, _, _ = Asked.of(shards, curves)
+        n, u, _, _ = AccessCounts.of(shards, curves)
         hw, row = self.hardware, _sectors(shards.row_bytes_N + shards.state_bytes_N)
         hit = curves.head(shards.table_N, shards.cached * shards.rows_N * shards.row_parts)
         missed = np.minimum(n * (1 - hit), u)

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rowwise.perf.access import Curves, Floats
-from rowwise.perf.cost import Phi, Shards, Stage
+from rowwise.perf.cost import CostStage, Phi, Shards
 from rowwise.spec import FLOATS, Topology, Wire
 
 GIBI = 1024**3
@@ -50,7 +50,7 @@ class TorchRecModel:
         return FLOATS
 
     @property
-    def stages(self) -> tuple[Stage, ...]:
+    def stages(self) -> tuple[CostStage, ...]:
         """It tells of none."""
         return ()
 

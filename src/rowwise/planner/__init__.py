@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from rowwise.planner.layouts import table_row_wise as table_row_wise
     from rowwise.planner.layouts import table_wise as table_wise
     from rowwise.planner.machines import machine_named as machine_named
-    from rowwise.planner.make import Planned as Planned
+    from rowwise.planner.make import PlanResult as PlanResult
     from rowwise.planner.make import make_plan as make_plan
-    from rowwise.planner.problem import Question as Question
+    from rowwise.planner.problem import PlanRequest as PlanRequest
     from rowwise.planner.replan import replan as replan
     from rowwise.planner.simple import simple_plan as simple_plan
 
@@ -35,8 +35,8 @@ _HOMES = {
     "infeasible": ("InfeasibleError",),
     "layouts": _LAYOUTS,
     "machines": ("machine_named",),
-    "make": ("Planned", "make_plan"),
-    "problem": ("Question",),
+    "make": ("PlanResult", "make_plan"),
+    "problem": ("PlanRequest",),
     "replan": ("replan",),
     "simple": ("simple_plan",),
 }

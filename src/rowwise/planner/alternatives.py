@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from rowwise.perf.access import Floats
 from rowwise.planner.layouts import SPANS
-from rowwise.planner.problem import NO_UNIT, Index, Pieces, Placement, Problem
+from rowwise.planner.problem import NO_UNIT, Index, Pieces, Placement, PlacementProblem
 
 NUMBERS = 1 << 20  # loads of an array that is worked on at once
 EQUAL = 1 + 1e-12  # costs this near are equal
@@ -42,7 +42,7 @@ class _Ranks:
     phi_AUD: Floats
 
 
-def alternatives(problem: Problem, placement: Placement) -> Alternatives:
+def alternatives(problem: PlacementProblem, placement: Placement) -> Alternatives:
     """See [Note: alternatives]."""
     options = len(problem.option_kind)
     sums, cost = problem.sums(placement), problem.cost(placement)
@@ -68,14 +68,16 @@ def alternatives(problem: Problem, placement: Placement) -> Alternatives:
     return made
 
 
-def _pieces(problem: Problem, option_A: NDArray[np.int64], order_N: NDArray[np.int64]) -> NDArray[np.int64]:
+def _pieces(problem: PlacementProblem, option_A: NDArray[np.int64], order_N: NDArray[np.int64]) -> NDArray[np.int64]:
     """The pieces of each option, the largest first; -1 where it has no more."""
     begin_A, end_A = problem.option_begin[option_A], problem.option_begin[option_A + 1]
     at_AP = begin_A[:, None] + np.arange(int((end_A - begin_A).max()))
     return np.where(at_AP < end_A[:, None], order_N[np.minimum(at_AP, len(order_N) - 1)], -1)
 
 
-def _without(problem: Problem, placement: Placement, sums: Pieces, option_A: NDArray[np.int64], span: str) -> _Ranks:
+def _without(
+    problem: PlacementProblem, placement: Placement, sums: Pieces, option_A: NDArray[np.int64], span: str
+) -> _Ranks:
     """What ranks have when each option's item is taken out."""
     topology = problem.topology
     item_I, at_A = np.unique(problem.item_of_O[option_A], return_inverse=True)
@@ -101,7 +103,7 @@ def _without(problem: Problem, placement: Placement, sums: Pieces, option_A: NDA
     )
 
 
-def _put(problem: Problem, ranks: _Ranks, option_A: NDArray[np.int64], piece_AP: NDArray[np.int64]) -> Index:
+def _put(problem: PlacementProblem, ranks: _Ranks, option_A: NDArray[np.int64], piece_AP: NDArray[np.int64]) -> Index:
     """Puts all pieces, changing `ranks`; the unit of each."""
     unit_AP = np.full(piece_AP.shape, NO_UNIT, dtype=np.int32)
     first, allowed_AU = _allowed(problem, option_A)
@@ -127,7 +129,7 @@ def _put(problem: Problem, ranks: _Ranks, option_A: NDArray[np.int64], piece_AP:
     return unit_AP
 
 
-def _allowed(problem: Problem, option_A: NDArray[np.int64]) -> tuple[int, NDArray[np.bool_]]:
+def _allowed(problem: PlacementProblem, option_A: NDArray[np.int64]) -> tuple[int, NDArray[np.bool_]]:
     """The number of the first unit of the options' span, and which of its units each may use."""
     topology = problem.topology
     first, count = (
@@ -141,13 +143,17 @@ def _allowed(problem: Problem, option_A: NDArray[np.int64]) -> tuple[int, NDArra
     return first, allowed_AU
 
 
-def _same(problem: Problem, one_A: NDArray[np.int64], other_A: NDArray[np.int64]) -> NDArray[np.bool_]:
+def _same(problem: PlacementProblem, one_A: NDArray[np.int64], other_A: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Whether pieces load a rank alike."""
     return (problem.pieces.load_NK[one_A] == problem.pieces.load_NK[other_A]).all(1)
 
 
 def _best(
-    problem: Problem, ranks: _Ranks, piece_A: NDArray[np.int64], tried_AUD: Floats, allowed_AU: NDArray[np.bool_]
+    problem: PlacementProblem,
+    ranks: _Ranks,
+    piece_A: NDArray[np.int64],
+    tried_AUD: Floats,
+    allowed_AU: NDArray[np.bool_],
 ) -> NDArray[np.int64]:
     """The unit for each option's piece: the least over memory, then the least step, then the least of its own."""
     live = len(piece_A)
@@ -164,7 +170,7 @@ def _best(
     return np.where(ok_AU, phi_AU + link_AU, np.inf).argmin(1)
 
 
-def _note(problem: Problem, made: Alternatives, ranks: _Ranks, option_A: NDArray[np.int64]) -> None:
+def _note(problem: PlacementProblem, made: Alternatives, ranks: _Ranks, option_A: NDArray[np.int64]) -> None:
     """Writes down what the options cost, and where they do not fit."""
     count = len(option_A)
     made.change_O[option_A] = ranks.phi_AUD.max((1, 2)) + ranks.link_AUD.max((1, 2))

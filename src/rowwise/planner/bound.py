@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rowwise.perf.access import Floats
-from rowwise.planner.problem import Index, Problem, least_options
+from rowwise.planner.problem import Index, PlacementProblem, least_options
 
 HALVINGS = 40
 STEPS = 120  # towards the best mixture
@@ -42,7 +42,7 @@ class Totals:
     bytes_OM: Floats
 
     @classmethod
-    def of(cls, problem: Problem) -> "Totals":
+    def of(cls, problem: PlacementProblem) -> "Totals":
         """Of a problem's options."""
         begin, pieces, world = problem.option_begin[:-1], problem.pieces, problem.topology.world
         share_O = problem.ranks_of_O / world
@@ -67,7 +67,7 @@ class Bound:
     choice_I: Index | None = None  # the options that a bound's mixture has most of
 
 
-def threshold_bound(problem: Problem) -> Bound:
+def threshold_bound(problem: PlacementProblem) -> Bound:
     """The least z + m that could be met. See [Note: bounds]."""
     totals = Totals.of(problem)
     begin = problem.item_begin[:-1]
@@ -116,7 +116,7 @@ def _least(totals: Totals, begin: NDArray[np.int32], ok_O: NDArray[np.bool_]) ->
     return load, link, size
 
 
-def _phi_needed(problem: Problem, totals: Totals, begin: NDArray[np.int32], m: float) -> float:
+def _phi_needed(problem: PlacementProblem, totals: Totals, begin: NDArray[np.int32], m: float) -> float:
     """The least z that could be met with link seconds of at most m."""
     ok_O = totals.fits_O & (totals.link_O <= m)
 
@@ -142,7 +142,7 @@ def _phi_needed(problem: Problem, totals: Totals, begin: NDArray[np.int32], m: f
     return low
 
 
-def linear_bound(problem: Problem, floor: Bound) -> Bound:
+def linear_bound(problem: PlacementProblem, floor: Bound) -> Bound:
     """As `threshold_bound`, with one mixture of options for each item; never below `floor`. See [Note: mixtures]."""
     totals = Totals.of(problem)
     alone_O = totals.phi_O + totals.link_O  # a plan that uses it costs at least so much
@@ -172,7 +172,7 @@ class _Mixture:
     tiers that overflow. The best bound on the way counts, however near the last point is to the optimum.
     """
 
-    def __init__(self, problem: Problem, totals: Totals) -> None:
+    def __init__(self, problem: PlacementProblem, totals: Totals) -> None:
         self.problem, self.totals = problem, totals
         self.scale_M = np.maximum(problem.limit_M, 1.0)
         shares_OM = totals.bytes_OM / self.scale_M

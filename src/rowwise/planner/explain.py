@@ -11,23 +11,23 @@ from rowwise import quantity
 from rowwise.perf.access import Curves, Floats
 from rowwise.plan import TIERS
 from rowwise.planner.alternatives import Alternatives, alternatives
-from rowwise.planner.explanation import Explanation, RankFacts, StepFacts, TableFacts
-from rowwise.planner.make import Planned
-from rowwise.planner.options import Columns
-from rowwise.planner.problem import NO_UNIT, Pieces, Placement, Problem
-from rowwise.planner.why import Case, reason
+from rowwise.planner.explanation import Explanation, RankPlacement, StepPlacement, TablePlacement
+from rowwise.planner.make import PlanResult
+from rowwise.planner.options import TableArrays
+from rowwise.planner.problem import NO_UNIT, Pieces, Placement, PlacementProblem
+from rowwise.planner.why import ReasonInputs, reason
 from rowwise.spec import state_width
 
 FLOAT_bytes = 4
 NONE = 1e-30
 
 
-def explain(planned: Planned) -> Explanation:
+def explain(planned: PlanResult) -> Explanation:
     """What there is to say of a plan."""
     problem, placement = planned.problem, planned.searched.placement
     sums = problem.sums(placement)
     others = alternatives(problem, placement)
-    case = Case.of(problem, planned.searched, others, sums)
+    case = ReasonInputs.of(problem, planned.searched, others, sums)
     parts = _Parts.of(problem, placement, sums)
     tables = [_table(case, parts, item, table) for item, group in enumerate(problem.members) for table in group]
     return Explanation(
@@ -40,7 +40,7 @@ def explain(planned: Planned) -> Explanation:
     )
 
 
-def _step(planned: Planned, sums: Pieces) -> StepFacts:
+def _step(planned: PlanResult, sums: Pieces) -> StepPlacement:
     problem, searched = planned.problem, planned.searched
     phi, question = problem.phi, problem.question
     phi_W = phi(sums.load_NK)
@@ -48,7 +48,7 @@ def _step(planned: Planned, sums: Pieces) -> StepFacts:
     stages = {stage.name: stage for stage in question.model.stages}
     parts_s = {name: float(s.seconds(phi, sums.load_NK[busiest]) - s.constant) for name, s in stages.items()}
     known = bool(np.isfinite(searched.bound.cost))
-    return StepFacts(
+    return StepPlacement(
         seconds=float(phi_W.max() + sums.link_N.max()),
         operators_s=float(phi_W.max()),
         forward_s=parts_s.get("lookup"),
@@ -66,13 +66,13 @@ def _step(planned: Planned, sums: Pieces) -> StepFacts:
     )
 
 
-def _ranks(problem: Problem, placement: Placement, sums: Pieces) -> tuple[RankFacts, ...]:
+def _ranks(problem: PlacementProblem, placement: Placement, sums: Pieces) -> tuple[RankPlacement, ...]:
     pieces_W = np.zeros(problem.topology.world, dtype=int)
     for unit in placement.unit_N[placement.unit_N != NO_UNIT]:
         pieces_W[problem.ranks_of(int(unit))] += 1
     phi_W = problem.phi(sums.load_NK)
     return tuple(
-        RankFacts(
+        RankPlacement(
             rank=rank,
             operators_s=float(phi_W[rank]),
             links_s=float(sums.link_N[rank]),
@@ -91,14 +91,14 @@ class _Parts:
     slopes, which for sums and norms add up to all of it but the constant.
     """
 
-    problem: Problem
+    problem: PlacementProblem
     placement: Placement
     slope_WK: Floats  # shares of a rank's operators for each unit of load
     over_W: Floats  # seconds of operators beyond the constant
     busiest: int
 
     @classmethod
-    def of(cls, problem: Problem, placement: Placement, sums: Pieces) -> "_Parts":
+    def of(cls, problem: PlacementProblem, placement: Placement, sums: Pieces) -> "_Parts":
         """For a placement."""
         phi = problem.phi
         slope_WK = phi.gradient(sums.load_NK)
@@ -119,7 +119,7 @@ class _Parts:
         return share_W, link_W
 
 
-def _table(case: Case, parts: _Parts, item: int, index: int) -> TableFacts:
+def _table(case: ReasonInputs, parts: _Parts, item: int, index: int) -> TablePlacement:
     problem, placement = case.problem, case.searched.placement
     workload, group = problem.question.workloads[index], problem.members[item]
     table, option = workload.table, int(placement.choice_I[item])
@@ -127,7 +127,7 @@ def _table(case: Case, parts: _Parts, item: int, index: int) -> TableFacts:
     pieces = problem.pieces.take(taken) if len(group) == 1 else _of_member(problem, option, index)
     share_W, link_W = parts.shares(item, pieces)
     units = {int(placement.unit_N[piece]) for piece in taken}
-    return TableFacts(
+    return TablePlacement(
         name=table.name,
         rows=table.rows,
         dim=table.dim,
@@ -144,10 +144,10 @@ def _table(case: Case, parts: _Parts, item: int, index: int) -> TableFacts:
     )
 
 
-def _of_member(problem: Problem, option: int, index: int) -> Pieces:
+def _of_member(problem: PlacementProblem, option: int, index: int) -> Pieces:
     """The pieces of one table of several that stay together."""
     question = problem.question
-    shards = Columns.of(question).shards(problem.kind_of(option), np.array([index]), question)
+    shards = TableArrays.of(question).shards(problem.kind_of(option), np.array([index]), question)
     curves = Curves.of(question.workloads, question.batch)
     load_NK = question.model.loads(shards, curves)
     return Pieces(
@@ -157,7 +157,7 @@ def _of_member(problem: Problem, option: int, index: int) -> Pieces:
     )
 
 
-def _next(problem: Problem, others: Alternatives, item: int, taken: int) -> str:
+def _next(problem: PlacementProblem, others: Alternatives, item: int, taken: int) -> str:
     """The best option that was not taken, in words: one that fits, or else the one that is least over; none: empty."""
     options = [o for o in range(int(problem.item_begin[item]), int(problem.item_begin[item + 1])) if o != taken]
     if not options:

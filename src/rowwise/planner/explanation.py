@@ -22,7 +22,7 @@ EIGHTHS = " ▏▎▍▌▋▊▉"
 INDENT = "    "
 
 
-class StepFacts(Value, frozen=True):
+class StepPlacement(Value, frozen=True):
     """What a step is expected to take, and by what."""
 
     seconds: float  # operators of the busiest rank, and links of the busiest rank
@@ -46,7 +46,7 @@ class StepFacts(Value, frozen=True):
         return self.seconds / self.bound_s - 1 if self.bound_s else None
 
 
-class RankFacts(Value, frozen=True):
+class RankPlacement(Value, frozen=True):
     """What a rank has to do and to hold."""
 
     rank: int
@@ -56,7 +56,7 @@ class RankFacts(Value, frozen=True):
     pieces: int
 
 
-class TableFacts(Value, frozen=True):
+class TablePlacement(Value, frozen=True):
     """Where a table is, and why."""
 
     name: str
@@ -80,9 +80,9 @@ class Explanation(Value, frozen=True):
     hosts: int
     devices: int  # of each host
     limits_bytes: tuple[int, ...]  # of each rank, by tier
-    step: StepFacts
-    ranks: tuple[RankFacts, ...]
-    tables: tuple[TableFacts, ...]  # those that take most first
+    step: StepPlacement
+    ranks: tuple[RankPlacement, ...]
+    tables: tuple[TablePlacement, ...]  # those that take most first
 
     def to_json(self) -> str:
         """As text; `from_json` reads it back equal."""
@@ -131,7 +131,7 @@ def _tiers(facts: Explanation) -> list[tuple[int, str, int]]:
     return [(number, name, limit) for number, (name, limit) in enumerate(tiers) if limit]
 
 
-def _operators(step: StepFacts) -> str:
+def _operators(step: StepPlacement) -> str:
     words = quantity.of_seconds(step.operators_s)
     if step.forward_s is None or step.backward_s is None:
         return words
@@ -140,7 +140,7 @@ def _operators(step: StepFacts) -> str:
     return f"{words} (forward {forward}, backward {backward}, to start them {fixed})"
 
 
-def in_words(step: StepFacts) -> str:
+def in_words(step: StepPlacement) -> str:
     """The bound and how far the plan is from it."""
     if step.bound_s is None or step.gap is None:
         return "How far from the best it is, is not known."
@@ -167,7 +167,7 @@ def _ranks(facts: Explanation, width: int) -> list[str]:
     return lines + ([said] if said else [])
 
 
-def rows_shown(ranks: Sequence[RankFacts]) -> tuple[list[RankFacts], str]:
+def rows_shown(ranks: Sequence[RankPlacement]) -> tuple[list[RankPlacement], str]:
     """The ranks to list, and what to say of those that are left out."""
     if len(ranks) <= MANY_RANKS:
         return list(ranks), ""
@@ -182,7 +182,7 @@ def _bar(share: float, wide: int) -> str:
     return ("█" * full + (EIGHTHS[rest] if rest else "")).ljust(wide)
 
 
-def _tables(shown: Sequence[TableFacts], width: int) -> list[str]:
+def _tables(shown: Sequence[TablePlacement], width: int) -> list[str]:
     rows: list[tuple[str, ...]] = [("table", "rows x columns", "size", "ids", "time", "of top", "ranks", "layout")]
     rows += [_row(table) for table in shown]
     wide = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
@@ -198,7 +198,7 @@ def _tables(shown: Sequence[TableFacts], width: int) -> list[str]:
     return lines
 
 
-def _row(table: TableFacts) -> tuple[str, ...]:
+def _row(table: TablePlacement) -> tuple[str, ...]:
     return (
         _short(table.name, LONGEST_NAME),
         f"{quantity.of_count(table.rows)} x {table.dim}",
@@ -215,7 +215,7 @@ def _short(words: str, most: int) -> str:
     return words if len(words) <= most else words[: most - 1] + "…"
 
 
-def _why(table: TableFacts, width: int) -> list[str]:
+def _why(table: TablePlacement, width: int) -> list[str]:
     words = table.reason + (f"; next: {table.next}" if table.next else "")
     if table.together:
         words = f"with {', '.join(table.together)}; {words}"

@@ -16,22 +16,22 @@ from rowwise import quantity
 from rowwise.plan import TIERS
 from rowwise.planner.constraints import ALL, Constraints
 from rowwise.planner.layouts import LAYOUTS, NAMES
-from rowwise.planner.options import Columns
-from rowwise.planner.problem import Question
+from rowwise.planner.options import TableArrays
+from rowwise.planner.problem import PlanRequest
 from rowwise.spec import RowType, Table, Topology
 
 MOST_NAMED = 12  # tables whose limits are lifted one by one
 MORE = 1.15  # times as many devices or bytes, each time that it was not enough
 TRIES = 5
 MORE_DEVICES, OTHER_MEMORY = 6, 7  # ranks of fixes: machines to be bought, memory that may not be used
-HasPlan = Callable[[Question], bool]
+HasPlan = Callable[[PlanRequest], bool]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Fix:
     """A changed question, and the change in words."""
 
-    question: Question
+    question: PlanRequest
     change: str
     rank: int  # what is lost by it, from nothing up
     many: bool = False  # the change is called by a plural
@@ -46,7 +46,7 @@ class Fix:
         return f"{self.change} {' and '.join(filter(None, (saves, f'suffice{s}' * self.enough)))}"
 
 
-def all_fixes(question: Question, needed_bytes: float, has_plan: HasPlan) -> Iterator[Fix]:
+def all_fixes(question: PlanRequest, needed_bytes: float, has_plan: HasPlan) -> Iterator[Fix]:
     """One by one."""
     yield from _limits(question, has_plan)
     narrow = [fix for fix in (_row_wise_state(question), _narrow(question, RowType.FP16)) if fix]
@@ -62,7 +62,7 @@ def all_fixes(question: Question, needed_bytes: float, has_plan: HasPlan) -> Ite
     yield from _more_tiers(question, has_plan)
 
 
-def _limits(question: Question, has_plan: HasPlan) -> Iterator[Fix]:
+def _limits(question: PlanRequest, has_plan: HasPlan) -> Iterator[Fix]:
     """Each kind of constraint lifted, and if that helps, as little of it as does."""
     constraints = question.constraints
     for field, what in (("pin", "pin"), ("forbid", "ranks forbidden")):
@@ -89,7 +89,7 @@ def _limits(question: Question, has_plan: HasPlan) -> Iterator[Fix]:
     yield from _layouts(question, has_plan)
 
 
-def _layouts(question: Question, has_plan: HasPlan) -> Iterator[Fix]:
+def _layouts(question: PlanRequest, has_plan: HasPlan) -> Iterator[Fix]:
     """A layout that is not allowed: for one table if that is enough, else for all."""
     given = question.constraints.layouts
     if not given or not has_plan(_with(question, structs.replace(question.constraints, layouts={}))):
@@ -111,7 +111,7 @@ def _layouts(question: Question, has_plan: HasPlan) -> Iterator[Fix]:
     yield Fix(question=_with(question, free), change="all layouts for all tables", rank=0, many=True, enough=True)
 
 
-def _row_wise_state(question: Question) -> Fix | None:
+def _row_wise_state(question: PlanRequest) -> Fix | None:
     return _changed(question, with_row_state, "row-wise optimizer state", 2)
 
 
@@ -120,14 +120,14 @@ def with_row_state(table: Table) -> Table:
     return structs.replace(table, optimizer=table.optimizer.with_row_state())
 
 
-def _narrow(question: Question, row_type: RowType) -> Fix | None:
+def _narrow(question: PlanRequest, row_type: RowType) -> Fix | None:
     def narrow(table: Table) -> Table:
         return structs.replace(table, row_type=row_type) if table.row_type is RowType.FP32 else table
 
     return _changed(question, narrow, f"{row_type} rows", 3)
 
 
-def _changed(question: Question, change: Callable[[Table], Table], words: str, rank: int) -> Fix | None:
+def _changed(question: PlanRequest, change: Callable[[Table], Table], words: str, rank: int) -> Fix | None:
     """All tables changed; none if that changes nothing."""
     workloads = tuple(structs.replace(w, table=change(w.table)) for w in question.workloads)
     if workloads == question.workloads:
@@ -136,7 +136,7 @@ def _changed(question: Question, change: Callable[[Table], Table], words: str, r
     return Fix(question=dataclasses.replace(question, workloads=workloads), change=words, rank=rank, many=many)
 
 
-def _smaller_batch(question: Question) -> Iterator[Fix]:
+def _smaller_batch(question: PlanRequest) -> Iterator[Fix]:
     """Where what a step needs beside the tables is much of what is short."""
     half = question.batch // 2
     if question.buffers and half:
@@ -144,7 +144,7 @@ def _smaller_batch(question: Question) -> Iterator[Fix]:
         yield Fix(question=less, change=f"half the batch ({half:,} samples a step)", rank=4)
 
 
-def _below(question: Question, needed_bytes: float, has_plan: HasPlan) -> Iterator[Fix]:
+def _below(question: PlanRequest, needed_bytes: float, has_plan: HasPlan) -> Iterator[Fix]:
     """Host memory, where there is none or too little."""
     hosts, hardware = question.machine.topology.hosts, question.machine.hardware
     short = needed_bytes - sum(question.limits_bytes) * question.machine.topology.world
@@ -165,7 +165,7 @@ def _rounded_up(size: float) -> int:
     return math.ceil(size / 1e9) * 10**9
 
 
-def _more_devices(question: Question, needed_bytes: float, has_plan: HasPlan) -> Iterator[Fix]:
+def _more_devices(question: PlanRequest, needed_bytes: float, has_plan: HasPlan) -> Iterator[Fix]:
     """The least number that is found to suffice, of hosts if there are several."""
     topology = question.machine.topology
     many = topology.hosts > 1
@@ -182,7 +182,7 @@ def _more_devices(question: Question, needed_bytes: float, has_plan: HasPlan) ->
         count = max(count + 1, math.ceil(count * MORE))
 
 
-def _more_tiers(question: Question, has_plan: HasPlan) -> Iterator[Fix]:
+def _more_tiers(question: PlanRequest, has_plan: HasPlan) -> Iterator[Fix]:
     """Memory that the machine has and tables may not use, from the top down."""
     tiers = question.tiers
     for tier in question.unused:
@@ -199,18 +199,18 @@ def _more_tiers(question: Question, has_plan: HasPlan) -> Iterator[Fix]:
             return
 
 
-def _on(question: Question, topology: Topology) -> Question:
+def _on(question: PlanRequest, topology: Topology) -> PlanRequest:
     machine = structs.replace(question.machine, topology=topology)
     return dataclasses.replace(question, machine=machine, model=question.model.on(topology))
 
 
-def _with(question: Question, constraints: Constraints) -> Question:
+def _with(question: PlanRequest, constraints: Constraints) -> PlanRequest:
     return dataclasses.replace(question, constraints=constraints)
 
 
-def _largest(question: Question, names: Any) -> list[str]:
+def _largest(question: PlanRequest, names: Any) -> list[str]:
     """Names of tables, by size."""
-    columns = Columns.of(question)
+    columns = TableArrays.of(question)
     size_T = columns.rows_T * columns.dim_T
     size = {w.table.name: float(size_T[t]) for t, w in enumerate(question.workloads)}
     return sorted((name for name in names if name in size), key=lambda name: -size[name])

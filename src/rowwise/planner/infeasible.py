@@ -14,10 +14,10 @@ from rowwise.errors import SpecError
 from rowwise.plan import TIERS
 from rowwise.planner.bound import Totals, threshold_bound
 from rowwise.planner.fixes import MORE_DEVICES, Fix, all_fixes
-from rowwise.planner.native import Effort, Native
+from rowwise.planner.native import AnnealingEffort, NativeProblem
 from rowwise.planner.options import problem_of
-from rowwise.planner.problem import Problem, Question
-from rowwise.planner.search import NONE, Searched, best_starts
+from rowwise.planner.problem import PlacementProblem, PlanRequest
+from rowwise.planner.search import NONE, SearchResult, best_starts
 
 MOST_FIXES = 4
 MOST_NAMES = 4
@@ -28,7 +28,7 @@ class InfeasibleError(SpecError):
     """Tables that do not fit, in any way that is allowed."""
 
 
-def explain_infeasible(problem: Problem, searched: Searched) -> InfeasibleError:
+def explain_infeasible(problem: PlacementProblem, searched: SearchResult) -> InfeasibleError:
     """What is short and by how much, and what to change, the most effective first."""
     fixes = ways_out(problem)
     named = fixes[:MOST_FIXES] + [fix for fix in fixes[MOST_FIXES:] if fix.rank >= MORE_DEVICES]
@@ -39,7 +39,7 @@ def explain_infeasible(problem: Problem, searched: Searched) -> InfeasibleError:
     return InfeasibleError(f"no plan fits{without}: {_cause(problem, searched)}; {words}")
 
 
-def ways_out(problem: Problem) -> list[Fix]:
+def ways_out(problem: PlacementProblem) -> list[Fix]:
     """Changes that help: first those that suffice, the least costly first, then those that save most."""
     needed = least_bytes(problem)
     found = [_checked(problem, fix, needed) for fix in all_fixes(problem.question, needed, has_plan)]
@@ -47,7 +47,7 @@ def ways_out(problem: Problem) -> list[Fix]:
     return sorted(useful, key=lambda fix: (not fix.enough, fix.rank if fix.enough else 0, -fix.saved_bytes))
 
 
-def _checked(problem: Problem, fix: Fix, needed: float) -> Fix:
+def _checked(problem: PlacementProblem, fix: Fix, needed: float) -> Fix:
     """With what it saves, and whether it is enough."""
     try:
         changed = problem_of(fix.question)
@@ -60,14 +60,14 @@ def _checked(problem: Problem, fix: Fix, needed: float) -> Fix:
     return replace(fix, saved_bytes=needed - least_bytes(changed), enough=fix.enough or _has_plan(changed))
 
 
-def _alone_bytes(problem: Problem, table: str) -> float:
+def _alone_bytes(problem: PlacementProblem, table: str) -> float:
     """The least that a table's largest piece can take."""
     names = [w.table.name for w in problem.question.workloads]
     item = next(item for item, group in enumerate(problem.members) if names.index(table) in group)
     return _least_alone(problem, item)[0]
 
 
-def has_plan(question: Question) -> bool:
+def has_plan(question: PlanRequest) -> bool:
     """Whether a quick search finds a plan that fits."""
     try:
         return _has_plan(problem_of(question))
@@ -75,27 +75,27 @@ def has_plan(question: Question) -> bool:
         return False
 
 
-def _has_plan(problem: Problem) -> bool:
+def _has_plan(problem: PlacementProblem) -> bool:
     if _alone(problem) or _together(problem):
         return False
-    native = Native(problem)
+    native = NativeProblem(problem)
     start = best_starts(native, threshold_bound(problem))[0]
     moves = MOVES + MOVES_AN_ITEM * len(problem.members)
-    return start.over <= NONE or native.anneal(start.placement, Effort(moves=moves)).over <= NONE
+    return start.over <= NONE or native.anneal(start.placement, AnnealingEffort(moves=moves)).over <= NONE
 
 
-def least_bytes(problem: Problem) -> float:
+def least_bytes(problem: PlacementProblem) -> float:
     """Of all ranks and tiers, if each item took as little as it can."""
     totals = Totals.of(problem)
     least_I = np.minimum.reduceat(totals.bytes_OM.sum(1), problem.item_begin[:-1])
     return float(least_I.sum()) * problem.topology.world
 
 
-def _cause(problem: Problem, searched: Searched) -> str:
+def _cause(problem: PlacementProblem, searched: SearchResult) -> str:
     return _alone(problem) or _together(problem) or _packing(problem, searched)
 
 
-def _alone(problem: Problem) -> str:
+def _alone(problem: PlacementProblem) -> str:
     """Tables none of whose options fit even on empty ranks."""
     totals = Totals.of(problem)
     none_I = ~np.logical_or.reduceat(totals.fits_O, problem.item_begin[:-1])
@@ -112,7 +112,7 @@ def _alone(problem: Problem) -> str:
     )
 
 
-def _least_alone(problem: Problem, item: int) -> tuple[float, int]:
+def _least_alone(problem: PlacementProblem, item: int) -> tuple[float, int]:
     """The least bytes that an item's largest piece can have, and of which tier."""
     found: list[tuple[float, float, int]] = []
     for option in range(int(problem.item_begin[item]), int(problem.item_begin[item + 1])):
@@ -125,7 +125,7 @@ def _least_alone(problem: Problem, item: int) -> tuple[float, int]:
     return size, tier
 
 
-def _together(problem: Problem) -> str:
+def _together(problem: PlacementProblem) -> str:
     """Tables that are too large in sum, whatever is done with them."""
     totals, world = Totals.of(problem), problem.topology.world
     fits_OM = np.where(totals.fits_O[:, None], totals.bytes_OM, np.inf) * world
@@ -151,7 +151,7 @@ def _devices(count: int) -> str:
     return f"{count} device{'s' * (count > 1)}"
 
 
-def _limited(problem: Problem) -> str:
+def _limited(problem: PlacementProblem) -> str:
     """Tables that may only be on some ranks, and are too large for those."""
     totals, world = Totals.of(problem), problem.topology.world
     each_O = np.where(totals.fits_O, totals.bytes_OM.sum(1), np.inf) * world
@@ -175,7 +175,7 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(repr(name) for name in names[:MOST_NAMES]) + more
 
 
-def _packing(problem: Problem, searched: Searched) -> str:
+def _packing(problem: PlacementProblem, searched: SearchResult) -> str:
     """All bounds allow it, but no placement was found."""
     room = float(problem.limit_M.sum()) * problem.topology.world
     fill = least_bytes(problem) / room if room else np.inf

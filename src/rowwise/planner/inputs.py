@@ -47,14 +47,14 @@ HOT = 0.01  # the share of values whose occurrences `rowwise data inspect` count
 
 
 @dataclass(frozen=True, slots=True)
-class Tables:
+class TablesFile:
     """What a file said."""
 
     workloads: tuple[Workload, ...]
     notes: tuple[str, ...]  # what was left out or filled in
 
 
-class Entry(NamedTuple):
+class TableEntry(NamedTuple):
     """One table as it is written: a line, or an object."""
 
     place: str  # file and line
@@ -107,7 +107,7 @@ def _number_of(value: object) -> float:
     return math.nan
 
 
-def read_tables(path: str | Path, *, dim: int | None = None) -> Tables:
+def read_tables(path: str | Path, *, dim: int | None = None) -> TablesFile:
     """The tables of a file; those that do not say how wide they are have `dim` columns.
 
     A CSV file has a header with the columns name (or table_id), rows (or num_rows), dim and pooling; it may have
@@ -132,7 +132,7 @@ def read_tables(path: str | Path, *, dim: int | None = None) -> Tables:
     if dim is not None and not _narrow(entries):
         raise SpecError(f"{path}: all of its tables say how wide they are: want no other dim, which is {dim}")
     workloads = tuple(workload for workload, _ in made.values())
-    return Tables(workloads, (*notes, *_notes(entries, dim)))
+    return TablesFile(workloads, (*notes, *_notes(entries, dim)))
 
 
 def _text(path: Path) -> str:
@@ -180,7 +180,7 @@ def _left_out(titles: Iterable[str], used: Iterable[str]) -> tuple[str, ...]:
     return (f"{what} {', '.join(names)}: not used",) if names else ()
 
 
-def _csv_entries(path: str, text: str) -> tuple[list[Entry], tuple[str, ...]]:
+def _csv_entries(path: str, text: str) -> tuple[list[TableEntry], tuple[str, ...]]:
     lines = _csv_lines(path, text)
     first, header = next(lines)
     place = f"{path}, line {first}"
@@ -199,7 +199,7 @@ def _csv_entries(path: str, text: str) -> tuple[list[Entry], tuple[str, ...]]:
         if len(cells) != len(there):
             raise SpecError(f"{place}: {len(cells)} cells: want {len(there)}, as the header has")
         values = {field: cells[at].strip() for field, at in index.items()}
-        entries.append(Entry(place, {field: value for field, value in values.items() if value}, columns))
+        entries.append(TableEntry(place, {field: value for field, value in values.items() if value}, columns))
     if not entries:
         raise SpecError(f"{path}: a header and no tables: want a line for each table below it")
     return entries, _left_out(there, columns.values())
@@ -218,7 +218,7 @@ def _csv_lines(path: str, text: str) -> Iterator[tuple[int, list[str]]]:
         raise SpecError(f"{path}, line {reader.line_num}: not CSV: {error}") from None
 
 
-def _json_entries(path: str, text: str) -> tuple[list[Entry], tuple[str, ...]]:
+def _json_entries(path: str, text: str) -> tuple[list[TableEntry], tuple[str, ...]]:
     try:
         found = decode_json(text, object)
     except msgspec.DecodeError as error:
@@ -230,7 +230,7 @@ def _json_entries(path: str, text: str) -> tuple[list[Entry], tuple[str, ...]]:
     if not isinstance(found, list) or not found:
         got = "an empty list" if found == [] else f"{type(found).__name__}"
         raise SpecError(f"{path}: {got}: want a list of objects, one for each table")
-    entries: list[Entry] = []
+    entries: list[TableEntry] = []
     titles: list[str] = []
     used: set[str] = set()
     for number, one in enumerate(found, start=1):
@@ -238,7 +238,7 @@ def _json_entries(path: str, text: str) -> tuple[list[Entry], tuple[str, ...]]:
         if not isinstance(one, dict):
             raise SpecError(f"{place}: {one!r}: want an object, such as {{'name': 'user', 'rows': 1000, ...}}")
         if isinstance(one.get("table"), dict):
-            entries.append(Entry(place, {"workload": one}, {}))
+            entries.append(TableEntry(place, {"workload": one}, {}))
             continue
         columns = _columns(list(one))
         for field in NEEDED:
@@ -246,11 +246,11 @@ def _json_entries(path: str, text: str) -> tuple[list[Entry], tuple[str, ...]]:
                 raise _missing(place, field, list(one))
         titles += one
         used |= set(columns.values())
-        entries.append(Entry(place, {f: one[t] for f, t in columns.items() if one[t] is not None}, columns))
+        entries.append(TableEntry(place, {f: one[t] for f, t in columns.items() if one[t] is not None}, columns))
     return entries, _left_out(titles, used)
 
 
-def _card_entries(path: str, columns: Sequence[Any]) -> tuple[list[Entry], tuple[str, ...]]:
+def _card_entries(path: str, columns: Sequence[Any]) -> tuple[list[TableEntry], tuple[str, ...]]:
     """What `rowwise data inspect --json` says of columns of ids."""
     entries = []
     for column in columns:
@@ -264,14 +264,14 @@ def _card_entries(path: str, columns: Sequence[Any]) -> tuple[list[Entry], tuple
             "pooling": 1.0 if pooling is None else pooling, "top_share": column.get("top_share"),
         }  # fmt: skip
         known = {field: value for field, value in values.items() if value is not None}
-        entries.append(Entry(f"{path}, column {column.get('name')!r}", known, {}))
+        entries.append(TableEntry(f"{path}, column {column.get('name')!r}", known, {}))
     if not entries:
         raise SpecError(f"{path}: no column of ids: want a list of tables, or what rowwise data inspect --json prints")
     note = "tables as rowwise data inspect suggests them; how ids repeat is fitted to the most frequent hundredth"
     return entries, (note,)
 
 
-def _workload(entry: Entry, dim: int | None) -> Workload:
+def _workload(entry: TableEntry, dim: int | None) -> Workload:
     try:
         if "workload" in entry.values:
             return msgspec.convert(entry.values["workload"], Workload)
@@ -284,7 +284,7 @@ def _workload(entry: Entry, dim: int | None) -> Workload:
         raise SpecError(f"{entry.place}: {error}") from None
 
 
-def _table(entry: Entry, dim: int | None) -> Table:
+def _table(entry: TableEntry, dim: int | None) -> Table:
     given: dict[str, Any] = {}
     if isinstance(entry.values.get("optimizer"), dict):
         given["optimizer"] = msgspec.convert(entry.values["optimizer"], RowOptimizer)
@@ -301,7 +301,7 @@ def _table(entry: Entry, dim: int | None) -> Table:
     )
 
 
-def _name(entry: Entry) -> str:
+def _name(entry: TableEntry) -> str:
     name = entry.values.get("name")
     if not isinstance(name, str | int) or isinstance(name, bool):
         raise entry.wrong("name", "a name")
@@ -313,7 +313,7 @@ def _is_number(name: object) -> bool:
     return isinstance(name, int) or (isinstance(name, str) and name.isdecimal())
 
 
-def _features(entry: Entry) -> tuple[str, ...]:
+def _features(entry: TableEntry) -> tuple[str, ...]:
     found = entry.values.get("features")
     if found is None:
         return ()
@@ -324,7 +324,7 @@ def _features(entry: Entry) -> tuple[str, ...]:
         raise entry.wrong("features", "names of features, with ; between them") from None
 
 
-def _access(entry: Entry) -> Access:
+def _access(entry: TableEntry) -> Access:
     values, pooling = entry.values, entry.number("pooling")
     active = entry.whole("active") if "active" in values else None
     if "top_share" in values:
@@ -336,12 +336,12 @@ def _access(entry: Entry) -> Access:
     return Access(pooling=pooling, zipf_a=a, zipf_q=q, active=active, unique_ratio=ratio)
 
 
-def _narrow(entries: Sequence[Entry]) -> int:
+def _narrow(entries: Sequence[TableEntry]) -> int:
     """How many do not say how wide they are."""
     return sum("dim" not in entry.values and "workload" not in entry.values for entry in entries)
 
 
-def _notes(entries: Sequence[Entry], dim: int | None) -> Iterator[str]:
+def _notes(entries: Sequence[TableEntry], dim: int | None) -> Iterator[str]:
     """What was filled in."""
     if dim is not None:
         yield f"{_narrow(entries)} of {len(entries)} tables say no dim: {dim} for them"

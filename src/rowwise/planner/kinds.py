@@ -19,7 +19,7 @@ EACH_UP_TO = 8  # every number of pieces up to this, and then powers of two
 CACHED = (0.0, 0.001, 0.004, 0.015, 0.05, 0.15, 0.35, 0.7)  # shares of rows that the tier above may hold
 
 
-class Kind(NamedTuple):
+class PlacementKind(NamedTuple):
     """One way to place a table."""
 
     layout: Layout
@@ -62,11 +62,11 @@ class Kind(NamedTuple):
         return frozenset({self.tier, self.above} if self.cached else {self.tier})
 
 
-def kinds_for(machine: Machine, widest: int, tiers: Sequence[Tier]) -> list[Kind]:
+def kinds_for(machine: Machine, widest: int, tiers: Sequence[Tier]) -> list[PlacementKind]:
     """All kinds for a machine, from the least split to the most; `widest` is the most column blocks of a table."""
     topology = machine.topology
     found = [
-        Kind(layout, parts)
+        PlacementKind(layout, parts)
         for layout in LAYOUTS
         if layout.differs_on(topology)
         for parts in _parts(layout, topology, widest)
@@ -89,7 +89,7 @@ def _parts(layout: Layout, topology: Topology, widest: int) -> Iterator[int]:
     yield from (2**k for k in range(4, 11) if 2**k <= most)
 
 
-def tiles_of(kind: Kind, table: Table, units: Sequence[int], topology: Topology) -> tuple[Tile, ...]:
+def tiles_of(kind: PlacementKind, table: Table, units: Sequence[int], topology: Topology) -> tuple[Tile, ...]:
     """A table's tiles; units are numbered ranks first, then hosts."""
     first = kind.layout.units(topology).start
     tiles = kind.layout.tiles(table, topology, [unit - first for unit in units])
@@ -98,6 +98,6 @@ def tiles_of(kind: Kind, table: Table, units: Sequence[int], topology: Topology)
     return tuple(_lowered(tile, kind) for tile in tiles)
 
 
-def _lowered(tile: Tile, kind: Kind) -> Tile:
+def _lowered(tile: Tile, kind: PlacementKind) -> Tile:
     cached = math.ceil(kind.cached * (tile.rows[1] - tile.rows[0]))
     return structs.replace(tile, tier=kind.tier, cache_rows=cached)

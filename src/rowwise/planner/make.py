@@ -11,30 +11,30 @@ from msgspec import structs
 
 from rowwise.errors import SpecError
 from rowwise.perf.exchange import waits_s
-from rowwise.perf.learned import Learned
+from rowwise.perf.learned import LearnedModel
 from rowwise.plan import Forecast, Plan
 from rowwise.planner.bound import threshold_bound
 from rowwise.planner.methods.named import placement_of, run_method
 from rowwise.planner.options import problem_of
-from rowwise.planner.problem import Pieces, Problem, Question
+from rowwise.planner.problem import Pieces, PlacementProblem, PlanRequest
 from rowwise.planner.refine import exchanges_s
-from rowwise.planner.search import Searched, search, search_best
+from rowwise.planner.search import SearchResult, search, search_best
 
 SECONDS = 0.2  # of search, unless told
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class PlanResult:
     """A plan with what led to it."""
 
     plan: Plan  # with its forecast
-    problem: Problem
-    searched: Searched
+    problem: PlacementProblem
+    searched: SearchResult
 
 
 def make_plan(
-    question: Question, *, seconds: float = SECONDS, seed: int = 0, certify_s: float = 0.0, prove: bool = True
-) -> Planned:
+    question: PlanRequest, *, seconds: float = SECONDS, seed: int = 0, certify_s: float = 0.0, prove: bool = True
+) -> PlanResult:
     """The best plan that is found in about so many seconds; the same one for the same question, seed and seconds.
 
     With `certify_s`, as long again is spent on proving how good it is; without `prove`, the bound is only what comes
@@ -53,7 +53,7 @@ def make_plan(
     return _planned(problem, searched)
 
 
-def plan_by_method(question: Question, method: str, seed: int = 0) -> Planned:
+def plan_by_method(question: PlanRequest, method: str, seed: int = 0) -> PlanResult:
     """What a published method makes of a question; see `methods.named`. Raises `SpecError` where it finds no plan."""
     problem, begin_s = problem_of(question), time.monotonic()
     placement = placement_of(problem, run_method(method, problem, seed))
@@ -61,10 +61,10 @@ def plan_by_method(question: Question, method: str, seed: int = 0) -> Planned:
         want = "want another method, or none: the search finds more, and says why where nothing fits"
         raise SpecError(f"method {method} found no plan that fits and follows all constraints: {want}")
     cost, bound, took_s = problem.cost(placement), threshold_bound(problem), time.monotonic() - begin_s
-    return _planned(problem, Searched(placement, cost, 0.0, bound, 0, took_s, out_of_time=False))
+    return _planned(problem, SearchResult(placement, cost, 0.0, bound, 0, took_s, out_of_time=False))
 
 
-def make_plans(question: Question, count: int, *, seconds: float = SECONDS, seed: int = 0) -> list[Planned]:
+def make_plans(question: PlanRequest, count: int, *, seconds: float = SECONDS, seed: int = 0) -> list[PlanResult]:
     """The best few plans that the search ends with, all of which fit: to be measured, and the best kept."""
     problem = problem_of(question)
     found = search_best(problem, count, seconds=seconds, seed=seed)
@@ -75,13 +75,13 @@ def make_plans(question: Question, count: int, *, seconds: float = SECONDS, seed
     return [_planned(problem, searched) for searched in found if not searched.over]
 
 
-def _planned(problem: Problem, searched: Searched) -> Planned:
+def _planned(problem: PlacementProblem, searched: SearchResult) -> PlanResult:
     plan = structs.replace(problem.plan(searched.placement), forecast=forecast(problem, searched))
     plan.validate([w.table for w in problem.question.workloads])
-    return Planned(plan, problem, searched)
+    return PlanResult(plan, problem, searched)
 
 
-def forecast(problem: Problem, searched: Searched) -> Forecast:
+def forecast(problem: PlacementProblem, searched: SearchResult) -> Forecast:
     """What a placement is expected to take."""
     sums, question = problem.sums(searched.placement), problem.question
     stages_s = _stages(problem, problem.plan(searched.placement), sums)
@@ -101,13 +101,13 @@ def forecast(problem: Problem, searched: Searched) -> Forecast:
     )
 
 
-def _stages(problem: Problem, plan: Plan, sums: Pieces) -> dict[str, tuple[float, ...]]:
+def _stages(problem: PlacementProblem, plan: Plan, sums: Pieces) -> dict[str, tuple[float, ...]]:
     """What each rank takes for each stage; nothing where the model does not tell."""
     question, model = problem.question, problem.question.model
     found = {stage.name: stage.seconds(problem.phi, sums.load_NK) for stage in model.stages}
     if not found:
         return {}
-    exchanges = question.machine.hardware.exchanges if isinstance(model, Learned) else None
+    exchanges = question.machine.hardware.exchanges if isinstance(model, LearnedModel) else None
     if exchanges is None or plan.world == 1:
         found["exchange"] = sums.link_N + problem.phi.constant - sum(stage.constant for stage in model.stages)
     else:

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from rowwise.errors import SpecError
 from rowwise.perf.access import Floats
 from rowwise.planner.bound import SLACK, Bound
-from rowwise.planner.native import Effort, Native
-from rowwise.planner.problem import NO_UNIT, Index, Placement, Problem
-from rowwise.planner.search import Searched
+from rowwise.planner.native import AnnealingEffort, NativeProblem
+from rowwise.planner.problem import NO_UNIT, Index, Placement, PlacementProblem
+from rowwise.planner.search import SearchResult
 
 ENOUGH = 1e-3  # a gap that is as good as none
 LOOSE = 1.03  # what costs more than this times the best known is of no interest; tighter, and solvers find nothing
@@ -28,14 +28,14 @@ LOOKS, LOOK = 6, 100_000  # placements to take cuts from, and moves to each
 
 
 @dataclass(frozen=True, slots=True)
-class Solved:
+class MilpSolution:
     """What the solver says."""
 
     placement: Placement | None
     bound: float  # -inf if nothing was proven
 
 
-def certify(problem: Problem, searched: Searched, seconds: float) -> Searched:
+def certify(problem: PlacementProblem, searched: SearchResult, seconds: float) -> SearchResult:
     """A better bound, and perhaps a better placement, in about so many seconds."""
     if not problem.phi.is_convex:
         want = "want a model with weights that are not negative, or no certificate"
@@ -64,10 +64,12 @@ def certify(problem: Problem, searched: Searched, seconds: float) -> Searched:
     return best
 
 
-def _touching(problem: Problem, searched: Searched) -> list[Floats]:
+def _touching(problem: PlacementProblem, searched: SearchResult) -> list[Floats]:
     """Loads of ranks in good placements: where the cuts should touch phi."""
-    native = Native(problem)
-    others = [native.anneal(searched.placement, Effort(moves=LOOK, seed=1 + n, hot=0.01)) for n in range(LOOKS)]
+    native = NativeProblem(problem)
+    others = [
+        native.anneal(searched.placement, AnnealingEffort(moves=LOOK, seed=1 + n, hot=0.01)) for n in range(LOOKS)
+    ]
     return [problem.sums(found).load_NK for found in (searched.placement, *(other.placement for other in others))]
 
 
@@ -84,7 +86,7 @@ class _Class:
 class _Program:
     """min z + m; counts of pieces by unit, one option of each item."""
 
-    def __init__(self, problem: Problem, points_PK: Floats) -> None:
+    def __init__(self, problem: PlacementProblem, points_PK: Floats) -> None:
         self.problem, self.world, self.items = problem, problem.topology.world, len(problem.members)
         self.classes = [found for item in range(self.items) for found in _classes(problem, item)]
         # Ranks could change places, so of all their orders one is enough.
@@ -94,12 +96,12 @@ class _Program:
         self.points_PK = np.unique(np.concatenate([mean_K, points_PK]), axis=0)
         self.unit = max(float(problem.phi(mean_K)[0]), 1e-12)  # seconds are small numbers for a solver
 
-    def solve(self, limit_s: float, cut_off: float) -> Solved:
+    def solve(self, limit_s: float, cut_off: float) -> MilpSolution:
         """As far as it gets; only what costs less than `cut_off` is of interest."""
         from scipy.optimize import Bounds, LinearConstraint, milp
 
         if not self.classes:  # none of the items fits on any rank
-            return Solved(None, -np.inf)
+            return MilpSolution(None, -np.inf)
         begin_C = np.concatenate([[0], np.cumsum([len(c.units) for c in self.classes])])
         counts, options = int(begin_C[-1]), len(self.options)
         width = counts + options + 2
@@ -119,7 +121,7 @@ class _Program:
         bound = getattr(result, "mip_dual_bound", None)
         proven = float(bound) * self.unit if bound is not None and np.isfinite(bound) else -np.inf
         placement = self._placement(result.x, begin_C) if result.x is not None else None
-        return Solved(placement, proven)
+        return MilpSolution(placement, proven)
 
     def _choices(self, begin_C: NDArray[np.int64], width: int) -> tuple[Any, Floats, Floats]:
         """Each item has one option; a class has all of its pieces somewhere if its option is taken, or none."""
@@ -210,7 +212,7 @@ def _most(classes: list[_Class]) -> Floats:
     return np.concatenate([np.full(len(c.units), float(len(c.pieces))) for c in classes])
 
 
-def _classes(problem: Problem, item: int) -> list[_Class]:
+def _classes(problem: PlacementProblem, item: int) -> list[_Class]:
     """The options of an item, pieces that are alike together."""
     found: list[_Class] = []
     rule = int(problem.rule_I[item])
@@ -229,6 +231,6 @@ def _classes(problem: Problem, item: int) -> list[_Class]:
     return found
 
 
-def _span_of(problem: Problem, unit: int) -> str:
+def _span_of(problem: PlacementProblem, unit: int) -> str:
     topology = problem.topology
     return "rank" if unit < topology.world else "host" if unit < topology.world + topology.hosts else "all"

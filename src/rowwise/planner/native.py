@@ -1,7 +1,7 @@
 """The search's inner loop, in C: placements in, better placements out.
 
 Its own file because it is the planner's only door to compiled code. Arrays are checked where they are made
-(`Problem`), so what crosses here has the right shapes; a call changes copies only.
+(`PlacementProblem`), so what crosses here has the right shapes; a call changes copies only.
 """
 
 import ctypes
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from rowwise.library import load_library
 from rowwise.perf.access import Floats
 from rowwise.perf.cost import Hinges
-from rowwise.planner.problem import NO_UNIT, Index, Placement, Problem
+from rowwise.planner.problem import NO_UNIT, Index, Placement, PlacementProblem
 
 LIBRARY = "librowwise_plan.so"
 UNBOUNDED = 1e300
@@ -49,7 +49,7 @@ class _Neuroshard(ctypes.Structure):
     _fields_ = [*((name, c_int32) for name in ("beam", "candidates", "depth", "grid")), ("widest", c_double)]
 
 
-class Effort(NamedTuple):
+class AnnealingEffort(NamedTuple):
     """How long to search, and how."""
 
     moves: int
@@ -68,7 +68,7 @@ class Homes(NamedTuple):
     stay_bytes_N: Floats
 
 
-class Found(NamedTuple):
+class Candidate(NamedTuple):
     """A placement that the search ends with."""
 
     placement: Placement
@@ -93,10 +93,10 @@ def _library() -> Any:
     return library
 
 
-class Native:
+class NativeProblem:
     """A problem as C sees it; keeps the arrays alive."""
 
-    def __init__(self, problem: Problem, homes: Homes | None = None) -> None:
+    def __init__(self, problem: PlacementProblem, homes: Homes | None = None) -> None:
         self.problem = problem
         phi, topology = problem.phi, problem.topology
         assert phi.width <= MAX_LOADS
@@ -147,7 +147,7 @@ class Native:
         over, unit_N = c_double(), np.ascontiguousarray(unit_of_N, dtype=np.int32)
         return float(_library().rw_cost(self._struct, unit_N.ctypes.data, over)), over.value
 
-    def anneal(self, start: Placement, effort: Effort) -> Found:
+    def anneal(self, start: Placement, effort: AnnealingEffort) -> Candidate:
         """The best placement that was met. See [Note: annealing]."""
         choice_I, unit_N = start.choice_I.astype(np.int32), start.unit_N.astype(np.int32)
         asked = _Effort(
@@ -162,7 +162,7 @@ class Native:
         found = _library().rw_anneal(self._struct, asked, choice_I.ctypes.data, unit_N.ctypes.data)
         if found.cost < 0:
             raise MemoryError("the planner's search ran out of memory")
-        return Found(Placement(choice_I, unit_N), found.cost, found.over, found.moves, bool(found.stopped))
+        return Candidate(Placement(choice_I, unit_N), found.cost, found.over, found.moves, bool(found.stopped))
 
     def greedy(
         self,

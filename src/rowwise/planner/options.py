@@ -1,4 +1,4 @@
-"""Every way to place every table, with what it costs and takes: a `Question` becomes a `Problem`.
+"""Every way to place every table, with what it costs and takes: a `PlanRequest` becomes a `PlacementProblem`.
 
 Its own file because it is where layouts, cost models and memory meet. All tables of one kind are computed at once.
 
@@ -18,8 +18,8 @@ from rowwise.perf.access import Curves, Floats
 from rowwise.perf.cost import Ints, Shards
 from rowwise.perf.memory import FLOAT_bytes, memory_bytes
 from rowwise.plan import TIERS, Tier, column_block
-from rowwise.planner.kinds import Kind, kinds_for
-from rowwise.planner.problem import Index, Pieces, Problem, Question
+from rowwise.planner.kinds import PlacementKind, kinds_for
+from rowwise.planner.problem import Index, Pieces, PlacementProblem, PlanRequest
 from rowwise.spec import Pooling, Table, check_names, state_slots
 
 SMALL = 0.05  # of a rank's share
@@ -27,7 +27,7 @@ ROOMY = 0.9  # full to this share, lower tiers of memory are considered
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
+class TableArrays:
     """What cuts need to know of tables, as arrays."""
 
     rows_T: Floats
@@ -40,7 +40,7 @@ class Columns:
     bags_T: Floats
 
     @classmethod
-    def of(cls, question: Question) -> "Columns":
+    def of(cls, question: PlanRequest) -> "TableArrays":
         """Of a question's tables."""
         tables = [w.table for w in question.workloads]
         pooling = [w.access.pooling for w in question.workloads]
@@ -57,7 +57,7 @@ class Columns:
             bags_T=np.array([_bags(t, n) for t, n in zip(tables, pooling, strict=True)]),
         )
 
-    def shards(self, kind: Kind, index_T: Ints, question: Question) -> Shards:
+    def shards(self, kind: PlacementKind, index_T: Ints, question: PlanRequest) -> Shards:
         """The pieces of some tables, each table's one after another."""
         topology, n = question.machine.topology, kind.column_parts
         table_N = np.repeat(index_T, kind.parts)
@@ -85,7 +85,7 @@ def _bags(table: Table, pooling: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class KindOptions:
     """The options of one kind: of which tables, and their pieces."""
 
     kind: int
@@ -93,12 +93,12 @@ class Made:
     pieces: Pieces
 
 
-def problem_of(question: Question) -> Problem:
+def problem_of(question: PlanRequest) -> PlacementProblem:
     """All options of all tables; raises where constraints leave a table none."""
     names = [w.table.name for w in question.workloads]
     check_names([w.table for w in question.workloads])
     question.constraints.check(names, question.machine.topology)
-    columns = Columns.of(question)
+    columns = TableArrays.of(question)
     tiers = _tiers(question, columns)
     kinds = [
         kind for kind in kinds_for(question.machine, int(columns.blocks_T.max()), tiers) if kind.tiers <= question.tiers
@@ -107,7 +107,7 @@ def problem_of(question: Question) -> Problem:
     return _assembled(question, kinds, made)
 
 
-def _tiers(question: Question, columns: Columns) -> Sequence[Tier]:
+def _tiers(question: PlanRequest, columns: TableArrays) -> Sequence[Tier]:
     """The tiers that are needed."""
     width = columns.column_bytes_T + FLOAT_bytes * columns.wide_state_T
     size_T = columns.rows_T * (width * columns.dim_T + FLOAT_bytes * columns.row_state_T)
@@ -121,13 +121,13 @@ def _tiers(question: Question, columns: Columns) -> Sequence[Tier]:
     return wanted
 
 
-def _made(question: Question, columns: Columns, kinds: Sequence[Kind]) -> list[Made]:
+def _made(question: PlanRequest, columns: TableArrays, kinds: Sequence[PlacementKind]) -> list[KindOptions]:
     curves = Curves.of(question.workloads, question.batch)
     phi, limit_M = question.model.phi, np.maximum(np.array(question.limits_bytes, dtype=float), 1)
     legal = _Legal.of(question)
     worth_T = np.ones(len(question.workloads), dtype=bool)
     share: tuple[float, float] | None = None
-    made: list[Made] = []
+    made: list[KindOptions] = []
     for number, kind in enumerate(kinds):
         ok_T = legal.of_kind(kind) & _has_enough(columns, kind, question)
         cut = kind.parts > 1
@@ -140,7 +140,7 @@ def _made(question: Question, columns: Columns, kinds: Sequence[Kind]) -> list[M
             link_N=question.model.links_s(shards, curves),
             bytes_NM=memory_bytes(shards, curves, question.buffers),
         )
-        made.append(Made(number, index_T, pieces))
+        made.append(KindOptions(number, index_T, pieces))
         if kind.span == "rank" and kind.tier == "device":
             world = question.machine.topology.world
             if share is None:  # of whole tables, the first kind
@@ -164,7 +164,7 @@ class _Legal:
     host_T: NDArray[np.bool_]
 
     @classmethod
-    def of(cls, question: Question) -> "_Legal":
+    def of(cls, question: PlanRequest) -> "_Legal":
         constraints, topology = question.constraints, question.machine.topology
         names = [w.table.name for w in question.workloads]
         ranks = [constraints.ranks_of(name, topology) for name in names]
@@ -175,14 +175,14 @@ class _Legal:
             np.array(hosts),
         )
 
-    def of_kind(self, kind: Kind) -> NDArray[np.bool_]:
+    def of_kind(self, kind: PlacementKind) -> NDArray[np.bool_]:
         named_T = np.array([kind.layout.name in layouts for layouts in self.layouts_T])
         if kind.span == "all":
             return named_T & self.everywhere_T
         return named_T & self.host_T if kind.span == "host" else named_T
 
 
-def _has_enough(columns: Columns, kind: Kind, question: Question) -> NDArray[np.bool_]:
+def _has_enough(columns: TableArrays, kind: PlacementKind, question: PlanRequest) -> NDArray[np.bool_]:
     """Whether there are rows and columns to cut."""
     return (columns.blocks_T >= kind.column_parts) & (columns.rows_T >= kind.row_parts(question.machine.topology))
 
@@ -196,7 +196,7 @@ class _Options:
     pieces: Pieces
 
 
-def _assembled(question: Question, kinds: Sequence[Kind], made: Sequence[Made]) -> Problem:
+def _assembled(question: PlanRequest, kinds: Sequence[PlacementKind], made: Sequence[KindOptions]) -> PlacementProblem:
     """The options of each item side by side."""
     placed = set(np.concatenate([m.table_O for m in made]).tolist()) if made else set()
     for table in range(len(question.workloads)):
@@ -210,7 +210,7 @@ def _assembled(question: Question, kinds: Sequence[Kind], made: Sequence[Made]) 
     for item in np.flatnonzero(count_I == 0):
         raise _no_option(question, members[item])
     rule_I, allowed_RU = _rules(question, members)
-    return Problem(
+    return PlacementProblem(
         question=question,
         kinds=tuple(kinds),
         members=members,
@@ -223,7 +223,7 @@ def _assembled(question: Question, kinds: Sequence[Kind], made: Sequence[Made]) 
     )
 
 
-def _items(question: Question) -> tuple[tuple[tuple[int, ...], ...], int]:
+def _items(question: PlanRequest) -> tuple[tuple[tuple[int, ...], ...], int]:
     """The tables of each item, those that are alone first; and how many these are."""
     names = {w.table.name: index for index, w in enumerate(question.workloads)}
     groups = [tuple(names[name] for name in group) for group in question.constraints.together if len(group) > 1]
@@ -232,7 +232,9 @@ def _items(question: Question) -> tuple[tuple[tuple[int, ...], ...], int]:
     return (*alone, *groups), len(alone)
 
 
-def _of_tables(kinds: Sequence[Kind], made: Sequence[Made], members: Sequence[tuple[int, ...]]) -> _Options:
+def _of_tables(
+    kinds: Sequence[PlacementKind], made: Sequence[KindOptions], members: Sequence[tuple[int, ...]]
+) -> _Options:
     """Of items that are one table each: numbered as made by kind and then by table, wanted the other way round."""
     kind_O = np.concatenate([np.full(len(m.table_O), m.kind) for m in made])
     table_O = np.concatenate([m.table_O for m in made])
@@ -247,7 +249,9 @@ def _of_tables(kinds: Sequence[Kind], made: Sequence[Made], members: Sequence[tu
     return _Options(item_T[table_O[order]], kind_O[order], pieces)
 
 
-def _of_group(kinds: Sequence[Kind], made: Sequence[Made], item: int, group: tuple[int, ...]) -> _Options:
+def _of_group(
+    kinds: Sequence[PlacementKind], made: Sequence[KindOptions], item: int, group: tuple[int, ...]
+) -> _Options:
     """Of tables that stay together: the kinds that all of them have, with the sums of their pieces."""
     parts = [made[0].pieces.take(np.zeros(0, dtype=np.int64))]
     found: list[int] = []
@@ -261,7 +265,7 @@ def _of_group(kinds: Sequence[Kind], made: Sequence[Made], item: int, group: tup
     return _Options(np.full(len(found), item), np.array(found, dtype=np.int64), Pieces.concatenate(parts))
 
 
-def _no_option(question: Question, group: tuple[int, ...]) -> SpecError:
+def _no_option(question: PlanRequest, group: tuple[int, ...]) -> SpecError:
     tables = [question.workloads[t].table for t in group]
     sized = " and ".join(f"{t.name!r} ({t.rows} x {t.dim})" for t in tables)
     layouts = sorted({layout for t in tables for layout in question.constraints.layouts_of(t.name)})
@@ -272,7 +276,7 @@ def _no_option(question: Question, group: tuple[int, ...]) -> SpecError:
     )
 
 
-def _rules(question: Question, members: Sequence[tuple[int, ...]]) -> tuple[Index, NDArray[np.uint8]]:
+def _rules(question: PlanRequest, members: Sequence[tuple[int, ...]]) -> tuple[Index, NDArray[np.uint8]]:
     """For items that may not be everywhere: the units that they may be on."""
     topology, constraints = question.machine.topology, question.constraints
     rule_I = np.full(len(members), -1, dtype=np.int32)

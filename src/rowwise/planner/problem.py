@@ -1,9 +1,9 @@
 """A question to the planner, and the same as flat arrays: what the search in C, the bounds and the baselines work on.
 
-[Note: pieces] An *item* is a table, or several that stay together. It has *options*, each a `Kind`; an option is one or
-more *pieces*, and each piece goes to a *unit*: ranks 0 to W - 1, then hosts, then all ranks as one. A piece adds the
-same loads, link seconds and bytes to each rank of its unit. A placement is an option for each item and a unit for each
-of that option's pieces; all else is derived.
+[Note: pieces] An *item* is a table, or several that stay together. It has *options*, each a `PlacementKind`; an option
+is one or more *pieces*, and each piece goes to a *unit*: ranks 0 to W - 1, then hosts, then all ranks as one. A piece
+adds the same loads, link seconds and bytes to each rank of its unit. A placement is an option for each item and a unit
+for each of that option's pieces; all else is derived.
 
 Its own file because nothing here decides. Gives up: hosts whose devices differ.
 """
@@ -20,7 +20,7 @@ from rowwise.perf.cost import CostModel, Phi
 from rowwise.perf.hardware import Machine
 from rowwise.plan import TIERS, Plan, Tier, Tile
 from rowwise.planner.constraints import NOTHING, Constraints
-from rowwise.planner.kinds import Kind, tiles_of
+from rowwise.planner.kinds import PlacementKind, tiles_of
 from rowwise.planner.layouts import SPANS
 from rowwise.spec import Topology
 
@@ -29,7 +29,7 @@ NO_UNIT = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class PlanRequest:
     """What is to be planned."""
 
     workloads: tuple[Workload, ...]
@@ -97,11 +97,11 @@ class Placement:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
+class PlacementProblem:
     """A question as arrays. See [Note: pieces]."""
 
-    question: Question
-    kinds: tuple[Kind, ...]
+    question: PlanRequest
+    kinds: tuple[PlacementKind, ...]
     members: tuple[tuple[int, ...], ...]  # of each item: indices of tables
     item_begin: Index  # items + 1, into options
     option_kind: Index
@@ -152,7 +152,7 @@ class Problem:
         sizes = np.array([1, self.topology.devices, self.topology.world], dtype=float)
         return sizes[self.span_O]
 
-    def kind_of(self, option: int) -> Kind:
+    def kind_of(self, option: int) -> PlacementKind:
         """How an option cuts tables."""
         return self.kinds[self.option_kind[option]]
 
@@ -211,7 +211,7 @@ class Problem:
         return Plan(world=self.topology.world, tiles=tuple(sorted(tiles)))
 
 
-def least_options(problem: Problem, value_O: Floats) -> Index:
+def least_options(problem: PlacementProblem, value_O: Floats) -> Index:
     """The option of each item that has the least of a value; the first of equals."""
     begin = problem.item_begin[:-1]
     least_I = np.minimum.reduceat(value_O, begin)

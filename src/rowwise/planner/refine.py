@@ -13,20 +13,20 @@ from typing import NamedTuple
 import numpy as np
 
 from rowwise.perf.access import Floats
-from rowwise.perf.exchange import Amounts, Exchanges, Narrow
+from rowwise.perf.exchange import Amounts, Exchanges, NarrowWires
 from rowwise.perf.hardware import FLOAT_bytes, Hardware
 from rowwise.perf.wires import bytes_of, leaving
 from rowwise.plan import Plan
-from rowwise.planner.problem import Question
+from rowwise.planner.problem import PlanRequest
 from rowwise.spec import Pooling, Table, Topology, WireType
 
 
-def exchanges_s(exchanges: Exchanges, plan: Plan, question: Question, lookup_W: Floats) -> Floats:
+def exchanges_s(exchanges: Exchanges, plan: Plan, question: PlanRequest, lookup_W: Floats) -> Floats:
     """Seconds of each rank for all that travels, without the wait for ranks that look up longer."""
     topology, wire = question.machine.topology, question.model.wire
-    floats = _Columns(topology, WireType.FP32, WireType.FP32)
-    forward = _Columns(topology, wire.host.forward, wire.network.forward)
-    backward = _Columns(topology, wire.host.backward, wire.network.backward)
+    floats = _WireColumns(topology, WireType.FP32, WireType.FP32)
+    forward = _WireColumns(topology, wire.host.forward, wire.network.forward)
+    backward = _WireColumns(topology, wire.host.backward, wire.network.backward)
     dim_W, ids_W = amounts_of(plan, question, floats)
     together = Amounts(dim_W, ids_W, question.batch, np.zeros(plan.world))
     there, back = together._replace(skew_W=lookup_W - lookup_W.min()), together
@@ -47,7 +47,7 @@ def exchanges_s(exchanges: Exchanges, plan: Plan, question: Question, lookup_W: 
     )
 
 
-class _Columns(NamedTuple):
+class _WireColumns(NamedTuple):
     """How wide vectors are on the wires of one direction, counted in floats."""
 
     topology: Topology
@@ -65,7 +65,7 @@ class _Columns(NamedTuple):
         shares = leaving("all_to_all", self.topology)
         return shares["host"] * hardware.coding_s(self.host) + shares["network"] * hardware.coding_s(self.network)
 
-    def added_s(self, narrow: Narrow, vectors_W: Floats, floats_W: Floats) -> Floats:
+    def added_s(self, narrow: NarrowWires, vectors_W: Floats, floats_W: Floats) -> Floats:
         """What coding takes each rank, less what the bytes saved would have."""
         near, far = self.topology.devices - 1, self.topology.world - self.topology.devices
         shares, found_W = leaving("all_to_all", self.topology), np.zeros(self.topology.world)
@@ -75,7 +75,7 @@ class _Columns(NamedTuple):
         return found_W
 
 
-def amounts_of(plan: Plan, question: Question, columns: Callable[[int], float]) -> tuple[Floats, Floats]:
+def amounts_of(plan: Plan, question: PlanRequest, columns: Callable[[int], float]) -> tuple[Floats, Floats]:
     """Columns that each rank makes for all samples, and ids that it gets for that; copies make nothing that travels."""
     known = {w.table.name: w for w in question.workloads}
     tiles = defaultdict(list)

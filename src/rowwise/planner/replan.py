@@ -17,13 +17,13 @@ from msgspec import structs
 from rowwise.errors import SpecError
 from rowwise.plan import Plan
 from rowwise.planner.bound import threshold_bound
+from rowwise.planner.current_placement import CurrentPlacement, moved_bytes, stand
 from rowwise.planner.make import SECONDS as MAKE_SECONDS
-from rowwise.planner.make import Planned, forecast
-from rowwise.planner.native import Effort, Found, Native
+from rowwise.planner.make import PlanResult, forecast
+from rowwise.planner.native import AnnealingEffort, Candidate, NativeProblem
 from rowwise.planner.options import problem_of
-from rowwise.planner.problem import Problem, Question
-from rowwise.planner.search import LATE, NONE, LEAST_s, Searched, search
-from rowwise.planner.standing import Standing, moved_bytes, stand
+from rowwise.planner.problem import PlacementProblem, PlanRequest
+from rowwise.planner.search import LATE, NONE, LEAST_s, SearchResult, search
 
 SECONDS = 0.05
 STEPS = 5_000.0
@@ -36,10 +36,10 @@ WORTH = 0.002  # of a step: gaining less changes nothing
 
 
 @dataclass(frozen=True, slots=True)
-class Replanned:
+class ReplanResult:
     """A new plan, and what it takes to get there."""
 
-    planned: Planned
+    planned: PlanResult
     moved_bytes: int  # that go to another rank
     moved_share: float  # of the bytes that the old plan stores
     old_cost: float  # seconds of a step if nothing moved; see `recut`
@@ -50,14 +50,14 @@ class Replanned:
 
 
 def replan(
-    question: Question,
+    question: PlanRequest,
     old: Plan,
     *,
     seconds: float = SECONDS,
     seed: int = 0,
     steps: float = STEPS,
     most_moved: float = MOST_MOVED,
-) -> Replanned:
+) -> ReplanResult:
     """The plan in force, changed where that pays for itself within `steps`; the same for the same arguments.
 
     It costs at most what keeping the old plan would, and moves at most a share `most_moved` of the bytes, both as far
@@ -70,7 +70,7 @@ def replan(
     walk.go(seconds, seed)
     problem, found = standing.problem, walk.best()
     bound = threshold_bound(problem)
-    searched = Searched(
+    searched = SearchResult(
         found.placement, found.cost, found.over, bound, walk.moves, time.monotonic() - ready_s, walk.out_of_time
     )
     if searched.over:
@@ -79,8 +79,8 @@ def replan(
     plan = structs.replace(_as_before(problem.plan(searched.placement), old), forecast=forecast(problem, searched))
     plan.validate(tables)
     moved = moved_bytes(old, plan, tables)
-    return Replanned(
-        planned=Planned(plan, problem, searched),
+    return ReplanResult(
+        planned=PlanResult(plan, problem, searched),
         moved_bytes=moved,
         moved_share=moved / max(standing.stored_bytes, 1.0),
         old_cost=walk.start.cost,
@@ -94,16 +94,16 @@ def replan(
 class _Walk:
     """Passes of annealing from the plan in force, and what they found."""
 
-    def __init__(self, standing: Standing, steps: float, most_moved: float) -> None:
+    def __init__(self, standing: CurrentPlacement, steps: float, most_moved: float) -> None:
         hardware = standing.problem.question.machine.hardware
         link = hardware.network if standing.problem.topology.hosts > 1 else hardware.host
         self._byte_s = link.seconds_a_byte("all_to_all")
         self._price = self._byte_s / steps
         self._most_bytes = most_moved * standing.stored_bytes
         self._standing = standing
-        self._native = Native(standing.problem, standing.homes)
+        self._native = NativeProblem(standing.problem, standing.homes)
         cost, over = self._native.cost(standing.start.unit_N)
-        self.start = Found(standing.start, cost, over, 0, False)
+        self.start = Candidate(standing.start, cost, over, 0, False)
         self._found = [self.start]
         self.moves, self.out_of_time = 0, False
 
@@ -112,7 +112,7 @@ class _Walk:
         end_s = time.monotonic() + max(LATE * seconds, LEAST_s)
         price, start, hot = self._price, self.start, HOT
         for number in range(PASSES):
-            effort = Effort(
+            effort = AnnealingEffort(
                 moves=max(1, int(seconds * MOVES_A_SECOND / PASSES)), seed=seed * PASSES + number, hot=hot,
                 limit_s=max(0.0, end_s - time.monotonic()), bytes_price=price,
             )  # fmt: skip
@@ -124,7 +124,7 @@ class _Walk:
             else:
                 start, hot = found, hot / 2
 
-    def best(self) -> Found:
+    def best(self) -> Candidate:
         """The cheapest with its move, of those that move few enough bytes; if none fits, the least over."""
         fits = [found for found in self._found if found.over <= NONE]
         if not fits:
@@ -136,14 +136,14 @@ class _Walk:
         gains = self._value(self.start) - self._value(best)
         return self.start if self.start in few and gains < WORTH * self.start.cost else best
 
-    def _moved(self, found: Found) -> float:
+    def _moved(self, found: Candidate) -> float:
         return self._standing.moved_bytes(found.placement)
 
-    def _value(self, found: Found) -> float:
+    def _value(self, found: Candidate) -> float:
         return found.cost + self._price * self._moved(found)
 
 
-def _check(question: Question, old: Plan, steps: float, most_moved: float) -> None:
+def _check(question: PlanRequest, old: Plan, steps: float, most_moved: float) -> None:
     world = question.machine.topology.world
     if old.world != world:
         want = f"want {old.world} of them, or a new plan that resumes from a checkpoint"
@@ -158,7 +158,7 @@ def _check(question: Question, old: Plan, steps: float, most_moved: float) -> No
     Plan(world=world, tiles=tuple(tile for tile in old.tiles if tile.table in mine)).validate(known)
 
 
-def _from_nothing(problem: Problem, seconds: float, seed: int) -> Searched:
+def _from_nothing(problem: PlacementProblem, seconds: float, seed: int) -> SearchResult:
     """Where no plan near the old one fits."""
     searched = search(problem, seconds=max(seconds, MAKE_SECONDS), seed=seed)
     if searched.over:

@@ -19,8 +19,8 @@ import numpy as np
 from rowwise.perf.access import Floats
 from rowwise.planner.bound import Bound, Totals, linear_bound, threshold_bound
 from rowwise.planner.methods.dreamshard import start as learned_start
-from rowwise.planner.native import Effort, Found, Native
-from rowwise.planner.problem import NO_UNIT, Index, Placement, Problem, least_options
+from rowwise.planner.native import AnnealingEffort, Candidate, NativeProblem
+from rowwise.planner.problem import NO_UNIT, Index, Placement, PlacementProblem, least_options
 
 MOVES_A_SECOND = 1_000_000  # what is counted on when effort is given in seconds
 LOOSE = (1.0, 1.1, 1.25, 1.5, 2.0)  # multiples of the mean that a rank's link seconds may be in a start
@@ -33,7 +33,7 @@ SAME = 1e-6  # share of the cost by which placements differ that are not the sam
 
 
 @dataclass(frozen=True, slots=True)
-class Searched:
+class SearchResult:
     """What a search found."""
 
     placement: Placement
@@ -50,17 +50,17 @@ class Searched:
         return self.cost / self.bound.cost - 1 if np.isfinite(self.bound.cost) and self.bound.cost > 0 else np.inf
 
 
-def search(problem: Problem, *, seconds: float = 1.0, seed: int = 0, prove: bool = True) -> Searched:
+def search(problem: PlacementProblem, *, seconds: float = 1.0, seed: int = 0, prove: bool = True) -> SearchResult:
     """The best placement found; time ends it only at several times `seconds`. Without `prove`, just the fast bound."""
     return search_best(problem, 1, seconds=seconds, seed=seed, prove=prove)[0]
 
 
 def search_best(
-    problem: Problem, count: int, *, seconds: float = 1.0, seed: int = 0, prove: bool = True
-) -> list[Searched]:
+    problem: PlacementProblem, count: int, *, seconds: float = 1.0, seed: int = 0, prove: bool = True
+) -> list[SearchResult]:
     """As many placements as were found, up to `count`, the best first; no two of them cost the same."""
     begin_s = time.monotonic()
-    native, bound = Native(problem), threshold_bound(problem)
+    native, bound = NativeProblem(problem), threshold_bound(problem)
     if not problem.phi.is_convex:
         bound = replace(bound, cost=np.nan, kind="")  # it says where to begin, and proves nothing
     elif prove and _is_mixed(problem) and np.isfinite(bound.cost):
@@ -77,10 +77,10 @@ def search_best(
             found.append(better)
         found.sort(key=_worth)
     took_s = time.monotonic() - begin_s
-    return [Searched(f.placement, f.cost, f.over, bound, made, took_s, late) for f in _different(found, count)]
+    return [SearchResult(f.placement, f.cost, f.over, bound, made, took_s, late) for f in _different(found, count)]
 
 
-def _different(found: list[Found], count: int) -> list[Found]:
+def _different(found: list[Candidate], count: int) -> list[Candidate]:
     kept = found[:1]
     for one in found[1:]:
         if len(kept) < count and one.cost > kept[-1].cost * (1 + SAME) and _worth(one)[0] <= _worth(found[0])[0]:
@@ -88,34 +88,34 @@ def _different(found: list[Found], count: int) -> list[Found]:
     return kept
 
 
-def _stages(start: Placement, moves: int) -> tuple[tuple[int, Effort], tuple[int, Effort]]:
+def _stages(start: Placement, moves: int) -> tuple[tuple[int, AnnealingEffort], tuple[int, AnnealingEffort]]:
     """How many placements are annealed, and how: the more pieces there are, the less each matters, the cooler."""
     pieces = int((start.unit_N != NO_UNIT).sum())
     hot = min(0.012, max(0.0005, 0.4 / pieces))
-    wide = Effort(moves=int(moves * FIRST / FINALISTS), hot=hot, cold=hot / 200, smooth=0.9)
-    return (FINALISTS, wide), (1, Effort(moves=int(moves * (1 - FIRST)), hot=hot / 4, cold=1e-6, smooth=0.8))
+    wide = AnnealingEffort(moves=int(moves * FIRST / FINALISTS), hot=hot, cold=hot / 200, smooth=0.9)
+    return (FINALISTS, wide), (1, AnnealingEffort(moves=int(moves * (1 - FIRST)), hot=hot / 4, cold=1e-6, smooth=0.8))
 
 
-def _worth(found: Found) -> tuple[float, float]:
+def _worth(found: Candidate) -> tuple[float, float]:
     return (found.over if found.over > NONE else 0.0, found.cost)
 
 
-def _is_mixed(problem: Problem) -> bool:
+def _is_mixed(problem: PlacementProblem) -> bool:
     """Whether options do more than cut columns, so that they trade work, links and memory."""
     used = [problem.kinds[number] for number in np.unique(problem.option_kind)]
     return any(kind.span != "rank" or kind.tier != "device" for kind in used)
 
 
-def best_starts(native: Native, bound: Bound) -> list[Found]:
+def best_starts(native: NativeProblem, bound: Bound) -> list[Candidate]:
     """All starts, the best first."""
     found = []
     for placement in _starts(native, bound):
         cost, over = native.cost(placement.unit_N)
-        found.append(Found(placement, cost, over, 0, False))
+        found.append(Candidate(placement, cost, over, 0, False))
     return sorted(found, key=_worth)
 
 
-def _starts(native: Native, bound: Bound) -> Iterator[Placement]:
+def _starts(native: NativeProblem, bound: Bound) -> Iterator[Placement]:
     problem = native.problem
     totals = Totals.of(problem)
     z = bound.phi if np.isfinite(bound.phi) else float(totals.phi_O.max())
@@ -131,7 +131,7 @@ def _starts(native: Native, bound: Bound) -> Iterator[Placement]:
         yield learned
 
 
-def _placed(native: Native, choice_I: Index, z: float, m: float) -> Iterator[Placement]:
+def _placed(native: NativeProblem, choice_I: Index, z: float, m: float) -> Iterator[Placement]:
     problem = native.problem
     pieces = _pieces_of(problem, choice_I)
     load_N = problem.phi(problem.pieces.load_NK) - problem.phi.constant
@@ -151,11 +151,11 @@ def _placed(native: Native, choice_I: Index, z: float, m: float) -> Iterator[Pla
             yield Placement(choice_I, unit_N)
 
 
-def _pieces_of(problem: Problem, choice_I: Index) -> np.ndarray:
+def _pieces_of(problem: PlacementProblem, choice_I: Index) -> np.ndarray:
     return np.concatenate([np.array(problem.pieces_of(int(option))) for option in choice_I])
 
 
-def least_split(problem: Problem, totals: Totals, z: float, m: float) -> Index:
+def least_split(problem: PlacementProblem, totals: Totals, z: float, m: float) -> Index:
     """Of each item: the option with the least work whose pieces are under z, m and memory; if none, the smallest."""
     ok_O = totals.fits_O & (totals.phi_O <= z * (1 + 1e-9)) & (totals.link_O <= m * (1 + 1e-9))
     work_O = problem.phi(totals.load_OK) + totals.links_O + _memory_price(problem, totals, z)
@@ -163,7 +163,7 @@ def least_split(problem: Problem, totals: Totals, z: float, m: float) -> Index:
     return least_options(problem, np.where(ok_O, work_O, 1e3 + size_O))
 
 
-def _memory_price(problem: Problem, totals: Totals, z: float) -> Floats:
+def _memory_price(problem: PlacementProblem, totals: Totals, z: float) -> Floats:
     """What memory is worth: nothing while there is plenty, up to as much as operators where it is short."""
     begin = problem.item_begin[:-1]
     fits = np.where(totals.fits_O[:, None], totals.bytes_OM, np.inf)
@@ -173,7 +173,7 @@ def _memory_price(problem: Problem, totals: Totals, z: float) -> Floats:
     return totals.bytes_OM[:, 0] / max(problem.limit_M[0], 1.0) * z * min(fill, 1.0) ** 4
 
 
-def _least_memory(problem: Problem, totals: Totals) -> Index:
+def _least_memory(problem: PlacementProblem, totals: Totals) -> Index:
     """Of each item: the option that takes least memory, of those the one whose largest piece is smallest."""
     share_O = (totals.bytes_OM / np.maximum(problem.limit_M, 1)).sum(1)
     largest_O = totals.phi_O / max(float(totals.phi_O.max()), NONE)

@@ -18,7 +18,7 @@ from rowwise.spec import Pooling, Table, Topology, check_tables, state_width
 FLOAT_bytes = 4
 
 
-class Piece(NamedTuple):
+class UnplacedTile(NamedTuple):
     """A tile that has no rank yet, and what it is of all: of the bytes, and of the bytes that lookups read."""
 
     stored_share: float
@@ -88,22 +88,22 @@ def _moves_less(table: Table, batch: int, ids: float) -> bool:
     return table.rows * table.dim <= batch * (ids + vectors * table.dim)
 
 
-def _pieces(tables: Sequence[Table], wanted: Mapping[str, float], world: int) -> list[Piece]:
+def _pieces(tables: Sequence[Table], wanted: Mapping[str, float], world: int) -> list[UnplacedTile]:
     """Tables, or pieces of those that are more than a rank should have."""
     stored = [_stored_bytes(table) for table in tables]
     read = [wanted[table.name] * table.row_bytes for table in tables]
     all_stored, all_read = sum(stored), math.fsum(read) or 1.0  # 1: no table is ever read
-    pieces: list[Piece] = []
+    pieces: list[UnplacedTile] = []
     for table, stored_bytes, read_bytes in zip(tables, stored, read, strict=True):
         ranks = max(stored_bytes * world / all_stored, read_bytes * world / all_read)  # that it would fill by itself
         parts = 1 if ranks <= 1 else min(world, math.ceil(2 * ranks))
         for tile in row_wise(table, range(parts)):
             part = (tile.rows[1] - tile.rows[0]) / table.rows
-            pieces.append(Piece(part * stored_bytes / all_stored, part * read_bytes / all_read, tile))
+            pieces.append(UnplacedTile(part * stored_bytes / all_stored, part * read_bytes / all_read, tile))
     return pieces
 
 
-def _deal(pieces: Sequence[Piece], world: int) -> list[Tile]:
+def _deal(pieces: Sequence[UnplacedTile], world: int) -> list[Tile]:
     """A rank for each piece."""
     stored_W, read_W = [0.0] * world, [0.0] * world
     tiles: list[Tile] = []

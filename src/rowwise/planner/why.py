@@ -12,11 +12,11 @@ from rowwise import quantity
 from rowwise.perf.access import Floats
 from rowwise.planner.alternatives import Alternatives
 from rowwise.planner.bound import Totals
-from rowwise.planner.kinds import Kind
+from rowwise.planner.kinds import PlacementKind
 from rowwise.planner.layouts import TABLE_WISE, layout_named
 from rowwise.planner.options import SMALL
-from rowwise.planner.problem import Pieces, Problem
-from rowwise.planner.search import Searched
+from rowwise.planner.problem import Pieces, PlacementProblem
+from rowwise.planner.search import SearchResult
 
 NONE = 1e-30
 CLEARLY = 1.05  # times as much is worth a word
@@ -24,11 +24,11 @@ CLEARLY_s = 1e-3  # of a step
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class ReasonInputs:
     """A placement, and what reasons are made of."""
 
-    problem: Problem
-    searched: Searched
+    problem: PlacementProblem
+    searched: SearchResult
     others: Alternatives
     totals: Totals
     work_O: Floats  # seconds of operators of all pieces on all ranks
@@ -36,7 +36,9 @@ class Case:
     due_link_s: float
 
     @classmethod
-    def of(cls, problem: Problem, searched: Searched, others: Alternatives, sums: Pieces) -> "Case":
+    def of(
+        cls, problem: PlacementProblem, searched: SearchResult, others: Alternatives, sums: Pieces
+    ) -> "ReasonInputs":
         """For what a search found."""
         phi = problem.phi
         alone_N = phi(problem.pieces.load_NK) - phi.constant
@@ -61,7 +63,7 @@ class Case:
 
     def whole(self, item: int) -> int | None:
         """The option of staying whole on a device."""
-        return next((o for o in self.options(item) if self.problem.kind_of(o) == Kind(TABLE_WISE)), None)
+        return next((o for o in self.options(item) if self.problem.kind_of(o) == PlacementKind(TABLE_WISE)), None)
 
     def share(self, option: int) -> float:
         """The largest piece's part of what a rank should bear, of operators or links."""
@@ -85,7 +87,7 @@ class Case:
         return str(self.problem.kind_of(option))
 
 
-def reason(case: Case, item: int) -> str:
+def reason(case: ReasonInputs, item: int) -> str:
     """Why an item has its layout."""
     for rule in (_one_device, _limited, _improved, _too_large, _lowered, _copied, _small, _whole):
         words = rule(case, item)
@@ -94,18 +96,18 @@ def reason(case: Case, item: int) -> str:
     return _cut(case, item)
 
 
-def _layouts(case: Case, item: int) -> frozenset[str]:
+def _layouts(case: ReasonInputs, item: int) -> frozenset[str]:
     """Those that an item may have."""
     question, group = case.problem.question, case.problem.members[item]
     names = [question.workloads[table].table.name for table in group]
     return frozenset.intersection(*(frozenset(question.constraints.layouts_of(name)) for name in names))
 
 
-def _one_device(case: Case, item: int) -> str:
+def _one_device(case: ReasonInputs, item: int) -> str:
     return "there is one device" if case.problem.topology.world == 1 and len(case.options(item)) == 1 else ""
 
 
-def _too_large(case: Case, item: int) -> str:
+def _too_large(case: ReasonInputs, item: int) -> str:
     whole = case.whole(item)
     if whole is None or whole == case.taken(item):
         return ""
@@ -115,7 +117,7 @@ def _too_large(case: Case, item: int) -> str:
     return f"larger than a device ({quantity.of_bytes(need)} of {quantity.of_bytes(limit)})"
 
 
-def _limited(case: Case, item: int) -> str:
+def _limited(case: ReasonInputs, item: int) -> str:
     """What constraints leave it."""
     problem, taken = case.problem, case.taken(item)
     if len(_layouts(case, item)) == 1:
@@ -130,13 +132,13 @@ def _limited(case: Case, item: int) -> str:
     return f"it may only be on rank{'s' * (len(allowed) > 1)} {quantity.of_ranks(allowed)}"
 
 
-def _span(problem: Problem, option: int) -> slice:
+def _span(problem: PlacementProblem, option: int) -> slice:
     """An option's pieces."""
     pieces = problem.pieces_of(option)
     return slice(pieces.start, pieces.stop)
 
 
-def _improved(case: Case, item: int) -> str:
+def _improved(case: ReasonInputs, item: int) -> str:
     """Where the search has left something."""
     other = case.best_other(item)
     if other is None or case.others.change_O[other] > -CLEARLY_s * case.searched.cost:
@@ -144,7 +146,7 @@ def _improved(case: Case, item: int) -> str:
     return f"what the search had reached: {case.words(other)} would take less, so search longer"
 
 
-def _lowered(case: Case, item: int) -> str:
+def _lowered(case: ReasonInputs, item: int) -> str:
     kind = case.problem.kind_of(case.taken(item))
     if kind.tier == "device":
         return ""
@@ -154,7 +156,7 @@ def _lowered(case: Case, item: int) -> str:
     return f"asked for seldom enough: rows on the {kind.tier} leave devices to tables that gain more"
 
 
-def _copied(case: Case, item: int) -> str:
+def _copied(case: ReasonInputs, item: int) -> str:
     taken, whole = case.taken(item), case.whole(item)
     if not case.problem.kind_of(taken).layout.is_copied:
         return ""
@@ -165,7 +167,7 @@ def _copied(case: Case, item: int) -> str:
     return f"small and asked for everywhere: copies spread its lookups over {case.problem.topology.world} ranks"
 
 
-def _small(case: Case, item: int) -> str:
+def _small(case: ReasonInputs, item: int) -> str:
     taken, share = case.taken(item), case.share(case.taken(item))
     if taken != case.whole(item) or share > SMALL:
         return ""
@@ -173,7 +175,7 @@ def _small(case: Case, item: int) -> str:
     return f"small: {share:.1%} of what a rank should bear{tried}"
 
 
-def _whole(case: Case, item: int) -> str:
+def _whole(case: ReasonInputs, item: int) -> str:
     taken, share = case.taken(item), case.share(case.taken(item))
     if taken != case.whole(item):
         return ""
@@ -196,7 +198,7 @@ def _whole(case: Case, item: int) -> str:
     return part
 
 
-def _cut(case: Case, item: int) -> str:
+def _cut(case: ReasonInputs, item: int) -> str:
     """Why it is not whole; where that was no option, why it is not the best other."""
     whole, other = case.whole(item), case.best_other(item)
     if whole is None:

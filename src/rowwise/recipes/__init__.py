@@ -12,8 +12,8 @@ from rowwise.lazy import names_of
 if TYPE_CHECKING:
     from rowwise.recipes.find import load as load
     from rowwise.recipes.recipe import Recipe as Recipe
-    from rowwise.recipes.runs import Result as Result
-    from rowwise.recipes.runs import Run as Run
+    from rowwise.recipes.runs import RunResult as RunResult
+    from rowwise.recipes.runs import TrainingRun as TrainingRun
     from rowwise.recipes.runs import evaluate as evaluate
     from rowwise.recipes.runs import load_trained as load_trained
     from rowwise.recipes.runs import predict_rows as predict_rows
@@ -21,6 +21,6 @@ if TYPE_CHECKING:
 _HOMES = {
     "find": ("load",),
     "recipe": ("Recipe",),
-    "runs": ("Result", "Run", "evaluate", "load_trained", "predict_rows"),
+    "runs": ("RunResult", "TrainingRun", "evaluate", "load_trained", "predict_rows"),
 }
 __all__, __getattr__ = names_of(__name__, _HOMES)

@@ -14,8 +14,8 @@ from msgspec import structs
 
 from rowwise.perf.access import STEEPEST, Access, Floats, Workload, distinct
 from rowwise.spec import Table
-from rowwise.train.repeats import Repeats
-from rowwise.train.traffic import Traffic
+from rowwise.train.repeats import IdSample
+from rowwise.train.traffic import TableTraffic
 
 ACCESS = "access.json"  # in the folder of a run
 SIZES = 8  # of batches, up to all that was looked at, that a curve is fitted to
@@ -39,15 +39,15 @@ class AccessFile:
         self._tables, self._batch = tuple(tables), batch
         self._fits: dict[str, tuple[int, Access]] = {}  # by table: of so many ids
 
-    def workloads(self, traffic: Traffic, *, ended: bool) -> tuple[Workload, ...]:
+    def workloads(self, traffic: TableTraffic, *, ended: bool) -> tuple[Workload, ...]:
         """The tables; once a run has ended, of all that was looked at."""
         return tuple(Workload(table=table, access=self._access(table, traffic, ended)) for table in self._tables)
 
-    def text(self, traffic: Traffic, *, ended: bool) -> str:
+    def text(self, traffic: TableTraffic, *, ended: bool) -> str:
         """The same, as a file of tables."""
         return access_json(self.workloads(traffic, ended=ended))
 
-    def _access(self, table: Table, traffic: Traffic, ended: bool) -> Access:
+    def _access(self, table: Table, traffic: TableTraffic, ended: bool) -> Access:
         pooling = traffic.pooling(table.name)
         if pooling is None:  # no batch was looked at: as before there was a run
             return Access(pooling=float(len(table.feature_names)))
@@ -64,7 +64,7 @@ def access_json(workloads: Sequence[Workload]) -> str:
     return msgspec.json.format(msgspec.json.encode(workloads), indent=1).decode() + "\n"
 
 
-def fitted(repeats: Repeats, rows: int, pooling: float, batch: int) -> Access:
+def fitted(repeats: IdSample, rows: int, pooling: float, batch: int) -> Access:
     """The curve that has as many different ids as were counted, in a batch and in smaller ones.
 
     For each guess of `zipf_q`, of the rows that are asked for at all, and of a size of batches, `zipf_a` is what gives
@@ -93,7 +93,7 @@ def fitted(repeats: Repeats, rows: int, pooling: float, batch: int) -> Access:
     )
 
 
-def _actives(repeats: Repeats, rows: int) -> Floats:
+def _actives(repeats: IdSample, rows: int) -> Floats:
     """From all rows down to those that were seen, and those that are there if all are asked for alike."""
     seen = float(repeats.different(np.array([float(repeats.looked_at)]))[0])
     once, twice = (float((repeats.counts_D == times).sum()) * 2**repeats.level for times in (1, 2))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pyarrow import parquet as pq
 
-from rowwise.ingest.aside import ROWS, count_aside
+from rowwise.ingest.quarantine import ROWS, count_aside
 from rowwise.spec import Value
 
 NAMED = 5  # reasons

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from rowwise.ingest.transform.own import Own as OwnTransform
-from rowwise.recipes.own_name import split_name
-from rowwise.recipes.recipe import Own, Recipe
+from rowwise.ingest.transform.user_function import UserFunction as OwnTransform
+from rowwise.recipes.recipe import Recipe, UserModel
+from rowwise.recipes.user_model_name import split_name
 
 
 def code_elsewhere(recipe: Recipe, source: Path) -> tuple[str, ...]:
@@ -19,7 +19,7 @@ def code_elsewhere(recipe: Recipe, source: Path) -> tuple[str, ...]:
 
 
 def _files(recipe: Recipe) -> list[Path]:
-    model = Own(module=recipe.model) if isinstance(recipe.model, str) else recipe.model
-    models = [split_name(model.module)[0]] if isinstance(model, Own) else []
+    model = UserModel(module=recipe.model) if isinstance(recipe.model, str) else recipe.model
+    models = [split_name(model.module)[0]] if isinstance(model, UserModel) else []
     own = [OwnTransform(function=one) if isinstance(one, str) else one for one in recipe.transforms]
     return models + [Path(one.file) for one in own if isinstance(one, OwnTransform) and not one.source]

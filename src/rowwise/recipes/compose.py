@@ -16,12 +16,12 @@ from rowwise.batch import Batch
 from rowwise.comm.seam import Comm
 from rowwise.errors import SpecError
 from rowwise.hashing.embeddings import AnyTables, make_embeddings
+from rowwise.ingest.batch_shard import BatchShard
 from rowwise.ingest.batcher import Batcher, Batching, Position
 from rowwise.ingest.columns import Columns
-from rowwise.ingest.deal import Deal
 from rowwise.ingest.service.local import Workers
-from rowwise.ingest.transform import AnyKind, Loaded, MapId, serving
-from rowwise.ingest.transform import Own as OwnTransform
+from rowwise.ingest.transform import AnyKind, LoadedTransforms, MapId, serving
+from rowwise.ingest.transform import UserFunction as OwnTransform
 from rowwise.ingest.transform import load as load_transforms
 from rowwise.models.dcn import DCN
 from rowwise.models.deepfm import DeepFM
@@ -33,17 +33,26 @@ from rowwise.models.wide_deep import WideDeep
 from rowwise.plan import Forecast
 from rowwise.processor import read_processor
 from rowwise.recipes.id_maps import pinned, stored
-from rowwise.recipes.own import load_class
-from rowwise.recipes.own_name import split_name
-from rowwise.recipes.recipe import Dcn, DeepFm, Dlrm, Own, Recipe, Tables, TwoTowers, WideAndDeep
-from rowwise.recipes.rows import Parts, Rows, absolute, open_parts
-from rowwise.recipes.suited import suit
+from rowwise.recipes.processor_limits import suit
+from rowwise.recipes.recipe import (
+    DcnConfig,
+    DeepFmConfig,
+    DlrmConfig,
+    Recipe,
+    Tables,
+    TwoTowerConfig,
+    UserModel,
+    WideDeepConfig,
+)
+from rowwise.recipes.rows import DataSplits, RowSelection, absolute, open_parts
+from rowwise.recipes.user_model import load_class
+from rowwise.recipes.user_model_name import split_name
 from rowwise.spec import Table
 from rowwise.train.evaluate import ClickEvaluator, Evaluator, Slicing
 from rowwise.train.objective import Clicks, InBatch, Objective
 from rowwise.train.retrieve import RetrievalEvaluator, ranking_metrics
 from rowwise.train.settings import Evaluation
-from rowwise.train.trainer import Job, Settings
+from rowwise.train.trainer import Settings, TrainingJob
 
 OpenBatches = Callable[[Position | None], Batcher]
 Aside = Callable[[], Path | None]  # where bad rows go, which is known once there is a folder
@@ -55,12 +64,12 @@ def nowhere() -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Resolved:
+class ResolvedRecipe:
     """A recipe in which nothing is left to defaults, and the rows that it names."""
 
     recipe: Recipe
-    parts: Parts
-    transforms: Loaded
+    parts: DataSplits
+    transforms: LoadedTransforms
     notes: tuple[str, ...] = ()  # what is done otherwise than the recipe said, and why
 
     @property
@@ -85,7 +94,7 @@ class Resolved:
         return self.columns.labels
 
 
-def resolve(recipe: Recipe) -> Resolved:
+def resolve(recipe: Recipe) -> ResolvedRecipe:
     """Open the data, and write into the recipe what follows from it."""
     data, transforms = absolute(recipe.data), tuple(map(_absolute, recipe.transforms))
     if isinstance(data.workers, int):
@@ -101,11 +110,11 @@ def resolve(recipe: Recipe) -> Resolved:
     columns.check_tables(tables)
     model, notes = recipe.model, ()
     if isinstance(model, str):
-        model = Own(module=model)
-    if isinstance(model, Own):
+        model = UserModel(module=model)
+    if isinstance(model, UserModel):
         path, name = split_name(model.module)
-        model = Own(module=f"{path.absolute()}:{name}", args=model.args)
-    if isinstance(model, TwoTowers):
+        model = UserModel(module=f"{path.absolute()}:{name}", args=model.args)
+    if isinstance(model, TwoTowerConfig):
         _check_towers(columns, model)
         given, columns = columns, _in_order(columns, model)
         notes = _outside(given, model) if recipe.columns is not None else ()
@@ -126,10 +135,12 @@ def resolve(recipe: Recipe) -> Resolved:
         "train": train,
     }
     resolved = structs.replace(recipe, **changed, **absolute_paths)
-    return Resolved(recipe=resolved, parts=parts, transforms=load_transforms(transforms), notes=(*replaced, *notes))
+    return ResolvedRecipe(
+        recipe=resolved, parts=parts, transforms=load_transforms(transforms), notes=(*replaced, *notes)
+    )
 
 
-def make_model(resolved: Resolved, *, described: bool = False) -> nn.Module:
+def make_model(resolved: ResolvedRecipe, *, described: bool = False) -> nn.Module:
     """The model with its initial weights, which follow from the seed; or with tables that are only described.
 
     Those take no memory, and get their rows when the model is sharded.
@@ -137,21 +148,21 @@ def make_model(resolved: Resolved, *, described: bool = False) -> nn.Module:
     recipe, tasks, dense = resolved.recipe, len(resolved.tasks), len(resolved.columns.dense)
     torch.manual_seed(recipe.seed)
     model = recipe.model
-    if isinstance(model, TwoTowers):
+    if isinstance(model, TwoTowerConfig):
         return _two_tower(resolved, model).to(recipe.train.device)
     where, merge_shared = "meta" if described else "cpu", recipe.train.merge_shared
     embeddings = make_embeddings(resolved.tables, seed=recipe.seed, device=where, merge_shared=merge_shared)
     match model:
-        case Dlrm(bottom=bottom, top=top):
+        case DlrmConfig(bottom=bottom, top=top):
             made: nn.Module = DLRM(embeddings, dense, (*bottom, resolved.tables[0].dim), (*top, tasks))
-        case DeepFm(deep=deep):
+        case DeepFmConfig(deep=deep):
             made = DeepFM(embeddings, dense, (*deep, tasks))
-        case Dcn(deep=deep, crosses=crosses, rank=rank, structure=structure):
+        case DcnConfig(deep=deep, crosses=crosses, rank=rank, structure=structure):
             made = DCN(embeddings, dense, (*deep, tasks), crosses=crosses, rank=rank, structure=structure)
-        case WideAndDeep(deep=deep, wide=wide):
+        case WideDeepConfig(deep=deep, wide=wide):
             weights = None if wide is None else wide_tables(resolved.tables, tasks, wide)
             made = WideDeep(embeddings, dense, (*deep, tasks), wide=weights)
-        case Own(module=name, args=args):
+        case UserModel(module=name, args=args):
             made = _own(name, embeddings, dense, tasks, args)
         case str():
             raise AssertionError(f"resolve left the model as {model!r}")
@@ -159,16 +170,16 @@ def make_model(resolved: Resolved, *, described: bool = False) -> nn.Module:
 
 
 def make_job(
-    resolved: Resolved,
+    resolved: ResolvedRecipe,
     model: nn.Module,
     batches: OpenBatches,
     comm: Comm | None = None,
     forecast: Forecast | None = None,
     aside: Aside = nowhere,
-) -> Job:
+) -> TrainingJob:
     """What a trainer trains on these batches, on one of several ranks."""
     parts = resolved.parts
-    return Job(
+    return TrainingJob(
         model=model,
         objective=make_objective(resolved, model),
         batches=batches,
@@ -178,15 +189,15 @@ def make_job(
     )
 
 
-def deal_of(comm: Comm | None) -> Deal:
+def deal_of(comm: Comm | None) -> BatchShard:
     """This rank's part of batches."""
-    return Deal() if comm is None else Deal(rank=comm.rank, world=len(comm.ranks))
+    return BatchShard() if comm is None else BatchShard(rank=comm.rank, world=len(comm.ranks))
 
 
-def make_objective(resolved: Resolved, model: nn.Module) -> Objective:
+def make_objective(resolved: ResolvedRecipe, model: nn.Module) -> Objective:
     """The loss."""
     how = resolved.recipe
-    if isinstance(how.model, TwoTowers):
+    if isinstance(how.model, TwoTowerConfig):
         assert isinstance(model, RetrievalModel)
         return InBatch(model.towers, how.model.item, model.frequency)
     weights = how.train.task_weights
@@ -196,10 +207,10 @@ def make_objective(resolved: Resolved, model: nn.Module) -> Objective:
 
 
 def make_batcher(
-    resolved: Resolved,
-    rows: Rows,
+    resolved: ResolvedRecipe,
+    rows: RowSelection,
     position: Position | None = None,
-    deal: Deal | None = None,
+    deal: BatchShard | None = None,
     aside: Path | None = None,
 ) -> Batcher:
     """The training batches, or a rank's part of each; bad rows go to the folder `aside`, if the recipe says so."""
@@ -212,13 +223,15 @@ def make_batcher(
         share=rows.share,
         where=rows.where,
         together=data.together,
-        deal=deal or Deal(),
+        deal=deal or BatchShard(),
         aside=str(aside) if aside is not None and data.on_bad_rows == "quarantine" else None,
     )
     return Batcher(rows.reader, resolved.columns, resolved.tables, how, position, resolved.transforms)
 
 
-def in_order(resolved: Resolved, rows: Rows, deal: Deal | None = None, aside: Path | None = None) -> Iterable[Batch]:
+def in_order(
+    resolved: ResolvedRecipe, rows: RowSelection, deal: BatchShard | None = None, aside: Path | None = None
+) -> Iterable[Batch]:
     """All rows once, as they come, in batches for evaluation, or a rank's part of each.
 
     Bad rows are left out where training leaves them out, and go to the folder `aside`, if there is one.
@@ -230,7 +243,7 @@ def in_order(resolved: Resolved, rows: Rows, deal: Deal | None = None, aside: Pa
         ahead=recipe.train.ahead,
         share=rows.share,
         where=rows.where,
-        deal=deal or Deal(),
+        deal=deal or BatchShard(),
         aside=str(aside or "") if recipe.data.on_bad_rows == "quarantine" else None,
     )
     # Nothing is measured on fewer rows because training takes fewer.
@@ -238,16 +251,16 @@ def in_order(resolved: Resolved, rows: Rows, deal: Deal | None = None, aside: Pa
 
 
 def make_evaluator(
-    resolved: Resolved,
+    resolved: ResolvedRecipe,
     model: nn.Module,
-    rows: Rows,
+    rows: RowSelection,
     slices: tuple[str, ...] | None = None,
     comm: Comm | None = None,
     aside: Aside = nowhere,
 ) -> Evaluator:
     """What measures the model on some rows; `slices` instead of those of the recipe, `aside` as for `in_order`."""
     recipe = resolved.recipe
-    if isinstance(recipe.model, TwoTowers):
+    if isinstance(recipe.model, TwoTowerConfig):
         assert isinstance(model, RetrievalModel)
         if slices:
             raise SpecError(f"slices {', '.join(slices)}: a model of two towers is measured over all items: want none")
@@ -318,12 +331,12 @@ def _check_evaluation(how: Evaluation, columns: Columns, model: object, *, valid
     missing = [name for name in how.slices if name not in features]
     if missing:
         raise SpecError(f"evaluate.slices names {', '.join(missing)}; the features are {', '.join(features)}")
-    measured = ranking_metrics(model.ks) if isinstance(model, TwoTowers) else CLICK_METRICS
+    measured = ranking_metrics(model.ks) if isinstance(model, TwoTowerConfig) else CLICK_METRICS
     if (validates or how.metric != Evaluation().metric) and how.metric not in measured:
         raise SpecError(f"evaluate.metric={how.metric!r} is not measured here; there are {', '.join(measured)}")
 
 
-def _two_tower(resolved: Resolved, how: TwoTowers) -> RetrievalModel:
+def _two_tower(resolved: ResolvedRecipe, how: TwoTowerConfig) -> RetrievalModel:
     sides: list[Tower] = []
     for features, dense in ((how.user_features, how.user_dense), ((how.item, *how.item_features), how.item_dense)):
         tables = tuple(t for t in resolved.tables if set(t.feature_names) & set(features))
@@ -337,7 +350,7 @@ def _two_tower(resolved: Resolved, how: TwoTowers) -> RetrievalModel:
     return RetrievalModel(TwoTower(sides[0], sides[1], how.temperature), ItemFrequency() if how.correct else None)
 
 
-def _check_towers(columns: Columns, how: TwoTowers) -> None:
+def _check_towers(columns: Columns, how: TwoTowerConfig) -> None:
     """Each feature that is named is there, and in one tower; there is one label, which says whether they met."""
     if len(columns.labels) != 1:
         raise SpecError(f"two_tower: labels {', '.join(columns.labels)}: want one, whether the two belong together")
@@ -351,7 +364,7 @@ def _check_towers(columns: Columns, how: TwoTowers) -> None:
         raise SpecError(f"two_tower: feature {', '.join(both)} is in both towers: want it in one")
 
 
-def _in_order(columns: Columns, how: TwoTowers) -> Columns:
+def _in_order(columns: Columns, how: TwoTowerConfig) -> Columns:
     """The user's numbers before the item's, as the towers take them."""
     by_name = {dense.column: dense for dense in columns.dense}
     wanted = (*how.user_dense, *how.item_dense)
@@ -361,7 +374,7 @@ def _in_order(columns: Columns, how: TwoTowers) -> Columns:
     return structs.replace(columns, dense=tuple(by_name[name] for name in wanted))
 
 
-def _outside(columns: Columns, how: TwoTowers) -> tuple[str, ...]:
+def _outside(columns: Columns, how: TwoTowerConfig) -> tuple[str, ...]:
     """A line for what is in neither tower."""
     named = {how.item, *how.item_features, *how.user_features, *how.user_dense, *how.item_dense}
     names = (*(s.feature_name for s in columns.sparse), *(d.column for d in columns.dense))

@@ -15,21 +15,21 @@ from msgspec import structs
 
 from rowwise.comm.seam import Comm
 from rowwise.comm.status import broadcast_object, raising_on_all_ranks
-from rowwise.ingest.batcher import Batcher, Part, Position, Served
-from rowwise.ingest.prepare import Task
-from rowwise.ingest.service.client import Client, Health
+from rowwise.ingest.batcher import Batcher, EncodedSplit, Position, SplitPosition
+from rowwise.ingest.prepare import PreparationTask
+from rowwise.ingest.service.client import ServiceClient, ServiceHealth
 from rowwise.ingest.service.local import Service, Workers, client_of
-from rowwise.recipes.compose import Resolved, deal_of, make_batcher
+from rowwise.recipes.compose import ResolvedRecipe, deal_of, make_batcher
 
 
 @final
 class Feed:
     """The training batches of one rank; close it when the run ends."""
 
-    def __init__(self, resolved: Resolved, comm: Comm) -> None:
+    def __init__(self, resolved: ResolvedRecipe, comm: Comm) -> None:
         """Without workers yet, and where a bad row is an error."""
         self._resolved, self._comm, self._ends = resolved, comm, ExitStack()
-        self._client: Client | None = None
+        self._client: ServiceClient | None = None
         self._aside: Path | None = None
 
     def __call__(self, position: Position | None) -> Batcher:
@@ -56,7 +56,7 @@ class Feed:
         return make_batcher(resolved, resolved.parts.train, position, deal_of(self._comm), self._aside)
 
     @property
-    def health(self) -> Health | None:
+    def health(self) -> ServiceHealth | None:
         """How the workers keep up; None where there are none."""
         return None if self._client is None else self._client.health
 
@@ -73,10 +73,10 @@ class Feed:
         """End the workers."""
         self._ends.close()
 
-    def _task(self) -> Task:
+    def _task(self) -> PreparationTask:
         return replace(self._open(None).task, epochs=self._resolved.recipe.train.epochs)
 
-    def _join(self, workers: Workers) -> Client:
+    def _join(self, workers: Workers) -> ServiceClient:
         comm, topology, service = self._comm, self._comm.topology, None
         here = topology.ranks_of(topology.host_of(comm.rank))
         with raising_on_all_ranks(comm, during="starting the workers that prepare rows"):
@@ -91,21 +91,21 @@ class Feed:
             return service.client()
         return self._ends.enter_context(closing(client_of(Path(address), comm.rank - here[0])))
 
-    def _join_cluster(self, workers: Workers) -> Client:
-        from rowwise.ingest.service.cluster import Cluster
+    def _join_cluster(self, workers: Workers) -> ServiceClient:
+        from rowwise.ingest.service.cluster import ServiceCluster
 
         comm, found = self._comm, None
         if len(comm.ranks) > 1 and workers.address is None:
             workers = structs.replace(workers, address="auto")  # one that only this process has cannot be joined
         with raising_on_all_ranks(comm, during="starting the workers that prepare rows"):
             if comm.rank == 0:
-                found = self._ends.enter_context(Cluster(self._task(), workers, len(comm.ranks)))
+                found = self._ends.enter_context(ServiceCluster(self._task(), workers, len(comm.ranks)))
         name = broadcast_object(comm, None if found is None else found.name, 0, "workers")
         with raising_on_all_ranks(comm, during="joining the workers that prepare rows"):
-            found = found or Cluster(self._task(), workers, len(comm.ranks), name)
+            found = found or ServiceCluster(self._task(), workers, len(comm.ranks), name)
         assert found is not None
         return found.client(comm.rank)
 
 
-def _served(client: Client, splits: int, epoch: int, at: int) -> Iterator[Part]:
-    return map(Served, client.splits(epoch, at, splits))
+def _served(client: ServiceClient, splits: int, epoch: int, at: int) -> Iterator[SplitPosition]:
+    return map(EncodedSplit, client.splits(epoch, at, splits))

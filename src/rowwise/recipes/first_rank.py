@@ -11,7 +11,7 @@ from typing import TypeVar
 from rowwise.comm.seam import Comm
 from rowwise.comm.status import broadcast_object
 from rowwise.errors import AgreedError, RowwiseError, one_line
-from rowwise.recipes.compose import Resolved, resolve
+from rowwise.recipes.compose import ResolvedRecipe, resolve
 from rowwise.recipes.recipe import Recipe
 
 T = TypeVar("T")
@@ -37,9 +37,9 @@ def on_first_rank(comm: Comm, make: Callable[[], T]) -> T:
     return told
 
 
-def resolve_on_first_rank(make: Callable[[], Resolved], comm: Comm) -> Resolved:
+def resolve_on_first_rank(make: Callable[[], ResolvedRecipe], comm: Comm) -> ResolvedRecipe:
     """The first rank looks through the data, and the others take what it found: it takes time, and must be the same."""
-    own: list[Resolved] = []
+    own: list[ResolvedRecipe] = []
 
     def first() -> Recipe:
         own.append(make())

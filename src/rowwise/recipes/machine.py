@@ -19,7 +19,7 @@ HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class Environment:
     """Versions, processor and memory; nothing here needs the native operators."""
 
     rowwise: str
@@ -39,7 +39,7 @@ class Machine:
     memory_gb: float
 
     @classmethod
-    def read(cls, omp_wait_policy: str) -> "Machine":
+    def read(cls, omp_wait_policy: str) -> "Environment":
         """This machine, now."""
         torch_version, cuda, threads = _torch()
         cores, processor = os.cpu_count() or 1, read_processor()
@@ -64,7 +64,7 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Native:
+class NativeLibrary:
     """The native operators as they loaded."""
 
     library: str
@@ -73,7 +73,7 @@ class Native:
     isa_sets: tuple[str, ...]  # all that this processor has and the library was built for
 
     @classmethod
-    def read(cls) -> "Native":
+    def read(cls) -> "NativeLibrary":
         """Load the operators; raises NativeError when they are missing, and ImportError when torch does not load."""
         from rowwise.library import find_library
         from rowwise.ops.native import LIBRARY, isa

@@ -11,15 +11,15 @@ from msgspec import structs
 from torch import nn
 
 from rowwise.checkpoint.read import Checkpoint
-from rowwise.ingest.deal import Deal
+from rowwise.ingest.batch_shard import BatchShard
 from rowwise.plan import Plan
-from rowwise.recipes.compose import Resolved, make_batcher, make_model, make_objective, resolve
+from rowwise.recipes.compose import ResolvedRecipe, make_batcher, make_model, make_objective, resolve
 from rowwise.recipes.place import choose_plan, rows_bytes, tables_of
 from rowwise.recipes.recipe import Recipe, Tables, check_ranks
 from rowwise.recipes.text import RECIPE
-from rowwise.recipes.unused import notes
+from rowwise.recipes.unused_keys import notes
 from rowwise.spec import Topology, Value, state_width
-from rowwise.train.saved import Saved
+from rowwise.train.saved import CheckpointFolder
 from rowwise.train.settings import DenseAdagrad, DenseAdam, DenseOptimizer, DenseSgd
 from rowwise.train.step import dense_parameters
 
@@ -55,12 +55,12 @@ class Outlook(Value, frozen=True):
     idle: int = 0  # ranks whose part of a batch has no samples
 
 
-def outlook(resolved: Resolved, model: nn.Module, plan: Plan, topology: Topology) -> Outlook:
+def outlook(resolved: ResolvedRecipe, model: nn.Module, plan: Plan, topology: Topology) -> Outlook:
     """Of a recipe, its model, whose tables may be smaller than the recipe's, and where the tables are."""
     recipe, parts, tables = resolved.recipe, resolved.parts, resolved.stored_tables
     world, size_bytes = topology.world, sum(table.rows * table.row_bytes for table in tables)
     held_W = rows_bytes(plan, tables_of(model)) if world > 1 else [size_bytes]
-    deals = (Deal(rank=rank, world=world).part(recipe.train.batch) for rank in range(world))
+    deals = (BatchShard(rank=rank, world=world).part(recipe.train.batch) for rank in range(world))
     named = {"train": parts.train, "valid": parts.valid, "test": parts.test}
     parameters = sum(parameter.numel() for parameter in dense_parameters(model))
     assert recipe.train.threads is not None
@@ -111,7 +111,7 @@ def look_ahead(recipe: Recipe, ranks: int = 1) -> Outlook:
 
 def open_start(path: Path) -> Checkpoint:
     """What a warm start takes over: the best checkpoint of a run, or one by its folder."""
-    return Saved(path / "ckpt").open("best") if (path / RECIPE).is_file() else Checkpoint.open(path)
+    return CheckpointFolder(path / "ckpt").open("best") if (path / RECIPE).is_file() else Checkpoint.open(path)
 
 
 def _slots(optimizer: DenseOptimizer) -> int:

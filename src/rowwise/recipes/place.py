@@ -20,7 +20,7 @@ from rowwise.planner.constraints import ALL, Constraints
 from rowwise.planner.layouts import LAYOUTS, TABLE_WISE
 from rowwise.planner.machines import machine_named
 from rowwise.planner.make import make_plan
-from rowwise.planner.problem import Question
+from rowwise.planner.problem import PlanRequest
 from rowwise.recipes.recipe import Recipe
 from rowwise.row_optimizers import couples_columns
 from rowwise.shard.apply import shard
@@ -97,7 +97,7 @@ def _made(recipe: Recipe, tables: Sequence[Table], topology: Topology, hardware:
     whole_rows = tuple(layout.name for layout in LAYOUTS if not layout.cuts_columns)
     coupled = {table.name: whole_rows for table in tables if couples_columns(table.optimizer)}
     layouts = {ALL: (TABLE_WISE.name,)} if topology.world == 1 else coupled
-    question = Question(
+    question = PlanRequest(
         workloads=tuple(Workload(table=t, access=Access(pooling=float(len(t.feature_names)))) for t in tables),
         machine=Machine(topology=topology, hardware=plenty),
         model=model_of(plenty, topology, recipe.wire),

@@ -11,11 +11,11 @@ from msgspec import structs
 from rowwise.perf.access import Access, Workload
 from rowwise.recipes.compose import make_model, resolve
 from rowwise.recipes.place import step_samples, tables_of
-from rowwise.recipes.recipe import Recipe, TwoTowers, check_ranks
+from rowwise.recipes.recipe import Recipe, TwoTowerConfig, check_ranks
 from rowwise.spec import Wire
 
 
-class Wanted(NamedTuple):
+class PlanInputs(NamedTuple):
     """What a recipe asks of a machine."""
 
     workloads: tuple[Workload, ...]
@@ -23,15 +23,15 @@ class Wanted(NamedTuple):
     wire: Wire
 
 
-def wanted_of(recipe: Recipe, world: int) -> Wanted:
+def wanted_of(recipe: Recipe, world: int) -> PlanInputs:
     """The tables and the batch of a recipe on so many ranks."""
     check_ranks(recipe, world)
     # Plans are made for machines that this one is not, and may be without their devices.
     here = structs.replace(recipe, train=structs.replace(recipe.train, device="cpu"))
     resolved = resolve(here)
-    two_towers = isinstance(resolved.recipe.model, TwoTowers)  # whose tables are as the recipe lists them
+    two_towers = isinstance(resolved.recipe.model, TwoTowerConfig)  # whose tables are as the recipe lists them
     tables = resolved.tables if two_towers else tables_of(make_model(resolved, described=True))
-    return Wanted(
+    return PlanInputs(
         workloads=tuple(Workload(table=t, access=Access(pooling=float(len(t.feature_names)))) for t in tables),
         batch=step_samples(recipe),
         wire=recipe.wire,

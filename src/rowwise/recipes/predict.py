@@ -16,12 +16,12 @@ from torch import Tensor, nn
 
 from rowwise.errors import DataError
 from rowwise.ingest.batcher import rows_to_hold
-from rowwise.ingest.collate import Piece, collate
+from rowwise.ingest.collate import SplitRows, collate
 from rowwise.ingest.columns import Columns
-from rowwise.ingest.prepare import Opened, Preparation, Task
+from rowwise.ingest.prepare import Preparation, PreparationTask, ReadSplit
 from rowwise.ingest.transform import serving, to_json
-from rowwise.recipes.compose import Resolved
-from rowwise.recipes.rows import Rows
+from rowwise.recipes.compose import ResolvedRecipe
+from rowwise.recipes.rows import RowSelection
 from rowwise.train.evaluate import evaluating
 from rowwise.train.step import autocast
 
@@ -29,7 +29,11 @@ PART = ".part"
 
 
 def predict(
-    resolved: Resolved, model: nn.Module, rows: Rows, out: Path, tell: Callable[[int, int], None] | None = None
+    resolved: ResolvedRecipe,
+    model: nn.Module,
+    rows: RowSelection,
+    out: Path,
+    tell: Callable[[int, int], None] | None = None,
 ) -> int:
     """Write one line a row: its key (or its number, where there is none), and of each label logit and probability.
 
@@ -43,7 +47,7 @@ def predict(
     columns = structs.replace(resolved.columns, labels=(), weight=None, time=None, key=None)
     key, splits, done = resolved.columns.key, rows.reader.splits(), 0
     written = 0
-    task = Task(reader=rows.reader, splits=splits, how=_preparation(resolved, columns, rows))
+    task = PreparationTask(reader=rows.reader, splits=splits, how=_preparation(resolved, columns, rows))
     if key is not None and key not in rows.reader.schema.names:
         key = None
     part = out.with_name(out.name + PART)
@@ -73,7 +77,7 @@ def predict(
     return written
 
 
-def _preparation(resolved: Resolved, columns: Columns, rows: Rows) -> Preparation:
+def _preparation(resolved: ResolvedRecipe, columns: Columns, rows: RowSelection) -> Preparation:
     """All rows, as they come."""
     return Preparation(
         columns=columns,
@@ -85,13 +89,13 @@ def _preparation(resolved: Resolved, columns: Columns, rows: Rows) -> Preparatio
     )
 
 
-def _logits(resolved: Resolved, model: nn.Module, opened: Opened) -> Tensor:
+def _logits(resolved: ResolvedRecipe, model: nn.Module, opened: ReadSplit) -> Tensor:
     """Of all rows of a split, a batch at a time."""
     training, size, columns = resolved.recipe.train, resolved.recipe.evaluate.batch, opened.how.columns
     encoded = opened.encode()
     found = [torch.empty(0, len(resolved.tasks))]
     for begin in range(0, encoded.rows, size):
-        batch = collate([Piece(encoded, begin, min(begin + size, encoded.rows))], columns).to(training.device)
+        batch = collate([SplitRows(encoded, begin, min(begin + size, encoded.rows))], columns).to(training.device)
         with autocast(training):
             found.append(model(batch).float().cpu())
     return torch.cat(found)

@@ -115,20 +115,20 @@ class Tables(Value, frozen=True):
         return tuple(self.each[t.name].apply(t) if t.name in self.each else t for t in changed)
 
 
-class Dlrm(Value, frozen=True, tag="dlrm", tag_field="kind"):
+class DlrmConfig(Value, frozen=True, tag="dlrm", tag_field="kind"):
     """`rowwise.DLRM`; the bottom layers end in the tables' dim, the top ones in one logit a label."""
 
     bottom: tuple[int, ...] = (512, 256)
     top: tuple[int, ...] = (512, 256)
 
 
-class DeepFm(Value, frozen=True, tag="deepfm", tag_field="kind"):
+class DeepFmConfig(Value, frozen=True, tag="deepfm", tag_field="kind"):
     """`rowwise.DeepFM`."""
 
     deep: tuple[int, ...] = (400, 400, 400)
 
 
-class Dcn(Value, frozen=True, tag="dcn", tag_field="kind"):
+class DcnConfig(Value, frozen=True, tag="dcn", tag_field="kind"):
     """`rowwise.DCN`."""
 
     deep: tuple[int, ...] = (512, 256)
@@ -137,14 +137,14 @@ class Dcn(Value, frozen=True, tag="dcn", tag_field="kind"):
     structure: Literal["stacked", "parallel"] = "stacked"
 
 
-class WideAndDeep(Value, frozen=True, tag="wide_deep", tag_field="kind"):
+class WideDeepConfig(Value, frozen=True, tag="wide_deep", tag_field="kind"):
     """`rowwise.WideDeep`."""
 
     deep: tuple[int, ...] = (1024, 512, 256)
     wide: RowOptimizer | None = None  # of the weights of single ids; None: FTRL, as in the paper
 
 
-class TwoTowers(Value, frozen=True, tag="two_tower", tag_field="kind"):
+class TwoTowerConfig(Value, frozen=True, tag="two_tower", tag_field="kind"):
     """`rowwise.TwoTower`, trained on the rows whose label is 1 by the softmax over the items of a batch."""
 
     item: str  # the feature that says which item it is: one id in each row
@@ -163,14 +163,14 @@ class TwoTowers(Value, frozen=True, tag="two_tower", tag_field="kind"):
             raise SpecError(f"model.temperature={self.temperature}: want a finite number above 0")
 
 
-class Own(Value, frozen=True, tag="own", tag_field="kind"):
+class UserModel(Value, frozen=True, tag="own", tag_field="kind"):
     """A class of the user's: `module` is path.py:Class, called with (embeddings, dense_features, tasks, **args)."""
 
     module: str
     args: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
-Model = Dlrm | DeepFm | Dcn | WideAndDeep | TwoTowers | Own
+Model = DlrmConfig | DeepFmConfig | DcnConfig | WideDeepConfig | TwoTowerConfig | UserModel
 
 
 class Recipe(Value, frozen=True, kw_only=True):
@@ -183,7 +183,7 @@ class Recipe(Value, frozen=True, kw_only=True):
     transforms: Transforms = ()  # what is made of the columns first
     columns: Columns | None = None  # None: the dataset's
     tables: Tables = Tables()
-    model: Model | str = Dlrm()  # a text is path.py:Class, short for {kind: own, module: path.py:Class}
+    model: Model | str = DlrmConfig()  # a text is path.py:Class, short for {kind: own, module: path.py:Class}
     train: Training = Training()
     evaluate: Evaluation = Evaluation()
     save: Saving = Saving()
@@ -206,21 +206,21 @@ class Recipe(Value, frozen=True, kw_only=True):
 def _layers(model: Model | str) -> dict[str, tuple[int, ...]]:
     """All that says how wide a layer is."""
     match model:
-        case Dlrm(bottom=bottom, top=top):
+        case DlrmConfig(bottom=bottom, top=top):
             return {"bottom": bottom, "top": top}
-        case DeepFm(deep=deep) | WideAndDeep(deep=deep):
+        case DeepFmConfig(deep=deep) | WideDeepConfig(deep=deep):
             return {"deep": deep}
-        case Dcn(deep=deep, crosses=crosses, rank=rank):
+        case DcnConfig(deep=deep, crosses=crosses, rank=rank):
             return {"deep": deep, "crosses": (crosses,) if crosses else (), "rank": () if rank is None else (rank,)}
-        case TwoTowers(sizes=sizes, ks=ks):
+        case TwoTowerConfig(sizes=sizes, ks=ks):
             return {"sizes": sizes, "ks": ks}
-        case Own() | str():
+        case UserModel() | str():
             return {}
 
 
 def check_ranks(recipe: Recipe, world: int) -> None:
     """Refuse what cannot run on so many ranks, before anything is read or made."""
-    if world > 1 and isinstance(recipe.model, TwoTowers):
+    if world > 1 and isinstance(recipe.model, TwoTowerConfig):
         why = "its loss compares each user with the items of the whole batch, which is on one rank only"
         raise SpecError(f"model.kind=two_tower on {world} ranks: {why}; want one process, without --nproc")
     shards = recipe.train.virtual_shards

@@ -17,32 +17,32 @@ from rowwise.ingest.delimited import CsvReader
 from rowwise.ingest.parquet import ParquetReader
 from rowwise.ingest.reader import Reader
 from rowwise.ingest.share import Share
-from rowwise.ingest.where import Where, parse
+from rowwise.ingest.where import RowFilter, parse
 from rowwise.recipes.recipe import Data
 from rowwise.spec import Table
 
-ALL, EVERY = Share(), Where()
+ALL, EVERY = Share(), RowFilter()
 SYNTHETIC = (1_000_000, 100_000)  # rows to train and to test on
 FILES = ("parquet", "csv")
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class RowSelection:
     """Some rows of a reader."""
 
     reader: Reader
     share: Share = ALL
-    where: Where = EVERY
+    where: RowFilter = EVERY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
+class DataSplits:
     """The rows of a recipe, by what they are for; and the dataset that they are of."""
 
     dataset: Dataset
-    train: Rows
-    valid: Rows | None
-    test: Rows | None
+    train: RowSelection
+    valid: RowSelection | None
+    test: RowSelection | None
 
 
 def absolute(data: Data) -> Data:
@@ -57,7 +57,7 @@ def absolute(data: Data) -> Data:
     return Data(**given)
 
 
-def open_parts(data: Data, columns: Columns | None = None, tables: tuple[Table, ...] = ()) -> Parts:
+def open_parts(data: Data, columns: Columns | None = None, tables: tuple[Table, ...] = ()) -> DataSplits:
     """Open what a recipe names; `columns` and `tables` are those of the recipe, which spare a look at the rows."""
     where = parse(data.where)
     dataset = _dataset(data, where, columns, tables)
@@ -67,11 +67,11 @@ def open_parts(data: Data, columns: Columns | None = None, tables: tuple[Table, 
     # A dataset's own parts stand; only what is missing is taken away from the training rows.
     shares = {"valid": 0.0 if valid else data.valid_share, "test": 0.0 if test else data.test_share}
     take = _take_last if data.share == "last" else _take_random
-    train, parts = take(Rows(dataset.train, where=where), shares)
-    return Parts(dataset=dataset, train=train, valid=valid or parts.get("valid"), test=test or parts.get("test"))
+    train, parts = take(RowSelection(dataset.train, where=where), shares)
+    return DataSplits(dataset=dataset, train=train, valid=valid or parts.get("valid"), test=test or parts.get("test"))
 
 
-def _named(key: str, name: str | None) -> Rows | None:
+def _named(key: str, name: str | None) -> RowSelection | None:
     """The rows of files that the recipe names under a key."""
     if name is None:
         return None
@@ -79,11 +79,11 @@ def _named(key: str, name: str | None) -> Rows | None:
     if reader is None:
         kind = "csv" if name.endswith(DELIMITED) else "parquet"
         raise SpecError(f"data.{key}={name!r}: want parquet:PATH or csv:PATH, such as {kind}:{name}")
-    return Rows(reader)
+    return RowSelection(reader)
 
 
-def _own(reader: Reader | None, where: Where) -> Rows | None:
-    return None if reader is None else Rows(reader, where=where)
+def _own(reader: Reader | None, where: RowFilter) -> RowSelection | None:
+    return None if reader is None else RowSelection(reader, where=where)
 
 
 def open_named(name: str) -> Reader:
@@ -91,7 +91,7 @@ def open_named(name: str) -> Reader:
     return _files(name) or open_files(name)
 
 
-def _dataset(data: Data, where: Where, columns: Columns | None, tables: tuple[Table, ...]) -> Dataset:
+def _dataset(data: Data, where: RowFilter, columns: Columns | None, tables: tuple[Table, ...]) -> Dataset:
     if data.dataset == "synthetic":
         return synthetic(data.rows or SYNTHETIC[0], data.test_rows or SYNTHETIC[1])
     if data.rows is not None or data.test_rows is not None:
@@ -110,16 +110,16 @@ def _dataset(data: Data, where: Where, columns: Columns | None, tables: tuple[Ta
     return found if data.test is None else replace(found, train=files, test=None)
 
 
-def _files(name: str | None, where: Where = EVERY) -> Reader | None:
+def _files(name: str | None, where: RowFilter = EVERY) -> Reader | None:
     kind, colon, path = (name or "").partition(":")
     if not colon or kind not in FILES:
         return None
     return ParquetReader(path, where=where, verify=True) if kind == "parquet" else CsvReader(path)
 
 
-def _take_random(rows: Rows, shares: dict[str, float]) -> tuple[Rows, dict[str, Rows]]:
+def _take_random(rows: RowSelection, shares: dict[str, float]) -> tuple[RowSelection, dict[str, RowSelection]]:
     at = 0.0
-    parts: dict[str, Rows] = {}
+    parts: dict[str, RowSelection] = {}
     for name, share in shares.items():
         if share:
             parts[name] = replace(rows, share=Share(begin=at, end=at + share))
@@ -127,11 +127,11 @@ def _take_random(rows: Rows, shares: dict[str, float]) -> tuple[Rows, dict[str, 
     return replace(rows, share=Share(begin=at)), parts
 
 
-def _take_last(rows: Rows, shares: dict[str, float]) -> tuple[Rows, dict[str, Rows]]:
+def _take_last(rows: RowSelection, shares: dict[str, float]) -> tuple[RowSelection, dict[str, RowSelection]]:
     """Whole splits off the end: the last ones to test on, those before them to validate on."""
     splits = list(rows.reader.splits())
     total = len(splits)
-    parts: dict[str, Rows] = {}
+    parts: dict[str, RowSelection] = {}
     for name in ("test", "valid"):
         count = round(shares[name] * total)
         if shares[name] and (not count or count >= len(splits)):

@@ -1,7 +1,7 @@
 """The verbs of the command line as functions: start a run, resume it, evaluate it, predict with it.
 
-A `Run` is a recipe that was resolved, its model, its trainer and its folder. What is printed is the caller's business;
-everything that lasts is written here. On several ranks all call the same, and the first one writes.
+A `TrainingRun` is a recipe that was resolved, its model, its trainer and its folder. What is printed is the caller's
+business; everything that lasts is written here. On several ranks all call the same, and the first one writes.
 """
 
 import os
@@ -29,31 +29,31 @@ from rowwise.ingest.warehouse.popularity import log_use
 from rowwise.plan import Plan
 from rowwise.recipes.access import ACCESS, AccessFile
 from rowwise.recipes.bad_rows import find_bad_rows
-from rowwise.recipes.compose import Resolved, make_evaluator, make_job, make_model, make_settings, resolve
+from rowwise.recipes.compose import ResolvedRecipe, make_evaluator, make_job, make_model, make_settings, resolve
 from rowwise.recipes.feed import Feed
 from rowwise.recipes.first_rank import on_first_rank, resolve_on_first_rank
 from rowwise.recipes.id_maps import keep_maps, kept_maps
-from rowwise.recipes.machine import Machine, Native
+from rowwise.recipes.machine import Environment, NativeLibrary
 from rowwise.recipes.outlook import open_start
-from rowwise.recipes.own_name import split_name
 from rowwise.recipes.place import choose_plan, place, step_samples, tables_of, whole_plan
 from rowwise.recipes.predict import predict
-from rowwise.recipes.recipe import Own, Recipe, check_ranks
-from rowwise.recipes.rows import Rows, open_named
+from rowwise.recipes.recipe import Recipe, UserModel, check_ranks
+from rowwise.recipes.rows import RowSelection, open_named
 from rowwise.recipes.table_memory import Purpose, check_memory
 from rowwise.recipes.text import RECIPE, apply_changes, decode, parse, write
-from rowwise.recipes.unused import notes
+from rowwise.recipes.unused_keys import notes
+from rowwise.recipes.user_model_name import split_name
 from rowwise.spec import Value
 from rowwise.textfile import decode_json, read_bytes, read_text
 from rowwise.train.evaluate import Scores, Values, values_of
-from rowwise.train.feeding import Wait
+from rowwise.train.feeding import DataWait
 from rowwise.train.metrics import Metrics
-from rowwise.train.progress import Best
+from rowwise.train.progress import BestEvaluation
 from rowwise.train.recorder import peak_memory_bytes
 from rowwise.train.run_folder import RunFolder
-from rowwise.train.saved import Saved
-from rowwise.train.snapshot import Match, restore_model, warm_start
-from rowwise.train.trainer import Job, Tell, Trainer
+from rowwise.train.saved import CheckpointFolder
+from rowwise.train.snapshot import WarmStartMatch, restore_model, warm_start
+from rowwise.train.trainer import Tell, Trainer, TrainingJob
 
 PLAN, BAD_ROWS = "plan.json", "bad_rows"  # in the folder of a run
 TRANSFORMS = "transforms.json"
@@ -64,7 +64,7 @@ def unheard(line: str) -> None:
     """Nobody is told."""
 
 
-class Result(Value, frozen=True):
+class RunResult(Value, frozen=True):
     """How a run went: what result.json holds."""
 
     status: Literal["finished", "stopped", "failed"]
@@ -77,11 +77,11 @@ class Result(Value, frozen=True):
     wall_s: float = 0.0  # of the process that ended the run
     samples_s: float = 0.0  # while training, over all of the run
     peak_memory_bytes: int = 0
-    data_wait: Wait = Wait()  # for rows, of the process that ended the run
+    data_wait: DataWait = DataWait()  # for rows, of the process that ended the run
     workers: int | None = None  # that prepared rows at the end; None: there were none
     bad_rows: int = 0  # that were put aside
     bad_reasons: tuple[str, ...] = ()  # why the first ones were
-    best: Best | None = None
+    best: BestEvaluation | None = None
     test: dict[str, dict[str, float | None]] = msgspec.field(default_factory=dict)
     ceiling: dict[str, dict[str, float | None]] = msgspec.field(
         default_factory=dict
@@ -91,15 +91,17 @@ class Result(Value, frozen=True):
 
 
 @final
-class Run:
+class TrainingRun:
     """A run that can go on; made by `start` or `resume`, on all of its ranks."""
 
-    def __init__(self, resolved: Resolved, folder: RunFolder, made: "_Made", tell: Tell | None, comm: Comm) -> None:
+    def __init__(
+        self, resolved: ResolvedRecipe, folder: RunFolder, made: "_BuiltJob", tell: Tell | None, comm: Comm
+    ) -> None:
         """Hold the folder, and be ready to go."""
         self.begin_s = perf_counter()
         self.resolved, self.folder, self.model, self.plan = resolved, folder, made.job.model, made.plan
         self.comm, self._first, self._feed = comm, comm.rank == 0, made.feed
-        self.match: Match | None = None  # what a warm start took over
+        self.match: WarmStartMatch | None = None  # what a warm start took over
         on_first_rank(comm, folder.hold)
         made.feed.start(folder.path / BAD_ROWS)
         recipe = resolved.recipe
@@ -110,7 +112,7 @@ class Run:
     @classmethod
     def start(
         cls, recipe: Recipe, root: Path = Path("runs"), tell: Tell | None = None, comm: Comm | None = None
-    ) -> "Run":
+    ) -> "TrainingRun":
         """A new run, under the next number in root/<recipe>."""
         comm = comm or solo()
         if not recipe.name:
@@ -144,7 +146,7 @@ class Run:
         which: str = "last",
         tell: Tell | None = None,
         comm: Comm | None = None,
-    ) -> "Run":
+    ) -> "TrainingRun":
         """A run that was stopped or killed, from its last checkpoint; or from the start, if there is none.
 
         On as many ranks as there are now, however many there were.
@@ -169,7 +171,7 @@ class Run:
 
     def _go_back(self, which: str) -> None:
         """To where a checkpoint was; what was saved after it is not what comes after it now, and goes."""
-        saved = Saved(self.folder.checkpoints, self.comm)
+        saved = CheckpointFolder(self.folder.checkpoints, self.comm)
         saved.clean()
         if which == "last" and on_first_rank(self.comm, lambda: not saved.steps()):
             if self._first:
@@ -196,7 +198,7 @@ class Run:
             out = f"train on with --set {more}, or measure it: rowwise eval {self.folder.path}"
             raise DataError(f"{self.folder.path} has finished at step {progress.step}: {out}")
 
-    def go(self) -> Result:
+    def go(self) -> RunResult:
         """Train to the end, then test; whatever happens, the folder says so."""
         self._log_beginning()
         try:
@@ -232,15 +234,15 @@ class Run:
                 self.folder.warn("there are no test rows: give data.test or data.test_share")
             return {}, {}
         if progress.best is not None and progress.best.step != progress.step:
-            restore_model(Saved(self.folder.checkpoints).open("best"), self.model)
+            restore_model(CheckpointFolder(self.folder.checkpoints).open("best"), self.model)
         scores = make_evaluator(self.resolved, self.model, rows, comm=self.comm, aside=self._feed.aside)()
         self.trainer.note("test", scores)
         return dict(scores.tasks), best_possible(self.resolved, rows) if self._first else {}
 
-    def _result(self, status: Literal["finished", "stopped", "failed"], **more: Any) -> Result:
+    def _result(self, status: Literal["finished", "stopped", "failed"], **more: Any) -> RunResult:
         progress, about = self.trainer.progress, self.resolved.recipe.about
         more = _measured(self.trainer, self.folder.path) | more
-        return Result(
+        return RunResult(
             status=status,
             recipe=self.resolved.recipe.name,
             run=str(self.folder.path),
@@ -255,7 +257,7 @@ class Run:
             **more,
         )
 
-    def _finish(self, result: Result) -> None:
+    def _finish(self, result: RunResult) -> None:
         if not self._first:
             return
         self.folder.log(
@@ -275,7 +277,7 @@ class Run:
             self.folder.write(TRANSFORMS, to_json(self.resolved.transforms).decode())
         self._write_place()
         _note_use(self.resolved)
-        if isinstance(recipe.model, Own):
+        if isinstance(recipe.model, UserModel):
             path, _ = split_name(recipe.model.module)
             (self.folder.path / "code").mkdir()
             shutil.copyfile(path, self.folder.path / "code" / path.name)
@@ -286,13 +288,15 @@ class Run:
         """Where it runs, and which rank has which rows: a run may go on elsewhere."""
         topology, wire = self.comm.topology, msgspec.to_builtins(self.resolved.recipe.wire)
         where = {"started": _now(), "ranks": topology.world, "hosts": topology.hosts, "wire": wire}
-        self.folder.write_json("env.json", {**asdict(Machine.read("passive")), **asdict(Native.read()), **where})
+        self.folder.write_json(
+            "env.json", {**asdict(Environment.read("passive")), **asdict(NativeLibrary.read()), **where}
+        )
         self.folder.write(PLAN, self.plan.to_json() + "\n")
         for line in notes(self.resolved, topology):
             self.folder.warn(line)
 
 
-def _note_use(resolved: Resolved) -> None:
+def _note_use(resolved: ResolvedRecipe) -> None:
     """Leave a note in a warehouse of the columns that are read, so that it can be written for its readers."""
     kind, _, path = resolved.recipe.data.dataset.partition(":")
     if kind == "parquet":
@@ -300,15 +304,15 @@ def _note_use(resolved: Resolved) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Made:
+class _BuiltJob:
     """What is trained, and where its tables are."""
 
-    job: Job
+    job: TrainingJob
     plan: Plan
     feed: Feed
 
 
-def _make(resolved: Resolved, comm: Comm, purpose: Purpose = "train") -> _Made:
+def _make(resolved: ResolvedRecipe, comm: Comm, purpose: Purpose = "train") -> _BuiltJob:
     """On all ranks; with several, no rank ever has all tables."""
     _use_threads(resolved.recipe)
     placed = comm.topology.world > 1 or resolved.recipe.plan is not None
@@ -322,7 +326,7 @@ def _make(resolved: Resolved, comm: Comm, purpose: Purpose = "train") -> _Made:
     place(resolved.recipe, model, plan, comm)
     feed = Feed(resolved, comm)
     job = make_job(resolved, model, feed, comm, plan.forecast, feed.aside)
-    return _Made(job=replace(job, health=lambda: feed.health), plan=plan, feed=feed)
+    return _BuiltJob(job=replace(job, health=lambda: feed.health), plan=plan, feed=feed)
 
 
 def _measured(trainer: Trainer, run: Path) -> dict[str, Any]:
@@ -372,7 +376,7 @@ def predict_rows(
     return predict(resolved, model, _asked_rows(path, resolved, data), out, tell)
 
 
-def load_trained(path: Path, which: str = "best", warn: Warn = unheard) -> tuple[Resolved, nn.Module]:
+def load_trained(path: Path, which: str = "best", warn: Warn = unheard) -> tuple[ResolvedRecipe, nn.Module]:
     """The model of a run, as a checkpoint has it."""
     RunFolder.open(path)
     resolved = _resolve_saved(path)
@@ -382,11 +386,11 @@ def load_trained(path: Path, which: str = "best", warn: Warn = unheard) -> tuple
     tables = resolved.stored_tables
     check_memory(resolved, tables, whole_plan(tables), solo(), "use")
     model = make_model(resolved)
-    restore_model(Saved(path / "ckpt").open(which), model)
+    restore_model(CheckpointFolder(path / "ckpt").open(which), model)
     return resolved, model
 
 
-def best_possible(resolved: Resolved, rows: Rows) -> dict[str, Values]:
+def best_possible(resolved: ResolvedRecipe, rows: RowSelection) -> dict[str, Values]:
     """What nobody can beat on average: the metrics of the logits that made-up labels were drawn from."""
     column = resolved.parts.dataset.ceiling
     if column is None:
@@ -400,19 +404,19 @@ def best_possible(resolved: Resolved, rows: Rows) -> dict[str, Values]:
     return {task: values_of(metrics.value()[task])}
 
 
-def _warm(resolved: Resolved, model: nn.Module) -> Match | None:
+def _warm(resolved: ResolvedRecipe, model: nn.Module) -> WarmStartMatch | None:
     """Start from another run or checkpoint, if the recipe says so."""
     if resolved.recipe.init_from is None:
         return None
     return warm_start(open_start(Path(resolved.recipe.init_from)), model)
 
 
-def _resolve_saved(path: Path, changes: Sequence[str] = (), world: int = 1) -> Resolved:
+def _resolve_saved(path: Path, changes: Sequence[str] = (), world: int = 1) -> ResolvedRecipe:
     source = path / RECIPE
     sections = parse(read_text(source), str(source))
     apply_changes(sections, changes)
     for change in changes:
-        if change.startswith("init_from=") and Saved(path / "ckpt").steps():
+        if change.startswith("init_from=") and CheckpointFolder(path / "ckpt").steps():
             out = "the weights are those of its checkpoint: begin a new run with rowwise train --init-from"
             raise SpecError(f"--set {change} of a run that goes on: {out}")
     recipe = kept_maps(decode(sections, str(source)), path)
@@ -434,7 +438,7 @@ def _ranks_before(path: Path) -> int:
 def _finished_at(path: Path) -> int | None:
     """The step at which a run's result says that it was done, if it says so."""
     try:
-        result = decode_json(read_bytes(path / "result.json"), Result)
+        result = decode_json(read_bytes(path / "result.json"), RunResult)
     except (OSError, msgspec.DecodeError):
         return None
     return result.steps if result.status == "finished" else None
@@ -448,16 +452,16 @@ def _use_threads(recipe: Recipe) -> None:
 
 def _compare_own(recipe: Recipe, folder: RunFolder) -> None:
     """Say so if the user's module is not what the run began with."""
-    if isinstance(recipe.model, Own):
+    if isinstance(recipe.model, UserModel):
         path, _ = split_name(recipe.model.module)
         kept = folder.path / "code" / path.name
         if path.is_file() and kept.is_file() and read_bytes(path) != read_bytes(kept):
             folder.warn(f"{path} has changed since the run began; what it was is in {kept}")
 
 
-def _asked_rows(path: Path, resolved: Resolved, data: str | None) -> Rows:
+def _asked_rows(path: Path, resolved: ResolvedRecipe, data: str | None) -> RowSelection:
     """Those of other files, if some are named, else the run's test rows."""
-    rows = resolved.parts.test if data is None else Rows(open_named(data))
+    rows = resolved.parts.test if data is None else RowSelection(open_named(data))
     if rows is None:
         raise DataError(f"{path}: its recipe has no test rows: give some with --data parquet:PATH")
     return rows

@@ -11,8 +11,8 @@ from pathlib import PurePath
 from msgspec import structs
 
 from rowwise.errors import DataError
-from rowwise.ingest.inspect import Card, ColumnCard
-from rowwise.recipes.recipe import NAME, About, Data, Dlrm, Recipe, Tables
+from rowwise.ingest.inspect import ColumnCard, DatasetCard
+from rowwise.recipes.recipe import NAME, About, Data, DlrmConfig, Recipe, Tables
 from rowwise.recipes.text import write
 from rowwise.row_optimizers import RowWiseAdagrad
 from rowwise.spec import Pooling, Table
@@ -33,7 +33,7 @@ def name_for(path: str) -> str:
     return name if NAME.fullmatch(name) else "recipe"
 
 
-def starter(card: Card, dataset: str, file: str) -> str:
+def starter(card: DatasetCard, dataset: str, file: str) -> str:
     """The recipe as text.
 
     Args:
@@ -60,7 +60,7 @@ def starter(card: Card, dataset: str, file: str) -> str:
     return "\n".join([*_comments(card, recipe), ""]) + write(recipe, shown=SHOWN)
 
 
-def _refuse(card: Card) -> None:
+def _refuse(card: DatasetCard) -> None:
     """What no recipe can be made for."""
     label = next((column for column in card.columns if column.role == "label"), None)
     if label is not None and label.note:
@@ -71,7 +71,7 @@ def _refuse(card: Card) -> None:
         raise DataError(f"{card.source}: no column holds ids or words, and without any there are no tables to train")
 
 
-def _likely(card: Card) -> str:
+def _likely(card: DatasetCard) -> str:
     found = [name for name in card.likely_labels if name != card.label]
     return f", such as {' or '.join(found)}" if found else ""
 
@@ -84,19 +84,19 @@ def _dim(rows: int) -> int:
     return 8 if rows < SMALL_ROWS else 16 if rows < LARGE_ROWS else 32
 
 
-def _model(dense: bool, rows: int) -> Dlrm:
+def _model(dense: bool, rows: int) -> DlrmConfig:
     sizes = (64,) if rows < SMALL_ROWS else (128, 64) if rows < LARGE_ROWS else (512, 256)
-    return Dlrm(bottom=sizes if dense else (), top=sizes)
+    return DlrmConfig(bottom=sizes if dense else (), top=sizes)
 
 
-def _table(table: Table, card: Card) -> Table:
+def _table(table: Table, card: DatasetCard) -> Table:
     feature = table.feature_names[0]
     listed = any(column.name == feature and column.mean_length is not None for column in card.columns)
     pooling = Pooling.MEAN if listed else Pooling.SUM
     return structs.replace(table, pooling=pooling, optimizer=RowWiseAdagrad(lr=0.05))
 
 
-def _comments(card: Card, recipe: Recipe) -> list[str]:
+def _comments(card: DatasetCard, recipe: Recipe) -> list[str]:
     left_out = [column for column in card.columns if column.role == "unused"]
     used = {recipe.columns.key, recipe.columns.time} if recipe.columns else set()
     left_out += [column for column in card.columns if column.role in ("key", "time") and column.name not in used]

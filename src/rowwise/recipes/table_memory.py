@@ -22,7 +22,7 @@ from rowwise.perf.host_memory import free_bytes
 from rowwise.plan import Plan
 from rowwise.planner.fixes import with_row_state
 from rowwise.quantity import of_bytes
-from rowwise.recipes.compose import Resolved
+from rowwise.recipes.compose import ResolvedRecipe
 from rowwise.recipes.first_rank import on_first_rank
 from rowwise.recipes.id_maps import stored
 from rowwise.spec import RowType, Table, Topology, state_width
@@ -63,7 +63,7 @@ class TableMemory:
         return replace(self, tables=tuple(map(change, self.tables)))
 
 
-class Way(NamedTuple):
+class MemoryRemedy(NamedTuple):
     """A change after which the tables fit."""
 
     words: str
@@ -71,7 +71,7 @@ class Way(NamedTuple):
 
 
 def check_memory(
-    resolved: Resolved, tables: Sequence[Table], plan: Plan, comm: Comm, purpose: Purpose = "train"
+    resolved: ResolvedRecipe, tables: Sequence[Table], plan: Plan, comm: Comm, purpose: Purpose = "train"
 ) -> None:
     """Refuse tables for which there is no memory; called by all ranks."""
     free = free_bytes()
@@ -109,7 +109,7 @@ def refuse_if_short(asked: TableMemory) -> None:
     raise TableMemoryError(f"{need}, and {of_bytes(free)} are free: want {want}")
 
 
-def ways_out(asked: TableMemory, host: int) -> list[Way]:
+def ways_out(asked: TableMemory, host: int) -> list[MemoryRemedy]:
     """One of each kind: what costs nothing, then the least change first."""
     free = asked.free_H[host]
     assert free is not None
@@ -120,12 +120,12 @@ def ways_out(asked: TableMemory, host: int) -> list[Way]:
     return [*_foreground(asked, host, room), *changes]
 
 
-def _foreground(asked: TableMemory, host: int, room: int) -> Iterator[Way]:
+def _foreground(asked: TableMemory, host: int, room: int) -> Iterator[MemoryRemedy]:
     if asked.background:
         yield from _fitting(replace(asked, background=False), host, room, "save.background=false")
 
 
-def _fewer_rows(asked: TableMemory, host: int, room: int) -> Iterator[Way]:
+def _fewer_rows(asked: TableMemory, host: int, room: int) -> Iterator[MemoryRemedy]:
     """As many as fit, if no table has more; in two digits."""
     if asked.purpose == "resume":  # the rows are there
         return
@@ -144,7 +144,7 @@ def _fewer_rows(asked: TableMemory, host: int, room: int) -> Iterator[Way]:
         yield from _fitting(cut(most), host, room, words)
 
 
-def _narrower_rows(asked: TableMemory, host: int, room: int) -> Iterator[Way]:
+def _narrower_rows(asked: TableMemory, host: int, room: int) -> Iterator[MemoryRemedy]:
     for row_type in (RowType.FP16, RowType.INT8):
         fewer_bits = asked.with_tables(lambda table, to=row_type: _stored_as(table, to))
         yield from _fitting(fewer_bits, host, room, f"tables.all.row_type={row_type}")
@@ -163,31 +163,31 @@ def _narrower_rows(asked: TableMemory, host: int, room: int) -> Iterator[Way]:
             return
 
 
-def _compressed(asked: TableMemory, host: int, room: int) -> Iterator[Way]:
+def _compressed(asked: TableMemory, host: int, room: int) -> Iterator[MemoryRemedy]:
     if asked.purpose == "resume":
         return
     budget = _rounded_down(int(asked.rows_bytes(host) * room / asked.needed_bytes(host)))
     words = f"`rowwise compress` with --budget {of_bytes(budget).replace(' ', '').replace(',', '')}"
     if budget >= 1000:
-        yield Way(
+        yield MemoryRemedy(
             f"{words}, run where the whole tables fit", asked.needed_bytes(host) * budget / asked.rows_bytes(host)
         )
 
 
-def _more_hosts(asked: TableMemory, host: int, room: int) -> Iterator[Way]:
+def _more_hosts(asked: TableMemory, host: int, room: int) -> Iterator[MemoryRemedy]:
     """Ranks of the same host share its memory."""
     hosts = asked.topology.hosts
     if asked.purpose == "use" or not room:
         return
     total = sum(map(asked.needed_bytes, range(hosts)))
     count = max(ceil(total / room), hosts + 1)
-    yield Way(f"ranks on {count:,} hosts like this one, by torchrun", total / count)
+    yield MemoryRemedy(f"ranks on {count:,} hosts like this one, by torchrun", total / count)
 
 
-def _fitting(asked: TableMemory, host: int, room: int, words: str) -> Iterator[Way]:
+def _fitting(asked: TableMemory, host: int, room: int, words: str) -> Iterator[MemoryRemedy]:
     size = asked.needed_bytes(host)
     if size <= room:
-        yield Way(words, size)
+        yield MemoryRemedy(words, size)
 
 
 def _stored_as(table: Table, row_type: RowType) -> Table:

@@ -28,7 +28,7 @@ NOTE = (
 )
 
 
-class Error(msgspec.Struct, frozen=True, kw_only=True):
+class RecordedError(msgspec.Struct, frozen=True, kw_only=True):
     """How well something predicts."""
 
     model: str
@@ -37,7 +37,7 @@ class Error(msgspec.Struct, frozen=True, kw_only=True):
     raw_error: float
 
 
-class Quality(msgspec.Struct, frozen=True, kw_only=True):
+class RecordedQuality(msgspec.Struct, frozen=True, kw_only=True):
     """What a calibration says of itself."""
 
     sets: int
@@ -46,20 +46,20 @@ class Quality(msgspec.Struct, frozen=True, kw_only=True):
     noise: float
     raw_noise: float
     drift: float
-    errors: tuple[Error, ...]
+    errors: tuple[RecordedError, ...]
     links: int
     links_error: float | None = None
     networks_error: float | None = None
     predicted_s: tuple[float, ...]
     measured_s: tuple[float, ...]
-    stages: dict[str, Error]
+    stages: dict[str, RecordedError]
     doubts: tuple[str, ...] = ()
 
 
 def calibration_page(name: str, source: str, content: str | bytes) -> str:
     """The page, from a calibration's JSON."""
     try:
-        quality = decode_json(content, Quality)
+        quality = decode_json(content, RecordedQuality)
     except msgspec.DecodeError as error:
         raise DataError(f"not the quality of a calibration: {error}; want what `rowwise calibrate` writes") from None
     title = tag("h1", None, text("Calibration"), span("number", name))
@@ -71,13 +71,13 @@ def calibration_page(name: str, source: str, content: str | bytes) -> str:
     return page("Calibration", head, *_doubts(quality), _tiles(quality), drawn, errors, script=False)
 
 
-def _doubts(quality: Quality) -> tuple[Html, ...]:
+def _doubts(quality: RecordedQuality) -> tuple[Html, ...]:
     if not quality.doubts:
         return ()
     return (note(f"Not to be trusted: {'; '.join(quality.doubts)}. Plans are made by the roofline of fitted rates."),)
 
 
-def _tiles(quality: Quality) -> Html:
+def _tiles(quality: RecordedQuality) -> Html:
     best = quality.errors[0]
     facts = (
         ("error", quantity.share(best.error), "on sets held out"),
@@ -91,7 +91,7 @@ def _tiles(quality: Quality) -> Html:
     return div("tiles", *shown)
 
 
-def scatter(quality: Quality) -> Html:
+def scatter(quality: RecordedQuality) -> Html:
     """Predicted over measured, both on logarithmic scales."""
     pairs = list(zip(quality.measured_s, quality.predicted_s, strict=True))
     values = [value for pair in pairs for value in pair if value > 0]
@@ -134,7 +134,7 @@ def _axes(x: Scale, y: Scale) -> Html:
     return join(parts)
 
 
-def _table(quality: Quality) -> Html:
+def _table(quality: RecordedQuality) -> Html:
     best = quality.errors[0].model
     stages = [msgspec.structs.replace(e, model=f"{best}, {name} alone") for name, e in quality.stages.items()]
     rows = [_row(one) for one in (*quality.errors, *stages)]
@@ -142,7 +142,7 @@ def _table(quality: Quality) -> Html:
     return div("wide", tag("table", None, head, tag("tbody", None, *rows)))
 
 
-def _row(one: Error) -> Html:
+def _row(one: RecordedError) -> Html:
     cells: Sequence[str] = (
         one.model,
         quantity.share(one.error),
@@ -152,7 +152,7 @@ def _row(one: Error) -> Html:
     return tag("tr", None, *(tag("td", None, text(cell)) for cell in cells))
 
 
-def _links(quality: Quality) -> Html:
+def _links(quality: RecordedQuality) -> Html:
     words = []
     if quality.links_error is not None:
         words.append(f"exchanges that begin together, by latency and rates: {quantity.share(quality.links_error)}")

@@ -20,7 +20,7 @@ COLOURS = ("blue", "vermillion", "green", "orange", "purple", "sky", "grey", "bl
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class ChartLine:
     """One curve."""
 
     name: str
@@ -33,7 +33,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
+class ChartMark:
     """One point that stands for itself."""
 
     name: str
@@ -42,7 +42,7 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Level:
+class ChartLevel:
     """A value across the chart."""
 
     name: str
@@ -57,9 +57,9 @@ class Chart:
 
     key: str
     label: str
-    lines: Sequence[Line]
-    marks: Sequence[Mark] = ()
-    levels: Sequence[Level] = ()
+    lines: Sequence[ChartLine]
+    marks: Sequence[ChartMark] = ()
+    levels: Sequence[ChartLevel] = ()
     rule: float | None = None  # where the best model was
     unit: str = ""
     x_title: str = "samples"
@@ -91,7 +91,7 @@ def draw(chart: Chart) -> Html:
     )
 
 
-def _range(chart: Chart, lines: Sequence[Line], marks: Sequence[Mark]) -> tuple[float, float]:
+def _range(chart: Chart, lines: Sequence[ChartLine], marks: Sequence[ChartMark]) -> tuple[float, float]:
     """What the vertical axis has to hold."""
     every = [y for line in lines for _, y in line.points if usable(y)] + [mark.point[1] for mark in marks]
     firm = [y for line in lines if not line.noisy for _, y in line.points if usable(y)]
@@ -117,7 +117,7 @@ def _usual(points: Sequence[Point]) -> Sequence[float]:
     return values[cut], values[-1 - cut]
 
 
-def _line(area: Plot, line: Line) -> Html:
+def _line(area: Plot, line: ChartLine) -> Html:
     named = {"class": f"line {line.colour}{' thin' * line.thin}", "data-name": line.name}
     if line.spread and len(line.points) > CROWDED:
         extremes = tag("path", {"class": f"line faint {line.colour}", "d": _path(area, thin(line.points))})
@@ -148,7 +148,7 @@ def _place(area: Plot, point: Point) -> str:
     return f"{coordinate(round(area.x.at(point[0]), 1))},{coordinate(area.y.at(point[1]))}"
 
 
-def _mark(area: Plot, mark: Mark) -> Html:
+def _mark(area: Plot, mark: ChartMark) -> Html:
     x, y = area.x.at(mark.point[0]), area.y.at(mark.point[1])
     corners = f"M{coordinate(x - 6)},{coordinate(y)}l6,-6 6,6 -6,6z"
     value = f"{mark.name} {quantity.number(mark.point[1])}"
@@ -156,12 +156,12 @@ def _mark(area: Plot, mark: Mark) -> Html:
     return tag("g", None, tag("title", None, text(value)), tag("path", attributes | {"data-name": mark.name}))
 
 
-def _level(area: Plot, level: Level) -> Html:
+def _level(area: Plot, level: ChartLevel) -> Html:
     y = area.y.at(level.value)
     return tag("line", {"class": "level", "x1": area.x.begin, "x2": area.x.end, "y1": y, "y2": y})
 
 
-def _words(area: Plot, level: Level) -> Html:
+def _words(area: Plot, level: ChartLevel) -> Html:
     """A level's name, on top of all lines."""
     y = area.y.at(level.value)
     words = f"{level.name} {quantity.short(level.value)}"
@@ -179,7 +179,7 @@ def _rule(area: Plot, x: float | None) -> Html:
     return join([tag("line", line), tag("text", place | {"text-anchor": "end" if late else "start"}, text("best"))])
 
 
-def _outside(area: Plot, lines: Sequence[Line], marks: Sequence[Mark]) -> Html:
+def _outside(area: Plot, lines: Sequence[ChartLine], marks: Sequence[ChartMark]) -> Html:
     """How far those values went that are drawn at the edge."""
     values = [y for line in lines for _, y in line.points if usable(y)] + [mark.point[1] for mark in marks]
     words = []
@@ -194,7 +194,7 @@ def _outside(area: Plot, lines: Sequence[Line], marks: Sequence[Mark]) -> Html:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Band:
+class ChartBand:
     """One part of a whole, at each place of the axis."""
 
     name: str
@@ -202,7 +202,7 @@ class Band:
     colour: str
 
 
-def draw_stack(key: str, label: str, xs: Sequence[float], bands: Sequence[Band]) -> Html:
+def draw_stack(key: str, label: str, xs: Sequence[float], bands: Sequence[ChartBand]) -> Html:
     """Parts of one, from the bottom up, as areas."""
     if not xs or not bands:
         return empty(key, label, "no values yet")

@@ -10,23 +10,23 @@ from pathlib import Path
 
 from rowwise import quantity
 from rowwise.errors import DataError
-from rowwise.report.charts import COLOURS, Chart, Line, Mark, draw
+from rowwise.report.charts import COLOURS, Chart, ChartLine, ChartMark, draw
 from rowwise.report.curves import metrics_of
 from rowwise.report.markup import Html, div, join, note, section, span, tag, text
 from rowwise.report.metric import metric, order
 from rowwise.report.overview import QUIET, final, status, tasks, totals
 from rowwise.report.page import page, save
-from rowwise.report.read import Curve, Reading, Run, read
+from rowwise.report.read import Curve, Reading, RecordedRun, read
 
 FEWEST, MOST = 2, len(COLOURS)
 CUT = 160  # characters of a value that are shown
 
 
 @dataclass(frozen=True, slots=True)
-class Entrant:
+class ComparedRun:
     """A run, the name that tells it from the others, and its colour."""
 
-    run: Run
+    run: RecordedRun
     name: str
     colour: str
 
@@ -36,12 +36,12 @@ def compare(runs: Sequence[Path], out: Path) -> Path:
     if not FEWEST <= len(runs) <= MOST:
         raise DataError(f"{len(runs)} runs to compare: want {FEWEST} to {MOST}; `write` reports on a single one")
     found = [read(folder) for folder in runs]
-    entrants = tuple(map(Entrant, found, _names(found, runs), COLOURS))
+    entrants = tuple(map(ComparedRun, found, _names(found, runs), COLOURS))
     save(out, render(entrants))
     return out
 
 
-def render(entrants: Sequence[Entrant]) -> str:
+def render(entrants: Sequence[ComparedRun]) -> str:
     """The page."""
     names = ", ".join(e.name for e in entrants)
     legend = div("legend cubes", *(_legend(e) for e in entrants))
@@ -52,7 +52,7 @@ def render(entrants: Sequence[Entrant]) -> str:
     return page(names, head, _numbers(entrants), _curves(entrants), _resources(entrants), recipes, machines, notes)
 
 
-def _names(runs: Sequence[Run], folders: Sequence[Path]) -> list[str]:
+def _names(runs: Sequence[RecordedRun], folders: Sequence[Path]) -> list[str]:
     """The names of the runs; with as much of their paths as it takes to tell them apart."""
     names = [run.name for run in runs]
     if len(set(names)) < len(names):
@@ -62,29 +62,29 @@ def _names(runs: Sequence[Run], folders: Sequence[Path]) -> list[str]:
     return names
 
 
-def _legend(entrant: Entrant) -> Html:
+def _legend(entrant: ComparedRun) -> Html:
     word, look = status(entrant.run)
     pill = span(f"pill {look}", word)
     return tag("span", {"class": "entry"}, span(f"swatch {entrant.colour}", ""), text(entrant.name), pill)
 
 
-def _notes(entrant: Entrant) -> Html:
+def _notes(entrant: ComparedRun) -> Html:
     if not entrant.run.notes:
         return Html("")
     return note(f"{entrant.name}: {'; '.join(entrant.run.notes)}.")
 
 
-def _grid(entrants: Sequence[Entrant], rows: Sequence[Html]) -> Html:
+def _grid(entrants: Sequence[ComparedRun], rows: Sequence[Html]) -> Html:
     names = (tag("th", None, span(f"swatch {e.colour}", ""), text(f" {e.name}")) for e in entrants)
     head = tag("thead", None, tag("tr", None, tag("th"), *names))
     return div("wide", tag("table", {"class": "runs"}, head, tag("tbody", None, *rows)))
 
 
-def _group(entrants: Sequence[Entrant], words: str) -> Html:
+def _group(entrants: Sequence[ComparedRun], words: str) -> Html:
     return tag("tr", {"class": "group"}, tag("th", {"colspan": str(len(entrants) + 1)}, text(words)))
 
 
-def _numbers(entrants: Sequence[Entrant]) -> Html:
+def _numbers(entrants: Sequence[ComparedRun]) -> Html:
     rows = []
     for task in _all_tasks(entrants):
         finals = [final(e.run, task) for e in entrants]
@@ -128,11 +128,11 @@ def _row(
     return tag("tr", None, tag("th", {"scope": "row"}, text(title)), *cells)
 
 
-def _all_tasks(entrants: Sequence[Entrant]) -> tuple[str, ...]:
+def _all_tasks(entrants: Sequence[ComparedRun]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(task for e in entrants for task in tasks(e.run)))
 
 
-def _curves(entrants: Sequence[Entrant]) -> Html:
+def _curves(entrants: Sequence[ComparedRun]) -> Html:
     sets = []
     for task in _all_tasks(entrants):
         names = list(dict.fromkeys(name for e in entrants for name in metrics_of(e.run, task)))
@@ -147,26 +147,26 @@ def _curves(entrants: Sequence[Entrant]) -> Html:
     return section("curves", "Curves", legend, *sets)
 
 
-def _figure(entrants: Sequence[Entrant], task: str, name: str, over_time: bool = False) -> Html:
+def _figure(entrants: Sequence[ComparedRun], task: str, name: str, over_time: bool = False) -> Html:
     """One metric of all runs, over samples or over the time they trained."""
     found = {e.name: _readings(e.run, task, name) for e in entrants}
     longest = max(
         (r.time_s for _, readings in found.values() for r in readings if quantity.usable(r.time_s)), default=0.0
     )
     second, unit = _time_unit(longest)
-    lines: list[Line] = []
-    marks: list[Mark] = []
+    lines: list[ChartLine] = []
+    marks: list[ChartMark] = []
     for e in entrants:
         split, readings = found[e.name]
         points = [(r.time_s / second if over_time else r.samples, r.value) for r in readings]
         points = sorted(p for p in points if quantity.usable(p[0]))
         noisy = split in ("train", "lifetime")
         lines.append(
-            Line(name=e.name, points=points, colour=e.colour, noisy=noisy, spread=split == "train", dots=not noisy)
+            ChartLine(name=e.name, points=points, colour=e.colour, noisy=noisy, spread=split == "train", dots=not noisy)
         )
         value = final(e.run, task)
         if value[0] == "test" and quantity.usable(value[1].get(name)) and points and not over_time:
-            marks.append(Mark(name=f"{e.name}, test", point=(points[-1][0], value[1][name]), colour=e.colour))
+            marks.append(ChartMark(name=f"{e.name}, test", point=(points[-1][0], value[1][name]), colour=e.colour))
     splits = " or ".join(dict.fromkeys(split for split, readings in found.values() if readings))
     title = metric(name).title + (" over time" if over_time else "")
     hint = splits + (", \u25c6 test" if marks else "")
@@ -177,7 +177,7 @@ def _figure(entrants: Sequence[Entrant], task: str, name: str, over_time: bool =
     return tag("figure", {"class": "chart"}, caption, draw(chart))
 
 
-def _readings(run: Run, task: str, name: str) -> tuple[str, tuple[Reading, ...]]:
+def _readings(run: RecordedRun, task: str, name: str) -> tuple[str, tuple[Reading, ...]]:
     """The curve of the split that says most about a model; a run may lack any of them."""
     for split in ("valid", "lifetime", "train"):
         readings = run.curves.get(Curve(task, name, split))
@@ -193,14 +193,14 @@ def _time_unit(longest: float) -> tuple[float, str]:
     return (60.0, "minutes of training") if longest < 3 * 3600 else (3600.0, "hours of training")
 
 
-def _resources(entrants: Sequence[Entrant]) -> Html:
+def _resources(entrants: Sequence[ComparedRun]) -> Html:
     figures = []
     for column, title, unit in (("samples_s", "Throughput", ""), ("memory_bytes", "Memory", "B")):
         lines = []
         for e in entrants:
             samples = e.run.steps.get("samples", ())
             points = list(zip(samples, e.run.steps.get(column, ()), strict=False))
-            lines.append(Line(name=e.name, points=points, colour=e.colour, noisy=True, spread=True))
+            lines.append(ChartLine(name=e.name, points=points, colour=e.colour, noisy=True, spread=True))
         key = "throughput" if column == "samples_s" else "memory"
         chart = Chart(key=key, label=f"{title} by run", lines=lines, unit=unit, from_zero=True)
         hint = span("hint", "" if unit else "samples/s")
@@ -210,7 +210,7 @@ def _resources(entrants: Sequence[Entrant]) -> Html:
 
 
 def _differences(
-    key: str, title: str, file: str, entrants: Sequence[Entrant], settings: Sequence[Mapping[str, str]]
+    key: str, title: str, file: str, entrants: Sequence[ComparedRun], settings: Sequence[Mapping[str, str]]
 ) -> Html:
     """The dotted keys whose values are not the same in all runs."""
     keys = dict.fromkeys(name for found in settings for name in found)

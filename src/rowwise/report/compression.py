@@ -41,7 +41,7 @@ CHOICE = (
 )
 
 
-class Point(msgspec.Struct, frozen=True, kw_only=True):
+class RecordedPoint(msgspec.Struct, frozen=True, kw_only=True):
     """A table by one method in one size."""
 
     method: str
@@ -53,13 +53,13 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     auc: float
 
 
-class Chosen(msgspec.Struct, frozen=True, kw_only=True):
+class RecordedChoice(msgspec.Struct, frozen=True, kw_only=True):
     """A table, and what it is to be."""
 
     name: str
     ids: int
     full_bytes: int
-    points: tuple[Point, ...]
+    points: tuple[RecordedPoint, ...]
     method: str
     size_bytes: int
     map_bytes: int
@@ -67,7 +67,7 @@ class Chosen(msgspec.Struct, frozen=True, kw_only=True):
     measured: bool
 
 
-class Left(msgspec.Struct, frozen=True, kw_only=True):
+class RecordedKeptTable(msgspec.Struct, frozen=True, kw_only=True):
     """A table that stays as it is."""
 
     name: str
@@ -76,7 +76,7 @@ class Left(msgspec.Struct, frozen=True, kw_only=True):
     why: str
 
 
-class Score(msgspec.Struct, frozen=True, kw_only=True):
+class RecordedScore(msgspec.Struct, frozen=True, kw_only=True):
     """Of a model."""
 
     ne: float
@@ -84,14 +84,14 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     auc: float
 
 
-class Advice(msgspec.Struct, frozen=True, kw_only=True):
+class RecordedAdvice(msgspec.Struct, frozen=True, kw_only=True):
     """What `rowwise compress` has found."""
 
     recipe: str
     history: tuple[str, ...]
     later: str
     rows: int | None
-    full: Score
+    full: RecordedScore
     noise: float
     seeds: int
     full_bytes: int
@@ -99,27 +99,27 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: int
     ne: float
     error: float
-    together: Score | None
-    tables: tuple[Chosen, ...]
-    left: tuple[Left, ...]
+    together: RecordedScore | None
+    tables: tuple[RecordedChoice, ...]
+    left: tuple[RecordedKeptTable, ...]
     warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class PointStyle:
     """How the points of a method are drawn: where colours end they begin anew, with squares on dashed lines."""
 
     colour: str
     square: bool
 
 
-Looks = Mapping[str, Look]
+Looks = Mapping[str, PointStyle]
 
 
 def compression_page(content: str | bytes) -> str:
     """The page, from the JSON."""
     try:
-        advice = decode_json(content, Advice)
+        advice = decode_json(content, RecordedAdvice)
     except msgspec.DecodeError as error:
         raise DataError(f"not the advice of a compression: {error}; want what `rowwise compress` writes") from None
     title = tag("h1", None, text("Compression"), span("number", advice.recipe))
@@ -135,11 +135,11 @@ def compression_page(content: str | bytes) -> str:
     )
 
 
-def _looks(advice: Advice) -> Looks:
+def _looks(advice: RecordedAdvice) -> Looks:
     """One look a method, the same on all plots."""
     methods = dict.fromkeys(point.method for table in advice.tables for point in table.points)
     return {
-        method: Look(colour=COLOURS[index % len(COLOURS)], square=index // len(COLOURS) % 2 == 1)
+        method: PointStyle(colour=COLOURS[index % len(COLOURS)], square=index // len(COLOURS) % 2 == 1)
         for index, method in enumerate(methods)
     }
 
@@ -151,12 +151,12 @@ def _legend(looks: Looks) -> Html:
     return div("legend", *entries, tag("span", {"class": "entry black"}, span("diamond", ""), text("chosen")))
 
 
-def _swatch(look: Look) -> Html:
+def _swatch(look: PointStyle) -> Html:
     shape = {"style": "width:9px;height:9px;border-radius:0"} if look.square else {}
     return tag("span", {"class": "swatch"} | shape)
 
 
-def _tiles(advice: Advice) -> Html:
+def _tiles(advice: RecordedAdvice) -> Html:
     ratio = advice.full_bytes / max(advice.size_bytes, 1)
     sizes = f"{quantity.size(advice.size_bytes)} of {quantity.size(advice.full_bytes)}"
     facts = [
@@ -173,14 +173,14 @@ def _tiles(advice: Advice) -> Html:
     return div("tiles", *shown)
 
 
-def _warnings(advice: Advice) -> Html:
+def _warnings(advice: RecordedAdvice) -> Html:
     if not advice.warnings:
         return Html("")
     lines = (tag("li", None, text(line)) for line in advice.warnings)
     return tag("div", {"class": "box"}, tag("h2", None, text("To be aware of")), tag("ul", None, *lines))
 
 
-def _choice(advice: Advice) -> Html:
+def _choice(advice: RecordedAdvice) -> Html:
     rows = [_cells(table) for table in advice.tables]
     left = [(one.name, quantity.count(one.ids), quantity.size(one.size_bytes), one.why) for one in advice.left]
     parts = [_table(HEADS, rows), note(CHOICE)]
@@ -191,7 +191,7 @@ def _choice(advice: Advice) -> Html:
     return section("choice", "What each table is to be", *parts)
 
 
-def _cells(table: Chosen) -> Sequence[str]:
+def _cells(table: RecordedChoice) -> Sequence[str]:
     return (
         table.name,
         quantity.count(table.ids),
@@ -205,7 +205,7 @@ def _cells(table: Chosen) -> Sequence[str]:
     )
 
 
-def _points(advice: Advice) -> Html:
+def _points(advice: RecordedAdvice) -> Html:
     """All that was measured."""
     rows = [
         (
@@ -230,13 +230,13 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Html:
     return div("wide", tag("table", None, head, tag("tbody", None, *body)))
 
 
-def _figure(table: Chosen, noise: float, looks: Looks) -> Html:
+def _figure(table: RecordedChoice, noise: float, looks: Looks) -> Html:
     hint = f"{quantity.count(table.ids)} ids, {quantity.size(table.full_bytes)} as it is"
     caption = tag("figcaption", None, tag("b", None, text(table.name)), span("hint", hint))
     return tag("figure", {"class": "chart"}, caption, curves(table, noise, looks))
 
 
-def curves(table: Chosen, noise: float, looks: Looks) -> Html:
+def curves(table: RecordedChoice, noise: float, looks: Looks) -> Html:
     """NE above the whole model's against the logarithm of bytes."""
     x, y, marks = _scales(table, noise)
     lines = [
@@ -252,7 +252,7 @@ def curves(table: Chosen, noise: float, looks: Looks) -> Html:
     return tag("svg", attributes, _band(x, y, noise), _axes(x, y, marks), _whole(x, y, table), *lines, chosen)
 
 
-def _scales(table: Chosen, noise: float) -> tuple[Scale, Scale, tuple[float, ...]]:
+def _scales(table: RecordedChoice, noise: float) -> tuple[Scale, Scale, tuple[float, ...]]:
     sizes = [table.full_bytes, table.size_bytes, *(point.size_bytes for point in table.points)]
     sizes += [point.size_bytes - point.map_bytes for point in table.points if point.size_bytes > point.map_bytes]
     low, high = (math.log10(max(1, end)) for end in (min(sizes), max(sizes)))
@@ -281,7 +281,7 @@ def _axes(x: Scale, y: Scale, marks: Sequence[float]) -> Html:
     return join(parts)
 
 
-def _whole(x: Scale, y: Scale, table: Chosen) -> Html:
+def _whole(x: Scale, y: Scale, table: RecordedChoice) -> Html:
     """Where the table is as it is."""
     at = x.at(math.log10(max(1, table.full_bytes)))
     line = tag("line", {"class": "rule", "x1": at, "x2": at, "y1": y.begin, "y2": y.end})
@@ -303,7 +303,7 @@ def _band(x: Scale, y: Scale, noise: float) -> Html:
     return tag("g", None, tag("title", None, text(f"noise: NE {BANDS * noise:.5f} either way")), tag("rect", shape))
 
 
-def _method(x: Scale, y: Scale, points: Sequence[Point], look: Look) -> Html:
+def _method(x: Scale, y: Scale, points: Sequence[RecordedPoint], look: PointStyle) -> Html:
     """The curve of one method, and what of each point is its map."""
     parts: list[Html] = []
     colour, dashes = look.colour, {"stroke-dasharray": "5 4"} if look.square else {}
@@ -328,7 +328,7 @@ def _method(x: Scale, y: Scale, points: Sequence[Point], look: Look) -> Html:
     return join(parts)
 
 
-def _diamond(x: Scale, y: Scale, table: Chosen) -> Html:
+def _diamond(x: Scale, y: Scale, table: RecordedChoice) -> Html:
     across, down = x.at(math.log10(max(1, table.size_bytes))), y.at(table.ne)
     words = f"chosen: {table.method or 'as it is'}, {quantity.size(table.size_bytes)}, NE {table.ne:+.5f} expected"
     shape = {"class": "mark black", "d": f"M{coordinate(across - 6)},{coordinate(down)}l6,-6 6,6 -6,6z"}

@@ -1,11 +1,11 @@
 """How well the model does, over the samples it has seen: a set of charts for each task, one chart for each metric."""
 
 from rowwise import quantity
-from rowwise.report.charts import Chart, Level, Line, Mark, draw
+from rowwise.report.charts import Chart, ChartLevel, ChartLine, ChartMark, draw
 from rowwise.report.markup import Html, div, join, note, section, span, tag, text
 from rowwise.report.metric import metric, order
 from rowwise.report.overview import best_samples, final, limit, tasks
-from rowwise.report.read import Curve, Reading, Run
+from rowwise.report.read import Curve, Reading, RecordedRun
 
 SPLITS = {
     "train": ("newest batches, mean and range", "grey"),
@@ -15,7 +15,7 @@ SPLITS = {
 ORDER = ("train", "lifetime", "valid", "test")
 
 
-def curves(run: Run) -> Html:
+def curves(run: RecordedRun) -> Html:
     """The section."""
     sets = [_task(run, task) for task in tasks(run)]
     if not any(sets):
@@ -23,7 +23,7 @@ def curves(run: Run) -> Html:
     return section("curves", "Curves", *sets)
 
 
-def _task(run: Run, task: str) -> Html:
+def _task(run: RecordedRun, task: str) -> Html:
     names = metrics_of(run, task)
     if not names:
         return Html("")
@@ -34,7 +34,7 @@ def _task(run: Run, task: str) -> Html:
     return join([tag("h3", None, text(task)), legend, _counts(run, task), div("charts", *figures)])
 
 
-def metrics_of(run: Run, task: str) -> list[str]:
+def metrics_of(run: RecordedRun, task: str) -> list[str]:
     """What was measured, as it is shown; counts are told in words."""
     names = dict.fromkeys(curve.metric for curve in run.curves if curve.task == task)
     return sorted((name for name in names if name not in ("count", "auc_bound")), key=_curve_order)
@@ -55,7 +55,7 @@ def _legend(split: str) -> Html:
     return tag("span", {"class": "entry"}, span(f"{shape} {colour}", ""), text(f"{split}{f': {said}' if said else ''}"))
 
 
-def _counts(run: Run, task: str) -> Html:
+def _counts(run: RecordedRun, task: str) -> Html:
     said = [
         f"{curve.split} {quantity.count(readings[-1].value)}"
         for curve, readings in run.curves.items()
@@ -64,7 +64,7 @@ def _counts(run: Run, task: str) -> Html:
     return note(f"Samples that the metrics are of: {', '.join(said)}.") if said else Html("")
 
 
-def _figure(run: Run, task: str, name: str) -> Html:
+def _figure(run: RecordedRun, task: str, name: str) -> Html:
     found = metric(name)
     of = {c.split: r for c, r in run.curves.items() if (c.task, c.metric) == (task, name)}
     lines = [_line(split, of[split]) for split in sorted(of, key=_split_order) if split != "test"]
@@ -90,15 +90,15 @@ def _figure(run: Run, task: str, name: str) -> Html:
     return tag("figure", {"class": "chart"}, caption, draw(chart), _unusable(of))
 
 
-def _line(split: str, readings: tuple[Reading, ...]) -> Line:
+def _line(split: str, readings: tuple[Reading, ...]) -> ChartLine:
     _, colour = SPLITS.get(split, ("", "purple"))
     points = [(reading.samples, reading.value) for reading in readings]
     running = split in ("train", "lifetime")
     dots, spread = not running, split == "train"
-    return Line(name=split, points=points, colour=colour, thin=running, noisy=running, spread=spread, dots=dots)
+    return ChartLine(name=split, points=points, colour=colour, thin=running, noisy=running, spread=spread, dots=dots)
 
 
-def _test(run: Run, task: str, name: str) -> Mark | None:
+def _test(run: RecordedRun, task: str, name: str) -> ChartMark | None:
     split, values = final(run, task)
     readings = run.curves.get(Curve(task, name, "test"), ())
     value = readings[-1].value if readings else values.get(name, float("nan"))
@@ -106,23 +106,23 @@ def _test(run: Run, task: str, name: str) -> Mark | None:
         return None
     places = [r[-1].samples for c, r in run.curves.items() if c.task == task]
     place = readings[-1].samples if readings else max(places, default=0.0)
-    return Mark(name="test", point=(place, value), colour="vermillion")
+    return ChartMark(name="test", point=(place, value), colour="vermillion")
 
 
-def _levels(run: Run, task: str, name: str) -> list[Level]:
+def _levels(run: RecordedRun, task: str, name: str) -> list[ChartLevel]:
     found, ceiling = metric(name), limit(run, task, name)
-    levels = [Level(name="ceiling", value=ceiling)] if ceiling is not None and quantity.usable(ceiling) else []
+    levels = [ChartLevel(name="ceiling", value=ceiling)] if ceiling is not None and quantity.usable(ceiling) else []
     if found.level is not None:
-        levels.append(Level(name=found.level_name, value=found.level, wanted=found.better == "one", late=True))
+        levels.append(ChartLevel(name=found.level_name, value=found.level, wanted=found.better == "one", late=True))
     return levels
 
 
-def _end(line: Line) -> Html:
+def _end(line: ChartLine) -> Html:
     known = [y for _, y in line.points if quantity.usable(y)]
     return span(f"{line.colour} end", f"{line.name} {quantity.number(known[-1] if known else None)}")
 
 
-def _label(run: Run, task: str, name: str) -> str:
+def _label(run: RecordedRun, task: str, name: str) -> str:
     split, values = final(run, task)
     return f"{metric(name).title} of {task} over samples; {split} ends at {quantity.number(values.get(name))}"
 

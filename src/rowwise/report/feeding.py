@@ -6,9 +6,9 @@ console says the same words at the end of a run.
 
 from rowwise import quantity
 from rowwise.quantity import usable
-from rowwise.report.charts import Chart, Line, draw
+from rowwise.report.charts import Chart, ChartLine, draw
 from rowwise.report.markup import Html, span, tag, text
-from rowwise.report.read import Run
+from rowwise.report.read import RecordedRun
 
 MUCH, LONG_S = 0.05, 0.5  # of the time, and seconds: what is worth doing something about
 DATA = "data_s"
@@ -28,7 +28,7 @@ def advice(share: float, workers: float | None, recipe: str) -> str:
     return f"trainers waited {share:.0%} of the time for rows: {more}; {how}"
 
 
-def waited(run: Run, names: list[str]) -> Html:
+def waited(run: RecordedRun, names: list[str]) -> Html:
     """A sentence on what all steps waited but those of the first line, which waits until everything has started."""
     spent = {name: sum(map(_known, run.steps[name][1:])) for name in names}
     whole = sum(spent.values())
@@ -44,12 +44,12 @@ def waited(run: Run, names: list[str]) -> Html:
     return tag("p", {"class": "lead"}, text(words))
 
 
-def newest_workers(run: Run) -> float | None:
+def newest_workers(run: RecordedRun) -> float | None:
     """How many there were at the end, if there were any."""
     return next((count for count in reversed(run.steps.get("workers", ())) if usable(count)), None)
 
 
-def feeding(run: Run, names: list[str]) -> list[Html]:
+def feeding(run: RecordedRun, names: list[str]) -> list[Html]:
     """Charts: the part of each interval that was spent waiting, and the workers."""
     if DATA not in names:
         return []
@@ -59,11 +59,11 @@ def feeding(run: Run, names: list[str]) -> list[Html]:
     return [_waits(run, shares), _workers(run)]
 
 
-def _waits(run: Run, shares: tuple[float, ...]) -> Html:
+def _waits(run: RecordedRun, shares: tuple[float, ...]) -> Html:
     known = sorted(share for share in shares if usable(share))
     if not known:
         return Html("")
-    line = Line(
+    line = ChartLine(
         name="Waiting for rows",
         points=list(zip(run.steps["samples"], shares, strict=True)),
         colour="orange",
@@ -79,13 +79,13 @@ def _waits(run: Run, shares: tuple[float, ...]) -> Html:
     return tag("figure", {"class": "chart"}, tag("figcaption", None, *words), draw(chart))
 
 
-def _workers(run: Run) -> Html:
+def _workers(run: RecordedRun) -> Html:
     last = newest_workers(run)
     if last is None:
         return Html("")
     looks = {"workers": ("workers", "blue"), "ready": ("splits ready", "orange")}
     lines = [
-        Line(
+        ChartLine(
             name=name,
             points=list(zip(run.steps["samples"], run.steps[column], strict=True)),
             colour=colour,

@@ -14,7 +14,7 @@ from rowwise.quantity import usable
 from rowwise.report.charts import strip
 from rowwise.report.markup import Html, div, join, note, section, span, tag, text
 from rowwise.report.plot import HEIGHT, WIDTH, axes, plot
-from rowwise.report.read import Run, StageLine
+from rowwise.report.read import RecordedRun, StageLine
 from rowwise.report.scale import ticks
 
 TITLE = "Predicted and measured"
@@ -45,7 +45,7 @@ Row = tuple[float, float]  # predicted and measured seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
+class StageSeconds:
     """Seconds of a step, on each rank."""
 
     name: str
@@ -58,7 +58,7 @@ class Stage:
         return max((*self.predicted_W, *self.measured_W))
 
 
-def forecast(run: Run) -> Html:
+def forecast(run: RecordedRun) -> Html:
     """The section; nothing for a run that counted no stages."""
     lines = _of_last_plan(run.stages)
     if not lines:
@@ -105,7 +105,7 @@ def _sign(line: Mapping[int, Mapping[str, StageLine]]) -> list[str]:
     return [str(line[rank][phase].predicted_s) for rank in sorted(line) for phase in phases if phase in line[rank]]
 
 
-def _stage(name: str, lines: Sequence[Mapping[int, Mapping[str, StageLine]]]) -> Stage | None:
+def _stage(name: str, lines: Sequence[Mapping[int, Mapping[str, StageLine]]]) -> StageSeconds | None:
     """What was predicted and measured of a stage; nothing where there is no forecast, or nothing of the kind."""
     phases, ranks = STAGES[name], range(len(lines[-1]))
     predicted = [lines[-1][rank][phases[-1]].predicted_s for rank in ranks]
@@ -114,10 +114,10 @@ def _stage(name: str, lines: Sequence[Mapping[int, Mapping[str, StageLine]]]) ->
     measured = [statistics.median(sum(line[rank][p].measured_s for p in phases) for line in lines) for rank in ranks]
     if not any(measured):  # one process sends nothing
         return None
-    return Stage(name=name, predicted_W=tuple(predicted), measured_W=tuple(measured))
+    return StageSeconds(name=name, predicted_W=tuple(predicted), measured_W=tuple(measured))
 
 
-def _why_not(run: Run) -> str:
+def _why_not(run: RecordedRun) -> str:
     """Where there is nothing to compare: what would help."""
     facts, batch = run.forecast, _batch(run)
     if facts is None:
@@ -130,14 +130,14 @@ def _why_not(run: Run) -> str:
     return "The plan's forecast has no usable numbers for these ranks, so nothing is compared."
 
 
-def _batch(run: Run) -> int | None:
+def _batch(run: RecordedRun) -> int | None:
     """Samples of a step, as the recipe has it."""
     found = [run.settings.get(f"train.{name}", default) for name, default in (("batch", ""), ("accumulate", "1"))]
     whole = all(text.isdecimal() and len(text) < 16 for text in found)
     return int(found[0]) * int(found[1]) if whole else None
 
 
-def _by_what(run: Run) -> str:
+def _by_what(run: RecordedRun) -> str:
     """Which model predicted, from what."""
     if run.forecast is None:
         return "The plan's forecast is not there any more."
@@ -151,7 +151,7 @@ def _how_measured(lines: int) -> str:
     return f"Measured: {many}, on the rank where it is most."
 
 
-def _table(stages: Sequence[Stage]) -> Html:
+def _table(stages: Sequence[StageSeconds]) -> Html:
     rows = {stage.name: (max(stage.predicted_W), max(stage.measured_W)) for stage in stages}
     whole = max(max(row) for row in rows.values())
     head = tag("tr", None, *(tag("th", None, text(name)) for name in HEADS))
@@ -162,7 +162,7 @@ def _table(stages: Sequence[Stage]) -> Html:
     return div("wide", tag("table", {"class": "cards"}, tag("thead", None, head), tag("tbody", None, *body)))
 
 
-def _busiest(stage: Stage) -> tuple[str, str]:
+def _busiest(stage: StageSeconds) -> tuple[str, str]:
     """The ranks where it is most, if there are several."""
     if len(stage.measured_W) == 1:
         return "", ""
@@ -182,14 +182,14 @@ def _row(name: str, said: str, row: Row, whole: float, ranks: tuple[str, str]) -
     return tag("tr", None, *cells, tag("td", {"data-head": HEADS[-1]}, text(ratio)))
 
 
-def _figure(stage: Stage) -> Html:
+def _figure(stage: StageSeconds) -> Html:
     predicted, measured = (quantity.duration(max(values)) for values in (stage.predicted_W, stage.measured_W))
     ends = span("ends", f"predicted {predicted}, measured {measured}")
     caption = tag("figcaption", None, tag("b", None, text(stage.name.capitalize())), span("hint", "a step"), ends)
     return tag("figure", {"class": "chart"}, caption, _pairs(stage))
 
 
-def _pairs(stage: Stage) -> Html:
+def _pairs(stage: StageSeconds) -> Html:
     """Two bars for each rank."""
     ranks = len(stage.measured_W)
     area = plot((-0.5, ranks - 0.5), (0.0, stage.most * 1000), "rank", "ms")

@@ -5,7 +5,7 @@ import math
 from rowwise import quantity
 from rowwise.report.markup import Html, div, join, span, tag, text
 from rowwise.report.metric import metric, order
-from rowwise.report.read import Curve, Run
+from rowwise.report.read import Curve, RecordedRun
 
 STATUS = {  # how it is said, and its class
     "finished": ("finished", "good"),
@@ -16,7 +16,7 @@ QUIET = frozenset({"count", "base_rate", "auc_bound"})  # of the data, or of how
 MOST_TILES = 6
 
 
-def header(run: Run) -> Html:
+def header(run: RecordedRun) -> Html:
     """Name, status and time."""
     word, look = status(run)
     when = run.changed.strftime("%Y-%m-%d %H:%M UTC")
@@ -30,26 +30,26 @@ def header(run: Run) -> Html:
     return tag("header", None, title, line, said)
 
 
-def status(run: Run) -> tuple[str, str]:
+def status(run: RecordedRun) -> tuple[str, str]:
     """How the run ended, and the class for that."""
     if run.result is None:
         return "running or killed", "fair"
     return STATUS.get(run.result.status, (run.result.status, "fair"))
 
 
-def tiles(run: Run) -> Html:
+def tiles(run: RecordedRun) -> Html:
     """One line of tiles a task, and one of the run itself."""
     lines = [_task_tiles(run, task) for task in tasks(run)]
     return div("overview", *lines, div("tiles", *(_tile(*facts) for facts in _run_facts(run))))
 
 
-def tasks(run: Run) -> tuple[str, ...]:
+def tasks(run: RecordedRun) -> tuple[str, ...]:
     """The tasks, in the order in which they were met."""
     tested = list(run.result.test) if run.result else []
     return tuple(dict.fromkeys([*(curve.task for curve in run.curves), *tested]))
 
 
-def final(run: Run, task: str) -> tuple[str, dict[str, float]]:
+def final(run: RecordedRun, task: str) -> tuple[str, dict[str, float]]:
     """The numbers a run is judged by, and the split that they are of: test if there is one, else the last of valid."""
     tested = run.result.test.get(task, {}) if run.result else {}
     if tested:
@@ -61,12 +61,12 @@ def final(run: Run, task: str) -> tuple[str, dict[str, float]]:
     return "", {}
 
 
-def limit(run: Run, task: str, name: str) -> float | None:
+def limit(run: RecordedRun, task: str, name: str) -> float | None:
     """What no model can beat, where the data tell."""
     return run.result.ceiling.get(task, {}).get(name) if run.result else None
 
 
-def best_samples(run: Run, task: str) -> float | None:
+def best_samples(run: RecordedRun, task: str) -> float | None:
     """Where on the axis the model was that was kept."""
     best = run.result.best if run.result else None
     if best is None or best.task not in (task, ""):
@@ -75,7 +75,7 @@ def best_samples(run: Run, task: str) -> float | None:
     return next((reading.samples for reading in readings if reading.step == best.step), None)
 
 
-def _task_tiles(run: Run, task: str) -> Html:
+def _task_tiles(run: RecordedRun, task: str) -> Html:
     split, values = final(run, task)
     names = sorted((name for name in values if name not in QUIET), key=order)[:MOST_TILES]
     if not names:
@@ -86,7 +86,7 @@ def _task_tiles(run: Run, task: str) -> Html:
     return join([head, div("tiles", *made)])
 
 
-def _beside(run: Run, task: str, name: str, value: float) -> str:
+def _beside(run: RecordedRun, task: str, name: str, value: float) -> str:
     """What a number is to be compared with."""
     ceiling = limit(run, task, name)
     if quantity.usable(ceiling) and ceiling is not None:
@@ -98,7 +98,7 @@ def _beside(run: Run, task: str, name: str, value: float) -> str:
     return metric(name).hint
 
 
-def _run_facts(run: Run) -> list[tuple[str, str, str]]:
+def _run_facts(run: RecordedRun) -> list[tuple[str, str, str]]:
     speed, wall, peak, samples, steps = totals(run)
     epochs = run.result.epochs if run.result else None
     passes = f", {epochs:.3g} epoch{'s' * (epochs != 1)}" if epochs is not None and quantity.usable(epochs) else ""
@@ -115,7 +115,7 @@ def _run_facts(run: Run) -> list[tuple[str, str, str]]:
     return facts
 
 
-def totals(run: Run) -> tuple[float | None, float | None, float | None, float | None, float | None]:
+def totals(run: RecordedRun) -> tuple[float | None, float | None, float | None, float | None, float | None]:
     """Samples/s, seconds, peak bytes, samples, steps: of the result, or of the steps where there is no result."""
     column = run.steps
     samples, spent = _last(column.get("samples", ())), _last(column.get("time_s", ()))
@@ -143,7 +143,7 @@ def _tile(name: str, value: str, beside: str) -> Html:
     return div("tile", span("name", name), span("value", value), span("beside", beside))
 
 
-def warnings(run: Run) -> Html:
+def warnings(run: RecordedRun) -> Html:
     """What the run could not use, what it warned of, and what its folder lacks."""
     boxes = []
     if run.result is not None and run.result.bad_rows:

@@ -13,7 +13,7 @@ from rowwise.report.forecast import forecast
 from rowwise.report.markup import Html, join, tag, text
 from rowwise.report.overview import header, tiles, warnings
 from rowwise.report.placement import placement
-from rowwise.report.read import Run, read
+from rowwise.report.read import RecordedRun, read
 from rowwise.report.settings import environment, recipe
 from rowwise.report.slices import slices
 from rowwise.report.speed import speed
@@ -30,7 +30,7 @@ def write(run: Path, out: Path | None = None) -> Path:
     return out
 
 
-def render(run: Run) -> str:
+def render(run: RecordedRun) -> str:
     """One run's page."""
     parts = (curves(run), speed(run), forecast(run), tables(run), placement(run.plan), slices(run))
     return page(run.name, header(run), tiles(run), warnings(run), *parts, environment(run), recipe(run))

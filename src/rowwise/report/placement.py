@@ -34,7 +34,7 @@ NOTE = (
 )
 
 
-class Step(msgspec.Struct, frozen=True, kw_only=True):
+class PlacedStep(msgspec.Struct, frozen=True, kw_only=True):
     """What a step takes."""
 
     seconds: float
@@ -53,7 +53,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     wire: str = ""
 
 
-class Rank(msgspec.Struct, frozen=True, kw_only=True):
+class PlacedRank(msgspec.Struct, frozen=True, kw_only=True):
     """What a rank has."""
 
     rank: int
@@ -63,7 +63,7 @@ class Rank(msgspec.Struct, frozen=True, kw_only=True):
     pieces: int = 0
 
 
-class Placed(msgspec.Struct, frozen=True, kw_only=True):
+class PlacedTable(msgspec.Struct, frozen=True, kw_only=True):
     """Where a table is."""
 
     name: str
@@ -81,21 +81,21 @@ class Placed(msgspec.Struct, frozen=True, kw_only=True):
     together: tuple[str, ...] = ()
 
 
-class Explained(msgspec.Struct, frozen=True, kw_only=True):
+class ExplainedPlan(msgspec.Struct, frozen=True, kw_only=True):
     """An explanation of a plan."""
 
     hosts: int
     devices: int
     limits_bytes: tuple[float, ...]
-    step: Step
-    ranks: tuple[Rank, ...]
-    tables: tuple[Placed, ...]
+    step: PlacedStep
+    ranks: tuple[PlacedRank, ...]
+    tables: tuple[PlacedTable, ...]
 
 
-def explained(content: str | bytes) -> Explained:
+def explained(content: str | bytes) -> ExplainedPlan:
     """Read an explanation."""
     try:
-        facts = decode_json(content, Explained)
+        facts = decode_json(content, ExplainedPlan)
     except msgspec.DecodeError as error:
         raise DataError(f"not an explanation of a plan: {error}; want what `rowwise plan --explain` writes") from None
     if not facts.ranks:
@@ -103,7 +103,7 @@ def explained(content: str | bytes) -> Explained:
     return facts
 
 
-def in_one_line(facts: Explained) -> str:
+def in_one_line(facts: ExplainedPlan) -> str:
     """How many tables on how many devices."""
     count = len(facts.tables)
     size = quantity.size(sum(table.bytes for table in facts.tables))
@@ -112,7 +112,7 @@ def in_one_line(facts: Explained) -> str:
     return f"{count:,} table{'s' * (count > 1)} of {size} on {devices}, {facts.step.batch:,} samples a step"
 
 
-def summary(facts: Explained) -> Html:
+def summary(facts: ExplainedPlan) -> Html:
     """The numbers people look for first."""
     step = facts.step
     bound, gap = step.bound_s, None if not step.bound_s else step.seconds / step.bound_s - 1
@@ -134,7 +134,7 @@ def summary(facts: Explained) -> Html:
     return join([div("tiles", *made), by])
 
 
-def fill(facts: Explained, rank: Rank, tier: int = 0) -> float:
+def fill(facts: ExplainedPlan, rank: PlacedRank, tier: int = 0) -> float:
     """What part of a tier of a rank is taken."""
     limit = facts.limits_bytes[tier] if tier < len(facts.limits_bytes) else 0.0
     return rank.memory_bytes[tier] / limit if limit and tier < len(rank.memory_bytes) else 0.0
@@ -151,7 +151,7 @@ def placement(content: bytes) -> Html:
     return section("plan", "Plan", note(in_one_line(facts)), drawn_ranks(facts), drawn_tables(facts, FEW))
 
 
-def drawn_ranks(facts: Explained) -> Html:
+def drawn_ranks(facts: ExplainedPlan) -> Html:
     """Bars for each rank, and how full its memory is."""
     most = max(max(rank.operators_s, rank.links_s) for rank in facts.ranks)
     charts = [
@@ -198,7 +198,7 @@ def _bars(name: str, key: str, values: Sequence[float], most: float, colour: str
     return tag("svg", box, axes(area), *parts, level)
 
 
-def _heat(facts: Explained, tier: int) -> Html:
+def _heat(facts: ExplainedPlan, tier: int) -> Html:
     """A cell for each rank, the stronger the fuller."""
     name, limit = TIERS[tier], facts.limits_bytes[tier]
     fills = [fill(facts, rank, tier) for rank in facts.ranks]
@@ -218,7 +218,7 @@ def _heat(facts: Explained, tier: int) -> Html:
     return tag("figure", {"class": "chart heats"}, caption, tag("svg", box, *cells), foot)
 
 
-def _rank_list(facts: Explained, most: float) -> Html:
+def _rank_list(facts: ExplainedPlan, most: float) -> Html:
     tiers = [tier for tier, limit in enumerate(facts.limits_bytes) if limit]
     names = ["Rank", "Operators", "Links", *(f"{TIERS[t].capitalize()} memory" for t in tiers), "Pieces"]
     shown, said = list(facts.ranks), Html("")
@@ -234,7 +234,7 @@ def _rank_list(facts: Explained, most: float) -> Html:
     )
 
 
-def _rank_row(facts: Explained, rank: Rank, most: float, names: Sequence[str]) -> Html:
+def _rank_row(facts: ExplainedPlan, rank: PlacedRank, most: float, names: Sequence[str]) -> Html:
     cells = [tag("th", {"scope": "row"}, text(str(rank.rank)))]
     for name, value, colour in (("Operators", rank.operators_s, "blue"), ("Links", rank.links_s, "orange")):
         bar = strip(f"rank-{name.lower()}", f"rank {rank.rank}: {quantity.duration(value)}", ((value, colour),), most)
@@ -247,7 +247,7 @@ def _rank_row(facts: Explained, rank: Rank, most: float, names: Sequence[str]) -
     return tag("tr", None, *cells, _cell(names[-1], text(f"{rank.pieces:,}")))
 
 
-def drawn_tables(facts: Explained, count: int = MOST) -> Html:
+def drawn_tables(facts: ExplainedPlan, count: int = MOST) -> Html:
     """Each table: where, and why."""
     shown, left = facts.tables[:count], facts.tables[count:]
     if not shown:
@@ -267,7 +267,7 @@ def _legend() -> Html:
     return div("legend", *made)
 
 
-def _table_row(table: Placed, most: float) -> Html:
+def _table_row(table: PlacedTable, most: float) -> Html:
     took = table.operators_s + table.links_s
     parts = ((table.operators_s, "blue"), (table.links_s, "orange"))
     bar = strip("placed-time", f"{table.name}: {quantity.duration(took)}", parts, most)

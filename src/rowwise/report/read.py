@@ -1,7 +1,7 @@
 """A run folder as one frozen value, however much of it is there.
 
 Nothing here knows how a report looks. Types of the trainer and of recipes are not imported: a report must be possible
-for a folder of another version. What is lost on the way is told in `Run.notes`.
+for a folder of another version. What is lost on the way is told in `RecordedRun.notes`.
 """
 
 import json
@@ -27,7 +27,7 @@ DEEPEST = 20  # levels of a recipe that are told apart
 Numbers = dict[str, float | None]
 
 
-class Best(msgspec.Struct, frozen=True, kw_only=True):
+class RecordedBest(msgspec.Struct, frozen=True, kw_only=True):
     """The evaluation whose model was kept."""
 
     step: float
@@ -37,7 +37,7 @@ class Best(msgspec.Struct, frozen=True, kw_only=True):
     value: float | None = None
 
 
-class Result(msgspec.Struct, frozen=True, kw_only=True):
+class RecordedResult(msgspec.Struct, frozen=True, kw_only=True):
     """How a run ended. Unknown keys are ignored, as a later version may write more."""
 
     status: str
@@ -51,7 +51,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     peak_memory_bytes: float | None = None
     bad_rows: float | None = None
     bad_reasons: tuple[str, ...] = ()
-    best: Best | None = None
+    best: RecordedBest | None = None
     test: dict[str, Numbers] = {}
     ceiling: dict[str, Numbers] = {}
     expected: Numbers | None = None
@@ -75,7 +75,7 @@ class Curve(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TableFacts:
+class RecordedTable:
     """One line of tables.csv."""
 
     name: str
@@ -93,7 +93,7 @@ class TableFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Slice:
+class RecordedSlice:
     """One line of slices.csv."""
 
     split: str
@@ -120,7 +120,7 @@ class StageLine:
     predicted_s: float  # NaN: nobody has predicted it
 
 
-class Forecast(msgspec.Struct, frozen=True, kw_only=True):
+class RecordedForecast(msgspec.Struct, frozen=True, kw_only=True):
     """What is asked of the forecast in a run's plan."""
 
     model: str = ""
@@ -128,12 +128,12 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     stages_s: dict[str, tuple[float, ...]] = {}
 
 
-class _Plan(msgspec.Struct, frozen=True, kw_only=True):
-    forecast: Forecast | None = None
+class _RecordedPlan(msgspec.Struct, frozen=True, kw_only=True):
+    forecast: RecordedForecast | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class RecordedRun:
     """Everything a report shows."""
 
     name: str
@@ -142,18 +142,18 @@ class Run:
     environment: Mapping[str, str]
     curves: Mapping[Curve, tuple[Reading, ...]]
     steps: Mapping[str, tuple[float, ...]]  # columns of steps.csv
-    tables: tuple[TableFacts, ...]
+    tables: tuple[RecordedTable, ...]
     stages: tuple[StageLine, ...]
-    forecast: Forecast | None
-    slices: tuple[Slice, ...]
+    forecast: RecordedForecast | None
+    slices: tuple[RecordedSlice, ...]
     warnings: tuple[str, ...]
-    result: Result | None
+    result: RecordedResult | None
     plan: bytes  # the explanation of its plan; empty where there is none
     changed: datetime
     notes: tuple[str, ...]
 
 
-def read(folder: Path) -> Run:
+def read(folder: Path) -> RecordedRun:
     """Read a run folder; only a folder that has no recipe is refused."""
     folder = folder.resolve()
     content, problem = read_bytes(folder / RECIPE)
@@ -173,7 +173,7 @@ def read(folder: Path) -> Run:
     optional += stages.problems if (folder / "stages.csv").exists() else ()
     problems = (recipe_problem, environment_problem, result_problem, forecast_problem)
     notes = (*filter(None, problems), *metrics.problems, *steps.problems, *tables.problems, *optional)
-    return Run(
+    return RecordedRun(
         name=_name(folder, result),
         recipe=recipe,
         settings=settings,
@@ -199,7 +199,7 @@ def _way_out(folder: Path) -> str:
     return "give the folder that training wrote, runs/<recipe>/<n>"
 
 
-def _name(folder: Path, result: Result | None) -> str:
+def _name(folder: Path, result: RecordedResult | None) -> str:
     return f"{(result and result.recipe) or folder.parent.name} / {folder.name}"
 
 
@@ -228,23 +228,23 @@ def _json(path: Path) -> tuple[Any, str | None]:
         return None, f"{path.name} is cut or no JSON and was not used: {error}"
 
 
-def _result(path: Path) -> tuple[Result | None, str | None]:
+def _result(path: Path) -> tuple[RecordedResult | None, str | None]:
     content, problem = _json(path)
     if problem:
         return None, problem
     try:
-        return msgspec.convert(content, Result), None
+        return msgspec.convert(content, RecordedResult), None
     except (msgspec.ValidationError, OverflowError) as error:
         return None, f"{path.name} was not used: {error}"
 
 
-def _forecast(path: Path) -> tuple[Forecast | None, str | None]:
+def _forecast(path: Path) -> tuple[RecordedForecast | None, str | None]:
     """What a plan says of itself; a run of an older version has no plan."""
     content, _ = read_bytes(path)
     if not content:
         return None, None
     try:
-        return decode_json(content, _Plan).forecast, None
+        return decode_json(content, _RecordedPlan).forecast, None
     except msgspec.DecodeError as error:
         return None, f"{path.name} was not used: {error}"
 
@@ -302,8 +302,8 @@ def _steps(records: Records) -> dict[str, tuple[float, ...]]:
     return {name: tuple(row.number(name) for row in rows) for name in records.columns if rows}
 
 
-def _table(row: Row) -> TableFacts:
-    return TableFacts(
+def _table(row: Row) -> RecordedTable:
+    return RecordedTable(
         name=row.text("table"),
         rows=row.number("rows"),
         dim=row.number("dim"),
@@ -329,8 +329,8 @@ def _stage(row: Row) -> StageLine | None:
     return StageLine(step=step, rank=int(rank), phase=phase, measured_s=measured_s, predicted_s=predicted_s)
 
 
-def _slice(row: Row) -> Slice:
-    return Slice(
+def _slice(row: Row) -> RecordedSlice:
+    return RecordedSlice(
         split=row.text("split"),
         task=row.text("task"),
         feature=row.text("feature"),

@@ -4,12 +4,12 @@ import re
 
 from rowwise import quantity
 from rowwise.report.markup import Html, join, note, section, span, tag, text
-from rowwise.report.read import Run
+from rowwise.report.read import RecordedRun
 
 KEY = re.compile(r"^(\s*(?:- )*)([^\s:#'\"-][^:#]*:)(?=\s|$)(.*)$")
 
 
-def environment(run: Run) -> Html:
+def environment(run: RecordedRun) -> Html:
     """The section."""
     if not run.environment:
         return section("environment", "Environment", note("env.json has nothing to show."))
@@ -25,7 +25,7 @@ def _value(key: str, value: str) -> str:
     return quantity.size(float(value)) if key.endswith("bytes") and value.isdecimal() else value
 
 
-def recipe(run: Run) -> Html:
+def recipe(run: RecordedRun) -> Html:
     """The section: the text as it is, its keys set apart."""
     lines = run.recipe.rstrip().split("\n")
     return section("recipe", "Recipe", tag("pre", None, join(_line(line) for line in lines)))

@@ -6,7 +6,7 @@ from rowwise import quantity
 from rowwise.quantity import usable
 from rowwise.report.charts import lean
 from rowwise.report.markup import Html, div, join, note, section, tag, text
-from rowwise.report.read import Run, Slice
+from rowwise.report.read import RecordedRun, RecordedSlice
 
 MOST_VALUES = 16
 MOST_FEATURES = 24
@@ -18,11 +18,11 @@ NOTE = (
 )
 
 
-def slices(run: Run) -> Html:
+def slices(run: RecordedRun) -> Html:
     """The section; empty for a run without slices."""
     if not run.slices:
         return Html("")
-    groups: dict[tuple[str, str], list[Slice]] = {}
+    groups: dict[tuple[str, str], list[RecordedSlice]] = {}
     split = _split(run.slices)
     for found in run.slices:
         if found.split == split:
@@ -38,19 +38,19 @@ def slices(run: Run) -> Html:
     return section("slices", "Slices", said, div("charts", *made), more, note(NOTE + _bound(run.slices)))
 
 
-def _bound(found: Sequence[Slice]) -> str:
+def _bound(found: Sequence[RecordedSlice]) -> str:
     """How far the AUCs may be off, where they were binned."""
     bounds = [s.auc_bound for s in found if usable(s.auc_bound) and s.auc_bound > 0]
     return f" AUC is binned, and at most {max(bounds):.1g} off." if bounds else ""
 
 
-def _split(found: Sequence[Slice]) -> str:
+def _split(found: Sequence[RecordedSlice]) -> str:
     """The split that says most about what is to come."""
     splits = dict.fromkeys(s.split for s in found)
     return next((split for split in ("test", "valid") if split in splits), next(iter(splits)))
 
 
-def _table(title: str, found: Sequence[Slice], most: float) -> Html:
+def _table(title: str, found: Sequence[RecordedSlice], most: float) -> Html:
     named = sorted((s for s in found if s.value != "other"), key=lambda s: -s.count if usable(s.count) else 0.0)
     rest = [s for s in found if s.value == "other"]
     shown = [*named[: MOST_VALUES - len(rest)], *rest]
@@ -63,7 +63,7 @@ def _table(title: str, found: Sequence[Slice], most: float) -> Html:
     return div("slice", tag("h3", None, text(title)), div("wide", grid), more)
 
 
-def _row(s: Slice, whole: float, most: float) -> Html:
+def _row(s: RecordedSlice, whole: float, most: float) -> Html:
     ne = quantity.number(s.ne)
     bar = lean("slice-ne", f"{s.feature} {s.value}: NE {ne}", s.ne - 1, most)
     part = quantity.share(s.count / whole) if whole and usable(s.count) else ""

@@ -2,10 +2,10 @@
 
 from rowwise import quantity
 from rowwise.quantity import usable
-from rowwise.report.charts import COLOURS, Band, Chart, Line, draw, draw_stack, strip
+from rowwise.report.charts import COLOURS, Chart, ChartBand, ChartLine, draw, draw_stack, strip
 from rowwise.report.feeding import feeding, waited
 from rowwise.report.markup import Html, div, note, section, span, tag, text
-from rowwise.report.read import Run
+from rowwise.report.read import RecordedRun
 
 PHASES = {  # as they follow each other in a step; a run may have others
     "data_s": ("waiting for data", "orange"),
@@ -22,7 +22,7 @@ NOT_PHASES = frozenset({"time_s", "samples_s"})
 BINS = 160
 
 
-def speed(run: Run) -> Html:
+def speed(run: RecordedRun) -> Html:
     """The section."""
     if not run.steps:
         return section("speed", "Time and memory", note("steps.csv has no values, so there is nothing to draw."))
@@ -39,7 +39,7 @@ def speed(run: Run) -> Html:
     return section("speed", "Time and memory", *told, div("charts", *figures))
 
 
-def phases(run: Run) -> list[str]:
+def phases(run: RecordedRun) -> list[str]:
     """The columns that say what an interval's seconds went to: those known, then any others."""
     other = [name for name in run.steps if name.endswith("_s") and name not in NOT_PHASES and name not in PHASES]
     return [name for name in PHASES if name in run.steps] + other
@@ -53,12 +53,12 @@ def phase_look(names: list[str], name: str) -> tuple[str, str]:
     return name.removesuffix("_s"), spare[names.index(name) % len(spare)]
 
 
-def seconds(run: Run, name: str) -> list[float]:
+def seconds(run: RecordedRun, name: str) -> list[float]:
     """A phase's seconds by interval; nothing where there is no number."""
     return [value if usable(value) and value > 0 else 0.0 for value in run.steps[name]]
 
 
-def _totals(run: Run, names: list[str]) -> Html:
+def _totals(run: RecordedRun, names: list[str]) -> Html:
     total = {name: sum(seconds(run, name)) for name in names}
     whole = sum(total.values())
     if not whole:
@@ -75,15 +75,15 @@ def _entry(colour: str, words: str, beside: str) -> Html:
     return tag("span", {"class": "entry"}, span(f"swatch {colour}", ""), text(words), span("hint", beside))
 
 
-def _breakdown(run: Run, names: list[str]) -> Html:
+def _breakdown(run: RecordedRun, names: list[str]) -> Html:
     xs, shares = _shares(run, names)
-    bands = [Band(name=phase_look(names, n)[0], shares=shares[n], colour=phase_look(names, n)[1]) for n in names]
+    bands = [ChartBand(name=phase_look(names, n)[0], shares=shares[n], colour=phase_look(names, n)[1]) for n in names]
     label = "Parts of the time of a step over samples"
     caption = tag("figcaption", None, tag("b", None, text("Time of a step")), span("hint", "parts of the whole"))
     return tag("figure", {"class": "chart"}, caption, draw_stack("steps", label, xs, bands if xs else ()))
 
 
-def _shares(run: Run, names: list[str]) -> tuple[list[float], dict[str, list[float]]]:
+def _shares(run: RecordedRun, names: list[str]) -> tuple[list[float], dict[str, list[float]]]:
     """Shares of the time, over at most BINS stretches of intervals; the first one reaches back to its beginning."""
     columns = {name: seconds(run, name) for name in names}
     samples = run.steps["samples"]
@@ -103,11 +103,11 @@ def _shares(run: Run, names: list[str]) -> tuple[list[float], dict[str, list[flo
     return xs, shares
 
 
-def _over_samples(run: Run, column: str, key: str, title: str, unit: str) -> Html:
+def _over_samples(run: RecordedRun, column: str, key: str, title: str, unit: str) -> Html:
     values = run.steps.get(column, ())
     if not any(usable(value) for value in values):
         return Html("")
-    line = Line(
+    line = ChartLine(
         name=title,
         points=list(zip(run.steps["samples"], values, strict=True)),
         colour="blue",

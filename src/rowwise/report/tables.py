@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from rowwise import quantity
 from rowwise.report.charts import strip
 from rowwise.report.markup import Html, div, join, note, section, span, tag, text
-from rowwise.report.read import Run, TableFacts
+from rowwise.report.read import RecordedRun, RecordedTable
 
 MOST = 40
 HEADS = ("Table", "Rows", "Stored", "Size", "Traffic a sample", "Different ids", "Top 1 %")
@@ -15,7 +15,7 @@ NOTE = (
 )
 
 
-def tables(run: Run) -> Html:
+def tables(run: RecordedRun) -> Html:
     """The section."""
     if not run.tables:
         return section("tables", "Tables", note("tables.csv has no rows, so there is nothing to show."))
@@ -28,7 +28,7 @@ def tables(run: Run) -> Html:
     return section("tables", "Tables", _sum(run.tables), _legend(), div("wide", grid), _rest(left), note(NOTE))
 
 
-def _sum(found: Sequence[TableFacts]) -> Html:
+def _sum(found: Sequence[RecordedTable]) -> Html:
     weights, states = sum(_known(t.weight_bytes) for t in found), sum(_known(t.state_bytes) for t in found)
     rows, traffic = sum(_known(t.rows) for t in found), sum(_known(t.traffic_bytes) for t in found)
     many = f"{len(found)} table{'s' * (len(found) > 1)} of {quantity.count(rows)} rows"
@@ -42,13 +42,13 @@ def _legend() -> Html:
     return div("legend", *made)
 
 
-def _rest(left: Sequence[TableFacts]) -> Html:
+def _rest(left: Sequence[RecordedTable]) -> Html:
     if not left:
         return Html("")
     return note(f"The largest {MOST} are shown; {len(left)} more take {quantity.size(sum(map(_size, left)))}.")
 
 
-def _row(table: TableFacts, most: tuple[float, float]) -> Html:
+def _row(table: RecordedTable, most: tuple[float, float]) -> Html:
     weights, state = _known(table.weight_bytes), _known(table.state_bytes)
     said = f"{table.name}: weights {quantity.size(weights)}, state {quantity.size(state)}"
     bars = (
@@ -66,7 +66,7 @@ def _row(table: TableFacts, most: tuple[float, float]) -> Html:
     return tag("tr", None, *cells)
 
 
-def _features(table: TableFacts) -> Html:
+def _features(table: RecordedTable) -> Html:
     """The features, where they say more than the table's name."""
     names = table.features.split()
     if names in ([], [table.name]):
@@ -79,7 +79,7 @@ def _cell(head: str, *inside: Html) -> Html:
     return tag("td", {"data-head": head}, *inside)
 
 
-def _size(table: TableFacts) -> float:
+def _size(table: RecordedTable) -> float:
     return _known(table.weight_bytes) + _known(table.state_bytes)
 
 

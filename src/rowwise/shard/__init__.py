@@ -10,11 +10,11 @@ from rowwise.lazy import names_of
 
 if TYPE_CHECKING:
     from rowwise.shard.apply import shard as shard
-    from rowwise.shard.embeddings import HeldTile as HeldTile
+    from rowwise.shard.embeddings import LocalTile as LocalTile
     from rowwise.shard.embeddings import ShardedEmbeddings as ShardedEmbeddings
 
 _HOMES = {
     "apply": ("shard",),
-    "embeddings": ("HeldTile", "ShardedEmbeddings"),
+    "embeddings": ("LocalTile", "ShardedEmbeddings"),
 }
 __all__, __getattr__ = names_of(__name__, _HOMES)

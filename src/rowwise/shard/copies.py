@@ -16,9 +16,9 @@ from rowwise.batch import Jagged
 from rowwise.comm.seam import Comm
 from rowwise.errors import GradientError
 from rowwise.ops.jagged import permute
-from rowwise.ops.layout import FeatureRow, Group, TableRow
-from rowwise.ops.lookup import Call, Staged
-from rowwise.ops.merged import Merged, apply, merge
+from rowwise.ops.layout import FeatureRow, TableGroup, TableRow
+from rowwise.ops.lookup import LookupCall, StagedGradients
+from rowwise.ops.merged import MergedGradients, apply, merge
 from rowwise.ops.tiles import Tiles
 from rowwise.ops.update import do_all, join, next_step, update
 from rowwise.spec import Pooling
@@ -39,7 +39,7 @@ class CopiesUpdate:
         groups = ([s for s in staged if s.call.per_id == per_id] for per_id in (False, True))
         do_all(partial(self._update, mine, samples, calls) for mine in groups if mine)
 
-    def _update(self, mine: Sequence[Staged], samples: int, calls: int) -> None:
+    def _update(self, mine: Sequence[StagedGradients], samples: int, calls: int) -> None:
         group = mine[0].call.group
         tables = TableRow.read(group.tables_T12)
         floats = sum(feature.dim for feature in FeatureRow.read(group.features_F9))
@@ -50,7 +50,7 @@ class CopiesUpdate:
         else:
             self._reduce(group, join(mine), tables)
 
-    def _gathered(self, group: Group, mine: Staged) -> list[Staged]:
+    def _gathered(self, group: TableGroup, mine: StagedGradients) -> list[StagedGradients]:
         """What each rank staged."""
         names = tuple(dict.fromkeys(group.feature_names))
         jagged = permute(Jagged.from_keyed(mine.call.jagged), names)
@@ -64,21 +64,21 @@ class CopiesUpdate:
         ids = self._gather(torch.cat(parts), [bags + n for bags, n, _ in sizes_W], "ids")
         grads = self._gather(mine.grad.reshape(-1), [floats for _, _, floats in sizes_W], "copies")
         kept = None if weights is None else self._gather(weights, [n for _, n, _ in sizes_W], "ids")
-        found: list[Staged] = []
+        found: list[StagedGradients] = []
         for rank, (bags, n, _) in enumerate(sizes_W):
             lengths_FB, values_N = ids[rank].split([bags, n])
             weights_N = None if kept is None else kept[rank]
             theirs = Jagged(features=names, values_N=values_N, lengths_FB=lengths_FB, weights_N=weights_N)
             offsets = torch.ops.rowwise.offsets(lengths_FB)
-            call = Call(group, group.for_sources(names), theirs, offsets, mine.call.per_id)
+            call = LookupCall(group, group.for_sources(names), theirs, offsets, mine.call.per_id)
             grad = grads[rank] if mine.call.per_id else grads[rank].view(-1, group.columns)
-            found.append(Staged(call=call, weights=weights_N, grad=grad))
+            found.append(StagedGradients(call=call, weights=weights_N, grad=grad))
         return found
 
     def _gather(self, mine: Tensor, sizes_W: Sequence[int], what: str) -> Sequence[Tensor]:
         return self._comm.all_gather(mine.contiguous(), sizes_W, what).wait().split(list(sizes_W))
 
-    def _reduce(self, group: Group, mine: Staged, tables: Sequence[TableRow]) -> None:
+    def _reduce(self, group: TableGroup, mine: StagedGradients, tables: Sequence[TableRow]) -> None:
         """Add up, and apply to each row that any rank touched."""
         sums: list[Tensor] = []
         for merged, table in zip(merge(mine), tables, strict=True):
@@ -87,14 +87,14 @@ class CopiesUpdate:
             rows_RD1[merged.rows_U.long(), table.dim] = 1.0  # touched
             sums.append(rows_RD1.flatten())
         total = self._comm.all_reduce(torch.cat(sums), "copies").wait().split([len(x) for x in sums])
-        found: list[Merged] = []
+        found: list[MergedGradients] = []
         bad: list[str] = []
         for flat, table, spec in zip(total, tables, group.tables, strict=True):
             rows_RD1 = flat.view(table.rows, table.dim + 1)
             finite_R = rows_RD1.isfinite().all(1)
             bad += [f"table {spec.name!r}, row {int(row)}" for row in (~finite_R).nonzero().flatten()[:1]]
             rows_U = ((rows_RD1[:, table.dim] > 0) & finite_R).nonzero().flatten()
-            found.append(Merged(rows_U=rows_U, grad_UD=rows_RD1[rows_U, : table.dim]))
+            found.append(MergedGradients(rows_U=rows_U, grad_UD=rows_RD1[rows_U, : table.dim]))
         apply(self._tiles.arena, found, tables, next_step(self._tiles.arena, group))
         if bad:
             raise GradientError(
@@ -103,7 +103,7 @@ class CopiesUpdate:
             )
 
 
-def _weighted(staged: Staged) -> Jagged:
+def _weighted(staged: StagedGradients) -> Jagged:
     jagged = staged.call.jagged
     return Jagged(
         features=jagged.features, values_N=jagged.values_N, lengths_FB=jagged.lengths_FB, weights_N=staged.weights

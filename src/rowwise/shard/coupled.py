@@ -18,14 +18,14 @@ from rowwise.comm.seam import Comm
 from rowwise.errors import GradientError
 from rowwise.ops import rowtype
 from rowwise.ops.layout import RULES, TableRow
-from rowwise.ops.merged import Merged, apply, merge
+from rowwise.ops.merged import MergedGradients, apply, merge
 from rowwise.ops.reference.apply import REFERENCE, RowRule, root
 from rowwise.ops.tiles import Tiles
 from rowwise.ops.tree import Node, complete, nodes_of
 from rowwise.ops.update import by_part, join, next_step
 from rowwise.plan import Plan
-from rowwise.row_optimizers import Hyper, Sgd
-from rowwise.shard.routes import Held, Part, Routes, column_owners
+from rowwise.row_optimizers import KernelHyperparameters, Sgd
+from rowwise.shard.routes import PieceGroup, RankPiece, Routes, column_owners
 from rowwise.spec import Table
 
 _Rows = tuple[int, tuple[int, int]]  # of a table, by its number
@@ -36,14 +36,14 @@ _Rows = tuple[int, tuple[int, int]]  # of a table, by its number
 class _Piece:
     """A piece of this rank while it is updated."""
 
-    held: Held
+    held: RankPiece
     whole: Table
     tiles: Tiles
     index: int  # among the tables of its tiles
     table: TableRow
     hyper: Tensor
     random: Tensor
-    merged: Merged
+    merged: MergedGradients
     bad_row: int | None = None  # of the whole table
     moved: Tensor | None = None  # the state [U, floats] that the rule goes on with, which a bad row does not take
 
@@ -87,13 +87,13 @@ class _Piece:
         merged.grad_UD = step.g_MD
         self.table = self.table._replace(rule=RULES[Sgd])
         weight_decay = 0.0 if step.weight_decay is None else float(step.weight_decay)
-        self.hyper = torch.tensor(Hyper(lr=float(step.lr), weight_decay=weight_decay))
+        self.hyper = torch.tensor(KernelHyperparameters(lr=float(step.lr), weight_decay=weight_decay))
 
     def drop(self, bad_U: Tensor) -> None:
         """Leave rows as they are."""
         if bool(bad_U.any()):
             self.bad_row = self.held.tile.rows[0] + int(self.merged.rows_U[bad_U][0])
-            self.merged = Merged(rows_U=self.merged.rows_U[~bad_U], grad_UD=self.merged.grad_UD[~bad_U])
+            self.merged = MergedGradients(rows_U=self.merged.rows_U[~bad_U], grad_UD=self.merged.grad_UD[~bad_U])
             self.moved = None if self.moved is None else self.moved[~bad_U]
 
 
@@ -101,7 +101,7 @@ class _Piece:
 class CoupledUpdate:
     """The pieces of a rank that are coupled to others, and who those are."""
 
-    def __init__(self, routes: Routes, plan: Plan, comm: Comm, shelves: Sequence[tuple[Part, Tiles]]) -> None:
+    def __init__(self, routes: Routes, plan: Plan, comm: Comm, shelves: Sequence[tuple[PieceGroup, Tiles]]) -> None:
         """`shelves`: the coupled parts of this rank."""
         self._comm, self._shelves = comm, shelves
         self._tables = routes.tables
@@ -202,7 +202,7 @@ class CoupledUpdate:
                 )
 
 
-def _nodes(held: Held, values_UDn: Tensor) -> list[tuple[Node, Tensor]]:
+def _nodes(held: RankPiece, values_UDn: Tensor) -> list[tuple[Node, Tensor]]:
     """The sums [U, n] of the nodes that this piece's columns are made of."""
     found: list[tuple[Node, Tensor]] = []
     at = 0

@@ -25,7 +25,7 @@ WORTH = 0.8  # distinct ids among all; above this the search costs more than it 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Repeats:
+class DistinctIds:
     """Of one feature: which of the distinct ids each of its ids is, and where its bags begin."""
 
     inverse_N: Tensor
@@ -47,9 +47,9 @@ def can_repeat(tables: Sequence[Table]) -> list[str]:
     return [feature for table in alone for feature in table.feature_names]
 
 
-def without_repeats(jagged: Jagged, features: Sequence[str]) -> tuple[Jagged, dict[str, Repeats]]:
+def without_repeats(jagged: Jagged, features: Sequence[str]) -> tuple[Jagged, dict[str, DistinctIds]]:
     """The batch with each id once in each block, for those of these features where that is worth it."""
-    found: dict[str, Repeats] = {}
+    found: dict[str, DistinctIds] = {}
     batch = jagged.batch_size
     if not features or not batch or batch % BLOCK:
         return jagged, found
@@ -64,7 +64,7 @@ def without_repeats(jagged: Jagged, features: Sequence[str]) -> tuple[Jagged, di
             offsets_B1 = offsets[at * batch : (at + 1) * batch + 1] - bounds[at]
             unique = deduplicate(ids, torch.cat([offsets_B1[:-1:BLOCK], offsets_B1[-1:]]))
             if len(unique.values_U) <= WORTH * len(ids):
-                repeats = Repeats(inverse_N=unique.inverse_N, offsets_B1=offsets_B1, distinct=len(unique.values_U))
+                repeats = DistinctIds(inverse_N=unique.inverse_N, offsets_B1=offsets_B1, distinct=len(unique.values_U))
                 found[name] = repeats
                 ids, bags = unique.values_U, torch.zeros_like(bags)
                 bags[::BLOCK] = unique.bounds_S1.diff()

@@ -18,23 +18,23 @@ from rowwise.comm.seam import Comm
 from rowwise.embedding import Embeddings, Vectors
 from rowwise.errors import RowwiseError, SpecError
 from rowwise.ops.arena import Arena
-from rowwise.ops.layout import Piece
-from rowwise.ops.lookup import Staged
+from rowwise.ops.layout import TablePiece
+from rowwise.ops.lookup import StagedGradients
 from rowwise.ops.tiles import Tiles
 from rowwise.ops.update import by_part, do_all
 from rowwise.plan import TIERS, Plan, Tile
 from rowwise.shard.copies import CopiesUpdate
 from rowwise.shard.coupled import CoupledUpdate
-from rowwise.shard.exchange import Exchange, Lookup, Phase, exchange, untimed
+from rowwise.shard.exchange import EmbeddingExchange, Phase, StreamLookup, exchange, untimed
 from rowwise.shard.ids import Router
 from rowwise.shard.lookup import LocalLookup
-from rowwise.shard.routes import Held, Routes, make_routes
+from rowwise.shard.routes import RankPiece, Routes, make_routes
 from rowwise.shard.tiers import tiers_of
 from rowwise.spec import Pooling, Table, Wire
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeldTile:
+class LocalTile:
     """A piece of a table on this rank: its place, its rows as they are stored, their optimizer state, their marks."""
 
     tile: Tile
@@ -84,7 +84,7 @@ class ShardedEmbeddings(nn.Module):
         ]
         self._copies = Tiles(routes.copied, device) if routes.copied else None
         self._lookup = LocalLookup(self._shelves, self._copies)
-        self._router, self._exchange = Router(routes, comm), Exchange(routes, comm, wire)
+        self._router, self._exchange = Router(routes, comm), EmbeddingExchange(routes, comm, wire)
         coupled = [shelf for shelf in self._shelves if shelf[0].coupled]
         anywhere = any(part.coupled for parts in routes.parts_W for part in parts)
         self._coupled = CoupledUpdate(routes, plan, comm, coupled) if anywhere else None
@@ -117,19 +117,19 @@ class ShardedEmbeddings(nn.Module):
             self._copies.merge_shared = merges
 
     @property
-    def staged(self) -> Sequence[Staged]:
+    def staged(self) -> Sequence[StagedGradients]:
         """What the next update would apply to this rank's pieces."""
         return tuple(s for tiles in self._all_tiles() for s in tiles.staged)
 
-    def held(self) -> list[HeldTile]:
+    def held(self) -> list[LocalTile]:
         """The pieces of this rank; their tensors are views."""
-        found: list[HeldTile] = []
+        found: list[LocalTile] = []
         for tiles, places in self._homes():
             for index, tile in enumerate(places):
                 arena = tiles.arena
                 touched = None if arena.touched is None else arena.touched.table(index)
                 rows, state = arena.table(index), arena.table_state(index)
-                found.append(HeldTile(tile=tile, rows=rows, state=state, touched=touched))
+                found.append(LocalTile(tile=tile, rows=rows, state=state, touched=touched))
         return found
 
     @property
@@ -158,7 +158,7 @@ class ShardedEmbeddings(nn.Module):
         self._samples += sum(routed.samples_W) if torch.is_grad_enabled() else 0
         with self.phase("lookup"):
             outputs, copied = self._lookup.look_up(routed)
-        looked = Lookup(routed=routed, outputs=outputs, copied=copied, stage=self._lookup.stage, phase=self.phase)
+        looked = StreamLookup(routed=routed, outputs=outputs, copied=copied, stage=self._lookup.stage, phase=self.phase)
         matrix_BS, sequences = exchange(self._exchange, looked, self._anchor)
         return Vectors(matrix_BS=matrix_BS, columns=self.routes.columns, sequences=sequences)
 
@@ -270,10 +270,10 @@ def _name(routes: Routes, tile: Tile) -> str:
     return f"{table.name}[{tile.rows[0]}:{tile.rows[1]}, {tile.cols[0]}:{tile.cols[1]}]"
 
 
-def _piece(routes: Routes, held: Held) -> Piece:
+def _piece(routes: Routes, held: RankPiece) -> TablePiece:
     table = routes.tables[held.table]
     names = tuple(asked.name for asked in held.slices(table))
-    piece = Piece.cut(table, held.tile.rows, held.tile.cols, names)
+    piece = TablePiece.cut(table, held.tile.rows, held.tile.cols, names)
     if table.pooling is not Pooling.MEAN or held.whole:
         return piece
     # Whoever asked knows how many ids a bag has, and divides.

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from rowwise.batch import Jagged
 from rowwise.comm.seam import Comm
-from rowwise.ops.kept import empty
-from rowwise.ops.shared import Columns, Part, added_up, joined, picked, spread
+from rowwise.ops.output_cache import empty
+from rowwise.ops.shared import FeatureColumns, FeatureVectors, added_up, joined, picked, spread
 from rowwise.shard.hosts import HostExchange
 from rowwise.shard.ids import RoutedBatch, Stream
 from rowwise.shard.perid import PerIdExchange
@@ -41,14 +41,14 @@ class LookupOutputs:
     copies: Tensor  # [B, columns] of this rank's samples
 
 
-class Used(NamedTuple):
+class UsedGroups(NamedTuple):
     """What the losses of all ranks depend on. See [Note: Groups that are used]."""
 
     pooled: bool = True
     sequences: bool = True
 
 
-ALL_USED = Used()
+ALL_USED = UsedGroups()
 
 
 @final
@@ -112,7 +112,7 @@ class StreamExchange:
 
 
 @final
-class Exchange:
+class EmbeddingExchange:
     """Moves vectors as the routes say."""
 
     def __init__(self, routes: Routes, comm: Comm, wire: Wire) -> None:
@@ -135,7 +135,7 @@ class Exchange:
             sent = [(move.pooled, stream, found[ExchangePath.ALL_TO_ALL]) for move, stream, found in steps]
             came = PooledExchange.send(sent).wait()
         parts = [
-            Part(move.place(stream, found, [blocks[k] for blocks in came]), self._columns_of(move.routes))
+            FeatureVectors(move.place(stream, found, [blocks[k] for blocks in came]), self._columns_of(move.routes))
             for k, (move, stream, found) in enumerate(steps)
         ]
         out_BS = spread(parts, routed.jagged.shared)
@@ -150,15 +150,15 @@ class Exchange:
             sequences[feature] = repeats.expand(sequences[feature])
         return out_BS, sequences
 
-    def used(self, mine: Used) -> Used:
+    def used(self, mine: UsedGroups) -> UsedGroups:
         """What any rank uses; called by all."""
         if not self._both or len(self._comm.ranks) == 1:
             return mine
         flags_W2 = self._comm.all_gather(torch.tensor(mine), [2] * len(self._comm.ranks), "status").wait().view(-1, 2)
-        return Used(*flags_W2.any(0).tolist())
+        return UsedGroups(*flags_W2.any(0).tolist())
 
     def backward(
-        self, routed: RoutedBatch, grad_BS: Tensor, grads: dict[str, Tensor], used: Used = ALL_USED
+        self, routed: RoutedBatch, grad_BS: Tensor, grads: dict[str, Tensor], used: UsedGroups = ALL_USED
     ) -> LookupOutputs:
         """Send the gradients to the ranks that looked the vectors up; nothing for a group that nobody uses."""
         own, sequences = routed.streams[0], grad_BS.new_empty(0)
@@ -188,10 +188,10 @@ class Exchange:
             self._streams[common] = tuple(StreamExchange(one, self._comm, self._wire, groups) for one in streams)
         return self._streams[common]
 
-    def _columns_of(self, routes: Routes) -> tuple[Columns, ...]:
+    def _columns_of(self, routes: Routes) -> tuple[FeatureColumns, ...]:
         """Where the columns of a stream are among all."""
         found = ((own, self._routes.columns[feature]) for feature, own in routes.columns.items())
-        return joined([Columns(own.start, whole.start, own.stop - own.start) for own, whole in found])
+        return joined([FeatureColumns(own.start, whole.start, own.stop - own.start) for own, whole in found])
 
 
 Stage = Callable[[RoutedBatch, LookupOutputs], Tensor | None]
@@ -204,7 +204,7 @@ def untimed(_phase: str) -> AbstractContextManager[None]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lookup:
+class StreamLookup:
     """What a rank has looked up for a batch, and what is to be done with gradients."""
 
     routed: RoutedBatch
@@ -214,8 +214,8 @@ class Lookup:
     phase: Phase = untimed
 
 
-def exchange(moves: Exchange, lookup: Lookup, anchor: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """`Exchange.forward` with a gradient, which `stage` is told of. See [Note: Everyone joins]."""
+def exchange(moves: EmbeddingExchange, lookup: StreamLookup, anchor: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """`EmbeddingExchange.forward` with a gradient, which `stage` is told of. See [Note: Everyone joins]."""
     if not torch.is_grad_enabled():
         with lookup.phase("exchange"):
             out_BS, found = moves.forward(lookup.routed, lookup.outputs)
@@ -224,11 +224,11 @@ def exchange(moves: Exchange, lookup: Lookup, anchor: Tensor) -> tuple[Tensor, d
     weights = lookup.routed.weights
     joins = anchor if weights is None else weights  # whose backward every rank has to run, too
     inputs = lookup.outputs.copies, lookup.outputs.sequences, *lookup.copied.values()
-    out_BS, *sequences = _Exchange.apply(anchor, joins, (moves, lookup, names), *inputs)
+    out_BS, *sequences = _ExchangeFunction.apply(anchor, joins, (moves, lookup, names), *inputs)
     return out_BS, dict(zip(names, sequences, strict=True))
 
 
-class _Exchange(torch.autograd.Function):
+class _ExchangeFunction(torch.autograd.Function):
     @staticmethod
     def forward(*args: Any, **_: Any) -> tuple[Tensor, ...]:
         ctx, _anchor, joins, (moves, lookup, names), _copies, _sequences, *copied_sequences = args
@@ -246,7 +246,7 @@ class _Exchange(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
         moves, routed, names, copied, stage, phase, joins = ctx.kept
         with phase("return"):
-            used = moves.used(Used(grad_outputs[0] is not None, any(x is not None for x in grad_outputs[1:])))
+            used = moves.used(UsedGroups(grad_outputs[0] is not None, any(x is not None for x in grad_outputs[1:])))
             given_or_0 = zip(grad_outputs, ctx.shapes, strict=True)
             grad_BS, *grads = (joins.new_zeros(s) if x is None else x.contiguous() for x, s in given_or_0)
             given = moves.backward(routed, grad_BS, dict(zip(names, grads, strict=False)), used)

@@ -11,11 +11,11 @@ from typing import final
 import torch
 from torch import Tensor
 
-from rowwise.comm.codec import Span, gradient_scale, spans_of
+from rowwise.comm.codec import ColumnSpan, gradient_scale, spans_of
 from rowwise.comm.seam import Comm
 from rowwise.shard.pooled import as_picks, as_tensor, pick, place
 from rowwise.shard.routes import ExchangePath, Routes
-from rowwise.shard.vectors import Blocks, Lanes, joined
+from rowwise.shard.vectors import PeerBlocks, WireCodecs, joined
 from rowwise.spec import Wire
 
 
@@ -47,7 +47,7 @@ class HostExchange:
             groups = inside, comm.split(self._peers_D)
         self.groups = groups
         self._lanes = {
-            (group, backward): Lanes.of(c, wire, backward=backward)
+            (group, backward): WireCodecs.of(c, wire, backward=backward)
             for group, c in zip(("inside", "across"), groups, strict=True)
             for backward in (False, True)
         }
@@ -61,8 +61,8 @@ class HostExchange:
         for_D = [torch.cat([blocks[rank] for rank in peers]) for peers in self._peers_D]
         summed = self._sum_inside(for_D, spans)
         mine = [samples_W[rank] for rank in self._peers_D[self._device]]
-        out = [Blocks.of([block], spans) for block in summed.split(mine)]
-        back = [Blocks([(len(out_BS), w)], own) for w, own in zip(self._widths_H, self._spans_H, strict=True)]
+        out = [PeerBlocks.of([block], spans) for block in summed.split(mine)]
+        back = [PeerBlocks([(len(out_BS), w)], own) for w, own in zip(self._widths_H, self._spans_H, strict=True)]
         came = self._lanes["across", False].swap(out, back, "pooled").wait()
         place([x[0] for x in came], self._placed, out_BS)
 
@@ -70,8 +70,10 @@ class HostExchange:
         """The gradients [G, columns] of what this rank made."""
         scale = gradient_scale(sum(samples_W))
         width, spans = self._widths_H[self._host], self._spans_H[self._host]
-        out = [Blocks.of([pick(grad_BS, runs)], own) for runs, own in zip(self._picks_H, self._spans_H, strict=True)]
-        back = [Blocks([(samples_W[rank], width)], spans) for rank in self._peers_D[self._device]]
+        out = [
+            PeerBlocks.of([pick(grad_BS, runs)], own) for runs, own in zip(self._picks_H, self._spans_H, strict=True)
+        ]
+        back = [PeerBlocks([(samples_W[rank], width)], spans) for rank in self._peers_D[self._device]]
         mine = joined([x[0] for x in self._lanes["across", True].swap(out, back, "gradients", scale).wait()])
         sizes_D = [sum(samples_W[rank] for rank in peers) for peers in self._peers_D]
         lanes = self._lanes["inside", True]
@@ -80,8 +82,8 @@ class HostExchange:
             flat = lanes.comm.all_gather(mine.flatten(), receives, "gradients").wait()
             gathered = [x.view(n, width) for x, n in zip(flat.split(receives), sizes_D, strict=True)]
         else:
-            expected = [Blocks([(n, width)], spans) for n in sizes_D]
-            came = lanes.swap([Blocks.of([mine], spans)] * self._devices, expected, "gradients", scale).wait()
+            expected = [PeerBlocks([(n, width)], spans) for n in sizes_D]
+            came = lanes.swap([PeerBlocks.of([mine], spans)] * self._devices, expected, "gradients", scale).wait()
             gathered = [x[0] for x in came]
         by_rank: dict[int, Tensor] = {}
         for peers, block in zip(self._peers_D, gathered, strict=True):
@@ -96,15 +98,15 @@ class HostExchange:
         # Added, as a rank may hold two ranges of rows of the same columns.
         return made_GS.new_zeros((len(made_GS), width)).index_add_(1, self._columns, made_GS)
 
-    def _sum_inside(self, for_D: list[Tensor], spans: tuple[Span, ...]) -> Tensor:
+    def _sum_inside(self, for_D: list[Tensor], spans: tuple[ColumnSpan, ...]) -> Tensor:
         """What this device gets, from all devices of its host."""
         lanes, width = self._lanes["inside", False], for_D[0].shape[1]
         if lanes.exact:
             flat = torch.cat([x.flatten() for x in for_D])
             summed = lanes.comm.reduce_scatter(flat, [x.numel() for x in for_D], "pooled").wait()
             return summed.view(len(for_D[self._device]), width)
-        mine = [Blocks([(len(for_D[self._device]), width)], spans)] * self._devices
-        came = lanes.swap([Blocks.of([x], spans) for x in for_D], mine, "pooled").wait()
+        mine = [PeerBlocks([(len(for_D[self._device]), width)], spans)] * self._devices
+        came = lanes.swap([PeerBlocks.of([x], spans) for x in for_D], mine, "pooled").wait()
         summed = came[0][0].clone()
         for blocks in came[1:]:
             summed += blocks[0]

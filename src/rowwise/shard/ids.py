@@ -80,7 +80,7 @@ class _BatchHeader(NamedTuple):
         return cls(RankStatus.unpack(status), words, bool(more & 1), digest, distinct)
 
 
-class _Packed(NamedTuple):
+class _PackedBatch(NamedTuple):
     """A batch that is ready to go."""
 
     given: Jagged
@@ -110,7 +110,7 @@ class Router:
     def route(self, sparse: Jagged | KeyedJagged) -> RoutedBatch:
         """Send a batch's ids to the ranks that hold their rows; receive the ids whose rows this rank holds."""
         error: RowwiseError | None = None
-        packed: _Packed | None = None
+        packed: _PackedBatch | None = None
         unknown_ids = dict(self.unknown_ids)
         try:
             packed = self._pack(self._checked(sparse))
@@ -156,7 +156,7 @@ class Router:
         gradient = came.new_zeros(len(sent.jagged.values_N))
         return gradient.index_add_(0, sent.places_N[sent_to], came)
 
-    def _exchange_headers(self, packed: _Packed | None, error: RowwiseError | None) -> list[_BatchHeader]:
+    def _exchange_headers(self, packed: _PackedBatch | None, error: RowwiseError | None) -> list[_BatchHeader]:
         """Those of all ranks; raises on all if one has no batch."""
         world, mine = self._routes.world, _BatchHeader()
         if packed is not None:
@@ -183,7 +183,7 @@ class Router:
         # A weight of a shared bag has a gradient for each sample.
         return (jagged.expanded() if self._learns(jagged) else jagged).contiguous()
 
-    def _pack(self, given: Jagged) -> _Packed:
+    def _pack(self, given: Jagged) -> _PackedBatch:
         """The messages to all ranks."""
         learns = self._learns(given)
         jagged = given.owning(self._sequences)  # whose repeats are taken care of, see `distinct.py`
@@ -195,7 +195,7 @@ class Router:
         if shared is None or not common:
             (packer,) = self._packers_for(())
             sent = _pack_known(packer, jagged.expanded(), learns=learns)
-            return _Packed(given, sent.jagged, (), (sent,), sent.words, sent.sizes_W, learns)
+            return _PackedBatch(given, sent.jagged, (), (sent,), sent.words, sent.sizes_W, learns)
         shared.check()
         packers, inverse_B = self._packers_for(common), shared.inverse_B
         streams = replace(jagged, shared=None) if jagged.features else jagged, shared.jagged
@@ -212,7 +212,7 @@ class Router:
         ]
         words, sizes_W = torch.cat([x for parts in parts_W for x in parts]), [sum(map(len, x)) for x in parts_W]
         whole = _join_streams(own.jagged, distinct.jagged, inverse_B)
-        return _Packed(given, whole, common, (own, distinct), words, tuple(sizes_W), learns)
+        return _PackedBatch(given, whole, common, (own, distinct), words, tuple(sizes_W), learns)
 
     def _packers_for(self, common: tuple[str, ...]) -> tuple[Packer, ...]:
         if common not in self._packers:
@@ -220,7 +220,9 @@ class Router:
             self._packers[common] = tuple(Packer(routes, self._me, self.unknown_ids) for routes in streams)
         return self._packers[common]
 
-    def _routed(self, packed: _Packed, messages_W: Sequence[Tensor], headers_W: Sequence[_BatchHeader]) -> RoutedBatch:
+    def _routed(
+        self, packed: _PackedBatch, messages_W: Sequence[Tensor], headers_W: Sequence[_BatchHeader]
+    ) -> RoutedBatch:
         """What came."""
         packers, left_W, streams = self._packers_for(packed.common), list(messages_W), list[Stream]()
         for k, (packer, sent) in enumerate(zip(packers, packed.sent, strict=True)):

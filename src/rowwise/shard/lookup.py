@@ -13,14 +13,14 @@ from torch import Tensor
 from rowwise.ops.tiles import Tiles
 from rowwise.shard.exchange import LookupOutputs
 from rowwise.shard.ids import RoutedBatch, Stream
-from rowwise.shard.routes import ExchangePath, Part
+from rowwise.shard.routes import ExchangePath, PieceGroup
 
 
 @final
 class LocalLookup:
     """Looks up what a rank holds: pieces by the path that their vectors take, and copies."""
 
-    def __init__(self, shelves: Sequence[tuple[Part, Tiles]], copies: Tiles | None) -> None:
+    def __init__(self, shelves: Sequence[tuple[PieceGroup, Tiles]], copies: Tiles | None) -> None:
         """No memory of its own."""
         self._shelves, self._copies = shelves, copies
 

@@ -20,8 +20,8 @@ from rowwise.ops import check
 from rowwise.ops.jagged import bucketize, row_bounds
 from rowwise.ops.tiles import check_weights
 from rowwise.ops.unknown import count_unknown
-from rowwise.shard.distinct import Repeats, can_repeat, without_repeats
-from rowwise.shard.routes import ExchangePath, Routes, Slice
+from rowwise.shard.distinct import DistinctIds, can_repeat, without_repeats
+from rowwise.shard.routes import ExchangePath, FeatureSlice, Routes
 from rowwise.spec import Pooling
 
 WIDE = 1 << 31
@@ -38,7 +38,7 @@ class SentBatch:
     counts_W: tuple[tuple[int, ...], ...]  # of the ids in each slice that a rank was sent
     spans: Mapping[str, tuple[int, int]]  # where the ids of each feature begin and end in the batch
     places_N: Tensor | None  # where each id that was sent stands in the batch; None: nobody asks for it
-    repeats: Mapping[str, Repeats]  # of sequences whose ids were sent once
+    repeats: Mapping[str, DistinctIds]  # of sequences whose ids were sent once
 
     @property
     def by_rank(self) -> Sequence[Tensor]:
@@ -60,7 +60,7 @@ class Packer:
         weighted = {i for i, table in enumerate(tables) if table.pooling is Pooling.WEIGHTED}
         self.weighted_W = [any(s.table in weighted for s in slices) for slices in routes.slices_W]
         # To all ranks, one after the other; what stays here, for copies, is packed too, as ids are checked by it.
-        kept = [Slice(f, tables.index(table), 0, True) for table in routes.copied for f in table.feature_names]
+        kept = [FeatureSlice(f, tables.index(table), 0, True) for table in routes.copied for f in table.feature_names]
         self._packs = [*(s for slices in routes.slices_W for s in slices), *kept]
         self._firsts_W1 = [0, *accumulate(len(slices) for slices in routes.slices_W)]
         ranks = range(routes.world)
@@ -127,7 +127,7 @@ class Packer:
         """Where no table has features of a batch."""
         world = self._routes.world
         none = jagged.values_N.new_empty(0, dtype=torch.int32)
-        nothing: dict[str, Repeats] = {}
+        nothing: dict[str, DistinctIds] = {}
         return SentBatch(
             jagged=jagged,
             words=none,

@@ -15,7 +15,7 @@ from rowwise.comm.seam import Comm
 from rowwise.ops.layout import MODES, FeatureRow
 from rowwise.shard.ids import Stream
 from rowwise.shard.routes import ExchangePath, Routes, SequencePiece
-from rowwise.shard.vectors import Blocks, Lanes, joined
+from rowwise.shard.vectors import PeerBlocks, WireCodecs, joined
 from rowwise.spec import Wire
 
 
@@ -27,7 +27,7 @@ class PerIdExchange:
         """Work out what does not depend on a batch."""
         self._routes, self._me = routes, comm.rank
         self._pieces_W = [routes.sequences(w, path) for w in range(routes.world)]
-        self._there, self._back = (Lanes.of(comm, wire, backward=backward) for backward in (False, True))
+        self._there, self._back = (WireCodecs.of(comm, wire, backward=backward) for backward in (False, True))
         asked = {piece.feature for pieces in self._pieces_W for piece in pieces}
         self._dims = {f: t.dim for t in routes.tables for f in t.feature_names if f in asked}
         self._tables = {f: t for t in routes.tables for f in t.feature_names if f in asked}
@@ -37,7 +37,7 @@ class PerIdExchange:
         """The vectors [N, D] of each feature of this rank's batch; `flat` holds what it looked up, piece by piece."""
         if not self.any:
             return {}
-        out = [Blocks.of(blocks) for blocks in self._by_source(stream, flat)]
+        out = [PeerBlocks.of(blocks) for blocks in self._by_source(stream, flat)]
         came = self._there.swap(out, self._shapes(stream), "rows").wait()
         return self._put(stream, came)
 
@@ -45,13 +45,13 @@ class PerIdExchange:
         """The gradients of what this rank looked up, piece by piece."""
         if not self.any:
             return torch.empty(0)
-        out_W: list[Blocks] = []
+        out_W: list[PeerBlocks] = []
         for pieces in self._pieces_W:
             columns = [slice(piece.first, piece.first + piece.width) for piece in pieces]
             picked = [grads[p.feature][self._places(stream, p), c] for p, c in zip(pieces, columns, strict=True)]
-            out_W.append(Blocks.of(picked))
+            out_W.append(PeerBlocks.of(picked))
         pieces = self._pieces_W[self._me]
-        back = [Blocks([(ids[p.slice], p.width) for p in pieces]) for ids in stream.ids_WS]
+        back = [PeerBlocks([(ids[p.slice], p.width) for p in pieces]) for ids in stream.ids_WS]
         came = self._back.swap(out_W, back, "gradients", gradient_scale(sum(stream.samples_W))).wait()
         # Piece by piece again, and in each rank after rank.
         flat = [blocks[k].reshape(-1) for k in range(len(pieces)) for blocks in came]
@@ -87,9 +87,9 @@ class PerIdExchange:
             mine = range(source, len(shapes), world)
             yield [blocks[k].view(shapes[k]) for k in mine]
 
-    def _shapes(self, stream: Stream) -> list[Blocks]:
+    def _shapes(self, stream: Stream) -> list[PeerBlocks]:
         counts_W = stream.sent.counts_W
-        return [Blocks([(counts_W[p.rank][p.slice], p.width) for p in pieces]) for pieces in self._pieces_W]
+        return [PeerBlocks([(counts_W[p.rank][p.slice], p.width) for p in pieces]) for pieces in self._pieces_W]
 
     def _put(self, stream: Stream, came: Sequence[Sequence[Tensor]]) -> dict[str, Tensor]:
         """The vectors of each feature: columns side by side, ids where they stood."""

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from rowwise.comm.codec import gradient_scale, spans_of
 from rowwise.comm.seam import Comm
-from rowwise.ops.kept import empty
+from rowwise.ops.output_cache import empty
 from rowwise.shard.ids import Stream
-from rowwise.shard.routes import ExchangePath, Routes, Run
-from rowwise.shard.vectors import Blocks, Incoming, Lanes
+from rowwise.shard.routes import ColumnRun, ExchangePath, Routes
+from rowwise.shard.vectors import PeerBlocks, PendingBlocks, WireCodecs
 from rowwise.spec import Wire
 
 
@@ -23,7 +23,7 @@ class PooledExchange:
         """Work out what does not depend on a batch."""
         ranks = range(routes.world)
         self._me = comm.rank
-        self._there, self._back = (Lanes.of(comm, wire, backward=backward) for backward in (False, True))
+        self._there, self._back = (WireCodecs.of(comm, wire, backward=backward) for backward in (False, True))
         runs_W = [routes.runs(w, path) for w in ranks]
         # The first range of rows is placed, which covers every column once; the others are added in their order.
         self._runs = as_tensor(sorted((run for runs in runs_W for run in runs), key=lambda run: run.range))
@@ -33,7 +33,7 @@ class PooledExchange:
         self.any = any(self._widths_W)
 
     @staticmethod
-    def send(streams: "Sequence[tuple[PooledExchange, Stream, Tensor]]") -> Incoming:
+    def send(streams: "Sequence[tuple[PooledExchange, Stream, Tensor]]") -> PendingBlocks:
         """What this rank looked up for the samples of all ranks, all streams in one exchange."""
         blocks = [exchange._blocks(stream, vectors_GS) for exchange, stream, vectors_GS in streams]
         out, back = (
@@ -46,10 +46,10 @@ class PooledExchange:
         """What each rank has sent, where it belongs."""
         place(blocks, self._runs, out_BS)
 
-    def _blocks(self, stream: Stream, vectors_GS: Tensor) -> tuple[list[Blocks], list[Blocks]]:
+    def _blocks(self, stream: Stream, vectors_GS: Tensor) -> tuple[list[PeerBlocks], list[PeerBlocks]]:
         spans, batch = self._spans_W[self._me], stream.sent.jagged.batch_size
-        out = [Blocks.of([block], spans) for block in vectors_GS.split(stream.samples_W)]
-        return out, [Blocks([(batch, d)], own) for d, own in zip(self._widths_W, self._spans_W, strict=True)]
+        out = [PeerBlocks.of([block], spans) for block in vectors_GS.split(stream.samples_W)]
+        return out, [PeerBlocks([(batch, d)], own) for d, own in zip(self._widths_W, self._spans_W, strict=True)]
 
     def backward(self, samples_W: tuple[int, ...], grad_BS: Tensor) -> Tensor:
         """The gradients [G, S] of what this rank made."""
@@ -57,10 +57,10 @@ class PooledExchange:
         grad_GS = empty((sum(samples_W), width), grad_BS)
         rows_W = grad_GS.split(samples_W)
         out = [
-            Blocks(()) if w == self._me else Blocks.of([pick(grad_BS, runs)], self._spans_W[w])
+            PeerBlocks(()) if w == self._me else PeerBlocks.of([pick(grad_BS, runs)], self._spans_W[w])
             for w, runs in enumerate(self._picks_W)
         ]
-        back = [Blocks([(samples, width)], spans) for samples in samples_W]
+        back = [PeerBlocks([(samples, width)], spans) for samples in samples_W]
         incoming = self._back.swap(out, back, "gradients", gradient_scale(len(grad_GS)))
         torch.ops.rowwise.place([grad_BS], self._picks_W[self._me], rows_W[self._me])
         for w, blocks in enumerate(incoming.wait()):
@@ -82,13 +82,13 @@ def pick(grad_BS: Tensor, runs_R5: Tensor) -> Tensor:
     return out
 
 
-def as_tensor(runs: list[Run]) -> Tensor:
+def as_tensor(runs: list[ColumnRun]) -> Tensor:
     """For `place`: which block, its first column, where that goes, how many columns, whether they are added."""
     rows = [(run.rank, run.source, run.target, run.width, run.range > 0) for run in runs]
     return torch.tensor(rows, dtype=torch.int64).view(-1, 5)
 
 
-def as_picks(runs: list[Run]) -> Tensor:
+def as_picks(runs: list[ColumnRun]) -> Tensor:
     """For `pick`: the other way round."""
     rows = [(0, run.target, run.source, run.width, 0) for run in runs]
     return torch.tensor(rows, dtype=torch.int64).view(-1, 5)

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 
 from rowwise.batch import Jagged
-from rowwise.comm.call import Call
+from rowwise.comm.call import CollectiveCall
 from rowwise.comm.rehearse import stand_in
-from rowwise.ops.layout import FeatureRow, Piece
-from rowwise.ops.lookup import Staged
+from rowwise.ops.layout import FeatureRow, TablePiece
+from rowwise.ops.lookup import StagedGradients
 from rowwise.plan import Plan, Tier
 from rowwise.shard.embeddings import ShardedEmbeddings
 from rowwise.spec import Link, Table, Topology, Wire, state_width
@@ -33,14 +33,14 @@ FLOAT_bytes, KiB = 4, 1024
 NO_RESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000)
 
 
-class Seat(NamedTuple):
+class RehearsedRank(NamedTuple):
     """A rank of a world."""
 
     topology: Topology
     rank: int
 
 
-class Visited(NamedTuple):
+class TableVisits(NamedTuple):
     """What a step does to a rank's part of a table: how many ids are looked up, and how many rows they change."""
 
     ids: int = 0
@@ -51,9 +51,9 @@ class Visited(NamedTuple):
 class Rehearsal:
     """One step of one rank."""
 
-    calls: tuple[Call, ...]  # its collectives, in order: sizes to and from each rank of a group, in elements
+    calls: tuple[CollectiveCall, ...]  # its collectives, in order: sizes to and from each rank of a group, in elements
     sent_bytes: Counter[tuple[str, str, Link]]  # by purpose, collective and link, as `Comm.sent` has them
-    visited: dict[str, Visited]  # by table, of those that this rank has a part of
+    visited: dict[str, TableVisits]  # by table, of those that this rank has a part of
     pooled_shape: tuple[int, ...]  # what the model gets: all pooled features side by side,
     sequence_shapes: dict[str, tuple[int, ...]]  # and each sequence
     held_bytes: Counter[Tier]  # rows and optimizer state of this rank, which were not allocated
@@ -67,7 +67,7 @@ class Rehearsal:
 def rehearse(
     tables: Sequence[Table],
     plan: Plan,
-    seat: Seat,
+    seat: RehearsedRank,
     batch: Jagged,
     *,
     wire: Wire | None = None,
@@ -85,11 +85,11 @@ def rehearse(
     vectors = module(batch)
     outs = [vectors.matrix_BS, *vectors.sequences.values()]
     torch.stack([out.sum() for out in outs]).sum().backward()
-    visited: dict[str, Visited] = {}
+    visited: dict[str, TableVisits] = {}
     for staged in module.staged:
         for name, ids, rows in _visits(staged):
-            before = visited.get(name, Visited())
-            visited[name] = Visited(before.ids + ids, before.rows + rows)
+            before = visited.get(name, TableVisits())
+            visited[name] = TableVisits(before.ids + ids, before.rows + rows)
     module.update()
     return Rehearsal(
         calls=tuple(calls),
@@ -121,12 +121,12 @@ def held_bytes(tables: Sequence[Table], plan: Plan, rank: int) -> Counter[Tier]:
     known = {table.name: table for table in tables}
     found: Counter[Tier] = Counter()
     for tile in plan.tiles_on(rank):
-        part = Piece.cut(known[tile.table], tile.rows, tile.cols, ()).table
+        part = TablePiece.cut(known[tile.table], tile.rows, tile.cols, ()).table
         found[tile.tier] += part.rows * (part.row_bytes + FLOAT_bytes * state_width(part))
     return found
 
 
-def _visits(staged: Staged) -> Iterator[tuple[str, int, int]]:
+def _visits(staged: StagedGradients) -> Iterator[tuple[str, int, int]]:
     """For each piece of a table: its table, the ids that came for it, and how many of them differ."""
     call, batch = staged.call, staged.call.jagged.batch_size
     ids_T: dict[int, list[Tensor]] = {}

@@ -25,7 +25,7 @@ class ExchangePath(StrEnum):
     PER_ID = "per_id"  # a vector for each id, which the requesting rank adds up in the order of the ids
 
 
-class Slice(NamedTuple):
+class FeatureSlice(NamedTuple):
     """The ids of a feature that fall into one of its table's row ranges: what a rank is sent."""
 
     feature: str
@@ -39,7 +39,7 @@ class Slice(NamedTuple):
         return self.feature if self.whole else f"{self.feature} range {self.range}"
 
 
-class Held(NamedTuple):
+class RankPiece(NamedTuple):
     """A tile, or as much of it as lies in one row range, on its rank."""
 
     tile: Tile
@@ -52,20 +52,20 @@ class Held(NamedTuple):
         """Columns."""
         return self.tile.cols[1] - self.tile.cols[0]
 
-    def slices(self, table: Table) -> list[Slice]:
+    def slices(self, table: Table) -> list[FeatureSlice]:
         """The ids it is looked up by."""
-        return [Slice(feature, self.table, self.range, self.whole) for feature in table.feature_names]
+        return [FeatureSlice(feature, self.table, self.range, self.whole) for feature in table.feature_names]
 
 
-class Part(NamedTuple):
+class PieceGroup(NamedTuple):
     """The pieces of a rank that take the same path and are updated alike."""
 
     path: ExchangePath
     coupled: bool  # an update needs sums over columns that are elsewhere
-    held: tuple[Held, ...]
+    held: tuple[RankPiece, ...]
 
 
-class Run(NamedTuple):
+class ColumnRun(NamedTuple):
     """Columns of what rank `rank` sends, and where they belong in the output; `range` says whether to place or add."""
 
     rank: int
@@ -93,8 +93,8 @@ class Routes:
     topology: Topology
     cuts: Mapping[str, tuple[int, ...]]  # of each feature: where the row ranges of its table begin, and the rows
     copied: tuple[Table, ...]  # held by every rank as a whole
-    slices_W: tuple[tuple[Slice, ...], ...]
-    parts_W: tuple[tuple[Part, ...], ...]
+    slices_W: tuple[tuple[FeatureSlice, ...], ...]
+    parts_W: tuple[tuple[PieceGroup, ...], ...]
     columns: Mapping[str, slice]  # of pooled features in the output
     elastic: bool
 
@@ -146,11 +146,11 @@ class Routes:
         features = [feature for table in self.tables for feature in table.feature_names]
         return self.only([feature for feature in features if feature not in common]), self.only(common)
 
-    def parts(self, rank: int, path: ExchangePath) -> list[Part]:
+    def parts(self, rank: int, path: ExchangePath) -> list[PieceGroup]:
         """Of a rank and a path."""
         return [part for part in self.parts_W[rank] if part.path is path]
 
-    def pooled(self, rank: int, path: ExchangePath) -> Iterator[tuple[Held, str]]:
+    def pooled(self, rank: int, path: ExchangePath) -> Iterator[tuple[RankPiece, str]]:
         """The pooled vectors that a rank makes, in order."""
         for part in self.parts(rank, path):
             for held in part.held:
@@ -161,19 +161,19 @@ class Routes:
         """How many columns that are."""
         return sum(held.width for held, _ in self.pooled(rank, path))
 
-    def runs(self, rank: int, path: ExchangePath) -> list[Run]:
+    def runs(self, rank: int, path: ExchangePath) -> list[ColumnRun]:
         """Where the columns belong that a rank makes, in order."""
         return self._place(rank, self.pooled(rank, path))
 
-    def host_columns(self, host: int) -> list[Run]:
+    def host_columns(self, host: int) -> list[ColumnRun]:
         """Of a host, whatever its ranks hold of it: the columns that are added up there, and where they belong."""
         return self._place(host, iter(self.host_pieces(host)))
 
-    def host_pieces(self, host: int) -> list[tuple[Held, str]]:
+    def host_pieces(self, host: int) -> list[tuple[RankPiece, str]]:
         """The pooled vectors that are added up in a host, in order."""
         devices = self.topology.devices
         seen = {
-            (held.table, feature, held.tile.cols): Held(held.tile, held.table, 0, False)
+            (held.table, feature, held.tile.cols): RankPiece(held.tile, held.table, 0, False)
             for rank in range(host * devices, (host + 1) * devices)
             for held, feature in self.pooled(rank, ExchangePath.HIERARCHICAL)
         }
@@ -193,8 +193,8 @@ class Routes:
                     found.append(SequencePiece(rank, at, asked.feature, held.tile.cols[0], held.width))
         return found
 
-    def _place(self, rank: int, pooled: Iterator[tuple[Held, str]]) -> list[Run]:
-        runs: list[Run] = []
+    def _place(self, rank: int, pooled: Iterator[tuple[RankPiece, str]]) -> list[ColumnRun]:
+        runs: list[ColumnRun] = []
         source = 0
         for held, feature in pooled:
             target = self.columns[feature].start + held.tile.cols[0]
@@ -203,7 +203,7 @@ class Routes:
             if last and joins:  # neighbours here and there are one copy
                 runs[-1] = last._replace(width=last.width + held.width)
             else:
-                runs.append(Run(rank, source, target, held.width, held.range))
+                runs.append(ColumnRun(rank, source, target, held.width, held.range))
             source += held.width
         return runs
 
@@ -217,8 +217,8 @@ def make_routes(tables: Sequence[Table], plan: Plan, topology: Topology, *, elas
         tiles_T[tile.table].append(tile)
     copied = tuple(table for table in tables if _is_copied(tiles_T[table.name], table, plan.world))
     cut = {table.name: _row_cuts(tiles_T[table.name], table) for table in tables}
-    groups_W: list[dict[tuple[ExchangePath, bool], list[Held]]] = [{} for _ in range(plan.world)]
-    asked_W: list[dict[Slice, None]] = [{} for _ in range(plan.world)]
+    groups_W: list[dict[tuple[ExchangePath, bool], list[RankPiece]]] = [{} for _ in range(plan.world)]
+    asked_W: list[dict[FeatureSlice, None]] = [{} for _ in range(plan.world)]
     away = {table.name for table in tables} - {table.name for table in copied}
     for index, table in enumerate(tables):
         if table.name not in away:
@@ -237,7 +237,7 @@ def make_routes(tables: Sequence[Table], plan: Plan, topology: Topology, *, elas
         copied=copied,
         slices_W=tuple(tuple(asked) for asked in asked_W),
         parts_W=tuple(
-            tuple(Part(path, coupled, tuple(held)) for (path, coupled), held in sorted(groups.items()))
+            tuple(PieceGroup(path, coupled, tuple(held)) for (path, coupled), held in sorted(groups.items()))
             for groups in groups_W
         ),
         columns=_columns(tables),
@@ -261,18 +261,18 @@ def _columns(tables: Sequence[Table]) -> dict[str, slice]:
     return columns
 
 
-def _whole_rows(pieces: Sequence[Held], table: Table, *, alike: bool) -> list[Held]:
+def _whole_rows(pieces: Sequence[RankPiece], table: Table, *, alike: bool) -> list[RankPiece]:
     """Pieces whose rank has all columns of their rows as one, whose update needs nothing of other ranks.
 
     `alike`: all of them or none, as vectors that are added up have to have the same columns.
     """
-    by_range: dict[int, list[Held]] = {}
+    by_range: dict[int, list[RankPiece]] = {}
     for held in pieces:
         by_range.setdefault(held.range, []).append(held)
     single = {number for number, mine in by_range.items() if len({held.tile.rank for held in mine}) == 1}
     if alike and len(single) < len(by_range):
         return list(pieces)
-    found: list[Held] = []
+    found: list[RankPiece] = []
     for number, mine in by_range.items():
         whole = structs.replace(mine[0].tile, cols=(0, table.dim))
         found += [mine[0]._replace(tile=whole)] if number in single else mine
@@ -284,7 +284,7 @@ def _with_features(table: Table, features: Collection[str]) -> Table | None:
     return structs.replace(table, features=kept) if kept else None
 
 
-def _only_tables(parts: Sequence[Part], numbers: Mapping[int, int]) -> Iterator[Part]:
+def _only_tables(parts: Sequence[PieceGroup], numbers: Mapping[int, int]) -> Iterator[PieceGroup]:
     """The parts that hold some of these tables, which have other numbers now."""
     for part in parts:
         held = tuple(h._replace(table=numbers[h.table]) for h in part.held if h.table in numbers)
@@ -322,10 +322,10 @@ def _path(
     return ExchangePath.HIERARCHICAL if inside else ExchangePath.ALL_TO_ALL
 
 
-def _pieces(tiles: Sequence[Tile], index: int, cuts: tuple[int, ...]) -> Iterator[Held]:
+def _pieces(tiles: Sequence[Tile], index: int, cuts: tuple[int, ...]) -> Iterator[RankPiece]:
     """What ranks hold of a table, cut where any tile of it is."""
     at = {cut: number for number, cut in enumerate(cuts)}
     for tile in tiles:
         for number in range(at[tile.rows[0]], at[tile.rows[1]]):
             piece = Tile(table=tile.table, rank=tile.rank, rows=(cuts[number], cuts[number + 1]), cols=tile.cols)
-            yield Held(piece, index, number, len(cuts) == 2)
+            yield RankPiece(piece, index, number, len(cuts) == 2)

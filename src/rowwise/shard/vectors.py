@@ -17,21 +17,21 @@ from rowwise.comm.seam import Comm, Handle
 from rowwise.spec import Wire, WireType
 
 
-class Blocks(NamedTuple):
+class PeerBlocks(NamedTuple):
     """What goes to a rank, or only the shapes of what comes from it; spans as in `comm.codec`."""
 
     shapes: Sequence[tuple[int, int]]
     spans: Spans = ()
     tensors: Sequence[Tensor] = ()
-    more: "tuple[Blocks, ...]" = ()  # which follow these, and have other spans
+    more: "tuple[PeerBlocks, ...]" = ()  # which follow these, and have other spans
 
     @classmethod
-    def of(cls, tensors: Sequence[Tensor], spans: Spans = ()) -> "Blocks":
+    def of(cls, tensors: Sequence[Tensor], spans: Spans = ()) -> "PeerBlocks":
         """To send."""
         return cls([(len(x), x.shape[1]) for x in tensors], spans, tensors)
 
     @property
-    def runs(self) -> "tuple[Blocks, ...]":
+    def runs(self) -> "tuple[PeerBlocks, ...]":
         """All of them, those of the same spans together."""
         return (self._replace(more=()), *self.more)
 
@@ -41,14 +41,14 @@ class Blocks(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Lanes:
+class WireCodecs:
     """The codecs of what travels between this rank and each one of a group, in one direction."""
 
     comm: Comm
     codecs_W: tuple[WireCodec, ...]
 
     @classmethod
-    def of(cls, comm: Comm, wire: Wire, *, backward: bool) -> "Lanes":
+    def of(cls, comm: Comm, wire: Wire, *, backward: bool) -> "WireCodecs":
         """As the links between them say."""
         me = comm.ranks[comm.rank]
         codecs = {"host": wire.host, "network": wire.network}
@@ -62,13 +62,15 @@ class Lanes:
         """Whether nothing is lost."""
         return not any(codec.lossy for codec in self.codecs_W)
 
-    def swap(self, out_W: Sequence[Blocks], in_W: Sequence[Blocks], what: str, scale: float = 1.0) -> "Incoming":
+    def swap(
+        self, out_W: Sequence[PeerBlocks], in_W: Sequence[PeerBlocks], what: str, scale: float = 1.0
+    ) -> "PendingBlocks":
         """Send blocks to each rank, and expect some. `scale` keeps small numbers in the range of fp16.
 
         A scale is a power of two, so that nothing but the range changes by it.
         """
         me = self.comm.rank
-        kept, nothing = out_W[me], Blocks(())
+        kept, nothing = out_W[me], PeerBlocks(())
         # What a rank has for itself stays where it is.
         out_W, in_W = ([nothing if w == me else b for w, b in enumerate(side)] for side in (out_W, in_W))
         back = [blocks.size(codec) for blocks, codec in zip(in_W, self.codecs_W, strict=True)]
@@ -79,18 +81,18 @@ class Lanes:
         else:
             coded = [_encode(blocks, codec, scale) for blocks, codec in zip(out_W, self.codecs_W, strict=True)]
             flat, out = torch.cat(coded), [len(x) for x in coded]
-        return Incoming(self, self.comm.all_to_all(flat, out, back, what), in_W, kept, scale)
+        return PendingBlocks(self, self.comm.all_to_all(flat, out, back, what), in_W, kept, scale)
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class Incoming:
+class PendingBlocks:
     """Blocks under way."""
 
-    lanes: Lanes
+    lanes: WireCodecs
     handle: Handle
-    expected_W: Sequence[Blocks]
-    kept: Blocks
+    expected_W: Sequence[PeerBlocks]
+    kept: PeerBlocks
     scale: float
 
     def wait(self) -> list[list[Tensor]]:
@@ -130,6 +132,6 @@ def _joined(blocks: Sequence[Tensor]) -> Tensor:
     return joined([block.reshape(-1) for block in blocks]) if blocks else torch.empty(0)
 
 
-def _encode(blocks: Blocks, codec: WireCodec, scale: float) -> Tensor:
+def _encode(blocks: PeerBlocks, codec: WireCodec, scale: float) -> Tensor:
     coded = [codec.encode(block, run.spans, scale) for run in blocks.runs for block in run.tensors]
     return torch.cat([torch.empty(0, dtype=torch.uint8), *coded])

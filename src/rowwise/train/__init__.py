@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from rowwise.train.run_folder import RunFolder as RunFolder
     from rowwise.train.settings import Settings as Settings
     from rowwise.train.settings import Training as Training
-    from rowwise.train.trainer import Job as Job
     from rowwise.train.trainer import Trainer as Trainer
+    from rowwise.train.trainer import TrainingJob as TrainingJob
 
 _HOMES = {
     "evaluate": ("ClickEvaluator",),
@@ -25,6 +25,6 @@ _HOMES = {
     "objective": ("Clicks", "Outcome"),
     "run_folder": ("RunFolder",),
     "settings": ("Settings", "Training"),
-    "trainer": ("Job", "Trainer"),
+    "trainer": ("TrainingJob", "Trainer"),
 }
 __all__, __getattr__ = names_of(__name__, _HOMES)

@@ -37,7 +37,7 @@ KEEP = 1 << 17  # scores sorted in about 10 ms, when the area is asked for
 
 
 @dataclass(frozen=True, slots=True)
-class Area:
+class AucValue:
     """One task's area under the ROC curve, and how far at most the exact one is from it."""
 
     auc: float
@@ -74,7 +74,7 @@ class ExactAuc:
         check_alike("most", self._most, other._most)
         self._keep(other._kept)
 
-    def value(self) -> tuple[Area, ...]:
+    def value(self) -> tuple[AucValue, ...]:
         """One area for each task; the bound is 0."""
         return exact_areas(_joined(self._kept, self._tasks))
 
@@ -133,7 +133,7 @@ class BinnedAuc:
         """Weight of negatives and of positives in each bin, [K, 2, M]."""
         return self._counts_K2M
 
-    def value(self) -> tuple[Area, ...]:
+    def value(self) -> tuple[AucValue, ...]:
         """One area for each task, with its bound."""
         return binned_areas(self._counts_K2M)
 
@@ -202,7 +202,7 @@ class Auc:
         else:
             self._exact = None
 
-    def value(self) -> tuple[Area, ...]:
+    def value(self) -> tuple[AucValue, ...]:
         """One area for each task; the bound is 0 while it is exact."""
         return self._bins.value() if self._exact is None else self._exact.value()
 
@@ -257,7 +257,7 @@ class RecentAuc:
         self._kept, self._samples = deque(), 0
         self._keep(merged)
 
-    def value(self) -> tuple[Area, ...]:
+    def value(self) -> tuple[AucValue, ...]:
         """One area for each task; the bound is 0."""
         return exact_areas(_joined(self._kept, self._tasks))
 
@@ -284,13 +284,13 @@ class RecentAuc:
             self._samples -= self._kept.popleft().shape[1]
 
 
-def exact_areas(scores_3NK: Tensor) -> tuple[Area, ...]:
+def exact_areas(scores_3NK: Tensor) -> tuple[AucValue, ...]:
     """The area of each task, from logits and masses of all its samples."""
     with one_thread():
         return tuple(_exact(*_in_order(scores_3NK[:, :, k])) for k in range(scores_3NK.shape[2]))
 
 
-def binned_areas(counts_K2M: Tensor) -> tuple[Area, ...]:
+def binned_areas(counts_K2M: Tensor) -> tuple[AucValue, ...]:
     """The area of each task with its bound, from histograms."""
     with one_thread():
         shares_K2M = counts_K2M / counts_K2M.sum(2, keepdim=True)
@@ -311,7 +311,7 @@ def _in_order(scores_3N: Tensor) -> Tensor:
     return scores_3N
 
 
-def _exact(logits_N: Tensor, positive_N: Tensor, negative_N: Tensor) -> Area:
+def _exact(logits_N: Tensor, positive_N: Tensor, negative_N: Tensor) -> AucValue:
     if not len(logits_N):
         return _area(math.nan, math.nan)
     keys_N, order_N = _sorted(logits_N)
@@ -336,8 +336,8 @@ def _sorted(logits_N: Tensor) -> tuple[Tensor, Tensor]:
     return (bits_N ^ ((bits_N >> 31) & 0x7FFFFFFF)).sort(stable=True)
 
 
-def _area(auc: float, bound: float) -> Area:
-    return Area(math.nan, math.nan) if math.isnan(auc) else Area(min(max(auc, 0.0), 1.0), bound)
+def _area(auc: float, bound: float) -> AucValue:
+    return AucValue(math.nan, math.nan) if math.isnan(auc) else AucValue(min(max(auc, 0.0), 1.0), bound)
 
 
 def _scores(samples: Samples) -> Tensor:

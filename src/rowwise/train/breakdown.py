@@ -21,7 +21,7 @@ from typing import Protocol, final
 
 from torch import nn
 
-from rowwise.comm.seam import Waited
+from rowwise.comm.seam import WaitTime
 from rowwise.shard.embeddings import AnyEmbeddings, ShardedEmbeddings
 from rowwise.shard.exchange import untimed
 
@@ -44,9 +44,9 @@ class Breakdown:
 
     __slots__ = ("_inside", "_now", "_seconds", "_since", "_waited", "_waited_s")
 
-    def __init__(self, now: Callable[[], float] = perf_counter, waited: Waited | None = None) -> None:
+    def __init__(self, now: Callable[[], float] = perf_counter, waited: WaitTime | None = None) -> None:
         """The clock runs from here on. `waited`: of the ranks' `Comm`; see [Note: Waiting]."""
-        self._now, self._waited = now, waited or Waited()
+        self._now, self._waited = now, waited or WaitTime()
         self._waited_s = self._waited.seconds
         self._seconds = dict.fromkeys((*PHASES, PAUSED), 0.0)
         self._inside = ["other"]

@@ -34,7 +34,7 @@ VECTORS = 64  # numbers: a multiple of those that any processor takes at a time
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
+class EntropyValue:
     """How well one task's predictions fit its labels."""
 
     count: int  # samples of a weight above 0
@@ -82,7 +82,7 @@ class Entropy:
         """The sums, in parts [3, 5, K]."""
         return self._parts_35K
 
-    def value(self) -> tuple[Fit, ...]:
+    def value(self) -> tuple[EntropyValue, ...]:
         """One fit for each task."""
         return fits(self._parts_35K)
 
@@ -132,7 +132,7 @@ class RecentEntropy:
         merged = merge_newest(list(self._batches), list(other._batches), lambda a, b: carried(a + b.to(a.device)))
         self._batches = deque(merged, maxlen=self._batches.maxlen)
 
-    def value(self) -> tuple[Fit, ...]:
+    def value(self) -> tuple[EntropyValue, ...]:
         """One fit for each task."""
         return fits(carried(self._stacked().sum(0)))
 
@@ -202,16 +202,16 @@ def _loss_and_prediction(logits_NK: Tensor, labels_NK: Tensor) -> tuple[Tensor, 
     return loss[:size].view(logits_NK.shape), predicted[:size].view(logits_NK.shape)
 
 
-def fits(parts_35K: Tensor) -> tuple[Fit, ...]:
+def fits(parts_35K: Tensor) -> tuple[EntropyValue, ...]:
     """What the sums of each task tell."""
     return tuple(_fit(*sums) for sums in rounded(parts_35K).T.tolist())
 
 
-def _fit(count: float, weight: float, positive: float, predicted: float, loss: float) -> Fit:
+def _fit(count: float, weight: float, positive: float, predicted: float, loss: float) -> EntropyValue:
     base_rate = positive / weight if weight > 0 else math.nan
     log_loss = loss / weight if weight > 0 else math.nan
     ne = math.nan
     if 0 < base_rate < 1:
         ne = log_loss / -(base_rate * math.log(base_rate) + (1 - base_rate) * math.log1p(-base_rate))
     calibration = predicted / positive if positive > 0 else math.nan
-    return Fit(int(count), weight, base_rate, log_loss, ne, calibration)
+    return EntropyValue(int(count), weight, base_rate, log_loss, ne, calibration)

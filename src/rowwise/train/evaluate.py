@@ -20,7 +20,7 @@ from rowwise.comm.seam import Comm
 from rowwise.comm.solo import solo
 from rowwise.comm.status import all_gather_uneven, broadcast_object, gather_object
 from rowwise.errors import SpecError
-from rowwise.train.entropy import Fit
+from rowwise.train.entropy import EntropyValue
 from rowwise.train.metrics import Metrics, TaskMetrics
 from rowwise.train.objective import bags_of
 from rowwise.train.ranks import Lockstep
@@ -115,7 +115,7 @@ class ClickEvaluator:
 
     def __call__(self) -> Scores:
         """One pass."""
-        counted = _Counted(Metrics(self._tasks, window=1), {})
+        counted = _CountedSamples(Metrics(self._tasks, window=1), {})
         steps = Lockstep(self._comm, "evaluation")
         with evaluating(self._model):
             for given in steps.over(self._batches):
@@ -147,7 +147,7 @@ class ClickEvaluator:
             slices[feature] = Slices(most_common(known, self._slicing.ids), len(self._tasks))
         return slices
 
-    def _together(self, mine: "_Counted") -> Scores:
+    def _together(self, mine: "_CountedSamples") -> Scores:
         """The scores of what all ranks have counted."""
         if len(self._comm.ranks) == 1:
             return self._scores(mine)
@@ -156,14 +156,14 @@ class ClickEvaluator:
             mine.merge(state)
         return broadcast_object(self._comm, self._scores(mine) if told else None, 0, "scores")
 
-    def _scores(self, counted: "_Counted") -> Scores:
+    def _scores(self, counted: "_CountedSamples") -> Scores:
         found = counted.metrics.value()
         rows = (row for feature, parts in counted.slices.items() for row in _slice_rows(feature, parts, self._tasks))
         return Scores({task: values_of(found[task]) for task in self._tasks}, tuple(rows))
 
 
 @dataclass(frozen=True, slots=True)
-class _Counted:
+class _CountedSamples:
     """What one pass has counted."""
 
     metrics: Metrics
@@ -212,7 +212,7 @@ def recent_values_of(task: TaskMetrics) -> Values:
     return _fit_values(task.recent_fit) | {"auc": task.recent_area.auc, "auc_bound": task.recent_area.bound}
 
 
-def _fit_values(fit: Fit) -> Values:
+def _fit_values(fit: EntropyValue) -> Values:
     return {
         "loss": fit.log_loss,
         "ne": fit.ne,

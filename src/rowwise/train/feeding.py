@@ -6,17 +6,17 @@ that of the first rank, which tells of itself.
 
 from collections.abc import Callable
 
-from rowwise.ingest.service.client import Health
+from rowwise.ingest.service.client import ServiceHealth
 from rowwise.spec import Value
 from rowwise.train.run_folder import Cell
 
 MUCH = 0.05  # of the time
 LONG_S = 0.5  # less is not worth a line, however short the run
 
-AskHealth = Callable[[], Health | None]  # None: nobody prepares rows but the trainer itself
+AskHealth = Callable[[], ServiceHealth | None]  # None: nobody prepares rows but the trainer itself
 
 
-class Wait(Value, frozen=True):
+class DataWait(Value, frozen=True):
     """Of the time of all steps, what went by until there were rows."""
 
     seconds: float = 0.0
@@ -33,19 +33,19 @@ class Wait(Value, frozen=True):
         return self.share > MUCH and self.seconds > LONG_S
 
 
-def nobody() -> Health | None:
+def nobody() -> ServiceHealth | None:
     """There are no workers."""
     return None
 
 
-def cells(health: Health | None) -> dict[str, Cell]:
+def cells(health: ServiceHealth | None) -> dict[str, Cell]:
     """What a line of steps.csv says of workers."""
     if health is None:
         return {"workers": None, "ready": None, "restarts": None}
     return {"workers": health.workers, "ready": health.ready, "restarts": health.restarts}
 
 
-def in_words(share: float, health: Health | None) -> str:
+def in_words(share: float, health: ServiceHealth | None) -> str:
     """For the live line."""
     said = f"data wait {share:.0%}"
     if health is None:

@@ -15,12 +15,12 @@ from rowwise.batch import Batch
 from rowwise.errors import DataError
 from rowwise.ingest.batcher import Batcher, Position
 from rowwise.train.ranks import empty_batch_template
-from rowwise.train.step import Machinery
+from rowwise.train.step import StepContext
 from rowwise.train.step_header import GlobalStatus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class UpdateGroup:
     """The batches of one update."""
 
     batches: list[Batch]
@@ -28,10 +28,10 @@ class Group:
 
 
 @final
-class Groups:
+class UpdateGroups:
     """Those of one epoch, or of what is left of it, on this rank."""
 
-    def __init__(self, batcher: Batcher, work: Machinery) -> None:
+    def __init__(self, batcher: Batcher, work: StepContext) -> None:
         """Read the first."""
         self._batcher, self._work = batcher, work
         self._batches: Iterator[Batch] | None = None
@@ -59,7 +59,7 @@ class Groups:
         if len(status.following_W) > 1:
             self._empty = empty_batch_template(self._work.comm, status, self._next)
 
-    def take(self, batches: int) -> Group:
+    def take(self, batches: int) -> UpdateGroup:
         """The next group, of so many batches, the last of which may have no samples; reads the one after it."""
         group = self._next
         if group:
@@ -68,7 +68,7 @@ class Groups:
         if len(group) < batches:
             assert self._empty is not None
             group = group + [self._empty.to(self._work.settings.device)] * (batches - len(group))
-        return Group(batches=group, after=self._after)
+        return UpdateGroup(batches=group, after=self._after)
 
     def _read(self) -> list[Batch]:
         how, batches = self._work.settings, list[Batch]()

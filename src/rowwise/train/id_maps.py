@@ -8,7 +8,7 @@ from torch import nn
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.errors import CheckpointError, StateError
 from rowwise.hashing.embeddings import MappedEmbeddings
-from rowwise.hashing.mapped import IDENTITY, Identity, identity_of, refuse_other
+from rowwise.hashing.mapped import IDENTITY, MapIdentity, identity_of, refuse_other
 
 MODEL = "model/"
 
@@ -31,7 +31,7 @@ def check_maps(checkpoint: Checkpoint, model: nn.Module) -> None:
                 _refuse(checkpoint, table.name, "was trained without an id map, and this model has one for it")
 
 
-def _compare(checkpoint: Checkpoint, name: str, here: Identity) -> None:
+def _compare(checkpoint: Checkpoint, name: str, here: MapIdentity) -> None:
     try:
         refuse_other(identity_of(checkpoint.load(name)), here)
     except StateError as error:

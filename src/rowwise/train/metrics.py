@@ -11,8 +11,8 @@ from typing import Self
 from torch import Tensor
 
 from rowwise.errors import SpecError, StateError
-from rowwise.train.auc import Area, Auc, RecentAuc
-from rowwise.train.entropy import Entropy, Fit, RecentEntropy, totals
+from rowwise.train.auc import Auc, AucValue, RecentAuc
+from rowwise.train.entropy import Entropy, EntropyValue, RecentEntropy, totals
 from rowwise.train.samples import Samples
 from rowwise.train.state import State, check_alike, join, part, read_int
 
@@ -21,10 +21,10 @@ from rowwise.train.state import State, check_alike, join, part, read_int
 class TaskMetrics:
     """What is known of one task."""
 
-    fit: Fit
-    area: Area
-    recent_fit: Fit
-    recent_area: Area
+    fit: EntropyValue
+    area: AucValue
+    recent_fit: EntropyValue
+    recent_area: AucValue
 
 
 class Metrics:

@@ -9,7 +9,7 @@ from rowwise.spec import Value
 from rowwise.train.settings import Evaluation, Saving, Training
 
 
-class Best(Value, frozen=True):
+class BestEvaluation(Value, frozen=True):
     """The best evaluation so far."""
 
     step: int
@@ -26,7 +26,7 @@ class Progress(Value, frozen=True):
     samples: int = 0
     time_s: float = 0.0  # of training, without pauses
     evaluated: int = 0  # step of the last evaluation
-    best: Best | None = None
+    best: BestEvaluation | None = None
     worse: int = 0  # evaluations since the best
     finished: bool = False
 

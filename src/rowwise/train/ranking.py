@@ -25,7 +25,7 @@ from rowwise.train.state import State, at_least_one, check_alike, read_tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Ranked:
+class RankingValues:
     """Means over lists; recall and NDCG for each k."""
 
     lists: int  # with a positive and of a weight above 0
@@ -70,13 +70,13 @@ class Ranking:
         check_alike("ks", self._ks, other._ks)
         self._totals_T = self._totals_T + other._totals_T.to(self._totals_T.device)
 
-    def value(self) -> Ranked:
+    def value(self) -> RankingValues:
         """The means."""
         lists, weight, *sums = self._totals_T.tolist()
         mrr, *at_k = (total / weight if weight else math.nan for total in sums)
         half = len(self._ks)
         recall, ndcg = (dict(zip(self._ks, part, strict=True)) for part in (at_k[:half], at_k[half:]))
-        return Ranked(round(lists), recall, ndcg, mrr)
+        return RankingValues(round(lists), recall, ndcg, mrr)
 
     def state(self) -> State:
         """All that is kept."""

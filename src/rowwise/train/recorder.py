@@ -31,8 +31,8 @@ from rowwise.train.progress import Progress
 from rowwise.train.run_folder import Cell, RunFolder
 from rowwise.train.settings import Log
 from rowwise.train.stages import Seconds, Stages
-from rowwise.train.step import Machinery, Stepped
-from rowwise.train.traffic import SavedTraffic, Traffic
+from rowwise.train.step import StepContext, StepResult
+from rowwise.train.traffic import SavedTraffic, TableTraffic
 
 if TYPE_CHECKING:
     from torch.profiler import profile
@@ -77,7 +77,7 @@ class Recorder:
 
     def __init__(
         self,
-        work: Machinery,
+        work: StepContext,
         tasks: Sequence[str],
         log: Log,
         folder: RunFolder | None,
@@ -90,7 +90,7 @@ class Recorder:
         self._losses: deque[tuple[float, int]] = deque(maxlen=log.window)
         self._loss_sum, self._loss_samples = 0.0, 0
         self._scored = False
-        self._traffic = Traffic()
+        self._traffic = TableTraffic()
         self._slices: list[dict[str, Cell]] = []
         self._shown: Mapping[str, Values] = {}
         self._spent_W: list[Seconds] = []  # of the line that is being written, on each rank
@@ -111,7 +111,7 @@ class Recorder:
             self._profile = torch.profiler.profile(record_shapes=True)
             self._profile.start()
 
-    def after(self, progress: Progress, stepped: Stepped, batches: Sequence[Batch]) -> None:
+    def after(self, progress: Progress, stepped: StepResult, batches: Sequence[Batch]) -> None:
         """A step has ended."""
         if self._profile is not None and progress.step == self._profiled.stop - 1:
             self._end_profile()
@@ -127,7 +127,7 @@ class Recorder:
         if progress.step % self.log.every == 0:
             self._write(progress, stepped)
 
-    def finish(self, progress: Progress, stepped: Stepped) -> None:
+    def finish(self, progress: Progress, stepped: StepResult) -> None:
         """The run has reached its end: what came since the last line makes one, too."""
         if self._written != progress.step:
             self._write(progress, stepped)
@@ -142,7 +142,7 @@ class Recorder:
             self._comm, (self._metrics.state(), traffic, self._memory_bytes, self._stages.spent), "metrics"
         )
         if told is None:
-            self._metrics, self._traffic = Metrics(self._tasks, window=self.log.window), Traffic()
+            self._metrics, self._traffic = Metrics(self._tasks, window=self.log.window), TableTraffic()
             return
         for metrics, traffic, held_bytes, spent in told[1:]:
             self._metrics.merge(Metrics.from_state(metrics))
@@ -160,7 +160,7 @@ class Recorder:
         return spent["data"] / max(sum(spent.values()), 1e-9)
 
     @property
-    def traffic(self) -> Traffic:
+    def traffic(self) -> TableTraffic:
         """What the batches asked of each table, on the first rank."""
         return self._traffic
 
@@ -234,7 +234,7 @@ class Recorder:
         recent = {task: recent_values_of(one) for task, one in found.items()}
         return recent, {task: values_of(one) for task, one in found.items()}
 
-    def _write(self, progress: Progress, stepped: Stepped) -> None:
+    def _write(self, progress: Progress, stepped: StepResult) -> None:
         steps, samples = self._stages.end_line(progress)
         self.gather()
         self._written = progress.step
@@ -248,7 +248,7 @@ class Recorder:
         self._write_times(progress, stepped, samples)
         self._folder.append("stages.csv", self._stages.rows(progress.step, steps, self._spent_W))
 
-    def _write_times(self, progress: Progress, stepped: Stepped, samples: int) -> None:
+    def _write_times(self, progress: Progress, stepped: StepResult, samples: int) -> None:
         assert self._folder is not None
         spent = self._stages.spent
         samples_s = samples / max(sum(spent.values()), 1e-9)

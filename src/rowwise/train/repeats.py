@@ -24,7 +24,7 @@ MULTIPLIERS = -0x61C8864680B583EB, -0x4498517A7B3558C5  # odd, with bits all ove
 
 @final
 @dataclass(slots=True)
-class Repeats:
+class IdSample:
     """Counts of a sample of ids. See [Note: A sample of ids]."""
 
     looked_at: int = 0  # ids, repeats and all
@@ -39,7 +39,7 @@ class Repeats:
         ids_D, counts_D = here_N[_in_sample(here_N, self.level)].unique(return_counts=True)
         self._join(ids_D, counts_D)
 
-    def merge(self, other: "Repeats") -> None:
+    def merge(self, other: "IdSample") -> None:
         """Add what somebody else has looked at."""
         self.looked_at += other.looked_at
         self.level = max(self.level, other.level)

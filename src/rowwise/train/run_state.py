@@ -14,7 +14,7 @@ import torch
 from msgspec import structs
 from torch import Tensor
 
-from rowwise.checkpoint.parts import Part
+from rowwise.checkpoint.parts import LocalShard
 from rowwise.checkpoint.read import Checkpoint, taking_data
 from rowwise.comm.status import gather_object
 from rowwise.errors import AgreedError, CheckpointError
@@ -25,17 +25,17 @@ from rowwise.train.dense import DenseGradients
 from rowwise.train.progress import Progress
 from rowwise.train.recorder import Recorder
 from rowwise.train.run_folder import RunFolder
-from rowwise.train.saved import FAILED, Less, Saved
+from rowwise.train.saved import FAILED, CheckpointFolder, CheckpointReduction
 from rowwise.train.settings import Saving
 from rowwise.train.snapshot import collect, restore
-from rowwise.train.step import Machinery
+from rowwise.train.step import StepContext
 
 
 @final
 class RunState:
     """Saves and restores one run; without a folder nothing is saved."""
 
-    def __init__(self, work: Machinery, recorder: Recorder, folder: RunFolder | None, saving: Saving) -> None:
+    def __init__(self, work: StepContext, recorder: Recorder, folder: RunFolder | None, saving: Saving) -> None:
         """Called by all ranks."""
         self._work, self._recorder, self._folder, self._saving = work, recorder, folder, saving
         self._optimizers = {} if work.optimizer is None else {"dense": work.optimizer}
@@ -62,11 +62,11 @@ class RunState:
         if self._saved is not None:
             self._saved.wait()
 
-    def collect(self, progress: Progress) -> tuple[list[Part], dict[str, Any]]:
+    def collect(self, progress: Progress) -> tuple[list[LocalShard], dict[str, Any]]:
         """What this rank has of a checkpoint, and what else is saved."""
         parts, data = collect(self._work.model, self._optimizers, self._work.comm, self._held())
         kept, numbers = self._recorder.state()
-        parts += [Part.whole(name, tensor, shared=False) for name, tensor in kept.items()]
+        parts += [LocalShard.whole(name, tensor, shared=False) for name, tensor in kept.items()]
         more = {"progress": msgspec.to_builtins(progress), "recorder": numbers, "products": chosen()}
         # Where each rank's data stands, if they are at different places: each then reads what is its own.
         positions = gather_object(self._work.comm, progress.position, "positions")
@@ -108,14 +108,14 @@ class RunState:
         gradients = self._work.gradients
         return gradients.held if isinstance(gradients, DenseGradients) else None
 
-    def _make_saved(self, folder: RunFolder) -> Saved:
+    def _make_saved(self, folder: RunFolder) -> CheckpointFolder:
         if self._saving.incremental:
             for module in self._work.tables:
                 for arena in module.arenas:
                     arena.track()
         tell = folder.warn if self._work.comm.rank == 0 else str
-        less = Less(self._saving.incremental, self._saving.bits, tell)
-        return Saved(folder.checkpoints, self._work.comm, background=self._saving.background, less=less)
+        less = CheckpointReduction(self._saving.incremental, self._saving.bits, tell)
+        return CheckpointFolder(folder.checkpoints, self._work.comm, background=self._saving.background, less=less)
 
 
 @contextmanager

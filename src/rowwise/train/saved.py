@@ -15,11 +15,11 @@ from typing import Any, Literal, NamedTuple, final
 
 import torch
 
-from rowwise.checkpoint.background import Background
+from rowwise.checkpoint.background import BackgroundWriter
 from rowwise.checkpoint.delta import builds_on, clear, increment, rounded, stored_bytes
 from rowwise.checkpoint.listing import best_step
 from rowwise.checkpoint.manifest import NAME
-from rowwise.checkpoint.parts import Part
+from rowwise.checkpoint.parts import LocalShard
 from rowwise.checkpoint.policy import is_full_due
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.write import PART, on_all_ranks, own_parts, write, write_data
@@ -29,7 +29,7 @@ from rowwise.comm.status import broadcast_object
 from rowwise.errors import CheckpointError
 
 
-class Less(NamedTuple):
+class CheckpointReduction(NamedTuple):
     """How a checkpoint is made smaller."""
 
     incremental: bool = False  # only rows that changed, where that costs less; needs marks, see `Arena.track`
@@ -37,13 +37,13 @@ class Less(NamedTuple):
     tell: Callable[[str], object] = str  # is told why one is not smaller; str: nobody
 
 
-EVERYTHING = Less()
+EVERYTHING = CheckpointReduction()
 FAILED = "failed"  # the state before a step that met a bad number
 STEP = re.compile(r"step-([0-9]{1,18})")
 
 
 @final
-class Saved:
+class CheckpointFolder:
     """The checkpoints in a folder, each called step-<number>.
 
     Args:
@@ -54,11 +54,16 @@ class Saved:
     """
 
     def __init__(
-        self, folder: Path, comm: Comm | None = None, *, background: bool = False, less: Less = EVERYTHING
+        self,
+        folder: Path,
+        comm: Comm | None = None,
+        *,
+        background: bool = False,
+        less: CheckpointReduction = EVERYTHING,
     ) -> None:
         """Called by all ranks."""
         self.folder, self._comm = folder, comm or solo()
-        self._background = Background(self._comm) if background else None
+        self._background = BackgroundWriter(self._comm) if background else None
         self._less = less
         self._base: Path | None = None  # the rows that are marked changed since this one
 
@@ -90,7 +95,7 @@ class Saved:
             raise CheckpointError(f"{self.folder} has no checkpoint {which!r}; there are last, best, {there}")
         return Checkpoint.open(self.path(int(match[1])))
 
-    def add(self, step: int, parts: Sequence[Part], data: Mapping[str, Any]) -> None:
+    def add(self, step: int, parts: Sequence[LocalShard], data: Mapping[str, Any]) -> None:
         """Write one; of one that is there the data, as nothing is learned between two at the same step."""
         self.wait()
         path = self.path(step)
@@ -109,12 +114,12 @@ class Saved:
         if self._less.incremental:
             self.go_on_from(path, parts)
 
-    def go_on_from(self, former: Path, parts: Sequence[Part]) -> None:
+    def go_on_from(self, former: Path, parts: Sequence[LocalShard]) -> None:
         """The parts are as they are saved there: what changes from now on may be saved on top of that."""
         self._base = former
         clear(parts)
 
-    def _choose(self, path: Path, own: Sequence[Part]) -> Checkpoint | None:
+    def _choose(self, path: Path, own: Sequence[LocalShard]) -> Checkpoint | None:
         """What the next checkpoint builds on, if it is no full one; the same on all ranks."""
         former = self._base
         if former is None:
@@ -130,7 +135,7 @@ class Saved:
         due = others or is_full_due(base.manifest.chain_bytes, full_bytes, increment_bytes)
         return None if due else base
 
-    def add_failed(self, parts: Sequence[Part], data: Mapping[str, Any]) -> None:
+    def add_failed(self, parts: Sequence[LocalShard], data: Mapping[str, Any]) -> None:
         """Keep the state that a bad number was met in; the newest such state only."""
         self.wait()
         self._alone(lambda: shutil.rmtree(self.folder / FAILED, ignore_errors=True))

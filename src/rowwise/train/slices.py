@@ -16,20 +16,20 @@ import torch
 from torch import Tensor
 
 from rowwise.errors import BatchError, SpecError
-from rowwise.train.auc import Area, BinnedAuc, binned_areas
-from rowwise.train.entropy import Entropy, Fit, fits
+from rowwise.train.auc import AucValue, BinnedAuc, binned_areas
+from rowwise.train.entropy import Entropy, EntropyValue, fits
 from rowwise.train.exact import carried, rounded
 from rowwise.train.samples import Samples
 from rowwise.train.state import State, at_least_one, check_alike, join, part, read_int, read_tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
+class SliceMetrics:
     """One slice: the id of its samples, None for all that were not chosen, and what is known of each task."""
 
     id: int | None
-    fits: tuple[Fit, ...]
-    areas: tuple[Area, ...]
+    fits: tuple[EntropyValue, ...]
+    areas: tuple[AucValue, ...]
 
     @property
     def count(self) -> int:
@@ -74,14 +74,14 @@ class Slices:
         self._auc.merge(other._auc)  # first, as it refuses other bins
         self._entropy.merge(other._entropy)
 
-    def value(self, top: int | None = None) -> list[Slice]:
+    def value(self, top: int | None = None) -> list[SliceMetrics]:
         """The slices that hold samples, largest first, and "other" (of id None) last; or the `top` largest of them."""
         parts_35SK = self._entropy.totals().unflatten(2, (-1, self._tasks))
         counts_SK2M = self._auc.counts().unflatten(0, (-1, self._tasks))
         chosen, rest = self._split(rounded(parts_35SK)[0].sum(1).tolist(), top)
         ids = self._ids_S.tolist()
-        shown = [Slice(ids[s], fits(parts_35SK[:, :, s]), binned_areas(counts_SK2M[s])) for s in chosen]
-        other = Slice(None, fits(carried(parts_35SK[:, :, rest].sum(2))), binned_areas(counts_SK2M[rest].sum(0)))
+        shown = [SliceMetrics(ids[s], fits(parts_35SK[:, :, s]), binned_areas(counts_SK2M[s])) for s in chosen]
+        other = SliceMetrics(None, fits(carried(parts_35SK[:, :, rest].sum(2))), binned_areas(counts_SK2M[rest].sum(0)))
         return [*shown, other]
 
     def state(self) -> State:

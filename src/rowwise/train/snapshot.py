@@ -26,8 +26,8 @@ from msgspec import structs
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from rowwise.checkpoint.manifest import Entry, Span
-from rowwise.checkpoint.parts import Part
+from rowwise.checkpoint.manifest import Span, TensorEntry
+from rowwise.checkpoint.parts import LocalShard
 from rowwise.checkpoint.read import Checkpoint, taking_data
 from rowwise.checkpoint.tables import entries_of, modules_of, read_parts, written_parts
 from rowwise.comm.seam import Comm
@@ -57,12 +57,12 @@ class SavedOptimizer(Value, frozen=True):
 
 def collect(
     model: nn.Module, optimizers: Optimizers, comm: Comm | None = None, held: Held | None = None
-) -> tuple[list[Part], dict[str, Any]]:
+) -> tuple[list[LocalShard], dict[str, Any]]:
     """Parts (views, not copies: save them before the next step) and data of a run; called by all ranks."""
     comm = comm or solo()
     buffers = {name for name, _ in model.named_buffers(remove_duplicate=False)}
     parts = [
-        Part.whole(f"model/{name}", tensor, shared=name not in buffers)
+        LocalShard.whole(f"model/{name}", tensor, shared=name not in buffers)
         for name, tensor in _dense_tensors(model).items()
         if comm.rank == 0 or name not in buffers
     ]
@@ -76,14 +76,14 @@ def collect(
         for parameter, state in optimizer.state.items():
             for slot, value in state.items():
                 if isinstance(value, Tensor):
-                    parts.append(Part.whole(f"optimizer/{which}/{names[parameter]}/{slot}", value))
+                    parts.append(LocalShard.whole(f"optimizer/{which}/{names[parameter]}/{slot}", value))
                 else:
                     numbers.setdefault(names[parameter], {})[slot] = value
         data[which] = {"kind": type(optimizer).__name__, "groups": groups, "numbers": numbers}
     each = {RANDOM: torch.get_rng_state()} | {f"held/{bucket}": x for bucket, x in (held or {}).items()}
     for name, tensor in each.items():
         shape, rows = (len(comm.ranks), *tensor.shape), (comm.rank, comm.rank + 1)
-        parts.append(Part(name=name, tensor=tensor.unsqueeze(0), shape=shape, rows=rows))
+        parts.append(LocalShard(name=name, tensor=tensor.unsqueeze(0), shape=shape, rows=rows))
     return parts, {"optimizers": data}
 
 
@@ -110,7 +110,7 @@ def restore_model(checkpoint: Checkpoint, model: nn.Module) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Match:
+class WarmStartMatch:
     """What a warm start took over, by name."""
 
     loaded: list[str] = field(default_factory=list)
@@ -132,12 +132,12 @@ class Match:
         ]
 
 
-def warm_start(checkpoint: Checkpoint, model: nn.Module) -> Match:
+def warm_start(checkpoint: Checkpoint, model: nn.Module) -> WarmStartMatch:
     """Take over what matches by name: equal shapes whole, tables that have grown their first rows, with their state."""
     check_maps(checkpoint, model)
-    found, saved = Match(), checkpoint.manifest.tensors
-    mine = {f"model/{name}": Part.whole(f"model/{name}", x).entry for name, x in _dense_tensors(model).items()}
-    rows: dict[str, Entry] = {}
+    found, saved = WarmStartMatch(), checkpoint.manifest.tensors
+    mine = {f"model/{name}": LocalShard.whole(f"model/{name}", x).entry for name, x in _dense_tensors(model).items()}
+    rows: dict[str, TensorEntry] = {}
     for path, module in modules_of(model):
         rows |= entries_of(path, module)
     for name, want in (mine | rows).items():
@@ -156,7 +156,7 @@ def warm_start(checkpoint: Checkpoint, model: nn.Module) -> Match:
     return found
 
 
-def _match(found: Match, name: str, there: Entry, here: Entry, *, grows: bool) -> None:
+def _match(found: WarmStartMatch, name: str, there: TensorEntry, here: TensorEntry, *, grows: bool) -> None:
     """Whether a tensor is taken over, and how."""
     tables = there.row_type is not None and here.row_type is not None
     if not tables and there.dtype != here.dtype:
@@ -177,7 +177,7 @@ def _match(found: Match, name: str, there: Entry, here: Entry, *, grows: bool) -
         found.rounded[name] = f"{there.row_type} there, {here.row_type} here"
 
 
-def _fits(there: Entry, here: Entry) -> bool:
+def _fits(there: TensorEntry, here: TensorEntry) -> bool:
     """Whether one can be read as the other; of a number a row there may be one for each of its blocks of columns."""
     blocks = here.row_type is None and len(here.shape) == 1 and len(there.shape) == 2
     return there.shape[: 1 if blocks else None] == here.shape
@@ -201,9 +201,9 @@ def _fill_model(checkpoint: Checkpoint, model: nn.Module, *, state: bool) -> set
     return names
 
 
-def _parts(checkpoint: Checkpoint, model: nn.Module, *, state: bool) -> list[Part]:
+def _parts(checkpoint: Checkpoint, model: nn.Module, *, state: bool) -> list[LocalShard]:
     """What this rank has of a model, with or without the optimizer state of rows."""
-    parts = [Part.whole(f"model/{name}", tensor) for name, tensor in _dense_tensors(model).items()]
+    parts = [LocalShard.whole(f"model/{name}", tensor) for name, tensor in _dense_tensors(model).items()]
     for path, module in modules_of(model):
         found = read_parts(path, module, checkpoint.manifest.tensors)
         parts += [part for part in found if state or not part.name.startswith("rows/")]

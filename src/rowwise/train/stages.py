@@ -9,7 +9,7 @@ from typing import final
 
 from rowwise.plan import Forecast
 from rowwise.train.breakdown import PHASES, Breakdown
-from rowwise.train.feeding import AskHealth, Wait, cells, nobody
+from rowwise.train.feeding import AskHealth, DataWait, cells, nobody
 from rowwise.train.progress import Progress
 from rowwise.train.run_folder import Cell
 from rowwise.train.settings import Training
@@ -50,11 +50,11 @@ class Stages:
         self._first = self._first or self._last
 
     @property
-    def wait(self) -> Wait:
+    def wait(self) -> DataWait:
         """For rows, in all steps since `begin` but the first: what that waits for is that everything starts."""
         first = self._first or self._last
         spent = {phase: self._last[phase] - first[phase] for phase in PHASES}
-        return Wait(seconds=spent["data"], of_s=sum(spent.values()))
+        return DataWait(seconds=spent["data"], of_s=sum(spent.values()))
 
     def of_workers(self) -> dict[str, Cell]:
         """What a line of steps.csv says of those who prepare rows."""

@@ -17,7 +17,7 @@ T = TypeVar("T")
 State = dict[str, Tensor | int | float | str]
 
 
-class Saved(Protocol):
+class Stateful(Protocol):
     """What has a state."""
 
     def state(self) -> State:
@@ -25,7 +25,7 @@ class Saved(Protocol):
         ...
 
 
-def join(parts: Mapping[str, Saved]) -> State:
+def join(parts: Mapping[str, Stateful]) -> State:
     """The states of the parts of a whole, each key led by its part's name."""
     return {f"{name}.{key}": value for name, part in parts.items() for key, value in part.state().items()}
 

@@ -46,7 +46,7 @@ NOTHING = StepHeader()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machinery:
+class StepContext:
     """What a step works with."""
 
     model: nn.Module
@@ -103,7 +103,7 @@ class Machinery:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stepped:
+class StepResult:
     """What a step tells."""
 
     outcomes: tuple[Outcome, ...]  # of this rank's batches
@@ -114,7 +114,7 @@ class Stepped:
     status: GlobalStatus  # what the ranks told each other before it
 
 
-def step(work: Machinery, batches: Sequence[Batch], number: int, header: StepHeader = NOTHING) -> Stepped:
+def step(work: StepContext, batches: Sequence[Batch], number: int, header: StepHeader = NOTHING) -> StepResult:
     """One update, the first of which is number 1, from the samples of all batches of all ranks together."""
     if work.optimizer is not None:
         work.optimizer.zero_grad()
@@ -137,7 +137,7 @@ def step(work: Machinery, batches: Sequence[Batch], number: int, header: StepHea
             tables.discard()
     if work.shards:
         outcomes = [join(outcomes, [len(piece.labels_BK) for piece in pieces])]
-    return Stepped(
+    return StepResult(
         outcomes=tuple(outcomes),
         samples=status.samples,
         loss=loss,
@@ -188,7 +188,7 @@ def dense_parameters(model: nn.Module) -> tuple[nn.Parameter, ...]:
     return tuple(parameter for parameter in model.parameters() if parameter.requires_grad)
 
 
-def _exchange_header(work: Machinery, batches: Sequence[Batch], number: int, header: StepHeader) -> GlobalStatus:
+def _exchange_header(work: StepContext, batches: Sequence[Batch], number: int, header: StepHeader) -> GlobalStatus:
     """Before the forward: one that only some ranks can begin would leave the others waiting inside it."""
     alike = {"number of the step": number, "number of batches": len(batches)}
     if work.shards:
@@ -203,7 +203,7 @@ def _exchange_header(work: Machinery, batches: Sequence[Batch], number: int, hea
 
 
 def _differentiate(
-    work: Machinery, pieces: Sequence[Batch], samples: int, number: int
+    work: StepContext, pieces: Sequence[Batch], samples: int, number: int
 ) -> tuple[list[float], list[Outcome]]:
     """Forward and backward, piece by piece; gives what each adds to the loss."""
     losses: list[float] = []
@@ -224,13 +224,13 @@ def _differentiate(
     return losses, outcomes
 
 
-def _gradient_norm(work: Machinery) -> float:
+def _gradient_norm(work: StepContext) -> float:
     """The length of the dense gradient."""
     gradients = [p.grad for p in work.dense if p.grad is not None]
     return float(torch.nn.utils.get_total_norm(gradients)) if gradients else 0.0
 
 
-def _check(work: Machinery, losses: Sequence[float], norm: float) -> tuple[float, StepFailure | None]:
+def _check(work: StepContext, losses: Sequence[float], norm: float) -> tuple[float, StepFailure | None]:
     """A bound for the gradients of rows; and what is not finite first: the loss, dense gradients, those of rows."""
     bound = 0.0
     found: list[StepFailure] = [
@@ -246,13 +246,13 @@ def _check(work: Machinery, losses: Sequence[float], norm: float) -> tuple[float
     return bound, found[0] if found else None
 
 
-def _clip(work: Machinery, norm: float) -> None:
+def _clip(work: StepContext, norm: float) -> None:
     """Shorten the dense gradient."""
     if work.settings.clip is not None and norm > work.settings.clip:
         torch._foreach_mul_([p.grad for p in work.dense if p.grad is not None], work.settings.clip / norm)
 
 
-def _update_rows(work: Machinery, number: int, *, may_overflow: bool) -> None:
+def _update_rows(work: StepContext, number: int, *, may_overflow: bool) -> None:
     """First of all parameters: it may still fail, and then the dense part stays as it was."""
     failure: UpdateError | None = None
     try:
@@ -268,7 +268,7 @@ def _update_rows(work: Machinery, number: int, *, may_overflow: bool) -> None:
         raise failure
 
 
-def _update_dense(work: Machinery, number: int) -> float:
+def _update_dense(work: StepContext, number: int) -> float:
     """Returns the learning rate."""
     if work.optimizer is None:
         return 0.0

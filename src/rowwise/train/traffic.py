@@ -19,7 +19,7 @@ from rowwise.errors import StateError
 from rowwise.hashing.embeddings import MappedEmbeddings
 from rowwise.shard.embeddings import AnyEmbeddings
 from rowwise.spec import Table, Value, state_width
-from rowwise.train.repeats import Repeats
+from rowwise.train.repeats import IdSample
 from rowwise.train.run_folder import Cell
 
 MOST_IDS = 1 << 13  # of a feature in a batch
@@ -31,7 +31,7 @@ TOP = 100  # a hundredth of the different ids
 
 
 @dataclass(slots=True)
-class _Sums:
+class _TableSums:
     samples: int = 0
     ids: int = 0
     looked_at: int = 0
@@ -57,19 +57,19 @@ class SavedTraffic(Value, frozen=True):
 
 @final
 @dataclass(slots=True)
-class Traffic:
+class TableTraffic:
     """Sums over the batches that were looked at, by table."""
 
-    _sums: dict[str, _Sums] = field(default_factory=dict)
-    _repeats: dict[str, Repeats] = field(default_factory=dict)
+    _sums: dict[str, _TableSums] = field(default_factory=dict)
+    _repeats: dict[str, IdSample] = field(default_factory=dict)
 
     def add(self, tables: Sequence[AnyEmbeddings], batch: Batch, around: Around = NOTHING) -> None:
         """Look at a batch; `around` some of the modules is what makes rows of its ids."""
         for module in tables:
             sparse = (around[module].map_batch(batch.sparse) if module in around else batch.sparse).expanded()
             for table in module.tables:
-                sums = self._sums.setdefault(table.name, _Sums())
-                repeats = self._repeats.setdefault(table.name, Repeats())
+                sums = self._sums.setdefault(table.name, _TableSums())
+                repeats = self._repeats.setdefault(table.name, IdSample())
                 sums.samples += sparse.batch_size
                 for ids_N in _ids(sparse, table.feature_names):
                     sums.ids += len(ids_N)
@@ -85,24 +85,24 @@ class Traffic:
 
     def pooling(self, name: str) -> float | None:
         """Ids of a sample, over all features of a table; None where no sample was looked at."""
-        sums = self._sums.get(name, _Sums())
+        sums = self._sums.get(name, _TableSums())
         return sums.ids / sums.samples if sums.samples else None
 
-    def repeats(self, name: str) -> Repeats:
+    def repeats(self, name: str) -> IdSample:
         """How often the ids of a table come."""
-        return self._repeats.get(name, Repeats())
+        return self._repeats.get(name, IdSample())
 
     def state(self) -> dict[str, dict[str, int]]:
         """The numbers, for a checkpoint."""
         found: dict[str, dict[str, int]] = {}
         for name, sums in self._sums.items():
-            seen = self._repeats.get(name, Repeats())
+            seen = self._repeats.get(name, IdSample())
             found[name] = asdict(sums) | {"counted": seen.looked_at, "level": seen.level, "kept": len(seen.ids_D)}
         return found
 
     def tensors(self) -> dict[str, Tensor]:
         """What else there is for a checkpoint: the ids that were counted, in the order of `state`."""
-        found = [self._repeats.get(name, Repeats()) for name in self._sums]
+        found = [self._repeats.get(name, IdSample()) for name in self._sums]
         none = torch.empty(0, dtype=torch.int64)
         return {
             IDS: torch.cat([none, *(one.ids_D for one in found)]),
@@ -111,8 +111,8 @@ class Traffic:
 
     def restore(self, state: Mapping[str, Mapping[str, int]], tensors: Mapping[str, Tensor]) -> None:
         """Count on from what `state` and `tensors` gave; a checkpoint of an older version has counted no ids."""
-        names = _Sums.__slots__
-        self._sums = {name: _Sums(**{key: sums[key] for key in names}) for name, sums in state.items()}
+        names = _TableSums.__slots__
+        self._sums = {name: _TableSums(**{key: sums[key] for key in names}) for name, sums in state.items()}
         self._repeats = {}
         if IDS not in tensors or COUNTS not in tensors:
             return
@@ -121,19 +121,19 @@ class Traffic:
             raise StateError(f"the ids that were counted are not {sum(sizes)}, as the state of traffic says")
         parts = zip(state.items(), tensors[IDS].split(sizes), tensors[COUNTS].split(sizes), strict=True)
         for (name, sums), ids_D, counts_D in parts:
-            self._repeats[name] = Repeats(sums["counted"], sums["level"], ids_D, counts_D)
+            self._repeats[name] = IdSample(sums["counted"], sums["level"], ids_D, counts_D)
 
     def merge(self, state: Mapping[str, Mapping[str, int]], tensors: Mapping[str, Tensor]) -> None:
         """Add what another rank's `state` and `tensors` gave."""
-        other = Traffic()
+        other = TableTraffic()
         other.restore(state, tensors)
         for name, theirs in other._sums.items():
-            mine, more = asdict(self._sums.get(name, _Sums())), asdict(theirs)
-            self._sums[name] = _Sums(**{key: count + more[key] for key, count in mine.items()})
-            self._repeats.setdefault(name, Repeats()).merge(other.repeats(name))
+            mine, more = asdict(self._sums.get(name, _TableSums())), asdict(theirs)
+            self._sums[name] = _TableSums(**{key: count + more[key] for key, count in mine.items()})
+            self._repeats.setdefault(name, IdSample()).merge(other.repeats(name))
 
     def _row(self, table: Table) -> dict[str, Cell]:
-        sums = self._sums.get(table.name, _Sums())
+        sums = self._sums.get(table.name, _TableSums())
         ids_per_sample = self.pooling(table.name) or 0.0
         return {
             "table": table.name,

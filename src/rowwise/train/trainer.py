@@ -22,25 +22,25 @@ from rowwise.comm.seam import Comm
 from rowwise.comm.status import raising_on_all_ranks
 from rowwise.errors import AgreedError, GradientError, SpecError, UpdateError
 from rowwise.ingest.batcher import Batcher, Position
-from rowwise.ingest.service.client import Health
+from rowwise.ingest.service.client import ServiceHealth
 from rowwise.plan import Forecast
 from rowwise.spec import Wire
 from rowwise.train.breakdown import PAUSED, Breakdown
 from rowwise.train.diagnose import find_cause
 from rowwise.train.evaluate import Evaluator, Scores
-from rowwise.train.feeding import AskHealth, Wait, nobody
-from rowwise.train.groups import Group, Groups
+from rowwise.train.feeding import AskHealth, DataWait, nobody
+from rowwise.train.groups import UpdateGroup, UpdateGroups
 from rowwise.train.objective import InBatch, Objective
-from rowwise.train.progress import Best, Progress
+from rowwise.train.progress import BestEvaluation, Progress
 from rowwise.train.ranks import seed_rank
 from rowwise.train.recorder import Recorder
 from rowwise.train.run_folder import RunFolder
 from rowwise.train.run_state import RunState
 from rowwise.train.settings import Settings
 from rowwise.train.stages import Stages
-from rowwise.train.step import EXACT, Machinery, Stepped, step
+from rowwise.train.step import EXACT, StepContext, StepResult, step
 from rowwise.train.step_header import StepHeader, exchange_step_header
-from rowwise.train.traffic import Traffic
+from rowwise.train.traffic import TableTraffic
 
 
 def nothing_more() -> None:
@@ -48,7 +48,7 @@ def nothing_more() -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class TrainingJob:
     """What is trained, on what.
 
     `batches` makes the training batches from a position on, of several ranks this one's part of them; `evaluate` looks
@@ -67,17 +67,17 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
+class RunDisplay:
     """What can be shown while a run goes on."""
 
     progress: Progress
     settings: Settings
     splits: int  # of the training rows
     recorder: Recorder = field(repr=False)
-    health: Health | None = None
+    health: ServiceHealth | None = None
 
 
-Tell = Callable[[Shown], None]
+Tell = Callable[[RunDisplay], None]
 
 
 @final
@@ -95,7 +95,7 @@ class Trainer:
 
     def __init__(
         self,
-        job: Job,
+        job: TrainingJob,
         settings: Settings | None = None,
         folder: RunFolder | None = None,
         tell: Tell | None = None,
@@ -106,7 +106,7 @@ class Trainer:
         self.job, self.settings, self.folder = job, settings or Settings(), folder
         self._clock = clock = Breakdown(waited=None if comm is None else comm.waited)
         check(job, self.settings, 1 if comm is None else len(comm.ranks))
-        self._work = Machinery.of(job.model, job.objective, self.settings.train, clock, comm, wire)
+        self._work = StepContext.of(job.model, job.objective, self.settings.train, clock, comm, wire)
         self._comm = own = self._work.comm
         self._alone, first = len(own.ranks) == 1, own.rank == 0
         if self._work.shards is None:
@@ -147,12 +147,12 @@ class Trainer:
         self._recorder.evaluated(self.progress, split, scores)
 
     @property
-    def traffic(self) -> Traffic:
+    def traffic(self) -> TableTraffic:
         """What the batches asked of each table; on the first rank, of all ranks."""
         return self._recorder.traffic
 
     @property
-    def wait(self) -> Wait:
+    def wait(self) -> DataWait:
         """What this rank has waited for rows, since it began to train."""
         return self._stages.wait
 
@@ -178,7 +178,7 @@ class Trainer:
 
     def _epoch(self) -> None:
         """The steps that are left of an epoch, or those up to a stop."""
-        groups = Groups(self._batcher, self._work)
+        groups = UpdateGroups(self._batcher, self._work)
         status = exchange_step_header(self._comm, self._header(groups), during=f"after step {self.progress.step}")
         self._stopping = self._stopping or status.stop
         groups.begin(status, resumed=self._resumed)
@@ -189,10 +189,10 @@ class Trainer:
             self._stopping = self._stopping or status.stop
             self._after(stepped, epoch_end=not status.following)
 
-    def _header(self, groups: Groups) -> StepHeader:
+    def _header(self, groups: UpdateGroups) -> StepHeader:
         return StepHeader(following=groups.following, stop=self._asked, error=groups.error)
 
-    def _step(self, group: Group, groups: Groups) -> Stepped:
+    def _step(self, group: UpdateGroup, groups: UpdateGroups) -> StepResult:
         number = self.progress.step + 1
         self._recorder.before(number)
         random = torch.get_rng_state()
@@ -212,7 +212,7 @@ class Trainer:
         )
         self._recorder.after(self.progress, stepped, group.batches)
         self._stages.stepped()
-        shown = Shown(
+        shown = RunDisplay(
             progress=self.progress,
             settings=self.settings,
             splits=self._batcher.splits,
@@ -222,7 +222,7 @@ class Trainer:
         self._tell(shown)
         return stepped
 
-    def _after(self, stepped: Stepped, *, epoch_end: bool) -> None:
+    def _after(self, stepped: StepResult, *, epoch_end: bool) -> None:
         """What is due after a step."""
         how, over = self.settings, self.progress.is_over(self.settings.train, self.settings.evaluate)
         better = False
@@ -244,7 +244,7 @@ class Trainer:
         task = how.task or self.job.tasks[0]
         value = scores.tasks[task][how.metric]
         better = how.is_better(value, None if now.best is None else now.best.value)
-        best = Best(step=now.step, task=task, metric=how.metric, value=value) if better else now.best
+        best = BestEvaluation(step=now.step, task=task, metric=how.metric, value=value) if better else now.best
         worse = 0 if better else now.worse + 1
         self.progress = structs.replace(now, evaluated=now.step, best=best, worse=worse)
         self._recorder.evaluated(self.progress, "valid", scores)
@@ -270,7 +270,7 @@ class Trainer:
         )
 
 
-def check(job: Job, settings: Settings, world: int = 1) -> None:
+def check(job: TrainingJob, settings: Settings, world: int = 1) -> None:
     """Refuse what would only come to light at the end of the first epoch."""
     how = settings.evaluate
     if how.task and how.task not in job.tasks:

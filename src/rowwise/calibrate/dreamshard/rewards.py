@@ -17,7 +17,7 @@ from torch.nn.functional import one_hot
 
 from rowwise.calibrate.dreamshard.networks import Networks
 from rowwise.calibrate.dreamshard.tasks import Ints, Tasks
-from rowwise.planner.methods.dreamshard import LAYERS, Deck, Policy, Reals, Step, order_of, roll_out
+from rowwise.planner.methods.dreamshard import LAYERS, ItemDeck, Policy, PolicyStep, Reals, order_of, roll_out
 
 FINE = 2.0  # for all of a rank's memory that is not there, in costs of an even rank
 FORBIDDEN = -1e9  # a logit of what may not be
@@ -25,7 +25,7 @@ LEAST_SPREAD = 1e-3  # of rewards of a task: less is noise
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
+class RollOuts:
     """Roll-outs, with all that the policy saw. Tasks are in the order in which tables were placed."""
 
     tasks: Tasks
@@ -48,7 +48,7 @@ def world_factor(tasks: Tasks) -> Reals:
     return np.array([1.0, (world - 1) / world, 1.0], dtype=np.float32)
 
 
-def deck_of(policy: Policy, tasks: Tasks) -> tuple[Deck, Tasks]:
+def deck_of(policy: Policy, tasks: Tasks) -> tuple[ItemDeck, Tasks]:
     """Tasks to roll out, and their tables in that order."""
     factor_C = world_factor(tasks)
     normal_EIF = policy.normal(tasks.pool.features_TF[tasks.index_EI]).astype(np.float32)
@@ -57,7 +57,7 @@ def deck_of(policy: Policy, tasks: Tasks) -> tuple[Deck, Tasks]:
     order_EI = order_of(single_EIC)
     ordered = tasks.of(order_EI)
     share_EI = ordered.pool.bytes_T[ordered.index_EI] / ordered.limit_E[:, None]
-    deck = Deck(
+    deck = ItemDeck(
         loads_EIH=np.take_along_axis(loads_EIH, order_EI[..., None], axis=1),
         kinds_EIH=np.take_along_axis(policy.kinds(normal_EIF), order_EI[..., None], axis=1),
         single_EIC=np.take_along_axis(single_EIC, order_EI[..., None], axis=1),
@@ -68,12 +68,12 @@ def deck_of(policy: Policy, tasks: Tasks) -> tuple[Deck, Tasks]:
     return deck, ordered
 
 
-def play(networks: Networks, policy: Policy, tasks: Tasks, rng: np.random.Generator) -> Played:
+def play(networks: Networks, policy: Policy, tasks: Tasks, rng: np.random.Generator) -> RollOuts:
     """One roll-out of each task, with ranks drawn as the policy says."""
     deck, ordered = deck_of(policy, tasks)
     steps: list[tuple[Reals, NDArray[np.bool_]]] = []
 
-    def choose(step: Step) -> Ints:
+    def choose(step: PolicyStep) -> Ints:
         one_EUH = np.broadcast_to(deck.kinds_EIH[:, step.item, None], step.here_EUH.shape)
         legal_EU = step.legal_EU | ~step.legal_EU.any(1, keepdims=True)  # where nothing has room, the fine will tell
         wanted_EU = policy.logits(step.seen_EUS, step.here_EUH, one_EUH) + rng.gumbel(size=legal_EU.shape)
@@ -81,7 +81,7 @@ def play(networks: Networks, policy: Policy, tasks: Tasks, rng: np.random.Genera
         return np.where(legal_EU, wanted_EU, -np.inf).argmax(1)
 
     unit_EI = roll_out(policy, deck, choose)
-    return Played(
+    return RollOuts(
         tasks=ordered,
         normal_EIF=torch.from_numpy(policy.normal(ordered.pool.features_TF[ordered.index_EI]).astype(np.float32)),
         unit_EI=unit_EI,
@@ -91,7 +91,7 @@ def play(networks: Networks, policy: Policy, tasks: Tasks, rng: np.random.Genera
     )
 
 
-def _rewards(networks: Networks, deck: Deck, unit_EI: Ints) -> Reals:
+def _rewards(networks: Networks, deck: ItemDeck, unit_EI: Ints) -> Reals:
     units = deck.allowed_EIU.shape[-1]
     here_EUI = (unit_EI[:, None] == np.arange(units)[:, None]).astype(np.float32)
     with torch.no_grad():
@@ -110,7 +110,7 @@ def advantages(reward_E: Reals, each: int) -> Reals:
     return ((reward_BR - reward_BR.mean(1, keepdims=True)) / spread_B1).reshape(-1)
 
 
-def logits_of(networks: Networks, played: Played) -> Tensor:
+def logits_of(networks: Networks, played: RollOuts) -> Tensor:
     """What the policy wants (E, I, U), again, and such that gradients flow."""
     units, items = played.legal_EIU.shape[-1], played.legal_EIU.shape[1]
     kinds_EIH = networks.kinds(played.normal_EIF)
@@ -122,7 +122,7 @@ def logits_of(networks: Networks, played: Played) -> Tensor:
     return logit_EIU.masked_fill(~played.legal_EIU, FORBIDDEN)
 
 
-def policy_loss(networks: Networks, played: Played, each: int, entropy_price: float) -> tuple[Tensor, float]:
+def policy_loss(networks: Networks, played: RollOuts, each: int, entropy_price: float) -> tuple[Tensor, float]:
     """What REINFORCE descends, with a reward for doubt; and the mean doubt of a choice."""
     log_EIU = logits_of(networks, played).log_softmax(-1)
     doubt = -(log_EIU.exp() * log_EIU).sum(-1).mean()

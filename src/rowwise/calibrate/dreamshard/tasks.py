@@ -17,7 +17,7 @@ from rowwise.errors import SpecError
 from rowwise.perf.access import Floats
 from rowwise.planner.methods.dreamshard import features_of, split_costs, whole_pieces
 from rowwise.planner.options import problem_of
-from rowwise.planner.problem import Problem, Question
+from rowwise.planner.problem import PlacementProblem, PlanRequest
 
 Ints = NDArray[np.int64]
 FILLS = (0.3, 0.95)  # of memory, of tasks that have too little for any placement
@@ -29,7 +29,7 @@ LARGEST = 1.02  # of the largest table of a task: what a rank's memory has at le
 class Pool:
     """Tables on ranks, as arrays over tables."""
 
-    problem: Problem
+    problem: PlacementProblem
     world: int
     features_TF: Floats
     load_TK: Floats
@@ -37,7 +37,7 @@ class Pool:
     bytes_T: Floats
 
     @classmethod
-    def of(cls, question: Question) -> "Pool":
+    def of(cls, question: PlanRequest) -> "Pool":
         """The pool of all tables of a question."""
         problem = problem_of(question)
         if any(len(group) > 1 for group in problem.members):
@@ -85,7 +85,7 @@ def draw(pool: Pool, rng: np.random.Generator, count: int, tables: int) -> Tasks
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class CostedPlacements:
     """Placements, and the seconds that the cost model says."""
 
     tasks: Tasks
@@ -94,7 +94,7 @@ class Judged:
     overall_E: Floats  # without the constant
 
 
-def judge(tasks: Tasks, unit_EI: Ints) -> Judged:
+def judge(tasks: Tasks, unit_EI: Ints) -> CostedPlacements:
     """What placements cost."""
     pool = tasks.pool
     here_EUI = (unit_EI[:, None] == np.arange(pool.world)[:, None]).astype(float)
@@ -102,7 +102,7 @@ def judge(tasks: Tasks, unit_EI: Ints) -> Judged:
     link_EU = (here_EUI @ pool.link_T[tasks.index_EI][..., None])[..., 0]
     cost_EUC = split_costs(pool.problem, load_EUK, link_EU)
     overall_E = (cost_EUC[..., 0] + cost_EUC[..., 2]).max(1) + link_EU.max(1)
-    return Judged(tasks, unit_EI, cost_EUC, overall_E)
+    return CostedPlacements(tasks, unit_EI, cost_EUC, overall_E)
 
 
 def scatter(tasks: Tasks, rng: np.random.Generator) -> Ints:
@@ -113,7 +113,7 @@ def scatter(tasks: Tasks, rng: np.random.Generator) -> Ints:
     return np.minimum((drawn_EI[..., None] > ends_EU[:, None]).sum(-1), tasks.pool.world - 1)
 
 
-def scatter_some(pools: Sequence[Pool], rng: np.random.Generator, count: int, most: int) -> Judged:
+def scatter_some(pools: Sequence[Pool], rng: np.random.Generator, count: int, most: int) -> CostedPlacements:
     """Placements at random of as many tasks, of few tables or of many."""
     few = rng.random() < 0.5
     tasks = draw(pools[int(rng.integers(len(pools)))], rng, count, int(rng.integers(1, 13 if few else most + 1)))

@@ -15,12 +15,12 @@ import torch
 
 from rowwise.calibrate.dreamshard.networks import COST_LAYERS, POLICY_LAYERS, Networks
 from rowwise.calibrate.dreamshard.rewards import play, policy_loss, policy_of, world_factor
-from rowwise.calibrate.dreamshard.tasks import Judged, Pool, draw, judge, scatter_some
+from rowwise.calibrate.dreamshard.tasks import CostedPlacements, Pool, draw, judge, scatter_some
 from rowwise.errors import SpecError
 from rowwise.ops.threads import one_thread
 from rowwise.perf.access import Floats
-from rowwise.planner.methods.dreamshard import LAYERS, Saved
-from rowwise.planner.problem import Question
+from rowwise.planner.methods.dreamshard import LAYERS, PolicyFile
+from rowwise.planner.problem import PlanRequest
 
 STEPS_A_MINUTE = 200  # of the policy, with all that is between them, on one core of a server
 LEAST = 0.1  # of the mean rank's cost: errors of ranks with less are not counted as shares of their own cost
@@ -28,7 +28,7 @@ LONGEST = 1.0  # gradients longer than this are shortened
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class PolicyTraining:
     """How long, and on what tasks."""
 
     iterations: int = 10
@@ -43,13 +43,13 @@ class Settings:
     policy_rate: float = 2e-3
     entropy_price: float = 1e-3
 
-    def lasting(self, minutes: float) -> "Settings":
+    def lasting(self, minutes: float) -> "PolicyTraining":
         """With as many steps of the policy as about fill the time."""
         return replace(self, policy_steps=max(1, round(minutes * STEPS_A_MINUTE / self.iterations)))
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class PolicyProgress:
     """After an iteration."""
 
     iteration: int
@@ -60,12 +60,12 @@ class Progress:
 
 
 def train_policy(
-    questions: Sequence[Question],
-    settings: Settings,
+    questions: Sequence[PlanRequest],
+    settings: PolicyTraining,
     seed: int,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[PolicyProgress], None] | None = None,
     about: Mapping[str, str | int | float] | None = None,
-) -> Saved:
+) -> PolicyFile:
     """A policy for tables like those of the questions, each a pool on a number of ranks. One thread is used."""
     if not questions:
         raise SpecError("no questions: want at least one pool of tables to train on")
@@ -76,7 +76,7 @@ def train_policy(
             errors = training.fit_costs(iteration)
             reward, doubt = training.fit_policy(iteration)
             if progress:
-                progress(Progress(iteration, *errors, reward, doubt))
+                progress(PolicyProgress(iteration, *errors, reward, doubt))
     trained: dict[str, str | int | float] = {
         "model": questions[0].model.name,
         "pools": len(questions),
@@ -92,17 +92,17 @@ class _Training:
     """What changes: networks, their optimizers, random numbers, and placements that were judged."""
 
     pools: list[Pool]
-    settings: Settings
+    settings: PolicyTraining
     networks: Networks
     scaling: tuple[Floats, Floats]  # means and deviations of features
     unit_s: float
     rng: np.random.Generator
-    judged: list[Judged]
+    judged: list[CostedPlacements]
     cost_adam: torch.optim.Adam
     policy_adam: torch.optim.Adam
 
     @classmethod
-    def of(cls, pools: list[Pool], settings: Settings, seed: int) -> "_Training":
+    def of(cls, pools: list[Pool], settings: PolicyTraining, seed: int) -> "_Training":
         features_TF = np.concatenate([pool.features_TF for pool in pools])
         single_TC = np.concatenate([pool.single_TC for pool in pools])
         networks = Networks(torch.Generator().manual_seed(seed))
@@ -145,7 +145,7 @@ class _Training:
         last = np.array(errors[-max(1, steps // 4) :])
         return float(np.sqrt(last[:, 0].mean())), float(np.sqrt(last[:, 1].mean()))
 
-    def _cost_step(self, judged: Judged) -> tuple[float, float]:
+    def _cost_step(self, judged: CostedPlacements) -> tuple[float, float]:
         tasks, networks = judged.tasks, self.networks
         mean_F, deviation_F = self.scaling
         normal_EIF = np.clip((tasks.pool.features_TF[tasks.index_EI] - mean_F) / deviation_F, -6, 6)
@@ -178,10 +178,10 @@ class _Training:
         reward, doubt = np.array(seen[-max(1, len(seen) // 4) :]).mean(0)
         return float(reward), float(doubt)
 
-    def saved(self, trained: Mapping[str, str | int | float]) -> Saved:
+    def saved(self, trained: Mapping[str, str | int | float]) -> PolicyFile:
         """The file."""
         mean_F, deviation_F = self.scaling
-        return Saved(
+        return PolicyFile(
             format="rowwise dreamshard 1",
             trained=trained,
             unit_s=self.unit_s,

@@ -13,9 +13,9 @@ import numpy as np
 
 from rowwise.ingest.block import Encoded
 from rowwise.ingest.columns import Columns
-from rowwise.ingest.service.coordinator import Give, Prepared
-from rowwise.ingest.service.memory import Memory
-from rowwise.ingest.service.messages import Line
+from rowwise.ingest.service.coordinator import SplitDelivery, SplitReady
+from rowwise.ingest.service.memory import SlotMemory
+from rowwise.ingest.service.messages import Connection
 
 
 @final
@@ -30,23 +30,23 @@ class HandOff:
 
     def __init__(self, file: int, columns: Columns, batch: int) -> None:
         """Connect both ends."""
-        self._memory, self._columns, self._batch = Memory(file), columns, batch
+        self._memory, self._columns, self._batch = SlotMemory(file), columns, batch
         ends = socket.socketpair()
-        self._ours, self._theirs = Line(ends[0]), Line(ends[1])
+        self._ours, self._theirs = Connection(ends[0]), Connection(ends[1])
 
-    def time(self, made: Prepared) -> float:
+    def time(self, made: SplitReady) -> float:
         """Seconds from a split that lies ready to its batches."""
-        from rowwise.ingest.collate import Piece, collate
+        from rowwise.ingest.collate import SplitRows, collate
 
         begin_s = perf_counter()
-        self._ours.send(Give(0, made.place, 0, made, workers=1, ready=1))
+        self._ours.send(SplitDelivery(0, made.place, 0, made, workers=1, ready=1))
         [(message, _)] = self._receive()
-        assert isinstance(message, Give)
+        assert isinstance(message, SplitDelivery)
         assert message.split is not None
         memory = np.frombuffer(self._memory.look(message.split.layout.size), np.uint8)
         encoded = Encoded.of(memory, message.split.layout)
         for begin in range(0, encoded.rows, self._batch):
-            collate([Piece(encoded, begin, min(begin + self._batch, encoded.rows))], self._columns)
+            collate([SplitRows(encoded, begin, min(begin + self._batch, encoded.rows))], self._columns)
         return perf_counter() - begin_s
 
     def close(self) -> None:

@@ -17,14 +17,14 @@ from msgspec import structs
 
 from rowwise.errors import DataError
 from rowwise.ingest.bench.handoff import HandOff
-from rowwise.ingest.bench.packed import Unpacking, unpacking_of
+from rowwise.ingest.bench.packed import DecompressionTimes, unpacking_of
 from rowwise.ingest.delimited import CsvReader
-from rowwise.ingest.prepare import Task
+from rowwise.ingest.prepare import PreparationTask
 from rowwise.ingest.reader import Reader, Split
-from rowwise.ingest.service.coordinator import Lease, Place, Refused
-from rowwise.ingest.service.memory import Memory, make_memory
+from rowwise.ingest.service.coordinator import SplitId, SplitLease, SplitRefused
+from rowwise.ingest.service.memory import SlotMemory, make_memory
 from rowwise.ingest.service.worker import prepared
-from rowwise.ingest.warehouse.ranges import Counters
+from rowwise.ingest.warehouse.ranges import ReadCounters
 from rowwise.spec import Value
 
 SPLITS = 3
@@ -35,16 +35,16 @@ Tell = Callable[[int, int], None]  # rounds that are done, of how many at most
 
 
 @runtime_checkable
-class Counting(Protocol):
+class CountingReader(Protocol):
     """A reader that counts what it reads."""
 
     @property
-    def counters(self) -> Counters:
+    def counters(self) -> ReadCounters:
         """All so far."""
         ...
 
 
-class Parts(Value, frozen=True):
+class WorkerSeconds(Value, frozen=True):
     """Seconds of one worker, by what they went to."""
 
     read_s: float = 0.0  # bytes from files; none where the reader does not tell: they are part of `decode_s`
@@ -54,7 +54,7 @@ class Parts(Value, frozen=True):
     encode_s: float = 0.0
 
 
-class Measured(Value, frozen=True):
+class PreparationTimes(Value, frozen=True):
     """What preparing some splits takes one worker, each at its best; seconds on the clock where nothing else is said.
 
     The hand-off is the trainer's part: it hears of the split, maps its memory and copies its rows into batches.
@@ -67,7 +67,7 @@ class Measured(Value, frozen=True):
     rows_in: int  # that were read: filters and sampling leave some out
     wall_s: float
     cpu_s: float
-    parts: Parts
+    parts: WorkerSeconds
     hand_off_s: float
     bytes_read: int
     bytes_wanted: int
@@ -89,12 +89,12 @@ class _Once(Value, frozen=True):
 
 
 def measure(
-    task: Task, batch: int, splits: int = SPLITS, budget_s: float = BUDGET_S, tell: Tell | None = None
-) -> Measured:
+    task: PreparationTask, batch: int, splits: int = SPLITS, budget_s: float = BUDGET_S, tell: Tell | None = None
+) -> PreparationTimes:
     """Prepare some splits of a task, spread over all of them, for a trainer that takes batches of so many rows."""
     count = min(splits, len(task.splits))
-    places = [Place(0, number * len(task.splits) // count) for number in range(count)]
-    best: dict[Place, _Once] = {}
+    places = [SplitId(0, number * len(task.splits) // count) for number in range(count)]
+    best: dict[SplitId, _Once] = {}
     begin_s, first_read_s, rounds = perf_counter(), 0.0, 0
     with _one_thread(), closing(_Bench(task, batch)) as bench:
         for rounds in range(1, ROUNDS[1] + 1):
@@ -110,7 +110,7 @@ def measure(
         order = task.order(0)
         unpacking = unpacking_of(task.reader, task.splits[order[places[0].at]], task.how.names)
     parts = _parts(list(best.values()), unpacking)
-    return Measured(
+    return PreparationTimes(
         splits=count,
         of=len(task.splits),
         rounds=rounds,
@@ -132,20 +132,20 @@ def measure(
 class _Bench:
     """A worker and a trainer in one process, with the memory that a service would give them."""
 
-    def __init__(self, task: Task, batch: int) -> None:
+    def __init__(self, task: PreparationTask, batch: int) -> None:
         self._task, self._order = task, task.order(0)
-        self._slot = Memory(make_memory())
+        self._slot = SlotMemory(make_memory())
         self._hand_off = HandOff(os.dup(self._slot.file), task.how.columns, batch)
-        self.rows: dict[Place, int] = {}
-        self.rows_in: dict[Place, int] = {}
-        self.counted, self.bytes_encoded = Counters(), 0
+        self.rows: dict[SplitId, int] = {}
+        self.rows_in: dict[SplitId, int] = {}
+        self.counted, self.bytes_encoded = ReadCounters(), 0
 
-    def prepare(self, place: Place) -> _Once:
+    def prepare(self, place: SplitId) -> _Once:
         """One split."""
         split = self._task.splits[self._order[place.at]]
         before = _counters(self._task.reader)
-        made = prepared(self._task, Lease(0, place, 0), self._slot.take)
-        if isinstance(made, Refused):
+        made = prepared(self._task, SplitLease(0, place, 0), self._slot.take)
+        if isinstance(made, SplitRefused):
             raise DataError(made.error)
         counted = _counters(self._task.reader) - before
         if isinstance(self._task.reader, CsvReader):
@@ -181,27 +181,27 @@ def _one_thread() -> Iterator[None]:
         pa.set_cpu_count(before)
 
 
-def _counters(reader: Reader) -> Counters:
-    return reader.counters if isinstance(reader, Counting) else Counters()
+def _counters(reader: Reader) -> ReadCounters:
+    return reader.counters if isinstance(reader, CountingReader) else ReadCounters()
 
 
-def _lines_read(split: Split) -> Counters:
+def _lines_read(split: Split) -> ReadCounters:
     """What it takes to have the bytes of lines, which their reader does not count."""
     begin_s = perf_counter()
     with open(split.source, "rb") as file:
         file.seek(split.start)
         count = len(file.read(split.stop - split.start))
-    return Counters(reads=1, bytes_read=count, bytes_wanted=count, read_s=perf_counter() - begin_s)
+    return ReadCounters(reads=1, bytes_read=count, bytes_wanted=count, read_s=perf_counter() - begin_s)
 
 
 def _better(one: _Once, other: _Once) -> _Once:
     return structs.replace(one, **{n: min(getattr(one, n), getattr(other, n)) for n in one.__struct_fields__})
 
 
-def _parts(best: list[_Once], unpacking: Unpacking) -> Parts:
+def _parts(best: list[_Once], unpacking: DecompressionTimes) -> WorkerSeconds:
     read_s = sum(once.read_s for once in best)
     decoded_s = max(sum(once.loaded_s for once in best) - read_s, 0.0)
-    return Parts(
+    return WorkerSeconds(
         read_s=read_s,
         decompress_s=decoded_s * unpacking.share,
         decode_s=decoded_s * (1 - unpacking.share),

@@ -25,7 +25,7 @@ LIKE_THE_FILE = ("DELTA_BINARY_PACKED", "DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_A
 CODECS = {"LZ4_RAW": "lz4", "UNCOMPRESSED": ""}  # as writers call them
 
 
-class Unpacking(NamedTuple):
+class DecompressionTimes(NamedTuple):
     """Of the time of decoding, what decompressing takes."""
 
     share: float = 0.0
@@ -41,10 +41,10 @@ class _Leaf(NamedTuple):
     encoding: str | None
 
 
-def unpacking_of(reader: Reader, split: Split, names: tuple[str, ...]) -> Unpacking:
+def unpacking_of(reader: Reader, split: Split, names: tuple[str, ...]) -> DecompressionTimes:
     """Of the columns of a split; nothing for other files than Parquet on this machine."""
     if not isinstance(reader, ParquetReader) or is_url(split.source):
-        return Unpacking()
+        return DecompressionTimes()
     footer = pq.read_metadata(split.source)
     leaves_by_name = leaves_of(footer.schema.to_arrow_schema())
     inside = [name for name in names if name in leaves_by_name]
@@ -55,9 +55,9 @@ def unpacking_of(reader: Reader, split: Split, names: tuple[str, ...]) -> Unpack
         sizes[leaf.codec] += leaf.bytes
     codec = sizes.most_common(1)[0][0] if sizes else ""
     if not codec or not pa.Codec.is_available(codec):
-        return Unpacking(codec=codec)
+        return DecompressionTimes(codec=codec)
     table = table.slice(0, max(1, min(MOST_ROWS, table.num_rows * MOST_BYTES // max(table.nbytes, 1))))
-    return Unpacking(_share(table, leaves, codec), codec)
+    return DecompressionTimes(_share(table, leaves, codec), codec)
 
 
 def _leaf(column: pq.ColumnChunkMetaData) -> _Leaf:

@@ -8,7 +8,7 @@ import math
 import pyarrow as pa
 from pyarrow import types
 
-from rowwise.ingest.bench.measure import Measured
+from rowwise.ingest.bench.measure import PreparationTimes
 from rowwise.ingest.columns import Columns, is_list, is_text
 from rowwise.ingest.service.scaling import SPARE
 from rowwise.spec import Value
@@ -28,7 +28,7 @@ PARTS = {  # in the order in which they happen
 }
 
 
-class Facts(Value, frozen=True):
+class HintFacts(Value, frozen=True):
     """What a hint goes by, beside times."""
 
     source: str
@@ -38,11 +38,11 @@ class Facts(Value, frozen=True):
     columns: int = 0  # that are read
 
 
-class Verdict(Value, frozen=True):
+class BenchVerdict(Value, frozen=True):
     """All there is to say."""
 
     source: str
-    measured: Measured
+    measured: PreparationTimes
     columns: int
     rows_s_core: float  # of one worker, by CPU time
     rows_s: float  # of one worker, on the clock
@@ -55,19 +55,19 @@ class Verdict(Value, frozen=True):
     workers: dict[int, int]  # by samples a second
 
 
-def facts_of(source: str, schema: pa.Schema, columns: Columns, *, lines: bool) -> Facts:
+def facts_of(source: str, schema: pa.Schema, columns: Columns, *, lines: bool) -> HintFacts:
     """Of files and what is used of them."""
     maps = tuple(field.name for field in schema if types.is_map(field.type))
     kinds = [schema.field(s.column).type for s in columns.sparse if s.column in schema.names]
     texts = sum(is_text(kind.value_type if is_list(kind) else kind) for kind in kinds)
-    return Facts(source=source, lines=lines, maps=maps, texts=texts, columns=len(columns.names))
+    return HintFacts(source=source, lines=lines, maps=maps, texts=texts, columns=len(columns.names))
 
 
-def judge(measured: Measured, facts: Facts, speeds: tuple[int, ...] = SPEEDS) -> Verdict:
+def judge(measured: PreparationTimes, facts: HintFacts, speeds: tuple[int, ...] = SPEEDS) -> BenchVerdict:
     """What it means."""
     shares = shares_of(measured)
     slowest = max(shares, key=lambda name: shares[name])
-    return Verdict(
+    return BenchVerdict(
         source=facts.source,
         measured=measured,
         columns=facts.columns,
@@ -83,24 +83,24 @@ def judge(measured: Measured, facts: Facts, speeds: tuple[int, ...] = SPEEDS) ->
     )
 
 
-def shares_of(measured: Measured) -> dict[str, float]:
+def shares_of(measured: PreparationTimes) -> dict[str, float]:
     """Of the sum of all parts; what is between them is next to nothing."""
     seconds = {name: getattr(measured.parts, f"{name}_s") for name in PARTS}
     whole = max(sum(seconds.values()), 1e-9)
     return {name: value / whole for name, value in seconds.items()}
 
 
-def workers_for(measured: Measured, samples_s: float) -> int:
+def workers_for(measured: PreparationTimes, samples_s: float) -> int:
     """As many as the service itself would come to: a little more than it takes on average."""
     return max(1, math.ceil(SPARE * samples_s * measured.wall_s / max(measured.rows, 1)))
 
 
-def hint(measured: Measured, facts: Facts, slowest: str) -> str:
+def hint(measured: PreparationTimes, facts: HintFacts, slowest: str) -> str:
     """The one thing that is most worth doing; what is wrong with the files comes before what is slow."""
     return _of_files(measured, facts) or _of_part(measured, facts, slowest)
 
 
-def _of_files(measured: Measured, facts: Facts) -> str:
+def _of_files(measured: PreparationTimes, facts: HintFacts) -> str:
     convert = f"rowwise data convert {facts.source} DEST"
     rows, encoded = measured.rows_in // max(measured.splits, 1), measured.bytes_encoded // max(measured.splits, 1)
     over = measured.bytes_read / measured.bytes_wanted if measured.bytes_wanted else 1.0
@@ -118,7 +118,7 @@ def _of_files(measured: Measured, facts: Facts) -> str:
     return ""
 
 
-def _of_part(measured: Measured, facts: Facts, slowest: str) -> str:
+def _of_part(measured: PreparationTimes, facts: HintFacts, slowest: str) -> str:
     convert = f"rowwise data convert {facts.source} DEST"
     if slowest == "read" and not measured.codec:
         return f"the file is not compressed: {convert} makes it smaller, which saves what reading takes"

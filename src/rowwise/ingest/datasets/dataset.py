@@ -11,7 +11,7 @@ from rowwise.errors import DataError
 from rowwise.ingest.columns import Columns
 from rowwise.ingest.parquet import ParquetReader
 from rowwise.ingest.reader import Reader, Split
-from rowwise.ingest.warehouse.ranges import Counters
+from rowwise.ingest.warehouse.ranges import ReadCounters
 from rowwise.spec import Table
 
 
@@ -45,9 +45,9 @@ class PartReader:
         return self._reader.schema
 
     @property
-    def counters(self) -> Counters:
+    def counters(self) -> ReadCounters:
         """What the reader has read, if it counts."""
-        return getattr(self._reader, "counters", Counters())
+        return getattr(self._reader, "counters", ReadCounters())
 
     def splits(self) -> tuple[Split, ...]:
         """Those that were chosen."""

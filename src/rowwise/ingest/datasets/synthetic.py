@@ -24,7 +24,7 @@ TEACHER_DIM = 4
 LONGEST_BAG = 6
 
 
-class World(Value, frozen=True):
+class SyntheticColumns(Value, frozen=True):
     """What is drawn from: `ids` come once in a row, `bags` 0 to 6 times; each is a column with so many ids."""
 
     seed: int = 0
@@ -128,9 +128,9 @@ class World(Value, frozen=True):
         return radius_N * np.cos(2 * math.pi * self._uniform(x_N, f"{what} angle"))
 
 
-def synthetic(rows: int = 1_000_000, test_rows: int = 100_000, world: World | None = None) -> Dataset:
+def synthetic(rows: int = 1_000_000, test_rows: int = 100_000, world: SyntheticColumns | None = None) -> Dataset:
     """Rows to train on, and the ones after them to test on."""
-    world = world or World()
+    world = world or SyntheticColumns()
     return Dataset(
         train=world.reader(rows),
         test=world.reader(test_rows, rows),

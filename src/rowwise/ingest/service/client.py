@@ -20,35 +20,35 @@ from msgspec import structs
 
 from rowwise.errors import DataError, PeerError
 from rowwise.ingest.block import Bytes, Encoded
-from rowwise.ingest.service.coordinator import Attached, Give, Place, Released, Times
-from rowwise.ingest.service.memory import Memory
-from rowwise.ingest.service.messages import Line, Message
+from rowwise.ingest.service.coordinator import ClientAttached, SplitDelivery, SplitId, SplitReleased, WorkerTimes
+from rowwise.ingest.service.memory import SlotMemory
+from rowwise.ingest.service.messages import Connection, Message
 from rowwise.spec import Value
 
 POLL_S = 0.05
 
 
-class Health(Value, frozen=True):
+class ServiceHealth(Value, frozen=True):
     """How a service keeps up."""
 
     splits: int = 0  # that were taken
     waited_s: float = 0.0  # for them
     workers: int = 0
     ready: int = 0  # splits that were prepared when the last one was taken
-    times: Times = Times()  # of all splits that were taken, summed
+    times: WorkerTimes = WorkerTimes()  # of all splits that were taken, summed
     restarts: int = 0  # of the host
 
 
-class Transport(Protocol):
+class SplitTransport(Protocol):
     """How splits come to a trainer."""
 
     restarts: int  # of the coordinator, that it has met
 
-    def attach(self, place: Place, waited_s: float) -> None:
+    def attach(self, place: SplitId, waited_s: float) -> None:
         """Ask for the splits from here on; those of before are forgotten."""
         ...
 
-    def take(self, place: Place, count: int, waited_s: float) -> tuple[Give, Bytes | None]:
+    def take(self, place: SplitId, count: int, waited_s: float) -> tuple[SplitDelivery, Bytes | None]:
         """The next split of an epoch of so many, and its block; those before it are no longer used."""
         ...
 
@@ -58,20 +58,20 @@ class Transport(Protocol):
 
 
 @final
-class Client:
+class ServiceClient:
     """One of the trainers: splits, in order and each once."""
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: SplitTransport) -> None:
         """Connect when the first split is wanted."""
         self._transport = transport
-        self.health = Health()
+        self.health = ServiceHealth()
 
     def splits(self, epoch: int, at: int, count: int) -> Iterator[Encoded]:
         """Those of an epoch from a place on, up to its end; good until another epoch is begun."""
-        self._transport.attach(Place(epoch, at), self.health.waited_s)
+        self._transport.attach(SplitId(epoch, at), self.health.waited_s)
         for number in range(at, count):
             begin_s = perf_counter()
-            give, block = self._transport.take(Place(epoch, number), count, self.health.waited_s)
+            give, block = self._transport.take(SplitId(epoch, number), count, self.health.waited_s)
             if give.split is None or block is None:
                 raise DataError(give.error or "")
             self._note(give, give.split.times, perf_counter() - begin_s)
@@ -81,9 +81,9 @@ class Client:
         """Hang up."""
         self._transport.close()
 
-    def _note(self, give: Give, times: Times, waited_s: float) -> None:
+    def _note(self, give: SplitDelivery, times: WorkerTimes, waited_s: float) -> None:
         health = self.health
-        self.health = Health(
+        self.health = ServiceHealth(
             splits=health.splits + 1,
             waited_s=health.waited_s + waited_s,
             workers=give.workers,
@@ -104,28 +104,28 @@ class HostTransport:
         is_alive: whether anybody will ever answer.
     """
 
-    def __init__(self, number: int, call: Callable[[int | None], Line], is_alive: Callable[[], bool]) -> None:
+    def __init__(self, number: int, call: Callable[[int | None], Connection], is_alive: Callable[[], bool]) -> None:
         """Connect when the first split is wanted."""
         self._number, self._call, self._is_alive = number, call, is_alive
-        self._line: Line | None = None
-        self._slots: dict[int, Memory] = {}
-        self._arrived: dict[Place, Give] = {}
+        self._line: Connection | None = None
+        self._slots: dict[int, SlotMemory] = {}
+        self._arrived: dict[SplitId, SplitDelivery] = {}
         self._released: deque[int] = deque()  # in any thread, at any time: appending is all that may be done there
-        self._held: dict[int, Place] = {}  # a split may be taken twice: each time it is told apart
+        self._held: dict[int, SplitId] = {}  # a split may be taken twice: each time it is told apart
         self._looks = count()
-        self._told: Place | None = None
+        self._told: SplitId | None = None
         self._closed = False
         self._waited_s, self._workers = 0.0, 0
         self.restarts = 0
 
-    def attach(self, place: Place, waited_s: float) -> None:
+    def attach(self, place: SplitId, waited_s: float) -> None:
         """Ask the host, or the next one."""
         self._waited_s = waited_s
         self._arrived.clear()
         self._held.clear()
         self._hello(place)
 
-    def take(self, place: Place, count: int, waited_s: float) -> tuple[Give, Bytes | None]:
+    def take(self, place: SplitId, count: int, waited_s: float) -> tuple[SplitDelivery, Bytes | None]:
         """A view of the slot that the split is in."""
         self._waited_s = waited_s
         with contextlib.suppress(PeerError):  # that the host is gone matters when something is wanted of it
@@ -145,7 +145,7 @@ class HostTransport:
             slot.close()
         self._line = None
 
-    def _look(self, give: Give, size_bytes: int) -> Bytes:
+    def _look(self, give: SplitDelivery, size_bytes: int) -> Bytes:
         """The block of a split; the service hears when it is gone."""
         assert give.slot is not None
         memory = self._slots[give.slot].look(size_bytes)
@@ -155,7 +155,7 @@ class HostTransport:
         weakref.finalize(block, self._released.append, look)
         return np.frombuffer(memoryview(block), np.uint8)
 
-    def _hear(self, wanted: Place) -> None:
+    def _hear(self, wanted: SplitId) -> None:
         """One turn of listening, and of telling what was let go."""
         line = self._line
         if self._closed or line is None:
@@ -171,31 +171,31 @@ class HostTransport:
         if not messages and not self._is_alive():
             self._again(wanted)
 
-    def _heard(self, message: Message, file: int | None, wanted: Place) -> None:
-        assert isinstance(message, Give)
+    def _heard(self, message: Message, file: int | None, wanted: SplitId) -> None:
+        assert isinstance(message, SplitDelivery)
         if file is not None:
             assert message.slot is not None
-            self._slots[message.slot] = Memory(file)
+            self._slots[message.slot] = SlotMemory(file)
         if message.place >= wanted:  # what was taken before is not taken again, whoever offers it
             self._arrived[message.place] = message
 
-    def _tell_released(self, wanted: Place) -> None:
+    def _tell_released(self, wanted: SplitId) -> None:
         """All splits up to the first that is still held are done with."""
         while self._released:
             self._held.pop(self._released.popleft(), None)
         first = min(self._held.values(), default=wanted)
-        last = Place(first.epoch, first.at - 1)
+        last = SplitId(first.epoch, first.at - 1)
         if self._line is not None and last.at >= 0 and last != self._told:
-            self._line.send(Released(self._number, last, self._waited_s))
+            self._line.send(SplitReleased(self._number, last, self._waited_s))
             self._told = last
 
-    def _hello(self, place: Place) -> None:
+    def _hello(self, place: SplitId) -> None:
         self._told = None
         if self._line is None:
             self._connect(None)
         assert self._line is not None
         try:
-            self._line.send(Attached(self._number, place, self._waited_s))
+            self._line.send(ClientAttached(self._number, place, self._waited_s))
         except PeerError:
             self._again(place)
 
@@ -203,7 +203,7 @@ class HostTransport:
         self._line = self._call(workers)
         self._line.socket.settimeout(POLL_S)
 
-    def _again(self, place: Place) -> None:
+    def _again(self, place: SplitId) -> None:
         """To a new host, where the old one is gone; what was taken from that one stays, as its memory does."""
         if self._closed:
             return
@@ -218,7 +218,7 @@ class HostTransport:
         self._hello(place)
 
 
-def sum_of(a: Times, b: Times) -> Times:
+def sum_of(a: WorkerTimes, b: WorkerTimes) -> WorkerTimes:
     """Both together."""
     spent = {name: getattr(a.spent, name) + getattr(b.spent, name) for name in a.spent.__struct_fields__}
-    return Times(spent=structs.replace(a.spent, **spent), busy_s=a.busy_s + b.busy_s, cpu_s=a.cpu_s + b.cpu_s)
+    return WorkerTimes(spent=structs.replace(a.spent, **spent), busy_s=a.busy_s + b.busy_s, cpu_s=a.cpu_s + b.cpu_s)

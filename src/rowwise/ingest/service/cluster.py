@@ -25,27 +25,27 @@ import numpy as np
 
 from rowwise.errors import PeerError, SpecError
 from rowwise.ingest.block import Bytes, private
-from rowwise.ingest.prepare import Task
-from rowwise.ingest.service.client import Client
+from rowwise.ingest.prepare import PreparationTask
+from rowwise.ingest.service.client import ServiceClient
 from rowwise.ingest.service.coordinator import (
-    Attached,
+    ClientAttached,
+    ClockTick,
     Command,
     Coordinator,
     Event,
-    Give,
-    Joined,
-    Kill,
-    Lease,
-    Lost,
-    Place,
-    Plan,
-    Prepared,
-    Refused,
-    Released,
-    Retire,
-    Start,
-    Tick,
-    Vanished,
+    KillWorker,
+    RetireWorker,
+    ServiceConfig,
+    SplitDelivery,
+    SplitId,
+    SplitLease,
+    SplitReady,
+    SplitRefused,
+    SplitReleased,
+    SplitVanished,
+    StartWorker,
+    WorkerJoined,
+    WorkerLost,
 )
 from rowwise.ingest.service.local import Workers
 from rowwise.ingest.service.worker import prepared
@@ -89,10 +89,10 @@ def _knock(address: str | None) -> None:
 
 
 @final
-class Frames:
+class WorkerActor:
     """A worker, as an actor: a split's block as one object, and what is known of it as another."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: PreparationTask) -> None:
         """Hold what to prepare."""
         self._task = task
 
@@ -100,7 +100,7 @@ class Frames:
         """It is here."""
         return True
 
-    def prepare(self, lease: Lease) -> tuple[Bytes, Prepared | Refused]:
+    def prepare(self, lease: SplitLease) -> tuple[Bytes, SplitReady | SplitRefused]:
         """A split."""
         blocks: list[Bytes] = []
 
@@ -109,25 +109,25 @@ class Frames:
             return blocks[-1]
 
         event = prepared(self._task, lease, memory)
-        return (blocks[-1] if isinstance(event, Prepared) else np.empty(0, np.uint8)), event
+        return (blocks[-1] if isinstance(event, SplitReady) else np.empty(0, np.uint8)), event
 
 
 @final
-class Board:
+class CoordinatorActor:
     """The coordinator, as an actor: answers clients when their split is there."""
 
-    def __init__(self, plan: Plan, cpus: float) -> None:
+    def __init__(self, plan: ServiceConfig, cpus: float) -> None:
         """`cpus`: of a node that a worker takes."""
         self._coordinator, self._cpus = Coordinator(plan), cpus
         self._task: Any = None  # a reference: what clients bring survives an end of this actor
         self._workers: dict[int, Any] = {}
         self._slots: dict[int, Any] = {}  # references to blocks
-        self._given: dict[tuple[int, Place], Give] = {}
+        self._given: dict[tuple[int, SplitId], SplitDelivery] = {}
         self._news = asyncio.Event()
         self._calls: set[asyncio.Task[None]] = set()
         self._life = uuid.uuid4().hex  # another one, where Ray has started this actor again
 
-    async def attach(self, task: list[Any], event: Attached) -> str:
+    async def attach(self, task: list[Any], event: ClientAttached) -> str:
         """A client wants the splits from here on; it learns whom it has told.
 
         `task`: a reference to what there is to prepare, in a list so that it is not resolved on the way.
@@ -139,7 +139,7 @@ class Board:
         self._tell(event)
         return self._life
 
-    async def take(self, life: str, client: int, place: Place) -> tuple[Give, list[Any]] | None:
+    async def take(self, life: str, client: int, place: SplitId) -> tuple[SplitDelivery, list[Any]] | None:
         """A split, once it is ready, with a reference to its block; None to a client that is not known here."""
         if life != self._life:
             return None
@@ -148,12 +148,12 @@ class Board:
         give = self._given[client, place]
         return give, [] if give.slot is None else [self._slots[give.slot]]
 
-    async def release(self, event: Released) -> None:
+    async def release(self, event: SplitReleased) -> None:
         """A client has a split, and everything before it."""
         self._given.pop((event.client, event.place), None)
         self._tell(event)
 
-    async def vanished(self, event: Vanished) -> None:
+    async def vanished(self, event: SplitVanished) -> None:
         """A split cannot be fetched any more."""
         self._given = {key: give for key, give in self._given.items() if key[1] != event.place}
         self._tell(event)
@@ -169,7 +169,7 @@ class Board:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            self._tell(Tick())
+            self._tell(ClockTick())
 
     def _later(self, call: Any) -> None:
         task = asyncio.ensure_future(call)
@@ -182,29 +182,29 @@ class Board:
 
     def _do(self, command: Command) -> None:
         match command:
-            case Start(worker=number):
+            case StartWorker(worker=number):
                 self._later(self._start(number))
-            case Retire(worker=number) | Kill(worker=number):
+            case RetireWorker(worker=number) | KillWorker(worker=number):
                 self._end(number)
-            case Lease():
+            case SplitLease():
                 self._later(self._lease(command))
-            case Give(client=client, place=place):
+            case SplitDelivery(client=client, place=place):
                 self._given[client, place] = command
                 news, self._news = self._news, asyncio.Event()
                 news.set()
 
     async def _start(self, number: int) -> None:
         ray = _ray()
-        worker = ray.remote(Frames).options(num_cpus=self._cpus, max_restarts=0).remote(self._task)
+        worker = ray.remote(WorkerActor).options(num_cpus=self._cpus, max_restarts=0).remote(self._task)
         self._workers[number] = worker
         try:
             await worker.ready.remote()
         except ray.exceptions.RayError as error:
             self._lost(number, error)
         else:
-            self._tell(Joined(number))
+            self._tell(WorkerJoined(number))
 
-    async def _lease(self, lease: Lease) -> None:
+    async def _lease(self, lease: SplitLease) -> None:
         ray = _ray()
         worker = self._workers.get(lease.worker)
         if worker is None:
@@ -215,13 +215,13 @@ class Board:
         except ray.exceptions.RayError as error:
             self._lost(lease.worker, error)
             return
-        if isinstance(event, Prepared):
+        if isinstance(event, SplitReady):
             self._slots[lease.slot] = block
         self._tell(event)
 
     def _lost(self, number: int, error: Exception) -> None:
         if self._workers.pop(number, None) is not None:
-            self._tell(Lost(number, " ".join(str(error).split())[:200]))
+            self._tell(WorkerLost(number, " ".join(str(error).split())[:200]))
 
     def _end(self, number: int) -> None:
         ray = _ray()
@@ -231,7 +231,7 @@ class Board:
             self._later(self._ended(number))
 
     async def _ended(self, number: int) -> None:
-        self._tell(Lost(number, "it took too long, and was killed"))
+        self._tell(WorkerLost(number, "it took too long, and was killed"))
 
 
 async def _pid(worker: Any) -> int:
@@ -247,14 +247,14 @@ def _own_pid(_: object) -> int:
 
 
 @final
-class Cluster:
+class ServiceCluster:
     """What the clients of a service share; closing the one that began it ends it."""
 
-    def __init__(self, task: Task, workers: Workers, clients: int = 1, name: str | None = None) -> None:
+    def __init__(self, task: PreparationTask, workers: Workers, clients: int = 1, name: str | None = None) -> None:
         """`name`: of a service that another process has begun; all give the same task."""
         self._ray, self._owns = connect(workers.address), name is None
         self.name = name or f"rowwise-{uuid.uuid4().hex}"
-        actor = self._ray.remote(Board).options(
+        actor = self._ray.remote(CoordinatorActor).options(
             name=self.name,
             namespace="rowwise",
             get_if_exists=True,
@@ -265,9 +265,9 @@ class Cluster:
         self._task = [self._ray.put(task)]
         self.board = actor.remote(workers.plan(clients, task), workers.cpus)
 
-    def client(self, number: int = 0) -> Client:
+    def client(self, number: int = 0) -> ServiceClient:
         """One trainer's end."""
-        return Client(ClusterTransport(self._ray, number, self.board, self._task))
+        return ServiceClient(ClusterTransport(self._ray, number, self.board, self._task))
 
     def close(self) -> None:
         """End it, if it was begun here."""
@@ -291,21 +291,21 @@ class ClusterTransport:
         self._life = ""
         self._asked: dict[int, Any] = {}
         self._waited_s = 0.0
-        self._taken: Place | None = None
+        self._taken: SplitId | None = None
         self.restarts = 0
 
-    def attach(self, place: Place, waited_s: float) -> None:
+    def attach(self, place: SplitId, waited_s: float) -> None:
         """Tell the coordinator that is there."""
         self._asked.clear()
         self._taken, self._waited_s = None, waited_s
-        attached = Attached(self._number, place, waited_s)
+        attached = ClientAttached(self._number, place, waited_s)
         self._life = self._ray.get(self._board.attach.remote(self._task, attached))
 
-    def take(self, place: Place, count: int, waited_s: float) -> tuple[Give, Bytes | None]:
+    def take(self, place: SplitId, count: int, waited_s: float) -> tuple[SplitDelivery, Bytes | None]:
         """One split, whoever is lost meanwhile."""
         self._waited_s = waited_s
         if self._taken is not None:
-            self._board.release.remote(Released(self._number, self._taken, waited_s))
+            self._board.release.remote(SplitReleased(self._number, self._taken, waited_s))
         errors = self._ray.exceptions
         end_s = perf_counter() + PATIENCE_S
         while perf_counter() < end_s:
@@ -318,7 +318,7 @@ class ClusterTransport:
                 self._again(place)
             except errors.ObjectLostError:
                 self._asked.clear()
-                self._board.vanished.remote(Vanished(place))
+                self._board.vanished.remote(SplitVanished(place))
             except errors.RayActorError:
                 self._again(place)
         raise PeerError(f"the service that prepares rows does not answer for {PATIENCE_S:.0f} s: see the Ray cluster")
@@ -326,15 +326,15 @@ class ClusterTransport:
     def close(self) -> None:
         """There is nothing to hang up."""
 
-    def _ask(self, place: Place, count: int) -> tuple[Give, list[Any]] | None:
+    def _ask(self, place: SplitId, count: int) -> tuple[SplitDelivery, list[Any]] | None:
         for number in range(place.at, min(place.at + FETCHED_AHEAD, count)):
             if number not in self._asked:
-                wanted = Place(place.epoch, number)
+                wanted = SplitId(place.epoch, number)
                 self._asked[number] = self._board.take.remote(self._life, self._number, wanted)
-        found: tuple[Give, list[Any]] | None = self._ray.get(self._asked.pop(place.at))
+        found: tuple[SplitDelivery, list[Any]] | None = self._ray.get(self._asked.pop(place.at))
         return found
 
-    def _again(self, place: Place) -> None:
+    def _again(self, place: SplitId) -> None:
         """To a coordinator that does not know where this client stands."""
         time.sleep(TICK_S)
         self.restarts += 1

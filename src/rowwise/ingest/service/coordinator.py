@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 from typing import Literal, final
 
 from rowwise.errors import SpecError
-from rowwise.ingest.block import Layout
-from rowwise.ingest.prepare import Spent
-from rowwise.ingest.service.scaling import Seen, wanted_workers
+from rowwise.ingest.block import BlockLayout
+from rowwise.ingest.prepare import PreparationSeconds
+from rowwise.ingest.service.scaling import ServiceLoad, wanted_workers
 from rowwise.spec import Value
 
 
-class Plan(Value, frozen=True):
+class ServiceConfig(Value, frozen=True):
     """How a service goes about it."""
 
     clients: int = 1  # ranks that share it; all get every split
@@ -47,136 +47,146 @@ class Plan(Value, frozen=True):
             raise SpecError(f"lease_s={self.lease_s}, interval_s={self.interval_s}: want more than 0")
 
 
-class Place(Value, frozen=True, order=True):
+class SplitId(Value, frozen=True, order=True):
     """A split of the sequence: which epoch, and how many splits of it come before."""
 
     epoch: int
     at: int
 
 
-class Times(Value, frozen=True):
+class WorkerTimes(Value, frozen=True):
     """Where the seconds of a split went."""
 
-    spent: Spent = Spent()
+    spent: PreparationSeconds = PreparationSeconds()
     busy_s: float = 0.0
     cpu_s: float = 0.0
 
 
-class Attached(Value, frozen=True, tag=True):
+class ClientAttached(Value, frozen=True, tag=True):
     """A client is here, and wants the splits from this place on; also one that was here, and wants others."""
 
     client: int
-    place: Place
+    place: SplitId
     waited_s: float = 0.0  # before now
 
 
-class Detached(Value, frozen=True, tag=True):
+class ClientDetached(Value, frozen=True, tag=True):
     """A client is gone."""
 
     client: int
 
 
-class Released(Value, frozen=True, tag=True):
+class SplitReleased(Value, frozen=True, tag=True):
     """A client has taken what it needs of a split, and everything before it."""
 
     client: int
-    place: Place
+    place: SplitId
     waited_s: float = 0.0  # for splits, of all it has taken
 
 
-class Joined(Value, frozen=True, tag=True):
+class WorkerJoined(Value, frozen=True, tag=True):
     """A worker that was started is ready."""
 
     worker: int
 
 
-class Prepared(Value, frozen=True, tag=True):
+class SplitReady(Value, frozen=True, tag=True):
     """A worker has prepared a split: it is in the slot of its lease."""
 
     worker: int
-    place: Place
-    layout: Layout
-    times: Times
+    place: SplitId
+    layout: BlockLayout
+    times: WorkerTimes
 
 
-class Refused(Value, frozen=True, tag=True):
+class SplitRefused(Value, frozen=True, tag=True):
     """A worker has met something in a split that cannot be used."""
 
     worker: int
-    place: Place
+    place: SplitId
     error: str
 
 
-class Lost(Value, frozen=True, tag=True):
+class WorkerLost(Value, frozen=True, tag=True):
     """A worker's process has ended."""
 
     worker: int
     how: str
 
 
-class Vanished(Value, frozen=True, tag=True):
+class SplitVanished(Value, frozen=True, tag=True):
     """What was prepared of a split is gone, and somebody wants it still."""
 
-    place: Place
+    place: SplitId
 
 
-class Tick(Value, frozen=True):
+class ClockTick(Value, frozen=True):
     """Time has passed."""
 
 
-Event = Attached | Detached | Released | Joined | Prepared | Refused | Lost | Vanished | Tick
+Event = (
+    ClientAttached
+    | ClientDetached
+    | SplitReleased
+    | WorkerJoined
+    | SplitReady
+    | SplitRefused
+    | WorkerLost
+    | SplitVanished
+    | ClockTick
+)
 
 
-class Start(Value, frozen=True):
+class StartWorker(Value, frozen=True):
     """Start a worker."""
 
     worker: int
 
 
-class Retire(Value, frozen=True):
+class RetireWorker(Value, frozen=True):
     """Let a worker that does nothing end."""
 
     worker: int
 
 
-class Kill(Value, frozen=True):
-    """End a worker at once; its `Lost` follows."""
+class KillWorker(Value, frozen=True):
+    """End a worker at once; its `WorkerLost` follows."""
 
     worker: int
 
 
-class Lease(Value, frozen=True, tag=True):
+class SplitLease(Value, frozen=True, tag=True):
     """Have a worker prepare a split into a slot."""
 
     worker: int
-    place: Place
+    place: SplitId
     slot: int
 
 
-class Give(Value, frozen=True, tag=True):
+class SplitDelivery(Value, frozen=True, tag=True):
     """Hand a split to a client; with an error there is no slot, and the client ends there."""
 
     client: int
-    place: Place
+    place: SplitId
     slot: int | None
-    split: Prepared | None = None
+    split: SplitReady | None = None
     error: str | None = None
     workers: int = 0  # at work now
     ready: int = 0  # splits that are prepared
 
 
-Command = Start | Retire | Kill | Lease | Give
+Command = StartWorker | RetireWorker | KillWorker | SplitLease | SplitDelivery
 State = Literal["waiting", "leased", "ready", "refused"]
 
 
 @dataclass(slots=True)
-class _Task:
+class _SplitTask:
     """A split that somebody wants."""
 
     state: State = "waiting"
     worker: int | None = None
     slot: int | None = None
-    split: Prepared | None = None
+    split: SplitReady | None = None
     due_s: float = 0.0
     lost: list[str] = field(default_factory=list)  # how the workers ended that had it
     error: str | None = None
@@ -184,15 +194,15 @@ class _Task:
 
 
 @dataclass(slots=True)
-class _Client:
-    place: Place  # the first that it has not released
+class _ClientState:
+    place: SplitId  # the first that it has not released
     waited_s: float = 0.0
 
 
 @dataclass(slots=True)
-class _Worker:
+class _WorkerState:
     joined: bool = False
-    place: Place | None = None  # what it has leased
+    place: SplitId | None = None  # what it has leased
     ending: bool = False
 
 
@@ -200,16 +210,16 @@ class _Worker:
 class Coordinator:
     """Decides; whoever runs it carries events in and commands out, one at a time."""
 
-    def __init__(self, plan: Plan, workers: int | None = None) -> None:
+    def __init__(self, plan: ServiceConfig, workers: int | None = None) -> None:
         """`workers`: as many as a coordinator before this one had come to."""
         self.plan = plan
         self.target = min(max(workers or plan.workers, plan.least), plan.most)
-        self._clients: dict[int, _Client] = {}
-        self._workers: dict[int, _Worker] = {}
-        self._tasks: dict[Place, _Task] = {}
+        self._clients: dict[int, _ClientState] = {}
+        self._workers: dict[int, _WorkerState] = {}
+        self._tasks: dict[SplitId, _SplitTask] = {}
         self._free: deque[int] = deque()
         self._slots = self._started = 0
-        self._seen = Seen()
+        self._seen = ServiceLoad()
         self._decided_s: float | None = None
         self._stillborn: list[str] = []  # how workers ended that never came to be ready
 
@@ -232,31 +242,31 @@ class Coordinator:
 
     def _hear_clients(self, event: Event, now_s: float) -> None:
         match event:
-            case Attached(client=client, place=place, waited_s=waited_s):
-                place = place if place.at < self.plan.splits else Place(place.epoch + 1, 0)
-                self._clients[client] = _Client(place, waited_s)
+            case ClientAttached(client=client, place=place, waited_s=waited_s):
+                place = place if place.at < self.plan.splits else SplitId(place.epoch + 1, 0)
+                self._clients[client] = _ClientState(place, waited_s)
                 for task in self._tasks.values():
                     task.given.discard(client)
-            case Detached(client=client):
+            case ClientDetached(client=client):
                 self._clients.pop(client, None)
-            case Released():
+            case SplitReleased():
                 self._released(event, now_s)
-            case Vanished(place=place):
+            case SplitVanished(place=place):
                 self._vanished(place)
-            case Joined() | Prepared() | Refused() | Lost() | Tick():
+            case WorkerJoined() | SplitReady() | SplitRefused() | WorkerLost() | ClockTick():
                 pass
 
     def _hear_workers(self, event: Event) -> None:
         match event:
-            case Joined(worker=worker):
+            case WorkerJoined(worker=worker):
                 self._joined(worker)
-            case Prepared():
+            case SplitReady():
                 self._prepared(event)
-            case Refused(worker=worker, place=place, error=error):
+            case SplitRefused(worker=worker, place=place, error=error):
                 self._end_of_lease(worker, place, error)
-            case Lost(worker=worker, how=how):
+            case WorkerLost(worker=worker, how=how):
                 self._lost(worker, how)
-            case Attached() | Detached() | Released() | Vanished() | Tick():
+            case ClientAttached() | ClientDetached() | SplitReleased() | SplitVanished() | ClockTick():
                 pass
 
     def _joined(self, worker: int) -> None:
@@ -264,26 +274,26 @@ class Coordinator:
         if worker in self._workers:
             self._workers[worker].joined = True
 
-    def _released(self, event: Released, now_s: float) -> None:
+    def _released(self, event: SplitReleased, now_s: float) -> None:
         client = self._clients.get(event.client)
         if client is None or event.place < client.place:
             return  # said twice, or by one that has gone back since
         self._seen = self._seen.taken(event.waited_s - client.waited_s, now_s)
         client.place, client.waited_s = self._after(event.place), event.waited_s
 
-    def _prepared(self, event: Prepared) -> None:
+    def _prepared(self, event: SplitReady) -> None:
         task = self._leased(event.worker, event.place)
         if task is not None:
             task.state, task.worker, task.split = "ready", None, event
             self._seen = self._seen.made(event.times.busy_s)
 
-    def _end_of_lease(self, worker: int, place: Place, error: str) -> None:
+    def _end_of_lease(self, worker: int, place: SplitId, error: str) -> None:
         task = self._leased(worker, place)
         if task is not None:
             task.state, task.worker, task.error = "refused", None, error
             self._take_slot(task)
 
-    def _leased(self, worker: int, place: Place) -> _Task | None:
+    def _leased(self, worker: int, place: SplitId) -> _SplitTask | None:
         """The split that a worker has, if it still has it; it is free for another."""
         if worker not in self._workers or self._workers[worker].place != place:
             return None
@@ -305,13 +315,13 @@ class Coordinator:
         if len(task.lost) >= self.plan.attempts:
             task.state, task.error = "refused", f"{len(task.lost)} workers were lost over it: {'; '.join(task.lost)}"
 
-    def _vanished(self, place: Place) -> None:
+    def _vanished(self, place: SplitId) -> None:
         task = self._tasks.get(place)
         if task is not None and task.state == "ready":
             self._take_slot(task)
-            self._tasks[place] = _Task()
+            self._tasks[place] = _SplitTask()
 
-    def _take_slot(self, task: _Task) -> None:
+    def _take_slot(self, task: _SplitTask) -> None:
         if task.slot is not None:
             self._free.append(task.slot)
             task.slot = None
@@ -320,7 +330,7 @@ class Coordinator:
         """Once an interval, as many workers as it takes."""
         if self._decided_s is None:
             self._decided_s = now_s
-            self._seen = Seen(since_s=now_s)
+            self._seen = ServiceLoad(since_s=now_s)
         elif now_s - self._decided_s >= self.plan.interval_s:
             self._seen = self._seen.until(now_s, self.ready)
             self.target, self._seen = wanted_workers(self.target, self._seen, self.plan.least, self.plan.most)
@@ -333,7 +343,7 @@ class Coordinator:
             task = self._tasks.get(worker.place) if worker.place is not None else None
             if task is not None and now_s >= task.due_s and not worker.ending:
                 worker.ending = True
-                late.append(Kill(number))
+                late.append(KillWorker(number))
         return late
 
     def _staff(self) -> list[Command]:
@@ -341,12 +351,12 @@ class Coordinator:
         commands: list[Command] = []
         for _ in range(0 if self._hopeless else self.target - self.workers):
             self._started += 1
-            self._workers[self._started] = _Worker()
-            commands.append(Start(self._started))
+            self._workers[self._started] = _WorkerState()
+            commands.append(StartWorker(self._started))
         idle = [n for n, w in self._workers.items() if w.joined and w.place is None and not w.ending]
         for number in idle[::-1][: max(self.workers - self.target, 0)]:
             self._workers[number].ending = True
-            commands.append(Retire(number))
+            commands.append(RetireWorker(number))
         return commands
 
     @property
@@ -360,7 +370,7 @@ class Coordinator:
         commands: list[Command] = []
         idle = [n for n, w in self._workers.items() if w.joined and w.place is None and not w.ending]
         for place in self._wanted():
-            task = self._tasks.setdefault(place, _Task())
+            task = self._tasks.setdefault(place, _SplitTask())
             if task.state != "waiting":
                 continue
             if self._hopeless and not self._workers:
@@ -372,10 +382,10 @@ class Coordinator:
             worker = idle.pop(0)
             self._workers[worker].place = place
             task.state, task.worker, task.slot, task.due_s = "leased", worker, slot, now_s + self.plan.lease_s
-            commands.append(Lease(worker, place, slot))
+            commands.append(SplitLease(worker, place, slot))
         return commands
 
-    def _wanted(self) -> list[Place]:
+    def _wanted(self) -> list[SplitId]:
         """The splits that may be there at once, from the client on that is the last; none until all are here."""
         if len(self._clients) < self.plan.clients:
             return []
@@ -384,7 +394,7 @@ class Coordinator:
         places = self._places(place, self.target + self.plan.ahead)
         return [place for place in places if place.epoch < asked]
 
-    def _places(self, place: Place, count: int) -> list[Place]:
+    def _places(self, place: SplitId, count: int) -> list[SplitId]:
         """So many from one on."""
         places = [place]
         while len(places) < count:
@@ -419,10 +429,10 @@ class Coordinator:
             while (task := self._tasks.get(place)) is not None and task.state in ("ready", "refused"):
                 if number not in task.given:
                     task.given.add(number)
-                    commands.append(Give(number, place, task.slot, task.split, task.error, **about))
+                    commands.append(SplitDelivery(number, place, task.slot, task.split, task.error, **about))
                 place = self._after(place)
         return commands
 
-    def _after(self, place: Place) -> Place:
+    def _after(self, place: SplitId) -> SplitId:
         last = place.at + 1 >= self.plan.splits
-        return Place(place.epoch + 1, 0) if last else Place(place.epoch, place.at + 1)
+        return SplitId(place.epoch + 1, 0) if last else SplitId(place.epoch, place.at + 1)

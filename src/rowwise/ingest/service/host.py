@@ -18,25 +18,25 @@ from typing import final
 
 from rowwise.errors import PeerError
 from rowwise.ingest.service.coordinator import (
-    Attached,
+    ClientAttached,
+    ClientDetached,
+    ClockTick,
     Command,
     Coordinator,
-    Detached,
     Event,
-    Give,
-    Joined,
-    Kill,
-    Lease,
-    Lost,
-    Prepared,
-    Refused,
-    Released,
-    Retire,
-    Start,
-    Tick,
+    KillWorker,
+    RetireWorker,
+    SplitDelivery,
+    SplitLease,
+    SplitReady,
+    SplitRefused,
+    SplitReleased,
+    StartWorker,
+    WorkerJoined,
+    WorkerLost,
 )
 from rowwise.ingest.service.memory import make_memory
-from rowwise.ingest.service.messages import Begin, Line, Message, Setup
+from rowwise.ingest.service.messages import BeginService, Connection, Message, WorkerSetup
 
 TICK_S = 0.1
 WORKER = "rowwise.ingest.service.worker"
@@ -44,17 +44,17 @@ GRACE_S = 2.0
 
 
 @dataclass(slots=True)
-class _Worker:
+class _WorkerProcess:
     number: int
     process: subprocess.Popen[bytes]
-    line: Line
+    line: Connection
     slots: set[int] = field(default_factory=set)  # whose memory it has
     error: str | None = None  # why it ends
 
 
 @dataclass(slots=True)
-class _Client:
-    line: Line
+class _ClientConnection:
+    line: Connection
     number: int | None = None  # None: it has not said
     slots: set[int] = field(default_factory=set)  # whose memory it has
 
@@ -64,26 +64,26 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with its owner
     owner, listening = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
     with contextlib.suppress(PeerError):
-        line = Line(owner)
+        line = Connection(owner)
         begun = line.receive()
         while not begun:
             begun = line.receive()
         begin, file = begun[0]
-        assert isinstance(begin, Begin)
+        assert isinstance(begin, BeginService)
         assert file is not None
-        Host(begin, file, line, listening).serve()
+        ServiceHost(begin, file, line, listening).serve()
 
 
 @final
-class Host:
+class ServiceHost:
     """Processes, sockets and slots."""
 
-    def __init__(self, begin: Begin, file: int, owner: Line, listening: socket.socket) -> None:
+    def __init__(self, begin: BeginService, file: int, owner: Connection, listening: socket.socket) -> None:
         """Start nothing yet."""
         self._begin, self._file, self._owner, self._listening = begin, file, owner, listening
         self._coordinator = Coordinator(begin.plan, begin.workers)
-        self._workers: dict[int, _Worker] = {}
-        self._clients: list[_Client] = []
+        self._workers: dict[int, _WorkerProcess] = {}
+        self._clients: list[_ClientConnection] = []
         self._slots: dict[int, int] = {}  # number: file
         self._selector = selectors.DefaultSelector()
         self._events: list[Event] = []
@@ -96,7 +96,7 @@ class Host:
             while True:
                 for key, _ in self._selector.select(TICK_S):
                     key.data()
-                self._events.append(Tick())
+                self._events.append(ClockTick())
                 while self._events:
                     for command in self._coordinator.handle(self._events.pop(0), monotonic()):
                         self._do(command)
@@ -108,11 +108,11 @@ class Host:
 
     def _client_calls(self) -> None:
         end, _ = self._listening.accept()
-        client = _Client(Line(end))
+        client = _ClientConnection(Connection(end))
         self._clients.append(client)
         self._selector.register(client.line, selectors.EVENT_READ, lambda: self._client_speaks(client))
 
-    def _client_speaks(self, client: _Client) -> None:
+    def _client_speaks(self, client: _ClientConnection) -> None:
         try:
             messages = client.line.receive()
         except PeerError:
@@ -120,15 +120,15 @@ class Host:
             return
         for message, _ in messages:
             match message:
-                case Attached():
+                case ClientAttached():
                     client.number = message.client
                     self._events.append(message)
-                case Released():
+                case SplitReleased():
                     self._events.append(message)
                 case _:
                     raise AssertionError(f"a client said {message}")
 
-    def _drop(self, client: _Client) -> None:
+    def _drop(self, client: _ClientConnection) -> None:
         if client not in self._clients:
             return
         self._clients.remove(client)
@@ -136,9 +136,9 @@ class Host:
         client.line.close()
         # The same client may have called again already.
         if client.number is not None and all(other.number != client.number for other in self._clients):
-            self._events.append(Detached(client.number))
+            self._events.append(ClientDetached(client.number))
 
-    def _worker_speaks(self, worker: _Worker) -> None:
+    def _worker_speaks(self, worker: _WorkerProcess) -> None:
         try:
             messages = worker.line.receive()
         except PeerError:
@@ -146,14 +146,14 @@ class Host:
             return
         for message, _ in messages:
             match message:
-                case Lost(how=how):
+                case WorkerLost(how=how):
                     worker.error = how
-                case Joined() | Prepared() | Refused():
+                case WorkerJoined() | SplitReady() | SplitRefused():
                     self._events.append(message)
                 case _:
                     raise AssertionError(f"a worker said {message}")
 
-    def _bury(self, worker: _Worker) -> None:
+    def _bury(self, worker: _WorkerProcess) -> None:
         """Not before it has ended for sure: what it has a slot for may still be written."""
         self._selector.unregister(worker.line)
         worker.line.close()
@@ -163,21 +163,21 @@ class Host:
         except subprocess.TimeoutExpired:
             worker.process.kill()
             code = worker.process.wait()
-        self._events.append(Lost(worker.number, worker.error or how_ended(code)))
+        self._events.append(WorkerLost(worker.number, worker.error or how_ended(code)))
 
     def _do(self, command: Command) -> None:
         match command:
-            case Start(worker=number):
+            case StartWorker(worker=number):
                 self._start(number)
-            case Retire(worker=number) | Kill(worker=number) if number not in self._workers:
+            case RetireWorker(worker=number) | KillWorker(worker=number) if number not in self._workers:
                 pass  # it has ended by itself
-            case Retire(worker=number):
+            case RetireWorker(worker=number):
                 self._workers[number].line.socket.shutdown(socket.SHUT_WR)
-            case Kill(worker=number):
+            case KillWorker(worker=number):
                 self._workers[number].process.kill()
-            case Lease():
+            case SplitLease():
                 self._lease(command)
-            case Give():
+            case SplitDelivery():
                 for client in [c for c in self._clients if c.number == command.client]:
                     self._give(client, command)
 
@@ -186,13 +186,13 @@ class Host:
         with theirs:
             command = [sys.executable, "-m", WORKER, str(theirs.fileno())]
             process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
-        worker = _Worker(number, process, Line(ours))
+        worker = _WorkerProcess(number, process, Connection(ours))
         self._workers[number] = worker
         self._selector.register(worker.line, selectors.EVENT_READ, lambda: self._worker_speaks(worker))
-        setup = Setup(worker=number, size_bytes=self._begin.size_bytes, path=self._begin.path)
+        setup = WorkerSetup(worker=number, size_bytes=self._begin.size_bytes, path=self._begin.path)
         self._tell(worker.line, setup, self._file)
 
-    def _lease(self, lease: Lease) -> None:
+    def _lease(self, lease: SplitLease) -> None:
         worker = self._workers.get(lease.worker)
         if worker is None:
             return  # its end is on its way
@@ -202,14 +202,14 @@ class Host:
         worker.slots.add(lease.slot)
         self._tell(worker.line, lease, file)
 
-    def _give(self, client: _Client, give: Give) -> None:
+    def _give(self, client: _ClientConnection, give: SplitDelivery) -> None:
         file = None if give.slot is None or give.slot in client.slots else self._slots[give.slot]
         if give.slot is not None:
             client.slots.add(give.slot)
         self._tell(client.line, give, file)
 
     @staticmethod
-    def _tell(line: Line, message: Message, file: int | None = None) -> None:
+    def _tell(line: Connection, message: Message, file: int | None = None) -> None:
         with contextlib.suppress(PeerError):  # that it is gone is heard where it is listened to
             line.send(message, file)
 

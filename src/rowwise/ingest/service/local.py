@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Literal, Self, final, get_args
 
 from rowwise.errors import PeerError, SpecError
-from rowwise.ingest.prepare import Task
-from rowwise.ingest.service.client import Client, HostTransport
-from rowwise.ingest.service.coordinator import Plan
+from rowwise.ingest.prepare import PreparationTask
+from rowwise.ingest.service.client import HostTransport, ServiceClient
+from rowwise.ingest.service.coordinator import ServiceConfig
 from rowwise.ingest.service.memory import make_memory
-from rowwise.ingest.service.messages import Begin, Line
+from rowwise.ingest.service.messages import BeginService, Connection
 from rowwise.scratch import Scratch
 from rowwise.spec import Value
 from rowwise.value import check_most
@@ -63,10 +63,10 @@ class Workers(Value, frozen=True):
             out = "give count for so many, or most for as many as it takes up to that"
             raise SpecError(f"data.workers: count={self.count} and most={self.most}: {out}")
 
-    def plan(self, clients: int, task: Task) -> Plan:
+    def plan(self, clients: int, task: PreparationTask) -> ServiceConfig:
         """For so many trainers that share them."""
         most = self.count or self.most or (cores() if self.on == "processes" else MOST_ON_RAY)
-        return Plan(
+        return ServiceConfig(
             clients=clients,
             splits=len(task.splits),
             epochs=task.epochs,
@@ -87,7 +87,7 @@ def cores() -> int:
 class Service:
     """The owner's side; close it when the run ends. Its processes end by themselves when the owner does."""
 
-    def __init__(self, task: Task, workers: Workers | None = None, clients: int = 1) -> None:
+    def __init__(self, task: PreparationTask, workers: Workers | None = None, clients: int = 1) -> None:
         """Start the host, which starts workers when all clients have called."""
         self._plan = (workers or Workers()).plan(clients, task)
         self._file = make_memory()
@@ -102,20 +102,20 @@ class Service:
         with _near(self.address) as name:
             self._listening.bind(name)
         self._listening.listen(128)
-        self._clients: list[Client] = []
+        self._clients: list[ServiceClient] = []
         self._restarts = 0
         self._process, self._owner = self._start(None)
 
-    def client(self, number: int = 0) -> Client:
+    def client(self, number: int = 0) -> ServiceClient:
         """The owner's own end, which starts the host again where that was killed."""
-        made = Client(HostTransport(number, self._call, self._is_alive))
+        made = ServiceClient(HostTransport(number, self._call, self._is_alive))
         self._clients.append(made)
         return made
 
     def _is_alive(self) -> bool:
         return self._process.poll() is None
 
-    def _call(self, workers: int | None) -> Line:
+    def _call(self, workers: int | None) -> Connection:
         """`workers`: those of a host that is gone; None: the first call."""
         if workers is not None:
             self._restarts += 1
@@ -125,14 +125,14 @@ class Service:
             self._process, self._owner = self._start(workers)
         return call(self.address)
 
-    def _start(self, workers: int | None) -> tuple[subprocess.Popen[bytes], Line]:
+    def _start(self, workers: int | None) -> tuple[subprocess.Popen[bytes], Connection]:
         ours, theirs = socket.socketpair()
         with theirs:
             files = [theirs.fileno(), self._listening.fileno()]
             command = [sys.executable, "-m", HOST, *map(str, files)]
             process = subprocess.Popen(command, pass_fds=files, stdin=subprocess.DEVNULL)
-        line = Line(ours)
-        begin = Begin(plan=self._plan, size_bytes=self._size_bytes, path=tuple(sys.path), workers=workers)
+        line = Connection(ours)
+        begin = BeginService(plan=self._plan, size_bytes=self._size_bytes, path=tuple(sys.path), workers=workers)
         line.send(begin, self._file)
         return process, line
 
@@ -165,12 +165,12 @@ class Service:
         self.close()
 
 
-def client_of(address: Path, number: int) -> Client:
+def client_of(address: Path, number: int) -> ServiceClient:
     """Another trainer's end, while the owner is there."""
-    return Client(HostTransport(number, lambda _: call(address), address.parent.exists))
+    return ServiceClient(HostTransport(number, lambda _: call(address), address.parent.exists))
 
 
-def call(address: Path) -> Line:
+def call(address: Path) -> Connection:
     """A conversation with the host at an address; it may come to listen later."""
     end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -179,7 +179,7 @@ def call(address: Path) -> Line:
     except OSError as error:
         end.close()
         raise PeerError(f"{address}: the service that prepares rows is gone: {error}") from error
-    return Line(end)
+    return Connection(end)
 
 
 @contextlib.contextmanager
@@ -195,7 +195,7 @@ def _near(address: Path) -> Iterator[str]:
         os.close(folder)
 
 
-def _write(file: int, task: Task) -> int:
+def _write(file: int, task: PreparationTask) -> int:
     try:
         data = pickle.dumps(task)
     except (pickle.PicklingError, AttributeError, TypeError) as error:

@@ -25,7 +25,7 @@ def make_memory() -> int:
 
 
 @final
-class Memory:
+class SlotMemory:
     """A process's own view of a slot."""
 
     def __init__(self, file: int) -> None:

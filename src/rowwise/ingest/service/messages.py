@@ -14,7 +14,17 @@ from typing import final
 import msgspec
 
 from rowwise.errors import PeerError
-from rowwise.ingest.service.coordinator import Attached, Give, Joined, Lease, Lost, Plan, Prepared, Refused, Released
+from rowwise.ingest.service.coordinator import (
+    ClientAttached,
+    ServiceConfig,
+    SplitDelivery,
+    SplitLease,
+    SplitReady,
+    SplitRefused,
+    SplitReleased,
+    WorkerJoined,
+    WorkerLost,
+)
 from rowwise.spec import Value
 
 LENGTH = struct.Struct("<I?")
@@ -22,16 +32,16 @@ READ_BYTES = 1 << 16
 MOST_FILES = 64
 
 
-class Begin(Value, frozen=True, tag=True):
+class BeginService(Value, frozen=True, tag=True):
     """To the host: how to go about it, and what workers prepare from, as a pickle in memory that comes with it."""
 
-    plan: Plan
+    plan: ServiceConfig
     size_bytes: int
     path: tuple[str, ...] = ()  # where the owner finds modules
     workers: int | None = None  # as many as a host before this one had come to
 
 
-class Setup(Value, frozen=True, tag=True):
+class WorkerSetup(Value, frozen=True, tag=True):
     """To a worker: its number, and what to prepare from, as a pickle in memory of so many bytes."""
 
     worker: int
@@ -39,13 +49,13 @@ class Setup(Value, frozen=True, tag=True):
     path: tuple[str, ...] = ()
 
 
-FromClient = Attached | Released
-FromWorker = Joined | Prepared | Refused | Lost
-Message = Begin | Setup | Lease | Give | FromClient | FromWorker
+FromClient = ClientAttached | SplitReleased
+FromWorker = WorkerJoined | SplitReady | SplitRefused | WorkerLost
+Message = BeginService | WorkerSetup | SplitLease | SplitDelivery | FromClient | FromWorker
 
 
 @final
-class Line:
+class Connection:
     """One end of a conversation."""
 
     def __init__(self, end: socket.socket) -> None:

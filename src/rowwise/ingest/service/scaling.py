@@ -18,7 +18,7 @@ QUICKEST = 0.02  # share of an interval in which splits are used, at least: trai
 MEMORY = 0.3  # weight of the newest measurement
 
 
-class Seen(Value, frozen=True):
+class ServiceLoad(Value, frozen=True):
     """What happened since the last decision, and what is remembered from before."""
 
     since_s: float = 0.0
@@ -47,7 +47,7 @@ class Seen(Value, frozen=True):
         return structs.replace(self, interval_s=now_s - self.since_s, ready=ready)
 
 
-def wanted_workers(present: int, seen: Seen, least: int, most: int) -> tuple[int, Seen]:
+def wanted_workers(present: int, seen: ServiceLoad, least: int, most: int) -> tuple[int, ServiceLoad]:
     """As many as it takes, and what to remember."""
     used_s = seen.interval_s - seen.waited_s
     begun = structs.replace(seen, since_s=seen.since_s + seen.interval_s, splits=0, waited_s=0.0)

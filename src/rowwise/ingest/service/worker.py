@@ -18,10 +18,17 @@ from msgspec import structs
 
 from rowwise.errors import PeerError, one_line
 from rowwise.ingest import block
-from rowwise.ingest.prepare import Task
-from rowwise.ingest.service.coordinator import Joined, Lease, Lost, Prepared, Refused, Times
-from rowwise.ingest.service.memory import Memory
-from rowwise.ingest.service.messages import Line, Setup
+from rowwise.ingest.prepare import PreparationTask
+from rowwise.ingest.service.coordinator import (
+    SplitLease,
+    SplitReady,
+    SplitRefused,
+    WorkerJoined,
+    WorkerLost,
+    WorkerTimes,
+)
+from rowwise.ingest.service.memory import SlotMemory
+from rowwise.ingest.service.messages import Connection, WorkerSetup
 
 
 def main() -> None:
@@ -30,33 +37,35 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     pa.set_cpu_count(1)  # workers are processes: threads of each would only take cores from the others
     with contextlib.suppress(PeerError), socket.socket(fileno=int(sys.argv[1])) as end:
-        work(Line(end))
+        work(Connection(end))
 
 
-def work(line: Line) -> None:
+def work(line: Connection) -> None:
     """Do what the host asks for."""
-    task: Task | None = None
-    slots: dict[int, Memory] = {}
+    task: PreparationTask | None = None
+    slots: dict[int, SlotMemory] = {}
     while True:
         for message, file in line.receive():
             if file is not None:
-                slots[message.slot if isinstance(message, Lease) else -1] = Memory(file)
-            if isinstance(message, Setup):
+                slots[message.slot if isinstance(message, SplitLease) else -1] = SlotMemory(file)
+            if isinstance(message, WorkerSetup):
                 sys.path += [folder for folder in message.path if folder not in sys.path]
                 try:
                     task = pickle.loads(slots.pop(-1).look(message.size_bytes)[: message.size_bytes])
                 except (pickle.UnpicklingError, AttributeError, ImportError) as error:
                     out = "want functions of modules that workers can import, not of __main__"
-                    line.send(Lost(message.worker, f"what to prepare cannot be loaded in a worker: {error}; {out}"))
+                    line.send(
+                        WorkerLost(message.worker, f"what to prepare cannot be loaded in a worker: {error}; {out}")
+                    )
                     return
-                line.send(Joined(message.worker))
+                line.send(WorkerJoined(message.worker))
             else:
-                assert isinstance(message, Lease)
+                assert isinstance(message, SplitLease)
                 assert task is not None
                 line.send(prepared(task, message, slots[message.slot].take))
 
 
-def prepared(task: Task, lease: Lease, memory: block.Memory) -> Prepared | Refused:
+def prepared(task: PreparationTask, lease: SplitLease, memory: block.Memory) -> SplitReady | SplitRefused:
     """A split, in the memory that is given; or why it is not."""
     begin_s, begin_cpu_s = perf_counter(), process_time()
     try:
@@ -65,10 +74,10 @@ def prepared(task: Task, lease: Lease, memory: block.Memory) -> Prepared | Refus
         encoded = opened.encode(memory=memory)
     except Exception as error:
         # Whatever it is, it is the trainer's to raise, with its place in the order of rows.
-        return Refused(lease.worker, lease.place, one_line(error) or f"{type(error).__name__}: {error}")
+        return SplitRefused(lease.worker, lease.place, one_line(error) or f"{type(error).__name__}: {error}")
     spent = structs.replace(opened.spent, encode_s=perf_counter() - encode_s)
-    times = Times(spent=spent, busy_s=perf_counter() - begin_s, cpu_s=process_time() - begin_cpu_s)
-    return Prepared(lease.worker, lease.place, encoded.layout, times)
+    times = WorkerTimes(spent=spent, busy_s=perf_counter() - begin_s, cpu_s=process_time() - begin_cpu_s)
+    return SplitReady(lease.worker, lease.place, encoded.layout, times)
 
 
 if __name__ == "__main__":

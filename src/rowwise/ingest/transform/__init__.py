@@ -6,7 +6,7 @@
 
 from rowwise.ingest.transform.chain import (
     AnyKind,
-    Loaded,
+    LoadedTransforms,
     Transforms,
     apply,
     digest,
@@ -22,11 +22,11 @@ from rowwise.ingest.transform.classes import Onehot
 from rowwise.ingest.transform.ids import Enumerate, FirstX, NGram, PositiveModulus, SigridHash
 from rowwise.ingest.transform.mapping import MapId
 from rowwise.ingest.transform.numbers import BoxCox, Bucketize, Clamp, Fill, Log1p, Logit
-from rowwise.ingest.transform.own import Own
 from rowwise.ingest.transform.pairs import Cartesian, ComputeScore, IdListTransform
 from rowwise.ingest.transform.select import Sampling
 from rowwise.ingest.transform.times import GetLocalHour
-from rowwise.ingest.transform.transform import Transform, Where
+from rowwise.ingest.transform.transform import RowPosition, Transform
+from rowwise.ingest.transform.user_function import UserFunction
 
 __all__ = [
     "AnyKind",
@@ -40,19 +40,19 @@ __all__ = [
     "FirstX",
     "GetLocalHour",
     "IdListTransform",
-    "Loaded",
+    "LoadedTransforms",
     "Log1p",
     "Logit",
     "MapId",
     "NGram",
     "Onehot",
-    "Own",
     "PositiveModulus",
+    "RowPosition",
     "Sampling",
     "SigridHash",
     "Transform",
     "Transforms",
-    "Where",
+    "UserFunction",
     "apply",
     "digest",
     "from_json",

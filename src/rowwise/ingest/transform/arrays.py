@@ -26,7 +26,7 @@ Numeric = NDArray[Any]  # float32, float64, int64 or uint64
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ids:
+class IdLists:
     """Row r has values[offsets_R1[r]:offsets_R1[r + 1]], nothing missing among them; without offsets, values[r]."""
 
     values: pa.Array
@@ -46,10 +46,10 @@ class Ids:
         return made if self.null_R is None else _among_nulls(made, self.null_R)
 
 
-def ids_of(array: pa.Array) -> Ids:
+def ids_of(array: pa.Array) -> IdLists:
     """A column of ids, or of lists of them."""
     values, offsets_R1 = flat(array, None)
-    return Ids(values=values, offsets_R1=offsets_R1, null_R=nulls(array), single=not is_list(array.type))
+    return IdLists(values=values, offsets_R1=offsets_R1, null_R=nulls(array), single=not is_list(array.type))
 
 
 def nulls(array: pa.Array) -> Mask | None:
@@ -103,7 +103,7 @@ def rows_or_words(hash_N: Words, rows: int | None) -> Ints:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Numbers:
+class NumberArray:
     """Numbers of rows, or of lists: the n-th is x_N[n], of no meaning where null_N[n]."""
 
     x_N: Numeric
@@ -125,14 +125,14 @@ class Numbers:
         return either(self.null_N, nan_N if nan_N.any() else None)
 
 
-def numbers_of(array: pa.Array) -> Numbers:
+def numbers_of(array: pa.Array) -> NumberArray:
     """A column of numbers, or of lists of them, in the type that `number_kind` says."""
     values, offsets_R1 = elements(array)
     null_R = None if offsets_R1 is None else nulls(array)
     values = values.cast(number_kind(values.type), safe=False)
     null_N = nulls(values)
     x_N = (values if null_N is None else values.fill_null(0)).to_numpy(zero_copy_only=False)
-    return Numbers(x_N=x_N, null_N=null_N, offsets_R1=offsets_R1, null_R=null_R)
+    return NumberArray(x_N=x_N, null_N=null_N, offsets_R1=offsets_R1, null_R=null_R)
 
 
 def elements(array: pa.Array) -> tuple[pa.Array, Ints | None]:

@@ -22,11 +22,11 @@ from rowwise.ingest.transform.classes import Onehot
 from rowwise.ingest.transform.ids import Enumerate, FirstX, NGram, PositiveModulus, SigridHash, first
 from rowwise.ingest.transform.mapping import MapId
 from rowwise.ingest.transform.numbers import BoxCox, Bucketize, Clamp, Fill, Log1p, Logit
-from rowwise.ingest.transform.own import Own
 from rowwise.ingest.transform.pairs import Cartesian, ComputeScore, IdListTransform
 from rowwise.ingest.transform.select import Sampling
 from rowwise.ingest.transform.times import GetLocalHour
-from rowwise.ingest.transform.transform import MEETS, Run, Transform, Where
+from rowwise.ingest.transform.transform import MEETS, RowPosition, Run, Transform
+from rowwise.ingest.transform.user_function import UserFunction
 
 AnyKind = (
     SigridHash
@@ -47,14 +47,14 @@ AnyKind = (
     | Onehot
     | GetLocalHour
     | Sampling
-    | Own
+    | UserFunction
 )
 Transforms = tuple[AnyKind | str, ...]  # a text is path.py:function, short for {kind: own, function: path.py:function}
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class ChainStep:
     """One transform, ready to be run."""
 
     number: int
@@ -68,13 +68,13 @@ class Step:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
+class LoadedTransforms:
     """Transforms with what their files say inside: nothing else is needed to apply them.
 
     Own functions do not go to other processes: send `to_json`.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[ChainStep, ...]
 
     @property
     def transforms(self) -> tuple[Transform, ...]:
@@ -82,32 +82,32 @@ class Loaded:
         return tuple(step.transform for step in self.steps)
 
 
-def load(transforms: Iterable[AnyKind | Transform | str]) -> Loaded:
+def load(transforms: Iterable[AnyKind | Transform | str]) -> LoadedTransforms:
     """Read the files that transforms name, and run those of own functions."""
-    full = [(Own(function=t) if isinstance(t, str) else t).loaded() for t in transforms]
+    full = [(UserFunction(function=t) if isinstance(t, str) else t).loaded() for t in transforms]
     for transform in full:
         if "" in transform.makes:
             raise transform.refuse("to='': want a name for what it makes")
-    return Loaded(steps=tuple(Step(number=n, transform=t, run=t.ready()) for n, t in enumerate(full)))
+    return LoadedTransforms(steps=tuple(ChainStep(number=n, transform=t, run=t.ready()) for n, t in enumerate(full)))
 
 
-def serving(loaded: Loaded) -> Loaded:
+def serving(loaded: LoadedTransforms) -> LoadedTransforms:
     """Without what leaves rows out: who asks for a row gets an answer, and it takes no label."""
-    return Loaded(steps=tuple(step for step in loaded.steps if not isinstance(step.transform, Sampling)))
+    return LoadedTransforms(steps=tuple(step for step in loaded.steps if not isinstance(step.transform, Sampling)))
 
 
-def sources(loaded: Loaded, wanted: Sequence[str]) -> tuple[str, ...]:
+def sources(loaded: LoadedTransforms, wanted: Sequence[str]) -> tuple[str, ...]:
     """The columns to read for those that are wanted, each once."""
     return _needed(loaded, wanted)[1]
 
 
-def unread(loaded: Loaded, wanted: Sequence[str]) -> tuple[Step, ...]:
+def unread(loaded: LoadedTransforms, wanted: Sequence[str]) -> tuple[ChainStep, ...]:
     """The transforms that no wanted column depends on."""
     needed = {step.number for step in _needed(loaded, wanted)[0]}
     return tuple(step for step in loaded.steps if step.number not in needed)
 
 
-def schema_after(schema: pa.Schema, loaded: Loaded, source: str = "data") -> pa.Schema:
+def schema_after(schema: pa.Schema, loaded: LoadedTransforms, source: str = "data") -> pa.Schema:
     """All columns, those of the data and those that are made; columns that do not fit are refused here, unread."""
     kinds = {field.name: field.type for field in schema}
     for step in loaded.steps:
@@ -118,7 +118,7 @@ def schema_after(schema: pa.Schema, loaded: Loaded, source: str = "data") -> pa.
 
 
 def apply(
-    table: pa.Table, loaded: Loaded, wanted: Sequence[str], where: Where | None = None
+    table: pa.Table, loaded: LoadedTransforms, wanted: Sequence[str], where: RowPosition | None = None
 ) -> tuple[pa.Table, Mask | None]:
     """The wanted columns of rows, any number of them.
 
@@ -131,10 +131,10 @@ def apply(
     Returns:
         All rows, and which of them sampling keeps; None: all.
     """
-    where = where or Where()
+    where = where or RowPosition()
     steps, names = _needed(loaded, wanted)
     check_columns(names, table.schema, where.split.source)
-    columns, keep_R = _Columns(table), None
+    columns, keep_R = _TransformColumns(table), None
     for step in steps:
         transform = step.transform
         _check(step, columns.kinds(transform.reads), loaded, where.split.source)
@@ -147,19 +147,19 @@ def apply(
     return columns.table(wanted), keep_R
 
 
-def digest(loaded: Loaded) -> str:
+def digest(loaded: LoadedTransforms) -> str:
     """64 letters, the same for transforms that do the same: own functions and mappings go in by their contents."""
     # As they are when they are read again: in code, 2 may stand for 2.0.
     plain = [_plain(transform) for transform in _decoded(to_json(loaded))]
     return hashlib.sha256(msgspec.json.encode(plain, order="deterministic")).hexdigest()
 
 
-def to_json(loaded: Loaded) -> bytes:
+def to_json(loaded: LoadedTransforms) -> bytes:
     """All that applying them takes, own functions' sources too."""
     return msgspec.json.encode(loaded.transforms)
 
 
-def from_json(data: bytes) -> Loaded:
+def from_json(data: bytes) -> LoadedTransforms:
     """What `to_json` gave. It may hold own functions, whose code is run: load only what you trust."""
     return load(_decoded(data))
 
@@ -171,9 +171,9 @@ def _decoded(data: bytes) -> tuple[AnyKind, ...]:
         raise SpecError(f"not a list of transforms: {error}") from None
 
 
-def _needed(loaded: Loaded, wanted: Sequence[str]) -> tuple[list[Step], tuple[str, ...]]:
+def _needed(loaded: LoadedTransforms, wanted: Sequence[str]) -> tuple[list[ChainStep], tuple[str, ...]]:
     """The transforms that wanted columns depend on, in order, and the columns that these read and nothing makes."""
-    open_names, steps = dict.fromkeys(wanted), list[Step]()
+    open_names, steps = dict.fromkeys(wanted), list[ChainStep]()
     for step in reversed(loaded.steps):
         transform = step.transform
         if isinstance(transform, Sampling) or any(name in open_names for name in transform.makes):
@@ -184,7 +184,7 @@ def _needed(loaded: Loaded, wanted: Sequence[str]) -> tuple[list[Step], tuple[st
     return steps[::-1], tuple(open_names)
 
 
-def _check(step: Step, kinds: Mapping[str, pa.DataType], loaded: Loaded, source: str) -> None:
+def _check(step: ChainStep, kinds: Mapping[str, pa.DataType], loaded: LoadedTransforms, source: str) -> None:
     """Refuse columns that are not there or hold something else."""
     transform = step.transform
     for name, want in zip(transform.reads, transform.wants, strict=True):
@@ -209,14 +209,14 @@ def _plain(transform: Transform) -> dict[str, Any]:
     """What differs from the defaults, so that a new option changes no digest; a file by its name alone."""
     fields = {f.name: f for f in msgspec.structs.fields(transform)}
     given = {name: value for name, value in msgspec.structs.asdict(transform).items() if value != fields[name].default}
-    if isinstance(transform, Own):
+    if isinstance(transform, UserFunction):
         given["function"] = f"{PurePath(transform.file).name}:{transform.name}"
     return {"kind": transform.kind} | {name: msgspec.to_builtins(value) for name, value in given.items()}
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Cut:
+class _DeferredFirstX:
     """The result of FirstX, not made yet: hashing takes one pass over what is not cut, without it."""
 
     array: pa.Array
@@ -224,12 +224,12 @@ class _Cut:
 
 
 @final
-class _Columns:
+class _TransformColumns:
     """The columns of some rows while transforms are applied to them."""
 
     def __init__(self, table: pa.Table) -> None:
         self._table = table
-        self._made: dict[str, pa.Array | _Cut] = {}
+        self._made: dict[str, pa.Array | _DeferredFirstX] = {}
 
     def kinds(self, names: Iterable[str]) -> dict[str, pa.DataType]:
         """Types."""
@@ -239,17 +239,17 @@ class _Columns:
         """Values."""
         return tuple(self._array(name) for name in names)
 
-    def put(self, names: Sequence[str], arrays: Sequence[pa.Array | _Cut]) -> None:
+    def put(self, names: Sequence[str], arrays: Sequence[pa.Array | _DeferredFirstX]) -> None:
         """New columns, or others in the place of old ones."""
         self._made |= dict(zip(names, arrays, strict=True))
 
     def fused(self, transform: Transform) -> bool:
         """Put FirstX off until something needs it; do it together with a hash that follows."""
         if isinstance(transform, FirstX):
-            self.put(transform.makes, [_Cut(array=self._array(transform.column), count=transform.count)])
+            self.put(transform.makes, [_DeferredFirstX(array=self._array(transform.column), count=transform.count)])
             return True
         cut = self._made.get(transform.column) if isinstance(transform, SigridHash) else None
-        if isinstance(transform, SigridHash) and isinstance(cut, _Cut):
+        if isinstance(transform, SigridHash) and isinstance(cut, _DeferredFirstX):
             self.put(transform.makes, [transform.of_first(cut.array, cut.count)])
             return True
         return False
@@ -263,12 +263,12 @@ class _Columns:
         there = self._made.get(name)
         if there is None:
             return self._table.schema.field(name).type
-        return there.array.type if isinstance(there, _Cut) else there.type
+        return there.array.type if isinstance(there, _DeferredFirstX) else there.type
 
     def _array(self, name: str) -> pa.Array:
         there = self._made.get(name)
         if there is None:
             return whole(self._table[name])
-        if isinstance(there, _Cut):
+        if isinstance(there, _DeferredFirstX):
             self._made[name] = there = first(there.array, there.count)
         return there

@@ -19,7 +19,7 @@ from rowwise.ingest.transform.transform import (
     Arrays,
     Kinds,
     OneColumn,
-    Where,
+    RowPosition,
     check_borders,
     is_words,
 )
@@ -80,7 +80,7 @@ class Onehot(OneColumn, frozen=True, kw_only=True, tag="onehot", tag_field="kind
         """Numbers in 32 bits."""
         return (pa.large_list(pa.float32()),) if self.into == "lists" else (pa.float32(),) * self.width
 
-    def run(self, arrays: Arrays, where: Where) -> Arrays:
+    def run(self, arrays: Arrays, where: RowPosition) -> Arrays:
         """Write all ones at once."""
         class_N, offsets_R1 = self._classes(arrays[0])
         rows, width = len(arrays[0]), self.width

@@ -11,9 +11,9 @@ from rowwise.ingest.bags import flat, hashed, int64
 from rowwise.ingest.bags import lists as as_lists
 from rowwise.ingest.columns import FITS, IDS, ROWS
 from rowwise.ingest.mix import remainder
-from rowwise.ingest.native import SIGRID, Make, Picked
+from rowwise.ingest.native import SIGRID, PickedIds, RowMapping
 from rowwise.ingest.transform.arrays import (
-    Ids,
+    IdLists,
     element_kind,
     elements,
     fold,
@@ -24,7 +24,7 @@ from rowwise.ingest.transform.arrays import (
     rows_or_words,
     sums,
 )
-from rowwise.ingest.transform.transform import ID_LISTS, LISTS, Arrays, Kinds, OneColumn, Where, check_rows
+from rowwise.ingest.transform.transform import ID_LISTS, LISTS, Arrays, Kinds, OneColumn, RowPosition, check_rows
 
 MOST_JOINED = 1024  # ids that make one
 
@@ -50,7 +50,7 @@ class SigridHash(OneColumn, frozen=True, kw_only=True, tag="sigrid_hash", tag_fi
         """Rows."""
         return (like(kinds[0], pa.int64()),)
 
-    def run(self, arrays: Arrays, where: Where) -> Arrays:
+    def run(self, arrays: Arrays, where: RowPosition) -> Arrays:
         """Hash all at once."""
         return (picked(arrays[0], self._make(), None),)
 
@@ -58,20 +58,20 @@ class SigridHash(OneColumn, frozen=True, kw_only=True, tag="sigrid_hash", tag_fi
         """The same as after FirstX, in one pass and without hashing what is cut off."""
         return picked(array, self._make(), count)
 
-    def _make(self) -> Make:
-        return Make(SIGRID, self.rows, self.salt)
+    def _make(self) -> RowMapping:
+        return RowMapping(SIGRID, self.rows, self.salt)
 
 
-def picked(array: pa.Array, make: Make, count: int | None) -> pa.Array:
+def picked(array: pa.Array, make: RowMapping, count: int | None) -> pa.Array:
     """What the kernels make of the first ids in each row, read where Arrow has them."""
     source = as_lists(array)
-    found = Picked(source, first=count)
+    found = PickedIds(source, first=count)
     rows_N = np.empty(found.total, np.int64)
     single = source.offsets is None
     offsets_R1 = None if single and source.row_valid is None else np.empty(found.rows + 1, np.int64)
     found.write(make, rows_N, offsets_R1)
     made = pa.array(rows_N)
-    return Ids(values=made, offsets_R1=offsets_R1, null_R=nulls(array), single=single).with_values(made)
+    return IdLists(values=made, offsets_R1=offsets_R1, null_R=nulls(array), single=single).with_values(made)
 
 
 class FirstX(OneColumn, frozen=True, kw_only=True, tag="first_x", tag_field="kind"):
@@ -96,7 +96,7 @@ class FirstX(OneColumn, frozen=True, kw_only=True, tag="first_x", tag_field="kin
         """As they were, in wide lists."""
         return (pa.large_list(element_kind(kinds[0])),)
 
-    def run(self, arrays: Arrays, where: Where) -> Arrays:
+    def run(self, arrays: Arrays, where: RowPosition) -> Arrays:
         """Cut all lists."""
         return (first(arrays[0], self.count),)
 
@@ -110,7 +110,7 @@ def first(array: pa.Array, count: int) -> pa.Array:
         values, offsets_R1 = flat(array, count)
         assert offsets_R1 is not None
         return lists(values, offsets_R1, nulls(array))
-    return picked(array, Make(), count)
+    return picked(array, RowMapping(), count)
 
 
 def _first_of_any(array: pa.Array, count: int) -> pa.Array:
@@ -139,7 +139,7 @@ class PositiveModulus(OneColumn, frozen=True, kw_only=True, tag="positive_modulu
         """Rows."""
         return (like(kinds[0], pa.int64()),)
 
-    def run(self, arrays: Arrays, where: Where) -> Arrays:
+    def run(self, arrays: Arrays, where: RowPosition) -> Arrays:
         """Divide all at once."""
         ids = ids_of(arrays[0])
         if ids.values.type == pa.uint64():
@@ -161,7 +161,7 @@ class Enumerate(OneColumn, frozen=True, kw_only=True, tag="enumerate", tag_field
         """Places."""
         return (pa.large_list(pa.int64()),)
 
-    def run(self, arrays: Arrays, where: Where) -> Arrays:
+    def run(self, arrays: Arrays, where: RowPosition) -> Arrays:
         """Count from where each list begins."""
         ids = ids_of(arrays[0])
         offsets_R1 = ids.starts()
@@ -192,7 +192,7 @@ class NGram(OneColumn, frozen=True, kw_only=True, tag="ngram", tag_field="kind")
         """Hashes."""
         return (pa.large_list(pa.int64()),)
 
-    def run(self, arrays: Arrays, where: Where) -> Arrays:
+    def run(self, arrays: Arrays, where: RowPosition) -> Arrays:
         """Join all lists at once, one id more in each round."""
         ids = ids_of(arrays[0])
         hash_N, offsets_R1 = hashed(ids.values), ids.starts()

@@ -18,8 +18,8 @@ from rowwise.errors import DataError
 from rowwise.ingest import native
 from rowwise.ingest.bags import Ints, hashed, int64
 from rowwise.ingest.columns import IDS
-from rowwise.ingest.transform.arrays import Ids, Mask, ids_of, like, lists, sums, whole_kind
-from rowwise.ingest.transform.transform import Arrays, Kinds, OneColumn, Run, Where, is_words
+from rowwise.ingest.transform.arrays import IdLists, Mask, ids_of, like, lists, sums, whole_kind
+from rowwise.ingest.transform.transform import Arrays, Kinds, OneColumn, RowPosition, Run, is_words
 from rowwise.textfile import read_text
 
 MOST_BYTES = 1 << 30  # of a list of ids
@@ -73,7 +73,7 @@ class MapId(OneColumn, frozen=True, kw_only=True, tag="map_id", tag_field="kind"
         """Numbers."""
         return (like(kinds[0], pa.int64()),)
 
-    def run(self, arrays: Arrays, where: Where) -> Arrays:
+    def run(self, arrays: Arrays, where: RowPosition) -> Arrays:
         """Look up all at once."""
         return self.ready()(arrays, where)
 
@@ -116,7 +116,7 @@ def _whole(key: str | int) -> int | None:
     return int(text) if plain and int(text) in INTS else None
 
 
-class Known(NamedTuple):
+class KnownIds(NamedTuple):
     """A hash table of the known ids, in arrays: each id is in the first slot from its own on that was free."""
 
     slots: int  # where ids belong; those that find theirs taken may come after the last
@@ -126,7 +126,7 @@ class Known(NamedTuple):
     becomes_K: Ints
 
 
-def _known(keys_K: Ints, words: pa.Array | None, becomes_K: Ints) -> Known:
+def _known(keys_K: Ints, words: pa.Array | None, becomes_K: Ints) -> KnownIds:
     slots = 1 << (2 * len(keys_K)).bit_length()
     own_K = native.hash_rows(keys_K, slots)
     order_K = np.argsort(own_K, kind="stable")
@@ -135,10 +135,10 @@ def _known(keys_K: Ints, words: pa.Array | None, becomes_K: Ints) -> Known:
     at_K = np.maximum.accumulate(own_K[order_K] - nth_K) + nth_K
     key_S, index_S = np.zeros(max(slots, at_K[-1] + 1) + 1, np.int64), np.full(max(slots, at_K[-1] + 1) + 1, -1)
     key_S[at_K], index_S[at_K] = keys_K[order_K], order_K
-    return Known(slots, key_S, index_S, words, becomes_K)
+    return KnownIds(slots, key_S, index_S, words, becomes_K)
 
 
-def _find(known: Known, keys_N: Ints) -> tuple[Ints, Mask]:
+def _find(known: KnownIds, keys_N: Ints) -> tuple[Ints, Mask]:
     """Which of the known ids each is, and whether it is one at all. Most are found in the first round."""
     at_N = native.hash_rows(keys_N, known.slots)
     index_N = known.index_S[at_N]
@@ -150,7 +150,7 @@ def _find(known: Known, keys_N: Ints) -> tuple[Ints, Mask]:
     return np.maximum(index_N, 0), index_N >= 0
 
 
-def _numbers(mapping: Mapping[str | int, int]) -> Known | None:
+def _numbers(mapping: Mapping[str | int, int]) -> KnownIds | None:
     """The ids as whole numbers; None: some are not."""
     there = [key for key in map(_whole, mapping) if key is not None]
     if len(there) < len(mapping):
@@ -158,13 +158,13 @@ def _numbers(mapping: Mapping[str | int, int]) -> Known | None:
     return _known(np.array(there, np.int64), None, np.fromiter(mapping.values(), np.int64, len(mapping)))
 
 
-def _words(mapping: Mapping[str | int, int]) -> Known:
+def _words(mapping: Mapping[str | int, int]) -> KnownIds:
     """The ids as texts, by their hashes."""
     words = pa.array([str(key).encode() for key in mapping], pa.large_binary())
     return _known(hashed(words).view(np.int64), words, np.fromiter(mapping.values(), np.int64, len(mapping)))
 
 
-def _run(transform: MapId, words: Known, numbers: Known | None, arrays: Arrays, where: Where) -> Arrays:
+def _run(transform: MapId, words: KnownIds, numbers: KnownIds | None, arrays: Arrays, where: RowPosition) -> Arrays:
     ids = ids_of(arrays[0])
     if whole_kind(ids.values.type):
         assert numbers is not None  # `complaint` has refused it
@@ -191,16 +191,18 @@ def _texts(values: pa.Array) -> pa.Array:
     return values.dictionary_decode() if pa.types.is_dictionary(values.type) else values
 
 
-def _dropped(ids: Ids, made_N: Ints, found_N: Mask) -> pa.Array:
+def _dropped(ids: IdLists, made_N: Ints, found_N: Mask) -> pa.Array:
     """Without the unknown: no element of a list, null where there is one value in a row."""
     offsets_R1 = sums(found_N)[ids.starts()]
     if ids.single:
         null_R = np.diff(offsets_R1) == 0
-        return Ids(values=ids.values, offsets_R1=offsets_R1, null_R=null_R, single=True).with_values(made_N[found_N])
+        return IdLists(values=ids.values, offsets_R1=offsets_R1, null_R=null_R, single=True).with_values(
+            made_N[found_N]
+        )
     return lists(pa.array(made_N[found_N]), offsets_R1, ids.null_R)
 
 
-def _refuse_unknown(transform: MapId, ids: Ids, found_N: Mask, where: Where) -> None:
+def _refuse_unknown(transform: MapId, ids: IdLists, found_N: Mask, where: RowPosition) -> None:
     at = int(np.argmin(found_N))
     row = int(np.searchsorted(ids.starts(), at, "right")) - 1
     want = f"want one of the {len(transform.mapping)} of the mapping; unknown='drop' leaves it out"

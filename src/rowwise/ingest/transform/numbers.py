@@ -35,7 +35,7 @@ from rowwise.ingest.transform.transform import (
     Arrays,
     Kinds,
     OneColumn,
-    Where,
+    RowPosition,
     check_borders,
     check_finite,
     is_words,
@@ -46,7 +46,7 @@ Number = int | float
 Float = np.float32 | np.float64
 
 
-class OfNumbers(OneColumn, frozen=True, kw_only=True):
+class NumberTransform(OneColumn, frozen=True, kw_only=True):
     """A transform of numbers, single or in lists."""
 
     @property
@@ -55,7 +55,7 @@ class OfNumbers(OneColumn, frozen=True, kw_only=True):
         return (NUMBERS_OR_LISTS,)
 
 
-class Bucketize(OfNumbers, frozen=True, kw_only=True, tag="bucketize", tag_field="kind"):
+class Bucketize(NumberTransform, frozen=True, kw_only=True, tag="bucketize", tag_field="kind"):
     """How many borders are less than a number: an id from 0 to the number of borders.
 
     A number on a border belongs to the bucket below. Infinities are in the first and the last bucket; NaN becomes null.
@@ -73,7 +73,7 @@ class Bucketize(OfNumbers, frozen=True, kw_only=True, tag="bucketize", tag_field
         """Ids."""
         return (like(kinds[0], pa.int64()),)
 
-    def run(self, arrays: Arrays, where: Where) -> Arrays:
+    def run(self, arrays: Arrays, where: RowPosition) -> Arrays:
         """Search all at once."""
         numbers = numbers_of(arrays[0])
         return (numbers.with_numbers(buckets(numbers.x_N, self.borders), numbers.missing_N),)
@@ -93,7 +93,7 @@ def just_above(borders: tuple[float, ...], kind: type[Float]) -> NDArray[Float]:
     return np.where(rounded_K > np.array(borders), rounded_K, np.nextafter(rounded_K, kind(np.inf)))
 
 
-class Clamp(OfNumbers, frozen=True, kw_only=True, tag="clamp", tag_field="kind"):
+class Clamp(NumberTransform, frozen=True, kw_only=True, tag="clamp", tag_field="kind"):
     """Numbers below `low` become `low`, those above `high` become `high`, infinities too. Whole numbers stay whole."""
 
     low: Number | None = None
@@ -118,7 +118,7 @@ class Clamp(OfNumbers, frozen=True, kw_only=True, tag="clamp", tag_field="kind")
         """As they are."""
         return (like(kinds[0], number_kind(element_kind(kinds[0]))),)
 
-    def run(self, arrays: Arrays, where: Where) -> Arrays:
+    def run(self, arrays: Arrays, where: RowPosition) -> Arrays:
         """Compare all at once."""
         numbers = numbers_of(arrays[0])
         low, high = (_bound(bound, numbers.x_N.dtype) for bound in (self.low, self.high))
@@ -144,7 +144,7 @@ def _bent(array: pa.Array, bend: Callable[[NDArray[np.float64]], NDArray[np.floa
         return numbers.with_numbers(bend(numbers.x_N.astype(np.float64)).astype(kind), numbers.null_N)
 
 
-class Floats(OfNumbers, frozen=True, kw_only=True):
+class FloatTransform(NumberTransform, frozen=True, kw_only=True):
     """A transform of numbers into floats."""
 
     def types(self, kinds: Kinds) -> Kinds:
@@ -152,17 +152,17 @@ class Floats(OfNumbers, frozen=True, kw_only=True):
         return (like(kinds[0], float_kind(element_kind(kinds[0]))),)
 
 
-class Log1p(Floats, frozen=True, kw_only=True, tag="log1p", tag_field="kind"):
+class Log1p(FloatTransform, frozen=True, kw_only=True, tag="log1p", tag_field="kind"):
     """log(1 + x), where x below 0 counts as 0; of infinity infinity."""
 
-    def run(self, arrays: Arrays, where: Where) -> Arrays:
+    def run(self, arrays: Arrays, where: RowPosition) -> Arrays:
         """In the type of the column: 32 bits are enough here."""
         numbers = numbers_of(arrays[0])
         x_N = numbers.x_N if numbers.x_N.dtype.kind == "f" else numbers.x_N.astype(np.float64)
         return (numbers.with_numbers(np.log1p(np.maximum(x_N, x_N.dtype.type(0))), numbers.null_N),)
 
 
-class Logit(Floats, frozen=True, kw_only=True, tag="logit", tag_field="kind"):
+class Logit(FloatTransform, frozen=True, kw_only=True, tag="logit", tag_field="kind"):
     """log(x / (1 - x)), where x below `eps` counts as `eps`, and above 1 - `eps` as that, infinities too."""
 
     eps: float = 1e-6
@@ -172,7 +172,7 @@ class Logit(Floats, frozen=True, kw_only=True, tag="logit", tag_field="kind"):
         if not 1e-12 <= self.eps < 0.5:
             raise self.refuse(f"eps={self.eps}: want at least 1e-12, and less than 0.5")
 
-    def run(self, arrays: Arrays, where: Where) -> Arrays:
+    def run(self, arrays: Arrays, where: RowPosition) -> Arrays:
         """In 64 bits, as 1 - eps is 1 in 32."""
         return (_bent(arrays[0], self._logit),)
 
@@ -181,7 +181,7 @@ class Logit(Floats, frozen=True, kw_only=True, tag="logit", tag_field="kind"):
         return np.log(inside_N / (1 - inside_N))
 
 
-class BoxCox(Floats, frozen=True, kw_only=True, tag="box_cox", tag_field="kind"):
+class BoxCox(FloatTransform, frozen=True, kw_only=True, tag="box_cox", tag_field="kind"):
     """(y ** power - 1) / power with y = x + shift, or log(y) where power is 0; y below 1e-6 counts as 1e-6.
 
     `power` is the lambda of the books. Of infinity comes the limit.
@@ -194,7 +194,7 @@ class BoxCox(Floats, frozen=True, kw_only=True, tag="box_cox", tag_field="kind")
         """Refuse what is no number."""
         check_finite(self, power=self.power, shift=self.shift)
 
-    def run(self, arrays: Arrays, where: Where) -> Arrays:
+    def run(self, arrays: Arrays, where: RowPosition) -> Arrays:
         """In 64 bits."""
         return (_bent(arrays[0], self._box_cox),)
 
@@ -236,7 +236,7 @@ class Fill(OneColumn, frozen=True, kw_only=True, tag="fill", tag_field="kind"):
         """As they are."""
         return (like(kinds[0], _filled_kind(kinds[0])),)
 
-    def run(self, arrays: Arrays, where: Where) -> Arrays:
+    def run(self, arrays: Arrays, where: RowPosition) -> Arrays:
         """Fill elements, then rows."""
         array = arrays[0]
         kind = _filled_kind(array.type)

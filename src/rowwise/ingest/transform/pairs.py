@@ -16,7 +16,7 @@ from rowwise.errors import DataError
 from rowwise.ingest.bags import Ints, hashed, int64
 from rowwise.ingest.columns import IDS, is_list
 from rowwise.ingest.transform.arrays import (
-    Ids,
+    IdLists,
     Mask,
     either,
     element_kind,
@@ -37,8 +37,8 @@ from rowwise.ingest.transform.transform import (
     NUMBER_LISTS,
     Arrays,
     Kinds,
+    RowPosition,
     Transform,
-    Where,
     check_rows,
     is_words,
 )
@@ -84,7 +84,7 @@ class Cartesian(TwoColumns, frozen=True, kw_only=True, tag="cartesian", tag_fiel
         """Hashes."""
         return (pa.large_list(pa.int64()) if any(map(is_list, kinds)) else pa.int64(),)
 
-    def run(self, arrays: Arrays, where: Where) -> Arrays:
+    def run(self, arrays: Arrays, where: RowPosition) -> Arrays:
         """Pair all rows at once."""
         a, b = ids_of(arrays[0]), ids_of(arrays[1])
         hash_A, hash_B, zero = hashed(a.values), hashed(b.values), np.zeros(1, np.uint64)
@@ -98,7 +98,7 @@ class Cartesian(TwoColumns, frozen=True, kw_only=True, tag="cartesian", tag_fiel
         second_P += np.repeat(begins_R1[:-1], pairs_R)
         joined_P = rows_or_words(fold(fold(zero, hash_A)[first_P], hash_B[second_P]), self.rows)
         null_R, single = either(a.null_R, b.null_R), a.single and b.single
-        pairs = Ids(values=a.values, offsets_R1=offsets_R1, null_R=null_R, single=single)
+        pairs = IdLists(values=a.values, offsets_R1=offsets_R1, null_R=null_R, single=single)
         return (pairs.with_values(joined_P),)
 
 
@@ -121,7 +121,7 @@ class IdListTransform(TwoColumns, frozen=True, kw_only=True, tag="id_list", tag_
         """The ids as they are."""
         return (pa.large_list(_comparable(kinds[0])),)
 
-    def run(self, arrays: Arrays, where: Where) -> Arrays:
+    def run(self, arrays: Arrays, where: RowPosition) -> Arrays:
         """Compare all rows at once."""
         a, b = ids_of(arrays[0]), ids_of(arrays[1])
         key_A, key_B, values = _keys(a, b)
@@ -141,7 +141,7 @@ def _comparable(kind: pa.DataType) -> pa.DataType:
     return pa.int64() if whole_kind(inner) else plain_kind(inner)
 
 
-def _keys(a: Ids, b: Ids) -> tuple[Ints, Ints, pa.Array]:
+def _keys(a: IdLists, b: IdLists) -> tuple[Ints, Ints, pa.Array]:
     """A number for each (row, id), the same in both; and the ids of the first."""
     values = [_plain(ids.values) for ids in (a, b)]
     same = [v if v.type == values[0].type else v.cast(values[0].type) for v in values]
@@ -216,7 +216,7 @@ class ComputeScore(Transform, frozen=True, kw_only=True, tag="compute_score", ta
         """Numbers."""
         return (pa.float64(),)
 
-    def run(self, arrays: Arrays, where: Where) -> Arrays:
+    def run(self, arrays: Arrays, where: RowPosition) -> Arrays:
         """All rows at once."""
         values, offsets_R1 = elements(arrays[0])
         numbers = numbers_of(arrays[1])
@@ -253,7 +253,7 @@ class ComputeScore(Transform, frozen=True, kw_only=True, tag="compute_score", ta
         none_R = None if self.by == "sum" or count_R.all() else count_R == 0
         return pa.array(made_R, mask=either(null_R, none_R))
 
-    def _refuse_lengths(self, a_R1: Ints, b_R1: Ints, null_R: Mask | None, where: Where) -> None:
+    def _refuse_lengths(self, a_R1: Ints, b_R1: Ints, null_R: Mask | None, where: RowPosition) -> None:
         ids_R, scores_R = np.diff(a_R1), np.diff(b_R1)
         unlike_R = ids_R != scores_R
         if null_R is not None:
@@ -264,11 +264,11 @@ class ComputeScore(Transform, frozen=True, kw_only=True, tag="compute_score", ta
             raise DataError(f"{where.split.place(row)}: {got}: want a score for each id")
 
 
-def _among(values: pa.Array, id_at: Ints, row_N: Ints, among: Ids, counts_N: Mask) -> Mask:
+def _among(values: pa.Array, id_at: Ints, row_N: Ints, among: IdLists, counts_N: Mask) -> Mask:
     """Which of the ids that count are in their row of another column."""
     kept = np.flatnonzero(counts_N)
     offsets_R1 = np.searchsorted(row_N[kept], np.arange(len(among.starts())))
-    ids = Ids(values=values.take(pa.array(id_at[kept])), offsets_R1=offsets_R1, null_R=None, single=False)
+    ids = IdLists(values=values.take(pa.array(id_at[kept])), offsets_R1=offsets_R1, null_R=None, single=False)
     key_A, key_B, _ = _keys(ids, among)
     found = np.zeros(len(counts_N), np.bool_)
     found[kept[_are_in(key_A, key_B)]] = True

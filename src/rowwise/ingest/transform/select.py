@@ -11,7 +11,7 @@ from pyarrow import compute as pc
 from rowwise.ingest.columns import KEYS
 from rowwise.ingest.mix import Words, mix
 from rowwise.ingest.transform.arrays import Mask, ids_of, numbers_of, words_of
-from rowwise.ingest.transform.transform import NUMBER_OR_KEY, Arrays, Kinds, Transform, Where, is_words
+from rowwise.ingest.transform.transform import NUMBER_OR_KEY, Arrays, Kinds, RowPosition, Transform, is_words
 
 
 class Sampling(Transform, frozen=True, kw_only=True, tag="sampling", tag_field="kind"):
@@ -63,11 +63,11 @@ class Sampling(Transform, frozen=True, kw_only=True, tag="sampling", tag_field="
         """No column."""
         return ()
 
-    def run(self, arrays: Arrays, where: Where) -> Arrays:
+    def run(self, arrays: Arrays, where: RowPosition) -> Arrays:
         """Nothing."""
         return ()
 
-    def keeps(self, arrays: Arrays, where: Where, rows: int) -> Mask:
+    def keeps(self, arrays: Arrays, where: RowPosition, rows: int) -> Mask:
         """Which rows stay."""
         seed = mix(np.array([self.seed], np.uint64))
         draw_R = mix(np.arange(rows, dtype=np.uint64) + mix(np.array([where.index], np.uint64) ^ seed))

@@ -15,7 +15,7 @@ from pyarrow import types
 from rowwise.ingest.bags import Ints
 from rowwise.ingest.columns import NUMBERS, TIMES
 from rowwise.ingest.transform.arrays import either, nulls, numbers_of
-from rowwise.ingest.transform.transform import Arrays, Kinds, Transform, Where
+from rowwise.ingest.transform.transform import Arrays, Kinds, RowPosition, Transform
 
 FARTHEST_S = 28_000 * 31_556_952
 PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
@@ -67,7 +67,7 @@ class GetLocalHour(Transform, frozen=True, kw_only=True, tag="get_local_hour", t
         """Whole numbers."""
         return (pa.int64(),)
 
-    def run(self, arrays: Arrays, where: Where) -> Arrays:
+    def run(self, arrays: Arrays, where: RowPosition) -> Arrays:
         """All at once."""
         null_R, seconds_R = nulls(arrays[0]), _seconds(arrays[0], self.unit)
         far_R = (seconds_R < -FARTHEST_S) | (seconds_R > FARTHEST_S)

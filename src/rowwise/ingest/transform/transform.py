@@ -39,14 +39,14 @@ MEETS: dict[str, Callable[[pa.DataType], bool]] = {  # what a column has to hold
 }
 
 
-class Where(Value, frozen=True, kw_only=True):
+class RowPosition(Value, frozen=True, kw_only=True):
     """Which rows these are: errors name them by it, and sampling draws them by it."""
 
     split: Split = Split(source="rows", start=0, stop=0, first_row=0)
     index: int = 0  # the split's number among all splits
 
 
-Run = Callable[[Arrays, Where], Arrays]
+Run = Callable[[Arrays, RowPosition], Arrays]
 
 
 class Transform(Value, frozen=True, kw_only=True):
@@ -80,7 +80,7 @@ class Transform(Value, frozen=True, kw_only=True):
         """The types of the columns it makes of columns of these types."""
         raise NotImplementedError
 
-    def run(self, arrays: Arrays, where: Where) -> Arrays:
+    def run(self, arrays: Arrays, where: RowPosition) -> Arrays:
         """The columns it makes."""
         raise NotImplementedError
 

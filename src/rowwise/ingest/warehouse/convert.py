@@ -16,15 +16,15 @@ from pyarrow import types
 
 from rowwise.errors import DataError
 from rowwise.ingest.reader import Reader, check_columns
-from rowwise.ingest.warehouse.journal import Asked, Found, Journal, Manifest
-from rowwise.ingest.warehouse.layout import VERSION, Flat, Layout, in_order
-from rowwise.ingest.warehouse.parts import Fed, Rows, Writer
-from rowwise.ingest.warehouse.source import Source, Tell
-from rowwise.ingest.warehouse.spill import Spill, Stretch, check_session
+from rowwise.ingest.warehouse.journal import ConversionRequest, Journal, SourceSurvey, WarehouseManifest
+from rowwise.ingest.warehouse.layout import VERSION, FlattenedColumns, WarehouseLayout, in_order
+from rowwise.ingest.warehouse.parts import RowQueue, UnitRows, WarehouseWriter
+from rowwise.ingest.warehouse.source import ConversionSource, ProgressCallback
+from rowwise.ingest.warehouse.spill import Spill, SpillRange, check_session
 from rowwise.spec import Value
 
 
-class Summary(Value, frozen=True):
+class ConversionSummary(Value, frozen=True):
     """What came of a conversion."""
 
     rows: int
@@ -39,8 +39,12 @@ class Summary(Value, frozen=True):
 
 
 def convert(
-    source: Reader, dest: str | Path, how: Layout, tell: Tell | None = None, used: Mapping[str, float] | None = None
-) -> Summary:
+    source: Reader,
+    dest: str | Path,
+    how: WarehouseLayout,
+    tell: ProgressCallback | None = None,
+    used: Mapping[str, float] | None = None,
+) -> ConversionSummary:
     """Write the rows of a reader as a warehouse. The same call goes on where a killed one stopped.
 
     Args:
@@ -51,12 +55,12 @@ def convert(
         used: how often columns were used, where the layout has no popularity; what a conversion began with holds.
     """
     begin_s = time.perf_counter()
-    place, rows = Path(dest), Source(source, how)
+    place, rows = Path(dest), ConversionSource(source, how)
     ordered = [name for name in (*how.partition_by, how.cluster_by, how.sort_by) if name is not None]
     there = source.schema.names
     check_columns([n if n in there else n.partition(".")[0] for n in ordered], source.schema, rows.name)
     journal = Journal(place)
-    asked = Asked(version=VERSION, source=rows.digest(), layout=how)
+    asked = ConversionRequest(version=VERSION, source=rows.digest(), layout=how)
     with journal.alone():
         manifest, resumed = journal.done(asked), False
         was_done = manifest is not None
@@ -66,7 +70,7 @@ def convert(
         # What a kill may have left behind.
         shutil.rmtree(journal.place / "spill", ignore_errors=True)
         (journal.place / "journal.jsonl").unlink(missing_ok=True)
-    return Summary(
+    return ConversionSummary(
         rows=sum(part.rows for part in manifest.parts),
         columns=len(manifest.columns),
         files=len(manifest.parts),
@@ -81,16 +85,16 @@ def convert(
 
 @final
 class _Conversion:
-    def __init__(self, source: Source, dest: Path, journal: Journal, tell: Tell) -> None:
+    def __init__(self, source: ConversionSource, dest: Path, journal: Journal, tell: ProgressCallback) -> None:
         self._source, self._dest, self._journal, self._tell = source, dest, journal, tell
         self._how = source.how
 
-    def run(self, asked: Asked, used: Mapping[str, float]) -> Manifest:
+    def run(self, asked: ConversionRequest, used: Mapping[str, float]) -> WarehouseManifest:
         """All that is left to do."""
         found = self._journal.found
         if found is None:
             popularity = dict(used) if self._how.popularity is None else self._how.popularity
-            found = Found(keys=self._source.keys(self._tell), popularity=popularity)
+            found = SourceSurvey(keys=self._source.keys(self._tell), popularity=popularity)
             self._journal.note(found)
         flat = self._source.flat(found.keys)
         empty = self._source.empty(flat)
@@ -98,7 +102,7 @@ class _Conversion:
         self._how.check_columns(len(flat.names))
         inside = tuple(name for name in flat.names if name not in self._how.partition_by)
         columns = in_order(inside, found.popularity)
-        writer = Writer(self._dest, self._how, columns, found.popularity)
+        writer = WarehouseWriter(self._dest, self._how, columns, found.popularity)
         writer.name_types({n: _folder_type(empty.schema.field(n).type) for n in self._how.partition_by})
         if self._how.spills:
             self._write_spilled(flat, writer)
@@ -106,7 +110,7 @@ class _Conversion:
             self._write_plain(flat, writer)
         if not self._journal.parts:
             raise DataError(f"{self._source.name}: there are no rows to convert")
-        manifest = Manifest(asked=asked, found=found, columns=columns, parts=tuple(self._journal.parts))
+        manifest = WarehouseManifest(asked=asked, found=found, columns=columns, parts=tuple(self._journal.parts))
         self._journal.finish(manifest)
         return manifest
 
@@ -127,19 +131,19 @@ class _Conversion:
             kind = schema.field(how.sort_by).type
             raise DataError(f"{self._source.name}: column {how.sort_by!r} holds {kind}: want numbers, times or text")
 
-    def _write_plain(self, flat: Flat, writer: Writer) -> None:
+    def _write_plain(self, flat: FlattenedColumns, writer: WarehouseWriter) -> None:
         unit, row = (self._journal.parts[-1].unit, self._journal.parts[-1].row) if self._journal.parts else (0, 0)
-        rows = Rows(self._pieces(flat, unit, row), len(self._source.splits))
+        rows = RowQueue(self._pieces(flat, unit, row), len(self._source.splits))
         while rows.fill(1):
             self._journal.note(writer.write(rows, (), len(self._journal.parts)))
 
-    def _pieces(self, flat: Flat, unit: int, row: int) -> Iterator[Fed]:
+    def _pieces(self, flat: FlattenedColumns, unit: int, row: int) -> Iterator[UnitRows]:
         for piece in self._source.pieces(flat, unit, row):
             self._tell(piece.split, len(self._source.splits))
             if piece.table.num_rows:
-                yield Fed(piece.table, piece.split, piece.row - piece.table.num_rows)
+                yield UnitRows(piece.table, piece.split, piece.row - piece.table.num_rows)
 
-    def _write_spilled(self, flat: Flat, writer: Writer) -> None:
+    def _write_spilled(self, flat: FlattenedColumns, writer: WarehouseWriter) -> None:
         spill, splits = Spill(self._journal.place / "spill", self._how), len(self._source.splits)
         for split in spill.fill(self._source.pieces(flat, *spill.stands)):
             self._tell(split, 2 * splits)
@@ -150,7 +154,7 @@ class _Conversion:
             self._write_folder(spill, stretches, range(begin, end), writer)
             self._tell(splits + splits * end // len(stretches), 2 * splits)
 
-    def _write_folder(self, spill: Spill, stretches: list[Stretch], units: range, writer: Writer) -> None:
+    def _write_folder(self, spill: Spill, stretches: list[SpillRange], units: range, writer: WarehouseWriter) -> None:
         done = [
             part for part in self._journal.parts if units.start < part.unit or (part.unit == units.start and part.row)
         ]
@@ -159,20 +163,20 @@ class _Conversion:
             return
         cells = stretches[units.start].folder
         unit, row = (mine[-1].unit, mine[-1].row) if mine else (units.start, 0)
-        rows = Rows(_gathered(spill, stretches, range(unit, units.stop), row), units.stop)
+        rows = RowQueue(_gathered(spill, stretches, range(unit, units.stop), row), units.stop)
         number = len(mine)
         while rows.fill(1):
             self._journal.note(writer.write(rows, cells, number))
             number += 1
 
 
-def _gathered(spill: Spill, stretches: list[Stretch], units: range, skip: int) -> Iterator[Fed]:
+def _gathered(spill: Spill, stretches: list[SpillRange], units: range, skip: int) -> Iterator[UnitRows]:
     for unit in units:
         done = 0
         for table in spill.read(stretches[unit]):
             done += table.num_rows
             kept = table.slice(max(table.num_rows - (done - skip), 0)) if unit == units.start else table
-            yield Fed(kept, unit, done - kept.num_rows)
+            yield UnitRows(kept, unit, done - kept.num_rows)
 
 
 def _folder_type(kind: pa.DataType) -> str:

@@ -12,12 +12,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import compute as pc
 
-from rowwise.ingest.warehouse.layout import Flat, Key, flat_name
+from rowwise.ingest.warehouse.layout import FlattenedColumns, Key, flat_name
 
 Ints = NDArray[np.int64]
 
 
-def flatten(table: pa.Table, flat: Flat) -> pa.Table:
+def flatten(table: pa.Table, flat: FlattenedColumns) -> pa.Table:
     """The plain columns, then those of each map."""
     made = table.select(list(flat.plain))
     for name, keys in flat.maps.items():

@@ -17,18 +17,18 @@ import pyarrow as pa
 from pyarrow import parquet as pq
 
 from rowwise.errors import DataError
-from rowwise.ingest.warehouse.ranges import Counters, Range, leaves_of, ranges_of
-from rowwise.ingest.warehouse.storage import Opened
+from rowwise.ingest.warehouse.ranges import ReadCounters, ReadRange, leaves_of, ranges_of
+from rowwise.ingest.warehouse.storage import OpenFile
 
 PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | (0x4000 if sys.platform == "linux" else 0)  # and reserve nothing
 HUGE_BYTES = 4 << 20  # two pages of the large kind
 
 
 @final
-class Image:
+class SparseFile:
     """One open file."""
 
-    def __init__(self, source: str, opened: Opened, footer: pq.FileMetaData, *, verify: bool) -> None:
+    def __init__(self, source: str, opened: OpenFile, footer: pq.FileMetaData, *, verify: bool) -> None:
         """Reads nothing yet."""
         self.source, self.footer = source, footer
         self.schema: pa.Schema = footer.schema.to_arrow_schema()
@@ -47,7 +47,7 @@ class Image:
         self.paths = [described.column(leaf).path for leaf in range(len(described))]
         self.types = {field.name: field.type for field in self.schema}
 
-    def read(self, group: int, columns: Sequence[str], *, gap: int, threads: bool) -> tuple[pa.Table, Counters]:
+    def read(self, group: int, columns: Sequence[str], *, gap: int, threads: bool) -> tuple[pa.Table, ReadCounters]:
         """These columns of a row group, and what that took."""
         leaves = [leaf for name in columns for leaf in self.leaves[name]]
         ranges = ranges_of(self.footer, group, leaves, gap)
@@ -64,7 +64,7 @@ class Image:
             for start, stop, _ in ranges:
                 page = start - start % mmap.PAGESIZE
                 self._memory.madvise(mmap.MADV_DONTNEED, page, stop - page)
-        return table, Counters(
+        return table, ReadCounters(
             reads=len(ranges),
             bytes_read=sum(r.stop - r.start for r in ranges),
             bytes_wanted=sum(r.wanted for r in ranges),
@@ -78,7 +78,7 @@ class Image:
         """Let go of the file and its memory."""
         self._opened.close()
 
-    def _want_huge_pages(self, ranges: Sequence[Range]) -> None:
+    def _want_huge_pages(self, ranges: Sequence[ReadRange]) -> None:
         """The system clears large pages faster than small ones; small reads would waste most of one."""
         if not hasattr(mmap, "MADV_HUGEPAGE"):
             return

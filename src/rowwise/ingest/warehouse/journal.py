@@ -15,7 +15,7 @@ from typing import Any, TypeVar, final
 import msgspec
 
 from rowwise.errors import DataError
-from rowwise.ingest.warehouse.layout import Key, Layout
+from rowwise.ingest.warehouse.layout import Key, WarehouseLayout
 from rowwise.inside import fault_of_name, has_no_link
 from rowwise.spec import Value
 from rowwise.textfile import append, decode_json, open_regular, read_bytes, refuse_links
@@ -26,22 +26,22 @@ ANEW = "delete the folder and convert again"
 T = TypeVar("T")
 
 
-class Asked(Value, frozen=True):
+class ConversionRequest(Value, frozen=True):
     """What a conversion is of."""
 
     version: int
     source: str  # digest
-    layout: Layout
+    layout: WarehouseLayout
 
 
-class Found(Value, frozen=True):
+class SourceSurvey(Value, frozen=True):
     """What was found out before the first row was written."""
 
     keys: dict[str, tuple[Key, ...]]
     popularity: dict[str, float]
 
 
-class Part(Value, frozen=True):
+class WarehouseFile(Value, frozen=True):
     """A file, and where the next one begins."""
 
     path: str
@@ -52,13 +52,13 @@ class Part(Value, frozen=True):
     row: int  # of that unit
 
 
-class Manifest(Value, frozen=True):
+class WarehouseManifest(Value, frozen=True):
     """A warehouse that is whole."""
 
-    asked: Asked
-    found: Found
+    asked: ConversionRequest
+    found: SourceSurvey
     columns: tuple[str, ...]
-    parts: tuple[Part, ...]
+    parts: tuple[WarehouseFile, ...]
 
 
 @final
@@ -70,8 +70,8 @@ class Journal:
         self.place = dest / FOLDER
         self._dest = dest
         self._path, self._manifest = self.place / "journal.jsonl", self.place / "warehouse.json"
-        self.found: Found | None = None
-        self.parts: list[Part] = []
+        self.found: SourceSurvey | None = None
+        self.parts: list[WarehouseFile] = []
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -89,15 +89,15 @@ class Journal:
                 ) from None
             yield
 
-    def done(self, asked: Asked) -> Manifest | None:
+    def done(self, asked: ConversionRequest) -> WarehouseManifest | None:
         """The warehouse, if it is whole."""
         if not self._manifest.exists():
             return None
-        manifest = _decoded(read_bytes(self._manifest), Manifest, str(self._manifest))
+        manifest = _decoded(read_bytes(self._manifest), WarehouseManifest, str(self._manifest))
         self._check(manifest.asked, asked, "holds a warehouse")
         return manifest
 
-    def take_up(self, asked: Asked) -> bool:
+    def take_up(self, asked: ConversionRequest) -> bool:
         """Begin, or go on with what is there; true for the latter."""
         if not self._path.exists():
             self._replace(self._path, _line(asked))
@@ -105,43 +105,45 @@ class Journal:
         data = read_bytes(self._path)
         whole = data[: data.rfind(b"\n") + 1]
         lines = whole.splitlines()
-        there = _decoded(lines[0] if lines else b"", Asked, f"{self._path}, line 1")
+        there = _decoded(lines[0] if lines else b"", ConversionRequest, f"{self._path}, line 1")
         if there != asked and len(lines) <= 2 and not (self.place / "spill" / "0.json").exists():
             self._replace(self._path, _line(asked))  # no row was written: a mistake that is put right now
             return False
         self._check(there, asked, "holds an unfinished conversion")
         if len(whole) < len(data):
             os.truncate(self._path, len(whole))
-        self.found = _decoded(lines[1], Found, f"{self._path}, line 2") if len(lines) > 1 else None
-        self.parts = [_decoded(line, Part, f"{self._path}, line {k}") for k, line in enumerate(lines[2:], start=3)]
+        self.found = _decoded(lines[1], SourceSurvey, f"{self._path}, line 2") if len(lines) > 1 else None
+        self.parts = [
+            _decoded(line, WarehouseFile, f"{self._path}, line {k}") for k, line in enumerate(lines[2:], start=3)
+        ]
         for part in self.parts:
             self._check_part(part)
         return True
 
-    def note(self, what: Found | Part) -> None:
+    def note(self, what: SourceSurvey | WarehouseFile) -> None:
         """One more line, which a power cut leaves or takes whole."""
         append(self._path, _line(what), sync=True)
-        if isinstance(what, Found):
+        if isinstance(what, SourceSurvey):
             self.found = what
         else:
             self.parts.append(what)
 
-    def finish(self, manifest: Manifest) -> None:
+    def finish(self, manifest: WarehouseManifest) -> None:
         """The warehouse is whole."""
         self._replace(self._manifest, msgspec.json.format(msgspec.json.encode(manifest)))
         self._path.unlink()
 
-    def _check(self, there: Asked, asked: Asked, what: str) -> None:
+    def _check(self, there: ConversionRequest, asked: ConversionRequest, what: str) -> None:
         if there == asked:
             return
-        changed = [n for n in Layout.__struct_fields__ if getattr(there.layout, n) != getattr(asked.layout, n)]
+        changed = [n for n in WarehouseLayout.__struct_fields__ if getattr(there.layout, n) != getattr(asked.layout, n)]
         made = "of other data, or the data has changed since"
         if there.source == asked.source:
             made = f"made with other options ({', '.join(changed)})"
         out = "give the command of before, or another folder, or delete this one first"
         raise DataError(f"{self._dest}: {what} {made}: {out}")
 
-    def _check_part(self, part: Part) -> None:
+    def _check_part(self, part: WarehouseFile) -> None:
         """It is a file in the warehouse, as it was when it was noted."""
         path = self._dest / part.path
         plain = not any(fault_of_name(name, LONGEST_NAME) for name in part.path.split("/"))

@@ -25,7 +25,7 @@ ROOM_FOR_COLUMNS = 250  # that the least memory is enough for
 Key = int | str
 
 
-class Layout(Value, frozen=True):
+class WarehouseLayout(Value, frozen=True):
     """What is asked of `convert`."""
 
     columns: tuple[str, ...] | None = None  # of the source, or `<map column>.<key>`; None: all
@@ -81,7 +81,7 @@ class Layout(Value, frozen=True):
         return bool(self.partition_by or self.cluster_by)
 
 
-class Flat(Value, frozen=True):
+class FlattenedColumns(Value, frozen=True):
     """What the columns of a source become."""
 
     plain: tuple[str, ...]  # that stay
@@ -108,7 +108,7 @@ def map_columns(schema: pa.Schema) -> list[str]:
     return [field.name for field in schema if types.is_map(field.type)]
 
 
-def choose(how: Layout, schema: pa.Schema, source: str) -> tuple[list[str], dict[str, list[Key] | None]]:
+def choose(how: WarehouseLayout, schema: pa.Schema, source: str) -> tuple[list[str], dict[str, list[Key] | None]]:
     """The plain columns that are wanted, and the map columns with the keys that are; None: all of them."""
     maps = map_columns(schema)
     unknown = [name for name in how.keys if name not in maps]

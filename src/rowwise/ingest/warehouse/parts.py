@@ -19,13 +19,13 @@ from pyarrow import parquet as pq
 
 from rowwise.ingest.columns import is_list
 from rowwise.ingest.warehouse.hive import Cell, folder
-from rowwise.ingest.warehouse.journal import FOLDER, Part
-from rowwise.ingest.warehouse.layout import VERSION, Layout, rows_in
+from rowwise.ingest.warehouse.journal import FOLDER, WarehouseFile
+from rowwise.ingest.warehouse.layout import VERSION, WarehouseLayout, rows_in
 
 SAMPLE_ROWS = 4096
 
 
-class Fed(NamedTuple):
+class UnitRows(NamedTuple):
     """Rows of a unit, and which of them is the first."""
 
     table: pa.Table
@@ -34,13 +34,13 @@ class Fed(NamedTuple):
 
 
 @final
-class Rows:
+class RowQueue:
     """A queue of rows that knows where each came from."""
 
-    def __init__(self, feed: Iterator[Fed], end: int) -> None:
+    def __init__(self, feed: Iterator[UnitRows], end: int) -> None:
         """Takes from `feed` what is asked for; `end`: the unit after the last."""
         self._feed, self._end = feed, end
-        self._held: deque[Fed] = deque()
+        self._held: deque[UnitRows] = deque()
         self._rows = 0
 
     def fill(self, rows: int) -> int:
@@ -74,7 +74,7 @@ class Rows:
             fed = self._held.popleft()
             got = fed.table.num_rows
             if got > rows:
-                self._held.appendleft(Fed(fed.table.slice(rows), fed.unit, fed.row + rows))
+                self._held.appendleft(UnitRows(fed.table.slice(rows), fed.unit, fed.row + rows))
             rows -= min(got, rows)
         return table.unify_dictionaries().combine_chunks()
 
@@ -85,10 +85,12 @@ class Rows:
 
 
 @final
-class Writer:
+class WarehouseWriter:
     """Writes the files of a warehouse."""
 
-    def __init__(self, dest: Path, how: Layout, columns: Sequence[str], popularity: Mapping[str, float]) -> None:
+    def __init__(
+        self, dest: Path, how: WarehouseLayout, columns: Sequence[str], popularity: Mapping[str, float]
+    ) -> None:
         """Nothing is written yet."""
         self._dest, self._how, self._columns = dest, how, list(columns)
         used = {name: popularity[name] for name in columns if name in popularity}
@@ -106,7 +108,7 @@ class Writer:
         """Of the columns that are folders."""
         self._about["partition_types"] = dict(kinds)
 
-    def write(self, rows: Rows, cells: Sequence[Cell], number: int) -> Part:
+    def write(self, rows: RowQueue, cells: Sequence[Cell], number: int) -> WarehouseFile:
         """The next file of a folder; there is at least one row."""
         place = Path(folder(self._how.partition_by, cells)) / f"part-{number:05d}.parquet"
         group_rows = rows_in(
@@ -133,7 +135,7 @@ class Writer:
         os.replace(temporary, self._dest / place)
         pa.default_memory_pool().release_unused()
         unit, row = rows.stands
-        return Part(path=str(place), rows=written, bytes=size, groups=groups, unit=unit, row=row)
+        return WarehouseFile(path=str(place), rows=written, bytes=size, groups=groups, unit=unit, row=row)
 
     def _opened(self, file: object, schema: pa.Schema) -> pq.ParquetWriter:
         # Numbers of a dictionary hide from the packer that neighbours have the same lists.
@@ -147,7 +149,7 @@ class Writer:
             write_statistics=True,
         )
 
-    def _next(self, rows: Rows, most: int) -> pa.Table:
+    def _next(self, rows: RowQueue, most: int) -> pa.Table:
         """A row group; where rows are clustered it ends with a session, if one ends inside."""
         there = rows.fill(most + 1)
         count = min(most, there)

@@ -20,7 +20,7 @@ DAY_S = 86_400
 PLACE = Path(FOLDER) / "popularity"
 
 
-class Use(Value, frozen=True):
+class ColumnUse(Value, frozen=True):
     """What a job used, and when."""
 
     time: float  # seconds since 1970
@@ -38,7 +38,7 @@ def log_use(path: str | Path, columns: Sequence[str], now: float) -> Path | None
         if note.parent.resolve() != root.resolve() / PLACE:  # a link, in data of others
             return None
         temporary = note.with_suffix(".tmp")
-        temporary.write_bytes(msgspec.json.encode(Use(time=now, columns=tuple(columns))))
+        temporary.write_bytes(msgspec.json.encode(ColumnUse(time=now, columns=tuple(columns))))
         temporary.replace(note)
     except OSError:
         return None
@@ -51,7 +51,7 @@ def popularity(warehouse: str | Path, now: float, days: float = 7) -> dict[str, 
     counts: Counter[str] = Counter()
     for note in sorted((root / PLACE).glob("*.json")) if root is not None else ():
         try:
-            use = decode_json(read_bytes(note), Use)
+            use = decode_json(read_bytes(note), ColumnUse)
         except (OSError, msgspec.DecodeError):
             continue
         if now - days * DAY_S <= use.time <= now:

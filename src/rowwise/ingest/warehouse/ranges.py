@@ -17,7 +17,7 @@ GAP_BYTES = 1 << 20
 PADDING = 100  # writers of old left the header of a dictionary out of a chunk's size
 
 
-class Range(NamedTuple):
+class ReadRange(NamedTuple):
     """Bytes that are read together, and how many of them are wanted."""
 
     start: int
@@ -25,7 +25,7 @@ class Range(NamedTuple):
     wanted: int
 
 
-class Counters(Value, frozen=True):
+class ReadCounters(Value, frozen=True):
     """What a reader has done so far; the difference of two says what happened between."""
 
     reads: int = 0
@@ -42,16 +42,16 @@ class Counters(Value, frozen=True):
         """Bytes read for each byte wanted."""
         return self.bytes_read / self.bytes_wanted if self.bytes_wanted else 1.0
 
-    def __add__(self, other: "Counters") -> "Counters":
+    def __add__(self, other: "ReadCounters") -> "ReadCounters":
         """Of both together."""
-        return Counters(**{name: getattr(self, name) + getattr(other, name) for name in self.__struct_fields__})
+        return ReadCounters(**{name: getattr(self, name) + getattr(other, name) for name in self.__struct_fields__})
 
-    def __sub__(self, before: "Counters") -> "Counters":
+    def __sub__(self, before: "ReadCounters") -> "ReadCounters":
         """Of the time since `before`."""
-        return Counters(**{name: getattr(self, name) - getattr(before, name) for name in self.__struct_fields__})
+        return ReadCounters(**{name: getattr(self, name) - getattr(before, name) for name in self.__struct_fields__})
 
 
-def disk_seconds(counters: Counters, seek_s: float, bytes_s: float) -> float:
+def disk_seconds(counters: ReadCounters, seek_s: float, bytes_s: float) -> float:
     """How long a disk takes that seeks once a read and then delivers so many bytes a second."""
     return counters.reads * seek_s + counters.bytes_read / bytes_s
 
@@ -67,20 +67,20 @@ def leaves_of(schema: pa.Schema) -> dict[str, range]:
     return found
 
 
-def ranges_of(footer: pq.FileMetaData, group: int, leaves: Sequence[int], gap: int) -> tuple[Range, ...]:
+def ranges_of(footer: pq.FileMetaData, group: int, leaves: Sequence[int], gap: int) -> tuple[ReadRange, ...]:
     """The reads that bring these column chunks."""
     row_group = footer.row_group(group)
     pad = PADDING if footer.created_by.startswith(("parquet-mr", "parquet-cpp version")) else 0
     end = footer_start(footer) if pad else 0
     chunks = sorted(_chunk(row_group.column(leaf)) for leaf in leaves)
-    made: list[Range] = []
+    made: list[ReadRange] = []
     for start, size in chunks:
         stop = max(start + size, min(start + size + pad, end))
         last = made[-1] if made else None
         if last is not None and (start < last.stop or (gap and start - last.stop <= gap)):
-            made[-1] = Range(last.start, max(stop, last.stop), last.wanted + size)
+            made[-1] = ReadRange(last.start, max(stop, last.stop), last.wanted + size)
         else:
-            made.append(Range(start, stop, size))
+            made.append(ReadRange(start, stop, size))
     return tuple(made)
 
 

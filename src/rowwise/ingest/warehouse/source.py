@@ -15,7 +15,7 @@ import pyarrow as pa
 from rowwise.errors import DataError
 from rowwise.ingest.reader import Reader, Split
 from rowwise.ingest.warehouse.flatten import count_keys, flatten
-from rowwise.ingest.warehouse.layout import Flat, Key, Layout, choose, flat_name, rows_in
+from rowwise.ingest.warehouse.layout import FlattenedColumns, Key, WarehouseLayout, choose, flat_name, rows_in
 
 PIECE_BYTES = 16 << 20
 MOST_ROWS = 16_384
@@ -24,7 +24,7 @@ MOST_KEYS = 20_000
 
 
 @runtime_checkable
-class Cut(Protocol):
+class DivisibleReader(Protocol):
     """A reader that can give a split in pieces."""
 
     def pieces(self, split: Split, columns: Sequence[str], rows: int) -> Iterator[pa.Table]:
@@ -33,7 +33,7 @@ class Cut(Protocol):
 
 
 @runtime_checkable
-class Stamped(Protocol):
+class TimestampedReader(Protocol):
     """A reader that knows when its files changed."""
 
     def stamp(self, source: str) -> tuple[int, int]:
@@ -41,7 +41,7 @@ class Stamped(Protocol):
         ...
 
 
-class Piece(NamedTuple):
+class SourceRows(NamedTuple):
     """Some rows, and what comes after them."""
 
     table: pa.Table
@@ -50,10 +50,10 @@ class Piece(NamedTuple):
 
 
 @final
-class Source:
+class ConversionSource:
     """What is converted."""
 
-    def __init__(self, reader: Reader, how: Layout) -> None:
+    def __init__(self, reader: Reader, how: WarehouseLayout) -> None:
         """Nothing is read yet."""
         self.reader, self.how = reader, how
         self.splits = reader.splits()
@@ -69,7 +69,7 @@ class Source:
         schema = self.reader.schema.remove_metadata().to_string()
         return hashlib.sha256(msgspec.json.encode((self.splits, stamps, schema))).hexdigest()[:32]
 
-    def keys(self, tell: "Tell") -> dict[str, tuple[Key, ...]]:
+    def keys(self, tell: "ProgressCallback") -> dict[str, tuple[Key, ...]]:
         """The keys of each map column: those wanted, or all that there are."""
         plain, maps = self._chosen
         open_ = [name for name, keys in maps.items() if keys is None]
@@ -88,11 +88,11 @@ class Source:
             raise DataError(f"{self.name}: {clash[0]!r} is a column, and would be made of a map, too: leave one out")
         return found
 
-    def flat(self, keys: dict[str, tuple[Key, ...]]) -> Flat:
+    def flat(self, keys: dict[str, tuple[Key, ...]]) -> FlattenedColumns:
         """What the columns become."""
-        return Flat(plain=tuple(self._chosen[0]), maps=keys)
+        return FlattenedColumns(plain=tuple(self._chosen[0]), maps=keys)
 
-    def pieces(self, flat: Flat, split: int = 0, row: int = 0) -> Iterator[Piece]:
+    def pieces(self, flat: FlattenedColumns, split: int = 0, row: int = 0) -> Iterator[SourceRows]:
         """All rows from one on. A piece ends where a split does, or inside."""
         rows = self._piece_rows(flat)
         for index in range(split, len(self.splits)):
@@ -101,15 +101,15 @@ class Source:
                 done += table.num_rows
                 if done > skip:
                     kept = table.slice(max(table.num_rows - (done - skip), 0))
-                    yield Piece(flatten(kept, flat), index, done)
-            yield Piece(self.empty(flat), index + 1, 0)
+                    yield SourceRows(flatten(kept, flat), index, done)
+            yield SourceRows(self.empty(flat), index + 1, 0)
 
-    def empty(self, flat: Flat) -> pa.Table:
+    def empty(self, flat: FlattenedColumns) -> pa.Table:
         """No rows, with all columns."""
         schema = pa.schema([self.reader.schema.field(name) for name in flat.read])
         return flatten(schema.empty_table(), flat)
 
-    def _piece_rows(self, flat: Flat) -> int:
+    def _piece_rows(self, flat: FlattenedColumns) -> int:
         first = next(self._tables(self.splits[0], flat.read, SAMPLE_ROWS), None)
         if first is None:
             return MOST_ROWS
@@ -118,7 +118,7 @@ class Source:
         )
 
     def _tables(self, split: Split, columns: Sequence[str], rows: int) -> Iterator[pa.Table]:
-        if isinstance(self.reader, Cut):
+        if isinstance(self.reader, DivisibleReader):
             yield from self.reader.pieces(split, columns, rows)
             return
         table = self.reader.read(split, columns)
@@ -126,7 +126,7 @@ class Source:
             yield table.slice(at, rows)
 
     def _stamp(self, name: str) -> tuple[int, int]:
-        if isinstance(self.reader, Stamped):
+        if isinstance(self.reader, TimestampedReader):
             return self.reader.stamp(name)
         path = Path(name)
         if not path.is_file():
@@ -135,7 +135,7 @@ class Source:
         return found.st_size, found.st_mtime_ns
 
 
-class Tell(Protocol):
+class ProgressCallback(Protocol):
     """Is told how much is done, of how much."""
 
     def __call__(self, done: int, of: int, /) -> None:

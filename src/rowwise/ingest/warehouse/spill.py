@@ -21,8 +21,8 @@ from pyarrow import types
 from rowwise.errors import DataError
 from rowwise.ingest.mix import mix, mix_bytes
 from rowwise.ingest.warehouse.hive import Cell
-from rowwise.ingest.warehouse.layout import BASE_MEMORY, Layout, table_bytes
-from rowwise.ingest.warehouse.source import Piece
+from rowwise.ingest.warehouse.layout import BASE_MEMORY, WarehouseLayout, table_bytes
+from rowwise.ingest.warehouse.source import SourceRows
 from rowwise.spec import Value
 from rowwise.textfile import decode_json, read_bytes
 
@@ -33,7 +33,7 @@ LONE = 0x5851F42D4C957F2D  # rows without a session are sessions of their own
 Words = NDArray[np.uint64]
 
 
-class Run(Value, frozen=True):
+class SpillRun(Value, frozen=True):
     """What is in a run, and where the next one begins."""
 
     folders: tuple[tuple[Cell, ...], ...]
@@ -51,7 +51,7 @@ class Run(Value, frozen=True):
         return np.frombuffer(self.segments, np.int32).reshape(3, -1)
 
 
-class Stretch(Value, frozen=True):
+class SpillRange(Value, frozen=True):
     """Rows of one folder that are gathered and sorted together."""
 
     folder: tuple[Cell, ...]
@@ -64,15 +64,15 @@ class Stretch(Value, frozen=True):
 class Spill:
     """Runs in a folder."""
 
-    def __init__(self, place: Path, how: Layout) -> None:
+    def __init__(self, place: Path, how: WarehouseLayout) -> None:
         """Take up those that are there."""
         self._place, self._how = place, how
-        self.runs: list[Run] = []
+        self.runs: list[SpillRun] = []
         self._indexes: list[dict[tuple[Cell, ...], int]] = []
         while (self._place / f"{len(self.runs)}.json").exists():
             data = read_bytes(self._place / f"{len(self.runs)}.json")
             try:
-                self.runs.append(decode_json(data, Run))
+                self.runs.append(decode_json(data, SpillRun))
             except msgspec.DecodeError as error:
                 place = self._place / f"{len(self.runs)}.json"
                 raise DataError(f"{place}: no note of a sorted run: {error}: delete the folder") from None
@@ -82,11 +82,11 @@ class Spill:
         """The first row (split, row) that is in no run."""
         return (self.runs[-1].split, self.runs[-1].row) if self.runs else (0, 0)
 
-    def fill(self, pieces: Iterator[Piece]) -> Iterator[int]:
+    def fill(self, pieces: Iterator[SourceRows]) -> Iterator[int]:
         """Make runs of all rows that are left; gives the split that it has come to."""
         held: list[pa.Table] = []
         size = 0.0
-        last: Piece | None = None
+        last: SourceRows | None = None
         for piece in pieces:
             held.append(piece.table)
             size += table_bytes(piece.table)
@@ -99,12 +99,12 @@ class Spill:
         if last is not None and sum(t.num_rows for t in held):
             self._write(held, size, last)
 
-    def stretches(self) -> list[Stretch]:
+    def stretches(self) -> list[SpillRange]:
         """All rows, in the order in which they are written."""
         if self._how.cluster_by is None:
             found = {(f, at) for at, run in enumerate(self.runs) for f in run.folders}
             ordered = sorted(found, key=lambda pair: (_sortable(pair[0]), pair[1]))
-            return [Stretch(folder=folder, first=0, last=0, run=at) for folder, at in ordered]
+            return [SpillRange(folder=folder, first=0, last=0, run=at) for folder, at in ordered]
         sizes: dict[tuple[Cell, ...], dict[int, float]] = {}
         for run in self.runs:
             for folder, bucket, begin, end in _segments(run):
@@ -112,7 +112,7 @@ class Spill:
                 of_folder[bucket] = of_folder.get(bucket, 0.0) + (end - begin) * run.bytes / run.rows
         return [s for folder in sorted(sizes, key=_sortable) for s in self._cut(folder, sizes[folder])]
 
-    def read(self, stretch: Stretch) -> Iterator[pa.Table]:
+    def read(self, stretch: SpillRange) -> Iterator[pa.Table]:
         """Its rows in their order, without the columns of the folders."""
         if self._how.cluster_by is None:
             assert stretch.run is not None
@@ -127,7 +127,7 @@ class Spill:
         order_R = pc.call_function("sort_indices", [pa.table(keys)], by)
         yield table.take(order_R).drop_columns([HASH])
 
-    def _cut(self, folder: tuple[Cell, ...], bytes_of: dict[int, float]) -> Iterator[Stretch]:
+    def _cut(self, folder: tuple[Cell, ...], bytes_of: dict[int, float]) -> Iterator[SpillRange]:
         first, size = None, 0.0
         before = 0
         for bucket in sorted(bytes_of):
@@ -136,14 +136,14 @@ class Spill:
                 want = f"--memory {(4 * bytes_of[bucket] + BASE_MEMORY) / 1e9 + 0.1:.1f}GB"
                 raise DataError(f"{got} {bytes_of[bucket] / 1e6:,.0f} MB, and are sorted in memory: {want}")
             if first is not None and size + bytes_of[bucket] > self._how.working_bytes:
-                yield Stretch(folder=folder, first=first, last=before)
+                yield SpillRange(folder=folder, first=first, last=before)
                 first, size = None, 0.0
             first = bucket if first is None else first
             size, before = size + bytes_of[bucket], bucket
         if first is not None:
-            yield Stretch(folder=folder, first=first, last=before)
+            yield SpillRange(folder=folder, first=first, last=before)
 
-    def _rows(self, at: int, stretch: Stretch) -> Iterator[pa.Table]:
+    def _rows(self, at: int, stretch: SpillRange) -> Iterator[pa.Table]:
         """The rows of a run that lie in a stretch; they stand together."""
         run = self.runs[at]
         index = self._folder_of(at).get(stretch.folder)
@@ -167,7 +167,7 @@ class Spill:
             self._indexes.append({folder: index for index, folder in enumerate(run.folders)})
         return self._indexes[at]
 
-    def _write(self, held: Sequence[pa.Table], size: float, after: Piece) -> None:
+    def _write(self, held: Sequence[pa.Table], size: float, after: SourceRows) -> None:
         how, first_row = self._how, self.runs[-1].first_row if self.runs else 0
         table = pa.concat_tables(held).unify_dictionaries().combine_chunks()
         rows = table.num_rows
@@ -190,7 +190,7 @@ class Spill:
         ):
             for at in range(0, rows, batch_rows):
                 out.write_batch(one_batch(table.take(pa.array(order_R[at : at + batch_rows]))))
-        run = Run(
+        run = SpillRun(
             folders=folders,
             segments=np.stack([place_S >> BUCKET_BITS, place_S & ((1 << BUCKET_BITS) - 1), begin_S])
             .astype(np.int32)
@@ -280,7 +280,7 @@ def _folders(table: pa.Table, names: Sequence[str]) -> tuple[tuple[tuple[Cell, .
     return tuple(found), folder_R.astype(np.int64)
 
 
-def _segments(run: Run) -> Iterator[tuple[tuple[Cell, ...], int, int, int]]:
+def _segments(run: SpillRun) -> Iterator[tuple[tuple[Cell, ...], int, int, int]]:
     """Folder, bucket, first row and the row after the last."""
     folder_S, bucket_S, begin_S = run.segments_3S.tolist()
     for folder, bucket, begin, end in zip(folder_S, bucket_S, begin_S, [*begin_S[1:], run.rows], strict=True):

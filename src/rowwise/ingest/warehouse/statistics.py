@@ -11,10 +11,10 @@ from pyarrow import parquet as pq
 from pyarrow import types
 
 from rowwise.ingest.warehouse.ranges import leaves_of
-from rowwise.ingest.where import Seen, Where
+from rowwise.ingest.where import ColumnBounds, RowFilter
 
 
-class Group(NamedTuple):
+class RowGroup(NamedTuple):
     """A row group, as splits need it."""
 
     index: int
@@ -23,9 +23,9 @@ class Group(NamedTuple):
     may_hold: bool
 
 
-def groups_of(footer: pq.FileMetaData, where: Where, schema: pa.Schema) -> list[Group]:
+def groups_of(footer: pq.FileMetaData, where: RowFilter, schema: pa.Schema) -> list[RowGroup]:
     """All that have rows, in order. Nothing is said of columns that are not what the schema has them be."""
-    found: list[Group] = []
+    found: list[RowGroup] = []
     leaves: dict[str, int] = {}
     if where.all_of:
         inside = footer.schema.to_arrow_schema()
@@ -39,22 +39,22 @@ def groups_of(footer: pq.FileMetaData, where: Where, schema: pa.Schema) -> list[
         rows = group.num_rows
         seen = {n: seen_in(group.column(leaf), schema.field(n).type, rows) for n, leaf in leaves.items()}
         if rows:
-            found.append(Group(index, first_row, rows, where.may_hold(seen, schema)))
+            found.append(RowGroup(index, first_row, rows, where.may_hold(seen, schema)))
         first_row += rows
     return found
 
 
-def seen_in(chunk: pq.ColumnChunkMetaData, kind: pa.DataType, rows: int) -> Seen:
+def seen_in(chunk: pq.ColumnChunkMetaData, kind: pa.DataType, rows: int) -> ColumnBounds:
     """What is known of a column of a row group."""
     plain = kind.value_type if types.is_dictionary(kind) else kind
     statistics = chunk.statistics
     if statistics is None or types.is_nested(plain):
-        return Seen()
+        return ColumnBounds()
     nulls = statistics.null_count if statistics.has_null_count else None
     if not statistics.has_min_max or types.is_float16(plain) or types.is_interval(plain):
-        return Seen(nulls=nulls, rows=rows)
+        return ColumnBounds(nulls=nulls, rows=rows)
     if types.is_temporal(plain):
         counted = chunk.physical_type in ("INT32", "INT64")
         bounds = (statistics.min_raw, statistics.max_raw) if counted else (None, None)
-        return Seen(least=bounds[0], most=bounds[1], nulls=nulls, rows=rows)
-    return Seen(least=statistics.min, most=statistics.max, nulls=nulls, rows=rows)
+        return ColumnBounds(least=bounds[0], most=bounds[1], nulls=nulls, rows=rows)
+    return ColumnBounds(least=statistics.min, most=statistics.max, nulls=nulls, rows=rows)

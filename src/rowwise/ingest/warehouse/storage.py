@@ -20,7 +20,7 @@ from rowwise.ingest.reader import GLOB, find_files
 URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]+://")
 
 
-class Opened(Protocol):
+class OpenFile(Protocol):
     """A file to be read from anywhere."""
 
     @property
@@ -43,7 +43,7 @@ def is_url(path: object) -> bool:
 
 
 @final
-class Store:
+class FileStore:
     """The files of a path, a folder, a pattern or a URL of these."""
 
     def __init__(self, path: str | os.PathLike[str], endings: Sequence[str]) -> None:
@@ -56,7 +56,7 @@ class Store:
         """What the names of all files begin with: the folder of a pattern or a file."""
         return _fixed_part(self._path)
 
-    def open(self, source: str) -> Opened:
+    def open(self, source: str) -> OpenFile:
         """A file of it."""
         with reaching(source):
             return _Remote(self.stream(source)) if is_url(source) else _Local(source)

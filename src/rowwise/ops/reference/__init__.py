@@ -9,7 +9,7 @@ order of [Note: Merge order] and [Note: Column sums] (see `_cpp/tables.h`, `_cpp
 Shapes: N ids, B samples, F features, W buckets, D columns of a table, S columns of the output, M merged rows.
 """
 
-from rowwise.ops.reference.apply import Memory as Memory
+from rowwise.ops.reference.apply import UpdateMemory as UpdateMemory
 from rowwise.ops.reference.apply import update as update
 from rowwise.ops.reference.exchange import pack_ids as pack_ids
 from rowwise.ops.reference.exchange import place as place
@@ -23,7 +23,7 @@ from rowwise.ops.reference.jagged import expand as expand
 from rowwise.ops.reference.jagged import lengths as lengths
 from rowwise.ops.reference.jagged import spread as spread
 from rowwise.ops.reference.jagged import take as take
-from rowwise.ops.reference.lookup import Bags as Bags
+from rowwise.ops.reference.lookup import FeatureBags as FeatureBags
 from rowwise.ops.reference.lookup import gather as gather
 from rowwise.ops.reference.lookup import mark as mark
 from rowwise.ops.reference.lookup import offsets as offsets

@@ -9,14 +9,14 @@ from torch import Tensor
 
 from rowwise.errors import GradientError
 from rowwise.ops.layout import Mode, TableRow
-from rowwise.ops.reference.lookup import Bags, inverse
+from rowwise.ops.reference.lookup import FeatureBags, inverse
 from rowwise.ops.reference.random import row_bits
 from rowwise.ops.reference.rowtype import read_rows, write_rows
 from rowwise.ops.reference.sums import column_sum, merge
 from rowwise.row_optimizers import OPTIMIZERS, Adagrad, Adam, Ftrl, Lamb, RowWiseAdagrad, RowWiseAdam, Sgd
 
 
-class Memory(NamedTuple):
+class UpdateMemory(NamedTuple):
     """What an update changes, and what it has to know of the tables."""
 
     arena: Tensor
@@ -26,7 +26,7 @@ class Memory(NamedTuple):
     keys: Tensor
 
 
-def update(memory: Memory, bags: Bags, grad: Tensor, per_id: bool) -> None:
+def update(memory: UpdateMemory, bags: FeatureBags, grad: Tensor, per_id: bool) -> None:
     """Merge the contributions to each row and update it once; a row whose merged gradient is not finite stays."""
     features = bags.rows()
     # What each id contributes, feature after feature; this is what the kernels never hold in memory.
@@ -49,7 +49,7 @@ def update(memory: Memory, bags: Bags, grad: Tensor, per_id: bool) -> None:
         raise GradientError(f"rowwise: the merged gradient of row {bad[0][1]} of table {bad[0][0]} is not finite")
 
 
-def _gradients_of_bags(bags: Bags, grad: Tensor) -> Iterator[Tensor]:
+def _gradients_of_bags(bags: FeatureBags, grad: Tensor) -> Iterator[Tensor]:
     """For each feature, the gradient that each of its ids gets from its bag [n, D]."""
     for feature in bags.rows():
         grad_BD = grad[:, feature.column : feature.column + feature.dim]
@@ -58,7 +58,7 @@ def _gradients_of_bags(bags: Bags, grad: Tensor) -> Iterator[Tensor]:
         yield bags.scale(feature, grad_BD[bags.samples(feature)])
 
 
-def _gradients_of_ids(bags: Bags, grad: Tensor) -> Iterator[Tensor]:
+def _gradients_of_ids(bags: FeatureBags, grad: Tensor) -> Iterator[Tensor]:
     """For each feature, the gradients of its ids, cut from the flat gradient of a sequence lookup [n, D]."""
     at = 0
     for feature in bags.rows():
@@ -67,7 +67,7 @@ def _gradients_of_ids(bags: Bags, grad: Tensor) -> Iterator[Tensor]:
         at += floats
 
 
-def _apply(memory: Memory, index: int, rows_M: Tensor, g_MD: Tensor) -> None:
+def _apply(memory: UpdateMemory, index: int, rows_M: Tensor, g_MD: Tensor) -> None:
     table = TableRow.read(memory.tables)[index]
     hyper = memory.hyper[index].to(g_MD.device)
     _, _, weight_decay, clip, *_ = hyper
@@ -101,7 +101,7 @@ class ColumnRule:
     decays_gradient: bool = False  # weight decay is added to the gradient
 
 
-class Terms(NamedTuple):
+class RowTerms(NamedTuple):
     """What is summed over the columns of each row [M, D, n]; the state and the gradients that the rule goes on with."""
 
     values_MDn: Tensor
@@ -128,7 +128,7 @@ class RowRule:
         decays_gradient: weight decay is added to the gradient.
     """
 
-    terms: Callable[[Callable[[], Tensor], Tensor, Tensor, Tensor], Terms]
+    terms: Callable[[Callable[[], Tensor], Tensor, Tensor, Tensor], RowTerms]
     finish: Callable[[Tensor, Tensor, Tensor, int, Tensor], PlainStep]
     decays_gradient: bool = False
 
@@ -150,8 +150,8 @@ def _adagrad(w_MD: Tensor, s_MW: Tensor, g_MD: Tensor, hyper: Tensor) -> Change:
     return w_MD - g_MD / (root(s_MW) + eps) * lr, s_MW
 
 
-def _squares(_: Callable[[], Tensor], s_MW: Tensor, g_MD: Tensor, hyper: Tensor) -> Terms:
-    return Terms((g_MD * g_MD).unsqueeze(2), s_MW, g_MD)
+def _squares(_: Callable[[], Tensor], s_MW: Tensor, g_MD: Tensor, hyper: Tensor) -> RowTerms:
+    return RowTerms((g_MD * g_MD).unsqueeze(2), s_MW, g_MD)
 
 
 def _rowwise_adagrad(s_M1: Tensor, g_MD: Tensor, sums_M1: Tensor, dim: int, hyper: Tensor) -> PlainStep:
@@ -184,11 +184,11 @@ def _rowwise_adam(s_MW: Tensor, g_MD: Tensor, sums_M1: Tensor, dim: int, hyper: 
     return PlainStep(torch.cat([m_MD, v_M1], 1), step_MD, lr, weight_decay)
 
 
-def _lamb_terms(weights: Callable[[], Tensor], s_MW: Tensor, g_MD: Tensor, hyper: Tensor) -> Terms:
+def _lamb_terms(weights: Callable[[], Tensor], s_MW: Tensor, g_MD: Tensor, hyper: Tensor) -> RowTerms:
     w_MD = weights()
     step_MD, s_MW = _adam_step(s_MW, g_MD, hyper)
     step_MD = step_MD + w_MD * hyper[2]
-    return Terms(torch.stack([w_MD * w_MD, step_MD * step_MD], 2), s_MW, step_MD)
+    return RowTerms(torch.stack([w_MD * w_MD, step_MD * step_MD], 2), s_MW, step_MD)
 
 
 def _lamb(s_MW: Tensor, step_MD: Tensor, sums_M2: Tensor, dim: int, hyper: Tensor) -> PlainStep:

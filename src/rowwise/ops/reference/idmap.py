@@ -14,7 +14,7 @@ ROUNDS = 4
 START_buckets, ZERO_words = 256, 64
 
 
-class Kind(enum.IntEnum):
+class SectionKind(enum.IntEnum):
     """In the order of `hashing.idmap.KINDS`."""
 
     HASH = 0
@@ -26,7 +26,7 @@ class Kind(enum.IntEnum):
     REST = 6
 
 
-class Section(NamedTuple):
+class SectionRow(NamedTuple):
     """A row of `sections`."""
 
     kind: int
@@ -48,7 +48,7 @@ def map_ids(ids: Tensor, sections: Tensor, words: Tensor, known: int, columns: i
     is_known_N = (ids_N >= 0) & (ids_N < known)
     ids_N = torch.where(is_known_N, ids_N, 0)
     before_NC = torch.zeros_like(rows_NC)  # how many of the sets so far are below the id
-    for section in (Section(*row) for row in sections.tolist()):
+    for section in (SectionRow(*row) for row in sections.tolist()):
         place_N, number_N = _numbers(section, ids_N, before_NC[:, section.column], words, known)
         before_NC[:, section.column] += place_N
         has_N = is_known_N & (number_N >= 0) & (number_N < section.rows) & (rows_NC[:, section.column] < 0)
@@ -91,32 +91,32 @@ def _shift(x: Tensor, bits: int) -> Tensor:
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
-def _numbers(section: Section, ids_N: Tensor, before_N: Tensor, words: Tensor, known: int) -> tuple[Tensor, Tensor]:
+def _numbers(section: SectionRow, ids_N: Tensor, before_N: Tensor, words: Tensor, known: int) -> tuple[Tensor, Tensor]:
     """How many of the section's set are below each id, and the number that it gives the id: less than 0 is none."""
     none_N = torch.zeros_like(ids_N)
     match section.kind:
-        case Kind.HASH:
+        case SectionKind.HASH:
             x_N = scramble(ids_N, section.seed)
             # As of a word, which int64 takes for a negative number.
             return none_N, (_shift(x_N, 1) % section.rows * 2 + (x_N & 1)) % section.rows
-        case Kind.QUOTIENT:
+        case SectionKind.QUOTIENT:
             return none_N, order(ids_N, section.seed, known) // section.divisor
-        case Kind.REMAINDER:
+        case SectionKind.REMAINDER:
             return none_N, order(ids_N, section.seed, known) % section.divisor
-        case Kind.EVERY:
+        case SectionKind.EVERY:
             return none_N, _unpack(words[section.at :], ids_N, section.entry_bits)
-        case Kind.REST:
+        case SectionKind.REST:
             return none_N, ids_N - before_N
     if not section.count:
         return none_N, none_N - 1
     set_C, entries = _read_set(section, words, known)
     place_N = torch.searchsorted(set_C, ids_N)
     at_N = place_N.clamp(max=section.count - 1)
-    number_N = _unpack(entries, at_N, section.entry_bits) if section.kind == Kind.LISTED else at_N
+    number_N = _unpack(entries, at_N, section.entry_bits) if section.kind == SectionKind.LISTED else at_N
     return place_N, torch.where(set_C[at_N] == ids_N, number_N, -1)
 
 
-def _read_set(section: Section, words: Tensor, known: int) -> tuple[Tensor, Tensor]:
+def _read_set(section: SectionRow, words: Tensor, known: int) -> tuple[Tensor, Tensor]:
     """The ids of a set, and the words that its entries begin at. See [Note: Sets of ids]."""
     buckets = ((known - 1) >> section.low_bits) + 1
     mark_words = -(-(section.count + buckets) // 64)

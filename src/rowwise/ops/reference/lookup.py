@@ -11,7 +11,7 @@ from rowwise.ops.reference.rowtype import read_rows
 from rowwise.ops.reference.sums import column_sum, sum_runs
 
 
-class Bags(NamedTuple):
+class FeatureBags(NamedTuple):
     """A feature-major batch and the features that look rows up in it: arguments that go together."""
 
     features: Tensor
@@ -59,7 +59,7 @@ def offsets(lengths: Tensor) -> Tensor:
     return torch.cat([zero, lengths.cumsum(0, dtype=torch.int64)])
 
 
-def pool(arena: Tensor, bags: Bags, columns: int) -> Tensor:
+def pool(arena: Tensor, bags: FeatureBags, columns: int) -> Tensor:
     """Rows of each bag summed in the order of its ids; a mean is the sum times 1 / count."""
     # Zeros also where a bag is empty, which is what a sum over nothing is.
     out_BS = torch.zeros(bags.batch, columns, device=arena.device)
@@ -75,7 +75,7 @@ def pool(arena: Tensor, bags: Bags, columns: int) -> Tensor:
     return out_BS
 
 
-def pool_weight_grad(arena: Tensor, bags: Bags, grad: Tensor) -> Tensor:
+def pool_weight_grad(arena: Tensor, bags: FeatureBags, grad: Tensor) -> Tensor:
     """The gradient of an id's weight: its row times the gradient of its bag, summed over columns."""
     out_N = torch.zeros(len(bags.values), device=grad.device)
     for feature in bags.rows():
@@ -87,20 +87,20 @@ def pool_weight_grad(arena: Tensor, bags: Bags, grad: Tensor) -> Tensor:
     return out_N
 
 
-def gather(arena: Tensor, bags: Bags) -> Tensor:
+def gather(arena: Tensor, bags: FeatureBags) -> Tensor:
     """The row of every id, feature after feature, as one flat tensor."""
     rows = [_rows(arena, bags, feature).reshape(-1) for feature in bags.rows()]
     return torch.cat(rows) if rows else torch.empty(0, device=arena.device)
 
 
-def mark(touched: Tensor, starts: Tensor, bags: Bags) -> None:
+def mark(touched: Tensor, starts: Tensor, bags: FeatureBags) -> None:
     """Set the byte of each row that is looked up; ids outside their table have none."""
     for start, feature in zip(starts.tolist(), bags.rows(), strict=True):
         ids_N = bags.values[bags.span(feature)].long()
         touched[start + ids_N[(ids_N >= 0) & (ids_N < feature.rows)]] = 1
 
 
-def _rows(arena: Tensor, bags: Bags, feature: FeatureRow) -> Tensor:
+def _rows(arena: Tensor, bags: FeatureBags, feature: FeatureRow) -> Tensor:
     form = feature.format
     packed_RP = arena[feature.base : feature.base + feature.rows * form.bytes].view(feature.rows, form.bytes)
     return read_rows(packed_RP[bags.ids(feature)], form)

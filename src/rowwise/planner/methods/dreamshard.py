@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from rowwise.errors import SpecError
 from rowwise.perf.access import Curves, Floats
 from rowwise.perf.reuse import BINS, reuse_bins
-from rowwise.planner.problem import NO_UNIT, Index, Placement, Problem, Question
+from rowwise.planner.problem import NO_UNIT, Index, Placement, PlacementProblem, PlanRequest
 from rowwise.spec import Value
 from rowwise.textfile import decode_json, read_bytes
 
@@ -66,7 +66,7 @@ class Layer(Value, frozen=True):
     bias: tuple[float, ...]
 
 
-class Saved(Value, frozen=True):
+class PolicyFile(Value, frozen=True):
     """The file: both networks, and where they come from."""
 
     format: Literal["rowwise dreamshard 1"]
@@ -122,7 +122,7 @@ class Policy:
         return np.maximum(self._linear(name, x), 0.0)
 
 
-def policy_of(saved: Saved, source: str) -> Policy:
+def policy_of(saved: PolicyFile, source: str) -> Policy:
     """The arrays of a file, whose shapes are checked."""
     arrays: dict[str, tuple[Reals, Reals]] = {}
     for name, shape in LAYERS.items():
@@ -144,7 +144,7 @@ def policy_of(saved: Saved, source: str) -> Policy:
 def load_policy(path: Path = SHIPPED) -> Policy:
     """Of a file; read once."""
     try:
-        saved = decode_json(read_bytes(path), Saved)
+        saved = decode_json(read_bytes(path), PolicyFile)
     except OSError as error:
         raise SpecError(f"{path}: {error.strerror}: want a policy, as tools/train_dreamshard.py writes it") from None
     except msgspec.DecodeError as error:
@@ -152,7 +152,7 @@ def load_policy(path: Path = SHIPPED) -> Policy:
     return policy_of(saved, str(path))
 
 
-def features_of(question: Question) -> Floats:
+def features_of(question: PlanRequest) -> Floats:
     """Of each table: logarithms of columns, rows, ids a sample and bytes, and its 17 bins of reuse."""
     tables = [w.table for w in question.workloads]
     curves = Curves.of(question.workloads, question.batch)
@@ -162,7 +162,7 @@ def features_of(question: Question) -> Floats:
     return np.concatenate([np.log(numbers_T4), reuse_bins(curves)], axis=1)
 
 
-def split_costs(problem: Problem, load_NK: Floats, link_N: Floats) -> Floats:
+def split_costs(problem: PlacementProblem, load_NK: Floats, link_N: Floats) -> Floats:
     """Seconds (N, 3) of sums of loads: of the first half of them, of links, and what the second half adds."""
     first_NK = load_NK.copy()
     first_NK[..., (problem.phi.width + 1) // 2 :] = 0
@@ -171,7 +171,7 @@ def split_costs(problem: Problem, load_NK: Floats, link_N: Floats) -> Floats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Deck:
+class ItemDeck:
     """Items in the order in which they are placed, of several roll-outs with as many items and ranks each."""
 
     loads_EIH: Reals
@@ -183,7 +183,7 @@ class Deck:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class PolicyStep:
     """What the policy sees when it places one item."""
 
     item: int
@@ -197,7 +197,7 @@ def order_of(single_EIC: Reals) -> NDArray[np.int64]:
     return np.argsort(-single_EIC.sum(-1), axis=-1, kind="stable")
 
 
-def roll_out(policy: Policy, deck: Deck, choose: Callable[[Step], NDArray[np.int64]]) -> NDArray[np.int64]:
+def roll_out(policy: Policy, deck: ItemDeck, choose: Callable[[PolicyStep], NDArray[np.int64]]) -> NDArray[np.int64]:
     """The rank (E, I) of each item: `choose` is asked once for each, and what it says is done."""
     runs, items, units = deck.allowed_EIU.shape
     kind = deck.loads_EIH.dtype
@@ -214,7 +214,7 @@ def roll_out(policy: Policy, deck: Deck, choose: Callable[[Step], NDArray[np.int
         kept_EU = legal_EU & _keep_room(share_EUM, full_EUM, total.later_EI[:, i])
         legal_EU = np.where(kept_EU.any(1, keepdims=True), kept_EU, legal_EU)
         seen_EUS = _seen(total, i, cost_EUC, after_EUC, (share_EUM, full_EUM))
-        unit_E = choose(Step(i, seen_EUS, kinds_EUH * (units / items), legal_EU))
+        unit_E = choose(PolicyStep(i, seen_EUS, kinds_EUH * (units / items), legal_EU))
         unit_EI[:, i] = unit_E
         loads_EUH[each, unit_E] += deck.loads_EIH[:, i]
         kinds_EUH[each, unit_E] += deck.kinds_EIH[:, i]
@@ -233,7 +233,7 @@ class _Totals:
     later_EI: Reals  # the largest share of a later item
 
     @classmethod
-    def of(cls, deck: Deck) -> "_Totals":
+    def of(cls, deck: ItemDeck) -> "_Totals":
         units = deck.allowed_EIU.shape[-1]
         even_EC = deck.single_EIC.sum(1) / units
         even_E = np.maximum(even_EC.sum(-1), NONE)
@@ -289,7 +289,7 @@ def _seen(total: _Totals, item: int, cost_EUC: Reals, after_EUC: Reals, shares: 
     return seen_EUS
 
 
-def whole_pieces(problem: Problem) -> NDArray[np.int64]:
+def whole_pieces(problem: PlacementProblem) -> NDArray[np.int64]:
     """The piece of each item that is the whole of it."""
     first_O = problem.item_begin[:-1]
     kinds = [problem.kind_of(int(option)) for option in first_O]
@@ -299,7 +299,7 @@ def whole_pieces(problem: Problem) -> NDArray[np.int64]:
     return problem.option_begin[first_O].astype(np.int64)
 
 
-def deck_of(problem: Problem, policy: Policy) -> tuple[Deck, NDArray[np.int64]]:
+def deck_of(problem: PlacementProblem, policy: Policy) -> tuple[ItemDeck, NDArray[np.int64]]:
     """A problem's whole items for one roll-out, and which items they are."""
     pieces, world = problem.pieces.take(whole_pieces(problem)), problem.topology.world
     normal_TF = policy.normal(features_of(problem.question))
@@ -318,7 +318,7 @@ def deck_of(problem: Problem, policy: Policy) -> tuple[Deck, NDArray[np.int64]]:
     allowed_IU[ruled] = problem.allowed_RU[problem.rule_I[ruled], :world] > 0
     limit_M = problem.limit_M
     share_IM = pieces.bytes_NM / np.maximum(limit_M, NONE)
-    deck = Deck(
+    deck = ItemDeck(
         loads_EIH=loads_IH[order][None],
         kinds_EIH=kinds_IH[order][None],
         single_EIC=(predicted_IC * factor_C)[order][None],
@@ -329,7 +329,7 @@ def deck_of(problem: Problem, policy: Policy) -> tuple[Deck, NDArray[np.int64]]:
     return deck, order
 
 
-def place(problem: Problem, policy: Policy, *, costs_alone: bool = False) -> Index | None:
+def place(problem: PlacementProblem, policy: Policy, *, costs_alone: bool = False) -> Index | None:
     """A unit for each piece, the whole of each item where the policy wants it; none if one fits nowhere.
 
     With `costs_alone`, each goes where predicted costs are then least, which is AutoShard's network without its policy.
@@ -337,7 +337,7 @@ def place(problem: Problem, policy: Policy, *, costs_alone: bool = False) -> Ind
     deck, order = deck_of(problem, policy)
     stuck: list[int] = []
 
-    def choose(step: Step) -> NDArray[np.int64]:
+    def choose(step: PolicyStep) -> NDArray[np.int64]:
         if not step.legal_EU.any():
             stuck.append(step.item)
         if costs_alone:
@@ -355,7 +355,7 @@ def place(problem: Problem, policy: Policy, *, costs_alone: bool = False) -> Ind
     return unit_N
 
 
-def start(problem: Problem) -> Placement | None:
+def start(problem: PlacementProblem) -> Placement | None:
     """The shipped policy's placement; none if an item may not be whole, one fits nowhere, or there are too many."""
     first_I = problem.item_begin[:-1]
     whole = all(problem.kind_of(int(option)).layout.is_whole for option in first_I)

@@ -10,11 +10,11 @@ import heapq
 import numpy as np
 
 from rowwise.planner.methods.dreamshard import whole_pieces
-from rowwise.planner.methods.result import Result, result_of
-from rowwise.planner.problem import NO_UNIT, Problem
+from rowwise.planner.methods.result import MethodResult, result_of
+from rowwise.planner.problem import NO_UNIT, PlacementProblem
 
 
-def by_differences(problem: Problem, seed: int) -> Result:
+def by_differences(problem: PlacementProblem, seed: int) -> MethodResult:
     """There is nothing random about it."""
     pieces, world = whole_pieces(problem), problem.topology.world
     load = problem.phi(problem.pieces.load_NK[pieces]) - problem.phi.constant + problem.pieces.link_N[pieces]

@@ -17,18 +17,18 @@ from rowwise.planner.methods.dreamshard import load_policy, place
 from rowwise.planner.methods.greedy import by_chance, by_key, dims, ids, sizes
 from rowwise.planner.methods.ldm import by_differences
 from rowwise.planner.methods.neuroshard import DEPTH, by_halvings, halvings
-from rowwise.planner.methods.result import Result, result_of
-from rowwise.planner.problem import NO_UNIT, Placement, Problem
+from rowwise.planner.methods.result import MethodResult, result_of
+from rowwise.planner.problem import NO_UNIT, Placement, PlacementProblem
 
 
-def run_method(name: str, problem: Problem, seed: int = 0) -> Result:
+def run_method(name: str, problem: PlacementProblem, seed: int = 0) -> MethodResult:
     """What one of them finds."""
     if name not in METHODS:
         raise SpecError(f"method {name!r}: want {', '.join(METHODS)}")
     return METHODS[name](problem, seed)
 
 
-def placement_of(problem: Problem, found: Result) -> Placement | None:
+def placement_of(problem: PlacementProblem, found: MethodResult) -> Placement | None:
     """What a method found, as a placement; none: it found nothing that fits and follows all rules.
 
     NeuroShard may cut a table into pieces of several sizes: all are cut into the smallest of them.
@@ -52,11 +52,11 @@ def placement_of(problem: Problem, found: Result) -> Placement | None:
     return placement if problem.fits(placement) else None
 
 
-def _dreamshard(problem: Problem, seed: int) -> Result:
+def _dreamshard(problem: PlacementProblem, seed: int) -> MethodResult:
     return result_of(problem, place(problem, load_policy()))
 
 
-METHODS: dict[str, Callable[[Problem, int], Result]] = {
+METHODS: dict[str, Callable[[PlacementProblem, int], MethodResult]] = {
     "random": by_chance,
     "size": by_key(sizes),
     "dim": by_key(lambda problem, pieces: dims(problem)),

@@ -10,14 +10,14 @@ from collections.abc import Callable
 import numpy as np
 
 from rowwise.planner.methods.dreamshard import whole_pieces
-from rowwise.planner.methods.result import Result
-from rowwise.planner.native import Native
-from rowwise.planner.problem import Index, Problem
+from rowwise.planner.methods.result import MethodResult
+from rowwise.planner.native import NativeProblem
+from rowwise.planner.problem import Index, PlacementProblem
 
 BEAM, CANDIDATES, DEPTH, GRID = 3, 10, 10, 11  # as published
 
 
-def halvings(problem: Problem) -> Index:
+def halvings(problem: PlacementProblem) -> Index:
     """Of each item and number of halvings: a piece of the option that cuts columns into so many alike, or -1."""
     levels = 1 + max(kind.parts.bit_length() for kind in problem.kinds)
     found_IL = np.full((len(problem.members), levels), -1, dtype=np.int32)
@@ -31,11 +31,11 @@ def halvings(problem: Problem) -> Index:
     return found_IL
 
 
-def by_halvings(depth: int) -> Callable[[Problem, int], Result]:
+def by_halvings(depth: int) -> Callable[[PlacementProblem, int], MethodResult]:
     """With at most so many halvings."""
 
-    def place(problem: Problem, seed: int) -> Result:
+    def place(problem: PlacementProblem, seed: int) -> MethodResult:
         whole_pieces(problem)
-        return Result(*Native(problem).neuroshard(halvings(problem), BEAM, CANDIDATES, depth, GRID))
+        return MethodResult(*NativeProblem(problem).neuroshard(halvings(problem), BEAM, CANDIDATES, depth, GRID))
 
     return place

@@ -4,11 +4,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rowwise.planner.native import Native
-from rowwise.planner.problem import NO_UNIT, Index, Problem
+from rowwise.planner.native import NativeProblem
+from rowwise.planner.problem import NO_UNIT, Index, PlacementProblem
 
 
-class Result(NamedTuple):
+class MethodResult(NamedTuple):
     """Pieces on ranks, and what they cost: nothing if something fits nowhere."""
 
     piece_S: Index
@@ -16,10 +16,10 @@ class Result(NamedTuple):
     cost: float | None
 
 
-def result_of(problem: Problem, unit_N: Index | None) -> Result:
+def result_of(problem: PlacementProblem, unit_N: Index | None) -> MethodResult:
     """Of a unit for each piece."""
     if unit_N is None:
-        return Result(np.zeros(0, np.int32), np.zeros(0, np.int32), None)
+        return MethodResult(np.zeros(0, np.int32), np.zeros(0, np.int32), None)
     pieces = np.flatnonzero(unit_N != NO_UNIT).astype(np.int32)
-    cost, over = Native(problem).cost(unit_N)
-    return Result(pieces, unit_N[pieces], None if over > 0 else cost)
+    cost, over = NativeProblem(problem).cost(unit_N)
+    return MethodResult(pieces, unit_N[pieces], None if over > 0 else cost)

@@ -6,7 +6,7 @@ Its own file because the command, the text and the page all show it, and none ne
 from rowwise.spec import Value
 
 
-class Point(Value, frozen=True):
+class SizePoint(Value, frozen=True):
     """A table by one method in one size, as measured."""
 
     method: str
@@ -24,7 +24,7 @@ class TableAdvice(Value, frozen=True, kw_only=True):
     name: str
     ids: int
     full_bytes: int
-    points: tuple[Point, ...]
+    points: tuple[SizePoint, ...]
     method: str  # none: as it is
     size_bytes: int
     map_bytes: int
@@ -35,7 +35,7 @@ class TableAdvice(Value, frozen=True, kw_only=True):
     ordered: float | None = None  # by how much neighbouring ids are alike
 
 
-class Left(Value, frozen=True):
+class KeptTable(Value, frozen=True):
     """A table that stays as it is, and why."""
 
     name: str
@@ -44,7 +44,7 @@ class Left(Value, frozen=True):
     why: str
 
 
-class Score(Value, frozen=True):
+class ModelScore(Value, frozen=True):
     """Of a model on the later rows, the mean of its labels."""
 
     ne: float
@@ -52,14 +52,14 @@ class Score(Value, frozen=True):
     auc: float
 
 
-class Advice(Value, frozen=True, kw_only=True):
+class CompressionAdvice(Value, frozen=True, kw_only=True):
     """All of it."""
 
     recipe: str
     history: tuple[str, ...]  # conditions
     later: str  # which rows were measured on
     rows: int | None  # that trials were trained on; None: all
-    full: Score  # the mean over seeds
+    full: ModelScore  # the mean over seeds
     noise: float  # the standard deviation of NE between seeds
     seeds: int
     full_bytes: int  # of all tables
@@ -67,7 +67,7 @@ class Advice(Value, frozen=True, kw_only=True):
     size_bytes: int
     ne: float  # expected: the sum over tables
     error: float  # by which the choice is not the best at most
-    together: Score | None  # measured with all tables as chosen, less the whole model's
+    together: ModelScore | None  # measured with all tables as chosen, less the whole model's
     tables: tuple[TableAdvice, ...]
-    left: tuple[Left, ...]
+    left: tuple[KeptTable, ...]
     warnings: tuple[str, ...] = ()

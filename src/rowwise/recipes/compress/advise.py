@@ -11,22 +11,22 @@ import msgspec
 from msgspec import structs
 
 from rowwise.errors import SpecError
-from rowwise.hashing.allocate import Allocation, Option, allocate, options_of
+from rowwise.hashing.allocate import Allocation, SizeOption, allocate, options_of
 from rowwise.hashing.idmap import IdMap
-from rowwise.hashing.methods import History, table_bytes
+from rowwise.hashing.methods import IdHistory, table_bytes
 from rowwise.idmaps import StoredIds
-from rowwise.recipes.compose import Resolved
+from rowwise.recipes.compose import ResolvedRecipe
 from rowwise.recipes.compress import schedule
-from rowwise.recipes.compress.advice import Advice, TableAdvice
+from rowwise.recipes.compress.advice import CompressionAdvice, TableAdvice
 from rowwise.recipes.compress.attempts import Attempts, chosen_maps, save_map
-from rowwise.recipes.compress.division import Division, Goal
-from rowwise.recipes.compress.folder import Folder, Order
+from rowwise.recipes.compress.division import CompressionGoal, TableDivision
+from rowwise.recipes.compress.folder import TrialFolder, TrialFolderSpec
 from rowwise.recipes.compress.ordered import is_ordered
 from rowwise.recipes.compress.probe import probe
 from rowwise.recipes.compress.trials import use_threads
-from rowwise.recipes.compress.window import Window
-from rowwise.recipes.compress.work import Tell, Work
-from rowwise.recipes.recipe import About, Recipe, Tables, TwoTowers
+from rowwise.recipes.compress.window import DataWindow
+from rowwise.recipes.compress.work import Tell, WorkQueue
+from rowwise.recipes.recipe import About, Recipe, Tables, TwoTowerConfig
 from rowwise.recipes.text import RECIPE, write
 from rowwise.spec import Table
 
@@ -37,7 +37,7 @@ Maps = Mapping[str, tuple[IdMap, StoredIds]]
 
 def check_recipe(recipe: Recipe) -> None:
     """Refuse recipes whose trials could not stand side by side."""
-    if isinstance(recipe.model, TwoTowers):
+    if isinstance(recipe.model, TwoTowerConfig):
         why = "maps are chosen by the log loss of clicks, which two towers do not have"
         raise SpecError(f"model.kind=two_tower: {why}: want a recipe of another kind")
     if recipe.init_from is not None:
@@ -45,11 +45,18 @@ def check_recipe(recipe: Recipe) -> None:
         raise SpecError(f"init_from={recipe.init_from!r}: {want}")
 
 
-def advise(window: Window, division: Division, goal: Goal, order: Order, folder: Folder, tell: Tell) -> Advice:
+def advise(
+    window: DataWindow,
+    division: TableDivision,
+    goal: CompressionGoal,
+    order: TrialFolderSpec,
+    folder: TrialFolder,
+    tell: Tell,
+) -> CompressionAdvice:
     """Measure what is not measured yet, choose, and write maps and what was found."""
     use_threads(window.earlier)
     ratios = schedule.ratios_around(division.ratio)
-    work = Work(tell, _pieces(division, goal, len(ratios)))
+    work = WorkQueue(tell, _pieces(division, goal, len(ratios)))
     with work.piece("a small model of the history") as told:
         histories = probe(window.earlier, division.names, folder.path / PROBE, told)
     attempts = Attempts(
@@ -75,7 +82,7 @@ def advise(window: Window, division: Division, goal: Goal, order: Order, folder:
         _table_advice(attempts, table, allocation.chosen[table.name], maps, whole[table.name])
         for table in division.chosen
     )
-    advice = Advice(
+    advice = CompressionAdvice(
         recipe=window.earlier.recipe.name,
         history=order.history,
         later=window.said,
@@ -97,7 +104,7 @@ def advise(window: Window, division: Division, goal: Goal, order: Order, folder:
     return advice
 
 
-def write_recipe(recipe: Recipe, resolved: Resolved, advice: Advice, folder: Folder) -> Path:
+def write_recipe(recipe: Recipe, resolved: ResolvedRecipe, advice: CompressionAdvice, folder: TrialFolder) -> Path:
     """A recipe that trains with the maps: on the rows, and as many threads, as the one that was given."""
     maps = {one.name: StoredIds(file=one.file, digest=one.digest) for one in advice.tables if one.file}
     tables = tuple(structs.replace(t, id_map=maps.get(t.name, t.id_map)) for t in resolved.tables)
@@ -109,7 +116,7 @@ def write_recipe(recipe: Recipe, resolved: Resolved, advice: Advice, folder: Fol
     return folder.write(RECIPE, write(structs.replace(resolved.recipe, train=recipe.train, **changed)))
 
 
-def _pieces(division: Division, goal: Goal, ratios: int) -> int:
+def _pieces(division: TableDivision, goal: CompressionGoal, ratios: int) -> int:
     """How many trainings there are about: the small model, the whole one, each table, all together, the maps."""
     others = min(schedule.BEST, len(goal.methods)) * (ratios - 1)
     return 3 + schedule.SEEDS + len(division.chosen) * (len(goal.methods) + others)
@@ -122,7 +129,7 @@ def _allocate(attempts: Attempts) -> Allocation:
     return allocate(options, division.budget_bytes, division.left_bytes)
 
 
-def _write_maps(folder: Folder, division: Division, made: Mapping[str, IdMap]) -> Maps:
+def _write_maps(folder: TrialFolder, division: TableDivision, made: Mapping[str, IdMap]) -> Maps:
     folder.maps.mkdir(exist_ok=True)
     names = {name: folder.maps / f"{name}.idmap" for name in made}
     for path in set(folder.maps.glob("*.idmap")) - set(names.values()):
@@ -130,7 +137,7 @@ def _write_maps(folder: Folder, division: Division, made: Mapping[str, IdMap]) -
     return {name: (one, save_map(names[name], division.table(name), one)) for name, one in made.items()}
 
 
-def _table_advice(attempts: Attempts, table: Table, option: Option, maps: Maps, history: History) -> TableAdvice:
+def _table_advice(attempts: Attempts, table: Table, option: SizeOption, maps: Maps, history: IdHistory) -> TableAdvice:
     made, stored = maps.get(table.name, (None, StoredIds(file="")))
     columns = attempts.window.earlier.columns.sparse
     direct = any(one.ids == "direct" for one in columns if one.feature_name in table.feature_names)
@@ -150,7 +157,7 @@ def _table_advice(attempts: Attempts, table: Table, option: Option, maps: Maps, 
     )
 
 
-def _warnings(tables: tuple[TableAdvice, ...], window: Window, noise: float) -> tuple[str, ...]:
+def _warnings(tables: tuple[TableAdvice, ...], window: DataWindow, noise: float) -> tuple[str, ...]:
     said = []
     ordered = {one.name: one.ordered for one in tables if one.ordered is not None}
     if ordered:

@@ -16,14 +16,14 @@ from rowwise.hashing.idmap import IdMap
 from rowwise.hashing.methods import make_map, table_bytes
 from rowwise.idmaps import StoredIds
 from rowwise.recipes.compress import schedule
-from rowwise.recipes.compress.division import Division
-from rowwise.recipes.compress.folder import Folder, Order, Trial
-from rowwise.recipes.compress.measured import Measured
+from rowwise.recipes.compress.division import TableDivision
+from rowwise.recipes.compress.folder import Trial, TrialFolder, TrialFolderSpec
+from rowwise.recipes.compress.measured import MeasuredTrials
 from rowwise.recipes.compress.probe import Histories
-from rowwise.recipes.compress.schedule import Asked
+from rowwise.recipes.compress.schedule import TrialSpec
 from rowwise.recipes.compress.trials import Metrics, measure
-from rowwise.recipes.compress.window import Window
-from rowwise.recipes.compress.work import Work
+from rowwise.recipes.compress.window import DataWindow
+from rowwise.recipes.compress.work import WorkQueue
 from rowwise.spec import Table
 
 TOGETHER = "*"  # instead of one table's name: all as chosen
@@ -35,20 +35,20 @@ Told = Callable[[float], None]
 class Attempts:
     """What is tried, and where it is written down."""
 
-    window: Window
-    division: Division
+    window: DataWindow
+    division: TableDivision
     methods: tuple[str, ...]
-    order: Order
-    folder: Folder
-    work: Work
+    order: TrialFolderSpec
+    folder: TrialFolder
+    work: WorkQueue
     histories: Histories
-    trials: dict[Asked, Trial]
+    trials: dict[TrialSpec, Trial]
 
     @property
-    def measured(self) -> Measured:
+    def measured(self) -> MeasuredTrials:
         """What is known so far."""
         task = self.window.earlier.recipe.evaluate.task
-        return Measured(trials=self.trials, methods=self.methods, seed=self.order.seed, task=task)
+        return MeasuredTrials(trials=self.trials, methods=self.methods, seed=self.order.seed, task=task)
 
     def make_all(self, ratios: Sequence[float]) -> None:
         """All that the schedule asks for."""
@@ -60,18 +60,18 @@ class Attempts:
         losses = {name: self.measured.losses(name, ratios[0]) for name in names}
         self._each(schedule.at_others(losses, ratios[1:], seed))
 
-    def together(self, allocation: Allocation) -> Asked | None:
+    def together(self, allocation: Allocation) -> TrialSpec | None:
         """All tables as chosen in one model: whether losses that were measured one by one add up."""
         with self.work.piece("all tables as chosen") as told:
             maps = chosen_maps(self.division, allocation, self.histories, self.order.seed)
             if not maps:
                 return None
             said = hashlib.sha256("".join(one.digest for one in maps.values()).encode()).hexdigest()[:16]
-            asked = Asked(table=TOGETHER, method=said, ratio=0.0, seed=self.order.seed)
+            asked = TrialSpec(table=TOGETHER, method=said, ratio=0.0, seed=self.order.seed)
             self._once(asked, maps, told)
         return asked
 
-    def _each(self, wanted: Sequence[Asked]) -> None:
+    def _each(self, wanted: Sequence[TrialSpec]) -> None:
         """One table by one method each."""
         for asked in wanted:
             with self.work.piece(f"{asked.table} by {asked.method} in 1/{asked.ratio:g}") as told:
@@ -88,12 +88,12 @@ class Attempts:
                 else:
                     self._once(asked, {table.name: made}, told)
 
-    def _twin(self, asked: Asked, digest: str) -> Trial | None:
+    def _twin(self, asked: TrialSpec, digest: str) -> Trial | None:
         """A trial of the same map, which another method or size has made as well."""
         like = (t for t in self.trials.values() if (t.asked.table, t.asked.seed) == (asked.table, asked.seed))
         return next((trial for trial in like if trial.digest == digest), None)
 
-    def _once(self, asked: Asked, maps: Mapping[str, IdMap], told: Told) -> None:
+    def _once(self, asked: TrialSpec, maps: Mapping[str, IdMap], told: Told) -> None:
         """Train and measure, if nobody has."""
         if asked in self.trials:
             return
@@ -125,7 +125,7 @@ class Attempts:
         self.trials[trial.asked] = trial
 
 
-def chosen_maps(division: Division, allocation: Allocation, histories: Histories, seed: int) -> dict[str, IdMap]:
+def chosen_maps(division: TableDivision, allocation: Allocation, histories: Histories, seed: int) -> dict[str, IdMap]:
     """A map for each table that is not left whole."""
     spare = division.budget_bytes - allocation.size_bytes
     made: dict[str, IdMap] = {}

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from rowwise.errors import SpecError
 from rowwise.hashing.methods import table_bytes
 from rowwise.hashing.open import open_map
-from rowwise.recipes.compress.advice import Left
+from rowwise.recipes.compress.advice import KeptTable
 from rowwise.spec import Table, Value
 
 LEAST_IDS, LEAST_SHARE = 1000, 0.01  # of a table that is worth it
 
 
-class Goal(Value, frozen=True, kw_only=True):
+class CompressionGoal(Value, frozen=True, kw_only=True):
     """What is wanted: one of ratio and bytes, by some of the methods."""
 
     ratio: float | None = None
@@ -24,11 +24,11 @@ class Goal(Value, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Division:
+class TableDivision:
     """The tables of a recipe, and their budget."""
 
     chosen: tuple[Table, ...]
-    left: tuple[Left, ...]
+    left: tuple[KeptTable, ...]
     full_bytes: int
     budget_bytes: int
 
@@ -52,24 +52,24 @@ class Division:
         return (self.full_bytes - self.left_bytes) / (self.budget_bytes - self.left_bytes)
 
 
-def divide(tables: Sequence[Table], goal: Goal) -> Division:
+def divide(tables: Sequence[Table], goal: CompressionGoal) -> TableDivision:
     """Choose the tables, and refuse a budget that cannot be kept or says nothing."""
     bytes_T = [table_bytes(table, open_map(table)) for table in tables]
     total = sum(bytes_T)
     chosen: list[Table] = []
-    left: list[Left] = []
+    left: list[KeptTable] = []
     for table, size_bytes in zip(tables, bytes_T, strict=True):
         why = _why_left(table, size_bytes / total)
         if why is None:
             chosen.append(table)
         else:
-            left.append(Left(name=table.name, ids=table.rows, size_bytes=size_bytes, why=why))
+            left.append(KeptTable(name=table.name, ids=table.rows, size_bytes=size_bytes, why=why))
     if not chosen:
         want = f"want one with at least {LEAST_IDS:,} ids and {LEAST_SHARE:.0%} of the bytes of all tables"
         raise SpecError(f"there is no table to compress: {want}, and without an id_map")
     budget = int(total / goal.ratio) if goal.ratio is not None else goal.budget_bytes
     assert budget is not None
-    made = Division(chosen=tuple(chosen), left=tuple(left), full_bytes=total, budget_bytes=budget)
+    made = TableDivision(chosen=tuple(chosen), left=tuple(left), full_bytes=total, budget_bytes=budget)
     if budget >= total:
         raise SpecError(f"a budget of {budget:,} bytes: all tables take {total:,} as they are: want less")
     if budget <= made.left_bytes:

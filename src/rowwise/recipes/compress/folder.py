@@ -19,7 +19,7 @@ import msgspec
 
 from rowwise.calibrate.folder import held_alone
 from rowwise.errors import SpecError
-from rowwise.recipes.compress.schedule import Asked
+from rowwise.recipes.compress.schedule import TrialSpec
 from rowwise.recipes.recipe import Recipe
 from rowwise.spec import Value
 from rowwise.textfile import append, decode_json, read_bytes, write_new
@@ -28,7 +28,7 @@ ORDER, TRIALS = "order.json", "trials.jsonl"
 MATTER = ("seed", "data", "transforms", "columns", "tables", "model", "train", "evaluate")  # of a recipe
 
 
-class Order(Value, frozen=True, kw_only=True):
+class TrialFolderSpec(Value, frozen=True, kw_only=True):
     """What is measured: with the same order, trials can stand side by side."""
 
     recipe: dict[str, Any]  # the sections that matter
@@ -37,7 +37,7 @@ class Order(Value, frozen=True, kw_only=True):
     seed: int = 0
 
     @classmethod
-    def of(cls, recipe: Recipe, history: tuple[str, ...], rows: int | None, seed: int) -> "Order":
+    def of(cls, recipe: Recipe, history: tuple[str, ...], rows: int | None, seed: int) -> "TrialFolderSpec":
         """Of a recipe that is resolved."""
         sections = msgspec.to_builtins(recipe)
         plain = {name: sections.get(name) for name in MATTER}
@@ -48,7 +48,7 @@ class Order(Value, frozen=True, kw_only=True):
 class Trial(Value, frozen=True, kw_only=True):
     """A trial that was made; without metrics, the method cannot make the table that small."""
 
-    asked: Asked
+    asked: TrialSpec
     size_bytes: int = 0  # of the table, its map included
     map_bytes: int = 0
     digest: str = ""  # of the map of one table
@@ -57,7 +57,7 @@ class Trial(Value, frozen=True, kw_only=True):
 
 
 @final
-class Folder:
+class TrialFolder:
     """One that is there; see `open_folder`."""
 
     def __init__(self, path: Path) -> None:
@@ -73,11 +73,11 @@ class Folder:
         """What was chosen."""
         return self.path / "maps"
 
-    def read(self) -> dict[Asked, Trial]:
+    def read(self) -> dict[TrialSpec, Trial]:
         """All trials that were made."""
         if not self.trials.exists():
             return {}
-        found: dict[Asked, Trial] = {}
+        found: dict[TrialSpec, Trial] = {}
         for number, line in enumerate(read_bytes(self.trials).split(b"\n")[:-1], start=1):
             try:
                 trial = decode_json(line, Trial)
@@ -97,11 +97,11 @@ class Folder:
         return part.replace(self.path / name)
 
 
-def open_folder(path: Path, order: Order) -> Folder:
+def open_folder(path: Path, order: TrialFolderSpec) -> TrialFolder:
     """A new folder, or one where the same is measured."""
     if path.exists() and not path.is_dir():
         raise SpecError(f"{path}: that is a file: want a folder for measurements")
-    folder, at = Folder(path), path / ORDER
+    folder, at = TrialFolder(path), path / ORDER
     if at.exists():
         _check_same(at, _read_order(at), order)
         return folder
@@ -112,19 +112,19 @@ def open_folder(path: Path, order: Order) -> Folder:
     return folder
 
 
-def held(folder: Folder) -> AbstractContextManager[None]:
+def held(folder: TrialFolder) -> AbstractContextManager[None]:
     """Nobody else measures into the folder meanwhile; cuts off what a killed process left half written."""
     return held_alone(folder.path / ORDER, folder.path, TRIALS)
 
 
-def _read_order(path: Path) -> Order:
+def _read_order(path: Path) -> TrialFolderSpec:
     try:
-        return decode_json(read_bytes(path), Order)
+        return decode_json(read_bytes(path), TrialFolderSpec)
     except msgspec.DecodeError as error:
         raise SpecError(f"{path}: not an order of `rowwise compress`: {error}; take another folder") from None
 
 
-def _check_same(at: Path, found: Order, wanted: Order) -> None:
+def _check_same(at: Path, found: TrialFolderSpec, wanted: TrialFolderSpec) -> None:
     """The first thing that differs."""
     out = "go on as it began, or measure into another folder by --out"
     other = [name for name in MATTER if found.recipe.get(name) != wanted.recipe.get(name)]

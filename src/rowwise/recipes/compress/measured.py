@@ -4,41 +4,43 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean, stdev
 
-from rowwise.hashing.allocate import Option
-from rowwise.recipes.compress.advice import Point, Score
+from rowwise.hashing.allocate import SizeOption
+from rowwise.recipes.compress.advice import ModelScore, SizePoint
 from rowwise.recipes.compress.folder import Trial
-from rowwise.recipes.compress.schedule import Asked, full
+from rowwise.recipes.compress.schedule import TrialSpec, full
 
 Metrics = Mapping[str, Mapping[str, float]]  # of each label
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class MeasuredTrials:
     """The trials of a folder that are asked about."""
 
-    trials: Mapping[Asked, Trial]
+    trials: Mapping[TrialSpec, Trial]
     methods: tuple[str, ...]
     seed: int
     task: str = ""  # the label that counts; none: the mean of all
 
     @property
-    def full(self) -> Score:
+    def full(self) -> ModelScore:
         """The whole model, the mean of its seeds."""
         found = self._seeds()
-        return Score(ne=mean(s.ne for s in found), loss=mean(s.loss for s in found), auc=mean(s.auc for s in found))
+        return ModelScore(
+            ne=mean(s.ne for s in found), loss=mean(s.loss for s in found), auc=mean(s.auc for s in found)
+        )
 
     @property
     def noise(self) -> float:
         """The standard deviation of the whole model's NE between seeds."""
         return stdev(one.ne for one in self._seeds())
 
-    def above(self, asked: Asked) -> Score:
+    def above(self, asked: TrialSpec) -> ModelScore:
         """What a trial is above the whole model of the same seed.
 
         Not above the mean of the seeds: the two began alike and saw the same batches, so much of what is chance in them
         is the same, and cancels.
         """
-        whole = self.trials[Asked(seed=asked.seed)]
+        whole = self.trials[TrialSpec(seed=asked.seed)]
         return above(score(self.trials[asked].metrics, self.task), score(whole.metrics, self.task))
 
     def losses(self, table: str, ratio: float) -> dict[str, float]:
@@ -53,33 +55,33 @@ class Measured:
         wanted = [t for t in found if t.asked.method in self.methods]
         return sorted(wanted, key=lambda t: (self.methods.index(t.asked.method), -t.size_bytes))
 
-    def points(self, table: str) -> tuple[Point, ...]:
+    def points(self, table: str) -> tuple[SizePoint, ...]:
         """The same, for people."""
         return tuple(self._point(trial) for trial in self.of(table))
 
-    def options(self, table: str) -> list[Option]:
+    def options(self, table: str) -> list[SizeOption]:
         """The same, to choose from."""
-        return [Option(method=one.method, size_bytes=one.size_bytes, loss=one.ne) for one in self.points(table)]
+        return [SizeOption(method=one.method, size_bytes=one.size_bytes, loss=one.ne) for one in self.points(table)]
 
-    def _point(self, trial: Trial) -> Point:
+    def _point(self, trial: Trial) -> SizePoint:
         off, asked = self.above(trial.asked), trial.asked
         sizes = {"size_bytes": trial.size_bytes, "map_bytes": trial.map_bytes}
-        return Point(method=asked.method, ratio=asked.ratio, **sizes, ne=off.ne, loss=off.loss, auc=off.auc)
+        return SizePoint(method=asked.method, ratio=asked.ratio, **sizes, ne=off.ne, loss=off.loss, auc=off.auc)
 
-    def _seeds(self) -> Sequence[Score]:
+    def _seeds(self) -> Sequence[ModelScore]:
         return [score(self.trials[asked].metrics, self.task) for asked in full(self.seed)]
 
 
-def score(metrics: Metrics, task: str = "") -> Score:
+def score(metrics: Metrics, task: str = "") -> ModelScore:
     """Of one label, or the mean of all."""
     values = [metrics[task]] if task else list(metrics.values())
-    return Score(
+    return ModelScore(
         ne=mean(one["ne"] for one in values),
         loss=mean(one["loss"] for one in values),
         auc=mean(one["auc"] for one in values),
     )
 
 
-def above(one: Score, other: Score) -> Score:
+def above(one: ModelScore, other: ModelScore) -> ModelScore:
     """The differences."""
-    return Score(ne=one.ne - other.ne, loss=one.loss - other.loss, auc=one.auc - other.auc)
+    return ModelScore(ne=one.ne - other.ne, loss=one.loss - other.loss, auc=one.auc - other.auc)

@@ -23,12 +23,21 @@ from rowwise.batch import Jagged
 from rowwise.embedding import Embeddings
 from rowwise.errors import DataError, SpecError
 from rowwise.hashing.embeddings import AnyTables, MappedEmbeddings
-from rowwise.hashing.methods import Folded, History
+from rowwise.hashing.methods import FoldedVectors, IdHistory
 from rowwise.models.wide import ENDING
-from rowwise.recipes.compose import Resolved, make_batcher, make_job, make_model
+from rowwise.recipes.compose import ResolvedRecipe, make_batcher, make_job, make_model
 from rowwise.recipes.compress import refit
 from rowwise.recipes.compress.trials import share_done
-from rowwise.recipes.recipe import Dcn, DeepFm, Dlrm, Model, Own, Tables, TwoTowers, WideAndDeep
+from rowwise.recipes.recipe import (
+    DcnConfig,
+    DeepFmConfig,
+    DlrmConfig,
+    Model,
+    Tables,
+    TwoTowerConfig,
+    UserModel,
+    WideDeepConfig,
+)
 from rowwise.spec import Constant, RowType, Table, Value
 from rowwise.textfile import open_regular
 from rowwise.train.settings import Saving
@@ -37,10 +46,10 @@ from rowwise.train.trainer import Settings, Trainer
 DIM = 4
 COUNTS, VECTORS, FOLDS = "counts/", "vectors/", "folds"
 PASSES = 1 + refit.FOLDS  # over the rows, once the small model is trained
-Histories = dict[str, History]
+Histories = dict[str, IdHistory]
 
 
-def probe(resolved: Resolved, names: Sequence[str], path: Path, tell: Callable[[float], None]) -> Histories:
+def probe(resolved: ResolvedRecipe, names: Sequence[str], path: Path, tell: Callable[[float], None]) -> Histories:
     """What is known of these tables: from the file, or by training on the recipe's rows once."""
     if path.exists():
         return read_histories(path, resolved.tables, names)
@@ -49,7 +58,7 @@ def probe(resolved: Resolved, names: Sequence[str], path: Path, tell: Callable[[
     return found
 
 
-def learn(resolved: Resolved, names: Sequence[str], tell: Callable[[float], None]) -> Histories:
+def learn(resolved: ResolvedRecipe, names: Sequence[str], tell: Callable[[float], None]) -> Histories:
     """Train the small model, and count."""
     small = shrink(resolved, names)
     model = make_model(small)
@@ -64,12 +73,12 @@ def learn(resolved: Resolved, names: Sequence[str], tell: Callable[[float], None
         raise DataError(f"table {never[0]!r}: the history has none of its ids: {out}")
     learned = refit.refit(small, model, names, vectors_of, lambda share: tell(first + (1 - first) * share))
     return {
-        name: History(counts_N=counted[name].numpy(), vectors_ND=vectors, folded=folded)
+        name: IdHistory(counts_N=counted[name].numpy(), vectors_ND=vectors, folded=folded)
         for name, (vectors, folded) in learned.items()
     }
 
 
-def shrink(resolved: Resolved, names: Sequence[str]) -> Resolved:
+def shrink(resolved: ResolvedRecipe, names: Sequence[str]) -> ResolvedRecipe:
     """The recipe with small tables and layers, for one pass over its rows."""
     recipe = resolved.recipe
     assert not isinstance(recipe.model, str)
@@ -99,23 +108,23 @@ def read_histories(path: Path, tables: Sequence[Table], names: Sequence[str]) ->
 
 
 class _Folds(Value, frozen=True):
-    """How samples were cut, and into how many folds; see `Folded`."""
+    """How samples were cut, and into how many folds; see `FoldedVectors`."""
 
     features: tuple[str, ...]
     seed: int
     count: int
 
 
-def _history(file: Any, name: str, folds: _Folds) -> History:
+def _history(file: Any, name: str, folds: _Folds) -> IdHistory:
     without = tuple(file.get_tensor(f"{FOLDS}/{index}/{name}") for index in range(folds.count))
-    return History(
+    return IdHistory(
         counts_N=file.get_tensor(COUNTS + name),
         vectors_ND=file.get_tensor(VECTORS + name),
-        folded=Folded(features=folds.features, seed=folds.seed, vectors=without),
+        folded=FoldedVectors(features=folds.features, seed=folds.seed, vectors=without),
     )
 
 
-def _write(path: Path, histories: Mapping[str, History]) -> None:
+def _write(path: Path, histories: Mapping[str, IdHistory]) -> None:
     tensors: dict[str, Any] = {}
     about: dict[str, str] = {}
     for name, history in histories.items():
@@ -135,11 +144,11 @@ def _halved(model: Model) -> Model:
         return tuple(-(-size // 2) for size in sizes)
 
     match model:
-        case Dlrm(bottom=bottom, top=top):
-            return Dlrm(bottom=half(bottom), top=half(top))
-        case DeepFm(deep=deep) | Dcn(deep=deep) | WideAndDeep(deep=deep):
+        case DlrmConfig(bottom=bottom, top=top):
+            return DlrmConfig(bottom=half(bottom), top=half(top))
+        case DeepFmConfig(deep=deep) | DcnConfig(deep=deep) | WideDeepConfig(deep=deep):
             return structs.replace(model, deep=half(deep))
-        case TwoTowers() | Own():
+        case TwoTowerConfig() | UserModel():
             return model
 
 

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from rowwise.batch import Batch
 from rowwise.embedding import Embeddings
 from rowwise.hashing.folds import folds_of
-from rowwise.hashing.methods import Folded
+from rowwise.hashing.methods import FoldedVectors
 from rowwise.models.wide import ENDING
-from rowwise.recipes.compose import Resolved, make_batcher, make_model
+from rowwise.recipes.compose import ResolvedRecipe, make_batcher, make_model
 from rowwise.recipes.recipe import Tables
 from rowwise.row_optimizers import Sgd
 from rowwise.train.objective import Clicks
@@ -30,8 +30,8 @@ VectorsOf = Callable[[nn.Module, str], Vectors]
 
 
 def refit(
-    small: Resolved, probe: nn.Module, names: Sequence[str], vectors_of: VectorsOf, tell: Callable[[float], None]
-) -> dict[str, tuple[Vectors, Folded]]:
+    small: ResolvedRecipe, probe: nn.Module, names: Sequence[str], vectors_of: VectorsOf, tell: Callable[[float], None]
+) -> dict[str, tuple[Vectors, FoldedVectors]]:
     """Of each table the vectors that all samples give, and those that they give without each fold."""
     seed, features = small.recipe.seed, tuple(sparse.feature_name for sparse in small.columns.sparse)
     found: list[dict[str, Vectors]] = []
@@ -44,12 +44,12 @@ def refit(
         found.append({name: vectors_of(model, name) for name in names})
     whole, *without = found
     return {
-        name: (whole[name], Folded(features=features, seed=seed, vectors=tuple(one[name] for one in without)))
+        name: (whole[name], FoldedVectors(features=features, seed=seed, vectors=tuple(one[name] for one in without)))
         for name in names
     }
 
 
-def _begun(small: Resolved, probe: nn.Module, names: Sequence[str]) -> nn.Module:
+def _begun(small: ResolvedRecipe, probe: nn.Module, names: Sequence[str]) -> nn.Module:
     """The probe, whose rows of these tables are at 0 again."""
     tables = tuple(t if t.name in names else structs.replace(t, optimizer=STILL) for t in small.tables)
     model = make_model(replace(small, recipe=structs.replace(small.recipe, tables=Tables(list=tables))))
@@ -69,7 +69,7 @@ def _tables(model: nn.Module) -> list[Embeddings]:
     return [module for module in model.modules() if isinstance(module, Embeddings)]
 
 
-def _batches(small: Resolved, features: Sequence[str], fold: int | None) -> Iterator[tuple[float, Batch]]:
+def _batches(small: ResolvedRecipe, features: Sequence[str], fold: int | None) -> Iterator[tuple[float, Batch]]:
     """One pass over the rows, without those of a fold; each with the share of the pass that is done."""
     batcher, splits = make_batcher(small, small.parts.train), max(1, len(small.parts.train.reader.splits()))
     epochs = small.recipe.train.epochs
@@ -94,7 +94,7 @@ def _picked(batch: Batch, at_M: Tensor) -> Batch:
     )
 
 
-def _step(small: Resolved, model: nn.Module, batch: Batch) -> None:
+def _step(small: ResolvedRecipe, model: nn.Module, batch: Batch) -> None:
     """Rows of these tables learn, and nothing else does but weights of the wide part that have their own optimizer."""
     Clicks(model, small.recipe.train.task_weights)(batch.to(small.recipe.train.device)).loss.backward()
     for tables in _tables(model):

@@ -16,7 +16,7 @@ SEEDS = 3  # of the whole model: how much it differs by itself
 LEARNED = "learned"
 
 
-class Asked(Value, frozen=True):
+class TrialSpec(Value, frozen=True):
     """One trial: a table by a method, in its bytes over `ratio`; without a table, the model as it is."""
 
     table: str = ""
@@ -35,20 +35,20 @@ def ratios_around(wanted: float) -> tuple[float, ...]:
     return (centre, *(ratio for ratio in dict.fromkeys(others) if ratio >= LEAST_RATIO and ratio != centre))
 
 
-def full(seed: int) -> list[Asked]:
+def full(seed: int) -> list[TrialSpec]:
     """The model as it is, by several seeds."""
-    return [Asked(seed=seed + k) for k in range(SEEDS)]
+    return [TrialSpec(seed=seed + k) for k in range(SEEDS)]
 
 
-def at_wanted(tables: Sequence[str], methods: Sequence[str], ratio: float, seed: int) -> list[Asked]:
+def at_wanted(tables: Sequence[str], methods: Sequence[str], ratio: float, seed: int) -> list[TrialSpec]:
     """Every method, at one size."""
-    return [Asked(table=table, method=method, ratio=ratio, seed=seed) for table in tables for method in methods]
+    return [TrialSpec(table=table, method=method, ratio=ratio, seed=seed) for table in tables for method in methods]
 
 
-def at_others(losses: Mapping[str, Mapping[str, float]], ratios: Sequence[float], seed: int) -> list[Asked]:
+def at_others(losses: Mapping[str, Mapping[str, float]], ratios: Sequence[float], seed: int) -> list[TrialSpec]:
     """The best methods of each table at other sizes; `losses`: at the wanted size, by table and method."""
     return [
-        Asked(table=table, method=method, ratio=ratio, seed=seed)
+        TrialSpec(table=table, method=method, ratio=ratio, seed=seed)
         for table, by_method in losses.items()
         for ratio in ratios
         for method in best_of(by_method)

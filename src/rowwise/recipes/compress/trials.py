@@ -12,12 +12,12 @@ import torch
 from msgspec import structs
 
 from rowwise.idmaps import StoredIds
-from rowwise.recipes.compose import Resolved, make_batcher, make_evaluator, make_job, make_model, make_settings
-from rowwise.recipes.compress.window import Window
+from rowwise.recipes.compose import ResolvedRecipe, make_batcher, make_evaluator, make_job, make_model, make_settings
+from rowwise.recipes.compress.window import DataWindow
 from rowwise.recipes.recipe import Tables
 from rowwise.train.evaluate import Evaluator, Scores
 from rowwise.train.settings import Log
-from rowwise.train.trainer import Shown, Trainer
+from rowwise.train.trainer import RunDisplay, Trainer
 
 KEPT = ("ne", "loss", "auc")
 Metrics = dict[str, dict[str, float]]  # of each label
@@ -44,7 +44,7 @@ class _Kept:
 
 
 def measure(
-    window: Window, maps: Mapping[str, StoredIds], seed: int, rows: int | None, tell: Callable[[float], None]
+    window: DataWindow, maps: Mapping[str, StoredIds], seed: int, rows: int | None, tell: Callable[[float], None]
 ) -> Metrics:
     """Train with these tables compressed, on so many rows at most, and measure."""
     resolved = prepared(window.earlier, maps, seed, rows)
@@ -57,7 +57,7 @@ def measure(
     return {task: {name: values[name] for name in KEPT} for task, values in scores.tasks.items()}
 
 
-def prepared(resolved: Resolved, maps: Mapping[str, StoredIds], seed: int, rows: int | None) -> Resolved:
+def prepared(resolved: ResolvedRecipe, maps: Mapping[str, StoredIds], seed: int, rows: int | None) -> ResolvedRecipe:
     """The recipe with tables that have these maps, another seed, and no more steps than the rows make."""
     recipe = resolved.recipe
     tables = tuple(structs.replace(t, id_map=maps.get(t.name, t.id_map)) for t in resolved.tables)
@@ -72,20 +72,20 @@ def prepared(resolved: Resolved, maps: Mapping[str, StoredIds], seed: int, rows:
     return replace(resolved, recipe=changed)
 
 
-def use_threads(resolved: Resolved) -> None:
+def use_threads(resolved: ResolvedRecipe) -> None:
     """As many as the recipe says: sums inside torch's products are split by thread."""
     if resolved.recipe.train.threads is not None:
         torch.set_num_threads(resolved.recipe.train.threads)
 
 
-def share_done(shown: Shown) -> float:
+def share_done(shown: RunDisplay) -> float:
     """How much of a run is done: rows within a split are not known of, so it goes by splits or steps."""
     position, train = shown.progress.position, shown.settings.train
     share = (position.epoch + position.split / max(shown.splits, 1)) / train.epochs
     return min(1.0, max(share, shown.progress.step / train.steps if train.steps else 0.0))
 
 
-def _best(resolved: Resolved, found: list[Scores]) -> Scores:
+def _best(resolved: ResolvedRecipe, found: list[Scores]) -> Scores:
     """The evaluation whose checkpoint a run would keep."""
     how = resolved.recipe.evaluate
     task = how.task or resolved.tasks[0]

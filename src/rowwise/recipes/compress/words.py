@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 
 from rowwise.quantity import size
-from rowwise.recipes.compress.advice import Advice, TableAdvice
+from rowwise.recipes.compress.advice import CompressionAdvice, TableAdvice
 
 
-def explain(advice: Advice) -> Iterator[str]:
+def explain(advice: CompressionAdvice) -> Iterator[str]:
     """All lines."""
     condition = f", rows with {' and '.join(advice.history)}" if advice.history else ", all training rows"
     yield f"history     of {advice.recipe}{condition}; measured on {advice.later}"
@@ -47,7 +47,7 @@ def _table(table: TableAdvice, noise: float) -> Iterator[str]:
         yield f"  neighbouring ids are alike, correlation {table.ordered:.2f}"
 
 
-def _whole(advice: Advice) -> Iterator[str]:
+def _whole(advice: CompressionAdvice) -> Iterator[str]:
     sizes = f"{size(advice.size_bytes)} of {size(advice.full_bytes)}, for a budget of {size(advice.budget_bytes)}"
     error = f", and no choice among these is better by more than {advice.error:.5f}" if advice.error else ""
     yield f"all tables: {sizes}; NE {advice.ne:+.5f} expected, the sum over tables{error}"

@@ -8,7 +8,7 @@ Tell = Callable[[str, float], None]  # what is done now, and the share of all th
 
 
 @final
-class Work:
+class WorkQueue:
     """Pieces of work, one after another."""
 
     def __init__(self, tell: Tell, pieces: int) -> None:

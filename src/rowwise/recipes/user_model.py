@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from rowwise.errors import SpecError
-from rowwise.recipes.own_name import split_name
+from rowwise.recipes.user_model_name import split_name
 
 
 def load_class(name: str) -> type[nn.Module]:

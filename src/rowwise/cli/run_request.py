@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rowwise.recipes.recipe import Recipe
 
 
-class Notes(Protocol):
+class NoteStore(Protocol):
     """Short texts that outlive a rank."""
 
     def get(self, name: str) -> str | None:
@@ -26,7 +26,7 @@ class Notes(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class RunRequest:
     """What was asked for: a new run by a recipe, or one to go on with."""
 
     recipe: "Recipe | None" = None

@@ -18,7 +18,7 @@ from rowwise.ops.reference.sums import BLOCK
 from rowwise.spec import Value
 
 
-class Span(NamedTuple):
+class BatchSpan(NamedTuple):
     """What this rank may need of those rows of a split that are in one batch."""
 
     begin: int  # in the split
@@ -28,7 +28,7 @@ class Span(NamedTuple):
     full: bool  # the batch is full there
 
 
-class Deal(Value, frozen=True):
+class BatchShard(Value, frozen=True):
     """The parts of one rank of several; by itself the whole."""
 
     rank: int = 0
@@ -47,7 +47,7 @@ class Deal(Value, frozen=True):
         begin, end = (min(rows, self.unit * (units * r // self.world)) for r in (self.rank, self.rank + 1))
         return begin, end
 
-    def spans(self, split: range, filled: int, size: int, *, last: bool) -> Iterator[Span]:
+    def spans(self, split: range, filled: int, size: int, *, last: bool) -> Iterator[BatchSpan]:
         """What this rank may need of a split: its part of each batch, and all of a batch that stays open.
 
         Args:
@@ -63,6 +63,6 @@ class Deal(Value, frozen=True):
             # Whose rows these are is known once it is known how many the batch has.
             low, high = self.part(held) if held == size or last else (0, held)
             begin, end = (min(max(at + x - filled, at), after) for x in (low, high))
-            yield Span(begin=begin, end=end, place=filled + begin - at, after=after, full=held == size)
+            yield BatchSpan(begin=begin, end=end, place=filled + begin - at, after=after, full=held == size)
             filled = held % size
             at = after

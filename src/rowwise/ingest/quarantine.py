@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import parquet as pq
 
-from rowwise.ingest.encode import NAMED, Bad, Wrong
+from rowwise.ingest.encode import NAMED, RefusalReason, RefusedRows
 from rowwise.ingest.reader import Split
 from rowwise.spec import Value
 
@@ -26,7 +26,7 @@ ROWS, SPLIT = ".parquet", ".json"
 MOST_LETTERS = 80  # of a name: what a file system takes is some three times as much
 
 
-class Unread(Value, frozen=True):
+class UnreadSplit(Value, frozen=True):
     """A split that could not be used at all."""
 
     source: str
@@ -36,14 +36,14 @@ class Unread(Value, frozen=True):
     error: str
 
 
-class PutAside(NamedTuple):
+class QuarantinedRows(NamedTuple):
     """What is in a folder of bad rows."""
 
     rows: int
-    unread: tuple[Unread, ...]
+    unread: tuple[UnreadSplit, ...]
 
 
-def put_aside(table: pa.Table, split: Split, bad: Bad, folder: str) -> None:
+def put_aside(table: pa.Table, split: Split, bad: RefusedRows, folder: str) -> None:
     """Bad rows as they were read, with where each was and what is wrong with it; folder "": nowhere."""
     rows_N = np.flatnonzero(bad.mask_R)
     told = _reasons(rows_N.tolist(), bad.wrong)
@@ -56,18 +56,18 @@ def put_aside(table: pa.Table, split: Split, bad: Bad, folder: str) -> None:
 def put_split_aside(split: Split, error: str, folder: str) -> None:
     """Note a split that cannot be read."""
     rows = split.stop - split.start if split.rows is None else split.rows
-    note = Unread(source=split.source, start=split.start, stop=split.stop, rows=rows, error=error)
+    note = UnreadSplit(source=split.source, start=split.start, stop=split.stop, rows=rows, error=error)
     _write(folder, split, SPLIT, lambda path: path.write_bytes(msgspec.json.encode(note)))
 
 
-def count_aside(folder: Path) -> PutAside:
+def count_aside(folder: Path) -> QuarantinedRows:
     """What was put aside so far."""
     rows = sum(pq.read_metadata(path).num_rows for path in folder.glob(f"*{ROWS}"))
-    notes = [msgspec.json.decode(path.read_bytes(), type=Unread) for path in sorted(folder.glob(f"*{SPLIT}"))]
-    return PutAside(rows, tuple(notes))
+    notes = [msgspec.json.decode(path.read_bytes(), type=UnreadSplit) for path in sorted(folder.glob(f"*{SPLIT}"))]
+    return QuarantinedRows(rows, tuple(notes))
 
 
-def _reasons(rows: Sequence[int], wrong: Sequence[Wrong]) -> list[str]:
+def _reasons(rows: Sequence[int], wrong: Sequence[RefusalReason]) -> list[str]:
     """Of each row; only the first few of a column were looked at closely, so the others are bad as these are."""
     reasons: dict[int, list[str]] = {}
     for one in wrong:

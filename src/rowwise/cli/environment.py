@@ -25,7 +25,7 @@ class Torchrun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
+class CommandEnvironment:
     """Of a command."""
 
     omp_wait_policy: str

@@ -19,19 +19,19 @@ from numpy.typing import NDArray
 from rowwise.perf.access import Curves, Floats
 from rowwise.perf.memory import FLOAT_bytes, memory_bytes
 from rowwise.plan import Plan, Tile
-from rowwise.planner.cut import Units, cut_of
-from rowwise.planner.kinds import Kind, tiles_of
+from rowwise.planner.infer_layout import Units, cut_of
+from rowwise.planner.kinds import PlacementKind, tiles_of
 from rowwise.planner.layouts import Layout
 from rowwise.planner.native import Homes
-from rowwise.planner.options import Columns
-from rowwise.planner.problem import NO_UNIT, Index, Pieces, Placement, Problem
+from rowwise.planner.options import TableArrays
+from rowwise.planner.problem import NO_UNIT, Index, Pieces, Placement, PlacementProblem
 from rowwise.spec import Table, Topology, state_slots
 
 Span = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Weight:
+class TableWeight:
     """What a table's rectangles take: columns, and what optimizers keep once for a row, of which each piece has one."""
 
     table: Table
@@ -39,7 +39,7 @@ class Weight:
     once_bytes: int
 
     @classmethod
-    def of(cls, table: Table) -> "Weight":
+    def of(cls, table: Table) -> "TableWeight":
         """Rows and optimizer state."""
         widths = [slot.width for slot in state_slots(table).values()]
         wide = sum(width == table.dim for width in widths)
@@ -63,7 +63,7 @@ def moved_bytes(old: Plan, new: Plan, tables: Sequence[Table]) -> int:
         before[tile.table].append(tile)
     moved = 0
     for table in tables:
-        weight = Weight.of(table)
+        weight = TableWeight.of(table)
         for tile in new.tiles_of(table.name) if table.name in before else ():
             here = [was for was in before[table.name] if was.rank == tile.rank]
             both = [(overlap(tile.rows, was.rows), overlap(tile.cols, was.cols)) for was in here]
@@ -72,10 +72,10 @@ def moved_bytes(old: Plan, new: Plan, tables: Sequence[Table]) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class CurrentPlacement:
     """A plan in force, seen from a new question."""
 
-    problem: Problem  # with the cuts of the plan in force
+    problem: PlacementProblem  # with the cuts of the plan in force
     start: Placement
     homes: Homes
     leave_N: Floats  # bytes that come from elsewhere, of each piece at its home
@@ -90,7 +90,7 @@ class Standing:
         return float(moved[taken].sum())
 
 
-def stand(problem: Problem, old: Plan) -> Standing:
+def stand(problem: PlacementProblem, old: Plan) -> CurrentPlacement:
     """The plan in force as a start."""
     tiles = _tiles_by_item(problem, old)
     found = [_recognised(problem, item, tiles[item]) for item in range(len(problem.members))]
@@ -109,7 +109,7 @@ def stand(problem: Problem, old: Plan) -> Standing:
             units = one[1]
         choice_I[item] = option
         unit_N[list(problem.pieces_of(option))] = units
-    return Standing(
+    return CurrentPlacement(
         problem=problem,
         start=Placement(choice_I, unit_N),
         homes=Homes(homes.unit_N, homes.once_N - homes.leave_N),
@@ -120,7 +120,7 @@ def stand(problem: Problem, old: Plan) -> Standing:
     )
 
 
-def _tiles_by_item(problem: Problem, old: Plan) -> list[dict[int, list[Tile]]]:
+def _tiles_by_item(problem: PlacementProblem, old: Plan) -> list[dict[int, list[Tile]]]:
     """Of each item: the tiles of those of its tables that are not new."""
     numbers = {w.table.name: t for t, w in enumerate(problem.question.workloads)}
     tiles: dict[int, list[Tile]] = defaultdict(list)
@@ -130,7 +130,9 @@ def _tiles_by_item(problem: Problem, old: Plan) -> list[dict[int, list[Tile]]]:
     return [{t: sorted(tiles[t]) for t in members if t in tiles} for members in problem.members]
 
 
-def _recognised(problem: Problem, item: int, tiles: dict[int, list[Tile]]) -> tuple[Kind, Units] | None:
+def _recognised(
+    problem: PlacementProblem, item: int, tiles: dict[int, list[Tile]]
+) -> tuple[PlacementKind, Units] | None:
     """The kind and the units that all tables of an item have, if these are allowed."""
     workloads, topology = problem.question.workloads, problem.topology
     found = {cut_of(workloads[t].table, tiles[t], topology, problem.kinds) for t in tiles}
@@ -149,24 +151,24 @@ def _recognised(problem: Problem, item: int, tiles: dict[int, list[Tile]]) -> tu
     return one if ok else None
 
 
-def _allowed(problem: Problem, item: int) -> NDArray[np.bool_] | None:
+def _allowed(problem: PlacementProblem, item: int) -> NDArray[np.bool_] | None:
     """The units that an item may be on; none: all."""
     rule = int(problem.rule_I[item])
     return problem.allowed_RU[rule].astype(bool) if rule >= 0 else None
 
 
-def _option_of(problem: Problem, item: int, kind: Kind) -> int | None:
+def _option_of(problem: PlacementProblem, item: int, kind: PlacementKind) -> int | None:
     options = range(int(problem.item_begin[item]), int(problem.item_begin[item + 1]))
     return next((option for option in options if problem.kind_of(option) == kind), None)
 
 
-def _widened(problem: Problem, found: Sequence[tuple[Kind, Units] | None]) -> Problem:
+def _widened(problem: PlacementProblem, found: Sequence[tuple[PlacementKind, Units] | None]) -> PlacementProblem:
     """With an option for each item's present kind."""
     missing = [(i, one[0]) for i, one in enumerate(found) if one and _option_of(problem, i, one[0]) is None]
     if not missing:
         return problem
     question = problem.question
-    columns, curves = Columns.of(question), Curves.of(question.workloads, question.batch)
+    columns, curves = TableArrays.of(question), Curves.of(question.workloads, question.batch)
     kinds = [*problem.kinds, *sorted({kind for _, kind in missing} - set(problem.kinds), key=str)]
     parts = [problem.pieces]
     for item, kind in missing:
@@ -201,7 +203,7 @@ def _widened(problem: Problem, found: Sequence[tuple[Kind, Units] | None]) -> Pr
 class _Homes:
     """Of each piece of each option: where most of its bytes are, and what would have to come there."""
 
-    def __init__(self, problem: Problem, tiles: Sequence[dict[int, list[Tile]]]) -> None:
+    def __init__(self, problem: PlacementProblem, tiles: Sequence[dict[int, list[Tile]]]) -> None:
         pieces = len(problem.pieces.link_N)
         self._problem = problem
         self._options = list(zip(problem.item_begin[:-1].tolist(), problem.item_begin[1:].tolist(), strict=True))
@@ -210,18 +212,18 @@ class _Homes:
         self.leave_N, self.whole_N, self.once_N = np.zeros(pieces), np.zeros(pieces), np.zeros(pieces)
         self.stored_bytes = 0
         for item, members in enumerate(tiles):
-            weighed = [(Weight.of(problem.question.workloads[t].table), some) for t, some in members.items()]
+            weighed = [(TableWeight.of(problem.question.workloads[t].table), some) for t, some in members.items()]
             self.stored_bytes += sum(weight(tile.rows, tile.cols) for weight, some in weighed for tile in some)
             self._fill(item, weighed)
 
-    def _fill(self, item: int, members: Sequence[tuple[Weight, list[Tile]]]) -> None:
+    def _fill(self, item: int, members: Sequence[tuple[TableWeight, list[Tile]]]) -> None:
         problem, allowed_U = self._problem, _allowed(self._problem, item)
-        known: dict[tuple[Layout, int], list[_Held]] = {}  # tiers of a layout have the same rectangles
+        known: dict[tuple[Layout, int], list[_PieceBytes]] = {}  # tiers of a layout have the same rectangles
         for option in range(*self._options[item]):
             kind = problem.kinds[problem.option_kind[option]]
             at = (kind.layout, kind.parts)
             if at not in known:
-                known[at] = [_Held() for _ in range(kind.parts)]
+                known[at] = [_PieceBytes() for _ in range(kind.parts)]
                 for weight, tiles in members:
                     _count(known[at], kind, weight, tiles, problem.topology)
             copies = problem.topology.world if kind.layout.is_copied else 1
@@ -244,19 +246,21 @@ class _Homes:
 
 
 @dataclass(slots=True)
-class _Held:
+class _PieceBytes:
     """Of a piece: its bytes, once if there are copies, and what units have of it already."""
 
     once: int = 0
     by_unit: dict[int, int] = field(default_factory=dict)
 
 
-def _any_unit(kind: Kind, topology: Topology, allowed_U: NDArray[np.bool_] | None) -> int:
+def _any_unit(kind: PlacementKind, topology: Topology, allowed_U: NDArray[np.bool_] | None) -> int:
     begin = kind.layout.units(topology).start
     return begin if allowed_U is None else begin + int(allowed_U[begin:].argmax())
 
 
-def _count(pieces: list[_Held], kind: Kind, weight: Weight, tiles: Sequence[Tile], topology: Topology) -> None:
+def _count(
+    pieces: list[_PieceBytes], kind: PlacementKind, weight: TableWeight, tiles: Sequence[Tile], topology: Topology
+) -> None:
     """Adds a table's bytes to its item's pieces."""
     world, devices = topology.world, topology.devices
     # As if all pieces were on the first unit: a part's rank is then its number inside the unit.

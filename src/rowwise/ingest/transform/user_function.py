@@ -20,11 +20,11 @@ import pyarrow as pa
 from rowwise.errors import DataError, RowwiseError
 from rowwise.ingest.bags import whole
 from rowwise.ingest.transform.arrays import plain_kind
-from rowwise.ingest.transform.transform import ANYTHING, Arrays, Kinds, Run, Transform, Where
+from rowwise.ingest.transform.transform import ANYTHING, Arrays, Kinds, RowPosition, Run, Transform
 from rowwise.textfile import read_text
 
 
-class Own(Transform, frozen=True, kw_only=True, tag="own", tag_field="kind"):
+class UserFunction(Transform, frozen=True, kw_only=True, tag="own", tag_field="kind"):
     """A function of the user's that gets Arrow arrays, and returns one, or several in a tuple or a dict.
 
     What it returns has as many rows as what it got, none at all too. It gets nulls and NaN as they are in the data,
@@ -74,13 +74,13 @@ class Own(Transform, frozen=True, kw_only=True, tag="own", tag_field="kind"):
     def types(self, kinds: Kinds) -> Kinds:
         """What comes out of no rows."""
         empty = tuple(pa.array([], kind) for kind in kinds)
-        return tuple(array.type for array in self.run(empty, Where()))
+        return tuple(array.type for array in self.run(empty, RowPosition()))
 
-    def run(self, arrays: Arrays, where: Where) -> Arrays:
+    def run(self, arrays: Arrays, where: RowPosition) -> Arrays:
         """Call it once."""
         return self.ready()(arrays, where)
 
-    def loaded(self) -> "Own":
+    def loaded(self) -> "UserFunction":
         """With the file's text inside, and the names that follow from it."""
         text = self.source or self._read()
         parameters = self._parameters(text)
@@ -100,7 +100,7 @@ class Own(Transform, frozen=True, kw_only=True, tag="own", tag_field="kind"):
             exec(compile(full.source, self.file, "exec"), vars(module))
         return partial(full._call, getattr(module, self.name))
 
-    def _call(self, function: Callable[..., Any], arrays: Arrays, where: Where) -> Arrays:
+    def _call(self, function: Callable[..., Any], arrays: Arrays, where: RowPosition) -> Arrays:
         place = f"{self.function}, on the {len(arrays[0])} rows from {where.split.place(0)}"
         plain = [array.cast(plain_kind(array.type)) for array in arrays]
         with _Naming(place):

@@ -7,7 +7,7 @@ Gives up: tiles that no layout of ours makes; they have none.
 from collections.abc import Iterable, Sequence
 
 from rowwise.plan import Tile
-from rowwise.planner.kinds import Kind, tiles_of
+from rowwise.planner.kinds import PlacementKind, tiles_of
 from rowwise.planner.layouts import LAYOUTS, Layout
 from rowwise.spec import Table, Topology
 
@@ -15,8 +15,8 @@ Units = tuple[int, ...]
 
 
 def cut_of(
-    table: Table, tiles: Sequence[Tile], topology: Topology, kinds: Iterable[Kind] = ()
-) -> tuple[Kind, Units] | None:
+    table: Table, tiles: Sequence[Tile], topology: Topology, kinds: Iterable[PlacementKind] = ()
+) -> tuple[PlacementKind, Units] | None:
     """The kind and the units that make just these tiles, in any order; if it is one of `kinds`, that one."""
     known, wanted = list(kinds), sorted(tiles)
     first = wanted[0]
@@ -26,7 +26,7 @@ def cut_of(
         if not layout.differs_on(topology) or (layout.pieces is None and len(units) > 1):
             continue
         same = [kind for kind in known if kind[:3] == (layout, len(units), first.tier)]
-        for kind in (*same, Kind(layout, len(units), first.tier, cached)):
+        for kind in (*same, PlacementKind(layout, len(units), first.tier, cached)):
             if sorted(tiles_of(kind, table, units, topology)) == wanted:
                 return kind, units
     return None

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Making:
+class RankStart:
     """How ranks are made."""
 
     timeout_s: float = 300.0  # that a rank waits for another in a collective
