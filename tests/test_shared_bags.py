@@ -15,7 +15,7 @@ from shared_batches import draw_copies, make_shared
 from rowwise import Batch, BatchError, Embeddings, IdError, Jagged, Pooling, Table, UnknownIdWarning
 from rowwise.batch import Shared
 from rowwise.errors import DataError
-from rowwise.ingest.bags import Bags
+from rowwise.ingest.bags import RaggedColumn
 from rowwise.ops.jagged import bucketize, concatenate, permute, row_bounds, share, split
 from rowwise.train.evaluate import ids_or_none
 from rowwise.train.objective import single_ids
@@ -276,7 +276,7 @@ def test_rows_of_a_split_that_repeat_are_found(rows, singles, skipped):
     ids = np.array([9] * skipped + [i for row in rows for i in row], np.int64)
     offsets = np.cumsum([skipped, *map(len, rows)]).astype(np.int64)
     single = np.array(singles[: len(rows)], np.int64)
-    bags = [Bags(values_N=ids, offsets_R1=offsets), Bags(values_N=single, offsets_R1=None)]
+    bags = [RaggedColumn(values_N=ids, offsets_R1=offsets), RaggedColumn(values_N=single, offsets_R1=None)]
     for some, whole in ((bags[:1], rows), (bags, list(zip(rows, singles, strict=False)))):
         found = adjacent(some)
         assert found.dtype == np.int64
@@ -285,7 +285,7 @@ def test_rows_of_a_split_that_repeat_are_found(rows, singles, skipped):
 
 
 def test_rows_that_do_not_match_are_refused():
-    bags = [Bags(values_N=np.arange(n), offsets_R1=None) for n in (2, 3)]
+    bags = [RaggedColumn(values_N=np.arange(n), offsets_R1=None) for n in (2, 3)]
     with pytest.raises(DataError, match="features of 2, 3 rows"):
         adjacent(bags)
     with pytest.raises(DataError, match="no features"):

@@ -271,8 +271,8 @@ READ = """
 import json, sys
 import msgspec, numpy as np
 from pathlib import Path
-from rowwise.ingest.block import Encoded, Layout
-layout = msgspec.json.decode(sys.argv[1].encode(), type=Layout)
+from rowwise.ingest.block import BlockLayout, Encoded
+layout = msgspec.json.decode(sys.argv[1].encode(), type=BlockLayout)
 e = Encoded.of(np.frombuffer(Path(sys.argv[2]).read_bytes(), np.uint8), layout)
 bags = [[b.values_N.tolist(), None if b.offsets_R1 is None else b.offsets_R1.tolist()] for b in e.bags]
 print(json.dumps([e.rows, e.dense_RF.tolist(), e.labels_RK.tolist(), e.keys_R.tolist(), e.times_R, bags]))

@@ -21,7 +21,7 @@ from rowwise.ingest import (
     ParquetReader,
     Sparse,
 )
-from rowwise.ingest.bags import Bags, lists, whole
+from rowwise.ingest.bags import RaggedColumn, lists, whole
 from rowwise.ingest.batcher import EncodedSplit
 from rowwise.ingest.native import PickedIds, RowMapping
 from rowwise.ingest.service.local import Service, Workers
@@ -127,7 +127,7 @@ def test_the_kernel_finds_what_numpy_does(data):
     for one in picked:
         values_N, offsets_R1 = np.empty(one.total, np.int64), np.empty(one.rows + 1, np.int64)
         one.write(RowMapping(), values_N, offsets_R1)
-        bags.append(Bags(values_N=values_N, offsets_R1=offsets_R1))
+        bags.append(RaggedColumn(values_N=values_N, offsets_R1=offsets_R1))
     begins_R = np.zeros(picked[0].rows, np.bool_)
     for one in picked:
         one.mark_changes(begins_R)

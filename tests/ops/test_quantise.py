@@ -135,7 +135,7 @@ def test_marks_are_set_as_the_reference_does(ids, wide, lengths):
     features = torch.tensor([[2, 0, 0, 10, 4, 0, 0, 0, 0], [0, 0, 0, 10, 4, 0, 0, 0, 0]])
     found, wanted = torch.zeros(20, dtype=torch.uint8), torch.zeros(20, dtype=torch.uint8)
     ops.mark(found, torch.tensor([5, 5]), torch.zeros(160, dtype=torch.uint8), features, *bags, 1)
-    reference.mark(wanted, torch.tensor([5, 5]), reference.Bags(features, *bags, None, 1))
+    reference.mark(wanted, torch.tensor([5, 5]), reference.FeatureBags(features, *bags, None, 1))
     assert torch.equal(found, wanted)
     inside = [i for i in ids[: lengths[0]] + ids[sum(lengths[:2]) :] if 0 <= i < 10]
     assert found.nonzero().flatten().tolist() == sorted({i + 5 for i in inside})

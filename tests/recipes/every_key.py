@@ -1,7 +1,5 @@
 """Every key that a recipe can have, with a recipe in which it counts and another value that makes another run."""
 
-import msgspec
-
 TRANSFORMS = {  # by kind: what the others have to be for a run
     "sigrid_hash": {"column": "number", "rows": 20, "to": "item"},
     "first_x": {"column": "seen", "count": 2},
@@ -121,7 +119,7 @@ NEAR = {  # by class and key: another value, which makes another run
     "Onehot": {"column": "d1", "to": "cold", "classes": [1], "borders": [0.1], "into": "lists"},
     "GetLocalHour": {"column": "moment", **TO_D0, "zone": "Europe/Vienna", "offset": "number", "unit": "ms"},
     "Sampling": {"rate": 0.25, "seed": 1, "column": "user", "value": 1, "key": "user"},
-    "Own": {"function": "own.py:thrice", "columns": ["d1"], "to": ["d1"], "source": OWN.replace("2.0", "4.0")},
+    "UserFunction": {"function": "own.py:thrice", "columns": ["d1"], "to": ["d1"], "source": OWN.replace("2.0", "4.0")},
     "Columns": {
         "labels": ["click"],
         "sparse": [{"column": "user", "ids": "direct"}, {"column": "item", "ids": "direct"}],
@@ -172,11 +170,11 @@ NEAR = {  # by class and key: another value, which makes another run
     "DoubleHashIds": {"rows": 10, "seed": 1, "hashes": 3},
     "QuotientRemainderIds": {"rows": 30, "seed": 1, "combine": "product"},
     "StoredIds": {"file": "none", "digest": "0", "table": "item"},
-    "Dlrm": {"bottom": [4], "top": [4]},
-    "DeepFm": {"deep": [4]},
-    "Dcn": {"deep": [4], "crosses": 2, "rank": 2, "structure": "parallel"},
-    "WideAndDeep": {"deep": [4], "wide": {"kind": "sgd", "lr": 0.5}},
-    "TwoTowers": {
+    "DlrmConfig": {"bottom": [4], "top": [4]},
+    "DeepFmConfig": {"deep": [4]},
+    "DcnConfig": {"deep": [4], "crosses": 2, "rank": 2, "structure": "parallel"},
+    "WideDeepConfig": {"deep": [4], "wide": {"kind": "sgd", "lr": 0.5}},
+    "TwoTowerConfig": {
         "item": "user",
         "user_features": ["seen"],
         "item_features": ["seen"],
@@ -187,7 +185,7 @@ NEAR = {  # by class and key: another value, which makes another run
         "correct": False,
         "ks": [3],
     },
-    "OwnModel": {"module": "own.py:Other", "args": {"scale": 2.0}},
+    "UserModel": {"module": "own.py:Other", "args": {"scale": 2.0}},
     "Training": {
         "batch": 64,
         "epochs": 2,
@@ -224,8 +222,3 @@ NEAR = {  # by class and key: another value, which makes another run
     "Wire": {"host": {"forward": "fp16"}, "network": {"forward": "fp16"}, "dense": "fp16", "error_feedback": True},
     "Codecs": {"forward": "fp16", "backward": "fp16"},
 }
-
-
-def name_of(kind: type[msgspec.Struct]) -> str:
-    """As in NEAR; two are called Own."""
-    return "OwnModel" if kind.__module__.endswith("recipe") and kind.__name__ == "Own" else kind.__name__

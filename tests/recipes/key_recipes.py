@@ -8,7 +8,7 @@ from typing import Any, get_args
 import msgspec
 import numpy as np
 import pyarrow as pa
-from every_key import NEAR, OWN, TRANSFORMS, name_of
+from every_key import NEAR, OWN, TRANSFORMS
 from small import sections, write_rows
 
 from rowwise.errors import RowwiseError, one_line
@@ -36,7 +36,7 @@ def all_structs():
     found, open_kinds = {}, [Recipe]
     while open_kinds:
         kind = open_kinds.pop()
-        if found.setdefault(name_of(kind), kind) is kind:
+        if found.setdefault(kind.__name__, kind) is kind:
             inner = [s for field in msgspec.structs.fields(kind) for s in structs(field.type)]
             open_kinds += [s for s in dict.fromkeys(inner) if s not in found.values()]
     return found
@@ -49,8 +49,8 @@ SECTIONS = {
 }  # fmt: skip
 OFTEN = {"Evaluation": {"every": 1, "patience": 3, "min_gain": 0.05}, "Saving": {"every": 2, "keep": 2}}
 MODELS = {
-    "TwoTowers": {"item": "item", "user_features": ["user"], "user_dense": ["d0"], "item_dense": ["d1"]},
-    "OwnModel": {"module": "own.py:Mine"},
+    "TwoTowerConfig": {"item": "item", "user_features": ["user"], "user_dense": ["d0"], "item_dense": ["d1"]},
+    "UserModel": {"module": "own.py:Mine"},
 }
 ID_MAPS = {"HashIds", "DoubleHashIds", "QuotientRemainderIds", "StoredIds"}
 
@@ -85,7 +85,7 @@ def context(name: str, place) -> tuple[dict[str, Any], tuple[str | int, ...]]:
     if name in SECTIONS:
         made[SECTIONS[name]] = {**made.get(SECTIONS[name], {}), **OFTEN.get(name, {})}
         return made, (SECTIONS[name],)
-    if tag in TRANSFORMS and name != "OwnModel":
+    if tag in TRANSFORMS and name != "UserModel":
         made["transforms"] = [{"kind": tag, **TRANSFORMS[tag]}]
         if tag == "onehot":
             made["columns"]["dense"] = [{"column": "hot_0"}, {"column": "hot_1"}]
@@ -97,7 +97,7 @@ def context(name: str, place) -> tuple[dict[str, Any], tuple[str | int, ...]]:
         return made, where[name]
     at, given = place_of(name, kind)
     inside(made, at[:-1])[at[-1]] = ({} if tag is None else {"kind": tag}) | given
-    if name == "TwoTowers":
+    if name == "TwoTowerConfig":
         made["evaluate"] = {"metric": "recall@10"}
     return made, at
 

@@ -211,7 +211,7 @@ SPECIAL = {
     ("Data", "test_share"): st.floats(0, 0.4),
     ("Table", "column_group"): st.none(),
     ("Log", "profile"): st.none() | st.just("10:20"),
-    ("Own", "args"): st.dictionaries(
+    ("UserModel", "args"): st.dictionaries(
         TEXTS, TEXTS | st.integers(-5, 5) | st.lists(st.booleans(), max_size=2), max_size=3
     ),
     ("Adam", "beta1"): st.floats(0, 0.9),
