@@ -37,7 +37,7 @@ AS_THEY_ARE = Columns(
 )
 
 
-def written_out() -> transform.Loaded:
+def written_out() -> transform.LoadedTransforms:
     """The same work as transforms of a recipe: fill, clamp, log1p; first_x, sigrid_hash."""
     return transform.load([
         *(transform.Fill(column=name, value=0.0) for name in DENSE),

@@ -17,11 +17,11 @@ LIMITS = SetLimits(pool_bytes=20_000_000, vector_floats=1 << 20, most_s=5e-3)
 PROGRAM = """
 import sys
 from pathlib import Path
-from rowwise.calibrate.folder import Folder
+from rowwise.calibrate.folder import MeasurementFolder
 from rowwise.calibrate.measure import measure
 
 if __name__ == "__main__":
-    folder = Folder(Path(sys.argv[1]))
+    folder = MeasurementFolder(Path(sys.argv[1]))
     measure(folder.order(), folder, float(sys.argv[2]), lambda text, share: None)
 """
 

@@ -160,16 +160,16 @@ def test_killed_at_any_moment(tmp_path):
         "import sys, torch\n"
         "from pathlib import Path\n"
         "from rowwise.checkpoint import write as writing\n"
-        "from rowwise.checkpoint.parts import Part\n"
+        "from rowwise.checkpoint.parts import LocalShard\n"
         "writing.SIZES = writing.FileSizes(1 << 12, 1 << 14)\n"
         "folder = Path(sys.argv[1])\n"
         "print('ready', flush=True)\n"
         "for k in range(1000):\n"
-        "    writing.write(folder / str(k), [Part.whole('t', torch.full((4000, 8), float(k)))], {'step': k})\n"
+        "    writing.write(folder / str(k), [LocalShard.whole('t', torch.full((4000, 8), float(k)))], {'step': k})\n"
     )
     for delay in (0.0, 0.02, 0.05, 0.1):
         child = subprocess.Popen([sys.executable, "-c", script, str(tmp_path / str(delay))], stdout=subprocess.PIPE)
-        child.stdout.readline()
+        assert child.stdout.readline() == b"ready\n"
         time.sleep(delay)
         os.kill(child.pid, signal.SIGKILL)
         child.wait()

@@ -226,8 +226,8 @@ SCRIPT = """
 import sys, msgspec
 from rowwise.ingest.parquet import ParquetReader
 from rowwise.ingest.warehouse.convert import convert
-from rowwise.ingest.warehouse.layout import Layout
-convert(ParquetReader(sys.argv[1]), sys.argv[2], msgspec.json.decode(sys.argv[3], type=Layout))
+from rowwise.ingest.warehouse.layout import WarehouseLayout
+convert(ParquetReader(sys.argv[1]), sys.argv[2], msgspec.json.decode(sys.argv[3], type=WarehouseLayout))
 """
 LAYOUTS = {
     "plain": {"group_rows": 1000, "part_groups": 2},

@@ -204,7 +204,7 @@ sys.path.insert(0, sys.argv[1])
 import torch
 torch.set_num_threads(1)
 from rowwise.train.run_folder import RunFolder
-from rowwise.train.saved import Saved
+from rowwise.train.saved import CheckpointFolder
 from rowwise.checkpoint import write as writing
 from test_resume import killable
 writing.SIZES = writing.FileSizes(file_bytes=1000)  # many files, so that a kill finds one half written
@@ -212,7 +212,7 @@ world = killable(Path(sys.argv[2]))
 world.folder.mkdir(exist_ok=True)
 folder = RunFolder(world.folder)
 folder.hold()
-saved = Saved(world.folder / "ckpt")
+saved = CheckpointFolder(world.folder / "ckpt")
 saved.clean()
 tell = lambda shown: print(shown.progress.step, flush=True)
 if saved.steps():
