@@ -13,6 +13,7 @@ from pyarrow import types
 from rowwise.ingest.bags import flat
 from rowwise.ingest.columns import is_list, is_text
 from rowwise.ingest.encode import Floats, floats, hashed, int64
+from rowwise.ingest.evidence import Evidence, Labels, Shape, shape_of, weigh
 from rowwise.ingest.mix import mix
 from rowwise.ingest.sketch import Sketch
 
@@ -31,6 +32,7 @@ class ColumnSurvey:
         self.least, self.most = np.inf, -np.inf
         self.sketch = Sketch()
         self._sample: list[tuple[Floats, NDArray[np.bool_]]] = []
+        self._whole: list[tuple[NDArray[np.int64], Labels]] = []
         self._sampled = 0
 
     @property
@@ -68,12 +70,21 @@ class ColumnSurvey:
             return None
         return float((middle_U[rank_N][positive_N].sum() - positives * (positives + 1) / 2) / (positives * others))
 
+    def evidence(self) -> tuple[Evidence | None, Shape] | None:
+        """Of whole numbers: what the first rows say of ids and amounts; None: no numbers, or none that are whole."""
+        if not self._whole:
+            return None
+        x_N, positive_N = (np.concatenate(part) for part in zip(*self._whole, strict=True))
+        return weigh(x_N, positive_N), shape_of(x_N)
+
     def _range(self, ids: pa.Array, positive_N: NDArray[np.bool_]) -> None:
         x_N = ids.to_numpy(zero_copy_only=False)
         self.least, self.most = min(self.least, float(x_N.min())), max(self.most, float(x_N.max()))
         room = SAMPLE_ROWS - self._sampled
         if room > 0:
             self._sample.append((floats(ids)[:room], positive_N[:room]))
+            if types.is_integer(ids.type):
+                self._whole.append((int64(ids)[:room], positive_N[:room]))
             self._sampled += min(room, len(x_N))
 
 

@@ -105,7 +105,7 @@ def _comments(card: DatasetCard, recipe: Recipe) -> list[str]:
         "#",
         "# A beginning, made by rowwise data inspect; it trains as it is. What to look at next:",
         "#   columns   is each number under dense and each id under sparse? log1p is for counts and amounts",
-        "#   tables    rows is a quarter more than there are ids now; fewer are shared, more leave room for new ones",
+        "#   tables    ids are hashed into 16 rows each in small tables, 8 in large ones: few ids share a row",
         "#   data      share: random tests on rows from everywhere; last on the last ones, as it will be in use",
         "#   train     batch and the two rates (optimizer, here and of the tables) matter most, in this order",
         "#   evaluate  training stops when ne on the validation rows was not better twice",
