@@ -94,8 +94,8 @@ def test_columns_and_tables_are_looked_for_where_none_are_given(tmp_path):
     changed = plain | {"tables": {"all": {"dim": 4}, "each": {"user": {"rows": 7}}}}
     assert {t.name: (t.rows, t.dim) for t in resolve(decode(changed, "")).tables} == {
         "user": (7, 4),
-        "item": (37, 4),
-        "seen": (25, 4),
+        "item": (480, 4),
+        "seen": (320, 4),
     }
 
 

@@ -1,7 +1,7 @@
 """Training of the networks for exchanges; see `perf.exchange` for what they are.
 
-Nominal prices are fitted first, then a network learns the factor that is left, in relative error. Its own file because
-it learns from ranks together, not from sets of tables. The same measurements give the same network.
+Nominal prices are fitted first, then a network learns the factor that is left, in relative error. The same
+measurements give the same network.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,7 +1,6 @@
 """A file or folder that appears under its name when it is whole, and else not at all.
 
-Its own file because whatever is written from a checkpoint ends so. A kill leaves at most something whose name ends in
-`.part`, which nothing reads and the next attempt removes.
+A kill leaves at most something whose name ends in `.part`, which nothing reads and the next attempt removes.
 """
 
 import shutil

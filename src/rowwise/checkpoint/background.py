@@ -1,7 +1,7 @@
 """Saving while training goes on: a copy of what is to be saved, and a thread that writes it.
 
-Its own file because only here two threads of a rank use ranks at once. The copies keep their memory for the next time,
-as fresh pages cost many times what filling them does. Gives up: memory, as much as a rank writes.
+The copies keep their memory for the next time, as fresh pages cost many times what filling them does. Known limits:
+memory, as much as a rank writes.
 
 [Note: Writing behind]
 The threads have a group of their own, made once, so their calls never mix with those of the steps. At most one

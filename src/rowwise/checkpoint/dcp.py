@@ -1,6 +1,5 @@
 """Tables written as the files of torch.distributed.checkpoint.
 
-Its own file because it is the one place besides `comm` that knows torch.distributed, of which it needs no processes.
 Such files are read by `dcp_source`, which needs nothing of it.
 """
 
@@ -65,7 +64,6 @@ class _Writing(SavePlanner):
         return plans, metadata
 
     def finish_plan(self, new_plan: SavePlan) -> SavePlan:
-        """As it is."""
         return new_plan
 
     def resolve_data(self, write_item: WriteItem) -> Tensor:

@@ -1,10 +1,9 @@
 """What makes a checkpoint smaller: only the rows that changed since the one before, and rows in fewer bits.
 
-Its own file because only this knows how a part becomes a piece that is not simply its memory, and back. An increment
-is a whole checkpoint to whoever reads it: its folder has the files of the one before, too, as hard links, and its
-manifest lists their pieces, then its own. It restores what a full one would, to the bit. Only weights are rounded; the
-optimizer's state is exact always, see `ops/quantise`. Gives up: the space of rows that were replaced, until the next
-full one; memory for the rows that changed.
+An increment is a whole checkpoint to whoever reads it: its folder has the files of the one before, too, as hard links,
+and its manifest lists their pieces, then its own. It restores what a full one would, to the bit. Only weights are
+rounded; the optimizer's state is exact always, see `ops/quantise`. Known limits: the space of rows that were replaced,
+until the next full one; memory for the rows that changed.
 """
 
 from collections.abc import Sequence
@@ -48,7 +47,6 @@ def stored_bytes(parts: Sequence[LocalShard], *, changed: bool) -> int:
 
 
 def encode(part: LocalShard) -> Tensor:
-    """What is written of a part."""
     if part.bits is None:
         return part.tensor
     assert part.row_type is not None
@@ -68,7 +66,6 @@ def as_stored(chunk: Tensor, entry: TensorEntry, bits: Bits | None, columns: int
 
 
 def ids_dtype(entry: TensorEntry) -> torch.dtype:
-    """Of the numbers of its rows."""
     return torch.int32 if entry.rows < 1 << 31 else torch.int64
 
 

@@ -1,8 +1,7 @@
 """Tables of a checkpoint for other programs: Parquet for queries, and torch files under the names that others use.
 
-Its own file because nothing here is read back; whoever wants more columns or other names changes this. Rows of any
-type become float32, which is exact. Parquet is written a bit at a time; a torch file is laid out on the disk first, as
-torch writes it from memory, so it takes its space twice for a while.
+Rows of any type become float32, which is exact. Parquet is written a bit at a time; a torch file is laid out on the
+disk first, as torch writes it from memory, so it takes its space twice for a while.
 """
 
 import os
@@ -104,7 +103,7 @@ def load_window(checkpoint: Checkpoint, name: str, rows: Span, out: Tensor | Non
 
 
 class _RowCounter:
-    """Counts rows."""
+    """Reports progress in rows, once a window."""
 
     def __init__(self, tell: Tell | None, rows: Iterable[int]) -> None:
         self._tell, self._total, self._done = tell, sum(rows), 0

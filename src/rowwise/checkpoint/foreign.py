@@ -1,8 +1,7 @@
 """Weights of other programs as a checkpoint: which of their tensors are which of ours, by name; then all is copied.
 
-Its own file because what is matched is shown before anything is written, and users may match by hand. TorchRec's names
-of tables are known; of nn.EmbeddingBag and others a `--map` says which is which. Gives up: optimizer state, which every
-program lays out its own way.
+TorchRec's names of tables are known; of nn.EmbeddingBag and others a `--map` says which is which. Known limits:
+optimizer state, which every program lays out its own way.
 """
 
 import re
@@ -38,7 +37,7 @@ class MatchedTensor(Value, frozen=True):
 
 
 class ImportMatch(Value, frozen=True):
-    """What is taken over, and what is not."""
+    """The tensors that an import takes over, and those that it leaves out."""
 
     taken: tuple[MatchedTensor, ...]
     left: tuple[str, ...]

@@ -1,7 +1,4 @@
-"""What users name: a run or a checkpoint by its path, the tables of a checkpoint by theirs.
-
-Its own file because all tools for checkpoints begin so, and a name that is not there is met with the nearest that is.
-"""
+"""What users name: a run or a checkpoint by its path, the tables of a checkpoint by theirs."""
 
 import difflib
 import re
@@ -87,7 +84,6 @@ def tables_of(manifest: CheckpointManifest) -> dict[str, SavedTable]:
 
 
 def choose(tables: Mapping[str, SavedTable], wanted: Sequence[str], where: Path) -> dict[str, SavedTable]:
-    """Those that are named, or all."""
     if not tables:
         raise CheckpointError(f"{where} holds no tables")
     for name in wanted:
@@ -97,7 +93,6 @@ def choose(tables: Mapping[str, SavedTable], wanted: Sequence[str], where: Path)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """What a name may have meant."""
     words = list(known)
     near = difflib.get_close_matches(name, words, n=1, cutoff=0.5)
     if near:

@@ -69,11 +69,9 @@ class Checkpoint:
         return cls(folder=folder, manifest=CheckpointManifest.read(folder))
 
     def names(self) -> list[str]:
-        """Of the tensors."""
         return list(self.manifest.tensors)
 
     def entry(self, name: str) -> TensorEntry:
-        """What is known of a tensor."""
         if name not in self.manifest.tensors:
             raise CheckpointError(f"{self.folder} holds no tensor {name!r}")
         return self.manifest.tensors[name]
@@ -175,7 +173,6 @@ class Checkpoint:
         return found
 
     def _fill_same(self, flat: Tensor, part: LocalShard) -> None:
-        """Bytes as they are."""
         entry = self.entry(part.name)
         cols = part.cols or (0, entry.columns)
         for copy in overlaps(entry, part.rows, cols):

@@ -1,9 +1,7 @@
 """A checkpoint in which a table has another id map, and its rows have moved along, so that training goes on from it.
 
-Its own file because only this knows what a mapped table is called in a checkpoint: its rows, their state, and its map,
-from which it is made again without the model. What a row becomes is said in [Note: Moved rows] in `hashing/refresh.py`.
-Everything else is copied as it is. Gives up memory: one tensor of old rows is held as it is stored, and 4 bytes an id
-for each part of the map.
+What a row becomes is said in [Note: Moved rows] in `hashing/refresh.py`. Everything else is copied as it is. Known
+limits: memory: one tensor of old rows is held as it is stored, and 4 bytes an id for each part of the map.
 """
 
 import re
@@ -42,7 +40,7 @@ MAPPED = re.compile(rf"model/(?P<path>.+\.)?maps\.(?P<table>[^.]+)\.{IDENTITY}")
 
 
 class RemappedTable(Value, frozen=True):
-    """What became of the rows of a table, in one of the modules that hold it."""
+    """Counts of rows that were kept, moved and filled for a table, in one of the modules that hold it."""
 
     table: str
     rows: int
@@ -72,7 +70,7 @@ class _MappedTensors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _RemapPlan:
-    """What is written instead of what is there."""
+    """Which tensors are copied whole, which are filled from rows, and which are left out."""
 
     whole: dict[str, Tensor] = field(default_factory=dict)  # by name, all of it
     from_rows: dict[str, Move] = field(default_factory=dict)  # by name: rows and state that move
@@ -145,7 +143,6 @@ def _homes(checkpoint: Checkpoint, table: str) -> list[_MappedTensors]:
 
 
 def _old_map(checkpoint: Checkpoint, home: _MappedTensors) -> IdMap:
-    """As the checkpoint holds it."""
     known = home.known
     count = 0 if known.folding is None else known.folding.count
     words, *fold_words = (checkpoint.load(home.maps + name).numpy() for name in _words(count))
@@ -217,7 +214,6 @@ def _weights(path: Path, table: str, ids: int) -> NDArray[np.int64]:
 
 
 def _look_up(id_map: IdMap, ids_N: Ids) -> NDArray[np.int64]:
-    """As `rows_of`, by the operator."""
     shape = id_map.shape
     sections = torch.tensor([section.numbers for section in shape.sections], dtype=torch.int64)
     words = torch.from_numpy(id_map.words)

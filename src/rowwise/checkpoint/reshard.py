@@ -1,7 +1,4 @@
-"""Which parts of old pieces go where in a new rectangle, whatever plan either was made by.
-
-Its own file because it is pure: rectangles and numbers, no files and no tensors.
-"""
+"""Which parts of old pieces go where in a new rectangle, whatever plan either was made by."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -10,7 +7,7 @@ from rowwise.checkpoint.manifest import Span, TensorChunk, TensorEntry
 
 
 class CopyRegion(NamedTuple):
-    """What a piece and a rectangle have in common, counted from where each of them begins."""
+    """The intersection of a chunk and a rectangle, relative to each."""
 
     piece: TensorChunk
     rows_from: Span

@@ -1,7 +1,7 @@
 """A checkpoint written anew: in files as another plan's ranks write them, or with rows of other types.
 
-Its own file because nothing of it needs the model or the ranks: names, shapes and a plan are enough. Loading fits any
-plan as it is; this is for whoever wants the files so, a full one of an incremental one, or a smaller one.
+Loading fits any plan as it is; this is for whoever wants the files so, a full one of an incremental one, or a smaller
+one.
 """
 
 from collections import Counter

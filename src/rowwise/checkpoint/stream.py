@@ -1,7 +1,6 @@
 """Writing a checkpoint of tensors that are read bit by bit while it is written: they need not fit into memory.
 
-Its own file because here one process writes what other times all ranks do, each its own. The parts say what is to be
-written, and by whom; their tensors are on no device.
+The parts say what is to be written, and by whom; their tensors are on no device.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 
 class FileSizes(NamedTuple):
-    """How tensors are cut into pieces, and pieces put into files."""
+    """The sizes at which tensors are cut into chunks, and chunks are put into files."""
 
     piece_bytes: int = 32 << 20
     file_bytes: int = 256 << 20
@@ -57,7 +57,7 @@ SIZES = FileSizes()
 
 
 class RankFiles(Value, frozen=True):
-    """What one rank has written."""
+    """The files and tensors that one rank has written."""
 
     files: dict[str, CheckpointFile]
     tensors: dict[str, TensorEntry]
@@ -225,7 +225,6 @@ def _piece(part: LocalShard, file: str, crc32s: Mapping[str, int]) -> TensorChun
 
 
 def _fill_files(order: Iterable[int], bytes_of: Sequence[int], sizes: FileSizes) -> list[list[int]]:
-    """Which pieces go into which file."""
     found: list[list[int]] = []
     limit = min(sizes.file_bytes, max(sizes.short_bytes, -(-sum(bytes_of) // THREADS)))
     held_bytes = limit

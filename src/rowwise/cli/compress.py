@@ -131,7 +131,6 @@ def _write_page(folder: Path) -> Path:
 
 
 def _show(advice: "CompressionAdvice", console: Console, *, explain: bool) -> None:
-    """What each table is to be."""
     from rich.markup import escape
     from rich.table import Table
 

@@ -89,7 +89,8 @@ def inspect(  # noqa: PLR0913 - one for each option
 
 def _roles(several: "Mapping[Role, Sequence[str]]", time: str | None, key: str | None) -> "dict[str, Role]":
     """By column: what it is used as."""
-    lists: dict[Role, Sequence[str]] = {**several, "time": (time,) if time else (), "key": (key,) if key else ()}
+    single: dict[Role, str | None] = {"time": time, "key": key}
+    lists = {**several, **{role: (name,) for role, name in single.items() if name is not None}}
     roles: dict[str, Role] = {}
     for role, name in ((role, name) for role, names in lists.items() for name in names):
         if roles.setdefault(name, role) != role:
@@ -98,7 +99,6 @@ def _roles(several: "Mapping[Role, Sequence[str]]", time: str | None, key: str |
 
 
 def _refuse_place(recipe: Path, *, as_json: bool) -> None:
-    """Before all rows are read."""
     if as_json:
         raise SpecError("--json writes no recipe: leave out --recipe")
     if not recipe.parent.is_dir():

@@ -1,7 +1,7 @@
 """How a run gets its ranks: it is one of torchrun's, makes some, or is alone. And how a console hears of their end.
 
-Its own file because `train` and `resume` do it alike. Nothing here loads torch before it has to: whoever makes ranks
-only waits for them, see [Note: how ranks end] in `comm/spawn.py`.
+Nothing here loads torch before it has to: whoever makes ranks only waits for them, see [Note: how ranks end] in
+`comm/spawn.py`.
 """
 
 import signal
@@ -95,7 +95,6 @@ def _join(order: RunRequest, me: Torchrun, timeout_s: float) -> int:
 
 
 def _make(order: RunRequest, nproc: int, timeout_s: float) -> int:
-    """Make ranks, and wait for them."""
     topology = Topology(devices=nproc)
     making = RankStart(timeout_s=timeout_s, shared_memory=True, threads=None, preload=PRELOADED)
     met: list[int] = []
@@ -135,7 +134,6 @@ class FileNotes:
         return path.read_text() if path.exists() else None
 
     def put(self, name: str, text: str) -> None:
-        """Leave something."""
         (self._folder / name).write_text(text)
 
 
@@ -181,5 +179,4 @@ def _say(line: str, code: int) -> int:
 
 
 def _shown(path: Path) -> Path:
-    """As users have called it."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

@@ -1,7 +1,6 @@
 """What each rank of a run does, however it was made: alone, by `--nproc`, or by torchrun.
 
-Its own file because it loads torch, which whoever only makes and watches ranks does without. The first rank shows what
-there is to see; the others are quiet.
+The first rank shows what there is to see; the others are quiet.
 """
 
 import signal

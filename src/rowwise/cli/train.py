@@ -139,10 +139,8 @@ def _around(ctx: typer.Context) -> CommandEnvironment:
 
 
 def _named(**named: Path | str | None) -> list[str]:
-    """As changes of a recipe."""
     return [f"{name}={_quoted(value)}" for name, value in named.items() if value is not None]
 
 
 def _quoted(value: Path | str) -> str:
-    """As a text in YAML, whatever is in it."""
     return "'" + str(value).replace("'", "''") + "'"

@@ -1,8 +1,6 @@
 """What one rank asks of the others, as data, and the rules that hold for it however it travels.
 
-Its own file because every transport goes by the same rules: which run is for whom, when two ranks do not agree, in
-which order is added, how many bytes go where. All four collectives are one thing here: how much goes to each rank
-and how much comes from it. Pure functions.
+All four collectives are one thing here: how much goes to each rank and how much comes from it. Pure functions.
 """
 
 from collections import Counter

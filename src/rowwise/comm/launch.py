@@ -1,7 +1,6 @@
 """How the ranks of a world find each other: those that torchrun has started, and those that `spawn` has made here.
 
-Its own file because only this knows hosts, ports and process ids. Gives up: ranks that join later, and restarts of
-single ranks; a world begins and ends together.
+Known limits: ranks that join later, and restarts of single ranks; a world begins and ends together.
 """
 
 import os
@@ -38,7 +37,6 @@ class TorchrunNotes:
         return self._store.get(key).decode() if self._store.check([key]) else None
 
     def put(self, name: str, text: str) -> None:
-        """Leave something."""
         self._store.set(f"rowwise/notes/{name}", text)
 
 

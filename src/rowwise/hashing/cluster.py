@@ -1,8 +1,7 @@
 """Weighted k-means for learned id maps: ids whose vectors are close to each other share a row.
 
-Its own file because it knows vectors and weights, not ids, and needs no torch. What is decided here is which cells
-there are and how many clusters each gets; what is inside of a cell is `_cpp/cell.h`'s. It gives up the best clustering
-for one in minutes: see [Note: Cells].
+What is decided here is which cells there are and how many clusters each gets; what is inside of a cell is
+`_cpp/cell.h`'s. It gives up the best clustering for one in minutes: see [Note: Cells].
 
 [Note: Cells] Up to `ClusterEffort.plain` pairs of a point and a cluster are one cell, clustered as a whole, and so are
 128 clusters. Else the points are cut into cells, by the nearest of a few centroids that a sample gives, and each is
@@ -46,7 +45,7 @@ Tell = Callable[[float], None]
 
 @dataclass(frozen=True, slots=True)
 class Clusters:
-    """Which cluster each point is in, and what the clusters are. None is empty."""
+    """The cluster of each point, and the centre and weight of each cluster. None is empty."""
 
     label_N: Labels
     centroids_KD: Floats
@@ -54,7 +53,7 @@ class Clusters:
 
 
 class ClusterEffort(Value, frozen=True):
-    """How much work goes into clusters. Threads change nothing but the time; 0: one for each core."""
+    """Limits of the clustering's work. Threads change only its time; 0: one for each core."""
 
     rounds: int = 8
     tries: int = 8  # of which the best is kept, where points and clusters are few
@@ -186,7 +185,6 @@ class _Work:
         return (places.centroids_KD[: places.used_C[0]] * self.scale).astype(np.float32)
 
     def shares(self, cells: Cells, survey_C: Cells, clusters: int) -> Ints:
-        """How many clusters each cell gets."""
         dims, one_C = self.points.dims, np.ones(len(cells), np.int64)
         amount_C = survey_C["spread"] ** (dims / (dims + 2))
         guess = cells.copy()
@@ -209,7 +207,6 @@ class _Work:
         return np.add.reduceat((drop_K >= least) & (drop_K > 0), cells["base"]).astype(np.float64)
 
     def clustered(self, cells: Cells, distinct_C: Ints, tell: Tell) -> Clusters:
-        """Each cell alone."""
         points, total = self.points, int(cells["clusters"].sum())
         places = ClusterBuffers(np.zeros((total, points.dims), np.float32), np.zeros(total), len(cells))
         label_N = np.empty(len(self.vectors_ND), np.int32)

@@ -1,7 +1,4 @@
-"""What the ids of one feature become before a lookup, part by part, and what the vectors of its parts are afterwards.
-
-Its own file because the module around it knows of batches, and this of one feature only.
-"""
+"""Splits the ids of a feature into the parts of an id map, and combines the vectors of its parts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

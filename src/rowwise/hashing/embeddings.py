@@ -2,7 +2,7 @@
 
 Around `Embeddings`, which holds fewer rows than there are ids: a batch of ids becomes a batch of rows, and what comes
 back is put together where an id has several. So sharding, checkpoints and updates know nothing of maps: `shard`
-replaces what is inside. Gives up: ids that have no row of their own cannot be told apart afterwards.
+replaces what is inside. Known limits: ids that have no row of their own cannot be told apart afterwards.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -50,7 +50,6 @@ class MappedEmbeddings(nn.Module):
         device: torch.device | str = "cpu",
         merge_shared: bool = False,
     ) -> None:
-        """The rows are made here."""
         super().__init__()
         check_tables(tables)
         self.tables = tuple(tables)
@@ -69,7 +68,6 @@ class MappedEmbeddings(nn.Module):
 
     @property
     def mapped(self) -> dict[str, MappedTable]:
-        """Those with a map, by name."""
         return {name: module for name, module in self.maps._modules.items() if isinstance(module, MappedTable)}
 
     @property

@@ -51,7 +51,7 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoldedVectors:
-    """What a probe has learned of ids without the samples of each fold. See [Note: Folds]."""
+    """The probe's vectors of ids, learned without the samples of each fold. See [Note: Folds]."""
 
     features: tuple[str, ...]  # whose ids say in which fold a sample is
     seed: int
@@ -60,7 +60,7 @@ class FoldedVectors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdHistory:
-    """What is known of the ids of a table."""
+    """Counts and vectors of a table's ids, taken from past rows."""
 
     counts_N: Ids  # how often each came
     vectors_ND: Floats | None = None  # what a probe has learned for each
@@ -69,7 +69,7 @@ class IdHistory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Ask:
-    """What a method is given."""
+    """The arguments of a method."""
 
     table: Table
     budget_bytes: int
@@ -78,7 +78,6 @@ class _Ask:
 
     @property
     def ids(self) -> int:
-        """How many."""
         return self.table.rows
 
     def row_bytes(self, dim: int | None = None) -> int:
@@ -94,7 +93,6 @@ class _Ask:
 
     @property
     def order_N(self) -> Ids:
-        """All ids, the most frequent first."""
         return np.argsort(-self.history.counts_N, kind="stable")
 
 

@@ -1,7 +1,7 @@
 """Clustering's kernels, in C++: cells of points into clusters, and what it takes to cut points into cells.
 
-Its own file because it is the only door to this compiled code, loaded without torch. Arrays come from `cluster`, which
-has checked what people gave it. Sizes: N points, M points of a range, D dims, C cells, K clusters.
+Arrays come from `cluster`, which has checked what people gave it. Sizes: N points, M points of a range, D dims, C
+cells, K clusters.
 """
 
 import ctypes
@@ -42,7 +42,7 @@ class _Out(ctypes.Structure):
 
 
 class ClusterSettings(NamedTuple):
-    """How cells are clustered: the same for all of them."""
+    """The settings of clustering, the same for all cells."""
 
     seed: int
     rounds: int
@@ -66,7 +66,6 @@ class Points:
     def __init__(
         self, vectors_ND: Floats, weights_N: Doubles, order_M: Labels, scale: float, even: float = 0.0
     ) -> None:
-        """Hold the arrays."""
         self.order_M, self.dims = order_M, vectors_ND.shape[1]
         self._held = (vectors_ND, weights_N)
         self.entry: ctypes.Structure = _Points(
@@ -132,7 +131,6 @@ def sort_by_nearest(points: Points, begin: int, end: int, centroids_CD: Floats, 
 
 
 def surveyed(points: Points, cells: Cells, how: ClusterSettings) -> Cells:
-    """What the cells are like."""
     survey_C = np.zeros(len(cells), SURVEY)
     _enough(_library().rw_survey(byref(points.entry), _at(cells), len(cells), how.cap, how.threads, _at(survey_C)))
     return survey_C

@@ -138,7 +138,7 @@ def fold_maps(id_map: IdMap) -> tuple[IdMap, ...]:
 
 
 class _Before(NamedTuple):
-    """Of the maps so far."""
+    """Sizes of the map's sections so far."""
 
     rows: int
     columns: int

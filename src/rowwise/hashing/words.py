@@ -1,7 +1,7 @@
 """What an id map holds for single ids, as words: numbers of few bits, sets of ids, and how many words they take.
 
-Its own file because only this, the kernel and its reference know bits. [Note: Sets of ids] in `idmap` says what they
-are. Numbers are packed 64 at a time, which take as many words as they have bits: a strided loop for each of the 64.
+[Note: Sets of ids] in `idmap` says what they are. Numbers are packed 64 at a time, which take as many words as they
+have bits: a strided loop for each of the 64.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ START_buckets, ZERO_words = 256, 64
 
 
 class SetLayout(NamedTuple):
-    """Where the parts of a set begin, in words from its first, and how many words there are."""
+    """The offsets of a set's arrays, in words, and its size."""
 
     buckets: int
     zeros: int
@@ -85,7 +85,6 @@ def unpack(words: Words, count: int, bits: int) -> Ids:
 
 
 def each_unpacked(words: Words, count: int, bits: int) -> Iterator[Ids]:
-    """The same, some at a time."""
     for at in range(0, count, GROUP * GROUPS):
         some = min(count - at, GROUP * GROUPS)
         groups, first = -(-some // GROUP), at // GROUP * bits

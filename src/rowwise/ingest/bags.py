@@ -77,7 +77,6 @@ def view(buffer: pa.Buffer | None, kind: Any, begin: int, count: int) -> NDArray
 
 
 def bits(array: pa.Array) -> Bitmap | None:
-    """Which entries are there; None: all."""
     return Bitmap(np.frombuffer(array.buffers()[0], np.uint8), array.offset) if array.null_count else None
 
 

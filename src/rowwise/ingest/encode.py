@@ -47,7 +47,7 @@ Mask = NDArray[np.bool_]
 
 
 class RefusalReason(Value, frozen=True):
-    """Why a row is refused."""
+    """The reason why a row is refused."""
 
     row: int  # of the split
     column: str

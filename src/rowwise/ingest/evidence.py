@@ -41,7 +41,7 @@ class Evidence(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """How the values of a column lie in their range."""
+    """How the values of a column fill their range."""
 
     filled: float  # values over whole numbers of the range
     even: float  # values in the upper half of the range over those in the lower half

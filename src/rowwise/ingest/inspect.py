@@ -45,7 +45,7 @@ Role = Literal["label", "dense", "sparse", "time", "key", "unused"]
 
 
 class ColumnCard(Value, frozen=True):
-    """What is known of one column."""
+    """The type, counts, range and role of one column."""
 
     name: str
     type: str
@@ -67,7 +67,7 @@ class ColumnCard(Value, frozen=True):
 
 
 class DatasetCard(Value, frozen=True):
-    """What is known of a dataset."""
+    """The columns of a dataset, with roles and warnings."""
 
     source: str
     rows: int
@@ -189,7 +189,7 @@ def _card(
 
 
 class Use(NamedTuple):
-    """What a column is used as."""
+    """The role of a column, and the reason for it."""
 
     role: Role
     why: str = ""

@@ -1,7 +1,6 @@
 """From a split to its encoded rows, in the order of an epoch: all that is done to rows before they become batches.
 
-Its own file because it is done in a trainer's process or in a worker's, on this machine or another, and must be the
-same: a function of the reader's files, a `Preparation`, and which split of which epoch. Nothing here needs torch.
+Nothing here needs torch.
 
 [Note: which rows] A split's rows are never cut away, as errors name them by their numbers. What selects rows (a share,
 a filter, sampling, bad rows that are put aside) only leaves them out of the order in which rows are used. So where a
@@ -37,7 +36,7 @@ ALL = Share()
 
 
 class Preparation(Value, frozen=True):
-    """What is done to rows, and in which order they come."""
+    """The columns, transforms and order of rows that workers apply."""
 
     columns: Columns
     rows_of: dict[str, int]  # of tables, where ids are hashed to them or refused outside them
@@ -52,7 +51,6 @@ class Preparation(Value, frozen=True):
 
     @property
     def loaded(self) -> transform.LoadedTransforms:
-        """The transforms."""
         return _loaded(self.transforms)
 
     @property
@@ -73,7 +71,7 @@ class Preparation(Value, frozen=True):
 
 
 class PreparationSeconds(Value, frozen=True):
-    """Where the seconds of a split went."""
+    """Seconds of one split by stage."""
 
     read_s: float = 0.0  # decompressed and decoded, too
     transform_s: float = 0.0
@@ -93,7 +91,6 @@ class ReadSplit:
 
     @property
     def rows(self) -> int:
-        """How many are used."""
         return self.table.num_rows if self.order_R is None else len(self.order_R)
 
     def encode(self, ranges: Sequence[tuple[int, int]] | None = None, memory: Memory = private) -> Encoded:
@@ -108,7 +105,7 @@ class ReadSplit:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparationTask:
-    """All that there is to prepare."""
+    """Everything that a worker needs to prepare splits."""
 
     reader: Reader
     splits: tuple[Split, ...]

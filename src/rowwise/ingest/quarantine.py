@@ -1,9 +1,8 @@
 """Rows that cannot be used, put aside: copied to files of their own, with the reason, while all others are used.
 
-A file for each split that has any, called by what the split is, so that preparing a split again (another epoch, another
-worker, an evaluation of other rows of it) writes the same file again and counts nothing twice. Its own file because
-nothing else that prepares rows ever writes. Gives up: a limit, and clearing away what a killed process had half
-written, which lies there hidden and is not counted.
+A file for each split that has any, called by what the split is, so that preparing a split again (another epoch,
+another worker, an evaluation of other rows of it) writes the same file again and counts nothing twice. Known limits: a
+limit, and clearing away what a killed process had half written, which lies there hidden and is not counted.
 """
 
 import hashlib
@@ -37,7 +36,7 @@ class UnreadSplit(Value, frozen=True):
 
 
 class QuarantinedRows(NamedTuple):
-    """What is in a folder of bad rows."""
+    """The counts and files of a folder of quarantined rows."""
 
     rows: int
     unread: tuple[UnreadSplit, ...]
@@ -61,7 +60,6 @@ def put_split_aside(split: Split, error: str, folder: str) -> None:
 
 
 def count_aside(folder: Path) -> QuarantinedRows:
-    """What was put aside so far."""
     rows = sum(pq.read_metadata(path).num_rows for path in folder.glob(f"*{ROWS}"))
     notes = [msgspec.json.decode(path.read_bytes(), type=UnreadSplit) for path in sorted(folder.glob(f"*{SPLIT}"))]
     return QuarantinedRows(rows, tuple(notes))

@@ -22,10 +22,9 @@ SAMPLE_ROWS = 1 << 16
 
 @final
 class ColumnSurvey:
-    """What is known so far of a column."""
+    """Counts, range and a sample of a column, taken split by split."""
 
     def __init__(self, kind: pa.DataType) -> None:
-        """Nothing seen yet."""
         self.kind = kind
         self.rows = self.nulls = self.values = 0
         self.longest = 0

@@ -22,7 +22,7 @@ LINE = 64  # bytes: every table starts on a cache line
 
 
 class Mode(enum.IntEnum):
-    """How a feature's rows are pooled."""
+    """The pooling of a feature, as kernels number it."""
 
     SUM = 0
     MEAN = 1
@@ -37,7 +37,7 @@ RULES: dict[type, int] = {kind: number for number, kind in enumerate(OPTIMIZERS.
 
 
 class RowFormat(NamedTuple):
-    """How a row is stored; see [Note: Row formats] in `_cpp/tables.h`."""
+    """The storage of a row; see [Note: Row formats] in `_cpp/tables.h`."""
 
     type: RowType
     dim: int
@@ -45,7 +45,6 @@ class RowFormat(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """Of one row."""
         return row_bytes(self.type, self.dim, self.group)
 
 
@@ -101,14 +100,14 @@ class TableRow(NamedTuple):
 
 
 class ArenaOffset(NamedTuple):
-    """Where a table's rows begin, in bytes, and their optimizer state, in floats."""
+    """The offset of a table's rows, in bytes, and of their optimizer state, in floats."""
 
     base: int
     state_base: int
 
 
 class TablePiece(NamedTuple):
-    """Some rows and columns of a table, as a table of their own; `whole` is where they were cut from."""
+    """A rectangle of a table, as a table of its own; `whole` is the table that it is cut from."""
 
     table: Table
     whole: Table

@@ -20,7 +20,7 @@ from rowwise.ops.layout import TableGroup
 
 @dataclass(frozen=True, slots=True)
 class LookupCall:
-    """One batch looked up in one group of tables."""
+    """A batch looked up in one group of tables."""
 
     group: TableGroup
     features_F9: Tensor
@@ -66,7 +66,7 @@ class LookupCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagedGradients:
-    """What a backward left for the update."""
+    """The gradients that a backward keeps for the update."""
 
     call: LookupCall
     weights: Tensor | None
@@ -101,7 +101,7 @@ def lookup(call: LookupCall, arena_rows: Tensor, anchor: Tensor, stage: Stage) -
 
 
 class _LookupFunction(torch.autograd.Function):
-    """See [Note: Staging]."""
+    """The autograd function of a lookup; see [Note: Staging]."""
 
     @staticmethod
     def forward(*args: Any, **_: Any) -> Tensor:

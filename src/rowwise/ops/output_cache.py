@@ -1,7 +1,4 @@
-"""Tensors whose memory is kept for the next one when they are freed: fresh pages cost as much as filling them.
-
-Its own file because outputs of kernels come so by themselves (see `_cpp/memory.cpp`), and others have to ask.
-"""
+"""Tensors whose memory is kept for the next one when they are freed: fresh pages cost as much as filling them."""
 
 import math
 

@@ -1,9 +1,8 @@
 """Pooled lookups of batches whose samples share bags: each distinct bag once, its vector spread over the samples late.
 
 What is staged is what the expanded batch would stage, to the bit: ids are spread when the gradients arrive, which are
-one for each sample (see [Note: Merge order], which goes by samples). So nothing after a backward knows of sharing. Its
-own file because a lookup of some features is a lookup with other columns. Gives up: an update costs what it costs
-without sharing; sequences, which are expanded before they are looked up.
+one for each sample (see [Note: Merge order], which goes by samples). So nothing after a backward knows of sharing.
+Known limits: an update costs what it costs without sharing; sequences, which are expanded before they are looked up.
 
 [Note: Merged bags] That is what `merge_shared` is for: the gradients of a bag that samples share are added up first, in
 the order of samples, and staged as of the first of them. An update has as much less to do as samples repeat, and less
@@ -33,7 +32,7 @@ class FeatureColumns(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeatureSubset:
-    """Some features of a group, in its order, as a lookup of their own."""
+    """A subset of a group's features, in its order, as a lookup of its own."""
 
     features_F9: Tensor
     placed_F9: Tensor  # with the columns that they have among those of all
@@ -180,7 +179,7 @@ def late(anchor: Tensor, look_up: Callable[[], Tensor], stage: Callable[[Tensor]
 
 
 class _LateFunction(torch.autograd.Function):
-    """See [Note: Staging]."""
+    """The autograd function of shared bags; see [Note: Staging]."""
 
     @staticmethod
     def forward(*args: Any, **_: Any) -> Tensor:

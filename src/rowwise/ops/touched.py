@@ -1,7 +1,6 @@
 """Which rows changed since somebody saved them: a byte for each row of an arena, one table after the other.
 
-Its own file because it is only there when asked for (`Arena.track`): then an update costs one pass more over its ids.
-Gives up: a row that was looked up and kept its bits, as its gradient was zero, counts as touched too.
+Known limits: a row that was looked up and kept its bits, as its gradient was zero, counts as touched too.
 """
 
 from collections.abc import Sequence

@@ -11,7 +11,7 @@ it), b vectors of d columns and rows of r bytes, rounded up to 32, seconds are
 with s the bytes of optimizer state; rows that live below the device add what is fetched and written back over a fourth.
 Each direction costs its launch and the 6-norm of its loads, a soft maximum. See [Note: cost] for how ranks add up.
 
-Its own file because it is the model that needs nothing but a data sheet. Gives up: contention between operators.
+Known limits: contention between operators.
 """
 
 from dataclasses import dataclass, replace
@@ -41,7 +41,6 @@ class Roofline:
 
     @property
     def name(self) -> str:
-        """Of the model and whose numbers it has."""
         return f"roofline of {self.hardware.name}"
 
     @property

@@ -1,6 +1,6 @@
 """Vectors on wires of fewer bits: how many bytes they are there, and which share of a rank's crosses which link.
 
-A file of its own because both ways of predicting exchanges, rates and networks, count the same bytes. Gives up:
+A file of its own because both ways of predicting exchanges, rates and networks, count the same bytes. Known limits:
 vectors that share an int8 scale, or have more than one.
 """
 
@@ -11,7 +11,6 @@ from rowwise.spec import Link, RowType, Topology, VectorExchange, WireType, row_
 
 
 def bytes_of(kind: WireType, dim: int) -> int:
-    """Of one vector on a wire."""
     match kind:
         case WireType.FP32:
             return 4 * dim

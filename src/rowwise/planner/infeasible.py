@@ -1,7 +1,6 @@
 """Why nothing fits, and what would make it fit: the error that a planner raises, with numbers that were checked.
 
-Its own file because it asks the planner again: each way out is a changed question, and only those that then have a
-plan are said to suffice. Gives up: ways out that change more than two things at once.
+Known limits: ways out that change more than two things at once.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,4 @@
-"""A question answered: the plan, what it is expected to take, and how far from the best it can be.
-
-Its own file because it is what users call; how plans are found is `search`, how bounds are proven `bound` and `milp`.
-"""
+"""A question answered: the plan, what it is expected to take, and how far from the best it can be."""
 
 import time
 from dataclasses import dataclass

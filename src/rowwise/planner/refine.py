@@ -2,8 +2,8 @@
 
 The search's cost adds the most that any rank computes to the most that any rank sends. NeuroShard's estimate is finer:
 each rank's own lookup, exchange (for which it waits until the slowest has looked up), return and update in a row, and
-then the slowest of these. It is no sum of pieces, so the search cannot use it; forecasts do, and the best few plans are
-ordered by it. Its own file because it reads plans, whoever made them.
+then the slowest of these. It is no sum of pieces, so the search cannot use it; forecasts do, and the best few plans
+are ordered by it.
 """
 
 from collections import defaultdict
@@ -48,7 +48,7 @@ def exchanges_s(exchanges: Exchanges, plan: Plan, question: PlanRequest, lookup_
 
 
 class _WireColumns(NamedTuple):
-    """How wide vectors are on the wires of one direction, counted in floats."""
+    """Widths of vectors on the wires of one direction, counted in floats."""
 
     topology: Topology
     host: WireType
@@ -61,7 +61,6 @@ class _WireColumns(NamedTuple):
         return size / (near + far) / FLOAT_bytes
 
     def coding_s(self, hardware: Hardware) -> float:
-        """Of a float, as the mean over all ranks."""
         shares = leaving("all_to_all", self.topology)
         return shares["host"] * hardware.coding_s(self.host) + shares["network"] * hardware.coding_s(self.network)
 

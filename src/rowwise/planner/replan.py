@@ -5,8 +5,8 @@ it takes on a link, spread over `steps`: the new plan has to pay for its move wi
 more than the share that is allowed is tried again with dearer bytes. A plan that gains next to nothing is not worth
 the disturbance: then the one in force is kept, with what it costs now.
 
-A new plan takes effect when a run resumes with it. Gives up: links that are free
-while others are not (a byte costs the same wherever it goes), and any change of the number of ranks.
+A new plan takes effect when a run resumes with it. Known limits: links that are free while others are not (a byte
+costs the same wherever it goes), and any change of the number of ranks.
 """
 
 import time

@@ -6,8 +6,6 @@ also as NeuroShard's greedy does; as DreamShard's policy does, where tables are 
 trade work for memory, as the bound's mixture has them. All are judged by the same cost; the best few are annealed a
 little, and the best of those longer. How long is given in moves, so a plan is a function of question, seed and effort;
 a limit in seconds only ever ends it earlier, and says so.
-
-Its own file because it is where starts, improvement and effort meet; each of them knows nothing of the others.
 """
 
 import time
@@ -34,7 +32,7 @@ SAME = 1e-6  # share of the cost by which placements differ that are not the sam
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """What a search found."""
+    """The best placement of a search, and how it ended."""
 
     placement: Placement
     cost: float
@@ -107,7 +105,6 @@ def _is_mixed(problem: PlacementProblem) -> bool:
 
 
 def best_starts(native: NativeProblem, bound: Bound) -> list[Candidate]:
-    """All starts, the best first."""
     found = []
     for placement in _starts(native, bound):
         cost, over = native.cost(placement.unit_N)

@@ -1,8 +1,7 @@
 """What a run has counted of its tables, as the statistics that a planner reads: `rowwise plan --tables access.json`.
 
-Its own file because it is where counting and planning meet: `train` knows ids and no cost models, `perf` knows curves
-and no batches. A curve is fitted rather than a ratio written, as it holds for batches of any size. Gives up: curves
-that are not of the form that `Access` has; the nearest one is then some percent off.
+A curve is fitted rather than a ratio written, as it holds for batches of any size. Known limits: curves that are not
+of the form that `Access` has; the nearest one is then some percent off.
 """
 
 from collections.abc import Sequence
@@ -44,7 +43,6 @@ class AccessFile:
         return tuple(Workload(table=table, access=self._access(table, traffic, ended)) for table in self._tables)
 
     def text(self, traffic: TableTraffic, *, ended: bool) -> str:
-        """The same, as a file of tables."""
         return access_json(self.workloads(traffic, ended=ended))
 
     def _access(self, table: Table, traffic: TableTraffic, ended: bool) -> Access:
@@ -60,7 +58,6 @@ class AccessFile:
 
 
 def access_json(workloads: Sequence[Workload]) -> str:
-    """As a file of tables."""
     return msgspec.json.format(msgspec.json.encode(workloads), indent=1).decode() + "\n"
 
 

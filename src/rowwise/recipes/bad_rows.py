@@ -1,7 +1,6 @@
 """What a run could not use of its rows, in a few words for its result: how many, and why the first ones.
 
-Its own file because `ingest.aside` knows of one folder and of no run. Rows of splits that could not be read at all
-count where their number is known.
+Rows of splits that could not be read at all count where their number is known.
 """
 
 from pathlib import Path

@@ -74,13 +74,11 @@ class ResolvedRecipe:
 
     @property
     def columns(self) -> Columns:
-        """What the columns are."""
         assert self.recipe.columns is not None
         return self.recipe.columns
 
     @property
     def tables(self) -> tuple[Table, ...]:
-        """All tables."""
         return self.recipe.tables.list
 
     @property
@@ -90,7 +88,6 @@ class ResolvedRecipe:
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """The labels."""
         return self.columns.labels
 
 
@@ -195,7 +192,6 @@ def deal_of(comm: Comm | None) -> BatchShard:
 
 
 def make_objective(resolved: ResolvedRecipe, model: nn.Module) -> Objective:
-    """The loss."""
     how = resolved.recipe
     if isinstance(how.model, TwoTowerConfig):
         assert isinstance(model, RetrievalModel)

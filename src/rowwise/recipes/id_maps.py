@@ -1,7 +1,4 @@
-"""The files of id maps that a recipe names: found from any folder, pinned to what they hold, kept in a run's folder.
-
-Its own file because a recipe only names a file, and a run has to mean the same map for ever.
-"""
+"""The files of id maps that a recipe names: found from any folder, pinned to what they hold, kept in a run's folder."""
 
 import shutil
 from collections.abc import Callable

@@ -1,8 +1,4 @@
-"""What a run is about to train, and what it takes: known before there is a folder, a table or a step.
-
-Its own file because it is also all that a dry run does: everything that can be refused is refused, nothing is written,
-and tables take no memory, so that a recipe of many gigabytes can be looked at anywhere.
-"""
+"""What a run is about to train, and what it takes: known before there is a folder, a table or a step."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,6 @@
 """Predictions of a trained model for the rows of files, as Parquet: the rows in their order, each with its key.
 
-Its own file because it reads rows as training does and labels not at all: rows to predict for have none. Streams one
-split at a time; the file appears under its name when it is whole.
+Streams one split at a time; the file appears under its name when it is whole.
 """
 
 from collections.abc import Callable
@@ -78,7 +77,6 @@ def predict(
 
 
 def _preparation(resolved: ResolvedRecipe, columns: Columns, rows: RowSelection) -> Preparation:
-    """All rows, as they come."""
     return Preparation(
         columns=columns,
         rows_of=rows_to_hold(columns, resolved.tables),

@@ -61,11 +61,11 @@ Warn = Callable[[str], None]  # of what is done otherwise than the recipe says
 
 
 def unheard(line: str) -> None:
-    """Nobody is told."""
+    """The callback of a caller that shows no progress."""
 
 
 class RunResult(Value, frozen=True):
-    """How a run went: what result.json holds."""
+    """The result of a run, as result.json holds it."""
 
     status: Literal["finished", "stopped", "failed"]
     recipe: str
@@ -305,7 +305,7 @@ def _note_use(resolved: ResolvedRecipe) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _BuiltJob:
-    """What is trained, and where its tables are."""
+    """The job of a run, its plan and its feed."""
 
     job: TrainingJob
     plan: Plan
@@ -428,7 +428,6 @@ def _resolve_saved(path: Path, changes: Sequence[str] = (), world: int = 1) -> R
 
 
 def _ranks_before(path: Path) -> int:
-    """How many ranks a run had."""
     try:
         return Plan.from_json(read_bytes(path / PLAN)).world
     except OSError:

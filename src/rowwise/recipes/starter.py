@@ -1,7 +1,7 @@
 """A first recipe for somebody's files, from their dataset card: it trains as it is, and says what to edit next.
 
 Pure but for the card; needs no torch. Everything is written out, columns, tables and rates, as people edit what they
-see. Gives up: it is a beginning, not a tuned model; all tables have one width.
+see. Known limits: it is a beginning, not a tuned model; all tables have one width.
 """
 
 import math

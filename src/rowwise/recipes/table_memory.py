@@ -47,19 +47,15 @@ class TableMemory:
     mapped: frozenset[str] = frozenset()  # tables whose rows follow from an id map
 
     def rows_bytes(self, host: int) -> int:
-        """Of the rows on a host."""
         return _held(self, host, lambda table: table.rows * table.row_bytes)
 
     def state_bytes(self, host: int) -> int:
-        """Of their optimizer state."""
         return _held(self, host, lambda table: table.rows * state_width(table) * FLOAT_bytes)
 
     def needed_bytes(self, host: int) -> int:
-        """Of all that is counted."""
         return (self.rows_bytes(host) + self.state_bytes(host)) * (2 if self.background else 1)
 
     def with_tables(self, change: Callable[[Table], Table]) -> "TableMemory":
-        """The same of other tables, in the same places."""
         return replace(self, tables=tuple(map(change, self.tables)))
 
 
@@ -197,7 +193,6 @@ def _stored_as(table: Table, row_type: RowType) -> Table:
 
 
 def _rounded_down(number: int) -> int:
-    """To two digits."""
     unit = 10 ** max(floor(log10(number)) - 1, 0) if number else 1
     return number // unit * unit
 

@@ -21,7 +21,7 @@ COLOURS = ("blue", "vermillion", "green", "orange", "purple", "sky", "grey", "bl
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChartLine:
-    """One curve."""
+    """One curve of a chart."""
 
     name: str
     points: Sequence[Point]
@@ -34,7 +34,7 @@ class ChartLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChartMark:
-    """One point that stands for itself."""
+    """A single point of a chart."""
 
     name: str
     point: Point
@@ -67,7 +67,6 @@ class Chart:
 
 
 def draw(chart: Chart) -> Html:
-    """The chart."""
     lines = [line for line in chart.lines if any(usable(y) for _, y in line.points)]
     marks = [mark for mark in chart.marks if usable(mark.point[1])]
     xs = [x for line in lines for x, _ in line.points] + [mark.point[0] for mark in marks]
@@ -195,7 +194,7 @@ def _outside(area: Plot, lines: Sequence[ChartLine], marks: Sequence[ChartMark])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChartBand:
-    """One part of a whole, at each place of the axis."""
+    """A part of a stacked chart, at each place of the axis."""
 
     name: str
     shares: Sequence[float]

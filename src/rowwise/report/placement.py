@@ -1,7 +1,7 @@
 """A plan, drawn: what each rank has to do and to hold, and where each table is and why.
 
 Works from the JSON of an explanation, whose types are not imported: a report must be possible for a plan of another
-version, so unknown keys are ignored. Its own file because a plan's page and a run's report show the same section.
+version, so unknown keys are ignored.
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ NOTE = (
 
 
 class PlacedStep(msgspec.Struct, frozen=True, kw_only=True):
-    """What a step takes."""
+    """The predicted seconds of a step."""
 
     seconds: float
     operators_s: float
@@ -54,7 +54,7 @@ class PlacedStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlacedRank(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rank has."""
+    """The work and memory of a rank."""
 
     rank: int
     operators_s: float
@@ -64,7 +64,7 @@ class PlacedRank(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlacedTable(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a table is."""
+    """The place of a table."""
 
     name: str
     rows: float
@@ -93,7 +93,6 @@ class ExplainedPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def explained(content: str | bytes) -> ExplainedPlan:
-    """Read an explanation."""
     try:
         facts = decode_json(content, ExplainedPlan)
     except msgspec.DecodeError as error:

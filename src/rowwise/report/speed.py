@@ -23,7 +23,6 @@ BINS = 160
 
 
 def speed(run: RecordedRun) -> Html:
-    """The section."""
     if not run.steps:
         return section("speed", "Time and memory", note("steps.csv has no values, so there is nothing to draw."))
     names = phases(run)

@@ -16,7 +16,6 @@ NOTE = (
 
 
 def tables(run: RecordedRun) -> Html:
-    """The section."""
     if not run.tables:
         return section("tables", "Tables", note("tables.csv has no rows, so there is nothing to show."))
     ranked = sorted(run.tables, key=lambda t: (-_known(t.weight_bytes) - _known(t.state_bytes), t.name))

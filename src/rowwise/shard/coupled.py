@@ -2,8 +2,9 @@
 
 A row-wise optimizer, LAMB and clipping need a sum over all columns of a row's gradient. Each rank adds up its own, as
 far as the tree of [Note: Column sums] goes inside its columns; the ranks with columns of the same rows swap these
-numbers, and each finishes the tree: the same bits as one device. What is left of the update is then a plain step, which
-the kernel takes and rounds. Gives up: a few passes more over the gradients, only for tables that were cut so.
+numbers, and each finishes the tree: the same bits as one device. What is left of the update is then a plain step,
+which the kernel takes and rounds. Known limits: a few passes more over the gradients, only for tables that were cut
+so.
 """
 
 import math

@@ -2,8 +2,8 @@
 
 Within blocks of 256 samples only, as gradients are merged block by block anyway (see [Note: Merge order]): the result
 is the same, to the bit where the batches of all ranks are whole blocks; a batch that is not is sent as it is. The
-distinct ids of a block stand in its first bag, so those who hold the rows know nothing of it. Gives up: repeats between
-blocks, and between features of a table.
+distinct ids of a block stand in its first bag, so those who hold the rows know nothing of it. Known limits: repeats
+between blocks, and between features of a table.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ WORTH = 0.8  # distinct ids among all; above this the search costs more than it 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DistinctIds:
-    """Of one feature: which of the distinct ids each of its ids is, and where its bags begin."""
+    """The distinct ids of one feature, the index of each id among them, and the offsets of its bags."""
 
     inverse_N: Tensor
     offsets_B1: Tensor

@@ -42,7 +42,7 @@ class LookupOutputs:
 
 
 class UsedGroups(NamedTuple):
-    """What the losses of all ranks depend on. See [Note: Groups that are used]."""
+    """The groups of tables that the losses of all ranks depend on. See [Note: Groups that are used]."""
 
     pooled: bool = True
     sequences: bool = True
@@ -205,7 +205,7 @@ def untimed(_phase: str) -> AbstractContextManager[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamLookup:
-    """What a rank has looked up for a batch, and what is to be done with gradients."""
+    """The local lookup of a stream, and the function that takes its gradients."""
 
     routed: RoutedBatch
     outputs: LookupOutputs

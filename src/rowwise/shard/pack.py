@@ -1,9 +1,8 @@
 """Messages of ids: what one rank tells all others of its batch, and what it hears from them.
 
 A message is made of 32-bit words: how many ids each bag holds, the ids, and their weights where they are needed. Each
-stream of a batch is packed by itself (see [Note: Streams] in `ids.py`).
-Gives up: ids of tables of 2**31 rows and more are of 64 bits, as are all ids in a message to a rank that holds a piece
-of such a table.
+stream of a batch is packed by itself (see [Note: Streams] in `ids.py`). Known limits: ids of tables of 2**31 rows and
+more are of 64 bits, as are all ids in a message to a rank that holds a piece of such a table.
 """
 
 from collections.abc import Mapping, Sequence

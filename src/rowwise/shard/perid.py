@@ -1,7 +1,7 @@
 """A vector for each id: sequences, and bags that the requesting rank pools, in the order of their ids.
 
 The second is what makes a sum come out the same for any way of cutting rows: the vectors travel as they are, and the
-kernel that pools an uncut table pools them here. Gives up: traffic, as many vectors as there are ids.
+kernel that pools an uncut table pools them here. Known limits: traffic, as many vectors as there are ids.
 """
 
 from collections.abc import Iterator, Sequence

@@ -5,8 +5,8 @@ updated by the real kernels. Two things are not real. The other ranks are not th
 instead. And rows are pages that were never written, which read as zero and take no memory: a step costs memory for
 the rows that it changes, whatever the tables have.
 
-Its own file because it is for those who check a plan before there are machines. Gives up: what numbers come out,
-batches that differ between ranks (so all of them change the same rows), and time, as nothing travels.
+Known limits: what numbers come out, batches that differ between ranks (so all of them change the same rows), and time,
+as nothing travels.
 """
 
 import mmap
@@ -34,14 +34,14 @@ NO_RESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000)
 
 
 class RehearsedRank(NamedTuple):
-    """A rank of a world."""
+    """The topology and rank of a rehearsal."""
 
     topology: Topology
     rank: int
 
 
 class TableVisits(NamedTuple):
-    """What a step does to a rank's part of a table: how many ids are looked up, and how many rows they change."""
+    """The ids that a step looks up in a rank's part of a table, and the rows that it changes."""
 
     ids: int = 0
     rows: int = 0
@@ -49,7 +49,7 @@ class TableVisits(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rehearsal:
-    """One step of one rank."""
+    """The calls and bytes of one step of one rank."""
 
     calls: tuple[CollectiveCall, ...]  # its collectives, in order: sizes to and from each rank of a group, in elements
     sent_bytes: Counter[tuple[str, str, Link]]  # by purpose, collective and link, as `Comm.sent` has them

@@ -38,7 +38,7 @@ KEEP = 1 << 17  # scores sorted in about 10 ms, when the area is asked for
 
 @dataclass(frozen=True, slots=True)
 class AucValue:
-    """One task's area under the ROC curve, and how far at most the exact one is from it."""
+    """One task's area under the ROC curve, and a bound of its error."""
 
     auc: float
     bound: float
@@ -56,11 +56,9 @@ class ExactAuc:
 
     @property
     def samples(self) -> int:
-        """How many are kept."""
         return self._samples
 
     def update(self, logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> None:
-        """Keep a batch."""
         self.add(Samples.of(logits, labels, weights))
 
     def add(self, samples: Samples) -> None:
@@ -79,7 +77,6 @@ class ExactAuc:
         return exact_areas(_joined(self._kept, self._tasks))
 
     def state(self) -> State:
-        """All that is kept."""
         return {"tasks": self._tasks, "most": self._most, "scores": _joined(self._kept, self._tasks)}
 
     @classmethod
@@ -111,7 +108,6 @@ class BinnedAuc:
         self._make(torch.zeros(at_least_one("tasks", tasks), 2, at_least_one("bins", bins) + 2, dtype=torch.float64))
 
     def update(self, logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> None:
-        """Count a batch."""
         self.add(Samples.of(logits, labels, weights))
 
     def add(self, samples: Samples) -> None:
@@ -138,7 +134,6 @@ class BinnedAuc:
         return binned_areas(self._counts_K2M)
 
     def state(self) -> State:
-        """All that is kept."""
         tasks, _, bins = self._counts_K2M.shape
         return {"tasks": tasks, "bins": bins - 2, "counts": self._counts_K2M.clone()}
 
@@ -181,7 +176,6 @@ class Auc:
         self._exact: ExactAuc | None = ExactAuc(tasks, keep)
 
     def update(self, logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> None:
-        """Count a batch."""
         self.add(Samples.of(logits, labels, weights))
 
     def add(self, samples: Samples) -> None:
@@ -207,7 +201,6 @@ class Auc:
         return self._bins.value() if self._exact is None else self._exact.value()
 
     def state(self) -> State:
-        """All that is kept."""
         parts = {"bins": self._bins} if self._exact is None else {"bins": self._bins, "exact": self._exact}
         return {"keep": self._keep, **join(parts)}
 
@@ -237,7 +230,6 @@ class RecentAuc:
 
     @property
     def samples(self) -> int:
-        """How many are kept."""
         return self._samples
 
     def update(self, logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> None:
@@ -262,7 +254,6 @@ class RecentAuc:
         return exact_areas(_joined(self._kept, self._tasks))
 
     def state(self) -> State:
-        """All that is kept."""
         sizes = torch.tensor([scores.shape[1] for scores in self._kept], dtype=torch.int64)
         settings: State = {"tasks": self._tasks, "batches": self._batches, "most": self._most}
         return {**settings, "sizes": sizes, "scores": _joined(self._kept, self._tasks)}

@@ -2,9 +2,9 @@
 
 A step's batch is cut into V virtual shards whatever the number of ranks; rank r computes the r-th run of them, each by
 itself. Their gradients are the leaves of the tree of `tree.py`: what a rank can add it adds as it goes, so it holds as
-many copies of the dense gradients as a run of shards has whole nodes, two a level at most; the rest is added in shares,
-one on each rank, and gathered. Its own file beside `dense.py`, with the same three verbs, so that a step need not know
-which of the two it has. Gives up: overlap with the backward, and anything but exact wires.
+many copies of the dense gradients as a run of shards has whole nodes, two a level at most; the rest is added in
+shares, one on each rank, and gathered. Its own file beside `dense.py`, with the same three verbs, so that a step need
+not know which of the two it has. Known limits: overlap with the backward, and anything but exact wires.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,6 @@ class ElasticGradients:
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], comm: Comm, virtual_shards: int) -> None:
-        """Refuse ranks that cannot share the shards."""
         world = len(comm.ranks)
         if virtual_shards % world:
             fit = ", ".join(str(w) for w in range(1, virtual_shards + 1) if virtual_shards % w == 0)

@@ -4,10 +4,8 @@
     calibration = sum of predictions / sum of labels: 1.1 is 10 % too high
     base rate   = sum of labels / sum of weights
 
-Its own file because sums are all it keeps: a merge is an addition and a window costs five numbers a batch and task,
-whatever the batch's size. Both ends of the logit axis are safe: the loss is computed from the logit, not from a
-probability that has rounded to 0 or 1. What is undefined (no samples; for NE a base rate of 0 or 1; for calibration
-no positives) is NaN.
+Both ends of the logit axis are safe: the loss is computed from the logit, not from a probability that has rounded to 0
+or 1. What is undefined (no samples; for NE a base rate of 0 or 1; for calibration no positives) is NaN.
 
 Sums are kept in parts, so that they are the same bits whatever batches were cut into and whoever has counted them (see
 `exact.py`); what is measured of a sample does not depend on its place either.
@@ -35,7 +33,7 @@ VECTORS = 64  # numbers: a multiple of those that any processor takes at a time
 
 @dataclass(frozen=True, slots=True)
 class EntropyValue:
-    """How well one task's predictions fit its labels."""
+    """Log loss, calibration and NE of one task."""
 
     count: int  # samples of a weight above 0
     weight: float  # their weights' sum
@@ -54,7 +52,6 @@ class Entropy:
         self._parts_35K = torch.zeros(PARTS, 5, at_least_one("tasks", tasks), dtype=torch.float64)
 
     def update(self, logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> None:
-        """Count a batch."""
         self.add(Samples.of(logits, labels, weights))
 
     def add(self, samples: Samples) -> None:
@@ -87,7 +84,6 @@ class Entropy:
         return fits(self._parts_35K)
 
     def state(self) -> State:
-        """All that is kept."""
         parts_35K = self._parts_35K
         return {"tasks": parts_35K.shape[2], "totals": rounded(parts_35K), "parts": parts_35K}
 
@@ -137,7 +133,6 @@ class RecentEntropy:
         return fits(carried(self._stacked().sum(0)))
 
     def state(self) -> State:
-        """All that is kept."""
         parts_B35K = self._stacked()
         totals_B5K = rounded(parts_B35K.transpose(0, 1))
         settings: State = {"tasks": self._tasks, "batches": self._batches.maxlen or 0}

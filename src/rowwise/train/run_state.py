@@ -1,8 +1,7 @@
 """The whole state of a run as a checkpoint, and back: model, optimizers, metrics, progress, where the data stands.
 
-Its own file because the loop only has to know when: what belongs to a run, and which ranks have which of it, is here.
-All ranks save and restore together. Gives up: another number of ranks for runs whose ranks read data of their own, as
-nobody could tell which rows come next.
+All ranks save and restore together. Known limits: another number of ranks for runs whose ranks read data of their own,
+as nobody could tell which rows come next.
 """
 
 from collections.abc import Iterator
@@ -36,7 +35,6 @@ class RunState:
     """Saves and restores one run; without a folder nothing is saved."""
 
     def __init__(self, work: StepContext, recorder: Recorder, folder: RunFolder | None, saving: Saving) -> None:
-        """Called by all ranks."""
         self._work, self._recorder, self._folder, self._saving = work, recorder, folder, saving
         self._optimizers = {} if work.optimizer is None else {"dense": work.optimizer}
         self._saved = None if folder is None else self._make_saved(folder)
@@ -58,7 +56,6 @@ class RunState:
         return f"; meet it again: rowwise resume {self._folder.path} --from {FAILED}"
 
     def wait(self) -> None:
-        """Until nothing is being written."""
         if self._saved is not None:
             self._saved.wait()
 

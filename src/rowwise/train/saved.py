@@ -1,8 +1,6 @@
 """The checkpoints of a run: which there are, which to go on from, and which may go.
 
-Its own file because a kill may come at any moment: a checkpoint counts once its manifest is there, a new one is whole
-before an old one goes, and of one that goes the manifest goes first. With several ranks, all call alike what writes or
-removes; rank 0 looks and tells the others, and it alone removes.
+With several ranks, all call alike what writes or removes; rank 0 looks and tells the others, and it alone removes.
 """
 
 import os
@@ -30,7 +28,7 @@ from rowwise.errors import CheckpointError
 
 
 class CheckpointReduction(NamedTuple):
-    """How a checkpoint is made smaller."""
+    """Incremental checkpoints, and the bits of their rows."""
 
     incremental: bool = False  # only rows that changed, where that costs less; needs marks, see `Arena.track`
     bits: Literal[32, 8, 4] = 32  # of each weight in tables
@@ -61,14 +59,12 @@ class CheckpointFolder:
         background: bool = False,
         less: CheckpointReduction = EVERYTHING,
     ) -> None:
-        """Called by all ranks."""
         self.folder, self._comm = folder, comm or solo()
         self._background = BackgroundWriter(self._comm) if background else None
         self._less = less
         self._base: Path | None = None  # the rows that are marked changed since this one
 
     def steps(self) -> list[int]:
-        """Of those that are complete, oldest first."""
         found = (STEP.fullmatch(path.parent.name) for path in self.folder.glob(f"*/{NAME}"))
         return sorted(int(match[1]) for match in found if match)
 
@@ -169,7 +165,6 @@ class CheckpointFolder:
                 self._remove(step)
 
     def _asks(self, question: Callable[[], bool]) -> bool:
-        """What rank 0 finds."""
         return broadcast_object(self._comm, self._comm.rank == 0 and question(), 0, "checkpoint")
 
     def _alone(self, action: Callable[[], object]) -> None:

@@ -1,9 +1,9 @@
 """The same metrics for parts of the data: one slice for each chosen value of an integer feature, the rest as "other".
 
-Its own file because it is the only metric that looks at a feature. Slices are chosen when it is made, as then sums and
-histograms are all it keeps: memory is bounded, every sample is in exactly one slice from the first, and merging is an
-addition. `most_common` chooses them from a sample of the data; `value(top=...)` shows the largest and folds what it
-leaves out into "other", which is as exact as if they had never been chosen.
+Slices are chosen when it is made, as then sums and histograms are all it keeps: memory is bounded, every sample is in
+exactly one slice from the first, and merging is an addition. `most_common` chooses them from a sample of the data;
+`value(top=...)` shows the largest and folds what it leaves out into "other", which is as exact as if they had never
+been chosen.
 
 Letters: N samples, K tasks, S slices ("other" comes last), M bins.
 """
@@ -25,7 +25,7 @@ from rowwise.train.state import State, at_least_one, check_alike, join, part, re
 
 @dataclass(frozen=True, slots=True)
 class SliceMetrics:
-    """One slice: the id of its samples, None for all that were not chosen, and what is known of each task."""
+    """The id of a slice, None for all ids that were not chosen, and the metrics of each task."""
 
     id: int | None
     fits: tuple[EntropyValue, ...]
@@ -85,7 +85,6 @@ class Slices:
         return [*shown, other]
 
     def state(self) -> State:
-        """All that is kept."""
         return {"tasks": self._tasks, "ids": self._ids_S, **join({"entropy": self._entropy, "auc": self._auc})}
 
     @classmethod

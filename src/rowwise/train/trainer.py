@@ -49,7 +49,7 @@ def nothing_more() -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingJob:
-    """What is trained, on what.
+    """The model, objective, batches and evaluator of a training.
 
     `batches` makes the training batches from a position on, of several ranks this one's part of them; `evaluate` looks
     at the validation data, if there is any. `health`: how the workers keep up that prepare the batches. `saved`: called
@@ -68,7 +68,7 @@ class TrainingJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunDisplay:
-    """What can be shown while a run goes on."""
+    """The progress display of a run."""
 
     progress: Progress
     settings: Settings
@@ -102,7 +102,6 @@ class Trainer:
         comm: Comm | None = None,
         wire: Wire = EXACT,
     ) -> None:
-        """Start from the model as it is."""
         self.job, self.settings, self.folder = job, settings or Settings(), folder
         self._clock = clock = Breakdown(waited=None if comm is None else comm.waited)
         check(job, self.settings, 1 if comm is None else len(comm.ranks))
@@ -223,7 +222,6 @@ class Trainer:
         return stepped
 
     def _after(self, stepped: StepResult, *, epoch_end: bool) -> None:
-        """What is due after a step."""
         how, over = self.settings, self.progress.is_over(self.settings.train, self.settings.evaluate)
         better = False
         if self.job.evaluate and self.progress.wants_evaluation(how.evaluate, epoch_end=epoch_end, over=over):

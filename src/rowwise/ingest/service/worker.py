@@ -1,9 +1,8 @@
 """A worker: a process that prepares splits, one after another, and keeps nothing.
 
-It reads, transforms and encodes a split straight into memory that clients map. What a split has that cannot be used
-is told, and is the clients' business; a worker goes on. Its own file because it is a program, `python -m
-rowwise.ingest.service.worker FILE`, where the file descriptor is its end of a conversation with the host. Gives up: a
-thread of its own that reads ahead; there are as many workers as it takes.
+It reads, transforms and encodes a split straight into memory that clients map. What a split has that cannot be used is
+told, and is the clients' business; a worker goes on. Known limits: a thread of its own that reads ahead; there are as
+many workers as it takes.
 """
 
 import contextlib

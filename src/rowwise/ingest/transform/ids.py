@@ -43,11 +43,9 @@ class SigridHash(OneColumn, frozen=True, kw_only=True, tag="sigrid_hash", tag_fi
 
     @property
     def wants(self) -> tuple[str, ...]:
-        """Ids."""
         return (IDS,)
 
     def types(self, kinds: Kinds) -> Kinds:
-        """Rows."""
         return (like(kinds[0], pa.int64()),)
 
     def run(self, arrays: Arrays, where: RowPosition) -> Arrays:
@@ -83,21 +81,17 @@ class FirstX(OneColumn, frozen=True, kw_only=True, tag="first_x", tag_field="kin
     count: int
 
     def __post_init__(self) -> None:
-        """Refuse what leaves nothing."""
         if not 1 <= self.count < 1 << 31:
             raise self.refuse(f"count={self.count}: want at least 1, and less than 2**31")
 
     @property
     def wants(self) -> tuple[str, ...]:
-        """Any lists."""
         return (LISTS,)
 
     def types(self, kinds: Kinds) -> Kinds:
-        """As they were, in wide lists."""
         return (pa.large_list(element_kind(kinds[0])),)
 
     def run(self, arrays: Arrays, where: RowPosition) -> Arrays:
-        """Cut all lists."""
         return (first(arrays[0], self.count),)
 
 
@@ -127,16 +121,13 @@ class PositiveModulus(OneColumn, frozen=True, kw_only=True, tag="positive_modulu
     rows: int
 
     def __post_init__(self) -> None:
-        """Refuse what is no number of rows."""
         check_rows(self, self.rows)
 
     @property
     def wants(self) -> tuple[str, ...]:
-        """Whole numbers."""
         return (ROWS,)
 
     def types(self, kinds: Kinds) -> Kinds:
-        """Rows."""
         return (like(kinds[0], pa.int64()),)
 
     def run(self, arrays: Arrays, where: RowPosition) -> Arrays:
@@ -154,11 +145,9 @@ class Enumerate(OneColumn, frozen=True, kw_only=True, tag="enumerate", tag_field
 
     @property
     def wants(self) -> tuple[str, ...]:
-        """Lists of ids."""
         return (ID_LISTS,)
 
     def types(self, kinds: Kinds) -> Kinds:
-        """Places."""
         return (pa.large_list(pa.int64()),)
 
     def run(self, arrays: Arrays, where: RowPosition) -> Arrays:
@@ -178,18 +167,15 @@ class NGram(OneColumn, frozen=True, kw_only=True, tag="ngram", tag_field="kind")
     rows: int | None = None  # to which the hashes are cut; None: all 64 bits, to be hashed to rows later
 
     def __post_init__(self) -> None:
-        """Refuse what joins nothing."""
         if not 2 <= self.n <= MOST_JOINED:
             raise self.refuse(f"n={self.n}: want at least 2, and at most {MOST_JOINED}")
         check_rows(self, self.rows)
 
     @property
     def wants(self) -> tuple[str, ...]:
-        """Lists of ids."""
         return (ID_LISTS,)
 
     def types(self, kinds: Kinds) -> Kinds:
-        """Hashes."""
         return (pa.large_list(pa.int64()),)
 
     def run(self, arrays: Arrays, where: RowPosition) -> Arrays:

@@ -1,8 +1,7 @@
 """From any reader to a warehouse: the steps in their order.
 
-Its own file because it only arranges: rows come from `source`, are put into another order by `spill` where that is
-asked for, and are written by `parts`; `journal` remembers. See [Note: going on] and [Note: runs]. Gives up: one
-process does it all, and a warehouse is written on this machine's disks only, where a rename replaces a file.
+See [Note: going on] and [Note: runs]. Known limits: one process does it all, and a warehouse is written on this
+machine's disks only, where a rename replaces a file.
 """
 
 import shutil
@@ -25,7 +24,7 @@ from rowwise.spec import Value
 
 
 class ConversionSummary(Value, frozen=True):
-    """What came of a conversion."""
+    """Counts of rows, files and bytes of a conversion."""
 
     rows: int
     columns: int
@@ -90,7 +89,6 @@ class _Conversion:
         self._how = source.how
 
     def run(self, asked: ConversionRequest, used: Mapping[str, float]) -> WarehouseManifest:
-        """All that is left to do."""
         found = self._journal.found
         if found is None:
             popularity = dict(used) if self._how.popularity is None else self._how.popularity

@@ -1,8 +1,4 @@
-"""What a footer says of the rows of each group: how many, and between which values.
-
-Its own file because `where` needs plain numbers and Parquet has its own idea of them: times are counted in the column's
-unit, and what lists hold is counted by element, so nothing is said of them.
-"""
+"""What a footer says of the rows of each group: how many, and between which values."""
 
 from typing import NamedTuple
 

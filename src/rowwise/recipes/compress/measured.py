@@ -56,11 +56,9 @@ class MeasuredTrials:
         return sorted(wanted, key=lambda t: (self.methods.index(t.asked.method), -t.size_bytes))
 
     def points(self, table: str) -> tuple[SizePoint, ...]:
-        """The same, for people."""
         return tuple(self._point(trial) for trial in self.of(table))
 
     def options(self, table: str) -> list[SizeOption]:
-        """The same, to choose from."""
         return [SizeOption(method=one.method, size_bytes=one.size_bytes, loss=one.ne) for one in self.points(table)]
 
     def _point(self, trial: Trial) -> SizePoint:
@@ -73,7 +71,6 @@ class MeasuredTrials:
 
 
 def score(metrics: Metrics, task: str = "") -> ModelScore:
-    """Of one label, or the mean of all."""
     values = [metrics[task]] if task else list(metrics.values())
     return ModelScore(
         ne=mean(one["ne"] for one in values),
@@ -83,5 +80,4 @@ def score(metrics: Metrics, task: str = "") -> ModelScore:
 
 
 def above(one: ModelScore, other: ModelScore) -> ModelScore:
-    """The differences."""
     return ModelScore(ne=one.ne - other.ne, loss=one.loss - other.loss, auc=one.auc - other.auc)

@@ -1,8 +1,7 @@
 """What is known of ids before they are put together: how often each comes, and what a small model learns of it.
 
-Its own file because it trains a model that is not the recipe's: tables of dim 4, layers half as large. Tables that are
-to be compressed begin at 0, so that whatever a row holds was learned. Gives up memory: such a table takes 4 floats an
-id, once for each fold of the samples (see `refit`) and once for all, and its counts 8 bytes.
+Tables that are to be compressed begin at 0, so that whatever a row holds was learned. Known limits: memory: such a
+table takes 4 floats an id, once for each fold of the samples (see `refit`) and once for all, and its counts 8 bytes.
 """
 
 import os
@@ -91,7 +90,6 @@ def shrink(resolved: ResolvedRecipe, names: Sequence[str]) -> ResolvedRecipe:
 
 
 def read_histories(path: Path, tables: Sequence[Table], names: Sequence[str]) -> Histories:
-    """What a probe has written."""
     rows = {table.name: table.rows for table in tables}
     try:
         open_regular(path).close()  # a pipe is not waited for
@@ -108,7 +106,7 @@ def read_histories(path: Path, tables: Sequence[Table], names: Sequence[str]) ->
 
 
 class _Folds(Value, frozen=True):
-    """How samples were cut, and into how many folds; see `FoldedVectors`."""
+    """The fold of each sample; see `FoldedVectors`."""
 
     features: tuple[str, ...]
     seed: int

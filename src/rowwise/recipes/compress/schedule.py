@@ -17,7 +17,7 @@ LEARNED = "learned"
 
 
 class TrialSpec(Value, frozen=True):
-    """One trial: a table by a method, in its bytes over `ratio`; without a table, the model as it is."""
+    """A trial: a table by a method, in its bytes over `ratio`; without a table, the model as it is."""
 
     table: str = ""
     method: str = ""

@@ -34,11 +34,9 @@ class _Kept:
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """Of each label."""
         return self.inner.metrics
 
     def __call__(self) -> Scores:
-        """One pass."""
         self.found.append(self.inner())
         return self.found[-1]
 
