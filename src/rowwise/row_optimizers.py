@@ -22,7 +22,7 @@ LIMITS: dict[str, tuple[float, float, str]] = {  # of some numbers: least, most,
 }
 
 
-def wanted(field: str, value: float | None) -> str | None:
+def wrong_number(field: str, value: float | None) -> str | None:
     """What a number of an optimizer or of an initial value should have been, if it is not that."""
     if value is None:  # a bound that the table's size will give, or no clipping
         return None

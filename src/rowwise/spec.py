@@ -13,7 +13,7 @@ import msgspec
 from rowwise.errors import SpecError
 from rowwise.idmaps import AnyIdMap
 from rowwise.inside import fault_of_name, has_control
-from rowwise.row_optimizers import RowOptimizer, RowWiseAdagrad, Slot, wanted
+from rowwise.row_optimizers import RowOptimizer, RowWiseAdagrad, Slot, wrong_number
 from rowwise.value import MOST_DIM, MOST_RANKS, check_most
 from rowwise.value import Value as Value
 
@@ -185,7 +185,7 @@ def _check_numbers(table: Table) -> None:
     numbers = msgspec.structs.asdict(optimizer) | msgspec.structs.asdict(table.init)
     numbers.pop("schedule", None)
     for field, value in numbers.items():
-        want = wanted(field, value)
+        want = wrong_number(field, value)
         if want:
             raise SpecError(f"table {name!r}: {field}={value}: {want}")
     if optimizer.problem:

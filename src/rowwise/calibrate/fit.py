@@ -21,7 +21,7 @@ from rowwise.calibrate.narrow import WireShares, fit_narrow
 from rowwise.calibrate.samples import LinkSample, Sample, SetSample
 from rowwise.calibrate.train_exchange import train_exchanges
 from rowwise.calibrate.train_network import NetworkShape, error_of, predicted_s, tau_of, train_network
-from rowwise.calibrate.trust import WAITED, reasons, undisturbed
+from rowwise.calibrate.trust import WAITED, reasons, undisturbed_sets
 from rowwise.errors import SpecError
 from rowwise.perf.access import Floats
 from rowwise.perf.exchange import Exchanges
@@ -125,7 +125,7 @@ def fit_profile(
     every = [s for s in samples if isinstance(s, SetSample)]
     if len(every) < FEWEST:
         raise SpecError(f"{len(every)} sets of tables were measured: want at least {FEWEST}; measure for more minutes")
-    sets = undisturbed(every, FEWEST)
+    sets = undisturbed_sets(every, FEWEST)
     raw = measured_of(sets)
     held_S = np.array([s.number % HELD_OUT == 0 for s in sets])
     slow_S = _slowness(raw, sets, ~held_S, partial(tell, "drift"))

@@ -113,13 +113,13 @@ def open_folder(path: Path, order: MeasurementSpec) -> MeasurementFolder:
     return folder
 
 
-def held(folder: MeasurementFolder) -> AbstractContextManager[None]:
+def lock_folder(folder: MeasurementFolder) -> AbstractContextManager[None]:
     """Nobody else measures into the folder meanwhile."""
-    return held_alone(folder.path / ORDER, folder.samples, "*.jsonl")
+    return lock_and_repair(folder.path / ORDER, folder.samples, "*.jsonl")
 
 
 @contextmanager
-def held_alone(order: Path, lines: Path, pattern: str) -> Iterator[None]:
+def lock_and_repair(order: Path, lines: Path, pattern: str) -> Iterator[None]:
     """Nobody else writes where an order is; cuts off what a killed process left half written of files of lines."""
     refuse_links(order.parent)
     with open_regular(order) as file:

@@ -16,7 +16,7 @@ import torch
 from msgspec import structs
 
 from rowwise.calibrate.draw import DrawnSet, Population, draw_set
-from rowwise.calibrate.folder import MeasurementFolder, MeasurementSpec, Tally, held
+from rowwise.calibrate.folder import MeasurementFolder, MeasurementSpec, Tally, lock_folder
 from rowwise.calibrate.kernels import KernelBench
 from rowwise.calibrate.links import measure_exchange
 from rowwise.calibrate.samples import SetSample, read_samples, write_sample
@@ -55,14 +55,14 @@ def turn(k: int) -> MeasurementTurn:
 
 def measure(order: MeasurementSpec, folder: MeasurementFolder, minutes: float, tell: Tell) -> None:
     """Measure until there are so many minutes in all."""
-    with held(folder):
+    with lock_folder(folder):
         tally = Tally(folder)
         if tally.update() >= minutes * 60:
             return
         with _telling(tally, minutes * 60, tell):
             run_processes(
                 Topology(devices=order.world),
-                measure_here,
+                measure_on_rank,
                 order,
                 folder,
                 minutes * 60,
@@ -94,7 +94,7 @@ def _telling(tally: Tally, wanted_s: float, tell: Tell) -> Iterator[None]:
         thread.join()
 
 
-def measure_here(comm: Comm, order: MeasurementSpec, folder: MeasurementFolder, wanted_s: float) -> None:
+def measure_on_rank(comm: Comm, order: MeasurementSpec, folder: MeasurementFolder, wanted_s: float) -> None:
     me = MeasuringRank(comm, order, folder)
     while (left_s := wanted_s - me.done_s()) > 0:
         cycle_s = min(CYCLE_s, left_s, max(FIRST_s, wanted_s - left_s))

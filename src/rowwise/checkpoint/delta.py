@@ -21,7 +21,7 @@ from rowwise.ops.rowtype import pack, unpack
 from rowwise.spec import Bits, quantised_bytes
 
 
-def rounded(parts: Sequence[LocalShard], bits: Bits | None) -> list[LocalShard]:
+def round_shards(parts: Sequence[LocalShard], bits: Bits | None) -> list[LocalShard]:
     """With weights to be written in so many bits, where that is fewer than their row type has."""
 
     def is_wider(part: LocalShard) -> bool:
@@ -35,7 +35,7 @@ def increment(parts: Sequence[LocalShard]) -> list[LocalShard]:
     return [_changed(part) for part in parts]
 
 
-def builds_on(parts: Sequence[LocalShard], base: CheckpointManifest) -> bool:
+def can_extend(parts: Sequence[LocalShard], base: CheckpointManifest) -> bool:
     """Whether what changed of these parts can be read on top of an earlier checkpoint."""
     bare = {name: structs.replace(entry, pieces=()) for name, entry in base.tensors.items()}
     return all(part.touched is None or bare.get(part.name) == part.entry for part in parts)
@@ -57,7 +57,7 @@ def encode(part: LocalShard) -> Tensor:
         raise CheckpointError(str(error)) from None
 
 
-def as_stored(chunk: Tensor, entry: TensorEntry, bits: Bits | None, columns: int) -> Tensor:
+def decode_rows(chunk: Tensor, entry: TensorEntry, bits: Bits | None, columns: int) -> Tensor:
     """Rows that were written with so many bits, as their table stores them."""
     if bits is None:
         return chunk

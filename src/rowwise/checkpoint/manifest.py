@@ -248,7 +248,7 @@ def find_wrong_cover(entry: TensorEntry, pieces: Sequence[TensorChunk]) -> str |
     return f"{where} are in {'two pieces' if corners[row, col] > 0 else 'no piece'}"
 
 
-def bands(rows: Sequence[Span]) -> Iterable[Span]:
+def split_rows(rows: Sequence[Span]) -> Iterable[Span]:
     """Runs of rows between two cuts, of those that are in one of the given runs."""
     depth, change = 0, Counter[int]()
     for begin, end in rows:

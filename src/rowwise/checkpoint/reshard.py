@@ -27,7 +27,7 @@ def overlaps(entry: TensorEntry, rows: Span, cols: Span) -> Iterator[CopyRegion]
             )
 
 
-def stored(entry: TensorEntry, width: int, cols: Span) -> list[Span]:
+def stored_spans(entry: TensorEntry, width: int, cols: Span) -> list[Span]:
     """Where columns of a rectangle stand in its rows, in elements as they are stored.
 
     Of int8 rows, see [Note: Row formats] in `ops/_cpp/tables.h`: first their scales, then their codes. There the

@@ -90,7 +90,7 @@ class LiveLine:
 
 
 @contextmanager
-def stopping_well(trainer: "Trainer", console: Console, *, watched: bool = False) -> Iterator[list[int]]:
+def stop_on_signal(trainer: "Trainer", console: Console, *, watched: bool = False) -> Iterator[list[int]]:
     """Ctrl-C and a polite kill end the run after its present step; a second one ends it at once.
 
     A rank that is `watched` leaves Ctrl-C and what is at once to its parent, who passes on what comes.

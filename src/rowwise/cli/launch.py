@@ -43,9 +43,9 @@ def launch(order: RunRequest, nproc: int | None, timeout: float | None, around: 
         code = _join(order, around.torchrun, timeout_s)
     elif nproc is None or nproc == 1:
         with console_for(quiet=order.as_json).status("starting"):
-            from rowwise.cli.rank import work
+            from rowwise.cli.rank import run_rank
 
-        code = work(order, None, None)
+        code = run_rank(order, None, None)
     else:
         if order.recipe is not None:  # before there are ranks to say so
             from rowwise.recipes.recipe import check_ranks
@@ -75,13 +75,13 @@ def count_ranks(nproc: int | None, timeout: float | None, around: CommandEnviron
 
 def _join(order: RunRequest, me: Torchrun, timeout_s: float) -> int:
     """Be a rank of torchrun's; says itself why it fails, unless another rank does."""
-    from rowwise.cli.rank import work
+    from rowwise.cli.rank import run_rank
     from rowwise.comm.launch import connect_with_notes
 
     comm = None
     try:
         comm, notes = connect_with_notes(timeout_s, True, me.attempt)
-        return work(order, comm, notes)
+        return run_rank(order, comm, notes)
     except (RowwiseError, OSError) as error:
         line = one_line(error)
         if line is None:
@@ -103,7 +103,7 @@ def _make(order: RunRequest, nproc: int, timeout_s: float) -> int:
         try:
             with ExitStack() as held:
                 with console_for(quiet=order.as_json).status(f"starting {nproc} ranks"):
-                    ranks = held.enter_context(RankProcesses(topology, work_here, (order, folder), making, folder))
+                    ranks = held.enter_context(RankProcesses(topology, run_local_rank, (order, folder), making, folder))
                 with _passing_on(ranks, met):
                     codes = ranks.wait()
         except RanksFailed as failed:
@@ -114,11 +114,11 @@ def _make(order: RunRequest, nproc: int, timeout_s: float) -> int:
         return 128 + met[0] if met else max(codes)
 
 
-def work_here(comm: "Comm", order: RunRequest, folder: str) -> int:
+def run_local_rank(comm: "Comm", order: RunRequest, folder: str) -> int:
     """Be a rank that `_make` has made."""
-    from rowwise.cli.rank import work
+    from rowwise.cli.rank import run_rank
 
-    return work(order, comm, FileNotes(folder), watched=True)
+    return run_rank(order, comm, FileNotes(folder), watched=True)
 
 
 @final

@@ -230,10 +230,10 @@ def _tables(asked: PlanArguments, world: int) -> "tuple[tuple[Workload, ...], in
         raise SpecError("--dim is for --tables: change a recipe's tables with --set tables.all.dim=...")
     if asked.wire:
         raise SpecError(f"--wire {asked.wire[0]} is for --tables: change a recipe's with --set wire.{asked.wire[0]}")
-    from rowwise.recipes.plan import wanted_of
+    from rowwise.recipes.plan import plan_inputs
 
     assert asked.recipe is not None
-    wanted = wanted_of(load_recipe(asked.recipe, asked.changes), world)
+    wanted = plan_inputs(load_recipe(asked.recipe, asked.changes), world)
     return wanted.workloads, asked.batch or wanted.batch, wanted.wire, ()
 
 

@@ -96,7 +96,7 @@ def find_topology(hosts_W: Sequence[str]) -> Topology:
     return Topology(hosts=len(runs), devices=runs[0][1])
 
 
-def meet_here(rank: int, folder: str, topology: Topology, making: RankStart) -> Comm:
+def join_local_world(rank: int, folder: str, topology: Topology, making: RankStart) -> Comm:
     """Join a world of processes that `spawn` has made; they meet in a folder."""
     torch.set_num_threads(making.threads or max(1, torch.get_num_threads() // topology.world))
     # A file needs no port, nor a name server: without one a look-up of the loopback address may take seconds.

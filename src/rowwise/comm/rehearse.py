@@ -56,7 +56,7 @@ class _RehearsalTransport:
         return send_N * len(call.sizes_W) if whole else run_for(call, send_N, self._me).clone()
 
 
-def stand_in(topology: Topology, rank: int) -> tuple[TransportComm, list[CollectiveCall]]:
+def rehearsal_comm(topology: Topology, rank: int) -> tuple[TransportComm, list[CollectiveCall]]:
     """This rank's `Comm`, whose bytes are counted as any other's, and the list of its collectives, which grows."""
     if not 0 <= rank < topology.world:
         raise PeerError(f"rank {rank} of {topology.world}: want 0 to {topology.world - 1}")

@@ -224,10 +224,10 @@ def _run_rank(rank: int, folder: str, work: bytes, to_parent: Connection) -> Non
     _end_with_parent(folder)
     comm = None
     try:
-        from rowwise.comm.launch import meet_here
+        from rowwise.comm.launch import join_local_world
 
         topology, making, function, args = pickle.loads(work)
-        comm = meet_here(rank, folder, topology, making)
+        comm = join_local_world(rank, folder, topology, making)
         answer = pickle.dumps((function(comm, *args),))
         comm.close()
     except BaseException as error:

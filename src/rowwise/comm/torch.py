@@ -23,7 +23,7 @@ from rowwise.comm.call import WHOLE, CollectiveCall, join
 from rowwise.comm.group import PendingCollective
 from rowwise.comm.seam import Handle, WaitTime
 from rowwise.errors import PeerError
-from rowwise.ops.output_cache import empty
+from rowwise.ops.output_cache import empty_cached
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +107,7 @@ class TorchTransport:
         backend = self._backends[device]
         if call.collective == "all_reduce":
             return backend.allreduce([send_N], dist.AllreduceOptions()), send_N
-        came_N = empty((sum(call.receives_W),), send_N)
+        came_N = empty_cached((sum(call.receives_W),), send_N)
         if device == "cuda" and call.collective == "all_gather" and len(set(call.receives_W)) == 1:
             return backend._allgather_base(came_N, send_N), came_N
         given_N = send_N.repeat(len(self.world.ranks)) if call.collective in WHOLE else send_N

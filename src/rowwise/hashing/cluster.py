@@ -132,7 +132,7 @@ class _Work:
         cells = np.array([(0, len(self.vectors_ND), clusters, 0)], CELL)
         distinct_C = np.full(1, len(self.vectors_ND))  # until it is cut, which tells
         if len(self.vectors_ND) * clusters <= self.effort.plain or clusters <= FEW:
-            distinct_C = native.surveyed(self.points, cells, self.how)["distinct"]
+            distinct_C = native.survey_cells(self.points, cells, self.how)["distinct"]
         whole = set[int]()  # begins of cells that cannot be cut
         while True:
             size_C = cells["end"] - cells["begin"]
@@ -161,11 +161,11 @@ class _Work:
         wanted = max(2, min(math.isqrt(self.effort.rounds * clusters), max(clusters // ENOUGH, needed)))
         ends = self.sort(begin, end, self.coarse(self.points.order_M[begin:end], wanted))
         if len(ends) == 1:  # nearly all are equal
-            ends = self.sort(begin, end, self.coarse(native.different(self.points, begin, end), wanted))
+            ends = self.sort(begin, end, self.coarse(native.distinct_points(self.points, begin, end), wanted))
         cells = np.zeros(len(ends), CELL)
         cells["begin"] = begin + np.concatenate([[0], ends[:-1]])
         cells["end"] = begin + ends
-        survey_C = native.surveyed(self.points, cells, self.how)
+        survey_C = native.survey_cells(self.points, cells, self.how)
         cells["clusters"] = self.shares(cells, survey_C, clusters)
         return cells, survey_C["distinct"]
 
@@ -176,7 +176,7 @@ class _Work:
 
     def coarse(self, order_M: Labels, wanted: int) -> Floats:
         """Scaled centroids of a sample, where weight is and where points are."""
-        sample_M = native.sampled(order_M, SAMPLE * wanted, self.how.seed)
+        sample_M = native.sample_points(order_M, SAMPLE * wanted, self.how.seed)
         even = float(self.weights_N.mean()) or 1.0
         cell = np.array([(0, len(sample_M), wanted, 0)], CELL)
         places = ClusterBuffers(np.zeros((wanted, self.points.dims), np.float32), np.zeros(wanted), 1)
@@ -201,7 +201,7 @@ class _Work:
     def worth(self, cells: Cells, clusters: int) -> Doubles:
         """How many of the most useful clusters of all lie in each cell, as seeds that are tried out tell."""
         cells["base"] = np.cumsum(cells["clusters"]) - cells["clusters"]
-        drop_K = native.drops(self.points, cells, self.how)
+        drop_K = native.error_drops(self.points, cells, self.how)
         drop_K[cells["base"]] = math.inf  # the first of each cell
         least = np.partition(drop_K, -clusters)[-clusters] if clusters < len(drop_K) else 0.0
         return np.add.reduceat((drop_K >= least) & (drop_K > 0), cells["base"]).astype(np.float64)

@@ -22,7 +22,7 @@ class PartBags:
     ids_M: Tensor | None  # which id each row is of; None: each id has as many
 
 
-def combined(
+def combine_parts(
     mapped: MappedTable, jagged: Jagged, feature: str, vectors: Mapping[str, Tensor], places: Mapping[str, PartBags]
 ) -> Tensor:
     """The vectors of a feature, as wide as its table, from those of its parts; `places`: what was looked up for it."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from rowwise.batch import Jagged, KeyedJagged, Shared
 from rowwise.embedding import Embeddings, Vectors
 from rowwise.errors import BatchError, RowwiseError, SpecError
-from rowwise.hashing.combine import PartBags, all_rows, combined, some_rows
+from rowwise.hashing.combine import PartBags, all_rows, combine_parts, some_rows
 from rowwise.hashing.folds import begins_of, folds_of
 from rowwise.hashing.idmap import IdMap
 from rowwise.hashing.mapped import MappedTable
@@ -225,7 +225,7 @@ class MappedEmbeddings(nn.Module):
         self, jagged: Jagged, feature: str, vectors: Mapping[str, Tensor], places: Mapping[str, PartBags]
     ) -> Tensor:
         mapped = self.mapped.get(self._homes[feature].name)
-        return vectors[feature] if mapped is None else combined(mapped, jagged, feature, vectors, places)
+        return vectors[feature] if mapped is None else combine_parts(mapped, jagged, feature, vectors, places)
 
     def extra_repr(self) -> str:
         """One line a mapped table."""

@@ -167,10 +167,10 @@ def _before_load(
     assert isinstance(module, MappedTable)
     there = state.get(prefix + IDENTITY)
     if there is not None:
-        refuse_other(identity_of(there), module.known)
+        raise_if_another_map(identity_of(there), module.known)
 
 
-def refuse_other(there: MapIdentity, here: MapIdentity) -> None:
+def raise_if_another_map(there: MapIdentity, here: MapIdentity) -> None:
     """Raise unless both are the same map."""
     differs = there.differs(here)
     if differs:

@@ -94,14 +94,14 @@ def limit_isa(name: str) -> None:
         raise NativeError(f"this processor has no {name}: want one of base, avx2, avx512")
 
 
-def sampled(order_M: Labels, wanted: int, seed: int) -> Labels:
+def sample_points(order_M: Labels, wanted: int, seed: int) -> Labels:
     """Some of these points, from all over the range."""
     sample = np.empty(min(len(order_M), wanted), np.int32)
     _library().rw_sample(_at(order_M), len(order_M), len(sample), seed & WORD, _at(sample))
     return sample
 
 
-def different(points: Points, begin: int, end: int) -> Labels:
+def distinct_points(points: Points, begin: int, end: int) -> Labels:
     """A point for each vector of a range."""
     first_M = np.empty(end - begin, np.int32)
     count = _library().rw_distinct(byref(points.entry), begin, end, _at(first_M))
@@ -130,13 +130,13 @@ def sort_by_nearest(points: Points, begin: int, end: int, centroids_CD: Floats, 
     return ends_C
 
 
-def surveyed(points: Points, cells: Cells, how: ClusterSettings) -> Cells:
+def survey_cells(points: Points, cells: Cells, how: ClusterSettings) -> Cells:
     survey_C = np.zeros(len(cells), SURVEY)
     _enough(_library().rw_survey(byref(points.entry), _at(cells), len(cells), how.cap, how.threads, _at(survey_C)))
     return survey_C
 
 
-def drops(points: Points, cells: Cells, how: ClusterSettings) -> Doubles:
+def error_drops(points: Points, cells: Cells, how: ClusterSettings) -> Doubles:
     """By how much each further cluster of a cell lessens the error, about, from its `base` on."""
     drop_K = np.empty(int(cells["clusters"].sum()))
     made = byref(_made(how))

@@ -71,12 +71,12 @@ def check_movable(old: MapShape, new: MapShape, dim: int) -> None:
         raise SpecError(f"the old map has parts {had}, the new one {has}: {want}")
 
 
-def moves(old: IdMap, new: IdMap, look_up: LookUp = rows_of) -> tuple[Move, ...]:
+def find_moves(old: IdMap, new: IdMap, look_up: LookUp = rows_of) -> tuple[Move, ...]:
     """For each part where its new rows come from; maps as `check_movable` lets them pass."""
     return tuple(_move(old, new, index, look_up) for index in range(len(new.shape.parts)))
 
 
-def moved(
+def moved_rows(
     move: Move,
     rows: Span,
     read: Callable[[Ids], Floats],

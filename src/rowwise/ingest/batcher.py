@@ -27,7 +27,7 @@ from msgspec import structs
 
 from rowwise.batch import Batch
 from rowwise.errors import DataError, SpecError, StateError
-from rowwise.ingest.ahead import ahead
+from rowwise.ingest.ahead import read_ahead
 from rowwise.ingest.batch_shard import BatchShard, BatchSpan
 from rowwise.ingest.block import Encoded, private
 from rowwise.ingest.collate import SplitRows, collate
@@ -161,7 +161,7 @@ class Batcher:
         """The batches up to the end of the epoch, then the position is at the start of the next."""
         made = self._batches(self._position)
         if self._batching.ahead:
-            made = ahead(made, self._batching.ahead)
+            made = read_ahead(made, self._batching.ahead)
         for batch, after in made:
             self._position = after
             yield batch

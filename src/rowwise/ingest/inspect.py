@@ -14,7 +14,7 @@ from pyarrow import types
 
 from rowwise.errors import DataError
 from rowwise.ingest.columns import Columns, Dense, Sparse, is_list, is_text
-from rowwise.ingest.encode import floats, whole
+from rowwise.ingest.encode import combine_chunks, floats
 from rowwise.ingest.reader import Reader, check_columns
 from rowwise.ingest.survey import ColumnSurvey
 from rowwise.spec import TAKEN, Table, Value
@@ -145,7 +145,7 @@ def inspect(
         positive_R = _positive(table, label, source)
         positives += int(positive_R.sum())
         for column, survey in surveys.items():
-            survey.add(whole(table[column]), positive_R)
+            survey.add(combine_chunks(table[column]), positive_R)
         if tell is not None:
             tell(index + 1, len(found))
     return _card(name or source, label, surveys, positives, roles)
@@ -157,7 +157,7 @@ def _positive(table: pa.Table, label: str | None, source: str) -> np.ndarray[tup
     if not _counts(table.schema, label):
         kind = table.schema.field(label).type
         raise DataError(f"{source}: column {label!r} holds {kind}: want numbers for a label, 0 and 1")
-    return floats(whole(table[label])) > 0
+    return floats(combine_chunks(table[label])) > 0
 
 
 def _counts(schema: pa.Schema, name: str) -> bool:

@@ -186,7 +186,7 @@ class FilledColumns:
         return bool(_library().rw_fill(self._columns, count, self._order, begin, rows, _at(out_FR)))
 
 
-def turn(columns_FR: Floats, out_RF: Floats) -> None:
+def transpose(columns_FR: Floats, out_RF: Floats) -> None:
     assert columns_FR.shape == out_RF.shape[::-1]
     _library().rw_turn(_at(columns_FR), columns_FR.shape[0], columns_FR.shape[1], _at(out_RF))
 

@@ -21,12 +21,12 @@ from pyarrow import compute as pc
 
 from rowwise.errors import DataError
 from rowwise.ingest import transform
-from rowwise.ingest.bags import Ints, whole
+from rowwise.ingest.bags import Ints, combine_chunks
 from rowwise.ingest.block import Encoded, Memory, private
 from rowwise.ingest.columns import Columns
 from rowwise.ingest.encode import RefusedRows, bad_rows, encode
 from rowwise.ingest.mix import permutation
-from rowwise.ingest.quarantine import put_aside, put_split_aside
+from rowwise.ingest.quarantine import quarantine_rows, quarantine_split
 from rowwise.ingest.reader import Reader, Split, check_columns
 from rowwise.ingest.share import Share
 from rowwise.ingest.where import RowFilter
@@ -125,7 +125,7 @@ class PreparationTask:
         except DataError as error:
             if how.aside is None:
                 raise
-            put_split_aside(split, str(error), how.aside)
+            quarantine_split(split, str(error), how.aside)
             return ReadSplit(table=self._nothing(split), split=split, order_R=None, how=how, spent=PreparationSeconds())
 
     def _nothing(self, split: Split) -> pa.Table:
@@ -160,7 +160,7 @@ class PreparationTask:
     def _dismiss(self, bad: RefusedRows, table: pa.Table, split: Split) -> None:
         """Put bad rows aside, or raise for the first."""
         if self.how.aside is not None:
-            put_aside(table, split, bad, self.how.aside)
+            quarantine_rows(table, split, bad, self.how.aside)
             return
         first = bad.wrong[0]
         raise DataError(f"{split.place(first.row)}, column {first.column!r}: {first.reason}")
@@ -204,7 +204,7 @@ def _both(one_R: NDArray[np.bool_] | None, other_R: NDArray[np.bool_]) -> NDArra
 
 def _runs(column: pa.ChunkedArray) -> Ints:
     """Where neighbours that have the same begin, and the end of the last. Rows without a value are by themselves."""
-    array = whole(column)
+    array = combine_chunks(column)
     if len(array) < 2:
         return np.array([0] * bool(len(array)) + [len(array)], np.int64)
     differs = _differ(array[1:], array[:-1]).fill_null(True).to_numpy(zero_copy_only=False)
@@ -216,7 +216,7 @@ def _differ(one: pa.Array, other: pa.Array) -> pa.Array:
 
 
 def _can_differ(kind: pa.DataType) -> bool:
-    nothing = whole(pa.chunked_array([], kind))
+    nothing = combine_chunks(pa.chunked_array([], kind))
     try:
         _differ(nothing, nothing)
     except pa.ArrowException:

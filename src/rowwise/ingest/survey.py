@@ -10,7 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import types
 
-from rowwise.ingest.bags import flat
+from rowwise.ingest.bags import flatten_lists
 from rowwise.ingest.columns import is_list, is_text
 from rowwise.ingest.encode import Floats, floats, hashed, int64
 from rowwise.ingest.evidence import Evidence, Labels, Shape, shape_of, weigh
@@ -43,7 +43,7 @@ class ColumnSurvey:
         """More rows, with their labels."""
         self.rows += len(array)
         self.nulls += array.null_count
-        ids, offsets_R1 = flat(array, None)
+        ids, offsets_R1 = flatten_lists(array, None)
         self.values += len(ids)
         positive_N = positive_R
         if offsets_R1 is not None:

@@ -45,7 +45,7 @@ class ExchangeNetwork(Value, frozen=True, kw_only=True):
         return self.own_s(amounts) + waits_s(amounts.skew_W)
 
     def own_s(self, amounts: Amounts) -> Floats:
-        given_WF = np.clip((seen(amounts) - np.array(self.mean)) / np.array(self.scale), -FAR, FAR)
+        given_WF = np.clip((exchange_features(amounts) - np.array(self.mean)) / np.array(self.scale), -FAR, FAR)
         hidden_WH = np.maximum(given_WF @ np.array(self.inner) + np.array(self.inner_offset), 0.0)
         factor_W = np.exp(REACH * np.tanh(hidden_WH @ np.array(self.outer) + self.outer_offset))
         return nominal_s(amounts, (self.start_s, self.byte_s, self.id_s)) * factor_W
@@ -83,7 +83,7 @@ class Exchanges(Value, frozen=True, kw_only=True, omit_defaults=True):
     samples: int
 
 
-def seen(amounts: Amounts) -> Floats:
+def exchange_features(amounts: Amounts) -> Floats:
     """Features (W, F) of each rank."""
     dim_W, ids_W = amounts.dim_W, amounts.ids_W
     world = len(dim_W)

@@ -21,7 +21,7 @@ import numpy as np
 from rowwise.perf.access import Curves, Floats
 from rowwise.perf.cost import AccessCounts, CostStage, Phi, Shards
 from rowwise.perf.hardware import Hardware
-from rowwise.perf.wires import leaving, vector_bytes
+from rowwise.perf.wires import link_shares, vector_bytes
 from rowwise.spec import FLOATS, Link, Topology, VectorExchange, Wire
 
 SECTOR_bytes = 32
@@ -124,7 +124,7 @@ class Roofline:
         Both ends code. Those of the samples are all ranks alike, so what they take is charged to the rank of the rows.
         """
         added_N = np.zeros(len(vectors_N))
-        for link, share in leaving(shards.exchange, self.topology).items():
+        for link, share in link_shares(shards.exchange, self.topology).items():
             codecs, byte_s = self.wire.codecs(link), self._byte_s(link, shards.exchange)
             for kind in (codecs.forward, codecs.backward):
                 saved = FLOAT_bytes * shards.dim_N - vector_bytes(kind, shards.dim_N)

@@ -26,7 +26,7 @@ def vector_bytes(kind: WireType, dim_N: Floats) -> Floats:
     return np.array([bytes_of(kind, int(dim)) for dim in dims], dtype=float)[index_N]
 
 
-def leaving(exchange: VectorExchange, topology: Topology) -> dict[Link, float]:
+def link_shares(exchange: VectorExchange, topology: Topology) -> dict[Link, float]:
     """The share of a rank's vectors that crosses links of each class; copies send no vectors."""
     world, devices = topology.world, topology.devices
     match exchange:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from rowwise.perf.access import Curves, Floats
 from rowwise.perf.memory import FLOAT_bytes, memory_bytes
 from rowwise.plan import Plan, Tile
-from rowwise.planner.infer_layout import Units, cut_of
+from rowwise.planner.infer_layout import Units, infer_layout
 from rowwise.planner.kinds import PlacementKind, tiles_of
 from rowwise.planner.layouts import Layout
 from rowwise.planner.native import Homes
@@ -88,7 +88,7 @@ class CurrentPlacement:
         return float(moved[taken].sum())
 
 
-def stand(problem: PlacementProblem, old: Plan) -> CurrentPlacement:
+def current_placement(problem: PlacementProblem, old: Plan) -> CurrentPlacement:
     """The plan in force as a start."""
     tiles = _tiles_by_item(problem, old)
     found = [_recognised(problem, item, tiles[item]) for item in range(len(problem.members))]
@@ -133,7 +133,7 @@ def _recognised(
 ) -> tuple[PlacementKind, Units] | None:
     """The kind and the units that all tables of an item have, if these are allowed."""
     workloads, topology = problem.question.workloads, problem.topology
-    found = {cut_of(workloads[t].table, tiles[t], topology, problem.kinds) for t in tiles}
+    found = {infer_layout(workloads[t].table, tiles[t], topology, problem.kinds) for t in tiles}
     if len(found) != 1 or len(tiles) != len(problem.members[item]):
         return None
     one = found.pop()

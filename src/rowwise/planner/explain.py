@@ -12,7 +12,7 @@ from rowwise.planner.explanation import Explanation, RankPlacement, StepPlacemen
 from rowwise.planner.make import PlanResult
 from rowwise.planner.options import TableArrays
 from rowwise.planner.problem import NO_UNIT, Pieces, Placement, PlacementProblem
-from rowwise.planner.why import ReasonInputs, reason
+from rowwise.planner.why import ReasonInputs, layout_reason
 from rowwise.spec import state_width
 
 FLOAT_bytes = 4
@@ -134,7 +134,7 @@ def _table(case: ReasonInputs, parts: _Parts, item: int, index: int) -> TablePla
         operators_s=float((share_W * parts.over_W).max()),
         links_s=float(link_W.max()),
         share=float(share_W[parts.busiest]),
-        reason=reason(case, item),
+        reason=layout_reason(case, item),
         next=_next(problem, case.others, item, option),
         together=tuple(problem.question.workloads[t].table.name for t in group if t != index),
     )

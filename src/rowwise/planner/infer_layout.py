@@ -13,7 +13,7 @@ from rowwise.spec import Table, Topology
 Units = tuple[int, ...]
 
 
-def cut_of(
+def infer_layout(
     table: Table, tiles: Sequence[Tile], topology: Topology, kinds: Iterable[PlacementKind] = ()
 ) -> tuple[PlacementKind, Units] | None:
     """The kind and the units that make just these tiles, in any order; if it is one of `kinds`, that one."""

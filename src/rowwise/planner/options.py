@@ -92,7 +92,7 @@ class KindOptions:
     pieces: Pieces
 
 
-def problem_of(question: PlanRequest) -> PlacementProblem:
+def make_problem(question: PlanRequest) -> PlacementProblem:
     """All options of all tables; raises where constraints leave a table none."""
     names = [w.table.name for w in question.workloads]
     check_names([w.table for w in question.workloads])

@@ -15,7 +15,7 @@ import numpy as np
 from rowwise.perf.access import Floats
 from rowwise.perf.exchange import Amounts, Exchanges, NarrowWires
 from rowwise.perf.hardware import FLOAT_bytes, Hardware
-from rowwise.perf.wires import bytes_of, leaving
+from rowwise.perf.wires import bytes_of, link_shares
 from rowwise.plan import Plan
 from rowwise.planner.problem import PlanRequest
 from rowwise.spec import Pooling, Table, Topology, WireType
@@ -61,13 +61,13 @@ class _WireColumns(NamedTuple):
         return size / (near + far) / FLOAT_bytes
 
     def coding_s(self, hardware: Hardware) -> float:
-        shares = leaving("all_to_all", self.topology)
+        shares = link_shares("all_to_all", self.topology)
         return shares["host"] * hardware.coding_s(self.host) + shares["network"] * hardware.coding_s(self.network)
 
     def added_s(self, narrow: NarrowWires, vectors_W: Floats, floats_W: Floats) -> Floats:
         """What coding takes each rank, less what the bytes saved would have."""
         near, far = self.topology.devices - 1, self.topology.world - self.topology.devices
-        shares, found_W = leaving("all_to_all", self.topology), np.zeros(self.topology.world)
+        shares, found_W = link_shares("all_to_all", self.topology), np.zeros(self.topology.world)
         for kind, peers, share in ((self.host, near, shares["host"]), (self.network, far, shares["network"])):
             if kind is not WireType.FP32:
                 found_W += getattr(narrow, kind).seconds(peers, share * vectors_W, share * floats_W)

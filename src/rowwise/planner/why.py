@@ -83,7 +83,7 @@ class ReasonInputs:
         return str(self.problem.kind_of(option))
 
 
-def reason(case: ReasonInputs, item: int) -> str:
+def layout_reason(case: ReasonInputs, item: int) -> str:
     """Why an item has its layout."""
     for rule in (_one_device, _limited, _improved, _too_large, _lowered, _copied, _small, _whole):
         words = rule(case, item)

@@ -52,7 +52,7 @@ class AccessFile:
         repeats = traffic.repeats(table.name)
         counted, fit = self._fits.get(table.name, (0, None))
         if fit is None or repeats.looked_at >= (counted + 1 if ended else 2 * counted):
-            fit = fitted(repeats, table.rows, pooling, self._batch)
+            fit = fit_access(repeats, table.rows, pooling, self._batch)
             self._fits[table.name] = repeats.looked_at, fit
         return structs.replace(fit, pooling=pooling)
 
@@ -61,7 +61,7 @@ def access_json(workloads: Sequence[Workload]) -> str:
     return msgspec.json.format(msgspec.json.encode(workloads), indent=1).decode() + "\n"
 
 
-def fitted(repeats: IdSample, rows: int, pooling: float, batch: int) -> Access:
+def fit_access(repeats: IdSample, rows: int, pooling: float, batch: int) -> Access:
     """The curve that has as many different ids as were counted, in a batch and in smaller ones.
 
     For each guess of `zipf_q`, of the rows that are asked for at all, and of a size of batches, `zipf_a` is what gives

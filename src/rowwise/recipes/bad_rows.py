@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pyarrow import parquet as pq
 
-from rowwise.ingest.quarantine import ROWS, count_aside
+from rowwise.ingest.quarantine import ROWS, count_quarantined
 from rowwise.spec import Value
 
 NAMED = 5  # reasons
@@ -22,7 +22,7 @@ class BadRows(Value, frozen=True):
 
 def find_bad_rows(folder: Path) -> BadRows:
     """Those in the folder `bad_rows` of a run, which is not there where all rows could be used."""
-    found = count_aside(folder)
+    found = count_quarantined(folder)
     reasons = [f"{one.source}: {one.error}" for one in found.unread[:NAMED]]
     for path in sorted(folder.glob(f"*{ROWS}")):
         if len(reasons) >= NAMED:

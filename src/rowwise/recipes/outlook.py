@@ -88,7 +88,7 @@ def outlook(resolved: ResolvedRecipe, model: nn.Module, plan: Plan, topology: To
     )
 
 
-def look_ahead(recipe: Recipe, ranks: int = 1) -> Outlook:
+def make_outlook(recipe: Recipe, ranks: int = 1) -> Outlook:
     """What a run of the recipe would be, on so many ranks of one host."""
     check_ranks(recipe, ranks)
     resolved, topology = resolve(recipe), Topology(devices=ranks)

@@ -111,7 +111,7 @@ def step_samples(recipe: Recipe) -> int:
     return recipe.train.batch * recipe.train.accumulate
 
 
-def place(recipe: Recipe, model: nn.Module, plan: Plan, comm: Comm) -> None:
+def place_model(recipe: Recipe, model: nn.Module, plan: Plan, comm: Comm) -> None:
     """Put the tables of a model where a plan says, in place; called by all ranks.
 
     One process without a plan of its own keeps its tables as they are.

@@ -23,7 +23,7 @@ class PlanInputs(NamedTuple):
     wire: Wire
 
 
-def wanted_of(recipe: Recipe, world: int) -> PlanInputs:
+def plan_inputs(recipe: Recipe, world: int) -> PlanInputs:
     """The tables and the batch of a recipe on so many ranks."""
     check_ranks(recipe, world)
     # Plans are made for machines that this one is not, and may be without their devices.

@@ -21,7 +21,7 @@ from rowwise.ingest.prepare import Preparation, PreparationTask, ReadSplit
 from rowwise.ingest.transform import serving, to_json
 from rowwise.recipes.compose import ResolvedRecipe
 from rowwise.recipes.rows import RowSelection
-from rowwise.train.evaluate import evaluating
+from rowwise.train.evaluate import evaluation_mode
 from rowwise.train.step import autocast
 
 PART = ".part"
@@ -52,7 +52,7 @@ def predict(
     part = out.with_name(out.name + PART)
     writer: pq.ParquetWriter | None = None
     try:
-        with evaluating(model):
+        with evaluation_mode(model):
             for index, split in enumerate(splits):
                 opened = task.open(index, 0)
                 order_R, count = opened.order_R, opened.table.num_rows

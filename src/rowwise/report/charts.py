@@ -11,7 +11,7 @@ from rowwise import quantity
 from rowwise.quantity import usable
 from rowwise.report.markup import Html, coordinate, join, tag, text
 from rowwise.report.plot import TOP, Plot, axes, drawing, empty, plot
-from rowwise.report.scale import Point, Scale, means, thin
+from rowwise.report.scale import Point, Scale, means, thin_points
 
 DOTTED = 60  # a line of more points has no dots
 CROWDED = 150  # a line of more points may be drawn as its mean
@@ -119,9 +119,9 @@ def _usual(points: Sequence[Point]) -> Sequence[float]:
 def _line(area: Plot, line: ChartLine) -> Html:
     named = {"class": f"line {line.colour}{' thin' * line.thin}", "data-name": line.name}
     if line.spread and len(line.points) > CROWDED:
-        extremes = tag("path", {"class": f"line faint {line.colour}", "d": _path(area, thin(line.points))})
+        extremes = tag("path", {"class": f"line faint {line.colour}", "d": _path(area, thin_points(line.points))})
         return join([extremes, tag("path", named | {"d": _path(area, means(line.points))})])
-    points = thin(line.points)
+    points = thin_points(line.points)
     parts = [tag("path", named | {"d": _path(area, points)})]
     known = [(x, y) for x, y in points if usable(y)]
     if line.dots and len(known) <= DOTTED:
@@ -222,7 +222,7 @@ def draw_stack(key: str, label: str, xs: Sequence[float], bands: Sequence[ChartB
     return drawing(area, key, label, "stack", axes(area), join(reversed(paths)))
 
 
-def strip(key: str, label: str, parts: Sequence[tuple[float, str]], whole: float) -> Html:
+def stacked_bar(key: str, label: str, parts: Sequence[tuple[float, str]], whole: float) -> Html:
     """One horizontal bar of coloured parts; it stretches to the width that it is given."""
     scale = Scale(low=0.0, high=whole if usable(whole) and whole > 0 else 1.0, begin=0.0, end=100.0)
     rects, x = [tag("rect", {"class": "track", "width": 100.0, "height": 10.0})], 0.0
@@ -236,7 +236,7 @@ def strip(key: str, label: str, parts: Sequence[tuple[float, str]], whole: float
     return tag("svg", attributes | {"viewBox": "0 0 100 10", "preserveAspectRatio": "none"}, *rects)
 
 
-def lean(key: str, label: str, value: float, most: float) -> Html:
+def diverging_bar(key: str, label: str, value: float, most: float) -> Html:
     """A bar from the middle: to the left, in blue, if below 0, else to the right."""
     scale = Scale(low=-most, high=most, begin=0.0, end=100.0)
     at = scale.at(value if usable(value) else 0.0)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from rowwise import quantity
 from rowwise.quantity import usable
-from rowwise.report.charts import strip
+from rowwise.report.charts import stacked_bar
 from rowwise.report.markup import Html, div, join, note, section, span, tag, text
 from rowwise.report.plot import HEIGHT, WIDTH, axes, plot
 from rowwise.report.read import RecordedRun, StageLine
@@ -172,7 +172,7 @@ def _row(name: str, said: str, row: Row, whole: float, ranks: tuple[str, str]) -
     for (kind, colour), seconds, rank in zip(COLOURS.items(), row, ranks, strict=True):
         inside = [text(quantity.duration(seconds))]
         if whole:
-            inside.insert(0, strip(f"stage-{kind}", f"{name}, {kind}: {inside[0]}", ((seconds, colour),), whole))
+            inside.insert(0, stacked_bar(f"stage-{kind}", f"{name}, {kind}: {inside[0]}", ((seconds, colour),), whole))
             inside = [tag("span", {"class": "amount"}, *inside), tag("small", None, text(rank))]
         cells.append(tag("td", {"data-head": kind.capitalize()}, *inside))
     ratio = f"{row[1] / row[0]:.2f}\u00d7" if row[0] > 0 else quantity.NONE

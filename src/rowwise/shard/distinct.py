@@ -47,7 +47,7 @@ def can_repeat(tables: Sequence[Table]) -> list[str]:
     return [feature for table in alone for feature in table.feature_names]
 
 
-def without_repeats(jagged: Jagged, features: Sequence[str]) -> tuple[Jagged, dict[str, DistinctIds]]:
+def distinct_ids(jagged: Jagged, features: Sequence[str]) -> tuple[Jagged, dict[str, DistinctIds]]:
     """The batch with each id once in each block, for those of these features where that is worth it."""
     found: dict[str, DistinctIds] = {}
     batch = jagged.batch_size

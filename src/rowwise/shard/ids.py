@@ -26,7 +26,7 @@ from rowwise.batch import Jagged, KeyedJagged, Shared
 from rowwise.comm.seam import Comm
 from rowwise.comm.status import RankStatus, raise_if_any_failed
 from rowwise.errors import BatchError, IdError, RowwiseError
-from rowwise.ops.tiles import learns
+from rowwise.ops.tiles import per_id_weights_require_grad
 from rowwise.shard.pack import Packer, SentBatch
 from rowwise.shard.routes import Routes
 from rowwise.spec import Pooling
@@ -171,7 +171,7 @@ class Router:
 
     def _learns(self, jagged: Jagged) -> bool:
         """Whether per-id weights get a gradient."""
-        return learns(jagged) and any(self._weighted_W)
+        return per_id_weights_require_grad(jagged) and any(self._weighted_W)
 
     def _checked(self, sparse: Jagged | KeyedJagged) -> Jagged:
         """The batch as one of ours, its tensors in one piece."""

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from rowwise.batch import Jagged
 from rowwise.comm.call import CollectiveCall
-from rowwise.comm.rehearse import stand_in
+from rowwise.comm.rehearse import rehearsal_comm
 from rowwise.ops.layout import FeatureRow, TablePiece
 from rowwise.ops.lookup import StagedGradients
 from rowwise.plan import Plan, Tier
@@ -77,7 +77,7 @@ def rehearse(
 
     Rows may live in any tier: here they live nowhere.
     """
-    comm, calls = stand_in(*seat)
+    comm, calls = rehearsal_comm(*seat)
     module = ShardedEmbeddings(tables, plan, comm, wire=wire, elastic=elastic, device="meta")
     for arena in module.arenas:
         arena.rows = zero_pages(arena.rows.nbytes)
@@ -130,7 +130,7 @@ def _visits(staged: StagedGradients) -> Iterator[tuple[str, int, int]]:
     """For each piece of a table: its table, the ids that came for it, and how many of them differ."""
     call, batch = staged.call, staged.call.jagged.batch_size
     ids_T: dict[int, list[Tensor]] = {}
-    for feature in FeatureRow.read(call.features_F9):
+    for feature in FeatureRow.read(call.features_FC):
         begin, end = call.offsets[[feature.source * batch, (feature.source + 1) * batch]].tolist()
         ids_T.setdefault(feature.table, []).append(call.jagged.values_N[begin:end])
     for index, parts in ids_T.items():

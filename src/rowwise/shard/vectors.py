@@ -61,7 +61,7 @@ class WireCodecs:
         """Whether nothing is lost."""
         return not any(codec.lossy for codec in self.codecs_W)
 
-    def swap(
+    def exchange_blocks(
         self, out_W: Sequence[PeerBlocks], in_W: Sequence[PeerBlocks], what: str, scale: float = 1.0
     ) -> "PendingBlocks":
         """Send blocks to each rank, and expect some. `scale` keeps small numbers in the range of fp16.

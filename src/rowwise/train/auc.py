@@ -30,7 +30,7 @@ from torch import Tensor
 from rowwise.errors import BatchError
 from rowwise.ops.threads import one_thread
 from rowwise.train.samples import Samples
-from rowwise.train.state import State, at_least_one, check_alike, join, merge_newest, part, read_int, read_tensor
+from rowwise.train.state import State, check_alike, check_positive, join, merge_newest, part, read_int, read_tensor
 
 AXIS = 16.0  # logits beyond it share a bin at either end; sigmoid(16) is 1e-7 from 1
 KEEP = 1 << 17  # scores sorted in about 10 ms, when the area is asked for
@@ -50,7 +50,7 @@ class ExactAuc:
     __slots__ = ("_kept", "_most", "_samples", "_tasks")
 
     def __init__(self, tasks: int = 1, most: int = 1 << 24) -> None:
-        self._tasks, self._most = at_least_one("tasks", tasks), at_least_one("most", most)
+        self._tasks, self._most = check_positive("tasks", tasks), check_positive("most", most)
         self._kept: list[Tensor] = []  # [3, N, K] each: logit, mass as a positive, mass as a negative
         self._samples = 0
 
@@ -105,7 +105,9 @@ class BinnedAuc:
 
     def __init__(self, tasks: int = 1, bins: int = 1 << 15) -> None:
         # A bin below and one above the axis are there besides.
-        self._make(torch.zeros(at_least_one("tasks", tasks), 2, at_least_one("bins", bins) + 2, dtype=torch.float64))
+        self._make(
+            torch.zeros(check_positive("tasks", tasks), 2, check_positive("bins", bins) + 2, dtype=torch.float64)
+        )
 
     def update(self, logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> None:
         self.add(Samples.of(logits, labels, weights))
@@ -171,7 +173,7 @@ class Auc:
     __slots__ = ("_bins", "_exact", "_keep")
 
     def __init__(self, tasks: int = 1, keep: int = KEEP, bins: int = 1 << 15) -> None:
-        self._keep = at_least_one("keep", keep)
+        self._keep = check_positive("keep", keep)
         self._bins = BinnedAuc(tasks, bins)
         self._exact: ExactAuc | None = ExactAuc(tasks, keep)
 
@@ -223,8 +225,8 @@ class RecentAuc:
     __slots__ = ("_batches", "_kept", "_most", "_samples", "_tasks")
 
     def __init__(self, batches: int, tasks: int = 1, most: int = 1 << 20) -> None:
-        self._tasks, self._most = at_least_one("tasks", tasks), at_least_one("most", most)
-        self._batches = at_least_one("batches", batches)
+        self._tasks, self._most = check_positive("tasks", tasks), check_positive("most", most)
+        self._batches = check_positive("batches", batches)
         self._kept: deque[Tensor] = deque()  # [3, N, K] each, as in ExactAuc
         self._samples = 0
 

@@ -22,7 +22,7 @@ from torch import nn
 
 from rowwise.comm.seam import WaitTime
 from rowwise.shard.embeddings import AnyEmbeddings, ShardedEmbeddings
-from rowwise.shard.exchange import untimed
+from rowwise.shard.exchange import no_timing
 
 # What is done to dense parameters is part of `backward`; `update` is that of rows.
 PHASES = ("data", "route", "lookup", "exchange", "wait", "forward", "backward", "update", "other")
@@ -114,4 +114,4 @@ class _Timed:
 
     def remove(self) -> None:
         """They say it to nobody from now on."""
-        self._module.phase = untimed
+        self._module.phase = no_timing

@@ -24,9 +24,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rowwise.ops.threads import one_thread
-from rowwise.train.exact import PARTS, UNITS, carried, parts_of, rounded
+from rowwise.train.exact import PARTS, UNITS, carry, parts_of, rounded
 from rowwise.train.samples import Samples
-from rowwise.train.state import State, at_least_one, check_alike, merge_newest, read_int, read_tensor
+from rowwise.train.state import State, check_alike, check_positive, merge_newest, read_int, read_tensor
 
 VECTORS = 64  # numbers: a multiple of those that any processor takes at a time
 
@@ -49,7 +49,7 @@ class Entropy:
     __slots__ = ("_parts_35K",)
 
     def __init__(self, tasks: int = 1) -> None:
-        self._parts_35K = torch.zeros(PARTS, 5, at_least_one("tasks", tasks), dtype=torch.float64)
+        self._parts_35K = torch.zeros(PARTS, 5, check_positive("tasks", tasks), dtype=torch.float64)
 
     def update(self, logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> None:
         self.add(Samples.of(logits, labels, weights))
@@ -62,18 +62,18 @@ class Entropy:
     def add_totals(self, parts_35K: Tensor) -> None:
         """Count a batch that is summed already."""
         # Never in place: a state that was handed out stays what it was.
-        self._parts_35K = carried(self._parts_35K.to(parts_35K.device) + parts_35K)
+        self._parts_35K = carry(self._parts_35K.to(parts_35K.device) + parts_35K)
 
     def add_rows(self, samples: Samples, row_NK: Tensor) -> None:
         """Count each sample and task under a row of its own choice, where a plain update counts task k under row k."""
         parts_35R = parts_of(torch.stack(_measures(samples)).flatten(1))
         rows_35R = row_NK.reshape(1, 1, -1).expand(PARTS, 5, -1)
-        self._parts_35K = carried(self._parts_35K.to(parts_35R.device).scatter_add(2, rows_35R, parts_35R))
+        self._parts_35K = carry(self._parts_35K.to(parts_35R.device).scatter_add(2, rows_35R, parts_35R))
 
     def merge(self, other: "Entropy") -> None:
         """Count what another has counted."""
         check_alike("tasks", self._parts_35K.shape[2], other._parts_35K.shape[2])
-        self._parts_35K = carried(self._parts_35K + other._parts_35K.to(self._parts_35K.device))
+        self._parts_35K = carry(self._parts_35K + other._parts_35K.to(self._parts_35K.device))
 
     def totals(self) -> Tensor:
         """The sums, in parts [3, 5, K]."""
@@ -105,8 +105,8 @@ class RecentEntropy:
     __slots__ = ("_batches", "_tasks")
 
     def __init__(self, batches: int, tasks: int = 1) -> None:
-        self._tasks = at_least_one("tasks", tasks)
-        self._batches: deque[Tensor] = deque(maxlen=at_least_one("batches", batches))
+        self._tasks = check_positive("tasks", tasks)
+        self._batches: deque[Tensor] = deque(maxlen=check_positive("batches", batches))
 
     def update(self, logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> None:
         """Count a batch and forget the oldest, once there are more than fit."""
@@ -125,12 +125,12 @@ class RecentEntropy:
         """Count what another has counted."""
         check_alike("tasks", self._tasks, other._tasks)
         check_alike("batches", self._batches.maxlen, other._batches.maxlen)
-        merged = merge_newest(list(self._batches), list(other._batches), lambda a, b: carried(a + b.to(a.device)))
+        merged = merge_newest(list(self._batches), list(other._batches), lambda a, b: carry(a + b.to(a.device)))
         self._batches = deque(merged, maxlen=self._batches.maxlen)
 
     def value(self) -> tuple[EntropyValue, ...]:
         """One fit for each task."""
-        return fits(carried(self._stacked().sum(0)))
+        return fits(carry(self._stacked().sum(0)))
 
     def state(self) -> State:
         parts_B35K = self._stacked()

@@ -111,7 +111,7 @@ class ClickEvaluator:
     def __call__(self) -> Scores:
         counted = _CountedSamples(Metrics(self._tasks, window=1), {})
         steps = Lockstep(self._comm, "evaluation")
-        with evaluating(self._model):
+        with evaluation_mode(self._model):
             for given in steps.over(self._batches):
                 batch = given.to(self._training.device)
                 if not counted.slices:
@@ -174,7 +174,7 @@ class _CountedSamples:
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
     """No gradients, and the model in evaluation mode; afterwards each of its parts is in the mode in which it was."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()

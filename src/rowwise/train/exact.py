@@ -24,7 +24,7 @@ def parts_of(numbers: Tensor) -> Tensor:
     return torch.stack(found)
 
 
-def carried(parts: Tensor) -> Tensor:
+def carry(parts: Tensor) -> Tensor:
     """The same sum in the only parts of which all but the first are below 2^32."""
     first, second, third = parts.unbind()
     more = (third / CARRY).floor()

@@ -32,7 +32,7 @@ class DataWait(Value, frozen=True):
         return self.share > MUCH and self.seconds > LONG_S
 
 
-def nobody() -> ServiceHealth | None:
+def no_service() -> ServiceHealth | None:
     return None
 
 

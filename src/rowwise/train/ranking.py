@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from rowwise.errors import BatchError, SpecError
-from rowwise.train.state import State, at_least_one, check_alike, read_tensor
+from rowwise.train.state import State, check_alike, check_positive, read_tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Ranking:
     __slots__ = ("_ks", "_totals_T")
 
     def __init__(self, ks: Sequence[int] = (10, 50)) -> None:
-        self._ks = tuple(at_least_one("k", k) for k in ks)
+        self._ks = tuple(check_positive("k", k) for k in ks)
         if len(set(self._ks)) != len(self._ks):
             raise SpecError(f"ks={self._ks}: want each k once")
         # Lists, their weight, reciprocal ranks, then recall for each k and NDCG for each k.

@@ -14,7 +14,7 @@ from rowwise.batch import Batch
 from rowwise.errors import SpecError
 from rowwise.models.two_tower import TwoTower
 from rowwise.shard.embeddings import ShardedEmbeddings
-from rowwise.train.evaluate import Scores, evaluating
+from rowwise.train.evaluate import Scores, evaluation_mode
 from rowwise.train.objective import single_ids
 from rowwise.train.ranking import Ranking
 
@@ -62,7 +62,7 @@ class RetrievalEvaluator:
 
     def __call__(self) -> Scores:
         """One pass for the items, one for the questions."""
-        with evaluating(self._model):
+        with evaluation_mode(self._model):
             ids_I, items_ID = self._items()
             ranking = Ranking(self._ks)
             for batch in self._on_device(self._asked):

@@ -28,7 +28,7 @@ from torch.optim import Optimizer
 
 from rowwise.checkpoint.manifest import Span, TensorEntry
 from rowwise.checkpoint.parts import LocalShard
-from rowwise.checkpoint.read import Checkpoint, taking_data
+from rowwise.checkpoint.read import Checkpoint, reading_data
 from rowwise.checkpoint.tables import entries_of, modules_of, read_parts, written_parts
 from rowwise.comm.seam import Comm
 from rowwise.comm.solo import solo
@@ -248,7 +248,7 @@ def _check_slots(where: str, kind: str, parameter: Tensor, state: Mapping[str, o
 
 
 def _restore_optimizer(checkpoint: Checkpoint, model: nn.Module, which: str, optimizer: Optimizer) -> set[str]:
-    with taking_data(checkpoint.folder):
+    with reading_data(checkpoint.folder):
         known = msgspec.convert(checkpoint.manifest.data.get("optimizers", {}), dict[str, SavedOptimizer])
     data, kind = known.get(which), type(optimizer).__name__
     if data is None or len(data.groups) != len(optimizer.param_groups):

@@ -9,7 +9,7 @@ from typing import final
 
 from rowwise.plan import Forecast
 from rowwise.train.breakdown import PHASES, Breakdown
-from rowwise.train.feeding import AskHealth, DataWait, cells, nobody
+from rowwise.train.feeding import AskHealth, DataWait, cells, no_service
 from rowwise.train.progress import Progress
 from rowwise.train.run_folder import Cell
 from rowwise.train.settings import Training
@@ -29,7 +29,9 @@ class Stages:
         health: how the workers keep up that prepare rows, if there are any.
     """
 
-    def __init__(self, clock: Breakdown, forecast: Forecast | None, how: Training, health: AskHealth = nobody) -> None:
+    def __init__(
+        self, clock: Breakdown, forecast: Forecast | None, how: Training, health: AskHealth = no_service
+    ) -> None:
         self.clock, self._health = clock, health
         self._begin, self._samples, self._step = clock.seconds(), 0, 0
         self._first: Seconds | None = None  # when the first step had ended,

@@ -69,7 +69,7 @@ def merge_newest(mine: Sequence[T], others: Sequence[T], add: Callable[[T, T], T
     return [*longer[:alone], *(add(a, b) for a, b in zip(longer[alone:], shorter, strict=True))]
 
 
-def at_least_one(name: str, value: int) -> int:
+def check_positive(name: str, value: int) -> int:
     """A size that a metric can be made with."""
     if type(value) is not int or value < 1:
         raise SpecError(f"{name}={value!r}: want a whole number of at least 1")

@@ -28,7 +28,7 @@ from rowwise.spec import Wire
 from rowwise.train.breakdown import PAUSED, Breakdown
 from rowwise.train.diagnose import find_cause
 from rowwise.train.evaluate import Evaluator, Scores
-from rowwise.train.feeding import AskHealth, DataWait, nobody
+from rowwise.train.feeding import AskHealth, DataWait, no_service
 from rowwise.train.groups import UpdateGroup, UpdateGroups
 from rowwise.train.objective import InBatch, Objective
 from rowwise.train.progress import BestEvaluation, Progress
@@ -43,7 +43,7 @@ from rowwise.train.step_header import StepHeader, exchange_step_header
 from rowwise.train.traffic import TableTraffic
 
 
-def nothing_more() -> None:
+def no_extra_data() -> None:
     """A checkpoint is all that is saved."""
 
 
@@ -62,8 +62,8 @@ class TrainingJob:
     tasks: tuple[str, ...]
     evaluate: Evaluator | None = None
     forecast: Forecast | None = None  # what whoever decided where the tables are expects of a step
-    health: AskHealth = nobody
-    saved: Callable[[], None] = nothing_more
+    health: AskHealth = no_service
+    saved: Callable[[], None] = no_extra_data
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Tasks to train on, drawn from pools of tables, and what a cost model says of placements of them.
 
 A pool is a question with many tables; a task is some of its tables on its ranks. All costs come from the loads that
-`problem_of` finds for whole tables, so any cost model will do, and none is asked twice for a table.
+`make_problem` finds for whole tables, so any cost model will do, and none is asked twice for a table.
 
 Known limits: constraints, and more tiers of memory than one; inference respects them.
 """
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from rowwise.errors import SpecError
 from rowwise.perf.access import Floats
 from rowwise.planner.methods.dreamshard import features_of, split_costs, whole_pieces
-from rowwise.planner.options import problem_of
+from rowwise.planner.options import make_problem
 from rowwise.planner.problem import PlacementProblem, PlanRequest
 
 Ints = NDArray[np.int64]
@@ -38,7 +38,7 @@ class Pool:
     @classmethod
     def of(cls, question: PlanRequest) -> "Pool":
         """The pool of all tables of a question."""
-        problem = problem_of(question)
+        problem = make_problem(question)
         if any(len(group) > 1 for group in problem.members):
             raise SpecError("together: a pool to train on has tables that stay together: want none")
         pieces = problem.pieces.take(whole_pieces(problem))

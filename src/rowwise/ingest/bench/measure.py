@@ -23,7 +23,7 @@ from rowwise.ingest.prepare import PreparationTask
 from rowwise.ingest.reader import Reader, Split
 from rowwise.ingest.service.coordinator import SplitId, SplitLease, SplitRefused
 from rowwise.ingest.service.memory import SlotMemory, make_memory
-from rowwise.ingest.service.worker import prepared
+from rowwise.ingest.service.worker import prepare_split
 from rowwise.ingest.warehouse.ranges import ReadCounters
 from rowwise.spec import Value
 
@@ -141,7 +141,7 @@ class _Bench:
     def prepare(self, place: SplitId) -> _Once:
         split = self._task.splits[self._order[place.at]]
         before = _counters(self._task.reader)
-        made = prepared(self._task, SplitLease(0, place, 0), self._slot.take)
+        made = prepare_split(self._task, SplitLease(0, place, 0), self._slot.take)
         if isinstance(made, SplitRefused):
             raise DataError(made.error)
         counted = _counters(self._task.reader) - before

@@ -48,7 +48,7 @@ from rowwise.ingest.service.coordinator import (
     WorkerLost,
 )
 from rowwise.ingest.service.local import Workers
-from rowwise.ingest.service.worker import prepared
+from rowwise.ingest.service.worker import prepare_split
 
 TICK_S = 0.1
 KNOCK_S = 5.0
@@ -105,7 +105,7 @@ class WorkerActor:
             blocks.append(private(size_bytes))
             return blocks[-1]
 
-        event = prepared(self._task, lease, memory)
+        event = prepare_split(self._task, lease, memory)
         return (blocks[-1] if isinstance(event, SplitReady) else np.empty(0, np.uint8)), event
 
 

@@ -61,10 +61,10 @@ def work(line: Connection) -> None:
             else:
                 assert isinstance(message, SplitLease)
                 assert task is not None
-                line.send(prepared(task, message, slots[message.slot].take))
+                line.send(prepare_split(task, message, slots[message.slot].take))
 
 
-def prepared(task: PreparationTask, lease: SplitLease, memory: block.Memory) -> SplitReady | SplitRefused:
+def prepare_split(task: PreparationTask, lease: SplitLease, memory: block.Memory) -> SplitReady | SplitRefused:
     """A split, in the memory that is given; or why it is not."""
     begin_s, begin_cpu_s = perf_counter(), process_time()
     try:

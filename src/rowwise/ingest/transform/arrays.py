@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pyarrow import compute as pc
 from pyarrow import types
 
-from rowwise.ingest.bags import Ints, flat, hashed, int64
+from rowwise.ingest.bags import Ints, flatten_lists, hashed, int64
 from rowwise.ingest.columns import is_list, is_text
 from rowwise.ingest.mix import Words, mix, remainder
 
@@ -46,7 +46,7 @@ class IdLists:
 
 def ids_of(array: pa.Array) -> IdLists:
     """A column of ids, or of lists of them."""
-    values, offsets_R1 = flat(array, None)
+    values, offsets_R1 = flatten_lists(array, None)
     return IdLists(values=values, offsets_R1=offsets_R1, null_R=nulls(array), single=not is_list(array.type))
 
 

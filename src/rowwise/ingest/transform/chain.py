@@ -15,7 +15,7 @@ import msgspec
 import pyarrow as pa
 
 from rowwise.errors import DataError, SpecError
-from rowwise.ingest.bags import whole
+from rowwise.ingest.bags import combine_chunks
 from rowwise.ingest.reader import check_columns
 from rowwise.ingest.transform.arrays import Mask, plain_kind
 from rowwise.ingest.transform.classes import Onehot
@@ -265,7 +265,7 @@ class _TransformColumns:
     def _array(self, name: str) -> pa.Array:
         there = self._made.get(name)
         if there is None:
-            return whole(self._table[name])
+            return combine_chunks(self._table[name])
         if isinstance(there, _DeferredFirstX):
             self._made[name] = there = first(there.array, there.count)
         return there

@@ -7,7 +7,7 @@ Text is an id like any other: it is hashed to 64 bits first, by rowwise's own ha
 import numpy as np
 import pyarrow as pa
 
-from rowwise.ingest.bags import flat, hashed, int64
+from rowwise.ingest.bags import flatten_lists, hashed, int64
 from rowwise.ingest.bags import lists as as_lists
 from rowwise.ingest.columns import FITS, IDS, ROWS
 from rowwise.ingest.mix import remainder
@@ -50,17 +50,17 @@ class SigridHash(OneColumn, frozen=True, kw_only=True, tag="sigrid_hash", tag_fi
 
     def run(self, arrays: Arrays, where: RowPosition) -> Arrays:
         """Hash all at once."""
-        return (picked(arrays[0], self._make(), None),)
+        return (pick_ids(arrays[0], self._make(), None),)
 
     def of_first(self, array: pa.Array, count: int) -> pa.Array:
         """The same as after FirstX, in one pass and without hashing what is cut off."""
-        return picked(array, self._make(), count)
+        return pick_ids(array, self._make(), count)
 
     def _make(self) -> RowMapping:
         return RowMapping(SIGRID, self.rows, self.salt)
 
 
-def picked(array: pa.Array, make: RowMapping, count: int | None) -> pa.Array:
+def pick_ids(array: pa.Array, make: RowMapping, count: int | None) -> pa.Array:
     """What the kernels make of the first ids in each row, read where Arrow has them."""
     source = as_lists(array)
     found = PickedIds(source, first=count)
@@ -101,10 +101,10 @@ def first(array: pa.Array, count: int) -> pa.Array:
     if not FITS[IDS](kind):
         return _first_of_any(array, count)
     if kind != pa.int64():
-        values, offsets_R1 = flat(array, count)
+        values, offsets_R1 = flatten_lists(array, count)
         assert offsets_R1 is not None
         return lists(values, offsets_R1, nulls(array))
-    return picked(array, RowMapping(), count)
+    return pick_ids(array, RowMapping(), count)
 
 
 def _first_of_any(array: pa.Array, count: int) -> pa.Array:

@@ -17,7 +17,7 @@ import msgspec
 import pyarrow as pa
 
 from rowwise.errors import DataError, RowwiseError
-from rowwise.ingest.bags import whole
+from rowwise.ingest.bags import combine_chunks
 from rowwise.ingest.transform.arrays import plain_kind
 from rowwise.ingest.transform.transform import ANYTHING, Arrays, Kinds, RowPosition, Run, Transform
 from rowwise.textfile import read_text
@@ -145,7 +145,7 @@ def _checked(array: Any, rows: int, place: str) -> pa.Array:
         raise DataError(f"{place}: it returned {len(array)} rows: want {rows}, one for each row that it got")
     if pa.types.is_null(array.type):
         raise DataError(f"{place}: it returned an array without a type: give it one, as in pa.array(x, pa.float64())")
-    made = whole(array if isinstance(array, pa.ChunkedArray) else pa.chunked_array([array]))
+    made = combine_chunks(array if isinstance(array, pa.ChunkedArray) else pa.chunked_array([array]))
     return made.cast(plain_kind(made.type))
 
 

@@ -16,7 +16,7 @@ from pyarrow import types
 from rowwise.errors import DataError
 from rowwise.ingest.reader import Reader, check_columns
 from rowwise.ingest.warehouse.journal import ConversionRequest, Journal, SourceSurvey, WarehouseManifest
-from rowwise.ingest.warehouse.layout import VERSION, FlattenedColumns, WarehouseLayout, in_order
+from rowwise.ingest.warehouse.layout import VERSION, FlattenedColumns, WarehouseLayout, order_by_popularity
 from rowwise.ingest.warehouse.parts import RowQueue, UnitRows, WarehouseWriter
 from rowwise.ingest.warehouse.source import ConversionSource, ProgressCallback
 from rowwise.ingest.warehouse.spill import Spill, SpillRange, check_session
@@ -99,7 +99,7 @@ class _Conversion:
         self._check(empty.schema)
         self._how.check_columns(len(flat.names))
         inside = tuple(name for name in flat.names if name not in self._how.partition_by)
-        columns = in_order(inside, found.popularity)
+        columns = order_by_popularity(inside, found.popularity)
         writer = WarehouseWriter(self._dest, self._how, columns, found.popularity)
         writer.name_types({n: _folder_type(empty.schema.field(n).type) for n in self._how.partition_by})
         if self._how.spills:

@@ -140,7 +140,7 @@ def _part_of_map(name: str, schema: pa.Schema, source: str) -> tuple[str, Key]:
     raise AssertionError(name)
 
 
-def in_order(names: tuple[str, ...], popularity: Mapping[str, float]) -> tuple[str, ...]:
+def order_by_popularity(names: tuple[str, ...], popularity: Mapping[str, float]) -> tuple[str, ...]:
     """The most used columns first; others as they were."""
     return tuple(sorted(names, key=lambda name: -popularity.get(name, 0.0)))
 

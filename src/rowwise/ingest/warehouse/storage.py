@@ -53,7 +53,7 @@ class FileStore:
 
     def open(self, source: str) -> OpenFile:
         """A file of it."""
-        with reaching(source):
+        with naming_errors(source):
             return _Remote(self.stream(source)) if is_url(source) else _Local(source)
 
     def stream(self, source: str) -> Any:
@@ -64,7 +64,7 @@ class FileStore:
 
     def stamp(self, source: str) -> tuple[int, int]:
         """Size and time of change, which differ when the file does."""
-        with reaching(source):
+        with naming_errors(source):
             if not is_url(source):
                 found = os.stat(source)
                 return found.st_size, found.st_mtime_ns
@@ -84,7 +84,7 @@ class FileStore:
         return f"{base.rstrip('/')}/{rest}" if rest else base
 
     def _find(self, endings: tuple[str, ...]) -> tuple[str, ...]:
-        with reaching(self._path):
+        with naming_errors(self._path):
             system, base = self._remote
             info = system.get_file_info(base)
             if info.type == fs.FileType.File:
@@ -107,7 +107,7 @@ class FileStore:
 
 
 @contextmanager
-def reaching(name: str) -> Iterator[None]:
+def naming_errors(name: str) -> Iterator[None]:
     """What cannot be had is told with its name."""
     try:
         yield

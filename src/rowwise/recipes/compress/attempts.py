@@ -51,12 +51,12 @@ class Attempts:
 
     def make_all(self, ratios: Sequence[float]) -> None:
         seed, names = self.order.seed, self.division.names
-        for asked in schedule.full(seed):
+        for asked in schedule.full_trials(seed):
             with self.work.piece(f"the whole model, seed {asked.seed}") as told:
                 self._once(asked, {}, told)
-        self._each(schedule.at_wanted(names, self.methods, ratios[0], seed))
+        self._each(schedule.trials_at_goal(names, self.methods, ratios[0], seed))
         losses = {name: self.measured.losses(name, ratios[0]) for name in names}
-        self._each(schedule.at_others(losses, ratios[1:], seed))
+        self._each(schedule.trials_at_other_sizes(losses, ratios[1:], seed))
 
     def together(self, allocation: Allocation) -> TrialSpec | None:
         """All tables as chosen in one model: whether losses that were measured one by one add up."""
