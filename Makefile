@@ -13,13 +13,14 @@ export PYTHONDONTWRITEBYTECODE =
 # Idle OpenMP threads that spin take the cores from those that work.
 export OMP_WAIT_POLICY = passive
 
-.PHONY: help demo test test-all build lint sanitize bench bench-smoke clean
+.PHONY: help demo docs test test-all build lint sanitize bench bench-smoke clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo      train a small model for half a minute, and write a report"
 	@echo "make test      lint, types, import rules and the fast tests: at most 240 s of processor time"
 	@echo "make test-all  slow tests, real processes, random examples, and the sanitizers"
+	@echo "make docs      build the documentation as a site: site/index.html"
 	@echo "make build     set up .venv and build the native operators"
 	@echo "make lint      what 'make test' does before the tests"
 	@echo "make sanitize  the native tests under the address and undefined-behaviour sanitizers"
@@ -49,6 +50,10 @@ $(PEERS): $(BUILT)
 
 demo: build
 	$(BIN)/rowwise train dlrm-synthetic
+
+docs: build
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "open site/index.html"
 
 lint: build
 	$(BIN)/ruff check $(CODE)

@@ -1,4 +1,4 @@
-"""The documents are true: their code runs, their links lead somewhere, README's tables come from saved results."""
+"""The documents are true: their code runs, their links lead somewhere, their numbers come from saved results."""
 
 import os
 import re
@@ -23,7 +23,12 @@ def blocks_of(page: Path) -> list[tuple[str, str]]:
     return found
 
 
-TUTORIALS = sorted(ROOT.glob("docs/tutorials/*.md"))
+TUTORIALS = [*sorted(ROOT.glob("docs/tutorials/*.md")), ROOT / "docs/torchrec.md", ROOT / "README.md"]
+MOST_LINES = 120  # of README: one page
+
+
+def test_readme_is_one_page():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= MOST_LINES
 
 
 @pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)

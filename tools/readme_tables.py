@@ -1,8 +1,9 @@
-"""Write the tables of README and docs/benchmarks.md from saved results of benchmarks, or check that they say the same.
+"""Write the numbers of README, docs/recipes.md and docs/benchmarks/ from saved results, or check them.
 
 python tools/readme_tables.py [--check]
 
-README has each table once, of the first processor that has all of its results; docs/benchmarks.md those of every one.
+README has three numbers, of the first processor that has all results; docs/benchmarks/ has a page for each subject,
+with the tables of every processor.
 """
 
 import math
@@ -129,7 +130,7 @@ def quality(read: Read) -> str:
     return "\n".join([*lines, "", f"Means of {seeds} seeds, 2 million samples each, seen once. {made_on(result)}"])
 
 
-def recipes(_: Read) -> str:
+def recipes() -> str:
     """What the recipes that ship say of themselves."""
     lines = ["| recipe | what | test metrics | takes |", "|---|---|---|---|"]
     for name in names():
@@ -201,10 +202,8 @@ def shard(read: Read) -> str:
     return "\n".join([*lines, "", f"{note} {made_on(result)}"])
 
 
-def plans(read: Read) -> str:
-    """How far weights end from those of one process."""
-    result = read("shard_step")
-    lines = ["| plan | TorchRec | rowwise | rowwise, elastic |", "|---|---|---|---|"]
+def differences(result: dict) -> dict[tuple[str, str], dict[str, float]]:
+    """By layout and wire: the largest difference of a weight, for each side."""
     found: dict[tuple[str, str], dict[str, float]] = {}
     for r in result["rows"]:
         if r["kind"] == "plans":
@@ -212,7 +211,14 @@ def plans(read: Read) -> str:
             layout = "replicated" if r["layout"] == "data-parallel" else r["layout"]
             cells = found.setdefault((layout, r["wire"]), {})
             cells[column] = max(cells.get(column, 0.0), r["difference"])
-    for (layout, wire), cells in found.items():
+    return found
+
+
+def plans(read: Read) -> str:
+    """How far weights end from those of one process."""
+    result = read("shard_step")
+    lines = ["| plan | TorchRec | rowwise | rowwise, elastic |", "|---|---|---|---|"]
+    for (layout, wire), cells in differences(result).items():
         shown = [f"{cells[c]:.2g}" if c in cells else "-" for c in ("TorchRec", "rowwise", "elastic")]
         lines.append(f"| {layout}{'' if wire == 'fp32' else f', {wire} wire'} | {' | '.join(shown)} |")
     note = "Largest difference of a weight, on 2 processes and on 4 threads of 2 pretended hosts."
@@ -353,26 +359,70 @@ def mean(result: dict, row_type: str, field: str) -> float:
     return sum(values) / len(values)
 
 
-TABLES = (recipes, step, ops, around, shard, plans, planner, calibrate, checkpoints, ingest, compress, quality)
-TITLES = {
-    step: "Training steps",
-    ops: "Lookup, backward and update",
-    around: "Rearranging batches, and the dense side",
-    shard: "Steps over two processes",
-    plans: "Do results depend on the plan?",
-    planner: "Plans",
-    calibrate: "Learned costs",
-    checkpoints: "Checkpoints",
-    ingest: "Reading files",
-    compress: "Tables in fewer bytes",
-    quality: "Narrow rows and products",
+def three(read: Read) -> str:
+    """The numbers of README: one of operators, one of steps, one of trust."""
+    operators, steps, sharded = read("ops"), read("train_step"), read("shard_step")
+    kind = ("fp16", "rowwise_adagrad", 1, FBGEMM)
+    kernels = [
+        r["ratio"] for r in operators["rows"] if (r["row_type"], r["optimizer"], r["threads"], r["peer"]) == kind
+    ]
+    speed = {(r["side"], r["threads"]): r["samples_s"] for r in steps["rows"] if r.get("optimizer") == "adam"}
+    weights = differences(sharded)["column-wise", "fp32"]
+    rows = (
+        ("speed of lookup, backward and update, fp16 rows, one thread", ratio(kernels), "1.0x", "FBGEMM", "ops"),
+        (
+            "speed of a DLRM step in fp32, two threads",
+            f"{speed[OURS, 2] / speed[BESIDE, 2]:.1f}x",
+            "1.0x",
+            "TorchRec",
+            "step",
+        ),
+        (
+            "column-wise sharding: change of a weight in 20 steps",
+            *(f"{weights[x]:.2g}" for x in ("rowwise", "TorchRec")),
+            "TorchRec",
+            "plans",
+        ),
+    )
+    lines = ["| what | rowwise | peer | measured by |", "|---|---|---|---|"]
+    for what, ours, theirs, peer, where in rows:
+        command = next(name for table, (_, name) in TITLES.items() if table.__name__ == where)
+        page = f"[`rowwise bench {command}`](docs/benchmarks/{where}.md)"
+        lines.append(f"| {what} | {ours} | {theirs} ({peer} 1.8.0) | {page} |")
+    made = steps["environment"]
+    note = f"Processor {steps['processor']} ({made['cpu']}, {made['cores']} cores), torch {made['versions']['torch']}."
+    return "\n".join(
+        [*lines, "", f"{note} The change of a weight is the largest, against one process. Pages name commits."]
+    )
+
+
+FBGEMM = "fbgemm-gpu-cpu 1.8.0"
+TITLES = {  # and the benchmarks that measure it
+    step: ("Training steps", "train_step"),
+    ops: ("Lookup, backward and update", "ops"),
+    around: ("Rearranging batches, and the dense side", "jagged dense_cpu"),
+    shard: ("Steps over two processes", "shard_step"),
+    plans: ("Do results depend on the plan?", "shard_step"),
+    planner: ("Plans", "planner"),
+    calibrate: ("Learned costs", "calibrate"),
+    checkpoints: ("Checkpoints", "checkpoint checkpoint_delta"),
+    ingest: ("Reading files", "ingest"),
+    compress: ("Tables in fewer bytes", "compress"),
+    quality: ("Narrow rows and products", "quality"),
 }
 ABOUT = """# Benchmarks
 
-`rowwise bench --list` says what each benchmark answers, takes and needs, `rowwise bench NAME` runs it, and
-`rowwise bench NAME -- --save` keeps its result with those of this processor. Processors differ by more than their
-speed, so nothing below is compared between them; what compares is a step's share of what its own machine can do at
-best, which `benchmarks/parts/limits.py` defines. This page is written by `tools/readme_tables.py`.
+`rowwise bench --list` says what each benchmark answers, takes and needs. `rowwise bench NAME` runs it, and
+`rowwise bench NAME -- --save` keeps its result with those of this processor. Numbers of two processors are not
+compared: processors differ by more than their speed. A step's share of what its own machine can do at best is compared;
+`benchmarks/parts/limits.py` defines it. `tools/readme_tables.py` writes these pages.
+
+"""
+RECIPES = """# Recipes that ship
+
+`rowwise ls` lists them, `rowwise cp NAME` copies one to edit, `rowwise train NAME` trains it. The
+metrics are those of rows that the model was not trained on.
+
 """
 
 
@@ -385,34 +435,43 @@ def table_on(table: Callable[[Read], str], processor: str) -> str | None:
 
 
 def fill(text: str) -> str:
-    for table in TABLES:
-        name, begin, end = table.__name__, f"<!-- table: {table.__name__} -->", "<!-- end -->"
-        if text.count(begin) != 1:
-            sys.exit(f"README.md has {text.count(begin)} places for the table {name!r}, want one: {begin} ... {end}")
-        found = (table_on(table, processor) for processor in saved_results.processors())
-        shown = next((one for one in found if one), None)
-        if shown is None:
-            sys.exit(f"no processor has all results of the table {name!r}: see benchmarks/results")
-        head, rest = text.split(begin)
-        text = f"{head}{begin}\n{shown}\n{end}{rest.split(end, 1)[1]}"
-    return text
+    """README with its numbers."""
+    begin, end = "<!-- table: three -->", "<!-- end -->"
+    if text.count(begin) != 1:
+        sys.exit(f"README.md has {text.count(begin)} places for its numbers, want one: {begin} ... {end}")
+    found = (table_on(three, processor) for processor in saved_results.processors())
+    shown = next((one for one in found if one), None)
+    if shown is None:
+        sys.exit("no processor has all results of README's numbers: see benchmarks/results")
+    head, rest = text.split(begin)
+    return f"{head}{begin}\n{shown}\n{end}{rest.split(end, 1)[1]}"
 
 
-def page() -> str:
-    """Every table of every processor."""
-    parts = [ABOUT]
+def subject(table: Callable[[Read], str]) -> str:
+    """The page of one subject: its tables on every processor."""
+    title, benchmarks = TITLES[table]
+    commands = " and ".join(f"`rowwise bench {name}`" for name in benchmarks.split())
+    parts = [f"# {title}\n", f"Measured by {commands}.\n"]
     for processor in saved_results.processors():
-        parts.append(f"## {processor}\n")
-        for table, title in TITLES.items():
-            shown = table_on(table, processor)
-            parts += [f"### {title}\n", f"{shown}\n"] if shown else []
+        shown = table_on(table, processor)
+        parts += [f"## {processor}\n", f"{shown}\n"] if shown else []
     return "\n".join(parts)
 
 
+def pages() -> dict[Path, str]:
+    """The contents of every generated file."""
+    readme, folder = ROOT / "README.md", ROOT / "docs" / "benchmarks"
+    index = ABOUT + "".join(f"- [{title}]({table.__name__}.md)\n" for table, (title, _) in TITLES.items())
+    found = {readme: fill(readme.read_text()), folder / "index.md": index}
+    found |= {folder / f"{table.__name__}.md": subject(table) for table in TITLES}
+    found[ROOT / "docs" / "recipes.md"] = f"{RECIPES}{recipes()}\n"
+    return found
+
+
 def main() -> None:
-    readme, all_of_them = ROOT / "README.md", ROOT / "docs" / "benchmarks.md"
-    for path, wanted in ((readme, fill(readme.read_text())), (all_of_them, page())):
+    for path, wanted in pages().items():
         if "--check" not in sys.argv:
+            path.parent.mkdir(exist_ok=True)
             path.write_text(wanted)
         elif not path.exists() or wanted != path.read_text():
             sys.exit(f"{path} is not what benchmarks/results say: run python tools/readme_tables.py")
