@@ -141,8 +141,8 @@ def test_a_dry_run_writes_nothing(command, tmp_path):
     write_recipe(tmp_path)
     code, out, err = command("train", "small.yaml", "--dry-run")
     assert (code, out) == (0, "")
-    assert "small  dry run: nothing is trained, nothing is written" in err
-    assert "memory  7.2 kB beside batches: 3.2 kB of rows and 400 B of their optimizer state" in err
+    assert "small  dry run: nothing is trained or written" in err
+    assert "memory  7.2 kB without batches: 3.2 kB of rows and 400 B of their optimizer state" in err
     code, out, _ = command("train", "small.yaml", "--dry-run", "--json", "--set", "tables.all.rows=100000000")
     found = json.loads(out)
     assert (found["rows"], found["rows_bytes"], found["state_bytes"]) == (3 * 10**8, 3 * 32 * 10**8, 3 * 4 * 10**8)
@@ -184,8 +184,8 @@ def test_stopped_and_resumed_is_uninterrupted(whole, command, tmp_path, number, 
         process.send_signal(number)
         out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (code, "")
-    assert "stopping after this step; once more stops at once\n" in err
-    assert err.endswith("go on: rowwise resume runs/small/1\n")
+    assert "stopping after this step; Ctrl-C again stops at once\n" in err
+    assert err.endswith("resume it with: rowwise resume runs/small/1\n")
     result = json.loads((run / "result.json").read_text())
     assert result["status"] == "stopped"
     assert 0 < result["steps"] < 30 * 10

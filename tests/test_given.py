@@ -10,8 +10,8 @@ from rowwise.recipes.runs import TrainingRun, evaluate
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("calibrate", "--dim", "8"), "--dim 8 without --tables: it is for tables whose file does not say"),
-        (("bench", "--quick"), "--quick where nothing is run: want the name of a benchmark, or --all"),
+        (("calibrate", "--dim", "8"), "--dim 8 without --tables: want --tables FILE, to whose tables it applies"),
+        (("bench", "--quick"), "--quick without a benchmark: want the name of one, or --all"),
         (("train", "dlrm-synthetic", "--set", "data.test=nonsense"), "data.test='nonsense': want parquet:PATH or csv:"),
     ],
     ids=str,

@@ -136,7 +136,7 @@ def apply_changes(sections: dict[str, Any], changes: Sequence[str]) -> None:
     for change in changes:
         place = change.partition("=")[0]
         if place in former:
-            raise SpecError(f"--set {change}: --set {former[place]} is given, too: want one of them")
+            raise SpecError(f"--set {change}: --set {former[place]} is also given: want one of them")
         former[place] = change
         apply_change(sections, change)
 
