@@ -19,7 +19,7 @@ from rowwise.planner.inputs import read_tables
 from rowwise.planner.methods.named import METHODS
 from rowwise.recipes.compose import make_model, resolve
 from rowwise.recipes.place import tables_of
-from rowwise.recipes.plan import wanted_of
+from rowwise.recipes.plan import plan_inputs
 from rowwise.recipes.text import write
 from rowwise.spec import Codecs, Wire
 
@@ -248,7 +248,7 @@ def test_a_recipe_has_the_tables_of_its_model(command, small_recipe, tmp_path):
 
 def test_a_recipe_s_tables_take_one_id_a_feature(small_recipe):
     elsewhere = msgspec.structs.replace(small_recipe, train=msgspec.structs.replace(small_recipe.train, device="cuda"))
-    wanted = wanted_of(elsewhere, 2)
+    wanted = plan_inputs(elsewhere, 2)
     tables = tables_of(make_model(resolve(small_recipe)))
     assert tuple(w.table for w in wanted.workloads) == tables
     assert [w.access.pooling for w in wanted.workloads] == [len(t.feature_names) for t in tables]
@@ -285,7 +285,7 @@ def test_options_are_refused_in_one_line(refused, tmp_path):
     assert "--seconds nan: want 0 seconds or more" in refused(*given, "--seconds", "nan")
     assert "--seed -1: want 0 to 2**31 - 1" in refused(*given, "--seed", -1)
     assert "--certify 'long': want a number of seconds, such as 30 or 30s" in refused(*given, "--certify", "long")
-    assert "--layouts 'table_wise,rows': 'rows': want some of" in refused(*given, "--layouts", "table_wise,rows")
+    assert "--layouts 'table_wise,rows': 'rows': want one or more of" in refused(*given, "--layouts", "table_wise,rows")
     assert "limits.json: pin: there is no table 'nobody'" in refused(*given, "--constraints", "limits.json")
     assert "broken.json: not constraints: " in refused(*given, "--constraints", "broken.json")
     assert "broken.json: not a plan: " in refused(*given, "--diff", "broken.json")

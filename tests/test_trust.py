@@ -20,7 +20,7 @@ from rowwise.cli.ckpt_show import show_checkpoints, show_verdict
 from rowwise.cli.terminal import Terminal, print_json
 from rowwise.ingest.warehouse.journal import FOLDER, Journal
 from rowwise.ingest.warehouse.popularity import log_use
-from rowwise.recipes.code import code_elsewhere
+from rowwise.recipes.code import find_foreign_code
 from rowwise.recipes.text import decode, parse
 from rowwise.report import write
 
@@ -30,7 +30,7 @@ OWN = "data: {{dataset: synthetic}}\nmodel: {model}\ntransforms: [{transform}]\n
 
 def elsewhere(folder: Path, model: str = "{kind: dlrm}", transform: str = "") -> tuple[str, ...]:
     text = OWN.format(model=model, transform=transform)
-    return code_elsewhere(decode(parse(text, "x"), "x"), folder / "my.yaml")
+    return find_foreign_code(decode(parse(text, "x"), "x"), folder / "my.yaml")
 
 
 def test_code_that_is_not_beside_its_recipe_is_named(tmp_path: Path) -> None:

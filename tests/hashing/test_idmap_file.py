@@ -19,7 +19,7 @@ from rowwise.hashing.file import HEADER, load, save
 from rowwise.hashing.idmap import IdMap, MapShape
 from rowwise.hashing.open import open_map, stored_tables
 from rowwise.idmaps import DoubleHashIds, HashIds, QuotientRemainderIds, StoredIds
-from rowwise.recipes.id_maps import pinned
+from rowwise.recipes.id_maps import pin_map
 from rowwise.spec import Table
 
 
@@ -51,7 +51,7 @@ def test_a_pipe_is_not_waited_for(tmp_path):
     with pytest.raises(SpecError, match=r"item.map is missing, or no id map .* this is a FIFO"):
         load(tmp_path / "item.map", item())
     with pytest.raises(SpecError, match="this is a FIFO"):
-        pinned(item(id_map=StoredIds(file=str(tmp_path / "item.map"))))
+        pin_map(item(id_map=StoredIds(file=str(tmp_path / "item.map"))))
 
 
 def item(**changes):

@@ -18,9 +18,9 @@ from rowwise.hashing.file import save
 from rowwise.hashing.placed import entries, in_folds
 from rowwise.planner import row_wise, table_wise
 from rowwise.recipes.compose import resolve
-from rowwise.recipes.outlook import look_ahead
+from rowwise.recipes.outlook import dry_run
 from rowwise.recipes.place import tables_of
-from rowwise.recipes.plan import wanted_of
+from rowwise.recipes.plan import plan_inputs
 from rowwise.recipes.runs import TrainingRun, load_trained, predict_rows
 from rowwise.recipes.text import decode
 from rowwise.train.saved import CheckpointFolder
@@ -193,10 +193,10 @@ def test_the_map_of_another_table_or_size_is_refused_by_name(tmp_path):
 
 def test_plans_and_outlooks_are_of_the_rows_that_are_stored(tmp_path):
     made = with_maps(tmp_path, MAPS)
-    tables = {one.table.name: one.table.rows for one in wanted_of(made, 2).workloads}
+    tables = {one.table.name: one.table.rows for one in plan_inputs(made, 2).workloads}
     assert tables["user"] == 9
     assert {"seen-0", "seen-1", "seen-2"} <= set(tables)
-    ahead = look_ahead(made)
+    ahead = dry_run(made)
     assert ahead.rows == sum(tables.values())
     assert ahead.tables == len(tables)
 

@@ -14,7 +14,7 @@ from rowwise.comm.spawn import RankFailure, RanksFailed
 from rowwise.comm.thread import run_threads
 from rowwise.errors import AgreedError
 from rowwise.recipes.compose import make_model, resolve
-from rowwise.recipes.place import choose_plan, rows_bytes, tables_of
+from rowwise.recipes.place import choose_plan, rank_bytes, tables_of
 from rowwise.recipes.runs import TrainingRun, evaluate
 from rowwise.recipes.text import decode, parse, write
 from rowwise.spec import Codecs, Wire
@@ -122,7 +122,7 @@ def test_no_rank_ever_has_all_tables(tmp_path, kind):
     assert {tile.table for tile in plan.tiles} == names
     assert all(parameter.is_meta for name, parameter in model.named_parameters() if name.rpartition(".")[2] in names)
     whole = choose_plan(found.recipe, model, Topology())
-    assert rows_bytes(whole, tables_of(model)) == [sum(t.rows * t.row_bytes for t in tables_of(model))]
+    assert rank_bytes(whole, tables_of(model)) == [sum(t.rows * t.row_bytes for t in tables_of(model))]
 
 
 def test_a_run_is_planned_for_its_wire_and_compared_with_no_other(tmp_path):

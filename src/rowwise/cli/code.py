@@ -32,7 +32,7 @@ def warn_of_run_code(run: Path, changes: Sequence[str] = ()) -> None:
 
 
 def _warn(recipe: "Recipe", path: Path) -> None:
-    from rowwise.recipes.code import code_elsewhere
+    from rowwise.recipes.code import find_foreign_code
 
-    for what in code_elsewhere(recipe, path):
+    for what in find_foreign_code(recipe, path):
         print(f"rowwise: this recipe runs {printable(what)}: make sure that you trust it", file=sys.stderr)

@@ -83,7 +83,7 @@ def compress(  # noqa: PLR0913 - one for each option
     from rowwise.recipes.compose import resolve
     from rowwise.recipes.compress.advise import advise, check_recipe, write_recipe
     from rowwise.recipes.compress.division import divide
-    from rowwise.recipes.compress.folder import TrialFolderSpec, held, open_folder
+    from rowwise.recipes.compress.folder import TrialFolderSpec, lock_folder, open_folder
     from rowwise.recipes.compress.window import open_window
 
     given = load_recipe(recipe, changes or ())
@@ -95,7 +95,7 @@ def compress(  # noqa: PLR0913 - one for each option
     console = make_terminal(stderr=True)
     folder = open_folder(out, order)
     try:
-        with held(folder), _show_progress(console) as tell:
+        with lock_folder(folder), _show_progress(console) as tell:
             advice = advise(window, division, goal, order, folder, tell)
             written = write_recipe(given, resolved, advice, folder)
             page = _write_page(folder.path)
@@ -144,8 +144,8 @@ def _show(advice: "CompressionAdvice", console: Console, *, explain: bool) -> No
     from rich.table import Table
 
     from rowwise.quantity import size
-    from rowwise.recipes.compress.words import explain as lines_of
-    from rowwise.recipes.compress.words import of_method
+    from rowwise.recipes.compress.words import explain_advice as lines_of
+    from rowwise.recipes.compress.words import method_name
 
     if explain:
         for line in lines_of(advice):
@@ -158,7 +158,7 @@ def _show(advice: "CompressionAdvice", console: Console, *, explain: bool) -> No
         ratio, rows_bytes = one.full_bytes / one.size_bytes, one.size_bytes - one.map_bytes
         cells = (
             f"{one.ids:,}",
-            of_method(one),
+            method_name(one),
             f"{ratio:.1f}",
             size(rows_bytes),
             size(one.map_bytes),
@@ -167,12 +167,14 @@ def _show(advice: "CompressionAdvice", console: Console, *, explain: bool) -> No
         shown.add_row(escape(one.name), *cells)
     if advice.left:
         left_bytes, ids = sum(one.size_bytes for one in advice.left), sum(one.ids for one in advice.left)
-        shown.add_row(f"{len(advice.left)} others", f"{ids:,}", "as they are", "1.0", size(left_bytes), size(0), "")
+        shown.add_row(f"{len(advice.left)} others", f"{ids:,}", "uncompressed", "1.0", size(left_bytes), size(0), "")
     ratio = advice.full_bytes / advice.size_bytes
     shown.add_row("all", "", "", f"{ratio:.1f}", size(advice.size_bytes), "", f"{advice.ne:+.5f}", style="bold")
     console.print(shown)
-    noise = f"NE of the whole model {advice.full.ne:.5f}, noise {advice.noise:.5f}; above it"
-    both = "" if advice.together is None else f", {advice.together.ne:+.5f} measured with all tables in one model"
+    noise = f"NE of the full model {advice.full.ne:.5f}, noise {advice.noise:.5f}; above it"
+    both = (
+        "" if advice.together is None else f", {advice.together.ne:+.5f} measured with all chosen tables in one model"
+    )
     console.print(f"{noise} {advice.ne:+.5f} expected{both}", markup=False, soft_wrap=True)
     console.print(f"measured on {advice.later}", markup=False, soft_wrap=True)
     for line in advice.warnings:

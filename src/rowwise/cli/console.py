@@ -113,9 +113,9 @@ def stop_on_signals(trainer: "Trainer", console: Console, *, watched: bool = Fal
 
 def show_start(run: "TrainingRun", console: Console) -> None:
     """Print the outlook, the warm start's matches and the step that training continues from."""
-    from rowwise.recipes.outlook import outlook
+    from rowwise.recipes.outlook import make_outlook
 
-    show_outlook(outlook(run.resolved, run.model, run.plan, run.comm.topology), console, str(run.folder.path))
+    show_outlook(make_outlook(run.resolved, run.model, run.plan, run.comm.topology), console, str(run.folder.path))
     for line in run.match.lines() if run.match else ():
         console.print(f"warm    {line}", markup=False)
     if run.trainer.progress.step:

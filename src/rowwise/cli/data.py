@@ -85,12 +85,12 @@ def _check_recipe_path(recipe: Path, *, as_json: bool) -> None:
 
 def _write_recipe(card: "DatasetCard", reader: "Reader", wanted: Path | None) -> None:
     from rowwise.ingest.delimited import CsvReader
-    from rowwise.recipes.starter import name_for, starter
+    from rowwise.recipes.starter import make_starter, recipe_name
 
-    place = wanted or Path(f"{name_for(card.source)}.yaml")
+    place = wanted or Path(f"{recipe_name(card.source)}.yaml")
     kind = "csv" if isinstance(reader, CsvReader) else "parquet"
     try:
-        text = starter(card, f"{kind}:{card.source}", str(place))
+        text = make_starter(card, f"{kind}:{card.source}", str(place))
     except DataError as error:
         if wanted is not None:
             raise

@@ -117,14 +117,14 @@ def _subject_of_files(path: str) -> _Subject:
 def _subject_of_recipe(path: str | None, name: str) -> _Subject:
     """The recipe's preparation, of its own rows or of those at `path`."""
     from rowwise.ingest.datasets.files import from_files, of_files, open_files
-    from rowwise.recipes.rows import FILES, open_parts
+    from rowwise.recipes.rows import FILES, open_data
 
     loaded = load_recipe(name)
     data, columns, tables = loaded.data, loaded.columns, loaded.tables.list
     kind, _, inside = data.dataset.partition(":")
     source = path or (inside if kind in FILES else data.dataset)
     if path is None and kind not in FILES:
-        dataset = open_parts(data, columns, tables).dataset
+        dataset = open_data(data, columns, tables).dataset
         reader = dataset.train
     else:
         reader = open_files(source) if path else _open_files(kind, inside, data)

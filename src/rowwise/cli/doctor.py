@@ -68,9 +68,9 @@ def _self_test(omp_wait_policy: str, seconds: float, tell: Callable[[float], Non
         native = NativeLibrary.read()
     except (ImportError, OSError) as error:  # NativeError, or a torch that itself does not load
         return DoctorReport(machine=machine, native=None, result=None, error=str(error))
-    from rowwise.drills.selftest import run
+    from rowwise.drills.selftest import run_selftest
 
-    return DoctorReport(machine=machine, native=native, result=run(native.isa_sets, seconds, tell), error="")
+    return DoctorReport(machine=machine, native=native, result=run_selftest(native.isa_sets, seconds, tell), error="")
 
 
 @contextmanager

@@ -146,7 +146,7 @@ def plan(  # noqa: PLR0913 - one for each option
     diff: Annotated[Path | None, typer.Option(metavar="PLAN", help="Print the differences to another plan.")] = None,
     replan: Annotated[
         Path | None,
-        typer.Option(metavar="PLAN", help="Change this plan only where that repays the cost of moving rows."),
+        typer.Option(metavar="PLAN", help="Change this plan where that repays the cost of moving rows."),
     ] = None,
     torchrec: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the plan for TorchRec.")] = None,
 ) -> None:
@@ -248,10 +248,10 @@ def _read_tables(arguments: PlanArguments, world: int) -> "tuple[tuple[Workload,
         raise SpecError("--dim is for --tables: want --set tables.all.dim=... for a recipe")
     if arguments.wire:
         raise SpecError(f"--wire {arguments.wire[0]} is for --tables: want --set wire.{arguments.wire[0]} for a recipe")
-    from rowwise.recipes.plan import wanted_of
+    from rowwise.recipes.plan import plan_inputs
 
     assert arguments.recipe is not None
-    wanted = wanted_of(load_recipe(arguments.recipe, arguments.changes), world)
+    wanted = plan_inputs(load_recipe(arguments.recipe, arguments.changes), world)
     return wanted.workloads, arguments.batch or wanted.batch, wanted.wire, ()
 
 

@@ -128,11 +128,11 @@ def resume(  # noqa: PLR0913 - one for each option
 
 
 def _dry_run(recipe: "Recipe", ranks: int, *, as_json: bool) -> None:
-    from rowwise.recipes.outlook import look_ahead
+    from rowwise.recipes.outlook import dry_run
 
     console = make_terminal(stderr=True, quiet=as_json)
     with console.status("reading the data"):
-        found = look_ahead(recipe, ranks)
+        found = dry_run(recipe, ranks)
     show_outlook(found, console, "dry run: nothing is trained or written")
     if as_json:
         print_json(found)
