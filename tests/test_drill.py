@@ -56,7 +56,7 @@ def test_a_full_disk_is_survived(tmp_path, monkeypatch, mounts):
     assert report.survived, case
     assert case.resumed == SURVIVED
     assert "was not saved: " in case.said
-    assert told[0] == "a run that nobody disturbs"
+    assert told[0] == "an undisturbed run"
     if "tmpfs" in case.damage:
         assert "No space left on device" in case.said
         assert (case.checkpoint, case.verified) == ("step-5", "whole")

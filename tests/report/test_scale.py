@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rowwise.quantity import NONE, count, duration, number, share, size
 from rowwise.report.metric import metric
 from rowwise.report.read import flatten
-from rowwise.report.scale import inside, means, thin, tick_labels, ticks, widen
+from rowwise.report.scale import bin_means, thin_points, tick_labels, ticks, ticks_inside, widen
 
 values = st.floats(-1e299, 1e299)
 ranges = st.tuples(values, values).map(sorted)
@@ -34,7 +34,7 @@ def test_ticks_are_nice_and_cover(ends, most):
 @given(ranges)
 def test_ticks_inside_are_inside(ends):
     low, high = widen(*ends)
-    assert all(low - 1e-6 * (high - low) <= t <= high + 1e-6 * (high - low) for t in inside(low, high))
+    assert all(low - 1e-6 * (high - low) <= t <= high + 1e-6 * (high - low) for t in ticks_inside(low, high))
 
 
 @given(ranges, st.sampled_from(["", "B", "%"]))
@@ -62,7 +62,7 @@ def test_thinning_keeps_extremes_and_ends(many, gaps, seed):
     noise = random.Random(seed)
     ys = [math.nan if noise.random() < gaps else noise.gauss(0, 1) for _ in range(many)]
     points = list(enumerate(ys))
-    kept = thin(points, 600)
+    kept = thin_points(points, 600)
     assert len(kept) <= 600
     assert list(kept) == sorted(kept, key=lambda p: p[0])
     assert (kept[0] is points[0], kept[-1] is points[-1]) == (True, True)
@@ -74,7 +74,7 @@ def test_thinning_keeps_extremes_and_ends(many, gaps, seed):
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=500))
 def test_means_lie_between_the_extremes(ys):
-    found = means(list(enumerate(ys)), 50)
+    found = bin_means(list(enumerate(ys)), 50)
     assert 1 <= len(found) <= 50
     assert all(min(ys) - 1e-6 <= y <= max(ys) + 1e-6 for _, y in found)
 
