@@ -79,4 +79,4 @@ def test_advice():
     assert advice(0.384, None, "my.yaml") == (
         "trainers waited 38% of the time for rows: set data.workers; rowwise data bench my.yaml computes how many"
     )
-    assert "give data.workers more than 4;" in advice(0.1, 4, "my.yaml")
+    assert "set data.workers to more than 4;" in advice(0.1, 4, "my.yaml")
