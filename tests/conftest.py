@@ -66,13 +66,13 @@ def threads():
 @pytest.fixture
 def command(capsys, monkeypatch, tmp_path):
     """A command in this process: its exit code, and what it printed."""
-    from rowwise.cli.main import app
+    from rowwise.cli.main import make_app
 
     monkeypatch.chdir(tmp_path)
 
     def run(*args):
         with pytest.raises(SystemExit) as ended:
-            app()(args)
+            make_app()(args)
         out, err = capsys.readouterr()
         return ended.value.code or 0, out, err
 

@@ -15,11 +15,11 @@ from rowwise.calibrate.folder import MeasurementSpec, open_folder
 
 LIMITS = SetLimits(pool_bytes=20_000_000, vector_floats=1 << 20, most_s=5e-3)
 REFUSED = {
-    "--minutes 0": "--minutes 0: want more than 0, such as 10",
-    "--minutes nan": "--minutes nan: want more than 0, such as 10",
-    "--nproc 0": "--nproc 0: want at least 1",
-    "--threads -1": "--threads -1: want at least 1",
-    "--seed -1": "--seed -1: want at least 0, and less than 2**31",
+    "--minutes 0": "--minutes 0: want a number of minutes above 0, such as 10",
+    "--minutes nan": "--minutes nan: want a number of minutes above 0, such as 10",
+    "--nproc 0": "--nproc 0: want 1 to 1024",
+    "--threads -1": "--threads -1: want 1 to 1024",
+    "--seed -1": "--seed -1: want 0 to 2**31 - 1",
     "--device gpu": "--device 'gpu': want cpu or cuda",
     "--transport rdma": "--transport 'rdma': want shared or gloo",
     "--device cuda --nproc 2": "--nproc 2 with --device cuda: want 1",
@@ -62,7 +62,7 @@ def test_a_gpu_that_is_not_there_is_one_line(refused):
 
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    assert "--device cuda: torch finds no GPU here: want cpu" in refused("--device", "cuda")
+    assert "--device cuda: torch finds no GPU: want --device cpu" in refused("--device", "cuda")
 
 
 def test_a_folder_that_was_measured_otherwise_is_refused(refused, tmp_path):
@@ -97,7 +97,7 @@ def test_ctrl_c_says_that_the_same_command_goes_on(tmp_path):
     assert process.returncode == 130
     assert out == ""
     assert err.splitlines()[-2:] == [
-        "what was measured is in made; the same command goes on",
+        "measurements are in made; the same command continues",
         "rowwise: stopped by Ctrl-C",
     ]
     assert len(folder.read()) > 3

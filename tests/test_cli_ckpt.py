@@ -89,7 +89,7 @@ def test_a_run_is_listed_checked_and_compared(ok, command, run):
     assert [(one["step"], one["ranks"]) for one in told] == [(20, 1), (16, 1), (10, 1)]
     out = ok("ls", run / "ckpt" / "step-000000016")
     assert ["model/embeddings.user", "fp32 rows", "50 x 8", "1.6 kB", "1"] in columns(out)
-    assert ok("verify", run) == "".join(f"{name}: whole\n" for name, *_ in lines[1:])
+    assert ok("verify", run) == "".join(f"{name}: intact\n" for name, *_ in lines[1:])
     code, out, _ = command("ckpt", "diff", str(run / "ckpt" / "step-000000016"), str(run))
     assert code == 1
     assert "progress.step " in out
@@ -114,8 +114,8 @@ def test_damage_is_shown(command, run):
     assert code == 1
     lines = columns(out)
     assert lines[0] == ["step-000000020: 1 bad pieces"]
-    assert lines[2] == ["model/embeddings.item", "rows 0 to 29", piece.file, "not what was written"]
-    assert lines[3:] == [["step-000000016: whole"], ["step-000000016 is whole"]]
+    assert lines[2] == ["model/embeddings.item", "rows 0 to 29", piece.file, "wrong checksum"]
+    assert lines[3:] == [["step-000000016: intact"], ["step-000000016 is intact"]]
     (newest / piece.file).unlink()
     (run / "ckpt" / "step-000000016" / NAME).write_text("{")
     (run / "ckpt" / "step-000000010" / NAME).unlink()
@@ -126,7 +126,7 @@ def test_damage_is_shown(command, run):
     gone = [p for entry in one.manifest.tensors.values() for p in entry.pieces if p.file == piece.file]
     assert [len(other["damage"]) for other in told["checked"]] == [len(gone), 1]
     code, out, _ = command("ckpt", "verify", str(run))
-    assert "no checkpoint that is whole was found by" in out
+    assert "no intact checkpoint in" in out
 
 
 @pytest.mark.slow
@@ -184,7 +184,7 @@ def test_taken_from_others(ok, run, tmp_path):
     assert ["sparse.embedding_bags.user.weight", "model/embeddings.user", "fp32, table user", "50 x 8"] in columns(out)
     assert sorted(tmp_path.iterdir()) == before
     out = ok("import", tmp_path / "t.pt", tmp_path / "start", "--map", "sparse.embedding_bags.item.weight=table:goods")
-    assert out.endswith(f"start from it: rowwise train RECIPE --init-from {tmp_path / 'start'}\n")
+    assert out.endswith(f"start from it with: rowwise train RECIPE --init-from {tmp_path / 'start'}\n")
     started = TrainingRun.start(recipe(tmp_path, init_from=str(tmp_path / "start")), tmp_path / "runs")
     assert set(started.match.loaded) == {"model/embeddings.user", "model/embeddings.seen"}
     assert started.match.unused == ["model/embeddings.goods"]
@@ -201,24 +201,39 @@ def test_what_is_wrong_is_one_line(refused, run, tmp_path):
         ("ls", tmp_path / "empty"): "empty is no checkpoint: it has no manifest.json; nor a run",
         ("verify", tmp_path / "nowhere"): "no such folder",
         ("diff", run, tmp_path / "empty"): "is no checkpoint",
-        ("reshard", run, "out"): "want either --plan FILE or --nproc N",
-        ("reshard", run, "out", "--nproc", "2", "--plan", "plan.json"): "want either --plan FILE or --nproc N",
+        ("reshard", run, "out"): "want one of --plan FILE and --nproc N",
+        ("reshard", run, "out", "--nproc", "2", "--plan", "plan.json"): "want one of --plan FILE and --nproc N",
         ("reshard", run, "out", "--plan", "plan.json"): "no such table; the tables are user, item, seen",
         ("reshard", run, "out", "--plan", "bad.json"): "not a plan: .*`wrld`",
         ("reshard", run, "out", "--plan", "none.json"): "none.json: No such file",
         ("reshard", run, "empty", "--nproc", "2"): "empty is there already; give another name",
         ("reshard", run, "out", "--nproc", "2", "--table", "usr=int8"): "no table 'usr'; did you mean 'user'?",
-        ("reshard", run, "out", "--nproc", "2", "--table", "user=int9"): "want NAME=ROWTYPE, with one of fp32, ",
+        (
+            "reshard",
+            run,
+            "out",
+            "--nproc",
+            "2",
+            "--table",
+            "user=int9",
+        ): "want NAME=ROWTYPE, where ROWTYPE is one of fp32, ",
         ("export", run): "want one of --parquet, --dcp, --torchrec, --torch",
         ("export", run, "--dcp", "a", "--torch", "b"): "want one of ",
-        ("export", run, "--parquet", "a", "--prefix", "b"): "--sequence and --prefix belong to --torchrec",
-        ("export", run, "--torchrec", "a", "--state"): "--torchrec has no --state",
+        (
+            "export",
+            run,
+            "--parquet",
+            "a",
+            "--prefix",
+            "b",
+        ): "--sequence and --prefix with --parquet: want them with --torchrec",
+        ("export", run, "--torchrec", "a", "--state"): "--state with --torchrec: ",
         ("export", run, "--parquet", "empty"): "empty is there already",
         ("export", run, "--torch", "a", "--table", "sen"): "has no table 'sen'; did you mean 'seen'?",
         ("import", "nowhere.pt", "out"): "nowhere.pt: no such file; want ",
         ("import", run / "recipe.yaml", "out"): "recipe.yaml cannot be read",
         ("import", "empty", "out"): "empty has no .metadata",
-        ("import", "nowhere.pt", "empty"): "empty is there already",
+        ("import", "nowhere.pt", "empty"): "empty exists: want another name",
     }
     before = sorted(tmp_path.rglob("*"))
     for args, want in wrong.items():

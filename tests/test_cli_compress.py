@@ -12,21 +12,21 @@ from launching import ENVIRONMENT, PYTHON, wait_for
 from test_cli import rowwise_cli
 
 REFUSED = {
-    "clicks.yaml": "--ratio and --budget: got neither; want one of them, such as --ratio 10 or --budget 100MB",
-    "clicks.yaml --ratio 4 --budget 1MB": "--ratio and --budget: got both; want one of them",
-    "clicks.yaml --ratio 0.5": "--ratio 0.5: want more than 1, such as 10",
-    "clicks.yaml --ratio nan": "--ratio nan: want more than 1, such as 10",
+    "clicks.yaml": "--ratio and --budget: neither given: want one of them, such as --ratio 10 or --budget 100MB",
+    "clicks.yaml --ratio 4 --budget 1MB": "--ratio and --budget: both given: want one of them",
+    "clicks.yaml --ratio 0.5": "--ratio 0.5: want a compression above 1, such as 10",
+    "clicks.yaml --ratio nan": "--ratio nan: want a compression above 1, such as 10",
     "clicks.yaml --budget 10XB": "--budget 10XB: want a size such as 500MB, 2GB or 48MiB",
-    "clicks.yaml --budget 1GB": "a budget of 1,000,000,000 bytes: all tables take 74,560 as they are: want less",
+    "clicks.yaml --budget 1GB": "a budget of 1,000,000,000 bytes: all tables take 74,560 uncompressed: want less",
     "clicks.yaml --ratio 100": "a budget of 745 bytes: tables that are not compressed take 960 of 74,560 (item)",
     "clicks.yaml --ratio 4 --methods lerned": "--methods: no method 'lerned'; did you mean 'learned'? There are hash,",
     "clicks.yaml --ratio 4 --rows 0": "--rows 0: want at least 1",
-    "clicks.yaml --ratio 4 --seed -1": "--seed -1: want at least 0, and less than 2**31",
-    "clicks.yaml --ratio 4 --out full": "full: a folder with other things in it, and no order.json: want a new one",
-    "clicks.yaml --ratio 4 --out clicks.yaml": "clicks.yaml: that is a file: want a folder for measurements",
+    "clicks.yaml --ratio 4 --seed -1": "--seed -1: want 0 to 2**31 - 1",
+    "clicks.yaml --ratio 4 --out full": "full has other files and no order.json: want --out with a new folder",
+    "clicks.yaml --ratio 4 --out clicks.yaml": "clicks.yaml is a file: want a folder for measurements",
     "clicks.yaml --ratio 4 --set train.epoch=3": "no key 'epoch' in train; did you mean 'epochs'?",
-    "click.yaml --ratio 4": "click.yaml: there is no such recipe file",
-    "movielens-two-tower --ratio 4": "model.kind=two_tower: maps are chosen by the log loss of clicks",
+    "click.yaml --ratio 4": "click.yaml: no such file: want a recipe file",
+    "movielens-two-tower --ratio 4": "model.kind=two_tower: maps are chosen by log loss",
 }
 
 
@@ -47,7 +47,7 @@ def test_what_cannot_be_compressed_is_one_line_and_leaves_nothing(command, tmp_p
 def test_a_history_that_cannot_be_is_one_line(command, tmp_path):
     write_recipe(tmp_path)
     before = sorted(tmp_path.rglob("*"))
-    for condition, said in (("row < 0", "no training row is like that"), ("weak < 4", "no column 'weak'")):
+    for condition, said in (("row < 0", "no training row passes"), ("weak < 4", "no column 'weak'")):
         code, _, err = command("compress", "clicks.yaml", "--ratio", "4", "--history", condition)
         assert code == 2
         assert said in err
@@ -104,7 +104,7 @@ def test_the_same_command_goes_on_after_a_kill(tmp_path, number):
     if number == signal.SIGINT:
         assert process.returncode == 130
         assert err.splitlines()[-2:] == [
-            "what was measured is in compression; the same command goes on",
+            "trials are in compression; the same command continues",
             "rowwise: stopped by Ctrl-C",
         ]
     with trials.open("a") as file:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet as pq
 
-from rowwise.cli.convert import convert, size_of
+from rowwise.cli.convert import convert, parse_size
 from rowwise.errors import SpecError
 from rowwise.ingest.parquet import ParquetReader
 
@@ -80,12 +80,12 @@ def test_mistakes_are_one_line(args, said, tmp_path):
 
 def test_places_that_overlap(tmp_path):
     lines(tmp_path / "a.csv")
-    with pytest.raises(SpecError, match=r"lies in .*, or around it: want another folder"):
+    with pytest.raises(SpecError, match=r"is inside .* or contains it: want another folder"):
         convert(str(tmp_path), tmp_path / "w")
 
 
 def test_sizes():
-    assert [size_of("x", text) for text in ("2GB", "48MiB", "1.5k", "7")] == [2 * 10**9, 48 << 20, 1500, 7]
+    assert [parse_size("x", text) for text in ("2GB", "48MiB", "1.5k", "7")] == [2 * 10**9, 48 << 20, 1500, 7]
 
 
 PEAK = """

@@ -14,7 +14,7 @@ from small import recipe, write_rows
 from test_cli import rowwise_cli
 
 from rowwise import Plan, Tile
-from rowwise.cli.plan import PUBLISHED, write_whole
+from rowwise.cli.plan import PUBLISHED_METHODS, write_atomically
 from rowwise.planner.inputs import read_tables
 from rowwise.planner.methods.named import METHODS
 from rowwise.recipes.compose import make_model, resolve
@@ -91,7 +91,7 @@ def test_a_plan_is_shown_and_written(ok, tables):
 
 def test_nothing_is_written_unasked(ok):
     before = set(os.listdir())
-    assert "nothing is written; --json plan.json keeps the plan" in ok()
+    assert "the plan was not written: want --json plan.json to keep it" in ok()
     assert set(os.listdir()) == before
 
 
@@ -179,11 +179,11 @@ def read_limits(ok):
 
 def test_differences_from_another_plan(ok):
     ok("--json", "old.json", "--layouts", "table_wise")
-    assert "diff    0 of 5 tables are not where old.json has them" in ok(
+    assert "diff    0 of 5 tables are placed differently in old.json" in ok(
         "--diff", "old.json", "--layouts", "table_wise"
     )
     out = ok("--diff", "old.json", "--layouts", "row_wise")
-    assert "diff    5 of 5 tables are not where old.json has them; a step takes " in out
+    assert "diff    5 of 5 tables are placed differently in old.json; a step takes " in out
     assert len(re.findall(r"^- .* on rank", out, re.M)) == 5
     assert len(re.findall(r"^\+ .* on rank", out, re.M)) == 20
 
@@ -191,11 +191,11 @@ def test_differences_from_another_plan(ok):
 def test_replanning_starts_at_the_old_plan(ok):
     cuts = ("--layouts", "table_wise,column_wise")
     ok("--json", "old.json", *cuts)
-    assert "nothing moves: no change was found" in ok("--replan", "old.json", *cuts)
+    assert "nothing moves: no change is worth its cost" in ok("--replan", "old.json", *cuts)
     Path("tables.csv").write_text(HEAD + LINES.replace("site,20000,16,1", "site,20000,16,300"))
     out = ok("--replan", "old.json", "--json", "new.json", *cuts)
     assert read("old.json").tiles != read("new.json").tiles
-    said = r"go to other ranks, ([\d.]+)% of .*; a step takes ([\d.]+) ms, ([\d.]+) ms without"
+    said = r"to other ranks \(([\d.]+)%\); a step takes ([\d.]+) ms, ([\d.]+) ms without"
     moved, after, before = map(float, re.search(said, out).groups())
     assert moved <= 15
     assert after < before
@@ -276,16 +276,16 @@ def test_options_are_refused_in_one_line(refused, tmp_path):
     assert "no hardware is called 'gpu'" in refused("--tables", "tables.csv", "--topology", "2xgpu")
     assert "none.csv: No such file" in refused("--tables", "none.csv", *machine)
     assert "no recipe 'dlrm-syntetic'; did you mean" in refused("--recipe", "dlrm-syntetic", *machine)
-    assert "--set changes a recipe" in refused(*given, "--set", "train.batch=4")
+    assert "--set with --tables" in refused(*given, "--set", "train.batch=4")
     assert "--dim is for --tables" in refused("--recipe", "dlrm-synthetic", *machine, "--dim", 4)
     assert "--batch 0: want at least 1" in refused(*given, "--batch", 0)
     assert "--dim -4: want at least 1" in refused(*given, "--dim", -4)
     assert "--model 'best': want learned, roofline, torchrec" in refused(*given, "--model", "best")
-    assert "--seconds -1.0: want a number of seconds" in refused(*given, "--seconds", -1)
-    assert "--seconds nan: want a number of seconds" in refused(*given, "--seconds", "nan")
-    assert "--seed -1: want at least 0" in refused(*given, "--seed", -1)
+    assert "--seconds -1.0: want 0 seconds or more" in refused(*given, "--seconds", -1)
+    assert "--seconds nan: want 0 seconds or more" in refused(*given, "--seconds", "nan")
+    assert "--seed -1: want 0 to 2**31 - 1" in refused(*given, "--seed", -1)
     assert "--certify 'long': want a number of seconds, such as 30 or 30s" in refused(*given, "--certify", "long")
-    assert "--layouts 'table_wise,rows': 'rows': want some of" in refused(*given, "--layouts", "table_wise,rows")
+    assert "--layouts 'table_wise,rows': 'rows': want one or more of" in refused(*given, "--layouts", "table_wise,rows")
     assert "limits.json: pin: there is no table 'nobody'" in refused(*given, "--constraints", "limits.json")
     assert "broken.json: not constraints: " in refused(*given, "--constraints", "broken.json")
     assert "broken.json: not a plan: " in refused(*given, "--diff", "broken.json")
@@ -312,10 +312,12 @@ def test_options_are_refused_in_one_line(refused, tmp_path):
 def test_places_are_refused_before_the_search(refused, tmp_path):
     given = ("--tables", "tables.csv", "--topology", "2xcpu", "--seconds", "1000")
     Path("folder").mkdir()
-    assert "--json no/plan.json: there is no folder no: make it first" in refused(*given, "--json", "no/plan.json")
+    assert "--json no/plan.json: the folder no does not exist: create it first" in refused(
+        *given, "--json", "no/plan.json"
+    )
     assert "--html -: want the name of a file" in refused(*given, "--html", "-")
-    assert "--html folder: that is a folder: want the name of a file" in refused(*given, "--html", "folder")
-    assert "--torchrec a: --json is written there" in refused(*given, "--json", "a", "--torchrec", "./a")
+    assert "--html folder: this is a folder: want the name of a file" in refused(*given, "--html", "folder")
+    assert "--torchrec a: --json writes the same file" in refused(*given, "--json", "a", "--torchrec", "./a")
 
 
 def test_what_does_not_fit_says_why_in_one_line(refused):
@@ -339,35 +341,35 @@ def test_memory_that_the_runtime_does_not_run_is_planned_where_it_is_asked_for(o
         assert way in err
     assert not Path("plan.json").exists()
     lines = [
-        x for x in ok("--tiers", "device,host", "--json", "plan.json", machine=TIGHT).splitlines() if "runtime" in x
+        x for x in ok("--tiers", "device,host", "--json", "plan.json", machine=TIGHT).splitlines() if "cannot run" in x
     ]
     lower = {tile.table for tile in read("plan.json").tiles if tile.tier == "host"}
     others = f" and {len(lower) - 1} other{'s' * (len(lower) > 2)}" * (len(lower) > 1)
     rows = f"rows of table {min(lower)!r}{others} are on the host"
-    assert lines == [f"note    this runtime does not run this plan on any device but a CPU: {rows}"]
+    assert lines == [f"note    rowwise cannot run this plan yet on any device but a CPU: {rows}"]
     disk = ok("--tiers", "device,disk", "--json", "plan.json", machine=f"{TIGHT},disk=1TB")
-    assert "note    this runtime does not run this plan: rows of table " in disk
+    assert "note    rowwise cannot run this plan yet: rows of table " in disk
     assert " are on the disk\n" in disk
     assert {tile.tier for tile in read("plan.json").tiles} == {"device", "disk"}
 
 
 def test_a_plan_that_the_runtime_runs_says_nothing_of_tiers(ok):
     ok("--json", "plain.json")
-    assert "this runtime" not in ok("--tiers", "device,host", "--json", "plan.json")
+    assert "cannot run" not in ok("--tiers", "device,host", "--json", "plan.json")
     assert read("plan.json").tiles == read("plain.json").tiles
 
 
 def test_tiers_that_there_are_not_are_refused(refused):
     given = ("--tables", "tables.csv", "--topology", "4xzionex", *QUICK)
-    assert "--tiers 'nonsense': 'nonsense': want device, and some of host, disk" in refused(
+    assert "--tiers 'nonsense': 'nonsense': want device, and optionally host, disk" in refused(
         *given, "--tiers", "nonsense"
     )
     assert "--tiers 'host': no device: want device" in refused(*given, "--tiers", "host")
-    assert "zionex has no disk memory for tables: want some in --topology, such as :disk=1TB" in refused(
+    assert "zionex has no disk memory for tables: want its size in --topology, such as :disk=1TB" in refused(
         *given, "--tiers", "device,disk"
     )
     got = refused(*given, "--tiers", "device,host", "--measure", 2)
-    assert "--measure with --tiers: this runtime does not run such plans" in got
+    assert "--measure with --tiers that rowwise cannot run yet: want one of them" in got
 
 
 @pytest.mark.parametrize("again", [("train", "small.yaml"), ("resume", "runs/small/1")])
@@ -386,13 +388,13 @@ def test_runs_refuse_a_plan_on_disk_in_one_line(command, small_recipe, again):
 
 def test_a_file_is_there_whole_or_not_at_all(tmp_path):
     place = tmp_path / "plan.json"
-    write_whole(place, "first")
+    write_atomically(place, "first")
     with pytest.raises(UnicodeEncodeError):
-        write_whole(place, "\ud800")
+        write_atomically(place, "\ud800")
     assert place.read_text() == "first"
-    write_whole(place, "second")
+    write_atomically(place, "second")
     assert (place.read_text(), os.listdir(tmp_path)) == ("second", ["plan.json"])
-    write_whole(Path(os.devnull), "anything")
+    write_atomically(Path(os.devnull), "anything")
     assert not Path(os.devnull).is_file()
 
 
@@ -452,7 +454,7 @@ def test_wrong_input_from_a_shell(tmp_path, text, message):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_published_method_makes_a_plan(ok, command, name):
-    assert name in PUBLISHED.split(", ")
+    assert name in PUBLISHED_METHODS.split(", ")
     Path("tables.csv").write_text(HEAD + "".join(f"t{i},{50_000 * (i + 5)},64,{i + 5},1.1\n" for i in range(12)))
     ok("--json", "best.json")
     given = ("--tables", "tables.csv", "--topology", "4xzionex", "--method", name, "--json", "plan.json")

@@ -141,8 +141,8 @@ def test_a_dry_run_writes_nothing(command, tmp_path):
     write_recipe(tmp_path)
     code, out, err = command("train", "small.yaml", "--dry-run")
     assert (code, out) == (0, "")
-    assert "small  dry run: nothing is trained, nothing is written" in err
-    assert "memory  7.2 kB beside batches: 3.2 kB of rows and 400 B of their optimizer state" in err
+    assert "small  dry run: nothing is trained or written" in err
+    assert "memory  7.2 kB without batches: 3.2 kB of rows and 400 B of their optimizer state" in err
     code, out, _ = command("train", "small.yaml", "--dry-run", "--json", "--set", "tables.all.rows=100000000")
     found = json.loads(out)
     assert (found["rows"], found["rows_bytes"], found["state_bytes"]) == (3 * 10**8, 3 * 32 * 10**8, 3 * 4 * 10**8)
@@ -184,8 +184,8 @@ def test_stopped_and_resumed_is_uninterrupted(whole, command, tmp_path, number, 
         process.send_signal(number)
         out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (code, "")
-    assert "stopping after this step; once more stops at once\n" in err
-    assert err.endswith("go on: rowwise resume runs/small/1\n")
+    assert "stopping after this step; Ctrl-C again stops at once\n" in err
+    assert err.endswith("resume it with: rowwise resume runs/small/1\n")
     result = json.loads((run / "result.json").read_text())
     assert result["status"] == "stopped"
     assert 0 < result["steps"] < 30 * 10
@@ -260,8 +260,8 @@ def test_a_terminal_shows_one_line_that_goes_away(tmp_path):
 
 def test_wrong_recipes(refused, tmp_path):
     write_recipe(tmp_path)
-    assert "no recipe 'smal'. There are complete-journey-dcn, " in refused("train", "smal")
-    assert "none.yaml: there is no such recipe file; rowwise ls lists" in refused("train", "none.yaml")
+    assert "no recipe 'smal'. Want one of complete-journey-dcn, " in refused("train", "smal")
+    assert "none.yaml: no such file: want a recipe file" in refused("train", "none.yaml")
     assert "no key 'epoch' in train; did you mean 'epochs'?" in refused("train", "small.yaml", "--set", "train.epoch=3")
     wrong = refused("train", "small.yaml", "--set", "columns.labels=[lable]")
     assert "rows.parquet: no column 'lable'; did you mean 'label'?" in wrong
@@ -274,7 +274,7 @@ def test_wrong_recipes(refused, tmp_path):
     assert "log.profile='x': want the first and last step" in refused("train", "small.yaml", "--profile", "x")
     assert "nowhere is not a checkpoint" in refused("train", "small.yaml", "--init-from", "nowhere")
     (tmp_path / "empty.yaml").write_text("")
-    assert "empty.yaml: want a recipe, with at least a section `data:`" in refused("train", "empty.yaml")
+    assert "empty.yaml: want a recipe with a section `data:`" in refused("train", "empty.yaml")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty.yaml", "rows.parquet", "small.yaml"]
 
 

@@ -56,7 +56,7 @@ def test_a_full_disk_is_survived(tmp_path, monkeypatch, mounts):
     assert report.survived, case
     assert case.resumed == SURVIVED
     assert "was not saved: " in case.said
-    assert told[0] == "a run that nobody disturbs"
+    assert told[0] == "an undisturbed run"
     if "tmpfs" in case.damage:
         assert "No space left on device" in case.said
         assert (case.checkpoint, case.verified) == ("step-5", "whole")
@@ -75,8 +75,8 @@ def test_a_drill_says_what_was_lost(command, monkeypatch, tmp_path, survived):
     assert ("ok " if survived else "LOST") in out
     for part in ("a meteor", "1.2 s", "step-5", "gone", "a meteor, console: rowwise: help"):
         assert part in out
-    assert ("everything survived" in out) == survived
-    assert f"everything is in {tmp_path}" in err or "everything is in here" in err
+    assert ("every job recovered" in out) == survived
+    assert f"the job's files are in {tmp_path}" in err or "the job's files are in here" in err
 
 
 def test_drills_that_cannot_be(command, tmp_path, monkeypatch):
@@ -85,7 +85,7 @@ def test_drills_that_cannot_be(command, tmp_path, monkeypatch):
     for args, want in (
         (("kill-rank", "--nproc", "1"), "--nproc 1: want at least 2"),
         (("fill-disk", "--nproc", "0"), "--nproc 0: want at least 1"),
-        (("fill-disk", "--folder", "full"), "full: want an empty folder, or a new one"),
+        (("fill-disk", "--folder", "full"), "--folder full: want an empty or a new folder"),
     ):
         (tmp_path / "full").mkdir(exist_ok=True)
         (tmp_path / "full" / "x").touch()

@@ -10,8 +10,8 @@ from rowwise.recipes.runs import TrainingRun, evaluate
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("calibrate", "--dim", "8"), "--dim 8 without --tables: it is for tables whose file does not say"),
-        (("bench", "--quick"), "--quick where nothing is run: want the name of a benchmark, or --all"),
+        (("calibrate", "--dim", "8"), "--dim 8 without --tables: want --tables FILE, to whose tables it applies"),
+        (("bench", "--quick"), "--quick without a benchmark: want the name of one, or --all"),
         (("train", "dlrm-synthetic", "--set", "data.test=nonsense"), "data.test='nonsense': want parquet:PATH or csv:"),
     ],
     ids=str,
@@ -25,12 +25,12 @@ def test_an_option_without_effect(command, tmp_path, arguments, message):
 
 def test_a_run_that_goes_on_takes_no_other_weights(tmp_path):
     run, _ = trained(tmp_path, train={"epochs": 1})
-    with pytest.raises(SpecError, match="init_from=x of a run that goes on: the weights are those of its checkpoint"):
+    with pytest.raises(SpecError, match="init_from=x for a run that is resumed: its checkpoint has the weights"):
         TrainingRun.resume(run.folder.path, ["init_from=x", "train.epochs=2"])
 
 
 def test_slices_of_two_towers(tmp_path):
     towers = {"kind": "two_tower", "item": "item", "user_features": ["user"]}
     run, _ = trained(tmp_path, model=towers, train={"epochs": 1}, evaluate={"metric": "recall@10"})
-    with pytest.raises(SpecError, match="slices user: a model of two towers is measured over all items: want none"):
+    with pytest.raises(SpecError, match="slices user: two-tower models are ranked over all items: want no slices"):
         evaluate(run.folder.path, slices=("user",))

@@ -80,7 +80,7 @@ def test_a_plan_is_executed_as_it_is(alone, tmp_path):
     (tmp_path / "plan.json").write_text(json.dumps({"world": 2, "tiles": tiles}))
     done = rowwise(tmp_path, "train", "small.yaml", "--nproc", "2", "--plan", "plan.json")
     assert done.returncode == 0, done.stderr
-    assert "ranks   2 on 1 host, 1 thread each; rank 1 holds most, " in done.stderr
+    assert "ranks   2 on 1 host, 1 thread each; rank 1 holds the most rows, " in done.stderr
     assert f"plan: {tmp_path}/plan.json\n" in done.stderr
     executed = Plan.from_json((tmp_path / RUN / "plan.json").read_text())
     assert executed == Plan.from_json((tmp_path / "plan.json").read_text())
@@ -148,7 +148,7 @@ def test_a_rank_that_is_killed_ends_the_others_and_the_run_goes_on(tmp_path, gui
         assert time.monotonic() - begin_s < 15
     assert (process.returncode, out) == (137, "")
     why = f"rowwise: rank {guilty} was killed by SIGKILL (out of memory?)"
-    assert told(err) == [f"{why}; go on: rowwise resume {RUN} --nproc 3"]
+    assert told(err) == [f"{why}; resume it with: rowwise resume {RUN} --nproc 3"]
     assert "Traceback" not in err
     assert not any(is_there(pid) for pid in pids)
     done = rowwise(tmp_path, "resume", RUN, "--nproc", "2", "--set", "train.epochs=40")
@@ -171,8 +171,8 @@ def test_stopped_on_all_ranks_after_the_same_step(alone, tmp_path, whom):
         out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (130 if whom == "the terminal" else 143, "")
     assert (told(err), "Traceback" in err) == ([], False)
-    assert err.endswith(f"go on: rowwise resume {RUN} --nproc 3\n")
-    assert ("stopping after this step; once more stops at once\n" in err) == (whom != "one rank")
+    assert err.endswith(f"resume it with: rowwise resume {RUN} --nproc 3\n")
+    assert ("stopping after this step; Ctrl-C again stops at once\n" in err) == (whom != "one rank")
     stopped = result(run)
     assert stopped["status"] == "stopped"
     assert CheckpointFolder(run / "ckpt").steps()[-1] == stopped["steps"]
@@ -327,7 +327,5 @@ def test_a_dry_run_says_where_tables_would_be(tmp_path):
     done = rowwise(tmp_path, "train", "small.yaml", "--nproc", "6", "--dry-run")
     assert done.returncode == 0
     assert "ranks   6 on 1 host, 1 thread each; rank " in done.stderr
-    want = (
-        "warning a batch of 768 is too small for 6 ranks, as parts are whole blocks of 256 samples: 3 of them have none"
-    )
+    want = "warning a batch of 768 is too small for 6 ranks, which take blocks of 256 samples: 3 of them get no samples"
     assert want in done.stderr

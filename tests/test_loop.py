@@ -71,7 +71,7 @@ def test_one_process_with_a_profile(tmp_path):
     pages = [(tmp_path / f"runs/small/{n}/report.html").read_text() for n in (1, 2)]
     assert 'data-chart="stage-lookup"' in pages[0]
     assert 'data-chart="stage-lookup"' not in pages[1]
-    assert "Nobody predicted what a step takes: rowwise train --hardware takes a preset" in pages[1]
+    assert "The run has no forecast: rowwise train --hardware takes a preset" in pages[1]
 
 
 @pytest.mark.parametrize(

@@ -15,14 +15,14 @@ import typer
 from options import BASE, COMBINATIONS, EFFECTS, FREE, LONG, NONSENSE
 from small import trained
 
-from rowwise.cli.main import app
+from rowwise.cli.main import make_app
 from rowwise.hashing.file import save
 from rowwise.hashing.placed import entry_map
 
 
 @cache
 def whole():
-    return typer.main.get_command(app())
+    return typer.main.get_command(make_app())
 
 
 def commands(group, words=()):

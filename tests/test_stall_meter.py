@@ -45,11 +45,11 @@ def train(folder, *args):
 def test_rows_in_time_and_all_of_them(tmp_path):
     write_recipe(tmp_path)
     told, result, steps = train(tmp_path)
-    assert not any(ADVICE in line or "put aside" in line for line in told)
+    assert not any(ADVICE in line or "quarantined" in line for line in told)
     assert (result["bad_rows"], result["bad_reasons"], result["workers"]) == (0, [], None)
     assert {line["workers"] for line in steps} == {""}
     page = (tmp_path / "runs/small/1/report.html").read_text()
-    assert "put aside" not in page
+    assert "quarantined" not in page
 
 
 @pytest.mark.slow
@@ -58,8 +58,8 @@ def test_a_trainer_that_waits_for_itself(tmp_path):
     told, result, _ = train(tmp_path)
     [line] = [line for line in told if ADVICE in line]
     share = result["data_wait"]["seconds"] / result["data_wait"]["of_s"]
-    said = f"data    trainers waited {share:.0%} of the time for rows: give data.workers, or more of them; "
-    assert line == f"{said}rowwise data bench runs/small/1/recipe.yaml says how many it takes"
+    said = f"data    trainers waited {share:.0%} of the time for rows: set data.workers; "
+    assert line == f"{said}rowwise data bench runs/small/1/recipe.yaml computes how many"
     assert share > 0.3
     # What it says can be done, and finds the cause.
     found = rowwise_cli("data", "bench", "runs/small/1/recipe.yaml", "--json", cwd=tmp_path)
@@ -72,12 +72,12 @@ def test_workers_and_bad_rows(tmp_path):
     told, result, steps = train(tmp_path)
     [line] = [line for line in told if ADVICE in line]
     assert "give data.workers more than 1;" in line
-    [line] = [line for line in told if "put aside" in line]
+    [line] = [line for line in told if "quarantined" in line]
     first = f"{tmp_path / 'rows.parquet'}: row 3: column 'label': "
-    assert line.startswith(f"rows    2 rows were put aside in runs/small/1/bad_rows, such as {first}")
+    assert line.startswith(f"rows    2 bad rows are quarantined in runs/small/1/bad_rows, such as {first}")
     assert (result["bad_rows"], result["workers"]) == (2, 1)
     assert sorted(reason.split(": ")[1] for reason in result["bad_reasons"]) == ["row 1703", "row 3"]
     assert {(line["workers"], line["restarts"]) for line in steps} == {("1", "0")}
     page = (tmp_path / "runs/small/1/report.html").read_text()
-    assert "2 rows put aside, in bad_rows/" in page
+    assert "2 rows quarantined in bad_rows/" in page
     assert "give data.workers more than 1" in page

@@ -1,6 +1,7 @@
 """What strangers put into names and recipes: said before it runs, and never a command to a terminal or a browser."""
 
 import io
+import json
 import shutil
 import subprocess
 import sys
@@ -16,10 +17,10 @@ from rowwise.checkpoint.check import CheckedCheckpoint, CheckResult
 from rowwise.checkpoint.listing import ListedCheckpoint
 from rowwise.checkpoint.read import DamagedPiece
 from rowwise.cli.ckpt_show import show_checkpoints, show_verdict
-from rowwise.cli.terminal import Terminal
+from rowwise.cli.terminal import Terminal, print_json
 from rowwise.ingest.warehouse.journal import FOLDER, Journal
 from rowwise.ingest.warehouse.popularity import log_use
-from rowwise.recipes.code import code_elsewhere
+from rowwise.recipes.code import find_foreign_code
 from rowwise.recipes.text import decode, parse
 from rowwise.report import write
 
@@ -29,7 +30,7 @@ OWN = "data: {{dataset: synthetic}}\nmodel: {model}\ntransforms: [{transform}]\n
 
 def elsewhere(folder: Path, model: str = "{kind: dlrm}", transform: str = "") -> tuple[str, ...]:
     text = OWN.format(model=model, transform=transform)
-    return code_elsewhere(decode(parse(text, "x"), "x"), folder / "my.yaml")
+    return find_foreign_code(decode(parse(text, "x"), "x"), folder / "my.yaml")
 
 
 def test_code_that_is_not_beside_its_recipe_is_named(tmp_path: Path) -> None:
@@ -43,6 +44,15 @@ def test_code_that_is_not_beside_its_recipe_is_named(tmp_path: Path) -> None:
     )
     kept = f"{{kind: own, function: '{here}/t.py:f', source: 'def f(a): return a'}}"
     assert elsewhere(here, transform=kept) == (f"the text of {here}/t.py:f that is written into {here}/my.yaml",)
+
+
+def test_json_on_a_terminal_has_no_control_characters(capsys) -> None:
+    value = {"table\x9b2J\x7f\x85": ["\u202e\x1b[31m", "k\u00fcche \U000e0001", float("nan")]}
+    print_json(value)
+    out = capsys.readouterr().out
+    assert out.replace("\n", "").isprintable()
+    assert "k\u00fcche" in out
+    assert json.loads(out) == {key: [*texts[:2], None] for key, texts in value.items()}
 
 
 def test_a_console_writes_what_is_not_printable_out() -> None:
@@ -99,7 +109,7 @@ def test_a_command_says_which_code_from_elsewhere_it_runs(tmp_path: Path) -> Non
     recipe.write_text(f"data: {{dataset: synthetic, rows: 100, test_rows: 10}}\nmodel: {tmp_path}/net.py:Net\n")
     command = [sys.executable, "-m", "rowwise", "train", str(recipe), "--dry-run"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
-    told = f"rowwise: this runs {tmp_path}/net.py, which is not beside {recipe}: want code that you trust"
+    told = f"rowwise: this recipe runs {tmp_path}/net.py, which is not beside {recipe}: make sure that you trust it"
     assert done.stderr.splitlines()[0] == told
     assert done.returncode == 2
 

@@ -36,7 +36,7 @@ from rowwise.idmaps import StoredIds
 from rowwise.ops import rowtype
 from rowwise.plan import Plan
 from rowwise.planner import column_wise, row_wise
-from rowwise.recipes.compose import make_model, ordered_batches
+from rowwise.recipes.compose import evaluation_batches, make_model
 from rowwise.recipes.runs import TrainingRun
 from rowwise.train.snapshot import collect, restore_model, warm_start
 
@@ -234,7 +234,7 @@ def test_a_run_goes_on_with_another_map(tmp_path, kind):
     assert (match.skipped, match.new, match.grown) == ({}, [], {})
     stay = torch.from_numpy(np.flatnonzero(rows_N < 6))
     same_logits = others = 0
-    for batch in ordered_batches(first.resolved, first.resolved.parts.test):
+    for batch in evaluation_batches(first.resolved, first.resolved.parts.test):
         with torch.no_grad():
             before, after = (model(batch) for model in models)
         stays_B = torch.isin(_users(batch).long(), stay)

@@ -21,7 +21,7 @@ from perf.networks import profile
 from small import write_rows
 
 from rowwise import Plan, Table, Topology
-from rowwise.cli.main import app
+from rowwise.cli.main import make_app
 from rowwise.hashing.file import save
 from rowwise.hashing.placed import entry_map, in_folds
 from rowwise.perf.exchange import ExchangeNetwork, Exchanges
@@ -38,7 +38,7 @@ ROWS, DAY = 1400, 700
 def command(*args: str) -> None:
     """Of rowwise, which ends the process when it is done."""
     try:
-        app()(args)
+        make_app()(args)
     except SystemExit as ended:
         if ended.code:
             raise

@@ -15,10 +15,10 @@ from rowwise.errors import RowwiseError, one_line
 from rowwise.hashing.file import save
 from rowwise.hashing.placed import entry_map
 from rowwise.recipes.compose import make_batcher, make_model, resolve
-from rowwise.recipes.outlook import make_outlook, open_start
+from rowwise.recipes.outlook import dry_run, open_warm_start
 from rowwise.recipes.recipe import Recipe, TwoTowerConfig
 from rowwise.recipes.text import decode
-from rowwise.recipes.unused_keys import notes as notes_of
+from rowwise.recipes.unused_keys import find_notes as notes_of
 from rowwise.spec import Topology
 
 
@@ -165,9 +165,9 @@ def outcome(made):
         make_model(resolved, described=not isinstance(resolved.recipe.model, TwoTowerConfig))
         make_batcher(resolved, resolved.parts.train)
         if recipe.init_from is not None:
-            open_start(Path(recipe.init_from))
+            open_warm_start(Path(recipe.init_from))
         if recipe.plan is not None or recipe.hardware is not None:
-            make_outlook(recipe)
+            dry_run(recipe)
     except (RowwiseError, OSError) as error:
         line = one_line(error)
         assert line is not None

@@ -71,13 +71,13 @@ def test_too_few_splits_make_a_random_share_which_is_said(tmp_path):
     assert not earlier & later
     assert 0 < len(later) < len(earlier) / 4
     assert not window.is_later
-    assert "a random 10% of the history, as its splits are too few (3)" in window.said
+    assert "a random 10% of the history, as it has too few splits (3)" in window.description
 
 
 @pytest.mark.parametrize(
     ("condition", "said"),
     [
-        ("row < 0", "--history row < 0: no training row is like that: want other conditions"),
+        ("row < 0", "--history row < 0: no training row passes: want other conditions"),
         ("weak < 4", "no column 'weak'"),
         ("row ~ 4", "where: 'row ~ 4'"),
     ],

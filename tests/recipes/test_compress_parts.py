@@ -13,8 +13,8 @@ from rowwise.recipes.compress import schedule
 from rowwise.recipes.compress.division import CompressionGoal, divide
 from rowwise.recipes.compress.folder import Trial, TrialFolderSpec, lock_folder, open_folder
 from rowwise.recipes.compress.measured import MeasuredTrials
-from rowwise.recipes.compress.ordered import is_ordered
-from rowwise.recipes.compress.schedule import TrialSpec, best_of, ratios_around, trials_at_other_sizes
+from rowwise.recipes.compress.ordered import find_order
+from rowwise.recipes.compress.schedule import TrialSpec, best_methods, other_size_trials, ratios_around
 from rowwise.recipes.text import decode
 from rowwise.spec import Table
 
@@ -44,13 +44,13 @@ def test_sizes_are_around_the_wanted_one_which_comes_first(wanted):
     st.dictionaries(st.sampled_from(["hash", "learned", "mixed", "frequency", "a", "b"]), st.floats(0, 1), min_size=1)
 )
 def test_the_best_methods_go_on_and_one_that_learns_always(losses):
-    kept = best_of(losses)
+    kept = best_methods(losses)
     assert len(kept) == min(3, len(losses))
     assert min(losses, key=lambda method: (losses[method], method)) in kept or len(kept) == 1
     if len(kept) > 1:
         assert "learned" in kept or "learned" not in losses
         assert set(kept) - {"learned"}
-    assert {one.method for one in trials_at_other_sizes({"t": losses}, (2.0, 3.0), 0)} == set(kept)
+    assert {one.method for one in other_size_trials({"t": losses}, (2.0, 3.0), 0)} == set(kept)
 
 
 def test_curves_are_above_the_whole_model_of_the_same_seed():
@@ -80,11 +80,11 @@ def test_a_map_that_two_methods_make_goes_on_once():
 def test_ids_in_any_order_are_not_ordered_and_those_by_popularity_are():
     rng = np.random.default_rng(0)
     counts_N = np.sort(rng.zipf(1.5, 5000).clip(max=10**6))[::-1].astype(np.int64)
-    assert is_ordered(counts_N, None) > 0.9
-    assert is_ordered(rng.permutation(counts_N), rng.normal(size=(5000, 4)).astype(np.float32)) is None
+    assert find_order(counts_N, None) > 0.9
+    assert find_order(rng.permutation(counts_N), rng.normal(size=(5000, 4)).astype(np.float32)) is None
     smooth_ND = np.cumsum(rng.normal(size=(5000, 4)), 0).astype(np.float32)
-    assert is_ordered(rng.permutation(counts_N) + 1, smooth_ND) > 0.5
-    assert is_ordered(np.ones(2000, np.int64), None) is None
+    assert find_order(rng.permutation(counts_N) + 1, smooth_ND) > 0.5
+    assert find_order(np.ones(2000, np.int64), None) is None
 
 
 def test_small_tables_stay_and_the_budget_is_of_all():
@@ -101,9 +101,9 @@ def test_small_tables_stay_and_the_budget_is_of_all():
     assert made.ratio == pytest.approx(11_000 * 32 / (11_999 * 8 - 999 * 32))
     with pytest.raises(SpecError, match=r"tables that are not compressed take 31,968 of 383,968 \(few\)"):
         divide(tables, CompressionGoal(budget_bytes=31_968, methods=("hash",)))
-    with pytest.raises(SpecError, match="all tables take 383,968 as they are: want less"):
+    with pytest.raises(SpecError, match="all tables take 383,968 uncompressed: want less"):
         divide(tables, CompressionGoal(budget_bytes=383_968, methods=("hash",)))
-    with pytest.raises(SpecError, match="there is no table to compress: want one with at least 1,000 ids"):
+    with pytest.raises(SpecError, match="no table to compress: want one with at least 1,000 ids"):
         divide(tables[1:2], CompressionGoal(ratio=4.0, methods=("hash",)))
 
 
@@ -127,10 +127,13 @@ def test_trials_outlast_a_kill_and_a_torn_line_goes(tmp_path):
 @pytest.mark.parametrize(
     ("other", "said"),
     [
-        (order(history=["week < 4"]), "measured with another --history, none and not week < 4: go on as it began"),
-        (order(rows=5), "measured with --rows None, and not 5"),
-        (order(seed=1), "measured with --seed 0, and not 1"),
-        (order(train={"epochs": 2}, model={"kind": "dcn"}), "measured with another recipe, whose model, train differ"),
+        (order(history=["week < 4"]), "measured with --history none, not week < 4: want the same again"),
+        (order(rows=5), "measured with --rows None, not 5"),
+        (order(seed=1), "measured with --seed 0, not 1"),
+        (
+            order(train={"epochs": 2}, model={"kind": "dcn"}),
+            "measured with another recipe, which differs in model, train",
+        ),
     ],
 )
 def test_a_folder_of_something_else_is_refused_by_name(tmp_path, other, said):
@@ -143,12 +146,12 @@ def test_what_is_no_folder_of_measurements_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thing").write_text("")
-    for name, said in (("file", "that is a file"), ("full", "a folder with other things in it, and no order.json")):
+    for name, said in (("file", "is a file: want a folder"), ("full", "has other files and no order.json")):
         with pytest.raises(SpecError, match=said):
             open_folder(tmp_path / name, order())
     open_folder(tmp_path / "c", order())
     (tmp_path / "c" / "order.json").write_text("{")
-    with pytest.raises(SpecError, match="not an order of `rowwise compress`"):
+    with pytest.raises(SpecError, match="not written by `rowwise compress`"):
         open_folder(tmp_path / "c", order())
 
 

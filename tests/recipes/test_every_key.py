@@ -14,7 +14,7 @@ from small import RECIPE, recipe
 
 from rowwise import Topology
 from rowwise.recipes.compose import resolve
-from rowwise.recipes.unused_keys import notes
+from rowwise.recipes.unused_keys import find_notes
 
 LISTED = [table for table in RECIPE["tables"]["list"] if table["name"] != "item"]
 
@@ -52,17 +52,17 @@ def outcome_of_base(name, folder):
 def test_another_value_is_refused_or_resolved_or_said_to_be_unused(name, key, folder):
     before, fine = outcome_of_base(name, folder)
     assert fine is not None, before
-    after, notes = outcome(changed(name, key, NEAR[name][key], folder))
+    after, find_notes = outcome(changed(name, key, NEAR[name][key], folder))
     assert after != before
-    if notes is not None and (name, key) in UNUSED:
-        assert any(key in line and " is not used, because " in line for line in notes)
+    if find_notes is not None and (name, key) in UNUSED:
+        assert any(key in line and " is not used, because " in line for line in find_notes)
 
 
 def test_the_first_ids_of_a_column_without_lists_are_said_to_be_unused(tmp_path):
     ids = [{"column": name, "ids": "direct", "first": 2} for name in ("user", "seen")]
     resolved = resolve(recipe(tmp_path, columns={"sparse": ids}, tables={"list": LISTED}))
-    (line,) = notes(resolved, Topology())
-    assert line == "columns.sparse: 'user': first=2 is not used, because the column holds int64, not lists"
+    (line,) = find_notes(resolved, Topology())
+    assert line == "columns.sparse: 'user': first=2 is not used, because the column has type int64, not a list"
 
 
 def wrong(kind):
@@ -93,8 +93,8 @@ def test_nonsense_is_refused(name, folder):
     accepted = []
     for field in msgspec.structs.fields(all_structs()[name]):
         for value in wrong(field.type):
-            line, notes = outcome(changed(name, field.name, value, folder))
-            if notes is not None:
+            line, find_notes = outcome(changed(name, field.name, value, folder))
+            if find_notes is not None:
                 accepted.append((field.name, value))
             elif len(line) > 1000:
                 accepted.append((field.name, line))
@@ -116,5 +116,5 @@ def texts():
 def test_a_word_that_names_nothing_is_refused(name, key, folder):
     (field,) = (f for f in msgspec.structs.fields(all_structs()[name]) if f.name == key)
     many = "tuple" in str(field.type)
-    line, notes = outcome(changed(name, key, ["no-such"] if many else "no-such", folder))
-    assert notes is None, line
+    line, find_notes = outcome(changed(name, key, ["no-such"] if many else "no-such", folder))
+    assert find_notes is None, line

@@ -12,8 +12,8 @@ from pyarrow import parquet as pq
 from small import WORLD, lines, recipe, same, saved, sections, trained, write_rows
 
 from rowwise import DataError, SpecError, StateError
-from rowwise.ingest.quarantine import count_quarantined
-from rowwise.recipes.compose import make_evaluator, ordered_batches
+from rowwise.ingest.quarantine import count_aside
+from rowwise.recipes.compose import evaluation_batches, make_evaluator
 from rowwise.recipes.runs import TrainingRun, evaluate, load_trained, predict_rows
 from rowwise.recipes.text import decode
 from rowwise.train.saved import CheckpointFolder
@@ -92,7 +92,7 @@ def test_filters_and_sampling(tmp_path):
     run, result = trained(tmp_path, train={"epochs": 1}, **changes)
     parts = run.resolved.parts
     of = {
-        name: [k for batch in ordered_batches(run.resolved, rows) for k in batch.keys_B.tolist()]
+        name: [k for batch in evaluation_batches(run.resolved, rows) for k in batch.keys_B.tolist()]
         for name, rows in (("train", parts.train), ("valid", parts.valid), ("test", parts.test))
     }
     # Sampling is of training alone; the filter is of all.
@@ -145,7 +145,7 @@ def test_a_run_puts_bad_rows_aside(spoiled, workers):
     counts = [
         len(list(batch.keys_B))
         for p in ("train", "valid", "test")
-        for batch in ordered_batches(run.resolved, getattr(run.resolved.parts, p))
+        for batch in evaluation_batches(run.resolved, getattr(run.resolved.parts, p))
     ]
     assert sum(counts) == 2000 - len(BAD)
     assert evaluate(path).tasks == result.test

@@ -18,7 +18,7 @@ from rowwise.hashing.file import save
 from rowwise.hashing.placed import entry_map, in_folds
 from rowwise.planner import row_wise, table_wise
 from rowwise.recipes.compose import resolve
-from rowwise.recipes.outlook import make_outlook
+from rowwise.recipes.outlook import dry_run
 from rowwise.recipes.place import tables_of
 from rowwise.recipes.plan import plan_inputs
 from rowwise.recipes.runs import TrainingRun, load_trained, predict_rows
@@ -196,7 +196,7 @@ def test_plans_and_outlooks_are_of_the_rows_that_are_stored(tmp_path):
     tables = {one.table.name: one.table.rows for one in plan_inputs(made, 2).workloads}
     assert tables["user"] == 9
     assert {"seen-0", "seen-1", "seen-2"} <= set(tables)
-    ahead = make_outlook(made)
+    ahead = dry_run(made)
     assert ahead.rows == sum(tables.values())
     assert ahead.tables == len(tables)
 

@@ -8,13 +8,13 @@ from small import recipe, sections, write_rows
 from typer.testing import CliRunner
 
 from rowwise import DataError, Plan, SpecError, Topology
-from rowwise.cli.environment import CommandEnvironment, Torchrun
-from rowwise.cli.main import app
+from rowwise.cli.environment import WANT, CommandEnvironment, Torchrun
+from rowwise.cli.main import make_app
 from rowwise.comm.spawn import RankFailure, RanksFailed
 from rowwise.comm.thread import run_threads
 from rowwise.errors import AgreedError
 from rowwise.recipes.compose import make_model, resolve
-from rowwise.recipes.place import choose_plan, rows_bytes, tables_of
+from rowwise.recipes.place import choose_plan, rank_bytes, tables_of
 from rowwise.recipes.runs import TrainingRun, evaluate
 from rowwise.recipes.text import decode, parse, write
 from rowwise.spec import Codecs, Wire
@@ -122,7 +122,7 @@ def test_no_rank_ever_has_all_tables(tmp_path, kind):
     assert {tile.table for tile in plan.tiles} == names
     assert all(parameter.is_meta for name, parameter in model.named_parameters() if name.rpartition(".")[2] in names)
     whole = choose_plan(found.recipe, model, Topology())
-    assert rows_bytes(whole, tables_of(model)) == [sum(t.rows * t.row_bytes for t in tables_of(model))]
+    assert rank_bytes(whole, tables_of(model)) == [sum(t.rows * t.row_bytes for t in tables_of(model))]
 
 
 def test_a_run_is_planned_for_its_wire_and_compared_with_no_other(tmp_path):
@@ -191,11 +191,11 @@ def test_torchrun_is_known_by_what_it_sets():
 @pytest.mark.parametrize(
     ("variables", "message"),
     [
-        ({"RANK": "abc"}, "RANK=abc: want a number"),
-        ({"RANK": "-1"}, "RANK=-1: want a number"),
-        ({"WORLD_SIZE": "1.5"}, "WORLD_SIZE=1.5: want a number"),
+        ({"RANK": "abc"}, "RANK=abc: want a whole number"),
+        ({"RANK": "-1"}, "RANK=-1: want a whole number"),
+        ({"WORLD_SIZE": "1.5"}, "WORLD_SIZE=1.5: want a whole number"),
         ({"RANK": "2"}, "RANK=2 with WORLD_SIZE=2"),
-        ({"TORCHELASTIC_RESTART_COUNT": "one"}, "TORCHELASTIC_RESTART_COUNT=one: want a number"),
+        ({"TORCHELASTIC_RESTART_COUNT": "one"}, "TORCHELASTIC_RESTART_COUNT=one: want a whole number"),
         ({"MASTER_ADDR": ""}, "RANK=1 without MASTER_ADDR"),
         ({"RANK": "", "MASTER_ADDR": "", "MASTER_PORT": ""}, "WORLD_SIZE=2 without RANK, MASTER_ADDR, MASTER_PORT"),
     ],
@@ -210,8 +210,8 @@ def test_an_environment_that_is_not_that_of_torchrun(variables, message):
 @pytest.mark.parametrize("arguments", [("train", "dlrm-synthetic"), ("resume", "run"), ("calibrate",)], ids=str)
 def test_a_command_in_such_an_environment(arguments, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    done = CliRunner().invoke(app(), arguments, env={"WORLD_SIZE": "2"})
-    line = "WORLD_SIZE=2 without RANK, MASTER_ADDR, MASTER_PORT: start the program with torchrun, or unset what it sets"
+    done = CliRunner().invoke(make_app(), arguments, env={"WORLD_SIZE": "2"})
+    line = f"WORLD_SIZE=2 without RANK, MASTER_ADDR, MASTER_PORT: {WANT}"
     assert (done.exit_code, done.stdout, done.stderr) == (2, "", f"rowwise: {line}\n")
     assert list(tmp_path.iterdir()) == []
-    assert CliRunner().invoke(app(), ["ls"], env={"WORLD_SIZE": "2"}).exit_code == 0
+    assert CliRunner().invoke(make_app(), ["ls"], env={"WORLD_SIZE": "2"}).exit_code == 0

@@ -9,12 +9,12 @@ from rowwise import SpecError
 from rowwise.errors import RowwiseError
 from rowwise.models.mlp import Mlp
 from rowwise.processor import read_processor
-from rowwise.recipes.compose import make_model, make_objective, ordered_batches, resolve
+from rowwise.recipes.compose import evaluation_batches, make_model, make_objective, resolve
 from rowwise.recipes.machine import Environment
-from rowwise.recipes.outlook import make_outlook, outlook
-from rowwise.recipes.processor_limits import adapt_to_processor
+from rowwise.recipes.outlook import dry_run, make_outlook
+from rowwise.recipes.processor_limits import replace_unsupported
 from rowwise.recipes.recipe import Data
-from rowwise.recipes.rows import absolute
+from rowwise.recipes.rows import use_absolute_paths
 from rowwise.recipes.runs import TrainingRun, evaluate
 from rowwise.recipes.text import decode, parse, read, write
 
@@ -39,7 +39,7 @@ class NotOne:
 
 def keys(resolved, part):
     rows = getattr(resolved.parts, part)
-    return set() if rows is None else {k for batch in ordered_batches(resolved, rows) for k in batch.keys_B.tolist()}
+    return set() if rows is None else {k for batch in evaluation_batches(resolved, rows) for k in batch.keys_B.tolist()}
 
 
 def resolved(folder, **changes):
@@ -48,7 +48,7 @@ def resolved(folder, **changes):
 
 def refused(folder, **changes):
     with pytest.raises(RowwiseError) as caught:
-        make_outlook(recipe(folder, **changes))
+        dry_run(recipe(folder, **changes))
     return str(caught.value)
 
 
@@ -69,7 +69,7 @@ def test_shares_off_the_end(tmp_path):
     assert keys(found, "valid") == set(range(1000, 1500))
     assert keys(found, "test") == set(range(1500, 2000))
     message = refused(tmp_path, data={"share": "last", "test_share": 0.1})
-    assert "data.share=last: 4 splits are too few to take 10% for test: use share: random" in message
+    assert "data.share=last: 4 splits are too few to take 10% as test rows: want data.share=random" in message
 
 
 def test_files_for_the_parts(tmp_path):
@@ -129,7 +129,7 @@ def test_paths_are_made_absolute(tmp_path, monkeypatch):
     found = resolve(recipe(tmp_path, data=data, model="own.py:Mine")).recipe
     assert found.data.dataset == found.data.test == f"parquet:{tmp_path}/rows.parquet"
     assert found.data.folder == "data"  # where nothing of it is looked for
-    assert absolute(Data(dataset="criteo")).folder == f"{tmp_path}/data"
+    assert use_absolute_paths(Data(dataset="criteo")).folder == f"{tmp_path}/data"
     assert found.model.module == f"{tmp_path}/own.py:Mine"
 
 
@@ -152,7 +152,7 @@ def test_models_and_tasks(tmp_path, kind, tasks):
     labels = ["label", "other"][:tasks]
     found = resolved(tmp_path, model={"kind": kind}, columns={"labels": labels})
     model = make_model(found)
-    batch = next(iter(ordered_batches(found, found.parts.train)))
+    batch = next(iter(evaluation_batches(found, found.parts.train)))
     outcome = make_objective(found, model)(batch)
     assert outcome.logits_BK.shape == (len(batch.labels_BK), tasks)
     assert outcome.loss.isfinite()
@@ -165,7 +165,7 @@ def test_no_dense_columns(tmp_path, kind):
     write_rows(tmp_path / "rows.parquet")
     columns = {"dense": []}
     found = resolved(tmp_path, columns=columns, model={"kind": kind})
-    batch = next(iter(ordered_batches(found, found.parts.train)))
+    batch = next(iter(evaluation_batches(found, found.parts.train)))
     assert make_model(found)(batch).isfinite().all()
 
 
@@ -184,7 +184,7 @@ def test_a_model_of_ones_own(tmp_path):
     [
         ("own.py:Mime", r"own\.py has no torch module 'Mime'; it has Mine"),
         ("own.py:NotOne", r"own\.py has no torch module 'NotOne'; it has Mine"),
-        ("none.py:Mine", r"none\.py: there is no such file"),
+        ("none.py:Mine", r"none\.py: no such file"),
         ("own.py", r"'own\.py': want path\.py:Class, or a mapping with kind: dlrm"),
         ("dlrm", r"'dlrm': want path\.py:Class, or a mapping with kind: dlrm"),
         ("broken.py:Mine", r"broken\.py cannot be imported: "),
@@ -198,7 +198,7 @@ def test_a_model_of_ones_own_that_is_wrong(tmp_path, monkeypatch, model, message
     monkeypatch.chdir(tmp_path)
     write_rows(tmp_path / "rows.parquet")
     with pytest.raises(SpecError, match=message):
-        make_outlook(decode({**sections(tmp_path), "model": model}, ""))
+        dry_run(decode({**sections(tmp_path), "model": model}, ""))
 
 
 def test_a_model_of_ones_own_with_wrong_arguments(tmp_path):
@@ -206,7 +206,7 @@ def test_a_model_of_ones_own_with_wrong_arguments(tmp_path):
     write_rows(tmp_path / "rows.parquet")
     model = {"kind": "own", "module": f"{tmp_path / 'own.py'}:Mine", "args": {"wdith": 3}}
     with pytest.raises(SpecError, match=r"unexpected keyword argument 'wdith'.*; want a class that takes \(embeddings"):
-        make_outlook(decode({**sections(tmp_path), "model": model}, ""))
+        dry_run(decode({**sections(tmp_path), "model": model}, ""))
 
 
 @pytest.mark.parametrize(
@@ -215,24 +215,24 @@ def test_a_model_of_ones_own_with_wrong_arguments(tmp_path):
         ({"data": {"dataset": "syntetic"}}, "no dataset 'syntetic'"),
         ({"data": {"dataset": "parquet:none.parquet"}}, "none.parquet: there is no such file or folder"),
         ({"data": {"dataset": "movielens-100k", "folder": "nowhere"}}, "rowwise data get movielens-100k"),
-        ({"data": {"rows": 5}}, "data.rows and data.test_rows are for synthetic rows"),
+        ({"data": {"rows": 5}}, "data.rows and data.test_rows are for synthetic data"),
         ({"data": {"test": "nonsense"}}, "data.test='nonsense': want parquet:PATH or csv:PATH, such as parquet:"),
         ({"data": {"valid": "nope.csv"}}, "data.valid='nope.csv': want parquet:PATH or csv:PATH, such as csv:nope.csv"),
         ({"data": {"test": "parquet:nope"}}, "nope: there is no such file or folder"),
         ({"data": {"dataset": "synthetic", "rows": 0}}, "data.rows=0: want at least 1"),
-        ({"columns": {"labels": []}}, "columns.labels is empty: want at least one column to learn"),
+        ({"columns": {"labels": []}}, "columns.labels is empty: want at least one label column"),
         ({"columns": {"labels": ["lable"]}}, "rows.parquet: no column 'lable'; did you mean 'label'?"),
         ({"columns": {"dense": [{"column": "d3"}]}}, "no column 'd3'; did you mean"),
         ({"columns": {"dense": [{"column": "seen"}]}}, "column 'seen' holds list<element: int64>: want numbers"),
         ({"columns": {"sparse": [{"column": "d0"}]}}, "column 'd0' wants a table 'd0'; there are: user, item, seen"),
         ({"columns": {"sparse": [{"column": "user", "table": "item"}]}}, "table 'item' looks up item, and not 'user'"),
-        ({"tables": {"each": {"usr": {"rows": 3}}}}, "tables.each names usr; the tables are user, item, seen"),
+        ({"tables": {"each": {"usr": {"rows": 3}}}}, "tables.each: no table usr: want some of user, item, seen"),
         ({"tables": {"all": {"rows": 0}}}, "want at least one row"),
         ({"tables": {"each": {"item": {"dim": 4}}}}, "table 'item' has dim 4; want 8"),
-        ({"train": {"task_weights": [1, 2]}}, "train.task_weights has 2 numbers for the labels label"),
-        ({"evaluate": {"metric": "acu"}}, "evaluate.metric='acu' is not measured here; there are ne, loss, auc"),
-        ({"evaluate": {"task": "y"}}, "evaluate.task='y' is no label; the labels are label"),
-        ({"evaluate": {"slices": ["usr"]}}, "evaluate.slices names usr; the features are user, item, seen"),
+        ({"train": {"task_weights": [1, 2]}}, "train.task_weights has 2 values: want one for each of label"),
+        ({"evaluate": {"metric": "acu"}}, "evaluate.metric='acu' is not measured: want one of ne, loss, auc"),
+        ({"evaluate": {"task": "y"}}, "evaluate.task='y' is not a label: want one of label"),
+        ({"evaluate": {"slices": ["usr"]}}, "evaluate.slices: no feature usr: want some of user, item, seen"),
         ({"train": {"optimizer": {"kind": "adam", "lr": -1.0}}}, "train.optimizer.lr=-1.0: want a finite number"),
         ({"train": {"device": "gpu"}}, "train.device='gpu': want cpu or cuda"),
         ({"model": {"bottom": [0]}}, "model.bottom: 0 is the width of a layer: want"),
@@ -253,7 +253,7 @@ def test_a_look_ahead(tmp_path):
     write_rows(tmp_path / "rows.parquet")
     # Tables that no machine could hold.
     made = recipe(tmp_path, tables={"each": {"user": {"rows": 10**11}}}, data={"valid_share": 0})
-    found = make_outlook(made)
+    found = dry_run(made)
     assert (found.dense, found.sparse, found.labels, found.tables) == (2, 3, ("label",), 3)
     assert found.splits == {"train": 4, "test": 4}
     assert found.largest == "user"
@@ -267,15 +267,15 @@ def test_a_look_ahead(tmp_path):
 
 def test_a_look_ahead_tells_what_a_run_takes(tmp_path):
     run = TrainingRun.start(recipe(tmp_path), tmp_path / "runs")
-    assert outlook(run.resolved, run.model, run.plan, run.comm.topology) == make_outlook(recipe(tmp_path))
+    assert make_outlook(run.resolved, run.model, run.plan, run.comm.topology) == dry_run(recipe(tmp_path))
     slots = [slots["sum"] for slots in run.model.embeddings.optimizer_state().values()]
-    assert sum(x.numel() * 4 for x in slots) == make_outlook(recipe(tmp_path)).state_bytes
+    assert sum(x.numel() * 4 for x in slots) == dry_run(recipe(tmp_path)).state_bytes
 
 
 def test_a_precision_that_this_processor_lacks_is_replaced_in_every_file(tmp_path):
     bf16 = {"train": {"precision": "bf16", "epochs": 1}}
-    want, lines = adapt_to_processor(recipe(tmp_path, **bf16).train, read_processor())
-    found = make_outlook(recipe(tmp_path, **bf16))
+    want, lines = replace_unsupported(recipe(tmp_path, **bf16).train, read_processor())
+    found = dry_run(recipe(tmp_path, **bf16))
     assert (found.precision, found.notes) == (want.precision, lines)
     run, _ = trained(tmp_path, **bf16)
     assert read(run.folder.path / "recipe.yaml").train.precision == want.precision

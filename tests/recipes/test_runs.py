@@ -11,7 +11,7 @@ from pyarrow import parquet as pq
 from small import WORLD, lines, recipe, same, saved, trained, write_rows
 
 from rowwise import CheckpointError, DataError, SpecError
-from rowwise.recipes.compose import ordered_batches
+from rowwise.recipes.compose import evaluation_batches
 from rowwise.recipes.runs import TrainingRun, evaluate, load_trained, predict_rows
 
 
@@ -36,7 +36,7 @@ def test_a_run_learns_and_says_so(done):
     found = result_of(run)
     assert found["test"] == result.test
     assert found["epochs"] == 3
-    rows = sum(len(batch.labels_BK) for batch in ordered_batches(run.resolved, run.resolved.parts.train))
+    rows = sum(len(batch.labels_BK) for batch in evaluation_batches(run.resolved, run.resolved.parts.train))
     assert found["samples"] == 3 * rows
     names = {path.name for path in run.folder.path.iterdir()}
     assert names >= {"recipe.yaml", "env.json", "plan.json", "result.json", "metrics.csv", "tables.csv", "log.txt"}
@@ -59,7 +59,7 @@ def test_predictions_are_those_of_the_model(done, tmp_path):
     told = []
     count = predict_rows(run.folder.path, tmp_path / "p.parquet", tell=lambda done, of: told.append((done, of)))
     found = pq.read_table(tmp_path / "p.parquet")
-    batches = list(ordered_batches(resolved, resolved.parts.test))
+    batches = list(evaluation_batches(resolved, resolved.parts.test))
     keys = torch.cat([batch.keys_B for batch in batches])
     model.eval()
     with torch.no_grad():
@@ -122,9 +122,9 @@ def test_a_run_without_test_rows(tmp_path):
     run, result = trained(tmp_path, data={"test_share": 0.0}, train={"epochs": 1})
     assert result.test == {}
     assert "there are no test rows" in (run.folder.path / "warnings.txt").read_text()
-    with pytest.raises(DataError, match="its recipe has no test rows: give some with --data"):
+    with pytest.raises(DataError, match="its recipe has no test rows: want --data"):
         evaluate(run.folder.path)
-    with pytest.raises(DataError, match="its recipe has no test rows: give some with --data"):
+    with pytest.raises(DataError, match="its recipe has no test rows: want --data"):
         predict_rows(run.folder.path, tmp_path / "p.parquet")
 
 

@@ -13,7 +13,7 @@ from rowwise.ingest import FrameReader
 from rowwise.ingest.inspect import inspect
 from rowwise.recipes.recipe import DlrmConfig
 from rowwise.recipes.runs import TrainingRun, predict_rows
-from rowwise.recipes.starter import name_for, starter
+from rowwise.recipes.starter import make_starter, recipe_name
 from rowwise.recipes.text import decode, parse, read
 
 ROWS = 3000
@@ -31,7 +31,7 @@ def frame(rows=ROWS, **columns):
 
 def made(**columns):
     card = inspect(FrameReader(frame(**columns), split_rows=700), name="clicks.parquet")
-    text = starter(card, "parquet:clicks.parquet", "clicks.yaml")
+    text = make_starter(card, "parquet:clicks.parquet", "clicks.yaml")
     return text, decode(parse(text, "clicks.yaml"), "clicks.yaml")
 
 
@@ -116,7 +116,7 @@ def test_what_it_leaves_out_it_says():
     text, recipe = made(
         struct=[{"a": i % 3} for i in range(ROWS)], x=[1e300 if i == 7 else 0.5 * i for i in range(ROWS)]
     )
-    assert "#   'struct' holds struct<a: int64>, which no model takes" in text
+    assert "#   'struct' has type struct<a: int64>, which models cannot use" in text
     assert "#   'x' holds numbers that are infinite in 32 bits" in text
     assert {d.column for d in recipe.columns.dense} == {"amount"}
 
@@ -130,15 +130,15 @@ def test_without_numbers_there_are_no_layers_for_them():
     [
         (
             {"clicked": ["yes", "no"] * (ROWS // 2)},
-            "no column is known to be the label: name one with --label, such as seen",
+            "no label column: want --label COLUMN, such as seen",
         ),
         (
             {"clicked": np.arange(ROWS) % 3},
-            "not 0 or 1: 3 values from 0.0 to 2.0: want a column of 0 and 1; name one with",
+            "not 0 or 1: 3 values from 0.0 to 2.0: want --label COLUMN with 0 and 1",
         ),
         ({"clicked": np.zeros(ROWS, int)}, "the label 'clicked' is the same in all rows"),
         ({"clicked": [None, 0, 1] * (ROWS // 3)}, "the label 'clicked' is missing in 1000 rows"),
-        ({"user_id": np.random.default_rng(0).random(ROWS), "item": [0.5] * ROWS}, "no column holds ids or words"),
+        ({"user_id": np.random.default_rng(0).random(ROWS), "item": [0.5] * ROWS}, "no column has ids or strings"),
     ],
 )
 def test_what_no_recipe_can_be_made_for(columns, message):
@@ -162,20 +162,20 @@ def test_what_no_recipe_can_be_made_for(columns, message):
     ],
 )
 def test_names(path, name):
-    assert name_for(path) == name
+    assert recipe_name(path) == name
 
 
 def test_the_command(command, tmp_path):
     csv.write_csv(frame(), tmp_path / "clicks.csv")
     code, out, err = command("data", "inspect", "clicks.csv")
     assert (code, err) == (0, "")
-    assert out.endswith("\nclicks.yaml is a recipe to begin with; train it: rowwise train clicks.yaml\n")
+    assert out.endswith("\nwrote the recipe clicks.yaml; train it with: rowwise train clicks.yaml\n")
     recipe = read(tmp_path / "clicks.yaml")
     assert (recipe.name, recipe.data.dataset) == ("clicks", "csv:clicks.csv")
     (tmp_path / "clicks.yaml").write_text("mine")
     code, out, _ = command("data", "inspect", "clicks.csv")
     assert code == 0
-    assert "clicks.yaml is there already and stays as it is; --recipe FILE writes one of another name" in out
+    assert "clicks.yaml exists and was not changed; --recipe FILE writes another one" in out
     assert (tmp_path / "clicks.yaml").read_text() == "mine"
     command("data", "inspect", "clicks.csv", "--recipe", "other.yml")
     assert read(tmp_path / "other.yml").about.run == "rowwise train other.yml"
@@ -186,11 +186,11 @@ def test_the_command(command, tmp_path):
 @pytest.mark.parametrize(
     ("args", "code", "message"),
     [
-        (("--recipe", "there.yaml"), 2, "rowwise: there.yaml is there already: give another name"),
+        (("--recipe", "there.yaml"), 2, "rowwise: --recipe there.yaml exists: want another name"),
         (("--recipe", "a.txt"), 2, "rowwise: --recipe a.txt: want a name that ends in .yaml"),
-        (("--recipe", "a.yaml", "--json"), 2, "rowwise: --json writes no recipe: leave out --recipe"),
-        (("--recipe", "a.yaml"), 2, "no column is known to be the label: name one with --label, such as bought"),
-        ((), 0, "no recipe: t.csv: no column is known to be the label: name one with --label, such as bought"),
+        (("--recipe", "a.yaml", "--json"), 2, "rowwise: --recipe with --json, which writes no recipe: leave it out"),
+        (("--recipe", "a.yaml"), 2, "no label column: want --label COLUMN, such as bought"),
+        ((), 0, "no recipe: t.csv: no label column: want --label COLUMN, such as bought"),
         (("--label", "word"), 2, "rowwise: t.csv: column 'word' holds string: want numbers for a label, 0 and 1"),
     ],
 )

@@ -9,7 +9,7 @@ from pyarrow import parquet as pq
 from small import lines
 
 from rowwise import SpecError
-from rowwise.recipes.outlook import make_outlook
+from rowwise.recipes.outlook import dry_run
 from rowwise.recipes.runs import TrainingRun, evaluate, predict_rows
 from rowwise.recipes.text import decode
 
@@ -99,7 +99,7 @@ def test_it_finds_items(tmp_path):
         ({"model": {"user_dense": ["wage"]}}, "two_tower: no dense column wage; there are price, age"),
         (
             {"evaluate": {"metric": "ne"}},
-            "evaluate.metric='ne' is not measured here; there are recall@5, recall@20, ndcg",
+            "evaluate.metric='ne' is not measured: want one of recall@5, recall@20, ndcg",
         ),
         ({"columns": {"labels": ["met", "kind"]}}, "two_tower: labels met, kind: want one"),
     ],
@@ -108,5 +108,5 @@ def test_it_finds_items(tmp_path):
 def test_what_is_refused(tmp_path, changes, message):
     write_meetings(tmp_path / "rows.parquet", 100)
     with pytest.raises(SpecError) as caught:
-        make_outlook(recipe(tmp_path, **changes))
+        dry_run(recipe(tmp_path, **changes))
     assert message in str(caught.value)

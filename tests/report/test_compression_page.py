@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rowwise.errors import DataError
 from rowwise.recipes.compress.advice import CompressionAdvice, KeptTable, ModelScore, SizePoint, TableAdvice
-from rowwise.recipes.compress.words import explain
+from rowwise.recipes.compress.words import explain_advice
 from rowwise.report.compression import compression_page
 
 LOSSES = st.floats(-0.1, 2)
@@ -79,9 +79,9 @@ def test_any_advice_is_a_page_and_a_text(advice):
         assert len(titles) == len(table.points) + 2
         numbers = [float(n) for n in re.findall(r"-?\d+\.?\d*", " ".join(p.get("d", "") for p in drawn.iter("path")))]
         assert all(-10 <= n <= 490 for n in numbers)
-    assert sum(line.startswith("  to be ") for line in explain(advice)) == len(advice.tables)
+    assert sum(line.startswith("  choice: ") for line in explain_advice(advice)) == len(advice.tables)
 
 
 def test_what_is_no_advice_is_said():
-    with pytest.raises(DataError, match="not the advice of a compression"):
+    with pytest.raises(DataError, match=r"not an advice\.json"):
         compression_page("{}")

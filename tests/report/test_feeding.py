@@ -27,14 +27,14 @@ def with_steps(folder, waits, workers=None, ready=4, restarts=0):
 
 def test_waits_with_workers(tmp_path):
     page = with_steps(tmp_path / "r" / "1", [0.9, 0.38, 0.38, 0.38], workers=2, restarts=3)
-    assert "Trainers waited 38% of the time for rows: give data.workers more than 2; rowwise data bench" in page
+    assert "Trainers waited 38% of the time for rows: set data.workers to more than 2; rowwise data bench" in page
     assert {"data_wait", "workers"} <= set(check(page))
     assert "last 2 workers, 3 restarts" in page
 
 
 def test_waits_without_workers(tmp_path):
     page = with_steps(tmp_path / "r" / "1", [0.9, 0.5, 0.5])
-    assert "Trainers waited 50% of the time for rows: give data.workers, or more of them; rowwise data bench" in page
+    assert "Trainers waited 50% of the time for rows: set data.workers; rowwise data bench" in page
     assert "data_wait" in check(page)
     assert "workers" not in check(page)
 
@@ -43,7 +43,7 @@ def test_waits_without_workers(tmp_path):
 def test_no_waits_to_speak_of(tmp_path, workers, by):
     """However long it takes until the first step."""
     page = with_steps(tmp_path / "r" / "1", [0.99, 0.02, 0.02], workers)
-    assert f"Trainers waited 2.0\u202f% of the time for rows: they are prepared fast enough{by}." in page
+    assert f"Trainers waited 2.0\u202f% of the time for rows, which are prepared fast enough{by}." in page
     assert "data bench" not in page
 
 
@@ -65,19 +65,18 @@ def test_runs_of_older_versions(tmp_path):
 
 def test_rows_that_were_put_aside(tmp_path):
     folder = runs.make(tmp_path / "r" / "1", steps=20)
-    assert "put aside" not in write(folder).read_text("utf-8")
+    assert "quarantined" not in write(folder).read_text("utf-8")
     facts = json.loads((folder / "result.json").read_text())
     reasons = ["a.parquet: row 7: column 'label': None: want 0 or 1", runs.HOSTILE]
     (folder / "result.json").write_text(json.dumps(facts | {"bad_rows": 1234, "bad_reasons": reasons}))
     page = write(folder).read_text("utf-8")
     check(page)
-    assert "1,234 rows put aside, in bad_rows/" in page
+    assert "1,234 rows quarantined in bad_rows/" in page
     assert "a.parquet: row 7" in page
 
 
 def test_advice():
     assert advice(0.384, None, "my.yaml") == (
-        "trainers waited 38% of the time for rows: give data.workers, or more of them; "
-        "rowwise data bench my.yaml says how many it takes"
+        "trainers waited 38% of the time for rows: set data.workers; rowwise data bench my.yaml computes how many"
     )
-    assert "give data.workers more than 4;" in advice(0.1, 4, "my.yaml")
+    assert "set data.workers to more than 4;" in advice(0.1, 4, "my.yaml")

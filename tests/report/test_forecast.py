@@ -50,10 +50,10 @@ def test_stages_by_rank(tmp_path):
     # The median of lines 2 to 5, of rank 1, which is twice as slow: 4 ms * 2 * 1.035.
     assert "lookup rows looked up 3\u202fms rank 1 8.28\u202fms rank 1 2.76\u00d7" in said
     assert "4\u202fms rank 0 6.21\u202fms rank 1 1.55\u00d7" in said  # route and exchange
-    assert "wait for the rank that comes last 1\u202fms rank 0 6.21\u202fms rank 1 6.21\u00d7" in said
+    assert "wait for the slowest rank 1\u202fms rank 0 6.21\u202fms rank 1 6.21\u00d7" in said
     assert "update rows updated 5\u202fms rank 0 12.4\u202fms rank 1 2.48\u00d7" in said
     assert "together 13\u202fms 33.1\u202fms 2.55\u00d7" in said
-    assert "Predicted by networks learned on here, for 2,048 samples a step, whose rates are of a typical" in said
+    assert "Predicted by networks learned on here, for 2,048 samples a step, with rates of a typical" in said
     assert "Measured: median of 4 lines after the first" in said
     found = bars(page, LOOKUP)
     assert list(found) == [
@@ -79,7 +79,7 @@ def test_one_process_sends_nothing(tmp_path):
     drawn = set(check(page))
     assert {LOOKUP, UPDATE} <= drawn
     assert EXCHANGE not in drawn
-    assert "slowest rank" not in words(folder)
+    assert "reaches a collective" not in words(folder)
 
 
 def test_one_line_is_better_than_none(tmp_path):
@@ -89,9 +89,9 @@ def test_one_line_is_better_than_none(tmp_path):
 @pytest.mark.parametrize(
     ("how", "said"),
     [
-        ({"predicted": False}, "Nobody predicted what a step takes: rowwise train --hardware takes a preset"),
-        ({"batch": 65536}, "of steps of 65,536 samples, and this run's have 2,048, so they are not compared: rowwise "),
-        ({"batch": 4096, "recipe": RECIPE.replace("1\n", "2\n")}, "no usable numbers"),
+        ({"predicted": False}, "The run has no forecast: rowwise train --hardware takes a preset"),
+        ({"batch": 65536}, "for steps of 65,536 samples, but this run has 2,048: rowwise "),
+        ({"batch": 4096, "recipe": RECIPE.replace("1\n", "2\n")}, "no usable values"),
     ],
 )
 def test_without_a_prediction_the_way_to_one(tmp_path, how, said):
@@ -107,7 +107,7 @@ def test_a_forecast_of_no_stages(tmp_path):
     del plan["forecast"]["stages_s"]
     (folder / "plan.json").write_text(json.dumps(plan))
     (folder / "stages.csv").write_text(re.sub(r",[\d.e-]*\n", ",\n", (folder / "stages.csv").read_text()))
-    assert "does not tell stages apart" in words(folder)
+    assert "has no stages, which plans of this version have" in words(folder)
 
 
 def test_only_the_newest_plan_is_measured(tmp_path):

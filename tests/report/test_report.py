@@ -95,9 +95,11 @@ def test_a_recipe_alone(tmp_path):
 
 
 def test_no_run_folder(run, tmp_path):
-    with pytest.raises(DataError, match=r"no run folder: recipe.yaml is missing; give the folder that training wrote"):
+    with pytest.raises(
+        DataError, match=r"not a run folder: recipe.yaml is missing: want the folder that training wrote"
+    ):
         write(tmp_path)
-    with pytest.raises(DataError, match=r"no run folder.*did you mean .*small/1\?"):
+    with pytest.raises(DataError, match=r"not a run folder.*did you mean .*small/1\?"):
         write(run.parent)
     with pytest.raises(DataError, match=r"recipe\.yaml is missing"):
         write(tmp_path / "nowhere")
@@ -105,7 +107,7 @@ def test_no_run_folder(run, tmp_path):
 
 def test_a_place_that_cannot_be_written(copy, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match=r"the report was not written to .*choose another place"):
+    with pytest.raises(DataError, match=r"the report was not written to .*want another place"):
         write(copy, tmp_path / "file" / "r.html")
 
 
@@ -198,7 +200,7 @@ def test_a_resumed_run_counts_repeated_steps_once(copy):
 def test_values_that_are_no_numbers_are_counted(copy):
     page = (copy / "metrics.csv").read_text()
     (copy / "metrics.csv").write_text(re.sub(r"(valid,click,auc,)[\d.]+", r"\1nan", page))
-    assert "Not a number, so not drawn: 12 of valid." in page_of(copy)
+    assert "Not drawn, as not a number: 12 of valid." in page_of(copy)
 
 
 def test_a_failed_run_says_why(tmp_path):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rowwise.quantity import NONE, count, duration, number, share, size
 from rowwise.report.metric import metric
 from rowwise.report.read import flatten
-from rowwise.report.scale import inside, means, thin_points, tick_labels, ticks, widen_range
+from rowwise.report.scale import bin_means, thin_points, tick_labels, ticks, ticks_inside, widen
 
 values = st.floats(-1e299, 1e299)
 ranges = st.tuples(values, values).map(sorted)
@@ -33,8 +33,8 @@ def test_ticks_are_nice_and_cover(ends, most):
 
 @given(ranges)
 def test_ticks_inside_are_inside(ends):
-    low, high = widen_range(*ends)
-    assert all(low - 1e-6 * (high - low) <= t <= high + 1e-6 * (high - low) for t in inside(low, high))
+    low, high = widen(*ends)
+    assert all(low - 1e-6 * (high - low) <= t <= high + 1e-6 * (high - low) for t in ticks_inside(low, high))
 
 
 @given(ranges, st.sampled_from(["", "B", "%"]))
@@ -74,7 +74,7 @@ def test_thinning_keeps_extremes_and_ends(many, gaps, seed):
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=500))
 def test_means_lie_between_the_extremes(ys):
-    found = means(list(enumerate(ys)), 50)
+    found = bin_means(list(enumerate(ys)), 50)
     assert 1 <= len(found) <= 50
     assert all(min(ys) - 1e-6 <= y <= max(ys) + 1e-6 for _, y in found)
 

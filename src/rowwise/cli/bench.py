@@ -1,9 +1,8 @@
-"""`rowwise bench`: runs the benchmarks of the source checkout with the Python that runs rowwise.
+"""`rowwise bench`: runs the benchmarks of a source checkout with the Python that runs rowwise.
 
-Benchmarks are scripts that live beside the sources and are not installed; this command only finds them, so
-that `rowwise bench ops` works from any folder of a checkout. Every script right in `benchmarks/` is one: it takes
-`--quick`, `--smoke` and `--save`, its docstring begins with the question that it answers and ends with what it takes
-and needs, and its last printed line is its result as JSON.
+Benchmarks are the scripts directly in `benchmarks/`; they are not installed. Each takes `--quick`, `--smoke` and
+`--save`. Its docstring begins with the question that it answers and ends with "Takes:" and "Needs:" lines; the last
+line that it prints is its result as JSON.
 """
 
 import ast
@@ -25,22 +24,26 @@ import rowwise
 from rowwise.errors import RowwiseError
 
 KILLED = 128  # shells report 128 + signal for a command that a signal ended
-SHOWN = 30  # lines of one that failed
-LIMIT_s = 3 * 3600.0  # of one of all
+SHOWN = 30  # last lines printed of a benchmark that failed
+LIMIT_s = 3 * 3600.0  # of each benchmark with --all
 
 
 def bench(
-    name: Annotated[str | None, typer.Argument(help="Which benchmark; without one they are listed.")] = None,
+    name: Annotated[str | None, typer.Argument(help="The benchmark to run; without one, all are listed.")] = None,
     extra: Annotated[
-        list[str] | None, typer.Argument(help="Passed on to the benchmark; put -- before options.")
+        list[str] | None, typer.Argument(help="Arguments for the benchmark; put -- before options.")
     ] = None,
     *,
-    quick: Annotated[bool, typer.Option("--quick", help="A coarser answer, mostly in under a minute.")] = False,
-    smoke: Annotated[bool, typer.Option("--smoke", help="Tiny: does it run, and are its results right?")] = False,
-    show: Annotated[bool, typer.Option("--list", help="What each answers, takes and needs.")] = False,
-    every: Annotated[bool, typer.Option("--all", help="All of them; results go to benchmarks/results.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Smaller and coarser, mostly in under a minute.")] = False,
+    smoke: Annotated[
+        bool, typer.Option("--smoke", help="Tiny: only checks that it runs and that results are right.")
+    ] = False,
+    show: Annotated[
+        bool, typer.Option("--list", help="List each benchmark with its question, duration and needs.")
+    ] = False,
+    every: Annotated[bool, typer.Option("--all", help="Run all; results go to benchmarks/results.")] = False,
 ) -> None:
-    """Run one of the benchmarks, or all, or list them.
+    """Run one benchmark or all of them, or list them. Needs a checkout of the sources.
 
     Example: rowwise bench --list
 
@@ -53,39 +56,39 @@ def bench(
     found = find_benchmarks()
     options = [flag for flag, given in (("--quick", quick), ("--smoke", smoke)) if given]
     for both, got in (
-        (every and name is not None, f"both a benchmark, {name!r}, and --all"),
-        (show and name is not None, f"both a benchmark, {name!r}, and --list"),
-        (show and every, "both --list and --all"),
-        (quick and smoke, "both --quick and --smoke"),
+        (every and name is not None, f"the benchmark {name!r} and --all are both given"),
+        (show and name is not None, f"the benchmark {name!r} and --list are both given"),
+        (show and every, "--list and --all are both given"),
+        (quick and smoke, "--quick and --smoke are both given"),
     ):
         if both:
-            raise RowwiseError(f"{got}: want one of the two")
+            raise RowwiseError(f"{got}: want one of them")
     if every:
         raise typer.Exit(run_all(found, options if smoke else [*options, "--save"]))
     if (show or name is None) and options:
-        raise RowwiseError(f"{options[0]} where nothing is run: want the name of a benchmark, or --all")
+        raise RowwiseError(f"{options[0]} without a benchmark: want the name of one, or --all")
     if show or name is None:
-        print("\n".join(about(found)))
+        print("\n".join(describe_benchmarks(found)))
         return
     if name not in found:
         near = difflib.get_close_matches(name, found, n=1)
-        guess = f"; did you mean {near[0]!r}?" if near else f"; there are: {', '.join(found)}."
-        raise RowwiseError(f"no benchmark {name!r}{guess} rowwise bench --list says what each answers")
+        guess = f"; did you mean {near[0]!r}?" if near else f": want one of {', '.join(found)}."
+        raise RowwiseError(f"no benchmark {name!r}{guess} See rowwise bench --list")
     code = subprocess.run([sys.executable, str(found[name]), *options, *(extra or [])], check=False).returncode
     raise typer.Exit(code if code >= 0 else KILLED - code)
 
 
 def find_benchmarks() -> dict[str, Path]:
-    """The benchmarks of the checkout around the current folder, else of the one this package runs from."""
-    for folder in _candidates():
-        # Any project may have a folder of this name; ours stands beside our sources.
+    """Benchmarks of the checkout that contains the current folder, else of the one that this package runs from."""
+    for folder in _candidate_folders():
+        # Other projects have a folder benchmarks/ too; this one is next to src/rowwise.
         if (folder / "src" / "rowwise").is_dir() and (folder / "benchmarks").is_dir():
             return {script.stem: script for script in sorted((folder / "benchmarks").glob("*.py"))}
-    raise RowwiseError("no folder benchmarks/ here or above: run this inside a checkout of the rowwise sources")
+    raise RowwiseError("no folder benchmarks/ here or above: want to be run inside a checkout of the rowwise sources")
 
 
-def about(found: dict[str, Path]) -> Iterator[str]:
-    """Two lines for each: the question, and what it takes and needs, as its docstring has them."""
+def describe_benchmarks(found: dict[str, Path]) -> Iterator[str]:
+    """Two lines for each benchmark from its docstring: its question, and its duration and needs."""
     for name, script in found.items():
         lines = (ast.get_docstring(ast.parse(script.read_text(encoding="utf-8"))) or "").splitlines()
         yield f"{name:18}{lines[0] if lines else ''}"
@@ -95,16 +98,16 @@ def about(found: dict[str, Path]) -> Iterator[str]:
 
 
 def run_all(found: dict[str, Path], options: list[str]) -> int:
-    """One after the other, a line each; 1 if one of them did not end well."""
+    """Run all one after another and print a line for each; returns 1 if one failed, else 0."""
     failed = 0
     for name, script in found.items():
         begin_s = time.monotonic()
         with tempfile.TemporaryFile() as output:
-            code = _run([sys.executable, "-W", "ignore", str(script), *options], output)
+            code = _run_with_limit([sys.executable, "-W", "ignore", str(script), *options], output)
             output.seek(0)
             lines = output.read().decode(errors="replace").splitlines()
         took = f"{name:18}{time.monotonic() - begin_s:7.1f} s"
-        outcome = "stopped: over the limit" if code is None else _outcome(code, lines)
+        outcome = "stopped: over the limit" if code is None else _read_outcome(code, lines)
         print(f"{took}  {outcome}", flush=True)
         if not outcome.startswith("ok"):
             failed = 1
@@ -112,8 +115,8 @@ def run_all(found: dict[str, Path], options: list[str]) -> int:
     return failed
 
 
-def _run(command: list[str], output: IO[bytes]) -> int | None:
-    """The exit code; None: it took too long. Its own processes end with it."""
+def _run_with_limit(command: list[str], output: IO[bytes]) -> int | None:
+    """The exit code, or None after LIMIT_s; then its whole process group is killed."""
     with subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True) as process:
         try:
             return process.wait(LIMIT_s)
@@ -124,8 +127,8 @@ def _run(command: list[str], output: IO[bytes]) -> int | None:
                 os.killpg(process.pid, signal.SIGKILL)
 
 
-def _outcome(code: int, lines: list[str]) -> str:
-    """What the last line, a result as JSON, says of floors."""
+def _read_outcome(code: int, lines: list[str]) -> str:
+    """One line on the result, which is the last printed line as JSON: "ok" with its floors, or why it failed."""
     if code:
         return f"exit code {code}"
     try:
@@ -133,10 +136,10 @@ def _outcome(code: int, lines: list[str]) -> str:
         missed = [floor["name"] for floor in result["floors"] if not floor["ok"]]
         counted = f"{len(result['floors'])} floors, {len(missed)} missed, {len(result['rows'])} rows"
     except (IndexError, KeyError, TypeError, ValueError):
-        return "its last line is no result"
+        return "its last line is not a result as JSON"
     return f"ok  {counted}" + "".join(f"\n    missed: {name}" for name in missed)
 
 
-def _candidates() -> Iterator[Path]:
+def _candidate_folders() -> Iterator[Path]:
     for start in (Path.cwd(), *(Path(folder) for folder in rowwise.__path__)):
         yield from (start, *start.parents)

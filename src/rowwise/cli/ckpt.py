@@ -1,18 +1,13 @@
-"""`rowwise ckpt`: look at checkpoints, check and compare them, write them anew, give them to others and take theirs.
-
-What is done is in `checkpoint`; this file asks for it and says what came of it. Nothing here loads torch before a
-command runs.
-"""
+"""`rowwise ckpt`: list, verify, compare, reshard, remap, export and import checkpoints."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 import typer
 
 from rowwise.cli.ckpt_show import show_checkpoints, show_differences, show_match, show_tensors, show_verdict
 from rowwise.cli.progress import splits_bar
-from rowwise.cli.terminal import say, terminal
+from rowwise.cli.terminal import make_terminal, print_json, print_line
 from rowwise.errors import SpecError
 from rowwise.quantity import of_bytes
 from rowwise.spec import RowType
@@ -24,16 +19,25 @@ if TYPE_CHECKING:
     from rowwise.plan import Plan
     from rowwise.spec import Table
 
-Either = Annotated[Path, typer.Argument(metavar="RUN|CKPT", help="The folder of a run, or of a checkpoint.")]
-One = Annotated[Path, typer.Argument(metavar="CKPT", help="The folder of a checkpoint; or of a run, for its last one.")]
-Out = Annotated[Path, typer.Argument(help="The checkpoint to write; must not exist.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
-PlanFile = Annotated[Path | None, typer.Option("--plan", metavar="FILE", help="A plan: who holds what.")]
-Nproc = Annotated[int | None, typer.Option(min=1, help="Or so many ranks, among which tables are dealt out.")]
-TableTypes = Annotated[
-    list[str] | None, typer.Option("--table", metavar="NAME=ROWTYPE", help="The type of one table's rows.")
+Either = Annotated[Path, typer.Argument(metavar="RUN|CKPT", help="The folder of a run or of a checkpoint.")]
+One = Annotated[
+    Path, typer.Argument(metavar="CKPT", help="The folder of a checkpoint, or of a run for its last checkpoint.")
 ]
-Tables = Annotated[list[str] | None, typer.Option("--table", metavar="NAME", help="Only this table; repeat for more.")]
+Out = Annotated[Path, typer.Argument(help="The checkpoint folder to write; must not exist yet.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+PlanFile = Annotated[
+    Path | None, typer.Option("--plan", metavar="FILE", help="A sharding plan (JSON, from rowwise plan).")
+]
+Nproc = Annotated[
+    int | None, typer.Option(min=1, help="Instead of --plan: number of ranks, with whole tables on each.")
+]
+TableTypes = Annotated[
+    list[str] | None,
+    typer.Option("--table", metavar="NAME=ROWTYPE", help="Row type of one table, instead of --row-type."),
+]
+Tables = Annotated[
+    list[str] | None, typer.Option("--table", metavar="NAME", help="Export only this table; may be repeated.")
+]
 
 
 def ls(path: Either, as_json: AsJson = False) -> None:
@@ -49,21 +53,21 @@ def ls(path: Either, as_json: AsJson = False) -> None:
     if (path / NAME).exists():
         tensors = list_tensors(CheckpointManifest.read(path))
         if as_json:
-            _print_json(tensors)
+            print_json(tensors)
         else:
             show_tensors(tensors)
     else:
         found = list_checkpoints(path)
         if as_json:
-            _print_json(found)
+            print_json(found)
         else:
             show_checkpoints(path, found)
 
 
 def verify(path: Either, as_json: AsJson = False) -> None:
-    """Read everything, and name every piece that is not what was written.
+    """Read all data of checkpoints, compare it with its checksums, and list every damaged tensor and file.
 
-    Exit code 1 if there is any; then also says which older checkpoint of the run is whole.
+    Exits with 1 if there is damage, and then names the newest older checkpoint of the run that is intact.
 
     Example: rowwise ckpt verify runs/dlrm-synthetic/1
 
@@ -71,10 +75,10 @@ def verify(path: Either, as_json: AsJson = False) -> None:
     """
     from rowwise.checkpoint.check import verify as read_all
 
-    with splits_bar(terminal(stderr=True), "reading") as tell:
+    with splits_bar(make_terminal(stderr=True), "reading") as tell:
         found = read_all(path, tell)
     if as_json:
-        _print_json(found)
+        print_json(found)
     else:
         show_verdict(path, found)
     if not found.good:
@@ -83,12 +87,12 @@ def verify(path: Either, as_json: AsJson = False) -> None:
 
 def diff(
     first: One,
-    second: Annotated[Path, typer.Argument(metavar="CKPT", help="Another one.")],
+    second: Annotated[Path, typer.Argument(metavar="CKPT", help="The checkpoint to compare it with.")],
     as_json: AsJson = False,
 ) -> None:
-    """Compare two checkpoints: their tensors bit for bit, and what they know of the run. Times are left out.
+    """Compare the tensors of two checkpoints bit for bit, and their state of the run; times are not compared.
 
-    Exit code 0 if they are equal, 1 if not.
+    Exits with 0 if they are equal, else with 1.
 
     Example: rowwise ckpt diff runs/dlrm-synthetic/1 runs/dlrm-synthetic/2
     """
@@ -96,10 +100,10 @@ def diff(
     from rowwise.checkpoint.named import open_named
 
     a, b = open_named(first), open_named(second)
-    with splits_bar(terminal(stderr=True), "comparing") as tell:
+    with splits_bar(make_terminal(stderr=True), "comparing") as tell:
         found = compare(a, b, tell)
     if as_json:
-        _print_json(found)
+        print_json(found)
     else:
         show_differences(a.folder, b.folder, found)
     if found.any:
@@ -111,13 +115,13 @@ def reshard(  # noqa: PLR0913 - one for each option
     out: Out,
     plan: PlanFile = None,
     nproc: Nproc = None,
-    row_type: Annotated[RowType | None, typer.Option(help="The type of all rows; without it, as they are.")] = None,
-    no_state: Annotated[bool, typer.Option("--no-state", help="Weights only: no state of optimizers.")] = False,
+    row_type: Annotated[RowType | None, typer.Option(help="Row type of all tables (default: unchanged).")] = None,
+    no_state: Annotated[bool, typer.Option("--no-state", help="Write weights only, without optimizer state.")] = False,
     tables: TableTypes = None,
 ) -> None:
-    """Write a checkpoint anew, with the files that the ranks of another plan would have written.
+    """Rewrite a checkpoint as the ranks of another sharding plan would have written it, or with other row types.
 
-    No plan needs this to be loaded: every checkpoint loads at every plan. Rows whose type stays are the same bits.
+    Not needed for loading: any checkpoint loads with any plan. Rows whose type is unchanged keep their bits.
 
     Example: rowwise ckpt reshard runs/dlrm-synthetic/1 eight --nproc 8
 
@@ -127,34 +131,40 @@ def reshard(  # noqa: PLR0913 - one for each option
     from rowwise.checkpoint.rewrite import retype_tables, rewrite
 
     if (plan is None) == (nproc is None):
-        raise SpecError("want either --plan FILE or --nproc N: it says who would have written what")
+        raise SpecError("want one of --plan FILE and --nproc N: the ranks to write files for")
     checkpoint = open_named(ckpt)
-    wanted = retype_tables(checkpoint, row_type, _types(tables or ()))
-    chosen = _plan(plan, nproc or 1, list(wanted.values()))
-    with splits_bar(terminal(stderr=True), "writing") as tell:
+    wanted = retyped(checkpoint, row_type, _parse_types(tables or ()))
+    chosen = _read_plan(plan, nproc or 1, list(wanted.values()))
+    with splits_bar(make_terminal(stderr=True), "writing") as tell:
         manifest = rewrite(checkpoint, out, chosen, wanted, state=not no_state, tell=tell)
     written = sum(file.size_bytes for file in manifest.files.values())
-    say(f"{out}: {len(manifest.tensors)} tensors of {checkpoint.folder}, {of_bytes(written)}, for {chosen.world} ranks")
+    what = f"{len(manifest.tensors)} tensors of {checkpoint.folder}, {of_bytes(written)}"
+    print_line(f"wrote {out}: {what}, for {chosen.world} ranks")
 
 
 def export(  # noqa: PLR0913 - one for each option
     ckpt: One,
-    parquet: Annotated[Path | None, typer.Option(metavar="DIR", help="A Parquet file for each table.")] = None,
-    dcp: Annotated[Path | None, typer.Option(metavar="DIR", help="A folder for torch.distributed.checkpoint.")] = None,
+    parquet: Annotated[Path | None, typer.Option(metavar="DIR", help="Write a Parquet file for each table.")] = None,
+    dcp: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write a folder for torch.distributed.checkpoint.")
+    ] = None,
     torchrec: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A state dict of TorchRec's collections of tables.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Write a state dict for TorchRec's EmbeddingBagCollection or EmbeddingCollection."
+        ),
     ] = None,
-    torch: Annotated[Path | None, typer.Option(metavar="FILE", help="A dict of tensors for torch.load.")] = None,
+    torch: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a dict of tensors for torch.load.")] = None,
     tables: Tables = None,
-    state: Annotated[bool, typer.Option("--state", help="The state of optimizers, too.")] = False,
+    state: Annotated[bool, typer.Option("--state", help="Also export optimizer state.")] = False,
     sequence: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="TorchRec: a table of an EmbeddingCollection.")
+        list[str] | None, typer.Option(metavar="NAME", help="With --torchrec: this table is in an EmbeddingCollection.")
     ] = None,
-    prefix: Annotated[str, typer.Option(help="TorchRec: the path of the collection in your model.")] = "",
+    prefix: Annotated[str, typer.Option(help="With --torchrec: path of the collection in your model.")] = "",
 ) -> None:
-    """Give a checkpoint to other programs. Rows become float32, which loses nothing.
+    """Export a checkpoint to Parquet, torch.distributed.checkpoint, TorchRec or torch.load, as float32 without loss.
 
-    Parquet files have the columns id and vector. The others have the names of the model's state dict.
+    Parquet files have the columns id and vector. The other formats use the names of the model's state dict.
 
     Example: rowwise ckpt export runs/dlrm-synthetic/1 --parquet vectors --table user
 
@@ -165,23 +175,25 @@ def export(  # noqa: PLR0913 - one for each option
 
     given = [(kind, place) for kind, place in zip(KINDS, (parquet, dcp, torchrec, torch), strict=True) if place]
     if len(given) != 1:
-        raise SpecError(f"want one of {', '.join(KINDS)}, each with a place to write")
+        raise SpecError(f"want one of {', '.join(KINDS)}, with a path to write to")
     ((kind, place),) = given
     _check_export(kind, state=state, other=bool(sequence or prefix))
     checkpoint, chosen = open_named(ckpt), tables or ()
-    with splits_bar(terminal(stderr=True), "writing") as tell:
+    with splits_bar(make_terminal(stderr=True), "writing") as tell:
         if kind == "--parquet":
-            told = [str(file) for file in export_parquet(checkpoint, place, chosen, state=state, tell=tell)]
+            written = [str(file) for file in export_parquet(checkpoint, place, chosen, state=state, tell=tell)]
         elif kind == "--dcp":
             from rowwise.checkpoint.dcp import export_dcp
 
-            told = list(export_dcp(checkpoint, place, own_names(checkpoint, chosen, state=state), tell))
+            written = list(export_dcp(checkpoint, place, own_names(checkpoint, chosen, state=state), tell))
         elif kind == "--torchrec":
             lead = f"{prefix.rstrip('.')}." if prefix else ""
-            told = list(export_torch(checkpoint, place, torchrec_names(checkpoint, chosen, sequence or (), lead), tell))
+            written = list(
+                export_torch(checkpoint, place, torchrec_names(checkpoint, chosen, sequence or (), lead), tell)
+            )
         else:
-            told = list(export_torch(checkpoint, place, own_names(checkpoint, chosen, state=state), tell))
-    say("\n".join([f"{place}: of {checkpoint.folder}", *(f"  {name}" for name in told)]))
+            written = list(export_torch(checkpoint, place, own_names(checkpoint, chosen, state=state), tell))
+    print_line("\n".join([f"wrote {place} from {checkpoint.folder}", *(f"  {name}" for name in written)]))
 
 
 def import_(
@@ -189,15 +201,19 @@ def import_(
     out: Out,
     maps: Annotated[
         list[str] | None,
-        typer.Option("--map", metavar="OLD=NEW", help="NEW is table:NAME, or a name in the state dict."),
+        typer.Option(
+            "--map",
+            metavar="OLD=NEW",
+            help="Map a source tensor to table:NAME or to a name in the state dict; * matches anything.",
+        ),
     ] = None,
-    path: Annotated[str, typer.Option(help="Where the model has its tables.")] = "embeddings",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be taken over; write nothing.")] = False,
+    path: Annotated[str, typer.Option(help="Path of the tables' module in the model.")] = "embeddings",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be imported; write nothing.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make a checkpoint of the weights of another program, to start training from: rowwise train --init-from OUT.
+    """Convert weights of other programs into a checkpoint for rowwise train --init-from OUT.
 
-    TorchRec's tables are known by their names. Of others a map says which they are; a * in it stands for anything.
+    TorchRec's tables are recognised by their names. For other models, map tensors to tables with --map.
 
     Example: rowwise ckpt import torchrec.pt start
 
@@ -206,41 +222,39 @@ def import_(
     from rowwise.checkpoint.foreign import import_matched, match, open_source
 
     if out.exists() and not dry_run:
-        raise SpecError(f"{out} is there already; give another name")
+        raise SpecError(f"{out} exists: want another name")
     if path and not all(path.split(".")):
         raise SpecError(f"--path {path}: want the path of a module, such as embeddings or sparse.tables")
     opened = open_source(source)
     found = match(opened, maps or (), path)
     if as_json:
-        _print_json(found)
+        print_json(found)
     else:
         show_match(source, found)
     if dry_run:
         return
-    with splits_bar(terminal(stderr=True), "writing") as tell:
+    with splits_bar(make_terminal(stderr=True), "writing") as tell:
         import_matched(opened, found, out, tell)
     if not as_json:
-        say(f"{out}: start from it: rowwise train RECIPE --init-from {out}")
+        print_line(f"wrote {out}; start from it with: rowwise train RECIPE --init-from {out}")
 
 
 def remap(
     ckpt: One,
     out: Out,
-    table: Annotated[str, typer.Option("--table", metavar="NAME", help="The table that gets another id map.")],
+    table: Annotated[str, typer.Option("--table", metavar="NAME", help="The table to change.")],
     file: Annotated[
-        Path, typer.Option("--map", metavar="FILE", help="That map, such as smaller/maps/user.safetensors.")
+        Path, typer.Option("--map", metavar="FILE", help="Its new id map, such as smaller/maps/user.safetensors.")
     ],
     counts: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", help="How often each id comes: probe.safetensors of rowwise compress; else alike."
-        ),
+        typer.Option(metavar="FILE", help="Id frequencies: probe.safetensors of rowwise compress (default: uniform)."),
     ] = None,
 ) -> None:
-    """Give a table another id map: its rows and their optimizer state move along, so that training goes on.
+    """Change the id map of a table: rows and optimizer state are converted, so that training can continue.
 
-    A new row is the mean of what its ids were, or an old row to the bit, if its ids all had that one. Rows that no id
-    has begin at 0. The table of the linear part that goes with it, if there is one, moves, too.
+    A new row is the mean of its ids' old rows, weighted by --counts; it keeps the bits if they all had the same row.
+    Rows without ids are 0. The table's weights in a wide (linear) part are converted, too.
 
     Example: rowwise ckpt remap runs/mine/1 fresh --table user --map smaller/maps/user.safetensors
 
@@ -250,14 +264,14 @@ def remap(
     from rowwise.checkpoint.remap import remap as write_remapped
 
     checkpoint = open_named(ckpt)
-    with splits_bar(terminal(stderr=True), "writing") as tell:
+    with splits_bar(make_terminal(stderr=True), "writing") as tell:
         found = write_remapped(checkpoint, out, table, file, counts, tell)
-    say(f"{out}: {checkpoint.folder} with the id map {file}")
+    print_line(f"wrote {out}: {checkpoint.folder} with the id map {file}")
     for one in found:
         means = one.rows - one.kept - one.empty
-        what = f"{one.kept:,} as they were, {means:,} means of what their ids were, {one.empty:,} that no id has"
-        say(f"  {one.table}: {one.rows:,} rows for {one.ids:,} ids: {what}")
-    say(f"train on: a recipe with this id_map: rowwise train RECIPE --init-from {out}")
+        what = f"{one.kept:,} unchanged, {means:,} means of old rows, {one.empty:,} without ids"
+        print_line(f"  {one.table}: {one.rows:,} rows for {one.ids:,} ids: {what}")
+    print_line(f"train with a recipe that has this id_map: rowwise train RECIPE --init-from {out}")
 
 
 KINDS = ("--parquet", "--dcp", "--torchrec", "--torch")
@@ -265,31 +279,31 @@ KINDS = ("--parquet", "--dcp", "--torchrec", "--torch")
 
 def _check_export(kind: str, *, state: bool, other: bool) -> None:
     if state and kind == "--torchrec":
-        raise SpecError("--torchrec has no --state: TorchRec's optimizers lay theirs out in their own way")
+        raise SpecError("--state with --torchrec: TorchRec's optimizers store their state differently: leave it out")
     if other and kind != "--torchrec":
-        raise SpecError(f"--sequence and --prefix belong to --torchrec, not to {kind}")
+        raise SpecError(f"--sequence and --prefix with {kind}: want them with --torchrec only")
 
 
-def _types(given: "Sequence[str]") -> dict[str, RowType]:
+def _parse_types(given: "Sequence[str]") -> dict[str, RowType]:
     found: dict[str, RowType] = {}
     for text in given:
-        name, kind = _typed(text)
+        name, kind = _parse_type(text)
         if name in found:
-            raise SpecError(f"--table {text}: --table {name}={found[name]} is given, too: want one of them")
+            raise SpecError(f"--table {text}: --table {name}={found[name]} is also given: want one of them")
         found[name] = kind
     return found
 
 
-def _typed(text: str) -> tuple[str, RowType]:
+def _parse_type(text: str) -> tuple[str, RowType]:
     name, _, kind = text.partition("=")
     try:
         return name, RowType(kind)
     except ValueError:
         want = ", ".join(RowType)
-        raise SpecError(f"--table {text}: want NAME=ROWTYPE, with one of {want}") from None
+        raise SpecError(f"--table {text}: want NAME=ROWTYPE, where ROWTYPE is one of {want}") from None
 
 
-def _plan(file: Path | None, ranks: int, tables: "list[Table]") -> "Plan":
+def _read_plan(file: Path | None, ranks: int, tables: "list[Table]") -> "Plan":
     from rowwise.plan import Plan
     from rowwise.planner import simple_plan
     from rowwise.spec import Topology
@@ -297,7 +311,3 @@ def _plan(file: Path | None, ranks: int, tables: "list[Table]") -> "Plan":
     if file is None:
         return simple_plan(tables, Topology(devices=ranks))
     return Plan.from_json(read_bytes(file))
-
-
-def _print_json(found: object) -> None:
-    print(msgspec.json.format(msgspec.json.encode(found)).decode())

@@ -1,11 +1,11 @@
-"""What `rowwise ckpt` prints for people: tables of checkpoints, tensors, damage, differences and matches."""
+"""Output of `rowwise ckpt`: tables of checkpoints, tensors, damage, differences and imported tensors."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from rowwise.cli.terminal import say, terminal
+from rowwise.cli.terminal import make_terminal, print_line
 from rowwise.quantity import of_bytes
 
 if TYPE_CHECKING:
@@ -15,13 +15,12 @@ if TYPE_CHECKING:
     from rowwise.checkpoint.listing import ListedCheckpoint, ListedTensor
 
 LONGEST = 50  # characters of a value
-MOST = 12  # of the data that differs
+MOST = 12  # differing values that are printed
 
 
 def show_checkpoints(path: Path, found: "list[ListedCheckpoint]") -> None:
-    """One line for each."""
     if not found:
-        say(f"{path}: no checkpoint was written yet")
+        print_line(f"{path}: no checkpoints yet")
         return
     table = _table(("checkpoint", ""), ("step", "samples", "size", "written", "tensors", "ranks"), ("saved", "how"))
     for one in found:
@@ -33,51 +32,48 @@ def show_checkpoints(path: Path, found: "list[ListedCheckpoint]") -> None:
 
 
 def show_tensors(found: "list[ListedTensor]") -> None:
-    """One line for each."""
     table = _table(("tensor", "type"), ("shape", "size", "pieces"))
     for one in found:
         shape = " x ".join(f"{size:,}" for size in one.shape)
         table.add_row(one.name, one.kind, shape, of_bytes(one.size_bytes), str(one.pieces))
     _print(table)
     total = sum(one.size_bytes for one in found)
-    say(f"{len(found)} tensors, {of_bytes(total)}")
+    print_line(f"{len(found)} tensors, {of_bytes(total)}")
 
 
 def show_verdict(path: Path, found: "CheckResult") -> None:
-    """Which are whole, and what is wrong with the others."""
     for one in found.checked:
-        say(f"{one.name}: {f'{len(one.damage)} bad pieces' if one.damage else 'whole'}")
+        print_line(f"{one.name}: {f'{len(one.damage)} damaged chunks' if one.damage else 'intact'}")
         if not one.damage:
             continue
-        table = _table(("tensor", "place", "file", "what was found"), ())
+        table = _table(("tensor", "place", "file", "damage"), ())
         for bad in one.damage:
-            # The message names what stands in the other columns already.
+            # Tensor and file are in other columns: drop them from the message.
             why = bad.why.removesuffix("; use another checkpoint")
-            what = "not what was written" if bad.tensor and bad.tensor in why else why.rpartition(f"{bad.file} ")[2]
+            what = "wrong checksum" if bad.tensor and bad.tensor in why else why.rpartition(f"{bad.file} ")[2]
             table.add_row(bad.tensor, bad.place, bad.file, what)
         _print(table)
     if not found.good:
-        say(f"{found.whole} is whole" if found.whole else f"no checkpoint that is whole was found by {path}")
+        print_line(f"{found.whole} is intact" if found.whole else f"no intact checkpoint in {path}")
 
 
 def show_differences(first: Path, second: Path, found: "Differences") -> None:
-    """Tensors that are not the same, and data that is not."""
     if not found.any:
-        say(f"equal: {found.equal} tensors, bit for bit")
+        print_line(f"equal: {found.equal} tensors, bit for bit")
         return
     if found.tensors:
         table = _table(("tensor", "differs in"), ("rows", "largest difference"))
         for one in found.tensors:
-            table.add_row(one.name, _kind(one, first, second), *_amount(one))
+            table.add_row(one.name, _difference_kind(one, first, second), *_difference_size(one))
         _print(table)
     if found.data:
         table = _table(("data", "first", "second"), ())
         for key, values in list(found.data.items())[:MOST]:
-            table.add_row(key, *(_short(value) for value in values))
+            table.add_row(key, *(_shorten(value) for value in values))
         _print(table)
         if len(found.data) > MOST:
-            say(f"and {len(found.data) - MOST} more; --json shows all")
-    say(f"{len(found.tensors)} tensors differ, {found.equal} are equal, bit for bit")
+            print_line(f"and {len(found.data) - MOST} more; --json shows all")
+    print_line(f"{len(found.tensors)} tensors differ, {found.equal} are equal, bit for bit")
 
 
 def show_match(source: Path, found: "ImportMatch") -> None:
@@ -88,11 +84,11 @@ def show_match(source: Path, found: "ImportMatch") -> None:
         table.add_row(one.source, one.target, f"{one.kind}, {what}", shape)
     _print(table)
     for name in found.left:
-        say(f"not taken over: {name}")
-    say(f"{source}: {len(found.taken)} tensors are taken over, {len(found.left)} are not")
+        print_line(f"not imported: {name}")
+    print_line(f"{source}: {len(found.taken)} tensors imported, {len(found.left)} not")
 
 
-def _kind(one: "Difference", first: Path, second: Path) -> str:
+def _difference_kind(one: "Difference", first: Path, second: Path) -> str:
     match one.kind:
         case "only in the first":
             return f"only in {first}"
@@ -104,13 +100,13 @@ def _kind(one: "Difference", first: Path, second: Path) -> str:
             return f"{one.kind}: {one.first}, {one.second}"
 
 
-def _amount(one: "Difference") -> tuple[str, str]:
+def _difference_size(one: "Difference") -> tuple[str, str]:
     if one.rows is None:
         return "", ""
     return f"{one.rows:,} of {one.of_rows:,}", f"{one.largest:.6g}"
 
 
-def _short(value: object) -> str:
+def _shorten(value: object) -> str:
     text = "" if value is None else str(value)
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
 
@@ -124,4 +120,4 @@ def _table(left: tuple[str, ...], right: tuple[str, ...], last: tuple[str, ...] 
 
 
 def _print(table: Table) -> None:
-    terminal().print(table, markup=False)
+    make_terminal().print(table, markup=False)

@@ -1,4 +1,4 @@
-"""What a command says of code that a recipe brings along from elsewhere, before it runs."""
+"""A warning for code that a recipe runs and that did not come with its file, printed before it runs."""
 
 import sys
 from collections.abc import Sequence
@@ -11,28 +11,28 @@ if TYPE_CHECKING:
     from rowwise.recipes.recipe import Recipe
 
 
-def load_recipe(name: str, changes: Sequence[str] = (), *, told: bool = True) -> "Recipe":
-    """A recipe by name or path; says which code from elsewhere it runs."""
+def load_recipe(name: str, changes: Sequence[str] = (), *, warn: bool = True) -> "Recipe":
+    """A recipe by name or path; with `warn`, names the code from elsewhere that it runs."""
     from rowwise.recipes.find import find
     from rowwise.recipes.text import read
 
     path = find(name)
     recipe = read(path, changes)
-    if told:
-        _tell(recipe, path)
+    if warn:
+        _warn(recipe, path)
     return recipe
 
 
-def tell_of_run(run: Path, changes: Sequence[str] = ()) -> None:
-    """The same of a run, whose recipe is in its folder."""
+def warn_of_run_code(run: Path, changes: Sequence[str] = ()) -> None:
+    """Warn for the recipe in the folder of a run."""
     from rowwise.recipes.text import RECIPE, read
 
     if (run / RECIPE).is_file():
-        _tell(read(run / RECIPE, changes), run / RECIPE)
+        _warn(read(run / RECIPE, changes), run / RECIPE)
 
 
-def _tell(recipe: "Recipe", path: Path) -> None:
-    from rowwise.recipes.code import code_elsewhere
+def _warn(recipe: "Recipe", path: Path) -> None:
+    from rowwise.recipes.code import find_foreign_code
 
-    for what in code_elsewhere(recipe, path):
-        print(f"rowwise: this runs {printable(what)}: want code that you trust", file=sys.stderr)
+    for what in find_foreign_code(recipe, path):
+        print(f"rowwise: this recipe runs {printable(what)}: make sure that you trust it", file=sys.stderr)

@@ -1,6 +1,6 @@
-"""What people see of a run: a summary, one live line, a final block; lines now and then where nobody watches live.
+"""What a run prints: a summary, a live line (or a line every ten seconds off terminals), and its result.
 
-Goes to standard error, so that `--json` can have standard output for itself.
+All of it goes to standard error, so that `--json` has standard output for itself, and is in the run's folder, too.
 """
 
 import signal
@@ -16,7 +16,6 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from rowwise.cli.terminal import terminal
 from rowwise.quantity import of_bytes
 
 if TYPE_CHECKING:
@@ -24,19 +23,14 @@ if TYPE_CHECKING:
     from rowwise.recipes.runs import RunResult, TrainingRun
     from rowwise.train.trainer import RunDisplay, Trainer
 
-LIVE_S, LOGGED_S = 0.2, 10.0  # between two looks, where somebody watches and where not
-SHOWN = ("ne", "auc", "calibration")
-QUIET = ("base_rate", "auc_bound", "count")  # of the data, or of how well another is known
-
-
-def console_for(*, quiet: bool) -> Console:
-    """Standard error; wide enough where it has no width of its own."""
-    return terminal(stderr=True, quiet=quiet)
+LIVE_S, LOG_S = 0.2, 10.0  # seconds between two updates, on a terminal and elsewhere
+LIVE_METRICS = ("ne", "auc", "calibration")
+HIDDEN_METRICS = ("base_rate", "auc_bound", "count")  # facts of the data, and error bounds
 
 
 @final
 class LiveLine:
-    """The live line of a run; call it with each step."""
+    """The live line of a run; the trainer calls it after each step."""
 
     def __init__(self, console: Console) -> None:
         self._console, self._live = console, console.is_terminal
@@ -47,8 +41,7 @@ class LiveLine:
         self._rows_of_split = 1
 
     @contextmanager
-    def showing(self) -> Iterator[None]:
-        """Live on a terminal."""
+    def show(self) -> Iterator[None]:
         if not self._live:
             yield
             return
@@ -60,13 +53,13 @@ class LiveLine:
         self._rows_of_split = max(self._rows_of_split, shown.progress.position.row)
         if not self._shown_s:
             self._shown_s, self._since = now, (now, shown.progress.samples)
-        if now - self._shown_s < (LIVE_S if self._live else LOGGED_S):
+        if now - self._shown_s < (LIVE_S if self._live else LOG_S):
             return
         self._shown_s = now
         text = self._text(shown, now)
-        self._bar.update(self._task, completed=self._done(shown), description=escape(text))
+        self._bar.update(self._task, completed=self._share_done(shown), description=escape(text))
         if not self._live:
-            self._console.print(f"{self._done(shown):4.0%} {text}", markup=False)
+            self._console.print(f"{self._share_done(shown):4.0%} {text}", markup=False)
 
     def _text(self, shown: "RunDisplay", now: float) -> str:
         from rowwise.train.feeding import in_words
@@ -77,12 +70,12 @@ class LiveLine:
         parts = [f"step {shown.progress.step:,}", f"{rate:,.0f} samples/s", f"loss {shown.recorder.recent_loss():.4f}"]
         for task, values in shown.recorder.shown.items():
             lead = f"{task} " if len(shown.recorder.shown) > 1 else ""
-            parts += [f"{lead}{name} {values[name]:.4f}" for name in SHOWN if name in values]
+            parts += [f"{lead}{name} {values[name]:.4f}" for name in LIVE_METRICS if name in values]
         waited, memory = shown.recorder.waited(), memory_bytes()
         return ", ".join([*parts, in_words(waited, shown.health), f"{memory / 1e9:.1f} GB"])
 
-    def _done(self, shown: "RunDisplay") -> float:
-        """The share of the run that is done, as far as it is known: rows of a split are guessed from those before."""
+    def _share_done(self, shown: "RunDisplay") -> float:
+        """An estimate: each split is taken to have as many rows as the largest so far."""
         position, train, splits = shown.progress.position, shown.settings.train, max(shown.splits, 1)
         in_epoch = (position.split + min(position.row / self._rows_of_split, 1.0)) / splits
         share = (position.epoch + min(in_epoch, 1.0)) / train.epochs
@@ -90,78 +83,73 @@ class LiveLine:
 
 
 @contextmanager
-def stop_on_signal(trainer: "Trainer", console: Console, *, watched: bool = False) -> Iterator[list[int]]:
-    """Ctrl-C and a polite kill end the run after its present step; a second one ends it at once.
+def stop_on_signals(trainer: "Trainer", console: Console, *, watched: bool = False) -> Iterator[list[int]]:
+    """Stop the run after its current step on Ctrl-C or SIGTERM, at once on a second one; yields the signals received.
 
-    A rank that is `watched` leaves Ctrl-C and what is at once to its parent, who passes on what comes.
+    With `watched` a parent process handles Ctrl-C and second signals, and sends SIGTERM.
     """
-    met: list[int] = []
+    received: list[int] = []
     numbers = (signal.SIGTERM,) if watched else (signal.SIGINT, signal.SIGTERM)
     if threading.current_thread() is not threading.main_thread():
-        yield met
+        yield received
         return
 
     def stop(number: int, _frame: FrameType | None) -> None:
-        if met and not watched:
+        if received and not watched:
             raise KeyboardInterrupt
-        if met:
+        if received:
             return
-        met.append(number)
+        received.append(number)
         trainer.stop()
-        console.print("stopping after this step; once more stops at once")
+        console.print("stopping after this step; Ctrl-C again stops at once")
 
     before = {number: signal.signal(number, stop) for number in numbers}
     try:
-        yield met
+        yield received
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
-def show_beginning(run: "TrainingRun", console: Console) -> None:
-    """What is trained, on what, what it takes, and where it begins."""
-    from rowwise.recipes.outlook import outlook
+def show_start(run: "TrainingRun", console: Console) -> None:
+    """Print the outlook, the warm start's matches and the step that training continues from."""
+    from rowwise.recipes.outlook import make_outlook
 
-    show_outlook(outlook(run.resolved, run.model, run.plan, run.comm.topology), console, str(run.folder.path))
+    show_outlook(make_outlook(run.resolved, run.model, run.plan, run.comm.topology), console, str(run.folder.path))
     for line in run.match.lines() if run.match else ():
         console.print(f"warm    {line}", markup=False)
     if run.trainer.progress.step:
         console.print(f"resumed at step {run.trainer.progress.step:,}")
 
 
-def show_outlook(found: "Outlook", console: Console, where: str) -> None:
-    """What is trained, on what, and what it takes."""
-    splits = ", ".join(f"{count} {name}" for name, count in found.splits.items())
-    columns = f"{found.dense} dense and {found.sparse} sparse features, labels {', '.join(found.labels)}"
-    training = f"batches of {found.batch:,}, {found.precision}, {found.threads} threads"
-    states = f"{of_bytes(found.rows_bytes)} of rows and {of_bytes(found.state_bytes)} of their optimizer state"
-    memory = f"{of_bytes(found.rows_bytes + found.state_bytes + found.dense_bytes)} beside batches: {states}"
-    console.print(f"[bold]{escape(found.recipe)}[/bold]  {escape(where)}")
-    console.print(f"data    {found.dataset}: {columns}; splits {splits}", markup=False)
-    console.print(f"model   {found.model}, {found.dense_parameters:,} dense parameters; {training}", markup=False)
-    console.print(f"tables  {found.tables} of {found.rows:,} rows; the largest is {found.largest}", markup=False)
-    console.print(f"memory  {memory}, {of_bytes(found.dense_bytes)} for the dense parameters", markup=False)
-    if found.ranks > 1:
-        hosts = "1 host" if found.hosts == 1 else f"{found.hosts} hosts"
-        held = f"rank {found.fullest} holds most, {of_bytes(found.fullest_bytes)} of rows; plan: {found.plan}"
-        threads = f"{found.threads} thread{'s' if found.threads > 1 else ''} each"
-        console.print(f"ranks   {found.ranks} on {hosts}, {threads}; {held}", markup=False, soft_wrap=True)
-    for line in found.notes:
+def show_outlook(outlook: "Outlook", console: Console, where: str) -> None:
+    splits = ", ".join(f"{count} {name}" for name, count in outlook.splits.items())
+    columns = f"{outlook.dense} dense and {outlook.sparse} sparse features, labels {', '.join(outlook.labels)}"
+    training = f"batches of {outlook.batch:,}, {outlook.precision}, {outlook.threads} threads"
+    states = f"{of_bytes(outlook.rows_bytes)} of rows and {of_bytes(outlook.state_bytes)} of their optimizer state"
+    memory = f"{of_bytes(outlook.rows_bytes + outlook.state_bytes + outlook.dense_bytes)} without batches: {states}"
+    console.print(f"[bold]{escape(outlook.recipe)}[/bold]  {escape(where)}")
+    console.print(f"data    {outlook.dataset}: {columns}; splits {splits}", markup=False)
+    console.print(f"model   {outlook.model}, {outlook.dense_parameters:,} dense parameters; {training}", markup=False)
+    console.print(f"tables  {outlook.tables} of {outlook.rows:,} rows; the largest is {outlook.largest}", markup=False)
+    console.print(f"memory  {memory}, {of_bytes(outlook.dense_bytes)} for the dense parameters", markup=False)
+    if outlook.ranks > 1:
+        hosts = "1 host" if outlook.hosts == 1 else f"{outlook.hosts} hosts"
+        held = f"rank {outlook.fullest} holds the most rows, {of_bytes(outlook.fullest_bytes)}; plan: {outlook.plan}"
+        threads = f"{outlook.threads} thread{'s' if outlook.threads > 1 else ''} each"
+        console.print(f"ranks   {outlook.ranks} on {hosts}, {threads}; {held}", markup=False, soft_wrap=True)
+    for line in outlook.notes:
         show_warning(console, line)
-    if found.idle:
-        idle = (
-            f"a batch of {found.batch:,} is too small for {found.ranks} ranks, as parts are whole blocks of 256 samples"
-        )
-        console.print(f"warning {idle}: {found.idle} of them have none", markup=False)
+    if outlook.idle:
+        many = f"a batch of {outlook.batch:,} is too small for {outlook.ranks} ranks, which take blocks of 256 samples"
+        console.print(f"warning {many}: {outlook.idle} of them get no samples", markup=False)
 
 
 def show_warning(console: Console, line: str) -> None:
-    """Something that is not done as the user may think."""
     console.print(f"warning {line}", style="yellow", markup=False, soft_wrap=True)
 
 
-def show_end(result: "RunResult", console: Console) -> None:
-    """What came of it, and where it is."""
+def show_result(result: "RunResult", console: Console) -> None:
     from rowwise.report.feeding import advice
 
     if result.best is not None:
@@ -169,23 +157,23 @@ def show_end(result: "RunResult", console: Console) -> None:
         where = f"of {best.task} on the validation rows, step {best.step:,}"
         console.print(f"best    {best.metric} {best.value:.4f} {where}", markup=False)
     if result.test:
-        console.print(_metrics(result))
+        console.print(_metrics_table(result))
     speed = f"{result.samples:,} samples, {result.samples_s:,.0f} samples/s, {result.wall_s:.0f} s"
     console.print(f"{result.status}: {speed}, at most {result.peak_memory_bytes / 1e9:.1f} GB of memory")
     if result.data_wait.is_much:
         said = advice(result.data_wait.share, result.workers, f"{result.run}/recipe.yaml")
         console.print(f"data    {said}", markup=False, soft_wrap=True)
     if result.bad_rows:
-        rows = f"{result.bad_rows:,} row{'s were' if result.bad_rows != 1 else ' was'} put aside"
+        rows = f"{result.bad_rows:,} bad row{'s are' if result.bad_rows != 1 else ' is'} quarantined"
         why = f", such as {result.bad_reasons[0]}" if result.bad_reasons else ""
         console.print(f"rows    {rows} in {result.run}/bad_rows{why}", style="yellow", markup=False, soft_wrap=True)
     console.print(f"report  {result.run}/report.html", markup=False, soft_wrap=True)
 
 
-def _metrics(result: "RunResult") -> Table:
-    """The test, what nobody can beat, and what the recipe as it ships reaches."""
+def _metrics_table(result: "RunResult") -> Table:
+    """Metrics on the test rows, the best possible ones where known, and those that the shipped recipe reached."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    names = dict.fromkeys(name for values in result.test.values() for name in values if name not in QUIET)
+    names = dict.fromkeys(name for values in result.test.values() for name in values if name not in HIDDEN_METRICS)
     for name in ("", *names):
         table.add_column(name, justify="right" if name else "left")
     lines: list[tuple[str, Mapping[str, float | None]]] = []

@@ -1,7 +1,4 @@
-"""`rowwise data convert`: rewrite files as a warehouse, which is what training reads fastest.
-
-Its own file for its options; what is done is `ingest.warehouse.convert`. Nothing here loads torch.
-"""
+"""`rowwise data convert`: rewrite files as a warehouse, the format that training reads fastest."""
 
 import re
 import time
@@ -12,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from rowwise.cli.console import console_for
 from rowwise.cli.progress import splits_bar
-from rowwise.cli.terminal import terminal
+from rowwise.cli.terminal import make_terminal, print_json
 from rowwise.errors import DataError, SpecError
 from rowwise.textfile import decode_json, read_bytes
 
@@ -28,7 +24,7 @@ SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
 
 
 class Compression(StrEnum):
-    """The codecs of Parquet pages."""
+    """Compression of Parquet pages."""
 
     ZSTD = "zstd"
     SNAPPY = "snappy"
@@ -37,34 +33,34 @@ class Compression(StrEnum):
 
 def convert(  # noqa: PLR0913 - one for each option
     source: Annotated[str, typer.Argument(metavar="SRC", help="Parquet, CSV or TSV: a file, folder, pattern or URL.")],
-    dest: Annotated[
-        Path, typer.Argument(metavar="DEST", help="A new folder; or that of a conversion that was killed.")
-    ],
+    dest: Annotated[Path, typer.Argument(metavar="DEST", help="A new folder, or that of an unfinished conversion.")],
     columns: Annotated[
-        str | None, typer.Option(help="Only these, as in a,b,m.17; m.17 is key 17 of map column m.")
+        str | None, typer.Option(help="Columns to keep, such as a,b,m.17 (key 17 of map column m) (default: all).")
     ] = None,
     keys: Annotated[
-        list[str] | None, typer.Option(help="m=1,2,3: the keys of map column m, which are looked for else.")
+        list[str] | None, typer.Option(help="Keys of a map column: m=1,2,3 (default: found by a pass over the data).")
     ] = None,
-    types: Annotated[list[str] | None, typer.Option(help="a=string: the type of a CSV column.")] = None,
+    types: Annotated[list[str] | None, typer.Option(help="Type of a CSV column: a=string.")] = None,
     partition_by: Annotated[
-        str | None, typer.Option(help="Columns that become folders, as in day or day,hour.")
+        str | None, typer.Option(help="Columns to partition folders by, such as day or day,hour.")
     ] = None,
-    cluster_by: Annotated[str | None, typer.Option(help="Rows with the same value of this stand together.")] = None,
-    sort_by: Annotated[str | None, typer.Option(help="The order of rows inside --cluster-by.")] = None,
-    compression: Annotated[Compression, typer.Option(help="How pages are packed.")] = Compression.ZSTD,
-    row_group_rows: Annotated[int, typer.Option(metavar="N", help="Rows of a row group, at most.")] = 65_536,
-    row_group_bytes: Annotated[str, typer.Option(metavar="SIZE", help="Of a row group when decoded, about.")] = "48MiB",
+    cluster_by: Annotated[str | None, typer.Option(help="Column whose equal values become neighbouring rows.")] = None,
+    sort_by: Annotated[str | None, typer.Option(help="Column to sort rows by within --cluster-by.")] = None,
+    compression: Annotated[Compression, typer.Option(help="Compression of Parquet pages.")] = Compression.ZSTD,
+    row_group_rows: Annotated[int, typer.Option(metavar="N", help="Most rows of a row group.")] = 65_536,
+    row_group_bytes: Annotated[
+        str, typer.Option(metavar="SIZE", help="Approximate decoded size of a row group.")
+    ] = "48MiB",
     popularity: Annotated[
         str | None,
-        typer.Option(help="A JSON file of {column: uses}, or none; without it, what jobs noted in SRC in 7 days."),
+        typer.Option(help="JSON of {column: uses} to order columns by, or none (default: uses of SRC in 7 days)."),
     ] = None,
-    memory: Annotated[str, typer.Option(metavar="SIZE", help="Memory to use, at most.")] = "2GB",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end instead.")] = False,
+    memory: Annotated[str, typer.Option(metavar="SIZE", help="Most memory to use.")] = "2GB",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
     """Rewrite files as a warehouse: a Parquet column for each feature, in row groups of the size that training reads.
 
-    The same command goes on after it was stopped or killed, and the result is the same to the last bit.
+    The same command continues after it was stopped or killed, with the same result bit for bit.
 
     Example: rowwise data convert clicks.csv clicks-warehouse
 
@@ -77,29 +73,29 @@ def convert(  # noqa: PLR0913 - one for each option
     from rowwise.ingest.warehouse.popularity import popularity as lately
 
     how = WarehouseLayout(
-        columns=None if columns is None else _listed("--columns", columns),
-        keys={name: _keys(values) for name, values in _pairs("--keys", keys).items()},
-        partition_by=() if partition_by is None else _listed("--partition-by", partition_by),
+        columns=None if columns is None else _split_names("--columns", columns),
+        keys={name: _parse_keys(values) for name, values in _parse_pairs("--keys", keys).items()},
+        partition_by=() if partition_by is None else _split_names("--partition-by", partition_by),
         cluster_by=cluster_by,
         sort_by=sort_by,
         compression=compression.value,
         group_rows=row_group_rows,
-        group_bytes=size_of("--row-group-bytes", row_group_bytes),
-        memory_bytes=size_of("--memory", memory),
-        popularity=_popularity(popularity),
+        group_bytes=parse_size("--row-group-bytes", row_group_bytes),
+        memory_bytes=parse_size("--memory", memory),
+        popularity=_read_popularity(popularity),
     )
-    _check_places(source, dest)
-    reader = _open(source, _pairs("--types", types))
-    with splits_bar(terminal(stderr=True), "converting") as tell:
+    _check_folders(source, dest)
+    reader = _open_source(source, _parse_pairs("--types", types))
+    with splits_bar(make_terminal(stderr=True), "converting") as tell:
         summary = write(reader, dest, how, tell, lately(source, time.time()))
     if as_json:
-        print(msgspec.json.format(msgspec.json.encode(summary)).decode())
+        print_json(summary)
     else:
         _show(summary, dest, how)
 
 
-def size_of(option: str, text: str) -> int:
-    """A number of bytes, as in 2GB, 48MiB or 1000."""
+def parse_size(option: str, text: str) -> int:
+    """The number of bytes of a text such as 2GB, 48MiB or 1000."""
     found = SIZE.fullmatch(text.strip())
     if found is None:
         raise SpecError(f"{option} {text}: want a size such as 500MB, 2GB or 48MiB")
@@ -108,7 +104,7 @@ def size_of(option: str, text: str) -> int:
     return int(float(found[1]) * scale)
 
 
-def _open(source: str, types: dict[str, str]) -> "Reader":
+def _open_source(source: str, types: dict[str, str]) -> "Reader":
     from rowwise.ingest.datasets.files import open_files
     from rowwise.ingest.delimited import CsvReader
 
@@ -116,43 +112,42 @@ def _open(source: str, types: dict[str, str]) -> "Reader":
     if not types:
         return reader
     if not isinstance(reader, CsvReader):
-        raise SpecError(f"--types {', '.join(types)}: {source} is Parquet, which knows its types: leave it out")
+        raise SpecError(f"--types {', '.join(types)}: {source} is Parquet, which has types: leave it out")
     return CsvReader(source, types=types)
 
 
-def _check_places(source: str, dest: Path) -> None:
-    """What is written is not among what is read."""
+def _check_folders(source: str, dest: Path) -> None:
     here, there = Path(source).absolute(), dest.absolute()
     if there == here or here in there.parents or there in here.parents:
-        raise SpecError(f"{dest}: lies in {source}, or around it: want another folder")
+        raise SpecError(f"{dest} is inside {source} or contains it: want another folder")
 
 
-def _listed(option: str, text: str) -> tuple[str, ...]:
+def _split_names(option: str, text: str) -> tuple[str, ...]:
     parts = tuple(text.split(","))
     if "" in parts or len(set(parts)) < len(parts):
-        raise SpecError(f"{option} {text!r}: want names with a comma between them, each once")
+        raise SpecError(f"{option} {text!r}: want distinct names separated by commas")
     return parts
 
 
-def _pairs(option: str, given: list[str] | None) -> dict[str, str]:
+def _parse_pairs(option: str, given: list[str] | None) -> dict[str, str]:
     found: dict[str, str] = {}
     for text in given or ():
         name, _, value = text.partition("=")
         if not name or not value:
             raise SpecError(f"{option} {text}: want column=value")
         if name in found:
-            raise SpecError(f"{option} {text}: {option} {name}={found[name]} is given, too: want one of them")
+            raise SpecError(f"{option} {text}: {option} {name}={found[name]} is also given: want one of them")
         found[name] = value
     return found
 
 
-def _keys(text: str) -> tuple[int | str, ...]:
-    values = _listed("--keys", text)
+def _parse_keys(text: str) -> tuple[int | str, ...]:
+    values = _split_names("--keys", text)
     whole = all(value.removeprefix("-").isdecimal() for value in values)
     return tuple(int(value) for value in values) if whole else values
 
 
-def _popularity(given: str | None) -> dict[str, float] | None:
+def _read_popularity(given: str | None) -> dict[str, float] | None:
     if given is None:
         return None
     if given == "none":
@@ -160,13 +155,13 @@ def _popularity(given: str | None) -> dict[str, float] | None:
     try:
         return decode_json(read_bytes(given), dict[str, float])
     except msgspec.DecodeError as error:
-        raise DataError(f"{given}: want JSON such as {{'price': 12, 'user': 7}}: {error}") from error
+        raise DataError(f'--popularity {given}: {error}: want JSON such as {{"price": 12, "user": 7}}') from error
 
 
 def _show(summary: "ConversionSummary", dest: Path, how: "WarehouseLayout") -> None:
-    console = console_for(quiet=False)
+    console = make_terminal(stderr=True)
     if summary.was_done:
-        console.print(f"{dest} is converted already; there was nothing to do", markup=False, soft_wrap=True)
+        console.print(f"{dest} is complete; there was nothing to do", markup=False, soft_wrap=True)
     folders = f" in {summary.folders} folders" if how.partition_by else ""
     size = f"{summary.bytes / 1e6:,.1f} MB in {summary.files} files{folders}"
     rows = f"{summary.rows:,} rows of {summary.columns} columns"
@@ -176,6 +171,6 @@ def _show(summary: "ConversionSummary", dest: Path, how: "WarehouseLayout") -> N
         inside = f", in the order of {how.sort_by}" if how.sort_by else ""
         console.print(f"order   by {how.cluster_by}{inside}", markup=False)
     rate = summary.rows / max(summary.seconds, 1e-9)
-    went_on = "; went on where an earlier command was stopped" if summary.resumed else ""
-    console.print(f"written {dest}: {size}, {summary.seconds:.1f} s, {rate:,.0f} rows/s{went_on}", markup=False)
+    resumed = "; continued an unfinished conversion" if summary.resumed else ""
+    console.print(f"written {dest}: {size}, {summary.seconds:.1f} s, {rate:,.0f} rows/s{resumed}", markup=False)
     console.print(f"next    rowwise data inspect {dest}", markup=False, soft_wrap=True)

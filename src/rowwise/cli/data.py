@@ -1,20 +1,15 @@
-"""`rowwise data`: fetch a dataset, and look into files before training on them.
-
-What is shown is a `DatasetCard` of `ingest.inspect`; this file only asks for it and lays it out. Nothing here loads
-torch.
-"""
+"""`rowwise data get` and `rowwise data inspect`: download datasets, and examine files before training on them."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from rowwise.cli.progress import splits_bar
-from rowwise.cli.terminal import say, terminal
+from rowwise.cli.terminal import make_terminal, print_json, print_line
 from rowwise.errors import DataError, SpecError
 
 if TYPE_CHECKING:
@@ -26,30 +21,30 @@ if TYPE_CHECKING:
 
 def get(
     name: Annotated[str, typer.Argument(help="movielens-100k, complete-journey or criteo.")],
-    to: Annotated[Path, typer.Option(help="Where datasets are kept, each in a folder of its name.")] = Path("data"),
+    to: Annotated[Path, typer.Option(help="Folder of all datasets; each gets a subfolder.")] = Path("data"),
 ) -> None:
-    """Fetch a dataset.
+    """Download a dataset into a folder of its name.
 
     Example: rowwise data get movielens-100k
     """
     from rowwise.ingest.datasets.catalog import get as fetch
 
-    console = terminal(stderr=True)
-    # What pip and the joins have left to do is not known, so the bar only shows that something is going on.
+    console = make_terminal(stderr=True)
+    # The duration of pip and of the joins is unknown, so the bar shows activity and no share.
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         bar.add_task(f"getting {name}", total=None)
         place = fetch(name, to)
-    say(f"{name} is in {place}; look at it: rowwise data inspect {place}")
+    print_line(f"{name} is in {place}; examine it with: rowwise data inspect {place}")
 
 
 def inspect(  # noqa: PLR0913 - one for each option
     path: Annotated[str, typer.Argument(help="A Parquet, CSV or TSV file, a folder of them, or a quoted pattern.")],
     label: Annotated[
-        str | None, typer.Option(help="The column to predict, if it is not called label or click.")
+        str | None, typer.Option(help="The column to predict (default: the one named label or click).")
     ] = None,
     recipe: Annotated[
-        Path | None, typer.Option(help="Where to write a recipe to begin with; without it, <name of PATH>.yaml here.")
+        Path | None, typer.Option(help="The recipe to write (default: NAME_OF_PATH.yaml in this folder).")
     ] = None,
     sparse: Annotated[list[str] | None, typer.Option(metavar="COLUMN", help="Its values are ids. Repeatable.")] = None,
     dense: Annotated[list[str] | None, typer.Option(metavar="COLUMN", help="Its values are numbers.")] = None,
@@ -60,9 +55,9 @@ def inspect(  # noqa: PLR0913 - one for each option
         bool, typer.Option("--json", help="Print one JSON object instead, and write no recipe.")
     ] = False,
 ) -> None:
-    """Show what is in the columns of a dataset, and what looks wrong; and write a recipe that trains on it.
+    """Show the columns of a dataset and suspicious values in them, and write a first recipe that trains on it.
 
-    Reads all rows, in bounded memory. Columns with more than 65,536 different values are estimated, and it says so.
+    Reads all rows in bounded memory. More than 65,536 distinct values of a column are estimated, marked with \u00b1.
 
     Example: rowwise data inspect logs/ --label clicked
 
@@ -75,61 +70,49 @@ def inspect(  # noqa: PLR0913 - one for each option
     from rowwise.ingest.inspect import inspect as look
 
     if recipe is not None:
-        _refuse_place(recipe, as_json=as_json)
-    roles = _roles({"sparse": sparse or (), "dense": dense or (), "unused": ignore or ()}, time, key)
+        _check_recipe_path(recipe, as_json=as_json)
     reader = open_files(path)
-    with splits_bar(terminal(stderr=True), "reading") as tell:
-        card = look(reader, label, name=path, roles=roles, tell=tell)
+    with splits_bar(make_terminal(stderr=True), "reading") as tell:
+        card = look(reader, label, name=path, tell=tell)
     if as_json:
-        print(msgspec.json.format(msgspec.json.encode(card)).decode())
+        print_json(card)
     else:
-        _show(card, terminal())
+        _show(card, make_terminal())
         _write_recipe(card, reader, recipe)
 
 
-def _roles(several: "Mapping[Role, Sequence[str]]", time: str | None, key: str | None) -> "dict[str, Role]":
-    """By column: what it is used as."""
-    single: dict[Role, str | None] = {"time": time, "key": key}
-    lists = {**several, **{role: (name,) for role, name in single.items() if name is not None}}
-    roles: dict[str, Role] = {}
-    for role, name in ((role, name) for role, names in lists.items() for name in names):
-        if roles.setdefault(name, role) != role:
-            raise SpecError(f"column {name!r} is to be used as {roles[name]} and as {role}: want one of them")
-    return roles
-
-
-def _refuse_place(recipe: Path, *, as_json: bool) -> None:
+def _check_recipe_path(recipe: Path, *, as_json: bool) -> None:
+    """Raise before all rows are read."""
     if as_json:
-        raise SpecError("--json writes no recipe: leave out --recipe")
+        raise SpecError("--recipe with --json, which writes no recipe: leave it out")
     if not recipe.parent.is_dir():
-        raise SpecError(f"--recipe {recipe}: there is no folder {recipe.parent}: make it first")
+        raise SpecError(f"--recipe {recipe}: the folder {recipe.parent} does not exist: create it first")
     if recipe.exists():
-        raise SpecError(f"{recipe} is there already: give another name")
+        raise SpecError(f"--recipe {recipe} exists: want another name")
     if recipe.suffix not in (".yaml", ".yml"):
         raise SpecError(f"--recipe {recipe}: want a name that ends in .yaml")
 
 
 def _write_recipe(card: "DatasetCard", reader: "Reader", wanted: Path | None) -> None:
-    """A recipe to begin with, where there is none of its name."""
     from rowwise.ingest.delimited import CsvReader
-    from rowwise.recipes.starter import name_for, starter
+    from rowwise.recipes.starter import make_starter, recipe_name
 
-    place = wanted or Path(f"{name_for(card.source)}.yaml")
+    place = wanted or Path(f"{recipe_name(card.source)}.yaml")
     kind = "csv" if isinstance(reader, CsvReader) else "parquet"
     try:
-        text = starter(card, f"{kind}:{card.source}", str(place))
+        text = make_starter(card, f"{kind}:{card.source}", str(place))
     except DataError as error:
         if wanted is not None:
             raise
-        say(f"\nno recipe: {error}")
+        print_line(f"\nno recipe: {error}")
         return
     try:
         with place.open("x") as file:
             file.write(text)
     except FileExistsError:
-        say(f"\n{place} is there already and stays as it is; --recipe FILE writes one of another name")
+        print_line(f"\n{place} exists and was not changed; --recipe FILE writes another one")
     else:
-        say(f"\n{place} is a recipe to begin with; train it: rowwise train {place}")
+        print_line(f"\nwrote the recipe {place}; train it with: rowwise train {place}")
 
 
 def _show(card: "DatasetCard", console: Console) -> None:

@@ -1,13 +1,8 @@
-"""`rowwise data bench`: how fast rows are prepared here, what takes the time, and how many workers a training needs.
-
-Its own file for its options, and because it is where a recipe, or the lack of one, becomes what is measured. What is
-measured and what it means is `ingest.bench`. torch is loaded when all that was asked for is known to make sense.
-"""
+"""`rowwise data bench`: rows per second of one worker, where its time goes, and how many workers a training needs."""
 
 import re
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
-import msgspec
 import typer
 from msgspec import structs
 from rich.console import Console
@@ -15,7 +10,7 @@ from rich.table import Table as Grid
 
 from rowwise.cli.code import load_recipe
 from rowwise.cli.progress import splits_bar
-from rowwise.cli.terminal import terminal
+from rowwise.cli.terminal import make_terminal, print_json
 from rowwise.errors import DataError, SpecError
 
 if TYPE_CHECKING:
@@ -33,7 +28,7 @@ DIM = 16
 
 
 class _Subject(NamedTuple):
-    """The rows, columns and transforms that are measured."""
+    """The work to measure."""
 
     task: "PreparationTask"
     facts: "HintFacts"
@@ -41,21 +36,23 @@ class _Subject(NamedTuple):
 
 
 def bench(
-    path: Annotated[str, typer.Argument(help="Parquet, CSV or TSV: a file, folder or pattern; or a recipe's YAML.")],
+    path: Annotated[str, typer.Argument(help="Parquet, CSV or TSV: a file, folder or pattern; or a recipe (YAML).")],
     recipe: Annotated[
-        str | None, typer.Option(help="Use PATH as this recipe uses its rows: its columns, transforms and tables.")
+        str | None, typer.Option(help="Apply the columns, transforms and tables of this recipe to PATH.")
     ] = None,
     samples_s: Annotated[
         str | None,
-        typer.Option("--samples-s", metavar="N", help="The speed of a training to find workers for, such as 300k."),
+        typer.Option(
+            "--samples-s", metavar="N", help="Training speed in samples/s to compute workers for, such as 300k."
+        ),
     ] = None,
-    splits: Annotated[int, typer.Option(metavar="N", help="Splits to prepare, spread over all that there are.")] = 3,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+    splits: Annotated[int, typer.Option(metavar="N", help="Number of splits to prepare, spread over all.")] = 3,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
-    """Measure how fast one worker prepares rows, what takes the time, and how many a training needs.
+    """Measure how fast one worker prepares rows, where its time goes, and how many workers a training needs.
 
-    Does in this process what a worker of data.workers does, a few times over, and tells the best; 20 seconds at most,
-    for files of usual size. Without a recipe all columns are used that `rowwise data inspect` finds a use for.
+    Does a worker's work in this process several times and prints the fastest; usually at most 20 seconds. Without a
+    recipe it uses the columns that rowwise data inspect suggests.
 
     Example: rowwise data bench logs/
 
@@ -65,24 +62,26 @@ def bench(
     """
     from rowwise.ingest.bench.verdict import SPEEDS, judge
 
-    speeds = SPEEDS if samples_s is None else (_speed(samples_s),)
+    speeds = SPEEDS if samples_s is None else (_parse_speed(samples_s),)
     if splits < 1:
         raise SpecError(f"--splits {splits}: want at least 1")
-    with splits_bar(terminal(stderr=True), "preparing rows") as tell:
-        subject = _subject(path, recipe)
+    with splits_bar(make_terminal(stderr=True), "preparing rows") as tell:
+        subject = _open_subject(path, recipe)
         from rowwise.ingest.bench.measure import measure
 
         measured = measure(subject.task, subject.batch, splits, tell=tell)
     if not measured.rows:
-        raise DataError(f"{subject.facts.source}: no row of {measured.splits} splits is used: want more --splits")
+        raise DataError(
+            f"{subject.facts.source}: {measured.splits} splits have no row that the recipe uses: want more --splits"
+        )
     verdict = judge(measured, subject.facts, speeds)
     if as_json:
-        print(msgspec.json.format(msgspec.json.encode(verdict)).decode())
+        print_json(verdict)
     else:
-        _show(verdict, terminal())
+        _show(verdict, make_terminal())
 
 
-def _speed(text: str) -> int:
+def _parse_speed(text: str) -> int:
     found = COUNT.fullmatch(text.strip())
     speed = float(found[1]) * SCALES[found[2]] if found else 0.0
     if speed < 1:
@@ -90,16 +89,16 @@ def _speed(text: str) -> int:
     return int(speed)
 
 
-def _subject(path: str, recipe: str | None) -> _Subject:
+def _open_subject(path: str, recipe: str | None) -> _Subject:
     if not path.endswith(ENDINGS):
-        return _of_files(path) if recipe is None else _of_recipe(path, recipe)
+        return _subject_of_files(path) if recipe is None else _subject_of_recipe(path, recipe)
     if recipe is not None:
-        raise SpecError(f"{path} is a recipe, and so is --recipe {recipe}: want one, or the path of files first")
-    return _of_recipe(None, path)
+        raise SpecError(f"{path} and --recipe {recipe} are both recipes: want one of them, or data files as PATH")
+    return _subject_of_recipe(None, path)
 
 
-def _of_files(path: str) -> _Subject:
-    """All columns, as inspecting the first split suggests to use them."""
+def _subject_of_files(path: str) -> _Subject:
+    """All columns as `inspect` of the first split suggests."""
     from rowwise.ingest.datasets.files import open_files
     from rowwise.ingest.inspect import inspect
     from rowwise.recipes.recipe import Data, Recipe, Tables
@@ -108,40 +107,40 @@ def _of_files(path: str) -> _Subject:
     card = inspect(reader, splits=1)
     columns, tables = structs.replace(card, label=card.label or "").suggest(DIM)
     labels = columns.labels if card.label else ()
-    # What is never missing in the first split may be missing later, and no model needs these.
+    # Values of key and time may be missing after the first split, and no model needs them.
     columns = structs.replace(columns, labels=labels, key=None, time=None)
     made = Recipe(data=Data(dataset=path), columns=columns, tables=Tables(list=tables))
     made = structs.replace(made, train=structs.replace(made.train, batch=BATCH))
-    return _made(path, reader, made)
+    return _make_subject(path, reader, made)
 
 
-def _of_recipe(path: str | None, name: str) -> _Subject:
-    """As a recipe uses its rows, or those at a path."""
+def _subject_of_recipe(path: str | None, name: str) -> _Subject:
+    """The recipe's preparation, of its own rows or of those at `path`."""
     from rowwise.ingest.datasets.files import from_files, of_files, open_files
-    from rowwise.recipes.rows import FILES, open_parts
+    from rowwise.recipes.rows import FILES, open_data
 
     loaded = load_recipe(name)
     data, columns, tables = loaded.data, loaded.columns, loaded.tables.list
     kind, _, inside = data.dataset.partition(":")
     source = path or (inside if kind in FILES else data.dataset)
     if path is None and kind not in FILES:
-        dataset = open_parts(data, columns, tables).dataset
+        dataset = open_data(data, columns, tables).dataset
         reader = dataset.train
     else:
-        reader = open_files(source) if path else _open(kind, inside, data)
+        reader = open_files(source) if path else _open_files(kind, inside, data)
         if columns is not None and tables:
             dataset = of_files(reader, columns, tables)
         else:
             dataset = from_files(reader, columns.labels[0] if columns and columns.labels else data.label)
     columns, resolved = columns or dataset.columns, loaded.tables.resolve(dataset.tables)
-    return _made(
+    return _make_subject(
         source,
         reader,
         structs.replace(loaded, columns=columns, tables=structs.replace(loaded.tables, list=resolved, each={})),
     )
 
 
-def _open(kind: str, path: str, data: "Data") -> "Reader":
+def _open_files(kind: str, path: str, data: "Data") -> "Reader":
     from rowwise.ingest.delimited import CsvReader
     from rowwise.ingest.parquet import ParquetReader
     from rowwise.ingest.where import parse
@@ -149,8 +148,8 @@ def _open(kind: str, path: str, data: "Data") -> "Reader":
     return CsvReader(path) if kind == "csv" else ParquetReader(path, where=parse(data.where), verify=True)
 
 
-def _made(source: str, reader: "Reader", recipe: "Recipe") -> _Subject:
-    """What workers would be given; all names and types are checked."""
+def _make_subject(source: str, reader: "Reader", recipe: "Recipe") -> _Subject:
+    """The task that workers would get; checks all names and types."""
     from rowwise.ingest.batcher import Batcher, Batching
     from rowwise.ingest.bench.verdict import facts_of
     from rowwise.ingest.delimited import CsvReader

@@ -1,8 +1,4 @@
-"""`rowwise doctor`: what a user pastes into a bug report, and whether this installation works.
-
-Shows what `machine` reads and what `selftest` finds; both are imported when the command runs, because they
-need torch.
-"""
+"""`rowwise doctor`: facts of this machine and installation for a bug report, and a self-test of the kernels."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -10,14 +6,13 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from rowwise.cli.environment import CommandEnvironment
-from rowwise.cli.terminal import Terminal
+from rowwise.cli.terminal import Terminal, print_json
 from rowwise.errors import SpecError
 from rowwise.recipes.machine import Environment, NativeLibrary
 
@@ -29,7 +24,7 @@ MOST_SECONDS = 1e5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoctorReport:
-    """The contents of the command's output; without native operators `error` says the way out."""
+    """What the command prints. Without native operators `error` says what to do."""
 
     machine: Environment
     native: NativeLibrary | None
@@ -38,16 +33,15 @@ class DoctorReport:
 
     @property
     def ok(self) -> bool:
-        """Everything is there and every check passed."""
         return self.result is not None and not any(check.failure for check in self.result.checks)
 
 
 def doctor(
     ctx: typer.Context,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
-    seconds: Annotated[float, typer.Option(min=0, max=MOST_SECONDS, help="How long the self-test takes.")] = 10.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+    seconds: Annotated[float, typer.Option(min=0, max=MOST_SECONDS, help="Length of the self-test.")] = 10.0,
 ) -> None:
-    """Show this machine and installation, and test that they compute what they should.
+    """Show versions, processor and memory, and test the native kernels against their reference.
 
     Exits with 0 only if every check passes. Paste the output into a bug report.
 
@@ -55,33 +49,33 @@ def doctor(
 
     Example: rowwise doctor --json --seconds 2
     """
-    if math.isnan(seconds):  # which is in every range
-        raise SpecError(f"--seconds {seconds}: want a number, such as 10")
+    if math.isnan(seconds):  # NaN passes typer's range check
+        raise SpecError(f"--seconds {seconds}: want a number of seconds, such as 10")
     console = Terminal(highlight=False)
-    with _progress(console, seconds, quiet=as_json) as tell:
+    with _show_progress(console, seconds, quiet=as_json) as tell:
         around = ctx.find_object(CommandEnvironment)
-        report = _examine(around.omp_wait_policy if around else "not set", seconds, tell)
+        report = _self_test(around.omp_wait_policy if around else "not set", seconds, tell)
     if as_json:
-        print(msgspec.json.format(msgspec.json.encode({"ok": report.ok, **asdict(report)})).decode())
+        print_json({"ok": report.ok, **asdict(report)})
     else:
         _show(report, console)
     raise typer.Exit(0 if report.ok else 1)
 
 
-def _examine(omp_wait_policy: str, seconds: float, tell: Callable[[float], None]) -> DoctorReport:
+def _self_test(omp_wait_policy: str, seconds: float, tell: Callable[[float], None]) -> DoctorReport:
     machine = Environment.read(omp_wait_policy)
     try:
         native = NativeLibrary.read()
     except (ImportError, OSError) as error:  # NativeError, or a torch that itself does not load
         return DoctorReport(machine=machine, native=None, result=None, error=str(error))
-    from rowwise.drills.selftest import run
+    from rowwise.drills.selftest import run_selftest
 
-    return DoctorReport(machine=machine, native=native, result=run(native.isa_sets, seconds, tell), error="")
+    return DoctorReport(machine=machine, native=native, result=run_selftest(native.isa_sets, seconds, tell), error="")
 
 
 @contextmanager
-def _progress(console: Console, seconds: float, quiet: bool) -> Iterator[Callable[[float], None]]:
-    """A bar that fills with the seconds gone by, on terminals only."""
+def _show_progress(console: Console, seconds: float, quiet: bool) -> Iterator[Callable[[float], None]]:
+    """A bar of elapsed seconds, on terminals only."""
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
         task = bar.add_task("self-test", total=seconds)
@@ -91,7 +85,7 @@ def _progress(console: Console, seconds: float, quiet: bool) -> Iterator[Callabl
 def _show(report: DoctorReport, console: Console) -> None:
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")  # a path that is cut short helps nobody
+    table.add_column(overflow="fold")  # paths are wrapped, not cut
     for name, value in (_machine_lines(report.machine) | _native_lines(report.native)).items():
         table.add_row(name, value)
     console.print(table, markup=False)
@@ -111,7 +105,7 @@ def _machine_lines(machine: Environment) -> dict[str, str]:
         "OS": machine.os,
         "CPU": f"{machine.cpu}{f' ({machine.family})' if machine.family else ''}",
         "CPU lacks": "\n".join(machine.lacks) or "nothing",
-        "cores": f"{machine.cores}, of which {machine.usable_cores} may be used",
+        "cores": f"{machine.cores}, {machine.usable_cores} usable by this process",
         "torch threads": str(machine.torch_threads),
         "OMP_WAIT_POLICY": machine.omp_wait_policy,
         "huge pages": machine.huge_pages,
@@ -132,9 +126,9 @@ def _show_result(result: "SelfTestResult", console: Console) -> None:
     speed = result.speed
     share = speed.lookup_rows_s / speed.gather_limit_rows_s
     console.print(
-        f"\nlookup  {_millions(speed.lookup_rows_s)} of 64 floats, {share:.0%} of what the memory can deliver"
+        f"\nlookup  {_format_rate(speed.lookup_rows_s)} of 64 floats, {share:.0%} of what the memory can deliver"
     )
-    console.print(f"update  {_millions(speed.update_rows_s)} of 64 floats")
+    console.print(f"update  {_format_rate(speed.update_rows_s)} of 64 floats")
     failed = [check for check in result.checks if check.failure]
     for check in failed:
         console.print(f"FAILED: {check.name}: {check.failure}", style="red", markup=False, soft_wrap=True)
@@ -142,5 +136,5 @@ def _show_result(result: "SelfTestResult", console: Console) -> None:
     console.print(f"{passed} ({result.rounds} rounds)", style="red" if failed else "green")
 
 
-def _millions(rows_s: float) -> str:
+def _format_rate(rows_s: float) -> str:
     return f"{rows_s / 1e6:.1f} million rows/s"

@@ -1,16 +1,14 @@
-"""`rowwise drill`: break a small job on purpose, and see what survives here, on this machine and its disks."""
+"""`rowwise drill`: inject faults into a small training job on this machine, and check that it recovers."""
 
 import time
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 import typer
 from rich.table import Table
 
-from rowwise.cli.console import console_for
-from rowwise.cli.terminal import terminal
+from rowwise.cli.terminal import make_terminal, print_json
 from rowwise.errors import SpecError
 from rowwise.scratch import Scratch
 
@@ -19,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class DamageKind(StrEnum):
-    """The kinds of damage that a drill does."""
+    """The fault to inject."""
 
     KILL_RANK = "kill-rank"
     FILL_DISK = "fill-disk"
@@ -27,17 +25,18 @@ class DamageKind(StrEnum):
 
 
 def drill(
-    what: Annotated[DamageKind, typer.Argument(help="The damage.")],
-    nproc: Annotated[int, typer.Option(metavar="N", help="Ranks of the job.")] = 2,
+    what: Annotated[DamageKind, typer.Argument(help="The fault to inject.")],
+    nproc: Annotated[int, typer.Option(metavar="N", help="Number of ranks of the job.")] = 2,
     folder: Annotated[
-        Path | None, typer.Option(help="A folder on the disk to try, which stays; without one, a temporary one.")
+        Path | None,
+        typer.Option(help="Folder of the job, on the disk to test; kept afterwards (default: a temporary one)."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:
-    """Break a small job on purpose, and check what survives.
+    """Inject a fault into a small training job, and check that it resumes to the same result, bit for bit.
 
-    kill-rank kills ranks in a step and in a save, fill-disk lets the disk run full in a save, corrupt-ckpt damages the
-    newest checkpoint. Each takes about a minute. Exits with 1 if something that should survive did not.
+    kill-rank kills ranks during a step and during a save, fill-disk runs out of disk space during a save, corrupt-ckpt
+    damages the newest checkpoint. Each takes about a minute. Exits with 1 if a job did not recover.
 
     Example: rowwise drill kill-rank
 
@@ -48,8 +47,8 @@ def drill(
     from rowwise.drills.drill import run_drill
 
     if folder is not None and folder.exists() and any(folder.iterdir()):
-        raise SpecError(f"{folder}: want an empty folder, or a new one")
-    console = console_for(quiet=as_json)
+        raise SpecError(f"--folder {folder}: want an empty or a new folder")
+    console = make_terminal(stderr=True, quiet=as_json)
     scratch = Scratch() if folder is None else None
     place = scratch.path if scratch is not None else folder
     assert place is not None
@@ -62,7 +61,7 @@ def drill(
             scratch.close()
         raise
     if as_json:
-        print(msgspec.json.format(msgspec.json.encode(report)).decode())
+        print_json(report)
     else:
         _show(report, time.monotonic() - begin_s)
     if scratch is not None and report.survived:
@@ -70,14 +69,14 @@ def drill(
     else:
         if scratch is not None:
             scratch.keep()
-        console.print(f"everything is in {place}", markup=False, soft_wrap=True)
+        console.print(f"the job's files are in {place}", markup=False, soft_wrap=True)
     raise typer.Exit(0 if report.survived else 1)
 
 
 def _show(report: "DrillReport", wall_s: float) -> None:
-    console = terminal()
+    console = make_terminal()
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for name in ("", "damage", "ended after", "checkpoint", "going on from it"):
+    for name in ("", "fault", "ended after", "checkpoint", "after resuming"):
         table.add_column(name, overflow="fold")
     for case in report.cases:
         mark = "ok" if case.survived else "LOST"
@@ -89,5 +88,5 @@ def _show(report: "DrillReport", wall_s: float) -> None:
             if line and line != "whole":
                 console.print(f"{case.damage}, {who}: {line}", markup=False, soft_wrap=True)
     lost = sum(not case.survived for case in report.cases)
-    told = f"{lost} of {len(report.cases)} did not survive" if lost else "everything survived"
-    console.print(f"{report.drill} of {report.ranks} ranks: {told} ({wall_s:.0f} s)")
+    verdict = f"{lost} of {len(report.cases)} jobs did not recover" if lost else "every job recovered"
+    console.print(f"{report.drill} of {report.ranks} ranks: {verdict} ({wall_s:.0f} s)")

@@ -1,4 +1,4 @@
-"""What the environment says, as a frozen value that `main` reads once and hands down."""
+"""The environment variables that the command line uses, read once by `main` and handed to commands."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,15 +6,15 @@ from typing import Self
 
 from rowwise.errors import SpecError
 
-SET_BY_TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-OF_ONE_RANK = {"RANK": "0", "WORLD_SIZE": "1"}
+TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+DEFAULT_RANK = {"RANK": "0", "WORLD_SIZE": "1"}
 ATTEMPT = "TORCHELASTIC_RESTART_COUNT"
-OUT = "start the program with torchrun, or unset what it sets"
+WANT = "start the command with torchrun, or unset the variables that torchrun sets"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Torchrun:
-    """Who this process is, if torchrun has started it."""
+    """The rank and the world size that torchrun gave to this process."""
 
     rank: int
     world: int
@@ -23,29 +23,29 @@ class Torchrun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandEnvironment:
-    """The environment variables that a command reads."""
+    """The variables OMP_WAIT_POLICY and torchrun's."""
 
     omp_wait_policy: str
-    variables: tuple[tuple[str, str], ...]  # those of torchrun's that are set
+    variables: tuple[tuple[str, str], ...]  # those of torchrun that are set
 
     @classmethod
     def read(cls, environment: Mapping[str, str]) -> Self:
-        found = tuple((name, environment[name]) for name in (*SET_BY_TORCHRUN, ATTEMPT) if environment.get(name))
+        found = tuple((name, environment[name]) for name in (*TORCHRUN_VARIABLES, ATTEMPT) if environment.get(name))
         return cls(omp_wait_policy=environment.get("OMP_WAIT_POLICY", "not set"), variables=found)
 
     @property
     def torchrun(self) -> Torchrun | None:
-        """Refused when it is asked for: a command that needs no ranks runs in any environment."""
+        """Raises for incomplete variables only when used: commands without ranks run in any environment."""
         found = dict(self.variables)
-        missing = [name for name in SET_BY_TORCHRUN if name not in found]
+        missing = [name for name in TORCHRUN_VARIABLES if name not in found]
         if missing:
-            for name, alone in OF_ONE_RANK.items():
+            for name, alone in DEFAULT_RANK.items():
                 if found.get(name, alone) != alone:
-                    raise SpecError(f"{name}={found[name]} without {', '.join(missing)}: {OUT}")
+                    raise SpecError(f"{name}={found[name]} without {', '.join(missing)}: {WANT}")
             return None
         rank, world = _number("RANK", found), _number("WORLD_SIZE", found)
         if rank >= world:
-            raise SpecError(f"RANK={rank} with WORLD_SIZE={world}: want a rank less than that: {OUT}")
+            raise SpecError(f"RANK={rank} with WORLD_SIZE={world}: the rank has to be less than the world size: {WANT}")
         return Torchrun(rank=rank, world=world, attempt=_number(ATTEMPT, {ATTEMPT: "0"} | found))
 
 
@@ -55,5 +55,5 @@ def _number(name: str, found: Mapping[str, str]) -> int:
     except ValueError:
         number = -1
     if number < 0:
-        raise SpecError(f"{name}={found[name]}: want a number that is not negative: {OUT}")
+        raise SpecError(f"{name}={found[name]}: want a whole number of at least 0: {WANT}")
     return number

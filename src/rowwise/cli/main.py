@@ -1,6 +1,6 @@
-"""The `rowwise` command itself: which commands there are, and how a user's mistake ends.
+"""The `rowwise` command: its subcommands, its exit codes and the environment variables that it reads and sets.
 
-A command imports what it needs when it runs.
+Commands import torch and other heavy modules inside their functions, so that `rowwise --help` answers at once.
 """
 
 import functools
@@ -30,40 +30,39 @@ INTERRUPTED = 130  # what shells report for a command that Ctrl-C ended
 
 
 def main() -> None:
-    """Run the command line."""
-    # Idle OpenMP threads that spin take the cores from those that work; read when torch is imported.
+    # OpenMP reads this when torch is imported: idle threads that spin would take cores from working ones.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    app()()
+    make_app()()
 
 
-def app() -> typer.Typer:
-    """All commands, made anew for each caller."""
+def make_app() -> typer.Typer:
+    """The application with all commands; a new one for each caller."""
     made = typer.Typer(name="rowwise", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-    made.callback()(_rowwise)
+    made.callback()(_read_environment)
     commands: list[Callable[..., None]] = [train, resume, plan, measure.predict, measure.report, ls, cp, doctor]
     commands += [bench, drill, calibrate, compress]
     for command in commands:
-        made.command()(_ending_well(command))
-    made.command("eval")(_ending_well(measure.evaluate))
-    about_data = typer.Typer(
-        no_args_is_help=True, help="Fetch datasets and look into files. Example: rowwise data inspect logs/"
+        made.command()(_with_exit_codes(command))
+    made.command("eval")(_with_exit_codes(measure.evaluate))
+    data_commands = typer.Typer(
+        no_args_is_help=True, help="Fetch, inspect and convert datasets. Example: rowwise data inspect logs/"
     )
-    about_data.command()(_ending_well(data.get))
-    about_data.command()(_ending_well(data.inspect))
-    about_data.command()(_ending_well(convert))
-    about_data.command()(_ending_well(data_bench.bench))
-    made.add_typer(about_data, name="data")
-    made.add_typer(_about_checkpoints(), name="ckpt")
+    data_commands.command()(_with_exit_codes(data.get))
+    data_commands.command()(_with_exit_codes(data.inspect))
+    data_commands.command()(_with_exit_codes(convert))
+    data_commands.command()(_with_exit_codes(data_bench.bench))
+    made.add_typer(data_commands, name="data")
+    made.add_typer(_checkpoint_commands(), name="ckpt")
     return made
 
 
-def _about_checkpoints() -> typer.Typer:
-    about = "Look at checkpoints, compare and convert them. Example: rowwise ckpt ls runs/dlrm-synthetic/1"
+def _checkpoint_commands() -> typer.Typer:
+    about = "List, verify, compare and convert checkpoints. Example: rowwise ckpt ls runs/dlrm-synthetic/1"
     made = typer.Typer(no_args_is_help=True, help=about)
     commands: list[Callable[..., None]] = [ckpt.ls, ckpt.verify, ckpt.diff, ckpt.reshard, ckpt.remap, ckpt.export]
     for command in commands:
-        made.command()(_ending_well(command))
-    made.command("import")(_ending_well(ckpt.import_))
+        made.command()(_with_exit_codes(command))
+    made.command("import")(_with_exit_codes(ckpt.import_))
     return made
 
 
@@ -73,7 +72,7 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-def _rowwise(
+def _read_environment(
     ctx: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
@@ -82,12 +81,14 @@ def _rowwise(
     """Train recommendation models whose embedding tables outgrow one device.
 
     Example: rowwise doctor
+
+    Example: rowwise train dlrm-synthetic --nproc 2
     """
-    ctx.obj = CommandEnvironment.read(os.environ)  # for commands, which may not read the environment
+    ctx.obj = CommandEnvironment.read(os.environ)  # commands get it from the context
 
 
-def _ending_well(command: Callable[P, None]) -> Callable[P, None]:
-    """A user's mistake ends with one line and code 2, Ctrl-C with one and 130; a bug of ours with a traceback."""
+def _with_exit_codes(command: Callable[P, None]) -> Callable[P, None]:
+    """Exit with one line and code 2 after an error of the user, 130 after Ctrl-C; a bug keeps its traceback."""
 
     @functools.wraps(command)  # typer reads the options off the signature
     def run(*args: P.args, **kwargs: P.kwargs) -> None:

@@ -1,4 +1,4 @@
-"""Shows a plan on the terminal: tables by layout, predicted step, distance to the bound, memory of ranks."""
+"""The printed summary of a plan: tables, machine, predicted step, lower bound, memory, layouts and differences."""
 
 from collections import Counter
 from typing import TYPE_CHECKING
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from rowwise.planner.replan import ReplanResult
 
 FLOAT_bytes = 4
-SAME = 5e-5  # a gap that is none
-DIFFERENCES = 200  # lines that are shown of them
+SAME = 5e-5  # a smaller gap to the lower bound counts as optimal
+DIFFERENCES = 200  # printed lines
 
 
 def show_plan(planned: "PlanResult", console: Console) -> None:
@@ -37,17 +37,15 @@ def show_plan(planned: "PlanResult", console: Console) -> None:
     for lead, text in shown.items():
         console.print(f"{lead:8}{text}", markup=False, soft_wrap=True)
     if planned.searched.out_of_time:
-        late = "the search ended by the clock, so another run may find another plan; --seconds gives it more time"
+        late = "the search ran out of time, so another run may find another plan; --seconds gives it more"
         show_note(late, console)
 
 
 def show_note(text: str, console: Console) -> None:
-    """Something that was left out or filled in."""
     console.print(f"note    {text}", markup=False, soft_wrap=True)
 
 
 def show_differences(old: Plan, new: Plan, console: Console, name: str) -> None:
-    """What is not as in another plan, tile by tile."""
     lines = old.diff(new)
     names = {tile.table for tile in old.tiles} | {tile.table for tile in new.tiles}
     changed = [table for table in sorted(names) if set(old.tiles_of(table)) != set(new.tiles_of(table))]
@@ -56,7 +54,7 @@ def show_differences(old: Plan, new: Plan, console: Console, name: str) -> None:
     if before and after and (before.model, before.batch) == (after.model, after.batch):
         faster = f"; a step takes {of_seconds(after.step_s)}, before {of_seconds(before.step_s)}"
     console.print(
-        f"diff    {len(changed):,} of {len(names):,} tables are not where {name} has them{faster}",
+        f"diff    {len(changed):,} of {len(names):,} tables are placed differently in {name}{faster}",
         markup=False,
         soft_wrap=True,
     )
@@ -66,41 +64,41 @@ def show_differences(old: Plan, new: Plan, console: Console, name: str) -> None:
         console.print(f"... and {len(lines) - DIFFERENCES:,} more lines")
 
 
-def not_run(plan: Plan) -> tuple[str, ...]:
-    """One line for a plan that the runtime would refuse on some device, or on any."""
+def note_unsupported_tiers(plan: Plan) -> tuple[str, ...]:
+    """A note on a plan with rows in tiers that rowwise cannot run, on some devices or on any."""
     below = [tile for tile in plan.tiles if tile.tier not in RUNS]
     if not below:
         return ()
     tiers = [tier for tier in TIERS if tier in {tile.tier for tile in below}]
     where = " on any device but a CPU" if tiers_of("cpu").issuperset(tiers) else ""
     names = {tile.table for tile in below}
-    rows = f"rows of table {min(names)!r}" + (f" and {_many(len(names) - 1, 'other')}" if len(names) > 1 else "")
-    return (f"this runtime does not run this plan{where}: {rows} are on the {' and the '.join(tiers)}",)
+    rows = f"rows of table {min(names)!r}" + (f" and {_count(len(names) - 1, 'other')}" if len(names) > 1 else "")
+    return (f"rowwise cannot run this plan yet{where}: {rows} are on the {' and the '.join(tiers)}",)
 
 
-def in_words(found: "ReplanResult") -> tuple[str, ...]:
-    """What changing the plan in force takes, and gains."""
+def describe_replan(found: "ReplanResult") -> tuple[str, ...]:
+    """Notes on a replan: bytes to move, the time of a step before and after, and cuts of guessed cost."""
     words: list[str] = []
     before = f"{of_seconds(found.old_cost)} without" if found.old_fits else "and it would not fit without"
     if found.changed:
         words.append(
-            f"{of_bytes(found.moved_bytes)} go to other ranks, {found.moved_share:.1%} of what the old plan holds, when"
-            f" a run resumes with the new plan; a step takes {of_seconds(found.new_cost)}, {before}"
+            f"resuming with the new plan moves {of_bytes(found.moved_bytes)} to other ranks ({found.moved_share:.1%});"
+            f" a step takes {of_seconds(found.new_cost)}, {before}"
         )
     else:
-        words.append("nothing moves: no change was found that is worth its move")
+        words.append("nothing moves: no change is worth its cost")
     if found.recut:
-        words.append(f"cut in a way that has no name, so their costs are guessed: {', '.join(found.recut[:8])}")
+        words.append(f"tables cut in a way that is no layout, so their costs are guessed: {', '.join(found.recut[:8])}")
     return tuple(words)
 
 
-def _many(count: int, what: str) -> str:
+def _count(count: int, what: str) -> str:
     return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
 
 
 def _machine(machine: "Machine") -> str:
     topology = machine.topology
-    hosts, ranks = _many(topology.hosts, "host"), _many(topology.world, "rank")
+    hosts, ranks = _count(topology.hosts, "host"), _count(topology.world, "rank")
     return f"{ranks}: {hosts} of {topology.devices} {machine.hardware.name}"
 
 

@@ -1,50 +1,50 @@
-"""What each rank of a run does, however it was made: alone, by `--nproc`, or by torchrun.
+"""The work of one rank of train or resume, started alone, by `--nproc` or by torchrun. Only the first rank prints.
 
-The first rank shows what there is to see; the others are quiet.
+Apart from `launch` because it loads torch, which the process that starts and watches ranks does without.
 """
 
 import signal
 from pathlib import Path
 
-import msgspec
-
-from rowwise.cli.console import LiveLine, console_for, show_beginning, show_end, stop_on_signal
+from rowwise.cli.console import LiveLine, show_result, show_start, stop_on_signals
 from rowwise.cli.run_request import NoteStore, RunRequest
+from rowwise.cli.terminal import make_terminal, print_json
 from rowwise.comm.seam import Comm
 from rowwise.comm.solo import solo
 from rowwise.recipes.first_rank import on_first_rank
 from rowwise.recipes.runs import TrainingRun
 from rowwise.train.trainer import Tell
 
-RUN = "run"  # the note that says which run this is
+RUN = "run"  # the name of the note with the folder of the run
 
 
 def run_rank(order: RunRequest, comm: Comm | None, notes: NoteStore | None, *, watched: bool = False) -> int:
-    """Begin a run, or go on with one, to its end; gives the exit code. `watched`: a parent says when to end at once."""
+    """Start or resume a run and train to its end; returns the exit code. `watched`: a parent process handles Ctrl-C."""
     comm = comm or solo()
     first = comm.rank == 0
-    console = console_for(quiet=order.as_json or not first)
+    console = make_terminal(stderr=True, quiet=order.as_json or not first)
     line = LiveLine(console)
     with console.status("reading the data" if order.recipe else "reading the checkpoint"):
-        run = _begin(order, comm, notes, line if first else None)
+        run = _open_run(order, comm, notes, line if first else None)
     if first and notes is not None:
         notes.put(RUN, str(run.folder.path.absolute()))
     if first:
-        show_beginning(run, console)
-    with stop_on_signal(run.trainer, console, watched=watched) as met, line.showing():
+        show_start(run, console)
+    with stop_on_signals(run.trainer, console, watched=watched) as received, line.show():
         result = run.go()
     if first:
-        show_end(result, console)
+        show_result(result, console)
         if order.as_json:
-            print(msgspec.json.format(msgspec.json.encode(result)).decode(), flush=True)
-    if not met and result.status != "stopped":
+            print_json(result)
+    if not received and result.status != "stopped":
         return 0
-    console.print(f"go on: {order.resuming(run.folder.path, comm.topology)}", markup=False, soft_wrap=True)
-    return 128 + (met[0] if met else signal.SIGTERM)
+    command = order.resume_command(run.folder.path, comm.topology)
+    console.print(f"resume it with: {command}", markup=False, soft_wrap=True)
+    return 128 + (received[0] if received else signal.SIGTERM)
 
 
-def _begin(order: RunRequest, comm: Comm, notes: NoteStore | None, tell: Tell | None) -> TrainingRun:
-    """What was asked for; or the run of an attempt before this one, from where that has left it."""
+def _open_run(order: RunRequest, comm: Comm, notes: NoteStore | None, tell: Tell | None) -> TrainingRun:
+    """The requested run; after a restart by torchrun the run of the earlier attempt, from its last checkpoint."""
     noted = on_first_rank(comm, lambda: None if notes is None else notes.get(RUN))
     if noted is not None:
         return TrainingRun.resume(Path(noted), tell=tell, comm=comm)

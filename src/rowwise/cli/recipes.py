@@ -1,4 +1,4 @@
-"""`rowwise ls` and `rowwise cp`: which recipes there are, and one to edit."""
+"""`rowwise ls` and `rowwise cp`: list the built-in recipes, and copy one to edit."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,13 +6,13 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from rowwise.cli.terminal import say, terminal
+from rowwise.cli.terminal import make_terminal, print_line
 
 WIDTH = 140
 
 
 def ls() -> None:
-    """List the recipes that ship, with what to expect of each.
+    """List the built-in recipes, with their test metrics, training time and memory.
 
     Example: rowwise ls
     """
@@ -29,18 +29,18 @@ def ls() -> None:
         takes = [] if about.time_s is None else [f"{about.time_s:.0f} s"]
         takes += [] if about.memory_gb is None else [f"{about.memory_gb:.1f} GB"]
         table.add_row(name, about.what, expect, ", ".join(takes))
-    terminal(width=WIDTH).print(table, markup=False)
+    make_terminal(width=WIDTH).print(table, markup=False)
 
 
 def cp(
-    recipe: Annotated[str, typer.Argument(help="A recipe by name, or a YAML file.")],
-    to: Annotated[Path, typer.Argument(help="The new file, or a folder.")] = Path(),
+    recipe: Annotated[str, typer.Argument(help="A YAML file, or the name of a built-in recipe (see rowwise ls).")],
+    to: Annotated[Path, typer.Argument(help="The new YAML file, or the folder to put it into.")] = Path(),
 ) -> None:
-    """Copy a recipe, to edit it.
+    """Copy a recipe into a file that you can edit.
 
     Example: rowwise cp dlrm-synthetic my.yaml
     """
     from rowwise.recipes.find import copy
 
     place = copy(recipe, to)
-    say(f"{place} is yours; train it: rowwise train {place}")
+    print_line(f"wrote {place}; train it with: rowwise train {place}")

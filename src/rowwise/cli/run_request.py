@@ -1,4 +1,4 @@
-"""The arguments of train and resume, as ranks receive them, and short notes that survive a restart by torchrun."""
+"""RunRequest: the arguments of train or resume, pickled to ranks. NoteStore: notes that survive a restart of ranks."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,27 +11,25 @@ if TYPE_CHECKING:
 
 
 class NoteStore(Protocol):
-    """Short texts that outlive a rank."""
+    """Key-value notes that outlive a rank."""
 
-    def get(self, name: str) -> str | None:
-        """What was left under a name, if anything was."""
-        ...
+    def get(self, name: str) -> str | None: ...
 
     def put(self, name: str, text: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRequest:
-    """The arguments of `train` or `resume`, as they are handed to the ranks."""
+    """A new run of a recipe, or without a recipe an existing run to resume."""
 
     recipe: "Recipe | None" = None
-    folder: Path  # of all runs, or of the one
+    folder: Path  # of all runs for a new run; else that of the run to resume
     changes: tuple[str, ...] = ()
     which: str = "last"
     as_json: bool = False
 
-    def resuming(self, run: Path, topology: Topology) -> str:
-        """The command that goes on with a run as it was."""
+    def resume_command(self, run: Path, topology: Topology) -> str:
+        """The shell command that resumes a run on as many ranks as it has now."""
         if topology.hosts > 1:
             return f"torchrun ... -m rowwise resume {run}"
         return f"rowwise resume {run}" + (f" --nproc {topology.world}" if topology.world > 1 else "")

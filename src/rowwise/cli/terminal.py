@@ -1,31 +1,48 @@
-"""Where commands write: no name or value from a file reaches a terminal as a command to it."""
+"""What commands write: names and values from files reach a terminal as text, never as control sequences.
 
+Names of tables, columns, tensors and files come from strangers. An escape sequence in one could clear the screen,
+change a title or hide what was said.
+"""
+
+import json
+import re
 from collections.abc import Iterable
 
+import msgspec
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
 from rowwise.textfile import printable
 
 WIDTH = 120
+UNUSUAL = re.compile("[^ -~\n]")
 
 
 class Terminal(Console):
-    """A console whose texts are printable; colours and the movements of live lines stay."""
+    """A console that writes unprintable characters as escapes; colours and live lines work as usual."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Segments, as rich makes them, with what is not printable written out."""
         for segment in super().render(renderable, options):
-            told = segment.control is None and not segment.text.isprintable()
-            yield Segment(printable(segment.text), segment.style) if told else segment
+            escape = segment.control is None and not segment.text.isprintable()
+            yield Segment(printable(segment.text), segment.style) if escape else segment
 
 
-def terminal(*, stderr: bool = False, quiet: bool = False, width: int = WIDTH) -> Terminal:
-    """Standard output or standard error; a file or a pipe has no width of its own."""
-    found = Terminal(stderr=stderr, highlight=False, quiet=quiet)
-    return found if found.is_terminal else Terminal(stderr=stderr, highlight=False, quiet=quiet, width=width)
+def make_terminal(*, stderr: bool = False, quiet: bool = False, width: int = WIDTH) -> Terminal:
+    """Standard output, or standard error; `width` applies to files and pipes, which have none of their own."""
+    made = Terminal(stderr=stderr, highlight=False, quiet=quiet)
+    return made if made.is_terminal else Terminal(stderr=stderr, highlight=False, quiet=quiet, width=width)
 
 
-def say(text: str) -> None:
-    """A line on standard output."""
+def print_line(text: str) -> None:
+    """Print a line on standard output, with unprintable characters escaped."""
     print(printable(text))
+
+
+def print_json(value: object) -> None:
+    """Print a value as indented JSON on standard output; NaN and infinities become null."""
+    print(escape_json(msgspec.json.format(msgspec.json.encode(value)).decode()), flush=True)
+
+
+def escape_json(text: str) -> str:
+    r"""The same JSON with unprintable characters as \u escapes: JSON allows U+009B, which begins a control sequence."""
+    return UNUSUAL.sub(lambda found: found[0] if found[0].isprintable() else json.dumps(found[0])[1:-1], text)

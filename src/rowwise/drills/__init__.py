@@ -1,1 +1,1 @@
-"""What is tried on purpose: faults of small jobs (`rowwise drill`), and the kernels of a machine (`rowwise doctor`)."""
+"""Fault injection into small jobs (`rowwise drill`), and a self-test of the kernels (`rowwise doctor`)."""

@@ -1,8 +1,7 @@
-"""A disk that is soon full: a small tmpfs that only this user sees, or where that is not allowed a limit on files.
+"""A small disk for out-of-space drills: a tmpfs in a user namespace, or a limit on file sizes where that is forbidden.
 
-The tmpfs is mounted in a namespace of its own (user and mounts) that a shell keeps alive; commands enter it, and what
-they left is read through the shell's entry in /proc. Known limits: systems other than Linux have the limit only, by
-which files, not disks, are too large.
+A shell keeps the namespace (user and mounts) alive; commands enter it, and this process reads their files through the
+shell's root in /proc. Known limit: without Linux namespaces files are limited, not the disk.
 """
 
 import resource
@@ -21,24 +20,24 @@ mount -o remount,size=1g "$1" && echo grown && read -r line
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SmallDisk:
-    """A file system of limited size: its folder, and a way to enlarge it."""
+    """Paths of the disk, and how to grow it."""
 
-    folder: Path  # for commands
-    seen: Path  # for this process
-    how: str  # for people
-    enter: tuple[str, ...]  # what a command begins with
-    limit: Callable[[], None] | None  # to be called in a process before it begins
+    folder: Path  # path for commands
+    seen: Path  # path for this process
+    how: str  # description
+    enter: tuple[str, ...]  # prefix of commands
+    limit: Callable[[], None] | None  # preexec_fn of processes
     grow: Callable[[], None]
 
 
 @contextmanager
 def small_disk(folder: Path, size_bytes: int, file_bytes: int) -> Iterator[SmallDisk]:
-    """A disk of a size; where there can be none, files of at most another size."""
+    """A disk of `size_bytes`, or where that is not possible files of at most `file_bytes`."""
     folder.mkdir(parents=True)
     shell = _mount(folder, size_bytes)
     if shell is None:
         limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))  # noqa: E731
-        how = f"files limited to {file_bytes >> 10} kB, as this system mounts nothing for a user"
+        how = f"files limited to {file_bytes >> 10} kB, as this system does not let users mount"
         yield SmallDisk(folder=folder, seen=folder, how=how, enter=(), limit=limit, grow=lambda: None)
         return
     seen = Path(f"/proc/{shell.pid}/root{folder.resolve()}")
@@ -47,14 +46,14 @@ def small_disk(folder: Path, size_bytes: int, file_bytes: int) -> Iterator[Small
     with shell:
         try:
             yield SmallDisk(
-                folder=folder, seen=seen, how=how, enter=enter, limit=None, grow=lambda: _tell(shell, "grown")
+                folder=folder, seen=seen, how=how, enter=enter, limit=None, grow=lambda: _send_line(shell, "grown")
             )
         finally:
-            shell.kill()  # the disk goes with it
+            shell.kill()  # removes the disk, too
 
 
 def _mount(folder: Path, size_bytes: int) -> subprocess.Popen[str] | None:
-    """The shell that holds the disk, or nothing where there can be none."""
+    """The shell that keeps the disk mounted, or None where users cannot mount."""
     unshare = shutil.which("unshare")
     if unshare is None or shutil.which("nsenter") is None:
         return None
@@ -69,7 +68,7 @@ def _mount(folder: Path, size_bytes: int) -> subprocess.Popen[str] | None:
     return None
 
 
-def _tell(shell: subprocess.Popen[str], answer: str) -> None:
+def _send_line(shell: subprocess.Popen[str], answer: str) -> None:
     assert shell.stdin is not None
     assert shell.stdout is not None
     shell.stdin.write("go on\n")

@@ -1,6 +1,6 @@
-"""A job of a few seconds that can be damaged: started as users start one, watched, resumed, compared.
+"""A training job of a few seconds for drills: started by the command line, watched, resumed and compared.
 
-The recipe is elastic, so that what survived can be told from what nearly did: bit by bit.
+Its recipe has elastic determinism, so that results can be compared bit by bit.
 """
 
 import re
@@ -19,7 +19,7 @@ from rowwise.ops.reference.sums import BLOCK
 from rowwise.train.saved import CheckpointFolder
 
 STEPS, EVERY, KEPT = 30, 5, 3
-LIMIT_S = 300.0  # of a command; a job that hangs is a finding, not a reason to hang
+LIMIT_S = 300.0  # of a command, so that a hanging job becomes a failed case
 OURS = ("model/", "rows/", "optimizer/")
 RECIPE = """
 name: drill
@@ -34,7 +34,7 @@ log: {{every: 1}}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandResult:
-    """Exit code and output of a command."""
+    """Exit code and error line of a command."""
 
     code: int
     said: str  # the line that says why, or the last one
@@ -46,7 +46,7 @@ class CommandResult:
 
 @dataclass(frozen=True, slots=True)
 class DrillJob:
-    """A folder with the recipe, and a number of ranks; `enter`: what its commands begin with."""
+    """A folder with the recipe, and a number of ranks; `enter` is a prefix of its commands."""
 
     folder: Path
     ranks: int
@@ -62,24 +62,22 @@ class DrillJob:
         return cls(folder, ranks)
 
     def train(self, runs: Path, *more: str) -> CommandResult:
-        """A new run, to its end."""
         with self.training(runs, *more) as process:
-            return end(process)
+            return wait_for_end(process)
 
     def resume(self, run: Path, *more: str) -> CommandResult:
-        """Go on with a run, to its end."""
         with self._started("resume", str(run), *more) as process:
-            return end(process)
+            return wait_for_end(process)
 
     def training(
         self, runs: Path, *more: str, limit: Callable[[], None] | None = None
     ) -> AbstractContextManager[subprocess.Popen[str]]:
-        """A new run, while it goes on."""
+        """The process of a new run, killed at the end of the block."""
         return self._started("train", "drill.yaml", "--runs", str(runs), *more, limit=limit)
 
     @contextmanager
     def _started(self, *args: str, limit: Callable[[], None] | None = None) -> Iterator[subprocess.Popen[str]]:
-        # By the words, as who enters a namespace of mounts stands at its root.
+        # nsenter starts at the root of the namespace, so the folder is given.
         enter = (*self.enter, f"--wd={self.folder}") if self.enter else ()
         command = [*enter, sys.executable, "-m", "rowwise", *args, "--nproc", str(self.ranks)]
         pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL}
@@ -91,7 +89,7 @@ class DrillJob:
             process.communicate()
 
 
-def end(process: subprocess.Popen[str]) -> CommandResult:
+def wait_for_end(process: subprocess.Popen[str]) -> CommandResult:
     try:
         _, err = process.communicate(timeout=LIMIT_S)
     except subprocess.TimeoutExpired:
@@ -102,42 +100,43 @@ def end(process: subprocess.Popen[str]) -> CommandResult:
 
 
 def wait_until(process: subprocess.Popen[str], there: Callable[[], bool], what: str) -> None:
-    """Until something is so, while the process goes on."""
+    """Poll until `there()`; raises if the process ends first or takes too long."""
     end_s = time.monotonic() + LIMIT_S
     while not there():
         if process.poll() is not None or time.monotonic() > end_s:
-            raise RowwiseError(f"the drill's job ended, or took too long, before {what}: {end(process).said}")
+            raise RowwiseError(f"the drill's job ended or took too long before {what}: {wait_for_end(process).said}")
         time.sleep(0.001)
 
 
-def processes_of(run: Path) -> list[int]:
+def rank_processes(run: Path) -> list[int]:
+    """Process ids of the ranks from the run's log; empty before it has them."""
     log = run / "log.txt"
     found = re.findall(r"processes ([\d ]+)\n", log.read_text()) if log.exists() else []
     return [int(pid) for pid in found[-1].split()] if found else []
 
 
-def steps_of(run: Path) -> int:
-    """The last step that was written down."""
+def last_step(run: Path) -> int:
+    """The last step in steps.csv."""
     path = run / "steps.csv"
     return path.read_text().count("\n") - 1 if path.exists() else 0
 
 
-def whole_steps(run: Path) -> list[int]:
-    """The checkpoints that count."""
+def checkpoint_steps(run: Path) -> list[int]:
+    """Steps of the complete checkpoints."""
     return CheckpointFolder(run / "ckpt").steps()
 
 
-def damaged(run: Path) -> str:
-    """What is wrong with the newest of the checkpoints that count; nothing, if nothing is."""
+def find_damage(run: Path) -> str:
+    """The first damage in the newest complete checkpoint; empty if intact."""
     try:
         CheckpointFolder(run / "ckpt").open().verify()
     except CheckpointError as error:
-        return str(error).partition("; use another")[0]  # the first of what may be many places
+        return str(error).partition("; use another")[0]
     return ""
 
 
-def difference(run: Path, other: Path) -> str:
-    """What two runs that have ended do not have in common, bit by bit; nothing, if nothing is."""
+def find_difference(run: Path, other: Path) -> str:
+    """The first difference of two finished runs, bit by bit; empty if equal."""
     one, two = CheckpointFolder(run / "ckpt").open(), CheckpointFolder(other / "ckpt").open()
     names = [sorted(name for name in x.names() if name.startswith(OURS)) for x in (one, two)]
     if names[0] != names[1]:

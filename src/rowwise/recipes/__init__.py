@@ -1,8 +1,7 @@
-"""Recipes: everything that a run is made of, in one YAML file, and the only code that puts the parts together.
+"""Recipes: the YAML configuration of a run, and the code that builds data, model and trainer from it.
 
-`recipe` says what a recipe holds, `text` reads and writes it, `find` knows those that ship; none of these needs torch.
-`compose` makes data, model and trainer of one, `runs` are the verbs of the command line as functions. Names are loaded
-when first used.
+`recipe` has its types, `text` reads and writes it, `find` has the built-in ones; these need no torch. `compose` builds
+the parts of a run, `runs` has start, resume, evaluate and predict. Names are loaded when first used.
 """
 
 from typing import TYPE_CHECKING

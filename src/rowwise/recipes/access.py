@@ -1,7 +1,7 @@
-"""What a run has counted of its tables, as the statistics that a planner reads: `rowwise plan --tables access.json`.
+"""Table access statistics that a run has counted, as input of the planner: `rowwise plan --tables access.json`.
 
-A curve is fitted rather than a ratio written, as it holds for batches of any size. Known limits: curves that are not
-of the form that `Access` has; the nearest one is then some percent off.
+A curve of distinct ids over batch size is fitted, so that plans may be for other batch sizes. Known limit: curves that
+do not have the form of `Access` are fitted to some percent.
 """
 
 from collections.abc import Sequence
@@ -17,29 +17,29 @@ from rowwise.train.repeats import IdSample
 from rowwise.train.traffic import TableTraffic
 
 ACCESS = "access.json"  # in the folder of a run
-SIZES = 8  # of batches, up to all that was looked at, that a curve is fitted to
-SMALLEST = 256.0  # of them, as a part of the batch
-FLAT = np.concatenate([[0.0], np.geomspace(1e-6, 0.1, 8)])  # what `zipf_q` may be, over the rows that are asked for
-ACTIVES = 6  # how many rows may be asked for: so many guesses, and one by how many were seen once and twice
-ANCHORS = np.array([1.0, 8.0, 64.0])  # batches that a guess has to be right for: so much smaller than the largest
+SIZES = 8  # number of batch sizes, up to all counted ids, that a curve is fitted to
+SMALLEST = 256.0  # the smallest size is the batch divided by this
+FLAT = np.concatenate([[0.0], np.geomspace(1e-6, 0.1, 8)])  # candidates for `zipf_q`, as shares of the active rows
+ACTIVES = 6  # candidates for the number of active rows; one more is estimated from ids seen once and twice
+ANCHORS = np.array([1.0, 8.0, 64.0])  # each candidate is exact for one batch size: the largest divided by one of these
 HALVINGS = 20
 
 
 @final
 class AccessFile:
-    """The tables as they were asked for so far: `text` is what the file of a run holds.
+    """Access statistics of the tables so far; `text` is the content of access.json.
 
-    A fit takes a twentieth of a second a table, so that in the middle of a run a former one stands until twice as many
-    ids were looked at: a file of a run that was killed is of at least half of them.
+    A fit takes about 50 ms a table. During a run a table is fitted again only after its number of counted ids has
+    doubled, so the file of a killed run covers at least half of them.
     """
 
     def __init__(self, tables: Sequence[Table], batch: int) -> None:
-        """`batch`: samples of a step, of all ranks, for which the curves fit best."""
+        """`batch`: the global batch, at which the curves fit best."""
         self._tables, self._batch = tuple(tables), batch
-        self._fits: dict[str, tuple[int, Access]] = {}  # by table: of so many ids
+        self._fits: dict[str, tuple[int, Access]] = {}  # by table: number of ids when fitted, and the fit
 
     def workloads(self, traffic: TableTraffic, *, ended: bool) -> tuple[Workload, ...]:
-        """The tables; once a run has ended, of all that was looked at."""
+        """The tables with their statistics; with `ended` all are fitted to all counted ids."""
         return tuple(Workload(table=table, access=self._access(table, traffic, ended)) for table in self._tables)
 
     def text(self, traffic: TableTraffic, *, ended: bool) -> str:
@@ -47,7 +47,7 @@ class AccessFile:
 
     def _access(self, table: Table, traffic: TableTraffic, ended: bool) -> Access:
         pooling = traffic.pooling(table.name)
-        if pooling is None:  # no batch was looked at: as before there was a run
+        if pooling is None:  # nothing was counted: one id a feature
             return Access(pooling=float(len(table.feature_names)))
         repeats = traffic.repeats(table.name)
         counted, fit = self._fits.get(table.name, (0, None))
@@ -58,14 +58,15 @@ class AccessFile:
 
 
 def access_json(workloads: Sequence[Workload]) -> str:
+    """The content of a tables file for `rowwise plan`."""
     return msgspec.json.format(msgspec.json.encode(workloads), indent=1).decode() + "\n"
 
 
 def fit_access(repeats: IdSample, rows: int, pooling: float, batch: int) -> Access:
-    """The curve that has as many different ids as were counted, in a batch and in smaller ones.
+    """The curve whose distinct ids match the counts at all batch sizes best.
 
-    For each guess of `zipf_q`, of the rows that are asked for at all, and of a size of batches, `zipf_a` is what gives
-    that size its different ids; the best of those for all sizes is taken.
+    For each candidate of `zipf_q`, active rows and batch size, `zipf_a` is solved for that size; the candidate with the
+    least error over all sizes wins.
     """
     if not repeats.looked_at:
         return Access(pooling=pooling)
@@ -73,12 +74,12 @@ def fit_access(repeats: IdSample, rows: int, pooling: float, batch: int) -> Acce
     drawn = min(max(pooling * batch, 1.0), most)
     sizes_P = np.unique(np.geomspace(max(drawn / SMALLEST, 1.0), most, SIZES).round())
     want_P = repeats.different(sizes_P)
-    guesses = np.meshgrid(_actives(repeats, rows), FLAT, np.maximum(drawn / ANCHORS, 1.0))
+    guesses = np.meshgrid(_guess_active_rows(repeats, rows), FLAT, np.maximum(drawn / ANCHORS, 1.0))
     active_G, flat_G, anchor_G = (x.ravel() for x in guesses)
     q_G = flat_G * active_G
-    a_G = _steepness(q_G, active_G, anchor_G, repeats.different(anchor_G))
+    a_G = _solve_steepness(q_G, active_G, anchor_G, repeats.different(anchor_G))
     found_PG = np.stack([distinct(a_G, q_G, active_G, np.full(len(a_G), size)) for size in sizes_P])
-    # What is counted of few ids is off by more.
+    # Counts of few distinct ids have more noise, so they weigh less.
     error_G = (want_P[:, None] * np.log(found_PG / np.maximum(want_P, 1e-9)[:, None]) ** 2).sum(0)
     best = int(np.argmin(error_G))
     active = int(active_G[best])
@@ -90,17 +91,17 @@ def fit_access(repeats: IdSample, rows: int, pooling: float, batch: int) -> Acce
     )
 
 
-def _actives(repeats: IdSample, rows: int) -> Floats:
-    """From all rows down to those that were seen, and those that are there if all are asked for alike."""
+def _guess_active_rows(repeats: IdSample, rows: int) -> Floats:
+    """From all rows down to the distinct ids seen, and the number estimated for uniform access."""
     seen = float(repeats.different(np.array([float(repeats.looked_at)]))[0])
     once, twice = (float((repeats.counts_D == times).sum()) * 2**repeats.level for times in (1, 2))
-    alike = seen + once**2 / max(2 * twice, 1.0)  # what Chao's estimator says
+    alike = seen + once**2 / max(2 * twice, 1.0)  # Chao's estimator
     least = min(max(seen, 1.0), float(rows))
     return np.append(np.geomspace(rows, least, ACTIVES), min(max(alike, least), rows)).round()
 
 
-def _steepness(q_G: Floats, active_G: Floats, drawn_G: Floats, want_G: Floats) -> Floats:
-    """The `zipf_a` of each guess that has so many different ids among those drawn; the nearest, where none has."""
+def _solve_steepness(q_G: Floats, active_G: Floats, drawn_G: Floats, want_G: Floats) -> Floats:
+    """For each candidate the `zipf_a` with `want_G` distinct ids in `drawn_G` draws, or the nearest one."""
     low_G, high_G = np.zeros(len(q_G)), np.full(len(q_G), STEEPEST)
     for _ in range(HALVINGS):
         a_G = (low_G + high_G) / 2

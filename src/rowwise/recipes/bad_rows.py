@@ -1,6 +1,6 @@
-"""What a run could not use of its rows, in a few words for its result: how many, and why the first ones.
+"""A summary of a run's quarantined rows for its result: their number, and the reasons of the first ones.
 
-Rows of splits that could not be read at all count where their number is known.
+Rows of unreadable splits count where their number is known.
 """
 
 from pathlib import Path
@@ -14,15 +14,15 @@ NAMED = 5  # reasons
 
 
 class BadRows(Value, frozen=True):
-    """Rows that were put aside."""
+    """Number of quarantined rows, and why."""
 
     rows: int = 0
-    reasons: tuple[str, ...] = ()  # of the first ones, with their places
+    reasons: tuple[str, ...] = ()  # of the first NAMED rows, each with its place in the data
 
 
 def find_bad_rows(folder: Path) -> BadRows:
-    """Those in the folder `bad_rows` of a run, which is not there where all rows could be used."""
-    found = count_quarantined(folder)
+    """Summary of the folder `bad_rows` of a run, which exists only if rows were quarantined."""
+    found = count_aside(folder)
     reasons = [f"{one.source}: {one.error}" for one in found.unread[:NAMED]]
     for path in sorted(folder.glob(f"*{ROWS}")):
         if len(reasons) >= NAMED:

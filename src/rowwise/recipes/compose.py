@@ -1,6 +1,6 @@
-"""From a recipe to what a trainer needs: rows, tables, model, loss and evaluation, each made by one function.
+"""Builds the parts of a training job from a recipe: rows, tables, model, loss and evaluation.
 
-The only code that knows all the parts. Nothing is trained here, and nothing is written.
+Nothing is trained or written here.
 """
 
 from collections.abc import Callable, Iterable
@@ -32,8 +32,8 @@ from rowwise.models.wide import wide_tables
 from rowwise.models.wide_deep import WideDeep
 from rowwise.plan import Forecast
 from rowwise.processor import read_processor
-from rowwise.recipes.id_maps import pin_map, tables_as_stored
-from rowwise.recipes.processor_limits import adapt_to_processor
+from rowwise.recipes.id_maps import pin_map, stored_tables_of
+from rowwise.recipes.processor_limits import replace_unsupported
 from rowwise.recipes.recipe import (
     DcnConfig,
     DeepFmConfig,
@@ -44,7 +44,7 @@ from rowwise.recipes.recipe import (
     UserModel,
     WideDeepConfig,
 )
-from rowwise.recipes.rows import DataSplits, RowSelection, absolute, open_parts
+from rowwise.recipes.rows import DataSplits, RowSelection, open_data, use_absolute_paths
 from rowwise.recipes.user_model import load_class
 from rowwise.recipes.user_model_name import split_name
 from rowwise.spec import Table
@@ -55,22 +55,22 @@ from rowwise.train.settings import Evaluation
 from rowwise.train.trainer import Settings, TrainingJob
 
 OpenBatches = Callable[[Position | None], Batcher]
-Aside = Callable[[], Path | None]  # where bad rows go, which is known once there is a folder
-CLICK_METRICS = ("ne", "loss", "auc")  # those that a checkpoint can be chosen by
+QuarantineFolder = Callable[[], Path | None]  # None until the run has a folder
+CLICK_METRICS = ("ne", "loss", "auc")  # metrics that can choose the best checkpoint
 
 
-def drop_rows() -> None:
-    """Bad rows are left out, and not kept."""
+def no_folder() -> None:
+    """No quarantine: bad rows are dropped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedRecipe:
-    """A recipe in which nothing is left to defaults, and the rows that it names."""
+    """A recipe with every default filled in, and its opened data."""
 
     recipe: Recipe
     parts: DataSplits
     transforms: LoadedTransforms
-    notes: tuple[str, ...] = ()  # what is done otherwise than the recipe said, and why
+    notes: tuple[str, ...] = ()  # settings that were replaced or have no effect, and why
 
     @property
     def columns(self) -> Columns:
@@ -83,8 +83,8 @@ class ResolvedRecipe:
 
     @property
     def stored_tables(self) -> tuple[Table, ...]:
-        """What they are held as, where ids share rows."""
-        return tuple(one for table in self.tables for one in tables_as_stored(table))
+        """The tables in memory: for a table with an id map its smaller ones."""
+        return tuple(one for table in self.tables for one in stored_tables_of(table))
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -92,17 +92,17 @@ class ResolvedRecipe:
 
 
 def resolve(recipe: Recipe) -> ResolvedRecipe:
-    """Open the data, and write into the recipe what follows from it."""
-    data, transforms = absolute(recipe.data), tuple(map(_absolute, recipe.transforms))
+    """Open the data and fill in every default, so that the recipe makes the same run again."""
+    data, transforms = use_absolute_paths(recipe.data), tuple(map(_use_absolute_files, recipe.transforms))
     if isinstance(data.workers, int):
         data = structs.replace(data, workers=Workers(count=data.workers) if data.workers else None)
-    parts = open_parts(data, recipe.columns, recipe.tables.list)
+    parts = open_data(data, recipe.columns, recipe.tables.list)
     columns = recipe.columns or parts.dataset.columns
     tables = tuple(map(pin_map, recipe.tables.resolve(parts.dataset.tables)))
     if not columns.labels:
-        raise SpecError("columns.labels is empty: want at least one column to learn")
+        raise SpecError("columns.labels is empty: want at least one label column")
     if data.label is not None and data.label not in columns.labels:
-        want = "want one of them, or no data.label, as columns.labels says it"
+        want = "want one of them, or no data.label"
         raise SpecError(f"data.label={data.label!r}: the labels are {', '.join(columns.labels)}: {want}")
     columns.check_tables(tables)
     model, notes = recipe.model, ()
@@ -113,10 +113,10 @@ def resolve(recipe: Recipe) -> ResolvedRecipe:
         model = UserModel(module=f"{path.absolute()}:{name}", args=model.args)
     if isinstance(model, TwoTowerConfig):
         _check_towers(columns, model)
-        given, columns = columns, _in_order(columns, model)
-        notes = _outside(given, model) if recipe.columns is not None else ()
+        given, columns = columns, _order_dense(columns, model)
+        notes = _unused_columns(given, model) if recipe.columns is not None else ()
     _check_device(recipe.train.device)
-    train, replaced = adapt_to_processor(recipe.train, read_processor())
+    train, replaced = replace_unsupported(recipe.train, read_processor())
     train = structs.replace(train, threads=train.threads or torch.get_num_threads())
     paths = {"init_from": recipe.init_from, "plan": recipe.plan}
     if recipe.hardware is not None and recipe.hardware.endswith(".json"):  # else it is a preset
@@ -138,9 +138,9 @@ def resolve(recipe: Recipe) -> ResolvedRecipe:
 
 
 def make_model(resolved: ResolvedRecipe, *, described: bool = False) -> nn.Module:
-    """The model with its initial weights, which follow from the seed; or with tables that are only described.
+    """The model with initial weights from the seed; with `described` its tables are on the meta device.
 
-    Those take no memory, and get their rows when the model is sharded.
+    Meta tables take no memory and get their rows when the model is sharded.
     """
     recipe, tasks, dense = resolved.recipe, len(resolved.tasks), len(resolved.columns.dense)
     torch.manual_seed(recipe.seed)
@@ -160,7 +160,7 @@ def make_model(resolved: ResolvedRecipe, *, described: bool = False) -> nn.Modul
             weights = None if wide is None else wide_tables(resolved.tables, tasks, wide)
             made = WideDeep(embeddings, dense, (*deep, tasks), wide=weights)
         case UserModel(module=name, args=args):
-            made = _own(name, embeddings, dense, tasks, args)
+            made = _make_user_model(name, embeddings, dense, tasks, args)
         case str():
             raise AssertionError(f"resolve left the model as {model!r}")
     return made if described else made.to(recipe.train.device)
@@ -172,9 +172,9 @@ def make_job(
     batches: OpenBatches,
     comm: Comm | None = None,
     forecast: Forecast | None = None,
-    aside: Aside = drop_rows,
+    aside: QuarantineFolder = no_folder,
 ) -> TrainingJob:
-    """What a trainer trains on these batches, on one of several ranks."""
+    """The training job of one rank."""
     parts = resolved.parts
     return TrainingJob(
         model=model,
@@ -186,8 +186,7 @@ def make_job(
     )
 
 
-def deal_of(comm: Comm | None) -> BatchShard:
-    """This rank's part of batches."""
+def batch_shard_of(comm: Comm | None) -> BatchShard:
     return BatchShard() if comm is None else BatchShard(rank=comm.rank, world=len(comm.ranks))
 
 
@@ -198,7 +197,9 @@ def make_objective(resolved: ResolvedRecipe, model: nn.Module) -> Objective:
         return InBatch(model.towers, how.model.item, model.frequency)
     weights = how.train.task_weights
     if weights and len(weights) != len(resolved.tasks):
-        raise SpecError(f"train.task_weights has {len(weights)} numbers for the labels {', '.join(resolved.tasks)}")
+        raise SpecError(
+            f"train.task_weights has {len(weights)} values: want one for each of {', '.join(resolved.tasks)}"
+        )
     return Clicks(model, weights)
 
 
@@ -209,7 +210,7 @@ def make_batcher(
     deal: BatchShard | None = None,
     aside: Path | None = None,
 ) -> Batcher:
-    """The training batches, or a rank's part of each; bad rows go to the folder `aside`, if the recipe says so."""
+    """The training batches, or a rank's shard of each; bad rows go to the folder `aside` if the recipe quarantines."""
     data, train, seed = resolved.recipe.data, resolved.recipe.train, resolved.recipe.seed
     how = Batching(
         size=train.batch,
@@ -225,12 +226,12 @@ def make_batcher(
     return Batcher(rows.reader, resolved.columns, resolved.tables, how, position, resolved.transforms)
 
 
-def ordered_batches(
+def evaluation_batches(
     resolved: ResolvedRecipe, rows: RowSelection, deal: BatchShard | None = None, aside: Path | None = None
 ) -> Iterable[Batch]:
-    """All rows once, as they come, in batches for evaluation, or a rank's part of each.
+    """All rows once, in their order, in batches for evaluation, or a rank's shard of each.
 
-    Bad rows are left out where training leaves them out, and go to the folder `aside`, if there is one.
+    Bad rows are handled as in training, and go to the folder `aside`, if there is one.
     """
     recipe = resolved.recipe
     how = Batching(
@@ -242,7 +243,7 @@ def ordered_batches(
         deal=deal or BatchShard(),
         aside=str(aside or "") if recipe.data.on_bad_rows == "quarantine" else None,
     )
-    # Nothing is measured on fewer rows because training takes fewer.
+    # `serving` drops transforms that sample rows: evaluation measures all of them.
     return Batcher(rows.reader, resolved.columns, resolved.tables, how, None, serving(resolved.transforms))
 
 
@@ -252,52 +253,51 @@ def make_evaluator(
     rows: RowSelection,
     slices: tuple[str, ...] | None = None,
     comm: Comm | None = None,
-    aside: Aside = drop_rows,
+    aside: QuarantineFolder = no_folder,
 ) -> Evaluator:
-    """Measures the model on rows; `slices` replace those of the recipe, `aside` is as for `ordered_batches`."""
+    """An evaluator over some rows; `slices` replace the recipe's, `aside` is as for `evaluation_batches`."""
     recipe = resolved.recipe
     if isinstance(recipe.model, TwoTowerConfig):
         assert isinstance(model, RetrievalModel)
         if slices:
-            raise SpecError(f"slices {', '.join(slices)}: a model of two towers is measured over all items: want none")
+            raise SpecError(f"slices {', '.join(slices)}: two-tower models are ranked over all items: want no slices")
         train = resolved.parts.train
         return RetrievalEvaluator(
             model.towers,
             recipe.model.item,
-            known=lambda: ordered_batches(resolved, train, None, aside()),
-            asked=lambda: ordered_batches(resolved, rows, None, aside()),
+            known=lambda: evaluation_batches(resolved, train, None, aside()),
+            asked=lambda: evaluation_batches(resolved, rows, None, aside()),
             task=resolved.tasks[0],
             ks=recipe.model.ks,
         )
     chosen = recipe.evaluate.slices if slices is None else slices
     slicing = Slicing(chosen, recipe.evaluate.slice_ids)
-    deal = deal_of(comm)
+    deal = batch_shard_of(comm)
 
     def batches() -> Iterable[Batch]:
-        return ordered_batches(resolved, rows, deal, aside())
+        return evaluation_batches(resolved, rows, deal, aside())
 
     return ClickEvaluator(model, batches, resolved.tasks, recipe.train, slicing, comm=comm)
 
 
 def make_settings(recipe: Recipe) -> Settings:
-    """How the run goes."""
     return Settings(train=recipe.train, evaluate=recipe.evaluate, save=recipe.save, log=recipe.log)
 
 
 class RetrievalModel(nn.Module):
-    """Two towers and how often items come, so that a checkpoint holds both."""
+    """Two towers and the item frequencies, so that a checkpoint holds both."""
 
     def __init__(self, towers: TwoTower, frequency: ItemFrequency | None) -> None:
         super().__init__()
         self.towers, self.frequency = towers, frequency
 
     def forward(self, batch: Batch) -> torch.Tensor:
-        """Logits [B, 1] of each sample's user with its item."""
+        """Logits [B, 1] of each sample's user and item."""
         return self.towers(batch)
 
 
-def _absolute(one: AnyKind | str) -> AnyKind | str:
-    """A transform whose files are found from any folder."""
+def _use_absolute_files(one: AnyKind | str) -> AnyKind | str:
+    """The transform with absolute paths."""
     if isinstance(one, str):
         path, colon, name = one.rpartition(":")
         return f"{Path(path).absolute()}{colon}{name}" if colon else one
@@ -316,20 +316,20 @@ def _check_device(name: str) -> None:
     if kind not in ("cpu", "cuda"):
         raise SpecError(f"train.device={name!r}: want cpu or cuda")
     if kind == "cuda" and not torch.cuda.is_available():
-        raise SpecError(f"train.device={name!r}: torch finds no such device here: want cpu (rowwise doctor says more)")
+        raise SpecError(f"train.device={name!r}: torch finds no GPU: want cpu; see rowwise doctor")
 
 
 def _check_evaluation(how: Evaluation, columns: Columns, model: object, *, validates: bool) -> None:
-    """What would only be missed at the first evaluation is missed now."""
+    """Raise now for names that would fail at the first evaluation."""
     if how.task and how.task not in columns.labels:
-        raise SpecError(f"evaluate.task={how.task!r} is no label; the labels are {', '.join(columns.labels)}")
+        raise SpecError(f"evaluate.task={how.task!r} is not a label: want one of {', '.join(columns.labels)}")
     features = [sparse.feature_name for sparse in columns.sparse]
     missing = [name for name in how.slices if name not in features]
     if missing:
-        raise SpecError(f"evaluate.slices names {', '.join(missing)}; the features are {', '.join(features)}")
+        raise SpecError(f"evaluate.slices: no feature {', '.join(missing)}: want some of {', '.join(features)}")
     measured = ranking_metrics(model.ks) if isinstance(model, TwoTowerConfig) else CLICK_METRICS
     if (validates or how.metric != Evaluation().metric) and how.metric not in measured:
-        raise SpecError(f"evaluate.metric={how.metric!r} is not measured here; there are {', '.join(measured)}")
+        raise SpecError(f"evaluate.metric={how.metric!r} is not measured: want one of {', '.join(measured)}")
 
 
 def _two_tower(resolved: ResolvedRecipe, how: TwoTowerConfig) -> RetrievalModel:
@@ -347,9 +347,9 @@ def _two_tower(resolved: ResolvedRecipe, how: TwoTowerConfig) -> RetrievalModel:
 
 
 def _check_towers(columns: Columns, how: TwoTowerConfig) -> None:
-    """Each feature that is named is there, and in one tower; there is one label, which says whether they met."""
+    """Raise unless each named feature exists and is in one tower, and there is one label."""
     if len(columns.labels) != 1:
-        raise SpecError(f"two_tower: labels {', '.join(columns.labels)}: want one, whether the two belong together")
+        raise SpecError(f"two_tower: labels {', '.join(columns.labels)}: want one: whether user and item match")
     there = [sparse.feature_name for sparse in columns.sparse]
     item_side = (how.item, *how.item_features)
     missing = [name for name in (*how.user_features, *item_side) if name not in there]
@@ -360,8 +360,8 @@ def _check_towers(columns: Columns, how: TwoTowerConfig) -> None:
         raise SpecError(f"two_tower: feature {', '.join(both)} is in both towers: want it in one")
 
 
-def _in_order(columns: Columns, how: TwoTowerConfig) -> Columns:
-    """The user's numbers before the item's, as the towers take them."""
+def _order_dense(columns: Columns, how: TwoTowerConfig) -> Columns:
+    """Dense columns of the user before those of the item, as the towers take them."""
     by_name = {dense.column: dense for dense in columns.dense}
     wanted = (*how.user_dense, *how.item_dense)
     missing = [name for name in wanted if name not in by_name]
@@ -370,15 +370,14 @@ def _in_order(columns: Columns, how: TwoTowerConfig) -> Columns:
     return structs.replace(columns, dense=tuple(by_name[name] for name in wanted))
 
 
-def _outside(columns: Columns, how: TwoTowerConfig) -> tuple[str, ...]:
-    """A line for what is in neither tower."""
+def _unused_columns(columns: Columns, how: TwoTowerConfig) -> tuple[str, ...]:
     named = {how.item, *how.item_features, *how.user_features, *how.user_dense, *how.item_dense}
     names = (*(s.feature_name for s in columns.sparse), *(d.column for d in columns.dense))
     left = [name for name in names if name not in named]
     return (f"columns {', '.join(left)}: not used, because neither tower names them",) if left else ()
 
 
-def _own(name: str, embeddings: AnyTables, dense: int, tasks: int, args: dict[str, Any]) -> nn.Module:
+def _make_user_model(name: str, embeddings: AnyTables, dense: int, tasks: int, args: dict[str, Any]) -> nn.Module:
     try:
         return load_class(name)(embeddings, dense, tasks, **args)
     except TypeError as error:

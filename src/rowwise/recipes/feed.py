@@ -1,6 +1,7 @@
-"""Who prepares the rows of a run: the trainers themselves, or workers that the trainers of a host share.
+"""Training batches of a rank, prepared in its own process or by workers that the ranks of a host share.
 
-Evaluations read their rows themselves.
+The first rank of each host starts the workers' service and sends its address to the others. Evaluation reads its own
+rows.
 """
 
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from rowwise.ingest.batcher import Batcher, EncodedSplit, Position, SplitPositio
 from rowwise.ingest.prepare import PreparationTask
 from rowwise.ingest.service.client import ServiceClient, ServiceHealth
 from rowwise.ingest.service.local import Service, Workers, client_of
-from rowwise.recipes.compose import ResolvedRecipe, deal_of, make_batcher
+from rowwise.recipes.compose import ResolvedRecipe, batch_shard_of, make_batcher
 
 
 @final
@@ -26,7 +27,6 @@ class Feed:
     """The training batches of one rank; close it when the run ends."""
 
     def __init__(self, resolved: ResolvedRecipe, comm: Comm) -> None:
-        """Without workers yet, and where a bad row is an error."""
         self._resolved, self._comm, self._ends = resolved, comm, ExitStack()
         self._client: ServiceClient | None = None
         self._aside: Path | None = None
@@ -35,32 +35,32 @@ class Feed:
         batcher = self._open(position)
         if self._client is None:
             return batcher
-        return batcher.served_by(partial(_served, self._client, batcher.splits))
+        return batcher.served_by(partial(_splits_from_client, self._client, batcher.splits))
 
     def start(self, aside: Path) -> None:
-        """Start the workers, if there are to be any; called by all ranks. `aside`: where bad rows go, if anywhere."""
-        self._aside = aside.absolute()  # workers may be in another folder
+        """Start the workers, if the recipe has any; a collective. `aside`: the folder for quarantined rows."""
+        self._aside = aside.absolute()  # workers may have another working directory
         workers = self._resolved.recipe.data.workers
-        if isinstance(workers, Workers):  # a number was made workers when the recipe was resolved
+        if isinstance(workers, Workers):  # resolve has turned a number into Workers
             join = self._join_cluster if workers.on == "ray" else self._join
             self._client = join(workers)
 
     def aside(self) -> Path | None:
-        """Where bad rows go; None: not known yet, or nowhere."""
+        """The folder for quarantined rows; None before `start`."""
         return self._aside
 
     def _open(self, position: Position | None) -> Batcher:
         resolved = self._resolved
-        return make_batcher(resolved, resolved.parts.train, position, deal_of(self._comm), self._aside)
+        return make_batcher(resolved, resolved.parts.train, position, batch_shard_of(self._comm), self._aside)
 
     @property
     def health(self) -> ServiceHealth | None:
-        """How the workers keep up; None where there are none."""
+        """Whether the workers keep up; None without workers."""
         return None if self._client is None else self._client.health
 
     @contextmanager
     def closed_by_errors(self) -> Iterator[None]:
-        """Leave no workers behind where a run does not come to be."""
+        """End the workers if the block raises."""
         try:
             yield
         except BaseException:
@@ -82,8 +82,8 @@ class Feed:
         address = "" if service is None else str(service.address)
         for host in range(topology.hosts):
             first = topology.ranks_of(host)[0]
-            told = broadcast_object(comm, address, first, "workers")
-            address = told if first == here[0] else address
+            sent = broadcast_object(comm, address, first, "workers")
+            address = sent if first == here[0] else address
         if service is not None:
             return service.client()
         return self._ends.enter_context(closing(client_of(Path(address), comm.rank - here[0])))
@@ -93,7 +93,7 @@ class Feed:
 
         comm, found = self._comm, None
         if len(comm.ranks) > 1 and workers.address is None:
-            workers = structs.replace(workers, address="auto")  # one that only this process has cannot be joined
+            workers = structs.replace(workers, address="auto")  # ranks cannot join a cluster private to this process
         with raising_on_all_ranks(comm, during="starting the workers that prepare rows"):
             if comm.rank == 0:
                 found = self._ends.enter_context(ServiceCluster(self._task(), workers, len(comm.ranks)))
@@ -104,5 +104,5 @@ class Feed:
         return found.client(comm.rank)
 
 
-def _served(client: ServiceClient, splits: int, epoch: int, at: int) -> Iterator[SplitPosition]:
+def _splits_from_client(client: ServiceClient, splits: int, epoch: int, at: int) -> Iterator[SplitPosition]:
     return map(EncodedSplit, client.splits(epoch, at, splits))

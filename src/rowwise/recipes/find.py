@@ -1,4 +1,4 @@
-"""The recipes that ship with rowwise, by name, and any others by path."""
+"""Finds recipes: built-in ones by name, others by path."""
 
 import difflib
 from collections.abc import Sequence
@@ -18,17 +18,17 @@ def names() -> list[str]:
 
 
 def find(name: str) -> Path:
-    """The file of a recipe: a path, or a name of those that ship."""
+    """The file of a recipe, by path or built-in name."""
     path = Path(name)
-    # A folder may well be called as a recipe that ships; of any other name the reader says what it is.
+    # A folder may have the name of a built-in recipe; any other folder is left to the reader to refuse.
     if path.suffix in ENDINGS or path.is_file() or (path.exists() and name not in names()):
         if not path.exists():
-            raise SpecError(f"{name}: there is no such recipe file; rowwise ls lists those that ship")
+            raise SpecError(f"{name}: no such file: want a recipe file, or a name from rowwise ls")
         return path
     if name not in names():
         near = difflib.get_close_matches(name, names(), n=1)
         guess = f"; did you mean {near[0]!r}?" if near else "."
-        raise SpecError(f"no recipe {name!r}{guess} There are {', '.join(names())}, and any path that ends in .yaml")
+        raise SpecError(f"no recipe {name!r}{guess} Want one of {', '.join(names())}, or a path that ends in .yaml")
     return LIBRARY / f"{name}.yaml"
 
 
@@ -38,11 +38,11 @@ def load(name: str, changes: Sequence[str] = ()) -> Recipe:
 
 
 def copy(name: str, to: Path) -> Path:
-    """A recipe to edit; what is there is never overwritten."""
+    """Copy a recipe into a new file; an existing one is never overwritten."""
     source = find(name)
     place = to / source.name if to.is_dir() else to
     if place.exists():
-        raise SpecError(f"{place} is there already: give another name")
+        raise SpecError(f"{place} exists: want another name")
     if place.suffix not in ENDINGS:
         raise SpecError(f"{place}: want a name that ends in .yaml")
     text = read_bytes(source)

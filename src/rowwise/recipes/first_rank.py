@@ -1,8 +1,4 @@
-"""What the first rank of a run does for all: reading a recipe's data, choosing a folder.
-
-What the first rank cannot do fails on all ranks with its words, so that a console has one line to show. With one rank,
-nothing but the doing is left.
-"""
+"""Runs a function on the first rank and broadcasts its result; an error of it is raised on all ranks."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,27 +14,29 @@ T = TypeVar("T")
 
 
 def on_first_rank(comm: Comm, make: Callable[[], T]) -> T:
-    """What the first rank makes, on all; called by all of them, and made once all have come."""
+    """The result of `make` on the first rank, on every rank; a collective. With one rank just `make()`."""
     if len(comm.ranks) == 1:
         return make()
     made: T | None = None
     error: RowwiseError | OSError | None = None
-    broadcast_object(comm, None, 0, "recipe")  # a rank that has failed before is known of now
+    broadcast_object(comm, None, 0, "recipe")  # raises here if a rank has failed before
     if comm.rank == 0:
         try:
             made = make()
         except (RowwiseError, OSError) as caught:
             error = caught
-    told, line = broadcast_object(comm, (made, None if error is None else one_line(error) or str(error)), 0, "recipe")
+    received, line = broadcast_object(
+        comm, (made, None if error is None else one_line(error) or str(error)), 0, "recipe"
+    )
     if error is not None:
         raise error
     if line is not None:
         raise AgreedError(line)
-    return told
+    return received
 
 
 def resolve_on_first_rank(make: Callable[[], ResolvedRecipe], comm: Comm) -> ResolvedRecipe:
-    """The first rank looks through the data, and the others take what it found: it takes time, and must be the same."""
+    """Resolve on the first rank and use its recipe on all: it may take a pass over the data, and has to be the same."""
     own: list[ResolvedRecipe] = []
 
     def first() -> Recipe:
@@ -46,5 +44,5 @@ def resolve_on_first_rank(make: Callable[[], ResolvedRecipe], comm: Comm) -> Res
         return own[0].recipe
 
     recipe = on_first_rank(comm, first)
-    # As the first rank has it, also where its processor has what this one lacks.
+    # The first rank's recipe, even if this processor would have resolved it differently.
     return own[0] if own else replace(resolve(recipe), recipe=recipe)

@@ -1,4 +1,4 @@
-"""The files of id maps that a recipe names: found from any folder, pinned to what they hold, kept in a run's folder."""
+"""Id map files of a recipe: pinned by digest, and copied into the run's folder so that a run keeps its maps."""
 
 import shutil
 from collections.abc import Callable
@@ -15,7 +15,7 @@ MAPS = "maps"  # the folder of a run
 
 
 def pin_map(table: Table) -> Table:
-    """The table, whose map is found from any folder, and refused once its file holds another one."""
+    """The table with the absolute path and the digest of its map file; a changed file is refused later."""
     how = table.id_map
     if not isinstance(how, StoredIds):
         return table
@@ -25,35 +25,35 @@ def pin_map(table: Table) -> Table:
     return structs.replace(table, id_map=structs.replace(how, digest=opened.digest))
 
 
-def tables_as_stored(table: Table) -> tuple[Table, ...]:
-    """The tables that a table is held as: itself, where each id has a row."""
+def stored_tables_of(table: Table) -> tuple[Table, ...]:
+    """The tables in memory for a table: itself without an id map, else those of its parts."""
     opened = open_map(table)
     return (table,) if opened is None else stored_tables(table, opened)
 
 
-def keep_maps(recipe: Recipe, run: Path) -> Recipe:
-    """Copy the files into the folder of a run; the recipe names these."""
-    return _with_files(recipe, lambda table, file: _copied(table, file, run))
+def copy_maps(recipe: Recipe, run: Path) -> Recipe:
+    """Copy the map files into the folder of a run; returns the recipe with the copies."""
+    return _replace_files(recipe, lambda table, file: _copy_map(table, file, run))
 
 
-def with_kept_maps(recipe: Recipe, run: Path) -> Recipe:
-    """A run's recipe, with the files in its folder, wherever that is now."""
+def relocate_maps(recipe: Recipe, run: Path) -> Recipe:
+    """A run's recipe with the map files in its folder, which may have been moved."""
 
     def find(table: Table, file: Path) -> Path:
         here = run.absolute() / MAPS / file.name
         return here if here.is_file() else file
 
-    return _with_files(recipe, find)
+    return _replace_files(recipe, find)
 
 
-def _copied(table: Table, file: Path, run: Path) -> Path:
+def _copy_map(table: Table, file: Path, run: Path) -> Path:
     to = run.absolute() / MAPS / f"{table.name}{file.suffix}"
     to.parent.mkdir(exist_ok=True)
     shutil.copyfile(file, to)
     return to
 
 
-def _with_files(recipe: Recipe, find: Callable[[Table, Path], Path]) -> Recipe:
+def _replace_files(recipe: Recipe, find: Callable[[Table, Path], Path]) -> Recipe:
     def moved(table: Table) -> Table:
         how = table.id_map
         if not isinstance(how, StoredIds):

@@ -1,8 +1,4 @@
-"""What a bug report has to say about the machine and the installation, as frozen values.
-
-Apart from `doctor`, which prints them, because reading them needs no self-test. Known limits: knows how Linux and
-macOS describe themselves; elsewhere a fact is "unknown".
-"""
+"""Facts of the machine and the installation for bug reports and env.json. Known limit: Linux and macOS only."""
 
 import os
 import platform
@@ -29,8 +25,8 @@ class Environment:
     numpy: str
     os: str
     cpu: str
-    family: str  # as the table of processors calls it
-    lacks: tuple[str, ...]  # of what is used where there is such
+    family: str  # name in the table of processors
+    lacks: tuple[str, ...]  # missing instruction sets, and what is used instead
     cores: int
     usable_cores: int
     torch_threads: int
@@ -64,7 +60,7 @@ class Environment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeLibrary:
-    """The native operators as they loaded."""
+    """The loaded library of native operators."""
 
     library: str
     library_bytes: int
@@ -97,7 +93,7 @@ def _isa_sets(in_use: str) -> tuple[str, ...]:
 
 
 def _torch() -> tuple[str, str, int]:
-    """Version, CUDA and threads; a torch that does not load is a fact too."""
+    """Version, CUDA and threads; reports a torch that does not load instead of raising."""
     try:
         import torch
     except (ImportError, OSError) as error:
@@ -110,7 +106,7 @@ def _cuda() -> str:
 
     built_for = getattr(torch.version, "cuda", None)  # such as "13.0"; torch's own annotations leave it out
     if built_for is None:
-        return "no: this torch was built without it"
+        return "no: this torch was built without CUDA"
     if not torch.cuda.is_available():
         return f"no device (torch was built for CUDA {built_for})"
     return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)} (CUDA {built_for})"
@@ -137,7 +133,7 @@ def _cpu() -> str:
 
 
 def _huge_pages() -> str:
-    """The kernel's choice, which it prints as `always [madvise] never`."""
+    """The setting in brackets of a line such as `always [madvise] never`."""
     if not HUGE_PAGES.exists():
         return UNKNOWN
     text = HUGE_PAGES.read_text()

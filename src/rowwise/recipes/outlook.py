@@ -1,4 +1,7 @@
-"""What a run is about to train, and what it takes: known before there is a folder, a table or a step."""
+"""The size of a run before it starts: data, model, tables and memory. Also the whole of a dry run.
+
+A dry run checks everything, writes nothing and allocates no tables, so large recipes can be checked on any machine.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -10,10 +13,10 @@ from rowwise.checkpoint.read import Checkpoint
 from rowwise.ingest.batch_shard import BatchShard
 from rowwise.plan import Plan
 from rowwise.recipes.compose import ResolvedRecipe, make_batcher, make_model, make_objective, resolve
-from rowwise.recipes.place import choose_plan, rows_bytes, tables_of
+from rowwise.recipes.place import choose_plan, rank_bytes, tables_of
 from rowwise.recipes.recipe import Recipe, Tables, check_ranks
 from rowwise.recipes.text import RECIPE
-from rowwise.recipes.unused_keys import notes
+from rowwise.recipes.unused_keys import find_notes
 from rowwise.spec import Topology, Value, state_width
 from rowwise.train.saved import CheckpointFolder
 from rowwise.train.settings import DenseAdagrad, DenseAdam, DenseOptimizer, DenseSgd
@@ -23,11 +26,11 @@ FLOAT_bytes = 4
 
 
 class Outlook(Value, frozen=True):
-    """A run in numbers; memory is that of the model, which batches come on top of."""
+    """The numbers of a run; memory is that of the model, without batches."""
 
     recipe: str
     dataset: str
-    splits: dict[str, int]  # of the rows to train, validate and test on
+    splits: dict[str, int]  # number of splits by use: train, valid, test
     dense: int
     sparse: int
     labels: tuple[str, ...]
@@ -44,18 +47,18 @@ class Outlook(Value, frozen=True):
     state_bytes: int
     ranks: int = 1
     hosts: int = 1
-    fullest: int = 0  # the rank that holds most rows
+    fullest: int = 0  # the rank with the most bytes of rows
     fullest_bytes: int = 0
-    plan: str = ""  # where it is from
-    notes: tuple[str, ...] = ()  # what is done otherwise than the recipe says, or not at all
-    idle: int = 0  # ranks whose part of a batch has no samples
+    plan: str = ""  # its file
+    notes: tuple[str, ...] = ()  # settings of the recipe that were replaced or have no effect
+    idle: int = 0  # ranks without samples, because the batch has fewer blocks than ranks
 
 
-def outlook(resolved: ResolvedRecipe, model: nn.Module, plan: Plan, topology: Topology) -> Outlook:
-    """Of a recipe, its model, whose tables may be smaller than the recipe's, and where the tables are."""
+def make_outlook(resolved: ResolvedRecipe, model: nn.Module, plan: Plan, topology: Topology) -> Outlook:
+    """The outlook of a run. The model's own tables may be smaller than the recipe's: sizes are from the recipe."""
     recipe, parts, tables = resolved.recipe, resolved.parts, resolved.stored_tables
     world, size_bytes = topology.world, sum(table.rows * table.row_bytes for table in tables)
-    held_W = rows_bytes(plan, tables_of(model)) if world > 1 else [size_bytes]
+    held_W = rank_bytes(plan, tables_of(model)) if world > 1 else [size_bytes]
     deals = (BatchShard(rank=rank, world=world).part(recipe.train.batch) for rank in range(world))
     named = {"train": parts.train, "valid": parts.valid, "test": parts.test}
     parameters = sum(parameter.numel() for parameter in dense_parameters(model))
@@ -72,7 +75,7 @@ def outlook(resolved: ResolvedRecipe, model: nn.Module, plan: Plan, topology: To
         precision=recipe.train.precision,
         threads=recipe.train.threads,
         dense_parameters=parameters,
-        dense_bytes=parameters * FLOAT_bytes * (2 + _slots(recipe.train.optimizer)),
+        dense_bytes=parameters * FLOAT_bytes * (2 + _state_slots(recipe.train.optimizer)),
         tables=len(tables),
         rows=sum(table.rows for table in tables),
         largest=max(tables, key=lambda table: table.rows * table.row_bytes).name,
@@ -83,35 +86,35 @@ def outlook(resolved: ResolvedRecipe, model: nn.Module, plan: Plan, topology: To
         fullest=max(range(world), key=held_W.__getitem__),
         fullest_bytes=max(held_W),
         plan=recipe.plan or "made for these ranks",
-        notes=notes(resolved, topology),
+        notes=find_notes(resolved, topology),
         idle=sum(begin == end for begin, end in deals),
     )
 
 
-def make_outlook(recipe: Recipe, ranks: int = 1) -> Outlook:
-    """What a run of the recipe would be, on so many ranks of one host."""
+def dry_run(recipe: Recipe, ranks: int = 1) -> Outlook:
+    """The outlook of the recipe on this many ranks of one host."""
     check_ranks(recipe, ranks)
     resolved, topology = resolve(recipe), Topology(devices=ranks)
     small = Tables(list=tuple(structs.replace(table, rows=1) for table in resolved.tables))
     described = ranks > 1 or recipe.plan is not None or any(table.id_map for table in resolved.tables)
     cut = replace(resolved, recipe=structs.replace(resolved.recipe, tables=small))
-    # Tables that are to be sharded take no memory anyway, and a plan is for tables as they are.
+    # Tables to be sharded are on the meta device, in full size, because a plan is for that; others get one row.
     model = make_model(resolved, described=True) if described else make_model(cut)
     plan = choose_plan(resolved.recipe, model, topology)
     make_objective(resolved, model)
     make_batcher(resolved, resolved.parts.train)
     if resolved.recipe.init_from is not None:
-        open_start(Path(resolved.recipe.init_from))
-    return outlook(resolved, model, plan, topology)
+        open_warm_start(Path(resolved.recipe.init_from))
+    return make_outlook(resolved, model, plan, topology)
 
 
-def open_start(path: Path) -> Checkpoint:
-    """What a warm start takes over: the best checkpoint of a run, or one by its folder."""
+def open_warm_start(path: Path) -> Checkpoint:
+    """The checkpoint for a warm start: the best one of a run, or the one in a folder."""
     return CheckpointFolder(path / "ckpt").open("best") if (path / RECIPE).is_file() else Checkpoint.open(path)
 
 
-def _slots(optimizer: DenseOptimizer) -> int:
-    """Numbers that are kept beside each weight."""
+def _state_slots(optimizer: DenseOptimizer) -> int:
+    """Optimizer state values for each weight."""
     match optimizer:
         case DenseSgd(momentum=momentum):
             return 1 if momentum else 0

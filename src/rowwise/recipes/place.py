@@ -1,7 +1,6 @@
-"""Where the tables of a run live: as the recipe's plan says, or by one that is made for the ranks that there are.
+"""Chooses the sharding plan of a run, the recipe's or a searched one, and shards the model's tables by it.
 
-How fast the machine is, the recipe may say (`hardware`). Known limits: rows that are asked for more than others; a
-plan made with more knowledge (`rowwise plan`) is a file.
+Known limit: the search here assumes one id a feature and uniform access; `rowwise plan` with measured access does not.
 """
 
 from collections.abc import Sequence
@@ -28,70 +27,69 @@ from rowwise.spec import Table, Topology, Wire
 from rowwise.textfile import read_bytes
 from rowwise.train.step import embeddings_of
 
-EFFORT_s = 0.05  # of search; a run waits for it
+EFFORT_s = 0.05  # of search, short because the run waits for it
 PLENTY_bytes = 1 << 50
 WANT = "want a preset, a profile that `rowwise calibrate` has written, or --set hardware=null"
 
 
 def tables_of(model: nn.Module) -> tuple[Table, ...]:
-    """All tables of a model, in order."""
     return tuple(table for module in embeddings_of(model) for table in module.tables)
 
 
-def whole_plan(tables: Sequence[Table]) -> Plan:
+def single_rank_plan(tables: Sequence[Table]) -> Plan:
     return Plan(world=1, tiles=tuple(Tile(table=t.name, rank=0, rows=(0, t.rows), cols=(0, t.dim)) for t in tables))
 
 
 def choose_plan(recipe: Recipe, model: nn.Module, topology: Topology) -> Plan:
-    """The recipe's plan, as it is; without one every table whole on one rank, or a searched plan for several.
+    """The recipe's plan unchanged; without one, whole tables on one rank or a searched plan for several.
 
-    What is made here says what a step is expected to take, unless it is for one rank and nobody knows the hardware.
+    A plan made here has a forecast of the step, except for one rank without `hardware`.
     """
     world, tables = topology.world, tables_of(model)
-    hardware = None if recipe.hardware is None else hardware_of(recipe.hardware)
+    hardware = None if recipe.hardware is None else load_hardware(recipe.hardware)
     if recipe.plan is None and world == 1:
-        whole = whole_plan(tables)
+        whole = single_rank_plan(tables)
         if hardware is None or not tables:
             return whole
-        return structs.replace(whole, forecast=_made(recipe, tables, topology, hardware).forecast)
+        return structs.replace(whole, forecast=_search_plan(recipe, tables, topology, hardware).forecast)
     if recipe.plan is None:
         kind = "cpu" if recipe.train.device == "cpu" else "h100-like"
-        return _made(recipe, tables, topology, hardware or hardware_named(kind))
+        return _search_plan(recipe, tables, topology, hardware or hardware_named(kind))
     try:
         plan = Plan.from_json(read_bytes(recipe.plan))
         if plan.world == world:
             plan.validate(tables)
-            return _forecast_for(recipe.wire, plan, topology)
+            return _drop_other_forecast(recipe.wire, plan, topology)
     except SpecError as error:
         raise SpecError(f"{recipe.plan}: {error}") from None
-    out = f"want --nproc {plan.world}, another --plan, or --set plan=null for one that is made for these ranks"
-    raise SpecError(f"{recipe.plan} is a plan for {plan.world} ranks, and this run has {world}: {out}")
+    want = f"want --nproc {plan.world}, another --plan, or --set plan=null to search one"
+    raise SpecError(f"{recipe.plan} is a plan for {plan.world} ranks, but this run has {world}: {want}")
 
 
-def _forecast_for(wire: Wire, plan: Plan, topology: Topology) -> Plan:
-    """A plan, without a forecast that is for vectors on another wire than those of this run."""
+def _drop_other_forecast(wire: Wire, plan: Plan, topology: Topology) -> Plan:
+    """The plan, without its forecast if that assumes another wire than the run's."""
     if plan.forecast is None or plan.forecast.wire.in_words(topology) == wire.in_words(topology):
         return plan
     return structs.replace(plan, forecast=None)
 
 
-def hardware_of(name: str) -> Hardware:
+def load_hardware(name: str) -> Hardware:
     """A preset by its name, or the profile in a JSON file."""
     try:
         return machine_named(f"1x1x{name}").hardware
     except FileNotFoundError:
-        raise SpecError(f"hardware: {name}: there is no such file: {WANT}") from None
+        raise SpecError(f"hardware: {name}: no such file: {WANT}") from None
     except SpecError as error:
         if name.endswith(".json"):
             raise SpecError(f"hardware: {error}: {WANT}") from None
-        raise SpecError(f"hardware {name!r}: there are {', '.join(PRESETS)}: {WANT}") from None
+        raise SpecError(f"hardware {name!r}: no such preset, there are {', '.join(PRESETS)}: {WANT}") from None
 
 
-def _made(recipe: Recipe, tables: Sequence[Table], topology: Topology, hardware: Hardware) -> Plan:
-    """A plan that is searched for, with its forecast; on one rank there is nothing to choose."""
-    # Whether memory is enough shows when it is taken; a guess at it may not refuse a run.
+def _search_plan(recipe: Recipe, tables: Sequence[Table], topology: Topology, hardware: Hardware) -> Plan:
+    """A searched plan with its forecast; on one rank all tables are whole."""
+    # check_memory decides with real numbers whether memory is enough: the preset's size must not refuse a run.
     plenty = structs.replace(hardware, device_bytes=PLENTY_bytes)
-    # Row statistics of columns on several ranks have to be agreed on, which costs more than the cut saves.
+    # Optimizers that couple columns exchange sums for column shards, which costs more than the cut saves.
     whole_rows = tuple(layout.name for layout in LAYOUTS if not layout.cuts_columns)
     coupled = {table.name: whole_rows for table in tables if couples_columns(table.optimizer)}
     layouts = {ALL: (TABLE_WISE.name,)} if topology.world == 1 else coupled
@@ -107,15 +105,12 @@ def _made(recipe: Recipe, tables: Sequence[Table], topology: Topology, hardware:
 
 
 def step_samples(recipe: Recipe) -> int:
-    """Samples of a step, of all ranks together."""
+    """The global number of samples of an optimizer step."""
     return recipe.train.batch * recipe.train.accumulate
 
 
-def place_model(recipe: Recipe, model: nn.Module, plan: Plan, comm: Comm) -> None:
-    """Put the tables of a model where a plan says, in place; called by all ranks.
-
-    One process without a plan of its own keeps its tables as they are.
-    """
+def place_tables(recipe: Recipe, model: nn.Module, plan: Plan, comm: Comm) -> None:
+    """Shard the tables of a model by the plan, in place; a collective. One rank without a plan keeps its tables."""
     if len(comm.ranks) > 1 or recipe.plan is not None:
         train = recipe.train
         elastic, merge_shared = train.determinism == "elastic", train.merge_shared
@@ -123,7 +118,8 @@ def place_model(recipe: Recipe, model: nn.Module, plan: Plan, comm: Comm) -> Non
         model.to(recipe.train.device)
 
 
-def rows_bytes(plan: Plan, tables: Sequence[Table]) -> list[int]:
+def rank_bytes(plan: Plan, tables: Sequence[Table]) -> list[int]:
+    """Bytes of table rows on each rank."""
     known = {table.name: table for table in tables}
     held_W = [0] * plan.world
     for tile in plan.tiles:

@@ -1,7 +1,6 @@
-"""The tables that a recipe trains, as a planner asks for them: without training, and without memory for their rows.
+"""The planner's input for a recipe: the tables of its model, built without memory for their rows.
 
-Known limits: how often rows are asked for, which the data would have to be read for; each feature counts as one id a
-sample.
+Known limit: each feature counts as one id a sample, because the data is not read.
 """
 
 from typing import NamedTuple
@@ -16,17 +15,16 @@ from rowwise.spec import Wire
 
 
 class PlanInputs(NamedTuple):
-    """The tables, batch and wire of a recipe, as planning needs them."""
+    """Tables, global batch and wire of a recipe."""
 
     workloads: tuple[Workload, ...]
-    batch: int  # samples of a step, of all ranks together
+    batch: int  # global number of samples of a step
     wire: Wire
 
 
 def plan_inputs(recipe: Recipe, world: int) -> PlanInputs:
-    """The tables and the batch of a recipe on so many ranks."""
     check_ranks(recipe, world)
-    # Plans are made for machines that this one is not, and may be without their devices.
+    # The plan is for another machine, so this one may have no GPU.
     here = structs.replace(recipe, train=structs.replace(recipe.train, device="cpu"))
     resolved = resolve(here)
     two_towers = isinstance(resolved.recipe.model, TwoTowerConfig)  # whose tables are as the recipe lists them

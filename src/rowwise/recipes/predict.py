@@ -1,6 +1,6 @@
-"""Predictions of a trained model for the rows of files, as Parquet: the rows in their order, each with its key.
+"""Writes predictions for rows of files as Parquet: rows in their order, each with its key. Labels are not read.
 
-Streams one split at a time; the file appears under its name when it is whole.
+Streams one split at a time, into a temporary file that is renamed at the end.
 """
 
 from collections.abc import Callable
@@ -34,14 +34,14 @@ def predict(
     out: Path,
     tell: Callable[[int, int], None] | None = None,
 ) -> int:
-    """Write one line a row: its key (or its number, where there is none), and of each label logit and probability.
+    """Write a line for each row: its key (or number, without a key), and each label's logit and probability.
 
     Args:
         resolved: the recipe that the model was trained by.
         model: the trained model.
-        rows: what to predict for.
+        rows: the rows to predict for.
         out: the Parquet file.
-        tell: hears how many of how many splits are done.
+        tell: called with (splits done, splits in all).
     """
     columns = structs.replace(resolved.columns, labels=(), weight=None, time=None, key=None)
     key, splits, done = resolved.columns.key, rows.reader.splits(), 0
@@ -56,9 +56,11 @@ def predict(
             for index, split in enumerate(splits):
                 opened = task.open(index, 0)
                 order_R, count = opened.order_R, opened.table.num_rows
-                logits_RK = _logits(resolved, model, opened)
+                logits_RK = _predict_split(resolved, model, opened)
                 keys = rows.reader.read(split, (key,))[key] if key else pa.array(np.arange(done, done + count))
-                lines = _lines(resolved.tasks, key or "row", keys if order_R is None else keys.take(order_R), logits_RK)
+                lines = _output_rows(
+                    resolved.tasks, key or "row", keys if order_R is None else keys.take(order_R), logits_RK
+                )
                 writer = writer or pq.ParquetWriter(part, lines.schema)
                 writer.write_table(lines)
                 done += count
@@ -87,8 +89,8 @@ def _preparation(resolved: ResolvedRecipe, columns: Columns, rows: RowSelection)
     )
 
 
-def _logits(resolved: ResolvedRecipe, model: nn.Module, opened: ReadSplit) -> Tensor:
-    """Of all rows of a split, a batch at a time."""
+def _predict_split(resolved: ResolvedRecipe, model: nn.Module, opened: ReadSplit) -> Tensor:
+    """Logits [R, K] of all rows of a split, computed batch by batch."""
     training, size, columns = resolved.recipe.train, resolved.recipe.evaluate.batch, opened.how.columns
     encoded = opened.encode()
     found = [torch.empty(0, len(resolved.tasks))]
@@ -99,7 +101,7 @@ def _logits(resolved: ResolvedRecipe, model: nn.Module, opened: ReadSplit) -> Te
     return torch.cat(found)
 
 
-def _lines(tasks: tuple[str, ...], key: str, keys: pa.Array, logits_RK: Tensor) -> pa.Table:
+def _output_rows(tasks: tuple[str, ...], key: str, keys: pa.Array, logits_RK: Tensor) -> pa.Table:
     columns = {key: keys}
     for k, task in enumerate(tasks):
         columns[f"{task}_logit"] = pa.array(logits_RK[:, k].numpy())

@@ -1,4 +1,7 @@
-"""Which rows a recipe trains, validates and tests on."""
+"""The training, validation and test rows of a recipe; no row is in two of them.
+
+Validation and test rows are files that the recipe names, else the dataset's own, else a share of the training rows.
+"""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +27,7 @@ FILES = ("parquet", "csv")
 
 @dataclass(frozen=True, slots=True)
 class RowSelection:
-    """A share of a reader's rows."""
+    """The rows of a reader inside a share that pass a filter."""
 
     reader: Reader
     share: Share = ALL
@@ -33,7 +36,7 @@ class RowSelection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSplits:
-    """The rows of a recipe, by what they are for; and the dataset that they are of."""
+    """Training, validation and test rows of a recipe, and their dataset."""
 
     dataset: Dataset
     train: RowSelection
@@ -41,60 +44,60 @@ class DataSplits:
     test: RowSelection | None
 
 
-def absolute(data: Data) -> Data:
-    """The same, whatever folder a later command is started in."""
+def use_absolute_paths(data: Data) -> Data:
+    """The data with absolute paths, so that a resumed run finds it from any folder."""
     given = {name: getattr(data, name) for name in data.__struct_fields__}
     for name in ("dataset", "valid", "test"):
         kind, colon, path = (given[name] or "").partition(":")
         if colon and kind in FILES:
             given[name] = f"{kind}:{Path(path).absolute()}"
-    if data.dataset in STORED:  # nothing else is looked for there
+    if data.dataset in STORED:  # only these are looked up in `folder`
         given["folder"] = str(Path(data.folder).absolute())
     return Data(**given)
 
 
-def open_parts(data: Data, columns: Columns | None = None, tables: tuple[Table, ...] = ()) -> DataSplits:
-    """Open what a recipe names; `columns` and `tables` are those of the recipe, which spare a look at the rows."""
+def open_data(data: Data, columns: Columns | None = None, tables: tuple[Table, ...] = ()) -> DataSplits:
+    """Open the rows of a recipe; with both `columns` and `tables` files need not be inspected."""
     where = parse(data.where)
-    dataset = _dataset(data, where, columns, tables)
-    # Files that are named hold what they are named for; the filter is of the dataset's rows.
-    valid = _named("valid", data.valid) or _own(dataset.valid, where)
-    test = _named("test", data.test) or _own(dataset.test, where)
-    # A dataset's own parts stand; only what is missing is taken away from the training rows.
+    dataset = _open_dataset(data, where, columns, tables)
+    # `where` filters the dataset's rows, not named files.
+    valid = _open_named("valid", data.valid) or _dataset_rows(dataset.valid, where)
+    test = _open_named("test", data.test) or _dataset_rows(dataset.test, where)
+    # Shares are taken from the training rows only for parts that the dataset lacks.
     shares = {"valid": 0.0 if valid else data.valid_share, "test": 0.0 if test else data.test_share}
     take = _take_last if data.share == "last" else _take_random
     train, parts = take(RowSelection(dataset.train, where=where), shares)
     return DataSplits(dataset=dataset, train=train, valid=valid or parts.get("valid"), test=test or parts.get("test"))
 
 
-def _named(key: str, name: str | None) -> RowSelection | None:
-    """The rows of files that the recipe names under a key."""
+def _open_named(key: str, name: str | None) -> RowSelection | None:
+    """The files that the recipe names in data.valid or data.test."""
     if name is None:
         return None
-    reader = _files(name)
+    reader = _open_files(name)
     if reader is None:
         kind = "csv" if name.endswith(DELIMITED) else "parquet"
         raise SpecError(f"data.{key}={name!r}: want parquet:PATH or csv:PATH, such as {kind}:{name}")
     return RowSelection(reader)
 
 
-def _own(reader: Reader | None, where: RowFilter) -> RowSelection | None:
+def _dataset_rows(reader: Reader | None, where: RowFilter) -> RowSelection | None:
     return None if reader is None else RowSelection(reader, where=where)
 
 
-def open_named(name: str) -> Reader:
-    """parquet:PATH, csv:PATH, or a path whose files say by their endings what they are."""
-    return _files(name) or open_files(name)
+def open_reader(name: str) -> Reader:
+    """A reader of parquet:PATH, csv:PATH, or of a path by its files' endings."""
+    return _open_files(name) or open_files(name)
 
 
-def _dataset(data: Data, where: RowFilter, columns: Columns | None, tables: tuple[Table, ...]) -> Dataset:
+def _open_dataset(data: Data, where: RowFilter, columns: Columns | None, tables: tuple[Table, ...]) -> Dataset:
     if data.dataset == "synthetic":
         return synthetic(data.rows or SYNTHETIC[0], data.test_rows or SYNTHETIC[1])
     if data.rows is not None or data.test_rows is not None:
         raise SpecError(
-            f"data.rows and data.test_rows are for synthetic rows; {data.dataset!r} has its own: use train.steps"
+            f"data.rows and data.test_rows are for synthetic data, not {data.dataset!r}: want train.steps instead"
         )
-    files = _files(data.dataset, where)
+    files = _open_files(data.dataset, where)
     if files is None:
         return load(data.dataset, Path(data.folder))
     if columns is not None and tables:
@@ -102,11 +105,11 @@ def _dataset(data: Data, where: RowFilter, columns: Columns | None, tables: tupl
     else:
         label = columns.labels[0] if columns is not None and columns.labels else None
         found = from_files(files, data.label or label)
-    # Where rows to test on are named, none of these are taken for it.
+    # With data.test all rows of these files are for training.
     return found if data.test is None else replace(found, train=files, test=None)
 
 
-def _files(name: str | None, where: RowFilter = EVERY) -> Reader | None:
+def _open_files(name: str | None, where: RowFilter = EVERY) -> Reader | None:
     kind, colon, path = (name or "").partition(":")
     if not colon or kind not in FILES:
         return None
@@ -124,16 +127,16 @@ def _take_random(rows: RowSelection, shares: dict[str, float]) -> tuple[RowSelec
 
 
 def _take_last(rows: RowSelection, shares: dict[str, float]) -> tuple[RowSelection, dict[str, RowSelection]]:
-    """Whole splits off the end: the last ones to test on, those before them to validate on."""
+    """Whole splits from the end: the last ones to test on, those before them to validate on."""
     splits = list(rows.reader.splits())
     total = len(splits)
     parts: dict[str, RowSelection] = {}
     for name in ("test", "valid"):
         count = round(shares[name] * total)
         if shares[name] and (not count or count >= len(splits)):
-            want = "use share: random, or name files for them"
+            want = "want data.share=random, or data.valid and data.test"
             raise DataError(
-                f"data.share=last: {total} splits are too few to take {shares[name]:.0%} for {name}: {want}"
+                f"data.share=last: {total} splits are too few to take {shares[name]:.0%} as {name} rows: {want}"
             )
         if count:
             parts[name] = replace(rows, reader=PartReader(rows.reader, splits[-count:]))

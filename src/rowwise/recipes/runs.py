@@ -1,7 +1,7 @@
-"""The verbs of the command line as functions: start a run, resume it, evaluate it, predict with it.
+"""Starts, resumes and evaluates runs, and predicts with them: the commands as functions that print nothing.
 
-A `TrainingRun` is a recipe that was resolved, its model, its trainer and its folder. What is printed is the caller's
-business; everything that lasts is written here. On several ranks all call the same, and the first one writes.
+A `TrainingRun` is a resolved recipe, its model, its trainer and its folder. On several ranks all call the same
+functions, and the first rank writes the folder.
 """
 
 import os
@@ -32,16 +32,16 @@ from rowwise.recipes.bad_rows import find_bad_rows
 from rowwise.recipes.compose import ResolvedRecipe, make_evaluator, make_job, make_model, make_settings, resolve
 from rowwise.recipes.feed import Feed
 from rowwise.recipes.first_rank import on_first_rank, resolve_on_first_rank
-from rowwise.recipes.id_maps import keep_maps, with_kept_maps
+from rowwise.recipes.id_maps import copy_maps, relocate_maps
 from rowwise.recipes.machine import Environment, NativeLibrary
-from rowwise.recipes.outlook import open_start
-from rowwise.recipes.place import choose_plan, place_model, step_samples, tables_of, whole_plan
+from rowwise.recipes.outlook import open_warm_start
+from rowwise.recipes.place import choose_plan, place_tables, single_rank_plan, step_samples, tables_of
 from rowwise.recipes.predict import predict
 from rowwise.recipes.recipe import Recipe, UserModel, check_ranks
-from rowwise.recipes.rows import RowSelection, open_named
+from rowwise.recipes.rows import RowSelection, open_reader
 from rowwise.recipes.table_memory import Purpose, check_memory
 from rowwise.recipes.text import RECIPE, apply_changes, decode, parse, write
-from rowwise.recipes.unused_keys import notes
+from rowwise.recipes.unused_keys import find_notes
 from rowwise.recipes.user_model_name import split_name
 from rowwise.spec import Value
 from rowwise.textfile import decode_json, read_bytes, read_text
@@ -57,15 +57,15 @@ from rowwise.train.trainer import Tell, Trainer, TrainingJob
 
 PLAN, BAD_ROWS = "plan.json", "bad_rows"  # in the folder of a run
 TRANSFORMS = "transforms.json"
-Warn = Callable[[str], None]  # of what is done otherwise than the recipe says
+Warn = Callable[[str], None]  # takes a line for each setting that was replaced or has no effect
 
 
-def ignore_line(line: str) -> None:
-    """The callback of a caller that shows no progress."""
+def ignore_warning(line: str) -> None:
+    """The default `warn` of library functions."""
 
 
 class RunResult(Value, frozen=True):
-    """The result of a run, as result.json holds it."""
+    """The result of a run: the content of result.json."""
 
     status: Literal["finished", "stopped", "failed"]
     recipe: str
@@ -74,34 +74,31 @@ class RunResult(Value, frozen=True):
     steps: int = 0
     samples: int = 0
     epochs: int = 0
-    wall_s: float = 0.0  # of the process that ended the run
-    samples_s: float = 0.0  # while training, over all of the run
+    wall_s: float = 0.0  # of the last process of the run
+    samples_s: float = 0.0  # while training, over the whole run
     peak_memory_bytes: int = 0
-    data_wait: DataWait = DataWait()  # for rows, of the process that ended the run
-    workers: int | None = None  # that prepared rows at the end; None: there were none
-    bad_rows: int = 0  # that were put aside
-    bad_reasons: tuple[str, ...] = ()  # why the first ones were
+    data_wait: DataWait = DataWait()  # waiting for rows, in the last process of the run
+    workers: int | None = None  # number of workers at the end; None: rows were prepared by trainers
+    bad_rows: int = 0  # quarantined
+    bad_reasons: tuple[str, ...] = ()  # of the first quarantined rows
     best: BestEvaluation | None = None
     test: dict[str, dict[str, float | None]] = msgspec.field(default_factory=dict)
-    ceiling: dict[str, dict[str, float | None]] = msgspec.field(
-        default_factory=dict
-    )  # the best that any model can do, where that is known
+    ceiling: dict[str, dict[str, float | None]] = msgspec.field(default_factory=dict)  # best possible, where known
     expected: dict[str, float] = msgspec.field(default_factory=dict)
     spread: dict[str, float] = msgspec.field(default_factory=dict)
 
 
 @final
 class TrainingRun:
-    """A run that can go on; made by `start` or `resume`, on all of its ranks."""
+    """A run that is ready to train; made by `start` or `resume` on all of its ranks."""
 
     def __init__(
         self, resolved: ResolvedRecipe, folder: RunFolder, made: "_BuiltJob", tell: Tell | None, comm: Comm
     ) -> None:
-        """Hold the folder, and be ready to go."""
         self.begin_s = perf_counter()
         self.resolved, self.folder, self.model, self.plan = resolved, folder, made.job.model, made.plan
         self.comm, self._first, self._feed = comm, comm.rank == 0, made.feed
-        self.match: WarmStartMatch | None = None  # what a warm start took over
+        self.match: WarmStartMatch | None = None  # weights that a warm start loaded
         on_first_rank(comm, folder.hold)
         made.feed.start(folder.path / BAD_ROWS)
         recipe = resolved.recipe
@@ -113,18 +110,18 @@ class TrainingRun:
     def start(
         cls, recipe: Recipe, root: Path = Path("runs"), tell: Tell | None = None, comm: Comm | None = None
     ) -> "TrainingRun":
-        """A new run, under the next number in root/<recipe>."""
+        """A new run, in the next numbered folder of root/<recipe>."""
         comm = comm or solo()
         if not recipe.name:
-            raise SpecError("the recipe has no name: want one, as the run's folder is called by it")
+            raise SpecError("the recipe has no name: want one, as it names the run's folder")
         check_ranks(recipe, comm.topology.world)
         resolved = resolve_on_first_rank(lambda: resolve(recipe), comm)
-        made = _make(resolved, comm)
+        made = _build_job(resolved, comm)
         with made.feed.closed_by_errors():
-            # What can be refused is refused before there is a folder.
+            # Errors of data and warm start are raised before the folder is made.
             made.job.batches(None)
-            match = _warm(resolved, made.job.model)
-            folder = _as_first(comm, lambda: RunFolder.create(root, recipe.name))
+            match = _warm_start(resolved, made.job.model)
+            folder = _folder_of_first_rank(comm, lambda: RunFolder.create(root, recipe.name))
             try:
                 run = cls(resolved, folder, made, tell, comm)
                 run.match = match
@@ -133,7 +130,7 @@ class TrainingRun:
             except (RowwiseError, OSError):
                 if comm.rank == 0:
                     folder.release()
-                    shutil.rmtree(folder.path, ignore_errors=True)  # what has not begun leaves nothing
+                    shutil.rmtree(folder.path, ignore_errors=True)  # a run that did not start leaves no folder
                 raise
             return run
 
@@ -147,36 +144,33 @@ class TrainingRun:
         tell: Tell | None = None,
         comm: Comm | None = None,
     ) -> "TrainingRun":
-        """A run that was stopped or killed, from its last checkpoint; or from the start, if there is none.
-
-        On as many ranks as there are now, however many there were.
-        """
+        """A stopped or killed run, from its last checkpoint or, without one, from the start; on any number of ranks."""
         comm = comm or solo()
-        folder = _as_first(comm, lambda: RunFolder.open(path))
+        folder = _folder_of_first_rank(comm, lambda: RunFolder.open(path))
         resolved = resolve_on_first_rank(lambda: _resolve_saved(path, changes, comm.topology.world), comm)
-        made = _make(resolved, comm, "resume")
+        made = _build_job(resolved, comm, "resume")
         with made.feed.closed_by_errors():
             run = cls(resolved, folder, made, tell, comm)
             try:
-                run._go_back(which)
+                run._restore(which)
             except (RowwiseError, OSError):
                 folder.release()
                 raise
         if run._first:
-            _compare_own(resolved.recipe, folder)
+            _warn_if_model_changed(resolved.recipe, folder)
             if changes:
                 folder.write(RECIPE, write(resolved.recipe, defaults=True))
             run._write_place()
         return run
 
-    def _go_back(self, which: str) -> None:
-        """To where a checkpoint was; what was saved after it is not what comes after it now, and goes."""
+    def _restore(self, which: str) -> None:
+        """Load a checkpoint; later checkpoints and log lines are removed, as training repeats them."""
         saved = CheckpointFolder(self.folder.checkpoints, self.comm)
         saved.clean()
         if which == "last" and on_first_rank(self.comm, lambda: not saved.steps()):
             if self._first:
                 self.folder.cut(0)
-            self.match = _warm(self.resolved, self.model)
+            self.match = _warm_start(self.resolved, self.model)
             return
         try:
             self.trainer.resume(saved.open(which))
@@ -184,22 +178,22 @@ class TrainingRun:
             older = saved.steps()[:-1] if which == "last" else []
             if not older or "damaged" not in str(error):
                 raise
-            out = f"rowwise resume {self.folder.path} --from step-{older[-1]:09} goes on from the one before it"
+            out = f"the one before it: rowwise resume {self.folder.path} --from step-{older[-1]:09}"
             raise CheckpointError(f"{error}: {out}") from None
-        self._refuse_if_done()
+        self._raise_if_finished()
 
-    def _refuse_if_done(self) -> None:
-        """Nothing is left to do for a run that has ended, unless it was killed before its test."""
+    def _raise_if_finished(self) -> None:
+        """Raise for a finished run, unless it was killed before its test."""
         progress, settings = self.trainer.progress, self.trainer.settings
         if progress.finished and _finished_at(self.folder.path) == progress.step:
             stopped = settings.evaluate.patience is not None and progress.worse >= settings.evaluate.patience
             more = "evaluate.patience=null" if stopped else f"train.epochs={settings.train.epochs + 1}"
             more = f"train.steps={2 * progress.step}" if progress.step == settings.train.steps else more
-            out = f"train on with --set {more}, or measure it: rowwise eval {self.folder.path}"
+            out = f"want --set {more} to train longer, or rowwise eval {self.folder.path}"
             raise DataError(f"{self.folder.path} has finished at step {progress.step}: {out}")
 
     def go(self) -> RunResult:
-        """Train to the end, then test; whatever happens, the folder says so."""
+        """Train to the end, then test; writes result.json and the report, also after an error."""
         self._log_beginning()
         try:
             with closing(self._feed):
@@ -207,7 +201,7 @@ class TrainingRun:
             test, ceiling = self._test() if progress.finished else ({}, {})
             peak_bytes = max(map(int, all_gather_uneven(self.comm, torch.tensor([peak_memory_bytes()]), "memory")))
         except (RowwiseError, OSError) as error:
-            with suppress(OSError, RowwiseError):  # the disk may be what failed
+            with suppress(OSError, RowwiseError):  # the disk itself may have failed
                 self._finish(self._result("failed", message=str(error)))
             self.folder.release()
             raise
@@ -227,11 +221,11 @@ class TrainingRun:
                 self.folder.log(f"{_now()} {topology.world} ranks on {hosts}, processes {' '.join(map(str, pids))}")
 
     def _test(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Of the best checkpoint, if there was something to choose it by; else of the last."""
+        """Test metrics of the best checkpoint, or of the last one without validation, and the best possible metrics."""
         rows, progress = self.resolved.parts.test, self.trainer.progress
         if rows is None:
             if self._first:
-                self.folder.warn("there are no test rows: give data.test or data.test_share")
+                self.folder.warn("there are no test rows: want data.test or data.test_share")
             return {}, {}
         if progress.best is not None and progress.best.step != progress.step:
             restore_model(CheckpointFolder(self.folder.checkpoints).open("best"), self.model)
@@ -241,7 +235,7 @@ class TrainingRun:
 
     def _result(self, status: Literal["finished", "stopped", "failed"], **more: Any) -> RunResult:
         progress, about = self.trainer.progress, self.resolved.recipe.about
-        more = _measured(self.trainer, self.folder.path) | more
+        more = _measured_fields(self.trainer, self.folder.path) | more
         return RunResult(
             status=status,
             recipe=self.resolved.recipe.name,
@@ -272,11 +266,11 @@ class TrainingRun:
 
     def _write_beginning(self) -> None:
         recipe = self.resolved.recipe
-        self.folder.write(RECIPE, write(keep_maps(recipe, self.folder.path), defaults=True))
-        if recipe.transforms:  # with the sources of own functions: what serves the model needs nothing else
+        self.folder.write(RECIPE, write(copy_maps(recipe, self.folder.path), defaults=True))
+        if recipe.transforms:  # includes the source of user functions, so that serving needs only this file
             self.folder.write(TRANSFORMS, to_json(self.resolved.transforms).decode())
         self._write_place()
-        _note_use(self.resolved)
+        _log_columns(self.resolved)
         if isinstance(recipe.model, UserModel):
             path, _ = split_name(recipe.model.module)
             (self.folder.path / "code").mkdir()
@@ -285,19 +279,19 @@ class TrainingRun:
             self.folder.log(line)
 
     def _write_place(self) -> None:
-        """Where it runs, and which rank has which rows: a run may go on elsewhere."""
+        """Write env.json, plan.json and warnings, again after each resume, which may be on other ranks."""
         topology, wire = self.comm.topology, msgspec.to_builtins(self.resolved.recipe.wire)
         where = {"started": _now(), "ranks": topology.world, "hosts": topology.hosts, "wire": wire}
         self.folder.write_json(
             "env.json", {**asdict(Environment.read("passive")), **asdict(NativeLibrary.read()), **where}
         )
         self.folder.write(PLAN, self.plan.to_json() + "\n")
-        for line in notes(self.resolved, topology):
+        for line in find_notes(self.resolved, topology):
             self.folder.warn(line)
 
 
-def _note_use(resolved: ResolvedRecipe) -> None:
-    """Leave a note in a warehouse of the columns that are read, so that it can be written for its readers."""
+def _log_columns(resolved: ResolvedRecipe) -> None:
+    """Log the columns that are read into a warehouse, so that `data convert` can order columns by use."""
     kind, _, path = resolved.recipe.data.dataset.partition(":")
     if kind == "parquet":
         log_use(path, sources(resolved.transforms, resolved.columns.names), time())
@@ -305,40 +299,40 @@ def _note_use(resolved: ResolvedRecipe) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _BuiltJob:
-    """The job of a run, its plan and its feed."""
+    """A training job, the plan of its tables and its feed."""
 
     job: TrainingJob
     plan: Plan
     feed: Feed
 
 
-def _make(resolved: ResolvedRecipe, comm: Comm, purpose: Purpose = "train") -> _BuiltJob:
-    """On all ranks; with several, no rank ever has all tables."""
-    _use_threads(resolved.recipe)
+def _build_job(resolved: ResolvedRecipe, comm: Comm, purpose: Purpose = "train") -> _BuiltJob:
+    """Build the job of this rank; a collective. On several ranks no rank ever allocates all tables."""
+    _set_threads(resolved.recipe)
     placed = comm.topology.world > 1 or resolved.recipe.plan is not None
     if not placed:
         tables = resolved.stored_tables
-        check_memory(resolved, tables, whole_plan(tables), comm, purpose)
+        check_memory(resolved, tables, single_rank_plan(tables), comm, purpose)
     model = make_model(resolved, described=placed)
     plan = on_first_rank(comm, lambda: choose_plan(resolved.recipe, model, comm.topology))
     if placed:
         check_memory(resolved, tables_of(model), plan, comm, purpose)
-    place_model(resolved.recipe, model, plan, comm)
+    place_tables(resolved.recipe, model, plan, comm)
     feed = Feed(resolved, comm)
     job = make_job(resolved, model, feed, comm, plan.forecast, feed.aside)
     return _BuiltJob(job=replace(job, health=lambda: feed.health), plan=plan, feed=feed)
 
 
-def _measured(trainer: Trainer, run: Path) -> dict[str, Any]:
-    """Memory, whether rows came in time, and those that did not come at all."""
+def _measured_fields(trainer: Trainer, run: Path) -> dict[str, Any]:
+    """Fields of the result: peak memory, waiting for data, workers and quarantined rows."""
     health, bad = trainer.job.health(), find_bad_rows(run / BAD_ROWS)
     workers = None if health is None else health.workers
     about_rows = {"workers": workers, "bad_rows": bad.rows, "bad_reasons": bad.reasons}
     return {"peak_memory_bytes": peak_memory_bytes(), "data_wait": trainer.wait, **about_rows}
 
 
-def _as_first(comm: Comm, find: Callable[[], RunFolder]) -> RunFolder:
-    """The folder that the first rank has found; by its absolute path, where it is not called the same."""
+def _folder_of_first_rank(comm: Comm, find: Callable[[], RunFolder]) -> RunFolder:
+    """The folder of the first rank; by its absolute path on ranks with another working directory."""
     own: list[RunFolder] = []
 
     def first() -> tuple[Path, Path]:
@@ -355,11 +349,11 @@ def evaluate(
     which: str = "best",
     data: str | None = None,
     slices: tuple[str, ...] | None = None,
-    warn: Warn = ignore_line,
+    warn: Warn = ignore_warning,
 ) -> Scores:
     """Measure a checkpoint of a run on its test rows, or on the rows of other files."""
     resolved, model = load_trained(path, which, warn)
-    return make_evaluator(resolved, model, _asked_rows(path, resolved, data), slices)()
+    return make_evaluator(resolved, model, _choose_rows(path, resolved, data), slices)()
 
 
 def predict_rows(
@@ -369,29 +363,29 @@ def predict_rows(
     which: str = "best",
     data: str | None = None,
     tell: Callable[[int, int], None] | None = None,
-    warn: Warn = ignore_line,
+    warn: Warn = ignore_warning,
 ) -> int:
-    """Predict for the test rows of a run, or for the rows of other files; returns how many there were."""
+    """Predict for the test rows of a run, or for rows of other files; returns their number."""
     resolved, model = load_trained(path, which, warn)
-    return predict(resolved, model, _asked_rows(path, resolved, data), out, tell)
+    return predict(resolved, model, _choose_rows(path, resolved, data), out, tell)
 
 
-def load_trained(path: Path, which: str = "best", warn: Warn = ignore_line) -> tuple[ResolvedRecipe, nn.Module]:
-    """The model of a run, as a checkpoint has it."""
+def load_trained(path: Path, which: str = "best", warn: Warn = ignore_warning) -> tuple[ResolvedRecipe, nn.Module]:
+    """The resolved recipe of a run, and its model with the weights of a checkpoint."""
     RunFolder.open(path)
     resolved = _resolve_saved(path)
     for line in resolved.notes:
         warn(line)
-    _use_threads(resolved.recipe)
+    _set_threads(resolved.recipe)
     tables = resolved.stored_tables
-    check_memory(resolved, tables, whole_plan(tables), solo(), "use")
+    check_memory(resolved, tables, single_rank_plan(tables), solo(), "use")
     model = make_model(resolved)
     restore_model(CheckpointFolder(path / "ckpt").open(which), model)
     return resolved, model
 
 
-def best_possible_metrics(resolved: ResolvedRecipe, rows: RowSelection) -> dict[str, Values]:
-    """What nobody can beat on average: the metrics of the logits that made-up labels were drawn from."""
+def best_possible(resolved: ResolvedRecipe, rows: RowSelection) -> dict[str, Values]:
+    """Metrics of the true logits that synthetic labels were drawn from: no model is better on average."""
     column = resolved.parts.dataset.ceiling
     if column is None:
         return {}
@@ -404,11 +398,10 @@ def best_possible_metrics(resolved: ResolvedRecipe, rows: RowSelection) -> dict[
     return {task: values_of(metrics.value()[task])}
 
 
-def _warm(resolved: ResolvedRecipe, model: nn.Module) -> WarmStartMatch | None:
-    """Start from another run or checkpoint, if the recipe says so."""
+def _warm_start(resolved: ResolvedRecipe, model: nn.Module) -> WarmStartMatch | None:
     if resolved.recipe.init_from is None:
         return None
-    return warm_start(open_start(Path(resolved.recipe.init_from)), model)
+    return warm_start(open_warm_start(Path(resolved.recipe.init_from)), model)
 
 
 def _resolve_saved(path: Path, changes: Sequence[str] = (), world: int = 1) -> ResolvedRecipe:
@@ -417,12 +410,12 @@ def _resolve_saved(path: Path, changes: Sequence[str] = (), world: int = 1) -> R
     apply_changes(sections, changes)
     for change in changes:
         if change.startswith("init_from=") and CheckpointFolder(path / "ckpt").steps():
-            out = "the weights are those of its checkpoint: begin a new run with rowwise train --init-from"
-            raise SpecError(f"--set {change} of a run that goes on: {out}")
-    recipe = with_kept_maps(decode(sections, str(source)), path)
+            want = "its checkpoint has the weights: want a new run with rowwise train --init-from"
+            raise SpecError(f"--set {change} for a run that is resumed: {want}")
+    recipe = relocate_maps(decode(sections, str(source)), path)
     check_ranks(recipe, world)
     if world != _ranks_before(path) and not any(change.startswith("train.threads=") for change in changes):
-        # Those of another number of ranks: cores are shared by as many as there are now.
+        # The thread count was for another number of ranks, which share the cores.
         recipe = structs.replace(recipe, train=structs.replace(recipe.train, threads=None))
     return resolve(recipe)
 
@@ -435,7 +428,7 @@ def _ranks_before(path: Path) -> int:
 
 
 def _finished_at(path: Path) -> int | None:
-    """The step at which a run's result says that it was done, if it says so."""
+    """The last step of a run that result.json calls finished; else None."""
     try:
         result = decode_json(read_bytes(path / "result.json"), RunResult)
     except (OSError, msgspec.DecodeError):
@@ -443,26 +436,26 @@ def _finished_at(path: Path) -> int | None:
     return result.steps if result.status == "finished" else None
 
 
-def _use_threads(recipe: Recipe) -> None:
-    # Sums inside torch's products are split by thread: the same bits want the same number.
+def _set_threads(recipe: Recipe) -> None:
+    # torch splits sums in matrix products by thread: the same bits need the same number.
     if recipe.train.threads is not None:
         torch.set_num_threads(recipe.train.threads)
 
 
-def _compare_own(recipe: Recipe, folder: RunFolder) -> None:
-    """Say so if the user's module is not what the run began with."""
+def _warn_if_model_changed(recipe: Recipe, folder: RunFolder) -> None:
+    """Warn if the user's model file has changed since the run began."""
     if isinstance(recipe.model, UserModel):
         path, _ = split_name(recipe.model.module)
         kept = folder.path / "code" / path.name
         if path.is_file() and kept.is_file() and read_bytes(path) != read_bytes(kept):
-            folder.warn(f"{path} has changed since the run began; what it was is in {kept}")
+            folder.warn(f"{path} has changed since the run began; the old version is {kept}")
 
 
-def _asked_rows(path: Path, resolved: ResolvedRecipe, data: str | None) -> RowSelection:
-    """Those of other files, if some are named, else the run's test rows."""
-    rows = resolved.parts.test if data is None else RowSelection(open_named(data))
+def _choose_rows(path: Path, resolved: ResolvedRecipe, data: str | None) -> RowSelection:
+    """The rows of `data`, or without it the run's test rows."""
+    rows = resolved.parts.test if data is None else RowSelection(open_reader(data))
     if rows is None:
-        raise DataError(f"{path}: its recipe has no test rows: give some with --data parquet:PATH")
+        raise DataError(f"{path}: its recipe has no test rows: want --data parquet:PATH")
     return rows
 
 

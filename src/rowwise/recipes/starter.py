@@ -1,7 +1,7 @@
-"""A first recipe for somebody's files, from their dataset card: it trains as it is, and says what to edit next.
+"""Writes a first recipe for files from their dataset card, with comments on what to edit next.
 
-Pure but for the card; needs no torch. Everything is written out, columns, tables and rates, as people edit what they
-see. Known limits: it is a beginning, not a tuned model; all tables have one width.
+All columns, tables and learning rates are written out, because people edit what they see. Known limit: the model is
+not tuned, and all tables have one dim.
 """
 
 import math
@@ -19,59 +19,58 @@ from rowwise.spec import Pooling, Table
 from rowwise.train.settings import DenseAdam, Evaluation, Training
 
 SMALL_ROWS, LARGE_ROWS = 20_000, 5_000_000
-STEPS = 100  # of an epoch, about
+STEPS = 100  # of an epoch, approximately
 BATCHES = (64, 2048)
-PART = 0.1  # of the rows, to validate on, and as many to test on
-LOOKS = 10  # at the validation rows, in the epoch of a large dataset
+SHARE = 0.1  # of the rows to validate on, and again to test on
+EVALUATIONS = 10  # in an epoch of a large dataset
 SHOWN = ("data.share", "data.test_share", "train.batch", "train.epochs", "evaluate.metric")
 
 
-def name_for(path: str) -> str:
-    """What a recipe for some files is called: logs/*.parquet makes logs."""
+def recipe_name(path: str) -> str:
+    """The name of a recipe for files: logs for logs/*.parquet."""
     plain = [re.sub(r"[^A-Za-z0-9_.-]+", "_", part) for part in PurePath(path).parts if not set("*?[") & set(part)]
     name = PurePath(plain[-1]).stem.lstrip("_.-") if plain else ""
     return name if NAME.fullmatch(name) else "recipe"
 
 
-def starter(card: DatasetCard, dataset: str, file: str) -> str:
+def make_starter(card: DatasetCard, dataset: str, file: str) -> str:
     """The recipe as text.
 
     Args:
-        card: what is known of the rows, all of them.
+        card: facts of all rows.
         dataset: parquet:PATH or csv:PATH.
-        file: where the recipe will be.
+        file: the path of the recipe, for the command in its comment.
     """
-    _refuse(card)
+    _check_card(card)
     columns, tables = card.suggest(_dim(card.rows))
-    steps = max(1, round(card.rows * (1 - 2 * PART) / _batch(card.rows)))
+    steps = max(1, round(card.rows * (1 - 2 * SHARE) / _batch(card.rows)))
     large = card.rows > LARGE_ROWS
     recipe = Recipe(
         about=About(
             what=f"DLRM on {card.rows:,} rows of {card.source}",
             run=f"rowwise train {file}",
         ),
-        data=Data(dataset=dataset, label=card.label, valid_share=PART, test_share=PART),
+        data=Data(dataset=dataset, label=card.label, valid_share=SHARE, test_share=SHARE),
         columns=columns,
         tables=Tables(list=tuple(_table(table, card) for table in tables)),
         model=_model(columns.dense != (), card.rows),
         train=Training(batch=_batch(card.rows), epochs=2 if large else 10, optimizer=DenseAdam(lr=0.002)),
-        evaluate=Evaluation(every=max(1, steps // LOOKS) if large else 0, patience=2),
+        evaluate=Evaluation(every=max(1, steps // EVALUATIONS) if large else 0, patience=2),
     )
     return "\n".join([*_comments(card, recipe), ""]) + write(recipe, shown=SHOWN)
 
 
-def _refuse(card: DatasetCard) -> None:
-    """What no recipe can be made for."""
+def _check_card(card: DatasetCard) -> None:
     label = next((column for column in card.columns if column.role == "label"), None)
     if label is not None and label.note:
-        raise DataError(f"{card.source}: {label.note}: want a column of 0 and 1; name one with --label{_likely(card)}")
+        raise DataError(f"{card.source}: {label.note}: want --label COLUMN with 0 and 1{_suggest_labels(card)}")
     if label is None:
-        raise DataError(f"{card.source}: no column is known to be the label: name one with --label{_likely(card)}")
+        raise DataError(f"{card.source}: no label column: want --label COLUMN{_suggest_labels(card)}")
     if not any(column.role == "sparse" for column in card.columns):
-        raise DataError(f"{card.source}: no column holds ids or words, and without any there are no tables to train")
+        raise DataError(f"{card.source}: no column has ids or strings: want at least one, for an embedding table")
 
 
-def _likely(card: DatasetCard) -> str:
+def _suggest_labels(card: DatasetCard) -> str:
     found = [name for name in card.likely_labels if name != card.label]
     return f", such as {' or '.join(found)}" if found else ""
 
@@ -103,14 +102,14 @@ def _comments(card: DatasetCard, recipe: Recipe) -> list[str]:
     lines = [
         f"# {recipe.about.run}",
         "#",
-        "# A beginning, made by rowwise data inspect; it trains as it is. What to look at next:",
+        "# Written by rowwise data inspect; it trains as it is. Check next:",
         "#   columns   is each number under dense and each id under sparse? log1p is for counts and amounts",
-        "#   tables    ids are hashed into 16 rows each in small tables, 8 in large ones: few ids share a row",
-        "#   data      share: random tests on rows from everywhere; last on the last ones, as it will be in use",
-        "#   train     batch and the two rates (optimizer, here and of the tables) matter most, in this order",
-        "#   evaluate  training stops when ne on the validation rows was not better twice",
-        "# Change a value for one run: rowwise train FILE --set train.batch=1024. All there is to set: the recipe.yaml",
-        "# in the folder of a run.",
+        "#   tables    rows: 1.25 x the ids there are now; with fewer, ids share rows; more leave room for new ids",
+        "#   data      share: random takes test rows from everywhere, last takes the last rows, as in production",
+        "#   train     batch and the learning rates (train.optimizer, and of tables) matter most, in this order",
+        "#   evaluate  training stops when ne on the validation rows has not improved twice",
+        "# Change a value for one run: rowwise train FILE --set train.batch=1024. All settings: recipe.yaml of a",
+        "# run.",
     ]
     if left_out:
         lines += ["#", "# Left out:"]
@@ -119,4 +118,4 @@ def _comments(card: DatasetCard, recipe: Recipe) -> list[str]:
 
 
 def _reason(column: ColumnCard) -> str:
-    return " ".join((column.note or f"{column.name!r} holds {column.type}, which no model takes").split())
+    return " ".join((column.note or f"{column.name!r} has type {column.type}, which models cannot use").split())

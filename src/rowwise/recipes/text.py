@@ -1,6 +1,7 @@
-"""A recipe as YAML: strict reading, errors that name the nearest key, `--set` changes, and writing.
+"""Reads and writes recipes as YAML: strictly, with errors that name the nearest key, and with `--set` changes.
 
-Known limits: comments: a recipe that was read and written again has none.
+Unlike YAML 1.1: duplicate keys are errors, `no` is a string, `1e-3` a number, and `10:20` a string, not a number in
+base 60. Known limit: writing a recipe drops its comments.
 """
 
 import difflib
@@ -20,7 +21,7 @@ from rowwise.textfile import read_text
 
 RECIPE = "recipe.yaml"  # in the folder of a run
 UNKNOWN = re.compile(r"Object contains unknown field `(?P<field>[^`]*)`(?: - at `(?P<at>[^`]*)`)?")
-SCALARS = {  # as in YAML 1.2: what a plain word means, and by which letters it begins
+SCALARS = {  # plain scalars of YAML 1.2: pattern and first characters of each type
     "bool": (r"true|false", "tf"),
     "int": (r"[-+]?(?:0|[1-9][0-9_]*)|0x[0-9a-fA-F]+", "-+0123456789"),
     "float": (r"[-+]?(?:[0-9]*\.[0-9]+|[0-9]+\.?)(?:[eE][-+]?[0-9]+)?|[-+]?\.inf|\.nan", "-+.0123456789"),
@@ -29,9 +30,9 @@ SCALARS = {  # as in YAML 1.2: what a plain word means, and by which letters it 
 
 
 class _Loader(PlainLoader, yaml.SafeLoader):
-    """YAML as people mean it."""
+    """A loader with the plain scalars of YAML 1.2."""
 
-    # PyYAML looks it up on the class.
+    # PyYAML reads this attribute of the class.
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {  # noqa: RUF012
         first: [
             (f"tag:yaml.org,2002:{kind}", re.compile(f"^(?:{pattern})$"))
@@ -43,13 +44,13 @@ class _Loader(PlainLoader, yaml.SafeLoader):
 
 
 class _Line(dict[str, Any]):
-    """A mapping that is written in one line."""
+    """A mapping in flow style, on one line."""
 
 
 class _Dumper(yaml.SafeDumper):
-    """Sections in blocks, what is inside them in lines."""
+    """Sections in block style, their contents in flow style."""
 
-    # A text is quoted if this reader or one of YAML 1.1 would take it for something else.
+    # A string is quoted if this reader or a YAML 1.1 reader would take it for another type.
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {  # noqa: RUF012
         first: [
             *_Loader.yaml_implicit_resolvers.get(first, []),
@@ -59,10 +60,11 @@ class _Dumper(yaml.SafeDumper):
     }
 
     def ignore_aliases(self, data: Any) -> bool:
+        """Repeated values are written out, without aliases."""
         return True
 
     def represent_sequence(self, tag: str, sequence: Any, flow_style: bool | None = None) -> yaml.SequenceNode:
-        """Plain values side by side, mappings one below the other."""
+        """Lists of scalars on one line, lists of mappings in block style."""
         plain = not any(isinstance(item, dict) for item in sequence)
         return super().represent_sequence(tag, sequence, flow_style=plain)
 
@@ -75,7 +77,7 @@ _Dumper.add_representer(_Line, _represent_line)
 
 
 def parse(text: str, source: str) -> dict[str, Any]:
-    """The sections of a recipe, not looked into yet."""
+    """The sections of a recipe, not yet checked."""
     try:
         found = load_yaml(text, _Loader)
     except NotPlainError as error:
@@ -83,22 +85,22 @@ def parse(text: str, source: str) -> dict[str, Any]:
     except yaml.YAMLError as error:
         raise SpecError(f"{source}: not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(found, dict):
-        raise SpecError(f"{source}: want a recipe, with at least a section `data:` that names a dataset")
+        raise SpecError(f"{source}: want a recipe with a section `data:` that names a dataset")
     return found
 
 
 def decode(sections: Mapping[str, Any], source: str) -> Recipe:
-    """The recipe; what does not fit is named with its place, and an unknown key with the nearest known."""
-    # A section whose keys are all commented out is as if it were not there.
+    """The recipe; errors name the key, and for an unknown one the nearest known key."""
+    # A section with all keys commented out has its defaults.
     given = {key: value for key, value in sections.items() if value is not None}
     try:
         return msgspec.convert(given, Recipe)
     except msgspec.ValidationError as error:
-        raise SpecError(f"{source}: {_explain(error, sections)}") from None
+        raise SpecError(f"{source}: {_explain_error(error, sections)}") from None
 
 
 def read(path: Path, changes: Sequence[str] = ()) -> Recipe:
-    """A recipe file, with changes such as "train.epochs=2"; one without a name gets that of the file."""
+    """A recipe file with changes such as "train.epochs=2"; without `name` it is named after the file."""
     try:
         text = read_text(path, MOST_BYTES)
     except OSError as error:
@@ -118,7 +120,7 @@ def write(recipe: Recipe, *, defaults: bool = False, shown: Sequence[str] = ()) 
         defaults: also what is as it is by default, so that it stays so when defaults change.
         shown: keys such as "train.batch" that are written in any case.
     """
-    plain, whole = _plain(recipe, defaults), _plain(recipe, True)
+    plain, whole = _to_plain(recipe, defaults), _to_plain(recipe, True)
     for section in dict.fromkeys(place.partition(".")[0] for place in shown):
         kept = plain.get(section, {})
         plain[section] = {
@@ -128,18 +130,18 @@ def write(recipe: Recipe, *, defaults: bool = False, shown: Sequence[str] = ()) 
 
 
 def apply_changes(sections: dict[str, Any], changes: Sequence[str]) -> None:
-    """Set values, each once."""
+    """Apply --set changes; raises if two set the same key."""
     former: dict[str, str] = {}
     for change in changes:
         place = change.partition("=")[0]
         if place in former:
-            raise SpecError(f"--set {change}: --set {former[place]} is given, too: want one of them")
+            raise SpecError(f"--set {change}: --set {former[place]} is also given: want one of them")
         former[place] = change
         apply_change(sections, change)
 
 
 def apply_change(sections: dict[str, Any], change: str) -> None:
-    """Set one value: "train.optimizer.lr=1e-3"; the value is YAML, too, and numbers count in lists."""
+    """Apply one change, such as "train.optimizer.lr=1e-3": the value is YAML, and a number indexes a list."""
     place, equals, value = change.partition("=")
     keys = place.split(".")
     if not equals or not all(keys):
@@ -149,26 +151,26 @@ def apply_change(sections: dict[str, Any], change: str) -> None:
         last = depth == len(keys) - 1
         if isinstance(at, list):
             if not re.fullmatch("[0-9]{1,9}", key) or int(key) >= len(at):
-                raise SpecError(f"--set {change}: {'.'.join(keys[:depth])} is a list of {len(at)}: want a number")
+                raise SpecError(f"--set {change}: {'.'.join(keys[:depth])} is a list of {len(at)}: want an index")
             where: Any = int(key)
         elif isinstance(at, dict):
             where = key
         else:
-            raise SpecError(f"--set {change}: {'.'.join(keys[:depth])} is {at!r} and has nothing inside")
+            raise SpecError(f"--set {change}: {'.'.join(keys[:depth])} is {at!r}, which has no keys")
         if last:
-            made = _value(change, value)
+            made = _parse_value(change, value)
             if where == "kind" and at.get(where) != made:
-                at.clear()  # the other keys are those of another kind
+                at.clear()  # the other keys belong to the old kind
             at[where] = made
             return
-        # A section that is left out, or empty, has its defaults: there is a place for the key.
+        # A missing or empty section begins with its defaults.
         if isinstance(at, dict) and at.get(where) is None:
-            at[where] = _begun(keys[: depth + 1])
+            at[where] = _default_section(keys[: depth + 1])
         at = at[where]
 
 
-def _begun(keys: Sequence[str]) -> dict[str, Any]:
-    """A section that is left out: of which kind it is by default, if it has one."""
+def _default_section(keys: Sequence[str]) -> dict[str, Any]:
+    """The content of a missing section: its default kind, if it has kinds."""
     kind: Any = Recipe
     value: Any = None
     for key in keys:
@@ -177,36 +179,36 @@ def _begun(keys: Sequence[str]) -> dict[str, Any]:
             kind = get_args(kind)[1 if get_origin(kind) is dict else 0]
             continue
         found = [f for s in _structs(kind, None) for f in msgspec.structs.fields(s) if f.encode_name == key]
-        if not found:  # decoding says that there is no such key
+        if not found:  # decoding reports the unknown key
             return {}
         kind, value = found[0].type, None if found[0].required else _default(found[0])
     config = value.__struct_config__ if isinstance(value, msgspec.Struct) else None
     return {config.tag_field: config.tag} if config and config.tag_field else {}
 
 
-def _value(change: str, text: str) -> Any:
+def _parse_value(change: str, text: str) -> Any:
     try:
         return load_yaml(text, _Loader)
     except NotPlainError as error:
         raise SpecError(f"--set {change}: {error}") from None
     except yaml.YAMLError:
-        raise SpecError(f"--set {change}: {text!r} is not a value in YAML; quote it as in \"name: 'a: b'\"") from None
+        raise SpecError(f"--set {change}: {text!r} is not a YAML value: want quotes, as in \"name: 'a: b'\"") from None
 
 
-def _plain(value: Any, defaults: bool, depth: int = 0) -> Any:
-    """Plain data; of a struct what is wanted, and always its kind."""
+def _to_plain(value: Any, defaults: bool, depth: int = 0) -> Any:
+    """Plain data for YAML; of structs their kind and either all fields or those that differ from defaults."""
     if isinstance(value, msgspec.Struct):
         config = value.__struct_config__
         kept = {config.tag_field: config.tag} if config.tag_field else {}
         for field in msgspec.structs.fields(value):
             here = getattr(value, field.name)
             if here is not None and (defaults or here != _default(field)):
-                kept[field.name] = _plain(here, defaults, depth + 1)
+                kept[field.name] = _to_plain(here, defaults, depth + 1)
         return kept if depth < 2 else _Line(kept)
     if isinstance(value, Mapping):
-        return {key: _plain(v, defaults, depth + 1) for key, v in value.items()}
+        return {key: _to_plain(v, defaults, depth + 1) for key, v in value.items()}
     if isinstance(value, (tuple, list)):
-        return [_plain(v, defaults, depth + 1) for v in value]
+        return [_to_plain(v, defaults, depth + 1) for v in value]
     return msgspec.to_builtins(value)
 
 
@@ -215,10 +217,10 @@ def _default(field: msgspec.structs.FieldInfo) -> Any:
     return field.default if made is msgspec.NODEFAULT else made()
 
 
-def _explain(error: msgspec.ValidationError, sections: Mapping[str, Any]) -> str:
+def _explain_error(error: msgspec.ValidationError, sections: Mapping[str, Any]) -> str:
     found = UNKNOWN.match(str(error))
     if found is None:
-        return str(error).replace("`$.", "`").replace(" in `$`", " of the recipe") + _kinds(str(error), sections)
+        return str(error).replace("`$.", "`").replace(" in `$`", " of the recipe") + _kinds_hint(str(error), sections)
     keys = _keys(found["at"])
     known = sorted(_fields_at(Recipe, keys, sections))
     near = difflib.get_close_matches(found["field"], known, n=1)
@@ -228,12 +230,12 @@ def _explain(error: msgspec.ValidationError, sections: Mapping[str, Any]) -> str
 
 
 def _keys(at: str | None) -> list[str]:
-    """The steps to a place, as errors of msgspec write it."""
+    """The keys of a path in msgspec's errors."""
     return re.findall(r"\[(?:\.\.\.|\d+)\]|[^.\[\]$]+", at or "")
 
 
-def _kinds(message: str, sections: Mapping[str, Any]) -> str:
-    """Which kinds a section may be of, where it names none or a wrong one."""
+def _kinds_hint(message: str, sections: Mapping[str, Any]) -> str:
+    """The possible kinds of a section, for an error about a missing or wrong kind."""
     found = re.search(r"(?:missing required field `kind`|Invalid value '[^']*') - at `(?P<at>[^`]*)`", message)
     keys = _keys(found["at"]) if found else []
     keys = keys[:-1] if keys[-1:] == ["kind"] else keys
@@ -242,16 +244,16 @@ def _kinds(message: str, sections: Mapping[str, Any]) -> str:
 
 
 def _fields_at(kind: Any, keys: Sequence[str], data: Any) -> set[str]:
-    """The keys that a place of a recipe may have, for all structs that can stand there."""
+    """All keys of the structs that are possible at a path."""
     return {name for struct in _structs_at(kind, keys, data) for name in struct.__struct_encode_fields__}
 
 
 def _structs_at(kind: Any, keys: Sequence[str], data: Any) -> Iterator[type[msgspec.Struct]]:
-    """All structs that can stand at a place."""
+    """The structs that are possible at a path."""
     if not keys:
         yield from _structs(kind, data)
         return
-    inner = _inside(data, keys[0])
+    inner = _child(data, keys[0])
     for struct in _structs(kind, data):
         for field in msgspec.structs.fields(struct):
             if field.encode_name == keys[0]:
@@ -261,7 +263,7 @@ def _structs_at(kind: Any, keys: Sequence[str], data: Any) -> Iterator[type[msgs
         yield from _structs_at(get_args(kind)[1 if container is dict else 0], keys[1:], inner)
 
 
-def _inside(data: Any, key: str) -> Any:
+def _child(data: Any, key: str) -> Any:
     if isinstance(data, Mapping):
         return data.get(key)
     index = key.strip("[]")
@@ -269,7 +271,7 @@ def _inside(data: Any, key: str) -> Any:
 
 
 def _structs(kind: Any, data: Any) -> Iterator[type[msgspec.Struct]]:
-    """The structs of a type; of a union with kinds the one that the data names, if it does."""
+    """The structs of a type; of a tagged union only the one that the data's kind names."""
     options = get_args(kind) if get_origin(kind) in (UnionType, Union) else (kind,)
     structs = [o for o in options if isinstance(o, type) and issubclass(o, msgspec.Struct)]
     named = data.get("kind") if isinstance(data, Mapping) else None

@@ -1,6 +1,6 @@
-"""TorchRec's own objects from a plan that was written for it (`rowwise plan --torchrec`).
+"""A TorchRec ShardingPlan from a file of `rowwise plan --torchrec`; the only module that imports TorchRec.
 
-Known limits: tables that another module holds than an Embedding(Bag)Collection.
+Not supported: tables outside an EmbeddingBagCollection or EmbeddingCollection.
 """
 
 import importlib
@@ -16,10 +16,10 @@ from rowwise.planner.export import TorchRecPlan, TorchRecTable
 def sharding_plan(text: str | bytes, module: nn.Module, path: str = "", *, device: str = "cpu") -> Any:
     """A `torchrec.distributed.types.ShardingPlan` for `DistributedModelParallel(module, plan=...)`.
 
-    `module` has collections of tables somewhere inside, or only those under `path` count; `device` is the kind of
-    device that it is sharded over, cpu or cuda. Each table of the plan has to be in one of them, as large as planned.
+    Uses the collections of tables inside `module`, or only those under `path`. `device` is cpu or cuda. Each table of
+    the plan has to be in one collection, with the planned size.
     """
-    plan, types = TorchRecPlan.from_json(text), _theirs("torchrec.distributed.types")
+    plan, types = TorchRecPlan.from_json(text), _import_torchrec("torchrec.distributed.types")
     made: dict[str, Any] = {}
     seen: dict[str, str] = {}
     for name, configs in _collections(module, path):
@@ -27,34 +27,34 @@ def sharding_plan(text: str | bytes, module: nn.Module, path: str = "", *, devic
         for config in configs:
             if config.name not in plan.tables:
                 raise SpecError(
-                    f"table {config.name!r} of {_called(name)} is not in the plan: want a plan of all tables"
+                    f"table {config.name!r} of {_module_name(name)} is not in the plan: want a plan of all tables"
                 )
             if config.name in seen:
-                both = f"{_called(seen[config.name])} and {_called(name)}"
+                both = f"{_module_name(seen[config.name])} and {_module_name(name)}"
                 raise SpecError(f"table {config.name!r} is in {both}: want one of them as `path`")
             seen[config.name] = name
             table = plan.tables[config.name]
             _check_size(config, table)
-            made[name][config.name] = _sharding(table, plan.local_world, device)
+            made[name][config.name] = _parameter_sharding(table, plan.local_world, device)
     missing = [name for name in plan.tables if name not in seen]
     if missing:
-        where = _called(path)
+        where = _module_name(path)
         raise SpecError(
             f"no collection in {where} has table {missing[0]!r}: want the module that the plan was made for"
         )
     return types.ShardingPlan(plan=made)
 
 
-def _theirs(name: str) -> Any:
+def _import_torchrec(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise SpecError(f"TorchRec is not there ({error}): want `pip install torchrec`, as its page says") from error
+        raise SpecError(f"TorchRec cannot be imported ({error}): want torchrec installed, as its page says") from error
 
 
 def _collections(module: nn.Module, path: str) -> Iterator[tuple[str, list[Any]]]:
-    """Collections by path, and the tables of each."""
-    modules = _theirs("torchrec.modules.embedding_modules")
+    """The path and the table configs of each collection."""
+    modules = _import_torchrec("torchrec.modules.embedding_modules")
     for name, found in module.named_modules():
         if name != path and path and not name.startswith(path + "."):
             continue
@@ -64,7 +64,7 @@ def _collections(module: nn.Module, path: str) -> Iterator[tuple[str, list[Any]]
             yield name, list(found.embedding_configs())
 
 
-def _called(path: str) -> str:
+def _module_name(path: str) -> str:
     return f"module {path!r}" if path else "the module"
 
 
@@ -78,8 +78,8 @@ def _check_size(config: Any, table: TorchRecTable) -> None:
         raise SpecError(f"table {config.name!r} is {has}, and {rows} x {dim} in the plan: want the same table")
 
 
-def _sharding(table: TorchRecTable, local_world: int, device: str) -> Any:
-    types = _theirs("torchrec.distributed.types")
+def _parameter_sharding(table: TorchRecTable, local_world: int, device: str) -> Any:
+    types = _import_torchrec("torchrec.distributed.types")
     spec = None
     if table.shards:
         spec = types.EnumerableShardingSpec(
@@ -87,7 +87,7 @@ def _sharding(table: TorchRecTable, local_world: int, device: str) -> Any:
                 types.ShardMetadata(
                     shard_offsets=list(shard.offsets),
                     shard_sizes=list(shard.sizes),
-                    placement=f"rank:{shard.rank}/{_place(device, shard.rank, local_world)}",
+                    placement=f"rank:{shard.rank}/{_device_name(device, shard.rank, local_world)}",
                 )
                 for shard in table.shards
             ]
@@ -102,5 +102,5 @@ def _sharding(table: TorchRecTable, local_world: int, device: str) -> Any:
     )
 
 
-def _place(device: str, rank: int, local_world: int) -> str:
+def _device_name(device: str, rank: int, local_world: int) -> str:
     return f"{device}:{rank % local_world}" if device == "cuda" else device

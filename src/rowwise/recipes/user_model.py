@@ -1,4 +1,4 @@
-"""The user's own module: a class in a Python file, named in a recipe as path.py:Class."""
+"""Imports the user's model class, which a recipe names as path.py:Class."""
 
 import importlib.util
 import sys
@@ -11,17 +11,16 @@ from rowwise.recipes.user_model_name import split_name
 
 
 def load_class(name: str) -> type[nn.Module]:
-    """Import the file, and find the class in it."""
     path, class_name = split_name(name)
     if not path.is_file():
-        raise SpecError(f"model: {path}: there is no such file")
+        raise SpecError(f"model: {path}: no such file: want path.py:Class")
     module_name = f"rowwise_own_{path.stem}"
     spec = importlib.util.spec_from_file_location(module_name, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module  # dataclasses and pickles look a class's module up there
-    sys.path.insert(0, str(path.parent))  # so that it may import its neighbours
+    sys.modules[module_name] = module  # dataclasses and pickle look modules up here
+    sys.path.insert(0, str(path.parent))  # so that it can import modules of its folder
     try:
         spec.loader.exec_module(module)
     except (ImportError, SyntaxError) as error:

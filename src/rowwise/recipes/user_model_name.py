@@ -1,4 +1,4 @@
-"""How a recipe names a class of the user's: path.py:Class. Apart from `own`, which imports it, and torch with it."""
+"""Splits path.py:Class, a recipe's name for a user model. Apart from `user_model`, which imports torch."""
 
 from pathlib import Path
 
@@ -6,7 +6,6 @@ from rowwise.errors import SpecError
 
 
 def split_name(name: str) -> tuple[Path, str]:
-    """The file and the class."""
     path, colon, class_name = name.rpartition(":")
     if not colon or not path.endswith(".py") or not class_name.isidentifier():
         raise SpecError(

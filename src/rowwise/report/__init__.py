@@ -1,7 +1,6 @@
-"""From a run folder to one HTML file that needs nothing else, and the same for several runs beside each other.
+"""HTML reports, each a single file: of a run (`write`), and of several runs side by side (`compare`).
 
-`write` and `compare` are all there is to call. A run folder is read as it is found: a file that is missing or cut
-costs its section, never the report. No tensor library is loaded.
+A missing or truncated file of a run costs its section, never the report. No tensor library is loaded.
 """
 
 from rowwise.report.compare import compare as compare

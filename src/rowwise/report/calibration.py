@@ -1,6 +1,6 @@
-"""The page of a calibration: how well a profile predicts sets of tables that it was not made from.
+"""The page of a calibration: the profile's errors on held-out sets of tables.
 
-Works from the JSON that `rowwise calibrate` leaves beside the profile, whose types are not imported.
+Reads the quality.json of `rowwise calibrate` without importing its types.
 """
 
 import math
@@ -17,18 +17,18 @@ from rowwise.report.scale import Scale
 from rowwise.textfile import decode_json
 
 LEFT = 62.0
-CLOSE = 0.1  # on either side of the diagonal
+CLOSE = 0.1  # relative error of the dotted lines
 HEADS = ("Predicted by", "Error", "Error with drift", "Rank correlation")
 NOTE = (
-    "A point is a set of 1 to 15 tables, looked up and updated together, that nothing was learned from. On the line "
-    "the prediction is right; dotted lines are a tenth away. Error: mean of the absolute relative error. Noise: the "
-    "error that a perfect prediction would have, as two measurements of one set differ. Drift: how fast the machine "
-    "was from moment to moment, as sets measured just before and after say; taken out, but where it says with drift."
+    "Each point is a held-out set of 1 to 15 tables that are looked up and updated together. On the line the "
+    "prediction is exact; dotted lines are 10% off. Error: mean absolute relative error. Noise: the error of a "
+    "perfect prediction, from sets that were measured twice. Drift: changes of the machine's speed over time, from "
+    "sets measured just before and after; it is removed except in the column with drift."
 )
 
 
 class RecordedError(msgspec.Struct, frozen=True, kw_only=True):
-    """The error of a cost model."""
+    """Errors of a cost model."""
 
     model: str
     error: float
@@ -37,7 +37,7 @@ class RecordedError(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecordedQuality(msgspec.Struct, frozen=True, kw_only=True):
-    """The accuracy of a calibration, as its JSON holds it."""
+    """The content of quality.json."""
 
     sets: int
     held_out: int
@@ -56,15 +56,14 @@ class RecordedQuality(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def calibration_page(name: str, source: str, content: str | bytes) -> str:
-    """The page, from a calibration's JSON."""
     try:
         quality = decode_json(content, RecordedQuality)
     except msgspec.DecodeError as error:
-        raise DataError(f"not the quality of a calibration: {error}; want what `rowwise calibrate` writes") from None
+        raise DataError(f"not a quality.json: {error}: want the one that `rowwise calibrate` writes") from None
     title = tag("h1", None, text("Calibration"), span("number", name))
     head = tag("header", None, title, tag("p", {"class": "when"}, text(source)))
     caption = tag("figcaption", None, tag("b", None, text("Seconds of a set")), span("hint", "predicted over measured"))
-    figure = tag("figure", {"class": "chart"}, caption, scatter(quality))
+    figure = tag("figure", {"class": "chart"}, caption, draw_scatter(quality))
     drawn = section("calibration", "Predicted and measured", div("charts", figure), note(NOTE))
     errors = section("errors", "Errors", _table(quality), _links(quality))
     return page("Calibration", head, *_doubts(quality), _tiles(quality), drawn, errors, script=False)
@@ -73,7 +72,7 @@ def calibration_page(name: str, source: str, content: str | bytes) -> str:
 def _doubts(quality: RecordedQuality) -> tuple[Html, ...]:
     if not quality.doubts:
         return ()
-    return (note(f"Not to be trusted: {'; '.join(quality.doubts)}. Plans are made by the roofline of fitted rates."),)
+    return (note(f"Unreliable: {'; '.join(quality.doubts)}. Plans use the roofline model with fitted rates instead."),)
 
 
 def _tiles(quality: RecordedQuality) -> Html:
@@ -82,7 +81,7 @@ def _tiles(quality: RecordedQuality) -> Html:
         ("error", quantity.share(best.error), "on sets held out"),
         ("rank correlation", quantity.number(best.tau), "Kendall's"),
         ("noise", quantity.share(quality.noise), f"{quality.again} sets measured twice"),
-        ("drift", quantity.share(quality.drift), "by which the machine's speed varied"),
+        ("drift", quantity.share(quality.drift), "variation of the machine's speed"),
         ("sets", quantity.count(quality.sets), f"{quality.held_out} held out"),
         ("exchanges", quantity.count(quality.links), "between ranks"),
     )
@@ -90,12 +89,11 @@ def _tiles(quality: RecordedQuality) -> Html:
     return div("tiles", *shown)
 
 
-def scatter(quality: RecordedQuality) -> Html:
-    """Predicted over measured, both on logarithmic scales."""
+def draw_scatter(quality: RecordedQuality) -> Html:
     pairs = list(zip(quality.measured_s, quality.predicted_s, strict=True))
     values = [value for pair in pairs for value in pair if value > 0]
     if not values:
-        raise DataError("a calibration without sets that were held out: measure for more minutes")
+        raise DataError("the calibration has no held-out sets: want more --minutes")
     low, high = math.floor(math.log10(min(values)) * 2) / 2, math.ceil(math.log10(max(values)) * 2) / 2
     x = Scale(low=low, high=high, begin=LEFT, end=WIDTH - RIGHT)
     y = Scale(low=low, high=high, begin=HEIGHT - BOTTOM, end=TOP)
@@ -112,7 +110,7 @@ def scatter(quality: RecordedQuality) -> Html:
 
 
 def _line(look: str, x: Scale, y: Scale, off: float) -> Html:
-    """Where the prediction is the measurement, or a share more or less."""
+    """A diagonal: prediction = measurement x 10^off."""
     low, high = max(x.low, x.low - off), min(x.high, x.high - off)
     ends = {"x1": x.at(low), "y1": y.at(low + off), "x2": x.at(high), "y2": y.at(high + off)}
     return tag("line", {"class": look, **ends})

@@ -1,7 +1,6 @@
-"""The kinds of charts: lines over a common axis, shares stacked over it, and bars that fit into a line of text.
+"""SVG charts from values: lines, stacked shares, and bars inside text.
 
-Each takes values and gives one `svg`. They know nothing of runs, and drop what is not a number: a NaN is a gap in its
-line. What is far outside the range in which a chart can be read is drawn at its edge; the chart says how far it went.
+A NaN is a gap in its line. Outliers far outside the readable range are drawn at the edge, with a note of their value.
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,13 +9,22 @@ from dataclasses import dataclass
 from rowwise import quantity
 from rowwise.quantity import usable
 from rowwise.report.markup import Html, coordinate, join, tag, text
-from rowwise.report.plot import TOP, Plot, axes, drawing, empty, plot
-from rowwise.report.scale import Point, Scale, means, thin_points
+from rowwise.report.plot import TOP, Plot, draw_axes, draw_empty, draw_svg, make_plot
+from rowwise.report.scale import Point, Scale, bin_means, thin_points
 
-DOTTED = 60  # a line of more points has no dots
-CROWDED = 150  # a line of more points may be drawn as its mean
-EARLY = 0.1  # of the axis: where a line that has just begun may leave the range
-COLOURS = ("blue", "vermillion", "green", "orange", "purple", "sky", "grey", "black")  # told apart by the colour-blind
+DOTTED = 60  # most points of a line with dots
+CROWDED = 150  # most points of a line that is not averaged
+WARM_UP = 0.1  # first share of the axis, ignored in the range of noisy lines
+COLOURS = (
+    "blue",
+    "vermillion",
+    "green",
+    "orange",
+    "purple",
+    "sky",
+    "grey",
+    "black",
+)  # distinct for colour-blind readers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,13 +36,13 @@ class ChartLine:
     colour: str
     thin: bool = False
     dots: bool = False
-    noisy: bool = False  # its outliers do not stretch the chart
-    spread: bool = False  # where it has many points: its mean, and faintly its extremes
+    noisy: bool = False  # outliers do not extend the axis
+    spread: bool = False  # with many points: drawn as mean, with faint extremes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChartMark:
-    """A single point of a chart."""
+    """A single point."""
 
     name: str
     point: Point
@@ -43,24 +51,24 @@ class ChartMark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChartLevel:
-    """A value across the chart."""
+    """A horizontal line at a value."""
 
     name: str
     value: float
-    wanted: bool = True  # the chart is stretched to show it
-    late: bool = False  # its name is at the end of the axis, away from where curves begin
+    wanted: bool = True  # extends the axis
+    late: bool = False  # label at the right end, away from the beginning of curves
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """Lines and what is drawn over them."""
+    """Lines, marks and levels of a chart."""
 
     key: str
     label: str
     lines: Sequence[ChartLine]
     marks: Sequence[ChartMark] = ()
     levels: Sequence[ChartLevel] = ()
-    rule: float | None = None  # where the best model was
+    rule: float | None = None  # x of the best model
     unit: str = ""
     x_title: str = "samples"
     from_zero: bool = False
@@ -71,33 +79,33 @@ def draw(chart: Chart) -> Html:
     marks = [mark for mark in chart.marks if usable(mark.point[1])]
     xs = [x for line in lines for x, _ in line.points] + [mark.point[0] for mark in marks]
     if not xs:
-        return empty(chart.key, chart.label, "no values yet")
-    low, high = _range(chart, lines, marks)
-    area = plot((min(0.0, *xs), max(xs)), (low, high), chart.x_title, chart.unit)
+        return draw_empty(chart.key, chart.label, "no values yet")
+    low, high = _y_range(chart, lines, marks)
+    area = make_plot((min(0.0, *xs), max(xs)), (low, high), chart.x_title, chart.unit)
     levels = [level for level in chart.levels if area.y.low <= level.value <= area.y.high]
-    return drawing(
+    return draw_svg(
         area,
         chart.key,
         chart.label,
         "lines",
-        axes(area),
+        draw_axes(area),
         join(_level(area, level) for level in levels),
         _rule(area, chart.rule),
         join(_line(area, line) for line in lines),
         join(_mark(area, mark) for mark in marks),
-        join(_words(area, level) for level in levels if level.name),
-        _outside(area, lines, marks),
+        join(_level_label(area, level) for level in levels if level.name),
+        _out_of_range_note(area, lines, marks),
     )
 
 
-def _range(chart: Chart, lines: Sequence[ChartLine], marks: Sequence[ChartMark]) -> tuple[float, float]:
-    """What the vertical axis has to hold."""
+def _y_range(chart: Chart, lines: Sequence[ChartLine], marks: Sequence[ChartMark]) -> tuple[float, float]:
+    """The range of the vertical axis."""
     every = [y for line in lines for _, y in line.points if usable(y)] + [mark.point[1] for mark in marks]
     firm = [y for line in lines if not line.noisy for _, y in line.points if usable(y)]
     firm += [mark.point[1] for mark in marks]
     for line in lines:
         if line.noisy:
-            firm += _usual(line.points)
+            firm += _usual_range(line.points)
     low, high = min(every), max(every)
     if high - low > 1.7 * (max(firm) - min(firm)) > 0:
         low, high = min(firm), max(firm)
@@ -106,9 +114,9 @@ def _range(chart: Chart, lines: Sequence[ChartLine], marks: Sequence[ChartMark])
     return (min(0.0, low) if chart.from_zero else low), high
 
 
-def _usual(points: Sequence[Point]) -> Sequence[float]:
-    """The range of a noisy line without its beginning and its outliers."""
-    begin = points[-1][0] * EARLY
+def _usual_range(points: Sequence[Point]) -> Sequence[float]:
+    """The 1 % and 99 % quantiles of a noisy line without its beginning."""
+    begin = points[-1][0] * WARM_UP
     values = sorted(y for x, y in points if usable(y) and x >= begin)
     if not values:
         return [y for _, y in points if usable(y)]
@@ -120,30 +128,30 @@ def _line(area: Plot, line: ChartLine) -> Html:
     named = {"class": f"line {line.colour}{' thin' * line.thin}", "data-name": line.name}
     if line.spread and len(line.points) > CROWDED:
         extremes = tag("path", {"class": f"line faint {line.colour}", "d": _path(area, thin_points(line.points))})
-        return join([extremes, tag("path", named | {"d": _path(area, means(line.points))})])
+        return join([extremes, tag("path", named | {"d": _path(area, bin_means(line.points))})])
     points = thin_points(line.points)
     parts = [tag("path", named | {"d": _path(area, points)})]
     known = [(x, y) for x, y in points if usable(y)]
     if line.dots and len(known) <= DOTTED:
-        # A dot is a line of no length with round ends: a third of the bytes of a circle.
-        dots = "".join(f"M{_place(area, point)}h0" for point in known)
+        # A dot is a zero-length line with round caps: a third of the bytes of a circle.
+        dots = "".join(f"M{_place_point(area, point)}h0" for point in known)
         parts.append(tag("path", {"class": f"dots {line.colour}", "d": dots}))
     return join(parts)
 
 
 def _path(area: Plot, points: Iterable[Point]) -> str:
-    """Straight pieces between neighbours. A point between two gaps becomes a dot."""
+    """A path with gaps at NaNs; a point between two gaps becomes a dot."""
     pieces: list[list[str]] = [[]]
     for x, y in points:
         if usable(y):
-            pieces[-1].append(_place(area, (x, y)))
+            pieces[-1].append(_place_point(area, (x, y)))
         elif pieces[-1]:
             pieces.append([])
     return "".join("M" + " ".join(piece if len(piece) > 1 else piece * 2) for piece in pieces if piece)
 
 
-def _place(area: Plot, point: Point) -> str:
-    # A tenth across is finer than a screen; up and down, values are read back from the place.
+def _place_point(area: Plot, point: Point) -> str:
+    # One decimal suffices for x; the script reads values back from y.
     return f"{coordinate(round(area.x.at(point[0]), 1))},{coordinate(area.y.at(point[1]))}"
 
 
@@ -160,8 +168,7 @@ def _level(area: Plot, level: ChartLevel) -> Html:
     return tag("line", {"class": "level", "x1": area.x.begin, "x2": area.x.end, "y1": y, "y2": y})
 
 
-def _words(area: Plot, level: ChartLevel) -> Html:
-    """A level's name, on top of all lines."""
+def _level_label(area: Plot, level: ChartLevel) -> Html:
     y = area.y.at(level.value)
     words = f"{level.name} {quantity.short(level.value)}"
     side = {"x": area.x.end - 5, "text-anchor": "end"} if level.late else {"x": area.x.begin + 5}
@@ -178,8 +185,8 @@ def _rule(area: Plot, x: float | None) -> Html:
     return join([tag("line", line), tag("text", place | {"text-anchor": "end" if late else "start"}, text("best"))])
 
 
-def _outside(area: Plot, lines: Sequence[ChartLine], marks: Sequence[ChartMark]) -> Html:
-    """How far those values went that are drawn at the edge."""
+def _out_of_range_note(area: Plot, lines: Sequence[ChartLine], marks: Sequence[ChartMark]) -> Html:
+    """A note of the extreme values that are drawn at the edge."""
     values = [y for line in lines for _, y in line.points if usable(y)] + [mark.point[1] for mark in marks]
     words = []
     if max(values) > area.y.high:
@@ -194,7 +201,7 @@ def _outside(area: Plot, lines: Sequence[ChartLine], marks: Sequence[ChartMark])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChartBand:
-    """A part of a stacked chart, at each place of the axis."""
+    """One part of a stacked chart, as a share at each x."""
 
     name: str
     shares: Sequence[float]
@@ -202,15 +209,15 @@ class ChartBand:
 
 
 def draw_stack(key: str, label: str, xs: Sequence[float], bands: Sequence[ChartBand]) -> Html:
-    """Parts of one, from the bottom up, as areas."""
+    """Shares stacked from the bottom up as areas."""
     if not xs or not bands:
-        return empty(key, label, "no values yet")
-    area = plot((min(xs), max(xs)), (0.0, 100.0), "samples", "%")
+        return draw_empty(key, label, "no values yet")
+    area = make_plot((min(xs), max(xs)), (0.0, 100.0), "samples", "%")
     paths: list[Html] = []
     bottoms = [0.0] * len(xs)
     for band in bands:
         bottoms = [low + 100 * share for low, share in zip(bottoms, band.shares, strict=True)]
-        top = " ".join(_place(area, point) for point in zip(xs, bottoms, strict=True))
+        top = " ".join(_place_point(area, point) for point in zip(xs, bottoms, strict=True))
         left, right, base = coordinate(area.x.at(xs[0])), coordinate(area.x.at(xs[-1])), coordinate(area.y.begin)
         attributes = {
             "class": f"area {band.colour}",
@@ -218,12 +225,12 @@ def draw_stack(key: str, label: str, xs: Sequence[float], bands: Sequence[ChartB
             "d": f"M{left},{base} {top} {right},{base}z",
         }
         paths.append(tag("path", attributes))
-    # The highest first: each then covers the lower part of the one before, and no path needs a lower edge.
-    return drawing(area, key, label, "stack", axes(area), join(reversed(paths)))
+    # Drawn from the top band down: each covers the lower part of the one before, so no path needs a lower edge.
+    return draw_svg(area, key, label, "stack", draw_axes(area), join(reversed(paths)))
 
 
-def stacked_bar(key: str, label: str, parts: Sequence[tuple[float, str]], whole: float) -> Html:
-    """One horizontal bar of coloured parts; it stretches to the width that it is given."""
+def draw_strip(key: str, label: str, parts: Sequence[tuple[float, str]], whole: float) -> Html:
+    """A horizontal bar of coloured parts, stretched to its container."""
     scale = Scale(low=0.0, high=whole if usable(whole) and whole > 0 else 1.0, begin=0.0, end=100.0)
     rects, x = [tag("rect", {"class": "track", "width": 100.0, "height": 10.0})], 0.0
     done = 0.0
@@ -236,8 +243,8 @@ def stacked_bar(key: str, label: str, parts: Sequence[tuple[float, str]], whole:
     return tag("svg", attributes | {"viewBox": "0 0 100 10", "preserveAspectRatio": "none"}, *rects)
 
 
-def diverging_bar(key: str, label: str, value: float, most: float) -> Html:
-    """A bar from the middle: to the left, in blue, if below 0, else to the right."""
+def draw_deviation_bar(key: str, label: str, value: float, most: float) -> Html:
+    """A bar from the middle: to the left and blue below 0, else to the right and vermillion."""
     scale = Scale(low=-most, high=most, begin=0.0, end=100.0)
     at = scale.at(value if usable(value) else 0.0)
     bar = {

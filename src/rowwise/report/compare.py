@@ -1,7 +1,7 @@
-"""Several runs beside each other: their curves overlaid, their last numbers with the best marked, what they differ in.
+"""The page that compares runs: overlaid curves, final metrics with the best marked, and differences of recipes.
 
-Differences of recipes are those of their texts by dotted key, so runs of other versions compare as well. Runs with
-other metrics are shown too; each is compared in what it has.
+Recipes are compared as text by dotted key, so that runs of other versions can be compared. Runs may have different
+metrics.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,17 +14,17 @@ from rowwise.report.charts import COLOURS, Chart, ChartLine, ChartMark, draw
 from rowwise.report.curves import metrics_of
 from rowwise.report.markup import Html, div, join, note, section, span, tag, text
 from rowwise.report.metric import metric, order
-from rowwise.report.overview import QUIET, final, status, tasks, totals
+from rowwise.report.overview import HIDDEN_METRICS, final_metrics, status, tasks, totals
 from rowwise.report.page import page, save
 from rowwise.report.read import Curve, Reading, RecordedRun, read
 
 FEWEST, MOST = 2, len(COLOURS)
-CUT = 160  # characters of a value that are shown
+CUT = 160  # longest shown value, in characters
 
 
 @dataclass(frozen=True, slots=True)
 class ComparedRun:
-    """A run, the name that tells it from the others, and its colour."""
+    """A run with its unique name and its colour."""
 
     run: RecordedRun
     name: str
@@ -32,27 +32,26 @@ class ComparedRun:
 
 
 def compare(runs: Sequence[Path], out: Path) -> Path:
-    """Write one page about two to eight runs."""
     if not FEWEST <= len(runs) <= MOST:
-        raise DataError(f"{len(runs)} runs to compare: want {FEWEST} to {MOST}; `write` reports on a single one")
+        raise DataError(f"{len(runs)} runs to compare: want {FEWEST} to {MOST}")
     found = [read(folder) for folder in runs]
-    entrants = tuple(map(ComparedRun, found, _names(found, runs), COLOURS))
-    save(out, render(entrants))
+    compared = tuple(map(ComparedRun, found, _names(found, runs), COLOURS))
+    save(out, render(compared))
     return out
 
 
-def render(entrants: Sequence[ComparedRun]) -> str:
-    names = ", ".join(e.name for e in entrants)
-    legend = div("legend cubes", *(_legend(e) for e in entrants))
-    head = tag("header", None, tag("h1", None, text(f"{len(entrants)} runs compared")), legend)
-    recipes = _differences("recipe", "Recipes", "recipe.yaml", entrants, [e.run.settings for e in entrants])
-    machines = _differences("environment", "Environments", "env.json", entrants, [e.run.environment for e in entrants])
-    notes = join(_notes(e) for e in entrants)
-    return page(names, head, _numbers(entrants), _curves(entrants), _resources(entrants), recipes, machines, notes)
+def render(compared: Sequence[ComparedRun]) -> str:
+    names = ", ".join(e.name for e in compared)
+    legend = div("legend cubes", *(_legend(e) for e in compared))
+    head = tag("header", None, tag("h1", None, text(f"{len(compared)} runs compared")), legend)
+    recipes = _differences("recipe", "Recipes", "recipe.yaml", compared, [e.run.settings for e in compared])
+    machines = _differences("environment", "Environments", "env.json", compared, [e.run.environment for e in compared])
+    notes = join(_notes(e) for e in compared)
+    return page(names, head, _numbers(compared), _curves(compared), _resources(compared), recipes, machines, notes)
 
 
 def _names(runs: Sequence[RecordedRun], folders: Sequence[Path]) -> list[str]:
-    """The names of the runs; with as much of their paths as it takes to tell them apart."""
+    """Names of the runs; their paths if names are not unique, then numbered."""
     names = [run.name for run in runs]
     if len(set(names)) < len(names):
         names = [str(folder) for folder in folders]
@@ -61,52 +60,54 @@ def _names(runs: Sequence[RecordedRun], folders: Sequence[Path]) -> list[str]:
     return names
 
 
-def _legend(entrant: ComparedRun) -> Html:
-    word, look = status(entrant.run)
+def _legend(one: ComparedRun) -> Html:
+    word, look = status(one.run)
     pill = span(f"pill {look}", word)
-    return tag("span", {"class": "entry"}, span(f"swatch {entrant.colour}", ""), text(entrant.name), pill)
+    return tag("span", {"class": "entry"}, span(f"swatch {one.colour}", ""), text(one.name), pill)
 
 
-def _notes(entrant: ComparedRun) -> Html:
-    if not entrant.run.notes:
+def _notes(one: ComparedRun) -> Html:
+    if not one.run.notes:
         return Html("")
-    return note(f"{entrant.name}: {'; '.join(entrant.run.notes)}.")
+    return note(f"{one.name}: {'; '.join(one.run.notes)}.")
 
 
-def _grid(entrants: Sequence[ComparedRun], rows: Sequence[Html]) -> Html:
-    names = (tag("th", None, span(f"swatch {e.colour}", ""), text(f" {e.name}")) for e in entrants)
+def _run_table(compared: Sequence[ComparedRun], rows: Sequence[Html]) -> Html:
+    names = (tag("th", None, span(f"swatch {e.colour}", ""), text(f" {e.name}")) for e in compared)
     head = tag("thead", None, tag("tr", None, tag("th"), *names))
     return div("wide", tag("table", {"class": "runs"}, head, tag("tbody", None, *rows)))
 
 
-def _group(entrants: Sequence[ComparedRun], words: str) -> Html:
-    return tag("tr", {"class": "group"}, tag("th", {"colspan": str(len(entrants) + 1)}, text(words)))
+def _group(compared: Sequence[ComparedRun], words: str) -> Html:
+    return tag("tr", {"class": "group"}, tag("th", {"colspan": str(len(compared) + 1)}, text(words)))
 
 
-def _numbers(entrants: Sequence[ComparedRun]) -> Html:
+def _numbers(compared: Sequence[ComparedRun]) -> Html:
     rows = []
-    for task in _all_tasks(entrants):
-        finals = [final(e.run, task) for e in entrants]
+    for task in _all_tasks(compared):
+        finals = [final_metrics(e.run, task) for e in compared]
         splits = tuple(dict.fromkeys(split for split, _ in finals if split))
-        mixed = "; of different splits, so none is the best" if len(splits) > 1 else ""
-        rows.append(_group(entrants, f"{task}, {' or '.join(splits)}{mixed}"))
-        for name in sorted(dict.fromkeys(n for _, values in finals for n in values if n not in QUIET), key=order):
+        mixed = "; from different splits, so no best is marked" if len(splits) > 1 else ""
+        rows.append(_group(compared, f"{task}, {' or '.join(splits)}{mixed}"))
+        for name in sorted(
+            dict.fromkeys(n for _, values in finals for n in values if n not in HIDDEN_METRICS), key=order
+        ):
             values = [found.get(name) for _, found in finals]
-            cost = metric(name).cost if len(splits) == 1 else _nobody
+            cost = metric(name).cost if len(splits) == 1 else _no_cost
             rows.append(_row(metric(name).title, values, quantity.number, cost))
     speed, wall, peak, samples, steps = (
-        list(column) for column in zip(*(totals(e.run) for e in entrants), strict=True)
+        list(column) for column in zip(*(totals(e.run) for e in compared), strict=True)
     )
-    rows.append(_group(entrants, "Run"))
+    rows.append(_group(compared, "Run"))
     rows.append(_row("Samples/s", speed, quantity.count, lambda value: -value))
-    rows.append(_row("Wall time", wall, quantity.duration, _nobody))
+    rows.append(_row("Wall time", wall, quantity.duration, _no_cost))
     rows.append(_row("Peak memory", peak, quantity.size, lambda value: value))
-    rows.append(_row("Samples", samples, quantity.count, _nobody))
-    rows.append(_row("Steps", steps, quantity.count, _nobody))
-    return section("numbers", "Last numbers", _grid(entrants, rows), note("\u2605 marks the best of a line."))
+    rows.append(_row("Samples", samples, quantity.count, _no_cost))
+    rows.append(_row("Steps", steps, quantity.count, _no_cost))
+    return section("numbers", "Final metrics", _run_table(compared, rows), note("\u2605 marks the best of a line."))
 
 
-def _nobody(value: float) -> None:
+def _no_cost(value: float) -> None:
     """No value is better than another."""
 
 
@@ -127,35 +128,35 @@ def _row(
     return tag("tr", None, tag("th", {"scope": "row"}, text(title)), *cells)
 
 
-def _all_tasks(entrants: Sequence[ComparedRun]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(task for e in entrants for task in tasks(e.run)))
+def _all_tasks(compared: Sequence[ComparedRun]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(task for e in compared for task in tasks(e.run)))
 
 
-def _curves(entrants: Sequence[ComparedRun]) -> Html:
+def _curves(compared: Sequence[ComparedRun]) -> Html:
     sets = []
-    for task in _all_tasks(entrants):
-        names = list(dict.fromkeys(name for e in entrants for name in metrics_of(e.run, task)))
+    for task in _all_tasks(compared):
+        names = list(dict.fromkeys(name for e in compared for name in metrics_of(e.run, task)))
         if not names:
             continue
-        figures = [_figure(entrants, task, name) for name in names]
-        figures.append(_figure(entrants, task, names[0], over_time=True))
+        figures = [_figure(compared, task, name) for name in names]
+        figures.append(_figure(compared, task, names[0], over_time=True))
         sets.append(join([tag("h3", None, text(task)), div("charts", *figures)]))
     if not sets:
         sets.append(note("No run has values in its metrics.csv, so there is nothing to draw."))
-    legend = div("legend cubes", *(_legend(e) for e in entrants))
+    legend = div("legend cubes", *(_legend(e) for e in compared))
     return section("curves", "Curves", legend, *sets)
 
 
-def _figure(entrants: Sequence[ComparedRun], task: str, name: str, over_time: bool = False) -> Html:
-    """One metric of all runs, over samples or over the time they trained."""
-    found = {e.name: _readings(e.run, task, name) for e in entrants}
+def _figure(compared: Sequence[ComparedRun], task: str, name: str, over_time: bool = False) -> Html:
+    """A metric of all runs, over samples or over training time."""
+    found = {e.name: _readings(e.run, task, name) for e in compared}
     longest = max(
         (r.time_s for _, readings in found.values() for r in readings if quantity.usable(r.time_s)), default=0.0
     )
     second, unit = _time_unit(longest)
     lines: list[ChartLine] = []
     marks: list[ChartMark] = []
-    for e in entrants:
+    for e in compared:
         split, readings = found[e.name]
         points = [(r.time_s / second if over_time else r.samples, r.value) for r in readings]
         points = sorted(p for p in points if quantity.usable(p[0]))
@@ -163,7 +164,7 @@ def _figure(entrants: Sequence[ComparedRun], task: str, name: str, over_time: bo
         lines.append(
             ChartLine(name=e.name, points=points, colour=e.colour, noisy=noisy, spread=split == "train", dots=not noisy)
         )
-        value = final(e.run, task)
+        value = final_metrics(e.run, task)
         if value[0] == "test" and quantity.usable(value[1].get(name)) and points and not over_time:
             marks.append(ChartMark(name=f"{e.name}, test", point=(points[-1][0], value[1][name]), colour=e.colour))
     splits = " or ".join(dict.fromkeys(split for split, readings in found.values() if readings))
@@ -177,7 +178,7 @@ def _figure(entrants: Sequence[ComparedRun], task: str, name: str, over_time: bo
 
 
 def _readings(run: RecordedRun, task: str, name: str) -> tuple[str, tuple[Reading, ...]]:
-    """The curve of the split that says most about a model; a run may lack any of them."""
+    """The curve of the most telling split that the run has: valid, lifetime, train, then any."""
     for split in ("valid", "lifetime", "train"):
         readings = run.curves.get(Curve(task, name, split))
         if readings:
@@ -192,11 +193,11 @@ def _time_unit(longest: float) -> tuple[float, str]:
     return (60.0, "minutes of training") if longest < 3 * 3600 else (3600.0, "hours of training")
 
 
-def _resources(entrants: Sequence[ComparedRun]) -> Html:
+def _resources(compared: Sequence[ComparedRun]) -> Html:
     figures = []
     for column, title, unit in (("samples_s", "Throughput", ""), ("memory_bytes", "Memory", "B")):
         lines = []
-        for e in entrants:
+        for e in compared:
             samples = e.run.steps.get("samples", ())
             points = list(zip(samples, e.run.steps.get(column, ()), strict=False))
             lines.append(ChartLine(name=e.name, points=points, colour=e.colour, noisy=True, spread=True))
@@ -209,11 +210,11 @@ def _resources(entrants: Sequence[ComparedRun]) -> Html:
 
 
 def _differences(
-    key: str, title: str, file: str, entrants: Sequence[ComparedRun], settings: Sequence[Mapping[str, str]]
+    key: str, title: str, file: str, compared: Sequence[ComparedRun], settings: Sequence[Mapping[str, str]]
 ) -> Html:
-    """The dotted keys whose values are not the same in all runs."""
+    """A table of the dotted keys whose values differ between runs."""
     keys = dict.fromkeys(name for found in settings for name in found)
-    # A run whose file was not there differs in nothing that anybody knows.
+    # Runs without the file are left out.
     known = [found for found in settings if found]
     different = [name for name in keys if len({found.get(name) for found in known}) > 1]
     same = len(keys) - len(different)
@@ -221,17 +222,17 @@ def _differences(
         words = f"All {same} values are the same." if len(known) > 1 else f"Fewer than two runs have a readable {file}."
         return section(key, title, note(words))
     rows = [_difference(name, [found.get(name) for found in settings]) for name in different]
-    return section(key, title, _grid(entrants, rows), note(f"{same} other values are the same."))
+    return section(key, title, _run_table(compared, rows), note(f"{same} other values are the same."))
 
 
 def _difference(name: str, values: Sequence[str | None]) -> Html:
-    """One key; what is not as in the first run that has it is set off."""
+    """The row of a key; values that differ from the first run's are highlighted."""
     first = next(value for value in values if value is not None)
-    cells = (tag("td", {"class": "differs"} if value != first else None, text(_short(value))) for value in values)
+    cells = (tag("td", {"class": "differs"} if value != first else None, text(_shorten(value))) for value in values)
     return tag("tr", None, tag("th", {"scope": "row"}, text(name)), *cells)
 
 
-def _short(value: str | None) -> str:
+def _shorten(value: str | None) -> str:
     if value is None:
         return quantity.NONE
     return value if len(value) <= CUT else value[:CUT] + "\u2026"

@@ -1,6 +1,6 @@
-"""The page of a compression: quality against bytes for each table, what was chosen, and what all tables come to.
+"""The page of a compression: NE against bytes for each table, the choice for each, and totals.
 
-Works from the JSON that `rowwise compress` leaves beside it, whose types are not imported.
+Reads the advice.json of `rowwise compress` without importing its types.
 """
 
 import math
@@ -23,25 +23,24 @@ COLOURS = tuple(colour for colour in ALL_COLOURS if colour not in ("grey", "blac
 HEADS = ("Table", "Ids", "Method", "Ratio", "As it is", "Rows", "Map", "Expected NE", "Size")
 POINT_HEADS = ("Table", "Method", "Asked ratio", "Bytes", "Of it map", "NE", "Log loss", "AUC")
 LEFT_HEADS = ("Table", "Ids", "Bytes", "Why")
-BANDS = 2.0  # standard deviations
-MARGIN = 0.04  # of the axis, beside the outermost points
+BANDS = 2.0  # standard deviations in the band
+MARGIN = 0.04  # of the axis, outside the outermost points
 NOTE = (
-    "Each point is the recipe's model, trained on the history with this table alone in fewer bytes, and measured on "
-    "later rows: NE above that of the whole model of the same seed, lower is better. Bytes are all that the table "
-    "takes: rows, map and projections. The faint line to the left of a point is what its map takes of that. The grey "
-    "band is two standard deviations of the whole model's NE between seeds; models of one seed begin alike, which "
-    "takes some of it out of a point. The diamond is what the table is to be. Ids are scrambled before any rule sees "
-    "them, so no method gains by how they are numbered."
+    "Each point is the recipe's model, trained on the history with only this table compressed, and measured on later "
+    "rows. NE is the difference to the full model of the same seed; lower is better. Bytes are those of rows, map and "
+    "projections; the faint line to the left of a point is the map's part. The grey band is two standard deviations "
+    "of the full model's NE between seeds; points vary less, because models of one seed begin alike. The diamond is "
+    "the choice for the table. Methods scramble ids first, so none benefits from their order."
 )
 CHOICE = (
-    "The choice has the least sum of losses that fits the budget, from all measured sizes and those between two of one "
-    "method; where more bytes lose more, that is fewer bytes. It takes losses of tables to add up, which one training "
-    "with all tables as chosen puts to the test."
+    "The choice has the least sum of losses within the budget, over measured sizes and sizes between two of one "
+    "method. It uses fewer bytes where more bytes lose more. It assumes that losses of tables add up, which one "
+    "training with all chosen tables checks."
 )
 
 
 class RecordedPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """A table by one method in one size."""
+    """A measurement of a table, by method and size."""
 
     method: str
     ratio: float
@@ -53,7 +52,7 @@ class RecordedPoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecordedChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """A table, and what it is to be."""
+    """A table with its measurements and its choice."""
 
     name: str
     ids: int
@@ -67,7 +66,7 @@ class RecordedChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecordedKeptTable(msgspec.Struct, frozen=True, kw_only=True):
-    """A table that stays as it is."""
+    """A table that is not compressed."""
 
     name: str
     ids: int
@@ -76,7 +75,7 @@ class RecordedKeptTable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecordedScore(msgspec.Struct, frozen=True, kw_only=True):
-    """NE, log loss and AUC of a model."""
+    """Metrics of a model."""
 
     ne: float
     loss: float
@@ -84,7 +83,7 @@ class RecordedScore(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecordedAdvice(msgspec.Struct, frozen=True, kw_only=True):
-    """The advice of `rowwise compress`, as its JSON holds it."""
+    """The content of advice.json."""
 
     recipe: str
     history: tuple[str, ...]
@@ -106,36 +105,34 @@ class RecordedAdvice(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointStyle:
-    """The colour, shape and line of a method's points."""
+    """The style of a method's points; when colours run out they repeat as squares on dashed lines."""
 
     colour: str
     square: bool
 
 
-Looks = Mapping[str, PointStyle]
+PointStyles = Mapping[str, PointStyle]
 
 
 def compression_page(content: str | bytes) -> str:
-    """The page, from the JSON."""
     try:
         advice = decode_json(content, RecordedAdvice)
     except msgspec.DecodeError as error:
-        raise DataError(f"not the advice of a compression: {error}; want what `rowwise compress` writes") from None
+        raise DataError(f"not an advice.json: {error}: want the one that `rowwise compress` writes") from None
     title = tag("h1", None, text("Compression"), span("number", advice.recipe))
     condition = f"History: rows with {' and '.join(advice.history)}" if advice.history else "History: all training rows"
-    trained = f"; trials trained on {advice.rows:,} of them at most" if advice.rows is not None else ""
+    trained = f"; trials trained on at most {advice.rows:,} of them" if advice.rows is not None else ""
     when = f"{condition}{trained}. Measured on {advice.later}."
     head = tag("header", None, title, tag("p", {"class": "when"}, text(when)))
-    looks = _looks(advice)
-    figures = [_figure(table, advice.noise, looks) for table in advice.tables]
-    drawn = section("curves", "Quality against bytes", _legend(looks), div("charts", *figures), note(NOTE))
+    styles = _point_styles(advice)
+    figures = [_figure(table, advice.noise, styles) for table in advice.tables]
+    drawn = section("curves", "Quality against bytes", _legend(styles), div("charts", *figures), note(NOTE))
     return page(
         "Compression", head, _tiles(advice), _warnings(advice), _choice(advice), drawn, _points(advice), script=False
     )
 
 
-def _looks(advice: RecordedAdvice) -> Looks:
-    """One look a method, the same on all plots."""
+def _point_styles(advice: RecordedAdvice) -> PointStyles:
     methods = dict.fromkeys(point.method for table in advice.tables for point in table.points)
     return {
         method: PointStyle(colour=COLOURS[index % len(COLOURS)], square=index // len(COLOURS) % 2 == 1)
@@ -143,9 +140,9 @@ def _looks(advice: RecordedAdvice) -> Looks:
     }
 
 
-def _legend(looks: Looks) -> Html:
+def _legend(styles: PointStyles) -> Html:
     entries = [
-        tag("span", {"class": f"entry {look.colour}"}, _swatch(look), text(method)) for method, look in looks.items()
+        tag("span", {"class": f"entry {look.colour}"}, _swatch(look), text(method)) for method, look in styles.items()
     ]
     return div("legend", *entries, tag("span", {"class": "entry black"}, span("diamond", ""), text("chosen")))
 
@@ -161,12 +158,12 @@ def _tiles(advice: RecordedAdvice) -> Html:
     facts = [
         ("smaller by", f"{ratio:.1f} x", sizes),
         ("budget", quantity.size(advice.budget_bytes), "for all tables, maps included"),
-        ("expected NE", f"{advice.ne:+.5f}", "above the whole model, the sum over tables"),
-        ("whole model", quantity.number(advice.full.ne), f"NE, the mean of {advice.seeds} seeds"),
+        ("expected NE", f"{advice.ne:+.5f}", "above the full model, summed over tables"),
+        ("full model", quantity.number(advice.full.ne), f"NE, the mean of {advice.seeds} seeds"),
         ("noise", f"{advice.noise:.5f}", "standard deviation between seeds"),
     ]
     if advice.together is not None:
-        beside = f"with all tables as chosen; AUC {advice.together.auc:+.5f}"
+        beside = f"with all chosen tables; AUC {advice.together.auc:+.5f}"
         facts.insert(3, ("measured NE", f"{advice.together.ne:+.5f}", beside))
     shown = (div("tile", span("name", name), span("value", value), span("beside", more)) for name, value, more in facts)
     return div("tiles", *shown)
@@ -176,31 +173,31 @@ def _warnings(advice: RecordedAdvice) -> Html:
     if not advice.warnings:
         return Html("")
     lines = (tag("li", None, text(line)) for line in advice.warnings)
-    return tag("div", {"class": "box"}, tag("h2", None, text("To be aware of")), tag("ul", None, *lines))
+    return tag("div", {"class": "box"}, tag("h2", None, text("Warnings")), tag("ul", None, *lines))
 
 
 def _choice(advice: RecordedAdvice) -> Html:
-    rows = [_cells(table) for table in advice.tables]
+    rows = [_choice_cells(table) for table in advice.tables]
     left = [(one.name, quantity.count(one.ids), quantity.size(one.size_bytes), one.why) for one in advice.left]
     parts = [_table(HEADS, rows), note(CHOICE)]
     if advice.error:
-        parts.append(note(f"No choice among these has less NE by more than {advice.error:.5f}."))
+        parts.append(note(f"The best choice has at most {advice.error:.5f} less NE."))
     if left:
-        parts += [tag("h3", None, text("Tables that stay as they are")), _table(LEFT_HEADS, left)]
-    return section("choice", "What each table is to be", *parts)
+        parts += [tag("h3", None, text("Tables that are not compressed")), _table(LEFT_HEADS, left)]
+    return section("choice", "Choice for each table", *parts)
 
 
-def _cells(table: RecordedChoice) -> Sequence[str]:
+def _choice_cells(table: RecordedChoice) -> Sequence[str]:
     return (
         table.name,
         quantity.count(table.ids),
-        table.method or "as it is",
+        table.method or "uncompressed",
         f"{table.full_bytes / max(table.size_bytes, 1):.1f}",
         quantity.size(table.full_bytes),
         quantity.size(table.size_bytes - table.map_bytes),
         quantity.size(table.map_bytes),
         f"{table.ne:+.5f}",
-        "measured" if table.measured else "between measured ones",
+        "measured" if table.measured else "between measured sizes",
     )
 
 
@@ -219,7 +216,9 @@ def _points(advice: RecordedAdvice) -> Html:
         for table in advice.tables
         for point in table.points
     ]
-    return section("points", "All measurements", _table(POINT_HEADS, rows), note("Above those of the whole model."))
+    return section(
+        "points", "All measurements", _table(POINT_HEADS, rows), note("Metrics are differences to the full model.")
+    )
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Html:
@@ -228,26 +227,26 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Html:
     return div("wide", tag("table", None, head, tag("tbody", None, *body)))
 
 
-def _figure(table: RecordedChoice, noise: float, looks: Looks) -> Html:
-    hint = f"{quantity.count(table.ids)} ids, {quantity.size(table.full_bytes)} as it is"
+def _figure(table: RecordedChoice, noise: float, styles: PointStyles) -> Html:
+    hint = f"{quantity.count(table.ids)} ids, {quantity.size(table.full_bytes)} uncompressed"
     caption = tag("figcaption", None, tag("b", None, text(table.name)), span("hint", hint))
-    return tag("figure", {"class": "chart"}, caption, curves(table, noise, looks))
+    return tag("figure", {"class": "chart"}, caption, curves(table, noise, styles))
 
 
-def curves(table: RecordedChoice, noise: float, looks: Looks) -> Html:
-    """NE above the whole model's against the logarithm of bytes."""
+def curves(table: RecordedChoice, noise: float, styles: PointStyles) -> Html:
+    """A chart of NE above the full model against the logarithm of bytes."""
     x, y, marks = _scales(table, noise)
     lines = [
-        _method(x, y, list(points), looks[method])
+        _method(x, y, list(points), styles[method])
         for method, points in groupby(table.points, key=lambda point: point.method)
     ]
     attributes = {
         "role": "img",
-        "aria-label": f"{table.name}: NE above the whole model against bytes",
+        "aria-label": f"{table.name}: NE above the full model against bytes",
         "viewBox": f"0 0 {WIDTH:.0f} {HEIGHT:.0f}",
     }
-    chosen = _diamond(x, y, table)
-    return tag("svg", attributes, _band(x, y, noise), _axes(x, y, marks), _whole(x, y, table), *lines, chosen)
+    chosen = _choice_mark(x, y, table)
+    return tag("svg", attributes, _band(x, y, noise), _axes(x, y, marks), _full_size_line(x, y, table), *lines, chosen)
 
 
 def _scales(table: RecordedChoice, noise: float) -> tuple[Scale, Scale, tuple[float, ...]]:
@@ -275,34 +274,34 @@ def _axes(x: Scale, y: Scale, marks: Sequence[float]) -> Html:
         parts.append(tag("text", {"x": at, "y": y.begin + 18, "text-anchor": "middle"}, words))
     parts.append(tag("line", {"class": "axis", "x1": x.begin, "x2": x.end, "y1": y.begin, "y2": y.begin}))
     parts.append(tag("text", {"class": "title", "x": x.end, "y": HEIGHT - 5, "text-anchor": "end"}, text("bytes")))
-    parts.append(tag("text", {"class": "title", "x": x.begin + 6, "y": TOP + 6}, text("NE above the whole model")))
+    parts.append(tag("text", {"class": "title", "x": x.begin + 6, "y": TOP + 6}, text("NE above the full model")))
     return join(parts)
 
 
-def _whole(x: Scale, y: Scale, table: RecordedChoice) -> Html:
-    """Where the table is as it is."""
+def _full_size_line(x: Scale, y: Scale, table: RecordedChoice) -> Html:
+    """A vertical line at the uncompressed size."""
     at = x.at(math.log10(max(1, table.full_bytes)))
     line = tag("line", {"class": "rule", "x1": at, "x2": at, "y1": y.begin, "y2": y.end})
     place = {"class": "small", "x": at - 4, "y": y.begin - 6, "text-anchor": "end"}
-    return join([line, tag("text", place, text("as it is"))])
+    return join([line, tag("text", place, text("uncompressed"))])
 
 
 def _round_sizes(low: float, high: float) -> list[float]:
-    """One and three times the powers of ten, or only the powers, where there are many."""
+    """Powers of ten, and three times them where few are in the range."""
     steps = (1, 3) if high - low < 2.5 else (1,)
     found = [step * 10.0**power for power in range(math.floor(low), math.ceil(high) + 1) for step in steps]
     return [value for value in found if low <= math.log10(value) <= high]
 
 
 def _band(x: Scale, y: Scale, noise: float) -> Html:
-    """Where the whole model itself is, by chance."""
+    """The noise of the full model."""
     top, bottom = y.at(BANDS * noise), y.at(-BANDS * noise)
     shape = {"class": "track", "x": x.begin, "y": top, "width": x.end - x.begin, "height": max(0.5, bottom - top)}
     return tag("g", None, tag("title", None, text(f"noise: NE {BANDS * noise:.5f} either way")), tag("rect", shape))
 
 
 def _method(x: Scale, y: Scale, points: Sequence[RecordedPoint], look: PointStyle) -> Html:
-    """The curve of one method, and what of each point is its map."""
+    """The curve of a method, with the map's part of each point."""
     parts: list[Html] = []
     colour, dashes = look.colour, {"stroke-dasharray": "5 4"} if look.square else {}
     ordered = sorted(points, key=lambda point: point.size_bytes)
@@ -311,27 +310,27 @@ def _method(x: Scale, y: Scale, points: Sequence[RecordedPoint], look: PointStyl
         if point.map_bytes:
             rows = x.at(math.log10(max(1, point.size_bytes - point.map_bytes)))
             parts.append(
-                tag("path", {"class": f"line faint {colour}", "d": f"M{_at(rows, down)}H{coordinate(across)}"})
+                tag("path", {"class": f"line faint {colour}", "d": f"M{_point(rows, down)}H{coordinate(across)}"})
             )
-    through = "M" + " ".join(_at(*place) for place in places)
+    through = "M" + " ".join(_point(*place) for place in places)
     parts.append(tag("path", {"class": f"line {colour}", "d": through} | dashes))
     for point, place in zip(ordered, places, strict=True):
-        share = f", {quantity.share(point.map_bytes / point.size_bytes)} of it the map" if point.map_bytes else ""
+        share = f", {quantity.share(point.map_bytes / point.size_bytes)} in the map" if point.map_bytes else ""
         words = f"{point.method}: {quantity.size(point.size_bytes)}{share}, NE {point.ne:+.5f}, AUC {point.auc:+.5f}"
-        # A line of no length with round ends is a dot; a short one with straight ends is a square.
-        dot = {"class": f"dots {colour}", "d": f"M{_at(*place)}h0"}
+        # A zero-length line with round caps is a dot; a short one with butt caps is a square.
+        dot = {"class": f"dots {colour}", "d": f"M{_point(*place)}h0"}
         if look.square:
-            dot |= {"d": f"M{_at(place[0] - 3, place[1])}h6", "style": "stroke-linecap:butt"}
+            dot |= {"d": f"M{_point(place[0] - 3, place[1])}h6", "style": "stroke-linecap:butt"}
         parts.append(tag("g", None, tag("title", None, text(words)), tag("path", dot)))
     return join(parts)
 
 
-def _diamond(x: Scale, y: Scale, table: RecordedChoice) -> Html:
+def _choice_mark(x: Scale, y: Scale, table: RecordedChoice) -> Html:
     across, down = x.at(math.log10(max(1, table.size_bytes))), y.at(table.ne)
-    words = f"chosen: {table.method or 'as it is'}, {quantity.size(table.size_bytes)}, NE {table.ne:+.5f} expected"
+    words = f"chosen: {table.method or 'uncompressed'}, {quantity.size(table.size_bytes)}, NE {table.ne:+.5f} expected"
     shape = {"class": "mark black", "d": f"M{coordinate(across - 6)},{coordinate(down)}l6,-6 6,6 -6,6z"}
     return tag("g", None, tag("title", None, text(words)), tag("path", shape))
 
 
-def _at(across: float, down: float) -> str:
+def _point(across: float, down: float) -> str:
     return f"{coordinate(across)},{coordinate(down)}"

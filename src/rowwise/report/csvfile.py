@@ -1,6 +1,7 @@
-"""A CSV file that may be missing, empty, cut in its last line or damaged in the middle: the rows that are whole.
+"""Reads the complete rows of a CSV file that may be missing, empty, truncated or damaged.
 
-A last line without its end is left out even where it looks whole, as a cut 0.7812 looks like 0.78.
+A run can be killed at any byte. A last line without a newline is dropped even if it parses, as a truncated 0.7812 reads
+as 0.78.
 """
 
 import csv
@@ -15,17 +16,17 @@ from rowwise import textfile
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Cells by the name of their column."""
+    """A row with cells by column name."""
 
     columns: Mapping[str, int]
     cells: Sequence[str]
 
     def text(self, column: str) -> str:
-        """The cell as it is; empty if there is no such column."""
+        """The cell's text; empty without such a column."""
         return self.cells[self.columns[column]] if column in self.columns else ""
 
     def number(self, column: str) -> float:
-        """The cell's number; NaN if it has none."""
+        """The cell's number; NaN without one."""
         try:
             return float(self.text(column))
         except ValueError:
@@ -34,7 +35,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """The lines of a CSV file that could be read, and a message about the others."""
+    """The readable rows, and descriptions of problems."""
 
     rows: tuple[Row, ...]
     columns: tuple[str, ...] = ()
@@ -42,7 +43,7 @@ class Records:
 
 
 def read_bytes(path: Path) -> tuple[bytes, str | None]:
-    """A file's content, or why there is none."""
+    """The content of a file, or the reason why it is missing."""
     try:
         return textfile.read_bytes(path), None
     except FileNotFoundError:
@@ -52,7 +53,7 @@ def read_bytes(path: Path) -> tuple[bytes, str | None]:
 
 
 def read_csv(path: Path, needed: Sequence[str]) -> Records:
-    """The whole rows of a file; none if a needed column is not there."""
+    """The complete rows of a file; none if a needed column is missing."""
     content, problem = read_bytes(path)
     if problem:
         return Records((), (), (problem,))

@@ -1,10 +1,10 @@
-"""How well the model does, over the samples it has seen: a set of charts for each task, one chart for each metric."""
+"""The section with curves of metrics over samples: a set of charts for each task, a chart for each metric."""
 
 from rowwise import quantity
 from rowwise.report.charts import Chart, ChartLevel, ChartLine, ChartMark, draw
 from rowwise.report.markup import Html, div, join, note, section, span, tag, text
 from rowwise.report.metric import metric, order
-from rowwise.report.overview import best_samples, final, limit, tasks
+from rowwise.report.overview import best_possible, best_samples, final_metrics, tasks
 from rowwise.report.read import Curve, Reading, RecordedRun
 
 SPLITS = {
@@ -30,17 +30,17 @@ def _task(run: RecordedRun, task: str) -> Html:
     splits |= {"test"} if run.result and run.result.test.get(task) else set()
     legend = div("legend", *(_legend(split) for split in sorted(splits, key=_split_order)))
     figures = (_figure(run, task, name) for name in names)
-    return join([tag("h3", None, text(task)), legend, _counts(run, task), div("charts", *figures)])
+    return join([tag("h3", None, text(task)), legend, _sample_counts(run, task), div("charts", *figures)])
 
 
 def metrics_of(run: RecordedRun, task: str) -> list[str]:
-    """What was measured, as it is shown; counts are told in words."""
+    """Metrics of a task in their order on the page, without counts."""
     names = dict.fromkeys(curve.metric for curve in run.curves if curve.task == task)
     return sorted((name for name in names if name not in ("count", "auc_bound")), key=_curve_order)
 
 
 def _curve_order(name: str) -> float:
-    # Here the loss comes first: it is what the run minimises.
+    # The loss comes first: the run minimises it.
     return -1 if name == "loss" else {"ne": -0.9, "auc": -0.8}.get(name, order(name))
 
 
@@ -54,20 +54,20 @@ def _legend(split: str) -> Html:
     return tag("span", {"class": "entry"}, span(f"{shape} {colour}", ""), text(f"{split}{f': {said}' if said else ''}"))
 
 
-def _counts(run: RecordedRun, task: str) -> Html:
+def _sample_counts(run: RecordedRun, task: str) -> Html:
     said = [
         f"{curve.split} {quantity.count(readings[-1].value)}"
         for curve, readings in run.curves.items()
         if curve.task == task and curve.metric == "count" and curve.split in ("valid", "test")
     ]
-    return note(f"Samples that the metrics are of: {', '.join(said)}.") if said else Html("")
+    return note(f"Samples: {', '.join(said)}.") if said else Html("")
 
 
 def _figure(run: RecordedRun, task: str, name: str) -> Html:
     found = metric(name)
     of = {c.split: r for c, r in run.curves.items() if (c.task, c.metric) == (task, name)}
     lines = [_line(split, of[split]) for split in sorted(of, key=_split_order) if split != "test"]
-    mark = _test(run, task, name)
+    mark = _test_mark(run, task, name)
     marks = [mark] if mark else []
     chart = Chart(
         key=name,
@@ -77,7 +77,7 @@ def _figure(run: RecordedRun, task: str, name: str) -> Html:
         levels=_levels(run, task, name),
         rule=best_samples(run, task),
     )
-    ends = [_end(line) for line in lines if line.name == "valid"]
+    ends = [_last_value(line) for line in lines if line.name == "valid"]
     ends += [span("vermillion end", f"test {quantity.number(m.point[1])}") for m in marks]
     caption = tag(
         "figcaption",
@@ -86,7 +86,7 @@ def _figure(run: RecordedRun, task: str, name: str) -> Html:
         span("hint", found.hint),
         tag("span", {"class": "ends"}, *ends),
     )
-    return tag("figure", {"class": "chart"}, caption, draw(chart), _unusable(of))
+    return tag("figure", {"class": "chart"}, caption, draw(chart), _count_unusable(of))
 
 
 def _line(split: str, readings: tuple[Reading, ...]) -> ChartLine:
@@ -97,8 +97,8 @@ def _line(split: str, readings: tuple[Reading, ...]) -> ChartLine:
     return ChartLine(name=split, points=points, colour=colour, thin=running, noisy=running, spread=spread, dots=dots)
 
 
-def _test(run: RecordedRun, task: str, name: str) -> ChartMark | None:
-    split, values = final(run, task)
+def _test_mark(run: RecordedRun, task: str, name: str) -> ChartMark | None:
+    split, values = final_metrics(run, task)
     readings = run.curves.get(Curve(task, name, "test"), ())
     value = readings[-1].value if readings else values.get(name, float("nan"))
     if not quantity.usable(value) or (split != "test" and not readings):
@@ -109,24 +109,24 @@ def _test(run: RecordedRun, task: str, name: str) -> ChartMark | None:
 
 
 def _levels(run: RecordedRun, task: str, name: str) -> list[ChartLevel]:
-    found, ceiling = metric(name), limit(run, task, name)
+    found, ceiling = metric(name), best_possible(run, task, name)
     levels = [ChartLevel(name="ceiling", value=ceiling)] if ceiling is not None and quantity.usable(ceiling) else []
     if found.level is not None:
         levels.append(ChartLevel(name=found.level_name, value=found.level, wanted=found.better == "one", late=True))
     return levels
 
 
-def _end(line: ChartLine) -> Html:
+def _last_value(line: ChartLine) -> Html:
     known = [y for _, y in line.points if quantity.usable(y)]
     return span(f"{line.colour} end", f"{line.name} {quantity.number(known[-1] if known else None)}")
 
 
 def _label(run: RecordedRun, task: str, name: str) -> str:
-    split, values = final(run, task)
+    split, values = final_metrics(run, task)
     return f"{metric(name).title} of {task} over samples; {split} ends at {quantity.number(values.get(name))}"
 
 
-def _unusable(of: dict[str, tuple[Reading, ...]]) -> Html:
+def _count_unusable(of: dict[str, tuple[Reading, ...]]) -> Html:
     odd = {split: sum(not quantity.usable(r.value) for r in readings) for split, readings in of.items()}
     said = ", ".join(f"{count} of {split}" for split, count in odd.items() if count)
-    return note(f"Not a number, so not drawn: {said}.") if said else Html("")
+    return note(f"Not drawn, as not a number: {said}.") if said else Html("")

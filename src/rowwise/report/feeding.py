@@ -1,7 +1,4 @@
-"""Whether a run had its rows in time: what it waited for them, and how many workers prepared them.
-
-The console says the same words at the end of a run.
-"""
+"""How long a run waited for rows, how many workers prepared them, and advice. The console prints the same advice."""
 
 from rowwise import quantity
 from rowwise.quantity import usable
@@ -9,26 +6,26 @@ from rowwise.report.charts import Chart, ChartLine, draw
 from rowwise.report.markup import Html, span, tag, text
 from rowwise.report.read import RecordedRun
 
-MUCH, LONG_S = 0.05, 0.5  # of the time, and seconds: what is worth doing something about
+MUCH, LONG_S = 0.05, 0.5  # least share of the time and least seconds for advice
 DATA = "data_s"
-FEW = 3  # values, which are shown as dots
+FEW = 3  # fewer values are drawn as dots
 
 
 def advice(share: float, workers: float | None, recipe: str) -> str:
-    """What a wait means and what to do, in one sentence.
+    """A sentence on the wait for rows and what to do about it.
 
     Args:
-        share: of the time, that went by in waiting.
-        workers: that prepared rows; None: there were none.
-        recipe: its file, of which `rowwise data bench` says how many workers it takes.
+        share: of the time, spent waiting.
+        workers: number of workers; None without any.
+        recipe: the recipe's file, for the command in the advice.
     """
-    more = "give data.workers, or more of them" if workers is None else f"give data.workers more than {workers:.0f}"
-    how = f"rowwise data bench {recipe} says how many it takes"
+    more = "set data.workers" if workers is None else f"set data.workers to more than {workers:.0f}"
+    how = f"rowwise data bench {recipe} computes how many"
     return f"trainers waited {share:.0%} of the time for rows: {more}; {how}"
 
 
-def waited(run: RecordedRun, names: list[str]) -> Html:
-    """A sentence on what all steps waited but those of the first line, which waits until everything has started."""
+def wait_note(run: RecordedRun, names: list[str]) -> Html:
+    """A sentence on the wait of all steps, without the first line, which includes the start of workers."""
     spent = {name: sum(map(_known, run.steps[name][1:])) for name in names}
     whole = sum(spent.values())
     if DATA not in spent or not whole:
@@ -39,17 +36,17 @@ def waited(run: RecordedRun, names: list[str]) -> Html:
         words = f"{said[0].upper()}{said[1:]}."
     else:
         by = "" if workers is None else f" by {_several(workers)}"
-        words = f"Trainers waited {quantity.share(share)} of the time for rows: they are prepared fast enough{by}."
+        words = f"Trainers waited {quantity.share(share)} of the time for rows, which are prepared fast enough{by}."
     return tag("p", {"class": "lead"}, text(words))
 
 
 def newest_workers(run: RecordedRun) -> float | None:
-    """How many there were at the end, if there were any."""
+    """The last number of workers, if there were any."""
     return next((count for count in reversed(run.steps.get("workers", ())) if usable(count)), None)
 
 
-def feeding(run: RecordedRun, names: list[str]) -> list[Html]:
-    """Charts: the part of each interval that was spent waiting, and the workers."""
+def feeding_figures(run: RecordedRun, names: list[str]) -> list[Html]:
+    """Charts of the share of time spent waiting, and of workers."""
     if DATA not in names:
         return []
     wholes = [sum(_known(value) for value in line) for line in zip(*(run.steps[name] for name in names), strict=True)]

@@ -1,6 +1,6 @@
-"""What a plan was expected to take, and what the run took: by stage of a step, and by rank.
+"""The section that compares the plan's forecast with measured times (stages.csv), by stage of a step and by rank.
 
-Known limits: phases of a step for which nobody makes a forecast.
+Known limit: phases without a forecast are not shown.
 """
 
 import dataclasses
@@ -10,42 +10,42 @@ from dataclasses import dataclass
 
 from rowwise import quantity
 from rowwise.quantity import usable
-from rowwise.report.charts import stacked_bar
+from rowwise.report.charts import draw_strip
 from rowwise.report.markup import Html, div, join, note, section, span, tag, text
-from rowwise.report.plot import HEIGHT, WIDTH, axes, plot
+from rowwise.report.plot import HEIGHT, WIDTH, draw_axes, make_plot
 from rowwise.report.read import RecordedRun, StageLine
 from rowwise.report.scale import ticks
 
 TITLE = "Predicted and measured"
-STAGES = {  # of a forecast, and the phases of a step that are part of it; the last one has the prediction
+STAGES = {  # stages of a forecast and their measured phases; the last phase has the prediction
     "lookup": ("lookup",),
     "exchange": ("route", "exchange"),
     "wait": ("wait",),
     "update": ("update",),
 }
-SAID = {
+DESCRIPTIONS = {
     "lookup": "rows looked up",
-    "exchange": "ids, vectors and gradients that travel",
-    "wait": "for the rank that comes last",
+    "exchange": "ids, vectors and gradients sent",
+    "wait": "for the slowest rank",
     "update": "rows updated",
 }
 HEADS = ("Stage", "Predicted", "Measured", "Measured over predicted")
 COLOURS = {"predicted": "grey", "measured": "blue"}
 WAY = "rowwise train --hardware takes a preset, or a profile that rowwise calibrate has measured"
 WAITS = (
-    "Wait: from when a rank comes to a collective until the last one does, in all of a step; what travels does not "
-    "include it. It is predicted where lookups and updates of ranks differ; that ranks also read data, run dense "
-    "layers, write lines of the run and share processors is measured and not predicted."
+    "Wait: time of a step from when a rank reaches a collective until the last rank does; exchange does not include "
+    "it. Predicted are differences of lookups and updates between ranks. Reading data, dense layers, writing logs and "
+    "sharing processors also make ranks wait; these are measured and not predicted."
 )
 MANY_RANKS = 32
 RANK_TICKS = 8
-GAP = 0.2  # of a rank's width, between two
+GAP = 0.2  # between ranks, of a rank's width
 Row = tuple[float, float]  # predicted and measured seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageSeconds:
-    """Seconds of a stage, predicted and measured, on each rank."""
+    """Predicted and measured seconds of a stage in a step, for each rank."""
 
     name: str
     predicted_W: tuple[float, ...]
@@ -57,39 +57,40 @@ class StageSeconds:
 
 
 def forecast(run: RecordedRun) -> Html:
-    """The section; nothing for a run that counted no stages."""
-    lines = _of_last_plan(run.stages)
+    """The section; empty for a run without stages."""
+    lines = _lines_of_last_plan(run.stages)
     if not lines:
         return Html("")
-    told = [name for name in STAGES if set(STAGES[name]) <= lines[0][0].keys() & lines[-1][0].keys()]
-    found = [stage for name in told if (stage := _stage(name, lines)) is not None]
+    known = [name for name in STAGES if set(STAGES[name]) <= lines[0][0].keys() & lines[-1][0].keys()]
+    found = [stage for name in known if (stage := _stage(name, lines)) is not None]
     if not found:
-        return section("forecast", TITLE, note(_why_not(run)))
+        return section("forecast", TITLE, note(_explain_missing(run)))
     legend = (tag("span", {"class": "entry"}, span(f"swatch {c}", ""), text(name)) for name, c in COLOURS.items())
     charts = div("charts", *(_figure(stage) for stage in found))
-    said = note(f"{_by_what(run)} {_how_measured(len(lines))} {WAITS if len(found[0].measured_W) > 1 else ''}".strip())
+    waits = WAITS if len(found[0].measured_W) > 1 else ""
+    said = note(f"{_describe_forecast(run)} {_describe_measurement(len(lines))} {waits}".strip())
     return section("forecast", TITLE, div("legend cubes", *legend), _table(found), said, charts)
 
 
-def _of_last_plan(lines: Sequence[StageLine]) -> list[dict[int, dict[str, StageLine]]]:
-    """By line of the run, rank and phase: those since it began to be executed as it was in the end, but for the first.
+def _lines_of_last_plan(lines: Sequence[StageLine]) -> list[dict[int, dict[str, StageLine]]]:
+    """Lines by rank and phase since the run last changed its plan or ranks, without the first line.
 
-    A run may go on with other ranks, or with another plan, of which its forecasts tell.
+    A run may be resumed with another plan, which shows in other predictions.
     """
     by_step: dict[float, dict[int, dict[str, StageLine]]] = {}
     for line in lines:
         by_step.setdefault(line.step, {}).setdefault(line.rank, {})[line.phase] = line
     ordered = [by_step[step] for step in sorted(by_step)]
-    kept = [one for one in ordered if _whole(one)]
+    kept = [one for one in ordered if _is_complete(one)]
     last = len(kept)
-    while last > 0 and _sign(kept[last - 1]) == _sign(kept[-1]):
+    while last > 0 and _predictions(kept[last - 1]) == _predictions(kept[-1]):
         last -= 1
     newest = kept[last:]
     return newest[1:] or newest
 
 
-def _whole(line: Mapping[int, Mapping[str, StageLine]]) -> bool:
-    """Whether it has all ranks up to its last, with their phases: a run may be killed in between.
+def _is_complete(line: Mapping[int, Mapping[str, StageLine]]) -> bool:
+    """Whether a line has all ranks and phases: a run may be killed while it writes one.
 
     Runs of earlier versions have no `wait`.
     """
@@ -97,70 +98,72 @@ def _whole(line: Mapping[int, Mapping[str, StageLine]]) -> bool:
     return all(rank in line and phases <= line[rank].keys() for rank in range(len(line)))
 
 
-def _sign(line: Mapping[int, Mapping[str, StageLine]]) -> list[str]:
-    """What is the same as long as a plan is."""
+def _predictions(line: Mapping[int, Mapping[str, StageLine]]) -> list[str]:
+    """The predictions of a line, which change with the plan."""
     phases = [phases[-1] for phases in STAGES.values()]
     return [str(line[rank][phase].predicted_s) for rank in sorted(line) for phase in phases if phase in line[rank]]
 
 
 def _stage(name: str, lines: Sequence[Mapping[int, Mapping[str, StageLine]]]) -> StageSeconds | None:
-    """What was predicted and measured of a stage; nothing where there is no forecast, or nothing of the kind."""
+    """Seconds of a stage; None without a forecast, or without any measured time."""
     phases, ranks = STAGES[name], range(len(lines[-1]))
     predicted = [lines[-1][rank][phases[-1]].predicted_s for rank in ranks]
     if not all(usable(value) and value >= 0 for value in predicted):
         return None
     measured = [statistics.median(sum(line[rank][p].measured_s for p in phases) for line in lines) for rank in ranks]
-    if not any(measured):  # one process sends nothing
+    if not any(measured):  # one rank sends nothing
         return None
     return StageSeconds(name=name, predicted_W=tuple(predicted), measured_W=tuple(measured))
 
 
-def _why_not(run: RecordedRun) -> str:
-    """Where there is nothing to compare: what would help."""
+def _explain_missing(run: RecordedRun) -> str:
+    """Why there is nothing to compare, and what to do."""
     facts, batch = run.forecast, _batch(run)
     if facts is None:
-        return f"Nobody predicted what a step takes: {WAY}."
+        return f"The run has no forecast: {WAY}."
     if not facts.stages_s:
-        return f"The plan's forecast does not tell stages apart; one of this version does, and {WAY}."
+        return f"The plan's forecast has no stages, which plans of this version have; {WAY}."
     if batch is not None and facts.batch != batch:
-        of = f"The plan's forecast is of steps of {facts.batch:,.0f} samples, and this run's have {batch:,}"
-        return f"{of}, so they are not compared: rowwise plan --batch {batch} predicts these."
-    return "The plan's forecast has no usable numbers for these ranks, so nothing is compared."
+        of = f"The plan's forecast is for steps of {facts.batch:,.0f} samples, but this run has {batch:,}"
+        return f"{of}: rowwise plan --batch {batch} predicts these."
+    return "The plan's forecast has no usable values for these ranks."
 
 
 def _batch(run: RecordedRun) -> int | None:
-    """Samples of a step, as the recipe has it."""
+    """The global number of samples of a step, from the recipe."""
     found = [run.settings.get(f"train.{name}", default) for name, default in (("batch", ""), ("accumulate", "1"))]
     whole = all(text.isdecimal() and len(text) < 16 for text in found)
     return int(found[0]) * int(found[1]) if whole else None
 
 
-def _by_what(run: RecordedRun) -> str:
+def _describe_forecast(run: RecordedRun) -> str:
     if run.forecast is None:
-        return "The plan's forecast is not there any more."
+        return "The plan's forecast is missing."
     by = f"Predicted by {run.forecast.model or 'a model'}, for {run.forecast.batch:,.0f} samples a step"
     guessed = not (run.settings.get("hardware") or run.settings.get("plan"))
-    return f"{by}, whose rates are of a typical machine: {WAY}." if guessed else f"{by}."
+    return f"{by}, with rates of a typical machine: {WAY}." if guessed else f"{by}."
 
 
-def _how_measured(lines: int) -> str:
+def _describe_measurement(lines: int) -> str:
     many = f"median of {lines} lines after the first" if lines > 1 else "mean of one line"
-    return f"Measured: {many}, on the rank where it is most."
+    return f"Measured: {many}, on the rank that took longest."
 
 
 def _table(stages: Sequence[StageSeconds]) -> Html:
     rows = {stage.name: (max(stage.predicted_W), max(stage.measured_W)) for stage in stages}
     whole = max(max(row) for row in rows.values())
     head = tag("tr", None, *(tag("th", None, text(name)) for name in HEADS))
-    body = [_row(stage.name, SAID[stage.name], rows[stage.name], whole, _busiest(stage)) for stage in stages]
+    body = [
+        _row(stage.name, DESCRIPTIONS[stage.name], rows[stage.name], whole, _busiest_ranks(stage)) for stage in stages
+    ]
     if len(stages) > 1:
         total = sum(row[0] for row in rows.values()), sum(row[1] for row in rows.values())
         body.append(_row("together", "", total, 0.0, ("", "")))
     return div("wide", tag("table", {"class": "cards"}, tag("thead", None, head), tag("tbody", None, *body)))
 
 
-def _busiest(stage: StageSeconds) -> tuple[str, str]:
-    """The ranks where it is most, if there are several."""
+def _busiest_ranks(stage: StageSeconds) -> tuple[str, str]:
+    """The slowest rank as predicted and as measured; empty for one rank."""
     if len(stage.measured_W) == 1:
         return "", ""
     predicted, measured = (values.index(max(values)) for values in (stage.predicted_W, stage.measured_W))
@@ -172,7 +175,7 @@ def _row(name: str, said: str, row: Row, whole: float, ranks: tuple[str, str]) -
     for (kind, colour), seconds, rank in zip(COLOURS.items(), row, ranks, strict=True):
         inside = [text(quantity.duration(seconds))]
         if whole:
-            inside.insert(0, stacked_bar(f"stage-{kind}", f"{name}, {kind}: {inside[0]}", ((seconds, colour),), whole))
+            inside.insert(0, draw_strip(f"stage-{kind}", f"{name}, {kind}: {inside[0]}", ((seconds, colour),), whole))
             inside = [tag("span", {"class": "amount"}, *inside), tag("small", None, text(rank))]
         cells.append(tag("td", {"data-head": kind.capitalize()}, *inside))
     ratio = f"{row[1] / row[0]:.2f}\u00d7" if row[0] > 0 else quantity.NONE
@@ -183,12 +186,13 @@ def _figure(stage: StageSeconds) -> Html:
     predicted, measured = (quantity.duration(max(values)) for values in (stage.predicted_W, stage.measured_W))
     ends = span("ends", f"predicted {predicted}, measured {measured}")
     caption = tag("figcaption", None, tag("b", None, text(stage.name.capitalize())), span("hint", "a step"), ends)
-    return tag("figure", {"class": "chart"}, caption, _pairs(stage))
+    return tag("figure", {"class": "chart"}, caption, _draw_pairs(stage))
 
 
-def _pairs(stage: StageSeconds) -> Html:
+def _draw_pairs(stage: StageSeconds) -> Html:
+    """Two bars for each rank."""
     ranks = len(stage.measured_W)
-    area = plot((-0.5, ranks - 0.5), (0.0, stage.most * 1000), "rank", "ms")
+    area = make_plot((-0.5, ranks - 0.5), (0.0, stage.most * 1000), "rank", "ms")
     whole = [t for t in ticks(0, max(ranks - 1, 1), RANK_TICKS) if t == int(t) and t < ranks]
     area = dataclasses.replace(area, x_ticks=tuple(whole))
     width = (area.x.end - area.x.begin) / ranks
@@ -202,4 +206,4 @@ def _pairs(stage: StageSeconds) -> Html:
             parts.append(tag("g", None, said, tag("rect", {"class": f"bar {colour}"} | place)))
     label = f"{stage.name.capitalize()} by rank, predicted and measured"
     box = {"role": "img", "aria-label": label, "data-chart": f"stage-{stage.name}"}
-    return tag("svg", box | {"viewBox": f"0 0 {WIDTH:.0f} {HEIGHT:.0f}"}, axes(area), join(parts))
+    return tag("svg", box | {"viewBox": f"0 0 {WIDTH:.0f} {HEIGHT:.0f}"}, draw_axes(area), join(parts))

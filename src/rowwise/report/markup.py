@@ -1,7 +1,4 @@
-"""HTML and SVG as strings of a type of their own, so that text which was not escaped does not type-check as markup.
-
-A template language would be a dependency and would escape by habit; here the type checker asks for it.
-"""
+"""HTML and SVG as strings of their own type, so that the type checker rejects text that was not escaped."""
 
 import html
 import re
@@ -12,11 +9,11 @@ Html = NewType("Html", str)
 Attributes = Mapping[str, str | float]
 
 CLOSED = frozenset({"br", "circle", "line", "meta", "path", "rect"})  # elements that never have children
-FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # in XML, and some of them in UTF-8
+FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # characters that XML forbids
 
 
 def text(words: str) -> Html:
-    """Words as they are, whatever they hold."""
+    """Escaped text, with characters that XML forbids replaced."""
     return Html(html.escape(FORBIDDEN.sub("\ufffd", words)))
 
 
@@ -28,7 +25,6 @@ def tag(name: str, attributes: Attributes | None = None, *children: Html) -> Htm
 
 
 def join(parts: Iterable[Html]) -> Html:
-    """Elements, one after the other."""
     return Html("".join(parts))
 
 
@@ -37,18 +33,16 @@ def _attribute(value: str | float) -> str:
 
 
 def coordinate(value: float) -> str:
-    """A length in the units of a drawing, to a hundredth."""
+    """A coordinate with at most two decimals."""
     short = f"{value:.2f}".rstrip("0").rstrip(".")
     return "0" if short == "-0" else short
 
 
 def div(look: str, *children: Html) -> Html:
-    """A `div` of a class."""
     return tag("div", {"class": look}, *children)
 
 
 def span(look: str, words: str) -> Html:
-    """A `span` of a class around words."""
     return tag("span", {"class": look}, text(words))
 
 
@@ -57,5 +51,4 @@ def note(words: str) -> Html:
 
 
 def section(key: str, title: str, *children: Html) -> Html:
-    """A titled part of a page."""
     return tag("section", {"id": key}, tag("h2", None, text(title)), *children)

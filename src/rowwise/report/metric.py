@@ -1,6 +1,6 @@
-"""What is known of a metric by its name: how it is called, which way is better, what it would be for no model at all.
+"""Facts of metrics by name: title, which direction is better, and the value without a model.
 
-A metric that is not known is shown under its own name and never marked as better or worse.
+An unknown metric has its own name as title and is never marked as better or worse.
 """
 
 import re
@@ -10,11 +10,11 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """The name, unit and direction of a metric."""
+    """The facts of a metric."""
 
     title: str
     better: Literal["lower", "higher", "one", "unknown"] = "unknown"
-    level: float | None = None  # a value worth a line of its own
+    level: float | None = None  # a horizontal line on charts
     level_name: str = ""
 
     @property
@@ -28,7 +28,7 @@ class Metric:
                 return f"{self.better} is better"
 
     def cost(self, value: float) -> float | None:
-        """The less, the better; None where nobody can say."""
+        """A value whose minimum is best; None for unknown metrics."""
         match self.better:
             case "lower":
                 return value
@@ -40,12 +40,11 @@ class Metric:
                 return None
 
 
-FIRST = ("auc", "ne", "loss", "calibration")  # what people look for
+FIRST = ("auc", "ne", "loss", "calibration")  # the order of the first metrics
 HIGHER = re.compile(r"(recall|ndcg|hit|hit_rate|precision|map|mrr|accuracy|r2)(@\d+)?")
 
 
 def metric(name: str) -> Metric:
-    """The metric of a name."""
     match name:
         case "loss":
             return Metric(title="Log loss", better="lower")
@@ -66,7 +65,7 @@ def metric(name: str) -> Metric:
 
 
 def order(name: str) -> int:
-    """Known metrics first; the base rate, which is the data's and not the model's, last."""
+    """The sort key of a metric: the main ones first, the base rate last."""
     if name in FIRST:
         return FIRST.index(name)
     return len(FIRST) + (name == "base_rate")

@@ -1,4 +1,4 @@
-"""The top of a report: which run, how it ended, the numbers that people look for first, and what went wrong."""
+"""The top of a report: the run's name and status, its main numbers, and its warnings."""
 
 import math
 
@@ -7,17 +7,16 @@ from rowwise.report.markup import Html, div, join, span, tag, text
 from rowwise.report.metric import metric, order
 from rowwise.report.read import Curve, RecordedRun
 
-STATUS = {  # how it is said, and its class
+STATUS = {  # words, and CSS class
     "finished": ("finished", "good"),
     "stopped": ("stopped early", "fair"),
     "failed": ("failed", "bad"),
 }
-QUIET = frozenset({"count", "base_rate", "auc_bound"})  # of the data, or of how well another is known
+HIDDEN_METRICS = frozenset({"count", "base_rate", "auc_bound"})  # facts of the data, and error bounds
 MOST_TILES = 6
 
 
 def header(run: RecordedRun) -> Html:
-    """Name, status and time."""
     word, look = status(run)
     when = run.changed.strftime("%Y-%m-%d %H:%M UTC")
     message = "No result yet: the run is still going, or it was killed."
@@ -31,26 +30,26 @@ def header(run: RecordedRun) -> Html:
 
 
 def status(run: RecordedRun) -> tuple[str, str]:
-    """How the run ended, and the class for that."""
+    """How the run ended, and its CSS class."""
     if run.result is None:
         return "running or killed", "fair"
     return STATUS.get(run.result.status, (run.result.status, "fair"))
 
 
 def tiles(run: RecordedRun) -> Html:
-    """One line of tiles a task, and one of the run itself."""
+    """A line of tiles for each task, and one for the run."""
     lines = [_task_tiles(run, task) for task in tasks(run)]
     return div("overview", *lines, div("tiles", *(_tile(*facts) for facts in _run_facts(run))))
 
 
 def tasks(run: RecordedRun) -> tuple[str, ...]:
-    """The tasks, in the order in which they were met."""
+    """The tasks in their order in metrics.csv."""
     tested = list(run.result.test) if run.result else []
     return tuple(dict.fromkeys([*(curve.task for curve in run.curves), *tested]))
 
 
-def final(run: RecordedRun, task: str) -> tuple[str, dict[str, float]]:
-    """The numbers a run is judged by, and the split that they are of: test if there is one, else the last of valid."""
+def final_metrics(run: RecordedRun, task: str) -> tuple[str, dict[str, float]]:
+    """The final metrics and their split: test, else the last values of valid, lifetime or train."""
     tested = run.result.test.get(task, {}) if run.result else {}
     if tested:
         return "test", {name: math.nan if value is None else value for name, value in tested.items()}
@@ -61,13 +60,13 @@ def final(run: RecordedRun, task: str) -> tuple[str, dict[str, float]]:
     return "", {}
 
 
-def limit(run: RecordedRun, task: str, name: str) -> float | None:
-    """What no model can beat, where the data tell."""
+def best_possible(run: RecordedRun, task: str, name: str) -> float | None:
+    """The best possible value of a metric, known for synthetic data."""
     return run.result.ceiling.get(task, {}).get(name) if run.result else None
 
 
 def best_samples(run: RecordedRun, task: str) -> float | None:
-    """Where on the axis the model was that was kept."""
+    """The number of samples at which the best model was saved."""
     best = run.result.best if run.result else None
     if best is None or best.task not in (task, ""):
         return None
@@ -76,19 +75,19 @@ def best_samples(run: RecordedRun, task: str) -> float | None:
 
 
 def _task_tiles(run: RecordedRun, task: str) -> Html:
-    split, values = final(run, task)
-    names = sorted((name for name in values if name not in QUIET), key=order)[:MOST_TILES]
+    split, values = final_metrics(run, task)
+    names = sorted((name for name in values if name not in HIDDEN_METRICS), key=order)[:MOST_TILES]
     if not names:
         return Html("")
-    made = (_tile(metric(n).title, quantity.number(values[n]), _beside(run, task, n, values[n])) for n in names)
+    made = (_tile(metric(n).title, quantity.number(values[n]), _compare_value(run, task, n, values[n])) for n in names)
     where = f"last {split}" if split != "test" else split
     head = tag("h3", None, text(task), span("split", where))
     return join([head, div("tiles", *made)])
 
 
-def _beside(run: RecordedRun, task: str, name: str, value: float) -> str:
-    """What a number is to be compared with."""
-    ceiling = limit(run, task, name)
+def _compare_value(run: RecordedRun, task: str, name: str, value: float) -> str:
+    """The best possible or expected value, or which direction is better."""
+    ceiling = best_possible(run, task, name)
     if quantity.usable(ceiling) and ceiling is not None:
         gap = abs(ceiling - value)
         return f"ceiling {quantity.number(ceiling)}, gap {quantity.number(gap)}"
@@ -116,22 +115,21 @@ def _run_facts(run: RecordedRun) -> list[tuple[str, str, str]]:
 
 
 def totals(run: RecordedRun) -> tuple[float | None, float | None, float | None, float | None, float | None]:
-    """Samples/s, seconds, peak bytes, samples, steps: of the result, or of the steps where there is no result."""
+    """Samples/s, seconds, peak bytes, samples and steps of the result; what it lacks is taken from steps.csv."""
     column = run.steps
     samples, spent = _last(column.get("samples", ())), _last(column.get("time_s", ()))
     memory = [value for value in column.get("memory_bytes", ()) if quantity.usable(value)]
     speed = samples / spent if samples and spent else None
-    seen = (speed, spent, max(memory, default=None), samples, _last(column.get("step", ())))
+    logged = (speed, spent, max(memory, default=None), samples, _last(column.get("step", ())))
     if run.result is None:
-        return seen
+        return logged
     r = run.result
-    told = (r.samples_s, r.wall_s, r.peak_memory_bytes, r.samples, r.steps)
     return (
-        told[0] if told[0] is not None else seen[0],
-        told[1] if told[1] is not None else seen[1],
-        told[2] if told[2] is not None else seen[2],
-        told[3] if told[3] is not None else seen[3],
-        told[4] if told[4] is not None else seen[4],
+        logged[0] if r.samples_s is None else r.samples_s,
+        logged[1] if r.wall_s is None else r.wall_s,
+        logged[2] if r.peak_memory_bytes is None else r.peak_memory_bytes,
+        logged[3] if r.samples is None else r.samples,
+        logged[4] if r.steps is None else r.steps,
     )
 
 
@@ -144,10 +142,10 @@ def _tile(name: str, value: str, beside: str) -> Html:
 
 
 def warnings(run: RecordedRun) -> Html:
-    """What the run could not use, what it warned of, and what its folder lacks."""
+    """Boxes for quarantined rows, warnings, and missing files."""
     boxes = []
     if run.result is not None and run.result.bad_rows:
-        boxes.append(_box(f"{_rows(run.result.bad_rows)} put aside, in bad_rows/", "aside", run.result.bad_reasons))
+        boxes.append(_box(f"{_rows(run.result.bad_rows)} quarantined in bad_rows/", "aside", run.result.bad_reasons))
     if run.warnings:
         boxes.append(_box("Warnings", "warned", run.warnings))
     if run.notes:

@@ -1,7 +1,4 @@
-"""The page around the sections, and one run's report as a file.
-
-Style and script are files beside this one and are put into the page, which then asks for nothing from anywhere.
-"""
+"""The HTML page around sections, and the report of a run. Style and script are inlined, so a page is a single file."""
 
 import contextlib
 import os
@@ -24,7 +21,7 @@ HERE = Path(__file__).parent
 
 
 def write(run: Path, out: Path | None = None) -> Path:
-    """Write the report of a run folder, as report.html inside it unless told otherwise."""
+    """Write the report of a run folder, by default as report.html inside it."""
     out = out or run / "report.html"
     save(out, render(read(run)))
     return out
@@ -36,7 +33,7 @@ def render(run: RecordedRun) -> str:
 
 
 def page(title: str, *parts: Html, script: bool = True) -> str:
-    """A page that stands alone; the script says values at the pointer."""
+    """A complete HTML page; the script shows values at the pointer."""
     head = tag(
         "head",
         None,
@@ -52,7 +49,7 @@ def page(title: str, *parts: Html, script: bool = True) -> str:
 
 
 def save(out: Path, content: str) -> None:
-    """Write a file so that nobody ever reads half of it."""
+    """Write a file through a temporary one, so that no reader sees half of it."""
     part = out.with_name(f".{out.name}.{os.getpid()}.part")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -62,4 +59,4 @@ def save(out: Path, content: str) -> None:
         with contextlib.suppress(OSError):
             part.unlink()
         reason = error.strerror or error
-        raise DataError(f"the report was not written to {out}: {reason}; choose another place for it") from error
+        raise DataError(f"the report was not written to {out}: {reason}: want another place") from error

@@ -1,7 +1,6 @@
-"""A plan, drawn: what each rank has to do and to hold, and where each table is and why.
+"""The section that shows a plan: time and memory of each rank, and the place of each table with the reason.
 
-Works from the JSON of an explanation, whose types are not imported: a report must be possible for a plan of another
-version, so unknown keys are ignored.
+Reads plan-explained.json without importing its types and ignores unknown keys, so that it works for other versions.
 """
 
 import dataclasses
@@ -11,9 +10,9 @@ import msgspec
 
 from rowwise import quantity
 from rowwise.errors import DataError
-from rowwise.report.charts import stacked_bar
+from rowwise.report.charts import draw_strip
 from rowwise.report.markup import Html, div, join, note, section, span, tag, text
-from rowwise.report.plot import HEIGHT, WIDTH, axes, plot
+from rowwise.report.plot import HEIGHT, WIDTH, draw_axes, make_plot
 from rowwise.report.read import PLAN
 from rowwise.report.scale import ticks
 from rowwise.textfile import decode_json
@@ -21,21 +20,21 @@ from rowwise.textfile import decode_json
 TIERS = ("device", "host", "disk")
 MANY_RANKS = 32
 BUSIEST, LEAST = 8, 2
-MOST = 200  # tables of a page
-FEW = 40  # of a section
+PAGE_TABLES = 200  # tables shown on the page of a plan
+SECTION_TABLES = 40  # tables shown in the report of a run
 RANK_TICKS = 8
-GAP = 0.18  # of a bar's width, between two
+GAP = 0.18  # between bars, of a bar's width
 HEADS = ("Table", "Size", "Ids a sample", "Time", "Of the busiest rank", "Where", "Why")
 STRIP = 1000.0, 34.0  # a heat strip's width and height
 FAINTEST = 0.07
 NOTE = (
-    "Time: a table's part of the operators, and its links, on the rank where they are most. Of the busiest rank: its "
-    "part of that rank's operators. Next: the best other layout, all other tables staying where they are."
+    "Time: a table's operators and links on the rank where they take longest. Of the busiest rank: the table's share "
+    "of that rank's operators. Next: the best other layout with all other tables unchanged."
 )
 
 
 class PlacedStep(msgspec.Struct, frozen=True, kw_only=True):
-    """The predicted seconds of a step."""
+    """Predicted time of a step."""
 
     seconds: float
     operators_s: float
@@ -54,7 +53,7 @@ class PlacedStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlacedRank(msgspec.Struct, frozen=True, kw_only=True):
-    """The work and memory of a rank."""
+    """Load and memory of a rank."""
 
     rank: int
     operators_s: float
@@ -64,7 +63,7 @@ class PlacedRank(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlacedTable(msgspec.Struct, frozen=True, kw_only=True):
-    """The place of a table."""
+    """A table, its place and the reason."""
 
     name: str
     rows: float
@@ -82,7 +81,7 @@ class PlacedTable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExplainedPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """An explanation of a plan."""
+    """The content of plan-explained.json."""
 
     hosts: int
     devices: int
@@ -92,18 +91,18 @@ class ExplainedPlan(msgspec.Struct, frozen=True, kw_only=True):
     tables: tuple[PlacedTable, ...]
 
 
-def explained(content: str | bytes) -> ExplainedPlan:
+def read_explanation(content: str | bytes) -> ExplainedPlan:
     try:
         facts = decode_json(content, ExplainedPlan)
     except msgspec.DecodeError as error:
-        raise DataError(f"not an explanation of a plan: {error}; want what `rowwise plan --explain` writes") from None
+        raise DataError(f"not an explanation of a plan: {error}: want what `rowwise plan --explain` writes") from None
     if not facts.ranks:
-        raise DataError("not an explanation of a plan: it has no ranks; want what `rowwise plan --explain` writes")
+        raise DataError("not an explanation of a plan: it has no ranks: want what `rowwise plan --explain` writes")
     return facts
 
 
-def in_one_line(facts: ExplainedPlan) -> str:
-    """How many tables on how many devices."""
+def describe_plan(facts: ExplainedPlan) -> str:
+    """One line: number and bytes of tables, devices and batch."""
     count = len(facts.tables)
     size = quantity.size(sum(table.bytes for table in facts.tables))
     hosts = f"{facts.hosts} hosts of " if facts.hosts > 1 else ""
@@ -112,20 +111,20 @@ def in_one_line(facts: ExplainedPlan) -> str:
 
 
 def summary(facts: ExplainedPlan) -> Html:
-    """The numbers people look for first."""
+    """Tiles with the plan's main numbers."""
     step = facts.step
     bound, gap = step.bound_s, None if not step.bound_s else step.seconds / step.bound_s - 1
     halves = ""
     if step.forward_s is not None and step.backward_s is not None:
         halves = f"forward {quantity.duration(step.forward_s)}, backward {quantity.duration(step.backward_s)}"
-    fullest = max(facts.ranks, key=lambda rank: fill(facts, rank))
+    fullest = max(facts.ranks, key=lambda rank: memory_share(facts, rank))
     tiles = (
         ("A step's tables", quantity.duration(step.seconds), "operators and links of the busiest ranks"),
         ("Operators", quantity.duration(step.operators_s), f"rank {step.busiest}" + (f": {halves}" if halves else "")),
         ("Links", quantity.duration(step.links_s), f"rank {step.busiest_links}"),
         ("Lower bound", quantity.duration(bound), f"no plan takes less: {step.bound} bound" if bound else "not known"),
         ("Gap", quantity.share(gap), "at most, above the best plan"),
-        ("Fullest device", quantity.share(fill(facts, fullest)), f"rank {fullest.rank}"),
+        ("Fullest device", quantity.share(memory_share(facts, fullest)), f"rank {fullest.rank}"),
     )
     made = (div("tile", span("name", name), span("value", value), span("beside", said)) for name, value, said in tiles)
     travel = f" Vectors travel as {step.wire}." if step.wire else ""
@@ -133,31 +132,31 @@ def summary(facts: ExplainedPlan) -> Html:
     return join([div("tiles", *made), by])
 
 
-def fill(facts: ExplainedPlan, rank: PlacedRank, tier: int = 0) -> float:
-    """What part of a tier of a rank is taken."""
+def memory_share(facts: ExplainedPlan, rank: PlacedRank, tier: int = 0) -> float:
+    """The used share of a rank's memory in a tier."""
     limit = facts.limits_bytes[tier] if tier < len(facts.limits_bytes) else 0.0
     return rank.memory_bytes[tier] / limit if limit and tier < len(rank.memory_bytes) else 0.0
 
 
 def placement(content: bytes) -> Html:
-    """The section of a run's report; nothing where a run has no explanation of its plan."""
+    """The section of a run's report; empty without an explanation."""
     if not content:
         return Html("")
     try:
-        facts = explained(content)
+        facts = read_explanation(content)
     except DataError as error:
         return section("plan", "Plan", note(f"{PLAN} was not used: {error}"))
-    return section("plan", "Plan", note(in_one_line(facts)), drawn_ranks(facts), drawn_tables(facts, FEW))
+    return section("plan", "Plan", note(describe_plan(facts)), draw_ranks(facts), draw_tables(facts, SECTION_TABLES))
 
 
-def drawn_ranks(facts: ExplainedPlan) -> Html:
-    """Bars for each rank, and how full its memory is."""
+def draw_ranks(facts: ExplainedPlan) -> Html:
+    """Charts of time and memory by rank."""
     most = max(max(rank.operators_s, rank.links_s) for rank in facts.ranks)
     charts = [
         _figure("Operators", "plan-operators", [r.operators_s * 1000 for r in facts.ranks], most * 1000, "blue"),
         _figure("Links", "plan-links", [r.links_s * 1000 for r in facts.ranks], most * 1000, "orange"),
     ]
-    heats = [_heat(facts, tier) for tier, limit in enumerate(facts.limits_bytes) if limit]
+    heats = [_draw_heat_strip(facts, tier) for tier, limit in enumerate(facts.limits_bytes) if limit]
     return join([div("charts", *charts), *heats, _rank_list(facts, most)])
 
 
@@ -165,12 +164,12 @@ def _figure(name: str, key: str, values: Sequence[float], most: float, colour: s
     mean = sum(values) / len(values)
     ends = f"at most {quantity.duration(max(values) / 1000)}, mean {quantity.duration(mean / 1000)}"
     caption = tag("figcaption", None, tag("b", None, text(name)), span("ends", ends))
-    return tag("figure", {"class": "chart"}, caption, _bars(name, key, values, most, colour))
+    return tag("figure", {"class": "chart"}, caption, _draw_bars(name, key, values, most, colour))
 
 
-def _bars(name: str, key: str, values: Sequence[float], most: float, colour: str) -> Html:
-    """A bar for each rank, and their mean as a line."""
-    area = plot((-0.5, len(values) - 0.5), (0.0, most), "rank", "ms")
+def _draw_bars(name: str, key: str, values: Sequence[float], most: float, colour: str) -> Html:
+    """A bar for each rank, and a line at their mean."""
+    area = make_plot((-0.5, len(values) - 0.5), (0.0, most), "rank", "ms")
     whole = [t for t in ticks(0, max(len(values) - 1, 1), RANK_TICKS) if t == int(t) and t < len(values)]
     area = dataclasses.replace(area, x_ticks=tuple(whole))
     width = (area.x.end - area.x.begin) / len(values)
@@ -194,13 +193,13 @@ def _bars(name: str, key: str, values: Sequence[float], most: float, colour: str
         "data-chart": key,
         "viewBox": f"0 0 {WIDTH:.0f} {HEIGHT:.0f}",
     }
-    return tag("svg", box, axes(area), *parts, level)
+    return tag("svg", box, draw_axes(area), *parts, level)
 
 
-def _heat(facts: ExplainedPlan, tier: int) -> Html:
-    """A cell for each rank, the stronger the fuller."""
+def _draw_heat_strip(facts: ExplainedPlan, tier: int) -> Html:
+    """A cell for each rank, coloured by its used share of memory."""
     name, limit = TIERS[tier], facts.limits_bytes[tier]
-    fills = [fill(facts, rank, tier) for rank in facts.ranks]
+    fills = [memory_share(facts, rank, tier) for rank in facts.ranks]
     width = STRIP[0] / len(fills)
     cells: list[Html] = []
     for number, share in enumerate(fills):
@@ -236,20 +235,20 @@ def _rank_list(facts: ExplainedPlan, most: float) -> Html:
 def _rank_row(facts: ExplainedPlan, rank: PlacedRank, most: float, names: Sequence[str]) -> Html:
     cells = [tag("th", {"scope": "row"}, text(str(rank.rank)))]
     for name, value, colour in (("Operators", rank.operators_s, "blue"), ("Links", rank.links_s, "orange")):
-        bar = stacked_bar(
+        bar = draw_strip(
             f"rank-{name.lower()}", f"rank {rank.rank}: {quantity.duration(value)}", ((value, colour),), most
         )
         cells.append(_cell(name, tag("span", {"class": "amount"}, bar, text(quantity.duration(value)))))
     for tier, limit in enumerate(facts.limits_bytes):
         if limit:
-            share, name = fill(facts, rank, tier), f"{TIERS[tier].capitalize()} memory"
-            bar = stacked_bar("rank-memory", f"rank {rank.rank}: {quantity.share(share)}", ((share, "green"),), 1.0)
+            share, name = memory_share(facts, rank, tier), f"{TIERS[tier].capitalize()} memory"
+            bar = draw_strip("rank-memory", f"rank {rank.rank}: {quantity.share(share)}", ((share, "green"),), 1.0)
             cells.append(_cell(name, tag("span", {"class": "amount"}, bar, text(quantity.share(share)))))
     return tag("tr", None, *cells, _cell(names[-1], text(f"{rank.pieces:,}")))
 
 
-def drawn_tables(facts: ExplainedPlan, count: int = MOST) -> Html:
-    """Each table: where, and why."""
+def draw_tables(facts: ExplainedPlan, count: int = PAGE_TABLES) -> Html:
+    """A table of tables: place and reason."""
     shown, left = facts.tables[:count], facts.tables[count:]
     if not shown:
         return note("There are no tables.")
@@ -271,7 +270,7 @@ def _legend() -> Html:
 def _table_row(table: PlacedTable, most: float) -> Html:
     took = table.operators_s + table.links_s
     parts = ((table.operators_s, "blue"), (table.links_s, "orange"))
-    bar = stacked_bar("placed-time", f"{table.name}: {quantity.duration(took)}", parts, most)
+    bar = draw_strip("placed-time", f"{table.name}: {quantity.duration(took)}", parts, most)
     beside = tag("small", None, text(f"with {', '.join(table.together)}")) if table.together else Html("")
     next_best = tag("small", None, text(f"next: {table.next}")) if table.next else Html("")
     rows = tag("small", None, text(f"{quantity.count(table.rows)} \u00d7 {quantity.count(table.dim)}"))

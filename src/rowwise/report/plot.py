@@ -1,21 +1,18 @@
-"""The empty chart: its place on the page, its scales, its axes, and the attributes by which the script finds values.
-
-Colours and type sizes are the page's (page.css); here are lengths only, in units of the drawing.
-"""
+"""The frame of a chart: scales, axes, and data attributes for the script. Colours and fonts are in page.css."""
 
 from dataclasses import dataclass
 
 from rowwise.report.markup import Html, join, tag, text
-from rowwise.report.scale import Scale, inside, tick_labels, ticks, widen_range
+from rowwise.report.scale import Scale, tick_labels, ticks, ticks_inside, widen
 
 WIDTH, HEIGHT = 480.0, 262.0
 TOP, RIGHT, BOTTOM = 14.0, 14.0, 40.0
-LETTER = 7.9  # the width of a digit where type is largest, on a phone
+LETTER = 7.9  # the width of a digit in the largest font, on phones
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plot:
-    """Two scales and their ticks."""
+    """The scales and ticks of a chart."""
 
     x: Scale
     y: Scale
@@ -25,8 +22,8 @@ class Plot:
     unit: str
 
 
-def plot(x_range: tuple[float, float], y_range: tuple[float, float], x_title: str, unit: str) -> Plot:
-    """Axes for values in these ranges; the vertical one is made longer, to its next ticks."""
+def make_plot(x_range: tuple[float, float], y_range: tuple[float, float], x_title: str, unit: str) -> Plot:
+    """Scales for these ranges; the vertical one is extended to whole ticks."""
     y_ticks = ticks(*y_range)
     labels = tick_labels(y_ticks, unit)
     left = 10 + LETTER * max(4, *(len(label) for label in labels))
@@ -34,15 +31,14 @@ def plot(x_range: tuple[float, float], y_range: tuple[float, float], x_title: st
     return Plot(
         x=Scale(low=x_low, high=x_high, begin=left, end=WIDTH - RIGHT),
         y=Scale(low=y_ticks[0], high=y_ticks[-1], begin=HEIGHT - BOTTOM, end=TOP),
-        x_ticks=inside(x_low, x_high),
+        x_ticks=ticks_inside(x_low, x_high),
         y_ticks=y_ticks,
         x_title=x_title,
         unit=unit,
     )
 
 
-def axes(area: Plot) -> Html:
-    """Grid, ticks and their labels."""
+def draw_axes(area: Plot) -> Html:
     left, right, bottom = area.x.begin, area.x.end, area.y.begin
     parts = []
     for value, label in zip(area.y_ticks, tick_labels(area.y_ticks, area.unit), strict=True):
@@ -58,8 +54,8 @@ def axes(area: Plot) -> Html:
     return join([*parts, tag("text", title, text(area.x_title))])
 
 
-def drawing(area: Plot, key: str, label: str, kind: str, *inside: Html) -> Html:
-    """The `svg` element; its scales travel along for the script."""
+def draw_svg(area: Plot, key: str, label: str, kind: str, *ticks_inside: Html) -> Html:
+    """The `svg` element, with its scales as attributes for the script."""
     x, y = area.x, area.y
     attributes = {
         "role": "img",
@@ -72,11 +68,11 @@ def drawing(area: Plot, key: str, label: str, kind: str, *inside: Html) -> Html:
         "data-y": f"{y.low!r} {y.high!r} {y.begin:.2f} {y.end:.2f}",
         "viewBox": f"0 0 {WIDTH:.0f} {HEIGHT:.0f}",
     }
-    return tag("svg", attributes, *inside)
+    return tag("svg", attributes, *ticks_inside)
 
 
-def empty(key: str, label: str, words: str) -> Html:
-    """A chart of nothing, which says so."""
+def draw_empty(key: str, label: str, words: str) -> Html:
+    """A chart without values that shows `words`."""
     attributes = {"role": "img", "aria-label": f"{label}: {words}", "data-chart": key, "viewBox": "0 0 480 90"}
     line = tag("line", {"class": "axis", "x1": 14.0, "x2": 466.0, "y1": 76.0, "y2": 76.0})
     return tag("svg", attributes, line, tag("text", {"x": 240.0, "y": 48.0, "text-anchor": "middle"}, text(words)))

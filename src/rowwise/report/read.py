@@ -1,7 +1,7 @@
-"""A run folder as one frozen value, however much of it is there.
+"""Reads a run folder, complete or not, as one frozen value.
 
-Nothing here knows how a report looks. Types of the trainer and of recipes are not imported: a report must be possible
-for a folder of another version. What is lost on the way is told in `RecordedRun.notes`.
+Types of the trainer and of recipes are not imported, so that folders of other versions can be read. Problems are
+listed in `RecordedRun.notes`.
 """
 
 import json
@@ -23,12 +23,12 @@ from rowwise.textfile import decode_json, unique_keys
 RECIPE = "recipe.yaml"
 FILES = (RECIPE, "env.json", "metrics.csv", "steps.csv", "tables.csv", "slices.csv", "warnings.txt", "result.json")
 PLAN = "plan-explained.json"
-DEEPEST = 20  # levels of a recipe that are told apart
+DEEPEST = 20  # nesting levels of a recipe that are flattened
 Numbers = dict[str, float | None]
 
 
 class RecordedBest(msgspec.Struct, frozen=True, kw_only=True):
-    """The evaluation whose model was kept."""
+    """The evaluation of the best checkpoint."""
 
     step: float
     split: str = ""
@@ -38,7 +38,7 @@ class RecordedBest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecordedResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The end of a run. Unknown keys are ignored, as a later version may write more."""
+    """The content of result.json. Unknown keys are ignored, as a later version may write more."""
 
     status: str
     message: str | None = None
@@ -58,7 +58,7 @@ class RecordedResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reading(NamedTuple):
-    """The value of a metric at a step."""
+    """A value of a metric at a step."""
 
     samples: float
     time_s: float
@@ -67,7 +67,7 @@ class Reading(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """The values of one metric over the steps of a run."""
+    """The key of a curve."""
 
     task: str
     metric: str
@@ -111,17 +111,17 @@ class RecordedSlice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageLine:
-    """A line of stages.csv: seconds of a step in one of its phases, on a rank."""
+    """One line of stages.csv: seconds of a phase of a step on a rank."""
 
     step: float
     rank: int
     phase: str
     measured_s: float
-    predicted_s: float  # NaN: nobody has predicted it
+    predicted_s: float  # NaN: not predicted
 
 
 class RecordedForecast(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields of a plan's forecast that a report shows."""
+    """The used part of the forecast in plan.json."""
 
     model: str = ""
     batch: float = 0.0
@@ -134,10 +134,10 @@ class _RecordedPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedRun:
-    """All files of a run that a report shows."""
+    """The content of a run folder."""
 
     name: str
-    recipe: str  # its text
+    recipe: str  # YAML text
     settings: Mapping[str, str]  # the recipe by dotted key
     environment: Mapping[str, str]
     curves: Mapping[Curve, tuple[Reading, ...]]
@@ -148,17 +148,17 @@ class RecordedRun:
     slices: tuple[RecordedSlice, ...]
     warnings: tuple[str, ...]
     result: RecordedResult | None
-    plan: bytes  # the explanation of its plan; empty where there is none
+    plan: bytes  # explanation of the plan as JSON; empty without one
     changed: datetime
     notes: tuple[str, ...]
 
 
 def read(folder: Path) -> RecordedRun:
-    """Read a run folder; only a folder that has no recipe is refused."""
+    """Read a run folder; raises only for a folder without a recipe."""
     folder = folder.resolve()
     content, problem = read_bytes(folder / RECIPE)
     if problem:
-        raise DataError(f"{folder} is no run folder: {problem}; {_way_out(folder)}")
+        raise DataError(f"{folder} is not a run folder: {problem}: {_suggest_folder(folder)}")
     recipe = content.decode("utf-8", errors="replace")
     settings, recipe_problem = _settings(recipe)
     environment, environment_problem = _json(folder / "env.json")
@@ -187,33 +187,33 @@ def read(folder: Path) -> RecordedRun:
         warnings=_warnings(folder / "warnings.txt"),
         result=result,
         plan=read_bytes(folder / PLAN)[0],
-        changed=_changed(folder),
+        changed=_last_change(folder),
         notes=notes,
     )
 
 
-def _way_out(folder: Path) -> str:
+def _suggest_folder(folder: Path) -> str:
     inside = sorted(folder.glob(f"**/{RECIPE}"), key=lambda path: path.stat().st_mtime)[-1:] if folder.is_dir() else []
     if inside:
         return f"did you mean {inside[0].parent}?"
-    return "give the folder that training wrote, runs/<recipe>/<n>"
+    return "want the folder that training wrote, runs/<recipe>/<n>"
 
 
 def _name(folder: Path, result: RecordedResult | None) -> str:
     return f"{(result and result.recipe) or folder.parent.name} / {folder.name}"
 
 
-def _changed(folder: Path) -> datetime:
+def _last_change(folder: Path) -> datetime:
     times = [path.stat().st_mtime for path in map(folder.joinpath, FILES) if path.exists()]
     return datetime.fromtimestamp(max(times), UTC)
 
 
 def _settings(recipe: str) -> tuple[dict[str, str], str | None]:
     try:
-        # Every scalar stays the text that it is: two recipes differ where their texts do.
+        # Scalars stay text, so that recipes are compared as written.
         return flatten(load_yaml(recipe)), None
     except yaml.YAMLError as error:
-        return {}, f"{RECIPE} is no YAML and is shown as it is: {str(error).splitlines()[0]}"
+        return {}, f"{RECIPE} is not YAML and is shown as text: {str(error).splitlines()[0]}"
 
 
 def _json(path: Path) -> tuple[Any, str | None]:
@@ -221,11 +221,9 @@ def _json(path: Path) -> tuple[Any, str | None]:
     if problem:
         return None, problem
     try:
-        return json.loads(
-            content, object_pairs_hook=unique_keys
-        ), None  # the one of Python: it reads NaN, which msgspec does not
+        return json.loads(content, object_pairs_hook=each_once), None  # unlike msgspec, json reads NaN
     except (ValueError, RecursionError) as error:
-        return None, f"{path.name} is cut or no JSON and was not used: {error}"
+        return None, f"{path.name} is truncated or not JSON and was not used: {error}"
 
 
 def _result(path: Path) -> tuple[RecordedResult | None, str | None]:
@@ -239,7 +237,7 @@ def _result(path: Path) -> tuple[RecordedResult | None, str | None]:
 
 
 def _forecast(path: Path) -> tuple[RecordedForecast | None, str | None]:
-    """What a plan says of itself; a run of an older version has no plan."""
+    """The forecast in a plan; runs of older versions have no plan."""
     content, _ = read_bytes(path)
     if not content:
         return None, None
@@ -255,7 +253,7 @@ def _warnings(path: Path) -> tuple[str, ...]:
 
 
 def flatten(value: Any, key: str = "", depth: int = 0) -> dict[str, str]:
-    """Nested maps and lists by dotted key. Items of a list go by their name where they have one."""
+    """Nested maps and lists by dotted key; list items with a name use it as their key."""
     if depth < DEEPEST and isinstance(value, Mapping) and value:
         parts = [(str(name), inner) for name, inner in value.items()]
     elif depth < DEEPEST and isinstance(value, list) and any(isinstance(v, (Mapping, list)) for v in value):
@@ -291,7 +289,7 @@ def _curves(rows: Sequence[Row]) -> dict[Curve, tuple[Reading, ...]]:
             continue
         curve = Curve(row.text("task"), row.text("metric"), row.text("split"))
         reading = Reading(samples, row.number("time_s"), row.number("step"), row.number("value"))
-        # A run that was killed and resumed repeats some steps: what was written last counts.
+        # A killed and resumed run repeats steps: the last value counts.
         found.setdefault(curve, {})[samples] = reading
     return {curve: tuple(readings[s] for s in sorted(readings)) for curve, readings in found.items()}
 
@@ -320,7 +318,7 @@ def _table(row: Row) -> RecordedTable:
 
 
 def _stage(row: Row) -> StageLine | None:
-    """The line, if it has a time."""
+    """The line, or None without a usable time."""
     step, rank, measured_s = (row.number(name) for name in ("step", "rank", "measured_s"))
     if not all(usable(value) and value >= 0 for value in (step, rank, measured_s)):
         return None

@@ -1,6 +1,6 @@
-"""From values to places: nice ticks, linear scales, and long series thinned so that their extremes stay.
+"""Ticks, linear scales, and thinning of long series that keeps extremes.
 
-Pure arithmetic. Ticks step by 1, 2 or 5 times a power of ten, in whole multiples, so they print as they are.
+Ticks are whole multiples of 1, 2 or 5 times a power of ten, so they print exactly.
 """
 
 import itertools
@@ -15,7 +15,7 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """Values from `low` to `high` lie from `begin` to `end`."""
+    """A linear map of values low..high to coordinates begin..end."""
 
     low: float
     high: float
@@ -23,13 +23,13 @@ class Scale:
     end: float
 
     def at(self, value: float) -> float:
-        """The place of a value; what lies outside is at the edge."""
+        """The coordinate of a value, clamped to the scale."""
         part = (min(max(value, self.low), self.high) - self.low) / (self.high - self.low)
         return self.begin + part * (self.end - self.begin)
 
 
-def widen_range(low: float, high: float) -> tuple[float, float]:
-    """The range, or one around it in which ticks can be told apart."""
+def widen(low: float, high: float) -> tuple[float, float]:
+    """The range, widened if it is too small for distinct ticks."""
     size = max(abs(low), abs(high))
     if size < 1e-290:
         return 0.0, 1.0
@@ -39,8 +39,8 @@ def widen_range(low: float, high: float) -> tuple[float, float]:
 
 
 def ticks(low: float, high: float, most: int = 5) -> tuple[float, ...]:
-    """Round numbers at equal distances, the first at or below `low`, the last at or above `high`."""
-    low, high = widen_range(low, high)
+    """Evenly spaced round numbers that cover low..high."""
+    low, high = widen(low, high)
     mantissa, exponent = _step((high - low) / most)
     # Whole multiples of the step, by integers: 0.1 * 3 would print as 0.30000000000000004.
     step = mantissa * 10.0**exponent
@@ -50,7 +50,7 @@ def ticks(low: float, high: float, most: int = 5) -> tuple[float, ...]:
 
 
 def _step(least: float) -> tuple[int, int]:
-    """The smallest of 1, 2, 5 times a power of ten that is not less, as (mantissa, exponent)."""
+    """The smallest 1, 2 or 5 times a power of ten of at least `least`, as (mantissa, exponent)."""
     exponent = math.floor(math.log10(least))
     for mantissa in (1, 2, 5):
         if mantissa * 10.0**exponent >= least * (1 - 1e-9):
@@ -58,14 +58,14 @@ def _step(least: float) -> tuple[int, int]:
     return 1, exponent + 1
 
 
-def inside(low: float, high: float, most: int = 7) -> tuple[float, ...]:
-    """Those nice numbers that lie in the range."""
+def ticks_inside(low: float, high: float, most: int = 7) -> tuple[float, ...]:
+    """The ticks inside the range."""
     slack = 1e-9 * (high - low)
     return tuple(t for t in ticks(low, high, most) if low - slack <= t <= high + slack)
 
 
 def tick_labels(values: Sequence[float], unit: str = "") -> tuple[str, ...]:
-    """Labels that share their decimals and their prefix."""
+    """Labels with common decimals and unit prefix."""
     largest = max((abs(v) for v in values), default=0.0)
     scale, letter = prefix(largest) if largest >= 10_000 or unit == "B" else (1.0, "")
     step = min((b - a for a, b in itertools.pairwise(values)), default=largest or 1.0) / scale
@@ -77,14 +77,14 @@ def tick_labels(values: Sequence[float], unit: str = "") -> tuple[str, ...]:
 
 
 def thin_points(points: Sequence[Point], most: int = 480) -> tuple[Point, ...]:
-    """At most so many points: the ends, and the lowest and highest of each stretch. A stretch of NaNs stays a gap."""
+    """At most `most` points: the ends, and each bin's lowest and highest. A bin of NaNs stays a gap."""
     if len(points) <= most:
         return tuple(points)
     kept = [points[0]]
-    stretches = (most - 2) // 2
+    bins = (most - 2) // 2
     middle = len(points) - 2
-    for k in range(stretches):
-        part = points[1 + middle * k // stretches : 1 + middle * (k + 1) // stretches]
+    for k in range(bins):
+        part = points[1 + middle * k // bins : 1 + middle * (k + 1) // bins]
         known = [p for p in part if usable(p[1])]
         if not known:
             kept.append(part[0])
@@ -94,12 +94,12 @@ def thin_points(points: Sequence[Point], most: int = 480) -> tuple[Point, ...]:
     return (*kept, points[-1])
 
 
-def means(points: Sequence[Point], most: int = 120) -> tuple[Point, ...]:
-    """The mean of each of so many stretches, in its middle; a stretch of NaNs stays a gap."""
-    stretches = min(most, max(1, len(points) // 4))
+def bin_means(points: Sequence[Point], most: int = 120) -> tuple[Point, ...]:
+    """The mean of each of at most `most` bins, at its middle; a bin of NaNs stays a gap."""
+    bins = min(most, max(1, len(points) // 4))
     made = []
-    for k in range(stretches):
-        part = points[len(points) * k // stretches : len(points) * (k + 1) // stretches]
+    for k in range(bins):
+        part = points[len(points) * k // bins : len(points) * (k + 1) // bins]
         known = [y for _, y in part if usable(y)]
         x = sum(x for x, _ in part) / len(part)
         made.append((x, sum(y / len(known) for y in known) if known else math.nan))

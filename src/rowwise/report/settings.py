@@ -1,4 +1,4 @@
-"""What a run was made of: its environment and its recipe, as they were saved."""
+"""The sections with the environment and the recipe of a run."""
 
 import re
 
@@ -20,12 +20,12 @@ def environment(run: RecordedRun) -> Html:
 
 
 def _value(key: str, value: str) -> str:
-    """As it was saved, but for bytes, whose digits nobody counts."""
+    """The saved text; numbers of bytes with a unit."""
     return quantity.size(float(value)) if key.endswith("bytes") and value.isdecimal() else value
 
 
 def recipe(run: RecordedRun) -> Html:
-    """The section: the text as it is, its keys set apart."""
+    """The section with the recipe's text and highlighted keys."""
     lines = run.recipe.rstrip().split("\n")
     return section("recipe", "Recipe", tag("pre", None, join(_line(line) for line in lines)))
 

@@ -1,29 +1,29 @@
-"""Where the model does well and where it does not: its metrics for the values of a feature."""
+"""The section with metrics for the values of features."""
 
 from collections.abc import Sequence
 
 from rowwise import quantity
 from rowwise.quantity import usable
-from rowwise.report.charts import diverging_bar
+from rowwise.report.charts import draw_deviation_bar
 from rowwise.report.markup import Html, div, join, note, section, tag, text
 from rowwise.report.read import RecordedRun, RecordedSlice
 
 MOST_VALUES = 16
 MOST_FEATURES = 24
-LEAST, MOST = 0.02, 1.0  # of what the bars are long for
+LEAST, MOST = 0.02, 1.0  # bounds on the NE distance of a full bar
 HEADS = ("Value", "Samples", "Base rate", "NE", "", "AUC", "Calibration")
 NOTE = (
-    "The bar is the normalised entropy's distance from 1, which is that of a model knowing the base rate alone: "
-    "blue to the left is better than that, red to the right is worse."
+    "Bars show NE - 1. NE is 1 for a model that predicts the base rate: blue bars to the left are better, red bars to "
+    "the right are worse."
 )
 
 
 def slices(run: RecordedRun) -> Html:
-    """The section; empty for a run without slices."""
+    """The section; empty without slices."""
     if not run.slices:
         return Html("")
     groups: dict[tuple[str, str], list[RecordedSlice]] = {}
-    split = _split(run.slices)
+    split = _choose_split(run.slices)
     for found in run.slices:
         if found.split == split:
             groups.setdefault((found.task, found.feature), []).append(found)
@@ -35,17 +35,17 @@ def slices(run: RecordedRun) -> Html:
     left = len(groups) - len(shown)
     more = note(f"And {left} more features.") if left else Html("")
     said = tag("p", {"class": "lead"}, text(f"Metrics of the {split or 'unnamed'} split by the values of a feature."))
-    return section("slices", "Slices", said, div("charts", *made), more, note(NOTE + _bound(run.slices)))
+    return section("slices", "Slices", said, div("charts", *made), more, note(NOTE + _bin_error_note(run.slices)))
 
 
-def _bound(found: Sequence[RecordedSlice]) -> str:
-    """How far the AUCs may be off, where they were binned."""
+def _bin_error_note(found: Sequence[RecordedSlice]) -> str:
+    """A note of the error bound of binned AUCs."""
     bounds = [s.auc_bound for s in found if usable(s.auc_bound) and s.auc_bound > 0]
-    return f" AUC is binned, and at most {max(bounds):.1g} off." if bounds else ""
+    return f" AUC is binned, with an error of at most {max(bounds):.1g}." if bounds else ""
 
 
-def _split(found: Sequence[RecordedSlice]) -> str:
-    """The split that says most about what is to come."""
+def _choose_split(found: Sequence[RecordedSlice]) -> str:
+    """The test split, else valid, else the first one."""
     splits = dict.fromkeys(s.split for s in found)
     return next((split for split in ("test", "valid") if split in splits), next(iter(splits)))
 
@@ -65,7 +65,7 @@ def _table(title: str, found: Sequence[RecordedSlice], most: float) -> Html:
 
 def _row(s: RecordedSlice, whole: float, most: float) -> Html:
     ne = quantity.number(s.ne)
-    bar = diverging_bar("slice-ne", f"{s.feature} {s.value}: NE {ne}", s.ne - 1, most)
+    bar = draw_deviation_bar("slice-ne", f"{s.feature} {s.value}: NE {ne}", s.ne - 1, most)
     part = quantity.share(s.count / whole) if whole and usable(s.count) else ""
     return tag(
         "tr",

@@ -1,22 +1,22 @@
-"""Where the time of the steps went, how many samples a second that made, and what memory it took."""
+"""The section with the time of steps by phase, throughput, memory, gradient norm and learning rate."""
 
 from rowwise import quantity
 from rowwise.quantity import usable
-from rowwise.report.charts import COLOURS, Chart, ChartBand, ChartLine, draw, draw_stack, stacked_bar
-from rowwise.report.feeding import feeding, waited
+from rowwise.report.charts import COLOURS, Chart, ChartBand, ChartLine, draw, draw_stack, draw_strip
+from rowwise.report.feeding import feeding_figures, wait_note
 from rowwise.report.markup import Html, div, note, section, span, tag, text
 from rowwise.report.read import RecordedRun
 
-PHASES = {  # as they follow each other in a step; a run may have others
+PHASES = {  # in their order in a step; a run may have others
     "data_s": ("waiting for data", "orange"),
-    "route_s": ("ids to their rows", "black"),
+    "route_s": ("routing ids", "black"),
     "lookup_s": ("lookup", "sky"),
     "exchange_s": ("exchange", "vermillion"),
     "wait_s": ("waiting for other ranks", "grey"),
     "forward_s": ("forward", "blue"),
     "backward_s": ("backward", "green"),
     "update_s": ("update", "purple"),
-    "other_s": ("all else", "grey"),
+    "other_s": ("other", "grey"),
 }
 NOT_PHASES = frozenset({"time_s", "samples_s"})
 BINS = 160
@@ -28,24 +28,24 @@ def speed(run: RecordedRun) -> Html:
     names = phases(run)
     figures = [
         _breakdown(run, names),
-        *feeding(run, names),
+        *feeding_figures(run, names),
         _over_samples(run, "samples_s", "throughput", "Throughput", "samples/s"),
         _over_samples(run, "memory_bytes", "memory", "Memory", "B"),
         _over_samples(run, "gradient_norm", "gradient_norm", "Gradient norm", ""),
         _over_samples(run, "rate", "rate", "Learning rate of the dense layers", ""),
     ]
-    told = (_totals(run, names), waited(run, names))
+    told = (_totals(run, names), wait_note(run, names))
     return section("speed", "Time and memory", *told, div("charts", *figures))
 
 
 def phases(run: RecordedRun) -> list[str]:
-    """The columns that say what an interval's seconds went to: those known, then any others."""
+    """The columns with seconds of phases: known ones in order, then others."""
     other = [name for name in run.steps if name.endswith("_s") and name not in NOT_PHASES and name not in PHASES]
     return [name for name in PHASES if name in run.steps] + other
 
 
 def phase_look(names: list[str], name: str) -> tuple[str, str]:
-    """What a phase is called, and its colour."""
+    """The label and the colour of a phase."""
     if name in PHASES:
         return PHASES[name]
     spare = ("black", "vermillion", *COLOURS)
@@ -53,7 +53,7 @@ def phase_look(names: list[str], name: str) -> tuple[str, str]:
 
 
 def seconds(run: RecordedRun, name: str) -> list[float]:
-    """A phase's seconds by interval; nothing where there is no number."""
+    """Seconds of a phase by interval; 0 for unusable values."""
     return [value if usable(value) and value > 0 else 0.0 for value in run.steps[name]]
 
 
@@ -65,7 +65,7 @@ def _totals(run: RecordedRun, names: list[str]) -> Html:
     looks = {name: phase_look(names, name) for name in names}
     said = {name: f"{looks[name][0]} {quantity.share(total[name] / whole)}" for name in names}
     label = "Time of all steps: " + ", ".join(said.values())
-    bar = stacked_bar("step-total", label, [(total[name], looks[name][1]) for name in names], whole)
+    bar = draw_strip("step-total", label, [(total[name], looks[name][1]) for name in names], whole)
     entries = (_entry(looks[name][1], said[name], quantity.duration(total[name])) for name in names)
     return div("total", bar, div("legend", *entries))
 
@@ -75,15 +75,15 @@ def _entry(colour: str, words: str, beside: str) -> Html:
 
 
 def _breakdown(run: RecordedRun, names: list[str]) -> Html:
-    xs, shares = _shares(run, names)
+    xs, shares = _phase_shares(run, names)
     bands = [ChartBand(name=phase_look(names, n)[0], shares=shares[n], colour=phase_look(names, n)[1]) for n in names]
     label = "Parts of the time of a step over samples"
     caption = tag("figcaption", None, tag("b", None, text("Time of a step")), span("hint", "parts of the whole"))
     return tag("figure", {"class": "chart"}, caption, draw_stack("steps", label, xs, bands if xs else ()))
 
 
-def _shares(run: RecordedRun, names: list[str]) -> tuple[list[float], dict[str, list[float]]]:
-    """Shares of the time, over at most BINS stretches of intervals; the first one reaches back to its beginning."""
+def _phase_shares(run: RecordedRun, names: list[str]) -> tuple[list[float], dict[str, list[float]]]:
+    """Shares of time by phase over at most BINS bins; the first bin also has a point at its beginning."""
     columns = {name: seconds(run, name) for name in names}
     samples = run.steps["samples"]
     bins = min(BINS, len(samples))
@@ -115,7 +115,7 @@ def _over_samples(run: RecordedRun, column: str, key: str, title: str, unit: str
         dots=len(values) < 3,
     )
     known = [value for value in values if usable(value)]
-    said = _said(column, known)
+    said = _summarise(column, known)
     axis = unit if unit == "B" else ""
     from_zero = column in ("samples_s", "memory_bytes")
     label = f"{title} over samples: {said}"
@@ -125,7 +125,7 @@ def _over_samples(run: RecordedRun, column: str, key: str, title: str, unit: str
     return tag("figure", {"class": "chart"}, caption, draw(chart))
 
 
-def _said(column: str, known: list[float]) -> str:
+def _summarise(column: str, known: list[float]) -> str:
     middle = sorted(known)[len(known) // 2]
     match column:
         case "memory_bytes":

@@ -1,35 +1,37 @@
-"""The embedding tables: what each takes in memory and in traffic, and how its ids repeat."""
+"""The section with each table's memory, traffic and repetition of ids."""
 
 from collections.abc import Sequence
 
 from rowwise import quantity
-from rowwise.report.charts import stacked_bar
+from rowwise.report.charts import draw_strip
 from rowwise.report.markup import Html, div, join, note, section, span, tag, text
 from rowwise.report.read import RecordedRun, RecordedTable
 
 MOST = 40
 HEADS = ("Table", "Rows", "Stored", "Size", "Traffic a sample", "Different ids", "Top 1 %")
 NOTE = (
-    "Size: weights, then optimizer state. Traffic: bytes of rows read a sample. Different ids: part of a batch's ids "
-    "that are not repeats. Top 1 %: part of all ids that the most frequent 1 % of them make up."
+    "Size: weights, then optimizer state. Traffic: bytes of rows read for a sample. Different ids: distinct ids over "
+    "all ids of a batch. Top 1 %: share of the most frequent 1 % of ids in all ids."
 )
 
 
 def tables(run: RecordedRun) -> Html:
     if not run.tables:
         return section("tables", "Tables", note("tables.csv has no rows, so there is nothing to show."))
-    ranked = sorted(run.tables, key=lambda t: (-_known(t.weight_bytes) - _known(t.state_bytes), t.name))
+    ranked = sorted(run.tables, key=lambda t: (-_positive(t.weight_bytes) - _positive(t.state_bytes), t.name))
     shown, left = ranked[:MOST], ranked[MOST:]
-    most = (max(map(_size, shown)), max(_known(t.traffic_bytes) for t in shown))
+    most = (max(map(_size, shown)), max(_positive(t.traffic_bytes) for t in shown))
     head = tag("tr", None, *(tag("th", None, text(name)) for name in HEADS))
     body = join(_row(table, most) for table in shown)
     grid = tag("table", {"class": "cards"}, tag("thead", None, head), tag("tbody", None, body))
-    return section("tables", "Tables", _sum(run.tables), _legend(), div("wide", grid), _rest(left), note(NOTE))
+    return section(
+        "tables", "Tables", _totals(run.tables), _legend(), div("wide", grid), _omitted_note(left), note(NOTE)
+    )
 
 
-def _sum(found: Sequence[RecordedTable]) -> Html:
-    weights, states = sum(_known(t.weight_bytes) for t in found), sum(_known(t.state_bytes) for t in found)
-    rows, traffic = sum(_known(t.rows) for t in found), sum(_known(t.traffic_bytes) for t in found)
+def _totals(found: Sequence[RecordedTable]) -> Html:
+    weights, states = sum(_positive(t.weight_bytes) for t in found), sum(_positive(t.state_bytes) for t in found)
+    rows, traffic = sum(_positive(t.rows) for t in found), sum(_positive(t.traffic_bytes) for t in found)
     many = f"{len(found)} table{'s' * (len(found) > 1)} of {quantity.count(rows)} rows"
     size = f"{quantity.size(weights)} of weights and {quantity.size(states)} of optimizer state"
     return tag("p", {"class": "lead"}, text(f"{many}: {size}; a sample reads {quantity.size(traffic)}."))
@@ -41,14 +43,14 @@ def _legend() -> Html:
     return div("legend", *made)
 
 
-def _rest(left: Sequence[RecordedTable]) -> Html:
+def _omitted_note(left: Sequence[RecordedTable]) -> Html:
     if not left:
         return Html("")
     return note(f"The largest {MOST} are shown; {len(left)} more take {quantity.size(sum(map(_size, left)))}.")
 
 
 def _row(table: RecordedTable, most: tuple[float, float]) -> Html:
-    weights, state = _known(table.weight_bytes), _known(table.state_bytes)
+    weights, state = _positive(table.weight_bytes), _positive(table.state_bytes)
     said = f"{table.name}: weights {quantity.size(weights)}, state {quantity.size(state)}"
     bars = (
         ("table-size", said, ((weights, "blue"), (state, "orange")), most[0], quantity.size(weights + state)),
@@ -60,13 +62,13 @@ def _row(table: RecordedTable, most: tuple[float, float]) -> Html:
     cells.append(_cell("Rows", text(f"{quantity.count(table.rows)} \u00d7 {quantity.count(table.dim)}")))
     cells.append(_cell("Stored", text(table.row_type), tag("small", None, text(table.optimizer))))
     for head, (key, label, parts, whole, value) in zip(HEADS[3:], bars, strict=True):
-        bar = stacked_bar(key, label or f"{table.name}: {value}", parts, whole)
+        bar = draw_strip(key, label or f"{table.name}: {value}", parts, whole)
         cells.append(_cell(head, tag("span", {"class": "amount"}, bar, text(value))))
     return tag("tr", None, *cells)
 
 
 def _features(table: RecordedTable) -> Html:
-    """The features, where they say more than the table's name."""
+    """The features, unless they are just the table's name."""
     names = table.features.split()
     if names in ([], [table.name]):
         return Html("")
@@ -79,8 +81,8 @@ def _cell(head: str, *inside: Html) -> Html:
 
 
 def _size(table: RecordedTable) -> float:
-    return _known(table.weight_bytes) + _known(table.state_bytes)
+    return _positive(table.weight_bytes) + _positive(table.state_bytes)
 
 
-def _known(value: float) -> float:
+def _positive(value: float) -> float:
     return value if quantity.usable(value) and value > 0 else 0.0

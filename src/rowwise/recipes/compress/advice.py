@@ -1,39 +1,39 @@
-"""The result of `rowwise compress` as values, written as advice.json: measurements and choice of each table."""
+"""The result of `rowwise compress` as values, written as advice.json: measurements and choice for each table."""
 
 from rowwise.spec import Value
 
 
 class SizePoint(Value, frozen=True):
-    """A table by one method in one size, as measured."""
+    """One measurement: a table compressed by a method to a size."""
 
     method: str
-    ratio: float  # that was asked for
+    ratio: float  # requested
     size_bytes: int
     map_bytes: int
-    ne: float  # these three are above those of the whole model
+    ne: float  # ne, loss and auc: differences to the uncompressed model
     loss: float
     auc: float
 
 
 class TableAdvice(Value, frozen=True, kw_only=True):
-    """The measurements of one table, and the id map that it should have."""
+    """The measurements of a table, and its chosen method and size."""
 
     name: str
     ids: int
     full_bytes: int
     points: tuple[SizePoint, ...]
-    method: str  # none: as it is
+    method: str  # empty: uncompressed
     size_bytes: int
     map_bytes: int
-    ne: float  # expected, above that of the whole model
-    measured: bool  # the size was measured, or lies between such
-    file: str = ""  # of its map
-    digest: str = ""  # of what is in it
-    ordered: float | None = None  # by how much neighbouring ids are alike
+    ne: float  # expected difference to the uncompressed model
+    measured: bool  # False: between two measured sizes
+    file: str = ""  # of its id map
+    digest: str = ""  # of the id map
+    ordered: float | None = None  # correlation of neighbouring ids, if significant
 
 
 class KeptTable(Value, frozen=True):
-    """A table that stays as it is, and why."""
+    """A table that is not compressed, and why."""
 
     name: str
     ids: int
@@ -42,7 +42,7 @@ class KeptTable(Value, frozen=True):
 
 
 class ModelScore(Value, frozen=True):
-    """Metrics of a model on the later rows, as a mean over seeds."""
+    """Metrics of a model on the later rows, averaged over labels."""
 
     ne: float
     loss: float
@@ -50,12 +50,12 @@ class ModelScore(Value, frozen=True):
 
 
 class CompressionAdvice(Value, frozen=True, kw_only=True):
-    """The result of `rowwise compress`: an id map for each table, and the expected quality."""
+    """The content of advice.json."""
 
     recipe: str
     history: tuple[str, ...]  # conditions
-    later: str  # which rows were measured on
-    rows: int | None  # that trials were trained on; None: all
+    later: str  # description of the rows to measure on
+    rows: int | None  # most rows that a trial trains on; None: all
     full: ModelScore  # the mean over seeds
     noise: float  # the standard deviation of NE between seeds
     seeds: int
@@ -63,8 +63,8 @@ class CompressionAdvice(Value, frozen=True, kw_only=True):
     budget_bytes: int
     size_bytes: int
     ne: float  # expected: the sum over tables
-    error: float  # by which the choice is not the best at most
-    together: ModelScore | None  # measured with all tables as chosen, less the whole model's
+    error: float  # bound on the distance of the choice to the best one
+    together: ModelScore | None  # all chosen tables in one model: measured difference
     tables: tuple[TableAdvice, ...]
     left: tuple[KeptTable, ...]
     warnings: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Trials one after another: what a folder has not seen yet is made, trained and measured, and written down at once."""
+"""Runs the trials that the folder does not have yet, one after another, and records each at once."""
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
@@ -26,14 +26,14 @@ from rowwise.recipes.compress.window import DataWindow
 from rowwise.recipes.compress.work import WorkQueue
 from rowwise.spec import Table
 
-TOGETHER = "*"  # instead of one table's name: all as chosen
+TOGETHER = "*"  # in place of a table's name: all chosen tables
 TRIAL_MAP = ".trial-{}.idmap"
-Told = Callable[[float], None]
+Report = Callable[[float], None]  # takes the share of a part that is done
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempts:
-    """Trains the trials of a schedule, and records each."""
+    """The trials of a folder, and what is needed to run more."""
 
     window: DataWindow
     division: TableDivision
@@ -50,51 +50,54 @@ class Attempts:
         return MeasuredTrials(trials=self.trials, methods=self.methods, seed=self.order.seed, task=task)
 
     def make_all(self, ratios: Sequence[float]) -> None:
+        """Run all trials of the schedule."""
         seed, names = self.order.seed, self.division.names
-        for asked in schedule.full_trials(seed):
-            with self.work.piece(f"the whole model, seed {asked.seed}") as told:
-                self._once(asked, {}, told)
-        self._each(schedule.trials_at_goal(names, self.methods, ratios[0], seed))
+        for asked in schedule.full_model_trials(seed):
+            with self.work.part(f"full model, seed {asked.seed}") as report:
+                self._train_once(asked, {}, report)
+        self._try_each(schedule.wanted_size_trials(names, self.methods, ratios[0], seed))
         losses = {name: self.measured.losses(name, ratios[0]) for name in names}
-        self._each(schedule.trials_at_other_sizes(losses, ratios[1:], seed))
+        self._try_each(schedule.other_size_trials(losses, ratios[1:], seed))
 
-    def together(self, allocation: Allocation) -> TrialSpec | None:
-        """All tables as chosen in one model: whether losses that were measured one by one add up."""
-        with self.work.piece("all tables as chosen") as told:
-            maps = chosen_maps(self.division, allocation, self.histories, self.order.seed)
+    def measure_together(self, allocation: Allocation) -> TrialSpec | None:
+        """Train one model with all chosen tables, to check that the losses of single tables add up."""
+        with self.work.part("all chosen tables") as report:
+            maps = make_chosen_maps(self.division, allocation, self.histories, self.order.seed)
             if not maps:
                 return None
-            said = hashlib.sha256("".join(one.digest for one in maps.values()).encode()).hexdigest()[:16]
-            asked = TrialSpec(table=TOGETHER, method=said, ratio=0.0, seed=self.order.seed)
-            self._once(asked, maps, told)
+            digest = hashlib.sha256("".join(one.digest for one in maps.values()).encode()).hexdigest()[:16]
+            asked = TrialSpec(table=TOGETHER, method=digest, ratio=0.0, seed=self.order.seed)
+            self._train_once(asked, maps, report)
         return asked
 
-    def _each(self, wanted: Sequence[TrialSpec]) -> None:
+    def _try_each(self, wanted: Sequence[TrialSpec]) -> None:
+        """Run trials that each compress one table."""
         for asked in wanted:
-            with self.work.piece(f"{asked.table} by {asked.method} in 1/{asked.ratio:g}") as told:
+            with self.work.part(f"{asked.table} by {asked.method} in 1/{asked.ratio:g}") as report:
                 if asked in self.trials:
                     continue
                 table = self.division.table(asked.table)
                 budget_bytes = int(table_bytes(table, None) / asked.ratio)
                 made = make_map(asked.method, table, budget_bytes, self.histories[table.name], seed=self.order.seed)
-                twin = None if made is None else self._twin(asked, made.digest)
+                same = None if made is None else self._trial_of_map(asked, made.digest)
                 if made is None:
-                    self._keep(Trial(asked=asked))
-                elif twin is not None:
-                    self._keep(msgspec.structs.replace(twin, asked=asked, took_s=0.0))
+                    self._record(Trial(asked=asked))
+                elif same is not None:
+                    self._record(msgspec.structs.replace(same, asked=asked, took_s=0.0))
                 else:
-                    self._once(asked, {table.name: made}, told)
+                    self._train_once(asked, {table.name: made}, report)
 
-    def _twin(self, asked: TrialSpec, digest: str) -> Trial | None:
-        """A trial of the same map, which another method or size has made as well."""
+    def _trial_of_map(self, asked: TrialSpec, digest: str) -> Trial | None:
+        """A recorded trial with the same map, made by another method or size."""
         like = (t for t in self.trials.values() if (t.asked.table, t.asked.seed) == (asked.table, asked.seed))
         return next((trial for trial in like if trial.digest == digest), None)
 
-    def _once(self, asked: TrialSpec, maps: Mapping[str, IdMap], told: Told) -> None:
+    def _train_once(self, asked: TrialSpec, maps: Mapping[str, IdMap], report: Report) -> None:
+        """Run and record a trial unless it is recorded."""
         if asked in self.trials:
             return
         begin_s = perf_counter()
-        metrics = self._measure(maps, asked.seed, told)
+        metrics = self._measure(maps, asked.seed, report)
         trial = Trial(
             asked=asked,
             size_bytes=sum(table_bytes(self.division.table(name), one) for name, one in maps.items()),
@@ -103,46 +106,48 @@ class Attempts:
             metrics=metrics,
             took_s=round(perf_counter() - begin_s, 3),
         )
-        self._keep(trial)
+        self._record(trial)
 
-    def _measure(self, maps: Mapping[str, IdMap], seed: int, told: Told) -> Metrics:
+    def _measure(self, maps: Mapping[str, IdMap], seed: int, report: Report) -> Metrics:
         stored: dict[str, StoredIds] = {}
         try:
             for name, one in maps.items():
                 stored[name] = save_map(self.folder.path / TRIAL_MAP.format(name), self.division.table(name), one)
-            return measure(self.window, stored, seed, self.order.rows, told)
+            return measure(self.window, stored, seed, self.order.rows, report)
         finally:
             for one in stored.values():
                 with suppress(OSError):
                     Path(one.file).unlink()
 
-    def _keep(self, trial: Trial) -> None:
+    def _record(self, trial: Trial) -> None:
         self.folder.add(trial)
         self.trials[trial.asked] = trial
 
 
-def chosen_maps(division: TableDivision, allocation: Allocation, histories: Histories, seed: int) -> dict[str, IdMap]:
-    """A map for each table that is not left whole."""
+def make_chosen_maps(
+    division: TableDivision, allocation: Allocation, histories: Histories, seed: int
+) -> dict[str, IdMap]:
+    """The id map of each table that the allocation compresses."""
     spare = division.budget_bytes - allocation.size_bytes
     made: dict[str, IdMap] = {}
     for name, option in allocation.chosen.items():
         if option.method == FULL:
             continue
         table = division.table(name)
-        # With another history a map may want a little more.
+        # The whole history may need a slightly larger map than the part that was measured.
         most = table_bytes(table, None) - 1
         budgets = (min(option.size_bytes + more, most) for more in (0, spare))
         found = (make_map(option.method, table, budget, histories[name], seed=seed) for budget in budgets)
         one = next((one for one in found if one is not None), None)
         if one is None:
             got = f"table {name!r} by {option.method} in {option.size_bytes:,} bytes"
-            raise SpecError(f"{got}: all of the history makes it larger than a part did: want a larger budget")
+            raise SpecError(f"{got}: its map of the whole history does not fit: want a larger budget")
         spare -= max(0, table_bytes(table, one) - option.size_bytes)
         made[name] = one
     return made
 
 
 def save_map(path: Path, table: Table, one: IdMap) -> StoredIds:
-    """A map as a file, and how a recipe says so."""
+    """Write a map to a file; returns its entry for a recipe."""
     save(path, table.name, one)
     return StoredIds(file=str(path.absolute()), digest=one.digest)

@@ -1,14 +1,14 @@
-"""The folder of `rowwise compress`: what is measured, and everything that was, so that a killed command goes on.
+"""The folder of `rowwise compress`, which keeps measurements so that a killed command continues.
 
-    order.json              the recipe, the history and how it is measured
-    probe.safetensors       how often ids come, and what a small model learned of them; probe-all: on all of the history
-    trials.jsonl            a line for each training run
-    maps/<table>.idmap      what was chosen
-    recipe.yaml             trains with it
+    order.json              what is measured: recipe, history, rows, seed
+    probe.safetensors       frequencies and learned vectors of ids; probe-all: of the whole history
+    trials.jsonl            a line for each trial
+    maps/<table>.idmap      the chosen maps
+    recipe.yaml             the recipe with the maps
     advice.json, report.html
 
-A folder holds measurements of one kind: another recipe or history is refused. Another ratio, budget or other methods
-are not: they use what is there.
+Another recipe, history, rows or seed needs another folder. Another ratio, budget or set of methods uses the recorded
+trials.
 """
 
 from contextlib import AbstractContextManager
@@ -25,11 +25,20 @@ from rowwise.spec import Value
 from rowwise.textfile import append, decode_json, read_bytes, write_new
 
 ORDER, TRIALS = "order.json", "trials.jsonl"
-MATTER = ("seed", "data", "transforms", "columns", "tables", "model", "train", "evaluate")  # of a recipe
+MATTER = (
+    "seed",
+    "data",
+    "transforms",
+    "columns",
+    "tables",
+    "model",
+    "train",
+    "evaluate",
+)  # sections of a recipe that change measurements
 
 
 class TrialFolderSpec(Value, frozen=True, kw_only=True):
-    """The recipe, rows and seed of trials: those of one folder are comparable."""
+    """What is measured; trials with the same spec can be compared."""
 
     recipe: dict[str, Any]  # the sections that matter
     history: tuple[str, ...] = ()
@@ -38,14 +47,15 @@ class TrialFolderSpec(Value, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, recipe: Recipe, history: tuple[str, ...], rows: int | None, seed: int) -> "TrialFolderSpec":
+        """The spec for a resolved recipe."""
         sections = msgspec.to_builtins(recipe)
         plain = {name: sections.get(name) for name in MATTER}
-        # Through JSON and back, so that what is compared is what a file holds.
+        # Through JSON and back, so that it compares equal to the content of a file.
         return cls(recipe=msgspec.json.decode(msgspec.json.encode(plain)), history=history, rows=rows, seed=seed)
 
 
 class Trial(Value, frozen=True, kw_only=True):
-    """A trial that was made; without metrics, the method cannot make the table that small."""
+    """A recorded trial. Without metrics the method cannot make the table that small."""
 
     asked: TrialSpec
     size_bytes: int = 0  # of the table, its map included
@@ -57,7 +67,7 @@ class Trial(Value, frozen=True, kw_only=True):
 
 @final
 class TrialFolder:
-    """An existing folder of trials; `open_folder` makes one."""
+    """An existing folder; see `open_folder`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -78,57 +88,58 @@ class TrialFolder:
             try:
                 trial = decode_json(line, Trial)
             except msgspec.DecodeError as error:
-                raise SpecError(f"{self.trials}, line {number}: not a trial: {error}; delete the line") from None
+                raise SpecError(f"{self.trials}, line {number}: not a trial: {error}: want the line deleted") from None
             found[trial.asked] = trial
         return found
 
     def add(self, trial: Trial) -> None:
-        """A line that outlasts a kill and a power failure."""
+        """Append a line and sync it to disk."""
         append(self.trials, msgspec.json.encode(trial) + b"\n", sync=True)
 
     def write(self, name: str, content: str | bytes) -> Path:
-        """A file that is whole or not there."""
+        """Write a file through a temporary one."""
         part = self.path / f".{name}.part"
         write_new(part, content if isinstance(content, bytes) else content.encode())
         return part.replace(self.path / name)
 
 
-def open_folder(path: Path, order: TrialFolderSpec) -> TrialFolder:
-    """A new folder, or one where the same is measured."""
+def open_folder(path: Path, spec: TrialFolderSpec) -> TrialFolder:
+    """A new folder, or an existing one with the same spec."""
     if path.exists() and not path.is_dir():
-        raise SpecError(f"{path}: that is a file: want a folder for measurements")
+        raise SpecError(f"{path} is a file: want a folder for measurements")
     folder, at = TrialFolder(path), path / ORDER
     if at.exists():
-        _check_same(at, _read_order(at), order)
+        _check_same(at, _read_order(at), spec)
         return folder
     if path.exists() and any(path.iterdir()):
-        raise SpecError(f"{path}: a folder with other things in it, and no {ORDER}: want a new one, by --out")
+        raise SpecError(f"{path} has other files and no {ORDER}: want --out with a new folder")
     path.mkdir(parents=True, exist_ok=True)
-    folder.write(ORDER, msgspec.json.format(msgspec.json.encode(order), indent=1))
+    folder.write(ORDER, msgspec.json.format(msgspec.json.encode(spec), indent=1))
     return folder
 
 
 def lock_folder(folder: TrialFolder) -> AbstractContextManager[None]:
-    """Nobody else measures into the folder meanwhile; cuts off what a killed process left half written."""
-    return lock_and_repair(folder.path / ORDER, folder.path, TRIALS)
+    """Lock the folder for this process, and cut off a half-written line of a killed one."""
+    return held_alone(folder.path / ORDER, folder.path, TRIALS)
 
 
 def _read_order(path: Path) -> TrialFolderSpec:
     try:
         return decode_json(read_bytes(path), TrialFolderSpec)
     except msgspec.DecodeError as error:
-        raise SpecError(f"{path}: not an order of `rowwise compress`: {error}; take another folder") from None
+        raise SpecError(f"{path}: not written by `rowwise compress`: {error}: want another folder") from None
 
 
 def _check_same(at: Path, found: TrialFolderSpec, wanted: TrialFolderSpec) -> None:
-    out = "go on as it began, or measure into another folder by --out"
+    """Raise for the first difference."""
+    want = "want the same again, or --out with another folder"
     other = [name for name in MATTER if found.recipe.get(name) != wanted.recipe.get(name)]
     if other:
-        raise SpecError(f"{at}: measured with another recipe, whose {', '.join(other)} differ: {out}")
+        raise SpecError(f"{at}: measured with another recipe, which differs in {', '.join(other)}: {want}")
     if found.history != wanted.history:
         there, here = (" and ".join(history) or "none" for history in (found.history, wanted.history))
-        raise SpecError(f"{at}: measured with another --history, {there} and not {here}: {out}")
+        raise SpecError(f"{at}: measured with --history {there}, not {here}: {want}")
     for name in ("rows", "seed"):
         there, here = getattr(found, name), getattr(wanted, name)
         if there != here:
-            raise SpecError(f"{at}: measured with --{name} {there}, and not {here}: {out}")
+            raise SpecError(f"{at}: measured with --{name} {there}, not {here}: {want}")

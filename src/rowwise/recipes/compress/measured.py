@@ -1,4 +1,4 @@
-"""What trials say: losses above the whole model's, the curve of each table, and how much chance is in it. Pure."""
+"""Evaluates recorded trials: differences to the full model, the curve of each table, and the noise between seeds."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,70 +7,70 @@ from statistics import mean, stdev
 from rowwise.hashing.allocate import SizeOption
 from rowwise.recipes.compress.advice import ModelScore, SizePoint
 from rowwise.recipes.compress.folder import Trial
-from rowwise.recipes.compress.schedule import TrialSpec, full_trials
+from rowwise.recipes.compress.schedule import TrialSpec, full_model_trials
 
 Metrics = Mapping[str, Mapping[str, float]]  # of each label
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredTrials:
-    """The trials of a folder that are asked about."""
+    """Recorded trials, restricted to some methods and a seed."""
 
     trials: Mapping[TrialSpec, Trial]
     methods: tuple[str, ...]
     seed: int
-    task: str = ""  # the label that counts; none: the mean of all
+    task: str = ""  # the label to evaluate; empty: the mean of all
 
     @property
     def full(self) -> ModelScore:
-        """The whole model, the mean of its seeds."""
-        found = self._seeds()
+        """The mean score of the full model over seeds."""
+        found = self._full_scores()
         return ModelScore(
             ne=mean(s.ne for s in found), loss=mean(s.loss for s in found), auc=mean(s.auc for s in found)
         )
 
     @property
     def noise(self) -> float:
-        """The standard deviation of the whole model's NE between seeds."""
-        return stdev(one.ne for one in self._seeds())
+        """The standard deviation of the full model's NE between seeds."""
+        return stdev(one.ne for one in self._full_scores())
 
-    def above(self, asked: TrialSpec) -> ModelScore:
-        """What a trial is above the whole model of the same seed.
+    def over_full(self, asked: TrialSpec) -> ModelScore:
+        """The difference of a trial to the full model of the same seed.
 
-        Not above the mean of the seeds: the two began alike and saw the same batches, so much of what is chance in them
-        is the same, and cancels.
+        Same seed, not the mean of seeds: both have the same initial weights and batches, so much of the noise cancels.
         """
         whole = self.trials[TrialSpec(seed=asked.seed)]
-        return score_difference(score_of(self.trials[asked].metrics, self.task), score_of(whole.metrics, self.task))
+        return subtract_scores(score(self.trials[asked].metrics, self.task), score(whole.metrics, self.task))
 
     def losses(self, table: str, ratio: float) -> dict[str, float]:
-        """Of a table at one size, by method; of methods that make the same map only the first."""
-        here = [t for t in self.of(table) if t.asked.ratio == ratio]
+        """NE differences of a table at one ratio, by method; of methods with the same map only the first."""
+        here = [t for t in self.trials_of(table) if t.asked.ratio == ratio]
         firsts = {t.digest or t.asked.method: t for t in reversed(here)}
-        return {t.asked.method: self.above(t.asked).ne for t in reversed(firsts.values())}
+        return {t.asked.method: self.over_full(t.asked).ne for t in reversed(firsts.values())}
 
-    def of(self, table: str) -> list[Trial]:
-        """What was measured of a table: method by method, the largest first."""
+    def trials_of(self, table: str) -> list[Trial]:
+        """The trials of a table, ordered by method and falling size."""
         found = (t for t in self.trials.values() if t.metrics and (t.asked.table, t.asked.seed) == (table, self.seed))
         wanted = [t for t in found if t.asked.method in self.methods]
         return sorted(wanted, key=lambda t: (self.methods.index(t.asked.method), -t.size_bytes))
 
     def points(self, table: str) -> tuple[SizePoint, ...]:
-        return tuple(self._point(trial) for trial in self.of(table))
+        return tuple(self._point(trial) for trial in self.trials_of(table))
 
     def options(self, table: str) -> list[SizeOption]:
         return [SizeOption(method=one.method, size_bytes=one.size_bytes, loss=one.ne) for one in self.points(table)]
 
     def _point(self, trial: Trial) -> SizePoint:
-        off, asked = self.above(trial.asked), trial.asked
+        off, asked = self.over_full(trial.asked), trial.asked
         sizes = {"size_bytes": trial.size_bytes, "map_bytes": trial.map_bytes}
         return SizePoint(method=asked.method, ratio=asked.ratio, **sizes, ne=off.ne, loss=off.loss, auc=off.auc)
 
-    def _seeds(self) -> Sequence[ModelScore]:
-        return [score_of(self.trials[asked].metrics, self.task) for asked in full_trials(self.seed)]
+    def _full_scores(self) -> Sequence[ModelScore]:
+        return [score(self.trials[asked].metrics, self.task) for asked in full_model_trials(self.seed)]
 
 
-def score_of(metrics: Metrics, task: str = "") -> ModelScore:
+def score(metrics: Metrics, task: str = "") -> ModelScore:
+    """The score of one label, or the mean over labels."""
     values = [metrics[task]] if task else list(metrics.values())
     return ModelScore(
         ne=mean(one["ne"] for one in values),
@@ -79,5 +79,5 @@ def score_of(metrics: Metrics, task: str = "") -> ModelScore:
     )
 
 
-def score_difference(one: ModelScore, other: ModelScore) -> ModelScore:
+def subtract_scores(one: ModelScore, other: ModelScore) -> ModelScore:
     return ModelScore(ne=one.ne - other.ne, loss=one.loss - other.loss, auc=one.auc - other.auc)

@@ -1,18 +1,18 @@
-"""Whether ids of a table that stand next to each other are alike, as where they were numbered by how often they come.
+"""Detects tables whose neighbouring ids are alike, for example numbered by frequency.
 
-Then a rule that cuts ids by their number (the quotient, or ranges) would look better than it is for ids in any order,
-and would stop to be when they are numbered anew. All rules here scramble ids first; this says when it matters.
+There, maps by ranges of ids would look better than they are, and get worse once ids are renumbered. All methods here
+scramble ids first; the advice says for which tables that matters.
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
-CLEARLY, ERRORS = 0.1, 5.0  # a correlation, and how many of its standard errors
-TINY = 1e-12  # of values that are all the same, but for rounding
+CLEARLY, ERRORS = 0.1, 5.0  # least correlation, and least number of standard errors
+TINY = 1e-12  # relative variance of constant values, from rounding
 
 
-def neighbour_similarity(values_ND: NDArray[np.float32]) -> float:
-    """How much rows are like the next ones, less than 0 to 1; about 0 in an order by chance."""
+def neighbour_correlation(values_ND: NDArray[np.float32]) -> float:
+    """The correlation of each row with the next one; about 0 in random order."""
     if len(values_ND) < 3:
         return 0.0
     exact_ND = values_ND.astype(np.float64)
@@ -23,10 +23,10 @@ def neighbour_similarity(values_ND: NDArray[np.float32]) -> float:
     return float((centred_ND[1:] * centred_ND[:-1]).mean()) / spread
 
 
-def is_ordered(counts_N: NDArray[np.int64], vectors_ND: NDArray[np.float32] | None) -> float | None:
-    """By how much neighbours are alike, if they clearly are: by how often they come, or by what was learned of them."""
-    found = [neighbour_similarity(np.log1p(counts_N).astype(np.float32)[:, None])]
+def find_order(counts_N: NDArray[np.int64], vectors_ND: NDArray[np.float32] | None) -> float | None:
+    """The larger neighbour correlation of frequencies and vectors, if significant; else None."""
+    found = [neighbour_correlation(np.log1p(counts_N).astype(np.float32)[:, None])]
     if vectors_ND is not None:
-        found.append(neighbour_similarity(vectors_ND[counts_N > 0]))
+        found.append(neighbour_correlation(vectors_ND[counts_N > 0]))
     most = max(found)
     return most if most > max(CLEARLY, ERRORS / max(len(counts_N), 1) ** 0.5) else None

@@ -1,7 +1,7 @@
-"""What is known of ids before they are put together: how often each comes, and what a small model learns of it.
+"""Counts ids and learns a vector for each with a small version of the recipe's model: dim 4, layers half as wide.
 
-Tables that are to be compressed begin at 0, so that whatever a row holds was learned. Known limits: memory: such a
-table takes 4 floats an id, once for each fold of the samples (see `refit`) and once for all, and its counts 8 bytes.
+Rows of tables to compress start at 0, so all of a row is learned. Memory: 4 floats an id for each fold of the samples
+(see `refit`) and once for all samples, and 8 bytes for its count.
 """
 
 import os
@@ -44,12 +44,12 @@ from rowwise.train.trainer import Settings, Trainer
 
 DIM = 4
 COUNTS, VECTORS, FOLDS = "counts/", "vectors/", "folds"
-PASSES = 1 + refit.FOLDS  # over the rows, once the small model is trained
+PASSES = 1 + refit.FOLDS  # over the rows after training
 Histories = dict[str, IdHistory]
 
 
 def probe(resolved: ResolvedRecipe, names: Sequence[str], path: Path, tell: Callable[[float], None]) -> Histories:
-    """What is known of these tables: from the file, or by training on the recipe's rows once."""
+    """Counts and vectors of the tables' ids: from the file if it exists, else learned and written to it."""
     if path.exists():
         return read_histories(path, resolved.tables, names)
     found = learn(resolved, names, tell)
@@ -58,55 +58,56 @@ def probe(resolved: ResolvedRecipe, names: Sequence[str], path: Path, tell: Call
 
 
 def learn(resolved: ResolvedRecipe, names: Sequence[str], tell: Callable[[float], None]) -> Histories:
-    """Train the small model, and count."""
-    small = shrink_recipe(resolved, names)
+    """Train the small model for one epoch, counting ids on the way."""
+    small = shrink(resolved, names)
     model = make_model(small)
-    counted = _count(model, [table for table in small.tables if table.name in names])
+    counted = _count_ids(model, [table for table in small.tables if table.name in names])
     job = make_job(small, model, lambda position: make_batcher(small, small.parts.train, position))
     settings = Settings(train=small.recipe.train, save=Saving())
     first = 1 / (PASSES + 1)
     Trainer(job, settings, tell=lambda shown: tell(first * done_share(shown))).run()
     never = [name for name in names if not int(counted[name].sum())]
     if never:
-        out = "want a history with rows that have some, or a recipe without the table"
-        raise DataError(f"table {never[0]!r}: the history has none of its ids: {out}")
-    learned = refit.refit(small, model, names, vectors_of, lambda share: tell(first + (1 - first) * share))
+        want = "want a history with some of them, or a recipe without the table"
+        raise DataError(f"table {never[0]!r}: the history has none of its ids: {want}")
+    learned = refit.refit(small, model, names, learned_vectors, lambda share: tell(first + (1 - first) * share))
     return {
         name: IdHistory(counts_N=counted[name].numpy(), vectors_ND=vectors, folded=folded)
         for name, (vectors, folded) in learned.items()
     }
 
 
-def shrink_recipe(resolved: ResolvedRecipe, names: Sequence[str]) -> ResolvedRecipe:
-    """The recipe with small tables and layers, for one pass over its rows."""
+def shrink(resolved: ResolvedRecipe, names: Sequence[str]) -> ResolvedRecipe:
+    """The recipe with small tables and layers, for one epoch."""
     recipe = resolved.recipe
     assert not isinstance(recipe.model, str)
     plain = {"dim": DIM, "row_type": RowType.FP32, "column_group": None}
     zero = plain | {"init": Constant(0.0)}
     tables = tuple(structs.replace(table, **(zero if table.name in names else plain)) for table in resolved.tables)
     train = structs.replace(recipe.train, epochs=1, steps=None)
-    changed = structs.replace(recipe, tables=Tables(list=tables), model=_halved(recipe.model), train=train)
+    changed = structs.replace(recipe, tables=Tables(list=tables), model=_halve_layers(recipe.model), train=train)
     return replace(resolved, recipe=changed, parts=replace(resolved.parts, valid=None))
 
 
 def read_histories(path: Path, tables: Sequence[Table], names: Sequence[str]) -> Histories:
+    """Read a file that `probe` wrote."""
     rows = {table.name: table.rows for table in tables}
     try:
-        open_regular(path).close()  # a pipe is not waited for
+        open_regular(path).close()  # raises for a FIFO instead of blocking
         with safe_open(path, "numpy") as file:
             folds = msgspec.json.decode((file.metadata() or {}).get(FOLDS, "{}"), type=_Folds)
             found = {name: _history(file, name, folds) for name in names}
     except (SafetensorError, OSError, msgspec.DecodeError) as error:
-        raise DataError(f"{path}: cannot be read: {error}; delete it, and it is made anew") from None
+        raise DataError(f"{path}: cannot be read: {error}: want it deleted, so that it is made again") from None
     for name, history in found.items():
         if len(history.counts_N) != rows[name]:
             got = f"{len(history.counts_N):,} ids of table {name!r}, which has {rows[name]:,}"
-            raise DataError(f"{path}: {got}; delete it, and it is made anew")
+            raise DataError(f"{path}: {got}: want it deleted, so that it is made again")
     return found
 
 
 class _Folds(Value, frozen=True):
-    """The fold of each sample; see `FoldedVectors`."""
+    """Features and seed that assign samples to folds, and the number of folds; see `FoldedVectors`."""
 
     features: tuple[str, ...]
     seed: int
@@ -137,7 +138,7 @@ def _write(path: Path, histories: Mapping[str, IdHistory]) -> None:
     part.replace(path)
 
 
-def _halved(model: Model) -> Model:
+def _halve_layers(model: Model) -> Model:
     def half(sizes: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(-(-size // 2) for size in sizes)
 
@@ -150,44 +151,44 @@ def _halved(model: Model) -> Model:
             return model
 
 
-def module_with_table(model: nn.Module, name: str) -> AnyTables | None:
-    """The tables of a model among which one is, the outermost of those that are inside each other."""
+def find_tables(model: nn.Module, name: str) -> AnyTables | None:
+    """The outermost embedding module of the model that has the table."""
     kinds = (Embeddings, MappedEmbeddings)
     found = (module for module in model.modules() if isinstance(module, kinds))
     return next((one for one in found if any(table.name == name for table in one.tables)), None)
 
 
-def _count(model: nn.Module, tables: Sequence[Table]) -> dict[str, Tensor]:
-    """How often each id comes, counted as batches are looked up."""
+def _count_ids(model: nn.Module, tables: Sequence[Table]) -> dict[str, Tensor]:
+    """Tensors of id counts that hooks on the embedding modules fill during training."""
     counts = {table.name: torch.zeros(table.rows, dtype=torch.int64) for table in tables}
     for table in tables:
-        inside = module_with_table(model, table.name)
+        inside = find_tables(model, table.name)
         if inside is None:
-            raise SpecError(f"table {table.name!r} is in no Embeddings of the model: want one that holds all tables")
-        inside.register_forward_pre_hook(_counter(table, counts[table.name]), with_kwargs=True)
+            raise SpecError(f"table {table.name!r} is in no Embeddings of the model: want all tables in Embeddings")
+        inside.register_forward_pre_hook(_make_counter(table, counts[table.name]), with_kwargs=True)
     return counts
 
 
-def _counter(table: Table, counts_N: Tensor) -> Callable[..., None]:
-    def see(_module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+def _make_counter(table: Table, counts_N: Tensor) -> Callable[..., None]:
+    def count(_module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         jagged = Jagged.from_keyed(next(iter((*args, *kwargs.values())))).owning(table.feature_names)
         size = jagged.batch_size
         ends = torch.cat([torch.zeros(1, dtype=torch.int64), jagged.lengths_FB.cumsum(0).cpu().long()])
         for feature in table.feature_names:
             at = jagged.features.index(feature)
             ids = jagged.values_N[int(ends[at * size]) : int(ends[(at + 1) * size])].cpu().long()
-            # Those of no table are its last, if it takes them; if not, the lookup says so.
+            # Unknown ids use the last row with unknown: last_row; otherwise the lookup raises.
             ids = ids.masked_fill((ids < 0) | (ids >= table.rows), table.rows - 1)
             counts_N.index_add_(0, ids, torch.ones_like(ids))
 
-    return see
+    return count
 
 
-def vectors_of(model: nn.Module, name: str) -> Any:
-    """What was learned of each id: its row, and its weight in the wide part, if the model has one."""
+def learned_vectors(model: nn.Module, name: str) -> Any:
+    """Each id's learned row, with its weight in the wide part appended if the model has one."""
     found = []
     for part in (name, name + ENDING):
-        inside = module_with_table(model, part)
+        inside = find_tables(model, part)
         if inside is not None:
             found.append(inside.weights(part).detach().float().cpu())
     return torch.cat(found, 1).numpy()

@@ -1,8 +1,7 @@
-"""What a probe learns of ids without some of the samples: vectors for each fold of them, and of all, made alike.
+"""Learns the probe's vectors again, from all samples and without each fold: [Note: Folds] in `hashing/idmap.py`.
 
-Everything that it has learned stays as it is but for the rows of the tables that are to be compressed, which are
-learned anew, from 0, by the samples of all folds but one; see [Note: Folds] in `hashing/idmap.py`. Takes a pass over
-the rows for each fold and one for all.
+The probe has seen all samples. Its weights stay fixed, except for rows of the tables to compress, which restart at 0.
+Takes one pass over the rows for each fold, and one for all samples.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +23,7 @@ from rowwise.row_optimizers import Sgd
 from rowwise.train.objective import Clicks
 
 FOLDS = 4
-STILL = Sgd(lr=0.0)
+FROZEN = Sgd(lr=0.0)
 Vectors = Any  # float32 [ids, d]
 VectorsOf = Callable[[nn.Module, str], Vectors]
 
@@ -32,11 +31,11 @@ VectorsOf = Callable[[nn.Module, str], Vectors]
 def refit(
     small: ResolvedRecipe, probe: nn.Module, names: Sequence[str], vectors_of: VectorsOf, tell: Callable[[float], None]
 ) -> dict[str, tuple[Vectors, FoldedVectors]]:
-    """Of each table the vectors that all samples give, and those that they give without each fold."""
+    """For each table the vectors from all samples, and those without each fold."""
     seed, features = small.recipe.seed, tuple(sparse.feature_name for sparse in small.columns.sparse)
     found: list[dict[str, Vectors]] = []
     for fold in (None, *range(FOLDS)):
-        model = _begun(small, probe, names)
+        model = _reset_model(small, probe, names)
         batches = _batches(small, features, fold)
         for done, batch in batches:
             _step(small, model, batch)
@@ -49,9 +48,9 @@ def refit(
     }
 
 
-def _begun(small: ResolvedRecipe, probe: nn.Module, names: Sequence[str]) -> nn.Module:
-    """The probe, whose rows of these tables are at 0 again."""
-    tables = tuple(t if t.name in names else structs.replace(t, optimizer=STILL) for t in small.tables)
+def _reset_model(small: ResolvedRecipe, probe: nn.Module, names: Sequence[str]) -> nn.Module:
+    """A copy of the probe with rows of these tables at 0 and everything else frozen."""
+    tables = tuple(t if t.name in names else structs.replace(t, optimizer=FROZEN) for t in small.tables)
     model = make_model(replace(small, recipe=structs.replace(small.recipe, tables=Tables(list=tables))))
     again = {*names, *(name + ENDING for name in names)}
     with torch.no_grad():
@@ -70,7 +69,7 @@ def _tables(model: nn.Module) -> list[Embeddings]:
 
 
 def _batches(small: ResolvedRecipe, features: Sequence[str], fold: int | None) -> Iterator[tuple[float, Batch]]:
-    """One pass over the rows, without those of a fold; each with the share of the pass that is done."""
+    """Batches of one pass without the samples of a fold, each with the share of the pass that is done."""
     batcher, splits = make_batcher(small, small.parts.train), max(1, len(small.parts.train.reader.splits()))
     epochs = small.recipe.train.epochs
     for batch in (one for _ in range(epochs) for one in batcher):
@@ -82,10 +81,10 @@ def _batches(small: ResolvedRecipe, features: Sequence[str], fold: int | None) -
         folds_B = folds_of(batch.sparse, features, FOLDS, small.recipe.seed)
         at_M = (folds_B != fold).nonzero().flatten()
         if len(at_M):
-            yield done, _picked(batch, at_M)
+            yield done, _select_samples(batch, at_M)
 
 
-def _picked(batch: Batch, at_M: Tensor) -> Batch:
+def _select_samples(batch: Batch, at_M: Tensor) -> Batch:
     return Batch(
         dense_BF=batch.dense_BF[at_M],
         sparse=batch.sparse.expanded().of_samples(at_M),
@@ -95,7 +94,7 @@ def _picked(batch: Batch, at_M: Tensor) -> Batch:
 
 
 def _step(small: ResolvedRecipe, model: nn.Module, batch: Batch) -> None:
-    """Rows of these tables learn, and nothing else does but weights of the wide part that have their own optimizer."""
+    """Update rows of the reset tables and their weights in the wide part; everything else has learning rate 0."""
     Clicks(model, small.recipe.train.task_weights)(batch.to(small.recipe.train.device)).loss.backward()
     for tables in _tables(model):
         tables.update()

@@ -1,7 +1,7 @@
-"""Which trials there are, and in which order: first every method at about the wanted size, then the best at others.
+"""The order of trials: first every method at about the wanted size, then the best methods at other sizes.
 
-Pure. A trial costs a training run, so methods that are behind at the wanted size are not tried at other sizes. Among
-those that go on is always one that learns, as these change most with the size, and one that does not, to compare with.
+A trial costs a training run, so methods that do worse at the wanted size are not tried at others. At least one learned
+method, as these change most with the size, and one other are always continued.
 """
 
 import math
@@ -9,15 +9,15 @@ from collections.abc import Mapping, Sequence
 
 from rowwise.spec import Value
 
-STEPS = (1 / 9, 1 / 3, 1.0, 3.0, 9.0)  # sizes tried, around the wanted ratio
+STEPS = (1 / 9, 1 / 3, 1.0, 3.0, 9.0)  # tried ratios over the wanted one
 LEAST_RATIO = 1.5
 BEST = 3
-SEEDS = 3  # of the whole model: how much it differs by itself
+SEEDS = 3  # trainings of the full model, to measure its noise
 LEARNED = "learned"
 
 
 class TrialSpec(Value, frozen=True):
-    """A trial: a table by a method, in its bytes over `ratio`; without a table, the model as it is."""
+    """A trial: a table compressed by a method to 1 / ratio of its bytes; without a table, the full model."""
 
     table: str = ""
     method: str = ""
@@ -26,39 +26,35 @@ class TrialSpec(Value, frozen=True):
 
 
 def ratios_around(wanted: float) -> tuple[float, ...]:
-    """The ratios to try, the wanted one first; to two digits, so that commands that ask for the like share trials.
+    """The ratios to try, the wanted one first.
 
-    Rounded up: a single table by the wanted one fits its budget.
+    Rounded to two digits, so that similar commands share trials, and up, so that a single table fits the budget.
     """
-    centre = _round(max(wanted, LEAST_RATIO))
-    others = (_round(centre * step) for step in STEPS)
+    centre = _round_up(max(wanted, LEAST_RATIO))
+    others = (_round_up(centre * step) for step in STEPS)
     return (centre, *(ratio for ratio in dict.fromkeys(others) if ratio >= LEAST_RATIO and ratio != centre))
 
 
-def full_trials(seed: int) -> list[TrialSpec]:
-    """The model as it is, by several seeds."""
+def full_model_trials(seed: int) -> list[TrialSpec]:
     return [TrialSpec(seed=seed + k) for k in range(SEEDS)]
 
 
-def trials_at_goal(tables: Sequence[str], methods: Sequence[str], ratio: float, seed: int) -> list[TrialSpec]:
-    """Every method, at one size."""
+def wanted_size_trials(tables: Sequence[str], methods: Sequence[str], ratio: float, seed: int) -> list[TrialSpec]:
     return [TrialSpec(table=table, method=method, ratio=ratio, seed=seed) for table in tables for method in methods]
 
 
-def trials_at_other_sizes(
-    losses: Mapping[str, Mapping[str, float]], ratios: Sequence[float], seed: int
-) -> list[TrialSpec]:
-    """The best methods of each table at other sizes; `losses`: at the wanted size, by table and method."""
+def other_size_trials(losses: Mapping[str, Mapping[str, float]], ratios: Sequence[float], seed: int) -> list[TrialSpec]:
+    """The best methods of each table at other ratios; `losses` at the wanted ratio are by table and method."""
     return [
         TrialSpec(table=table, method=method, ratio=ratio, seed=seed)
         for table, by_method in losses.items()
         for ratio in ratios
-        for method in best_of(by_method)
+        for method in best_methods(by_method)
     ]
 
 
-def best_of(losses: Mapping[str, float], count: int = BEST) -> tuple[str, ...]:
-    """The methods that lose least, with one that learns and one that does not among them, if there are."""
+def best_methods(losses: Mapping[str, float], count: int = BEST) -> tuple[str, ...]:
+    """The methods of least loss, among them at least one learned and one other, if there are."""
     ranked = sorted(losses, key=lambda method: (losses[method], method))
     learned = [method for method in ranked if method.startswith(LEARNED)]
     others = [method for method in ranked if method not in learned]
@@ -66,6 +62,6 @@ def best_of(losses: Mapping[str, float], count: int = BEST) -> tuple[str, ...]:
     return tuple([*firm, *(method for method in ranked if method not in firm)][:count])
 
 
-def _round(ratio: float) -> float:
+def _round_up(ratio: float) -> float:
     digit = 10.0 ** (math.floor(math.log10(ratio)) - 1)
     return float(f"{math.ceil(ratio / digit - 1e-9) * digit:.6g}")

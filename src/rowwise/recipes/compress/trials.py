@@ -1,7 +1,6 @@
-"""One trial: the recipe's model, trained on the history with some tables compressed, and measured on later rows.
+"""Runs one trial: trains the recipe's model on the history with some tables compressed, and measures it on later rows.
 
-The same as a run of the recipe, without its folder. Where the recipe chooses its best step by the rows that are
-measured on, so does a trial.
+Like a run of the recipe without a folder. If the recipe picks its best step by the rows to measure on, so does a trial.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,15 +18,15 @@ from rowwise.train.evaluate import Evaluator, Scores
 from rowwise.train.settings import Log
 from rowwise.train.trainer import RunDisplay, Trainer
 
-KEPT = ("ne", "loss", "auc")
+METRICS = ("ne", "loss", "auc")
 Metrics = dict[str, dict[str, float]]  # of each label
-EVERY = 1000  # steps between lines that nobody reads
+EVERY = 1000  # steps between log lines, which are not used
 
 
 @final
 @dataclass(slots=True)
-class _Kept:
-    """An evaluator that keeps what it finds."""
+class _RecordingEvaluator:
+    """An evaluator that records its scores."""
 
     inner: Evaluator
     found: list[Scores]
@@ -44,21 +43,19 @@ class _Kept:
 def measure(
     window: DataWindow, maps: Mapping[str, StoredIds], seed: int, rows: int | None, tell: Callable[[float], None]
 ) -> Metrics:
-    """Train with these tables compressed, on so many rows at most, and measure."""
-    resolved = trial_recipe(window.earlier, maps, seed, rows)
+    """Train with these id maps on at most `rows` rows; returns metrics by label."""
+    resolved = prepare(window.earlier, maps, seed, rows)
     model = make_model(resolved)
     job = make_job(resolved, model, lambda position: make_batcher(resolved, resolved.parts.train, position))
-    kept = _Kept(job.evaluate or make_evaluator(resolved, model, window.later, ()), [])
+    kept = _RecordingEvaluator(job.evaluate or make_evaluator(resolved, model, window.later, ()), [])
     job = replace(job, evaluate=kept if window.validates else None)
-    Trainer(job, make_settings(resolved.recipe), tell=lambda shown: tell(done_share(shown))).run()
-    scores = _best(resolved, kept.found) if window.validates else kept()
-    return {task: {name: values[name] for name in KEPT} for task, values in scores.tasks.items()}
+    Trainer(job, make_settings(resolved.recipe), tell=lambda shown: tell(share_done(shown))).run()
+    scores = _best_scores(resolved, kept.found) if window.validates else kept()
+    return {task: {name: values[name] for name in METRICS} for task, values in scores.tasks.items()}
 
 
-def trial_recipe(
-    resolved: ResolvedRecipe, maps: Mapping[str, StoredIds], seed: int, rows: int | None
-) -> ResolvedRecipe:
-    """The recipe with tables that have these maps, another seed, and no more steps than the rows make."""
+def prepare(resolved: ResolvedRecipe, maps: Mapping[str, StoredIds], seed: int, rows: int | None) -> ResolvedRecipe:
+    """The recipe with these id maps and seed, and at most the steps that `rows` rows make."""
     recipe = resolved.recipe
     tables = tuple(structs.replace(t, id_map=maps.get(t.name, t.id_map)) for t in resolved.tables)
     train = recipe.train
@@ -73,20 +70,20 @@ def trial_recipe(
 
 
 def use_threads(resolved: ResolvedRecipe) -> None:
-    """As many as the recipe says: sums inside torch's products are split by thread."""
+    """Set the recipe's threads: torch splits sums in matrix products by thread, so they change the bits."""
     if resolved.recipe.train.threads is not None:
         torch.set_num_threads(resolved.recipe.train.threads)
 
 
-def done_share(shown: RunDisplay) -> float:
-    """How much of a run is done: rows within a split are not known of, so it goes by splits or steps."""
+def share_done(shown: RunDisplay) -> float:
+    """The share of a training that is done, by splits or steps, as the rows of splits are unknown."""
     position, train = shown.progress.position, shown.settings.train
     share = (position.epoch + position.split / max(shown.splits, 1)) / train.epochs
     return min(1.0, max(share, shown.progress.step / train.steps if train.steps else 0.0))
 
 
-def _best(resolved: ResolvedRecipe, found: list[Scores]) -> Scores:
-    """The evaluation whose checkpoint a run would keep."""
+def _best_scores(resolved: ResolvedRecipe, found: list[Scores]) -> Scores:
+    """The scores of the evaluation whose checkpoint a run would keep."""
     how = resolved.recipe.evaluate
     task = how.task or resolved.tasks[0]
     best = found[0]

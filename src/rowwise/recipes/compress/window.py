@@ -1,4 +1,7 @@
-"""Which rows are the history that maps are learned from, and which later rows tell how good they are."""
+"""Divides rows into the history that maps are learned from, and later rows to measure on.
+
+Rows to measure on are never counted or trained on, and test rows are never read.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,45 +14,49 @@ from rowwise.ingest.where import RowFilter, parse
 from rowwise.recipes.compose import ResolvedRecipe
 from rowwise.recipes.rows import RowSelection
 
-LATER = 0.1  # of the splits of the history, where the recipe has no validation rows
+LATER = 0.1  # of the history's splits to measure on, if the recipe has no validation rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataWindow:
-    """The history, and what is measured on."""
+    """The history, and the rows to measure on."""
 
-    earlier: ResolvedRecipe  # trains on the history without the rows that are measured on
+    earlier: ResolvedRecipe  # trains on the history without `later`
     later: RowSelection
-    whole: ResolvedRecipe | None  # trains on all of the history; None: nothing was taken from it
-    said: str  # which rows `later` are
-    is_later: bool  # as far as the order of splits is that of time, or the recipe says so
+    whole: ResolvedRecipe | None  # trains on the whole history; None: `earlier` does
+    description: str  # of `later`
+    is_later: bool  # later in time, if splits are in order of time
 
     @property
     def validates(self) -> bool:
-        """Whether the recipe chooses its best step by the rows that are measured on."""
+        """Whether the recipe picks its best step by the rows to measure on."""
         return self.earlier.parts.valid is not None
 
 
 def open_window(resolved: ResolvedRecipe, history: Sequence[str]) -> DataWindow:
-    """The rows of a recipe that are history, all of these conditions being met, and those to measure on."""
+    """The window of a recipe: history rows pass all conditions."""
     train = resolved.parts.train
     more = parse(history)
     rows = replace(train, where=RowFilter(all_of=train.where.all_of + more.all_of))
-    splits = _used(rows) if more.all_of else rows.reader.splits()
+    splits = _splits_with_rows(rows) if more.all_of else rows.reader.splits()
     if not splits:
-        raise DataError(f"--history {' and '.join(history)}: no training row is like that: want other conditions")
+        raise DataError(f"--history {' and '.join(history)}: no training row passes: want other conditions")
     valid = resolved.parts.valid
     if valid is not None:
-        said, later = _own(resolved)
+        description, later = _describe_validation(resolved)
         return DataWindow(
-            earlier=_training_on(resolved, rows, valid), later=valid, whole=None, said=said, is_later=later
+            earlier=_training_on(resolved, rows, valid),
+            later=valid,
+            whole=None,
+            description=description,
+            is_later=later,
         )
-    earlier, rest, said = _cut(rows, splits)
+    earlier, rest, description = _hold_out(rows, splits)
     return DataWindow(
         earlier=_training_on(resolved, earlier, None),
         later=rest,
         whole=_training_on(resolved, rows, None),
-        said=said,
+        description=description,
         is_later=rest.share == rows.share,
     )
 
@@ -58,27 +65,27 @@ def _training_on(resolved: ResolvedRecipe, rows: RowSelection, valid: RowSelecti
     return replace(resolved, parts=replace(resolved.parts, train=rows, valid=valid))
 
 
-def _used(rows: RowSelection) -> tuple[Split, ...]:
-    """The splits that have rows of the history; reads the columns that are compared."""
+def _splits_with_rows(rows: RowSelection) -> tuple[Split, ...]:
+    """Splits with rows of the history; reads the columns of the conditions."""
     reader, where = rows.reader, rows.where
     splits = reader.splits()
     where.check(reader.schema, splits[0].source)
     return tuple(split for split in splits if where.mask(reader.read(split, where.columns)).any())
 
 
-def _own(resolved: ResolvedRecipe) -> tuple[str, bool]:
-    """What the recipe's validation rows are, and whether they may be later ones."""
+def _describe_validation(resolved: ResolvedRecipe) -> tuple[str, bool]:
+    """A description of the recipe's validation rows, and whether they may be later than its training rows."""
     data, dataset = resolved.recipe.data, resolved.parts.dataset
-    said = "the validation rows of the recipe"
+    description = "the validation rows of the recipe"
     if data.valid is not None or dataset.valid is not None:
-        return said, True
+        return description, True
     if data.share == "last":
-        return f"{said}, the last splits before those to test on", True
-    return f"{said}, a random share of its rows", False
+        return f"{description}, the last splits before those to test on", True
+    return f"{description}, a random share of its rows", False
 
 
-def _cut(rows: RowSelection, splits: Sequence[Split]) -> tuple[RowSelection, RowSelection, str]:
-    """The earlier and the later rows of a history; a random share, where it has too few splits."""
+def _hold_out(rows: RowSelection, splits: Sequence[Split]) -> tuple[RowSelection, RowSelection, str]:
+    """The history's earlier and later rows; a random share, if it has too few splits."""
     count = round(LATER * len(splits))
     if count:
         earlier, later = (
@@ -88,5 +95,5 @@ def _cut(rows: RowSelection, splits: Sequence[Split]) -> tuple[RowSelection, Row
         return earlier, later, f"the {many} of the history"
     begin, end = rows.share.begin, rows.share.end
     at = begin + LATER * (end - begin)
-    said = f"a random {LATER:.0%} of the history, as its splits are too few ({len(splits)}) to take the last"
-    return replace(rows, share=Share(begin=at, end=end)), replace(rows, share=Share(begin=begin, end=at)), said
+    description = f"a random {LATER:.0%} of the history, as it has too few splits ({len(splits)}) to take the last"
+    return replace(rows, share=Share(begin=at, end=end)), replace(rows, share=Share(begin=begin, end=at)), description
