@@ -96,8 +96,8 @@ def test_doctor_names_what_fails():
     script = """if True:
         from rowwise.ops.reference import apply
         apply.column_sum = lambda x_ND: x_ND.sum(1) + 1
-        from rowwise.cli.main import app
-        app()(["doctor", "--seconds", "0"])
+        from rowwise.cli.main import make_app
+        make_app()(["doctor", "--seconds", "0"])
     """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 1

@@ -148,9 +148,9 @@ def test_mistakes_are_one_line(folder, args, said):
 def test_mistakes_need_no_torch(folder):
     script = """if True:
         import sys
-        from rowwise.cli.main import app
+        from rowwise.cli.main import make_app
         try:
-            app()(["data", "bench", "none.parquet"])
+            make_app()(["data", "bench", "none.parquet"])
         except SystemExit:
             sys.exit("torch" in sys.modules)
     """

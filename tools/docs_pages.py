@@ -139,10 +139,10 @@ def start() -> str:
 
 def commands() -> str:
     """Every command with its arguments and options."""
-    from rowwise.cli.main import app
+    from rowwise.cli.main import make_app
 
     lines = ["# Commands", "", "`rowwise COMMAND --help` says the same in the terminal.", ""]
-    for name, command in leaves(typer.main.get_command(app()), "rowwise"):
+    for name, command in leaves(typer.main.get_command(make_app()), "rowwise"):
         lines += [f"## {name}", "", *described(command.help or ""), ""]
         lines += ["| argument or option | default | meaning |", "|---|---|---|"]
         lines += [row(one) for one in command.params if one.name != "help"]

@@ -12,7 +12,7 @@ from pyarrow import parquet as pq
 from small import WORLD, lines, recipe, same, saved, sections, trained, write_rows
 
 from rowwise import DataError, SpecError, StateError
-from rowwise.ingest.quarantine import count_aside
+from rowwise.ingest.quarantine import count_quarantined
 from rowwise.recipes.compose import evaluation_batches, make_evaluator
 from rowwise.recipes.runs import TrainingRun, evaluate, load_trained, predict_rows
 from rowwise.recipes.text import decode

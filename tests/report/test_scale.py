@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rowwise.quantity import NONE, count, duration, number, share, size
 from rowwise.report.metric import metric
 from rowwise.report.read import flatten
-from rowwise.report.scale import bin_means, thin_points, tick_labels, ticks, ticks_inside, widen
+from rowwise.report.scale import bin_means, thin_points, tick_labels, ticks, ticks_inside, widen_range
 
 values = st.floats(-1e299, 1e299)
 ranges = st.tuples(values, values).map(sorted)
@@ -33,7 +33,7 @@ def test_ticks_are_nice_and_cover(ends, most):
 
 @given(ranges)
 def test_ticks_inside_are_inside(ends):
-    low, high = widen(*ends)
+    low, high = widen_range(*ends)
     assert all(low - 1e-6 * (high - low) <= t <= high + 1e-6 * (high - low) for t in ticks_inside(low, high))
 
 

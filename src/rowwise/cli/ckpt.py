@@ -133,7 +133,7 @@ def reshard(  # noqa: PLR0913 - one for each option
     if (plan is None) == (nproc is None):
         raise SpecError("want one of --plan FILE and --nproc N: the ranks to write files for")
     checkpoint = open_named(ckpt)
-    wanted = retyped(checkpoint, row_type, _parse_types(tables or ()))
+    wanted = retype_tables(checkpoint, row_type, _parse_types(tables or ()))
     chosen = _read_plan(plan, nproc or 1, list(wanted.values()))
     with splits_bar(make_terminal(stderr=True), "writing") as tell:
         manifest = rewrite(checkpoint, out, chosen, wanted, state=not no_state, tell=tell)

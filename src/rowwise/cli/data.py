@@ -13,9 +13,7 @@ from rowwise.cli.terminal import make_terminal, print_json, print_line
 from rowwise.errors import DataError, SpecError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from rowwise.ingest.inspect import ColumnCard, DatasetCard, Role
+    from rowwise.ingest.inspect import ColumnCard, DatasetCard
     from rowwise.ingest.reader import Reader
 
 

@@ -88,9 +88,7 @@ class KernelCase:
 
     def step(self) -> UpdateMemory:
         """The memory that the next update changes."""
-        return UpdateMemory(
-            self.arena.rows, self.arena.state, self.group.tables_T12, *next_step(self.arena, self.group)
-        )
+        return UpdateMemory(self.arena.rows, self.arena.state, self.group.tables_TC, *next_step(self.arena, self.group))
 
     def pool(self) -> Tensor:
         return torch.ops.rowwise.pool(self.arena.rows, *self.bags, self.group.columns)

@@ -22,7 +22,7 @@ class BadRows(Value, frozen=True):
 
 def find_bad_rows(folder: Path) -> BadRows:
     """Summary of the folder `bad_rows` of a run, which exists only if rows were quarantined."""
-    found = count_aside(folder)
+    found = count_quarantined(folder)
     reasons = [f"{one.source}: {one.error}" for one in found.unread[:NAMED]]
     for path in sorted(folder.glob(f"*{ROWS}")):
         if len(reasons) >= NAMED:

@@ -384,7 +384,7 @@ def load_trained(path: Path, which: str = "best", warn: Warn = ignore_warning) -
     return resolved, model
 
 
-def best_possible(resolved: ResolvedRecipe, rows: RowSelection) -> dict[str, Values]:
+def best_possible_metrics(resolved: ResolvedRecipe, rows: RowSelection) -> dict[str, Values]:
     """Metrics of the true logits that synthetic labels were drawn from: no model is better on average."""
     column = resolved.parts.dataset.ceiling
     if column is None:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from rowwise.report.markup import Html, join, tag, text
-from rowwise.report.scale import Scale, tick_labels, ticks, ticks_inside, widen
+from rowwise.report.scale import Scale, tick_labels, ticks, ticks_inside, widen_range
 
 WIDTH, HEIGHT = 480.0, 262.0
 TOP, RIGHT, BOTTOM = 14.0, 14.0, 40.0

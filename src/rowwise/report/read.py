@@ -221,7 +221,7 @@ def _json(path: Path) -> tuple[Any, str | None]:
     if problem:
         return None, problem
     try:
-        return json.loads(content, object_pairs_hook=each_once), None  # unlike msgspec, json reads NaN
+        return json.loads(content, object_pairs_hook=unique_keys), None  # unlike msgspec, json reads NaN
     except (ValueError, RecursionError) as error:
         return None, f"{path.name} is truncated or not JSON and was not used: {error}"
 

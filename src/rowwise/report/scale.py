@@ -28,7 +28,7 @@ class Scale:
         return self.begin + part * (self.end - self.begin)
 
 
-def widen(low: float, high: float) -> tuple[float, float]:
+def widen_range(low: float, high: float) -> tuple[float, float]:
     """The range, widened if it is too small for distinct ticks."""
     size = max(abs(low), abs(high))
     if size < 1e-290:
@@ -40,7 +40,7 @@ def widen(low: float, high: float) -> tuple[float, float]:
 
 def ticks(low: float, high: float, most: int = 5) -> tuple[float, ...]:
     """Evenly spaced round numbers that cover low..high."""
-    low, high = widen(low, high)
+    low, high = widen_range(low, high)
     mantissa, exponent = _step((high - low) / most)
     # Whole multiples of the step, by integers: 0.1 * 3 would print as 0.30000000000000004.
     step = mantissa * 10.0**exponent

@@ -120,7 +120,7 @@ def open_folder(path: Path, spec: TrialFolderSpec) -> TrialFolder:
 
 def lock_folder(folder: TrialFolder) -> AbstractContextManager[None]:
     """Lock the folder for this process, and cut off a half-written line of a killed one."""
-    return held_alone(folder.path / ORDER, folder.path, TRIALS)
+    return lock_and_repair(folder.path / ORDER, folder.path, TRIALS)
 
 
 def _read_order(path: Path) -> TrialFolderSpec:

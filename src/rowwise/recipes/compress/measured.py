@@ -40,7 +40,7 @@ class MeasuredTrials:
         Same seed, not the mean of seeds: both have the same initial weights and batches, so much of the noise cancels.
         """
         whole = self.trials[TrialSpec(seed=asked.seed)]
-        return subtract_scores(score(self.trials[asked].metrics, self.task), score(whole.metrics, self.task))
+        return subtract_scores(score_of(self.trials[asked].metrics, self.task), score_of(whole.metrics, self.task))
 
     def losses(self, table: str, ratio: float) -> dict[str, float]:
         """NE differences of a table at one ratio, by method; of methods with the same map only the first."""
@@ -66,10 +66,10 @@ class MeasuredTrials:
         return SizePoint(method=asked.method, ratio=asked.ratio, **sizes, ne=off.ne, loss=off.loss, auc=off.auc)
 
     def _full_scores(self) -> Sequence[ModelScore]:
-        return [score(self.trials[asked].metrics, self.task) for asked in full_model_trials(self.seed)]
+        return [score_of(self.trials[asked].metrics, self.task) for asked in full_model_trials(self.seed)]
 
 
-def score(metrics: Metrics, task: str = "") -> ModelScore:
+def score_of(metrics: Metrics, task: str = "") -> ModelScore:
     """The score of one label, or the mean over labels."""
     values = [metrics[task]] if task else list(metrics.values())
     return ModelScore(

@@ -59,7 +59,7 @@ def probe(resolved: ResolvedRecipe, names: Sequence[str], path: Path, tell: Call
 
 def learn(resolved: ResolvedRecipe, names: Sequence[str], tell: Callable[[float], None]) -> Histories:
     """Train the small model for one epoch, counting ids on the way."""
-    small = shrink(resolved, names)
+    small = shrink_recipe(resolved, names)
     model = make_model(small)
     counted = _count_ids(model, [table for table in small.tables if table.name in names])
     job = make_job(small, model, lambda position: make_batcher(small, small.parts.train, position))
@@ -77,7 +77,7 @@ def learn(resolved: ResolvedRecipe, names: Sequence[str], tell: Callable[[float]
     }
 
 
-def shrink(resolved: ResolvedRecipe, names: Sequence[str]) -> ResolvedRecipe:
+def shrink_recipe(resolved: ResolvedRecipe, names: Sequence[str]) -> ResolvedRecipe:
     """The recipe with small tables and layers, for one epoch."""
     recipe = resolved.recipe
     assert not isinstance(recipe.model, str)

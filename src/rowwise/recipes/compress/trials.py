@@ -49,7 +49,7 @@ def measure(
     job = make_job(resolved, model, lambda position: make_batcher(resolved, resolved.parts.train, position))
     kept = _RecordingEvaluator(job.evaluate or make_evaluator(resolved, model, window.later, ()), [])
     job = replace(job, evaluate=kept if window.validates else None)
-    Trainer(job, make_settings(resolved.recipe), tell=lambda shown: tell(share_done(shown))).run()
+    Trainer(job, make_settings(resolved.recipe), tell=lambda shown: tell(done_share(shown))).run()
     scores = _best_scores(resolved, kept.found) if window.validates else kept()
     return {task: {name: values[name] for name in METRICS} for task, values in scores.tasks.items()}
 
@@ -75,7 +75,7 @@ def use_threads(resolved: ResolvedRecipe) -> None:
         torch.set_num_threads(resolved.recipe.train.threads)
 
 
-def share_done(shown: RunDisplay) -> float:
+def done_share(shown: RunDisplay) -> float:
     """The share of a training that is done, by splits or steps, as the rows of splits are unknown."""
     position, train = shown.progress.position, shown.settings.train
     share = (position.epoch + position.split / max(shown.splits, 1)) / train.epochs
