@@ -6,12 +6,12 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from dreamshard.networks import POLICY_LAYERS, Networks
+from dreamshard.rewards import FORBIDDEN, advantages, deck_of, logits_of, play, policy_loss, policy_of
+from dreamshard.tasks import Pool, draw, judge, scatter
+from dreamshard.train import PolicyTraining, train_policy
 from planner.asked import question
 
-from rowwise.calibrate.dreamshard.networks import POLICY_LAYERS, Networks
-from rowwise.calibrate.dreamshard.rewards import FORBIDDEN, advantages, deck_of, logits_of, play, policy_loss, policy_of
-from rowwise.calibrate.dreamshard.tasks import Pool, draw, judge, scatter
-from rowwise.calibrate.dreamshard.train import PolicyTraining, train_policy
 from rowwise.errors import SpecError
 from rowwise.perf.access import Access
 from rowwise.perf.torchrec import TorchRecModel

@@ -6,14 +6,14 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from dreamshard.networks import Networks
+from dreamshard.rewards import policy_of as arrays_of
 from from_benchmarks import part
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from planner.asked import question, stored
 from planner.small_questions import questions
 
-from rowwise.calibrate.dreamshard.networks import Networks
-from rowwise.calibrate.dreamshard.rewards import policy_of as arrays_of
 from rowwise.errors import SpecError
 from rowwise.perf.access import Access
 from rowwise.planner.constraints import Constraints

@@ -1,10 +1,8 @@
-"""Tasks to train on, drawn from pools of tables, and what a cost model says of placements of them.
+"""Tasks to train on, drawn from pools of tables, and their costs by a cost model.
 
-A pool is a question with many tables; a task is some of its tables on its ranks. All costs come from the loads that
-`problem_of` finds for whole tables, so any cost model will do, and none is asked twice for a table.
-
-Its own file because it is all that training knows of planning. Gives up: constraints, and more tiers of memory than
-one; inference respects them.
+A pool is a plan request with many tables; a task is some of its tables on its ranks. All costs come from the loads that
+`problem_of` computes for whole tables, so any cost model works. Not supported: constraints, more than one tier of
+memory; inference respects both.
 """
 
 from collections.abc import Sequence
@@ -20,9 +18,9 @@ from rowwise.planner.options import problem_of
 from rowwise.planner.problem import PlacementProblem, PlanRequest
 
 Ints = NDArray[np.int64]
-FILLS = (0.3, 0.95)  # of memory, of tasks that have too little for any placement
-ROOMY = 0.3  # share of the tasks that have plenty
-LARGEST = 1.02  # of the largest table of a task: what a rank's memory has at least
+FILLS = (0.3, 0.95)  # shares of all memory that tables take, where memory is short
+ROOMY = 0.3  # share of the tasks with more memory than any placement needs
+LARGEST = 1.02  # least memory of a rank, in bytes of the task's largest table
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +36,6 @@ class Pool:
 
     @classmethod
     def of(cls, question: PlanRequest) -> "Pool":
-        """The pool of all tables of a question."""
         problem = problem_of(question)
         if any(len(group) > 1 for group in problem.members):
             raise SpecError("together: a pool to train on has tables that stay together: want none")
@@ -54,7 +51,7 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class Tasks:
-    """As many tables each, of one pool."""
+    """Tasks with equally many tables each, of one pool."""
 
     pool: Pool
     index_EI: Ints
@@ -62,15 +59,12 @@ class Tasks:
 
     @property
     def count(self) -> int:
-        """How many tasks."""
         return len(self.index_EI)
 
     def of(self, order_EI: Ints) -> "Tasks":
-        """With tables in another order."""
         return Tasks(self.pool, np.take_along_axis(self.index_EI, order_EI, axis=1), self.limit_E)
 
     def repeated(self, times: int) -> "Tasks":
-        """Each task several times, side by side."""
         return Tasks(self.pool, np.repeat(self.index_EI, times, axis=0), np.repeat(self.limit_E, times))
 
 
@@ -86,7 +80,7 @@ def draw(pool: Pool, rng: np.random.Generator, count: int, tables: int) -> Tasks
 
 @dataclass(frozen=True, slots=True)
 class CostedPlacements:
-    """Placements, and the seconds that the cost model says."""
+    """Placements, and their seconds by the cost model."""
 
     tasks: Tasks
     unit_EI: Ints
@@ -95,7 +89,6 @@ class CostedPlacements:
 
 
 def judge(tasks: Tasks, unit_EI: Ints) -> CostedPlacements:
-    """What placements cost."""
     pool = tasks.pool
     here_EUI = (unit_EI[:, None] == np.arange(pool.world)[:, None]).astype(float)
     load_EUK = here_EUI @ pool.load_TK[tasks.index_EI]
