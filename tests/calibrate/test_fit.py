@@ -17,8 +17,8 @@ from rowwise.perf.learned import model_of
 from rowwise.perf.roofline import Roofline
 from rowwise.planner.kinds import PlacementKind
 from rowwise.planner.layouts import TABLE_WISE
-from rowwise.planner.make import make_plan
 from rowwise.planner.options import TableArrays
+from rowwise.planner.pipeline import make_plan
 from rowwise.planner.problem import PlanRequest
 from rowwise.spec import Table, Topology
 

@@ -11,7 +11,7 @@ from rowwise.perf.access import Access, Workload
 from rowwise.perf.hardware import Machine, hardware_named
 from rowwise.perf.roofline import Roofline
 from rowwise.plan import Plan, Tile
-from rowwise.planner.make import make_plans
+from rowwise.planner.pipeline import make_plans
 from rowwise.planner.problem import PlanRequest
 from rowwise.spec import Pooling, Table, Topology
 

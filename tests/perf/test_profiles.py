@@ -5,7 +5,7 @@ import pytest
 from rowwise.perf.access import Access, Workload
 from rowwise.perf.hardware import MEASURED, PRESETS, Machine, hardware_named
 from rowwise.perf.learned import LearnedModel, model_of
-from rowwise.planner.make import make_plan
+from rowwise.planner.pipeline import make_plan
 from rowwise.planner.problem import PlanRequest
 from rowwise.spec import Table, Topology
 

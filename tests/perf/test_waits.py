@@ -15,9 +15,9 @@ from rowwise.perf.exchange import Amounts, NarrowWires, WireCost, waits_s
 from rowwise.perf.hardware import Machine, hardware_named, read_hardware
 from rowwise.perf.learned import model_of
 from rowwise.planner.layouts import table_wise
-from rowwise.planner.make import make_plan
+from rowwise.planner.pipeline import make_plan
 from rowwise.planner.problem import PlanRequest
-from rowwise.planner.refine import exchanges_s
+from rowwise.planner.rank_exchange import exchanges_s
 from rowwise.spec import Codecs, Wire, WireType
 
 seconds, TWO, XEON = st.floats(0, 1e-2), Topology(devices=2), hardware_named("xeon")

@@ -13,13 +13,13 @@ from planner.asked import question, stored
 from rowwise.errors import SpecError
 from rowwise.perf.access import Access
 from rowwise.plan import TIERS
-from rowwise.planner.alternatives import alternatives
+from rowwise.planner.alternatives import compute_alternatives
 from rowwise.planner.constraints import Constraints
 from rowwise.planner.explain import explain
 from rowwise.planner.explanation import Explanation
 from rowwise.planner.layouts import SPANS
-from rowwise.planner.make import PlanResult, forecast, make_plan
-from rowwise.planner.options import problem_of
+from rowwise.planner.options import make_problem
+from rowwise.planner.pipeline import PlanResult, forecast, make_plan
 from rowwise.planner.problem import NO_UNIT, Placement, PlanRequest
 from rowwise.planner.search import search
 from rowwise.row_optimizers import Adam, RowWiseAdagrad, Sgd
@@ -51,7 +51,7 @@ def questions(draw) -> PlanRequest:
 
 
 def planned_or_skipped(asked: PlanRequest) -> PlanResult:
-    problem = problem_of(asked)
+    problem = make_problem(asked)
     searched = search(problem, seconds=0.01)
     assume(not searched.over)
     plan = structs.replace(problem.plan(searched.placement), forecast=forecast(problem, searched))
@@ -86,7 +86,7 @@ def test_what_another_option_would_cost_is_what_it_costs(asked):
     planned = planned_or_skipped(asked)
     problem, placement = planned.problem, planned.searched.placement
     cost = problem.cost(placement)
-    found = alternatives(problem, placement)
+    found = compute_alternatives(problem, placement)
     for option in range(len(problem.option_kind)):
         pieces, units = problem.pieces_of(option), units_of(planned, option)
         if option in placement.choice_I:

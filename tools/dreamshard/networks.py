@@ -55,10 +55,10 @@ class Networks(nn.Module):
         worst_E = (cost_EUC[..., 0] + cost_EUC[..., 2]).amax(1) + cost_EUC[..., 1].amax(1)
         return worst_E * self._linear("overall", hidden)[..., 0].clamp(-0.5, 0.5).exp()
 
-    def logits(self, seen_NS: Tensor, here_NH: Tensor, one_NH: Tensor) -> Tensor:
-        state_NH = self._linear("state", self._relu("seen", seen_NS))
+    def logits(self, inputs_NS: Tensor, here_NH: Tensor, one_NH: Tensor) -> Tensor:
+        state_NH = self._linear("state", self._relu("seen", inputs_NS))
         joined = torch.cat([state_NH, here_NH, one_NH], dim=-1).relu()
-        out_N1 = self._linear("logit", self._relu("join", joined)) + self._linear("straight", seen_NS)
+        out_N1 = self._linear("logit", self._relu("join", joined)) + self._linear("straight", inputs_NS)
         return out_N1[..., 0]
 
     def parameters_of(self, names: tuple[str, ...]) -> list[nn.Parameter]:

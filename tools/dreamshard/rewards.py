@@ -15,7 +15,7 @@ from torch.nn.functional import one_hot
 
 from dreamshard.networks import Networks
 from dreamshard.tasks import Ints, Tasks
-from rowwise.planner.methods.dreamshard import LAYERS, ItemDeck, Policy, PolicyStep, Reals, order_of, roll_out
+from rowwise.planner.methods.dreamshard import LAYERS, ItemDeck, Policy, PolicyStep, Reals, placement_order, roll_out
 
 FINE = 2.0  # for exceeding a rank's memory by all of it, in costs of an even rank
 FORBIDDEN = -1e9  # logit of a rank without room
@@ -52,7 +52,7 @@ def deck_of(policy: Policy, tasks: Tasks) -> tuple[ItemDeck, Tasks]:
     normal_EIF = policy.normal(tasks.pool.features_TF[tasks.index_EI]).astype(np.float32)
     loads_EIH = policy.loads(normal_EIF)
     single_EIC = policy.costs(loads_EIH) * factor_C
-    order_EI = order_of(single_EIC)
+    order_EI = placement_order(single_EIC)
     ordered = tasks.of(order_EI)
     share_EI = ordered.pool.bytes_T[ordered.index_EI] / ordered.limit_E[:, None]
     deck = ItemDeck(
@@ -74,8 +74,8 @@ def play(networks: Networks, policy: Policy, tasks: Tasks, rng: np.random.Genera
     def choose(step: PolicyStep) -> Ints:
         one_EUH = np.broadcast_to(deck.kinds_EIH[:, step.item, None], step.here_EUH.shape)
         legal_EU = step.legal_EU | ~step.legal_EU.any(1, keepdims=True)  # no rank has room: place anyway, and be fined
-        wanted_EU = policy.logits(step.seen_EUS, step.here_EUH, one_EUH) + rng.gumbel(size=legal_EU.shape)
-        steps.append((step.seen_EUS, legal_EU))
+        wanted_EU = policy.logits(step.inputs_EUS, step.here_EUH, one_EUH) + rng.gumbel(size=legal_EU.shape)
+        steps.append((step.inputs_EUS, legal_EU))
         return np.where(legal_EU, wanted_EU, -np.inf).argmax(1)
 
     unit_EI = roll_out(policy, deck, choose)

@@ -1,7 +1,7 @@
 """Tasks to train on, drawn from pools of tables, and their costs by a cost model.
 
 A pool is a plan request with many tables; a task is some of its tables on its ranks. All costs come from the loads that
-`problem_of` computes for whole tables, so any cost model works. Not supported: constraints, more than one tier of
+`make_problem` computes for whole tables, so any cost model works. Not supported: constraints, more than one tier of
 memory; inference respects both.
 """
 
@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from rowwise.errors import SpecError
 from rowwise.perf.access import Floats
-from rowwise.planner.methods.dreamshard import features_of, split_costs, whole_pieces
-from rowwise.planner.options import problem_of
+from rowwise.planner.methods.dreamshard import split_costs, table_features, whole_pieces
+from rowwise.planner.options import make_problem
 from rowwise.planner.problem import PlacementProblem, PlanRequest
 
 Ints = NDArray[np.int64]
@@ -35,13 +35,13 @@ class Pool:
     bytes_T: Floats
 
     @classmethod
-    def of(cls, question: PlanRequest) -> "Pool":
-        problem = problem_of(question)
+    def of(cls, request: PlanRequest) -> "Pool":
+        problem = make_problem(request)
         if any(len(group) > 1 for group in problem.members):
             raise SpecError("together: a pool to train on has tables that stay together: want none")
         pieces = problem.pieces.take(whole_pieces(problem))
         world = problem.topology.world
-        return cls(problem, world, features_of(question), pieces.load_NK, pieces.link_N, pieces.bytes_NM[:, 0])
+        return cls(problem, world, table_features(request), pieces.load_NK, pieces.link_N, pieces.bytes_NM[:, 0])
 
     @property
     def single_TC(self) -> Floats:

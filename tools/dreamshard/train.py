@@ -58,17 +58,17 @@ class PolicyProgress:
 
 
 def train_policy(
-    questions: Sequence[PlanRequest],
+    requests: Sequence[PlanRequest],
     settings: PolicyTraining,
     seed: int,
     progress: Callable[[PolicyProgress], None] | None = None,
     about: Mapping[str, str | int | float] | None = None,
 ) -> PolicyFile:
-    """A policy for tables like those of the questions, each a pool on a number of ranks. One thread is used."""
-    if not questions:
-        raise SpecError("no questions: want at least one pool of tables to train on")
+    """A policy for tables like those of the requests, each a pool on a number of ranks. One thread is used."""
+    if not requests:
+        raise SpecError("no requests: want at least one pool of tables to train on")
     with one_thread():
-        training = _Training.of([Pool.of(question) for question in questions], settings, seed)
+        training = _Training.of([Pool.of(request) for request in requests], settings, seed)
         for iteration in range(settings.iterations):
             training.collect(iteration)
             errors = training.fit_costs(iteration)
@@ -76,9 +76,9 @@ def train_policy(
             if progress:
                 progress(PolicyProgress(iteration, *errors, reward, entropy))
     trained: dict[str, str | int | float] = {
-        "model": questions[0].model.name,
-        "pools": len(questions),
-        "tables": max(len(question.workloads) for question in questions),
+        "model": requests[0].model.name,
+        "pools": len(requests),
+        "tables": max(len(request.workloads) for request in requests),
         "seed": seed,
         "policy_steps": settings.iterations * settings.policy_steps,
     }

@@ -71,6 +71,6 @@ def measured_of(sets: Sequence[SetSample]) -> MeasuredSets:
 def _shards(one: SetSample) -> tuple[Shards, Curves]:
     machine = Machine(topology=Topology(), hardware=hardware_named("cpu"))
     model = Roofline(machine.hardware, machine.topology)
-    question = PlanRequest(workloads=one.workloads, machine=machine, model=model, batch=one.batch)
-    shards = TableArrays.of(question).shards(PlacementKind(TABLE_WISE), np.arange(len(one.workloads)), question)
+    request = PlanRequest(workloads=one.workloads, machine=machine, model=model, batch=one.batch)
+    shards = TableArrays.of(request).shards(PlacementKind(TABLE_WISE), np.arange(len(one.workloads)), request)
     return shards, Curves.of(one.workloads, one.batch)

@@ -11,7 +11,7 @@ from msgspec import structs
 
 from rowwise.calibrate.steps import StepMeasurement, StepTimes, measure_plans
 from rowwise.errors import SpecError
-from rowwise.planner.make import PlanResult
+from rowwise.planner.pipeline import PlanResult
 
 MOST_RANKS = 16  # processes of one machine
 
@@ -47,13 +47,13 @@ class MeasuredPlans:
 
 def keep_truth(planned: Sequence[PlanResult]) -> MeasuredPlans:
     """Run them all on real processes of this machine, in turns."""
-    question = planned[0].problem.question
-    topology = question.machine.topology
+    request = planned[0].problem.request
+    topology = request.machine.topology
     if topology.hosts > 1 or topology.world > MOST_RANKS:
         got = f"a plan for {topology.hosts} hosts of {topology.devices} devices"
         raise SpecError(f"{got} cannot be measured here: want one host of at most {MOST_RANKS}")
-    if topology.world > question.batch:
-        raise SpecError(f"a batch of {question.batch} for {topology.world} ranks: want a sample for each")
+    if topology.world > request.batch:
+        raise SpecError(f"a batch of {request.batch} for {topology.world} ranks: want a sample for each")
     plans = tuple(p.plan for p in planned)
-    steps = measure_plans(StepMeasurement(question.workloads, plans, question.batch, wire=question.model.wire))
+    steps = measure_plans(StepMeasurement(request.workloads, plans, request.batch, wire=request.model.wire))
     return MeasuredPlans(tuple(planned), tuple(steps))

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rowwise.plan import Plan, Tier
     from rowwise.planner.constraints import Constraints
     from rowwise.planner.explain import Explanation
-    from rowwise.planner.make import PlanResult
+    from rowwise.planner.pipeline import PlanResult
     from rowwise.planner.problem import PlanRequest
 
 BATCH = 65536
@@ -309,7 +309,7 @@ def _made(question: "PlanRequest", effort: SearchOptions, old: "Plan | None") ->
     if effort.measured and (old is not None or effort.certify_s):
         raise SpecError("--measure with --replan or --certify: want one of them")
     if effort.method is not None:
-        from rowwise.planner.make import plan_by_method
+        from rowwise.planner.pipeline import plan_by_method
 
         if effort.measured or old is not None or effort.certify_s or effort.seconds is not None:
             raise SpecError("--method with --measure, --replan, --certify or --seconds: want one of them")
@@ -317,7 +317,7 @@ def _made(question: "PlanRequest", effort: SearchOptions, old: "Plan | None") ->
     if effort.measured:
         return _measured(question, effort)
     if old is None:
-        from rowwise.planner.make import make_plan
+        from rowwise.planner.pipeline import make_plan
 
         seconds = SECONDS if effort.seconds is None else effort.seconds
         return make_plan(question, seconds=seconds, seed=effort.seed, certify_s=effort.certify_s), ()
@@ -334,7 +334,7 @@ def _made(question: "PlanRequest", effort: SearchOptions, old: "Plan | None") ->
 def _measured(question: "PlanRequest", effort: SearchOptions) -> "tuple[PlanResult, tuple[str, ...]]":
     """The plan that was fastest here, and what each took."""
     from rowwise.calibrate.remeasure import keep_truth
-    from rowwise.planner.make import make_plans
+    from rowwise.planner.pipeline import make_plans
 
     seconds = SECONDS if effort.seconds is None else effort.seconds
     found = keep_truth(make_plans(question, effort.measured, seconds=seconds, seed=effort.seed))
@@ -419,7 +419,7 @@ def _write(
         if option == "--torchrec":
             from rowwise.planner.export import torchrec_json
 
-            tables = [workload.table for workload in planned.problem.question.workloads]
+            tables = [workload.table for workload in planned.problem.request.workloads]
             texts[path] = torchrec_json(planned.plan, tables, planned.problem.topology)
         elif explained is not None and option == "--html":
             from rowwise.report.plan import plan_page

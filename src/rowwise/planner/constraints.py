@@ -1,6 +1,6 @@
-"""What a plan has to respect, whatever it costs: where tables may live, which stay together, which layouts they have.
+"""Constraints on plans: where tables may be, which stay together, which layouts they may have.
 
-Its own file because it is what users write by hand, so it is checked for sense here, by name, before any search.
+Users write them by hand, so names and contradictions are checked here, before any search.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,33 +16,30 @@ ALL = "*"
 
 
 class Constraints(Value, frozen=True):
-    """Limits on a plan; empty, there are none."""
+    """Limits on a plan; none by default."""
 
-    pin: Mapping[str, tuple[int, ...]] = {}  # table: the only ranks that may have any of it
-    forbid: Mapping[str, tuple[int, ...]] = {}  # table: ranks that may have none of it
-    together: tuple[tuple[str, ...], ...] = ()  # tables whose pieces lie on the same ranks
+    pin: Mapping[str, tuple[int, ...]] = {}  # table: the only ranks that may have parts of it
+    forbid: Mapping[str, tuple[int, ...]] = {}  # table: ranks that may have no part of it
+    together: tuple[tuple[str, ...], ...] = ()  # groups of tables that are cut alike and lie on the same ranks
     layouts: Mapping[str, tuple[str, ...]] = {}  # table, or * for all others: the layouts it may have
     reserve: float = 0.0  # share of each tier of memory that is left free
 
     @classmethod
     def from_json(cls, text: str | bytes) -> "Constraints":
-        """Read strictly."""
         try:
             return decode_json(text, cls)
         except msgspec.DecodeError as error:
             raise SpecError(f"not constraints: {error}") from None
 
     def layouts_of(self, table: str) -> tuple[str, ...]:
-        """The layouts that a table may have."""
         return self.layouts.get(table, self.layouts.get(ALL, NAMES))
 
     def ranks_of(self, table: str, topology: Topology) -> frozenset[int]:
-        """The ranks that may have a part of a table."""
         ranks = self.pin.get(table, range(topology.world))
         return frozenset(ranks) - frozenset(self.forbid.get(table, ()))
 
     def check(self, tables: Sequence[str], topology: Topology) -> None:
-        """Refuse names and ranks that do not exist, and what contradicts itself."""
+        """Raises on unknown tables and ranks, and on contradictions."""
         known = frozenset(tables)
         if not 0 <= self.reserve < 1:
             raise SpecError(f"reserve={self.reserve}: want a share of memory, at least 0 and less than 1")
@@ -88,4 +85,4 @@ class Constraints(Value, frozen=True):
                 raise SpecError(f"together: {', '.join(group)} have no layout that all of them may have")
 
 
-NOTHING = Constraints()
+UNCONSTRAINED = Constraints()

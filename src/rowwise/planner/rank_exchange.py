@@ -1,9 +1,8 @@
-"""A step of a plan rank by rank, with the networks for exchanges: who waits for whom.
+"""Seconds that each rank of a plan spends on exchanges, by the exchange networks of a measured profile.
 
 The search's cost adds the most that any rank computes to the most that any rank sends. NeuroShard's estimate is finer:
-each rank's own lookup, exchange (for which it waits until the slowest has looked up), return and update in a row, and
-then the slowest of these. It is no sum of pieces, so the search cannot use it; forecasts do, and the best few plans are
-ordered by it. Its own file because it reads plans, whoever made them.
+each rank's own lookup, exchange (which starts when the slowest rank has looked up), return and update in a row, and
+then the slowest rank. It is no sum over pieces, so the search cannot use it. Forecasts use it.
 """
 
 from collections import defaultdict
@@ -21,63 +20,63 @@ from rowwise.planner.problem import PlanRequest
 from rowwise.spec import Pooling, Table, Topology, WireType
 
 
-def exchanges_s(exchanges: Exchanges, plan: Plan, question: PlanRequest, lookup_W: Floats) -> Floats:
-    """Seconds of each rank for all that travels, without the wait for ranks that look up longer."""
-    topology, wire = question.machine.topology, question.model.wire
+def exchanges_s(exchanges: Exchanges, plan: Plan, request: PlanRequest, lookup_W: Floats) -> Floats:
+    """Seconds of each rank for ids, vectors and gradients, without the wait for ranks that look up longer."""
+    topology, wire = request.machine.topology, request.model.wire
     floats = _WireColumns(topology, WireType.FP32, WireType.FP32)
     forward = _WireColumns(topology, wire.host.forward, wire.network.forward)
     backward = _WireColumns(topology, wire.host.backward, wire.network.backward)
-    dim_W, ids_W = amounts_of(plan, question, floats)
-    together = Amounts(dim_W, ids_W, question.batch, np.zeros(plan.world))
-    there, back = together._replace(skew_W=lookup_W - lookup_W.min()), together
-    # Each rank codes what it makes, and its samples' part of what all make.
-    coded_W = (dim_W + dim_W.mean()) / 2 * question.batch
+    dim_W, ids_W = exchange_amounts(plan, request, floats)
+    amounts = Amounts(dim_W, ids_W, request.batch, np.zeros(plan.world))
+    outward, returning = amounts._replace(skew_W=lookup_W - lookup_W.min()), amounts
+    # Each rank encodes or decodes the vectors that it looks up for all, and those that its samples get from all.
+    coded_W = (dim_W + dim_W.mean()) / 2 * request.batch
     if exchanges.narrow is not None:
-        bags_W, _ = amounts_of(plan, question, lambda _: 1.0)
-        vectors_W = (bags_W + bags_W.mean()) / 2 * question.batch
+        bags_W, _ = exchange_amounts(plan, request, lambda _: 1.0)
+        vectors_W = (bags_W + bags_W.mean()) / 2 * request.batch
         coding_W = sum(columns.added_s(exchanges.narrow, vectors_W, coded_W) for columns in (forward, backward))
     else:
-        there = there._replace(dim_W=amounts_of(plan, question, forward)[0])
-        back = back._replace(dim_W=amounts_of(plan, question, backward)[0])
-        coding_W = coded_W * sum(columns.coding_s(question.machine.hardware) for columns in (forward, backward))
+        outward = outward._replace(dim_W=exchange_amounts(plan, request, forward)[0])
+        returning = returning._replace(dim_W=exchange_amounts(plan, request, backward)[0])
+        coding_W = coded_W * sum(columns.coding_s(request.machine.hardware) for columns in (forward, backward))
     return (
-        exchanges.route.own_s(together)
-        # Saved bytes never save all that an exchange takes, however far prices are stretched.
-        + np.maximum(exchanges.forward.own_s(there) + exchanges.backward.own_s(back) + coding_W, 0.0)
+        exchanges.route.own_s(amounts)
+        # The fitted price of a narrow wire may be negative (saved bytes); far from the fit it must not exceed the rest.
+        + np.maximum(exchanges.forward.own_s(outward) + exchanges.backward.own_s(returning) + coding_W, 0.0)
     )
 
 
 class _WireColumns(NamedTuple):
-    """How wide vectors are on the wires of one direction, counted in floats."""
+    """Widths of vectors on the wires of one direction, in floats."""
 
     topology: Topology
     host: WireType
     network: WireType
 
     def __call__(self, width: int) -> float:
-        """Of so many columns, as the mean over the other ranks."""
+        """Width of a vector of so many columns, as the mean over the other ranks."""
         near, far = self.topology.devices - 1, self.topology.world - self.topology.devices
         size = near * bytes_of(self.host, width) + far * bytes_of(self.network, width)
         return size / (near + far) / FLOAT_bytes
 
     def coding_s(self, hardware: Hardware) -> float:
-        """Of a float, as the mean over all ranks."""
+        """Seconds to encode and decode a float, as the mean over all ranks."""
         shares = leaving("all_to_all", self.topology)
         return shares["host"] * hardware.coding_s(self.host) + shares["network"] * hardware.coding_s(self.network)
 
     def added_s(self, narrow: NarrowWires, vectors_W: Floats, floats_W: Floats) -> Floats:
-        """What coding takes each rank, less what the bytes saved would have."""
+        """Seconds of coding for each rank, minus those of the bytes saved."""
         near, far = self.topology.devices - 1, self.topology.world - self.topology.devices
-        shares, found_W = leaving("all_to_all", self.topology), np.zeros(self.topology.world)
+        shares, added_W = leaving("all_to_all", self.topology), np.zeros(self.topology.world)
         for kind, peers, share in ((self.host, near, shares["host"]), (self.network, far, shares["network"])):
             if kind is not WireType.FP32:
-                found_W += getattr(narrow, kind).seconds(peers, share * vectors_W, share * floats_W)
-        return found_W
+                added_W += getattr(narrow, kind).seconds(peers, share * vectors_W, share * floats_W)
+        return added_W
 
 
-def amounts_of(plan: Plan, question: PlanRequest, columns: Callable[[int], float]) -> tuple[Floats, Floats]:
-    """Columns that each rank makes for all samples, and ids that it gets for that; copies make nothing that travels."""
-    known = {w.table.name: w for w in question.workloads}
+def exchange_amounts(plan: Plan, request: PlanRequest, columns: Callable[[int], float]) -> tuple[Floats, Floats]:
+    """Columns that each rank looks up per sample, and ids that it gets in a step; replicated tables have none."""
+    known = {w.table.name: w for w in request.workloads}
     tiles = defaultdict(list)
     for tile in plan.tiles:
         tiles[tile.table].append(tile)
@@ -89,7 +88,7 @@ def amounts_of(plan: Plan, question: PlanRequest, columns: Callable[[int], float
         bags = access.pooling if table.pooling is Pooling.SEQUENCE else len(table.feature_names)
         for tile in parts:
             dim_W[tile.rank] += bags * columns(tile.cols[1] - tile.cols[0])
-            ids_W[tile.rank] += access.pooling * question.batch * (tile.rows[1] - tile.rows[0]) / table.rows
+            ids_W[tile.rank] += access.pooling * request.batch * (tile.rows[1] - tile.rows[0]) / table.rows
     return dim_W, ids_W
 
 

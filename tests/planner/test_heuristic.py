@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rowwise import Adam, Plan, Pooling, RowType, RowWiseAdagrad, Sgd, SpecError, Table, Tile, Topology
+from rowwise.planner.heuristic import simple_plan
 from rowwise.planner.layouts import table_wise
-from rowwise.planner.simple import simple_plan
 
 STATE_floats = {Sgd: lambda dim: 0, RowWiseAdagrad: lambda dim: 1, Adam: lambda dim: 2 * dim}
 topologies = st.builds(Topology, hosts=st.integers(1, 4), devices=st.integers(1, 8))
