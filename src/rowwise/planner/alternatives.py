@@ -88,10 +88,10 @@ def _ranks_without_item(
     for row, item in enumerate(item_I):
         for piece in problem.pieces_of(int(placement.choice_I[item])):
             ranks = problem.ranks_of(int(placement.unit_N[piece]))
-            at = slice(ranks.start, ranks.stop)
-            load[row, at] -= problem.pieces.load_NK[piece]
-            link[row, at] -= problem.pieces.link_N[piece]
-            size[row, at] -= problem.pieces.bytes_NM[piece]
+            unit_ranks = slice(ranks.start, ranks.stop)
+            load[row, unit_ranks] -= problem.pieces.load_NK[piece]
+            link[row, unit_ranks] -= problem.pieces.link_N[piece]
+            size[row, unit_ranks] -= problem.pieces.bytes_NM[piece]
     load = np.maximum(load, 0)  # differences of equal sums may be slightly negative
     phi = problem.phi(load)
     deep = {"rank": 1, "host": topology.devices, "all": topology.world}[span]

@@ -92,13 +92,13 @@ def threshold_bound(problem: PlacementProblem) -> Bound:
 
 def _round_up_to_quantum(mean: float, link_N: Floats) -> float:
     """The least that the busiest rank can have if all pieces are multiples of one number (as whole columns are)."""
-    some = link_N[link_N > 0]
-    if not len(some) or not np.isfinite(mean):
+    positive = link_N[link_N > 0]
+    if not len(positive) or not np.isfinite(mean):
         return mean
-    times = some / some.min()
+    times = positive / positive.min()
     if np.abs(times - np.round(times)).max() > 1e-6:
         return mean
-    return float(np.ceil(mean / some.min() * (1 - 1e-9)) * some.min())
+    return float(np.ceil(mean / positive.min() * (1 - 1e-9)) * positive.min())
 
 
 def _group_candidates(candidates: Floats, least: float) -> list[Floats]:

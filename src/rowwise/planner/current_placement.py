@@ -89,13 +89,13 @@ class CurrentPlacement:
 def placement_of_plan(problem: PlacementProblem, old: Plan) -> CurrentPlacement:
     """The plan in force as a start of the search."""
     tiles = _tiles_by_item(problem, old)
-    found = [_infer_item_kind(problem, item, tiles[item]) for item in range(len(problem.members))]
-    problem = _add_current_kinds(problem, found)
+    inferred = [_infer_item_kind(problem, item, tiles[item]) for item in range(len(problem.members))]
+    problem = _add_current_kinds(problem, inferred)
     homes = _HomeFinder(problem, tiles)
     choice_I = np.zeros(len(problem.members), dtype=np.int32)
     unit_N = np.full(len(problem.pieces.link_N), NO_UNIT, dtype=np.int32)
     recut: list[str] = []
-    for item, one in enumerate(found):
+    for item, one in enumerate(inferred):
         option = None if one is None else _find_option(problem, item, one[0])
         if option is None or one is None:
             option = homes.nearest(item)
@@ -131,10 +131,10 @@ def _infer_item_kind(
 ) -> tuple[PlacementKind, Units] | None:
     """The kind and units that all tables of an item share, if they do and constraints allow it."""
     workloads, topology = problem.request.workloads, problem.topology
-    found = {infer_kind(workloads[t].table, tiles[t], topology, problem.kinds) for t in tiles}
-    if len(found) != 1 or len(tiles) != len(problem.members[item]):
+    inferred = {infer_kind(workloads[t].table, tiles[t], topology, problem.kinds) for t in tiles}
+    if len(inferred) != 1 or len(tiles) != len(problem.members[item]):
         return None
-    one = found.pop()
+    one = inferred.pop()
     if one is None:
         return None
     kind, units = one
@@ -159,10 +159,10 @@ def _find_option(problem: PlacementProblem, item: int, kind: PlacementKind) -> i
 
 
 def _add_current_kinds(
-    problem: PlacementProblem, found: Sequence[tuple[PlacementKind, Units] | None]
+    problem: PlacementProblem, inferred: Sequence[tuple[PlacementKind, Units] | None]
 ) -> PlacementProblem:
     """The problem with an option for each item's current kind."""
-    missing = [(i, one[0]) for i, one in enumerate(found) if one and _find_option(problem, i, one[0]) is None]
+    missing = [(i, one[0]) for i, one in enumerate(inferred) if one and _find_option(problem, i, one[0]) is None]
     if not missing:
         return problem
     request = problem.request
@@ -170,17 +170,17 @@ def _add_current_kinds(
     kinds = [*problem.kinds, *sorted({kind for _, kind in missing} - set(problem.kinds), key=str)]
     parts = [problem.pieces]
     for item, kind in missing:
-        made = []
+        table_pieces = []
         for table in problem.members[item]:
             shards = columns.shards(kind, np.array([table]), request)
-            made.append(
+            table_pieces.append(
                 Pieces(
                     load_NK=request.model.loads(shards, curves),
                     link_N=request.model.links_s(shards, curves),
                     bytes_NM=memory_bytes(shards, curves, request.buffers),
                 )
             )
-        parts.append(sum(made[1:], made[0]))
+        parts.append(sum(table_pieces[1:], table_pieces[0]))
     # Options stay sorted by item; a new one is its item's last.
     item_O = np.concatenate([problem.item_of_O, [item for item, _ in missing]])
     kind_O = np.concatenate([problem.option_kind, [kinds.index(kind) for _, kind in missing]])
@@ -219,13 +219,13 @@ class _HomeFinder:
         known: dict[tuple[Layout, int], list[_PieceBytes]] = {}  # a layout has the same rectangles in each tier
         for option in range(*self._options[item]):
             kind = problem.kinds[problem.option_kind[option]]
-            at = (kind.layout, kind.parts)
-            if at not in known:
-                known[at] = [_PieceBytes() for _ in range(kind.parts)]
+            key = (kind.layout, kind.parts)
+            if key not in known:
+                known[key] = [_PieceBytes() for _ in range(kind.parts)]
                 for weight, tiles in members:
-                    _add_bytes(known[at], kind, weight, tiles, problem.topology)
+                    _add_bytes(known[key], kind, weight, tiles, problem.topology)
             copies = problem.topology.world if kind.layout.is_copied else 1
-            for piece, piece_bytes in enumerate(known[at], start=self._begin[option]):
+            for piece, piece_bytes in enumerate(known[key], start=self._begin[option]):
                 units = [unit for unit in piece_bytes.by_unit if allowed_U is None or allowed_U[unit]]
                 best = max(units, key=piece_bytes.by_unit.__getitem__, default=-1)
                 self.unit_N[piece] = _first_allowed_unit(kind, problem.topology, allowed_U) if best < 0 else best

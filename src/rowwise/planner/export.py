@@ -74,15 +74,15 @@ def torchrec_json(plan: Plan, tables: Sequence[Table], topology: Topology | None
     tiles: dict[str, list[Tile]] = defaultdict(list)
     for tile in plan.tiles:
         tiles[tile.table].append(tile)
-    made: dict[str, TorchRecTable] = {}
+    exported: dict[str, TorchRecTable] = {}
     notes: list[str] = []
     for table in tables:
-        made[table.name] = _Export(table, tiles[table.name], topology).convert()
-    _check_means(tables, made)
+        exported[table.name] = _Export(table, tiles[table.name], topology).convert()
+    _check_means(tables, exported)
     for table in tables:
-        notes += _differences(table, tiles[table.name], made[table.name], plan)
-    found = TorchRecPlan(world=plan.world, local_world=topology.devices, tables=made, notes=tuple(notes))
-    return msgspec.json.format(msgspec.json.encode(found), indent=2).decode() + "\n"
+        notes += _differences(table, tiles[table.name], exported[table.name], plan)
+    plan_out = TorchRecPlan(world=plan.world, local_world=topology.devices, tables=exported, notes=tuple(notes))
+    return msgspec.json.format(msgspec.json.encode(plan_out), indent=2).decode() + "\n"
 
 
 class _Export:
@@ -140,8 +140,8 @@ class _Export:
         if len(groups) == 1 and ranks[0] == tuple(range(topology.world)):
             return self._check_pooled("row_wise")
         hosts = {tuple(topology.ranks_of(host)) for host in range(topology.hosts)}
-        if any(some not in hosts for some in ranks):
-            where = next(some for some in ranks if some not in hosts)
+        if any(group not in hosts for group in ranks):
+            where = next(group for group in ranks if group not in hosts)
             has = f"has rows on ranks {', '.join(map(str, where))}"
             each = f"the {topology.devices} ranks of a host, or all {topology.world}"
             raise self._error(has, f"cuts rows over {each}, in the order of their numbers")
@@ -178,11 +178,11 @@ class _Export:
         return SpecError(f"table {self.table.name!r} {has}; TorchRec {theirs}: {want}")
 
 
-def _check_means(tables: Sequence[Table], made: Mapping[str, TorchRecTable]) -> None:
+def _check_means(tables: Sequence[Table], exported: Mapping[str, TorchRecTable]) -> None:
     """Refuses mean pooling with cut rows where others are whole: TorchRec divides after the sum, and all of them."""
-    whole = [t for t in tables if made[t.name].sharding_type not in CUT_ROWS and t.pooling is not Pooling.SEQUENCE]
+    whole = [t for t in tables if exported[t.name].sharding_type not in CUT_ROWS and t.pooling is not Pooling.SEQUENCE]
     for table in tables:
-        kind = made[table.name].sharding_type
+        kind = exported[table.name].sharding_type
         if table.pooling is not Pooling.MEAN or kind not in (*CUT_ROWS, "grid_shard"):
             continue
         want = (
@@ -203,13 +203,13 @@ def _sizes(tile: Tile) -> tuple[int, int]:
     return tile.rows[1] - tile.rows[0], tile.cols[1] - tile.cols[0]
 
 
-def _differences(table: Table, tiles: Sequence[Tile], made: TorchRecTable, plan: Plan) -> list[str]:
+def _differences(table: Table, tiles: Sequence[Tile], exported: TorchRecTable, plan: Plan) -> list[str]:
     """Notes on what TorchRec does differently for this table."""
     notes: list[str] = []
     mine = {(tile.rank, _offsets(tile), _sizes(tile)) for tile in tiles}
-    if made.shards and mine != {(shard.rank, shard.offsets, shard.sizes) for shard in made.shards}:
+    if exported.shards and mine != {(shard.rank, shard.offsets, shard.sizes) for shard in exported.shards}:
         notes.append(
-            f"table {table.name!r}: rows are cut in blocks of {made.shards[0].sizes[0]}, as TorchRec finds them"
+            f"table {table.name!r}: rows are cut in blocks of {exported.shards[0].sizes[0]}, as TorchRec finds them"
         )
     cut = any(tile.cols != (0, table.dim) for tile in tiles)
     if cut and couples_columns(table.optimizer) and table.name not in plan.approximate:

@@ -94,7 +94,7 @@ def _more_layouts(request: PlanRequest, has_plan: HasPlan) -> Iterator[Fix]:
     if not given or not has_plan(_with_constraints(request, structs.replace(request.constraints, layouts={}))):
         return
     names = _largest_first(request, [w.table.name for w in request.workloads])[:MOST_NAMED]
-    for layout, words in [(one.name, one.words) for one in LAYOUTS if one.cuts_columns or one.cuts_rows]:
+    for layout, words in [(cut.name, cut.words) for cut in LAYOUTS if cut.cuts_columns or cut.cuts_rows]:
         for name in [n for n in names if layout not in request.constraints.layouts_of(n)][:2]:
             allowed = dict(given) | {name: (*request.constraints.layouts_of(name), layout)}
             one = _with_constraints(request, structs.replace(request.constraints, layouts=allowed))

@@ -42,8 +42,8 @@ def explain_infeasible(problem: PlacementProblem, searched: SearchResult) -> Inf
 def useful_fixes(problem: PlacementProblem) -> list[Fix]:
     """Changes that help: those that suffice in order of what they lose, then others in order of bytes saved."""
     needed = least_bytes(problem)
-    found = [_check_fix(problem, fix, needed) for fix in all_fixes(problem.request, needed, has_plan)]
-    useful = [fix for fix in found if fix.enough or fix.saved_bytes >= 1]
+    checked = [_check_fix(problem, fix, needed) for fix in all_fixes(problem.request, needed, has_plan)]
+    useful = [fix for fix in checked if fix.enough or fix.saved_bytes >= 1]
     return sorted(useful, key=lambda fix: (not fix.enough, fix.rank if fix.enough else 0, -fix.saved_bytes))
 
 
@@ -114,14 +114,14 @@ def _too_large_alone(problem: PlacementProblem) -> str:
 
 def _least_piece_bytes(problem: PlacementProblem, item: int) -> tuple[float, int]:
     """The least bytes that an item's largest piece can have, and of which tier."""
-    found: list[tuple[float, float, int]] = []
+    sizes: list[tuple[float, float, int]] = []
     for option in range(int(problem.item_begin[item]), int(problem.item_begin[item + 1])):
         pieces = problem.pieces_of(option)
         size_M = problem.pieces.bytes_NM[pieces.start : pieces.stop].max(0)
         over_M = size_M / np.maximum(problem.limit_M, 1)
         tier = int(over_M.argmax())
-        found.append((float(over_M[tier]), float(size_M[tier]), tier))
-    _, size, tier = min(found)
+        sizes.append((float(over_M[tier]), float(size_M[tier]), tier))
+    _, size, tier = min(sizes)
     return size, tier
 
 

@@ -118,17 +118,17 @@ def read_tables(path: str | Path, *, dim: int | None = None) -> TablesFile:
         entries, notes = _json_entries(str(path), text)
     else:
         entries, notes = _csv_entries(str(path), text)
-    made: dict[str, tuple[Workload, str]] = {}
+    read: dict[str, tuple[Workload, str]] = {}
     for entry in entries:
         workload = _workload(entry, dim)
         name = workload.table.name
-        if name in made:
-            where = made[name][1].removeprefix(f"{path}, ")
+        if name in read:
+            where = read[name][1].removeprefix(f"{path}, ")
             raise SpecError(f"{entry.place}: table {name!r} is also in {where}: want each table once")
-        made[name] = workload, entry.place
+        read[name] = workload, entry.place
     if dim is not None and not _count_without_dim(entries):
         raise SpecError(f"{path}: all tables give their dim: want no --dim (got {dim})")
-    workloads = tuple(workload for workload, _ in made.values())
+    workloads = tuple(workload for workload, _ in read.values())
     return TablesFile(workloads, (*notes, *_notes(entries, dim)))
 
 

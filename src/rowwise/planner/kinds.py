@@ -62,17 +62,17 @@ class PlacementKind(NamedTuple):
 def candidate_kinds(machine: Machine, widest: int, tiers: Sequence[Tier]) -> list[PlacementKind]:
     """All kinds for a machine, from the least cut to the most; `widest` is the most column blocks of a table."""
     topology = machine.topology
-    found = [
+    kinds = [
         PlacementKind(layout, parts)
         for layout in LAYOUTS
         if layout.differs_on(topology)
         for parts in _piece_counts(layout, topology, widest)
     ]
-    resident = [kind for kind in found if kind.parts in kind.layout.tiered]
+    resident = [kind for kind in kinds if kind.parts in kind.layout.tiered]
     for tier in tiers:
         if tier != "device":
-            found += [kind._replace(tier=tier, cached=share) for kind in resident for share in CACHED]
-    return found
+            kinds += [kind._replace(tier=tier, cached=share) for kind in resident for share in CACHED]
+    return kinds
 
 
 def _piece_counts(layout: Layout, topology: Topology, widest: int) -> Iterator[int]:

@@ -58,12 +58,12 @@ def certify(problem: PlacementProblem, searched: SearchResult, seconds: float) -
             best = replace(best, bound=Bound(proven, best.bound.phi, best.bound.link, "mixed-integer"))
         if solved.placement is None:
             break
-        found = problem.cost(solved.placement)
+        cost = problem.cost(solved.placement)
         points.append(problem.sums(solved.placement).load_NK)
-        if found < best.cost and problem.fits(solved.placement):
-            best = replace(best, placement=solved.placement, cost=found)
+        if cost < best.cost and problem.fits(solved.placement):
+            best = replace(best, placement=solved.placement, cost=cost)
         # The solution costs no more than the solver's bound: tangents are tight there, and more rounds prove no more.
-        elif found <= solved.bound * (1 + GOOD_GAP):
+        elif cost <= solved.bound * (1 + GOOD_GAP):
             break
     return best
 
@@ -75,7 +75,9 @@ def _tangent_points(problem: PlacementProblem, searched: SearchResult) -> list[F
         native.anneal(searched.placement, AnnealingEffort(moves=TANGENT_MOVES, seed=1 + n, hot=0.01))
         for n in range(TANGENT_RUNS)
     ]
-    return [problem.sums(found).load_NK for found in (searched.placement, *(other.placement for other in others))]
+    return [
+        problem.sums(placement).load_NK for placement in (searched.placement, *(other.placement for other in others))
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,7 @@ class _Program:
 
     def __init__(self, problem: PlacementProblem, points_PK: Floats) -> None:
         self.problem, self.world, self.items = problem, problem.topology.world, len(problem.members)
-        self.classes = [found for item in range(self.items) for found in _piece_classes(problem, item)]
+        self.classes = [c for item in range(self.items) for c in _piece_classes(problem, item)]
         # Plans that differ by a permutation of ranks cost the same; the solver need see only one of them.
         self.ranks_are_alike = problem.topology.hosts == 1 and bool((problem.rule_I < 0).all())
         self.options = sorted({c.option for c in self.classes})
@@ -192,14 +194,14 @@ class _Program:
         from scipy.sparse import coo_array
 
         link_N, ranks = self.problem.pieces.link_N / self.unit, self.world
-        found = [
+        triples = [
             (row, begin_C[number] + i, sign * link_N[c.pieces[0]])
             for number, c in enumerate(self.classes)
             for i, unit in enumerate(c.units)
             for row, sign in ((unit, -1.0), (unit - 1, 1.0))  # row r: rank r + 1 minus rank r, at most 0
             if unit < ranks and 0 <= row < ranks - 1
         ]
-        entries = np.array(found).reshape(-1, 3)
+        entries = np.array(triples).reshape(-1, 3)
         places = (entries[:, 0].astype(int), entries[:, 1].astype(int))
         return coo_array((entries[:, 2], places), shape=(max(ranks - 1, 1), width)).tocsr(), -np.inf, 0.0
 
@@ -224,7 +226,7 @@ def _upper_bounds(classes: list[_PieceClass]) -> Floats:
 
 def _piece_classes(problem: PlacementProblem, item: int) -> list[_PieceClass]:
     """The classes of each option of an item; none for options with a piece that fits on no rank."""
-    found: list[_PieceClass] = []
+    classes: list[_PieceClass] = []
     rule = int(problem.rule_I[item])
     allowed = [unit for unit in range(problem.units) if rule < 0 or problem.allowed_RU[rule, unit]]
     for option in range(int(problem.item_begin[item]), int(problem.item_begin[item + 1])):
@@ -237,8 +239,8 @@ def _piece_classes(problem: PlacementProblem, item: int) -> list[_PieceClass]:
         for piece in pieces:
             key = (*problem.pieces.load_NK[piece], problem.pieces.link_N[piece], *problem.pieces.bytes_NM[piece])
             alike.setdefault(key, []).append(piece)
-        found += [_PieceClass(item, option, tuple(group), fitting) for group in alike.values()]
-    return found
+        classes += [_PieceClass(item, option, tuple(group), fitting) for group in alike.values()]
+    return classes
 
 
 def _span_of(problem: PlacementProblem, unit: int) -> str:

@@ -159,10 +159,10 @@ class NativeProblem:
             effort.smooth,
             effort.bytes_price,
         )
-        found = _library().rw_anneal(self._struct, parameters, choice_I.ctypes.data, unit_N.ctypes.data)
-        if found.cost < 0:
+        result = _library().rw_anneal(self._struct, parameters, choice_I.ctypes.data, unit_N.ctypes.data)
+        if result.cost < 0:
             raise MemoryError("the planner's search ran out of memory")
-        return Candidate(Placement(choice_I, unit_N), found.cost, found.over, found.moves, bool(found.stopped))
+        return Candidate(Placement(choice_I, unit_N), result.cost, result.over, result.moves, bool(result.stopped))
 
     def greedy(
         self,
@@ -195,12 +195,12 @@ class NativeProblem:
 
     def neuroshard(self, halving_IL: Index, beam: int, candidates: int, depth: int, grid: int) -> "Shardings":
         """NeuroShard's search; `halving_IL` is the piece of each item after L halvings, or -1."""
-        how = _Neuroshard(beam, candidates, depth, grid, 1.5)
+        parameters = _Neuroshard(beam, candidates, depth, grid, 1.5)
         table = np.ascontiguousarray(halving_IL, dtype=np.int32)
         room = len(self.problem.members) + depth + 1  # each halving makes one more shard
         piece, rank, count = np.zeros(room, np.int32), np.zeros(room, np.int32), c_int32()
         out = (piece.ctypes.data, rank.ctypes.data, ctypes.byref(count))
-        cost = _library().rw_neuroshard(self._struct, how, table.ctypes.data, table.shape[1], *out)
+        cost = _library().rw_neuroshard(self._struct, parameters, table.ctypes.data, table.shape[1], *out)
         return Shardings(piece[: count.value], rank[: count.value], cost if cost < UNBOUNDED else None)
 
 

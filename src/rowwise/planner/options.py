@@ -125,7 +125,7 @@ def _options_by_kind(request: PlanRequest, columns: TableArrays, kinds: Sequence
     rules = _LayoutRules.of(request)
     worth_cutting_T = np.ones(len(request.workloads), dtype=bool)
     share: tuple[float, float] | None = None
-    made: list[KindOptions] = []
+    by_kind: list[KindOptions] = []
     for number, kind in enumerate(kinds):
         allowed_T = rules.allow(kind) & _can_cut(columns, kind, request)
         cut = kind.parts > 1
@@ -138,7 +138,7 @@ def _options_by_kind(request: PlanRequest, columns: TableArrays, kinds: Sequence
             link_N=request.model.links_s(shards, curves),
             bytes_NM=memory_bytes(shards, curves, request.buffers),
         )
-        made.append(KindOptions(number, index_T, pieces))
+        by_kind.append(KindOptions(number, index_T, pieces))
         if kind.span == "rank" and kind.tier == "device":
             world = request.machine.topology.world
             # The first kind is whole tables: their mean over ranks is the least that any plan makes a rank bear.
@@ -151,7 +151,7 @@ def _options_by_kind(request: PlanRequest, columns: TableArrays, kinds: Sequence
             big_N |= (pieces.bytes_NM > SMALL_SHARE * limit_M).any(1)
             # Finer cuts of tables whose pieces are all small cannot matter: see the head.
             worth_cutting_T[index_T] &= big_N.reshape(len(index_T), kind.parts).any(1)
-    return made
+    return by_kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,11 +166,11 @@ class _LayoutRules:
     def of(cls, request: PlanRequest) -> "_LayoutRules":
         constraints, topology = request.constraints, request.machine.topology
         names = [w.table.name for w in request.workloads]
-        ranks = [constraints.ranks_of(name, topology) for name in names]
-        hosts = [any(found.issuperset(topology.ranks_of(h)) for h in range(topology.hosts)) for found in ranks]
+        ranks_T = [constraints.ranks_of(name, topology) for name in names]
+        hosts = [any(ranks.issuperset(topology.ranks_of(h)) for h in range(topology.hosts)) for ranks in ranks_T]
         return cls(
             [frozenset(constraints.layouts_of(name)) for name in names],
-            np.array([len(found) == topology.world for found in ranks]),
+            np.array([len(ranks) == topology.world for ranks in ranks_T]),
             np.array(hosts),
         )
 
@@ -196,17 +196,17 @@ class _Options:
 
 
 def _assemble_problem(
-    request: PlanRequest, kinds: Sequence[PlacementKind], made: Sequence[KindOptions]
+    request: PlanRequest, kinds: Sequence[PlacementKind], by_kind: Sequence[KindOptions]
 ) -> PlacementProblem:
     """Sorts options by item."""
-    placed = set(np.concatenate([m.table_O for m in made]).tolist()) if made else set()
+    placed = set(np.concatenate([m.table_O for m in by_kind]).tolist()) if by_kind else set()
     for table in range(len(request.workloads)):
         if table not in placed:
             raise _no_option_error(request, (table,))
     members, alone = _group_items(request)
-    found = [_options_of_tables(kinds, made, members[:alone])]
-    found += [_options_of_group(kinds, made, item, members[item]) for item in range(alone, len(members))]
-    item_O, kind_O = (np.concatenate([getattr(one, name) for one in found]) for name in ("item_O", "kind_O"))
+    blocks = [_options_of_tables(kinds, by_kind, members[:alone])]
+    blocks += [_options_of_group(kinds, by_kind, item, members[item]) for item in range(alone, len(members))]
+    item_O, kind_O = (np.concatenate([getattr(block, name) for block in blocks]) for name in ("item_O", "kind_O"))
     count_I = np.bincount(item_O, minlength=len(members))
     for item in np.flatnonzero(count_I == 0):
         raise _no_option_error(request, members[item])
@@ -218,7 +218,7 @@ def _assemble_problem(
         item_begin=_offsets(count_I),
         option_kind=kind_O.astype(np.int32),
         option_begin=_offsets(np.array([kind.parts for kind in kinds])[kind_O]),
-        pieces=Pieces.concatenate([one.pieces for one in found]),
+        pieces=Pieces.concatenate([block.pieces for block in blocks]),
         rule_I=rule_I,
         allowed_RU=allowed_RU,
     )
@@ -234,11 +234,11 @@ def _group_items(request: PlanRequest) -> tuple[tuple[tuple[int, ...], ...], int
 
 
 def _options_of_tables(
-    kinds: Sequence[PlacementKind], made: Sequence[KindOptions], members: Sequence[tuple[int, ...]]
+    kinds: Sequence[PlacementKind], by_kind: Sequence[KindOptions], members: Sequence[tuple[int, ...]]
 ) -> _Options:
     """Options of items with one table. They come sorted by kind, then table; they are needed by item, then kind."""
-    kind_O = np.concatenate([np.full(len(m.table_O), m.kind) for m in made])
-    table_O = np.concatenate([m.table_O for m in made])
+    kind_O = np.concatenate([np.full(len(m.table_O), m.kind) for m in by_kind])
+    table_O = np.concatenate([m.table_O for m in by_kind])
     parts_O = np.array([kind.parts for kind in kinds])[kind_O]
     begin_O = np.cumsum(parts_O) - parts_O
     item_T = np.full(int(table_O.max()) + 1, -1)
@@ -246,24 +246,24 @@ def _options_of_tables(
         item_T[table] = item
     order = np.flatnonzero(item_T[table_O] >= 0)
     order = order[np.lexsort((kind_O[order], item_T[table_O[order]]))]
-    pieces = Pieces.concatenate([m.pieces for m in made]).take(_concatenate_ranges(begin_O[order], parts_O[order]))
+    pieces = Pieces.concatenate([m.pieces for m in by_kind]).take(_concatenate_ranges(begin_O[order], parts_O[order]))
     return _Options(item_T[table_O[order]], kind_O[order], pieces)
 
 
 def _options_of_group(
-    kinds: Sequence[PlacementKind], made: Sequence[KindOptions], item: int, group: tuple[int, ...]
+    kinds: Sequence[PlacementKind], by_kind: Sequence[KindOptions], item: int, group: tuple[int, ...]
 ) -> _Options:
     """Options of tables that stay together: the kinds that all of them have, pieces added up."""
-    parts = [made[0].pieces.take(np.zeros(0, dtype=np.int64))]
-    found: list[int] = []
-    for one in made:
-        at = {int(table): number for number, table in enumerate(one.table_O)}
-        if all(table in at for table in group):
-            n = kinds[one.kind].parts
-            whole = [one.pieces.take(np.arange(at[table] * n, (at[table] + 1) * n)) for table in group]
+    parts = [by_kind[0].pieces.take(np.zeros(0, dtype=np.int64))]
+    kind_numbers: list[int] = []
+    for options in by_kind:
+        index_of = {int(table): number for number, table in enumerate(options.table_O)}
+        if all(table in index_of for table in group):
+            n = kinds[options.kind].parts
+            whole = [options.pieces.take(np.arange(index_of[table] * n, (index_of[table] + 1) * n)) for table in group]
             parts.append(sum(whole[1:], whole[0]))
-            found.append(one.kind)
-    return _Options(np.full(len(found), item), np.array(found, dtype=np.int64), Pieces.concatenate(parts))
+            kind_numbers.append(options.kind)
+    return _Options(np.full(len(kind_numbers), item), np.array(kind_numbers, dtype=np.int64), Pieces.concatenate(parts))
 
 
 def _no_option_error(request: PlanRequest, group: tuple[int, ...]) -> SpecError:

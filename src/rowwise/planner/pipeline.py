@@ -64,12 +64,12 @@ def plan_by_method(request: PlanRequest, method: str, seed: int = 0) -> PlanResu
 def make_plans(request: PlanRequest, count: int, *, seconds: float = SECONDS, seed: int = 0) -> list[PlanResult]:
     """Up to `count` plans that fit, the cheapest first; to be measured, and the fastest kept."""
     problem = make_problem(request)
-    found = search_best(problem, count, seconds=seconds, seed=seed)
-    if found[0].over:
+    candidates = search_best(problem, count, seconds=seconds, seed=seed)
+    if candidates[0].over:
         from rowwise.planner.infeasible import explain_infeasible
 
-        raise explain_infeasible(problem, found[0])
-    return [_plan_result(problem, searched) for searched in found if not searched.over]
+        raise explain_infeasible(problem, candidates[0])
+    return [_plan_result(problem, searched) for searched in candidates if not searched.over]
 
 
 def _plan_result(problem: PlacementProblem, searched: SearchResult) -> PlanResult:

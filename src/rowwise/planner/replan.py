@@ -68,10 +68,10 @@ def replan(
     ready_s = time.monotonic()
     near = _ReplanSearch(current, steps, most_moved)
     near.run(seconds, seed)
-    problem, found = current.problem, near.best()
+    problem, best = current.problem, near.best()
     bound = threshold_bound(problem)
     searched = SearchResult(
-        found.placement, found.cost, found.over, bound, near.moves, time.monotonic() - ready_s, near.out_of_time
+        best.placement, best.cost, best.over, bound, near.moves, time.monotonic() - ready_s, near.out_of_time
     )
     if searched.over:
         searched = _search_from_scratch(problem, seconds, seed)
@@ -106,7 +106,7 @@ class _ReplanSearch:
         self._native = NativeProblem(current.problem, current.homes)
         cost, over = self._native.cost(current.start.unit_N)
         self.start = Candidate(current.start, cost, over, 0, False)
-        self._found = [self.start]
+        self._candidates = [self.start]
         self.moves, self.out_of_time = 0, False
 
     def run(self, seconds: float, seed: int) -> None:
@@ -117,32 +117,32 @@ class _ReplanSearch:
                 moves=max(1, int(seconds * MOVES_A_SECOND / PASSES)), seed=seed * PASSES + number, hot=hot,
                 limit_s=max(0.0, end_s - time.monotonic()), bytes_price=price,
             )  # fmt: skip
-            found = self._native.anneal(start.placement, effort)
-            self._found.append(found)
-            self.moves, self.out_of_time = self.moves + found.moves, self.out_of_time or found.out_of_time
+            candidate = self._native.anneal(start.placement, effort)
+            self._candidates.append(candidate)
+            self.moves, self.out_of_time = self.moves + candidate.moves, self.out_of_time or candidate.out_of_time
             # A result that moves too much is no start for the next pass: bytes get dearer and the start stays.
-            if self._moved(found) > self._most_bytes:
+            if self._moved(candidate) > self._most_bytes:
                 price = max(PRICE_FACTOR * price, self._byte_s / STEPS)
             else:
-                start, hot = found, hot / 2
+                start, hot = candidate, hot / 2
 
     def best(self) -> Candidate:
         """The cheapest result, migration included, that fits and moves few enough bytes; else the least over memory."""
-        fits = [found for found in self._found if found.over <= TINY]
+        fits = [candidate for candidate in self._candidates if candidate.over <= TINY]
         if not fits:
-            return min(self._found, key=lambda found: found.over)
-        few = [found for found in fits if self._moved(found) <= self._most_bytes or found is self.start]
+            return min(self._candidates, key=lambda candidate: candidate.over)
+        few = [candidate for candidate in fits if self._moved(candidate) <= self._most_bytes or candidate is self.start]
         if not few:
             return min(fits, key=self._moved)
         best = min(few, key=self._value)
         gains = self._value(self.start) - self._value(best)
         return self.start if self.start in few and gains < LEAST_GAIN * self.start.cost else best
 
-    def _moved(self, found: Candidate) -> float:
-        return self._current.moved_bytes(found.placement)
+    def _moved(self, candidate: Candidate) -> float:
+        return self._current.moved_bytes(candidate.placement)
 
-    def _value(self, found: Candidate) -> float:
-        return found.cost + self._price * self._moved(found)
+    def _value(self, candidate: Candidate) -> float:
+        return candidate.cost + self._price * self._moved(candidate)
 
 
 def _check_arguments(request: PlanRequest, old: Plan, steps: float, most_moved: float) -> None:

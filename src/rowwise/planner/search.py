@@ -68,36 +68,36 @@ def search_best(
         bound = replace(bound, cost=np.nan, kind="")  # still a good scale for starts, but no proof
     elif prove and _trades_resources(problem) and np.isfinite(bound.cost):
         bound = linear_bound(problem, bound)
-    found = best_starts(native, bound)
+    candidates = best_starts(native, bound)
     end_s = begin_s + max(TIME_LIMIT_FACTOR * seconds, LEAST_TIME_LIMIT_s)
     moves, out_of_time = 0, False
     for stage, (finalists, effort) in enumerate(
-        _annealing_stages(found[0].placement, max(1, int(seconds * MOVES_A_SECOND)))
+        _annealing_stages(candidates[0].placement, max(1, int(seconds * MOVES_A_SECOND)))
     ):
-        # `found` grows while its first few are annealed: finalists of a stage are taken before it begins.
-        for number, one in enumerate(found[:finalists]):
+        # `candidates` grows while its first few are annealed: finalists of a stage are taken before it begins.
+        for number, start in enumerate(candidates[:finalists]):
             left_s = max(0.0, end_s - time.monotonic())
             limited = effort._replace(seed=(seed * 2 + stage) * 64 + number, limit_s=left_s)
-            better = native.anneal(one.placement, limited)
+            better = native.anneal(start.placement, limited)
             moves, out_of_time = moves + better.moves, out_of_time or better.out_of_time
-            found.append(better)
-        found.sort(key=_search_key)
+            candidates.append(better)
+        candidates.sort(key=_search_key)
     took_s = time.monotonic() - begin_s
     return [
-        SearchResult(f.placement, f.cost, f.over, bound, moves, took_s, out_of_time)
-        for f in _distinct_costs(found, count)
+        SearchResult(c.placement, c.cost, c.over, bound, moves, took_s, out_of_time)
+        for c in _distinct_costs(candidates, count)
     ]
 
 
-def _distinct_costs(found: list[Candidate], count: int) -> list[Candidate]:
-    kept = found[:1]
-    for one in found[1:]:
+def _distinct_costs(candidates: list[Candidate], count: int) -> list[Candidate]:
+    kept = candidates[:1]
+    for candidate in candidates[1:]:
         if (
             len(kept) < count
-            and one.cost > kept[-1].cost * (1 + SAME_COST)
-            and _search_key(one)[0] <= _search_key(found[0])[0]
+            and candidate.cost > kept[-1].cost * (1 + SAME_COST)
+            and _search_key(candidate)[0] <= _search_key(candidates[0])[0]
         ):
-            kept.append(one)
+            kept.append(candidate)
     return kept
 
 
@@ -112,8 +112,8 @@ def _annealing_stages(start: Placement, moves: int) -> tuple[tuple[int, Annealin
     )
 
 
-def _search_key(found: Candidate) -> tuple[float, float]:
-    return (found.over if found.over > TINY else 0.0, found.cost)
+def _search_key(candidate: Candidate) -> tuple[float, float]:
+    return (candidate.over if candidate.over > TINY else 0.0, candidate.cost)
 
 
 def _trades_resources(problem: PlacementProblem) -> bool:
@@ -124,11 +124,11 @@ def _trades_resources(problem: PlacementProblem) -> bool:
 
 def best_starts(native: NativeProblem, bound: Bound) -> list[Candidate]:
     """All start placements, the cheapest first."""
-    found = []
+    candidates = []
     for placement in _start_placements(native, bound):
         cost, over = native.cost(placement.unit_N)
-        found.append(Candidate(placement, cost, over, 0, False))
-    return sorted(found, key=_search_key)
+        candidates.append(Candidate(placement, cost, over, 0, False))
+    return sorted(candidates, key=_search_key)
 
 
 def _start_placements(native: NativeProblem, bound: Bound) -> Iterator[Placement]:

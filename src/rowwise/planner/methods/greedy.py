@@ -20,13 +20,13 @@ TRIES = 10  # random placements
 
 def best_of_random(problem: PlacementProblem, seed: int) -> MethodResult:
     rng, pieces = np.random.default_rng(seed), whole_pieces(problem)
-    found = []
+    results = []
     for _ in range(TRIES):
         # With random keys that dwarf each other, the least sum is a rank chosen at random among those with room.
         key_N = np.zeros(len(problem.pieces.link_N))
         key_N[pieces] = rng.exponential(size=len(pieces)) ** 3
-        found.append(make_result(problem, NativeProblem(problem).greedy(rng.permutation(pieces), key_N=key_N)))
-    return min(found, key=lambda result: np.inf if result.cost is None else result.cost)
+        results.append(make_result(problem, NativeProblem(problem).greedy(rng.permutation(pieces), key_N=key_N)))
+    return min(results, key=lambda result: np.inf if result.cost is None else result.cost)
 
 
 def greedy_by(

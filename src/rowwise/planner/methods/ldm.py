@@ -25,9 +25,9 @@ def largest_differencing(problem: PlacementProblem, seed: int) -> MethodResult:
     heapq.heapify(heap)
     number = len(heap)
     while len(heap) > 1:
-        _, _, one = heapq.heappop(heap)
-        _, _, two = heapq.heappop(heap)
-        joined = [(a + b, p + q) for (a, p), (b, q) in zip(one, reversed(two), strict=True)]
+        _, _, first = heapq.heappop(heap)
+        _, _, second = heapq.heappop(heap)
+        joined = [(a + b, p + q) for (a, p), (b, q) in zip(first, reversed(second), strict=True)]
         joined.sort(key=lambda part: -part[0])
         heapq.heappush(heap, (joined[-1][0] - joined[0][0], number, joined))
         number += 1

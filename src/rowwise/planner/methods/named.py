@@ -27,19 +27,19 @@ def run_method(name: str, problem: PlacementProblem, seed: int = 0) -> MethodRes
     return METHODS[name](problem, seed)
 
 
-def placement_of(problem: PlacementProblem, found: MethodResult) -> Placement | None:
+def placement_of(problem: PlacementProblem, result: MethodResult) -> Placement | None:
     """The method's result as a placement; None if it does not fit or breaks a constraint.
 
     NeuroShard may cut a table into pieces of several sizes: all are cut into the smallest of them.
     """
-    if found.cost is None:
+    if result.cost is None:
         return None
     halving_IL = pieces_by_halvings(problem)
-    item_S = problem.item_of_O[problem.option_of_N[found.piece_S]]
+    item_S = problem.item_of_O[problem.option_of_N[result.piece_S]]
     choice_I = problem.item_begin[:-1].astype(np.int32)
     unit_N = np.full(len(problem.pieces.link_N), NO_UNIT, dtype=np.int32)
     for item in range(len(choice_I)):
-        pieces, ranks = found.piece_S[item_S == item], found.rank_S[item_S == item]
+        pieces, ranks = result.piece_S[item_S == item], result.rank_S[item_S == item]
         levels = [int(np.flatnonzero(halving_IL[item] == piece)[0]) for piece in pieces]
         choice_I[item] = problem.option_of_N[halving_IL[item, max(levels)]]
         times = [1 << (max(levels) - level) for level in levels]
