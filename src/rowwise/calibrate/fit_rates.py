@@ -1,13 +1,13 @@
-"""The roofline's rates that come closest to measurements: what a profile says where networks are not asked.
+"""Fits the rates of a roofline to measured sets: what a profile uses where its networks are not trusted.
 
-Its own file because it fits five numbers and no network. Loads are amounts over rates, so amounts are counted once, and
-rates are searched on a logarithmic scale for the least mean error.
+Loads are amounts over rates, so amounts are computed once. The search is on a logarithmic scale, for the least mean
+error.
 """
 
 import numpy as np
 from msgspec import structs
 
-from rowwise.calibrate.measured import MeasuredSets
+from rowwise.calibrate.set_arrays import MeasuredSets
 from rowwise.perf.access import Floats
 from rowwise.perf.hardware import Hardware
 from rowwise.perf.roofline import Roofline
@@ -18,7 +18,6 @@ TRIES = 600
 
 
 def fit_rates(measured: MeasuredSets, hardware: Hardware) -> Hardware:
-    """A profile with rates that fit."""
     from scipy.optimize import minimize
 
     unit = structs.replace(hardware, device_Bps=1.0, cache_Bps=1.0, forward_issue_s=1.0, backward_issue_s=1.0)

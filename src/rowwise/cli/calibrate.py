@@ -79,7 +79,7 @@ def calibrate(  # noqa: PLR0913 - one for each option
     from rowwise.calibrate.folder import open_folder
 
     opened = open_folder(folder, order)
-    order = opened.order()
+    order = opened.read_spec()
     console = console_for(quiet=False)
     try:
         with _showing(console, "measuring") as tell:
@@ -187,7 +187,7 @@ def _about(order: "MeasurementSpec", name: str, *, narrow: bool) -> "MachineDesc
     from rowwise.calibrate.coding import measure_coding
     from rowwise.calibrate.fit import MachineDescription
     from rowwise.calibrate.kernels import last_cache_bytes
-    from rowwise.calibrate.narrow import measure_narrow
+    from rowwise.calibrate.wire_costs import measure_wire_costs
     from rowwise.recipes.machine import Environment
 
     found = Environment.read("")
@@ -204,7 +204,9 @@ def _about(order: "MeasurementSpec", name: str, *, narrow: bool) -> "MachineDesc
         world=order.world,
         threads=order.threads,
         coding=measure_coding(torch.device(order.device), order.threads),
-        narrow=measure_narrow(order.world, order.threads, shared_memory=order.transport == "shared") if narrow else (),
+        narrow=measure_wire_costs(order.world, order.threads, shared_memory=order.transport == "shared")
+        if narrow
+        else (),
         **more,
     )
 

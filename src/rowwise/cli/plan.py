@@ -171,7 +171,7 @@ def plan(  # noqa: PLR0913 - one for each option
 
 def question_of(asked: PlanArguments) -> "tuple[PlanRequest, tuple[str, ...]]":
     """The question, and what was filled in or left out."""
-    from rowwise.perf.learned import doubts_of
+    from rowwise.perf.learned import profile_warnings
     from rowwise.planner.machines import WANT, machine_named
     from rowwise.planner.problem import PlanRequest
 
@@ -193,7 +193,7 @@ def question_of(asked: PlanArguments) -> "tuple[PlanRequest, tuple[str, ...]]":
         constraints=_constraints(asked, workloads, machine),
         tiers=_tiers(asked.tiers, machine),
     )
-    doubts = doubts_of(machine.hardware) if asked.model is None else ()
+    doubts = profile_warnings(machine.hardware) if asked.model is None else ()
     return question, (*notes, *doubts)
 
 
@@ -333,11 +333,11 @@ def _made(question: "PlanRequest", effort: SearchOptions, old: "Plan | None") ->
 
 def _measured(question: "PlanRequest", effort: SearchOptions) -> "tuple[PlanResult, tuple[str, ...]]":
     """The plan that was fastest here, and what each took."""
-    from rowwise.calibrate.remeasure import keep_truth
+    from rowwise.calibrate.measure_plans import measure_plan_results
     from rowwise.planner.pipeline import make_plans
 
     seconds = SECONDS if effort.seconds is None else effort.seconds
-    found = keep_truth(make_plans(question, effort.measured, seconds=seconds, seed=effort.seed))
+    found = measure_plan_results(make_plans(question, effort.measured, seconds=seconds, seed=effort.seed))
     return found.best, found.lines()
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from rowwise.perf.access import Floats
 from rowwise.perf.exchange import Amounts, Exchanges, NarrowWires
 from rowwise.perf.hardware import FLOAT_bytes, Hardware
-from rowwise.perf.wires import bytes_of, leaving
+from rowwise.perf.wires import link_shares, wire_bytes
 from rowwise.plan import Plan
 from rowwise.planner.problem import PlanRequest
 from rowwise.spec import Pooling, Table, Topology, WireType
@@ -40,9 +40,9 @@ def exchanges_s(exchanges: Exchanges, plan: Plan, request: PlanRequest, lookup_W
         returning = returning._replace(dim_W=exchange_amounts(plan, request, backward)[0])
         coding_W = coded_W * sum(columns.coding_s(request.machine.hardware) for columns in (forward, backward))
     return (
-        exchanges.route.own_s(amounts)
+        exchanges.route.transfer_s(amounts)
         # The fitted price of a narrow wire may be negative (saved bytes); far from the fit it must not exceed the rest.
-        + np.maximum(exchanges.forward.own_s(outward) + exchanges.backward.own_s(returning) + coding_W, 0.0)
+        + np.maximum(exchanges.forward.transfer_s(outward) + exchanges.backward.transfer_s(returning) + coding_W, 0.0)
     )
 
 
@@ -56,18 +56,18 @@ class _WireColumns(NamedTuple):
     def __call__(self, width: int) -> float:
         """Width of a vector of so many columns, as the mean over the other ranks."""
         near, far = self.topology.devices - 1, self.topology.world - self.topology.devices
-        size = near * bytes_of(self.host, width) + far * bytes_of(self.network, width)
+        size = near * wire_bytes(self.host, width) + far * wire_bytes(self.network, width)
         return size / (near + far) / FLOAT_bytes
 
     def coding_s(self, hardware: Hardware) -> float:
         """Seconds to encode and decode a float, as the mean over all ranks."""
-        shares = leaving("all_to_all", self.topology)
+        shares = link_shares("all_to_all", self.topology)
         return shares["host"] * hardware.coding_s(self.host) + shares["network"] * hardware.coding_s(self.network)
 
     def added_s(self, narrow: NarrowWires, vectors_W: Floats, floats_W: Floats) -> Floats:
         """Seconds of coding for each rank, minus those of the bytes saved."""
         near, far = self.topology.devices - 1, self.topology.world - self.topology.devices
-        shares, added_W = leaving("all_to_all", self.topology), np.zeros(self.topology.world)
+        shares, added_W = link_shares("all_to_all", self.topology), np.zeros(self.topology.world)
         for kind, peers, share in ((self.host, near, shares["host"]), (self.network, far, shares["network"])):
             if kind is not WireType.FP32:
                 added_W += getattr(narrow, kind).seconds(peers, share * vectors_W, share * floats_W)

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from msgspec import structs
 
-from rowwise.perf.access import STEEPEST, Access, Floats, Workload, distinct
+from rowwise.perf.access import MOST_ZIPF_A, Access, Floats, Workload, expected_distinct
 from rowwise.spec import Table
 from rowwise.train.repeats import IdSample
 from rowwise.train.traffic import TableTraffic
@@ -80,7 +80,7 @@ def fitted(repeats: IdSample, rows: int, pooling: float, batch: int) -> Access:
     active_G, flat_G, anchor_G = (x.ravel() for x in guesses)
     q_G = flat_G * active_G
     a_G = _steepness(q_G, active_G, anchor_G, repeats.different(anchor_G))
-    found_PG = np.stack([distinct(a_G, q_G, active_G, np.full(len(a_G), size)) for size in sizes_P])
+    found_PG = np.stack([expected_distinct(a_G, q_G, active_G, np.full(len(a_G), size)) for size in sizes_P])
     # What is counted of few ids is off by more.
     error_G = (want_P[:, None] * np.log(found_PG / np.maximum(want_P, 1e-9)[:, None]) ** 2).sum(0)
     best = int(np.argmin(error_G))
@@ -104,9 +104,9 @@ def _actives(repeats: IdSample, rows: int) -> Floats:
 
 def _steepness(q_G: Floats, active_G: Floats, drawn_G: Floats, want_G: Floats) -> Floats:
     """The `zipf_a` of each guess that has so many different ids among those drawn; the nearest, where none has."""
-    low_G, high_G = np.zeros(len(q_G)), np.full(len(q_G), STEEPEST)
+    low_G, high_G = np.zeros(len(q_G)), np.full(len(q_G), MOST_ZIPF_A)
     for _ in range(HALVINGS):
         a_G = (low_G + high_G) / 2
-        too_many_G = distinct(a_G, q_G, active_G, drawn_G) > want_G
+        too_many_G = expected_distinct(a_G, q_G, active_G, drawn_G) > want_G
         low_G, high_G = np.where(too_many_G, a_G, low_G), np.where(too_many_G, high_G, a_G)
     return (low_G + high_G) / 2

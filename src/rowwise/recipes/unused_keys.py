@@ -13,7 +13,7 @@ from rowwise.ingest.columns import is_list
 from rowwise.ingest.datasets.catalog import STORED
 from rowwise.ingest.service.local import Workers
 from rowwise.ingest.transform import unread
-from rowwise.perf.learned import doubts_of
+from rowwise.perf.learned import profile_warnings
 from rowwise.recipes.compose import ResolvedRecipe
 from rowwise.recipes.place import hardware_of
 from rowwise.recipes.recipe import DlrmConfig, TwoTowerConfig, UserModel
@@ -39,7 +39,7 @@ def notes(resolved: ResolvedRecipe, topology: Topology) -> tuple[str, ...]:
         *_transforms(resolved),
     )
     hardware = resolved.recipe.hardware
-    return (*resolved.notes, *found, *(() if hardware is None else doubts_of(hardware_of(hardware))))
+    return (*resolved.notes, *found, *(() if hardware is None else profile_warnings(hardware_of(hardware))))
 
 
 def _by_rules(resolved: ResolvedRecipe, topology: Topology) -> Iterator[str]:

@@ -17,7 +17,7 @@ from typing import Any, final
 
 import msgspec
 
-from rowwise.calibrate.folder import held_alone
+from rowwise.calibrate.folder import lock_exclusively
 from rowwise.errors import SpecError
 from rowwise.recipes.compress.schedule import TrialSpec
 from rowwise.recipes.recipe import Recipe
@@ -114,7 +114,7 @@ def open_folder(path: Path, order: TrialFolderSpec) -> TrialFolder:
 
 def held(folder: TrialFolder) -> AbstractContextManager[None]:
     """Nobody else measures into the folder meanwhile; cuts off what a killed process left half written."""
-    return held_alone(folder.path / ORDER, folder.path, TRIALS)
+    return lock_exclusively(folder.path / ORDER, folder.path, TRIALS)
 
 
 def _read_order(path: Path) -> TrialFolderSpec:

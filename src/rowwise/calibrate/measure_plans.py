@@ -1,7 +1,6 @@
-"""The best few plans, run here, and the fastest kept: what a model gets wrong, a measurement puts right.
+"""Measures the best few plans on this machine and keeps the fastest.
 
-Its own file because it is the one place that asks both the planner and the machine. Gives up: plans for machines that
-this one is not.
+Only plans for one host of at most `MOST_RANKS` ranks can be measured.
 """
 
 from collections.abc import Sequence
@@ -13,19 +12,19 @@ from rowwise.calibrate.steps import StepMeasurement, StepTimes, measure_plans
 from rowwise.errors import SpecError
 from rowwise.planner.pipeline import PlanResult
 
-MOST_RANKS = 16  # processes of one machine
+MOST_RANKS = 16  # processes on one machine
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredPlans:
-    """Plans in the order in which they were predicted, with what a step of each took."""
+    """Plans in order of predicted seconds, with their measured steps."""
 
     planned: tuple[PlanResult, ...]
     steps: tuple[StepTimes, ...]
 
     @property
     def best(self) -> PlanResult:
-        """The one that was fastest, with its measurement in its forecast."""
+        """The fastest plan, with its measurement in its forecast."""
         index = min(range(len(self.steps)), key=lambda i: self.steps[i].seconds)
         found = self.planned[index]
         assert found.plan.forecast is not None
@@ -33,7 +32,7 @@ class MeasuredPlans:
         return replace(found, plan=structs.replace(found.plan, forecast=forecast))
 
     def lines(self) -> tuple[str, ...]:
-        """For people."""
+        """One line for each plan, to print."""
         best = min(step.seconds for step in self.steps)
         found = []
         for number, (planned, step) in enumerate(zip(self.planned, self.steps, strict=True), start=1):
@@ -45,8 +44,8 @@ class MeasuredPlans:
         return tuple(found)
 
 
-def keep_truth(planned: Sequence[PlanResult]) -> MeasuredPlans:
-    """Run them all on real processes of this machine, in turns."""
+def measure_plan_results(planned: Sequence[PlanResult]) -> MeasuredPlans:
+    """Runs all plans in turns, on processes of this machine."""
     request = planned[0].problem.request
     topology = request.machine.topology
     if topology.hosts > 1 or topology.world > MOST_RANKS:
