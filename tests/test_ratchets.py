@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 PATCH = re.compile(r"\b(monkeypatch|patch)\.(setattr|setitem|setenv|delattr|delitem|delenv)\(|\bmock\.|unittest\.mock")
 PATCHES_OF_100_TESTS = 3.0
 LINES = {  # of Python, by package
-    "calibrate": 2_451,
+    "calibrate": 2_453,
     "checkpoint": 3_752,
     "cli": 3_447,
     "comm": 1_719,
@@ -20,7 +20,7 @@ LINES = {  # of Python, by package
     "ingest": 10_342,
     "models": 706,
     "ops": 3_543,
-    "perf": 1_415,
+    "perf": 1_419,
     "planner": 5_095,
     "recipes": 4_622,
     "report": 3_097,

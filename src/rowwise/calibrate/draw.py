@@ -224,7 +224,7 @@ def _cut_tables(drawn: DrawnTables, rng: np.random.Generator) -> DrawnTables:
 
 
 def _workloads(drawn: DrawnTables) -> tuple[Workload, ...]:
-    made: list[Workload] = []
+    workloads: list[Workload] = []
     for index, rows in enumerate(drawn.rows_T.tolist()):
         table = Table(
             name=f"t{index}",
@@ -239,8 +239,8 @@ def _workloads(drawn: DrawnTables) -> tuple[Workload, ...]:
             zipf_q=round(float(drawn.q_T[index]), 3),
             active=min(int(drawn.active_T[index]), rows),
         )
-        made.append(Workload(table=table, access=access))
-    return tuple(made)
+        workloads.append(Workload(table=table, access=access))
+    return tuple(workloads)
 
 
 def _with_zipf_curve(workload: Workload) -> Workload:

@@ -95,24 +95,24 @@ class FittedProfile:
     quality: ProfileQuality
 
     def lines(self) -> list[str]:
-        """Lines to print."""
+        """Counts, errors and doubts of the profile, one line each."""
         quality = self.quality
-        found = [f"{quality.sets} sets of tables, {quality.held_out} of them held out; {quality.links} exchanges"]
-        found += [
+        lines = [f"{quality.sets} sets of tables, {quality.held_out} of them held out; {quality.links} exchanges"]
+        lines += [
             f"{one.model}: error {one.error:.1%} ({one.raw_error:.1%} with drift), rank correlation {one.tau:.3f}"
             for one in quality.errors
         ]
         noise = f"{quality.noise:.1%} ({quality.raw_noise:.1%} with drift), from {quality.again} sets measured twice"
-        found.append(f"noise of a measurement: {noise}; the machine's speed varied by {quality.drift:.1%}")
+        lines.append(f"noise of a measurement: {noise}; the machine's speed varied by {quality.drift:.1%}")
         if quality.links_error is not None:
-            found.append(
+            lines.append(
                 f"exchanges of ranks that begin together, by latency and rates: error {quality.links_error:.1%}"
             )
         if quality.networks_error is not None:
-            found.append(f"exchanges of all ranks, by networks: error {quality.networks_error:.1%}")
+            lines.append(f"exchanges of all ranks, by networks: error {quality.networks_error:.1%}")
         if quality.doubts:
-            found.append(f"NOT TO BE TRUSTED: {'; '.join(quality.doubts)}: {WAY_OUT}")
-        return found
+            lines.append(f"NOT TO BE TRUSTED: {'; '.join(quality.doubts)}: {WAY_OUT}")
+        return lines
 
 
 ReportProgress = Callable[[str, float], None]
@@ -178,8 +178,8 @@ def _quality(
     exchanges: Exchanges | None,
 ) -> ProfileQuality:
     kept, sets, raw, steady = corrected.held_out_index, corrected.sets, corrected.raw, corrected.steady
-    by_stage = {name: _predictions(steady, kept, found) for name, found in networks.items()}
-    predicted = {name: _sum_stages(found) for name, found in by_stage.items()}
+    by_stage = {name: _predictions(steady, kept, stage_networks) for name, stage_networks in networks.items()}
+    predicted = {name: _sum_stages(stages) for name, stages in by_stage.items()}
     predicted[FITTED_ROOFLINE] = _predict_by_roofline(links.hardware, steady, kept)
     truth_S, raw_S = steady.sets.seconds_S[kept], raw.sets.seconds_S[kept]
     errors = tuple(_model_error(name, p, truth_S, raw_S) for name, p in predicted.items())

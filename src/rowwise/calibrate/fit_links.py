@@ -47,8 +47,8 @@ def fit_links(samples: Sequence[LinkSample], hardware: Hardware) -> FittedLinks:
         reduce_scatter_Bps=_round_digits(1 / reduced),
         all_reduce_Bps=_round_digits(1 / copied),
     )
-    made = structs.replace(hardware, host=link, network=link, id_bytes=max(1, round(id_s / moved)))
-    return FittedLinks(made, len(samples), error)
+    profile = structs.replace(hardware, host=link, network=link, id_bytes=max(1, round(id_s / moved)))
+    return FittedLinks(profile, len(samples), error)
 
 
 def priced_amounts(sample: LinkSample) -> list[float]:

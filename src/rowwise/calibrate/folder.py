@@ -133,10 +133,10 @@ def lock_exclusively(order: Path, lines: Path, pattern: str) -> Iterator[None]:
         yield
 
 
-def _check_same_spec(at: Path, found: MeasurementSpec, wanted: MeasurementSpec) -> None:
+def _check_same_spec(at: Path, existing: MeasurementSpec, wanted: MeasurementSpec) -> None:
     """Raises on the first field that differs."""
     for field, option in OPTIONS.items():
-        there, here = getattr(found, field), getattr(wanted, field)
+        there, here = getattr(existing, field), getattr(wanted, field)
         if there != here:
             got = "other tables" if field == "tables" else f"{option} {there}, not {here}"
             raise SpecError(f"{at}: measured with {got}: want the same options, or another folder")

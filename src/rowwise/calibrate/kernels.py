@@ -86,7 +86,7 @@ class KernelBench:
 
     def _place_in_pool(self, sets: Sequence[DrawnSet], seed: int) -> list[tuple[Embeddings, list[Jagged]]]:
         """Tables side by side in the pool, all weights zero, and batches for each set."""
-        found: list[tuple[Embeddings, list[Jagged]]] = []
+        placed: list[tuple[Embeddings, list[Jagged]]] = []
         left = self._pool
         for drawn in sets:
             rng = np.random.default_rng((seed, drawn.number))
@@ -97,10 +97,10 @@ class KernelBench:
             assert end <= len(left), f"{end} bytes of {len(left)}"
             arena.rows, arena.state = left[:rows_bytes], left[begin : begin + state_bytes].view(torch.float32)
             left = left[end:]
-            found.append(
+            placed.append(
                 (module, [self._to_device(draw_batch(drawn.workloads, drawn.batch, rng)) for _ in range(BATCHES)])
             )
-        return found
+        return placed
 
     def _step(self, module: Embeddings, batch: Jagged) -> SetSeconds:
         self._flush()
@@ -166,10 +166,10 @@ def flush_bytes(device: torch.device) -> int:
 
 def last_cache_bytes() -> int:
     """Size of the last-level cache by Linux; a common size elsewhere."""
-    found = [
+    sizes = [
         _parse_cache_size(path.read_text()) for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
     ]
-    return max(found, default=MOST_FLUSH_bytes // 2)
+    return max(sizes, default=MOST_FLUSH_bytes // 2)
 
 
 def _parse_cache_size(text: str) -> int:

@@ -111,9 +111,9 @@ def _place_tables(tables: Sequence[Table], layout: Layout, world: int, rng: np.r
         wanted = 1 if layout.is_whole else int(rng.integers(2, world + 1))
         by_columns = rng.permutation(world) if rng.random() < astray else np.argsort(columns_W, kind="stable")
         ranks = [int(rank) for rank in by_columns[:wanted]]
-        made = cut(table, ranks)
-        tiles += made
-        for tile in made:
+        table_tiles = cut(table, ranks)
+        tiles += table_tiles
+        for tile in table_tiles:
             columns_W[tile.rank] += tile.cols[1] - tile.cols[0]
     return tuple(tiles)
 

@@ -147,12 +147,12 @@ class MeasuringRank:
         sets = self._bench.take(self._draw(measurement_turn(k)) for k in count(self._turns))
         for _ in range(TRIES):
             lap, waited_before_s = time.perf_counter(), waited_s()
-            found = self._bench.measure(sets, self._spec.seed)
+            measured = self._bench.measure(sets, self._spec.seed)
             ended = time.perf_counter()
             waited = min((waited_s() - waited_before_s) / (ended - lap), 1.0)
             if waited <= MOST_WAITED:
                 break
-        for drawn, taken in zip(sets, found, strict=True):
+        for drawn, taken in zip(sets, measured, strict=True):
             sample = SetSample(
                 number=drawn.number,
                 rank=self._comm.rank,

@@ -26,22 +26,22 @@ class MeasuredPlans:
     def best(self) -> PlanResult:
         """The fastest plan, with its measurement in its forecast."""
         index = min(range(len(self.steps)), key=lambda i: self.steps[i].seconds)
-        found = self.planned[index]
-        assert found.plan.forecast is not None
-        forecast = structs.replace(found.plan.forecast, measured_s=self.steps[index].seconds)
-        return replace(found, plan=structs.replace(found.plan, forecast=forecast))
+        best = self.planned[index]
+        assert best.plan.forecast is not None
+        forecast = structs.replace(best.plan.forecast, measured_s=self.steps[index].seconds)
+        return replace(best, plan=structs.replace(best.plan, forecast=forecast))
 
     def lines(self) -> tuple[str, ...]:
         """One line for each plan, to print."""
-        best = min(step.seconds for step in self.steps)
-        found = []
+        least_s = min(step.seconds for step in self.steps)
+        lines = []
         for number, (planned, step) in enumerate(zip(self.planned, self.steps, strict=True), start=1):
             forecast = planned.plan.forecast
             assert forecast is not None
-            kept = ", kept" if step.seconds == best else ""
+            kept = ", kept" if step.seconds == least_s else ""
             words = f"predicted {forecast.expected_s * 1e3:.2f} ms, measured {step.seconds * 1e3:.2f} ms"
-            found.append(f"plan {number} of {len(self.steps)}: {words} (rounds differ by {step.noise:.0%}){kept}")
-        return tuple(found)
+            lines.append(f"plan {number} of {len(self.steps)}: {words} (rounds differ by {step.noise:.0%}){kept}")
+        return tuple(lines)
 
 
 def measure_plan_results(planned: Sequence[PlanResult]) -> MeasuredPlans:

@@ -69,10 +69,10 @@ def measure_plans(order: StepMeasurement, *, shared_memory: bool = True) -> list
     _check_plans(order, spare_bytes())
     world = order.plans[0].world
     topology = Topology(devices=world)
-    found = run_processes(
+    of_ranks = run_processes(
         topology, measure_steps_on_rank, order, shared_memory=shared_memory, threads=1, limit_s=LIMIT_s
     )
-    return [_merge_ranks([of_rank[index] for of_rank in found]) for index in range(len(order.plans))]
+    return [_merge_ranks([of_rank[index] for of_rank in of_ranks]) for index in range(len(order.plans))]
 
 
 def _check_plans(order: StepMeasurement, spare: int) -> None:
@@ -91,8 +91,8 @@ def _check_plans(order: StepMeasurement, spare: int) -> None:
 
 def spare_bytes() -> int:
     """Free memory of the machine; half of all memory if the system does not say."""
-    found = free_bytes()
-    return found if found is not None else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    free = free_bytes()
+    return free if free is not None else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
 def measure_steps_on_rank(comm: Comm, order: StepMeasurement) -> list[tuple[list[float], dict[str, float]]]:

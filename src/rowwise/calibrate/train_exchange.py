@@ -33,17 +33,17 @@ def train_exchanges(samples: Sequence[LinkSample], tell: Callable[[float], None]
         "forward": lambda s: s.exchange_W,
         "backward": lambda s: s.return_W,
     }
-    made: dict[str, ExchangeNetwork] = {}
+    networks: dict[str, ExchangeNetwork] = {}
     for index, (name, taken) in enumerate(parts.items()):
-        made[name] = _train_one([(amounts_of(s, name), np.array(taken(s))) for s in training])
+        networks[name] = _train_one([(amounts_of(s, name), np.array(taken(s))) for s in training])
         tell((index + 1) / len(parts))
     errors = []
     for s in exchanges:
         if s.number % HELD_OUT == 0:
-            predicted_W = sum(network(amounts_of(s, name)) for name, network in made.items())
+            predicted_W = sum(network(amounts_of(s, name)) for name, network in networks.items())
             measured_W = sum(np.array(taken(s)) for taken in parts.values())
             errors.append(np.abs(predicted_W - measured_W) / measured_W)
-    route, forward, backward = (made[name] for name in parts)
+    route, forward, backward = (networks[name] for name in parts)
     error = float(np.mean(errors))
     return Exchanges(route=route, forward=forward, backward=backward, error=error, samples=len(exchanges))
 

@@ -145,7 +145,7 @@ def train_network(sets: Sets, shape: NetworkShape, tell: ReportProgress = lambda
 
 
 class _Batches:
-    """Sets as tensors."""
+    """Sets as tensors, drawn in random batches."""
 
     def __init__(self, sets: Sets, shape: NetworkShape) -> None:
         self._rng, self.shape, self.sets = np.random.default_rng(shape.seed + 1), shape, sets

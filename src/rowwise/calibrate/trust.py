@@ -35,11 +35,11 @@ def doubts_of_quality(*, disturbed: float, tau: float, error: float, noise: floa
 
     `disturbed` is the share of the sets learned from that waited for a processor; for the others see `ProfileQuality`.
     """
-    found = (
+    conditions = (
         (disturbed > MOST_DISTURBED, f"other processes had the processors during {disturbed:.0%} of the measurements"),
         (noise > MOST_NOISE, f"a set that is measured twice differs by {noise:.0%}"),
         (drift > MOST_DRIFT, f"the machine's speed varied by {drift:.0%}"),
         (tau < LEAST_TAU, f"rank correlation with sets held out is {tau:.2f}, less than {LEAST_TAU}"),
         (error > MOST_ERROR, f"the error on sets held out is {error:.0%}, more than {MOST_ERROR:.0%}"),
     )
-    return tuple(line for holds, line in found if holds)
+    return tuple(line for holds, line in conditions if holds)

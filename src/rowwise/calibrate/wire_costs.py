@@ -52,11 +52,13 @@ def _measure_shapes(comm: Comm) -> list[WireShares]:
 
 def _measure(comm: Comm, batch: int, tables: int, dim: int) -> WireShares:
     world = len(comm.ranks)
-    made = [Table(name=f"t{k}", rows=ROWS, dim=dim, optimizer=Sgd()) for k in range(tables * world)]
-    plan = Plan(world=world, tiles=tuple(tile for k, t in enumerate(made) for tile in table_wise(t, k % world)))
-    ids = draw_batch([Workload(table=t, access=Access()) for t in made], batch // world, np.random.default_rng(SEED))
+    synthetic = [Table(name=f"t{k}", rows=ROWS, dim=dim, optimizer=Sgd()) for k in range(tables * world)]
+    plan = Plan(world=world, tiles=tuple(tile for k, t in enumerate(synthetic) for tile in table_wise(t, k % world)))
+    ids = draw_batch(
+        [Workload(table=t, access=Access()) for t in synthetic], batch // world, np.random.default_rng(SEED)
+    )
     clocks = {kind: PhaseClock(comm, 0.0) for kind in WireType}
-    modules = {kind: ShardedEmbeddings(made, plan, comm, wire=Wire(host=Codecs(kind, kind))) for kind in WireType}
+    modules = {kind: ShardedEmbeddings(synthetic, plan, comm, wire=Wire(host=Codecs(kind, kind))) for kind in WireType}
     for number in range(-1, ROUNDS):
         for kind, module in modules.items():
             module.phase = clocks[kind]
@@ -82,11 +84,11 @@ def fit_wire_costs(exchanges: Exchanges, shares: Sequence[WireShares], world: in
         amount_SK[index] = 2 * (world - 1), 2 * vectors, 2 * vectors * dim  # there and back
     scaled_SK = amount_SK / nominal_S[:, None]
     unit_K, least_K = np.abs(scaled_SK).max(0), [0.0, 0.0, -np.inf]  # saved bytes may be worth more than coding
-    found: dict[str, WireCost] = {}
+    costs: dict[str, WireCost] = {}
     for kind in KINDS:
         share_S = np.array([one.added[kind] for one in shares])
         price_K = lsq_linear(scaled_SK / unit_K, share_S, (least_K, np.inf)).x / unit_K
-        found[kind] = WireCost(
+        costs[kind] = WireCost(
             **dict(zip(WireCost.__struct_fields__, (float(f"{x:.4g}") for x in price_K), strict=True))
         )
-    return structs.replace(exchanges, narrow=NarrowWires(**found))
+    return structs.replace(exchanges, narrow=NarrowWires(**costs))

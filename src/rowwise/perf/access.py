@@ -73,7 +73,7 @@ class Curves:
     def of(cls, workloads: Sequence[Workload], batch: int) -> "Curves":
         access = [w.access for w in workloads]
         active = [min(w.access.active or w.table.rows, w.table.rows) for w in workloads]
-        made = cls(
+        curves = cls(
             batch=batch,
             pooling_T=np.array([x.pooling for x in access], dtype=float),
             a_T=np.array([x.zipf_a for x in access], dtype=float),
@@ -81,7 +81,11 @@ class Curves:
             active_T=np.array(active, dtype=float),
         )
         known = np.array([x.unique_ratio is not None for x in access])
-        return made._fit_unique_ratio(known, np.array([x.unique_ratio or 1.0 for x in access])) if known.any() else made
+        return (
+            curves._fit_unique_ratio(known, np.array([x.unique_ratio or 1.0 for x in access]))
+            if known.any()
+            else curves
+        )
 
     def _fit_unique_ratio(self, known_T: NDArray[np.bool_], ratio_T: Floats) -> "Curves":
         """Chooses `a` so that distinct rows are as measured, up to `MOST_ZIPF_A`."""
@@ -90,8 +94,8 @@ class Curves:
         low, high = np.zeros(len(index)), np.full(len(index), MOST_ZIPF_A)
         for _ in range(24):
             a = (low + high) / 2
-            found = expected_distinct(a, self.q_T[index], self.active_T[index], ids)
-            too_many = found > ratio_T[index] * ids
+            unique = expected_distinct(a, self.q_T[index], self.active_T[index], ids)
+            too_many = unique > ratio_T[index] * ids
             low, high = np.where(too_many, a, low), np.where(too_many, high, a)
         a_T = self.a_T.copy()
         a_T[index] = (low + high) / 2

@@ -128,7 +128,7 @@ class Hardware(Value, frozen=True, kw_only=True, omit_defaults=True):
 
     def to_json(self) -> str:
         text = msgspec.json.format(msgspec.json.encode(self), indent=2).decode()
-        return NUMBERS.sub(lambda found: " ".join(found[0].split()), text)  # a row of a network is one line
+        return NUMBERS.sub(lambda match: " ".join(match[0].split()), text)  # a row of a network is one line
 
 
 class Machine(Value, frozen=True):

@@ -12,8 +12,8 @@ ROOT = Path("/")
 
 def free_bytes(root: Path = ROOT) -> int | None:
     """The least of all limits; None if the system does not say."""
-    found = [size for size in (_machine_free(root), *_groups_free(root)) if size is not None]
-    return max(min(found), 0) if found else None
+    limits = [size for size in (_machine_free(root), *_groups_free(root)) if size is not None]
+    return max(min(limits), 0) if limits else None
 
 
 def _machine_free(root: Path) -> int | None:

@@ -68,13 +68,13 @@ class LearnedModel:
 
     def loads(self, shards: Shards, curves: Curves) -> Floats:
         """Seconds of lower tiers, then the outputs of each network for a piece."""
-        seen_NF = piece_features(shards, curves)
+        features_NF = piece_features(shards, curves)
         below = self.roofline.lower_tier_s(shards, curves)
-        made = [
-            network.psi(seen_NF, nominal_work(stage, shards, curves))
+        outputs = [
+            network.psi(features_NF, nominal_work(stage, shards, curves))
             for stage, network in zip(STAGES, self.networks, strict=True)
         ]
-        return np.concatenate([np.stack(below, axis=1), *made], axis=1)
+        return np.concatenate([np.stack(below, axis=1), *outputs], axis=1)
 
     def links_s(self, shards: Shards, curves: Curves) -> Floats:
         return self.roofline.links_s(shards, curves)

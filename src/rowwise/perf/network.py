@@ -100,9 +100,9 @@ class SetNetwork(Value, frozen=True, kw_only=True):
 
 
 def block_diagonal(parts: list[NDArray[np.float64]]) -> Floats:
-    made = np.zeros((sum(p.shape[0] for p in parts), sum(p.shape[1] for p in parts)))
+    matrix = np.zeros((sum(p.shape[0] for p in parts), sum(p.shape[1] for p in parts)))
     row = column = 0
     for part in parts:
-        made[row : row + part.shape[0], column : column + part.shape[1]] = part
+        matrix[row : row + part.shape[0], column : column + part.shape[1]] = part
         row, column = row + part.shape[0], column + part.shape[1]
-    return made
+    return matrix

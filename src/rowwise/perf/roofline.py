@@ -106,14 +106,14 @@ class Roofline:
         all_to_all = self._spread_s("all_to_all")
         match shards.exchange:
             case "all_to_all":
-                found = (ids + vectors) * all_to_all
+                seconds_N = (ids + vectors) * all_to_all
             case "reduce_scatter":
-                found = ids * all_to_all + vectors * self._spread_s("reduce_scatter")
+                seconds_N = ids * all_to_all + vectors * self._spread_s("reduce_scatter")
             case "two_level":
-                found = ids * all_to_all + vectors * self._two_level_s()
+                seconds_N = ids * all_to_all + vectors * self._two_level_s()
             case "all_reduce":
                 return self._copies_s(shards, curves)
-        return found + self._coding_added_s(shards, shards.bags_N * samples)
+        return seconds_N + self._coding_added_s(shards, shards.bags_N * samples)
 
     def _coding_added_s(self, shards: Shards, vectors_N: Floats) -> Floats:
         """Seconds that narrower wires add to vectors of floats: coding, minus the bytes saved.
