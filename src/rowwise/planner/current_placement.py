@@ -16,13 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rowwise.perf.access import Curves, Floats
-from rowwise.perf.memory import FLOAT_bytes, memory_bytes
+from rowwise.perf.memory import FLOAT_bytes
 from rowwise.plan import Plan, Tile
 from rowwise.planner.infer_layout import Units, infer_kind
 from rowwise.planner.kinds import PlacementKind, tiles_of
 from rowwise.planner.layouts import Layout
 from rowwise.planner.native import Homes
-from rowwise.planner.options import TableArrays
+from rowwise.planner.options import TableArrays, price_pieces
 from rowwise.planner.problem import NO_UNIT, Index, Pieces, Placement, PlacementProblem
 from rowwise.spec import Table, Topology, state_slots
 
@@ -95,14 +95,14 @@ def placement_of_plan(problem: PlacementProblem, old: Plan) -> CurrentPlacement:
     choice_I = np.zeros(len(problem.members), dtype=np.int32)
     unit_N = np.full(len(problem.pieces.link_N), NO_UNIT, dtype=np.int32)
     recut: list[str] = []
-    for item, one in enumerate(inferred):
-        option = None if one is None else _find_option(problem, item, one[0])
-        if option is None or one is None:
+    for item, kind_and_units in enumerate(inferred):
+        option = None if kind_and_units is None else _find_option(problem, item, kind_and_units[0])
+        if option is None or kind_and_units is None:
             option = homes.nearest(item)
             units: Sequence[int] = homes.unit_N[list(problem.pieces_of(option))].tolist()
             recut += [problem.request.workloads[t].table.name for t in problem.members[item]] if tiles[item] else []
         else:
-            units = one[1]
+            units = kind_and_units[1]
         choice_I[item] = option
         unit_N[list(problem.pieces_of(option))] = units
     return CurrentPlacement(
@@ -154,7 +154,7 @@ def _allowed_units(problem: PlacementProblem, item: int) -> NDArray[np.bool_] | 
 
 
 def _find_option(problem: PlacementProblem, item: int, kind: PlacementKind) -> int | None:
-    options = range(int(problem.item_begin[item]), int(problem.item_begin[item + 1]))
+    options = problem.options_of(item)
     return next((option for option in options if problem.kind_of(option) == kind), None)
 
 
@@ -170,16 +170,7 @@ def _add_current_kinds(
     kinds = [*problem.kinds, *sorted({kind for _, kind in missing} - set(problem.kinds), key=str)]
     parts = [problem.pieces]
     for item, kind in missing:
-        table_pieces = []
-        for table in problem.members[item]:
-            shards = columns.shards(kind, np.array([table]), request)
-            table_pieces.append(
-                Pieces(
-                    load_NK=request.model.loads(shards, curves),
-                    link_N=request.model.links_s(shards, curves),
-                    bytes_NM=memory_bytes(shards, curves, request.buffers),
-                )
-            )
+        table_pieces = [price_pieces(request, columns, curves, kind, np.array([t])) for t in problem.members[item]]
         parts.append(sum(table_pieces[1:], table_pieces[0]))
     # Options stay sorted by item; a new one is its item's last.
     item_O = np.concatenate([problem.item_of_O, [item for item, _ in missing]])

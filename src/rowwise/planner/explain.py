@@ -9,7 +9,7 @@ from rowwise.perf.access import Curves, Floats
 from rowwise.plan import TIERS
 from rowwise.planner.alternatives import Alternatives, compute_alternatives
 from rowwise.planner.explanation import Explanation, RankPlacement, StepPlacement, TablePlacement
-from rowwise.planner.options import TableArrays
+from rowwise.planner.options import TableArrays, price_pieces
 from rowwise.planner.pipeline import PlanResult
 from rowwise.planner.problem import NO_UNIT, Pieces, Placement, PlacementProblem
 from rowwise.planner.reasons import ReasonInputs, layout_reason
@@ -143,19 +143,13 @@ def _table(case: ReasonInputs, parts: _LoadShares, item: int, index: int) -> Tab
 def _pieces_of_table(problem: PlacementProblem, option: int, index: int) -> Pieces:
     """The pieces of one table of an item with several."""
     request = problem.request
-    shards = TableArrays.of(request).shards(problem.kind_of(option), np.array([index]), request)
     curves = Curves.of(request.workloads, request.batch)
-    load_NK = request.model.loads(shards, curves)
-    return Pieces(
-        load_NK=load_NK,
-        link_N=request.model.links_s(shards, curves),
-        bytes_NM=np.zeros((len(load_NK), len(problem.limit_M))),
-    )
+    return price_pieces(request, TableArrays.of(request), curves, problem.kind_of(option), np.array([index]))
 
 
 def _best_alternative(problem: PlacementProblem, others: Alternatives, item: int, taken: int) -> str:
     """The best option that was not taken, in words: one that fits, else the one least over memory; empty if none."""
-    options = [o for o in range(int(problem.item_begin[item]), int(problem.item_begin[item + 1])) if o != taken]
+    options = [o for o in problem.options_of(item) if o != taken]
     if not options:
         return ""
 

@@ -115,7 +115,7 @@ def _too_large_alone(problem: PlacementProblem) -> str:
 def _least_piece_bytes(problem: PlacementProblem, item: int) -> tuple[float, int]:
     """The least bytes that an item's largest piece can have, and of which tier."""
     sizes: list[tuple[float, float, int]] = []
-    for option in range(int(problem.item_begin[item]), int(problem.item_begin[item + 1])):
+    for option in problem.options_of(item):
         pieces = problem.pieces_of(option)
         size_M = problem.pieces.bytes_NM[pieces.start : pieces.stop].max(0)
         over_M = size_M / np.maximum(problem.limit_M, 1)

@@ -229,7 +229,7 @@ def _piece_classes(problem: PlacementProblem, item: int) -> list[_PieceClass]:
     classes: list[_PieceClass] = []
     rule = int(problem.rule_I[item])
     allowed = [unit for unit in range(problem.units) if rule < 0 or problem.allowed_RU[rule, unit]]
-    for option in range(int(problem.item_begin[item]), int(problem.item_begin[item + 1])):
+    for option in problem.options_of(item):
         span = problem.kind_of(option).span
         fitting = tuple(unit for unit in allowed if _span_of(problem, unit) == span)
         pieces = problem.pieces_of(option)

@@ -20,7 +20,7 @@ from rowwise.planner.problem import NO_UNIT, Index, Placement, PlacementProblem
 
 LIBRARY = "librowwise_plan.so"
 UNBOUNDED = 1e300
-MAX_LOADS, MAX_HINGES = 128, 256
+MAX_LOADS, MAX_HINGES = 128, 256  # sizes of arrays in _c/plan.h
 
 
 class _Problem(ctypes.Structure):

@@ -105,6 +105,18 @@ def make_problem(request: PlanRequest) -> PlacementProblem:
     return _assemble_problem(request, kinds, _options_by_kind(request, columns, kinds))
 
 
+def price_pieces(
+    request: PlanRequest, columns: TableArrays, curves: Curves, kind: PlacementKind, index_T: Ints
+) -> Pieces:
+    """Loads, link seconds and bytes of the pieces of these tables, cut by a kind."""
+    shards = columns.shards(kind, index_T, request)
+    return Pieces(
+        load_NK=request.model.loads(shards, curves),
+        link_N=request.model.links_s(shards, curves),
+        bytes_NM=memory_bytes(shards, curves, request.buffers),
+    )
+
+
 def _needed_tiers(request: PlanRequest, columns: TableArrays) -> Sequence[Tier]:
     """Device memory, and each lower tier if the tiers above are nearly full or smaller than one table."""
     width = columns.column_bytes_T + FLOAT_bytes * columns.wide_state_T
@@ -132,12 +144,7 @@ def _options_by_kind(request: PlanRequest, columns: TableArrays, kinds: Sequence
         index_T = np.flatnonzero(allowed_T & worth_cutting_T if cut and kind.tier == "device" else allowed_T)
         if not len(index_T):
             continue
-        shards = columns.shards(kind, index_T, request)
-        pieces = Pieces(
-            load_NK=request.model.loads(shards, curves),
-            link_N=request.model.links_s(shards, curves),
-            bytes_NM=memory_bytes(shards, curves, request.buffers),
-        )
+        pieces = price_pieces(request, columns, curves, kind, index_T)
         by_kind.append(KindOptions(number, index_T, pieces))
         if kind.span == "rank" and kind.tier == "device":
             world = request.machine.topology.world
@@ -145,9 +152,8 @@ def _options_by_kind(request: PlanRequest, columns: TableArrays, kinds: Sequence
             if share is None:
                 mean_s = float(phi(pieces.load_NK.sum(0) / world)) - phi.constant
                 share = mean_s, pieces.link_N.sum() / world
-            big_N = (phi(pieces.load_NK) - phi.constant > SMALL_SHARE * share[0]) | (
-                pieces.link_N > SMALL_SHARE * share[1]
-            )
+            big_N = phi(pieces.load_NK) - phi.constant > SMALL_SHARE * share[0]
+            big_N |= pieces.link_N > SMALL_SHARE * share[1]
             big_N |= (pieces.bytes_NM > SMALL_SHARE * limit_M).any(1)
             # Finer cuts of tables whose pieces are all small cannot matter: see the head.
             worth_cutting_T[index_T] &= big_N.reshape(len(index_T), kind.parts).any(1)

@@ -147,6 +147,9 @@ class PlacementProblem:
     def kind_of(self, option: int) -> PlacementKind:
         return self.kinds[self.option_kind[option]]
 
+    def options_of(self, item: int) -> range:
+        return range(int(self.item_begin[item]), int(self.item_begin[item + 1]))
+
     def pieces_of(self, option: int) -> range:
         return range(int(self.option_begin[option]), int(self.option_begin[option + 1]))
 

@@ -52,15 +52,14 @@ class ReasonInputs:
             due_link_s=max(float(sums.link_N.mean()), NONE),
         )
 
-    def options(self, item: int) -> range:
-        return range(int(self.problem.item_begin[item]), int(self.problem.item_begin[item + 1]))
-
     def taken(self, item: int) -> int:
         return int(self.searched.placement.choice_I[item])
 
     def whole(self, item: int) -> int | None:
         """The option of the whole table on one device, if it has one."""
-        return next((o for o in self.options(item) if self.problem.kind_of(o) == PlacementKind(TABLE_WISE)), None)
+        return next(
+            (o for o in self.problem.options_of(item) if self.problem.kind_of(o) == PlacementKind(TABLE_WISE)), None
+        )
 
     def share(self, option: int) -> float:
         """The largest piece's operators or link seconds, over the mean of a rank, whichever is more."""
@@ -71,7 +70,7 @@ class ReasonInputs:
 
     def best_other(self, item: int) -> int | None:
         """The cheapest option not taken that fits."""
-        fits = [o for o in self.options(item) if o != self.taken(item) and self.fits(o)]
+        fits = [o for o in self.problem.options_of(item) if o != self.taken(item) and self.fits(o)]
         return min(fits, key=lambda o: self.others.change_O[o], default=None)
 
     def fits(self, option: int) -> bool:
@@ -107,7 +106,7 @@ def _allowed_layouts(case: ReasonInputs, item: int) -> frozenset[str]:
 
 
 def _only_device(case: ReasonInputs, item: int) -> str:
-    return "there is one device" if case.problem.topology.world == 1 and len(case.options(item)) == 1 else ""
+    return "there is one device" if case.problem.topology.world == 1 and len(case.problem.options_of(item)) == 1 else ""
 
 
 def _exceeds_device(case: ReasonInputs, item: int) -> str:
@@ -152,7 +151,7 @@ def _in_lower_tier(case: ReasonInputs, item: int) -> str:
     kind = case.problem.kind_of(case.taken(item))
     if kind.tier == "device":
         return ""
-    on_device = [o for o in case.options(item) if case.problem.kind_of(o).tier == "device"]
+    on_device = [o for o in case.problem.options_of(item) if case.problem.kind_of(o).tier == "device"]
     if not any(case.fits(o) for o in on_device):
         return f"no room is left on devices, so rows live on the {kind.tier}"
     return f"asked for seldom enough: rows on the {kind.tier} leave devices to tables that gain more"
@@ -173,7 +172,7 @@ def _is_small(case: ReasonInputs, item: int) -> str:
     taken, share = case.taken(item), case.share(case.taken(item))
     if taken != case.whole(item) or share > SMALL_SHARE:
         return ""
-    tried = "" if len(case.options(item)) > 1 else ", so cuts are not tried"
+    tried = "" if len(case.problem.options_of(item)) > 1 else ", so cuts are not tried"
     return f"small: {share:.1%} of what a rank should bear{tried}"
 
 
@@ -182,7 +181,7 @@ def _fits_whole(case: ReasonInputs, item: int) -> str:
     if taken != case.whole(item):
         return ""
     part = f"fits on one rank: {share:.0%} of what a rank should bear"
-    if len(case.options(item)) == 1:
+    if len(case.problem.options_of(item)) == 1:
         may_be = [layout_named(name) for name in _allowed_layouts(case, item)]
         columns = any(layout.cuts_columns for layout in may_be) and all(
             layout.is_whole or layout.cuts_columns for layout in may_be

@@ -122,6 +122,7 @@ class _ReplanSearch:
             self.moves, self.out_of_time = self.moves + candidate.moves, self.out_of_time or candidate.out_of_time
             # A result that moves too much is no start for the next pass: bytes get dearer and the start stays.
             if self._moved(candidate) > self._most_bytes:
+                # With many `steps` the price is next to 0, and a multiple of it would be, too.
                 price = max(PRICE_FACTOR * price, self._byte_s / STEPS)
             else:
                 start, hot = candidate, hot / 2
@@ -131,6 +132,7 @@ class _ReplanSearch:
         fits = [candidate for candidate in self._candidates if candidate.over <= TINY]
         if not fits:
             return min(self._candidates, key=lambda candidate: candidate.over)
+        # Keeping the plan is always allowed, though tables that have to be recut may count as moved.
         few = [candidate for candidate in fits if self._moved(candidate) <= self._most_bytes or candidate is self.start]
         if not few:
             return min(fits, key=self._moved)

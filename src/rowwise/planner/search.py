@@ -77,6 +77,7 @@ def search_best(
         # `candidates` grows while its first few are annealed: finalists of a stage are taken before it begins.
         for number, start in enumerate(candidates[:finalists]):
             left_s = max(0.0, end_s - time.monotonic())
+            # Each run has a seed of its own, so that finalists with equal placements do not walk the same way.
             limited = effort._replace(seed=(seed * 2 + stage) * 64 + number, limit_s=left_s)
             better = native.anneal(start.placement, limited)
             moves, out_of_time = moves + better.moves, out_of_time or better.out_of_time
@@ -105,11 +106,9 @@ def _annealing_stages(start: Placement, moves: int) -> tuple[tuple[int, Annealin
     """How many placements each stage anneals, and how. With more pieces each matters less, so it starts cooler."""
     pieces = int((start.unit_N != NO_UNIT).sum())
     hot = min(0.012, max(0.0005, 0.4 / pieces))
-    wide = AnnealingEffort(moves=int(moves * FINALISTS_SHARE / FINALISTS), hot=hot, cold=hot / 200, smooth=0.9)
-    return (FINALISTS, wide), (
-        1,
-        AnnealingEffort(moves=int(moves * (1 - FINALISTS_SHARE)), hot=hot / 4, cold=1e-6, smooth=0.8),
-    )
+    short = AnnealingEffort(moves=int(moves * FINALISTS_SHARE / FINALISTS), hot=hot, cold=hot / 200, smooth=0.9)
+    long = AnnealingEffort(moves=int(moves * (1 - FINALISTS_SHARE)), hot=hot / 4, cold=1e-6, smooth=0.8)
+    return (FINALISTS, short), (1, long)
 
 
 def _search_key(candidate: Candidate) -> tuple[float, float]:
@@ -138,8 +137,8 @@ def _start_placements(native: NativeProblem, bound: Bound) -> Iterator[Placement
     if bound.choice_I is not None:
         yield from _greedy_placements(native, bound.choice_I, z, max(bound.link, TINY))
     m = bound.link if np.isfinite(bound.link) and bound.link > 0 else max(float(totals.link_O.max()), TINY)
-    for loose in SPLIT_SCALES:
-        choice_I = least_split_options(problem, totals, z * loose, m * loose)
+    for scale in SPLIT_SCALES:
+        choice_I = least_split_options(problem, totals, z * scale, m * scale)
         yield from _greedy_placements(native, choice_I, z, m)
     yield from _greedy_placements(native, _least_memory_options(problem, totals), z, m)
     learned = learned_start(problem)
@@ -158,11 +157,12 @@ def _greedy_placements(native: NativeProblem, choice_I: Index, z: float, m: floa
     unit_N = native.greedy(by_share, scale=scale)
     if unit_N is not None:
         yield Placement(choice_I, unit_N)
+    # As NeuroShard: balance operators alone, under a limit on links that is relaxed step by step.
     by_load = pieces[np.argsort(-load_N[pieces], kind="stable")]
     ranks_N = problem.ranks_of_O[problem.option_of_N]
     mean = float((problem.pieces.link_N * ranks_N)[pieces].sum()) / problem.topology.world
-    for loose in LINK_SLACKS:
-        unit_N = native.greedy(by_load, link_limit=mean * loose * (1 + 1e-12))
+    for slack in LINK_SLACKS:
+        unit_N = native.greedy(by_load, link_limit=mean * slack * (1 + 1e-12))
         if unit_N is not None:
             yield Placement(choice_I, unit_N)
 
@@ -183,10 +183,9 @@ def least_split_options(problem: PlacementProblem, totals: OptionTotals, z: floa
 def _memory_price_O(problem: PlacementProblem, totals: OptionTotals, z: float) -> Floats:
     """Seconds that an option's memory is worth: none while memory is plenty, up to z where it is full."""
     begin = problem.item_begin[:-1]
-    fits = np.where(totals.fits_O[:, None], totals.bytes_OM, np.inf)
-    wanted_M = np.minimum.reduceat(fits[:, :1], begin, axis=0).sum(0)
-    first = np.minimum.reduceat(np.where(np.isfinite(fits), fits, 0), begin, axis=0)
-    fill = float(wanted_M[0]) / max(problem.limit_M[0], 1.0) if np.isfinite(wanted_M[0]) and len(first) else 1.0
+    fits_O1 = np.where(totals.fits_O[:, None], totals.bytes_OM[:, :1], np.inf)
+    least_bytes = float(np.minimum.reduceat(fits_O1, begin, axis=0).sum(0)[0])
+    fill = least_bytes / max(problem.limit_M[0], 1.0)
     return totals.bytes_OM[:, 0] / max(problem.limit_M[0], 1.0) * z * min(fill, 1.0) ** 4
 
 

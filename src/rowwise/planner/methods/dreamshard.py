@@ -152,10 +152,10 @@ def table_features(request: PlanRequest) -> Floats:
     """Features of each table: logarithms of columns, rows, ids per sample and bytes, and 17 bins of reuse."""
     tables = [w.table for w in request.workloads]
     curves = Curves.of(request.workloads, request.batch)
-    numbers_T4 = np.array(
+    shape_TF = np.array(
         [(t.dim, t.rows, max(p, 1e-3), t.rows * t.row_bytes) for t, p in zip(tables, curves.pooling_T, strict=True)]
     )
-    return np.concatenate([np.log(numbers_T4), reuse_bins(curves)], axis=1)
+    return np.concatenate([np.log(shape_TF), reuse_bins(curves)], axis=1)
 
 
 def split_costs(problem: PlacementProblem, load_NK: Floats, link_N: Floats) -> Floats:
@@ -224,7 +224,7 @@ class _DeckTotals:
     """Of a deck: seconds of an even rank, and each item's and the rest's shares of it."""
 
     even_E: Reals
-    item_EI5: Reals
+    item_EIF: Reals
     left_EIM: Reals  # shares of a rank's memory, summed over this item and later ones
     later_EI: Reals  # the largest share of memory of a later item
 
@@ -253,8 +253,8 @@ def _leaves_room(share_EUM: Reals, full_EUM: Reals, later_E: Reals) -> NDArray[n
     """Whether some rank still has room for the largest later item if this one goes to a rank."""
     used_EU, full_EU = share_EUM.max(-1), full_EUM.max(-1)
     nowhere_E1 = np.full_like(used_EU[:, :1], np.inf)  # with one rank there is no other
-    least_E2 = np.partition(np.concatenate([used_EU, nowhere_E1], axis=1), 1, axis=1)[:, :2]
-    others_EU = np.where(used_EU <= least_E2[:, :1], least_E2[:, 1:], least_E2[:, :1])
+    least_EL = np.partition(np.concatenate([used_EU, nowhere_E1], axis=1), 1, axis=1)[:, :2]
+    others_EU = np.where(used_EU <= least_EL[:, :1], least_EL[:, 1:], least_EL[:, :1])
     return np.minimum(others_EU, full_EU) + later_E[:, None] <= FULL
 
 
@@ -283,7 +283,7 @@ def _policy_inputs(
     inputs_EUS[..., 12] = full_EU - full_EU.sum(1, keepdims=True) * each
     inputs_EUS[..., 13] = pressure_E[:, None]
     inputs_EUS[..., 14] = worst_EU
-    inputs_EUS[..., 15:] = total.item_EI5[:, item, None]
+    inputs_EUS[..., 15:] = total.item_EIF[:, item, None]
     return inputs_EUS
 
 
