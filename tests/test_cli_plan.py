@@ -286,7 +286,9 @@ def test_options_are_refused_in_one_line(refused, tmp_path):
     assert "--seed -1: want at least 0" in refused(*given, "--seed", -1)
     assert "--certify 'long': want a number of seconds, such as 30 or 30s" in refused(*given, "--certify", "long")
     assert "--layouts 'table_wise,rows': 'rows': want some of" in refused(*given, "--layouts", "table_wise,rows")
-    assert "limits.json: pin: there is no table 'nobody'" in refused(*given, "--constraints", "limits.json")
+    assert "limits.json: pin: no table is called 'nobody': want names" in refused(
+        *given, "--constraints", "limits.json"
+    )
     assert "broken.json: not constraints: " in refused(*given, "--constraints", "broken.json")
     assert "broken.json: not a plan: " in refused(*given, "--diff", "broken.json")
     assert "none.json: No such file" in refused(*given, "--replan", "none.json")

@@ -176,8 +176,8 @@ def test_reasons():
     asked = question([*rows, tiny], Topology(devices=4), 1.5e9, access=access, constraints=rules, batch=65536)
     facts = explain(make_plan(asked, seconds=0.2))
     assert reason(facts, "big") == "larger than a device (2.6 GB of 1.5 GB)"
-    assert reason(facts, "a") == "the only layout that it may have"
-    assert reason(facts, "b") == "it may only be on rank 1"
+    assert reason(facts, "a") == "the only layout allowed"
+    assert reason(facts, "b") == "constraints allow only rank 1"
     assert "a copy moves" in reason(facts, "tiny")
 
 
@@ -204,7 +204,7 @@ def test_tables_that_stay_together_are_told_apart():
 
 def test_one_device():
     facts = explain(make_plan(question([Table(name="a", rows=9, dim=8)], Topology(), 1e9), seconds=0.01))
-    assert facts.tables[0].reason == "there is one device"
+    assert facts.tables[0].reason == "the machine has one device"
     assert facts.step.links_s == 0
     assert "on 1 device:" in facts.text()
 

@@ -105,7 +105,7 @@ class Hardware(Value, frozen=True, kw_only=True, omit_defaults=True):
                 raise SpecError(f"hardware {self.name!r}: {name}={value}: want more than 0")
         for name in ("device_bytes", "host_bytes", "disk_bytes", "cache_bytes", "id_bytes", *SECONDS):
             if getattr(self, name) < 0:
-                raise SpecError(f"hardware {self.name!r}: {name}={getattr(self, name)}: want no negative number")
+                raise SpecError(f"hardware {self.name!r}: {name}={getattr(self, name)}: want 0 or more")
         most = dict.fromkeys(("device_bytes", "host_bytes", "disk_bytes", "cache_bytes"), MOST_BYTES)
         check_most(f"hardware {self.name!r}: ", self, **most, id_bytes=1 << 20)
 
@@ -215,7 +215,7 @@ PRESETS = (*_PRESETS, *sorted(path.stem for path in PROFILE_FOLDER.glob("*.json"
 def hardware_named(name: str) -> Hardware:
     """A preset, or a measured profile that comes with the package."""
     if name not in PRESETS:
-        raise SpecError(f"hardware {name!r}: no such preset; want one of {', '.join(PRESETS)}, or a JSON file")
+        raise SpecError(f"hardware {name!r}: no such preset: want one of {', '.join(PRESETS)}, or a JSON file")
     return _PRESETS[name] if name in _PRESETS else read_hardware((PROFILE_FOLDER / f"{name}.json").read_bytes())
 
 

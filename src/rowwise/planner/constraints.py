@@ -46,7 +46,7 @@ class Constraints(Value, frozen=True):
         for field in ("pin", "forbid", "layouts"):
             unknown = getattr(self, field).keys() - known - ({ALL} if field == "layouts" else set())
             if unknown:
-                raise SpecError(f"{field}: there is no table {min(unknown)!r}")
+                raise SpecError(f"{field}: no table is called {min(unknown)!r}: want names of the tables")
         self._check_ranks(topology)
         self._check_layouts()
         self._check_together(known, topology)
@@ -60,7 +60,9 @@ class Constraints(Value, frozen=True):
                     raise SpecError(f"{field}: table {name!r} and {got}: want ranks 0 to {topology.world - 1}")
         for name in sorted(self.pin.keys() | self.forbid.keys()):
             if not self.ranks_of(name, topology):
-                raise SpecError(f"table {name!r}: pin and forbid contradict: they leave it no rank")
+                raise SpecError(
+                    f"table {name!r}: forbid excludes every rank that pin allows: want at least one rank left"
+                )
 
     def _check_layouts(self) -> None:
         for name, layouts in self.layouts.items():
@@ -73,16 +75,16 @@ class Constraints(Value, frozen=True):
         for group in self.together:
             for name in group:
                 if name not in known:
-                    raise SpecError(f"together: there is no table {name!r}")
+                    raise SpecError(f"together: no table is called {name!r}: want names of the tables")
                 if name in seen:
                     raise SpecError(f"together: table {name!r} is in two groups: want one group of all of them")
                 seen.add(name)
             common = frozenset.intersection(*(self.ranks_of(name, topology) for name in group))
             if not common:
-                raise SpecError(f"together: {', '.join(group)} have no rank that all of them may be on")
+                raise SpecError(f"together: {', '.join(group)} have no common rank: want one allowed for all of them")
             allowed = [layout for layout in NAMES if all(layout in self.layouts_of(name) for name in group)]
             if not allowed:
-                raise SpecError(f"together: {', '.join(group)} have no layout that all of them may have")
+                raise SpecError(f"together: {', '.join(group)} have no common layout: want one allowed for all of them")
 
 
 UNCONSTRAINED = Constraints()

@@ -69,7 +69,9 @@ def torchrec_json(plan: Plan, tables: Sequence[Table], topology: Topology | None
     """The plan as JSON for TorchRec; `topology` is needed unless all ranks are on one host."""
     topology = topology or Topology(devices=plan.world)
     if topology.world != plan.world:
-        raise SpecError(f"a plan for {plan.world} ranks on a topology of {topology.world}: want as many")
+        raise SpecError(
+            f"a plan for {plan.world} ranks on a topology of {topology.world}: want a topology of {plan.world}"
+        )
     plan.validate(tables)
     tiles: dict[str, list[Tile]] = defaultdict(list)
     for tile in plan.tiles:

@@ -53,7 +53,7 @@ def simple_plan(
     check_tables(tables)
     if batch < 1 or replicate_bytes < 0:
         got = f"batch={batch}, replicate_bytes={replicate_bytes}"
-        raise SpecError(f"a simple plan with {got}: want at least one sample, and no negative size")
+        raise SpecError(f"simple_plan with {got}: want at least one sample, and a size of at least 0")
     wanted = _ids_by_table(tables, ids or {})
     tiles: list[Tile] = []
     distributed: list[Table] = []

@@ -94,7 +94,7 @@ def _read_machine(path: Path) -> Machine:
     want = 'want {"topology": {"hosts": 2, "devices": 8}, "hardware": {...} or the name of a preset}'
     if not isinstance(found, dict) or found.keys() != {"topology", "hardware"}:
         got = ", ".join(found) if isinstance(found, dict) else type(found).__name__
-        raise SpecError(f"{path}: {got or 'nothing'}: {want}; or 8x{path.name} where it is a profile of hardware")
+        raise SpecError(f"{path}: {got or 'nothing'}: {want}; or 8x{path.name} if it is a hardware profile")
     if isinstance(found["hardware"], str):
         found["hardware"] = _find_preset(found["hardware"], str(path))
     try:

@@ -106,7 +106,11 @@ def _allowed_layouts(case: ReasonInputs, item: int) -> frozenset[str]:
 
 
 def _only_device(case: ReasonInputs, item: int) -> str:
-    return "there is one device" if case.problem.topology.world == 1 and len(case.problem.options_of(item)) == 1 else ""
+    return (
+        "the machine has one device"
+        if case.problem.topology.world == 1 and len(case.problem.options_of(item)) == 1
+        else ""
+    )
 
 
 def _exceeds_device(case: ReasonInputs, item: int) -> str:
@@ -123,7 +127,7 @@ def _limited_by_constraints(case: ReasonInputs, item: int) -> str:
     """One allowed layout, or all of its allowed ranks."""
     problem, taken = case.problem, case.taken(item)
     if len(_allowed_layouts(case, item)) == 1:
-        return "the only layout that it may have"
+        return "the only layout allowed"
     rule = int(problem.rule_I[item])
     if rule < 0:
         return ""
@@ -131,7 +135,7 @@ def _limited_by_constraints(case: ReasonInputs, item: int) -> str:
     units = {int(unit) for unit in case.searched.placement.unit_N[_piece_slice(problem, taken)]}
     if {rank for unit in units for rank in problem.ranks_of(unit)} != set(allowed):
         return ""
-    return f"it may only be on rank{'s' * (len(allowed) > 1)} {quantity.of_ranks(allowed)}"
+    return f"constraints allow only rank{'s' * (len(allowed) > 1)} {quantity.of_ranks(allowed)}"
 
 
 def _piece_slice(problem: PlacementProblem, option: int) -> slice:
@@ -144,7 +148,7 @@ def _search_incomplete(case: ReasonInputs, item: int) -> str:
     other = case.best_other(item)
     if other is None or case.others.change_O[other] > -CLEAR_SHARE * case.searched.cost:
         return ""
-    return f"what the search had reached: {case.words(other)} would take less, so search longer"
+    return f"the search ended early: {case.words(other)} would take less, so search longer"
 
 
 def _in_lower_tier(case: ReasonInputs, item: int) -> str:
@@ -153,8 +157,8 @@ def _in_lower_tier(case: ReasonInputs, item: int) -> str:
         return ""
     on_device = [o for o in case.problem.options_of(item) if case.problem.kind_of(o).tier == "device"]
     if not any(case.fits(o) for o in on_device):
-        return f"no room is left on devices, so rows live on the {kind.tier}"
-    return f"asked for seldom enough: rows on the {kind.tier} leave devices to tables that gain more"
+        return f"devices are full, so its rows are on the {kind.tier}"
+    return f"rarely looked up: rows on the {kind.tier} leave device memory to tables that gain more"
 
 
 def _is_replicated(case: ReasonInputs, item: int) -> str:
@@ -164,8 +168,8 @@ def _is_replicated(case: ReasonInputs, item: int) -> str:
     if whole is not None:
         moved = float(case.totals.links_O[taken]) / max(float(case.totals.links_O[whole]), NONE)
         if moved < 1:
-            return f"small and asked for everywhere: a copy moves {moved:.1%} of what an exchange would"
-    return f"small and asked for everywhere: copies spread its lookups over {case.problem.topology.world} ranks"
+            return f"small and looked up by all ranks: a copy moves {moved:.1%} of the bytes of an exchange"
+    return f"small and looked up by all ranks: copies spread its lookups over {case.problem.topology.world} ranks"
 
 
 def _is_small(case: ReasonInputs, item: int) -> str:
@@ -173,14 +177,14 @@ def _is_small(case: ReasonInputs, item: int) -> str:
     if taken != case.whole(item) or share > SMALL_SHARE:
         return ""
     tried = "" if len(case.problem.options_of(item)) > 1 else ", so cuts are not tried"
-    return f"small: {share:.1%} of what a rank should bear{tried}"
+    return f"small: {share:.1%} of a rank's even share{tried}"
 
 
 def _fits_whole(case: ReasonInputs, item: int) -> str:
     taken, share = case.taken(item), case.share(case.taken(item))
     if taken != case.whole(item):
         return ""
-    part = f"fits on one rank: {share:.0%} of what a rank should bear"
+    part = f"fits on one rank: {share:.0%} of a rank's even share"
     if len(case.problem.options_of(item)) == 1:
         may_be = [layout_named(name) for name in _allowed_layouts(case, item)]
         columns = any(layout.cuts_columns for layout in may_be) and all(
@@ -193,9 +197,9 @@ def _fits_whole(case: ReasonInputs, item: int) -> str:
     more = float(case.work_O[other]) / max(float(case.work_O[taken]), NONE)
     sent = float(case.totals.links_O[other]) / max(float(case.totals.links_O[taken]), NONE)
     if sent > max(more, CLEAR_RATIO):
-        return f"{part}, and the next best way would send {sent:.1f}x as much"
+        return f"{part}, and the next best layout would send {sent:.1f}x as much"
     if more > CLEAR_RATIO:
-        return f"{part}, and the next best way is {more:.1f}x the work"
+        return f"{part}, and the next best layout is {more:.1f}x the work"
     return part
 
 
@@ -203,17 +207,17 @@ def _is_cut(case: ReasonInputs, item: int) -> str:
     """Why the table is not whole; if whole was no option, why not the best other option."""
     whole, other = case.whole(item), case.best_other(item)
     if whole is None:
-        return "the only way that fits" if other is None else "the least of the layouts that it may have"
+        return "the only way that fits" if other is None else "the cheapest of its allowed layouts"
     share = case.operators_share(whole)
     if share > 1:
-        return f"whole, it would be {share:.1f}x what a rank should bear"
+        return f"whole, it would be {share:.1f}x a rank's even share"
     if not case.fits(whole):
         over = quantity.of_bytes(float(case.others.over_O[whole]))
-        return f"whole, it does not fit beside the others: {over} over on rank {case.others.rank_O[whole]}"
+        return f"whole, it does not fit with the other tables: {over} over on rank {case.others.rank_O[whole]}"
     sent = float(case.totals.link_O[whole]) / case.due_link_s
     if sent > 1:
-        return f"whole, its rank would send {sent:.1f}x what a rank should"
+        return f"whole, its rank would send {sent:.1f}x the mean of ranks"
     change = float(case.others.change_O[whole])
     if change <= CLEAR_SHARE * case.searched.cost:
-        return "no worse than whole, as the others are placed"
-    return "it evens out the ranks" + ("" if other == whole else f": whole, {quantity.of_change(change)}")
+        return "no slower than whole, with the other tables where they are"
+    return "it balances the ranks" + ("" if other == whole else f": whole, {quantity.of_change(change)}")
