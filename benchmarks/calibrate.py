@@ -38,18 +38,25 @@ from parts import planner_tasks as tasks
 from parts.report import at_least, at_most, environment, exactly, finish, geomean, options, parsed
 
 from rowwise.calibrate.steps import StepMeasurement, StepTimes, measure_plans
-from rowwise.calibrate.train_network import NetworkShape, Sets, error_of, predicted_s, tau_of, train_network
+from rowwise.calibrate.train_network import (
+    NetworkShape,
+    Sets,
+    kendall_tau,
+    mean_relative_error,
+    predicted_s,
+    train_network,
+)
 from rowwise.perf.access import Access, Curves, Workload
-from rowwise.perf.features import features, work
+from rowwise.perf.features import nominal_work, piece_features
 from rowwise.perf.hardware import Hardware, Kernels, Machine, hardware_named, read_hardware
 from rowwise.perf.learned import STAGES, LearnedModel, model_of
 from rowwise.perf.roofline import Roofline
 from rowwise.planner.constraints import Constraints
 from rowwise.planner.kinds import PlacementKind
 from rowwise.planner.layouts import TABLE_WISE
-from rowwise.planner.make import forecast, make_plan
 from rowwise.planner.methods.named import METHODS, run_method
 from rowwise.planner.options import TableArrays, make_problem
+from rowwise.planner.pipeline import forecast, make_plan
 from rowwise.planner.problem import NO_UNIT, Placement, PlacementProblem, PlanRequest
 from rowwise.planner.search import search, search_best
 from rowwise.spec import Table, Topology
@@ -249,8 +256,8 @@ def oracle_sets(count: int, hardware: Hardware, seed: int) -> tuple[dict[str, Se
         load_K = model.loads(shards, curves).sum(0)
         for stage in model.stages:
             truth[stage.name].append(float(stage.seconds(model.phi, load_K)))
-            works[stage.name].append(work(stage.name, shards, curves))
-        seen.append(features(shards, curves))
+            works[stage.name].append(nominal_work(stage.name, shards, curves))
+        seen.append(piece_features(shards, curves))
         begins.append(begins[-1] + len(made))
     exact = {s: np.array(truth[s]) for s in STAGES}
     noisy = {s: exact[s] * (1 + 0.01 * rng.standard_normal(count)) for s in STAGES}
@@ -267,12 +274,12 @@ def learned_oracle(args: argparse.Namespace, form: str, bounded: bool) -> tuple[
     networks = {stage: train_network(known[stage], shape) for stage in STAGES}
     predicted = sum(predicted_s(networks[s], asked[s]) for s in STAGES)
     exact = sum(truth.values())
-    error = error_of(predicted, exact)
+    error = mean_relative_error(predicted, exact)
     kernels = Kernels(**networks, error=error, noise=0.01, sets=len(known["lookup"]))
     return kernels, {
         "network": f"{form}, {'bounded' if bounded else 'free'}",
         "error": error,
-        "tau": tau_of(predicted, exact),
+        "tau": kendall_tau(predicted, exact),
     }
 
 

@@ -32,10 +32,10 @@ from rowwise.perf.hardware import Machine, hardware_named
 from rowwise.perf.roofline import Roofline
 from rowwise.perf.torchrec import TorchRecModel
 from rowwise.plan import Plan, Tier
-from rowwise.planner.make import make_plan
 from rowwise.planner.methods.named import METHODS, run_method
 from rowwise.planner.milp import certify
 from rowwise.planner.options import make_problem
+from rowwise.planner.pipeline import make_plan
 from rowwise.planner.problem import PlacementProblem, PlanRequest
 from rowwise.planner.replan import replan
 from rowwise.planner.search import search

@@ -23,8 +23,8 @@ REFUSED = {
     "--device gpu": "--device 'gpu': want cpu or cuda",
     "--transport rdma": "--transport 'rdma': want shared or gloo",
     "--device cuda --nproc 2": "--nproc 2 with --device cuda: want 1",
-    "a-file": "a-file: that is a file: want a folder for measurements",
-    "other": "other: a folder with other things in it, and no order.json: want a new one",
+    "a-file": "a-file: is a file: want a folder for measurements",
+    "other": "other: not empty, and without order.json: want a new folder",
     "--tables missing.csv": "missing.csv: No such file or directory",
     "--tables no-dim.csv": "no-dim.csv, line 2, column 'dim': is empty: want a whole number of at least 1, or --dim",
     "--tables huge.csv": "huge.csv: no table fits ",
@@ -67,10 +67,10 @@ def test_a_gpu_that_is_not_there_is_one_line(refused):
 
 def test_a_folder_that_was_measured_otherwise_is_refused(refused, tmp_path):
     open_folder(tmp_path / "made", MeasurementSpec(world=2, limits=LIMITS))
-    wanted = r"made/order\.json: measured with --nproc 2, and not 1: go on as it began, or measure into another folder"
+    wanted = r"made/order\.json: measured with --nproc 2, not 1: want the same options, or another folder"
     assert re.search(wanted, refused("made", "--nproc", "1"))
     with_seed = refused("made", "--nproc", "2", "--seed", "3")
-    assert "measured with --seed 0, and not 3" in with_seed
+    assert "measured with --seed 0, not 3" in with_seed
 
 
 @pytest.mark.slow

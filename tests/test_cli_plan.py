@@ -273,7 +273,7 @@ def test_options_are_refused_in_one_line(refused, tmp_path):
     assert "--tables or --recipe: neither is given" in refused(*machine)
     assert "--tables or --recipe: both are given" in refused(*given, "--recipe", "dlrm-synthetic")
     assert "--topology is not given: want such as 8xa100-like" in refused("--tables", "tables.csv")
-    assert "no hardware is called 'gpu'" in refused("--tables", "tables.csv", "--topology", "2xgpu")
+    assert "no hardware preset 'gpu'" in refused("--tables", "tables.csv", "--topology", "2xgpu")
     assert "none.csv: No such file" in refused("--tables", "none.csv", *machine)
     assert "no recipe 'dlrm-syntetic'; did you mean" in refused("--recipe", "dlrm-syntetic", *machine)
     assert "--set with --tables" in refused(*given, "--set", "train.batch=4")
@@ -285,13 +285,15 @@ def test_options_are_refused_in_one_line(refused, tmp_path):
     assert "--seconds nan: want 0 seconds or more" in refused(*given, "--seconds", "nan")
     assert "--seed -1: want 0 to 2**31 - 1" in refused(*given, "--seed", -1)
     assert "--certify 'long': want a number of seconds, such as 30 or 30s" in refused(*given, "--certify", "long")
-    assert "--layouts 'table_wise,rows': 'rows': want one or more of" in refused(*given, "--layouts", "table_wise,rows")
-    assert "limits.json: pin: there is no table 'nobody'" in refused(*given, "--constraints", "limits.json")
+    assert "--layouts 'table_wise,rows': 'rows': want some of" in refused(*given, "--layouts", "table_wise,rows")
+    assert "limits.json: pin: no table is called 'nobody': want names" in refused(
+        *given, "--constraints", "limits.json"
+    )
     assert "broken.json: not constraints: " in refused(*given, "--constraints", "broken.json")
     assert "broken.json: not a plan: " in refused(*given, "--diff", "broken.json")
     assert "none.json: No such file" in refused(*given, "--replan", "none.json")
     Path("old.json").write_text('{"world": 3, "tiles": []}')
-    assert "the plan in force is for 3 ranks, the question for 2" in refused(*given, "--replan", "old.json")
+    assert "the plan in force is for 3 ranks, the machine has 2" in refused(*given, "--replan", "old.json")
     assert "--model learned: cpu was not measured: want a profile" in refused(*given, "--model", "learned")
     assert "--wire 'forward=int8': want host or network" in refused(*given, "--wire", "forward=int8")
     assert "'int4': want one of" in refused(*given, "--wire", "host.forward=int4")
@@ -469,4 +471,4 @@ def test_a_method_that_finds_nothing_says_so(refused):
     assert "method 'none': want random, size" in refused(*given, "--method", "none")
     assert "--method with --measure, --replan" in refused(*given, "--method", "ldm", "--certify", 1)
     got = refused("--tables", "tables.csv", "--topology", "4xzionex:device=200MB", "--method", "ldm")
-    assert "method ldm found no plan that fits and follows all constraints: want another method" in got
+    assert "method ldm found no plan that fits memory and constraints: want another method" in got

@@ -14,7 +14,7 @@ from rowwise.perf.hardware import Machine
 from rowwise.planner import layouts
 from rowwise.planner.constraints import Constraints
 from rowwise.planner.export import TorchRecPlan, torchrec_json
-from rowwise.planner.make import make_plan
+from rowwise.planner.pipeline import make_plan
 from rowwise.planner.problem import PlanRequest
 
 TORCHREC = pytest.mark.skipif(find_spec("torchrec") is None, reason="needs the extra 'peers'")

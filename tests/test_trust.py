@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from rich.table import Table as Grid
 
-from rowwise.calibrate.folder import lock_and_repair
+from rowwise.calibrate.folder import lock_exclusively
 from rowwise.checkpoint.check import CheckedCheckpoint, CheckResult
 from rowwise.checkpoint.listing import ListedCheckpoint
 from rowwise.checkpoint.read import DamagedPiece
@@ -122,7 +122,7 @@ def test_folders_of_measurements_and_warehouses_have_no_links(tmp_path: Path, pl
     if place == "calibrate":
         (tmp_path / "order.json").write_text("{}")
         (tmp_path / "rank-0.jsonl").symlink_to(outside)
-        working = lock_and_repair(tmp_path / "order.json", tmp_path, "*.jsonl")
+        working = lock_exclusively(tmp_path / "order.json", tmp_path, "*.jsonl")
     else:
         dest = tmp_path / "warehouse"
         (dest / FOLDER).mkdir(parents=True)

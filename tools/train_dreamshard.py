@@ -17,9 +17,9 @@ import msgspec
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
+from dreamshard.train import PolicyProgress, PolicyTraining, train_policy  # noqa: E402
 from parts import calibrate_dreamshard as judged  # noqa: E402
 
-from rowwise.calibrate.dreamshard.train import PolicyProgress, PolicyTraining, train_policy  # noqa: E402
 from rowwise.planner.methods.dreamshard import SHIPPED  # noqa: E402
 
 
@@ -34,7 +34,7 @@ def main() -> None:
     def show(p: PolicyProgress) -> None:
         print(
             f"{time.monotonic() - begin_s:6.1f} s  iteration {p.iteration}: cost network off by {p.cost_error:.2%} of"
-            f" a rank and {p.overall_error:.2%} of a placement, reward {p.reward:.4f}, entropy {p.doubt:.3f}",
+            f" a rank and {p.overall_error:.2%} of a placement, reward {p.reward:.4f}, entropy {p.entropy:.3f}",
             flush=True,
         )
 

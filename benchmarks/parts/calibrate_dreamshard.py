@@ -11,7 +11,7 @@ import numpy as np
 
 from parts import planner_tasks as tasks
 from parts.report import at_most
-from rowwise.planner.methods.dreamshard import load_policy, place
+from rowwise.planner.methods.dreamshard import load_policy, place_by_policy
 from rowwise.planner.methods.named import METHODS, run_method
 from rowwise.planner.native import NativeProblem
 from rowwise.planner.options import make_problem
@@ -66,7 +66,7 @@ def costs_of(problem: PlacementProblem) -> dict[str, tuple[float | None, float]]
         cost = run_method(name, problem).cost
         found[name] = cost, time.perf_counter() - begin_s
     begin_s = time.perf_counter()
-    unit_N = place(problem, load_policy(), costs_alone=True)
+    unit_N = place_by_policy(problem, load_policy(), costs_alone=True)
     took_s = time.perf_counter() - begin_s
     found[COST_ONLY] = (None if unit_N is None else NativeProblem(problem).cost(unit_N)[0]), took_s
     return found

@@ -12,11 +12,11 @@ from msgspec import structs
 from test_cli import rowwise_cli
 from test_fit import ABOUT, exchanges, made_up
 
-from rowwise.calibrate.fit import BOUNDED, fit_profile
+from rowwise.calibrate.fit import BOUNDED_NETWORKS, fit_profile
 from rowwise.calibrate.train_network import NetworkShape
-from rowwise.calibrate.trust import WAITED, reasons, undisturbed_sets, waited_s
+from rowwise.calibrate.trust import MOST_WAITED, doubts_of_quality, undisturbed_sets, waited_s
 from rowwise.perf.hardware import hardware_named, read_hardware
-from rowwise.perf.learned import LearnedModel, doubts_of, model_of
+from rowwise.perf.learned import LearnedModel, model_of, profile_warnings
 from rowwise.perf.roofline import Roofline
 from rowwise.spec import Topology
 
@@ -47,20 +47,20 @@ os.kill(0, 9)
 
 @pytest.mark.parametrize("what", BAD)
 def test_each_fault_is_a_reason(what):
-    assert reasons(**FINE) == ()
+    assert doubts_of_quality(**FINE) == ()
     value, words = BAD[what]
-    assert reasons(**(FINE | {what: value})) == (words,)
+    assert doubts_of_quality(**(FINE | {what: value})) == (words,)
 
 
 def test_all_faults_are_said():
-    assert len(reasons(**{what: value for what, (value, _) in BAD.items()})) == len(BAD)
+    assert len(doubts_of_quality(**{what: value for what, (value, _) in BAD.items()})) == len(BAD)
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=60), st.integers(1, 30))
 def test_disturbed_sets_are_left_out_where_enough_are_left(waited, fewest):
     one = next(iter(made_up(1)))
     sets = [structs.replace(one, waited=share) for share in waited]
-    kept, quiet = undisturbed_sets(sets, fewest), [s for s in sets if s.waited <= WAITED]
+    kept, quiet = undisturbed_sets(sets, fewest), [s for s in sets if s.waited <= MOST_WAITED]
     assert kept == (quiet if len(quiet) >= fewest and 2 * len(quiet) >= len(sets) else sets)
 
 
@@ -70,7 +70,7 @@ def test_a_thread_that_shares_its_processor_has_waited():
     found = subprocess.run(
         [sys.executable, "-c", WAITING], stdout=subprocess.PIPE, text=True, timeout=60, start_new_session=True
     )
-    assert float(found.stdout) > 4 * WAITED
+    assert float(found.stdout) > 4 * MOST_WAITED
     assert waited_s() >= 0
 
 
@@ -79,8 +79,8 @@ def test_networks_that_are_doubted_do_not_predict():
     doubted = structs.replace(xeon, kernels=structs.replace(xeon.kernels, doubt=DOUBT))
     assert isinstance(model_of(xeon, Topology()), LearnedModel)
     assert isinstance(model_of(doubted, Topology()), Roofline)
-    assert doubts_of(xeon) == doubts_of(hardware_named("cpu")) == ()
-    (line,) = doubts_of(doubted)
+    assert profile_warnings(xeon) == profile_warnings(hardware_named("cpu")) == ()
+    (line,) = profile_warnings(doubted)
     why = f"the networks of {xeon.name} are not to be trusted: {DOUBT}"
     assert line == f"costs are a roofline of fitted rates, because {why}"
     assert read_hardware(doubted.to_json()) == doubted
@@ -96,7 +96,7 @@ def test_a_plan_says_that_its_profile_is_doubted(tmp_path):
     order = ("plan", "--tables", "tables.csv", "--topology", "2xmachine.json")
     planned = rowwise_cli(*order, cwd=tmp_path)
     assert planned.returncode == 0
-    (line,) = doubts_of(doubted)
+    (line,) = profile_warnings(doubted)
     assert line in " ".join(planned.stdout.split())
     assert "not to be trusted" not in rowwise_cli(*order, "--model", "learned", cwd=tmp_path).stdout
 
@@ -110,7 +110,9 @@ def test_measurements_that_are_noise_give_a_profile_that_says_so():
         structs.replace(s, lookup_s=s.lookup_s * wild[i], update_s=s.update_s * wild[i])
         for i, s in enumerate(made_up(300))
     ]
-    fitted = fit_profile([*samples, *exchanges(60)], ABOUT, shapes={BOUNDED: NetworkShape(steps=200, batch=256)})
+    fitted = fit_profile(
+        [*samples, *exchanges(60)], ABOUT, shapes={BOUNDED_NETWORKS: NetworkShape(steps=200, batch=256)}
+    )
     assert fitted.quality.doubts
     assert fitted.hardware.kernels.doubt == "; ".join(fitted.quality.doubts)
     assert fitted.lines()[-1].startswith("NOT TO BE TRUSTED: ")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rowwise import SpecError
 from rowwise.calibrate.draw import BATCHES, MOST_TABLES, Population, SetLimits, draw_set
-from rowwise.calibrate.ids import draw_ranks, draw_rows, ids_of, spread
+from rowwise.calibrate.ids import draw_batch, draw_ranks, draw_rows, scatter_ranks
 from rowwise.perf.access import Access, Curves, Workload
 from rowwise.perf.reuse import reuse_bins
 from rowwise.spec import Pooling, Table, state_width
@@ -115,11 +115,11 @@ def test_rows_are_drawn_as_often_as_is_predicted(a, q):
 
 @given(st.integers(1, 5000))
 def test_ranks_are_spread_over_all_rows(rows):
-    assert sorted(spread(np.arange(rows), rows)) == list(range(rows))
+    assert sorted(scatter_ranks(np.arange(rows), rows)) == list(range(rows))
 
 
 def test_hot_rows_are_not_neighbours():
-    hot = np.sort(spread(np.arange(100), 1_000_000))
+    hot = np.sort(scatter_ranks(np.arange(100), 1_000_000))
     assert np.diff(hot).min() > 1000
 
 
@@ -132,12 +132,12 @@ def test_the_most_asked_for_comes_first():
 
 def test_a_batch_has_all_features_and_as_many_ids_as_it_should():
     two = Workload(table=Table(name="two", rows=500, dim=8, features=("x", "y")), access=Access(pooling=2.0))
-    batch = ids_of([workload(pooling=7.5), two], 4000, np.random.default_rng(0))
+    batch = draw_batch([workload(pooling=7.5), two], 4000, np.random.default_rng(0))
     assert batch.features == ("t", "x", "y")
     lengths = batch.lengths_FB.view(3, 4000)
     assert lengths[0].float().mean().item() == pytest.approx(7.5, rel=0.03)
     assert lengths[0].float().var().item() == pytest.approx(7.5, rel=0.1)
     assert torch.equal(lengths[1:], torch.ones(2, 4000, dtype=torch.int64))
     assert len(batch.values_N) == int(lengths.sum())
-    again = ids_of([workload(pooling=7.5), two], 4000, np.random.default_rng(0))
+    again = draw_batch([workload(pooling=7.5), two], 4000, np.random.default_rng(0))
     assert torch.equal(batch.values_N, again.values_N)

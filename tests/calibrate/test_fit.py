@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from rowwise.calibrate.fit import BOUNDED, FITTED, MachineDescription, fit_profile, noise_of
-from rowwise.calibrate.fit_links import amounts, fit_links
-from rowwise.calibrate.measured import measured_of
+from rowwise.calibrate.fit import BOUNDED_NETWORKS, FITTED_ROOFLINE, MachineDescription, fit_profile, noise_of
+from rowwise.calibrate.fit_links import fit_links, priced_amounts
 from rowwise.calibrate.samples import LinkSample, SetSample
+from rowwise.calibrate.set_arrays import arrays_of_sets
 from rowwise.calibrate.train_exchange import amounts_of, train_exchanges
 from rowwise.calibrate.train_network import NetworkShape, _Batches, _Net, predicted_s, train_network
 from rowwise.errors import SpecError
@@ -17,8 +17,8 @@ from rowwise.perf.learned import model_of
 from rowwise.perf.roofline import Roofline
 from rowwise.planner.kinds import PlacementKind
 from rowwise.planner.layouts import TABLE_WISE
-from rowwise.planner.make import make_plan
 from rowwise.planner.options import TableArrays
+from rowwise.planner.pipeline import make_plan
 from rowwise.planner.problem import PlanRequest
 from rowwise.spec import Table, Topology
 
@@ -80,13 +80,13 @@ def exchanges(count, noise=0.02, seed=1):
 @pytest.mark.timeout(900)  # seconds where nothing else runs, minutes where much does
 def test_a_profile_predicts_what_it_never_saw():
     samples = [*made_up(900), *exchanges(150)]
-    shapes = {BOUNDED: NetworkShape(steps=700, batch=256)}
+    shapes = {BOUNDED_NETWORKS: NetworkShape(steps=700, batch=256)}
     fitted = fit_profile(samples, ABOUT, shapes=shapes)
     quality, hardware = fitted.quality, fitted.hardware
     errors = {one.model: one for one in quality.errors}
-    assert errors[BOUNDED].error < 0.08
-    assert errors[BOUNDED].tau > 0.92
-    assert errors[FITTED].error < 0.05  # it is what the truth is made of
+    assert errors[BOUNDED_NETWORKS].error < 0.08
+    assert errors[BOUNDED_NETWORKS].tau > 0.92
+    assert errors[FITTED_ROOFLINE].error < 0.05  # it is what the truth is made of
     assert hardware.device_Bps == pytest.approx(5e9, rel=0.2)
     assert 0.005 < quality.noise < 0.03
     assert quality.held_out == sum(s.number % 7 == 0 and isinstance(s, SetSample) for s in samples)
@@ -104,13 +104,13 @@ def test_a_profile_predicts_what_it_never_saw():
 def test_what_torch_trains_is_what_numpy_evaluates():
     import torch
 
-    measured = measured_of([s for s in made_up(70) if not s.again])
+    measured = arrays_of_sets([s for s in made_up(70) if not s.again])
     for shape in (
         NetworkShape(steps=3),
         NetworkShape(form="published", bounded=False, steps=3),
         NetworkShape(form="published", steps=3),
     ):
-        sets = measured.of("update")
+        sets = measured.of_stage("update")
         torch.manual_seed(0)
         net = _Net(sets, shape)
         features, work, number, ms = _Batches.tensors(sets)
@@ -121,8 +121,8 @@ def test_what_torch_trains_is_what_numpy_evaluates():
 
 @pytest.mark.slow
 def test_a_network_learns_and_is_the_same_again():
-    measured = measured_of([s for s in made_up(80) if not s.again])
-    sets = measured.of("lookup")
+    measured = arrays_of_sets([s for s in made_up(80) if not s.again])
+    sets = measured.of_stage("lookup")
     first, later = (train_network(sets, NetworkShape(steps=steps)) for steps in (20, 120))
     error = [np.mean(np.abs(predicted_s(n, sets) / sets.seconds_S - 1)) for n in (first, later)]
     assert error[1] < error[0] * 0.7
@@ -160,7 +160,7 @@ def test_rates_of_links_are_found():
 
 def test_copies_are_no_ids_and_no_vectors():
     sample = structs.replace(next(iter(exchanges(1))), copied=1000)
-    assert amounts(sample) == [1.0, 0.0, 0.0, 0.0, 4000.0]
+    assert priced_amounts(sample) == [1.0, 0.0, 0.0, 0.0, 4000.0]
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rowwise.calibrate.links import MOST_FLOATS, MOST_SKEW_s, draw_exchange
-from rowwise.calibrate.trust import WAITED
+from rowwise.calibrate.trust import MOST_WAITED
 from rowwise.comm.spawn import run_processes
 
 
@@ -70,7 +70,7 @@ def test_who_begins_later_lets_the_others_wait():
     assert len(numbers) == 15
     for (exchange, sample, disturbed), (_, _, other) in zip(*ranks, strict=True):
         late, early = np.argmax(exchange.skew_W), np.argmin(exchange.skew_W)
-        if max(disturbed, other) <= WAITED:
+        if max(disturbed, other) <= MOST_WAITED:
             waited.append((sample.exchange_W[early] - sample.exchange_W[late]) / exchange.skew_W[late])
     if len(waited) < 5:
         pytest.skip("cannot tell: other processes had the processors")

@@ -10,7 +10,7 @@ from launching import ENVIRONMENT, PYTHON, wait_for
 
 from rowwise.calibrate.draw import SetLimits
 from rowwise.calibrate.folder import MeasurementFolder, MeasurementSpec, Tally, open_folder
-from rowwise.calibrate.measure import EVERY, measure, turn
+from rowwise.calibrate.measure import EVERY, measure, measurement_turn
 from rowwise.calibrate.samples import SetSample
 
 LIMITS = SetLimits(pool_bytes=20_000_000, vector_floats=1 << 20, most_s=5e-3)
@@ -22,7 +22,7 @@ from rowwise.calibrate.measure import measure
 
 if __name__ == "__main__":
     folder = MeasurementFolder(Path(sys.argv[1]))
-    measure(folder.order(), folder, float(sys.argv[2]), lambda text, share: None)
+    measure(folder.read_spec(), folder, float(sys.argv[2]), lambda text, share: None)
 """
 
 
@@ -31,7 +31,7 @@ def silent(text, share):
 
 
 def test_turns_come_back_to_sets_that_were_measured():
-    turns = [turn(k) for k in range(20 * EVERY)]
+    turns = [measurement_turn(k) for k in range(20 * EVERY)]
     new = [t.number for t in turns if not t.again]
     assert new == list(range(len(new)))
     back = [(k, t.number) for k, t in enumerate(turns) if t.again]
@@ -46,7 +46,7 @@ def test_turns_come_back_to_sets_that_were_measured():
 def test_one_rank_measures_sets_alone_and_keeps_to_its_time(tmp_path):
     folder = open_folder(tmp_path / "made", MeasurementSpec(limits=LIMITS))
     told = []
-    measure(folder.order(), folder, 0.05, lambda text, share: told.append(share))
+    measure(folder.read_spec(), folder, 0.05, lambda text, share: told.append(share))
     samples = folder.read()
     assert len(samples) > 5
     assert all(isinstance(sample, SetSample) for sample in samples)
@@ -54,7 +54,7 @@ def test_one_rank_measures_sets_alone_and_keeps_to_its_time(tmp_path):
     assert told[-1] == 1
     assert told == sorted(told)
     before = folder.sets_of(0).read_bytes()
-    measure(folder.order(), folder, 0.05, silent)
+    measure(folder.read_spec(), folder, 0.05, silent)
     assert folder.sets_of(0).read_bytes() == before
 
 
@@ -106,7 +106,7 @@ def test_killed_in_the_middle_it_goes_on(tmp_path):
     assert Tally(folder).update() >= done_s + 4
     for rank in range(2):
         sets = [s for s in after if isinstance(s, SetSample) and s.rank == rank]
-        assert [(s.number, s.again) for s in sets] == [turn(k) for k in range(len(sets))]
+        assert [(s.number, s.again) for s in sets] == [measurement_turn(k) for k in range(len(sets))]
     links = [s for s in after if not isinstance(s, SetSample)]
     assert [s.number for s in links] == list(range(len(links)))
     assert MeasurementFolder(folder.path).read() == after

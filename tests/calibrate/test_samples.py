@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from rowwise import SpecError
 from rowwise.calibrate.draw import Population, SetLimits, draw_set
 from rowwise.calibrate.folder import MeasurementSpec, Tally, lock_folder, open_folder
-from rowwise.calibrate.samples import LinkSample, SetSample, cut_torn, read_samples, write_sample
+from rowwise.calibrate.samples import LinkSample, SetSample, read_samples, truncate_partial_line, write_sample
 
 LIMITS = SetLimits(pool_bytes=10_000_000)
 
@@ -51,7 +51,7 @@ def test_a_file_cut_anywhere_goes_on_with_whole_lines(tmp_path_factory, data):
     path.write_bytes(whole[:cut])
     kept = samples[: whole[:cut].count(b"\n")]
     assert list(read_samples(path)) == kept
-    cut_torn(path)
+    truncate_partial_line(path)
     write_sample(path, samples[0])
     assert list(read_samples(path)) == [*kept, samples[0]]
 
@@ -72,7 +72,7 @@ def test_a_tally_counts_the_slowest_rank_as_files_grow(folder):
     with folder.links.open("ab") as file:
         file.write(b'{"type":"li')
     assert tally.update() == 3
-    cut_torn(folder.links)
+    truncate_partial_line(folder.links)
     write_sample(folder.links, an_exchange(took_s=0.25))
     assert tally.update() == 3.25
     assert (tally.sets, tally.links) == (2, 1)
@@ -81,12 +81,12 @@ def test_a_tally_counts_the_slowest_rank_as_files_grow(folder):
 def test_the_same_order_goes_on_and_another_is_refused(folder):
     write_sample(folder.sets_of(0), a_set())
     again = open_folder(folder.path, MeasurementSpec(limits=SetLimits(pool_bytes=5)))  # less memory than at first
-    assert again.order().limits == LIMITS
+    assert again.read_spec().limits == LIMITS
     assert again.read() == [a_set()]
-    for change, said in {"seed": r"--seed 0, and not 1", "threads": r"--threads 1, and not 2"}.items():
+    for change, said in {"seed": r"--seed 0, not 1", "threads": r"--threads 1, not 2"}.items():
         wanted = MeasurementSpec(limits=LIMITS, **{change: 1 if change == "seed" else 2})
         with pytest.raises(
-            SpecError, match=rf"order\.json: measured with {said}: go on as it began, or .* another fol"
+            SpecError, match=rf"order\.json: measured with {said}: want the same options, or another folder"
         ):
             open_folder(folder.path, wanted)
     with pytest.raises(SpecError, match="measured with other tables"):
@@ -95,12 +95,12 @@ def test_the_same_order_goes_on_and_another_is_refused(folder):
 
 def test_what_is_no_folder_for_this_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(SpecError, match="file: that is a file: want a folder"):
+    with pytest.raises(SpecError, match="file: is a file: want a folder"):
         open_folder(tmp_path / "file", MeasurementSpec(limits=LIMITS))
-    with pytest.raises(SpecError, match=r"a folder with other things in it, and no order\.json: want a new one"):
+    with pytest.raises(SpecError, match=r"not empty, and without order\.json: want a new folder"):
         open_folder(tmp_path, MeasurementSpec(limits=LIMITS))
     (tmp_path / "order.json").write_text("{}")
-    with pytest.raises(SpecError, match=r"order\.json: not an order of measurements: .*take another folder"):
+    with pytest.raises(SpecError, match=r"order\.json: not the specification of a calibration: .*want another folder"):
         open_folder(tmp_path, MeasurementSpec(limits=LIMITS))
 
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rowwise.calibrate.draw import DrawnSet, Population, SetLimits, draw_set
-from rowwise.calibrate.ids import ids_of
-from rowwise.calibrate.kernels import BATCHES, MOST_TURNS, KernelBench, flush_bytes, low
+from rowwise.calibrate.ids import draw_batch
+from rowwise.calibrate.kernels import BATCHES, MOST_TURNS, KernelBench, flush_bytes, low_quantile
 from rowwise.perf.access import Access, Workload
 from rowwise.row_optimizers import Adam, Sgd
 from rowwise.spec import RowType, Table
@@ -57,7 +57,7 @@ def test_rows_change_as_training_changes_them(bench, row_type, optimizer, monkey
         seen["rows"] = arena.weights(0).clone()
         seen["ids"] = torch.cat([batch.values_N for batch in batches]).unique()
 
-    monkeypatch.setattr("rowwise.calibrate.kernels._clean", look)
+    monkeypatch.setattr("rowwise.calibrate.kernels._zero_touched_rows", look)
     bench.measure([a_set(row_type=row_type, optimizer=optimizer)], 0)
     pool_of(bench).zero_()
     changed = (seen["rows"] != 0).any(1).nonzero().flatten()
@@ -72,7 +72,7 @@ def test_sets_that_take_turns_do_not_share_memory(bench):
     taken = bench.take(iter(sets))
     assert taken == sets[: len(taken)]
     assert 1 < len(taken) <= MOST_TURNS
-    places = bench._places(taken, 0)
+    places = bench._place_in_pool(taken, 0)
     spans = sorted(
         (tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes)
         for module, _ in places
@@ -103,18 +103,18 @@ def test_more_tables_take_longer(bench):
 
 
 def test_batches_are_the_same_when_a_set_is_measured_again(bench):
-    (first,), (second,) = (bench._places([a_set()], 3) for _ in range(2))
+    (first,), (second,) = (bench._place_in_pool([a_set()], 3) for _ in range(2))
     assert len(first[1]) == BATCHES
     for x, y in zip(first[1], second[1], strict=True):
         assert torch.equal(x.values_N, y.values_N)
-    other = ids_of(a_set().workloads, 256, np.random.default_rng((4, 0)))
+    other = draw_batch(a_set().workloads, 256, np.random.default_rng((4, 0)))
     assert not torch.equal(first[1][0].values_N, other.values_N)
 
 
 def test_a_fifth_of_the_repeats_is_faster_than_what_is_told():
-    assert low([5.0, 1.0, 3.0, 2.0, 4.0]) == 2.0
-    assert low([2.0, 1.0]) == 1.0
-    assert low(list(range(100))) == 20
+    assert low_quantile([5.0, 1.0, 3.0, 2.0, 4.0]) == 2.0
+    assert low_quantile([2.0, 1.0]) == 1.0
+    assert low_quantile(list(range(100))) == 20
 
 
 def test_what_is_read_between_repeats_is_larger_than_caches_that_are_a_cores_own():

@@ -4,14 +4,14 @@ import pytest
 from msgspec import structs
 
 from rowwise.calibrate import steps
-from rowwise.calibrate.remeasure import keep_truth
-from rowwise.calibrate.steps import StepMeasurement, StepTimes, _check, _joined, measure_plans
+from rowwise.calibrate.measure_plans import measure_plan_results
+from rowwise.calibrate.steps import StepMeasurement, StepTimes, _check_plans, _merge_ranks, measure_plans
 from rowwise.errors import SpecError
 from rowwise.perf.access import Access, Workload
 from rowwise.perf.hardware import Machine, hardware_named
 from rowwise.perf.roofline import Roofline
 from rowwise.plan import Plan, Tile
-from rowwise.planner.make import make_plans
+from rowwise.planner.pipeline import make_plans
 from rowwise.planner.problem import PlanRequest
 from rowwise.spec import Pooling, Table, Topology
 
@@ -35,7 +35,7 @@ def asked(topology=TWO, batch=512):
 def test_the_best_few_plans_are_run_and_the_fastest_is_kept():
     planned = make_plans(asked(), 3, seconds=0.05)
     assert len(planned) > 1
-    found = keep_truth(planned)
+    found = measure_plan_results(planned)
     measured = [step.seconds for step in found.steps]
     assert all(0 < seconds < 5 for seconds in measured)
     assert found.best.plan.forecast.measured_s == min(measured)
@@ -57,7 +57,7 @@ def test_more_work_takes_longer():
 
 
 def test_a_step_is_as_long_as_its_slowest_rank():
-    made = _joined([([1.0, 5.0, 2.0], {"lookup": 1.0}), ([3.0, 1.0, 2.5], {"lookup": 2.0})])
+    made = _merge_ranks([([1.0, 5.0, 2.0], {"lookup": 1.0}), ([3.0, 1.0, 2.5], {"lookup": 2.0})])
     assert made.rounds_s == (3.0, 5.0, 2.5)
     assert made.seconds == 2.5
     assert made.stages_s == {"lookup": (1.0, 2.0)}
@@ -67,10 +67,10 @@ def test_a_step_is_as_long_as_its_slowest_rank():
 def test_plans_that_do_not_fit_are_refused(monkeypatch):
     plan = make_plans(asked(), 1, seconds=0.01)[0].plan
     with pytest.raises(SpecError, match=r"3 plans of 4 tables take 0\.0 GB of rows .* want at most 70%"):
-        _check(StepMeasurement(TABLES, (plan,) * 3, 64), 1_000_000)
+        _check_plans(StepMeasurement(TABLES, (plan,) * 3, 64), 1_000_000)
     other = Plan(world=1, tiles=tuple(Tile(t.table.name, 0, (0, t.table.rows), (0, t.table.dim)) for t in TABLES))
     with pytest.raises(SpecError, match="plans for 1 and 2 ranks: want plans for the same ranks"):
-        _check(StepMeasurement(TABLES, (plan, other), 64), 1 << 40)
+        _check_plans(StepMeasurement(TABLES, (plan, other), 64), 1 << 40)
     monkeypatch.setattr(steps, "spare_bytes", lambda: 1000)
     with pytest.raises(SpecError, match="fewer plans or rows"):
         measure_plans(StepMeasurement(TABLES, (plan,), 64))
@@ -79,10 +79,10 @@ def test_plans_that_do_not_fit_are_refused(monkeypatch):
 def test_only_one_host_is_measured():
     planned = make_plans(asked(Topology(hosts=2, devices=2)), 1, seconds=0.01)
     with pytest.raises(SpecError, match="a plan for 2 hosts of 2 devices cannot be measured here"):
-        keep_truth(planned)
+        measure_plan_results(planned)
     few = make_plans(asked(batch=1), 1, seconds=0.01)
     with pytest.raises(SpecError, match="a batch of 1 for 2 ranks"):
-        keep_truth(few)
+        measure_plan_results(few)
 
 
 def test_a_forecast_tells_the_slowest_rank():

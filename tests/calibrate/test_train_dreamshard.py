@@ -6,12 +6,12 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from dreamshard.networks import POLICY_LAYERS, Networks
+from dreamshard.rewards import FORBIDDEN, advantages, deck_of, logits_of, play, policy_loss, policy_of
+from dreamshard.tasks import Pool, draw, judge, scatter
+from dreamshard.train import PolicyTraining, train_policy
 from planner.asked import question
 
-from rowwise.calibrate.dreamshard.networks import POLICY_LAYERS, Networks
-from rowwise.calibrate.dreamshard.rewards import FORBIDDEN, advantages, deck_of, logits_of, play, policy_loss, policy_of
-from rowwise.calibrate.dreamshard.tasks import Pool, draw, judge, scatter
-from rowwise.calibrate.dreamshard.train import PolicyTraining, train_policy
 from rowwise.errors import SpecError
 from rowwise.perf.access import Access
 from rowwise.perf.torchrec import TorchRecModel
@@ -57,7 +57,7 @@ def test_placements_are_judged_as_the_planner_judges_them(devices):
     tasks = draw(pool, rng, 5, 9)
     judged = judge(tasks, scatter(tasks, rng))
     for task in range(5):
-        workloads = [pool.problem.question.workloads[i] for i in tasks.index_EI[task]]
+        workloads = [pool.problem.request.workloads[i] for i in tasks.index_EI[task]]
         asked = pool_question(devices)
         problem = make_problem(replace(asked, workloads=tuple(workloads)))
         placement = Placement(problem.item_begin[:-1], judged.unit_EI[task].astype(np.int32))
@@ -77,7 +77,7 @@ def test_the_gradient_is_of_what_the_roll_out_did():
 
     def choose(step):
         one = np.broadcast_to(deck.kinds_EIH[:, step.item, None], step.here_EUH.shape)
-        seen.append(policy.logits(step.seen_EUS, step.here_EUH, one))
+        seen.append(policy.logits(step.inputs_EUS, step.here_EUH, one))
         return played.unit_EI[:, step.item]
 
     dreamshard.roll_out(policy, deck, choose)
@@ -143,7 +143,7 @@ def test_a_minute_of_training_is_better_than_placing_at_random(torchrec):
 
     def choose(step):
         one = np.broadcast_to(deck.kinds_EIH[:, step.item, None], step.here_EUH.shape)
-        return policy.logits(step.seen_EUS, step.here_EUH, one).argmax(1)
+        return policy.logits(step.inputs_EUS, step.here_EUH, one).argmax(1)
 
     mine_E = judge(ordered, dreamshard.roll_out(policy, deck, choose)).overall_E
     random_E = np.min([judge(tasks, scatter(tasks, rng)).overall_E for _ in range(10)], axis=0)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rowwise import SpecError
-from rowwise.perf.access import Access, Curves, Workload, distinct, head_share
+from rowwise.perf.access import Access, Curves, Workload, expected_distinct, head_share
 from rowwise.spec import Table
 
 
@@ -19,7 +19,7 @@ def shares(a, q, rows):
 def test_closed_forms_are_near_the_sums(a, q, rows, ids, part):
     p = shares(a, q, rows)
     exact = (-np.expm1(ids * np.log1p(-np.minimum(p, 1 - 1e-12)))).sum()
-    (found,) = distinct(*(np.array([float(x)]) for x in (a, q, rows, ids)))
+    (found,) = expected_distinct(*(np.array([float(x)]) for x in (a, q, rows, ids)))
     assert found == pytest.approx(exact, rel=0.13, abs=1.2)  # worst where a few rows take nearly everything
     k = int(part * rows)
     head = head_share(np.array(a), np.array(q), np.array(float(rows)), np.array(float(k)))
@@ -31,8 +31,8 @@ def test_a_measured_share_of_distinct_rows_is_kept(a, q, ratio):
     table = Table(name="t", rows=10**6, dim=8)
     access = Access(pooling=10, zipf_a=a, zipf_q=q, unique_ratio=ratio)
     curves = Curves.of([Workload(table=table, access=access)], 4096)
-    most = distinct(np.zeros(1), np.zeros(1), np.array([1e6]), np.array([40960.0]))[0] / 40960
-    least = distinct(np.array([6.0]), np.array([q]), np.array([1e6]), np.array([40960.0]))[0] / 40960
+    most = expected_distinct(np.zeros(1), np.zeros(1), np.array([1e6]), np.array([40960.0]))[0] / 40960
+    least = expected_distinct(np.array([6.0]), np.array([q]), np.array([1e6]), np.array([40960.0]))[0] / 40960
     assert curves.unique_T[0] / 40960 == pytest.approx(min(max(ratio, least), most), rel=1e-3)
 
 
@@ -58,7 +58,7 @@ def test_hot_rows_take_what_a_drawn_batch_says():
     [
         ({"pooling": -1}, "pooling=-1: want a finite number that is not negative"),
         ({"zipf_a": float("nan")}, "zipf_a=nan"),
-        ({"active": 0}, "active=0: want at least one row"),
+        ({"active": 0}, "active=0: want at least one active row"),
         ({"unique_ratio": 1.5}, "unique_ratio=1.5: want more than 0"),
     ],
 )

@@ -88,7 +88,7 @@ def test_presets_round_trip_and_say_where_they_are_from(name):
 
 
 def test_hardware_that_cannot_be_is_refused():
-    with pytest.raises(SpecError, match="no such preset; want one of a100-like"):
+    with pytest.raises(SpecError, match="no such preset: want one of a100-like"):
         hardware_named("b200")
     with pytest.raises(SpecError, match="not a hardware profile"):
         read_hardware("{}")

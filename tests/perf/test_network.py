@@ -11,10 +11,10 @@ from perf.networks import WORK, network, profile
 
 from rowwise.errors import SpecError
 from rowwise.perf.access import Access, Curves, Workload
-from rowwise.perf.features import work
+from rowwise.perf.features import nominal_work
 from rowwise.perf.hardware import Machine, hardware_named, read_hardware
 from rowwise.perf.learned import LearnedModel, model_of
-from rowwise.perf.network import FAR
+from rowwise.perf.network import MOST_DEVIATIONS
 from rowwise.perf.roofline import Roofline
 from rowwise.planner.kinds import PlacementKind
 from rowwise.planner.layouts import TABLE_WISE
@@ -91,7 +91,7 @@ def test_what_is_unlike_anything_seen_is_taken_for_the_nearest(form):
     made, rng = network(np.random.default_rng(2), form), np.random.default_rng(3)
     mean_F, scale_F = np.array(made.mean), np.array(made.scale)
     far_NF = mean_F + scale_F * rng.choice([-50.0, 50.0, 0.5], size=(20, len(mean_F)))
-    near_NF = mean_F + np.clip((far_NF - mean_F) / scale_F, -FAR, FAR) * scale_F
+    near_NF = mean_F + np.clip((far_NF - mean_F) / scale_F, -MOST_DEVIATIONS, MOST_DEVIATIONS) * scale_F
     work_NK = rng.exponential(size=(20, made.width))
     np.testing.assert_allclose(made.psi(far_NF, work_NK), made.psi(near_NF, work_NK))
     if form == "scaled":
@@ -122,7 +122,9 @@ def test_narrow_rows_are_less_work():
         question = replace(asked(profile(4)), workloads=(Workload(table=table, access=Access(pooling=5.0)),))
         shards = TableArrays.of(question).shards(PlacementKind(TABLE_WISE), np.arange(1), question)
         found.append(
-            dict(zip(WORK["lookup"], work("lookup", shards, Curves.of(question.workloads, 2048))[0], strict=True))
+            dict(
+                zip(WORK["lookup"], nominal_work("lookup", shards, Curves.of(question.workloads, 2048))[0], strict=True)
+            )
         )
     assert found[1]["gathered"] < found[0]["gathered"]
     assert found[1]["pooled"] == found[0]["pooled"]

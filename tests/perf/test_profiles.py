@@ -3,13 +3,13 @@
 import pytest
 
 from rowwise.perf.access import Access, Workload
-from rowwise.perf.hardware import MEASURED, PRESETS, Machine, hardware_named
+from rowwise.perf.hardware import PRESETS, PROFILE_FOLDER, Machine, hardware_named
 from rowwise.perf.learned import LearnedModel, model_of
-from rowwise.planner.make import make_plan
+from rowwise.planner.pipeline import make_plan
 from rowwise.planner.problem import PlanRequest
 from rowwise.spec import Table, Topology
 
-PROFILES = sorted(path.stem for path in MEASURED.glob("*.json"))
+PROFILES = sorted(path.stem for path in PROFILE_FOLDER.glob("*.json"))
 
 
 def test_one_was_measured_and_all_say_where_they_are_from():

@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from rowwise import Plan, Table, Topology
-from rowwise.calibrate.narrow import KINDS, SHAPES, WireShares, fit_narrow
+from rowwise.calibrate.wire_costs import KINDS, SHAPES, WireShares, fit_wire_costs
 from rowwise.perf.access import Access, Workload
 from rowwise.perf.exchange import Amounts, NarrowWires, WireCost, waits_s
 from rowwise.perf.hardware import Machine, hardware_named, read_hardware
 from rowwise.perf.learned import model_of
 from rowwise.planner.layouts import table_wise
-from rowwise.planner.make import make_plan
+from rowwise.planner.pipeline import make_plan
 from rowwise.planner.problem import PlanRequest
-from rowwise.planner.refine import exchanges_s
+from rowwise.planner.rank_exchange import exchanges_s
 from rowwise.spec import Codecs, Wire, WireType
 
 seconds, TWO, XEON = st.floats(0, 1e-2), Topology(devices=2), hardware_named("xeon")
@@ -63,8 +63,8 @@ def test_an_exchange_is_its_own_time_and_the_wait(ranks, batch):
     dim_W, ids_W, skew_W = np.array(ranks).T
     amounts = Amounts(dim_W, ids_W, batch, skew_W - skew_W.min())
     network = XEON.exchanges.forward
-    assert network.own_s(amounts) + waits_s(amounts.skew_W) == pytest.approx(network(amounts))
-    assert (network.own_s(amounts) > 0).all()
+    assert network.transfer_s(amounts) + waits_s(amounts.skew_W) == pytest.approx(network(amounts))
+    assert (network.transfer_s(amounts) > 0).all()
 
 
 @given(questions, st.sampled_from(("cpu", "xeon")))
@@ -115,11 +115,11 @@ def test_prices_are_found_in_what_they_made(world):
     shares = []
     for batch, tables, dim in SHAPES:
         amounts = Amounts(even_W * tables * dim, even_W * tables * batch, batch, even_W * 0)
-        floats_s = (exchanges.forward.own_s(amounts) + exchanges.backward.own_s(amounts)).mean()
+        floats_s = (exchanges.forward.transfer_s(amounts) + exchanges.backward.transfer_s(amounts)).mean()
         vectors = tables * batch * (world - 1) / world
         added = {k: 2 * a.seconds(world - 1, vectors, vectors * dim) / floats_s for k, a in made.items()}
         shares.append(WireShares(batch, tables, dim, added))
-    found = fit_narrow(exchanges, shares, world)
+    found = fit_wire_costs(exchanges, shares, world)
     for kind, added in made.items():
         for name in WireCost.__struct_fields__:
             assert getattr(getattr(found.narrow, kind), name) == pytest.approx(

@@ -15,10 +15,10 @@ from rowwise.perf.hardware import CodecRates, Coding, Machine, hardware_named, r
 from rowwise.perf.learned import model_of
 from rowwise.perf.roofline import Roofline
 from rowwise.perf.wires import link_shares, vector_bytes
-from rowwise.planner.kinds import kinds_for
+from rowwise.planner.kinds import candidate_kinds
 from rowwise.planner.layouts import LAYOUTS
-from rowwise.planner.make import make_plan
 from rowwise.planner.options import TableArrays
+from rowwise.planner.pipeline import make_plan
 from rowwise.planner.problem import PlanRequest
 from rowwise.spec import Codecs, RowType, Wire, WireType, row_bytes
 
@@ -34,7 +34,7 @@ def links(question, wire, rate_Bps=1e30):
     model, curves = Roofline(hardware, topology, wire), Curves.of(question.workloads, question.batch)
     columns = TableArrays.of(question)
     found = []
-    for kind in kinds_for(question.machine, 4, ("device",)):
+    for kind in candidate_kinds(question.machine, 4, ("device",)):
         index_T = np.flatnonzero(columns.blocks_T >= kind.column_parts)
         found.append(model.links_s(columns.shards(kind, index_T, question), curves))
     return np.concatenate(found)

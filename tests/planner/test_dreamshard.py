@@ -6,32 +6,32 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from dreamshard.networks import Networks
+from dreamshard.rewards import policy_of as arrays_of
 from from_benchmarks import part
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from planner.asked import question, stored
 from planner.small_questions import questions
 
-from rowwise.calibrate.dreamshard.networks import Networks
-from rowwise.calibrate.dreamshard.rewards import policy_of as arrays_of
 from rowwise.errors import SpecError
 from rowwise.perf.access import Access
 from rowwise.planner.constraints import Constraints
 from rowwise.planner.methods.dreamshard import (
     FEATURES,
+    INPUTS,
     LAYERS,
     MOST_ITEMS,
-    SEEN,
     SHIPPED,
     SUMS,
     PolicyFile,
-    deck_of,
-    features_of,
     load_policy,
-    place,
+    make_deck,
+    place_by_policy,
     policy_of,
+    policy_start,
     split_costs,
-    start,
+    table_features,
     whole_pieces,
 )  # fmt: skip
 from rowwise.planner.methods.named import run_method
@@ -62,7 +62,7 @@ def held_out():
 @given(asked=questions(fill=(0.3, 1.0)), seed=st.integers(0, 9), alone=st.booleans())
 def test_whole_items_on_ranks_that_have_room_and_are_allowed(asked, seed, alone):
     problem = make_problem(asked)
-    unit_N = place(problem, any_policy(seed)[1], costs_alone=alone)
+    unit_N = place_by_policy(problem, any_policy(seed)[1], costs_alone=alone)
     pieces = whole_pieces(problem)
     if unit_N is None:
         limit = problem.limit_M[0]
@@ -80,7 +80,7 @@ def test_whole_items_on_ranks_that_have_room_and_are_allowed(asked, seed, alone)
 @given(asked=questions(fill=(0.2, 0.7)))
 def test_a_start_is_a_placement_that_costs_what_the_baseline_says(asked):
     problem = make_problem(asked)
-    placement, result = start(problem), run_method("dreamshard", problem)
+    placement, result = policy_start(problem), run_method("dreamshard", problem)
     if placement is None:
         assert result.cost is None
         return
@@ -92,11 +92,11 @@ def test_a_start_is_a_placement_that_costs_what_the_baseline_says(asked):
 def test_memory_is_used_to_the_last_byte_and_not_beyond():
     tables = [Table(name=f"t{i}", rows=1000 + 77 * i, dim=16) for i in range(9)]
     needed = sum(stored(t) for t in tables)
-    assert start(make_problem(question(tables, Topology(), needed))) is not None
-    assert start(make_problem(question(tables, Topology(), needed - 1))) is None
+    assert policy_start(make_problem(question(tables, Topology(), needed))) is not None
+    assert policy_start(make_problem(question(tables, Topology(), needed - 1))) is None
     assert run_method("dreamshard", make_problem(question(tables, Topology(), needed - 1))).cost is None
     with_buffers = question(tables, Topology(), needed, buffers=True)
-    assert start(make_problem(with_buffers)) is None
+    assert policy_start(make_problem(with_buffers)) is None
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -105,7 +105,7 @@ def test_room_is_kept_for_a_large_table_that_comes_late(seed):
     tables = [Table(name="large", rows=10**6, dim=32)] + [Table(name=f"t{i}", rows=10**5, dim=32) for i in range(7)]
     access = [Access(pooling=0.01)] + [Access(pooling=30)] * 7
     problem = make_problem(question(tables, Topology(devices=3), stored(tables[0]), access=access, constraints=WHOLE))
-    unit_N = place(problem, any_policy(seed)[1])
+    unit_N = place_by_policy(problem, any_policy(seed)[1])
     assert unit_N is not None
     assert (unit_N == unit_N[0]).sum() == 1
 
@@ -114,11 +114,11 @@ def test_tables_that_stay_together_count_as_one():
     tables = [Table(name=f"t{i}", rows=5000, dim=8 << i % 3) for i in range(6)]
     constraints = Constraints(together=(("t0", "t1", "t2"),))
     problem = make_problem(question(tables, Topology(devices=2), 1e9, constraints=constraints))
-    deck, order = deck_of(problem, load_policy())
-    loads_TH = load_policy().loads(load_policy().normal(features_of(problem.question)))
+    deck, order = make_deck(problem, load_policy())
+    loads_TH = load_policy().loads(load_policy().normal(table_features(problem.request)))
     group = problem.members.index((0, 1, 2))
     np.testing.assert_allclose(deck.loads_EIH[0, list(order).index(group)], loads_TH[:3].sum(0))
-    found = problem.plan(start(problem))
+    found = problem.plan(policy_start(problem))
     ranks = {tile.rank for tile in found.tiles if tile.table in ("t0", "t1", "t2")}
     assert len(found.tiles) == 6
     assert len(ranks) == 1
@@ -128,19 +128,19 @@ def test_no_start_where_the_policy_cannot_place():
     tables = [Table(name=f"t{i}", rows=4000, dim=8) for i in range(3)]
     cut = Constraints(layouts={"t1": ("row_wise",)})
     problem = make_problem(question(tables, Topology(devices=2), 1e9, constraints=cut))
-    assert start(problem) is None
+    assert policy_start(problem) is None
     with pytest.raises(SpecError, match="'t1' may not be one: allow table_wise"):
         run_method("dreamshard", problem)
     many = [Table(name=f"t{i}", rows=100, dim=8) for i in range(MOST_ITEMS + 1)]
-    assert start(make_problem(question(many, Topology(devices=2), 1e9, constraints=WHOLE))) is None
-    assert start(make_problem(question(many[1:], Topology(devices=2), 1e9, constraints=WHOLE))) is not None
+    assert policy_start(make_problem(question(many, Topology(devices=2), 1e9, constraints=WHOLE))) is None
+    assert policy_start(make_problem(question(many[1:], Topology(devices=2), 1e9, constraints=WHOLE))) is not None
 
 
 @pytest.mark.parametrize("topology", [Topology(devices=n) for n in (1, 2, 3, 8, 13)] + [Topology(hosts=3, devices=2)])
 def test_any_number_of_ranks_is_used(topology):
     tables = [Table(name=f"t{i}", rows=3000 + i, dim=16) for i in range(26)]
     problem = make_problem(question(tables, topology, 1e9, constraints=WHOLE))
-    unit_N = place(problem, load_policy())
+    unit_N = place_by_policy(problem, load_policy())
     assert set(unit_N.tolist()) == set(range(topology.world))
 
 
@@ -157,14 +157,14 @@ def test_the_order_of_tables_does_not_matter():
 def test_a_machine_of_another_speed_has_the_same_placement():
     problem, policy = make_problem(held_out()(30, 4, 2)), load_policy()
     slower = replace(problem.pieces, load_NK=problem.pieces.load_NK * 8, link_N=problem.pieces.link_N * 8)
-    assert np.array_equal(place(problem, policy), place(replace(problem, pieces=slower), policy))
+    assert np.array_equal(place_by_policy(problem, policy), place_by_policy(replace(problem, pieces=slower), policy))
 
 
 def test_predictions_are_scaled_to_the_machine():
     """Loads and links that another machine would have: predicted costs of single tables add up to what these are."""
     problem, policy = make_problem(held_out()(30, 4, 2)), load_policy()
     other = replace(problem.pieces, load_NK=problem.pieces.load_NK * 8, link_N=problem.pieces.link_N * 0.2)
-    predicted_C = deck_of(replace(problem, pieces=other), policy)[0].single_EIC.sum((0, 1))
+    predicted_C = make_deck(replace(problem, pieces=other), policy)[0].single_EIC.sum((0, 1))
     assert predicted_C == pytest.approx(split_costs(problem, other.load_NK, other.link_N).sum(0), rel=1e-9)
 
 
@@ -182,7 +182,7 @@ def test_parts_of_a_cost_add_up_to_it():
 def test_features_tell_tables_apart():
     tables = [Table(name="a", rows=10**6, dim=64), Table(name="b", rows=10**6, dim=64)]
     asked = question(tables, Topology(devices=2), 1e9, access=[Access(pooling=1), Access(pooling=50, zipf_a=1.2)])
-    features_TF = features_of(asked)
+    features_TF = table_features(asked)
     assert features_TF.shape == (2, FEATURES)
     assert np.exp(features_TF[0, :4]) == pytest.approx([64, 1e6, 1, 256e6])
     assert features_TF[:, 4:].sum(1) == pytest.approx([1, 1])
@@ -195,7 +195,7 @@ def test_arrays_compute_what_tensors_do(seed, count):
     networks, policy = any_policy(seed)
     rng = np.random.default_rng(seed)
     normal_TF = rng.standard_normal((count, FEATURES))
-    seen, here, one = (rng.standard_normal((count, n)) for n in (SEEN, SUMS, SUMS))
+    seen, here, one = (rng.standard_normal((count, n)) for n in (INPUTS, SUMS, SUMS))
     sums = np.where(rng.random((count, 1)) < 0.2, 0.0, rng.exponential(size=(count, SUMS)) * 10 ** rng.uniform(-3, 3))
     pairs = [
         (policy.loads(normal_TF), networks.loads(torch.tensor(normal_TF))),

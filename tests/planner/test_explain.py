@@ -13,13 +13,13 @@ from planner.asked import question, stored
 from rowwise.errors import SpecError
 from rowwise.perf.access import Access
 from rowwise.plan import TIERS
-from rowwise.planner.alternatives import alternatives
+from rowwise.planner.alternatives import compute_alternatives
 from rowwise.planner.constraints import Constraints
 from rowwise.planner.explain import explain
 from rowwise.planner.explanation import Explanation
 from rowwise.planner.layouts import SPANS
-from rowwise.planner.make import PlanResult, forecast, make_plan
 from rowwise.planner.options import make_problem
+from rowwise.planner.pipeline import PlanResult, forecast, make_plan
 from rowwise.planner.problem import NO_UNIT, Placement, PlanRequest
 from rowwise.planner.search import search
 from rowwise.row_optimizers import Adam, RowWiseAdagrad, Sgd
@@ -86,7 +86,7 @@ def test_what_another_option_would_cost_is_what_it_costs(asked):
     planned = planned_or_skipped(asked)
     problem, placement = planned.problem, planned.searched.placement
     cost = problem.cost(placement)
-    found = alternatives(problem, placement)
+    found = compute_alternatives(problem, placement)
     for option in range(len(problem.option_kind)):
         pieces, units = problem.pieces_of(option), units_of(planned, option)
         if option in placement.choice_I:
@@ -176,8 +176,8 @@ def test_reasons():
     asked = question([*rows, tiny], Topology(devices=4), 1.5e9, access=access, constraints=rules, batch=65536)
     facts = explain(make_plan(asked, seconds=0.2))
     assert reason(facts, "big") == "larger than a device (2.6 GB of 1.5 GB)"
-    assert reason(facts, "a") == "the only layout that it may have"
-    assert reason(facts, "b") == "it may only be on rank 1"
+    assert reason(facts, "a") == "the only layout allowed"
+    assert reason(facts, "b") == "constraints allow only rank 1"
     assert "a copy moves" in reason(facts, "tiny")
 
 
@@ -204,7 +204,7 @@ def test_tables_that_stay_together_are_told_apart():
 
 def test_one_device():
     facts = explain(make_plan(question([Table(name="a", rows=9, dim=8)], Topology(), 1e9), seconds=0.01))
-    assert facts.tables[0].reason == "there is one device"
+    assert facts.tables[0].reason == "the machine has one device"
     assert facts.step.links_s == 0
     assert "on 1 device:" in facts.text()
 

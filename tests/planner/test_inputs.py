@@ -100,8 +100,8 @@ def test_other_names_of_columns_and_defaults(put):
     assert second == Workload(table=Table(name="b", rows=2000, dim=8), access=Access(pooling=2.0))
     assert found.notes == (
         "columns bin_0, bin_1: not used",
-        "2 of 2 tables say no dim: 8 for them",
-        "tables that are called by a number have a t before it: 17 is t17",
+        "2 of 2 tables give no dim: 8 is used",
+        "tables named by a number get the prefix t: 17 is t17",
     )
 
 
@@ -114,7 +114,7 @@ def test_a_ratio_counts_where_there_is_no_curve(put):
     path = put("name,rows,dim,pooling,zipf_a,unique_ratio\na,10,4,1,1.2,0.5\nb,10,4,1,,0.25\n")
     found = read_tables(path)
     assert [(w.access.zipf_a, w.access.unique_ratio) for w in found.workloads] == [(1.2, None), (0.0, 0.25)]
-    assert found.notes == ("unique_ratio: not used where there is zipf_a, which holds for batches of any size",)
+    assert found.notes == ("unique_ratio: ignored where zipf_a is given, which holds for batches of any size",)
 
 
 def test_an_optimizer_may_be_an_object(put):
@@ -143,14 +143,14 @@ def test_what_inspect_says_is_read(put):
     [
         ("", "tables.csv: the file is empty"),
         ("\n \n", "tables.csv: the file is empty"),
-        (HEAD, "tables.csv: a header and no tables"),
+        (HEAD, "tables.csv: a header without tables"),
         (
             "name,dim,pooling\na,1,1\n",
             "tables.csv, line 1: no column 'rows' or 'num_rows'; there are name, dim, pooling",
         ),
         ("name,num_row,dim,pooling\na,1,1,1\n", "no column 'rows' or 'num_rows', but 'num_row'; there are name,"),
         ("name,rows,dim,poolling\na,1,1,1\n", "no column 'pooling', but 'poolling'; there are"),
-        ("name,rows,rows,dim,pooling\na,1,1,1,1\n", "tables.csv, line 1: column 'rows' is there twice"),
+        ("name,rows,rows,dim,pooling\na,1,1,1,1\n", "tables.csv, line 1: column 'rows' appears twice"),
         (HEAD + "a,ten,4,1\n", "tables.csv, line 2, column 'rows': 'ten': want a whole number of at least 1"),
         (HEAD + "a,1,4,1\nb,-3,4,1\n", "tables.csv, line 3, column 'rows': '-3': want a whole number of at least 1"),
         (HEAD + "a,0,4,1\n", "line 2, column 'rows': '0': want a whole number of at least 1"),

@@ -15,8 +15,8 @@ from shard.layout_cases import CASES
 from rowwise import Plan, RowType, Table, Tile, Topology, planner
 from rowwise.perf.hardware import Machine, hardware_named
 from rowwise.plan import column_block
-from rowwise.planner.infer_layout import infer_layout
-from rowwise.planner.kinds import kinds_for, tiles_of
+from rowwise.planner.infer_layout import infer_kind
+from rowwise.planner.kinds import candidate_kinds, tiles_of
 from rowwise.planner.layouts import LAYOUTS as RECORDS
 from rowwise.planner.layouts import NAMES, column_wise, grid, replicated, row_wise, table_row_wise, table_wise
 
@@ -103,7 +103,7 @@ def test_a_layout_goes_to_other_processes(layout):
 
 def test_every_public_layout_is_planned():
     machine = Machine(Topology(hosts=2, devices=2), hardware_named("cpu"))
-    planned = {kind.layout.name for kind in kinds_for(machine, 8, ("device",))}
+    planned = {kind.layout.name for kind in candidate_kinds(machine, 8, ("device",))}
     assert planned == set(NAMES) == set(LAYOUTS)
     assert set(NAMES) <= set(planner.__all__)
 
@@ -112,10 +112,12 @@ def test_every_public_layout_is_planned():
 def test_tiles_are_recognised_as_what_made_them(table, topology, data):
     """A layout that differs from others makes tiles that differ; its units are those that it was given."""
     machine = Machine(topology, hardware_named("cpu"))
-    kind = data.draw(st.sampled_from(kinds_for(machine, -(-table.dim // column_block(table)), ("device", "host"))))
+    kind = data.draw(
+        st.sampled_from(candidate_kinds(machine, -(-table.dim // column_block(table)), ("device", "host")))
+    )
     units = data.draw(st.lists(st.sampled_from(kind.layout.units(topology)), min_size=kind.parts, max_size=kind.parts))
     tiles = tiles_of(kind, table, units, topology)
-    assert infer_layout(table, tiles, topology, [kind]) == (kind, tuple(units))
+    assert infer_kind(table, tiles, topology, [kind]) == (kind, tuple(units))
 
 
 def test_a_table_that_cannot_be_cut_stays_whole():
@@ -165,7 +167,7 @@ def test_layouts_and_simple_plans_need_no_torch():
 import sys
 from rowwise import Table, Topology
 from rowwise.planner.layouts import grid
-from rowwise.planner.simple import simple_plan
+from rowwise.planner.heuristic import simple_plan
 table, topology = Table(name="t", rows=10, dim=8), Topology(hosts=2, devices=2)
 grid(table, topology, [0, 1])
 simple_plan([table], topology).validate([table])

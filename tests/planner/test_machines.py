@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rowwise import SpecError, Topology
 from rowwise.perf.hardware import PRESETS, hardware_named
-from rowwise.planner.machines import bytes_of, machine_named
+from rowwise.planner.machines import machine_named, parse_size
 
 
 @given(hosts=st.integers(1, 99), devices=st.integers(1, 99), preset=st.sampled_from(PRESETS))
@@ -32,7 +32,7 @@ def test_memory_may_be_changed():
     [("1", 1), ("40GB", 40 * 10**9), ("36GiB", 36 << 30), (".5 tb", 5 * 10**11), ("2k", 2000), ("3MiB", 3 << 20)],
 )
 def test_sizes(text, size):
-    assert bytes_of(text, "size") == size
+    assert parse_size(text, "size") == size
 
 
 def test_files(tmp_path, monkeypatch):
@@ -54,13 +54,13 @@ def test_files(tmp_path, monkeypatch):
     [
         (
             "8xv100",
-            "no hardware is called 'v100'; there are h100-like, a100-like, zionex, xeon, cpu; want such as 8xa100-like",
+            "no hardware preset 'v100'; there are h100-like, a100-like, zionex, xeon, cpu: want such as 8xa100-like",
         ),
-        ("zionx", "no hardware is called 'zionx'; there are zionex, "),
-        ("", "no hardware is called ''; there are "),
+        ("zionx", "no hardware preset 'zionx'; there are zionex, "),
+        ("", "no hardware preset ''; there are "),
         ("0xcpu", "topology '0xcpu': 1 hosts of 0 devices: want at least one of each"),
         ("0x8xcpu", "topology '0x8xcpu': 0 hosts of 8 devices: want at least one of each"),
-        ("-2xcpu", "no hardware is called '-2xcpu'"),
+        ("-2xcpu", "no hardware preset '-2xcpu'"),
         ("2xcpu:device=lots", "device='lots': want a size such as 40GB"),
         ("2xcpu:device=-4GB", "device='-4GB': want a size such as 40GB"),
         ("2xcpu:device=", "device='': want a size such as 40GB"),
@@ -73,7 +73,7 @@ def test_files(tmp_path, monkeypatch):
         ("list.json", 'list.json: list: want {"topology": '),
         ("wrong.json", "wrong.json: Object contains unknown field `ranks`"),
         ("3xwrong.json", "wrong.json: not a hardware profile: "),
-        ("named.json", "no hardware is called 'gpu'; there are "),
+        ("named.json", "no hardware preset 'gpu'; there are "),
     ],
 )
 def test_what_is_wrong_is_named(text, message, tmp_path, monkeypatch):

@@ -13,8 +13,8 @@ from planner.small_questions import questions
 from rowwise.errors import SpecError
 from rowwise.plan import TIERS
 from rowwise.planner.infeasible import InfeasibleError, has_plan
-from rowwise.planner.make import make_plan
 from rowwise.planner.options import make_problem
+from rowwise.planner.pipeline import make_plan
 from rowwise.planner.problem import PlanRequest
 from rowwise.planner.replan import replan
 from rowwise.spec import Table, Topology

@@ -14,9 +14,9 @@ from rowwise.perf import Access, Roofline, Workload, hardware_named
 from rowwise.perf.hardware import Machine
 from rowwise.planner import layouts
 from rowwise.planner.constraints import Constraints
-from rowwise.planner.current_placement import current_placement, moved_bytes
-from rowwise.planner.make import make_plan
+from rowwise.planner.current_placement import moved_bytes, placement_of_plan
 from rowwise.planner.options import make_problem
+from rowwise.planner.pipeline import make_plan
 from rowwise.planner.problem import NO_UNIT, Placement, PlanRequest
 from rowwise.planner.replan import MOST_MOVED, replan
 
@@ -133,7 +133,7 @@ def test_a_placement_is_found_again_in_its_plan(data):
     plan = problem.plan(placement)
     # The same tables at other rates: splits that cannot matter there are no options of that problem.
     other = small_question(tables, topology, [float(data.draw(st.sampled_from((0.001, 1000)))) for _ in tables])
-    standing = current_placement(make_problem(other), plan)
+    standing = placement_of_plan(make_problem(other), plan)
     assert not standing.recut
     assert standing.problem.plan(standing.start) == plan
     assert standing.moved_bytes(standing.start) == 0
@@ -152,7 +152,7 @@ def test_a_cut_that_nobody_would_make_any_more_is_kept_and_costs_what_it_costs()
     only = Constraints(layouts={"small": ("column_wise",)})
     kept, whole = make_problem(replace(question, constraints=only)), make_problem(question)
     assert not any(whole.kind_of(o).parts > 1 for o in range(int(whole.item_begin[20]), int(whole.item_begin[21])))
-    standings = [current_placement(problem, old) for problem in (whole, kept)]
+    standings = [placement_of_plan(problem, old) for problem in (whole, kept)]
     assert standings[1].problem is kept
     costs = [standing.problem.cost(standing.start) for standing in standings]
     assert costs[0] == pytest.approx(costs[1], rel=1e-12)
@@ -202,7 +202,7 @@ def test_pins_are_kept_whatever_was():
 def test_mistakes_are_told():
     table = Table(name="a", rows=100, dim=8)
     question = small_question([table], Topology(devices=2), [1.0])
-    with pytest.raises(SpecError, match="is for 4 ranks, the question for 2: want 4 of them, or a new plan"):
+    with pytest.raises(SpecError, match="is for 4 ranks, the machine has 2: want 4 ranks, or a new plan"):
         replan(question, Plan(world=4, tiles=layouts.table_wise(table, 0)))
     with pytest.raises(SpecError, match="rows 50:100 x columns 0:8 are on no rank"):
         replan(question, Plan(world=2, tiles=layouts.table_wise(structs.replace(table, rows=50), 0)))

@@ -15,14 +15,14 @@ from rowwise.errors import SpecError
 from rowwise.perf.access import Access
 from rowwise.perf.learned import LearnedModel
 from rowwise.perf.memory import FLOAT_bytes
-from rowwise.planner.bound import Totals, linear_bound, threshold_bound
+from rowwise.planner.bound import OptionTotals, linear_bound, threshold_bound
 from rowwise.planner.constraints import Constraints
 from rowwise.planner.infeasible import InfeasibleError
-from rowwise.planner.make import make_plan
 from rowwise.planner.methods.named import METHODS, run_method
 from rowwise.planner.milp import certify
 from rowwise.planner.native import AnnealingEffort, Homes, NativeProblem
 from rowwise.planner.options import make_problem
+from rowwise.planner.pipeline import make_plan
 from rowwise.planner.search import least_split_options, search, search_best
 from rowwise.spec import Table, Topology, state_width
 
@@ -65,7 +65,7 @@ def test_networks_with_weights_below_zero_prove_nothing():
     asked = with_networks(asked, profile(3, "published", bounded=False))
     planned = make_plan(asked, seconds=0.01)
     assert planned.plan.forecast.bound_s is None
-    with pytest.raises(SpecError, match="is not convex, so nothing can be proven"):
+    with pytest.raises(SpecError, match="is not convex, so no bound can be proven"):
         make_plan(asked, seconds=0.01, certify_s=1.0)
 
 
@@ -233,7 +233,7 @@ def test_hot_rows_on_the_device_leave_few_accesses_to_the_host(monkeypatch):
 
 def test_items_are_split_as_little_as_bounds_allow(question_of_ten):
     problem = make_problem(question_of_ten)
-    totals = Totals.of(problem)
+    totals = OptionTotals.of(problem)
     whole = least_split_options(problem, totals, 1.0, 1.0)
     assert all(problem.kind_of(int(option)).parts == 1 for option in whole)
     tight = least_split_options(

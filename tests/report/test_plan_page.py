@@ -14,7 +14,7 @@ from rowwise.errors import DataError
 from rowwise.perf.access import Access
 from rowwise.planner.explain import explain
 from rowwise.planner.explanation import Explanation
-from rowwise.planner.make import make_plan
+from rowwise.planner.pipeline import make_plan
 from rowwise.report import write
 from rowwise.report.plan import plan_page
 from rowwise.report.read import PLAN

@@ -30,9 +30,9 @@ from rowwise.comm.torch import Rendezvous, TorchTransport
 from rowwise.errors import PeerError
 from rowwise.perf.hardware import Machine, hardware_named
 from rowwise.perf.roofline import Roofline
-from rowwise.planner.make import make_plan
+from rowwise.planner.heuristic import simple_plan
+from rowwise.planner.pipeline import make_plan
 from rowwise.planner.problem import PlanRequest
-from rowwise.planner.simple import simple_plan
 from rowwise.shard.rehearse import RehearsedRank, rehearse, zero_pages
 from rowwise.spec import Codecs, row_bytes, state_slots
 

@@ -1,5 +1,5 @@
-"""Measures this machine's kernels and links, and learns what steps cost on it.
+"""Measures this machine's kernels and links, and fits a hardware profile to the measurements.
 
-The only package beside `recipes` that may use both tensors and the planner: it runs what plans are made of, and trains
-the models by which they are judged. What it makes is data, a hardware profile, which planning reads without it.
+The only package beside `recipes` that may use both torch and the planner: it runs what plans consist of, and trains the
+cost models that rate plans. Planning reads the profile, which is data.
 """

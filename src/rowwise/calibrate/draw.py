@@ -1,9 +1,8 @@
-"""Which sets of tables are measured: the n-th of a rank is a function of a seed, and of nothing that was measured.
+"""Draws sets of tables to measure: the n-th set of a rank is a function of the seed alone.
 
-Sets are one to fifteen tables of the dims that NeuroShard's benchmark has, or pieces as sharding makes them. What a
-set takes is spread evenly on a logarithmic scale, from next to nothing on.
-
-Known limits: tables that are not pooled, and weights of ids: sums stand for all.
+So an interrupted calibration continues with the sets that would have come next, and a set can be drawn again to be
+measured again. Sets are 1 to 15 tables with the dims of NeuroShard's benchmark, or pieces as sharding makes them. Their
+seconds are spread evenly on a logarithmic scale. Not drawn: sequences, and weights of ids; sums stand for all.
 """
 
 import functools
@@ -25,11 +24,11 @@ T = TypeVar("T")
 Ints = NDArray[np.int64]
 DIMS = (4, 8, 16, 32, 64, 128)  # of NeuroShard's benchmark
 WIDE = 256
-NARROW = (4, 8, 12, 24, 48)  # what is left of tables whose columns were cut
+NARROW = (4, 8, 12, 24, 48)  # columns of pieces of cut tables
 MOST_TABLES = 15
-BESIDE = 0.25  # of the sets where tables are given
+SYNTHETIC_SHARE = 0.25  # of the sets, if tables are given
 BATCHES = (256, 16384)
-TRIES, AS_MANY = 300, 60  # of them with as many tables as were drawn first: what is small has few
+TRIES, SAME_COUNT_TRIES = 300, 60  # draws of a set; after the first 60 it may have fewer tables, as small sets must
 FLOAT_bytes, LINE_bytes = 4, 64
 ROW_TYPES = ((RowType.FP32, 0.7), (RowType.BF16, 0.12), (RowType.FP16, 0.08), (RowType.INT8, 0.1))
 OPTIMIZERS: tuple[tuple[RowOptimizer, float], ...] = (
@@ -38,24 +37,24 @@ OPTIMIZERS: tuple[tuple[RowOptimizer, float], ...] = (
     (Adagrad(), 0.15),
     (Adam(), 0.1),
 )
-# About what a step takes on one core, to spread sets: seconds of a call, an id, a byte of a row, a float of a vector;
-# and what an id takes beside that if its row is not of 32-bit floats.
+# Rough seconds of a step on one core, to spread sets: of a call, an id, a byte of a row, a float of a vector, and the
+# extra seconds of an id whose row is not fp32.
 CALL_s, ID_s, BYTE_s, VECTOR_s, PACKED_s = 300e-6, 40e-9, 0.12e-9, 2.2e-9, 20e-9
 
 
 class SetLimits(Value, frozen=True, kw_only=True):
-    """The largest number of tables, rows and bytes of a drawn set."""
+    """Limits of a set."""
 
     pool_bytes: int  # of rows and optimizer state
     vector_floats: int = 16 << 20  # of all pooled vectors of a batch
-    least_s: float = 400e-6  # about, of a lookup and its update
+    least_s: float = 400e-6  # rough seconds of a lookup and its update
     most_s: float = 80e-3
-    speed: float = 1.0  # how many times as fast as one core the device is taken for
+    speed: float = 1.0  # of the device, as a multiple of one core
 
 
 @dataclass(frozen=True, slots=True)
 class DrawnSet:
-    """Tables to be looked up together."""
+    """Tables that are looked up together."""
 
     number: int
     batch: int
@@ -63,19 +62,19 @@ class DrawnSet:
 
 
 class StorageFormat(NamedTuple):
-    """The row types and optimizers of a set's tables."""
+    """Row type and optimizer of a set."""
 
     row_type: RowType
     optimizer: RowOptimizer
-    own: bool  # as the tables that are given have it, if there are any
+    own: bool  # keep those of given tables, if there are any
 
     @classmethod
     def draw(cls, rng: np.random.Generator) -> "StorageFormat":
-        return cls(_pick(ROW_TYPES, rng), _pick(OPTIMIZERS, rng), bool(rng.random() < 0.5))
+        return cls(_draw_weighted(ROW_TYPES, rng), _draw_weighted(OPTIMIZERS, rng), bool(rng.random() < 0.5))
 
 
 class DrawnTables(NamedTuple):
-    """Tables before they are made: arrays with a place for each."""
+    """Drawn tables as arrays."""
 
     rows_T: Ints
     dim_T: Ints
@@ -87,12 +86,11 @@ class DrawnTables(NamedTuple):
     optimizers: Sequence[RowOptimizer]
 
     def bytes(self) -> int:
-        """Rows and optimizer state."""
         each = (_stored_bytes(*x) for x in zip(self.rows_T, self.dim_T, self.row_types, self.optimizers, strict=True))
         return sum(each)
 
     def a_sample_s(self) -> float:
-        """About what a sample takes on one core."""
+        """Rough seconds of a sample on one core."""
         bytes_T = [row_bytes(kind, int(dim)) for kind, dim in zip(self.row_types, self.dim_T, strict=True)]
         packed_T = [kind is not RowType.FP32 for kind in self.row_types]
         ids_s = (self.pooling_T * (ID_s + BYTE_s * np.array(bytes_T) + PACKED_s * np.array(packed_T))).sum()
@@ -100,9 +98,9 @@ class DrawnTables(NamedTuple):
 
 
 class Population:
-    """From which tables are drawn: those that are given, or made-up ones like those of large models.
+    """Where tables are drawn from: given ones, or synthetic ones like those of large models.
 
-    Some sets are made up even where tables are given: plans cut tables into what is not like any of them.
+    Some sets are synthetic even if tables are given: plans cut tables into pieces unlike any of them.
     """
 
     def __init__(self, given: Sequence[Workload] = (), pool_bytes: int | None = None) -> None:
@@ -115,28 +113,27 @@ class Population:
             raise SpecError(
                 f"no table fits {(pool_bytes or 0) / 1e6:.1f} MB of memory for rows: {got}: want smaller ones"
             )
-        self._given = tuple(_resolved(w) for w in fit)
+        self._given = tuple(_with_zipf_curve(w) for w in fit)
 
     def draw(self, rng: np.random.Generator, count: int, stored: StorageFormat) -> DrawnTables:
-        """Tables that are looked up together."""
         row_types, optimizers = [stored.row_type] * count, [stored.optimizer] * count
-        if not self._given or rng.random() < BESIDE:
-            return _cut(_made_up(rng, count, row_types, optimizers), rng)
+        if not self._given or rng.random() < SYNTHETIC_SHARE:
+            return _cut_tables(_draw_synthetic(rng, count, row_types, optimizers), rng)
         chosen = [self._given[i] for i in rng.integers(len(self._given), size=count)]
         if stored.own:
             row_types, optimizers = [w.table.row_type for w in chosen], [w.table.optimizer for w in chosen]
-        drawn = _drawn(chosen, row_types, optimizers)
-        return _cut(_varied(drawn, rng), rng)
+        drawn = _as_arrays(chosen, row_types, optimizers)
+        return _cut_tables(_vary(drawn, rng), rng)
 
 
 def draw_set(population: Population, limits: SetLimits, seed: int, number: int, rank: int) -> DrawnSet:
-    """The n-th set of a rank; the same whenever it is asked for."""
+    """The n-th set of a rank; always the same."""
     rng = np.random.default_rng((seed, number, rank))
     target_s = math.exp(rng.uniform(math.log(limits.least_s), math.log(limits.most_s)))
     nearest: tuple[float, int, DrawnTables] | None = None
     count, stored = int(rng.integers(1, MOST_TABLES + 1)), StorageFormat.draw(rng)
     for attempt in range(TRIES):
-        if attempt >= AS_MANY:
+        if attempt >= SAME_COUNT_TRIES:
             count = int(rng.integers(1, count + 1))
         drawn = population.draw(rng, count, stored)
         if drawn.bytes() + count * 2 * LINE_bytes > limits.pool_bytes:
@@ -157,10 +154,10 @@ def draw_set(population: Population, limits: SetLimits, seed: int, number: int, 
     return DrawnSet(number, batch, _workloads(drawn))
 
 
-def _made_up(
+def _draw_synthetic(
     rng: np.random.Generator, count: int, row_types: Sequence[RowType], optimizers: Sequence[RowOptimizer]
 ) -> DrawnTables:
-    """As tables of large models are, in sets that differ: millions of rows, or some that have hardly any."""
+    """Tables like those of large models: mostly millions of rows, some with hardly any."""
     middle = rng.uniform(math.log(1e5), math.log(4e6))
     rows_T = np.exp(rng.normal(middle, 1.5, count))
     rows_T = np.where(rng.random(count) < 0.15, np.exp(rng.uniform(math.log(4), math.log(1e4), count)), rows_T)
@@ -170,7 +167,7 @@ def _made_up(
     active_T = np.where(rng.random(count) < 0.3, rows_T * rng.uniform(0.05, 1, count), rows_T).astype(np.int64)
     return DrawnTables(
         rows_T=rows_T,
-        dim_T=_dims(rng, count),
+        dim_T=_draw_dims(rng, count),
         pooling_T=np.where(rng.random(count) < 0.25, 1.0, pooling_T),
         a_T=rng.uniform(0, 1.6, count),
         q_T=np.minimum(q_T, rows_T / 10),
@@ -180,7 +177,9 @@ def _made_up(
     )
 
 
-def _drawn(chosen: Sequence[Workload], row_types: Sequence[RowType], optimizers: Sequence[RowOptimizer]) -> DrawnTables:
+def _as_arrays(
+    chosen: Sequence[Workload], row_types: Sequence[RowType], optimizers: Sequence[RowOptimizer]
+) -> DrawnTables:
     access = [w.access for w in chosen]
     return DrawnTables(
         rows_T=np.array([w.table.rows for w in chosen]),
@@ -194,10 +193,10 @@ def _drawn(chosen: Sequence[Workload], row_types: Sequence[RowType], optimizers:
     )
 
 
-def _varied(drawn: DrawnTables, rng: np.random.Generator) -> DrawnTables:
-    """Given tables, half of them with other dims, more or fewer rows, more or fewer ids: plans ask for their like."""
+def _vary(drawn: DrawnTables, rng: np.random.Generator) -> DrawnTables:
+    """Given tables, half of them with other dims, and more or fewer rows and ids, as plans have pieces of them."""
     count = len(drawn.rows_T)
-    dim_T = np.where(rng.random(count) < 0.5, _dims(rng, count), drawn.dim_T)
+    dim_T = np.where(rng.random(count) < 0.5, _draw_dims(rng, count), drawn.dim_T)
     scale_T = np.where(rng.random(count) < 0.5, np.exp(rng.uniform(-math.log(16), math.log(2), count)), 1.0)
     pooling_T = np.where(rng.random(count) < 0.3, np.exp(rng.uniform(-math.log(3), math.log(3), count)), 1.0)
     return drawn._replace(
@@ -209,8 +208,8 @@ def _varied(drawn: DrawnTables, rng: np.random.Generator) -> DrawnTables:
     )
 
 
-def _cut(drawn: DrawnTables, rng: np.random.Generator) -> DrawnTables:
-    """One set in five is of pieces: some of the columns, or some of the rows."""
+def _cut_tables(drawn: DrawnTables, rng: np.random.Generator) -> DrawnTables:
+    """Makes one set in five a set of pieces: a part of the columns, or of the rows."""
     if rng.random() >= 0.2:
         return drawn
     count = len(drawn.rows_T)
@@ -225,7 +224,7 @@ def _cut(drawn: DrawnTables, rng: np.random.Generator) -> DrawnTables:
 
 
 def _workloads(drawn: DrawnTables) -> tuple[Workload, ...]:
-    made: list[Workload] = []
+    workloads: list[Workload] = []
     for index, rows in enumerate(drawn.rows_T.tolist()):
         table = Table(
             name=f"t{index}",
@@ -240,12 +239,12 @@ def _workloads(drawn: DrawnTables) -> tuple[Workload, ...]:
             zipf_q=round(float(drawn.q_T[index]), 3),
             active=min(int(drawn.active_T[index]), rows),
         )
-        made.append(Workload(table=table, access=access))
-    return tuple(made)
+        workloads.append(Workload(table=table, access=access))
+    return tuple(workloads)
 
 
-def _resolved(workload: Workload) -> Workload:
-    """With a curve where a share of distinct rows is given, which holds for batches of one size."""
+def _with_zipf_curve(workload: Workload) -> Workload:
+    """Replaces a share of distinct rows, which holds for one batch size, by a Zipf curve."""
     access, table = workload.access, workload.table
     if access.unique_ratio is not None:
         a = float(Curves.of([workload], BATCHES[1]).a_T[0])
@@ -253,18 +252,17 @@ def _resolved(workload: Workload) -> Workload:
     return Workload(table=structs.replace(table, pooling=Pooling.SUM, column_group=None), access=access)
 
 
-def _dims(rng: np.random.Generator, count: int) -> Ints:
+def _draw_dims(rng: np.random.Generator, count: int) -> Ints:
     drawn_T = np.array(DIMS)[rng.integers(len(DIMS), size=count)]
     return np.where(rng.random(count) < 0.06, WIDE, drawn_T)
 
 
-def _pick(choices: Sequence[tuple[T, float]], rng: np.random.Generator) -> T:
+def _draw_weighted(choices: Sequence[tuple[T, float]], rng: np.random.Generator) -> T:
     at = np.searchsorted(np.cumsum([share for _, share in choices]), rng.random())
     return choices[min(int(at), len(choices) - 1)][0]
 
 
 def _stored_bytes(rows: int, dim: int, row_type: RowType, optimizer: RowOptimizer) -> int:
-    """Rows and optimizer state of a table."""
     return int(rows) * (row_bytes(row_type, int(dim)) + FLOAT_bytes * _state_floats(int(dim), optimizer))
 
 

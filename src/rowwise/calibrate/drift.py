@@ -1,10 +1,9 @@
-"""How fast the machine was from moment to moment: what a shared processor does to measurements, told apart from costs.
+"""Estimates the drift of a machine's speed over time, to separate it from costs.
 
-A machine that others use, too, is a few percent faster or slower for seconds at a time. Where sets that were measured
-shortly before and after one took more than predicted, that one probably did, too, whatever its tables are. So the
-speed at each measurement is the mean residual of its neighbours on the same rank, near ones counting more, itself
-never. Sets that are held out are nobody's neighbours, so nothing is learned from them. Known limits: speeds that
-change faster than sets are measured.
+A machine that others use, too, is a few percent faster or slower for seconds at a time. If sets measured shortly before
+and after one took more seconds than predicted, that one probably did, too. So the speed at a measurement is the mean
+residual of its neighbours on the same rank, weighted by nearness, without its own. Sets that are held out are never
+neighbours, so nothing is learned from them. Changes faster than one measurement are not seen.
 """
 
 import numpy as np
@@ -12,12 +11,12 @@ from numpy.typing import NDArray
 
 from rowwise.perf.access import Floats
 
-REACH = 3  # measurements after which a neighbour counts a third
-FAR = 4  # times that far, it does not count
+REACH = 3  # measurements after which the weight of a neighbour has fallen to 1/e
+FAR = 4  # multiples of REACH beyond which the weight is 0
 
 
 def slowness(residual_S: Floats, rank_S: NDArray[np.int64], known_S: NDArray[np.bool_]) -> Floats:
-    """The logarithm of how much longer things took at each measurement; 0 on average over those that are known.
+    """The log of how much longer each measurement took because of drift; its mean over known ones is 0.
 
     Measurements of a rank are in the order in which they were made.
     """

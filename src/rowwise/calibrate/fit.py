@@ -1,8 +1,7 @@
-"""From measurements to a hardware profile: networks and rates that predict them, and how well they do.
+"""Fits a hardware profile to measurements: networks and rates that predict them, and the quality of both.
 
-A share of the sets is never learned from; what is said of errors is said of those. The noise is what a perfect
-prediction would still be wrong by: the error of one measurement as a prediction of another of the same set, over the
-square root of two, as both of them err.
+A share of the sets is held out, and errors are those on these sets. The noise is the error of a perfect prediction: one
+measurement as a prediction of another of the same set, divided by the square root of two, as both err.
 """
 
 import math
@@ -16,12 +15,12 @@ from msgspec import structs
 from rowwise.calibrate.drift import slowness
 from rowwise.calibrate.fit_links import FittedLinks, fit_links
 from rowwise.calibrate.fit_rates import fit_rates
-from rowwise.calibrate.measured import MeasuredSets, measured_of
-from rowwise.calibrate.narrow import WireShares, fit_narrow
 from rowwise.calibrate.samples import LinkSample, Sample, SetSample
+from rowwise.calibrate.set_arrays import MeasuredSets, arrays_of_sets
 from rowwise.calibrate.train_exchange import train_exchanges
-from rowwise.calibrate.train_network import NetworkShape, error_of, predicted_s, tau_of, train_network
-from rowwise.calibrate.trust import WAITED, reasons, undisturbed_sets
+from rowwise.calibrate.train_network import NetworkShape, kendall_tau, mean_relative_error, predicted_s, train_network
+from rowwise.calibrate.trust import MOST_WAITED, doubts_of_quality, undisturbed_sets
+from rowwise.calibrate.wire_costs import WireShares, fit_wire_costs
 from rowwise.errors import SpecError
 from rowwise.perf.access import Floats
 from rowwise.perf.exchange import Exchanges
@@ -31,18 +30,21 @@ from rowwise.perf.network import SetNetwork
 from rowwise.perf.roofline import Roofline
 from rowwise.spec import Topology, Value
 
-FEWEST = 60  # sets, below which nothing is learned
-HELD_OUT = 7  # every seventh set is never learned from
-BOUNDED, FREE = "networks that keep bounds", "networks as published"
-FITTED = "roofline of fitted rates"
-OUT = "plans are made by the roofline of fitted rates; measure again into a new folder while nothing else runs"
-FIRST = NetworkShape(steps=800)
-FEWEST_STEPS = 500  # of training; few sets need no more
-SHAPES = {BOUNDED: NetworkShape(), FREE: NetworkShape(form="published", bounded=False, hidden=128, hinges=64)}
+FEWEST = 60  # sets that learning needs
+HELD_OUT = 7  # every seventh set is held out
+BOUNDED_NETWORKS, FREE_NETWORKS = "networks that keep bounds", "networks as published"
+FITTED_ROOFLINE = "roofline of fitted rates"
+WAY_OUT = "plans are made by the roofline of fitted rates; measure again into a new folder while nothing else runs"
+DRIFT_SHAPE = NetworkShape(steps=800)
+FEWEST_STEPS = 500  # of training; small numbers of sets need no more
+SHAPES = {
+    BOUNDED_NETWORKS: NetworkShape(),
+    FREE_NETWORKS: NetworkShape(form="published", bounded=False, hidden=128, hinges=64),
+}
 
 
 class MachineDescription(Value, frozen=True, kw_only=True):
-    """The machine that was measured, as the profile will name it."""
+    """The machine that was measured, as its profile names it."""
 
     name: str
     machine: str  # processor, cores, versions
@@ -53,93 +55,94 @@ class MachineDescription(Value, frozen=True, kw_only=True):
     host_bytes: int = 0
     cache_bytes: int
     coding: Coding | None = None
-    narrow: tuple[WireShares, ...] = ()  # what wires add to exchanges; none: not measured
+    narrow: tuple[WireShares, ...] = ()  # added cost of narrow wires; empty: not measured
 
 
 class ModelError(Value, frozen=True, kw_only=True):
-    """The error of a cost model on sets that it was not fitted to."""
+    """Errors of a cost model on sets held out."""
 
     model: str
-    error: float  # mean absolute relative, with the machine's drift taken out; see `drift`
-    tau: float  # Kendall's, of the same
-    raw_error: float  # of measurements as they are
+    error: float  # mean absolute relative error, with the machine's drift removed; see `drift`
+    tau: float  # Kendall's, with the drift removed
+    raw_error: float  # with the drift
 
 
 class ProfileQuality(Value, frozen=True, kw_only=True):
-    """The accuracy of a profile on held-out measurements."""
+    """Errors, noise and doubts of a profile."""
 
     sets: int
     held_out: int
     again: int  # sets that were measured twice
-    noise: float  # with the drift taken out
+    noise: float  # with the drift removed
     raw_noise: float
-    drift: float  # deviation of the logarithm of the machine's speed
+    drift: float  # standard deviation of the log of the machine's speed
     errors: tuple[ModelError, ...]
     links: int  # exchanges that were measured
-    links_error: float | None  # of rates, on exchanges that began together
-    networks_error: float | None = None  # of the learned exchange, on all
+    links_error: float | None  # of latency and rates, on exchanges that began together
+    networks_error: float | None = None  # of exchange networks, on all
     disturbed: float = 0.0  # share of the sets that waited for a processor
-    doubts: tuple[str, ...] = ()  # why the networks are not to be trusted; none: they are
-    predicted_s: tuple[float, ...]  # of each set that was held out
-    measured_s: tuple[float, ...]  # with the drift taken out
+    doubts: tuple[str, ...] = ()  # why the networks are not to be trusted; empty: they are
+    predicted_s: tuple[float, ...]  # of each set held out
+    measured_s: tuple[float, ...]  # with the drift removed
     stages: dict[str, ModelError]
 
 
 @dataclass(frozen=True, slots=True)
 class FittedProfile:
-    """A profile, and how good it is."""
+    """A profile with its quality."""
 
     hardware: Hardware
     quality: ProfileQuality
 
     def lines(self) -> list[str]:
+        """Counts, errors and doubts of the profile, one line each."""
         quality = self.quality
-        found = [f"{quality.sets} sets of tables, {quality.held_out} of them held out; {quality.links} exchanges"]
-        found += [
+        lines = [f"{quality.sets} sets of tables, {quality.held_out} of them held out; {quality.links} exchanges"]
+        lines += [
             f"{one.model}: error {one.error:.1%} ({one.raw_error:.1%} with drift), rank correlation {one.tau:.3f}"
             for one in quality.errors
         ]
         noise = f"{quality.noise:.1%} ({quality.raw_noise:.1%} with drift), from {quality.again} sets measured twice"
-        found.append(f"noise of a measurement: {noise}; the machine's speed varied by {quality.drift:.1%}")
+        lines.append(f"noise of a measurement: {noise}; the machine's speed varied by {quality.drift:.1%}")
         if quality.links_error is not None:
-            found.append(
+            lines.append(
                 f"exchanges of ranks that begin together, by latency and rates: error {quality.links_error:.1%}"
             )
         if quality.networks_error is not None:
-            found.append(f"exchanges of all ranks, by networks: error {quality.networks_error:.1%}")
+            lines.append(f"exchanges of all ranks, by networks: error {quality.networks_error:.1%}")
         if quality.doubts:
-            found.append(f"NOT TO BE TRUSTED: {'; '.join(quality.doubts)}: {OUT}")
-        return found
+            lines.append(f"NOT TO BE TRUSTED: {'; '.join(quality.doubts)}: {WAY_OUT}")
+        return lines
 
 
-Tell = Callable[[str, float], None]
+ReportProgress = Callable[[str, float], None]
 
 
 def fit_profile(
     samples: Sequence[Sample],
     about: MachineDescription,
-    tell: Tell = lambda what, share: None,
+    tell: ReportProgress = lambda what, share: None,
     shapes: Mapping[str, NetworkShape] = SHAPES,
 ) -> FittedProfile:
-    """The profile that these measurements say; the same one for the same measurements and shapes."""
+    """The profile for these measurements; the same one for the same measurements and shapes."""
     every = [s for s in samples if isinstance(s, SetSample)]
     if len(every) < FEWEST:
         raise SpecError(f"{len(every)} sets of tables were measured: want at least {FEWEST}; measure for more minutes")
     sets = undisturbed_sets(every, FEWEST)
-    raw = measured_of(sets)
+    raw = arrays_of_sets(sets)
     held_S = np.array([s.number % HELD_OUT == 0 for s in sets])
     slow_S = _slowness(raw, sets, ~held_S, partial(tell, "drift"))
-    told = CorrectedSets(sets, raw, raw.over(np.exp(slow_S)), held_S, slow_S)
-    networks = {name: _trained(told, shape, tell, name) for name, shape in shapes.items()}
+    corrected = CorrectedSets(sets, raw, raw.without_drift(np.exp(slow_S)), held_S, slow_S)
+    networks = {name: _train_stages(corrected, shape, tell, name) for name, shape in shapes.items()}
     tell("rates", 0.0)
     exchanged = [s for s in samples if isinstance(s, LinkSample)]
-    links = fit_links(exchanged, fit_rates(told.steady.take(told.seen), _plain(about)))
+    links = fit_links(exchanged, fit_rates(corrected.steady.take(corrected.training_index), _preset_with_memory(about)))
     exchanges = train_exchanges(exchanged, partial(tell, "exchanges"))
     if exchanges is not None and about.narrow:
-        exchanges = fit_narrow(exchanges, about.narrow, about.world)
-    quality = _quality(told, networks, links, exchanges)
+        exchanges = fit_wire_costs(exchanges, about.narrow, about.world)
+    quality = _quality(corrected, networks, links, exchanges)
     kernels = Kernels(
-        **networks[BOUNDED],
+        **networks[BOUNDED_NETWORKS],
         error=quality.errors[0].error,
         noise=quality.noise,
         sets=len(sets),
@@ -151,7 +154,7 @@ def fit_profile(
 
 @dataclass(frozen=True, slots=True)
 class CorrectedSets:
-    """Measured sets, with and without the drift of the machine, and which of them are held out."""
+    """Sets as measured and with the drift removed, and which of them are held out."""
 
     sets: Sequence[SetSample]
     raw: MeasuredSets
@@ -160,25 +163,28 @@ class CorrectedSets:
     slow_S: Floats
 
     @property
-    def seen(self) -> np.ndarray:
+    def training_index(self) -> np.ndarray:
         return np.flatnonzero(~self.held_S)
 
     @property
-    def kept(self) -> np.ndarray:
+    def held_out_index(self) -> np.ndarray:
         return np.flatnonzero(self.held_S)
 
 
 def _quality(
-    told: CorrectedSets, networks: dict[str, dict[str, SetNetwork]], links: FittedLinks, exchanges: Exchanges | None
+    corrected: CorrectedSets,
+    networks: dict[str, dict[str, SetNetwork]],
+    links: FittedLinks,
+    exchanges: Exchanges | None,
 ) -> ProfileQuality:
-    kept, sets, raw, steady = told.kept, told.sets, told.raw, told.steady
-    by_stage = {name: _predictions(steady, kept, found) for name, found in networks.items()}
-    predicted = {name: _total(found) for name, found in by_stage.items()}
-    predicted[FITTED] = _by_roofline(links.hardware, steady, kept)
+    kept, sets, raw, steady = corrected.held_out_index, corrected.sets, corrected.raw, corrected.steady
+    by_stage = {name: _predictions(steady, kept, stage_networks) for name, stage_networks in networks.items()}
+    predicted = {name: _sum_stages(stages) for name, stages in by_stage.items()}
+    predicted[FITTED_ROOFLINE] = _predict_by_roofline(links.hardware, steady, kept)
     truth_S, raw_S = steady.sets.seconds_S[kept], raw.sets.seconds_S[kept]
-    errors = tuple(_error(name, p, truth_S, raw_S) for name, p in predicted.items())
-    noise, drift = noise_of(sets, told.slow_S), float(told.slow_S.std())
-    disturbed = sum(one.waited > WAITED for one in sets) / len(sets)
+    errors = tuple(_model_error(name, p, truth_S, raw_S) for name, p in predicted.items())
+    noise, drift = noise_of(sets, corrected.slow_S), float(corrected.slow_S.std())
+    disturbed = sum(one.waited > MOST_WAITED for one in sets) / len(sets)
     return ProfileQuality(
         sets=len(sets),
         held_out=len(kept),
@@ -191,54 +197,58 @@ def _quality(
         links_error=links.error,
         networks_error=None if exchanges is None else exchanges.error,
         disturbed=disturbed,
-        doubts=reasons(disturbed=disturbed, tau=errors[0].tau, error=errors[0].error, noise=noise, drift=drift),
-        predicted_s=tuple(predicted[BOUNDED].tolist()),
+        doubts=doubts_of_quality(
+            disturbed=disturbed, tau=errors[0].tau, error=errors[0].error, noise=noise, drift=drift
+        ),
+        predicted_s=tuple(predicted[BOUNDED_NETWORKS].tolist()),
         measured_s=tuple(truth_S.tolist()),
         stages={
-            stage: _error(BOUNDED, p, steady.stage_s[stage][kept], raw.stage_s[stage][kept])
-            for stage, p in by_stage[BOUNDED].items()
+            stage: _model_error(BOUNDED_NETWORKS, p, steady.stage_s[stage][kept], raw.stage_s[stage][kept])
+            for stage, p in by_stage[BOUNDED_NETWORKS].items()
         },
     )
 
 
-def _error(name: str, predicted_S: Floats, steady_S: Floats, raw_S: Floats) -> ModelError:
-    errors = error_of(predicted_S, steady_S), error_of(predicted_S, raw_S)
-    return ModelError(model=name, error=errors[0], tau=tau_of(predicted_S, steady_S), raw_error=errors[1])
+def _model_error(name: str, predicted_S: Floats, steady_S: Floats, raw_S: Floats) -> ModelError:
+    errors = mean_relative_error(predicted_S, steady_S), mean_relative_error(predicted_S, raw_S)
+    return ModelError(model=name, error=errors[0], tau=kendall_tau(predicted_S, steady_S), raw_error=errors[1])
 
 
 def _slowness(
     raw: MeasuredSets, sets: Sequence[SetSample], known_S: np.ndarray, tell: Callable[[float], None]
 ) -> Floats:
-    """By a first network, whose residuals are the machine's drift where they are those of its neighbours, too."""
-    network = train_network(raw.whole().take(np.flatnonzero(known_S)), FIRST, tell)
-    residual_S = np.log(raw.sets.seconds_S / predicted_s(network, raw.whole()))
+    """The drift by the residuals of a first network: it is where residuals of neighbours agree."""
+    network = train_network(raw.all_stages().take(np.flatnonzero(known_S)), DRIFT_SHAPE, tell)
+    residual_S = np.log(raw.sets.seconds_S / predicted_s(network, raw.all_stages()))
     return slowness(residual_S, np.array([s.rank for s in sets]), known_S)
 
 
-def _trained(told: CorrectedSets, shape: NetworkShape, tell: Tell, name: str) -> dict[str, SetNetwork]:
-    seen = told.seen
+def _train_stages(
+    corrected: CorrectedSets, shape: NetworkShape, tell: ReportProgress, name: str
+) -> dict[str, SetNetwork]:
+    seen = corrected.training_index
     enough = replace(shape, steps=min(shape.steps, max(FEWEST_STEPS, len(seen))))
     return {
-        stage: train_network(told.steady.of(stage).take(seen), enough, partial(tell, f"{name}, {stage}"))
+        stage: train_network(corrected.steady.of_stage(stage).take(seen), enough, partial(tell, f"{name}, {stage}"))
         for stage in STAGES
     }
 
 
 def _predictions(measured: MeasuredSets, index_S: np.ndarray, networks: dict[str, SetNetwork]) -> dict[str, Floats]:
-    return {stage: predicted_s(network, measured.of(stage).take(index_S)) for stage, network in networks.items()}
+    return {stage: predicted_s(network, measured.of_stage(stage).take(index_S)) for stage, network in networks.items()}
 
 
-def _total(by_stage: dict[str, Floats]) -> Floats:
+def _sum_stages(by_stage: dict[str, Floats]) -> Floats:
     return np.sum([by_stage[stage] for stage in STAGES], axis=0)
 
 
-def _by_roofline(hardware: Hardware, measured: MeasuredSets, index_S: np.ndarray) -> Floats:
+def _predict_by_roofline(hardware: Hardware, measured: MeasuredSets, index_S: np.ndarray) -> Floats:
     model = Roofline(hardware, Topology())
     return np.array([float(model.phi(model.loads(*measured.shards[s]).sum(0))) for s in index_S])
 
 
 def noise_of(sets: Sequence[SetSample], slow_S: Floats) -> float:
-    """How far a perfect prediction would be off: what differs where a set was measured twice; 0 if none was."""
+    """The error of a perfect prediction, from sets measured twice; 0 if there are none."""
     taken_S = np.array([s.lookup_s + s.update_s for s in sets]) / np.exp(slow_S)
     first = {(s.rank, s.number): index for index, s in enumerate(sets) if not s.again}
     pairs = [(first[s.rank, s.number], i) for i, s in enumerate(sets) if s.again and (s.rank, s.number) in first]
@@ -248,8 +258,8 @@ def noise_of(sets: Sequence[SetSample], slow_S: Floats) -> float:
     return float(np.mean(np.abs(one - two) / two)) / math.sqrt(2)
 
 
-def _plain(about: MachineDescription) -> Hardware:
-    """A preset with the memory that there is."""
+def _preset_with_memory(about: MachineDescription) -> Hardware:
+    """A preset with the memory of the machine."""
     preset = hardware_named("cpu" if about.device == "cpu" else "h100-like")
     return structs.replace(
         preset,

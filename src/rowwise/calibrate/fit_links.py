@@ -1,9 +1,8 @@
-"""Latency and rates of links, from exchanges of the real runtime: what a planner's seconds on links then are.
+"""Fits latency and rates of links to exchanges of the runtime.
 
-What is fitted is the same formula that plans are judged by (`Roofline.links_s`): to start, so much for each
-collective; then bytes of ids and of vectors, each at its price, of the rank that has most. Packing and unpacking are
-in these prices, so they are those of this runtime and not of a wire. Known limits: what exchanges of several
-collectives at once have to do with each other.
+The formula is the one that rates plans (`Roofline.links_s`): a latency for each collective, then bytes of ids and of
+vectors at a price each, of the rank that has most. Prices include packing and unpacking, so they are the runtime's and
+not the wire's. Several collectives at once are not modelled.
 """
 
 from collections.abc import Sequence
@@ -19,12 +18,12 @@ from rowwise.perf.roofline import COLLECTIVES, FLOAT_bytes
 from rowwise.planner.layouts import layout_named
 
 FEWEST = 10
-NEGLIGIBLE_s = 1e-15  # a byte that costs less is free
+NEGLIGIBLE_s = 1e-15  # least price of a byte
 
 
 @dataclass(frozen=True, slots=True)
 class FittedLinks:
-    """A profile with rates of links, how many exchanges they are from, and how wrong they are on those."""
+    """A profile with rates of links, the number of exchanges behind them, and their error on those."""
 
     hardware: Hardware
     count: int
@@ -32,28 +31,28 @@ class FittedLinks:
 
 
 def fit_links(samples: Sequence[LinkSample], hardware: Hardware) -> FittedLinks:
-    """Rates of the links inside a host; where too little was measured, those that the profile has."""
+    """Fits the links inside a host; with too few measurements, the profile keeps its rates."""
     together = [s for s in samples if max(s.skew_W) == 0]
     if len(together) < FEWEST:
         return FittedLinks(hardware, len(samples), None)
-    amount_SK = np.array([amounts(s) for s in together])
+    amount_SK = np.array([priced_amounts(s) for s in together])
     measured_S = np.array([step_s(s) for s in together])
-    price_K = _prices(amount_SK, measured_S)
+    price_K = _fit_prices(amount_SK, measured_S)
     error = float(np.mean(np.abs(amount_SK @ price_K - measured_S) / measured_S))
     start, id_s, *byte_s = price_K.tolist()
     moved, reduced, copied = (max(price, NEGLIGIBLE_s) for price in byte_s)
     link = LinkRates(
-        latency_s=_short(start / COLLECTIVES),
-        all_to_all_Bps=_short(1 / moved),
-        reduce_scatter_Bps=_short(1 / reduced),
-        all_reduce_Bps=_short(1 / copied),
+        latency_s=_round_digits(start / COLLECTIVES),
+        all_to_all_Bps=_round_digits(1 / moved),
+        reduce_scatter_Bps=_round_digits(1 / reduced),
+        all_reduce_Bps=_round_digits(1 / copied),
     )
-    made = structs.replace(hardware, host=link, network=link, id_bytes=max(1, round(id_s / moved)))
-    return FittedLinks(made, len(samples), error)
+    profile = structs.replace(hardware, host=link, network=link, id_bytes=max(1, round(id_s / moved)))
+    return FittedLinks(profile, len(samples), error)
 
 
-def amounts(sample: LinkSample) -> list[float]:
-    """What prices are for: a start, ids, bytes of vectors both ways that are moved or added up, bytes of copies."""
+def priced_amounts(sample: LinkSample) -> list[float]:
+    """Amounts that prices multiply: 1 start, ids, bytes of vectors moved or summed, bytes of copies."""
     away = (len(sample.dim_W) - 1) / len(sample.dim_W)
     if sample.copied:
         return [1.0, 0.0, 0.0, 0.0, 2.0 * FLOAT_bytes * sample.copied * away]
@@ -63,13 +62,13 @@ def amounts(sample: LinkSample) -> list[float]:
 
 
 def step_s(sample: LinkSample) -> float:
-    """What all ranks take for all that travels in a step."""
+    """Seconds of all exchanges of a step, on the slowest rank."""
     parts_W = zip(sample.route_W, sample.exchange_W, sample.return_W, strict=True)
     return max(map(sum, parts_W))
 
 
-def _prices(amount_SK: Floats, measured_S: Floats) -> Floats:
-    """None of them negative; least squares of relative errors, in which what is far off counts less each time."""
+def _fit_prices(amount_SK: Floats, measured_S: Floats) -> Floats:
+    """Non-negative least squares of relative errors, reweighted so that outliers count less."""
     from scipy.optimize import nnls
 
     scaled_SK = amount_SK / measured_S[:, None]
@@ -84,5 +83,5 @@ def _prices(amount_SK: Floats, measured_S: Floats) -> Floats:
     return price_K
 
 
-def _short(value: float) -> float:
+def _round_digits(value: float) -> float:
     return float(f"{value:.4g}")

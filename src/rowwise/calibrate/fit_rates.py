@@ -1,13 +1,13 @@
-"""The roofline's rates that come closest to measurements: what a profile says where networks are not asked.
+"""Fits the rates of a roofline to measured sets: what a profile uses where its networks are not trusted.
 
-Loads are amounts over rates, so amounts are counted once, and rates are searched on a logarithmic scale for the least
-mean error.
+Loads are amounts over rates, so amounts are computed once. The search is on a logarithmic scale, for the least mean
+error.
 """
 
 import numpy as np
 from msgspec import structs
 
-from rowwise.calibrate.measured import MeasuredSets
+from rowwise.calibrate.set_arrays import MeasuredSets
 from rowwise.perf.access import Floats
 from rowwise.perf.hardware import Hardware
 from rowwise.perf.roofline import Roofline
@@ -18,7 +18,6 @@ TRIES = 600
 
 
 def fit_rates(measured: MeasuredSets, hardware: Hardware) -> Hardware:
-    """A profile with rates that fit."""
     from scipy.optimize import minimize
 
     unit = structs.replace(hardware, device_Bps=1.0, cache_Bps=1.0, forward_issue_s=1.0, backward_issue_s=1.0)
@@ -29,10 +28,10 @@ def fit_rates(measured: MeasuredSets, hardware: Hardware) -> Hardware:
         device, cache, launch, forward, backward = np.exp(log_rates)
         price_K = np.array([1 / device, 1 / cache, forward, 1, 1 / device, 1 / cache, backward, 1])
         phi = structs.replace(hardware, launch_s=launch)
-        found_S = Roofline(phi, Topology()).phi(amount_SK * price_K)
-        return float(np.mean(np.abs(np.log(found_S / measured.sets.seconds_S))))
+        predicted_S = Roofline(phi, Topology()).phi(amount_SK * price_K)
+        return float(np.mean(np.abs(np.log(predicted_S / measured.sets.seconds_S))))
 
     start = np.log([getattr(hardware, name) for name in FITTED])
-    found = minimize(error, start, method="Nelder-Mead", options={"maxfev": TRIES, "xatol": 1e-3, "fatol": 1e-5})
-    rates = dict(zip(FITTED, np.exp(found.x).tolist(), strict=True))
+    fit = minimize(error, start, method="Nelder-Mead", options={"maxfev": TRIES, "xatol": 1e-3, "fatol": 1e-5})
+    rates = dict(zip(FITTED, np.exp(fit.x).tolist(), strict=True))
     return structs.replace(hardware, **{name: float(f"{value:.4g}") for name, value in rates.items()})

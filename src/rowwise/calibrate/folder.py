@@ -1,10 +1,10 @@
-"""A calibration's folder: what is measured, and everything that was, so that a killed one goes on.
+"""The folder of a calibration: its specification and all measurements, so that a killed one can go on.
 
     order.json                 what is measured, and how
     samples/rank-<r>.jsonl     sets of tables, by the rank that measured them
     samples/links.jsonl        exchanges between all ranks
 
-Lines are only ever added. A folder holds measurements of one kind: another order is refused.
+Ranks append lines; the parent process and fitting read them. A folder holds measurements of one specification.
 """
 
 import fcntl
@@ -18,7 +18,7 @@ from typing import final
 import msgspec
 
 from rowwise.calibrate.draw import SetLimits
-from rowwise.calibrate.samples import Sample, SetSample, cut_torn, decode_sample, read_samples
+from rowwise.calibrate.samples import Sample, SetSample, decode_sample, read_samples, truncate_partial_line
 from rowwise.errors import SpecError
 from rowwise.perf.access import Workload
 from rowwise.spec import Value
@@ -28,22 +28,22 @@ ORDER, LINKS = "order.json", "links.jsonl"
 
 
 class MeasurementSpec(Value, frozen=True, kw_only=True):
-    """The settings that decide which sets of tables and which exchanges are measured."""
+    """What is measured, and how. The same specification gives the same sets and exchanges."""
 
     seed: int = 0
     world: int = 1
     threads: int = 1  # of each rank
     device: str = "cpu"
     transport: str = "shared"
-    tables: tuple[Workload, ...] = ()  # that sets are drawn from; none: made-up ones
+    tables: tuple[Workload, ...] = ()  # that sets are drawn from; empty: synthetic ones
     limits: SetLimits
 
 
-POOL_SHARE, MOST_POOL_bytes = 0.15, 3 << 30  # of the memory of a host or GPU, for rows and their state
+POOL_SHARE, MOST_POOL_bytes = 0.15, 3 << 30  # of the memory of a host or GPU, for rows and optimizer state
 
 
 def limits_of_machine(world: int, device: str = "cpu") -> SetLimits:
-    """What sets may take here, where so many ranks share the memory."""
+    """Limits of sets on this machine, where `world` ranks share the memory."""
     if device == "cuda":
         import torch
 
@@ -65,7 +65,7 @@ OPTIONS = {
 
 @final
 class MeasurementFolder:
-    """An existing folder of measurements; `opened` makes one."""
+    """An existing folder; `open_folder` makes one."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -75,83 +75,85 @@ class MeasurementFolder:
         return self.path / "samples"
 
     def sets_of(self, rank: int) -> Path:
-        """The sets of a rank."""
         return self.samples / f"rank-{rank}.jsonl"
 
     @property
     def links(self) -> Path:
         return self.samples / LINKS
 
-    def order(self) -> MeasurementSpec:
+    def read_spec(self) -> MeasurementSpec:
         path = self.path / ORDER
         try:
             return decode_json(read_bytes(path), MeasurementSpec)
         except msgspec.DecodeError as error:
-            raise SpecError(f"{path}: not an order of measurements: {error}; take another folder") from None
+            raise SpecError(f"{path}: not the specification of a calibration: {error}: want another folder") from None
 
     def read(self) -> list[Sample]:
-        """All measurements: those of ranks, then exchanges."""
+        """All measurements: first those of ranks, then exchanges."""
         paths = [*sorted(self.samples.glob("rank-*.jsonl")), self.links]
         return [sample for path in paths if path.exists() for sample in read_samples(path)]
 
 
-def open_folder(path: Path, order: MeasurementSpec) -> MeasurementFolder:
-    """A new folder, or one where the same is measured; the memory for tables is what it was at first."""
+def open_folder(path: Path, spec: MeasurementSpec) -> MeasurementFolder:
+    """A new folder, or one with an equal specification. The limits stay those of its first calibration."""
     if path.exists() and not path.is_dir():
-        raise SpecError(f"{path}: that is a file: want a folder for measurements")
+        raise SpecError(f"{path}: is a file: want a folder for measurements")
     folder, at = MeasurementFolder(path), path / ORDER
     if at.exists():
-        _check_same(at, folder.order(), order)
+        _check_same_spec(at, folder.read_spec(), spec)
     else:
         if path.exists() and any(path.iterdir()):
-            raise SpecError(f"{path}: a folder with other things in it, and no {ORDER}: want a new one")
+            raise SpecError(f"{path}: not empty, and without {ORDER}: want a new folder")
         folder.samples.mkdir(parents=True, exist_ok=True)
         part = path / f".{ORDER}.part"
-        write_new(part, msgspec.json.format(msgspec.json.encode(order), indent=1))
+        write_new(part, msgspec.json.format(msgspec.json.encode(spec), indent=1))
         part.replace(at)
     folder.samples.mkdir(exist_ok=True)
     return folder
 
 
 def lock_folder(folder: MeasurementFolder) -> AbstractContextManager[None]:
-    """Nobody else measures into the folder meanwhile."""
-    return lock_and_repair(folder.path / ORDER, folder.samples, "*.jsonl")
+    """Keeps other processes from measuring into the folder."""
+    return lock_exclusively(folder.path / ORDER, folder.samples, "*.jsonl")
 
 
 @contextmanager
-def lock_and_repair(order: Path, lines: Path, pattern: str) -> Iterator[None]:
-    """Nobody else writes where an order is; cuts off what a killed process left half written of files of lines."""
+def lock_exclusively(order: Path, lines: Path, pattern: str) -> Iterator[None]:
+    """Locks a folder by its `order` file, and cuts off partial lines that a killed process left."""
     refuse_links(order.parent)
     with open_regular(order) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise SpecError(f"{order.parent}: another process measures into it: wait for it, or take another") from None
+            raise SpecError(
+                f"{order.parent}: another process measures into it: wait for it, or use another folder"
+            ) from None
         for path in lines.glob(pattern):
-            cut_torn(path)
+            truncate_partial_line(path)
         yield
 
 
-def _check_same(at: Path, found: MeasurementSpec, wanted: MeasurementSpec) -> None:
+def _check_same_spec(at: Path, existing: MeasurementSpec, wanted: MeasurementSpec) -> None:
+    """Raises on the first field that differs."""
     for field, option in OPTIONS.items():
-        there, here = getattr(found, field), getattr(wanted, field)
+        there, here = getattr(existing, field), getattr(wanted, field)
         if there != here:
-            got = "other tables" if field == "tables" else f"{option} {there}, and not {here}"
-            raise SpecError(f"{at}: measured with {got}: go on as it began, or measure into another folder")
+            got = "other tables" if field == "tables" else f"{option} {there}, not {here}"
+            raise SpecError(f"{at}: measured with {got}: want the same options, or another folder")
 
 
 @final
 class Tally:
-    """Counts the measurements in a folder as it grows."""
+    """Counts measurements in a folder as it grows."""
 
     def __init__(self, folder: MeasurementFolder) -> None:
         self._folder = folder
-        self._read: Counter[Path] = Counter()  # bytes
+        self._read: Counter[Path] = Counter()  # bytes read so far
         self._sets_s: dict[Path, float] = defaultdict(float)
         self.sets, self.links, self._links_s = 0, 0, 0.0
 
     def update(self) -> float:
-        """Read what has been added; gives seconds of measuring of the slowest rank."""
+        """Reads new lines; gives the seconds of measuring of the slowest rank."""
         for path in self._folder.samples.glob("*.jsonl"):
             with open_regular(path) as file:
                 file.seek(self._read[path])

@@ -1,10 +1,8 @@
-"""Batches of ids as access statistics describe them: how many ids a bag has, and which rows they are.
+"""Draws batches of ids from access statistics: how many ids a bag has, and which rows they are.
 
-Ranks are drawn by the inverse of the integral by which `perf.access` adds weights up, which has a closed form: what is
-drawn is what predictions are made of. A fixed map spreads ranks over the rows of a table, as hot rows are not
-neighbours.
-
-Known limits: what the ids of a bag have to do with each other.
+Ranks are drawn by inverting the integral that `perf.access` sums weights with, which has a closed form: measured ids
+have exactly the distribution that predictions assume. A fixed map scatters ranks over the rows of a table, as hot rows
+are not neighbours. Ids of a bag are independent.
 """
 
 import math
@@ -19,12 +17,12 @@ from rowwise.perf.access import Floats, Workload
 
 Ints = NDArray[np.int64]
 GOLDEN = (math.sqrt(5) - 1) / 2
-MOST_ROWS = 3_000_000_000  # of which products still are 64 bits wide
-LOGARITHM = 1e-6  # how near to 1 `a` is taken for 1, as predictions do
+MOST_ROWS = 3_000_000_000  # products of two such numbers still fit into 64 bits
+NEAR_ONE = 1e-6  # `a` this near to 1 counts as 1, as in `perf.access`
 
 
-def ids_of(workloads: Sequence[Workload], batch: int, rng: np.random.Generator) -> Jagged:
-    """A batch of so many samples, for all features of the tables in order."""
+def draw_batch(workloads: Sequence[Workload], batch: int, rng: np.random.Generator) -> Jagged:
+    """A batch of `batch` samples for all features of the tables, in order."""
     names: list[str] = []
     lengths: list[Ints] = []
     values: list[Ints] = []
@@ -43,23 +41,22 @@ def ids_of(workloads: Sequence[Workload], batch: int, rng: np.random.Generator) 
 
 
 def draw_lengths(pooling: float, batch: int, rng: np.random.Generator) -> Ints:
-    """Ids of each bag: one where that is the mean, else of a Poisson distribution."""
+    """Ids of each bag: always 1 if that is the mean, else Poisson distributed."""
     return np.ones(batch, dtype=np.int64) if pooling == 1 else rng.poisson(pooling, batch)
 
 
 def draw_rows(workload: Workload, count: int, rng: np.random.Generator) -> Ints:
-    """So many rows of a table, as it is asked for them."""
     rows, access = workload.table.rows, workload.access
     ranks_N = draw_ranks(access.zipf_a, access.zipf_q, min(access.active or rows, rows), rng.random(count))
-    return spread(ranks_N, rows)
+    return scatter_ranks(ranks_N, rows)
 
 
 def draw_ranks(a: float, q: float, active: int, share_N: Floats) -> Ints:
-    """Ranks from 0, the most asked for first: each the first by which so much of all lookups is reached."""
+    """Ranks from 0, the most frequent first: for each share of the lookups, the first rank that reaches it."""
     if a == 0:
         return (share_N * active).astype(np.int64)
-    power, first = (1 - a if abs(1 - a) >= LOGARITHM else LOGARITHM), 0.5 + q
-    # power * (mass up to a rank) + 1, of which the mass of all ranks is the largest.
+    power, first = (1 - a if abs(1 - a) >= NEAR_ONE else NEAR_ONE), 0.5 + q
+    # The integral up to a rank, times power, plus 1; at share 1 it is that of all active ranks.
     grown_N = share_N * (math.pow((active + first) / first, power) - 1.0)
     grown_N += 1.0
     np.power(grown_N, 1 / power, out=grown_N)
@@ -68,8 +65,8 @@ def draw_ranks(a: float, q: float, active: int, share_N: Floats) -> Ints:
     return np.minimum(grown_N.astype(np.int64), active - 1)
 
 
-def spread(ranks_N: Ints, rows: int) -> Ints:
-    """Where rows of these ranks are in a table: another row for each, and neighbours far apart."""
+def scatter_ranks(ranks_N: Ints, rows: int) -> Ints:
+    """The row of each rank: a permutation that puts neighbouring ranks far apart. Changes `ranks_N` in place."""
     assert rows < MOST_ROWS, f"{rows} rows"
     ranks_N *= _stride(rows)
     ranks_N %= rows
@@ -77,7 +74,7 @@ def spread(ranks_N: Ints, rows: int) -> Ints:
 
 
 def _stride(rows: int) -> int:
-    """About the golden part of the rows, and without a divisor of theirs."""
+    """A number near the golden section of `rows` that has no common divisor with it."""
     stride = max(1, round(rows * GOLDEN))
     while math.gcd(stride, rows) > 1:
         stride += 1

@@ -1,16 +1,15 @@
-"""What a set of tables takes on this rank's device: its lookup, and the backward and update of what was looked up.
+"""Measures sets of tables on this rank's device: the lookup, and backward with update.
 
-Fresh pages cost more than what is to be measured, so each process touches a pool of memory once, and every set lives
-in a slice of it, which is zero before and after. The operators are the fused ones that train. Ranks measure at the
-same time, each its own sets: a rank's neighbours are then as busy as they are in a real step, and what they share,
-memory and caches, is shared.
+Fresh pages cost more than the lookups to be measured, so each process touches a pool of memory once, and every set gets
+a slice of it, which is zero before and after. The operators are the fused ones of training. All ranks measure at the
+same time, each its own sets, so memory and caches are as busy as in a real step.
 
-What else goes on in a machine changes from second to second, and repeats that follow each other see the same of it. So
-several sets take turns; more than three repeats tell nothing new, and more sets do.
+A machine's speed changes from second to second, and repeats in a row all see the same speed. So several sets take
+turns, with three repeats each: more sets tell more than more repeats.
 
-Before each repeat other memory is read, as a step between two lookups reads the rest of a model. Where one thread does
-all the work its own time is taken, not that of the wall: what other programs do to a processor that is shared with
-them is not the machine's. Known limits: what a lookup finds in caches that a small model leaves alone.
+Before each repeat other memory is read, as a step reads the rest of a model between two lookups. With one thread, the
+thread's own CPU time counts instead of wall clock, so that other programs on the same processor are not measured.
+Caches that a small model leaves warm are not modelled.
 """
 
 import time
@@ -24,22 +23,22 @@ from torch import Tensor
 
 from rowwise.batch import Jagged
 from rowwise.calibrate.draw import DrawnSet, FLOAT_bytes, LINE_bytes
-from rowwise.calibrate.ids import ids_of
+from rowwise.calibrate.ids import draw_batch
 from rowwise.embedding import Embeddings
 from rowwise.ops.arena import Arena
 from rowwise.spec import state_width
 
-BATCHES = 2  # that repeats go through
-REPEATS = 3  # after one that warms up
+BATCHES = 2  # repeats alternate between so many
+REPEATS = 3  # after one to warm up
 MOST_TURNS = 8  # sets that take turns
-LOW = 0.2  # the share of repeats that are faster than what is told
+LOW_QUANTILE = 0.2  # of the repeats; the result
 MOST_FLUSH_bytes = 64 << 20
-GPU_L2_bytes = 64 << 20  # where the device does not say
-GRADIENT = 0.01  # deviation of what comes back: nothing overflows, nothing is so small that processors are slow
+GPU_L2_bytes = 64 << 20  # if the device does not say
+GRADIENT = 0.01  # standard deviation of gradients: no overflow, and no denormals, which are slow
 
 
 class SetSeconds(NamedTuple):
-    """Seconds of each stage for one set of tables."""
+    """Seconds of a set of tables."""
 
     lookup_s: float
     update_s: float  # backward and update
@@ -47,10 +46,10 @@ class SetSeconds(NamedTuple):
 
 @final
 class KernelBench:
-    """Memory for sets of tables on a device."""
+    """A pool of memory on a device, in which sets of tables are measured."""
 
     def __init__(self, pool_bytes: int, vector_floats: int, device: str = "cpu") -> None:
-        """Touch all of it: pages that are met for the first time would be a part of what is measured."""
+        """Touches all of the pool: first access to a page would be measured otherwise."""
         self.device = torch.device(device)
         self._pool = _zeros(pool_bytes, self.device)
         generator = torch.Generator(self.device).manual_seed(0)
@@ -60,11 +59,11 @@ class KernelBench:
         self._other = torch.ones(flush_bytes(self.device) // FLOAT_bytes, device=self.device)
 
     def take(self, sets: Iterable[DrawnSet]) -> list[DrawnSet]:
-        """The first of some sets, as many as take turns: those that fit the pool together, but at least one."""
+        """The first sets that fit the pool together, at least one and at most `MOST_TURNS`."""
         taken: list[DrawnSet] = []
         left_bytes = len(self._pool)
         for drawn in sets:
-            left_bytes -= _size_bytes_of(Embeddings([w.table for w in drawn.workloads], device="meta").arena)
+            left_bytes -= _arena_bytes(Embeddings([w.table for w in drawn.workloads], device="meta").arena)
             if taken and left_bytes < 0:
                 break
             taken.append(drawn)
@@ -73,8 +72,8 @@ class KernelBench:
         return taken
 
     def measure(self, sets: Sequence[DrawnSet], seed: int) -> list[SetSeconds]:
-        """A low quantile of some repeats of each, after one that warms up; sets that were taken together take turns."""
-        places = self._places(sets, seed)
+        """A low quantile of repeats of each set, after one to warm up. Sets take turns."""
+        places = self._place_in_pool(sets, seed)
         taken: list[list[SetSeconds]] = [[] for _ in sets]
         try:
             for repeat in range(REPEATS + 1):
@@ -82,24 +81,26 @@ class KernelBench:
                     taken[index].append(self._step(module, batches[repeat % BATCHES]))
         finally:
             for module, batches in places:
-                _clean(module.arena, batches)
-        return [SetSeconds(*(low(stage) for stage in zip(*each[1:], strict=True))) for each in taken]
+                _zero_touched_rows(module.arena, batches)
+        return [SetSeconds(*(low_quantile(stage) for stage in zip(*each[1:], strict=True))) for each in taken]
 
-    def _places(self, sets: Sequence[DrawnSet], seed: int) -> list[tuple[Embeddings, list[Jagged]]]:
-        """Tables side by side in the pool, all of whose numbers are zero, and batches for each."""
-        found: list[tuple[Embeddings, list[Jagged]]] = []
+    def _place_in_pool(self, sets: Sequence[DrawnSet], seed: int) -> list[tuple[Embeddings, list[Jagged]]]:
+        """Tables side by side in the pool, all weights zero, and batches for each set."""
+        placed: list[tuple[Embeddings, list[Jagged]]] = []
         left = self._pool
         for drawn in sets:
             rng = np.random.default_rng((seed, drawn.number))
             module = Embeddings([w.table for w in drawn.workloads], device="meta")
             arena = module.arena
             rows_bytes, state_bytes = arena.rows.nbytes, arena.state.nbytes
-            begin, end = _aligned(rows_bytes), _size_bytes_of(arena)
+            begin, end = _aligned(rows_bytes), _arena_bytes(arena)
             assert end <= len(left), f"{end} bytes of {len(left)}"
             arena.rows, arena.state = left[:rows_bytes], left[begin : begin + state_bytes].view(torch.float32)
             left = left[end:]
-            found.append((module, [self._moved(ids_of(drawn.workloads, drawn.batch, rng)) for _ in range(BATCHES)]))
-        return found
+            placed.append(
+                (module, [self._to_device(draw_batch(drawn.workloads, drawn.batch, rng)) for _ in range(BATCHES)])
+            )
+        return placed
 
     def _step(self, module: Embeddings, batch: Jagged) -> SetSeconds:
         self._flush()
@@ -112,6 +113,7 @@ class KernelBench:
         return SetSeconds(middle - begin, self._now() - middle)
 
     def _flush(self) -> None:
+        """Evicts tables from caches."""
         self._other.sum()
 
     def _now(self) -> float:
@@ -119,30 +121,30 @@ class KernelBench:
             torch.cuda.synchronize(self.device)
         return self._clock()
 
-    def _moved(self, batch: Jagged) -> Jagged:
+    def _to_device(self, batch: Jagged) -> Jagged:
         if self.device.type == "cpu":
             return batch
         values_N, lengths_FB = batch.values_N.to(self.device), batch.lengths_FB.to(self.device)
         return Jagged(features=batch.features, values_N=values_N, lengths_FB=lengths_FB)
 
 
-def _clean(arena: Arena, batches: Sequence[Jagged]) -> None:
-    """Zeros again: where rows were touched, or everywhere if that is less."""
+def _zero_touched_rows(arena: Arena, batches: Sequence[Jagged]) -> None:
+    """Zeroes rows that batches touched, or whole tables if that is less work."""
     ids = [_ids_by_feature(batch) for batch in batches]
     at = 0
     for index, table in enumerate(arena.tables):
         count = len(table.feature_names)
         ids_N = torch.cat([values for each in ids for values in each[at : at + count]])
         at += count
-        _zero(arena.table(index), ids_N)
+        _zero_rows(arena.table(index), ids_N)
         place, width = arena.places[index], state_width(table)
         if width:
             state = arena.state[place.state_base : place.state_base + table.rows * width]
-            _zero(state.view(table.rows, width), ids_N)
+            _zero_rows(state.view(table.rows, width), ids_N)
 
 
-def _size_bytes_of(arena: Arena) -> int:
-    """Rows and state, each from a line of their own on."""
+def _arena_bytes(arena: Arena) -> int:
+    """Bytes of rows and of state, each aligned to a cache line."""
     return _aligned(arena.rows.nbytes) + _aligned(arena.state.nbytes)
 
 
@@ -150,25 +152,28 @@ def _aligned(size_bytes: int) -> int:
     return -(-size_bytes // LINE_bytes) * LINE_bytes
 
 
-def low(taken_s: Sequence[float]) -> float:
-    """What a fifth of the repeats stay under: the machine's own, without most of what others do to it."""
-    return sorted(taken_s)[int(len(taken_s) * LOW)]
+def low_quantile(taken_s: Sequence[float]) -> float:
+    """A fifth of the repeats are faster: the machine's own speed, without most disturbances by other programs."""
+    return sorted(taken_s)[int(len(taken_s) * LOW_QUANTILE)]
 
 
 def flush_bytes(device: torch.device) -> int:
-    """Twice the last cache, as far as that is reasonable."""
+    """Twice the last-level cache, within limits."""
     if device.type == "cuda":
         return 2 * int(getattr(torch.cuda.get_device_properties(device), "L2_cache_size", GPU_L2_bytes))
     return min(2 * last_cache_bytes(), MOST_FLUSH_bytes)
 
 
 def last_cache_bytes() -> int:
-    """Of this processor, as Linux says; a usual one where nobody does."""
-    found = [_size_bytes(path.read_text()) for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
-    return max(found, default=MOST_FLUSH_bytes // 2)
+    """Size of the last-level cache by Linux; a common size elsewhere."""
+    sizes = [
+        _parse_cache_size(path.read_text()) for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
+    ]
+    return max(sizes, default=MOST_FLUSH_bytes // 2)
 
 
-def _size_bytes(text: str) -> int:
+def _parse_cache_size(text: str) -> int:
+    """Parses a size such as 2048K."""
     number, unit = text.strip()[:-1], text.strip()[-1]
     return int(number) * {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}[unit]
 
@@ -179,18 +184,18 @@ def _ids_by_feature(batch: Jagged) -> Sequence[Tensor]:
 
 
 def _zeros(size_bytes: int, device: torch.device) -> Tensor:
-    """Memory like an arena's, all of which is there."""
+    """Zeroed memory whose pages are mapped, allocated as an arena's."""
     if device.type == "cpu":
         return torch.ops.rowwise.zeros(size_bytes).zero_()
     return torch.zeros(size_bytes, dtype=torch.uint8, device=device)
 
 
-def _zero(rows_RD: Tensor, ids_N: Tensor) -> None:
-    """These rows; all of them, if they are fewer."""
+def _zero_rows(rows_RD: Tensor, ids_N: Tensor) -> None:
+    """Zeroes these rows; all rows, if they are not many more."""
     if len(rows_RD) <= 2 * len(ids_N):
         rows_RD.zero_()
     elif rows_RD.device.type == "cpu":
-        # A row as one value: torch goes over its elements one by one.
+        # One void scalar per row: torch's indexing would copy element by element.
         rows_R = rows_RD.view(torch.uint8).numpy().view(f"V{rows_RD[0].nbytes}")[:, 0]
         rows_R[ids_N.numpy()] = np.zeros((), rows_R.dtype)
     else:

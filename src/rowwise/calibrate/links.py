@@ -1,10 +1,11 @@
-"""What exchanges between ranks take: ids to where rows are, vectors to their samples, gradients back.
+"""Measures exchanges between ranks: ids to the ranks of their rows, vectors to their samples, gradients back.
 
-Ranks meet before each phase, so that none is charged for what another still looks up; some begin their exchange later
-by a given time, as ranks with more to look up do. Where the transport tells how long a rank waited for the others to
-begin, that is left out, but for those given times: the median of what is left is what a run measures, too.
+All ranks take part, with the runtime of training: synthetic tables of few rows, distributed more or less evenly, and a
+clock around each phase of a step. Ranks meet before each phase, so that none is charged for lookups of others; some
+begin their exchange later by a given time, as ranks with more lookups do. If the transport tells how long a rank waited
+for others to begin, that is subtracted, except for the given times. The result is a median over repeats.
 
-Known limits: what computing on all cores takes from links, and several exchanges at a time.
+Not measured: computation on all cores during an exchange, and several exchanges at a time.
 """
 
 import math
@@ -20,7 +21,7 @@ import torch
 
 from rowwise.batch import Jagged
 from rowwise.calibrate.draw import DIMS, FLOAT_bytes
-from rowwise.calibrate.ids import ids_of
+from rowwise.calibrate.ids import draw_batch
 from rowwise.calibrate.kernels import flush_bytes
 from rowwise.calibrate.samples import LinkSample
 from rowwise.comm.seam import Comm
@@ -42,14 +43,14 @@ from rowwise.row_optimizers import Sgd
 from rowwise.shard.embeddings import ShardedEmbeddings
 from rowwise.spec import Table
 
-Cut = Callable[[Table, Sequence[int]], tuple[Tile, ...]]  # over some ranks
-CUTS: dict[str, tuple[float, Cut]] = {  # by layout: how often it is drawn
+Cut = Callable[[Table, Sequence[int]], tuple[Tile, ...]]  # tiles of a table on these ranks
+LAYOUT_CUTS: dict[str, tuple[float, Cut]] = {  # by layout: probability, tiles
     TABLE_WISE.name: (0.5, lambda table, ranks: table_wise(table, ranks[0])),
     COLUMN_WISE.name: (0.2, column_wise),
     ROW_WISE.name: (0.15, row_wise),
     REPLICATED.name: (0.15, replicated),
 }
-LINKS = 1 << 20  # beside the numbers of sets, in what random numbers are made from
+LINKS = 1 << 20  # in seeds, so that exchanges and sets of the same number differ
 MOST_TABLES = 60
 BATCHES = (256, 16384)  # samples of all ranks
 ROWS = (16, 1024)
@@ -61,7 +62,7 @@ PHASES = ("route", "exchange", "return")
 
 
 class ExchangeSetup(NamedTuple):
-    """Tables, plan and delays of one exchange; the same on all ranks."""
+    """Tables, plan and delays of an exchange; the same on all ranks."""
 
     number: int
     layout: Layout
@@ -72,13 +73,14 @@ class ExchangeSetup(NamedTuple):
 
 
 def draw_exchange(seed: int, number: int, world: int) -> ExchangeSetup:
+    """The n-th exchange; always the same."""
     rng = np.random.default_rng((seed, LINKS, number))
-    shares = np.cumsum([share for share, _ in CUTS.values()])
-    layout = layout_named(list(CUTS)[min(int(np.searchsorted(shares, rng.random())), len(CUTS) - 1)])
+    shares = np.cumsum([share for share, _ in LAYOUT_CUTS.values()])
+    layout = layout_named(list(LAYOUT_CUTS)[min(int(np.searchsorted(shares, rng.random())), len(LAYOUT_CUTS) - 1)])
     while True:
         count = round(_log_uniform(rng, (1, MOST_TABLES)))
         batch = -(-round(_log_uniform(rng, BATCHES)) // world) * world
-        # What copies send does not depend on ids, which should cost little beside it.
+        # Copies send gradients whatever the ids are, so there should be few ids.
         pooling = 1.0 if layout.is_copied else _log_uniform(rng, POOLING)
         dim_T = np.array(DIMS)[rng.integers(len(DIMS), size=count)]
         if batch * dim_T.sum() <= MOST_FLOATS and batch * pooling * count <= MOST_IDS:
@@ -93,14 +95,14 @@ def draw_exchange(seed: int, number: int, world: int) -> ExchangeSetup:
         layout=layout,
         batch=batch,
         workloads=tuple(Workload(table=t, access=Access(pooling=round(pooling, 3))) for t in tables),
-        plan=Plan(world=world, tiles=_deal(tables, layout, world, rng)),
+        plan=Plan(world=world, tiles=_place_tables(tables, layout, world, rng)),
         skew_W=tuple((skew_W - skew_W.min()).tolist()),
     )
 
 
-def _deal(tables: Sequence[Table], layout: Layout, world: int, rng: np.random.Generator) -> tuple[Tile, ...]:
-    """Each to the ranks with the fewest columns, or now and then to any: more or less even, from draw to draw."""
-    _, cut = CUTS[layout.name]
+def _place_tables(tables: Sequence[Table], layout: Layout, world: int, rng: np.random.Generator) -> tuple[Tile, ...]:
+    """Puts each table on the ranks with the fewest columns, or at times on any, so that draws differ in balance."""
+    _, cut = LAYOUT_CUTS[layout.name]
     if layout.is_copied:
         return tuple(tile for table in tables for tile in cut(table, range(world)))
     columns_W, astray = np.zeros(world), rng.random()
@@ -109,29 +111,29 @@ def _deal(tables: Sequence[Table], layout: Layout, world: int, rng: np.random.Ge
         wanted = 1 if layout.is_whole else int(rng.integers(2, world + 1))
         by_columns = rng.permutation(world) if rng.random() < astray else np.argsort(columns_W, kind="stable")
         ranks = [int(rank) for rank in by_columns[:wanted]]
-        made = cut(table, ranks)
-        tiles += made
-        for tile in made:
+        table_tiles = cut(table, ranks)
+        tiles += table_tiles
+        for tile in table_tiles:
             columns_W[tile.rank] += tile.cols[1] - tile.cols[0]
     return tuple(tiles)
 
 
 @final
 class PhaseClock:
-    """Entered around each phase of a step: lets ranks meet, wait as long as they should, and notes what it takes.
+    """Entered around each phase of a step: ranks meet, wait their given delay, and the phase is timed.
 
-    Before that other memory is read: between the phases of a step caches see rows of tables, and the rest of a model.
+    Before that, other memory is read, as caches see the rest of a model between the phases of a step.
     """
 
     def __init__(self, comm: Comm, skew_s: float) -> None:
-        """`skew_s`: how much later than the others this rank begins its exchange."""
+        """`skew_s`: how much later than the first rank this one begins its exchange."""
         self._comm, self._skew_s = comm, skew_s
         self._one, self._other = torch.zeros(1), torch.ones(flush_bytes(torch.device("cpu")) // FLOAT_bytes)
         self.taken_s: dict[str, list[float]] = defaultdict(list)
 
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
-        """A phase; what is no exchange is not timed."""
+        """Times one phase; phases without communication are not timed."""
         if phase not in PHASES and phase != "update":
             yield
             return
@@ -147,39 +149,39 @@ class PhaseClock:
 
 
 def spin_until(end_s: float) -> None:
-    """Busy, as a rank that still looks up; a sleep may last longer than it should."""
+    """Busy-waits, as a rank that still looks up; a sleep may last longer."""
     while time.perf_counter() < end_s:
         pass
 
 
 def measure_exchange(comm: Comm, seed: int, number: int, repeats: int = REPEATS) -> LinkSample:
-    """The n-th, measured; called by all ranks, each of which gets what all took. `took_s` is this rank's."""
+    """Measures the n-th exchange; called by all ranks, each of which gets all results. `took_s` is this rank's."""
     begin = time.perf_counter()
     world, rank = len(comm.ranks), comm.rank
     drawn = draw_exchange(seed, number, world)
     module = ShardedEmbeddings([w.table for w in drawn.workloads], drawn.plan, comm)
     rng = np.random.default_rng((seed, LINKS, number, rank))
-    batch = ids_of(drawn.workloads, drawn.batch // world, rng)
+    batch = draw_batch(drawn.workloads, drawn.batch // world, rng)
     clock = PhaseClock(comm, drawn.skew_W[rank])
     copied = drawn.layout.is_copied
     module.phase = clock
     ids = exchange_step(module, batch, clock, copied=copied)
-    clock.taken_s.clear()  # of the one that warms up
+    clock.taken_s.clear()  # drop the warm-up
     for _ in range(repeats):
         exchange_step(module, batch, clock, copied=copied)
     taken_s = [statistics.median(clock.taken_s[phase]) for phase in PHASES]
-    if comm.waited.seconds:  # a transport that tells
+    if comm.waited.seconds:  # the transport reports waits, so they were subtracted: add the given delays
         taken_s[1] += max(drawn.skew_W) - drawn.skew_W[rank]
-    # Copies meet when they are updated: that is where their gradients travel.
+    # Gradients of copies are all-reduced in the update.
     taken_s[-1] += statistics.median(clock.taken_s["update"]) if copied else 0.0
-    found_WX = _gather(comm, [*taken_s, float(ids)])
+    found_WX = _gather_floats(comm, [*taken_s, float(ids)])
     route_W, exchange_W, return_W, ids_W = (tuple(column) for column in zip(*found_WX, strict=True))
     return LinkSample(
         number=number,
         layout=drawn.layout.name,
         hosts=comm.topology.hosts,
         batch=drawn.batch,
-        dim_W=_columns(drawn.plan),
+        dim_W=_columns_by_rank(drawn.plan),
         ids_W=tuple(map(int, ids_W)),
         copied=sum(w.table.rows * w.table.dim for w in drawn.workloads) if copied else 0,
         skew_W=drawn.skew_W,
@@ -191,7 +193,7 @@ def measure_exchange(comm: Comm, seed: int, number: int, repeats: int = REPEATS)
 
 
 def exchange_step(module: ShardedEmbeddings, batch: Jagged, clock: PhaseClock, *, copied: bool) -> int:
-    """Forward and backward, and the update of copies; gives how many ids this rank was sent."""
+    """Forward, backward, and the update of copies; gives how many ids this rank received."""
     matrix_BS = module(batch).matrix_BS
     matrix_BS.backward(torch.full_like(matrix_BS, 0.01))
     ids = max((len(staged.call.jagged.values_N) for staged in module.staged), default=0)
@@ -202,12 +204,12 @@ def exchange_step(module: ShardedEmbeddings, batch: Jagged, clock: PhaseClock, *
     return ids
 
 
-def _columns(plan: Plan) -> tuple[int, ...]:
-    """Columns of pooled vectors that each rank makes."""
+def _columns_by_rank(plan: Plan) -> tuple[int, ...]:
+    """Columns of pooled vectors that each rank looks up."""
     return tuple(sum(tile.cols[1] - tile.cols[0] for tile in plan.tiles_on(rank)) for rank in range(plan.world))
 
 
-def _gather(comm: Comm, mine: Sequence[float]) -> list[list[float]]:
+def _gather_floats(comm: Comm, mine: Sequence[float]) -> list[list[float]]:
     world = len(comm.ranks)
     sent = torch.tensor(mine, dtype=torch.float64)
     return comm.all_gather(sent, [len(mine)] * world, "measured").wait().view(world, len(mine)).tolist()

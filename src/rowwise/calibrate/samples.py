@@ -1,6 +1,7 @@
-"""What was measured, one line a measurement: sets of tables that one device looked up, and exchanges between ranks.
+"""Measurements, one JSON line each: sets of tables that a rank looked up, and exchanges between ranks.
 
-A line is whole or is not there; one that was cut off is left out.
+Measuring appends lines; fitting reads them, perhaps days later and after a kill, so a last line that was cut off is
+ignored.
 """
 
 from collections.abc import Iterator
@@ -15,33 +16,33 @@ from rowwise.textfile import append, decode_json, open_regular, read_bytes
 
 
 class SetSample(Value, frozen=True, kw_only=True, tag="set"):
-    """Tables of one rank, looked up and updated together."""
+    """Seconds of tables that one rank looked up and updated together."""
 
-    number: int  # of the set, by which it was drawn
+    number: int  # of the set; the seed of its draw
     rank: int
-    batch: int  # samples that were looked up
+    batch: int  # samples of the lookup
     workloads: tuple[Workload, ...]
     lookup_s: float
     update_s: float  # backward and update
-    again: bool = False  # the set had been measured before: what differs is noise
-    took_s: float  # all of it, with what was not timed
-    waited: float = 0.0  # share of that in which other processes had the processor
+    again: bool = False  # the set had been measured before: differences are noise
+    took_s: float  # wall clock, with everything that was not timed
+    waited: float = 0.0  # share of `took_s` spent waiting for a processor that other processes had
 
 
 class LinkSample(Value, frozen=True, kw_only=True, tag="link"):
-    """One exchange of all ranks: the amounts and seconds of each."""
+    """Seconds of one exchange on each rank, and the amounts exchanged."""
 
     number: int
     layout: str  # of the tables that were exchanged
     hosts: int
     batch: int  # samples of all ranks
-    dim_W: tuple[int, ...]  # columns of pooled vectors that each rank makes
-    ids_W: tuple[int, ...]  # that each rank gets, of all samples; of tables that it has copies of, its own
-    copied: int = 0  # weights of tables that every rank has: their gradients travel with the update, in `return_W`
-    skew_W: tuple[float, ...]  # seconds that each began later
-    route_W: tuple[float, ...]  # seconds: ids to where their rows are
-    exchange_W: tuple[float, ...]  # vectors to their samples, from when a rank began
-    return_W: tuple[float, ...]  # gradients back
+    dim_W: tuple[int, ...]  # columns of pooled vectors that each rank looks up for a sample
+    ids_W: tuple[int, ...]  # ids that each rank receives; of replicated tables, those of its own samples
+    copied: int = 0  # weights of replicated tables, whose gradients are all-reduced in the update (`return_W`)
+    skew_W: tuple[float, ...]  # seconds by which each rank began later than the first
+    route_W: tuple[float, ...]  # seconds: ids to the ranks of their rows
+    exchange_W: tuple[float, ...]  # seconds: vectors to their samples, from when a rank began
+    return_W: tuple[float, ...]  # seconds: gradients back
     took_s: float
 
 
@@ -53,7 +54,7 @@ def write_sample(path: Path, sample: Sample) -> None:
 
 
 def read_samples(path: Path) -> Iterator[Sample]:
-    """All whole lines of a file; the last may have been cut off."""
+    """All complete lines of a file."""
     lines = read_bytes(path).split(b"\n")
     for number, line in enumerate(lines[:-1], start=1):
         yield decode_sample(line, f"{path}, line {number}")
@@ -66,8 +67,8 @@ def decode_sample(line: bytes, place: str) -> Sample:
         raise SpecError(f"{place}: not a measurement: {error}; delete the line or the file") from None
 
 
-def cut_torn(path: Path) -> None:
-    """Take off a last line that was not written to its end, so that the next one is a line of its own."""
+def truncate_partial_line(path: Path) -> None:
+    """Removes a last line without its end, so that the next one starts on a line of its own."""
     if not path.exists():
         return
     with open_regular(path, "r+b", links=False) as file:

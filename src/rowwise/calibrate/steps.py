@@ -1,9 +1,8 @@
-"""What steps of tables really take on this machine's ranks, by any plan: the truth that forecasts are held to.
+"""Measures steps of tables on this machine's ranks by given plans: the truth that forecasts are compared with.
 
-Lookup, exchange, backward and update with the runtime that trains, ids drawn as the access statistics say, other
-memory read between steps. All plans are measured in turns by the same processes (A B C A B C), and a step takes as
-long as its slowest rank. Known limits: dense layers, and plans that do not all fit into this machine's memory
-together.
+Lookup, exchange, backward and update with the runtime of training, ids drawn by access statistics, other memory read
+between steps. The same processes measure all plans in turns (A B C A B C), and a step takes as long as its slowest
+rank. Not measured: dense layers. All plans have to fit into this machine's memory together.
 """
 
 import os
@@ -18,8 +17,8 @@ import torch
 from torch import Tensor
 
 from rowwise.batch import Jagged
-from rowwise.calibrate.ids import ids_of
-from rowwise.calibrate.kernels import flush_bytes, low
+from rowwise.calibrate.ids import draw_batch
+from rowwise.calibrate.kernels import flush_bytes, low_quantile
 from rowwise.comm.seam import Comm
 from rowwise.comm.spawn import run_processes
 from rowwise.errors import SpecError
@@ -35,28 +34,28 @@ BATCHES = 3
 SEED = 7
 GRADIENT = 1e-3
 LIMIT_s = 600.0
-SPARE = 0.7  # of free memory that plans may take
+SPARE = 0.7  # share of free memory that plans may take
 
 
-Kept = dict[torch.Size, Tensor]  # gradients by shape
+GradientCache = dict[torch.Size, Tensor]  # gradients by shape
 
 
 class StepTimes(NamedTuple):
-    """Seconds of a step: of the slowest rank, and of each stage by rank."""
+    """Seconds of a step: of the slowest rank, and by stage of each rank."""
 
-    seconds: float  # low quantile of rounds
-    rounds_s: tuple[float, ...]  # each of them
+    seconds: float  # low quantile over rounds
+    rounds_s: tuple[float, ...]  # slowest rank of each round
     stages_s: dict[str, tuple[float, ...]]
 
     @property
     def noise(self) -> float:
-        """How far the half of the rounds that is faster lies apart, as a share."""
+        """Relative spread of the faster half of the rounds."""
         half = np.sort(np.array(self.rounds_s))[: max(2, len(self.rounds_s) // 2)]
         return float((half[-1] - half[0]) / half[0])
 
 
 class StepMeasurement(NamedTuple):
-    """The tables, plans and batch to measure steps of."""
+    """Plans to measure, and how."""
 
     workloads: tuple[Workload, ...]
     plans: tuple[Plan, ...]
@@ -66,15 +65,17 @@ class StepMeasurement(NamedTuple):
 
 
 def measure_plans(order: StepMeasurement, *, shared_memory: bool = True) -> list[StepTimes]:
-    """A step by each plan, on real processes of this machine, one thread each."""
-    _check(order, spare_bytes())
+    """Steps by each plan on processes of this machine, one thread each."""
+    _check_plans(order, spare_bytes())
     world = order.plans[0].world
     topology = Topology(devices=world)
-    found = run_processes(topology, on_rank, order, shared_memory=shared_memory, threads=1, limit_s=LIMIT_s)
-    return [_joined([of_rank[index] for of_rank in found]) for index in range(len(order.plans))]
+    of_ranks = run_processes(
+        topology, measure_steps_on_rank, order, shared_memory=shared_memory, threads=1, limit_s=LIMIT_s
+    )
+    return [_merge_ranks([of_rank[index] for of_rank in of_ranks]) for index in range(len(order.plans))]
 
 
-def _check(order: StepMeasurement, spare: int) -> None:
+def _check_plans(order: StepMeasurement, spare: int) -> None:
     tables = {w.table.name: w.table for w in order.workloads}
     need = 0
     for plan in order.plans:
@@ -89,22 +90,22 @@ def _check(order: StepMeasurement, spare: int) -> None:
 
 
 def spare_bytes() -> int:
-    """Memory that nobody uses."""
-    found = free_bytes()
-    return found if found is not None else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    """Free memory of the machine; half of all memory if the system does not say."""
+    free = free_bytes()
+    return free if free is not None else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
-def on_rank(comm: Comm, order: StepMeasurement) -> list[tuple[list[float], dict[str, float]]]:
-    """Of each plan: seconds of each round on this rank, and by stage; called by all ranks."""
+def measure_steps_on_rank(comm: Comm, order: StepMeasurement) -> list[tuple[list[float], dict[str, float]]]:
+    """For each plan: seconds of each round on this rank, and by stage. Called by all ranks."""
     rng = np.random.default_rng((SEED, comm.rank))
     local = order.batch // len(comm.ranks)
-    batches = [ids_of(order.workloads, local, rng) for _ in range(BATCHES)]
+    batches = [draw_batch(order.workloads, local, rng) for _ in range(BATCHES)]
     other = torch.ones(flush_bytes(torch.device("cpu")) // FLOAT_bytes)
     rounds: list[list[float]] = [[] for _ in order.plans]
     stages: list[dict[str, list[float]]] = [defaultdict(list) for _ in order.plans]
     tables = [w.table for w in order.workloads]
     modules = [ShardedEmbeddings(tables, plan, comm, wire=order.wire) for plan in order.plans]
-    kept: Kept = {}
+    kept: GradientCache = {}
     for number in range(-BATCHES, order.rounds):
         for index, module in enumerate(modules):
             clock = _Clock()
@@ -116,15 +117,15 @@ def on_rank(comm: Comm, order: StepMeasurement) -> list[tuple[list[float], dict[
                 rounds[index].append(taken)
                 for name, seconds in clock.seconds.items():
                     stages[index][name].append(seconds)
-    return [(r, {name: low(s) for name, s in by.items()}) for r, by in zip(rounds, stages, strict=True)]
+    return [(r, {name: low_quantile(s) for name, s in by.items()}) for r, by in zip(rounds, stages, strict=True)]
 
 
-def _step(module: ShardedEmbeddings, batch: Jagged, clock: "_Clock", kept: Kept) -> float:
+def _step(module: ShardedEmbeddings, batch: Jagged, clock: "_Clock", kept: GradientCache) -> float:
     begin = time.perf_counter()
     vectors = module(batch)
     outs: list[Tensor] = [vectors.matrix_BS, *vectors.sequences.values()]
     for out in outs:
-        if out.shape not in kept:  # a model's gradients are there already; met in rounds that do not count
+        if out.shape not in kept:  # allocated in warm-up rounds only, as a model's gradients exist already
             kept[out.shape] = torch.full_like(out, GRADIENT)
     with clock("backward"):
         torch.autograd.backward(outs, [kept[out.shape] for out in outs])
@@ -135,7 +136,7 @@ def _step(module: ShardedEmbeddings, batch: Jagged, clock: "_Clock", kept: Kept)
 
 @final
 class _Clock:
-    """Seconds by phase; a phase inside another is charged to the inner one only."""
+    """Seconds by phase; seconds of a nested phase count for it alone."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
@@ -157,7 +158,7 @@ class _Clock:
         self._since = now
 
 
-def _joined(of_ranks: Sequence[tuple[list[float], dict[str, float]]]) -> StepTimes:
+def _merge_ranks(of_ranks: Sequence[tuple[list[float], dict[str, float]]]) -> StepTimes:
     rounds = tuple(max(taken) for taken in zip(*(rounds for rounds, _ in of_ranks), strict=True))
     names = of_ranks[0][1]
-    return StepTimes(low(rounds), rounds, {name: tuple(by[name] for _, by in of_ranks) for name in names})
+    return StepTimes(low_quantile(rounds), rounds, {name: tuple(by[name] for _, by in of_ranks) for name in names})

@@ -81,9 +81,9 @@ def calibrate(  # noqa: PLR0913 - one for each option
         spec = _add_tables(spec, tables, dim)
     from rowwise.calibrate.folder import open_folder
 
-    opened = open_folder(folder, spec)
-    spec = opened.order()
-    console = make_terminal(stderr=True)
+    opened = open_folder(folder, order)
+    order = opened.read_spec()
+    console = console_for(quiet=False)
     try:
         with _show_progress(console, "measuring") as tell:
             _measure(spec, opened, minutes, tell)
@@ -190,7 +190,7 @@ def _describe_machine(spec: "MeasurementSpec", name: str, *, narrow: bool) -> "M
     from rowwise.calibrate.coding import measure_coding
     from rowwise.calibrate.fit import MachineDescription
     from rowwise.calibrate.kernels import last_cache_bytes
-    from rowwise.calibrate.narrow import measure_narrow
+    from rowwise.calibrate.wire_costs import measure_wire_costs
     from rowwise.recipes.machine import Environment
 
     found = Environment.read("")
@@ -203,11 +203,13 @@ def _describe_machine(spec: "MeasurementSpec", name: str, *, narrow: bool) -> "M
     return MachineDescription(
         name=name,
         machine=f"{found.cpu}, {found.usable_cores} cores, rowwise {found.rowwise}, torch {found.torch}",
-        device=spec.device if spec.device == "cpu" else found.cuda,
-        world=spec.world,
-        threads=spec.threads,
-        coding=measure_coding(torch.device(spec.device), spec.threads),
-        narrow=measure_narrow(spec.world, spec.threads, shared_memory=spec.transport == "shared") if narrow else (),
+        device=order.device if order.device == "cpu" else found.cuda,
+        world=order.world,
+        threads=order.threads,
+        coding=measure_coding(torch.device(order.device), order.threads),
+        narrow=measure_wire_costs(order.world, order.threads, shared_memory=order.transport == "shared")
+        if narrow
+        else (),
         **more,
     )
 

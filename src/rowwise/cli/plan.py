@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rowwise.plan import Plan, Tier
     from rowwise.planner.constraints import Constraints
     from rowwise.planner.explain import Explanation
-    from rowwise.planner.make import PlanResult
+    from rowwise.planner.pipeline import PlanResult
     from rowwise.planner.problem import PlanRequest
 
 BATCH = 65536
@@ -183,9 +183,9 @@ def plan(  # noqa: PLR0913 - one for each option
     _write_files(planned, explanation, files, console)
 
 
-def make_request(arguments: PlanArguments) -> "tuple[PlanRequest, tuple[str, ...]]":
-    """The request to the planner, and notes on values that were filled in or left out."""
-    from rowwise.perf.learned import doubts_of
+def question_of(asked: PlanArguments) -> "tuple[PlanRequest, tuple[str, ...]]":
+    """The question, and what was filled in or left out."""
+    from rowwise.perf.learned import profile_warnings
     from rowwise.planner.machines import WANT, machine_named
     from rowwise.planner.problem import PlanRequest
 
@@ -207,8 +207,8 @@ def make_request(arguments: PlanArguments) -> "tuple[PlanRequest, tuple[str, ...
         constraints=_read_constraints(arguments, workloads, machine),
         tiers=_parse_tiers(arguments.tiers, machine),
     )
-    doubts = doubts_of(machine.hardware) if arguments.model is None else ()
-    return request, (*notes, *doubts)
+    doubts = profile_warnings(machine.hardware) if asked.model is None else ()
+    return question, (*notes, *doubts)
 
 
 def _choose_model(arguments: PlanArguments, machine: "Machine", wire: Wire) -> "CostModel":
@@ -328,8 +328,8 @@ def _make_plan(
         raise SpecError("--measure with --tiers that rowwise cannot run yet: want one of them")
     if options.measured and (old is not None or options.certify_s):
         raise SpecError("--measure with --replan or --certify: want one of them")
-    if options.method is not None:
-        from rowwise.planner.make import plan_by_method
+    if effort.method is not None:
+        from rowwise.planner.pipeline import plan_by_method
 
         if options.measured or old is not None or options.certify_s or options.seconds is not None:
             raise SpecError("--method with --measure, --replan, --certify or --seconds: want one of them")
@@ -337,7 +337,7 @@ def _make_plan(
     if options.measured:
         return _measure_plans(request, options)
     if old is None:
-        from rowwise.planner.make import make_plan
+        from rowwise.planner.pipeline import make_plan
 
         seconds = SECONDS if options.seconds is None else options.seconds
         return make_plan(request, seconds=seconds, seed=options.seed, certify_s=options.certify_s), ()
@@ -355,13 +355,13 @@ def _make_plan(
     return found.planned, describe_replan(found)
 
 
-def _measure_plans(request: "PlanRequest", options: SearchOptions) -> "tuple[PlanResult, tuple[str, ...]]":
-    """The plan that was fastest on this machine, and a note with the time of each."""
-    from rowwise.calibrate.remeasure import keep_truth
-    from rowwise.planner.make import make_plans
+def _measured(question: "PlanRequest", effort: SearchOptions) -> "tuple[PlanResult, tuple[str, ...]]":
+    """The plan that was fastest here, and what each took."""
+    from rowwise.calibrate.measure_plans import measure_plan_results
+    from rowwise.planner.pipeline import make_plans
 
-    seconds = SECONDS if options.seconds is None else options.seconds
-    found = keep_truth(make_plans(request, options.measured, seconds=seconds, seed=options.seed))
+    seconds = SECONDS if effort.seconds is None else effort.seconds
+    found = measure_plan_results(make_plans(question, effort.measured, seconds=seconds, seed=effort.seed))
     return found.best, found.lines()
 
 
@@ -437,7 +437,7 @@ def _write_files(
         if option == "--torchrec":
             from rowwise.planner.export import torchrec_json
 
-            tables = [workload.table for workload in planned.problem.question.workloads]
+            tables = [workload.table for workload in planned.problem.request.workloads]
             texts[path] = torchrec_json(planned.plan, tables, planned.problem.topology)
         elif explanation is not None and option == "--html":
             from rowwise.report.plan import plan_page

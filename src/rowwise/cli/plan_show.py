@@ -12,7 +12,7 @@ from rowwise.spec import state_width
 
 if TYPE_CHECKING:
     from rowwise.perf.hardware import Machine
-    from rowwise.planner.make import PlanResult
+    from rowwise.planner.pipeline import PlanResult
     from rowwise.planner.replan import ReplanResult
 
 FLOAT_bytes = 4
@@ -21,7 +21,8 @@ DIFFERENCES = 200  # printed lines
 
 
 def show_plan(planned: "PlanResult", console: Console) -> None:
-    question, forecast = planned.problem.question, planned.plan.forecast
+    """The summary."""
+    question, forecast = planned.problem.request, planned.plan.forecast
     assert forecast is not None, "a plan that was made has a forecast"
     tables = [workload.table for workload in question.workloads]
     rows = sum(table.rows for table in tables)

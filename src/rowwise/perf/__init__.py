@@ -1,4 +1,4 @@
-"""What a step costs, before it is run: pure models of machines, without any tensor library.
+"""Predicts the cost of a step before it is run: pure models of machines, without torch.
 
 Names are loaded when first used.
 """

@@ -1,9 +1,8 @@
-"""How a table's rows are asked for: how many ids a sample brings, and how unevenly they fall on rows.
+"""Access statistics of a table: how many ids a sample has, and how unevenly they fall on rows.
 
-Rows are ranked by how often they are asked for, and the r-th (from 1) is asked for in proportion to (r + q) ** -a
-(Zipf-Mandelbrot); a = 0 is no preference at all.
-
-Known limits: what features have to do with each other. Ids of a batch are drawn independently.
+Cost models derive from them lookups, distinct rows, and the share of lookups that the k hottest rows take. Rows are
+ranked by frequency, and the r-th (from 1) is looked up in proportion to (r + q) ** -a (Zipf-Mandelbrot); a = 0 is
+uniform. Ids of a batch are taken as independent draws: correlations between features are ignored.
 """
 
 import functools
@@ -17,8 +16,8 @@ from rowwise.errors import SpecError
 from rowwise.spec import Table, Value
 
 Floats = NDArray[np.float64]
-CELLS = 128  # into which ranks are grouped, evenly on a logarithmic scale, to count distinct rows
-STEEPEST = 6.0  # largest `a` that is fitted
+CELLS = 128  # groups of ranks, even on a logarithmic scale, for counting distinct rows
+MOST_ZIPF_A = 6.0  # largest `a` that is fitted
 
 
 class Access(Value, frozen=True):
@@ -27,8 +26,8 @@ class Access(Value, frozen=True):
     pooling: float = 1.0  # mean ids of a sample, over all features of the table
     zipf_a: float = 0.0
     zipf_q: float = 0.0
-    active: int | None = None  # rows that are ever asked for; None: all
-    unique_ratio: float | None = None  # distinct rows over lookups in a batch, as measured; replaces what a and q say
+    active: int | None = None  # rows that are ever looked up; None: all
+    unique_ratio: float | None = None  # measured distinct rows over lookups of a batch; overrides zipf_a
 
     def __post_init__(self) -> None:
         for name in ("pooling", "zipf_a", "zipf_q"):
@@ -36,13 +35,13 @@ class Access(Value, frozen=True):
             if not 0 <= value < 1e12:
                 raise SpecError(f"{name}={value}: want a finite number that is not negative")
         if self.active is not None and self.active < 1:
-            raise SpecError(f"active={self.active}: want at least one row that is asked for")
+            raise SpecError(f"active={self.active}: want at least one active row")
         if self.unique_ratio is not None and not 0 < self.unique_ratio <= 1:
             raise SpecError(f"unique_ratio={self.unique_ratio}: want more than 0 and at most 1")
 
     @classmethod
     def from_cdf(cls, rows: int, points: Sequence[tuple[float, float]], pooling: float = 1.0) -> "Access":
-        """Fitted to a measured curve: points (share of rows, hottest first; share of lookups that they take)."""
+        """Fits a and q to a measured curve: points (share of rows, hottest first; share of lookups that they take)."""
         if not points or any(not (0 <= x <= 1 and 0 <= y <= 1) for x, y in points):
             raise SpecError(f"cdf={list(points)[:3]}...: want pairs of shares between 0 and 1, such as (0.01, 0.4)")
         x_P, y_P = np.array(points, dtype=float).T
@@ -54,7 +53,7 @@ class Access(Value, frozen=True):
 
 
 class Workload(Value, frozen=True):
-    """A table, and how it is asked for."""
+    """A table with its access statistics."""
 
     table: Table
     access: Access = Access()
@@ -62,7 +61,7 @@ class Workload(Value, frozen=True):
 
 @dataclass(frozen=True)
 class Curves:
-    """The access statistics of many tables, as arrays; `batch` samples are looked up in a step, of all ranks."""
+    """Access statistics of many tables as arrays, and distinct rows for a global batch of `batch` samples."""
 
     batch: int
     pooling_T: Floats
@@ -74,7 +73,7 @@ class Curves:
     def of(cls, workloads: Sequence[Workload], batch: int) -> "Curves":
         access = [w.access for w in workloads]
         active = [min(w.access.active or w.table.rows, w.table.rows) for w in workloads]
-        made = cls(
+        curves = cls(
             batch=batch,
             pooling_T=np.array([x.pooling for x in access], dtype=float),
             a_T=np.array([x.zipf_a for x in access], dtype=float),
@@ -82,17 +81,21 @@ class Curves:
             active_T=np.array(active, dtype=float),
         )
         known = np.array([x.unique_ratio is not None for x in access])
-        return made._fitted(known, np.array([x.unique_ratio or 1.0 for x in access])) if known.any() else made
+        return (
+            curves._fit_unique_ratio(known, np.array([x.unique_ratio or 1.0 for x in access]))
+            if known.any()
+            else curves
+        )
 
-    def _fitted(self, known_T: NDArray[np.bool_], ratio_T: Floats) -> "Curves":
-        """With `a` such that distinct rows are as measured; the steepest that is tried if that cannot be."""
+    def _fit_unique_ratio(self, known_T: NDArray[np.bool_], ratio_T: Floats) -> "Curves":
+        """Chooses `a` so that distinct rows are as measured, up to `MOST_ZIPF_A`."""
         index = np.flatnonzero(known_T)
         ids = self.pooling_T[index] * self.batch
-        low, high = np.zeros(len(index)), np.full(len(index), STEEPEST)
+        low, high = np.zeros(len(index)), np.full(len(index), MOST_ZIPF_A)
         for _ in range(24):
             a = (low + high) / 2
-            found = distinct(a, self.q_T[index], self.active_T[index], ids)
-            too_many = found > ratio_T[index] * ids
+            unique = expected_distinct(a, self.q_T[index], self.active_T[index], ids)
+            too_many = unique > ratio_T[index] * ids
             low, high = np.where(too_many, a, low), np.where(too_many, high, a)
         a_T = self.a_T.copy()
         a_T[index] = (low + high) / 2
@@ -100,46 +103,48 @@ class Curves:
 
     @functools.cached_property
     def unique_T(self) -> Floats:
-        """Distinct rows of a batch."""
-        return distinct(self.a_T, self.q_T, self.active_T, self.pooling_T * self.batch)
+        """Expected distinct rows of a batch."""
+        return expected_distinct(self.a_T, self.q_T, self.active_T, self.pooling_T * self.batch)
 
     @functools.cached_property
-    def kept(self) -> dict[float, Floats]:
-        """What `reuse` has made of them, by share of the batch."""
+    def reuse_cache(self) -> dict[float, Floats]:
+        """Results of `reuse_bins`, by share of the batch."""
         return {}
 
     def unique_of(self, share: float) -> Floats:
-        """Distinct rows in a part of a batch."""
-        return distinct(self.a_T, self.q_T, self.active_T, self.pooling_T * self.batch * share)
+        """Expected distinct rows of a share of a batch."""
+        return expected_distinct(self.a_T, self.q_T, self.active_T, self.pooling_T * self.batch * share)
 
     def head(self, table_N: NDArray[np.int64], rows_N: Floats) -> Floats:
-        """The share of lookups that goes to the hottest rows of a table."""
+        """The share of lookups that the hottest `rows_N` rows of each table take."""
         return head_share(self.a_T[table_N], self.q_T[table_N], self.active_T[table_N], rows_N)
 
 
-def _mass(a: Floats, q: Floats, rank: Floats) -> Floats:
-    """Weights of ranks 1 to `rank`, by their integral from 1/2 to rank + 1/2."""
-    power = np.where(np.abs(1 - a) < 1e-6, 1e-6, 1 - a)  # the logarithm of a = 1 is as near as doubles come to it
+def _cumulative_weight(a: Floats, q: Floats, rank: Floats) -> Floats:
+    """Weight of ranks 1 to `rank`, by the integral from 1/2 to rank + 1/2."""
+    power = np.where(
+        np.abs(1 - a) < 1e-6, 1e-6, 1 - a
+    )  # at a = 1 the integral is a logarithm; this power is as near to it as doubles allow
     first = 0.5 + q
     return (np.power((rank + first) / first, power) - 1) / power
 
 
 def head_share(a: Floats, q: Floats, active: Floats, rows: Floats) -> Floats:
     """The share of lookups that the hottest `rows` of `active` ones take."""
-    return _mass(a, q, np.minimum(rows, active)) / _mass(a, q, active)
+    return _cumulative_weight(a, q, np.minimum(rows, active)) / _cumulative_weight(a, q, active)
 
 
-def cells(a_T: Floats, q_T: Floats, active_T: Floats) -> tuple[Floats, Floats]:
-    """Ranks in groups, evenly on a logarithmic scale: how many rows each has, and what share of the lookups."""
+def rank_cells(a_T: Floats, q_T: Floats, active_T: Floats) -> tuple[Floats, Floats]:
+    """Ranks in groups, even on a logarithmic scale: rows of each group, and its share of the lookups."""
     steps_C = np.linspace(0, 1, CELLS + 1)
     edge_TC = np.power(active_T[:, None] + 1.0, steps_C[None]) - 1.0
-    share_TC = np.diff(_mass(a_T[:, None], q_T[:, None], edge_TC), axis=1)
+    share_TC = np.diff(_cumulative_weight(a_T[:, None], q_T[:, None], edge_TC), axis=1)
     share_TC /= np.maximum(share_TC.sum(1, keepdims=True), 1e-300)
     return np.diff(edge_TC, axis=1), share_TC
 
 
-def distinct(a_T: Floats, q_T: Floats, active_T: Floats, ids_T: Floats) -> Floats:
-    """The expected number of distinct rows among as many independent lookups."""
-    rows_TC, share_TC = cells(a_T, q_T, active_T)
+def expected_distinct(a_T: Floats, q_T: Floats, active_T: Floats, ids_T: Floats) -> Floats:
+    """Expected number of distinct rows among `ids_T` independent lookups."""
+    rows_TC, share_TC = rank_cells(a_T, q_T, active_T)
     each_TC = ids_T[:, None] * share_TC / rows_TC
     return np.minimum((rows_TC * -np.expm1(-each_TC)).sum(1), ids_T)

@@ -1,4 +1,4 @@
-"""The interface of cost models: pieces of tables in, loads out, and what a sum of loads costs as data.
+"""The interface of cost models: pieces of tables in, loads out, and the cost of a sum of loads as data.
 
 [Note: cost] A piece of a table on a rank has a vector of K loads (seconds that it would hold each resource for). Loads
 of one rank add up; what the rank's fused operators then take is `phi` of the sum, which is convex and grows with every
@@ -7,7 +7,8 @@ load but is not additive: a device that waits for memory computes meanwhile. A s
     F = max over ranks of phi(sum of loads) + max over ranks of (sum of seconds on links),
 
 because ranks meet before and after the exchange. `phi` is data, not code: the search evaluates it in C, numpy here
-is its reference, and bounds rely on its being convex.
+is its reference, and bounds rely on its being convex. Models by published rates, by measured rates and by learned
+networks implement this interface.
 """
 
 from dataclasses import dataclass
@@ -25,37 +26,36 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Hinges:
-    """A layer of a network: the sum over hinges of out * max(0, weights . loads + offset), less what it is at 0."""
+    """A layer of a network: the sum over hinges of out * max(0, weights . loads + offset); 0 at no load."""
 
     weights_HK: Floats
     offsets_H: Floats
     outs_H: Floats
 
     def __call__(self, load_NK: Floats) -> Floats:
-        """What it adds for sums of loads."""
         raised = np.maximum(load_NK @ self.weights_HK.T + self.offsets_H, 0.0)
-        return raised @ self.outs_H - self.ground
+        return raised @ self.outs_H - self.value_at_zero
 
     def gradient(self, load_NK: Floats) -> Floats:
+        """Derivatives by each load."""
         rises = (load_NK @ self.weights_HK.T + self.offsets_H > 0) * self.outs_H
         return rises @ self.weights_HK
 
     @property
-    def ground(self) -> float:
-        """What the layer gives where there is no load."""
+    def value_at_zero(self) -> float:
         return float(np.maximum(self.offsets_H, 0.0) @ self.outs_H)
 
     @property
     def is_convex(self) -> bool:
-        """Whether no load makes anything cheaper, and each costs more the more there is."""
+        """Whether the layer is convex and never falls with more load."""
         return bool((self.weights_HK >= 0).all() and (self.outs_H >= 0).all())
 
 
 @dataclass(frozen=True, slots=True)
 class Phi:
-    """constant + the sum over groups of neighbouring loads of their p-norm (p = 1 is their sum) + hinges.
+    """constant + the sum over groups of neighbouring loads of their p-norm (p = 1 is the sum) + hinges.
 
-    Groups may end before the loads do; what is left is for the hinges, which see all.
+    Groups may end before the loads do; the rest is for the hinges, which get all loads.
     """
 
     constant: float
@@ -73,16 +73,16 @@ class Phi:
         return self.hinges is None or self.hinges.is_convex
 
     def __call__(self, load_NK: Floats) -> Floats:
-        """What sums of loads cost; at no load at all, the constant."""
+        """Seconds for sums of loads; the constant at no load."""
         total, begin = np.full(load_NK.shape[:-1], self.constant), 0
         for end, power in zip(self.ends, self.powers, strict=True):
             total = total + _norm(load_NK[..., begin:end], power)
             begin = end
-        # Weights that may be negative may make a sum negative, which no time is.
+        # Negative weights may give a negative sum; seconds are not.
         return total if self.hinges is None else np.maximum(total + self.hinges(load_NK), 0.0)
 
     def gradient(self, load_NK: Floats) -> Floats:
-        """By each load; where a group is all 0, as if its loads were equal."""
+        """Derivatives by each load; where a group is all 0, as if its loads were equal."""
         slope, begin = np.zeros_like(load_NK), 0
         for end, power in zip(self.ends, self.powers, strict=True):
             part = load_NK[..., begin:end]
@@ -96,14 +96,14 @@ class Phi:
 
 @dataclass(frozen=True, slots=True)
 class CostStage:
-    """A part of a step that runs time by itself: what its own loads cost."""
+    """A stage of a step that the runtime times: which loads are its own."""
 
     name: str
     loads: tuple[int, ...]
     constant: float
 
     def seconds(self, phi: Phi, load_NK: Floats) -> Floats:
-        """What of phi is this stage's; stages share no group and no hinge."""
+        """The stage's part of phi; stages share no group and no hinge."""
         own_NK = np.zeros_like(load_NK)
         own_NK[..., self.loads] = load_NK[..., self.loads]
         return self.constant + phi(own_NK) - phi.constant
@@ -112,7 +112,7 @@ class CostStage:
 def _norm(part: Floats, power: float) -> Floats:
     if power == 1:
         return part.sum(-1)
-    top = part.max(-1, keepdims=True)  # taken out, or small loads to a high power would be 0
+    top = part.max(-1, keepdims=True)  # factored out, or small loads to a high power would underflow to 0
     scaled = np.divide(part, top, out=np.zeros_like(part), where=top > 0)
     return top[..., 0] * (scaled**power).sum(-1) ** (1 / power)
 
@@ -123,23 +123,23 @@ class Shards:
 
     exchange: VectorExchange
     table_N: Ints
-    row_parts: int  # into how many pieces rows are cut
+    row_parts: int  # how many pieces the rows are cut into
     rows_N: Floats  # of the piece
     dim_N: Floats  # of the piece
-    bags_N: Floats  # vectors that a sample gets from it: one for each feature, one for each id of a sequence
-    row_bytes_N: Floats  # of the piece's part of a row, as it is stored
+    bags_N: Floats  # vectors per sample: one for each feature, one for each id of a sequence
+    row_bytes_N: Floats  # stored bytes of the piece's part of a row
     state_bytes_N: Floats
-    share: float  # of a step's samples that the rank looks up in it: all of them, or its own
+    share: float  # of a step's samples looked up in it: 1, or 1 / W for a copy, which serves its own rank
     tier: Tier
     cached: float  # share of the rows that the tier above holds
 
 
 class AccessCounts(NamedTuple):
-    """Ids, distinct rows, written rows and vectors of each piece in a step."""
+    """Ids, distinct rows and vectors of a step, for each piece."""
 
     ids_N: Floats
     distinct_N: Floats  # rows that are read
-    written_N: Floats  # rows that are written: a copy takes those of all ranks
+    written_N: Floats  # rows that are written: a copy writes those of all ranks
     vectors_N: Floats
 
     @classmethod
@@ -155,26 +155,28 @@ class AccessCounts(NamedTuple):
 
 
 class CostModel(Protocol):
-    """Predicts the seconds of pieces. See [Note: cost]."""
+    """Prices pieces of tables. See [Note: cost]."""
 
     @property
     def phi(self) -> Phi: ...
 
     @property
     def name(self) -> str:
-        """For plans and reports."""
+        """The name in plans and reports."""
         ...
 
     @property
-    def wire(self) -> Wire: ...
+    def wire(self) -> Wire:
+        """Types of vectors on links."""
+        ...
 
     @property
     def stages(self) -> tuple[CostStage, ...]:
-        """The parts of phi, by stage of a step; none if it does not tell."""
+        """The stages of a step with their parts of phi; empty if the model does not tell them apart."""
         ...
 
     def on(self, topology: Topology) -> "CostModel":
-        """The same model of as many devices as another topology has."""
+        """The same model for as many devices as another topology has."""
         ...
 
     def loads(self, shards: Shards, curves: Curves) -> Floats:

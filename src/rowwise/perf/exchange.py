@@ -1,9 +1,9 @@
-"""Networks for exchanges: how long each rank takes to send and to get vectors, and waits for the others.
+"""Networks for exchanges: seconds of each rank to send and receive vectors, and its waits for other ranks.
 
 NeuroShard's models of communication: forward, from each rank's columns and how much later it begins than the first;
-backward, from columns alone. Here one small network answers for any rank of any number of ranks: it sees that rank's
-amounts beside the mean and the most of all, and corrects a nominal time (a start, bytes at a price, and the wait for
-whoever begins last) by a factor. Known limits: layouts; all vectors are alike.
+backward, from columns alone. Here one small network serves any rank of any number of ranks: its inputs are that rank's
+amounts, and mean and maximum over all ranks. It corrects a nominal time (a start, bytes at a price, and the wait for
+the rank that begins last) by a factor. Layouts are not told apart; all vectors are alike.
 """
 
 from typing import NamedTuple
@@ -11,28 +11,28 @@ from typing import NamedTuple
 import numpy as np
 
 from rowwise.perf.access import Floats
-from rowwise.perf.network import FAR
+from rowwise.perf.network import MOST_DEVIATIONS
 from rowwise.spec import Value
 
-REACH = 2.0  # logarithm of the largest factor
+REACH = 2.0  # largest logarithm of the factor
 FLOAT_bytes, MILLI = 4, 1e-3
 
 
 class Amounts(NamedTuple):
-    """The vectors and ids that ranks exchange in a step."""
+    """What each rank sends and receives in an exchange."""
 
-    dim_W: Floats  # columns of vectors that each makes
-    ids_W: Floats  # that each gets
+    dim_W: Floats  # columns of vectors that each rank looks up for a sample
+    ids_W: Floats  # that each rank receives
     batch: int  # samples of all ranks
-    skew_W: Floats  # seconds that each begins later than the first
+    skew_W: Floats  # seconds by which each rank begins later than the first
 
 
 class ExchangeNetwork(Value, frozen=True, kw_only=True):
-    """The numbers of one network, for one of the exchanges of a step."""
+    """Weights of the network of one exchange of a step."""
 
-    start_s: float  # nominal: of an exchange,
-    byte_s: float  # of a byte of vectors,
-    id_s: float  # of an id
+    start_s: float  # nominal seconds of an exchange
+    byte_s: float  # nominal seconds of a byte of vectors
+    id_s: float  # nominal seconds of an id
     mean: tuple[float, ...]
     scale: tuple[float, ...]
     inner: tuple[tuple[float, ...], ...]  # features x hidden
@@ -42,10 +42,13 @@ class ExchangeNetwork(Value, frozen=True, kw_only=True):
 
     def __call__(self, amounts: Amounts) -> Floats:
         """Seconds of each rank, from when it begins."""
-        return self.own_s(amounts) + waits_s(amounts.skew_W)
+        return self.transfer_s(amounts) + waits_s(amounts.skew_W)
 
-    def own_s(self, amounts: Amounts) -> Floats:
-        given_WF = np.clip((exchange_features(amounts) - np.array(self.mean)) / np.array(self.scale), -FAR, FAR)
+    def transfer_s(self, amounts: Amounts) -> Floats:
+        """Seconds of each rank without the wait for the rank that begins last."""
+        given_WF = np.clip(
+            (exchange_features(amounts) - np.array(self.mean)) / np.array(self.scale), -MOST_DEVIATIONS, MOST_DEVIATIONS
+        )
         hidden_WH = np.maximum(given_WF @ np.array(self.inner) + np.array(self.inner_offset), 0.0)
         factor_W = np.exp(REACH * np.tanh(hidden_WH @ np.array(self.outer) + self.outer_offset))
         return nominal_s(amounts, (self.start_s, self.byte_s, self.id_s)) * factor_W
@@ -63,7 +66,7 @@ class WireCost(Value, frozen=True, kw_only=True):
 
 
 class NarrowWires(Value, frozen=True, kw_only=True):
-    """By type of the wire."""
+    """Added costs by type of the wire."""
 
     fp16: WireCost
     bf16: WireCost
@@ -71,15 +74,15 @@ class NarrowWires(Value, frozen=True, kw_only=True):
 
 
 class Exchanges(Value, frozen=True, kw_only=True, omit_defaults=True):
-    """The networks for the exchanges of a step."""
+    """Networks of all exchanges of a step."""
 
     route: ExchangeNetwork
     forward: ExchangeNetwork
     backward: ExchangeNetwork
     narrow: NarrowWires | None = (
-        None  # None: was not measured, so coding is by rates, and bytes are as those of fewer floats
+        None  # None: not measured; then rates price coding, and fewer bytes count as fewer columns
     )
-    error: float  # on exchanges that they had not seen, mean of the absolute relative error of all together
+    error: float  # mean absolute relative error of their sum, on exchanges held out
     samples: int
 
 
@@ -95,12 +98,12 @@ def exchange_features(amounts: Amounts) -> Floats:
 
 
 def waits_s(seconds_W: Floats) -> Floats:
-    """How much each rank waits for the last one, of what they take from one collective to the next."""
+    """Seconds that each rank waits for the last, if `seconds_W` is their time since they last met."""
     return seconds_W.max() - seconds_W
 
 
 def nominal_s(amounts: Amounts, prices: tuple[float, float, float]) -> Floats:
-    """Seconds of each rank if nothing but amounts mattered; what it sends and what it gets are half and half."""
+    """Seconds of each rank by prices alone; what it sends and what it receives count half each."""
     start, byte, one = prices
     away = (len(amounts.dim_W) - 1) / len(amounts.dim_W)
     vectors_W = (amounts.dim_W + amounts.dim_W.mean()) / 2 * amounts.batch * FLOAT_bytes * away

@@ -1,7 +1,7 @@
-"""What a learned model sees of a piece of a table: its shape, what a step asks of it, and how rows repeat.
+"""Inputs of learned cost models for pieces of tables: shape, ids and rows of a step, and how rows repeat.
 
-Besides features there is *work*, five amounts for each stage in the seconds that a nominal device would take for each,
-which are right but for a factor; see `network`.
+Training on measured sets and planning call the same functions. Besides features there is *nominal work*: five amounts
+for each stage, in seconds of a nominal device, which are right up to a factor; see `network`.
 """
 
 import numpy as np
@@ -10,12 +10,12 @@ from rowwise.perf.access import Curves, Floats
 from rowwise.perf.cost import AccessCounts, Shards
 from rowwise.perf.reuse import reuse_bins
 
-NOMINAL_Bps, NOMINAL_s = 8e9, 5e-9  # of memory; of one lookup
+NOMINAL_Bps, NOMINAL_s = 8e9, 5e-9  # rate of memory; seconds of one lookup
 FLOAT_bytes, LINE_bytes = 4, 64
 
 
-def features(shards: Shards, curves: Curves) -> Floats:
-    """Features (N, F) of pieces, most of them logarithms; the last are the bins of how rows repeat."""
+def piece_features(shards: Shards, curves: Curves) -> Floats:
+    """Features (N, F) of pieces, most of them logarithms; the last 17 are the reuse bins."""
     n, u, written, bags = AccessCounts.of(shards, curves)
     touched = u * (shards.row_bytes_N + shards.state_bytes_N)
     amounts = (
@@ -26,8 +26,8 @@ def features(shards: Shards, curves: Curves) -> Floats:
     return np.concatenate([np.log1p(np.stack(amounts, axis=1)), bins_TB[shards.table_N]], axis=1)
 
 
-def work(stage: str, shards: Shards, curves: Curves) -> Floats:
-    """Nominal seconds (N, 5) of each kind of work of a stage.
+def nominal_work(stage: str, shards: Shards, curves: Curves) -> Floats:
+    """Nominal seconds (N, 5) of a stage by kind of work.
 
     For "lookup": ids gathered, distinct rows, pooled vectors, ids issued, bags; for "update": ids merged, distinct
     rows, gradients, rows issued, the sort.

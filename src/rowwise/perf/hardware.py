@@ -1,6 +1,7 @@
-"""What a machine can do, as numbers: rates of a device, memory by tier, and links between devices.
+"""Hardware profiles: rates of a device, memory by tier, and links between devices, as numbers.
 
-All say where their numbers are from. Known limits: devices that differ.
+Profiles are presets, measured ones that come with the package, or files; each says where its numbers are from. Not
+supported: different devices in one machine.
 """
 
 import functools
@@ -27,7 +28,7 @@ Collective = Literal["all_to_all", "reduce_scatter", "all_reduce"]
 
 
 class LinkRates(Value, frozen=True, kw_only=True):
-    """The latency of one class of links, and bytes a second of each device by collective."""
+    """A class of links: latency, and bytes a second that each device reaches by collective."""
 
     latency_s: float = 0.0
     all_to_all_Bps: float
@@ -35,23 +36,22 @@ class LinkRates(Value, frozen=True, kw_only=True):
     all_reduce_Bps: float
 
     def seconds_a_byte(self, collective: Collective) -> float:
-        """The price of a byte."""
         return 1.0 / getattr(self, f"{collective}_Bps")
 
 
-def _even(rate_Bps: float, latency_s: float = 0.0) -> LinkRates:
+def _equal_rates(rate_Bps: float, latency_s: float = 0.0) -> LinkRates:
     return LinkRates(latency_s=latency_s, all_to_all_Bps=rate_Bps, reduce_scatter_Bps=rate_Bps, all_reduce_Bps=rate_Bps)
 
 
 class CodecRates(Value, frozen=True, kw_only=True):
-    """Bytes of floats a second that a device encodes for a wire, and decodes."""
+    """Bytes of floats a second that a device encodes and decodes."""
 
     encode_Bps: float
     decode_Bps: float
 
 
 class Coding(Value, frozen=True, kw_only=True):
-    """Coding rates of a device by wire type."""
+    """Rates of codecs by type of the wire."""
 
     fp16: CodecRates
     bf16: CodecRates
@@ -59,38 +59,38 @@ class Coding(Value, frozen=True, kw_only=True):
 
 
 class Kernels(Value, frozen=True, kw_only=True, omit_defaults=True):
-    """Seconds of sets of tables on a device, learned from measurements."""
+    """Networks for sets of tables, learned from measurements on a device."""
 
     lookup: SetNetwork
     update: SetNetwork  # backward and update
-    error: float  # on sets that it had not seen, mean of the absolute relative error of both together
-    noise: float  # by which the same set differs when it is measured again, the same mean
-    sets: int  # that were measured
-    doubt: str = ""  # why the networks are not to be trusted, and rates predict instead
+    error: float  # mean absolute relative error of their sum, on sets held out
+    noise: float  # the same for a set that was measured again
+    sets: int  # number of measured sets
+    doubt: str = ""  # why the networks are not trusted; if there is a reason, rates predict instead
 
 
 class Hardware(Value, frozen=True, kw_only=True, omit_defaults=True):
     """Devices of one kind, and what connects them."""
 
     name: str
-    source: str  # where the numbers are from
-    device_bytes: int  # memory of a device that tables may have
-    host_bytes: int = 0  # memory of a host that tables may have, shared by its devices
+    source: str  # of the numbers
+    device_bytes: int  # memory of a device for tables
+    host_bytes: int = 0  # memory of a host for tables, shared by its devices
     disk_bytes: int = 0  # of a host
-    device_Bps: float  # reached when rows are gathered from a device's memory
-    cache_Bps: float  # from its cache
+    device_Bps: float  # gathering rows from a device's memory
+    cache_Bps: float  # gathering rows from its cache
     cache_bytes: int
     host_Bps: float = 12e9  # each device, from its host's memory
     disk_Bps: float = 1e9  # each device, from its host's disks
-    launch_s: float  # of a fused operator, forward or backward
-    forward_issue_s: float  # of a lookup of 128 columns or fewer, if nothing else held it back
+    launch_s: float  # start of a fused operator, forward or backward
+    forward_issue_s: float  # seconds of a lookup of up to 128 columns if nothing else limited it
     backward_issue_s: float
-    id_bytes: int = 8  # of an id that travels; 0: ids are not counted
-    flops: float = 1e12  # that dense layers reach, a second
+    id_bytes: int = 8  # of an id on links; 0: ids are not counted
+    flops: float = 1e12  # per second, in dense layers
     host: LinkRates
     network: LinkRates
-    coding: Coding | None = None  # None: floats are coded for 16 bits at device_Bps, for int8 at half of it
-    kernels: Kernels | None = None  # measured here, and then what predicts; None: rates alone
+    coding: Coding | None = None  # None: coding to 16 bits runs at device_Bps, to int8 at half of it
+    kernels: Kernels | None = None  # networks that predict instead of rates, if measured
     exchanges: Exchanges | None = None
 
     def __post_init__(self) -> None:
@@ -105,7 +105,7 @@ class Hardware(Value, frozen=True, kw_only=True, omit_defaults=True):
                 raise SpecError(f"hardware {self.name!r}: {name}={value}: want more than 0")
         for name in ("device_bytes", "host_bytes", "disk_bytes", "cache_bytes", "id_bytes", *SECONDS):
             if getattr(self, name) < 0:
-                raise SpecError(f"hardware {self.name!r}: {name}={getattr(self, name)}: want no negative number")
+                raise SpecError(f"hardware {self.name!r}: {name}={getattr(self, name)}: want 0 or more")
         most = dict.fromkeys(("device_bytes", "host_bytes", "disk_bytes", "cache_bytes"), MOST_BYTES)
         check_most(f"hardware {self.name!r}: ", self, **most, id_bytes=1 << 20)
 
@@ -114,7 +114,7 @@ class Hardware(Value, frozen=True, kw_only=True, omit_defaults=True):
         return self.host if name == "host" else self.network
 
     def coding_s(self, kind: WireType) -> float:
-        """Seconds for a float to be encoded where it comes from, and decoded where it goes."""
+        """Seconds to encode a float at its sender and decode it at its receiver."""
         match kind:
             case WireType.FP32:
                 return 0.0
@@ -127,20 +127,19 @@ class Hardware(Value, frozen=True, kw_only=True, omit_defaults=True):
         return FLOAT_bytes * (1 / rates.encode_Bps + 1 / rates.decode_Bps)
 
     def to_json(self) -> str:
-        """The profile as text; `read_hardware` reads it back equal."""
         text = msgspec.json.format(msgspec.json.encode(self), indent=2).decode()
-        return NUMBERS.sub(lambda found: " ".join(found[0].split()), text)  # a row of a network is one line
+        return NUMBERS.sub(lambda match: " ".join(match[0].split()), text)  # a row of a network is one line
 
 
 class Machine(Value, frozen=True):
-    """Hosts of devices of one kind."""
+    """Hosts with equal devices."""
 
     topology: Topology
     hardware: Hardware
 
     @property
     def memory_bytes(self) -> tuple[int, int, int]:
-        """What each rank has for tables: on its device, and its share of the host's memory and disks."""
+        """Bytes of each rank by tier: its device, and its share of host memory and disks."""
         devices = self.topology.devices
         return self.hardware.device_bytes, self.hardware.host_bytes // devices, self.hardware.disk_bytes // devices
 
@@ -158,8 +157,8 @@ _A100_LIKE = Hardware(
     backward_issue_s=0.2e-9,
     id_bytes=0,
     flops=100e12,
-    host=_even(25e9),
-    network=_even(25e9),
+    host=_equal_rates(25e9),
+    network=_equal_rates(25e9),
 )
 _PRESETS = {
     "a100-like": _A100_LIKE,
@@ -171,7 +170,7 @@ _PRESETS = {
         device_Bps=1.3e12,
         id_bytes=8,
         flops=110e12,
-        host=_even(200e9, 10e-6),
+        host=_equal_rates(200e9, 10e-6),
         network=LinkRates(latency_s=20e-6, all_to_all_Bps=7e9, reduce_scatter_Bps=7e9, all_reduce_Bps=60e9),
     ),
     "h100-like": msgspec.structs.replace(
@@ -189,8 +188,8 @@ _PRESETS = {
         backward_issue_s=0.12e-9,
         id_bytes=8,
         flops=400e12,
-        host=_even(350e9, 10e-6),
-        network=_even(40e9, 15e-6),
+        host=_equal_rates(350e9, 10e-6),
+        network=_equal_rates(40e9, 15e-6),
     ),
     "cpu": Hardware(
         name="cpu",
@@ -204,24 +203,23 @@ _PRESETS = {
         forward_issue_s=10e-9,
         backward_issue_s=25e-9,
         flops=100e9,
-        host=_even(2e9, 50e-6),
-        network=_even(1e9, 100e-6),
+        host=_equal_rates(2e9, 50e-6),
+        network=_equal_rates(1e9, 100e-6),
     ),
 }
-MEASURED = Path(__file__).parent / "profiles"  # as `rowwise calibrate` wrote them, by name
-PRESETS = (*_PRESETS, *sorted(path.stem for path in MEASURED.glob("*.json")))
+PROFILE_FOLDER = Path(__file__).parent / "profiles"  # measured by `rowwise calibrate`
+PRESETS = (*_PRESETS, *sorted(path.stem for path in PROFILE_FOLDER.glob("*.json")))
 
 
 @functools.cache
 def hardware_named(name: str) -> Hardware:
-    """A preset, or a profile that was measured and comes with the package."""
+    """A preset, or a measured profile that comes with the package."""
     if name not in PRESETS:
-        raise SpecError(f"hardware {name!r}: no such preset; want one of {', '.join(PRESETS)}, or a JSON file")
-    return _PRESETS[name] if name in _PRESETS else read_hardware((MEASURED / f"{name}.json").read_bytes())
+        raise SpecError(f"hardware {name!r}: no such preset: want one of {', '.join(PRESETS)}, or a JSON file")
+    return _PRESETS[name] if name in _PRESETS else read_hardware((PROFILE_FOLDER / f"{name}.json").read_bytes())
 
 
 def read_hardware(text: str | bytes) -> Hardware:
-    """A profile from JSON, read strictly."""
     try:
         return decode_json(text, Hardware)
     except msgspec.DecodeError as error:

@@ -1,4 +1,7 @@
-"""What pieces of tables take of each tier of memory: rows, their optimizer state, and what a step needs beside them."""
+"""Bytes of pieces of tables in each tier: rows, optimizer state, and a step's ids and vectors.
+
+Memory is a limit, not a cost: all cost models share this count.
+"""
 
 import numpy as np
 
@@ -13,7 +16,7 @@ FLOAT_bytes = 4
 def memory_bytes(shards: Shards, curves: Curves, buffers: bool) -> Floats:
     """Bytes (N, tiers) of each piece on its rank; with `buffers`, also ids and vectors of a step, both ways.
 
-    A tier above the one where rows live holds copies of some of them, state and all, not the only ones.
+    The tier above the one where rows live holds copies of the cached rows, with their state.
     """
     row_N = shards.row_bytes_N + shards.state_bytes_N
     taken_NM = np.zeros((len(row_N), len(TIERS)))

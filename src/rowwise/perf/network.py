@@ -1,15 +1,16 @@
-"""A set network as data: what a set of tables takes is phi(the sum of psi(x) over its tables), NeuroShard's form.
+"""A set network as data: a set of tables takes phi(sum of psi(x) over its tables) seconds, NeuroShard's form.
 
-psi is a layer or two for each table, phi a layer over the sum. Two forms of psi are read:
+psi is one or two layers for each table, phi a layer over the sum. psi has one of two forms:
 
-    published   as NeuroShard has it: psi(x) are 32 numbers of no unit, none of them negative
-    scaled      psi(x) is nominal work in seconds (see `features`), each kind of it times a gain, which is this
-                device's, and a factor that the network gives, between 1/20 and 20. phi is then the p-norm of the
-                loads (p = 1 where work is done one after the other, more where kinds of work overlap) and what
-                hinges add. Beyond what was measured it goes on in proportion.
+    published   as in NeuroShard: psi(x) are 32 numbers without a unit, none of them negative
+    scaled      psi(x) is nominal work in seconds (see `features`): each kind of it times a gain, which is this
+                device's, and a factor from the network, between 1/20 and 20. phi is then the p-norm of the
+                loads (p = 1 where work is done one after the other, more where kinds of work overlap) plus
+                hinges. Beyond what was measured it grows in proportion.
 
-Weights of phi that are not negative make it convex, and it then grows with every load, so a planner's bounds hold
-whatever psi is ([Note: bounds] in planner/bound.py); `Phi.is_convex` tells.
+If no weight of phi is negative, phi is convex and grows with every load, so a planner's bounds hold whatever psi is
+([Note: bounds] in planner/bound.py); `Phi.is_convex` tells. `calibrate` trains networks with torch; they are evaluated
+here in numpy and, phi alone, in C.
 """
 
 import math
@@ -24,14 +25,14 @@ from rowwise.perf.cost import Hinges, Phi
 from rowwise.spec import Value
 
 Form = Literal["published", "scaled"]
-REACH = math.log(20.0)  # of a factor
-FAR = 3.0  # deviations from the mean, beyond which a feature is taken to be no further: nothing was learned from there
+REACH = math.log(20.0)  # largest logarithm of a factor
+MOST_DEVIATIONS = 3.0  # features are clipped to so many deviations from the mean, as nothing was learned beyond
 Matrix = tuple[tuple[float, ...], ...]
 Vector = tuple[float, ...]
 
 
 class SetNetwork(Value, frozen=True, kw_only=True):
-    """The numbers of one network, which predicts the seconds of one stage."""
+    """Weights of one network, which predicts the seconds of one stage."""
 
     form: Form
     mean: Vector  # of each feature
@@ -40,7 +41,7 @@ class SetNetwork(Value, frozen=True, kw_only=True):
     inner_offset: Vector
     outer: Matrix  # hidden x loads
     outer_offset: Vector
-    gain: Vector  # of each load, beside nominal work; 1 where loads have no unit
+    gain: Vector  # of each load, on nominal work; 1 where loads have no unit
     hinge: Matrix  # hinges x loads
     hinge_offset: Vector
     hinge_out: Vector  # seconds
@@ -80,7 +81,9 @@ class SetNetwork(Value, frozen=True, kw_only=True):
 
     def psi(self, features_NF: Floats, work_NK: Floats) -> Floats:
         """Loads (N, K) of tables."""
-        given_NF = np.clip((features_NF - np.array(self.mean)) / np.array(self.scale), -FAR, FAR)
+        given_NF = np.clip(
+            (features_NF - np.array(self.mean)) / np.array(self.scale), -MOST_DEVIATIONS, MOST_DEVIATIONS
+        )
         hidden_NH = np.maximum(given_NF @ np.array(self.inner) + np.array(self.inner_offset), 0.0)
         out_NK = hidden_NH @ np.array(self.outer) + np.array(self.outer_offset)
         if self.form == "published":
@@ -97,10 +100,9 @@ class SetNetwork(Value, frozen=True, kw_only=True):
 
 
 def block_diagonal(parts: list[NDArray[np.float64]]) -> Floats:
-    """Matrices along the diagonal of one, zeros elsewhere."""
-    made = np.zeros((sum(p.shape[0] for p in parts), sum(p.shape[1] for p in parts)))
+    matrix = np.zeros((sum(p.shape[0] for p in parts), sum(p.shape[1] for p in parts)))
     row = column = 0
     for part in parts:
-        made[row : row + part.shape[0], column : column + part.shape[1]] = part
+        matrix[row : row + part.shape[0], column : column + part.shape[1]] = part
         row, column = row + part.shape[0], column + part.shape[1]
-    return made
+    return matrix

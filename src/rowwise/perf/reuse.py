@@ -1,8 +1,8 @@
-"""How often the rows of a table are asked for again in a batch: NeuroShard's 17 bins.
+"""How often rows repeat in a batch: NeuroShard's 17 bins, a feature of learned cost models.
 
-Bin k is the share of the distinct rows of a batch that are asked for more than 2**(k-1) and at most 2**k times; the
-last has all above. Expected values for independent ids, from the statistics that `access` has: what a measured
-histogram would tell beyond those is given up.
+Bin k is the share of a batch's distinct rows that are looked up more than 2**(k-1) and at most 2**k times; the last has
+all above. Values are expectations for independent ids with the statistics of `access`; measured histograms are not
+used.
 """
 
 import functools
@@ -10,25 +10,25 @@ import math
 
 import numpy as np
 
-from rowwise.perf.access import Curves, Floats, cells
+from rowwise.perf.access import Curves, Floats, rank_cells
 
 BINS = 17
-RATES = 512  # for which shares are tabulated, evenly on a logarithmic scale
+RATES = 512  # rates that are tabulated, even on a logarithmic scale
 LEAST, MOST = 1e-9, 1e9
 
 
 def reuse_bins(curves: Curves, share: float = 1.0) -> Floats:
-    """Shares (T, 17) of distinct rows by how often each is asked for, in a part of the batch; made once."""
-    if share not in curves.kept:
-        curves.kept[share] = _bins_of(curves, share)
-    return curves.kept[share]
+    """Shares (T, 17) of distinct rows by how often each is looked up, in a share of the batch; computed once."""
+    if share not in curves.reuse_cache:
+        curves.reuse_cache[share] = _bins_of(curves, share)
+    return curves.reuse_cache[share]
 
 
 def _bins_of(curves: Curves, share: float) -> Floats:
-    rows_TC, share_TC = cells(curves.a_T, curves.q_T, curves.active_T)
+    rows_TC, share_TC = rank_cells(curves.a_T, curves.q_T, curves.active_T)
     ids_T = curves.pooling_T * curves.batch * share
     rate_TC = np.clip(ids_T[:, None] * share_TC / np.maximum(rows_TC, 1e-300), LEAST, MOST)
-    table_RB = _tabulated()
+    table_RB = _bin_chances()
     place_TC = (np.log(rate_TC) - math.log(LEAST)) / (math.log(MOST) - math.log(LEAST)) * (RATES - 1)
     low_TC = np.minimum(place_TC.astype(np.int64), RATES - 2)
     part_TC1 = (place_TC - low_TC)[..., None]
@@ -38,17 +38,17 @@ def _bins_of(curves: Curves, share: float) -> Floats:
 
 
 @functools.cache
-def _tabulated() -> Floats:
-    """For a row that is asked for so often on average: the chance of each bin; what is left is not at all."""
+def _bin_chances() -> Floats:
+    """For rows with a mean number of lookups (R), the probability (R, B) of each bin; the rest is no lookup at all."""
     rates_R = np.exp(np.linspace(math.log(LEAST), math.log(MOST), RATES))
     most_B = np.concatenate([2.0 ** np.arange(BINS - 1), [np.inf]])
-    below_RB = np.array([[_at_most(most, rate) for most in most_B] for rate in rates_R])
+    below_RB = np.array([[_poisson_cdf(most, rate) for most in most_B] for rate in rates_R])
     none_R1 = np.exp(-rates_R)[:, None]
     return np.maximum(np.diff(np.concatenate([none_R1, below_RB], axis=1), axis=1), 0.0)
 
 
-def _at_most(count: float, rate: float) -> float:
-    """Of a Poisson distribution: exact for small counts, else Wilson's and Hilferty's normal approximation."""
+def _poisson_cdf(count: float, rate: float) -> float:
+    """P(X <= count) for a Poisson variable: exact for small counts, else the Wilson-Hilferty approximation."""
     if math.isinf(count):
         return 1.0
     if count <= 32:

@@ -8,10 +8,9 @@ it), b vectors of d columns and rows of r bytes, rounded up to 32, seconds are
     cache    (8n + 8b + r n + 4bd) / cache_Bps                   (r n + 2u r) / cache_Bps
     issue    (n ceil(d / 128) + b) forward_issue_s               (n ceil(d / 128) + u) backward_issue_s
 
-with s the bytes of optimizer state; rows that live below the device add what is fetched and written back over a fourth.
+with s the bytes of optimizer state; rows below device memory add a fourth resource, for rows fetched and written back.
 Each direction costs its launch and the 6-norm of its loads, a soft maximum. See [Note: cost] for how ranks add up.
-
-Known limits: contention between operators.
+It needs a data sheet only. Ignored: contention between operators.
 """
 
 from dataclasses import dataclass, replace
@@ -33,7 +32,7 @@ COLLECTIVES = 3  # of a step: ids, vectors, gradients
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """The model for one kind of device. `hardware` need not be measured."""
+    """The roofline of one kind of device, by published or fitted rates."""
 
     hardware: Hardware
     topology: Topology
@@ -45,7 +44,7 @@ class Roofline:
 
     @property
     def phi(self) -> Phi:
-        """Two launches and two soft maxima; where ranks exchange, also what it takes to start that."""
+        """Two launches and two soft maxima; with several ranks, also the latency of the collectives."""
         latency_s = 0.0
         if self.topology.world > 1:
             link = self.hardware.network if self.topology.hosts > 1 else self.hardware.host
@@ -54,24 +53,22 @@ class Roofline:
 
     @property
     def stages(self) -> tuple[CostStage, ...]:
-        """The lookup, and backward with update."""
         return CostStage("lookup", (0, 1, 2, 3), self.hardware.launch_s), CostStage(
             "update", (4, 5, 6, 7), self.hardware.launch_s
         )
 
     def on(self, topology: Topology) -> "Roofline":
-        """At the same rates."""
         return replace(self, topology=topology)
 
     def loads(self, shards: Shards, curves: Curves) -> Floats:
-        """Seconds of memory, cache, issue and lower tiers, forward and then backward."""
+        """Seconds of memory, cache, issue and lower tiers, for forward and then backward."""
         table_N, hw = shards.table_N, self.hardware
         (n, u, written, b), d = AccessCounts.of(shards, curves), shards.dim_N
-        row, state = _sectors(shards.row_bytes_N), _sectors(shards.state_bytes_N)
+        row, state = _round_up_to_sectors(shards.row_bytes_N), _round_up_to_sectors(shards.state_bytes_N)
         in_cache = hw.cache_bytes / row * shards.row_parts
         m = 1 - curves.head(table_N, in_cache)
         wide, vectors = np.ceil(d / LANES), FLOAT_bytes * b * d
-        fetched, stored = self.below_s(shards, curves)
+        fetched, stored = self.lower_tier_s(shards, curves)
         return np.stack(
             [
                 (8 * n + 8 * b + row * (u + (n - u) * m) + vectors) / hw.device_Bps,
@@ -86,12 +83,12 @@ class Roofline:
             axis=1,
         )
 
-    def below_s(self, shards: Shards, curves: Curves) -> tuple[Floats, Floats]:
-        """Seconds that rows of lower tiers take on their way up, and back down."""
+    def lower_tier_s(self, shards: Shards, curves: Curves) -> tuple[Floats, Floats]:
+        """Seconds to fetch rows of lower tiers, and to write them back."""
         if shards.tier == "device":
             return np.zeros(len(shards.table_N)), np.zeros(len(shards.table_N))
         n, u, _, _ = AccessCounts.of(shards, curves)
-        hw, row = self.hardware, _sectors(shards.row_bytes_N + shards.state_bytes_N)
+        hw, row = self.hardware, _round_up_to_sectors(shards.row_bytes_N + shards.state_bytes_N)
         hit = curves.head(shards.table_N, shards.cached * shards.rows_N * shards.row_parts)
         missed = np.minimum(n * (1 - hit), u)
         if shards.tier == "host":
@@ -100,7 +97,7 @@ class Roofline:
         return read, missed * row / hw.disk_Bps + (u - missed) * row / hw.host_Bps
 
     def links_s(self, shards: Shards, curves: Curves) -> Floats:
-        """Vectors out and their gradients back, coded for the wire, and ids in; for a copy, its gradient in floats."""
+        """Seconds for vectors out and gradients back, coded for the wire, and ids in; for a copy, its gradient."""
         if self.topology.world == 1:
             return np.zeros(len(shards.table_N))
         samples = curves.batch * shards.share
@@ -109,19 +106,19 @@ class Roofline:
         all_to_all = self._spread_s("all_to_all")
         match shards.exchange:
             case "all_to_all":
-                found = (ids + vectors) * all_to_all
+                seconds_N = (ids + vectors) * all_to_all
             case "reduce_scatter":
-                found = ids * all_to_all + vectors * self._spread_s("reduce_scatter")
+                seconds_N = ids * all_to_all + vectors * self._spread_s("reduce_scatter")
             case "two_level":
-                found = ids * all_to_all + vectors * self._two_level_s()
+                seconds_N = ids * all_to_all + vectors * self._two_level_s()
             case "all_reduce":
                 return self._copies_s(shards, curves)
-        return found + self._coded_s(shards, shards.bags_N * samples)
+        return seconds_N + self._coding_added_s(shards, shards.bags_N * samples)
 
-    def _coded_s(self, shards: Shards, vectors_N: Floats) -> Floats:
-        """What wires of fewer bits add to vectors of floats: seconds of coding, less those of the bytes that they save.
+    def _coding_added_s(self, shards: Shards, vectors_N: Floats) -> Floats:
+        """Seconds that narrower wires add to vectors of floats: coding, minus the bytes saved.
 
-        Both ends code. Those of the samples are all ranks alike, so what they take is charged to the rank of the rows.
+        Both ends code. Coding at the samples is equal on all ranks, so it is charged to the rank of the rows.
         """
         added_N = np.zeros(len(vectors_N))
         for link, share in link_shares(shards.exchange, self.topology).items():
@@ -132,26 +129,25 @@ class Roofline:
         return added_N
 
     def _byte_s(self, link: Link, exchange: VectorExchange) -> float:
-        """The price of a byte of vectors."""
         summed = exchange == "reduce_scatter" or (exchange == "two_level" and link == "host")
         return self.hardware.link(link).seconds_a_byte("reduce_scatter" if summed else "all_to_all")
 
     def _spread_s(self, collective: str) -> float:
-        """Seconds for a byte of which every rank gets an equal part."""
+        """Seconds of a byte of which every rank gets an equal part."""
         topology, hw = self.topology, self.hardware
         near, far = topology.devices - 1, topology.world - topology.devices
         price_s = near / getattr(hw.host, f"{collective}_Bps") + far / getattr(hw.network, f"{collective}_Bps")
         return price_s / topology.world
 
     def _two_level_s(self) -> float:
-        """Seconds for a byte that is added up inside a host, each device sending its part of the samples on."""
+        """Seconds of a byte that is added up inside a host, whose sum goes on to other hosts."""
         topology, hw = self.topology, self.hardware
         inside = (topology.devices - 1) / topology.devices / hw.host.reduce_scatter_Bps
         outside = (topology.world - topology.devices) / topology.world / hw.network.all_to_all_Bps
         return inside + outside / topology.devices
 
     def _copies_s(self, shards: Shards, curves: Curves) -> Floats:
-        """All of a table's gradient around a ring twice, or what each rank touched to every other, if that is less."""
+        """Seconds to all-reduce a table's gradient in a ring, or only the rows that ranks touched if that is less."""
         world, hw = self.topology.world, self.hardware
         link = hw.network if self.topology.hosts > 1 else hw.host
         whole = 2 * (world - 1) / world * shards.rows_N * shards.dim_N * FLOAT_bytes
@@ -160,5 +156,5 @@ class Roofline:
         return np.minimum(whole, rows) / link.all_reduce_Bps
 
 
-def _sectors(size_N: Floats) -> Floats:
+def _round_up_to_sectors(size_N: Floats) -> Floats:
     return np.ceil(size_N / SECTOR_bytes) * SECTOR_bytes

@@ -1,6 +1,6 @@
-"""The cost estimates that TorchRec's planner makes with its default constants, for comparing like with like.
+"""The cost estimates of TorchRec's planner with its default constants, for comparing like with like.
 
-Purely additive: what a rank takes is the sum of what its shards take, and nothing waits for anything. With b samples
+Purely additive: a rank takes the sum over its shards, and nothing waits for anything. With b samples
 of a rank, W ranks, n ids and v vectors a sample (where n is under 1, as many vectors), d columns of e bytes, and rows
 cut into p parts, bytes are
 
@@ -9,12 +9,12 @@ cut into p parts, bytes are
     given       v b W d e          copies v b d e
 
 Forward is their sum over the rate of device memory, more for narrow rows that are whole, twice as much for copies;
-backward is twice that. What is given then goes over the links, and back: whole rows all to all; cut rows
+backward is twice that. Vectors given then cross the links, and back: whole rows all to all; cut rows
 reduce-scattered, gathered and copied; those cut inside a host also to as many vectors of the other hosts. A copy's
-gradient is reduced by all ranks and written. Ids that travel are estimated, but not counted.
+gradient is reduced by all ranks and written. Ids on links are estimated, but not counted.
 
-Known limits: tiers below device memory, weights of ids, and everything that TorchRec itself leaves out (latency, skew,
-repeated ids).
+Not supported: tiers below device memory, weights of ids, and what TorchRec itself leaves out (latency, skew, repeated
+ids).
 """
 
 from dataclasses import dataclass
@@ -25,15 +25,15 @@ from rowwise.perf.access import Curves, Floats
 from rowwise.perf.cost import CostStage, Phi, Shards
 from rowwise.spec import FLOATS, Topology, Wire
 
-GIBI = 1024**3
-DEVICE_Bps = 897 * GIBI
-HOST_LINK_Bps = 600 * GIBI
-NETWORK_Bps = 12.5 * GIBI
+GiB = 1024**3
+DEVICE_Bps = 897 * GiB
+HOST_LINK_Bps = 600 * GiB
+NETWORK_Bps = 12.5 * GiB
 ID_bytes = 8
 LEAST_DIM = 32
 COPIED = 2.455  # passes over the gradients that are gathered for cut rows
 ELEMENTWISE = 9.22  # passes over a copy's gradient
-DENSE = 0.5  # of the rate of device memory that copies reach, as their operators are not fused
+DENSE = 0.5  # share of the rate of device memory that copies reach, as their operators are not fused
 PASSES = 3  # forward, and twice that backward
 
 
@@ -45,12 +45,12 @@ class TorchRecModel:
 
     @property
     def wire(self) -> Wire:
-        """It knows of none."""
+        """Floats: the estimates have no narrow wires."""
         return FLOATS
 
     @property
     def stages(self) -> tuple[CostStage, ...]:
-        """It tells of none."""
+        """None: the estimates do not tell stages apart."""
         return ()
 
     @property
@@ -65,11 +65,11 @@ class TorchRecModel:
         return TorchRecModel(topology)
 
     def links_s(self, shards: Shards, curves: Curves) -> Floats:
-        """Nothing apart: TorchRec adds links to the rest."""
+        """0: links are part of `loads`."""
         return np.zeros(len(shards.table_N))
 
     def loads(self, shards: Shards, curves: Curves) -> Floats:
-        """All seconds of a shard, as its planner rates plans."""
+        """All seconds of a shard, as TorchRec's planner rates it."""
         topology, world = self.topology, self.topology.world
         b = curves.batch / world
         pooling_N, d = curves.pooling_T[shards.table_N], shards.dim_N
@@ -81,7 +81,7 @@ class TorchRecModel:
         read = np.ceil(ids * world * ID_bytes / shards.row_parts)
         if shards.exchange == "all_to_all":
             look = ids * world * np.maximum(d, LEAST_DIM) * e
-            forward = (read + look + given) * _penalty(d) / DEVICE_Bps
+            forward = (read + look + given) * _narrow_row_penalty(d) / DEVICE_Bps
             return (PASSES * forward + 2 * given / self._link_Bps)[:, None]
         look = ids * world * d * e / shards.row_parts
         forward = (read + look + given) / DEVICE_Bps
@@ -106,5 +106,5 @@ class TorchRecModel:
         return PASSES * forward + reduced + ELEMENTWISE * size / (DENSE * DEVICE_Bps)
 
 
-def _penalty(dim_N: Floats) -> Floats:
+def _narrow_row_penalty(dim_N: Floats) -> Floats:
     return np.where(dim_N >= 128, 1.0, np.where(dim_N >= 64, 1.15, 1.75))

@@ -1,7 +1,7 @@
-"""Vectors on wires of fewer bits: how many bytes they are there, and which share of a rank's crosses which link.
+"""Bytes of vectors on wires, and the share of a rank's vectors that crosses each class of links.
 
-A file of its own because both ways of predicting exchanges, rates and networks, count the same bytes. Known limits:
-vectors that share an int8 scale, or have more than one.
+Both ways of predicting exchanges, rates and networks, use these counts. Not supported: int8 scales that are shared by
+vectors, or several per vector.
 """
 
 import numpy as np
@@ -10,7 +10,7 @@ from rowwise.perf.access import Floats
 from rowwise.spec import Link, RowType, Topology, VectorExchange, WireType, row_bytes
 
 
-def bytes_of(kind: WireType, dim: int) -> int:
+def wire_bytes(kind: WireType, dim: int) -> int:
     match kind:
         case WireType.FP32:
             return 4 * dim
@@ -21,9 +21,9 @@ def bytes_of(kind: WireType, dim: int) -> int:
 
 
 def vector_bytes(kind: WireType, dim_N: Floats) -> Floats:
-    """Of vectors on a wire; int8 has a scale and an offset for each, so it is more than fp32 below 3 columns."""
+    """Bytes of vectors on a wire; int8 adds a scale and an offset to each, so below 3 columns it is more than fp32."""
     dims, index_N = np.unique(dim_N, return_inverse=True)
-    return np.array([bytes_of(kind, int(dim)) for dim in dims], dtype=float)[index_N]
+    return np.array([wire_bytes(kind, int(dim)) for dim in dims], dtype=float)[index_N]
 
 
 def link_shares(exchange: VectorExchange, topology: Topology) -> dict[Link, float]:

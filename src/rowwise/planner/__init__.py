@@ -1,4 +1,4 @@
-"""Decides where tables live: specifications in, a `Plan` out. Pure, and without any tensor library.
+"""Plans where tables live: tables, statistics and a machine in, a `Plan` out. Pure: no tensors, no processes.
 
 Names are loaded when first used.
 """
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from rowwise.planner.constraints import Constraints as Constraints
     from rowwise.planner.explain import explain as explain
     from rowwise.planner.export import torchrec_json as torchrec_json
+    from rowwise.planner.heuristic import simple_plan as simple_plan
     from rowwise.planner.infeasible import InfeasibleError as InfeasibleError
     from rowwise.planner.layouts import column_wise as column_wise
     from rowwise.planner.layouts import grid as grid
@@ -19,11 +20,10 @@ if TYPE_CHECKING:
     from rowwise.planner.layouts import table_row_wise as table_row_wise
     from rowwise.planner.layouts import table_wise as table_wise
     from rowwise.planner.machines import machine_named as machine_named
-    from rowwise.planner.make import PlanResult as PlanResult
-    from rowwise.planner.make import make_plan as make_plan
+    from rowwise.planner.pipeline import PlanResult as PlanResult
+    from rowwise.planner.pipeline import make_plan as make_plan
     from rowwise.planner.problem import PlanRequest as PlanRequest
     from rowwise.planner.replan import replan as replan
-    from rowwise.planner.simple import simple_plan as simple_plan
 
 _LAYOUTS = (
     "column_wise", "grid", "replicated", "row_wise", "table_row_wise", "table_wise",
@@ -35,9 +35,9 @@ _HOMES = {
     "infeasible": ("InfeasibleError",),
     "layouts": _LAYOUTS,
     "machines": ("machine_named",),
-    "make": ("PlanResult", "make_plan"),
+    "pipeline": ("PlanResult", "make_plan"),
     "problem": ("PlanRequest",),
     "replan": ("replan",),
-    "simple": ("simple_plan",),
+    "heuristic": ("simple_plan",),
 }
 __all__, __getattr__ = names_of(__name__, _HOMES)

@@ -1,10 +1,10 @@
-"""What each option that was not taken would cost, all other tables staying where they are.
+"""What each option that was not taken would cost if all other tables stayed where they are.
 
-[Note: alternatives] An item is taken out, and another of its options put in piece by piece, the largest first. Each
-piece goes to the unit where the step then takes least; of equals, where that unit itself has least to do. A unit that
-lacks memory is taken only if all do. For an option of one piece that is the best there is, for others it is greedy.
+[Note: alternatives] An item is taken out, and another of its options is placed piece by piece, the largest first. Each
+piece goes to the unit where the step then takes least; of equal ones, where that unit itself has least to do. A unit
+that lacks memory is taken only if all do. For an option of one piece this is optimal, for others it is greedy.
 
-Known limits: what the other tables would do if they could move as well.
+Many options are computed at once, as arrays.
 """
 
 from dataclasses import dataclass
@@ -16,24 +16,24 @@ from rowwise.perf.access import Floats
 from rowwise.planner.layouts import SPANS
 from rowwise.planner.problem import NO_UNIT, Index, Pieces, Placement, PlacementProblem
 
-NUMBERS = 1 << 20  # loads of an array that is worked on at once
-EQUAL = 1 + 1e-12  # costs this near are equal
+CHUNK_LOADS = 1 << 20  # numbers in the largest array
+TIE = 1 + 1e-12  # costs whose ratio is within this are equal
 
 
 @dataclass(frozen=True, slots=True)
 class Alternatives:
-    """The change that each option would make to a placement. Options in use change nothing."""
+    """For each option, the change if it were taken; 0 for options that were taken."""
 
-    change_O: Floats  # seconds of a step; infinite if the ranks allowed cannot hold its pieces at all
-    over_O: Floats  # bytes over the limit, of the rank and tier where it is most; 0: it fits
-    rank_O: Index  # that rank
-    tier_O: Index
+    change_O: Floats  # seconds of a step; infinite if its pieces may be on no unit
+    over_O: Floats  # bytes over the limit on the rank and tier with most; 0: it fits
+    rank_O: Index  # the rank with most bytes over
+    tier_O: Index  # its tier
     unit_N: Index  # where its pieces would go
 
 
 @dataclass(frozen=True, slots=True)
 class _Ranks:
-    """Loads of ranks, for several options side by side: A options, U units of D ranks."""
+    """Loads of ranks for A options side by side, grouped as U units of D ranks."""
 
     load_AUDK: Floats
     link_AUD: Floats
@@ -41,10 +41,11 @@ class _Ranks:
     phi_AUD: Floats
 
 
-def alternatives(problem: PlacementProblem, placement: Placement) -> Alternatives:
+def compute_alternatives(problem: PlacementProblem, placement: Placement) -> Alternatives:
+    """The change of cost for each option, by the method of [Note: alternatives]."""
     options = len(problem.option_kind)
     sums, cost = problem.sums(placement), problem.cost(placement)
-    made = Alternatives(
+    result = Alternatives(
         np.zeros(options), np.zeros(options), np.zeros(options, np.int32), np.zeros(options, np.int32),
         placement.unit_N.copy(),
     )  # fmt: skip
@@ -52,31 +53,33 @@ def alternatives(problem: PlacementProblem, placement: Placement) -> Alternative
     taken_O = np.zeros(options, dtype=bool)
     taken_O[placement.choice_I] = True
     parts_O = np.diff(problem.option_begin)
-    size = max(1, NUMBERS // (problem.topology.world * problem.phi.width))
+    size = max(1, CHUNK_LOADS // (problem.topology.world * problem.phi.width))
     for span in range(len(SPANS)):
         index = np.flatnonzero((problem.span_O == span) & ~taken_O)
-        index = index[np.argsort(-parts_O[index], kind="stable")]  # so those that still have pieces come first
+        index = index[np.argsort(-parts_O[index], kind="stable")]  # options that still have pieces stay in front
         for begin in range(0, len(index), size):
             option_A = index[begin : begin + size]
-            ranks = _without(problem, placement, sums, option_A, SPANS[span])
-            piece_AP = _pieces(problem, option_A, order_N)
-            made.unit_N[piece_AP[piece_AP >= 0]] = _put(problem, ranks, option_A, piece_AP)[piece_AP >= 0]
-            _note(problem, made, ranks, option_A)
-    made.change_O[~taken_O] -= cost
-    return made
+            ranks = _ranks_without_item(problem, placement, sums, option_A, SPANS[span])
+            piece_AP = _pieces_largest_first(problem, option_A, order_N)
+            result.unit_N[piece_AP[piece_AP >= 0]] = _place_pieces(problem, ranks, option_A, piece_AP)[piece_AP >= 0]
+            _record_costs(problem, result, ranks, option_A)
+    result.change_O[~taken_O] -= cost
+    return result
 
 
-def _pieces(problem: PlacementProblem, option_A: NDArray[np.int64], order_N: NDArray[np.int64]) -> NDArray[np.int64]:
+def _pieces_largest_first(
+    problem: PlacementProblem, option_A: NDArray[np.int64], order_N: NDArray[np.int64]
+) -> NDArray[np.int64]:
     """The pieces of each option, the largest first; -1 where it has no more."""
     begin_A, end_A = problem.option_begin[option_A], problem.option_begin[option_A + 1]
     at_AP = begin_A[:, None] + np.arange(int((end_A - begin_A).max()))
     return np.where(at_AP < end_A[:, None], order_N[np.minimum(at_AP, len(order_N) - 1)], -1)
 
 
-def _without(
+def _ranks_without_item(
     problem: PlacementProblem, placement: Placement, sums: Pieces, option_A: NDArray[np.int64], span: str
 ) -> _Ranks:
-    """What ranks have when each option's item is taken out."""
+    """Loads of ranks when each option's item is taken out."""
     topology = problem.topology
     item_I, at_A = np.unique(problem.item_of_O[option_A], return_inverse=True)
     load = np.repeat(sums.load_NK[None], len(item_I), axis=0)
@@ -85,11 +88,11 @@ def _without(
     for row, item in enumerate(item_I):
         for piece in problem.pieces_of(int(placement.choice_I[item])):
             ranks = problem.ranks_of(int(placement.unit_N[piece]))
-            at = slice(ranks.start, ranks.stop)
-            load[row, at] -= problem.pieces.load_NK[piece]
-            link[row, at] -= problem.pieces.link_N[piece]
-            size[row, at] -= problem.pieces.bytes_NM[piece]
-    load = np.maximum(load, 0)  # what is left of nothing may be a hair below it
+            unit_ranks = slice(ranks.start, ranks.stop)
+            load[row, unit_ranks] -= problem.pieces.load_NK[piece]
+            link[row, unit_ranks] -= problem.pieces.link_N[piece]
+            size[row, unit_ranks] -= problem.pieces.bytes_NM[piece]
+    load = np.maximum(load, 0)  # differences of equal sums may be slightly negative
     phi = problem.phi(load)
     deep = {"rank": 1, "host": topology.devices, "all": topology.world}[span]
     shape = (len(option_A), topology.world // deep, deep)
@@ -101,34 +104,38 @@ def _without(
     )
 
 
-def _put(problem: PlacementProblem, ranks: _Ranks, option_A: NDArray[np.int64], piece_AP: NDArray[np.int64]) -> Index:
-    """Puts all pieces, changing `ranks`; the unit of each."""
+def _place_pieces(
+    problem: PlacementProblem, ranks: _Ranks, option_A: NDArray[np.int64], piece_AP: NDArray[np.int64]
+) -> Index:
+    """Places all pieces, updating `ranks`; gives the unit of each."""
     unit_AP = np.full(piece_AP.shape, NO_UNIT, dtype=np.int32)
-    first, allowed_AU = _allowed(problem, option_A)
-    tried_AUD = np.empty_like(ranks.phi_AUD)  # what each rank would take with the piece
+    first, allowed_AU = _allowed_units(problem, option_A)
+    with_piece_AUD = np.empty_like(ranks.phi_AUD)  # phi of each rank with the piece on its unit
     all_A = np.arange(len(option_A))
     for step in range(piece_AP.shape[1]):
-        live = all_A[: int((piece_AP[:, step] >= 0).sum())]
-        piece_A = piece_AP[live, step]
-        again_A = _same(problem, piece_A, piece_AP[live, step - 1]) if step else np.zeros(len(live), dtype=bool)
-        # After an equal piece only the rank that got it is another than it was.
-        old, new = live[again_A], live[~again_A]
+        active = all_A[: int((piece_AP[:, step] >= 0).sum())]
+        piece_A = piece_AP[active, step]
+        equal_A = (
+            _loads_equal(problem, piece_A, piece_AP[active, step - 1]) if step else np.zeros(len(active), dtype=bool)
+        )
+        # If the last piece was equal, only the unit that got it needs a new phi.
+        old, new = active[equal_A], active[~equal_A]
         unit = unit_AP[old, step - 1] - first
         load_K = problem.pieces.load_NK[piece_A][:, None, :]
-        tried_AUD[old, unit] = problem.phi(ranks.load_AUDK[old, unit] + load_K[again_A])
-        tried_AUD[new] = problem.phi(ranks.load_AUDK[new] + load_K[~again_A][:, None])
-        unit = _best(problem, ranks, piece_A, tried_AUD[live], allowed_AU[live])
-        ranks.load_AUDK[live, unit] += load_K
-        ranks.link_AUD[live, unit] += problem.pieces.link_N[piece_A][:, None]
-        ranks.bytes_AUDM[live, unit] += problem.pieces.bytes_NM[piece_A][:, None]
-        ranks.phi_AUD[live, unit] = tried_AUD[live, unit]
-        unit_AP[live, step] = unit + first
+        with_piece_AUD[old, unit] = problem.phi(ranks.load_AUDK[old, unit] + load_K[equal_A])
+        with_piece_AUD[new] = problem.phi(ranks.load_AUDK[new] + load_K[~equal_A][:, None])
+        unit = _best_unit(problem, ranks, piece_A, with_piece_AUD[active], allowed_AU[active])
+        ranks.load_AUDK[active, unit] += load_K
+        ranks.link_AUD[active, unit] += problem.pieces.link_N[piece_A][:, None]
+        ranks.bytes_AUDM[active, unit] += problem.pieces.bytes_NM[piece_A][:, None]
+        ranks.phi_AUD[active, unit] = with_piece_AUD[active, unit]
+        unit_AP[active, step] = unit + first
     ranks.phi_AUD[~allowed_AU.any(1)] = np.inf
     return unit_AP
 
 
-def _allowed(problem: PlacementProblem, option_A: NDArray[np.int64]) -> tuple[int, NDArray[np.bool_]]:
-    """The number of the first unit of the options' span, and which of its units each may use."""
+def _allowed_units(problem: PlacementProblem, option_A: NDArray[np.int64]) -> tuple[int, NDArray[np.bool_]]:
+    """The number of the first unit of the options' span, and which of its units each option may use."""
     topology = problem.topology
     first, count = (
         (0, topology.world), (topology.world, topology.hosts), (topology.world + topology.hosts, 1),
@@ -141,37 +148,38 @@ def _allowed(problem: PlacementProblem, option_A: NDArray[np.int64]) -> tuple[in
     return first, allowed_AU
 
 
-def _same(problem: PlacementProblem, one_A: NDArray[np.int64], other_A: NDArray[np.int64]) -> NDArray[np.bool_]:
+def _loads_equal(problem: PlacementProblem, one_A: NDArray[np.int64], other_A: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Whether pieces add equal loads."""
     return (problem.pieces.load_NK[one_A] == problem.pieces.load_NK[other_A]).all(1)
 
 
-def _best(
+def _best_unit(
     problem: PlacementProblem,
     ranks: _Ranks,
     piece_A: NDArray[np.int64],
-    tried_AUD: Floats,
+    with_piece_AUD: Floats,
     allowed_AU: NDArray[np.bool_],
 ) -> NDArray[np.int64]:
     """The unit for each option's piece: the least over memory, then the least step, then the least of its own."""
-    live = len(piece_A)
+    active = len(piece_A)
     link_A, bytes_A = problem.pieces.link_N[piece_A], problem.pieces.bytes_NM[piece_A]
-    link_AU = ranks.link_AUD[:live].max(2) + link_A[:, None]
-    over_AUDM = ranks.bytes_AUDM[:live] + (bytes_A[:, None, None] - problem.limit_M)
+    link_AU = ranks.link_AUD[:active].max(2) + link_A[:, None]
+    over_AUDM = ranks.bytes_AUDM[:active] + (bytes_A[:, None, None] - problem.limit_M)
     over_AU = np.where(allowed_AU, np.maximum(over_AUDM, 0).sum((2, 3)), np.inf)
     ok_AU = over_AU <= over_AU.min(1, keepdims=True)
-    phi_AU = tried_AUD.max(2)
-    top_A, link_top_A = ranks.phi_AUD[:live].max((1, 2)), ranks.link_AUD[:live].max((1, 2))
+    phi_AU = with_piece_AUD.max(2)
+    top_A, link_top_A = ranks.phi_AUD[:active].max((1, 2)), ranks.link_AUD[:active].max((1, 2))
     cost_AU = np.maximum(phi_AU, top_A[:, None]) + np.maximum(link_AU, link_top_A[:, None])
     cost_AU = np.where(ok_AU, cost_AU, np.inf)
-    ok_AU = cost_AU <= cost_AU.min(1, keepdims=True) * EQUAL
+    ok_AU = cost_AU <= cost_AU.min(1, keepdims=True) * TIE
     return np.where(ok_AU, phi_AU + link_AU, np.inf).argmin(1)
 
 
-def _note(problem: PlacementProblem, made: Alternatives, ranks: _Ranks, option_A: NDArray[np.int64]) -> None:
-    """Writes down what the options cost, and where they do not fit."""
+def _record_costs(problem: PlacementProblem, result: Alternatives, ranks: _Ranks, option_A: NDArray[np.int64]) -> None:
+    """Stores what the options cost, and where they do not fit."""
     count = len(option_A)
-    made.change_O[option_A] = ranks.phi_AUD.max((1, 2)) + ranks.link_AUD.max((1, 2))
+    result.change_O[option_A] = ranks.phi_AUD.max((1, 2)) + ranks.link_AUD.max((1, 2))
     over_AX = (ranks.bytes_AUDM - problem.limit_M).reshape(count, -1)
     worst_A = over_AX.argmax(1)
-    made.over_O[option_A] = np.maximum(over_AX[np.arange(count), worst_A], 0)
-    made.rank_O[option_A], made.tier_O[option_A] = np.divmod(worst_A, len(problem.limit_M))
+    result.over_O[option_A] = np.maximum(over_AX[np.arange(count), worst_A], 0)
+    result.rank_O[option_A], result.tier_O[option_A] = np.divmod(worst_A, len(problem.limit_M))

@@ -1,4 +1,7 @@
-"""Limits on plans: where tables may live, which tables stay together, which layouts tables may have."""
+"""Constraints on plans: where tables may be, which stay together, which layouts they may have.
+
+Users write them by hand, so names and contradictions are checked here, before any search.
+"""
 
 from collections.abc import Mapping, Sequence
 
@@ -13,11 +16,11 @@ ALL = "*"
 
 
 class Constraints(Value, frozen=True):
-    """Limits on a plan; empty, there are none."""
+    """Limits on a plan; none by default."""
 
-    pin: Mapping[str, tuple[int, ...]] = {}  # table: the only ranks that may have any of it
-    forbid: Mapping[str, tuple[int, ...]] = {}  # table: ranks that may have none of it
-    together: tuple[tuple[str, ...], ...] = ()  # tables whose pieces lie on the same ranks
+    pin: Mapping[str, tuple[int, ...]] = {}  # table: the only ranks that may have parts of it
+    forbid: Mapping[str, tuple[int, ...]] = {}  # table: ranks that may have no part of it
+    together: tuple[tuple[str, ...], ...] = ()  # groups of tables that are cut alike and lie on the same ranks
     layouts: Mapping[str, tuple[str, ...]] = {}  # table, or * for all others: the layouts it may have
     reserve: float = 0.0  # share of each tier of memory that is left free
 
@@ -29,23 +32,21 @@ class Constraints(Value, frozen=True):
             raise SpecError(f"not constraints: {error}") from None
 
     def layouts_of(self, table: str) -> tuple[str, ...]:
-        """The layouts that a table may have."""
         return self.layouts.get(table, self.layouts.get(ALL, NAMES))
 
     def ranks_of(self, table: str, topology: Topology) -> frozenset[int]:
-        """The ranks that may have a part of a table."""
         ranks = self.pin.get(table, range(topology.world))
         return frozenset(ranks) - frozenset(self.forbid.get(table, ()))
 
     def check(self, tables: Sequence[str], topology: Topology) -> None:
-        """Refuse names and ranks that do not exist, and what contradicts itself."""
+        """Raises on unknown tables and ranks, and on contradictions."""
         known = frozenset(tables)
         if not 0 <= self.reserve < 1:
             raise SpecError(f"reserve={self.reserve}: want a share of memory, at least 0 and less than 1")
         for field in ("pin", "forbid", "layouts"):
             unknown = getattr(self, field).keys() - known - ({ALL} if field == "layouts" else set())
             if unknown:
-                raise SpecError(f"{field}: there is no table {min(unknown)!r}")
+                raise SpecError(f"{field}: no table is called {min(unknown)!r}: want names of the tables")
         self._check_ranks(topology)
         self._check_layouts()
         self._check_together(known, topology)
@@ -59,7 +60,9 @@ class Constraints(Value, frozen=True):
                     raise SpecError(f"{field}: table {name!r} and {got}: want ranks 0 to {topology.world - 1}")
         for name in sorted(self.pin.keys() | self.forbid.keys()):
             if not self.ranks_of(name, topology):
-                raise SpecError(f"table {name!r}: pin and forbid contradict: they leave it no rank")
+                raise SpecError(
+                    f"table {name!r}: forbid excludes every rank that pin allows: want at least one rank left"
+                )
 
     def _check_layouts(self) -> None:
         for name, layouts in self.layouts.items():
@@ -72,16 +75,16 @@ class Constraints(Value, frozen=True):
         for group in self.together:
             for name in group:
                 if name not in known:
-                    raise SpecError(f"together: there is no table {name!r}")
+                    raise SpecError(f"together: no table is called {name!r}: want names of the tables")
                 if name in seen:
                     raise SpecError(f"together: table {name!r} is in two groups: want one group of all of them")
                 seen.add(name)
             common = frozenset.intersection(*(self.ranks_of(name, topology) for name in group))
             if not common:
-                raise SpecError(f"together: {', '.join(group)} have no rank that all of them may be on")
+                raise SpecError(f"together: {', '.join(group)} have no common rank: want one allowed for all of them")
             allowed = [layout for layout in NAMES if all(layout in self.layouts_of(name) for name in group)]
             if not allowed:
-                raise SpecError(f"together: {', '.join(group)} have no layout that all of them may have")
+                raise SpecError(f"together: {', '.join(group)} have no common layout: want one allowed for all of them")
 
 
-NOTHING = Constraints()
+UNCONSTRAINED = Constraints()

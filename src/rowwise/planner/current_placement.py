@@ -1,11 +1,10 @@
-"""Where tables lie now, as a placement of a new problem: the start of re-planning, and what it costs to leave it.
+"""The plan in force as a placement of a new problem: the start of re-planning, and how many bytes each change moves.
 
-A table whose tiles are one of our layouts starts as it stands; where that cut is no option of the new problem (nobody
-would make it any more), it becomes one, so keeping a plan can be compared with changing it. A table that was cut in
-another way starts with the option that leaves most of its bytes where they are.
+A table whose tiles match a layout starts where it is. If that cut is no option of the new problem, it becomes one, so
+that keeping the plan can be compared with changing it. A table cut in another way starts with the option that leaves
+most of its bytes where they are.
 
-Known limits: several homes for a piece of which many ranks have a part (only one of those with the largest part counts
-as its home).
+Known limit: a piece has one home, the unit with most of its bytes, even if other units have nearly as many.
 """
 
 from collections import defaultdict
@@ -17,13 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rowwise.perf.access import Curves, Floats
-from rowwise.perf.memory import FLOAT_bytes, memory_bytes
+from rowwise.perf.memory import FLOAT_bytes
 from rowwise.plan import Plan, Tile
-from rowwise.planner.infer_layout import Units, infer_layout
+from rowwise.planner.infer_layout import Units, infer_kind
 from rowwise.planner.kinds import PlacementKind, tiles_of
 from rowwise.planner.layouts import Layout
 from rowwise.planner.native import Homes
-from rowwise.planner.options import TableArrays
+from rowwise.planner.options import TableArrays, price_pieces
 from rowwise.planner.problem import NO_UNIT, Index, Pieces, Placement, PlacementProblem
 from rowwise.spec import Table, Topology, state_slots
 
@@ -31,22 +30,21 @@ Span = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class TableWeight:
-    """Bytes of a table's rectangles: columns, and state once a row, of which each piece has one."""
+class TableBytes:
+    """Bytes of rectangles of a table: of columns, and of optimizer state that every piece of a row keeps once."""
 
     table: Table
-    column_bytes: float
-    once_bytes: int
+    column_bytes: float  # of a column of a row, with its optimizer state
+    row_state_bytes: int  # optimizer state of a row that is not per column
 
     @classmethod
-    def of(cls, table: Table) -> "TableWeight":
-        """Rows and optimizer state."""
+    def of(cls, table: Table) -> "TableBytes":
         widths = [slot.width for slot in state_slots(table).values()]
         wide = sum(width == table.dim for width in widths)
         return cls(table, table.row_bytes / table.dim + FLOAT_bytes * wide, FLOAT_bytes * (len(widths) - wide))
 
     def __call__(self, rows: Span, cols: Span) -> int:
-        return ceil((rows[1] - rows[0]) * ((cols[1] - cols[0]) * self.column_bytes + self.once_bytes))
+        return ceil((rows[1] - rows[0]) * ((cols[1] - cols[0]) * self.column_bytes + self.row_state_bytes))
 
 
 def overlap(a: Span, b: Span) -> Span | None:
@@ -55,13 +53,13 @@ def overlap(a: Span, b: Span) -> Span | None:
 
 
 def moved_bytes(old: Plan, new: Plan, tables: Sequence[Table]) -> int:
-    """Bytes of rows and optimizer state that come to ranks which do not have them, of tables that both plans have."""
+    """Bytes of rows and optimizer state that ranks have to receive, of tables that both plans have."""
     before: dict[str, list[Tile]] = defaultdict(list)
     for tile in old.tiles:
         before[tile.table].append(tile)
     moved = 0
     for table in tables:
-        weight = TableWeight.of(table)
+        weight = TableBytes.of(table)
         for tile in new.tiles_of(table.name) if table.name in before else ():
             here = [was for was in before[table.name] if was.rank == tile.rank]
             both = [(overlap(tile.rows, was.rows), overlap(tile.cols, was.cols)) for was in here]
@@ -71,56 +69,56 @@ def moved_bytes(old: Plan, new: Plan, tables: Sequence[Table]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class CurrentPlacement:
-    """A plan in force, seen from a new question."""
+    """A plan in force as a placement of a new problem."""
 
-    problem: PlacementProblem  # with the cuts of the plan in force
+    problem: PlacementProblem  # with the kinds of the plan in force among its options
     start: Placement
     homes: Homes
-    leave_N: Floats  # bytes that come from elsewhere, of each piece at its home
-    whole_N: Floats  # anywhere else
-    stored_bytes: float  # by the plan in force, of tables that are still there
-    recut: tuple[str, ...]  # tables that start cut in another way than they are
+    home_bytes_N: Floats  # bytes that move if the piece goes to its home
+    other_bytes_N: Floats  # bytes that move if it goes anywhere else
+    stored_bytes: float  # by the plan in force, of tables that still exist
+    recut: tuple[str, ...]  # tables that no layout describes, which start with the nearest one
 
     def moved_bytes(self, placement: Placement) -> float:
-        """That go to another rank, at most."""
+        """Upper bound on the bytes that move to other ranks."""
         taken = placement.unit_N != NO_UNIT
-        moved = np.where(placement.unit_N == self.homes.unit_N, self.leave_N, self.whole_N)
+        moved = np.where(placement.unit_N == self.homes.unit_N, self.home_bytes_N, self.other_bytes_N)
         return float(moved[taken].sum())
 
 
-def current_placement(problem: PlacementProblem, old: Plan) -> CurrentPlacement:
-    """The plan in force as a start."""
+def placement_of_plan(problem: PlacementProblem, old: Plan) -> CurrentPlacement:
+    """The plan in force as a start of the search."""
     tiles = _tiles_by_item(problem, old)
-    found = [_recognised(problem, item, tiles[item]) for item in range(len(problem.members))]
-    problem = _widened(problem, found)
-    homes = _Homes(problem, tiles)
+    inferred = [_infer_item_kind(problem, item, tiles[item]) for item in range(len(problem.members))]
+    problem = _add_current_kinds(problem, inferred)
+    homes = _HomeFinder(problem, tiles)
     choice_I = np.zeros(len(problem.members), dtype=np.int32)
     unit_N = np.full(len(problem.pieces.link_N), NO_UNIT, dtype=np.int32)
     recut: list[str] = []
-    for item, one in enumerate(found):
-        option = None if one is None else _option_of(problem, item, one[0])
-        if option is None or one is None:
+    for item, kind_and_units in enumerate(inferred):
+        option = None if kind_and_units is None else _find_option(problem, item, kind_and_units[0])
+        if option is None or kind_and_units is None:
             option = homes.nearest(item)
             units: Sequence[int] = homes.unit_N[list(problem.pieces_of(option))].tolist()
-            recut += [problem.question.workloads[t].table.name for t in problem.members[item]] if tiles[item] else []
+            recut += [problem.request.workloads[t].table.name for t in problem.members[item]] if tiles[item] else []
         else:
-            units = one[1]
+            units = kind_and_units[1]
         choice_I[item] = option
         unit_N[list(problem.pieces_of(option))] = units
     return CurrentPlacement(
         problem=problem,
         start=Placement(choice_I, unit_N),
-        homes=Homes(homes.unit_N, homes.once_N - homes.leave_N),
-        leave_N=homes.leave_N,
-        whole_N=homes.whole_N,
+        homes=Homes(homes.unit_N, homes.size_N - homes.home_bytes_N),
+        home_bytes_N=homes.home_bytes_N,
+        other_bytes_N=homes.other_bytes_N,
         stored_bytes=homes.stored_bytes,
         recut=tuple(recut),
     )
 
 
 def _tiles_by_item(problem: PlacementProblem, old: Plan) -> list[dict[int, list[Tile]]]:
-    """Of each item: the tiles of those of its tables that are not new."""
-    numbers = {w.table.name: t for t, w in enumerate(problem.question.workloads)}
+    """For each item, the old tiles of its tables that are not new."""
+    numbers = {w.table.name: t for t, w in enumerate(problem.request.workloads)}
     tiles: dict[int, list[Tile]] = defaultdict(list)
     for tile in old.tiles:
         if tile.table in numbers:
@@ -128,20 +126,20 @@ def _tiles_by_item(problem: PlacementProblem, old: Plan) -> list[dict[int, list[
     return [{t: sorted(tiles[t]) for t in members if t in tiles} for members in problem.members]
 
 
-def _recognised(
+def _infer_item_kind(
     problem: PlacementProblem, item: int, tiles: dict[int, list[Tile]]
 ) -> tuple[PlacementKind, Units] | None:
-    """The kind and the units that all tables of an item have, if these are allowed."""
-    workloads, topology = problem.question.workloads, problem.topology
-    found = {infer_layout(workloads[t].table, tiles[t], topology, problem.kinds) for t in tiles}
-    if len(found) != 1 or len(tiles) != len(problem.members[item]):
+    """The kind and units that all tables of an item share, if they do and constraints allow it."""
+    workloads, topology = problem.request.workloads, problem.topology
+    inferred = {infer_kind(workloads[t].table, tiles[t], topology, problem.kinds) for t in tiles}
+    if len(inferred) != 1 or len(tiles) != len(problem.members[item]):
         return None
-    one = found.pop()
+    one = inferred.pop()
     if one is None:
         return None
     kind, units = one
-    layouts = [problem.question.constraints.layouts_of(workloads[t].table.name) for t in tiles]
-    allowed_U = _allowed(problem, item)
+    layouts = [problem.request.constraints.layouts_of(workloads[t].table.name) for t in tiles]
+    allowed_U = _allowed_units(problem, item)
     enough = all(workloads[t].table.rows >= kind.row_parts(topology) for t in tiles)
     ok = enough and all(kind.layout.name in some for some in layouts)
     if allowed_U is not None:
@@ -149,38 +147,31 @@ def _recognised(
     return one if ok else None
 
 
-def _allowed(problem: PlacementProblem, item: int) -> NDArray[np.bool_] | None:
-    """The units that an item may be on; none: all."""
+def _allowed_units(problem: PlacementProblem, item: int) -> NDArray[np.bool_] | None:
+    """Which units an item may be on; None: all."""
     rule = int(problem.rule_I[item])
     return problem.allowed_RU[rule].astype(bool) if rule >= 0 else None
 
 
-def _option_of(problem: PlacementProblem, item: int, kind: PlacementKind) -> int | None:
-    options = range(int(problem.item_begin[item]), int(problem.item_begin[item + 1]))
+def _find_option(problem: PlacementProblem, item: int, kind: PlacementKind) -> int | None:
+    options = problem.options_of(item)
     return next((option for option in options if problem.kind_of(option) == kind), None)
 
 
-def _widened(problem: PlacementProblem, found: Sequence[tuple[PlacementKind, Units] | None]) -> PlacementProblem:
-    """With an option for each item's present kind."""
-    missing = [(i, one[0]) for i, one in enumerate(found) if one and _option_of(problem, i, one[0]) is None]
+def _add_current_kinds(
+    problem: PlacementProblem, inferred: Sequence[tuple[PlacementKind, Units] | None]
+) -> PlacementProblem:
+    """The problem with an option for each item's current kind."""
+    missing = [(i, one[0]) for i, one in enumerate(inferred) if one and _find_option(problem, i, one[0]) is None]
     if not missing:
         return problem
-    question = problem.question
-    columns, curves = TableArrays.of(question), Curves.of(question.workloads, question.batch)
+    request = problem.request
+    columns, curves = TableArrays.of(request), Curves.of(request.workloads, request.batch)
     kinds = [*problem.kinds, *sorted({kind for _, kind in missing} - set(problem.kinds), key=str)]
     parts = [problem.pieces]
     for item, kind in missing:
-        made = []
-        for table in problem.members[item]:
-            shards = columns.shards(kind, np.array([table]), question)
-            made.append(
-                Pieces(
-                    load_NK=question.model.loads(shards, curves),
-                    link_N=question.model.links_s(shards, curves),
-                    bytes_NM=memory_bytes(shards, curves, question.buffers),
-                )
-            )
-        parts.append(sum(made[1:], made[0]))
+        table_pieces = [price_pieces(request, columns, curves, kind, np.array([t])) for t in problem.members[item]]
+        parts.append(sum(table_pieces[1:], table_pieces[0]))
     # Options stay sorted by item; a new one is its item's last.
     item_O = np.concatenate([problem.item_of_O, [item for item, _ in missing]])
     kind_O = np.concatenate([problem.option_kind, [kinds.index(kind) for _, kind in missing]])
@@ -198,8 +189,8 @@ def _widened(problem: PlacementProblem, found: Sequence[tuple[PlacementKind, Uni
     )
 
 
-class _Homes:
-    """For each piece of each option: the rank with most of its bytes, and the bytes that would have to move there."""
+class _HomeFinder:
+    """For each piece of each option: the unit with most of its bytes, and the bytes that would have to move there."""
 
     def __init__(self, problem: PlacementProblem, tiles: Sequence[dict[int, list[Tile]]]) -> None:
         pieces = len(problem.pieces.link_N)
@@ -207,68 +198,70 @@ class _Homes:
         self._options = list(zip(problem.item_begin[:-1].tolist(), problem.item_begin[1:].tolist(), strict=True))
         self._begin = problem.option_begin.tolist()
         self.unit_N: Index = np.zeros(pieces, dtype=np.int32)
-        self.leave_N, self.whole_N, self.once_N = np.zeros(pieces), np.zeros(pieces), np.zeros(pieces)
+        self.home_bytes_N, self.other_bytes_N, self.size_N = np.zeros(pieces), np.zeros(pieces), np.zeros(pieces)
         self.stored_bytes = 0
         for item, members in enumerate(tiles):
-            weighed = [(TableWeight.of(problem.question.workloads[t].table), some) for t, some in members.items()]
+            weighed = [(TableBytes.of(problem.request.workloads[t].table), some) for t, some in members.items()]
             self.stored_bytes += sum(weight(tile.rows, tile.cols) for weight, some in weighed for tile in some)
             self._fill(item, weighed)
 
-    def _fill(self, item: int, members: Sequence[tuple[TableWeight, list[Tile]]]) -> None:
-        problem, allowed_U = self._problem, _allowed(self._problem, item)
-        known: dict[tuple[Layout, int], list[_PieceBytes]] = {}  # tiers of a layout have the same rectangles
+    def _fill(self, item: int, members: Sequence[tuple[TableBytes, list[Tile]]]) -> None:
+        problem, allowed_U = self._problem, _allowed_units(self._problem, item)
+        known: dict[tuple[Layout, int], list[_PieceBytes]] = {}  # a layout has the same rectangles in each tier
         for option in range(*self._options[item]):
             kind = problem.kinds[problem.option_kind[option]]
-            at = (kind.layout, kind.parts)
-            if at not in known:
-                known[at] = [_PieceBytes() for _ in range(kind.parts)]
+            key = (kind.layout, kind.parts)
+            if key not in known:
+                known[key] = [_PieceBytes() for _ in range(kind.parts)]
                 for weight, tiles in members:
-                    _count(known[at], kind, weight, tiles, problem.topology)
+                    _add_bytes(known[key], kind, weight, tiles, problem.topology)
             copies = problem.topology.world if kind.layout.is_copied else 1
-            for piece, held in enumerate(known[at], start=self._begin[option]):
-                units = [unit for unit in held.by_unit if allowed_U is None or allowed_U[unit]]
-                best = max(units, key=held.by_unit.__getitem__, default=-1)
-                self.unit_N[piece] = _any_unit(kind, problem.topology, allowed_U) if best < 0 else best
-                self.once_N[piece] = held.once
-                self.whole_N[piece] = copies * held.once
-                self.leave_N[piece] = max(0, copies * held.once - (held.by_unit[best] if best >= 0 else 0))
+            for piece, piece_bytes in enumerate(known[key], start=self._begin[option]):
+                units = [unit for unit in piece_bytes.by_unit if allowed_U is None or allowed_U[unit]]
+                best = max(units, key=piece_bytes.by_unit.__getitem__, default=-1)
+                self.unit_N[piece] = _first_allowed_unit(kind, problem.topology, allowed_U) if best < 0 else best
+                self.size_N[piece] = piece_bytes.size
+                self.other_bytes_N[piece] = copies * piece_bytes.size
+                self.home_bytes_N[piece] = max(
+                    0, copies * piece_bytes.size - (piece_bytes.by_unit[best] if best >= 0 else 0)
+                )
 
     def nearest(self, item: int) -> int:
-        """The option that leaves most where it is; of equals the one that stores least."""
+        """The option that moves fewest bytes; of equal ones, the one that stores least."""
 
-        def away(option: int) -> tuple[float, float]:
+        def moved(option: int) -> tuple[float, float]:
             pieces = slice(self._begin[option], self._begin[option + 1])
-            return float(self.leave_N[pieces].sum()), float(self.whole_N[pieces].sum())
+            return float(self.home_bytes_N[pieces].sum()), float(self.other_bytes_N[pieces].sum())
 
-        return min(range(*self._options[item]), key=away)
+        return min(range(*self._options[item]), key=moved)
 
 
 @dataclass(slots=True)
 class _PieceBytes:
-    """Bytes of a piece, counted once if there are copies, and the bytes that units already hold."""
+    """Bytes of a piece (of one copy), and how many of them each unit has already."""
 
-    once: int = 0
+    size: int = 0
     by_unit: dict[int, int] = field(default_factory=dict)
 
 
-def _any_unit(kind: PlacementKind, topology: Topology, allowed_U: NDArray[np.bool_] | None) -> int:
+def _first_allowed_unit(kind: PlacementKind, topology: Topology, allowed_U: NDArray[np.bool_] | None) -> int:
     begin = kind.layout.units(topology).start
     return begin if allowed_U is None else begin + int(allowed_U[begin:].argmax())
 
 
-def _count(
-    pieces: list[_PieceBytes], kind: PlacementKind, weight: TableWeight, tiles: Sequence[Tile], topology: Topology
+def _add_bytes(
+    pieces: list[_PieceBytes], kind: PlacementKind, weight: TableBytes, tiles: Sequence[Tile], topology: Topology
 ) -> None:
-    """Adds a table's bytes to its item's pieces."""
+    """Adds a table's bytes to the pieces of its item."""
     world, devices = topology.world, topology.devices
-    # As if all pieces were on the first unit: a part's rank is then its number inside the unit.
+    # Tiles as if all pieces were on the first unit: a tile's rank is then its place inside any unit.
     first = kind.layout.units(topology).start
     parts = tiles_of(kind, weight.table, [first] * kind.parts, topology)
     each = len(parts) // kind.parts
     for number, part in enumerate(parts):
-        held = pieces[number // each]
+        piece_bytes = pieces[number // each]
         if not kind.layout.is_copied or number == 0:
-            held.once += weight(part.rows, part.cols)
+            piece_bytes.size += weight(part.rows, part.cols)
         for tile in tiles:
             unit = tile.rank
             if kind.span == "host":
@@ -277,4 +270,4 @@ def _count(
                 unit = first if tile.rank == part.rank else -1
             rows, cols = overlap(part.rows, tile.rows), overlap(part.cols, tile.cols)
             if unit >= 0 and rows is not None and cols is not None:
-                held.by_unit[unit] = held.by_unit.get(unit, 0) + weight(rows, cols)
+                piece_bytes.by_unit[unit] = piece_bytes.by_unit.get(unit, 0) + weight(rows, cols)

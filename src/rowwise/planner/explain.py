@@ -1,4 +1,4 @@
-"""Explains a plan: what a step takes by rank, and of each table where it is, why, and what else it could be."""
+"""Explains a plan: the step by rank; for each table where it is, why, and what the best alternative costs."""
 
 import dataclasses
 
@@ -7,12 +7,12 @@ import numpy as np
 from rowwise import quantity
 from rowwise.perf.access import Curves, Floats
 from rowwise.plan import TIERS
-from rowwise.planner.alternatives import Alternatives, alternatives
+from rowwise.planner.alternatives import Alternatives, compute_alternatives
 from rowwise.planner.explanation import Explanation, RankPlacement, StepPlacement, TablePlacement
-from rowwise.planner.make import PlanResult
-from rowwise.planner.options import TableArrays
+from rowwise.planner.options import TableArrays, price_pieces
+from rowwise.planner.pipeline import PlanResult
 from rowwise.planner.problem import NO_UNIT, Pieces, Placement, PlacementProblem
-from rowwise.planner.why import ReasonInputs, layout_reason
+from rowwise.planner.reasons import ReasonInputs, layout_reason
 from rowwise.spec import state_width
 
 FLOAT_bytes = 4
@@ -20,17 +20,17 @@ NONE = 1e-30
 
 
 def explain(planned: PlanResult) -> Explanation:
-    """What there is to say of a plan."""
+    """The explanation of a plan: facts only, which `Explanation.text` and reports print."""
     problem, placement = planned.problem, planned.searched.placement
     sums = problem.sums(placement)
-    others = alternatives(problem, placement)
+    others = compute_alternatives(problem, placement)
     case = ReasonInputs.of(problem, planned.searched, others, sums)
-    parts = _Parts.of(problem, placement, sums)
+    parts = _LoadShares.of(problem, placement, sums)
     tables = [_table(case, parts, item, table) for item, group in enumerate(problem.members) for table in group]
     return Explanation(
         hosts=problem.topology.hosts,
         devices=problem.topology.devices,
-        limits_bytes=problem.question.limits_bytes,
+        limits_bytes=problem.request.limits_bytes,
         step=_step(planned, sums),
         ranks=_ranks(problem, placement, sums),
         tables=tuple(sorted(tables, key=lambda t: (-t.operators_s - t.links_s, -t.bytes, t.name))),
@@ -39,10 +39,10 @@ def explain(planned: PlanResult) -> Explanation:
 
 def _step(planned: PlanResult, sums: Pieces) -> StepPlacement:
     problem, searched = planned.problem, planned.searched
-    phi, question = problem.phi, problem.question
+    phi, request = problem.phi, problem.request
     phi_W = phi(sums.load_NK)
     busiest = int(phi_W.argmax())
-    stages = {stage.name: stage for stage in question.model.stages}
+    stages = {stage.name: stage for stage in request.model.stages}
     parts_s = {name: float(s.seconds(phi, sums.load_NK[busiest]) - s.constant) for name, s in stages.items()}
     known = bool(np.isfinite(searched.bound.cost))
     return StepPlacement(
@@ -55,11 +55,11 @@ def _step(planned: PlanResult, sums: Pieces) -> StepPlacement:
         busiest_links=int(sums.link_N.argmax()),
         bound_s=float(searched.bound.cost) if known else None,
         bound=searched.bound.kind if known else "",
-        batch=question.batch,
-        model=question.model.name,
-        hardware=question.machine.hardware.name,
-        source=question.machine.hardware.source,
-        wire=question.model.wire.in_words(question.machine.topology),
+        batch=request.batch,
+        model=request.model.name,
+        hardware=request.machine.hardware.name,
+        source=request.machine.hardware.source,
+        wire=request.model.wire.in_words(request.machine.topology),
     )
 
 
@@ -81,21 +81,21 @@ def _ranks(problem: PlacementProblem, placement: Placement, sums: Pieces) -> tup
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Parts:
-    """The share of each rank's operators in a load.
+class _LoadShares:
+    """The share of a rank's operators that a load causes.
 
-    Operators of a rank are not the sum of what its pieces take alone. What they take together is shared out by phi's
-    slopes, which for sums and norms add up to all of it but the constant.
+    A rank's operators are not the sum of what its pieces take alone. Their joint time is divided by phi's slopes, which
+    for sums and norms add up to all of it but the constant.
     """
 
     problem: PlacementProblem
     placement: Placement
-    slope_WK: Floats  # shares of a rank's operators for each unit of load
+    slope_WK: Floats  # share of a rank's operators per unit of load
     over_W: Floats  # seconds of operators beyond the constant
     busiest: int
 
     @classmethod
-    def of(cls, problem: PlacementProblem, placement: Placement, sums: Pieces) -> "_Parts":
+    def of(cls, problem: PlacementProblem, placement: Placement, sums: Pieces) -> "_LoadShares":
         phi = problem.phi
         slope_WK = phi.gradient(sums.load_NK)
         whole_W = (slope_WK * sums.load_NK).sum(1)
@@ -104,23 +104,23 @@ class _Parts:
         return cls(problem, placement, slope_WK, phi_W - phi.constant, int(phi_W.argmax()))
 
     def shares(self, item: int, pieces: Pieces) -> tuple[Floats, Floats]:
-        """By rank: the share of its operators that an item's pieces are, or its part of them; and link seconds."""
+        """By rank: the share of its operators that these pieces of an item cause, and their link seconds."""
         share_W, link_W = np.zeros(len(self.over_W)), np.zeros(len(self.over_W))
         taken = self.problem.pieces_of(int(self.placement.choice_I[item]))
         for number, piece in enumerate(taken):
             ranks = self.problem.ranks_of(int(self.placement.unit_N[piece]))
-            at = slice(ranks.start, ranks.stop)
-            share_W[at] += self.slope_WK[at] @ pieces.load_NK[number]
-            link_W[at] += pieces.link_N[number]
+            unit_ranks = slice(ranks.start, ranks.stop)
+            share_W[unit_ranks] += self.slope_WK[unit_ranks] @ pieces.load_NK[number]
+            link_W[unit_ranks] += pieces.link_N[number]
         return share_W, link_W
 
 
-def _table(case: ReasonInputs, parts: _Parts, item: int, index: int) -> TablePlacement:
+def _table(case: ReasonInputs, parts: _LoadShares, item: int, index: int) -> TablePlacement:
     problem, placement = case.problem, case.searched.placement
-    workload, group = problem.question.workloads[index], problem.members[item]
+    workload, group = problem.request.workloads[index], problem.members[item]
     table, option = workload.table, int(placement.choice_I[item])
     taken = np.array(problem.pieces_of(option))
-    pieces = problem.pieces.take(taken) if len(group) == 1 else _of_member(problem, option, index)
+    pieces = problem.pieces.take(taken) if len(group) == 1 else _pieces_of_table(problem, option, index)
     share_W, link_W = parts.shares(item, pieces)
     units = {int(placement.unit_N[piece]) for piece in taken}
     return TablePlacement(
@@ -135,27 +135,21 @@ def _table(case: ReasonInputs, parts: _Parts, item: int, index: int) -> TablePla
         links_s=float(link_W.max()),
         share=float(share_W[parts.busiest]),
         reason=layout_reason(case, item),
-        next=_next(problem, case.others, item, option),
-        together=tuple(problem.question.workloads[t].table.name for t in group if t != index),
+        next=_best_alternative(problem, case.others, item, option),
+        together=tuple(problem.request.workloads[t].table.name for t in group if t != index),
     )
 
 
-def _of_member(problem: PlacementProblem, option: int, index: int) -> Pieces:
-    """The pieces of one table of several that stay together."""
-    question = problem.question
-    shards = TableArrays.of(question).shards(problem.kind_of(option), np.array([index]), question)
-    curves = Curves.of(question.workloads, question.batch)
-    load_NK = question.model.loads(shards, curves)
-    return Pieces(
-        load_NK=load_NK,
-        link_N=question.model.links_s(shards, curves),
-        bytes_NM=np.zeros((len(load_NK), len(problem.limit_M))),
-    )
+def _pieces_of_table(problem: PlacementProblem, option: int, index: int) -> Pieces:
+    """The pieces of one table of an item with several."""
+    request = problem.request
+    curves = Curves.of(request.workloads, request.batch)
+    return price_pieces(request, TableArrays.of(request), curves, problem.kind_of(option), np.array([index]))
 
 
-def _next(problem: PlacementProblem, others: Alternatives, item: int, taken: int) -> str:
-    """The best option that was not taken, in words: one that fits, or else the one that is least over; none: empty."""
-    options = [o for o in range(int(problem.item_begin[item]), int(problem.item_begin[item + 1])) if o != taken]
+def _best_alternative(problem: PlacementProblem, others: Alternatives, item: int, taken: int) -> str:
+    """The best option that was not taken, in words: one that fits, else the one least over memory; empty if none."""
+    options = [o for o in problem.options_of(item) if o != taken]
     if not options:
         return ""
 

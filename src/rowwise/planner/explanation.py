@@ -1,4 +1,4 @@
-"""What is said of a plan: a frozen value with a JSON round trip, and the same as text for a terminal."""
+"""The explanation of a plan: a frozen value with a JSON round trip, and its text for a terminal."""
 
 import textwrap
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from rowwise.plan import TIERS
 from rowwise.spec import Value
 from rowwise.textfile import decode_json
 
-MANY_RANKS = 32  # more are not listed one by one
+MANY_RANKS = 32  # more ranks are not listed one by one
 BUSIEST, LEAST = 8, 2
 MANY_TABLES = 20
 LONGEST_NAME = 28
@@ -20,31 +20,31 @@ INDENT = "    "
 
 
 class StepPlacement(Value, frozen=True):
-    """The predicted seconds of a step, and the model behind them."""
+    """Predicted seconds of a step, its bound, and the cost model."""
 
-    seconds: float  # operators of the busiest rank, and links of the busiest rank
+    seconds: float  # operators of the busiest rank plus links of the busiest rank
     operators_s: float
     forward_s: float | None  # where the model tells directions apart
     backward_s: float | None
     links_s: float
     busiest: int  # the rank whose operators take longest
     busiest_links: int
-    bound_s: float | None  # no plan takes less
-    bound: str  # how that is known
+    bound_s: float | None  # no plan takes less; None: nothing is proven
+    bound: str  # how it was proven
     batch: int
     model: str
     hardware: str
-    source: str  # where the hardware's numbers are from
-    wire: str = ""  # how vectors travel, in words
+    source: str  # of the hardware's numbers
+    wire: str = ""  # types of vectors on links, in words
 
     @property
     def gap(self) -> float | None:
-        """How much more than the bound it takes, as a share of the bound."""
+        """Relative distance from the bound."""
         return self.seconds / self.bound_s - 1 if self.bound_s else None
 
 
 class RankPlacement(Value, frozen=True):
-    """The work and memory of a rank."""
+    """Predicted seconds and bytes of a rank."""
 
     rank: int
     operators_s: float
@@ -54,35 +54,34 @@ class RankPlacement(Value, frozen=True):
 
 
 class TablePlacement(Value, frozen=True):
-    """The place of a table, and the reason for it."""
+    """Layout, ranks and cost of a table, and the reason for its layout."""
 
     name: str
     rows: int
     dim: int
     bytes: int  # rows and optimizer state
-    ids: float  # of a sample
+    ids: float  # per sample
     layout: str
     ranks: tuple[int, ...]
-    operators_s: float  # its part on the rank where that is most
+    operators_s: float  # its part, on the rank where that is largest
     links_s: float
     share: float  # of the operators of the busiest rank
     reason: str
-    next: str  # the best alternative, in words; empty: there is none
-    together: tuple[str, ...] = ()  # tables that it has to be with
+    next: str  # the best alternative, in words; empty: none
+    together: tuple[str, ...] = ()  # tables that constraints keep on the same ranks
 
 
 class Explanation(Value, frozen=True):
-    """Why a plan is as it is: the step, each rank and each table."""
+    """A step of a plan, its ranks and its tables."""
 
     hosts: int
     devices: int  # of each host
     limits_bytes: tuple[int, ...]  # of each rank, by tier
     step: StepPlacement
     ranks: tuple[RankPlacement, ...]
-    tables: tuple[TablePlacement, ...]  # those that take most first
+    tables: tuple[TablePlacement, ...]  # in falling order of seconds
 
     def to_json(self) -> str:
-        """As text; `from_json` reads it back equal."""
         return msgspec.json.format(msgspec.json.encode(self), indent=1).decode()
 
     @classmethod
@@ -93,14 +92,14 @@ class Explanation(Value, frozen=True):
             raise SpecError(f"not an explanation of a plan: {error}") from None
 
     def text(self, width: int = 100, *, all_tables: bool = False) -> str:
-        """For a terminal of so many letters; the busiest tables only, unless told otherwise."""
+        """The text for a terminal of `width` columns; only the busiest tables unless `all_tables`."""
         width = max(width, 72)
         shown = self.tables if all_tables else self.tables[:MANY_TABLES]
         lines = [*_header(self, width), "", *_ranks(self, width), "", *_tables(shown, width)]
         more = len(self.tables) - len(shown)
         if more:
             rest = sum(table.bytes for table in self.tables[len(shown) :])
-            lines.append(f"and {more:,} more tables of {quantity.of_bytes(rest)}, which take less time")
+            lines.append(f"and {more:,} more tables of {quantity.of_bytes(rest)}, each faster than these")
         return "\n".join(lines) + "\n"
 
 
@@ -113,33 +112,33 @@ def _header(facts: Explanation, width: int) -> list[str]:
     room = [f"{quantity.of_bytes(limit)} of {name}" for _, name, limit in _tiers(facts)]
     lines = [
         f"{count:,} table{'s' * (count > 1)} of {size} on {where}: {took} for a step of {step.batch:,} samples",
-        f"Operators take {_operators(step)} on rank {step.busiest}, links {quantity.of_seconds(step.links_s)}"
+        f"Operators take {_operators_phrase(step)} on rank {step.busiest}, links {quantity.of_seconds(step.links_s)}"
         f" on rank {step.busiest_links}. Tables may have {' and '.join(room)} memory of each rank.",
-        in_words(step),
+        bound_sentence(step),
         f"By the {step.model}: {step.source}." + (f" Vectors travel as {step.wire}." if step.wire else ""),
     ]
     return [line for long in lines for line in textwrap.wrap(long, width, subsequent_indent="  ")]
 
 
 def _tiers(facts: Explanation) -> list[tuple[int, str, int]]:
-    """Those that there are: number, name, bytes of each rank."""
+    """Tiers that the machine has: number, name, bytes of each rank."""
     tiers = zip(TIERS, facts.limits_bytes, strict=False)
     return [(number, name, limit) for number, (name, limit) in enumerate(tiers) if limit]
 
 
-def _operators(step: StepPlacement) -> str:
+def _operators_phrase(step: StepPlacement) -> str:
     words = quantity.of_seconds(step.operators_s)
     if step.forward_s is None or step.backward_s is None:
         return words
     forward, backward = quantity.of_seconds(step.forward_s), quantity.of_seconds(step.backward_s)
     fixed = quantity.of_seconds(max(step.operators_s - step.forward_s - step.backward_s, 0))
-    return f"{words} (forward {forward}, backward {backward}, to start them {fixed})"
+    return f"{words} (forward {forward}, backward {backward}, launches {fixed})"
 
 
-def in_words(step: StepPlacement) -> str:
-    """The bound and how far the plan is from it."""
+def bound_sentence(step: StepPlacement) -> str:
+    """The bound, and how far the plan is from it."""
     if step.bound_s is None or step.gap is None:
-        return "How far from the best it is, is not known."
+        return "No bound is known for this cost model."
     bound = f"No plan takes less than {quantity.of_seconds(step.bound_s)} ({step.bound} bound)"
     if step.gap < 5e-5:
         return f"{bound}: this is the best there is."
@@ -147,7 +146,7 @@ def in_words(step: StepPlacement) -> str:
 
 
 def _ranks(facts: Explanation, width: int) -> list[str]:
-    tiers, (shown, said) = _tiers(facts), rows_shown(facts.ranks)
+    tiers, (shown, said) = _tiers(facts), ranks_to_list(facts.ranks)
     wide = max(1, (width - 37 - 6 * len(tiers)) // (2 + len(tiers)))
     scale = max(*(rank.operators_s for rank in facts.ranks), *(rank.links_s for rank in facts.ranks), 1e-30)
     names = [f"{'operators':<{wide + 10}}", f"{'links':<{wide + 10}}", *(f"{name:<{wide + 5}}" for _, name, _ in tiers)]
@@ -163,8 +162,8 @@ def _ranks(facts: Explanation, width: int) -> list[str]:
     return lines + ([said] if said else [])
 
 
-def rows_shown(ranks: Sequence[RankPlacement]) -> tuple[list[RankPlacement], str]:
-    """The ranks to list, and what to say of those that are left out."""
+def ranks_to_list(ranks: Sequence[RankPlacement]) -> tuple[list[RankPlacement], str]:
+    """The ranks to list, and a line about those that are left out."""
     if len(ranks) <= MANY_RANKS:
         return list(ranks), ""
     ordered = sorted(ranks, key=lambda r: (-r.operators_s - r.links_s, r.rank))
@@ -180,7 +179,7 @@ def _bar(share: float, wide: int) -> str:
 
 def _tables(shown: Sequence[TablePlacement], width: int) -> list[str]:
     rows: list[tuple[str, ...]] = [("table", "rows x columns", "size", "ids", "time", "of top", "ranks", "layout")]
-    rows += [_row(table) for table in shown]
+    rows += [_table_cells(table) for table in shown]
     wide = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines: list[str] = []
     for number, row in enumerate(rows):
@@ -188,15 +187,15 @@ def _tables(shown: Sequence[TablePlacement], width: int) -> list[str]:
         cells = [
             word.ljust(w) if k in left else word.rjust(w) for k, (word, w) in enumerate(zip(row, wide, strict=True))
         ]
-        lines.append(_short("  ".join(cells).rstrip(), width))
+        lines.append(_truncate("  ".join(cells).rstrip(), width))
         if number:
-            lines += _why(shown[number - 1], width)
+            lines += _reason_lines(shown[number - 1], width)
     return lines
 
 
-def _row(table: TablePlacement) -> tuple[str, ...]:
+def _table_cells(table: TablePlacement) -> tuple[str, ...]:
     return (
-        _short(table.name, LONGEST_NAME),
+        _truncate(table.name, LONGEST_NAME),
         f"{quantity.of_count(table.rows)} x {table.dim}",
         quantity.of_bytes(table.bytes),
         f"{table.ids:,.3g}",
@@ -207,11 +206,11 @@ def _row(table: TablePlacement) -> tuple[str, ...]:
     )
 
 
-def _short(words: str, most: int) -> str:
+def _truncate(words: str, most: int) -> str:
     return words if len(words) <= most else words[: most - 1] + "…"
 
 
-def _why(table: TablePlacement, width: int) -> list[str]:
+def _reason_lines(table: TablePlacement, width: int) -> list[str]:
     words = table.reason + (f"; next: {table.next}" if table.next else "")
     if table.together:
         words = f"with {', '.join(table.together)}; {words}"

@@ -1,10 +1,9 @@
-"""A plan in TorchRec's words: for each table its sharding type, kernel, and shards with their ranks.
+"""Exports a plan to TorchRec: for each table its sharding type, compute kernel, and shards with their ranks.
 
-TorchRec finds the rank of a row by dividing by ceil(rows / ranks), so rows are cut anew in blocks of that: our plan
-says which ranks have a part, and theirs are as even as can be but for the last. Everything else is taken over as it is,
-or refused, by name and with a way out: TorchRec has a class for each layout, and no runtime for other tiles.
-
-Known limits: reading it back as tiles.
+TorchRec finds the rank of a row by dividing by ceil(rows / ranks), so rows are cut anew in blocks of that size; our
+plan only decides which ranks have a part. Everything else is exported as it is, or refused with the table's name and a
+way out: TorchRec has a class for each layout, and runs no other tiles. The limits are those of TorchRec 1.8.0, none of
+whose code is used here; `rowwise.recipes.torchrec` makes its objects. Not supported: reading the file back as tiles.
 """
 
 from collections import defaultdict
@@ -20,16 +19,16 @@ from rowwise.spec import Pooling, RowType, Table, Topology, Value
 from rowwise.textfile import decode_json
 
 FORMAT = "torchrec-sharding-1"
-EASY = tuple(
+PORTABLE = tuple(
     layout.name for layout in (TABLE_WISE, COLUMN_WISE, ROW_WISE, REPLICATED)
-)  # ours, that go over to TorchRec if they can at all
-CUT_ROWS = ("row_wise", "table_row_wise")  # theirs
+)  # layouts of ours that TorchRec has, too
+CUT_ROWS = ("row_wise", "table_row_wise")  # TorchRec's sharding types
 TRAINED = (RowType.FP32, RowType.FP16, RowType.BF16)
-ALIGNED = 4  # columns that its kernels move at once
+ALIGNED = 4  # columns that TorchRec's kernels move at once
 
 
 class TorchRecShard(Value, frozen=True):
-    """A rectangle on a rank."""
+    """A rectangle of a table on a rank."""
 
     offsets: tuple[int, int]
     sizes: tuple[int, int]
@@ -37,17 +36,17 @@ class TorchRecShard(Value, frozen=True):
 
 
 class TorchRecTable(Value, frozen=True):
-    """The sharding of one table, in words of TorchRec."""
+    """Sharding of one table."""
 
     sharding_type: str
     compute_kernel: str
     ranks: tuple[int, ...]
-    shards: tuple[TorchRecShard, ...]  # none where all ranks have a copy
-    cache_load_factor: float | None = None  # share of the rows that the device holds, if they live in the host's memory
+    shards: tuple[TorchRecShard, ...]  # none for data_parallel
+    cache_load_factor: float | None = None  # share of the rows cached on the device, for rows in host memory
 
 
 class TorchRecPlan(Value, frozen=True, kw_only=True):
-    """The TorchRec plan of all tables, and the changes that it needed."""
+    """Sharding of all tables, and notes on what differs from our plan."""
 
     format: str = FORMAT
     world: int
@@ -67,27 +66,29 @@ class TorchRecPlan(Value, frozen=True, kw_only=True):
 
 
 def torchrec_json(plan: Plan, tables: Sequence[Table], topology: Topology | None = None) -> str:
-    """The plan for TorchRec; `topology` unless all ranks are on one host."""
+    """The plan as JSON for TorchRec; `topology` is needed unless all ranks are on one host."""
     topology = topology or Topology(devices=plan.world)
     if topology.world != plan.world:
-        raise SpecError(f"a plan for {plan.world} ranks on a topology of {topology.world}: want as many")
+        raise SpecError(
+            f"a plan for {plan.world} ranks on a topology of {topology.world}: want a topology of {plan.world}"
+        )
     plan.validate(tables)
     tiles: dict[str, list[Tile]] = defaultdict(list)
     for tile in plan.tiles:
         tiles[tile.table].append(tile)
-    made: dict[str, TorchRecTable] = {}
+    exported: dict[str, TorchRecTable] = {}
     notes: list[str] = []
     for table in tables:
-        made[table.name] = _Export(table, tiles[table.name], topology).made()
-    _check_means(tables, made)
+        exported[table.name] = _Export(table, tiles[table.name], topology).convert()
+    _check_means(tables, exported)
     for table in tables:
-        notes += _notes(table, tiles[table.name], made[table.name], plan)
-    found = TorchRecPlan(world=plan.world, local_world=topology.devices, tables=made, notes=tuple(notes))
-    return msgspec.json.format(msgspec.json.encode(found), indent=2).decode() + "\n"
+        notes += _differences(table, tiles[table.name], exported[table.name], plan)
+    plan_out = TorchRecPlan(world=plan.world, local_world=topology.devices, tables=exported, notes=tuple(notes))
+    return msgspec.json.format(msgspec.json.encode(plan_out), indent=2).decode() + "\n"
 
 
 class _Export:
-    """One table's tiles in words of TorchRec."""
+    """Converts the tiles of one table."""
 
     def __init__(self, table: Table, tiles: Sequence[Tile], topology: Topology) -> None:
         self.table, self.topology = table, topology
@@ -96,94 +97,94 @@ class _Export:
         for tile in self.tiles:
             self.by_cols[tile.cols].append(tile)
 
-    def made(self) -> TorchRecTable:
-        """TorchRec's, or why there is none."""
+    def convert(self) -> TorchRecTable:
         self._check_table()
         whole = all(tile.rows == (0, self.table.rows) for tile in self.tiles)
         if whole and len(self.tiles) > 1 and len(self.by_cols) == 1:
             if self.tiles[0].tier != "device":
-                raise self._refused(f"is copied on the {self.tiles[0].tier}", "has copies on devices only")
+                raise self._error(f"is copied on the {self.tiles[0].tier}", "has copies on devices only")
             return TorchRecTable("data_parallel", "dense", tuple(range(self.topology.world)), ())
         if not whole and any(len(tiles) == 1 for tiles in self.by_cols.values()):
-            raise self._refused("has rows that are cut in some columns only", "cuts the same rows in all columns")
+            raise self._error("has rows that are cut in some columns only", "cuts the same rows in all columns")
         if whole:
             sharding_type = "table_wise" if len(self.tiles) == 1 else "column_wise"
-            shards = [TorchRecShard(_at(tile), _size(tile), tile.rank) for tile in self.tiles]
+            shards = [TorchRecShard(_offsets(tile), _sizes(tile), tile.rank) for tile in self.tiles]
         else:
-            sharding_type = self._cut_rows()
-            shards = [shard for tiles in self.by_cols.values() for shard in self._blocks(tiles)]
+            sharding_type = self._row_sharding_type()
+            shards = [shard for tiles in self.by_cols.values() for shard in self._row_blocks(tiles)]
         kernel, share = self._kernel()
         return TorchRecTable(sharding_type, kernel, tuple(s.rank for s in shards), tuple(shards), share)
 
     def _check_table(self) -> None:
         table = self.table
         if table.row_type not in TRAINED:
-            raise self._refused(
+            raise self._error(
                 f"has rows of {table.row_type}", "trains rows of fp32 or fp16", "want another Table.row_type"
             )
         for tile in self.tiles:
             if (tile.cols[1] - tile.cols[0]) % ALIGNED:
                 has = f"has {tile.cols[1] - tile.cols[0]} columns on rank {tile.rank}"
-                raise self._refused(has, "wants multiples of 4", "want another Table.dim")
+                raise self._error(has, "wants multiples of 4", "want another Table.dim")
 
     def _kernel(self) -> tuple[str, float | None]:
         tiers = {tile.tier for tile in self.tiles}
         if tiers == {"device"}:
             return "fused", None
         if tiers != {"host"}:
-            raise self._refused(f"lives on {' and '.join(sorted(tiers))}", "has rows on the device, or all on the host")
+            raise self._error(f"lives on {' and '.join(sorted(tiers))}", "has rows on the device, or all on the host")
         rows = sum(tile.rows[1] - tile.rows[0] for tile in self.tiles)
         return "fused_uvm_caching", sum(tile.cache_rows for tile in self.tiles) / rows
 
-    def _cut_rows(self) -> str:
-        """The name of a layout that cuts rows; every group of columns is cut in the same way."""
+    def _row_sharding_type(self) -> str:
+        """The type of sharding that cuts rows; TorchRec cuts every group of columns in the same way."""
         topology, groups = self.topology, list(self.by_cols.values())
         ranks = [tuple(tile.rank for tile in tiles) for tiles in groups]
         if len(groups) == 1 and ranks[0] == tuple(range(topology.world)):
-            return self._pooled("row_wise")
+            return self._check_pooled("row_wise")
         hosts = {tuple(topology.ranks_of(host)) for host in range(topology.hosts)}
-        if any(some not in hosts for some in ranks):
-            where = next(some for some in ranks if some not in hosts)
+        if any(group not in hosts for group in ranks):
+            where = next(group for group in ranks if group not in hosts)
             has = f"has rows on ranks {', '.join(map(str, where))}"
             each = f"the {topology.devices} ranks of a host, or all {topology.world}"
-            raise self._refused(has, f"cuts rows over {each}, in the order of their numbers")
+            raise self._error(has, f"cuts rows over {each}, in the order of their numbers")
         if len(groups) == 1:
-            return self._pooled("table_row_wise")
+            return self._check_pooled("table_row_wise")
         if len({end - begin for begin, end in self.by_cols}) > 1 or len(set(ranks)) < len(ranks):
             widths = ", ".join(str(end - begin) for begin, end in self.by_cols)
-            raise self._refused(f"has a grid of {widths} columns", "wants equally many columns, each on its own host")
-        return self._pooled("grid_shard")
+            raise self._error(f"has a grid of {widths} columns", "wants equally many columns, each on its own host")
+        return self._check_pooled("grid_shard")
 
-    def _pooled(self, name: str) -> str:
+    def _check_pooled(self, name: str) -> str:
         if self.table.pooling is Pooling.SEQUENCE and name != "row_wise":
-            raise self._refused(f"is not pooled, and {name}", "does that with pooled tables only")
+            raise self._error(f"is not pooled, and {name}", "does that with pooled tables only")
         return name
 
-    def _blocks(self, tiles: Sequence[Tile]) -> list[TorchRecShard]:
+    def _row_blocks(self, tiles: Sequence[Tile]) -> list[TorchRecShard]:
+        """Shards of ceil(rows / ranks) rows, as TorchRec cuts them."""
         rows, parts, cols = self.table.rows, len(tiles), tiles[0].cols
         for number, tile in enumerate(tiles):
             if tile.rows != (rows * number // parts, rows * (number + 1) // parts):
-                raise self._refused(f"has rows {tile.rows[0]}:{tile.rows[1]} on rank {tile.rank}", "cuts rows evenly")
+                raise self._error(f"has rows {tile.rows[0]}:{tile.rows[1]} on rank {tile.rank}", "cuts rows evenly")
         block = -(-rows // parts)
         if block * (parts - 1) >= rows:
             has = f"has {rows} rows for {parts} ranks"
-            raise self._refused(has, f"cuts blocks of {block}, which leaves rank {tiles[-1].rank} with none")
+            raise self._error(has, f"cuts blocks of {block}, which leaves rank {tiles[-1].rank} with none")
         cuts = [(n * block, min((n + 1) * block, rows)) for n in range(parts)]
         return [
             TorchRecShard((begin, cols[0]), (end - begin, cols[1] - cols[0]), tile.rank)
             for (begin, end), tile in zip(cuts, tiles, strict=True)
         ]
 
-    def _refused(self, has: str, theirs: str, way_out: str = "") -> SpecError:
-        want = way_out or f"plan again with --layouts {','.join(EASY)} (constraints: layouts of this table)"
+    def _error(self, has: str, theirs: str, way_out: str = "") -> SpecError:
+        want = way_out or f"plan again with --layouts {','.join(PORTABLE)} (constraints: layouts of this table)"
         return SpecError(f"table {self.table.name!r} {has}; TorchRec {theirs}: {want}")
 
 
-def _check_means(tables: Sequence[Table], made: Mapping[str, TorchRecTable]) -> None:
-    """Where rows are cut, pools are divided after they were added up; TorchRec then divides those of others, too."""
-    whole = [t for t in tables if made[t.name].sharding_type not in CUT_ROWS and t.pooling is not Pooling.SEQUENCE]
+def _check_means(tables: Sequence[Table], exported: Mapping[str, TorchRecTable]) -> None:
+    """Refuses mean pooling with cut rows where others are whole: TorchRec divides after the sum, and all of them."""
+    whole = [t for t in tables if exported[t.name].sharding_type not in CUT_ROWS and t.pooling is not Pooling.SEQUENCE]
     for table in tables:
-        kind = made[table.name].sharding_type
+        kind = exported[table.name].sharding_type
         if table.pooling is not Pooling.MEAN or kind not in (*CUT_ROWS, "grid_shard"):
             continue
         want = (
@@ -196,21 +197,21 @@ def _check_means(tables: Sequence[Table], made: Mapping[str, TorchRecTable]) -> 
             raise SpecError(f"table {table.name!r} is averaged and its rows are cut; TorchRec then also {also}: {want}")
 
 
-def _at(tile: Tile) -> tuple[int, int]:
+def _offsets(tile: Tile) -> tuple[int, int]:
     return tile.rows[0], tile.cols[0]
 
 
-def _size(tile: Tile) -> tuple[int, int]:
+def _sizes(tile: Tile) -> tuple[int, int]:
     return tile.rows[1] - tile.rows[0], tile.cols[1] - tile.cols[0]
 
 
-def _notes(table: Table, tiles: Sequence[Tile], made: TorchRecTable, plan: Plan) -> list[str]:
-    """What is not quite as it was."""
+def _differences(table: Table, tiles: Sequence[Tile], exported: TorchRecTable, plan: Plan) -> list[str]:
+    """Notes on what TorchRec does differently for this table."""
     notes: list[str] = []
-    mine = {(tile.rank, _at(tile), _size(tile)) for tile in tiles}
-    if made.shards and mine != {(shard.rank, shard.offsets, shard.sizes) for shard in made.shards}:
+    mine = {(tile.rank, _offsets(tile), _sizes(tile)) for tile in tiles}
+    if exported.shards and mine != {(shard.rank, shard.offsets, shard.sizes) for shard in exported.shards}:
         notes.append(
-            f"table {table.name!r}: rows are cut in blocks of {made.shards[0].sizes[0]}, as TorchRec finds them"
+            f"table {table.name!r}: rows are cut in blocks of {exported.shards[0].sizes[0]}, as TorchRec finds them"
         )
     cut = any(tile.cols != (0, table.dim) for tile in tiles)
     if cut and couples_columns(table.optimizer) and table.name not in plan.approximate:

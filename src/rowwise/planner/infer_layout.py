@@ -1,6 +1,6 @@
-"""The layout that a table's tiles are of, read back from the tiles.
+"""Infers a table's layout from its tiles. A plan holds tiles only, whoever made them, but re-planning needs layouts.
 
-Known limits: tiles that no layout of ours makes; they have none.
+Tiles that no layout of `LAYOUTS` makes have none.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,17 +13,18 @@ from rowwise.spec import Table, Topology
 Units = tuple[int, ...]
 
 
-def infer_layout(
+def infer_kind(
     table: Table, tiles: Sequence[Tile], topology: Topology, kinds: Iterable[PlacementKind] = ()
 ) -> tuple[PlacementKind, Units] | None:
-    """The kind and the units that make just these tiles, in any order; if it is one of `kinds`, that one."""
+    """The kind and units that make exactly these tiles, in any order; preferably one of `kinds`."""
     known, wanted = list(kinds), sorted(tiles)
     first = wanted[0]
     cached = first.cache_rows / (first.rows[1] - first.rows[0])
     for layout in LAYOUTS:
-        units = _units(layout, wanted, topology)
+        units = _candidate_units(layout, wanted, topology)
         if not layout.differs_on(topology) or (layout.pieces is None and len(units) > 1):
             continue
+        # Kinds that differ only in `cached` may make the same tiles of a small table: prefer a known one.
         same = [kind for kind in known if kind[:3] == (layout, len(units), first.tier)]
         for kind in (*same, PlacementKind(layout, len(units), first.tier, cached)):
             if sorted(tiles_of(kind, table, units, topology)) == wanted:
@@ -31,8 +32,8 @@ def infer_layout(
     return None
 
 
-def _units(layout: Layout, tiles: Sequence[Tile], topology: Topology) -> Units:
-    """Those that tiles would be on, if they were of a layout: a wrong one makes other tiles."""
+def _candidate_units(layout: Layout, tiles: Sequence[Tile], topology: Topology) -> Units:
+    """The units that the tiles would be on if they were of this layout; for a wrong layout, other tiles result."""
     by_cols = sorted(tiles, key=lambda tile: (tile.cols, tile.rows))
     match layout.span:
         case "rank":

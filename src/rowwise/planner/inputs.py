@@ -1,7 +1,7 @@
-"""Tables and their access statistics from a file: CSV with a header, JSON, or what `rowwise data inspect --json` says.
+"""Reads tables and their access statistics from a file: CSV with a header, JSON, or `rowwise data inspect --json`.
 
-Reads with nothing but the standard library and msgspec: 1,000 tables take milliseconds. Known limits: files that are
-larger than memory.
+These files are written by other programs and by hand, so every error has its line and column. Known limit: a file is
+read into memory as a whole.
 """
 
 import csv
@@ -21,7 +21,7 @@ from rowwise.row_optimizers import OPTIMIZERS, RowOptimizer
 from rowwise.spec import Pooling, RowType, Table
 from rowwise.textfile import decode_json, read_bytes
 
-TITLES: dict[str, tuple[str, ...]] = {  # what is read, and the columns that may have it: the first that is there
+COLUMN_NAMES: dict[str, tuple[str, ...]] = {  # by field: names that its column may have, best first
     "name": ("name", "table_id", "table"),
     "rows": ("rows", "num_rows"),
     "dim": ("dim",),
@@ -39,48 +39,47 @@ NEEDED = ("name", "rows", "dim", "pooling")
 ROW_TYPES = {str(kind): kind for kind in RowType}
 POOLINGS = {str(kind): kind for kind in Pooling}
 LARGEST = 1 << 62
-SHOWN = 40  # letters of a wrong value
-BETWEEN = re.compile(r"[;|\s]+")  # features in a cell
+MAX_SHOWN = 40  # characters of a wrong value
+SEPARATOR = re.compile(r"[;|\s]+")  # between features in a cell
 BYTE = re.compile(r"\(byte (\d+)\)")
-HOT = 0.01  # the share of values whose occurrences `rowwise data inspect` counts
+HOT = 0.01  # `top_share` of `rowwise data inspect` is that of the most frequent hundredth of values
 
 
 @dataclass(frozen=True, slots=True)
 class TablesFile:
-    """The tables and notes of a file of tables."""
+    """Tables of a file, and notes on what was ignored or filled in."""
 
     workloads: tuple[Workload, ...]
-    notes: tuple[str, ...]  # what was left out or filled in
+    notes: tuple[str, ...]  # on columns ignored and values filled in
 
 
 class TableEntry(NamedTuple):
-    """One table as a file describes it: a line, or an object."""
+    """One table as the file has it: a line of a CSV file, or an object."""
 
     place: str  # file and line
-    values: Mapping[str, object]  # by what they are; nothing where a cell is empty
-    titles: Mapping[str, str]  # the column of each
+    values: Mapping[str, object]  # by field; empty cells are left out
+    titles: Mapping[str, str]  # name of the column by field
 
-    def wrong(self, field: str, want: str) -> SpecError:
-        """What is to be said of a value."""
+    def error(self, field: str, want: str) -> SpecError:
         value, title = self.values.get(field), self.titles.get(field, field)
         got = "is empty" if value is None else repr(value)
-        shown = got if len(got) <= SHOWN else f"{got[: SHOWN - 3]}..."
+        shown = got if len(got) <= MAX_SHOWN else f"{got[: MAX_SHOWN - 3]}..."
         return SpecError(f"{self.place}, column {title!r}: {shown}: want {want}")
 
     def number(self, field: str, default: float | None = None) -> float:
-        """One that is finite and not negative."""
-        found = _number_of(self.values.get(field, default))
+        """A finite number that is not negative."""
+        found = _parse_number(self.values.get(field, default))
         if not 0 <= found < LARGEST:
-            raise self.wrong(field, "a finite number that is not negative")
+            raise self.error(field, "a finite number that is not negative")
         return float(found)
 
-    def whole(self, field: str, default: int | None = None) -> int:
+    def positive_int(self, field: str, default: int | None = None) -> int:
         """A whole number of at least 1; 100.0 is one."""
         value = self.values.get(field, default)
-        found = _number_of(value)
+        found = _parse_number(value)
         if not 1 <= found < LARGEST or found != int(found):
             out = ", or --dim for all tables" if field == "dim" and value is None else ""
-            raise self.wrong(field, f"a whole number of at least 1{out}")
+            raise self.error(field, f"a whole number of at least 1{out}")
         return int(found)
 
     def choice(self, field: str, known: Mapping[str, Any], default: Any) -> Any:
@@ -89,15 +88,15 @@ class TableEntry(NamedTuple):
             return default
         found = known.get(value) if isinstance(value, str) else None
         if found is None:
-            raise self.wrong(field, f"one of {', '.join(known)}{_guess(str(value), known)}")
+            raise self.error(field, f"one of {', '.join(known)}{_did_you_mean(str(value), known)}")
         return found
 
 
-def _number_of(value: object) -> float:
-    """A number, or a text that is one; for all else nan."""
+def _parse_number(value: object) -> float:
+    """A number, or a string that is one; otherwise NaN."""
     if isinstance(value, str):
         try:
-            return int(value) if value.isdecimal() else float(value)  # floats are not exact
+            return int(value) if value.isdecimal() else float(value)  # large whole numbers are not exact as floats
         except ValueError:
             return math.nan
     if isinstance(value, int | float) and not isinstance(value, bool):
@@ -106,10 +105,10 @@ def _number_of(value: object) -> float:
 
 
 def read_tables(path: str | Path, *, dim: int | None = None) -> TablesFile:
-    """The tables of a file; those that do not say how wide they are have `dim` columns.
+    """Reads the tables of a file; `dim` is for those that do not give one.
 
     A CSV file has a header with the columns name (or table_id), rows (or num_rows), dim and pooling; it may have
-    zipf_a, zipf_q, unique_ratio, active, row_type, optimizer, features (with ; between them) and pooling_mode. A JSON
+    zipf_a, zipf_q, unique_ratio, active, row_type, optimizer, features (separated by ;) and pooling_mode. A JSON
     file is a list of objects with these keys, or of workloads as msgspec writes them.
     """
     text = _text(Path(path))
@@ -119,17 +118,17 @@ def read_tables(path: str | Path, *, dim: int | None = None) -> TablesFile:
         entries, notes = _json_entries(str(path), text)
     else:
         entries, notes = _csv_entries(str(path), text)
-    made: dict[str, tuple[Workload, str]] = {}
+    read: dict[str, tuple[Workload, str]] = {}
     for entry in entries:
         workload = _workload(entry, dim)
         name = workload.table.name
-        if name in made:
-            where = made[name][1].removeprefix(f"{path}, ")
+        if name in read:
+            where = read[name][1].removeprefix(f"{path}, ")
             raise SpecError(f"{entry.place}: table {name!r} is also in {where}: want each table once")
-        made[name] = workload, entry.place
-    if dim is not None and not _narrow(entries):
-        raise SpecError(f"{path}: all of its tables say how wide they are: want no other dim, which is {dim}")
-    workloads = tuple(workload for workload, _ in made.values())
+        read[name] = workload, entry.place
+    if dim is not None and not _count_without_dim(entries):
+        raise SpecError(f"{path}: all tables give their dim: want no --dim (got {dim})")
+    workloads = tuple(workload for workload, _ in read.values())
     return TablesFile(workloads, (*notes, *_notes(entries, dim)))
 
 
@@ -143,35 +142,35 @@ def _text(path: Path) -> str:
         raise SpecError(f"{path}, line {line}: {got}: want a CSV or JSON file in UTF-8") from None
 
 
-def _guess(name: str, known: Iterable[str]) -> str:
-    import difflib  # only where something is wrong
+def _did_you_mean(name: str, known: Iterable[str]) -> str:
+    import difflib  # slow to import, and only errors need it
 
     near = difflib.get_close_matches(name.lower(), list(known), n=1)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
-def _columns(there: Sequence[str]) -> dict[str, str]:
-    """Of what is read: the column that it is in."""
-    found = {field: next((t for t in titles if t in there), None) for field, titles in TITLES.items()}
+def _columns_by_field(there: Sequence[str]) -> dict[str, str]:
+    """For each field found, the name of its column."""
+    found = {field: next((t for t in titles if t in there), None) for field, titles in COLUMN_NAMES.items()}
     return {field: title for field, title in found.items() if title is not None}
 
 
-def _missing(place: str, field: str, there: Sequence[str]) -> SpecError:
-    names = TITLES[field]
-    near = next(filter(None, (_near(name, there) for name in names)), "")
+def _missing_column_error(place: str, field: str, there: Sequence[str]) -> SpecError:
+    names = COLUMN_NAMES[field]
+    near = next(filter(None, (_similar_column(name, there) for name in names)), "")
     listed = ", ".join(there[:12]) + (" ..." if len(there) > 12 else "")
     want = " or ".join(repr(name) for name in names[:2])
     return SpecError(f"{place}: no column {want}{near}; there are {listed}")
 
 
-def _near(name: str, there: Sequence[str]) -> str:
+def _similar_column(name: str, there: Sequence[str]) -> str:
     import difflib
 
     near = difflib.get_close_matches(name, there, n=1)
     return f", but {near[0]!r}" if near else ""
 
 
-def _left_out(titles: Iterable[str], used: Iterable[str]) -> tuple[str, ...]:
+def _unused_columns_note(titles: Iterable[str], used: Iterable[str]) -> tuple[str, ...]:
     taken = set(used)
     names = [title for title in dict.fromkeys(titles) if title not in taken]
     what = "column" if len(names) == 1 else "columns"
@@ -183,13 +182,13 @@ def _csv_entries(path: str, text: str) -> tuple[list[TableEntry], tuple[str, ...
     first, header = next(lines)
     place = f"{path}, line {first}"
     there = [title.strip() for title in header]
-    columns = _columns(there)
+    columns = _columns_by_field(there)
     for field in NEEDED:
         if field not in columns and field != "dim":
-            raise _missing(place, field, there)
+            raise _missing_column_error(place, field, there)
     twice = [title for title in columns.values() if there.count(title) > 1]
     if twice:
-        raise SpecError(f"{place}: column {twice[0]!r} is there twice: want it once")
+        raise SpecError(f"{place}: column {twice[0]!r} appears twice: want it once")
     index = {field: there.index(title) for field, title in columns.items()}
     entries = []
     for number, cells in lines:
@@ -199,12 +198,12 @@ def _csv_entries(path: str, text: str) -> tuple[list[TableEntry], tuple[str, ...
         values = {field: cells[at].strip() for field, at in index.items()}
         entries.append(TableEntry(place, {field: value for field, value in values.items() if value}, columns))
     if not entries:
-        raise SpecError(f"{path}: a header and no tables: want a line for each table below it")
-    return entries, _left_out(there, columns.values())
+        raise SpecError(f"{path}: a header without tables: want a line for each table")
+    return entries, _unused_columns_note(there, columns.values())
 
 
 def _csv_lines(path: str, text: str) -> Iterator[tuple[int, list[str]]]:
-    """Lines that are not blank, with the numbers at which they end."""
+    """Lines that are not blank, with the line numbers at which they end."""
     head = text.lstrip().split("\n", 1)[0]
     delimiter = "\t" if "\t" in head and "," not in head else ","
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
@@ -238,18 +237,18 @@ def _json_entries(path: str, text: str) -> tuple[list[TableEntry], tuple[str, ..
         if isinstance(one.get("table"), dict):
             entries.append(TableEntry(place, {"workload": one}, {}))
             continue
-        columns = _columns(list(one))
+        columns = _columns_by_field(list(one))
         for field in NEEDED:
             if field not in columns and field != "dim":
-                raise _missing(place, field, list(one))
+                raise _missing_column_error(place, field, list(one))
         titles += one
         used |= set(columns.values())
         entries.append(TableEntry(place, {f: one[t] for f, t in columns.items() if one[t] is not None}, columns))
-    return entries, _left_out(titles, used)
+    return entries, _unused_columns_note(titles, used)
 
 
 def _card_entries(path: str, columns: Sequence[Any]) -> tuple[list[TableEntry], tuple[str, ...]]:
-    """What `rowwise data inspect --json` says of columns of ids."""
+    """Tables for the id columns of `rowwise data inspect --json`."""
     entries = []
     for column in columns:
         if not isinstance(column, dict) or column.get("role") != "sparse":
@@ -290,8 +289,8 @@ def _table(entry: TableEntry, dim: int | None) -> Table:
         given["optimizer"] = entry.choice("optimizer", OPTIMIZERS, None)()
     return Table(
         name=_name(entry),
-        rows=entry.whole("rows"),
-        dim=entry.whole("dim", dim),
+        rows=entry.positive_int("rows"),
+        dim=entry.positive_int("dim", dim),
         features=_features(entry),
         pooling=entry.choice("pooling_mode", POOLINGS, Pooling.SUM),
         row_type=entry.choice("row_type", ROW_TYPES, RowType.FP32),
@@ -302,12 +301,12 @@ def _table(entry: TableEntry, dim: int | None) -> Table:
 def _name(entry: TableEntry) -> str:
     name = entry.values.get("name")
     if not isinstance(name, str | int) or isinstance(name, bool):
-        raise entry.wrong("name", "a name")
+        raise entry.error("name", "a name")
     return f"t{name}" if _is_number(name) else str(name)
 
 
 def _is_number(name: object) -> bool:
-    """Whether it would be no name of a module's attribute."""
+    """Whether a name is a number, which cannot name an attribute of a module."""
     return isinstance(name, int) or (isinstance(name, str) and name.isdecimal())
 
 
@@ -315,35 +314,37 @@ def _features(entry: TableEntry) -> tuple[str, ...]:
     found = entry.values.get("features")
     if found is None:
         return ()
-    names: Any = BETWEEN.split(found) if isinstance(found, str) else found
+    names: Any = SEPARATOR.split(found) if isinstance(found, str) else found
     try:
         return msgspec.convert(names, tuple[str, ...])
     except msgspec.ValidationError:
-        raise entry.wrong("features", "names of features, with ; between them") from None
+        raise entry.error("features", "names of features, with ; between them") from None
 
 
 def _access(entry: TableEntry) -> Access:
     values, pooling = entry.values, entry.number("pooling")
-    active = entry.whole("active") if "active" in values else None
+    active = entry.positive_int("active") if "active" in values else None
     if "top_share" in values:
         points = [(HOT, min(entry.number("top_share"), 1.0))]
-        return msgspec.structs.replace(Access.from_cdf(active or entry.whole("rows"), points, pooling), active=active)
-    # A curve holds for batches of any size, a ratio for the one that it was measured in.
+        return msgspec.structs.replace(
+            Access.from_cdf(active or entry.positive_int("rows"), points, pooling), active=active
+        )
+    # A Zipf curve holds for batches of any size, a ratio only for the batch size that it was measured with.
     ratio = entry.number("unique_ratio") if "unique_ratio" in values and "zipf_a" not in values else None
     a, q = entry.number("zipf_a", 0.0), entry.number("zipf_q", 0.0)
     return Access(pooling=pooling, zipf_a=a, zipf_q=q, active=active, unique_ratio=ratio)
 
 
-def _narrow(entries: Sequence[TableEntry]) -> int:
-    """How many do not say how wide they are."""
+def _count_without_dim(entries: Sequence[TableEntry]) -> int:
+    """How many tables give no dim."""
     return sum("dim" not in entry.values and "workload" not in entry.values for entry in entries)
 
 
 def _notes(entries: Sequence[TableEntry], dim: int | None) -> Iterator[str]:
     if dim is not None:
-        yield f"{_narrow(entries)} of {len(entries)} tables say no dim: {dim} for them"
+        yield f"{_count_without_dim(entries)} of {len(entries)} tables give no dim: {dim} is used"
     numbered = [str(entry.values["name"]) for entry in entries if _is_number(entry.values.get("name"))]
     if numbered:
-        yield f"tables that are called by a number have a t before it: {numbered[0]} is t{numbered[0]}"
+        yield f"tables named by a number get the prefix t: {numbered[0]} is t{numbered[0]}"
     if any({"zipf_a", "unique_ratio"} <= entry.values.keys() for entry in entries):
-        yield "unique_ratio: not used where there is zipf_a, which holds for batches of any size"
+        yield "unique_ratio: ignored where zipf_a is given, which holds for batches of any size"

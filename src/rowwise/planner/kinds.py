@@ -1,7 +1,7 @@
-"""The ways to place a table that are tried: a layout, into how many pieces, and where its rows live.
+"""Placement kinds that the search tries: a layout, a number of pieces, and a tier of memory.
 
-A kind says what is cut; units say where it goes (a rank, a host, or all ranks, by the kind's span). Known limits: cuts
-of rows and columns that are not even.
+A kind says how a table is cut; units (ranks, hosts, or all ranks, by the kind's span) say where the pieces go. Not
+supported: uneven cuts.
 """
 
 import math
@@ -16,16 +16,16 @@ from rowwise.planner.layouts import LAYOUTS, Layout, UnitSpan
 from rowwise.spec import Table, Topology
 
 EACH_UP_TO = 8  # every number of pieces up to this, and then powers of two
-CACHED = (0.0, 0.001, 0.004, 0.015, 0.05, 0.15, 0.35, 0.7)  # shares of rows that the tier above may hold
+CACHED = (0.0, 0.001, 0.004, 0.015, 0.05, 0.15, 0.35, 0.7)  # shares of rows cached in the tier above that are tried
 
 
 class PlacementKind(NamedTuple):
-    """A layout, a number of pieces, a tier and a cached share."""
+    """A layout, its number of pieces, and the tier of its rows."""
 
     layout: Layout
-    parts: int = 1  # pieces that go to units by themselves
+    parts: int = 1  # pieces, each of which goes to a unit
     tier: Tier = "device"
-    cached: float = 0.0
+    cached: float = 0.0  # share of the rows that the tier above holds
 
     @property
     def span(self) -> UnitSpan:
@@ -33,11 +33,9 @@ class PlacementKind(NamedTuple):
 
     @property
     def column_parts(self) -> int:
-        """Into how many pieces columns are cut."""
         return self.parts if self.layout.pieces == "columns" else 1
 
     def row_parts(self, topology: Topology) -> int:
-        """Into how many pieces rows are cut."""
         pieces = self.parts if self.layout.pieces == "rows" else 1
         return pieces * (self.layout.unit_ranks(topology) if self.layout.spreads_rows else 1)
 
@@ -47,38 +45,38 @@ class PlacementKind(NamedTuple):
             words += f", {self.layout.pieces} in {self.parts}"
         if self.tier != "device":
             words += f", rows on the {self.tier}"
-            words += f" ({self.cached:.1%} cached on the {self.above})" if self.cached else ""
+            words += f" ({self.cached:.1%} cached on the {self.cache_tier})" if self.cached else ""
         return words
 
     @property
-    def above(self) -> Tier:
+    def cache_tier(self) -> Tier:
         """The tier that may hold copies of rows."""
         return TIERS[max(TIERS.index(self.tier) - 1, 0)]
 
     @property
     def tiers(self) -> frozenset[Tier]:
-        """Those that have rows, or copies of them."""
-        return frozenset({self.tier, self.above} if self.cached else {self.tier})
+        """Tiers that hold rows, or copies of them."""
+        return frozenset({self.tier, self.cache_tier} if self.cached else {self.tier})
 
 
-def kinds_for(machine: Machine, widest: int, tiers: Sequence[Tier]) -> list[PlacementKind]:
-    """All kinds for a machine, from the least split to the most; `widest` is the most column blocks of a table."""
+def candidate_kinds(machine: Machine, widest: int, tiers: Sequence[Tier]) -> list[PlacementKind]:
+    """All kinds for a machine, from the least cut to the most; `widest` is the most column blocks of a table."""
     topology = machine.topology
-    found = [
+    kinds = [
         PlacementKind(layout, parts)
         for layout in LAYOUTS
         if layout.differs_on(topology)
-        for parts in _parts(layout, topology, widest)
+        for parts in _piece_counts(layout, topology, widest)
     ]
-    resident = [kind for kind in found if kind.parts in kind.layout.tiered]
+    resident = [kind for kind in kinds if kind.parts in kind.layout.tiered]
     for tier in tiers:
         if tier != "device":
-            found += [kind._replace(tier=tier, cached=share) for kind in resident for share in CACHED]
-    return found
+            kinds += [kind._replace(tier=tier, cached=share) for kind in resident for share in CACHED]
+    return kinds
 
 
-def _parts(layout: Layout, topology: Topology, widest: int) -> Iterator[int]:
-    """Numbers of pieces that are tried: every one up to some, and then powers of two."""
+def _piece_counts(layout: Layout, topology: Topology, widest: int) -> Iterator[int]:
+    """Numbers of pieces that are tried: all up to `EACH_UP_TO`, then powers of two."""
     if layout.pieces is None:
         yield 1
         return
@@ -89,14 +87,13 @@ def _parts(layout: Layout, topology: Topology, widest: int) -> Iterator[int]:
 
 
 def tiles_of(kind: PlacementKind, table: Table, units: Sequence[int], topology: Topology) -> tuple[Tile, ...]:
-    """A table's tiles; units are numbered ranks first, then hosts."""
     first = kind.layout.units(topology).start
     tiles = kind.layout.tiles(table, topology, [unit - first for unit in units])
     if kind.tier == "device":
         return tiles
-    return tuple(_lowered(tile, kind) for tile in tiles)
+    return tuple(_in_tier(tile, kind) for tile in tiles)
 
 
-def _lowered(tile: Tile, kind: PlacementKind) -> Tile:
+def _in_tier(tile: Tile, kind: PlacementKind) -> Tile:
     cached = math.ceil(kind.cached * (tile.rows[1] - tile.rows[0]))
     return structs.replace(tile, tier=kind.tier, cache_rows=cached)

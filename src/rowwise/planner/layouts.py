@@ -1,9 +1,9 @@
-"""Layouts: ways to place one table, each a small pure function that gives tiles, and a record of what it does.
+"""Layouts: each way to place one table, as a pure function that gives tiles and a record of its properties.
 
-A new layout is a function and a record in `LAYOUTS`, and nothing else: the search, bounds, explanations and cost
-models read the record's fields, and what checks plans and what runs them sees tiles only. Cuts are as even as they can
-be, columns between the blocks that have to stay together; a table with fewer rows (or blocks) than ranks takes the
-first of the ranks. Known limits: any say in which ranks are best.
+A new layout is a function and a record in `LAYOUTS`: search, bounds, explanations and cost models read the record's
+fields, and everything that checks or runs plans sees tiles only. Cuts are as even as possible, columns between the
+blocks that have to stay together. A table with fewer rows (or blocks) than ranks uses the first of the ranks. Which
+ranks are best is decided elsewhere.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,47 +20,42 @@ SPANS: tuple[UnitSpan, ...] = ("rank", "host", "all")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """The properties of a layout that planning reads."""
+    """Properties of a way to place a table."""
 
     name: str
-    span: UnitSpan  # what a piece goes to: a rank, the ranks of a host, or all ranks
+    span: UnitSpan  # a piece goes to one rank, to the ranks of a host, or to all ranks
     exchange: VectorExchange
-    tiles: Callable[[Table, Topology, Sequence[int]], tuple[Tile, ...]]  # of the numbers of ranks or hosts that have it
-    pieces: Literal["columns", "rows"] | None = None  # what is cut into pieces that go to units; None: it is one piece
-    spreads_rows: bool = False  # over the ranks of a unit
+    tiles: Callable[[Table, Topology, Sequence[int]], tuple[Tile, ...]]  # table, topology, ranks or hosts of its pieces
+    pieces: Literal["columns", "rows"] | None = None  # what is cut into pieces; None: the table is one piece
+    spreads_rows: bool = False  # rows are cut over the ranks of a unit
     tiered: tuple[int, ...] = ()  # numbers of pieces that are tried with rows below device memory
 
     @property
     def cuts_columns(self) -> bool:
-        """Whether ranks have some of the columns."""
         return self.pieces == "columns"
 
     @property
     def cuts_rows(self) -> bool:
-        """Whether ranks have some of the rows."""
         return self.pieces == "rows" or self.spreads_rows
 
     @property
     def is_copied(self) -> bool:
-        """Whether every rank has all of it."""
         return self.exchange == "all_reduce"
 
     @property
     def is_whole(self) -> bool:
-        """Whether one rank has all of it."""
         return not (self.cuts_columns or self.cuts_rows or self.is_copied)
 
     @property
     def words(self) -> str:
-        """The name, in a sentence."""
         return self.name.replace("_", "-")
 
     def __reduce__(self) -> tuple[Callable[[str], "Layout"], tuple[str]]:
-        """To other processes by name: functions without a name cannot be pickled."""
+        """Pickles by name, as lambdas cannot be pickled."""
         return layout_named, (self.name,)
 
     def differs_on(self, topology: Topology) -> bool:
-        """Whether its units are not those of another span."""
+        """Whether its units differ from those of every other span."""
         if self.span == "host":
             return 1 < topology.devices < topology.world
         return self.span == "rank" or topology.world > 1
@@ -69,7 +64,7 @@ class Layout:
         return {"rank": 1, "host": topology.devices, "all": topology.world}[self.span]
 
     def units(self, topology: Topology) -> range:
-        """Where a piece may go. Units are numbered ranks first, then hosts, then all ranks as one."""
+        """Units that a piece may go to: ranks come first, then hosts, then all ranks as one."""
         world, hosts = topology.world, topology.hosts
         begins = (0, world, world + hosts, world + hosts + 1)
         number = SPANS.index(self.span)
@@ -77,53 +72,53 @@ class Layout:
 
 
 def table_wise(table: Table, rank: int) -> tuple[Tile, ...]:
-    """The whole table on one rank."""
     return row_wise(table, [rank])
 
 
 def row_wise(table: Table, ranks: Sequence[int]) -> tuple[Tile, ...]:
-    """Some of the rows on each rank: for tables that are larger than a device, at the price of adding up pools."""
-    return _rows(table, ranks, (0, table.dim))
+    """A part of the rows on each rank: for tables larger than a device. Ranks' partial pools have to be added up."""
+    return _row_tiles(table, ranks, (0, table.dim))
 
 
 def column_wise(table: Table, ranks: Sequence[int]) -> tuple[Tile, ...]:
-    """Some of the columns on each rank, all of which look every id up: nothing to add up, but narrow rows.
+    """A part of the columns on each rank; each rank looks all ids up. No partial sums, but narrow rows.
 
-    On the ranks of one host it is what others call table-column-wise.
+    On the ranks of one host, TorchRec calls it table-column-wise.
     """
-    pieces = zip(ranks, _columns(table, len(ranks)), strict=False)
-    return tuple(tile for rank, cols in pieces for tile in _rows(table, [rank], cols))
+    pieces = zip(ranks, _column_spans(table, len(ranks)), strict=False)
+    return tuple(tile for rank, cols in pieces for tile in _row_tiles(table, [rank], cols))
 
 
 def table_row_wise(table: Table, topology: Topology, host: int) -> tuple[Tile, ...]:
-    """The table on one host, some of the rows on each device: pools are added up inside the host."""
+    """The table on one host, a part of the rows on each device: partial pools are added up inside the host."""
     return row_wise(table, topology.ranks_of(host))
 
 
 def grid(table: Table, topology: Topology, hosts: Sequence[int]) -> tuple[Tile, ...]:
-    """Some of the columns on each host, of those some of the rows on each device: added up inside hosts only."""
-    pieces = zip(hosts, _columns(table, len(hosts)), strict=False)
-    return tuple(tile for host, cols in pieces for tile in _rows(table, topology.ranks_of(host), cols))
+    """A part of the columns on each host, and of those a part of the rows on each device: sums inside hosts only."""
+    pieces = zip(hosts, _column_spans(table, len(hosts)), strict=False)
+    return tuple(tile for host, cols in pieces for tile in _row_tiles(table, topology.ranks_of(host), cols))
 
 
 def replicated(table: Table, ranks: Sequence[int]) -> tuple[Tile, ...]:
-    """A copy on each rank, which have to be all ranks of the plan: no ids or rows travel, but gradients do."""
+    """A copy on each rank (all ranks of the plan): no ids or vectors travel, but gradients do."""
     return tuple(tile for rank in ranks for tile in table_wise(table, rank))
 
 
-def _rows(table: Table, ranks: Sequence[int], cols: Span) -> tuple[Tile, ...]:
-    pieces = zip(ranks, _even(table.rows, len(ranks)), strict=False)
+def _row_tiles(table: Table, ranks: Sequence[int], cols: Span) -> tuple[Tile, ...]:
+    pieces = zip(ranks, _even_spans(table.rows, len(ranks)), strict=False)
     return tuple(Tile(table=table.name, rank=rank, rows=rows, cols=cols) for rank, rows in pieces)
 
 
-def _columns(table: Table, parts: int) -> list[Span]:
+def _column_spans(table: Table, parts: int) -> list[Span]:
     block = column_block(table)
-    # The last block may be a part of one; it is in the last piece, which is never among the shorter ones.
-    return [(begin * block, min(end * block, table.dim)) for begin, end in _even(-(-table.dim // block), parts)]
+    # The last block may be narrower than the others. It is in the last piece, which never has fewer blocks than others,
+    # so widths are as even as blocks allow.
+    return [(begin * block, min(end * block, table.dim)) for begin, end in _even_spans(-(-table.dim // block), parts)]
 
 
-def _even(count: int, parts: int) -> list[Span]:
-    """0 .. count in as many runs as are asked for, or as can be; lengths differ by one at most."""
+def _even_spans(count: int, parts: int) -> list[Span]:
+    """0 .. count in `parts` runs, or in `count` if that is fewer; lengths differ by at most 1."""
     parts = min(parts, count)
     return [(count * i // parts, count * (i + 1) // parts) for i in range(parts)]
 
@@ -166,11 +161,10 @@ REPLICATED = Layout(
     exchange="all_reduce",
     tiles=lambda table, topology, _: replicated(table, range(topology.world)),
 )
-# From the least split to the most. Where two make the same tiles (of tables with few rows), they are of the first.
+# From the least cut to the most. Where two make the same tiles (of tables with few rows), `infer_kind` gives the first.
 LAYOUTS = (TABLE_WISE, COLUMN_WISE, TABLE_ROW_WISE, GRID, ROW_WISE, REPLICATED)
 NAMES = tuple(layout.name for layout in LAYOUTS)
 
 
 def layout_named(name: str) -> Layout:
-    """A layout by its name, which is one of `NAMES`."""
     return next(layout for layout in LAYOUTS if layout.name == name)

@@ -1,6 +1,6 @@
-"""Machines by name: `8xa100-like` is a host of 8 devices, `16x8xzionex` are 16 of them; or a JSON file.
+"""Machines by name: `8xa100-like` is a host of 8 devices, `16x8xzionex` are 16 such hosts; or a JSON file.
 
-Memory may be changed behind a colon: `8xa100-like:device=40GB,host=1.5TB`. Known limits: several kinds of devices in a
+Memory can be overridden after a colon: `8xa100-like:device=40GB,host=1.5TB`. Not supported: different devices in one
 machine.
 """
 
@@ -25,17 +25,21 @@ LARGEST = 1 << 60
 
 
 def machine_named(text: str) -> Machine:
-    """A machine by the name of its devices and how many there are, or by its file."""
+    """A machine by its name, or from its file."""
     name, colon, changes = text.rpartition(":")
     if not colon or ("=" not in changes and changes):
         name, changes, colon = text, "", ""
-    found = _machine_in(Path(name)) if name.endswith(".json") and not _is_counted(name) else _counted(name)
+    found = (
+        _read_machine(Path(name))
+        if name.endswith(".json") and not _counts_profile_devices(name)
+        else _parse_counted(name)
+    )
     if not colon:
         return found
-    return structs.replace(found, hardware=_changed(found.hardware, changes, text))
+    return structs.replace(found, hardware=_with_memory(found.hardware, changes, text))
 
 
-def bytes_of(text: str, what: str) -> int:
+def parse_size(text: str, what: str) -> int:
     """A size such as 40GB (of 1000 MB), 36GiB (of 1024 MiB) or 40000000000."""
     found = SIZE.fullmatch(text.strip())
     if found is None:
@@ -48,41 +52,41 @@ def bytes_of(text: str, what: str) -> int:
     return int(size)
 
 
-def _is_counted(name: str) -> bool:
-    """Whether it is a number of devices whose profile is in a file, and not a file of that name."""
+def _counts_profile_devices(name: str) -> bool:
+    """Whether a name counts devices whose profile is in a file (8xmine.json), and is not itself a file."""
     return COUNTED.fullmatch(name) is not None and not Path(name).is_file()
 
 
-def _counted(name: str) -> Machine:
+def _parse_counted(name: str) -> Machine:
     found = COUNTED.fullmatch(name)
     hosts, devices, kind = (found["hosts"] or "1", found["devices"], found["name"]) if found else ("1", "1", name)
-    hardware = _hardware_in(Path(kind)) if kind.endswith(".json") else _preset(kind, name)
+    hardware = _read_profile(Path(kind)) if kind.endswith(".json") else _find_preset(kind, name)
     if int(hosts) < 1 or int(devices) < 1:
         raise SpecError(f"topology {name!r}: {hosts} hosts of {devices} devices: want at least one of each")
     return Machine(topology=Topology(hosts=int(hosts), devices=int(devices)), hardware=hardware)
 
 
-def _preset(kind: str, name: str) -> Hardware:
+def _find_preset(kind: str, name: str) -> Hardware:
     if kind in PRESETS:
         return hardware_named(kind)
-    import difflib  # only where something is wrong
+    import difflib  # slow to import, and only errors need it
 
     near = difflib.get_close_matches(kind.lower(), PRESETS, n=len(PRESETS), cutoff=0.0)
-    raise SpecError(f"topology {name!r}: no hardware is called {kind!r}; there are {', '.join(near)}; {WANT}")
+    raise SpecError(f"topology {name!r}: no hardware preset {kind!r}; there are {', '.join(near)}: {WANT}")
 
 
-def _changed(hardware: Hardware, changes: str, text: str) -> Hardware:
+def _with_memory(hardware: Hardware, changes: str, text: str) -> Hardware:
     given: dict[str, int] = {}
     for change in changes.split(","):
         tier, equals, size = change.partition("=")
         if tier.strip() not in TIERS or not equals:
             raise SpecError(f"topology {text!r}: {change!r}: want device=, host= or disk= and a size such as 40GB")
-        given[TIERS[tier.strip()]] = bytes_of(size, f"topology {text!r}: {tier.strip()}")
+        given[TIERS[tier.strip()]] = parse_size(size, f"topology {text!r}: {tier.strip()}")
     return structs.replace(hardware, **given)
 
 
-def _machine_in(path: Path) -> Machine:
-    """A file {"topology": {...}, "hardware": {...} or a preset's name}."""
+def _read_machine(path: Path) -> Machine:
+    """From a file {"topology": {...}, "hardware": {...} or the name of a preset}."""
     try:
         found: Any = decode_json(read_bytes(path), object)
     except msgspec.DecodeError as error:
@@ -90,9 +94,9 @@ def _machine_in(path: Path) -> Machine:
     want = 'want {"topology": {"hosts": 2, "devices": 8}, "hardware": {...} or the name of a preset}'
     if not isinstance(found, dict) or found.keys() != {"topology", "hardware"}:
         got = ", ".join(found) if isinstance(found, dict) else type(found).__name__
-        raise SpecError(f"{path}: {got or 'nothing'}: {want}; or 8x{path.name} where it is a profile of hardware")
+        raise SpecError(f"{path}: {got or 'nothing'}: {want}; or 8x{path.name} if it is a hardware profile")
     if isinstance(found["hardware"], str):
-        found["hardware"] = _preset(found["hardware"], str(path))
+        found["hardware"] = _find_preset(found["hardware"], str(path))
     try:
         return Machine(
             topology=msgspec.convert(found["topology"], Topology), hardware=msgspec.convert(found["hardware"], Hardware)
@@ -101,7 +105,7 @@ def _machine_in(path: Path) -> Machine:
         raise SpecError(f"{path}: {error}") from None
 
 
-def _hardware_in(path: Path) -> Hardware:
+def _read_profile(path: Path) -> Hardware:
     try:
         return read_hardware(read_bytes(path))
     except SpecError as error:

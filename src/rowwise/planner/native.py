@@ -1,6 +1,6 @@
-"""The search's inner loop, in C: placements in, better placements out.
+"""The search's inner loop, which is in C: placements in, better placements out.
 
-Arrays are checked where they are made (`PlacementProblem`), so what crosses here has the right shapes; a call changes
+This is the planner's only call into compiled code. `PlacementProblem` guarantees the shapes of arrays; a call changes
 copies only.
 """
 
@@ -20,7 +20,7 @@ from rowwise.planner.problem import NO_UNIT, Index, Placement, PlacementProblem
 
 LIBRARY = "librowwise_plan.so"
 UNBOUNDED = 1e300
-MAX_LOADS, MAX_HINGES = 128, 256
+MAX_LOADS, MAX_HINGES = 128, 256  # sizes of arrays in _c/plan.h
 
 
 class _Problem(ctypes.Structure):
@@ -41,7 +41,7 @@ class _Effort(ctypes.Structure):
     ]  # fmt: skip
 
 
-class _Found(ctypes.Structure):
+class _AnnealResult(ctypes.Structure):
     _fields_ = [("cost", c_double), ("over", c_double), ("moves", c_int64), ("stopped", c_int32)]
 
 
@@ -50,30 +50,30 @@ class _Neuroshard(ctypes.Structure):
 
 
 class AnnealingEffort(NamedTuple):
-    """Moves, temperatures and time limit of the search."""
+    """How long and how hot to anneal."""
 
     moves: int
     seed: int = 0
-    hot: float = 0.02  # temperatures, as shares of what the start costs
-    cold: float = 1e-5
+    hot: float = 0.02  # first temperature, as a share of the start's cost
+    cold: float = 1e-5  # last temperature
     limit_s: float = 1e9
-    smooth: float = 0.3  # share of a smooth maximum in what is annealed
-    bytes_price: float = 0.0  # seconds of a step that are worth it to leave a byte where it is
+    smooth: float = 0.3  # share of a smooth maximum over ranks in the annealed cost; the rest is the maximum
+    bytes_price: float = 0.0  # seconds of a step that a byte moved from its home costs
 
 
 class Homes(NamedTuple):
-    """The units that hold the pieces' rows now."""
+    """Where the rows of pieces are now, and the bytes that stay if a piece goes there."""
 
     unit_N: Index
     stay_bytes_N: Floats
 
 
 class Candidate(NamedTuple):
-    """A placement that the search ends with."""
+    """A placement with its cost."""
 
     placement: Placement
     cost: float
-    over: float  # bytes over the limits of memory, as a share of them, of all ranks
+    over: float  # bytes over the memory limits, as shares of them, summed over ranks
     moves: int
     out_of_time: bool
 
@@ -84,7 +84,7 @@ def _library() -> Any:
     problem = POINTER(_Problem)
     library.rw_cost.restype = c_double
     library.rw_cost.argtypes = [problem, c_void_p, POINTER(c_double)]
-    library.rw_anneal.restype = _Found
+    library.rw_anneal.restype = _AnnealResult
     library.rw_anneal.argtypes = [problem, POINTER(_Effort), c_void_p, c_void_p]
     library.rw_greedy.restype = c_int32
     library.rw_greedy.argtypes = [problem, c_void_p, c_int32, c_int32, c_void_p, c_void_p, c_double, c_void_p]
@@ -94,13 +94,13 @@ def _library() -> Any:
 
 
 class NativeProblem:
-    """A problem as C sees it; keeps the arrays alive."""
+    """A problem as the C structure; keeps the arrays alive that its pointers point to."""
 
     def __init__(self, problem: PlacementProblem, homes: Homes | None = None) -> None:
         self.problem = problem
         phi, topology = problem.phi, problem.topology
         assert phi.width <= MAX_LOADS
-        self._held: list[NDArray[Any]] = []
+        self._arrays: list[NDArray[Any]] = []
         self._struct = _Problem(
             items=len(problem.members),
             options=len(problem.option_kind),
@@ -110,19 +110,19 @@ class NativeProblem:
             loads=phi.width,
             tiers=len(problem.limit_M),
             groups=len(phi.ends),
-            item_begin=self._hold(problem.item_begin, np.int32),
-            option_begin=self._hold(problem.option_begin, np.int32),
-            option_span=self._hold(problem.span_O, np.uint8),
-            piece_load=self._hold(problem.pieces.load_NK, np.float64),
-            piece_link=self._hold(problem.pieces.link_N, np.float64),
-            piece_bytes=self._hold(problem.pieces.bytes_NM, np.float64),
-            limit=self._hold(problem.limit_M, np.float64),
-            item_rule=self._hold(problem.rule_I, np.int32),
-            allowed=self._hold(problem.allowed_RU, np.uint8),
-            home=self._hold(homes.unit_N, np.int32) if homes else None,
-            stay_bytes=self._hold(homes.stay_bytes_N, np.float64) if homes else None,
-            group_end=self._hold(np.array(phi.ends), np.int32),
-            group_power=self._hold(np.array(phi.powers), np.float64),
+            item_begin=self._pointer(problem.item_begin, np.int32),
+            option_begin=self._pointer(problem.option_begin, np.int32),
+            option_span=self._pointer(problem.span_O, np.uint8),
+            piece_load=self._pointer(problem.pieces.load_NK, np.float64),
+            piece_link=self._pointer(problem.pieces.link_N, np.float64),
+            piece_bytes=self._pointer(problem.pieces.bytes_NM, np.float64),
+            limit=self._pointer(problem.limit_M, np.float64),
+            item_rule=self._pointer(problem.rule_I, np.int32),
+            allowed=self._pointer(problem.allowed_RU, np.uint8),
+            home=self._pointer(homes.unit_N, np.int32) if homes else None,
+            stay_bytes=self._pointer(homes.stay_bytes_N, np.float64) if homes else None,
+            group_end=self._pointer(np.array(phi.ends), np.int32),
+            group_power=self._pointer(np.array(phi.powers), np.float64),
             constant=phi.constant,
             **self._hinges(phi.hinges),
         )
@@ -133,14 +133,14 @@ class NativeProblem:
         assert len(hinges.outs_H) <= MAX_HINGES
         return {
             "hinges": len(hinges.outs_H),
-            "hinge_weight": self._hold(hinges.weights_HK.T, np.float64),
-            "hinge_offset": self._hold(hinges.offsets_H, np.float64),
-            "hinge_out": self._hold(hinges.outs_H, np.float64),
+            "hinge_weight": self._pointer(hinges.weights_HK.T, np.float64),
+            "hinge_offset": self._pointer(hinges.offsets_H, np.float64),
+            "hinge_out": self._pointer(hinges.outs_H, np.float64),
         }
 
-    def _hold(self, array: NDArray[Any], kind: Any) -> int:
-        self._held.append(np.ascontiguousarray(array, dtype=kind))
-        return self._held[-1].ctypes.data
+    def _pointer(self, array: NDArray[Any], kind: Any) -> int:
+        self._arrays.append(np.ascontiguousarray(array, dtype=kind))
+        return self._arrays[-1].ctypes.data
 
     def cost(self, unit_of_N: Index) -> tuple[float, float]:
         """Seconds, and bytes over the limits as a share of them."""
@@ -148,9 +148,9 @@ class NativeProblem:
         return float(_library().rw_cost(self._struct, unit_N.ctypes.data, over)), over.value
 
     def anneal(self, start: Placement, effort: AnnealingEffort) -> Candidate:
-        """The best placement that was met. See [Note: annealing]."""
+        """The best placement met while annealing. See [Note: annealing] in `_c/anneal.c`."""
         choice_I, unit_N = start.choice_I.astype(np.int32), start.unit_N.astype(np.int32)
-        asked = _Effort(
+        parameters = _Effort(
             effort.seed,
             effort.moves,
             effort.hot,
@@ -159,10 +159,10 @@ class NativeProblem:
             effort.smooth,
             effort.bytes_price,
         )
-        found = _library().rw_anneal(self._struct, asked, choice_I.ctypes.data, unit_N.ctypes.data)
-        if found.cost < 0:
+        result = _library().rw_anneal(self._struct, parameters, choice_I.ctypes.data, unit_N.ctypes.data)
+        if result.cost < 0:
             raise MemoryError("the planner's search ran out of memory")
-        return Candidate(Placement(choice_I, unit_N), found.cost, found.over, found.moves, bool(found.stopped))
+        return Candidate(Placement(choice_I, unit_N), result.cost, result.over, result.moves, bool(result.stopped))
 
     def greedy(
         self,
@@ -172,9 +172,9 @@ class NativeProblem:
         scale: Sequence[float] | None = None,
         link_limit: float = UNBOUNDED,
     ) -> Index | None:
-        """Pieces in order, each where its rank then has least: by phi, sum of keys, or the largest share of `scale`.
+        """Places pieces in order, each where its rank then has least phi, sum of keys, or largest share of `scale`.
 
-        A unit for each piece; none if one fits nowhere under the bound on links, or is allowed nowhere.
+        A unit for each piece; None if a piece fits nowhere under `link_limit`, or may be nowhere.
         """
         measure = 1 if key_N is not None else 2 if scale is not None else 0
         order = np.ascontiguousarray(pieces, dtype=np.int32)
@@ -194,18 +194,18 @@ class NativeProblem:
         return unit_N if done == len(order) else None
 
     def neuroshard(self, halving_IL: Index, beam: int, candidates: int, depth: int, grid: int) -> "Shardings":
-        """NeuroShard's search. Of each item and number of halvings: the piece, or -1."""
-        how = _Neuroshard(beam, candidates, depth, grid, 1.5)
+        """NeuroShard's search; `halving_IL` is the piece of each item after L halvings, or -1."""
+        parameters = _Neuroshard(beam, candidates, depth, grid, 1.5)
         table = np.ascontiguousarray(halving_IL, dtype=np.int32)
-        room = len(self.problem.members) + depth + 1
+        room = len(self.problem.members) + depth + 1  # each halving makes one more shard
         piece, rank, count = np.zeros(room, np.int32), np.zeros(room, np.int32), c_int32()
         out = (piece.ctypes.data, rank.ctypes.data, ctypes.byref(count))
-        cost = _library().rw_neuroshard(self._struct, how, table.ctypes.data, table.shape[1], *out)
+        cost = _library().rw_neuroshard(self._struct, parameters, table.ctypes.data, table.shape[1], *out)
         return Shardings(piece[: count.value], rank[: count.value], cost if cost < UNBOUNDED else None)
 
 
 class Shardings(NamedTuple):
-    """Pieces on ranks, of an item perhaps of several sizes; no cost if they do not fit."""
+    """Pieces on ranks, of an item perhaps of several sizes; `cost` is None if they do not fit."""
 
     piece_S: Index
     rank_S: Index

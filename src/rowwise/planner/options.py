@@ -1,10 +1,8 @@
-"""Every way to place every table, with what it costs and takes: a `PlanRequest` becomes a `PlacementProblem`.
+"""Turns a `PlanRequest` into a `PlacementProblem`: every way to place every table, with costs and bytes.
 
-All tables of one kind are computed at once.
-
-Splits that cannot matter are left out: once every piece of a table is under a twentieth of what a rank must bear in
-any plan (and of a rank's memory), it is not cut further. Bounds stay valid, as a finer cut never takes less work in
-all. Known limits: tables whose pieces are cut unevenly, or differently row by row.
+All tables of one kind are computed at once. Cuts that cannot matter are left out: once every piece of a table is under
+a twentieth of what a rank bears in any plan (and of a rank's memory), the table is not cut further. Bounds stay valid,
+as a finer cut never takes less work in sum. Not supported: uneven cuts, and cuts that differ from row to row.
 """
 
 from collections.abc import Sequence
@@ -18,31 +16,31 @@ from rowwise.perf.access import Curves, Floats
 from rowwise.perf.cost import Ints, Shards
 from rowwise.perf.memory import FLOAT_bytes, memory_bytes
 from rowwise.plan import TIERS, Tier, column_block
-from rowwise.planner.kinds import PlacementKind, kinds_for
+from rowwise.planner.kinds import PlacementKind, candidate_kinds
 from rowwise.planner.problem import Index, Pieces, PlacementProblem, PlanRequest
 from rowwise.spec import Pooling, Table, check_names, state_slots
 
-SMALL = 0.05  # of a rank's share
-ROOMY = 0.9  # full to this share, lower tiers of memory are considered
+SMALL_SHARE = 0.05  # of a rank's even share of all work; smaller pieces are not cut further
+FULL_SHARE = 0.9  # of memory; lower tiers are options where tables would fill more
 
 
 @dataclass(frozen=True, slots=True)
 class TableArrays:
-    """Sizes of tables, as arrays over tables."""
+    """What cutting needs to know of tables, as arrays."""
 
     rows_T: Floats
     dim_T: Floats
     block_T: Ints
     blocks_T: Ints
-    column_bytes_T: Floats  # of a column of a row
-    wide_state_T: Floats  # floats of optimizer state for each weight
-    row_state_T: Floats  # for each row
-    bags_T: Floats
+    column_bytes_T: Floats  # of one column in one row
+    wide_state_T: Floats  # floats of optimizer state per weight
+    row_state_T: Floats  # floats of optimizer state per row
+    bags_T: Floats  # vectors per sample
 
     @classmethod
-    def of(cls, question: PlanRequest) -> "TableArrays":
-        tables = [w.table for w in question.workloads]
-        pooling = [w.access.pooling for w in question.workloads]
+    def of(cls, request: PlanRequest) -> "TableArrays":
+        tables = [w.table for w in request.workloads]
+        pooling = [w.access.pooling for w in request.workloads]
         dim_T, block_T = np.array([t.dim for t in tables]), np.array([column_block(t) for t in tables])
         wide = [sum(slot.width == t.dim for slot in state_slots(t).values()) for t in tables]
         return cls(
@@ -53,12 +51,12 @@ class TableArrays:
             column_bytes_T=np.array([t.row_bytes / t.dim for t in tables]),
             wide_state_T=np.array(wide, dtype=float),
             row_state_T=np.array([len(state_slots(t)) - w for t, w in zip(tables, wide, strict=True)], dtype=float),
-            bags_T=np.array([_bags(t, n) for t, n in zip(tables, pooling, strict=True)]),
+            bags_T=np.array([_vectors_per_sample(t, n) for t, n in zip(tables, pooling, strict=True)]),
         )
 
-    def shards(self, kind: PlacementKind, index_T: Ints, question: PlanRequest) -> Shards:
-        """The pieces of some tables, each table's one after another."""
-        topology, n = question.machine.topology, kind.column_parts
+    def shards(self, kind: PlacementKind, index_T: Ints, request: PlanRequest) -> Shards:
+        """The pieces of these tables cut by a kind, each table's pieces one after another."""
+        topology, n = request.machine.topology, kind.column_parts
         table_N = np.repeat(index_T, kind.parts)
         piece_N = np.tile(np.arange(kind.parts) % n, len(index_T))
         begin_N, end_N = (self.blocks_T[table_N] * (piece_N + i) // n * self.block_T[table_N] for i in (0, 1))
@@ -79,110 +77,119 @@ class TableArrays:
         )
 
 
-def _bags(table: Table, pooling: float) -> float:
+def _vectors_per_sample(table: Table, pooling: float) -> float:
     return pooling if table.pooling is Pooling.SEQUENCE else float(len(table.feature_names))
 
 
 @dataclass(frozen=True, slots=True)
 class KindOptions:
-    """The options of one kind: of which tables, and their pieces."""
+    """The options of one kind: their tables, and their pieces in the same order."""
 
     kind: int
     table_O: Ints
     pieces: Pieces
 
 
-def make_problem(question: PlanRequest) -> PlacementProblem:
-    """All options of all tables; raises where constraints leave a table none."""
-    names = [w.table.name for w in question.workloads]
-    check_names([w.table for w in question.workloads])
-    question.constraints.check(names, question.machine.topology)
-    columns = TableArrays.of(question)
-    tiers = _tiers(question, columns)
+def make_problem(request: PlanRequest) -> PlacementProblem:
+    """All options of all tables. Raises `SpecError` where constraints leave a table none."""
+    names = [w.table.name for w in request.workloads]
+    check_names([w.table for w in request.workloads])
+    request.constraints.check(names, request.machine.topology)
+    columns = TableArrays.of(request)
+    tiers = _needed_tiers(request, columns)
     kinds = [
-        kind for kind in kinds_for(question.machine, int(columns.blocks_T.max()), tiers) if kind.tiers <= question.tiers
+        kind
+        for kind in candidate_kinds(request.machine, int(columns.blocks_T.max()), tiers)
+        if kind.tiers <= request.tiers
     ]
-    made = _made(question, columns, kinds)
-    return _assembled(question, kinds, made)
+    return _assemble_problem(request, kinds, _options_by_kind(request, columns, kinds))
 
 
-def _tiers(question: PlanRequest, columns: TableArrays) -> Sequence[Tier]:
+def price_pieces(
+    request: PlanRequest, columns: TableArrays, curves: Curves, kind: PlacementKind, index_T: Ints
+) -> Pieces:
+    """Loads, link seconds and bytes of the pieces of these tables, cut by a kind."""
+    shards = columns.shards(kind, index_T, request)
+    return Pieces(
+        load_NK=request.model.loads(shards, curves),
+        link_N=request.model.links_s(shards, curves),
+        bytes_NM=memory_bytes(shards, curves, request.buffers),
+    )
+
+
+def _needed_tiers(request: PlanRequest, columns: TableArrays) -> Sequence[Tier]:
+    """Device memory, and each lower tier if the tiers above are nearly full or smaller than one table."""
     width = columns.column_bytes_T + FLOAT_bytes * columns.wide_state_T
     size_T = columns.rows_T * (width * columns.dim_T + FLOAT_bytes * columns.row_state_T)
     total, largest = float(size_T.sum()), float(size_T.max())
     wanted: list[Tier] = ["device"]
     room = 0.0
-    for tier, limit, below in zip(TIERS[1:], question.limits_bytes, question.limits_bytes[1:], strict=False):
-        room += limit * question.machine.topology.world * ROOMY
+    for tier, limit, below in zip(TIERS[1:], request.limits_bytes, request.limits_bytes[1:], strict=False):
+        room += limit * request.machine.topology.world * FULL_SHARE
         if below and (total > room or largest > limit):
             wanted.append(tier)
     return wanted
 
 
-def _made(question: PlanRequest, columns: TableArrays, kinds: Sequence[PlacementKind]) -> list[KindOptions]:
-    curves = Curves.of(question.workloads, question.batch)
-    phi, limit_M = question.model.phi, np.maximum(np.array(question.limits_bytes, dtype=float), 1)
-    legal = _Legal.of(question)
-    worth_T = np.ones(len(question.workloads), dtype=bool)
+def _options_by_kind(request: PlanRequest, columns: TableArrays, kinds: Sequence[PlacementKind]) -> list[KindOptions]:
+    curves = Curves.of(request.workloads, request.batch)
+    phi, limit_M = request.model.phi, np.maximum(np.array(request.limits_bytes, dtype=float), 1)
+    rules = _LayoutRules.of(request)
+    worth_cutting_T = np.ones(len(request.workloads), dtype=bool)
     share: tuple[float, float] | None = None
-    made: list[KindOptions] = []
+    by_kind: list[KindOptions] = []
     for number, kind in enumerate(kinds):
-        ok_T = legal.of_kind(kind) & _has_enough(columns, kind, question)
+        allowed_T = rules.allow(kind) & _can_cut(columns, kind, request)
         cut = kind.parts > 1
-        index_T = np.flatnonzero(ok_T & worth_T if cut and kind.tier == "device" else ok_T)
+        index_T = np.flatnonzero(allowed_T & worth_cutting_T if cut and kind.tier == "device" else allowed_T)
         if not len(index_T):
             continue
-        shards = columns.shards(kind, index_T, question)
-        pieces = Pieces(
-            load_NK=question.model.loads(shards, curves),
-            link_N=question.model.links_s(shards, curves),
-            bytes_NM=memory_bytes(shards, curves, question.buffers),
-        )
-        made.append(KindOptions(number, index_T, pieces))
+        pieces = price_pieces(request, columns, curves, kind, index_T)
+        by_kind.append(KindOptions(number, index_T, pieces))
         if kind.span == "rank" and kind.tier == "device":
-            world = question.machine.topology.world
-            if share is None:  # of whole tables, the first kind
-                share = _least_share(phi.constant, phi(pieces.load_NK.sum(0) / world), pieces.link_N.sum() / world)
-            big_N = (phi(pieces.load_NK) - phi.constant > SMALL * share[0]) | (pieces.link_N > SMALL * share[1])
-            big_N |= (pieces.bytes_NM > SMALL * limit_M).any(1)
-            worth_T[index_T] &= big_N.reshape(len(index_T), kind.parts).any(1)
-    return made
-
-
-def _least_share(constant: float, phi: Floats, link: float) -> tuple[float, float]:
-    return float(phi) - constant, link
+            world = request.machine.topology.world
+            # The first kind is whole tables: their mean over ranks is the least that any plan makes a rank bear.
+            if share is None:
+                mean_s = float(phi(pieces.load_NK.sum(0) / world)) - phi.constant
+                share = mean_s, pieces.link_N.sum() / world
+            big_N = phi(pieces.load_NK) - phi.constant > SMALL_SHARE * share[0]
+            big_N |= pieces.link_N > SMALL_SHARE * share[1]
+            big_N |= (pieces.bytes_NM > SMALL_SHARE * limit_M).any(1)
+            # Finer cuts of tables whose pieces are all small cannot matter: see the head.
+            worth_cutting_T[index_T] &= big_N.reshape(len(index_T), kind.parts).any(1)
+    return by_kind
 
 
 @dataclass(frozen=True, slots=True)
-class _Legal:
-    """The layouts that each table may have."""
+class _LayoutRules:
+    """The layouts and spans that constraints allow each table."""
 
     layouts_T: list[frozenset[str]]
-    everywhere_T: NDArray[np.bool_]
-    host_T: NDArray[np.bool_]
+    all_ranks_T: NDArray[np.bool_]  # whether a table may be on all ranks
+    host_T: NDArray[np.bool_]  # whether it may be on all ranks of some host
 
     @classmethod
-    def of(cls, question: PlanRequest) -> "_Legal":
-        constraints, topology = question.constraints, question.machine.topology
-        names = [w.table.name for w in question.workloads]
-        ranks = [constraints.ranks_of(name, topology) for name in names]
-        hosts = [any(found.issuperset(topology.ranks_of(h)) for h in range(topology.hosts)) for found in ranks]
+    def of(cls, request: PlanRequest) -> "_LayoutRules":
+        constraints, topology = request.constraints, request.machine.topology
+        names = [w.table.name for w in request.workloads]
+        ranks_T = [constraints.ranks_of(name, topology) for name in names]
+        hosts = [any(ranks.issuperset(topology.ranks_of(h)) for h in range(topology.hosts)) for ranks in ranks_T]
         return cls(
             [frozenset(constraints.layouts_of(name)) for name in names],
-            np.array([len(found) == topology.world for found in ranks]),
+            np.array([len(ranks) == topology.world for ranks in ranks_T]),
             np.array(hosts),
         )
 
-    def of_kind(self, kind: PlacementKind) -> NDArray[np.bool_]:
+    def allow(self, kind: PlacementKind) -> NDArray[np.bool_]:
         named_T = np.array([kind.layout.name in layouts for layouts in self.layouts_T])
         if kind.span == "all":
-            return named_T & self.everywhere_T
+            return named_T & self.all_ranks_T
         return named_T & self.host_T if kind.span == "host" else named_T
 
 
-def _has_enough(columns: TableArrays, kind: PlacementKind, question: PlanRequest) -> NDArray[np.bool_]:
-    """Whether there are rows and columns to cut."""
-    return (columns.blocks_T >= kind.column_parts) & (columns.rows_T >= kind.row_parts(question.machine.topology))
+def _can_cut(columns: TableArrays, kind: PlacementKind, request: PlanRequest) -> NDArray[np.bool_]:
+    """Whether each table has enough rows and column blocks for a kind."""
+    return (columns.blocks_T >= kind.column_parts) & (columns.rows_T >= kind.row_parts(request.machine.topology))
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,48 +201,50 @@ class _Options:
     pieces: Pieces
 
 
-def _assembled(question: PlanRequest, kinds: Sequence[PlacementKind], made: Sequence[KindOptions]) -> PlacementProblem:
-    """The options of each item side by side."""
-    placed = set(np.concatenate([m.table_O for m in made]).tolist()) if made else set()
-    for table in range(len(question.workloads)):
+def _assemble_problem(
+    request: PlanRequest, kinds: Sequence[PlacementKind], by_kind: Sequence[KindOptions]
+) -> PlacementProblem:
+    """Sorts options by item."""
+    placed = set(np.concatenate([m.table_O for m in by_kind]).tolist()) if by_kind else set()
+    for table in range(len(request.workloads)):
         if table not in placed:
-            raise _no_option(question, (table,))
-    members, alone = _items(question)
-    found = [_of_tables(kinds, made, members[:alone])]
-    found += [_of_group(kinds, made, item, members[item]) for item in range(alone, len(members))]
-    item_O, kind_O = (np.concatenate([getattr(one, name) for one in found]) for name in ("item_O", "kind_O"))
+            raise _no_option_error(request, (table,))
+    members, alone = _group_items(request)
+    blocks = [_options_of_tables(kinds, by_kind, members[:alone])]
+    blocks += [_options_of_group(kinds, by_kind, item, members[item]) for item in range(alone, len(members))]
+    item_O, kind_O = (np.concatenate([getattr(block, name) for block in blocks]) for name in ("item_O", "kind_O"))
     count_I = np.bincount(item_O, minlength=len(members))
     for item in np.flatnonzero(count_I == 0):
-        raise _no_option(question, members[item])
-    rule_I, allowed_RU = _rules(question, members)
+        raise _no_option_error(request, members[item])
+    rule_I, allowed_RU = _unit_rules(request, members)
     return PlacementProblem(
-        question=question,
+        request=request,
         kinds=tuple(kinds),
         members=members,
-        item_begin=_begins(count_I),
+        item_begin=_offsets(count_I),
         option_kind=kind_O.astype(np.int32),
-        option_begin=_begins(np.array([kind.parts for kind in kinds])[kind_O]),
-        pieces=Pieces.concatenate([one.pieces for one in found]),
+        option_begin=_offsets(np.array([kind.parts for kind in kinds])[kind_O]),
+        pieces=Pieces.concatenate([block.pieces for block in blocks]),
         rule_I=rule_I,
         allowed_RU=allowed_RU,
     )
 
 
-def _items(question: PlanRequest) -> tuple[tuple[tuple[int, ...], ...], int]:
-    """The tables of each item, those that are alone first; and how many these are."""
-    names = {w.table.name: index for index, w in enumerate(question.workloads)}
-    groups = [tuple(names[name] for name in group) for group in question.constraints.together if len(group) > 1]
+def _group_items(request: PlanRequest) -> tuple[tuple[tuple[int, ...], ...], int]:
+    """The tables of each item, those with one table first; and how many of these."""
+    names = {w.table.name: index for index, w in enumerate(request.workloads)}
+    groups = [tuple(names[name] for name in group) for group in request.constraints.together if len(group) > 1]
     grouped = {table for group in groups for table in group}
     alone = [(table,) for table in range(len(names)) if table not in grouped]
     return (*alone, *groups), len(alone)
 
 
-def _of_tables(
-    kinds: Sequence[PlacementKind], made: Sequence[KindOptions], members: Sequence[tuple[int, ...]]
+def _options_of_tables(
+    kinds: Sequence[PlacementKind], by_kind: Sequence[KindOptions], members: Sequence[tuple[int, ...]]
 ) -> _Options:
-    """Of items that are one table each: numbered as made by kind and then by table, wanted the other way round."""
-    kind_O = np.concatenate([np.full(len(m.table_O), m.kind) for m in made])
-    table_O = np.concatenate([m.table_O for m in made])
+    """Options of items with one table. They come sorted by kind, then table; they are needed by item, then kind."""
+    kind_O = np.concatenate([np.full(len(m.table_O), m.kind) for m in by_kind])
+    table_O = np.concatenate([m.table_O for m in by_kind])
     parts_O = np.array([kind.parts for kind in kinds])[kind_O]
     begin_O = np.cumsum(parts_O) - parts_O
     item_T = np.full(int(table_O.max()) + 1, -1)
@@ -243,45 +252,45 @@ def _of_tables(
         item_T[table] = item
     order = np.flatnonzero(item_T[table_O] >= 0)
     order = order[np.lexsort((kind_O[order], item_T[table_O[order]]))]
-    pieces = Pieces.concatenate([m.pieces for m in made]).take(_ranges(begin_O[order], parts_O[order]))
+    pieces = Pieces.concatenate([m.pieces for m in by_kind]).take(_concatenate_ranges(begin_O[order], parts_O[order]))
     return _Options(item_T[table_O[order]], kind_O[order], pieces)
 
 
-def _of_group(
-    kinds: Sequence[PlacementKind], made: Sequence[KindOptions], item: int, group: tuple[int, ...]
+def _options_of_group(
+    kinds: Sequence[PlacementKind], by_kind: Sequence[KindOptions], item: int, group: tuple[int, ...]
 ) -> _Options:
-    """Of tables that stay together: the kinds that all of them have, with the sums of their pieces."""
-    parts = [made[0].pieces.take(np.zeros(0, dtype=np.int64))]
-    found: list[int] = []
-    for one in made:
-        at = {int(table): number for number, table in enumerate(one.table_O)}
-        if all(table in at for table in group):
-            n = kinds[one.kind].parts
-            whole = [one.pieces.take(np.arange(at[table] * n, (at[table] + 1) * n)) for table in group]
+    """Options of tables that stay together: the kinds that all of them have, pieces added up."""
+    parts = [by_kind[0].pieces.take(np.zeros(0, dtype=np.int64))]
+    kind_numbers: list[int] = []
+    for options in by_kind:
+        index_of = {int(table): number for number, table in enumerate(options.table_O)}
+        if all(table in index_of for table in group):
+            n = kinds[options.kind].parts
+            whole = [options.pieces.take(np.arange(index_of[table] * n, (index_of[table] + 1) * n)) for table in group]
             parts.append(sum(whole[1:], whole[0]))
-            found.append(one.kind)
-    return _Options(np.full(len(found), item), np.array(found, dtype=np.int64), Pieces.concatenate(parts))
+            kind_numbers.append(options.kind)
+    return _Options(np.full(len(kind_numbers), item), np.array(kind_numbers, dtype=np.int64), Pieces.concatenate(parts))
 
 
-def _no_option(question: PlanRequest, group: tuple[int, ...]) -> SpecError:
-    tables = [question.workloads[t].table for t in group]
+def _no_option_error(request: PlanRequest, group: tuple[int, ...]) -> SpecError:
+    tables = [request.workloads[t].table for t in group]
     sized = " and ".join(f"{t.name!r} ({t.rows} x {t.dim})" for t in tables)
-    layouts = sorted({layout for t in tables for layout in question.constraints.layouts_of(t.name)})
-    topology = question.machine.topology
+    layouts = sorted({layout for t in tables for layout in request.constraints.layouts_of(t.name)})
+    topology = request.machine.topology
     return SpecError(
-        f"table {sized}: no way to place it on {topology.hosts} hosts of {topology.devices} devices with the layouts"
-        f" {', '.join(layouts)} and the ranks that it may be on: want another layout, or fewer limits"
+        f"table {sized}: no placement on {topology.hosts} hosts of {topology.devices} devices with layouts"
+        f" {', '.join(layouts)} and the ranks allowed: want another layout allowed, or fewer constraints"
     )
 
 
-def _rules(question: PlanRequest, members: Sequence[tuple[int, ...]]) -> tuple[Index, NDArray[np.uint8]]:
-    """For items that may not be everywhere: the units that they may be on."""
-    topology, constraints = question.machine.topology, question.constraints
+def _unit_rules(request: PlanRequest, members: Sequence[tuple[int, ...]]) -> tuple[Index, NDArray[np.uint8]]:
+    """A row of allowed units for each item that may not be on all of them."""
+    topology, constraints = request.machine.topology, request.constraints
     rule_I = np.full(len(members), -1, dtype=np.int32)
     rows: list[list[int]] = []
     limited = constraints.pin.keys() | constraints.forbid.keys()
     for item, group in enumerate(members):
-        names = [question.workloads[t].table.name for t in group]
+        names = [request.workloads[t].table.name for t in group]
         if limited.isdisjoint(names):
             continue
         ranks = frozenset.intersection(*(constraints.ranks_of(name, topology) for name in names))
@@ -292,11 +301,11 @@ def _rules(question: PlanRequest, members: Sequence[tuple[int, ...]]) -> tuple[I
     return rule_I, np.array(rows, dtype=np.uint8).reshape(len(rows), width)
 
 
-def _begins(count: Ints) -> Index:
+def _offsets(count: Ints) -> Index:
     return np.concatenate([[0], np.cumsum(count)]).astype(np.int32)
 
 
-def _ranges(begin: Ints, length: Ints) -> Ints:
-    """Of each: begin, begin + 1, ... as one array."""
+def _concatenate_ranges(begin: Ints, length: Ints) -> Ints:
+    """The ranges begin, begin + 1, ... of each length, one after another."""
     ends = np.cumsum(length)
     return np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - length - begin, length)

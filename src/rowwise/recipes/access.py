@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from msgspec import structs
 
-from rowwise.perf.access import STEEPEST, Access, Floats, Workload, distinct
+from rowwise.perf.access import MOST_ZIPF_A, Access, Floats, Workload, expected_distinct
 from rowwise.spec import Table
 from rowwise.train.repeats import IdSample
 from rowwise.train.traffic import TableTraffic
@@ -77,9 +77,9 @@ def fit_access(repeats: IdSample, rows: int, pooling: float, batch: int) -> Acce
     guesses = np.meshgrid(_guess_active_rows(repeats, rows), FLAT, np.maximum(drawn / ANCHORS, 1.0))
     active_G, flat_G, anchor_G = (x.ravel() for x in guesses)
     q_G = flat_G * active_G
-    a_G = _solve_steepness(q_G, active_G, anchor_G, repeats.different(anchor_G))
-    found_PG = np.stack([distinct(a_G, q_G, active_G, np.full(len(a_G), size)) for size in sizes_P])
-    # Counts of few distinct ids have more noise, so they weigh less.
+    a_G = _steepness(q_G, active_G, anchor_G, repeats.different(anchor_G))
+    found_PG = np.stack([expected_distinct(a_G, q_G, active_G, np.full(len(a_G), size)) for size in sizes_P])
+    # What is counted of few ids is off by more.
     error_G = (want_P[:, None] * np.log(found_PG / np.maximum(want_P, 1e-9)[:, None]) ** 2).sum(0)
     best = int(np.argmin(error_G))
     active = int(active_G[best])
@@ -100,11 +100,11 @@ def _guess_active_rows(repeats: IdSample, rows: int) -> Floats:
     return np.append(np.geomspace(rows, least, ACTIVES), min(max(alike, least), rows)).round()
 
 
-def _solve_steepness(q_G: Floats, active_G: Floats, drawn_G: Floats, want_G: Floats) -> Floats:
-    """For each candidate the `zipf_a` with `want_G` distinct ids in `drawn_G` draws, or the nearest one."""
-    low_G, high_G = np.zeros(len(q_G)), np.full(len(q_G), STEEPEST)
+def _steepness(q_G: Floats, active_G: Floats, drawn_G: Floats, want_G: Floats) -> Floats:
+    """The `zipf_a` of each guess that has so many different ids among those drawn; the nearest, where none has."""
+    low_G, high_G = np.zeros(len(q_G)), np.full(len(q_G), MOST_ZIPF_A)
     for _ in range(HALVINGS):
         a_G = (low_G + high_G) / 2
-        too_many_G = distinct(a_G, q_G, active_G, drawn_G) > want_G
+        too_many_G = expected_distinct(a_G, q_G, active_G, drawn_G) > want_G
         low_G, high_G = np.where(too_many_G, a_G, low_G), np.where(too_many_G, high_G, a_G)
     return (low_G + high_G) / 2

@@ -17,7 +17,7 @@ from rowwise.plan import Plan, Tile
 from rowwise.planner.constraints import ALL, Constraints
 from rowwise.planner.layouts import LAYOUTS, TABLE_WISE
 from rowwise.planner.machines import machine_named
-from rowwise.planner.make import make_plan
+from rowwise.planner.pipeline import make_plan
 from rowwise.planner.problem import PlanRequest
 from rowwise.recipes.recipe import Recipe
 from rowwise.row_optimizers import couples_columns

@@ -12,7 +12,7 @@ from rowwise.ingest.columns import is_list
 from rowwise.ingest.datasets.catalog import STORED
 from rowwise.ingest.service.local import Workers
 from rowwise.ingest.transform import unread
-from rowwise.perf.learned import doubts_of
+from rowwise.perf.learned import profile_warnings
 from rowwise.recipes.compose import ResolvedRecipe
 from rowwise.recipes.place import load_hardware
 from rowwise.recipes.recipe import DlrmConfig, TwoTowerConfig, UserModel
@@ -38,7 +38,7 @@ def find_notes(resolved: ResolvedRecipe, topology: Topology) -> tuple[str, ...]:
         *_transform_notes(resolved),
     )
     hardware = resolved.recipe.hardware
-    return (*resolved.notes, *found, *(() if hardware is None else doubts_of(load_hardware(hardware))))
+    return (*resolved.notes, *found, *(() if hardware is None else profile_warnings(hardware_of(hardware))))
 
 
 def _rule_notes(resolved: ResolvedRecipe, topology: Topology) -> Iterator[str]:

@@ -1,1 +1,1 @@
-"""Published ways to place tables, one a module; `named` knows all of them."""
+"""Published methods of placing tables, one per module; `named` lists them."""

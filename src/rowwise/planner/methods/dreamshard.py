@@ -1,22 +1,22 @@
-"""DreamShard: a learned policy that places whole tables one after another, and the learned costs that it goes by.
+"""DreamShard: a learned policy that places whole tables one after another, and the learned costs that it uses.
 
-[Note: dreamshard] Two networks that know tables by 21 features (columns, rows, ids a sample, bytes, and how often rows
-are asked for again). The cost network sums a vector for each table over the tables of a rank, and predicts from the sum
-seconds forward, on links and backward. The policy places tables in falling order of their predicted cost: it sees what
-each rank is predicted to bear before and after, and the sum of vectors of its own for the tables there; a softmax over
-the ranks that have room is what is trained, the largest is taken here. No cost model is asked on the way. Source: Zha
-et al. 2022, with these changes, so that one policy serves any number of tables and ranks, and machines it never saw:
+[Note: dreamshard] Both networks see 21 features of a table (columns, rows, ids per sample, bytes, and how often rows
+repeat). The cost network sums a vector for each table over the tables of a rank, and predicts from the sum seconds of
+forward, links and backward. The policy places tables in falling order of predicted cost. Its inputs are each rank's
+predicted costs before and after, and the sum of a second vector for each table there. Training samples from a softmax
+over the ranks that have room; here the largest logit wins. No cost model is called on the way. Source: Zha et al. 2022,
+with these changes, so that one policy serves any number of tables and ranks, and machines it was not trained for:
 
-- Features are logarithms with one scale for all, not z-scores within a task: those say nothing of how large costs are.
+- Features are logarithms on one scale, not z-scores within a task, which do not tell how large costs are.
 - Vectors of tables are exponentials and heads predict costs as a multiple of their mean: twice the tables, twice the
-  cost. Costs reach the policy as shares of what a rank would bear if all were even.
-- Predictions are scaled such that those of single tables add up to what the question's cost model says of them, in each
-  of the three parts: this is what a machine of another speed changes most.
-- No table takes the last room that the largest of the later ones has, if that can be helped.
-- The policy sees what each rank bears with the table, how full it is, and how much is left to place; beside its hidden
-  layers there is a straight path, which begins as greedy placement by predicted cost.
+  cost. The policy gets costs as shares of an even rank's.
+- Predictions are scaled so that those of single tables add up to the cost model's, in each of the three parts: that is
+  what a machine of another speed changes most.
+- No table takes the last room that the largest later table fits into, if that can be avoided.
+- The policy's inputs include each rank's costs with the table, its fill, and how much is left to place. Beside its
+  hidden layers there is a linear path, which starts as greedy placement by predicted cost.
 
-Known limits: layouts other than whole tables; what features beside the first of a table add.
+Only whole tables are placed; several features of a table count as one. tools/train_dreamshard.py makes the weights.
 """
 
 import functools
@@ -36,49 +36,49 @@ from rowwise.planner.problem import NO_UNIT, Index, Placement, PlacementProblem,
 from rowwise.spec import Value
 from rowwise.textfile import decode_json, read_bytes
 
-Reals = NDArray[np.floating[Any]]  # of 64 bits; of 32 while a policy is trained
+Reals = NDArray[np.floating[Any]]  # 64 bits; 32 in training
 SHIPPED = Path(__file__).with_name("dreamshard.json")
 FEATURES = 4 + BINS
 COSTS = 3  # forward, links, backward
-SEEN = 20  # numbers that the policy sees of a rank
-WITH, WORSE = slice(3, 6), 8  # of these: costs with the table; by how much the worst rank is worse than it need be
-HIDDEN, WIDTH, SUMS = 128, 64, 32  # as published: of table networks, of heads, of the vectors that are summed
+INPUTS = 20  # numbers per rank that the policy gets
+WITH, WORSE = slice(3, 6), 8  # columns of INPUTS: costs with the table; how much worse the worst rank gets than it must
+HIDDEN, WIDTH, SUMS = 128, 64, 32  # as published: table networks, heads, vectors that are summed
 LARGEST = 12.0  # logarithm of the largest entry of a table's vector
-MOST_ITEMS = 256  # of a start: beyond it, a roll-out takes longer than annealing needs to make up for a worse start
+MOST_ITEMS = 256  # with more, a roll-out takes longer than annealing needs to make up for a worse start
 NONE = 1e-12
-FULL = 1 + 1e-13  # of shares of memory that were added up: less than a byte more than all of it
+FULL = 1 + 1e-13  # limit on sums of shares of memory: 1, and less than a byte for rounding
 
-# Of each layer: numbers in, numbers out. The two heads are one layer for each of what they predict, side by side.
+# (inputs, outputs) of each layer. The heads of the three predicted costs are one layer, side by side.
 LAYERS: dict[str, tuple[int, int]] = {
     "table": (FEATURES, HIDDEN), "loads": (HIDDEN, SUMS),
     "heads": (SUMS + 1, COSTS * WIDTH), "costs": (COSTS, WIDTH),
     "kind": (FEATURES, HIDDEN), "kinds": (HIDDEN, SUMS),
-    "seen": (SEEN, WIDTH), "state": (WIDTH, SUMS), "join": (3 * SUMS, WIDTH), "logit": (WIDTH, 1),
-    "straight": (SEEN, 1),
+    "seen": (INPUTS, WIDTH), "state": (WIDTH, SUMS), "join": (3 * SUMS, WIDTH), "logit": (WIDTH, 1),
+    "straight": (INPUTS, 1),
 }  # fmt: skip
 
 
 class Layer(Value, frozen=True):
-    """A matrix and what is added after it."""
+    """A weight matrix and a bias."""
 
     weight: tuple[tuple[float, ...], ...]
     bias: tuple[float, ...]
 
 
 class PolicyFile(Value, frozen=True):
-    """The file: both networks, and where they come from."""
+    """The file of weights: both networks, and how they were trained."""
 
     format: Literal["rowwise dreamshard 1"]
-    trained: Mapping[str, str | int | float]  # on what, how long, with which seed
-    unit_s: float  # what the cost network calls 1
-    mean: tuple[float, ...]  # of the features of the tables that it was trained on
+    trained: Mapping[str, str | int | float]  # pools, steps, seed
+    unit_s: float  # seconds that are 1 to the cost network
+    mean: tuple[float, ...]  # of the features of training tables
     deviation: tuple[float, ...]
     layers: Mapping[str, Layer]
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Both networks as arrays. Leading axes of what goes in are kept."""
+    """Both networks as arrays. Methods keep leading axes."""
 
     unit_s: float
     mean_F: Reals
@@ -86,19 +86,17 @@ class Policy:
     layers: Mapping[str, tuple[Reals, Reals]]
 
     def normal(self, features_TF: Reals) -> Reals:
-        """Features as the networks take them."""
+        """Features, normalised and clipped."""
         return np.clip((features_TF - self.mean_F) / self.deviation_F, -6.0, 6.0)
 
     def loads(self, normal_TF: Reals) -> Reals:
-        """Vectors of tables that the cost network adds up."""
         return np.exp(np.minimum(self._linear("loads", self._relu("table", normal_TF)), LARGEST))
 
     def kinds(self, normal_TF: Reals) -> Reals:
-        """Vectors of tables that the policy adds up."""
         return self._linear("kinds", self._relu("kind", normal_TF))
 
     def costs(self, loads_NH: Reals) -> Reals:
-        """Seconds (N, 3) of ranks with these sums; nothing, nothing."""
+        """Seconds (N, 3) of ranks with these sums of table vectors; 0 for an empty rank."""
         mean_N1 = loads_NH.mean(-1, keepdims=True)
         some_N1 = np.maximum(mean_N1, NONE)
         hidden = self._relu("heads", np.concatenate([loads_NH / some_N1, np.log(some_N1)], axis=-1))
@@ -106,11 +104,11 @@ class Policy:
         out_NC = (hidden.reshape(*hidden.shape[:-1], COSTS, WIDTH) * weight_CW).sum(-1) + bias_C
         return self.unit_s * mean_N1 * np.logaddexp(0.0, out_NC)
 
-    def logits(self, seen_NS: Reals, here_NH: Reals, one_NH: Reals) -> Reals:
-        """How much the policy wants a table on a rank, of what it sees, what is there, and the table."""
-        state_NH = self._linear("state", self._relu("seen", seen_NS))
+    def logits(self, inputs_NS: Reals, here_NH: Reals, one_NH: Reals) -> Reals:
+        """A table's logit for each rank, from inputs, the sum of vectors there, and the table's own vector."""
+        state_NH = self._linear("state", self._relu("seen", inputs_NS))
         joined = np.maximum(np.concatenate([state_NH, here_NH, one_NH], axis=-1), 0.0)
-        out_N1 = self._linear("logit", self._relu("join", joined)) + self._linear("straight", seen_NS)
+        out_N1 = self._linear("logit", self._relu("join", joined)) + self._linear("straight", inputs_NS)
         return out_N1[..., 0]
 
     def _linear(self, name: str, x: Reals) -> Reals:
@@ -122,7 +120,7 @@ class Policy:
 
 
 def policy_of(saved: PolicyFile, source: str) -> Policy:
-    """The arrays of a file, whose shapes are checked."""
+    """The arrays of a file. Raises `SpecError` where shapes are wrong."""
     arrays: dict[str, tuple[Reals, Reals]] = {}
     for name, shape in LAYERS.items():
         if name not in saved.layers:
@@ -150,18 +148,18 @@ def load_policy(path: Path = SHIPPED) -> Policy:
     return policy_of(saved, str(path))
 
 
-def features_of(question: PlanRequest) -> Floats:
-    """Of each table: logarithms of columns, rows, ids a sample and bytes, and its 17 bins of reuse."""
-    tables = [w.table for w in question.workloads]
-    curves = Curves.of(question.workloads, question.batch)
-    numbers_T4 = np.array(
+def table_features(request: PlanRequest) -> Floats:
+    """Features of each table: logarithms of columns, rows, ids per sample and bytes, and 17 bins of reuse."""
+    tables = [w.table for w in request.workloads]
+    curves = Curves.of(request.workloads, request.batch)
+    shape_TF = np.array(
         [(t.dim, t.rows, max(p, 1e-3), t.rows * t.row_bytes) for t, p in zip(tables, curves.pooling_T, strict=True)]
     )
-    return np.concatenate([np.log(numbers_T4), reuse_bins(curves)], axis=1)
+    return np.concatenate([np.log(shape_TF), reuse_bins(curves)], axis=1)
 
 
 def split_costs(problem: PlacementProblem, load_NK: Floats, link_N: Floats) -> Floats:
-    """Seconds (N, 3) of sums of loads: of the first half of them, of links, and what the second half adds."""
+    """Seconds (N, 3) of sums of loads: of the first half of the loads, of links, and what the second half adds."""
     first_NK = load_NK.copy()
     first_NK[..., (problem.phi.width + 1) // 2 :] = 0
     forward_N = problem.phi(first_NK)
@@ -170,49 +168,49 @@ def split_costs(problem: PlacementProblem, load_NK: Floats, link_N: Floats) -> F
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ItemDeck:
-    """Items in the order in which they are placed, of several roll-outs with as many items and ranks each."""
+    """Items in placement order, for E roll-outs with equally many items and ranks."""
 
     loads_EIH: Reals
     kinds_EIH: Reals
-    single_EIC: Reals  # predicted seconds of each item by itself
-    factor_EC: Reals  # on what the cost network predicts
+    single_EIC: Reals  # predicted seconds of each item alone
+    factor_EC: Reals  # on predictions of the cost network
     share_EIM: Reals  # of a rank's memory
     allowed_EIU: NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyStep:
-    """The policy's view when it places one item."""
+    """The policy's inputs when it places one item."""
 
     item: int
-    seen_EUS: Reals
-    here_EUH: Reals
+    inputs_EUS: Reals
+    here_EUH: Reals  # sum of the policy's vectors of the tables on a rank
     legal_EU: NDArray[np.bool_]
 
 
-def order_of(single_EIC: Reals) -> NDArray[np.int64]:
-    """Items in falling order of predicted seconds; of equals, the first comes first."""
+def placement_order(single_EIC: Reals) -> NDArray[np.int64]:
+    """Items in falling order of predicted seconds; equal ones keep their order."""
     return np.argsort(-single_EIC.sum(-1), axis=-1, kind="stable")
 
 
 def roll_out(policy: Policy, deck: ItemDeck, choose: Callable[[PolicyStep], NDArray[np.int64]]) -> NDArray[np.int64]:
-    """The rank (E, I) of each item: `choose` is asked once for each, and what it says is done."""
+    """The rank (E, I) of each item: `choose` picks it, item by item."""
     runs, items, units = deck.allowed_EIU.shape
     kind = deck.loads_EIH.dtype
     loads_EUH, kinds_EUH = np.zeros((2, runs, units, SUMS), kind)
     cost_EUC = np.zeros((runs, units, COSTS), kind)
     share_EUM = np.zeros((runs, units, deck.share_EIM.shape[-1]))
-    total = _Totals.of(deck)
+    total = _DeckTotals.of(deck)
     unit_EI = np.zeros((runs, items), dtype=np.int64)
     each = np.arange(runs)
     for i in range(items):
         after_EUC = policy.costs(loads_EUH + deck.loads_EIH[:, i, None]) * deck.factor_EC[:, None]
         full_EUM = share_EUM + deck.share_EIM[:, i, None]
         legal_EU = (full_EUM <= FULL).all(-1) & deck.allowed_EIU[:, i]
-        kept_EU = legal_EU & _keep_room(share_EUM, full_EUM, total.later_EI[:, i])
+        kept_EU = legal_EU & _leaves_room(share_EUM, full_EUM, total.later_EI[:, i])
         legal_EU = np.where(kept_EU.any(1, keepdims=True), kept_EU, legal_EU)
-        seen_EUS = _seen(total, i, cost_EUC, after_EUC, (share_EUM, full_EUM))
-        unit_E = choose(PolicyStep(i, seen_EUS, kinds_EUH * (units / items), legal_EU))
+        inputs_EUS = _policy_inputs(total, i, cost_EUC, after_EUC, (share_EUM, full_EUM))
+        unit_E = choose(PolicyStep(i, inputs_EUS, kinds_EUH * (units / items), legal_EU))
         unit_EI[:, i] = unit_E
         loads_EUH[each, unit_E] += deck.loads_EIH[:, i]
         kinds_EUH[each, unit_E] += deck.kinds_EIH[:, i]
@@ -222,16 +220,16 @@ def roll_out(policy: Policy, deck: ItemDeck, choose: Callable[[PolicyStep], NDAr
 
 
 @dataclass(frozen=True, slots=True)
-class _Totals:
-    """For a deck: seconds of a rank if all were even, and the share of each item and of those after it."""
+class _DeckTotals:
+    """Of a deck: seconds of an even rank, and each item's and the rest's shares of it."""
 
     even_E: Reals
-    item_EI5: Reals
-    left_EIM: Reals  # shares of a rank's memory that this item and later ones take
-    later_EI: Reals  # the largest share of a later item
+    item_EIF: Reals
+    left_EIM: Reals  # shares of a rank's memory, summed over this item and later ones
+    later_EI: Reals  # the largest share of memory of a later item
 
     @classmethod
-    def of(cls, deck: ItemDeck) -> "_Totals":
+    def of(cls, deck: ItemDeck) -> "_DeckTotals":
         units = deck.allowed_EIU.shape[-1]
         even_EC = deck.single_EIC.sum(1) / units
         even_E = np.maximum(even_EC.sum(-1), NONE)
@@ -251,17 +249,19 @@ class _Totals:
         return cls(even_E, np.stack(columns, axis=-1), left_EIM, later_EI)
 
 
-def _keep_room(share_EUM: Reals, full_EUM: Reals, later_E: Reals) -> NDArray[np.bool_]:
-    """Whether some rank still has room for the largest later item, if this one goes to a rank."""
+def _leaves_room(share_EUM: Reals, full_EUM: Reals, later_E: Reals) -> NDArray[np.bool_]:
+    """Whether some rank still has room for the largest later item if this one goes to a rank."""
     used_EU, full_EU = share_EUM.max(-1), full_EUM.max(-1)
-    nowhere_E1 = np.full_like(used_EU[:, :1], np.inf)  # what others have where there is only one rank
-    least_E2 = np.partition(np.concatenate([used_EU, nowhere_E1], axis=1), 1, axis=1)[:, :2]
-    others_EU = np.where(used_EU <= least_E2[:, :1], least_E2[:, 1:], least_E2[:, :1])
+    nowhere_E1 = np.full_like(used_EU[:, :1], np.inf)  # with one rank there is no other
+    least_EL = np.partition(np.concatenate([used_EU, nowhere_E1], axis=1), 1, axis=1)[:, :2]
+    others_EU = np.where(used_EU <= least_EL[:, :1], least_EL[:, 1:], least_EL[:, :1])
     return np.minimum(others_EU, full_EU) + later_E[:, None] <= FULL
 
 
-def _seen(total: _Totals, item: int, cost_EUC: Reals, after_EUC: Reals, shares: tuple[Reals, Reals]) -> Reals:
-    """Of each rank, in shares of an even rank: costs before and after, and how they stand beside the other ranks'."""
+def _policy_inputs(
+    total: _DeckTotals, item: int, cost_EUC: Reals, after_EUC: Reals, shares: tuple[Reals, Reals]
+) -> Reals:
+    """For each rank, in shares of an even rank: costs before and after, and how they compare with other ranks'."""
     before_EUC, with_EUC = cost_EUC / total.even_E[:, None, None], after_EUC / total.even_E[:, None, None]
     work_EU, link_EU = before_EUC[..., 0] + before_EUC[..., 2], before_EUC[..., 1]
     worked_EU, linked_EU = with_EUC[..., 0] + with_EUC[..., 2], with_EUC[..., 1]
@@ -271,24 +271,24 @@ def _seen(total: _Totals, item: int, cost_EUC: Reals, after_EUC: Reals, shares: 
     room_EM = np.maximum(np.maximum(1 - shares[0], 0).sum(1), NONE)
     pressure_E = np.minimum((total.left_EIM[:, item] / room_EM).max(-1), 2.0)
     each = 1.0 / cost_EUC.shape[1]
-    seen_EUS = np.empty((*full_EU.shape, SEEN), cost_EUC.dtype)
-    seen_EUS[..., :3] = before_EUC
-    seen_EUS[..., WITH] = with_EUC
-    seen_EUS[..., 6] = worked_EU - work_EU.sum(1, keepdims=True) * each
-    seen_EUS[..., 7] = linked_EU - link_EU.sum(1, keepdims=True) * each
-    seen_EUS[..., WORSE] = worst_EU - worst_EU.min(1, keepdims=True)
-    seen_EUS[..., 9] = worked_EU - most_work_E1
-    seen_EUS[..., 10] = linked_EU - most_link_E1
-    seen_EUS[..., 11] = full_EU
-    seen_EUS[..., 12] = full_EU - full_EU.sum(1, keepdims=True) * each
-    seen_EUS[..., 13] = pressure_E[:, None]
-    seen_EUS[..., 14] = worst_EU
-    seen_EUS[..., 15:] = total.item_EI5[:, item, None]
-    return seen_EUS
+    inputs_EUS = np.empty((*full_EU.shape, INPUTS), cost_EUC.dtype)
+    inputs_EUS[..., :3] = before_EUC
+    inputs_EUS[..., WITH] = with_EUC
+    inputs_EUS[..., 6] = worked_EU - work_EU.sum(1, keepdims=True) * each
+    inputs_EUS[..., 7] = linked_EU - link_EU.sum(1, keepdims=True) * each
+    inputs_EUS[..., WORSE] = worst_EU - worst_EU.min(1, keepdims=True)
+    inputs_EUS[..., 9] = worked_EU - most_work_E1
+    inputs_EUS[..., 10] = linked_EU - most_link_E1
+    inputs_EUS[..., 11] = full_EU
+    inputs_EUS[..., 12] = full_EU - full_EU.sum(1, keepdims=True) * each
+    inputs_EUS[..., 13] = pressure_E[:, None]
+    inputs_EUS[..., 14] = worst_EU
+    inputs_EUS[..., 15:] = total.item_EIF[:, item, None]
+    return inputs_EUS
 
 
 def whole_pieces(problem: PlacementProblem) -> NDArray[np.int64]:
-    """The piece of each item that is the whole of it."""
+    """The piece of each item that is the whole item."""
     first_O = problem.item_begin[:-1]
     kinds = [problem.kind_of(int(option)) for option in first_O]
     cut = [problem.name_of(item) for item, kind in enumerate(kinds) if not kind.layout.is_whole]
@@ -297,10 +297,10 @@ def whole_pieces(problem: PlacementProblem) -> NDArray[np.int64]:
     return problem.option_begin[first_O].astype(np.int64)
 
 
-def deck_of(problem: PlacementProblem, policy: Policy) -> tuple[ItemDeck, NDArray[np.int64]]:
-    """A problem's whole items for one roll-out, and which items they are."""
+def make_deck(problem: PlacementProblem, policy: Policy) -> tuple[ItemDeck, NDArray[np.int64]]:
+    """A problem's whole items for one roll-out, and their numbers."""
     pieces, world = problem.pieces.take(whole_pieces(problem)), problem.topology.world
-    normal_TF = policy.normal(features_of(problem.question))
+    normal_TF = policy.normal(table_features(problem.request))
     item_T = np.zeros(len(normal_TF), dtype=np.int64)
     for item, group in enumerate(problem.members):
         item_T[list(group)] = item
@@ -310,7 +310,7 @@ def deck_of(problem: PlacementProblem, policy: Policy) -> tuple[ItemDeck, NDArra
     predicted_IC = policy.costs(loads_IH)
     judged_IC = split_costs(problem, pieces.load_NK, pieces.link_N)
     factor_C = judged_IC.sum(0) / np.maximum(predicted_IC.sum(0), NONE)
-    order = order_of((predicted_IC * factor_C)[None])[0]
+    order = placement_order((predicted_IC * factor_C)[None])[0]
     allowed_IU = np.ones((len(problem.members), world), dtype=bool)
     ruled = problem.rule_I >= 0
     allowed_IU[ruled] = problem.allowed_RU[problem.rule_I[ruled], :world] > 0
@@ -327,22 +327,22 @@ def deck_of(problem: PlacementProblem, policy: Policy) -> tuple[ItemDeck, NDArra
     return deck, order
 
 
-def place(problem: PlacementProblem, policy: Policy, *, costs_alone: bool = False) -> Index | None:
-    """A unit for each piece, the whole of each item where the policy wants it; none if one fits nowhere.
+def place_by_policy(problem: PlacementProblem, policy: Policy, *, costs_alone: bool = False) -> Index | None:
+    """A unit for each piece, each item whole and where the policy's logit is largest; None if one fits nowhere.
 
-    With `costs_alone`, each goes where predicted costs are then least, which is AutoShard's network without its policy.
+    With `costs_alone`, each item goes where predicted costs are then least: AutoShard's network without its policy.
     """
-    deck, order = deck_of(problem, policy)
+    deck, order = make_deck(problem, policy)
     stuck: list[int] = []
 
     def choose(step: PolicyStep) -> NDArray[np.int64]:
         if not step.legal_EU.any():
             stuck.append(step.item)
         if costs_alone:
-            wanted_EU = -step.seen_EUS[..., WITH].sum(-1)
+            wanted_EU = -step.inputs_EUS[..., WITH].sum(-1)
         else:
             one_EUH = np.broadcast_to(deck.kinds_EIH[:, step.item, None], step.here_EUH.shape)
-            wanted_EU = policy.logits(step.seen_EUS, step.here_EUH, one_EUH)
+            wanted_EU = policy.logits(step.inputs_EUS, step.here_EUH, one_EUH)
         return np.where(step.legal_EU, wanted_EU, -np.inf).argmax(1)
 
     unit_I = roll_out(policy, deck, choose)[0]
@@ -353,11 +353,11 @@ def place(problem: PlacementProblem, policy: Policy, *, costs_alone: bool = Fals
     return unit_N
 
 
-def start(problem: PlacementProblem) -> Placement | None:
-    """The shipped policy's placement; none if an item may not be whole, one fits nowhere, or there are too many."""
+def policy_start(problem: PlacementProblem) -> Placement | None:
+    """The shipped policy's placement; None if an item may not be whole or fits nowhere, or there are too many items."""
     first_I = problem.item_begin[:-1]
     whole = all(problem.kind_of(int(option)).layout.is_whole for option in first_I)
     if not whole or len(first_I) > MOST_ITEMS:
         return None
-    unit_N = place(problem, load_policy())
+    unit_N = place_by_policy(problem, load_policy())
     return None if unit_N is None else Placement(first_I.astype(np.int32), unit_N)

@@ -1,8 +1,8 @@
-"""LDM: the largest differencing method of Karmarkar and Karp, on what each table takes alone.
+"""LDM: the largest differencing method of Karmarkar and Karp, on the seconds that each table takes alone.
 
-Partial partitions whose spread is largest are joined, heavy ranks of one to light ranks of the other. Guarantees: a
-spread of those sums that shrinks fast with the number of tables. Does not: look at memory or at pinned tables (a
-placement that breaks either is none), cut a table, or know that tables together take another time than each alone.
+Partial partitions whose spread is largest are joined, heavy ranks of one to light ranks of the other. The spread of
+sums shrinks fast with the number of tables. Memory and pinned tables are ignored (a placement that breaks either is
+discarded), tables are never cut, and tables together may take another time than the sum of each alone.
 """
 
 import heapq
@@ -10,14 +10,14 @@ import heapq
 import numpy as np
 
 from rowwise.planner.methods.dreamshard import whole_pieces
-from rowwise.planner.methods.result import MethodResult, result_of
+from rowwise.planner.methods.result import MethodResult, make_result
 from rowwise.planner.problem import NO_UNIT, PlacementProblem
 
 
-def by_differences(problem: PlacementProblem, seed: int) -> MethodResult:
+def largest_differencing(problem: PlacementProblem, seed: int) -> MethodResult:
     pieces, world = whole_pieces(problem), problem.topology.world
     load = problem.phi(problem.pieces.load_NK[pieces]) - problem.phi.constant + problem.pieces.link_N[pieces]
-    # A partition is the sum and the pieces of each rank, heaviest first; the one with the largest spread comes first.
+    # A partition is (seconds, pieces) of each rank, heaviest first. The heap is ordered by spread, the largest first.
     heap = [
         (-float(size), number, [(float(size), [int(piece)])] + [(0.0, [])] * (world - 1))
         for number, (size, piece) in enumerate(zip(load, pieces, strict=True))
@@ -25,13 +25,13 @@ def by_differences(problem: PlacementProblem, seed: int) -> MethodResult:
     heapq.heapify(heap)
     number = len(heap)
     while len(heap) > 1:
-        _, _, one = heapq.heappop(heap)
-        _, _, two = heapq.heappop(heap)
-        joined = [(a + b, p + q) for (a, p), (b, q) in zip(one, reversed(two), strict=True)]
+        _, _, first = heapq.heappop(heap)
+        _, _, second = heapq.heappop(heap)
+        joined = [(a + b, p + q) for (a, p), (b, q) in zip(first, reversed(second), strict=True)]
         joined.sort(key=lambda part: -part[0])
         heapq.heappush(heap, (joined[-1][0] - joined[0][0], number, joined))
         number += 1
     unit_N = np.full(len(problem.pieces.link_N), NO_UNIT, dtype=np.int32)
-    for rank, (_, held) in enumerate(heap[0][2]):
-        unit_N[held] = rank
-    return result_of(problem, unit_N)
+    for rank, (_, rank_pieces) in enumerate(heap[0][2]):
+        unit_N[rank_pieces] = rank
+    return make_result(problem, unit_N)

@@ -1,11 +1,11 @@
-"""Published methods by name, over the costs and limits of the search: to compare with it, or to plan with (`--method`).
+"""Published methods by name, with the costs and limits of the search: for comparison, or for `rowwise plan --method`.
 
     random, size, dim, lookup, size-lookup     see `greedy`
     ldm                                        see `ldm`
     neuroshard-grid, neuroshard                see `neuroshard`
     dreamshard                                 see `dreamshard`
 
-Guarantees of each are in its module. What all do not: layouts other than whole tables and columns.
+All place whole tables, or parts of columns, in device memory only.
 """
 
 from collections.abc import Callable
@@ -13,11 +13,11 @@ from collections.abc import Callable
 import numpy as np
 
 from rowwise.errors import SpecError
-from rowwise.planner.methods.dreamshard import load_policy, place
-from rowwise.planner.methods.greedy import by_chance, by_key, dims, ids, sizes
-from rowwise.planner.methods.ldm import by_differences
-from rowwise.planner.methods.neuroshard import DEPTH, by_halvings, halvings
-from rowwise.planner.methods.result import MethodResult, result_of
+from rowwise.planner.methods.dreamshard import load_policy, place_by_policy
+from rowwise.planner.methods.greedy import best_of_random, greedy_by, item_bytes, item_dims, item_ids
+from rowwise.planner.methods.ldm import largest_differencing
+from rowwise.planner.methods.neuroshard import DEPTH, beam_search, pieces_by_halvings
+from rowwise.planner.methods.result import MethodResult, make_result
 from rowwise.planner.problem import NO_UNIT, Placement, PlacementProblem
 
 
@@ -27,19 +27,19 @@ def run_method(name: str, problem: PlacementProblem, seed: int = 0) -> MethodRes
     return METHODS[name](problem, seed)
 
 
-def placement_of(problem: PlacementProblem, found: MethodResult) -> Placement | None:
-    """What a method found, as a placement; none: it found nothing that fits and follows all rules.
+def placement_of(problem: PlacementProblem, result: MethodResult) -> Placement | None:
+    """The method's result as a placement; None if it does not fit or breaks a constraint.
 
     NeuroShard may cut a table into pieces of several sizes: all are cut into the smallest of them.
     """
-    if found.cost is None:
+    if result.cost is None:
         return None
-    halving_IL = halvings(problem)
-    item_S = problem.item_of_O[problem.option_of_N[found.piece_S]]
+    halving_IL = pieces_by_halvings(problem)
+    item_S = problem.item_of_O[problem.option_of_N[result.piece_S]]
     choice_I = problem.item_begin[:-1].astype(np.int32)
     unit_N = np.full(len(problem.pieces.link_N), NO_UNIT, dtype=np.int32)
     for item in range(len(choice_I)):
-        pieces, ranks = found.piece_S[item_S == item], found.rank_S[item_S == item]
+        pieces, ranks = result.piece_S[item_S == item], result.rank_S[item_S == item]
         levels = [int(np.flatnonzero(halving_IL[item] == piece)[0]) for piece in pieces]
         choice_I[item] = problem.option_of_N[halving_IL[item, max(levels)]]
         times = [1 << (max(levels) - level) for level in levels]
@@ -52,17 +52,17 @@ def placement_of(problem: PlacementProblem, found: MethodResult) -> Placement | 
 
 
 def _dreamshard(problem: PlacementProblem, seed: int) -> MethodResult:
-    return result_of(problem, place(problem, load_policy()))
+    return make_result(problem, place_by_policy(problem, load_policy()))
 
 
 METHODS: dict[str, Callable[[PlacementProblem, int], MethodResult]] = {
-    "random": by_chance,
-    "size": by_key(sizes),
-    "dim": by_key(lambda problem, pieces: dims(problem)),
-    "lookup": by_key(lambda problem, pieces: dims(problem) * ids(problem)),
-    "size-lookup": by_key(lambda problem, pieces: sizes(problem, pieces) * ids(problem)),
-    "ldm": by_differences,
-    "neuroshard-grid": by_halvings(0),
-    "neuroshard": by_halvings(DEPTH),
+    "random": best_of_random,
+    "size": greedy_by(item_bytes),
+    "dim": greedy_by(lambda problem, pieces: item_dims(problem)),
+    "lookup": greedy_by(lambda problem, pieces: item_dims(problem) * item_ids(problem)),
+    "size-lookup": greedy_by(lambda problem, pieces: item_bytes(problem, pieces) * item_ids(problem)),
+    "ldm": largest_differencing,
+    "neuroshard-grid": beam_search(0),
+    "neuroshard": beam_search(DEPTH),
     "dreamshard": _dreamshard,
 }

@@ -1,8 +1,8 @@
 """NeuroShard: a beam over halvings of columns, with greedy placement on a grid of bounds inside (`_c/neuroshard.c`).
 
-Guarantees: no rank is over its memory, and what it returns is the cheapest of all that it looked at. Does not: cut
-rows, copy tables, look at pinned tables, place a table that takes half as much again as a rank's share, or say how far
-from the best it is. `neuroshard-grid` is the inner placement alone, of whole tables.
+No rank exceeds its memory, and the result is the cheapest placement that was looked at. Rows are never cut, tables
+never copied, pins ignored, and a table above 1.5 times a rank's even share is not placed. It gives no bound.
+`neuroshard-grid` is the inner placement alone, of whole tables.
 """
 
 from collections.abc import Callable
@@ -17,8 +17,8 @@ from rowwise.planner.problem import Index, PlacementProblem
 BEAM, CANDIDATES, DEPTH, GRID = 3, 10, 10, 11  # as published
 
 
-def halvings(problem: PlacementProblem) -> Index:
-    """Of each item and number of halvings: a piece of the option that cuts columns into so many alike, or -1."""
+def pieces_by_halvings(problem: PlacementProblem) -> Index:
+    """For each item and L, a piece of the option that cuts columns into 2**L equal parts; -1: none."""
     levels = 1 + max(kind.parts.bit_length() for kind in problem.kinds)
     found_IL = np.full((len(problem.members), levels), -1, dtype=np.int32)
     for option, item in enumerate(problem.item_of_O):
@@ -31,9 +31,13 @@ def halvings(problem: PlacementProblem) -> Index:
     return found_IL
 
 
-def by_halvings(depth: int) -> Callable[[PlacementProblem, int], MethodResult]:
+def beam_search(depth: int) -> Callable[[PlacementProblem, int], MethodResult]:
+    """The method with at most `depth` halvings."""
+
     def place(problem: PlacementProblem, seed: int) -> MethodResult:
         whole_pieces(problem)
-        return MethodResult(*NativeProblem(problem).neuroshard(halvings(problem), BEAM, CANDIDATES, depth, GRID))
+        return MethodResult(
+            *NativeProblem(problem).neuroshard(pieces_by_halvings(problem), BEAM, CANDIDATES, depth, GRID)
+        )
 
     return place

@@ -1,4 +1,4 @@
-"""What a published method found: pieces of tables on ranks."""
+"""The result of a published method: pieces of tables on ranks."""
 
 from typing import NamedTuple
 
@@ -9,14 +9,15 @@ from rowwise.planner.problem import NO_UNIT, Index, PlacementProblem
 
 
 class MethodResult(NamedTuple):
-    """Pieces on ranks, and what they cost: nothing if something fits nowhere."""
+    """Pieces, their ranks and their cost in seconds; `cost` is None if the method found no placement that fits."""
 
     piece_S: Index
     rank_S: Index
     cost: float | None
 
 
-def result_of(problem: PlacementProblem, unit_N: Index | None) -> MethodResult:
+def make_result(problem: PlacementProblem, unit_N: Index | None) -> MethodResult:
+    """The result for a unit of each piece; None: the method found nothing."""
     if unit_N is None:
         return MethodResult(np.zeros(0, np.int32), np.zeros(0, np.int32), None)
     pieces = np.flatnonzero(unit_N != NO_UNIT).astype(np.int32)

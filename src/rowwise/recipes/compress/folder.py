@@ -17,7 +17,7 @@ from typing import Any, final
 
 import msgspec
 
-from rowwise.calibrate.folder import lock_and_repair
+from rowwise.calibrate.folder import lock_exclusively
 from rowwise.errors import SpecError
 from rowwise.recipes.compress.schedule import TrialSpec
 from rowwise.recipes.recipe import Recipe
@@ -118,9 +118,9 @@ def open_folder(path: Path, spec: TrialFolderSpec) -> TrialFolder:
     return folder
 
 
-def lock_folder(folder: TrialFolder) -> AbstractContextManager[None]:
-    """Lock the folder for this process, and cut off a half-written line of a killed one."""
-    return lock_and_repair(folder.path / ORDER, folder.path, TRIALS)
+def held(folder: TrialFolder) -> AbstractContextManager[None]:
+    """Nobody else measures into the folder meanwhile; cuts off what a killed process left half written."""
+    return lock_exclusively(folder.path / ORDER, folder.path, TRIALS)
 
 
 def _read_order(path: Path) -> TrialFolderSpec:

@@ -1,7 +1,7 @@
-"""Both networks as tensors: the same as `planner.methods.dreamshard.Policy`, and what only training needs.
+"""The cost network and the policy as torch modules: `planner.methods.dreamshard.Policy` with gradients.
 
-Known limits: nothing that inference has; the network that predicts a whole placement is not saved, as only rewards
-come from it.
+Names and shapes of layers are the planner's. The network that predicts the cost of a whole placement gives rewards
+only, so it is not saved.
 """
 
 import torch
@@ -13,11 +13,11 @@ from rowwise.planner.methods.dreamshard import COSTS, LARGEST, LAYERS, NONE, SUM
 COST_LAYERS = ("table", "loads", "heads", "costs", "whole", "overall")
 POLICY_LAYERS = ("kind", "kinds", "seen", "state", "join", "logit", "straight")
 OVERALL = {"whole": (SUMS + 1, WIDTH), "overall": (WIDTH, 1)}  # layers of the prediction of a whole placement
-SHARPNESS, WORST = 4.0, 25.0  # of the straight path at first: for costs with the table, for those of the worst rank
+SHARPNESS, WORST = 4.0, 25.0  # initial weights of the straight path: costs with the table, costs of the worst rank
 
 
 class Networks(nn.Module):
-    """The layers of both policy networks by name. `dtype` is that of the parameters."""
+    """All layers of both networks, by name."""
 
     def __init__(self, generator: torch.Generator) -> None:
         super().__init__()
@@ -34,15 +34,13 @@ class Networks(nn.Module):
             self.weight["straight"][WORSE] = -WORST
 
     def loads(self, normal_TF: Tensor) -> Tensor:
-        """Vectors of tables that the cost network adds up."""
         return self._linear("loads", self._relu("table", normal_TF)).clamp(max=LARGEST).exp()
 
     def kinds(self, normal_TF: Tensor) -> Tensor:
-        """Vectors of tables that the policy adds up."""
         return self._linear("kinds", self._relu("kind", normal_TF))
 
     def costs(self, loads_NH: Tensor) -> Tensor:
-        """In units (N, 3), of ranks with these sums."""
+        """Costs (N, 3) of ranks with these sums of table vectors, in units of `unit_s`."""
         mean_N1 = loads_NH.mean(-1, keepdim=True)
         some_N1 = mean_N1.clamp(min=NONE)
         hidden = self._relu("heads", torch.cat([loads_NH / some_N1, some_N1.log()], dim=-1))
@@ -50,25 +48,24 @@ class Networks(nn.Module):
         return mean_N1 * softplus(out_NC)
 
     def overall(self, loads_EUH: Tensor, cost_EUC: Tensor) -> Tensor:
-        """Of whole placements (E): the worst work and the worst links, corrected by the largest sums of any rank."""
+        """Cost (E) of whole placements: largest operators plus largest links of any rank, times a learned factor."""
         largest_EH = loads_EUH.amax(1)
         mean_E1 = largest_EH.mean(-1, keepdim=True).clamp(min=NONE)
         hidden = self._relu("whole", torch.cat([largest_EH / mean_E1, mean_E1.log()], dim=-1))
         worst_E = (cost_EUC[..., 0] + cost_EUC[..., 2]).amax(1) + cost_EUC[..., 1].amax(1)
         return worst_E * self._linear("overall", hidden)[..., 0].clamp(-0.5, 0.5).exp()
 
-    def logits(self, seen_NS: Tensor, here_NH: Tensor, one_NH: Tensor) -> Tensor:
-        """How much the policy wants a table on a rank."""
-        state_NH = self._linear("state", self._relu("seen", seen_NS))
+    def logits(self, inputs_NS: Tensor, here_NH: Tensor, one_NH: Tensor) -> Tensor:
+        state_NH = self._linear("state", self._relu("seen", inputs_NS))
         joined = torch.cat([state_NH, here_NH, one_NH], dim=-1).relu()
-        out_N1 = self._linear("logit", self._relu("join", joined)) + self._linear("straight", seen_NS)
+        out_N1 = self._linear("logit", self._relu("join", joined)) + self._linear("straight", inputs_NS)
         return out_N1[..., 0]
 
     def parameters_of(self, names: tuple[str, ...]) -> list[nn.Parameter]:
         return [part[name] for name in names for part in (self.weight, self.bias)]
 
     def layer(self, name: str) -> Layer:
-        """As it is saved: rounded to five digits, which is more than training knows."""
+        """The layer as it is saved, rounded to five digits."""
         weight = [tuple(float(f"{x:.5g}") for x in row) for row in self.weight[name].tolist()]
         return Layer(weight=tuple(weight), bias=tuple(float(f"{x:.5g}") for x in self.bias[name].tolist()))
 

@@ -1,8 +1,8 @@
-"""Roll-outs of the policy on tasks, rewarded by the cost network alone, and the gradient that they give.
+"""Roll-outs of the policy on tasks, rewarded by the cost network alone, and the REINFORCE loss.
 
-[Note: estimated MDP] Each state is what the planner's own roll-out sees. A roll-out ends with the predicted cost of the
-whole placement, as a share of an even rank's, and with a fine for memory that is not there. Rewards are compared among
-roll-outs of the same task only, so tasks of any size weigh alike; no cost model is asked.
+[Note: estimated MDP] Each state is what the planner's own roll-out computes. The reward of a roll-out is minus the
+predicted cost of the whole placement, as a share of an even rank's, minus a fine for bytes over the memory limit.
+Rewards are compared among roll-outs of the same task only, so tasks of any size weigh alike. No cost model is called.
 """
 
 from dataclasses import dataclass
@@ -13,18 +13,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from rowwise.calibrate.dreamshard.networks import Networks
-from rowwise.calibrate.dreamshard.tasks import Ints, Tasks
-from rowwise.planner.methods.dreamshard import LAYERS, ItemDeck, Policy, PolicyStep, Reals, order_of, roll_out
+from dreamshard.networks import Networks
+from dreamshard.tasks import Ints, Tasks
+from rowwise.planner.methods.dreamshard import LAYERS, ItemDeck, Policy, PolicyStep, Reals, placement_order, roll_out
 
-FINE = 2.0  # for all of a rank's memory that is not there, in costs of an even rank
-FORBIDDEN = -1e9  # a logit of what may not be
-LEAST_SPREAD = 1e-3  # of rewards of a task: less is noise
+FINE = 2.0  # for exceeding a rank's memory by all of it, in costs of an even rank
+FORBIDDEN = -1e9  # logit of a rank without room
+LEAST_SPREAD = 1e-3  # least standard deviation of a task's rewards; below it, differences are noise
 
 
 @dataclass(frozen=True, slots=True)
 class RollOuts:
-    """Roll-outs, with all that the policy saw. Tasks are in the order in which tables were placed."""
+    """Roll-outs with the policy's inputs at each step. Tables of a task are in the order in which they were placed."""
 
     tasks: Tasks
     normal_EIF: Tensor
@@ -35,24 +35,24 @@ class RollOuts:
 
 
 def policy_of(networks: Networks, scaling: tuple[Reals, Reals], unit_s: float = 1.0) -> Policy:
-    """The networks as the planner has them, for now."""
+    """The current weights as the planner's numpy `Policy`."""
     layers = {name: (networks.weight[name].detach().numpy(), networks.bias[name].detach().numpy()) for name in LAYERS}
     return Policy(unit_s, *scaling, layers)
 
 
 def world_factor(tasks: Tasks) -> Reals:
-    """What predictions are multiplied by: links bear what goes to other ranks."""
+    """Factors (forward, links, backward) on predictions: only (W - 1) / W of the vectors leave a rank."""
     world = tasks.pool.world
     return np.array([1.0, (world - 1) / world, 1.0], dtype=np.float32)
 
 
 def deck_of(policy: Policy, tasks: Tasks) -> tuple[ItemDeck, Tasks]:
-    """Tasks to roll out, and their tables in that order."""
+    """The deck of these tasks, and the tasks with tables in placement order."""
     factor_C = world_factor(tasks)
     normal_EIF = policy.normal(tasks.pool.features_TF[tasks.index_EI]).astype(np.float32)
     loads_EIH = policy.loads(normal_EIF)
     single_EIC = policy.costs(loads_EIH) * factor_C
-    order_EI = order_of(single_EIC)
+    order_EI = placement_order(single_EIC)
     ordered = tasks.of(order_EI)
     share_EI = ordered.pool.bytes_T[ordered.index_EI] / ordered.limit_E[:, None]
     deck = ItemDeck(
@@ -67,15 +67,15 @@ def deck_of(policy: Policy, tasks: Tasks) -> tuple[ItemDeck, Tasks]:
 
 
 def play(networks: Networks, policy: Policy, tasks: Tasks, rng: np.random.Generator) -> RollOuts:
-    """One roll-out of each task, with ranks drawn as the policy says."""
+    """One roll-out of each task, ranks sampled from the policy's softmax (by Gumbel noise)."""
     deck, ordered = deck_of(policy, tasks)
     steps: list[tuple[Reals, NDArray[np.bool_]]] = []
 
     def choose(step: PolicyStep) -> Ints:
         one_EUH = np.broadcast_to(deck.kinds_EIH[:, step.item, None], step.here_EUH.shape)
-        legal_EU = step.legal_EU | ~step.legal_EU.any(1, keepdims=True)  # where nothing has room, the fine will tell
-        wanted_EU = policy.logits(step.seen_EUS, step.here_EUH, one_EUH) + rng.gumbel(size=legal_EU.shape)
-        steps.append((step.seen_EUS, legal_EU))
+        legal_EU = step.legal_EU | ~step.legal_EU.any(1, keepdims=True)  # no rank has room: place anyway, and be fined
+        wanted_EU = policy.logits(step.inputs_EUS, step.here_EUH, one_EUH) + rng.gumbel(size=legal_EU.shape)
+        steps.append((step.inputs_EUS, legal_EU))
         return np.where(legal_EU, wanted_EU, -np.inf).argmax(1)
 
     unit_EI = roll_out(policy, deck, choose)
@@ -102,14 +102,14 @@ def _rewards(networks: Networks, deck: ItemDeck, unit_EI: Ints) -> Reals:
 
 
 def advantages(reward_E: Reals, each: int) -> Reals:
-    """Rewards against those of the other roll-outs of a task, in their standard deviations."""
+    """Rewards minus the mean of the task's roll-outs, in their standard deviations."""
     reward_BR = reward_E.reshape(-1, each)
     spread_B1 = np.maximum(reward_BR.std(1, keepdims=True), LEAST_SPREAD)
     return ((reward_BR - reward_BR.mean(1, keepdims=True)) / spread_B1).reshape(-1)
 
 
 def logits_of(networks: Networks, played: RollOuts) -> Tensor:
-    """What the policy wants (E, I, U), again, and such that gradients flow."""
+    """The policy's logits (E, I, U), computed again with gradients."""
     units, items = played.legal_EIU.shape[-1], played.legal_EIU.shape[1]
     kinds_EIH = networks.kinds(played.normal_EIF)
     placed_EIU1 = one_hot(torch.from_numpy(played.unit_EI), units)[..., None]
@@ -121,9 +121,9 @@ def logits_of(networks: Networks, played: RollOuts) -> Tensor:
 
 
 def policy_loss(networks: Networks, played: RollOuts, each: int, entropy_price: float) -> tuple[Tensor, float]:
-    """What REINFORCE descends, with a reward for doubt; and the mean doubt of a choice."""
+    """The REINFORCE loss with an entropy bonus, and the mean entropy of a choice."""
     log_EIU = logits_of(networks, played).log_softmax(-1)
-    doubt = -(log_EIU.exp() * log_EIU).sum(-1).mean()
+    entropy = -(log_EIU.exp() * log_EIU).sum(-1).mean()
     taken_EI = log_EIU.gather(-1, torch.from_numpy(played.unit_EI)[..., None])[..., 0]
     better_E = torch.from_numpy(advantages(played.reward_E, each)).float()
-    return -(better_E[:, None] * taken_EI).mean() - entropy_price * doubt, float(doubt.detach())
+    return -(better_E[:, None] * taken_EI).mean() - entropy_price * entropy, float(entropy.detach())

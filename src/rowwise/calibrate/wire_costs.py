@@ -1,8 +1,8 @@
-"""What narrow wires add to an exchange of floats: coding at both ends, less the bytes that are saved.
+"""Measures what narrow wires add to an exchange of floats: coding at both ends, minus the bytes saved.
 
-Measured in turns with floats, by the same ranks and of the same vectors, so that a machine that is slower from moment
-to moment is so for both; what counts is the share of the exchange in floats. Coding alone, in a loop, is several times
-as fast as within a step. Known limits: tables that are cut, and wires that differ by direction.
+The same ranks exchange the same vectors in turns with floats, so that a machine whose speed drifts is equally slow for
+both. The result is a share of the exchange in floats. Coding in a loop would be several times as fast as within a step.
+Not measured: cut tables, and wires that differ by direction.
 """
 
 import statistics
@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from msgspec import structs
 
-from rowwise.calibrate.ids import ids_of
+from rowwise.calibrate.ids import draw_batch
 from rowwise.calibrate.links import PhaseClock, exchange_step
 from rowwise.comm.seam import Comm
 from rowwise.comm.spawn import run_processes
@@ -30,7 +30,7 @@ KINDS = tuple(WireType(name) for name in NarrowWires.__struct_fields__)
 
 
 class WireShares(NamedTuple):
-    """The amounts of one exchange, and what each wire type adds to its time, as a share of its time in fp32."""
+    """The size of an exchange, and by wire type what it adds as a share of the seconds in floats."""
 
     batch: int  # samples of all ranks
     tables: int  # of each rank
@@ -38,26 +38,27 @@ class WireShares(NamedTuple):
     added: dict[WireType, float]
 
 
-def measure_narrow(world: int, threads: int, *, shared_memory: bool) -> tuple[WireShares, ...]:
-    """On processes of this machine."""
-    found_W = run_processes(Topology(devices=world), _on_rank, shared_memory=shared_memory, threads=threads)
+def measure_wire_costs(world: int, threads: int, *, shared_memory: bool) -> tuple[WireShares, ...]:
+    shares_W = run_processes(Topology(devices=world), _measure_shapes, shared_memory=shared_memory, threads=threads)
     return tuple(
         shares[0]._replace(added={kind: statistics.mean(one.added[kind] for one in shares) for kind in KINDS})
-        for shares in zip(*found_W, strict=True)
+        for shares in zip(*shares_W, strict=True)
     )
 
 
-def _on_rank(comm: Comm) -> list[WireShares]:
+def _measure_shapes(comm: Comm) -> list[WireShares]:
     return [_measure(comm, *shape) for shape in SHAPES]
 
 
 def _measure(comm: Comm, batch: int, tables: int, dim: int) -> WireShares:
     world = len(comm.ranks)
-    made = [Table(name=f"t{k}", rows=ROWS, dim=dim, optimizer=Sgd()) for k in range(tables * world)]
-    plan = Plan(world=world, tiles=tuple(tile for k, t in enumerate(made) for tile in table_wise(t, k % world)))
-    ids = ids_of([Workload(table=t, access=Access()) for t in made], batch // world, np.random.default_rng(SEED))
+    synthetic = [Table(name=f"t{k}", rows=ROWS, dim=dim, optimizer=Sgd()) for k in range(tables * world)]
+    plan = Plan(world=world, tiles=tuple(tile for k, t in enumerate(synthetic) for tile in table_wise(t, k % world)))
+    ids = draw_batch(
+        [Workload(table=t, access=Access()) for t in synthetic], batch // world, np.random.default_rng(SEED)
+    )
     clocks = {kind: PhaseClock(comm, 0.0) for kind in WireType}
-    modules = {kind: ShardedEmbeddings(made, plan, comm, wire=Wire(host=Codecs(kind, kind))) for kind in WireType}
+    modules = {kind: ShardedEmbeddings(synthetic, plan, comm, wire=Wire(host=Codecs(kind, kind))) for kind in WireType}
     for number in range(-1, ROUNDS):
         for kind, module in modules.items():
             module.phase = clocks[kind]
@@ -70,24 +71,24 @@ def _measure(comm: Comm, batch: int, tables: int, dim: int) -> WireShares:
     return WireShares(batch, tables, dim, shares)
 
 
-def fit_narrow(exchanges: Exchanges, shares: Sequence[WireShares], world: int) -> Exchanges:
-    """With what wires add to exchanges as these networks predict them."""
+def fit_wire_costs(exchanges: Exchanges, shares: Sequence[WireShares], world: int) -> Exchanges:
+    """Exchange networks with costs of narrow wires fitted to the measured shares."""
     from scipy.optimize import lsq_linear
 
     amount_SK, nominal_S = np.zeros((len(shares), 3)), np.zeros(len(shares))
     for index, (batch, tables, dim, _) in enumerate(shares):
         even_W = np.ones(world)
         amounts = Amounts(even_W * tables * dim, even_W * tables * batch, batch, even_W * 0)
-        nominal_S[index] = (exchanges.forward.own_s(amounts) + exchanges.backward.own_s(amounts)).mean()
+        nominal_S[index] = (exchanges.forward.transfer_s(amounts) + exchanges.backward.transfer_s(amounts)).mean()
         vectors = tables * batch * (world - 1) / world
         amount_SK[index] = 2 * (world - 1), 2 * vectors, 2 * vectors * dim  # there and back
     scaled_SK = amount_SK / nominal_S[:, None]
-    unit_K, least_K = np.abs(scaled_SK).max(0), [0.0, 0.0, -np.inf]  # narrow vectors of many columns may win
-    found: dict[str, WireCost] = {}
+    unit_K, least_K = np.abs(scaled_SK).max(0), [0.0, 0.0, -np.inf]  # saved bytes may be worth more than coding
+    costs: dict[str, WireCost] = {}
     for kind in KINDS:
         share_S = np.array([one.added[kind] for one in shares])
         price_K = lsq_linear(scaled_SK / unit_K, share_S, (least_K, np.inf)).x / unit_K
-        found[kind] = WireCost(
+        costs[kind] = WireCost(
             **dict(zip(WireCost.__struct_fields__, (float(f"{x:.4g}") for x in price_K), strict=True))
         )
-    return structs.replace(exchanges, narrow=NarrowWires(**found))
+    return structs.replace(exchanges, narrow=NarrowWires(**costs))

@@ -1,9 +1,8 @@
-"""Training in turns: placements are judged, the cost network is fitted to them, the policy learns from its predictions.
+"""The training loop: cost placements, fit the cost network to them, train the policy on the network's predictions.
 
 The first placements are random; later ones are the policy's own, so the cost network is right where the policy looks.
-The cost model is asked for placements to fit only, never for a reward ([Note: estimated MDP] in `rewards`).
-
-Known limits: stopping early; how long it takes is how many steps are asked for.
+The cost model gives targets for the cost network, never a reward ([Note: estimated MDP] in `rewards`). The same seed
+gives the same policy on the same machine, with one thread. Training runs for a fixed number of steps.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,26 +11,26 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from rowwise.calibrate.dreamshard.networks import COST_LAYERS, POLICY_LAYERS, Networks
-from rowwise.calibrate.dreamshard.rewards import play, policy_loss, policy_of, world_factor
-from rowwise.calibrate.dreamshard.tasks import CostedPlacements, Pool, draw, judge, scatter_some
+from dreamshard.networks import COST_LAYERS, POLICY_LAYERS, Networks
+from dreamshard.rewards import play, policy_loss, policy_of, world_factor
+from dreamshard.tasks import CostedPlacements, Pool, draw, judge, scatter_some
 from rowwise.errors import SpecError
 from rowwise.ops.threads import one_thread
 from rowwise.perf.access import Floats
 from rowwise.planner.methods.dreamshard import LAYERS, PolicyFile
 from rowwise.planner.problem import PlanRequest
 
-STEPS_A_MINUTE = 200  # of the policy, with all that is between them, on one core of a server
+STEPS_A_MINUTE = 200  # of the policy, with everything between them, on one core of a server
 LEAST = 0.1  # of the mean rank's cost: errors of ranks with less are not counted as shares of their own cost
 LONGEST = 1.0  # gradients longer than this are shortened
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyTraining:
-    """The number of iterations, and the tasks to train on."""
+    """Numbers of steps, sizes of tasks, and learning rates."""
 
     iterations: int = 10
-    groups: int = 120  # of placements that are judged at first; later iterations judge a quarter
+    groups: int = 120  # of placements costed in the first iteration; later ones cost a quarter
     group: int = 64
     cost_steps: int = 1500  # at first; a fifth in later iterations
     policy_steps: int = 100  # of each iteration
@@ -43,43 +42,43 @@ class PolicyTraining:
     entropy_price: float = 1e-3
 
     def lasting(self, minutes: float) -> "PolicyTraining":
-        """With as many steps of the policy as about fill the time."""
+        """These settings with as many policy steps as take about so long."""
         return replace(self, policy_steps=max(1, round(minutes * STEPS_A_MINUTE / self.iterations)))
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyProgress:
-    """Errors and rewards after an iteration of training."""
+    """Errors and rewards after an iteration."""
 
     iteration: int
     cost_error: float  # of the cost network: root mean square, as a share of a rank's cost
     overall_error: float  # of whole placements
     reward: float  # mean of the policy's roll-outs
-    doubt: float  # mean entropy of a choice
+    entropy: float  # mean over choices
 
 
 def train_policy(
-    questions: Sequence[PlanRequest],
+    requests: Sequence[PlanRequest],
     settings: PolicyTraining,
     seed: int,
     progress: Callable[[PolicyProgress], None] | None = None,
     about: Mapping[str, str | int | float] | None = None,
 ) -> PolicyFile:
-    """A policy for tables like those of the questions, each a pool on a number of ranks. One thread is used."""
-    if not questions:
-        raise SpecError("no questions: want at least one pool of tables to train on")
+    """A policy for tables like those of the requests, each a pool on a number of ranks. One thread is used."""
+    if not requests:
+        raise SpecError("no requests: want at least one pool of tables to train on")
     with one_thread():
-        training = _Training.of([Pool.of(question) for question in questions], settings, seed)
+        training = _Training.of([Pool.of(request) for request in requests], settings, seed)
         for iteration in range(settings.iterations):
             training.collect(iteration)
             errors = training.fit_costs(iteration)
-            reward, doubt = training.fit_policy(iteration)
+            reward, entropy = training.fit_policy(iteration)
             if progress:
-                progress(PolicyProgress(iteration, *errors, reward, doubt))
+                progress(PolicyProgress(iteration, *errors, reward, entropy))
     trained: dict[str, str | int | float] = {
-        "model": questions[0].model.name,
-        "pools": len(questions),
-        "tables": max(len(question.workloads) for question in questions),
+        "model": requests[0].model.name,
+        "pools": len(requests),
+        "tables": max(len(request.workloads) for request in requests),
         "seed": seed,
         "policy_steps": settings.iterations * settings.policy_steps,
     }
@@ -88,7 +87,7 @@ def train_policy(
 
 @dataclass(slots=True)
 class _Training:
-    """The state of training: networks, their optimizers, random numbers, and placements with known costs."""
+    """State of a training: networks, optimizers, random numbers, costed placements."""
 
     pools: list[Pool]
     settings: PolicyTraining
@@ -118,7 +117,7 @@ class _Training:
         )
 
     def collect(self, iteration: int) -> None:
-        """Placements at random, and later half of them the policy's."""
+        """Add costed placements: random ones; from the second iteration on, every other group is the policy's."""
         settings = self.settings
         groups = settings.groups if not iteration else max(1, settings.groups // 4)
         for number in range(groups):
@@ -131,14 +130,14 @@ class _Training:
                 self.judged.append(scatter_some(self.pools, self.rng, settings.group, settings.tables[1]))
 
     def fit_costs(self, iteration: int) -> tuple[float, float]:
-        """Steps on what was judged; errors of the last quarter."""
+        """Train the cost network on the costed placements; gives errors of the last quarter of the steps."""
         settings = self.settings
         steps = settings.cost_steps if not iteration else max(1, settings.cost_steps // 5)
         top = settings.cost_rate * (1.0 if not iteration else 0.3)
         errors: list[tuple[float, float]] = []
         for step in range(steps):
             _set_rate(self.cost_adam, top * max(0.05, 1 - step / steps))
-            # What the policy did lately is what it will do next: half of the steps are on the last of it.
+            # The policy will look where it looked lately: half of the steps train on its latest placements.
             recent = len(self.judged) - max(1, settings.groups // 4) if iteration and step % 2 else 0
             errors.append(self._cost_step(self.judged[self.rng.integers(recent, len(self.judged))]))
         last = np.array(errors[-max(1, steps // 4) :])
@@ -161,7 +160,7 @@ class _Training:
         return float(cost_loss.detach()), float(overall_loss.detach())
 
     def fit_policy(self, iteration: int) -> tuple[float, float]:
-        """Steps on new tasks; the mean reward of the last quarter, and of a choice's entropy."""
+        """Train the policy on new tasks; gives mean reward and entropy of the last quarter of the steps."""
         settings = self.settings
         seen: list[tuple[float, float]] = []
         for step in range(settings.policy_steps):
@@ -171,11 +170,11 @@ class _Training:
             count = int(self.rng.integers(*settings.tables, endpoint=True))
             tasks = draw(pool, self.rng, settings.tasks, count).repeated(settings.rollouts)
             played = play(self.networks, policy_of(self.networks, self.scaling), tasks, self.rng)
-            loss, doubt = policy_loss(self.networks, played, settings.rollouts, settings.entropy_price * (1 - done))
+            loss, entropy = policy_loss(self.networks, played, settings.rollouts, settings.entropy_price * (1 - done))
             _descend(self.policy_adam, loss)
-            seen.append((float(played.reward_E.mean()), doubt))
-        reward, doubt = np.array(seen[-max(1, len(seen) // 4) :]).mean(0)
-        return float(reward), float(doubt)
+            seen.append((float(played.reward_E.mean()), entropy))
+        reward, entropy = np.array(seen[-max(1, len(seen) // 4) :]).mean(0)
+        return float(reward), float(entropy)
 
     def saved(self, trained: Mapping[str, str | int | float]) -> PolicyFile:
         mean_F, deviation_F = self.scaling

@@ -1,9 +1,8 @@
-"""Tasks to train on, drawn from pools of tables, and what a cost model says of placements of them.
+"""Tasks to train on, drawn from pools of tables, and their costs by a cost model.
 
-A pool is a question with many tables; a task is some of its tables on its ranks. All costs come from the loads that
-`make_problem` finds for whole tables, so any cost model will do, and none is asked twice for a table.
-
-Known limits: constraints, and more tiers of memory than one; inference respects them.
+A pool is a plan request with many tables; a task is some of its tables on its ranks. All costs come from the loads that
+`make_problem` computes for whole tables, so any cost model works. Not supported: constraints, more than one tier of
+memory; inference respects both.
 """
 
 from collections.abc import Sequence
@@ -14,14 +13,14 @@ from numpy.typing import NDArray
 
 from rowwise.errors import SpecError
 from rowwise.perf.access import Floats
-from rowwise.planner.methods.dreamshard import features_of, split_costs, whole_pieces
+from rowwise.planner.methods.dreamshard import split_costs, table_features, whole_pieces
 from rowwise.planner.options import make_problem
 from rowwise.planner.problem import PlacementProblem, PlanRequest
 
 Ints = NDArray[np.int64]
-FILLS = (0.3, 0.95)  # of memory, of tasks that have too little for any placement
-ROOMY = 0.3  # share of the tasks that have plenty
-LARGEST = 1.02  # of the largest table of a task: what a rank's memory has at least
+FILLS = (0.3, 0.95)  # shares of all memory that tables take, where memory is short
+ROOMY = 0.3  # share of the tasks with more memory than any placement needs
+LARGEST = 1.02  # least memory of a rank, in bytes of the task's largest table
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +35,13 @@ class Pool:
     bytes_T: Floats
 
     @classmethod
-    def of(cls, question: PlanRequest) -> "Pool":
-        """The pool of all tables of a question."""
-        problem = make_problem(question)
+    def of(cls, request: PlanRequest) -> "Pool":
+        problem = make_problem(request)
         if any(len(group) > 1 for group in problem.members):
             raise SpecError("together: a pool to train on has tables that stay together: want none")
         pieces = problem.pieces.take(whole_pieces(problem))
         world = problem.topology.world
-        return cls(problem, world, features_of(question), pieces.load_NK, pieces.link_N, pieces.bytes_NM[:, 0])
+        return cls(problem, world, table_features(request), pieces.load_NK, pieces.link_N, pieces.bytes_NM[:, 0])
 
     @property
     def single_TC(self) -> Floats:
@@ -53,7 +51,7 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class Tasks:
-    """Placement tasks of equally many tables, drawn from one pool."""
+    """Tasks with equally many tables each, of one pool."""
 
     pool: Pool
     index_EI: Ints
@@ -67,7 +65,6 @@ class Tasks:
         return Tasks(self.pool, np.take_along_axis(self.index_EI, order_EI, axis=1), self.limit_E)
 
     def repeated(self, times: int) -> "Tasks":
-        """Each task several times, side by side."""
         return Tasks(self.pool, np.repeat(self.index_EI, times, axis=0), np.repeat(self.limit_E, times))
 
 
@@ -83,7 +80,7 @@ def draw(pool: Pool, rng: np.random.Generator, count: int, tables: int) -> Tasks
 
 @dataclass(frozen=True, slots=True)
 class CostedPlacements:
-    """Placements, and the seconds that the cost model says."""
+    """Placements, and their seconds by the cost model."""
 
     tasks: Tasks
     unit_EI: Ints

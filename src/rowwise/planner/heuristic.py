@@ -1,7 +1,7 @@
-"""A plan in one pass: small tables everywhere, large ones cut by rows, everything dealt out by size and traffic.
+"""A plan by a heuristic, in one pass: small tables replicated, large ones cut by rows, spread by bytes and reads.
 
-Known limits: what links cost, which rows are asked for more than others, columns, and whether a rank's memory is
-enough.
+It needs tables and a topology only: no model of the machine, no search. Ignored: costs of links, skewed access,
+columns, and whether a rank's memory suffices.
 """
 
 import math
@@ -19,7 +19,7 @@ FLOAT_bytes = 4
 
 
 class UnplacedTile(NamedTuple):
-    """A tile that has no rank yet, and what it is of all: of the bytes, and of the bytes that lookups read."""
+    """A tile without a rank, and its shares of all bytes stored and of all bytes that lookups read."""
 
     stored_share: float
     read_share: float
@@ -34,10 +34,10 @@ def simple_plan(
     ids: Mapping[str, float] | None = None,
     replicate_bytes: int = 1 << 20,
 ) -> Plan:
-    """A plan that depends on nothing but its arguments, tables in any order.
+    """A plan that depends only on the arguments, with tables in any order.
 
-    `batch` is samples of one rank in a step; `ids` the mean ids of a sample by table, over all features of the table,
-    which is one for each feature unless given.
+    `batch` is samples of one rank in a step. `ids` is the mean number of ids per sample by table, over all of its
+    features; by default one per feature.
 
     1. A table is *replicated* if its rows and optimizer state take at most `replicate_bytes` and that moves fewer bytes
        than an exchange. A rank of W sends (W-1)/W of: for an exchange, 8 bytes for each id, and a vector of floats out
@@ -53,24 +53,24 @@ def simple_plan(
     check_tables(tables)
     if batch < 1 or replicate_bytes < 0:
         got = f"batch={batch}, replicate_bytes={replicate_bytes}"
-        raise SpecError(f"a simple plan with {got}: want at least one sample, and no negative size")
-    wanted = _wanted_ids(tables, ids or {})
+        raise SpecError(f"simple_plan with {got}: want at least one sample, and a size of at least 0")
+    wanted = _ids_by_table(tables, ids or {})
     tiles: list[Tile] = []
-    dealt: list[Table] = []
+    distributed: list[Table] = []
     for table in sorted(tables, key=lambda table: table.name):
-        if _stored_bytes(table) <= replicate_bytes and _moves_less(table, batch, wanted[table.name]):
+        if _stored_bytes(table) <= replicate_bytes and _copies_are_cheaper(table, batch, wanted[table.name]):
             tiles += replicated(table, range(topology.world))
         else:
-            dealt.append(table)
-    tiles += _deal(_pieces(dealt, wanted, topology.world), topology.world)
+            distributed.append(table)
+    tiles += _assign_ranks(_cut_large_tables(distributed, wanted, topology.world), topology.world)
     return Plan(world=topology.world, tiles=tuple(sorted(tiles)))
 
 
-def _wanted_ids(tables: Sequence[Table], ids: Mapping[str, float]) -> dict[str, float]:
+def _ids_by_table(tables: Sequence[Table], ids: Mapping[str, float]) -> dict[str, float]:
     wanted: dict[str, float] = {table.name: len(table.feature_names) for table in tables}
     for name, count in ids.items():
         if name not in wanted:
-            raise SpecError(f"ids of table {name!r}: no such table; want names of tables that are to be placed")
+            raise SpecError(f"ids of table {name!r}: no such table: want names of tables to be placed")
         if not 0 <= count < math.inf:
             raise SpecError(f"ids of table {name!r}: {count}: want a finite number that is not negative")
     return wanted | dict(ids)
@@ -80,20 +80,20 @@ def _stored_bytes(table: Table) -> int:
     return table.rows * (table.row_bytes + FLOAT_bytes * state_width(table))
 
 
-def _moves_less(table: Table, batch: int, ids: float) -> bool:
-    """Whether gradients of a copy are fewer bytes than ids and vectors of an exchange."""
+def _copies_are_cheaper(table: Table, batch: int, ids: float) -> bool:
+    """Whether the gradient of a copy is fewer bytes than ids and vectors of an exchange."""
     vectors = ids if table.pooling is Pooling.SEQUENCE else len(table.feature_names)
     return table.rows * table.dim <= batch * (ids + vectors * table.dim)
 
 
-def _pieces(tables: Sequence[Table], wanted: Mapping[str, float], world: int) -> list[UnplacedTile]:
-    """Tables, or pieces of those that are more than a rank should have."""
+def _cut_large_tables(tables: Sequence[Table], wanted: Mapping[str, float], world: int) -> list[UnplacedTile]:
+    """Whole tables, and row pieces of those that are more than a rank's even share."""
     stored = [_stored_bytes(table) for table in tables]
     read = [wanted[table.name] * table.row_bytes for table in tables]
     all_stored, all_read = sum(stored), math.fsum(read) or 1.0  # 1: no table is ever read
     pieces: list[UnplacedTile] = []
     for table, stored_bytes, read_bytes in zip(tables, stored, read, strict=True):
-        ranks = max(stored_bytes * world / all_stored, read_bytes * world / all_read)  # that it would fill by itself
+        ranks = max(stored_bytes * world / all_stored, read_bytes * world / all_read)  # even shares that it fills
         parts = 1 if ranks <= 1 else min(world, math.ceil(2 * ranks))
         for tile in row_wise(table, range(parts)):
             part = (tile.rows[1] - tile.rows[0]) / table.rows
@@ -101,7 +101,7 @@ def _pieces(tables: Sequence[Table], wanted: Mapping[str, float], world: int) ->
     return pieces
 
 
-def _deal(pieces: Sequence[UnplacedTile], world: int) -> list[Tile]:
+def _assign_ranks(pieces: Sequence[UnplacedTile], world: int) -> list[Tile]:
     stored_W, read_W = [0.0] * world, [0.0] * world
     tiles: list[Tile] = []
     for stored, read, tile in sorted(pieces, key=lambda p: (-max(p.stored_share, p.read_share), p.tile)):

@@ -1,0 +1,113 @@
+"""Request to plan: options, search, bound and forecast, in the order in which `make_plan` runs them."""
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+from msgspec import structs
+
+from rowwise.errors import SpecError
+from rowwise.perf.exchange import waits_s
+from rowwise.perf.learned import LearnedModel
+from rowwise.plan import Forecast, Plan
+from rowwise.planner.bound import threshold_bound
+from rowwise.planner.methods.named import placement_of, run_method
+from rowwise.planner.options import make_problem
+from rowwise.planner.problem import Pieces, PlacementProblem, PlanRequest
+from rowwise.planner.rank_exchange import exchanges_s
+from rowwise.planner.search import SearchResult, search, search_best
+
+SECONDS = 0.2  # of search, by default
+
+
+@dataclass(frozen=True, slots=True)
+class PlanResult:
+    """A plan with its forecast, the problem it solves, and the search that found it."""
+
+    plan: Plan
+    problem: PlacementProblem
+    searched: SearchResult
+
+
+def make_plan(
+    request: PlanRequest, *, seconds: float = SECONDS, seed: int = 0, certify_s: float = 0.0, prove: bool = True
+) -> PlanResult:
+    """The best plan found in about `seconds`; the same plan for the same request, seed and seconds.
+
+    With `certify_s`, a solver then spends about that long on a better bound. Without `prove`, only the fast bound is
+    computed. Raises `InfeasibleError` where nothing fits.
+    """
+    problem = make_problem(request)
+    searched = search(problem, seconds=seconds, seed=seed, prove=prove)
+    if searched.over:
+        from rowwise.planner.infeasible import explain_infeasible
+
+        raise explain_infeasible(problem, searched)
+    if certify_s:
+        from rowwise.planner.milp import certify
+
+        searched = certify(problem, searched, certify_s)
+    return _plan_result(problem, searched)
+
+
+def plan_by_method(request: PlanRequest, method: str, seed: int = 0) -> PlanResult:
+    """The plan of a published method; see `methods.named`. Raises `SpecError` where it finds none."""
+    problem, begin_s = make_problem(request), time.monotonic()
+    placement = placement_of(problem, run_method(method, problem, seed))
+    if placement is None:
+        want = "want another method, or plan without --method: the search finds more plans, and explains why none fits"
+        raise SpecError(f"method {method} found no plan that fits memory and constraints: {want}")
+    cost, bound, took_s = problem.cost(placement), threshold_bound(problem), time.monotonic() - begin_s
+    return _plan_result(problem, SearchResult(placement, cost, 0.0, bound, 0, took_s, out_of_time=False))
+
+
+def make_plans(request: PlanRequest, count: int, *, seconds: float = SECONDS, seed: int = 0) -> list[PlanResult]:
+    """Up to `count` plans that fit, the cheapest first; to be measured, and the fastest kept."""
+    problem = make_problem(request)
+    candidates = search_best(problem, count, seconds=seconds, seed=seed)
+    if candidates[0].over:
+        from rowwise.planner.infeasible import explain_infeasible
+
+        raise explain_infeasible(problem, candidates[0])
+    return [_plan_result(problem, searched) for searched in candidates if not searched.over]
+
+
+def _plan_result(problem: PlacementProblem, searched: SearchResult) -> PlanResult:
+    plan = structs.replace(problem.plan(searched.placement), forecast=forecast(problem, searched))
+    plan.validate([w.table for w in problem.request.workloads])
+    return PlanResult(plan, problem, searched)
+
+
+def forecast(problem: PlacementProblem, searched: SearchResult) -> Forecast:
+    sums, request = problem.sums(searched.placement), problem.request
+    stages_s = _stage_seconds(problem, problem.plan(searched.placement), sums)
+    known = np.isfinite(searched.bound.cost)
+    return Forecast(
+        model=request.model.name,
+        batch=request.batch,
+        wire=request.model.wire,
+        step_s=float(searched.cost),
+        bound_s=float(searched.bound.cost) if known else None,
+        bound=searched.bound.kind if known else "",
+        operators_s=tuple(problem.phi(sums.load_NK).tolist()),
+        links_s=tuple(sums.link_N.tolist()),
+        stages_s=stages_s,
+        memory_bytes=tuple(tuple(int(size) for size in row) for row in sums.bytes_NM),
+        limits_bytes=request.limits_bytes,
+    )
+
+
+def _stage_seconds(problem: PlacementProblem, plan: Plan, sums: Pieces) -> dict[str, tuple[float, ...]]:
+    """Seconds of each rank by stage; empty if the cost model does not tell stages apart."""
+    request, model = problem.request, problem.request.model
+    by_stage = {stage.name: stage.seconds(problem.phi, sums.load_NK) for stage in model.stages}
+    if not by_stage:
+        return {}
+    exchanges = request.machine.hardware.exchanges if isinstance(model, LearnedModel) else None
+    if exchanges is None or plan.world == 1:
+        by_stage["exchange"] = sums.link_N + problem.phi.constant - sum(stage.constant for stage in model.stages)
+    else:
+        by_stage["exchange"] = exchanges_s(exchanges, plan, request, by_stage["lookup"])
+    if plan.world > 1:  # ranks meet after the lookup, and before the next step
+        by_stage["wait"] = waits_s(by_stage["lookup"]) + waits_s(by_stage["update"])
+    return {name: tuple(seconds.tolist()) for name, seconds in by_stage.items()}

@@ -1,0 +1,96 @@
+"""Seconds that each rank of a plan spends on exchanges, by the exchange networks of a measured profile.
+
+The search's cost adds the most that any rank computes to the most that any rank sends. NeuroShard's estimate is finer:
+each rank's own lookup, exchange (which starts when the slowest rank has looked up), return and update in a row, and
+then the slowest rank. It is no sum over pieces, so the search cannot use it. Forecasts use it.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from rowwise.perf.access import Floats
+from rowwise.perf.exchange import Amounts, Exchanges, NarrowWires
+from rowwise.perf.hardware import FLOAT_bytes, Hardware
+from rowwise.perf.wires import link_shares, wire_bytes
+from rowwise.plan import Plan
+from rowwise.planner.problem import PlanRequest
+from rowwise.spec import Pooling, Table, Topology, WireType
+
+
+def exchanges_s(exchanges: Exchanges, plan: Plan, request: PlanRequest, lookup_W: Floats) -> Floats:
+    """Seconds of each rank for ids, vectors and gradients, without the wait for ranks that look up longer."""
+    topology, wire = request.machine.topology, request.model.wire
+    floats = _WireColumns(topology, WireType.FP32, WireType.FP32)
+    forward = _WireColumns(topology, wire.host.forward, wire.network.forward)
+    backward = _WireColumns(topology, wire.host.backward, wire.network.backward)
+    dim_W, ids_W = exchange_amounts(plan, request, floats)
+    amounts = Amounts(dim_W, ids_W, request.batch, np.zeros(plan.world))
+    outward, returning = amounts._replace(skew_W=lookup_W - lookup_W.min()), amounts
+    # Each rank encodes or decodes the vectors that it looks up for all, and those that its samples get from all.
+    coded_W = (dim_W + dim_W.mean()) / 2 * request.batch
+    if exchanges.narrow is not None:
+        bags_W, _ = exchange_amounts(plan, request, lambda _: 1.0)
+        vectors_W = (bags_W + bags_W.mean()) / 2 * request.batch
+        coding_W = sum(columns.added_s(exchanges.narrow, vectors_W, coded_W) for columns in (forward, backward))
+    else:
+        outward = outward._replace(dim_W=exchange_amounts(plan, request, forward)[0])
+        returning = returning._replace(dim_W=exchange_amounts(plan, request, backward)[0])
+        coding_W = coded_W * sum(columns.coding_s(request.machine.hardware) for columns in (forward, backward))
+    return (
+        exchanges.route.transfer_s(amounts)
+        # The fitted price of a narrow wire may be negative (saved bytes); far from the fit it must not exceed the rest.
+        + np.maximum(exchanges.forward.transfer_s(outward) + exchanges.backward.transfer_s(returning) + coding_W, 0.0)
+    )
+
+
+class _WireColumns(NamedTuple):
+    """Widths of vectors on the wires of one direction, in floats."""
+
+    topology: Topology
+    host: WireType
+    network: WireType
+
+    def __call__(self, width: int) -> float:
+        """Width of a vector of so many columns, as the mean over the other ranks."""
+        near, far = self.topology.devices - 1, self.topology.world - self.topology.devices
+        size = near * wire_bytes(self.host, width) + far * wire_bytes(self.network, width)
+        return size / (near + far) / FLOAT_bytes
+
+    def coding_s(self, hardware: Hardware) -> float:
+        """Seconds to encode and decode a float, as the mean over all ranks."""
+        shares = link_shares("all_to_all", self.topology)
+        return shares["host"] * hardware.coding_s(self.host) + shares["network"] * hardware.coding_s(self.network)
+
+    def added_s(self, narrow: NarrowWires, vectors_W: Floats, floats_W: Floats) -> Floats:
+        """Seconds of coding for each rank, minus those of the bytes saved."""
+        near, far = self.topology.devices - 1, self.topology.world - self.topology.devices
+        shares, added_W = link_shares("all_to_all", self.topology), np.zeros(self.topology.world)
+        for kind, peers, share in ((self.host, near, shares["host"]), (self.network, far, shares["network"])):
+            if kind is not WireType.FP32:
+                added_W += getattr(narrow, kind).seconds(peers, share * vectors_W, share * floats_W)
+        return added_W
+
+
+def exchange_amounts(plan: Plan, request: PlanRequest, columns: Callable[[int], float]) -> tuple[Floats, Floats]:
+    """Columns that each rank looks up per sample, and ids that it gets in a step; replicated tables have none."""
+    known = {w.table.name: w for w in request.workloads}
+    tiles = defaultdict(list)
+    for tile in plan.tiles:
+        tiles[tile.table].append(tile)
+    dim_W, ids_W = np.zeros(plan.world), np.zeros(plan.world)
+    for name, parts in tiles.items():
+        table, access = known[name].table, known[name].access
+        if len(parts) > 1 and all(_is_whole(table, tile.rows, tile.cols) for tile in parts):
+            continue
+        bags = access.pooling if table.pooling is Pooling.SEQUENCE else len(table.feature_names)
+        for tile in parts:
+            dim_W[tile.rank] += bags * columns(tile.cols[1] - tile.cols[0])
+            ids_W[tile.rank] += access.pooling * request.batch * (tile.rows[1] - tile.rows[0]) / table.rows
+    return dim_W, ids_W
+
+
+def _is_whole(table: Table, rows: tuple[int, int], cols: tuple[int, int]) -> bool:
+    return rows == (0, table.rows) and cols == (0, table.dim)
