@@ -81,9 +81,9 @@ def calibrate(  # noqa: PLR0913 - one for each option
         spec = _add_tables(spec, tables, dim)
     from rowwise.calibrate.folder import open_folder
 
-    opened = open_folder(folder, order)
-    order = opened.read_spec()
-    console = console_for(quiet=False)
+    opened = open_folder(folder, spec)
+    spec = opened.read_spec()
+    console = make_terminal(stderr=True)
     try:
         with _show_progress(console, "measuring") as tell:
             _measure(spec, opened, minutes, tell)
@@ -203,13 +203,11 @@ def _describe_machine(spec: "MeasurementSpec", name: str, *, narrow: bool) -> "M
     return MachineDescription(
         name=name,
         machine=f"{found.cpu}, {found.usable_cores} cores, rowwise {found.rowwise}, torch {found.torch}",
-        device=order.device if order.device == "cpu" else found.cuda,
-        world=order.world,
-        threads=order.threads,
-        coding=measure_coding(torch.device(order.device), order.threads),
-        narrow=measure_wire_costs(order.world, order.threads, shared_memory=order.transport == "shared")
-        if narrow
-        else (),
+        device=spec.device if spec.device == "cpu" else found.cuda,
+        world=spec.world,
+        threads=spec.threads,
+        coding=measure_coding(torch.device(spec.device), spec.threads),
+        narrow=measure_wire_costs(spec.world, spec.threads, shared_memory=spec.transport == "shared") if narrow else (),
         **more,
     )
 

@@ -183,8 +183,8 @@ def plan(  # noqa: PLR0913 - one for each option
     _write_files(planned, explanation, files, console)
 
 
-def question_of(asked: PlanArguments) -> "tuple[PlanRequest, tuple[str, ...]]":
-    """The question, and what was filled in or left out."""
+def make_request(arguments: PlanArguments) -> "tuple[PlanRequest, tuple[str, ...]]":
+    """The request to the planner, and notes on values that were filled in or left out."""
     from rowwise.perf.learned import profile_warnings
     from rowwise.planner.machines import WANT, machine_named
     from rowwise.planner.problem import PlanRequest
@@ -207,8 +207,8 @@ def question_of(asked: PlanArguments) -> "tuple[PlanRequest, tuple[str, ...]]":
         constraints=_read_constraints(arguments, workloads, machine),
         tiers=_parse_tiers(arguments.tiers, machine),
     )
-    doubts = profile_warnings(machine.hardware) if asked.model is None else ()
-    return question, (*notes, *doubts)
+    doubts = profile_warnings(machine.hardware) if arguments.model is None else ()
+    return request, (*notes, *doubts)
 
 
 def _choose_model(arguments: PlanArguments, machine: "Machine", wire: Wire) -> "CostModel":
@@ -328,7 +328,7 @@ def _make_plan(
         raise SpecError("--measure with --tiers that rowwise cannot run yet: want one of them")
     if options.measured and (old is not None or options.certify_s):
         raise SpecError("--measure with --replan or --certify: want one of them")
-    if effort.method is not None:
+    if options.method is not None:
         from rowwise.planner.pipeline import plan_by_method
 
         if options.measured or old is not None or options.certify_s or options.seconds is not None:
@@ -355,13 +355,13 @@ def _make_plan(
     return found.planned, describe_replan(found)
 
 
-def _measured(question: "PlanRequest", effort: SearchOptions) -> "tuple[PlanResult, tuple[str, ...]]":
-    """The plan that was fastest here, and what each took."""
+def _measure_plans(request: "PlanRequest", options: SearchOptions) -> "tuple[PlanResult, tuple[str, ...]]":
+    """The plan that was fastest on this machine, and a note with the time of each."""
     from rowwise.calibrate.measure_plans import measure_plan_results
     from rowwise.planner.pipeline import make_plans
 
-    seconds = SECONDS if effort.seconds is None else effort.seconds
-    found = measure_plan_results(make_plans(question, effort.measured, seconds=seconds, seed=effort.seed))
+    seconds = SECONDS if options.seconds is None else options.seconds
+    found = measure_plan_results(make_plans(request, options.measured, seconds=seconds, seed=options.seed))
     return found.best, found.lines()
 
 

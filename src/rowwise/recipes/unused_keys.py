@@ -38,7 +38,7 @@ def find_notes(resolved: ResolvedRecipe, topology: Topology) -> tuple[str, ...]:
         *_transform_notes(resolved),
     )
     hardware = resolved.recipe.hardware
-    return (*resolved.notes, *found, *(() if hardware is None else profile_warnings(hardware_of(hardware))))
+    return (*resolved.notes, *found, *(() if hardware is None else profile_warnings(load_hardware(hardware))))
 
 
 def _rule_notes(resolved: ResolvedRecipe, topology: Topology) -> Iterator[str]:

@@ -118,7 +118,7 @@ def open_folder(path: Path, spec: TrialFolderSpec) -> TrialFolder:
     return folder
 
 
-def held(folder: TrialFolder) -> AbstractContextManager[None]:
+def lock_folder(folder: TrialFolder) -> AbstractContextManager[None]:
     """Nobody else measures into the folder meanwhile; cuts off what a killed process left half written."""
     return lock_exclusively(folder.path / ORDER, folder.path, TRIALS)
 
