@@ -25,7 +25,7 @@ from rowwise.checkpoint.parts import LocalShard
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.write import THREADS, on_all_ranks, own_parts, write
 from rowwise.comm.seam import Comm
-from rowwise.ops.output_cache import empty
+from rowwise.ops.output_cache import empty_cached
 
 RUN_bytes = 64 << 20  # copied by one thread: long enough to go past the caches
 
@@ -108,7 +108,7 @@ class BackgroundWriter:
             tensor = part.tensor.detach()
             place = part.name, part.rows, part.cols, tensor.shape, tensor.dtype
             copy = kept.get(place)
-            copy = empty(tuple(tensor.shape), tensor.new_empty(0, device="cpu")) if copy is None else copy
+            copy = empty_cached(tuple(tensor.shape), tensor.new_empty(0, device="cpu")) if copy is None else copy
             self._kept[place] = copy
             copies.append(replace(part, tensor=copy))
             step = max(1, RUN_bytes // max(1, part.row_bytes))

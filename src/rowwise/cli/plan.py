@@ -283,10 +283,10 @@ def _layouts(text: str) -> tuple[str, ...]:
 
 def _tiers(text: str | None, machine: "Machine") -> "frozenset[Tier]":
     from rowwise.plan import TIERS
-    from rowwise.shard.tiers import RUNS
+    from rowwise.shard.tiers import DEVICE_TIERS
 
     if text is None:
-        return RUNS
+        return DEVICE_TIERS
     names = {name.strip() for name in text.split(",") if name.strip()}
     found = frozenset(tier for tier in TIERS if tier in names)
     wrong = sorted(names - found)
@@ -302,9 +302,9 @@ def _tiers(text: str | None, machine: "Machine") -> "frozenset[Tier]":
 
 def _made(question: "PlanRequest", effort: SearchOptions, old: "Plan | None") -> "tuple[PlanResult, tuple[str, ...]]":
     """The plan, and what is to be said of the way to it."""
-    from rowwise.shard.tiers import RUNS
+    from rowwise.shard.tiers import DEVICE_TIERS
 
-    if effort.measured and not question.tiers <= RUNS:
+    if effort.measured and not question.tiers <= DEVICE_TIERS:
         raise SpecError("--measure with --tiers: this runtime does not run such plans: want one of them")
     if effort.measured and (old is not None or effort.certify_s):
         raise SpecError("--measure with --replan or --certify: want one of them")

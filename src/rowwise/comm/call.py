@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rowwise.errors import PeerError, SpecError
-from rowwise.ops.output_cache import empty
+from rowwise.ops.output_cache import empty_cached
 from rowwise.spec import Link, Topology
 
 WHOLE = ("all_gather", "all_reduce")  # everybody is sent everything, not a run each
@@ -52,10 +52,12 @@ def find_mismatch(calls_W: Sequence[CollectiveCall], ranks: Sequence[int]) -> st
     """What two ranks do not agree about, if any do."""
     w = range(len(ranks))
     pairs = ((i, j) for i in w for j in w[i:])
-    return next((found for i, j in pairs if (found := compare(calls_W[i], calls_W[j], i, j, ranks))), None)
+    return next((found for i, j in pairs if (found := describe_mismatch(calls_W[i], calls_W[j], i, j, ranks))), None)
 
 
-def compare(first: CollectiveCall, second: CollectiveCall, i: int, j: int, ranks: Sequence[int]) -> str | None:
+def describe_mismatch(
+    first: CollectiveCall, second: CollectiveCall, i: int, j: int, ranks: Sequence[int]
+) -> str | None:
     """What the i-th and the j-th of the ranks do not agree about."""
     if (first.collective, first.what) != (second.collective, second.what):
         calls = f"rank {ranks[i]} calls {first} where rank {ranks[j]} calls {second}"
@@ -75,13 +77,13 @@ def run_for(call: CollectiveCall, send_N: Tensor, rank: int) -> Tensor:
     return send_N.narrow(0, sum(call.sizes_W[:rank]), call.sizes_W[rank])
 
 
-def join(call: CollectiveCall, runs_W: Sequence[Tensor], out: Tensor | None = None) -> Tensor:
+def combine_runs(call: CollectiveCall, runs_W: Sequence[Tensor], out: Tensor | None = None) -> Tensor:
     """What came from each rank as one result: one after the other, or added in rank order.
 
     A sum may go to `out`, which may be one of the first two runs; any other result is memory of its own.
     """
     if call.collective not in SUMS:
-        return torch.cat(list(runs_W), out=empty((sum(run.numel() for run in runs_W),), runs_W[0]))
+        return torch.cat(list(runs_W), out=empty_cached((sum(run.numel() for run in runs_W),), runs_W[0]))
     if len(runs_W) == 1:
         return runs_W[0].clone()
     total = torch.add(runs_W[0], runs_W[1], out=out)

@@ -17,7 +17,7 @@ from torch import Tensor
 from rowwise.ops import rowtype
 from rowwise.spec import RowType, WireType
 
-FAST = 16  # groups of a multiple of so many columns are coded side by side
+GROUP_MULTIPLE = 16  # groups of a multiple of so many columns are coded side by side
 Shape = tuple[int, int]
 
 
@@ -92,7 +92,7 @@ class FloatCodec:
 
     def decode(self, coded_P: Tensor, shape: Shape, spans: Spans = (), scale: float = 1.0) -> Tensor:
         """See `WireCodec`."""
-        block_ND = _aligned(coded_P, self.dtype.itemsize).view(self.dtype).view(shape).float()
+        block_ND = _align(coded_P, self.dtype.itemsize).view(self.dtype).view(shape).float()
         return block_ND / scale if self.narrow and scale != 1 else block_ND
 
 
@@ -108,26 +108,26 @@ class Int8Codec:
 
     def block_bytes(self, shape: Shape, spans: Spans = ()) -> int:
         """See `WireCodec`."""
-        return sum(_bytes_of(shape[0], span) for span in _spans(shape, spans))
+        return sum(_span_bytes(shape[0], span) for span in _spans_or_whole(shape, spans))
 
     def encode(self, block_ND: Tensor, spans: Spans = (), scale: float = 1.0) -> Tensor:
         """See `WireCodec`."""
-        spans = _spans(block_ND.shape, spans)
+        spans = _spans_or_whole(block_ND.shape, spans)
         if not spans:
             return block_ND.new_empty(0, dtype=torch.uint8)
         coded: list[Tensor] = []
         for part, span in zip(block_ND.split([span.columns for span in spans], 1), spans, strict=True):
-            width, group = _coded_together(span)
+            width, group = _kernel_row(span)
             coded.append(rowtype.pack(part.reshape(-1, width), RowType.INT8, group).flatten())
         return coded[0] if len(coded) == 1 else torch.cat(coded)
 
     def decode(self, coded_P: Tensor, shape: Shape, spans: Spans = (), scale: float = 1.0) -> Tensor:
         """See `WireCodec`."""
-        rows, spans = shape[0], _spans(shape, spans)
+        rows, spans = shape[0], _spans_or_whole(shape, spans)
         found: list[Tensor] = []
-        for part, span in zip(coded_P.split([_bytes_of(rows, span) for span in spans]), spans, strict=True):
-            width, group = _coded_together(span)
-            packed = _aligned(part, 4).view(rows * span.columns // width, -1)
+        for part, span in zip(coded_P.split([_span_bytes(rows, span) for span in spans]), spans, strict=True):
+            width, group = _kernel_row(span)
+            packed = _align(part, 4).view(rows * span.columns // width, -1)
             found.append(rowtype.unpack(packed, width, RowType.INT8, group).view(rows, span.columns))
         if not found:
             return torch.empty(shape, device=coded_P.device)
@@ -142,28 +142,28 @@ def gradient_scale(samples: int) -> float:
 def spans_of(widths: Sequence[int]) -> Spans:
     """A scale for each of the vectors that lie side by side; smaller groups where one call can code them all."""
     width = math.gcd(*widths) if widths else 0
-    if width % FAST == 0:
+    if width % GROUP_MULTIPLE == 0:
         return (ColumnSpan(sum(widths), width),) if width else ()
     runs = ((own, sum(1 for _ in same)) for own, same in groupby(widths))
     return tuple(ColumnSpan(own * count, own) for own, count in runs)
 
 
-def _spans(shape: Sequence[int], spans: Spans) -> Spans:
+def _spans_or_whole(shape: Sequence[int], spans: Spans) -> Spans:
     """Those of a block that is not empty."""
     rows, columns = shape
     return (spans or (ColumnSpan(columns, columns),)) if rows and columns else ()
 
 
-def _aligned(coded_P: Tensor, number_bytes: int) -> Tensor:
+def _align(coded_P: Tensor, number_bytes: int) -> Tensor:
     """The same bytes, where numbers of so many may begin; in the middle of a message they may not."""
     return coded_P.clone() if (coded_P.storage_offset() | coded_P.data_ptr()) % number_bytes else coded_P
 
 
-def _bytes_of(rows: int, span: ColumnSpan) -> int:
+def _span_bytes(rows: int, span: ColumnSpan) -> int:
     return rows * (span.columns // span.group) * WireType.INT8.vector_bytes(span.group)
 
 
-def _coded_together(span: ColumnSpan) -> tuple[int, int | None]:
+def _kernel_row(span: ColumnSpan) -> tuple[int, int | None]:
     """How many columns are a row of the kernel, and how many of them share a scale, if not all."""
-    side_by_side = span.group % FAST == 0 and span.columns > span.group
+    side_by_side = span.group % GROUP_MULTIPLE == 0 and span.columns > span.group
     return (span.columns, span.group) if side_by_side else (span.group, None)

@@ -24,7 +24,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from rowwise.comm.call import WHOLE, CollectiveCall, compare, join, run_for
+from rowwise.comm.call import WHOLE, CollectiveCall, combine_runs, describe_mismatch, run_for
 from rowwise.comm.group import PendingCollective
 from rowwise.comm.seam import Handle
 from rowwise.comm.torch import TorchTransport, is_alive
@@ -175,7 +175,7 @@ class SharedMemoryTransport:
         for place in self._boards:
             runs_W[place] = self._read(place, call, number)
         # Fresh memory costs as much as the sum, and an all-reduce may use what it was given.
-        came = join(call, runs_W, send_N if call.collective == "all_reduce" and self._me < 2 else None)
+        came = combine_runs(call, runs_W, send_N if call.collective == "all_reduce" and self._me < 2 else None)
         torch.ops.rowwise.publish(self._board.words, READ + number % CALLS, number)
         return came
 
@@ -256,7 +256,7 @@ class SharedMemoryTransport:
         if text != _text(call) or n != call.receives_W[place] or sizes[w + self._me] != call.sizes_W[place]:
             calls = {self._me: call, place: _call(text, sizes)}
             a, b = sorted(calls)
-            found = compare(calls[a], calls[b], a, b, self.world.ranks)
+            found = describe_mismatch(calls[a], calls[b], a, b, self.world.ranks)
             raise PeerError(found or f"ranks {self.world.ranks} do not agree about {call}")
         if not n:
             return torch.empty(0, dtype=call.dtype)

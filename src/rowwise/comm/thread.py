@@ -17,7 +17,7 @@ from typing import TypeVar, final
 import torch
 from torch import Tensor
 
-from rowwise.comm.call import CollectiveCall, find_mismatch, join, run_for
+from rowwise.comm.call import CollectiveCall, combine_runs, find_mismatch, run_for
 from rowwise.comm.group import PendingCollective, TransportComm
 from rowwise.comm.seam import Comm, Handle, WaitTime
 from rowwise.errors import PeerError
@@ -110,7 +110,7 @@ class _ThreadTransport:
         if mismatch:
             raise PeerError(mismatch)
         me = self.ranks.index(self.rank)
-        return join(posts_W[me][0], [run_for(call, sent_N, me) for call, sent_N in posts_W])
+        return combine_runs(posts_W[me][0], [run_for(call, sent_N, me) for call, sent_N in posts_W])
 
 
 def run_threads(world: int | Topology, function: Callable[[Comm], T], timeout_s: float = 300.0) -> list[T]:

@@ -20,11 +20,11 @@ from typing import Any, final
 import torch.distributed as dist
 from torch import Tensor
 
-from rowwise.comm.call import WHOLE, CollectiveCall, join
+from rowwise.comm.call import WHOLE, CollectiveCall, combine_runs
 from rowwise.comm.group import PendingCollective
 from rowwise.comm.seam import Handle, WaitTime
 from rowwise.errors import PeerError
-from rowwise.ops.output_cache import empty
+from rowwise.ops.output_cache import empty_cached
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +89,9 @@ class TorchTransport:
             work.wait()
         except RuntimeError as error:
             raise self._explain(call, error) from error
-        return join(call, came_N.split(list(call.receives_W))) if call.collective == "reduce_scatter" else came_N
+        return (
+            combine_runs(call, came_N.split(list(call.receives_W))) if call.collective == "reduce_scatter" else came_N
+        )
 
     def _explain(self, call: CollectiveCall, error: RuntimeError) -> PeerError:
         """What is known about why a collective failed; connections close a little earlier than processes end."""
@@ -110,7 +112,7 @@ class TorchTransport:
         backend = self._backends[device]
         if call.collective == "all_reduce":
             return backend.allreduce([send_N], dist.AllreduceOptions()), send_N
-        came_N = empty((sum(call.receives_W),), send_N)
+        came_N = empty_cached((sum(call.receives_W),), send_N)
         if device == "cuda" and call.collective == "all_gather" and len(set(call.receives_W)) == 1:
             return backend._allgather_base(came_N, send_N), came_N
         given_N = send_N.repeat(len(self.world.ranks)) if call.collective in WHOLE else send_N

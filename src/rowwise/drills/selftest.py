@@ -84,14 +84,12 @@ class KernelCase:
         ]
         weights_N = torch.rand(sum(len(v) for v in values), generator=generator)
         offsets = torch.ops.rowwise.offsets(torch.cat(lengths))
-        bags = FeatureBags(group.features_F9, torch.cat(values), offsets, weights_N, batch)
+        bags = FeatureBags(group.features_FC, torch.cat(values), offsets, weights_N, batch)
         return cls(arena=arena, group=group, bags=bags)
 
     def step(self) -> UpdateMemory:
         """What the next update changes."""
-        return UpdateMemory(
-            self.arena.rows, self.arena.state, self.group.tables_T12, *next_step(self.arena, self.group)
-        )
+        return UpdateMemory(self.arena.rows, self.arena.state, self.group.tables_TC, *next_step(self.arena, self.group))
 
     def pool(self) -> Tensor:
         """Look the batch up with the kernel."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rowwise.batch import Jagged
 from rowwise.errors import GradientError
-from rowwise.ops.check import locate
+from rowwise.ops.check import locate_id
 from rowwise.ops.layout import TableGroup, TableRow
 from rowwise.ops.lookup import LookupCall
 from rowwise.spec import Pooling
@@ -28,7 +28,7 @@ def name_bad_gradient(call: LookupCall, grad: Tensor, said: str) -> GradientErro
     named = re.search(r"row (\d+) of table (\d+)", said)
     assert named is not None
     row, index = map(int, named.groups())
-    row += TableRow.read(call.group.tables_T12)[index].first_row
+    row += TableRow.read(call.group.tables_TC)[index].first_row
     name = call.group.tables[index].name
     return GradientError(
         f"table {name!r}, row {row}: its gradients add up past the range of float32; lower the learning rate. {KEPT}"
@@ -38,11 +38,11 @@ def name_bad_gradient(call: LookupCall, grad: Tensor, said: str) -> GradientErro
 def find_bad_gradient(call: LookupCall, grad: Tensor) -> str | None:
     """The first number that is not finite and makes the gradient of a row so, with names; None if there is none."""
     if call.per_id:
-        return _bad_sequence(call, grad)
-    return _bad_bag(call, grad) or _bad_weight(call)
+        return _find_bad_sequence(call, grad)
+    return _find_bad_bag(call, grad) or _find_bad_weight(call)
 
 
-def _bad_bag(call: LookupCall, grad: Tensor) -> str | None:
+def _find_bad_bag(call: LookupCall, grad: Tensor) -> str | None:
     """The first gradient that is not finite and belongs to a bag with ids: others reach no row."""
     group, jagged = call.group, call.jagged
     lengths = jagged.lengths_FB.view(len(jagged.features), -1)
@@ -51,16 +51,15 @@ def _bad_bag(call: LookupCall, grad: Tensor) -> str | None:
         bad = torch.nonzero(~torch.isfinite(grad[:, columns]) & filled.unsqueeze(1))
         if len(bad):
             sample, column = (int(x) for x in bad[0])
-            ids = _bag(jagged, name, sample).tolist()
+            ids = _ids_of_bag(jagged, name, sample).tolist()
             shown = f"ids {ids[:8]}{' ...' if len(ids) > 8 else ''}"
             value = float(grad[sample, columns][column])
-            return (
-                f"{value} in the gradient of {_named(group, index)}, {_sample(call, sample)}, column {column}, {shown}"
-            )
+            where = f"{_feature_name(group, index)}, {_sample_name(call, sample)}, column {column}"
+            return f"{value} in the gradient of {where}, {shown}"
     return None
 
 
-def _bad_weight(call: LookupCall) -> str | None:
+def _find_bad_weight(call: LookupCall) -> str | None:
     """A per-id weight that is not finite makes a gradient so."""
     group, jagged = call.group, call.jagged
     if jagged.weights_N is None:
@@ -74,22 +73,24 @@ def _bad_weight(call: LookupCall) -> str | None:
         bad = torch.nonzero(~torch.isfinite(jagged.weights_N[begin:end]))
         if len(bad):
             at = begin + int(bad[0])
-            sample, position = locate(jagged, at)
-            where = f"{_named(group, index)}, {_sample(call, sample)}, position {position}"
+            sample, position = locate_id(jagged, at)
+            where = f"{_feature_name(group, index)}, {_sample_name(call, sample)}, position {position}"
             return f"weight {float(jagged.weights_N[at])} of {where}, id {int(jagged.values_N[at])}"
     return None
 
 
-def _bad_sequence(call: LookupCall, grad: Tensor) -> str | None:
+def _find_bad_sequence(call: LookupCall, grad: Tensor) -> str | None:
     group, jagged = call.group, call.jagged
     bad = torch.nonzero(~torch.isfinite(grad))
     if not len(bad):
         return None
-    index, sample, at = _place_in_sequence(group, jagged, int(bad[0, 0]))
-    return f"{float(grad[bad[0, 0]])} in the gradient of {_named(group, index)}, {_sample(call, sample)}, {at}"
+    index, sample, at = _locate_in_sequences(group, jagged, int(bad[0, 0]))
+    return (
+        f"{float(grad[bad[0, 0]])} in the gradient of {_feature_name(group, index)}, {_sample_name(call, sample)}, {at}"
+    )
 
 
-def _sample(call: LookupCall, sample: int) -> str:
+def _sample_name(call: LookupCall, sample: int) -> str:
     """A sample, where it came from."""
     rank = 0
     while rank < len(call.parts) and sample >= call.parts[rank]:
@@ -98,17 +99,17 @@ def _sample(call: LookupCall, sample: int) -> str:
     return f"sample {sample} of rank {rank}" if call.parts else f"sample {sample}"
 
 
-def _named(group: TableGroup, index: int) -> str:
+def _feature_name(group: TableGroup, index: int) -> str:
     return f"table {group.table_of(index).name!r}, feature {group.feature_names[index]!r}"
 
 
-def _bag(jagged: Jagged, feature: str, sample: int) -> Tensor:
+def _ids_of_bag(jagged: Jagged, feature: str, sample: int) -> Tensor:
     offsets = jagged.offsets()
     bag = jagged.features.index(feature) * jagged.batch_size + sample
     return jagged.values_N[int(offsets[bag]) : int(offsets[bag + 1])]
 
 
-def _place_in_sequence(group: TableGroup, jagged: Jagged, flat: int) -> tuple[int, int, str]:
+def _locate_in_sequences(group: TableGroup, jagged: Jagged, flat: int) -> tuple[int, int, str]:
     """Feature, sample and id of an element of the flat gradient of sequences."""
     offsets, batch = jagged.offsets(), jagged.batch_size
     for index, name in enumerate(group.feature_names):
@@ -118,7 +119,7 @@ def _place_in_sequence(group: TableGroup, jagged: Jagged, flat: int) -> tuple[in
         floats = (end - begin) * group.table_of(index).dim
         if flat < floats:
             at = begin + flat // group.table_of(index).dim
-            sample, position = locate(jagged, at)
+            sample, position = locate_id(jagged, at)
             return index, sample, f"position {position}, id {int(jagged.values_N[at])}"
         flat -= floats
     raise AssertionError("every element of the gradient belongs to an id")

@@ -10,11 +10,11 @@ from rowwise.row_optimizers import KernelHyperparameters, RowOptimizer
 
 
 @functools.lru_cache(maxsize=1024)  # a model's tables mostly share a few optimizers
-def _hyper_of(optimizer: RowOptimizer, step: int) -> KernelHyperparameters:
+def _cached_hyper(optimizer: RowOptimizer, step: int) -> KernelHyperparameters:
     return optimizer.hyper(step)
 
 
 def hyper_tensor(optimizers: Iterable[RowOptimizer], steps: Iterable[int]) -> Tensor:
     """One row for each table at its step [T, 8], the first step being 1."""
-    rows = [_hyper_of(optimizer, step) for optimizer, step in zip(optimizers, steps, strict=True)]
+    rows = [_cached_hyper(optimizer, step) for optimizer, step in zip(optimizers, steps, strict=True)]
     return torch.tensor(rows, dtype=torch.float32).view(-1, 8)

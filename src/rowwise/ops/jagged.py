@@ -65,7 +65,7 @@ class Unique:
 
 def permute(jagged: Jagged, features: Sequence[str]) -> Jagged:
     """The batch with these of its features, in this order."""
-    jagged, batch = _plain(jagged, features), jagged.batch_size
+    jagged, batch = _reject_shared(jagged, features), jagged.batch_size
     runs = [(0, index * batch, batch) for index in _indices(jagged, features)]
     return _take([jagged], runs, features)[0]
 
@@ -130,7 +130,7 @@ def concatenate(jaggeds: Sequence[Jagged], features: Sequence[str] | None = None
     if not jaggeds:
         raise BatchError("no batches to concatenate: their features would be unknown; want at least one")
     features = jaggeds[0].all_features if features is None else features
-    jaggeds = [_plain(jagged, features) for jagged in jaggeds]
+    jaggeds = [_reject_shared(jagged, features) for jagged in jaggeds]
     # Feature-major: all samples of the first feature, batch after batch, then of the second.
     sources = [_indices(jagged, features) for jagged in jaggeds]
     runs = [
@@ -223,7 +223,7 @@ def lengths(offsets: Tensor) -> Tensor:
         raise BatchError(f"offsets descend {got}: want each to be where a bag begins, the first 0") from None
 
 
-def _plain(jagged: Jagged, features: Sequence[str]) -> Jagged:
+def _reject_shared(jagged: Jagged, features: Sequence[str]) -> Jagged:
     """A batch of which nothing is shared, that has these features."""
     return jagged if jagged.shared is None else replace(jagged.owning(features), shared=None)
 
@@ -261,14 +261,14 @@ def _moves_natively(jaggeds: Sequence[Jagged]) -> bool:
 def _take(jaggeds: Sequence[Jagged], runs: Sequence[Run], features: Sequence[str], parts: int = 1) -> list[Jagged]:
     """Runs of bags one after the other, as so many batches of these features."""
     jaggeds = [jagged.contiguous() for jagged in jaggeds]
-    runs_P3 = torch.tensor(runs, dtype=torch.int64).view(-1, 3)
+    runs_RC = torch.tensor(runs, dtype=torch.int64).view(-1, 3)
     values = [j.values_N for j in jaggeds]
     bags = [j.lengths_FB for j in jaggeds]
     weights = [j.weights_N for j in jaggeds if j.weights_N is not None]
     kept = len(weights) == len(jaggeds)
     native = _moves_natively(jaggeds)
     try:
-        taken, lengths_, moved, starts = torch.ops.rowwise.take(values, bags, weights if native else [], runs_P3)
+        taken, lengths_, moved, starts = torch.ops.rowwise.take(values, bags, weights if native else [], runs_RC)
     except RuntimeError:
         for jagged in jaggeds:
             check.check_lengths(jagged)
@@ -276,7 +276,7 @@ def _take(jaggeds: Sequence[Jagged], runs: Sequence[Run], features: Sequence[str
     if kept and not native:
         # Where each value stands when those of all batches are put in a row: the same runs of a count.
         count = torch.arange(sum(len(v) for v in values), device=taken.device).split([len(v) for v in values])
-        moved = torch.cat(weights)[torch.ops.rowwise.take(count, bags, [], runs_P3)[0]]
+        moved = torch.cat(weights)[torch.ops.rowwise.take(count, bags, [], runs_RC)[0]]
     each = len(runs) // max(1, parts)
     starts = starts.tolist()
     bag_sizes = [sum(count for _, _, count in runs[k * each : (k + 1) * each]) for k in range(parts)]

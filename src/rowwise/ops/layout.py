@@ -135,15 +135,15 @@ class TableGroup:
     feature_names: tuple[str, ...]
     columns: int  # of the pooled output
     members_T: Tensor  # which of the arena's tables these are
-    features_F9: Tensor
-    tables_T12: Tensor
-    hyper_T8: Tensor  # at the first step
-    hyper_moves: bool
+    features_FC: Tensor
+    tables_TC: Tensor
+    hyper_TH: Tensor  # at the first step
+    hyper_depends_on_step: bool
 
     @property
     def columns_F(self) -> list[slice]:
         """Where each feature stands in the pooled output."""
-        return [slice(row.column, row.column + row.dim) for row in FeatureRow.read(self.features_F9)]
+        return [slice(row.column, row.column + row.dim) for row in FeatureRow.read(self.features_FC)]
 
     @property
     def column_slices(self) -> dict[str, slice]:
@@ -152,13 +152,13 @@ class TableGroup:
 
     def table_of(self, feature: int) -> Table:
         """The table of the i-th feature."""
-        return self.tables[FeatureRow.read(self.features_F9)[feature].table]
+        return self.tables[FeatureRow.read(self.features_FC)[feature].table]
 
     def for_sources(self, available: Sequence[str]) -> Tensor:
-        """`features_F9` for a batch that holds `available` in this order; raises KeyError for a missing one."""
+        """`features_FC` for a batch that holds `available` in this order; raises KeyError for a missing one."""
         # A batch is never reordered to suit the tables: telling the kernels where to look is free.
         at = {name: i for i, name in enumerate(available)}
-        features = self.features_F9.clone()
+        features = self.features_FC.clone()
         features[:, 0] = torch.tensor([at[name] for name in self.feature_names], dtype=torch.int64)
         return features
 
@@ -170,8 +170,8 @@ def place_tables(tables: Iterable[Table]) -> tuple[list[ArenaOffset], ArenaOffse
     for table in tables:
         places.append(ArenaOffset(base, state_base))
         # Tables, not rows, are padded: a row of 7 floats takes 28 bytes.
-        base += _aligned(table.rows * table.row_bytes, LINE)
-        state_base += _aligned(table.rows * state_width(table), LINE // 4)
+        base += _round_up(table.rows * table.row_bytes, LINE)
+        state_base += _round_up(table.rows * state_width(table), LINE // 4)
     return places, ArenaOffset(base, state_base)
 
 
@@ -204,12 +204,12 @@ def make_group(
         feature_names=tuple(name for i in chosen for name in tables[i].feature_names),
         columns=column,
         members_T=torch.tensor(chosen, dtype=torch.int64),
-        features_F9=torch.tensor(feature_rows, dtype=torch.int64).view(-1, 9),
-        tables_T12=torch.tensor(table_rows, dtype=torch.int64).view(-1, 12),
-        hyper_T8=hyper_tensor(optimizers, [1] * len(optimizers)),
-        hyper_moves=any(o.hyper_depends_on_step for o in optimizers),
+        features_FC=torch.tensor(feature_rows, dtype=torch.int64).view(-1, 9),
+        tables_TC=torch.tensor(table_rows, dtype=torch.int64).view(-1, 12),
+        hyper_TH=hyper_tensor(optimizers, [1] * len(optimizers)),
+        hyper_depends_on_step=any(o.hyper_depends_on_step for o in optimizers),
     )
 
 
-def _aligned(size: int, unit: int) -> int:
+def _round_up(size: int, unit: int) -> int:
     return -(-size // unit) * unit

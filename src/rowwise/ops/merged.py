@@ -26,36 +26,38 @@ class MergedGradients:
     grad_UD: Tensor
 
 
-def merge(staged: StagedGradients) -> list[MergedGradients]:
+def merge_staged(staged: StagedGradients) -> list[MergedGradients]:
     """The gradients of each piece of the group, for the rows touched, ascending; NaN where they have no finite sum."""
     call, group = staged.call, staged.call.group
     batch = call.jagged.batch_size
     # The features of a piece side by side, in the group's order: its ids are then one segment.
-    runs = [(0, source * batch, batch) for source in call.features_F9[:, 0].tolist()]
+    runs = [(0, source * batch, batch) for source in call.features_FC[:, 0].tolist()]
     kept: list[Tensor] = [] if staged.weights is None else [staged.weights]
     ids, lengths, weights, starts = torch.ops.rowwise.take(
         [call.jagged.values_N], [call.jagged.lengths_FB], kept, torch.tensor(runs, dtype=torch.int64)
     )
-    tables = TableRow.read(group.tables_T12)
+    tables = TableRow.read(group.tables_TC)
     bounds = torch.stack([*(starts[t.first_feature] for t in tables), starts[-1]])
     unique = deduplicate(ids, bounds)
     # Each id becomes the number of its row among those of its piece.
     numbers = unique.inverse_N - unique.bounds_S1[:-1].repeat_interleave(bounds.diff()).to(ids.device)
     counts = unique.bounds_S1.diff().tolist()
-    sums, places = _zeros(tables, counts, ids.device)
+    sums, places = _negative_zero_rows(tables, counts, ids.device)
     features = [
         f._replace(source=k, base=places[f.table].base, rows=places[f.table].rows, type=0, group=0)
-        for k, f in enumerate(FeatureRow.read(group.features_F9))
+        for k, f in enumerate(FeatureRow.read(group.features_FC))
     ]
     finite = True
-    bags = _tensor(features), numbers, torch.ops.rowwise.offsets(lengths), weights if kept else None
+    bags = _int_matrix(features), numbers, torch.ops.rowwise.offsets(lengths), weights if kept else None
     rate, keys = (
         torch.tensor([KernelHyperparameters(lr=-1.0)] * len(tables)),
         torch.zeros(len(tables), dtype=torch.int64),
     )
     no_state = torch.empty(0, device=ids.device)
     try:
-        torch.ops.rowwise.update(sums, no_state, _tensor(places), rate, keys, *bags, staged.grad, batch, call.per_id)
+        torch.ops.rowwise.update(
+            sums, no_state, _int_matrix(places), rate, keys, *bags, staged.grad, batch, call.per_id
+        )
     except (RuntimeError, ArithmeticError) as error:
         if "not finite" not in str(error):
             raise
@@ -63,7 +65,7 @@ def merge(staged: StagedGradients) -> list[MergedGradients]:
     found: list[MergedGradients] = []
     for rows_U, place in zip(unique.values_U.split(counts), places, strict=True):
         grad_UD = sums.view(torch.float32)[place.base // 4 :][: len(rows_U) * place.dim].view(-1, place.dim)
-        found.append(MergedGradients(rows_U=rows_U, grad_UD=grad_UD if finite else _marked(grad_UD)))
+        found.append(MergedGradients(rows_U=rows_U, grad_UD=grad_UD if finite else _mark_nan(grad_UD)))
     return found
 
 
@@ -76,32 +78,34 @@ def merge_ids(ids_N: Tensor, offsets_B1: Tensor, grad_ND: Tensor, rows: int) -> 
     flat = sums.view(torch.uint8).flatten()
     rate, keys = torch.tensor([KernelHyperparameters(lr=-1.0)]), torch.zeros(1, dtype=torch.int64)
     no_state, batch = torch.empty(0, device=grad_ND.device), len(offsets_B1) - 1
-    bags = _tensor([feature]), ids_N, offsets_B1.contiguous(), None
+    bags = _int_matrix([feature]), ids_N, offsets_B1.contiguous(), None
     try:
-        torch.ops.rowwise.update(flat, no_state, _tensor([table]), rate, keys, *bags, grad_ND.reshape(-1), batch, True)
+        torch.ops.rowwise.update(
+            flat, no_state, _int_matrix([table]), rate, keys, *bags, grad_ND.reshape(-1), batch, True
+        )
     except (RuntimeError, ArithmeticError) as error:
         if "not finite" not in str(error):
             raise
-        _marked(sums)
+        _mark_nan(sums)
     return sums[:rows]
 
 
-def apply(
+def apply_merged(
     arena: Arena, merged: Sequence[MergedGradients], tables: Sequence[TableRow], numbers: tuple[Tensor, Tensor]
 ) -> None:
     """Update each of these rows once, as `tables` and the numbers [T, 8] and keys [T] say."""
-    hyper_T8, keys_T = numbers
+    hyper_TH, keys_T = numbers
     features = [FeatureRow(k, k, t.base, t.rows, t.dim, 0, Mode.SUM, t.type, t.group) for k, t in enumerate(tables)]
     own = [t._replace(first_feature=k, num_features=1) for k, t in enumerate(tables)]
     lengths = torch.tensor([len(m.rows_U) for m in merged], dtype=torch.int64)
-    bags = _tensor(features), torch.cat([m.rows_U.long() for m in merged]), torch.ops.rowwise.offsets(lengths)
+    bags = _int_matrix(features), torch.cat([m.rows_U.long() for m in merged]), torch.ops.rowwise.offsets(lengths)
     if arena.touched is not None:  # see [Note: Touched rows]
         arena.touched.mark(arena.rows, *bags, 1)
     torch.ops.rowwise.update(
         arena.rows,
         arena.state,
-        _tensor(own),
-        hyper_T8,
+        _int_matrix(own),
+        hyper_TH,
         keys_T,
         *bags,
         None,
@@ -111,7 +115,9 @@ def apply(
     )
 
 
-def _zeros(tables: Sequence[TableRow], counts: Sequence[int], device: torch.device) -> tuple[Tensor, list[TableRow]]:
+def _negative_zero_rows(
+    tables: Sequence[TableRow], counts: Sequence[int], device: torch.device
+) -> tuple[Tensor, list[TableRow]]:
     """As many rows of minus zeros for each table, in floats, and at least one."""
     places: list[TableRow] = []
     at = 0
@@ -123,11 +129,11 @@ def _zeros(tables: Sequence[TableRow], counts: Sequence[int], device: torch.devi
     return torch.full((at // 4,), -0.0, device=device).view(torch.uint8), places
 
 
-def _marked(grad_UD: Tensor) -> Tensor:
+def _mark_nan(grad_UD: Tensor) -> Tensor:
     """With NaN in rows that the kernel left as they were: a sum that is zero is not minus zero."""
     grad_UD[((grad_UD == 0) & grad_UD.signbit()).all(1)] = torch.nan
     return grad_UD
 
 
-def _tensor(rows: Sequence[tuple[int, ...]]) -> Tensor:
+def _int_matrix(rows: Sequence[tuple[int, ...]]) -> Tensor:
     return torch.tensor(rows, dtype=torch.int64).view(len(rows), -1)

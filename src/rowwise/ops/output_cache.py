@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 
-def empty(shape: tuple[int, ...], like: Tensor) -> Tensor:
+def empty_cached(shape: tuple[int, ...], like: Tensor) -> Tensor:
     """Of the type and on the device of another; may hold anything."""
     if like.device.type != "cpu":
         return like.new_empty(shape)

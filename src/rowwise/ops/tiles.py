@@ -23,16 +23,16 @@ from rowwise.ops.lookup import LookupCall, StagedGradients, lookup
 from rowwise.ops.shared import (
     FeatureSubset,
     FeatureVectors,
-    added_up,
-    at_firsts,
-    expanded,
-    grad_at_firsts,
-    late,
-    picked,
-    spread_into,
+    assign_to_first_samples,
+    expand_bags,
+    gradient_of_first_samples,
+    select_columns,
+    stage_gradient,
+    sum_over_samples,
+    write_shared_columns,
 )
 from rowwise.ops.unknown import map_unknown
-from rowwise.ops.update import do_all, update
+from rowwise.ops.update import run_all, update
 from rowwise.spec import Pooling, Table
 
 
@@ -116,16 +116,16 @@ class Tiles:
         grad_BS, shared = grads[0], jagged.shared
         if len(grads) > 1 and shared is not None:
             own, common = (self._some(batch.features).runs for batch in (jagged, shared.jagged))
-            grad_BS = grad_at_firsts(
+            grad_BS = gradient_of_first_samples(
                 FeatureVectors(grads[0], own), FeatureVectors(grads[1], common), shared, self.pooled.columns
             )
-            jagged = at_firsts(jagged, shared)
+            jagged = assign_to_first_samples(jagged, shared)
         if jagged.shared is None or not self.pooled.tables:
             jagged = jagged.expanded().contiguous()
             features = self.features_for(jagged)[0]
         else:  # of features that are looked up; their ids have rows, and most rows can be told in 32 bits
             names, features = self._in_order
-            jagged = expanded(jagged.contiguous(), names, narrow=all(t.rows <= 1 << 31 for t in self.pooled.tables))
+            jagged = expand_bags(jagged.contiguous(), names, narrow=all(t.rows <= 1 << 31 for t in self.pooled.tables))
         offsets = torch.ops.rowwise.offsets(jagged.lengths_FB)
         weights = None if jagged.weights_N is None else jagged.weights_N.detach().float()
         call = LookupCall(self.pooled, features, jagged, offsets, False, parts)
@@ -141,8 +141,8 @@ class Tiles:
     def _stage_shared(self, jagged: Jagged, grad_BS: Tensor) -> None:
         shared, grads = jagged.shared, [grad_BS]
         if self.merge_shared and shared is not None:
-            own_BS, common_BS = (picked(grad_BS, self._some(b.features).runs) for b in (jagged, shared.jagged))
-            grads = [own_BS, added_up(common_BS, shared)]
+            own_BS, common_BS = (select_columns(grad_BS, self._some(b.features).runs) for b in (jagged, shared.jagged))
+            grads = [own_BS, sum_over_samples(common_BS, shared)]
         self.stage_pooled(jagged, grads)
 
     def split(self, looked: LookupOutput) -> dict[str, Tensor]:
@@ -158,7 +158,7 @@ class Tiles:
         staged = self.staged
         self.discard()  # first: should the update raise, the same gradients must not come again
         groups = ([s for s in staged if s.call.per_id == per_id] for per_id in (False, True))
-        do_all(partial(update, self.arena, group) for group in groups)
+        run_all(partial(update, self.arena, group) for group in groups)
 
     def check_staged(self) -> float:
         """Raise if a staged gradient is not finite, while no row has changed; `update` keeps only bad rows as they are.
@@ -168,13 +168,13 @@ class Tiles:
         bounds: list[float] = []
         for staged in self.staged:
             # One pass that writes nothing. What belongs to no id reaches no row: only a suspect pays for the search.
-            largest = _largest(staged.grad)
+            largest = _max_abs(staged.grad)
             if not math.isfinite(largest):
                 found = find_bad_gradient(staged.call, staged.grad)
                 if found is not None:
                     raise GradientError(f"{found}. No row was updated")
             # An id adds to its row at most once, with its weight or less than 1.
-            weight = 1.0 if staged.weights is None else max(1.0, _largest(staged.weights))
+            weight = 1.0 if staged.weights is None else max(1.0, _max_abs(staged.weights))
             bounds.append(largest * weight * len(staged.call.jagged.values_N))
         return sum(bounds)
 
@@ -195,9 +195,9 @@ class Tiles:
 
     def _look_up_shared(self, jagged: Jagged, shared: Shared) -> LookupOutput:
         """The same, each bag that samples share once; see `ops/shared.py`."""
-        if learns(jagged) or set(shared.jagged.features) & set(self.sequence.feature_names):
+        if per_id_weights_require_grad(jagged) or set(shared.jagged.features) & set(self.sequence.feature_names):
             # A weight of a shared bag has a gradient of its own for each sample; a sequence has rows for each id.
-            only = shared.jagged.features if learns(jagged) else self.sequence.feature_names
+            only = shared.jagged.features if per_id_weights_require_grad(jagged) else self.sequence.feature_names
             return self.look_up(jagged.owning(only))
         self._check_features(jagged.all_features)
         check_weights([piece.whole for piece in self.arena.pieces], jagged)
@@ -210,9 +210,9 @@ class Tiles:
             # What is wrong is told of samples, not of distinct ones; and it may be allowed.
             return self.look_up(jagged.expanded())
         found = self.look_up_sequences(jagged)
-        matrix_BS = late(
+        matrix_BS = stage_gradient(
             self._anchor,
-            lambda: spread_into(placed_BS, part, shared.inverse_B),
+            lambda: write_shared_columns(placed_BS, part, shared.inverse_B),
             partial(self._stage_shared, jagged),
         )
         return replace(found, matrix_BS=matrix_BS)
@@ -256,7 +256,7 @@ class Tiles:
         return {**self.__dict__, "staged": []}
 
 
-def _largest(x: Tensor) -> float:
+def _max_abs(x: Tensor) -> float:
     """The largest absolute value; NaN if there is one."""
     if not x.numel():
         return 0.0
@@ -264,7 +264,7 @@ def _largest(x: Tensor) -> float:
     return max(-float(low), float(high))
 
 
-def learns(jagged: Jagged) -> bool:
+def per_id_weights_require_grad(jagged: Jagged) -> bool:
     """Whether per-id weights get a gradient."""
     weights = (jagged.weights_N, None if jagged.shared is None else jagged.shared.jagged.weights_N)
     return torch.is_grad_enabled() and any(w is not None and w.requires_grad for w in weights)

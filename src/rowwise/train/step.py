@@ -29,7 +29,7 @@ from rowwise.comm.status import raise_if_any_rank_failed
 from rowwise.errors import BatchError, GradientError, SpecError, UpdateError
 from rowwise.hashing.embeddings import MappedEmbeddings
 from rowwise.ops.threads import one_thread
-from rowwise.ops.update import do_all
+from rowwise.ops.update import run_all
 from rowwise.shard.embeddings import AnyEmbeddings, ShardedEmbeddings
 from rowwise.spec import Wire
 from rowwise.train.breakdown import Breakdown
@@ -257,7 +257,7 @@ def _update_rows(work: StepContext, number: int, *, may_overflow: bool) -> None:
     failure: UpdateError | None = None
     try:
         with work.clock.phase("update"):
-            do_all(tables.update for tables in work.tables)
+            run_all(tables.update for tables in work.tables)
     except GradientError as error:
         if len(work.comm.ranks) == 1:
             raise
