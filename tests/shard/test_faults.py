@@ -164,7 +164,11 @@ FAULTS = {
         r"table 'a': feature 'a.1', sample \d+, position 0: id 40 is",
     ),
     "a negative id": (lambda b: with_id(b, -1), IdError, r"table 'a': feature 'a.1', sample \d+, position 0: id -1 is"),
-    "a length too large": (lambda b: with_length(b, 1), BatchError, r"lengths add up to \d+ and there are \d+ ids"),
+    "a length too large": (
+        lambda b: with_length(b, 1),
+        BatchError,
+        r"lengths add up to \d+, want \d+, the number of ids",
+    ),
     "a negative length": (lambda b: with_length(b, -9), BatchError, "feature 'c', sample 0: length -"),
     "no weights": (lambda b: replace(b, weights_N=None), BatchError, "no weights, which tables b .* need"),
 }

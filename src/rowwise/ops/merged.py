@@ -1,8 +1,8 @@
-"""Gradients of rows, merged and not yet applied: for updates that need something of other ranks in between.
+"""Merging and applying gradients in two steps, for updates that need other ranks in between.
 
-Merging is the update of plain gradient descent on rows of zeros, with a rate of -1: the kernel that merges for every
-optimizer, in its order. Applying is the update of a batch in which each row was looked up once. Both are exact. Gives
-up: a pass more over the gradients than an update that does both at once.
+Both steps are the update kernel, so both have its bits. Merging is SGD with a learning rate of -1 on rows of zeros.
+Applying is the update of a batch in which each row was looked up once. It costs one more pass over the gradients than
+an update that does both at once.
 """
 
 from collections.abc import Sequence
@@ -13,25 +13,25 @@ from torch import Tensor
 
 from rowwise.ops.arena import Arena
 from rowwise.ops.jagged import deduplicate
-from rowwise.ops.layout import RULES, FeatureRow, Mode, TableRow
+from rowwise.ops.layout import RULES, SOURCE, FeatureRow, Mode, TableRow
 from rowwise.ops.lookup import StagedGradients
 from rowwise.row_optimizers import KernelHyperparameters, Sgd
 
 
 @dataclass(slots=True, kw_only=True)
 class MergedGradients:
-    """The rows of one piece of a table that were touched, and the sum of all that reached each."""
+    """The touched rows of one table piece, ascending, and the sum of the contributions to each."""
 
     rows_U: Tensor
     grad_UD: Tensor
 
 
 def merge_staged(staged: StagedGradients) -> list[MergedGradients]:
-    """The gradients of each piece of the group, for the rows touched, ascending; NaN where they have no finite sum."""
+    """The merged gradients of each piece of the group; NaN in rows whose sum is not finite."""
     call, group = staged.call, staged.call.group
     batch = call.jagged.batch_size
-    # The features of a piece side by side, in the group's order: its ids are then one segment.
-    runs = [(0, source * batch, batch) for source in call.features_FC[:, 0].tolist()]
+    # Reordered so that the features of a piece are neighbours: its ids are then one segment to deduplicate.
+    runs = [(0, source * batch, batch) for source in call.features_FC[:, SOURCE].tolist()]
     kept: list[Tensor] = [] if staged.weights is None else [staged.weights]
     ids, lengths, weights, starts = torch.ops.rowwise.take(
         [call.jagged.values_N], [call.jagged.lengths_FB], kept, torch.tensor(runs, dtype=torch.int64)
@@ -39,7 +39,7 @@ def merge_staged(staged: StagedGradients) -> list[MergedGradients]:
     tables = TableRow.read(group.tables_TC)
     bounds = torch.stack([*(starts[t.first_feature] for t in tables), starts[-1]])
     unique = deduplicate(ids, bounds)
-    # Each id becomes the number of its row among those of its piece.
+    # Each id becomes the index of its row among the touched rows of its piece: the ids of a small table of sums.
     numbers = unique.inverse_N - unique.bounds_S1[:-1].repeat_interleave(bounds.diff()).to(ids.device)
     counts = unique.bounds_S1.diff().tolist()
     sums, places = _negative_zero_rows(tables, counts, ids.device)
@@ -70,7 +70,7 @@ def merge_staged(staged: StagedGradients) -> list[MergedGradients]:
 
 
 def merge_ids(ids_N: Tensor, offsets_B1: Tensor, grad_ND: Tensor, rows: int) -> Tensor:
-    """The gradients [rows, D] of rows 0, 1, ... that one feature looked up, a vector for each id."""
+    """The merged gradients [rows, D] of rows 0, 1, ... that one sequence feature looked up."""
     dim = grad_ND.shape[1]
     table = TableRow(0, max(1, rows), dim, 0, 0, RULES[Sgd], 0, 1, 0, 0, 0, 0)
     feature = FeatureRow(0, 0, 0, max(1, rows), dim, 0, Mode.SUM, 0, 0)
@@ -91,10 +91,13 @@ def merge_ids(ids_N: Tensor, offsets_B1: Tensor, grad_ND: Tensor, rows: int) -> 
 
 
 def apply_merged(
-    arena: Arena, merged: Sequence[MergedGradients], tables: Sequence[TableRow], numbers: tuple[Tensor, Tensor]
+    arena: Arena,
+    merged: Sequence[MergedGradients],
+    tables: Sequence[TableRow],
+    hyper_and_keys: tuple[Tensor, Tensor],
 ) -> None:
-    """Update each of these rows once, as `tables` and the numbers [T, 8] and keys [T] say."""
-    hyper_TH, keys_T = numbers
+    """Update each of these rows once; `tables` and `hyper_and_keys` (see `next_step`) have an entry per piece."""
+    hyper_TH, keys_T = hyper_and_keys
     features = [FeatureRow(k, k, t.base, t.rows, t.dim, 0, Mode.SUM, t.type, t.group) for k, t in enumerate(tables)]
     own = [t._replace(first_feature=k, num_features=1) for k, t in enumerate(tables)]
     lengths = torch.tensor([len(m.rows_U) for m in merged], dtype=torch.int64)
@@ -110,7 +113,7 @@ def apply_merged(
         *bags,
         None,
         torch.cat([m.grad_UD.reshape(-1) for m in merged]),
-        1,  # a sample that holds them all
+        1,  # one sample, whose bag of each feature holds all the feature's rows
         True,
     )
 
@@ -118,7 +121,10 @@ def apply_merged(
 def _negative_zero_rows(
     tables: Sequence[TableRow], counts: Sequence[int], device: torch.device
 ) -> tuple[Tensor, list[TableRow]]:
-    """As many rows of minus zeros for each table, in floats, and at least one."""
+    """Float rows of -0.0, `counts` for each table and at least one, and where each table's begin.
+
+    -0.0 + x is x for every x, and no merged sum is -0.0: a row that still is was skipped by the kernel.
+    """
     places: list[TableRow] = []
     at = 0
     for table, count in zip(tables, counts, strict=True):
@@ -130,7 +136,7 @@ def _negative_zero_rows(
 
 
 def _mark_nan(grad_UD: Tensor) -> Tensor:
-    """With NaN in rows that the kernel left as they were: a sum that is zero is not minus zero."""
+    """NaN in rows that the kernel skipped, which are still all -0.0."""
     grad_UD[((grad_UD == 0) & grad_UD.signbit()).all(1)] = torch.nan
     return grad_UD
 

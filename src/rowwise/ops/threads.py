@@ -1,7 +1,4 @@
-"""How many threads torch's own operators may take for a while.
-
-Its own file because training whose bits may not depend on threads and training of small networks both ask for it.
-"""
+"""Context managers that limit the threads of torch's own operators."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -11,7 +8,6 @@ import torch
 
 @contextmanager
 def torch_threads(count: int) -> Iterator[None]:
-    """Torch's operators on this many threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -21,5 +17,5 @@ def torch_threads(count: int) -> Iterator[None]:
 
 
 def one_thread() -> AbstractContextManager[None]:
-    """Torch's operators on one thread: how they cut a sum among several shows in its bits."""
+    """Run torch's operators on one thread: with several, the bits of a sum depend on their number."""
     return torch_threads(1)
