@@ -211,7 +211,7 @@ def main() -> None:
     args = parsed(parser)
     torch.manual_seed(0)
     linear.choose_library(args.library)
-    library = linear.chosen_library()
+    library = linear.current_library()
     print(f"linear layers use {library}")
     rows = []
     for work in all_works(args):

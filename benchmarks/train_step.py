@@ -186,7 +186,7 @@ def main() -> None:
     rows: list[dict] = []
     for section in args.only or SECTIONS[: 1 if args.quick and not args.smoke else 2]:
         rows += measure(section, args, size)
-    made = {**environment(), "library": linear.chosen_library()}
+    made = {**environment(), "library": linear.current_library()}
     floors = smoke_floors(rows, args) if args.smoke else floors_of(rows)
     finish({"benchmark": "train_step", "environment": made, "rows": rows, "floors": floors}, args)
 

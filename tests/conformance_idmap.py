@@ -100,8 +100,8 @@ every_case = st.one_of(one_case, added_cases())
 def arguments(id_map: IdMap) -> tuple[Any, ...]:
     """What the operator takes after the ids."""
     rows = [[KINDS.index(s.kind), *msgspec.structs.astuple(s)[1:]] for s in id_map.shape.sections]
-    sections_S10 = torch.tensor(rows, dtype=torch.int64)
-    return sections_S10, torch.from_numpy(id_map.words), id_map.shape.ids, id_map.shape.columns
+    sections_SC = torch.tensor(rows, dtype=torch.int64)
+    return sections_SC, torch.from_numpy(id_map.words), id_map.shape.ids, id_map.shape.columns
 
 
 def some_ids(id_map: IdMap, seed: int = 0, count: int = 500) -> np.ndarray:

@@ -294,7 +294,7 @@ def test_lengths_that_do_not_add_up(more):
     jagged = make_batch()
     jagged.lengths_FB[-1] += more - min(0, int(jagged.lengths_FB[-1]) + more)  # never negative
     total, ids = int(jagged.lengths_FB.sum()), jagged.values_N.numel()
-    message = rf"lengths add up to {total} and there are {ids} ids \(c2: \d+, i: \d+, other: \d+, u2: "
+    message = rf"lengths add up to {total}, want {ids}, the number of ids \(c2: \d+, i: \d+, other: \d+, u2: "
     with pytest.raises(BatchError, match=message):
         Embeddings(TABLES)(jagged)
 
@@ -305,7 +305,7 @@ def test_lengths_are_blamed_before_the_ids_that_they_shift(unknown):
     tables = [Table(name="large", rows=1000, dim=4), Table(name="small", rows=10, dim=4, unknown=unknown)]
     embeddings = Embeddings(tables)
     ids, lengths = torch.tensor([500, 600, 3]), torch.tensor([1, 1])  # should be 2, 1
-    with pytest.raises(BatchError, match=r"lengths add up to 2 and there are 3 ids \(large: 1, small: 1\)"):
+    with pytest.raises(BatchError, match=r"lengths add up to 2, want 3, the number of ids \(large: 1, small: 1\)"):
         embeddings(Jagged(features=("large", "small"), values_N=ids, lengths_FB=lengths))
     assert embeddings.unknown_ids == {}
 
@@ -329,7 +329,7 @@ def test_negative_lengths_that_add_up():
 
 def test_lengths_that_overflow():
     lengths = torch.full((3,), 1 << 62)
-    with pytest.raises(BatchError, match=r"lengths add up to .* and there are 3 ids"):
+    with pytest.raises(BatchError, match=r"lengths add up to .*, want 3, the number of ids"):
         Embeddings([Table(name="t", rows=7, dim=4)])(
             Jagged(features=("t",), values_N=torch.tensor([1, 2, 3]), lengths_FB=lengths)
         )
@@ -466,7 +466,7 @@ def test_gradients_that_overflow_when_merged():
     """Each is finite, and their sum is not."""
     tables = (Table(name="t", rows=9, dim=4, optimizer=Sgd()),)
     jagged = Jagged.from_lists({"t": [[1], [1], [2]]})
-    error = "table 't', row 1: its gradients add up past the range of float32; lower the learning rate"
+    error = "table 't', row 1: the sum of its gradients overflows float32; want a lower learning rate"
     check_split(
         tables, jagged, [torch.ones(3, 4)], [torch.tensor([[3e38] * 4, [3e38] * 4, [1.0] * 4])], "t", {1}, error
     )

@@ -71,7 +71,7 @@ class Rowwise:
         if self.plan is None:
             return {name: [(slice(None), slice(None), embeddings.table(name))] for name in NAMES}
         held: dict[str, Pieces] = {name: [] for name in NAMES}
-        for piece in embeddings.held():
+        for piece in embeddings.local_tiles():
             held[piece.tile.table].append((slice(*piece.tile.rows), slice(*piece.tile.cols), piece.rows))
         return held
 

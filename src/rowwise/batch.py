@@ -221,22 +221,23 @@ class Jagged:
 
     def keys(self) -> list[str]:
         """Names of the features."""
-        return list(_whole(self).features)
+        return list(_require_unshared(self).features)
 
     def values(self) -> Tensor:
-        return _whole(self).values_N
+        """All ids."""
+        return _require_unshared(self).values_N
 
     def lengths(self) -> Tensor:
         """Ids in each bag."""
-        return _whole(self).lengths_FB
+        return _require_unshared(self).lengths_FB
 
     def weights_or_none(self) -> Tensor | None:
         """Weight of each id, if any."""
-        return _whole(self).weights_N
+        return _require_unshared(self).weights_N
 
     def offsets(self) -> Tensor:
         """Where each bag begins, and the end of the last."""
-        _whole(self)
+        _require_unshared(self)
         return torch.cat([self.lengths_FB.new_zeros(1), self.lengths_FB.cumsum(0, dtype=self.lengths_FB.dtype)])
 
     def stride(self) -> int:
@@ -303,7 +304,7 @@ class Shared:
         return Shared(jagged=self.jagged.to(device), inverse_B=self.inverse_B.to(device))
 
 
-def _whole(jagged: Jagged) -> Jagged:
+def _require_unshared(jagged: Jagged) -> Jagged:
     """The batch, for who knows nothing of sharing: what is shared would be overlooked."""
     if jagged.shared is not None:
         names = ", ".join(jagged.shared.jagged.features)

@@ -119,7 +119,7 @@ def differences(module: Embeddings | ShardedEmbeddings, whole: Embeddings) -> li
 
 def pieces(module):
     if isinstance(module, ShardedEmbeddings):
-        return [(held.tile, held.rows, held.state) for held in module.held()]
+        return [(held.tile, held.rows, held.state) for held in module.local_tiles()]
     places = [next(iter(CASES["table-wise"](table, Topology()))) for table in module.tables]
     return [(tile, module.arena.table(k), module.arena.table_state(k)) for k, tile in enumerate(places)]
 

@@ -87,7 +87,7 @@ def save_both(run, folder, bits, background=False, steps=4):
             full.add(step, parts, data)
             less.add(step, parts, data)
         less.wait()
-        return [x.clone() for held in model.embeddings.held() for x in (held.rows, *held.state.values())]
+        return [x.clone() for held in model.embeddings.local_tiles() for x in (held.rows, *held.state.values())]
 
     return run_threads(run.plan.world, rank, timeout_s=60)
 

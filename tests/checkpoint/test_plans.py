@@ -94,7 +94,7 @@ def test_a_plan_that_keeps_a_state_for_each_column_piece(tmp_path):
 
     def run(comm):
         model = shard(Net((table,)), plan, comm)
-        (held,) = model.embeddings.held()
+        (held,) = model.embeddings.local_tiles()
         held.state["sum"].copy_(torch.arange(30.0) + 100 * comm.rank)
         write(tmp_path / "one", *collect(model, {}, comm), comm)
         held.state["sum"].zero_()
@@ -112,7 +112,7 @@ def test_a_plan_that_keeps_a_state_for_each_column_piece(tmp_path):
     def read(comm):
         model = shard(Net((table,)), plan, comm)
         restore(Checkpoint.open(tmp_path / "two"), model, {}, comm)
-        return model.embeddings.held()[0].state["sum"].clone()
+        return model.embeddings.local_tiles()[0].state["sum"].clone()
 
     assert all(torch.equal(found, first) for found in run_threads(2, read))
 

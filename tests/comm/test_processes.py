@@ -94,7 +94,9 @@ def test_a_rank_that_never_comes_ends_the_others_and_is_stopped(shared):
 @linux
 @pytest.mark.dist
 def test_too_little_shared_memory_is_an_error_with_sizes():
-    want = r"rank 0: want 22 MB of shared memory for all_reduce of 'grads', beside 0 MB: .*shared_memory=False"
+    want = (
+        r"rank 0: all_reduce of 'grads' needs 22 MB of shared memory more than the 0 MB in use: .*shared_memory=False"
+    )
     with pytest.raises(PeerError, match=want):
         run_processes(2, comm_ranks.too_large, timeout_s=60, shared_memory=True)
 
@@ -103,7 +105,7 @@ def test_too_little_shared_memory_is_an_error_with_sizes():
 @pytest.mark.dist
 def test_too_many_collectives_under_way_are_refused():
     found = run_processes(2, comm_ranks.too_many, timeout_s=60, shared_memory=True)
-    refused = [f"rank {r}: 64 collectives are under way: wait for one before all_gather of 'x'" for r in range(2)]
+    refused = [f"rank {r}: 64 collectives are pending: wait() for one before all_gather of 'x'" for r in range(2)]
     assert found == [(said, [1.0] * 4) for said in refused]
 
 
@@ -136,7 +138,7 @@ def test_ranks_of_a_host_must_be_consecutive_and_equally_many():
 
 def test_a_program_that_torchrun_did_not_start_is_told_so(monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
-    with pytest.raises(SpecError, match="start the program with torchrun"):
+    with pytest.raises(SpecError, match="started with torchrun"):
         connect()
 
 

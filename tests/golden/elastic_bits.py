@@ -101,7 +101,7 @@ def digest(tables: Tables, topology: Topology, layouts: list[str]) -> str:
     def rank(comm: Comm):
         module = ShardedEmbeddings(tables, plan, comm, elastic=True)
         copy_tables(Embeddings(tables, seed=SEED), module)
-        return train(module, tables, comm), module.held()
+        return train(module, tables, comm), module.local_tiles()
 
     ranks = run_threads(topology, rank, timeout_s=60)
     hashed = hashlib.sha256()

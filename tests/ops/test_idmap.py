@@ -83,12 +83,12 @@ ways = st.sampled_from(("bits", "some", "all", "ones", "zeros"))
 def test_words_that_hold_anything_give_rows_of_the_map(isa, case, way, seed):
     id_map, shape = case.id_map, case.id_map.shape
     words = garbled(id_map.words, way, np.random.default_rng(seed))
-    sections_S10, _, *more = arguments(id_map)
+    sections_SC, _, *more = arguments(id_map)
     ids_N = torch.from_numpy(some_ids(id_map, seed))
-    found = map_ids(ids_N, sections_S10, torch.from_numpy(words), *more)
+    found = map_ids(ids_N, sections_SC, torch.from_numpy(words), *more)
     assert -1 <= int(found.min()) <= int(found.max()) < shape.rows
     if fault_of(IdMap(shape=shape, words=words)) is None:  # no worse than before, such as other entries
-        assert torch.equal(found, reference.map_ids(ids_N, sections_S10, torch.from_numpy(words), *more))
+        assert torch.equal(found, reference.map_ids(ids_N, sections_SC, torch.from_numpy(words), *more))
 
 
 numbers = st.one_of(st.integers(-2, 70), st.integers(-(1 << 63), (1 << 63) - 1), st.integers(0, 2000))
@@ -102,25 +102,25 @@ numbers = st.one_of(st.integers(-2, 70), st.integers(-(1 << 63), (1 << 63) - 1),
 )
 @settings(max_examples=200)
 def test_sections_that_reach_past_the_words_raise(case, changes, known, cut):
-    sections_S10, words, ids, columns = arguments(case.id_map)
+    sections_SC, words, ids, columns = arguments(case.id_map)
     for row, field, number in changes:
-        sections_S10[row % len(sections_S10), field] = number
+        sections_SC[row % len(sections_SC), field] = number
     words = words[: max(0, len(words) - cut)]
     ids_N = torch.from_numpy(some_ids(case.id_map))
     try:
-        found = map_ids(ids_N, sections_S10, words, ids if known is None else known, columns)
+        found = map_ids(ids_N, sections_SC, words, ids if known is None else known, columns)
     except RuntimeError as error:
         assert "id map" in str(error)  # noqa: PT017 - it may also give rows
         return
-    last = int((sections_S10[:, 1] + sections_S10[:, 2]).max())
+    last = int((sections_SC[:, 1] + sections_SC[:, 2]).max())
     assert -1 <= int(found.min()) <= int(found.max()) < last
 
 
 @pytest.mark.parametrize("bad", ["ids", "sections", "words", "columns"])
 def test_tensors_of_other_kinds_raise(bad):
-    sections_S10, words, known, columns = arguments(rules.hashed(100, 10))
-    given_ = {"ids": torch.arange(10), "sections": sections_S10, "words": words, "columns": columns}
-    wrong = {"ids": torch.zeros(10), "sections": sections_S10[:, :9], "words": words.float(), "columns": 0}
+    sections_SC, words, known, columns = arguments(rules.hashed(100, 10))
+    given_ = {"ids": torch.arange(10), "sections": sections_SC, "words": words, "columns": columns}
+    wrong = {"ids": torch.zeros(10), "sections": sections_SC[:, :9], "words": words.float(), "columns": 0}
     given_[bad] = wrong[bad]
     with pytest.raises(RuntimeError, match="rowwise: "):
         map_ids(given_["ids"], given_["sections"], given_["words"], known, given_["columns"])

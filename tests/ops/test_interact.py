@@ -148,9 +148,9 @@ def test_what_torch_is_told_is_true():
         ((4,), (4, 8), r"dense vectors \(4,\) and pooled vectors \(4, 8\); want \[B, D\] and \[B, F \* D\]"),
         ((4, 8), (4, 3, 8), r"want \[B, D\] and \[B, F \* D\]"),
         ((4, 8), (5, 24), "4 and 5 samples; want as many of both"),
-        ((4, 8), (4, 20), "20 columns are no features of dim 8; want every table and the dense vector of one dim"),
-        ((4, 0), (4, 8), "8 columns are no features of dim 0"),
-        ((4, 8), (4, 0), "0 columns are no features of dim 8"),
+        ((4, 8), (4, 20), "20 columns are not a multiple of dim 8; want tables and dense vector of the same dim"),
+        ((4, 0), (4, 8), "8 columns are not a multiple of dim 0"),
+        ((4, 8), (4, 0), "0 columns are not a multiple of dim 8"),
     ],
 )
 def test_bad_shapes(dense, pooled, message):

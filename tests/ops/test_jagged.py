@@ -509,7 +509,7 @@ def test_lengths_that_do_not_fit_are_named():
         lambda j: concatenate([j, j]),
         lambda j: bucketize(j, torch.tensor([[0, 2]] * 2)),
     ):
-        with pytest.raises(BatchError, match=r"lengths add up to 2 and there are 3 ids \(a: 1, b: 1\)"):
+        with pytest.raises(BatchError, match=r"lengths add up to 2, want 3, the number of ids \(a: 1, b: 1\)"):
             move(short)
         with pytest.raises(BatchError, match="feature 'b', sample 0: length -1; want 0 or more"):
             move(negative)

@@ -162,7 +162,7 @@ class Whole:
 def rows_apart(sharded, whole, limit=0.0):
     """Of rows and optimizer state, what differs from those of one device; `limit` is of the largest number, or of 1."""
     tables, states = {table.name: table for table in whole.tables}, whole.optimizer_state()
-    for held in sharded.held():
+    for held in sharded.local_tiles():
         table, rows, columns = tables[held.tile.table], slice(*held.tile.rows), slice(*held.tile.cols)
         mine = rowtype.unpack(held.rows, columns.stop - columns.start, table.row_type, table.column_group)
         want = whole.weights(table.name)[rows, columns]

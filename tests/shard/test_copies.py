@@ -61,7 +61,7 @@ def on_all(tables, rank):
 
 def copies(sharded):
     """Rows and state of everything that a rank holds."""
-    return [x.clone() for held in sharded.held() for x in (held.rows, *held.state.values())]
+    return [x.clone() for held in sharded.local_tiles() for x in (held.rows, *held.state.values())]
 
 
 def alike(of_ranks):
@@ -128,7 +128,7 @@ def test_rows_that_no_rank_asked_for_stay_as_they_are():
     batches = [Jagged.from_lists({"t": [[rank]] * 20}) for rank in range(3)]
 
     def rank(comm, sharded):
-        (before, *_), held = copies(sharded), sharded.held()[0]
+        (before, *_), held = copies(sharded), sharded.local_tiles()[0]
         sharded(batches[comm.rank]).matrix_BS.sum().backward()
         sharded.update()
         assert ways(comm) == {"all_reduce"}

@@ -46,7 +46,7 @@ def trained(start, topology, layouts):
             mine = split(make_clicks(SAMPLES, seed=number), [SAMPLES // topology.world] * topology.world)[comm.rank]
             losses.append(step(work, [mine], number).loss)
         dense = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
-        return losses, dense, model.embeddings.held()
+        return losses, dense, model.embeddings.local_tiles()
 
     ranks = run_threads(topology, rank, timeout_s=200)
     whole = {table.name: torch.full((table.rows, table.dim), torch.nan) for table in tables}

@@ -85,12 +85,12 @@ def test_a_wrong_plan_is_refused_on_all_ranks_before_any_memory_is_taken(name):
 
 
 def test_a_plan_for_another_world_is_refused():
-    refused_on_all_ranks(Plan(world=2, tiles=GOOD), "a plan for 2 ranks, and there are 3", world=3)
+    refused_on_all_ranks(Plan(world=2, tiles=GOOD), "the plan is for 2 ranks, the communicator has 3", world=3)
 
 
 def test_a_wire_that_rounds_is_refused_where_results_are_to_be_elastic():
     wire = Wire(network=Codecs(backward=RowType.FP16))
-    refused_on_all_ranks(Plan(world=2, tiles=GOOD), "elastic results do not go with a wire", wire=wire, elastic=True)
+    refused_on_all_ranks(Plan(world=2, tiles=GOOD), "elastic results need an exact wire", wire=wire, elastic=True)
 
 
 @pytest.mark.skipif(not STATUS.exists(), reason="no /proc to read memory from")
@@ -102,7 +102,7 @@ def test_a_right_plan_takes_what_it_says():
     def taken(comm):
         before = mapped_bytes("VmSize")
         sharded = ShardedEmbeddings([table], plan, comm)
-        return mapped_bytes("VmSize") - before if sharded.held() else 0
+        return mapped_bytes("VmSize") - before if sharded.local_tiles() else 0
 
     assert run_threads(2, taken, timeout_s=30)[1] >= table.rows * table.row_bytes * 0.9
 
@@ -164,7 +164,11 @@ FAULTS = {
         r"table 'a': feature 'a.1', sample \d+, position 0: id 40 is",
     ),
     "a negative id": (lambda b: with_id(b, -1), IdError, r"table 'a': feature 'a.1', sample \d+, position 0: id -1 is"),
-    "a length too large": (lambda b: with_length(b, 1), BatchError, r"lengths add up to \d+ and there are \d+ ids"),
+    "a length too large": (
+        lambda b: with_length(b, 1),
+        BatchError,
+        r"lengths add up to \d+, want \d+, the number of ids",
+    ),
     "a negative length": (lambda b: with_length(b, -9), BatchError, "feature 'c', sample 0: length -"),
     "no weights": (lambda b: replace(b, weights_N=None), BatchError, "no weights, which tables b .* need"),
 }
@@ -219,7 +223,7 @@ def test_weights_that_learn_on_some_ranks_only_are_refused_on_all(layout):
         if layout == "copies":  # at home, nobody else has to know
             sharded(learned)
             return
-        with pytest.raises(BatchError, match="per-id weights need a gradient on some ranks and not on others"):
+        with pytest.raises(BatchError, match="per-id weights require gradients on some ranks only"):
             sharded(learned)
         sharded(batch)
         # A rank that refuses its batch for another reason comes first.

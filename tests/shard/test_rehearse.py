@@ -24,7 +24,7 @@ from shard.layout_cases import CASES
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from rowwise import IdError, Jagged, Plan, Pooling, RowType, Table, Topology, Wire
-from rowwise.comm.call import compare
+from rowwise.comm.call import describe_mismatch
 from rowwise.comm.thread import run_threads
 from rowwise.comm.torch import Rendezvous, TorchTransport
 from rowwise.errors import PeerError
@@ -73,7 +73,7 @@ def one_step(tables, plan, make, settings):
         torch.stack([x.sum() for x in (vectors.matrix_BS, *vectors.sequences.values())]).sum().backward()
         sharded.update()
         rows = {}
-        for held in sharded.held():
+        for held in sharded.local_tiles():
             rows[held.tile.table] = rows.get(held.tile.table, 0) + int((held.touched > 0).sum())
         return calls, comm.sent.counts, rows, shapes
 
@@ -220,7 +220,7 @@ def test_a_plan_for_128_ranks_is_carried_out(name):
         assert one.total_bytes() == one.total_bytes("host") + one.total_bytes("network")
     for (a, first), (b, second) in combinations(zip(ranks, found, strict=True), 2):
         for mine, theirs in zip(of_all(first), of_all(second), strict=True):
-            assert compare(mine, theirs, a, b, range(CLUSTER.world)) is None
+            assert describe_mismatch(mine, theirs, a, b, range(CLUSTER.world)) is None
 
 
 def asked_12t(tasks):

@@ -238,7 +238,7 @@ def test_tables_whose_statistics_are_kept_by_piece_are_tables_of_their_own():
         model = shard(Holder([table]), plan, comm)
         go_on(model.embeddings, [step.of(comm.rank) for step in steps])
         assert not comm.sent.total("row sums")
-        ((tile, rows, state),) = [(h.tile, h.rows, h.state) for h in model.embeddings.held()]
+        ((tile, rows, state),) = [(h.tile, h.rows, h.state) for h in model.embeddings.local_tiles()]
         columns = slice(*tile.cols)
         piece = structs.replace(table, dim=columns.stop - columns.start)
         alone = Embeddings([piece])
@@ -257,9 +257,9 @@ def test_what_cannot_be_sharded_is_refused_and_left_as_it_was():
         shard(before, plan, solo())
     with pytest.raises(SpecError, match=r"table 'word' .* are on no rank"):
         shard(model, Plan(world=1, tiles=plan.tiles[:2]), solo())
-    with pytest.raises(SpecError, match="a plan for 2 ranks, and there are 1"):
+    with pytest.raises(SpecError, match="the plan is for 2 ranks, the communicator has 1"):
         shard(model, place(tables, ["row-wise"] * 3, Topology(devices=2)), solo())
-    with pytest.raises(SpecError, match="elastic results do not go with a wire that rounds"):
+    with pytest.raises(SpecError, match="elastic results need an exact wire"):
         shard(model, plan, solo(), wire=Wire(host=Codecs(forward=RowType.INT8)), elastic=True)
     assert model.embeddings is before
 
@@ -285,7 +285,7 @@ def test_a_state_dict_has_the_rows_of_a_rank_and_gives_them_back(assign):
         assert "embeddings.forward" in model.state_dict()
         assert f"embeddings.t0[{331 * comm.rank // 4}:{331 * (comm.rank + 1) // 4}, 0:12]" in model.state_dict()
         saved = {name: x.clone() for name, x in model.state_dict().items()}
-        for held in model.embeddings.held():
+        for held in model.embeddings.local_tiles():
             held.rows.zero_()
         model.half().load_state_dict(saved, assign=assign)
         return list(rows_apart(model.embeddings, Embeddings(tables, seed=SEED)))
@@ -309,7 +309,7 @@ def test_tables_that_are_nowhere_are_filled_as_they_would_have_been():
 
         def held(comm, device, table=table, plan=plan):
             model = shard(nn.Sequential(Embeddings([table], seed=5, device=device)), plan, comm)
-            return [(piece.tile, piece.rows.clone(), piece.state["sum"].clone()) for piece in model[0].held()]
+            return [(piece.tile, piece.rows.clone(), piece.state["sum"].clone()) for piece in model[0].local_tiles()]
 
         nowhere, somewhere = (run_threads(3, lambda comm, device=d: held(comm, device)) for d in ("meta", "cpu"))
         for found, wanted in zip(nowhere, somewhere, strict=True):

@@ -68,7 +68,7 @@ def apart(tables, plan, batches_W, *, seed=0, **kinds):
         for number, (out, want) in enumerate(zip(outs, wanted, strict=True)):
             assert out.keys() == want.keys()
             found += [f"step {number}: {name!r}" for name in out if not torch.equal(out[name], want[name])]
-        for one, other in zip(modules[0].held(), modules[1].held(), strict=True):
+        for one, other in zip(modules[0].local_tiles(), modules[1].local_tiles(), strict=True):
             found += [f"rows {one.tile}"] * (not torch.equal(one.rows, other.rows))
             found += [f"{k} of {one.tile}" for k in one.state if not torch.equal(one.state[k], other.state[k])]
         return found

@@ -14,7 +14,7 @@ from rowwise.planner.layouts import replicated, row_wise
 from rowwise.shard import shard
 from rowwise.shard.embeddings import ShardedEmbeddings, check_tiers
 from rowwise.shard.rehearse import RehearsedRank, rehearse
-from rowwise.shard.tiers import RUNS, tiers_of
+from rowwise.shard.tiers import DEVICE_TIERS, runnable_tiers
 
 TABLES = (Table(name="a", rows=40, dim=8), Table(name="b", rows=9, dim=4, features=("x", "y")))
 
@@ -42,7 +42,7 @@ def test_the_memory_of_a_cpu_is_that_of_its_host(table):
     for (_, wanted), (_, outs) in zip(*found, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(wanted, outs, strict=True))
     for (wanted, _), (sharded, _) in zip(*found, strict=True):
-        for a, b in zip(wanted.held(), sharded.held(), strict=True):
+        for a, b in zip(wanted.local_tiles(), sharded.local_tiles(), strict=True):
             assert torch.equal(a.rows, b.rows)
 
 
@@ -59,12 +59,12 @@ def test_rows_that_would_live_elsewhere_are_refused(tier, device):
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("tier", TIERS)
 def test_what_is_refused_is_what_planning_is_not_given(tier, device):
-    if tier in tiers_of(device):
+    if tier in runnable_tiers(device):
         check_tiers(lowered(tier), torch.device(device))
     else:
         with pytest.raises(SpecError, match=f"rows on the {tier}"):
             check_tiers(lowered(tier), torch.device(device))
-    assert tiers_of(device) >= RUNS >= {"device"}
+    assert runnable_tiers(device) >= DEVICE_TIERS >= {"device"}
 
 
 def test_a_model_stays_as_it_is_where_rows_would_live_elsewhere():

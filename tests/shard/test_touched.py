@@ -61,11 +61,11 @@ def check(sharded, steps, tables, rank):
         assert int(arena.track().marks_R.min()) == 1  # nothing is known of before
         arena.touched.clear()
     known = looked_up(tables, steps)
-    before = [bits(held) for held in sharded.held()]
+    before = [bits(held) for held in sharded.local_tiles()]
     for _ in train(sharded, [step.of(rank) for step in steps]):
         pass
     marked = {}
-    for old, held in zip(before, sharded.held(), strict=True):
+    for old, held in zip(before, sharded.local_tiles(), strict=True):
         changed, marks = numbers((bits(held) != old).any(1), held.tile), numbers(held.touched, held.tile)
         assert changed <= marks <= known[held.tile.table], held.tile
         assert changed or held.tile.rows[1] - held.tile.rows[0] < 3, held.tile  # else it tests nothing

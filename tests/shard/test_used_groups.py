@@ -100,13 +100,13 @@ def test_the_same_where_samples_share_bags(layout, merges):
         sharded = make_sharded(TABLES, place(TABLES, LAYOUTS[layout], WORLD), comm)
         sharded.merge_shared = merges
         for number, used in enumerate((SEQUENCES, POOLED, BOTH)):
-            before = {str(held.tile): (held.rows.clone(), int(held.state["step"])) for held in sharded.held()}
+            before = {str(held.tile): (held.rows.clone(), int(held.state["step"])) for held in sharded.local_tiles()}
             batch = make_shared(TABLES, ("a.0", "b"), [2] * 128, seed=10 * number + comm.rank)
             vectors = sharded(batch)
             outs = {"": vectors.matrix_BS, **vectors.sequences}
             sum((outs[name] ** 2).sum() for name in used).backward()
             sharded.update()
-            for held in sharded.held():
+            for held in sharded.local_tiles():
                 rows, steps = before[str(held.tile)]
                 uses = (held.tile.table if held.tile.table in SEQUENCES else "") in used
                 assert int(held.state["step"]) == steps + uses

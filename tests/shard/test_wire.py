@@ -69,9 +69,9 @@ def test_blocks_come_as_exact_as_the_codec_of_their_link_says(
         return [torch.cat(blocks, 1)] if side_by_side else blocks
 
     def rank(comm):
-        me, lanes = comm.rank, WireCodecs.of(comm, wire, backward=backward)
+        me, codecs = comm.rank, WireCodecs.of(comm, wire, backward=backward)
         expected = [PeerBlocks([x.shape for x in sent(other, me)], spans) for other in range(4)]
-        came = lanes.exchange_blocks(
+        came = codecs.exchange_blocks(
             [PeerBlocks.of(sent(me, other), spans) for other in range(4)], expected, "x", scale
         ).wait()
         for other in range(4):
@@ -93,7 +93,7 @@ def test_a_table_of_small_numbers_is_not_rounded_by_the_scale_of_its_neighbour()
 
     def rank(comm):
         sharded = ShardedEmbeddings(tables, plan, comm, wire=wire)
-        for held in sharded.held():
+        for held in sharded.local_tiles():
             size = 1e-4 if held.tile.table == "small" else 10.0
             held.rows.copy_(size * torch.linspace(-1, 1, 320).view(40, 8))
         with torch.no_grad():
@@ -136,7 +136,7 @@ def test_each_feature_is_rounded_by_its_own_scale_both_ways(layout, widths):
         for table, off_BD in zip(tables, off.split(widths, 1), strict=True):
             # At most four parts are added up, and their sum is sent on once.
             assert (off_BD <= 5 * rounding * sizes[table.name]).all(), table.name
-        for held in sharded.held():
+        for held in sharded.local_tiles():
             name = held.tile.table
             off_RD = (held.rows - whole.weights(name)[slice(*held.tile.rows), slice(*held.tile.cols)]).abs()
             # A gradient is no sum, and travels twice at most; those of a row are added up.
@@ -226,7 +226,7 @@ def test_pooled_vectors_and_their_gradients_are_as_exact_as_their_way(layout, wi
         ((_, mine),) = train(sharded, [step.of(comm.rank)])
         limit = forward_limit(layout, table, wire, step, comm.rank) + 1e-5
         assert ((mine[""] - step.cut(wanted, comm.rank)[""]).abs() <= limit).all(), wire
-        for held in sharded.held():
+        for held in sharded.local_tiles():
             rows, columns = slice(*held.tile.rows), slice(*held.tile.cols)
             limit = torch.zeros(len(step.ups[""]), 2, table.dim)
             if layout != "replicated":
@@ -261,7 +261,7 @@ def test_vectors_of_each_id_are_as_exact_as_their_link(layout, wire, seed):
                 here = (my_ids[feature] >= tile.rows[0]) & (my_ids[feature] < tile.rows[1])
                 want = before[my_ids[feature][here], columns]
                 assert ((outs[feature][here, columns] - want).abs() <= allowed(want, kind)).all(), wire
-        for held in sharded.held():
+        for held in sharded.local_tiles():
             rows, columns = slice(*held.tile.rows), slice(*held.tile.cols)
             summed, limit = torch.zeros(table.rows, table.dim), torch.zeros(table.rows, table.dim) + 1e-5
             for sender in range(4):

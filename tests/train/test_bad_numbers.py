@@ -187,7 +187,7 @@ def test_a_sum_past_the_range_keeps_the_dense_part():
     weight, rows = model["top"].weight.clone(), model["tables"].weights("user").clone()
     batch = Batch(dense_BF=torch.zeros(3, 0), sparse=Jagged.from_lists(sparse), labels_BK=torch.zeros(3, 1))
     with pytest.raises(
-        GradientError, match="table 'user', row 0: its gradients add up past the range of float32; lower"
+        GradientError, match="table 'user', row 0: the sum of its gradients overflows float32; want a lower"
     ):
         step(work, [batch], 1)
     assert torch.equal(model["top"].weight, weight)

@@ -340,7 +340,7 @@ def test_rows_that_fail_in_an_update_on_one_rank_end_the_run_on_all(tmp_path):
         tables.register_forward_hook(overflow)
 
     errors = failing(Ranked(fast(save=Saving(every=3)), tmp_path, dropout=0.0), 3, prepare)
-    want = r"step 3: table '\w+', row \d+: its gradients add up past the range of float32"
+    want = r"step 3: table '\w+', row \d+: the sum of its gradients overflows float32"
     assert UpdateError in map(type, errors)
     for error in errors:
         assert isinstance(error, UpdateError | AgreedError)

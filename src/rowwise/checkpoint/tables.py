@@ -126,17 +126,17 @@ def _held(module: AnyEmbeddings) -> Iterator[_StoredTile]:
     copied = {table.name for table in module.routes.copied}
     firsts: dict[str, Tile] = {}
     apart: set[str] = set()
-    for parts in module.routes.parts_W:
-        for part in parts:
-            for held in part.held:
-                table = module.tables[held.table]
-                firsts.setdefault(table.name, held.tile)
-                if held.width < table.dim and couples_columns(table.optimizer) and not part.coupled:
+    for groups in module.routes.groups_W:
+        for group in groups:
+            for piece in group.pieces:
+                table = module.tables[piece.table]
+                firsts.setdefault(table.name, piece.tile)
+                if piece.width < table.dim and couples_columns(table.optimizer) and not group.coupled:
                     apart.add(table.name)
-    for piece in module.held():
-        name = piece.tile.table
+    for local in module.local_tiles():
+        name = local.tile.table
         shared = name in copied
-        first = shared or firsts[name] == piece.tile
+        first = shared or firsts[name] == local.tile
         yield _StoredTile(
-            tables[name], piece.tile, piece.rows, piece.state, piece.touched, first, shared, name in apart
+            tables[name], local.tile, local.rows, local.state, local.touched, first, shared, name in apart
         )

@@ -1,4 +1,4 @@
-"""Ranks talking to each other: the only home of torch.distributed. Everything above knows `Comm` alone.
+"""Communication between ranks. Only this package uses torch.distributed; all others use the `Comm` protocol.
 
 Names are loaded when first used.
 """

@@ -1,6 +1,7 @@
-"""What one rank asks of the others, as data, and the rules that hold for it however it travels.
+"""`CollectiveCall`: a collective as data, and the pure functions that all transports share.
 
-All four collectives are one thing here: how much goes to each rank and how much comes from it. Pure functions.
+Which run is for which rank, when two ranks' calls do not match, in which order runs are added, how many bytes go over
+which link. All four collectives are described alike, by the elements to and from each rank.
 """
 
 from collections import Counter
@@ -14,7 +15,7 @@ from rowwise.errors import PeerError, SpecError
 from rowwise.ops.output_cache import empty_cached
 from rowwise.spec import Link, Topology
 
-WHOLE = ("all_gather", "all_reduce")  # everybody is sent everything, not a run each
+WHOLE = ("all_gather", "all_reduce")  # collectives that send each rank the whole tensor, not a run of it
 SUMS = ("reduce_scatter", "all_reduce")
 
 
@@ -29,12 +30,11 @@ class CollectiveCall:
     receives_W: tuple[int, ...]
 
     def __str__(self) -> str:
-        """As messages name it."""
         return f"{self.collective} of {self.what!r}"
 
 
 def check_call(call: CollectiveCall, send_N: Tensor, ranks: Sequence[int], rank: int) -> None:
-    """Refuse sizes that do not fit the tensor or the group, before anything is sent."""
+    """Raise if the sizes do not match the tensor or the group, before anything is sent."""
     w, n = len(ranks), send_N.numel()
     found = f"rank {ranks[rank]}: {call}"
     if len(call.sizes_W) != w or len(call.receives_W) != w:
@@ -47,14 +47,16 @@ def check_call(call: CollectiveCall, send_N: Tensor, ranks: Sequence[int], rank:
 
 
 def find_mismatch(calls_W: Sequence[CollectiveCall], ranks: Sequence[int]) -> str | None:
-    """What two ranks do not agree about, if any do."""
+    """The first mismatch between the calls of two ranks, or None."""
     w = range(len(ranks))
     pairs = ((i, j) for i in w for j in w[i:])
-    return next((found for i, j in pairs if (found := compare(calls_W[i], calls_W[j], i, j, ranks))), None)
+    return next((found for i, j in pairs if (found := describe_mismatch(calls_W[i], calls_W[j], i, j, ranks))), None)
 
 
-def compare(first: CollectiveCall, second: CollectiveCall, i: int, j: int, ranks: Sequence[int]) -> str | None:
-    """What the i-th and the j-th of the ranks do not agree about."""
+def describe_mismatch(
+    first: CollectiveCall, second: CollectiveCall, i: int, j: int, ranks: Sequence[int]
+) -> str | None:
+    """The mismatch between the calls of the i-th and the j-th rank, or None."""
     if (first.collective, first.what) != (second.collective, second.what):
         calls = f"rank {ranks[i]} calls {first} where rank {ranks[j]} calls {second}"
         return f"{calls}: want the same calls in the same order"
@@ -67,16 +69,16 @@ def compare(first: CollectiveCall, second: CollectiveCall, i: int, j: int, ranks
 
 
 def run_for(call: CollectiveCall, send_N: Tensor, rank: int) -> Tensor:
-    """The part of a rank's tensor that another is sent."""
+    """The run of a rank's tensor that is for `rank`."""
     if call.collective in WHOLE:
         return send_N
     return send_N.narrow(0, sum(call.sizes_W[:rank]), call.sizes_W[rank])
 
 
-def join(call: CollectiveCall, runs_W: Sequence[Tensor], out: Tensor | None = None) -> Tensor:
-    """What came from each rank as one result: one after the other, or added in rank order.
+def combine_runs(call: CollectiveCall, runs_W: Sequence[Tensor], out: Tensor | None = None) -> Tensor:
+    """The runs of all ranks concatenated or, for sums, added in rank order.
 
-    A sum may go to `out`, which may be one of the first two runs; any other result is memory of its own.
+    A sum may be written to `out`, which may be one of the first two runs; other results are new memory.
     """
     if call.collective not in SUMS:
         return torch.cat(list(runs_W), out=empty_cached((sum(run.numel() for run in runs_W),), runs_W[0]))
@@ -91,7 +93,7 @@ def join(call: CollectiveCall, runs_W: Sequence[Tensor], out: Tensor | None = No
 def count_sent(call: CollectiveCall, ranks: Sequence[int], rank: int, topology: Topology) -> dict[Link, int]:
     """Bytes that a rank sends to others, by link.
 
-    All-reduce is counted as a ring, which sends 2 (W - 1) / W of the tensor to the next rank, whatever really happens.
+    All-reduce counts as a ring, which sends 2 (W - 1) / W of the tensor to the next rank, whatever the transport does.
     """
     w, counts = len(ranks), Counter[Link]()
     if call.collective == "all_reduce":
@@ -105,7 +107,7 @@ def count_sent(call: CollectiveCall, ranks: Sequence[int], rank: int, topology: 
 
 
 def find_group(groups: Sequence[Sequence[int]], ranks: Sequence[int], rank: int) -> tuple[int, ...]:
-    """The group of several that a rank of the world is in."""
+    """The group that has this rank of the world; raises unless the groups partition `ranks`."""
     members = [r for group in groups for r in group]
     if sorted(members) != sorted(ranks) or any(list(group) != sorted(group) for group in groups):
         want = f"want each of the ranks {tuple(ranks)} in one of them, in ascending order"

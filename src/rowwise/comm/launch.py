@@ -1,6 +1,6 @@
-"""How the ranks of a world find each other: those that torchrun has started, and those that `spawn` has made here.
+"""Connects the ranks of a world: those that torchrun started (`connect`), or that `spawn` started here (`meet_here`).
 
-Known limits: ranks that join later, and restarts of single ranks; a world begins and ends together.
+A world starts and ends together: no rank joins later, and no single rank restarts.
 """
 
 import os
@@ -26,13 +26,12 @@ from rowwise.spec import Topology
 
 @final
 class TorchrunNotes:
-    """Short texts in torchrun's store, which is there as long as torchrun is: attempts leave them for the next."""
+    """Key-value notes in torchrun's store, which outlives restarts: one attempt leaves them for the next."""
 
     def __init__(self, store: dist.Store) -> None:
         self._store = store
 
     def get(self, name: str) -> str | None:
-        """What was left under a name, if anything was."""
         key = f"rowwise/notes/{name}"
         return self._store.get(key).decode() if self._store.check([key]) else None
 
@@ -41,43 +40,45 @@ class TorchrunNotes:
 
 
 def connect(timeout_s: float = 300.0, shared_memory: bool = True, attempt: int = 0) -> Comm:
-    """Join the world that torchrun's environment describes; ranks of one host use shared memory where they can.
+    """Join the world in torchrun's environment variables; ranks of one host use shared memory where they can.
 
-    No rank waits longer than `timeout_s` for another. `attempt` is torchrun's count of restarts, as its store keeps
-    what the ranks of an earlier attempt have left there.
+    No rank waits longer than `timeout_s` for another. `attempt` is torchrun's count of restarts: it is part of the keys
+    in the store, which still has those of earlier attempts.
     """
     return connect_with_notes(timeout_s, shared_memory, attempt)[0]
 
 
 def connect_with_notes(timeout_s: float, shared_memory: bool, attempt: int) -> tuple[Comm, TorchrunNotes]:
-    """As `connect`, and what attempts leave for each other."""
+    """`connect`, and the notes that survive restarts."""
     try:
         store, rank, world = next(dist.rendezvous("env://", timeout=timedelta(seconds=timeout_s)))
     except ValueError as error:
-        raise SpecError(f"{error}: start the program with torchrun, which says who is who") from error
+        raise SpecError(
+            f"{error}: want a program that was started with torchrun, which sets these variables"
+        ) from error
     ranks, name = tuple(range(world)), f"rowwise/{attempt}"
     found = Rendezvous(store=store, name=name, ranks=ranks, rank=rank, pids={}, timeout_s=timeout_s)
     return _meet(found, _find_host(), None, shared_memory), TorchrunNotes(store)
 
 
 def _find_host() -> str:
-    """This host's name, and what tells apart those that share it: its start, and whose processes one sees."""
-    told = [socket.gethostname()]
+    """This host's name, boot id and process namespace: containers of one host name do not share memory."""
+    parts = [socket.gethostname()]
     if HAS_SHARED_MEMORY:
-        told += [Path("/proc/sys/kernel/random/boot_id").read_text().strip(), os.readlink("/proc/self/ns/pid")]
-    return " ".join(told)
+        parts += [Path("/proc/sys/kernel/random/boot_id").read_text().strip(), os.readlink("/proc/self/ns/pid")]
+    return " ".join(parts)
 
 
 def _meet(world: Rendezvous, host: str, topology: Topology | None, shared_memory: bool) -> Comm:
-    """The world, once its ranks have told each other where they are."""
+    """Exchange process id and host of all ranks through the store, and connect."""
     world.store.set_timeout(timedelta(seconds=world.timeout_s))
     world.store.set(f"{world.name}/{world.rank}", f"{os.getpid()} {host}")
     try:
-        told_W = [world.store.get(f"{world.name}/{r}").decode().split(" ", 1) for r in world.ranks]
+        pid_and_host_W = [world.store.get(f"{world.name}/{r}").decode().split(" ", 1) for r in world.ranks]
     except RuntimeError as error:
-        raise PeerError(f"rank {world.rank}: not all of {len(world.ranks)} ranks have come: {error}") from error
-    topology = topology or find_topology([name for _, name in told_W])
-    pids = {r: int(pid) for r, (pid, name) in enumerate(told_W) if name == host}
+        raise PeerError(f"rank {world.rank}: not all of {len(world.ranks)} ranks have joined: {error}") from error
+    topology = topology or find_topology([name for _, name in pid_and_host_W])
+    pids = {r: int(pid) for r, (pid, name) in enumerate(pid_and_host_W) if name == host}
     transport = TorchTransport(replace(world, pids=pids))
     if shared_memory and HAS_SHARED_MEMORY and topology.devices > 1:
         return TransportComm(SharedMemoryTransport(transport, topology), topology, world.rank)
@@ -85,7 +86,7 @@ def _meet(world: Rendezvous, host: str, topology: Topology | None, shared_memory
 
 
 def find_topology(hosts_W: Sequence[str]) -> Topology:
-    """Hosts and devices, from the name of each rank's host."""
+    """Hosts and devices per host, from the host name of each rank."""
     runs = [(host, len(list(run))) for host, run in groupby(hosts_W)]
     if len({host for host, _ in runs}) < len(runs):
         names = ", ".join(host.split()[0] for host in hosts_W)
@@ -96,10 +97,10 @@ def find_topology(hosts_W: Sequence[str]) -> Topology:
     return Topology(hosts=len(runs), devices=runs[0][1])
 
 
-def join_local_world(rank: int, folder: str, topology: Topology, making: RankStart) -> Comm:
-    """Join a world of processes that `spawn` has made; they meet in a folder."""
+def meet_here(rank: int, folder: str, topology: Topology, making: RankStart) -> Comm:
+    """Join a world of processes started by `spawn`, through a store in `folder`."""
     torch.set_num_threads(making.threads or max(1, torch.get_num_threads() // topology.world))
-    # A file needs no port, nor a name server: without one a look-up of the loopback address may take seconds.
+    # A file store needs no port, and no name server: without one, resolving the host's name may take seconds.
     store, ranks, at = dist.FileStore(f"{folder}/store", topology.world), tuple(range(topology.world)), "127.0.0.1"
     world = Rendezvous(
         store=store, name="rowwise", ranks=ranks, rank=rank, pids={}, timeout_s=making.timeout_s, address=at

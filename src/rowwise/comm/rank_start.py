@@ -1,13 +1,13 @@
-"""How ranks are made on one machine."""
+"""`RankStart`: settings of rank processes; loads no torch, as the parent process imports it."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankStart:
-    """How rank processes are started."""
+    """Settings with which `spawn` starts the ranks of a machine."""
 
-    timeout_s: float = 300.0  # that a rank waits for another in a collective
+    timeout_s: float = 300.0  # longest wait for another rank in a collective
     shared_memory: bool = False
-    threads: int | None = 1  # None: the machine's, divided
-    preload: tuple[str, ...] = ()  # modules that are loaded once for all
+    threads: int | None = 1  # torch threads per rank; None: the machine's, divided by the ranks
+    preload: tuple[str, ...] = ()  # modules that the fork server imports once for all ranks

@@ -1,11 +1,11 @@
-"""One rank of a world whose other ranks are not there: its collectives have their true shapes, and are written down.
+"""`stand_in`: a `Comm` for one rank whose other ranks do not exist; it records collectives with their true shapes.
 
-All ranks are taken to have the batch of this one. Then what another rank has for this one is what this one has for
-itself: the same counts, the same ids, the same gradients of copies, and that is what arrives. Of vectors a rank sends
-itself nothing, as they stay where they are; from other ranks they arrive as zeros, as if all their rows were zero.
+All ranks are assumed to have this rank's batch. So what another rank would send here equals what this rank sends itself
+(counts, ids, gradients of copies), and that is what arrives. A rank sends itself no vectors, as they stay in place;
+from other ranks vectors arrive as zeros.
 
-It is not made of torch's fake process group, which gives what arrives a size and not its numbers: here counts arrive
-that say how much comes next. Known limits: the numbers of vectors, and batches that differ between ranks.
+torch's fake process group does not do: its results have a size but no values, and here received counts determine the
+sizes of the collectives that follow.
 """
 
 from collections.abc import Sequence
@@ -22,8 +22,6 @@ from rowwise.spec import Topology
 
 @final
 class _RehearsalTransport:
-    """To ranks that are not there."""
-
     def __init__(self, rank: int, ranks: tuple[int, ...], calls: list[CollectiveCall]) -> None:
         self._rank, self._me, self._calls = rank, ranks.index(rank), calls
         self.waited = WaitTime()
@@ -40,7 +38,7 @@ class _RehearsalTransport:
         pass
 
     def _answer(self, call: CollectiveCall, send_N: Tensor) -> Tensor:
-        """A run from each rank: this rank's own, where that is as much as is expected; else zeros."""
+        """A run from each rank: a copy of this rank's run for itself if it has the expected size, else zeros."""
         own_N, expected = run_for(call, send_N, self._me), call.receives_W[self._me]
         if len(own_N) != expected:
             raise PeerError(f"rank {self._rank}: {call} sends {len(own_N)} elements to itself, and expects {expected}")
@@ -51,13 +49,13 @@ class _RehearsalTransport:
         return came_N
 
     def _add_up(self, call: CollectiveCall, send_N: Tensor) -> Tensor:
-        """Copies have the same sums everywhere; of what is added up for this rank, the others have zeros."""
+        """All-reduce: equal gradients of copies from all ranks. Reduce-scatter: zeros from the other ranks."""
         whole = call.collective == "all_reduce"
         return send_N * len(call.sizes_W) if whole else run_for(call, send_N, self._me).clone()
 
 
-def rehearsal_comm(topology: Topology, rank: int) -> tuple[TransportComm, list[CollectiveCall]]:
-    """This rank's `Comm`, whose bytes are counted as any other's, and the list of its collectives, which grows."""
+def stand_in(topology: Topology, rank: int) -> tuple[TransportComm, list[CollectiveCall]]:
+    """A `Comm` for this rank, and the list to which it appends each collective."""
     if not 0 <= rank < topology.world:
         raise PeerError(f"rank {rank} of {topology.world}: want 0 to {topology.world - 1}")
     calls: list[CollectiveCall] = []

@@ -1,9 +1,9 @@
-"""What ranks can do together: the seam `Comm`, of which there are several implementations.
+"""`Comm`: the protocol of communication between ranks, with several implementations.
 
-Four collectives over flat tensors, all uneven, all started at once and waited for later. Every rank of a group calls
-the same collectives in the same order; sizes are known to both sides, so no collective asks for any. `what` names the
-purpose ("ids", "pooled", ...) and is what bytes are counted under. Known limits: point-to-point messages, and sums of
-anything but numbers as they are (lossy wires are made of these and of `ops.rowtype`).
+Four collectives over flat tensors, with uneven sizes, all asynchronous. Every rank of a group calls the same
+collectives in the same order. Both sides know all sizes, so no collective exchanges any. `what` names the purpose
+("ids", "pooled", ...), under which bytes are counted. There are no point-to-point messages, and sums are of the
+numbers as they are: lossy wires encode blocks and use all-to-all (`codec.py`).
 """
 
 from collections import Counter
@@ -19,7 +19,7 @@ from rowwise.spec import Link, Topology
 
 @dataclass(slots=True)
 class BytesSent:
-    """Bytes that this rank has sent to other ranks, by purpose, collective and link; a group adds to its parent's."""
+    """Bytes that this rank has sent to other ranks, by purpose, collective and link; split groups count here too."""
 
     counts: Counter[tuple[str, str, Link]] = field(default_factory=Counter)
     _adding: Lock = field(default_factory=Lock, repr=False, compare=False)  # groups may be used by several threads
@@ -30,7 +30,7 @@ class BytesSent:
                 self.counts[what, collective, link] += count_bytes
 
     def total(self, what: str | None = None, collective: str | None = None, link: Link | None = None) -> int:
-        """All bytes of a kind; None: of any."""
+        """Bytes of one purpose, collective and link; None: any."""
         wanted = (what, collective, link)
         counts = list(self.counts.items())
         return sum(n for key, n in counts if all(w in (None, k) for w, k in zip(wanted, key, strict=True)))
@@ -38,21 +38,21 @@ class BytesSent:
 
 @final
 class WaitTime(local):
-    """Seconds that the present thread has waited for other ranks to begin collectives; a group adds to its parent's.
+    """Seconds that the current thread has waited for other ranks to begin a collective, in split groups too.
 
-    Transfers are no part of it. It stays 0 where a transport cannot tell the two apart.
+    Transfers do not count. It stays 0 for transports that cannot tell waiting from transferring.
     """
 
     seconds: float = 0.0
 
 
 class Handle(Protocol):
-    """A collective under way."""
+    """A collective that was started."""
 
     def wait(self) -> Tensor:
-        """What came; called once. Tensors that were given may change only after it.
+        """The received tensor; call once. Sent tensors may change only after it.
 
-        In a world of one rank what came may be the very tensor that was given.
+        In a world of one rank the result may be the tensor that was sent.
         """
         ...
 
@@ -62,52 +62,48 @@ class Comm(Protocol):
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The members, as ranks of the whole world; a member's place in it is its rank in the group."""
+        """The members, as ranks of the world; a member's index is its rank in the group."""
         ...
 
     @property
     def rank(self) -> int:
-        """This rank's place in the group."""
+        """This rank's index in `ranks`."""
         ...
 
     @property
     def topology(self) -> Topology:
-        """The whole world's hosts and devices."""
+        """Hosts and devices of the world."""
         ...
 
     @property
-    def sent(self) -> BytesSent:
-        """The bytes so far."""
-        ...
+    def sent(self) -> BytesSent: ...
 
     @property
-    def waited(self) -> WaitTime:
-        """The time spent waiting for other ranks so far."""
-        ...
+    def waited(self) -> WaitTime: ...
 
     def all_to_all(self, send_N: Tensor, sizes_W: Sequence[int], receives_W: Sequence[int], what: str) -> Handle:
-        """Send the w-th run of sizes[w] elements to rank w; gives what came, receives[w] elements from rank w."""
+        """Send the w-th run of sizes[w] elements to rank w; the result has receives[w] elements from rank w."""
         ...
 
     def all_gather(self, send_N: Tensor, receives_W: Sequence[int], what: str) -> Handle:
-        """Send everything to everybody; gives what all sent, in rank order."""
+        """Send the tensor to all ranks; the result concatenates the tensors of all, in rank order."""
         ...
 
     def reduce_scatter(self, send_N: Tensor, sizes_W: Sequence[int], what: str) -> Handle:
-        """The sum over all ranks of what they have for this one: its run of sizes[rank] elements, in rank order."""
+        """The sum over all ranks of their runs for this one (sizes[rank] elements), added in rank order."""
         ...
 
     def all_reduce(self, tensor_N: Tensor, what: str) -> Handle:
-        """The sum over all ranks, with the same bits on each; the tensor given may be used for it."""
+        """The sum over all ranks, with the same bits on each; may overwrite the tensor."""
         ...
 
     def split(self, groups: Sequence[Sequence[int]]) -> "Comm":
-        """This rank's group out of several disjoint ones, which hold all ranks of this one; called by all of them.
+        """This rank's group; collective. `groups` partition the ranks of this one, as ascending ranks of the world.
 
-        Groups are ranks of the whole world in ascending order. Several threads may use a group each.
+        Several threads may use a group each.
         """
         ...
 
     def close(self) -> None:
-        """Give up what it holds; nothing may be under way. Who ends without it may take along what it sent last."""
+        """Release connections and memory; no collective may be pending. Without it, a rank that ends may lose sends."""
         ...

@@ -1,13 +1,14 @@
-"""Ranks of one host exchange through memory that they share; those of other hosts through the transport it wraps.
+"""`SharedMemoryTransport`: ranks of one host exchange through shared memory, ranks of other hosts through the network.
 
-[Note: shared memory] Each rank has a board that the others map: a notice for each of its last calls (who gets how much,
-in which block), and the number of the last call that it has read at each place. A call copies what is for others into
-a free block and publishes its notice; waiting copies out, or adds in rank order, straight from the others' blocks,
-then publishes that it has read them, which frees the blocks. Nobody holds a lock, so ranks may wait in any order.
+[Note: shared memory] Each rank has a board that the others map. It has a notice for each of the last `CALLS` calls (the
+sizes for each rank, and the block with the data), and for each of them the number of the last call whose data this rank
+has read. A call copies the data for other ranks into a free block and publishes its notice. Waiting for a call copies
+the others' data out of their blocks, or adds it up in rank order, then publishes that it was read, which frees the
+blocks. There are no locks, so ranks may wait in any order.
 
-Memory has no name (memfd): others open it through the process that made it, and it goes with the last that maps it,
-however that ends. Known limits: systems other than Linux; and in an all-reduce each rank adds everything itself, so
-that a call needs nobody's help once it has begun.
+Memory is anonymous (memfd): other ranks open it through /proc of the process that made it, and it is freed with the
+last process that maps it, however that ends. Linux only. In an all-reduce each rank computes the whole sum, so that a
+call depends on no other rank once all have published.
 """
 
 import contextlib
@@ -24,7 +25,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from rowwise.comm.call import WHOLE, CollectiveCall, compare, join, run_for
+from rowwise.comm.call import WHOLE, CollectiveCall, combine_runs, describe_mismatch, run_for
 from rowwise.comm.group import PendingCollective
 from rowwise.comm.seam import Handle
 from rowwise.comm.torch import TorchTransport, is_alive
@@ -33,19 +34,21 @@ from rowwise.ops import native
 from rowwise.spec import Topology
 
 HAS_SHARED_MEMORY = hasattr(os, "memfd_create")
-CALLS = 64  # of a rank that others may not have read yet
-LEFT, MAPPED, READ = 0, 1, 8  # words of a board: READ is the first of CALLS, after which come the notices
-TEXT_BYTES = 128  # of a notice, to name the call
-LEAST_BYTES = 1 << 16  # of a block
-SPINS = 2000  # about 20 microseconds
-SLICE_S = 0.1  # of sleep between looks at whether the other is alive
+CALLS = 64  # most calls of a rank that another rank has not read yet
+# Words of a board: whether the rank has left, whether it has mapped the others' boards, then CALLS words for the calls
+# that it has read. The notices follow. MAPPED and READ are in different cache lines, as the READ words change often.
+LEFT, MAPPED, READ = 0, 1, 8
+TEXT_BYTES = 128  # of a notice, for collective, dtype and purpose
+LEAST_BYTES = 1 << 16  # smallest block
+SPINS = 2000  # polls before a wait sleeps; about 20 microseconds
+SLICE_S = 0.1  # longest sleep before looking whether the other rank is alive
 
 
 def _create(size_bytes: int) -> tuple[int, mmap.mmap]:
-    """Memory without a name, all of which is there: a later lack would be a crash."""
+    """Anonymous shared memory; its pages are allocated now."""
     fd = os.memfd_create("rowwise")
     try:
-        os.posix_fallocate(fd, 0, size_bytes)
+        os.posix_fallocate(fd, 0, size_bytes)  # else a lack of memory would be a SIGBUS at the first write
         return fd, mmap.mmap(fd, size_bytes)
     except OSError:
         os.close(fd)
@@ -54,10 +57,10 @@ def _create(size_bytes: int) -> tuple[int, mmap.mmap]:
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """Memory that data is in, as a notice names it; another in its place has another serial number."""
+    """A block of shared memory, as a notice names it."""
 
     index: int
-    serial: int
+    serial: int  # differs when a larger block has replaced this one at its index
     fd: int
     size_bytes: int
 
@@ -67,7 +70,7 @@ NOWHERE = _Block(0, 0, 0, 0)
 
 @final
 class _Board:
-    """The counters and notices of a rank in shared memory, for a group of a given size."""
+    """The board of a rank, this or another, in a group of `world` ranks. See [Note: shared memory]."""
 
     def __init__(self, memory: mmap.mmap, world: int) -> None:
         self.words = torch.frombuffer(memory, dtype=torch.int64)
@@ -75,12 +78,12 @@ class _Board:
         self._memory, self._form = memory, struct.Struct(f"4q{TEXT_BYTES}s{2 * world}q")
 
     def put(self, word: int, block: _Block, call: CollectiveCall) -> None:
-        """Write a notice, all but its number."""
+        """Write a notice without its number, which is published after it."""
         place = (block.index, block.serial, block.fd, block.size_bytes)
         self._form.pack_into(self._memory, 8 * word + 8, *place, _text(call), *call.sizes_W, *call.receives_W)
 
     def get(self, word: int) -> tuple[_Block, bytes, tuple[int, ...]]:
-        """The block, what is called, and its sizes and receives."""
+        """Block, text, and sizes followed by receives of a notice."""
         index, serial, fd, size_bytes, text, *sizes = self._form.unpack_from(self._memory, 8 * word + 8)
         return _Block(index, serial, fd, size_bytes), text, tuple(sizes)
 
@@ -97,24 +100,28 @@ def _call(text: bytes, sizes: tuple[int, ...]) -> CollectiveCall:
 
 @final
 class SharedMemoryTransport:
-    """A transport over shared memory, and over another between hosts."""
+    """Transport over shared memory inside a host, and over another transport between hosts."""
 
     def __init__(self, network: TorchTransport, topology: Topology) -> None:
-        """Called by all ranks of the network at once."""
+        """Collective over the ranks of `network`."""
         native.load()
         self.network, self.world, self._topology = network, network.world, topology
         self.waited = network.waited
         ranks, w = self.world.ranks, len(self.world.ranks)
         host = topology.host_of(self.world.rank)
         near = [p for p, r in enumerate(ranks) if topology.host_of(r) == host]
-        self._me, self._near = ranks.index(self.world.rank), range(near[0], near[-1] + 1)  # places in the group
+        self._me, self._near = ranks.index(self.world.rank), range(near[0], near[-1] + 1)  # indices in the group
+        # With more ranks than processors, polling would take the processor from the rank that it waits for.
         self._spins = SPINS if len(near) <= len(os.sched_getaffinity(0)) else 0
-        self._stride = -(-(5 + TEXT_BYTES // 8 + 2 * w) // 8) * 8  # words of a notice: whole cache lines
+        self._stride = (
+            -(-(5 + TEXT_BYTES // 8 + 2 * w) // 8) * 8
+        )  # words of a notice: whole cache lines, or writers would slow readers
         self._calls, self._serials = count(1), count(1)
         self._blocks: list[tuple[_Block, mmap.mmap]] = []
-        self._used: list[int] = []  # the last call that used each block
+        self._used: list[int] = []  # number of the last call in each block
+        # Blocks of other ranks that this rank has mapped, by (rank, index): mapping anew for each call would be slow.
         self._maps: dict[tuple[int, int], tuple[_Block, mmap.mmap]] = {}
-        size_bytes = 8 * (self._notice(0) + CALLS * self._stride)
+        size_bytes = 8 * (self._notice(0) + CALLS * self._stride)  # call 0's notice is the first
         self._fd, memory = _create(size_bytes)
         self._board, ones_W = _Board(memory, w), (1,) * w
         call = CollectiveCall(
@@ -131,12 +138,15 @@ class SharedMemoryTransport:
         if send_N.device.type != "cpu" or (call.collective == "all_reduce" and not all_near):
             return self.network.start(call, send_N)
         number = next(self._calls)
+        # The notice and its READ word are a ring of CALLS entries: all ranks must have read the call that this one
+        # overwrites. If this rank itself has not, waiting for it here would be a deadlock.
         read, before = READ + number % CALLS, number - CALLS
         if self._board.numbers[read] < before:
-            raise PeerError(f"rank {self.world.rank}: {CALLS} collectives are under way: wait for one before {call}")
+            raise PeerError(f"rank {self.world.rank}: {CALLS} collectives are pending: wait() for one before {call}")
         for place, board in self._boards.items():
             if board.numbers[read] < before:
                 self._await(place, read, before, call)
+        # Data, then notice, then its number: who sees the number (an acquire load) sees the other two as well.
         self._board.put(self._notice(number), self._write(call, send_N, number), call)
         torch.ops.rowwise.publish(self._board.words, self._notice(number), number)
         return PendingCollective(
@@ -146,18 +156,18 @@ class SharedMemoryTransport:
     def split(
         self, groups: Sequence[Sequence[int]], group: tuple[int, ...]
     ) -> "SharedMemoryTransport | TorchTransport":
-        """The same for a group."""
+        """The transport of a group; plain network if no two of its ranks share a host."""
         network = self.network.split(groups, group)
         hosts = {self._topology.host_of(r) for r in group}
         return network if len(hosts) == len(group) else SharedMemoryTransport(network, self._topology)
 
     def close(self) -> None:
-        """Leave, once the others have what was sent."""
+        """Leave once the other ranks have read all that was sent."""
         if self._board.numbers[LEFT]:
             return
         torch.ops.rowwise.publish(self._board.words, LEFT, 1)
         for place in self._boards:
-            with contextlib.suppress(PeerError):  # whoever left needs nothing
+            with contextlib.suppress(PeerError):  # a rank that has ended reads nothing more
                 self._await(place, MAPPED, 1, "the end")
                 for number in self._used:
                     self._await(place, READ + number % CALLS, number, "the end")
@@ -173,22 +183,24 @@ class SharedMemoryTransport:
         runs_W[self._me] = run_for(call, send_N, self._me)
         for place in self._boards:
             runs_W[place] = self._read(place, call, number)
-        # Fresh memory costs as much as the sum, and an all-reduce may use what it was given.
-        came = join(call, runs_W, send_N if call.collective == "all_reduce" and self._me < 2 else None)
+        # An all-reduce may overwrite its tensor, which saves fresh memory. `combine_runs` can write to one of the first
+        # two runs only, so the result is in place on ranks 0 and 1.
+        came = combine_runs(call, runs_W, send_N if call.collective == "all_reduce" and self._me < 2 else None)
         torch.ops.rowwise.publish(self._board.words, READ + number % CALLS, number)
         return came
 
     def _notice(self, number: int) -> int:
-        """The word of a call's notice, which is the call's number; the rest follows it."""
+        """Index of the word with a call's number; its notice follows."""
         return READ + CALLS + number % CALLS * self._stride
 
     def _await(self, place: int, word: int, value: int, call: CollectiveCall | str) -> None:
-        """Until another rank's word has come to a value."""
+        """Wait until a word of another rank's board is at least `value`; raises if that rank has ended or times out."""
         board, rank, me = self._boards[place], self.world.ranks[place], self.world.rank
         begin_s = time.perf_counter()
         spins, end_s = self._spins, begin_s + self.world.timeout_s
         while not torch.ops.rowwise.wait_for(board.words, word, value, spins, SLICE_S):
             spins = 0
+            # Looked at again after the rank was seen to end: it may have published just before.
             if self._end_of(place) and not torch.ops.rowwise.wait_for(board.words, word, value, 0, 0.0):
                 why = self._ends(place)
                 raise PeerError(f"rank {me} waits for {call}, which rank {rank} never called: {why}")
@@ -197,7 +209,7 @@ class SharedMemoryTransport:
         self.waited.seconds += time.perf_counter() - begin_s
 
     def _end_of(self, place: int) -> str:
-        """Empty while the rank takes part."""
+        """How a rank has ended; empty while it takes part."""
         rank, board = self.world.ranks[place], self._boards.get(place)
         pid = self.world.pids[rank]
         if board is not None and board.numbers[LEFT]:
@@ -205,15 +217,15 @@ class SharedMemoryTransport:
         return "" if is_alive(pid) else f"rank {rank} (process {pid}) has ended"
 
     def _ends(self, first: int) -> str:
-        """Which ranks of this host have ended, `first` before the others: it may have ended because one of them did."""
+        """Which ranks of this host have ended, `first` before the others, as another one's end may be the cause."""
         return "; ".join(
             filter(None, map(self._end_of, [first, *(p for p in self._near if p not in (first, self._me))]))
         )
 
     def _write(self, call: CollectiveCall, send_N: Tensor, number: int) -> _Block:
-        """Copy what is for the others of this host into a block, one run after the other."""
+        """Copy the data for other ranks of this host into a block, run after run."""
         runs = [send_N]
-        if call.collective not in WHOLE:
+        if call.collective not in WHOLE:  # the runs before and after this rank's own, which does not travel
             first, own, end = (sum(call.sizes_W[:p]) for p in (self._near[0], self._me, self._near[-1] + 1))
             runs = [send_N[first:own], send_N[own + call.sizes_W[self._me] : end]]
         n = sum(run.numel() for run in runs)
@@ -225,22 +237,25 @@ class SharedMemoryTransport:
         return block
 
     def _take(self, wanted_bytes: int, call: CollectiveCall) -> tuple[_Block, mmap.mmap]:
-        """A block that everybody has read and that is large enough; makes one if there is none."""
+        """A block that all ranks have read and that is large enough, or a new one."""
         boards = self._boards.values()
         free = [i for i, n in enumerate(self._used) if all(board.numbers[READ + n % CALLS] >= n for board in boards)]
         sizes = {i: self._blocks[i][0].size_bytes for i in free}
         fit = [i for i in free if sizes[i] >= wanted_bytes]
-        if fit:  # of equals the last used, which caches may still hold
+        if fit:  # the smallest; of equal ones the last used, which may still be in a cache
             return self._blocks[min(fit, key=lambda i: (sizes[i], -self._used[i]))]
+        # Replaces the largest free block, so that a rank whose calls grow does not collect blocks of every size.
         index = max(free, key=lambda i: sizes[i], default=len(self._blocks))
-        size_bytes = -(-wanted_bytes * 9 // 8 // LEAST_BYTES) * LEAST_BYTES  # the next may be a little larger
+        size_bytes = (
+            -(-wanted_bytes * 9 // 8 // LEAST_BYTES) * LEAST_BYTES
+        )  # 1/8 more, as the next batch may be a little larger
         try:
             fd, memory = _create(size_bytes)
         except OSError as error:
             held = sum(b.size_bytes for b, _ in self._blocks) >> 20
-            want = f"want {size_bytes >> 20} MB of shared memory for {call}, beside {held} MB"
-            out = "free some, send less at once, or connect with shared_memory=False"
-            raise PeerError(f"rank {self.world.rank}: {want}: {error}: {out}") from error
+            need = f"{call} needs {size_bytes >> 20} MB of shared memory more than the {held} MB in use"
+            want = "want more memory, smaller batches, or shared_memory=False"
+            raise PeerError(f"rank {self.world.rank}: {need}: {error}: {want}") from error
         for old, _ in self._blocks[index : index + 1]:
             os.close(old.fd)
         self._blocks[index : index + 1] = [(_Block(index, next(self._serials), fd, size_bytes), memory)]
@@ -248,17 +263,18 @@ class SharedMemoryTransport:
         return self._blocks[index]
 
     def _read(self, place: int, call: CollectiveCall, number: int) -> Tensor:
-        """What another rank has for this one, where that rank has put it."""
+        """Another rank's data for this one: a view of that rank's block."""
         self._await(place, self._notice(number), number, call)
         block, text, sizes = self._boards[place].get(self._notice(number))
         w, n = len(self.world.ranks), sizes[self._me]
         if text != _text(call) or n != call.receives_W[place] or sizes[w + self._me] != call.sizes_W[place]:
             calls = {self._me: call, place: _call(text, sizes)}
             a, b = sorted(calls)
-            found = compare(calls[a], calls[b], a, b, self.world.ranks)
+            found = describe_mismatch(calls[a], calls[b], a, b, self.world.ranks)
             raise PeerError(found or f"ranks {self.world.ranks} do not agree about {call}")
         if not n:
             return torch.empty(0, dtype=call.dtype)
+        # A writer leaves its own run out, so it does not count among the runs before this rank's.
         skip = 0 if call.collective in WHOLE else sum(sizes[p] for p in range(self._near[0], self._me) if p != place)
         known = self._maps.get((place, block.index))
         if known is None or known[0] != block:
@@ -267,7 +283,7 @@ class SharedMemoryTransport:
         return torch.frombuffer(known[1], dtype=call.dtype, count=n, offset=skip * call.dtype.itemsize)
 
     def _open(self, place: int, fd: int, size_bytes: int, call: CollectiveCall) -> mmap.mmap:
-        """Memory that another rank has made."""
+        """Map memory of another rank, through its file descriptor in /proc."""
         rank = self.world.ranks[place]
         pid = self.world.pids[rank]
         try:
@@ -282,7 +298,7 @@ class SharedMemoryTransport:
             os.close(own)
 
     def _start_far(self, call: CollectiveCall, send_N: Tensor) -> Handle:
-        """What goes to and comes from other hosts."""
+        """Start the part of a collective with other hosts: an all-to-all in which ranks of this host have nothing."""
         sizes_W, receives_W = (
             tuple(0 if p in self._near else n for p, n in enumerate(s)) for s in (call.sizes_W, call.receives_W)
         )

@@ -1,7 +1,4 @@
-"""A world of one rank: what is sent has come. Its own file, so that one device pays for no other way to travel.
-
-Known limits: copies. What comes is the tensor that was given, so changing one changes the other.
-"""
+"""`solo`: the `Comm` of a world of one rank. A collective returns the tensor that was given, not a copy."""
 
 from collections.abc import Sequence
 from typing import final
@@ -17,8 +14,6 @@ from rowwise.spec import Topology
 
 @final
 class _SoloTransport:
-    """To where it is."""
-
     def __init__(self) -> None:
         self.waited = WaitTime()
 
@@ -37,5 +32,4 @@ class _SoloTransport:
 
 
 def solo() -> TransportComm:
-    """A world of one rank."""
     return TransportComm(_SoloTransport(), Topology(), 0)

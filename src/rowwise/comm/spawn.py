@@ -1,11 +1,12 @@
-"""Ranks as new processes of this machine: made, watched, and ended together.
+"""`RankProcesses`, `run_processes`: start ranks as processes of this machine, watch them, and end them together.
 
-[Note: how ranks end] A rank answers once: with a result, or with why it has none. Once one has failed, the others have
-a few seconds to notice and to say what reached them; then they are stopped. Ctrl-C at a terminal goes to all processes
-of a job, and a polite kill to one of them, so ranks ignore the former and the parent passes either on as SIGTERM:
-however the wish to stop comes, each rank gets it. Ranks watch their parent, and end at once if it is gone.
+[Note: how ranks end] A rank answers once, with its result or its error. When one has failed, the others have a few
+seconds to notice and to report their errors; then they are killed. Ctrl-C reaches all processes of a terminal's job,
+SIGTERM only the parent: ranks ignore SIGINT, and the parent forwards either as SIGTERM, so each rank is asked to stop
+once. Ranks watch their parent, and end at once if it is gone.
 
-The processes are forks of one server that has. Known limits: systems without fork.
+The parent does not load torch, which would take seconds: ranks are forks of a server process that has loaded it. Needs
+a system with fork.
 """
 
 import contextlib
@@ -32,24 +33,25 @@ from rowwise.scratch import Scratch
 from rowwise.spec import Topology
 
 T = TypeVar("T")
-SOCKET_FOLDER_bytes = 48  # of the 103 (macOS) or 107 (Linux) of a socket's name; multiprocessing adds 32, we 21
-AFTER_SERVER = -200  # at the end of the process; multiprocessing removes its own folder at -100
-GRACE_S = 5.0  # after the first rank failed, for the others to notice and to say so
+SOCKET_FOLDER_bytes = 48  # a socket's path has 103 (macOS) or 107 (Linux); multiprocessing adds 32, we 21
+AFTER_SERVER = -200  # priority at exit: after -100, at which multiprocessing removes its own folder
+GRACE_S = 5.0  # time for the other ranks to report their errors after the first failure
 
-# From what explains most: a process that was killed says nothing, and whom a failure has reached is not its cause.
+# Likeliest cause first: killed by a signal, unexpected exception, expected error, `PeerError` that another rank's
+# failure caused, no answer in time.
 Kind = Literal["killed", "bug", "refused", "reached", "late"]
 KINDS: tuple[Kind, ...] = ("killed", "bug", "refused", "reached", "late")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFailure:
-    """The error of a rank that gave no result."""
+    """The failure of one rank."""
 
     kind: Kind
     rank: int
-    line: str  # for people
+    line: str  # one line for the user
     trace: str = ""
-    exit_code: int | None = None  # of a process that said nothing; negative: the signal
+    exit_code: int | None = None  # of a process that ended without an answer; negative: the signal
 
     def __str__(self) -> str:
         return f"rank {self.rank} " + (f"failed: {self.trace}" if self.trace else self.line)
@@ -57,7 +59,7 @@ class RankFailure:
 
 @final
 class RanksFailed(PeerError):
-    """Ranks failed; says of each what it said, the likely cause first."""
+    """Ranks failed; the message has the error of each, the likely cause first."""
 
     def __init__(self, failures: Sequence[RankFailure]) -> None:
         self.failures = sorted(failures, key=lambda failure: (KINDS.index(failure.kind), failure.rank))
@@ -65,7 +67,7 @@ class RanksFailed(PeerError):
 
     @property
     def line(self) -> str:
-        """The cause alone; the rank is named unless all ranks say the same."""
+        """The likely cause in one line; it names the rank unless all ranks report the same."""
         first = self.failures[0]
         if first.kind in ("killed", "late"):
             return f"rank {first.rank} {first.line}"
@@ -75,9 +77,9 @@ class RanksFailed(PeerError):
 
 @final
 class RankProcesses:
-    """The processes of a world; leaving the `with` ends those that are still there.
+    """The rank processes of a world; leaving the `with` kills those that still run.
 
-    The function is found by its name, so it belongs to a module; several hosts are pretended.
+    `function` is pickled, so it must be importable. Several hosts are simulated on this one.
     """
 
     def __init__(
@@ -88,7 +90,7 @@ class RankProcesses:
         making: RankStart | None = None,
         folder: str = "",
     ) -> None:
-        """Nothing is started before the `with`. Ranks meet in `folder`, which stays, or in one of their own."""
+        """The `with` starts the processes. Ranks meet in `folder`, which is kept, or in a temporary one."""
         self._work = pickle.dumps((topology, making or RankStart(), function, tuple(args)))
         self._world, self._preload = topology.world, (making or RankStart()).preload
         self._scratch = None if folder else Scratch()
@@ -98,7 +100,7 @@ class RankProcesses:
     def __enter__(self) -> Self:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["__main__", "rowwise.comm.launch", *self._preload])
-        # It keeps how it begins, and Ctrl-C while it loads would be a traceback.
+        # The server inherits the signal handling: Ctrl-C while it imports torch would print a traceback.
         with _ignoring_ctrl_c(), _room_for_a_socket():
             forkserver.ensure_running()
         with contextlib.ExitStack() as undo:
@@ -122,33 +124,33 @@ class RankProcesses:
             self._scratch.close()
 
     def ask_to_stop(self) -> None:
-        """Pass a wish to stop on to all ranks."""
+        """Send SIGTERM to all ranks."""
         for process, _ in self._ranks:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid or 0, signal.SIGTERM)
 
     def wait(self, limit_s: float | None = None) -> list[Any]:
-        """What the ranks answer, in rank order. See [Note: how ranks end]."""
+        """The results of all ranks in rank order; raises `RanksFailed`. See [Note: how ranks end]."""
         results: dict[int, Any] = {}
         failures: list[RankFailure] = []
         left = {answer: rank for rank, (_, answer) in enumerate(self._ranks)}
         end_s = None if limit_s is None else time.monotonic() + limit_s
         while left and (ready := wait(list(left), None if end_s is None else max(0.0, end_s - time.monotonic()))):
             for rank in sorted(left.pop(answer) for answer in list(left) if answer in ready):
-                said = self._hear(rank)
-                if isinstance(said, RankFailure):
-                    failures.append(said)
+                answer = self._receive(rank)
+                if isinstance(answer, RankFailure):
+                    failures.append(answer)
                     grace_s = time.monotonic() + GRACE_S
                     end_s = grace_s if end_s is None else min(end_s, grace_s)
                 else:
-                    (results[rank],) = said
+                    (results[rank],) = answer
         late = "has not ended, and was stopped" + (f" (time limit {limit_s:g} s)" if limit_s is not None else "")
         failures += [RankFailure(kind="late", rank=rank, line=late) for rank in left.values()]
         if failures:
             raise RanksFailed(failures)
         return [results[rank] for rank in range(self._world)]
 
-    def _hear(self, rank: int) -> tuple[Any] | RankFailure:
+    def _receive(self, rank: int) -> tuple[Any] | RankFailure:
         process, answer = self._ranks[rank]
         try:
             return pickle.loads(answer.recv_bytes())
@@ -166,9 +168,9 @@ def run_processes(
     threads: int | None = 1,
     limit_s: float | None = None,
 ) -> list[T]:
-    """What `function(comm, *args)` gives on each rank of a world of new processes; raises what ranks that fail say.
+    """`function(comm, *args)` of each rank, run in a process each; raises `RanksFailed`.
 
-    No rank waits longer than `timeout_s` for another; the whole may take `limit_s`, or as long as it needs.
+    No rank waits longer than `timeout_s` for another; all of it may take `limit_s` seconds, by default any time.
     """
     topology = Topology(devices=world) if isinstance(world, int) else world
     making = RankStart(timeout_s=timeout_s, shared_memory=shared_memory, threads=threads)
@@ -190,7 +192,7 @@ def _ignoring_ctrl_c() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _room_for_a_socket() -> Iterator[None]:
-    """The server listens in a folder of this process, whose name must not be longer than a socket's can be."""
+    """Sets a short temporary folder for the fork server's socket, whose path has a maximal length."""
     before = tempfile.tempdir
     if len(os.fsencode(tempfile.gettempdir())) > SOCKET_FOLDER_bytes:
         tempfile.tempdir = "/tmp"
@@ -210,7 +212,7 @@ def _folder_of_server() -> str:
 
 def _fate(exit_code: int | None) -> str:
     if exit_code is None or exit_code >= 0:
-        return f"ended with exit code {exit_code}, and said nothing"
+        return f"ended with exit code {exit_code} and no error message"
     try:
         name = signal.Signals(-exit_code).name
     except ValueError:
@@ -219,7 +221,7 @@ def _fate(exit_code: int | None) -> str:
 
 
 def _run_rank(rank: int, folder: str, work: bytes, to_parent: Connection) -> None:
-    """The life of one process."""
+    """The main function of a rank process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _end_with_parent(folder)
     comm = None
@@ -232,10 +234,10 @@ def _run_rank(rank: int, folder: str, work: bytes, to_parent: Connection) -> Non
         comm.close()
     except BaseException as error:
         to_parent.send_bytes(pickle.dumps(_explain(rank, error)))
-        # Whom another's failure has reached just ends: to close its side would make it look like the one that failed.
+        # After a `PeerError` just end: closing now would make this rank look like the one that failed.
         if comm is not None and not isinstance(error, PeerError):
             with contextlib.suppress(PeerError):
-                comm.close()  # the others may still read why
+                comm.close()  # waits until the others have read this rank's status
         raise SystemExit(1) from None
     to_parent.send_bytes(answer)
 
@@ -247,7 +249,7 @@ def _explain(rank: int, error: BaseException) -> RankFailure:
 
 
 def _end_with_parent(folder: str) -> None:
-    """Leave nothing behind where the parent was killed."""
+    """End this process, and remove the folder, when the parent is gone."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     sentinel = parent.sentinel

@@ -1,16 +1,14 @@
-"""What ranks tell each other besides tensors of known sizes: objects, uneven tensors, and that one of them has failed.
+"""Agreement between ranks about errors, and collectives for objects, texts and tensors of unknown sizes.
 
-[Note: rank status] An error of one rank ends what all ranks do together, on all of them, and they can still talk
-afterwards. So a rank that has failed goes on to the next collective that the others wait in, and says so there: in
-`raise_if_any_rank_failed`, which is a gather of its own, or in a header that is exchanged anyway, one number of which
-is its packed `RankStatus`. If a header says that a rank has failed, all ranks call `raise_if_any_rank_failed`: the one
-that failed raises its own error, the others an `AgreedError` with its rank and reason. Headers are the counts before
-ids travel (`shard/ids.py`), and what `train/step_header.py` exchanges before a step and before its update. A rank that
-fails where it cannot go on, within a forward or in a collective, just leaves, and the transport ends the others with a
-`PeerError`.
+[Note: rank status] If one rank has an error, all ranks raise, and their communicator still works afterwards. So a rank
+that has failed goes on to the next collective that the others wait in, and reports it there: in
+`raise_if_any_rank_failed`, an all-gather of its own, or in a header that is exchanged anyway and has a packed
+`RankStatus` as one of its numbers. If a header reports a failure, all ranks call `raise_if_any_rank_failed`: the one
+that failed raises its own error, the others an `AgreedError` with its rank and reason. Headers are those before ids
+(`shard/ids.py`), and those of `train/step_header.py` before a step and before its update. A rank that cannot go on, as
+it failed inside a forward or a collective, leaves; the transport then raises a `PeerError` on the others.
 
-Objects travel as pickles, between processes of one run. Known limits: speed; nothing here but `RankStatus` is for a
-step.
+Objects are sent as pickles between processes of one run. Only `RankStatus` is fast enough for every step.
 """
 
 import pickle
@@ -24,16 +22,16 @@ from torch import Tensor
 from rowwise.comm.seam import Comm
 from rowwise.errors import AgreedError
 
-LONGEST_BYTES = 1000  # of a rank's reason
+LONGEST_BYTES = 1000  # of a rank's error message
 FAILED_bits = 3
 
 
 class RankStatus(NamedTuple):
-    """What each rank tells the others at once: batch present, error, kind; packed into one number below 2**53."""
+    """The status of a rank in a header, packed into one number below 2**53, which a float64 header keeps exactly."""
 
-    count: int = 0  # of samples or batches that the rank brings
-    failed: int = 0  # 0: no; 1 to 7: why, of which only the lowest is raised where ranks differ
-    stop: bool = False  # the rank was asked to end the run
+    count: int = 0  # samples or batches that the rank has
+    failed: int = 0  # 0: no; 1 to 7: a class of errors, of which only the lowest is raised if ranks differ
+    stop: bool = False  # whether the rank was asked to end the run
 
     def pack(self) -> int:
         return (self.count << 1 | self.stop) << FAILED_bits | self.failed
@@ -47,20 +45,22 @@ class RankStatus(NamedTuple):
 def raise_if_any_failed(
     comm: Comm, statuses_W: Sequence[RankStatus], error: BaseException | None, *, during: str
 ) -> None:
-    """By what a header said; called by all ranks, and no collective if none has failed."""
+    """Raise on all ranks if a header reports a failure; every rank calls it, and it communicates only then."""
+    # All ranks have the same statuses, so all enter the gather or none. Ranks with a less urgent error enter it without
+    # one: of two ranks that failed for different reasons, the raised errors are those of one reason.
     first = min((status.failed for status in statuses_W if status.failed), default=0)
     if first:
         raise_if_any_rank_failed(comm, error if statuses_W[comm.rank].failed == first else None, during=during)
 
 
 def raise_if_any_rank_failed(comm: Comm, error: BaseException | None, *, during: str) -> None:
-    """Called by all ranks: one that failed raises its own error, the others an `AgreedError`. See [Note: rank status].
+    """Collective: a rank that failed raises its own error, the others an `AgreedError`. See [Note: rank status].
 
-    Without an error it is one small gather, and none for one rank.
+    Without an error it is one small all-gather.
     """
     text = "" if error is None else f"{type(error).__name__}: {error}"
     reasons_W = [text] if len(comm.ranks) == 1 else all_gather_text(comm, text, "status", LONGEST_BYTES)
-    if error is not None:
+    if error is not None:  # only after the gather: the others have to hear of it first
         raise error
     if any(reasons_W):
         failed = zip(comm.ranks, reasons_W, strict=True)
@@ -70,7 +70,7 @@ def raise_if_any_rank_failed(comm: Comm, error: BaseException | None, *, during:
 
 @contextmanager
 def raising_on_all_ranks(comm: Comm, *, during: str) -> Iterator[None]:
-    """What is raised inside ends all ranks at the end of it; called by all, and nothing inside waits for another."""
+    """Raises an error of the block on all ranks at its end; all ranks enter it, and the block has no collectives."""
     caught: Exception | None = None
     try:
         yield
@@ -80,13 +80,14 @@ def raising_on_all_ranks(comm: Comm, *, during: str) -> Iterator[None]:
 
 
 def all_gather_text(comm: Comm, text: str, what: str, longest_bytes: int | None = None) -> list[str]:
-    """The text of each rank, on all; one gather where all are empty."""
+    """The text of each rank, on all ranks."""
+    # `errors="replace"` as the cut at `longest_bytes` may be inside a character.
     runs = all_gather_uneven(comm, _tensor(text.encode()[:longest_bytes]), what)
     return [bytes(run.tolist()).decode(errors="replace") for run in runs]
 
 
 def all_gather_uneven(comm: Comm, tensor_N: Tensor, what: str) -> tuple[Tensor, ...]:
-    """The tensor of each rank, on all, however long each is."""
+    """The tensors of all ranks, on all ranks, of any lengths; one small all-gather if all are empty."""
     sizes_W = _sizes(comm, len(tensor_N), what)
     if not any(sizes_W):
         return (tensor_N,) * len(sizes_W)
@@ -94,9 +95,9 @@ def all_gather_uneven(comm: Comm, tensor_N: Tensor, what: str) -> tuple[Tensor, 
 
 
 def gather_object(comm: Comm, obj: object, what: str) -> list[Any] | None:
-    """On the first rank the object of each rank, its own included, else None; called by all."""
+    """Collective: on rank 0 the objects of all ranks, on others None."""
     first, world = comm.rank == 0, len(comm.ranks)
-    mine = _tensor(b"" if first else pickle.dumps(obj))
+    mine = _tensor(b"" if first else pickle.dumps(obj))  # rank 0 keeps its own object, unpickled
     sizes_W = _sizes(comm, len(mine), what)
     receives_W = sizes_W if first else [0] * world
     came = comm.all_to_all(mine, [len(mine)] + [0] * (world - 1), receives_W, what).wait()
@@ -104,7 +105,7 @@ def gather_object(comm: Comm, obj: object, what: str) -> list[Any] | None:
 
 
 def broadcast_object(comm: Comm, obj: object, source: int, what: str) -> Any:
-    """The object of one rank of the group, on all; called by all."""
+    """Collective: the object of rank `source`, on all ranks."""
     mine = _tensor(pickle.dumps(obj) if comm.rank == source else b"")
     return _unpickle(all_gather_uneven(comm, mine, what)[source])
 

@@ -1,9 +1,8 @@
-"""W ranks as threads of one process, for tests and for small machines: a whole world, with backward passes, in
-milliseconds and under one debugger.
+"""`run_threads`: ranks as threads of one process, for tests: a world with backward passes in milliseconds.
 
-Ranks meet at (group, number of the call). What a rank sends is copied when the call starts, so ranks may wait in any
-order. A rank that ends, or calls something else, is an error on those that wait for it, never a hang. Known limits:
-speed, as each rank adds everything itself and Python's lock is shared.
+Ranks meet at (group, number of the call). A call copies what it sends when it starts, so ranks may wait in any order.
+If a rank ends, or calls another collective, the ranks that wait for it raise; they never hang. It is slow: each rank
+computes whole sums, under Python's lock.
 """
 
 import threading
@@ -17,7 +16,7 @@ from typing import TypeVar, final
 import torch
 from torch import Tensor
 
-from rowwise.comm.call import CollectiveCall, find_mismatch, join, run_for
+from rowwise.comm.call import CollectiveCall, combine_runs, find_mismatch, run_for
 from rowwise.comm.group import PendingCollective, TransportComm
 from rowwise.comm.seam import Comm, Handle, WaitTime
 from rowwise.errors import PeerError
@@ -25,12 +24,12 @@ from rowwise.spec import Topology
 
 T = TypeVar("T")
 Post = tuple[CollectiveCall, Tensor]
-Place = tuple[object, ...]  # where ranks meet: a group, and which of its calls
+Place = tuple[object, ...]  # a group's name, then the number of the call: where ranks meet
 
 
 @final
 class _Meeting:
-    """The tensors of thread ranks by collective, and the ranks that have ended, with their errors."""
+    """The calls that each rank has posted at each place, and the ranks that have ended, with their errors."""
 
     def __init__(self, timeout_s: float) -> None:
         self.ended: dict[int, BaseException | None] = {}
@@ -39,7 +38,7 @@ class _Meeting:
         self._posts: defaultdict[Place, dict[int, Post]] = defaultdict(dict)
         self._read: defaultdict[Place, set[int]] = defaultdict(set)
 
-    def bring(self, place: Place, rank: int, post: Post) -> None:
+    def post(self, place: Place, rank: int, post: Post) -> None:
         with self._changed:
             self._posts[place][rank] = post
             self._changed.notify_all()
@@ -50,7 +49,7 @@ class _Meeting:
             self._changed.notify_all()
 
     def collect(self, place: Place, ranks: Sequence[int], rank: int) -> list[Post]:
-        """What all ranks have brought, in rank order; waits for it."""
+        """Wait for the posts of all ranks; returns them in rank order."""
         deadline_s = time.monotonic() + self._timeout_s
         with self._changed:
             assert rank in self._posts[place], "a handle is waited for once"
@@ -76,16 +75,14 @@ class _Meeting:
 
 @final
 class _ThreadTransport:
-    """To threads of this process."""
-
     def __init__(self, meeting: _Meeting, name: Place, ranks: tuple[int, ...], rank: int) -> None:
         self.meeting, self.name, self.ranks, self.rank = meeting, name, ranks, rank
-        self.waited = WaitTime()  # each rank is a thread
+        self.waited = WaitTime()
         self._calls = count()
 
     def start(self, call: CollectiveCall, send_N: Tensor) -> Handle:
         place = (*self.name, next(self._calls))
-        self.meeting.bring(place, self.rank, (call, send_N.clone()))
+        self.meeting.post(place, self.rank, (call, send_N.clone()))
         return PendingCollective(partial(self._finish, place))
 
     def split(self, groups: Sequence[Sequence[int]], group: tuple[int, ...]) -> "_ThreadTransport":
@@ -93,7 +90,7 @@ class _ThreadTransport:
         what = ", ".join(str(tuple(g)) for g in groups)
         call = CollectiveCall(collective="split", what=what, dtype=torch.uint8, sizes_W=none_W, receives_W=none_W)
         name = (*self.name, next(self._calls))
-        self.meeting.bring(name, self.rank, (call, torch.empty(0, dtype=torch.uint8)))
+        self.meeting.post(name, self.rank, (call, torch.empty(0, dtype=torch.uint8)))
         self._finish(name)
         made = _ThreadTransport(self.meeting, (*name, group), group, self.rank)
         made.waited = self.waited
@@ -110,13 +107,13 @@ class _ThreadTransport:
         if mismatch:
             raise PeerError(mismatch)
         me = self.ranks.index(self.rank)
-        return join(posts_W[me][0], [run_for(call, sent_N, me) for call, sent_N in posts_W])
+        return combine_runs(posts_W[me][0], [run_for(call, sent_N, me) for call, sent_N in posts_W])
 
 
 def run_threads(world: int | Topology, function: Callable[[Comm], T], timeout_s: float = 300.0) -> list[T]:
-    """What `function` gives on each rank of a world of threads; if ranks fail, raises the first one's own error.
+    """`function(comm)` of each rank, run in a thread each; if ranks fail, raises the error of the first to blame.
 
-    Ranks of one host if only their number is given. No rank waits longer than `timeout_s` for another.
+    A number as `world` means ranks of one host. No rank waits longer than `timeout_s` for another.
     """
     topology = Topology(devices=world) if isinstance(world, int) else world
     meeting = _Meeting(timeout_s)
@@ -125,7 +122,7 @@ def run_threads(world: int | Topology, function: Callable[[Comm], T], timeout_s:
     def run(rank: int) -> None:
         error: BaseException | None = None
         try:
-            # One rank's backward may wait for another's, so none may run in a thread that they share.
+            # Autograd's worker thread is shared by all ranks, and a backward waits for other ranks' backwards in it.
             with torch.autograd.set_multithreading_enabled(False):
                 transport = _ThreadTransport(meeting, (), tuple(range(topology.world)), rank)
                 results[rank] = function(TransportComm(transport, topology, rank))
@@ -140,7 +137,7 @@ def run_threads(world: int | Topology, function: Callable[[Comm], T], timeout_s:
             thread.start()
         for thread in threads:
             thread.join()
-    finally:  # interrupted: those that wait fail
+    finally:  # after an interrupt, so that ranks that still wait raise
         for rank in range(topology.world):
             meeting.end(rank, None)
     _raise_first({rank: error for rank, error in meeting.ended.items() if error is not None})
@@ -148,7 +145,7 @@ def run_threads(world: int | Topology, function: Callable[[Comm], T], timeout_s:
 
 
 def _raise_first(errors: dict[int, BaseException]) -> None:
-    """Raise the error of the first rank whose own it is, not another's that reached it."""
+    """Raise the first rank's own error, rather than a `PeerError` that another rank's failure caused."""
     if errors:
         rank = min(errors, key=lambda r: (any(isinstance(e, PeerError) for e in (errors[r], errors[r].__context__)), r))
         errors[rank].add_note(f"raised by rank {rank}")

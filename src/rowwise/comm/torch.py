@@ -1,9 +1,9 @@
-"""Ranks as processes, connected by torch.distributed's backends: gloo between CPUs, NCCL between GPUs.
+"""`TorchTransport`: torch.distributed's backends, gloo between CPUs and NCCL between GPUs.
 
-All but all-reduce is an all-to-all, and sums are added in rank order by the receiver: gloo's own reduce-scatter takes
-three times as long, its all-gather refuses uneven sizes, and NCCL adds in an order of its own. What NCCL does is
-written and has never been run. Known limits: torch's default group and what needs it. Backends are made by hand, as
-torch names groups after how many there are, which ranks that split differently do not agree about.
+All collectives but all-reduce are an all-to-all, and the receiver adds sums in rank order: gloo's own reduce-scatter
+takes three times as long, its all-gather needs even sizes, and NCCL adds in its own order. The NCCL path was never run.
+Backends are created directly, without torch's default group: torch names a group by a counter, which differs between
+ranks that were split differently.
 """
 
 import os
@@ -19,7 +19,7 @@ from typing import Any, final
 import torch.distributed as dist
 from torch import Tensor
 
-from rowwise.comm.call import WHOLE, CollectiveCall, join
+from rowwise.comm.call import WHOLE, CollectiveCall, combine_runs
 from rowwise.comm.group import PendingCollective
 from rowwise.comm.seam import Handle, WaitTime
 from rowwise.errors import PeerError
@@ -28,22 +28,22 @@ from rowwise.ops.output_cache import empty_cached
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rendezvous:
-    """The store, names and process ids by which ranks of a group find each other."""
+    """The store, name and members through which a group of ranks connects."""
 
     store: dist.Store
     name: str
     ranks: tuple[int, ...]
     rank: int  # of the world
-    pids: Mapping[int, int]  # processes of those ranks of the world that run on this machine
+    pids: Mapping[int, int]  # process id by rank of the world, of the ranks on this machine
     timeout_s: float
-    address: str = ""  # where to listen; none: where torch's GLOO_SOCKET_IFNAME or the host's name says
+    address: str = ""  # host name to listen on; empty: as GLOO_SOCKET_IFNAME or the host's name says
 
 
 def _connect(world: Rendezvous, device: str) -> Any:
-    """A backend for a type of device; torch's stubs know neither all of its methods nor which this torch has."""
+    """A backend for a type of device; `Any`, as torch's stubs lack some of its methods."""
     own: Any = world.store
     backends: Any = dist
-    # A connection of its own: who waits for an answer of the store keeps all others from asking.
+    # A connection of its own: a request that waits for an answer of the store blocks all others on its connection.
     store = dist.PrefixStore(f"{world.name}/{device}", own.clone())
     at, limit = (world.ranks.index(world.rank), len(world.ranks)), timedelta(seconds=world.timeout_s)
     if device != "cuda" and not world.address:
@@ -58,11 +58,11 @@ def _connect(world: Rendezvous, device: str) -> Any:
 
 @final
 class TorchTransport:
-    """A transport over a backend for each type of device, connected at its first tensor."""
+    """Transport over one backend per device type, which connects at the first tensor of that type."""
 
     def __init__(self, world: Rendezvous, waited: WaitTime | None = None) -> None:
         self.world = world
-        self.waited = waited or WaitTime()  # backends do not tell when the first byte has come
+        self.waited = waited or WaitTime()  # stays 0: backends do not report when the other ranks have begun
         self._splits = count()
         self._backends: dict[str, Any] = {}
 
@@ -74,7 +74,6 @@ class TorchTransport:
         return PendingCollective(partial(self._finish, call, work, came_N))
 
     def split(self, groups: Sequence[Sequence[int]], group: tuple[int, ...]) -> "TorchTransport":
-        """The same for a group, under a name of its own."""
         name = f"{self.world.name}/{next(self._splits)}.{group[0]}"
         return TorchTransport(replace(self.world, name=name, ranks=group), self.waited)
 
@@ -86,10 +85,13 @@ class TorchTransport:
             work.wait()
         except RuntimeError as error:
             raise self._explain(call, error) from error
-        return join(call, came_N.split(list(call.receives_W))) if call.collective == "reduce_scatter" else came_N
+        return (
+            combine_runs(call, came_N.split(list(call.receives_W))) if call.collective == "reduce_scatter" else came_N
+        )
 
     def _explain(self, call: CollectiveCall, error: RuntimeError) -> PeerError:
-        """What is known about why a collective failed; connections close a little earlier than processes end."""
+        """The error with its likely cause: which ranks have ended."""
+        # For up to a second, as the connections of a process close a little before it ends.
         world, end_s = self.world, time.monotonic() + 1
         while not (dead := [r for r in world.ranks if r in world.pids and not is_alive(world.pids[r])]):
             if time.monotonic() > end_s:
@@ -116,7 +118,7 @@ class TorchTransport:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process of this machine runs; one that ended and was not yet asked for its exit code does not."""
+    """Whether a process of this machine runs; a zombie does not."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -125,5 +127,5 @@ def is_alive(pid: int) -> bool:
         return True
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except FileNotFoundError:  # not Linux, or it ended just now: then the next look tells
+    except FileNotFoundError:  # not Linux, or it ended just now, which the next call will see
         return True

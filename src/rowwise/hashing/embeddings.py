@@ -217,7 +217,7 @@ class MappedEmbeddings(nn.Module):
             return ids_N
         outside_N = (ids_N < 0) | (ids_N >= table.rows)
         if table.unknown != "last_row":
-            raise check.unknown_id(table, feature, jagged, outside_N.nonzero().flatten() + begin)
+            raise check.unknown_id_error(table, feature, jagged, outside_N.nonzero().flatten() + begin)
         count_unknown(self.unknown_ids, table, feature, int(outside_N.sum()))
         return ids_N.masked_fill(outside_N, table.rows - 1)
 

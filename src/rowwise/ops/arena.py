@@ -24,15 +24,15 @@ CHUNK = 1 << 22  # numbers made at a time where torch does the arithmetic
 
 @dataclass(slots=True, kw_only=True)
 class Arena:
-    """Rows and optimizer state of `tables`; `table` and `table_state` give views."""
+    """Rows and optimizer state of table pieces in two blocks of memory; `table` and `table_state` are views of them."""
 
     pieces: tuple[TablePiece, ...]
     places: tuple[ArenaOffset, ...]
-    rows: Tensor = field(repr=False)  # bytes
-    state: Tensor = field(repr=False)  # floats
-    steps_T: Tensor = field(repr=False)  # updates so far; on the CPU, as Python reads it
-    keys_T: Tensor = field(repr=False)  # of each table's random numbers
-    touched: TouchedRows | None = None  # nobody asked which rows change
+    rows: Tensor = field(repr=False)  # uint8
+    state: Tensor = field(repr=False)  # float32
+    steps_T: Tensor = field(repr=False)  # updates so far, on the CPU
+    keys_T: Tensor = field(repr=False)  # key of each table's random numbers
+    touched: TouchedRows | None = None  # None: changes are not tracked
 
     @classmethod
     def allocate(cls, tables: Sequence[Table | TablePiece], device: torch.device) -> "Arena":
@@ -45,7 +45,7 @@ class Arena:
             need = f"{size.base / 1e9:.1f} GB of rows and {size.state_base * 4 / 1e9:.1f} GB of optimizer state"
             largest = max((piece.table for piece in pieces), key=lambda t: t.rows * t.row_bytes)
             what = f"the largest is {largest.name!r} with {largest.rows} x {largest.dim}"
-            got = f"{len(tables)} tables need {need}, which this machine does not give; {what}"
+            got = f"{len(tables)} tables need {need}, which could not be allocated; {what}"
             raise TableMemoryError(f"{got}: want fewer or narrower rows, or more ranks") from None
         counts_T = torch.zeros(len(tables), dtype=torch.int64)
         return cls(
@@ -59,25 +59,25 @@ class Arena:
 
     @property
     def tables(self) -> tuple[Table, ...]:
-        """The tables, or pieces as tables of their own."""
+        """Each piece as a table of its own."""
         return tuple(piece.table for piece in self.pieces)
 
     def table(self, index: int) -> Tensor:
         """The rows of a table as they are stored: [R, D], or bytes [R, row_bytes] of int8 rows."""
         table, place = self.pieces[index].table, self.places[index]
-        # Cut from the one block: no copy, and no second owner. By way of DLPack it is a storage of its own: torch.save
-        # refuses views of one storage as several types, and writes the whole block with any table.
+        # A view of the one block. Through DLPack it has a storage of its own: torch.save rejects views of one storage
+        # with several dtypes, and would write the whole block with any table.
         block = self.rows[place.base : place.base + table.rows * table.row_bytes]
         rows = block.view(rowtype.dtype_of(table.row_type)).view(table.rows, -1)
         return rows if rows.is_meta else torch.from_dlpack(rows)
 
     def weights(self, index: int) -> Tensor:
-        """The rows of a table as float32 [R, D]: themselves if they are stored so, else a copy."""
+        """The rows of a table as float32 [R, D]: the stored rows if they are float32, else a copy."""
         table = self.pieces[index].table
         return rowtype.unpack(self.table(index), table.dim, table.row_type, table.column_group)
 
     def table_state(self, index: int) -> dict[str, Tensor]:
-        """The optimizer state of a table by name; a state of one float a row is [R], `step` a single number."""
+        """Views of a table's optimizer state by name: [R] for one float a row, [R, W] for more; `step` is a scalar."""
         table, place = self.pieces[index].table, self.places[index]
         width = state_width(table)
         block = self.state[place.state_base : place.state_base + table.rows * width].view(table.rows, width)
@@ -89,23 +89,23 @@ class Arena:
         return views
 
     def track(self) -> TouchedRows:
-        """Note from now on which rows change."""
+        """Track which rows change from now on."""
         if self.touched is None:
             rows_T, bases_T = [table.rows for table in self.tables], [place.base for place in self.places]
             self.touched = TouchedRows(rows_T, bases_T, self.rows.device)
         return self.touched
 
     def mark_all(self) -> None:
-        """All rows may have changed: for those who write into views of them."""
+        """Mark all rows as changed; called by code that writes into views of them."""
         if self.touched is not None:
             self.touched.mark_all()
 
     def fill(self, seed: int) -> None:
-        """Initial rows and state."""
+        """Initialise rows and optimizer state."""
         self.mark_all()
         self.keys_T = torch.tensor([table_key(seed, piece.whole.name) for piece in self.pieces], dtype=torch.int64)
         self.steps_T.zero_()
-        if self.rows.is_meta:  # described only, to be sharded: there is nothing to fill
+        if self.rows.is_meta:  # no memory: the tables will be sharded
             return
         for index, piece in enumerate(self.pieces):
             fill_piece(self.table(index), piece, seed)
@@ -115,7 +115,7 @@ class Arena:
                 views[name].fill_(slot.initial)
 
     def to(self, device: torch.device) -> None:
-        """Move to another device; views taken before stay behind."""
+        """Move to another device; existing views keep the old memory."""
         self.rows = self.rows.to(device)
         self.state = self.state.to(device)
         if self.touched is not None:
@@ -123,11 +123,11 @@ class Arena:
 
 
 def fill_piece(stored: Tensor, piece: TablePiece, seed: int) -> None:
-    """Fill a piece, as its rows are stored, as the `init` of its table says: with what the whole table has there."""
+    """Initialise the stored rows of a piece with the values that the whole table has there."""
     table, whole = piece.table, piece.whole
     # By name, not by position: adding a table leaves the rows of the others as they were.
     key = table_key(seed, whole.name)
-    # In chunks, so that a large table needs little beside itself.
+    # In chunks, so that a large table needs little more memory than its own.
     size = min(table.rows, max(1, CHUNK // whole.dim))
     in_place = table.row_type is RowType.FP32 and table.dim == whole.dim
     buffer = stored if in_place else torch.empty(size, whole.dim, device=stored.device)
@@ -141,7 +141,7 @@ def fill_piece(stored: Tensor, piece: TablePiece, seed: int) -> None:
 
 
 def _fill(flat: Tensor, whole: Table, key: int, start: int) -> None:
-    """Weights `start` and following of a table."""
+    """Initialise weights start, start + 1, ... of a table in row-major order."""
     match whole.init:
         case Uniform(bound=bound):
             # DLRM's and TorchRec's default: the sum of a bag starts small however large the table is.

@@ -1,7 +1,6 @@
-"""Finds what was wrong with a gradient, after a kernel or a check has said that something was.
+"""Locates a gradient that is not finite, after a kernel or a check has detected one: table, feature, sample, ids.
 
-Its own file beside `check`, which knows batches only: this one knows what was looked up for whom. Slow, and only met
-by those who have a bad number: gives it a name, that of its table, feature, sample and ids.
+Slow, and only run to write the error message.
 """
 
 import re
@@ -20,30 +19,30 @@ KEPT = "Rows it would have reached were left as they were; all others are update
 
 
 def name_bad_gradient(call: LookupCall, grad: Tensor, said: str) -> GradientError:
-    """The error for a gradient that is not finite; `said`: what the kernel told of it."""
+    """The error for a gradient that is not finite; `said`: the kernel's message."""
     found = find_bad_gradient(call, grad)
     if found is not None:
         return GradientError(f"{found}. {KEPT}")
-    # Every contribution is finite and their sum is not.
+    # Every contribution is finite, so their sum has overflowed; the kernel says in which row.
     named = re.search(r"row (\d+) of table (\d+)", said)
     assert named is not None
     row, index = map(int, named.groups())
     row += TableRow.read(call.group.tables_TC)[index].first_row
     name = call.group.tables[index].name
     return GradientError(
-        f"table {name!r}, row {row}: its gradients add up past the range of float32; lower the learning rate. {KEPT}"
+        f"table {name!r}, row {row}: the sum of its gradients overflows float32; want a lower learning rate. {KEPT}"
     )
 
 
 def find_bad_gradient(call: LookupCall, grad: Tensor) -> str | None:
-    """The first number that is not finite and makes the gradient of a row so, with names; None if there is none."""
+    """Describes the first number that makes a row's gradient not finite; None if there is none."""
     if call.per_id:
-        return _bad_sequence(call, grad)
-    return _bad_bag(call, grad) or _bad_weight(call)
+        return _find_bad_sequence(call, grad)
+    return _find_bad_bag(call, grad) or _find_bad_weight(call)
 
 
-def _bad_bag(call: LookupCall, grad: Tensor) -> str | None:
-    """The first gradient that is not finite and belongs to a bag with ids: others reach no row."""
+def _find_bad_bag(call: LookupCall, grad: Tensor) -> str | None:
+    """The first gradient of a bag that is not finite; gradients of empty bags reach no row and are skipped."""
     group, jagged = call.group, call.jagged
     lengths = jagged.lengths_FB.view(len(jagged.features), -1)
     for index, (name, columns) in enumerate(zip(group.feature_names, group.columns_F, strict=True)):
@@ -51,17 +50,16 @@ def _bad_bag(call: LookupCall, grad: Tensor) -> str | None:
         bad = torch.nonzero(~torch.isfinite(grad[:, columns]) & filled.unsqueeze(1))
         if len(bad):
             sample, column = (int(x) for x in bad[0])
-            ids = _bag(jagged, name, sample).tolist()
+            ids = _ids_of_bag(jagged, name, sample).tolist()
             shown = f"ids {ids[:8]}{' ...' if len(ids) > 8 else ''}"
             value = float(grad[sample, columns][column])
-            return (
-                f"{value} in the gradient of {_named(group, index)}, {_sample(call, sample)}, column {column}, {shown}"
-            )
+            where = f"{_feature_name(group, index)}, {_sample_name(call, sample)}, column {column}"
+            return f"{value} in the gradient of {where}, {shown}"
     return None
 
 
-def _bad_weight(call: LookupCall) -> str | None:
-    """A per-id weight that is not finite makes a gradient so."""
+def _find_bad_weight(call: LookupCall) -> str | None:
+    """The first per-id weight that is not finite, as it multiplies a gradient."""
     group, jagged = call.group, call.jagged
     if jagged.weights_N is None:
         return None
@@ -75,22 +73,24 @@ def _bad_weight(call: LookupCall) -> str | None:
         if len(bad):
             at = begin + int(bad[0])
             sample, position = locate_id(jagged, at)
-            where = f"{_named(group, index)}, {_sample(call, sample)}, position {position}"
+            where = f"{_feature_name(group, index)}, {_sample_name(call, sample)}, position {position}"
             return f"weight {float(jagged.weights_N[at])} of {where}, id {int(jagged.values_N[at])}"
     return None
 
 
-def _bad_sequence(call: LookupCall, grad: Tensor) -> str | None:
+def _find_bad_sequence(call: LookupCall, grad: Tensor) -> str | None:
     group, jagged = call.group, call.jagged
     bad = torch.nonzero(~torch.isfinite(grad))
     if not len(bad):
         return None
-    index, sample, at = _place_in_sequence(group, jagged, int(bad[0, 0]))
-    return f"{float(grad[bad[0, 0]])} in the gradient of {_named(group, index)}, {_sample(call, sample)}, {at}"
+    index, sample, at = _locate_in_sequences(group, jagged, int(bad[0, 0]))
+    return (
+        f"{float(grad[bad[0, 0]])} in the gradient of {_feature_name(group, index)}, {_sample_name(call, sample)}, {at}"
+    )
 
 
-def _sample(call: LookupCall, sample: int) -> str:
-    """A sample, where it came from."""
+def _sample_name(call: LookupCall, sample: int) -> str:
+    """The sample's number in its own rank's batch, with the rank if there are several."""
     rank = 0
     while rank < len(call.parts) and sample >= call.parts[rank]:
         sample -= call.parts[rank]
@@ -98,18 +98,18 @@ def _sample(call: LookupCall, sample: int) -> str:
     return f"sample {sample} of rank {rank}" if call.parts else f"sample {sample}"
 
 
-def _named(group: TableGroup, index: int) -> str:
+def _feature_name(group: TableGroup, index: int) -> str:
     return f"table {group.table_of(index).name!r}, feature {group.feature_names[index]!r}"
 
 
-def _bag(jagged: Jagged, feature: str, sample: int) -> Tensor:
+def _ids_of_bag(jagged: Jagged, feature: str, sample: int) -> Tensor:
     offsets = jagged.offsets()
     bag = jagged.features.index(feature) * jagged.batch_size + sample
     return jagged.values_N[int(offsets[bag]) : int(offsets[bag + 1])]
 
 
-def _place_in_sequence(group: TableGroup, jagged: Jagged, flat: int) -> tuple[int, int, str]:
-    """Feature, sample and id of an element of the flat gradient of sequences."""
+def _locate_in_sequences(group: TableGroup, jagged: Jagged, flat: int) -> tuple[int, int, str]:
+    """Feature, sample and description of the id that element `flat` of the gradient of sequences belongs to."""
     offsets, batch = jagged.offsets(), jagged.batch_size
     for index, name in enumerate(group.feature_names):
         first = jagged.features.index(name) * batch

@@ -1,7 +1,6 @@
-"""Finds what was wrong with a batch, after a kernel has said that something was.
+"""Locates invalid lengths and ids of a batch, after a kernel has detected one: table, feature, sample, position, id.
 
-Kernels check every id and every merged row as they go, at almost no cost, and touch nothing that is bad; only
-then does this slower search give it a name: table, feature, sample, position, id.
+Kernels check every id as they go, at almost no cost, and skip bad ones; this slower search only writes the error.
 """
 
 from collections.abc import Sequence
@@ -28,17 +27,17 @@ def check_lengths(jagged: Jagged) -> None:
     if total != jagged.values_N.numel():
         by_feature = [int(part.sum()) for part in lengths.split(batch)]  # none, if it has no features
         sums = ", ".join(f"{name}: {n}" for name, n in zip(jagged.features, by_feature, strict=False))
-        raise BatchError(f"lengths add up to {total} and there are {jagged.values_N.numel()} ids ({sums})")
+        raise BatchError(f"lengths add up to {total}, want {jagged.values_N.numel()}, the number of ids ({sums})")
 
 
-def bad_ids(group: TableGroup, features_FC: Tensor, jagged: Jagged) -> list[tuple[int, Tensor]]:
-    """For each feature with ids outside its table: the feature's number and the ids' positions in the batch."""
+def find_unknown_ids(group: TableGroup, features_FC: Tensor, jagged: Jagged) -> list[tuple[int, Tensor]]:
+    """(index of the feature, positions of its ids outside the table), for each feature that has such ids."""
     rows = FeatureRow.read(features_FC)
-    return ids_outside(jagged, [(row.source, row.rows) for row in rows])
+    return find_out_of_range(jagged, [(row.source, row.rows) for row in rows])
 
 
-def ids_outside(jagged: Jagged, limits: Sequence[tuple[int, int]]) -> list[tuple[int, Tensor]]:
-    """For each (feature of the batch, rows) with ids outside 0..rows-1: its number, and where they are."""
+def find_out_of_range(jagged: Jagged, limits: Sequence[tuple[int, int]]) -> list[tuple[int, Tensor]]:
+    """(index into `limits`, positions) for each limit (feature of the batch, rows) with ids outside 0..rows-1."""
     # Every batch_size-th offset is where a feature begins.
     bounds = jagged.offsets()[:: max(1, jagged.batch_size)]
     found: list[tuple[int, Tensor]] = []
@@ -54,29 +53,29 @@ def ids_outside(jagged: Jagged, limits: Sequence[tuple[int, int]]) -> list[tuple
 
 def check_rows(jagged: Jagged, rows: Sequence[int]) -> None:
     """Raise for the first id that is not in 0..rows-1, with the rows of each feature's table given."""
-    for index, positions in ids_outside(jagged, list(enumerate(rows))):
+    for index, positions in find_out_of_range(jagged, list(enumerate(rows))):
         raise IdError(
-            f"feature {jagged.features[index]!r}, {_outsider(jagged, positions, rows[index])}. Hash or map the ids "
+            f"feature {jagged.features[index]!r}, {_name_first(jagged, positions, rows[index])}. Hash or map the ids "
             f"before they are routed, or give the table more rows"
         )
 
 
 def check_ids(group: TableGroup, features_FC: Tensor, jagged: Jagged) -> None:
     """Raise for the first id outside its table."""
-    for index, positions in bad_ids(group, features_FC, jagged):
-        raise unknown_id(group.table_of(index), group.feature_names[index], jagged, positions)
+    for index, positions in find_unknown_ids(group, features_FC, jagged):
+        raise unknown_id_error(group.table_of(index), group.feature_names[index], jagged, positions)
 
 
-def unknown_id(table: Table, feature: str, jagged: Jagged, positions: Tensor) -> IdError:
-    """The error for the first of the ids at these positions, which are outside their table."""
+def unknown_id_error(table: Table, feature: str, jagged: Jagged, positions: Tensor) -> IdError:
+    """The error for ids outside their table, whose positions are given; it names the first."""
     return IdError(
-        f"table {table.name!r}: feature {feature!r}, {_outsider(jagged, positions, table.rows)}. Hash or map the ids, "
-        f"give the table more rows, or set unknown='last_row' to let its last row stand for all of them"
+        f"table {table.name!r}: feature {feature!r}, {_name_first(jagged, positions, table.rows)}. Hash or map the "
+        f"ids, give the table more rows, or set unknown='last_row' to let its last row stand for all of them"
     )
 
 
-def _outsider(jagged: Jagged, positions: Tensor, rows: int) -> str:
-    """The first of the ids at these positions, which are outside 0..rows-1, and how many there are."""
+def _name_first(jagged: Jagged, positions: Tensor, rows: int) -> str:
+    """Sample, position and value of the first id, and the number of such ids."""
     first = int(positions[0])
     sample, position = locate_id(jagged, first)
     what = f"sample {sample}, position {position}: id {int(jagged.values_N[first])} is not in 0..{rows - 1}"
@@ -84,7 +83,7 @@ def _outsider(jagged: Jagged, positions: Tensor, rows: int) -> str:
 
 
 def locate_id(jagged: Jagged, at: int) -> tuple[int, int]:
-    """The sample of an id, and its position inside the bag."""
+    """The sample of id `at` of the batch, and the id's position in its bag."""
     # The last bag that begins at or before the id; right=True passes over empty bags that begin there too.
     offsets = jagged.offsets()
     bag = int(torch.searchsorted(offsets, at, right=True)) - 1

@@ -1,4 +1,4 @@
-"""CRC-32, as zlib computes it: what checkpoints are checked by."""
+"""`crc32`: zlib's CRC-32 by the native operator where the processor has the instructions, else by zlib."""
 
 import zlib
 
@@ -7,6 +7,6 @@ from torch import Tensor
 
 
 def crc32(bytes_N: Tensor, start: int = 0) -> int:
-    """Of bytes on the CPU, one after the other in memory; goes on from `start`, that of what came before."""
+    """CRC-32 of contiguous bytes on the CPU; `start`: the CRC of the bytes before them."""
     found = int(torch.ops.rowwise.crc32(bytes_N, start))
     return zlib.crc32(bytes_N.numpy().data, start) if found < 0 else found

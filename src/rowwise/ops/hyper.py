@@ -1,4 +1,4 @@
-"""The numbers that updates work with, as the kernels and the reference read them: floats of 32 bits, a row a table."""
+"""`hyper_tensor`: the hyperparameters of one update as the kernels and the reference read them."""
 
 import functools
 from collections.abc import Iterable
@@ -10,11 +10,11 @@ from rowwise.row_optimizers import KernelHyperparameters, RowOptimizer
 
 
 @functools.lru_cache(maxsize=1024)  # a model's tables mostly share a few optimizers
-def _hyper_of(optimizer: RowOptimizer, step: int) -> KernelHyperparameters:
+def _cached_hyper(optimizer: RowOptimizer, step: int) -> KernelHyperparameters:
     return optimizer.hyper(step)
 
 
 def hyper_tensor(optimizers: Iterable[RowOptimizer], steps: Iterable[int]) -> Tensor:
-    """One row for each table at its step [T, 8], the first step being 1."""
-    rows = [_hyper_of(optimizer, step) for optimizer, step in zip(optimizers, steps, strict=True)]
-    return torch.tensor(rows, dtype=torch.float32).view(-1, 8)
+    """`KernelHyperparameters` of each table at its step (the first is 1), float32 [T, H]."""
+    rows = [_cached_hyper(optimizer, step) for optimizer, step in zip(optimizers, steps, strict=True)]
+    return torch.tensor(rows, dtype=torch.float32).view(-1, len(KernelHyperparameters._fields))

@@ -1,4 +1,4 @@
-"""Pairwise dots between the vectors of a sample, as DLRM uses them: what the operator wants is checked here."""
+"""`interact`: DLRM's dot products of every two vectors of a sample, with its arguments checked."""
 
 import torch
 from torch import Tensor
@@ -31,7 +31,7 @@ def _check(dense_BD: Tensor, pooled_BS: Tensor) -> None:
     dim, columns = dense_BD.shape[1], pooled_BS.shape[1]
     if dim == 0 or columns == 0 or columns % dim:
         raise BatchError(
-            f"{got}: {columns} columns are no features of dim {dim}; want every table and the dense vector of one dim"
+            f"{got}: {columns} columns are not a multiple of dim {dim}; want tables and dense vector of the same dim"
         )
     if not (dense_BD.is_floating_point() and pooled_BS.is_floating_point()):
         raise BatchError(f"interact got vectors of {dense_BD.dtype} and {pooled_BS.dtype}; want floating point")

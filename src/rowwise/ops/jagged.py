@@ -1,9 +1,8 @@
-"""Rearranging a jagged batch: features chosen, samples split and joined, ids routed by row ranges, distinct ids.
+"""Operators on jagged batches: permute features, split and concatenate samples, bucketize by row range, deduplicate.
 
-Everything between a batch as it was read and the ids that a rank looks up is made of these few functions. Each is
-one native call over the combined tensors, so none of them has a cost for each feature beyond that of its ids.
-Weights of 32-bit floats move with their ids; others, and those that need a gradient, are moved by torch
-afterwards, by position. Bags that samples share ([Note: Shared bags]) stay shared by `split` only; `share` finds them.
+Each is one native call over the combined tensors, so none has a cost per feature. float32 weights move with their ids;
+other weights, and those that require a gradient, are moved by torch afterwards, by position. `share` finds bags that
+samples share ([Note: Shared bags]); of the others only `split` keeps them shared.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,15 +15,15 @@ from rowwise.batch import Jagged, Shared
 from rowwise.errors import BatchError, SpecError
 from rowwise.ops import check
 
-Run = tuple[int, int, int]  # which batch, its first bag, how many bags
+Run = tuple[int, int, int]  # index of a batch, first bag, number of bags
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Buckets:
-    """The ids of a batch by (bucket, feature, sample), as `bucketize` left them.
+    """The ids of a batch by (bucket, feature, sample).
 
-    Output id n was id `positions_N[n]` of the batch: `x[positions_N]` brings what belongs to the ids of the batch here,
-    and `out[positions_N] = x` takes it back.
+    Id n here was id `positions_N[n]` of the batch: `x[positions_N]` reorders a tensor of the batch's ids likewise, and
+    `out[positions_N] = x` undoes it.
     """
 
     features: tuple[str, ...]
@@ -32,11 +31,11 @@ class Buckets:
     lengths_WFB: Tensor
     weights_N: Tensor | None
     positions_N: Tensor
-    starts_W1: Tensor  # where each bucket's values begin, and the end of the last
+    starts_W1: Tensor  # first value of each bucket, and the number of values
 
     @property
     def num_buckets(self) -> int:
-        """How many buckets there are, those without ids too."""
+        """Number of buckets, including empty ones."""
         return self.starts_W1.numel() - 1
 
     def bucket(self, index: int) -> Jagged:
@@ -55,23 +54,23 @@ class Buckets:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unique:
-    """The distinct ids of each segment, ascending: `values_U[inverse_N]` are the ids they were found in."""
+    """The distinct ids of each segment, ascending; `values_U[inverse_N]` are the original ids."""
 
     values_U: Tensor
-    bounds_S1: Tensor  # where each segment's distinct ids begin, and the end of the last
+    bounds_S1: Tensor  # first distinct id of each segment, and the number of distinct ids
     inverse_N: Tensor  # into all of values_U
     counts_U: Tensor  # how often each occurs in its segment
 
 
 def permute(jagged: Jagged, features: Sequence[str]) -> Jagged:
     """The batch with these of its features, in this order."""
-    jagged, batch = _plain(jagged, features), jagged.batch_size
+    jagged, batch = _reject_shared(jagged, features), jagged.batch_size
     runs = [(0, index * batch, batch) for index in _indices(jagged, features)]
     return _take([jagged], runs, features)[0]
 
 
 def split(jagged: Jagged, sizes: Sequence[int]) -> list[Jagged]:
-    """The batch cut along its samples into batches of these sizes, which are views of one copy."""
+    """The batch split along its samples into batches of these sizes, views of one copy."""
     batch = jagged.batch_size
     if sum(sizes) != batch or min(sizes, default=0) < 0:
         raise BatchError(f"sizes {list(sizes)} do not cut {batch} samples: want sizes of 0 or more that add up to them")
@@ -86,18 +85,21 @@ def split(jagged: Jagged, sizes: Sequence[int]) -> list[Jagged]:
 
 
 def share(jagged: Jagged, features: Sequence[str]) -> Jagged:
-    """The same batch, where neighbours that have equal bags of all these features share them: each is held once.
+    """The batch with the bags of these features stored once where neighbouring samples have equal ones (RecD).
 
-    A weight is part of its id. Weights that learn are refused: each of them gets a gradient of its own.
+    Bags are equal if ids and weights are. Weights that require gradients raise: each has a gradient of its own.
     """
     if not features:
-        raise BatchError("no features to share bags of; want at least one")
+        raise BatchError("no features to share bags of: want at least one")
     jagged, batch = jagged.expanded().contiguous(), jagged.batch_size
     group = permute(jagged, features)
     weights = group.weights_N
     if weights is not None and weights.requires_grad:
-        raise BatchError("per-id weights of shared bags learn: want weights without gradients, or bags of their own")
-    # The n-th id of a bag against the n-th of the bag before it: as far back as its bag is long, if both are alike.
+        raise BatchError(
+            "per-id weights of shared bags require gradients: want weights without, or bags that are not shared"
+        )
+    # Compares the n-th id of each bag with the n-th id of the bag before: as many ids back as the bag is long, if both
+    # bags are equally long. If they are not, `begins_FB` separates them by their lengths.
     counts = group.lengths_FB.long()
     at_N = torch.arange(len(group.values_N), device=counts.device)
     before_N = (at_N - counts.repeat_interleave(counts, output_size=len(at_N))).clamp(min=0)
@@ -123,14 +125,14 @@ def share(jagged: Jagged, features: Sequence[str]) -> Jagged:
 
 
 def concatenate(jaggeds: Sequence[Jagged], features: Sequence[str] | None = None) -> Jagged:
-    """The samples of all batches as one plain batch, for the features named: without names, those of the first batch.
+    """The samples of all batches as one batch of these features (None: those of the first batch), without sharing.
 
-    Integers are of 64 bits if those of any batch are. Weights are kept if every batch has them.
+    Ids are int64 if those of any batch are. Weights are kept if every batch has them.
     """
     if not jaggeds:
         raise BatchError("no batches to concatenate: their features would be unknown; want at least one")
     features = jaggeds[0].all_features if features is None else features
-    jaggeds = [_plain(jagged, features) for jagged in jaggeds]
+    jaggeds = [_reject_shared(jagged, features) for jagged in jaggeds]
     # Feature-major: all samples of the first feature, batch after batch, then of the second.
     sources = [_indices(jagged, features) for jagged in jaggeds]
     runs = [
@@ -142,7 +144,7 @@ def concatenate(jaggeds: Sequence[Jagged], features: Sequence[str] | None = None
 
 
 def row_bounds(features: Sequence[str], bounds_by_feature: Mapping[str, Sequence[int]]) -> Tensor:
-    """What `bucketize` wants to be told, for a batch with these features in this order: made once, used every step."""
+    """`bounds_FW1` for `bucketize`, for batches with these features in this order; made once, used every step."""
     rows: list[list[int]] = []
     for name in features:
         if name not in bounds_by_feature:
@@ -193,10 +195,7 @@ def bucketize(jagged: Jagged, bounds_FW1: Tensor) -> Buckets:
 
 
 def deduplicate(values_N: Tensor, bounds_S1: Tensor) -> Unique:
-    """The distinct ids of each segment values[bounds[s] : bounds[s + 1]], ascending; any integers, as signed numbers.
-
-    The bounds are on the CPU: the features of a table, which stand side by side, make a segment.
-    """
+    """The distinct ids of each segment values[bounds[s] : bounds[s + 1]], ascending; the bounds are on the CPU."""
     try:
         values, bounds, inverse, counts = torch.ops.rowwise.deduplicate(values_N.contiguous(), bounds_S1)
     except RuntimeError as error:
@@ -208,7 +207,7 @@ def deduplicate(values_N: Tensor, bounds_S1: Tensor) -> Unique:
 
 
 def lengths(offsets: Tensor) -> Tensor:
-    """How many ids each bag holds, from where each begins and the end of the last."""
+    """Ids in each bag, from offsets [bags + 1]."""
     try:
         return torch.ops.rowwise.lengths(offsets.contiguous())
     except RuntimeError:
@@ -223,13 +222,13 @@ def lengths(offsets: Tensor) -> Tensor:
         raise BatchError(f"offsets descend {got}: want each to be where a bag begins, the first 0") from None
 
 
-def _plain(jagged: Jagged, features: Sequence[str]) -> Jagged:
+def _reject_shared(jagged: Jagged, features: Sequence[str]) -> Jagged:
     """A batch of which nothing is shared, that has these features."""
     return jagged if jagged.shared is None else replace(jagged.owning(features), shared=None)
 
 
 def _split_shared(jagged: Jagged, shared: Shared, sizes: Sequence[int]) -> list[Jagged]:
-    """The batch cut along its samples; a distinct sample whose samples are cut apart is in several parts."""
+    """`split` that keeps bags shared; a distinct sample whose samples are in several parts is in each of them."""
     shared.check()
     own = split(replace(jagged, shared=None), sizes) if jagged.features else [jagged.without_samples()] * len(sizes)
     found: list[Jagged] = []
@@ -249,7 +248,7 @@ def _indices(jagged: Jagged, features: Sequence[str]) -> list[int]:
 
 
 def _moves_natively(jaggeds: Sequence[Jagged]) -> bool:
-    """Whether kernels can move the weights, where there are any: they compute in 32 bits and know no gradients."""
+    """Whether the kernels can move the weights: float32, and no gradient to record."""
     return all(
         j.weights_N is not None
         and j.weights_N.dtype == torch.float32
@@ -259,24 +258,24 @@ def _moves_natively(jaggeds: Sequence[Jagged]) -> bool:
 
 
 def _take(jaggeds: Sequence[Jagged], runs: Sequence[Run], features: Sequence[str], parts: int = 1) -> list[Jagged]:
-    """Runs of bags one after the other, as so many batches of these features."""
+    """`parts` batches of these features, made of runs of bags in order."""
     jaggeds = [jagged.contiguous() for jagged in jaggeds]
-    runs_PC = torch.tensor(runs, dtype=torch.int64).view(-1, 3)
+    runs_RC = torch.tensor(runs, dtype=torch.int64).view(-1, 3)
     values = [j.values_N for j in jaggeds]
     bags = [j.lengths_FB for j in jaggeds]
     weights = [j.weights_N for j in jaggeds if j.weights_N is not None]
     kept = len(weights) == len(jaggeds)
     native = _moves_natively(jaggeds)
     try:
-        taken, lengths_, moved, starts = torch.ops.rowwise.take(values, bags, weights if native else [], runs_PC)
+        taken, lengths_, moved, starts = torch.ops.rowwise.take(values, bags, weights if native else [], runs_RC)
     except RuntimeError:
         for jagged in jaggeds:
             check.check_lengths(jagged)
         raise
     if kept and not native:
-        # Where each value stands when those of all batches are put in a row: the same runs of a count.
+        # Position of each value in the concatenated batches: the same runs taken of 0, 1, 2, ...
         count = torch.arange(sum(len(v) for v in values), device=taken.device).split([len(v) for v in values])
-        moved = torch.cat(weights)[torch.ops.rowwise.take(count, bags, [], runs_PC)[0]]
+        moved = torch.cat(weights)[torch.ops.rowwise.take(count, bags, [], runs_RC)[0]]
     each = len(runs) // max(1, parts)
     starts = starts.tolist()
     bag_sizes = [sum(count for _, _, count in runs[k * each : (k + 1) * each]) for k in range(parts)]

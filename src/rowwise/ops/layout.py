@@ -1,8 +1,8 @@
-"""How tables, features and optimizers are written down for the kernels: rows of small CPU tensors.
+"""Tables, features and optimizers as the kernels read them: rows of small CPU tensors.
 
-One row of `features` is one `FeatureRow`, one row of `tables` one `TableRow`; `_cpp/tables.h` has the same
-fields in the same order. Made once a model; a batch whose features come in another order gets a copy with
-other sources (`TableGroup.for_sources`).
+A row of `features_FC` is a `FeatureRow`, a row of `tables_TC` a `TableRow`; `_cpp/tables.h` has the same fields in the
+same order. They are made once per model; a batch with another order of features gets a copy with other sources
+(`TableGroup.for_sources`).
 """
 
 import enum
@@ -18,26 +18,26 @@ from rowwise.ops.hyper import hyper_tensor
 from rowwise.row_optimizers import OPTIMIZERS
 from rowwise.spec import ROW_TYPES, Pooling, RowType, Table, row_bytes, state_width
 
-LINE = 64  # bytes: every table starts on a cache line
+LINE = 64  # bytes of a cache line: every table starts on one
 
 
 class Mode(enum.IntEnum):
-    """The pooling of a feature, as kernels number it."""
+    """Pooling as the kernels number it."""
 
     SUM = 0
     MEAN = 1
     WEIGHTED = 2
 
 
-# A sequence is a lookup of bags of one id each, so its gradient is neither scaled nor weighted: a sum.
+# A sequence looks up bags of one id each, so its gradient is that of a sum: neither scaled nor weighted.
 MODES = {Pooling.SUM: Mode.SUM, Pooling.MEAN: Mode.MEAN, Pooling.WEIGHTED: Mode.WEIGHTED, Pooling.SEQUENCE: Mode.SUM}
-# The kernels know a row type and an optimizer by its place; `native.check_library` compares the names.
+# The kernels know a row type and an optimizer by its index here; `native.check_library` compares the names.
 TYPES = tuple(ROW_TYPES)
 RULES: dict[type, int] = {kind: number for number, kind in enumerate(OPTIMIZERS.values())}
 
 
 class RowFormat(NamedTuple):
-    """The storage of a row; see [Note: Row formats] in `_cpp/tables.h`."""
+    """The layout of a stored row; see [Note: Row formats] in `_cpp/tables.h`."""
 
     type: RowType
     dim: int
@@ -49,65 +49,64 @@ class RowFormat(NamedTuple):
 
 
 class FeatureRow(NamedTuple):
-    """A feature as the kernels see it; `source` is its place in the batch."""
+    """A feature as the kernels see it."""
 
-    source: int
-    table: int
-    base: int
+    source: int  # index of the feature in the batch
+    table: int  # index of its table in the group
+    base: int  # first byte of the table in the arena
     rows: int
     dim: int
-    column: int
+    column: int  # first column in the pooled output
     mode: int
     type: int
-    group: int
+    group: int  # columns that share a scale; 0: all of them
 
     @property
     def format(self) -> RowFormat:
-        """How its rows are stored."""
         return RowFormat(TYPES[self.type], self.dim, self.group)
 
     @classmethod
-    def read(cls, features: Tensor) -> list["FeatureRow"]:
-        """All rows of the tensor."""
-        return [cls(*row) for row in features.tolist()]
+    def read(cls, features_FC: Tensor) -> list["FeatureRow"]:
+        return [cls(*row) for row in features_FC.tolist()]
 
 
 class TableRow(NamedTuple):
-    """A table as the kernels see it; features of a table stand together."""
+    """A table as the kernels see it; its features are neighbours in `features_FC`."""
 
-    base: int
+    base: int  # first byte in the arena
     rows: int
     dim: int
-    state_base: int
-    state_width: int
-    rule: int
+    state_base: int  # first float in the optimizer state
+    state_width: int  # floats of optimizer state per row
+    rule: int  # the optimizer
     first_feature: int
     num_features: int
     type: int
-    group: int
-    first_row: int  # where a tile begins in the whole table: random bits go by places there
+    group: int  # columns that share a scale; 0: all of them
+    first_row: int  # of a tile in the whole table: random bits for rounding are a function of the place there
     first_column: int
 
     @property
     def format(self) -> RowFormat:
-        """How its rows are stored."""
         return RowFormat(TYPES[self.type], self.dim, self.group)
 
     @classmethod
-    def read(cls, tables: Tensor) -> list["TableRow"]:
-        """All rows of the tensor."""
-        return [cls(*row) for row in tables.tolist()]
+    def read(cls, tables_TC: Tensor) -> list["TableRow"]:
+        return [cls(*row) for row in tables_TC.tolist()]
+
+
+SOURCE, BASE, DIM = (FeatureRow._fields.index(name) for name in ("source", "base", "dim"))  # columns of features_FC
 
 
 class ArenaOffset(NamedTuple):
-    """The offset of a table's rows, in bytes, and of their optimizer state, in floats."""
+    """Where a table begins in the arena."""
 
-    base: int
-    state_base: int
+    base: int  # first byte of its rows
+    state_base: int  # first float of its optimizer state
 
 
 class TablePiece(NamedTuple):
-    """A rectangle of a table, as a table of its own; `whole` is the table that it is cut from."""
+    """Some rows and columns of the table `whole`, as a table of their own."""
 
     table: Table
     whole: Table
@@ -116,37 +115,37 @@ class TablePiece(NamedTuple):
 
     @classmethod
     def cut(cls, whole: Table, rows: tuple[int, int], cols: tuple[int, int], features: tuple[str, ...]) -> "TablePiece":
-        """A rectangle of a table, looked up by features of these names."""
+        """Rows and columns [first, last) of a table, looked up by features of these names."""
         dim = cols[1] - cols[0]
         table = msgspec.structs.replace(whole, rows=rows[1] - rows[0], dim=dim, features=features)
         return cls(table, whole, rows[0], cols[0])
 
     def pooled_by(self, pooling: Pooling) -> "TablePiece":
-        """The same, pooled in another way than its table."""
+        """The piece with another pooling than its table's."""
         return self._replace(table=msgspec.structs.replace(self.table, pooling=pooling))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableGroup:
-    """Tables that one kernel call serves: all pooled ones, or all sequence ones."""
+    """Tables that one kernel call looks up: all pooled tables of an arena, or all its sequence tables."""
 
     tables: tuple[Table, ...]
     feature_names: tuple[str, ...]
-    columns: int  # of the pooled output
-    members_T: Tensor  # which of the arena's tables these are
+    columns: int  # columns of the pooled output
+    members_T: Tensor  # index of each table in the arena
     features_FC: Tensor
     tables_TC: Tensor
-    hyper_TC: Tensor  # at the first step
-    hyper_moves: bool
+    hyper_TH: Tensor  # at the first step
+    hyper_depends_on_step: bool
 
     @property
     def columns_F(self) -> list[slice]:
-        """Where each feature stands in the pooled output."""
+        """Columns of each feature in the pooled output."""
         return [slice(row.column, row.column + row.dim) for row in FeatureRow.read(self.features_FC)]
 
     @property
     def column_slices(self) -> dict[str, slice]:
-        """The same by name, where no two tables share a feature."""
+        """Columns of each feature in the pooled output by name, for groups in which no two tables share a feature."""
         return dict(zip(self.feature_names, self.columns_F, strict=True))
 
     def table_of(self, feature: int) -> Table:
@@ -155,29 +154,29 @@ class TableGroup:
 
     def for_sources(self, available: Sequence[str]) -> Tensor:
         """`features_FC` for a batch that holds `available` in this order; raises KeyError for a missing one."""
-        # A batch is never reordered to suit the tables: telling the kernels where to look is free.
+        # A batch is never reordered for the tables: the kernels look up each feature where it is.
         at = {name: i for i, name in enumerate(available)}
-        features = self.features_FC.clone()
-        features[:, 0] = torch.tensor([at[name] for name in self.feature_names], dtype=torch.int64)
-        return features
+        features_FC = self.features_FC.clone()
+        features_FC[:, SOURCE] = torch.tensor([at[name] for name in self.feature_names], dtype=torch.int64)
+        return features_FC
 
 
 def place_tables(tables: Iterable[Table]) -> tuple[list[ArenaOffset], ArenaOffset]:
-    """Where each table goes, and the size of everything."""
+    """The offset of each table in an arena, and the arena's size."""
     places: list[ArenaOffset] = []
     base = state_base = 0
     for table in tables:
         places.append(ArenaOffset(base, state_base))
-        # Tables, not rows, are padded: a row of 7 floats takes 28 bytes.
-        base += _aligned(table.rows * table.row_bytes, LINE)
-        state_base += _aligned(table.rows * state_width(table), LINE // 4)
+        # Tables are padded to cache lines, rows are not: a row of 7 floats takes 28 bytes.
+        base += _round_up(table.rows * table.row_bytes, LINE)
+        state_base += _round_up(table.rows * state_width(table), LINE // 4)
     return places, ArenaOffset(base, state_base)
 
 
 def make_group(
     pieces: Sequence[TablePiece], places: Sequence[ArenaOffset], chosen: Sequence[int] | None = None
 ) -> TableGroup:
-    """Write the chosen tables down, or all of them; their features are numbered in table order."""
+    """The group of the chosen tables (None: all), their features numbered table by table."""
     chosen = range(len(pieces)) if chosen is None else chosen
     tables = [piece.table for piece in pieces]
     optimizers = [tables[i].optimizer for i in chosen]
@@ -187,13 +186,11 @@ def make_group(
     for index, (piece, place) in enumerate((pieces[i], places[i]) for i in chosen):
         table = piece.table
         rows, dim, stored = table.rows, table.dim, (TYPES.index(table.row_type), table.column_group or 0)
-        # The state of a row is one run of floats, whatever the optimizer keeps in it.
         state = place.state_base, state_width(table), RULES[type(table.optimizer)]
         first, count = len(feature_rows), len(table.feature_names)
         table_rows.append(
             TableRow(place.base, rows, dim, *state, first, count, *stored, piece.first_row, piece.first_column)
         )
-        # Features are numbered table by table, so the update finds those of a table side by side.
         for _ in table.feature_names:
             source, mode = len(feature_rows), MODES[table.pooling]
             feature_rows.append(FeatureRow(source, index, place.base, rows, dim, column, mode, *stored))
@@ -203,12 +200,12 @@ def make_group(
         feature_names=tuple(name for i in chosen for name in tables[i].feature_names),
         columns=column,
         members_T=torch.tensor(chosen, dtype=torch.int64),
-        features_FC=torch.tensor(feature_rows, dtype=torch.int64).view(-1, 9),
-        tables_TC=torch.tensor(table_rows, dtype=torch.int64).view(-1, 12),
-        hyper_TC=hyper_tensor(optimizers, [1] * len(optimizers)),
-        hyper_moves=any(o.hyper_depends_on_step for o in optimizers),
+        features_FC=torch.tensor(feature_rows, dtype=torch.int64).view(-1, len(FeatureRow._fields)),
+        tables_TC=torch.tensor(table_rows, dtype=torch.int64).view(-1, len(TableRow._fields)),
+        hyper_TH=hyper_tensor(optimizers, [1] * len(optimizers)),
+        hyper_depends_on_step=any(o.hyper_depends_on_step for o in optimizers),
     )
 
 
-def _aligned(size: int, unit: int) -> int:
+def _round_up(size: int, unit: int) -> int:
     return -(-size // unit) * unit

@@ -1,10 +1,8 @@
-"""Linear layers on a CPU, by whichever of torch's two libraries for matrix products suits this processor.
+"""`linear`: F.linear on a CPU with the faster of torch's two GEMM libraries for this processor.
 
-torch multiplies float32 matrices with the library it was built with (MKL on x86), which on most of AMD's processors
-falls behind oneDNN, which is in the same torch; on others the two are equal. Which one suits which processor is in the
-table of `rowwise.processor`.
-
-Everything that oneDNN is not asked to do (16 bits, other devices, empty batches, compiled code) goes the ordinary way.
+torch multiplies float32 matrices with the library it was built with (MKL on x86). On most AMD processors that is slower
+than oneDNN, which is in the same torch; on others the two are equal. `rowwise.processor` has the table of processors.
+All other cases (16 bits, other devices, empty batches, compiled code) call F.linear.
 """
 
 from collections.abc import Callable
@@ -21,42 +19,42 @@ from rowwise.processor import Processor, Products, products_of, read_processor
 
 @dataclass(slots=True)
 class _Choice:
-    library: Products | None = None  # None: by the processor, when it is first needed
+    library: Products | None = None  # None: chosen by processor at the first use
 
 
 _choice = _Choice()
 
 
 def choose_library(library: Products | None) -> None:
-    """Multiply with this library from now on; None: with the one that suits the processor."""
+    """Use this library from now on; None: the one for this processor."""
     if library is not None and library not in get_args(Products):
-        raise SpecError(f"no library {library!r} for matrix products; choose one of {', '.join(get_args(Products))}")
+        raise SpecError(f"no library {library!r} for matrix products: want one of {', '.join(get_args(Products))}")
     if library == "onednn" and not has_onednn():
-        raise NativeError(f"torch {torch.__version__} was built without oneDNN; choose 'torch', or None")
+        raise NativeError(f"torch {torch.__version__} was built without oneDNN: want 'torch', or None")
     _choice.library = library
 
 
-def chosen_library() -> Products:
-    """The library in use: what `choose_library` was given, else the one that suits this processor."""
+def current_library() -> Products:
+    """The library in use: that of `choose_library`, else the one for this processor."""
     if _choice.library is None:
         _choice.library = library_for(read_processor())
     return _choice.library
 
 
 def library_for(processor: Processor) -> Products:
-    """The library that suits a processor, of those that this torch has."""
+    """The faster library on a processor, of those that this torch has."""
     return products_of(processor) if has_onednn() else "torch"
 
 
 def has_onednn() -> bool:
-    """Whether this torch has the fused operator."""
+    """Whether this torch has oneDNN's fused linear operator."""
     return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None, *, relu: bool = False) -> Tensor:
-    """F.linear, and a ReLU behind it if asked for."""
-    # What is compiled is the compiler's: torch's has no place for this operator in training.
-    if not torch.compiler.is_compiling() and _suits(x, weight_OI, bias_O) and chosen_library() == "onednn":
+    """F.linear, followed by a ReLU with `relu`."""
+    # Not when compiling: torch's compiler does not support this operator in training.
+    if not torch.compiler.is_compiling() and _fits_onednn(x, weight_OI, bias_O) and current_library() == "onednn":
         out_BO = _LinearFunction.apply(x.reshape(-1, x.shape[-1]).contiguous(), weight_OI.contiguous(), bias_O, relu)
         return out_BO.view(*x.shape[:-1], weight_OI.shape[0])
     out = F.linear(x, weight_OI, bias_O)
@@ -64,11 +62,11 @@ def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None, *, relu: 
     return out.relu_() if relu else out
 
 
-def _suits(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> bool:
-    """Whether oneDNN would be asked. In 16 bits torch uses it anyway."""
+def _fits_onednn(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> bool:
+    """Whether the tensors are float32 on a CPU, with valid shapes; in 16 bits torch uses oneDNN anyway."""
     tensors = [x, weight_OI] if bias_O is None else [x, weight_OI, bias_O]
     plain = all(t.device.type == "cpu" and t.dtype is torch.float32 for t in tensors)
-    # Wrong shapes go to torch too, whose errors name them.
+    # Wrong shapes go to torch, whose errors name them.
     fits = x.dim() > 1 and x.shape[-1] == weight_OI.shape[-1] and x.numel() > 0 and weight_OI.numel() > 0
     return plain and fits and not torch.is_autocast_enabled("cpu")
 

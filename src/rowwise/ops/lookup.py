@@ -1,9 +1,9 @@
-"""Looking rows up, so that autograd stages the gradient instead of writing rows.
+"""Lookups as autograd functions whose backward stages the gradient instead of changing rows.
 
 [Note: Staging] The backward of a lookup changes nothing: it appends (batch, gradient) to a list. `update`
 later merges what was staged and changes each touched row once. Between the two a trainer can check, clip or
 drop gradients; no gradient of the size of a table is ever made. What is staged refers to the batch and to
-autograd's gradient without copying them: who changes those in place before the update changes the update.
+autograd's gradient without copying them: changing those in place before the update changes the update.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rowwise.batch import Jagged
 from rowwise.ops import check
-from rowwise.ops.layout import TableGroup
+from rowwise.ops.layout import SOURCE, TableGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +26,11 @@ class LookupCall:
     features_FC: Tensor
     jagged: Jagged
     offsets: Tensor
-    per_id: bool  # sequences: one vector for each id
-    parts: tuple[int, ...] = ()  # samples of each rank's batch that this one was put together from; (): it is one
+    per_id: bool  # one vector for each id (sequences), not for each bag
+    parts: tuple[int, ...] = ()  # samples of each rank, if this batch was concatenated from the batches of several
 
     def rows(self, arena_rows: Tensor, weights: Tensor | None) -> Tensor:
-        """Pooled [B, S], or flat rows of all ids; raises with names for an id outside its table."""
+        """Pooled vectors [B, S], or the flat rows of all ids; raises an `IdError` for an id outside its table."""
         try:
             if self.per_id:
                 return torch.ops.rowwise.gather(
@@ -46,7 +46,6 @@ class LookupCall:
                 self.group.columns,
             )
         except RuntimeError:
-            # The kernel knows a position in a tensor; names take a search that only a failure pays for.
             # Lengths first: wrong ones shift every id after them.
             check.check_lengths(self.jagged)
             check.check_ids(self.group, self.features_FC, self.jagged)
@@ -55,7 +54,8 @@ class LookupCall:
     def weight_grad(self, arena_rows: Tensor, weights: Tensor, grad: Tensor) -> Tensor:
         """The gradient of the per-id weights."""
         found: Tensor | None = None
-        # Pieces of a table that share their rows are looked up by the same ids, and each adds to their gradients.
+        # Column pieces of one table are looked up by the same ids, and each adds to the gradients of their weights.
+        # The kernel writes a weight's gradient once per call, so each call has a batch feature only once.
         for features_FC in _distinct_sources(self.features_FC):
             part = torch.ops.rowwise.pool_weight_grad(
                 arena_rows, features_FC, self.jagged.values_N, self.offsets, weights, grad, self.jagged.batch_size
@@ -66,18 +66,18 @@ class LookupCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagedGradients:
-    """The gradients that a backward keeps for the update."""
+    """A batch, and the gradient of its lookup, kept by a backward for `update`. See [Note: Staging]."""
 
     call: LookupCall
-    weights: Tensor | None
-    grad: Tensor
+    weights: Tensor | None  # per-id weights, detached
+    grad: Tensor  # [B, S], or flat for a lookup per id
 
 
 def _distinct_sources(features_FC: Tensor) -> list[Tensor]:
-    """The features, as often as one batch feature is used by several: nearly always all of them at once."""
+    """The features in rounds in which no two have the same source; nearly always one round."""
     rounds: list[list[int]] = []
     met: dict[int, int] = {}
-    for number, source in enumerate(features_FC[:, 0].tolist()):
+    for number, source in enumerate(features_FC[:, SOURCE].tolist()):
         times = met[source] = met.get(source, -1) + 1
         if times == len(rounds):
             rounds.append([])
@@ -89,7 +89,7 @@ Stage = Callable[[StagedGradients], None]
 
 
 def lookup(call: LookupCall, arena_rows: Tensor, anchor: Tensor, stage: Stage) -> Tensor:
-    """The rows of a batch; `anchor` is any tensor that requires a gradient, so that the backward runs."""
+    """The rows of a batch, differentiable; `anchor`: any tensor that requires a gradient, so that the backward runs."""
     weights = call.jagged.weights_N
     # Weights computed under autocast come in 16 bits; outside the function, so that the cast has a gradient.
     if weights is not None:
@@ -106,7 +106,7 @@ class _LookupFunction(torch.autograd.Function):
     @staticmethod
     def forward(*args: Any, **_: Any) -> Tensor:
         ctx, _anchor, weights, call, arena_rows, stage = args
-        ctx.set_materialize_grads(False)  # what nothing depends on has no gradient, and is not updated
+        ctx.set_materialize_grads(False)  # no loss depends on the output: None, and nothing is staged
         # Detached: the staged weights must not keep the graph that made them alive.
         ctx.staged = (call, arena_rows, None if weights is None else weights.detach(), stage)
         return call.rows(arena_rows, weights)

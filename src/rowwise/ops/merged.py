@@ -1,8 +1,8 @@
-"""Gradients of rows, merged and not yet applied: for updates that need something of other ranks in between.
+"""Merging and applying gradients in two steps, for updates that need other ranks in between.
 
-Merging is the update of plain gradient descent on rows of zeros, with a rate of -1: the kernel that merges for every
-optimizer, in its order. Applying is the update of a batch in which each row was looked up once. Both are exact. Gives
-up: a pass more over the gradients than an update that does both at once.
+Both steps are the update kernel, so both have its bits. Merging is SGD with a learning rate of -1 on rows of zeros.
+Applying is the update of a batch in which each row was looked up once. It costs one more pass over the gradients than
+an update that does both at once.
 """
 
 from collections.abc import Sequence
@@ -13,25 +13,25 @@ from torch import Tensor
 
 from rowwise.ops.arena import Arena
 from rowwise.ops.jagged import deduplicate
-from rowwise.ops.layout import RULES, FeatureRow, Mode, TableRow
+from rowwise.ops.layout import RULES, SOURCE, FeatureRow, Mode, TableRow
 from rowwise.ops.lookup import StagedGradients
 from rowwise.row_optimizers import KernelHyperparameters, Sgd
 
 
 @dataclass(slots=True, kw_only=True)
 class MergedGradients:
-    """The rows of one piece of a table that were touched, and the sum of all that reached each."""
+    """The touched rows of one table piece, ascending, and the sum of the contributions to each."""
 
     rows_U: Tensor
     grad_UD: Tensor
 
 
-def merge(staged: StagedGradients) -> list[MergedGradients]:
-    """The gradients of each piece of the group, for the rows touched, ascending; NaN where they have no finite sum."""
+def merge_staged(staged: StagedGradients) -> list[MergedGradients]:
+    """The merged gradients of each piece of the group; NaN in rows whose sum is not finite."""
     call, group = staged.call, staged.call.group
     batch = call.jagged.batch_size
-    # The features of a piece side by side, in the group's order: its ids are then one segment.
-    runs = [(0, source * batch, batch) for source in call.features_FC[:, 0].tolist()]
+    # Reordered so that the features of a piece are neighbours: its ids are then one segment to deduplicate.
+    runs = [(0, source * batch, batch) for source in call.features_FC[:, SOURCE].tolist()]
     kept: list[Tensor] = [] if staged.weights is None else [staged.weights]
     ids, lengths, weights, starts = torch.ops.rowwise.take(
         [call.jagged.values_N], [call.jagged.lengths_FB], kept, torch.tensor(runs, dtype=torch.int64)
@@ -39,23 +39,25 @@ def merge(staged: StagedGradients) -> list[MergedGradients]:
     tables = TableRow.read(group.tables_TC)
     bounds = torch.stack([*(starts[t.first_feature] for t in tables), starts[-1]])
     unique = deduplicate(ids, bounds)
-    # Each id becomes the number of its row among those of its piece.
+    # Each id becomes the index of its row among the touched rows of its piece: the ids of a small table of sums.
     numbers = unique.inverse_N - unique.bounds_S1[:-1].repeat_interleave(bounds.diff()).to(ids.device)
     counts = unique.bounds_S1.diff().tolist()
-    sums, places = _zeros(tables, counts, ids.device)
+    sums, places = _negative_zero_rows(tables, counts, ids.device)
     features = [
         f._replace(source=k, base=places[f.table].base, rows=places[f.table].rows, type=0, group=0)
         for k, f in enumerate(FeatureRow.read(group.features_FC))
     ]
     finite = True
-    bags = _tensor(features), numbers, torch.ops.rowwise.offsets(lengths), weights if kept else None
+    bags = _int_matrix(features), numbers, torch.ops.rowwise.offsets(lengths), weights if kept else None
     rate, keys = (
         torch.tensor([KernelHyperparameters(lr=-1.0)] * len(tables)),
         torch.zeros(len(tables), dtype=torch.int64),
     )
     no_state = torch.empty(0, device=ids.device)
     try:
-        torch.ops.rowwise.update(sums, no_state, _tensor(places), rate, keys, *bags, staged.grad, batch, call.per_id)
+        torch.ops.rowwise.update(
+            sums, no_state, _int_matrix(places), rate, keys, *bags, staged.grad, batch, call.per_id
+        )
     except (RuntimeError, ArithmeticError) as error:
         if "not finite" not in str(error):
             raise
@@ -63,12 +65,12 @@ def merge(staged: StagedGradients) -> list[MergedGradients]:
     found: list[MergedGradients] = []
     for rows_U, place in zip(unique.values_U.split(counts), places, strict=True):
         grad_UD = sums.view(torch.float32)[place.base // 4 :][: len(rows_U) * place.dim].view(-1, place.dim)
-        found.append(MergedGradients(rows_U=rows_U, grad_UD=grad_UD if finite else _marked(grad_UD)))
+        found.append(MergedGradients(rows_U=rows_U, grad_UD=grad_UD if finite else _mark_nan(grad_UD)))
     return found
 
 
 def merge_ids(ids_N: Tensor, offsets_B1: Tensor, grad_ND: Tensor, rows: int) -> Tensor:
-    """The gradients [rows, D] of rows 0, 1, ... that one feature looked up, a vector for each id."""
+    """The merged gradients [rows, D] of rows 0, 1, ... that one sequence feature looked up."""
     dim = grad_ND.shape[1]
     table = TableRow(0, max(1, rows), dim, 0, 0, RULES[Sgd], 0, 1, 0, 0, 0, 0)
     feature = FeatureRow(0, 0, 0, max(1, rows), dim, 0, Mode.SUM, 0, 0)
@@ -76,43 +78,53 @@ def merge_ids(ids_N: Tensor, offsets_B1: Tensor, grad_ND: Tensor, rows: int) -> 
     flat = sums.view(torch.uint8).flatten()
     rate, keys = torch.tensor([KernelHyperparameters(lr=-1.0)]), torch.zeros(1, dtype=torch.int64)
     no_state, batch = torch.empty(0, device=grad_ND.device), len(offsets_B1) - 1
-    bags = _tensor([feature]), ids_N, offsets_B1.contiguous(), None
+    bags = _int_matrix([feature]), ids_N, offsets_B1.contiguous(), None
     try:
-        torch.ops.rowwise.update(flat, no_state, _tensor([table]), rate, keys, *bags, grad_ND.reshape(-1), batch, True)
+        torch.ops.rowwise.update(
+            flat, no_state, _int_matrix([table]), rate, keys, *bags, grad_ND.reshape(-1), batch, True
+        )
     except (RuntimeError, ArithmeticError) as error:
         if "not finite" not in str(error):
             raise
-        _marked(sums)
+        _mark_nan(sums)
     return sums[:rows]
 
 
-def apply(
-    arena: Arena, merged: Sequence[MergedGradients], tables: Sequence[TableRow], numbers: tuple[Tensor, Tensor]
+def apply_merged(
+    arena: Arena,
+    merged: Sequence[MergedGradients],
+    tables: Sequence[TableRow],
+    hyper_and_keys: tuple[Tensor, Tensor],
 ) -> None:
-    """Update each of these rows once, as `tables` and the numbers [T, 8] and keys [T] say."""
-    hyper_TC, keys_T = numbers
+    """Update each of these rows once; `tables` and `hyper_and_keys` (see `next_step`) have an entry per piece."""
+    hyper_TH, keys_T = hyper_and_keys
     features = [FeatureRow(k, k, t.base, t.rows, t.dim, 0, Mode.SUM, t.type, t.group) for k, t in enumerate(tables)]
     own = [t._replace(first_feature=k, num_features=1) for k, t in enumerate(tables)]
     lengths = torch.tensor([len(m.rows_U) for m in merged], dtype=torch.int64)
-    bags = _tensor(features), torch.cat([m.rows_U.long() for m in merged]), torch.ops.rowwise.offsets(lengths)
+    bags = _int_matrix(features), torch.cat([m.rows_U.long() for m in merged]), torch.ops.rowwise.offsets(lengths)
     if arena.touched is not None:  # see [Note: Touched rows]
         arena.touched.mark(arena.rows, *bags, 1)
     torch.ops.rowwise.update(
         arena.rows,
         arena.state,
-        _tensor(own),
-        hyper_TC,
+        _int_matrix(own),
+        hyper_TH,
         keys_T,
         *bags,
         None,
         torch.cat([m.grad_UD.reshape(-1) for m in merged]),
-        1,  # a sample that holds them all
+        1,  # one sample, whose bag of each feature holds all the feature's rows
         True,
     )
 
 
-def _zeros(tables: Sequence[TableRow], counts: Sequence[int], device: torch.device) -> tuple[Tensor, list[TableRow]]:
-    """As many rows of minus zeros for each table, in floats, and at least one."""
+def _negative_zero_rows(
+    tables: Sequence[TableRow], counts: Sequence[int], device: torch.device
+) -> tuple[Tensor, list[TableRow]]:
+    """Float rows of -0.0, `counts` for each table and at least one, and where each table's begin.
+
+    -0.0 + x is x for every x, and no merged sum is -0.0: a row that still is was skipped by the kernel.
+    """
     places: list[TableRow] = []
     at = 0
     for table, count in zip(tables, counts, strict=True):
@@ -123,11 +135,11 @@ def _zeros(tables: Sequence[TableRow], counts: Sequence[int], device: torch.devi
     return torch.full((at // 4,), -0.0, device=device).view(torch.uint8), places
 
 
-def _marked(grad_UD: Tensor) -> Tensor:
-    """With NaN in rows that the kernel left as they were: a sum that is zero is not minus zero."""
+def _mark_nan(grad_UD: Tensor) -> Tensor:
+    """NaN in rows that the kernel skipped, which are still all -0.0."""
     grad_UD[((grad_UD == 0) & grad_UD.signbit()).all(1)] = torch.nan
     return grad_UD
 
 
-def _tensor(rows: Sequence[tuple[int, ...]]) -> Tensor:
+def _int_matrix(rows: Sequence[tuple[int, ...]]) -> Tensor:
     return torch.tensor(rows, dtype=torch.int64).view(len(rows), -1)

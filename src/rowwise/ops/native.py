@@ -1,7 +1,7 @@
-"""Loads the native operators and tells torch what it needs to know about them.
+"""`load`: loads the native operators, and registers their shapes, gradients and other devices with torch.
 
-`load` is called by the package `rowwise.ops` and works once a process. On a device without native kernels (CUDA, for
-now) the same operators run as `reference` says: exact, and slower.
+The package `rowwise.ops` calls it on import. On a device without native kernels (CUDA, for now) the operators run the
+code of `reference`: the same results, slower.
 """
 
 import functools
@@ -31,7 +31,6 @@ OPERATORS = (
 @functools.cache
 def load() -> None:
     """Load the library, then register shapes for torch.compile, gradients, and other devices."""
-    # Absolute, so that no search path of the system decides which library it is.
     path = find_library(LIBRARY)
     try:
         torch.ops.load_library(str(path))
@@ -49,7 +48,7 @@ def load() -> None:
 
 
 def check_library(operators: Any, path: Path) -> None:
-    """Refuse a library that was built from other sources than these; `operators` has each by its name."""
+    """Raise if the library was built from other sources; `operators`: the namespace that has each by name."""
     other = f"{path} was built from other sources"
     missing = [name for name in OPERATORS if not hasattr(operators, name)]
     if missing:
@@ -83,7 +82,7 @@ def _register_shapes() -> None:
     def _(arena: Tensor, features: Tensor, values: Tensor, *_: Any) -> Tensor:
         return arena.new_empty(values.shape, dtype=torch.float32)
 
-    # The number of rows depends on the lengths, which a compiler does not see: a size of its own.
+    # The number of rows depends on the values of the lengths: a data-dependent size.
     @fake("rowwise::gather")
     def _(arena: Tensor, *_: Any) -> Tensor:
         return arena.new_empty(torch.library.get_ctx().new_dynamic_size(), dtype=torch.float32)
@@ -204,7 +203,7 @@ def _register_shapes_of_id_maps() -> None:
 
 
 def _register_gradients() -> None:
-    """Of a lookup only per-id weights get one: rows are updated by `update`, never through autograd."""
+    """In a lookup only per-id weights get gradients: rows are updated by `update`, never through autograd."""
 
     def setup_pool(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         ctx.save_for_backward(*inputs[:5])
@@ -230,7 +229,7 @@ def _register_gradients() -> None:
 
 
 def reference_operators() -> dict[str, Callable[..., Any]]:
-    """`reference` under the operators' flat signatures, for devices that have no kernels of their own."""
+    """`reference` under the operators' flat signatures, for devices without native kernels."""
 
     def pool(arena: Tensor, *args: Any) -> Tensor:
         features, values, offsets, weights, batch, columns = args

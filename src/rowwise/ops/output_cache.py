@@ -1,4 +1,7 @@
-"""Tensors whose memory is kept for the next one when they are freed: fresh pages cost as much as filling them."""
+"""`empty_cached`: tensors from the pool of recycled output memory, as fresh pages cost as much as filling them.
+
+Outputs of our kernels come from the pool anyway (`_cpp/memory.cpp`).
+"""
 
 import math
 
@@ -7,7 +10,7 @@ from torch import Tensor
 
 
 def empty_cached(shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """Of the type and on the device of another; may hold anything."""
+    """An uninitialised tensor of the dtype and on the device of `like`."""
     if like.device.type != "cpu":
         return like.new_empty(shape)
     return torch.ops.rowwise.empty_bytes(math.prod(shape) * like.dtype.itemsize).view(like.dtype).view(shape)

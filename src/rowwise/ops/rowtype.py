@@ -1,7 +1,7 @@
-"""Rows as they are stored and as they are sent: float32 rows packed into a row type, to the nearest, and back.
+"""Converts float32 rows to a row type, rounding to nearest, and back.
 
-Updates do not come through here: they round stochastically, inside the kernels. See [Note: Row formats] in
-`_cpp/tables.h`.
+Used for initial rows, rows of a state dict and rows sent between ranks. Updates round stochastically, inside the
+kernels. See [Note: Row formats] in `_cpp/tables.h`.
 """
 
 import torch
@@ -11,15 +11,15 @@ from rowwise.spec import RowType
 
 
 def dtype_of(row_type: RowType) -> torch.dtype:
-    """What the numbers of a row are."""
+    """The torch dtype that rows are stored in; int8 rows are bytes, as their scales are part of them."""
     return getattr(torch, row_type.facts.numbers)
 
 
 def pack(rows_ND: Tensor, row_type: RowType, column_group: int | None = None) -> Tensor:
     """Rows in another type: [N, D], or for int8 the bytes of each row, its scales first.
 
-    Weights past the range of fp16 become infinite, as everywhere in torch; an int8 row with a weight that is not
-    finite comes back as NaN. Neither passes in silence where a loss is computed.
+    Weights past the range of fp16 become infinite, as in torch; an int8 row with a weight that is not finite comes back
+    as NaN.
     """
     if row_type is RowType.INT8:
         return torch.ops.rowwise.pack(rows_ND.float().contiguous(), column_group or 0)
@@ -28,7 +28,7 @@ def pack(rows_ND: Tensor, row_type: RowType, column_group: int | None = None) ->
 
 
 def unpack(packed_NP: Tensor, dim: int, row_type: RowType, column_group: int | None = None) -> Tensor:
-    """What `pack` made, as float32 [N, dim]."""
+    """Packed rows as float32 [N, dim]."""
     if row_type is RowType.INT8:
         return torch.ops.rowwise.unpack(packed_NP.contiguous(), dim, column_group or 0)
     assert not row_type.facts.scaled, row_type

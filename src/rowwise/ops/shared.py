@@ -1,12 +1,11 @@
-"""Pooled lookups of batches whose samples share bags: each distinct bag once, its vector spread over the samples late.
+"""Pooled lookups of batches with shared bags: each distinct bag is pooled once, its vector copied to its samples.
 
-What is staged is what the expanded batch would stage, to the bit: ids are spread when the gradients arrive, which are
-one for each sample (see [Note: Merge order], which goes by samples). So nothing after a backward knows of sharing.
-Known limits: an update costs what it costs without sharing; sequences, which are expanded before they are looked up.
+The backward stages the ids of the expanded batch with one gradient per sample, so an update has the bits of the
+expanded batch ([Note: Merge order]) and its cost. Sequences are expanded before they are looked up.
 
-[Note: Merged bags] That is what `merge_shared` is for: the gradients of a bag that samples share are added up first, in
-the order of samples, and staged as of the first of them. An update has as much less to do as samples repeat, and less
-travels; its sums are in another order than those of the expanded batch, so rows agree to rounding only.
+[Note: Merged bags] With `merge_shared` the gradients of a shared bag are summed first, in the order of samples, and
+staged as the gradient of the bag's first sample. That is less work for the update and less to send between ranks; the
+sums are in another order than those of the expanded batch, so rows agree to rounding only.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +22,7 @@ from rowwise.ops.output_cache import empty_cached
 
 
 class FeatureColumns(NamedTuple):
-    """Neighbouring columns of a lookup of some features, and where they are in that of all."""
+    """`width` columns from `source` of a feature subset's output are those from `target` of the whole output."""
 
     source: int
     target: int
@@ -35,13 +34,13 @@ class FeatureSubset:
     """A subset of a group's features, in its order, as a lookup of its own."""
 
     features_FC: Tensor
-    placed_FC: Tensor  # with the columns that they have among those of all
-    columns: int
+    placed_FC: Tensor  # the same features with their columns in the group's output
+    columns: int  # columns of the subset's output
     runs: tuple[FeatureColumns, ...]
 
     @classmethod
     def of(cls, group: TableGroup, features: tuple[str, ...]) -> "FeatureSubset":
-        """Those of a group that a batch has, which holds its features in this order."""
+        """The features of a group that a batch with `features`, in this order, has."""
         rows: list[FeatureRow] = []
         places: list[FeatureColumns] = []
         at = 0
@@ -51,15 +50,17 @@ class FeatureSubset:
                 places.append(FeatureColumns(at, row.column, row.dim))
                 at += row.dim
         placed = [row._replace(column=place.target) for row, place in zip(rows, places, strict=True)]
-        features_FC, placed_FC = (torch.tensor(x, dtype=torch.int64).view(-1, 9) for x in (rows, placed))
-        return cls(features_FC=features_FC, placed_FC=placed_FC, columns=at, runs=join_neighbours(places))
+        features_FC, placed_FC = (
+            torch.tensor(x, dtype=torch.int64).view(-1, len(FeatureRow._fields)) for x in (rows, placed)
+        )
+        return cls(features_FC=features_FC, placed_FC=placed_FC, columns=at, runs=merge_neighbours(places))
 
     def pool(self, jagged: Jagged, arena_rows: Tensor) -> Tensor:
-        """The vectors of the bags of a batch [B, columns]."""
+        """The pooled vectors of the subset [B, columns]."""
         return self._pooled(self.features_FC, jagged, arena_rows, self.columns)
 
     def pool_placed(self, jagged: Jagged, arena_rows: Tensor, columns: int) -> Tensor:
-        """The same where they belong among the columns of all features; the others hold anything."""
+        """The pooled vectors at their columns of the group's output; other columns are uninitialised."""
         return self._pooled(self.placed_FC, jagged, arena_rows, columns)
 
     def _pooled(self, features_FC: Tensor, jagged: Jagged, arena_rows: Tensor, columns: int) -> Tensor:
@@ -71,33 +72,33 @@ class FeatureSubset:
         return torch.ops.rowwise.pool(arena_rows, features_FC, jagged.values_N, offsets, weights, batch, columns)
 
     def gather(self, jagged: Jagged, arena_rows: Tensor) -> Tensor:
-        """The rows of all ids, feature after feature."""
+        """The rows of all ids, flat, feature after feature."""
         if not self.columns:
             return torch.empty(0, device=arena_rows.device)
         offsets = torch.ops.rowwise.offsets(jagged.lengths_FB)
         return torch.ops.rowwise.gather(arena_rows, self.features_FC, jagged.values_N, offsets, jagged.batch_size)
 
 
-def spread_to_samples(parts: Sequence["FeatureVectors"], shared: Shared | None) -> Tensor:
-    """All columns [B, S]: those of own features, and those of the distinct sample that each sample has."""
+def merge_vectors(parts: Sequence["FeatureVectors"], shared: Shared | None) -> Tensor:
+    """The pooled output [B, S] of both streams: own features, and shared ones expanded from distinct samples."""
     own = parts[0]
     if shared is None or not parts[-1].vectors.shape[1]:
         return own.vectors
     out_BS = empty_cached((len(shared.inverse_B), sum(part.vectors.shape[1] for part in parts)), own.vectors)
-    torch.ops.rowwise.spread(out_BS, own.vectors.contiguous(), None, _runs(own.runs))
-    return spread_into(out_BS, parts[1], shared.inverse_B)
+    torch.ops.rowwise.spread(out_BS, own.vectors.contiguous(), None, _runs_tensor(own.runs))
+    return write_shared_columns(out_BS, parts[1], shared.inverse_B)
 
 
-def spread_into(out_BS: Tensor, shared: "FeatureVectors", inverse_B: Tensor) -> Tensor:
-    """Its columns written, of the distinct sample that each sample has."""
-    torch.ops.rowwise.spread(out_BS, shared.vectors.contiguous(), inverse_B.contiguous(), _runs(shared.runs))
+def write_shared_columns(out_BS: Tensor, shared: "FeatureVectors", inverse_B: Tensor) -> Tensor:
+    """Write the columns of shared features: each sample gets the vectors of its distinct sample."""
+    torch.ops.rowwise.spread(out_BS, shared.vectors.contiguous(), inverse_B.contiguous(), _runs_tensor(shared.runs))
     return out_BS
 
 
 def expand_bags(jagged: Jagged, features: Sequence[str], *, narrow: bool = False) -> Jagged:
-    """The bags of all samples of these features, in this order, and no gradients; weights are floats of 32 bits.
+    """The expanded batch of these features, in this order; weights are detached float32.
 
-    `narrow`: ids are known to fit 32 bits, and are given so.
+    `narrow`: all ids fit 32 bits, and are returned as int32.
     """
     jaggeds, samples = [jagged], [torch.arange(jagged.batch_size, device=jagged.lengths_FB.device)]
     if jagged.shared is not None:
@@ -124,19 +125,19 @@ def expand_bags(jagged: Jagged, features: Sequence[str], *, narrow: bool = False
     )
 
 
-def pick_columns(grad_BS: Tensor, runs: Sequence[FeatureColumns]) -> Tensor:
-    """Columns of all, as a lookup of some features has them."""
+def select_columns(grad_BS: Tensor, runs: Sequence[FeatureColumns]) -> Tensor:
+    """The columns of a feature subset out of the whole output's."""
     return torch.cat([grad_BS[:, :0], *(grad_BS[:, target : target + width] for _, target, width in runs)], 1)
 
 
 def sum_over_samples(grad_BS: Tensor, shared: Shared) -> Tensor:
-    """The gradients of distinct bags [U, S]: of each, those of its samples, in their order."""
+    """The gradients of distinct bags [U, S]: the sum over the samples of each, in their order."""
     sums_US = grad_BS.new_zeros((shared.jagged.batch_size, grad_BS.shape[1]))
     return sums_US.index_add_(0, shared.inverse_B, grad_BS)
 
 
-def keep_first_bags(jagged: Jagged, shared: Shared) -> Jagged:
-    """A plain batch, where a bag that samples share is the first one's, and the others have none."""
+def assign_to_first_samples(jagged: Jagged, shared: Shared) -> Jagged:
+    """A batch without sharing: each shared bag belongs to its first sample, and is empty in the others."""
     once, batch = shared.jagged, jagged.batch_size
     lengths_FB = once.lengths_FB.new_zeros((len(once.features), batch))
     lengths_FB[:, first_samples(shared)] = once.lengths_FB.view(len(once.features), once.batch_size)
@@ -150,13 +151,13 @@ def keep_first_bags(jagged: Jagged, shared: Shared) -> Jagged:
 
 
 def first_samples(shared: Shared) -> Tensor:
-    """Of each distinct one [U]."""
+    """The first sample of each distinct sample [U]."""
     numbers_U = torch.arange(shared.jagged.batch_size, device=shared.inverse_B.device)
     return torch.searchsorted(shared.inverse_B.long(), numbers_U)
 
 
-def grad_of_first_bags(own: "FeatureVectors", common: "FeatureVectors", shared: Shared, columns: int) -> Tensor:
-    """The gradients [B, columns] that belong to such a batch, of own features [B, S'] and of distinct bags [U, S'']."""
+def gradient_of_first_samples(own: "FeatureVectors", common: "FeatureVectors", shared: Shared, columns: int) -> Tensor:
+    """The gradients [B, columns] of `assign_to_first_samples`, from those of own features and of distinct bags."""
     first_U = first_samples(shared)
     grad_BS = own.vectors.new_zeros((len(shared.inverse_B), columns))
     for source, target, width in own.runs:
@@ -167,24 +168,24 @@ def grad_of_first_bags(own: "FeatureVectors", common: "FeatureVectors", shared: 
 
 
 class FeatureVectors(NamedTuple):
-    """Vectors of some features side by side, and where their columns are among those of all."""
+    """Vectors of a feature subset, and their columns in the whole output."""
 
     vectors: Tensor
     runs: tuple[FeatureColumns, ...]
 
 
-def lookup_with_staging(anchor: Tensor, look_up: Callable[[], Tensor], stage: Callable[[Tensor], object]) -> Tensor:
-    """What `look_up` gives; the backward stages its gradient. `anchor` is any tensor that requires a gradient."""
-    return _LateFunction.apply(anchor, look_up, stage) if torch.is_grad_enabled() else look_up()
+def stage_gradient(anchor: Tensor, look_up: Callable[[], Tensor], stage: Callable[[Tensor], object]) -> Tensor:
+    """`look_up()`, with a backward that calls `stage(gradient)`; `anchor`: any tensor that requires a gradient."""
+    return _StageGradientFunction.apply(anchor, look_up, stage) if torch.is_grad_enabled() else look_up()
 
 
-class _LateFunction(torch.autograd.Function):
-    """The autograd function of shared bags; see [Note: Staging]."""
+class _StageGradientFunction(torch.autograd.Function):
+    """See [Note: Staging]."""
 
     @staticmethod
     def forward(*args: Any, **_: Any) -> Tensor:
         ctx, _anchor, look_up, stage = args
-        ctx.set_materialize_grads(False)  # what nothing depends on has no gradient, and is not updated
+        ctx.set_materialize_grads(False)  # no loss depends on the output: None, and nothing is staged
         ctx.stage = stage
         return look_up()
 
@@ -195,11 +196,11 @@ class _LateFunction(torch.autograd.Function):
         return None, None, None
 
 
-def _runs(columns: Sequence[FeatureColumns]) -> Tensor:
+def _runs_tensor(columns: Sequence[FeatureColumns]) -> Tensor:
     return torch.tensor(columns, dtype=torch.int64).view(-1, 3)
 
 
-def join_neighbours(places: Sequence[FeatureColumns]) -> tuple[FeatureColumns, ...]:
-    """Neighbours here and there as one."""
+def merge_neighbours(places: Sequence[FeatureColumns]) -> tuple[FeatureColumns, ...]:
+    """Columns that are adjacent in the subset and in the whole output as one run."""
     runs = (list(run) for _, run in groupby(places, lambda place: place.target - place.source))
     return tuple(FeatureColumns(run[0].source, run[0].target, sum(place.width for place in run)) for run in runs)

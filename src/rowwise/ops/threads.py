@@ -1,4 +1,4 @@
-"""How many threads torch's own operators may take for a while."""
+"""Context managers that limit the threads of torch's own operators."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -8,7 +8,6 @@ import torch
 
 @contextmanager
 def torch_threads(count: int) -> Iterator[None]:
-    """Torch's operators on this many threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -18,5 +17,5 @@ def torch_threads(count: int) -> Iterator[None]:
 
 
 def one_thread() -> AbstractContextManager[None]:
-    """Torch's operators on one thread: how they cut a sum among several shows in its bits."""
+    """Run torch's operators on one thread: with several, the bits of a sum depend on their number."""
     return torch_threads(1)

@@ -1,11 +1,11 @@
-"""One order of adding up for parts that different ranks hold: a pairwise tree over leaves, cut into whole nodes.
+"""A fixed summation order for terms that several ranks hold: a pairwise tree over leaves, cut into whole nodes.
 
 Leaves 0, 1, 2, ... are added as neighbours, then neighbours of those, up to one root; a node whose sibling is absent
 passes up unchanged, as in [Note: Merge order]. A rank that has the leaves of an interval can add only inside nodes
-that lie in it whole; those travel, and `complete_sum` adds the rest. So the bits of the sum are the same however leaves
-were dealt out, as long as each rank has neighbours. Pure, elementwise, for tensors of any one shape: a sum over
-columns of rows and one over the virtual shards of a batch are the same tree. Known limits: sending one tensor a rank
-(there are up to two nodes a level).
+that lie in it whole; those travel, and `sum_nodes` adds the rest. So the bits of the sum are the same however leaves
+were dealt out, as long as each rank has neighbours. Pure, elementwise, for tensors of any one shape: a sum over columns
+of rows and one over the virtual shards of a batch are the same tree. Gives up: sending one tensor a rank (there are up
+to two nodes a level).
 """
 
 from collections.abc import Sequence
@@ -22,10 +22,10 @@ class Node(NamedTuple):
 
 
 def nodes_of(first: int, last: int) -> list[Node]:
-    """The largest nodes that make up the leaves first, ..., last - 1, in order."""
+    """The largest nodes whose leaves are first, ..., last - 1, in order."""
     nodes: list[Node] = []
     while first < last:
-        # A node begins at a multiple of its size, and ends in time.
+        # The largest power of two that fits and divides `first`, as a node begins at a multiple of its size.
         level = (last - first).bit_length() - 1
         if first:
             level = min(level, (first & -first).bit_length() - 1)
@@ -35,16 +35,16 @@ def nodes_of(first: int, last: int) -> list[Node]:
 
 
 def add_leaf(sums: list[Tensor], first: int, index: int, leaf: Tensor) -> None:
-    """Make the sums of nodes_of(first, index) those of nodes_of(first, index + 1), in place; the leaf is used up."""
+    """Turn the sums of nodes_of(first, index) into those of nodes_of(first, index + 1), in place; overwrites `leaf`."""
     sums.append(leaf)
-    # As a binary counter carries: only the last nodes can have become halves of one.
+    # Like a carry in a binary counter: only the last nodes can have become the two halves of a larger one.
     for _ in range(len(sums) - len(nodes_of(first, index + 1))):
         right = sums.pop()
         sums[-1] += right
 
 
-def complete_sum(nodes: Sequence[Node], sums: Sequence[Tensor]) -> Tensor:
-    """The root, from nodes that do not overlap, in any order; leaves that they do not cover are absent."""
+def sum_nodes(nodes: Sequence[Node], sums: Sequence[Tensor]) -> Tensor:
+    """The root's sum, from nodes that do not overlap, in any order; leaves outside of them are absent."""
     found, level = dict(zip(nodes, sums, strict=True)), 0
     while len(found) > 1:
         for node in sorted(node for node in found if node.level == level):  # the left of two comes first

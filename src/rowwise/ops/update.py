@@ -1,7 +1,7 @@
-"""Applying staged gradients: every touched row is updated once, however often and wherever it was looked up.
+"""Applies staged gradients: each touched row is updated once, however often it was looked up.
 
-Several staged batches (gradient accumulation) become one batch of all their samples, in the order of their
-backwards, so accumulating k batches gives the bits of one batch k times as large.
+Several staged batches (gradient accumulation) are concatenated in the order of their backwards, so accumulating k
+batches gives the bits of one batch k times as large.
 """
 
 import dataclasses
@@ -20,16 +20,16 @@ from rowwise.ops.jagged import concatenate, permute, split
 from rowwise.ops.layout import TableGroup
 from rowwise.ops.lookup import LookupCall, StagedGradients
 
-GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)  # odd: steps lead to every key before one comes again
+GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)  # odd, so step * GOLDEN does not repeat for 2**64 steps
 
 
 def update(arena: Arena, staged: Sequence[StagedGradients]) -> None:
-    """Merge and apply the gradients staged for one group of tables."""
+    """Merge and apply the gradients staged for one table group, in one kernel call."""
     if not staged:
         return
-    one = join_staged(staged)
+    one = concat_staged(staged)
     call, group = one.call, one.call.group
-    hyper_TC, keys_T = next_step(arena, group)
+    hyper_TH, keys_T = next_step(arena, group)
     jagged = call.jagged
     if arena.touched is not None:  # see [Note: Touched rows]
         arena.touched.mark(arena.rows, call.features_FC, jagged.values_N, call.offsets, jagged.batch_size)
@@ -38,7 +38,7 @@ def update(arena: Arena, staged: Sequence[StagedGradients]) -> None:
             arena.rows,
             arena.state,
             group.tables_TC,
-            hyper_TC,
+            hyper_TH,
             keys_T,
             call.features_FC,
             jagged.values_N,
@@ -49,7 +49,7 @@ def update(arena: Arena, staged: Sequence[StagedGradients]) -> None:
             call.per_id,
         )
     except (RuntimeError, ArithmeticError) as error:
-        # Ids were checked by the lookup; only one changed in place since then can be bad here.
+        # The lookup has checked the ids; only an id that was changed in place since then can be bad.
         check.check_ids(group, call.features_FC, jagged)
         if "not finite" not in str(error):
             raise
@@ -57,11 +57,11 @@ def update(arena: Arena, staged: Sequence[StagedGradients]) -> None:
 
 
 def run_all(updates: Iterable[Callable[[], None]]) -> None:
-    """Do each, whatever another met: a bad row costs no other row its step, and no rank a call that others wait for."""
+    """Run all updates, then raise the first `GradientError`: the others, some of them collective, still happen."""
     errors: list[GradientError] = []
-    for update_some in updates:
+    for run_update in updates:
         try:
-            update_some()
+            run_update()
         except GradientError as error:
             errors.append(error)
     if errors:
@@ -69,22 +69,22 @@ def run_all(updates: Iterable[Callable[[], None]]) -> None:
 
 
 def next_step(arena: Arena, group: TableGroup) -> tuple[Tensor, Tensor]:
-    """Count an update of the group's tables; gives its numbers [T, 8] and the keys of its random bits [T]."""
+    """Advance the step of the group's tables; returns `hyper_TH` of that step and the keys [T] of its random bits."""
     steps_T = arena.steps_T[group.members_T] + 1
     arena.steps_T[group.members_T] = steps_T
-    hyper_TC = group.hyper_TC
-    if group.hyper_moves:
-        hyper_TC = hyper_tensor((t.optimizer for t in group.tables), steps_T.tolist())
-    return hyper_TC, arena.keys_T[group.members_T] + steps_T * GOLDEN
+    hyper_TH = group.hyper_TH
+    if group.hyper_depends_on_step:
+        hyper_TH = hyper_tensor((t.optimizer for t in group.tables), steps_T.tolist())
+    return hyper_TH, arena.keys_T[group.members_T] + steps_T * GOLDEN
 
 
-def join_staged(staged: Sequence[StagedGradients]) -> StagedGradients:
-    """One batch holding the samples of all."""
+def concat_staged(staged: Sequence[StagedGradients]) -> StagedGradients:
+    """One staged batch with the samples of all, in order."""
     if len(staged) == 1:  # the common case, one backward per update, copies nothing
         return staged[0]
     group, per_id = staged[0].call.group, staged[0].call.per_id
     jaggeds = [dataclasses.replace(s.call.jagged, weights_N=s.weights) for s in staged]
-    # Once each: pieces of a table that share their rows are looked up by the same ids.
+    # Each feature once: column pieces of one table are looked up by the same feature.
     jagged = concatenate(jaggeds, tuple(dict.fromkeys(group.feature_names)))
     return StagedGradients(
         call=LookupCall(
@@ -96,12 +96,12 @@ def join_staged(staged: Sequence[StagedGradients]) -> StagedGradients:
 
 
 def split_staged(staged: StagedGradients) -> list[StagedGradients]:
-    """What was staged for a batch that was put together from several, by those."""
+    """A staged batch that was concatenated from one batch per rank, split into these (`call.parts`)."""
     call, group = staged.call, staged.call.group
     jagged = dataclasses.replace(call.jagged, weights_N=staged.weights)
     pieces = split(permute(jagged, tuple(dict.fromkeys(group.feature_names))), call.parts)
     if call.per_id:
-        floats = [_floats(group, piece) for piece in pieces]
+        floats = [floats_by_feature(group, piece) for piece in pieces]
         blocks = iter(staged.grad.split([n for by_piece in zip(*floats, strict=True) for n in by_piece]))
         by_feature = [[next(blocks) for _ in pieces] for _ in group.feature_names]
         grads = [torch.cat(mine) for mine in zip(*by_feature, strict=True)]
@@ -119,10 +119,10 @@ def split_staged(staged: StagedGradients) -> list[StagedGradients]:
     ]
 
 
-def join_parts(staged: Sequence[StagedGradients], calls: int) -> list[StagedGradients]:
-    """So many calls, one after the other, looked up one batch in pieces: its samples in order again.
+def reorder_by_rank(staged: Sequence[StagedGradients], calls: int) -> list[StagedGradients]:
+    """Staged batches in the order of the global batch, where each batch was looked up by `calls` forward calls.
 
-    Each call holds a piece of the batch of every rank; here all pieces of the first rank come first, in order.
+    Each call has a piece of every rank's batch; the result has all pieces of rank 0 in order, then those of rank 1.
     """
     ordered: list[StagedGradients] = []
     for first in range(0, len(staged), calls):
@@ -132,13 +132,13 @@ def join_parts(staged: Sequence[StagedGradients], calls: int) -> list[StagedGrad
 
 
 def _sequence_gradients(group: TableGroup, staged: Sequence[StagedGradients]) -> Tensor:
-    """Flat gradients of sequences, feature by feature instead of batch by batch."""
-    parts = [s.grad.split(_floats(group, s.call.jagged)) for s in staged]
+    """The flat gradients of all batches, reordered from batch-major to feature-major."""
+    parts = [s.grad.split(floats_by_feature(group, s.call.jagged)) for s in staged]
     return torch.cat([part for of_feature in zip(*parts, strict=True) for part in of_feature])
 
 
-def _floats(group: TableGroup, jagged: Jagged) -> list[int]:
-    """How many floats the vectors of all ids of each feature are."""
+def floats_by_feature(group: TableGroup, jagged: Jagged) -> list[int]:
+    """Floats of each feature's per-id vectors."""
     lengths_FB = jagged.lengths_FB.view(len(jagged.features), -1)
     counts = [int(lengths_FB[jagged.features.index(name)].sum()) for name in group.feature_names]
     return [count * group.table_of(index).dim for index, count in enumerate(counts)]

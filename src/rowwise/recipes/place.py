@@ -22,7 +22,7 @@ from rowwise.planner.problem import PlanRequest
 from rowwise.recipes.recipe import Recipe
 from rowwise.row_optimizers import couples_columns
 from rowwise.shard.apply import shard
-from rowwise.shard.tiers import RUNS
+from rowwise.shard.tiers import DEVICE_TIERS
 from rowwise.spec import Table, Topology, Wire
 from rowwise.textfile import read_bytes
 from rowwise.train.step import embeddings_of
@@ -99,7 +99,7 @@ def _search_plan(recipe: Recipe, tables: Sequence[Table], topology: Topology, ha
         model=model_of(plenty, topology, recipe.wire),
         batch=step_samples(recipe),
         constraints=Constraints(layouts=layouts),
-        tiers=RUNS,
+        tiers=DEVICE_TIERS,
     )
     return make_plan(question, seconds=EFFORT_s, prove=False).plan
 

@@ -1,7 +1,7 @@
-"""Runs a model whose tables are cut into tiles, whoever made the plan.
+"""Runs a model whose tables are cut into tiles on several ranks.
 
-One runtime for every layout: a plan is rectangles on ranks, and `routes` says what follows from them. Names are loaded
-when first used.
+One runtime for every layout: a plan is rectangles on ranks, and `routes.py` derives all communication from them. Names
+are loaded when first used.
 """
 
 from typing import TYPE_CHECKING

@@ -1,7 +1,6 @@
-"""`shard`: the one verb that makes a model run on several ranks.
+"""`shard(model, plan, comm)`: replaces each `Embeddings` of a model by its `ShardedEmbeddings`.
 
-The model stays what it is, and keeps the names of its dense parameters; only its `Embeddings` are replaced. Apart from
-`embeddings` because it knows of models.
+Dense modules stay as they are and keep their parameters' names.
 """
 
 from typing import TypeVar
@@ -13,7 +12,7 @@ from rowwise.comm.seam import Comm
 from rowwise.embedding import Embeddings
 from rowwise.errors import SpecError
 from rowwise.plan import Plan
-from rowwise.shard.embeddings import ShardedEmbeddings, check, check_merging, check_tiers
+from rowwise.shard.embeddings import ShardedEmbeddings, check_merge_shared, check_sharding, check_tiers
 from rowwise.spec import Table, Wire
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -28,11 +27,11 @@ def shard(
     elastic: bool = False,
     merge_shared: bool = False,
 ) -> Module:
-    """Replace every `Embeddings` in a model by this rank's share of it, in place; called by all ranks.
+    """Replace every `Embeddings` in a model by this rank's tiles of it, in place; collective.
 
-    Rows and optimizer state are copied from the model. Tables that are on no device yet (`device="meta"`) are filled as
-    they would have been there, on the CPU. The plan covers the tables of all its modules. `merge_shared`: gradients of
-    bags that samples share are added up before they travel, which is less to send and equal up to rounding.
+    Rows and optimizer state are copied from the model. Tables on `device="meta"` are initialised on the CPU, with the
+    values they would have had on one device. The plan covers the tables of all modules. `merge_shared`: gradients of
+    shared bags are summed before they are sent, which sends less and is equal up to rounding.
     """
     wire = wire or Wire()
     found = [(path, m) for path, m in model.named_modules(remove_duplicate=False) if isinstance(m, Embeddings)]
@@ -40,16 +39,16 @@ def shard(
     tables: list[Table] = [table for module in modules for table in module.tables]
     if isinstance(model, Embeddings):
         raise SpecError("shard() replaces the Embeddings inside a model: want a module that holds them")
-    # All that can be wrong with a plan is found before anything is taken or given up.
-    check(plan, comm, wire, elastic=elastic)
-    check_merging(merge_shared, elastic=elastic)
+    # All checks come before the first allocation: an error leaves the model as it was.
+    check_sharding(plan, comm, wire, elastic=elastic)
+    check_merge_shared(merge_shared, elastic=elastic)
     plan.validate(tables)
-    shares = {module: _share(plan, module) for module in modules}
+    shares = {module: _plan_of_module(plan, module) for module in modules}
     for module, share in shares.items():
-        check_tiers(share, _device(module))
+        check_tiers(share, _device_of_rows(module))
     made: dict[Embeddings, ShardedEmbeddings] = {}
     for module, share in shares.items():
-        device = _device(module)
+        device = _device_of_rows(module)
         made[module] = ShardedEmbeddings(module.tables, share, comm, wire=wire, elastic=elastic, device=device)
         made[module].merge_shared = merge_shared
         copy_tables(module, made[module])
@@ -59,8 +58,8 @@ def shard(
     return model
 
 
-def _share(plan: Plan, module: Embeddings) -> Plan:
-    """What a plan says about the tables of a module."""
+def _plan_of_module(plan: Plan, module: Embeddings) -> Plan:
+    """The tiles of one module's tables."""
     names = {table.name for table in module.tables}
     return Plan(
         world=plan.world,
@@ -69,20 +68,20 @@ def _share(plan: Plan, module: Embeddings) -> Plan:
     )
 
 
-def _device(module: Embeddings) -> torch.device:
-    """Where its share of rows will live."""
+def _device_of_rows(module: Embeddings) -> torch.device:
+    """The device of the sharded rows: that of the module's rows, or the CPU for `meta`."""
     rows = module.arena.rows
     return torch.device("cpu") if rows.is_meta else rows.device
 
 
 @torch.no_grad()
 def copy_tables(module: Embeddings, sharded: ShardedEmbeddings) -> None:
-    """Give each rank its pieces of the rows and of the optimizer state."""
-    sharded.fill(module.seed)  # also for the keys of random numbers
+    """Copy this rank's tiles of rows and optimizer state out of an unsharded module."""
+    sharded.fill(module.seed)  # not only rows: it sets the keys of the random numbers that updates round by
     if module.arena.rows.is_meta:
         return
     states = module.optimizer_state()
-    for held in sharded.held():
+    for held in sharded.local_tiles():
         tile = held.tile
         rows, columns = slice(*tile.rows), slice(*tile.cols)
         table = next(t for t in module.tables if t.name == tile.table)
@@ -94,7 +93,7 @@ def copy_tables(module: Embeddings, sharded: ShardedEmbeddings) -> None:
 
 
 def cut_columns(stored: torch.Tensor, table: Table, columns: slice) -> torch.Tensor:
-    """Columns of rows as they are stored; those of int8 rows begin and end with a group that shares a scale."""
+    """Columns of stored rows; of int8 rows they begin and end at a group of columns that shares a scale."""
     if stored.dtype != torch.uint8:
         return stored[:, columns]
     group = table.column_group or table.dim

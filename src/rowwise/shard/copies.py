@@ -1,8 +1,8 @@
-"""Tables that every rank holds: looked up at home, and updated alike everywhere.
+"""`CopiesUpdate`: updates tables that every rank holds whole, so that all copies stay equal.
 
-All ranks have to apply the same sums. Two ways lead there, and each step takes the one that moves less: gather what
-every rank staged, ids and gradients, and update with all of it, bit for bit as one device would; or, for tables that
-are small beside the batch, merge at home and add the merged gradients up (all-reduce), whose sums are in another order.
+Each step takes the exchange that sends less. Either an all-gather of the staged ids and gradients, after which every
+rank updates with all of them: the bits of one device. Or, for tables that are small beside the batch, each rank merges
+its own gradients and an all-reduce adds them up: equal on all ranks, but summed in another order than on one device.
 """
 
 from collections.abc import Sequence
@@ -18,22 +18,22 @@ from rowwise.errors import GradientError
 from rowwise.ops.jagged import permute
 from rowwise.ops.layout import FeatureRow, TableGroup, TableRow
 from rowwise.ops.lookup import LookupCall, StagedGradients
-from rowwise.ops.merged import MergedGradients, apply, merge
+from rowwise.ops.merged import MergedGradients, apply_merged, merge_staged
 from rowwise.ops.tiles import Tiles
-from rowwise.ops.update import join_staged, next_step, run_all, update
+from rowwise.ops.update import concat_staged, next_step, run_all, update
 from rowwise.spec import Pooling
 
 
 @final
 class CopiesUpdate:
-    """Updates the copies of a rank."""
+    """Updates this rank's copies of replicated tables."""
 
     def __init__(self, tiles: Tiles, comm: Comm, *, elastic: bool) -> None:
-        """`elastic`: only the way that gives the bits of one device."""
+        """`elastic`: always the all-gather, which gives the bits of one device."""
         self._tiles, self._comm, self._elastic = tiles, comm, elastic
 
     def update(self, samples: int, calls: int) -> None:
-        """Apply what all ranks staged for so many samples; `calls` of a batch were one batch in pieces."""
+        """Apply what all ranks staged for `samples` samples; collective. `calls`: forward calls per batch."""
         staged = self._tiles.staged
         self._tiles.discard()
         groups = ([s for s in staged if s.call.per_id == per_id] for per_id in (False, True))
@@ -43,19 +43,21 @@ class CopiesUpdate:
         group = mine[0].call.group
         tables = TableRow.read(group.tables_TC)
         floats = sum(feature.dim for feature in FeatureRow.read(group.features_FC))
+        # All-gather receives a gradient per sample; a ring all-reduce sends each row's sums and its mark about twice.
+        # `samples` is the global count, so all ranks choose alike.
         if self._elastic or samples * floats < 2 * sum(t.rows * (t.dim + 1) for t in tables):
-            # Rank after rank for each batch, as if one device had met them so.
-            batches = [join_staged(mine[k : k + calls]) for k in range(0, len(mine), calls)]
+            # For each batch the ranks in order: the samples of the global batch, as one device would have met them.
+            batches = [concat_staged(mine[k : k + calls]) for k in range(0, len(mine), calls)]
             update(self._tiles.arena, [s for batch in batches for s in self._gathered(group, batch)])
         else:
-            self._reduce(group, join_staged(mine), tables)
+            self._reduce(group, concat_staged(mine), tables)
 
     def _gathered(self, group: TableGroup, mine: StagedGradients) -> list[StagedGradients]:
-        """What each rank staged."""
+        """The staged gradients of each rank, in rank order."""
         names = tuple(dict.fromkeys(group.feature_names))
         jagged = permute(Jagged.from_keyed(mine.call.jagged), names)
         parts = [jagged.lengths_FB.long(), jagged.values_N.long()]
-        # Weights that nobody needs may be there on some ranks only.
+        # By the tables, not by the batch: weights that no table uses may be present on some ranks only.
         weighted = any(table.pooling is Pooling.WEIGHTED for table in group.tables)
         weights = permute(_weighted(mine), names).weights_N if weighted else None
         sizes = torch.tensor([len(x) for x in parts] + [mine.grad.numel()], device=parts[0].device)
@@ -79,12 +81,14 @@ class CopiesUpdate:
         return self._comm.all_gather(mine.contiguous(), sizes_W, what).wait().split(list(sizes_W))
 
     def _reduce(self, group: TableGroup, mine: StagedGradients, tables: Sequence[TableRow]) -> None:
-        """Add up, and apply to each row that any rank touched."""
+        """All-reduce the merged gradients, then update each row that any rank touched."""
         sums: list[Tensor] = []
-        for merged, table in zip(merge(mine), tables, strict=True):
+        for merged, table in zip(merge_staged(mine), tables, strict=True):
             rows_RD1 = merged.grad_UD.new_zeros((table.rows, table.dim + 1))
             rows_RD1[merged.rows_U.long(), : table.dim] = merged.grad_UD
-            rows_RD1[merged.rows_U.long(), table.dim] = 1.0  # touched
+            rows_RD1[merged.rows_U.long(), table.dim] = (
+                1.0  # marks a touched row, as a gradient of a touched row may be all zeros
+            )
             sums.append(rows_RD1.flatten())
         total = self._comm.all_reduce(torch.cat(sums), "copies").wait().split([len(x) for x in sums])
         found: list[MergedGradients] = []
@@ -95,7 +99,7 @@ class CopiesUpdate:
             bad += [f"table {spec.name!r}, row {int(row)}" for row in (~finite_R).nonzero().flatten()[:1]]
             rows_U = ((rows_RD1[:, table.dim] > 0) & finite_R).nonzero().flatten()
             found.append(MergedGradients(rows_U=rows_U, grad_UD=rows_RD1[rows_U, : table.dim]))
-        apply(self._tiles.arena, found, tables, next_step(self._tiles.arena, group))
+        apply_merged(self._tiles.arena, found, tables, next_step(self._tiles.arena, group))
         if bad:
             raise GradientError(
                 f"{bad[0]}: its gradients do not add up to finite numbers, on this rank or another. Such rows were "

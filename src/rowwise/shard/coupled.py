@@ -1,10 +1,9 @@
-"""Updates of pieces whose columns depend on each other: what is summed over a row is summed over all its ranks.
+"""Updates of column-cut tables whose optimizer sums over a row: the partial sums are exchanged between ranks.
 
-A row-wise optimizer, LAMB and clipping need a sum over all columns of a row's gradient. Each rank adds up its own, as
-far as the tree of [Note: Column sums] goes inside its columns; the ranks with columns of the same rows swap these
-numbers, and each finishes the tree: the same bits as one device. What is left of the update is then a plain step,
-which the kernel takes and rounds. Known limits: a few passes more over the gradients, only for tables that were cut
-so.
+Row-wise optimizers, LAMB and clipping need sums over all columns of a row. Each rank sums its own columns as far as
+the tree of [Note: Column sums] stays inside them, the ranks with columns of the same rows exchange these partial sums,
+and each finishes the tree: the same bits as one device. What remains is a plain SGD step, which the kernel applies and
+rounds. Such tables cost a few more passes over their gradients.
 """
 
 import math
@@ -19,25 +18,26 @@ from rowwise.comm.seam import Comm
 from rowwise.errors import GradientError
 from rowwise.ops import rowtype
 from rowwise.ops.layout import RULES, TableRow
-from rowwise.ops.merged import MergedGradients, apply, merge
+from rowwise.ops.merged import MergedGradients, apply_merged, merge_staged
 from rowwise.ops.reference.apply import REFERENCE, RowRule, root
 from rowwise.ops.tiles import Tiles
-from rowwise.ops.tree import Node, complete_sum, nodes_of
-from rowwise.ops.update import join_parts, join_staged, next_step
+from rowwise.ops.tree import Node, nodes_of, sum_nodes
+from rowwise.ops.update import concat_staged, next_step, reorder_by_rank
 from rowwise.plan import Plan
 from rowwise.row_optimizers import KernelHyperparameters, Sgd
 from rowwise.shard.routes import PieceGroup, RankPiece, Routes, column_owners
 from rowwise.spec import Table
 
-_Rows = tuple[int, tuple[int, int]]  # of a table, by its number
+_RowRange = tuple[int, tuple[int, int]]  # index of the table, and first and last row + 1
+WEIGHT_DECAY, CLIP = (KernelHyperparameters._fields.index(name) for name in ("weight_decay", "clip"))
 
 
 @final
 @dataclass(slots=True, kw_only=True)
-class _Piece:
-    """A piece of this rank while it is updated."""
+class _PieceUpdate:
+    """The state of one piece's update between merging and applying."""
 
-    held: RankPiece
+    rank_piece: RankPiece
     whole: Table
     tiles: Tiles
     index: int  # among the tables of its tiles
@@ -45,12 +45,12 @@ class _Piece:
     hyper: Tensor
     random: Tensor
     merged: MergedGradients
-    bad_row: int | None = None  # of the whole table
-    moved: Tensor | None = None  # the state [U, floats] that the rule goes on with, which a bad row does not take
+    bad_row: int | None = None  # number in the whole table of a row whose gradient is not finite
+    new_state: Tensor | None = None  # state [U, floats] after `terms`; `finish` stores it, without the bad rows
 
     @property
-    def rows(self) -> _Rows:
-        return self.held.table, self.held.tile.rows
+    def rows(self) -> _RowRange:
+        return self.rank_piece.table, self.rank_piece.tile.rows
 
     @property
     def rule(self) -> RowRule:
@@ -59,129 +59,138 @@ class _Piece:
         return rule
 
     def weights(self) -> Tensor:
-        """The rows as floats [U, D]."""
+        """The touched rows as floats [U, D]."""
         table = self.tiles.arena.tables[self.index]
         stored = self.tiles.arena.table(self.index)[self.merged.rows_U.long()]
         return rowtype.unpack(stored, table.dim, table.row_type, table.column_group)
 
     def state(self) -> Tensor:
-        """Of all rows [R, floats]."""
+        """The optimizer state of all rows [R, floats], a view."""
         t = self.table
         return self.tiles.arena.state[t.state_base : t.state_base + t.rows * t.state_width].view(t.rows, -1)
 
     def terms(self) -> Tensor:
-        """What the rule sums over a row [U, D, n]; L2 in the gradient comes before that."""
-        rule, merged, weight_decay = self.rule, self.merged, self.hyper[2]
+        """The values [U, D, n] that the rule sums over each row."""
+        rule, merged, weight_decay = self.rule, self.merged, self.hyper[WEIGHT_DECAY]
+        # L2 goes into the gradient before any sum is taken of it, as in the kernel.
         if rule.decays_gradient and weight_decay != 0:
             merged.grad_UD += self.weights() * weight_decay
-        values, self.moved, merged.grad_UD = rule.terms(
+        values, self.new_state, merged.grad_UD = rule.terms(
             self.weights, self.state()[merged.rows_U.long()], merged.grad_UD, self.hyper
         )
         return values
 
     def finish(self, totals_Un: Tensor) -> None:
-        """With the sums, what is left is a plain step."""
-        assert self.moved is not None
+        """Reduce the update to an SGD step on `merged.grad_UD`, given the sums over whole rows."""
+        assert self.new_state is not None
         merged = self.merged
-        step = self.rule.finish(self.moved, merged.grad_UD, totals_Un, self.whole.dim, self.hyper)
+        step = self.rule.finish(self.new_state, merged.grad_UD, totals_Un, self.whole.dim, self.hyper)
         self.state()[merged.rows_U.long()] = step.s_MW
         merged.grad_UD = step.g_MD
+        # The state is written here; the kernel only has to take w -= lr * (g + weight_decay * w), in its own rounding.
         self.table = self.table._replace(rule=RULES[Sgd])
         weight_decay = 0.0 if step.weight_decay is None else float(step.weight_decay)
         self.hyper = torch.tensor(KernelHyperparameters(lr=float(step.lr), weight_decay=weight_decay))
 
-    def drop(self, bad_U: Tensor) -> None:
-        """Leave rows as they are."""
+    def drop_rows(self, bad_U: Tensor) -> None:
+        """Leave these rows out of the update: they keep their weights and state."""
         if bool(bad_U.any()):
-            self.bad_row = self.held.tile.rows[0] + int(self.merged.rows_U[bad_U][0])
+            self.bad_row = self.rank_piece.tile.rows[0] + int(self.merged.rows_U[bad_U][0])
             self.merged = MergedGradients(rows_U=self.merged.rows_U[~bad_U], grad_UD=self.merged.grad_UD[~bad_U])
-            self.moved = None if self.moved is None else self.moved[~bad_U]
+            self.new_state = None if self.new_state is None else self.new_state[~bad_U]
 
 
 @final
 class CoupledUpdate:
-    """The pieces of a rank that are coupled to others, and who those are."""
+    """Updates the pieces of a rank whose rows have columns on other ranks."""
 
-    def __init__(self, routes: Routes, plan: Plan, comm: Comm, shelves: Sequence[tuple[PieceGroup, Tiles]]) -> None:
-        """`shelves`: the coupled parts of this rank."""
-        self._comm, self._shelves = comm, shelves
+    def __init__(self, routes: Routes, plan: Plan, comm: Comm, groups: Sequence[tuple[PieceGroup, Tiles]]) -> None:
+        """`groups`: the coupled groups of this rank."""
+        self._comm, self._groups = comm, groups
         self._tables = routes.tables
-        coupled = {h.table for parts in routes.parts_W for part in parts if part.coupled for h in part.held}
-        optimizers = [routes.tables[index].optimizer for index in coupled]
+        # Over the groups of all ranks: which exchanges an update makes has to be the same on every rank.
+        coupled = [group for of_rank in routes.groups_W for group in of_rank if group.coupled]
+        optimizers = [routes.tables[k].optimizer for k in {piece.table for group in coupled for piece in group.pieces}]
         self._clips = any(optimizer.clip is not None for optimizer in optimizers)
         self._sums = any(optimizer.sums_columns for optimizer in optimizers)
         self._owners = {
-            (held.table, held.tile.rows): column_owners(plan, routes.tables[held.table], held.tile.rows)
-            for part, _ in shelves
-            for held in part.held
+            (piece.table, piece.tile.rows): column_owners(plan, routes.tables[piece.table], piece.tile.rows)
+            for group, _ in groups
+            for piece in group.pieces
         }
 
     def update(self, calls: int) -> None:
-        """Apply what was staged; every rank calls this as often as any other, with pieces or without."""
-        pieces = sorted(self._merge(calls), key=lambda piece: piece.held)
-        if self._clips:
+        """Apply the staged gradients; collective, even for a rank without pieces. `calls`: forward calls per batch."""
+        # Sorted, so that two ranks list the rows they share in the same order: a message has no names in it.
+        pieces = sorted(self._merge(calls), key=lambda piece: piece.rank_piece)
+        if self._clips:  # first and apart: what the optimizer sums is a function of the clipped gradient
             clipped = [piece for piece in pieces if piece.whole.optimizer.clip is not None]
-            for piece, totals in self._totals(clipped, [(p.merged.grad_UD**2).unsqueeze(2) for p in clipped]):
-                _clip(piece, totals[:, 0])
+            for piece, totals in self._row_totals(clipped, [(p.merged.grad_UD**2).unsqueeze(2) for p in clipped]):
+                _clip_rows(piece, totals[:, 0])
         if self._sums:
             by_row = [piece for piece in pieces if piece.whole.optimizer.sums_columns]
-            for piece, totals in self._totals(by_row, [piece.terms() for piece in by_row]):
+            for piece, totals in self._row_totals(by_row, [piece.terms() for piece in by_row]):
                 piece.finish(totals)
         self._apply(pieces)
 
-    def _merge(self, calls: int) -> list[_Piece]:
-        pieces: list[_Piece] = []
-        for part, tiles in self._shelves:
+    def _merge(self, calls: int) -> list[_PieceUpdate]:
+        pieces: list[_PieceUpdate] = []
+        for group, tiles in self._groups:
             staged, arena = tiles.staged, tiles.arena
-            tiles.discard()
-            for group, per_id in ((tiles.pooled, False), (tiles.sequence, True)):
+            tiles.discard()  # first: should the update raise, the same gradients must not come again
+            for tables, per_id in ((tiles.pooled, False), (tiles.sequence, True)):
                 mine = [s for s in staged if s.call.per_id == per_id]
                 if not mine:
                     continue
-                hyper_TC, keys_T = next_step(arena, group)
-                merged = merge(join_staged(join_parts(mine, calls) if calls > 1 else mine))
-                tables = TableRow.read(group.tables_TC)
-                for k, index in enumerate(group.members_T.tolist()):
-                    held, whole = part.held[index], arena.pieces[index].whole
+                hyper_TH, keys_T = next_step(arena, tables)
+                merged = merge_staged(concat_staged(reorder_by_rank(mine, calls) if calls > 1 else mine))
+                table_rows = TableRow.read(tables.tables_TC)
+                for k, index in enumerate(tables.members_T.tolist()):
                     pieces.append(
-                        _Piece(held=held, whole=whole, tiles=tiles, index=index, table=tables[k], hyper=hyper_TC[k],
-                               random=keys_T[k], merged=merged[k])
+                        _PieceUpdate(rank_piece=group.pieces[index], whole=arena.pieces[index].whole, tiles=tiles,
+                                     index=index, table=table_rows[k], hyper=hyper_TH[k], random=keys_T[k],
+                                     merged=merged[k])
                     )  # fmt: skip
         return pieces
 
-    def _totals(self, pieces: Sequence[_Piece], values: Sequence[Tensor]) -> Iterator[tuple[_Piece, Tensor]]:
-        """The sums [U, n] over all columns of the rows of each piece, of which this rank has values [U, D, n]."""
-        found: dict[_Rows, list[tuple[Node, Tensor]]] = {piece.rows: [] for piece in pieces}
-        shapes: dict[_Rows, tuple[int, int]] = {}
+    def _row_totals(
+        self, pieces: Sequence[_PieceUpdate], values: Sequence[Tensor]
+    ) -> Iterator[tuple[_PieceUpdate, Tensor]]:
+        """For each piece, the sums [U, n] over all columns of its rows; `values` [U, D, n] are of its own columns.
+
+        All ranks with columns of a row were sent the same ids for it, so their U rows are the same, in the same order.
+        """
+        found: dict[_RowRange, list[tuple[Node, Tensor]]] = {piece.rows: [] for piece in pieces}
+        shapes: dict[_RowRange, tuple[int, int]] = {}
         sent: list[list[Tensor]] = [[] for _ in self._comm.ranks]
         for piece, x in zip(pieces, values, strict=True):
-            nodes = _nodes(piece.held, x)
+            nodes = _node_sums(piece.rank_piece, x)
             found[piece.rows] += nodes
             shapes[piece.rows] = len(x), x.shape[2]
             for rank in {tile.rank for tile in self._owners[piece.rows]} - {self._comm.rank}:
                 sent[rank] += [total.reshape(-1) for _, total in nodes]
-        for rows, nodes in self._swap(sent, shapes):
+        for rows, nodes in self._exchange_node_sums(sent, shapes):
             found[rows] += nodes
-        whole = {
-            rows: complete_sum([node for node, _ in parts], [x for _, x in parts]) for rows, parts in found.items()
-        }
+        whole = {rows: sum_nodes([node for node, _ in parts], [x for _, x in parts]) for rows, parts in found.items()}
         for piece in pieces:
             totals = whole[piece.rows]
+            # A gradient that is not finite was marked NaN, which reaches the sums on all ranks: all drop the same rows.
             bad_U = totals.isnan().any(1)
-            piece.drop(bad_U)
+            piece.drop_rows(bad_U)
             yield piece, totals if piece.bad_row is None else totals[~bad_U]
 
-    def _swap(
-        self, sent: list[list[Tensor]], shapes: dict[_Rows, tuple[int, int]]
-    ) -> Iterator[tuple[_Rows, list[tuple[Node, Tensor]]]]:
-        """The sums of the nodes that other ranks have of the same rows."""
-        expected: list[list[tuple[_Rows, Node]]] = [[] for _ in self._comm.ranks]
+    def _exchange_node_sums(
+        self, sent: list[list[Tensor]], shapes: dict[_RowRange, tuple[int, int]]
+    ) -> Iterator[tuple[_RowRange, list[tuple[Node, Tensor]]]]:
+        """Exchange node sums with the ranks that have other columns of the same rows; yields theirs by row range."""
+        expected: list[list[tuple[_RowRange, Node]]] = [[] for _ in self._comm.ranks]
         for rows in shapes:
             for tile in self._owners[rows]:
                 if tile.rank != self._comm.rank:
                     expected[tile.rank] += [(rows, node) for node in nodes_of(*tile.cols)]
         sizes = [sum(x.numel() for x in blocks) for blocks in sent]
         receives = [sum(math.prod(shapes[rows]) for rows, _ in nodes) for nodes in expected]
+        # No headers: shapes are known here, as every owner of a row range merged the same rows of it.
         flat = torch.cat([x for blocks in sent for x in blocks] or [torch.empty(0)])
         came = self._comm.all_to_all(flat, sizes, receives, "row sums").wait()
         at = 0
@@ -190,12 +199,12 @@ class CoupledUpdate:
             yield rows, [(node, came[at : at + size].view(shapes[rows]))]
             at += size
 
-    def _apply(self, pieces: Sequence[_Piece]) -> None:
-        for _, tiles in self._shelves:
+    def _apply(self, pieces: Sequence[_PieceUpdate]) -> None:
+        for _, tiles in self._groups:
             mine = [piece for piece in pieces if piece.tiles is tiles]
             if mine:
-                numbers = torch.stack([p.hyper for p in mine]), torch.stack([p.random for p in mine])
-                apply(tiles.arena, [p.merged for p in mine], [p.table for p in mine], numbers)
+                hyper_and_keys = torch.stack([p.hyper for p in mine]), torch.stack([p.random for p in mine])
+                apply_merged(tiles.arena, [p.merged for p in mine], [p.table for p in mine], hyper_and_keys)
         for piece in pieces:
             if piece.bad_row is not None:
                 raise GradientError(
@@ -205,21 +214,21 @@ class CoupledUpdate:
                 )
 
 
-def _nodes(held: RankPiece, values_UDn: Tensor) -> list[tuple[Node, Tensor]]:
-    """The sums [U, n] of the nodes that this piece's columns are made of."""
+def _node_sums(rank_piece: RankPiece, values_UDn: Tensor) -> list[tuple[Node, Tensor]]:
+    """The sum [U, n] of each whole tree node inside this piece's columns."""
     found: list[tuple[Node, Tensor]] = []
     at = 0
-    for node in nodes_of(*held.tile.cols):
+    for node in nodes_of(*rank_piece.tile.cols):
         part = values_UDn[:, at : at + (1 << node.level)]
         at += 1 << node.level
-        while part.shape[1] > 1:
+        while part.shape[1] > 1:  # pairwise, as in the kernel: a node's columns are a power of two
             part = part[:, 0::2] + part[:, 1::2]
         found.append((node, part[:, 0]))
     return found
 
 
-def _clip(piece: _Piece, total_U: Tensor) -> None:
-    clip, length_U = piece.hyper[3], root(total_U)
-    piece.merged.grad_UD *= torch.where(length_U > clip, clip / length_U, 1.0).unsqueeze(1)
-    piece.hyper = piece.hyper.clone()
-    piece.hyper[3] = 0.0
+def _clip_rows(piece: _PieceUpdate, total_U: Tensor) -> None:
+    clip, norm_U = piece.hyper[CLIP], root(total_U)
+    piece.merged.grad_UD *= torch.where(norm_U > clip, clip / norm_U, 1.0).unsqueeze(1)
+    piece.hyper = piece.hyper.clone()  # a view of the table group's numbers, which later steps use too
+    piece.hyper[CLIP] = 0.0  # done: the kernel sees one piece's columns only, and must not clip by their norm

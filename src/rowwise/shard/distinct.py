@@ -1,9 +1,9 @@
-"""Ids that a sequence repeats are sent once: their vectors come once, and their gradients go merged.
+"""Removes repeated ids of sequences before they are sent: one vector per distinct id, and one merged gradient.
 
-Within blocks of 256 samples only, as gradients are merged block by block anyway (see [Note: Merge order]): the result
-is the same, to the bit where the batches of all ranks are whole blocks; a batch that is not is sent as it is. The
-distinct ids of a block stand in its first bag, so those who hold the rows know nothing of it. Known limits: repeats
-between blocks, and between features of a table.
+Within blocks of 256 samples only, as gradients are merged block by block anyway ([Note: Merge order]): the result has
+the same bits if the batches of all ranks are whole blocks. A batch that is not is sent as it is. The distinct ids of a
+block are sent as its first bag, so the ranks that hold the rows need to know nothing of it. Repeats between blocks, or
+between the features of a table, are sent.
 """
 
 from collections.abc import Sequence
@@ -20,40 +20,40 @@ from rowwise.ops.merged import merge_ids
 from rowwise.ops.reference.sums import BLOCK
 from rowwise.spec import Pooling, Table
 
-WORTH = 0.8  # distinct ids among all; above this the search costs more than it saves
+MOST_DISTINCT = 0.8  # share of distinct ids; above it the batch is sent as it is, as expanding costs more than it saves
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DistinctIds:
-    """The distinct ids of one feature, the index of each id among them, and the offsets of its bags."""
+    """For one feature: the index of each id among the distinct ids, and where each bag begins."""
 
     inverse_N: Tensor
     offsets_B1: Tensor
     distinct: int
 
     def expand(self, rows_UD: Tensor) -> Tensor:
-        """The vectors of all ids."""
+        """The vectors of all ids from those of the distinct ids."""
         return rows_UD.index_select(0, self.inverse_N)
 
     def merge(self, grad_ND: Tensor) -> Tensor:
-        """The gradients of the distinct ids."""
+        """The gradients of the distinct ids from those of all ids."""
         return merge_ids(self.inverse_N, self.offsets_B1, grad_ND, self.distinct)
 
 
-def can_repeat(tables: Sequence[Table]) -> list[str]:
-    """The features this is for: of sequences, and alone in their table, whose merge order mixes its features."""
+def repeatable_features(tables: Sequence[Table]) -> list[str]:
+    """Features of sequence tables that have no other feature: merging mixes the features of a table."""
     alone = [table for table in tables if table.pooling is Pooling.SEQUENCE and len(table.feature_names) == 1]
     return [feature for table in alone for feature in table.feature_names]
 
 
-def distinct_ids(jagged: Jagged, features: Sequence[str]) -> tuple[Jagged, dict[str, DistinctIds]]:
-    """The batch with each id once in each block, for those of these features where that is worth it."""
+def deduplicate_sequences(jagged: Jagged, features: Sequence[str]) -> tuple[Jagged, dict[str, DistinctIds]]:
+    """The batch with each id of a feature once per block, if its distinct ids are at most `MOST_DISTINCT` of all."""
     found: dict[str, DistinctIds] = {}
     batch = jagged.batch_size
     if not features or not batch or batch % BLOCK:
         return jagged, found
-    check.check_lengths(jagged)  # the batch that is made here has lengths that fit, whatever these do
+    check.check_lengths(jagged)  # now: the new batch has valid lengths even if these are wrong
     offsets = torch.ops.rowwise.offsets(jagged.lengths_FB)
     bounds = offsets[:: max(1, batch)].tolist()
     values: list[Tensor] = []
@@ -63,7 +63,7 @@ def distinct_ids(jagged: Jagged, features: Sequence[str]) -> tuple[Jagged, dict[
         if name in features and len(ids):
             offsets_B1 = offsets[at * batch : (at + 1) * batch + 1] - bounds[at]
             unique = deduplicate(ids, torch.cat([offsets_B1[:-1:BLOCK], offsets_B1[-1:]]))
-            if len(unique.values_U) <= WORTH * len(ids):
+            if len(unique.values_U) <= MOST_DISTINCT * len(ids):
                 repeats = DistinctIds(inverse_N=unique.inverse_N, offsets_B1=offsets_B1, distinct=len(unique.values_U))
                 found[name] = repeats
                 ids, bags = unique.values_U, torch.zeros_like(bags)

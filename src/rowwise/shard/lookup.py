@@ -1,7 +1,7 @@
-"""What a rank's pieces give for the samples of all ranks, and its copies for its own; pooled gradients staged by hand.
+"""`LocalLookup`: looks up a rank's pieces for the samples of all ranks and its copied tables for its own samples.
 
-Autograd does not know of pooled vectors here: of bags that samples share, or that the requesting rank adds up, there
-are other vectors than gradients.
+Pooled gradients are staged by hand, not by autograd: for shared bags and for bags pooled by the requester the vectors
+that are sent and the gradients that come back have different shapes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,67 +18,67 @@ from rowwise.shard.routes import ExchangePath, PieceGroup
 
 @final
 class LocalLookup:
-    """Looks up what a rank holds: pieces by the path that their vectors take, and copies."""
+    """Looks up the piece groups and the copied tables of a rank, and stages their gradients."""
 
-    def __init__(self, shelves: Sequence[tuple[PieceGroup, Tiles]], copies: Tiles | None) -> None:
-        """No memory of its own."""
-        self._shelves, self._copies = shelves, copies
+    def __init__(self, groups: Sequence[tuple[PieceGroup, Tiles]], copies: Tiles | None) -> None:
+        self._groups, self._copies = groups, copies
 
     def look_up(self, routed: RoutedBatch) -> tuple[LookupOutputs, Mapping[str, Tensor]]:
-        """What this rank's pieces give for the samples of all ranks; its copies for its own, and their sequences."""
+        """The outputs to exchange, and the sequences of copied tables by feature."""
         own = routed.streams[0]
         sequences = [
             tiles.look_up_sequences(own.received, own.samples_W).flat
-            for part, tiles in self._shelves
-            if part.path is not ExchangePath.PER_ID and own.received is not None
+            for group, tiles in self._groups
+            if group.path is not ExchangePath.PER_ID and own.received is not None
         ]
         copies, copied = torch.empty(routed.jagged.batch_size, 0), dict[str, Tensor]()
         if self._copies is not None:
             looked = self._copies.look_up(routed.jagged)
             copies, copied = looked.matrix_BS, self._copies.split(looked)
         streams = [self._pooled(stream) for stream in routed.streams]
-        return LookupOutputs(streams=streams, sequences=_in_a_row(sequences), copies=copies), copied
+        return LookupOutputs(streams=streams, sequences=_concat_flat(sequences), copies=copies), copied
 
     def _pooled(self, stream: Stream) -> dict[ExchangePath, Tensor]:
         found: dict[ExchangePath, list[Tensor]] = {path: [] for path in ExchangePath}
-        for part, tiles in self._shelves:
+        for group, tiles in self._groups:
             if stream.received is not None:
-                look_up = tiles.gather if part.path is ExchangePath.PER_ID else tiles.pool
-                found[part.path].append(look_up(stream.received))
+                look_up = tiles.gather if group.path is ExchangePath.PER_ID else tiles.pool
+                found[group.path].append(look_up(stream.received))
         total = sum(stream.samples_W)
         return {
-            path: _in_a_row(parts) if path is ExchangePath.PER_ID else _side_by_side(parts, total)
+            path: _concat_flat(parts) if path is ExchangePath.PER_ID else _concat_columns(parts, total)
             for path, parts in found.items()
         }
 
-    def stage(self, routed: RoutedBatch, given: LookupOutputs) -> Tensor | None:
-        """Stage the gradients of pieces; gives those of their weights, if they learn."""
-        left, received, learned = [dict(one) for one in given.streams], routed.received, None
-        for part, tiles in self._shelves:
+    def stage(self, routed: RoutedBatch, gradients: LookupOutputs) -> Tensor | None:
+        """Stage the gradients of this rank's pieces; returns the gradient of received per-id weights, if any."""
+        rest, received, weight_grad = [dict(one) for one in gradients.streams], routed.received, None
+        for group, tiles in self._groups:
             if received is None or not tiles.pooled.tables:
                 continue
-            # Of all features together, or of each stream's.
+            # One gradient matrix per path holds the columns of all groups on it, in the order of the groups: each group
+            # takes its columns from the front. With `merge_shared` there is one matrix per stream, else one in all.
             common = received.all_features[len(received.features) :]
-            by_stream = (received.features, common) if len(left) > 1 else (received.all_features,)
+            by_stream = (received.features, common) if len(rest) > 1 else (received.all_features,)
             grads: list[Tensor] = []
-            for one, features in zip(left, by_stream, strict=True):
+            for by_path, features in zip(rest, by_stream, strict=True):
                 columns = tiles.columns_of(features)
-                grads.append(one[part.path][:, :columns].contiguous())
-                one[part.path] = one[part.path][:, columns:]
+                grads.append(by_path[group.path][:, :columns].contiguous())
+                by_path[group.path] = by_path[group.path][:, columns:]
             staged = tiles.stage_pooled(received, grads, routed.samples_W)
             if staged.weights is not None and routed.weights is not None:
                 more = staged.call.weight_grad(tiles.arena.rows, staged.weights, staged.grad)
-                learned = more if learned is None else learned + more
-        return learned
+                weight_grad = more if weight_grad is None else weight_grad + more
+        return weight_grad
 
 
-def _side_by_side(matrices: Sequence[Tensor], samples: int) -> Tensor:
+def _concat_columns(matrices: Sequence[Tensor], samples: int) -> Tensor:
     if len(matrices) == 1:
         return matrices[0]
     return torch.cat(list(matrices), 1) if matrices else torch.empty(samples, 0)
 
 
-def _in_a_row(parts: Sequence[Tensor]) -> Tensor:
+def _concat_flat(parts: Sequence[Tensor]) -> Tensor:
     if len(parts) == 1:
         return parts[0]
     return torch.cat(list(parts)) if parts else torch.empty(0)

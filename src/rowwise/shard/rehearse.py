@@ -1,12 +1,10 @@
-"""A plan for hundreds of ranks, carried out for one of them on a machine that could never hold it.
+"""`rehearse`: runs one rank of a plan for hundreds of ranks, on a machine that could never hold the tables.
 
-`rehearse` runs one step, forward, backward and update, with the code that trains: real ids are routed, looked up and
-updated by the real kernels. Two things are not real. The other ranks are not there: `comm.rehearse` says what arrives
-instead. And rows are pages that were never written, which read as zero and take no memory: a step costs memory for
-the rows that it changes, whatever the tables have.
+It runs one step (forward, backward, update) with the code that trains: real ids are routed, looked up and updated by
+the real kernels. Two things are not real. There are no other ranks: `comm.rehearse` makes up what would arrive. And
+rows are pages that were never written, which read as zero and take no memory: only rows that the step changes do.
 
-Known limits: what numbers come out, batches that differ between ranks (so all of them change the same rows), and time,
-as nothing travels.
+Not covered: the values that come out, batches that differ between ranks, and time, as nothing is sent.
 """
 
 import mmap
@@ -29,19 +27,19 @@ from rowwise.shard.embeddings import ShardedEmbeddings
 from rowwise.spec import Link, Table, Topology, Wire, state_width
 
 FLOAT_bytes, KiB = 4, 1024
-# Without it Linux gives no more addresses than it has memory. Python has a name for it from 3.13 on.
+# Without it Linux reserves no more addresses than it has memory. Python has a name for it from 3.13 on.
 NO_RESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000)
 
 
 class RehearsedRank(NamedTuple):
-    """The topology and rank of a rehearsal."""
+    """A rank, and the topology of the world that it is rehearsed in."""
 
     topology: Topology
     rank: int
 
 
 class TableVisits(NamedTuple):
-    """The ids that a step looks up in a rank's part of a table, and the rows that it changes."""
+    """Ids looked up in a rank's part of a table in one step, and distinct rows that they change."""
 
     ids: int = 0
     rows: int = 0
@@ -49,18 +47,18 @@ class TableVisits(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rehearsal:
-    """The calls and bytes of one step of one rank."""
+    """The collectives, lookups and memory of one step of one rank."""
 
-    calls: tuple[CollectiveCall, ...]  # its collectives, in order: sizes to and from each rank of a group, in elements
-    sent_bytes: Counter[tuple[str, str, Link]]  # by purpose, collective and link, as `Comm.sent` has them
-    visited: dict[str, TableVisits]  # by table, of those that this rank has a part of
-    pooled_shape: tuple[int, ...]  # what the model gets: all pooled features side by side,
-    sequence_shapes: dict[str, tuple[int, ...]]  # and each sequence
+    calls: tuple[CollectiveCall, ...]  # in order, with the elements sent to and received from each rank
+    sent_bytes: Counter[tuple[str, str, Link]]  # by purpose, collective and link, as in `Comm.sent`
+    visited: dict[str, TableVisits]  # by table, of the tables that this rank has a part of
+    pooled_shape: tuple[int, ...]  # of the matrix of pooled features that the model gets
+    sequence_shapes: dict[str, tuple[int, ...]]  # by sequence feature
     held_bytes: Counter[Tier]  # rows and optimizer state of this rank, which were not allocated
-    peak_bytes: int  # the most memory that this process has had so far, for whatever it did
+    peak_bytes: int  # peak memory of this process since its start
 
     def total_bytes(self, link: Link | None = None) -> int:
-        """What this rank sends over a kind of link, or over all."""
+        """Bytes that this rank sends over one kind of link, or over all."""
         return sum(n for (*_, over), n in self.sent_bytes.items() if link in (None, over))
 
 
@@ -73,9 +71,9 @@ def rehearse(
     wire: Wire | None = None,
     elastic: bool = False,
 ) -> Rehearsal:
-    """One step of a rank, where each rank has this batch, and every gradient that a model gives is 1.
+    """Run one step of a rank. Each rank is given this batch, and every gradient of the outputs is 1.
 
-    Rows may live in any tier: here they live nowhere.
+    Tiles may be in any memory tier, also in those that training does not support.
     """
     comm, calls = rehearsal_comm(*seat)
     module = ShardedEmbeddings(tables, plan, comm, wire=wire, elastic=elastic, device="meta")
@@ -87,7 +85,7 @@ def rehearse(
     torch.stack([out.sum() for out in outs]).sum().backward()
     visited: dict[str, TableVisits] = {}
     for staged in module.staged:
-        for name, ids, rows in _visits(staged):
+        for name, ids, rows in _count_visits(staged):
             before = visited.get(name, TableVisits())
             visited[name] = TableVisits(before.ids + ids, before.rows + rows)
     module.update()
@@ -103,7 +101,7 @@ def rehearse(
 
 
 def zero_pages(size_bytes: int) -> Tensor:
-    """Bytes that are zero, as many as addresses reach: only those that are written take memory, 4 KiB at a time."""
+    """Zero bytes on unreserved pages: only pages that are written take memory, 4 KiB each."""
     if not size_bytes:
         return torch.empty(0, dtype=torch.uint8)
     kind = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE
@@ -112,12 +110,12 @@ def zero_pages(size_bytes: int) -> Tensor:
     except OSError as error:
         why = "want /proc/sys/vm/overcommit_memory 0 or 1, and no limit on addresses (ulimit -v)"
         raise MemoryError(f"{size_bytes / 1e9:.1f} GB of addresses without memory: {error}; {why}") from None
-    pages.madvise(mmap.MADV_NOHUGEPAGE)  # or a row that is written takes 2 MiB
+    pages.madvise(mmap.MADV_NOHUGEPAGE)  # with huge pages, each row written would take 2 MiB
     return torch.frombuffer(pages, dtype=torch.uint8)
 
 
 def held_bytes(tables: Sequence[Table], plan: Plan, rank: int) -> Counter[Tier]:
-    """Rows and optimizer state of a rank, by tier; what is cached of them is not counted twice."""
+    """Bytes of rows and optimizer state of a rank, by memory tier; cached rows are counted in their tier only."""
     known = {table.name: table for table in tables}
     found: Counter[Tier] = Counter()
     for tile in plan.tiles_on(rank):
@@ -126,8 +124,8 @@ def held_bytes(tables: Sequence[Table], plan: Plan, rank: int) -> Counter[Tier]:
     return found
 
 
-def _visits(staged: StagedGradients) -> Iterator[tuple[str, int, int]]:
-    """For each piece of a table: its table, the ids that came for it, and how many of them differ."""
+def _count_visits(staged: StagedGradients) -> Iterator[tuple[str, int, int]]:
+    """(table, ids, distinct ids) of each piece that was looked up."""
     call, batch = staged.call, staged.call.jagged.batch_size
     ids_T: dict[int, list[Tensor]] = {}
     for feature in FeatureRow.read(call.features_FC):

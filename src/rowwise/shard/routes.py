@@ -1,8 +1,8 @@
-"""What follows from a plan alone: which ids go to which rank, what each rank makes of them, and where it belongs.
+"""`Routes`: which ids go to which rank, which vectors come back, and into which output columns; all from the plan.
 
-Pure: every rank works out the same for all ranks, so nothing about it is ever sent. Adding a layout changes nothing
-here, as all of it is read from rectangles: columns that were cut are placed side by side, rows that were cut are added
-up. Known limits: a tile whose rows another tile of its table cuts is held in several pieces.
+A pure function of tables, plan and topology: every rank computes the routes of all ranks, so routes are never sent. No
+code here knows a layout by name. It reads rectangles: vectors of column ranges are placed side by side, vectors of row
+ranges are added up. A tile whose rows another tile of its table cuts becomes several pieces, one per row range.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -18,54 +18,57 @@ from rowwise.spec import Pooling, Table, Topology
 
 
 class ExchangePath(StrEnum):
-    """How the vectors of a piece reach the ranks of the samples."""
+    """How the vectors of a piece reach the ranks that asked for them."""
 
-    ALL_TO_ALL = "all_to_all"  # pooled, in one exchange; also the vectors of sequences
-    HIERARCHICAL = "hierarchical"  # pooled, and first added up inside the host that holds all of the table's rows
-    PER_ID = "per_id"  # a vector for each id, which the requesting rank adds up in the order of the ids
+    ALL_TO_ALL = "all_to_all"  # pooled vectors in one all-to-all; also the rows of sequence tables
+    HIERARCHICAL = "hierarchical"  # pooled vectors, reduce-scattered inside the one host that holds the table's rows
+    PER_ID = "per_id"  # one vector per id; the requesting rank pools them in the order of the ids
 
 
 class FeatureSlice(NamedTuple):
-    """The ids of a feature that fall into one of its table's row ranges: what a rank is sent."""
+    """The ids of a feature that fall into one row range of its table: the unit that is sent to a rank."""
 
     feature: str
     table: int
     range: int
-    whole: bool  # the only range of its table
+    whole: bool  # the range is all rows of the table
 
     @property
     def name(self) -> str:
-        """Under which a batch holds them."""
+        """The feature's name in the batch that the receiving rank looks up."""
         return self.feature if self.whole else f"{self.feature} range {self.range}"
 
 
 class RankPiece(NamedTuple):
-    """A tile, or as much of it as lies in one row range, on its rank."""
+    """A tile, or the part of it inside one row range, on its rank."""
 
     tile: Tile
     table: int
     range: int
-    whole: bool
+    whole: bool  # the range is all rows of the table
 
     @property
     def width(self) -> int:
         return self.tile.cols[1] - self.tile.cols[0]
 
     def slices(self, table: Table) -> list[FeatureSlice]:
-        """The ids it is looked up by."""
+        """The slices whose ids look this piece up: one per feature of the table."""
         return [FeatureSlice(feature, self.table, self.range, self.whole) for feature in table.feature_names]
 
 
 class PieceGroup(NamedTuple):
-    """The pieces of a rank that take the same path and are updated alike."""
+    """The pieces of a rank with the same exchange path and the same kind of update; one arena holds them."""
 
     path: ExchangePath
-    coupled: bool  # an update needs sums over columns that are elsewhere
-    held: tuple[RankPiece, ...]
+    coupled: bool  # the update needs sums over a row's columns, some of which other ranks hold
+    pieces: tuple[RankPiece, ...]
 
 
 class ColumnRun(NamedTuple):
-    """Columns of what rank `rank` sends, and where they belong in the output; `range` says whether to place or add."""
+    """`width` columns from `source` of rank `rank`'s block go to column `target` of the output.
+
+    Row range 0 overwrites the output's columns, later ranges are added to them.
+    """
 
     rank: int
     source: int
@@ -75,10 +78,10 @@ class ColumnRun(NamedTuple):
 
 
 class SequencePiece(NamedTuple):
-    """The vectors that a rank sends for the ids of a slice: columns `first` and following of a feature."""
+    """Per-id vectors that a rank sends for one of its slices: `width` columns of the feature, from column `first`."""
 
     rank: int
-    slice: int  # of that rank's
+    slice: int  # index into slices_W[rank]
     feature: str
     first: int
     width: int
@@ -86,40 +89,39 @@ class SequencePiece(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routes:
-    """Where ids go and vectors come from. `parts_W` and `slices_W` are by rank; a rank without tiles has none."""
+    """The routes of all ranks, computed alike on each; a rank without tiles has no slices and no groups."""
 
     tables: tuple[Table, ...]
     topology: Topology
-    cuts: Mapping[str, tuple[int, ...]]  # of each feature: where the row ranges of its table begin, and the rows
-    copied: tuple[Table, ...]  # held by every rank as a whole
-    slices_W: tuple[tuple[FeatureSlice, ...], ...]
-    parts_W: tuple[tuple[PieceGroup, ...], ...]
-    columns: Mapping[str, slice]  # of pooled features in the output
+    cuts: Mapping[str, tuple[int, ...]]  # by feature: first row of each row range of its table, then the row count
+    copied: tuple[Table, ...]  # replicated: every rank holds all of the table
+    slices_W: tuple[tuple[FeatureSlice, ...], ...]  # the ids that each rank is sent
+    groups_W: tuple[tuple[PieceGroup, ...], ...]  # the pieces that each rank holds
+    columns: Mapping[str, slice]  # output columns of each pooled feature
     elastic: bool
 
     @property
     def world(self) -> int:
-        return len(self.parts_W)
+        return len(self.groups_W)
 
     @property
-    def added_in_order(self) -> tuple[Table, ...]:
-        """Tables whose bags the requesting rank adds up."""
-        ranks = range(self.world)
-        found = {held.table for w in ranks for part in self.parts(w, ExchangePath.PER_ID) for held in part.held}
-        return tuple(self.tables[index] for index in sorted(found))
+    def tables_pooled_by_requester(self) -> tuple[Table, ...]:
+        """Tables on the `per_id` path."""
+        groups = [group for w in range(self.world) for group in self.groups_on(w, ExchangePath.PER_ID)]
+        return tuple(self.tables[k] for k in sorted({piece.table for group in groups for piece in group.pieces}))
 
     @property
-    def exchanged(self) -> tuple[Table, ...]:
-        """Tables whose vectors travel."""
+    def exchanged_tables(self) -> tuple[Table, ...]:
+        """Tables whose vectors travel: all that are not copied."""
         return tuple(table for table in self.tables if table not in self.copied)
 
     @property
     def width(self) -> int:
-        """Columns of the output."""
+        """Columns of the pooled output."""
         return max((columns.stop for columns in self.columns.values()), default=0)
 
-    def only(self, features: Collection[str]) -> "Routes":
-        """Of a batch with these features alone, as if its tables had no others."""
+    def restrict_to(self, features: Collection[str]) -> "Routes":
+        """The routes of a batch that has only these features; tables without any of them are dropped."""
         kept = {k: _with_features(table, features) for k, table in enumerate(self.tables)}
         numbers = {k: number for number, k in enumerate(k for k, table in kept.items() if table is not None)}
         tables = tuple(table for table in kept.values() if table is not None)
@@ -133,110 +135,114 @@ class Routes:
                 tuple(s._replace(table=numbers[s.table]) for s in slices if s.feature in features)
                 for slices in self.slices_W
             ),
-            parts_W=tuple(tuple(_only_tables(parts, numbers)) for parts in self.parts_W),
+            groups_W=tuple(tuple(_only_tables(groups, numbers)) for groups in self.groups_W),
             columns=_columns(tables),
         )
 
-    def streams(self, common: Collection[str]) -> tuple["Routes", ...]:
-        """Of all features but these, and of these, if there are any: see [Note: Streams] in `ids.py`."""
+    def split_streams(self, common: Collection[str]) -> tuple["Routes", ...]:
+        """Routes of the own stream, then of the stream of `common` features if any: [Note: Streams] in `ids.py`."""
         if not common:
             return (self,)
         features = [feature for table in self.tables for feature in table.feature_names]
-        return self.only([feature for feature in features if feature not in common]), self.only(common)
+        return self.restrict_to([feature for feature in features if feature not in common]), self.restrict_to(common)
 
-    def parts(self, rank: int, path: ExchangePath) -> list[PieceGroup]:
-        """Of a rank and a path."""
-        return [part for part in self.parts_W[rank] if part.path is path]
+    def groups_on(self, rank: int, path: ExchangePath) -> list[PieceGroup]:
+        """The groups of a rank that take this path."""
+        return [group for group in self.groups_W[rank] if group.path is path]
 
-    def pooled(self, rank: int, path: ExchangePath) -> Iterator[tuple[RankPiece, str]]:
-        """The pooled vectors that a rank makes, in order."""
-        for part in self.parts(rank, path):
-            for held in part.held:
-                if self.tables[held.table].pooling is not Pooling.SEQUENCE:
-                    yield from ((held, feature) for feature in self.tables[held.table].feature_names)
+    def pooled_pieces(self, rank: int, path: ExchangePath) -> Iterator[tuple[RankPiece, str]]:
+        """(piece, feature) for each pooled vector that a rank sends a sample, in the order of its columns."""
+        for group in self.groups_on(rank, path):
+            for piece in group.pieces:
+                if self.tables[piece.table].pooling is not Pooling.SEQUENCE:
+                    yield from ((piece, feature) for feature in self.tables[piece.table].feature_names)
 
     def pooled_width(self, rank: int, path: ExchangePath) -> int:
-        """How many columns that are."""
-        return sum(held.width for held, _ in self.pooled(rank, path))
+        """Columns of the block that a rank sends on this path."""
+        return sum(piece.width for piece, _ in self.pooled_pieces(rank, path))
 
-    def runs(self, rank: int, path: ExchangePath) -> list[ColumnRun]:
-        """Where the columns belong that a rank makes, in order."""
-        return self._place(rank, self.pooled(rank, path))
+    def column_runs(self, rank: int, path: ExchangePath) -> list[ColumnRun]:
+        """Where each column of a rank's block goes in the output, neighbouring columns as one run."""
+        return self._column_runs(rank, self.pooled_pieces(rank, path))
 
-    def host_columns(self, host: int) -> list[ColumnRun]:
-        """Of a host, whatever its ranks hold of it: the columns that are added up there, and where they belong."""
-        return self._place(host, iter(self.host_pieces(host)))
+    def host_column_runs(self, host: int) -> list[ColumnRun]:
+        """Where each column of a host's summed block goes in the output (path `hierarchical`)."""
+        return self._column_runs(host, iter(self.host_pieces(host)))
 
     def host_pieces(self, host: int) -> list[tuple[RankPiece, str]]:
-        """The pooled vectors that are added up in a host, in order."""
+        """(piece, feature) for each pooled vector of a host's summed block, in the order of its columns."""
         devices = self.topology.devices
-        seen = {
-            (held.table, feature, held.tile.cols): RankPiece(held.tile, held.table, 0, False)
+        # Ranks of a host that hold other rows of the same columns add to the same vector: one entry for all of them.
+        by_columns = {
+            (piece.table, feature, piece.tile.cols): RankPiece(piece.tile, piece.table, 0, False)
             for rank in range(host * devices, (host + 1) * devices)
-            for held, feature in self.pooled(rank, ExchangePath.HIERARCHICAL)
+            for piece, feature in self.pooled_pieces(rank, ExchangePath.HIERARCHICAL)
         }
-        ordered = sorted(seen.items(), key=lambda item: (item[0][0], self.columns[item[0][1]].start, item[0][2]))
-        return [(held, key[1]) for key, held in ordered]
+        ordered = sorted(by_columns.items(), key=lambda item: (item[0][0], self.columns[item[0][1]].start, item[0][2]))
+        return [(piece, key[1]) for key, piece in ordered]
 
-    def sequences(self, rank: int, path: ExchangePath) -> list[SequencePiece]:
-        """The vectors for each id that a rank sends, in order: of sequences, or of features pooled by who asked."""
+    def per_id_pieces(self, rank: int, path: ExchangePath) -> list[SequencePiece]:
+        """The per-id vectors that a rank sends: of sequences (`all_to_all`), or of bags pooled by the requester."""
         found: list[SequencePiece] = []
-        for part in self.parts(rank, path):
-            for held in part.held:
-                table = self.tables[held.table]
+        for group in self.groups_on(rank, path):
+            for piece in group.pieces:
+                table = self.tables[piece.table]
                 if (table.pooling is Pooling.SEQUENCE) != (path is ExchangePath.ALL_TO_ALL):
                     continue
-                for asked in held.slices(table):
-                    at = self.slices_W[rank].index(asked)
-                    found.append(SequencePiece(rank, at, asked.feature, held.tile.cols[0], held.width))
+                for piece_slice in piece.slices(table):
+                    number = self.slices_W[rank].index(piece_slice)
+                    found.append(SequencePiece(rank, number, piece_slice.feature, piece.tile.cols[0], piece.width))
         return found
 
-    def _place(self, rank: int, pooled: Iterator[tuple[RankPiece, str]]) -> list[ColumnRun]:
+    def _column_runs(self, rank: int, pooled: Iterator[tuple[RankPiece, str]]) -> list[ColumnRun]:
         runs: list[ColumnRun] = []
         source = 0
-        for held, feature in pooled:
-            target = self.columns[feature].start + held.tile.cols[0]
+        for piece, feature in pooled:
+            target = self.columns[feature].start + piece.tile.cols[0]
             last = runs[-1] if runs else None
-            joins = last and last.range == held.range and last.target + last.width == target
-            if last and joins:  # neighbours here and there are one copy
-                runs[-1] = last._replace(width=last.width + held.width)
+            joins = last and last.range == piece.range and last.target + last.width == target
+            if last and joins:  # adjacent in the block and in the output: one copy instead of two
+                runs[-1] = last._replace(width=last.width + piece.width)
             else:
-                runs.append(ColumnRun(rank, source, target, held.width, held.range))
-            source += held.width
+                runs.append(ColumnRun(rank, source, target, piece.width, piece.range))
+            source += piece.width
         return runs
 
 
 def make_routes(tables: Sequence[Table], plan: Plan, topology: Topology, *, elastic: bool = False) -> Routes:
-    """Work a plan out. `elastic`: sums have to come out the same for any plan, so cut bags are added up in order."""
+    """The routes of a plan. `elastic`: row-cut bags take the `per_id` path, as sums must not depend on the plan."""
     plan.validate(tables)
-    # By table first: thousands of tables have tens of thousands of tiles.
+    # Grouped by table once: scanning all tiles for each of thousands of tables would be quadratic.
     tiles_T: dict[str, list[Tile]] = {table.name: [] for table in tables}
     for tile in sorted(plan.tiles):
         tiles_T[tile.table].append(tile)
     copied = tuple(table for table in tables if _is_copied(tiles_T[table.name], table, plan.world))
-    cut = {table.name: _row_cuts(tiles_T[table.name], table) for table in tables}
-    groups_W: list[dict[tuple[ExchangePath, bool], list[RankPiece]]] = [{} for _ in range(plan.world)]
-    asked_W: list[dict[FeatureSlice, None]] = [{} for _ in range(plan.world)]
-    away = {table.name for table in tables} - {table.name for table in copied}
+    cut = {table.name: _row_bounds(tiles_T[table.name], table) for table in tables}
+    pieces_W: list[dict[tuple[ExchangePath, bool], list[RankPiece]]] = [{} for _ in range(plan.world)]
+    slices_W: list[dict[FeatureSlice, None]] = [{} for _ in range(plan.world)]
+    copied_names = {table.name for table in copied}
     for index, table in enumerate(tables):
-        if table.name not in away:
+        if table.name in copied_names:
             continue
         tiles, cuts = tiles_T[table.name], cut[table.name]
-        path, pieces = _path(tiles, table, cuts, topology, elastic=elastic), list(_pieces(tiles, index, cuts))
+        path = _exchange_path(tiles, table, cuts, topology, elastic=elastic)
+        pieces = list(_cut_into_pieces(tiles, index, cuts))
         coupled = _is_coupled(plan, tiles, table)
-        for held in _whole_rows(pieces, table, alike=path is ExchangePath.HIERARCHICAL) if coupled else pieces:
-            key = path, coupled and held.width < table.dim
-            groups_W[held.tile.rank].setdefault(key, []).append(held)
-            asked_W[held.tile.rank].update(dict.fromkeys(held.slices(table)))
+        if coupled:
+            pieces = _merge_columns_of_rank(pieces, table, alike=path is ExchangePath.HIERARCHICAL)
+        for piece in pieces:
+            key = path, coupled and piece.width < table.dim
+            pieces_W[piece.tile.rank].setdefault(key, []).append(piece)
+            slices_W[piece.tile.rank].update(dict.fromkeys(piece.slices(table)))
     return Routes(
         tables=tuple(tables),
         topology=topology,
         cuts={feature: cut[table.name] for table in tables for feature in table.feature_names},
         copied=copied,
-        slices_W=tuple(tuple(asked) for asked in asked_W),
-        parts_W=tuple(
-            tuple(PieceGroup(path, coupled, tuple(held)) for (path, coupled), held in sorted(groups.items()))
-            for groups in groups_W
+        slices_W=tuple(tuple(slices) for slices in slices_W),
+        groups_W=tuple(
+            tuple(PieceGroup(path, coupled, tuple(pieces)) for (path, coupled), pieces in sorted(by_key.items()))
+            for by_key in pieces_W
         ),
         columns=_columns(tables),
         elastic=elastic,
@@ -259,15 +265,15 @@ def _columns(tables: Sequence[Table]) -> dict[str, slice]:
     return columns
 
 
-def _whole_rows(pieces: Sequence[RankPiece], table: Table, *, alike: bool) -> list[RankPiece]:
-    """Pieces whose rank has all columns of their rows as one, whose update needs nothing of other ranks.
+def _merge_columns_of_rank(pieces: Sequence[RankPiece], table: Table, *, alike: bool) -> list[RankPiece]:
+    """Row ranges of which one rank holds all columns become one piece, whose update needs no other rank.
 
-    `alike`: all of them or none, as vectors that are added up have to have the same columns.
+    `alike`: only if that is so for every row range, as blocks that a host adds up must have equal columns.
     """
     by_range: dict[int, list[RankPiece]] = {}
-    for held in pieces:
-        by_range.setdefault(held.range, []).append(held)
-    single = {number for number, mine in by_range.items() if len({held.tile.rank for held in mine}) == 1}
+    for piece in pieces:
+        by_range.setdefault(piece.range, []).append(piece)
+    single = {number for number, mine in by_range.items() if len({piece.tile.rank for piece in mine}) == 1}
     if alike and len(single) < len(by_range):
         return list(pieces)
     found: list[RankPiece] = []
@@ -282,15 +288,15 @@ def _with_features(table: Table, features: Collection[str]) -> Table | None:
     return structs.replace(table, features=kept) if kept else None
 
 
-def _only_tables(parts: Sequence[PieceGroup], numbers: Mapping[int, int]) -> Iterator[PieceGroup]:
-    """The parts that hold some of these tables, which have other numbers now."""
-    for part in parts:
-        held = tuple(h._replace(table=numbers[h.table]) for h in part.held if h.table in numbers)
-        if held:
-            yield part._replace(held=held)
+def _only_tables(groups: Sequence[PieceGroup], numbers: Mapping[int, int]) -> Iterator[PieceGroup]:
+    """The groups less pieces of other tables; `numbers`: the new index of each table that is kept."""
+    for group in groups:
+        pieces = tuple(p._replace(table=numbers[p.table]) for p in group.pieces if p.table in numbers)
+        if pieces:
+            yield group._replace(pieces=pieces)
 
 
-def _row_cuts(tiles: Sequence[Tile], table: Table) -> tuple[int, ...]:
+def _row_bounds(tiles: Sequence[Tile], table: Table) -> tuple[int, ...]:
     return tuple(sorted({0, table.rows} | {cut for tile in tiles for cut in tile.rows}))
 
 
@@ -305,7 +311,7 @@ def _is_coupled(plan: Plan, tiles: Sequence[Tile], table: Table) -> bool:
     return cut and couples_columns(table.optimizer) and table.name not in plan.approximate
 
 
-def _path(
+def _exchange_path(
     tiles: Sequence[Tile], table: Table, cuts: tuple[int, ...], topology: Topology, *, elastic: bool
 ) -> ExchangePath:
     if table.pooling is Pooling.SEQUENCE or len(cuts) == 2:
@@ -313,17 +319,19 @@ def _path(
     if elastic:
         return ExchangePath.PER_ID
     columns = {tile.cols for tile in tiles}
-    # What is added up has to have the same columns everywhere: rows and columns cut across each other.
+    # A host adds up blocks of equal columns only, so every row range must be cut at the same columns.
     is_grid = len(tiles) == len({tile.rows for tile in tiles}) * len(columns)
-    one_host = len({(tile.cols, topology.host_of(tile.rank)) for tile in tiles}) == len(columns)  # for each column
-    inside = one_host and is_grid and topology.hosts > 1 and topology.devices > 1
-    return ExchangePath.HIERARCHICAL if inside else ExchangePath.ALL_TO_ALL
+    # For each column range, one host holds all its rows: its sums are complete before they cross the network.
+    one_host = len({(tile.cols, topology.host_of(tile.rank)) for tile in tiles}) == len(columns)
+    # With one host or one device per host, adding up first saves no byte.
+    saves = topology.hosts > 1 and topology.devices > 1
+    return ExchangePath.HIERARCHICAL if one_host and is_grid and saves else ExchangePath.ALL_TO_ALL
 
 
-def _pieces(tiles: Sequence[Tile], index: int, cuts: tuple[int, ...]) -> Iterator[RankPiece]:
-    """What ranks hold of a table, cut where any tile of it is."""
-    at = {cut: number for number, cut in enumerate(cuts)}
+def _cut_into_pieces(tiles: Sequence[Tile], index: int, cuts: tuple[int, ...]) -> Iterator[RankPiece]:
+    """Each tile, cut at every row where any tile of its table begins or ends."""
+    range_at = {cut: number for number, cut in enumerate(cuts)}
     for tile in tiles:
-        for number in range(at[tile.rows[0]], at[tile.rows[1]]):
+        for number in range(range_at[tile.rows[0]], range_at[tile.rows[1]]):
             piece = Tile(table=tile.table, rank=tile.rank, rows=(cuts[number], cuts[number + 1]), cols=tile.cols)
             yield RankPiece(piece, index, number, len(cuts) == 2)

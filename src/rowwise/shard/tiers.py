@@ -1,11 +1,11 @@
-"""The tiers of memory that this runtime runs: what it refuses and what planning is given both follow from here."""
+"""The memory tiers that the runtime supports: `ShardedEmbeddings` rejects others, and runs are planned with these."""
 
 from rowwise.plan import Tier
 
-RUNS: frozenset[Tier] = frozenset({"device"})  # on devices of any type; a tier is switched on here
-OF_CPUS: frozenset[Tier] = frozenset({"host"})  # whose memory is their host's
+DEVICE_TIERS: frozenset[Tier] = frozenset({"device"})  # supported on devices of any type
+CPU_TIERS: frozenset[Tier] = frozenset({"host"})  # a CPU's device memory is the host's
 
 
-def tiers_of(device_type: str) -> frozenset[Tier]:
-    """That a device of a type runs."""
-    return RUNS | OF_CPUS if device_type == "cpu" else RUNS
+def runnable_tiers(device_type: str) -> frozenset[Tier]:
+    """The tiers in which a device of this type may have rows."""
+    return DEVICE_TIERS | CPU_TIERS if device_type == "cpu" else DEVICE_TIERS

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from rowwise.comm.seam import Comm
 from rowwise.errors import SpecError
-from rowwise.ops.tree import add_leaf, complete_sum, nodes_of
+from rowwise.ops.tree import add_leaf, nodes_of, sum_nodes
 from rowwise.train.dense import flatten, reduce_present, unflatten
 
 
@@ -79,5 +79,5 @@ class ElasticGradients:
             sent, [len(sums_MN) * share for share in shares_W], [len(nodes) * mine for nodes in nodes_W], "dense"
         ).wait()
         nodes = [node for nodes in nodes_W for node in nodes]
-        root = complete_sum(nodes, came.view(len(nodes), mine).unbind())
+        root = sum_nodes(nodes, came.view(len(nodes), mine).unbind())
         return comm.all_gather(root, shares_W, "dense").wait()

@@ -18,7 +18,7 @@ from rowwise.checkpoint.read import Checkpoint, reading_data
 from rowwise.comm.status import gather_object
 from rowwise.errors import AgreedError, CheckpointError
 from rowwise.ingest.batcher import Position
-from rowwise.ops.linear import choose_library, chosen_library, has_onednn
+from rowwise.ops.linear import choose_library, current_library, has_onednn
 from rowwise.processor import Products
 from rowwise.train.dense import DenseGradients
 from rowwise.train.progress import Progress
@@ -64,7 +64,7 @@ class RunState:
         parts, data = collect(self._work.model, self._optimizers, self._work.comm, self._held())
         kept, numbers = self._recorder.state()
         parts += [LocalShard.whole(name, tensor, shared=False) for name, tensor in kept.items()]
-        more = {"progress": msgspec.to_builtins(progress), "recorder": numbers, "products": chosen_library()}
+        more = {"progress": msgspec.to_builtins(progress), "recorder": numbers, "products": current_library()}
         # Where each rank's data stands, if they are at different places: each then reads what is its own.
         positions = gather_object(self._work.comm, progress.position, "positions")
         if positions is not None and len(set(positions)) > 1:

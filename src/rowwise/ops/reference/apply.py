@@ -1,4 +1,4 @@
-"""Merging the contributions to each row and updating it once."""
+"""Reference of updates: merge the contributions to each row, then update it once by its optimizer."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from rowwise.row_optimizers import OPTIMIZERS, Adagrad, Adam, Ftrl, Lamb, RowWis
 
 
 class UpdateMemory(NamedTuple):
-    """The rows and state that an update changes, and the tables and hyperparameters that it reads."""
+    """The arena and optimizer state that an update changes, and the kernel tensors that describe them."""
 
     arena: Tensor
     state: Tensor
@@ -27,9 +27,9 @@ class UpdateMemory(NamedTuple):
 
 
 def update(memory: UpdateMemory, bags: FeatureBags, grad: Tensor, per_id: bool) -> None:
-    """Merge the contributions to each row and update it once; a row whose merged gradient is not finite stays."""
+    """Update each touched row once; a row whose merged gradient is not finite keeps its values, and then it raises."""
     features = bags.rows()
-    # What each id contributes, feature after feature; this is what the kernels never hold in memory.
+    # One gradient per id, feature after feature; the kernels never hold these in memory.
     grads = list(_gradients_of_ids(bags, grad) if per_id else _gradients_of_bags(bags, grad))
     bad: list[tuple[int, int]] = []
     for index, table in enumerate(TableRow.read(memory.tables)):
@@ -97,12 +97,12 @@ Change = tuple[Tensor, Tensor]
 class ColumnRule:
     """An optimizer that updates each column by itself."""
 
-    change: Callable[[Tensor, Tensor, Tensor, Tensor], Change]  # of weights, state, gradients, numbers
+    change: Callable[[Tensor, Tensor, Tensor, Tensor], Change]  # (weights, state, gradients, hyper)
     decays_gradient: bool = False  # weight decay is added to the gradient
 
 
 class RowTerms(NamedTuple):
-    """The values to be summed over the columns of each row [M, D, n]; state and gradients for the rest."""
+    """Values [M, D, n] to sum over the columns of each row, and the state and gradients after the rule's first half."""
 
     values_MDn: Tensor
     s_MW: Tensor
@@ -123,8 +123,8 @@ class RowRule:
     """An optimizer that needs sums over the columns of a row, in two parts: columns may be on several ranks.
 
     Args:
-        terms: (weights, state, gradients, numbers) -> what is summed; weights are asked for by a call.
-        finish: (state, gradients, sums [M, n], columns of the row, numbers) -> the step that is left.
+        terms: (weights, state, gradients, hyper) -> `RowTerms`; weights are a function, as few rules read them.
+        finish: (state, gradients, sums [M, n], columns of the row, hyper) -> `PlainStep`.
         decays_gradient: weight decay is added to the gradient.
     """
 
@@ -133,7 +133,7 @@ class RowRule:
     decays_gradient: bool = False
 
     def change(self, w_MD: Tensor, s_MW: Tensor, g_MD: Tensor, hyper: Tensor) -> Change:
-        """New weights and state, where all columns are here."""
+        """New weights and state, if all columns are on this rank."""
         values_MDn, s_MW, g_MD = self.terms(lambda: w_MD, s_MW, g_MD, hyper)
         sums_Mn = torch.stack([column_sum(values_MD) for values_MD in values_MDn.unbind(2)], 1)
         s_MW, g_MD, lr, weight_decay = self.finish(s_MW, g_MD, sums_Mn, w_MD.shape[1], hyper)
@@ -141,7 +141,8 @@ class RowRule:
 
 
 def _sgd(w_MD: Tensor, s_MW: Tensor, g_MD: Tensor, hyper: Tensor) -> Change:
-    return w_MD - g_MD * hyper[0], s_MW
+    lr, *_ = hyper
+    return w_MD - g_MD * lr, s_MW
 
 
 def _adagrad(w_MD: Tensor, s_MW: Tensor, g_MD: Tensor, hyper: Tensor) -> Change:
@@ -161,7 +162,7 @@ def _rowwise_adagrad(s_M1: Tensor, g_MD: Tensor, sums_M1: Tensor, dim: int, hype
 
 
 def _adam_step(s_MW: Tensor, g_MD: Tensor, hyper: Tensor) -> Change:
-    """The step of both moments [M, D], and the moments after it."""
+    """Adam's step [M, D] and the new moments."""
     _, eps, _, _, beta1, beta2, inverse1, inverse2 = hyper
     m_MD, v_MD = s_MW.chunk(2, 1)
     m_MD = m_MD * beta1 + g_MD * (1 - beta1)
@@ -185,17 +186,19 @@ def _rowwise_adam(s_MW: Tensor, g_MD: Tensor, sums_M1: Tensor, dim: int, hyper: 
 
 
 def _lamb_terms(weights: Callable[[], Tensor], s_MW: Tensor, g_MD: Tensor, hyper: Tensor) -> RowTerms:
+    _, _, weight_decay, *_ = hyper
     w_MD = weights()
     step_MD, s_MW = _adam_step(s_MW, g_MD, hyper)
-    step_MD = step_MD + w_MD * hyper[2]
+    step_MD = step_MD + w_MD * weight_decay
     return RowTerms(torch.stack([w_MD * w_MD, step_MD * step_MD], 2), s_MW, step_MD)
 
 
-def _lamb(s_MW: Tensor, step_MD: Tensor, sums_M2: Tensor, dim: int, hyper: Tensor) -> PlainStep:
-    length_M, size_M = root(sums_M2).unbind(1)
+def _lamb(s_MW: Tensor, step_MD: Tensor, sums_Mn: Tensor, dim: int, hyper: Tensor) -> PlainStep:
+    lr, *_ = hyper
+    length_M, size_M = root(sums_Mn).unbind(1)
     usable_M = (length_M > 0) & (size_M > 0) & length_M.isfinite() & size_M.isfinite()
     trust_M = torch.where(usable_M, length_M / size_M, 1.0)
-    return PlainStep(s_MW, step_MD * (hyper[0] * trust_M).unsqueeze(1))
+    return PlainStep(s_MW, step_MD * (lr * trust_M).unsqueeze(1))
 
 
 def _ftrl(w_MD: Tensor, s_MW: Tensor, g_MD: Tensor, hyper: Tensor) -> Change:

@@ -1,4 +1,4 @@
-"""What the exchange between ranks does to memory: ids packed into messages, columns moved to where they belong."""
+"""Reference of the operators of the exchange between ranks: packing ids into messages, moving columns."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from rowwise.ops.reference.lookup import offsets
 
 
 def place(blocks: Sequence[Tensor], runs: Tensor, out: Tensor) -> None:
-    """Columns (block, first, first in the output, how many, whether they are added to what is there), run after run."""
+    """Copy or add columns to `out`, one run (block, first column, first output column, width, add) after the other."""
     for block, source, target, width, add in runs.tolist():
         columns = blocks[block][:, source : source + width]
         out[:, target : target + width] = out[:, target : target + width] + columns if add else columns

@@ -1,7 +1,4 @@
-"""The dense side: DLRM's interaction, the dot products of every two vectors of a sample; and the gradient of a ReLU.
-
-How sums are rounded is free here.
-"""
+"""Reference of the dense operators: DLRM's interaction and a ReLU's gradient. Native sums may round differently."""
 
 import torch
 from torch import Tensor
@@ -10,7 +7,7 @@ from torch import Tensor
 def interact(dense: Tensor, pooled: Tensor) -> Tensor:
     """The dense vector, then the dots of vectors (1, 0), (2, 0), (2, 1), (3, 0), ...; the dense vector is number 0."""
     x_BTD = _vectors(dense, pooled)
-    # In the type of the vectors, whatever autocast would make of a product of matrices.
+    # Without autocast, which would multiply in 16 bits.
     with torch.autocast(dense.device.type, enabled=False):
         dots_BTT = x_BTD @ x_BTD.transpose(1, 2)
     rows, columns = _pairs(x_BTD)
@@ -18,7 +15,7 @@ def interact(dense: Tensor, pooled: Tensor) -> Tensor:
 
 
 def interact_grad(dense: Tensor, pooled: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradients of both inputs: each vector gets every other one times the gradient of their dot."""
+    """The gradients of both inputs: that of a vector sums the other vectors, times the gradients of the dots."""
     x_BTD = _vectors(dense, pooled)
     rows, columns = _pairs(x_BTD)
     grad_BTT = grad.new_zeros(len(dense), x_BTD.shape[1], x_BTD.shape[1])

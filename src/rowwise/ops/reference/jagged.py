@@ -1,4 +1,4 @@
-"""Jagged batches rearranged: runs of bags taken, ids routed by row ranges, distinct ids, distinct samples expanded."""
+"""Reference of the operators on jagged batches."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,16 +16,16 @@ Distinct = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def lengths(offsets: Tensor) -> Tensor:
-    """How many ids each bag holds: what `offsets` was made from."""
+    """Ids in each bag, from offsets."""
     if not len(offsets) or int(offsets[0]) or bool((offsets[1:] < offsets[:-1]).any()):
         raise RuntimeError("rowwise: offsets do not ascend from 0")
     return offsets.long().diff()
 
 
 def take(values: Sequence[Tensor], lengths: Sequence[Tensor], weights: Sequence[Tensor], runs: Tensor) -> Taken:
-    """Values, lengths and weights of runs (batch, first bag, bags), one after the other; where each run's values begin.
+    """Values, lengths and weights of runs (batch, first bag, bags), in order; and where each run's values begin.
 
-    Integers are of 64 bits if those of any batch are.
+    Integers are int64 if those of any batch are.
     """
     bounds = [offsets(x) for x in lengths]
     # Empty parts of every batch decide the types, whichever of them the runs come from.
@@ -43,9 +43,9 @@ def take(values: Sequence[Tensor], lengths: Sequence[Tensor], weights: Sequence[
 
 
 def bucketize(values: Tensor, lengths: Tensor, weights: Tensor | None, bounds: Tensor) -> Routed:
-    """Ids moved to the bucket whose row range holds them, less its first row; the order inside a bag is kept.
+    """Ids by the bucket whose row range holds them, less its first row; the order inside a bag is kept.
 
-    Values, lengths and weights by (bucket, feature, sample); the place each value had; where each bucket begins.
+    Returns values, lengths and weights by (bucket, feature, sample), their positions before, and bucket offsets.
     """
     features, buckets = bounds.shape[0], bounds.shape[1] - 1
     bags = len(lengths)
@@ -69,7 +69,7 @@ def bucketize(values: Tensor, lengths: Tensor, weights: Tensor | None, bounds: T
 
 
 def deduplicate(values: Tensor, bounds: Tensor) -> Distinct:
-    """The distinct ids of each segment, ascending; where each segment's begin; which one each id is; their counts."""
+    """Distinct ids of each segment, ascending; their offsets by segment; index of each id among them; counts."""
     parts: list[Tensor] = [values[:0]]
     inverse: list[Tensor] = [values.new_empty(0, dtype=torch.int64)]
     counts: list[Tensor] = [values.new_empty(0, dtype=torch.int64)]

@@ -1,4 +1,4 @@
-"""Looking rows up and pooling them, and the gradient of per-id weights."""
+"""Reference of lookups: pooled rows, rows per id, and the gradient of per-id weights."""
 
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ from rowwise.ops.reference.sums import column_sum, sum_runs
 
 
 class FeatureBags(NamedTuple):
-    """A feature-major batch and the features that look rows up in it: arguments that go together."""
+    """A feature-major batch and the features that look rows up in it."""
 
     features: Tensor
     values: Tensor
@@ -33,7 +33,7 @@ class FeatureBags(NamedTuple):
         return slice(int(bounds[0]), int(bounds[-1]))
 
     def ids(self, feature: FeatureRow) -> Tensor:
-        """The feature's ids, all of which have to be inside its table."""
+        """The feature's ids; raises if one is outside its table."""
         ids_N = self.values[self.span(feature)].long()
         if len(ids_N) and (int(ids_N.min()) < 0 or int(ids_N.max()) >= feature.rows):
             raise IdError(f"rowwise: an id of feature {feature.source} is outside its table of {feature.rows} rows")
@@ -41,33 +41,31 @@ class FeatureBags(NamedTuple):
 
     def samples(self, feature: FeatureRow) -> Tensor:
         """The sample of each id."""
-        # Empty bags repeat zero times, so they leave no trace here.
         counts_B = self.bounds(feature).diff()
         return torch.arange(self.batch, device=counts_B.device).repeat_interleave(counts_B)
 
     def scale(self, feature: FeatureRow, x_ND: Tensor) -> Tensor:
-        """Times the weight of each id, where the feature is weighted."""
+        """`x_ND` times the weight of each id if the feature is weighted."""
         if feature.mode != Mode.WEIGHTED or self.weights is None:
             return x_ND
         return x_ND * self.weights[self.span(feature)].unsqueeze(1)
 
 
 def offsets(lengths: Tensor) -> Tensor:
-    """Where each bag begins, and the end of the last."""
+    """First id of each bag, and the number of ids."""
     zero = torch.zeros(1, dtype=torch.int64, device=lengths.device)
     return torch.cat([zero, lengths.cumsum(0, dtype=torch.int64)])
 
 
 def pool(arena: Tensor, bags: FeatureBags, columns: int) -> Tensor:
     """Rows of each bag summed in the order of its ids; a mean is the sum times 1 / count."""
-    # Zeros also where a bag is empty, which is what a sum over nothing is.
     out_BS = torch.zeros(bags.batch, columns, device=arena.device)
     for feature in bags.rows():
         bounds = bags.bounds(feature)
         # The product is rounded before it is added, here as in every kernel: no fused multiply-add.
         rows_ND = bags.scale(feature, _rows(arena, bags, feature))
         sums_BD = sum_runs(rows_ND, bounds[:-1] - bounds[:1], bounds.diff())
-        # Times the inverse rather than divided: the backward scales by the same float.
+        # Multiplied by the inverse, not divided: the backward scales by the same float.
         if feature.mode == Mode.MEAN:
             sums_BD = sums_BD * inverse(bounds.diff(), sums_BD)
         out_BS[:, feature.column : feature.column + feature.dim] = sums_BD
@@ -80,7 +78,6 @@ def pool_weight_grad(arena: Tensor, bags: FeatureBags, grad: Tensor) -> Tensor:
     for feature in bags.rows():
         if feature.mode == Mode.WEIGHTED:
             grad_BD = grad[:, feature.column : feature.column + feature.dim]
-            # Every id of a bag meets the gradient of that bag.
             grad_ND = grad_BD[bags.samples(feature)]
             out_N[bags.span(feature)] = column_sum(_rows(arena, bags, feature) * grad_ND)
     return out_N
@@ -106,5 +103,5 @@ def _rows(arena: Tensor, bags: FeatureBags, feature: FeatureRow) -> Tensor:
 
 
 def inverse(counts_B: Tensor, like: Tensor) -> Tensor:
-    """What turns a sum into a mean, for each bag [B, 1]; 1 where a bag is empty."""
+    """1 / number of ids of each bag [B, 1]; 1 for an empty bag."""
     return (1.0 / counts_B.clamp(min=1).to(like.dtype)).unsqueeze(1)

@@ -1,4 +1,4 @@
-"""Rows in half a byte a column, in plain torch. See [Note: Four bits] in `_cpp/quantise.h`."""
+"""Reference of 4-bit rows. See [Note: Four bits] in `_cpp/quantise.h`."""
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ MOVES, IDLE = 12, 2
 
 
 def pack4(rows: Tensor) -> Tensor:
-    """Rows to the nearest codes of the best range that was found; the step of one that is not finite is NaN."""
+    """Rows as 4-bit codes, rounded to nearest in the best range found; a row that is not finite gets a NaN step."""
     finite_N = (rows * 0 == 0).all(1)
     w_ND = torch.where(finite_N.unsqueeze(1), rows, 0.0)
     low_N, high_N = _best_range(w_ND)
@@ -22,14 +22,14 @@ def pack4(rows: Tensor) -> Tensor:
 
 
 def unpack4(packed: Tensor, dim: int) -> Tensor:
-    """What `pack4` made, as floats."""
+    """Packed 4-bit rows as floats."""
     header_NC, codes_NP = packed[:, :8].clone().view(torch.float32), packed[:, 8:]
     codes_ND = torch.stack([codes_NP & 15, codes_NP >> 4], 2).flatten(1)[:, :dim].float()
     return codes_ND * header_NC[:, 0:1] + header_NC[:, 1:2]
 
 
 def _best_range(w_ND: Tensor) -> tuple[Tensor, Tensor]:
-    """Move the end inwards that leaves the smaller error, while that helps."""
+    """Greedy search: move the end that leaves the smaller error inwards, until `IDLE` moves in a row do not help."""
     # Plus zero: of -0 and +0 either could be the least, and they are different bits.
     low_N, high_N = (x.clamp(-MAX_INT8, MAX_INT8) + 0.0 for x in w_ND.aminmax(dim=1))
     best = [low_N, high_N, _error(w_ND, low_N, high_N)]

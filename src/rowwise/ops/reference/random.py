@@ -1,4 +1,4 @@
-"""Counter-based random numbers: each is a hash of a key and its place, whoever computes it."""
+"""Counter-based random numbers: each is a hash of a key and its position only."""
 
 import torch
 from torch import Tensor
@@ -33,7 +33,6 @@ def _mix(x: Tensor) -> Tensor:
 
 
 def _low(x: Tensor) -> Tensor:
-    """The lowest 32 bits."""
     return x & 0xFFFFFFFF
 
 

@@ -1,4 +1,4 @@
-"""Reading rows of any format as floats, and writing floats back with given or no noise.
+"""Reference of row formats: reading stored rows as floats, and writing them back rounded stochastically or to nearest.
 
 Stored rows are bytes [M, P] here, whatever they hold. See [Note: Row formats] in `_cpp/tables.h` and
 [Note: Stochastic rounding] in `_cpp/rowtype.h`.
@@ -10,7 +10,7 @@ from torch import Tensor
 from rowwise.ops.layout import RowFormat
 from rowwise.spec import RowType
 
-CODE_BITS = 22  # of a code's fraction
+CODE_BITS = 22  # fraction bits of an int8 code before rounding
 MAX_HALF, MAX_BFLOAT, MAX_INT8 = 65504.0, float.fromhex("0x1.FEp127"), float(torch.tensor(1e38))
 
 
@@ -31,7 +31,7 @@ def read_rows(packed_MP: Tensor, form: RowFormat) -> Tensor:
 
 
 def write_rows(w_MD: Tensor, form: RowFormat, bits_MD: Tensor) -> Tensor:
-    """Floats as stored rows [M, P], rounded up with the odds that keep the expectation: `bits` are 32 random ones."""
+    """Floats as stored rows [M, P], rounded stochastically without bias by 32 random bits each."""
     match form.type:
         case RowType.FP32:
             return w_MD.view(torch.uint8)
@@ -46,7 +46,7 @@ def write_rows(w_MD: Tensor, form: RowFormat, bits_MD: Tensor) -> Tensor:
 
 
 def pack(rows: Tensor, group: int) -> Tensor:
-    """Rows to the nearest int8 codes; one that is not finite gets a scale that is NaN."""
+    """Rows as int8, rounded to nearest; a row that is not finite gets a NaN scale."""
     form = RowFormat(RowType.INT8, rows.shape[1], group)
     finite_N = (rows * 0 == 0).all(1)
     half_ND = torch.full_like(rows, 1 << (CODE_BITS - 1), dtype=torch.int64)
@@ -59,7 +59,7 @@ def pack(rows: Tensor, group: int) -> Tensor:
 
 
 def unpack(packed: Tensor, dim: int, group: int) -> Tensor:
-    """What `pack` made, as floats."""
+    """Packed int8 rows as floats."""
     return read_rows(packed, RowFormat(RowType.INT8, dim, group))
 
 
@@ -100,7 +100,7 @@ def _spread(packed_MP: Tensor, form: RowFormat) -> tuple[Tensor, Tensor]:
 
 
 def _narrow(bits_MD: Tensor) -> Tensor:
-    """Sixteen bits each, as bytes."""
+    """The low 16 bits of each number, as bytes."""
     # To int16 by way of its sign, as a number past its range has no defined value there.
     return torch.where(bits_MD > 0x7FFF, bits_MD - 0x10000, bits_MD).to(torch.int16).view(torch.uint8)
 

@@ -1,4 +1,4 @@
-"""The order in which things are summed: runs, contributions to a row, columns of a row."""
+"""The summation orders that define the bits of results: runs, contributions to a row, columns of a row."""
 
 import torch
 from torch import Tensor
@@ -8,8 +8,8 @@ BLOCK = 256  # samples whose contributions to a row are summed one after the oth
 
 def merge(rows_N: Tensor, samples_N: Tensor, grads_ND: Tensor) -> tuple[Tensor, Tensor]:
     """Sum contributions by row: in order within blocks of samples, then by a pairwise tree over blocks."""
-    # Level 0 sums inside blocks. Each level above joins neighbours: a parent has at most two children, in
-    # order, so summing its run is left + right, and a child without a sibling is passed up as it is.
+    # Level 0 sums inside blocks. Each level above adds neighbours: a parent has at most two children, in
+    # order, so summing its run is left + right, and a child without a sibling passes up unchanged.
     blocks_N = samples_N // BLOCK
     for level in range(int(blocks_N.max()).bit_length() + 1):
         if level:
