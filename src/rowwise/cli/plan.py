@@ -318,13 +318,15 @@ def _parse_tiers(text: str | None, machine: "Machine") -> "frozenset[Tier]":
     return found
 
 
-def _made(question: "PlanRequest", effort: SearchOptions, old: "Plan | None") -> "tuple[PlanResult, tuple[str, ...]]":
-    """The plan, and what is to be said of the way to it."""
+def _make_plan(
+    request: "PlanRequest", options: SearchOptions, old: "Plan | None"
+) -> "tuple[PlanResult, tuple[str, ...]]":
+    """The plan, and notes on the search."""
     from rowwise.shard.tiers import DEVICE_TIERS
 
-    if effort.measured and not question.tiers <= DEVICE_TIERS:
-        raise SpecError("--measure with --tiers: this runtime does not run such plans: want one of them")
-    if effort.measured and (old is not None or effort.certify_s):
+    if options.measured and not request.tiers <= DEVICE_TIERS:
+        raise SpecError("--measure with --tiers that rowwise cannot run yet: want one of them")
+    if options.measured and (old is not None or options.certify_s):
         raise SpecError("--measure with --replan or --certify: want one of them")
     if options.method is not None:
         from rowwise.planner.pipeline import plan_by_method

@@ -1,4 +1,4 @@
-"""Connects the ranks of a world: those that torchrun started (`connect`), or that `spawn` started here (`meet_here`).
+"""Connects the ranks of a world: those of torchrun (`connect`), and those of `spawn` (`join_local_world`).
 
 A world starts and ends together: no rank joins later, and no single rank restarts.
 """
@@ -97,7 +97,7 @@ def find_topology(hosts_W: Sequence[str]) -> Topology:
     return Topology(hosts=len(runs), devices=runs[0][1])
 
 
-def meet_here(rank: int, folder: str, topology: Topology, making: RankStart) -> Comm:
+def join_local_world(rank: int, folder: str, topology: Topology, making: RankStart) -> Comm:
     """Join a world of processes started by `spawn`, through a store in `folder`."""
     torch.set_num_threads(making.threads or max(1, torch.get_num_threads() // topology.world))
     # A file store needs no port, and no name server: without one, resolving the host's name may take seconds.

@@ -1,4 +1,4 @@
-"""`stand_in`: a `Comm` for one rank whose other ranks do not exist; it records collectives with their true shapes.
+"""`rehearsal_comm`: a `Comm` of one rank without other ranks; it records collectives with their true shapes.
 
 All ranks are assumed to have this rank's batch. So what another rank would send here equals what this rank sends itself
 (counts, ids, gradients of copies), and that is what arrives. A rank sends itself no vectors, as they stay in place;
@@ -54,7 +54,7 @@ class _RehearsalTransport:
         return send_N * len(call.sizes_W) if whole else run_for(call, send_N, self._me).clone()
 
 
-def stand_in(topology: Topology, rank: int) -> tuple[TransportComm, list[CollectiveCall]]:
+def rehearsal_comm(topology: Topology, rank: int) -> tuple[TransportComm, list[CollectiveCall]]:
     """A `Comm` for this rank, and the list to which it appends each collective."""
     if not 0 <= rank < topology.world:
         raise PeerError(f"rank {rank} of {topology.world}: want 0 to {topology.world - 1}")

@@ -25,7 +25,7 @@ from rowwise.ops.update import reorder_by_rank, run_all
 from rowwise.plan import TIERS, Plan, Tile
 from rowwise.shard.copies import CopiesUpdate
 from rowwise.shard.coupled import CoupledUpdate
-from rowwise.shard.exchange import EmbeddingExchange, Phase, StreamLookup, exchange_vectors, untimed
+from rowwise.shard.exchange import EmbeddingExchange, Phase, StreamLookup, exchange_vectors, no_timing
 from rowwise.shard.ids import Router
 from rowwise.shard.lookup import LocalLookup
 from rowwise.shard.routes import RankPiece, Routes, make_routes
@@ -76,7 +76,7 @@ class ShardedEmbeddings(nn.Module):
         self.routes = routes = make_routes(tables, plan, comm.topology, elastic=elastic)
         self._comm, device = comm, torch.device(device)
         self.calls = 1  # forward calls per batch: a trainer that splits its batch sets the number of pieces
-        self.phase: Phase = untimed  # context manager around each phase of a step, for the step breakdown
+        self.phase: Phase = no_timing  # context manager around each phase of a step, for the step breakdown
         self._groups = [
             (group, Tiles([_table_piece(routes, held) for held in group.pieces], device))
             for group in routes.groups_W[comm.rank]

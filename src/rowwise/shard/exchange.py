@@ -220,7 +220,7 @@ Stage = Callable[[RoutedBatch, LookupOutputs], Tensor | None]  # returns the gra
 Phase = Callable[[str], AbstractContextManager[None]]  # entered with "route", "lookup", "exchange" or "return"
 
 
-def untimed(_phase: str) -> AbstractContextManager[None]:
+def no_timing(_phase: str) -> AbstractContextManager[None]:
     """The `Phase` of a run that measures nothing."""
     return nullcontext()
 
