@@ -190,7 +190,7 @@ def _about(order: "MeasurementSpec", name: str, *, narrow: bool) -> "MachineDesc
     from rowwise.calibrate.wire_costs import measure_wire_costs
     from rowwise.recipes.machine import Environment
 
-    found = Environment.read("")
+    found, shared = Environment.read(""), order.transport == "shared"
     host_bytes = int(found.memory_gb * 1e9 * FOR_TABLES)
     more = {"device_bytes": host_bytes // order.world, "cache_bytes": last_cache_bytes() // order.world}
     if order.device == "cuda":
@@ -204,9 +204,7 @@ def _about(order: "MeasurementSpec", name: str, *, narrow: bool) -> "MachineDesc
         world=order.world,
         threads=order.threads,
         coding=measure_coding(torch.device(order.device), order.threads),
-        narrow=measure_wire_costs(order.world, order.threads, shared_memory=order.transport == "shared")
-        if narrow
-        else (),
+        narrow=measure_wire_costs(order.world, order.threads, shared_memory=shared) if narrow else (),
         **more,
     )
 
