@@ -11,9 +11,9 @@ ROOT = Path(__file__).parents[1]
 PATCH = re.compile(r"\b(monkeypatch|patch)\.(setattr|setitem|setenv|delattr|delitem|delenv)\(|\bmock\.|unittest\.mock")
 PATCHES_OF_100_TESTS = 3.0
 LINES = {  # of Python, by package
-    "calibrate": 2_453,
+    "calibrate": 2_457,
     "checkpoint": 3_752,
-    "cli": 3_447,
+    "cli": 3_445,
     "comm": 1_719,
     "drills": 714,
     "hashing": 2_728,

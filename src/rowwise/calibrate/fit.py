@@ -121,23 +121,27 @@ ReportProgress = Callable[[str, float], None]
 def fit_profile(
     samples: Sequence[Sample],
     about: MachineDescription,
-    tell: ReportProgress = lambda what, share: None,
+    report: ReportProgress = lambda what, share: None,
     shapes: Mapping[str, NetworkShape] = SHAPES,
 ) -> FittedProfile:
     """The profile for these measurements; the same one for the same measurements and shapes."""
-    every = [s for s in samples if isinstance(s, SetSample)]
-    if len(every) < FEWEST:
-        raise SpecError(f"{len(every)} sets of tables were measured: want at least {FEWEST}; measure for more minutes")
-    sets = undisturbed_sets(every, FEWEST)
+    all_sets = [s for s in samples if isinstance(s, SetSample)]
+    if len(all_sets) < FEWEST:
+        raise SpecError(
+            f"{len(all_sets)} sets of tables were measured: want at least {FEWEST}; measure for more minutes"
+        )
+    sets = undisturbed_sets(all_sets, FEWEST)
     raw = arrays_of_sets(sets)
-    held_S = np.array([s.number % HELD_OUT == 0 for s in sets])
-    slow_S = _slowness(raw, sets, ~held_S, partial(tell, "drift"))
-    corrected = CorrectedSets(sets, raw, raw.without_drift(np.exp(slow_S)), held_S, slow_S)
-    networks = {name: _train_stages(corrected, shape, tell, name) for name, shape in shapes.items()}
-    tell("rates", 0.0)
-    exchanged = [s for s in samples if isinstance(s, LinkSample)]
-    links = fit_links(exchanged, fit_rates(corrected.steady.take(corrected.training_index), _preset_with_memory(about)))
-    exchanges = train_exchanges(exchanged, partial(tell, "exchanges"))
+    held_out_S = np.array([s.number % HELD_OUT == 0 for s in sets])
+    drift_S = _slowness(raw, sets, ~held_out_S, partial(report, "drift"))
+    corrected = CorrectedSets(sets, raw, raw.without_drift(np.exp(drift_S)), held_out_S, drift_S)
+    networks = {name: _train_stages(corrected, shape, report, name) for name, shape in shapes.items()}
+    report("rates", 0.0)
+    link_samples = [s for s in samples if isinstance(s, LinkSample)]
+    links = fit_links(
+        link_samples, fit_rates(corrected.steady.take(corrected.training_index), _preset_with_memory(about))
+    )
+    exchanges = train_exchanges(link_samples, partial(report, "exchanges"))
     if exchanges is not None and about.narrow:
         exchanges = fit_wire_costs(exchanges, about.narrow, about.world)
     quality = _quality(corrected, networks, links, exchanges)
@@ -158,17 +162,17 @@ class CorrectedSets:
 
     sets: Sequence[SetSample]
     raw: MeasuredSets
-    steady: MeasuredSets
-    held_S: np.ndarray
-    slow_S: Floats
+    steady: MeasuredSets  # with the drift removed
+    held_out_S: np.ndarray  # whether each set is held out
+    drift_S: Floats  # log of how much longer each set took
 
     @property
     def training_index(self) -> np.ndarray:
-        return np.flatnonzero(~self.held_S)
+        return np.flatnonzero(~self.held_out_S)
 
     @property
     def held_out_index(self) -> np.ndarray:
-        return np.flatnonzero(self.held_S)
+        return np.flatnonzero(self.held_out_S)
 
 
 def _quality(
@@ -183,7 +187,7 @@ def _quality(
     predicted[FITTED_ROOFLINE] = _predict_by_roofline(links.hardware, steady, kept)
     truth_S, raw_S = steady.sets.seconds_S[kept], raw.sets.seconds_S[kept]
     errors = tuple(_model_error(name, p, truth_S, raw_S) for name, p in predicted.items())
-    noise, drift = noise_of(sets, corrected.slow_S), float(corrected.slow_S.std())
+    noise, drift = noise_of(sets, corrected.drift_S), float(corrected.drift_S.std())
     disturbed = sum(one.waited > MOST_WAITED for one in sets) / len(sets)
     return ProfileQuality(
         sets=len(sets),
@@ -215,21 +219,21 @@ def _model_error(name: str, predicted_S: Floats, steady_S: Floats, raw_S: Floats
 
 
 def _slowness(
-    raw: MeasuredSets, sets: Sequence[SetSample], known_S: np.ndarray, tell: Callable[[float], None]
+    raw: MeasuredSets, sets: Sequence[SetSample], known_S: np.ndarray, report: Callable[[float], None]
 ) -> Floats:
     """The drift by the residuals of a first network: it is where residuals of neighbours agree."""
-    network = train_network(raw.all_stages().take(np.flatnonzero(known_S)), DRIFT_SHAPE, tell)
+    network = train_network(raw.all_stages().take(np.flatnonzero(known_S)), DRIFT_SHAPE, report)
     residual_S = np.log(raw.sets.seconds_S / predicted_s(network, raw.all_stages()))
     return slowness(residual_S, np.array([s.rank for s in sets]), known_S)
 
 
 def _train_stages(
-    corrected: CorrectedSets, shape: NetworkShape, tell: ReportProgress, name: str
+    corrected: CorrectedSets, shape: NetworkShape, report: ReportProgress, name: str
 ) -> dict[str, SetNetwork]:
     seen = corrected.training_index
     enough = replace(shape, steps=min(shape.steps, max(FEWEST_STEPS, len(seen))))
     return {
-        stage: train_network(corrected.steady.of_stage(stage).take(seen), enough, partial(tell, f"{name}, {stage}"))
+        stage: train_network(corrected.steady.of_stage(stage).take(seen), enough, partial(report, f"{name}, {stage}"))
         for stage in STAGES
     }
 
@@ -247,9 +251,9 @@ def _predict_by_roofline(hardware: Hardware, measured: MeasuredSets, index_S: np
     return np.array([float(model.phi(model.loads(*measured.shards[s]).sum(0))) for s in index_S])
 
 
-def noise_of(sets: Sequence[SetSample], slow_S: Floats) -> float:
+def noise_of(sets: Sequence[SetSample], drift_S: Floats) -> float:
     """The error of a perfect prediction, from sets measured twice; 0 if there are none."""
-    taken_S = np.array([s.lookup_s + s.update_s for s in sets]) / np.exp(slow_S)
+    taken_S = np.array([s.lookup_s + s.update_s for s in sets]) / np.exp(drift_S)
     first = {(s.rank, s.number): index for index, s in enumerate(sets) if not s.again}
     pairs = [(first[s.rank, s.number], i) for i, s in enumerate(sets) if s.again and (s.rank, s.number) in first]
     if not pairs:

@@ -22,7 +22,7 @@ HIDDEN, STEPS, RATE, DECAY, SEED = 24, 500, 1e-2, 1e-3, 0
 LEAST_s = 1e-6
 
 
-def train_exchanges(samples: Sequence[LinkSample], tell: Callable[[float], None]) -> Exchanges | None:
+def train_exchanges(samples: Sequence[LinkSample], report: Callable[[float], None]) -> Exchanges | None:
     """Networks of all exchanges of a step; None with too few measurements."""
     exchanges = [s for s in samples if not s.copied]
     if len(exchanges) < FEWEST:
@@ -36,7 +36,7 @@ def train_exchanges(samples: Sequence[LinkSample], tell: Callable[[float], None]
     networks: dict[str, ExchangeNetwork] = {}
     for index, (name, taken) in enumerate(parts.items()):
         networks[name] = _train_one([(amounts_of(s, name), np.array(taken(s))) for s in training])
-        tell((index + 1) / len(parts))
+        report((index + 1) / len(parts))
     errors = []
     for s in exchanges:
         if s.number % HELD_OUT == 0:

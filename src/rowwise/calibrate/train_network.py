@@ -134,14 +134,14 @@ class _Net(nn.Module):
         )
 
 
-def train_network(sets: Sets, shape: NetworkShape, tell: ReportProgress = lambda share: None) -> SetNetwork:
+def train_network(sets: Sets, shape: NetworkShape, report: ReportProgress = lambda share: None) -> SetNetwork:
     """The network that predicts seconds of such sets; the same one for the same sets and shape."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(shape.seed)
         order = np.random.default_rng(shape.seed).permutation(len(sets))
         kept = max(1, int(len(sets) * VALIDATION_SHARE))
         net = _Net(sets.take(order[kept:]), shape)
-        return _train(net, _Batches(sets.take(order[kept:]), shape), _Batches(sets.take(order[:kept]), shape), tell)
+        return _train(net, _Batches(sets.take(order[kept:]), shape), _Batches(sets.take(order[:kept]), shape), report)
 
 
 class _Batches:
@@ -168,7 +168,7 @@ class _Batches:
         return ((net(features, work, number, len(ms)) - ms).abs() / ms).mean()
 
 
-def _train(net: _Net, seen: _Batches, kept: _Batches, tell: ReportProgress) -> SetNetwork:
+def _train(net: _Net, seen: _Batches, kept: _Batches, report: ReportProgress) -> SetNetwork:
     shape = net.shape
     optimizer = torch.optim.AdamW(net.parameters(), lr=shape.rate, weight_decay=shape.decay)
     falling = torch.optim.lr_scheduler.OneCycleLR(optimizer, shape.rate, total_steps=shape.steps, pct_start=0.1)
@@ -184,7 +184,7 @@ def _train(net: _Net, seen: _Batches, kept: _Batches, tell: ReportProgress) -> S
                 error = float(kept.error(net, whole=True))
             if error < least:
                 best, least = net.export(), error
-            tell((step + 1) / shape.steps)
+            report((step + 1) / shape.steps)
     return best
 
 
