@@ -193,21 +193,21 @@ def _describe_machine(spec: "MeasurementSpec", name: str, *, narrow: bool) -> "M
     from rowwise.calibrate.wire_costs import measure_wire_costs
     from rowwise.recipes.machine import Environment
 
-    found, shared = Environment.read(""), order.transport == "shared"
-    host_bytes = int(found.memory_gb * 1e9 * FOR_TABLES)
-    more = {"device_bytes": host_bytes // order.world, "cache_bytes": last_cache_bytes() // order.world}
-    if order.device == "cuda":
+    found = Environment.read("")
+    host_bytes = int(found.memory_gb * 1e9 * TABLE_SHARE)
+    more = {"device_bytes": host_bytes // spec.world, "cache_bytes": last_cache_bytes() // spec.world}
+    if spec.device == "cuda":
         gpu = torch.cuda.get_device_properties(0)
         more = {"device_bytes": int(gpu.total_memory * TABLE_SHARE), "cache_bytes": gpu.L2_cache_size}
         more["host_bytes"] = host_bytes
     return MachineDescription(
         name=name,
         machine=f"{found.cpu}, {found.usable_cores} cores, rowwise {found.rowwise}, torch {found.torch}",
-        device=order.device if order.device == "cpu" else found.cuda,
-        world=order.world,
-        threads=order.threads,
-        coding=measure_coding(torch.device(order.device), order.threads),
-        narrow=measure_wire_costs(order.world, order.threads, shared_memory=shared) if narrow else (),
+        device=spec.device if spec.device == "cpu" else found.cuda,
+        world=spec.world,
+        threads=spec.threads,
+        coding=measure_coding(torch.device(spec.device), spec.threads),
+        narrow=measure_wire_costs(spec.world, spec.threads, shared_memory=spec.transport == "shared") if narrow else (),
         **more,
     )
 

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from rowwise.plan import TIERS, Forecast, Plan
 from rowwise.quantity import of_bytes, of_seconds
-from rowwise.shard.tiers import DEVICE_TIERS, tiers_of
+from rowwise.shard.tiers import DEVICE_TIERS, runnable_tiers
 from rowwise.spec import state_width
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def note_unsupported_tiers(plan: Plan) -> tuple[str, ...]:
     if not below:
         return ()
     tiers = [tier for tier in TIERS if tier in {tile.tier for tile in below}]
-    where = " on any device but a CPU" if tiers_of("cpu").issuperset(tiers) else ""
+    where = " on any device but a CPU" if runnable_tiers("cpu").issuperset(tiers) else ""
     names = {tile.table for tile in below}
     rows = f"rows of table {min(names)!r}" + (f" and {_count(len(names) - 1, 'other')}" if len(names) > 1 else "")
     return (f"rowwise cannot run this plan yet{where}: {rows} are on the {' and the '.join(tiers)}",)
