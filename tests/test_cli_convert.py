@@ -17,8 +17,8 @@ from rowwise.ingest.parquet import ParquetReader
 COMMAND = """
 import typer
 from rowwise.cli.convert import convert
-from rowwise.cli.main import _ending_well
-typer.run(_ending_well(convert))
+from rowwise.cli.main import _with_exit_codes
+typer.run(_with_exit_codes(convert))
 """
 
 

@@ -123,9 +123,9 @@ def test_what_people_see(folder):
         (["a.parquet", "--splits", "0"], "--splits 0: want at least 1"),
         (["a.parquet", "--samples-s", "fast"], "--samples-s fast: want samples a second, such as 50000, 300k or 1M"),
         (["a.parquet", "--samples-s", "0"], "--samples-s 0: want"),
-        (["a.parquet", "--recipe", "none.yaml"], "none.yaml: there is no such recipe file"),
+        (["a.parquet", "--recipe", "none.yaml"], "none.yaml: no such file: want a recipe file"),
         (["a.parquet", "--recipe", "small.yaml"], "a.parquet: no column"),
-        (["small.yaml", "--recipe", "small.yaml"], "small.yaml is a recipe, and so is --recipe small.yaml"),
+        (["small.yaml", "--recipe", "small.yaml"], "small.yaml and --recipe small.yaml are both recipes"),
         (["words.txt"], "words.txt: the file is empty: want lines of columns"),
         (["bad.parquet"], "bad.parquet: cannot be read as Parquet"),
         (["numbers.parquet"], "no column of ids to use: look at it with rowwise data inspect"),
@@ -148,9 +148,9 @@ def test_mistakes_are_one_line(folder, args, said):
 def test_mistakes_need_no_torch(folder):
     script = """if True:
         import sys
-        from rowwise.cli.main import app
+        from rowwise.cli.main import make_app
         try:
-            app()(["data", "bench", "none.parquet"])
+            make_app()(["data", "bench", "none.parquet"])
         except SystemExit:
             sys.exit("torch" in sys.modules)
     """
