@@ -118,8 +118,8 @@ RESULT = '{"rows": [1], "floors": [{"name": "speed", "value": 1, "floor": 2, "ok
 ENDINGS = {  # what a benchmark does: what is said of it, and the exit code of all
     f"print(sys.argv[1:]); print({RESULT!r})": ("ok  1 floors, 1 missed, 1 rows", 0),
     f"print({RESULT!r}); sys.exit(1)": ("exit code 1", 1),
-    "print('done')": ("its last line is no result", 1),
-    "": ("its last line is no result", 1),
+    "print('done')": ("its last line is not a result as JSON", 1),
+    "": ("its last line is not a result as JSON", 1),
 }
 
 
@@ -147,8 +147,8 @@ def test_bench_unknown_name(checkout):
     done = rowwise_cli("bench", "yours", cwd=folder)
     assert done.returncode == 2
     assert done.stdout == ""
-    listed = "rowwise bench --list says what each answers"
-    assert done.stderr == f"rowwise: no benchmark 'yours'; there are: mine. {listed}\n"
+    listed = "See rowwise bench --list"
+    assert done.stderr == f"rowwise: no benchmark 'yours': want one of mine. {listed}\n"
     near = rowwise_cli("bench", "mime", cwd=folder)
     assert near.stderr == f"rowwise: no benchmark 'mime'; did you mean 'mine'? {listed}\n"
 

@@ -83,7 +83,7 @@ def test_a_budget_becomes_a_recipe_that_trains(command, tmp_path):
     assert code == 0, err
     code, _, err = command(*compress("--out", "c", "--rows", "1500", "--history", "row < 3000"))
     assert code == 2
-    assert "measured with another --history, row < 3500 and not row < 3000" in err
+    assert "measured with --history row < 3500, not row < 3000" in err
 
 
 def begin(folder, *args):

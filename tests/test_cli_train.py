@@ -371,7 +371,7 @@ def test_a_finished_run(command, refused, tmp_path):
     write_recipe(tmp_path)
     command("train", "small.yaml")
     before = (tmp_path / "runs/small/1/result.json").read_text()
-    out = "train on with --set train.epochs=3, or measure it: rowwise eval runs/small/1"
+    out = "want --set train.epochs=3 to train longer, or rowwise eval runs/small/1"
     assert refused("resume", "runs/small/1").endswith(f"runs/small/1 has finished at step 20: {out}")
     assert (tmp_path / "runs/small/1/result.json").read_text() == before
     assert "has no checkpoint 'step-3'; there are last, best, step-" in refused(

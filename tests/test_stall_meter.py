@@ -71,7 +71,7 @@ def test_workers_and_bad_rows(tmp_path):
     write_recipe(tmp_path, slow=True, bad=(3, 1703), on_bad_rows="quarantine", workers={"count": 1})
     told, result, steps = train(tmp_path)
     [line] = [line for line in told if ADVICE in line]
-    assert "give data.workers more than 1;" in line
+    assert "set data.workers to more than 1;" in line
     [line] = [line for line in told if "quarantined" in line]
     first = f"{tmp_path / 'rows.parquet'}: row 3: column 'label': "
     assert line.startswith(f"rows    2 bad rows are quarantined in runs/small/1/bad_rows, such as {first}")
@@ -80,4 +80,4 @@ def test_workers_and_bad_rows(tmp_path):
     assert {(line["workers"], line["restarts"]) for line in steps} == {("1", "0")}
     page = (tmp_path / "runs/small/1/report.html").read_text()
     assert "2 rows quarantined in bad_rows/" in page
-    assert "give data.workers more than 1" in page
+    assert "set data.workers to more than 1" in page

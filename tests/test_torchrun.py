@@ -69,7 +69,7 @@ def test_ranks_are_not_made_twice(tmp_path):
     torchruns = {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
     done = rowwise(tmp_path, "train", "small.yaml", "--nproc", "2", environment=torchruns)
     assert (done.returncode, done.stdout) == (2, "")
-    out = "leave --nproc away, or start rowwise without torchrun"
+    out = "leave out --nproc, or start rowwise without torchrun"
     assert done.stderr == f"rowwise: --nproc 2 under torchrun, which has started 3 ranks: {out}\n"
 
 

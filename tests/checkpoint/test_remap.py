@@ -318,7 +318,7 @@ def test_the_command(tmp_path, command, first):
     )
     assert code == 0
     assert "  item: 30 rows for 120 ids: " in out
-    assert "train on: a recipe with this id_map: rowwise train RECIPE --init-from out" in out
+    assert "train with a recipe that has this id_map: rowwise train RECIPE --init-from out" in out
     restore_model(Checkpoint.open(tmp_path / "out"), Net(hashed(IDS, 30, 4)))
     code, out, err = command("ckpt", "remap", "first", "out", "--table", "item", "--map", "new.map")
     assert (code, out, err) == (2, "", "rowwise: out is there already; give another name\n")

@@ -127,7 +127,7 @@ def test_a_probe_is_read_again_and_one_of_other_tables_is_refused(tmp_path):
     with pytest.raises(DataError, match="cannot be read"):
         probe(resolved, ["seen"], path, lambda share: None)
     path.write_bytes(path.read_bytes()[:50])
-    with pytest.raises(DataError, match=r"cannot be read: .* delete it, and it is made anew"):
+    with pytest.raises(DataError, match=r"cannot be read: .* want it deleted, so that it is made again"):
         probe(resolved, ["user"], path, lambda share: None)
 
 

@@ -69,7 +69,7 @@ def test_the_commands(tmp_path):
         assert re.search(rf"^{re.escape(name)}  ", listed.stdout, re.MULTILINE)
         assert load(name).about.what in " ".join(listed.stdout.split())
     copied = rowwise_cli("cp", "dlrm-synthetic", "mine.yaml", cwd=tmp_path)
-    assert copied.stdout == "mine.yaml is yours; train it: rowwise train mine.yaml\n"
+    assert copied.stdout == "wrote mine.yaml; train it with: rowwise train mine.yaml\n"
     again = rowwise_cli("cp", "dlrm-synthetic", "mine.yaml", cwd=tmp_path)
     assert (again.returncode, again.stdout) == (2, "")
     assert again.stderr == "rowwise: mine.yaml exists: want another name\n"

@@ -93,7 +93,7 @@ def test_a_run_goes_on_with_other_ranks_and_another_plan(alone, tmp_path):
     assert all(line in mine for line in measured(alone[1]))
     assert (before, json.loads((run / "env.json").read_text())["ranks"]) == (4, 2)
     assert len(Plan.from_json((run / "plan.json").read_text()).tiles) == 6
-    with pytest.raises(SpecError, match=r"plan\.json is a plan for 2 ranks, and this run has 1: want --nproc 2"):
+    with pytest.raises(SpecError, match=r"plan\.json is a plan for 2 ranks, but this run has 1: want --nproc 2"):
         TrainingRun.resume(run, ["train.epochs=3"])
     assert TrainingRun.resume(run, ["train.epochs=3", "plan=null"]).go().epochs == 3
 

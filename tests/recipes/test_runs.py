@@ -189,7 +189,7 @@ def test_the_best_is_known_if_a_checkpoint_falls_on_the_last_step(tmp_path):
     folder = run.folder.path
     assert result.best.step < result.steps
     assert evaluate(folder).tasks == result.test
-    with pytest.raises(DataError, match=f"has finished at step {result.steps}: train on with --set train.epochs=5"):
+    with pytest.raises(DataError, match=f"has finished at step {result.steps}: want --set train.epochs=5"):
         TrainingRun.resume(folder)
 
 
@@ -198,9 +198,7 @@ def test_a_finished_run_goes_on_if_it_is_given_more_to_do(tmp_path):
     run, result = trained(tmp_path, train={"epochs": 1})
     folder = run.folder.path
     before = result_of(run)
-    with pytest.raises(
-        DataError, match=r"has finished at step \d+: train on with --set train\.epochs=2, or measure it"
-    ):
+    with pytest.raises(DataError, match=r"has finished at step \d+: want --set train\.epochs=2 to train longer, or"):
         TrainingRun.resume(folder)
     assert json.loads((folder / "result.json").read_text()) == before
     again = TrainingRun.resume(folder, ["train.epochs=2"]).go()
@@ -342,7 +340,9 @@ def test_a_damaged_checkpoint_is_refused_with_the_way_back_to_the_one_before(tmp
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"is damaged: .*--from step-\d{9} goes on from the one before it") as met:
+    with pytest.raises(
+        CheckpointError, match=r"is damaged: .*the one before it: rowwise resume .* --from step-\d{9}"
+    ) as met:
         TrainingRun.resume(run.folder.path, ["train.epochs=4"])
     older = str(met.value).partition("--from ")[2].split()[0]
     assert TrainingRun.resume(run.folder.path, ["train.epochs=4"], which=older).go().status == "finished"

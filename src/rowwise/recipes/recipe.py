@@ -119,13 +119,13 @@ class DlrmConfig(Value, frozen=True, tag="dlrm", tag_field="kind"):
 
 
 class DeepFmConfig(Value, frozen=True, tag="deepfm", tag_field="kind"):
-    """Arguments of the model `rowwise.DeepFM`."""
+    """`rowwise.DeepFM` with a last deep layer of one logit a label."""
 
     deep: tuple[int, ...] = (400, 400, 400)
 
 
 class DcnConfig(Value, frozen=True, tag="dcn", tag_field="kind"):
-    """Arguments of the model `rowwise.DCN`."""
+    """`rowwise.DCN` with a last deep layer of one logit a label."""
 
     deep: tuple[int, ...] = (512, 256)
     crosses: int = 3
@@ -134,7 +134,7 @@ class DcnConfig(Value, frozen=True, tag="dcn", tag_field="kind"):
 
 
 class WideDeepConfig(Value, frozen=True, tag="wide_deep", tag_field="kind"):
-    """Arguments of the model `rowwise.WideDeep`."""
+    """`rowwise.WideDeep` with a last deep layer of one logit a label."""
 
     deep: tuple[int, ...] = (1024, 512, 256)
     wide: RowOptimizer | None = None  # of the wide part's weights; None: FTRL, as in the paper

@@ -192,7 +192,7 @@ def _narrow_row_type(table: Table, row_type: RowType) -> Table:
 
 
 def _round_down(number: int) -> int:
-    """To two digits."""
+    """The number with all digits but the first two set to 0."""
     unit = 10 ** max(floor(log10(number)) - 1, 0) if number else 1
     return number // unit * unit
 

@@ -29,7 +29,7 @@ COLOURS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChartLine:
-    """One curve of a chart."""
+    """A curve with its style."""
 
     name: str
     points: Sequence[Point]
@@ -42,7 +42,7 @@ class ChartLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChartMark:
-    """A single point."""
+    """A single highlighted point."""
 
     name: str
     point: Point
