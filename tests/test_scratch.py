@@ -9,7 +9,7 @@ import time
 import pytest
 from small import sections, write_rows
 
-from rowwise.scratch import LOCK, Scratch, sweep
+from rowwise.scratch import LOCK, Scratch, remove_stale_folders
 
 OWNER = "import time; from rowwise.scratch import Scratch; s = Scratch(); print(s.path, flush=True); time.sleep(600)"
 
@@ -38,7 +38,7 @@ def owner(place):
 def test_a_folder_is_there_until_it_is_closed():
     with Scratch() as scratch:
         (scratch.path / "file").write_text("")
-        sweep()
+        remove_stale_folders()
         assert (scratch.path / "file").exists()
     assert not scratch.path.exists()
 
@@ -49,11 +49,11 @@ def test_what_is_kept_stays():
         (scratch.path / "file").write_text("")
         scratch.keep()
         os.utime(scratch.path, (0, 0))
-        sweep()
+        remove_stale_folders()
         assert (scratch.path / "file").exists()
         (scratch.path / "file").unlink()
         os.utime(scratch.path, (0, 0))
-        sweep()
+        remove_stale_folders()
         assert not scratch.path.exists()
     finally:
         scratch.close()

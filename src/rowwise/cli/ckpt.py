@@ -14,7 +14,7 @@ from rowwise.cli.ckpt_show import show_checkpoints, show_differences, show_match
 from rowwise.cli.progress import splits_bar
 from rowwise.cli.terminal import say, terminal
 from rowwise.errors import SpecError
-from rowwise.quantity import of_bytes
+from rowwise.quantity import format_bytes
 from rowwise.spec import RowType
 from rowwise.textfile import read_bytes
 
@@ -134,7 +134,8 @@ def reshard(  # noqa: PLR0913 - one for each option
     with splits_bar(terminal(stderr=True), "writing") as tell:
         manifest = rewrite(checkpoint, out, chosen, wanted, state=not no_state, tell=tell)
     written = sum(file.size_bytes for file in manifest.files.values())
-    say(f"{out}: {len(manifest.tensors)} tensors of {checkpoint.folder}, {of_bytes(written)}, for {chosen.world} ranks")
+    content = f"{len(manifest.tensors)} tensors of {checkpoint.folder}, {format_bytes(written)}"
+    say(f"{out}: {content}, for {chosen.world} ranks")
 
 
 def export(  # noqa: PLR0913 - one for each option

@@ -18,7 +18,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from rowwise.cli.terminal import terminal
-from rowwise.quantity import of_bytes
+from rowwise.quantity import format_bytes
 
 if TYPE_CHECKING:
     from rowwise.recipes.outlook import Outlook
@@ -137,16 +137,16 @@ def show_outlook(found: "Outlook", console: Console, where: str) -> None:
     splits = ", ".join(f"{count} {name}" for name, count in found.splits.items())
     columns = f"{found.dense} dense and {found.sparse} sparse features, labels {', '.join(found.labels)}"
     training = f"batches of {found.batch:,}, {found.precision}, {found.threads} threads"
-    states = f"{of_bytes(found.rows_bytes)} of rows and {of_bytes(found.state_bytes)} of their optimizer state"
-    memory = f"{of_bytes(found.rows_bytes + found.state_bytes + found.dense_bytes)} beside batches: {states}"
+    states = f"{format_bytes(found.rows_bytes)} of rows and {format_bytes(found.state_bytes)} of their optimizer state"
+    memory = f"{format_bytes(found.rows_bytes + found.state_bytes + found.dense_bytes)} beside batches: {states}"
     console.print(f"[bold]{escape(found.recipe)}[/bold]  {escape(where)}")
     console.print(f"data    {found.dataset}: {columns}; splits {splits}", markup=False)
     console.print(f"model   {found.model}, {found.dense_parameters:,} dense parameters; {training}", markup=False)
     console.print(f"tables  {found.tables} of {found.rows:,} rows; the largest is {found.largest}", markup=False)
-    console.print(f"memory  {memory}, {of_bytes(found.dense_bytes)} for the dense parameters", markup=False)
+    console.print(f"memory  {memory}, {format_bytes(found.dense_bytes)} for the dense parameters", markup=False)
     if found.ranks > 1:
         hosts = "1 host" if found.hosts == 1 else f"{found.hosts} hosts"
-        held = f"rank {found.fullest} holds most, {of_bytes(found.fullest_bytes)} of rows; plan: {found.plan}"
+        held = f"rank {found.fullest} holds most, {format_bytes(found.fullest_bytes)} of rows; plan: {found.plan}"
         threads = f"{found.threads} thread{'s' if found.threads > 1 else ''} each"
         console.print(f"ranks   {found.ranks} on {hosts}, {threads}; {held}", markup=False, soft_wrap=True)
     for line in found.notes:

@@ -21,7 +21,7 @@ from rowwise.cli.run_request import RunRequest
 from rowwise.comm.rank_start import RankStart
 from rowwise.comm.spawn import RankProcesses, RanksFailed
 from rowwise.errors import AgreedError, RowwiseError, SpecError, one_line
-from rowwise.scratch import Scratch, sweep
+from rowwise.scratch import Scratch, remove_stale_folders
 from rowwise.spec import Topology
 from rowwise.textfile import printable
 
@@ -38,7 +38,7 @@ PRELOADED = ("rowwise.cli.rank", "pandas")
 def launch(order: RunRequest, nproc: int | None, timeout: float | None, around: CommandEnvironment) -> None:
     """Do it, on as many ranks as there are to be, which `count_ranks` has found right."""
     timeout_s = TIMEOUT_S if timeout is None else timeout
-    sweep()
+    remove_stale_folders()
     if around.torchrun is not None:
         code = _join(order, around.torchrun, timeout_s)
     elif nproc is None or nproc == 1:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from rowwise.plan import TIERS, Forecast, Plan
-from rowwise.quantity import of_bytes, of_seconds
+from rowwise.quantity import format_bytes, format_seconds
 from rowwise.shard.tiers import DEVICE_TIERS, runnable_tiers
 from rowwise.spec import state_width
 
@@ -31,7 +31,7 @@ def show_plan(planned: "PlanResult", console: Console) -> None:
     rows = sum(table.rows for table in tables)
     held = sum(t.rows * (t.row_bytes + FLOAT_bytes * state_width(t)) for t in tables)
     shown = {
-        "tables": f"{len(tables):,} of {rows:,} rows, {of_bytes(held)} with their optimizer state",
+        "tables": f"{len(tables):,} of {rows:,} rows, {format_bytes(held)} with their optimizer state",
         "machine": _machine(question.machine),
         "step": _step(forecast, forecast.wire.in_words(question.machine.topology)),
         "bound": _bound(forecast),
@@ -58,7 +58,7 @@ def show_differences(old: Plan, new: Plan, console: Console, name: str) -> None:
     before, after = old.forecast, new.forecast
     faster = ""
     if before and after and (before.model, before.batch) == (after.model, after.batch):
-        faster = f"; a step takes {of_seconds(after.step_s)}, before {of_seconds(before.step_s)}"
+        faster = f"; a step takes {format_seconds(after.step_s)}, before {format_seconds(before.step_s)}"
     console.print(
         f"diff    {len(changed):,} of {len(names):,} tables are not where {name} has them{faster}",
         markup=False,
@@ -85,11 +85,11 @@ def not_run(plan: Plan) -> tuple[str, ...]:
 def in_words(found: "ReplanResult") -> tuple[str, ...]:
     """What changing the plan in force takes, and gains."""
     words: list[str] = []
-    before = f"{of_seconds(found.old_cost)} without" if found.old_fits else "and it would not fit without"
+    before = f"{format_seconds(found.old_cost)} without" if found.old_fits else "and it would not fit without"
     if found.changed:
         words.append(
-            f"{of_bytes(found.moved_bytes)} go to other ranks, {found.moved_share:.1%} of what the old plan holds, when"
-            f" a run resumes with the new plan; a step takes {of_seconds(found.new_cost)}, {before}"
+            f"{format_bytes(found.moved_bytes)} go to other ranks, {found.moved_share:.1%} of what the old plan holds, "
+            f"when a run resumes with the new plan; a step takes {format_seconds(found.new_cost)}, {before}"
         )
     else:
         words.append("nothing moves: no change was found that is worth its move")
@@ -111,19 +111,18 @@ def _machine(machine: "Machine") -> str:
 def _step(forecast: Forecast, wire: str) -> str:
     slowest = max(range(len(forecast.operators_s)), key=forecast.operators_s.__getitem__)
     busiest = max(range(len(forecast.links_s)), key=forecast.links_s.__getitem__)
-    operators = f"operators {of_seconds(forecast.operators_s[slowest])} on rank {slowest}"
-    operators += f" (least {of_seconds(min(forecast.operators_s))})"
-    links = (
-        f"links {of_seconds(forecast.links_s[busiest])} on rank {busiest} (least {of_seconds(min(forecast.links_s))})"
-    )
+    operators = f"operators {format_seconds(forecast.operators_s[slowest])} on rank {slowest}"
+    operators += f" (least {format_seconds(min(forecast.operators_s))})"
+    links = f"links {format_seconds(forecast.links_s[busiest])} on rank {busiest}"
+    links += f" (least {format_seconds(min(forecast.links_s))})"
     how = f"{forecast.model}, {forecast.batch:,} samples" + (f", vectors as {wire}" if wire else "")
-    return f"{of_seconds(forecast.step_s)} for all tables by {how}: {operators}, {links}"
+    return f"{format_seconds(forecast.step_s)} for all tables by {how}: {operators}, {links}"
 
 
 def _bound(forecast: Forecast) -> str:
     if forecast.bound_s is None or forecast.gap is None:
         return "not known"
-    least = f"no plan takes less than {of_seconds(forecast.bound_s)} ({forecast.bound})"
+    least = f"no plan takes less than {format_seconds(forecast.bound_s)} ({forecast.bound})"
     return f"{least}; this one is {'the best there is' if forecast.gap < SAME else f'{forecast.gap:.1%} above'}"
 
 
@@ -134,9 +133,8 @@ def _memory(forecast: Forecast) -> str:
         fullest = max(range(len(taken_W)), key=taken_W.__getitem__)
         if taken_W[fullest]:
             share = f" ({taken_W[fullest] / limit:.0%})" if limit else ""
-            parts.append(
-                f"{name} {of_bytes(taken_W[fullest])} of {of_bytes(limit)}{share} on rank {fullest}, the fullest"
-            )
+            taken = f"{format_bytes(taken_W[fullest])} of {format_bytes(limit)}"
+            parts.append(f"{name} {taken}{share} on rank {fullest}, the fullest")
     return "; ".join(parts) or "nothing"
 
 

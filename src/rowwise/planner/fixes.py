@@ -42,7 +42,7 @@ class Fix:
     def words(self) -> str:
         """For an error."""
         s = "" if self.many else "s"
-        saves = f"save{s} {quantity.of_bytes(self.saved_bytes)}" if self.saved_bytes >= 1 else ""
+        saves = f"save{s} {quantity.format_bytes(self.saved_bytes)}" if self.saved_bytes >= 1 else ""
         return f"{self.change} {' and '.join(filter(None, (saves, f'suffice{s}' * self.enough)))}"
 
 
@@ -154,7 +154,7 @@ def _below(question: PlanRequest, needed_bytes: float, has_plan: HasPlan) -> Ite
         larger = structs.replace(hardware, host_bytes=size)
         tried = dataclasses.replace(question, machine=structs.replace(question.machine, hardware=larger))
         if has_plan(tried):
-            said = f"{quantity.of_bytes(size)} of host memory for tables on each host (:host={size // 10**9}GB)"
+            said = f"{quantity.format_bytes(size)} of host memory for tables on each host (:host={size // 10**9}GB)"
             yield Fix(question=tried, change=said, rank=5, enough=True)
             return
         extra *= 1.7

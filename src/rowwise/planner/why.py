@@ -114,7 +114,7 @@ def _too_large(case: ReasonInputs, item: int) -> str:
     need, limit = float(case.totals.bytes_OM[whole, 0]) * case.problem.topology.world, float(case.problem.limit_M[0])
     if need <= limit:
         return ""
-    return f"larger than a device ({quantity.of_bytes(need)} of {quantity.of_bytes(limit)})"
+    return f"larger than a device ({quantity.format_bytes(need)} of {quantity.format_bytes(limit)})"
 
 
 def _limited(case: ReasonInputs, item: int) -> str:
@@ -129,7 +129,7 @@ def _limited(case: ReasonInputs, item: int) -> str:
     units = {int(unit) for unit in case.searched.placement.unit_N[_span(problem, taken)]}
     if {rank for unit in units for rank in problem.ranks_of(unit)} != set(allowed):
         return ""
-    return f"it may only be on rank{'s' * (len(allowed) > 1)} {quantity.of_ranks(allowed)}"
+    return f"it may only be on rank{'s' * (len(allowed) > 1)} {quantity.format_ranks(allowed)}"
 
 
 def _span(problem: PlacementProblem, option: int) -> slice:
@@ -207,7 +207,7 @@ def _cut(case: ReasonInputs, item: int) -> str:
     if share > 1:
         return f"whole, it would be {share:.1f}x what a rank should bear"
     if not case.fits(whole):
-        over = quantity.of_bytes(float(case.others.over_O[whole]))
+        over = quantity.format_bytes(float(case.others.over_O[whole]))
         return f"whole, it does not fit beside the others: {over} over on rank {case.others.rank_O[whole]}"
     sent = float(case.totals.link_O[whole]) / case.due_link_s
     if sent > 1:
@@ -215,4 +215,4 @@ def _cut(case: ReasonInputs, item: int) -> str:
     change = float(case.others.change_O[whole])
     if change <= CLEARLY_s * case.searched.cost:
         return "no worse than whole, as the others are placed"
-    return "it evens out the ranks" + ("" if other == whole else f": whole, {quantity.of_change(change)}")
+    return "it evens out the ranks" + ("" if other == whole else f": whole, {quantity.format_change(change)}")

@@ -18,7 +18,7 @@ from rowwise.errors import DataError
 from rowwise.plainyaml import load_yaml
 from rowwise.quantity import usable
 from rowwise.report.csvfile import Records, Row, read_bytes, read_csv
-from rowwise.textfile import decode_json, each_once
+from rowwise.textfile import decode_json, reject_duplicate_keys
 
 RECIPE = "recipe.yaml"
 FILES = (RECIPE, "env.json", "metrics.csv", "steps.csv", "tables.csv", "slices.csv", "warnings.txt", "result.json")
@@ -222,7 +222,7 @@ def _json(path: Path) -> tuple[Any, str | None]:
         return None, problem
     try:
         return json.loads(
-            content, object_pairs_hook=each_once
+            content, object_pairs_hook=reject_duplicate_keys
         ), None  # the one of Python: it reads NaN, which msgspec does not
     except (ValueError, RecursionError) as error:
         return None, f"{path.name} is cut or no JSON and was not used: {error}"
