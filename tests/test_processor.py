@@ -4,8 +4,18 @@ import platform
 
 import pytest
 
-from rowwise.processor import CPUINFO, FAMILIES, LACKS, Processor, family_of, lacks, parse, products_of, read_processor
-from rowwise.recipes.processor_limits import replace_unsupported
+from rowwise.processor import (
+    CPUINFO,
+    FAMILIES,
+    OPTIONAL_FEATURES,
+    Processor,
+    family_of,
+    gemm_library_of,
+    missing_features,
+    parse_cpuinfo,
+    read_processor,
+)
+from rowwise.recipes.processor_limits import suit
 from rowwise.train.settings import Training
 
 AVX2 = "fpu sse2 ssse3 pclmulqdq avx f16c fma avx2"
@@ -22,7 +32,7 @@ SAMPLES = {  # maker, family, model, flags: name, products, what it lacks
     "Haswell": (("GenuineIntel", 6, 63, AVX2), None, "torch", ["AVX-512", "bf16 products"]),
     "Skylake": (("GenuineIntel", 6, 85, AVX512), None, "torch", ["bf16 products"]),
     "Sapphire Rapids": (("GenuineIntel", 6, 143, f"{AVX512} amx_bf16 avx512_bf16"), None, "torch", []),
-    "before AVX2": (("GenuineIntel", 6, 45, "sse2 avx"), None, "torch", [lack.what for lack in LACKS]),
+    "before AVX2": (("GenuineIntel", 6, 45, "sse2 avx"), None, "torch", [lack.what for lack in OPTIONAL_FEATURES]),
     "silent": (("", 0, 0, ""), None, "torch", []),
 }
 
@@ -35,21 +45,21 @@ def cpuinfo(maker: str, family: int, model: int, flags: str) -> str:
 @pytest.mark.parametrize("name", SAMPLES)
 def test_what_is_known_of_a_processor(name):
     facts, family, products, missing = SAMPLES[name]
-    found = parse(cpuinfo(*facts), "x86_64")
+    found = parse_cpuinfo(cpuinfo(*facts), "x86_64")
     named = family_of(found)
     assert (None if named is None else named.name) == family
-    assert products_of(found) == products
-    assert [lack.what for lack in lacks(found)] == missing
-    got, lines = replace_unsupported(Training(precision="bf16"), found)
+    assert gemm_library_of(found) == products
+    assert [lack.what for lack in missing_features(found)] == missing
+    got, lines = suit(Training(precision="bf16"), found)
     assert got == Training(precision="fp32" if "bf16 products" in missing else "bf16")
     assert len(lines) == (got.precision == "fp32")
 
 
 def test_arm_is_asked_for_what_it_may_have():
-    graviton = parse("Features\t: fp asimd asimdhp sve\nCPU implementer\t: 0x41\n", "aarch64")
-    assert [lack.what for lack in lacks(graviton)] == ["bf16 products"]
-    assert lacks(parse("Features\t: fp asimd bf16\n", "aarch64")) == ()
-    assert products_of(graviton) == "torch"
+    graviton = parse_cpuinfo("Features\t: fp asimd asimdhp sve\nCPU implementer\t: 0x41\n", "aarch64")
+    assert [lack.what for lack in missing_features(graviton)] == ["bf16 products"]
+    assert missing_features(parse_cpuinfo("Features\t: fp asimd bf16\n", "aarch64")) == ()
+    assert gemm_library_of(graviton) == "torch"
 
 
 def test_no_processor_is_in_two_families():
@@ -60,15 +70,15 @@ def test_no_processor_is_in_two_families():
 
 
 def test_what_this_processor_says():
-    assert read_processor() == parse(CPUINFO.read_text() if CPUINFO.exists() else "", platform.machine())
+    assert read_processor() == parse_cpuinfo(CPUINFO.read_text() if CPUINFO.exists() else "", platform.machine())
 
 
 def test_a_replaced_precision_says_so_and_can_be_forced():
-    zen = parse(cpuinfo("AuthenticAMD", 25, 1, AVX2), "x86_64")
-    (line,) = replace_unsupported(Training(precision="bf16"), zen)[1]
-    assert "train.precision=bf16 is replaced by fp32, because this processor has no bf16 instructions" in line
+    zen = parse_cpuinfo(cpuinfo("AuthenticAMD", 25, 1, AVX2), "x86_64")
+    (line,) = suit(Training(precision="bf16"), zen)[1]
+    assert "train.precision=bf16 is replaced by fp32, because this processor has no bf16 products" in line
     assert "measured on Zen 3: a step of dlrm-synthetic" in line
     assert "train.precision=bf16_always keeps it" in line
     assert "\n" not in line
     for other in (Training(), Training(precision="bf16_always"), Training(precision="bf16", device="cuda")):
-        assert replace_unsupported(other, zen) == (other, ())
+        assert suit(other, zen) == (other, ())

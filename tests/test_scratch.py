@@ -9,7 +9,7 @@ import time
 import pytest
 from small import sections, write_rows
 
-from rowwise.scratch import LOCK, Scratch, sweep
+from rowwise.scratch import LOCK, Scratch, remove_stale_folders
 
 OWNER = "import time; from rowwise.scratch import Scratch; s = Scratch(); print(s.path, flush=True); time.sleep(600)"
 
@@ -38,7 +38,7 @@ def owner(place):
 def test_a_folder_is_there_until_it_is_closed():
     with Scratch() as scratch:
         (scratch.path / "file").write_text("")
-        sweep()
+        remove_stale_folders()
         assert (scratch.path / "file").exists()
     assert not scratch.path.exists()
 
@@ -49,11 +49,11 @@ def test_what_is_kept_stays():
         (scratch.path / "file").write_text("")
         scratch.keep()
         os.utime(scratch.path, (0, 0))
-        sweep()
+        remove_stale_folders()
         assert (scratch.path / "file").exists()
         (scratch.path / "file").unlink()
         os.utime(scratch.path, (0, 0))
-        sweep()
+        remove_stale_folders()
         assert not scratch.path.exists()
     finally:
         scratch.close()
@@ -85,7 +85,7 @@ def test_a_killed_training_leaves_nothing_after_the_next_start(tmp_path, place, 
     assert process.poll() is None
     assert list(place.iterdir())
     end(process)
-    sweeping = "from rowwise.scratch import sweep; sweep()"
+    sweeping = "from rowwise.scratch import sweep; remove_stale_folders()"
     while time.monotonic() < end_s + 60 and list(place.iterdir()):  # its ranks and workers notice, and end
         started(place, "-c", sweeping).wait()
         time.sleep(0.2)

@@ -1,15 +1,15 @@
-"""What flows: the ids of a batch as one jagged array, and the batch around it.
+"""`Jagged`: the ids of a batch as one jagged tensor; `Batch`: a training batch with dense features and labels.
 
-All sparse features travel in one `Jagged`, feature-major: first every sample's ids of the first feature, then
-of the second. Two buffers move, not two a feature. The methods `keys`, `values`, `lengths`,
-`weights_or_none`, `offsets` and `stride` are those of TorchRec's KeyedJaggedTensor, so either can stand in
-for the other; TorchRec is never imported.
+All sparse features are in one `Jagged`, feature-major: the ids of all samples of the first feature, then of the second.
+So a batch is two buffers, not two per feature. The methods `keys`, `values`, `lengths`, `weights_or_none`, `offsets`
+and `stride` are those of TorchRec's KeyedJaggedTensor, so either class can be used for the other; TorchRec is never
+imported.
 
-[Note: Shared bags] The samples of a session stand next to each other and have the same bags of some features. A batch
-may hold such bags once (`Jagged.shared`), with the number of the distinct sample that each sample has. What looks ids
-up does so once for each distinct bag; all else takes `expanded()`, where every feature has a bag for each sample. Only
-`features`, `values_N`, `lengths_FB` and `weights_N` leave the shared features out; what stands in for TorchRec's class
-refuses such a batch, so that nobody overlooks them.
+[Note: Shared bags] The samples of a session are neighbours and have equal bags of some features. A batch may store such
+bags once (`Jagged.shared`), with the index of the distinct sample of each sample. A lookup reads each distinct bag
+once; all other code calls `expanded()`, which has a bag for each feature and sample. `features`, `values_N`,
+`lengths_FB` and `weights_N` do not include the shared features; the methods of TorchRec's class raise for such a batch,
+so that no caller overlooks them.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -59,7 +59,7 @@ class Jagged:
     shared: "Shared | None" = None
 
     def __post_init__(self) -> None:
-        """Shapes and types; what the lengths hold is checked by the lookup, which reads them anyway."""
+        """Check shapes and dtypes; the lookup checks the lengths' values, as it reads them anyway."""
         if not self.all_features:
             raise BatchError("a batch needs at least one feature")
         if len(set(self.all_features)) != len(self.all_features):
@@ -68,11 +68,11 @@ class Jagged:
             if not isinstance(tensor, Tensor) or tensor.dtype not in ID_TYPES or tensor.dim() != 1:
                 got = f"{tensor.dtype} {tuple(tensor.shape)}" if isinstance(tensor, Tensor) else type(tensor).__name__
                 raise BatchError(f"{name}: got {got}; want one dimension of int32 or int64")
-        # The only thing that says how many samples there are, so it has to come out even.
+        # The number of samples is derived from it.
         if self.lengths_FB.numel() % max(1, len(self.features)):
             got, want = self.lengths_FB.numel(), len(self.features)
             raise BatchError(f"{got} lengths do not divide among {want} features: want one for each feature and sample")
-        # Weights may be of any float type: autocast makes them of 16 bits. The lookup computes in 32.
+        # Any float type, as weights computed under autocast have 16 bits; the lookup converts them to float32.
         weights = self.weights_N
         if weights is not None and (weights.shape != self.values_N.shape or not weights.is_floating_point()):
             got = f"{weights.dtype} {tuple(weights.shape)}"
@@ -89,15 +89,15 @@ class Jagged:
 
     @property
     def all_features(self) -> tuple[str, ...]:
-        """Its own, then those that are shared: the order in which `expanded` has them."""
+        """Own features, then shared ones: the order of `expanded()`."""
         return self.features if self.shared is None else self.features + self.shared.jagged.features
 
     def expanded(self) -> "Jagged":
-        """The same batch with a bag for each feature and sample; itself, if nothing is shared."""
+        """The batch without sharing: a bag for each feature and sample."""
         return self.owning(self.all_features)
 
     def owning(self, features: Collection[str]) -> "Jagged":
-        """The same batch, of which these features are not shared; itself, if none of them is."""
+        """The batch with these features expanded, if they are shared."""
         shared = self.shared
         moved = () if shared is None else tuple(f for f in shared.jagged.features if f in features)
         if shared is None or not moved:
@@ -114,7 +114,7 @@ class Jagged:
         )
 
     def of_samples(self, samples_B: Tensor, features: Sequence[str] | None = None) -> "Jagged":
-        """The bags of these samples, in this order, of its own features or of these; nothing is shared."""
+        """The bags of these samples, in this order; `features`: of these own features, by default all."""
         features, device = self.features if features is None else features, self.lengths_FB.device
         places_F = torch.tensor([self.features.index(f) for f in features], dtype=torch.int64, device=device)
         ends = self.lengths_FB.cumsum(0)
@@ -124,7 +124,7 @@ class Jagged:
             raise BatchError(f"lengths of {names} add up to {total}, for {ids} ids: want each 0 or more")
         bags = (places_F.unsqueeze(1) * self.batch_size + samples_B).flatten()
         lengths_FB = self.lengths_FB.index_select(0, bags)
-        # The n-th id of the output is the n-th of its bag, counted from where the bag was.
+        # Output id n is id n + behind of this batch, where `behind` is how far its bag has moved.
         moved = lengths_FB.cumsum(0)
         count = int(moved[-1]) if len(moved) else 0
         behind = ends.index_select(0, bags) - moved
@@ -137,7 +137,7 @@ class Jagged:
         )
 
     def lengths_of(self, feature: str) -> Tensor:
-        """How many ids each sample [B] has of a feature, shared or not."""
+        """Ids of a feature, own or shared, in each sample [B]."""
         shared = self.shared
         if shared is not None and feature in shared.jagged.features:
             return shared.jagged.lengths_of(feature).index_select(0, shared.inverse_B)
@@ -147,7 +147,7 @@ class Jagged:
         return self.lengths_FB[at * batch : (at + 1) * batch]
 
     def without_samples(self) -> "Jagged":
-        """The same features, of no samples."""
+        """A batch of the same features without samples."""
         shared = self.shared
         return Jagged(
             features=self.features,
@@ -159,14 +159,16 @@ class Jagged:
 
     @classmethod
     def from_lists(cls, bags: Mapping[str, Sequence[Sequence[int]]]) -> "Jagged":
-        """From {feature: one list of ids for each sample}."""
+        """A batch from {feature: one list of ids per sample}."""
         sizes = {name: len(samples) for name, samples in bags.items()}
         if len(set(sizes.values())) > 1:
             raise BatchError(f"features have different numbers of samples: {sizes}")
         values = [i for samples in bags.values() for bag in samples for i in bag]
         lengths = [len(bag) for samples in bags.values() for bag in samples]
         try:
-            values_N = torch.tensor(values, dtype=None if values else torch.int64)  # floats are refused, not cut
+            values_N = torch.tensor(
+                values, dtype=None if values else torch.int64
+            )  # without a dtype, as an integer one would truncate floats
         except (TypeError, ValueError, RuntimeError) as error:
             raise BatchError(_name_bad_value(bags)) from error
         return cls(
@@ -177,25 +179,24 @@ class Jagged:
 
     @classmethod
     def from_keyed(cls, keyed: "KeyedJagged | Jagged") -> "Jagged":
-        """From anything shaped like TorchRec's KeyedJaggedTensor."""
-        # Ours passes through untouched, so that a model may call this on whatever it is given.
+        """A batch from a KeyedJaggedTensor, or any class with its methods; a `Jagged` is returned as it is."""
         if isinstance(keyed, Jagged):
             return keyed
         try:
             parts = keyed.keys(), keyed.values(), keyed.lengths(), keyed.weights_or_none()
         except AttributeError:
-            want = "want a Jagged, or what has keys, values, lengths and weights_or_none as a KeyedJaggedTensor does"
+            want = "want a Jagged, or a class with keys, values, lengths and weights_or_none as KeyedJaggedTensor has"
             raise BatchError(f"ids of a batch: got {type(keyed).__name__}; {want}") from None
         names, values_N, lengths_FB, weights_N = parts
         return cls(features=tuple(names), values_N=values_N, lengths_FB=lengths_FB, weights_N=weights_N)
 
     def to_keyed(self, make: Callable[..., T]) -> T:
-        """As another class: `jagged.to_keyed(torchrec.KeyedJaggedTensor)`."""
+        """Convert to another class: `jagged.to_keyed(torchrec.KeyedJaggedTensor)`."""
         plain = self.expanded()
         return make(keys=list(plain.features), values=plain.values_N, weights=plain.weights_N, lengths=plain.lengths_FB)
 
     def contiguous(self) -> "Jagged":
-        """The same batch with tensors that kernels can walk; itself, if they are already."""
+        """The batch with contiguous tensors; itself, if they are."""
         tensors = [self.values_N, self.lengths_FB] + ([] if self.weights_N is None else [self.weights_N])
         shared = None if self.shared is None else self.shared.contiguous()
         if shared is self.shared and all(t.is_contiguous() for t in tensors):
@@ -236,50 +237,52 @@ class Jagged:
         return _require_unshared(self).weights_N
 
     def offsets(self) -> Tensor:
-        """Where each bag begins, and the end of the last."""
+        """First id of each bag, and the number of ids."""
         _require_unshared(self)
         return torch.cat([self.lengths_FB.new_zeros(1), self.lengths_FB.cumsum(0, dtype=self.lengths_FB.dtype)])
 
     def stride(self) -> int:
-        """Samples in the batch, under TorchRec's name."""
+        """The batch size, by TorchRec's name."""
         return self.batch_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shared:
-    """Features of which neighbours share bags: sample b has bag `inverse_B[b]` of each. See [Note: Shared bags].
+    """Features whose bags neighbouring samples share: sample b has bag `inverse_B[b]` of each. See [Note: Shared bags].
 
-    The numbers ascend from 0 to U - 1, one by one.
+    `inverse_B` ascends from 0 to U - 1 in steps of 0 or 1.
     """
 
-    jagged: Jagged  # of U distinct samples
+    jagged: Jagged  # the U distinct samples
     inverse_B: Tensor
 
     def __post_init__(self) -> None:
-        """Shapes and types; what the numbers are is checked when they are used."""
+        """Check shapes and dtypes; `check` checks the values when they are used."""
         inverse = self.inverse_B
         if inverse.dtype not in ID_TYPES or inverse.dim() != 1:
             got = f"{inverse.dtype} {tuple(inverse.shape)}"
             raise BatchError(f"distinct samples of a batch: got {got}; want one dimension of int32 or int64")
         if self.jagged.shared is not None:
-            raise BatchError("features that are shared share bags themselves; want one level, with expanded()")
+            raise BatchError(
+                "shared features are shared again: want one level; call expanded() on the distinct samples"
+            )
 
     def expanded(self, features: Sequence[str] | None = None) -> Jagged:
-        """The bags of all samples, of all of its features or of these."""
+        """The bags of all samples; `features`: of these, by default all."""
         self.check()
         return self.jagged.of_samples(self.inverse_B, features)
 
     def only(self, features: Sequence[str]) -> "Shared":
-        """These of its features."""
+        """The same sharing of these features only."""
         samples_U = torch.arange(self.jagged.batch_size, device=self.inverse_B.device)
         return Shared(jagged=self.jagged.of_samples(samples_U, features), inverse_B=self.inverse_B)
 
     def check(self) -> None:
-        """Raise if the numbers of the distinct samples do not ascend one by one."""
+        """Raise unless `inverse_B` ascends from 0 to U - 1 in steps of 0 or 1."""
         inverse_B, distinct = self.inverse_B, self.jagged.batch_size
         if not len(inverse_B) and not distinct:
             return
-        # What stands before the first and after the last sample makes the ends steps like the others.
+        # With -1 before and U after it, the first and last value are checked as steps too.
         ends = inverse_B.new_tensor([-1, distinct])
         steps_B1 = torch.cat([ends[:1], inverse_B, ends[1:]]).diff()
         low, high = map(int, steps_B1[1:-1].aminmax()) if len(steps_B1) > 2 else (0, 1)
@@ -289,12 +292,11 @@ class Shared:
         at = int((steps_B1 != 1).nonzero()[0])
         shown = inverse_B[max(0, at - 2) : at + 2].tolist()
         raise BatchError(
-            f"{', '.join(self.jagged.features)}: around sample {at} the samples have the bags of distinct samples "
-            f"{shown}, of {distinct}; want numbers that ascend one by one, from 0 to {distinct - 1}"
+            f"shared features {', '.join(self.jagged.features)}: inverse_B is {shown} around sample {at}: "
+            f"want indices that ascend from 0 to {distinct - 1} in steps of 0 or 1"
         )
 
     def contiguous(self) -> "Shared":
-        """With tensors that kernels can walk; itself, if they are already."""
         jagged = self.jagged.contiguous()
         if jagged is self.jagged and self.inverse_B.is_contiguous():
             return self
@@ -305,15 +307,15 @@ class Shared:
 
 
 def _require_unshared(jagged: Jagged) -> Jagged:
-    """The batch, for who knows nothing of sharing: what is shared would be overlooked."""
+    """The batch; raises if it has shared features, which a caller that reads own features only would miss."""
     if jagged.shared is not None:
         names = ", ".join(jagged.shared.jagged.features)
-        raise BatchError(f"this batch holds the bags of {names} once for samples that share them; want expanded()")
+        raise BatchError(f"the bags of {names} are shared by samples (Jagged.shared): want a call of expanded() first")
     return jagged
 
 
 def _check_shared(own: Jagged, shared: Shared) -> None:
-    """Own and shared features are of the same samples, and have weights alike."""
+    """Raise unless own and shared features are of the same samples, and both or neither have weights."""
     bags, samples = own.lengths_FB.numel(), shared.inverse_B.numel()
     if bags != len(own.features) * samples:
         raise BatchError(f"{bags} lengths for {len(own.features)} features of {samples} samples: want one for each")
@@ -322,29 +324,29 @@ def _check_shared(own: Jagged, shared: Shared) -> None:
 
 
 def _name_bad_value(bags: Mapping[str, Sequence[Sequence[int]]]) -> str:
-    """The first value that cannot be an id."""
+    """Describes the first value that is not an integer of 64 bits."""
     for name, samples in bags.items():
         for sample, bag in enumerate(samples):
             for position, value in enumerate(bag):
                 if not isinstance(value, int) or not -(1 << 63) <= value < 1 << 63:
                     where = f"feature {name!r}, sample {sample}, position {position}"
                     return f"{where}: {value!r} is not an id: want a whole number of 64 bits; hash strings first"
-    return "the ids of the batch do not make a tensor of whole numbers"
+    return "the ids of the batch are not integers: want whole numbers of 64 bits"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """One training batch: dense features [B, F], sparse ids, labels [B, tasks], and what else is known of a sample."""
+    """A training batch: dense features [B, F], sparse ids, labels [B, tasks], and optional columns of each sample."""
 
     dense_BF: Tensor
     sparse: Jagged
     labels_BK: Tensor
-    weights_B: Tensor | None = None  # how much a sample counts in the loss; None: all alike
-    keys_B: Tensor | None = None  # int64: which row of the data a sample is
-    times_B: Tensor | None = None  # int64: when it happened
+    weights_B: Tensor | None = None  # weight of each sample in the loss; None: 1
+    keys_B: Tensor | None = None  # int64: row of the data that each sample is
+    times_B: Tensor | None = None  # int64: time of each sample
 
     def __post_init__(self) -> None:
-        """All parts hold the same samples."""
+        """Check that all parts have as many samples."""
         sizes = {
             "dense": self.dense_BF.shape[0],
             "sparse": self.sparse.batch_size,

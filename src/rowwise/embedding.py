@@ -1,9 +1,8 @@
-"""`Embeddings`: the tables of a model on one device, as models use them.
+"""`Embeddings`: the module that holds a model's tables on one device.
 
-A plain module: `forward` looks a batch up, autograd stages gradients, `update` applies them (there is no
-torch optimizer for the rows). Tables appear as parameters under their names, without requiring a gradient, so
-`state_dict` has one entry per table. Under torch.compile the lookup is a graph break; the operators
-themselves compile.
+`forward` looks a batch up, the backward stages gradients, `update` applies them: rows have no torch optimizer. Tables
+are parameters under their names that do not require gradients, so `state_dict` has one entry per table. Under
+torch.compile the lookup is a graph break; the operators themselves compile.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +23,7 @@ from rowwise.spec import Table, check_tables
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vectors:
-    """The result of a lookup: pooled features side by side, and the rows of sequences.
+    """The output of a lookup: pooled features side by side, and the rows of sequences.
 
     `vectors[name]` is [B, D] for a pooled feature and [N, D] for a sequence; `keys`, `values` and `to_dict`
     are those of TorchRec's KeyedTensor and cover the pooled features.
@@ -35,7 +34,6 @@ class Vectors:
     sequences: Mapping[str, Tensor]
 
     def __getitem__(self, feature: str) -> Tensor:
-        """The vectors of one feature."""
         if feature in self.sequences:
             return self.sequences[feature]
         if feature not in self.columns:
@@ -47,7 +45,7 @@ class Vectors:
         return list(self.columns)
 
     def values(self) -> Tensor:
-        """The pooled features as one matrix."""
+        """All pooled features as one matrix [B, S]."""
         return self.matrix_BS
 
     def to_dict(self) -> dict[str, Tensor]:
@@ -59,11 +57,11 @@ class Embeddings(nn.Module):
     """Embedding tables on one device.
 
     Args:
-        tables: what to hold; features of pooled tables stand side by side in this order in the output.
-        seed: of the initial rows, which depend on nothing else (not on devices, threads or cuts).
-        device: where the rows live; "meta": nowhere, for tables that are too large until they are sharded.
-        merge_shared: add up the gradients of bags that samples share before they are merged, see [Note: Merged bags]:
-            less work, and sums in another order.
+        tables: the tables; pooled features are side by side in the output, in this order.
+        seed: seed of the initial rows, which depend on nothing else (not on devices, threads or the plan).
+        device: device of the rows; "meta" allocates none, for tables that are too large until they are sharded.
+        merge_shared: sum the gradients of shared bags before they are merged ([Note: Merged bags]): less work, but
+            another order of summation.
     """
 
     def __init__(
@@ -74,19 +72,19 @@ class Embeddings(nn.Module):
         device: torch.device | str = "cpu",
         merge_shared: bool = False,
     ) -> None:
-        """Allocate and fill the tables."""
+        """Allocate and initialise the tables."""
         super().__init__()
         check_tables(tables)
         mapped = [table.name for table in tables if table.id_map is not None]
         if mapped:
-            want = "want MappedEmbeddings, or rowwise.make_embeddings, which makes what tables need"
-            raise SpecError(f"table {mapped[0]!r} has an id_map, and Embeddings looks ids up as they are: {want}")
+            want = "want MappedEmbeddings, or rowwise.make_embeddings, which chooses the class"
+            raise SpecError(f"table {mapped[0]!r} has an id_map, which Embeddings does not apply: {want}")
         self.seed = seed
         self._tiles = Tiles(tables, torch.device(device), merge_shared=merge_shared)
         self.arena.fill(seed)
         self._columns = self._tiles.pooled.column_slices
         self.register_load_state_dict_pre_hook(_before_load)
-        self._show_tables()
+        self._make_parameters()
 
     @property
     def arena(self) -> Arena:
@@ -95,22 +93,20 @@ class Embeddings(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the rows are."""
         return self.arena.rows.device
 
     @property
     def arenas(self) -> tuple[Arena, ...]:
-        """The same, as there may be several once it is sharded."""
+        """All arenas; `ShardedEmbeddings` has several."""
         return (self.arena,)
 
     @property
     def unknown_ids(self) -> dict[str, int]:
-        """How many ids outside their table were mapped to its last row, by feature."""
+        """Ids outside their table that were mapped to its last row so far, by feature."""
         return self._tiles.unknown_ids
 
     @property
     def tables(self) -> tuple[Table, ...]:
-        """The tables, in order."""
         return self.arena.tables
 
     def table(self, name: str) -> Tensor:
@@ -118,19 +114,19 @@ class Embeddings(nn.Module):
         return self.arena.table(self._index(name))
 
     def weights(self, name: str) -> Tensor:
-        """The rows of a table as float32 [R, D]: the view itself if they are stored so, else a copy."""
+        """The rows of a table as float32 [R, D]: a view if they are stored as float32, else a copy."""
         return self.arena.weights(self._index(name))
 
     def forward(self, sparse: Jagged | KeyedJagged) -> Vectors:
         """Look a batch up. With gradients enabled, each backward stages what `update` will apply."""
         if torch.compiler.is_compiling():
-            # Staging appends to a list, which a compiled graph cannot; so the graph breaks here, once. Not as a
-            # decorator: that would load the compiler, seconds of it, for everybody.
+            # Staging appends to a list, which a compiled graph cannot do, so the graph breaks here. Not as a decorator,
+            # which would import the compiler (seconds) even where nothing is compiled.
             return torch.compiler.disable(self._forward)(sparse)
         return self._forward(sparse)
 
     def abort_forward(self, error: RowwiseError) -> NoReturn:
-        """Instead of `forward`, where there is no batch because of an error; sharded tables raise on all ranks."""
+        """Replacement for `forward` if building the batch has failed; `ShardedEmbeddings` raises on all ranks."""
         raise error
 
     def _forward(self, sparse: Jagged | KeyedJagged) -> Vectors:
@@ -138,23 +134,23 @@ class Embeddings(nn.Module):
         return Vectors(matrix_BS=looked.matrix_BS, columns=self._columns, sequences=self._tiles.split(looked))
 
     def update(self) -> None:
-        """Apply what the backwards since the last update staged: each touched row changes once."""
+        """Apply the gradients staged since the last update: each touched row changes once."""
         self._tiles.update()
 
     def check_staged(self) -> float:
-        """Raise if a staged gradient is not finite, while no row has changed; `update` keeps only bad rows as they are.
+        """Raise if a staged gradient is not finite, before any row changes (`update` changes all but the bad rows).
 
-        Gradients that are finite one by one and not together are left to `update`. Returns a bound for their sums.
+        Finite gradients whose sum overflows are left to `update`. Returns an upper bound of the sums' absolute values.
         """
         return self._tiles.check_staged()
 
     def discard(self) -> None:
-        """Forget what was staged, for instance after a loss that is not finite."""
+        """Drop the staged gradients, for example after a loss that is not finite."""
         self._tiles.discard()
 
     @property
     def staged(self) -> Sequence[StagedGradients]:
-        """What the next update would apply."""
+        """The gradients that the next update applies."""
         return tuple(self._tiles.staged)
 
     def optimizer_state(self) -> dict[str, dict[str, Tensor]]:
@@ -163,7 +159,7 @@ class Embeddings(nn.Module):
 
     @torch.no_grad()
     def load_optimizer_state(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Copy in what `optimizer_state` gave."""
+        """Copy state of the form of `optimizer_state` into the arena."""
         self.arena.mark_all()
         for table, views in self.optimizer_state().items():
             for name, view in views.items():
@@ -173,7 +169,7 @@ class Embeddings(nn.Module):
                     raise StateError(
                         f"optimizer state {name!r} of table {table!r}: got {got}, want {tuple(view.shape)}"
                     )
-                # Into the arena: the kernels know the state by its place.
+                # Copied, as kernels address state by its offset in the arena.
                 view.copy_(found)
 
     def _index(self, name: str) -> int:
@@ -182,39 +178,35 @@ class Embeddings(nn.Module):
                 return index
         raise SpecError(f"no table {name!r}; the tables are {', '.join(t.name for t in self.tables)}")
 
-    def _show_tables(self) -> None:
-        """(Re)make the parameters: views of the arena, as rows are stored, which alone owns the memory."""
+    def _make_parameters(self) -> None:
+        """Create the parameters, or point them to memory that has moved: views of the arena, which owns the memory."""
         for index, table in enumerate(self.tables):
             view = self.arena.table(index)
             parameter = self._parameters.get(table.name)
             if parameter is None:
-                # Not register_parameter: it refuses the names of methods, which tables may have.
+                # Not register_parameter, which rejects names of methods, as tables may have.
                 self._parameters[table.name] = nn.Parameter(view, requires_grad=False)
             else:
-                parameter.data = view  # the same object, as a move keeps other parameters the same objects
+                parameter.data = view  # keep the Parameter object, as Module.to does
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        """Moves: the arena goes as a whole. Rows keep their type: it belongs to the table, not to the caller."""
-        # fn is applied to an empty float tensor to learn the device it moves to; a change of type is ignored.
+        """`.to(...)`: the arena moves as a whole; rows keep their type, as it is a property of the table."""
+        # `fn` of an empty float tensor has the device to move to; a change of dtype is ignored.
         self.arena.to(fn(torch.empty(0, device=self.arena.rows.device)).device)
-        self._show_tables()
+        self._make_parameters()
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a copy or a pickle holds."""
-        # Not the views of tables, which the arena gives again: torch.save refuses views of a storage as another type.
+        # Without the parameters, which __setstate__ makes again: torch.save rejects views of a storage as two dtypes.
         names = {table.name for table in self.tables}
         others = {name: parameter for name, parameter in self._parameters.items() if name not in names}
         return {**self.__dict__, "_parameters": others}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """After a copy or an unpickling the parameters are views again."""
-        # A copied parameter owns a copy of its rows; the arena's copy is the one that counts.
         super().__setstate__(state)
-        self._show_tables()
+        self._make_parameters()
 
     def extra_repr(self) -> str:
-        """One line a table."""
         return "\n".join(
             f"{t.name}: {t.rows} x {t.dim} {t.row_type}, {t.pooling}, {type(t.optimizer).__name__}" for t in self.tables
         )
@@ -223,12 +215,12 @@ class Embeddings(nn.Module):
 def _before_load(
     module: nn.Module, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *_: Any
 ) -> None:
-    """Take nn.EmbeddingBag and TorchRec names too, check shapes, and copy always, as parameters are views."""
+    """Accept names of nn.EmbeddingBag and TorchRec, check shapes, and copy even with assign=True."""
     assert isinstance(module, Embeddings)
     module.arena.mark_all()
     for table in module.tables:
         name = table.name
-        # A ModuleDict of bags, TorchRec's pooled and sequence collections, and a single bag.
+        # Of a ModuleDict of EmbeddingBags, of TorchRec's pooled and sequence collections, of a single EmbeddingBag.
         aliases = [f"{name}.weight", f"embedding_bags.{name}.weight", f"embeddings.{name}.weight"]
         if len(module.tables) == 1:
             aliases.append("weight")
@@ -239,7 +231,7 @@ def _before_load(
         if found is None:
             continue
         stored = module.table(name)
-        floats = found.is_floating_point()  # of any width
+        floats = found.is_floating_point()
         if stored.dtype == torch.uint8 and floats and tuple(found.shape) == (table.rows, table.dim):
             state_dict[prefix + name] = rowtype.pack(found, table.row_type, table.column_group)
         elif found.shape != stored.shape or not (

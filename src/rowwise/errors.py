@@ -1,22 +1,22 @@
-"""Everything a user can be told, as one tree.
+"""The errors and warnings of rowwise, as one tree.
 
     RowwiseError
-    |-- SpecError        a table, feature or plan that cannot be (also a ValueError)
-    |   `-- planner.infeasible.InfeasibleError   tables that fit no plan; says what would make them fit
-    |-- BatchError       a batch whose parts do not fit together (also a ValueError)
+    |-- SpecError        an invalid table, feature or plan (also a ValueError)
+    |   `-- planner.infeasible.InfeasibleError   tables that fit no plan; names what would make them fit
+    |-- BatchError       an invalid batch: shapes, types or features do not match (also a ValueError)
     |-- DataError        a file, column or value of the data that cannot be used (also a ValueError)
     |-- IdError          an id outside its table (also a ValueError)
     |-- GradientError    a gradient that is not finite (also an ArithmeticError)
-    |   `-- UpdateError  that came to light when other rows were updated already
+    |   `-- UpdateError  found when other rows were updated already
     |-- StateError       a state dict that does not match the tables (also a ValueError)
     |-- PeerError        another rank failed, or ranks do not agree (also a RuntimeError)
-    |   `-- AgreedError  another rank met an error, all know of it, and all still can talk
-    |-- TableMemoryError tables for which there is no memory (also a MemoryError)
+    |   `-- AgreedError  another rank had an error; all ranks raise, and collectives still work
+    |-- TableMemoryError tables that do not fit into memory (also a MemoryError)
     |-- CheckpointError  a checkpoint that is missing, damaged or could not be written (also an OSError)
     `-- NativeError      the native operators are missing or do not load (also an ImportError)
 
-Messages say what was found, what was wanted and the way out. `UnknownIdWarning` counts ids that a table
-was told to map to its last row.
+Messages say what was found, what was wanted and what to do. `UnknownIdWarning` counts ids that were mapped to the last
+row of a table with `unknown='last_row'`.
 """
 
 from rowwise.textfile import printable
@@ -27,11 +27,11 @@ class RowwiseError(Exception):
 
 
 class SpecError(RowwiseError, ValueError):
-    """A table, feature or plan that cannot be."""
+    """An invalid table, feature or plan."""
 
 
 class BatchError(RowwiseError, ValueError):
-    """A batch whose parts do not fit together."""
+    """An invalid batch: shapes, types or features do not match."""
 
 
 class DataError(RowwiseError, ValueError):
@@ -47,7 +47,7 @@ class GradientError(RowwiseError, ArithmeticError):
 
 
 class UpdateError(GradientError):
-    """A gradient of a row that is not finite, and came to light when other rows were updated already."""
+    """A row's gradient is not finite, which was found when other rows were updated already."""
 
 
 class StateError(RowwiseError, ValueError):
@@ -59,7 +59,7 @@ class PeerError(RowwiseError, RuntimeError):
 
 
 class AgreedError(PeerError):
-    """Another rank met an error; all ranks left together, and collectives still work. `kinds`: of the errors."""
+    """Another rank had an error; all ranks raise, and collectives still work. `kinds`: class names of the errors."""
 
     def __init__(self, message: str, kinds: frozenset[str] = frozenset()) -> None:
         super().__init__(message)
@@ -67,7 +67,7 @@ class AgreedError(PeerError):
 
 
 class TableMemoryError(RowwiseError, MemoryError):
-    """Tables for which there is no memory."""
+    """Tables that do not fit into memory."""
 
 
 class CheckpointError(RowwiseError, OSError):
@@ -83,13 +83,13 @@ class UnknownIdWarning(UserWarning):
 
 
 def one_line(error: BaseException) -> str | None:
-    """What a user is told of a mistake, or of a file that cannot be had; None: it is a bug of ours."""
+    """The message for a user's mistake or a missing file, as one line; None for any other error, which is a bug."""
     if isinstance(error, RowwiseError):
-        return _one_line(str(error))
+        return _escape_newlines(str(error))
     if isinstance(error, OSError) and error.filename is not None:
-        return _one_line(f"{error.filename}: {error.strerror}")
+        return _escape_newlines(f"{error.filename}: {error.strerror}")
     return None
 
 
-def _one_line(text: str) -> str:
+def _escape_newlines(text: str) -> str:
     return printable(text).replace("\n", "\\n")

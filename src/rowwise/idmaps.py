@@ -1,7 +1,7 @@
-"""How the ids of a table share fewer rows, as a recipe says it: a rule, or a file that was learned from data.
+"""Id maps in recipes: how the ids of a table share fewer rows, by a rule or by a file that was learned from data.
 
-Frozen values without tensors, apart from `spec` because tables hold them. What they mean for an id is `hashing`'s
-business, which makes an `IdMap` of each. Ids that are ordered are scrambled first by every one of them.
+Frozen values without tensors; `hashing` makes an `IdMap` of each. All of them scramble ids first, as consecutive ids
+are often related.
 """
 
 from typing import Literal
@@ -11,24 +11,24 @@ from rowwise.value import Value
 
 
 class HashIds(Value, frozen=True, tag="hash", tag_field="kind"):
-    """Each id has one row, chosen by a hash: ids that have nothing in common share it."""
+    """Hash trick: each id has one row, chosen by a hash, which unrelated ids share."""
 
     rows: int
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _check(self.rows, self.seed, 1)
+        _check_rows_and_seed(self.rows, self.seed, 1)
 
 
 class DoubleHashIds(Value, frozen=True, tag="double_hash", tag_field="kind"):
-    """Each id is the sum of `hashes` rows, chosen by as many hashes; few ids share all of them."""
+    """Each id is the sum of `hashes` rows, chosen by as many hashes; few pairs of ids share all of them."""
 
     rows: int
     seed: int = 0
     hashes: int = 2
 
     def __post_init__(self) -> None:
-        _check(self.rows, self.seed, 1)
+        _check_rows_and_seed(self.rows, self.seed, 1)
         if not 1 < self.hashes <= 8:
             raise SpecError(f"id_map: hashes={self.hashes}: want 2 to 8; kind: hash has one")
 
@@ -36,8 +36,8 @@ class DoubleHashIds(Value, frozen=True, tag="double_hash", tag_field="kind"):
 class QuotientRemainderIds(Value, frozen=True, tag="quotient_remainder", tag_field="kind"):
     """Each id has a row for its quotient and one for its remainder, so that no two ids share both.
 
-    Source: Shi et al. 2020. About as few rows as the budget allows are taken so that all pairs fit. `seed`: of the
-    order that ids are put in first.
+    Source: Shi et al. 2020. The divisor is chosen so that at most `rows` rows are used. `seed`: of the permutation of
+    ids before the division.
     """
 
     rows: int
@@ -45,21 +45,21 @@ class QuotientRemainderIds(Value, frozen=True, tag="quotient_remainder", tag_fie
     combine: Literal["sum", "product"] = "sum"
 
     def __post_init__(self) -> None:
-        _check(self.rows, self.seed, 2)
+        _check_rows_and_seed(self.rows, self.seed, 2)
 
 
 class StoredIds(Value, frozen=True, tag="stored", tag_field="kind"):
-    """An id map in a file, made by `rowwise compress` or `rowwise.hashing` from data: by frequency, or learned."""
+    """A map in a file, made from data by `rowwise compress` or `rowwise.hashing`: by frequency, or learned."""
 
     file: str
-    digest: str = ""  # of its content; none: whatever it holds
-    table: str = ""  # that it was made for; none: the one that has it. A wide part has the maps of other tables
+    digest: str = ""  # of the file's content; empty: not checked
+    table: str = ""  # it was made for; empty: the table that has it. Wide models use the maps of other tables
 
 
 AnyIdMap = HashIds | DoubleHashIds | QuotientRemainderIds | StoredIds
 
 
-def _check(rows: int, seed: int, least: int) -> None:
+def _check_rows_and_seed(rows: int, seed: int, least: int) -> None:
     if type(rows) is not int or rows < least:
         raise SpecError(f"id_map: rows={rows!r}: want a whole number of at least {least}")
     if rows >= 1 << 40:

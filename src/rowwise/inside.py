@@ -1,7 +1,6 @@
-"""Names that become files: one plain component of a path, and what is opened by one is a regular file of its folder.
+"""Checks file names from untrusted manifests, journals and runs: one plain path component, and a regular file.
 
-Its own file because manifests, journals and runs come from strangers: a name in one must not lead out of its folder,
-by `..`, a path or a link.
+A name must not lead out of its folder, by `..`, a path or a link.
 """
 
 import errno
@@ -11,12 +10,12 @@ from typing import BinaryIO
 
 from rowwise.textfile import open_regular
 
-MOST_BYTES = 200  # of a name; file systems allow 255, and endings are added
-NOT_SHOWN = ("Cc", "Cs", "Zl", "Zp")  # control characters, halves of characters, ends of lines
+MOST_BYTES = 200  # of a name; file systems allow 255, and suffixes are added
+NOT_SHOWN = ("Cc", "Cs", "Zl", "Zp")  # control characters, surrogates, line and paragraph separators
 
 
 def fault_of_name(name: str, most_bytes: int = MOST_BYTES) -> str | None:
-    """Why a name is not one plain component of a path; None: it is."""
+    """What is wrong with a name as one plain component of a path; None: nothing."""
     if not name:
         return "it is empty"
     if "/" in name or "\\" in name:
@@ -31,18 +30,18 @@ def fault_of_name(name: str, most_bytes: int = MOST_BYTES) -> str | None:
 
 
 def has_control(text: str) -> bool:
-    """Whether it has what no line can show."""
+    """Whether a text has control characters, surrogates or separators of lines."""
     return not text.isprintable() and any(unicodedata.category(character) in NOT_SHOWN for character in text)
 
 
 def has_no_link(folder: Path, inside: str) -> bool:
-    """Whether no folder and no file on the way from a folder to what is inside of it is a link."""
+    """Whether no component of the path `inside` below a folder is a symbolic link."""
     return (folder / inside).resolve() == folder.resolve() / inside
 
 
 def open_inside(folder: Path, name: str) -> BinaryIO:
-    """A regular file of a folder, to be read; anything else is an OSError that says what it is."""
+    """Open a regular file of a folder for reading; anything else raises an OSError."""
     fault = fault_of_name(name)
     if fault:
-        raise OSError(errno.EINVAL, f"the name {name[:80]!r} is not used: {fault}", str(folder))
+        raise OSError(errno.EINVAL, f"the name {name[:80]!r} is not allowed: {fault}", str(folder))
     return open_regular(folder / name, links=False)

@@ -1,11 +1,11 @@
-"""Public names of a package that are loaded when first used, so that importing it costs nothing."""
+"""Lazy imports of a package's public names, so that `rowwise --help` does not load torch."""
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 
 
 def names_of(package: str, homes: Mapping[str, Sequence[str]]) -> tuple[list[str], Callable[[str], object]]:
-    """A package's `__all__` and `__getattr__`, from {module: names that it gives}."""
+    """The `__all__` and `__getattr__` of a package, from {module: its public names}."""
     home = {name: module for module, names in homes.items() for name in names}
     known = sorted(home)
 

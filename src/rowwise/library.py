@@ -1,4 +1,4 @@
-"""Where the libraries are that were built with the package."""
+"""Finds and loads the native libraries that were built with the package, without torch."""
 
 import ctypes
 import importlib.util
@@ -10,8 +10,8 @@ BUILD = "build it with `make build` or `pip install .`"
 
 
 def find_library(name: str) -> Path:
-    """A built library: beside the package, installed or not."""
-    # An editable install has two folders: the sources, and one in site-packages that holds what was built.
+    """The path of a library in the package's `_lib` folder, for installed and editable packages."""
+    # An editable install has two folders: the sources, and one in site-packages with the built libraries.
     spec = importlib.util.find_spec("rowwise")
     folders = [Path(f) for f in (spec.submodule_search_locations or [])] if spec else []
     for folder in folders:
@@ -23,7 +23,7 @@ def find_library(name: str) -> Path:
 
 
 def load_library(name: str) -> ctypes.CDLL:
-    """One of those that need no torch."""
+    """Load a library that does not need torch."""
     path = find_library(name)
     try:
         return ctypes.CDLL(str(path))

@@ -1,8 +1,8 @@
-"""What this processor is, what it lacks, and what follows from that: one table of measured families, and no torch.
+"""Facts about the processor and the choices that follow from them: a table of measured families; no torch.
 
-Facts are read once from the system as text and judged here by pure functions, so that every processor can be tested on
-any other. A choice follows from the family and never from a measurement of this moment: two choices round differently,
-and a run must not depend on what else the machine was doing.
+Functions of the text of /proc/cpuinfo, so that every processor can be tested on any other. A choice depends on the
+family, never on a measurement at run time: two GEMM libraries round differently, and a run must not depend on what else
+the machine was doing.
 """
 
 import platform
@@ -11,11 +11,11 @@ from typing import Literal, NamedTuple
 
 CPUINFO = Path("/proc/cpuinfo")
 AMD, INTEL = "AuthenticAMD", "GenuineIntel"
-Products = Literal["torch", "onednn"]  # libraries for products of float32 matrices
+Products = Literal["torch", "onednn"]  # GEMM libraries for float32
 
 
 class Processor(NamedTuple):
-    """Facts about a processor, as Linux tells them; without flags where nobody does."""
+    """Facts about a processor from /proc/cpuinfo; defaults where the system has none."""
 
     maker: str = ""
     family: int = 0
@@ -25,7 +25,7 @@ class Processor(NamedTuple):
 
 
 class ProcessorFamily(NamedTuple):
-    """Processors that behave alike, and what was measured on them."""
+    """Processors that behave alike, and the measurements on them."""
 
     name: str
     maker: str
@@ -35,7 +35,7 @@ class ProcessorFamily(NamedTuple):
     measured: str
 
 
-# The first that fits counts. `measured` is of one thread; none: the maker's other processors speak for it.
+# The first match counts. `measured` is of one thread; empty: assumed from other processors of the maker.
 FAMILIES = (
     ProcessorFamily(
         "Zen 1", AMD, 0x17, (range(0x30),), "torch", "oneDNN's float32 layers run at .95 of torch's; bf16 at .13"
@@ -51,14 +51,14 @@ FAMILIES = (
     ),
     ProcessorFamily("Zen 5", AMD, 0x1A, (range(0x100),), "onednn", ""),
 )  # fmt: skip
-OTHERS: dict[str, Products] = {AMD: "onednn"}  # of families that are not listed
+OTHERS: dict[str, Products] = {AMD: "onednn"}  # by maker, for families that are not listed
 
 
 class MissingFeature(NamedTuple):
-    """A feature that a processor may lack, and what is used instead."""
+    """An instruction set that a processor may lack, and the replacement."""
 
     what: str
-    flags: frozenset[str]  # any of them will do
+    flags: frozenset[str]  # any of them suffices
     instead: str
     x86_only: bool = True
 
@@ -69,7 +69,7 @@ BF16 = MissingFeature(
     "train.precision=bf16 is replaced by fp32, which is faster than bf16 in software",
     x86_only=False,
 )
-LACKS = (
+OPTIONAL_FEATURES = (
     MissingFeature("AVX2", frozenset({"avx2"}), "tables take the kernels for SSE2"),
     MissingFeature("AVX-512", frozenset({"avx512f"}), "tables take the kernels for AVX2, or SSE2"),
     MissingFeature("carry-less products", frozenset({"pclmulqdq"}), "checksums of checkpoints are zlib's"),
@@ -78,11 +78,12 @@ LACKS = (
 
 
 def read_processor() -> Processor:
-    return parse(CPUINFO.read_text() if CPUINFO.exists() else "", platform.machine())
+    """The processor of this machine."""
+    return parse_cpuinfo(CPUINFO.read_text() if CPUINFO.exists() else "", platform.machine())
 
 
-def parse(cpuinfo: str, machine: str) -> Processor:
-    """From the text of /proc/cpuinfo, whose first processor stands for all."""
+def parse_cpuinfo(cpuinfo: str, machine: str) -> Processor:
+    """Facts from the text of /proc/cpuinfo, of its first processor."""
     facts: dict[str, str] = {}
     for line in cpuinfo.splitlines():
         name, _, value = line.partition(":")
@@ -98,7 +99,7 @@ def parse(cpuinfo: str, machine: str) -> Processor:
 
 
 def family_of(processor: Processor) -> ProcessorFamily | None:
-    """Its row of the table; None: it is not listed."""
+    """The processor's entry in `FAMILIES`, or None."""
     for family in FAMILIES:
         same = (family.maker, family.family) == (processor.maker, processor.family)
         if same and any(processor.model in models for models in family.models):
@@ -106,15 +107,15 @@ def family_of(processor: Processor) -> ProcessorFamily | None:
     return None
 
 
-def products_of(processor: Processor) -> Products:
-    """The library for products of float32 matrices."""
+def gemm_library_of(processor: Processor) -> Products:
+    """The faster GEMM library for float32 on a processor."""
     family = family_of(processor)
     return OTHERS.get(processor.maker, "torch") if family is None else family.products
 
 
-def lacks(processor: Processor) -> tuple[MissingFeature, ...]:
-    """What it does not have; none of a processor that tells nothing."""
+def missing_features(processor: Processor) -> tuple[MissingFeature, ...]:
+    """The optional features that a processor lacks; empty if its flags are unknown."""
     if not processor.flags:
         return ()
     x86 = processor.machine == "x86_64"
-    return tuple(lack for lack in LACKS if not lack.flags & processor.flags and (x86 or not lack.x86_only))
+    return tuple(lack for lack in OPTIONAL_FEATURES if not lack.flags & processor.flags and (x86 or not lack.x86_only))

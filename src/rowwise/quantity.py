@@ -1,7 +1,7 @@
-"""Numbers as people write them: 1.23 M, 3.40 GB, 2 h 05 min, 0.8123. What is not a number is a dash.
+"""Formats numbers with units: 1.23 M, 3.40 GB, 2 h 05 min, 0.8123; a dash for None, NaN and infinity.
 
-Decimal, as memory is sold: a GB is 1e9. On pages numbers have three digits and narrow spaces; those in sentences, for
-terminals and messages, begin with `of_` and have plain ones.
+A GB is 1e9 bytes. On HTML pages numbers have three digits and narrow spaces. The functions for terminals and messages
+are named `format_...` and use plain spaces.
 """
 
 import math
@@ -10,17 +10,17 @@ from collections.abc import Iterable
 SPACE = "\u202f"  # narrow, and no line breaks at it
 NONE = "\u2013"
 PREFIXES = ("", "k", "M", "G", "T", "P", "E")
-SHOWN = 3  # runs of ranks that are written out
-LARGEST = 1e300  # larger ones are taken for infinite: their differences would be
+SHOWN = 3  # ranges of ranks that are listed
+LARGEST = 1e300  # larger values count as infinite, as differences of them overflow
 
 
 def usable(value: float | None) -> bool:
-    """Whether it can be drawn."""
+    """Whether a value is a finite number, and so can be drawn."""
     return value is not None and abs(value) < LARGEST
 
 
 def prefix(value: float) -> tuple[float, str]:
-    """The power of 1,000 that leaves one to three digits before the point, and its letter."""
+    """The power of 1,000 that leaves one to three digits before the point, and its SI letter."""
     if not usable(value) or abs(value) < 1000:
         return 1.0, ""
     power = min(int(math.log10(abs(value) * (1 + 1e-12)) // 3), len(PREFIXES) - 1)
@@ -28,6 +28,7 @@ def prefix(value: float) -> tuple[float, str]:
 
 
 def count(value: float | None) -> str:
+    """A count, with an SI prefix from 100,000 on."""
     if value is None or not usable(value):
         return NONE
     if abs(value) < 99_999.5:
@@ -51,7 +52,7 @@ def _scaled(value: float, unit: str) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds, as the two largest units of time that they have."""
+    """A time in its two largest units: 2 h 05 min."""
     if seconds is None or not usable(seconds) or seconds < 0:
         return NONE
     if seconds < 1:
@@ -69,14 +70,14 @@ def duration(seconds: float | None) -> str:
 
 
 def share(value: float | None) -> str:
-    """A part of one, in percent."""
+    """A share of 1 in percent."""
     if value is None or not usable(value):
         return NONE
     return f"{100 * value:.1f}{SPACE}%"
 
 
 def number(value: float | None) -> str:
-    """A metric: four decimals, or four digits where that says more."""
+    """A metric: four decimals, or as many significant digits."""
     if value is None or not usable(value):
         return NONE
     if abs(value) >= 1e5:
@@ -87,40 +88,41 @@ def number(value: float | None) -> str:
 
 
 def short(value: float | None) -> str:
-    """A number without the zeros at its end: a level, a learning rate."""
+    """A number without trailing zeros, for instance a learning rate."""
     if value is None or not usable(value):
         return NONE
     return f"{value:.4g}"
 
 
-def of_bytes(size: float) -> str:
+def format_bytes(size: float) -> str:
     scale, letter = prefix(float(f"{size:.4g}"))
     return f"{size / scale:,.1f} {letter}B" if letter else f"{size:.0f} B"
 
 
-def of_seconds(seconds: float) -> str:
-    """Seconds of a step."""
+def format_seconds(seconds: float) -> str:
+    """A step's time in s or ms."""
     if abs(seconds) >= 1:
         return f"{seconds:,.2f} s"
     value = seconds * 1000
     return f"{value:.{3 if abs(value) < 0.1 else 2 if abs(value) < 9.995 else 1}f} ms"
 
 
-def of_change(seconds: float) -> str:
-    """Seconds more or less; what rounds to nothing has no sign."""
-    words = of_seconds(abs(seconds))
+def format_change(seconds: float) -> str:
+    """A difference of times with its sign; 'no change' if it rounds to 0."""
+    words = format_seconds(abs(seconds))
     if not any(digit in words for digit in "123456789"):
         return "no change"
     return f"{'-' if seconds < 0 else '+'}{words}"
 
 
-def of_count(count: float) -> str:
+def format_count(count: float) -> str:
+    """A large count with an SI prefix from millions on."""
     scale, letter = prefix(count / 10)
     return f"{count / scale:,.0f} {letter}" if scale >= 1e6 else f"{count:,.0f}"
 
 
-def of_ranks(ranks: Iterable[int]) -> str:
-    """Ranks, neighbours as ranges: 0-3, 7."""
+def format_ranks(ranks: Iterable[int]) -> str:
+    """A list of ranks with ranges: 0-3, 7."""
     runs: list[list[int]] = []
     for rank in sorted(ranks):
         if runs and rank == runs[-1][1] + 1:

@@ -1,6 +1,7 @@
-"""Folders for temporary files, of which the next start removes those that a killed process has left.
+"""Temporary folders; each start removes those that killed processes have left.
 
-A folder holds a lock for as long as its process lives, however that ends; one whose lock is free belongs to nobody.
+A process holds a file lock in its folder, which the system releases however the process ends: a folder whose lock is
+free is stale.
 """
 
 import fcntl
@@ -14,26 +15,26 @@ from typing import Self, final
 
 PREFIX = "rowwise-tmp-"
 LOCK = ".lock"
-NEW_S = 3600.0  # an empty folder without a lock is left alone for so long: its process may be about to take it
+NEW_S = 3600.0  # age from which an empty folder without a lock is stale; before, its process may be about to lock it
 
 
 @final
 class Scratch:
-    """A folder of this process; `close` removes it."""
+    """A temporary folder of this process; `close` removes it."""
 
     def __init__(self) -> None:
-        """Remove what others have left, then make one."""
-        sweep()
-        self.path, self._lock = _make()
+        """Remove stale folders, then make one."""
+        remove_stale_folders()
+        self.path, self._lock = _make_locked_folder()
 
     def close(self) -> None:
-        """Remove it and all that is in it."""
         shutil.rmtree(self.path, ignore_errors=True)
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
 
     def keep(self) -> None:
+        """Keep the folder after this process, without a lock."""
         (self.path / LOCK).unlink()
         os.close(self._lock)
         self._lock = -1
@@ -45,8 +46,8 @@ class Scratch:
         self.close()
 
 
-def sweep() -> None:
-    """Remove the folders of processes that are gone."""
+def remove_stale_folders() -> None:
+    """Remove the folders of processes that have ended."""
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         try:
             about = folder.lstat()
@@ -56,8 +57,8 @@ def sweep() -> None:
                 if _is_free(folder / LOCK):
                     shutil.rmtree(folder, ignore_errors=True)
             elif time.time() - about.st_mtime > NEW_S:
-                folder.rmdir()  # what was kept is not empty
-        except OSError:  # another start has just removed it, or it was kept
+                folder.rmdir()  # fails for a folder that was kept, which is not empty
+        except OSError:  # another process has just removed it, or it was kept
             continue
 
 
@@ -72,7 +73,7 @@ def _is_free(path: Path) -> bool:
     return True
 
 
-def _make() -> tuple[Path, int]:
+def _make_locked_folder() -> tuple[Path, int]:
     while True:
         folder = Path(tempfile.mkdtemp(prefix=PREFIX))
         lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -80,7 +81,7 @@ def _make() -> tuple[Path, int]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.stat(folder / LOCK).st_ino == os.fstat(lock).st_ino:
                 return folder, lock
-        except OSError:  # a start saw it before it was locked, and is removing it
+        except OSError:  # another process saw it before it was locked, and is removing it
             pass
         os.close(lock)
         shutil.rmtree(folder, ignore_errors=True)

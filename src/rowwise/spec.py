@@ -1,7 +1,7 @@
-"""What exists: tables, how they are pooled, filled and updated.
+"""Specifications: tables with pooling, initialisation and row type; topology; wire types.
 
-Frozen values with a strict JSON round trip and no torch, so that a plan can be made, read and compared
-without loading any tensor library. Where a table lives is `plan`'s business, its memory is `ops.arena`'s.
+Frozen values with a strict JSON round trip and without torch, so that plans can be made, read and compared without
+loading it. `plan` places tables on ranks, `ops.arena` has their memory.
 """
 
 import enum
@@ -13,7 +13,7 @@ import msgspec
 from rowwise.errors import SpecError
 from rowwise.idmaps import AnyIdMap
 from rowwise.inside import fault_of_name, has_control
-from rowwise.row_optimizers import RowOptimizer, RowWiseAdagrad, Slot, wrong_number
+from rowwise.row_optimizers import RowOptimizer, RowWiseAdagrad, Slot, hyperparameter_fault
 from rowwise.value import MOST_DIM, MOST_RANKS, check_most
 from rowwise.value import Value as Value
 
@@ -24,11 +24,11 @@ class Pooling(enum.StrEnum):
     SUM = "sum"
     MEAN = "mean"
     WEIGHTED = "weighted"  # sum of rows times the per-id weights of the batch
-    SEQUENCE = "sequence"  # not at all: one vector for each id
+    SEQUENCE = "sequence"  # no pooling: one vector for each id
 
 
 class RowType(enum.StrEnum):
-    """The storage of a row. Arithmetic is in 32-bit floats for every type; updates are rounded stochastically."""
+    """The type in which rows are stored. Arithmetic is in float32; updates are rounded stochastically."""
 
     FP32 = "fp32"
     FP16 = "fp16"
@@ -41,11 +41,11 @@ class RowType(enum.StrEnum):
 
 
 class RowTypeFacts(Value, frozen=True):
-    """The size and limits of a row type; see [Note: Row formats] in `ops/_cpp/tables.h`."""
+    """Properties of a row type; see [Note: Row formats] in `ops/_cpp/tables.h`."""
 
-    numbers: str  # the torch dtype that rows are viewed as, which checkpoints name
+    numbers: str  # name of the torch dtype of stored rows, also in checkpoints
     weight_bytes: int
-    scaled: bool = False  # whether groups of columns have a scale and an offset, before the weights
+    scaled: bool = False  # whether groups of columns have a scale and an offset, stored before the weights
 
 
 ROW_TYPES = {  # in the order of `ROWWISE_ROW_TYPES` in `ops/_cpp/tables.h`
@@ -69,7 +69,7 @@ class Normal(Value, frozen=True, tag="normal", tag_field="kind"):
 
 
 class Constant(Value, frozen=True, tag="constant", tag_field="kind"):
-    """Every weight the same."""
+    """All weights equal."""
 
     value: float = 0.0
 
@@ -83,21 +83,20 @@ class Table(Value, frozen=True):
     name: str
     rows: int
     dim: int
-    features: tuple[str, ...] = ()  # none named: one feature, called like the table
+    features: tuple[str, ...] = ()  # empty: one feature, named like the table
     pooling: Pooling = Pooling.SUM
     optimizer: RowOptimizer = RowWiseAdagrad()
     init: Init = Uniform()
-    unknown: Literal["raise", "last_row"] = "raise"  # what happens to an id outside 0 .. rows - 1
+    unknown: Literal["raise", "last_row"] = "raise"  # for an id outside 0 .. rows - 1
     row_type: RowType = RowType.FP32
     column_group: int | None = None  # int8: columns that share a scale, a multiple of 16; None: all of a row
-    id_map: AnyIdMap | None = None  # `rows` ids in fewer rows than that; None: each has its own
+    id_map: AnyIdMap | None = None  # maps `rows` ids to fewer rows; None: each id has its own row
 
     def __post_init__(self) -> None:
-        """Refuse what no kernel could hold."""
         _check_types(self)
         fault = "it has a dot" if "." in self.name else fault_of_name(self.name)
         if fault:
-            want = "want one without dots and slashes, as parameters and files are called by it"
+            want = "want one without dots and slashes, as parameters and files have its name"
             raise SpecError(f"table name {self.name[:80]!r}: {fault}: {want}")
         check_most(f"table {self.name!r}: ", self, dim=MOST_DIM, column_group=MOST_DIM)
         if self.rows < 1 or self.dim < 1:
@@ -124,22 +123,22 @@ class Table(Value, frozen=True):
 
 
 def row_bytes(row_type: RowType, dim: int, column_group: int = 0) -> int:
-    """Bytes of one row of a type; a group of 0 columns is the whole row."""
+    """Bytes of one row; `column_group=0`: all columns share a scale."""
     facts = row_type.facts
     weights_bytes = facts.weight_bytes * dim
     return 8 * -(-dim // (column_group or dim)) + -(-weights_bytes // 4) * 4 if facts.scaled else weights_bytes
 
 
-Bits = Literal[8, 4]  # of each weight, where rows are written down rounded to fewer than they are trained with
+Bits = Literal[8, 4]  # bits per weight in a quantised checkpoint
 
 
 def quantised_bytes(dim: int, bits: Bits) -> int:
-    """Bytes of such a row: the two ends of its range as floats, then its codes."""
+    """Bytes of a row in a quantised checkpoint: two floats for its range, then its codes."""
     return row_bytes(RowType.INT8, dim) if bits == 8 else 8 + -(-dim // 8) * 4
 
 
 def state_slots(table: Table) -> dict[str, Slot]:
-    """The optimizer state in each row, in order; names are those of torch's optimizers."""
+    """The optimizer state of each row, in order; names are those of torch's optimizers."""
     return table.optimizer.slots(table.dim)
 
 
@@ -149,7 +148,7 @@ def state_width(table: Table) -> int:
 
 
 def _check_types(table: Table) -> None:
-    """What a file is held to when it is read, code is held to as well; a pooling may be given by its name."""
+    """Check types as reading a file does, for tables made in code; pooling and row type may be given by name."""
     name = table.name
     for field, value in (("rows", table.rows), ("dim", table.dim)):
         if type(value) is not int:
@@ -185,27 +184,26 @@ def _check_numbers(table: Table) -> None:
     numbers = msgspec.structs.asdict(optimizer) | msgspec.structs.asdict(table.init)
     numbers.pop("schedule", None)
     for field, value in numbers.items():
-        want = wrong_number(field, value)
+        want = hyperparameter_fault(field, value)
         if want:
             raise SpecError(f"table {name!r}: {field}={value}: {want}")
     if optimizer.problem:
         raise SpecError(f"table {name!r}: {optimizer.problem}")
 
 
-Link = Literal["host", "network"]  # between two devices of one host, or of two
+Link = Literal["host", "network"]  # inside a host, or between hosts
 VectorExchange = Literal["all_to_all", "reduce_scatter", "two_level", "all_reduce"]
-"""How vectors get to their samples: each from one rank; as sums over all ranks; as sums over a host, which then travel
-between hosts; not at all, while gradients of copies are added up over all ranks."""
+"""How vectors reach the ranks of their samples: from one rank each; as sums over all ranks; as sums over a host, sent
+between hosts; or not at all, for copied tables, whose gradients are all-reduced."""
 
 
 class Topology(Value, frozen=True):
-    """Hosts of equally many devices; ranks are numbered host by host."""
+    """Hosts with equally many devices; ranks are numbered host by host."""
 
     hosts: int = 1
     devices: int = 1  # of each host
 
     def __post_init__(self) -> None:
-        """Refuse what holds no rank."""
         if self.hosts < 1 or self.devices < 1:
             raise SpecError(f"{self.hosts} hosts of {self.devices} devices: want at least one of each")
         if self.world > MOST_RANKS:
@@ -213,24 +211,21 @@ class Topology(Value, frozen=True):
 
     @property
     def world(self) -> int:
-        """How many ranks there are."""
         return self.hosts * self.devices
 
     def host_of(self, rank: int) -> int:
-        """The host of a rank."""
         return rank // self.devices
 
     def ranks_of(self, host: int) -> range:
-        """The ranks of a host."""
         return range(host * self.devices, (host + 1) * self.devices)
 
     def link(self, a: int, b: int) -> Link:
-        """What two ranks are connected by."""
+        """The kind of link between two ranks."""
         return "host" if self.host_of(a) == self.host_of(b) else "network"
 
 
 class WireType(enum.StrEnum):
-    """The type of numbers between ranks; `comm/codec.py` has the codec of each."""
+    """Type of numbers sent between ranks; `comm/codec.py` has the codec of each."""
 
     FP32 = "fp32"
     FP16 = "fp16"
@@ -242,17 +237,17 @@ class WireType(enum.StrEnum):
         return WIRE_TYPES[self]
 
     def vector_bytes(self, numbers: int) -> int:
-        """Of so many numbers that are encoded together."""
+        """Bytes of a vector of `numbers` numbers that share a header."""
         bits, header_bytes = numbers * self.facts.number_bits, self.facts.header_bytes
         return header_bytes + -(-bits // 32) * 4 if header_bytes else bits // 8
 
 
 class WireFacts(Value, frozen=True):
-    """The size and rounding of a wire type, without its codec."""
+    """Properties of a wire type."""
 
     number_bits: int
-    header_bytes: int = 0  # of each vector, whose numbers are then padded to four bytes
-    exact: bool = False  # whether nothing is lost
+    header_bytes: int = 0  # of each vector; with a header, its numbers are padded to four bytes
+    exact: bool = False  # whether decoding gives the bits that were encoded
 
 
 WIRE_TYPES = {
@@ -264,13 +259,12 @@ WIRE_TYPES = {
 
 
 class Codecs(Value, frozen=True):
-    """The wire types of one kind of link: vectors forward, their gradients backward."""
+    """Wire types on one kind of link: of vectors forward, of their gradients backward."""
 
     forward: WireType = WireType.FP32
     backward: WireType = WireType.FP32
 
     def __post_init__(self) -> None:
-        """Types may be given by their names."""
         _name_types(self, ("forward", "backward"))
 
 
@@ -285,23 +279,22 @@ def _name_types(wire: "Codecs | Wire", fields: Sequence[str]) -> None:
 
 
 class Wire(Value, frozen=True):
-    """The wire types of all numbers between ranks."""
+    """Wire types of all links, and of dense gradients."""
 
     host: Codecs = Codecs()
     network: Codecs = Codecs()
     dense: WireType = WireType.FP32  # gradients of dense parameters
-    error_feedback: bool = False  # what rounding took from a dense gradient is added to the next one
+    error_feedback: bool = False  # add the rounding error of a dense gradient to the next one
 
     def __post_init__(self) -> None:
-        """Types may be given by their names."""
         _name_types(self, ("dense",))
 
     def codecs(self, link: Link) -> Codecs:
-        """Of vectors over a link."""
+        """The wire types of vectors on a link."""
         return self.host if link == "host" else self.network
 
     def in_words(self, topology: Topology) -> str:
-        """How vectors travel, over the links that there are; empty where there are none."""
+        """The wire types of vectors in words, for the links that a topology has; empty for one rank."""
         near, far = (f"{codecs.forward} forward and {codecs.backward} back" for codecs in (self.host, self.network))
         if topology.devices > 1 and topology.hosts > 1 and near != far:
             return f"{near} inside hosts, {far} between them"
@@ -311,26 +304,26 @@ class Wire(Value, frozen=True):
 
     @property
     def exact(self) -> bool:
-        """Whether nothing is lost."""
+        """Whether no number is rounded on the wire."""
         types = (self.host.forward, self.host.backward, self.network.forward, self.network.backward, self.dense)
         return all(kind.facts.exact for kind in types)
 
 
 FLOATS = Wire()
-TAKEN = ("training", "_tiles")  # what modules that hold tables assign to; a parameter would be in the way
+RESERVED_NAMES = ("training", "_tiles")  # attributes of `Embeddings`, which a parameter of a table would shadow
 
 
 def check_names(tables: Sequence[Table]) -> None:
-    """There are tables, and their names are unique across a model."""
+    """Raise unless there are tables and their names are unique."""
     if not tables:
         raise SpecError("no tables: want at least one Table(name=..., rows=..., dim=...)")
     _check_unique("table", (t.name for t in tables))
 
 
 def check_tables(tables: Sequence[Table]) -> None:
-    """Names of tables and of features are unique across a model."""
+    """Raise unless the names of tables and of features are unique in a model."""
     check_names(tables)
-    taken = [table.name for table in tables if table.name in TAKEN]
+    taken = [table.name for table in tables if table.name in RESERVED_NAMES]
     if taken:
         raise SpecError(f"table name {taken[0]!r}: modules have an attribute of that name: want another")
     _check_unique("feature", (f for t in tables for f in t.feature_names))

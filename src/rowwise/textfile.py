@@ -1,7 +1,7 @@
-"""Files that other people and other programs write: opened only if regular, read within bounds, decoded strictly.
+"""Opens untrusted files only if they are regular, reads them up to a size, and decodes them strictly.
 
-A recipe, a plan or a run folder may come from anybody. What is wrong with a file itself is an OSError that names it, so
-that it ends where a missing file does. What is wrong with its content is a ValueError whose text is one line.
+A recipe, a plan or a run folder may come from anybody. An invalid file is an OSError with its name, handled like a
+missing file. Invalid content is a ValueError of one line.
 """
 
 import errno
@@ -20,13 +20,13 @@ MOST_BYTES = 64 << 20
 
 
 def open_regular(path: str | Path, mode: Literal["rb", "r+b", "a+b"] = "rb", *, links: bool = True) -> BinaryIO:
-    """Open what is there; a folder, a FIFO, a socket, a device or, without `links`, a link is refused.
+    """Open a regular file; a folder, FIFO, socket, device or, without `links`, a symbolic link raises an OSError.
 
-    With "a+b" a file is made where there is none, and each write is one of the system's, which may take less.
+    "a+b" creates a missing file, and is unbuffered: each write is one system call, which may write less.
     """
     flags = FLAGS[mode] | (0 if links else os.O_NOFOLLOW) | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        found = os.open(path, flags, 0o666)  # of a socket this fails; nothing is waited for
+        found = os.open(path, flags, 0o666)  # fails for a socket, and O_NONBLOCK does not wait for the writer of a FIFO
     except OSError as error:
         if error.errno == errno.ELOOP and not links:
             raise OSError(errno.ELOOP, "this is a link: want the file itself in its place", str(path)) from None
@@ -40,28 +40,28 @@ def open_regular(path: str | Path, mode: Literal["rb", "r+b", "a+b"] = "rb", *, 
 
 
 def append(path: Path, content: bytes, *, sync: bool = False) -> None:
-    """Add to the end of a file, in one write if the system takes it; with `sync` it is on the disk then."""
+    """Append to a file, if possible in one system call; `sync`: flush it to the disk."""
     with open_regular(path, "a+b", links=False) as file:
         left = memoryview(content)
-        while left:  # it says why it took less only when asked again
+        while left:  # after a short write, the next one raises with the reason
             left = left[file.write(left) :]
         if sync:
             os.fsync(file.fileno())
 
 
 def write_new(path: Path, content: bytes) -> None:
-    """A file with this content; what was called so is not written to, nor is what a link of that name leads to."""
+    """Write a new file; an existing file or link of that name is replaced, never written through."""
     path.unlink(missing_ok=True)
     with path.open("xb") as file:
         file.write(content)
 
 
 def refuse_links(folder: Path) -> None:
-    """Before anything is written below a folder that strangers may have made: only files and folders are in it."""
+    """Raise if an untrusted folder has anything but regular files and folders, before writing into it."""
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_symlink():
-                raise OSError(errno.ELOOP, "this is a link: want what it leads to in its place", entry.path)
+                raise OSError(errno.ELOOP, "this is a link: want its target in its place", entry.path)
             if entry.is_dir():
                 refuse_links(Path(entry.path))
             elif not entry.is_file():
@@ -69,18 +69,18 @@ def refuse_links(folder: Path) -> None:
 
 
 def read_bytes(path: str | Path, most: int = MOST_BYTES, *, links: bool = True) -> bytes:
-    """All of a file of at most so many bytes."""
+    """The content of a file of at most `most` bytes."""
     with open_regular(path, links=links) as file:
         size = os.fstat(file.fileno()).st_size
-        # Files of /proc have no size: what comes is counted, too.
+        # Files of /proc report size 0, so the bytes read are counted too.
         data = b"" if size > most else file.read(most + 1)
     if max(size, len(data)) > most:
-        raise OSError(errno.EFBIG, f"more than {most >> 20} MB: want a file of at most so much", str(path))
+        raise OSError(errno.EFBIG, f"more than {most >> 20} MB: want a smaller file", str(path))
     return data
 
 
 def read_text(path: str | Path, most: int = MOST_BYTES) -> str:
-    """All of a file in UTF-8, with or without a byte order mark."""
+    """The content of a file in UTF-8, with or without a byte order mark."""
     data = read_bytes(path, most)
     try:
         return data.decode("utf-8-sig")
@@ -91,19 +91,19 @@ def read_text(path: str | Path, most: int = MOST_BYTES) -> str:
 
 
 def decode_json(data: str | bytes, kind: type[T]) -> T:
-    """JSON as a type; a key that is given twice is refused, which msgspec reads as its last value."""
+    """Decode JSON as a type; raises for a duplicate key, of which msgspec would take the last value."""
     try:
         found = msgspec.json.decode(data, type=kind)
-        json.loads(data, object_pairs_hook=unique_keys, parse_int=str, parse_float=str)
+        json.loads(data, object_pairs_hook=reject_duplicate_keys, parse_int=str, parse_float=str)
     except RecursionError:
-        raise msgspec.DecodeError("lists and objects in one another without an end in sight") from None
+        raise msgspec.DecodeError("lists and objects are nested too deeply") from None
     except UnicodeDecodeError as error:
         raise msgspec.DecodeError(f"byte {error.start} is not UTF-8") from None
     return found
 
 
-def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON as a mapping, for `json.loads`."""
+def reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """`object_pairs_hook` of `json.loads` that raises for a duplicate key."""
     made: dict[str, Any] = {}
     for key, value in pairs:
         if key in made:
@@ -113,5 +113,5 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def printable(text: str) -> str:
-    r"""A text for a terminal: what would move its cursor or change its colours is written out, as \x1b."""
+    r"""A text for a terminal: control characters are escaped, as \x1b."""
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)

@@ -1,11 +1,11 @@
-"""What all frozen values have in common."""
+"""`Value`: base class of the frozen values that are read from files; limits of their numbers."""
 
 import msgspec
 
 from rowwise.errors import SpecError
 
-MOST_STEPS = 1 << 40  # of a run; also of samples, and of whatever is counted in steps
-MOST_BATCH = 1 << 24  # samples; an update has 24 bits for a contribution
+MOST_STEPS = 1 << 40  # steps of a run; also samples, and other counts
+MOST_BATCH = 1 << 24  # samples of a batch; the update kernel has 24 bits for the index of a contribution
 MOST_RANKS = 1 << 14
 MOST_THREADS = 1024
 MOST_DIM = 1 << 16  # columns of a table, and of a layer
@@ -13,11 +13,11 @@ MOST_LAYERS = 1000
 
 
 class Value(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of the frozen values: unknown keys are refused when read from a file."""
+    """Base of the frozen values; reading one from a file rejects unknown keys."""
 
 
 def check_most(where: str, value: msgspec.Struct, **most: int) -> None:
-    """Refuse numbers that are larger than anything that can be made, of the fields with these names."""
+    """Raise if a field is larger than its limit; `where` begins the message."""
     for name, limit in most.items():
         given = getattr(value, name)
         if isinstance(given, int | float) and given > limit:
@@ -25,7 +25,7 @@ def check_most(where: str, value: msgspec.Struct, **most: int) -> None:
 
 
 def check_layers(where: str, **layers: tuple[int, ...]) -> None:
-    """Refuse layers that are more or wider than a model can have."""
+    """Raise for too many or too wide layers; `where` begins the message."""
     for name, widths in layers.items():
         wrong = [width for width in widths if not 1 <= width <= MOST_DIM]
         if wrong or len(widths) > MOST_LAYERS:

@@ -9,7 +9,7 @@ from rowwise.cli.ckpt_show import show_checkpoints, show_differences, show_match
 from rowwise.cli.progress import splits_bar
 from rowwise.cli.terminal import make_terminal, print_json, print_line
 from rowwise.errors import SpecError
-from rowwise.quantity import of_bytes
+from rowwise.quantity import format_bytes
 from rowwise.spec import RowType
 from rowwise.textfile import read_bytes
 
@@ -138,7 +138,7 @@ def reshard(  # noqa: PLR0913 - one for each option
     with splits_bar(make_terminal(stderr=True), "writing") as tell:
         manifest = rewrite(checkpoint, out, chosen, wanted, state=not no_state, tell=tell)
     written = sum(file.size_bytes for file in manifest.files.values())
-    what = f"{len(manifest.tensors)} tensors of {checkpoint.folder}, {of_bytes(written)}"
+    what = f"{len(manifest.tensors)} tensors of {checkpoint.folder}, {format_bytes(written)}"
     print_line(f"wrote {out}: {what}, for {chosen.world} ranks")
 
 

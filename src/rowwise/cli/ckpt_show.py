@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from rowwise.cli.terminal import make_terminal, print_line
-from rowwise.quantity import of_bytes
+from rowwise.quantity import format_bytes
 
 if TYPE_CHECKING:
     from rowwise.checkpoint.check import CheckResult
@@ -25,7 +25,7 @@ def show_checkpoints(path: Path, found: "list[ListedCheckpoint]") -> None:
     table = _table(("checkpoint", ""), ("step", "samples", "size", "written", "tensors", "ranks"), ("saved", "how"))
     for one in found:
         numbers = ["" if x is None else f"{x:,}" for x in (one.step, one.samples)]
-        sizes = [of_bytes(one.size_bytes), of_bytes(one.written_bytes), str(one.tensors), str(one.ranks)]
+        sizes = [format_bytes(one.size_bytes), format_bytes(one.written_bytes), str(one.tensors), str(one.ranks)]
         sizes = ["", "", "", ""] if one.problem else sizes
         table.add_row(one.name, ", ".join(one.marks), *numbers, *sizes, one.saved_at, one.problem or one.how)
     _print(table)
@@ -35,10 +35,10 @@ def show_tensors(found: "list[ListedTensor]") -> None:
     table = _table(("tensor", "type"), ("shape", "size", "pieces"))
     for one in found:
         shape = " x ".join(f"{size:,}" for size in one.shape)
-        table.add_row(one.name, one.kind, shape, of_bytes(one.size_bytes), str(one.pieces))
+        table.add_row(one.name, one.kind, shape, format_bytes(one.size_bytes), str(one.pieces))
     _print(table)
     total = sum(one.size_bytes for one in found)
-    print_line(f"{len(found)} tensors, {of_bytes(total)}")
+    print_line(f"{len(found)} tensors, {format_bytes(total)}")
 
 
 def show_verdict(path: Path, found: "CheckResult") -> None:

@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from rowwise.quantity import of_bytes
+from rowwise.quantity import format_bytes
 
 if TYPE_CHECKING:
     from rowwise.recipes.outlook import Outlook
@@ -126,16 +126,20 @@ def show_outlook(outlook: "Outlook", console: Console, where: str) -> None:
     splits = ", ".join(f"{count} {name}" for name, count in outlook.splits.items())
     columns = f"{outlook.dense} dense and {outlook.sparse} sparse features, labels {', '.join(outlook.labels)}"
     training = f"batches of {outlook.batch:,}, {outlook.precision}, {outlook.threads} threads"
-    states = f"{of_bytes(outlook.rows_bytes)} of rows and {of_bytes(outlook.state_bytes)} of their optimizer state"
-    memory = f"{of_bytes(outlook.rows_bytes + outlook.state_bytes + outlook.dense_bytes)} without batches: {states}"
+    states = (
+        f"{format_bytes(outlook.rows_bytes)} of rows and {format_bytes(outlook.state_bytes)} of their optimizer state"
+    )
+    memory = f"{format_bytes(outlook.rows_bytes + outlook.state_bytes + outlook.dense_bytes)} without batches: {states}"
     console.print(f"[bold]{escape(outlook.recipe)}[/bold]  {escape(where)}")
     console.print(f"data    {outlook.dataset}: {columns}; splits {splits}", markup=False)
     console.print(f"model   {outlook.model}, {outlook.dense_parameters:,} dense parameters; {training}", markup=False)
     console.print(f"tables  {outlook.tables} of {outlook.rows:,} rows; the largest is {outlook.largest}", markup=False)
-    console.print(f"memory  {memory}, {of_bytes(outlook.dense_bytes)} for the dense parameters", markup=False)
+    console.print(f"memory  {memory}, {format_bytes(outlook.dense_bytes)} for the dense parameters", markup=False)
     if outlook.ranks > 1:
         hosts = "1 host" if outlook.hosts == 1 else f"{outlook.hosts} hosts"
-        held = f"rank {outlook.fullest} holds the most rows, {of_bytes(outlook.fullest_bytes)}; plan: {outlook.plan}"
+        held = (
+            f"rank {outlook.fullest} holds the most rows, {format_bytes(outlook.fullest_bytes)}; plan: {outlook.plan}"
+        )
         threads = f"{outlook.threads} thread{'s' if outlook.threads > 1 else ''} each"
         console.print(f"ranks   {outlook.ranks} on {hosts}, {threads}; {held}", markup=False, soft_wrap=True)
     for line in outlook.notes:

@@ -20,7 +20,7 @@ from rowwise.cli.terminal import make_terminal
 from rowwise.comm.rank_start import RankStart
 from rowwise.comm.spawn import RankProcesses, RanksFailed
 from rowwise.errors import AgreedError, RowwiseError, SpecError, one_line
-from rowwise.scratch import Scratch, sweep
+from rowwise.scratch import Scratch, remove_stale_folders
 from rowwise.spec import Topology
 from rowwise.textfile import printable
 
@@ -37,7 +37,7 @@ PRELOADED = ("rowwise.cli.rank", "pandas")
 def launch(order: RunRequest, nproc: int | None, timeout: float | None, around: CommandEnvironment) -> None:
     """Train or resume on the ranks that `check_ranks` has accepted; raises typer.Exit unless all went well."""
     timeout_s = TIMEOUT_S if timeout is None else timeout
-    sweep()
+    remove_stale_folders()
     if around.torchrun is not None:
         code = _run_torchrun_rank(order, around.torchrun, timeout_s)
     elif nproc is None or nproc == 1:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from rowwise.plan import TIERS, Forecast, Plan
-from rowwise.quantity import of_bytes, of_seconds
+from rowwise.quantity import format_bytes, format_seconds
 from rowwise.shard.tiers import DEVICE_TIERS, runnable_tiers
 from rowwise.spec import state_width
 
@@ -28,7 +28,7 @@ def show_plan(planned: "PlanResult", console: Console) -> None:
     rows = sum(table.rows for table in tables)
     held = sum(t.rows * (t.row_bytes + FLOAT_bytes * state_width(t)) for t in tables)
     shown = {
-        "tables": f"{len(tables):,} of {rows:,} rows, {of_bytes(held)} with their optimizer state",
+        "tables": f"{len(tables):,} of {rows:,} rows, {format_bytes(held)} with their optimizer state",
         "machine": _machine(question.machine),
         "step": _step(forecast, forecast.wire.in_words(question.machine.topology)),
         "bound": _bound(forecast),
@@ -53,7 +53,7 @@ def show_differences(old: Plan, new: Plan, console: Console, name: str) -> None:
     before, after = old.forecast, new.forecast
     faster = ""
     if before and after and (before.model, before.batch) == (after.model, after.batch):
-        faster = f"; a step takes {of_seconds(after.step_s)}, before {of_seconds(before.step_s)}"
+        faster = f"; a step takes {format_seconds(after.step_s)}, before {format_seconds(before.step_s)}"
     console.print(
         f"diff    {len(changed):,} of {len(names):,} tables are placed differently in {name}{faster}",
         markup=False,
@@ -80,11 +80,11 @@ def note_unsupported_tiers(plan: Plan) -> tuple[str, ...]:
 def describe_replan(found: "ReplanResult") -> tuple[str, ...]:
     """Notes on a replan: bytes to move, the time of a step before and after, and cuts of guessed cost."""
     words: list[str] = []
-    before = f"{of_seconds(found.old_cost)} without" if found.old_fits else "and it would not fit without"
+    before = f"{format_seconds(found.old_cost)} without" if found.old_fits else "and it would not fit without"
     if found.changed:
         words.append(
-            f"resuming with the new plan moves {of_bytes(found.moved_bytes)} to other ranks ({found.moved_share:.1%});"
-            f" a step takes {of_seconds(found.new_cost)}, {before}"
+            f"resuming with the new plan moves {format_bytes(found.moved_bytes)} to other ranks "
+            f"({found.moved_share:.1%}); a step takes {format_seconds(found.new_cost)}, {before}"
         )
     else:
         words.append("nothing moves: no change is worth its cost")
@@ -106,19 +106,18 @@ def _machine(machine: "Machine") -> str:
 def _step(forecast: Forecast, wire: str) -> str:
     slowest = max(range(len(forecast.operators_s)), key=forecast.operators_s.__getitem__)
     busiest = max(range(len(forecast.links_s)), key=forecast.links_s.__getitem__)
-    operators = f"operators {of_seconds(forecast.operators_s[slowest])} on rank {slowest}"
-    operators += f" (least {of_seconds(min(forecast.operators_s))})"
-    links = (
-        f"links {of_seconds(forecast.links_s[busiest])} on rank {busiest} (least {of_seconds(min(forecast.links_s))})"
-    )
+    operators = f"operators {format_seconds(forecast.operators_s[slowest])} on rank {slowest}"
+    operators += f" (least {format_seconds(min(forecast.operators_s))})"
+    least = format_seconds(min(forecast.links_s))
+    links = f"links {format_seconds(forecast.links_s[busiest])} on rank {busiest} (least {least})"
     how = f"{forecast.model}, {forecast.batch:,} samples" + (f", vectors as {wire}" if wire else "")
-    return f"{of_seconds(forecast.step_s)} for all tables by {how}: {operators}, {links}"
+    return f"{format_seconds(forecast.step_s)} for all tables by {how}: {operators}, {links}"
 
 
 def _bound(forecast: Forecast) -> str:
     if forecast.bound_s is None or forecast.gap is None:
         return "not known"
-    least = f"no plan takes less than {of_seconds(forecast.bound_s)} ({forecast.bound})"
+    least = f"no plan takes less than {format_seconds(forecast.bound_s)} ({forecast.bound})"
     return f"{least}; this one is {'the best there is' if forecast.gap < SAME else f'{forecast.gap:.1%} above'}"
 
 
@@ -130,7 +129,8 @@ def _memory(forecast: Forecast) -> str:
         if taken_W[fullest]:
             share = f" ({taken_W[fullest] / limit:.0%})" if limit else ""
             parts.append(
-                f"{name} {of_bytes(taken_W[fullest])} of {of_bytes(limit)}{share} on rank {fullest}, the fullest"
+                f"{name} {format_bytes(taken_W[fullest])} of {format_bytes(limit)}{share} "
+                f"on rank {fullest}, the fullest"
             )
     return "; ".join(parts) or "nothing"
 

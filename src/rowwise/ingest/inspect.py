@@ -17,7 +17,7 @@ from rowwise.ingest.columns import Columns, Dense, Sparse, is_list, is_text
 from rowwise.ingest.encode import combine_chunks, floats
 from rowwise.ingest.reader import Reader, check_columns
 from rowwise.ingest.survey import ColumnSurvey
-from rowwise.spec import TAKEN, Table, Value
+from rowwise.spec import RESERVED_NAMES, Table, Value
 
 LABELS = ("label", "click", "clicked", "is_click", "target", "y", "conversion", "converted")
 # Whole numbers that name something. A thing counts as a name only where it comes last: user, but not user_age.
@@ -288,7 +288,7 @@ def _table_names(columns: list[str]) -> dict[str, str]:
     names: dict[str, str] = {}
     for column in columns:
         name = re.sub(r"[./\\\0]", "_", column) or "_"
-        while name in names.values() or name in TAKEN or (name != column and name in columns):
+        while name in names.values() or name in RESERVED_NAMES or (name != column and name in columns):
             name += "_"
         names[column] = name
     return names

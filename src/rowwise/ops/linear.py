@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rowwise.errors import NativeError, SpecError
-from rowwise.processor import Processor, Products, products_of, read_processor
+from rowwise.processor import Processor, Products, gemm_library_of, read_processor
 
 
 @dataclass(slots=True)
@@ -43,7 +43,7 @@ def current_library() -> Products:
 
 def library_for(processor: Processor) -> Products:
     """The faster library on a processor, of those that this torch has."""
-    return products_of(processor) if has_onednn() else "torch"
+    return gemm_library_of(processor) if has_onednn() else "torch"
 
 
 def has_onednn() -> bool:

@@ -1,11 +1,10 @@
 """A fixed summation order for terms that several ranks hold: a pairwise tree over leaves, cut into whole nodes.
 
-Leaves 0, 1, 2, ... are added as neighbours, then neighbours of those, up to one root; a node whose sibling is absent
-passes up unchanged, as in [Note: Merge order]. A rank that has the leaves of an interval can add only inside nodes
-that lie in it whole; those travel, and `sum_nodes` adds the rest. So the bits of the sum are the same however leaves
-were dealt out, as long as each rank has neighbours. Pure, elementwise, for tensors of any one shape: a sum over columns
-of rows and one over the virtual shards of a batch are the same tree. Gives up: sending one tensor a rank (there are up
-to two nodes a level).
+Leaves 0, 1, 2, ... are added in pairs of neighbours, then the pairs, up to one root; a node without a sibling passes up
+unchanged, as in [Note: Merge order]. A rank that has an interval of leaves adds up the nodes that lie in it whole and
+sends these; `sum_nodes` adds the rest. So the sum has the same bits however the leaves are distributed, as long as each
+rank has neighbours. Pure and elementwise: a sum over columns of rows and one over the virtual shards of a batch use the
+same tree. A rank sends up to two nodes per level.
 """
 
 from collections.abc import Sequence

@@ -163,7 +163,7 @@ def _best_alternative(problem: PlacementProblem, others: Alternatives, item: int
     if not np.isfinite(change):
         return f"{layout}: not on the ranks allowed"
     if others.over_O[best] <= 0:
-        return f"{layout}: {quantity.of_change(change)}"
+        return f"{layout}: {quantity.format_change(change)}"
     tier = TIERS[int(others.tier_O[best])]
     where = f"rank {int(others.rank_O[best])}" + (f" ({tier})" if tier != TIERS[0] else "")
-    return f"{layout}: does not fit, {quantity.of_bytes(int(others.over_O[best]))} over on {where}"
+    return f"{layout}: does not fit, {quantity.format_bytes(int(others.over_O[best]))} over on {where}"

@@ -99,20 +99,21 @@ class Explanation(Value, frozen=True):
         more = len(self.tables) - len(shown)
         if more:
             rest = sum(table.bytes for table in self.tables[len(shown) :])
-            lines.append(f"and {more:,} more tables of {quantity.of_bytes(rest)}, each faster than these")
+            lines.append(f"and {more:,} more tables of {quantity.format_bytes(rest)}, each faster than these")
         return "\n".join(lines) + "\n"
 
 
 def _header(facts: Explanation, width: int) -> list[str]:
     step, count = facts.step, len(facts.tables)
-    size = quantity.of_bytes(sum(table.bytes for table in facts.tables))
+    size = quantity.format_bytes(sum(table.bytes for table in facts.tables))
     hosts = f"{facts.hosts} hosts of " if facts.hosts > 1 else ""
     where = f"{hosts}{facts.devices} device{'s' * (facts.devices > 1)}"
-    took = quantity.of_seconds(step.seconds)
-    room = [f"{quantity.of_bytes(limit)} of {name}" for _, name, limit in _tiers(facts)]
+    took = quantity.format_seconds(step.seconds)
+    room = [f"{quantity.format_bytes(limit)} of {name}" for _, name, limit in _tiers(facts)]
     lines = [
         f"{count:,} table{'s' * (count > 1)} of {size} on {where}: {took} for a step of {step.batch:,} samples",
-        f"Operators take {_operators_phrase(step)} on rank {step.busiest}, links {quantity.of_seconds(step.links_s)}"
+        f"Operators take {_operators_phrase(step)} on rank {step.busiest}, "
+        f"links {quantity.format_seconds(step.links_s)}"
         f" on rank {step.busiest_links}. Tables may have {' and '.join(room)} memory of each rank.",
         bound_sentence(step),
         f"By the {step.model}: {step.source}." + (f" Vectors travel as {step.wire}." if step.wire else ""),
@@ -127,11 +128,11 @@ def _tiers(facts: Explanation) -> list[tuple[int, str, int]]:
 
 
 def _operators_phrase(step: StepPlacement) -> str:
-    words = quantity.of_seconds(step.operators_s)
+    words = quantity.format_seconds(step.operators_s)
     if step.forward_s is None or step.backward_s is None:
         return words
-    forward, backward = quantity.of_seconds(step.forward_s), quantity.of_seconds(step.backward_s)
-    fixed = quantity.of_seconds(max(step.operators_s - step.forward_s - step.backward_s, 0))
+    forward, backward = quantity.format_seconds(step.forward_s), quantity.format_seconds(step.backward_s)
+    fixed = quantity.format_seconds(max(step.operators_s - step.forward_s - step.backward_s, 0))
     return f"{words} (forward {forward}, backward {backward}, launches {fixed})"
 
 
@@ -139,7 +140,7 @@ def bound_sentence(step: StepPlacement) -> str:
     """The bound, and how far the plan is from it."""
     if step.bound_s is None or step.gap is None:
         return "No bound is known for this cost model."
-    bound = f"No plan takes less than {quantity.of_seconds(step.bound_s)} ({step.bound} bound)"
+    bound = f"No plan takes less than {quantity.format_seconds(step.bound_s)} ({step.bound} bound)"
     if step.gap < 5e-5:
         return f"{bound}: this is the best there is."
     return f"{bound}: this one takes at most {step.gap:.{1 if step.gap >= 0.0005 else 2}%} more than the best."
@@ -154,7 +155,7 @@ def _ranks(facts: Explanation, width: int) -> list[str]:
     for rank in shown:
         cells = [f"{rank.rank:>4}"]
         for value in (rank.operators_s, rank.links_s):
-            cells.append(f"{_bar(value / scale, wide)} {quantity.of_seconds(value):>9}")
+            cells.append(f"{_bar(value / scale, wide)} {quantity.format_seconds(value):>9}")
         for number, _, limit in tiers:
             fill = rank.memory_bytes[number] / limit
             cells.append(f"{_bar(fill, wide)} {fill:>4.0%}")
@@ -196,12 +197,12 @@ def _tables(shown: Sequence[TablePlacement], width: int) -> list[str]:
 def _table_cells(table: TablePlacement) -> tuple[str, ...]:
     return (
         _truncate(table.name, LONGEST_NAME),
-        f"{quantity.of_count(table.rows)} x {table.dim}",
-        quantity.of_bytes(table.bytes),
+        f"{quantity.format_count(table.rows)} x {table.dim}",
+        quantity.format_bytes(table.bytes),
         f"{table.ids:,.3g}",
-        quantity.of_seconds(table.operators_s + table.links_s),
+        quantity.format_seconds(table.operators_s + table.links_s),
         f"{table.share:.1%}" if table.share else "",
-        quantity.of_ranks(table.ranks),
+        quantity.format_ranks(table.ranks),
         table.layout,
     )
 

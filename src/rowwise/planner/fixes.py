@@ -40,7 +40,7 @@ class Fix:
 
     def words(self) -> str:
         s = "" if self.many else "s"
-        saves = f"save{s} {quantity.of_bytes(self.saved_bytes)}" if self.saved_bytes >= 1 else ""
+        saves = f"save{s} {quantity.format_bytes(self.saved_bytes)}" if self.saved_bytes >= 1 else ""
         return f"{self.change} {' and '.join(filter(None, (saves, f'suffice{s}' * self.enough)))}"
 
 
@@ -154,7 +154,7 @@ def _more_host_memory(request: PlanRequest, needed_bytes: float, has_plan: HasPl
         larger = structs.replace(hardware, host_bytes=size)
         tried = dataclasses.replace(request, machine=structs.replace(request.machine, hardware=larger))
         if has_plan(tried):
-            said = f"{quantity.of_bytes(size)} of host memory for tables on each host (:host={size // 10**9}GB)"
+            said = f"{quantity.format_bytes(size)} of host memory for tables on each host (:host={size // 10**9}GB)"
             yield Fix(request=tried, change=said, rank=5, enough=True)
             return
         extra *= 1.7

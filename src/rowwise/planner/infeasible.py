@@ -55,7 +55,11 @@ def _check_fix(problem: PlacementProblem, fix: Fix, needed: float) -> Fix:
         return fix
     if fix.table is not None:
         before, after = (_table_bytes(one, fix.table) for one in (problem, changed))
-        less = f" ({quantity.of_bytes(after)} on a device, not {quantity.of_bytes(before)})" if after < before else ""
+        less = (
+            f" ({quantity.format_bytes(after)} on a device, not {quantity.format_bytes(before)})"
+            if after < before
+            else ""
+        )
         return replace(fix, change=fix.change + less)
     return replace(fix, saved_bytes=needed - least_bytes(changed), enough=fix.enough or _search_fits(changed))
 
@@ -104,10 +108,10 @@ def _too_large_alone(problem: PlacementProblem) -> str:
     items = sorted(np.flatnonzero(none_I).tolist(), key=lambda item: -_least_piece_bytes(problem, item)[0])
     size, tier = _least_piece_bytes(problem, items[0])
     more = f" ({len(items) - 1} more tables do not fit either)" if len(items) > 1 else ""
-    limit = quantity.of_bytes(float(problem.limit_M[tier]))
+    limit = quantity.format_bytes(float(problem.limit_M[tier]))
     where = {"device": "a device", "host": "a device's part of host memory", "disk": "a device's part of the disks"}
     return (
-        f"table {problem.name_of(items[0])!r} takes at least {quantity.of_bytes(size)} of {where[TIERS[tier]]}"
+        f"table {problem.name_of(items[0])!r} takes at least {quantity.format_bytes(size)} of {where[TIERS[tier]]}"
         f" in any layout allowed, which has {limit}{more}"
     )
 
@@ -142,9 +146,9 @@ def _too_large_in_sum(problem: PlacementProblem) -> str:
 
 
 def _shortfall(what: str, need: float, who: str, room: float) -> str:
-    over = quantity.of_bytes(need - room)
+    over = quantity.format_bytes(need - room)
     has = "has" if who == "1 device" else "have"
-    return f"{what} take {quantity.of_bytes(need)}, {who} {has} {quantity.of_bytes(room)}, {over} too much"
+    return f"{what} take {quantity.format_bytes(need)}, {who} {has} {quantity.format_bytes(room)}, {over} too much"
 
 
 def _devices(count: int) -> str:
@@ -164,7 +168,7 @@ def _too_large_for_pins(problem: PlacementProblem) -> str:
         room = float(problem.limit_M.sum()) * len(ranks)
         if least_I[inside].sum() > room:
             names = [problem.name_of(item) for item in sorted(inside, key=lambda item: -least_I[item])]
-            where = f"rank{'s' * (len(ranks) > 1)} {quantity.of_ranks(ranks)}"
+            where = f"rank{'s' * (len(ranks) > 1)} {quantity.format_ranks(ranks)}"
             what = f"tables that may only be on {where} ({_listed(names)})"
             return _shortfall(what, float(least_I[inside].sum()), _devices(len(ranks)), room)
     return ""
@@ -181,6 +185,6 @@ def _no_packing(problem: PlacementProblem, searched: SearchResult) -> str:
     fill = least_bytes(problem) / room if room else np.inf
     over_WM = problem.over_bytes(searched.placement)
     rank, tier = (int(at) for at in np.unravel_index(over_WM.argmax(), over_WM.shape))
-    size = quantity.of_bytes(float(over_WM[rank, tier]))
+    size = quantity.format_bytes(float(over_WM[rank, tier]))
     where = f"the {TIERS[tier]} memory of rank {rank}"
     return f"tables would fill {fill:.0%} of all memory, but the best packing found is {size} over on {where}"

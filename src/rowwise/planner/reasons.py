@@ -120,7 +120,7 @@ def _exceeds_device(case: ReasonInputs, item: int) -> str:
     need, limit = float(case.totals.bytes_OM[whole, 0]) * case.problem.topology.world, float(case.problem.limit_M[0])
     if need <= limit:
         return ""
-    return f"larger than a device ({quantity.of_bytes(need)} of {quantity.of_bytes(limit)})"
+    return f"larger than a device ({quantity.format_bytes(need)} of {quantity.format_bytes(limit)})"
 
 
 def _limited_by_constraints(case: ReasonInputs, item: int) -> str:
@@ -135,7 +135,7 @@ def _limited_by_constraints(case: ReasonInputs, item: int) -> str:
     units = {int(unit) for unit in case.searched.placement.unit_N[_piece_slice(problem, taken)]}
     if {rank for unit in units for rank in problem.ranks_of(unit)} != set(allowed):
         return ""
-    return f"constraints allow only rank{'s' * (len(allowed) > 1)} {quantity.of_ranks(allowed)}"
+    return f"constraints allow only rank{'s' * (len(allowed) > 1)} {quantity.format_ranks(allowed)}"
 
 
 def _piece_slice(problem: PlacementProblem, option: int) -> slice:
@@ -212,7 +212,7 @@ def _is_cut(case: ReasonInputs, item: int) -> str:
     if share > 1:
         return f"whole, it would be {share:.1f}x a rank's even share"
     if not case.fits(whole):
-        over = quantity.of_bytes(float(case.others.over_O[whole]))
+        over = quantity.format_bytes(float(case.others.over_O[whole]))
         return f"whole, it does not fit with the other tables: {over} over on rank {case.others.rank_O[whole]}"
     sent = float(case.totals.link_O[whole]) / case.due_link_s
     if sent > 1:
@@ -220,4 +220,4 @@ def _is_cut(case: ReasonInputs, item: int) -> str:
     change = float(case.others.change_O[whole])
     if change <= CLEAR_SHARE * case.searched.cost:
         return "no slower than whole, with the other tables where they are"
-    return "it balances the ranks" + ("" if other == whole else f": whole, {quantity.of_change(change)}")
+    return "it balances the ranks" + ("" if other == whole else f": whole, {quantity.format_change(change)}")

@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import rowwise
-from rowwise.processor import family_of, lacks, read_processor
+from rowwise.processor import family_of, missing_features, read_processor
 
 UNKNOWN = "unknown"
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -48,7 +48,9 @@ class Environment:
             os=platform.platform(),
             cpu=_cpu(),
             family="" if family is None else family.name,
-            lacks=tuple(f"{lack.what}: {lack.instead}" for lack in lacks(processor)) if processor.flags else (UNKNOWN,),
+            lacks=tuple(f"{lack.what}: {lack.instead}" for lack in missing_features(processor))
+            if processor.flags
+            else (UNKNOWN,),
             cores=cores,
             usable_cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores,
             torch_threads=threads,

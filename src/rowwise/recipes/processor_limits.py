@@ -2,12 +2,12 @@
 
 from msgspec import structs
 
-from rowwise.processor import BF16, Processor, family_of, lacks
+from rowwise.processor import BF16, Processor, family_of, missing_features
 from rowwise.train.settings import Training
 
 
 def replace_unsupported(train: Training, processor: Processor) -> tuple[Training, tuple[str, ...]]:
-    if train.precision != "bf16" or not train.device.startswith("cpu") or BF16 not in lacks(processor):
+    if train.precision != "bf16" or not train.device.startswith("cpu") or BF16 not in missing_features(processor):
         return train, ()
     family = family_of(processor)
     measured = f" (measured on {family.name}: {family.measured})" if family is not None and family.measured else ""

@@ -20,7 +20,7 @@ from rowwise.errors import TableMemoryError
 from rowwise.perf.host_memory import free_bytes
 from rowwise.plan import Plan
 from rowwise.planner.fixes import with_row_state
-from rowwise.quantity import of_bytes
+from rowwise.quantity import format_bytes
 from rowwise.recipes.compose import ResolvedRecipe
 from rowwise.recipes.first_rank import on_first_rank
 from rowwise.recipes.id_maps import stored_tables_of
@@ -94,14 +94,16 @@ def raise_if_short(asked: TableMemory) -> None:
     largest = max(asked.tables, key=lambda table: table.rows * (table.row_bytes + state_width(table) * FLOAT_bytes))
     where = "here" if asked.topology.hosts == 1 else f"on host {host}"
     copies = ", twice as save.background copies them" if asked.background else ""
-    parts = f"{of_bytes(asked.rows_bytes(host))} of rows and {of_bytes(asked.state_bytes(host))} of optimizer state"
+    parts = (
+        f"{format_bytes(asked.rows_bytes(host))} of rows and {format_bytes(asked.state_bytes(host))} of optimizer state"
+    )
     most = f"the largest is {largest.name!r} with {largest.rows:,} x {largest.dim}"
-    need = f"the tables need {of_bytes(asked.needed_bytes(host))} of memory {where} ({parts}{copies}; {most})"
-    ways = [f"{way.words} ({of_bytes(way.needed_bytes)})" for way in find_remedies(asked, host)]
+    need = f"the tables need {format_bytes(asked.needed_bytes(host))} of memory {where} ({parts}{copies}; {most})"
+    ways = [f"{way.words} ({format_bytes(way.needed_bytes)})" for way in find_remedies(asked, host)]
     if asked.purpose == "use":
-        ways = [f"a machine with {of_bytes(asked.needed_bytes(host))} free", *(f"a run with {way}" for way in ways)]
+        ways = [f"a machine with {format_bytes(asked.needed_bytes(host))} free", *(f"a run with {way}" for way in ways)]
     want = "; or ".join(ways[:MOST_WAYS]) or "a machine with more memory, or fewer tables"
-    raise TableMemoryError(f"{need}, and {of_bytes(free)} are free: want {want}")
+    raise TableMemoryError(f"{need}, and {format_bytes(free)} are free: want {want}")
 
 
 def find_remedies(asked: TableMemory, host: int) -> list[MemoryRemedy]:
@@ -162,7 +164,7 @@ def _compressed(asked: TableMemory, host: int, room: int) -> Iterator[MemoryReme
     if asked.purpose == "resume":
         return
     budget = _round_down(int(asked.rows_bytes(host) * room / asked.needed_bytes(host)))
-    words = f"`rowwise compress` with --budget {of_bytes(budget).replace(' ', '').replace(',', '')}"
+    words = f"`rowwise compress` with --budget {format_bytes(budget).replace(' ', '').replace(',', '')}"
     if budget >= 1000:
         yield MemoryRemedy(
             f"{words}, run where the whole tables fit", asked.needed_bytes(host) * budget / asked.rows_bytes(host)

@@ -274,7 +274,7 @@ def _table_row(table: PlacedTable, most: float) -> Html:
     beside = tag("small", None, text(f"with {', '.join(table.together)}")) if table.together else Html("")
     next_best = tag("small", None, text(f"next: {table.next}")) if table.next else Html("")
     rows = tag("small", None, text(f"{quantity.count(table.rows)} \u00d7 {quantity.count(table.dim)}"))
-    where = tag("small", None, text(f"rank{'s' * (len(table.ranks) > 1)} {quantity.of_ranks(table.ranks)}"))
+    where = tag("small", None, text(f"rank{'s' * (len(table.ranks) > 1)} {quantity.format_ranks(table.ranks)}"))
     return tag(
         "tr",
         None,

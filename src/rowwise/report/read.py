@@ -18,7 +18,7 @@ from rowwise.errors import DataError
 from rowwise.plainyaml import load_yaml
 from rowwise.quantity import usable
 from rowwise.report.csvfile import Records, Row, read_bytes, read_csv
-from rowwise.textfile import decode_json, unique_keys
+from rowwise.textfile import decode_json, reject_duplicate_keys
 
 RECIPE = "recipe.yaml"
 FILES = (RECIPE, "env.json", "metrics.csv", "steps.csv", "tables.csv", "slices.csv", "warnings.txt", "result.json")
@@ -221,7 +221,7 @@ def _json(path: Path) -> tuple[Any, str | None]:
     if problem:
         return None, problem
     try:
-        return json.loads(content, object_pairs_hook=unique_keys), None  # unlike msgspec, json reads NaN
+        return json.loads(content, object_pairs_hook=reject_duplicate_keys), None  # unlike msgspec, json reads NaN
     except (ValueError, RecursionError) as error:
         return None, f"{path.name} is truncated or not JSON and was not used: {error}"
 

@@ -34,7 +34,7 @@ class PooledExchange:
         self._picks_W = [runs_from_output(runs) for runs in runs_W]
         self._widths_W = [routes.pooled_width(w, path) for w in ranks]
         self._spans_W = [spans_of([piece.width for piece, _ in routes.pooled_pieces(w, path)]) for w in ranks]
-        self.any = any(self._widths_W)
+        self.any = any(self._widths_W)  # alike on all ranks, so either all of them enter the exchange or none
 
     @staticmethod
     def send(streams: "Sequence[tuple[PooledExchange, Stream, Tensor]]") -> PendingBlocks:
@@ -58,7 +58,7 @@ class PooledExchange:
     def backward(self, samples_W: tuple[int, ...], grad_BS: Tensor) -> Tensor:
         """The gradients [G, S] of this rank's pooled vectors, of the samples of all ranks."""
         width, spans = self._widths_W[self._me], self._spans_W[self._me]
-        grad_GS = empty_cached((sum(samples_W), width), grad_BS)
+        grad_GS = empty_cached((sum(samples_W), width), grad_BS)  # filled below, the rows of each rank by its block
         rows_W = grad_GS.split(samples_W)
         out = [
             PeerBlocks(()) if w == self._me else PeerBlocks.of([pick_columns(grad_BS, runs)], self._spans_W[w])
