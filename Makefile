@@ -77,8 +77,8 @@ sanitize: build
 	tools/sanitize.sh $(BIN)/python
 
 docs: $(DOCS)
-	$(BIN)/mkdocs build --strict --quiet
-	@echo "the site is build/site/index.html"
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "look at it: $(BIN)/python -m http.server --directory build/site"
 
 bench: $(PEERS)
 	$(BIN)/rowwise bench ops

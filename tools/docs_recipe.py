@@ -16,14 +16,22 @@ from field_comments import comments_of
 
 from rowwise.recipes.recipe import Recipe
 
-NAMES = {int: "whole number", float: "number", str: "text", bool: "`true` or `false`", type(None): "`null`", Any: "any value"}
+NAMES = {
+    int: "whole number",
+    float: "number",
+    str: "text",
+    bool: "`true` or `false`",
+    type(None): "`null`",
+    Any: "any value",
+}
 MEANINGS = {  # of keys without a comment: "field" of any class, or "Class.field"
     "About.machine": "the processor that the numbers were measured on",
     "About.memory_gb": "peak memory of the run",
     "About.time_s": "wall time of the run",
     "About.what": "model and data in a few words",
     "Bucketize.borders": "rising numbers; K borders make K + 1 buckets",
-    "ComputeScore.among": "the ids that are looked for, each with a score of its own in the result",
+    "ComputeScore.among": "a column of ids: only the scores of these count",
+    "ComputeScore.by": "which number is made of the scores",
     "Codecs.backward": "type of the gradients on the wire",
     "Codecs.forward": "type of the vectors on the wire",
     "Constant.value": "the value of every weight",
@@ -141,25 +149,25 @@ def keys_of(kind: type) -> list[msgspec.structs.FieldInfo]:
     return list(msgspec.structs.fields(kind))
 
 
-def sections() -> dict[type, str]:
-    """Every struct that a recipe can hold, with the key where it is first."""
-    found: dict[type, str] = {}
+@functools.cache
+def sections() -> dict[type, list[str]]:
+    """Every struct that a recipe can hold, with the keys that hold it. Kinds of one key follow one another."""
+    found: dict[type, list[str]] = {}
 
     def visit(kind: type, path: str) -> None:
-        if kind in found:
-            return
-        found[kind] = path
         hints = hints_of(kind)
         for field in keys_of(kind):
             hint = hints[field.name]
             deeper = f"{path}.{field.encode_name}".lstrip(".")
-            if typing.get_origin(hint) is dict:
-                deeper += ".NAME"
-            elif typing.get_origin(hint) is tuple:
-                deeper += "[]"
-            for inner in structs_in(hint):
-                visit(inner, deeper)
+            deeper += {dict: ".NAME", tuple: "[]"}.get(typing.get_origin(hint), "")
+            inner = list(structs_in(hint))
+            new = [one for one in inner if one not in found]
+            for one in inner:
+                found.setdefault(one, []).append(deeper)
+            for one in new:
+                visit(one, deeper)
 
+    found[Recipe] = [""]
     visit(Recipe, "")
     return found
 
@@ -167,11 +175,6 @@ def sections() -> dict[type, str]:
 def tag_of(kind: type) -> str | None:
     config = kind.__struct_config__
     return str(config.tag) if config.tag_field else None
-
-
-def title_of(kind: type, path: str) -> str:
-    tag = tag_of(kind)
-    return (path or "recipe") + (f": kind {tag}" if tag else "")
 
 
 def anchor_of(kind: type) -> str:
@@ -240,18 +243,29 @@ def superfluous() -> list[str]:
     return sorted(MEANINGS.keys() - known)
 
 
+def table_of(kind: type) -> str:
+    rows = []
+    for field in keys_of(kind):
+        hint = hints_of(kind)[field.name]
+        cells = (f"`{field.encode_name}`", shown(hint), default_of(field), meaning_of(kind, field, hint))
+        rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    if not rows:
+        return "No keys but `kind`.\n"
+    return "\n".join(["| key | type | default | meaning |", "|---|---|---|---|", *rows]) + "\n"
+
+
 def reference() -> str:
-    """Markdown."""
-    parts = []
-    for kind, path in sections().items():
-        about = inspect.cleandoc(kind.__doc__ or "")
-        level = "##" if path.count(".") == 0 and not tag_of(kind) else "###"
-        parts += [f"{level} {title_of(kind, path)} {{#{anchor_of(kind)}}}\n", f"{about}\n"]
-        rows = []
-        for field in keys_of(kind):
-            hint = hints_of(kind)[field.name]
-            cells = (f"`{field.encode_name}`", shown(hint), default_of(field), meaning_of(kind, field, hint))
-            rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-        if rows:
-            parts.append("\n".join(["| key | type | default | meaning |", "|---|---|---|---|", *rows]) + "\n")
+    """Markdown: a heading for each key that holds keys; below it, one for each of its kinds."""
+    parts: list[str] = []
+    last = None
+    for kind, (path, *others) in sections().items():
+        level, tag, anchor = "##" if "." not in path else "###", tag_of(kind), f"{{#{anchor_of(kind)}}}"
+        if tag and path != last:
+            parts.append(f"{level} {path}\n\n`kind` says which of these it is; the other keys depend on it.\n")
+        heading = f"{level}# kind: {tag} {anchor}" if tag else f"{level} {path or 'Top level'} {anchor}"
+        parts += [f"{heading}\n", f"{inspect.cleandoc(kind.__doc__ or '')}\n"]
+        if others:
+            parts.append(f"Also: {', '.join(f'`{other}`' for other in dict.fromkeys(others))}.\n")
+        parts.append(table_of(kind))
+        last = path
     return "\n".join(parts)

@@ -1,11 +1,10 @@
 """Hooks of mkdocs: pages that are made of code, and those that lie outside `docs`.
 
-Pages with a line `<!-- generated: NAME -->` get what NAME makes. README, CONTRIBUTING, CHANGELOG and LICENSE become pages,
-and links between them and the pages of `docs` lead where they should.
+Pages with a line `<!-- generated: NAME -->` get what NAME makes. README, CONTRIBUTING, CHANGELOG and LICENSE become
+pages, and links between them and the pages of `docs` lead where they should.
 """
 
 import importlib
-
 import posixpath
 import re
 import sys
@@ -22,8 +21,11 @@ import docs_recipe
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "rowwise"
 OUTSIDE = {
-    "README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md", "LICENSE": "license.md",
-}  # fmt: skip
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+    "LICENSE": "license.md",
+}
 LINK = re.compile(r"(\]\()(?!https?:|#|mailto:)([^)#\s]+)")
 PAGE = "reference/python.md"
 PYTHON = """# Python API

@@ -1,12 +1,9 @@
-"""What comments say of the fields of classes: `rows: int  # how many`, or whole lines of comment right above a field."""
+"""What comments say of the fields of classes: `rows: int  # how many`, or whole lines right above a field."""
 
 import ast
 import io
 import re
 import tokenize
-from typing import Any
-
-import griffe
 
 
 def comments_of(source: str) -> dict[int, str]:
@@ -30,23 +27,9 @@ def comments_of(source: str) -> dict[int, str]:
                 while line in above:
                     said.insert(0, above[line])
                     line -= 1
-                said += [trailing[n] for n in range(field.lineno, (field.end_lineno or field.lineno) + 1) if n in trailing]
+                said += [
+                    trailing[n] for n in range(field.lineno, (field.end_lineno or field.lineno) + 1) if n in trailing
+                ]
                 if said:
                     found[field.lineno] = " ".join(said)
     return found
-
-
-class FieldComments(griffe.Extension):
-    """Comments as docstrings of attributes, for the reference of the Python API."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.read: dict[Any, dict[int, str]] = {}
-
-    def on_attribute_instance(self, *, attr: griffe.Attribute, **_: Any) -> None:
-        path = attr.filepath
-        if path not in self.read:
-            self.read[path] = comments_of(path.read_text())
-        said = self.read[path].get(attr.lineno or 0)
-        if said and attr.docstring is None:
-            attr.docstring = griffe.Docstring(f"{said[0].upper()}{said[1:]}.", parent=attr)
