@@ -49,7 +49,7 @@ from rowwise.planner.kinds import PlacementKind
 from rowwise.planner.layouts import TABLE_WISE
 from rowwise.planner.make import forecast, make_plan
 from rowwise.planner.methods.named import METHODS, run_method
-from rowwise.planner.options import TableArrays, problem_of
+from rowwise.planner.options import TableArrays, make_problem
 from rowwise.planner.problem import NO_UNIT, Placement, PlacementProblem, PlanRequest
 from rowwise.planner.search import search, search_best
 from rowwise.spec import Table, Topology
@@ -164,7 +164,7 @@ def chosen_floors(rows: list[dict]) -> list[dict]:
 def measure_plans_of_a_model(args: argparse.Namespace) -> list[dict]:
     """All plans in the same processes, in turns."""
     question = model(profile(args))
-    problem = problem_of(question)
+    problem = make_problem(question)
     rng = np.random.default_rng(12)
     plans = {f"random {k}": spread_out(problem, rng) for k in range(2 if args.smoke else RANDOM_PLANS)}
     found = search(problem, seconds=0.5)
@@ -283,9 +283,9 @@ def measure_oracle(args: argparse.Namespace) -> list[dict]:
         ratios: dict[str, list[float]] = {"first": [], "best": [], "oracle": []}
         for seed in range(1 if args.smoke else 4 if args.quick else 30):
             question = tasks.ns4(seed)
-            truth = problem_of(question)
+            truth = make_problem(question)
             exact = search(truth, seconds=args.effort_s)
-            found = search_best(problem_of(with_networks(question, kernels)), BEST, seconds=args.effort_s)
+            found = search_best(make_problem(with_networks(question, kernels)), BEST, seconds=args.effort_s)
             costs = [truth.cost(one.placement) for one in found if truth.fits(one.placement)]
             if not exact.over and costs:
                 for name, cost in (("first", costs[0]), ("best", min(costs)), ("oracle", exact.cost)):

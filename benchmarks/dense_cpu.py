@@ -210,8 +210,8 @@ def main() -> None:
     parser.add_argument("--library", choices=["torch", "onednn"], help="for linear layers; measured if not given")
     args = parsed(parser)
     torch.manual_seed(0)
-    linear.choose(args.library)
-    library = linear.chosen()
+    linear.choose_library(args.library)
+    library = linear.chosen_library()
     print(f"linear layers use {library}")
     rows = []
     for work in all_works(args):

@@ -35,7 +35,7 @@ from rowwise.plan import Plan, Tier
 from rowwise.planner.make import make_plan
 from rowwise.planner.methods.named import METHODS, run_method
 from rowwise.planner.milp import certify
-from rowwise.planner.options import problem_of
+from rowwise.planner.options import make_problem
 from rowwise.planner.problem import PlacementProblem, PlanRequest
 from rowwise.planner.replan import replan
 from rowwise.planner.search import search
@@ -51,7 +51,7 @@ MIXED = ("table_wise", "column_wise", "row_wise", "replicated")
 
 def ours(question: PlanRequest, seconds: float, seed: int = 0) -> tuple[PlacementProblem, dict]:
     begin_s = time.perf_counter()
-    problem = problem_of(question)
+    problem = make_problem(question)
     found = search(problem, seconds=seconds, seed=seed)
     took_s = time.perf_counter() - begin_s
     row = {
@@ -77,7 +77,7 @@ def compared(name: str, question: PlanRequest, seconds: float, baselines: tuple[
 
 
 def _certified(seed: int) -> tuple[int, float, float]:
-    problem = problem_of(tasks.ns4(seed))
+    problem = make_problem(tasks.ns4(seed))
     found = search(problem, seconds=2.0, seed=1)  # another search than the one that is judged
     begin_s = time.perf_counter()
     proven = certify(problem, found, CERTIFY_s)

@@ -22,7 +22,7 @@ from rich.progress import Progress
 from rowwise import RowType
 from rowwise.recipes.compose import make_evaluator, make_model, make_settings, resolve
 from rowwise.recipes.find import load
-from rowwise.recipes.runs import best_possible
+from rowwise.recipes.runs import best_possible_metrics
 from rowwise.train.trainer import Trainer
 
 TEACHER = "the teacher"
@@ -37,7 +37,7 @@ def score(seed: int, samples: int, change: str) -> dict[str, dict[str, float]]:
     model = make_model(resolved)
     Trainer(job_of(resolved, model), make_settings(resolved.recipe)).run()
     rows = resolved.parts.test
-    found = {"model": make_evaluator(resolved, model, rows)().tasks, TEACHER: best_possible(resolved, rows)}
+    found = {"model": make_evaluator(resolved, model, rows)().tasks, TEACHER: best_possible_metrics(resolved, rows)}
     return {who: {name: tasks["label"][name] for name in ("ne", "auc")} for who, tasks in found.items()}
 
 

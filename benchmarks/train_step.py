@@ -182,11 +182,11 @@ def main() -> None:
     with_peer = has_peer("torchrec", args)
     args.sides = [name for name in SIDES if with_peer or not name.startswith("TorchRec")]
     torch.manual_seed(0)
-    print(f"linear layers use {linear.chosen()}")
+    print(f"linear layers use {linear.chosen_library()}")
     rows: list[dict] = []
     for section in args.only or SECTIONS[: 1 if args.quick and not args.smoke else 2]:
         rows += measure(section, args, size)
-    made = {**environment(), "library": linear.chosen()}
+    made = {**environment(), "library": linear.chosen_library()}
     floors = smoke_floors(rows, args) if args.smoke else floors_of(rows)
     finish({"benchmark": "train_step", "environment": made, "rows": rows, "floors": floors}, args)
 

@@ -68,7 +68,7 @@ def ranked_cases(draw):
     sets = [all_C[home_C == k] for k in range(3)]
     rest = draw(st.sampled_from((1, 7, 1000, "own", 0) if len(all_C) else (1, 7, 1000, "own")))
     dims = draw(st.sampled_from((None, (4, None, 2, 8)))) if rest else None
-    return Case(placed.ranked(ids, sets, rest, dims=dims, seed=draw(st.integers(0, 99))), bool(rest))
+    return Case(placed.ranked_map(ids, sets, rest, dims=dims, seed=draw(st.integers(0, 99))), bool(rest))
 
 
 @st.composite
@@ -79,7 +79,7 @@ def entry_cases(draw):
     rows_N[random.random(ids) < draw(st.sampled_from((0, 0.02, 0.5, 0.95, 1)))] = -1
     unseen = draw(st.sampled_from((1, 10) if (rows_N < 0).all() else (0, 1, 10)))
     dtype = draw(st.sampled_from((np.int64, np.int32)))
-    return Case(placed.entries(ids, rows_N.astype(dtype), rows, unseen_rows=unseen), unseen > 0 or rows_N.min() >= 0)
+    return Case(placed.entry_map(ids, rows_N.astype(dtype), rows, unseen_rows=unseen), unseen > 0 or rows_N.min() >= 0)
 
 
 one_case = st.one_of(rule_cases(), ranked_cases(), entry_cases())
@@ -89,9 +89,9 @@ one_case = st.one_of(rule_cases(), ranked_cases(), entry_cases())
 def added_cases(draw):
     cases = [draw(one_case)]
     ids = cases[0].id_map.shape.ids
-    cases += [Case(rules.hashed(ids, 11, 3)), Case(placed.ranked(ids, [np.arange(min(ids, 9))], "own"))]
+    cases += [Case(rules.hashed(ids, 11, 3)), Case(placed.ranked_map(ids, [np.arange(min(ids, 9))], "own"))]
     cases = [case for case in cases if case.id_map.shape.combine == "sum"]
-    return Case(placed.added(*(case.id_map for case in cases)), all(case.all_ids for case in cases))
+    return Case(placed.add_maps(*(case.id_map for case in cases)), all(case.all_ids for case in cases))
 
 
 every_case = st.one_of(one_case, added_cases())

@@ -2,26 +2,15 @@
 
 import json
 import os
-import shutil
+import select
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-NAMES = ("chromium", "chromium-browser", "google-chrome")
-FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--hide-scrollbars",
-    "--remote-debugging-pipe",
-)
+from report.browser import FLAGS, executable
+
+STEERED = (*(flag for flag in FLAGS if "virtual-time" not in flag), "--hide-scrollbars", "--remote-debugging-pipe")
 PATIENCE_s = 60
 
 
@@ -51,11 +40,10 @@ class Browser:
 
     def receive(self) -> dict:
         """The next message; events are kept."""
-        until = time.monotonic() + PATIENCE_s
         while b"\0" not in self.rest:
+            assert select.select([self.read], [], [], PATIENCE_s)[0], "the browser is silent"
             more = os.read(self.read, 1 << 20)
             assert more, "the browser has ended"
-            assert time.monotonic() < until, "the browser is silent"
             self.rest += more
         line, self.rest = self.rest.split(b"\0", 1)
         message = json.loads(line)
@@ -83,14 +71,12 @@ class Browser:
 
 @contextmanager
 def browser() -> Iterator[Browser]:
-    found = next(filter(None, map(shutil.which, NAMES)), None)
-    assert found, "no chromium to look at pages with; run tools/browser.sh, which installs it or says how"
     theirs_in, ours_out = os.pipe()
     ours_in, theirs_out = os.pipe()
     # The browser reads from descriptor 3 and writes to 4.
     script = f'exec "$0" "$@" 3<&{theirs_in} 4>&{theirs_out}'
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile, tempfile.TemporaryFile() as log:
-        command = ["bash", "-c", script, found, *FLAGS, f"--user-data-dir={profile}"]
+        command = ["bash", "-c", script, executable(), *STEERED, f"--user-data-dir={profile}"]
         process = subprocess.Popen(command, pass_fds=(theirs_in, theirs_out), stdout=log, stderr=log)
         os.close(theirs_in)
         os.close(theirs_out)

@@ -19,7 +19,7 @@ from rowwise.planner.inputs import read_tables
 from rowwise.planner.methods.named import METHODS
 from rowwise.recipes.compose import make_model, resolve
 from rowwise.recipes.place import tables_of
-from rowwise.recipes.plan import wanted_of
+from rowwise.recipes.plan import plan_inputs
 from rowwise.recipes.text import write
 from rowwise.spec import Codecs, Wire
 
@@ -248,7 +248,7 @@ def test_a_recipe_has_the_tables_of_its_model(command, small_recipe, tmp_path):
 
 def test_a_recipe_s_tables_take_one_id_a_feature(small_recipe):
     elsewhere = msgspec.structs.replace(small_recipe, train=msgspec.structs.replace(small_recipe.train, device="cuda"))
-    wanted = wanted_of(elsewhere, 2)
+    wanted = plan_inputs(elsewhere, 2)
     tables = tables_of(make_model(resolve(small_recipe)))
     assert tuple(w.table for w in wanted.workloads) == tables
     assert [w.access.pooling for w in wanted.workloads] == [len(t.feature_names) for t in tables]

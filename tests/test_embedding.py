@@ -928,7 +928,7 @@ def test_opcheck_pool_weight_grad():
 def test_opcheck_update():
     a = operator_arguments(sequence=False)
     arena, group = a["arena"], a["group"]
-    tables = (arena.rows, arena.state, group.tables_T12, *next_step(arena, group))
+    tables = (arena.rows, arena.state, group.tables_TC, *next_step(arena, group))
     opcheck(ops.update.default, *tables, a["features"], a["values"], a["offsets"], a["weights"], a["grad"], 6, False)
 
 

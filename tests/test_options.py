@@ -17,7 +17,7 @@ from small import trained
 
 from rowwise.cli.main import app
 from rowwise.hashing.file import save
-from rowwise.hashing.placed import entries
+from rowwise.hashing.placed import entry_map
 
 
 @cache
@@ -56,7 +56,7 @@ def files(tmp_path_factory):
     (home / "folder").mkdir()
     os.mkfifo(home / "fifo")
     (home / "tables.csv").write_text("name,rows,dim,pooling\nuser,50,8,1\nitem,30,8,1\n")
-    save(home / "user.map", "user", entries(50, np.arange(50) % 7, 7))
+    save(home / "user.map", "user", entry_map(50, np.arange(50) % 7, 7))
     torch.save({"embedding_bags.user.weight": torch.zeros(50, 8)}, home / "weights.pt")
     return {
         "home": str(home), "run": str(run.folder.path), "recipe": str(run.folder.path / "recipe.yaml"),

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from rich.table import Table as Grid
 
-from rowwise.calibrate.folder import held_alone
+from rowwise.calibrate.folder import lock_and_repair
 from rowwise.checkpoint.check import CheckedCheckpoint, CheckResult
 from rowwise.checkpoint.listing import ListedCheckpoint
 from rowwise.checkpoint.read import DamagedPiece
@@ -112,7 +112,7 @@ def test_folders_of_measurements_and_warehouses_have_no_links(tmp_path: Path, pl
     if place == "calibrate":
         (tmp_path / "order.json").write_text("{}")
         (tmp_path / "rank-0.jsonl").symlink_to(outside)
-        working = held_alone(tmp_path / "order.json", tmp_path, "*.jsonl")
+        working = lock_and_repair(tmp_path / "order.json", tmp_path, "*.jsonl")
     else:
         dest = tmp_path / "warehouse"
         (dest / FOLDER).mkdir(parents=True)

@@ -14,7 +14,7 @@ from parts.report import at_most
 from rowwise.planner.methods.dreamshard import load_policy, place
 from rowwise.planner.methods.named import METHODS, run_method
 from rowwise.planner.native import NativeProblem
-from rowwise.planner.options import problem_of
+from rowwise.planner.options import make_problem
 from rowwise.planner.problem import PlacementProblem, PlanRequest
 from rowwise.planner.search import search
 
@@ -76,7 +76,7 @@ def setting(tables: int, devices: int, count: int) -> list[dict]:
     """A row for each method: its cost over the search's, where all methods fit and wherever it fits itself."""
     ours, found = [], []
     for seed in range(count):
-        problem = problem_of(held_out(tables, devices, seed))
+        problem = make_problem(held_out(tables, devices, seed))
         searched = search(problem, seconds=SECONDS)
         ours.append(searched.cost if not searched.over else np.nan)
         found.append(costs_of(problem))

@@ -14,7 +14,7 @@ from rowwise.hashing.methods import METHODS, make_map, table_bytes
 from rowwise.recipes.compose import resolve
 from rowwise.recipes.compress.advise import advise, write_recipe
 from rowwise.recipes.compress.division import CompressionGoal, divide
-from rowwise.recipes.compress.folder import TrialFolderSpec, held, open_folder
+from rowwise.recipes.compress.folder import TrialFolderSpec, lock_folder, open_folder
 from rowwise.recipes.compress.probe import learn
 from rowwise.recipes.compress.window import open_window
 from rowwise.recipes.find import load
@@ -92,7 +92,7 @@ def advice(sales: Sales, ratio: float, seeds: int, at: Path) -> Row:
     division, window = divide(sales.resolved.tables, goal), open_window(sales.resolved, ())
     begin_s = time.perf_counter()
     folder = open_folder(at, order)
-    with Progress() as progress, held(folder):
+    with Progress() as progress, lock_folder(folder):
         task = progress.add_task("advice", total=1.0)
         found = advise(window, division, goal, order, folder, lambda _, share: progress.update(task, completed=share))
         recipe = read(write_recipe(sales.resolved.recipe, sales.resolved, found, folder))

@@ -10,7 +10,7 @@ import torch
 from rowwise import Embeddings, Jagged, RowWiseAdagrad, Table
 from rowwise.hashing.embeddings import MappedEmbeddings
 from rowwise.hashing.methods import IdHistory, make_map, table_bytes
-from rowwise.hashing.placed import entries, ranked
+from rowwise.hashing.placed import entry_map, ranked_map
 from rowwise.hashing.rules import double_hashed, hashed, quotient_remainder
 
 DIM, PROBE = 16, 4
@@ -69,9 +69,9 @@ def speed(ids: int, asked: int) -> list[Row]:
         "hash": hashed(ids, ids // 10),
         "double_hash": double_hashed(ids, ids // 10),
         "quotient_remainder": quotient_remainder(ids, ids // 10),
-        "frequency": ranked(ids, [head_C], ids // 10),
-        "every id has an entry": entries(ids, rows_N, 64),
-        "a third has an entry": entries(ids, some_N, 64),
+        "frequency": ranked_map(ids, [head_C], ids // 10),
+        "every id has an entry": entry_map(ids, rows_N, 64),
+        "a third has an entry": entry_map(ids, some_N, 64),
     }
     batch = Jagged(
         features=("t",),

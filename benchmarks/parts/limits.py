@@ -62,7 +62,7 @@ class Rows:
         module.discard()
         call, self._arena = staged.call, module.arena.rows
         lookups = call.jagged
-        self._features, self._batch, self._values_N = call.features_F9, lookups.batch_size, lookups.values_N
+        self._features, self._batch, self._values_N = call.features_FC, lookups.batch_size, lookups.values_N
         self._offsets = call.offsets
         bounds_F1 = call.offsets[:: lookups.batch_size].contiguous()
         distinct = ids.deduplicate(lookups.values_N, bounds_F1)

@@ -210,7 +210,6 @@ class Jagged:
         )
 
     def to(self, device: torch.device | str) -> "Jagged":
-        """On another device."""
         weights = None if self.weights_N is None else self.weights_N.to(device)
         return Jagged(
             features=self.features,
@@ -225,7 +224,6 @@ class Jagged:
         return list(_whole(self).features)
 
     def values(self) -> Tensor:
-        """All ids."""
         return _whole(self).values_N
 
     def lengths(self) -> Tensor:
@@ -302,7 +300,6 @@ class Shared:
         return Shared(jagged=jagged, inverse_B=self.inverse_B.contiguous())
 
     def to(self, device: torch.device | str) -> "Shared":
-        """On another device."""
         return Shared(jagged=self.jagged.to(device), inverse_B=self.inverse_B.to(device))
 
 
@@ -359,7 +356,6 @@ class Batch:
             raise BatchError(f"parts of the batch have different numbers of samples: {sizes}")
 
     def to(self, device: torch.device | str) -> "Batch":
-        """On another device."""
         moved = (None if x is None else x.to(device) for x in (self.weights_B, self.keys_B, self.times_B))
         weights_B, keys_B, times_B = moved
         return Batch(

@@ -24,7 +24,7 @@ from rowwise.spec import Table, check_tables
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vectors:
-    """What a lookup returns: pooled features side by side, and the rows of sequences.
+    """The result of a lookup: pooled features side by side, and the rows of sequences.
 
     `vectors[name]` is [B, D] for a pooled feature and [N, D] for a sequence; `keys`, `values` and `to_dict`
     are those of TorchRec's KeyedTensor and cover the pooled features.

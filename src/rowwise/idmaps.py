@@ -17,7 +17,6 @@ class HashIds(Value, frozen=True, tag="hash", tag_field="kind"):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse what holds no row."""
         _check(self.rows, self.seed, 1)
 
 
@@ -29,7 +28,6 @@ class DoubleHashIds(Value, frozen=True, tag="double_hash", tag_field="kind"):
     hashes: int = 2
 
     def __post_init__(self) -> None:
-        """Refuse what holds no row."""
         _check(self.rows, self.seed, 1)
         if not 1 < self.hashes <= 8:
             raise SpecError(f"id_map: hashes={self.hashes}: want 2 to 8; kind: hash has one")
@@ -47,12 +45,11 @@ class QuotientRemainderIds(Value, frozen=True, tag="quotient_remainder", tag_fie
     combine: Literal["sum", "product"] = "sum"
 
     def __post_init__(self) -> None:
-        """Refuse what holds no row."""
         _check(self.rows, self.seed, 2)
 
 
 class StoredIds(Value, frozen=True, tag="stored", tag_field="kind"):
-    """What a file says, which `rowwise compress` or `rowwise.hashing` has made of data: by frequency, or learned."""
+    """An id map in a file, made by `rowwise compress` or `rowwise.hashing` from data: by frequency, or learned."""
 
     file: str
     digest: str = ""  # of its content; none: whatever it holds

@@ -1,7 +1,7 @@
 """Names that become files: one plain component of a path, and what is opened by one is a regular file of its folder.
 
-Its own file because manifests, journals and runs come from strangers: a name in one must not lead out of its folder, by
-`..`, a path or a link.
+Its own file because manifests, journals and runs come from strangers: a name in one must not lead out of its folder,
+by `..`, a path or a link.
 """
 
 import errno

@@ -1,7 +1,4 @@
-"""Public names of a package that are loaded when first used, so that importing it costs nothing.
-
-Its own file because several packages do it, and a slip here would load torch for `rowwise --help`.
-"""
+"""Public names of a package that are loaded when first used, so that importing it costs nothing."""
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence

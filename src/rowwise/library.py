@@ -1,7 +1,4 @@
-"""Where the libraries are that were built with the package.
-
-Its own file because the operators and the planner each load one, and the planner may not load torch for it.
-"""
+"""Where the libraries are that were built with the package."""
 
 import ctypes
 import importlib.util

@@ -1,7 +1,6 @@
 """YAML from anybody as plain data: no tags, few levels, and no more values than a text of that size can have.
 
-Its own file because aliases make a text of some lines stand for billions of values, and PyYAML leaves bounds to its
-callers. Gives up: tags, also those of plain types.
+Known limits: tags, also those of plain types.
 """
 
 import math
@@ -23,7 +22,6 @@ class PlainLoader(yaml.BaseLoader):
     """Every scalar is its text, as in PyYAML's simplest loader; no tags, no NUL, no half characters, and bounds."""
 
     def __init__(self, stream: str) -> None:
-        """Nothing is composed yet."""
         super().__init__(stream)
         self._begun, self._depth = 0, 0
         self._sizes: dict[yaml.Node, tuple[int, int]] = {}  # of what is composed: nodes, and levels
@@ -49,7 +47,6 @@ class PlainLoader(yaml.BaseLoader):
         return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Each key once."""
         made = super().construct_mapping(node, deep)
         seen: set[Any] = set()
         for key_node, _ in node.value:

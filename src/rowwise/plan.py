@@ -1,8 +1,8 @@
 """Where tables live: a plan is a tuple of tiles, each a rectangle of one table on one rank.
 
-Every layout (table-, row-, column-wise, grid, replicated) is only a way of choosing tiles, so a plan can be
-read, compared, edited by hand and executed unchanged. Making plans and executing them are other modules.
-Gives up: copies of parts. Each cell of a table is on exactly one rank, or the whole table is once on every rank.
+Every layout (table-, row-, column-wise, grid, replicated) is only a way of choosing tiles, so a plan can be read,
+compared, edited by hand and executed unchanged. Making plans and executing them are other modules. Known limits:
+copies of parts. Each cell of a table is on exactly one rank, or the whole table is once on every rank.
 """
 
 from collections import Counter
@@ -43,7 +43,7 @@ class Tile(Value, frozen=True, order=True, omit_defaults=True):
 
 
 class Forecast(Value, frozen=True, kw_only=True):
-    """What a planner expects of a plan, and by what; the runtime does not read it."""
+    """The predicted step of a plan, and the model behind it; the runtime does not read it."""
 
     model: str  # of costs
     batch: int  # samples of a step, of all ranks together
@@ -73,7 +73,7 @@ class Forecast(Value, frozen=True, kw_only=True):
 
 
 class Plan(Value, frozen=True, omit_defaults=True):
-    """All tiles of a model for `world` ranks."""
+    """The tiles of all tables for `world` ranks."""
 
     world: int
     tiles: tuple[Tile, ...]

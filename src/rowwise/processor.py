@@ -55,7 +55,7 @@ OTHERS: dict[str, Products] = {AMD: "onednn"}  # of families that are not listed
 
 
 class MissingFeature(NamedTuple):
-    """Something that a processor may not have, and what happens instead."""
+    """A feature that a processor may lack, and what is used instead."""
 
     what: str
     flags: frozenset[str]  # any of them will do
@@ -78,7 +78,6 @@ LACKS = (
 
 
 def read_processor() -> Processor:
-    """That of this machine."""
     return parse(CPUINFO.read_text() if CPUINFO.exists() else "", platform.machine())
 
 

@@ -28,7 +28,6 @@ def prefix(value: float) -> tuple[float, str]:
 
 
 def count(value: float | None) -> str:
-    """How many of something."""
     if value is None or not usable(value):
         return NONE
     if abs(value) < 99_999.5:
@@ -37,7 +36,6 @@ def count(value: float | None) -> str:
 
 
 def size(value: float | None) -> str:
-    """Bytes."""
     if value is None or not usable(value):
         return NONE
     return f"{value:.3g}{SPACE}B" if abs(value) < 999.5 else _scaled(value, "B")
@@ -96,7 +94,6 @@ def short(value: float | None) -> str:
 
 
 def of_bytes(size: float) -> str:
-    """Bytes."""
     scale, letter = prefix(float(f"{size:.4g}"))
     return f"{size / scale:,.1f} {letter}B" if letter else f"{size:.0f} B"
 
@@ -118,7 +115,6 @@ def of_change(seconds: float) -> str:
 
 
 def of_count(count: float) -> str:
-    """How many of something large."""
     scale, letter = prefix(count / 10)
     return f"{count / scale:,.0f} {letter}" if scale >= 1e6 else f"{count:,.0f}"
 

@@ -22,7 +22,7 @@ LIMITS: dict[str, tuple[float, float, str]] = {  # of some numbers: least, most,
 }
 
 
-def wanted(field: str, value: float | None) -> str | None:
+def wrong_number(field: str, value: float | None) -> str | None:
     """What a number of an optimizer or of an initial value should have been, if it is not that."""
     if value is None:  # a bound that the table's size will give, or no clipping
         return None
@@ -88,7 +88,7 @@ class KernelHyperparameters(NamedTuple):
 
 
 class RowUpdate(Value, frozen=True, kw_only=True):
-    """What an optimizer of rows says of itself beside its numbers; what it computes is in `ops/reference/apply.py`."""
+    """The properties of a row optimizer; its arithmetic is in `ops/reference/apply.py`."""
 
     sums_columns: ClassVar[bool] = False  # whether an update needs a sum over the columns of its row
 
@@ -129,11 +129,9 @@ class Sgd(RowUpdate, frozen=True, kw_only=True, tag="sgd", tag_field="kind"):
     schedule: Schedule | None = None
 
     def slots(self, dim: int) -> dict[str, Slot]:
-        """No state."""
         return {}
 
     def hyper(self, step: int) -> KernelHyperparameters:
-        """See `RowUpdate`."""
         lr = _scheduled(self.lr, self.schedule, step)
         return KernelHyperparameters(lr, weight_decay=self.weight_decay, clip=self.clip or 0.0)
 
@@ -149,7 +147,6 @@ class SquareSums(RowUpdate, frozen=True, kw_only=True):
     schedule: Schedule | None = None
 
     def hyper(self, step: int) -> KernelHyperparameters:
-        """See `RowUpdate`."""
         return KernelHyperparameters(
             _scheduled(self.lr, self.schedule, step), self.eps, self.weight_decay, self.clip or 0.0
         )
@@ -178,7 +175,7 @@ class RowWiseAdagrad(SquareSums, frozen=True, kw_only=True, tag="rowwise_adagrad
 
 
 class Moments(RowUpdate, frozen=True, kw_only=True):
-    """What optimizers share that keep moving averages of g and g * g."""
+    """Base of optimizers that keep moving averages of g and g * g."""
 
     lr: float = 0.001
     beta1: float = 0.9
@@ -189,7 +186,6 @@ class Moments(RowUpdate, frozen=True, kw_only=True):
     schedule: Schedule | None = None
 
     def slots(self, dim: int) -> dict[str, Slot]:
-        """m and v."""
         return {"exp_avg": Slot(dim), "exp_avg_sq": Slot(dim)}
 
     def hyper(self, step: int) -> KernelHyperparameters:
@@ -202,7 +198,6 @@ class Moments(RowUpdate, frozen=True, kw_only=True):
 
     @property
     def hyper_depends_on_step(self) -> bool:
-        """The corrections do."""
         return True
 
 
@@ -253,7 +248,6 @@ class Ftrl(RowUpdate, frozen=True, kw_only=True, tag="ftrl", tag_field="kind"):
     clip: float | None = None
 
     def slots(self, dim: int) -> dict[str, Slot]:
-        """z and n."""
         return {"z": Slot(dim), "n": Slot(dim, self.initial)}
 
     def hyper(self, step: int) -> KernelHyperparameters:

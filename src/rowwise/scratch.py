@@ -34,7 +34,6 @@ class Scratch:
             self._lock = -1
 
     def keep(self) -> None:
-        """It stays, and is nobody's."""
         (self.path / LOCK).unlink()
         os.close(self._lock)
         self._lock = -1

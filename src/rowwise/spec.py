@@ -13,13 +13,13 @@ import msgspec
 from rowwise.errors import SpecError
 from rowwise.idmaps import AnyIdMap
 from rowwise.inside import fault_of_name, has_control
-from rowwise.row_optimizers import RowOptimizer, RowWiseAdagrad, Slot, wanted
+from rowwise.row_optimizers import RowOptimizer, RowWiseAdagrad, Slot, wrong_number
 from rowwise.value import MOST_DIM, MOST_RANKS, check_most
 from rowwise.value import Value as Value
 
 
 class Pooling(enum.StrEnum):
-    """How the rows of one bag become one vector."""
+    """How the rows of a bag become one vector."""
 
     SUM = "sum"
     MEAN = "mean"
@@ -28,7 +28,7 @@ class Pooling(enum.StrEnum):
 
 
 class RowType(enum.StrEnum):
-    """How a row is stored. The arithmetic is in 32-bit floats whatever the type; updates are rounded stochastically."""
+    """The storage of a row. Arithmetic is in 32-bit floats for every type; updates are rounded stochastically."""
 
     FP32 = "fp32"
     FP16 = "fp16"
@@ -37,12 +37,11 @@ class RowType(enum.StrEnum):
 
     @property
     def facts(self) -> "RowTypeFacts":
-        """Its record."""
         return ROW_TYPES[self]
 
 
 class RowTypeFacts(Value, frozen=True):
-    """What is known of a row type; see [Note: Row formats] in `ops/_cpp/tables.h`."""
+    """The size and limits of a row type; see [Note: Row formats] in `ops/_cpp/tables.h`."""
 
     numbers: str  # the torch dtype that rows are viewed as, which checkpoints name
     weight_bytes: int
@@ -79,7 +78,7 @@ Init = Uniform | Normal | Constant
 
 
 class Table(Value, frozen=True):
-    """One embedding table and the features that look rows up in it."""
+    """An embedding table and the features that look rows up in it."""
 
     name: str
     rows: int
@@ -186,7 +185,7 @@ def _check_numbers(table: Table) -> None:
     numbers = msgspec.structs.asdict(optimizer) | msgspec.structs.asdict(table.init)
     numbers.pop("schedule", None)
     for field, value in numbers.items():
-        want = wanted(field, value)
+        want = wrong_number(field, value)
         if want:
             raise SpecError(f"table {name!r}: {field}={value}: {want}")
     if optimizer.problem:
@@ -231,7 +230,7 @@ class Topology(Value, frozen=True):
 
 
 class WireType(enum.StrEnum):
-    """How numbers travel between ranks; `comm/codec.py` has the codec of each."""
+    """The type of numbers between ranks; `comm/codec.py` has the codec of each."""
 
     FP32 = "fp32"
     FP16 = "fp16"
@@ -240,7 +239,6 @@ class WireType(enum.StrEnum):
 
     @property
     def facts(self) -> "WireFacts":
-        """Its record."""
         return WIRE_TYPES[self]
 
     def vector_bytes(self, numbers: int) -> int:
@@ -250,7 +248,7 @@ class WireType(enum.StrEnum):
 
 
 class WireFacts(Value, frozen=True):
-    """What is known of a wire type without its codec."""
+    """The size and rounding of a wire type, without its codec."""
 
     number_bits: int
     header_bytes: int = 0  # of each vector, whose numbers are then padded to four bytes
@@ -266,7 +264,7 @@ WIRE_TYPES = {
 
 
 class Codecs(Value, frozen=True):
-    """How vectors travel over one kind of link: looked-up ones forward, their gradients backward."""
+    """The wire types of one kind of link: vectors forward, their gradients backward."""
 
     forward: WireType = WireType.FP32
     backward: WireType = WireType.FP32
@@ -287,7 +285,7 @@ def _name_types(wire: "Codecs | Wire", fields: Sequence[str]) -> None:
 
 
 class Wire(Value, frozen=True):
-    """How numbers travel between ranks."""
+    """The wire types of all numbers between ranks."""
 
     host: Codecs = Codecs()
     network: Codecs = Codecs()

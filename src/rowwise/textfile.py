@@ -94,7 +94,7 @@ def decode_json(data: str | bytes, kind: type[T]) -> T:
     """JSON as a type; a key that is given twice is refused, which msgspec reads as its last value."""
     try:
         found = msgspec.json.decode(data, type=kind)
-        json.loads(data, object_pairs_hook=each_once, parse_int=str, parse_float=str)
+        json.loads(data, object_pairs_hook=unique_keys, parse_int=str, parse_float=str)
     except RecursionError:
         raise msgspec.DecodeError("lists and objects in one another without an end in sight") from None
     except UnicodeDecodeError as error:
@@ -102,7 +102,7 @@ def decode_json(data: str | bytes, kind: type[T]) -> T:
     return found
 
 
-def each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object of JSON as a mapping, for `json.loads`."""
     made: dict[str, Any] = {}
     for key, value in pairs:

@@ -1,7 +1,4 @@
-"""What all frozen values have in common.
-
-Its own file because those of `spec` and those that `spec` is made of both begin here.
-"""
+"""What all frozen values have in common."""
 
 import msgspec
 

@@ -14,7 +14,7 @@ from test_fit import ABOUT, exchanges, made_up
 
 from rowwise.calibrate.fit import BOUNDED, fit_profile
 from rowwise.calibrate.train_network import NetworkShape
-from rowwise.calibrate.trust import WAITED, reasons, undisturbed, waited_s
+from rowwise.calibrate.trust import WAITED, reasons, undisturbed_sets, waited_s
 from rowwise.perf.hardware import hardware_named, read_hardware
 from rowwise.perf.learned import LearnedModel, doubts_of, model_of
 from rowwise.perf.roofline import Roofline
@@ -60,7 +60,7 @@ def test_all_faults_are_said():
 def test_disturbed_sets_are_left_out_where_enough_are_left(waited, fewest):
     one = next(iter(made_up(1)))
     sets = [structs.replace(one, waited=share) for share in waited]
-    kept, quiet = undisturbed(sets, fewest), [s for s in sets if s.waited <= WAITED]
+    kept, quiet = undisturbed_sets(sets, fewest), [s for s in sets if s.waited <= WAITED]
     assert kept == (quiet if len(quiet) >= fewest and 2 * len(quiet) >= len(sets) else sets)
 
 

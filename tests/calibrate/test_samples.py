@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from rowwise import SpecError
 from rowwise.calibrate.draw import Population, SetLimits, draw_set
-from rowwise.calibrate.folder import MeasurementSpec, Tally, held, open_folder
+from rowwise.calibrate.folder import MeasurementSpec, Tally, lock_folder, open_folder
 from rowwise.calibrate.samples import LinkSample, SetSample, cut_torn, read_samples, write_sample
 
 LIMITS = SetLimits(pool_bytes=10_000_000)
@@ -108,7 +108,7 @@ def test_one_process_at_a_time(folder):
     write_sample(folder.sets_of(0), a_set())
     with folder.sets_of(0).open("ab") as file:
         file.write(b"torn")
-    with held(folder), pytest.raises(SpecError, match="another process measures into it"), held(folder):
+    with lock_folder(folder), pytest.raises(SpecError, match="another process measures into it"), lock_folder(folder):
         pass
-    with held(folder):
+    with lock_folder(folder):
         assert folder.sets_of(0).read_bytes().endswith(b"}\n")

@@ -17,7 +17,7 @@ from rowwise.perf.access import Access
 from rowwise.perf.torchrec import TorchRecModel
 from rowwise.planner.constraints import Constraints
 from rowwise.planner.methods import dreamshard
-from rowwise.planner.options import problem_of
+from rowwise.planner.options import make_problem
 from rowwise.planner.problem import NO_UNIT, Placement
 from rowwise.spec import Table, Topology
 
@@ -59,7 +59,7 @@ def test_placements_are_judged_as_the_planner_judges_them(devices):
     for task in range(5):
         workloads = [pool.problem.question.workloads[i] for i in tasks.index_EI[task]]
         asked = pool_question(devices)
-        problem = problem_of(replace(asked, workloads=tuple(workloads)))
+        problem = make_problem(replace(asked, workloads=tuple(workloads)))
         placement = Placement(problem.item_begin[:-1], judged.unit_EI[task].astype(np.int32))
         assert (placement.unit_N != NO_UNIT).all()
         assert judged.overall_E[task] + problem.phi.constant == pytest.approx(problem.cost(placement), rel=1e-9)

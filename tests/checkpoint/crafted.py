@@ -13,7 +13,7 @@ from checkpoint.made import saved
 from mutations import mutate_bytes, mutate_tree
 from safetensors import safe_open
 
-from rowwise.checkpoint.delta import increment, rounded
+from rowwise.checkpoint.delta import increment, round_shards
 from rowwise.checkpoint.manifest import BLANK, NAME
 from rowwise.checkpoint.parts import LocalShard
 from rowwise.checkpoint.read import Checkpoint
@@ -31,7 +31,7 @@ def rounded_increment(folder: Path) -> Path:
     weights = torch.arange(320.0).view(20, 16)
     table = LocalShard(name="model/e.t", tensor=weights, shape=(20, 16), rows=(0, 20), row_type=RowType.FP32)
     base = folder.with_name("base")
-    write(base, rounded([table], 4), {"step": 1})
+    write(base, round_shards([table], 4), {"step": 1})
     touched = torch.zeros(20, dtype=torch.uint8)
     touched[[3, 7, 8]] = 1
     parts = increment([LocalShard(**{**fields(table), "touched": touched})])

@@ -26,17 +26,17 @@ from rowwise.checkpoint.named import open_named
 from rowwise.checkpoint.parts import LocalShard
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.remap import remap
-from rowwise.checkpoint.rewrite import retyped, rewrite
+from rowwise.checkpoint.rewrite import retype_tables, rewrite
 from rowwise.checkpoint.write import write
 from rowwise.hashing import file as files
 from rowwise.hashing.embeddings import MappedEmbeddings
-from rowwise.hashing.placed import entries, in_folds, ranked
+from rowwise.hashing.placed import entry_map, in_folds, ranked_map
 from rowwise.hashing.rules import hashed
 from rowwise.idmaps import StoredIds
 from rowwise.ops import rowtype
 from rowwise.plan import Plan
 from rowwise.planner import column_wise, row_wise
-from rowwise.recipes.compose import in_order, make_model
+from rowwise.recipes.compose import make_model, ordered_batches
 from rowwise.recipes.runs import TrainingRun
 from rowwise.train.snapshot import collect, restore_model, warm_start
 
@@ -146,8 +146,8 @@ def folded(ids, seed=0):
     """Clusters, and for each fold other ones."""
     generator = np.random.default_rng(seed)
     return in_folds(
-        entries(ids, generator.integers(0, 10, ids), 10),
-        [entries(ids, generator.integers(0, 10, ids), 10) for _ in range(3)],
+        entry_map(ids, generator.integers(0, 10, ids), 10),
+        [entry_map(ids, generator.integers(0, 10, ids), 10) for _ in range(3)],
         ["item"],
         seed,
     )
@@ -165,7 +165,7 @@ def test_the_same_map_gives_the_same_bits(tmp_path, kind):
 
 def test_maps_of_folds_come_and_go(tmp_path):
     checkpoint = write_net(tmp_path / "first", folded(IDS))
-    plain = entries(IDS, np.arange(IDS) % 7, 7)
+    plain = entry_map(IDS, np.arange(IDS) % 7, 7)
     found, _ = moved(checkpoint, tmp_path, plain)
     assert not [name for name in found.names() if "words_" in name]
     (tmp_path / "again").mkdir()
@@ -180,10 +180,15 @@ def test_maps_of_folds_come_and_go(tmp_path):
 
 def test_by_whom_it_was_written_does_not_matter(tmp_path):
     first = write_net(tmp_path / "first", make_maps(IDS)["hash"])
-    tables = list(retyped(first, None, {}).values())
+    tables = list(retype_tables(first, None, {}).values())
     tiles = [tile for table in tables for tile in (column_wise if table.name == "item" else row_wise)(table, range(3))]
     rewrite(
-        first, tmp_path / "spread", Plan(world=3, tiles=tuple(tiles)), retyped(first, None, {}), state=True, tell=None
+        first,
+        tmp_path / "spread",
+        Plan(world=3, tiles=tuple(tiles)),
+        retype_tables(first, None, {}),
+        state=True,
+        tell=None,
     )
     spread = Checkpoint.open(tmp_path / "spread")
     outs = []
@@ -194,7 +199,7 @@ def test_by_whom_it_was_written_does_not_matter(tmp_path):
 
 
 def clusters(rows_N, unseen_rows=0):
-    return entries(len(rows_N), rows_N, int(rows_N.max()) + 1, unseen_rows=unseen_rows)
+    return entry_map(len(rows_N), rows_N, int(rows_N.max()) + 1, unseen_rows=unseen_rows)
 
 
 def with_map(folder, path, **changes):
@@ -229,7 +234,7 @@ def test_a_run_goes_on_with_another_map(tmp_path, kind):
     assert (match.skipped, match.new, match.grown) == ({}, [], {})
     stay = torch.from_numpy(np.flatnonzero(rows_N < 6))
     same_logits = others = 0
-    for batch in in_order(first.resolved, first.resolved.parts.test):
+    for batch in ordered_batches(first.resolved, first.resolved.parts.test):
         with torch.no_grad():
             before, after = (model(batch) for model in models)
         stays_B = torch.isin(_users(batch).long(), stay)
@@ -260,7 +265,7 @@ def first(tmp_path):
 def test_maps_that_do_not_fit_are_refused_by_name(tmp_path, first):
     for new, said in (
         (hashed(IDS + 1, 20), "want that of table 'item' of 120 ids"),
-        (ranked(IDS, [np.arange(5)], 3, dims=[None, 4]), r"table 'item' cannot have .*new\.map: .* one 2 of 16, 4"),
+        (ranked_map(IDS, [np.arange(5)], 3, dims=[None, 4]), r"table 'item' cannot have .*new\.map: .* one 2 of 16, 4"),
         (make_maps(IDS)["double_hash"], r"table 'item' cannot have .*new\.map: .* several rows of part 0"),
         (make_maps(IDS)["product"], "the new map multiplies rows"),
     ):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rowwise import RowType
 from rowwise.checkpoint.assign import SMALLEST_bytes, deal
 from rowwise.checkpoint.manifest import TensorChunk, TensorEntry, find_wrong_cover
-from rowwise.checkpoint.reshard import overlaps, stored
+from rowwise.checkpoint.reshard import overlaps, stored_spans
 from rowwise.ops.rowtype import pack, unpack
 from rowwise.spec import row_bytes
 
@@ -76,7 +76,7 @@ def test_columns_of_int8_rows_are_their_scales_and_codes(groups, group, short, d
     entry = TensorEntry(dtype="uint8", shape=(3, dim), row_type=RowType.INT8, column_group=group)
     width = cols[1] - cols[0]
     out = torch.zeros(3, row_bytes(RowType.INT8, width, group), dtype=torch.uint8)
-    for source, target in zip(stored(entry, dim, cols), stored(entry, width, (0, width)), strict=True):
+    for source, target in zip(stored_spans(entry, dim, cols), stored_spans(entry, width, (0, width)), strict=True):
         out[:, slice(*target)] = packed[:, slice(*source)]
     want = unpack(packed, dim, RowType.INT8, group)[:, slice(*cols)]
     assert torch.equal(unpack(out, width, RowType.INT8, group), want)

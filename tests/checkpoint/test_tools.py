@@ -16,7 +16,7 @@ from rowwise import CheckpointError, Plan, SpecError, Topology
 from rowwise.checkpoint import export as exporting
 from rowwise.checkpoint import windows as seen
 from rowwise.checkpoint import write as writing
-from rowwise.checkpoint.atomic import appearing
+from rowwise.checkpoint.atomic import atomic_output
 from rowwise.checkpoint.check import verify
 from rowwise.checkpoint.diff import diff
 from rowwise.checkpoint.export import export_parquet, export_torch, own_names, torchrec_names
@@ -24,7 +24,7 @@ from rowwise.checkpoint.listing import list_checkpoints, list_tensors
 from rowwise.checkpoint.manifest import NAME, TensorChunk, TensorEntry
 from rowwise.checkpoint.named import open_named, tables_of
 from rowwise.checkpoint.read import Checkpoint
-from rowwise.checkpoint.rewrite import retyped, rewrite
+from rowwise.checkpoint.rewrite import retype_tables, rewrite
 from rowwise.ops import rowtype
 from rowwise.planner import simple_plan
 from rowwise.spec import RowType
@@ -37,7 +37,7 @@ def three(tmp_path):
 
 
 def rewritten(checkpoint, folder, plan=None, every=None, some=None, *, state=True):
-    tables = retyped(checkpoint, every, some or {})
+    tables = retype_tables(checkpoint, every, some or {})
     plan = plan or simple_plan(list(tables.values()), Topology(devices=2))
     rewrite(checkpoint, folder, plan, tables, state=state, tell=None)
     return Checkpoint.open(folder)
@@ -386,7 +386,7 @@ def test_what_fails_leaves_nothing(three, tmp_path, monkeypatch):
 
 def test_ctrl_c_leaves_nothing(tmp_path):
     def stopped():
-        with appearing(tmp_path / "out") as part:
+        with atomic_output(tmp_path / "out") as part:
             part.mkdir()
             (part / "half").write_text("")
             raise KeyboardInterrupt
@@ -398,7 +398,7 @@ def test_ctrl_c_leaves_nothing(tmp_path):
 
 def test_a_full_disk_is_one_error(tmp_path):
     want = "out was not written: No space left on device"
-    with pytest.raises(CheckpointError, match=want), appearing(tmp_path / "out"):
+    with pytest.raises(CheckpointError, match=want), atomic_output(tmp_path / "out"):
         raise OSError(28, "No space left on device")
 
 

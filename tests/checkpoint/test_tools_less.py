@@ -11,7 +11,7 @@ from rowwise.checkpoint.diff import diff
 from rowwise.checkpoint.export import export_parquet
 from rowwise.checkpoint.listing import list_checkpoints
 from rowwise.checkpoint.read import Checkpoint
-from rowwise.checkpoint.rewrite import retyped, rewrite
+from rowwise.checkpoint.rewrite import retype_tables, rewrite
 from rowwise.planner import simple_plan
 from rowwise.train import saved as saving
 
@@ -42,7 +42,7 @@ def test_written_anew_an_increment_is_a_full_one(both, tmp_path):
     full, less, _ = both
     last, same = Checkpoint.open(less / "step-000000003"), Checkpoint.open(full / "step-000000003")
     assert not diff(last, same).tensors
-    tables = retyped(last, None, {})
+    tables = retype_tables(last, None, {})
     plan = simple_plan(list(tables.values()), Topology(devices=2))
     rewrite(last, tmp_path / "anew", plan, tables, state=True, tell=None)
     anew = Checkpoint.open(tmp_path / "anew")

@@ -3,7 +3,7 @@
 import numpy as np
 
 from rowwise.hashing.idmap import IdMap, MapPart, MapSection, MapShape
-from rowwise.hashing.placed import added, entries, ranked
+from rowwise.hashing.placed import add_maps, entry_map, ranked_map
 from rowwise.hashing.rules import double_hashed, hashed, quotient_remainder
 
 
@@ -28,13 +28,13 @@ def make_maps(ids, seed=0):
         "three hashes": double_hashed(ids, max(1, ids // 3), seed, 3),
         "quotient_remainder": quotient_remainder(ids, least, seed),
         "product": quotient_remainder(ids, least, seed, "product"),
-        "frequency": ranked(ids, [head], 2, seed=seed),
-        "own rows for all": ranked(ids, [head, middle], "own"),
-        "mixed": ranked(ids, [head, middle], "own" if ids > 2 * third else 1, dims=[None, 2, 1]),
-        "mixed, rare ids nowhere": ranked(ids, [head, middle], 0, dims=[None, 2]),
-        "every": entries(ids, rows_N, 3),
-        "listed": entries(ids, some_N, 3, unseen_rows=2, seed=seed),
-        "listed, others nowhere": entries(ids, some_N, 3, unseen_rows=0) if (some_N >= 0).any() else direct(ids),
-        "clusters and own rows": added(entries(ids, rows_N, 3), ranked(ids, [head], 0, dims=[1])),
-        "clusters and a hash": added(entries(ids, some_N, 3), hashed(ids, 5, seed)),
+        "frequency": ranked_map(ids, [head], 2, seed=seed),
+        "own rows for all": ranked_map(ids, [head, middle], "own"),
+        "mixed": ranked_map(ids, [head, middle], "own" if ids > 2 * third else 1, dims=[None, 2, 1]),
+        "mixed, rare ids nowhere": ranked_map(ids, [head, middle], 0, dims=[None, 2]),
+        "every": entry_map(ids, rows_N, 3),
+        "listed": entry_map(ids, some_N, 3, unseen_rows=2, seed=seed),
+        "listed, others nowhere": entry_map(ids, some_N, 3, unseen_rows=0) if (some_N >= 0).any() else direct(ids),
+        "clusters and own rows": add_maps(entry_map(ids, rows_N, 3), ranked_map(ids, [head], 0, dims=[1])),
+        "clusters and a hash": add_maps(entry_map(ids, some_N, 3), hashed(ids, 5, seed)),
     }

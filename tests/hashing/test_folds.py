@@ -12,7 +12,7 @@ from shared_batches import draw_copies, make_shared
 
 from rowwise import BatchError, Jagged, MappedEmbeddings, Normal, Pooling, SpecError, Table
 from rowwise.hashing.folds import folds_of
-from rowwise.hashing.placed import added, entries, fold_maps, in_folds, ranked
+from rowwise.hashing.placed import add_maps, entry_map, fold_maps, in_folds, ranked_map
 from rowwise.hashing.rows import rows_of
 from rowwise.ops.jagged import permute, split
 
@@ -23,7 +23,7 @@ COUNT, SEED = 3, 4
 
 def learned(ids, seed=0, rows=5):
     generator = np.random.default_rng(seed)
-    one, *others = (entries(ids, generator.integers(-1, rows, ids), rows, unseen_rows=2) for _ in range(1 + COUNT))
+    one, *others = (entry_map(ids, generator.integers(-1, rows, ids), rows, unseen_rows=2) for _ in range(1 + COUNT))
     return in_folds(one, others, NAMES, SEED)
 
 
@@ -88,7 +88,7 @@ def test_shared_bags_are_trained_as_bags_of_their_own(seed):
 
 
 def test_maps_of_folds_are_added_with_the_map():
-    both = added(learned(50), ranked(50, [np.arange(0, 50, 3)], 0, dims=[2]))
+    both = add_maps(learned(50), ranked_map(50, [np.arange(0, 50, 3)], 0, dims=[2]))
     assert both.folding.count == COUNT
     for fold, (one, mine) in enumerate(zip(fold_maps(both), fold_maps(learned(50)), strict=True)):
         rows_NC = rows_of(one, np.arange(50))
@@ -97,4 +97,4 @@ def test_maps_of_folds_are_added_with_the_map():
     with pytest.raises(SpecError, match=r"fold 0: 50 ids in parts .*rows=8"):
         in_folds(learned(50), [learned(50, rows=6)], NAMES, SEED)
     with pytest.raises(SpecError, match="other folds each"):
-        added(learned(50), in_folds(learned(50), fold_maps(learned(50)), NAMES, SEED + 1))
+        add_maps(learned(50), in_folds(learned(50), fold_maps(learned(50)), NAMES, SEED + 1))

@@ -19,7 +19,7 @@ from rowwise.hashing.file import HEADER, load, save
 from rowwise.hashing.idmap import IdMap, MapShape
 from rowwise.hashing.open import open_map, stored_tables
 from rowwise.idmaps import DoubleHashIds, HashIds, QuotientRemainderIds, StoredIds
-from rowwise.recipes.id_maps import pinned
+from rowwise.recipes.id_maps import pin_map
 from rowwise.spec import Table
 
 
@@ -40,7 +40,7 @@ def test_what_is_read_is_what_was_written(tmp_path_factory, case):
 @pytest.fixture
 def stored(tmp_path):
     rows_N = np.where(np.arange(1000) % 2, -1, np.arange(1000) % 77)
-    id_map = placed.entries(1000, rows_N, 77)
+    id_map = placed.entry_map(1000, rows_N, 77)
     save(tmp_path / "item.map", "item", id_map)
     return tmp_path / "item.map", id_map
 
@@ -51,7 +51,7 @@ def test_a_pipe_is_not_waited_for(tmp_path):
     with pytest.raises(SpecError, match=r"item.map is missing, or no id map .* this is a FIFO"):
         load(tmp_path / "item.map", item())
     with pytest.raises(SpecError, match="this is a FIFO"):
-        pinned(item(id_map=StoredIds(file=str(tmp_path / "item.map"))))
+        pin_map(item(id_map=StoredIds(file=str(tmp_path / "item.map"))))
 
 
 def item(**changes):
@@ -139,8 +139,8 @@ def test_sections_that_promise_what_they_do_not_hold_are_found(stored, changes, 
 
 
 def test_sets_that_share_ids_are_found():
-    one, two = placed.ranked(100, [np.array([1, 2])], 0), placed.ranked(100, [np.array([2, 3])], 0)
-    both = placed.added(one, two)
+    one, two = placed.ranked_map(100, [np.array([1, 2])], 0), placed.ranked_map(100, [np.array([2, 3])], 0)
+    both = placed.add_maps(one, two)
     sections = tuple(msgspec.structs.replace(section, column=0) for section in both.shape.sections)
     assert "share ids" in fault_of(
         IdMap(shape=msgspec.structs.replace(both.shape, sections=sections), words=both.words)
@@ -166,10 +166,10 @@ def test_stored_tables_are_called_after_the_table():
     table = item(features=("seen", "clicked"), id_map=HashIds(rows=5))
     (one,) = stored_tables(table, rules.hashed(1000, 5))
     assert one == msgspec.structs.replace(table, rows=5, id_map=None)
-    wide, narrow = stored_tables(table, placed.ranked(1000, [np.arange(9)], 4, dims=(16, 2)))
+    wide, narrow = stored_tables(table, placed.ranked_map(1000, [np.arange(9)], 4, dims=(16, 2)))
     assert (wide.name, wide.rows, wide.dim, wide.features) == ("item-0", 9, 8, ("seen-0", "clicked-0"))
     assert (narrow.name, narrow.rows, narrow.dim, narrow.features) == ("item-1", 4, 2, ("seen-1", "clicked-1"))
-    plain = stored_tables(item(), placed.ranked(1000, [np.arange(9)], 4, dims=(None, 2)))
+    plain = stored_tables(item(), placed.ranked_map(1000, [np.arange(9)], 4, dims=(None, 2)))
     assert [part.feature_names for part in plain] == [("item-0",), ("item-1",)]
 
 

@@ -15,10 +15,10 @@ from rowwise.hashing.words import (
     bits_for,
     low_bits_for,
     pack,
-    packed_words,
     read_set,
     set_words,
     unpack,
+    words_for,
     write_set,
 )
 
@@ -29,7 +29,7 @@ seeds = st.integers(0, 1000)
 def test_numbers_are_unpacked_as_they_were_packed(bits, count, seed):
     numbers_N = np.random.default_rng(seed).integers(0, 1 << bits, count)
     words = pack(numbers_N, bits)
-    assert len(words) == packed_words(count, bits)
+    assert len(words) == words_for(count, bits)
     assert np.array_equal(unpack(words, count, bits), numbers_N)
 
 
@@ -61,9 +61,9 @@ def test_ids_of_sets_have_rows_of_their_own(ids, rest, shape, seed):
     sets = [all_C[k::2] for k in range(2)]
     if not len(all_C) and rest == 0:
         with pytest.raises(SpecError, match="no rows for any"):
-            placed.ranked(ids, sets, rest)
+            placed.ranked_map(ids, sets, rest)
         return
-    found_N = rows_of(placed.ranked(ids, sets, rest), np.arange(ids))[:, 0]
+    found_N = rows_of(placed.ranked_map(ids, sets, rest), np.arange(ids))[:, 0]
     assert np.array_equal(found_N[np.concatenate(sets)], np.arange(len(all_C)))
     others_N = np.delete(found_N, all_C)
     if rest == "own":
@@ -77,12 +77,12 @@ def test_ids_of_sets_have_rows_of_their_own(ids, rest, shape, seed):
 
 def test_sets_of_dims_are_parts():
     sets = [np.array([5, 7]), np.array([], np.int64), np.array([1])]
-    id_map = placed.ranked(10, sets, "own", dims=(16, 8, None, 2))
+    id_map = placed.ranked_map(10, sets, "own", dims=(16, 8, None, 2))
     assert id_map.shape.parts == (MapPart(rows=2, dim=16), MapPart(rows=1), MapPart(rows=7, dim=2))
-    assert placed.ranked(10, sets, 0, dims=(16, 8, 4)).shape.parts[1] == MapPart(rows=1, dim=4)
+    assert placed.ranked_map(10, sets, 0, dims=(16, 8, 4)).shape.parts[1] == MapPart(rows=1, dim=4)
     for dims in ((16, 8), (16, 8, 4)):
         with pytest.raises(SpecError, match="want one for each"):
-            placed.ranked(10, sets, "own", dims=dims)
+            placed.ranked_map(10, sets, "own", dims=dims)
 
 
 @given(
@@ -97,9 +97,9 @@ def test_rows_are_those_given_and_the_smaller_way_is_taken(ids, rows, empty, uns
     rows_N = np.where(random.random(ids) < empty, -1, random.integers(0, rows, ids))
     if not unseen and (rows_N < 0).all():
         with pytest.raises(SpecError, match="no rows for any"):
-            placed.entries(ids, rows_N, rows, unseen_rows=unseen)
+            placed.entry_map(ids, rows_N, rows, unseen_rows=unseen)
         return
-    id_map = placed.entries(ids, rows_N, rows, unseen_rows=unseen, seed=3)
+    id_map = placed.entry_map(ids, rows_N, rows, unseen_rows=unseen, seed=3)
     found_N, has_N = rows_of(id_map, np.arange(ids))[:, 0], rows_N >= 0
     assert np.array_equal(found_N[has_N], rows_N[has_N])
     hashed_N = rows + rows_of(rules.hashed(ids, unseen, 3), np.arange(ids))[:, 0] if unseen else np.full(ids, -1)
@@ -107,15 +107,19 @@ def test_rows_are_those_given_and_the_smaller_way_is_taken(ids, rows, empty, uns
     unseen = 0 if has_N.all() else unseen
     assert id_map.shape.rows == rows + unseen
     listed = set_words(int(has_N.sum()), ids, bits_for(rows))
-    every = packed_words(ids, bits_for(rows + unseen))
+    every = words_for(ids, bits_for(rows + unseen))
     assert len(id_map.words) == (listed if not has_N.all() and not unseen else min(listed, every)) or has_N.all()
     assert not has_N.all() or len(id_map.words) == every
 
 
 def test_added_maps_are_columns_side_by_side():
     rows_N = np.where(np.arange(100) % 3, -1, np.arange(100) % 7)
-    maps = (placed.entries(100, rows_N, 7), rules.double_hashed(100, 9), placed.ranked(100, [np.array([3, 50])], 4))
-    found_NC = rows_of(placed.added(*maps), np.arange(100))
+    maps = (
+        placed.entry_map(100, rows_N, 7),
+        rules.double_hashed(100, 9),
+        placed.ranked_map(100, [np.array([3, 50])], 4),
+    )
+    found_NC = rows_of(placed.add_maps(*maps), np.arange(100))
     base, parts = 0, []
     for id_map in maps:
         parts.append(rows_of(id_map, np.arange(100)) + base)
@@ -123,7 +127,7 @@ def test_added_maps_are_columns_side_by_side():
     assert np.array_equal(found_NC, np.concatenate(parts, axis=1))
     for others in ((), (make_maps(5)["direct"],), (rules.quotient_remainder(100, 30, 0, "product"),)):
         with pytest.raises(SpecError, match="to add up"):
-            placed.added(*(maps if others else ()), *others)
+            placed.add_maps(*(maps if others else ()), *others)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +143,7 @@ def test_added_maps_are_columns_side_by_side():
 )
 def test_sets_that_are_none_are_refused(sets, said):
     with pytest.raises(SpecError, match=said):
-        placed.ranked(10, sets, 5)
+        placed.ranked_map(10, sets, 5)
 
 
 @pytest.mark.parametrize(
@@ -154,4 +158,4 @@ def test_sets_that_are_none_are_refused(sets, said):
 )
 def test_rows_that_are_none_are_refused(rows_N, rows, unseen, said):
     with pytest.raises(SpecError, match=said):
-        placed.entries(3, np.array(rows_N), rows, unseen_rows=unseen)
+        placed.entry_map(3, np.array(rows_N), rows, unseen_rows=unseen)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from rowwise.errors import SpecError
 from rowwise.hashing import refresh
-from rowwise.hashing.placed import entries, ranked
-from rowwise.hashing.refresh import check_movable, moved, moves, same_rows
+from rowwise.hashing.placed import entry_map, ranked_map
+from rowwise.hashing.refresh import check_movable, find_moves, moved_rows, same_rows
 from rowwise.hashing.rows import rows_of
 from rowwise.hashing.rules import hashed
 
@@ -31,10 +31,12 @@ def small_steps():
 def all_moved(old, new, parts, weights_N, state=False):
     """All parts, with rows as whoever stores them puts them together."""
     found = []
-    for move, rows_RD in zip(moves(old, new), parts, strict=True):
+    for move, rows_RD in zip(find_moves(old, new), parts, strict=True):
         cut = move.rows // 2
         both = [
-            moved(move, rows, lambda rows_K, rows_RD=rows_RD: rows_RD[rows_K], lambda ids: weights_N[ids], state=state)
+            moved_rows(
+                move, rows, lambda rows_K, rows_RD=rows_RD: rows_RD[rows_K], lambda ids: weights_N[ids], state=state
+            )
             for rows in ((0, cut), (cut, move.rows))
         ]
         made = np.concatenate(both)
@@ -58,7 +60,7 @@ def check_moved(old, new, seed, weigh, state):
     parts = draw_rows(old, seed, 1 if state else None)
     with small_steps():
         found = all_moved(old, new, parts, weights_N, state)
-    for index, (move, rows_RD) in enumerate(zip(moves(old, new), parts, strict=True)):
+    for index, (move, rows_RD) in enumerate(zip(find_moves(old, new), parts, strict=True)):
         want, same = by_loops(old, new, index, rows_RD, weights_N, state)
         assert move.same_R.tolist() == same
         assert found[index].dtype == np.float32
@@ -107,16 +109,16 @@ def test_clusters_with_other_numbers_are_the_same_rows():
     generator = np.random.default_rng(0)
     rows_N = generator.integers(0, 10, 200)
     other = generator.permutation(10)
-    old, new = entries(200, rows_N, 10), entries(200, other[rows_N], 10)
+    old, new = entry_map(200, rows_N, 10), entry_map(200, other[rows_N], 10)
     (rows_RD,) = draw_rows(old, 3)
     (found,) = all_moved(old, new, [rows_RD], generator.integers(1, 100, 200))
     assert np.array_equal(found[other], rows_RD)
-    (move,) = moves(old, new)
+    (move,) = find_moves(old, new)
     assert (move.kept, move.empty) == (10, 0)
 
 
 def test_ids_that_get_rows_of_their_own_begin_as_the_row_they_shared():
-    old, new = hashed(50, 6, 1), ranked(50, [np.arange(0, 50, 3)], 4)
+    old, new = hashed(50, 6, 1), ranked_map(50, [np.arange(0, 50, 3)], 4)
     (rows_RD,) = draw_rows(old, 3)
     (found,) = all_moved(old, new, [rows_RD], np.ones(50))
     before, after = rows_of(old, np.arange(50))[:, 0], rows_of(new, np.arange(50))[:, 0]
@@ -127,7 +129,7 @@ def test_ids_that_get_rows_of_their_own_begin_as_the_row_they_shared():
 def test_maps_with_several_rows_for_an_id_are_not_moved_to(kind):
     made = make_maps(60)
     with pytest.raises(SpecError, match=r"gives id \d+ several rows of part 0.*want a map where each id has one"):
-        moves(made["hash"], made[kind])
+        find_moves(made["hash"], made[kind])
 
 
 def test_what_does_not_fit_is_refused():
@@ -140,4 +142,4 @@ def test_what_does_not_fit_is_refused():
     ):
         with pytest.raises(SpecError, match=said):
             check_movable(old.shape, new.shape, DIM)
-    check_movable(made["hash"].shape, ranked(60, [np.arange(3)], 0, dims=[DIM + 1]).shape, DIM)
+    check_movable(made["hash"].shape, ranked_map(60, [np.arange(3)], 0, dims=[DIM + 1]).shape, DIM)

@@ -11,7 +11,7 @@ from rowwise import DataError, Table
 from rowwise.ingest import Batcher, Batching, Columns, Dense, ParquetReader, Sparse
 from rowwise.ingest.batcher import EncodedSplit
 from rowwise.ingest.encode import NAMED, RefusalReason, RefusedRows
-from rowwise.ingest.quarantine import QuarantinedRows, count_aside, put_aside, put_split_aside
+from rowwise.ingest.quarantine import QuarantinedRows, count_quarantined, quarantine_rows, quarantine_split
 from rowwise.ingest.reader import Split
 from rowwise.ingest.service.local import Service, Workers
 from rowwise.ingest.where import parse
@@ -79,7 +79,7 @@ def test_bad_rows_are_put_aside_and_the_rest_is_used(tmp_path):
     assert "column 'label': None" in rows[5]["_reason"]
     assert rows[9]["_reason"].startswith("column 'id': id 100: want 0 to 99, the rows of table 'id'")
     assert rows[None]["_reason"] == "column 'row': None: want a key in every row"
-    assert count_aside(folder) == QuarantinedRows(len(bad), ())
+    assert count_quarantined(folder) == QuarantinedRows(len(bad), ())
     assert len(list(folder.iterdir())) == 3  # and nothing half written
 
 
@@ -150,7 +150,7 @@ def test_splits_that_cannot_be_read(tmp_path, change, splits, message):
     used = keys(makers[0])
     assert len(used) == 3 * ROWS - splits * GROUP
     assert served(makers[1]) == used
-    rows, unread = count_aside(folder)
+    rows, unread = count_quarantined(folder)
     assert (rows, len(unread)) == (0, splits)
     assert {one.source for one in unread} == {str(tmp_path / "b.parquet")}
     assert sum(one.rows for one in unread) == splits * GROUP
@@ -185,8 +185,8 @@ def test_reasons_and_names(tmp_path):
         Split(source="s3://shop/.rows*?.csv", start=0, stop=9),
     ]
     for split in [*others, *others]:
-        put_aside(table, split, bad, str(tmp_path))
-    assert count_aside(tmp_path).rows == len(others) * (NAMED + 2)
+        quarantine_rows(table, split, bad, str(tmp_path))
+    assert count_quarantined(tmp_path).rows == len(others) * (NAMED + 2)
     one = pq.read_table(next(path for path in tmp_path.iterdir() if path.name.startswith("rows.v2-0-")))
     assert one["_reason"][0].as_py() == "column 'label': 7: no; column 'x': inf: no"
     assert one["_reason"][NAMED].as_py() == "column 'label': as in rows before it"
@@ -200,9 +200,9 @@ def test_all_write_at_once(tmp_path):
     def write_often():
         try:
             for _ in range(30):
-                put_aside(table, SPLIT, bad, str(tmp_path))
-                put_split_aside(SPLIT, "gone", str(tmp_path))
-                found = count_aside(tmp_path)
+                quarantine_rows(table, SPLIT, bad, str(tmp_path))
+                quarantine_split(SPLIT, "gone", str(tmp_path))
+                found = count_quarantined(tmp_path)
                 assert found.rows == 2
                 assert [one.rows for one in found.unread] == [4]
         except Exception as error:

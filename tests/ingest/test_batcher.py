@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from rowwise import DataError, SpecError, StateError, Table
 from rowwise.ingest import Batcher, Batching, Columns, Dense, FrameReader, GeneratorReader, Position, Sparse
-from rowwise.ingest.ahead import ahead
+from rowwise.ingest.ahead import read_ahead
 
 COLUMNS = Columns(
     labels=("label",),
@@ -172,7 +172,7 @@ def test_no_more_is_made_than_there_is_room_for():
             made.append(i)
             yield i
 
-    taken = ahead(items(), 2)
+    taken = read_ahead(items(), 2)
     assert next(taken) == 0
     time.sleep(0.3)
     # One is taken, two wait, one is made and has no room yet.

@@ -21,7 +21,7 @@ from rowwise.ingest import (
     ParquetReader,
     Sparse,
 )
-from rowwise.ingest.bags import RaggedColumn, lists, whole
+from rowwise.ingest.bags import RaggedColumn, combine_chunks, lists
 from rowwise.ingest.batcher import EncodedSplit
 from rowwise.ingest.native import PickedIds, RowMapping
 from rowwise.ingest.service.local import Service, Workers
@@ -122,7 +122,7 @@ def test_the_kernel_finds_what_numpy_does(data):
     order_R = None if order is None else np.array(order, np.int64)
     first = data.draw(st.sampled_from((None, 1, 2)))
     names = data.draw(st.lists(st.sampled_from(FEATURES), min_size=1, unique=True))
-    picked = [PickedIds(lists(whole(table[name])), order_R, first) for name in names]
+    picked = [PickedIds(lists(combine_chunks(table[name])), order_R, first) for name in names]
     bags = []
     for one in picked:
         values_N, offsets_R1 = np.empty(one.total, np.int64), np.empty(one.rows + 1, np.int64)

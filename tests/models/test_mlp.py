@@ -15,9 +15,9 @@ from rowwise.ops import linear as library
 def _library(request):
     if request.param == "onednn" and not library.has_onednn():
         pytest.skip("this torch was built without oneDNN")
-    library.choose(request.param)
+    library.choose_library(request.param)
     yield
-    library.choose(None)
+    library.choose_library(None)
 
 
 def test_in_the_place_of_nn_linear():

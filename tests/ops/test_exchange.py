@@ -28,10 +28,10 @@ def test_columns_are_placed_and_added_as_the_reference_does(batch, widths, seed)
             target = int(torch.randint(0, columns - width + 1, (1,), generator=g))
             runs.append((block, source, target, width, len(runs) % 2))
             source += width
-    runs_R5 = torch.tensor(runs, dtype=torch.int64).view(-1, 5)
+    runs_RC = torch.tensor(runs, dtype=torch.int64).view(-1, 5)
     found, wanted = torch.zeros(batch, columns), torch.zeros(batch, columns)
-    ops.place(blocks, runs_R5, found)
-    reference.place(blocks, runs_R5, wanted)
+    ops.place(blocks, runs_RC, found)
+    reference.place(blocks, runs_RC, wanted)
     assert torch.equal(found, wanted)
 
 

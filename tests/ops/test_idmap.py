@@ -32,8 +32,8 @@ def big_map() -> IdMap:
     random = np.random.default_rng(0)
     head = np.unique(random.integers(0, 100_000, 5000))
     rows_N = np.where(random.random(100_000) < 0.3, random.integers(0, 700, 100_000), -1)
-    more = rules.double_hashed(100_000, 1000), placed.ranked(100_000, [np.arange(9000)], "own")
-    return placed.added(placed.ranked(100_000, [head], 100), placed.entries(100_000, rows_N, 700), *more)
+    more = rules.double_hashed(100_000, 1000), placed.ranked_map(100_000, [np.arange(9000)], "own")
+    return placed.add_maps(placed.ranked_map(100_000, [head], 100), placed.entry_map(100_000, rows_N, 700), *more)
 
 
 def test_rows_do_not_depend_on_threads(threads):
@@ -130,7 +130,7 @@ def test_tensors_of_other_kinds_raise(bad):
 def test_a_section_of_many_close_ids_is_found_by_counts():
     ids = 1 << 24
     set_C = np.concatenate([np.arange(5000, 60000), np.arange(ids - 40000, ids)])
-    id_map = placed.ranked(ids, [set_C], 0)
+    id_map = placed.ranked_map(ids, [set_C], 0)
     found = map_ids(torch.arange(ids), *arguments(id_map)).view(-1)
     wanted = torch.full((ids,), -1)
     wanted[set_C] = torch.arange(len(set_C))

@@ -72,8 +72,8 @@ def check_update(problem: Problem, per_id: bool) -> None:
         grad = torch.randn(shape, generator=torch.Generator().manual_seed(step))
         bags = FeatureBags(sources, jagged.values_N, offsets, jagged.weights_N, jagged.batch_size)
         hyper, keys = next_step(a, group)
-        ops.update(a.rows, a.state, group.tables_T12, hyper, keys, *bags[:4], grad, bags.batch, per_id)
-        reference.update(UpdateMemory(b.rows, b.state, group.tables_T12, hyper, keys), bags, grad, per_id)
+        ops.update(a.rows, a.state, group.tables_TC, hyper, keys, *bags[:4], grad, bags.batch, per_id)
+        reference.update(UpdateMemory(b.rows, b.state, group.tables_TC, hyper, keys), bags, grad, per_id)
     assert same(a.rows, b.rows)
     assert same(a.state, b.state)
 
@@ -147,7 +147,7 @@ def test_update_by_gradients_near_the_ends_of_their_range(optimizer, scale):
     for step in range(3):
         grad = torch.rand(40, group.columns, generator=torch.Generator().manual_seed(step))
         grad = (grad * 2 - 1) * scale
-        numbers = group.tables_T12, *next_step(a, group)
+        numbers = group.tables_TC, *next_step(a, group)
         kernel = partial(ops.update, a.rows, a.state, *numbers, *bags[:4], grad, 40, False)
         wanted = partial(reference.update, UpdateMemory(b.rows, b.state, *numbers), bags, grad, False)
         assert refuses(kernel) == refuses(wanted)  # merged rows past the range, which then stay
@@ -227,7 +227,7 @@ def test_operators_of_devices_without_kernels(pooling):
     per_id = pooling is Pooling.SEQUENCE
     other = problem.arena()
     args = (
-        group.tables_T12,
+        group.tables_TC,
         *next_step(arena, group),
         sources,
         ids,

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from rowwise import NativeError, SpecError
 from rowwise.ops import linear as module
 from rowwise.ops import reference
-from rowwise.ops.linear import chosen, has_onednn, linear, suiting
+from rowwise.ops.linear import chosen_library, has_onednn, library_for, linear
 from rowwise.processor import Processor, read_processor
 
 needs_onednn = pytest.mark.skipif(not has_onednn(), reason="this torch was built without oneDNN")
@@ -18,9 +18,9 @@ needs_onednn = pytest.mark.skipif(not has_onednn(), reason="this torch was built
 @pytest.fixture(autouse=True, params=["torch", pytest.param("onednn", marks=needs_onednn)])
 def library(request):
     """Every test runs with either library; afterwards nothing is chosen."""
-    module.choose(request.param)
+    module.choose_library(request.param)
     yield request.param
-    module.choose(None)
+    module.choose_library(None)
 
 
 def parts(batch: int, fan_in: int, fan_out: int, bias: bool = True):
@@ -180,18 +180,18 @@ def test_compiled():
 
 
 def test_the_choice(library):
-    assert chosen() == library
+    assert chosen_library() == library
     with pytest.raises(SpecError, match="no library 'mkl' for matrix products; choose one of torch, onednn"):
-        module.choose("mkl")
-    module.choose(None)
-    assert chosen() == suiting(read_processor())
+        module.choose_library("mkl")
+    module.choose_library(None)
+    assert chosen_library() == library_for(read_processor())
     for maker, wanted in (("AuthenticAMD", "onednn"), ("GenuineIntel", "torch"), ("", "torch")):
-        assert suiting(Processor(maker=maker)) == (wanted if has_onednn() else "torch")
+        assert library_for(Processor(maker=maker)) == (wanted if has_onednn() else "torch")
 
 
 def test_without_onednn(monkeypatch):
     monkeypatch.setattr(module, "has_onednn", lambda: False)
     with pytest.raises(NativeError, match="was built without oneDNN; choose 'torch', or None"):
-        module.choose("onednn")
-    module.choose(None)
-    assert chosen() == "torch"
+        module.choose_library("onednn")
+    module.choose_library(None)
+    assert chosen_library() == "torch"

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rowwise.ops.reference.sums import column_sum
-from rowwise.ops.tree import Node, add_leaf, complete, nodes_of
+from rowwise.ops.tree import Node, add_leaf, complete_sum, nodes_of
 
 COUNTS = st.integers(1, 40)
 
@@ -55,7 +55,7 @@ def test_the_sum_does_not_depend_on_who_held_the_leaves(count, cuts, shape, rand
         nodes = nodes_of(first, last)
         parts += list(zip(nodes, partial_sums(leaves[first:last], first), strict=True))
     random.shuffle(parts)
-    assert torch.equal(complete([node for node, _ in parts], [part for _, part in parts]), root_of(leaves))
+    assert torch.equal(complete_sum([node for node, _ in parts], [part for _, part in parts]), root_of(leaves))
     assert all(torch.equal(a, b) for a, b in zip(leaves, kept, strict=True)), "leaves were changed"
 
 
@@ -63,7 +63,7 @@ def test_the_sum_does_not_depend_on_who_held_the_leaves(count, cuts, shape, rand
 def test_it_is_the_tree_over_columns(columns):
     x_ND = torch.stack(make_leaves(columns, (5,)), 1)
     nodes = [Node(0, column) for column in range(columns)]
-    assert torch.equal(complete(nodes, x_ND.unbind(1)), column_sum(x_ND))
+    assert torch.equal(complete_sum(nodes, x_ND.unbind(1)), column_sum(x_ND))
 
 
 @given(st.integers(0, 40), st.integers(1, 64))
@@ -78,5 +78,5 @@ def test_few_tensors_are_held(first, count):
 
 def test_absent_leaves_in_the_middle_add_nothing():
     leaves = make_leaves(8)
-    found = complete([Node(0, 1), Node(0, 6), Node(0, 4)], [leaves[1], leaves[6], leaves[4]])
+    found = complete_sum([Node(0, 1), Node(0, 6), Node(0, 4)], [leaves[1], leaves[6], leaves[4]])
     assert torch.equal(found, leaves[1] + (leaves[4] + leaves[6]))

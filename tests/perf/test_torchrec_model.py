@@ -10,7 +10,7 @@ from msgspec import structs
 from rowwise import Sgd, Table, Topology
 from rowwise.perf import Access, TorchRecModel, Workload
 from rowwise.perf.hardware import Machine, hardware_named
-from rowwise.planner.options import problem_of
+from rowwise.planner.options import make_problem
 from rowwise.planner.problem import PlanRequest
 
 TORCHREC = pytest.mark.skipif(find_spec("torchrec") is None, reason="needs the extra 'peers'")
@@ -85,7 +85,7 @@ def test_estimates_are_torchrecs(hosts, local):
         model=TorchRecModel(topology),
         batch=local * topology.world,
     )
-    problem = problem_of(question)
+    problem = make_problem(question)
     expected = {}
     for columns in (1, *SPLITS):
         expected |= theirs(workloads, topology, local, columns)

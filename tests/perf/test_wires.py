@@ -14,7 +14,7 @@ from rowwise.perf.access import Access, Curves, Workload
 from rowwise.perf.hardware import CodecRates, Coding, Machine, hardware_named, read_hardware
 from rowwise.perf.learned import model_of
 from rowwise.perf.roofline import Roofline
-from rowwise.perf.wires import leaving, vector_bytes
+from rowwise.perf.wires import link_shares, vector_bytes
 from rowwise.planner.kinds import kinds_for
 from rowwise.planner.layouts import LAYOUTS
 from rowwise.planner.make import make_plan
@@ -84,8 +84,8 @@ def test_seconds_of_coding_are_of_what_leaves_by_direction_and_link():
 def test_what_leaves_a_rank_is_less_than_it_has():
     for topology in (Topology(), Topology(devices=4), Topology(hosts=3), Topology(hosts=3, devices=4)):
         for layout in LAYOUTS:
-            assert 0 <= sum(leaving(layout.exchange, topology).values()) < 2
-    assert leaving("all_to_all", Topology(devices=4)) == {"host": 0.75, "network": 0.0}
+            assert 0 <= sum(link_shares(layout.exchange, topology).values()) < 2
+    assert link_shares("all_to_all", Topology(devices=4)) == {"host": 0.75, "network": 0.0}
 
 
 def test_a_narrow_wire_makes_another_plan():

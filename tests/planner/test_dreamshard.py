@@ -36,7 +36,7 @@ from rowwise.planner.methods.dreamshard import (
 )  # fmt: skip
 from rowwise.planner.methods.named import run_method
 from rowwise.planner.native import NativeProblem
-from rowwise.planner.options import problem_of
+from rowwise.planner.options import make_problem
 from rowwise.planner.problem import NO_UNIT
 from rowwise.spec import Table, Topology
 
@@ -61,7 +61,7 @@ def held_out():
 @FEW
 @given(asked=questions(fill=(0.3, 1.0)), seed=st.integers(0, 9), alone=st.booleans())
 def test_whole_items_on_ranks_that_have_room_and_are_allowed(asked, seed, alone):
-    problem = problem_of(asked)
+    problem = make_problem(asked)
     unit_N = place(problem, any_policy(seed)[1], costs_alone=alone)
     pieces = whole_pieces(problem)
     if unit_N is None:
@@ -79,7 +79,7 @@ def test_whole_items_on_ranks_that_have_room_and_are_allowed(asked, seed, alone)
 @FEW
 @given(asked=questions(fill=(0.2, 0.7)))
 def test_a_start_is_a_placement_that_costs_what_the_baseline_says(asked):
-    problem = problem_of(asked)
+    problem = make_problem(asked)
     placement, result = start(problem), run_method("dreamshard", problem)
     if placement is None:
         assert result.cost is None
@@ -92,11 +92,11 @@ def test_a_start_is_a_placement_that_costs_what_the_baseline_says(asked):
 def test_memory_is_used_to_the_last_byte_and_not_beyond():
     tables = [Table(name=f"t{i}", rows=1000 + 77 * i, dim=16) for i in range(9)]
     needed = sum(stored(t) for t in tables)
-    assert start(problem_of(question(tables, Topology(), needed))) is not None
-    assert start(problem_of(question(tables, Topology(), needed - 1))) is None
-    assert run_method("dreamshard", problem_of(question(tables, Topology(), needed - 1))).cost is None
+    assert start(make_problem(question(tables, Topology(), needed))) is not None
+    assert start(make_problem(question(tables, Topology(), needed - 1))) is None
+    assert run_method("dreamshard", make_problem(question(tables, Topology(), needed - 1))).cost is None
     with_buffers = question(tables, Topology(), needed, buffers=True)
-    assert start(problem_of(with_buffers)) is None
+    assert start(make_problem(with_buffers)) is None
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -104,7 +104,7 @@ def test_room_is_kept_for_a_large_table_that_comes_late(seed):
     """Hardly asked for, so it is placed last, and it needs a rank of its own."""
     tables = [Table(name="large", rows=10**6, dim=32)] + [Table(name=f"t{i}", rows=10**5, dim=32) for i in range(7)]
     access = [Access(pooling=0.01)] + [Access(pooling=30)] * 7
-    problem = problem_of(question(tables, Topology(devices=3), stored(tables[0]), access=access, constraints=WHOLE))
+    problem = make_problem(question(tables, Topology(devices=3), stored(tables[0]), access=access, constraints=WHOLE))
     unit_N = place(problem, any_policy(seed)[1])
     assert unit_N is not None
     assert (unit_N == unit_N[0]).sum() == 1
@@ -113,7 +113,7 @@ def test_room_is_kept_for_a_large_table_that_comes_late(seed):
 def test_tables_that_stay_together_count_as_one():
     tables = [Table(name=f"t{i}", rows=5000, dim=8 << i % 3) for i in range(6)]
     constraints = Constraints(together=(("t0", "t1", "t2"),))
-    problem = problem_of(question(tables, Topology(devices=2), 1e9, constraints=constraints))
+    problem = make_problem(question(tables, Topology(devices=2), 1e9, constraints=constraints))
     deck, order = deck_of(problem, load_policy())
     loads_TH = load_policy().loads(load_policy().normal(features_of(problem.question)))
     group = problem.members.index((0, 1, 2))
@@ -127,49 +127,49 @@ def test_tables_that_stay_together_count_as_one():
 def test_no_start_where_the_policy_cannot_place():
     tables = [Table(name=f"t{i}", rows=4000, dim=8) for i in range(3)]
     cut = Constraints(layouts={"t1": ("row_wise",)})
-    problem = problem_of(question(tables, Topology(devices=2), 1e9, constraints=cut))
+    problem = make_problem(question(tables, Topology(devices=2), 1e9, constraints=cut))
     assert start(problem) is None
     with pytest.raises(SpecError, match="'t1' may not be one: allow table_wise"):
         run_method("dreamshard", problem)
     many = [Table(name=f"t{i}", rows=100, dim=8) for i in range(MOST_ITEMS + 1)]
-    assert start(problem_of(question(many, Topology(devices=2), 1e9, constraints=WHOLE))) is None
-    assert start(problem_of(question(many[1:], Topology(devices=2), 1e9, constraints=WHOLE))) is not None
+    assert start(make_problem(question(many, Topology(devices=2), 1e9, constraints=WHOLE))) is None
+    assert start(make_problem(question(many[1:], Topology(devices=2), 1e9, constraints=WHOLE))) is not None
 
 
 @pytest.mark.parametrize("topology", [Topology(devices=n) for n in (1, 2, 3, 8, 13)] + [Topology(hosts=3, devices=2)])
 def test_any_number_of_ranks_is_used(topology):
     tables = [Table(name=f"t{i}", rows=3000 + i, dim=16) for i in range(26)]
-    problem = problem_of(question(tables, topology, 1e9, constraints=WHOLE))
+    problem = make_problem(question(tables, topology, 1e9, constraints=WHOLE))
     unit_N = place(problem, load_policy())
     assert set(unit_N.tolist()) == set(range(topology.world))
 
 
 def test_the_order_of_tables_does_not_matter():
     asked = held_out()(30, 4, 1)
-    problem = problem_of(asked)
+    problem = make_problem(asked)
     cost = run_method("dreamshard", problem).cost
     for seed in range(3):
         order = np.random.default_rng(seed).permutation(30)
         shuffled = replace(asked, workloads=tuple(asked.workloads[i] for i in order))
-        assert run_method("dreamshard", problem_of(shuffled)).cost == pytest.approx(cost, rel=1e-12)
+        assert run_method("dreamshard", make_problem(shuffled)).cost == pytest.approx(cost, rel=1e-12)
 
 
 def test_a_machine_of_another_speed_has_the_same_placement():
-    problem, policy = problem_of(held_out()(30, 4, 2)), load_policy()
+    problem, policy = make_problem(held_out()(30, 4, 2)), load_policy()
     slower = replace(problem.pieces, load_NK=problem.pieces.load_NK * 8, link_N=problem.pieces.link_N * 8)
     assert np.array_equal(place(problem, policy), place(replace(problem, pieces=slower), policy))
 
 
 def test_predictions_are_scaled_to_the_machine():
     """Loads and links that another machine would have: predicted costs of single tables add up to what these are."""
-    problem, policy = problem_of(held_out()(30, 4, 2)), load_policy()
+    problem, policy = make_problem(held_out()(30, 4, 2)), load_policy()
     other = replace(problem.pieces, load_NK=problem.pieces.load_NK * 8, link_N=problem.pieces.link_N * 0.2)
     predicted_C = deck_of(replace(problem, pieces=other), policy)[0].single_EIC.sum((0, 1))
     assert predicted_C == pytest.approx(split_costs(problem, other.load_NK, other.link_N).sum(0), rel=1e-9)
 
 
 def test_parts_of_a_cost_add_up_to_it():
-    problem = problem_of(held_out()(20, 4, 0))
+    problem = make_problem(held_out()(20, 4, 0))
     parts_NC = split_costs(problem, problem.pieces.load_NK, problem.pieces.link_N)
     whole_N = problem.phi(problem.pieces.load_NK) - problem.phi.constant + problem.pieces.link_N
     assert parts_NC.sum(1) == pytest.approx(whole_N, rel=1e-9)
@@ -213,7 +213,7 @@ def test_arrays_compute_what_tensors_do(seed, count):
 def test_the_shipped_policy_is_better_than_greedy_ones_on_tables_it_never_saw(tables, devices):
     over: dict[str, list[float]] = {"dim": [], "size": [], "lookup": []}
     for seed in range(100, 106):  # not those that the benchmark reports
-        problem = problem_of(held_out()(tables, devices, seed))
+        problem = make_problem(held_out()(tables, devices, seed))
         mine = run_method("dreamshard", problem).cost
         assert mine is not None
         for name, found in over.items():

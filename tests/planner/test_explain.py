@@ -19,7 +19,7 @@ from rowwise.planner.explain import explain
 from rowwise.planner.explanation import Explanation
 from rowwise.planner.layouts import SPANS
 from rowwise.planner.make import PlanResult, forecast, make_plan
-from rowwise.planner.options import problem_of
+from rowwise.planner.options import make_problem
 from rowwise.planner.problem import NO_UNIT, Placement, PlanRequest
 from rowwise.planner.search import search
 from rowwise.row_optimizers import Adam, RowWiseAdagrad, Sgd
@@ -51,7 +51,7 @@ def questions(draw) -> PlanRequest:
 
 
 def planned_or_skipped(asked: PlanRequest) -> PlanResult:
-    problem = problem_of(asked)
+    problem = make_problem(asked)
     searched = search(problem, seconds=0.01)
     assume(not searched.over)
     plan = structs.replace(problem.plan(searched.placement), forecast=forecast(problem, searched))

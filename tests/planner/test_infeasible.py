@@ -15,9 +15,9 @@ from rowwise.perf.learned import LearnedModel
 from rowwise.perf.roofline import Roofline
 from rowwise.plan import TIERS
 from rowwise.planner.constraints import Constraints
-from rowwise.planner.infeasible import InfeasibleError, least_bytes, ways_out
+from rowwise.planner.infeasible import InfeasibleError, find_fixes, least_bytes
 from rowwise.planner.make import make_plan
-from rowwise.planner.options import problem_of
+from rowwise.planner.options import make_problem
 from rowwise.planner.search import search
 from rowwise.row_optimizers import Adam, Sgd
 from rowwise.spec import Table, Topology, Wire
@@ -70,15 +70,15 @@ def crowded(draw):
 @given(crowded())
 @settings(max_examples=15, deadline=None)
 def test_each_way_out_that_is_claimed_is_one(asked):
-    problem = problem_of(asked)
+    problem = make_problem(asked)
     assume(search(problem, seconds=0.02).over)
     assert refusal(asked).startswith("no plan fits: ")
-    for fix in ways_out(problem):
+    for fix in find_fixes(problem):
         if fix.enough:
             make_plan(fix.question, seconds=0.05)
             assert "suffice" in fix.words()
         else:
-            assert fix.saved_bytes == pytest.approx(least_bytes(problem) - least_bytes(problem_of(fix.question)))
+            assert fix.saved_bytes == pytest.approx(least_bytes(problem) - least_bytes(make_problem(fix.question)))
             assert "suffice" not in fix.words()
 
 
@@ -123,13 +123,13 @@ def test_more_devices_are_priced_with_their_own_links(learned):
     model = LearnedModel.of if learned else Roofline
     machine = structs.replace(asked.machine, hardware=hardware)
     asked = replace(asked, machine=machine, model=model(hardware, Topology(), Wire()))
-    (fix,) = (fix for fix in ways_out(problem_of(asked)) if "devices of this kind" in fix.change)
+    (fix,) = (fix for fix in find_fixes(make_problem(asked)) if "devices of this kind" in fix.change)
     found, topology = fix.question, fix.question.machine.topology
     assert topology.devices > 1
     anew = replace(found, model=model(hardware, topology, Wire()))
     assert found.model.phi.constant == anew.model.phi.constant
-    assert np.array_equal(problem_of(found).pieces.link_N, problem_of(anew).pieces.link_N)
-    assert problem_of(found).pieces.link_N.any()
+    assert np.array_equal(make_problem(found).pieces.link_N, make_problem(anew).pieces.link_N)
+    assert make_problem(found).pieces.link_N.any()
 
 
 def test_state_that_row_wise_optimizers_save():

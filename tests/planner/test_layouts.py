@@ -15,7 +15,7 @@ from shard.layout_cases import CASES
 from rowwise import Plan, RowType, Table, Tile, Topology, planner
 from rowwise.perf.hardware import Machine, hardware_named
 from rowwise.plan import column_block
-from rowwise.planner.infer_layout import cut_of
+from rowwise.planner.infer_layout import infer_layout
 from rowwise.planner.kinds import kinds_for, tiles_of
 from rowwise.planner.layouts import LAYOUTS as RECORDS
 from rowwise.planner.layouts import NAMES, column_wise, grid, replicated, row_wise, table_row_wise, table_wise
@@ -115,7 +115,7 @@ def test_tiles_are_recognised_as_what_made_them(table, topology, data):
     kind = data.draw(st.sampled_from(kinds_for(machine, -(-table.dim // column_block(table)), ("device", "host"))))
     units = data.draw(st.lists(st.sampled_from(kind.layout.units(topology)), min_size=kind.parts, max_size=kind.parts))
     tiles = tiles_of(kind, table, units, topology)
-    assert cut_of(table, tiles, topology, [kind]) == (kind, tuple(units))
+    assert infer_layout(table, tiles, topology, [kind]) == (kind, tuple(units))
 
 
 def test_a_table_that_cannot_be_cut_stays_whole():

@@ -14,7 +14,7 @@ from rowwise.errors import SpecError
 from rowwise.plan import TIERS
 from rowwise.planner.infeasible import InfeasibleError, has_plan
 from rowwise.planner.make import make_plan
-from rowwise.planner.options import problem_of
+from rowwise.planner.options import make_problem
 from rowwise.planner.problem import PlanRequest
 from rowwise.planner.replan import replan
 from rowwise.spec import Table, Topology
@@ -40,7 +40,7 @@ def used(plan):
 @given(asked=questions(tiers=True), disks=st.sampled_from((0, 10**12)), tiers=st.sampled_from(SETS))
 def test_no_plan_uses_a_tier_that_is_not_allowed(asked, disks, tiers):
     asked = with_disks(replace(asked, tiers=tiers), disks)
-    problem = problem_of(asked)
+    problem = make_problem(asked)
     assert {tier for kind in problem.kinds for tier in kind.tiers} <= tiers
     for tier, limit in zip(TIERS, problem.limit_M, strict=True):
         if tier not in tiers:
@@ -54,7 +54,7 @@ def test_no_plan_uses_a_tier_that_is_not_allowed(asked, disks, tiers):
 @FEW
 @given(asked=questions(tiers=True))
 def test_other_tiers_change_nothing_about_options_on_the_device(asked):
-    whole, device = problem_of(asked), problem_of(replace(asked, tiers=DEVICE))
+    whole, device = make_problem(asked), make_problem(replace(asked, tiers=DEVICE))
     on_device_O = np.array([whole.kind_of(option).tier == "device" for option in range(len(whole.option_kind))])
     kept_N = on_device_O[whole.option_of_N]
     assert [whole.kind_of(o) for o in np.flatnonzero(on_device_O)] == [

@@ -14,9 +14,9 @@ from rowwise.perf import Access, Roofline, Workload, hardware_named
 from rowwise.perf.hardware import Machine
 from rowwise.planner import layouts
 from rowwise.planner.constraints import Constraints
-from rowwise.planner.current_placement import moved_bytes, stand
+from rowwise.planner.current_placement import current_placement, moved_bytes
 from rowwise.planner.make import make_plan
-from rowwise.planner.options import problem_of
+from rowwise.planner.options import make_problem
 from rowwise.planner.problem import NO_UNIT, Placement, PlanRequest
 from rowwise.planner.replan import MOST_MOVED, replan
 
@@ -119,7 +119,7 @@ def test_replanning_is_never_worse_than_keeping_and_says_what_it_moves(data):
 def test_a_placement_is_found_again_in_its_plan(data):
     """Whatever the options of the new problem are, the start costs what the plan in force costs."""
     tables, topology = data.draw(tables_of()), data.draw(topologies)
-    problem = problem_of(small_question(tables, topology, [1000.0] * len(tables)))
+    problem = make_problem(small_question(tables, topology, [1000.0] * len(tables)))
     chosen = [
         data.draw(st.integers(a, b - 1)) for a, b in zip(problem.item_begin, problem.item_begin[1:], strict=False)
     ]
@@ -133,11 +133,11 @@ def test_a_placement_is_found_again_in_its_plan(data):
     plan = problem.plan(placement)
     # The same tables at other rates: splits that cannot matter there are no options of that problem.
     other = small_question(tables, topology, [float(data.draw(st.sampled_from((0.001, 1000)))) for _ in tables])
-    standing = stand(problem_of(other), plan)
+    standing = current_placement(make_problem(other), plan)
     assert not standing.recut
     assert standing.problem.plan(standing.start) == plan
     assert standing.moved_bytes(standing.start) == 0
-    full = problem_of(replace(other, constraints=Constraints(layouts={"*": LAYOUTS})))
+    full = make_problem(replace(other, constraints=Constraints(layouts={"*": LAYOUTS})))
     assume(len(full.option_kind) == len(problem.option_kind))
     assert standing.problem.cost(standing.start) == pytest.approx(full.cost(placement), rel=1e-12)
 
@@ -150,9 +150,9 @@ def test_a_cut_that_nobody_would_make_any_more_is_kept_and_costs_what_it_costs()
     tiles = [tile for i, table in enumerate(tables) for tile in layouts.table_wise(table, i % 3)]
     old = Plan(world=3, tiles=tuple(sorted([*tiles, *layouts.column_wise(small, [2, 0])])))
     only = Constraints(layouts={"small": ("column_wise",)})
-    kept, whole = problem_of(replace(question, constraints=only)), problem_of(question)
+    kept, whole = make_problem(replace(question, constraints=only)), make_problem(question)
     assert not any(whole.kind_of(o).parts > 1 for o in range(int(whole.item_begin[20]), int(whole.item_begin[21])))
-    standings = [stand(problem, old) for problem in (whole, kept)]
+    standings = [current_placement(problem, old) for problem in (whole, kept)]
     assert standings[1].problem is kept
     costs = [standing.problem.cost(standing.start) for standing in standings]
     assert costs[0] == pytest.approx(costs[1], rel=1e-12)

@@ -22,8 +22,8 @@ from rowwise.planner.make import make_plan
 from rowwise.planner.methods.named import METHODS, run_method
 from rowwise.planner.milp import certify
 from rowwise.planner.native import AnnealingEffort, Homes, NativeProblem
-from rowwise.planner.options import problem_of
-from rowwise.planner.search import least_split, search, search_best
+from rowwise.planner.options import make_problem
+from rowwise.planner.search import least_split_options, search, search_best
 from rowwise.spec import Table, Topology, state_width
 
 FEW = settings(max_examples=25, deadline=None)
@@ -33,7 +33,7 @@ SLIGHTLY = 1e-9
 @FEW
 @given(asked=questions(), seed=st.integers(0, 99))
 def test_c_costs_what_numpy_does(asked, seed):
-    problem, rng = problem_of(asked), np.random.default_rng(seed)
+    problem, rng = make_problem(asked), np.random.default_rng(seed)
     for _ in range(5):
         placement = random_placement(problem, rng)
         cost, over = NativeProblem(problem).cost(placement.unit_N)
@@ -51,7 +51,7 @@ def test_c_evaluates_networks_as_numpy_does(asked, seed, form):
 @settings(max_examples=15, deadline=None)
 @given(asked=questions(tables=3), seed=st.integers(0, 99), form=st.sampled_from(("scaled", "published")))
 def test_bounds_hold_for_networks_whose_weights_are_not_negative(asked, seed, form):
-    problem = problem_of(with_networks(asked, profile(seed, form)))
+    problem = make_problem(with_networks(asked, profile(seed, form)))
     assume(count_placements(problem) <= 20_000)
     best = min((problem.cost(p) for p in placements(problem) if problem.fits(p)), default=np.inf)
     found = search(problem, seconds=0.05)
@@ -72,7 +72,7 @@ def test_networks_with_weights_below_zero_prove_nothing():
 @FEW
 @given(asked=questions(), seed=st.integers(0, 9))
 def test_the_best_few_are_different_and_in_order(asked, seed):
-    problem = problem_of(asked)
+    problem = make_problem(asked)
     found = search_best(problem, 4, seconds=0.01, seed=seed, prove=False)
     costs = [one.cost for one in found]
     assert 1 <= len(found) <= 4
@@ -94,7 +94,7 @@ def with_networks(asked, hardware):
 @FEW
 @given(asked=questions(tiers=True), seed=st.integers(0, 99))
 def test_annealing_keeps_what_it_is_told_and_never_gets_worse(asked, seed):
-    problem = problem_of(asked)
+    problem = make_problem(asked)
     native, start = NativeProblem(problem), random_placement(problem, np.random.default_rng(seed))
     effort = AnnealingEffort(moves=2000, seed=seed)
     found = native.anneal(start, effort)
@@ -115,7 +115,7 @@ def test_annealing_keeps_what_it_is_told_and_never_gets_worse(asked, seed):
 @settings(max_examples=15, deadline=None)
 @given(asked=questions(tables=3))
 def test_the_search_finds_the_best_of_all_placements_and_no_bound_is_above_it(asked):
-    problem = problem_of(asked)
+    problem = make_problem(asked)
     assume(count_placements(problem) < 4000)
     costs = [problem.cost(placement) for placement in placements(problem) if problem.fits(placement)]
     searched = search(problem, seconds=0.1)
@@ -167,7 +167,7 @@ def test_a_plan_is_valid_and_takes_the_memory_that_it_says(asked):
 @FEW
 @given(asked=questions(tables=10))
 def test_methods_say_what_their_plans_cost_and_do_not_beat_the_bound(asked):
-    problem = problem_of(asked)
+    problem = make_problem(asked)
     bound = threshold_bound(problem)
     for name in METHODS:
         found = run_method(name, problem)
@@ -190,7 +190,7 @@ def test_effort_and_seed_decide_the_plan(question_of_ten):
 
 
 def test_homes_hold_pieces_back(question_of_ten):
-    problem = problem_of(question_of_ten)
+    problem = make_problem(question_of_ten)
     start = search(problem, seconds=0.02).placement
     home = np.where(start.unit_N >= 0, (start.unit_N + 1) % problem.topology.world, 0).astype(np.int32)
     homes = Homes(home, problem.pieces.bytes_NM[:, 0].copy())
@@ -232,9 +232,11 @@ def test_hot_rows_on_the_device_leave_few_accesses_to_the_host(monkeypatch):
 
 
 def test_items_are_split_as_little_as_bounds_allow(question_of_ten):
-    problem = problem_of(question_of_ten)
+    problem = make_problem(question_of_ten)
     totals = Totals.of(problem)
-    whole = least_split(problem, totals, 1.0, 1.0)
+    whole = least_split_options(problem, totals, 1.0, 1.0)
     assert all(problem.kind_of(int(option)).parts == 1 for option in whole)
-    tight = least_split(problem, totals, float(totals.phi_O.min()), float(totals.link_O[totals.link_O > 0].min()))
+    tight = least_split_options(
+        problem, totals, float(totals.phi_O.min()), float(totals.link_O[totals.link_O > 0].min())
+    )
     assert any(problem.kind_of(int(option)).parts > 1 for option in tight)

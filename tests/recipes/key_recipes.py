@@ -13,9 +13,9 @@ from small import sections, write_rows
 
 from rowwise.errors import RowwiseError, one_line
 from rowwise.hashing.file import save
-from rowwise.hashing.placed import entries
+from rowwise.hashing.placed import entry_map
 from rowwise.recipes.compose import make_batcher, make_model, resolve
-from rowwise.recipes.outlook import look_ahead, open_start
+from rowwise.recipes.outlook import make_outlook, open_start
 from rowwise.recipes.recipe import Recipe, TwoTowerConfig
 from rowwise.recipes.text import decode
 from rowwise.recipes.unused_keys import notes as notes_of
@@ -68,7 +68,7 @@ def write_folder(place):
     }
     write_rows(place / "rows.parquet", 400, group=100, **more)
     write_rows(place / "other.parquet", 400, group=100, first=1000, **more)
-    save(place / "user.map", "user", entries(50, np.arange(50) % 7, 7))
+    save(place / "user.map", "user", entry_map(50, np.arange(50) % 7, 7))
     (place / "own.py").write_text(OWN)
     (place / "map.csv").write_text("id,row\n1,4\n")
     return place
@@ -167,7 +167,7 @@ def outcome(made):
         if recipe.init_from is not None:
             open_start(Path(recipe.init_from))
         if recipe.plan is not None or recipe.hardware is not None:
-            look_ahead(recipe)
+            make_outlook(recipe)
     except (RowwiseError, OSError) as error:
         line = one_line(error)
         assert line is not None

@@ -14,7 +14,7 @@ from rowwise.recipes.compose import make_batcher, resolve
 from rowwise.recipes.compress.advise import advise, check_recipe, write_recipe
 from rowwise.recipes.compress.division import CompressionGoal, divide
 from rowwise.recipes.compress.folder import TrialFolderSpec, open_folder
-from rowwise.recipes.compress.probe import learn, probe, shrink
+from rowwise.recipes.compress.probe import learn, probe, shrink_recipe
 from rowwise.recipes.compress.window import open_window
 from rowwise.recipes.runs import TrainingRun
 from rowwise.recipes.text import read
@@ -110,7 +110,7 @@ def test_the_probe_counts_every_id_and_learns_of_those_it_has_seen(tmp_path, kin
 
 
 def test_the_probe_is_small(tmp_path):
-    small = shrink(resolve(recipe(tmp_path, model={"kind": "dlrm", "bottom": [9], "top": [16, 8]})), ["user"])
+    small = shrink_recipe(resolve(recipe(tmp_path, model={"kind": "dlrm", "bottom": [9], "top": [16, 8]})), ["user"])
     assert {table.dim for table in small.tables} == {4}
     assert (small.recipe.model.bottom, small.recipe.model.top) == ((5,), (8, 4))
     assert [table.init.__struct_config__.tag for table in small.tables] == ["constant", "uniform", "uniform"]

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from rowwise.errors import SpecError
 from rowwise.recipes.compress import schedule
 from rowwise.recipes.compress.division import CompressionGoal, divide
-from rowwise.recipes.compress.folder import Trial, TrialFolderSpec, held, open_folder
+from rowwise.recipes.compress.folder import Trial, TrialFolderSpec, lock_folder, open_folder
 from rowwise.recipes.compress.measured import MeasuredTrials
 from rowwise.recipes.compress.ordered import is_ordered
-from rowwise.recipes.compress.schedule import TrialSpec, at_others, best_of, ratios_around
+from rowwise.recipes.compress.schedule import TrialSpec, best_of, ratios_around, trials_at_other_sizes
 from rowwise.recipes.text import decode
 from rowwise.spec import Table
 
@@ -50,7 +50,7 @@ def test_the_best_methods_go_on_and_one_that_learns_always(losses):
     if len(kept) > 1:
         assert "learned" in kept or "learned" not in losses
         assert set(kept) - {"learned"}
-    assert {one.method for one in at_others({"t": losses}, (2.0, 3.0), 0)} == set(kept)
+    assert {one.method for one in trials_at_other_sizes({"t": losses}, (2.0, 3.0), 0)} == set(kept)
 
 
 def test_curves_are_above_the_whole_model_of_the_same_seed():
@@ -115,7 +115,7 @@ def test_trials_outlast_a_kill_and_a_torn_line_goes(tmp_path):
     with folder.trials.open("ab") as file:
         file.write(msgspec.json.encode(made[0])[:40])
     again = open_folder(tmp_path / "c", order())
-    with held(again):
+    with lock_folder(again):
         assert again.read() == {one.asked: one for one in made}
         again.add(trial("mixed", 10.0, 10, 0.7))
         assert len(again.read()) == 3
@@ -153,7 +153,7 @@ def test_what_is_no_folder_of_measurements_is_refused(tmp_path):
 
 
 def hold(path, held_now, go):
-    with held(open_folder(path, order())):
+    with lock_folder(open_folder(path, order())):
         held_now.set()
         go.wait(30)
 
@@ -166,9 +166,9 @@ def test_two_processes_do_not_measure_into_one_folder(tmp_path):
     process = context.Process(target=hold, args=(folder.path, held_now, go))
     process.start()
     assert held_now.wait(60)
-    with pytest.raises(SpecError, match="another process measures into it"), held(folder):
+    with pytest.raises(SpecError, match="another process measures into it"), lock_folder(folder):
         pass
     go.set()
     process.join()
-    with held(folder):
+    with lock_folder(folder):
         pass

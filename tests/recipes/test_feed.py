@@ -12,8 +12,8 @@ from pyarrow import parquet as pq
 from small import WORLD, lines, recipe, same, saved, sections, trained, write_rows
 
 from rowwise import DataError, SpecError, StateError
-from rowwise.ingest.quarantine import count_aside
-from rowwise.recipes.compose import in_order, make_evaluator
+from rowwise.ingest.quarantine import count_quarantined
+from rowwise.recipes.compose import make_evaluator, ordered_batches
 from rowwise.recipes.runs import TrainingRun, evaluate, load_trained, predict_rows
 from rowwise.recipes.text import decode
 from rowwise.train.saved import CheckpointFolder
@@ -92,7 +92,7 @@ def test_filters_and_sampling(tmp_path):
     run, result = trained(tmp_path, train={"epochs": 1}, **changes)
     parts = run.resolved.parts
     of = {
-        name: [k for batch in in_order(run.resolved, rows) for k in batch.keys_B.tolist()]
+        name: [k for batch in ordered_batches(run.resolved, rows) for k in batch.keys_B.tolist()]
         for name, rows in (("train", parts.train), ("valid", parts.valid), ("test", parts.test))
     }
     # Sampling is of training alone; the filter is of all.
@@ -137,7 +137,7 @@ def test_a_run_puts_bad_rows_aside(spoiled, workers):
     path = run.folder.path
     result = TrainingRun.resume(path, ["train.steps=null"]).go()
     assert result.status == "finished"
-    assert count_aside(path / "bad_rows") == (len(BAD), ())
+    assert count_quarantined(path / "bad_rows") == (len(BAD), ())
     tables = [pq.read_table(file) for file in (path / "bad_rows").glob("*.parquet")]
     rows = {row["row"]: row for table in tables for row in table.to_pylist()}
     assert rows.keys() == BAD
@@ -145,7 +145,7 @@ def test_a_run_puts_bad_rows_aside(spoiled, workers):
     counts = [
         len(list(batch.keys_B))
         for p in ("train", "valid", "test")
-        for batch in in_order(run.resolved, getattr(run.resolved.parts, p))
+        for batch in ordered_batches(run.resolved, getattr(run.resolved.parts, p))
     ]
     assert sum(counts) == 2000 - len(BAD)
     assert evaluate(path).tasks == result.test
@@ -159,7 +159,7 @@ def test_bad_rows_of_files_to_test_on(spoiled):
     resolved, model = load_trained(run.folder.path)
     evaluator = make_evaluator(resolved, model, resolved.parts.test, aside=lambda: spoiled / "aside")
     assert evaluator().tasks == result.test
-    assert count_aside(spoiled / "aside").rows == len(BAD)
+    assert count_quarantined(spoiled / "aside").rows == len(BAD)
     with pytest.raises(DataError, match="row 900, column 'd0': inf"):
         predict_rows(run.folder.path, spoiled / "p.parquet")  # each row that is asked for wants an answer
 
@@ -173,7 +173,7 @@ def test_a_run_ends_at_a_bad_row_and_goes_on_without(spoiled, workers):
         run.go()
     result = TrainingRun.resume(run.folder.path, ["data.on_bad_rows=quarantine"]).go()
     assert result.status == "finished"
-    assert count_aside(run.folder.path / "bad_rows").rows == len(BAD)
+    assert count_quarantined(run.folder.path / "bad_rows").rows == len(BAD)
 
 
 WRONG = [

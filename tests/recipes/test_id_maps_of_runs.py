@@ -11,16 +11,16 @@ from pyarrow import parquet as pq
 from small import recipe, same, saved, sections, trained, write_rows
 
 from rowwise import CheckpointError, Plan, SpecError
-from rowwise.checkpoint.rewrite import retyped, rewrite
+from rowwise.checkpoint.rewrite import retype_tables, rewrite
 from rowwise.comm.thread import run_threads
 from rowwise.hashing.embeddings import MappedEmbeddings
 from rowwise.hashing.file import save
-from rowwise.hashing.placed import entries, in_folds
+from rowwise.hashing.placed import entry_map, in_folds
 from rowwise.planner import row_wise, table_wise
 from rowwise.recipes.compose import resolve
-from rowwise.recipes.outlook import look_ahead
+from rowwise.recipes.outlook import make_outlook
 from rowwise.recipes.place import tables_of
-from rowwise.recipes.plan import wanted_of
+from rowwise.recipes.plan import plan_inputs
 from rowwise.recipes.runs import TrainingRun, load_trained, predict_rows
 from rowwise.recipes.text import decode
 from rowwise.train.saved import CheckpointFolder
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.usefixtures("models_one_after_the_other")
 def learned(ids, rows=6, seed=0):
     """A map with folds, as learned ones are."""
     generator = np.random.default_rng(seed)
-    one, *others = (entries(ids, generator.integers(0, rows, ids), rows) for _ in range(1 + FOLDS))
+    one, *others = (entry_map(ids, generator.integers(0, rows, ids), rows) for _ in range(1 + FOLDS))
     return in_folds(one, others, ("user", "item", "seen"), SEED)
 
 
@@ -153,7 +153,7 @@ def test_a_checkpoint_with_a_map_is_resharded(tmp_path):
     """Written anew as three ranks would have, it has the map, and is what a model starts from."""
     run, _ = run_of(tmp_path)
     checkpoint = CheckpointFolder(run.folder.path / "ckpt").open()
-    tables = retyped(checkpoint, None, {})
+    tables = retype_tables(checkpoint, None, {})
     tiles = [tile for table in tables.values() for tile in row_wise(table, range(3 if table.rows > 3 else 1))]
     rewrite(checkpoint, tmp_path / "out", Plan(world=3, tiles=tuple(tiles)), tables, state=True, tell=None)
     warm = TrainingRun.start(with_maps(tmp_path, MAPS, init_from=str(tmp_path / "out")), tmp_path / "runs")
@@ -193,10 +193,10 @@ def test_the_map_of_another_table_or_size_is_refused_by_name(tmp_path):
 
 def test_plans_and_outlooks_are_of_the_rows_that_are_stored(tmp_path):
     made = with_maps(tmp_path, MAPS)
-    tables = {one.table.name: one.table.rows for one in wanted_of(made, 2).workloads}
+    tables = {one.table.name: one.table.rows for one in plan_inputs(made, 2).workloads}
     assert tables["user"] == 9
     assert {"seen-0", "seen-1", "seen-2"} <= set(tables)
-    ahead = look_ahead(made)
+    ahead = make_outlook(made)
     assert ahead.rows == sum(tables.values())
     assert ahead.tables == len(tables)
 

@@ -9,10 +9,10 @@ from rowwise import SpecError
 from rowwise.errors import RowwiseError
 from rowwise.models.mlp import Mlp
 from rowwise.processor import read_processor
-from rowwise.recipes.compose import in_order, make_model, make_objective, resolve
+from rowwise.recipes.compose import make_model, make_objective, ordered_batches, resolve
 from rowwise.recipes.machine import Environment
-from rowwise.recipes.outlook import look_ahead, outlook
-from rowwise.recipes.processor_limits import suit
+from rowwise.recipes.outlook import make_outlook, outlook
+from rowwise.recipes.processor_limits import adapt_to_processor
 from rowwise.recipes.recipe import Data
 from rowwise.recipes.rows import absolute
 from rowwise.recipes.runs import TrainingRun, evaluate
@@ -39,7 +39,7 @@ class NotOne:
 
 def keys(resolved, part):
     rows = getattr(resolved.parts, part)
-    return set() if rows is None else {k for batch in in_order(resolved, rows) for k in batch.keys_B.tolist()}
+    return set() if rows is None else {k for batch in ordered_batches(resolved, rows) for k in batch.keys_B.tolist()}
 
 
 def resolved(folder, **changes):
@@ -48,7 +48,7 @@ def resolved(folder, **changes):
 
 def refused(folder, **changes):
     with pytest.raises(RowwiseError) as caught:
-        look_ahead(recipe(folder, **changes))
+        make_outlook(recipe(folder, **changes))
     return str(caught.value)
 
 
@@ -94,8 +94,8 @@ def test_columns_and_tables_are_looked_for_where_none_are_given(tmp_path):
     changed = plain | {"tables": {"all": {"dim": 4}, "each": {"user": {"rows": 7}}}}
     assert {t.name: (t.rows, t.dim) for t in resolve(decode(changed, "")).tables} == {
         "user": (7, 4),
-        "item": (37, 4),
-        "seen": (25, 4),
+        "item": (480, 4),
+        "seen": (320, 4),
     }
 
 
@@ -152,7 +152,7 @@ def test_models_and_tasks(tmp_path, kind, tasks):
     labels = ["label", "other"][:tasks]
     found = resolved(tmp_path, model={"kind": kind}, columns={"labels": labels})
     model = make_model(found)
-    batch = next(iter(in_order(found, found.parts.train)))
+    batch = next(iter(ordered_batches(found, found.parts.train)))
     outcome = make_objective(found, model)(batch)
     assert outcome.logits_BK.shape == (len(batch.labels_BK), tasks)
     assert outcome.loss.isfinite()
@@ -165,7 +165,7 @@ def test_no_dense_columns(tmp_path, kind):
     write_rows(tmp_path / "rows.parquet")
     columns = {"dense": []}
     found = resolved(tmp_path, columns=columns, model={"kind": kind})
-    batch = next(iter(in_order(found, found.parts.train)))
+    batch = next(iter(ordered_batches(found, found.parts.train)))
     assert make_model(found)(batch).isfinite().all()
 
 
@@ -198,7 +198,7 @@ def test_a_model_of_ones_own_that_is_wrong(tmp_path, monkeypatch, model, message
     monkeypatch.chdir(tmp_path)
     write_rows(tmp_path / "rows.parquet")
     with pytest.raises(SpecError, match=message):
-        look_ahead(decode({**sections(tmp_path), "model": model}, ""))
+        make_outlook(decode({**sections(tmp_path), "model": model}, ""))
 
 
 def test_a_model_of_ones_own_with_wrong_arguments(tmp_path):
@@ -206,7 +206,7 @@ def test_a_model_of_ones_own_with_wrong_arguments(tmp_path):
     write_rows(tmp_path / "rows.parquet")
     model = {"kind": "own", "module": f"{tmp_path / 'own.py'}:Mine", "args": {"wdith": 3}}
     with pytest.raises(SpecError, match=r"unexpected keyword argument 'wdith'.*; want a class that takes \(embeddings"):
-        look_ahead(decode({**sections(tmp_path), "model": model}, ""))
+        make_outlook(decode({**sections(tmp_path), "model": model}, ""))
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ def test_a_look_ahead(tmp_path):
     write_rows(tmp_path / "rows.parquet")
     # Tables that no machine could hold.
     made = recipe(tmp_path, tables={"each": {"user": {"rows": 10**11}}}, data={"valid_share": 0})
-    found = look_ahead(made)
+    found = make_outlook(made)
     assert (found.dense, found.sparse, found.labels, found.tables) == (2, 3, ("label",), 3)
     assert found.splits == {"train": 4, "test": 4}
     assert found.largest == "user"
@@ -267,15 +267,15 @@ def test_a_look_ahead(tmp_path):
 
 def test_a_look_ahead_tells_what_a_run_takes(tmp_path):
     run = TrainingRun.start(recipe(tmp_path), tmp_path / "runs")
-    assert outlook(run.resolved, run.model, run.plan, run.comm.topology) == look_ahead(recipe(tmp_path))
+    assert outlook(run.resolved, run.model, run.plan, run.comm.topology) == make_outlook(recipe(tmp_path))
     slots = [slots["sum"] for slots in run.model.embeddings.optimizer_state().values()]
-    assert sum(x.numel() * 4 for x in slots) == look_ahead(recipe(tmp_path)).state_bytes
+    assert sum(x.numel() * 4 for x in slots) == make_outlook(recipe(tmp_path)).state_bytes
 
 
 def test_a_precision_that_this_processor_lacks_is_replaced_in_every_file(tmp_path):
     bf16 = {"train": {"precision": "bf16", "epochs": 1}}
-    want, lines = suit(recipe(tmp_path, **bf16).train, read_processor())
-    found = look_ahead(recipe(tmp_path, **bf16))
+    want, lines = adapt_to_processor(recipe(tmp_path, **bf16).train, read_processor())
+    found = make_outlook(recipe(tmp_path, **bf16))
     assert (found.precision, found.notes) == (want.precision, lines)
     run, _ = trained(tmp_path, **bf16)
     assert read(run.folder.path / "recipe.yaml").train.precision == want.precision

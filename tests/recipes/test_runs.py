@@ -11,7 +11,7 @@ from pyarrow import parquet as pq
 from small import WORLD, lines, recipe, same, saved, trained, write_rows
 
 from rowwise import CheckpointError, DataError, SpecError
-from rowwise.recipes.compose import in_order
+from rowwise.recipes.compose import ordered_batches
 from rowwise.recipes.runs import TrainingRun, evaluate, load_trained, predict_rows
 
 
@@ -36,7 +36,7 @@ def test_a_run_learns_and_says_so(done):
     found = result_of(run)
     assert found["test"] == result.test
     assert found["epochs"] == 3
-    rows = sum(len(batch.labels_BK) for batch in in_order(run.resolved, run.resolved.parts.train))
+    rows = sum(len(batch.labels_BK) for batch in ordered_batches(run.resolved, run.resolved.parts.train))
     assert found["samples"] == 3 * rows
     names = {path.name for path in run.folder.path.iterdir()}
     assert names >= {"recipe.yaml", "env.json", "plan.json", "result.json", "metrics.csv", "tables.csv", "log.txt"}
@@ -59,7 +59,7 @@ def test_predictions_are_those_of_the_model(done, tmp_path):
     told = []
     count = predict_rows(run.folder.path, tmp_path / "p.parquet", tell=lambda done, of: told.append((done, of)))
     found = pq.read_table(tmp_path / "p.parquet")
-    batches = list(in_order(resolved, resolved.parts.test))
+    batches = list(ordered_batches(resolved, resolved.parts.test))
     keys = torch.cat([batch.keys_B for batch in batches])
     model.eval()
     with torch.no_grad():

@@ -50,9 +50,9 @@ def test_what_is_in_it():
     assert [s.column for s in columns.sparse] == ["user_id", "item", "tags"]
     assert {d.column: d.log1p for d in columns.dense} == {"amount": True, "age": False}
     assert {t.name: (t.rows, str(t.pooling)) for t in recipe.tables.list} == {
-        "user_id": (125, "sum"),
-        "item": (50, "sum"),
-        "tags": (16, "mean"),
+        "user_id": (1600, "sum"),
+        "item": (640, "sum"),
+        "tags": (48, "mean"),
     }
     assert isinstance(recipe.model, DlrmConfig)
     assert (recipe.data.dataset, recipe.data.label) == ("parquet:clicks.parquet", "clicked")

@@ -9,7 +9,7 @@ from rowwise.errors import TableMemoryError, one_line
 from rowwise.perf.host_memory import free_bytes
 from rowwise.plan import Tile
 from rowwise.recipes.place import whole_plan
-from rowwise.recipes.table_memory import TableMemory, refuse_if_short, ways_out
+from rowwise.recipes.table_memory import TableMemory, memory_remedies, raise_if_too_large
 
 GB = 10**9
 TABLES = (
@@ -34,7 +34,7 @@ def taken(tables):
 
 def test_what_is_needed_and_what_there_is_are_said():
     with pytest.raises(TableMemoryError) as caught:
-        refuse_if_short(asked())
+        raise_if_too_large(asked())
     line = one_line(caught.value)
     assert line.startswith(
         "the tables need 41.4 GB of memory here (30.7 GB of rows and 10.6 GB of optimizer state;"
@@ -46,7 +46,7 @@ def test_what_is_needed_and_what_there_is_are_said():
 
 @pytest.mark.parametrize("free", [2 * GB, 12 * GB, 30 * GB, 41 * GB])
 def test_each_way_out_fits_and_the_least_change_is_first(free):
-    ways = ways_out(asked(free=free), 0)
+    ways = memory_remedies(asked(free=free), 0)
     assert len(ways) >= 3
     assert [way.needed_bytes for way in ways] == sorted((way.needed_bytes for way in ways), reverse=True)
     assert all(way.needed_bytes <= 0.9 * free for way in ways)
@@ -54,7 +54,9 @@ def test_each_way_out_fits_and_the_least_change_is_first(free):
 
 @pytest.mark.parametrize("free", [2 * GB, 12 * GB, 30 * GB, 41 * GB])
 def test_rows_that_fit_are_as_many_as_two_digits_say(free):
-    (words,) = [way.words for way in ways_out(asked(free=free), 0) if "rows=" in way.words or "in each" in way.words]
+    (words,) = [
+        way.words for way in memory_remedies(asked(free=free), 0) if "rows=" in way.words or "in each" in way.words
+    ]
     rows = int(re.search(r"(?:at most |rows=)([\d,]+)", words)[1].replace(",", ""))
     cut = lambda most: [Table(name=t.name, rows=min(t.rows, most), dim=64, optimizer=t.optimizer) for t in TABLES]  # noqa: E731
     assert taken(cut(rows)) <= 0.9 * free < taken(cut(int(rows * 1.11)))
@@ -62,7 +64,9 @@ def test_rows_that_fit_are_as_many_as_two_digits_say(free):
 
 def test_narrower_rows_are_the_widest_that_fit():
     def narrower(free, **more):
-        return [w.words for w in ways_out(asked(free=free, **more), 0) if re.search(r"row_type|dim|state", w.words)]
+        return [
+            w.words for w in memory_remedies(asked(free=free, **more), 0) if re.search(r"row_type|dim|state", w.words)
+        ]
 
     assert narrower(41 * GB) == ["row-wise optimizer state"]  # 36.2 GB; fp16 rows and all of the state take 26.0
     assert narrower(15 * GB) == ["tables.all.dim=20"]
@@ -71,29 +75,29 @@ def test_narrower_rows_are_the_widest_that_fit():
 
 
 def test_a_run_that_goes_on_keeps_its_rows_and_dims():
-    words = " ".join(way.words for way in ways_out(asked(purpose="resume"), 0))
+    words = " ".join(way.words for way in memory_remedies(asked(purpose="resume"), 0))
     assert "ranks on 2 hosts" in words
     assert not re.search(r"in each table|rows=|dim|compress|state", words)
 
 
 def test_one_that_is_only_used_runs_where_there_is_room():
     with pytest.raises(TableMemoryError, match=r"want a machine with 41\.4 GB free; or a run with .*; or a run with"):
-        refuse_if_short(asked(purpose="use"))
+        raise_if_too_large(asked(purpose="use"))
 
 
 def test_a_copy_in_the_background_counts_and_is_a_way_out():
-    refuse_if_short(asked(free=50 * GB))
+    raise_if_too_large(asked(free=50 * GB))
     with pytest.raises(
         TableMemoryError, match=r"82\.7 GB .* twice as save\.background copies them.*want save\.background"
     ):
-        refuse_if_short(asked(free=50 * GB, background=True))
+        raise_if_too_large(asked(free=50 * GB, background=True))
 
 
 def test_nothing_is_refused_where_memory_is_unknown_or_enough():
-    refuse_if_short(asked(free=None))
-    refuse_if_short(asked(free=USER + ITEM))
+    raise_if_too_large(asked(free=None))
+    raise_if_too_large(asked(free=USER + ITEM))
     with pytest.raises(TableMemoryError):
-        refuse_if_short(asked(free=USER + ITEM - 1))
+        raise_if_too_large(asked(free=USER + ITEM - 1))
 
 
 def test_ranks_of_a_host_share_its_memory_and_copies_count_each():
@@ -103,13 +107,13 @@ def test_ranks_of_a_host_share_its_memory_and_copies_count_each():
     items = [Tile(table="item", rank=rank, rows=(0, 20_000_000), cols=(0, 64)) for rank in range(4)]
     plan = Plan(world=4, tiles=tuple(tiles((0, 0), (1, 1), (2, 3), (3, 3)) + items))
     one, two = Topology(devices=4), Topology(hosts=2, devices=2)
-    refuse_if_short(asked(plan=plan, topology=one, free=USER + 4 * ITEM))
+    raise_if_too_large(asked(plan=plan, topology=one, free=USER + 4 * ITEM))
     with pytest.raises(TableMemoryError, match=r"need 87\.4 GB of memory here"):
-        refuse_if_short(asked(plan=plan, topology=one, free=USER + 4 * ITEM - 1))
+        raise_if_too_large(asked(plan=plan, topology=one, free=USER + 4 * ITEM - 1))
     half = USER // 2 + 2 * ITEM
-    refuse_if_short(asked(plan=plan, topology=two, free_H=(half, half)))
+    raise_if_too_large(asked(plan=plan, topology=two, free_H=(half, half)))
     with pytest.raises(TableMemoryError, match=r"need 43\.7 GB of memory on host 1 "):
-        refuse_if_short(asked(plan=plan, topology=two, free_H=(None, half - 1)))
+        raise_if_too_large(asked(plan=plan, topology=two, free_H=(None, half - 1)))
 
 
 def write(root, **files):

@@ -10,7 +10,7 @@ from small import recipe, trained
 from rowwise import Batch, Embeddings, Jagged, RowWiseAdam, Table
 from rowwise.perf.access import Curves, Workload
 from rowwise.planner.inputs import read_tables
-from rowwise.recipes.access import AccessFile, access_json, fitted
+from rowwise.recipes.access import AccessFile, access_json, fit_access
 from rowwise.recipes.place import tables_of
 from rowwise.recipes.runs import TrainingRun
 from rowwise.train.repeats import IdSample
@@ -43,7 +43,7 @@ def test_different_rows_of_a_batch(a, q, rows, active, batch, batches):
     draw, seen = drawing(a, q, rows, active), IdSample()
     for _ in range(batches):
         seen.add(torch.from_numpy(draw(batch)))
-    access = fitted(seen, rows, 1.0, batch)
+    access = fit_access(seen, rows, 1.0, batch)
     for size, off in ((batch, 0.08), (batch // 4, 0.1), (4 * batch, 0.1)):
         (found,) = Curves.of([Workload(table=Table(name="t", rows=rows, dim=4), access=access)], size).unique_T
         want = np.mean([len(np.unique(draw(size))) for _ in range(3)])

@@ -9,7 +9,7 @@ from pyarrow import parquet as pq
 from small import lines
 
 from rowwise import SpecError
-from rowwise.recipes.outlook import look_ahead
+from rowwise.recipes.outlook import make_outlook
 from rowwise.recipes.runs import TrainingRun, evaluate, predict_rows
 from rowwise.recipes.text import decode
 
@@ -108,5 +108,5 @@ def test_it_finds_items(tmp_path):
 def test_what_is_refused(tmp_path, changes, message):
     write_meetings(tmp_path / "rows.parquet", 100)
     with pytest.raises(SpecError) as caught:
-        look_ahead(recipe(tmp_path, **changes))
+        make_outlook(recipe(tmp_path, **changes))
     assert message in str(caught.value)

@@ -21,12 +21,16 @@ FLAGS = (
 )
 
 
+def executable() -> str:
+    found = next(filter(None, map(shutil.which, NAMES)), None)
+    assert found, "no chromium to look at pages with; run tools/browser.sh, which installs it or says how"
+    return found
+
+
 def dump(page: Path) -> tuple[str, str]:
     """The document after its scripts, and what the browser logged."""
-    found = next(filter(None, map(shutil.which, NAMES)), None)
-    assert found, "no chromium to look at reports with; run tools/browser.sh, which installs it or says how"
     with tempfile.TemporaryDirectory() as profile:
-        command = [found, *FLAGS, f"--user-data-dir={profile}", "--dump-dom", page.resolve().as_uri()]
+        command = [executable(), *FLAGS, f"--user-data-dir={profile}", "--dump-dom", page.resolve().as_uri()]
         done = subprocess.run(command, capture_output=True, timeout=120, check=False)
     said = done.stderr.decode(errors="replace")
     assert done.returncode == 0, said

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rowwise.quantity import NONE, count, duration, number, share, size
 from rowwise.report.metric import metric
 from rowwise.report.read import flatten
-from rowwise.report.scale import inside, means, thin, tick_labels, ticks, widen
+from rowwise.report.scale import inside, means, thin_points, tick_labels, ticks, widen_range
 
 values = st.floats(-1e299, 1e299)
 ranges = st.tuples(values, values).map(sorted)
@@ -19,7 +19,7 @@ ranges = st.tuples(values, values).map(sorted)
 @given(ranges, st.integers(2, 10))
 def test_ticks_are_nice_and_cover(ends, most):
     found = ticks(*ends, most)
-    low, high = widen(*ends)
+    low, high = widen_range(*ends)
     step = found[1] - found[0]
     assert 2 <= len(found) <= most + 2
     assert found[0] <= low + 1e-6 * step
@@ -33,7 +33,7 @@ def test_ticks_are_nice_and_cover(ends, most):
 
 @given(ranges)
 def test_ticks_inside_are_inside(ends):
-    low, high = widen(*ends)
+    low, high = widen_range(*ends)
     assert all(low - 1e-6 * (high - low) <= t <= high + 1e-6 * (high - low) for t in inside(low, high))
 
 
@@ -62,7 +62,7 @@ def test_thinning_keeps_extremes_and_ends(many, gaps, seed):
     noise = random.Random(seed)
     ys = [math.nan if noise.random() < gaps else noise.gauss(0, 1) for _ in range(many)]
     points = list(enumerate(ys))
-    kept = thin(points, 600)
+    kept = thin_points(points, 600)
     assert len(kept) <= 600
     assert list(kept) == sorted(kept, key=lambda p: p[0])
     assert (kept[0] is points[0], kept[-1] is points[-1]) == (True, True)

@@ -36,7 +36,7 @@ from rowwise import (
     Wire,
 )
 from rowwise.comm.thread import run_threads
-from rowwise.shard.distinct import without_repeats
+from rowwise.shard.distinct import distinct_ids
 from rowwise.spec import Codecs
 
 WORLD = Topology(hosts=2, devices=2)
@@ -117,7 +117,7 @@ def test_each_id_of_a_block_is_sent_once_and_its_vector_comes_once():
 def test_a_batch_without_its_repeats_has_the_same_ids_in_each_block():
     tables = (Table(name="t", rows=50, dim=4, pooling=Pooling.SEQUENCE), Table(name="u", rows=50, dim=4))
     (step,) = make_steps(tables, [(512,)])
-    shorter, repeats = without_repeats(step.batch, ["t"])
+    shorter, repeats = distinct_ids(step.batch, ["t"])
     assert repeats.keys() == {"t"}
     before, after = (dict(bags_of(batch)) for batch in (step.batch, shorter))
     assert all(torch.equal(a, b) for f in before.keys() - {"t"} for a, b in zip(before[f], after[f], strict=True))

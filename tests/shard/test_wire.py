@@ -71,7 +71,9 @@ def test_blocks_come_as_exact_as_the_codec_of_their_link_says(
     def rank(comm):
         me, lanes = comm.rank, WireCodecs.of(comm, wire, backward=backward)
         expected = [PeerBlocks([x.shape for x in sent(other, me)], spans) for other in range(4)]
-        came = lanes.swap([PeerBlocks.of(sent(me, other), spans) for other in range(4)], expected, "x", scale).wait()
+        came = lanes.exchange_blocks(
+            [PeerBlocks.of(sent(me, other), spans) for other in range(4)], expected, "x", scale
+        ).wait()
         for other in range(4):
             kind = codec_of(wire, other, me, backward)
             for mine, theirs in zip(came[other], sent(other, me), strict=True):

@@ -20,7 +20,7 @@ from rowwise.comm.spawn import run_processes
 from rowwise.comm.thread import run_threads
 from rowwise.planner import row_wise
 from rowwise.shard.embeddings import ShardedEmbeddings
-from rowwise.shard.exchange import EmbeddingExchange, untimed
+from rowwise.shard.exchange import EmbeddingExchange, no_timing
 from rowwise.train.breakdown import PAUSED, PHASES, Breakdown
 from rowwise.train.objective import Clicks
 from rowwise.train.settings import DenseAdagrad, DenseAdam, DenseSgd, Training
@@ -152,7 +152,7 @@ def test_stages_of_sharded_tables(threads):
         assert clock._inside == ["other"]
         for watch in watches:
             watch.remove()
-        assert sharded.phase is untimed
+        assert sharded.phase is no_timing
         after = clock.seconds()["route"]
         sharded(make_clicks(64).sparse)
         assert clock.seconds()["route"] == after

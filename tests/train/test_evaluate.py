@@ -13,7 +13,7 @@ from trainings import COLUMNS, Net, make_rows, make_tables
 from rowwise import BatchError, Embeddings, Table
 from rowwise.ingest import Batcher, Batching, Columns, FrameReader, Sparse
 from rowwise.models.two_tower import Tower, TwoTower
-from rowwise.train.evaluate import METRICS, NONE, ClickEvaluator, Slicing, evaluating, ids_or_none
+from rowwise.train.evaluate import METRICS, NONE, ClickEvaluator, Slicing, evaluation_mode, ids_or_none
 from rowwise.train.retrieve import RetrievalEvaluator
 from rowwise.train.settings import Training
 
@@ -135,7 +135,7 @@ def test_also_where_it_fails():
 def test_parts_of_a_model_keep_modes_of_their_own():
     model = nn.Sequential(nn.Dropout(), nn.BatchNorm1d(3))
     model[1].eval()  # somebody froze its statistics
-    with evaluating(model):
+    with evaluation_mode(model):
         assert not model[0].training
     assert model[0].training
     assert not model[1].training

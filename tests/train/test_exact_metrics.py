@@ -7,7 +7,7 @@ import torch
 
 from rowwise.train.auc import exact_areas
 from rowwise.train.entropy import Entropy, RecentEntropy
-from rowwise.train.exact import UNITS, carried, parts_of, rounded
+from rowwise.train.exact import UNITS, carry, parts_of, rounded
 from rowwise.train.metrics import Metrics
 from rowwise.train.slices import Slices
 
@@ -76,9 +76,9 @@ def test_the_sum_is_the_exact_one_rounded():
     want = math.fsum(numbers.tolist())
     total = torch.zeros(3, dtype=torch.float64)
     for part in numbers[torch.randperm(5000, generator=generator)].split(77):
-        total = carried(total + parts_of(part).sum(1))
+        total = carry(total + parts_of(part).sum(1))
     assert float(rounded(total)) == pytest.approx(want, rel=1e-15, abs=5000 * UNITS[2])
-    assert torch.equal(total, carried(parts_of(numbers).sum(1)))
+    assert torch.equal(total, carry(parts_of(numbers).sum(1)))
     assert (total[1:] < 2.0**32).all()
 
 

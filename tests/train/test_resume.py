@@ -156,15 +156,15 @@ def test_settings_of_the_optimizer_can_change(tmp_path):
 @pytest.mark.skipif(not linear.has_onednn(), reason="there is one library only")
 def test_products_stay_with_their_library(tmp_path):
     """The two round differently, and a run may go on where the other one would be chosen."""
-    before = linear.chosen()
+    before = linear.chosen_library()
     try:
-        linear.choose("onednn")
+        linear.choose_library("onednn")
         World(fast(train={"steps": 2}), tmp_path).start().run()
-        linear.choose("torch")
+        linear.choose_library("torch")
         World(fast(train={"steps": 3}), tmp_path).resume()
-        assert linear.chosen() == "onednn"
+        assert linear.chosen_library() == "onednn"
     finally:
-        linear.choose(before)
+        linear.choose_library(before)
 
 
 def test_a_checkpoint_without_a_run(tmp_path):

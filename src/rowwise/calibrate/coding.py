@@ -1,6 +1,7 @@
 """How fast floats are encoded for a wire and decoded, by type: what a narrower wire costs beside what it saves.
 
-A file of its own because it needs neither tables nor ranks, and a second is enough. Gives up: ranks that code at once.
+A file of its own because it needs neither tables nor ranks, and a second is enough. Known limits: ranks that code at
+once.
 """
 
 import time

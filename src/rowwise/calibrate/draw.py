@@ -1,10 +1,9 @@
 """Which sets of tables are measured: the n-th of a rank is a function of a seed, and of nothing that was measured.
 
-Its own file because it is pure: a calibration that was interrupted goes on with the sets that would have come, and a
-set is drawn again to be measured again. Sets are one to fifteen tables of the dims that NeuroShard's benchmark has, or
-pieces as sharding makes them. What a set takes is spread evenly on a logarithmic scale, from next to nothing on.
+Sets are one to fifteen tables of the dims that NeuroShard's benchmark has, or pieces as sharding makes them. What a
+set takes is spread evenly on a logarithmic scale, from next to nothing on.
 
-Gives up: tables that are not pooled, and weights of ids: sums stand for all.
+Known limits: tables that are not pooled, and weights of ids: sums stand for all.
 """
 
 import functools
@@ -45,7 +44,7 @@ CALL_s, ID_s, BYTE_s, VECTOR_s, PACKED_s = 300e-6, 40e-9, 0.12e-9, 2.2e-9, 20e-9
 
 
 class SetLimits(Value, frozen=True, kw_only=True):
-    """What a set may take."""
+    """The largest number of tables, rows and bytes of a drawn set."""
 
     pool_bytes: int  # of rows and optimizer state
     vector_floats: int = 16 << 20  # of all pooled vectors of a batch
@@ -64,7 +63,7 @@ class DrawnSet:
 
 
 class StorageFormat(NamedTuple):
-    """How the rows of a set are stored and updated."""
+    """The row types and optimizers of a set's tables."""
 
     row_type: RowType
     optimizer: RowOptimizer
@@ -72,7 +71,6 @@ class StorageFormat(NamedTuple):
 
     @classmethod
     def draw(cls, rng: np.random.Generator) -> "StorageFormat":
-        """Mostly as is usual."""
         return cls(_pick(ROW_TYPES, rng), _pick(OPTIMIZERS, rng), bool(rng.random() < 0.5))
 
 
@@ -261,7 +259,6 @@ def _dims(rng: np.random.Generator, count: int) -> Ints:
 
 
 def _pick(choices: Sequence[tuple[T, float]], rng: np.random.Generator) -> T:
-    """One of some, by their shares."""
     at = np.searchsorted(np.cumsum([share for _, share in choices]), rng.random())
     return choices[min(int(at), len(choices) - 1)][0]
 

@@ -1,10 +1,10 @@
 """How fast the machine was from moment to moment: what a shared processor does to measurements, told apart from costs.
 
 A machine that others use, too, is a few percent faster or slower for seconds at a time. Where sets that were measured
-shortly before and after one took more than predicted, that one probably did, too, whatever its tables are. So the speed
-at each measurement is the mean residual of its neighbours on the same rank, near ones counting more, itself never. Sets
-that are held out are nobody's neighbours, so nothing is learned from them. Its own file because it is pure arithmetic
-on residuals. Gives up: speeds that change faster than sets are measured.
+shortly before and after one took more than predicted, that one probably did, too, whatever its tables are. So the
+speed at each measurement is the mean residual of its neighbours on the same rank, near ones counting more, itself
+never. Sets that are held out are nobody's neighbours, so nothing is learned from them. Known limits: speeds that
+change faster than sets are measured.
 """
 
 import numpy as np

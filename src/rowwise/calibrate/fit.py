@@ -2,7 +2,7 @@
 
 A share of the sets is never learned from; what is said of errors is said of those. The noise is what a perfect
 prediction would still be wrong by: the error of one measurement as a prediction of another of the same set, over the
-square root of two, as both of them err. Its own file because it is where measurements, networks and rates meet.
+square root of two, as both of them err.
 """
 
 import math
@@ -21,7 +21,7 @@ from rowwise.calibrate.narrow import WireShares, fit_narrow
 from rowwise.calibrate.samples import LinkSample, Sample, SetSample
 from rowwise.calibrate.train_exchange import train_exchanges
 from rowwise.calibrate.train_network import NetworkShape, error_of, predicted_s, tau_of, train_network
-from rowwise.calibrate.trust import WAITED, reasons, undisturbed
+from rowwise.calibrate.trust import WAITED, reasons, undisturbed_sets
 from rowwise.errors import SpecError
 from rowwise.perf.access import Floats
 from rowwise.perf.exchange import Exchanges
@@ -57,7 +57,7 @@ class MachineDescription(Value, frozen=True, kw_only=True):
 
 
 class ModelError(Value, frozen=True, kw_only=True):
-    """How well something predicts sets that it was not made from."""
+    """The error of a cost model on sets that it was not fitted to."""
 
     model: str
     error: float  # mean absolute relative, with the machine's drift taken out; see `drift`
@@ -66,7 +66,7 @@ class ModelError(Value, frozen=True, kw_only=True):
 
 
 class ProfileQuality(Value, frozen=True, kw_only=True):
-    """How good a profile is."""
+    """The accuracy of a profile on held-out measurements."""
 
     sets: int
     held_out: int
@@ -93,7 +93,6 @@ class FittedProfile:
     quality: ProfileQuality
 
     def lines(self) -> list[str]:
-        """For people."""
         quality = self.quality
         found = [f"{quality.sets} sets of tables, {quality.held_out} of them held out; {quality.links} exchanges"]
         found += [
@@ -126,7 +125,7 @@ def fit_profile(
     every = [s for s in samples if isinstance(s, SetSample)]
     if len(every) < FEWEST:
         raise SpecError(f"{len(every)} sets of tables were measured: want at least {FEWEST}; measure for more minutes")
-    sets = undisturbed(every, FEWEST)
+    sets = undisturbed_sets(every, FEWEST)
     raw = measured_of(sets)
     held_S = np.array([s.number % HELD_OUT == 0 for s in sets])
     slow_S = _slowness(raw, sets, ~held_S, partial(tell, "drift"))
@@ -152,7 +151,7 @@ def fit_profile(
 
 @dataclass(frozen=True, slots=True)
 class CorrectedSets:
-    """Sets, as they were measured and with the drift taken out; which of them are held out."""
+    """Measured sets, with and without the drift of the machine, and which of them are held out."""
 
     sets: Sequence[SetSample]
     raw: MeasuredSets
@@ -162,12 +161,10 @@ class CorrectedSets:
 
     @property
     def seen(self) -> np.ndarray:
-        """What is learned from."""
         return np.flatnonzero(~self.held_S)
 
     @property
     def kept(self) -> np.ndarray:
-        """What is judged by."""
         return np.flatnonzero(self.held_S)
 
 

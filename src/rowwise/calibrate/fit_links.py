@@ -1,9 +1,9 @@
 """Latency and rates of links, from exchanges of the real runtime: what a planner's seconds on links then are.
 
-What is fitted is the same formula that plans are judged by (`Roofline.links_s`): to start, so much for each collective;
-then bytes of ids and of vectors, each at its price, of the rank that has most. Packing and unpacking are in these
-prices, so they are those of this runtime and not of a wire. Its own file because links are no business of kernels.
-Gives up: what exchanges of several collectives at once have to do with each other.
+What is fitted is the same formula that plans are judged by (`Roofline.links_s`): to start, so much for each
+collective; then bytes of ids and of vectors, each at its price, of the rank that has most. Packing and unpacking are
+in these prices, so they are those of this runtime and not of a wire. Known limits: what exchanges of several
+collectives at once have to do with each other.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """The roofline's rates that come closest to measurements: what a profile says where networks are not asked.
 
-Its own file because it fits five numbers and no network. Loads are amounts over rates, so amounts are counted once, and
-rates are searched on a logarithmic scale for the least mean error.
+Loads are amounts over rates, so amounts are counted once, and rates are searched on a logarithmic scale for the least
+mean error.
 """
 
 import numpy as np

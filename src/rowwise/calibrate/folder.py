@@ -4,8 +4,7 @@
     samples/rank-<r>.jsonl     sets of tables, by the rank that measured them
     samples/links.jsonl        exchanges between all ranks
 
-Its own file because ranks write it, whoever waits for them reads it, and so does fitting. Lines are only ever added. A
-folder holds measurements of one kind: another order is refused.
+Lines are only ever added. A folder holds measurements of one kind: another order is refused.
 """
 
 import fcntl
@@ -29,7 +28,7 @@ ORDER, LINKS = "order.json", "links.jsonl"
 
 
 class MeasurementSpec(Value, frozen=True, kw_only=True):
-    """What is measured: with the same order, the same sets of tables and the same exchanges."""
+    """The settings that decide which sets of tables and which exchanges are measured."""
 
     seed: int = 0
     world: int = 1
@@ -66,14 +65,13 @@ OPTIONS = {
 
 @final
 class MeasurementFolder:
-    """One that is there; see `opened`."""
+    """An existing folder of measurements; `opened` makes one."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @property
     def samples(self) -> Path:
-        """Where measurements are."""
         return self.path / "samples"
 
     def sets_of(self, rank: int) -> Path:
@@ -82,11 +80,9 @@ class MeasurementFolder:
 
     @property
     def links(self) -> Path:
-        """Exchanges."""
         return self.samples / LINKS
 
     def order(self) -> MeasurementSpec:
-        """What is measured here."""
         path = self.path / ORDER
         try:
             return decode_json(read_bytes(path), MeasurementSpec)
@@ -117,13 +113,13 @@ def open_folder(path: Path, order: MeasurementSpec) -> MeasurementFolder:
     return folder
 
 
-def held(folder: MeasurementFolder) -> AbstractContextManager[None]:
+def lock_folder(folder: MeasurementFolder) -> AbstractContextManager[None]:
     """Nobody else measures into the folder meanwhile."""
-    return held_alone(folder.path / ORDER, folder.samples, "*.jsonl")
+    return lock_and_repair(folder.path / ORDER, folder.samples, "*.jsonl")
 
 
 @contextmanager
-def held_alone(order: Path, lines: Path, pattern: str) -> Iterator[None]:
+def lock_and_repair(order: Path, lines: Path, pattern: str) -> Iterator[None]:
     """Nobody else writes where an order is; cuts off what a killed process left half written of files of lines."""
     refuse_links(order.parent)
     with open_regular(order) as file:
@@ -137,7 +133,6 @@ def held_alone(order: Path, lines: Path, pattern: str) -> Iterator[None]:
 
 
 def _check_same(at: Path, found: MeasurementSpec, wanted: MeasurementSpec) -> None:
-    """The first thing that differs."""
     for field, option in OPTIONS.items():
         there, here = getattr(found, field), getattr(wanted, field)
         if there != here:
@@ -147,7 +142,7 @@ def _check_same(at: Path, found: MeasurementSpec, wanted: MeasurementSpec) -> No
 
 @final
 class Tally:
-    """How much has been measured, read from a folder as it grows."""
+    """Counts the measurements in a folder as it grows."""
 
     def __init__(self, folder: MeasurementFolder) -> None:
         self._folder = folder

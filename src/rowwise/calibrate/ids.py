@@ -1,10 +1,10 @@
 """Batches of ids as access statistics describe them: how many ids a bag has, and which rows they are.
 
-Its own file because whoever measures kernels and whoever measures links ask for the same batches. Ranks are drawn by
-the inverse of the integral by which `perf.access` adds weights up, which has a closed form: what is drawn is what
-predictions are made of. A fixed map spreads ranks over the rows of a table, as hot rows are not neighbours.
+Ranks are drawn by the inverse of the integral by which `perf.access` adds weights up, which has a closed form: what is
+drawn is what predictions are made of. A fixed map spreads ranks over the rows of a table, as hot rows are not
+neighbours.
 
-Gives up: what the ids of a bag have to do with each other.
+Known limits: what the ids of a bag have to do with each other.
 """
 
 import math

@@ -1,16 +1,16 @@
 """What a set of tables takes on this rank's device: its lookup, and the backward and update of what was looked up.
 
-Its own file because it is the one place that puts tables into memory that is there already. Fresh pages cost more than
-what is to be measured, so each process touches a pool of memory once, and every set lives in a slice of it, which is
-zero before and after. The operators are the fused ones that train. Ranks measure at the same time, each its own sets:
-a rank's neighbours are then as busy as they are in a real step, and what they share, memory and caches, is shared.
+Fresh pages cost more than what is to be measured, so each process touches a pool of memory once, and every set lives
+in a slice of it, which is zero before and after. The operators are the fused ones that train. Ranks measure at the
+same time, each its own sets: a rank's neighbours are then as busy as they are in a real step, and what they share,
+memory and caches, is shared.
 
 What else goes on in a machine changes from second to second, and repeats that follow each other see the same of it. So
 several sets take turns; more than three repeats tell nothing new, and more sets do.
 
 Before each repeat other memory is read, as a step between two lookups reads the rest of a model. Where one thread does
-all the work its own time is taken, not that of the wall: what other programs do to a processor that is shared with them
-is not the machine's. Gives up: what a lookup finds in caches that a small model leaves alone.
+all the work its own time is taken, not that of the wall: what other programs do to a processor that is shared with
+them is not the machine's. Known limits: what a lookup finds in caches that a small model leaves alone.
 """
 
 import time
@@ -39,7 +39,7 @@ GRADIENT = 0.01  # deviation of what comes back: nothing overflows, nothing is s
 
 
 class SetSeconds(NamedTuple):
-    """Seconds of a set."""
+    """Seconds of each stage for one set of tables."""
 
     lookup_s: float
     update_s: float  # backward and update
@@ -112,7 +112,6 @@ class KernelBench:
         return SetSeconds(middle - begin, self._now() - middle)
 
     def _flush(self) -> None:
-        """Let caches hold something else."""
         self._other.sum()
 
     def _now(self) -> float:
@@ -170,7 +169,6 @@ def last_cache_bytes() -> int:
 
 
 def _size_bytes(text: str) -> int:
-    """Of a text such as 2048K."""
     number, unit = text.strip()[:-1], text.strip()[-1]
     return int(number) * {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}[unit]
 

@@ -1,12 +1,10 @@
 """What exchanges between ranks take: ids to where rows are, vectors to their samples, gradients back.
 
-Its own file because all ranks do it together, with the runtime that trains: made-up tables of few rows, dealt out
-more or less evenly, and a clock in each phase of a step. Ranks meet before each phase, so that none is charged for what
-another still looks up; some begin their exchange later by a given time, as ranks with more to look up do. Where the
-transport tells how long a rank waited for the others to begin, that is left out, but for those given times: the median
-of what is left is what a run measures, too.
+Ranks meet before each phase, so that none is charged for what another still looks up; some begin their exchange later
+by a given time, as ranks with more to look up do. Where the transport tells how long a rank waited for the others to
+begin, that is left out, but for those given times: the median of what is left is what a run measures, too.
 
-Gives up: what computing on all cores takes from links, and several exchanges at a time.
+Known limits: what computing on all cores takes from links, and several exchanges at a time.
 """
 
 import math
@@ -63,7 +61,7 @@ PHASES = ("route", "exchange", "return")
 
 
 class ExchangeSetup(NamedTuple):
-    """What is to be exchanged; the same on all ranks."""
+    """Tables, plan and delays of one exchange; the same on all ranks."""
 
     number: int
     layout: Layout
@@ -74,7 +72,6 @@ class ExchangeSetup(NamedTuple):
 
 
 def draw_exchange(seed: int, number: int, world: int) -> ExchangeSetup:
-    """The n-th."""
     rng = np.random.default_rng((seed, LINKS, number))
     shares = np.cumsum([share for share, _ in CUTS.values()])
     layout = layout_named(list(CUTS)[min(int(np.searchsorted(shares, rng.random())), len(CUTS) - 1)])
@@ -211,7 +208,6 @@ def _columns(plan: Plan) -> tuple[int, ...]:
 
 
 def _gather(comm: Comm, mine: Sequence[float]) -> list[list[float]]:
-    """Numbers of all ranks."""
     world = len(comm.ranks)
     sent = torch.tensor(mine, dtype=torch.float64)
     return comm.all_gather(sent, [len(mine)] * world, "measured").wait().view(world, len(mine)).tolist()

@@ -1,8 +1,8 @@
 """Measures into a folder, for so many minutes in all: sets of tables on each rank, and exchanges between ranks.
 
-Its own file because it alone knows both kinds of measurements and how time is shared between them. Every measurement is
-written when it is made, in blocks of some seconds that ranks begin together, so that whatever ends a calibration leaves
-some of both. What has been measured is counted from the folder: minutes are of measuring, not of starting.
+Every measurement is written when it is made, in blocks of some seconds that ranks begin together, so that whatever
+ends a calibration leaves some of both. What has been measured is counted from the folder: minutes are of measuring,
+not of starting.
 """
 
 import threading
@@ -16,7 +16,7 @@ import torch
 from msgspec import structs
 
 from rowwise.calibrate.draw import DrawnSet, Population, draw_set
-from rowwise.calibrate.folder import MeasurementFolder, MeasurementSpec, Tally, held
+from rowwise.calibrate.folder import MeasurementFolder, MeasurementSpec, Tally, lock_folder
 from rowwise.calibrate.kernels import KernelBench
 from rowwise.calibrate.links import measure_exchange
 from rowwise.calibrate.samples import SetSample, read_samples, write_sample
@@ -36,7 +36,7 @@ TIMEOUT_s = 120.0
 
 
 class MeasurementTurn(NamedTuple):
-    """What a rank measures next."""
+    """The next set or exchange that a rank measures."""
 
     number: int
     again: bool
@@ -55,14 +55,14 @@ def turn(k: int) -> MeasurementTurn:
 
 def measure(order: MeasurementSpec, folder: MeasurementFolder, minutes: float, tell: Tell) -> None:
     """Measure until there are so many minutes in all."""
-    with held(folder):
+    with lock_folder(folder):
         tally = Tally(folder)
         if tally.update() >= minutes * 60:
             return
         with _telling(tally, minutes * 60, tell):
             run_processes(
                 Topology(devices=order.world),
-                measure_here,
+                measure_on_rank,
                 order,
                 folder,
                 minutes * 60,
@@ -94,8 +94,7 @@ def _telling(tally: Tally, wanted_s: float, tell: Tell) -> Iterator[None]:
         thread.join()
 
 
-def measure_here(comm: Comm, order: MeasurementSpec, folder: MeasurementFolder, wanted_s: float) -> None:
-    """What each rank does."""
+def measure_on_rank(comm: Comm, order: MeasurementSpec, folder: MeasurementFolder, wanted_s: float) -> None:
     me = MeasuringRank(comm, order, folder)
     while (left_s := wanted_s - me.done_s()) > 0:
         cycle_s = min(CYCLE_s, left_s, max(FIRST_s, wanted_s - left_s))
@@ -108,7 +107,7 @@ def measure_here(comm: Comm, order: MeasurementSpec, folder: MeasurementFolder, 
 
 
 class MeasuringRank:
-    """A rank, what it has measured, and the memory that it measures in."""
+    """A rank, its measurements, and the memory that it measures in."""
 
     def __init__(self, comm: Comm, order: MeasurementSpec, folder: MeasurementFolder) -> None:
         self._comm, self._order, self._folder = comm, order, folder
@@ -126,7 +125,6 @@ class MeasuringRank:
         self.meet(0.0)
 
     def done_s(self) -> float:
-        """Of the slowest rank."""
         return self.meet(self._sets_s + self._links_s)
 
     def meet(self, mine: float) -> float:

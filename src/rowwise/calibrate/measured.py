@@ -1,7 +1,4 @@
-"""Measured sets as arrays, with the features that a planner would give their tables.
-
-Its own file because networks and rates are both fitted to it.
-"""
+"""Measured sets as arrays, with the features that a planner would give their tables."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +22,7 @@ from rowwise.spec import Topology
 
 @dataclass(frozen=True, slots=True)
 class MeasuredSets:
-    """Sets with what each stage took."""
+    """Sets of tables with the seconds of each stage."""
 
     sets: Sets  # with the seconds of all stages
     stage_s: dict[str, Floats]
@@ -42,12 +39,10 @@ class MeasuredSets:
         return Sets(self.sets.features_NF, work_NK, self.sets.begin_S1, self.sets.seconds_S)
 
     def over(self, factor_S: Floats) -> "MeasuredSets":
-        """As if everything had taken so many times less."""
         stage_s = {stage: seconds_S / factor_S for stage, seconds_S in self.stage_s.items()}
         return replace(self, sets=replace(self.sets, seconds_S=self.sets.seconds_S / factor_S), stage_s=stage_s)
 
     def take(self, index_S: np.ndarray) -> "MeasuredSets":
-        """Some of the sets."""
         parts = {stage: self.of(stage).take(index_S) for stage in STAGES}
         return MeasuredSets(
             self.sets.take(index_S),

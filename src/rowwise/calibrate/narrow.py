@@ -2,8 +2,7 @@
 
 Measured in turns with floats, by the same ranks and of the same vectors, so that a machine that is slower from moment
 to moment is so for both; what counts is the share of the exchange in floats. Coding alone, in a loop, is several times
-as fast as within a step. Its own file because it compares wires, where `links` compares amounts. Gives up: tables that
-are cut, and wires that differ by direction.
+as fast as within a step. Known limits: tables that are cut, and wires that differ by direction.
 """
 
 import statistics
@@ -31,7 +30,7 @@ KINDS = tuple(WireType(name) for name in NarrowWires.__struct_fields__)
 
 
 class WireShares(NamedTuple):
-    """Of one exchange: what it has, and by type what a wire adds to it as a share of what it takes in floats."""
+    """The amounts of one exchange, and what each wire type adds to its time, as a share of its time in fp32."""
 
     batch: int  # samples of all ranks
     tables: int  # of each rank

@@ -1,7 +1,6 @@
 """The best few plans, run here, and the fastest kept: what a model gets wrong, a measurement puts right.
 
-Its own file because it is the one place that asks both the planner and the machine. Gives up: plans for machines that
-this one is not.
+Known limits: plans for machines that this one is not.
 """
 
 from collections.abc import Sequence
@@ -33,7 +32,6 @@ class MeasuredPlans:
         return replace(found, plan=structs.replace(found.plan, forecast=forecast))
 
     def lines(self) -> tuple[str, ...]:
-        """For people."""
         best = min(step.seconds for step in self.steps)
         found = []
         for number, (planned, step) in enumerate(zip(self.planned, self.steps, strict=True), start=1):

@@ -1,7 +1,6 @@
 """What was measured, one line a measurement: sets of tables that one device looked up, and exchanges between ranks.
 
-Its own file because measuring writes these lines and fitting reads them, perhaps days apart and after a kill. A line is
-whole or is not there; one that was cut off is left out.
+A line is whole or is not there; one that was cut off is left out.
 """
 
 from collections.abc import Iterator
@@ -30,7 +29,7 @@ class SetSample(Value, frozen=True, kw_only=True, tag="set"):
 
 
 class LinkSample(Value, frozen=True, kw_only=True, tag="link"):
-    """One exchange of all ranks: what each had, and how long each took."""
+    """One exchange of all ranks: the amounts and seconds of each."""
 
     number: int
     layout: str  # of the tables that were exchanged
@@ -50,7 +49,6 @@ Sample = SetSample | LinkSample
 
 
 def write_sample(path: Path, sample: Sample) -> None:
-    """Append a line."""
     append(path, msgspec.json.encode(sample) + b"\n")
 
 
@@ -62,7 +60,6 @@ def read_samples(path: Path) -> Iterator[Sample]:
 
 
 def decode_sample(line: bytes, place: str) -> Sample:
-    """One line."""
     try:
         return decode_json(line, SetSample | LinkSample)
     except msgspec.DecodeError as error:

@@ -1,9 +1,9 @@
 """What steps of tables really take on this machine's ranks, by any plan: the truth that forecasts are held to.
 
 Lookup, exchange, backward and update with the runtime that trains, ids drawn as the access statistics say, other
-memory read between steps. All plans are measured in turns by the same processes (A B C A B C), and a step takes as long
-as its slowest rank. Its own file because it needs a plan and its tables in memory, where `kernels` and `links` measure
-parts that are made up. Gives up: dense layers, and plans that do not all fit into this machine's memory together.
+memory read between steps. All plans are measured in turns by the same processes (A B C A B C), and a step takes as
+long as its slowest rank. Known limits: dense layers, and plans that do not all fit into this machine's memory
+together.
 """
 
 import os
@@ -42,7 +42,7 @@ Kept = dict[torch.Size, Tensor]  # gradients by shape
 
 
 class StepTimes(NamedTuple):
-    """What a step takes: of the slowest rank, and by stage of each rank."""
+    """Seconds of a step: of the slowest rank, and of each stage by rank."""
 
     seconds: float  # low quantile of rounds
     rounds_s: tuple[float, ...]  # each of them
@@ -56,7 +56,7 @@ class StepTimes(NamedTuple):
 
 
 class StepMeasurement(NamedTuple):
-    """What is to be measured."""
+    """The tables, plans and batch to measure steps of."""
 
     workloads: tuple[Workload, ...]
     plans: tuple[Plan, ...]
@@ -135,7 +135,7 @@ def _step(module: ShardedEmbeddings, batch: Jagged, clock: "_Clock", kept: Kept)
 
 @final
 class _Clock:
-    """Seconds by phase; one inside another is its own, and not the other's."""
+    """Seconds by phase; a phase inside another is charged to the inner one only."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)

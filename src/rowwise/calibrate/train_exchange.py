@@ -1,7 +1,7 @@
 """Training of the networks for exchanges; see `perf.exchange` for what they are.
 
-Nominal prices are fitted first, then a network learns the factor that is left, in relative error. Its own file because
-it learns from ranks together, not from sets of tables. The same measurements give the same network.
+Nominal prices are fitted first, then a network learns the factor that is left, in relative error. The same
+measurements give the same network.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from rowwise.calibrate.samples import LinkSample
 from rowwise.calibrate.train_network import ALIKE, decimals, floats, matrix
 from rowwise.perf.access import Floats
-from rowwise.perf.exchange import REACH, Amounts, ExchangeNetwork, Exchanges, nominal_s, seen, waits_s
+from rowwise.perf.exchange import REACH, Amounts, ExchangeNetwork, Exchanges, exchange_features, nominal_s, waits_s
 from rowwise.perf.network import FAR
 
 HELD_OUT = 7  # every seventh exchange is never learned from
@@ -60,7 +60,7 @@ def _trained(pairs: Sequence[tuple[Amounts, Floats]]) -> ExchangeNetwork:
     own_N = np.maximum(measured_N - waits_N, 0.1 * measured_N)
     prices = _prices(pairs, own_N)
     nominal_N = np.concatenate([nominal_s(amounts, prices) for amounts, _ in pairs])
-    features_NF = np.concatenate([seen(amounts) for amounts, _ in pairs])
+    features_NF = np.concatenate([exchange_features(amounts) for amounts, _ in pairs])
     mean_F, deviation_F = features_NF.mean(0), features_NF.std(0)
     scale_F = np.where(deviation_F > ALIKE, deviation_F, 1.0)
     inner, outer = _fitted(floats(np.clip((features_NF - mean_F) / scale_F, -FAR, FAR)), nominal_N, waits_N, measured_N)

@@ -2,8 +2,7 @@
 
 A network learns seconds from sets of tables, in relative error, so small sets count as much as large ones. With
 `bounded`, weights of phi are squares and so never negative. Full batches or parts of them, Adam with a falling rate,
-and the weights that were best on sets kept back. Its own file because it is the one place where networks change. Gives
-up: GPUs, as networks are small.
+and the weights that were best on sets kept back. Known limits: GPUs, as networks are small.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +23,7 @@ KEPT_BACK = 0.1  # of the sets, to choose the best weights by
 
 @dataclass(frozen=True, slots=True)
 class Sets:
-    """Sets of tables one after another, and what each took."""
+    """Sets of tables one after another, and the seconds of each."""
 
     features_NF: Floats
     work_NK: Floats
@@ -35,7 +34,6 @@ class Sets:
         return len(self.seconds_S)
 
     def take(self, index_S: np.ndarray) -> "Sets":
-        """Some of the sets."""
         spans = [np.arange(self.begin_S1[s], self.begin_S1[s + 1]) for s in index_S]
         rows = np.concatenate(spans) if spans else np.zeros(0, dtype=np.int64)
         begins = np.concatenate([[0], np.cumsum([len(span) for span in spans])]).astype(np.int64)
@@ -44,7 +42,7 @@ class Sets:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkShape:
-    """Of a network, and how it is trained."""
+    """The size of a network, and how it is trained."""
 
     form: Form = "scaled"
     bounded: bool = True
@@ -116,7 +114,6 @@ class _Net(nn.Module):
         return top_S1[:, 0] * ((some_SK / top_S1) ** power).sum(1) ** (1 / power)
 
     def export(self) -> SetNetwork:
-        """As data, in seconds."""
         weight_HK, out_H = self.layers()
         scaled = self.shape.form == "scaled"
         return SetNetwork(
@@ -147,7 +144,7 @@ def train_network(sets: Sets, shape: NetworkShape, tell: Tell = lambda share: No
 
 
 class _Batches:
-    """Sets as tensors."""
+    """Sets of tables as tensors, and where each set begins."""
 
     def __init__(self, sets: Sets, shape: NetworkShape) -> None:
         self._rng, self.shape, self.sets = np.random.default_rng(shape.seed + 1), shape, sets
@@ -192,18 +189,15 @@ def _fitted(net: _Net, seen: _Batches, kept: _Batches, tell: Tell) -> SetNetwork
 
 
 def floats(array: Floats) -> Tensor:
-    """As networks take them."""
     return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32))
 
 
 def decimals(tensor: Tensor) -> tuple[float, ...]:
-    """As files have them."""
     # The shortest decimals that are these 32-bit numbers.
     return tuple(float(str(value)) for value in tensor.detach().numpy().astype(np.float32))
 
 
 def matrix(tensor: Tensor) -> tuple[tuple[float, ...], ...]:
-    """Row by row."""
     return tuple(decimals(row) for row in tensor)
 
 
@@ -219,7 +213,6 @@ def error_of(predicted_S: Floats, measured_S: Floats) -> float:
 
 
 def tau_of(predicted_S: Sequence[float] | Floats, measured_S: Sequence[float] | Floats) -> float:
-    """Kendall's rank correlation."""
     from scipy.stats import kendalltau
 
     return float(kendalltau(np.asarray(predicted_S), np.asarray(measured_S)).statistic)

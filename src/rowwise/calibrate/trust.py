@@ -24,7 +24,7 @@ def waited_s() -> float:
         return 0.0
 
 
-def undisturbed(sets: Sequence[SetSample], fewest: int) -> list[SetSample]:
+def undisturbed_sets(sets: Sequence[SetSample], fewest: int) -> list[SetSample]:
     """The sets that had their processors, if these are enough to learn from; else all."""
     quiet = [one for one in sets if one.waited <= WAITED]
     return quiet if len(quiet) >= max(fewest, (1 - LEFT_OUT) * len(sets)) else list(sets)

@@ -1,7 +1,6 @@
 """Which rank writes what of tensors that all ranks have: by bytes, on top of what each writes anyway.
 
-Its own file because it is pure, and every rank works out the same from the same numbers. Gives up: the fewest pieces;
-a tensor is cut wherever a rank's share ends.
+Known limits: the fewest pieces; a tensor is cut wherever a rank's share ends.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,6 @@
 """A file or folder that appears under its name when it is whole, and else not at all.
 
-Its own file because whatever is written from a checkpoint ends so. A kill leaves at most something whose name ends in
-`.part`, which nothing reads and the next attempt removes.
+A kill leaves at most something whose name ends in `.part`, which nothing reads and the next attempt removes.
 """
 
 import shutil
@@ -15,7 +14,7 @@ from rowwise.errors import CheckpointError
 
 
 @contextmanager
-def appearing(out: Path) -> Iterator[Path]:
+def atomic_output(out: Path) -> Iterator[Path]:
     """Gives a path at which nothing is, to write at; what is there at the end becomes `out`."""
     if out.exists():
         raise CheckpointError(f"{out} is there already; give another name")
@@ -40,7 +39,7 @@ def appearing(out: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def beside(out: Path) -> Iterator[Path]:
+def scratch_beside(out: Path) -> Iterator[Path]:
     """A folder next to `out` for what is needed only while that is written."""
     place = out.with_name(f".{out.name}.rows{PART}")
     _remove(place)

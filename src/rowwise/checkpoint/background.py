@@ -1,7 +1,7 @@
 """Saving while training goes on: a copy of what is to be saved, and a thread that writes it.
 
-Its own file because only here two threads of a rank use ranks at once. The copies keep their memory for the next time,
-as fresh pages cost many times what filling them does. Gives up: memory, as much as a rank writes.
+The copies keep their memory for the next time, as fresh pages cost many times what filling them does. Known limits:
+memory, as much as a rank writes.
 
 [Note: Writing behind]
 The threads have a group of their own, made once, so their calls never mix with those of the steps. At most one
@@ -23,9 +23,9 @@ from torch import Tensor
 
 from rowwise.checkpoint.parts import LocalShard
 from rowwise.checkpoint.read import Checkpoint
-from rowwise.checkpoint.write import THREADS, on_all_ranks, own_parts, write
+from rowwise.checkpoint.write import THREADS, own_parts, run_on_all_ranks, write
 from rowwise.comm.seam import Comm
-from rowwise.ops.output_cache import empty
+from rowwise.ops.output_cache import empty_cached
 
 RUN_bytes = 64 << 20  # copied by one thread: long enough to go past the caches
 
@@ -74,7 +74,7 @@ class BackgroundWriter:
         if met is not None:
             self._after.clear()
             raise met
-        on_all_ranks(self._comm, f"{self._folder}: what comes after it was not done", self._finish)
+        run_on_all_ranks(self._comm, f"{self._folder}: what comes after it was not done", self._finish)
 
     def _run(self, parts: Sequence[LocalShard], data: Mapping[str, Any], base: Checkpoint | None) -> None:
         try:
@@ -108,7 +108,7 @@ class BackgroundWriter:
             tensor = part.tensor.detach()
             place = part.name, part.rows, part.cols, tensor.shape, tensor.dtype
             copy = kept.get(place)
-            copy = empty(tuple(tensor.shape), tensor.new_empty(0, device="cpu")) if copy is None else copy
+            copy = empty_cached(tuple(tensor.shape), tensor.new_empty(0, device="cpu")) if copy is None else copy
             self._kept[place] = copy
             copies.append(replace(part, tensor=copy))
             step = max(1, RUN_bytes // max(1, part.row_bytes))

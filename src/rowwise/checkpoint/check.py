@@ -19,7 +19,7 @@ class CheckedCheckpoint(Value, frozen=True):
 
 
 class CheckResult(Value, frozen=True):
-    """What came of it."""
+    """Counts of checked files and tensors, and the damage found."""
 
     checked: tuple[CheckedCheckpoint, ...]
     whole: str | None  # the newest checkpoint without damage, no newer than what was asked for
@@ -50,7 +50,6 @@ def verify(path: Path, tell: Tell | None = None) -> CheckResult:
 
 
 def check(folder: Path, tell: Tell | None = None) -> CheckedCheckpoint:
-    """Read one checkpoint."""
     try:
         checkpoint = Checkpoint.open(folder)
     except CheckpointError as error:

@@ -1,6 +1,5 @@
 """Tables written as the files of torch.distributed.checkpoint.
 
-Its own file because it is the one place besides `comm` that knows torch.distributed, of which it needs no processes.
 Such files are read by `dcp_source`, which needs nothing of it.
 """
 
@@ -20,7 +19,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
-from rowwise.checkpoint.atomic import appearing
+from rowwise.checkpoint.atomic import atomic_output
 from rowwise.checkpoint.export import load_window
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.windows import Tell, windows
@@ -31,7 +30,7 @@ def export_dcp(
 ) -> dict[str, tuple[int, ...]]:
     """Write tensors under other names, tables as float32, for dcp.load into a plain state dict; gives their shapes."""
     writing = _Writing(checkpoint, names, tell)
-    with appearing(folder) as part:
+    with atomic_output(folder) as part:
         writer = FileSystemWriter(part, single_file_per_rank=True, sync_files=True)
         writer.set_up_storage_writer(True)
         plan = writer.prepare_local_plan(writing.create_local_plan())
@@ -65,7 +64,6 @@ class _Writing(SavePlanner):
         return plans, metadata
 
     def finish_plan(self, new_plan: SavePlan) -> SavePlan:
-        """As it is."""
         return new_plan
 
     def resolve_data(self, write_item: WriteItem) -> Tensor:

@@ -1,8 +1,6 @@
 """Folders of torch.distributed.checkpoint, by any number of ranks, read a bit at a time.
 
-Its own file because nothing of torch.distributed is needed to read them: the metadata is a pickle, which is read as
-data (see `pickled`), and a piece is a tensor somewhere in a file of the folder. Gives up: entries that are no tensors,
-and files that went through an extension (compression).
+Known limits: entries that are no tensors, and files that went through an extension (compression).
 """
 
 import math

@@ -1,10 +1,9 @@
 """What makes a checkpoint smaller: only the rows that changed since the one before, and rows in fewer bits.
 
-Its own file because only this knows how a part becomes a piece that is not simply its memory, and back. An increment
-is a whole checkpoint to whoever reads it: its folder has the files of the one before, too, as hard links, and its
-manifest lists their pieces, then its own. It restores what a full one would, to the bit. Only weights are rounded; the
-optimizer's state is exact always, see `ops/quantise`. Gives up: the space of rows that were replaced, until the next
-full one; memory for the rows that changed.
+An increment is a whole checkpoint to whoever reads it: its folder has the files of the one before, too, as hard links,
+and its manifest lists their pieces, then its own. It restores what a full one would, to the bit. Only weights are
+rounded; the optimizer's state is exact always, see `ops/quantise`. Known limits: the space of rows that were replaced,
+until the next full one; memory for the rows that changed.
 """
 
 from collections.abc import Sequence
@@ -22,7 +21,7 @@ from rowwise.ops.rowtype import pack, unpack
 from rowwise.spec import Bits, quantised_bytes
 
 
-def rounded(parts: Sequence[LocalShard], bits: Bits | None) -> list[LocalShard]:
+def round_shards(parts: Sequence[LocalShard], bits: Bits | None) -> list[LocalShard]:
     """With weights to be written in so many bits, where that is fewer than their row type has."""
 
     def is_wider(part: LocalShard) -> bool:
@@ -36,7 +35,7 @@ def increment(parts: Sequence[LocalShard]) -> list[LocalShard]:
     return [_changed(part) for part in parts]
 
 
-def builds_on(parts: Sequence[LocalShard], base: CheckpointManifest) -> bool:
+def can_extend(parts: Sequence[LocalShard], base: CheckpointManifest) -> bool:
     """Whether what changed of these parts can be read on top of an earlier checkpoint."""
     bare = {name: structs.replace(entry, pieces=()) for name, entry in base.tensors.items()}
     return all(part.touched is None or bare.get(part.name) == part.entry for part in parts)
@@ -48,7 +47,6 @@ def stored_bytes(parts: Sequence[LocalShard], *, changed: bool) -> int:
 
 
 def encode(part: LocalShard) -> Tensor:
-    """What is written of a part."""
     if part.bits is None:
         return part.tensor
     assert part.row_type is not None
@@ -59,7 +57,7 @@ def encode(part: LocalShard) -> Tensor:
         raise CheckpointError(str(error)) from None
 
 
-def as_stored(chunk: Tensor, entry: TensorEntry, bits: Bits | None, columns: int) -> Tensor:
+def decode_rows(chunk: Tensor, entry: TensorEntry, bits: Bits | None, columns: int) -> Tensor:
     """Rows that were written with so many bits, as their table stores them."""
     if bits is None:
         return chunk
@@ -68,7 +66,6 @@ def as_stored(chunk: Tensor, entry: TensorEntry, bits: Bits | None, columns: int
 
 
 def ids_dtype(entry: TensorEntry) -> torch.dtype:
-    """Of the numbers of its rows."""
     return torch.int32 if entry.rows < 1 << 31 else torch.int64
 
 

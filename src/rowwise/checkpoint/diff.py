@@ -1,7 +1,7 @@
 """What differs between two checkpoints: which tensors, in how many rows and by how much; and the data beside them.
 
-Reads both a bit at a time. Rows of one type are compared as they are stored, of different types as float32. Gives up:
-times (keys in `_s`), which differ between any two runs.
+Reads both a bit at a time. Rows of one type are compared as they are stored, of different types as float32. Known
+limits: times (keys in `_s`), which differ between any two runs.
 """
 
 import math
@@ -33,7 +33,7 @@ class Difference(Value, frozen=True):
 
 
 class Differences(Value, frozen=True):
-    """All that is not the same."""
+    """All differences between two checkpoints."""
 
     equal: int  # tensors that are, bit for bit
     tensors: tuple[Difference, ...]

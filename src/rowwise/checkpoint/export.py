@@ -1,8 +1,7 @@
 """Tables of a checkpoint for other programs: Parquet for queries, and torch files under the names that others use.
 
-Its own file because nothing here is read back; whoever wants more columns or other names changes this. Rows of any
-type become float32, which is exact. Parquet is written a bit at a time; a torch file is laid out on the disk first, as
-torch writes it from memory, so it takes its space twice for a while.
+Rows of any type become float32, which is exact. Parquet is written a bit at a time; a torch file is laid out on the
+disk first, as torch writes it from memory, so it takes its space twice for a while.
 """
 
 import os
@@ -14,10 +13,10 @@ import torch
 from pyarrow import parquet as pq
 from torch import Tensor
 
-from rowwise.checkpoint.atomic import appearing, beside
+from rowwise.checkpoint.atomic import atomic_output, scratch_beside
 from rowwise.checkpoint.listing import progress_in
 from rowwise.checkpoint.manifest import Span
-from rowwise.checkpoint.named import SavedTable, choose, tables_of
+from rowwise.checkpoint.named import SavedTable, choose_tables, tables_of
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.windows import Tell, windows
 from rowwise.errors import CheckpointError
@@ -33,9 +32,9 @@ def export_parquet(
 
     The schema's metadata says which table it is, the type of its rows, and of which step.
     """
-    chosen = choose(tables_of(checkpoint.manifest), tables, checkpoint.folder)
+    chosen = choose_tables(tables_of(checkpoint.manifest), tables, checkpoint.folder)
     told = _RowCounter(tell, (table.entry.rows for table in chosen.values()))
-    with appearing(folder) as part:
+    with atomic_output(folder) as part:
         part.mkdir()
         for name, table in chosen.items():
             _write_table(checkpoint, part / f"{name}.parquet", table, told, state=state)
@@ -47,7 +46,7 @@ def export_torch(
 ) -> dict[str, tuple[int, ...]]:
     """One file for torch.load: tensors of the checkpoint under other names, tables as float32; gives their shapes."""
     told = _RowCounter(tell, (checkpoint.entry(name).rows for name in names))
-    with appearing(file) as part, beside(file) as folder:
+    with atomic_output(file) as part, scratch_beside(file) as folder:
         found: dict[str, Tensor] = {}
         for number, (name, new) in enumerate(names.items()):
             found[new] = _laid_out(checkpoint, name, folder / str(number), told)
@@ -64,7 +63,7 @@ def own_names(checkpoint: Checkpoint, tables: Sequence[str] = (), *, state: bool
     State of optimizers, if it is wanted, keeps its name in the checkpoint.
     """
     if tables:
-        chosen = choose(tables_of(checkpoint.manifest), tables, checkpoint.folder).values()
+        chosen = choose_tables(tables_of(checkpoint.manifest), tables, checkpoint.folder).values()
         names = [n for table in chosen for n in (table.name, *(table.state.values() if state else ()))]
     else:
         wanted = ("model/", "rows/", "optimizer/") if state else ("model/",)
@@ -80,8 +79,8 @@ def torchrec_names(
     `prefix` is the path of the collection in the model, with a dot at its end; none, to load the collection itself.
     """
     every = tables_of(checkpoint.manifest)
-    chosen = choose(every, tables, checkpoint.folder)
-    choose(chosen, sequences, checkpoint.folder)
+    chosen = choose_tables(every, tables, checkpoint.folder)
+    choose_tables(chosen, sequences, checkpoint.folder)
     names: dict[str, str] = {}
     for name, table in chosen.items():
         kind = "embeddings" if name in sequences else "embedding_bags"
@@ -104,7 +103,7 @@ def load_window(checkpoint: Checkpoint, name: str, rows: Span, out: Tensor | Non
 
 
 class _RowCounter:
-    """Counts rows."""
+    """Reports progress in rows, once a window."""
 
     def __init__(self, tell: Tell | None, rows: Iterable[int]) -> None:
         self._tell, self._total, self._done = tell, sum(rows), 0

@@ -1,8 +1,8 @@
 """Safetensors files, written from tensors where they lie and read into them: no tensor is copied on its way.
 
-Its own file because only this knows bytes. Anybody else can read the files (`safetensors.safe_open`). The library's own
-writer wants all of a file in memory at once, and its reader knows no checksums. A file is gone through in chunks that
-stay in cache, so its checksum costs little beside the writing.
+Anybody else can read the files (`safetensors.safe_open`). The library's own writer wants all of a file in memory at
+once, and its reader knows no checksums. A file is gone through in chunks that stay in cache, so its checksum costs
+little beside the writing.
 """
 
 import json
@@ -36,7 +36,7 @@ BYTES = {code: NUMBERS[name] for name, code in CODES.items()}
 
 
 class ByteRange(NamedTuple):
-    """Where the bytes of a key begin and end in a file, and what they are."""
+    """The range of bytes of a key in a file, with type and shape."""
 
     begin: int
     end: int
@@ -45,7 +45,7 @@ class ByteRange(NamedTuple):
 
 
 class FileHeaderEntry(Value, frozen=True):
-    """What a head says of a key."""
+    """The type, shape and byte range of one key in a file's header."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -54,7 +54,7 @@ class FileHeaderEntry(Value, frozen=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileHeader:
-    """What stands before the tensors of a file: which there are, and where."""
+    """The header of a safetensors file: which tensors it holds, and where."""
 
     content: bytes
     places: dict[str, ByteRange]

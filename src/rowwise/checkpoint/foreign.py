@@ -1,8 +1,7 @@
 """Weights of other programs as a checkpoint: which of their tensors are which of ours, by name; then all is copied.
 
-Its own file because what is matched is shown before anything is written, and users may match by hand. TorchRec's names
-of tables are known; of nn.EmbeddingBag and others a `--map` says which is which. Gives up: optimizer state, which every
-program lays out its own way.
+TorchRec's names of tables are known; of nn.EmbeddingBag and others a `--map` says which is which. Known limits:
+optimizer state, which every program lays out its own way.
 """
 
 import re
@@ -13,10 +12,10 @@ import torch
 
 from rowwise.checkpoint.dcp_source import open_dcp
 from rowwise.checkpoint.manifest import CheckpointManifest, TensorEntry
-from rowwise.checkpoint.named import nearest
+from rowwise.checkpoint.named import nearest_name
 from rowwise.checkpoint.parts import LocalShard
 from rowwise.checkpoint.source import KINDS, TensorOutline, TensorSource, open_safetensors, open_torch
-from rowwise.checkpoint.stream import described, write_streamed
+from rowwise.checkpoint.stream import shard_outline, write_streamed
 from rowwise.checkpoint.windows import Tell, cut_rows
 from rowwise.errors import CheckpointError, SpecError
 from rowwise.ops.rowtype import dtype_of
@@ -38,7 +37,7 @@ class MatchedTensor(Value, frozen=True):
 
 
 class ImportMatch(Value, frozen=True):
-    """What is taken over, and what is not."""
+    """The tensors that an import takes over, and those that it leaves out."""
 
     taken: tuple[MatchedTensor, ...]
     left: tuple[str, ...]
@@ -85,7 +84,7 @@ def import_matched(
 ) -> CheckpointManifest:
     """Write a checkpoint of what was matched, from which training can start; the folder must not exist."""
     names = {one.target: one.source for one in found.taken}
-    parts = [described(one.target, _entry(one)) for one in found.taken]
+    parts = [shard_outline(one.target, _entry(one)) for one in found.taken]
 
     def fill(part: LocalShard) -> None:
         name = names[part.name]
@@ -108,7 +107,7 @@ def _by_maps(source: TensorSource, maps: Sequence[str]) -> dict[str, str]:
         pattern = re.compile(re.escape(old).replace(r"\*", "(.+)"))
         found = [(name, hit) for name in source.tensors if (hit := pattern.fullmatch(name))]
         if not found:
-            raise CheckpointError(f"{source.place} holds no tensor {old!r}; {nearest(old, source.tensors)}")
+            raise CheckpointError(f"{source.place} holds no tensor {old!r}; {nearest_name(old, source.tensors)}")
         for name, hit in found:
             wanted[name] = new.replace("*", hit[1]) if "*" in new else new
     return wanted

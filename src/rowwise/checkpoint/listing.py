@@ -60,7 +60,6 @@ def list_checkpoints(path: Path) -> list[ListedCheckpoint]:
 
 
 def list_tensors(manifest: CheckpointManifest) -> list[ListedTensor]:
-    """Of a checkpoint, in the order of its manifest."""
     return [
         ListedTensor(
             name=name,

@@ -1,8 +1,7 @@
 """What a checkpoint holds: named tensors in pieces, each in a file with a checksum, and plain data beside them.
 
-Its own file because it is all that a reader of another plan, or of another program, has to know. Gives up: nothing is
-compressed. Changed bytes are found wherever they are: of the manifest and of the head of each file there is a checksum,
-too.
+Known limits: nothing is compressed. Changed bytes are found wherever they are: of the manifest and of the head of each
+file there is a checksum, too.
 
 [Note: Pieces]
 A tensor is whole and has the same name whatever the plan; its pieces are rectangles of rows and columns, written by
@@ -44,7 +43,7 @@ Span = tuple[int, int]  # from, to (exclusive)
 
 
 class PieceRows(Value, frozen=True):
-    """Which rows a piece has, if not all from the first to the last: their numbers, ascending, in the same file."""
+    """The row numbers of a chunk that does not hold a contiguous range: ascending, in the same file."""
 
     count: int
     key: str
@@ -52,7 +51,7 @@ class PieceRows(Value, frozen=True):
 
 
 class TensorChunk(Value, frozen=True, omit_defaults=True):
-    """Some rows and columns of a tensor, under a key of a safetensors file."""
+    """A rectangle of a tensor, under a key of a safetensors file."""
 
     rows: Span
     cols: Span | None  # None: all
@@ -64,12 +63,11 @@ class TensorChunk(Value, frozen=True, omit_defaults=True):
 
     @property
     def count(self) -> int:
-        """How many rows it has."""
         return self.rows[1] - self.rows[0] if self.ids is None else self.ids.count
 
 
 class TensorEntry(Value, frozen=True):
-    """One tensor."""
+    """The type, shape and chunks of one tensor."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -79,12 +77,10 @@ class TensorEntry(Value, frozen=True):
 
     @property
     def rows(self) -> int:
-        """Of the whole tensor."""
         return self.shape[0] if self.shape else 1
 
     @property
     def columns(self) -> int:
-        """Likewise."""
         return math.prod(self.shape[1:])
 
     @property
@@ -93,7 +89,6 @@ class TensorEntry(Value, frozen=True):
         return self.row_type is not None and self.row_type.facts.scaled
 
     def width(self, cols: Span) -> int:
-        """Of some columns as they are stored, in elements."""
         count = cols[1] - cols[0]
         return row_bytes(self.row_type, count, self.column_group or 0) if self.row_type and self.scaled else count
 
@@ -107,7 +102,6 @@ class TensorEntry(Value, frozen=True):
         return piece.cols or (0, self.columns)
 
     def bytes_of(self, piece: TensorChunk) -> int:
-        """Of a piece, as it is stored."""
         return piece.count * self.width_of(piece) * (1 if piece.bits else NUMBERS[self.dtype])
 
     def wrong(self, piece: TensorChunk) -> str | None:
@@ -127,7 +121,6 @@ class TensorEntry(Value, frozen=True):
         return None
 
     def place(self, rows: Span, cols: Span) -> str:
-        """As messages name it."""
         where = f"rows {rows[0]} to {rows[1] - 1}" if self.shape else "the number"
         return where if cols == (0, self.columns) else f"{where}, columns {cols[0]} to {cols[1] - 1}"
 
@@ -140,7 +133,7 @@ class CheckpointFile(Value, frozen=True):
 
 
 class CheckpointManifest(Value, frozen=True):
-    """All of a checkpoint."""
+    """The manifest of a checkpoint: files, tensors and chunks."""
 
     format: int
     data: dict[str, Any]  # numbers, names and lists: whatever JSON can hold
@@ -255,7 +248,7 @@ def find_wrong_cover(entry: TensorEntry, pieces: Sequence[TensorChunk]) -> str |
     return f"{where} are in {'two pieces' if corners[row, col] > 0 else 'no piece'}"
 
 
-def bands(rows: Sequence[Span]) -> Iterable[Span]:
+def split_rows(rows: Sequence[Span]) -> Iterable[Span]:
     """Runs of rows between two cuts, of those that are in one of the given runs."""
     depth, change = 0, Counter[int]()
     for begin, end in rows:

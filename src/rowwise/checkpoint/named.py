@@ -1,7 +1,4 @@
-"""What users name: a run or a checkpoint by its path, the tables of a checkpoint by theirs.
-
-Its own file because all tools for checkpoints begin so, and a name that is not there is met with the nearest that is.
-"""
+"""What users name: a run or a checkpoint by its path, the tables of a checkpoint by theirs."""
 
 import difflib
 import re
@@ -86,18 +83,16 @@ def tables_of(manifest: CheckpointManifest) -> dict[str, SavedTable]:
     return {one.table if names.count(one.table) == 1 else f"{one.path}.{one.table}": one for one in found}
 
 
-def choose(tables: Mapping[str, SavedTable], wanted: Sequence[str], where: Path) -> dict[str, SavedTable]:
-    """Those that are named, or all."""
+def choose_tables(tables: Mapping[str, SavedTable], wanted: Sequence[str], where: Path) -> dict[str, SavedTable]:
     if not tables:
         raise CheckpointError(f"{where} holds no tables")
     for name in wanted:
         if name not in tables:
-            raise CheckpointError(f"{where} has no table {name!r}; {nearest(name, tables)}")
+            raise CheckpointError(f"{where} has no table {name!r}; {nearest_name(name, tables)}")
     return {name: tables[name] for name in dict.fromkeys(wanted)} if wanted else dict(tables)
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """What a name may have meant."""
+def nearest_name(name: str, known: Iterable[str]) -> str:
     words = list(known)
     near = difflib.get_close_matches(name, words, n=1, cutoff=0.5)
     if near:

@@ -1,7 +1,4 @@
-"""What one rank has of a tensor: what it gives to be written, and where it wants to have what is read.
-
-Its own file because whoever knows models and tables makes these, and whoever knows files uses them.
-"""
+"""What one rank has of a tensor: what it gives to be written, and where it wants to have what is read."""
 
 import math
 from collections.abc import Iterator
@@ -39,7 +36,6 @@ class LocalShard:
 
     @property
     def row_bytes(self) -> int:
-        """Of a row of it."""
         return self.tensor[:1].numel() * self.tensor.element_size()
 
     @property
@@ -49,7 +45,6 @@ class LocalShard:
 
     @property
     def size_bytes(self) -> int:
-        """Of all of it."""
         return self.tensor.numel() * self.tensor.element_size()
 
     @property
@@ -65,7 +60,6 @@ class LocalShard:
         return replace(self, tensor=self.tensor[chosen], rows=(begin, end), shared=False, touched=touched)
 
     def split(self, size_bytes: int) -> Iterator[Self]:
-        """As pieces of whole rows; none of nothing."""
         step = max(1, size_bytes // max(1, self.row_bytes))
         if self.ids is None:
             yield from (self.cut(k, min(k + step, self.rows[1])) for k in range(*self.rows, step))

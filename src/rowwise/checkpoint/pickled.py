@@ -3,7 +3,7 @@
 Python's own unpickler runs what a file asks for. This one knows the few instructions that state dicts and their
 metadata are written with; what would be an object becomes a `PickledObject` of the names and arguments that stand
 there. Keys of dicts are strings, whole numbers and records: the hash of tuples inside of tuples can take for ever.
-Gives up: pickles of protocols 0 and 1.
+Known limits: pickles of protocols 0 and 1.
 """
 
 import io
@@ -21,7 +21,7 @@ Persistent = ("", "persistent id")  # the kind of a record that stands for data 
 
 
 class GlobalName(NamedTuple):
-    """Of a class or function."""
+    """The module and name of a class or function in a pickle."""
 
     module: str
     name: str
@@ -29,7 +29,7 @@ class GlobalName(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class PickledObject:
-    """What would be an object: who makes it, of what, and what it is told afterwards."""
+    """An object of a pickle as data: its constructor, arguments and state."""
 
     kind: GlobalName
     args: tuple[Any, ...] = field(default=(), repr=False)

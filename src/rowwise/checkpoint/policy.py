@@ -1,12 +1,11 @@
 """What the next checkpoint is: everything, or only the rows that changed since the last one.
 
-Its own file because it is pure: bytes in, a decision out, the same on every rank. The policy is Check-N-Run's
-intermittent one: increments one after the other, and everything again when going on would cost more than it saves.
-A checkpoint costs the bytes that are written, and, as often as a run has to go back to one, those that are read: all of
-the chain. Early in a chain the full checkpoint is spread over few; late in it each restore reads much. The average
-over a chain falls as long as the next increment costs less than the average so far, and then it is time. Gives up:
-disk space is no cost of its own; a chain that is worth going on with takes at most `longest` increments beside the full
-one.
+The policy is Check-N-Run's intermittent one: increments one after the other, and everything again when going on would
+cost more than it saves. A checkpoint costs the bytes that are written, and, as often as a run has to go back to one,
+those that are read: all of the chain. Early in a chain the full checkpoint is spread over few; late in it each restore
+reads much. The average over a chain falls as long as the next increment costs less than the average so far, and then
+it is time. Known limits: disk space is no cost of its own; a chain that is worth going on with takes at most `longest`
+increments beside the full one.
 """
 
 from collections.abc import Sequence

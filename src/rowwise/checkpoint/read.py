@@ -19,11 +19,11 @@ import torch
 from msgspec import structs
 from torch import Tensor
 
-from rowwise.checkpoint.delta import as_stored, ids_dtype
+from rowwise.checkpoint.delta import decode_rows, ids_dtype
 from rowwise.checkpoint.files import CODES, ByteRange, CHUNK_bytes, FileHeader, as_bytes
-from rowwise.checkpoint.manifest import CheckpointManifest, PieceRows, Span, TensorChunk, TensorEntry, bands
+from rowwise.checkpoint.manifest import CheckpointManifest, PieceRows, Span, TensorChunk, TensorEntry, split_rows
 from rowwise.checkpoint.parts import LocalShard
-from rowwise.checkpoint.reshard import CopyRegion, overlaps, stored
+from rowwise.checkpoint.reshard import CopyRegion, overlaps, stored_spans
 from rowwise.errors import CheckpointError
 from rowwise.inside import open_inside
 from rowwise.ops.checksum import crc32
@@ -46,7 +46,7 @@ class DamagedPiece(Value, frozen=True):
 
 
 @contextmanager
-def taking_data(folder: Path) -> Iterator[None]:
+def reading_data(folder: Path) -> Iterator[None]:
     """Data beside the tensors, which may be anything, and are not of the types that are wanted, are one error."""
     try:
         yield
@@ -69,11 +69,9 @@ class Checkpoint:
         return cls(folder=folder, manifest=CheckpointManifest.read(folder))
 
     def names(self) -> list[str]:
-        """Of the tensors."""
         return list(self.manifest.tensors)
 
     def entry(self, name: str) -> TensorEntry:
-        """What is known of a tensor."""
         if name not in self.manifest.tensors:
             raise CheckpointError(f"{self.folder} holds no tensor {name!r}")
         return self.manifest.tensors[name]
@@ -175,7 +173,6 @@ class Checkpoint:
         return found
 
     def _fill_same(self, flat: Tensor, part: LocalShard) -> None:
-        """Bytes as they are."""
         entry = self.entry(part.name)
         cols = part.cols or (0, entry.columns)
         for copy in overlaps(entry, part.rows, cols):
@@ -187,8 +184,8 @@ class Checkpoint:
                 for _ in self._stream(part.name, copy.piece, rows):
                     pass
                 continue
-            spans_from = stored(entry, theirs[1] - theirs[0], copy.cols_from)
-            spans_to = stored(entry, cols[1] - cols[0], copy.cols_to)
+            spans_from = stored_spans(entry, theirs[1] - theirs[0], copy.cols_from)
+            spans_to = stored_spans(entry, cols[1] - cols[0], copy.cols_to)
             for where, chunk in self._rows(part.name, copy):
                 for span_from, span_to in zip(spans_from, spans_to, strict=True):
                     rows[where, slice(*span_to)] = chunk[:, slice(*span_from)]
@@ -210,7 +207,7 @@ class Checkpoint:
         assert part.row_type is not None
         # Between the cuts of those that have all of their rows; the others are read for each run of rows again.
         found = [copy.rows_to for copy in overlaps(entry, part.rows, cols) if copy.piece.ids is None]
-        for begin, end in bands(found):
+        for begin, end in split_rows(found):
             rows = (part.rows[0] + begin, part.rows[0] + end)
             weights = torch.empty(end - begin, cols[1] - cols[0])
             self._fill_floats(weights, replace(part, tensor=weights, rows=rows))
@@ -230,7 +227,7 @@ class Checkpoint:
                 where, chosen = near[begin:end] - first, slice(begin, end)
             if begin < end:
                 cols = entry.cols_of(piece)
-                yield where, as_stored(chunk[chosen], entry, piece.bits, cols[1] - cols[0])
+                yield where, decode_rows(chunk[chosen], entry, piece.bits, cols[1] - cols[0])
 
     def _ids(self, name: str, piece: TensorChunk) -> Tensor | None:
         """The numbers of the rows of a piece that has some only."""

@@ -1,9 +1,7 @@
 """A checkpoint in which a table has another id map, and its rows have moved along, so that training goes on from it.
 
-Its own file because only this knows what a mapped table is called in a checkpoint: its rows, their state, and its map,
-from which it is made again without the model. What a row becomes is said in [Note: Moved rows] in `hashing/refresh.py`.
-Everything else is copied as it is. Gives up memory: one tensor of old rows is held as it is stored, and 4 bytes an id
-for each part of the map.
+What a row becomes is said in [Note: Moved rows] in `hashing/refresh.py`. Everything else is copied as it is. Known
+limits: memory: one tensor of old rows is held as it is stored, and 4 bytes an id for each part of the map.
 """
 
 import re
@@ -21,16 +19,16 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from rowwise.checkpoint.manifest import CheckpointManifest, TensorEntry
-from rowwise.checkpoint.named import nearest, tables_of
+from rowwise.checkpoint.named import nearest_name, tables_of
 from rowwise.checkpoint.parts import LocalShard
 from rowwise.checkpoint.read import Checkpoint
-from rowwise.checkpoint.stream import described, write_streamed
+from rowwise.checkpoint.stream import shard_outline, write_streamed
 from rowwise.checkpoint.windows import Tell
 from rowwise.errors import CheckpointError, DataError, SpecError
 from rowwise.hashing.file import load
 from rowwise.hashing.idmap import IdMap
 from rowwise.hashing.mapped import IDENTITY, MapIdentity, identity_of
-from rowwise.hashing.refresh import Ids, Move, check_movable, moved, moves, same_rows
+from rowwise.hashing.refresh import Ids, Move, check_movable, find_moves, moved_rows, same_rows
 from rowwise.models.wide import ENDING
 from rowwise.ops.idmap import map_ids
 from rowwise.ops.rowtype import pack, unpack
@@ -42,7 +40,7 @@ MAPPED = re.compile(rf"model/(?P<path>.+\.)?maps\.(?P<table>[^.]+)\.{IDENTITY}")
 
 
 class RemappedTable(Value, frozen=True):
-    """What became of the rows of a table, in one of the modules that hold it."""
+    """Counts of rows that were kept, moved and filled for a table, in one of the modules that hold it."""
 
     table: str
     rows: int
@@ -72,7 +70,7 @@ class _MappedTensors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _RemapPlan:
-    """What is written instead of what is there."""
+    """Which tensors are copied whole, which are filled from rows, and which are left out."""
 
     whole: dict[str, Tensor] = field(default_factory=dict)  # by name, all of it
     from_rows: dict[str, Move] = field(default_factory=dict)  # by name: rows and state that move
@@ -109,7 +107,7 @@ def remap(
             continue
         try:
             check_movable(old.shape, new.shape, _dim(checkpoint, home))
-            found = known.get(old.digest) or moves(old, new, _look_up)
+            found = known.get(old.digest) or find_moves(old, new, _look_up)
         except SpecError as error:
             raise CheckpointError(f"{checkpoint.folder}: table {home.table!r} cannot have {file}: {error}") from None
         known[old.digest] = found
@@ -138,14 +136,13 @@ def _homes(checkpoint: Checkpoint, table: str) -> list[_MappedTensors]:
     if table in tables_of(checkpoint.manifest):
         why = "has no id map: each id has a row of its own"
     elif there:
-        why = f"is none with an id map; {nearest(table, sorted(set(there)))}"
+        why = f"is none with an id map; {nearest_name(table, sorted(set(there)))}"
     else:
         why = "is none with an id map; there are none"
     raise CheckpointError(f"{checkpoint.folder}: table {table!r} {why}")
 
 
 def _old_map(checkpoint: Checkpoint, home: _MappedTensors) -> IdMap:
-    """As the checkpoint holds it."""
     known = home.known
     count = 0 if known.folding is None else known.folding.count
     words, *fold_words = (checkpoint.load(home.maps + name).numpy() for name in _words(count))
@@ -205,7 +202,7 @@ def _weights(path: Path, table: str, ids: int) -> NDArray[np.int64]:
         with safe_open(path, "numpy") as file:
             if name not in file.keys():  # noqa: SIM118 - not a dict
                 there = [key.removeprefix(COUNTS) for key in file.keys() if key.startswith(COUNTS)]  # noqa: SIM118
-                about = nearest(table, sorted(there)) if there else "there are none"
+                about = nearest_name(table, sorted(there)) if there else "there are none"
                 raise DataError(f"{path} has no counts of table {table!r}; {about}")
             counts_N: NDArray[np.int64] = file.get_tensor(name)
     except (SafetensorError, OSError) as error:
@@ -217,7 +214,6 @@ def _weights(path: Path, table: str, ids: int) -> NDArray[np.int64]:
 
 
 def _look_up(id_map: IdMap, ids_N: Ids) -> NDArray[np.int64]:
-    """As `rows_of`, by the operator."""
     shape = id_map.shape
     sections = torch.tensor([section.numbers for section in shape.sections], dtype=torch.int64)
     words = torch.from_numpy(id_map.words)
@@ -236,13 +232,13 @@ def _write(
     rest, parts = dict(whole), list[LocalShard]()
     for name, entry in checkpoint.manifest.tensors.items():
         if name in rest:
-            parts.append(described(name, rest.pop(name).entry))
+            parts.append(shard_outline(name, rest.pop(name).entry))
         elif name in plan.from_rows:
             shape = (plan.from_rows[name].rows, *entry.shape[1:])
-            parts.append(described(name, structs.replace(entry, shape=shape)))
+            parts.append(shard_outline(name, structs.replace(entry, shape=shape)))
         elif name not in plan.left:
-            parts.append(described(name, entry))
-    parts += [described(name, part.entry) for name, part in rest.items()]
+            parts.append(shard_outline(name, entry))
+    parts += [shard_outline(name, part.entry) for name, part in rest.items()]
     mover = _Mover(checkpoint, weights_N)
 
     def fill(part: LocalShard) -> None:
@@ -268,7 +264,7 @@ class _Mover:
         """Rows of a table, or of the state of one."""
         entry, old = self._checkpoint.entry(part.name), self._old(part.name)
         means = torch.from_numpy(
-            moved(
+            moved_rows(
                 move,
                 part.rows,
                 lambda rows_K: _floats(old[torch.from_numpy(rows_K)], entry),

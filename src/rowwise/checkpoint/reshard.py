@@ -1,7 +1,4 @@
-"""Which parts of old pieces go where in a new rectangle, whatever plan either was made by.
-
-Its own file because it is pure: rectangles and numbers, no files and no tensors.
-"""
+"""Which parts of old pieces go where in a new rectangle, whatever plan either was made by."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -10,7 +7,7 @@ from rowwise.checkpoint.manifest import Span, TensorChunk, TensorEntry
 
 
 class CopyRegion(NamedTuple):
-    """What a piece and a rectangle have in common, counted from where each of them begins."""
+    """The intersection of a chunk and a rectangle, relative to each."""
 
     piece: TensorChunk
     rows_from: Span
@@ -30,7 +27,7 @@ def overlaps(entry: TensorEntry, rows: Span, cols: Span) -> Iterator[CopyRegion]
             )
 
 
-def stored(entry: TensorEntry, width: int, cols: Span) -> list[Span]:
+def stored_spans(entry: TensorEntry, width: int, cols: Span) -> list[Span]:
     """Where columns of a rectangle stand in its rows, in elements as they are stored.
 
     Of int8 rows, see [Note: Row formats] in `ops/_cpp/tables.h`: first their scales, then their codes. There the

@@ -1,7 +1,7 @@
 """A checkpoint written anew: in files as another plan's ranks write them, or with rows of other types.
 
-Its own file because nothing of it needs the model or the ranks: names, shapes and a plan are enough. Loading fits any
-plan as it is; this is for whoever wants the files so, a full one of an incremental one, or a smaller one.
+Loading fits any plan as it is; this is for whoever wants the files so, a full one of an incremental one, or a smaller
+one.
 """
 
 from collections import Counter
@@ -11,10 +11,10 @@ from pathlib import Path
 from msgspec import structs
 
 from rowwise.checkpoint.manifest import CheckpointManifest, TensorEntry
-from rowwise.checkpoint.named import SavedTable, choose, tables_of
+from rowwise.checkpoint.named import SavedTable, choose_tables, tables_of
 from rowwise.checkpoint.parts import LocalShard
 from rowwise.checkpoint.read import Checkpoint
-from rowwise.checkpoint.stream import deal_shared, described, write_streamed
+from rowwise.checkpoint.stream import deal_shared, shard_outline, write_streamed
 from rowwise.checkpoint.windows import Tell
 from rowwise.errors import CheckpointError
 from rowwise.plan import Plan, Tile
@@ -23,10 +23,10 @@ from rowwise.spec import RowType, Table
 STATE = ("optimizers", "recorder")  # data beside tensors that stay behind
 
 
-def retyped(checkpoint: Checkpoint, every: RowType | None, some: Mapping[str, RowType]) -> dict[str, Table]:
+def retype_tables(checkpoint: Checkpoint, every: RowType | None, some: Mapping[str, RowType]) -> dict[str, Table]:
     """The tables of a checkpoint as they are to be: all rows of one type, those of some tables of another."""
     tables = tables_of(checkpoint.manifest)
-    choose(tables, list(some), checkpoint.folder)
+    choose_tables(tables, list(some), checkpoint.folder)
     return {name: table.spec(some.get(name, every)) for name, table in tables.items()}
 
 
@@ -39,7 +39,7 @@ def rewrite(
         checkpoint: what is read, a bit at a time.
         folder: what is written; must not exist.
         plan: of all tables of the checkpoint.
-        tables: as they are to be, see `retyped`. Where types stay nothing is rounded.
+        tables: as they are to be, see `retype_tables`. Where types stay nothing is rounded.
         state: whether the states of optimizers and of random numbers, and what else is no weight, come along.
         tell: hears how many bytes of how many are done.
     """
@@ -59,7 +59,7 @@ def rewrite(
         taken |= {table.name, *table.state.values()}
     for name, entry in checkpoint.manifest.tensors.items():
         if name not in taken and (state or name.startswith("model/")):
-            shared.append(described(name, entry))
+            shared.append(shard_outline(name, entry))
     order = {name: k for k, name in enumerate(checkpoint.names())}
     parts_W = [sorted(parts, key=lambda part: order[part.name]) for parts in deal_shared(own_W, shared)]
     data = {key: value for key, value in checkpoint.manifest.data.items() if state or key not in STATE}
@@ -79,16 +79,16 @@ def _table_parts(
     found: list[tuple[LocalShard, int | None]] = []
     for name, one in names.items():
         if copied:
-            found.append((described(name, one), None))
+            found.append((shard_outline(name, one), None))
         elif not one.shape:
-            found.append((described(name, one), min(tile.rank for tile in tiles)))
+            found.append((shard_outline(name, one), min(tile.rank for tile in tiles)))
         elif one.shape == saved.entry.shape:
             found += [(_cut(name, one, tile), tile.rank) for tile in tiles]
         else:  # numbers of whole rows: by whoever has their first columns
-            found += [(described(name, one, tile.rows), tile.rank) for tile in tiles if tile.cols[0] == 0]
+            found += [(shard_outline(name, one, tile.rows), tile.rank) for tile in tiles if tile.cols[0] == 0]
     return found
 
 
 def _cut(name: str, entry: TensorEntry, tile: Tile) -> LocalShard:
     cols = None if tile.cols == (0, entry.columns) else tile.cols
-    return described(name, structs.replace(entry, pieces=()), tile.rows, cols)
+    return shard_outline(name, structs.replace(entry, pieces=()), tile.rows, cols)

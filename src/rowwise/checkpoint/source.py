@@ -1,7 +1,7 @@
 """Files of other programs that hold named tensors: which there are, and some rows of one at a time.
 
-Its own file because import knows nothing of formats. Nothing of a file runs: of torch's files only tensors are read, by
-torch's own unpickler for weights, after `pickled` has seen that what stands there is bounded.
+Nothing of a file runs: of torch's files only tensors are read, by torch's own unpickler for weights, after `pickled`
+has seen that what stands there is bounded.
 """
 
 import io
@@ -37,7 +37,7 @@ MOST_NAMES, MOST_DEPTH = 100_000, 100  # of dicts in dicts
 
 
 class TensorOutline(NamedTuple):
-    """What a tensor is, without what is in it."""
+    """The type and shape of a tensor, without its contents."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -53,7 +53,6 @@ class TensorSource:
     read: Callable[[str, Span], Tensor] = field(repr=False)
 
     def __post_init__(self) -> None:
-        """Refuse names that no line could hold."""
         for name in self.tensors:
             if has_control(name):
                 raise CheckpointError(

@@ -1,7 +1,6 @@
 """Writing a checkpoint of tensors that are read bit by bit while it is written: they need not fit into memory.
 
-Its own file because here one process writes what other times all ranks do, each its own. The parts say what is to be
-written, and by whom; their tensors are on no device.
+The parts say what is to be written, and by whom; their tensors are on no device.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from rowwise.checkpoint import windows, write
 from rowwise.checkpoint.assign import deal
-from rowwise.checkpoint.atomic import appearing
+from rowwise.checkpoint.atomic import atomic_output
 from rowwise.checkpoint.files import write_bytes, write_file
 from rowwise.checkpoint.manifest import FORMAT, NAME, CheckpointFile, CheckpointManifest, Span, TensorChunk, TensorEntry
 from rowwise.checkpoint.parts import LocalShard
@@ -25,7 +24,7 @@ from rowwise.checkpoint.write import RankFiles, merge
 Read = Callable[[LocalShard], None]  # fills a part, which has memory then
 
 
-def described(name: str, entry: TensorEntry, rows: Span | None = None, cols: Span | None = None) -> LocalShard:
+def shard_outline(name: str, entry: TensorEntry, rows: Span | None = None, cols: Span | None = None) -> LocalShard:
     """Part of a tensor, without memory."""
     rows = rows or (0, entry.rows)
     plain = cols is None and entry.row_type is None
@@ -54,7 +53,7 @@ def write_streamed(
     """Save described parts as so many ranks would have; the folder must not exist."""
     total = sum(part.size_bytes for parts in parts_W for part in parts)
     ahead = _Ahead(read, lambda done: tell(done, total) if tell else None)
-    with appearing(folder) as part:
+    with atomic_output(folder) as part:
         part.mkdir()
         shares = [_write_rank(part, parts, rank, ahead.of(parts)) for rank, parts in enumerate(parts_W)]
         files, tensors = merge(shares)

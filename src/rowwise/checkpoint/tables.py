@@ -1,9 +1,8 @@
 """What a rank has of the tables of a module, sharded or not, as parts of tensors that are named after the tables alone.
 
-Its own file because only this knows both: what a plan does to rows and their optimizer state, and what a checkpoint
-calls them. One number a row (of a row-wise optimizer) is the same on all tiles that have columns of the row, so the one
-with the first columns writes it. Not so where a plan is `approximate`: there each tile has its own, which is saved for
-each block of columns; a plan with other cuts takes that of its first column.
+One number a row (of a row-wise optimizer) is the same on all tiles that have columns of the row, so the one with the
+first columns writes it. Not so where a plan is `approximate`: there each tile has its own, which is saved for each
+block of columns; a plan with other cuts takes that of its first column.
 """
 
 from collections.abc import Iterator, Mapping
@@ -39,7 +38,6 @@ def modules_of(model: nn.Module) -> Iterator[tuple[str, AnyEmbeddings]]:
 
 
 def name_of(path: str, table: Table) -> str:
-    """Of a table, as in a state dict."""
     return f"{path}.{table.name}" if path else table.name
 
 
@@ -96,7 +94,6 @@ def _rows(path: str, held: _StoredTile) -> LocalShard:
 
 
 def _blocks(held: _StoredTile) -> Span:
-    """Of columns that stay together."""
     block = column_block(held.table)
     return held.tile.cols[0] // block, -(-held.tile.cols[1] // block)
 

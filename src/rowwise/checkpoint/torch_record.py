@@ -1,7 +1,7 @@
 """A tensor that torch.save wrote somewhere inside of a file, read without torch.load: its pickle runs nothing.
 
 Pieces of torch.distributed.checkpoint are such. Nothing that stands there is believed before it is compared with the
-bytes that are there. Gives up: tensors on other devices, sparse and quantised ones, and compressed archives.
+bytes that are there. Known limits: tensors on other devices, sparse and quantised ones, and compressed archives.
 """
 
 import io
@@ -96,7 +96,7 @@ def _whole(numbers: object) -> TypeGuard[tuple[int, ...]]:
 
 @final
 class _FileWindow(io.RawIOBase):
-    """Some bytes of a file as a file; never takes more memory than it has bytes."""
+    """A range of bytes of a file as a file; takes no more memory than it has bytes."""
 
     def __init__(self, handle: int, begin: int, size: int) -> None:
         super().__init__()

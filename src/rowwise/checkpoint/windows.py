@@ -1,8 +1,4 @@
-"""Going through a tensor of a checkpoint a bit at a time, so that tables of any size need little memory.
-
-Its own file because everything that reads whole checkpoints does it: a piece is read whole, as its checksum is of all
-of it, so runs of rows that end where pieces end read each piece once.
-"""
+"""Going through a tensor of a checkpoint a bit at a time, so that tables of any size need little memory."""
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence

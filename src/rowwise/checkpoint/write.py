@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 
 class FileSizes(NamedTuple):
-    """How tensors are cut into pieces, and pieces put into files."""
+    """The sizes at which tensors are cut into chunks, and chunks are put into files."""
 
     piece_bytes: int = 32 << 20
     file_bytes: int = 256 << 20
@@ -57,7 +57,7 @@ SIZES = FileSizes()
 
 
 class RankFiles(Value, frozen=True):
-    """What one rank has written."""
+    """The files and tensors that one rank has written."""
 
     files: dict[str, CheckpointFile]
     tensors: dict[str, TensorEntry]
@@ -78,14 +78,14 @@ def write(
     comm = comm or solo()
     part, first = folder.with_name(folder.name + PART), comm.rank == 0
     failed = f"{folder} was not saved"
-    on_all_ranks(comm, failed, lambda: _begin(folder, part) if first else None)
+    run_on_all_ranks(comm, failed, lambda: _begin(folder, part) if first else None)
     try:
         own = own_parts(parts, comm)
         # Names that the files of an earlier checkpoint do not have.
         prefix = f"{comm.rank:05}" if base is None else f"{folder.name}.{comm.rank:05}"
-        share = on_all_ranks(comm, failed, lambda: write_share(part, own, prefix, sizes or SIZES))
+        share = run_on_all_ranks(comm, failed, lambda: write_share(part, own, prefix, sizes or SIZES))
         shares = gather_object(comm, share, "checkpoint") or []
-        on_all_ranks(comm, failed, lambda: _finish(folder, shares, data, base) if first else None)
+        run_on_all_ranks(comm, failed, lambda: _finish(folder, shares, data, base) if first else None)
     except CheckpointError:  # on all ranks
         if first:
             shutil.rmtree(part, ignore_errors=True)
@@ -156,7 +156,7 @@ def merge(shares: Iterable[RankFiles]) -> tuple[dict[str, CheckpointFile], dict[
     return files, {name: structs.replace(entry, pieces=tuple(ordered[name])) for name, entry in found.items()}
 
 
-def on_top_of(base: Checkpoint, tensors: Mapping[str, TensorEntry]) -> dict[str, TensorEntry]:
+def merge_entries(base: Checkpoint, tensors: Mapping[str, TensorEntry]) -> dict[str, TensorEntry]:
     """What changed, and before it the pieces that it changes."""
     found: dict[str, TensorEntry] = {}
     for name, entry in tensors.items():
@@ -165,7 +165,7 @@ def on_top_of(base: Checkpoint, tensors: Mapping[str, TensorEntry]) -> dict[str,
     return found
 
 
-def on_all_ranks(comm: Comm, failed: str, action: Callable[[], T]) -> T:
+def run_on_all_ranks(comm: Comm, failed: str, action: Callable[[], T]) -> T:
     """Do something on each rank; where it fails on one, all raise the same error, which begins with `failed`."""
     found: list[T] = []
     reason = ""
@@ -193,7 +193,7 @@ def _finish(folder: Path, shares: Sequence[RankFiles], data: Mapping[str, Any], 
     files, tensors = merge(shares)
     chain_bytes = (sum(file.size_bytes for file in files.values()),)
     if base is not None:
-        tensors, chain_bytes = on_top_of(base, tensors), base.manifest.chain_bytes + chain_bytes
+        tensors, chain_bytes = merge_entries(base, tensors), base.manifest.chain_bytes + chain_bytes
         for name in {piece.file for entry in tensors.values() for piece in entry.pieces} - files.keys():
             os.link(base.folder / name, part / name)
             files[name] = base.manifest.files[name]
@@ -225,7 +225,6 @@ def _piece(part: LocalShard, file: str, crc32s: Mapping[str, int]) -> TensorChun
 
 
 def _fill_files(order: Iterable[int], bytes_of: Sequence[int], sizes: FileSizes) -> list[list[int]]:
-    """Which pieces go into which file."""
     found: list[list[int]] = []
     limit = min(sizes.file_bytes, max(sizes.short_bytes, -(-sum(bytes_of) // THREADS)))
     held_bytes = limit

@@ -124,12 +124,12 @@ def reshard(  # noqa: PLR0913 - one for each option
     Example: rowwise ckpt reshard runs/dlrm-synthetic/1 small --nproc 1 --row-type int8 --table user=fp16 --no-state
     """
     from rowwise.checkpoint.named import open_named
-    from rowwise.checkpoint.rewrite import retyped, rewrite
+    from rowwise.checkpoint.rewrite import retype_tables, rewrite
 
     if (plan is None) == (nproc is None):
         raise SpecError("want either --plan FILE or --nproc N: it says who would have written what")
     checkpoint = open_named(ckpt)
-    wanted = retyped(checkpoint, row_type, _types(tables or ()))
+    wanted = retype_tables(checkpoint, row_type, _types(tables or ()))
     chosen = _plan(plan, nproc or 1, list(wanted.values()))
     with splits_bar(terminal(stderr=True), "writing") as tell:
         manifest = rewrite(checkpoint, out, chosen, wanted, state=not no_state, tell=tell)

@@ -81,7 +81,6 @@ def show_differences(first: Path, second: Path, found: "Differences") -> None:
 
 
 def show_match(source: Path, found: "ImportMatch") -> None:
-    """What becomes what."""
     table = _table(("tensor", "becomes", "type"), ("shape",))
     for one in found.taken:
         shape = " x ".join(f"{size:,}" for size in one.shape)

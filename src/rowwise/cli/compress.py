@@ -73,7 +73,7 @@ def compress(  # noqa: PLR0913 - one for each option
     from rowwise.recipes.compose import resolve
     from rowwise.recipes.compress.advise import advise, check_recipe, write_recipe
     from rowwise.recipes.compress.division import divide
-    from rowwise.recipes.compress.folder import TrialFolderSpec, held, open_folder
+    from rowwise.recipes.compress.folder import TrialFolderSpec, lock_folder, open_folder
     from rowwise.recipes.compress.window import open_window
 
     given = load_recipe(recipe, changes or ())
@@ -85,7 +85,7 @@ def compress(  # noqa: PLR0913 - one for each option
     console = console_for(quiet=False)
     folder = open_folder(out, order)
     try:
-        with held(folder), _showing(console) as tell:
+        with lock_folder(folder), _showing(console) as tell:
             advice = advise(window, division, goal, order, folder, tell)
             written = write_recipe(given, resolved, advice, folder)
             page = _write_page(folder.path)
@@ -131,7 +131,6 @@ def _write_page(folder: Path) -> Path:
 
 
 def _show(advice: "CompressionAdvice", console: Console, *, explain: bool) -> None:
-    """What each table is to be."""
     from rich.markup import escape
     from rich.table import Table
 

@@ -1,7 +1,6 @@
 """What people see of a run: a summary, one live line, a final block; lines now and then where nobody watches live.
 
-Its own file because it only shows: everything printed here is in the run's folder, too. Goes to standard error, so that
-`--json` can have standard output for itself.
+Goes to standard error, so that `--json` can have standard output for itself.
 """
 
 import signal
@@ -40,7 +39,6 @@ class LiveLine:
     """The live line of a run; call it with each step."""
 
     def __init__(self, console: Console) -> None:
-        """Nothing is shown before `run`."""
         self._console, self._live = console, console.is_terminal
         columns = (BarColumn(24), TextColumn("{task.percentage:>3.0f}%"), TextColumn("{task.description}"))
         self._bar = Progress(*columns, TimeRemainingColumn(compact=True), console=console, transient=True)
@@ -58,7 +56,6 @@ class LiveLine:
             yield
 
     def __call__(self, shown: "RunDisplay") -> None:
-        """A step has ended."""
         now = monotonic()
         self._rows_of_split = max(self._rows_of_split, shown.progress.position.row)
         if not self._shown_s:
@@ -93,7 +90,7 @@ class LiveLine:
 
 
 @contextmanager
-def stopping_well(trainer: "Trainer", console: Console, *, watched: bool = False) -> Iterator[list[int]]:
+def stop_on_signal(trainer: "Trainer", console: Console, *, watched: bool = False) -> Iterator[list[int]]:
     """Ctrl-C and a polite kill end the run after its present step; a second one ends it at once.
 
     A rank that is `watched` leaves Ctrl-C and what is at once to its parent, who passes on what comes.

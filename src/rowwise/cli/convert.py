@@ -28,7 +28,7 @@ SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
 
 
 class Compression(StrEnum):
-    """How pages are packed."""
+    """The codecs of Parquet pages."""
 
     ZSTD = "zstd"
     SNAPPY = "snappy"

@@ -18,7 +18,9 @@ from rowwise.cli.terminal import say, terminal
 from rowwise.errors import DataError, SpecError
 
 if TYPE_CHECKING:
-    from rowwise.ingest.inspect import ColumnCard, DatasetCard
+    from collections.abc import Mapping, Sequence
+
+    from rowwise.ingest.inspect import ColumnCard, DatasetCard, Role
     from rowwise.ingest.reader import Reader
 
 
@@ -41,7 +43,7 @@ def get(
     say(f"{name} is in {place}; look at it: rowwise data inspect {place}")
 
 
-def inspect(
+def inspect(  # noqa: PLR0913 - one for each option
     path: Annotated[str, typer.Argument(help="A Parquet, CSV or TSV file, a folder of them, or a quoted pattern.")],
     label: Annotated[
         str | None, typer.Option(help="The column to predict, if it is not called label or click.")
@@ -49,6 +51,11 @@ def inspect(
     recipe: Annotated[
         Path | None, typer.Option(help="Where to write a recipe to begin with; without it, <name of PATH>.yaml here.")
     ] = None,
+    sparse: Annotated[list[str] | None, typer.Option(metavar="COLUMN", help="Its values are ids. Repeatable.")] = None,
+    dense: Annotated[list[str] | None, typer.Option(metavar="COLUMN", help="Its values are numbers.")] = None,
+    ignore: Annotated[list[str] | None, typer.Option(metavar="COLUMN", help="Leave it out.")] = None,
+    time: Annotated[str | None, typer.Option(metavar="COLUMN", help="When each row happened.")] = None,
+    key: Annotated[str | None, typer.Option(metavar="COLUMN", help="Names each row.")] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object instead, and write no recipe.")
     ] = False,
@@ -59,16 +66,20 @@ def inspect(
 
     Example: rowwise data inspect logs/ --label clicked
 
-    Example: rowwise data inspect clicks.parquet --recipe first.yaml
+    A whole number may be an id or an amount. The column "because" says what decides, with a ? where it is close:
+    say it with --sparse or --dense then.
+
+    Example: rowwise data inspect clicks.parquet --recipe first.yaml --sparse place --dense age --ignore row
     """
     from rowwise.ingest.datasets.files import open_files
     from rowwise.ingest.inspect import inspect as look
 
     if recipe is not None:
         _refuse_place(recipe, as_json=as_json)
+    roles = _roles({"sparse": sparse or (), "dense": dense or (), "unused": ignore or ()}, time, key)
     reader = open_files(path)
     with splits_bar(terminal(stderr=True), "reading") as tell:
-        card = look(reader, label, name=path, tell=tell)
+        card = look(reader, label, name=path, roles=roles, tell=tell)
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(card)).decode())
     else:
@@ -76,8 +87,18 @@ def inspect(
         _write_recipe(card, reader, recipe)
 
 
+def _roles(several: "Mapping[Role, Sequence[str]]", time: str | None, key: str | None) -> "dict[str, Role]":
+    """By column: what it is used as."""
+    single: dict[Role, str | None] = {"time": time, "key": key}
+    lists = {**several, **{role: (name,) for role, name in single.items() if name is not None}}
+    roles: dict[str, Role] = {}
+    for role, name in ((role, name) for role, names in lists.items() for name in names):
+        if roles.setdefault(name, role) != role:
+            raise SpecError(f"column {name!r} is to be used as {roles[name]} and as {role}: want one of them")
+    return roles
+
+
 def _refuse_place(recipe: Path, *, as_json: bool) -> None:
-    """Before all rows are read."""
     if as_json:
         raise SpecError("--json writes no recipe: leave out --recipe")
     if not recipe.parent.is_dir():
@@ -119,6 +140,7 @@ def _show(card: "DatasetCard", console: Console) -> None:
         table.add_column(name, overflow="fold", min_width=6)
     for name in ("missing", "different", "top 1%", "range or length", "table"):
         table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("because", overflow="fold", min_width=12)
     for column in card.columns:
         table.add_row(*_cells(column))
     console.print(table, markup=False)
@@ -145,6 +167,7 @@ def _cells(column: "ColumnCard") -> tuple[str, ...]:
         f"{column.top_share:.0%}",
         extent,
         size,
+        f"{column.why}{' ?' if column.close else ''}",
     )
 
 

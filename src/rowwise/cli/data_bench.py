@@ -33,7 +33,7 @@ DIM = 16
 
 
 class _Subject(NamedTuple):
-    """What is measured."""
+    """The rows, columns and transforms that are measured."""
 
     task: "PreparationTask"
     facts: "HintFacts"
@@ -142,7 +142,6 @@ def _of_recipe(path: str | None, name: str) -> _Subject:
 
 
 def _open(kind: str, path: str, data: "Data") -> "Reader":
-    """As training opens them."""
     from rowwise.ingest.delimited import CsvReader
     from rowwise.ingest.parquet import ParquetReader
     from rowwise.ingest.where import parse

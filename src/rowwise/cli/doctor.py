@@ -29,7 +29,7 @@ MOST_SECONDS = 1e5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoctorReport:
-    """All that the command shows; without native operators `error` says the way out."""
+    """The contents of the command's output; without native operators `error` says the way out."""
 
     machine: Environment
     native: NativeLibrary | None

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class DamageKind(StrEnum):
-    """What is done."""
+    """The kinds of damage that a drill does."""
 
     KILL_RANK = "kill-rank"
     FILL_DISK = "fill-disk"

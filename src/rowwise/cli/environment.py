@@ -1,7 +1,4 @@
-"""What the environment says, as a frozen value that `main` reads once and hands down.
-
-Its own file because commands need it and may not read the environment themselves.
-"""
+"""What the environment says, as a frozen value that `main` reads once and hands down."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,14 +23,13 @@ class Torchrun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandEnvironment:
-    """Of a command."""
+    """The environment variables that a command reads."""
 
     omp_wait_policy: str
     variables: tuple[tuple[str, str], ...]  # those of torchrun's that are set
 
     @classmethod
     def read(cls, environment: Mapping[str, str]) -> Self:
-        """From the variables of a process."""
         found = tuple((name, environment[name]) for name in (*SET_BY_TORCHRUN, ATTEMPT) if environment.get(name))
         return cls(omp_wait_policy=environment.get("OMP_WAIT_POLICY", "not set"), variables=found)
 

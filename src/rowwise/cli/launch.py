@@ -1,7 +1,7 @@
 """How a run gets its ranks: it is one of torchrun's, makes some, or is alone. And how a console hears of their end.
 
-Its own file because `train` and `resume` do it alike. Nothing here loads torch before it has to: whoever makes ranks
-only waits for them, see [Note: how ranks end] in `comm/spawn.py`.
+Nothing here loads torch before it has to: whoever makes ranks only waits for them, see [Note: how ranks end] in
+`comm/spawn.py`.
 """
 
 import signal
@@ -43,9 +43,9 @@ def launch(order: RunRequest, nproc: int | None, timeout: float | None, around: 
         code = _join(order, around.torchrun, timeout_s)
     elif nproc is None or nproc == 1:
         with console_for(quiet=order.as_json).status("starting"):
-            from rowwise.cli.rank import work
+            from rowwise.cli.rank import run_rank
 
-        code = work(order, None, None)
+        code = run_rank(order, None, None)
     else:
         if order.recipe is not None:  # before there are ranks to say so
             from rowwise.recipes.recipe import check_ranks
@@ -75,13 +75,13 @@ def count_ranks(nproc: int | None, timeout: float | None, around: CommandEnviron
 
 def _join(order: RunRequest, me: Torchrun, timeout_s: float) -> int:
     """Be a rank of torchrun's; says itself why it fails, unless another rank does."""
-    from rowwise.cli.rank import work
+    from rowwise.cli.rank import run_rank
     from rowwise.comm.launch import connect_with_notes
 
     comm = None
     try:
         comm, notes = connect_with_notes(timeout_s, True, me.attempt)
-        return work(order, comm, notes)
+        return run_rank(order, comm, notes)
     except (RowwiseError, OSError) as error:
         line = one_line(error)
         if line is None:
@@ -95,7 +95,6 @@ def _join(order: RunRequest, me: Torchrun, timeout_s: float) -> int:
 
 
 def _make(order: RunRequest, nproc: int, timeout_s: float) -> int:
-    """Make ranks, and wait for them."""
     topology = Topology(devices=nproc)
     making = RankStart(timeout_s=timeout_s, shared_memory=True, threads=None, preload=PRELOADED)
     met: list[int] = []
@@ -104,7 +103,7 @@ def _make(order: RunRequest, nproc: int, timeout_s: float) -> int:
         try:
             with ExitStack() as held:
                 with console_for(quiet=order.as_json).status(f"starting {nproc} ranks"):
-                    ranks = held.enter_context(RankProcesses(topology, work_here, (order, folder), making, folder))
+                    ranks = held.enter_context(RankProcesses(topology, run_local_rank, (order, folder), making, folder))
                 with _passing_on(ranks, met):
                     codes = ranks.wait()
         except RanksFailed as failed:
@@ -115,11 +114,11 @@ def _make(order: RunRequest, nproc: int, timeout_s: float) -> int:
         return 128 + met[0] if met else max(codes)
 
 
-def work_here(comm: "Comm", order: RunRequest, folder: str) -> int:
+def run_local_rank(comm: "Comm", order: RunRequest, folder: str) -> int:
     """Be a rank that `_make` has made."""
-    from rowwise.cli.rank import work
+    from rowwise.cli.rank import run_rank
 
-    return work(order, comm, FileNotes(folder), watched=True)
+    return run_rank(order, comm, FileNotes(folder), watched=True)
 
 
 @final
@@ -135,7 +134,6 @@ class FileNotes:
         return path.read_text() if path.exists() else None
 
     def put(self, name: str, text: str) -> None:
-        """Leave something."""
         (self._folder / name).write_text(text)
 
 
@@ -181,5 +179,4 @@ def _say(line: str, code: int) -> int:
 
 
 def _shown(path: Path) -> Path:
-    """As users have called it."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

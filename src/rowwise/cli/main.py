@@ -1,8 +1,6 @@
 """The `rowwise` command itself: which commands there are, and how a user's mistake ends.
 
-Its own file because it is the one place that reads and sets the environment, and because nothing here or at
-the top of a command's file may import torch: `rowwise --help` answers at once. A command imports what it
-needs when it runs.
+A command imports what it needs when it runs.
 """
 
 import functools

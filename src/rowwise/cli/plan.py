@@ -41,7 +41,7 @@ STDOUT = Path("-")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanArguments:
-    """What a question is made of, as it was given."""
+    """The arguments of `rowwise plan` that make a request."""
 
     tables: Path | None
     recipe: str | None
@@ -58,7 +58,7 @@ class PlanArguments:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchOptions:
-    """How long to search."""
+    """The arguments of `rowwise plan` that limit the search."""
 
     seconds: float | None  # None: as long as is usual
     seed: int
@@ -67,7 +67,6 @@ class SearchOptions:
     method: str | None = None  # instead of the search
 
     def __post_init__(self) -> None:
-        """Refuse what is no time."""
         for name, value in (("seconds", self.seconds), ("certify", self.certify_s)):
             if value is not None and not 0 <= value < 1e6:
                 raise SpecError(f"--{name} {value}: want a number of seconds that is not negative")
@@ -78,7 +77,6 @@ class SearchOptions:
 
     @property
     def expected_s(self) -> float:
-        """What it will take, about."""
         return (SECONDS if self.seconds is None else self.seconds) + self.certify_s
 
 
@@ -232,10 +230,10 @@ def _tables(asked: PlanArguments, world: int) -> "tuple[tuple[Workload, ...], in
         raise SpecError("--dim is for --tables: change a recipe's tables with --set tables.all.dim=...")
     if asked.wire:
         raise SpecError(f"--wire {asked.wire[0]} is for --tables: change a recipe's with --set wire.{asked.wire[0]}")
-    from rowwise.recipes.plan import wanted_of
+    from rowwise.recipes.plan import plan_inputs
 
     assert asked.recipe is not None
-    wanted = wanted_of(load_recipe(asked.recipe, asked.changes), world)
+    wanted = plan_inputs(load_recipe(asked.recipe, asked.changes), world)
     return wanted.workloads, asked.batch or wanted.batch, wanted.wire, ()
 
 

@@ -1,7 +1,4 @@
-"""What people see of a plan: what it places, what a step is expected to take, how good that is, and how full ranks are.
-
-Its own file because it only shows; the plan's file holds all of it, too.
-"""
+"""Shows a plan on the terminal: tables by layout, predicted step, distance to the bound, memory of ranks."""
 
 from collections import Counter
 from typing import TYPE_CHECKING
@@ -24,7 +21,6 @@ DIFFERENCES = 200  # lines that are shown of them
 
 
 def show_plan(planned: "PlanResult", console: Console) -> None:
-    """The summary."""
     question, forecast = planned.problem.question, planned.plan.forecast
     assert forecast is not None, "a plan that was made has a forecast"
     tables = [workload.table for workload in question.workloads]

@@ -1,7 +1,6 @@
 """What each rank of a run does, however it was made: alone, by `--nproc`, or by torchrun.
 
-Its own file because it loads torch, which whoever only makes and watches ranks does without. The first rank shows what
-there is to see; the others are quiet.
+The first rank shows what there is to see; the others are quiet.
 """
 
 import signal
@@ -9,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from rowwise.cli.console import LiveLine, console_for, show_beginning, show_end, stopping_well
+from rowwise.cli.console import LiveLine, console_for, show_beginning, show_end, stop_on_signal
 from rowwise.cli.run_request import NoteStore, RunRequest
 from rowwise.comm.seam import Comm
 from rowwise.comm.solo import solo
@@ -20,7 +19,7 @@ from rowwise.train.trainer import Tell
 RUN = "run"  # the note that says which run this is
 
 
-def work(order: RunRequest, comm: Comm | None, notes: NoteStore | None, *, watched: bool = False) -> int:
+def run_rank(order: RunRequest, comm: Comm | None, notes: NoteStore | None, *, watched: bool = False) -> int:
     """Begin a run, or go on with one, to its end; gives the exit code. `watched`: a parent says when to end at once."""
     comm = comm or solo()
     first = comm.rank == 0
@@ -32,7 +31,7 @@ def work(order: RunRequest, comm: Comm | None, notes: NoteStore | None, *, watch
         notes.put(RUN, str(run.folder.path.absolute()))
     if first:
         show_beginning(run, console)
-    with stopping_well(run.trainer, console, watched=watched) as met, line.showing():
+    with stop_on_signal(run.trainer, console, watched=watched) as met, line.showing():
         result = run.go()
     if first:
         show_end(result, console)

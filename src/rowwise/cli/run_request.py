@@ -1,7 +1,4 @@
-"""What was asked for of a run, as it is handed to its ranks; and where they leave a word for those who come after them.
-
-Its own file because whoever makes the ranks and the ranks themselves need it, and neither needs the other.
-"""
+"""The arguments of train and resume, as ranks receive them, and short notes that survive a restart by torchrun."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,14 +17,12 @@ class NoteStore(Protocol):
         """What was left under a name, if anything was."""
         ...
 
-    def put(self, name: str, text: str) -> None:
-        """Leave something."""
-        ...
+    def put(self, name: str, text: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRequest:
-    """What was asked for: a new run by a recipe, or one to go on with."""
+    """The arguments of `train` or `resume`, as they are handed to the ranks."""
 
     recipe: "Recipe | None" = None
     folder: Path  # of all runs, or of the one

@@ -1,8 +1,4 @@
-"""Where commands write: no name or value from a file reaches a terminal as a command to it.
-
-Its own file because every command writes, and names of tables, columns, tensors and files come from strangers: one
-with an escape sequence in it could clear the screen, change a title or hide what was said.
-"""
+"""Where commands write: no name or value from a file reaches a terminal as a command to it."""
 
 from collections.abc import Iterable
 

@@ -119,11 +119,11 @@ def resume(  # noqa: PLR0913 - one for each option
 
 
 def _look_ahead(recipe: "Recipe", ranks: int, *, as_json: bool) -> None:
-    from rowwise.recipes.outlook import look_ahead
+    from rowwise.recipes.outlook import make_outlook
 
     console = console_for(quiet=as_json)
     with console.status("reading the data"):
-        found = look_ahead(recipe, ranks)
+        found = make_outlook(recipe, ranks)
     show_outlook(found, console, "dry run: nothing is trained, nothing is written")
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(found)).decode())
@@ -139,10 +139,8 @@ def _around(ctx: typer.Context) -> CommandEnvironment:
 
 
 def _named(**named: Path | str | None) -> list[str]:
-    """As changes of a recipe."""
     return [f"{name}={_quoted(value)}" for name, value in named.items() if value is not None]
 
 
 def _quoted(value: Path | str) -> str:
-    """As a text in YAML, whatever is in it."""
     return "'" + str(value).replace("'", "''") + "'"

@@ -1,8 +1,6 @@
 """What one rank asks of the others, as data, and the rules that hold for it however it travels.
 
-Its own file because every transport goes by the same rules: which run is for whom, when two ranks do not agree, in
-which order is added, how many bytes go where. All four collectives are one thing here: how much goes to each rank
-and how much comes from it. Pure functions.
+All four collectives are one thing here: how much goes to each rank and how much comes from it. Pure functions.
 """
 
 from collections import Counter
@@ -13,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rowwise.errors import PeerError, SpecError
-from rowwise.ops.output_cache import empty
+from rowwise.ops.output_cache import empty_cached
 from rowwise.spec import Link, Topology
 
 WHOLE = ("all_gather", "all_reduce")  # everybody is sent everything, not a run each
@@ -81,7 +79,7 @@ def join(call: CollectiveCall, runs_W: Sequence[Tensor], out: Tensor | None = No
     A sum may go to `out`, which may be one of the first two runs; any other result is memory of its own.
     """
     if call.collective not in SUMS:
-        return torch.cat(list(runs_W), out=empty((sum(run.numel() for run in runs_W),), runs_W[0]))
+        return torch.cat(list(runs_W), out=empty_cached((sum(run.numel() for run in runs_W),), runs_W[0]))
     if len(runs_W) == 1:
         return runs_W[0].clone()
     total = torch.add(runs_W[0], runs_W[1], out=out)

@@ -86,12 +86,10 @@ class FloatCodec:
         return shape[0] * shape[1] * self.dtype.itemsize
 
     def encode(self, block_ND: Tensor, spans: Spans = (), scale: float = 1.0) -> Tensor:
-        """See `WireCodec`."""
         scaled_ND = block_ND * scale if self.narrow and scale != 1 else block_ND
         return scaled_ND.to(self.dtype).reshape(-1).view(torch.uint8)
 
     def decode(self, coded_P: Tensor, shape: Shape, spans: Spans = (), scale: float = 1.0) -> Tensor:
-        """See `WireCodec`."""
         block_ND = _aligned(coded_P, self.dtype.itemsize).view(self.dtype).view(shape).float()
         return block_ND / scale if self.narrow and scale != 1 else block_ND
 
@@ -107,11 +105,9 @@ class Int8Codec:
         return True
 
     def block_bytes(self, shape: Shape, spans: Spans = ()) -> int:
-        """See `WireCodec`."""
         return sum(_bytes_of(shape[0], span) for span in _spans(shape, spans))
 
     def encode(self, block_ND: Tensor, spans: Spans = (), scale: float = 1.0) -> Tensor:
-        """See `WireCodec`."""
         spans = _spans(block_ND.shape, spans)
         if not spans:
             return block_ND.new_empty(0, dtype=torch.uint8)
@@ -122,7 +118,6 @@ class Int8Codec:
         return coded[0] if len(coded) == 1 else torch.cat(coded)
 
     def decode(self, coded_P: Tensor, shape: Shape, spans: Spans = (), scale: float = 1.0) -> Tensor:
-        """See `WireCodec`."""
         rows, spans = shape[0], _spans(shape, spans)
         found: list[Tensor] = []
         for part, span in zip(coded_P.split([_bytes_of(rows, span) for span in spans]), spans, strict=True):

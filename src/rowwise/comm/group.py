@@ -1,6 +1,6 @@
 """`TransportComm`: the one class behind the seam. Checks and counts a collective, then hands it to a `Transport`.
 
-Its own file so that counting and checking are in one place, and a way to travel is three methods. Gives up: a
+Its own file so that counting and checking are in one place, and a way to travel is three methods. Known limits: a
 transport cannot count what it really sends; bytes are those that the collective needs.
 """
 
@@ -16,7 +16,7 @@ from rowwise.spec import Topology
 
 
 class Transport(Protocol):
-    """How the collectives of one group travel."""
+    """Carries out the collectives of one group."""
 
     waited: WaitTime  # shared with the transports of groups that are split off
 
@@ -41,7 +41,6 @@ class PendingCollective:
     finish: Callable[[], Tensor]
 
     def wait(self) -> Tensor:
-        """What came."""
         return self.finish()
 
 

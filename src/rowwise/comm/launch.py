@@ -1,7 +1,6 @@
 """How the ranks of a world find each other: those that torchrun has started, and those that `spawn` has made here.
 
-Its own file because only this knows hosts, ports and process ids. Gives up: ranks that join later, and restarts of
-single ranks; a world begins and ends together.
+Known limits: ranks that join later, and restarts of single ranks; a world begins and ends together.
 """
 
 import os
@@ -38,7 +37,6 @@ class TorchrunNotes:
         return self._store.get(key).decode() if self._store.check([key]) else None
 
     def put(self, name: str, text: str) -> None:
-        """Leave something."""
         self._store.set(f"rowwise/notes/{name}", text)
 
 
@@ -98,7 +96,7 @@ def find_topology(hosts_W: Sequence[str]) -> Topology:
     return Topology(hosts=len(runs), devices=runs[0][1])
 
 
-def meet_here(rank: int, folder: str, topology: Topology, making: RankStart) -> Comm:
+def join_local_world(rank: int, folder: str, topology: Topology, making: RankStart) -> Comm:
     """Join a world of processes that `spawn` has made; they meet in a folder."""
     torch.set_num_threads(making.threads or max(1, torch.get_num_threads() // topology.world))
     # A file needs no port, nor a name server: without one a look-up of the loopback address may take seconds.

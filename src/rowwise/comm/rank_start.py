@@ -1,11 +1,11 @@
-"""How ranks are made on one machine. Its own file because who makes them and who they become both need it."""
+"""How ranks are made on one machine."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankStart:
-    """How ranks are made."""
+    """How rank processes are started."""
 
     timeout_s: float = 300.0  # that a rank waits for another in a collective
     shared_memory: bool = False

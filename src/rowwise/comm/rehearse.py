@@ -4,9 +4,8 @@ All ranks are taken to have the batch of this one. Then what another rank has fo
 itself: the same counts, the same ids, the same gradients of copies, and that is what arrives. Of vectors a rank sends
 itself nothing, as they stay where they are; from other ranks they arrive as zeros, as if all their rows were zero.
 
-Its own file because it is a way to travel, of which one end is missing. It is not made of torch's fake process group,
-which gives what arrives a size and not its numbers: here counts arrive that say how much comes next. Gives up: the
-numbers of vectors, and batches that differ between ranks.
+It is not made of torch's fake process group, which gives what arrives a size and not its numbers: here counts arrive
+that say how much comes next. Known limits: the numbers of vectors, and batches that differ between ranks.
 """
 
 from collections.abc import Sequence
@@ -57,7 +56,7 @@ class _RehearsalTransport:
         return send_N * len(call.sizes_W) if whole else run_for(call, send_N, self._me).clone()
 
 
-def stand_in(topology: Topology, rank: int) -> tuple[TransportComm, list[CollectiveCall]]:
+def rehearsal_comm(topology: Topology, rank: int) -> tuple[TransportComm, list[CollectiveCall]]:
     """This rank's `Comm`, whose bytes are counted as any other's, and the list of its collectives, which grows."""
     if not 0 <= rank < topology.world:
         raise PeerError(f"rank {rank} of {topology.world}: want 0 to {topology.world - 1}")

@@ -2,7 +2,7 @@
 
 Four collectives over flat tensors, all uneven, all started at once and waited for later. Every rank of a group calls
 the same collectives in the same order; sizes are known to both sides, so no collective asks for any. `what` names the
-purpose ("ids", "pooled", ...) and is what bytes are counted under. Gives up: point-to-point messages, and sums of
+purpose ("ids", "pooled", ...) and is what bytes are counted under. Known limits: point-to-point messages, and sums of
 anything but numbers as they are (lossy wires are made of these and of `ops.rowtype`).
 """
 
@@ -25,7 +25,6 @@ class BytesSent:
     _adding: Lock = field(default_factory=Lock, repr=False, compare=False)  # groups may be used by several threads
 
     def add(self, what: str, collective: str, link: Link, count_bytes: int) -> None:
-        """Count a message."""
         if count_bytes:
             with self._adding:
                 self.counts[what, collective, link] += count_bytes

@@ -5,9 +5,9 @@ in which block), and the number of the last call that it has read at each place.
 a free block and publishes its notice; waiting copies out, or adds in rank order, straight from the others' blocks,
 then publishes that it has read them, which frees the blocks. Nobody holds a lock, so ranks may wait in any order.
 
-Its own file because it is a protocol of its own. Memory has no name (memfd): others open it through the process that
-made it, and it goes with the last that maps it, however that ends. Gives up: systems other than Linux; and in an
-all-reduce each rank adds everything itself, so that a call needs nobody's help once it has begun.
+Memory has no name (memfd): others open it through the process that made it, and it goes with the last that maps it,
+however that ends. Known limits: systems other than Linux; and in an all-reduce each rank adds everything itself, so
+that a call needs nobody's help once it has begun.
 """
 
 import contextlib
@@ -67,7 +67,7 @@ NOWHERE = _Block(0, 0, 0, 0)
 
 @final
 class _Board:
-    """A rank's words and notices, its own or another's, in a group of so many."""
+    """The counters and notices of a rank in shared memory, for a group of a given size."""
 
     def __init__(self, memory: mmap.mmap, world: int) -> None:
         self.words = torch.frombuffer(memory, dtype=torch.int64)
@@ -127,7 +127,6 @@ class SharedMemoryTransport:
         torch.ops.rowwise.publish(self._board.words, MAPPED, 1)
 
     def start(self, call: CollectiveCall, send_N: Tensor) -> Handle:
-        """Begin a collective."""
         all_near = len(self._near) == len(self.world.ranks)
         if send_N.device.type != "cpu" or (call.collective == "all_reduce" and not all_near):
             return self.network.start(call, send_N)

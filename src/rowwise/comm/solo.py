@@ -1,6 +1,6 @@
 """A world of one rank: what is sent has come. Its own file, so that one device pays for no other way to travel.
 
-Gives up: copies. What comes is the tensor that was given, so changing one changes the other.
+Known limits: copies. What comes is the tensor that was given, so changing one changes the other.
 """
 
 from collections.abc import Sequence

@@ -5,8 +5,7 @@ a few seconds to notice and to say what reached them; then they are stopped. Ctr
 of a job, and a polite kill to one of them, so ranks ignore the former and the parent passes either on as SIGTERM:
 however the wish to stop comes, each rank gets it. Ranks watch their parent, and end at once if it is gone.
 
-Its own file because a parent only waits: nothing here loads torch, which a parent would take seconds for beside its
-ranks. The processes are forks of one server that has. Gives up: systems without fork.
+The processes are forks of one server that has. Known limits: systems without fork.
 """
 
 import contextlib
@@ -44,7 +43,7 @@ KINDS: tuple[Kind, ...] = ("killed", "bug", "refused", "reached", "late")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFailure:
-    """Why a rank gave no result."""
+    """The error of a rank that gave no result."""
 
     kind: Kind
     rank: int
@@ -225,10 +224,10 @@ def _run_rank(rank: int, folder: str, work: bytes, to_parent: Connection) -> Non
     _end_with_parent(folder)
     comm = None
     try:
-        from rowwise.comm.launch import meet_here
+        from rowwise.comm.launch import join_local_world
 
         topology, making, function, args = pickle.loads(work)
-        comm = meet_here(rank, folder, topology, making)
+        comm = join_local_world(rank, folder, topology, making)
         answer = pickle.dumps((function(comm, *args),))
         comm.close()
     except BaseException as error:

@@ -9,7 +9,8 @@ ids travel (`shard/ids.py`), and what `train/step_header.py` exchanges before a 
 fails where it cannot go on, within a forward or in a collective, just leaves, and the transport ends the others with a
 `PeerError`.
 
-Objects travel as pickles, between processes of one run. Gives up: speed; nothing here but `RankStatus` is for a step.
+Objects travel as pickles, between processes of one run. Known limits: speed; nothing here but `RankStatus` is for a
+step.
 """
 
 import pickle
@@ -28,19 +29,17 @@ FAILED_bits = 3
 
 
 class RankStatus(NamedTuple):
-    """What a header says of its rank; packed into one number below 2**53."""
+    """What each rank tells the others at once: batch present, error, kind; packed into one number below 2**53."""
 
     count: int = 0  # of samples or batches that the rank brings
     failed: int = 0  # 0: no; 1 to 7: why, of which only the lowest is raised where ranks differ
     stop: bool = False  # the rank was asked to end the run
 
     def pack(self) -> int:
-        """As one number."""
         return (self.count << 1 | self.stop) << FAILED_bits | self.failed
 
     @classmethod
     def unpack(cls, word: float) -> "RankStatus":
-        """From the same."""
         rest, failed = divmod(int(word), 1 << FAILED_bits)
         return cls(rest >> 1, failed, bool(rest & 1))
 

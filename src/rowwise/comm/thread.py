@@ -2,8 +2,8 @@
 milliseconds and under one debugger.
 
 Ranks meet at (group, number of the call). What a rank sends is copied when the call starts, so ranks may wait in any
-order. A rank that ends, or calls something else, is an error on those that wait for it, never a hang. Gives up: speed,
-as each rank adds everything itself and Python's lock is shared.
+order. A rank that ends, or calls something else, is an error on those that wait for it, never a hang. Known limits:
+speed, as each rank adds everything itself and Python's lock is shared.
 """
 
 import threading
@@ -30,7 +30,7 @@ Place = tuple[object, ...]  # where ranks meet: a group, and which of its calls
 
 @final
 class _Meeting:
-    """What each rank has brought to each place, and which ranks have ended, with what error."""
+    """The tensors of thread ranks by collective, and the ranks that have ended, with their errors."""
 
     def __init__(self, timeout_s: float) -> None:
         self.ended: dict[int, BaseException | None] = {}

@@ -1,10 +1,9 @@
 """Ranks as processes, connected by torch.distributed's backends: gloo between CPUs, NCCL between GPUs.
 
-Its own file because it is the only transport that leaves the machine. All but all-reduce is an all-to-all, and sums are
-added in rank order by the receiver: gloo's own reduce-scatter takes three times as long, its all-gather refuses uneven
-sizes, and NCCL adds in an order of its own. What NCCL does is written and has never been run. Gives up: torch's default
-group and what needs it. Backends are made by hand, as torch names groups after how many there are, which ranks that
-split differently do not agree about.
+All but all-reduce is an all-to-all, and sums are added in rank order by the receiver: gloo's own reduce-scatter takes
+three times as long, its all-gather refuses uneven sizes, and NCCL adds in an order of its own. What NCCL does is
+written and has never been run. Known limits: torch's default group and what needs it. Backends are made by hand, as
+torch names groups after how many there are, which ranks that split differently do not agree about.
 """
 
 import os
@@ -24,12 +23,12 @@ from rowwise.comm.call import WHOLE, CollectiveCall, join
 from rowwise.comm.group import PendingCollective
 from rowwise.comm.seam import Handle, WaitTime
 from rowwise.errors import PeerError
-from rowwise.ops.output_cache import empty
+from rowwise.ops.output_cache import empty_cached
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rendezvous:
-    """How to find the other ranks of a group."""
+    """The store, names and process ids by which ranks of a group find each other."""
 
     store: dist.Store
     name: str
@@ -68,7 +67,6 @@ class TorchTransport:
         self._backends: dict[str, Any] = {}
 
     def start(self, call: CollectiveCall, send_N: Tensor) -> Handle:
-        """Begin a collective."""
         try:
             work, came_N = self._begin(call, send_N)
         except RuntimeError as error:
@@ -81,7 +79,6 @@ class TorchTransport:
         return TorchTransport(replace(self.world, name=name, ranks=group), self.waited)
 
     def close(self) -> None:
-        """Disconnect."""
         self._backends.clear()
 
     def _finish(self, call: CollectiveCall, work: dist.Work, came_N: Tensor) -> Tensor:
@@ -110,7 +107,7 @@ class TorchTransport:
         backend = self._backends[device]
         if call.collective == "all_reduce":
             return backend.allreduce([send_N], dist.AllreduceOptions()), send_N
-        came_N = empty((sum(call.receives_W),), send_N)
+        came_N = empty_cached((sum(call.receives_W),), send_N)
         if device == "cuda" and call.collective == "all_gather" and len(set(call.receives_W)) == 1:
             return backend._allgather_base(came_N, send_N), came_N
         given_N = send_N.repeat(len(self.world.ranks)) if call.collective in WHOLE else send_N

@@ -1,8 +1,7 @@
 """Fault drills: a small job is damaged on purpose, and what should survive is looked for.
 
 Each drill is a list of cases, and a case says what was done, how long the job took to end, what it said, which
-checkpoint was there, and whether going on from it ends where an undisturbed run ends, bit by bit. Its own file because
-this is what can be drilled; how a job is started and compared is in `small_job`.
+checkpoint was there, and whether going on from it ends where an undisturbed run ends, bit by bit.
 """
 
 import os
@@ -41,7 +40,7 @@ TRIES = 5  # to meet a save in its middle
 
 
 class DrillCase(Value, frozen=True):
-    """What was done to a job, and what came of it."""
+    """The damage that was done to a job, and its outcome."""
 
     damage: str
     ended_s: float | None  # from the damage to the job's end; None: it had ended before
@@ -53,7 +52,7 @@ class DrillCase(Value, frozen=True):
 
 
 class DrillReport(Value, frozen=True):
-    """A drill."""
+    """The cases of one drill, and its ranks."""
 
     drill: str
     ranks: int
@@ -61,7 +60,6 @@ class DrillReport(Value, frozen=True):
 
     @property
     def survived(self) -> bool:
-        """Everything that should."""
         return all(case.survived for case in self.cases)
 
 
@@ -95,7 +93,6 @@ def kill_rank(job: DrillJob, tell: Tell) -> list[DrillCase]:
 
 
 def _kill(job: DrillJob, tell: Tell, whom: str, rank: int, name: str) -> DrillCase:
-    """Until the job has ended."""
     run = job.folder / name / RUN
     tell(f"killing {whom}")
     with job.training(job.folder / name) as process:

@@ -1,8 +1,8 @@
 """Does this installation compute what it should, and how fast: the self-test of `rowwise doctor`.
 
-Apart from `doctor`, which only shows the result, so that starting the command needs no torch. The definition
-it holds the kernels to is `ops.reference`; the test suite does the same with far more shapes. Gives up: the
-speeds are those of a few seconds on a machine that may be busy; `benchmarks/` measures with care.
+Apart from `doctor`, which only shows the result, so that starting the command needs no torch. The definition it holds
+the kernels to is `ops.reference`; the test suite does the same with far more shapes. Known limits: the speeds are
+those of a few seconds on a machine that may be busy; `benchmarks/` measures with care.
 
 Shapes: N ids, B samples, D columns of a table, S columns of the output.
 """
@@ -37,7 +37,7 @@ STEPS = 2  # updates in a row, so that the second meets optimizer state
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One property, and how it failed; empty when it held."""
+    """One property, and how it failed; empty if it holds."""
 
     name: str
     failure: str
@@ -45,7 +45,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredSpeed:
-    """Best of many repeats, in rows a second."""
+    """Rows a second, the best of many repeats."""
 
     lookup_rows_s: float
     gather_limit_rows_s: float  # reading the same rows from memory and doing nothing with them
@@ -54,7 +54,7 @@ class MeasuredSpeed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelfTestResult:
-    """What the self-test found."""
+    """The checks, rounds and speeds of a self-test."""
 
     checks: tuple[Check, ...]
     rounds: int  # of all checks, each with other numbers
@@ -84,14 +84,11 @@ class KernelCase:
         ]
         weights_N = torch.rand(sum(len(v) for v in values), generator=generator)
         offsets = torch.ops.rowwise.offsets(torch.cat(lengths))
-        bags = FeatureBags(group.features_F9, torch.cat(values), offsets, weights_N, batch)
+        bags = FeatureBags(group.features_FC, torch.cat(values), offsets, weights_N, batch)
         return cls(arena=arena, group=group, bags=bags)
 
     def step(self) -> UpdateMemory:
-        """What the next update changes."""
-        return UpdateMemory(
-            self.arena.rows, self.arena.state, self.group.tables_T12, *next_step(self.arena, self.group)
-        )
+        return UpdateMemory(self.arena.rows, self.arena.state, self.group.tables_TC, *next_step(self.arena, self.group))
 
     def pool(self) -> Tensor:
         """Look the batch up with the kernel."""
@@ -240,7 +237,7 @@ def _check(name: str, test: Callable[[], str]) -> Check:
 
 
 class KernelShape(NamedTuple):
-    """What makes the kernels take another path."""
+    """A dim, pooling and row type for which kernels take a path of their own."""
 
     dim: int
     pooling: Pooling

@@ -1,8 +1,8 @@
 """A disk that is soon full: a small tmpfs that only this user sees, or where that is not allowed a limit on files.
 
-Its own file because it is all about the system. The tmpfs is mounted in a namespace of its own (user and mounts) that a
-shell keeps alive; commands enter it, and what they left is read through the shell's entry in /proc. Gives up: systems
-other than Linux have the limit only, by which files, not disks, are too large.
+The tmpfs is mounted in a namespace of its own (user and mounts) that a shell keeps alive; commands enter it, and what
+they left is read through the shell's entry in /proc. Known limits: systems other than Linux have the limit only, by
+which files, not disks, are too large.
 """
 
 import resource
@@ -21,7 +21,7 @@ mount -o remount,size=1g "$1" && echo grown && read -r line
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SmallDisk:
-    """Where to write, where to read what was written, and how it is made large."""
+    """A file system of limited size: its folder, and a way to enlarge it."""
 
     folder: Path  # for commands
     seen: Path  # for this process

@@ -1,7 +1,6 @@
 """A job of a few seconds that can be damaged: started as users start one, watched, resumed, compared.
 
-Its own file because drills of all kinds need the same. The recipe is elastic, so that what survived can be told from
-what nearly did: bit by bit.
+The recipe is elastic, so that what survived can be told from what nearly did: bit by bit.
 """
 
 import re
@@ -35,14 +34,13 @@ log: {{every: 1}}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandResult:
-    """How a command ended."""
+    """Exit code and output of a command."""
 
     code: int
     said: str  # the line that says why, or the last one
 
     @property
     def well(self) -> bool:
-        """As it should."""
         return self.code == 0
 
 
@@ -56,7 +54,6 @@ class DrillJob:
 
     @classmethod
     def make(cls, folder: Path, ranks: int) -> "DrillJob":
-        """Write the recipe."""
         shards = 2 * ranks
         batch = BLOCK * shards
         numbers = {"batch": batch, "shards": shards, "steps": STEPS, "every": EVERY, "kept": KEPT}
@@ -95,7 +92,6 @@ class DrillJob:
 
 
 def end(process: subprocess.Popen[str]) -> CommandResult:
-    """Wait for it."""
     try:
         _, err = process.communicate(timeout=LIMIT_S)
     except subprocess.TimeoutExpired:
@@ -115,7 +111,6 @@ def wait_until(process: subprocess.Popen[str], there: Callable[[], bool], what: 
 
 
 def processes_of(run: Path) -> list[int]:
-    """Of the ranks, once the run says them."""
     log = run / "log.txt"
     found = re.findall(r"processes ([\d ]+)\n", log.read_text()) if log.exists() else []
     return [int(pid) for pid in found[-1].split()] if found else []

@@ -6,7 +6,8 @@ are dropped that lose hardly less than one with fewer bytes, and the answer says
 
 A method may lose more with more bytes, by chance or for good: then a smaller size is the better choice, and is taken.
 
-Gives up what tables do to each other: a loss was measured with the other tables as they were, and losses are added.
+Known limits: what tables do to each other: a loss was measured with the other tables as they were, and losses are
+added.
 """
 
 import math
@@ -35,7 +36,7 @@ class SizeOption(Value, frozen=True):
 
 
 class Allocation(Value, frozen=True):
-    """What each table is to be."""
+    """The method and size that each table is given."""
 
     chosen: dict[str, SizeOption]
     size_bytes: int  # of all tables
@@ -49,7 +50,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class _Frontier:
-    """What some tables can take together, by rising bytes and falling loss; and of which choices each is made."""
+    """The sizes that some tables can take together, by rising bytes and falling loss, and the choices behind each."""
 
     bytes_S: Ints
     loss_S: Doubles

@@ -1,7 +1,7 @@
 """What is wrong with an id map that was not made here: whether its sections fit its words and its rows.
 
-Its own file because constructors make good maps and a file may hold anything. The kernel reads nothing outside the
-words either way; here a map is refused that would quietly leave ids without the rows that it promises.
+The kernel reads nothing outside the words either way; here a map is refused that would quietly leave ids without the
+rows that it promises.
 """
 
 from collections.abc import Iterator

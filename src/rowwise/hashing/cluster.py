@@ -1,8 +1,7 @@
 """Weighted k-means for learned id maps: ids whose vectors are close to each other share a row.
 
-Its own file because it knows vectors and weights, not ids, and needs no torch. What is decided here is which cells
-there are and how many clusters each gets; what is inside of a cell is `_cpp/cell.h`'s. It gives up the best clustering
-for one in minutes: see [Note: Cells].
+What is decided here is which cells there are and how many clusters each gets; what is inside of a cell is
+`_cpp/cell.h`'s. It gives up the best clustering for one in minutes: see [Note: Cells].
 
 [Note: Cells] Up to `ClusterEffort.plain` pairs of a point and a cluster are one cell, clustered as a whole, and so are
 128 clusters. Else the points are cut into cells, by the nearest of a few centroids that a sample gives, and each is
@@ -46,7 +45,7 @@ Tell = Callable[[float], None]
 
 @dataclass(frozen=True, slots=True)
 class Clusters:
-    """Which cluster each point is in, and what the clusters are. None is empty."""
+    """The cluster of each point, and the centre and weight of each cluster. None is empty."""
 
     label_N: Labels
     centroids_KD: Floats
@@ -54,7 +53,7 @@ class Clusters:
 
 
 class ClusterEffort(Value, frozen=True):
-    """How much work goes into clusters. Threads change nothing but the time; 0: one for each core."""
+    """Limits of the clustering's work. Threads change only its time; 0: one for each core."""
 
     rounds: int = 8
     tries: int = 8  # of which the best is kept, where points and clusters are few
@@ -133,7 +132,7 @@ class _Work:
         cells = np.array([(0, len(self.vectors_ND), clusters, 0)], CELL)
         distinct_C = np.full(1, len(self.vectors_ND))  # until it is cut, which tells
         if len(self.vectors_ND) * clusters <= self.effort.plain or clusters <= FEW:
-            distinct_C = native.surveyed(self.points, cells, self.how)["distinct"]
+            distinct_C = native.survey_cells(self.points, cells, self.how)["distinct"]
         whole = set[int]()  # begins of cells that cannot be cut
         while True:
             size_C = cells["end"] - cells["begin"]
@@ -162,11 +161,11 @@ class _Work:
         wanted = max(2, min(math.isqrt(self.effort.rounds * clusters), max(clusters // ENOUGH, needed)))
         ends = self.sort(begin, end, self.coarse(self.points.order_M[begin:end], wanted))
         if len(ends) == 1:  # nearly all are equal
-            ends = self.sort(begin, end, self.coarse(native.different(self.points, begin, end), wanted))
+            ends = self.sort(begin, end, self.coarse(native.distinct_points(self.points, begin, end), wanted))
         cells = np.zeros(len(ends), CELL)
         cells["begin"] = begin + np.concatenate([[0], ends[:-1]])
         cells["end"] = begin + ends
-        survey_C = native.surveyed(self.points, cells, self.how)
+        survey_C = native.survey_cells(self.points, cells, self.how)
         cells["clusters"] = self.shares(cells, survey_C, clusters)
         return cells, survey_C["distinct"]
 
@@ -177,7 +176,7 @@ class _Work:
 
     def coarse(self, order_M: Labels, wanted: int) -> Floats:
         """Scaled centroids of a sample, where weight is and where points are."""
-        sample_M = native.sampled(order_M, SAMPLE * wanted, self.how.seed)
+        sample_M = native.sample_points(order_M, SAMPLE * wanted, self.how.seed)
         even = float(self.weights_N.mean()) or 1.0
         cell = np.array([(0, len(sample_M), wanted, 0)], CELL)
         places = ClusterBuffers(np.zeros((wanted, self.points.dims), np.float32), np.zeros(wanted), 1)
@@ -186,7 +185,6 @@ class _Work:
         return (places.centroids_KD[: places.used_C[0]] * self.scale).astype(np.float32)
 
     def shares(self, cells: Cells, survey_C: Cells, clusters: int) -> Ints:
-        """How many clusters each cell gets."""
         dims, one_C = self.points.dims, np.ones(len(cells), np.int64)
         amount_C = survey_C["spread"] ** (dims / (dims + 2))
         guess = cells.copy()
@@ -203,13 +201,12 @@ class _Work:
     def worth(self, cells: Cells, clusters: int) -> Doubles:
         """How many of the most useful clusters of all lie in each cell, as seeds that are tried out tell."""
         cells["base"] = np.cumsum(cells["clusters"]) - cells["clusters"]
-        drop_K = native.drops(self.points, cells, self.how)
+        drop_K = native.error_drops(self.points, cells, self.how)
         drop_K[cells["base"]] = math.inf  # the first of each cell
         least = np.partition(drop_K, -clusters)[-clusters] if clusters < len(drop_K) else 0.0
         return np.add.reduceat((drop_K >= least) & (drop_K > 0), cells["base"]).astype(np.float64)
 
     def clustered(self, cells: Cells, distinct_C: Ints, tell: Tell) -> Clusters:
-        """Each cell alone."""
         points, total = self.points, int(cells["clusters"].sum())
         places = ClusterBuffers(np.zeros((total, points.dims), np.float32), np.zeros(total), len(cells))
         label_N = np.empty(len(self.vectors_ND), np.int32)

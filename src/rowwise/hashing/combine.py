@@ -1,7 +1,4 @@
-"""What the ids of one feature become before a lookup, part by part, and what the vectors of its parts are afterwards.
-
-Its own file because the module around it knows of batches, and this of one feature only.
-"""
+"""Splits the ids of a feature into the parts of an id map, and combines the vectors of its parts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +22,7 @@ class PartBags:
     ids_M: Tensor | None  # which id each row is of; None: each id has as many
 
 
-def combined(
+def combine_parts(
     mapped: MappedTable, jagged: Jagged, feature: str, vectors: Mapping[str, Tensor], places: Mapping[str, PartBags]
 ) -> Tensor:
     """The vectors of a feature, as wide as its table, from those of its parts; `places`: what was looked up for it."""

@@ -2,7 +2,7 @@
 
 Around `Embeddings`, which holds fewer rows than there are ids: a batch of ids becomes a batch of rows, and what comes
 back is put together where an id has several. So sharding, checkpoints and updates know nothing of maps: `shard`
-replaces what is inside. Gives up: ids that have no row of their own cannot be told apart afterwards.
+replaces what is inside. Known limits: ids that have no row of their own cannot be told apart afterwards.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from rowwise.batch import Jagged, KeyedJagged, Shared
 from rowwise.embedding import Embeddings, Vectors
 from rowwise.errors import BatchError, RowwiseError, SpecError
-from rowwise.hashing.combine import PartBags, all_rows, combined, some_rows
+from rowwise.hashing.combine import PartBags, all_rows, combine_parts, some_rows
 from rowwise.hashing.folds import begins_of, folds_of
 from rowwise.hashing.idmap import IdMap
 from rowwise.hashing.mapped import MappedTable
@@ -50,7 +50,6 @@ class MappedEmbeddings(nn.Module):
         device: torch.device | str = "cpu",
         merge_shared: bool = False,
     ) -> None:
-        """The rows are made here."""
         super().__init__()
         check_tables(tables)
         self.tables = tuple(tables)
@@ -69,7 +68,6 @@ class MappedEmbeddings(nn.Module):
 
     @property
     def mapped(self) -> dict[str, MappedTable]:
-        """Those with a map, by name."""
         return {name: module for name, module in self.maps._modules.items() if isinstance(module, MappedTable)}
 
     @property
@@ -227,7 +225,7 @@ class MappedEmbeddings(nn.Module):
         self, jagged: Jagged, feature: str, vectors: Mapping[str, Tensor], places: Mapping[str, PartBags]
     ) -> Tensor:
         mapped = self.mapped.get(self._homes[feature].name)
-        return vectors[feature] if mapped is None else combined(mapped, jagged, feature, vectors, places)
+        return vectors[feature] if mapped is None else combine_parts(mapped, jagged, feature, vectors, places)
 
     def extra_repr(self) -> str:
         """One line a mapped table."""

@@ -1,7 +1,6 @@
 """Id maps as files: safetensors with the words, and in the header, as JSON, all else and whose map it is.
 
-Its own file because only this knows the format. Whatever does not belong to the table that wants it is refused by name,
-before any row is trained by it.
+Whatever does not belong to the table that wants it is refused by name, before any row is trained by it.
 """
 
 import os
@@ -25,7 +24,7 @@ HEADER, WORDS = "rowwise_id_map", "words"
 
 
 class Header(Value, frozen=True):
-    """What a file says besides its words."""
+    """The header of an id map's file."""
 
     format: int
     table: str

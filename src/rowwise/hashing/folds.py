@@ -1,8 +1,7 @@
 """In which fold a sample is: a hash of all its ids, so that the probe and the trained model cut the samples alike.
 
-Its own file because it is asked while a probe learns and while the model does. See [Note: Folds] in `idmap.py`. By the
-ids, and not by the number of a row: it is the same wherever rows come from, and rows that are alike in all ids, whose
-labels say the same of them, are in one fold.
+See [Note: Folds] in `idmap.py`. By the ids, and not by the number of a row: it is the same wherever rows come from,
+and rows that are alike in all ids, whose labels say the same of them, are in one fold.
 """
 
 from collections.abc import Sequence

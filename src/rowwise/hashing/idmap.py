@@ -64,7 +64,7 @@ WORD_bytes = 8
 
 
 class MapSection(Value, frozen=True):
-    """Some ids, and how they get their rows. See [Note: Id maps]."""
+    """A set of ids with one rule for their rows. See [Note: Id maps]."""
 
     kind: Kind
     rows: int  # how many there are, from `base` on
@@ -79,7 +79,6 @@ class MapSection(Value, frozen=True):
 
     @property
     def numbers(self) -> list[int]:
-        """As the operator takes them."""
         about = [KINDS.index(self.kind), self.rows, self.base, self.column, self.seed, self.divisor]
         return [*about, self.at, self.count, self.low_bits, self.entry_bits]
 
@@ -92,7 +91,7 @@ class MapPart(Value, frozen=True):
 
 
 class MapShape(Value, frozen=True):
-    """All of a map but its words."""
+    """All fields of a map except its words."""
 
     ids: int
     parts: tuple[MapPart, ...]
@@ -106,12 +105,11 @@ class MapShape(Value, frozen=True):
 
     @property
     def rows(self) -> int:
-        """Of all parts."""
         return sum(part.rows for part in self.parts)
 
 
 class FoldAssignment(Value, frozen=True):
-    """Which samples are trained by which fold's map. See [Note: Folds]."""
+    """Assigns samples to the map of a fold. See [Note: Folds]."""
 
     features: tuple[str, ...]  # whose ids say in which fold a sample is
     seed: int
@@ -119,13 +117,12 @@ class FoldAssignment(Value, frozen=True):
 
     @property
     def count(self) -> int:
-        """How many folds there are."""
         return len(self.shapes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdMap:
-    """How the ids of a table become rows. See [Note: Id maps]."""
+    """Maps the ids of a table to rows. See [Note: Id maps]."""
 
     shape: MapShape
     words: Words = field(default_factory=lambda: np.empty(0, np.int64))
@@ -135,12 +132,10 @@ class IdMap:
 
     @property
     def map_bytes(self) -> int:
-        """What it takes beside the rows."""
         return WORD_bytes * len(self.words)
 
     @property
     def digest(self) -> str:
-        """Of all that decides which rows an id has."""
         content = hashlib.sha256(msgspec.json.encode(self.shape))
         content.update(np.ascontiguousarray(self.words, "<i8").tobytes())
         if self.folding is not None:

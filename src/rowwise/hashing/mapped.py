@@ -22,7 +22,7 @@ IDENTITY = "identity"
 
 
 class MapIdentity(Value, frozen=True, forbid_unknown_fields=False):
-    """Which map it is, as a checkpoint says it."""
+    """Identifies a map in checkpoints."""
 
     table: str
     digest: str
@@ -71,7 +71,6 @@ class MappedTable(nn.Module):
 
     @property
     def known(self) -> MapIdentity:
-        """Which map it is."""
         made = self.map
         return MapIdentity(
             table=self.table.name, digest=made.digest, about=made.about, shape=made.shape, folding=made.folding
@@ -124,7 +123,7 @@ def _sections(shape: MapShape) -> Tensor:
 
 
 class PartPlace(NamedTuple):
-    """Where the rows of a part are."""
+    """The rows of one part of a map in the stored table."""
 
     columns: tuple[int, ...]  # of the map, those that may name some of its rows
     begin: int  # among the rows of all parts
@@ -155,7 +154,6 @@ def places_of(shape: MapShape) -> tuple[PartPlace, ...]:
 
 
 def identity_of(bytes_N: Tensor) -> MapIdentity:
-    """From what a checkpoint holds."""
     try:
         return msgspec.json.decode(bytes(bytes_N.to(torch.uint8).tolist()), type=MapIdentity)
     except msgspec.DecodeError as error:
@@ -169,10 +167,10 @@ def _before_load(
     assert isinstance(module, MappedTable)
     there = state.get(prefix + IDENTITY)
     if there is not None:
-        refuse_other(identity_of(there), module.known)
+        raise_if_another_map(identity_of(there), module.known)
 
 
-def refuse_other(there: MapIdentity, here: MapIdentity) -> None:
+def raise_if_another_map(there: MapIdentity, here: MapIdentity) -> None:
     """Raise unless both are the same map."""
     differs = there.differs(here)
     if differs:

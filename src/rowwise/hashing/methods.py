@@ -35,7 +35,7 @@ from rowwise.errors import SpecError
 from rowwise.hashing.cluster import Clusters, cluster
 from rowwise.hashing.idmap import IdMap, WORD_bytes
 from rowwise.hashing.nearest import nearest
-from rowwise.hashing.placed import added, entries, in_folds, ranked
+from rowwise.hashing.placed import add_maps, entry_map, in_folds, ranked_map
 from rowwise.hashing.rules import double_hashed, hashed, quotient_remainder
 from rowwise.hashing.words import bits_for, set_words
 from rowwise.spec import Table, row_bytes
@@ -51,7 +51,7 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoldedVectors:
-    """What a probe has learned of ids without the samples of each fold. See [Note: Folds]."""
+    """The probe's vectors of ids, learned without the samples of each fold. See [Note: Folds]."""
 
     features: tuple[str, ...]  # whose ids say in which fold a sample is
     seed: int
@@ -60,7 +60,7 @@ class FoldedVectors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdHistory:
-    """What is known of the ids of a table."""
+    """Counts and vectors of a table's ids, taken from past rows."""
 
     counts_N: Ids  # how often each came
     vectors_ND: Floats | None = None  # what a probe has learned for each
@@ -69,7 +69,7 @@ class IdHistory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Ask:
-    """What a method is given."""
+    """The arguments of a method."""
 
     table: Table
     budget_bytes: int
@@ -78,7 +78,6 @@ class _Ask:
 
     @property
     def ids(self) -> int:
-        """How many."""
         return self.table.rows
 
     def row_bytes(self, dim: int | None = None) -> int:
@@ -94,7 +93,6 @@ class _Ask:
 
     @property
     def order_N(self) -> Ids:
-        """All ids, the most frequent first."""
         return np.argsort(-self.history.counts_N, kind="stable")
 
 
@@ -155,7 +153,7 @@ def _frequency(ask: _Ask) -> IdMap | None:
         return 2 * head * ask.row_bytes() + WORD_bytes * set_words(head, ask.ids)
 
     head = _most(size, min(ask.budget_bytes // ask.row_bytes(), ask.ids) // 2, ask.budget_bytes)
-    return ranked(ask.ids, [np.sort(ask.order_N[:head])], head, seed=ask.seed) if head else None
+    return ranked_map(ask.ids, [np.sort(ask.order_N[:head])], head, seed=ask.seed) if head else None
 
 
 def _mixed(ask: _Ask) -> IdMap | None:
@@ -193,7 +191,7 @@ def _own_rows(ask: _Ask, budget_bytes: int) -> IdMap | None:
     begins = [0, *chosen[:-1]]
     blocks = [(np.sort(order_N[a:b]), dim) for a, b, dim in zip(begins, chosen, dims, strict=True) if b > a]
     widths = [None if dim >= ask.table.dim else dim for _, dim in blocks]
-    return ranked(ask.ids, [block for block, _ in blocks], 0, dims=widths, seed=ask.seed)
+    return ranked_map(ask.ids, [block for block, _ in blocks], 0, dims=widths, seed=ask.seed)
 
 
 def _with_end(ends: list[int], place: int, end: int) -> list[int]:
@@ -230,7 +228,7 @@ def _learned_own(ask: _Ask) -> IdMap | None:
     if shared is None:
         return None
     own = _own_rows(ask, ask.budget_bytes - table_bytes(ask.table, shared))
-    return shared if own is None else added(shared, own)
+    return shared if own is None else add_maps(shared, own)
 
 
 def _clusters(ask: _Ask, budget_bytes: int, most: int, *, own: bool = False, full: float | None = None) -> IdMap | None:
@@ -256,7 +254,7 @@ def _clusters(ask: _Ask, budget_bytes: int, most: int, *, own: bool = False, ful
         if found is not None:
             near_C = found.label_N if vectors is None else nearest(vectors[tail_C], found.centroids_KD)
             rows_N[tail_C] = head + near_C
-        return entries(ask.ids, rows_N, made, unseen_rows=1, seed=ask.seed)
+        return entry_map(ask.ids, rows_N, made, unseen_rows=1, seed=ask.seed)
 
     folded = ask.history.folded
     if folded is None:

@@ -1,7 +1,7 @@
 """Clustering's kernels, in C++: cells of points into clusters, and what it takes to cut points into cells.
 
-Its own file because it is the only door to this compiled code, loaded without torch. Arrays come from `cluster`, which
-has checked what people gave it. Sizes: N points, M points of a range, D dims, C cells, K clusters.
+Arrays come from `cluster`, which has checked what people gave it. Sizes: N points, M points of a range, D dims, C
+cells, K clusters.
 """
 
 import ctypes
@@ -42,7 +42,7 @@ class _Out(ctypes.Structure):
 
 
 class ClusterSettings(NamedTuple):
-    """How cells are clustered: the same for all of them."""
+    """The settings of clustering, the same for all cells."""
 
     seed: int
     rounds: int
@@ -66,7 +66,6 @@ class Points:
     def __init__(
         self, vectors_ND: Floats, weights_N: Doubles, order_M: Labels, scale: float, even: float = 0.0
     ) -> None:
-        """Hold the arrays."""
         self.order_M, self.dims = order_M, vectors_ND.shape[1]
         self._held = (vectors_ND, weights_N)
         self.entry: ctypes.Structure = _Points(
@@ -95,14 +94,14 @@ def limit_isa(name: str) -> None:
         raise NativeError(f"this processor has no {name}: want one of base, avx2, avx512")
 
 
-def sampled(order_M: Labels, wanted: int, seed: int) -> Labels:
+def sample_points(order_M: Labels, wanted: int, seed: int) -> Labels:
     """Some of these points, from all over the range."""
     sample = np.empty(min(len(order_M), wanted), np.int32)
     _library().rw_sample(_at(order_M), len(order_M), len(sample), seed & WORD, _at(sample))
     return sample
 
 
-def different(points: Points, begin: int, end: int) -> Labels:
+def distinct_points(points: Points, begin: int, end: int) -> Labels:
     """A point for each vector of a range."""
     first_M = np.empty(end - begin, np.int32)
     count = _library().rw_distinct(byref(points.entry), begin, end, _at(first_M))
@@ -131,14 +130,13 @@ def sort_by_nearest(points: Points, begin: int, end: int, centroids_CD: Floats, 
     return ends_C
 
 
-def surveyed(points: Points, cells: Cells, how: ClusterSettings) -> Cells:
-    """What the cells are like."""
+def survey_cells(points: Points, cells: Cells, how: ClusterSettings) -> Cells:
     survey_C = np.zeros(len(cells), SURVEY)
     _enough(_library().rw_survey(byref(points.entry), _at(cells), len(cells), how.cap, how.threads, _at(survey_C)))
     return survey_C
 
 
-def drops(points: Points, cells: Cells, how: ClusterSettings) -> Doubles:
+def error_drops(points: Points, cells: Cells, how: ClusterSettings) -> Doubles:
     """By how much each further cluster of a cell lessens the error, about, from its `base` on."""
     drop_K = np.empty(int(cells["clusters"].sum()))
     made = byref(_made(how))

@@ -1,8 +1,7 @@
 """Which of many centroids is nearest to each vector.
 
-Its own file because clusters are made once and asked more often: of vectors that a probe has learned without some
-samples, the cluster is the one that these would be in. Many centroids are cut into cells, and a vector is compared to
-those of the cell whose centre is nearest only, in three ways to cut; it misses a nearer one now and then.
+Many centroids are cut into cells, and a vector is compared to those of the cell whose centre is nearest only, in three
+ways to cut; it misses a nearer one now and then.
 """
 
 import math
@@ -44,7 +43,6 @@ def _in_cells(vectors_ND: Floats, centroids_KD: Floats, seed: int) -> Labels:
 
 
 def _runs(number_N: Labels, count: int) -> list[NDArray[np.int64]]:
-    """The places of each number."""
     order_N = np.argsort(number_N, kind="stable")
     return np.split(order_N, np.cumsum(np.bincount(number_N, minlength=count))[:-1])
 

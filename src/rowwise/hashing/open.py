@@ -1,7 +1,4 @@
-"""From a table of a recipe to its id map, and to the tables that are stored in its place.
-
-Its own file because planning asks for both: there are no tensors here.
-"""
+"""From a table of a recipe to its id map, and to the tables that are stored in its place."""
 
 from typing import Any
 

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from rowwise.errors import SpecError
 from rowwise.hashing.idmap import FoldAssignment, IdMap, MapPart, MapSection, MapShape, Words
 from rowwise.hashing.rows import scramble
-from rowwise.hashing.words import Ids, bits_for, low_bits_for, pack, packed_words, set_words, write_set
+from rowwise.hashing.words import Ids, bits_for, low_bits_for, pack, set_words, words_for, write_set
 
 
-def ranked(
+def ranked_map(
     ids: int,
     sets: Sequence[Ids],
     rest_rows: int | Literal["own"],
@@ -55,7 +55,7 @@ def ranked(
     return _made(MapShape(ids=ids, parts=parts, sections=tuple(sections)), words, {"method": "ranked", "seed": seed})
 
 
-def entries(ids: int, rows_N: NDArray[np.integer], rows: int, *, unseen_rows: int = 1, seed: int = 0) -> IdMap:
+def entry_map(ids: int, rows_N: NDArray[np.integer], rows: int, *, unseen_rows: int = 1, seed: int = 0) -> IdMap:
     """Each id has the row 0..rows-1 that is given for it; those with -1 are hashed to `unseen_rows` rows after these.
 
     Without such ids there are no such rows; without such rows they have none. Written for every id or for those that
@@ -68,7 +68,7 @@ def entries(ids: int, rows_N: NDArray[np.integer], rows: int, *, unseen_rows: in
     parts = (MapPart(rows=rows + unseen),)
     every_bits, bits = bits_for(rows + unseen), bits_for(rows)
     whole = count == ids or unseen > 0
-    if whole and count and packed_words(ids, every_bits) <= set_words(count, ids, bits):
+    if whole and count and words_for(ids, every_bits) <= set_words(count, ids, bits):
         full_N = rows_N
         if count < ids:
             full_N, unseen_C = rows_N.astype(np.int64), np.flatnonzero(rows_N < 0)
@@ -86,7 +86,7 @@ def entries(ids: int, rows_N: NDArray[np.integer], rows: int, *, unseen_rows: in
     return _made(MapShape(ids=ids, parts=parts, sections=sections), words, about)
 
 
-def added(*maps: IdMap) -> IdMap:
+def add_maps(*maps: IdMap) -> IdMap:
     """Each id is the sum of what it is in each map: columns and parts one after another."""
     shapes = [id_map.shape for id_map in maps]
     if len({shape.ids for shape in shapes}) != 1 or any(shape.combine != "sum" for shape in shapes):
@@ -114,7 +114,7 @@ def added(*maps: IdMap) -> IdMap:
         )
     each = [fold_maps(id_map) or (id_map,) * foldings[0].count for id_map in maps]
     how = foldings[0]
-    return in_folds(made, [added(*some) for some in zip(*each, strict=True)], how.features, how.seed)
+    return in_folds(made, [add_maps(*some) for some in zip(*each, strict=True)], how.features, how.seed)
 
 
 def in_folds(id_map: IdMap, maps: Sequence[IdMap], features: Sequence[str], seed: int) -> IdMap:
@@ -138,7 +138,7 @@ def fold_maps(id_map: IdMap) -> tuple[IdMap, ...]:
 
 
 class _Before(NamedTuple):
-    """Of the maps so far."""
+    """Sizes of the map's sections so far."""
 
     rows: int
     columns: int

@@ -1,16 +1,14 @@
 """Another id map for rows that were trained by one: which old rows each new row is the mean of.
 
-Its own file because it is pure: maps, rows and weights of ids, no files and no tensors. Who can look ids up faster than
-`rows_of` says how.
+Who can look ids up faster than `rows_of` says how.
 
 [Note: Moved rows] Part by part, as parts have rows of a meaning and a width of their own. What an id was in a part is
 the sum of its rows there, or nothing (zeros). A new row is the mean of what its ids were, weighted. If all of them had
 just one row of the part, the same one, the new row is that one to the bit, as stored; so ids that share a row before
-and after lose nothing, nor do some of them that get a row of their own; others meet in the middle, and training goes on
-from there. State of optimizers is a mean as well, of the rows that ids had; of an id with several, it is theirs. Rows
-without ids, and the state of rows whose ids had no row of the part, are zeros.
-Gives up: maps that give an id several rows of one part, or multiply rows, cannot be moved to, as a mean does not say
-which row has to be what.
+and after lose nothing, nor do some of them that get a row of their own; others meet in the middle, and training goes
+on from there. State of optimizers is a mean as well, of the rows that ids had; of an id with several, it is theirs.
+Rows without ids, and the state of rows whose ids had no row of the part, are zeros. Known limits: maps that give an id
+several rows of one part, or multiply rows, cannot be moved to, as a mean does not say which row has to be what.
 """
 
 from collections.abc import Callable
@@ -32,7 +30,7 @@ Span = tuple[int, int]  # from, to (exclusive)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """Where the new rows of one part come from. See [Note: Moved rows]."""
+    """The source of the new rows of one part. See [Note: Moved rows]."""
 
     order_M: NDArray[np.integer]  # ids that have a row of the part, row by row, ascending
     ends_R1: Ids  # where the ids of each row begin, and the last end
@@ -41,7 +39,6 @@ class Move:
 
     @property
     def rows(self) -> int:
-        """New ones."""
         return len(self.same_R)
 
     @property
@@ -74,12 +71,12 @@ def check_movable(old: MapShape, new: MapShape, dim: int) -> None:
         raise SpecError(f"the old map has parts {had}, the new one {has}: {want}")
 
 
-def moves(old: IdMap, new: IdMap, look_up: LookUp = rows_of) -> tuple[Move, ...]:
+def find_moves(old: IdMap, new: IdMap, look_up: LookUp = rows_of) -> tuple[Move, ...]:
     """For each part where its new rows come from; maps as `check_movable` lets them pass."""
     return tuple(_move(old, new, index, look_up) for index in range(len(new.shape.parts)))
 
 
-def moved(
+def moved_rows(
     move: Move,
     rows: Span,
     read: Callable[[Ids], Floats],

@@ -1,7 +1,7 @@
 """What an id map holds for single ids, as words: numbers of few bits, sets of ids, and how many words they take.
 
-Its own file because only this, the kernel and its reference know bits. [Note: Sets of ids] in `idmap` says what they
-are. Numbers are packed 64 at a time, which take as many words as they have bits: a strided loop for each of the 64.
+[Note: Sets of ids] in `idmap` says what they are. Numbers are packed 64 at a time, which take as many words as they
+have bits: a strided loop for each of the 64.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ START_buckets, ZERO_words = 256, 64
 
 
 class SetLayout(NamedTuple):
-    """Where the parts of a set begin, in words from its first, and how many words there are."""
+    """The offsets of a set's arrays, in words, and its size."""
 
     buckets: int
     zeros: int
@@ -34,7 +34,7 @@ def bits_for(numbers: int) -> int:
     return max(0, numbers - 1).bit_length()
 
 
-def packed_words(count: int, bits: int) -> int:
+def words_for(count: int, bits: int) -> int:
     """How many words so many numbers take."""
     return -(-count * bits // 64)
 
@@ -47,12 +47,12 @@ def low_bits_for(count: int, ids: int) -> int:
 def layout(count: int, ids: int, low_bits: int, entry_bits: int) -> SetLayout:
     """Of a set of `count` of the ids 0 to `ids` - 1."""
     buckets = ((ids - 1) >> low_bits) + 1
-    mark_words = packed_words(count + buckets, 1)
+    mark_words = words_for(count + buckets, 1)
     zeros = -(-buckets // START_buckets)
     marks = zeros - (-mark_words // ZERO_words)
     lows = marks + mark_words
-    entries = lows + packed_words(count, low_bits)
-    return SetLayout(buckets, zeros, marks, lows, entries, entries + packed_words(count, entry_bits))
+    entries = lows + words_for(count, low_bits)
+    return SetLayout(buckets, zeros, marks, lows, entries, entries + words_for(count, entry_bits))
 
 
 def set_words(count: int, ids: int, entry_bits: int = 0) -> int:
@@ -62,7 +62,7 @@ def set_words(count: int, ids: int, entry_bits: int = 0) -> int:
 
 def pack(numbers_N: NDArray[np.integer], bits: int) -> Words:
     """Numbers of so many bits, one after another."""
-    words = np.zeros(packed_words(len(numbers_N), bits), np.uint64)
+    words = np.zeros(words_for(len(numbers_N), bits), np.uint64)
     for at in range(0, len(numbers_N) if bits else 0, GROUP * GROUPS):
         some = numbers_N[at : at + GROUP * GROUPS]
         groups = -(-len(some) // GROUP)
@@ -85,12 +85,11 @@ def unpack(words: Words, count: int, bits: int) -> Ids:
 
 
 def each_unpacked(words: Words, count: int, bits: int) -> Iterator[Ids]:
-    """The same, some at a time."""
     for at in range(0, count, GROUP * GROUPS):
         some = min(count - at, GROUP * GROUPS)
         groups, first = -(-some // GROUP), at // GROUP * bits
         words_GB = np.zeros((groups, bits), np.uint64)
-        held = words[first : first + packed_words(some, bits)].view(np.uint64)
+        held = words[first : first + words_for(some, bits)].view(np.uint64)
         words_GB.reshape(-1)[: len(held)] = held
         numbers_GN = np.zeros((groups, GROUP), np.uint64)
         for place in range(GROUP if bits else 0):
@@ -153,7 +152,7 @@ def each_entries(section: MapSection, words: Words, ids: int) -> Iterator[Ids]:
 def words_needed(section: MapSection, ids: int) -> int:
     """How many words it has, from `at` on."""
     if section.kind == "every":
-        return packed_words(ids, section.entry_bits)
+        return words_for(ids, section.entry_bits)
     if section.kind not in ("ranked", "listed"):
         return 0
     return layout(section.count, ids, section.low_bits, section.entry_bits if section.kind == "listed" else 0).end

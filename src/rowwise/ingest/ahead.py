@@ -24,7 +24,7 @@ class _Ended:
     pass
 
 
-def ahead(items: Iterator[T], depth: int) -> Iterator[T]:
+def read_ahead(items: Iterator[T], depth: int) -> Iterator[T]:
     """The same items, up to `depth` of them made before they are asked for; closing it ends the thread."""
     made: queue.Queue[T | _Failed | _Ended] = queue.Queue(depth)
     unwanted = threading.Event()

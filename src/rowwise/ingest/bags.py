@@ -1,7 +1,7 @@
 """The ids of one feature, one or many in a row: what is in an Arrow column, as the kernels read it.
 
 Arrow's own buffers are used where they hold whole numbers; text becomes words first. Lists and single values are the
-same to everything that follows. What is missing is left out by the kernels, or by `flat`, and nowhere else.
+same to everything that follows. What is missing is left out by the kernels, or by `flatten_lists`, and nowhere else.
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ from rowwise.ingest.mix import Words, mix
 from rowwise.ingest.native import Bitmap, Lists, mix_bytes
 
 
-def whole(column: pa.ChunkedArray) -> pa.Array:
+def combine_chunks(column: pa.ChunkedArray) -> pa.Array:
     """One array; text and chunks of lists in wide offsets, so that no number of bytes is too much."""
     kind = column.type
     if is_text(kind):
@@ -42,7 +42,7 @@ def _in_order(array: pa.Array) -> pa.Array:
 
 
 def lists(array: pa.Array) -> Lists:
-    """What `whole` gave of a column of ids; text is hashed, and whole numbers are as they are."""
+    """What `combine_chunks` gave of a column of ids; text is hashed, and whole numbers are as they are."""
     if not is_list(array.type):
         values, valid = ids_of(array)
         return Lists(values=values, row_valid=valid)
@@ -77,7 +77,6 @@ def view(buffer: pa.Buffer | None, kind: Any, begin: int, count: int) -> NDArray
 
 
 def bits(array: pa.Array) -> Bitmap | None:
-    """Which entries are there; None: all."""
     return Bitmap(np.frombuffer(array.buffers()[0], np.uint8), array.offset) if array.null_count else None
 
 
@@ -101,7 +100,7 @@ def int64(array: pa.Array) -> Ints:
     return values_N.astype(np.int64, copy=False)
 
 
-def flat(array: pa.Array, first: int | None) -> tuple[pa.Array, Ints | None]:
+def flatten_lists(array: pa.Array, first: int | None) -> tuple[pa.Array, Ints | None]:
     """The ids one after another without what is missing, and where each row's begin."""
     if not is_list(array.type):
         if array.null_count == 0:

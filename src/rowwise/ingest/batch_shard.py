@@ -4,10 +4,8 @@
 [Note: order of rows] in `batcher.py`). A batch is dealt by the number of its rows alone, so a run can go on with
 another number of ranks, and neither repeats a row nor loses one. Parts are whole blocks of 256 rows, as evenly as
 blocks allow, so that contributions to a row of a table add up as on one device ([Note: Merge order]); they are also
-runs of whole virtual shards, if those are dealt to that many ranks (`train/virtual.py`). Gives up: batches of fewer
-blocks than ranks leave ranks without rows.
-
-Its own file because it is pure: numbers of rows go in, ranges come out.
+runs of whole virtual shards, if those are dealt to that many ranks (`train/virtual.py`). Known limits: batches of
+fewer blocks than ranks leave ranks without rows.
 """
 
 from collections.abc import Iterator
@@ -19,7 +17,7 @@ from rowwise.spec import Value
 
 
 class BatchSpan(NamedTuple):
-    """What this rank may need of those rows of a split that are in one batch."""
+    """The rows of a split that one batch may need on this rank."""
 
     begin: int  # in the split
     end: int
@@ -36,7 +34,6 @@ class BatchShard(Value, frozen=True):
     unit: int = BLOCK  # rows that stay together
 
     def __post_init__(self) -> None:
-        """Refuse what nobody is."""
         if not 0 <= self.rank < self.world or self.unit < 1:
             got = f"rank={self.rank}, world={self.world}, unit={self.unit}"
             raise SpecError(f"deal: {got}: want a rank of 0 to world - 1, and at least one row a unit")

@@ -12,7 +12,8 @@ their batch are copied.
 
 Splits are read and encoded here, or by a service of processes (`service/`), and are the same. Of several ranks each
 goes through the whole sequence and takes the rows of its own parts only (see [Note: parts of a batch] in `deal.py`);
-positions are those of the sequence, the same on all ranks. Gives up: without a service, files are read once a rank.
+positions are those of the sequence, the same on all ranks. Known limits: without a service, files are read once a
+rank.
 """
 
 import hashlib
@@ -26,7 +27,7 @@ from msgspec import structs
 
 from rowwise.batch import Batch
 from rowwise.errors import DataError, SpecError, StateError
-from rowwise.ingest.ahead import ahead
+from rowwise.ingest.ahead import read_ahead
 from rowwise.ingest.batch_shard import BatchShard, BatchSpan
 from rowwise.ingest.block import Encoded, private
 from rowwise.ingest.collate import SplitRows, collate
@@ -40,7 +41,7 @@ from rowwise.spec import Table, Value
 
 
 class Batching(Value, frozen=True):
-    """How rows become batches."""
+    """The batch size, order and drop rule of the batches."""
 
     size: int  # of the batches of all ranks together
     seed: int = 0
@@ -55,14 +56,13 @@ class Batching(Value, frozen=True):
     aside: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what makes no batch."""
         if self.size < 1 or self.ahead < 0 or self.seed < 0:
             got = f"size={self.size}, ahead={self.ahead}, seed={self.seed}"
             raise SpecError(f"batching: {got}: want at least one row a batch, and nothing negative")
 
 
 class Position(Value, frozen=True):
-    """Where a run stands: before row `row` of the split that is at `split` in the epoch's order."""
+    """The position of a run: row `row` of the split that is at `split` in the epoch's order."""
 
     epoch: int = 0
     split: int = 0
@@ -147,11 +147,9 @@ class Batcher:
 
     @property
     def splits(self) -> int:
-        """How many splits an epoch has."""
         return len(self.task.splits)
 
     def served_by(self, parts: Parts) -> Self:
-        """The same batches, from splits that are prepared elsewhere."""
         self._parts = parts
         return self
 
@@ -163,7 +161,7 @@ class Batcher:
         """The batches up to the end of the epoch, then the position is at the start of the next."""
         made = self._batches(self._position)
         if self._batching.ahead:
-            made = ahead(made, self._batching.ahead)
+            made = read_ahead(made, self._batching.ahead)
         for batch, after in made:
             self._position = after
             yield batch
@@ -228,7 +226,6 @@ class _PartialSplit:
         return pieces
 
     def own(self, piece: SplitRows) -> SplitRows:
-        """It is this process's already."""
         return piece
 
 
@@ -249,7 +246,6 @@ class EncodedSplit:
         return [SplitRows(self.encoded, begin, end, place) for begin, end, place, *_ in spans]
 
     def own(self, piece: SplitRows) -> SplitRows:
-        """A copy."""
         lent = piece.encoded
         block = private(len(lent.block))
         block[:] = lent.block

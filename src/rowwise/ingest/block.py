@@ -1,8 +1,6 @@
 """The encoded rows of a split as one block of bytes, and the layout that finds the arrays in it again.
 
-Its own file because a process that only reads blocks needs no Arrow: whoever makes the block gives its memory, and
-may share it, so that encoded rows go from process to process with no copy but the one that made them. Gives up: a block
-is written whole, so how much there is of everything is known before the first byte is written.
+Known limits: a block is written whole, so how much there is of everything is known before the first byte is written.
 Sizes: R rows of the split, F dense columns, K labels, N ids of a feature.
 """
 
@@ -54,12 +52,11 @@ class BlockArray(Value, frozen=True):
         return self.offset + WIDTHS[self.kind] * prod(self.shape)
 
     def within(self, block: Bytes) -> NDArray[Any]:
-        """The array."""
         return block[self.offset : self.end].view(f"<{self.kind}").reshape(self.shape)
 
 
 class BlockSizes(NamedTuple):
-    """How much there is of everything."""
+    """The number of rows, values and columns of a block."""
 
     rows: int
     dense: int
@@ -74,7 +71,7 @@ class BlockSizes(NamedTuple):
 
 
 class BlockLayout(Value, frozen=True):
-    """Where everything is in a block."""
+    """The offsets of all arrays of a block."""
 
     rows: int
     dense: BlockArray

@@ -43,7 +43,6 @@ class Sparse(Value, frozen=True):
 
     @property
     def table_name(self) -> str:
-        """The table."""
         return self.table or self.column
 
     @property
@@ -53,7 +52,7 @@ class Sparse(Value, frozen=True):
 
 
 class Columns(Value, frozen=True):
-    """What the columns of the data are."""
+    """The role of each column: labels, ids, numbers, weight, key and time."""
 
     labels: tuple[str, ...]  # each holds 0 and 1; none: the rows are to be predicted for
     sparse: tuple[Sparse, ...]
@@ -64,7 +63,6 @@ class Columns(Value, frozen=True):
     shared: tuple[str, ...] = ()  # features that neighbouring rows have alike, such as a session's: held once for all
 
     def __post_init__(self) -> None:
-        """Refuse what makes no batch."""
         if not self.sparse:
             raise SpecError("columns: want at least one sparse feature")
         names = [s.feature_name for s in self.sparse]

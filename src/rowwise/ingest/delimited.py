@@ -1,7 +1,7 @@
 """CSV and TSV files as a `Reader`: a split is a range of bytes, and holds the lines that begin in it.
 
 So the splits follow from the sizes of the files alone, and the few bytes around a border are looked at when it is
-read. Gives up: a line break inside quotes, which such a cut cannot see (a split with one is refused), and
+read. Known limits: a line break inside quotes, which such a cut cannot see (a split with one is refused), and
 compressed files, which cannot be read from the middle.
 """
 
@@ -25,7 +25,7 @@ PACKED = (".gz", ".zst", ".bz2", ".xz", ".zip")
 
 
 class Dialect(Value, frozen=True):
-    """How lines become columns."""
+    """Delimiter, quotes and header of a text file."""
 
     delimiter: str = ","
     names: tuple[str, ...] = ()  # of the columns; none: the first line of each file has them

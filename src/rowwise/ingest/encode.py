@@ -21,7 +21,7 @@ from pyarrow import types
 
 from rowwise.errors import DataError
 from rowwise.ingest import native
-from rowwise.ingest.bags import bits, hashed, holds_whole, ids_of, int64, lists, view, whole
+from rowwise.ingest.bags import bits, combine_chunks, hashed, holds_whole, ids_of, int64, lists, view
 from rowwise.ingest.block import ALIGNMENT, BlockSizes, Encoded, Floats, Ints, Memory, lay_out, private
 from rowwise.ingest.columns import Columns, Dense, Sparse, is_list
 from rowwise.ingest.native import Bitmap, Lists, PickedIds, RowMapping
@@ -34,11 +34,11 @@ __all__ = [
     "RefusalReason",
     "RefusedRows",
     "bad_rows",
+    "combine_chunks",
     "encode",
     "floats",
     "hashed",
     "int64",
-    "whole",
 ]
 
 ROWS_AT_ONCE = 8192  # of dense columns: few enough to stay in cache through all steps
@@ -47,7 +47,7 @@ Mask = NDArray[np.bool_]
 
 
 class RefusalReason(Value, frozen=True):
-    """Why a row is refused."""
+    """The reason why a row is refused."""
 
     row: int  # of the split
     column: str
@@ -81,7 +81,7 @@ def encode(
     """
     columns.check(table.schema, split.source)
     order_R = _checked(order_R, table.num_rows)
-    arrays = {name: whole(table[name]) for name in columns.names}
+    arrays = {name: combine_chunks(table[name]) for name in columns.names}
     shared = [s.feature_name in columns.shared for s in columns.sparse]
     held = [lists(arrays[s.column]) for s in columns.sparse]
     group = [(ids, s.first) for ids, s, is_shared in zip(held, columns.sparse, shared, strict=True) if is_shared]
@@ -138,7 +138,7 @@ def _repeats(group: Sequence[tuple[Lists, int | None]], order_R: Ints | None) ->
 def bad_rows(table: pa.Table, columns: Columns, rows_of: Mapping[str, int], split: Split) -> RefusedRows | None:
     """The rows that `encode` would refuse, and why; None: there are none. A column of a wrong type is still raised."""
     columns.check(table.schema, split.source)
-    arrays = {name: whole(table[name]) for name in columns.names}
+    arrays = {name: combine_chunks(table[name]) for name in columns.names}
     mask_R = np.zeros(table.num_rows, np.bool_)
     wrong: list[RefusalReason] = []
     for refusal in _refusals(arrays, columns, rows_of, None):
@@ -189,7 +189,7 @@ def _write_dense(arrays: Mapping[str, pa.Array], dense: Sequence[Dense], order_R
             part_FR = columns_FR[at : (at := at + len(list(run)))]
             if log1p:  # numpy's, several times as fast as one number at a time, and the same bits as ever
                 np.log1p(np.maximum(part_FR, np.float32(0), out=part_FR), out=part_FR)
-        native.turn(columns_FR, rows_RF)
+        native.transpose(columns_FR, rows_RF)
     return infinite
 
 

@@ -30,11 +30,9 @@ class FrameReader:
 
     @property
     def schema(self) -> pa.Schema:
-        """The frame's columns."""
         return self._table.schema
 
     def splits(self) -> tuple[Split, ...]:
-        """Ranges of rows."""
         rows, step = self._table.num_rows, self._split_rows
         starts = range(0, rows, step)
         return tuple(Split(source=self._name, start=r, stop=min(r + step, rows), first_row=r) for r in starts)

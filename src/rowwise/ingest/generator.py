@@ -37,11 +37,9 @@ class GeneratorReader:
 
     @property
     def schema(self) -> pa.Schema:
-        """What the function makes."""
         return self._schema
 
     def splits(self) -> tuple[Split, ...]:
-        """Ranges of rows."""
         step, end = self._range.step, self._range.stop
         return tuple(Split(source=self._name, start=r, stop=min(r + step, end), first_row=r) for r in self._range)
 

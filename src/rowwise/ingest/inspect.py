@@ -4,8 +4,8 @@ Pure but for reading splits: `inspect` gives a value, `cli/data.py` shows it. Ne
 """
 
 import re
-from collections.abc import Callable
-from typing import Literal
+from collections.abc import Callable, Mapping
+from typing import Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +14,7 @@ from pyarrow import types
 
 from rowwise.errors import DataError
 from rowwise.ingest.columns import Columns, Dense, Sparse, is_list, is_text
-from rowwise.ingest.encode import floats, whole
+from rowwise.ingest.encode import combine_chunks, floats
 from rowwise.ingest.reader import Reader, check_columns
 from rowwise.ingest.survey import ColumnSurvey
 from rowwise.spec import TAKEN, Table, Value
@@ -26,6 +26,11 @@ THINGS = (
     "brand|store|shop|seller|merchant|video|movie|film|song|track|artist|author|channel|city|country|region|zip|postcode"
 )
 ID_NAME = re.compile(rf"(^|_)(id|ids|key|code|hash)($|_)|(^|_)({THINGS})$|(?-i:[a-z]I[dD]s?$)", re.IGNORECASE)
+AMOUNT_NAME = re.compile(
+    r"(^|_)(age|amount|avg|balance|clicks|cost|count|days|duration|height|hours|income|length|likes|load|loads|minutes|"
+    r"num|number|paid|price|quantity|qty|rating|sales|score|seconds|size|spend|sum|total|views|visits|weight|years)($|_)",
+    re.IGNORECASE,
+)
 FEW = 100  # whole numbers with so few values are taken for categories
 LARGEST_COUNT = 1 << 31
 TIMES = (631_152_000, 4_102_444_800)  # 1990 to 2100 in seconds
@@ -34,13 +39,13 @@ NEARLY_ALL = 0.9
 LEAK_AUC = 0.99
 LEAK_ERROR = 0.02
 LARGEST_TABLE = 100_000_000
-SPARE_ROWS = 1.25
+ROOM = ((16.0, 1 << 20), (8.0, 1 << 24), (1.25, LARGEST_TABLE))  # rows for each id, as long as the table is no larger
 LARGEST = 3.4e38  # in 32 bits
 Role = Literal["label", "dense", "sparse", "time", "key", "unused"]
 
 
 class ColumnCard(Value, frozen=True):
-    """What is known of one column."""
+    """The type, counts, range and role of one column."""
 
     name: str
     type: str
@@ -57,10 +62,12 @@ class ColumnCard(Value, frozen=True):
     table_rows: int | None = None  # suggested
     table_dim: int | None = None
     note: str | None = None  # what looks wrong
+    why: str = ""  # it is used so
+    close: bool = False  # it could as well be used otherwise
 
 
 class DatasetCard(Value, frozen=True):
-    """What is known of a dataset."""
+    """The columns of a dataset, with roles and warnings."""
 
     source: str
     rows: int
@@ -108,6 +115,7 @@ def inspect(
     *,
     name: str | None = None,
     splits: int | None = None,
+    roles: Mapping[str, Role] | None = None,
     tell: Callable[[int, int], None] | None = None,
 ) -> DatasetCard:
     """Look at the rows.
@@ -117,6 +125,7 @@ def inspect(
         label: the column to predict; None: the one that is called so.
         name: what the card is called; None: as the first split's source is.
         splits: look at so many of the first ones only.
+        roles: by column: what it is used as, whatever is in it.
         tell: hears how many of how many splits are done.
     """
     found = reader.splits()[:splits]
@@ -124,7 +133,10 @@ def inspect(
         raise DataError(f"{name or type(reader).__name__}: there are no rows to look at")
     source = found[0].source
     names = reader.schema.names
-    check_columns(names if label is None else [label], reader.schema, source)
+    roles = dict(roles or {})
+    check_columns([*(names if label is None else [label]), *roles], reader.schema, source)
+    for column, role in roles.items():
+        _check_role(column, reader.schema.field(column).type, role, source)
     label = label or next((name for name in names if name.lower() in LABELS and _counts(reader.schema, name)), None)
     surveys = {column: ColumnSurvey(reader.schema.field(column).type) for column in names}
     positives = 0
@@ -133,10 +145,10 @@ def inspect(
         positive_R = _positive(table, label, source)
         positives += int(positive_R.sum())
         for column, survey in surveys.items():
-            survey.add(whole(table[column]), positive_R)
+            survey.add(combine_chunks(table[column]), positive_R)
         if tell is not None:
             tell(index + 1, len(found))
-    return _card(name or source, label, surveys, positives)
+    return _card(name or source, label, surveys, positives, roles)
 
 
 def _positive(table: pa.Table, label: str | None, source: str) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
@@ -145,7 +157,7 @@ def _positive(table: pa.Table, label: str | None, source: str) -> np.ndarray[tup
     if not _counts(table.schema, label):
         kind = table.schema.field(label).type
         raise DataError(f"{source}: column {label!r} holds {kind}: want numbers for a label, 0 and 1")
-    return floats(whole(table[label])) > 0
+    return floats(combine_chunks(table[label])) > 0
 
 
 def _counts(schema: pa.Schema, name: str) -> bool:
@@ -154,11 +166,18 @@ def _counts(schema: pa.Schema, name: str) -> bool:
     return any(test(kind) for test in (types.is_integer, types.is_floating, types.is_boolean, types.is_decimal))
 
 
-def _card(source: str, label: str | None, surveys: dict[str, ColumnSurvey], positives: int) -> DatasetCard:
+def _card(
+    source: str, label: str | None, surveys: dict[str, ColumnSurvey], positives: int, roles: Mapping[str, Role]
+) -> DatasetCard:
     columns: list[ColumnCard] = []
     for name, survey in surveys.items():
-        role, note = _label(name, survey) if name == label else _judged(name, survey, label is not None)
-        columns.append(_column(name, survey, role, note))
+        if name == label:
+            use = _label(name, survey)
+        elif name in roles:
+            use = Use(roles[name], "as told")
+        else:
+            use = _judged(name, survey, label is not None)
+        columns.append(_column(name, survey, use))
     rows = next(iter(surveys.values())).rows
     rate = positives / rows if label and rows else None
     notes = tuple(column.note for column in columns if column.note)
@@ -169,9 +188,18 @@ def _card(source: str, label: str | None, surveys: dict[str, ColumnSurvey], posi
     return structs.replace(card, warnings=(f"no label: say which column it is with --label{likely}", *notes))
 
 
-def _column(name: str, survey: ColumnSurvey, role: Role, note: str | None) -> ColumnCard:
+class Use(NamedTuple):
+    """The role of a column, and the reason for it."""
+
+    role: Role
+    why: str = ""
+    note: str | None = None  # what looks wrong
+    close: bool = False
+
+
+def _column(name: str, survey: ColumnSurvey, use: Use) -> ColumnCard:
     sketch, listed, ranged = survey.sketch, is_list(survey.kind), survey.least <= survey.most
-    table_rows = min(max(int(sketch.distinct * SPARE_ROWS), 16), LARGEST_TABLE) if role == "sparse" else None
+    role = use.role
     return ColumnCard(
         name=name,
         type=str(survey.kind),
@@ -185,29 +213,74 @@ def _column(name: str, survey: ColumnSurvey, role: Role, note: str | None) -> Co
         most=survey.most if ranged else None,
         mean_length=survey.values / max(survey.rows, 1) if listed else None,
         longest=survey.longest if listed else None,
-        table_rows=table_rows,
+        table_rows=_table_rows(sketch.distinct) if role == "sparse" else None,
         table_dim=_dim(sketch.distinct) if role == "sparse" else None,
-        note=note,
+        note=use.note,
+        why=use.why,
+        close=use.close,
     )
 
 
-def _role(name: str, survey: ColumnSurvey) -> Role:
+def _table_rows(distinct: int) -> int:
+    """Rows for hashed ids: with 16 for each, one id in 16 shares its row."""
+    return max(16, *(min(int(distinct * room), most) for room, most in ROOM))
+
+
+def _use(name: str, survey: ColumnSurvey) -> Use:
     """What to make of a column that nothing is wrong with."""
     listed = is_list(survey.kind)
     kind = survey.kind.value_type if listed else survey.kind
     if types.is_dictionary(kind):
-        return "sparse" if is_text(kind.value_type) or types.is_integer(kind.value_type) else "unused"
+        known = is_text(kind.value_type) or types.is_integer(kind.value_type)
+        return Use("sparse", "categories") if known else Use("unused", f"categories of {kind.value_type}")
     if is_text(kind):
-        return "sparse"
+        return Use("sparse", "lists of words" if listed else "words")
     if types.is_integer(kind):
-        category = survey.least >= 0 and survey.sketch.distinct <= FEW
-        # Numbers that large count nothing.
-        return "sparse" if listed or category or survey.most > LARGEST_COUNT or ID_NAME.search(name) else "dense"
+        return Use("sparse", "lists of whole numbers") if listed else _use_of_whole(name, survey)
     if listed:
-        return "unused"
+        return Use("unused", "lists of numbers")
     if types.is_timestamp(kind) or types.is_date(kind):
-        return "time"
-    return "dense" if types.is_floating(kind) or types.is_boolean(kind) or types.is_decimal(kind) else "unused"
+        return Use("time", "times")
+    if types.is_floating(kind) or types.is_boolean(kind) or types.is_decimal(kind):
+        return Use("dense", "yes or no" if types.is_boolean(kind) else "numbers with fractions")
+    return Use("unused", "no numbers, words or lists of them")
+
+
+def _use_of_whole(name: str, survey: ColumnSurvey) -> Use:
+    """Ids or amounts: by the name, by what each tells of the label, by how the values lie."""
+    found = survey.evidence()
+    evidence, shape = found or (None, None)
+    if ID_NAME.search(name):
+        return Use("sparse", "the name is that of an id")
+    if survey.most > LARGEST_COUNT:
+        return Use("sparse", "numbers that large count nothing")
+    if evidence is not None and evidence.reading is not None:
+        role: Role = "sparse" if evidence.reading == "ids" else "dense"
+        ids, amounts = evidence.base - evidence.ids, evidence.base - evidence.amounts
+        return Use(role, f"{max(ids, 0):.3f} nats of the label as ids, {max(amounts, 0):.3f} as amounts")
+    few = survey.least >= 0 and survey.sketch.distinct <= FEW
+    if few:
+        return Use("sparse", f"{survey.sketch.distinct} values", close=survey.sketch.distinct > 2)
+    if AMOUNT_NAME.search(name):
+        return Use("dense", "the name is that of an amount")
+    if shape is not None and shape.is_of_ids and survey.least >= 0:
+        return Use(
+            "sparse", f"{shape.filled:.0%} of the range taken, evenly, {shape.repeats:.0f} rows a value", close=True
+        )
+    return Use("dense", "the values lie as amounts do", close=True)
+
+
+def _check_role(name: str, kind: pa.DataType, role: Role, source: str) -> None:
+    """Raise if a column of this type cannot be used so."""
+    numbers = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_decimal(kind)
+    element = kind.value_type if is_list(kind) else kind
+    times = types.is_timestamp(kind) or types.is_date(kind) or types.is_integer(kind)
+    words = is_text(element) or types.is_integer(element) or types.is_dictionary(element)
+    possible = {"dense": numbers, "sparse": words, "time": times, "key": words and not is_list(kind)}
+    if not possible.get(role, True):
+        raise DataError(
+            f"{source}: column {name!r} holds {kind}: it cannot be used as {role}; leave out --{role} {name}"
+        )
 
 
 def _table_names(columns: list[str]) -> dict[str, str]:
@@ -235,25 +308,25 @@ def _is_skewed(column: ColumnCard) -> bool:
     return column.least is not None and column.most is not None and column.least >= 0 and column.most > FEW
 
 
-def _judged(name: str, survey: ColumnSurvey, labelled: bool) -> tuple[Role, str | None]:
+def _judged(name: str, survey: ColumnSurvey, labelled: bool) -> Use:
     """What to make of a column that is not the label; and why it is better not a feature, if there is a reason."""
     distinct = survey.sketch.distinct
     if distinct <= 1 and not is_list(survey.kind):
-        return "unused", f"{name!r} is constant{' or missing' if survey.nulls else ''}"
+        return Use("unused", note=f"{name!r} is constant{' or missing' if survey.nulls else ''}")
     leak = _leak(survey) if labelled else None
     if leak:
-        return "unused", f"{name!r} nearly tells the label: {leak}"
+        return Use("unused", note=f"{name!r} nearly tells the label: {leak}")
     if types.is_integer(survey.kind) and distinct >= MANY_TIMES and _are_times(survey.least, survey.most):
-        return "time", f"{name!r} looks like times since 1970, which are never seen again: no ids"
+        return Use("time", note=f"{name!r} looks like times since 1970, which are never seen again: no ids")
     if _is_key(survey):
-        return "key", f"{name!r} is different in nearly every row: it names the row"
-    role = _role(name, survey)
-    if role == "dense" and max(abs(survey.least), abs(survey.most)) > LARGEST and survey.least <= survey.most:
-        return "unused", f"{name!r} holds numbers that are infinite in 32 bits"
-    return role, None
+        return Use("key", note=f"{name!r} is different in nearly every row: it names the row")
+    use = _use(name, survey)
+    if use.role == "dense" and max(abs(survey.least), abs(survey.most)) > LARGEST and survey.least <= survey.most:
+        return Use("unused", note=f"{name!r} holds numbers that are infinite in 32 bits")
+    return use
 
 
-def _label(name: str, survey: ColumnSurvey) -> tuple[Role, str | None]:
+def _label(name: str, survey: ColumnSurvey) -> Use:
     distinct, ranged = survey.sketch.distinct, survey.least <= survey.most
     wrong: list[str] = []
     if survey.nulls:
@@ -262,7 +335,7 @@ def _label(name: str, survey: ColumnSurvey) -> tuple[Role, str | None]:
         wrong.append(f"is not 0 or 1: {distinct} values from {survey.least} to {survey.most}")
     elif distinct < 2:
         wrong.append("is the same in all rows")
-    return "label", f"the label {name!r} {' and '.join(wrong)}" if wrong else None
+    return Use("label", note=f"the label {name!r} {' and '.join(wrong)}" if wrong else None)
 
 
 def _leak(survey: ColumnSurvey) -> str | None:

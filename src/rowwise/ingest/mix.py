@@ -1,8 +1,7 @@
 """The hash of ids and of shuffling: 64 bits in, 64 bits out, the same on every machine and for ever.
 
-Its own file because saved models depend on it: a table's rows mean what this hash made them mean, and a resumed
-epoch goes on in this order. numpy's own generators may change between versions, Python's hash between processes.
-This is the definition; `native` has kernels that give the same bits faster, for the ids of whole splits.
+numpy's own generators may change between versions, Python's hash between processes. This is the definition; `native`
+has kernels that give the same bits faster, for the ids of whole splits.
 """
 
 import numpy as np

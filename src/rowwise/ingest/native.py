@@ -1,9 +1,7 @@
 """The kernels of ingestion, in C++: ids into rows, lists cut short, text into words, numbers into buckets.
 
-Its own file because it is ingestion's only door to compiled code, loaded without torch: processes that do nothing but
-make batches start in a third of a second. Arrays are checked here, so that what crosses has the right types and
-lengths; offsets are checked by the kernels. `mix.py` says in numpy what the hash is; tests hold the two together.
-Sizes: N ids, R rows, K borders.
+Arrays are checked here, so that what crosses has the right types and lengths; offsets are checked by the kernels.
+`mix.py` says in numpy what the hash is; tests hold the two together. Sizes: N ids, R rows, K borders.
 """
 
 import ctypes
@@ -47,7 +45,7 @@ class _Numbers(ctypes.Structure):
 
 
 class RowMapping(NamedTuple):
-    """What becomes of ids: nothing, a check that they are below `rows`, or a row."""
+    """What is done to ids while they are copied: nothing, a check that they are below `rows`, or a hash to a row."""
 
     what: int = AS_IS
     rows: int = 1
@@ -55,7 +53,7 @@ class RowMapping(NamedTuple):
 
 
 class Bitmap(NamedTuple):
-    """Which of some things are there: bit `first` of the bytes is that of the first thing."""
+    """A bit for each element: bit `first` of the bytes is that of the first element."""
 
     bytes: NDArray[np.uint8]
     first: int
@@ -80,7 +78,6 @@ class Lists(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """How many."""
         return len(self.values) if self.offsets is None else len(self.offsets) - 1
 
 
@@ -173,7 +170,6 @@ class FilledColumns:
     """Columns of numbers of which some rows are picked, in an order, with what is missing filled in."""
 
     def __init__(self, columns: Sequence[NumberColumn], order_R: Ints | None) -> None:
-        """None: all rows, as they are."""
         self._held = (columns, order_R)
         self._order = None if order_R is None else _at(order_R)
         self._rows = len(columns[0].x_R) if order_R is None else len(order_R)
@@ -190,8 +186,7 @@ class FilledColumns:
         return bool(_library().rw_fill(self._columns, count, self._order, begin, rows, _at(out_FR)))
 
 
-def turn(columns_FR: Floats, out_RF: Floats) -> None:
-    """Columns into rows."""
+def transpose(columns_FR: Floats, out_RF: Floats) -> None:
     assert columns_FR.shape == out_RF.shape[::-1]
     _library().rw_turn(_at(columns_FR), columns_FR.shape[0], columns_FR.shape[1], _at(out_RF))
 
@@ -270,7 +265,6 @@ def _made(make: RowMapping) -> _Make:
 
 
 def _ints(values_N: NDArray[Any]) -> Ints:
-    """The same 64 bits."""
     if values_N.dtype == np.uint64:
         values_N = values_N.view(np.int64)
     return np.ascontiguousarray(values_N, np.int64)

@@ -2,8 +2,9 @@
 
 Only the footers are read to know the splits, and only the columns asked for to read one, so a wide table costs what
 its used columns cost; see [Note: a sparse image] in `warehouse/image.py`. A reader that is sent to another process
-carries names and no footers. Gives up: row groups are the unit of memory, so a file written as one huge group is read
-whole by `read` (`pieces` cuts it), and page checksums unless asked for: checking them takes a tenth of the decode.
+carries names and no footers. Known limits: row groups are the unit of memory, so a file written as one huge group is
+read whole by `read` (`pieces` cuts it), and page checksums unless asked for: checking them takes a tenth of the
+decode.
 """
 
 import threading
@@ -101,7 +102,6 @@ class ParquetReader:
         return self._splits
 
     def read(self, split: Split, columns: Sequence[str]) -> pa.Table:
-        """One row group."""
         with self._opened(split.source) as image:
             inside = self._check(image, split, columns)
             table, counters = image.read(split.start, inside, gap=self._gap_bytes, threads=self._threads)
@@ -126,7 +126,6 @@ class ParquetReader:
         return state | {"_splits": None, "_counters": ReadCounters()}
 
     def __setstate__(self, state: dict[str, object]) -> None:
-        """No file is open yet."""
         self.__dict__.update(state)
         self._idle, self._lock = list[SparseFile](), threading.Lock()
 

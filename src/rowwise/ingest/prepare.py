@@ -1,7 +1,6 @@
 """From a split to its encoded rows, in the order of an epoch: all that is done to rows before they become batches.
 
-Its own file because it is done in a trainer's process or in a worker's, on this machine or another, and must be the
-same: a function of the reader's files, a `Preparation`, and which split of which epoch. Nothing here needs torch.
+Nothing here needs torch.
 
 [Note: which rows] A split's rows are never cut away, as errors name them by their numbers. What selects rows (a share,
 a filter, sampling, bad rows that are put aside) only leaves them out of the order in which rows are used. So where a
@@ -22,12 +21,12 @@ from pyarrow import compute as pc
 
 from rowwise.errors import DataError
 from rowwise.ingest import transform
-from rowwise.ingest.bags import Ints, whole
+from rowwise.ingest.bags import Ints, combine_chunks
 from rowwise.ingest.block import Encoded, Memory, private
 from rowwise.ingest.columns import Columns
 from rowwise.ingest.encode import RefusedRows, bad_rows, encode
 from rowwise.ingest.mix import permutation
-from rowwise.ingest.quarantine import put_aside, put_split_aside
+from rowwise.ingest.quarantine import quarantine_rows, quarantine_split
 from rowwise.ingest.reader import Reader, Split, check_columns
 from rowwise.ingest.share import Share
 from rowwise.ingest.where import RowFilter
@@ -37,7 +36,7 @@ ALL = Share()
 
 
 class Preparation(Value, frozen=True):
-    """What is done to rows, and in which order they come."""
+    """The columns, transforms and order of rows that workers apply."""
 
     columns: Columns
     rows_of: dict[str, int]  # of tables, where ids are hashed to them or refused outside them
@@ -52,7 +51,6 @@ class Preparation(Value, frozen=True):
 
     @property
     def loaded(self) -> transform.LoadedTransforms:
-        """The transforms."""
         return _loaded(self.transforms)
 
     @property
@@ -73,7 +71,7 @@ class Preparation(Value, frozen=True):
 
 
 class PreparationSeconds(Value, frozen=True):
-    """Where the seconds of a split went."""
+    """Seconds of one split by stage."""
 
     read_s: float = 0.0  # decompressed and decoded, too
     transform_s: float = 0.0
@@ -93,7 +91,6 @@ class ReadSplit:
 
     @property
     def rows(self) -> int:
-        """How many are used."""
         return self.table.num_rows if self.order_R is None else len(self.order_R)
 
     def encode(self, ranges: Sequence[tuple[int, int]] | None = None, memory: Memory = private) -> Encoded:
@@ -108,7 +105,7 @@ class ReadSplit:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparationTask:
-    """All that there is to prepare."""
+    """Everything that a worker needs to prepare splits."""
 
     reader: Reader
     splits: tuple[Split, ...]
@@ -128,7 +125,7 @@ class PreparationTask:
         except DataError as error:
             if how.aside is None:
                 raise
-            put_split_aside(split, str(error), how.aside)
+            quarantine_split(split, str(error), how.aside)
             return ReadSplit(table=self._nothing(split), split=split, order_R=None, how=how, spent=PreparationSeconds())
 
     def _nothing(self, split: Split) -> pa.Table:
@@ -163,7 +160,7 @@ class PreparationTask:
     def _dismiss(self, bad: RefusedRows, table: pa.Table, split: Split) -> None:
         """Put bad rows aside, or raise for the first."""
         if self.how.aside is not None:
-            put_aside(table, split, bad, self.how.aside)
+            quarantine_rows(table, split, bad, self.how.aside)
             return
         first = bad.wrong[0]
         raise DataError(f"{split.place(first.row)}, column {first.column!r}: {first.reason}")
@@ -207,7 +204,7 @@ def _both(one_R: NDArray[np.bool_] | None, other_R: NDArray[np.bool_]) -> NDArra
 
 def _runs(column: pa.ChunkedArray) -> Ints:
     """Where neighbours that have the same begin, and the end of the last. Rows without a value are by themselves."""
-    array = whole(column)
+    array = combine_chunks(column)
     if len(array) < 2:
         return np.array([0] * bool(len(array)) + [len(array)], np.int64)
     differs = _differ(array[1:], array[:-1]).fill_null(True).to_numpy(zero_copy_only=False)
@@ -219,7 +216,7 @@ def _differ(one: pa.Array, other: pa.Array) -> pa.Array:
 
 
 def _can_differ(kind: pa.DataType) -> bool:
-    nothing = whole(pa.chunked_array([], kind))
+    nothing = combine_chunks(pa.chunked_array([], kind))
     try:
         _differ(nothing, nothing)
     except pa.ArrowException:

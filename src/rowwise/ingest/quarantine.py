@@ -1,9 +1,8 @@
 """Rows that cannot be used, put aside: copied to files of their own, with the reason, while all others are used.
 
-A file for each split that has any, called by what the split is, so that preparing a split again (another epoch, another
-worker, an evaluation of other rows of it) writes the same file again and counts nothing twice. Its own file because
-nothing else that prepares rows ever writes. Gives up: a limit, and clearing away what a killed process had half
-written, which lies there hidden and is not counted.
+A file for each split that has any, called by what the split is, so that preparing a split again (another epoch,
+another worker, an evaluation of other rows of it) writes the same file again and counts nothing twice. Known limits: a
+limit, and clearing away what a killed process had half written, which lies there hidden and is not counted.
 """
 
 import hashlib
@@ -37,13 +36,13 @@ class UnreadSplit(Value, frozen=True):
 
 
 class QuarantinedRows(NamedTuple):
-    """What is in a folder of bad rows."""
+    """The counts and files of a folder of quarantined rows."""
 
     rows: int
     unread: tuple[UnreadSplit, ...]
 
 
-def put_aside(table: pa.Table, split: Split, bad: RefusedRows, folder: str) -> None:
+def quarantine_rows(table: pa.Table, split: Split, bad: RefusedRows, folder: str) -> None:
     """Bad rows as they were read, with where each was and what is wrong with it; folder "": nowhere."""
     rows_N = np.flatnonzero(bad.mask_R)
     told = _reasons(rows_N.tolist(), bad.wrong)
@@ -53,15 +52,14 @@ def put_aside(table: pa.Table, split: Split, bad: RefusedRows, folder: str) -> N
     _write(folder, split, ROWS, lambda path: pq.write_table(found, path))
 
 
-def put_split_aside(split: Split, error: str, folder: str) -> None:
+def quarantine_split(split: Split, error: str, folder: str) -> None:
     """Note a split that cannot be read."""
     rows = split.stop - split.start if split.rows is None else split.rows
     note = UnreadSplit(source=split.source, start=split.start, stop=split.stop, rows=rows, error=error)
     _write(folder, split, SPLIT, lambda path: path.write_bytes(msgspec.json.encode(note)))
 
 
-def count_aside(folder: Path) -> QuarantinedRows:
-    """What was put aside so far."""
+def count_quarantined(folder: Path) -> QuarantinedRows:
     rows = sum(pq.read_metadata(path).num_rows for path in folder.glob(f"*{ROWS}"))
     notes = [msgspec.json.decode(path.read_bytes(), type=UnreadSplit) for path in sorted(folder.glob(f"*{SPLIT}"))]
     return QuarantinedRows(rows, tuple(notes))

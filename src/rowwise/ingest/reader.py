@@ -39,9 +39,7 @@ class Reader(Protocol):
     """Rows in splits. Reading the same split gives the same rows in the same order, whatever was read before."""
 
     @property
-    def schema(self) -> pa.Schema:
-        """All columns and their types."""
-        ...
+    def schema(self) -> pa.Schema: ...
 
     def splits(self) -> tuple[Split, ...]:
         """The splits, in the order of the data, known without reading it."""

@@ -18,7 +18,6 @@ class Share(Value, frozen=True):
     end: float = 1.0
 
     def __post_init__(self) -> None:
-        """Refuse what no row is in."""
         if not 0 <= self.begin < self.end <= 1:
             raise SpecError(f"a share of rows from {self.begin} to {self.end}: want 0 <= begin < end <= 1")
 

@@ -3,7 +3,7 @@
 Every value is hashed, and only those whose hash is below a threshold are counted. The threshold starts above all
 hashes, so small columns are counted exactly; when there are too many values it is halved. What is kept is then a
 uniform sample of the distinct values, each with its exact count. Source: Wegman's adaptive sampling (Flajolet 1990).
-Gives up: the share of the most frequent values is a sample's too, once there are more values than fit.
+Known limits: the share of the most frequent values is a sample's too, once there are more values than fit.
 """
 
 import math
@@ -23,7 +23,6 @@ class Sketch:
     """Counts of values by their hash, and of positive labels among them."""
 
     def __init__(self, most_values: int = MOST_VALUES) -> None:
-        """Nothing seen yet."""
         self._most = most_values
         self._shift = 0  # only hashes whose first `shift` bits are 0 are kept
         self._hash_U: Words = np.empty(0, np.uint64)

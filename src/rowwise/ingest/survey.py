@@ -10,9 +10,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import types
 
-from rowwise.ingest.bags import flat
+from rowwise.ingest.bags import flatten_lists
 from rowwise.ingest.columns import is_list, is_text
 from rowwise.ingest.encode import Floats, floats, hashed, int64
+from rowwise.ingest.evidence import Evidence, Labels, Shape, shape_of, weigh
 from rowwise.ingest.mix import mix
 from rowwise.ingest.sketch import Sketch
 
@@ -21,16 +22,16 @@ SAMPLE_ROWS = 1 << 16
 
 @final
 class ColumnSurvey:
-    """What is known so far of a column."""
+    """Counts, range and a sample of a column, taken split by split."""
 
     def __init__(self, kind: pa.DataType) -> None:
-        """Nothing seen yet."""
         self.kind = kind
         self.rows = self.nulls = self.values = 0
         self.longest = 0
         self.least, self.most = np.inf, -np.inf
         self.sketch = Sketch()
         self._sample: list[tuple[Floats, NDArray[np.bool_]]] = []
+        self._whole: list[tuple[NDArray[np.int64], Labels]] = []
         self._sampled = 0
 
     @property
@@ -42,7 +43,7 @@ class ColumnSurvey:
         """More rows, with their labels."""
         self.rows += len(array)
         self.nulls += array.null_count
-        ids, offsets_R1 = flat(array, None)
+        ids, offsets_R1 = flatten_lists(array, None)
         self.values += len(ids)
         positive_N = positive_R
         if offsets_R1 is not None:
@@ -68,12 +69,21 @@ class ColumnSurvey:
             return None
         return float((middle_U[rank_N][positive_N].sum() - positives * (positives + 1) / 2) / (positives * others))
 
+    def evidence(self) -> tuple[Evidence | None, Shape] | None:
+        """Of whole numbers: what the first rows say of ids and amounts; None: no numbers, or none that are whole."""
+        if not self._whole:
+            return None
+        x_N, positive_N = (np.concatenate(part) for part in zip(*self._whole, strict=True))
+        return weigh(x_N, positive_N), shape_of(x_N)
+
     def _range(self, ids: pa.Array, positive_N: NDArray[np.bool_]) -> None:
         x_N = ids.to_numpy(zero_copy_only=False)
         self.least, self.most = min(self.least, float(x_N.min())), max(self.most, float(x_N.max()))
         room = SAMPLE_ROWS - self._sampled
         if room > 0:
             self._sample.append((floats(ids)[:room], positive_N[:room]))
+            if types.is_integer(ids.type):
+                self._whole.append((int64(ids)[:room], positive_N[:room]))
             self._sampled += min(room, len(x_N))
 
 

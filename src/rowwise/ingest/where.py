@@ -1,8 +1,7 @@
 """Which rows are wanted: comparisons of columns with values, all of which have to hold.
 
-Its own file because it is asked twice: of the statistics of a row group, before it is read (`may_hold`), and of the
-rows (`mask`). The first may say yes too often, never no. A comparison with null holds for no row, as in SQL. Gives up:
-"or", and anything computed; what is more than this is a column to be written into the data.
+The first may say yes too often, never no. A comparison with null holds for no row, as in SQL. Known limits: "or", and
+anything computed; what is more than this is a column to be written into the data.
 """
 
 import datetime
@@ -36,7 +35,7 @@ _AND = re.compile(r"and\s", re.IGNORECASE)
 
 
 class ColumnBounds(Value, frozen=True):
-    """What is known of a column in some rows; None: not known. Times are counted in the column's own unit."""
+    """Bounds and null count of a column in some rows; None: unknown. Times are counted in the column's own unit."""
 
     least: Any = None
     most: Any = None
@@ -45,21 +44,19 @@ class ColumnBounds(Value, frozen=True):
 
 
 class Comparison(Value, frozen=True):
-    """One column against one value, or a list of them."""
+    """A comparison of one column with a value or a list of values."""
 
     column: str
     op: Operator
     value: Plain | tuple[Plain, ...] | None = None
 
     def __post_init__(self) -> None:
-        """The value is what the operator takes."""
         listed = isinstance(self.value, tuple)
         if (self.value is None) != (self.op in NULLS) or listed != (self.op == "in"):
             raise SpecError(f"where: {self.column} {self.op} {self.value!r}: want a list for 'in', a value for others")
 
     @property
     def values(self) -> tuple[Plain, ...]:
-        """What is compared with."""
         if self.value is None:
             return ()
         return self.value if isinstance(self.value, tuple) else (self.value,)
@@ -93,7 +90,6 @@ class Comparison(Value, frozen=True):
                 raise AssertionError("nulls are counted, not compared")
 
     def mask(self, array: pa.ChunkedArray) -> NDArray[np.bool_]:
-        """Of which rows it holds."""
         if self.op in NULLS:
             found = array.is_null() if self.op == "is null" else array.is_valid()
             return np.asarray(found.to_numpy(), np.bool_)
@@ -112,7 +108,6 @@ class RowFilter(Value, frozen=True):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """What is compared, each once."""
         return tuple(dict.fromkeys(one.column for one in self.all_of))
 
     def check(self, schema: pa.Schema, source: str) -> None:
@@ -136,7 +131,6 @@ class RowFilter(Value, frozen=True):
         )
 
     def mask(self, table: pa.Table) -> NDArray[np.bool_]:
-        """Which rows are wanted."""
         held = np.ones(table.num_rows, np.bool_)
         for one in self.all_of:
             held &= one.mask(table[one.column])
@@ -257,7 +251,6 @@ def _ticks(text: str, kind: pa.DataType) -> int:
 
 
 def _comparable(array: pa.ChunkedArray) -> pa.ChunkedArray:
-    """The same values, in a layout that comparisons know."""
     kind = _plain_type(array.type)
     if types.is_dictionary(array.type):
         array = array.cast(kind)

@@ -27,7 +27,7 @@ Structure = Literal["stacked", "parallel"]
 
 
 class Cross(nn.Module):
-    """One cross layer: x_0 * (W x + b) + x.
+    """A cross layer: x_0 * (W x + b) + x.
 
     Args:
         width: of x.
@@ -35,7 +35,6 @@ class Cross(nn.Module):
     """
 
     def __init__(self, width: int, rank: int | None = None) -> None:
-        """W and b."""
         super().__init__()
         if rank is not None and rank < 1:
             raise SpecError(f"rank={rank}: want at least 1, or None for a full matrix of {width} x {width}")

@@ -59,7 +59,7 @@ class DLRM(nn.Module):
 
 
 class Vector(nn.Module):
-    """One learned vector for each sample, whatever is put in.
+    """A learned vector, the same for each sample.
 
     Args:
         dim: of the vector.

@@ -34,7 +34,6 @@ class ItemFrequency(nn.Module):
     gap_S: Tensor
 
     def __init__(self, *, bits: int = 20, arrays: int = 2, alpha: float = 0.01, seed: int = 0) -> None:
-        """Nothing has been seen."""
         super().__init__()
         if not 1 <= bits <= 40 or arrays < 1:
             raise SpecError(f"bits={bits} and arrays={arrays}: want 1 to 40 bits and at least one array")

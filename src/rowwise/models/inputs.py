@@ -1,7 +1,4 @@
-"""What every model does with its input: a `Batch` or its parts are taken apart, tables that do not fit are named.
-
-Its own file because models share no base class: each is a plain module, and these are plain functions.
-"""
+"""What every model does with its input: a `Batch` or its parts are taken apart, tables that do not fit are named."""
 
 from collections.abc import Sequence
 

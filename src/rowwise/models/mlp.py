@@ -25,7 +25,6 @@ class Linear(nn.Linear):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """As nn.Linear; relu: whether negative outputs become zero."""
         super().__init__(in_features, out_features, bias, device=device, dtype=dtype)
         self.relu = relu
 
@@ -34,7 +33,6 @@ class Linear(nn.Linear):
         return linear(input, self.weight, self.bias, relu=self.relu)
 
     def extra_repr(self) -> str:
-        """As nn.Linear, and whether there is a ReLU."""
         return f"{super().extra_repr()}, relu={self.relu}"
 
 
@@ -47,7 +45,6 @@ class Mlp(nn.Module):
     """
 
     def __init__(self, sizes: Sequence[int], *, relu_last: bool = False) -> None:
-        """One layer for each two neighbouring sizes."""
         super().__init__()
         if len(sizes) < 2 or min(sizes) < 1:
             raise SpecError(f"an Mlp got sizes {tuple(sizes)}; want at least those of an input and an output, all >= 1")

@@ -22,7 +22,7 @@ from rowwise.models.mlp import Mlp
 
 
 class Tower(nn.Module):
-    """One side: an MLP over its features, whose output has length 1.
+    """One tower: an MLP over its features, whose output has length 1.
 
     Args:
         embeddings: tables that pool, of any dims, of this side only.
@@ -56,7 +56,6 @@ class TwoTower(nn.Module):
     """
 
     def __init__(self, user: Tower, item: Tower, temperature: float = 0.1) -> None:
-        """The towers stay the caller's."""
         super().__init__()
         if user.dim != item.dim:
             raise SpecError(f"vectors of users have dim {user.dim}, of items {item.dim}: want one dim for both towers")

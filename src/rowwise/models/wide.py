@@ -62,7 +62,6 @@ class Wide(nn.Module):
     def __init__(
         self, tables: Sequence[Table], dense_features: int, tasks: int, device: torch.device | str = "cpu"
     ) -> None:
-        """The tables are made here."""
         super().__init__()
         self.columns = input_columns(tables, 0)
         check_dims(tables, tasks, "one weight for each task")
@@ -72,7 +71,6 @@ class Wide(nn.Module):
         self.bias = nn.Parameter(torch.zeros(tasks))
 
     def forward(self, dense_BF: Tensor, ids: Ids) -> Tensor:
-        """Logits [B, tasks]."""
         tasks = len(self.bias)
         weights_BTK = self.embeddings(ids).values().view(len(dense_BF), self.columns // tasks, tasks)
         return F.linear(dense_BF, self.weight, self.bias) + weights_BTK.sum(1)

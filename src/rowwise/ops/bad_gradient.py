@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rowwise.batch import Jagged
 from rowwise.errors import GradientError
-from rowwise.ops.check import locate
+from rowwise.ops.check import locate_id
 from rowwise.ops.layout import TableGroup, TableRow
 from rowwise.ops.lookup import LookupCall
 from rowwise.spec import Pooling
@@ -28,7 +28,7 @@ def name_bad_gradient(call: LookupCall, grad: Tensor, said: str) -> GradientErro
     named = re.search(r"row (\d+) of table (\d+)", said)
     assert named is not None
     row, index = map(int, named.groups())
-    row += TableRow.read(call.group.tables_T12)[index].first_row
+    row += TableRow.read(call.group.tables_TC)[index].first_row
     name = call.group.tables[index].name
     return GradientError(
         f"table {name!r}, row {row}: its gradients add up past the range of float32; lower the learning rate. {KEPT}"
@@ -74,7 +74,7 @@ def _bad_weight(call: LookupCall) -> str | None:
         bad = torch.nonzero(~torch.isfinite(jagged.weights_N[begin:end]))
         if len(bad):
             at = begin + int(bad[0])
-            sample, position = locate(jagged, at)
+            sample, position = locate_id(jagged, at)
             where = f"{_named(group, index)}, {_sample(call, sample)}, position {position}"
             return f"weight {float(jagged.weights_N[at])} of {where}, id {int(jagged.values_N[at])}"
     return None
@@ -118,7 +118,7 @@ def _place_in_sequence(group: TableGroup, jagged: Jagged, flat: int) -> tuple[in
         floats = (end - begin) * group.table_of(index).dim
         if flat < floats:
             at = begin + flat // group.table_of(index).dim
-            sample, position = locate(jagged, at)
+            sample, position = locate_id(jagged, at)
             return index, sample, f"position {position}, id {int(jagged.values_N[at])}"
         flat -= floats
     raise AssertionError("every element of the gradient belongs to an id")

@@ -31,13 +31,13 @@ def check_lengths(jagged: Jagged) -> None:
         raise BatchError(f"lengths add up to {total} and there are {jagged.values_N.numel()} ids ({sums})")
 
 
-def bad_ids(group: TableGroup, features_F9: Tensor, jagged: Jagged) -> list[tuple[int, Tensor]]:
+def bad_ids(group: TableGroup, features_FC: Tensor, jagged: Jagged) -> list[tuple[int, Tensor]]:
     """For each feature with ids outside its table: the feature's number and the ids' positions in the batch."""
-    rows = FeatureRow.read(features_F9)
-    return outside(jagged, [(row.source, row.rows) for row in rows])
+    rows = FeatureRow.read(features_FC)
+    return ids_outside(jagged, [(row.source, row.rows) for row in rows])
 
 
-def outside(jagged: Jagged, limits: Sequence[tuple[int, int]]) -> list[tuple[int, Tensor]]:
+def ids_outside(jagged: Jagged, limits: Sequence[tuple[int, int]]) -> list[tuple[int, Tensor]]:
     """For each (feature of the batch, rows) with ids outside 0..rows-1: its number, and where they are."""
     # Every batch_size-th offset is where a feature begins.
     bounds = jagged.offsets()[:: max(1, jagged.batch_size)]
@@ -54,16 +54,16 @@ def outside(jagged: Jagged, limits: Sequence[tuple[int, int]]) -> list[tuple[int
 
 def check_rows(jagged: Jagged, rows: Sequence[int]) -> None:
     """Raise for the first id that is not in 0..rows-1, with the rows of each feature's table given."""
-    for index, positions in outside(jagged, list(enumerate(rows))):
+    for index, positions in ids_outside(jagged, list(enumerate(rows))):
         raise IdError(
             f"feature {jagged.features[index]!r}, {_outsider(jagged, positions, rows[index])}. Hash or map the ids "
             f"before they are routed, or give the table more rows"
         )
 
 
-def check_ids(group: TableGroup, features_F9: Tensor, jagged: Jagged) -> None:
+def check_ids(group: TableGroup, features_FC: Tensor, jagged: Jagged) -> None:
     """Raise for the first id outside its table."""
-    for index, positions in bad_ids(group, features_F9, jagged):
+    for index, positions in bad_ids(group, features_FC, jagged):
         raise unknown_id(group.table_of(index), group.feature_names[index], jagged, positions)
 
 
@@ -78,12 +78,12 @@ def unknown_id(table: Table, feature: str, jagged: Jagged, positions: Tensor) ->
 def _outsider(jagged: Jagged, positions: Tensor, rows: int) -> str:
     """The first of the ids at these positions, which are outside 0..rows-1, and how many there are."""
     first = int(positions[0])
-    sample, position = locate(jagged, first)
+    sample, position = locate_id(jagged, first)
     what = f"sample {sample}, position {position}: id {int(jagged.values_N[first])} is not in 0..{rows - 1}"
     return f"{what} ({len(positions)} such ids in the batch)"
 
 
-def locate(jagged: Jagged, at: int) -> tuple[int, int]:
+def locate_id(jagged: Jagged, at: int) -> tuple[int, int]:
     """The sample of an id, and its position inside the bag."""
     # The last bag that begins at or before the id; right=True passes over empty bags that begin there too.
     offsets = jagged.offsets()

@@ -1,7 +1,4 @@
-"""CRC-32, as zlib computes it: what checkpoints are checked by.
-
-Its own file because the native operator is one way and zlib the other, and both give the same.
-"""
+"""CRC-32, as zlib computes it: what checkpoints are checked by."""
 
 import zlib
 

@@ -1,7 +1,6 @@
 """Rows of ids by an id map: the operator as a function.
 
-Its own file because `hashing` says what a map is, and layers below it only run one. What the numbers mean is said in
-[Note: Id maps] in `hashing/idmap.py`, and in torch in `ops/reference/idmap.py`.
+What the numbers mean is said in [Note: Id maps] in `hashing/idmap.py`, and in torch in `ops/reference/idmap.py`.
 """
 
 import torch

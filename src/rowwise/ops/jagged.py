@@ -261,14 +261,14 @@ def _moves_natively(jaggeds: Sequence[Jagged]) -> bool:
 def _take(jaggeds: Sequence[Jagged], runs: Sequence[Run], features: Sequence[str], parts: int = 1) -> list[Jagged]:
     """Runs of bags one after the other, as so many batches of these features."""
     jaggeds = [jagged.contiguous() for jagged in jaggeds]
-    runs_P3 = torch.tensor(runs, dtype=torch.int64).view(-1, 3)
+    runs_PC = torch.tensor(runs, dtype=torch.int64).view(-1, 3)
     values = [j.values_N for j in jaggeds]
     bags = [j.lengths_FB for j in jaggeds]
     weights = [j.weights_N for j in jaggeds if j.weights_N is not None]
     kept = len(weights) == len(jaggeds)
     native = _moves_natively(jaggeds)
     try:
-        taken, lengths_, moved, starts = torch.ops.rowwise.take(values, bags, weights if native else [], runs_P3)
+        taken, lengths_, moved, starts = torch.ops.rowwise.take(values, bags, weights if native else [], runs_PC)
     except RuntimeError:
         for jagged in jaggeds:
             check.check_lengths(jagged)
@@ -276,7 +276,7 @@ def _take(jaggeds: Sequence[Jagged], runs: Sequence[Run], features: Sequence[str
     if kept and not native:
         # Where each value stands when those of all batches are put in a row: the same runs of a count.
         count = torch.arange(sum(len(v) for v in values), device=taken.device).split([len(v) for v in values])
-        moved = torch.cat(weights)[torch.ops.rowwise.take(count, bags, [], runs_P3)[0]]
+        moved = torch.cat(weights)[torch.ops.rowwise.take(count, bags, [], runs_PC)[0]]
     each = len(runs) // max(1, parts)
     starts = starts.tolist()
     bag_sizes = [sum(count for _, _, count in runs[k * each : (k + 1) * each]) for k in range(parts)]

@@ -22,7 +22,7 @@ LINE = 64  # bytes: every table starts on a cache line
 
 
 class Mode(enum.IntEnum):
-    """How a feature's rows are pooled."""
+    """The pooling of a feature, as kernels number it."""
 
     SUM = 0
     MEAN = 1
@@ -37,7 +37,7 @@ RULES: dict[type, int] = {kind: number for number, kind in enumerate(OPTIMIZERS.
 
 
 class RowFormat(NamedTuple):
-    """How a row is stored; see [Note: Row formats] in `_cpp/tables.h`."""
+    """The storage of a row; see [Note: Row formats] in `_cpp/tables.h`."""
 
     type: RowType
     dim: int
@@ -45,7 +45,6 @@ class RowFormat(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """Of one row."""
         return row_bytes(self.type, self.dim, self.group)
 
 
@@ -101,14 +100,14 @@ class TableRow(NamedTuple):
 
 
 class ArenaOffset(NamedTuple):
-    """Where a table's rows begin, in bytes, and their optimizer state, in floats."""
+    """The offset of a table's rows, in bytes, and of their optimizer state, in floats."""
 
     base: int
     state_base: int
 
 
 class TablePiece(NamedTuple):
-    """Some rows and columns of a table, as a table of their own; `whole` is where they were cut from."""
+    """A rectangle of a table, as a table of its own; `whole` is the table that it is cut from."""
 
     table: Table
     whole: Table
@@ -135,15 +134,15 @@ class TableGroup:
     feature_names: tuple[str, ...]
     columns: int  # of the pooled output
     members_T: Tensor  # which of the arena's tables these are
-    features_F9: Tensor
-    tables_T12: Tensor
-    hyper_T8: Tensor  # at the first step
+    features_FC: Tensor
+    tables_TC: Tensor
+    hyper_TC: Tensor  # at the first step
     hyper_moves: bool
 
     @property
     def columns_F(self) -> list[slice]:
         """Where each feature stands in the pooled output."""
-        return [slice(row.column, row.column + row.dim) for row in FeatureRow.read(self.features_F9)]
+        return [slice(row.column, row.column + row.dim) for row in FeatureRow.read(self.features_FC)]
 
     @property
     def column_slices(self) -> dict[str, slice]:
@@ -152,13 +151,13 @@ class TableGroup:
 
     def table_of(self, feature: int) -> Table:
         """The table of the i-th feature."""
-        return self.tables[FeatureRow.read(self.features_F9)[feature].table]
+        return self.tables[FeatureRow.read(self.features_FC)[feature].table]
 
     def for_sources(self, available: Sequence[str]) -> Tensor:
-        """`features_F9` for a batch that holds `available` in this order; raises KeyError for a missing one."""
+        """`features_FC` for a batch that holds `available` in this order; raises KeyError for a missing one."""
         # A batch is never reordered to suit the tables: telling the kernels where to look is free.
         at = {name: i for i, name in enumerate(available)}
-        features = self.features_F9.clone()
+        features = self.features_FC.clone()
         features[:, 0] = torch.tensor([at[name] for name in self.feature_names], dtype=torch.int64)
         return features
 
@@ -204,9 +203,9 @@ def make_group(
         feature_names=tuple(name for i in chosen for name in tables[i].feature_names),
         columns=column,
         members_T=torch.tensor(chosen, dtype=torch.int64),
-        features_F9=torch.tensor(feature_rows, dtype=torch.int64).view(-1, 9),
-        tables_T12=torch.tensor(table_rows, dtype=torch.int64).view(-1, 12),
-        hyper_T8=hyper_tensor(optimizers, [1] * len(optimizers)),
+        features_FC=torch.tensor(feature_rows, dtype=torch.int64).view(-1, 9),
+        tables_TC=torch.tensor(table_rows, dtype=torch.int64).view(-1, 12),
+        hyper_TC=hyper_tensor(optimizers, [1] * len(optimizers)),
         hyper_moves=any(o.hyper_depends_on_step for o in optimizers),
     )
 

@@ -27,7 +27,7 @@ class _Choice:
 _choice = _Choice()
 
 
-def choose(library: Products | None) -> None:
+def choose_library(library: Products | None) -> None:
     """Multiply with this library from now on; None: with the one that suits the processor."""
     if library is not None and library not in get_args(Products):
         raise SpecError(f"no library {library!r} for matrix products; choose one of {', '.join(get_args(Products))}")
@@ -36,14 +36,14 @@ def choose(library: Products | None) -> None:
     _choice.library = library
 
 
-def chosen() -> Products:
-    """The library in use: what `choose` was given, else the one that suits this processor."""
+def chosen_library() -> Products:
+    """The library in use: what `choose_library` was given, else the one that suits this processor."""
     if _choice.library is None:
-        _choice.library = suiting(read_processor())
+        _choice.library = library_for(read_processor())
     return _choice.library
 
 
-def suiting(processor: Processor) -> Products:
+def library_for(processor: Processor) -> Products:
     """The library that suits a processor, of those that this torch has."""
     return products_of(processor) if has_onednn() else "torch"
 
@@ -56,7 +56,7 @@ def has_onednn() -> bool:
 def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None, *, relu: bool = False) -> Tensor:
     """F.linear, and a ReLU behind it if asked for."""
     # What is compiled is the compiler's: torch's has no place for this operator in training.
-    if not torch.compiler.is_compiling() and _suits(x, weight_OI, bias_O) and chosen() == "onednn":
+    if not torch.compiler.is_compiling() and _suits(x, weight_OI, bias_O) and chosen_library() == "onednn":
         out_BO = _LinearFunction.apply(x.reshape(-1, x.shape[-1]).contiguous(), weight_OI.contiguous(), bias_O, relu)
         return out_BO.view(*x.shape[:-1], weight_OI.shape[0])
     out = F.linear(x, weight_OI, bias_O)

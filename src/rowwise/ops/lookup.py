@@ -20,10 +20,10 @@ from rowwise.ops.layout import TableGroup
 
 @dataclass(frozen=True, slots=True)
 class LookupCall:
-    """One batch looked up in one group of tables."""
+    """A batch looked up in one group of tables."""
 
     group: TableGroup
-    features_F9: Tensor
+    features_FC: Tensor
     jagged: Jagged
     offsets: Tensor
     per_id: bool  # sequences: one vector for each id
@@ -34,11 +34,11 @@ class LookupCall:
         try:
             if self.per_id:
                 return torch.ops.rowwise.gather(
-                    arena_rows, self.features_F9, self.jagged.values_N, self.offsets, self.jagged.batch_size
+                    arena_rows, self.features_FC, self.jagged.values_N, self.offsets, self.jagged.batch_size
                 )
             return torch.ops.rowwise.pool(
                 arena_rows,
-                self.features_F9,
+                self.features_FC,
                 self.jagged.values_N,
                 self.offsets,
                 weights,
@@ -49,16 +49,16 @@ class LookupCall:
             # The kernel knows a position in a tensor; names take a search that only a failure pays for.
             # Lengths first: wrong ones shift every id after them.
             check.check_lengths(self.jagged)
-            check.check_ids(self.group, self.features_F9, self.jagged)
+            check.check_ids(self.group, self.features_FC, self.jagged)
             raise
 
     def weight_grad(self, arena_rows: Tensor, weights: Tensor, grad: Tensor) -> Tensor:
         """The gradient of the per-id weights."""
         found: Tensor | None = None
         # Pieces of a table that share their rows are looked up by the same ids, and each adds to their gradients.
-        for features_F9 in _distinct_sources(self.features_F9):
+        for features_FC in _distinct_sources(self.features_FC):
             part = torch.ops.rowwise.pool_weight_grad(
-                arena_rows, features_F9, self.jagged.values_N, self.offsets, weights, grad, self.jagged.batch_size
+                arena_rows, features_FC, self.jagged.values_N, self.offsets, weights, grad, self.jagged.batch_size
             )
             found = part if found is None else found + part
         return torch.zeros_like(weights) if found is None else found
@@ -66,23 +66,23 @@ class LookupCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagedGradients:
-    """What a backward left for the update."""
+    """The gradients that a backward keeps for the update."""
 
     call: LookupCall
     weights: Tensor | None
     grad: Tensor
 
 
-def _distinct_sources(features_F9: Tensor) -> list[Tensor]:
+def _distinct_sources(features_FC: Tensor) -> list[Tensor]:
     """The features, as often as one batch feature is used by several: nearly always all of them at once."""
     rounds: list[list[int]] = []
     met: dict[int, int] = {}
-    for number, source in enumerate(features_F9[:, 0].tolist()):
+    for number, source in enumerate(features_FC[:, 0].tolist()):
         times = met[source] = met.get(source, -1) + 1
         if times == len(rounds):
             rounds.append([])
         rounds[times].append(number)
-    return [features_F9] if len(rounds) == 1 else [features_F9[numbers] for numbers in rounds]
+    return [features_FC] if len(rounds) == 1 else [features_FC[numbers] for numbers in rounds]
 
 
 Stage = Callable[[StagedGradients], None]
@@ -101,7 +101,7 @@ def lookup(call: LookupCall, arena_rows: Tensor, anchor: Tensor, stage: Stage) -
 
 
 class _LookupFunction(torch.autograd.Function):
-    """See [Note: Staging]."""
+    """The autograd function of a lookup; see [Note: Staging]."""
 
     @staticmethod
     def forward(*args: Any, **_: Any) -> Tensor:

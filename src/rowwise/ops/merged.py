@@ -31,12 +31,12 @@ def merge(staged: StagedGradients) -> list[MergedGradients]:
     call, group = staged.call, staged.call.group
     batch = call.jagged.batch_size
     # The features of a piece side by side, in the group's order: its ids are then one segment.
-    runs = [(0, source * batch, batch) for source in call.features_F9[:, 0].tolist()]
+    runs = [(0, source * batch, batch) for source in call.features_FC[:, 0].tolist()]
     kept: list[Tensor] = [] if staged.weights is None else [staged.weights]
     ids, lengths, weights, starts = torch.ops.rowwise.take(
         [call.jagged.values_N], [call.jagged.lengths_FB], kept, torch.tensor(runs, dtype=torch.int64)
     )
-    tables = TableRow.read(group.tables_T12)
+    tables = TableRow.read(group.tables_TC)
     bounds = torch.stack([*(starts[t.first_feature] for t in tables), starts[-1]])
     unique = deduplicate(ids, bounds)
     # Each id becomes the number of its row among those of its piece.
@@ -45,7 +45,7 @@ def merge(staged: StagedGradients) -> list[MergedGradients]:
     sums, places = _zeros(tables, counts, ids.device)
     features = [
         f._replace(source=k, base=places[f.table].base, rows=places[f.table].rows, type=0, group=0)
-        for k, f in enumerate(FeatureRow.read(group.features_F9))
+        for k, f in enumerate(FeatureRow.read(group.features_FC))
     ]
     finite = True
     bags = _tensor(features), numbers, torch.ops.rowwise.offsets(lengths), weights if kept else None
@@ -90,7 +90,7 @@ def apply(
     arena: Arena, merged: Sequence[MergedGradients], tables: Sequence[TableRow], numbers: tuple[Tensor, Tensor]
 ) -> None:
     """Update each of these rows once, as `tables` and the numbers [T, 8] and keys [T] say."""
-    hyper_T8, keys_T = numbers
+    hyper_TC, keys_T = numbers
     features = [FeatureRow(k, k, t.base, t.rows, t.dim, 0, Mode.SUM, t.type, t.group) for k, t in enumerate(tables)]
     own = [t._replace(first_feature=k, num_features=1) for k, t in enumerate(tables)]
     lengths = torch.tensor([len(m.rows_U) for m in merged], dtype=torch.int64)
@@ -101,7 +101,7 @@ def apply(
         arena.rows,
         arena.state,
         _tensor(own),
-        hyper_T8,
+        hyper_TC,
         keys_T,
         *bags,
         None,

@@ -1,8 +1,7 @@
 """Loads the native operators and tells torch what it needs to know about them.
 
-Its own file because loading is the one thing here with a side effect. `load` is called by the package
-`rowwise.ops` and works once a process. On a device without native kernels (CUDA, for now) the same operators
-run as `reference` says: exact, and slower.
+`load` is called by the package `rowwise.ops` and works once a process. On a device without native kernels (CUDA, for
+now) the same operators run as `reference` says: exact, and slower.
 """
 
 import functools

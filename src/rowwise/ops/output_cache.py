@@ -1,7 +1,4 @@
-"""Tensors whose memory is kept for the next one when they are freed: fresh pages cost as much as filling them.
-
-Its own file because outputs of kernels come so by themselves (see `_cpp/memory.cpp`), and others have to ask.
-"""
+"""Tensors whose memory is kept for the next one when they are freed: fresh pages cost as much as filling them."""
 
 import math
 
@@ -9,7 +6,7 @@ import torch
 from torch import Tensor
 
 
-def empty(shape: tuple[int, ...], like: Tensor) -> Tensor:
+def empty_cached(shape: tuple[int, ...], like: Tensor) -> Tensor:
     """Of the type and on the device of another; may hold anything."""
     if like.device.type != "cpu":
         return like.new_empty(shape)

@@ -1,8 +1,7 @@
 """Rows as they are stored and as they are sent: float32 rows packed into a row type, to the nearest, and back.
 
-Its own file because it is the one way between the model's floats and anything narrower: the first rows of a table,
-what a state dict brings, and what travels between ranks. Updates do not come through here: they round
-stochastically, inside the kernels. See [Note: Row formats] in `_cpp/tables.h`.
+Updates do not come through here: they round stochastically, inside the kernels. See [Note: Row formats] in
+`_cpp/tables.h`.
 """
 
 import torch

@@ -1,9 +1,8 @@
 """Pooled lookups of batches whose samples share bags: each distinct bag once, its vector spread over the samples late.
 
 What is staged is what the expanded batch would stage, to the bit: ids are spread when the gradients arrive, which are
-one for each sample (see [Note: Merge order], which goes by samples). So nothing after a backward knows of sharing. Its
-own file because a lookup of some features is a lookup with other columns. Gives up: an update costs what it costs
-without sharing; sequences, which are expanded before they are looked up.
+one for each sample (see [Note: Merge order], which goes by samples). So nothing after a backward knows of sharing.
+Known limits: an update costs what it costs without sharing; sequences, which are expanded before they are looked up.
 
 [Note: Merged bags] That is what `merge_shared` is for: the gradients of a bag that samples share are added up first, in
 the order of samples, and staged as of the first of them. An update has as much less to do as samples repeat, and less
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from rowwise.batch import Jagged, Shared
 from rowwise.ops.layout import FeatureRow, TableGroup
-from rowwise.ops.output_cache import empty
+from rowwise.ops.output_cache import empty_cached
 
 
 class FeatureColumns(NamedTuple):
@@ -33,10 +32,10 @@ class FeatureColumns(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeatureSubset:
-    """Some features of a group, in its order, as a lookup of their own."""
+    """A subset of a group's features, in its order, as a lookup of its own."""
 
-    features_F9: Tensor
-    placed_F9: Tensor  # with the columns that they have among those of all
+    features_FC: Tensor
+    placed_FC: Tensor  # with the columns that they have among those of all
     columns: int
     runs: tuple[FeatureColumns, ...]
 
@@ -46,45 +45,45 @@ class FeatureSubset:
         rows: list[FeatureRow] = []
         places: list[FeatureColumns] = []
         at = 0
-        for name, row in zip(group.feature_names, FeatureRow.read(group.features_F9), strict=True):
+        for name, row in zip(group.feature_names, FeatureRow.read(group.features_FC), strict=True):
             if name in features:
                 rows.append(row._replace(source=features.index(name), column=at))
                 places.append(FeatureColumns(at, row.column, row.dim))
                 at += row.dim
         placed = [row._replace(column=place.target) for row, place in zip(rows, places, strict=True)]
-        features_F9, placed_F9 = (torch.tensor(x, dtype=torch.int64).view(-1, 9) for x in (rows, placed))
-        return cls(features_F9=features_F9, placed_F9=placed_F9, columns=at, runs=joined(places))
+        features_FC, placed_FC = (torch.tensor(x, dtype=torch.int64).view(-1, 9) for x in (rows, placed))
+        return cls(features_FC=features_FC, placed_FC=placed_FC, columns=at, runs=join_neighbours(places))
 
     def pool(self, jagged: Jagged, arena_rows: Tensor) -> Tensor:
         """The vectors of the bags of a batch [B, columns]."""
-        return self._pooled(self.features_F9, jagged, arena_rows, self.columns)
+        return self._pooled(self.features_FC, jagged, arena_rows, self.columns)
 
     def pool_placed(self, jagged: Jagged, arena_rows: Tensor, columns: int) -> Tensor:
         """The same where they belong among the columns of all features; the others hold anything."""
-        return self._pooled(self.placed_F9, jagged, arena_rows, columns)
+        return self._pooled(self.placed_FC, jagged, arena_rows, columns)
 
-    def _pooled(self, features_F9: Tensor, jagged: Jagged, arena_rows: Tensor, columns: int) -> Tensor:
+    def _pooled(self, features_FC: Tensor, jagged: Jagged, arena_rows: Tensor, columns: int) -> Tensor:
         batch, weights = jagged.batch_size, jagged.weights_N
         if not self.columns:
-            return empty((batch, columns), torch.empty(0, device=arena_rows.device))
+            return empty_cached((batch, columns), torch.empty(0, device=arena_rows.device))
         offsets = torch.ops.rowwise.offsets(jagged.lengths_FB)
         weights = None if weights is None else weights.detach().float()
-        return torch.ops.rowwise.pool(arena_rows, features_F9, jagged.values_N, offsets, weights, batch, columns)
+        return torch.ops.rowwise.pool(arena_rows, features_FC, jagged.values_N, offsets, weights, batch, columns)
 
     def gather(self, jagged: Jagged, arena_rows: Tensor) -> Tensor:
         """The rows of all ids, feature after feature."""
         if not self.columns:
             return torch.empty(0, device=arena_rows.device)
         offsets = torch.ops.rowwise.offsets(jagged.lengths_FB)
-        return torch.ops.rowwise.gather(arena_rows, self.features_F9, jagged.values_N, offsets, jagged.batch_size)
+        return torch.ops.rowwise.gather(arena_rows, self.features_FC, jagged.values_N, offsets, jagged.batch_size)
 
 
-def spread(parts: Sequence["FeatureVectors"], shared: Shared | None) -> Tensor:
+def spread_to_samples(parts: Sequence["FeatureVectors"], shared: Shared | None) -> Tensor:
     """All columns [B, S]: those of own features, and those of the distinct sample that each sample has."""
     own = parts[0]
     if shared is None or not parts[-1].vectors.shape[1]:
         return own.vectors
-    out_BS = empty((len(shared.inverse_B), sum(part.vectors.shape[1] for part in parts)), own.vectors)
+    out_BS = empty_cached((len(shared.inverse_B), sum(part.vectors.shape[1] for part in parts)), own.vectors)
     torch.ops.rowwise.spread(out_BS, own.vectors.contiguous(), None, _runs(own.runs))
     return spread_into(out_BS, parts[1], shared.inverse_B)
 
@@ -95,7 +94,7 @@ def spread_into(out_BS: Tensor, shared: "FeatureVectors", inverse_B: Tensor) -> 
     return out_BS
 
 
-def expanded(jagged: Jagged, features: Sequence[str], *, narrow: bool = False) -> Jagged:
+def expand_bags(jagged: Jagged, features: Sequence[str], *, narrow: bool = False) -> Jagged:
     """The bags of all samples of these features, in this order, and no gradients; weights are floats of 32 bits.
 
     `narrow`: ids are known to fit 32 bits, and are given so.
@@ -125,18 +124,18 @@ def expanded(jagged: Jagged, features: Sequence[str], *, narrow: bool = False) -
     )
 
 
-def picked(grad_BS: Tensor, runs: Sequence[FeatureColumns]) -> Tensor:
+def pick_columns(grad_BS: Tensor, runs: Sequence[FeatureColumns]) -> Tensor:
     """Columns of all, as a lookup of some features has them."""
     return torch.cat([grad_BS[:, :0], *(grad_BS[:, target : target + width] for _, target, width in runs)], 1)
 
 
-def added_up(grad_BS: Tensor, shared: Shared) -> Tensor:
+def sum_over_samples(grad_BS: Tensor, shared: Shared) -> Tensor:
     """The gradients of distinct bags [U, S]: of each, those of its samples, in their order."""
     sums_US = grad_BS.new_zeros((shared.jagged.batch_size, grad_BS.shape[1]))
     return sums_US.index_add_(0, shared.inverse_B, grad_BS)
 
 
-def at_firsts(jagged: Jagged, shared: Shared) -> Jagged:
+def keep_first_bags(jagged: Jagged, shared: Shared) -> Jagged:
     """A plain batch, where a bag that samples share is the first one's, and the others have none."""
     once, batch = shared.jagged, jagged.batch_size
     lengths_FB = once.lengths_FB.new_zeros((len(once.features), batch))
@@ -156,7 +155,7 @@ def first_samples(shared: Shared) -> Tensor:
     return torch.searchsorted(shared.inverse_B.long(), numbers_U)
 
 
-def grad_at_firsts(own: "FeatureVectors", common: "FeatureVectors", shared: Shared, columns: int) -> Tensor:
+def grad_of_first_bags(own: "FeatureVectors", common: "FeatureVectors", shared: Shared, columns: int) -> Tensor:
     """The gradients [B, columns] that belong to such a batch, of own features [B, S'] and of distinct bags [U, S'']."""
     first_U = first_samples(shared)
     grad_BS = own.vectors.new_zeros((len(shared.inverse_B), columns))
@@ -174,13 +173,13 @@ class FeatureVectors(NamedTuple):
     runs: tuple[FeatureColumns, ...]
 
 
-def late(anchor: Tensor, look_up: Callable[[], Tensor], stage: Callable[[Tensor], object]) -> Tensor:
+def lookup_with_staging(anchor: Tensor, look_up: Callable[[], Tensor], stage: Callable[[Tensor], object]) -> Tensor:
     """What `look_up` gives; the backward stages its gradient. `anchor` is any tensor that requires a gradient."""
     return _LateFunction.apply(anchor, look_up, stage) if torch.is_grad_enabled() else look_up()
 
 
 class _LateFunction(torch.autograd.Function):
-    """See [Note: Staging]."""
+    """The autograd function of shared bags; see [Note: Staging]."""
 
     @staticmethod
     def forward(*args: Any, **_: Any) -> Tensor:
@@ -200,7 +199,7 @@ def _runs(columns: Sequence[FeatureColumns]) -> Tensor:
     return torch.tensor(columns, dtype=torch.int64).view(-1, 3)
 
 
-def joined(places: Sequence[FeatureColumns]) -> tuple[FeatureColumns, ...]:
+def join_neighbours(places: Sequence[FeatureColumns]) -> tuple[FeatureColumns, ...]:
     """Neighbours here and there as one."""
     runs = (list(run) for _, run in groupby(places, lambda place: place.target - place.source))
     return tuple(FeatureColumns(run[0].source, run[0].target, sum(place.width for place in run)) for run in runs)

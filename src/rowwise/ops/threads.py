@@ -1,7 +1,4 @@
-"""How many threads torch's own operators may take for a while.
-
-Its own file because training whose bits may not depend on threads and training of small networks both ask for it.
-"""
+"""How many threads torch's own operators may take for a while."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager

@@ -23,16 +23,16 @@ from rowwise.ops.lookup import LookupCall, StagedGradients, lookup
 from rowwise.ops.shared import (
     FeatureSubset,
     FeatureVectors,
-    added_up,
-    at_firsts,
-    expanded,
-    grad_at_firsts,
-    late,
-    picked,
+    expand_bags,
+    grad_of_first_bags,
+    keep_first_bags,
+    lookup_with_staging,
+    pick_columns,
     spread_into,
+    sum_over_samples,
 )
 from rowwise.ops.unknown import map_unknown
-from rowwise.ops.update import do_all, update
+from rowwise.ops.update import run_all, update
 from rowwise.spec import Pooling, Table
 
 
@@ -116,22 +116,22 @@ class Tiles:
         grad_BS, shared = grads[0], jagged.shared
         if len(grads) > 1 and shared is not None:
             own, common = (self._some(batch.features).runs for batch in (jagged, shared.jagged))
-            grad_BS = grad_at_firsts(
+            grad_BS = grad_of_first_bags(
                 FeatureVectors(grads[0], own), FeatureVectors(grads[1], common), shared, self.pooled.columns
             )
-            jagged = at_firsts(jagged, shared)
+            jagged = keep_first_bags(jagged, shared)
         if jagged.shared is None or not self.pooled.tables:
             jagged = jagged.expanded().contiguous()
             features = self.features_for(jagged)[0]
         else:  # of features that are looked up; their ids have rows, and most rows can be told in 32 bits
             names, features = self._in_order
-            jagged = expanded(jagged.contiguous(), names, narrow=all(t.rows <= 1 << 31 for t in self.pooled.tables))
+            jagged = expand_bags(jagged.contiguous(), names, narrow=all(t.rows <= 1 << 31 for t in self.pooled.tables))
         offsets = torch.ops.rowwise.offsets(jagged.lengths_FB)
         weights = None if jagged.weights_N is None else jagged.weights_N.detach().float()
         call = LookupCall(self.pooled, features, jagged, offsets, False, parts)
         staged = StagedGradients(call=call, weights=weights, grad=grad_BS)
         if self.pooled.tables:
-            self.staged_by(staged)
+            self.append_staged(staged)
         return staged
 
     def columns_of(self, features: tuple[str, ...]) -> int:
@@ -141,8 +141,8 @@ class Tiles:
     def _stage_shared(self, jagged: Jagged, grad_BS: Tensor) -> None:
         shared, grads = jagged.shared, [grad_BS]
         if self.merge_shared and shared is not None:
-            own_BS, common_BS = (picked(grad_BS, self._some(b.features).runs) for b in (jagged, shared.jagged))
-            grads = [own_BS, added_up(common_BS, shared)]
+            own_BS, common_BS = (pick_columns(grad_BS, self._some(b.features).runs) for b in (jagged, shared.jagged))
+            grads = [own_BS, sum_over_samples(common_BS, shared)]
         self.stage_pooled(jagged, grads)
 
     def split(self, looked: LookupOutput) -> dict[str, Tensor]:
@@ -158,7 +158,7 @@ class Tiles:
         staged = self.staged
         self.discard()  # first: should the update raise, the same gradients must not come again
         groups = ([s for s in staged if s.call.per_id == per_id] for per_id in (False, True))
-        do_all(partial(update, self.arena, group) for group in groups)
+        run_all(partial(update, self.arena, group) for group in groups)
 
     def check_staged(self) -> float:
         """Raise if a staged gradient is not finite, while no row has changed; `update` keeps only bad rows as they are.
@@ -195,9 +195,9 @@ class Tiles:
 
     def _look_up_shared(self, jagged: Jagged, shared: Shared) -> LookupOutput:
         """The same, each bag that samples share once; see `ops/shared.py`."""
-        if learns(jagged) or set(shared.jagged.features) & set(self.sequence.feature_names):
+        if per_id_weights_require_grad(jagged) or set(shared.jagged.features) & set(self.sequence.feature_names):
             # A weight of a shared bag has a gradient of its own for each sample; a sequence has rows for each id.
-            only = shared.jagged.features if learns(jagged) else self.sequence.feature_names
+            only = shared.jagged.features if per_id_weights_require_grad(jagged) else self.sequence.feature_names
             return self.look_up(jagged.owning(only))
         self._check_features(jagged.all_features)
         check_weights([piece.whole for piece in self.arena.pieces], jagged)
@@ -210,7 +210,7 @@ class Tiles:
             # What is wrong is told of samples, not of distinct ones; and it may be allowed.
             return self.look_up(jagged.expanded())
         found = self.look_up_sequences(jagged)
-        matrix_BS = late(
+        matrix_BS = lookup_with_staging(
             self._anchor,
             lambda: spread_into(placed_BS, part, shared.inverse_B),
             partial(self._stage_shared, jagged),
@@ -236,11 +236,11 @@ class Tiles:
         if not call.group.tables:
             return torch.empty(0 if call.per_id else (call.jagged.batch_size, 0), device=self.arena.rows.device)
         try:
-            return lookup(call, self.arena.rows, self._anchor, self.staged_by)
+            return lookup(call, self.arena.rows, self._anchor, self.append_staged)
         except IdError:  # the rare case pays: look up once more, if the tables allow it
-            return lookup(map_unknown(call, self.unknown_ids), self.arena.rows, self._anchor, self.staged_by)
+            return lookup(map_unknown(call, self.unknown_ids), self.arena.rows, self._anchor, self.append_staged)
 
-    def staged_by(self, staged: StagedGradients) -> None:
+    def append_staged(self, staged: StagedGradients) -> None:
         """A backward leaves this."""
         self.staged.append(staged)
 
@@ -264,7 +264,7 @@ def _largest(x: Tensor) -> float:
     return max(-float(low), float(high))
 
 
-def learns(jagged: Jagged) -> bool:
+def per_id_weights_require_grad(jagged: Jagged) -> bool:
     """Whether per-id weights get a gradient."""
     weights = (jagged.weights_N, None if jagged.shared is None else jagged.shared.jagged.weights_N)
     return torch.is_grad_enabled() and any(w is not None and w.requires_grad for w in weights)

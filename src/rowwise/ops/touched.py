@@ -1,7 +1,6 @@
 """Which rows changed since somebody saved them: a byte for each row of an arena, one table after the other.
 
-Its own file because it is only there when asked for (`Arena.track`): then an update costs one pass more over its ids.
-Gives up: a row that was looked up and kept its bits, as its gradient was zero, counts as touched too.
+Known limits: a row that was looked up and kept its bits, as its gradient was zero, counts as touched too.
 """
 
 from collections.abc import Sequence
@@ -28,11 +27,11 @@ class TouchedRows:
         self._rows_T = list(rows_T)
         self._starts_T, self._bases_T = torch.tensor(starts), torch.tensor(bases_T)
 
-    def mark(self, rows: Tensor, features_F9: Tensor, values_N: Tensor, offsets: Tensor, batch: int) -> None:
+    def mark(self, rows: Tensor, features_FC: Tensor, values_N: Tensor, offsets: Tensor, batch: int) -> None:
         """What the features of a batch look up in an arena's rows is about to change."""
         # By where a table begins, which is all that the kernels know of it.
-        starts_F = self._starts_T[torch.searchsorted(self._bases_T, features_F9[:, 2].contiguous())]
-        torch.ops.rowwise.mark(self.marks_R, starts_F, rows, features_F9, values_N, offsets, batch)
+        starts_F = self._starts_T[torch.searchsorted(self._bases_T, features_FC[:, 2].contiguous())]
+        torch.ops.rowwise.mark(self.marks_R, starts_F, rows, features_FC, values_N, offsets, batch)
 
     def mark_all(self) -> None:
         """Any row may have changed."""

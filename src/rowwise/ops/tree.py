@@ -2,10 +2,10 @@
 
 Leaves 0, 1, 2, ... are added as neighbours, then neighbours of those, up to one root; a node whose sibling is absent
 passes up unchanged, as in [Note: Merge order]. A rank that has the leaves of an interval can add only inside nodes
-that lie in it whole; those travel, and `complete` adds the rest. So the bits of the sum are the same however leaves
-were dealt out, as long as each rank has neighbours. Pure, elementwise, for tensors of any one shape: a sum over columns
-of rows and one over the virtual shards of a batch are the same tree. Gives up: sending one tensor a rank (there are up
-to two nodes a level).
+that lie in it whole; those travel, and `complete_sum` adds the rest. So the bits of the sum are the same however leaves
+were dealt out, as long as each rank has neighbours. Pure, elementwise, for tensors of any one shape: a sum over
+columns of rows and one over the virtual shards of a batch are the same tree. Known limits: sending one tensor a rank
+(there are up to two nodes a level).
 """
 
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ def add_leaf(sums: list[Tensor], first: int, index: int, leaf: Tensor) -> None:
         sums[-1] += right
 
 
-def complete(nodes: Sequence[Node], sums: Sequence[Tensor]) -> Tensor:
+def complete_sum(nodes: Sequence[Node], sums: Sequence[Tensor]) -> Tensor:
     """The root, from nodes that do not overlap, in any order; leaves that they do not cover are absent."""
     found, level = dict(zip(nodes, sums, strict=True)), 0
     while len(found) > 1:

@@ -19,7 +19,7 @@ from rowwise.spec import Table
 def map_unknown(call: LookupCall, counts: dict[str, int]) -> LookupCall:
     """The call with unknown ids replaced where their table allows it; they are added to `counts` by feature."""
     values: Tensor | None = None
-    for index, positions in check.bad_ids(call.group, call.features_F9, call.jagged):
+    for index, positions in check.bad_ids(call.group, call.features_FC, call.jagged):
         table, feature = call.group.table_of(index), call.group.feature_names[index]
         if table.unknown != "last_row":
             continue

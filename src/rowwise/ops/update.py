@@ -27,20 +27,20 @@ def update(arena: Arena, staged: Sequence[StagedGradients]) -> None:
     """Merge and apply the gradients staged for one group of tables."""
     if not staged:
         return
-    one = join(staged)
+    one = join_staged(staged)
     call, group = one.call, one.call.group
-    hyper_T8, keys_T = next_step(arena, group)
+    hyper_TC, keys_T = next_step(arena, group)
     jagged = call.jagged
     if arena.touched is not None:  # see [Note: Touched rows]
-        arena.touched.mark(arena.rows, call.features_F9, jagged.values_N, call.offsets, jagged.batch_size)
+        arena.touched.mark(arena.rows, call.features_FC, jagged.values_N, call.offsets, jagged.batch_size)
     try:
         torch.ops.rowwise.update(
             arena.rows,
             arena.state,
-            group.tables_T12,
-            hyper_T8,
+            group.tables_TC,
+            hyper_TC,
             keys_T,
-            call.features_F9,
+            call.features_FC,
             jagged.values_N,
             call.offsets,
             one.weights,
@@ -50,13 +50,13 @@ def update(arena: Arena, staged: Sequence[StagedGradients]) -> None:
         )
     except (RuntimeError, ArithmeticError) as error:
         # Ids were checked by the lookup; only one changed in place since then can be bad here.
-        check.check_ids(group, call.features_F9, jagged)
+        check.check_ids(group, call.features_FC, jagged)
         if "not finite" not in str(error):
             raise
         raise name_bad_gradient(call, one.grad, str(error)) from None
 
 
-def do_all(updates: Iterable[Callable[[], None]]) -> None:
+def run_all(updates: Iterable[Callable[[], None]]) -> None:
     """Do each, whatever another met: a bad row costs no other row its step, and no rank a call that others wait for."""
     errors: list[GradientError] = []
     for update_some in updates:
@@ -72,13 +72,13 @@ def next_step(arena: Arena, group: TableGroup) -> tuple[Tensor, Tensor]:
     """Count an update of the group's tables; gives its numbers [T, 8] and the keys of its random bits [T]."""
     steps_T = arena.steps_T[group.members_T] + 1
     arena.steps_T[group.members_T] = steps_T
-    hyper_T8 = group.hyper_T8
+    hyper_TC = group.hyper_TC
     if group.hyper_moves:
-        hyper_T8 = hyper_tensor((t.optimizer for t in group.tables), steps_T.tolist())
-    return hyper_T8, arena.keys_T[group.members_T] + steps_T * GOLDEN
+        hyper_TC = hyper_tensor((t.optimizer for t in group.tables), steps_T.tolist())
+    return hyper_TC, arena.keys_T[group.members_T] + steps_T * GOLDEN
 
 
-def join(staged: Sequence[StagedGradients]) -> StagedGradients:
+def join_staged(staged: Sequence[StagedGradients]) -> StagedGradients:
     """One batch holding the samples of all."""
     if len(staged) == 1:  # the common case, one backward per update, copies nothing
         return staged[0]
@@ -95,7 +95,7 @@ def join(staged: Sequence[StagedGradients]) -> StagedGradients:
     )
 
 
-def cut(staged: StagedGradients) -> list[StagedGradients]:
+def split_staged(staged: StagedGradients) -> list[StagedGradients]:
     """What was staged for a batch that was put together from several, by those."""
     call, group = staged.call, staged.call.group
     jagged = dataclasses.replace(call.jagged, weights_N=staged.weights)
@@ -119,14 +119,14 @@ def cut(staged: StagedGradients) -> list[StagedGradients]:
     ]
 
 
-def by_part(staged: Sequence[StagedGradients], calls: int) -> list[StagedGradients]:
+def join_parts(staged: Sequence[StagedGradients], calls: int) -> list[StagedGradients]:
     """So many calls, one after the other, looked up one batch in pieces: its samples in order again.
 
     Each call holds a piece of the batch of every rank; here all pieces of the first rank come first, in order.
     """
     ordered: list[StagedGradients] = []
     for first in range(0, len(staged), calls):
-        pieces = [cut(s) for s in staged[first : first + calls]]
+        pieces = [split_staged(s) for s in staged[first : first + calls]]
         ordered += [piece for by_rank in zip(*pieces, strict=True) for piece in by_rank]
     return ordered
 

@@ -1,10 +1,9 @@
 """How a table's rows are asked for: how many ids a sample brings, and how unevenly they fall on rows.
 
-Its own file because every cost model asks the same questions of it: how many lookups, how many distinct rows, and
-what share of the lookups goes to the k hottest rows. Rows are ranked by how often they are asked for, and the r-th
-(from 1) is asked for in proportion to (r + q) ** -a (Zipf-Mandelbrot); a = 0 is no preference at all.
+Rows are ranked by how often they are asked for, and the r-th (from 1) is asked for in proportion to (r + q) ** -a
+(Zipf-Mandelbrot); a = 0 is no preference at all.
 
-Gives up: what features have to do with each other. Ids of a batch are drawn independently.
+Known limits: what features have to do with each other. Ids of a batch are drawn independently.
 """
 
 import functools
@@ -32,7 +31,6 @@ class Access(Value, frozen=True):
     unique_ratio: float | None = None  # distinct rows over lookups in a batch, as measured; replaces what a and q say
 
     def __post_init__(self) -> None:
-        """Refuse what is no statistic."""
         for name in ("pooling", "zipf_a", "zipf_q"):
             value = getattr(self, name)
             if not 0 <= value < 1e12:
@@ -74,7 +72,6 @@ class Curves:
 
     @classmethod
     def of(cls, workloads: Sequence[Workload], batch: int) -> "Curves":
-        """Of tables in order."""
         access = [w.access for w in workloads]
         active = [min(w.access.active or w.table.rows, w.table.rows) for w in workloads]
         made = cls(

@@ -8,8 +8,6 @@ load but is not additive: a device that waits for memory computes meanwhile. A s
 
 because ranks meet before and after the exchange. `phi` is data, not code: the search evaluates it in C, numpy here
 is its reference, and bounds rely on its being convex.
-
-Its own file because models of several kinds (published rates, measured, learned) stand behind it.
 """
 
 from dataclasses import dataclass
@@ -39,7 +37,6 @@ class Hinges:
         return raised @ self.outs_H - self.ground
 
     def gradient(self, load_NK: Floats) -> Floats:
-        """By each load."""
         rises = (load_NK @ self.weights_HK.T + self.offsets_H > 0) * self.outs_H
         return rises @ self.weights_HK
 
@@ -68,7 +65,6 @@ class Phi:
 
     @property
     def width(self) -> int:
-        """How many loads there are."""
         return self.ends[-1] if self.hinges is None else self.hinges.weights_HK.shape[1]
 
     @property
@@ -139,7 +135,7 @@ class Shards:
 
 
 class AccessCounts(NamedTuple):
-    """What a step asks of pieces."""
+    """Ids, distinct rows, written rows and vectors of each piece in a step."""
 
     ids_N: Floats
     distinct_N: Floats  # rows that are read
@@ -148,7 +144,6 @@ class AccessCounts(NamedTuple):
 
     @classmethod
     def of(cls, shards: Shards, curves: Curves) -> "AccessCounts":
-        """Of each piece, on its rank."""
         samples = curves.batch * shards.share
         unique_T = curves.unique_T if shards.share == 1 else curves.unique_of(shards.share)
         return cls(
@@ -160,12 +155,10 @@ class AccessCounts(NamedTuple):
 
 
 class CostModel(Protocol):
-    """What pieces cost. See [Note: cost]."""
+    """Predicts the seconds of pieces. See [Note: cost]."""
 
     @property
-    def phi(self) -> Phi:
-        """What a sum of loads costs."""
-        ...
+    def phi(self) -> Phi: ...
 
     @property
     def name(self) -> str:
@@ -173,9 +166,7 @@ class CostModel(Protocol):
         ...
 
     @property
-    def wire(self) -> Wire:
-        """How vectors travel."""
-        ...
+    def wire(self) -> Wire: ...
 
     @property
     def stages(self) -> tuple[CostStage, ...]:

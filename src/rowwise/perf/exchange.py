@@ -3,8 +3,7 @@
 NeuroShard's models of communication: forward, from each rank's columns and how much later it begins than the first;
 backward, from columns alone. Here one small network answers for any rank of any number of ranks: it sees that rank's
 amounts beside the mean and the most of all, and corrects a nominal time (a start, bytes at a price, and the wait for
-whoever begins last) by a factor. Its own file because it speaks of ranks together, where cost models speak of pieces.
-Gives up: layouts; all vectors are alike.
+whoever begins last) by a factor. Known limits: layouts; all vectors are alike.
 """
 
 from typing import NamedTuple
@@ -20,7 +19,7 @@ FLOAT_bytes, MILLI = 4, 1e-3
 
 
 class Amounts(NamedTuple):
-    """What ranks exchange in a step."""
+    """The vectors and ids that ranks exchange in a step."""
 
     dim_W: Floats  # columns of vectors that each makes
     ids_W: Floats  # that each gets
@@ -46,22 +45,20 @@ class ExchangeNetwork(Value, frozen=True, kw_only=True):
         return self.own_s(amounts) + waits_s(amounts.skew_W)
 
     def own_s(self, amounts: Amounts) -> Floats:
-        """The same without the wait for whoever begins last."""
-        given_WF = np.clip((seen(amounts) - np.array(self.mean)) / np.array(self.scale), -FAR, FAR)
+        given_WF = np.clip((exchange_features(amounts) - np.array(self.mean)) / np.array(self.scale), -FAR, FAR)
         hidden_WH = np.maximum(given_WF @ np.array(self.inner) + np.array(self.inner_offset), 0.0)
         factor_W = np.exp(REACH * np.tanh(hidden_WH @ np.array(self.outer) + self.outer_offset))
         return nominal_s(amounts, (self.start_s, self.byte_s, self.id_s)) * factor_W
 
 
 class WireCost(Value, frozen=True, kw_only=True):
-    """What a narrow wire adds to an exchange of floats in one direction: coding at both ends, less the bytes saved."""
+    """The time that a narrow wire adds to an exchange in one direction: coding at both ends, less the bytes saved."""
 
     start_s: float  # for a message to each other rank, and one from it
     vector_s: float  # of a vector that leaves its rank
     float_s: float  # of each of its floats; below 0 where the saved bytes are worth more
 
     def seconds(self, messages: int, vectors_W: Floats, floats_W: Floats) -> Floats:
-        """Of each rank."""
         return messages * self.start_s + vectors_W * self.vector_s + floats_W * self.float_s
 
 
@@ -74,7 +71,7 @@ class NarrowWires(Value, frozen=True, kw_only=True):
 
 
 class Exchanges(Value, frozen=True, kw_only=True, omit_defaults=True):
-    """All exchanges of a step."""
+    """The networks for the exchanges of a step."""
 
     route: ExchangeNetwork
     forward: ExchangeNetwork
@@ -86,7 +83,7 @@ class Exchanges(Value, frozen=True, kw_only=True, omit_defaults=True):
     samples: int
 
 
-def seen(amounts: Amounts) -> Floats:
+def exchange_features(amounts: Amounts) -> Floats:
     """Features (W, F) of each rank."""
     dim_W, ids_W = amounts.dim_W, amounts.ids_W
     world = len(dim_W)

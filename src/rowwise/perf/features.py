@@ -1,8 +1,7 @@
 """What a learned model sees of a piece of a table: its shape, what a step asks of it, and how rows repeat.
 
-Its own file because the network is trained on exactly what it is later asked about: measured sets go through here, and
-so do a planner's options. Besides features there is *work*, five amounts for each stage in the seconds that a nominal
-device would take for each, which are right but for a factor; see `network`.
+Besides features there is *work*, five amounts for each stage in the seconds that a nominal device would take for each,
+which are right but for a factor; see `network`.
 """
 
 import numpy as np

@@ -1,7 +1,6 @@
 """What a machine can do, as numbers: rates of a device, memory by tier, and links between devices.
 
-Its own file because profiles come from three places (a preset here, one that was measured and comes along, a file), and
-everything that predicts reads the same fields. All say where their numbers are from. Gives up: devices that differ.
+All say where their numbers are from. Known limits: devices that differ.
 """
 
 import functools
@@ -28,7 +27,7 @@ Collective = Literal["all_to_all", "reduce_scatter", "all_reduce"]
 
 
 class LinkRates(Value, frozen=True, kw_only=True):
-    """One class of links: what it takes to start, and bytes a second that each device reaches by collective."""
+    """The latency of one class of links, and bytes a second of each device by collective."""
 
     latency_s: float = 0.0
     all_to_all_Bps: float
@@ -52,7 +51,7 @@ class CodecRates(Value, frozen=True, kw_only=True):
 
 
 class Coding(Value, frozen=True, kw_only=True):
-    """What a device reaches by type of the wire."""
+    """Coding rates of a device by wire type."""
 
     fp16: CodecRates
     bf16: CodecRates
@@ -60,7 +59,7 @@ class Coding(Value, frozen=True, kw_only=True):
 
 
 class Kernels(Value, frozen=True, kw_only=True, omit_defaults=True):
-    """What sets of tables take on a device, as learned from measurements."""
+    """Seconds of sets of tables on a device, learned from measurements."""
 
     lookup: SetNetwork
     update: SetNetwork  # backward and update
@@ -95,7 +94,6 @@ class Hardware(Value, frozen=True, kw_only=True, omit_defaults=True):
     exchanges: Exchanges | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what no machine has."""
         positive = ("device_Bps", "cache_Bps", "host_Bps", "disk_Bps", "flops")
         rates = [(name, getattr(self, name)) for name in positive]
         for link in ("host", "network"):

@@ -1,8 +1,8 @@
 """The cost model of a machine that was measured: set networks for its kernels, rates for its links.
 
 Two networks, one for the lookup and one for backward with update; a rank's operators take the sum of both. Rows of
-lower tiers were not measured, and add what the roofline says. Its own file because it joins networks, features and
-links into one `CostModel`; see [Note: cost]. Gives up: kinds of rows and links that the machine did not have.
+lower tiers were not measured, and add what the roofline says. Known limits: kinds of rows and links that the machine
+did not have.
 """
 
 from dataclasses import dataclass
@@ -34,7 +34,6 @@ class LearnedModel:
 
     @classmethod
     def of(cls, hardware: Hardware, topology: Topology, wire: Wire = FLOATS) -> "LearnedModel":
-        """Of a profile that has networks."""
         assert hardware.kernels is not None
         networks = (hardware.kernels.lookup, hardware.kernels.update)
         beside = Roofline(hardware, topology, wire)
@@ -58,12 +57,10 @@ class LearnedModel:
 
     @property
     def wire(self) -> Wire:
-        """How vectors travel."""
         return self.beside.wire
 
     @property
     def name(self) -> str:
-        """Of the model and whose numbers it has."""
         return f"networks learned on {self.hardware.name}"
 
     def on(self, topology: Topology) -> "LearnedModel":
@@ -81,7 +78,6 @@ class LearnedModel:
         return np.concatenate([np.stack(below, axis=1), *made], axis=1)
 
     def links_s(self, shards: Shards, curves: Curves) -> Floats:
-        """By the rates of the profile."""
         return self.beside.links_s(shards, curves)
 
 

@@ -1,7 +1,4 @@
-"""What pieces of tables take of each tier of memory: rows, their optimizer state, and what a step needs beside them.
-
-Its own file because memory is a limit and not a cost: every cost model is held to the same count.
-"""
+"""What pieces of tables take of each tier of memory: rows, their optimizer state, and what a step needs beside them."""
 
 import numpy as np
 

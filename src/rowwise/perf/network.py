@@ -9,8 +9,7 @@ psi is a layer or two for each table, phi a layer over the sum. Two forms of psi
                 hinges add. Beyond what was measured it goes on in proportion.
 
 Weights of phi that are not negative make it convex, and it then grows with every load, so a planner's bounds hold
-whatever psi is ([Note: bounds] in planner/bound.py); `Phi.is_convex` tells. Its own file because it is arrays and
-arithmetic without a tensor library: networks are trained in `calibrate`, and evaluated here and, phi alone, in C.
+whatever psi is ([Note: bounds] in planner/bound.py); `Phi.is_convex` tells.
 """
 
 import math
@@ -49,7 +48,6 @@ class SetNetwork(Value, frozen=True, kw_only=True):
     power: float = 1.0  # of the norm of loads that are seconds; at least 1
 
     def __post_init__(self) -> None:
-        """Refuse layers that do not fit together."""
         features, hidden, loads, hinges = (
             len(self.mean),
             len(self.inner_offset),
@@ -73,7 +71,6 @@ class SetNetwork(Value, frozen=True, kw_only=True):
 
     @property
     def width(self) -> int:
-        """How many loads there are."""
         return len(self.outer_offset)
 
     @property
@@ -92,7 +89,6 @@ class SetNetwork(Value, frozen=True, kw_only=True):
 
     @property
     def phi(self) -> Phi:
-        """What a sum of loads costs."""
         hinges = Hinges(
             np.array(self.hinge).reshape(-1, self.width), np.array(self.hinge_offset), np.array(self.hinge_out)
         )

@@ -1,9 +1,8 @@
 """How often the rows of a table are asked for again in a batch: NeuroShard's 17 bins.
 
 Bin k is the share of the distinct rows of a batch that are asked for more than 2**(k-1) and at most 2**k times; the
-last has all above. Its own file because learned models read it as a feature of a table, and nothing else does. Expected
-values for independent ids, from the statistics that `access` has: what a measured histogram would tell beyond those is
-given up.
+last has all above. Expected values for independent ids, from the statistics that `access` has: what a measured
+histogram would tell beyond those is given up.
 """
 
 import functools

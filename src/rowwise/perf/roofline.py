@@ -11,7 +11,7 @@ it), b vectors of d columns and rows of r bytes, rounded up to 32, seconds are
 with s the bytes of optimizer state; rows that live below the device add what is fetched and written back over a fourth.
 Each direction costs its launch and the 6-norm of its loads, a soft maximum. See [Note: cost] for how ranks add up.
 
-Its own file because it is the model that needs nothing but a data sheet. Gives up: contention between operators.
+Known limits: contention between operators.
 """
 
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ import numpy as np
 from rowwise.perf.access import Curves, Floats
 from rowwise.perf.cost import AccessCounts, CostStage, Phi, Shards
 from rowwise.perf.hardware import Hardware
-from rowwise.perf.wires import leaving, vector_bytes
+from rowwise.perf.wires import link_shares, vector_bytes
 from rowwise.spec import FLOATS, Link, Topology, VectorExchange, Wire
 
 SECTOR_bytes = 32
@@ -41,7 +41,6 @@ class Roofline:
 
     @property
     def name(self) -> str:
-        """Of the model and whose numbers it has."""
         return f"roofline of {self.hardware.name}"
 
     @property
@@ -125,7 +124,7 @@ class Roofline:
         Both ends code. Those of the samples are all ranks alike, so what they take is charged to the rank of the rows.
         """
         added_N = np.zeros(len(vectors_N))
-        for link, share in leaving(shards.exchange, self.topology).items():
+        for link, share in link_shares(shards.exchange, self.topology).items():
             codecs, byte_s = self.wire.codecs(link), self._byte_s(link, shards.exchange)
             for kind in (codecs.forward, codecs.backward):
                 saved = FLOAT_bytes * shards.dim_N - vector_bytes(kind, shards.dim_N)

@@ -13,9 +13,8 @@ backward is twice that. What is given then goes over the links, and back: whole 
 reduce-scattered, gathered and copied; those cut inside a host also to as many vectors of the other hosts. A copy's
 gradient is reduced by all ranks and written. Ids that travel are estimated, but not counted.
 
-Its own file because it is another system's view of a machine, kept to check that our search does better by any
-measure. Gives up: tiers below device memory, weights of ids, and everything that TorchRec itself leaves out (latency,
-skew, repeated ids).
+Known limits: tiers below device memory, weights of ids, and everything that TorchRec itself leaves out (latency, skew,
+repeated ids).
 """
 
 from dataclasses import dataclass
@@ -56,16 +55,13 @@ class TorchRecModel:
 
     @property
     def name(self) -> str:
-        """As reports call it."""
         return "torchrec"
 
     @property
     def phi(self) -> Phi:
-        """A plain sum."""
         return Phi(constant=0.0, ends=(1,), powers=(1.0,))
 
     def on(self, topology: Topology) -> "TorchRecModel":
-        """By the same constants."""
         return TorchRecModel(topology)
 
     def links_s(self, shards: Shards, curves: Curves) -> Floats:

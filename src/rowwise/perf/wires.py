@@ -1,6 +1,6 @@
 """Vectors on wires of fewer bits: how many bytes they are there, and which share of a rank's crosses which link.
 
-A file of its own because both ways of predicting exchanges, rates and networks, count the same bytes. Gives up:
+A file of its own because both ways of predicting exchanges, rates and networks, count the same bytes. Known limits:
 vectors that share an int8 scale, or have more than one.
 """
 
@@ -11,7 +11,6 @@ from rowwise.spec import Link, RowType, Topology, VectorExchange, WireType, row_
 
 
 def bytes_of(kind: WireType, dim: int) -> int:
-    """Of one vector on a wire."""
     match kind:
         case WireType.FP32:
             return 4 * dim
@@ -27,7 +26,7 @@ def vector_bytes(kind: WireType, dim_N: Floats) -> Floats:
     return np.array([bytes_of(kind, int(dim)) for dim in dims], dtype=float)[index_N]
 
 
-def leaving(exchange: VectorExchange, topology: Topology) -> dict[Link, float]:
+def link_shares(exchange: VectorExchange, topology: Topology) -> dict[Link, float]:
     """The share of a rank's vectors that crosses links of each class; copies send no vectors."""
     world, devices = topology.world, topology.devices
     match exchange:

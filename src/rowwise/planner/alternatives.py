@@ -4,8 +4,7 @@
 piece goes to the unit where the step then takes least; of equals, where that unit itself has least to do. A unit that
 lacks memory is taken only if all do. For an option of one piece that is the best there is, for others it is greedy.
 
-Its own file because it is arithmetic on whole arrays, many options at once, and says nothing in words. Gives up: what
-the other tables would do if they could move as well.
+Known limits: what the other tables would do if they could move as well.
 """
 
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ EQUAL = 1 + 1e-12  # costs this near are equal
 
 @dataclass(frozen=True, slots=True)
 class Alternatives:
-    """Of each option: what taking it would change. Options that were taken change nothing."""
+    """The change that each option would make to a placement. Options in use change nothing."""
 
     change_O: Floats  # seconds of a step; infinite if the ranks allowed cannot hold its pieces at all
     over_O: Floats  # bytes over the limit, of the rank and tier where it is most; 0: it fits
@@ -34,7 +33,7 @@ class Alternatives:
 
 @dataclass(frozen=True, slots=True)
 class _Ranks:
-    """What ranks have, for some options side by side: A options, U units of D ranks."""
+    """Loads of ranks, for several options side by side: A options, U units of D ranks."""
 
     load_AUDK: Floats
     link_AUD: Floats
@@ -43,7 +42,6 @@ class _Ranks:
 
 
 def alternatives(problem: PlacementProblem, placement: Placement) -> Alternatives:
-    """See [Note: alternatives]."""
     options = len(problem.option_kind)
     sums, cost = problem.sums(placement), problem.cost(placement)
     made = Alternatives(
@@ -144,7 +142,6 @@ def _allowed(problem: PlacementProblem, option_A: NDArray[np.int64]) -> tuple[in
 
 
 def _same(problem: PlacementProblem, one_A: NDArray[np.int64], other_A: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Whether pieces load a rank alike."""
     return (problem.pieces.load_NK[one_A] == problem.pieces.load_NK[other_A]).all(1)
 
 

@@ -9,8 +9,6 @@ Which (z, m) meet these conditions is decided at once; the least z + m that does
   do the same work (whole tables and columns).
 - `linear_bound` lets each item mix its options, but the same mixture for all loads, links and memory at once. Needed
   where layouts trade one for another (rows, copies, tiers).
-
-Its own file because a bound must hold whatever the search does, and is tested against every plan that is ever found.
 """
 
 from dataclasses import dataclass, replace
@@ -32,7 +30,7 @@ SLACK = 1e-7  # a bound gives this share away, for what solvers round
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Of each option: the largest of its pieces, and all its work together, as a mean over ranks."""
+    """For each option: its largest piece, and its total work as a mean over ranks."""
 
     phi_O: Floats
     link_O: Floats
@@ -43,7 +41,6 @@ class Totals:
 
     @classmethod
     def of(cls, problem: PlacementProblem) -> "Totals":
-        """Of a problem's options."""
         begin, pieces, world = problem.option_begin[:-1], problem.pieces, problem.topology.world
         share_O = problem.ranks_of_O / world
         return cls(

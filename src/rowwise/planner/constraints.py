@@ -1,7 +1,4 @@
-"""What a plan has to respect, whatever it costs: where tables may live, which stay together, which layouts they have.
-
-Its own file because it is what users write by hand, so it is checked for sense here, by name, before any search.
-"""
+"""Limits on plans: where tables may live, which tables stay together, which layouts tables may have."""
 
 from collections.abc import Mapping, Sequence
 
@@ -26,7 +23,6 @@ class Constraints(Value, frozen=True):
 
     @classmethod
     def from_json(cls, text: str | bytes) -> "Constraints":
-        """Read strictly."""
         try:
             return decode_json(text, cls)
         except msgspec.DecodeError as error:

@@ -4,8 +4,8 @@ A table whose tiles are one of our layouts starts as it stands; where that cut i
 would make it any more), it becomes one, so keeping a plan can be compared with changing it. A table that was cut in
 another way starts with the option that leaves most of its bytes where they are.
 
-Its own file because this is geometry of tiles, and no search. Gives up: several homes for a piece of which many ranks
-have a part (only one of those with the largest part counts as its home).
+Known limits: several homes for a piece of which many ranks have a part (only one of those with the largest part counts
+as its home).
 """
 
 from collections import defaultdict
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from rowwise.perf.access import Curves, Floats
 from rowwise.perf.memory import FLOAT_bytes, memory_bytes
 from rowwise.plan import Plan, Tile
-from rowwise.planner.infer_layout import Units, cut_of
+from rowwise.planner.infer_layout import Units, infer_layout
 from rowwise.planner.kinds import PlacementKind, tiles_of
 from rowwise.planner.layouts import Layout
 from rowwise.planner.native import Homes
@@ -32,7 +32,7 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class TableWeight:
-    """What a table's rectangles take: columns, and what optimizers keep once for a row, of which each piece has one."""
+    """Bytes of a table's rectangles: columns, and state once a row, of which each piece has one."""
 
     table: Table
     column_bytes: float
@@ -46,12 +46,10 @@ class TableWeight:
         return cls(table, table.row_bytes / table.dim + FLOAT_bytes * wide, FLOAT_bytes * (len(widths) - wide))
 
     def __call__(self, rows: Span, cols: Span) -> int:
-        """Bytes of a rectangle."""
         return ceil((rows[1] - rows[0]) * ((cols[1] - cols[0]) * self.column_bytes + self.once_bytes))
 
 
 def overlap(a: Span, b: Span) -> Span | None:
-    """What is in both."""
     begin, end = max(a[0], b[0]), min(a[1], b[1])
     return (begin, end) if begin < end else None
 
@@ -90,7 +88,7 @@ class CurrentPlacement:
         return float(moved[taken].sum())
 
 
-def stand(problem: PlacementProblem, old: Plan) -> CurrentPlacement:
+def current_placement(problem: PlacementProblem, old: Plan) -> CurrentPlacement:
     """The plan in force as a start."""
     tiles = _tiles_by_item(problem, old)
     found = [_recognised(problem, item, tiles[item]) for item in range(len(problem.members))]
@@ -135,7 +133,7 @@ def _recognised(
 ) -> tuple[PlacementKind, Units] | None:
     """The kind and the units that all tables of an item have, if these are allowed."""
     workloads, topology = problem.question.workloads, problem.topology
-    found = {cut_of(workloads[t].table, tiles[t], topology, problem.kinds) for t in tiles}
+    found = {infer_layout(workloads[t].table, tiles[t], topology, problem.kinds) for t in tiles}
     if len(found) != 1 or len(tiles) != len(problem.members[item]):
         return None
     one = found.pop()
@@ -201,7 +199,7 @@ def _widened(problem: PlacementProblem, found: Sequence[tuple[PlacementKind, Uni
 
 
 class _Homes:
-    """Of each piece of each option: where most of its bytes are, and what would have to come there."""
+    """For each piece of each option: the rank with most of its bytes, and the bytes that would have to move there."""
 
     def __init__(self, problem: PlacementProblem, tiles: Sequence[dict[int, list[Tile]]]) -> None:
         pieces = len(problem.pieces.link_N)
@@ -247,7 +245,7 @@ class _Homes:
 
 @dataclass(slots=True)
 class _PieceBytes:
-    """Of a piece: its bytes, once if there are copies, and what units have of it already."""
+    """Bytes of a piece, counted once if there are copies, and the bytes that units already hold."""
 
     once: int = 0
     by_unit: dict[int, int] = field(default_factory=dict)

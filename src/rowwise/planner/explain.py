@@ -1,7 +1,4 @@
-"""Explains a plan: what a step takes by rank, and of each table where it is, why, and what else it could be.
-
-Its own file because it only gathers: `alternatives` computes what was not taken, `why` puts reasons into words.
-"""
+"""Explains a plan: what a step takes by rank, and of each table where it is, why, and what else it could be."""
 
 import dataclasses
 
@@ -15,7 +12,7 @@ from rowwise.planner.explanation import Explanation, RankPlacement, StepPlacemen
 from rowwise.planner.make import PlanResult
 from rowwise.planner.options import TableArrays
 from rowwise.planner.problem import NO_UNIT, Pieces, Placement, PlacementProblem
-from rowwise.planner.why import ReasonInputs, reason
+from rowwise.planner.why import ReasonInputs, layout_reason
 from rowwise.spec import state_width
 
 FLOAT_bytes = 4
@@ -85,7 +82,7 @@ def _ranks(problem: PlacementProblem, placement: Placement, sums: Pieces) -> tup
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Parts:
-    """What part of each rank's operators a load is.
+    """The share of each rank's operators in a load.
 
     Operators of a rank are not the sum of what its pieces take alone. What they take together is shared out by phi's
     slopes, which for sums and norms add up to all of it but the constant.
@@ -99,7 +96,6 @@ class _Parts:
 
     @classmethod
     def of(cls, problem: PlacementProblem, placement: Placement, sums: Pieces) -> "_Parts":
-        """For a placement."""
         phi = problem.phi
         slope_WK = phi.gradient(sums.load_NK)
         whole_W = (slope_WK * sums.load_NK).sum(1)
@@ -138,7 +134,7 @@ def _table(case: ReasonInputs, parts: _Parts, item: int, index: int) -> TablePla
         operators_s=float((share_W * parts.over_W).max()),
         links_s=float(link_W.max()),
         share=float(share_W[parts.busiest]),
-        reason=reason(case, item),
+        reason=layout_reason(case, item),
         next=_next(problem, case.others, item, option),
         together=tuple(problem.question.workloads[t].table.name for t in group if t != index),
     )

@@ -1,7 +1,4 @@
-"""What is said of a plan: a frozen value with a JSON round trip, and the same as text for a terminal.
-
-Its own file because it holds nothing but facts: `explain` finds them, the report draws them. Gives up: colours.
-"""
+"""What is said of a plan: a frozen value with a JSON round trip, and the same as text for a terminal."""
 
 import textwrap
 from collections.abc import Sequence
@@ -23,7 +20,7 @@ INDENT = "    "
 
 
 class StepPlacement(Value, frozen=True):
-    """What a step is expected to take, and by what."""
+    """The predicted seconds of a step, and the model behind them."""
 
     seconds: float  # operators of the busiest rank, and links of the busiest rank
     operators_s: float
@@ -47,7 +44,7 @@ class StepPlacement(Value, frozen=True):
 
 
 class RankPlacement(Value, frozen=True):
-    """What a rank has to do and to hold."""
+    """The work and memory of a rank."""
 
     rank: int
     operators_s: float
@@ -57,7 +54,7 @@ class RankPlacement(Value, frozen=True):
 
 
 class TablePlacement(Value, frozen=True):
-    """Where a table is, and why."""
+    """The place of a table, and the reason for it."""
 
     name: str
     rows: int
@@ -75,7 +72,7 @@ class TablePlacement(Value, frozen=True):
 
 
 class Explanation(Value, frozen=True):
-    """A plan, explained."""
+    """Why a plan is as it is: the step, each rank and each table."""
 
     hosts: int
     devices: int  # of each host
@@ -90,7 +87,6 @@ class Explanation(Value, frozen=True):
 
     @classmethod
     def from_json(cls, text: str | bytes) -> "Explanation":
-        """Read strictly."""
         try:
             return decode_json(text, cls)
         except msgspec.DecodeError as error:

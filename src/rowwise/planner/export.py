@@ -4,8 +4,7 @@ TorchRec finds the rank of a row by dividing by ceil(rows / ranks), so rows are 
 says which ranks have a part, and theirs are as even as can be but for the last. Everything else is taken over as it is,
 or refused, by name and with a way out: TorchRec has a class for each layout, and no runtime for other tiles.
 
-Its own file because it is another system's format, with that system's limits (those of TorchRec 1.8.0), written without
-any of its code; `rowwise.recipes.torchrec` makes its objects of it. Gives up: reading it back as tiles.
+Known limits: reading it back as tiles.
 """
 
 from collections import defaultdict
@@ -38,7 +37,7 @@ class TorchRecShard(Value, frozen=True):
 
 
 class TorchRecTable(Value, frozen=True):
-    """One table."""
+    """The sharding of one table, in words of TorchRec."""
 
     sharding_type: str
     compute_kernel: str
@@ -48,7 +47,7 @@ class TorchRecTable(Value, frozen=True):
 
 
 class TorchRecPlan(Value, frozen=True, kw_only=True):
-    """All tables, and what has changed on the way."""
+    """The TorchRec plan of all tables, and the changes that it needed."""
 
     format: str = FORMAT
     world: int
@@ -58,7 +57,6 @@ class TorchRecPlan(Value, frozen=True, kw_only=True):
 
     @classmethod
     def from_json(cls, text: str | bytes) -> "TorchRecPlan":
-        """Read strictly."""
         try:
             plan = decode_json(text, cls)
         except msgspec.DecodeError as error:
@@ -89,7 +87,7 @@ def torchrec_json(plan: Plan, tables: Sequence[Table], topology: Topology | None
 
 
 class _Export:
-    """One table's tiles, and what TorchRec calls them."""
+    """One table's tiles in words of TorchRec."""
 
     def __init__(self, table: Table, tiles: Sequence[Tile], topology: Topology) -> None:
         self.table, self.topology = table, topology
@@ -162,7 +160,6 @@ class _Export:
         return name
 
     def _blocks(self, tiles: Sequence[Tile]) -> list[TorchRecShard]:
-        """Rows as TorchRec cuts them."""
         rows, parts, cols = self.table.rows, len(tiles), tiles[0].cols
         for number, tile in enumerate(tiles):
             if tile.rows != (rows * number // parts, rows * (number + 1) // parts):

@@ -1,6 +1,5 @@
 """Changes to a question that has no plan, each of which may give it one.
 
-Its own file because each is a few lines that make a new question from an old one; `infeasible` tries and ranks them.
 Changes that lose nothing rank before those that cost something, those before machines that have to be bought, and
 memory that tables may not use comes last.
 """
@@ -40,14 +39,12 @@ class Fix:
     enough: bool = False
 
     def words(self) -> str:
-        """For an error."""
         s = "" if self.many else "s"
         saves = f"save{s} {quantity.of_bytes(self.saved_bytes)}" if self.saved_bytes >= 1 else ""
         return f"{self.change} {' and '.join(filter(None, (saves, f'suffice{s}' * self.enough)))}"
 
 
 def all_fixes(question: PlanRequest, needed_bytes: float, has_plan: HasPlan) -> Iterator[Fix]:
-    """One by one."""
     yield from _limits(question, has_plan)
     narrow = [fix for fix in (_row_wise_state(question), _narrow(question, RowType.FP16)) if fix]
     yield from narrow
@@ -161,7 +158,6 @@ def _below(question: PlanRequest, needed_bytes: float, has_plan: HasPlan) -> Ite
 
 
 def _rounded_up(size: float) -> int:
-    """To a whole GB."""
     return math.ceil(size / 1e9) * 10**9
 
 
@@ -209,7 +205,6 @@ def _with(question: PlanRequest, constraints: Constraints) -> PlanRequest:
 
 
 def _largest(question: PlanRequest, names: Any) -> list[str]:
-    """Names of tables, by size."""
     columns = TableArrays.of(question)
     size_T = columns.rows_T * columns.dim_T
     size = {w.table.name: float(size_T[t]) for t, w in enumerate(question.workloads)}

@@ -1,7 +1,6 @@
 """Why nothing fits, and what would make it fit: the error that a planner raises, with numbers that were checked.
 
-Its own file because it asks the planner again: each way out is a changed question, and only those that then have a
-plan are said to suffice. Gives up: ways out that change more than two things at once.
+Known limits: ways out that change more than two things at once.
 """
 
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from rowwise.plan import TIERS
 from rowwise.planner.bound import Totals, threshold_bound
 from rowwise.planner.fixes import MORE_DEVICES, Fix, all_fixes
 from rowwise.planner.native import AnnealingEffort, NativeProblem
-from rowwise.planner.options import problem_of
+from rowwise.planner.options import make_problem
 from rowwise.planner.problem import PlacementProblem, PlanRequest
 from rowwise.planner.search import NONE, SearchResult, best_starts
 
@@ -30,7 +29,7 @@ class InfeasibleError(SpecError):
 
 def explain_infeasible(problem: PlacementProblem, searched: SearchResult) -> InfeasibleError:
     """What is short and by how much, and what to change, the most effective first."""
-    fixes = ways_out(problem)
+    fixes = find_fixes(problem)
     named = fixes[:MOST_FIXES] + [fix for fix in fixes[MOST_FIXES:] if fix.rank >= MORE_DEVICES]
     ways = [fix.words() for fix in named] or ["want fewer or smaller tables, or more memory"]
     unused = problem.question.unused
@@ -39,7 +38,7 @@ def explain_infeasible(problem: PlacementProblem, searched: SearchResult) -> Inf
     return InfeasibleError(f"no plan fits{without}: {_cause(problem, searched)}; {words}")
 
 
-def ways_out(problem: PlacementProblem) -> list[Fix]:
+def find_fixes(problem: PlacementProblem) -> list[Fix]:
     """Changes that help: first those that suffice, the least costly first, then those that save most."""
     needed = least_bytes(problem)
     found = [_checked(problem, fix, needed) for fix in all_fixes(problem.question, needed, has_plan)]
@@ -50,7 +49,7 @@ def ways_out(problem: PlacementProblem) -> list[Fix]:
 def _checked(problem: PlacementProblem, fix: Fix, needed: float) -> Fix:
     """With what it saves, and whether it is enough."""
     try:
-        changed = problem_of(fix.question)
+        changed = make_problem(fix.question)
     except SpecError:  # the change leaves a table without a layout
         return fix
     if fix.table is not None:
@@ -70,7 +69,7 @@ def _alone_bytes(problem: PlacementProblem, table: str) -> float:
 def has_plan(question: PlanRequest) -> bool:
     """Whether a quick search finds a plan that fits."""
     try:
-        return _has_plan(problem_of(question))
+        return _has_plan(make_problem(question))
     except SpecError:
         return False
 

@@ -1,7 +1,6 @@
 """The layout that a table's tiles are of, read back from the tiles.
 
-Its own file because a plan does not say it (a plan is tiles, whoever made them), while re-planning has to know it.
-Gives up: tiles that no layout of ours makes; they have none.
+Known limits: tiles that no layout of ours makes; they have none.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,7 +13,7 @@ from rowwise.spec import Table, Topology
 Units = tuple[int, ...]
 
 
-def cut_of(
+def infer_layout(
     table: Table, tiles: Sequence[Tile], topology: Topology, kinds: Iterable[PlacementKind] = ()
 ) -> tuple[PlacementKind, Units] | None:
     """The kind and the units that make just these tiles, in any order; if it is one of `kinds`, that one."""

@@ -1,8 +1,7 @@
 """Tables and their access statistics from a file: CSV with a header, JSON, or what `rowwise data inspect --json` says.
 
-Its own file because these files are written by other programs and by hand, so that what is wrong has to be said with
-its line and column. Reads with nothing but the standard library and msgspec: 1,000 tables take milliseconds. Gives up:
-files that are larger than memory.
+Reads with nothing but the standard library and msgspec: 1,000 tables take milliseconds. Known limits: files that are
+larger than memory.
 """
 
 import csv
@@ -48,14 +47,14 @@ HOT = 0.01  # the share of values whose occurrences `rowwise data inspect` count
 
 @dataclass(frozen=True, slots=True)
 class TablesFile:
-    """What a file said."""
+    """The tables and notes of a file of tables."""
 
     workloads: tuple[Workload, ...]
     notes: tuple[str, ...]  # what was left out or filled in
 
 
 class TableEntry(NamedTuple):
-    """One table as it is written: a line, or an object."""
+    """One table as a file describes it: a line, or an object."""
 
     place: str  # file and line
     values: Mapping[str, object]  # by what they are; nothing where a cell is empty
@@ -85,7 +84,6 @@ class TableEntry(NamedTuple):
         return int(found)
 
     def choice(self, field: str, known: Mapping[str, Any], default: Any) -> Any:
-        """One of some names."""
         value = self.values.get(field)
         if value is None:
             return default
@@ -342,7 +340,6 @@ def _narrow(entries: Sequence[TableEntry]) -> int:
 
 
 def _notes(entries: Sequence[TableEntry], dim: int | None) -> Iterator[str]:
-    """What was filled in."""
     if dim is not None:
         yield f"{_narrow(entries)} of {len(entries)} tables say no dim: {dim} for them"
     numbered = [str(entry.values["name"]) for entry in entries if _is_number(entry.values.get("name"))]

@@ -1,7 +1,7 @@
 """The ways to place a table that are tried: a layout, into how many pieces, and where its rows live.
 
-Its own file because options, plans and explanations all speak of them. A kind says what is cut; units say where it
-goes (a rank, a host, or all ranks, by the kind's span). Gives up: cuts of rows and columns that are not even.
+A kind says what is cut; units say where it goes (a rank, a host, or all ranks, by the kind's span). Known limits: cuts
+of rows and columns that are not even.
 """
 
 import math
@@ -20,7 +20,7 @@ CACHED = (0.0, 0.001, 0.004, 0.015, 0.05, 0.15, 0.35, 0.7)  # shares of rows tha
 
 
 class PlacementKind(NamedTuple):
-    """One way to place a table."""
+    """A layout, a number of pieces, a tier and a cached share."""
 
     layout: Layout
     parts: int = 1  # pieces that go to units by themselves
@@ -29,7 +29,6 @@ class PlacementKind(NamedTuple):
 
     @property
     def span(self) -> UnitSpan:
-        """What a piece goes to."""
         return self.layout.span
 
     @property

@@ -1,9 +1,9 @@
 """Layouts: ways to place one table, each a small pure function that gives tiles, and a record of what it does.
 
-A new layout is a function and a record in `LAYOUTS`, and nothing else: the search, bounds, explanations and cost models
-read the record's fields, and what checks plans and what runs them sees tiles only. Cuts are as even as they can be,
-columns between the blocks that have to stay together; a table with fewer rows (or blocks) than ranks takes the first of
-the ranks. Gives up: any say in which ranks are best.
+A new layout is a function and a record in `LAYOUTS`, and nothing else: the search, bounds, explanations and cost
+models read the record's fields, and what checks plans and what runs them sees tiles only. Cuts are as even as they can
+be, columns between the blocks that have to stay together; a table with fewer rows (or blocks) than ranks takes the
+first of the ranks. Known limits: any say in which ranks are best.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ SPANS: tuple[UnitSpan, ...] = ("rank", "host", "all")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """What planning knows of a way to place a table."""
+    """The properties of a layout that planning reads."""
 
     name: str
     span: UnitSpan  # what a piece goes to: a rank, the ranks of a host, or all ranks
@@ -66,7 +66,6 @@ class Layout:
         return self.span == "rank" or topology.world > 1
 
     def unit_ranks(self, topology: Topology) -> int:
-        """How many ranks a unit has."""
         return {"rank": 1, "host": topology.devices, "all": topology.world}[self.span]
 
     def units(self, topology: Topology) -> range:

@@ -1,7 +1,7 @@
 """Machines by name: `8xa100-like` is a host of 8 devices, `16x8xzionex` are 16 of them; or a JSON file.
 
-Its own file because it is how people write down what `perf.hardware` holds. Memory may be changed behind a colon:
-`8xa100-like:device=40GB,host=1.5TB`. Gives up: several kinds of devices in a machine.
+Memory may be changed behind a colon: `8xa100-like:device=40GB,host=1.5TB`. Known limits: several kinds of devices in a
+machine.
 """
 
 import re

@@ -1,7 +1,4 @@
-"""A question answered: the plan, what it is expected to take, and how far from the best it can be.
-
-Its own file because it is what users call; how plans are found is `search`, how bounds are proven `bound` and `milp`.
-"""
+"""A question answered: the plan, what it is expected to take, and how far from the best it can be."""
 
 import time
 from dataclasses import dataclass
@@ -15,7 +12,7 @@ from rowwise.perf.learned import LearnedModel
 from rowwise.plan import Forecast, Plan
 from rowwise.planner.bound import threshold_bound
 from rowwise.planner.methods.named import placement_of, run_method
-from rowwise.planner.options import problem_of
+from rowwise.planner.options import make_problem
 from rowwise.planner.problem import Pieces, PlacementProblem, PlanRequest
 from rowwise.planner.refine import exchanges_s
 from rowwise.planner.search import SearchResult, search, search_best
@@ -40,7 +37,7 @@ def make_plan(
     With `certify_s`, as long again is spent on proving how good it is; without `prove`, the bound is only what comes
     for nothing. Raises `InfeasibleError` where nothing fits.
     """
-    problem = problem_of(question)
+    problem = make_problem(question)
     searched = search(problem, seconds=seconds, seed=seed, prove=prove)
     if searched.over:
         from rowwise.planner.infeasible import explain_infeasible
@@ -55,7 +52,7 @@ def make_plan(
 
 def plan_by_method(question: PlanRequest, method: str, seed: int = 0) -> PlanResult:
     """What a published method makes of a question; see `methods.named`. Raises `SpecError` where it finds no plan."""
-    problem, begin_s = problem_of(question), time.monotonic()
+    problem, begin_s = make_problem(question), time.monotonic()
     placement = placement_of(problem, run_method(method, problem, seed))
     if placement is None:
         want = "want another method, or none: the search finds more, and says why where nothing fits"
@@ -66,7 +63,7 @@ def plan_by_method(question: PlanRequest, method: str, seed: int = 0) -> PlanRes
 
 def make_plans(question: PlanRequest, count: int, *, seconds: float = SECONDS, seed: int = 0) -> list[PlanResult]:
     """The best few plans that the search ends with, all of which fit: to be measured, and the best kept."""
-    problem = problem_of(question)
+    problem = make_problem(question)
     found = search_best(problem, count, seconds=seconds, seed=seed)
     if found[0].over:
         from rowwise.planner.infeasible import explain_infeasible

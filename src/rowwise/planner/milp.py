@@ -4,8 +4,8 @@ The program chooses an option for each item and a number of its pieces for each 
 cuts from below (it is convex, so each tangent is). Whatever the solver (HiGHS) has proven when its time is up is
 therefore a bound, tighter than those that look at the mean of all ranks. See [Note: bounds].
 
-The solver takes half a second to import. Gives up: many ranks, where nothing is
-proven in reasonable time beyond what the other bounds say.
+The solver takes half a second to import. Known limits: many ranks, where nothing is proven in reasonable time beyond
+what the other bounds say.
 """
 
 import time
@@ -29,7 +29,7 @@ LOOKS, LOOK = 6, 100_000  # placements to take cuts from, and moves to each
 
 @dataclass(frozen=True, slots=True)
 class MilpSolution:
-    """What the solver says."""
+    """The status, bound and counts that the solver returns."""
 
     placement: Placement | None
     bound: float  # -inf if nothing was proven

@@ -1,7 +1,7 @@
 """The search's inner loop, in C: placements in, better placements out.
 
-Its own file because it is the planner's only door to compiled code. Arrays are checked where they are made
-(`PlacementProblem`), so what crosses here has the right shapes; a call changes copies only.
+Arrays are checked where they are made (`PlacementProblem`), so what crosses here has the right shapes; a call changes
+copies only.
 """
 
 import ctypes
@@ -50,7 +50,7 @@ class _Neuroshard(ctypes.Structure):
 
 
 class AnnealingEffort(NamedTuple):
-    """How long to search, and how."""
+    """Moves, temperatures and time limit of the search."""
 
     moves: int
     seed: int = 0
@@ -62,7 +62,7 @@ class AnnealingEffort(NamedTuple):
 
 
 class Homes(NamedTuple):
-    """Where pieces' rows are now."""
+    """The units that hold the pieces' rows now."""
 
     unit_N: Index
     stay_bytes_N: Floats

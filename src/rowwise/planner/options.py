@@ -1,10 +1,10 @@
 """Every way to place every table, with what it costs and takes: a `PlanRequest` becomes a `PlacementProblem`.
 
-Its own file because it is where layouts, cost models and memory meet. All tables of one kind are computed at once.
+All tables of one kind are computed at once.
 
-Splits that cannot matter are left out: once every piece of a table is under a twentieth of what a rank must bear in any
-plan (and of a rank's memory), it is not cut further. Bounds stay valid, as a finer cut never takes less work in all.
-Gives up: tables whose pieces are cut unevenly, or differently row by row.
+Splits that cannot matter are left out: once every piece of a table is under a twentieth of what a rank must bear in
+any plan (and of a rank's memory), it is not cut further. Bounds stay valid, as a finer cut never takes less work in
+all. Known limits: tables whose pieces are cut unevenly, or differently row by row.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ ROOMY = 0.9  # full to this share, lower tiers of memory are considered
 
 @dataclass(frozen=True, slots=True)
 class TableArrays:
-    """What cuts need to know of tables, as arrays."""
+    """Sizes of tables, as arrays over tables."""
 
     rows_T: Floats
     dim_T: Floats
@@ -41,7 +41,6 @@ class TableArrays:
 
     @classmethod
     def of(cls, question: PlanRequest) -> "TableArrays":
-        """Of a question's tables."""
         tables = [w.table for w in question.workloads]
         pooling = [w.access.pooling for w in question.workloads]
         dim_T, block_T = np.array([t.dim for t in tables]), np.array([column_block(t) for t in tables])
@@ -93,7 +92,7 @@ class KindOptions:
     pieces: Pieces
 
 
-def problem_of(question: PlanRequest) -> PlacementProblem:
+def make_problem(question: PlanRequest) -> PlacementProblem:
     """All options of all tables; raises where constraints leave a table none."""
     names = [w.table.name for w in question.workloads]
     check_names([w.table for w in question.workloads])
@@ -108,7 +107,6 @@ def problem_of(question: PlanRequest) -> PlacementProblem:
 
 
 def _tiers(question: PlanRequest, columns: TableArrays) -> Sequence[Tier]:
-    """The tiers that are needed."""
     width = columns.column_bytes_T + FLOAT_bytes * columns.wide_state_T
     size_T = columns.rows_T * (width * columns.dim_T + FLOAT_bytes * columns.row_state_T)
     total, largest = float(size_T.sum()), float(size_T.max())
@@ -157,7 +155,7 @@ def _least_share(constant: float, phi: Floats, link: float) -> tuple[float, floa
 
 @dataclass(frozen=True, slots=True)
 class _Legal:
-    """Which layouts each table may have."""
+    """The layouts that each table may have."""
 
     layouts_T: list[frozenset[str]]
     everywhere_T: NDArray[np.bool_]

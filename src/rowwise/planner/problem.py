@@ -5,7 +5,7 @@ is one or more *pieces*, and each piece goes to a *unit*: ranks 0 to W - 1, then
 adds the same loads, link seconds and bytes to each rank of its unit. A placement is an option for each item and a unit
 for each of that option's pieces; all else is derived.
 
-Its own file because nothing here decides. Gives up: hosts whose devices differ.
+Known limits: hosts whose devices differ.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ NO_UNIT = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRequest:
-    """What is to be planned."""
+    """Tables, machine, cost model, batch and constraints of a plan."""
 
     workloads: tuple[Workload, ...]
     machine: Machine
@@ -60,14 +60,13 @@ class PlanRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pieces:
-    """Arrays over pieces."""
+    """Loads, link seconds and bytes of all pieces, as arrays."""
 
     load_NK: Floats
     link_N: Floats
     bytes_NM: Floats
 
     def take(self, index_N: NDArray[np.int64]) -> "Pieces":
-        """Some of them."""
         return Pieces(load_NK=self.load_NK[index_N], link_N=self.link_N[index_N], bytes_NM=self.bytes_NM[index_N])
 
     def __add__(self, other: "Pieces") -> "Pieces":
@@ -80,7 +79,6 @@ class Pieces:
 
     @staticmethod
     def concatenate(parts: Sequence["Pieces"]) -> "Pieces":
-        """One after another."""
         return Pieces(
             load_NK=np.concatenate([part.load_NK for part in parts]),
             link_N=np.concatenate([part.link_N for part in parts]),
@@ -112,12 +110,10 @@ class PlacementProblem:
 
     @property
     def topology(self) -> Topology:
-        """The ranks."""
         return self.question.machine.topology
 
     @property
     def phi(self) -> Phi:
-        """What loads of a rank cost."""
         return self.question.model.phi
 
     @property
@@ -161,7 +157,6 @@ class PlacementProblem:
         return range(int(self.option_begin[option]), int(self.option_begin[option + 1]))
 
     def name_of(self, item: int) -> str:
-        """Of an item's tables."""
         return " + ".join(self.question.workloads[t].table.name for t in self.members[item])
 
     def ranks_of(self, unit: int) -> range:

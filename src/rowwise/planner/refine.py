@@ -2,8 +2,8 @@
 
 The search's cost adds the most that any rank computes to the most that any rank sends. NeuroShard's estimate is finer:
 each rank's own lookup, exchange (for which it waits until the slowest has looked up), return and update in a row, and
-then the slowest of these. It is no sum of pieces, so the search cannot use it; forecasts do, and the best few plans are
-ordered by it. Its own file because it reads plans, whoever made them.
+then the slowest of these. It is no sum of pieces, so the search cannot use it; forecasts do, and the best few plans
+are ordered by it.
 """
 
 from collections import defaultdict
@@ -15,7 +15,7 @@ import numpy as np
 from rowwise.perf.access import Floats
 from rowwise.perf.exchange import Amounts, Exchanges, NarrowWires
 from rowwise.perf.hardware import FLOAT_bytes, Hardware
-from rowwise.perf.wires import bytes_of, leaving
+from rowwise.perf.wires import bytes_of, link_shares
 from rowwise.plan import Plan
 from rowwise.planner.problem import PlanRequest
 from rowwise.spec import Pooling, Table, Topology, WireType
@@ -48,7 +48,7 @@ def exchanges_s(exchanges: Exchanges, plan: Plan, question: PlanRequest, lookup_
 
 
 class _WireColumns(NamedTuple):
-    """How wide vectors are on the wires of one direction, counted in floats."""
+    """Widths of vectors on the wires of one direction, counted in floats."""
 
     topology: Topology
     host: WireType
@@ -61,14 +61,13 @@ class _WireColumns(NamedTuple):
         return size / (near + far) / FLOAT_bytes
 
     def coding_s(self, hardware: Hardware) -> float:
-        """Of a float, as the mean over all ranks."""
-        shares = leaving("all_to_all", self.topology)
+        shares = link_shares("all_to_all", self.topology)
         return shares["host"] * hardware.coding_s(self.host) + shares["network"] * hardware.coding_s(self.network)
 
     def added_s(self, narrow: NarrowWires, vectors_W: Floats, floats_W: Floats) -> Floats:
         """What coding takes each rank, less what the bytes saved would have."""
         near, far = self.topology.devices - 1, self.topology.world - self.topology.devices
-        shares, found_W = leaving("all_to_all", self.topology), np.zeros(self.topology.world)
+        shares, found_W = link_shares("all_to_all", self.topology), np.zeros(self.topology.world)
         for kind, peers, share in ((self.host, near, shares["host"]), (self.network, far, shares["network"])):
             if kind is not WireType.FP32:
                 found_W += getattr(narrow, kind).seconds(peers, share * vectors_W, share * floats_W)

@@ -5,8 +5,8 @@ it takes on a link, spread over `steps`: the new plan has to pay for its move wi
 more than the share that is allowed is tried again with dearer bytes. A plan that gains next to nothing is not worth
 the disturbance: then the one in force is kept, with what it costs now.
 
-A new plan takes effect when a run resumes with it. Gives up: links that are free
-while others are not (a byte costs the same wherever it goes), and any change of the number of ranks.
+A new plan takes effect when a run resumes with it. Known limits: links that are free while others are not (a byte
+costs the same wherever it goes), and any change of the number of ranks.
 """
 
 import time
@@ -17,11 +17,11 @@ from msgspec import structs
 from rowwise.errors import SpecError
 from rowwise.plan import Plan
 from rowwise.planner.bound import threshold_bound
-from rowwise.planner.current_placement import CurrentPlacement, moved_bytes, stand
+from rowwise.planner.current_placement import CurrentPlacement, current_placement, moved_bytes
 from rowwise.planner.make import SECONDS as MAKE_SECONDS
 from rowwise.planner.make import PlanResult, forecast
 from rowwise.planner.native import AnnealingEffort, Candidate, NativeProblem
-from rowwise.planner.options import problem_of
+from rowwise.planner.options import make_problem
 from rowwise.planner.problem import PlacementProblem, PlanRequest
 from rowwise.planner.search import LATE, NONE, LEAST_s, SearchResult, search
 
@@ -64,7 +64,7 @@ def replan(
     as the old plan fits; where it does not, it moves as little as was found. The bound is the fast one.
     """
     _check(question, old, steps, most_moved)
-    standing = stand(problem_of(question), old)
+    standing = current_placement(make_problem(question), old)
     ready_s = time.monotonic()
     walk = _Walk(standing, steps, most_moved)
     walk.go(seconds, seed)

@@ -6,8 +6,6 @@ also as NeuroShard's greedy does; as DreamShard's policy does, where tables are 
 trade work for memory, as the bound's mixture has them. All are judged by the same cost; the best few are annealed a
 little, and the best of those longer. How long is given in moves, so a plan is a function of question, seed and effort;
 a limit in seconds only ever ends it earlier, and says so.
-
-Its own file because it is where starts, improvement and effort meet; each of them knows nothing of the others.
 """
 
 import time
@@ -34,7 +32,7 @@ SAME = 1e-6  # share of the cost by which placements differ that are not the sam
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """What a search found."""
+    """The best placement of a search, and how it ended."""
 
     placement: Placement
     cost: float
@@ -107,7 +105,6 @@ def _is_mixed(problem: PlacementProblem) -> bool:
 
 
 def best_starts(native: NativeProblem, bound: Bound) -> list[Candidate]:
-    """All starts, the best first."""
     found = []
     for placement in _starts(native, bound):
         cost, over = native.cost(placement.unit_N)
@@ -123,7 +120,7 @@ def _starts(native: NativeProblem, bound: Bound) -> Iterator[Placement]:
         yield from _placed(native, bound.choice_I, z, max(bound.link, NONE))
     m = bound.link if np.isfinite(bound.link) and bound.link > 0 else max(float(totals.link_O.max()), NONE)
     for loose in SPLITS:
-        choice_I = least_split(problem, totals, z * loose, m * loose)
+        choice_I = least_split_options(problem, totals, z * loose, m * loose)
         yield from _placed(native, choice_I, z, m)
     yield from _placed(native, _least_memory(problem, totals), z, m)
     learned = learned_start(problem)
@@ -155,7 +152,7 @@ def _pieces_of(problem: PlacementProblem, choice_I: Index) -> np.ndarray:
     return np.concatenate([np.array(problem.pieces_of(int(option))) for option in choice_I])
 
 
-def least_split(problem: PlacementProblem, totals: Totals, z: float, m: float) -> Index:
+def least_split_options(problem: PlacementProblem, totals: Totals, z: float, m: float) -> Index:
     """Of each item: the option with the least work whose pieces are under z, m and memory; if none, the smallest."""
     ok_O = totals.fits_O & (totals.phi_O <= z * (1 + 1e-9)) & (totals.link_O <= m * (1 + 1e-9))
     work_O = problem.phi(totals.load_OK) + totals.links_O + _memory_price(problem, totals, z)

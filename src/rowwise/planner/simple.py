@@ -1,7 +1,7 @@
 """A plan in one pass: small tables everywhere, large ones cut by rows, everything dealt out by size and traffic.
 
-Its own file because it needs nothing but tables and a topology: no model of the machine, no search. Gives up: what
-links cost, which rows are asked for more than others, columns, and whether a rank's memory is enough.
+Known limits: what links cost, which rows are asked for more than others, columns, and whether a rank's memory is
+enough.
 """
 
 import math
@@ -67,7 +67,6 @@ def simple_plan(
 
 
 def _wanted_ids(tables: Sequence[Table], ids: Mapping[str, float]) -> dict[str, float]:
-    """Ids of a sample by table."""
     wanted: dict[str, float] = {table.name: len(table.feature_names) for table in tables}
     for name, count in ids.items():
         if name not in wanted:
@@ -78,7 +77,6 @@ def _wanted_ids(tables: Sequence[Table], ids: Mapping[str, float]) -> dict[str, 
 
 
 def _stored_bytes(table: Table) -> int:
-    """Rows and optimizer state."""
     return table.rows * (table.row_bytes + FLOAT_bytes * state_width(table))
 
 
@@ -104,7 +102,6 @@ def _pieces(tables: Sequence[Table], wanted: Mapping[str, float], world: int) ->
 
 
 def _deal(pieces: Sequence[UnplacedTile], world: int) -> list[Tile]:
-    """A rank for each piece."""
     stored_W, read_W = [0.0] * world, [0.0] * world
     tiles: list[Tile] = []
     for stored, read, tile in sorted(pieces, key=lambda p: (-max(p.stored_share, p.read_share), p.tile)):

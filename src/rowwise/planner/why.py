@@ -1,7 +1,6 @@
 """Why a table has the layout that it has, in one sentence, from what its options cost.
 
-Its own file because it is a list of rules, tried in order, each a comparison of two numbers and the words for it.
-Gives up: reasons that lie in several tables at once. The search compares whole plans; a sentence compares options.
+Known limits: reasons that lie in several tables at once. The search compares whole plans; a sentence compares options.
 """
 
 from dataclasses import dataclass
@@ -54,7 +53,6 @@ class ReasonInputs:
         )
 
     def options(self, item: int) -> range:
-        """Of an item."""
         return range(int(self.problem.item_begin[item]), int(self.problem.item_begin[item + 1]))
 
     def taken(self, item: int) -> int:
@@ -70,7 +68,6 @@ class ReasonInputs:
         return max(self.operators_share(option), float(self.totals.link_O[option]) / self.due_link_s)
 
     def operators_share(self, option: int) -> float:
-        """Of operators."""
         return (float(self.totals.phi_O[option]) - self.problem.phi.constant) / self.due_s
 
     def best_other(self, item: int) -> int | None:
@@ -83,11 +80,10 @@ class ReasonInputs:
         return self.others.over_O[option] == 0 and bool(np.isfinite(self.others.change_O[option]))
 
     def words(self, option: int) -> str:
-        """An option's layout."""
         return str(self.problem.kind_of(option))
 
 
-def reason(case: ReasonInputs, item: int) -> str:
+def layout_reason(case: ReasonInputs, item: int) -> str:
     """Why an item has its layout."""
     for rule in (_one_device, _limited, _improved, _too_large, _lowered, _copied, _small, _whole):
         words = rule(case, item)
@@ -97,7 +93,6 @@ def reason(case: ReasonInputs, item: int) -> str:
 
 
 def _layouts(case: ReasonInputs, item: int) -> frozenset[str]:
-    """Those that an item may have."""
     question, group = case.problem.question, case.problem.members[item]
     names = [question.workloads[table].table.name for table in group]
     return frozenset.intersection(*(frozenset(question.constraints.layouts_of(name)) for name in names))
@@ -118,7 +113,6 @@ def _too_large(case: ReasonInputs, item: int) -> str:
 
 
 def _limited(case: ReasonInputs, item: int) -> str:
-    """What constraints leave it."""
     problem, taken = case.problem, case.taken(item)
     if len(_layouts(case, item)) == 1:
         return "the only layout that it may have"
@@ -133,13 +127,11 @@ def _limited(case: ReasonInputs, item: int) -> str:
 
 
 def _span(problem: PlacementProblem, option: int) -> slice:
-    """An option's pieces."""
     pieces = problem.pieces_of(option)
     return slice(pieces.start, pieces.stop)
 
 
 def _improved(case: ReasonInputs, item: int) -> str:
-    """Where the search has left something."""
     other = case.best_other(item)
     if other is None or case.others.change_O[other] > -CLEARLY_s * case.searched.cost:
         return ""

@@ -1,8 +1,7 @@
 """What a run has counted of its tables, as the statistics that a planner reads: `rowwise plan --tables access.json`.
 
-Its own file because it is where counting and planning meet: `train` knows ids and no cost models, `perf` knows curves
-and no batches. A curve is fitted rather than a ratio written, as it holds for batches of any size. Gives up: curves
-that are not of the form that `Access` has; the nearest one is then some percent off.
+A curve is fitted rather than a ratio written, as it holds for batches of any size. Known limits: curves that are not
+of the form that `Access` has; the nearest one is then some percent off.
 """
 
 from collections.abc import Sequence
@@ -44,7 +43,6 @@ class AccessFile:
         return tuple(Workload(table=table, access=self._access(table, traffic, ended)) for table in self._tables)
 
     def text(self, traffic: TableTraffic, *, ended: bool) -> str:
-        """The same, as a file of tables."""
         return access_json(self.workloads(traffic, ended=ended))
 
     def _access(self, table: Table, traffic: TableTraffic, ended: bool) -> Access:
@@ -54,17 +52,16 @@ class AccessFile:
         repeats = traffic.repeats(table.name)
         counted, fit = self._fits.get(table.name, (0, None))
         if fit is None or repeats.looked_at >= (counted + 1 if ended else 2 * counted):
-            fit = fitted(repeats, table.rows, pooling, self._batch)
+            fit = fit_access(repeats, table.rows, pooling, self._batch)
             self._fits[table.name] = repeats.looked_at, fit
         return structs.replace(fit, pooling=pooling)
 
 
 def access_json(workloads: Sequence[Workload]) -> str:
-    """As a file of tables."""
     return msgspec.json.format(msgspec.json.encode(workloads), indent=1).decode() + "\n"
 
 
-def fitted(repeats: IdSample, rows: int, pooling: float, batch: int) -> Access:
+def fit_access(repeats: IdSample, rows: int, pooling: float, batch: int) -> Access:
     """The curve that has as many different ids as were counted, in a batch and in smaller ones.
 
     For each guess of `zipf_q`, of the rows that are asked for at all, and of a size of batches, `zipf_a` is what gives

@@ -1,14 +1,13 @@
 """What a run could not use of its rows, in a few words for its result: how many, and why the first ones.
 
-Its own file because `ingest.aside` knows of one folder and of no run. Rows of splits that could not be read at all
-count where their number is known.
+Rows of splits that could not be read at all count where their number is known.
 """
 
 from pathlib import Path
 
 from pyarrow import parquet as pq
 
-from rowwise.ingest.quarantine import ROWS, count_aside
+from rowwise.ingest.quarantine import ROWS, count_quarantined
 from rowwise.spec import Value
 
 NAMED = 5  # reasons
@@ -23,7 +22,7 @@ class BadRows(Value, frozen=True):
 
 def find_bad_rows(folder: Path) -> BadRows:
     """Those in the folder `bad_rows` of a run, which is not there where all rows could be used."""
-    found = count_aside(folder)
+    found = count_quarantined(folder)
     reasons = [f"{one.source}: {one.error}" for one in found.unread[:NAMED]]
     for path in sorted(folder.glob(f"*{ROWS}")):
         if len(reasons) >= NAMED:

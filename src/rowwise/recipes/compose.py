@@ -32,8 +32,8 @@ from rowwise.models.wide import wide_tables
 from rowwise.models.wide_deep import WideDeep
 from rowwise.plan import Forecast
 from rowwise.processor import read_processor
-from rowwise.recipes.id_maps import pinned, stored
-from rowwise.recipes.processor_limits import suit
+from rowwise.recipes.id_maps import pin_map, tables_as_stored
+from rowwise.recipes.processor_limits import adapt_to_processor
 from rowwise.recipes.recipe import (
     DcnConfig,
     DeepFmConfig,
@@ -59,7 +59,7 @@ Aside = Callable[[], Path | None]  # where bad rows go, which is known once ther
 CLICK_METRICS = ("ne", "loss", "auc")  # those that a checkpoint can be chosen by
 
 
-def nowhere() -> None:
+def drop_rows() -> None:
     """Bad rows are left out, and not kept."""
 
 
@@ -74,23 +74,20 @@ class ResolvedRecipe:
 
     @property
     def columns(self) -> Columns:
-        """What the columns are."""
         assert self.recipe.columns is not None
         return self.recipe.columns
 
     @property
     def tables(self) -> tuple[Table, ...]:
-        """All tables."""
         return self.recipe.tables.list
 
     @property
     def stored_tables(self) -> tuple[Table, ...]:
         """What they are held as, where ids share rows."""
-        return tuple(one for table in self.tables for one in stored(table))
+        return tuple(one for table in self.tables for one in tables_as_stored(table))
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """The labels."""
         return self.columns.labels
 
 
@@ -101,7 +98,7 @@ def resolve(recipe: Recipe) -> ResolvedRecipe:
         data = structs.replace(data, workers=Workers(count=data.workers) if data.workers else None)
     parts = open_parts(data, recipe.columns, recipe.tables.list)
     columns = recipe.columns or parts.dataset.columns
-    tables = tuple(map(pinned, recipe.tables.resolve(parts.dataset.tables)))
+    tables = tuple(map(pin_map, recipe.tables.resolve(parts.dataset.tables)))
     if not columns.labels:
         raise SpecError("columns.labels is empty: want at least one column to learn")
     if data.label is not None and data.label not in columns.labels:
@@ -119,7 +116,7 @@ def resolve(recipe: Recipe) -> ResolvedRecipe:
         given, columns = columns, _in_order(columns, model)
         notes = _outside(given, model) if recipe.columns is not None else ()
     _check_device(recipe.train.device)
-    train, replaced = suit(recipe.train, read_processor())
+    train, replaced = adapt_to_processor(recipe.train, read_processor())
     train = structs.replace(train, threads=train.threads or torch.get_num_threads())
     paths = {"init_from": recipe.init_from, "plan": recipe.plan}
     if recipe.hardware is not None and recipe.hardware.endswith(".json"):  # else it is a preset
@@ -175,7 +172,7 @@ def make_job(
     batches: OpenBatches,
     comm: Comm | None = None,
     forecast: Forecast | None = None,
-    aside: Aside = nowhere,
+    aside: Aside = drop_rows,
 ) -> TrainingJob:
     """What a trainer trains on these batches, on one of several ranks."""
     parts = resolved.parts
@@ -195,7 +192,6 @@ def deal_of(comm: Comm | None) -> BatchShard:
 
 
 def make_objective(resolved: ResolvedRecipe, model: nn.Module) -> Objective:
-    """The loss."""
     how = resolved.recipe
     if isinstance(how.model, TwoTowerConfig):
         assert isinstance(model, RetrievalModel)
@@ -229,7 +225,7 @@ def make_batcher(
     return Batcher(rows.reader, resolved.columns, resolved.tables, how, position, resolved.transforms)
 
 
-def in_order(
+def ordered_batches(
     resolved: ResolvedRecipe, rows: RowSelection, deal: BatchShard | None = None, aside: Path | None = None
 ) -> Iterable[Batch]:
     """All rows once, as they come, in batches for evaluation, or a rank's part of each.
@@ -256,9 +252,9 @@ def make_evaluator(
     rows: RowSelection,
     slices: tuple[str, ...] | None = None,
     comm: Comm | None = None,
-    aside: Aside = nowhere,
+    aside: Aside = drop_rows,
 ) -> Evaluator:
-    """What measures the model on some rows; `slices` instead of those of the recipe, `aside` as for `in_order`."""
+    """Measures the model on rows; `slices` replace those of the recipe, `aside` is as for `ordered_batches`."""
     recipe = resolved.recipe
     if isinstance(recipe.model, TwoTowerConfig):
         assert isinstance(model, RetrievalModel)
@@ -268,8 +264,8 @@ def make_evaluator(
         return RetrievalEvaluator(
             model.towers,
             recipe.model.item,
-            known=lambda: in_order(resolved, train, None, aside()),
-            asked=lambda: in_order(resolved, rows, None, aside()),
+            known=lambda: ordered_batches(resolved, train, None, aside()),
+            asked=lambda: ordered_batches(resolved, rows, None, aside()),
             task=resolved.tasks[0],
             ks=recipe.model.ks,
         )
@@ -278,7 +274,7 @@ def make_evaluator(
     deal = deal_of(comm)
 
     def batches() -> Iterable[Batch]:
-        return in_order(resolved, rows, deal, aside())
+        return ordered_batches(resolved, rows, deal, aside())
 
     return ClickEvaluator(model, batches, resolved.tasks, recipe.train, slicing, comm=comm)
 

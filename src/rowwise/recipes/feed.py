@@ -1,7 +1,6 @@
 """Who prepares the rows of a run: the trainers themselves, or workers that the trainers of a host share.
 
-Its own file because it is where ranks and a service meet: the first rank of each host starts one, and the others there
-learn its address. Evaluations read their rows themselves.
+Evaluations read their rows themselves.
 """
 
 from collections.abc import Iterator
@@ -33,7 +32,6 @@ class Feed:
         self._aside: Path | None = None
 
     def __call__(self, position: Position | None) -> Batcher:
-        """The batches from a position on."""
         batcher = self._open(position)
         if self._client is None:
             return batcher
@@ -70,7 +68,6 @@ class Feed:
             raise
 
     def close(self) -> None:
-        """End the workers."""
         self._ends.close()
 
     def _task(self) -> PreparationTask:

@@ -14,7 +14,6 @@ ENDINGS = (".yaml", ".yml")
 
 
 def names() -> list[str]:
-    """Those that ship."""
     return sorted(path.stem for path in LIBRARY.glob("*.yaml"))
 
 

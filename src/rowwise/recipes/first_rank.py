@@ -1,7 +1,7 @@
 """What the first rank of a run does for all: reading a recipe's data, choosing a folder.
 
-Its own file because it needs nothing of runs. What the first rank cannot do fails on all ranks with its words, so that
-a console has one line to show. With one rank, nothing but the doing is left.
+What the first rank cannot do fails on all ranks with its words, so that a console has one line to show. With one rank,
+nothing but the doing is left.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,4 @@
-"""The files of id maps that a recipe names: found from any folder, pinned to what they hold, kept in a run's folder.
-
-Its own file because a recipe only names a file, and a run has to mean the same map for ever.
-"""
+"""The files of id maps that a recipe names: found from any folder, pinned to what they hold, kept in a run's folder."""
 
 import shutil
 from collections.abc import Callable
@@ -17,7 +14,7 @@ from rowwise.spec import Table
 MAPS = "maps"  # the folder of a run
 
 
-def pinned(table: Table) -> Table:
+def pin_map(table: Table) -> Table:
     """The table, whose map is found from any folder, and refused once its file holds another one."""
     how = table.id_map
     if not isinstance(how, StoredIds):
@@ -28,7 +25,7 @@ def pinned(table: Table) -> Table:
     return structs.replace(table, id_map=structs.replace(how, digest=opened.digest))
 
 
-def stored(table: Table) -> tuple[Table, ...]:
+def tables_as_stored(table: Table) -> tuple[Table, ...]:
     """The tables that a table is held as: itself, where each id has a row."""
     opened = open_map(table)
     return (table,) if opened is None else stored_tables(table, opened)
@@ -39,7 +36,7 @@ def keep_maps(recipe: Recipe, run: Path) -> Recipe:
     return _with_files(recipe, lambda table, file: _copied(table, file, run))
 
 
-def kept_maps(recipe: Recipe, run: Path) -> Recipe:
+def with_kept_maps(recipe: Recipe, run: Path) -> Recipe:
     """A run's recipe, with the files in its folder, wherever that is now."""
 
     def find(table: Table, file: Path) -> Path:

@@ -1,6 +1,6 @@
 """What a bug report has to say about the machine and the installation, as frozen values.
 
-Apart from `doctor`, which prints them, because reading them needs no self-test. Gives up: knows how Linux and
+Apart from `doctor`, which prints them, because reading them needs no self-test. Known limits: knows how Linux and
 macOS describe themselves; elsewhere a fact is "unknown".
 """
 
@@ -40,7 +40,6 @@ class Environment:
 
     @classmethod
     def read(cls, omp_wait_policy: str) -> "Environment":
-        """This machine, now."""
         torch_version, cuda, threads = _torch()
         cores, processor = os.cpu_count() or 1, read_processor()
         family = family_of(processor)

@@ -1,8 +1,4 @@
-"""What a run is about to train, and what it takes: known before there is a folder, a table or a step.
-
-Its own file because it is also all that a dry run does: everything that can be refused is refused, nothing is written,
-and tables take no memory, so that a recipe of many gigabytes can be looked at anywhere.
-"""
+"""What a run is about to train, and what it takes: known before there is a folder, a table or a step."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -92,7 +88,7 @@ def outlook(resolved: ResolvedRecipe, model: nn.Module, plan: Plan, topology: To
     )
 
 
-def look_ahead(recipe: Recipe, ranks: int = 1) -> Outlook:
+def make_outlook(recipe: Recipe, ranks: int = 1) -> Outlook:
     """What a run of the recipe would be, on so many ranks of one host."""
     check_ranks(recipe, ranks)
     resolved, topology = resolve(recipe), Topology(devices=ranks)

@@ -1,8 +1,7 @@
 """Where the tables of a run live: as the recipe's plan says, or by one that is made for the ranks that there are.
 
-Its own file because it is where planning and running meet: a plan is made or read here, and what a run then executes is
-in its folder. How fast the machine is, the recipe may say (`hardware`). Gives up: rows that are asked for more than
-others; a plan made with more knowledge (`rowwise plan`) is a file.
+How fast the machine is, the recipe may say (`hardware`). Known limits: rows that are asked for more than others; a
+plan made with more knowledge (`rowwise plan`) is a file.
 """
 
 from collections.abc import Sequence
@@ -40,7 +39,6 @@ def tables_of(model: nn.Module) -> tuple[Table, ...]:
 
 
 def whole_plan(tables: Sequence[Table]) -> Plan:
-    """All tables on one rank."""
     return Plan(world=1, tiles=tuple(Tile(table=t.name, rank=0, rows=(0, t.rows), cols=(0, t.dim)) for t in tables))
 
 
@@ -113,7 +111,7 @@ def step_samples(recipe: Recipe) -> int:
     return recipe.train.batch * recipe.train.accumulate
 
 
-def place(recipe: Recipe, model: nn.Module, plan: Plan, comm: Comm) -> None:
+def place_model(recipe: Recipe, model: nn.Module, plan: Plan, comm: Comm) -> None:
     """Put the tables of a model where a plan says, in place; called by all ranks.
 
     One process without a plan of its own keeps its tables as they are.
@@ -126,7 +124,6 @@ def place(recipe: Recipe, model: nn.Module, plan: Plan, comm: Comm) -> None:
 
 
 def rows_bytes(plan: Plan, tables: Sequence[Table]) -> list[int]:
-    """Of the rows on each rank."""
     known = {table.name: table for table in tables}
     held_W = [0] * plan.world
     for tile in plan.tiles:

@@ -1,7 +1,7 @@
 """The tables that a recipe trains, as a planner asks for them: without training, and without memory for their rows.
 
-Its own file because which tables there are is only known once the recipe's model is made. Gives up: how often rows are
-asked for, which the data would have to be read for; each feature counts as one id a sample.
+Known limits: how often rows are asked for, which the data would have to be read for; each feature counts as one id a
+sample.
 """
 
 from typing import NamedTuple
@@ -16,14 +16,14 @@ from rowwise.spec import Wire
 
 
 class PlanInputs(NamedTuple):
-    """What a recipe asks of a machine."""
+    """The tables, batch and wire of a recipe, as planning needs them."""
 
     workloads: tuple[Workload, ...]
     batch: int  # samples of a step, of all ranks together
     wire: Wire
 
 
-def wanted_of(recipe: Recipe, world: int) -> PlanInputs:
+def plan_inputs(recipe: Recipe, world: int) -> PlanInputs:
     """The tables and the batch of a recipe on so many ranks."""
     check_ranks(recipe, world)
     # Plans are made for machines that this one is not, and may be without their devices.

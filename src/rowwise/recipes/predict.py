@@ -1,7 +1,6 @@
 """Predictions of a trained model for the rows of files, as Parquet: the rows in their order, each with its key.
 
-Its own file because it reads rows as training does and labels not at all: rows to predict for have none. Streams one
-split at a time; the file appears under its name when it is whole.
+Streams one split at a time; the file appears under its name when it is whole.
 """
 
 from collections.abc import Callable
@@ -22,7 +21,7 @@ from rowwise.ingest.prepare import Preparation, PreparationTask, ReadSplit
 from rowwise.ingest.transform import serving, to_json
 from rowwise.recipes.compose import ResolvedRecipe
 from rowwise.recipes.rows import RowSelection
-from rowwise.train.evaluate import evaluating
+from rowwise.train.evaluate import evaluation_mode
 from rowwise.train.step import autocast
 
 PART = ".part"
@@ -53,7 +52,7 @@ def predict(
     part = out.with_name(out.name + PART)
     writer: pq.ParquetWriter | None = None
     try:
-        with evaluating(model):
+        with evaluation_mode(model):
             for index, split in enumerate(splits):
                 opened = task.open(index, 0)
                 order_R, count = opened.order_R, opened.table.num_rows
@@ -78,7 +77,6 @@ def predict(
 
 
 def _preparation(resolved: ResolvedRecipe, columns: Columns, rows: RowSelection) -> Preparation:
-    """All rows, as they come."""
     return Preparation(
         columns=columns,
         rows_of=rows_to_hold(columns, resolved.tables),

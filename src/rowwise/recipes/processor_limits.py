@@ -6,7 +6,7 @@ from rowwise.processor import BF16, Processor, family_of, lacks
 from rowwise.train.settings import Training
 
 
-def suit(train: Training, processor: Processor) -> tuple[Training, tuple[str, ...]]:
+def adapt_to_processor(train: Training, processor: Processor) -> tuple[Training, tuple[str, ...]]:
     """The settings as this processor can follow them, and a line for each that it cannot."""
     if train.precision != "bf16" or not train.device.startswith("cpu") or BF16 not in lacks(processor):
         return train, ()

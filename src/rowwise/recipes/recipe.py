@@ -25,7 +25,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
 class About(Value, frozen=True):
-    """What to expect, for people: the head of a recipe."""
+    """The head of a recipe: what it is, how to run it, what to expect."""
 
     what: str = ""
     run: str = ""  # the command
@@ -36,7 +36,6 @@ class About(Value, frozen=True):
     machine: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse what nothing can be compared with."""
         numbers = {"time_s": self.time_s, "memory_gb": self.memory_gb, **self.expect, **self.spread}
         for name, value in numbers.items():
             if value is not None and not math.isfinite(value):
@@ -47,7 +46,7 @@ class About(Value, frozen=True):
 
 
 class Data(Value, frozen=True):
-    """Which rows: those to train on, and apart from them those to validate and to test on."""
+    """The rows to train on, and those to validate and to test on."""
 
     dataset: str  # synthetic, movielens-100k, complete-journey, criteo, parquet:PATH or csv:PATH
     folder: str = "data"  # where `rowwise data get` puts datasets
@@ -66,7 +65,6 @@ class Data(Value, frozen=True):
     workers: Workers | int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse shares that leave nothing."""
         for name, share in (("valid_share", self.valid_share), ("test_share", self.test_share)):
             if not 0 <= share < 1:
                 raise SpecError(f"data.{name}={share}: want at least 0 and less than 1")
@@ -79,7 +77,7 @@ class Data(Value, frozen=True):
 
 
 class TableChanges(Value, frozen=True):
-    """What is different from the dataset's table; what is not given stays."""
+    """Fields of a table that differ from the dataset's; fields that are not given stay."""
 
     rows: int | None = None
     dim: int | None = None
@@ -105,7 +103,6 @@ class Tables(Value, frozen=True):
     list: tuple[Table, ...] = ()
 
     def resolve(self, suggested: tuple[Table, ...]) -> tuple[Table, ...]:
-        """The tables themselves."""
         tables = self.list or suggested
         unknown = set(self.each) - {t.name for t in tables}
         if unknown:
@@ -123,13 +120,13 @@ class DlrmConfig(Value, frozen=True, tag="dlrm", tag_field="kind"):
 
 
 class DeepFmConfig(Value, frozen=True, tag="deepfm", tag_field="kind"):
-    """`rowwise.DeepFM`."""
+    """Arguments of the model `rowwise.DeepFM`."""
 
     deep: tuple[int, ...] = (400, 400, 400)
 
 
 class DcnConfig(Value, frozen=True, tag="dcn", tag_field="kind"):
-    """`rowwise.DCN`."""
+    """Arguments of the model `rowwise.DCN`."""
 
     deep: tuple[int, ...] = (512, 256)
     crosses: int = 3
@@ -138,7 +135,7 @@ class DcnConfig(Value, frozen=True, tag="dcn", tag_field="kind"):
 
 
 class WideDeepConfig(Value, frozen=True, tag="wide_deep", tag_field="kind"):
-    """`rowwise.WideDeep`."""
+    """Arguments of the model `rowwise.WideDeep`."""
 
     deep: tuple[int, ...] = (1024, 512, 256)
     wide: RowOptimizer | None = None  # of the weights of single ids; None: FTRL, as in the paper
@@ -174,7 +171,7 @@ Model = DlrmConfig | DeepFmConfig | DcnConfig | WideDeepConfig | TwoTowerConfig 
 
 
 class Recipe(Value, frozen=True, kw_only=True):
-    """A run."""
+    """Everything that a run is made of."""
 
     about: About = About()
     name: str = ""  # of the folder in runs/; none: that of the file
@@ -195,7 +192,6 @@ class Recipe(Value, frozen=True, kw_only=True):
     wire: Wire = Wire()  # how numbers travel between ranks
 
     def __post_init__(self) -> None:
-        """Names become folders."""
         if self.name and not NAME.fullmatch(self.name):
             raise SpecError(f"name={self.name!r}: want letters, digits, '-', '_' and '.', as a folder is called by it")
         check_layers("model.", **_layers(self.model))

@@ -1,8 +1,4 @@
-"""Which rows a recipe trains, validates and tests on.
-
-Its own file because it is the one question of a recipe that data alone answers: a dataset has test rows of its own, or
-files are named, or a share of the training rows is taken away; the same rows are never used twice.
-"""
+"""Which rows a recipe trains, validates and tests on."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,7 +24,7 @@ FILES = ("parquet", "csv")
 
 @dataclass(frozen=True, slots=True)
 class RowSelection:
-    """Some rows of a reader."""
+    """A share of a reader's rows."""
 
     reader: Reader
     share: Share = ALL

@@ -32,10 +32,10 @@ from rowwise.recipes.bad_rows import find_bad_rows
 from rowwise.recipes.compose import ResolvedRecipe, make_evaluator, make_job, make_model, make_settings, resolve
 from rowwise.recipes.feed import Feed
 from rowwise.recipes.first_rank import on_first_rank, resolve_on_first_rank
-from rowwise.recipes.id_maps import keep_maps, kept_maps
+from rowwise.recipes.id_maps import keep_maps, with_kept_maps
 from rowwise.recipes.machine import Environment, NativeLibrary
 from rowwise.recipes.outlook import open_start
-from rowwise.recipes.place import choose_plan, place, step_samples, tables_of, whole_plan
+from rowwise.recipes.place import choose_plan, place_model, step_samples, tables_of, whole_plan
 from rowwise.recipes.predict import predict
 from rowwise.recipes.recipe import Recipe, UserModel, check_ranks
 from rowwise.recipes.rows import RowSelection, open_named
@@ -60,12 +60,12 @@ TRANSFORMS = "transforms.json"
 Warn = Callable[[str], None]  # of what is done otherwise than the recipe says
 
 
-def unheard(line: str) -> None:
-    """Nobody is told."""
+def ignore_line(line: str) -> None:
+    """The callback of a caller that shows no progress."""
 
 
 class RunResult(Value, frozen=True):
-    """How a run went: what result.json holds."""
+    """The result of a run, as result.json holds it."""
 
     status: Literal["finished", "stopped", "failed"]
     recipe: str
@@ -237,7 +237,7 @@ class TrainingRun:
             restore_model(CheckpointFolder(self.folder.checkpoints).open("best"), self.model)
         scores = make_evaluator(self.resolved, self.model, rows, comm=self.comm, aside=self._feed.aside)()
         self.trainer.note("test", scores)
-        return dict(scores.tasks), best_possible(self.resolved, rows) if self._first else {}
+        return dict(scores.tasks), best_possible_metrics(self.resolved, rows) if self._first else {}
 
     def _result(self, status: Literal["finished", "stopped", "failed"], **more: Any) -> RunResult:
         progress, about = self.trainer.progress, self.resolved.recipe.about
@@ -305,7 +305,7 @@ def _note_use(resolved: ResolvedRecipe) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _BuiltJob:
-    """What is trained, and where its tables are."""
+    """The job of a run, its plan and its feed."""
 
     job: TrainingJob
     plan: Plan
@@ -323,7 +323,7 @@ def _make(resolved: ResolvedRecipe, comm: Comm, purpose: Purpose = "train") -> _
     plan = on_first_rank(comm, lambda: choose_plan(resolved.recipe, model, comm.topology))
     if placed:
         check_memory(resolved, tables_of(model), plan, comm, purpose)
-    place(resolved.recipe, model, plan, comm)
+    place_model(resolved.recipe, model, plan, comm)
     feed = Feed(resolved, comm)
     job = make_job(resolved, model, feed, comm, plan.forecast, feed.aside)
     return _BuiltJob(job=replace(job, health=lambda: feed.health), plan=plan, feed=feed)
@@ -355,7 +355,7 @@ def evaluate(
     which: str = "best",
     data: str | None = None,
     slices: tuple[str, ...] | None = None,
-    warn: Warn = unheard,
+    warn: Warn = ignore_line,
 ) -> Scores:
     """Measure a checkpoint of a run on its test rows, or on the rows of other files."""
     resolved, model = load_trained(path, which, warn)
@@ -369,14 +369,14 @@ def predict_rows(
     which: str = "best",
     data: str | None = None,
     tell: Callable[[int, int], None] | None = None,
-    warn: Warn = unheard,
+    warn: Warn = ignore_line,
 ) -> int:
     """Predict for the test rows of a run, or for the rows of other files; returns how many there were."""
     resolved, model = load_trained(path, which, warn)
     return predict(resolved, model, _asked_rows(path, resolved, data), out, tell)
 
 
-def load_trained(path: Path, which: str = "best", warn: Warn = unheard) -> tuple[ResolvedRecipe, nn.Module]:
+def load_trained(path: Path, which: str = "best", warn: Warn = ignore_line) -> tuple[ResolvedRecipe, nn.Module]:
     """The model of a run, as a checkpoint has it."""
     RunFolder.open(path)
     resolved = _resolve_saved(path)
@@ -390,7 +390,7 @@ def load_trained(path: Path, which: str = "best", warn: Warn = unheard) -> tuple
     return resolved, model
 
 
-def best_possible(resolved: ResolvedRecipe, rows: RowSelection) -> dict[str, Values]:
+def best_possible_metrics(resolved: ResolvedRecipe, rows: RowSelection) -> dict[str, Values]:
     """What nobody can beat on average: the metrics of the logits that made-up labels were drawn from."""
     column = resolved.parts.dataset.ceiling
     if column is None:
@@ -419,7 +419,7 @@ def _resolve_saved(path: Path, changes: Sequence[str] = (), world: int = 1) -> R
         if change.startswith("init_from=") and CheckpointFolder(path / "ckpt").steps():
             out = "the weights are those of its checkpoint: begin a new run with rowwise train --init-from"
             raise SpecError(f"--set {change} of a run that goes on: {out}")
-    recipe = kept_maps(decode(sections, str(source)), path)
+    recipe = with_kept_maps(decode(sections, str(source)), path)
     check_ranks(recipe, world)
     if world != _ranks_before(path) and not any(change.startswith("train.threads=") for change in changes):
         # Those of another number of ranks: cores are shared by as many as there are now.
@@ -428,7 +428,6 @@ def _resolve_saved(path: Path, changes: Sequence[str] = (), world: int = 1) -> R
 
 
 def _ranks_before(path: Path) -> int:
-    """How many ranks a run had."""
     try:
         return Plan.from_json(read_bytes(path / PLAN)).world
     except OSError:

@@ -1,7 +1,7 @@
 """A first recipe for somebody's files, from their dataset card: it trains as it is, and says what to edit next.
 
 Pure but for the card; needs no torch. Everything is written out, columns, tables and rates, as people edit what they
-see. Gives up: it is a beginning, not a tuned model; all tables have one width.
+see. Known limits: it is a beginning, not a tuned model; all tables have one width.
 """
 
 import math
@@ -105,7 +105,7 @@ def _comments(card: DatasetCard, recipe: Recipe) -> list[str]:
         "#",
         "# A beginning, made by rowwise data inspect; it trains as it is. What to look at next:",
         "#   columns   is each number under dense and each id under sparse? log1p is for counts and amounts",
-        "#   tables    rows is a quarter more than there are ids now; fewer are shared, more leave room for new ones",
+        "#   tables    ids are hashed into 16 rows each in small tables, 8 in large ones: few ids share a row",
         "#   data      share: random tests on rows from everywhere; last on the last ones, as it will be in use",
         "#   train     batch and the two rates (optimizer, here and of the tables) matter most, in this order",
         "#   evaluate  training stops when ne on the validation rows was not better twice",

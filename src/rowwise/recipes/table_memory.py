@@ -24,7 +24,7 @@ from rowwise.planner.fixes import with_row_state
 from rowwise.quantity import of_bytes
 from rowwise.recipes.compose import ResolvedRecipe
 from rowwise.recipes.first_rank import on_first_rank
-from rowwise.recipes.id_maps import stored
+from rowwise.recipes.id_maps import tables_as_stored
 from rowwise.spec import RowType, Table, Topology, state_width
 
 Purpose = Literal["train", "resume", "use"]  # what can still be changed depends on it
@@ -47,19 +47,15 @@ class TableMemory:
     mapped: frozenset[str] = frozenset()  # tables whose rows follow from an id map
 
     def rows_bytes(self, host: int) -> int:
-        """Of the rows on a host."""
         return _held(self, host, lambda table: table.rows * table.row_bytes)
 
     def state_bytes(self, host: int) -> int:
-        """Of their optimizer state."""
         return _held(self, host, lambda table: table.rows * state_width(table) * FLOAT_bytes)
 
     def needed_bytes(self, host: int) -> int:
-        """Of all that is counted."""
         return (self.rows_bytes(host) + self.state_bytes(host)) * (2 if self.background else 1)
 
     def with_tables(self, change: Callable[[Table], Table]) -> "TableMemory":
-        """The same of other tables, in the same places."""
         return replace(self, tables=tuple(map(change, self.tables)))
 
 
@@ -84,12 +80,12 @@ def check_memory(
         free_H=tuple(min((size for size in sizes if size >= 0), default=None) for sizes in free_HW),
         background=resolved.recipe.save.background and purpose != "use",
         purpose=purpose,
-        mapped=frozenset(t.name for one in resolved.tables if one.id_map is not None for t in stored(one)),
+        mapped=frozenset(t.name for one in resolved.tables if one.id_map is not None for t in tables_as_stored(one)),
     )
-    on_first_rank(comm, lambda: refuse_if_short(asked))
+    on_first_rank(comm, lambda: raise_if_too_large(asked))
 
 
-def refuse_if_short(asked: TableMemory) -> None:
+def raise_if_too_large(asked: TableMemory) -> None:
     """One line that says what is needed, what there is, and the three smallest changes that would do."""
     short_H = [0 if free is None else asked.needed_bytes(host) - free for host, free in enumerate(asked.free_H)]
     host = max(range(len(short_H)), key=short_H.__getitem__)
@@ -102,14 +98,14 @@ def refuse_if_short(asked: TableMemory) -> None:
     parts = f"{of_bytes(asked.rows_bytes(host))} of rows and {of_bytes(asked.state_bytes(host))} of optimizer state"
     most = f"the largest is {largest.name!r} with {largest.rows:,} x {largest.dim}"
     need = f"the tables need {of_bytes(asked.needed_bytes(host))} of memory {where} ({parts}{copies}; {most})"
-    ways = [f"{way.words} ({of_bytes(way.needed_bytes)})" for way in ways_out(asked, host)]
+    ways = [f"{way.words} ({of_bytes(way.needed_bytes)})" for way in memory_remedies(asked, host)]
     if asked.purpose == "use":
         ways = [f"a machine with {of_bytes(asked.needed_bytes(host))} free", *(f"a run with {way}" for way in ways)]
     want = "; or ".join(ways[:MOST_WAYS]) or "a machine with more memory, or fewer tables"
     raise TableMemoryError(f"{need}, and {of_bytes(free)} are free: want {want}")
 
 
-def ways_out(asked: TableMemory, host: int) -> list[MemoryRemedy]:
+def memory_remedies(asked: TableMemory, host: int) -> list[MemoryRemedy]:
     """One of each kind: what costs nothing, then the least change first."""
     free = asked.free_H[host]
     assert free is not None
@@ -197,7 +193,6 @@ def _stored_as(table: Table, row_type: RowType) -> Table:
 
 
 def _rounded_down(number: int) -> int:
-    """To two digits."""
     unit = 10 ** max(floor(log10(number)) - 1, 0) if number else 1
     return number // unit * unit
 

@@ -1,8 +1,6 @@
 """A recipe as YAML: strict reading, errors that name the nearest key, `--set` changes, and writing.
 
-Its own file because YAML has traps that a strict recipe must not fall into: a key given twice, `no` as a truth value,
-`1e-3` as a text, `10:20` as a number to the base of 60. Gives up comments: a recipe that was read and written again has
-none.
+Known limits: comments: a recipe that was read and written again has none.
 """
 
 import difflib
@@ -61,7 +59,6 @@ class _Dumper(yaml.SafeDumper):
     }
 
     def ignore_aliases(self, data: Any) -> bool:
-        """What comes twice is written twice."""
         return True
 
     def represent_sequence(self, tag: str, sequence: Any, flow_style: bool | None = None) -> yaml.SequenceNode:

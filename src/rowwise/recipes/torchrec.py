@@ -1,7 +1,6 @@
 """TorchRec's own objects from a plan that was written for it (`rowwise plan --torchrec`).
 
-Its own file because it is the one place that needs TorchRec at all; what may be written is decided without it, in
-`rowwise.planner.export`. Gives up: tables that another module holds than an Embedding(Bag)Collection.
+Known limits: tables that another module holds than an Embedding(Bag)Collection.
 """
 
 import importlib

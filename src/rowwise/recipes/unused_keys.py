@@ -114,7 +114,6 @@ def _of_ranks(resolved: ResolvedRecipe, topology: Topology) -> tuple[UnusedRule,
 
 
 def _schedules(resolved: ResolvedRecipe) -> Iterator[str]:
-    """Ends of schedules that never fall."""
     recipe = resolved.recipe
     optimizers = {f"table {t.name!r}: optimizer": t.optimizer for t in resolved.tables}
     found = {"train.schedule": recipe.train.schedule}
@@ -154,6 +153,5 @@ def _line(key: str, value: Any, why: str) -> str:
 
 
 def _default(section: Value, key: str) -> Any:
-    """As msgspec fills it in."""
     (field,) = (field for field in msgspec.structs.fields(section) if field.name == key)
     return field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()

@@ -1,7 +1,6 @@
 """The page of a calibration: how well a profile predicts sets of tables that it was not made from.
 
-Works from the JSON that `rowwise calibrate` leaves beside the profile, whose types are not imported. Its own file
-because its one drawing is unlike others: both scales are logarithmic, and a point is a set of tables.
+Works from the JSON that `rowwise calibrate` leaves beside the profile, whose types are not imported.
 """
 
 import math
@@ -29,7 +28,7 @@ NOTE = (
 
 
 class RecordedError(msgspec.Struct, frozen=True, kw_only=True):
-    """How well something predicts."""
+    """The error of a cost model."""
 
     model: str
     error: float
@@ -38,7 +37,7 @@ class RecordedError(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecordedQuality(msgspec.Struct, frozen=True, kw_only=True):
-    """What a calibration says of itself."""
+    """The accuracy of a calibration, as its JSON holds it."""
 
     sets: int
     held_out: int

@@ -11,7 +11,7 @@ from rowwise import quantity
 from rowwise.quantity import usable
 from rowwise.report.markup import Html, coordinate, join, tag, text
 from rowwise.report.plot import TOP, Plot, axes, drawing, empty, plot
-from rowwise.report.scale import Point, Scale, means, thin
+from rowwise.report.scale import Point, Scale, means, thin_points
 
 DOTTED = 60  # a line of more points has no dots
 CROWDED = 150  # a line of more points may be drawn as its mean
@@ -21,7 +21,7 @@ COLOURS = ("blue", "vermillion", "green", "orange", "purple", "sky", "grey", "bl
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChartLine:
-    """One curve."""
+    """One curve of a chart."""
 
     name: str
     points: Sequence[Point]
@@ -34,7 +34,7 @@ class ChartLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChartMark:
-    """One point that stands for itself."""
+    """A single point of a chart."""
 
     name: str
     point: Point
@@ -67,7 +67,6 @@ class Chart:
 
 
 def draw(chart: Chart) -> Html:
-    """The chart."""
     lines = [line for line in chart.lines if any(usable(y) for _, y in line.points)]
     marks = [mark for mark in chart.marks if usable(mark.point[1])]
     xs = [x for line in lines for x, _ in line.points] + [mark.point[0] for mark in marks]
@@ -120,9 +119,9 @@ def _usual(points: Sequence[Point]) -> Sequence[float]:
 def _line(area: Plot, line: ChartLine) -> Html:
     named = {"class": f"line {line.colour}{' thin' * line.thin}", "data-name": line.name}
     if line.spread and len(line.points) > CROWDED:
-        extremes = tag("path", {"class": f"line faint {line.colour}", "d": _path(area, thin(line.points))})
+        extremes = tag("path", {"class": f"line faint {line.colour}", "d": _path(area, thin_points(line.points))})
         return join([extremes, tag("path", named | {"d": _path(area, means(line.points))})])
-    points = thin(line.points)
+    points = thin_points(line.points)
     parts = [tag("path", named | {"d": _path(area, points)})]
     known = [(x, y) for x, y in points if usable(y)]
     if line.dots and len(known) <= DOTTED:
@@ -195,7 +194,7 @@ def _outside(area: Plot, lines: Sequence[ChartLine], marks: Sequence[ChartMark])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChartBand:
-    """One part of a whole, at each place of the axis."""
+    """A part of a stacked chart, at each place of the axis."""
 
     name: str
     shares: Sequence[float]
@@ -223,7 +222,7 @@ def draw_stack(key: str, label: str, xs: Sequence[float], bands: Sequence[ChartB
     return drawing(area, key, label, "stack", axes(area), join(reversed(paths)))
 
 
-def strip(key: str, label: str, parts: Sequence[tuple[float, str]], whole: float) -> Html:
+def stacked_bar(key: str, label: str, parts: Sequence[tuple[float, str]], whole: float) -> Html:
     """One horizontal bar of coloured parts; it stretches to the width that it is given."""
     scale = Scale(low=0.0, high=whole if usable(whole) and whole > 0 else 1.0, begin=0.0, end=100.0)
     rects, x = [tag("rect", {"class": "track", "width": 100.0, "height": 10.0})], 0.0
@@ -237,7 +236,7 @@ def strip(key: str, label: str, parts: Sequence[tuple[float, str]], whole: float
     return tag("svg", attributes | {"viewBox": "0 0 100 10", "preserveAspectRatio": "none"}, *rects)
 
 
-def lean(key: str, label: str, value: float, most: float) -> Html:
+def diverging_bar(key: str, label: str, value: float, most: float) -> Html:
     """A bar from the middle: to the left, in blue, if below 0, else to the right."""
     scale = Scale(low=-most, high=most, begin=0.0, end=100.0)
     at = scale.at(value if usable(value) else 0.0)

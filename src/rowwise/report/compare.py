@@ -42,7 +42,6 @@ def compare(runs: Sequence[Path], out: Path) -> Path:
 
 
 def render(entrants: Sequence[ComparedRun]) -> str:
-    """The page."""
     names = ", ".join(e.name for e in entrants)
     legend = div("legend cubes", *(_legend(e) for e in entrants))
     head = tag("header", None, tag("h1", None, text(f"{len(entrants)} runs compared")), legend)

@@ -1,7 +1,6 @@
 """The page of a compression: quality against bytes for each table, what was chosen, and what all tables come to.
 
-Works from the JSON that `rowwise compress` leaves beside it, whose types are not imported. Its own file because of its
-drawing: bytes on a logarithmic scale, and at each point a line back to where it would be if its map cost nothing.
+Works from the JSON that `rowwise compress` leaves beside it, whose types are not imported.
 """
 
 import math
@@ -77,7 +76,7 @@ class RecordedKeptTable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecordedScore(msgspec.Struct, frozen=True, kw_only=True):
-    """Of a model."""
+    """NE, log loss and AUC of a model."""
 
     ne: float
     loss: float
@@ -85,7 +84,7 @@ class RecordedScore(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecordedAdvice(msgspec.Struct, frozen=True, kw_only=True):
-    """What `rowwise compress` has found."""
+    """The advice of `rowwise compress`, as its JSON holds it."""
 
     recipe: str
     history: tuple[str, ...]
@@ -107,7 +106,7 @@ class RecordedAdvice(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointStyle:
-    """How the points of a method are drawn: where colours end they begin anew, with squares on dashed lines."""
+    """The colour, shape and line of a method's points."""
 
     colour: str
     square: bool
@@ -206,7 +205,6 @@ def _cells(table: RecordedChoice) -> Sequence[str]:
 
 
 def _points(advice: RecordedAdvice) -> Html:
-    """All that was measured."""
     rows = [
         (
             table.name,

@@ -1,7 +1,6 @@
 """A CSV file that may be missing, empty, cut in its last line or damaged in the middle: the rows that are whole.
 
-Its own file because a run can be killed at any byte. A last line without its end is left out even where it looks
-whole, as a cut 0.7812 looks like 0.78.
+A last line without its end is left out even where it looks whole, as a cut 0.7812 looks like 0.78.
 """
 
 import csv
@@ -35,7 +34,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """What could be read, and what could not, in words."""
+    """The lines of a CSV file that could be read, and a message about the others."""
 
     rows: tuple[Row, ...]
     columns: tuple[str, ...] = ()

@@ -16,7 +16,6 @@ ORDER = ("train", "lifetime", "valid", "test")
 
 
 def curves(run: RecordedRun) -> Html:
-    """The section."""
     sets = [_task(run, task) for task in tasks(run)]
     if not any(sets):
         return section("curves", "Curves", note("metrics.csv has no values, so there is nothing to draw."))

@@ -1,7 +1,6 @@
 """Whether a run had its rows in time: what it waited for them, and how many workers prepared them.
 
-Its own file because `speed` shows where all of the time went, and this says what to do about one part of it. The
-console says the same words at the end of a run.
+The console says the same words at the end of a run.
 """
 
 from rowwise import quantity

@@ -1,7 +1,6 @@
 """What a plan was expected to take, and what the run took: by stage of a step, and by rank.
 
-Its own file because it is drawn from what a run counted of all its ranks (stages.csv); `placement` draws what a planner
-says of a plan that nobody has run. Gives up: phases of a step for which nobody makes a forecast.
+Known limits: phases of a step for which nobody makes a forecast.
 """
 
 import dataclasses
@@ -11,7 +10,7 @@ from dataclasses import dataclass
 
 from rowwise import quantity
 from rowwise.quantity import usable
-from rowwise.report.charts import strip
+from rowwise.report.charts import stacked_bar
 from rowwise.report.markup import Html, div, join, note, section, span, tag, text
 from rowwise.report.plot import HEIGHT, WIDTH, axes, plot
 from rowwise.report.read import RecordedRun, StageLine
@@ -46,7 +45,7 @@ Row = tuple[float, float]  # predicted and measured seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageSeconds:
-    """Seconds of a step, on each rank."""
+    """Seconds of a stage, predicted and measured, on each rank."""
 
     name: str
     predicted_W: tuple[float, ...]
@@ -54,7 +53,6 @@ class StageSeconds:
 
     @property
     def most(self) -> float:
-        """The highest bar."""
         return max((*self.predicted_W, *self.measured_W))
 
 
@@ -138,7 +136,6 @@ def _batch(run: RecordedRun) -> int | None:
 
 
 def _by_what(run: RecordedRun) -> str:
-    """Which model predicted, from what."""
     if run.forecast is None:
         return "The plan's forecast is not there any more."
     by = f"Predicted by {run.forecast.model or 'a model'}, for {run.forecast.batch:,.0f} samples a step"
@@ -175,7 +172,7 @@ def _row(name: str, said: str, row: Row, whole: float, ranks: tuple[str, str]) -
     for (kind, colour), seconds, rank in zip(COLOURS.items(), row, ranks, strict=True):
         inside = [text(quantity.duration(seconds))]
         if whole:
-            inside.insert(0, strip(f"stage-{kind}", f"{name}, {kind}: {inside[0]}", ((seconds, colour),), whole))
+            inside.insert(0, stacked_bar(f"stage-{kind}", f"{name}, {kind}: {inside[0]}", ((seconds, colour),), whole))
             inside = [tag("span", {"class": "amount"}, *inside), tag("small", None, text(rank))]
         cells.append(tag("td", {"data-head": kind.capitalize()}, *inside))
     ratio = f"{row[1] / row[0]:.2f}\u00d7" if row[0] > 0 else quantity.NONE
@@ -190,7 +187,6 @@ def _figure(stage: StageSeconds) -> Html:
 
 
 def _pairs(stage: StageSeconds) -> Html:
-    """Two bars for each rank."""
     ranks = len(stage.measured_W)
     area = plot((-0.5, ranks - 0.5), (0.0, stage.most * 1000), "rank", "ms")
     whole = [t for t in ticks(0, max(ranks - 1, 1), RANK_TICKS) if t == int(t) and t < ranks]

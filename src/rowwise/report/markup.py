@@ -21,7 +21,6 @@ def text(words: str) -> Html:
 
 
 def tag(name: str, attributes: Attributes | None = None, *children: Html) -> Html:
-    """One element."""
     inside = "".join(f' {key}="{_attribute(value)}"' for key, value in (attributes or {}).items())
     if name in CLOSED:
         return Html(f"<{name}{inside}/>")
@@ -54,7 +53,6 @@ def span(look: str, words: str) -> Html:
 
 
 def note(words: str) -> Html:
-    """A quiet sentence."""
     return tag("p", {"class": "note"}, text(words))
 
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """One kind of number."""
+    """The name, unit and direction of a metric."""
 
     title: str
     better: Literal["lower", "higher", "one", "unknown"] = "unknown"
@@ -19,7 +19,6 @@ class Metric:
 
     @property
     def hint(self) -> str:
-        """Which way is better, in words."""
         match self.better:
             case "unknown":
                 return ""

@@ -31,7 +31,6 @@ def write(run: Path, out: Path | None = None) -> Path:
 
 
 def render(run: RecordedRun) -> str:
-    """One run's page."""
     parts = (curves(run), speed(run), forecast(run), tables(run), placement(run.plan), slices(run))
     return page(run.name, header(run), tiles(run), warnings(run), *parts, environment(run), recipe(run))
 

@@ -1,7 +1,7 @@
 """A plan, drawn: what each rank has to do and to hold, and where each table is and why.
 
 Works from the JSON of an explanation, whose types are not imported: a report must be possible for a plan of another
-version, so unknown keys are ignored. Its own file because a plan's page and a run's report show the same section.
+version, so unknown keys are ignored.
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ import msgspec
 
 from rowwise import quantity
 from rowwise.errors import DataError
-from rowwise.report.charts import strip
+from rowwise.report.charts import stacked_bar
 from rowwise.report.markup import Html, div, join, note, section, span, tag, text
 from rowwise.report.plot import HEIGHT, WIDTH, axes, plot
 from rowwise.report.read import PLAN
@@ -35,7 +35,7 @@ NOTE = (
 
 
 class PlacedStep(msgspec.Struct, frozen=True, kw_only=True):
-    """What a step takes."""
+    """The predicted seconds of a step."""
 
     seconds: float
     operators_s: float
@@ -54,7 +54,7 @@ class PlacedStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlacedRank(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rank has."""
+    """The work and memory of a rank."""
 
     rank: int
     operators_s: float
@@ -64,7 +64,7 @@ class PlacedRank(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlacedTable(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a table is."""
+    """The place of a table."""
 
     name: str
     rows: float
@@ -93,7 +93,6 @@ class ExplainedPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def explained(content: str | bytes) -> ExplainedPlan:
-    """Read an explanation."""
     try:
         facts = decode_json(content, ExplainedPlan)
     except msgspec.DecodeError as error:
@@ -237,12 +236,14 @@ def _rank_list(facts: ExplainedPlan, most: float) -> Html:
 def _rank_row(facts: ExplainedPlan, rank: PlacedRank, most: float, names: Sequence[str]) -> Html:
     cells = [tag("th", {"scope": "row"}, text(str(rank.rank)))]
     for name, value, colour in (("Operators", rank.operators_s, "blue"), ("Links", rank.links_s, "orange")):
-        bar = strip(f"rank-{name.lower()}", f"rank {rank.rank}: {quantity.duration(value)}", ((value, colour),), most)
+        bar = stacked_bar(
+            f"rank-{name.lower()}", f"rank {rank.rank}: {quantity.duration(value)}", ((value, colour),), most
+        )
         cells.append(_cell(name, tag("span", {"class": "amount"}, bar, text(quantity.duration(value)))))
     for tier, limit in enumerate(facts.limits_bytes):
         if limit:
             share, name = fill(facts, rank, tier), f"{TIERS[tier].capitalize()} memory"
-            bar = strip("rank-memory", f"rank {rank.rank}: {quantity.share(share)}", ((share, "green"),), 1.0)
+            bar = stacked_bar("rank-memory", f"rank {rank.rank}: {quantity.share(share)}", ((share, "green"),), 1.0)
             cells.append(_cell(name, tag("span", {"class": "amount"}, bar, text(quantity.share(share)))))
     return tag("tr", None, *cells, _cell(names[-1], text(f"{rank.pieces:,}")))
 
@@ -270,7 +271,7 @@ def _legend() -> Html:
 def _table_row(table: PlacedTable, most: float) -> Html:
     took = table.operators_s + table.links_s
     parts = ((table.operators_s, "blue"), (table.links_s, "orange"))
-    bar = strip("placed-time", f"{table.name}: {quantity.duration(took)}", parts, most)
+    bar = stacked_bar("placed-time", f"{table.name}: {quantity.duration(took)}", parts, most)
     beside = tag("small", None, text(f"with {', '.join(table.together)}")) if table.together else Html("")
     next_best = tag("small", None, text(f"next: {table.next}")) if table.next else Html("")
     rows = tag("small", None, text(f"{quantity.count(table.rows)} \u00d7 {quantity.count(table.dim)}"))

@@ -6,7 +6,7 @@ Colours and type sizes are the page's (page.css); here are lengths only, in unit
 from dataclasses import dataclass
 
 from rowwise.report.markup import Html, join, tag, text
-from rowwise.report.scale import Scale, inside, tick_labels, ticks, widen
+from rowwise.report.scale import Scale, inside, tick_labels, ticks, widen_range
 
 WIDTH, HEIGHT = 480.0, 262.0
 TOP, RIGHT, BOTTOM = 14.0, 14.0, 40.0
@@ -30,7 +30,7 @@ def plot(x_range: tuple[float, float], y_range: tuple[float, float], x_title: st
     y_ticks = ticks(*y_range)
     labels = tick_labels(y_ticks, unit)
     left = 10 + LETTER * max(4, *(len(label) for label in labels))
-    x_low, x_high = widen(*x_range)
+    x_low, x_high = widen_range(*x_range)
     return Plot(
         x=Scale(low=x_low, high=x_high, begin=left, end=WIDTH - RIGHT),
         y=Scale(low=y_ticks[0], high=y_ticks[-1], begin=HEIGHT - BOTTOM, end=TOP),

@@ -18,7 +18,7 @@ from rowwise.errors import DataError
 from rowwise.plainyaml import load_yaml
 from rowwise.quantity import usable
 from rowwise.report.csvfile import Records, Row, read_bytes, read_csv
-from rowwise.textfile import decode_json, each_once
+from rowwise.textfile import decode_json, unique_keys
 
 RECIPE = "recipe.yaml"
 FILES = (RECIPE, "env.json", "metrics.csv", "steps.csv", "tables.csv", "slices.csv", "warnings.txt", "result.json")
@@ -38,7 +38,7 @@ class RecordedBest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecordedResult(msgspec.Struct, frozen=True, kw_only=True):
-    """How a run ended. Unknown keys are ignored, as a later version may write more."""
+    """The end of a run. Unknown keys are ignored, as a later version may write more."""
 
     status: str
     message: str | None = None
@@ -58,7 +58,7 @@ class RecordedResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reading(NamedTuple):
-    """One value of a metric."""
+    """The value of a metric at a step."""
 
     samples: float
     time_s: float
@@ -67,7 +67,7 @@ class Reading(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """What was measured."""
+    """The values of one metric over the steps of a run."""
 
     task: str
     metric: str
@@ -76,7 +76,7 @@ class Curve(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedTable:
-    """One line of tables.csv."""
+    """A line of tables.csv."""
 
     name: str
     rows: float
@@ -94,7 +94,7 @@ class RecordedTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedSlice:
-    """One line of slices.csv."""
+    """A line of slices.csv."""
 
     split: str
     task: str
@@ -111,7 +111,7 @@ class RecordedSlice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageLine:
-    """One line of stages.csv: seconds of a step in one of its phases, on a rank."""
+    """A line of stages.csv: seconds of a step in one of its phases, on a rank."""
 
     step: float
     rank: int
@@ -121,7 +121,7 @@ class StageLine:
 
 
 class RecordedForecast(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked of the forecast in a run's plan."""
+    """The fields of a plan's forecast that a report shows."""
 
     model: str = ""
     batch: float = 0.0
@@ -134,7 +134,7 @@ class _RecordedPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedRun:
-    """Everything a report shows."""
+    """All files of a run that a report shows."""
 
     name: str
     recipe: str  # its text
@@ -222,7 +222,7 @@ def _json(path: Path) -> tuple[Any, str | None]:
         return None, problem
     try:
         return json.loads(
-            content, object_pairs_hook=each_once
+            content, object_pairs_hook=unique_keys
         ), None  # the one of Python: it reads NaN, which msgspec does not
     except (ValueError, RecursionError) as error:
         return None, f"{path.name} is cut or no JSON and was not used: {error}"

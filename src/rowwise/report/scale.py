@@ -28,7 +28,7 @@ class Scale:
         return self.begin + part * (self.end - self.begin)
 
 
-def widen(low: float, high: float) -> tuple[float, float]:
+def widen_range(low: float, high: float) -> tuple[float, float]:
     """The range, or one around it in which ticks can be told apart."""
     size = max(abs(low), abs(high))
     if size < 1e-290:
@@ -40,7 +40,7 @@ def widen(low: float, high: float) -> tuple[float, float]:
 
 def ticks(low: float, high: float, most: int = 5) -> tuple[float, ...]:
     """Round numbers at equal distances, the first at or below `low`, the last at or above `high`."""
-    low, high = widen(low, high)
+    low, high = widen_range(low, high)
     mantissa, exponent = _step((high - low) / most)
     # Whole multiples of the step, by integers: 0.1 * 3 would print as 0.30000000000000004.
     step = mantissa * 10.0**exponent
@@ -76,7 +76,7 @@ def tick_labels(values: Sequence[float], unit: str = "") -> tuple[str, ...]:
     return tuple(f"{v / scale:,.{decimals}f}{ending}" if v or unit == "%" else "0" for v in values)
 
 
-def thin(points: Sequence[Point], most: int = 480) -> tuple[Point, ...]:
+def thin_points(points: Sequence[Point], most: int = 480) -> tuple[Point, ...]:
     """At most so many points: the ends, and the lowest and highest of each stretch. A stretch of NaNs stays a gap."""
     if len(points) <= most:
         return tuple(points)

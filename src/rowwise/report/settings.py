@@ -10,7 +10,6 @@ KEY = re.compile(r"^(\s*(?:- )*)([^\s:#'\"-][^:#]*:)(?=\s|$)(.*)$")
 
 
 def environment(run: RecordedRun) -> Html:
-    """The section."""
     if not run.environment:
         return section("environment", "Environment", note("env.json has nothing to show."))
     facts = (

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from rowwise import quantity
 from rowwise.quantity import usable
-from rowwise.report.charts import lean
+from rowwise.report.charts import diverging_bar
 from rowwise.report.markup import Html, div, join, note, section, tag, text
 from rowwise.report.read import RecordedRun, RecordedSlice
 
@@ -65,7 +65,7 @@ def _table(title: str, found: Sequence[RecordedSlice], most: float) -> Html:
 
 def _row(s: RecordedSlice, whole: float, most: float) -> Html:
     ne = quantity.number(s.ne)
-    bar = lean("slice-ne", f"{s.feature} {s.value}: NE {ne}", s.ne - 1, most)
+    bar = diverging_bar("slice-ne", f"{s.feature} {s.value}: NE {ne}", s.ne - 1, most)
     part = quantity.share(s.count / whole) if whole and usable(s.count) else ""
     return tag(
         "tr",

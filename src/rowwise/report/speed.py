@@ -2,7 +2,7 @@
 
 from rowwise import quantity
 from rowwise.quantity import usable
-from rowwise.report.charts import COLOURS, Chart, ChartBand, ChartLine, draw, draw_stack, strip
+from rowwise.report.charts import COLOURS, Chart, ChartBand, ChartLine, draw, draw_stack, stacked_bar
 from rowwise.report.feeding import feeding, waited
 from rowwise.report.markup import Html, div, note, section, span, tag, text
 from rowwise.report.read import RecordedRun
@@ -23,7 +23,6 @@ BINS = 160
 
 
 def speed(run: RecordedRun) -> Html:
-    """The section."""
     if not run.steps:
         return section("speed", "Time and memory", note("steps.csv has no values, so there is nothing to draw."))
     names = phases(run)
@@ -66,7 +65,7 @@ def _totals(run: RecordedRun, names: list[str]) -> Html:
     looks = {name: phase_look(names, name) for name in names}
     said = {name: f"{looks[name][0]} {quantity.share(total[name] / whole)}" for name in names}
     label = "Time of all steps: " + ", ".join(said.values())
-    bar = strip("step-total", label, [(total[name], looks[name][1]) for name in names], whole)
+    bar = stacked_bar("step-total", label, [(total[name], looks[name][1]) for name in names], whole)
     entries = (_entry(looks[name][1], said[name], quantity.duration(total[name])) for name in names)
     return div("total", bar, div("legend", *entries))
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from rowwise import quantity
-from rowwise.report.charts import strip
+from rowwise.report.charts import stacked_bar
 from rowwise.report.markup import Html, div, join, note, section, span, tag, text
 from rowwise.report.read import RecordedRun, RecordedTable
 
@@ -16,7 +16,6 @@ NOTE = (
 
 
 def tables(run: RecordedRun) -> Html:
-    """The section."""
     if not run.tables:
         return section("tables", "Tables", note("tables.csv has no rows, so there is nothing to show."))
     ranked = sorted(run.tables, key=lambda t: (-_known(t.weight_bytes) - _known(t.state_bytes), t.name))
@@ -61,7 +60,7 @@ def _row(table: RecordedTable, most: tuple[float, float]) -> Html:
     cells.append(_cell("Rows", text(f"{quantity.count(table.rows)} \u00d7 {quantity.count(table.dim)}")))
     cells.append(_cell("Stored", text(table.row_type), tag("small", None, text(table.optimizer))))
     for head, (key, label, parts, whole, value) in zip(HEADS[3:], bars, strict=True):
-        bar = strip(key, label or f"{table.name}: {value}", parts, whole)
+        bar = stacked_bar(key, label or f"{table.name}: {value}", parts, whole)
         cells.append(_cell(head, tag("span", {"class": "amount"}, bar, text(value))))
     return tag("tr", None, *cells)
 

@@ -20,7 +20,7 @@ from rowwise.ops.layout import FeatureRow, TableGroup, TableRow
 from rowwise.ops.lookup import LookupCall, StagedGradients
 from rowwise.ops.merged import MergedGradients, apply, merge
 from rowwise.ops.tiles import Tiles
-from rowwise.ops.update import do_all, join, next_step, update
+from rowwise.ops.update import join_staged, next_step, run_all, update
 from rowwise.spec import Pooling
 
 
@@ -37,18 +37,18 @@ class CopiesUpdate:
         staged = self._tiles.staged
         self._tiles.discard()
         groups = ([s for s in staged if s.call.per_id == per_id] for per_id in (False, True))
-        do_all(partial(self._update, mine, samples, calls) for mine in groups if mine)
+        run_all(partial(self._update, mine, samples, calls) for mine in groups if mine)
 
     def _update(self, mine: Sequence[StagedGradients], samples: int, calls: int) -> None:
         group = mine[0].call.group
-        tables = TableRow.read(group.tables_T12)
-        floats = sum(feature.dim for feature in FeatureRow.read(group.features_F9))
+        tables = TableRow.read(group.tables_TC)
+        floats = sum(feature.dim for feature in FeatureRow.read(group.features_FC))
         if self._elastic or samples * floats < 2 * sum(t.rows * (t.dim + 1) for t in tables):
             # Rank after rank for each batch, as if one device had met them so.
-            batches = [join(mine[k : k + calls]) for k in range(0, len(mine), calls)]
+            batches = [join_staged(mine[k : k + calls]) for k in range(0, len(mine), calls)]
             update(self._tiles.arena, [s for batch in batches for s in self._gathered(group, batch)])
         else:
-            self._reduce(group, join(mine), tables)
+            self._reduce(group, join_staged(mine), tables)
 
     def _gathered(self, group: TableGroup, mine: StagedGradients) -> list[StagedGradients]:
         """What each rank staged."""

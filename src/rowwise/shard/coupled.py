@@ -2,8 +2,9 @@
 
 A row-wise optimizer, LAMB and clipping need a sum over all columns of a row's gradient. Each rank adds up its own, as
 far as the tree of [Note: Column sums] goes inside its columns; the ranks with columns of the same rows swap these
-numbers, and each finishes the tree: the same bits as one device. What is left of the update is then a plain step, which
-the kernel takes and rounds. Gives up: a few passes more over the gradients, only for tables that were cut so.
+numbers, and each finishes the tree: the same bits as one device. What is left of the update is then a plain step,
+which the kernel takes and rounds. Known limits: a few passes more over the gradients, only for tables that were cut
+so.
 """
 
 import math
@@ -21,8 +22,8 @@ from rowwise.ops.layout import RULES, TableRow
 from rowwise.ops.merged import MergedGradients, apply, merge
 from rowwise.ops.reference.apply import REFERENCE, RowRule, root
 from rowwise.ops.tiles import Tiles
-from rowwise.ops.tree import Node, complete, nodes_of
-from rowwise.ops.update import by_part, join, next_step
+from rowwise.ops.tree import Node, complete_sum, nodes_of
+from rowwise.ops.update import join_parts, join_staged, next_step
 from rowwise.plan import Plan
 from rowwise.row_optimizers import KernelHyperparameters, Sgd
 from rowwise.shard.routes import PieceGroup, RankPiece, Routes, column_owners
@@ -137,13 +138,13 @@ class CoupledUpdate:
                 mine = [s for s in staged if s.call.per_id == per_id]
                 if not mine:
                     continue
-                hyper_T8, keys_T = next_step(arena, group)
-                merged = merge(join(by_part(mine, calls) if calls > 1 else mine))
-                tables = TableRow.read(group.tables_T12)
+                hyper_TC, keys_T = next_step(arena, group)
+                merged = merge(join_staged(join_parts(mine, calls) if calls > 1 else mine))
+                tables = TableRow.read(group.tables_TC)
                 for k, index in enumerate(group.members_T.tolist()):
                     held, whole = part.held[index], arena.pieces[index].whole
                     pieces.append(
-                        _Piece(held=held, whole=whole, tiles=tiles, index=index, table=tables[k], hyper=hyper_T8[k],
+                        _Piece(held=held, whole=whole, tiles=tiles, index=index, table=tables[k], hyper=hyper_TC[k],
                                random=keys_T[k], merged=merged[k])
                     )  # fmt: skip
         return pieces
@@ -161,7 +162,9 @@ class CoupledUpdate:
                 sent[rank] += [total.reshape(-1) for _, total in nodes]
         for rows, nodes in self._swap(sent, shapes):
             found[rows] += nodes
-        whole = {rows: complete([node for node, _ in parts], [x for _, x in parts]) for rows, parts in found.items()}
+        whole = {
+            rows: complete_sum([node for node, _ in parts], [x for _, x in parts]) for rows, parts in found.items()
+        }
         for piece in pieces:
             totals = whole[piece.rows]
             bad_U = totals.isnan().any(1)

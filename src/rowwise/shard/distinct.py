@@ -2,8 +2,8 @@
 
 Within blocks of 256 samples only, as gradients are merged block by block anyway (see [Note: Merge order]): the result
 is the same, to the bit where the batches of all ranks are whole blocks; a batch that is not is sent as it is. The
-distinct ids of a block stand in its first bag, so those who hold the rows know nothing of it. Gives up: repeats between
-blocks, and between features of a table.
+distinct ids of a block stand in its first bag, so those who hold the rows know nothing of it. Known limits: repeats
+between blocks, and between features of a table.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ WORTH = 0.8  # distinct ids among all; above this the search costs more than it 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DistinctIds:
-    """Of one feature: which of the distinct ids each of its ids is, and where its bags begin."""
+    """The distinct ids of one feature, the index of each id among them, and the offsets of its bags."""
 
     inverse_N: Tensor
     offsets_B1: Tensor
@@ -47,7 +47,7 @@ def can_repeat(tables: Sequence[Table]) -> list[str]:
     return [feature for table in alone for feature in table.feature_names]
 
 
-def without_repeats(jagged: Jagged, features: Sequence[str]) -> tuple[Jagged, dict[str, DistinctIds]]:
+def distinct_ids(jagged: Jagged, features: Sequence[str]) -> tuple[Jagged, dict[str, DistinctIds]]:
     """The batch with each id once in each block, for those of these features where that is worth it."""
     found: dict[str, DistinctIds] = {}
     batch = jagged.batch_size

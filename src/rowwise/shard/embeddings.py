@@ -21,11 +21,11 @@ from rowwise.ops.arena import Arena
 from rowwise.ops.layout import TablePiece
 from rowwise.ops.lookup import StagedGradients
 from rowwise.ops.tiles import Tiles
-from rowwise.ops.update import by_part, do_all
+from rowwise.ops.update import join_parts, run_all
 from rowwise.plan import TIERS, Plan, Tile
 from rowwise.shard.copies import CopiesUpdate
 from rowwise.shard.coupled import CoupledUpdate
-from rowwise.shard.exchange import EmbeddingExchange, Phase, StreamLookup, exchange, untimed
+from rowwise.shard.exchange import EmbeddingExchange, Phase, StreamLookup, exchange, no_timing
 from rowwise.shard.ids import Router
 from rowwise.shard.lookup import LocalLookup
 from rowwise.shard.routes import RankPiece, Routes, make_routes
@@ -78,7 +78,7 @@ class ShardedEmbeddings(nn.Module):
         self.routes = routes = make_routes(tables, plan, comm.topology, elastic=elastic)
         self._comm, device = comm, torch.device(device)
         self.calls = 1  # this many calls, one after the other, are one batch in pieces
-        self.phase: Phase = untimed  # entered around each stage of a step, by those who want to know what it takes
+        self.phase: Phase = no_timing  # entered around each stage of a step, by those who want to know what it takes
         self._shelves = [
             (part, Tiles([_piece(routes, held) for held in part.held], device)) for part in routes.parts_W[comm.rank]
         ]
@@ -169,7 +169,7 @@ class ShardedEmbeddings(nn.Module):
         updates = [partial(self._update, tiles) for part, tiles in self._shelves if not part.coupled]
         updates += [] if self._coupled is None else [partial(self._coupled.update, self.calls)]
         updates += [] if self._copied is None else [partial(self._copied.update, samples, self.calls)]
-        do_all(updates)
+        run_all(updates)
 
     def check_staged(self) -> float:
         """Raise if a gradient staged for this rank's pieces is not finite; a caller tells the other ranks.
@@ -206,7 +206,7 @@ class ShardedEmbeddings(nn.Module):
         """Pieces that need nothing of other ranks."""
         if self.calls > 1:
             groups = ([s for s in tiles.staged if s.call.per_id == per_id] for per_id in (False, True))
-            tiles.staged = [s for group in groups for s in by_part(group, self.calls)]
+            tiles.staged = [s for group in groups for s in join_parts(group, self.calls)]
         tiles.update()
 
     def _all_tiles(self) -> list[Tiles]:

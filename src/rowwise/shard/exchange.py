@@ -20,8 +20,15 @@ from torch import Tensor
 
 from rowwise.batch import Jagged
 from rowwise.comm.seam import Comm
-from rowwise.ops.output_cache import empty
-from rowwise.ops.shared import FeatureColumns, FeatureVectors, added_up, joined, picked, spread
+from rowwise.ops.output_cache import empty_cached
+from rowwise.ops.shared import (
+    FeatureColumns,
+    FeatureVectors,
+    join_neighbours,
+    pick_columns,
+    spread_to_samples,
+    sum_over_samples,
+)
 from rowwise.shard.hosts import HostExchange
 from rowwise.shard.ids import RoutedBatch, Stream
 from rowwise.shard.perid import PerIdExchange
@@ -42,7 +49,7 @@ class LookupOutputs:
 
 
 class UsedGroups(NamedTuple):
-    """What the losses of all ranks depend on. See [Note: Groups that are used]."""
+    """The groups of tables that the losses of all ranks depend on. See [Note: Groups that are used]."""
 
     pooled: bool = True
     sequences: bool = True
@@ -76,7 +83,7 @@ class StreamExchange:
     def place(self, stream: Stream, outputs: Mapping[ExchangePath, Tensor], came: list[Tensor]) -> Tensor:
         """All columns [B, S], but those of copies; `came`: pooled vectors from each rank."""
         jagged = stream.sent.jagged
-        out_BS = empty((jagged.batch_size, self.routes.width), outputs[ExchangePath.ALL_TO_ALL])
+        out_BS = empty_cached((jagged.batch_size, self.routes.width), outputs[ExchangePath.ALL_TO_ALL])
         if self.pooled.any:
             self.pooled.place(came, out_BS)
         if self.host is not None:
@@ -138,7 +145,7 @@ class EmbeddingExchange:
             FeatureVectors(move.place(stream, found, [blocks[k] for blocks in came]), self._columns_of(move.routes))
             for k, (move, stream, found) in enumerate(steps)
         ]
-        out_BS = spread(parts, routed.jagged.shared)
+        out_BS = spread_to_samples(parts, routed.jagged.shared)
         at = 0
         for columns in self._copied.values():
             width = columns.stop - columns.start
@@ -175,10 +182,12 @@ class EmbeddingExchange:
         if not self.merges or not routed.common or shared is None:
             return [self._whole.backward(routed.jagged, routed.samples_W, grad_BS)]
         moves = self._streams_for(routed.common)  # see [Note: Merged bags]
-        own_BS, common_BS = (picked(grad_BS, self._columns_of(move.routes)) for move in moves)
+        own_BS, common_BS = (pick_columns(grad_BS, self._columns_of(move.routes)) for move in moves)
         return [
             move.backward(stream.sent.jagged, stream.samples_W, grad)
-            for move, stream, grad in zip(moves, routed.streams, (own_BS, added_up(common_BS, shared)), strict=True)
+            for move, stream, grad in zip(
+                moves, routed.streams, (own_BS, sum_over_samples(common_BS, shared)), strict=True
+            )
         ]
 
     def _streams_for(self, common: tuple[str, ...]) -> tuple[StreamExchange, ...]:
@@ -191,27 +200,27 @@ class EmbeddingExchange:
     def _columns_of(self, routes: Routes) -> tuple[FeatureColumns, ...]:
         """Where the columns of a stream are among all."""
         found = ((own, self._routes.columns[feature]) for feature, own in routes.columns.items())
-        return joined([FeatureColumns(own.start, whole.start, own.stop - own.start) for own, whole in found])
+        return join_neighbours([FeatureColumns(own.start, whole.start, own.stop - own.start) for own, whole in found])
 
 
 Stage = Callable[[RoutedBatch, LookupOutputs], Tensor | None]
 Phase = Callable[[str], AbstractContextManager[None]]  # of a step: "route", "lookup", "exchange", "return"
 
 
-def untimed(_phase: str) -> AbstractContextManager[None]:
+def no_timing(_phase: str) -> AbstractContextManager[None]:
     """Nobody wants to know what a phase takes."""
     return nullcontext()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamLookup:
-    """What a rank has looked up for a batch, and what is to be done with gradients."""
+    """The local lookup of a stream, and the function that takes its gradients."""
 
     routed: RoutedBatch
     outputs: LookupOutputs
     copied: Mapping[str, Tensor]  # sequences of copies, which do not travel
     stage: Stage
-    phase: Phase = untimed
+    phase: Phase = no_timing
 
 
 def exchange(moves: EmbeddingExchange, lookup: StreamLookup, anchor: Tensor) -> tuple[Tensor, dict[str, Tensor]]:

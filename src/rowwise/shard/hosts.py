@@ -63,7 +63,7 @@ class HostExchange:
         mine = [samples_W[rank] for rank in self._peers_D[self._device]]
         out = [PeerBlocks.of([block], spans) for block in summed.split(mine)]
         back = [PeerBlocks([(len(out_BS), w)], own) for w, own in zip(self._widths_H, self._spans_H, strict=True)]
-        came = self._lanes["across", False].swap(out, back, "pooled").wait()
+        came = self._lanes["across", False].exchange_blocks(out, back, "pooled").wait()
         place([x[0] for x in came], self._placed, out_BS)
 
     def backward(self, samples_W: tuple[int, ...], grad_BS: Tensor) -> Tensor:
@@ -74,7 +74,7 @@ class HostExchange:
             PeerBlocks.of([pick(grad_BS, runs)], own) for runs, own in zip(self._picks_H, self._spans_H, strict=True)
         ]
         back = [PeerBlocks([(samples_W[rank], width)], spans) for rank in self._peers_D[self._device]]
-        mine = joined([x[0] for x in self._lanes["across", True].swap(out, back, "gradients", scale).wait()])
+        mine = joined([x[0] for x in self._lanes["across", True].exchange_blocks(out, back, "gradients", scale).wait()])
         sizes_D = [sum(samples_W[rank] for rank in peers) for peers in self._peers_D]
         lanes = self._lanes["inside", True]
         if lanes.exact:
@@ -83,7 +83,9 @@ class HostExchange:
             gathered = [x.view(n, width) for x, n in zip(flat.split(receives), sizes_D, strict=True)]
         else:
             expected = [PeerBlocks([(n, width)], spans) for n in sizes_D]
-            came = lanes.swap([PeerBlocks.of([mine], spans)] * self._devices, expected, "gradients", scale).wait()
+            came = lanes.exchange_blocks(
+                [PeerBlocks.of([mine], spans)] * self._devices, expected, "gradients", scale
+            ).wait()
             gathered = [x[0] for x in came]
         by_rank: dict[int, Tensor] = {}
         for peers, block in zip(self._peers_D, gathered, strict=True):
@@ -106,7 +108,7 @@ class HostExchange:
             summed = lanes.comm.reduce_scatter(flat, [x.numel() for x in for_D], "pooled").wait()
             return summed.view(len(for_D[self._device]), width)
         mine = [PeerBlocks([(len(for_D[self._device]), width)], spans)] * self._devices
-        came = lanes.swap([PeerBlocks.of([x], spans) for x in for_D], mine, "pooled").wait()
+        came = lanes.exchange_blocks([PeerBlocks.of([x], spans) for x in for_D], mine, "pooled").wait()
         summed = came[0][0].clone()
         for blocks in came[1:]:
             summed += blocks[0]

@@ -26,7 +26,7 @@ from rowwise.batch import Jagged, KeyedJagged, Shared
 from rowwise.comm.seam import Comm
 from rowwise.comm.status import RankStatus, raise_if_any_failed
 from rowwise.errors import BatchError, IdError, RowwiseError
-from rowwise.ops.tiles import learns
+from rowwise.ops.tiles import per_id_weights_require_grad
 from rowwise.shard.pack import Packer, SentBatch
 from rowwise.shard.routes import Routes
 from rowwise.spec import Pooling
@@ -36,7 +36,7 @@ DIGEST_bits = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stream:
-    """Some features of a batch after their ids have travelled. See [Note: Streams]."""
+    """The routed ids of some features. See [Note: Streams]."""
 
     sent: SentBatch
     samples_W: tuple[int, ...]  # of each rank; this rank looks up for all of them, in this order
@@ -56,12 +56,11 @@ class RoutedBatch:
 
     @property
     def samples_W(self) -> tuple[int, ...]:
-        """Of each rank."""
         return self.streams[0].samples_W
 
 
 class _BatchHeader(NamedTuple):
-    """What a rank tells another of its batch before it sends the ids."""
+    """Counts that a rank sends ahead of its ids."""
 
     status: RankStatus = RankStatus(failed=1)  # the count is of samples
     words: int = 0  # that follow
@@ -70,12 +69,10 @@ class _BatchHeader(NamedTuple):
     distinct: int = 0
 
     def pack(self) -> list[int]:
-        """As three numbers."""
         return [self.status.pack(), self.words, self.learns | self.digest << 1 | self.distinct << (1 + DIGEST_bits)]
 
     @classmethod
     def unpack(cls, status: int, words: int, more: int) -> "_BatchHeader":
-        """From the same."""
         digest, distinct = more >> 1 & ((1 << DIGEST_bits) - 1), more >> (1 + DIGEST_bits)
         return cls(RankStatus.unpack(status), words, bool(more & 1), digest, distinct)
 
@@ -174,7 +171,7 @@ class Router:
 
     def _learns(self, jagged: Jagged) -> bool:
         """Whether per-id weights get a gradient."""
-        return learns(jagged) and any(self._weighted_W)
+        return per_id_weights_require_grad(jagged) and any(self._weighted_W)
 
     def _checked(self, sparse: Jagged | KeyedJagged) -> Jagged:
         """The batch as one of ours, its tensors in one piece."""
@@ -223,7 +220,6 @@ class Router:
     def _routed(
         self, packed: _PackedBatch, messages_W: Sequence[Tensor], headers_W: Sequence[_BatchHeader]
     ) -> RoutedBatch:
-        """What came."""
         packers, left_W, streams = self._packers_for(packed.common), list(messages_W), list[Stream]()
         for k, (packer, sent) in enumerate(zip(packers, packed.sent, strict=True)):
             samples_W = tuple(header.distinct if k else header.status.count for header in headers_W)

@@ -1,7 +1,7 @@
 """What a rank's pieces give for the samples of all ranks, and its copies for its own; pooled gradients staged by hand.
 
 Autograd does not know of pooled vectors here: of bags that samples share, or that the requesting rank adds up, there
-are other vectors than gradients. Its own file because `embeddings.py` is what a model sees of all this.
+are other vectors than gradients.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,9 +1,8 @@
 """Messages of ids: what one rank tells all others of its batch, and what it hears from them.
 
 A message is made of 32-bit words: how many ids each bag holds, the ids, and their weights where they are needed. Each
-stream of a batch is packed by itself (see [Note: Streams] in `ids.py`).
-Gives up: ids of tables of 2**31 rows and more are of 64 bits, as are all ids in a message to a rank that holds a piece
-of such a table.
+stream of a batch is packed by itself (see [Note: Streams] in `ids.py`). Known limits: ids of tables of 2**31 rows and
+more are of 64 bits, as are all ids in a message to a rank that holds a piece of such a table.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +19,7 @@ from rowwise.ops import check
 from rowwise.ops.jagged import bucketize, row_bounds
 from rowwise.ops.tiles import check_weights
 from rowwise.ops.unknown import count_unknown
-from rowwise.shard.distinct import DistinctIds, can_repeat, without_repeats
+from rowwise.shard.distinct import DistinctIds, can_repeat, distinct_ids
 from rowwise.shard.routes import ExchangePath, FeatureSlice, Routes
 from rowwise.spec import Pooling
 
@@ -94,7 +93,7 @@ class Packer:
                 f"gradient of a weight adds up over columns, in an order of the plan. With elastic results, want such "
                 f"tables with all columns on one rank"
             )
-        jagged, repeats = without_repeats(jagged, self._sequences)
+        jagged, repeats = distinct_ids(jagged, self._sequences)
         values, lengths, places = jagged.values_N, jagged.lengths_FB, None
         needs_places = self._needs_places or learns
         weights = None if jagged.weights_N is None else jagged.weights_N.detach().float().contiguous()
@@ -102,16 +101,16 @@ class Packer:
             buckets = bucketize(replace(jagged, weights_N=weights), self._bounds_for(jagged))
             values, lengths, weights = buckets.values_N, buckets.lengths_WFB, buckets.weights_N
             places = buckets.positions_N
-        batch, slices_P2 = jagged.batch_size, self._slices_for(jagged)
-        slices_P2 = slices_P2 * torch.tensor([batch, 1])
+        batch, slices_PC = jagged.batch_size, self._slices_for(jagged)
+        slices_PC = slices_PC * torch.tensor([batch, 1])
         words, starts_W1, counts_P = torch.ops.rowwise.pack_ids(
-            values, lengths, weights, slices_P2, self._messages_W3, batch
+            values, lengths, weights, slices_PC, self._messages_W3, batch
         )
         if needs_places:
             places = torch.arange(len(values), device=values.device) if places is None else places
-            runs = [(0, first, batch) for first, _ in slices_P2[: self._firsts_W1[-1]].tolist()]
-            runs_P3 = torch.tensor(runs, dtype=torch.int64).view(-1, 3)
-            places = torch.ops.rowwise.take([places], [lengths], [], runs_P3)[0]
+            runs = [(0, first, batch) for first, _ in slices_PC[: self._firsts_W1[-1]].tolist()]
+            runs_PC = torch.tensor(runs, dtype=torch.int64).view(-1, 3)
+            places = torch.ops.rowwise.take([places], [lengths], [], runs_PC)[0]
         counts, starts_W1 = counts_P.tolist(), starts_W1[:-1]
         return SentBatch(
             jagged=jagged,
@@ -161,8 +160,8 @@ class Packer:
             weights.append(more.view(torch.float32))
         # Feature-major: all samples of the first slice, rank after rank, then of the second.
         runs = [(w, k * n, n) for k in range(len(slices)) for w, n in enumerate(samples_W)]
-        runs_P3 = torch.tensor(runs, dtype=torch.int64)
-        taken, bags, moved, _ = torch.ops.rowwise.take(values, lengths, weights if weighted else [], runs_P3)
+        runs_PC = torch.tensor(runs, dtype=torch.int64)
+        taken, bags, moved, _ = torch.ops.rowwise.take(values, lengths, weights if weighted else [], runs_PC)
         names = tuple(s.name for s in slices)
         jagged = Jagged(features=names, values_N=taken, lengths_FB=bags, weights_N=moved if weighted else None)
         return jagged, lengths
@@ -177,7 +176,7 @@ class Packer:
         tables = {feature: table for table in self._routes.tables for feature in table.feature_names}
         limits = [(k, tables[f].rows if f in tables else ANY) for k, f in enumerate(jagged.features)]
         values = jagged.values_N.to(torch.int64, copy=True)  # the caller's stay; wide, as a last row may be far out
-        for number, positions in check.outside(jagged, limits):
+        for number, positions in check.ids_outside(jagged, limits):
             feature = jagged.features[number]
             table = tables.get(feature)
             if table is None:  # ids that no table knows may be anything, and yet have to be in a range

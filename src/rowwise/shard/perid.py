@@ -1,7 +1,7 @@
 """A vector for each id: sequences, and bags that the requesting rank pools, in the order of their ids.
 
 The second is what makes a sum come out the same for any way of cutting rows: the vectors travel as they are, and the
-kernel that pools an uncut table pools them here. Gives up: traffic, as many vectors as there are ids.
+kernel that pools an uncut table pools them here. Known limits: traffic, as many vectors as there are ids.
 """
 
 from collections.abc import Iterator, Sequence
@@ -38,7 +38,7 @@ class PerIdExchange:
         if not self.any:
             return {}
         out = [PeerBlocks.of(blocks) for blocks in self._by_source(stream, flat)]
-        came = self._there.swap(out, self._shapes(stream), "rows").wait()
+        came = self._there.exchange_blocks(out, self._shapes(stream), "rows").wait()
         return self._put(stream, came)
 
     def backward(self, stream: Stream, grads: dict[str, Tensor]) -> Tensor:
@@ -52,7 +52,7 @@ class PerIdExchange:
             out_W.append(PeerBlocks.of(picked))
         pieces = self._pieces_W[self._me]
         back = [PeerBlocks([(ids[p.slice], p.width) for p in pieces]) for ids in stream.ids_WS]
-        came = self._back.swap(out_W, back, "gradients", gradient_scale(sum(stream.samples_W))).wait()
+        came = self._back.exchange_blocks(out_W, back, "gradients", gradient_scale(sum(stream.samples_W))).wait()
         # Piece by piece again, and in each rank after rank.
         flat = [blocks[k].reshape(-1) for k in range(len(pieces)) for blocks in came]
         return joined(flat) if flat else torch.empty(0)
@@ -73,8 +73,8 @@ class PerIdExchange:
             row = FeatureRow(source, 0, 0, len(rows_ND), table.dim, 0, MODES[table.pooling], 0, 0)
             weights = None if jagged.weights_N is None else jagged.weights_N.detach().float()
             arena = rows_ND.contiguous().view(torch.uint8).flatten()
-            features_19 = torch.tensor([row], dtype=torch.int64)
-            pooled[feature] = torch.ops.rowwise.pool(arena, features_19, places, offsets, weights, batch, table.dim)
+            features_FC = torch.tensor([row], dtype=torch.int64)
+            pooled[feature] = torch.ops.rowwise.pool(arena, features_FC, places, offsets, weights, batch, table.dim)
         return pooled
 
     def _by_source(self, stream: Stream, flat: Tensor) -> Iterator[list[Tensor]]:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rowwise.comm.codec import gradient_scale, spans_of
 from rowwise.comm.seam import Comm
-from rowwise.ops.output_cache import empty
+from rowwise.ops.output_cache import empty_cached
 from rowwise.shard.ids import Stream
 from rowwise.shard.routes import ColumnRun, ExchangePath, Routes
 from rowwise.shard.vectors import PeerBlocks, PendingBlocks, WireCodecs
@@ -40,7 +40,7 @@ class PooledExchange:
             [first._replace(more=tuple(more)) for first, *more in zip(*side, strict=True)]
             for side in zip(*blocks, strict=True)
         )
-        return streams[0][0]._there.swap(out, back, "pooled")
+        return streams[0][0]._there.exchange_blocks(out, back, "pooled")
 
     def place(self, blocks: list[Tensor], out_BS: Tensor) -> None:
         """What each rank has sent, where it belongs."""
@@ -54,14 +54,14 @@ class PooledExchange:
     def backward(self, samples_W: tuple[int, ...], grad_BS: Tensor) -> Tensor:
         """The gradients [G, S] of what this rank made."""
         width, spans = self._widths_W[self._me], self._spans_W[self._me]
-        grad_GS = empty((sum(samples_W), width), grad_BS)
+        grad_GS = empty_cached((sum(samples_W), width), grad_BS)
         rows_W = grad_GS.split(samples_W)
         out = [
             PeerBlocks(()) if w == self._me else PeerBlocks.of([pick(grad_BS, runs)], self._spans_W[w])
             for w, runs in enumerate(self._picks_W)
         ]
         back = [PeerBlocks([(samples, width)], spans) for samples in samples_W]
-        incoming = self._back.swap(out, back, "gradients", gradient_scale(len(grad_GS)))
+        incoming = self._back.exchange_blocks(out, back, "gradients", gradient_scale(len(grad_GS)))
         torch.ops.rowwise.place([grad_BS], self._picks_W[self._me], rows_W[self._me])
         for w, blocks in enumerate(incoming.wait()):
             if w != self._me:
@@ -69,16 +69,16 @@ class PooledExchange:
         return grad_GS
 
 
-def place(blocks: list[Tensor], runs_R5: Tensor, out_BS: Tensor) -> None:
+def place(blocks: list[Tensor], runs_RC: Tensor, out_BS: Tensor) -> None:
     """Columns of blocks [B, columns] to where they belong: placed, or added to what is there."""
-    torch.ops.rowwise.place([block.contiguous() for block in blocks], runs_R5, out_BS)
+    torch.ops.rowwise.place([block.contiguous() for block in blocks], runs_RC, out_BS)
 
 
-def pick(grad_BS: Tensor, runs_R5: Tensor) -> Tensor:
+def pick(grad_BS: Tensor, runs_RC: Tensor) -> Tensor:
     """Columns of a matrix, side by side."""
-    width = int(runs_R5[:, 3].sum())
-    out = empty((len(grad_BS), width), grad_BS)
-    torch.ops.rowwise.place([grad_BS], runs_R5, out)
+    width = int(runs_RC[:, 3].sum())
+    out = empty_cached((len(grad_BS), width), grad_BS)
+    torch.ops.rowwise.place([grad_BS], runs_RC, out)
     return out
 
 

@@ -5,8 +5,8 @@ updated by the real kernels. Two things are not real. The other ranks are not th
 instead. And rows are pages that were never written, which read as zero and take no memory: a step costs memory for
 the rows that it changes, whatever the tables have.
 
-Its own file because it is for those who check a plan before there are machines. Gives up: what numbers come out,
-batches that differ between ranks (so all of them change the same rows), and time, as nothing travels.
+Known limits: what numbers come out, batches that differ between ranks (so all of them change the same rows), and time,
+as nothing travels.
 """
 
 import mmap
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from rowwise.batch import Jagged
 from rowwise.comm.call import CollectiveCall
-from rowwise.comm.rehearse import stand_in
+from rowwise.comm.rehearse import rehearsal_comm
 from rowwise.ops.layout import FeatureRow, TablePiece
 from rowwise.ops.lookup import StagedGradients
 from rowwise.plan import Plan, Tier
@@ -34,14 +34,14 @@ NO_RESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000)
 
 
 class RehearsedRank(NamedTuple):
-    """A rank of a world."""
+    """The topology and rank of a rehearsal."""
 
     topology: Topology
     rank: int
 
 
 class TableVisits(NamedTuple):
-    """What a step does to a rank's part of a table: how many ids are looked up, and how many rows they change."""
+    """The ids that a step looks up in a rank's part of a table, and the rows that it changes."""
 
     ids: int = 0
     rows: int = 0
@@ -49,7 +49,7 @@ class TableVisits(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rehearsal:
-    """One step of one rank."""
+    """The calls and bytes of one step of one rank."""
 
     calls: tuple[CollectiveCall, ...]  # its collectives, in order: sizes to and from each rank of a group, in elements
     sent_bytes: Counter[tuple[str, str, Link]]  # by purpose, collective and link, as `Comm.sent` has them
@@ -77,7 +77,7 @@ def rehearse(
 
     Rows may live in any tier: here they live nowhere.
     """
-    comm, calls = stand_in(*seat)
+    comm, calls = rehearsal_comm(*seat)
     module = ShardedEmbeddings(tables, plan, comm, wire=wire, elastic=elastic, device="meta")
     for arena in module.arenas:
         arena.rows = zero_pages(arena.rows.nbytes)
@@ -130,7 +130,7 @@ def _visits(staged: StagedGradients) -> Iterator[tuple[str, int, int]]:
     """For each piece of a table: its table, the ids that came for it, and how many of them differ."""
     call, batch = staged.call, staged.call.jagged.batch_size
     ids_T: dict[int, list[Tensor]] = {}
-    for feature in FeatureRow.read(call.features_F9):
+    for feature in FeatureRow.read(call.features_FC):
         begin, end = call.offsets[[feature.source * batch, (feature.source + 1) * batch]].tolist()
         ids_T.setdefault(feature.table, []).append(call.jagged.values_N[begin:end])
     for index, parts in ids_T.items():

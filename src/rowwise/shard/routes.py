@@ -2,7 +2,7 @@
 
 Pure: every rank works out the same for all ranks, so nothing about it is ever sent. Adding a layout changes nothing
 here, as all of it is read from rectangles: columns that were cut are placed side by side, rows that were cut are added
-up. Gives up: a tile whose rows another tile of its table cuts is held in several pieces.
+up. Known limits: a tile whose rows another tile of its table cuts is held in several pieces.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ from rowwise.spec import Pooling, Table, Topology
 
 
 class ExchangePath(StrEnum):
-    """How the vectors of a piece get to the samples' ranks."""
+    """How the vectors of a piece reach the ranks of the samples."""
 
     ALL_TO_ALL = "all_to_all"  # pooled, in one exchange; also the vectors of sequences
     HIERARCHICAL = "hierarchical"  # pooled, and first added up inside the host that holds all of the table's rows
@@ -49,7 +49,6 @@ class RankPiece(NamedTuple):
 
     @property
     def width(self) -> int:
-        """Columns."""
         return self.tile.cols[1] - self.tile.cols[0]
 
     def slices(self, table: Table) -> list[FeatureSlice]:
@@ -87,7 +86,7 @@ class SequencePiece(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routes:
-    """All of it. `parts_W` and `slices_W` are by rank; a rank without tiles has none."""
+    """Where ids go and vectors come from. `parts_W` and `slices_W` are by rank; a rank without tiles has none."""
 
     tables: tuple[Table, ...]
     topology: Topology
@@ -100,7 +99,6 @@ class Routes:
 
     @property
     def world(self) -> int:
-        """How many ranks."""
         return len(self.parts_W)
 
     @property

@@ -1,7 +1,7 @@
 """Blocks of vectors between ranks, each as its link's codec has it.
 
-Exact wires are sent as they lie in memory. What a rank keeps for itself is never rounded. Gives up: for lossy wires a
-copy of everything on both sides.
+Exact wires are sent as they lie in memory. What a rank keeps for itself is never rounded. Known limits: for lossy
+wires a copy of everything on both sides.
 """
 
 import math
@@ -18,7 +18,7 @@ from rowwise.spec import Wire, WireType
 
 
 class PeerBlocks(NamedTuple):
-    """What goes to a rank, or only the shapes of what comes from it; spans as in `comm.codec`."""
+    """The blocks that go to a rank, or the shapes of those that come from it; spans as in `comm.codec`."""
 
     shapes: Sequence[tuple[int, int]]
     spans: Spans = ()
@@ -27,7 +27,6 @@ class PeerBlocks(NamedTuple):
 
     @classmethod
     def of(cls, tensors: Sequence[Tensor], spans: Spans = ()) -> "PeerBlocks":
-        """To send."""
         return cls([(len(x), x.shape[1]) for x in tensors], spans, tensors)
 
     @property
@@ -62,7 +61,7 @@ class WireCodecs:
         """Whether nothing is lost."""
         return not any(codec.lossy for codec in self.codecs_W)
 
-    def swap(
+    def exchange_blocks(
         self, out_W: Sequence[PeerBlocks], in_W: Sequence[PeerBlocks], what: str, scale: float = 1.0
     ) -> "PendingBlocks":
         """Send blocks to each rank, and expect some. `scale` keeps small numbers in the range of fp16.
@@ -87,7 +86,7 @@ class WireCodecs:
 @final
 @dataclass(frozen=True, slots=True)
 class PendingBlocks:
-    """Blocks under way."""
+    """Blocks of vectors whose all-to-all is under way."""
 
     lanes: WireCodecs
     handle: Handle

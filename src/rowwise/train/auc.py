@@ -30,7 +30,7 @@ from torch import Tensor
 from rowwise.errors import BatchError
 from rowwise.ops.threads import one_thread
 from rowwise.train.samples import Samples
-from rowwise.train.state import State, at_least_one, check_alike, join, merge_newest, part, read_int, read_tensor
+from rowwise.train.state import State, check_alike, check_positive, join, merge_newest, part, read_int, read_tensor
 
 AXIS = 16.0  # logits beyond it share a bin at either end; sigmoid(16) is 1e-7 from 1
 KEEP = 1 << 17  # scores sorted in about 10 ms, when the area is asked for
@@ -38,7 +38,7 @@ KEEP = 1 << 17  # scores sorted in about 10 ms, when the area is asked for
 
 @dataclass(frozen=True, slots=True)
 class AucValue:
-    """One task's area under the ROC curve, and how far at most the exact one is from it."""
+    """One task's area under the ROC curve, and a bound of its error."""
 
     auc: float
     bound: float
@@ -50,17 +50,15 @@ class ExactAuc:
     __slots__ = ("_kept", "_most", "_samples", "_tasks")
 
     def __init__(self, tasks: int = 1, most: int = 1 << 24) -> None:
-        self._tasks, self._most = at_least_one("tasks", tasks), at_least_one("most", most)
+        self._tasks, self._most = check_positive("tasks", tasks), check_positive("most", most)
         self._kept: list[Tensor] = []  # [3, N, K] each: logit, mass as a positive, mass as a negative
         self._samples = 0
 
     @property
     def samples(self) -> int:
-        """How many are kept."""
         return self._samples
 
     def update(self, logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> None:
-        """Keep a batch."""
         self.add(Samples.of(logits, labels, weights))
 
     def add(self, samples: Samples) -> None:
@@ -79,7 +77,6 @@ class ExactAuc:
         return exact_areas(_joined(self._kept, self._tasks))
 
     def state(self) -> State:
-        """All that is kept."""
         return {"tasks": self._tasks, "most": self._most, "scores": _joined(self._kept, self._tasks)}
 
     @classmethod
@@ -108,10 +105,11 @@ class BinnedAuc:
 
     def __init__(self, tasks: int = 1, bins: int = 1 << 15) -> None:
         # A bin below and one above the axis are there besides.
-        self._make(torch.zeros(at_least_one("tasks", tasks), 2, at_least_one("bins", bins) + 2, dtype=torch.float64))
+        self._make(
+            torch.zeros(check_positive("tasks", tasks), 2, check_positive("bins", bins) + 2, dtype=torch.float64)
+        )
 
     def update(self, logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> None:
-        """Count a batch."""
         self.add(Samples.of(logits, labels, weights))
 
     def add(self, samples: Samples) -> None:
@@ -138,7 +136,6 @@ class BinnedAuc:
         return binned_areas(self._counts_K2M)
 
     def state(self) -> State:
-        """All that is kept."""
         tasks, _, bins = self._counts_K2M.shape
         return {"tasks": tasks, "bins": bins - 2, "counts": self._counts_K2M.clone()}
 
@@ -176,12 +173,11 @@ class Auc:
     __slots__ = ("_bins", "_exact", "_keep")
 
     def __init__(self, tasks: int = 1, keep: int = KEEP, bins: int = 1 << 15) -> None:
-        self._keep = at_least_one("keep", keep)
+        self._keep = check_positive("keep", keep)
         self._bins = BinnedAuc(tasks, bins)
         self._exact: ExactAuc | None = ExactAuc(tasks, keep)
 
     def update(self, logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> None:
-        """Count a batch."""
         self.add(Samples.of(logits, labels, weights))
 
     def add(self, samples: Samples) -> None:
@@ -207,7 +203,6 @@ class Auc:
         return self._bins.value() if self._exact is None else self._exact.value()
 
     def state(self) -> State:
-        """All that is kept."""
         parts = {"bins": self._bins} if self._exact is None else {"bins": self._bins, "exact": self._exact}
         return {"keep": self._keep, **join(parts)}
 
@@ -230,14 +225,13 @@ class RecentAuc:
     __slots__ = ("_batches", "_kept", "_most", "_samples", "_tasks")
 
     def __init__(self, batches: int, tasks: int = 1, most: int = 1 << 20) -> None:
-        self._tasks, self._most = at_least_one("tasks", tasks), at_least_one("most", most)
-        self._batches = at_least_one("batches", batches)
+        self._tasks, self._most = check_positive("tasks", tasks), check_positive("most", most)
+        self._batches = check_positive("batches", batches)
         self._kept: deque[Tensor] = deque()  # [3, N, K] each, as in ExactAuc
         self._samples = 0
 
     @property
     def samples(self) -> int:
-        """How many are kept."""
         return self._samples
 
     def update(self, logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> None:
@@ -262,7 +256,6 @@ class RecentAuc:
         return exact_areas(_joined(self._kept, self._tasks))
 
     def state(self) -> State:
-        """All that is kept."""
         sizes = torch.tensor([scores.shape[1] for scores in self._kept], dtype=torch.int64)
         settings: State = {"tasks": self._tasks, "batches": self._batches, "most": self._most}
         return {**settings, "sizes": sizes, "scores": _joined(self._kept, self._tasks)}

@@ -1,8 +1,7 @@
 """Where the time of a run goes: every moment is charged to exactly one phase, so the parts add up to the whole.
 
-Its own file because it is a clock and knows nothing of training. Entering a phase pauses the one around it: rows looked
-up inside a forward count as `lookup`, not twice. Two reads of a clock a phase, about a microsecond: measured in every
-run.
+Entering a phase pauses the one around it: rows looked up inside a forward count as `lookup`, not twice. Two reads of a
+clock a phase, about a microsecond: measured in every run.
 
 [Note: Stages of sharded tables] `ShardedEmbeddings` says itself which stage it is at: ids travel (`route`), rows are
 looked up, vectors travel, and in the backward their gradients travel back; both of the latter are `exchange`.
@@ -11,7 +10,7 @@ looked up, vectors travel, and in the backward their gradients travel back; both
 ids, vectors and gradients, for dense gradients. Transports that can tell count that time (`Comm.waited`), and it is
 charged to `wait` instead of the phase around it. Between hosts they cannot, and it stays part of that phase.
 
-Gives up: on a GPU, work that was only queued is charged to whoever waits for it first.
+Known limits: on a GPU, work that was only queued is charged to whoever waits for it first.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +22,7 @@ from torch import nn
 
 from rowwise.comm.seam import WaitTime
 from rowwise.shard.embeddings import AnyEmbeddings, ShardedEmbeddings
-from rowwise.shard.exchange import untimed
+from rowwise.shard.exchange import no_timing
 
 # What is done to dense parameters is part of `backward`; `update` is that of rows.
 PHASES = ("data", "route", "lookup", "exchange", "wait", "forward", "backward", "update", "other")
@@ -31,16 +30,14 @@ PAUSED = "paused"  # no training: whatever is entered inside is charged to it, t
 
 
 class Watch(Protocol):
-    """Something that is looked at."""
+    """A step that charges its seconds to phases."""
 
-    def remove(self) -> None:
-        """Look no more."""
-        ...
+    def remove(self) -> None: ...
 
 
 @final
 class Breakdown:
-    """Seconds by phase; `other` is what no phase was entered for."""
+    """Seconds by phase; `other` is the time outside all phases."""
 
     __slots__ = ("_inside", "_now", "_seconds", "_since", "_waited", "_waited_s")
 
@@ -72,12 +69,10 @@ class Breakdown:
         self._inside.pop()
 
     def seconds(self) -> dict[str, float]:
-        """All so far, by phase."""
         self._charge()
         return dict(self._seconds)
 
     def training_s(self) -> float:
-        """All so far but the pauses."""
         return sum(seconds for phase, seconds in self.seconds().items() if phase != PAUSED)
 
     def watch(self, tables: Sequence[AnyEmbeddings]) -> list[Watch]:
@@ -119,4 +114,4 @@ class _Timed:
 
     def remove(self) -> None:
         """They say it to nobody from now on."""
-        self._module.phase = untimed
+        self._module.phase = no_timing

@@ -5,7 +5,7 @@ sends the sum encoded to all. Every rank decodes the same bytes, its own share t
 feedback a rank keeps what its encodings took from its numbers and from the sums that it made, and adds it the next
 time: over many steps what arrived is what was meant, but for what is held at the end.
 
-Its own file because `Comm` sums numbers as they are. Gives up: sums past the range of fp16, which come out infinite.
+Known limits: sums past the range of fp16, which come out infinite.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,6 @@ class CodedSum:
     """
 
     def __init__(self, comm: Comm, codec: WireCodec, *, feedback: bool) -> None:
-        """Nothing is held back yet."""
         self._comm, self._codec, self._feedback = comm, codec, feedback
         self._run_bytes = codec.block_bytes((1, RUN))
         self.held: dict[int, Tensor] = {}  # by part, runs of what encoding took: state of a run, another on each rank

@@ -5,8 +5,8 @@ bucket sets off once all its gradients are there. Buckets set off in their order
 not at all, may differ between ranks, and all have to call the same collectives in the same order. The group given is
 used for nothing else.
 
-Its own file because it is all that a replicated dense part needs of other ranks, and knows nothing of tables. Gives up:
-scaling (the loss is already a mean over the samples of all ranks, so sums are wanted), and sparse gradients.
+Known limits: scaling (the loss is already a mean over the samples of all ranks, so sums are wanted), and sparse
+gradients.
 """
 
 from collections.abc import Sequence

@@ -2,9 +2,9 @@
 
 A step's batch is cut into V virtual shards whatever the number of ranks; rank r computes the r-th run of them, each by
 itself. Their gradients are the leaves of the tree of `tree.py`: what a rank can add it adds as it goes, so it holds as
-many copies of the dense gradients as a run of shards has whole nodes, two a level at most; the rest is added in shares,
-one on each rank, and gathered. Its own file beside `dense.py`, with the same three verbs, so that a step need not know
-which of the two it has. Gives up: overlap with the backward, and anything but exact wires.
+many copies of the dense gradients as a run of shards has whole nodes, two a level at most; the rest is added in
+shares, one on each rank, and gathered. Its own file beside `dense.py`, with the same three verbs, so that a step need
+not know which of the two it has. Known limits: overlap with the backward, and anything but exact wires.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from rowwise.comm.seam import Comm
 from rowwise.errors import SpecError
-from rowwise.ops.tree import add_leaf, complete, nodes_of
+from rowwise.ops.tree import add_leaf, complete_sum, nodes_of
 from rowwise.train.dense import flatten, reduce_present, unflatten
 
 
@@ -30,7 +30,6 @@ class ElasticGradients:
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], comm: Comm, virtual_shards: int) -> None:
-        """Refuse ranks that cannot share the shards."""
         world = len(comm.ranks)
         if virtual_shards % world:
             fit = ", ".join(str(w) for w in range(1, virtual_shards + 1) if virtual_shards % w == 0)
@@ -80,5 +79,5 @@ class ElasticGradients:
             sent, [len(sums_MN) * share for share in shares_W], [len(nodes) * mine for nodes in nodes_W], "dense"
         ).wait()
         nodes = [node for nodes in nodes_W for node in nodes]
-        root = complete(nodes, came.view(len(nodes), mine).unbind())
+        root = complete_sum(nodes, came.view(len(nodes), mine).unbind())
         return comm.all_gather(root, shares_W, "dense").wait()

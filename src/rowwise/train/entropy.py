@@ -4,10 +4,8 @@
     calibration = sum of predictions / sum of labels: 1.1 is 10 % too high
     base rate   = sum of labels / sum of weights
 
-Its own file because sums are all it keeps: a merge is an addition and a window costs five numbers a batch and task,
-whatever the batch's size. Both ends of the logit axis are safe: the loss is computed from the logit, not from a
-probability that has rounded to 0 or 1. What is undefined (no samples; for NE a base rate of 0 or 1; for calibration
-no positives) is NaN.
+Both ends of the logit axis are safe: the loss is computed from the logit, not from a probability that has rounded to 0
+or 1. What is undefined (no samples; for NE a base rate of 0 or 1; for calibration no positives) is NaN.
 
 Sums are kept in parts, so that they are the same bits whatever batches were cut into and whoever has counted them (see
 `exact.py`); what is measured of a sample does not depend on its place either.
@@ -26,16 +24,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rowwise.ops.threads import one_thread
-from rowwise.train.exact import PARTS, UNITS, carried, parts_of, rounded
+from rowwise.train.exact import PARTS, UNITS, carry, parts_of, rounded
 from rowwise.train.samples import Samples
-from rowwise.train.state import State, at_least_one, check_alike, merge_newest, read_int, read_tensor
+from rowwise.train.state import State, check_alike, check_positive, merge_newest, read_int, read_tensor
 
 VECTORS = 64  # numbers: a multiple of those that any processor takes at a time
 
 
 @dataclass(frozen=True, slots=True)
 class EntropyValue:
-    """How well one task's predictions fit its labels."""
+    """Log loss, calibration and NE of one task."""
 
     count: int  # samples of a weight above 0
     weight: float  # their weights' sum
@@ -51,10 +49,9 @@ class Entropy:
     __slots__ = ("_parts_35K",)
 
     def __init__(self, tasks: int = 1) -> None:
-        self._parts_35K = torch.zeros(PARTS, 5, at_least_one("tasks", tasks), dtype=torch.float64)
+        self._parts_35K = torch.zeros(PARTS, 5, check_positive("tasks", tasks), dtype=torch.float64)
 
     def update(self, logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> None:
-        """Count a batch."""
         self.add(Samples.of(logits, labels, weights))
 
     def add(self, samples: Samples) -> None:
@@ -65,18 +62,18 @@ class Entropy:
     def add_totals(self, parts_35K: Tensor) -> None:
         """Count a batch that is summed already."""
         # Never in place: a state that was handed out stays what it was.
-        self._parts_35K = carried(self._parts_35K.to(parts_35K.device) + parts_35K)
+        self._parts_35K = carry(self._parts_35K.to(parts_35K.device) + parts_35K)
 
     def add_rows(self, samples: Samples, row_NK: Tensor) -> None:
         """Count each sample and task under a row of its own choice, where a plain update counts task k under row k."""
         parts_35R = parts_of(torch.stack(_measures(samples)).flatten(1))
         rows_35R = row_NK.reshape(1, 1, -1).expand(PARTS, 5, -1)
-        self._parts_35K = carried(self._parts_35K.to(parts_35R.device).scatter_add(2, rows_35R, parts_35R))
+        self._parts_35K = carry(self._parts_35K.to(parts_35R.device).scatter_add(2, rows_35R, parts_35R))
 
     def merge(self, other: "Entropy") -> None:
         """Count what another has counted."""
         check_alike("tasks", self._parts_35K.shape[2], other._parts_35K.shape[2])
-        self._parts_35K = carried(self._parts_35K + other._parts_35K.to(self._parts_35K.device))
+        self._parts_35K = carry(self._parts_35K + other._parts_35K.to(self._parts_35K.device))
 
     def totals(self) -> Tensor:
         """The sums, in parts [3, 5, K]."""
@@ -87,7 +84,6 @@ class Entropy:
         return fits(self._parts_35K)
 
     def state(self) -> State:
-        """All that is kept."""
         parts_35K = self._parts_35K
         return {"tasks": parts_35K.shape[2], "totals": rounded(parts_35K), "parts": parts_35K}
 
@@ -109,8 +105,8 @@ class RecentEntropy:
     __slots__ = ("_batches", "_tasks")
 
     def __init__(self, batches: int, tasks: int = 1) -> None:
-        self._tasks = at_least_one("tasks", tasks)
-        self._batches: deque[Tensor] = deque(maxlen=at_least_one("batches", batches))
+        self._tasks = check_positive("tasks", tasks)
+        self._batches: deque[Tensor] = deque(maxlen=check_positive("batches", batches))
 
     def update(self, logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> None:
         """Count a batch and forget the oldest, once there are more than fit."""
@@ -129,15 +125,14 @@ class RecentEntropy:
         """Count what another has counted."""
         check_alike("tasks", self._tasks, other._tasks)
         check_alike("batches", self._batches.maxlen, other._batches.maxlen)
-        merged = merge_newest(list(self._batches), list(other._batches), lambda a, b: carried(a + b.to(a.device)))
+        merged = merge_newest(list(self._batches), list(other._batches), lambda a, b: carry(a + b.to(a.device)))
         self._batches = deque(merged, maxlen=self._batches.maxlen)
 
     def value(self) -> tuple[EntropyValue, ...]:
         """One fit for each task."""
-        return fits(carried(self._stacked().sum(0)))
+        return fits(carry(self._stacked().sum(0)))
 
     def state(self) -> State:
-        """All that is kept."""
         parts_B35K = self._stacked()
         totals_B5K = rounded(parts_B35K.transpose(0, 1))
         settings: State = {"tasks": self._tasks, "batches": self._batches.maxlen or 0}

@@ -1,8 +1,7 @@
 """Evaluation that streams: batches pass by once, and only sums, histograms and a bounded sample are kept.
 
-Its own file because training, `rowwise eval` and early stopping want the same numbers from the same code. What makes
-scores of a model is a function without arguments (`Evaluator`), as a click model and two towers are measured in
-different ways: `ClickEvaluator` is here, that of two towers in `retrieve.py`.
+What makes scores of a model is a function without arguments (`Evaluator`), as a click model and two towers are
+measured in different ways: `ClickEvaluator` is here, that of two towers in `retrieve.py`.
 
 Of several ranks each scores its part of every batch, the first one puts the counts together, and all get its scores.
 """
@@ -45,7 +44,7 @@ class SliceRow:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """What an evaluation found."""
+    """The metrics of an evaluation."""
 
     tasks: Mapping[str, Values]
     slices: tuple[SliceRow, ...] = ()
@@ -55,9 +54,7 @@ class Evaluator(Protocol):
     """Makes scores of a model, as it is now."""
 
     @property
-    def metrics(self) -> tuple[str, ...]:
-        """What it measures of each task."""
-        ...
+    def metrics(self) -> tuple[str, ...]: ...
 
     def __call__(self) -> Scores:
         """Measure; called by all ranks, and the same on all of them."""
@@ -70,7 +67,7 @@ NONE = -(1 << 63)  # stands for the id of a sample that has none, or several
 
 @dataclass(frozen=True, slots=True)
 class Slicing:
-    """Which features' most common ids are measured apart."""
+    """The features whose most common ids are measured apart."""
 
     features: tuple[str, ...] = ()
     ids: int = 10
@@ -103,21 +100,18 @@ class ClickEvaluator:
         slicing: Slicing | None = None,
         comm: Comm | None = None,
     ) -> None:
-        """Nothing is read yet."""
         self._comm = comm or solo()
         self._model, self._batches, self._tasks, self._training = model, batches, tuple(tasks), training
         self._slicing = slicing or Slicing()
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """Of each label."""
         return METRICS
 
     def __call__(self) -> Scores:
-        """One pass."""
         counted = _CountedSamples(Metrics(self._tasks, window=1), {})
         steps = Lockstep(self._comm, "evaluation")
-        with evaluating(self._model):
+        with evaluation_mode(self._model):
             for given in steps.over(self._batches):
                 batch = given.to(self._training.device)
                 if not counted.slices:
@@ -164,7 +158,7 @@ class ClickEvaluator:
 
 @dataclass(frozen=True, slots=True)
 class _CountedSamples:
-    """What one pass has counted."""
+    """The samples that one pass has scored."""
 
     metrics: Metrics
     slices: dict[str, Slices]
@@ -180,7 +174,7 @@ class _CountedSamples:
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
     """No gradients, and the model in evaluation mode; afterwards each of its parts is in the mode in which it was."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()

@@ -2,7 +2,7 @@
 
 Each number is cut into three parts on fixed scales, whole multiples of 2^-12, 2^-44 and 2^-76. Sums of parts are exact
 up to two million numbers at a time; then what is 2^32 or more is carried, so that equal sums are held by equal parts.
-Gives up: what is below 2^-76 in each number, and the order's freedom where a sum passes 2^41.
+Known limits: what is below 2^-76 in each number, and the order's freedom where a sum passes 2^41.
 """
 
 import torch
@@ -24,7 +24,7 @@ def parts_of(numbers: Tensor) -> Tensor:
     return torch.stack(found)
 
 
-def carried(parts: Tensor) -> Tensor:
+def carry(parts: Tensor) -> Tensor:
     """The same sum in the only parts of which all but the first are below 2^32."""
     first, second, third = parts.unbind()
     more = (third / CARRY).floor()

@@ -1,7 +1,6 @@
 """How well a trainer is kept in rows: the share of its time that it waits for them, and the workers that prepare them.
 
-Its own file because `Recorder` only writes down what it is given, and `Stages` is a clock. Gives up: other hosts than
-that of the first rank, which tells of itself.
+Known limits: other hosts than that of the first rank, which tells of itself.
 """
 
 from collections.abc import Callable
@@ -17,7 +16,7 @@ AskHealth = Callable[[], ServiceHealth | None]  # None: nobody prepares rows but
 
 
 class DataWait(Value, frozen=True):
-    """Of the time of all steps, what went by until there were rows."""
+    """The share of all steps' time that was spent waiting for rows."""
 
     seconds: float = 0.0
     of_s: float = 0.0
@@ -33,8 +32,7 @@ class DataWait(Value, frozen=True):
         return self.share > MUCH and self.seconds > LONG_S
 
 
-def nobody() -> ServiceHealth | None:
-    """There are no workers."""
+def no_service() -> ServiceHealth | None:
     return None
 
 

@@ -2,8 +2,7 @@
 
 What is due at the end of an epoch belongs to its last step, and one step makes one checkpoint. Of several ranks some
 may have fewer batches than others (a `Job.batches` of the user's own): those go on with batches of no samples, until
-all have ended. Its own file because reading ahead and filling up is all there is to it; what ranks tell each other of
-it travels with the steps. Gives up: an update's batches of memory, as the next are read before a step begins.
+all have ended. Known limits: an update's batches of memory, as the next are read before a step begins.
 """
 
 from collections.abc import Iterator
@@ -29,10 +28,9 @@ class UpdateGroup:
 
 @final
 class UpdateGroups:
-    """Those of one epoch, or of what is left of it, on this rank."""
+    """The batches of an epoch on this rank, grouped by update."""
 
     def __init__(self, batcher: Batcher, work: StepContext) -> None:
-        """Read the first."""
         self._batcher, self._work = batcher, work
         self._batches: Iterator[Batch] | None = None
         self._empty: Batch | None = None

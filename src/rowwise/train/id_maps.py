@@ -8,7 +8,7 @@ from torch import nn
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.errors import CheckpointError, StateError
 from rowwise.hashing.embeddings import MappedEmbeddings
-from rowwise.hashing.mapped import IDENTITY, MapIdentity, identity_of, refuse_other
+from rowwise.hashing.mapped import IDENTITY, MapIdentity, identity_of, raise_if_another_map
 
 MODEL = "model/"
 
@@ -33,7 +33,7 @@ def check_maps(checkpoint: Checkpoint, model: nn.Module) -> None:
 
 def _compare(checkpoint: Checkpoint, name: str, here: MapIdentity) -> None:
     try:
-        refuse_other(identity_of(checkpoint.load(name)), here)
+        raise_if_another_map(identity_of(checkpoint.load(name)), here)
     except StateError as error:
         raise CheckpointError(f"{checkpoint.folder}: {error}") from None
 

@@ -1,6 +1,5 @@
 """What a trainer shows of each task: loss, NE, AUC and calibration, over the newest batches and over all.
 
-Its own file because it only puts the others together: a batch is checked, widened and summed once for all of them.
 `row()` names each number for a line of a log or a column of metrics.csv.
 """
 
@@ -19,7 +18,7 @@ from rowwise.train.state import State, check_alike, join, part, read_int
 
 @dataclass(frozen=True, slots=True)
 class TaskMetrics:
-    """What is known of one task."""
+    """The metrics of one task."""
 
     fit: EntropyValue
     area: AucValue
@@ -79,7 +78,6 @@ class Metrics:
         return row
 
     def state(self) -> State:
-        """All that is kept."""
         names: State = {f"task.{k}": name for k, name in enumerate(self._tasks)}
         return {"tasks": len(self._tasks), **names, **join(self._parts())}
 

@@ -1,7 +1,7 @@
 """What is minimised: a batch goes in, a loss comes out, and the logits that metrics are made of.
 
 An objective is any function of that shape; a run is given one. `Clicks` is the loss of labels that are 0 or 1, and
-`InBatch` that of two towers. Its own file because a step knows of neither models nor labels.
+`InBatch` that of two towers.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ from rowwise.models.two_tower import TwoTower
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Of a batch: the loss, a mean over its samples; and logits [B, K] beside its labels, where there are such."""
+    """The mean loss of a batch; and logits [B, K] beside its labels, where the objective has logits."""
 
     loss: Tensor
     logits_BK: Tensor | None = None
@@ -40,7 +40,6 @@ class Clicks:
         self._weights_K = torch.tensor(task_weights) if any(w != 1 for w in task_weights) else None
 
     def __call__(self, batch: Batch) -> Outcome:
-        """Forward and loss."""
         logits_BK = self._model(batch)
         labels_BK = batch.labels_BK
         if logits_BK.shape != labels_BK.shape:
@@ -64,7 +63,6 @@ class InBatch:
         self._model, self._item, self._frequency = model, item, frequency
 
     def __call__(self, batch: Batch) -> Outcome:
-        """Forward and loss."""
         users_BD, items_BD = self._model.vectors(batch)
         item_B = single_ids(batch, self._item)
         log_q_B = None if self._frequency is None else self._frequency(item_B)

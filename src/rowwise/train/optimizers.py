@@ -44,7 +44,6 @@ def set_rate(optimizer: Optimizer, lr: float, schedule: Schedule | None, step: i
 
 
 def _plain(kind: type[Optimizer]) -> Callable[..., Optimizer]:
-    """The same optimizer, see [Note: no compiler]."""
     names = ("add_param_group", "zero_grad", "step")
     methods: dict[str, Callable[..., Any]] = {name: inspect.unwrap(getattr(kind, name)) for name in names}
     methods["step"] = torch.no_grad()(methods["step"])  # one of the wrappers

@@ -1,8 +1,4 @@
-"""How far a run is: plain numbers that a checkpoint holds beside the tensors.
-
-Its own file because it is all that deciding needs: what is due after a step is a function of these numbers and the
-settings, so a resumed run decides as the uninterrupted one did.
-"""
+"""How far a run is: plain numbers that a checkpoint holds beside the tensors."""
 
 from rowwise.ingest.batcher import Position
 from rowwise.spec import Value
@@ -19,7 +15,7 @@ class BestEvaluation(Value, frozen=True):
 
 
 class Progress(Value, frozen=True):
-    """Where a run stands."""
+    """The step, samples, time and best evaluation of a run."""
 
     position: Position
     step: int = 0

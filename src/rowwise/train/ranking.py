@@ -4,8 +4,7 @@
     NDCG@k     sum over positives among the first k of 1 / log2(1 + rank), over the most that it could be
     MRR        1 / rank of the first positive
 
-Its own file because a list is scored against itself, and nothing is shared with the metrics of single samples. Equal
-scores are what a broken model gives, so how they rank decides whether it looks good: here each metric is its
+Equal scores are what a broken model gives, so how they rank decides whether it looks good: here each metric is its
 expectation over a random order of what is tied. A list without a positive has no value and is left out of the means,
 as is one of weight 0; a mean over no lists is NaN.
 
@@ -21,7 +20,7 @@ import torch
 from torch import Tensor
 
 from rowwise.errors import BatchError, SpecError
-from rowwise.train.state import State, at_least_one, check_alike, read_tensor
+from rowwise.train.state import State, check_alike, check_positive, read_tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +39,7 @@ class Ranking:
     __slots__ = ("_ks", "_totals_T")
 
     def __init__(self, ks: Sequence[int] = (10, 50)) -> None:
-        self._ks = tuple(at_least_one("k", k) for k in ks)
+        self._ks = tuple(check_positive("k", k) for k in ks)
         if len(set(self._ks)) != len(self._ks):
             raise SpecError(f"ks={self._ks}: want each k once")
         # Lists, their weight, reciprocal ranks, then recall for each k and NDCG for each k.
@@ -71,7 +70,6 @@ class Ranking:
         self._totals_T = self._totals_T + other._totals_T.to(self._totals_T.device)
 
     def value(self) -> RankingValues:
-        """The means."""
         lists, weight, *sums = self._totals_T.tolist()
         mrr, *at_k = (total / weight if weight else math.nan for total in sums)
         half = len(self._ks)
@@ -79,7 +77,6 @@ class Ranking:
         return RankingValues(round(lists), recall, ndcg, mrr)
 
     def state(self) -> State:
-        """All that is kept."""
         return {"ks": torch.tensor(self._ks, dtype=torch.int64), "totals": self._totals_T}
 
     @classmethod

@@ -49,10 +49,9 @@ def empty_batch_template(comm: Comm, status: GlobalStatus, batches: Sequence[Bat
 
 @final
 class Lockstep:
-    """One pass over batches, equally many on each rank; what a rank meets ends it on all."""
+    """A pass over equally many batches on each rank; an error of one rank ends it on all."""
 
     def __init__(self, comm: Comm, where: str) -> None:
-        """`where`: what errors say was being done."""
         self._comm, self._where = comm, where
         self._error: Exception | None = None
 

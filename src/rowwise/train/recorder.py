@@ -1,11 +1,11 @@
 """What a run writes down while it goes on: metrics, where the time went, traffic of tables, TensorBoard, traces.
 
-Its own file because nothing here changes a result: a run without a recorder ends with the same bits. Training metrics
-are part of a checkpoint, so the lines after a resume are those of an uninterrupted run (times apart).
+Training metrics are part of a checkpoint, so the lines after a resume are those of an uninterrupted run (times apart).
 
 Each rank counts its own samples. When a line is due, or a checkpoint, the first rank takes over what the others have
-counted since the last time (`gather`), so it alone has all, and they send little. Gives up: the last digits of metrics,
-which are sums of floats and so depend a little on how many ranks there were and when they gathered; in `elastic`, too.
+counted since the last time (`gather`), so it alone has all, and they send little. Known limits: the last digits of
+metrics, which are sums of floats and so depend a little on how many ranks there were and when they gathered; in
+`elastic`, too.
 """
 
 import math
@@ -43,7 +43,7 @@ HELD = "recorder/"  # how names of its tensors in a checkpoint begin
 
 
 class SavedLosses(Value, frozen=True):
-    """Of a checkpoint: sums over samples, and how many these were; JSON has nothing for what is no number."""
+    """Sums of losses in a checkpoint, and the number of samples; None where JSON has no number."""
 
     newest: tuple[tuple[float | None, int], ...]
     sum: float | None
@@ -105,14 +105,12 @@ class Recorder:
         self._stages.begin(progress)
 
     def before(self, step: int) -> None:
-        """A step begins."""
         self._last = step
         if self._folder is not None and self._profiled and step == self._profiled.start:
             self._profile = torch.profiler.profile(record_shapes=True)
             self._profile.start()
 
     def after(self, progress: Progress, stepped: StepResult, batches: Sequence[Batch]) -> None:
-        """A step has ended."""
         if self._profile is not None and progress.step == self._profiled.stop - 1:
             self._end_profile()
         for outcome, batch in zip(stepped.outcomes, batches, strict=True):
@@ -170,7 +168,6 @@ class Recorder:
         return self._shown
 
     def evaluated(self, progress: Progress, split: str, scores: Scores) -> None:
-        """An evaluation has ended."""
         if self._folder is None:
             return
         self._write_metrics(progress, split, scores.tasks)

@@ -6,8 +6,7 @@ beginning, so the sample tells how many ids come once, twice, ... in all that wa
 different ids a batch of any size has. Samples of several ranks are one by adding counts: which ids are in it depends
 on all of them together, and not on who saw what first.
 
-Its own file because it knows of one table and of no batch. Gives up: which ids come together; the ids of a batch are
-taken for a draw from all that was looked at.
+Known limits: which ids come together; the ids of a batch are taken for a draw from all that was looked at.
 """
 
 from dataclasses import dataclass, field

@@ -1,8 +1,7 @@
 """How well two towers find the item that a user chose, among all items: recall@k, NDCG@k and MRR.
 
-Its own file because it is measured against every item, not sample by sample. The items are those that occur in the
-training rows or in the rows asked about, each by the features of the row in which it came first. Memory: one vector an
-item. A row whose label is 1 is a question: which items come before its own.
+The items are those that occur in the training rows or in the rows asked about, each by the features of the row in
+which it came first. Memory: one vector an item. A row whose label is 1 is a question: which items come before its own.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,7 +14,7 @@ from rowwise.batch import Batch
 from rowwise.errors import SpecError
 from rowwise.models.two_tower import TwoTower
 from rowwise.shard.embeddings import ShardedEmbeddings
-from rowwise.train.evaluate import Scores, evaluating
+from rowwise.train.evaluate import Scores, evaluation_mode
 from rowwise.train.objective import single_ids
 from rowwise.train.ranking import Ranking
 
@@ -50,7 +49,6 @@ class RetrievalEvaluator:
         task: str,
         ks: Sequence[int] = (10, 50),
     ) -> None:
-        """Nothing is read yet."""
         self._model, self._item, self._known, self._asked = model, item, known, asked
         self._task, self._ks = task, tuple(ks)
         for module in model.modules():
@@ -60,12 +58,11 @@ class RetrievalEvaluator:
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """Of the one task."""
         return (*ranking_metrics(self._ks), "count")
 
     def __call__(self) -> Scores:
         """One pass for the items, one for the questions."""
-        with evaluating(self._model):
+        with evaluation_mode(self._model):
             ids_I, items_ID = self._items()
             ranking = Ranking(self._ks)
             for batch in self._on_device(self._asked):

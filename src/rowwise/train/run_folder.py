@@ -49,10 +49,9 @@ AFTER = "test"  # the split that is measured when a run has ended, beside whatev
 
 @final
 class RunFolder:
-    """One run's folder; `hold` it before writing."""
+    """The folder of a run; `hold` it before writing."""
 
     def __init__(self, path: Path) -> None:
-        """A folder that is there."""
         self.path = path
         self._held: weakref.finalize[..., RunFolder] | None = None  # lets go of the lock
         self._begun: set[str] = set()  # files whose columns are known to be those of this version
@@ -80,7 +79,6 @@ class RunFolder:
 
     @property
     def checkpoints(self) -> Path:
-        """Where checkpoints are."""
         return self.path / "ckpt"
 
     def hold(self) -> None:
@@ -98,12 +96,10 @@ class RunFolder:
         self._held = weakref.finalize(self, held.close)  # the system forgets the lock with the file
 
     def release(self) -> None:
-        """Let others write here."""
         if self._held is not None:
             self._held()
 
     def write(self, name: str, text: str) -> None:
-        """A whole file."""
         part = self.path / f".{name}.part"
         with _naming(self.path / name):
             try:

@@ -1,8 +1,7 @@
 """The whole state of a run as a checkpoint, and back: model, optimizers, metrics, progress, where the data stands.
 
-Its own file because the loop only has to know when: what belongs to a run, and which ranks have which of it, is here.
-All ranks save and restore together. Gives up: another number of ranks for runs whose ranks read data of their own, as
-nobody could tell which rows come next.
+All ranks save and restore together. Known limits: another number of ranks for runs whose ranks read data of their own,
+as nobody could tell which rows come next.
 """
 
 from collections.abc import Iterator
@@ -15,11 +14,11 @@ from msgspec import structs
 from torch import Tensor
 
 from rowwise.checkpoint.parts import LocalShard
-from rowwise.checkpoint.read import Checkpoint, taking_data
+from rowwise.checkpoint.read import Checkpoint, reading_data
 from rowwise.comm.status import gather_object
 from rowwise.errors import AgreedError, CheckpointError
 from rowwise.ingest.batcher import Position
-from rowwise.ops.linear import choose, chosen, has_onednn
+from rowwise.ops.linear import choose_library, chosen_library, has_onednn
 from rowwise.processor import Products
 from rowwise.train.dense import DenseGradients
 from rowwise.train.progress import Progress
@@ -36,7 +35,6 @@ class RunState:
     """Saves and restores one run; without a folder nothing is saved."""
 
     def __init__(self, work: StepContext, recorder: Recorder, folder: RunFolder | None, saving: Saving) -> None:
-        """Called by all ranks."""
         self._work, self._recorder, self._folder, self._saving = work, recorder, folder, saving
         self._optimizers = {} if work.optimizer is None else {"dense": work.optimizer}
         self._saved = None if folder is None else self._make_saved(folder)
@@ -58,7 +56,6 @@ class RunState:
         return f"; meet it again: rowwise resume {self._folder.path} --from {FAILED}"
 
     def wait(self) -> None:
-        """Until nothing is being written."""
         if self._saved is not None:
             self._saved.wait()
 
@@ -67,7 +64,7 @@ class RunState:
         parts, data = collect(self._work.model, self._optimizers, self._work.comm, self._held())
         kept, numbers = self._recorder.state()
         parts += [LocalShard.whole(name, tensor, shared=False) for name, tensor in kept.items()]
-        more = {"progress": msgspec.to_builtins(progress), "recorder": numbers, "products": chosen()}
+        more = {"progress": msgspec.to_builtins(progress), "recorder": numbers, "products": chosen_library()}
         # Where each rank's data stands, if they are at different places: each then reads what is its own.
         positions = gather_object(self._work.comm, progress.position, "positions")
         if positions is not None and len(set(positions)) > 1:
@@ -79,7 +76,7 @@ class RunState:
         data, comm = checkpoint.manifest.data, self._work.comm
         if "progress" not in data:
             raise CheckpointError(f"{checkpoint.folder} is not of a run: it does not say how far it got")
-        with taking_data(checkpoint.folder):
+        with reading_data(checkpoint.folder):
             progress = msgspec.convert(data["progress"], Progress)
             positions = msgspec.convert(data.get("positions"), list[Position] | None)
         if positions is None:
@@ -94,10 +91,10 @@ class RunState:
         with _own_numbers(self._work.optimizer):
             restore(checkpoint, self._work.model, self._optimizers, self._work.comm, self._held())
         # The two libraries round differently, and which is faster may be found out differently today.
-        with taking_data(checkpoint.folder):
+        with reading_data(checkpoint.folder):
             products = msgspec.convert(checkpoint.manifest.data.get("products"), Products)
             if has_onednn() or products == "torch":
-                choose(products)
+                choose_library(products)
             self._recorder.restore(checkpoint, progress)
         if self._saved is not None:
             self._saved.cut(progress.step)

@@ -1,7 +1,6 @@
 """Scored samples: logits, labels and weights that fit together, checked once and shared by all metrics of a step.
 
-Its own file because checks and the widening to float64 cost more than most metrics do; the classes that are shown
-together take one `Samples`. A sample of weight 0 counts nowhere, which is how a task says that it has no label.
+A sample of weight 0 counts nowhere, which is how a task says that it has no label.
 
 Letters: N samples, K tasks.
 """
@@ -39,7 +38,6 @@ class Samples:
 
     @property
     def tasks(self) -> int:
-        """How many tasks are scored."""
         return self.logits_NK.shape[1]
 
     def masses(self) -> tuple[Tensor, Tensor]:

@@ -1,8 +1,6 @@
 """The checkpoints of a run: which there are, which to go on from, and which may go.
 
-Its own file because a kill may come at any moment: a checkpoint counts once its manifest is there, a new one is whole
-before an old one goes, and of one that goes the manifest goes first. With several ranks, all call alike what writes or
-removes; rank 0 looks and tells the others, and it alone removes.
+With several ranks, all call alike what writes or removes; rank 0 looks and tells the others, and it alone removes.
 """
 
 import os
@@ -16,13 +14,13 @@ from typing import Any, Literal, NamedTuple, final
 import torch
 
 from rowwise.checkpoint.background import BackgroundWriter
-from rowwise.checkpoint.delta import builds_on, clear, increment, rounded, stored_bytes
+from rowwise.checkpoint.delta import can_extend, clear, increment, round_shards, stored_bytes
 from rowwise.checkpoint.listing import best_step
 from rowwise.checkpoint.manifest import NAME
 from rowwise.checkpoint.parts import LocalShard
 from rowwise.checkpoint.policy import is_full_due
 from rowwise.checkpoint.read import Checkpoint
-from rowwise.checkpoint.write import PART, on_all_ranks, own_parts, write, write_data
+from rowwise.checkpoint.write import PART, own_parts, run_on_all_ranks, write, write_data
 from rowwise.comm.seam import Comm
 from rowwise.comm.solo import solo
 from rowwise.comm.status import broadcast_object
@@ -30,7 +28,7 @@ from rowwise.errors import CheckpointError
 
 
 class CheckpointReduction(NamedTuple):
-    """How a checkpoint is made smaller."""
+    """Incremental checkpoints, and the bits of their rows."""
 
     incremental: bool = False  # only rows that changed, where that costs less; needs marks, see `Arena.track`
     bits: Literal[32, 8, 4] = 32  # of each weight in tables
@@ -61,14 +59,12 @@ class CheckpointFolder:
         background: bool = False,
         less: CheckpointReduction = EVERYTHING,
     ) -> None:
-        """Called by all ranks."""
         self.folder, self._comm = folder, comm or solo()
         self._background = BackgroundWriter(self._comm) if background else None
         self._less = less
         self._base: Path | None = None  # the rows that are marked changed since this one
 
     def steps(self) -> list[int]:
-        """Of those that are complete, oldest first."""
         found = (STEP.fullmatch(path.parent.name) for path in self.folder.glob(f"*/{NAME}"))
         return sorted(int(match[1]) for match in found if match)
 
@@ -103,7 +99,7 @@ class CheckpointFolder:
             self._alone(lambda: write_data(path, data))
             return
         self._alone(lambda: shutil.rmtree(path, ignore_errors=True))  # what is left of one that was on its way out
-        own = rounded(own_parts(parts, self._comm), None if self._less.bits == 32 else self._less.bits)
+        own = round_shards(own_parts(parts, self._comm), None if self._less.bits == 32 else self._less.bits)
         base = self._choose(path, own) if self._less.incremental else None
         own = own if base is None else increment(own)
         self._base = None  # if it fails, the next one is full
@@ -127,8 +123,8 @@ class CheckpointFolder:
         if not self._asks(lambda: _can_link(former, path)):
             self._less.tell(f"{path.name} is a full checkpoint: {former} cannot be linked to")
             return None
-        base = on_all_ranks(self._comm, f"{path} was not saved", lambda: Checkpoint.open(former))
-        other = 0 if builds_on(own, base.manifest) else 1
+        base = run_on_all_ranks(self._comm, f"{path} was not saved", lambda: Checkpoint.open(former))
+        other = 0 if can_extend(own, base.manifest) else 1
         mine = torch.tensor([stored_bytes(own, changed=False), stored_bytes(own, changed=True), other])
         told_W3 = self._comm.all_gather(mine, [3] * len(self._comm.ranks), "checkpoint").wait().view(-1, 3)
         full_bytes, increment_bytes, others = told_W3.sum(0).tolist()
@@ -169,12 +165,11 @@ class CheckpointFolder:
                 self._remove(step)
 
     def _asks(self, question: Callable[[], bool]) -> bool:
-        """What rank 0 finds."""
         return broadcast_object(self._comm, self._comm.rank == 0 and question(), 0, "checkpoint")
 
     def _alone(self, action: Callable[[], object]) -> None:
         """Rank 0 does it; where it fails, all raise the same."""
-        on_all_ranks(
+        run_on_all_ranks(
             self._comm, f"{self.folder} is not as it should be", lambda: action() if self._comm.rank == 0 else None
         )
 

@@ -26,7 +26,7 @@ def _check_numbers(optimizer: "DenseOptimizer") -> None:
 
 
 class DenseSgd(Value, frozen=True, tag="sgd", tag_field="kind"):
-    """torch.optim.SGD."""
+    """`torch.optim.SGD` for the dense parameters."""
 
     lr: float = 0.01
     momentum: float = 0.0
@@ -38,7 +38,7 @@ class DenseSgd(Value, frozen=True, tag="sgd", tag_field="kind"):
 
 
 class DenseAdagrad(Value, frozen=True, tag="adagrad", tag_field="kind"):
-    """torch.optim.Adagrad."""
+    """`torch.optim.Adagrad` for the dense parameters."""
 
     lr: float = 0.01
     eps: float = 1e-10
@@ -70,7 +70,7 @@ DenseOptimizer = DenseSgd | DenseAdagrad | DenseAdam
 
 
 class Training(Value, frozen=True):
-    """What is done with each batch, and for how long."""
+    """Batch size, epochs, optimizer and precision of the steps."""
 
     batch: int = 2048
     epochs: int = 1
@@ -93,7 +93,6 @@ class Training(Value, frozen=True):
     ahead: int = 4  # batches that a thread makes before they are asked for; 0: no thread
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be run."""
         counts = {name: getattr(self, name) for name in ("batch", "epochs", "accumulate", "virtual_shards")}
         counts |= {name: n for name, n in (("steps", self.steps), ("threads", self.threads)) if n is not None}
         for name, count in counts.items():
@@ -128,7 +127,6 @@ class Evaluation(Value, frozen=True):
     task: str = ""  # whose metric decides; none: the first label
 
     def __post_init__(self) -> None:
-        """Refuse what never happens."""
         if self.every < 0 or self.batch < 1 or self.slice_ids < 1:
             got = f"every={self.every}, batch={self.batch}, slice_ids={self.slice_ids}"
             raise SpecError(f"evaluate: {got}: want nothing negative, and at least one row a batch")
@@ -160,14 +158,13 @@ class Saving(Value, frozen=True):
     bits: Literal[32, 8, 4] = 32
 
     def __post_init__(self) -> None:
-        """Refuse what keeps nothing."""
         if self.every < 0 or self.keep < 1:
             raise SpecError(f"save: every={self.every}, keep={self.keep}: want nothing negative and at least one kept")
         check_most("save.", self, every=MOST_STEPS, keep=MOST_STEPS)
 
 
 class Log(Value, frozen=True):
-    """What is written down along the way; changes no result."""
+    """What a run records; changes no result."""
 
     every: int = 100  # steps between lines of metrics.csv and steps.csv
     window: int = 100  # batches that "train" metrics are over
@@ -175,7 +172,6 @@ class Log(Value, frozen=True):
     profile: str | None = None  # "10:20": a trace of these steps in the run's folder trace/
 
     def __post_init__(self) -> None:
-        """Refuse what logs nothing."""
         if self.every < 1 or self.window < 1:
             raise SpecError(f"log: every={self.every}, window={self.window}: want at least 1")
         check_most("log.", self, every=MOST_STEPS, window=MOST_BATCH)
@@ -193,7 +189,7 @@ class Log(Value, frozen=True):
 
 
 class Settings(Value, frozen=True):
-    """How a run goes: these sections of a recipe together."""
+    """The sections train, evaluate, save and log of a recipe."""
 
     train: Training = Training()
     evaluate: Evaluation = Evaluation()

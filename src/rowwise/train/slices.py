@@ -1,9 +1,9 @@
 """The same metrics for parts of the data: one slice for each chosen value of an integer feature, the rest as "other".
 
-Its own file because it is the only metric that looks at a feature. Slices are chosen when it is made, as then sums and
-histograms are all it keeps: memory is bounded, every sample is in exactly one slice from the first, and merging is an
-addition. `most_common` chooses them from a sample of the data; `value(top=...)` shows the largest and folds what it
-leaves out into "other", which is as exact as if they had never been chosen.
+Slices are chosen when it is made, as then sums and histograms are all it keeps: memory is bounded, every sample is in
+exactly one slice from the first, and merging is an addition. `most_common` chooses them from a sample of the data;
+`value(top=...)` shows the largest and folds what it leaves out into "other", which is as exact as if they had never
+been chosen.
 
 Letters: N samples, K tasks, S slices ("other" comes last), M bins.
 """
@@ -18,14 +18,14 @@ from torch import Tensor
 from rowwise.errors import BatchError, SpecError
 from rowwise.train.auc import AucValue, BinnedAuc, binned_areas
 from rowwise.train.entropy import Entropy, EntropyValue, fits
-from rowwise.train.exact import carried, rounded
+from rowwise.train.exact import carry, rounded
 from rowwise.train.samples import Samples
-from rowwise.train.state import State, at_least_one, check_alike, join, part, read_int, read_tensor
+from rowwise.train.state import State, check_alike, check_positive, join, part, read_int, read_tensor
 
 
 @dataclass(frozen=True, slots=True)
 class SliceMetrics:
-    """One slice: the id of its samples, None for all that were not chosen, and what is known of each task."""
+    """The id of a slice, None for all ids that were not chosen, and the metrics of each task."""
 
     id: int | None
     fits: tuple[EntropyValue, ...]
@@ -48,7 +48,7 @@ class Slices:
             raise SpecError(f"slice id {wrong[0]!r}: want a whole number of 64 bits; hash strings first")
         if len(set(ids)) != len(ids):
             raise SpecError(f"{len(ids)} slice ids, of which {len(set(ids))} are different: want each once")
-        self._tasks = at_least_one("tasks", tasks)
+        self._tasks = check_positive("tasks", tasks)
         self._ids_S = torch.tensor(sorted(ids), dtype=torch.int64)
         rows = (len(ids) + 1) * tasks
         self._entropy, self._auc = Entropy(rows), BinnedAuc(rows, bins)
@@ -81,11 +81,10 @@ class Slices:
         chosen, rest = self._split(rounded(parts_35SK)[0].sum(1).tolist(), top)
         ids = self._ids_S.tolist()
         shown = [SliceMetrics(ids[s], fits(parts_35SK[:, :, s]), binned_areas(counts_SK2M[s])) for s in chosen]
-        other = SliceMetrics(None, fits(carried(parts_35SK[:, :, rest].sum(2))), binned_areas(counts_SK2M[rest].sum(0)))
+        other = SliceMetrics(None, fits(carry(parts_35SK[:, :, rest].sum(2))), binned_areas(counts_SK2M[rest].sum(0)))
         return [*shown, other]
 
     def state(self) -> State:
-        """All that is kept."""
         return {"tasks": self._tasks, "ids": self._ids_S, **join({"entropy": self._entropy, "auc": self._auc})}
 
     @classmethod
@@ -110,7 +109,7 @@ class Slices:
         """Slices to show, largest first, and those that make up "other"; equal sizes in the order of their ids."""
         last = len(sizes) - 1
         filled = sorted((s for s in range(last) if sizes[s]), key=lambda s: -sizes[s])
-        most = len(filled) if top is None else at_least_one("top", top)
+        most = len(filled) if top is None else check_positive("top", top)
         # Those without samples add nothing to "other".
         return filled[:most], [*filled[most:], last]
 
@@ -118,4 +117,4 @@ class Slices:
 def most_common(ids_N: Tensor, most: int) -> list[int]:
     """The ids that occur most often, at most so many; of those that occur equally often, the smallest."""
     found, counts = ids_N.unique(return_counts=True)
-    return found[(-counts).argsort(stable=True)[: at_least_one("most", most)]].tolist()
+    return found[(-counts).argsort(stable=True)[: check_positive("most", most)]].tolist()

@@ -28,7 +28,7 @@ from torch.optim import Optimizer
 
 from rowwise.checkpoint.manifest import Span, TensorEntry
 from rowwise.checkpoint.parts import LocalShard
-from rowwise.checkpoint.read import Checkpoint, taking_data
+from rowwise.checkpoint.read import Checkpoint, reading_data
 from rowwise.checkpoint.tables import entries_of, modules_of, read_parts, written_parts
 from rowwise.comm.seam import Comm
 from rowwise.comm.solo import solo
@@ -48,7 +48,7 @@ SLOTS = {"AdamW": ("step", "exp_avg", "exp_avg_sq"), "Adagrad": ("step", "sum")}
 
 
 class SavedOptimizer(Value, frozen=True):
-    """One of torch, in a checkpoint, without its tensors."""
+    """A torch optimizer in a checkpoint, without its tensors."""
 
     groups: tuple[dict[str, Any], ...]
     numbers: dict[str, dict[str, int | float | bool | None]] = msgspec.field(default_factory=dict)
@@ -111,7 +111,7 @@ def restore_model(checkpoint: Checkpoint, model: nn.Module) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmStartMatch:
-    """What a warm start took over, by name."""
+    """The tensors that a warm start took over, by name."""
 
     loaded: list[str] = field(default_factory=list)
     grown: dict[str, str] = field(default_factory=dict)  # some rows taken over: how many of how many
@@ -121,7 +121,6 @@ class WarmStartMatch:
     unused: list[str] = field(default_factory=list)  # in the checkpoint only
 
     def lines(self) -> list[str]:
-        """For people."""
         return [
             f"{len(self.loaded)} tensors taken over",
             *(f"grown: {name}: {how}" for name, how in self.grown.items()),
@@ -211,7 +210,6 @@ def _parts(checkpoint: Checkpoint, model: nn.Module, *, state: bool) -> list[Loc
 
 
 def _restore_each(checkpoint: Checkpoint, comm: Comm, held: Held) -> None:
-    """What is another on each rank."""
     row = comm.rank, comm.rank + 1
     held.clear()
     if checkpoint.entry(RANDOM).rows == len(comm.ranks):
@@ -250,8 +248,7 @@ def _check_slots(where: str, kind: str, parameter: Tensor, state: Mapping[str, o
 
 
 def _restore_optimizer(checkpoint: Checkpoint, model: nn.Module, which: str, optimizer: Optimizer) -> set[str]:
-    """Returns the names that it took."""
-    with taking_data(checkpoint.folder):
+    with reading_data(checkpoint.folder):
         known = msgspec.convert(checkpoint.manifest.data.get("optimizers", {}), dict[str, SavedOptimizer])
     data, kind = known.get(which), type(optimizer).__name__
     if data is None or len(data.groups) != len(optimizer.param_groups):

@@ -1,7 +1,7 @@
 """What a step takes on each rank, from one written line to the next, beside what whoever made the plan expected.
 
-Its own file because `Breakdown` is a clock that knows of one rank, and of no lines. The first rank gets the seconds of
-all with what else they tell it, so a line costs no message more. Gives up: steps one by one; a line has their mean.
+The first rank gets the seconds of all with what else they tell it, so a line costs no message more. Known limits:
+steps one by one; a line has their mean.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from typing import final
 
 from rowwise.plan import Forecast
 from rowwise.train.breakdown import PHASES, Breakdown
-from rowwise.train.feeding import AskHealth, DataWait, cells, nobody
+from rowwise.train.feeding import AskHealth, DataWait, cells, no_service
 from rowwise.train.progress import Progress
 from rowwise.train.run_folder import Cell
 from rowwise.train.settings import Training
@@ -29,8 +29,9 @@ class Stages:
         health: how the workers keep up that prepare rows, if there are any.
     """
 
-    def __init__(self, clock: Breakdown, forecast: Forecast | None, how: Training, health: AskHealth = nobody) -> None:
-        """Counting begins now."""
+    def __init__(
+        self, clock: Breakdown, forecast: Forecast | None, how: Training, health: AskHealth = no_service
+    ) -> None:
         self.clock, self._health = clock, health
         self._begin, self._samples, self._step = clock.seconds(), 0, 0
         self._first: Seconds | None = None  # when the first step had ended,
@@ -45,7 +46,6 @@ class Stages:
         self._first = None
 
     def stepped(self) -> None:
-        """A step has ended."""
         self._last = self.clock.seconds()
         self._first = self._first or self._last
 

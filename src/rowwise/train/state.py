@@ -1,8 +1,7 @@
 """What all metrics share: how they are saved, read back and merged.
 
-A state is one flat dict of tensors, numbers and strings, which JSON and safetensors both hold. Its own file because a
-state that was cut, or belongs to a metric of other settings, has to be named, not met later as a KeyError. Tensors may
-come back as nested lists, as JSON returns them.
+A state is one flat dict of tensors, numbers and strings, which JSON and safetensors both hold. Tensors may come back
+as nested lists, as JSON returns them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,11 +17,9 @@ State = dict[str, Tensor | int | float | str]
 
 
 class Stateful(Protocol):
-    """What has a state."""
+    """An object with a state that checkpoints save."""
 
-    def state(self) -> State:
-        """All of it, on any device."""
-        ...
+    def state(self) -> State: ...
 
 
 def join(parts: Mapping[str, Stateful]) -> State:
@@ -36,7 +33,6 @@ def part(state: Mapping[str, object], name: str) -> dict[str, object]:
 
 
 def read_int(state: Mapping[str, object], key: str) -> int:
-    """A whole number."""
     value = _read(state, key)
     if type(value) is not int:
         raise StateError(f"{key!r} in the state of a metric: got {value!r}; want a whole number")
@@ -73,7 +69,7 @@ def merge_newest(mine: Sequence[T], others: Sequence[T], add: Callable[[T, T], T
     return [*longer[:alone], *(add(a, b) for a, b in zip(longer[alone:], shorter, strict=True))]
 
 
-def at_least_one(name: str, value: int) -> int:
+def check_positive(name: str, value: int) -> int:
     """A size that a metric can be made with."""
     if type(value) is not int or value < 1:
         raise SpecError(f"{name}={value!r}: want a whole number of at least 1")

@@ -29,7 +29,7 @@ from rowwise.comm.status import raise_if_any_rank_failed
 from rowwise.errors import BatchError, GradientError, SpecError, UpdateError
 from rowwise.hashing.embeddings import MappedEmbeddings
 from rowwise.ops.threads import one_thread
-from rowwise.ops.update import do_all
+from rowwise.ops.update import run_all
 from rowwise.shard.embeddings import AnyEmbeddings, ShardedEmbeddings
 from rowwise.spec import Wire
 from rowwise.train.breakdown import Breakdown
@@ -47,7 +47,7 @@ NOTHING = StepHeader()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepContext:
-    """What a step works with."""
+    """Model, objective, optimizers, tables and communicators of a training step."""
 
     model: nn.Module
     objective: Objective
@@ -104,7 +104,7 @@ class StepContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What a step tells."""
+    """Losses, outcomes and status of a training step."""
 
     outcomes: tuple[Outcome, ...]  # of this rank's batches
     samples: int  # of all ranks, as all that follows
@@ -184,7 +184,6 @@ def check_sharding(tables: Sequence[AnyEmbeddings], world: int, settings: Traini
 
 
 def dense_parameters(model: nn.Module) -> tuple[nn.Parameter, ...]:
-    """What torch's optimizers train."""
     return tuple(parameter for parameter in model.parameters() if parameter.requires_grad)
 
 
@@ -225,7 +224,6 @@ def _differentiate(
 
 
 def _gradient_norm(work: StepContext) -> float:
-    """The length of the dense gradient."""
     gradients = [p.grad for p in work.dense if p.grad is not None]
     return float(torch.nn.utils.get_total_norm(gradients)) if gradients else 0.0
 
@@ -247,7 +245,6 @@ def _check(work: StepContext, losses: Sequence[float], norm: float) -> tuple[flo
 
 
 def _clip(work: StepContext, norm: float) -> None:
-    """Shorten the dense gradient."""
     if work.settings.clip is not None and norm > work.settings.clip:
         torch._foreach_mul_([p.grad for p in work.dense if p.grad is not None], work.settings.clip / norm)
 
@@ -257,7 +254,7 @@ def _update_rows(work: StepContext, number: int, *, may_overflow: bool) -> None:
     failure: UpdateError | None = None
     try:
         with work.clock.phase("update"):
-            do_all(tables.update for tables in work.tables)
+            run_all(tables.update for tables in work.tables)
     except GradientError as error:
         if len(work.comm.ranks) == 1:
             raise
@@ -269,7 +266,6 @@ def _update_rows(work: StepContext, number: int, *, may_overflow: bool) -> None:
 
 
 def _update_dense(work: StepContext, number: int) -> float:
-    """Returns the learning rate."""
     if work.optimizer is None:
         return 0.0
     rate = set_rate(work.optimizer, work.settings.optimizer.lr, work.settings.schedule, number)

@@ -22,7 +22,7 @@ NO_BATCH = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepHeader:
-    """What a rank tells the others before a step."""
+    """The status that a rank sends to the others before a step."""
 
     following: int = 0  # batches that it has for the step after this one
     stop: bool = False  # somebody wants the run to end after this step
@@ -54,7 +54,6 @@ class GlobalStatus:
 
     @property
     def samples(self) -> int:
-        """Of all ranks."""
         return sum(self.samples_W)
 
 
@@ -82,7 +81,7 @@ def exchange_step_header(
 
 @dataclass(frozen=True, slots=True)
 class StepFailure:
-    """Why a step cannot be finished. Of several the first kind is raised: a bad loss makes bad gradients everywhere."""
+    """An error that ends a step. Of several the first kind is raised: a bad loss makes bad gradients everywhere."""
 
     kind: int  # 1: the loss; 2: dense gradients; 3: those of rows
     error: GradientError

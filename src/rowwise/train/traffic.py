@@ -1,9 +1,8 @@
 """What the batches ask of each table: how many ids, how many different ones, how uneven.
 
-Its own file because it only looks at ids. One batch in many is looked at, and at most some ten thousand ids of a
-feature, so it costs next to nothing; gives up: what is rarer than that is not seen. Ranks look at their own parts of a
-batch, and their sums are added up. In `rows` an id that comes on two ranks is different twice; in `repeats`, from which
-planners learn, it is one.
+One batch in many is looked at, and at most some ten thousand ids of a feature, so it costs next to nothing; gives up:
+what is rarer than that is not seen. Ranks look at their own parts of a batch, and their sums are added up. In `rows`
+an id that comes on two ranks is different twice; in `repeats`, from which planners learn, it is one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -43,7 +42,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 60)]
 
 
 class SavedTraffic(Value, frozen=True):
-    """Of a table, in a checkpoint; one of an older version has counted no ids."""
+    """The traffic of a table in a checkpoint; older versions counted no ids."""
 
     samples: Count
     ids: Count

@@ -28,7 +28,7 @@ from rowwise.spec import Wire
 from rowwise.train.breakdown import PAUSED, Breakdown
 from rowwise.train.diagnose import find_cause
 from rowwise.train.evaluate import Evaluator, Scores
-from rowwise.train.feeding import AskHealth, DataWait, nobody
+from rowwise.train.feeding import AskHealth, DataWait, no_service
 from rowwise.train.groups import UpdateGroup, UpdateGroups
 from rowwise.train.objective import InBatch, Objective
 from rowwise.train.progress import BestEvaluation, Progress
@@ -43,13 +43,13 @@ from rowwise.train.step_header import StepHeader, exchange_step_header
 from rowwise.train.traffic import TableTraffic
 
 
-def nothing_more() -> None:
+def no_extra_data() -> None:
     """A checkpoint is all that is saved."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingJob:
-    """What is trained, on what.
+    """The model, objective, batches and evaluator of a training.
 
     `batches` makes the training batches from a position on, of several ranks this one's part of them; `evaluate` looks
     at the validation data, if there is any. `health`: how the workers keep up that prepare the batches. `saved`: called
@@ -62,13 +62,13 @@ class TrainingJob:
     tasks: tuple[str, ...]
     evaluate: Evaluator | None = None
     forecast: Forecast | None = None  # what whoever decided where the tables are expects of a step
-    health: AskHealth = nobody
-    saved: Callable[[], None] = nothing_more
+    health: AskHealth = no_service
+    saved: Callable[[], None] = no_extra_data
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunDisplay:
-    """What can be shown while a run goes on."""
+    """The progress display of a run."""
 
     progress: Progress
     settings: Settings
@@ -102,7 +102,6 @@ class Trainer:
         comm: Comm | None = None,
         wire: Wire = EXACT,
     ) -> None:
-        """Start from the model as it is."""
         self.job, self.settings, self.folder = job, settings or Settings(), folder
         self._clock = clock = Breakdown(waited=None if comm is None else comm.waited)
         check(job, self.settings, 1 if comm is None else len(comm.ranks))
@@ -223,7 +222,6 @@ class Trainer:
         return stepped
 
     def _after(self, stepped: StepResult, *, epoch_end: bool) -> None:
-        """What is due after a step."""
         how, over = self.settings, self.progress.is_over(self.settings.train, self.settings.evaluate)
         better = False
         if self.job.evaluate and self.progress.wants_evaluation(how.evaluate, epoch_end=epoch_end, over=over):

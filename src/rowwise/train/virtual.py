@@ -1,11 +1,11 @@
 """Virtual shards: a global batch is cut the same way for any number of ranks, and each shard computed the same way.
 
-`determinism: elastic` promises the same bits for any world size that divides the number of shards. What could differ is
-kept from differing here: the cut goes by the number of samples alone, in whole blocks, so that rows add up as ever (see
-[Note: Merge order]); a shard is a batch of its own, whose tensors begin where torch's memory begins, with torch's dense
-operators on one thread; and what it draws (dropout) follows from seed, step and shard. Its own file because `step` does
-the same with the shards as with any batches. Gives up: statistics that a forward keeps in buffers, which each rank has
-of its own shards; and, where ranks are threads, draws, as torch's generator is one for all of them.
+`determinism: elastic` promises the same bits for any world size that divides the number of shards. What could differ
+is kept from differing here: the cut goes by the number of samples alone, in whole blocks, so that rows add up as ever
+(see [Note: Merge order]); a shard is a batch of its own, whose tensors begin where torch's memory begins, with torch's
+dense operators on one thread; and what it draws (dropout) follows from seed, step and shard. Known limits: statistics
+that a forward keeps in buffers, which each rank has of its own shards; and, where ranks are threads, draws, as torch's
+generator is one for all of them.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ from rowwise.train.objective import Outcome
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VirtualShards:
-    """Those of one rank; ranks have equally many, one after the other."""
+    """The virtual shards of one rank; all ranks have equally many, in order."""
 
     count: int  # of all ranks
     rank: int

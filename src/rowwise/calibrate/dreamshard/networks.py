@@ -1,7 +1,7 @@
 """Both networks as tensors: the same as `planner.methods.dreamshard.Policy`, and what only training needs.
 
-Its own file because gradients flow here and nowhere else; names and shapes of layers are the planner's. Gives up:
-nothing that inference has; the network that predicts a whole placement is not saved, as only rewards come from it.
+Known limits: nothing that inference has; the network that predicts a whole placement is not saved, as only rewards
+come from it.
 """
 
 import torch
@@ -17,7 +17,7 @@ SHARPNESS, WORST = 4.0, 25.0  # of the straight path at first: for costs with th
 
 
 class Networks(nn.Module):
-    """All layers by name. `dtype` is that of the parameters."""
+    """The layers of both policy networks by name. `dtype` is that of the parameters."""
 
     def __init__(self, generator: torch.Generator) -> None:
         super().__init__()
@@ -65,7 +65,6 @@ class Networks(nn.Module):
         return out_N1[..., 0]
 
     def parameters_of(self, names: tuple[str, ...]) -> list[nn.Parameter]:
-        """Of some layers."""
         return [part[name] for name in names for part in (self.weight, self.bias)]
 
     def layer(self, name: str) -> Layer:

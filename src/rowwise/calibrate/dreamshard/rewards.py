@@ -3,8 +3,6 @@
 [Note: estimated MDP] Each state is what the planner's own roll-out sees. A roll-out ends with the predicted cost of the
 whole placement, as a share of an even rank's, and with a fine for memory that is not there. Rewards are compared among
 roll-outs of the same task only, so tasks of any size weigh alike; no cost model is asked.
-
-Its own file because it is where numpy's roll-out, which is what ships, meets the networks that are trained.
 """
 
 from dataclasses import dataclass

@@ -1,10 +1,9 @@
 """Tasks to train on, drawn from pools of tables, and what a cost model says of placements of them.
 
 A pool is a question with many tables; a task is some of its tables on its ranks. All costs come from the loads that
-`problem_of` finds for whole tables, so any cost model will do, and none is asked twice for a table.
+`make_problem` finds for whole tables, so any cost model will do, and none is asked twice for a table.
 
-Its own file because it is all that training knows of planning. Gives up: constraints, and more tiers of memory than
-one; inference respects them.
+Known limits: constraints, and more tiers of memory than one; inference respects them.
 """
 
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 from rowwise.errors import SpecError
 from rowwise.perf.access import Floats
 from rowwise.planner.methods.dreamshard import features_of, split_costs, whole_pieces
-from rowwise.planner.options import problem_of
+from rowwise.planner.options import make_problem
 from rowwise.planner.problem import PlacementProblem, PlanRequest
 
 Ints = NDArray[np.int64]
@@ -39,7 +38,7 @@ class Pool:
     @classmethod
     def of(cls, question: PlanRequest) -> "Pool":
         """The pool of all tables of a question."""
-        problem = problem_of(question)
+        problem = make_problem(question)
         if any(len(group) > 1 for group in problem.members):
             raise SpecError("together: a pool to train on has tables that stay together: want none")
         pieces = problem.pieces.take(whole_pieces(problem))
@@ -54,7 +53,7 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class Tasks:
-    """As many tables each, of one pool."""
+    """Placement tasks of equally many tables, drawn from one pool."""
 
     pool: Pool
     index_EI: Ints
@@ -62,11 +61,9 @@ class Tasks:
 
     @property
     def count(self) -> int:
-        """How many tasks."""
         return len(self.index_EI)
 
     def of(self, order_EI: Ints) -> "Tasks":
-        """With tables in another order."""
         return Tasks(self.pool, np.take_along_axis(self.index_EI, order_EI, axis=1), self.limit_E)
 
     def repeated(self, times: int) -> "Tasks":
@@ -95,7 +92,6 @@ class CostedPlacements:
 
 
 def judge(tasks: Tasks, unit_EI: Ints) -> CostedPlacements:
-    """What placements cost."""
     pool = tasks.pool
     here_EUI = (unit_EI[:, None] == np.arange(pool.world)[:, None]).astype(float)
     load_EUK = here_EUI @ pool.load_TK[tasks.index_EI]

@@ -3,8 +3,7 @@
 The first placements are random; later ones are the policy's own, so the cost network is right where the policy looks.
 The cost model is asked for placements to fit only, never for a reward ([Note: estimated MDP] in `rewards`).
 
-Its own file because it is where the parts meet, in an order that the seed decides: the same seed gives the same policy
-on the same machine, with one thread. Gives up: stopping early; how long it takes is how many steps are asked for.
+Known limits: stopping early; how long it takes is how many steps are asked for.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +28,7 @@ LONGEST = 1.0  # gradients longer than this are shortened
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyTraining:
-    """How long, and on what tasks."""
+    """The number of iterations, and the tasks to train on."""
 
     iterations: int = 10
     groups: int = 120  # of placements that are judged at first; later iterations judge a quarter
@@ -50,7 +49,7 @@ class PolicyTraining:
 
 @dataclass(frozen=True, slots=True)
 class PolicyProgress:
-    """After an iteration."""
+    """Errors and rewards after an iteration of training."""
 
     iteration: int
     cost_error: float  # of the cost network: root mean square, as a share of a rank's cost
@@ -89,7 +88,7 @@ def train_policy(
 
 @dataclass(slots=True)
 class _Training:
-    """What changes: networks, their optimizers, random numbers, and placements that were judged."""
+    """The state of training: networks, their optimizers, random numbers, and placements with known costs."""
 
     pools: list[Pool]
     settings: PolicyTraining
@@ -179,7 +178,6 @@ class _Training:
         return float(reward), float(doubt)
 
     def saved(self, trained: Mapping[str, str | int | float]) -> PolicyFile:
-        """The file."""
         mean_F, deviation_F = self.scaling
         return PolicyFile(
             format="rowwise dreamshard 1",

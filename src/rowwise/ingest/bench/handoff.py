@@ -1,8 +1,8 @@
 """What it takes to give a split to a trainer: the message, the memory that it maps, and the copies into batches.
 
-Its own file because it is the one part of the bench that needs torch. Both ends are in this process and do what the
-worker's, the host's and the client's do: a message over a socket, arrays found in memory that is mapped twice, and
-`collate`. Gives up: the switch from one process to another, some 20 microseconds a split.
+Both ends are in this process and do what the worker's, the host's and the client's do: a message over a socket, arrays
+found in memory that is mapped twice, and `collate`. Known limits: the switch from one process to another, some 20
+microseconds a split.
 """
 
 import socket
@@ -29,7 +29,6 @@ class HandOff:
     """
 
     def __init__(self, file: int, columns: Columns, batch: int) -> None:
-        """Connect both ends."""
         self._memory, self._columns, self._batch = SlotMemory(file), columns, batch
         ends = socket.socketpair()
         self._ours, self._theirs = Connection(ends[0]), Connection(ends[1])
@@ -50,13 +49,11 @@ class HandOff:
         return perf_counter() - begin_s
 
     def close(self) -> None:
-        """Hang up."""
         self._ours.close()
         self._theirs.close()
         self._memory.close()
 
     def _receive(self) -> list[tuple[object, int | None]]:
-        """A message may come in parts."""
         while True:
             found: list[tuple[object, int | None]] = list(self._theirs.receive())
             if found:

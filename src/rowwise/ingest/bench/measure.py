@@ -3,7 +3,7 @@
 What is timed is the worker's own function, `service.worker.prepared`, on one core and into the memory of a service,
 and then what a trainer does with it (`handoff`). Of each split and part the best of all rounds counts, as everything
 else on a machine only makes it slower. Only the first round may meet files that the system has not cached; what it
-took to read them then is told apart. Gives up: several workers at once, which share a disk and the memory's speed.
+took to read them then is told apart. Known limits: several workers at once, which share a disk and the memory's speed.
 """
 
 import os
@@ -23,7 +23,7 @@ from rowwise.ingest.prepare import PreparationTask
 from rowwise.ingest.reader import Reader, Split
 from rowwise.ingest.service.coordinator import SplitId, SplitLease, SplitRefused
 from rowwise.ingest.service.memory import SlotMemory, make_memory
-from rowwise.ingest.service.worker import prepared
+from rowwise.ingest.service.worker import prepare_split
 from rowwise.ingest.warehouse.ranges import ReadCounters
 from rowwise.spec import Value
 
@@ -39,13 +39,11 @@ class CountingReader(Protocol):
     """A reader that counts what it reads."""
 
     @property
-    def counters(self) -> ReadCounters:
-        """All so far."""
-        ...
+    def counters(self) -> ReadCounters: ...
 
 
 class WorkerSeconds(Value, frozen=True):
-    """Seconds of one worker, by what they went to."""
+    """Seconds of one worker by stage."""
 
     read_s: float = 0.0  # bytes from files; none where the reader does not tell: they are part of `decode_s`
     decompress_s: float = 0.0
@@ -55,7 +53,7 @@ class WorkerSeconds(Value, frozen=True):
 
 
 class PreparationTimes(Value, frozen=True):
-    """What preparing some splits takes one worker, each at its best; seconds on the clock where nothing else is said.
+    """The best times of one worker for some splits; wall-clock seconds unless the name says otherwise.
 
     The hand-off is the trainer's part: it hears of the split, maps its memory and copies its rows into batches.
     """
@@ -141,10 +139,9 @@ class _Bench:
         self.counted, self.bytes_encoded = ReadCounters(), 0
 
     def prepare(self, place: SplitId) -> _Once:
-        """One split."""
         split = self._task.splits[self._order[place.at]]
         before = _counters(self._task.reader)
-        made = prepared(self._task, SplitLease(0, place, 0), self._slot.take)
+        made = prepare_split(self._task, SplitLease(0, place, 0), self._slot.take)
         if isinstance(made, SplitRefused):
             raise DataError(made.error)
         counted = _counters(self._task.reader) - before
@@ -165,14 +162,12 @@ class _Bench:
         )
 
     def close(self) -> None:
-        """Let the memory go."""
         self._hand_off.close()
         self._slot.close()
 
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """As in a worker."""
     before = pa.cpu_count()
     pa.set_cpu_count(1)
     try:

@@ -1,9 +1,8 @@
 """How much of decoding Parquet is decompressing.
 
-Arrow does both in one go, page by page. So some rows are written twice into memory, with the encodings and the codec of
-the file, and once without any codec: the difference of the times to read the two is what decompressing takes. Its
-own file because nothing else writes Parquet to measure it. Gives up: the level of a codec and the size of pages, which
-are those of the writer here.
+Arrow does both in one go, page by page. So some rows are written twice into memory, with the encodings and the codec
+of the file, and once without any codec: the difference of the times to read the two is what decompressing takes. Known
+limits: the level of a codec and the size of pages, which are those of the writer here.
 """
 
 from collections import Counter
@@ -26,14 +25,14 @@ CODECS = {"LZ4_RAW": "lz4", "UNCOMPRESSED": ""}  # as writers call them
 
 
 class DecompressionTimes(NamedTuple):
-    """Of the time of decoding, what decompressing takes."""
+    """The share of decompression in the time of decoding."""
 
     share: float = 0.0
     codec: str = ""
 
 
 class _Leaf(NamedTuple):
-    """How a column chunk is written."""
+    """The encoding and compression of a column chunk."""
 
     codec: str
     bytes: int

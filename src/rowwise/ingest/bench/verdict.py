@@ -29,7 +29,7 @@ PARTS = {  # in the order in which they happen
 
 
 class HintFacts(Value, frozen=True):
-    """What a hint goes by, beside times."""
+    """The facts, beside times, that a hint is chosen by."""
 
     source: str
     lines: bool = False  # CSV or TSV
@@ -39,7 +39,7 @@ class HintFacts(Value, frozen=True):
 
 
 class BenchVerdict(Value, frozen=True):
-    """All there is to say."""
+    """The report of `rowwise data bench`."""
 
     source: str
     measured: PreparationTimes
@@ -56,7 +56,6 @@ class BenchVerdict(Value, frozen=True):
 
 
 def facts_of(source: str, schema: pa.Schema, columns: Columns, *, lines: bool) -> HintFacts:
-    """Of files and what is used of them."""
     maps = tuple(field.name for field in schema if types.is_map(field.type))
     kinds = [schema.field(s.column).type for s in columns.sparse if s.column in schema.names]
     texts = sum(is_text(kind.value_type if is_list(kind) else kind) for kind in kinds)
@@ -64,7 +63,6 @@ def facts_of(source: str, schema: pa.Schema, columns: Columns, *, lines: bool) -
 
 
 def judge(measured: PreparationTimes, facts: HintFacts, speeds: tuple[int, ...] = SPEEDS) -> BenchVerdict:
-    """What it means."""
     shares = shares_of(measured)
     slowest = max(shares, key=lambda name: shares[name])
     return BenchVerdict(

@@ -17,7 +17,7 @@ from rowwise.spec import Table
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dataset:
-    """All that a recipe needs of its data; the tables are a suggestion.
+    """The rows, columns and suggested tables of a dataset.
 
     What is chosen, be it a rate or when to stop, is chosen on `valid`: a number on `test` that was chosen there is too
     good. `valid` has no row of `train`.
@@ -33,15 +33,13 @@ class Dataset:
 
 @final
 class PartReader:
-    """Some splits of another reader."""
+    """Selected splits of another reader."""
 
     def __init__(self, reader: Reader, splits: Sequence[Split]) -> None:
-        """Keep the splits in the order given."""
         self._reader, self._splits = reader, tuple(splits)
 
     @property
     def schema(self) -> pa.Schema:
-        """That of the reader."""
         return self._reader.schema
 
     @property
@@ -50,11 +48,9 @@ class PartReader:
         return getattr(self._reader, "counters", ReadCounters())
 
     def splits(self) -> tuple[Split, ...]:
-        """Those that were chosen."""
         return self._splits
 
     def read(self, split: Split, columns: Sequence[str]) -> pa.Table:
-        """As the reader reads it."""
         return self._reader.read(split, columns)
 
 

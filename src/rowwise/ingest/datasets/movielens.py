@@ -50,7 +50,6 @@ def get_movielens(folder: Path) -> None:
 
 
 def movielens(folder: Path, dim: int = 16) -> Dataset:
-    """What `get_movielens` wrote."""
     direct = tuple(Sparse(column=name, ids="direct") for name in ("user_id", "movie_id", "genres"))
     columns = Columns(
         labels=("label",),

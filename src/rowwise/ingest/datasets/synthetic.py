@@ -25,7 +25,7 @@ LONGEST_BAG = 6
 
 
 class SyntheticColumns(Value, frozen=True):
-    """What is drawn from: `ids` come once in a row, `bags` 0 to 6 times; each is a column with so many ids."""
+    """The columns of synthetic rows: `ids` come once in a row, `bags` 0 to 6 times; each has a given number of ids."""
 
     seed: int = 0
     dense: int = 13
@@ -41,7 +41,6 @@ class SyntheticColumns(Value, frozen=True):
     split_rows: int = 1 << 16
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be drawn."""
         if self.seed < 0 or self.dense < 0 or not self.ids + self.bags or any(n < 1 for _, n in self.ids + self.bags):
             raise SpecError(f"{self}: want at least one column of ids, at least one id in each, and nothing negative")
 
@@ -78,7 +77,6 @@ class SyntheticColumns(Value, frozen=True):
         )
 
     def columns(self) -> Columns:
-        """All that a model may see."""
         sparse = tuple(Sparse(column=name, ids="direct") for name, _ in self.ids + self.bags)
         dense = tuple(Dense(column=f"d{index}") for index in range(self.dense))
         return Columns(labels=("label",), dense=dense, sparse=sparse, key="row")

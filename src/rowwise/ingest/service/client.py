@@ -2,8 +2,7 @@
 
 The arrays of a split are views of shared memory; once nothing refers to them any more, the service is told, and the
 memory is used again. When the host is gone, whoever owns it starts another, and clients go on from where they stand:
-what they have taken they never take again, whoever offers it. Its own file because a trainer needs nothing else of a
-service.
+what they have taken they never take again, whoever offers it.
 """
 
 import contextlib
@@ -29,7 +28,7 @@ POLL_S = 0.05
 
 
 class ServiceHealth(Value, frozen=True):
-    """How a service keeps up."""
+    """The number of workers, ready splits and restarts of a service."""
 
     splits: int = 0  # that were taken
     waited_s: float = 0.0  # for them
@@ -40,7 +39,7 @@ class ServiceHealth(Value, frozen=True):
 
 
 class SplitTransport(Protocol):
-    """How splits come to a trainer."""
+    """Carries splits from a service to a trainer."""
 
     restarts: int  # of the coordinator, that it has met
 
@@ -59,10 +58,9 @@ class SplitTransport(Protocol):
 
 @final
 class ServiceClient:
-    """One of the trainers: splits, in order and each once."""
+    """A trainer's end of a service: gives splits in order, each once."""
 
     def __init__(self, transport: SplitTransport) -> None:
-        """Connect when the first split is wanted."""
         self._transport = transport
         self.health = ServiceHealth()
 
@@ -78,7 +76,6 @@ class ServiceClient:
             yield Encoded.of(block, give.split.layout)
 
     def close(self) -> None:
-        """Hang up."""
         self._transport.close()
 
     def _note(self, give: SplitDelivery, times: WorkerTimes, waited_s: float) -> None:
@@ -105,7 +102,6 @@ class HostTransport:
     """
 
     def __init__(self, number: int, call: Callable[[int | None], Connection], is_alive: Callable[[], bool]) -> None:
-        """Connect when the first split is wanted."""
         self._number, self._call, self._is_alive = number, call, is_alive
         self._line: Connection | None = None
         self._slots: dict[int, SlotMemory] = {}
@@ -137,7 +133,6 @@ class HostTransport:
         return give, None if give.split is None else self._look(give, give.split.layout.size)
 
     def close(self) -> None:
-        """Hang up."""
         self._closed = True
         if self._line is not None:
             self._line.close()
@@ -219,6 +214,5 @@ class HostTransport:
 
 
 def sum_of(a: WorkerTimes, b: WorkerTimes) -> WorkerTimes:
-    """Both together."""
     spent = {name: getattr(a.spent, name) + getattr(b.spent, name) for name in a.spent.__struct_fields__}
     return WorkerTimes(spent=structs.replace(a.spent, **spent), busy_s=a.busy_s + b.busy_s, cpu_s=a.cpu_s + b.cpu_s)

@@ -2,8 +2,8 @@
 
 Ray starts processes, notices that they or their nodes are gone, and carries bytes: a split is one object, its block,
 which reaches a trainer's node once and is mapped there. Which split is whose stays with the coordinator, so that what
-is delivered is exactly what one machine would deliver. Nodes must see the same files, and have rowwise installed. Its
-own file because nothing else knows of Ray. Gives up: reading frames while they are on their way.
+is delivered is exactly what one machine would deliver. Nodes must see the same files, and have rowwise installed.
+Known limits: reading frames while they are on their way.
 
 [Note: a cluster that breaks] A worker that is lost ends its lease. A node that is lost takes splits with it that
 nobody has fetched: a client that cannot fetch one says so, and it is prepared again. If the coordinator is lost, Ray
@@ -48,7 +48,7 @@ from rowwise.ingest.service.coordinator import (
     WorkerLost,
 )
 from rowwise.ingest.service.local import Workers
-from rowwise.ingest.service.worker import prepared
+from rowwise.ingest.service.worker import prepare_split
 
 TICK_S = 0.1
 KNOCK_S = 5.0
@@ -93,22 +93,19 @@ class WorkerActor:
     """A worker, as an actor: a split's block as one object, and what is known of it as another."""
 
     def __init__(self, task: PreparationTask) -> None:
-        """Hold what to prepare."""
         self._task = task
 
     def ready(self) -> bool:
-        """It is here."""
         return True
 
     def prepare(self, lease: SplitLease) -> tuple[Bytes, SplitReady | SplitRefused]:
-        """A split."""
         blocks: list[Bytes] = []
 
         def memory(size_bytes: int) -> Bytes:
             blocks.append(private(size_bytes))
             return blocks[-1]
 
-        event = prepared(self._task, lease, memory)
+        event = prepare_split(self._task, lease, memory)
         return (blocks[-1] if isinstance(event, SplitReady) else np.empty(0, np.uint8)), event
 
 
@@ -163,7 +160,6 @@ class CoordinatorActor:
         return [pid for pid in await asyncio.gather(*map(_pid, self._workers.values())) if pid]
 
     async def pid(self) -> int:
-        """Of this process."""
         return os.getpid()
 
     async def _tick(self) -> None:
@@ -248,7 +244,7 @@ def _own_pid(_: object) -> int:
 
 @final
 class ServiceCluster:
-    """What the clients of a service share; closing the one that began it ends it."""
+    """The cluster that the clients of a service share; closing the one that began it ends it."""
 
     def __init__(self, task: PreparationTask, workers: Workers, clients: int = 1, name: str | None = None) -> None:
         """`name`: of a service that another process has begun; all give the same task."""
@@ -266,7 +262,6 @@ class ServiceCluster:
         self.board = actor.remote(workers.plan(clients, task), workers.cpus)
 
     def client(self, number: int = 0) -> ServiceClient:
-        """One trainer's end."""
         return ServiceClient(ClusterTransport(self._ray, number, self.board, self._task))
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ where it stands; everything here can be lost and follows again from where client
 `handle(event, now_s)` returns commands; nothing here knows of processes, sockets or a clock, so that the same machine
 runs on one host (`host.py`) and on a cluster (`cluster.py`), and a test can play years of faults in a second. Splits
 are leased to workers for a time; a worker that does not deliver is killed, and the split is leased again. A split is
-kept until every client has let it go. Gives up: clients in step: one that is far behind holds up all others.
+kept until every client has let it go. Known limits: clients in step: one that is far behind holds up all others.
 """
 
 from collections import deque
@@ -23,7 +23,7 @@ from rowwise.spec import Value
 
 
 class ServiceConfig(Value, frozen=True):
-    """How a service goes about it."""
+    """The number of clients, splits, epochs and workers of a service."""
 
     clients: int = 1  # ranks that share it; all get every split
     splits: int = 1  # of an epoch
@@ -37,7 +37,6 @@ class ServiceConfig(Value, frozen=True):
     interval_s: float = 1.0  # between decisions on the number of workers
 
     def __post_init__(self) -> None:
-        """Refuse what delivers nothing."""
         counts = (self.clients, self.splits, self.epochs, self.least, self.ahead, self.attempts)
         if min(counts) < 1 or not self.least <= self.workers <= self.most:
             raise SpecError(
@@ -55,7 +54,7 @@ class SplitId(Value, frozen=True, order=True):
 
 
 class WorkerTimes(Value, frozen=True):
-    """Where the seconds of a split went."""
+    """Seconds of a split in a worker by stage."""
 
     spent: PreparationSeconds = PreparationSeconds()
     busy_s: float = 0.0
@@ -115,13 +114,13 @@ class WorkerLost(Value, frozen=True, tag=True):
 
 
 class SplitVanished(Value, frozen=True, tag=True):
-    """What was prepared of a split is gone, and somebody wants it still."""
+    """The prepared block of a split is lost, and a client still needs it."""
 
     place: SplitId
 
 
 class ClockTick(Value, frozen=True):
-    """Time has passed."""
+    """Time has passed: leases may have run out."""
 
 
 Event = (
@@ -138,7 +137,7 @@ Event = (
 
 
 class StartWorker(Value, frozen=True):
-    """Start a worker."""
+    """Start one more worker process."""
 
     worker: int
 
@@ -225,7 +224,6 @@ class Coordinator:
 
     @property
     def workers(self) -> int:
-        """Those that are here and stay."""
         return sum(not worker.ending for worker in self._workers.values())
 
     @property
@@ -234,7 +232,6 @@ class Coordinator:
         return sum(task.state == "ready" for task in self._tasks.values())
 
     def handle(self, event: Event, now_s: float) -> list[Command]:
-        """What is to be done now."""
         self._hear_clients(event, now_s)
         self._hear_workers(event)
         self._scale(now_s)
@@ -395,7 +392,6 @@ class Coordinator:
         return [place for place in places if place.epoch < asked]
 
     def _places(self, place: SplitId, count: int) -> list[SplitId]:
-        """So many from one on."""
         places = [place]
         while len(places) < count:
             places.append(self._after(places[-1]))

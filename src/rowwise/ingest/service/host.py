@@ -1,9 +1,7 @@
 """The host of a service on one machine: carries what happens to the coordinator, and does what it decides.
 
-A process of its own, so that a trainer's Python does nothing for its workers, and several trainers share them. It
-ends with the process that started it, and its workers end with it. Its own file because it is a program, `python -m
-rowwise.ingest.service.host OWNER LISTENING`, with two file descriptors: a conversation with its owner, who tells what
-there is to prepare, and a socket at which clients call.
+A process of its own, so that a trainer's Python does nothing for its workers, and several trainers share them. It ends
+with the process that started it, and its workers end with it.
 """
 
 import contextlib
@@ -79,7 +77,6 @@ class ServiceHost:
     """Processes, sockets and slots."""
 
     def __init__(self, begin: BeginService, file: int, owner: Connection, listening: socket.socket) -> None:
-        """Start nothing yet."""
         self._begin, self._file, self._owner, self._listening = begin, file, owner, listening
         self._coordinator = Coordinator(begin.plan, begin.workers)
         self._workers: dict[int, _WorkerProcess] = {}
@@ -89,7 +86,6 @@ class ServiceHost:
         self._events: list[Event] = []
 
     def serve(self) -> None:
-        """Until the owner is gone."""
         self._selector.register(self._owner, selectors.EVENT_READ, self._owner_speaks)
         self._selector.register(self._listening, selectors.EVENT_READ, self._client_calls)
         try:
@@ -214,7 +210,6 @@ class ServiceHost:
             line.send(message, file)
 
     def _end(self) -> None:
-        """Leave no process behind."""
         for worker in self._workers.values():
             worker.process.kill()
         for worker in self._workers.values():

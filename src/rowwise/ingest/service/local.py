@@ -1,8 +1,7 @@
 """A service on this machine: a host process and its workers, started by one trainer and shared by all that are here.
 
 The owner keeps what the host needs (what to prepare, and the socket at which clients call), so that a host that was
-killed is replaced without anybody's losing anything. Its own file because it is all that starts and ends processes in
-a trainer. Gives up: systems without Unix sockets.
+killed is replaced without anybody's losing anything. Known limits: systems without Unix sockets.
 """
 
 import contextlib
@@ -36,7 +35,7 @@ On = Literal["processes", "ray"]
 
 
 class Workers(Value, frozen=True):
-    """How many processes prepare rows."""
+    """The number of worker processes that prepare rows, and where they run."""
 
     count: int | None = None  # so many; None: as many as it takes
     most: int | None = None  # None: as many as there are cores
@@ -47,7 +46,6 @@ class Workers(Value, frozen=True):
     cpus: float = 1.0  # of a node that a worker on Ray takes
 
     def __post_init__(self) -> None:
-        """Refuse what prepares nothing."""
         for name, value in (("count", self.count), ("most", self.most), ("ahead", self.ahead)):
             if value is not None and value < 1:
                 raise SpecError(f"data.workers.{name}={value}: want at least 1{ALONE if name == 'count' else ''}")
@@ -79,7 +77,6 @@ class Workers(Value, frozen=True):
 
 
 def cores() -> int:
-    """That this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -138,7 +135,6 @@ class Service:
 
     @property
     def pid(self) -> int:
-        """Of the host."""
         return self._process.pid
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """Memory that processes share, without a name: it goes with the last process that has it, however that ends.
 
 The host makes a slot and hands it out; a worker makes it as large as a split needs, and clients look into it. Used
-again and again, its pages are there already. Its own file because it is the one place where bytes cross processes.
+again and again, its pages are there already.
 """
 
 import contextlib
@@ -29,7 +29,6 @@ class SlotMemory:
     """A process's own view of a slot."""
 
     def __init__(self, file: int) -> None:
-        """Take the file over."""
         self.file = file
         self._map: mmap.mmap | None = None
 

@@ -56,16 +56,14 @@ Message = BeginService | WorkerSetup | SplitLease | SplitDelivery | FromClient |
 
 @final
 class Connection:
-    """One end of a conversation."""
+    """One end of a socket between a host and a worker or client."""
 
     def __init__(self, end: socket.socket) -> None:
-        """Talk over a connected stream socket."""
         self.socket = end
         self._buffer = bytearray()
         self._files: deque[int] = deque()
 
     def fileno(self) -> int:
-        """For a selector."""
         return self.socket.fileno()
 
     def send(self, message: Message, file: int | None = None) -> None:
@@ -109,5 +107,4 @@ class Connection:
         return found
 
     def close(self) -> None:
-        """Hang up."""
         self.socket.close()

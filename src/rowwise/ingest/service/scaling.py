@@ -2,7 +2,7 @@
 
 Trainers ask for so many splits a second as long as they do not wait, and a worker makes so many: the quotient is how
 many workers there have to be. Workers are added at once when trainers waited, and let go one by one, when for some
-intervals they were not needed and splits were ready all the time. Its own file because it is all there is to scaling.
+intervals they were not needed and splits were ready all the time.
 """
 
 from typing import Self
@@ -19,7 +19,7 @@ MEMORY = 0.3  # weight of the newest measurement
 
 
 class ServiceLoad(Value, frozen=True):
-    """What happened since the last decision, and what is remembered from before."""
+    """Counters since the last scaling decision, and the state of the controller."""
 
     since_s: float = 0.0
     splits: int = 0  # that clients have taken
@@ -43,12 +43,10 @@ class ServiceLoad(Value, frozen=True):
         return structs.replace(self, busy_s=busy_s if before is None else before + MEMORY * (busy_s - before))
 
     def until(self, now_s: float, ready: int) -> Self:
-        """The interval ends."""
         return structs.replace(self, interval_s=now_s - self.since_s, ready=ready)
 
 
 def wanted_workers(present: int, seen: ServiceLoad, least: int, most: int) -> tuple[int, ServiceLoad]:
-    """As many as it takes, and what to remember."""
     used_s = seen.interval_s - seen.waited_s
     begun = structs.replace(seen, since_s=seen.since_s + seen.interval_s, splits=0, waited_s=0.0)
     if seen.splits < 2 or seen.busy_s is None:

@@ -1,9 +1,8 @@
 """A worker: a process that prepares splits, one after another, and keeps nothing.
 
-It reads, transforms and encodes a split straight into memory that clients map. What a split has that cannot be used
-is told, and is the clients' business; a worker goes on. Its own file because it is a program, `python -m
-rowwise.ingest.service.worker FILE`, where the file descriptor is its end of a conversation with the host. Gives up: a
-thread of its own that reads ahead; there are as many workers as it takes.
+It reads, transforms and encodes a split straight into memory that clients map. What a split has that cannot be used is
+told, and is the clients' business; a worker goes on. Known limits: a thread of its own that reads ahead; there are as
+many workers as it takes.
 """
 
 import contextlib
@@ -62,10 +61,10 @@ def work(line: Connection) -> None:
             else:
                 assert isinstance(message, SplitLease)
                 assert task is not None
-                line.send(prepared(task, message, slots[message.slot].take))
+                line.send(prepare_split(task, message, slots[message.slot].take))
 
 
-def prepared(task: PreparationTask, lease: SplitLease, memory: block.Memory) -> SplitReady | SplitRefused:
+def prepare_split(task: PreparationTask, lease: SplitLease, memory: block.Memory) -> SplitReady | SplitRefused:
     """A split, in the memory that is given; or why it is not."""
     begin_s, begin_cpu_s = perf_counter(), process_time()
     try:

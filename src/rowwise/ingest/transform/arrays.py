@@ -1,10 +1,9 @@
 """Arrow columns taken apart into plain arrays, and put together again: chunks, slices, list layouts and nulls end here.
 
-Its own file so that no transform knows how Arrow keeps a column. There are two views, as ids and numbers mean different
-things by "missing": a missing id inside a list is left out, as everywhere else; a missing number keeps its place, since
-what stands at the same place of another list may belong to it. Gives up: nothing is done in place, and each step makes
-new arrays.
-Sizes: R rows, N elements.
+Its own file so that no transform knows how Arrow keeps a column. There are two views, as ids and numbers mean
+different things by "missing": a missing id inside a list is left out, as everywhere else; a missing number keeps its
+place, since what stands at the same place of another list may belong to it. Known limits: nothing is done in place,
+and each step makes new arrays. Sizes: R rows, N elements.
 """
 
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 from pyarrow import compute as pc
 from pyarrow import types
 
-from rowwise.ingest.bags import Ints, flat, hashed, int64
+from rowwise.ingest.bags import Ints, flatten_lists, hashed, int64
 from rowwise.ingest.columns import is_list, is_text
 from rowwise.ingest.mix import Words, mix, remainder
 
@@ -39,7 +38,6 @@ class IdLists:
         return np.arange(len(self.values) + 1) if self.offsets_R1 is None else self.offsets_R1
 
     def with_values(self, values: Numeric | pa.Array) -> pa.Array:
-        """The same rows with as many other values."""
         made = values if isinstance(values, pa.Array) else pa.array(values)
         if not self.single:
             return lists(made, self.starts(), self.null_R)
@@ -48,12 +46,11 @@ class IdLists:
 
 def ids_of(array: pa.Array) -> IdLists:
     """A column of ids, or of lists of them."""
-    values, offsets_R1 = flat(array, None)
+    values, offsets_R1 = flatten_lists(array, None)
     return IdLists(values=values, offsets_R1=offsets_R1, null_R=nulls(array), single=not is_list(array.type))
 
 
 def nulls(array: pa.Array) -> Mask | None:
-    """Which are null; None: none is."""
     return array.is_null().to_numpy(zero_copy_only=False) if array.null_count else None
 
 
@@ -75,7 +72,6 @@ def _among_nulls(values: pa.Array, null_R: Mask) -> pa.Array:
 
 
 def sums(counts_R: Numeric | Mask) -> Ints:
-    """Offsets, of counts."""
     sums_R1 = np.zeros(len(counts_R) + 1, np.int64)
     np.cumsum(counts_R, out=sums_R1[1:])
     return sums_R1
@@ -112,13 +108,11 @@ class NumberArray:
     null_R: Mask | None  # lists that are null
 
     def with_numbers(self, x_N: Numeric, null_N: Mask | None) -> pa.Array:
-        """The same rows with other numbers."""
         made = pa.array(x_N, mask=null_N)
         return made if self.offsets_R1 is None else lists(made, self.offsets_R1, self.null_R)
 
     @property
     def missing_N(self) -> Mask | None:
-        """Null and NaN."""
         if self.x_N.dtype.kind != "f":
             return self.null_N
         nan_N = np.isnan(self.x_N)

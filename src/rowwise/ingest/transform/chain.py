@@ -15,7 +15,7 @@ import msgspec
 import pyarrow as pa
 
 from rowwise.errors import DataError, SpecError
-from rowwise.ingest.bags import whole
+from rowwise.ingest.bags import combine_chunks
 from rowwise.ingest.reader import check_columns
 from rowwise.ingest.transform.arrays import Mask, plain_kind
 from rowwise.ingest.transform.classes import Onehot
@@ -55,14 +55,13 @@ Transforms = tuple[AnyKind | str, ...]  # a text is path.py:function, short for 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChainStep:
-    """One transform, ready to be run."""
+    """A transform with its inputs and outputs resolved."""
 
     number: int
     transform: Transform
     run: Run
 
     def __str__(self) -> str:
-        """As in a recipe."""
         return f"transforms[{self.number}] ({self.transform.kind})"
 
 
@@ -232,11 +231,9 @@ class _TransformColumns:
         self._made: dict[str, pa.Array | _DeferredFirstX] = {}
 
     def kinds(self, names: Iterable[str]) -> dict[str, pa.DataType]:
-        """Types."""
         return {name: self._kind(name) for name in names}
 
     def arrays(self, names: Iterable[str]) -> tuple[pa.Array, ...]:
-        """Values."""
         return tuple(self._array(name) for name in names)
 
     def put(self, names: Sequence[str], arrays: Sequence[pa.Array | _DeferredFirstX]) -> None:
@@ -268,7 +265,7 @@ class _TransformColumns:
     def _array(self, name: str) -> pa.Array:
         there = self._made.get(name)
         if there is None:
-            return whole(self._table[name])
+            return combine_chunks(self._table[name])
         if isinstance(there, _DeferredFirstX):
             self._made[name] = there = first(there.array, there.count)
         return there

@@ -7,7 +7,7 @@ Text is an id like any other: it is hashed to 64 bits first, by rowwise's own ha
 import numpy as np
 import pyarrow as pa
 
-from rowwise.ingest.bags import flat, hashed, int64
+from rowwise.ingest.bags import flatten_lists, hashed, int64
 from rowwise.ingest.bags import lists as as_lists
 from rowwise.ingest.columns import FITS, IDS, ROWS
 from rowwise.ingest.mix import remainder
@@ -43,26 +43,24 @@ class SigridHash(OneColumn, frozen=True, kw_only=True, tag="sigrid_hash", tag_fi
 
     @property
     def wants(self) -> tuple[str, ...]:
-        """Ids."""
         return (IDS,)
 
     def types(self, kinds: Kinds) -> Kinds:
-        """Rows."""
         return (like(kinds[0], pa.int64()),)
 
     def run(self, arrays: Arrays, where: RowPosition) -> Arrays:
         """Hash all at once."""
-        return (picked(arrays[0], self._make(), None),)
+        return (pick_ids(arrays[0], self._make(), None),)
 
     def of_first(self, array: pa.Array, count: int) -> pa.Array:
         """The same as after FirstX, in one pass and without hashing what is cut off."""
-        return picked(array, self._make(), count)
+        return pick_ids(array, self._make(), count)
 
     def _make(self) -> RowMapping:
         return RowMapping(SIGRID, self.rows, self.salt)
 
 
-def picked(array: pa.Array, make: RowMapping, count: int | None) -> pa.Array:
+def pick_ids(array: pa.Array, make: RowMapping, count: int | None) -> pa.Array:
     """What the kernels make of the first ids in each row, read where Arrow has them."""
     source = as_lists(array)
     found = PickedIds(source, first=count)
@@ -83,21 +81,17 @@ class FirstX(OneColumn, frozen=True, kw_only=True, tag="first_x", tag_field="kin
     count: int
 
     def __post_init__(self) -> None:
-        """Refuse what leaves nothing."""
         if not 1 <= self.count < 1 << 31:
             raise self.refuse(f"count={self.count}: want at least 1, and less than 2**31")
 
     @property
     def wants(self) -> tuple[str, ...]:
-        """Any lists."""
         return (LISTS,)
 
     def types(self, kinds: Kinds) -> Kinds:
-        """As they were, in wide lists."""
         return (pa.large_list(element_kind(kinds[0])),)
 
     def run(self, arrays: Arrays, where: RowPosition) -> Arrays:
-        """Cut all lists."""
         return (first(arrays[0], self.count),)
 
 
@@ -107,10 +101,10 @@ def first(array: pa.Array, count: int) -> pa.Array:
     if not FITS[IDS](kind):
         return _first_of_any(array, count)
     if kind != pa.int64():
-        values, offsets_R1 = flat(array, count)
+        values, offsets_R1 = flatten_lists(array, count)
         assert offsets_R1 is not None
         return lists(values, offsets_R1, nulls(array))
-    return picked(array, RowMapping(), count)
+    return pick_ids(array, RowMapping(), count)
 
 
 def _first_of_any(array: pa.Array, count: int) -> pa.Array:
@@ -127,16 +121,13 @@ class PositiveModulus(OneColumn, frozen=True, kw_only=True, tag="positive_modulu
     rows: int
 
     def __post_init__(self) -> None:
-        """Refuse what is no number of rows."""
         check_rows(self, self.rows)
 
     @property
     def wants(self) -> tuple[str, ...]:
-        """Whole numbers."""
         return (ROWS,)
 
     def types(self, kinds: Kinds) -> Kinds:
-        """Rows."""
         return (like(kinds[0], pa.int64()),)
 
     def run(self, arrays: Arrays, where: RowPosition) -> Arrays:
@@ -154,11 +145,9 @@ class Enumerate(OneColumn, frozen=True, kw_only=True, tag="enumerate", tag_field
 
     @property
     def wants(self) -> tuple[str, ...]:
-        """Lists of ids."""
         return (ID_LISTS,)
 
     def types(self, kinds: Kinds) -> Kinds:
-        """Places."""
         return (pa.large_list(pa.int64()),)
 
     def run(self, arrays: Arrays, where: RowPosition) -> Arrays:
@@ -178,18 +167,15 @@ class NGram(OneColumn, frozen=True, kw_only=True, tag="ngram", tag_field="kind")
     rows: int | None = None  # to which the hashes are cut; None: all 64 bits, to be hashed to rows later
 
     def __post_init__(self) -> None:
-        """Refuse what joins nothing."""
         if not 2 <= self.n <= MOST_JOINED:
             raise self.refuse(f"n={self.n}: want at least 2, and at most {MOST_JOINED}")
         check_rows(self, self.rows)
 
     @property
     def wants(self) -> tuple[str, ...]:
-        """Lists of ids."""
         return (ID_LISTS,)
 
     def types(self, kinds: Kinds) -> Kinds:
-        """Hashes."""
         return (pa.large_list(pa.int64()),)
 
     def run(self, arrays: Arrays, where: RowPosition) -> Arrays:

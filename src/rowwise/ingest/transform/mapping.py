@@ -1,7 +1,7 @@
 """Ids looked up in a list of known ones: a vocabulary, in the recipe or in a file.
 
-Its own file because it alone of the transforms of ids has something to read first. Gives up: a vocabulary is in memory,
-twice while it is loaded, so one of hundreds of millions of ids belongs into a table that hashes them.
+Known limits: a vocabulary is in memory, twice while it is loaded, so one of hundreds of millions of ids belongs into a
+table that hashes them.
 """
 
 from collections.abc import Mapping
@@ -56,7 +56,6 @@ class MapId(OneColumn, frozen=True, kw_only=True, tag="map_id", tag_field="kind"
 
     @property
     def wants(self) -> tuple[str, ...]:
-        """Ids."""
         return (IDS,)
 
     def complaint(self, kinds: Kinds) -> str:
@@ -70,7 +69,6 @@ class MapId(OneColumn, frozen=True, kw_only=True, tag="map_id", tag_field="kind"
         return ""
 
     def types(self, kinds: Kinds) -> Kinds:
-        """Numbers."""
         return (like(kinds[0], pa.int64()),)
 
     def run(self, arrays: Arrays, where: RowPosition) -> Arrays:
@@ -78,7 +76,6 @@ class MapId(OneColumn, frozen=True, kw_only=True, tag="map_id", tag_field="kind"
         return self.ready()(arrays, where)
 
     def loaded(self) -> "MapId":
-        """With the file's mapping inside."""
         return msgspec.structs.replace(self, mapping=read_mapping(self), file="") if self.file else self
 
     def ready(self) -> Run:
@@ -88,7 +85,6 @@ class MapId(OneColumn, frozen=True, kw_only=True, tag="map_id", tag_field="kind"
 
 
 def read_mapping(transform: MapId) -> dict[str | int, int]:
-    """What a file of ids says."""
     path = Path(transform.file)
     try:
         lines = read_text(path, MOST_BYTES).splitlines()

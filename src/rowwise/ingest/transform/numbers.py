@@ -51,12 +51,11 @@ class NumberTransform(OneColumn, frozen=True, kw_only=True):
 
     @property
     def wants(self) -> tuple[str, ...]:
-        """Numbers."""
         return (NUMBERS_OR_LISTS,)
 
 
 class Bucketize(NumberTransform, frozen=True, kw_only=True, tag="bucketize", tag_field="kind"):
-    """How many borders are less than a number: an id from 0 to the number of borders.
+    """The number of borders that are less than a number: an id from 0 to the number of borders.
 
     A number on a border belongs to the bucket below. Infinities are in the first and the last bucket; NaN becomes null.
     """
@@ -64,13 +63,11 @@ class Bucketize(NumberTransform, frozen=True, kw_only=True, tag="bucketize", tag
     borders: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        """Refuse borders that do not rise."""
         if not self.borders:
             raise self.refuse("no borders: want at least one, such as borders: [0.5]")
         check_borders(self, self.borders)
 
     def types(self, kinds: Kinds) -> Kinds:
-        """Ids."""
         return (like(kinds[0], pa.int64()),)
 
     def run(self, arrays: Arrays, where: RowPosition) -> Arrays:
@@ -100,7 +97,6 @@ class Clamp(NumberTransform, frozen=True, kw_only=True, tag="clamp", tag_field="
     high: Number | None = None
 
     def __post_init__(self) -> None:
-        """Refuse bounds between which is nothing."""
         check_finite(self, low=self.low, high=self.high)
         if self.low is None and self.high is None:
             raise self.refuse("neither low nor high: want at least one of them")
@@ -115,7 +111,6 @@ class Clamp(NumberTransform, frozen=True, kw_only=True, tag="clamp", tag_field="
         return ""
 
     def types(self, kinds: Kinds) -> Kinds:
-        """As they are."""
         return (like(kinds[0], number_kind(element_kind(kinds[0]))),)
 
     def run(self, arrays: Arrays, where: RowPosition) -> Arrays:
@@ -148,7 +143,6 @@ class FloatTransform(NumberTransform, frozen=True, kw_only=True):
     """A transform of numbers into floats."""
 
     def types(self, kinds: Kinds) -> Kinds:
-        """Floats."""
         return (like(kinds[0], float_kind(element_kind(kinds[0]))),)
 
 
@@ -191,11 +185,9 @@ class BoxCox(FloatTransform, frozen=True, kw_only=True, tag="box_cox", tag_field
     shift: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse what is no number."""
         check_finite(self, power=self.power, shift=self.shift)
 
     def run(self, arrays: Arrays, where: RowPosition) -> Arrays:
-        """In 64 bits."""
         return (_bent(arrays[0], self._box_cox),)
 
     def _box_cox(self, x_N: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -212,7 +204,6 @@ class Fill(OneColumn, frozen=True, kw_only=True, tag="fill", tag_field="kind"):
     value: int | float | str
 
     def __post_init__(self) -> None:
-        """Refuse what JSON cannot hold."""
         check_finite(self, value=None if isinstance(self.value, str) else self.value)
 
     @property
@@ -233,7 +224,6 @@ class Fill(OneColumn, frozen=True, kw_only=True, tag="fill", tag_field="kind"):
         return ""
 
     def types(self, kinds: Kinds) -> Kinds:
-        """As they are."""
         return (like(kinds[0], _filled_kind(kinds[0])),)
 
     def run(self, arrays: Arrays, where: RowPosition) -> Arrays:

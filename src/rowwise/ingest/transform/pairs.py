@@ -52,12 +52,10 @@ class TwoColumns(Transform, frozen=True, kw_only=True):
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """Both."""
         return self.columns
 
     @property
     def makes(self) -> tuple[str, ...]:
-        """The result."""
         return (self.to,)
 
 
@@ -72,16 +70,13 @@ class Cartesian(TwoColumns, frozen=True, kw_only=True, tag="cartesian", tag_fiel
     rows: int | None = None  # to which the hashes are cut; None: all 64 bits, to be hashed to rows later
 
     def __post_init__(self) -> None:
-        """Refuse what is no number of rows."""
         check_rows(self, self.rows)
 
     @property
     def wants(self) -> tuple[str, ...]:
-        """Ids in both."""
         return (IDS, IDS)
 
     def types(self, kinds: Kinds) -> Kinds:
-        """Hashes."""
         return (pa.large_list(pa.int64()) if any(map(is_list, kinds)) else pa.int64(),)
 
     def run(self, arrays: Arrays, where: RowPosition) -> Arrays:
@@ -110,7 +105,6 @@ class IdListTransform(TwoColumns, frozen=True, kw_only=True, tag="id_list", tag_
 
     @property
     def wants(self) -> tuple[str, ...]:
-        """Lists of ids."""
         return (ID_LISTS, ID_LISTS)
 
     def complaint(self, kinds: Kinds) -> str:
@@ -175,7 +169,7 @@ By = Literal["sum", "mean", "max", "min"]
 
 
 class ComputeScore(Transform, frozen=True, kw_only=True, tag="compute_score", tag_field="kind"):
-    """One number of a list of scores that belongs to a list of ids: their sum, mean, largest or smallest.
+    """One number from a list of scores that belongs to a list of ids: their sum, mean, minimum or maximum.
 
     With `among`, only the scores count whose id is in that column's list. An id that is null, and a score that is null
     or NaN, are left out; infinities count. The sum of no scores is 0, other numbers of none are null; a row is null
@@ -200,12 +194,10 @@ class ComputeScore(Transform, frozen=True, kw_only=True, tag="compute_score", ta
 
     @property
     def makes(self) -> tuple[str, ...]:
-        """The result."""
         return (self.to,)
 
     @property
     def wants(self) -> tuple[str, ...]:
-        """Lists."""
         return (ID_LISTS, NUMBER_LISTS, ID_LISTS)[: len(self.reads)]
 
     def complaint(self, kinds: Kinds) -> str:
@@ -213,11 +205,9 @@ class ComputeScore(Transform, frozen=True, kw_only=True, tag="compute_score", ta
         return "" if self.among is None else _unlike(kinds[0], kinds[2])
 
     def types(self, kinds: Kinds) -> Kinds:
-        """Numbers."""
         return (pa.float64(),)
 
     def run(self, arrays: Arrays, where: RowPosition) -> Arrays:
-        """All rows at once."""
         values, offsets_R1 = elements(arrays[0])
         numbers = numbers_of(arrays[1])
         assert offsets_R1 is not None

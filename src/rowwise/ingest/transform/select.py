@@ -1,7 +1,7 @@
 """Sampling: some of the rows, the same ones whatever the order, the worker or the run.
 
-Its own file because it makes no column. It says which rows are used and leaves the table as it is, so that errors go on
-naming rows by their numbers in the file. Rows that are served are never left out, see `chain.serving`.
+It says which rows are used and leaves the table as it is, so that errors go on naming rows by their numbers in the
+file. Rows that are served are never left out, see `chain.serving`.
 """
 
 import numpy as np
@@ -29,7 +29,6 @@ class Sampling(Transform, frozen=True, kw_only=True, tag="sampling", tag_field="
     key: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what is no share."""
         if not 0 <= self.rate <= 1:
             raise self.refuse(f"rate={self.rate}: want 0 to 1, such as 0.1 to keep a tenth")
         if self.column is None and self.value != 0:
@@ -39,12 +38,10 @@ class Sampling(Transform, frozen=True, kw_only=True, tag="sampling", tag_field="
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """What it goes by."""
         return tuple(name for name in (self.column, self.key) if name is not None)
 
     @property
     def makes(self) -> tuple[str, ...]:
-        """No column."""
         return ()
 
     @property
@@ -60,15 +57,12 @@ class Sampling(Transform, frozen=True, kw_only=True, tag="sampling", tag_field="
         return ""
 
     def types(self, kinds: Kinds) -> Kinds:
-        """No column."""
         return ()
 
     def run(self, arrays: Arrays, where: RowPosition) -> Arrays:
-        """Nothing."""
         return ()
 
     def keeps(self, arrays: Arrays, where: RowPosition, rows: int) -> Mask:
-        """Which rows stay."""
         seed = mix(np.array([self.seed], np.uint64))
         draw_R = mix(np.arange(rows, dtype=np.uint64) + mix(np.array([where.index], np.uint64) ^ seed))
         if self.key is not None:

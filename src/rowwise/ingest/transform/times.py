@@ -1,7 +1,6 @@
 """The hour of the day where the user is, from a time and a time zone or an offset.
 
-Its own file because time zones are nothing like numbers: they come from the tables of the system. Gives up summer time
-after 2037, of which Arrow knows none.
+Known limits: summer time after 2037, of which Arrow knows none.
 """
 
 from typing import Literal
@@ -35,7 +34,6 @@ class GetLocalHour(Transform, frozen=True, kw_only=True, tag="get_local_hour", t
     unit: Literal["s", "ms", "us", "ns"] = "s"  # of whole numbers
 
     def __post_init__(self) -> None:
-        """Refuse a zone that nobody knows."""
         if self.zone is not None and self.offset is not None:
             raise self.refuse("got both zone and offset: want one of them")
         if self.unit not in PER_SECOND:
@@ -55,20 +53,16 @@ class GetLocalHour(Transform, frozen=True, kw_only=True, tag="get_local_hour", t
 
     @property
     def makes(self) -> tuple[str, ...]:
-        """The hour."""
         return (self.to,)
 
     @property
     def wants(self) -> tuple[str, ...]:
-        """Times, and minutes."""
         return (TIMES, NUMBERS)[: len(self.reads)]
 
     def types(self, kinds: Kinds) -> Kinds:
-        """Whole numbers."""
         return (pa.int64(),)
 
     def run(self, arrays: Arrays, where: RowPosition) -> Arrays:
-        """All at once."""
         null_R, seconds_R = nulls(arrays[0]), _seconds(arrays[0], self.unit)
         far_R = (seconds_R < -FARTHEST_S) | (seconds_R > FARTHEST_S)
         if far_R.any():  # calendars end somewhere, and what they say then is no hour

@@ -1,7 +1,7 @@
 """What every transform says of itself: which columns it reads, which it makes, of which type, and how.
 
-Its own file because all kinds of transforms import it and it imports none. What a kind does not say again holds for it:
-a transform reads one column and makes one, in its place or under another name.
+What a kind does not say again holds for it: a transform reads one column and makes one, in its place or under another
+name.
 """
 
 import math
@@ -40,7 +40,7 @@ MEETS: dict[str, Callable[[pa.DataType], bool]] = {  # what a column has to hold
 
 
 class RowPosition(Value, frozen=True, kw_only=True):
-    """Which rows these are: errors name them by it, and sampling draws them by it."""
+    """The split and index of rows: errors name rows by it, and sampling draws by it."""
 
     split: Split = Split(source="rows", start=0, stop=0, first_row=0)
     index: int = 0  # the split's number among all splits
@@ -54,7 +54,6 @@ class Transform(Value, frozen=True, kw_only=True):
 
     @property
     def kind(self) -> str:
-        """What recipes call it."""
         return str(self.__struct_config__.tag)
 
     @property
@@ -85,7 +84,6 @@ class Transform(Value, frozen=True, kw_only=True):
         raise NotImplementedError
 
     def loaded(self) -> "Transform":
-        """The same, with all that its files say inside."""
         return self
 
     def ready(self) -> Run:
@@ -105,12 +103,10 @@ class OneColumn(Transform, frozen=True, kw_only=True):
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The column."""
         return (self.column,)
 
     @property
     def makes(self) -> tuple[str, ...]:
-        """The result."""
         return (self.to or self.column,)
 
 

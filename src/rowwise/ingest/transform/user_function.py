@@ -1,8 +1,7 @@
 """The user's own function on Arrow columns, in a Python file: path.py:function.
 
-Its own file because it alone runs code that is not ours, and says of each error whose it is. The file's text is what is
-run, in training as in serving, where the text comes out of an export: so the file stands alone. It may import what is
-installed, and no file beside it.
+The file's text is what is run, in training as in serving, where the text comes out of an export: so the file stands
+alone. It may import what is installed, and no file beside it.
 """
 
 import ast
@@ -18,7 +17,7 @@ import msgspec
 import pyarrow as pa
 
 from rowwise.errors import DataError, RowwiseError
-from rowwise.ingest.bags import whole
+from rowwise.ingest.bags import combine_chunks
 from rowwise.ingest.transform.arrays import plain_kind
 from rowwise.ingest.transform.transform import ANYTHING, Arrays, Kinds, RowPosition, Run, Transform
 from rowwise.textfile import read_text
@@ -38,7 +37,6 @@ class UserFunction(Transform, frozen=True, kw_only=True, tag="own", tag_field="k
     source: str = ""  # the file's text; none: it is read. An export has it
 
     def __post_init__(self) -> None:
-        """Refuse what names no function."""
         path, colon, name = self.function.rpartition(":")
         if not colon or not path.endswith(".py") or not name.isidentifier():
             raise self.refuse(f"function={self.function!r}: want path.py:function")
@@ -48,36 +46,29 @@ class UserFunction(Transform, frozen=True, kw_only=True, tag="own", tag_field="k
 
     @property
     def name(self) -> str:
-        """The function."""
         return self.function.rpartition(":")[2]
 
     @property
     def file(self) -> str:
-        """The file."""
         return self.function.rpartition(":")[0]
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """What the function gets."""
         return self.columns
 
     @property
     def makes(self) -> tuple[str, ...]:
-        """What it returns."""
         return self.to
 
     @property
     def wants(self) -> tuple[str, ...]:
-        """The function knows."""
         return (ANYTHING,) * len(self.columns)
 
     def types(self, kinds: Kinds) -> Kinds:
-        """What comes out of no rows."""
         empty = tuple(pa.array([], kind) for kind in kinds)
         return tuple(array.type for array in self.run(empty, RowPosition()))
 
     def run(self, arrays: Arrays, where: RowPosition) -> Arrays:
-        """Call it once."""
         return self.ready()(arrays, where)
 
     def loaded(self) -> "UserFunction":
@@ -147,7 +138,6 @@ class UserFunction(Transform, frozen=True, kw_only=True, tag="own", tag_field="k
 
 
 def _checked(array: Any, rows: int, place: str) -> pa.Array:
-    """One array that the function returned."""
     if not isinstance(array, (pa.Array, pa.ChunkedArray)):
         out = "want an Arrow array: pa.array(x) makes one of numpy and of lists"
         raise DataError(f"{place}: it returned {type(array).__name__}; {out}")
@@ -155,13 +145,13 @@ def _checked(array: Any, rows: int, place: str) -> pa.Array:
         raise DataError(f"{place}: it returned {len(array)} rows: want {rows}, one for each row that it got")
     if pa.types.is_null(array.type):
         raise DataError(f"{place}: it returned an array without a type: give it one, as in pa.array(x, pa.float64())")
-    made = whole(array if isinstance(array, pa.ChunkedArray) else pa.chunked_array([array]))
+    made = combine_chunks(array if isinstance(array, pa.ChunkedArray) else pa.chunked_array([array]))
     return made.cast(plain_kind(made.type))
 
 
 @final
 class _Naming:
-    """What the user's code raises becomes an error that says where that code is. It may be any exception."""
+    """Turns any exception of user code into an error that names the place of that code."""
 
     def __init__(self, place: str) -> None:
         self._place = place

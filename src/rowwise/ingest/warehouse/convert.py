@@ -1,8 +1,7 @@
 """From any reader to a warehouse: the steps in their order.
 
-Its own file because it only arranges: rows come from `source`, are put into another order by `spill` where that is
-asked for, and are written by `parts`; `journal` remembers. See [Note: going on] and [Note: runs]. Gives up: one
-process does it all, and a warehouse is written on this machine's disks only, where a rename replaces a file.
+See [Note: going on] and [Note: runs]. Known limits: one process does it all, and a warehouse is written on this
+machine's disks only, where a rename replaces a file.
 """
 
 import shutil
@@ -17,7 +16,7 @@ from pyarrow import types
 from rowwise.errors import DataError
 from rowwise.ingest.reader import Reader, check_columns
 from rowwise.ingest.warehouse.journal import ConversionRequest, Journal, SourceSurvey, WarehouseManifest
-from rowwise.ingest.warehouse.layout import VERSION, FlattenedColumns, WarehouseLayout, in_order
+from rowwise.ingest.warehouse.layout import VERSION, FlattenedColumns, WarehouseLayout, order_by_popularity
 from rowwise.ingest.warehouse.parts import RowQueue, UnitRows, WarehouseWriter
 from rowwise.ingest.warehouse.source import ConversionSource, ProgressCallback
 from rowwise.ingest.warehouse.spill import Spill, SpillRange, check_session
@@ -25,7 +24,7 @@ from rowwise.spec import Value
 
 
 class ConversionSummary(Value, frozen=True):
-    """What came of a conversion."""
+    """Counts of rows, files and bytes of a conversion."""
 
     rows: int
     columns: int
@@ -90,7 +89,6 @@ class _Conversion:
         self._how = source.how
 
     def run(self, asked: ConversionRequest, used: Mapping[str, float]) -> WarehouseManifest:
-        """All that is left to do."""
         found = self._journal.found
         if found is None:
             popularity = dict(used) if self._how.popularity is None else self._how.popularity
@@ -101,7 +99,7 @@ class _Conversion:
         self._check(empty.schema)
         self._how.check_columns(len(flat.names))
         inside = tuple(name for name in flat.names if name not in self._how.partition_by)
-        columns = in_order(inside, found.popularity)
+        columns = order_by_popularity(inside, found.popularity)
         writer = WarehouseWriter(self._dest, self._how, columns, found.popularity)
         writer.name_types({n: _folder_type(empty.schema.field(n).type) for n in self._how.partition_by})
         if self._how.spills:

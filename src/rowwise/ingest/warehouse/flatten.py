@@ -1,7 +1,6 @@
 """Map columns as one column for each key: what a job does not use it does not read.
 
-Its own file because it is pure: arrays in, arrays out. A key that a row lacks is null there; one that a row has twice
-counts with its last value. Gives up: maps in maps.
+A key that a row lacks is null there; one that a row has twice counts with its last value. Known limits: maps in maps.
 """
 
 from collections import Counter

@@ -1,7 +1,6 @@
 """The footer of a Parquet file, checked before it is used: Arrow ends the process for what some footers say.
 
-Its own file because of one gap: what `RowGroupMetaData.column` meets in a crafted footer is a C++ exception that nobody
-catches. Reading rows meets the same checks where they are caught, so that is begun here, and stopped at its first byte.
+Reading rows meets the same checks where they are caught, so that is begun here, and stopped at its first byte.
 """
 
 import io

@@ -1,7 +1,6 @@
 """Folders that carry a value: `day=3/country=AT/part-00000.parquet`, as Hive, Spark and pyarrow write them.
 
-Its own file because convert writes such folders and the reader takes their values back as columns. The type is guessed
-from all names: whole numbers where every value is one, text else.
+The type is guessed from all names: whole numbers where every value is one, text else.
 """
 
 from collections.abc import Mapping, Sequence

@@ -2,9 +2,9 @@
 
 [Note: a sparse image] Arrow decodes from a buffer of the file's size, of which only the pages that we read into exist:
 an anonymous mapping costs nothing where nobody writes. So one large read serves many columns, no Python is called
-while decoding, and nothing is copied between. After the decode the pages go back to the system; Arrow's Parquet decoder
-copies every value out (test_parquet_reads.py reads every type, and the memory is zeros by then). Gives up: systems
-that count address space, where a file of 10 GB counts as much.
+while decoding, and nothing is copied between. After the decode the pages go back to the system; Arrow's Parquet
+decoder copies every value out (test_parquet_reads.py reads every type, and the memory is zeros by then). Known limits:
+systems that count address space, where a file of 10 GB counts as much.
 """
 
 import mmap
@@ -26,10 +26,9 @@ HUGE_BYTES = 4 << 20  # two pages of the large kind
 
 @final
 class SparseFile:
-    """One open file."""
+    """A file of which only the bytes that were read are in memory."""
 
     def __init__(self, source: str, opened: OpenFile, footer: pq.FileMetaData, *, verify: bool) -> None:
-        """Reads nothing yet."""
         self.source, self.footer = source, footer
         self.schema: pa.Schema = footer.schema.to_arrow_schema()
         self._opened = opened

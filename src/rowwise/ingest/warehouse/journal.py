@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class ConversionRequest(Value, frozen=True):
-    """What a conversion is of."""
+    """The source and layout of a conversion."""
 
     version: int
     source: str  # digest
@@ -35,7 +35,7 @@ class ConversionRequest(Value, frozen=True):
 
 
 class SourceSurvey(Value, frozen=True):
-    """What was found out before the first row was written."""
+    """Sizes and popularity of the source's columns, taken before the first row is written."""
 
     keys: dict[str, tuple[Key, ...]]
     popularity: dict[str, float]
@@ -66,7 +66,6 @@ class Journal:
     """The notes of a warehouse, in a folder inside it that readers skip."""
 
     def __init__(self, dest: Path) -> None:
-        """Nothing is read or written yet."""
         self.place = dest / FOLDER
         self._dest = dest
         self._path, self._manifest = self.place / "journal.jsonl", self.place / "warehouse.json"

@@ -1,7 +1,6 @@
 """How a warehouse is laid out: which columns in which order, and how many rows are read together.
 
-Its own file because it is pure: what follows from names, types and sizes, before and beside any writing. Sizes are
-counted from the values alone, so that the cuts do not depend on how the rows were read.
+Sizes are counted from the values alone, so that the cuts do not depend on how the rows were read.
 """
 
 from collections.abc import Mapping
@@ -26,7 +25,7 @@ Key = int | str
 
 
 class WarehouseLayout(Value, frozen=True):
-    """What is asked of `convert`."""
+    """How `convert` arranges rows and columns in files."""
 
     columns: tuple[str, ...] | None = None  # of the source, or `<map column>.<key>`; None: all
     keys: dict[str, tuple[Key, ...]] = msgspec.field(default_factory=dict)  # of map columns; others: those found
@@ -41,7 +40,6 @@ class WarehouseLayout(Value, frozen=True):
     popularity: dict[str, float] | None = None  # how often columns are used: the most used ones are written first
 
     def __post_init__(self) -> None:
-        """Refuse what makes no files."""
         counts = (self.group_rows, self.group_bytes, self.part_groups)
         if min(counts) < 1:
             raise SpecError(f"layout: rows, bytes and groups are {counts}: want at least 1 of each")
@@ -82,7 +80,7 @@ class WarehouseLayout(Value, frozen=True):
 
 
 class FlattenedColumns(Value, frozen=True):
-    """What the columns of a source become."""
+    """The columns that a source's columns become."""
 
     plain: tuple[str, ...]  # that stay
     maps: dict[str, tuple[Key, ...]]  # each key becomes a column
@@ -142,7 +140,7 @@ def _part_of_map(name: str, schema: pa.Schema, source: str) -> tuple[str, Key]:
     raise AssertionError(name)
 
 
-def in_order(names: tuple[str, ...], popularity: Mapping[str, float]) -> tuple[str, ...]:
+def order_by_popularity(names: tuple[str, ...], popularity: Mapping[str, float]) -> tuple[str, ...]:
     """The most used columns first; others as they were."""
     return tuple(sorted(names, key=lambda name: -popularity.get(name, 0.0)))
 

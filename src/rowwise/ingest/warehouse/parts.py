@@ -1,7 +1,6 @@
 """Files of a warehouse: rows cut into row groups, and each file written whole.
 
-Its own file because of one promise: what a file holds depends on its rows and the layout only, not on how the rows
-were read or where an earlier process stopped. So row groups are cut by the sizes of values, and written from one piece.
+So row groups are cut by the sizes of values, and written from one piece.
 """
 
 import os
@@ -91,7 +90,6 @@ class WarehouseWriter:
     def __init__(
         self, dest: Path, how: WarehouseLayout, columns: Sequence[str], popularity: Mapping[str, float]
     ) -> None:
-        """Nothing is written yet."""
         self._dest, self._how, self._columns = dest, how, list(columns)
         used = {name: popularity[name] for name in columns if name in popularity}
         self._about: dict[str, object] = {
@@ -105,7 +103,6 @@ class WarehouseWriter:
         }
 
     def name_types(self, kinds: Mapping[str, str]) -> None:
-        """Of the columns that are folders."""
         self._about["partition_types"] = dict(kinds)
 
     def write(self, rows: RowQueue, cells: Sequence[Cell], number: int) -> WarehouseFile:

@@ -1,7 +1,7 @@
 """Which columns jobs have used lately, so that a warehouse is written with those first.
 
-Its own file because it is the one note that readers leave in a warehouse: a small file a job. It is never worth a
-failed job, so what cannot be written is not: other people's disks, remote stores, and folders that are no warehouse.
+It is never worth a failed job, so what cannot be written is not: other people's disks, remote stores, and folders that
+are no warehouse.
 """
 
 import uuid
@@ -21,7 +21,7 @@ PLACE = Path(FOLDER) / "popularity"
 
 
 class ColumnUse(Value, frozen=True):
-    """What a job used, and when."""
+    """The columns that a job read, and when."""
 
     time: float  # seconds since 1970
     columns: tuple[str, ...]

@@ -1,7 +1,6 @@
 """Which bytes of a Parquet file hold some columns of a row group, and what reading them costs.
 
-Its own file because it is pure: plans, counters and the model of a disk are what tests and benchmarks look at. A read
-that takes unwanted bytes along is cheaper than two reads, up to a gap; how large a gap is the caller's choice.
+A read that takes unwanted bytes along is cheaper than two reads, up to a gap; how large a gap is the caller's choice.
 """
 
 from collections.abc import Sequence
@@ -26,7 +25,7 @@ class ReadRange(NamedTuple):
 
 
 class ReadCounters(Value, frozen=True):
-    """What a reader has done so far; the difference of two says what happened between."""
+    """Bytes, requests and seconds of a reader so far; the difference of two is that of an interval."""
 
     reads: int = 0
     bytes_read: int = 0
@@ -43,11 +42,9 @@ class ReadCounters(Value, frozen=True):
         return self.bytes_read / self.bytes_wanted if self.bytes_wanted else 1.0
 
     def __add__(self, other: "ReadCounters") -> "ReadCounters":
-        """Of both together."""
         return ReadCounters(**{name: getattr(self, name) + getattr(other, name) for name in self.__struct_fields__})
 
     def __sub__(self, before: "ReadCounters") -> "ReadCounters":
-        """Of the time since `before`."""
         return ReadCounters(**{name: getattr(self, name) - getattr(before, name) for name in self.__struct_fields__})
 
 

@@ -1,7 +1,6 @@
 """The rows of a source in small pieces, flattened, from any row on.
 
-Its own file because it is the one place that knows how much of a source is in memory. The pieces of a split begin at
-its first row, whoever asks, so where one ends is known again when a conversion goes on.
+The pieces of a split begin at its first row, whoever asks, so where one ends is known again when a conversion goes on.
 """
 
 import hashlib
@@ -42,7 +41,7 @@ class TimestampedReader(Protocol):
 
 
 class SourceRows(NamedTuple):
-    """Some rows, and what comes after them."""
+    """Rows of a source, and the position after them."""
 
     table: pa.Table
     split: int  # of the next row
@@ -51,10 +50,9 @@ class SourceRows(NamedTuple):
 
 @final
 class ConversionSource:
-    """What is converted."""
+    """The rows that a conversion reads, in order."""
 
     def __init__(self, reader: Reader, how: WarehouseLayout) -> None:
-        """Nothing is read yet."""
         self.reader, self.how = reader, how
         self.splits = reader.splits()
         if not self.splits:
@@ -89,7 +87,6 @@ class ConversionSource:
         return found
 
     def flat(self, keys: dict[str, tuple[Key, ...]]) -> FlattenedColumns:
-        """What the columns become."""
         return FlattenedColumns(plain=tuple(self._chosen[0]), maps=keys)
 
     def pieces(self, flat: FlattenedColumns, split: int = 0, row: int = 0) -> Iterator[SourceRows]:
@@ -138,6 +135,4 @@ class ConversionSource:
 class ProgressCallback(Protocol):
     """Is told how much is done, of how much."""
 
-    def __call__(self, done: int, of: int, /) -> None:
-        """So many of so many."""
-        ...
+    def __call__(self, done: int, of: int, /) -> None: ...

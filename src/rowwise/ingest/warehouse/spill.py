@@ -34,7 +34,7 @@ Words = NDArray[np.uint64]
 
 
 class SpillRun(Value, frozen=True):
-    """What is in a run, and where the next one begins."""
+    """A sorted run on disk, and the position of the next one."""
 
     folders: tuple[tuple[Cell, ...], ...]
     segments: bytes  # three rows of int32: of each segment, which of the folders, the bucket, and the first row
@@ -65,7 +65,6 @@ class Spill:
     """Runs in a folder."""
 
     def __init__(self, place: Path, how: WarehouseLayout) -> None:
-        """Take up those that are there."""
         self._place, self._how = place, how
         self.runs: list[SpillRun] = []
         self._indexes: list[dict[tuple[Cell, ...], int]] = []
@@ -230,7 +229,6 @@ def session_hash(column: pa.ChunkedArray, first_row: int) -> Words:
 
 
 def check_session(kind: pa.DataType, name: str, source: str) -> None:
-    """Refuse what cannot tell sessions apart."""
     plain = kind.value_type if types.is_dictionary(kind) else kind
     texts = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
     if not (types.is_integer(plain) or any(test(plain) for test in texts)):
@@ -288,7 +286,6 @@ def _segments(run: SpillRun) -> Iterator[tuple[tuple[Cell, ...], int, int, int]]
 
 
 def _sortable(folder: tuple[Cell, ...]) -> tuple[tuple[bool, bool, int, str], ...]:
-    """Numbers before text, nothing last."""
     return tuple(
         (
             cell is None,

@@ -1,8 +1,4 @@
-"""What a footer says of the rows of each group: how many, and between which values.
-
-Its own file because `where` needs plain numbers and Parquet has its own idea of them: times are counted in the column's
-unit, and what lists hold is counted by element, so nothing is said of them.
-"""
+"""What a footer says of the rows of each group: how many, and between which values."""
 
 from typing import NamedTuple
 
@@ -37,14 +33,14 @@ def groups_of(footer: pq.FileMetaData, where: RowFilter, schema: pa.Schema) -> l
     for index in range(footer.num_row_groups):
         group = footer.row_group(index)
         rows = group.num_rows
-        seen = {n: seen_in(group.column(leaf), schema.field(n).type, rows) for n, leaf in leaves.items()}
+        seen = {n: bounds_of_chunk(group.column(leaf), schema.field(n).type, rows) for n, leaf in leaves.items()}
         if rows:
             found.append(RowGroup(index, first_row, rows, where.may_hold(seen, schema)))
         first_row += rows
     return found
 
 
-def seen_in(chunk: pq.ColumnChunkMetaData, kind: pa.DataType, rows: int) -> ColumnBounds:
+def bounds_of_chunk(chunk: pq.ColumnChunkMetaData, kind: pa.DataType, rows: int) -> ColumnBounds:
     """What is known of a column of a row group."""
     plain = kind.value_type if types.is_dictionary(kind) else kind
     statistics = chunk.statistics

@@ -1,7 +1,7 @@
 """Where files are: this machine's disks, or whatever pyarrow or fsspec reach by a URL.
 
-Its own file because the rest knows a file only by its name, its size and its bytes. A store travels to worker processes
-as its path; connections are made anew there. Gives up: writing, which needs renames that replace.
+A store travels to worker processes as its path; connections are made anew there. Known limits: writing, which needs
+renames that replace.
 """
 
 import os
@@ -24,17 +24,13 @@ class OpenFile(Protocol):
     """A file to be read from anywhere."""
 
     @property
-    def size(self) -> int:
-        """Bytes of it."""
-        ...
+    def size(self) -> int: ...
 
     def read_into(self, target: memoryview, at: int) -> int:
         """As many bytes from `at` on as the target takes; fewer only at the end."""
         ...
 
-    def close(self) -> None:
-        """Let go of it."""
-        ...
+    def close(self) -> None: ...
 
 
 def is_url(path: object) -> bool:
@@ -47,7 +43,6 @@ class FileStore:
     """The files of a path, a folder, a pattern or a URL of these."""
 
     def __init__(self, path: str | os.PathLike[str], endings: Sequence[str]) -> None:
-        """List them, by name."""
         self._path = str(path)
         self.files = self._find(tuple(endings)) if is_url(path) else find_files(self._path, endings)
 
@@ -58,7 +53,7 @@ class FileStore:
 
     def open(self, source: str) -> OpenFile:
         """A file of it."""
-        with reaching(source):
+        with naming_errors(source):
             return _Remote(self.stream(source)) if is_url(source) else _Local(source)
 
     def stream(self, source: str) -> Any:
@@ -69,7 +64,7 @@ class FileStore:
 
     def stamp(self, source: str) -> tuple[int, int]:
         """Size and time of change, which differ when the file does."""
-        with reaching(source):
+        with naming_errors(source):
             if not is_url(source):
                 found = os.stat(source)
                 return found.st_size, found.st_mtime_ns
@@ -77,7 +72,6 @@ class FileStore:
             return info.size or 0, info.mtime_ns or 0
 
     def __getstate__(self) -> dict[str, object]:
-        """Without connections."""
         return {"_path": self._path, "files": self.files}
 
     @cached_property
@@ -90,7 +84,7 @@ class FileStore:
         return f"{base.rstrip('/')}/{rest}" if rest else base
 
     def _find(self, endings: tuple[str, ...]) -> tuple[str, ...]:
-        with reaching(self._path):
+        with naming_errors(self._path):
             system, base = self._remote
             info = system.get_file_info(base)
             if info.type == fs.FileType.File:
@@ -113,7 +107,7 @@ class FileStore:
 
 
 @contextmanager
-def reaching(name: str) -> Iterator[None]:
+def naming_errors(name: str) -> Iterator[None]:
     """What cannot be had is told with its name."""
     try:
         yield

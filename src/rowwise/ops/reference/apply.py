@@ -17,7 +17,7 @@ from rowwise.row_optimizers import OPTIMIZERS, Adagrad, Adam, Ftrl, Lamb, RowWis
 
 
 class UpdateMemory(NamedTuple):
-    """What an update changes, and what it has to know of the tables."""
+    """The rows and state that an update changes, and the tables and hyperparameters that it reads."""
 
     arena: Tensor
     state: Tensor
@@ -102,7 +102,7 @@ class ColumnRule:
 
 
 class RowTerms(NamedTuple):
-    """What is summed over the columns of each row [M, D, n]; the state and the gradients that the rule goes on with."""
+    """The values to be summed over the columns of each row [M, D, n]; state and gradients for the rest."""
 
     values_MDn: Tensor
     s_MW: Tensor
@@ -110,7 +110,7 @@ class RowTerms(NamedTuple):
 
 
 class PlainStep(NamedTuple):
-    """What is left of an update once the sums are known: w -= lr * (g + weight_decay * w)."""
+    """The rest of an update once the sums are known: w -= lr * (g + weight_decay * w)."""
 
     s_MW: Tensor
     g_MD: Tensor

@@ -21,7 +21,6 @@ class FeatureBags(NamedTuple):
     batch: int
 
     def rows(self) -> list[FeatureRow]:
-        """The features, read."""
         return FeatureRow.read(self.features)
 
     def bounds(self, feature: FeatureRow) -> Tensor:

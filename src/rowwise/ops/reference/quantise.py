@@ -16,16 +16,16 @@ def pack4(rows: Tensor) -> Tensor:
     w_ND = torch.where(finite_N.unsqueeze(1), rows, 0.0)
     low_N, high_N = _best_range(w_ND)
     step_N, codes_ND = _codes(w_ND, low_N, high_N)
-    header_N2 = torch.stack([torch.where(finite_N, step_N, torch.nan), torch.where(finite_N, low_N, 0.0)], 1)
+    header_NC = torch.stack([torch.where(finite_N, step_N, torch.nan), torch.where(finite_N, low_N, 0.0)], 1)
     wide_NP = torch.nn.functional.pad(codes_ND.to(torch.uint8), (0, -rows.shape[1] % 8))
-    return torch.cat([header_N2.view(torch.uint8), wide_NP[:, 0::2] | wide_NP[:, 1::2] << 4], 1)
+    return torch.cat([header_NC.view(torch.uint8), wide_NP[:, 0::2] | wide_NP[:, 1::2] << 4], 1)
 
 
 def unpack4(packed: Tensor, dim: int) -> Tensor:
     """What `pack4` made, as floats."""
-    header_N2, codes_NP = packed[:, :8].clone().view(torch.float32), packed[:, 8:]
+    header_NC, codes_NP = packed[:, :8].clone().view(torch.float32), packed[:, 8:]
     codes_ND = torch.stack([codes_NP & 15, codes_NP >> 4], 2).flatten(1)[:, :dim].float()
-    return codes_ND * header_N2[:, 0:1] + header_N2[:, 1:2]
+    return codes_ND * header_NC[:, 0:1] + header_NC[:, 1:2]
 
 
 def _best_range(w_ND: Tensor) -> tuple[Tensor, Tensor]:

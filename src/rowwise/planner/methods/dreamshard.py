@@ -16,8 +16,7 @@ et al. 2022, with these changes, so that one policy serves any number of tables 
 - The policy sees what each rank bears with the table, how full it is, and how much is left to place; beside its hidden
   layers there is a straight path, which begins as greedy placement by predicted cost.
 
-Its own file because it is a baseline, and a start of the search, that needs a file of weights. Gives up: layouts other
-than whole tables; what features beside the first of a table add.
+Known limits: layouts other than whole tables; what features beside the first of a table add.
 """
 
 import functools
@@ -142,7 +141,6 @@ def policy_of(saved: PolicyFile, source: str) -> Policy:
 
 @functools.cache
 def load_policy(path: Path = SHIPPED) -> Policy:
-    """Of a file; read once."""
     try:
         saved = decode_json(read_bytes(path), PolicyFile)
     except OSError as error:
@@ -184,7 +182,7 @@ class ItemDeck:
 
 @dataclass(frozen=True, slots=True)
 class PolicyStep:
-    """What the policy sees when it places one item."""
+    """The policy's view when it places one item."""
 
     item: int
     seen_EUS: Reals
@@ -225,7 +223,7 @@ def roll_out(policy: Policy, deck: ItemDeck, choose: Callable[[PolicyStep], NDAr
 
 @dataclass(frozen=True, slots=True)
 class _Totals:
-    """Of a deck: seconds of a rank if all were even, and what each item is of that and what is left after it."""
+    """For a deck: seconds of a rank if all were even, and the share of each item and of those after it."""
 
     even_E: Reals
     item_EI5: Reals

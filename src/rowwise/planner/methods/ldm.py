@@ -15,7 +15,6 @@ from rowwise.planner.problem import NO_UNIT, PlacementProblem
 
 
 def by_differences(problem: PlacementProblem, seed: int) -> MethodResult:
-    """There is nothing random about it."""
     pieces, world = whole_pieces(problem), problem.topology.world
     load = problem.phi(problem.pieces.load_NK[pieces]) - problem.phi.constant + problem.pieces.link_N[pieces]
     # A partition is the sum and the pieces of each rank, heaviest first; the one with the largest spread comes first.

@@ -22,7 +22,6 @@ from rowwise.planner.problem import NO_UNIT, Placement, PlacementProblem
 
 
 def run_method(name: str, problem: PlacementProblem, seed: int = 0) -> MethodResult:
-    """What one of them finds."""
     if name not in METHODS:
         raise SpecError(f"method {name!r}: want {', '.join(METHODS)}")
     return METHODS[name](problem, seed)

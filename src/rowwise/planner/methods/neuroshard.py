@@ -32,8 +32,6 @@ def halvings(problem: PlacementProblem) -> Index:
 
 
 def by_halvings(depth: int) -> Callable[[PlacementProblem, int], MethodResult]:
-    """With at most so many halvings."""
-
     def place(problem: PlacementProblem, seed: int) -> MethodResult:
         whole_pieces(problem)
         return MethodResult(*NativeProblem(problem).neuroshard(halvings(problem), BEAM, CANDIDATES, depth, GRID))

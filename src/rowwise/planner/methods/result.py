@@ -17,7 +17,6 @@ class MethodResult(NamedTuple):
 
 
 def result_of(problem: PlacementProblem, unit_N: Index | None) -> MethodResult:
-    """Of a unit for each piece."""
     if unit_N is None:
         return MethodResult(np.zeros(0, np.int32), np.zeros(0, np.int32), None)
     pieces = np.flatnonzero(unit_N != NO_UNIT).astype(np.int32)

@@ -1,7 +1,4 @@
-"""What compressing comes to, as values: what was measured of each table, and what it is to be. Written as advice.json.
-
-Its own file because the command, the text and the page all show it, and none needs what made it.
-"""
+"""The result of `rowwise compress` as values, written as advice.json: measurements and choice of each table."""
 
 from rowwise.spec import Value
 
@@ -19,7 +16,7 @@ class SizePoint(Value, frozen=True):
 
 
 class TableAdvice(Value, frozen=True, kw_only=True):
-    """One table: what was measured, and what it is to be."""
+    """The measurements of one table, and the id map that it should have."""
 
     name: str
     ids: int
@@ -45,7 +42,7 @@ class KeptTable(Value, frozen=True):
 
 
 class ModelScore(Value, frozen=True):
-    """Of a model on the later rows, the mean of its labels."""
+    """Metrics of a model on the later rows, as a mean over seeds."""
 
     ne: float
     loss: float
@@ -53,7 +50,7 @@ class ModelScore(Value, frozen=True):
 
 
 class CompressionAdvice(Value, frozen=True, kw_only=True):
-    """All of it."""
+    """The result of `rowwise compress`: an id map for each table, and the expected quality."""
 
     recipe: str
     history: tuple[str, ...]  # conditions

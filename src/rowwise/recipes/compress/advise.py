@@ -1,7 +1,6 @@
 """From a recipe and a history to tables within a budget: probe, trials, allocation, maps, and a recipe with them.
 
-Its own file because it is the only one that does all of it in order; each part is decided elsewhere. Everything that
-takes long is kept in the folder, and is not done again.
+Everything that takes long is kept in the folder, and is not done again.
 """
 
 from collections.abc import Mapping

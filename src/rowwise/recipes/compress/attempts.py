@@ -33,7 +33,7 @@ Told = Callable[[float], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempts:
-    """What is tried, and where it is written down."""
+    """Trains the trials of a schedule, and records each."""
 
     window: DataWindow
     division: TableDivision
@@ -46,19 +46,17 @@ class Attempts:
 
     @property
     def measured(self) -> MeasuredTrials:
-        """What is known so far."""
         task = self.window.earlier.recipe.evaluate.task
         return MeasuredTrials(trials=self.trials, methods=self.methods, seed=self.order.seed, task=task)
 
     def make_all(self, ratios: Sequence[float]) -> None:
-        """All that the schedule asks for."""
         seed, names = self.order.seed, self.division.names
-        for asked in schedule.full(seed):
+        for asked in schedule.full_trials(seed):
             with self.work.piece(f"the whole model, seed {asked.seed}") as told:
                 self._once(asked, {}, told)
-        self._each(schedule.at_wanted(names, self.methods, ratios[0], seed))
+        self._each(schedule.trials_at_goal(names, self.methods, ratios[0], seed))
         losses = {name: self.measured.losses(name, ratios[0]) for name in names}
-        self._each(schedule.at_others(losses, ratios[1:], seed))
+        self._each(schedule.trials_at_other_sizes(losses, ratios[1:], seed))
 
     def together(self, allocation: Allocation) -> TrialSpec | None:
         """All tables as chosen in one model: whether losses that were measured one by one add up."""
@@ -72,7 +70,6 @@ class Attempts:
         return asked
 
     def _each(self, wanted: Sequence[TrialSpec]) -> None:
-        """One table by one method each."""
         for asked in wanted:
             with self.work.piece(f"{asked.table} by {asked.method} in 1/{asked.ratio:g}") as told:
                 if asked in self.trials:
@@ -94,7 +91,6 @@ class Attempts:
         return next((trial for trial in like if trial.digest == digest), None)
 
     def _once(self, asked: TrialSpec, maps: Mapping[str, IdMap], told: Told) -> None:
-        """Train and measure, if nobody has."""
         if asked in self.trials:
             return
         begin_s = perf_counter()

@@ -16,7 +16,7 @@ LEAST_IDS, LEAST_SHARE = 1000, 0.01  # of a table that is worth it
 
 
 class CompressionGoal(Value, frozen=True, kw_only=True):
-    """What is wanted: one of ratio and bytes, by some of the methods."""
+    """The target ratio or bytes, and the methods to try."""
 
     ratio: float | None = None
     budget_bytes: int | None = None
@@ -34,16 +34,13 @@ class TableDivision:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of those that are compressed."""
         return tuple(table.name for table in self.chosen)
 
     @property
     def left_bytes(self) -> int:
-        """Of those that are not."""
         return sum(one.size_bytes for one in self.left)
 
     def table(self, name: str) -> Table:
-        """One of those that are compressed."""
         return next(table for table in self.chosen if table.name == name)
 
     @property

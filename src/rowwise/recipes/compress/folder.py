@@ -17,7 +17,7 @@ from typing import Any, final
 
 import msgspec
 
-from rowwise.calibrate.folder import held_alone
+from rowwise.calibrate.folder import lock_and_repair
 from rowwise.errors import SpecError
 from rowwise.recipes.compress.schedule import TrialSpec
 from rowwise.recipes.recipe import Recipe
@@ -29,7 +29,7 @@ MATTER = ("seed", "data", "transforms", "columns", "tables", "model", "train", "
 
 
 class TrialFolderSpec(Value, frozen=True, kw_only=True):
-    """What is measured: with the same order, trials can stand side by side."""
+    """The recipe, rows and seed of trials: those of one folder are comparable."""
 
     recipe: dict[str, Any]  # the sections that matter
     history: tuple[str, ...] = ()
@@ -38,7 +38,6 @@ class TrialFolderSpec(Value, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, recipe: Recipe, history: tuple[str, ...], rows: int | None, seed: int) -> "TrialFolderSpec":
-        """Of a recipe that is resolved."""
         sections = msgspec.to_builtins(recipe)
         plain = {name: sections.get(name) for name in MATTER}
         # Through JSON and back, so that what is compared is what a file holds.
@@ -58,23 +57,20 @@ class Trial(Value, frozen=True, kw_only=True):
 
 @final
 class TrialFolder:
-    """One that is there; see `open_folder`."""
+    """An existing folder of trials; `open_folder` makes one."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @property
     def trials(self) -> Path:
-        """The lines."""
         return self.path / TRIALS
 
     @property
     def maps(self) -> Path:
-        """What was chosen."""
         return self.path / "maps"
 
     def read(self) -> dict[TrialSpec, Trial]:
-        """All trials that were made."""
         if not self.trials.exists():
             return {}
         found: dict[TrialSpec, Trial] = {}
@@ -112,9 +108,9 @@ def open_folder(path: Path, order: TrialFolderSpec) -> TrialFolder:
     return folder
 
 
-def held(folder: TrialFolder) -> AbstractContextManager[None]:
+def lock_folder(folder: TrialFolder) -> AbstractContextManager[None]:
     """Nobody else measures into the folder meanwhile; cuts off what a killed process left half written."""
-    return held_alone(folder.path / ORDER, folder.path, TRIALS)
+    return lock_and_repair(folder.path / ORDER, folder.path, TRIALS)
 
 
 def _read_order(path: Path) -> TrialFolderSpec:
@@ -125,7 +121,6 @@ def _read_order(path: Path) -> TrialFolderSpec:
 
 
 def _check_same(at: Path, found: TrialFolderSpec, wanted: TrialFolderSpec) -> None:
-    """The first thing that differs."""
     out = "go on as it began, or measure into another folder by --out"
     other = [name for name in MATTER if found.recipe.get(name) != wanted.recipe.get(name)]
     if other:

@@ -7,7 +7,7 @@ from statistics import mean, stdev
 from rowwise.hashing.allocate import SizeOption
 from rowwise.recipes.compress.advice import ModelScore, SizePoint
 from rowwise.recipes.compress.folder import Trial
-from rowwise.recipes.compress.schedule import TrialSpec, full
+from rowwise.recipes.compress.schedule import TrialSpec, full_trials
 
 Metrics = Mapping[str, Mapping[str, float]]  # of each label
 
@@ -41,7 +41,7 @@ class MeasuredTrials:
         is the same, and cancels.
         """
         whole = self.trials[TrialSpec(seed=asked.seed)]
-        return above(score(self.trials[asked].metrics, self.task), score(whole.metrics, self.task))
+        return score_difference(score_of(self.trials[asked].metrics, self.task), score_of(whole.metrics, self.task))
 
     def losses(self, table: str, ratio: float) -> dict[str, float]:
         """Of a table at one size, by method; of methods that make the same map only the first."""
@@ -56,11 +56,9 @@ class MeasuredTrials:
         return sorted(wanted, key=lambda t: (self.methods.index(t.asked.method), -t.size_bytes))
 
     def points(self, table: str) -> tuple[SizePoint, ...]:
-        """The same, for people."""
         return tuple(self._point(trial) for trial in self.of(table))
 
     def options(self, table: str) -> list[SizeOption]:
-        """The same, to choose from."""
         return [SizeOption(method=one.method, size_bytes=one.size_bytes, loss=one.ne) for one in self.points(table)]
 
     def _point(self, trial: Trial) -> SizePoint:
@@ -69,11 +67,10 @@ class MeasuredTrials:
         return SizePoint(method=asked.method, ratio=asked.ratio, **sizes, ne=off.ne, loss=off.loss, auc=off.auc)
 
     def _seeds(self) -> Sequence[ModelScore]:
-        return [score(self.trials[asked].metrics, self.task) for asked in full(self.seed)]
+        return [score_of(self.trials[asked].metrics, self.task) for asked in full_trials(self.seed)]
 
 
-def score(metrics: Metrics, task: str = "") -> ModelScore:
-    """Of one label, or the mean of all."""
+def score_of(metrics: Metrics, task: str = "") -> ModelScore:
     values = [metrics[task]] if task else list(metrics.values())
     return ModelScore(
         ne=mean(one["ne"] for one in values),
@@ -82,6 +79,5 @@ def score(metrics: Metrics, task: str = "") -> ModelScore:
     )
 
 
-def above(one: ModelScore, other: ModelScore) -> ModelScore:
-    """The differences."""
+def score_difference(one: ModelScore, other: ModelScore) -> ModelScore:
     return ModelScore(ne=one.ne - other.ne, loss=one.loss - other.loss, auc=one.auc - other.auc)

@@ -11,7 +11,7 @@ CLEARLY, ERRORS = 0.1, 5.0  # a correlation, and how many of its standard errors
 TINY = 1e-12  # of values that are all the same, but for rounding
 
 
-def alike(values_ND: NDArray[np.float32]) -> float:
+def neighbour_similarity(values_ND: NDArray[np.float32]) -> float:
     """How much rows are like the next ones, less than 0 to 1; about 0 in an order by chance."""
     if len(values_ND) < 3:
         return 0.0
@@ -25,8 +25,8 @@ def alike(values_ND: NDArray[np.float32]) -> float:
 
 def is_ordered(counts_N: NDArray[np.int64], vectors_ND: NDArray[np.float32] | None) -> float | None:
     """By how much neighbours are alike, if they clearly are: by how often they come, or by what was learned of them."""
-    found = [alike(np.log1p(counts_N).astype(np.float32)[:, None])]
+    found = [neighbour_similarity(np.log1p(counts_N).astype(np.float32)[:, None])]
     if vectors_ND is not None:
-        found.append(alike(vectors_ND[counts_N > 0]))
+        found.append(neighbour_similarity(vectors_ND[counts_N > 0]))
     most = max(found)
     return most if most > max(CLEARLY, ERRORS / max(len(counts_N), 1) ** 0.5) else None

@@ -1,8 +1,7 @@
 """What is known of ids before they are put together: how often each comes, and what a small model learns of it.
 
-Its own file because it trains a model that is not the recipe's: tables of dim 4, layers half as large. Tables that are
-to be compressed begin at 0, so that whatever a row holds was learned. Gives up memory: such a table takes 4 floats an
-id, once for each fold of the samples (see `refit`) and once for all, and its counts 8 bytes.
+Tables that are to be compressed begin at 0, so that whatever a row holds was learned. Known limits: memory: such a
+table takes 4 floats an id, once for each fold of the samples (see `refit`) and once for all, and its counts 8 bytes.
 """
 
 import os
@@ -27,7 +26,7 @@ from rowwise.hashing.methods import FoldedVectors, IdHistory
 from rowwise.models.wide import ENDING
 from rowwise.recipes.compose import ResolvedRecipe, make_batcher, make_job, make_model
 from rowwise.recipes.compress import refit
-from rowwise.recipes.compress.trials import share_done
+from rowwise.recipes.compress.trials import done_share
 from rowwise.recipes.recipe import (
     DcnConfig,
     DeepFmConfig,
@@ -60,13 +59,13 @@ def probe(resolved: ResolvedRecipe, names: Sequence[str], path: Path, tell: Call
 
 def learn(resolved: ResolvedRecipe, names: Sequence[str], tell: Callable[[float], None]) -> Histories:
     """Train the small model, and count."""
-    small = shrink(resolved, names)
+    small = shrink_recipe(resolved, names)
     model = make_model(small)
     counted = _count(model, [table for table in small.tables if table.name in names])
     job = make_job(small, model, lambda position: make_batcher(small, small.parts.train, position))
     settings = Settings(train=small.recipe.train, save=Saving())
     first = 1 / (PASSES + 1)
-    Trainer(job, settings, tell=lambda shown: tell(first * share_done(shown))).run()
+    Trainer(job, settings, tell=lambda shown: tell(first * done_share(shown))).run()
     never = [name for name in names if not int(counted[name].sum())]
     if never:
         out = "want a history with rows that have some, or a recipe without the table"
@@ -78,7 +77,7 @@ def learn(resolved: ResolvedRecipe, names: Sequence[str], tell: Callable[[float]
     }
 
 
-def shrink(resolved: ResolvedRecipe, names: Sequence[str]) -> ResolvedRecipe:
+def shrink_recipe(resolved: ResolvedRecipe, names: Sequence[str]) -> ResolvedRecipe:
     """The recipe with small tables and layers, for one pass over its rows."""
     recipe = resolved.recipe
     assert not isinstance(recipe.model, str)
@@ -91,7 +90,6 @@ def shrink(resolved: ResolvedRecipe, names: Sequence[str]) -> ResolvedRecipe:
 
 
 def read_histories(path: Path, tables: Sequence[Table], names: Sequence[str]) -> Histories:
-    """What a probe has written."""
     rows = {table.name: table.rows for table in tables}
     try:
         open_regular(path).close()  # a pipe is not waited for
@@ -108,7 +106,7 @@ def read_histories(path: Path, tables: Sequence[Table], names: Sequence[str]) ->
 
 
 class _Folds(Value, frozen=True):
-    """How samples were cut, and into how many folds; see `FoldedVectors`."""
+    """The fold of each sample; see `FoldedVectors`."""
 
     features: tuple[str, ...]
     seed: int
@@ -152,7 +150,7 @@ def _halved(model: Model) -> Model:
             return model
 
 
-def holding(model: nn.Module, name: str) -> AnyTables | None:
+def module_with_table(model: nn.Module, name: str) -> AnyTables | None:
     """The tables of a model among which one is, the outermost of those that are inside each other."""
     kinds = (Embeddings, MappedEmbeddings)
     found = (module for module in model.modules() if isinstance(module, kinds))
@@ -163,7 +161,7 @@ def _count(model: nn.Module, tables: Sequence[Table]) -> dict[str, Tensor]:
     """How often each id comes, counted as batches are looked up."""
     counts = {table.name: torch.zeros(table.rows, dtype=torch.int64) for table in tables}
     for table in tables:
-        inside = holding(model, table.name)
+        inside = module_with_table(model, table.name)
         if inside is None:
             raise SpecError(f"table {table.name!r} is in no Embeddings of the model: want one that holds all tables")
         inside.register_forward_pre_hook(_counter(table, counts[table.name]), with_kwargs=True)
@@ -189,7 +187,7 @@ def vectors_of(model: nn.Module, name: str) -> Any:
     """What was learned of each id: its row, and its weight in the wide part, if the model has one."""
     found = []
     for part in (name, name + ENDING):
-        inside = holding(model, part)
+        inside = module_with_table(model, part)
         if inside is not None:
             found.append(inside.weights(part).detach().float().cpu())
     return torch.cat(found, 1).numpy()

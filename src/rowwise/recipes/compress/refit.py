@@ -1,8 +1,8 @@
 """What a probe learns of ids without some of the samples: vectors for each fold of them, and of all, made alike.
 
-Its own file because the probe itself has seen all samples. Everything that it has learned stays as it is but for the
-rows of the tables that are to be compressed, which are learned anew, from 0, by the samples of all folds but one; see
-[Note: Folds] in `hashing/idmap.py`. Takes a pass over the rows for each fold and one for all.
+Everything that it has learned stays as it is but for the rows of the tables that are to be compressed, which are
+learned anew, from 0, by the samples of all folds but one; see [Note: Folds] in `hashing/idmap.py`. Takes a pass over
+the rows for each fold and one for all.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -17,7 +17,7 @@ LEARNED = "learned"
 
 
 class TrialSpec(Value, frozen=True):
-    """One trial: a table by a method, in its bytes over `ratio`; without a table, the model as it is."""
+    """A trial: a table by a method, in its bytes over `ratio`; without a table, the model as it is."""
 
     table: str = ""
     method: str = ""
@@ -35,17 +35,19 @@ def ratios_around(wanted: float) -> tuple[float, ...]:
     return (centre, *(ratio for ratio in dict.fromkeys(others) if ratio >= LEAST_RATIO and ratio != centre))
 
 
-def full(seed: int) -> list[TrialSpec]:
+def full_trials(seed: int) -> list[TrialSpec]:
     """The model as it is, by several seeds."""
     return [TrialSpec(seed=seed + k) for k in range(SEEDS)]
 
 
-def at_wanted(tables: Sequence[str], methods: Sequence[str], ratio: float, seed: int) -> list[TrialSpec]:
+def trials_at_goal(tables: Sequence[str], methods: Sequence[str], ratio: float, seed: int) -> list[TrialSpec]:
     """Every method, at one size."""
     return [TrialSpec(table=table, method=method, ratio=ratio, seed=seed) for table in tables for method in methods]
 
 
-def at_others(losses: Mapping[str, Mapping[str, float]], ratios: Sequence[float], seed: int) -> list[TrialSpec]:
+def trials_at_other_sizes(
+    losses: Mapping[str, Mapping[str, float]], ratios: Sequence[float], seed: int
+) -> list[TrialSpec]:
     """The best methods of each table at other sizes; `losses`: at the wanted size, by table and method."""
     return [
         TrialSpec(table=table, method=method, ratio=ratio, seed=seed)

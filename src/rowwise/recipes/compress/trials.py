@@ -34,11 +34,9 @@ class _Kept:
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """Of each label."""
         return self.inner.metrics
 
     def __call__(self) -> Scores:
-        """One pass."""
         self.found.append(self.inner())
         return self.found[-1]
 
@@ -47,17 +45,19 @@ def measure(
     window: DataWindow, maps: Mapping[str, StoredIds], seed: int, rows: int | None, tell: Callable[[float], None]
 ) -> Metrics:
     """Train with these tables compressed, on so many rows at most, and measure."""
-    resolved = prepared(window.earlier, maps, seed, rows)
+    resolved = trial_recipe(window.earlier, maps, seed, rows)
     model = make_model(resolved)
     job = make_job(resolved, model, lambda position: make_batcher(resolved, resolved.parts.train, position))
     kept = _Kept(job.evaluate or make_evaluator(resolved, model, window.later, ()), [])
     job = replace(job, evaluate=kept if window.validates else None)
-    Trainer(job, make_settings(resolved.recipe), tell=lambda shown: tell(share_done(shown))).run()
+    Trainer(job, make_settings(resolved.recipe), tell=lambda shown: tell(done_share(shown))).run()
     scores = _best(resolved, kept.found) if window.validates else kept()
     return {task: {name: values[name] for name in KEPT} for task, values in scores.tasks.items()}
 
 
-def prepared(resolved: ResolvedRecipe, maps: Mapping[str, StoredIds], seed: int, rows: int | None) -> ResolvedRecipe:
+def trial_recipe(
+    resolved: ResolvedRecipe, maps: Mapping[str, StoredIds], seed: int, rows: int | None
+) -> ResolvedRecipe:
     """The recipe with tables that have these maps, another seed, and no more steps than the rows make."""
     recipe = resolved.recipe
     tables = tuple(structs.replace(t, id_map=maps.get(t.name, t.id_map)) for t in resolved.tables)
@@ -78,7 +78,7 @@ def use_threads(resolved: ResolvedRecipe) -> None:
         torch.set_num_threads(resolved.recipe.train.threads)
 
 
-def share_done(shown: RunDisplay) -> float:
+def done_share(shown: RunDisplay) -> float:
     """How much of a run is done: rows within a split are not known of, so it goes by splits or steps."""
     position, train = shown.progress.position, shown.settings.train
     share = (position.epoch + position.split / max(shown.splits, 1)) / train.epochs

@@ -1,8 +1,4 @@
-"""Which rows are the history that maps are learned from, and which later rows tell how good they are.
-
-Its own file because it is the one question of compressing that decides whether its numbers can be believed: rows that
-are measured on are never rows that were counted or trained on, and test rows are not looked at.
-"""
+"""Which rows are the history that maps are learned from, and which later rows tell how good they are."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

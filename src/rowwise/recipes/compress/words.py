@@ -7,7 +7,6 @@ from rowwise.recipes.compress.advice import CompressionAdvice, TableAdvice
 
 
 def explain(advice: CompressionAdvice) -> Iterator[str]:
-    """All lines."""
     condition = f", rows with {' and '.join(advice.history)}" if advice.history else ", all training rows"
     yield f"history     of {advice.recipe}{condition}; measured on {advice.later}"
     if advice.rows is not None:

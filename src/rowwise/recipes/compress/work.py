@@ -12,7 +12,6 @@ class WorkQueue:
     """Pieces of work, one after another."""
 
     def __init__(self, tell: Tell, pieces: int) -> None:
-        """Nothing is done yet."""
         self._tell, self._pieces, self._done = tell, pieces, 0
 
     @contextmanager

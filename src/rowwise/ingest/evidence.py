@@ -1,0 +1,117 @@
+"""Whether the whole numbers of a column are ids or amounts, by what each reading tells of the label.
+
+Rows are split into two halves at random, and each half is predicted from the other in both readings: as ids, every
+value has the mean label of its rows, drawn towards the mean of all; as amounts, values fall into bins of equally many
+rows whose mean labels rise or fall throughout. The reading with the smaller log loss is right if the difference is more
+than chance. If it is not, the values themselves decide: ids fill their range evenly and come again, amounts do not.
+"""
+
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Doubles = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Labels = NDArray[np.bool_]
+PRIOR_ROWS = 4.0  # rows of the mean label that every value and every bin begins with
+BINS = 32
+DEVIATIONS = 3.0  # a larger difference of log losses is no chance
+SMALLEST_GAIN = 2e-3  # nats a row; a smaller difference decides nothing, however certain it is
+FILLED, EVEN = 0.5, 0.5  # share of the range that is taken; taken values of its upper half over those of its lower half
+AGAIN = 4.0  # rows of a value, on average
+
+
+class Evidence(NamedTuple):
+    """Log losses in nats a row, on rows that were not used to predict them."""
+
+    base: float  # of the mean label
+    ids: float
+    amounts: float
+    error: float  # standard error of `ids` - `amounts`
+
+    @property
+    def reading(self) -> Literal["ids", "amounts"] | None:
+        """The reading that tells something of the label, and more than the other by more than chance."""
+        gain = self.amounts - self.ids
+        least = max(DEVIATIONS * self.error, SMALLEST_GAIN)
+        if abs(gain) < least or self.base - min(self.ids, self.amounts) < SMALLEST_GAIN:
+            return None
+        return "ids" if gain > 0 else "amounts"
+
+
+class Shape(NamedTuple):
+    """How the values of a column fill their range."""
+
+    filled: float  # values over whole numbers of the range
+    even: float  # values in the upper half of the range over those in the lower half
+    repeats: float  # rows of a value
+
+    @property
+    def is_of_ids(self) -> bool:
+        """Values fill their range evenly and come again."""
+        return self.filled >= FILLED and self.even >= EVEN and self.repeats >= AGAIN
+
+
+def weigh(x_N: Ints, positive_N: Labels, seed: int = 0) -> Evidence | None:
+    """Log losses of both readings; None where labels are all alike."""
+    if not positive_N.any() or positive_N.all():
+        return None
+    half_N = np.random.default_rng(seed).permutation(len(x_N)) % 2 == 0
+    ids_N, amounts_N, base_N = np.empty(len(x_N)), np.empty(len(x_N)), np.empty(len(x_N))
+    for seen_N in (half_N, ~half_N):
+        x, positive, others = x_N[seen_N], positive_N[seen_N], x_N[~seen_N]
+        mean = _smoothed(positive.sum(keepdims=True), np.array([len(positive)]), 0.5)[0]
+        base_N[~seen_N] = mean
+        ids_N[~seen_N] = _by_value(x, positive, others, mean)
+        amounts_N[~seen_N] = _by_bin(x, positive, others, mean)
+    base, ids, amounts = (_log_losses(p_N, positive_N) for p_N in (base_N, ids_N, amounts_N))
+    error = float(np.std(amounts - ids) / np.sqrt(len(x_N)))
+    return Evidence(float(base.mean()), float(ids.mean()), float(amounts.mean()), error)
+
+
+def shape_of(x_N: Ints) -> Shape:
+    """Where the values lie; of at least one row."""
+    values = np.unique(x_N)
+    low, high = int(values[0]), int(values[-1])
+    upper = int((values > low + (high - low) // 2).sum())
+    return Shape(len(values) / (high - low + 1), upper / max(len(values) - upper, 1), len(x_N) / len(values))
+
+
+def _by_value(x: Ints, positive: Labels, others: Ints, mean: float) -> Doubles:
+    values, at = np.unique(x, return_inverse=True)
+    means = _smoothed(np.bincount(at, positive), np.bincount(at), mean)
+    place = np.minimum(np.searchsorted(values, others), len(values) - 1)
+    return np.where(values[place] == others, means[place], mean)
+
+
+def _by_bin(x: Ints, positive: Labels, others: Ints, mean: float) -> Doubles:
+    borders = np.unique(np.quantile(x, np.linspace(0, 1, BINS + 1)[1:-1]))
+    at = np.searchsorted(borders, x, side="right")
+    rows = np.bincount(at, minlength=len(borders) + 1)
+    means = _smoothed(np.bincount(at, positive, len(borders) + 1), rows, mean)
+    weights = rows.astype(np.float64) + PRIOR_ROWS
+    rising, falling = _monotone(means, weights), -_monotone(-means, weights)
+    errors = [float((rows * (fit - means) ** 2).sum()) for fit in (rising, falling)]
+    return (rising if errors[0] <= errors[1] else falling)[np.searchsorted(borders, others, side="right")]
+
+
+def _smoothed(positives: Doubles | Ints, rows: Ints, mean: float) -> Doubles:
+    return (positives + PRIOR_ROWS * mean) / (rows + PRIOR_ROWS)
+
+
+def _monotone(means: Doubles, weights: Doubles) -> Doubles:
+    """The nearest means that never fall: neighbours that do are pooled."""
+    pools: list[tuple[float, float, int]] = []
+    for mean, weight in zip(means.tolist(), weights.tolist(), strict=True):
+        count = 1
+        while pools and pools[-1][0] >= mean:
+            other, other_weight, others = pools.pop()
+            mean = (mean * weight + other * other_weight) / (weight + other_weight)
+            weight, count = weight + other_weight, count + others
+        pools.append((mean, weight, count))
+    return np.repeat([pool[0] for pool in pools], [pool[2] for pool in pools])
+
+
+def _log_losses(p_N: Doubles, positive_N: Labels) -> Doubles:
+    return -np.log(np.where(positive_N, p_N, 1 - p_N))

@@ -1,0 +1,33 @@
+"""Names and docstrings: a class name means one thing, and a docstring says something."""
+
+import ast
+from collections import defaultdict
+from pathlib import Path
+
+SOURCE = Path(__file__).parents[1] / "src/rowwise"
+FEWEST_WORDS = 4
+SHORT_ON_PURPOSE: frozenset[str] = frozenset()  # docstrings that say all in fewer words
+
+
+def definitions():
+    for path in sorted(SOURCE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.Module):
+                yield f"{path.relative_to(SOURCE)}:{getattr(node, 'lineno', 1)}", node
+
+
+def test_no_two_classes_have_one_name():
+    places = defaultdict(list)
+    for place, node in definitions():
+        if isinstance(node, ast.ClassDef):
+            places[node.name].append(place)
+    assert not {name: found for name, found in places.items() if len(found) > 1}
+
+
+def test_a_docstring_says_something():
+    short = {}
+    for place, node in definitions():
+        said = ast.get_docstring(node)
+        if said is not None and len(said.split()) < FEWEST_WORDS and said not in SHORT_ON_PURPOSE:
+            short[place] = said
+    assert not short
