@@ -264,8 +264,9 @@ def reference() -> str:
             parts.append(f"{level} {path}\n\n`kind` says which of these it is; the other keys depend on it.\n")
         heading = f"{level}# kind: {tag} {anchor}" if tag else f"{level} {path or 'Top level'} {anchor}"
         parts += [f"{heading}\n", f"{inspect.cleandoc(kind.__doc__ or '')}\n"]
+        others = [f"`{other}`" for other in dict.fromkeys(others) if other != path]
         if others:
-            parts.append(f"Also: {', '.join(f'`{other}`' for other in dict.fromkeys(others))}.\n")
+            parts.append(f"Also: {', '.join(others)}.\n")
         parts.append(table_of(kind))
         last = path
     return "\n".join(parts)
