@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 SETUP := $(VENV)/.setup
 BUILT := $(VENV)/.built
 PEERS := $(VENV)/.peers
+DOCS := $(VENV)/.docs
 CODE := src tests benchmarks examples tools
 
 # What was compiled once is kept: test modules take as long to compile as to run.
@@ -13,17 +14,17 @@ export PYTHONDONTWRITEBYTECODE =
 # Idle OpenMP threads that spin take the cores from those that work.
 export OMP_WAIT_POLICY = passive
 
-.PHONY: help demo docs test test-all build lint sanitize bench bench-smoke clean
+.PHONY: help demo test test-all build lint sanitize docs bench bench-smoke clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo      train a small model for half a minute, and write a report"
 	@echo "make test      lint, types, import rules and the fast tests: at most 240 s of processor time"
 	@echo "make test-all  slow tests, real processes, random examples, and the sanitizers"
-	@echo "make docs      build the documentation as a site: site/index.html"
 	@echo "make build     set up .venv and build the native operators"
 	@echo "make lint      what 'make test' does before the tests"
 	@echo "make sanitize  the native tests under the address and undefined-behaviour sanitizers"
+	@echo "make docs      the documentation as a site, in build/site"
 	@echo "make bench     lookup and update beside other libraries"
 	@echo "make bench-smoke  every benchmark, tiny: does it run, and are its results right?"
 	@echo "make clean     remove what was made, .venv included"
@@ -48,12 +49,14 @@ $(PEERS): $(BUILT)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r $(VENV)/peers.txt
 	@touch $@
 
+$(DOCS): $(BUILT)
+	$(BIN)/python -c "import tomllib; extras = tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']; \
+	  print(*extras['docs'], sep='\n')" > $(VENV)/docs.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r $(VENV)/docs.txt
+	@touch $@
+
 demo: build
 	$(BIN)/rowwise train dlrm-synthetic
-
-docs: build
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
-	@echo "open site/index.html"
 
 lint: build
 	$(BIN)/ruff check $(CODE)
@@ -65,13 +68,17 @@ lint: build
 test: lint
 	$(BIN)/python -m pytest -n 2 -m 'not slow and not dist and not gpu'
 
-test-all: $(PEERS)  # tests that compare with other libraries need them
+test-all: $(PEERS) $(DOCS)  # tests that compare with other libraries need them
 	tools/browser.sh
 	$(BIN)/python -m pytest -n 2 --full -m '(slow or dist or hypothesis) and not gpu'
 	$(MAKE) sanitize
 
 sanitize: build
 	tools/sanitize.sh $(BIN)/python
+
+docs: $(DOCS)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "look at it: $(BIN)/python -m http.server --directory build/site"
 
 bench: $(PEERS)
 	$(BIN)/rowwise bench ops

@@ -15,7 +15,7 @@ from rowwise.processor import (
     parse_cpuinfo,
     read_processor,
 )
-from rowwise.recipes.processor_limits import suit
+from rowwise.recipes.processor_limits import replace_unsupported
 from rowwise.train.settings import Training
 
 AVX2 = "fpu sse2 ssse3 pclmulqdq avx f16c fma avx2"
@@ -50,7 +50,7 @@ def test_what_is_known_of_a_processor(name):
     assert (None if named is None else named.name) == family
     assert gemm_library_of(found) == products
     assert [lack.what for lack in missing_features(found)] == missing
-    got, lines = suit(Training(precision="bf16"), found)
+    got, lines = replace_unsupported(Training(precision="bf16"), found)
     assert got == Training(precision="fp32" if "bf16 products" in missing else "bf16")
     assert len(lines) == (got.precision == "fp32")
 
@@ -75,10 +75,10 @@ def test_what_this_processor_says():
 
 def test_a_replaced_precision_says_so_and_can_be_forced():
     zen = parse_cpuinfo(cpuinfo("AuthenticAMD", 25, 1, AVX2), "x86_64")
-    (line,) = suit(Training(precision="bf16"), zen)[1]
+    (line,) = replace_unsupported(Training(precision="bf16"), zen)[1]
     assert "train.precision=bf16 is replaced by fp32, because this processor has no bf16 products" in line
     assert "measured on Zen 3: a step of dlrm-synthetic" in line
     assert "train.precision=bf16_always keeps it" in line
     assert "\n" not in line
     for other in (Training(), Training(precision="bf16_always"), Training(precision="bf16", device="cuda")):
-        assert suit(other, zen) == (other, ())
+        assert replace_unsupported(other, zen) == (other, ())

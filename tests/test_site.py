@@ -1,93 +1,135 @@
-"""The documentation builds as a site without a warning, and a browser shows each page without an error."""
+"""The documentation as a site: it builds without a warning, and every page can be read on a telephone."""
 
 import functools
-import json
 import os
-import queue
-import re
 import subprocess
 import sys
 import threading
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from report import browser
+from devtools import browser, complaints
 
 ROOT = Path(__file__).parents[1]
-NARROW = 400
-HARNESS = """<!doctype html><body><script>
-const pages = PAGES, found = {};
-async function look(page) {
-  const frame = document.createElement("iframe");
-  frame.style.cssText = "width:WIDTHpx;height:800px;border:0";
-  const loaded = new Promise((done) => { frame.onload = done; });
-  frame.src = page;
-  document.body.append(frame);
-  await loaded;
-  found[page] = frame.contentDocument.documentElement.scrollWidth;
-  frame.remove();
-}
-(async () => {
-  for (const page of pages) await look(page);
-  await fetch("/found", {method: "POST", body: JSON.stringify(found)});
-})();
-</script></body>"""
+MKDOCS = pytest.mark.skipif(find_spec("mkdocs") is None, reason="needs the extra 'docs'")
+WIDTH = 400
+FOUND = """new Promise(done => {
+    const look = () => document.querySelector(".md-search-result__item") ? done(true) : setTimeout(look, 50);
+    look();
+})"""
 
 
-class Handler(SimpleHTTPRequestHandler):
-    """Serves the site, and keeps what the page posts."""
+@pytest.fixture
+def tools(monkeypatch):
+    """Makes modules of `tools` importable."""
+    monkeypatch.syspath_prepend(ROOT / "tools")
 
+
+def test_every_key_of_a_recipe_has_a_meaning(tools):
+    import docs_recipe
+
+    want = "want a comment beside the field, or a line in MEANINGS of tools/docs_recipe.py"
+    assert docs_recipe.undocumented() == [], want
+    assert docs_recipe.superfluous() == [], "these lines of MEANINGS are of fields with a comment, or of none"
+
+
+def test_the_reference_of_recipes_has_every_key(tools):
+    import docs_recipe
+
+    text = docs_recipe.reference()
+    for kind in docs_recipe.sections():
+        section = text.split(f"{{#{docs_recipe.anchor_of(kind)}}}")[1].split("\n#")[0]
+        assert all(f"| `{field.encode_name}` |" in section for field in docs_recipe.keys_of(kind))
+
+
+def test_anchors_of_the_reference_are_unique(tools):
+    import docs_recipe
+
+    anchors = [docs_recipe.anchor_of(kind) for kind in docs_recipe.sections()]
+    assert len(anchors) == len(set(anchors))
+
+
+def test_the_reference_of_commands_has_every_option(tools):
+    import docs_commands
+
+    commands, text = docs_commands.all_commands(), docs_commands.reference()
+    assert {"rowwise train", "rowwise eval", "rowwise data inspect", "rowwise ckpt import"} <= commands.keys()
+    for name, command in commands.items():
+        section = text.split(f"## {name}\n")[1].split("\n## ")[0]
+        options = {option for one in command.params for option in one.opts if option.startswith("--")}
+        assert all(f"`{option}" in section for option in options - {"--help"}), name
+
+
+def test_comments_are_those_of_the_field(tools):
+    from field_comments import comments_of
+
+    lines = ["a: int  # one", "# two", "# lines", "b: int = 0", "c: int = (", "    1  # three", ")", "d: int"]
+    source = "\n    ".join(["class A:", *lines]) + "\n"
+    assert comments_of(source) == {2: "one", 5: "two lines", 6: "three"}
+
+
+class Quiet(SimpleHTTPRequestHandler):
     def log_message(self, *_):
         pass
 
-    def do_POST(self):
-        self.server.found.put(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-        self.send_response(204)
-        self.end_headers()
 
+@pytest.fixture
+def serve():
+    """The address of a folder."""
+    servers = []
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory):
-    place = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", place]
-    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "WARNING" not in done.stderr
-    return place
+    def at(folder: Path) -> str:
+        servers.append(ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder))))
+        threading.Thread(target=servers[-1].serve_forever, daemon=True).start()
+        return f"http://127.0.0.1:{servers[-1].server_address[1]}/"
 
-
-@pytest.mark.slow
-def test_every_page_in_a_browser(site):
-    pages = sorted(str(page.relative_to(site)) for page in site.rglob("*.html") if page.name != "404.html")
-    assert len(pages) > 40
-    (site / "look.html").write_text(HARNESS.replace("PAGES", json.dumps(pages)).replace("WIDTH", str(NARROW)))
-    with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=site)) as server:
-        server.found = queue.Queue()
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        with browser.opened(f"http://127.0.0.1:{server.server_port}/look.html") as log:
-            found = server.found.get(timeout=100)
-            said = [line for line in log.read_text(errors="replace").splitlines() if "CONSOLE" in line]
+    yield at
+    for server in servers:
         server.shutdown()
-    assert found.keys() == set(pages)
-    assert {page: width for page, width in found.items() if width > NARROW} == {}
-    assert said == []
+        server.server_close()
+
+
+def faults(page, host: str, address: str) -> list[str]:
+    found = complaints(page.visit(host + address), host)
+    width = page.value("document.documentElement.scrollWidth")
+    return [*found, *([f"is {width} pixels wide"] if width > WIDTH else [])]
 
 
 @pytest.mark.slow
-def test_nothing_is_fetched_from_elsewhere(site):
-    for page in site.rglob("*.html"):
-        fetched = re.findall(r'<(?:script|link|img)[^>]*(?:src|href)="(https?:[^"]+)"', page.read_text("utf-8"))
-        assert not [url for url in fetched if "canonical" not in url], page
+def test_a_bad_page_is_noticed(tmp_path, serve):
+    bad = {
+        "error.html": "<script>console.error('lost')</script>",
+        "thrown.html": "<script>throw new Error('lost')</script>",
+        "missing.html": "<img src=nowhere.png>",
+        "wide.html": "<div style='width: 500px'>x</div>",
+        "elsewhere.html": "<img src='http://192.0.2.1/x.png' loading=lazy>",
+    }
+    good = "<!doctype html><link rel=icon href='data:,'><p>good"
+    for name, text in (bad | {"good.html": ""}).items():
+        (tmp_path / name).write_text(good + text)
+    host = serve(tmp_path)
+    with browser() as page:
+        page.resize(WIDTH, 800)
+        assert faults(page, host, "good.html") == []
+        assert all(faults(page, host, name) for name in bad)
 
 
 @pytest.mark.slow
-def test_the_reference_has_every_command_and_key(site):
-    from rowwise.recipes.recipe import Recipe
-
-    commands = (site / "reference" / "commands.html").read_text("utf-8")
-    for name in ("train", "resume", "plan", "data inspect", "ckpt verify"):
-        assert f"rowwise {name}" in commands
-    keys = (site / "reference" / "recipe.html").read_text("utf-8")
-    assert all(f"<code>{name}</code>" in keys for name in Recipe.__struct_encode_fields__)
+@MKDOCS
+def test_the_site_builds_and_reads_well(tmp_path, serve):
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=quiet, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    pages = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.html"))
+    assert {"index.html", "reference/recipe.html", "reference/rowwise-planner.html", "glossary.html"} <= set(pages)
+    assert "arena" in (tmp_path / "glossary.html").read_text()
+    host = serve(tmp_path)
+    with browser() as page:
+        page.resize(WIDTH, 800)
+        found = {name: faults(page, host, name) for name in pages}
+        assert not any(found.values()), {name: said for name, said in found.items() if said}
+        page.visit(f"{host}index.html?q=virtual+shard")
+        assert page.value(FOUND), "search finds nothing"

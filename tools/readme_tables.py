@@ -1,14 +1,15 @@
-"""Write the numbers of README, docs/recipes.md and docs/benchmarks/ from saved results, or check them.
+"""Write docs/benchmarks/, docs/recipes.md and README's numbers from saved results, or check that they say the same.
 
 python tools/readme_tables.py [--check]
 
-README has three numbers, of the first processor that has all results; docs/benchmarks/ has a page for each subject,
-with the tables of every processor.
+Each subject has a page, with a section for each processor whose results are saved. README has three numbers, of the
+first processor.
 """
 
 import math
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -33,6 +34,10 @@ def by_threads(rows: list[dict]) -> str:
     return " | ".join([*cells, f"{min(r['ratio'] for r in rows):.2f}x"])
 
 
+def with_facts(lines: list[str], facts: list[str], result: dict) -> str:
+    return "\n".join([*lines, "", *(f"- {fact}" for fact in facts), f"- {made_on(result)}"])
+
+
 def made_on(result: dict) -> str:
     made = result["environment"]
     machine = f"Processor {result['processor']} ({made['cpu']}, {made['cores']} cores)"
@@ -51,13 +56,14 @@ def ops(read: Read) -> str:
         lines.append(f"| {kind[0]} | {kind[1]} | {OPTIMIZERS[kind[2]]} | {by_threads(mine)} |")
     limited = (r for r in rows if "gather_share" in r and r["row_type"] == "fp32")
     shares = [r["gather_share"] for r in limited if r["pooling"] == 20 and r["dim"] >= 64]
-    note = (
-        "Time of the peer over ours for lookup, backward and update together (geometric means over dims, batch sizes, "
-        "poolings and id distributions). The lookup of fp32 rows alone, pooling 20 and dim >= 64, runs at "
-        f"{min(shares):.0%} to {min(1.0, max(shares)):.0%} of the speed at which this machine can read the same rows "
-        f"at all. {made_on(result)}"
-    )
-    return "\n".join([*lines, "", note])
+    facts = [
+        "Cells: time of the peer over that of rowwise, for lookup, backward and update together. Each is a geometric "
+        "mean over dims, batch sizes, poolings and id distributions; the last column is the worst single cell.",
+        f"Lookups of fp32 rows with pooling 20 and dim >= 64 run at {min(shares):.0%} to {min(1.0, max(shares)):.0%} "
+        "of the speed at which this machine reads the same rows without pooling.",
+        "FBGEMM's CPU wheels from 1.6 on run on one thread. 1.5.0 is the last one with threads.",
+    ]
+    return with_facts(lines, facts, result)
 
 
 def around(read: Read) -> str:
@@ -71,9 +77,11 @@ def around(read: Read) -> str:
         mine = [r for r in rows if (r["kind"], r["peer"]) == kind]
         lines.append(f"| {kind[0]} | {kind[1]} | {by_threads(mine)} |")
     library = dense["environment"]["library"]
-    chosen = f"`Linear` uses {library} here, as the table of processor families says."
-    note = f"Dense: forward and backward through autograd; {chosen}"
-    return "\n".join([*lines, "", f"{note} {made_on(dense)}"])
+    facts = [
+        "Cells: time of the other library over that of rowwise.",
+        f"Dense layers: forward and backward through autograd. `Linear` uses {library} on this processor family.",
+    ]
+    return with_facts(lines, facts, dense)
 
 
 def compress(read: Read) -> str:
@@ -89,22 +97,23 @@ def compress(read: Read) -> str:
     auc = {row["method"]: center(row["auc"]) for row in films}
     half = {row["method"]: center(row["auc"]) for row in result["rows"]["half"]}
     chosen = ", ".join(f"{name} by {one['method'] or 'rows of their own'}" for name, one in advice["tables"].items())
-    note = (
-        f"Sales in stores, ids numbered at random, {len(full['auc'])} seeds; full tables: AUC "
-        f"{center(full['auc']):.4f} ± {(max(full['auc']) - min(full['auc'])) / 2:.4f}, "
-        f"NE {center(full['ne']):.4f}, {full['bytes'] / 1e6:.1f} MB. "
-        "Behind ±: half of what seeds differ by. Bytes are those of all tables, maps included; quotient-remainder "
-        "cannot make small tables that small, which stay as they are there. "
-        f"The advisor, under one budget of 1/{advice['ratio']:g} for all tables and without a look at the test: "
-        f"{chosen}; AUC {center(advice['auc']):.4f} in {advice['bytes'] / 1e6:.2f} MB. "
-        f"Trained on the second half of the weeks: full {half['full']:.4f}, learned from that half "
-        f"{half['learned, second half']:.4f}, from the first half {half['learned, first half']:.4f}, hash "
-        f"{half['hash']:.4f}, at 1/100. MovieLens-100k, users and films in 1/8: full {auc['full']:.4f}, hash "
-        f"{auc['hash']:.4f}, mixed {auc['mixed']:.4f}, learned {auc['learned']:.4f}. A map of {scale['ids'] / 1e6:g} "
-        f"million ids into {scale['rows']:,} rows takes {scale['wall_s']:.0f} s and {scale['peak_gb']:.1f} GB. "
-        f"{made_on(result)}"
-    )
-    return "\n".join([*lines, "", note])
+    facts = [
+        f"Data: sales in stores, ids numbered at random, {len(full['auc'])} seeds. Full tables reach AUC "
+        f"{center(full['auc']):.4f} ± {(max(full['auc']) - min(full['auc'])) / 2:.4f} and "
+        f"NE {center(full['ne']):.4f} in {full['bytes'] / 1e6:.1f} MB. ± is half the range over seeds.",
+        "Bytes are those of all tables, id maps included. Small tables that quotient-remainder cannot shrink that far "
+        "keep their size.",
+        f"`rowwise compress` with one budget of 1/{advice['ratio']:g} for all tables, which never sees test rows, "
+        f"chooses {chosen}: AUC {center(advice['auc']):.4f} in {advice['bytes'] / 1e6:.2f} MB.",
+        f"Age of a map, at 1/100, trained on the second half of the weeks: AUC {half['full']:.4f} with full tables, "
+        f"{half['learned, second half']:.4f} with a map learned from that half, {half['learned, first half']:.4f} "
+        f"with one learned from the first half, {half['hash']:.4f} with a hash.",
+        f"MovieLens-100k, users and films in 1/8: AUC {auc['full']:.4f} with full tables, {auc['hash']:.4f} hash, "
+        f"{auc['mixed']:.4f} mixed, {auc['learned']:.4f} learned.",
+        f"A map of {scale['ids'] / 1e6:g} million ids into {scale['rows']:,} rows takes {scale['wall_s']:.0f} s and "
+        f"{scale['peak_gb']:.1f} GB to build.",
+    ]
+    return with_facts(lines, facts, result)
 
 
 def compressed(row: dict | None) -> str:
@@ -127,7 +136,11 @@ def quality(read: Read) -> str:
         ne, auc = mean(result, name, "ne"), mean(result, name, "auc")
         lines.append(f"| {name} | {ne:.4f} | {ne - exact:+.5f} | {auc:.4f} |")
     seeds = len({r["seed"] for r in result["rows"]})
-    return "\n".join([*lines, "", f"Means of {seeds} seeds, 2 million samples each, seen once. {made_on(result)}"])
+    facts = [
+        f"Means of {seeds} seeds; 2 million samples each, each seen once.",
+        "Labels are drawn from a teacher with known probabilities; the last row is what the teacher itself scores.",
+    ]
+    return with_facts(lines, facts, result)
 
 
 def recipes() -> str:
@@ -156,15 +169,17 @@ def step(read: Read) -> str:
     for side in dict.fromkeys(side for side, _ in speed):
         cells = [f"{speed[side, n]:,.0f} ({speed[side, n] / speed[BESIDE, n]:.1f}x)" for n in (1, 2)]
         lines.append(f"| {side} | {' | '.join(cells)} | {memory[side] / 1e9:.1f} GB |")
-    note = (
-        f"In brackets: over {BESIDE}. torch is nn.EmbeddingBag with Adagrad, TorchRec 1.8.0 has FBGEMM's fused tables; "
-        "all sides use torch's fused Adam for the dense layers. Matrix products are most of a step, and both of "
-        "torch's libraries for them reach more than 80% of this processor's speed."
-    )
+    facts = [
+        "Model: DLRM with 13 dense numbers, 26 tables of dim 64, MLPs 512-256-64 and 512-512-256-1, batch 2,048.",
+        f"In brackets: speed relative to {BESIDE}. TorchRec 1.8.0 has FBGEMM's fused tables; torch is nn.EmbeddingBag "
+        "with Adagrad. All use torch's fused Adam for the dense layers.",
+        "Matrix products are most of a step. Both of torch's libraries for them reach more than 80 % of this "
+        "processor's peak.",
+    ]
     shares = [f"{r['limit_share']:.2f}" for r in result["rows"] if r["side"] == OURS and "limit_share" in r]
     if shares:
-        note += f" Share of the machine's limit, {OURS}, by optimizer and threads: {', '.join(shares)}."
-    return "\n".join([*lines, "", f"{note} {made_on(result)}"])
+        facts.append(f"Share of the machine's limit, {OURS}, by optimizer and threads: {', '.join(shares)}.")
+    return with_facts(lines, facts, result)
 
 
 def shard(read: Read) -> str:
@@ -195,15 +210,20 @@ def shard(read: Read) -> str:
         lines.append(
             f"| {names[kind]} | {layout}, {batch:,}, {ids} | {max(theirs.values()):,.0f} | {' | '.join(cells)} |"
         )
-    note = (
-        "TorchRec: the faster of plain and pipelined, always over gloo. Our ranks use shared memory unless told "
-        "otherwise. Of a whole step most is matrix products, in which both sides reach this processor's limits."
-    )
-    return "\n".join([*lines, "", f"{note} {made_on(result)}"])
+    facts = [
+        "Two processes of one thread each, with the same model, tables and plan as TorchRec's "
+        "`DistributedModelParallel`.",
+        "TorchRec: the faster of its plain and its pipelined step, over gloo. The last columns: speed of rowwise over "
+        "that of TorchRec. Ranks of rowwise on one host use shared memory by default.",
+        "Most of a whole step is matrix products, in which both sides reach this processor's limits.",
+    ]
+    return with_facts(lines, facts, result)
 
 
-def differences(result: dict) -> dict[tuple[str, str], dict[str, float]]:
-    """By layout and wire: the largest difference of a weight, for each side."""
+def plans(read: Read) -> str:
+    """How far weights end from those of one process."""
+    result = read("shard_step")
+    lines = ["| plan | TorchRec | rowwise | rowwise, elastic |", "|---|---|---|---|"]
     found: dict[tuple[str, str], dict[str, float]] = {}
     for r in result["rows"]:
         if r["kind"] == "plans":
@@ -211,18 +231,15 @@ def differences(result: dict) -> dict[tuple[str, str], dict[str, float]]:
             layout = "replicated" if r["layout"] == "data-parallel" else r["layout"]
             cells = found.setdefault((layout, r["wire"]), {})
             cells[column] = max(cells.get(column, 0.0), r["difference"])
-    return found
-
-
-def plans(read: Read) -> str:
-    """How far weights end from those of one process."""
-    result = read("shard_step")
-    lines = ["| plan | TorchRec | rowwise | rowwise, elastic |", "|---|---|---|---|"]
-    for (layout, wire), cells in differences(result).items():
+    for (layout, wire), cells in found.items():
         shown = [f"{cells[c]:.2g}" if c in cells else "-" for c in ("TorchRec", "rowwise", "elastic")]
         lines.append(f"| {layout}{'' if wire == 'fp32' else f', {wire} wire'} | {' | '.join(shown)} |")
-    note = "Largest difference of a weight, on 2 processes and on 4 threads of 2 pretended hosts."
-    return "\n".join([*lines, "", f"{note} {made_on(result)}"])
+    facts = [
+        "Cells: largest absolute difference of a weight to a run on one process, after the same 20 steps. Weights "
+        "moved by up to about 1.4. `-`: not measured, or refused.",
+        "Runs: 2 processes, and 4 threads that pretend to be 2 hosts. TorchRec 1.8.0.",
+    ]
+    return with_facts(lines, facts, result)
 
 
 def checkpoints(read: Read) -> str:
@@ -246,12 +263,15 @@ def checkpoints(read: Read) -> str:
         found = {r["way"]: r for r in rows if r["samples"] == samples}
         cells = [f"{found[way]['less']:.1f}x" for way in ("incremental", "incremental, 8 bits", "incremental, 4 bits")]
         lines.append(f"| {samples:,} | {found['full']['touched']:.0%} | {' | '.join(cells)} |")
-    note = (
-        f"Above: {size_gb:.1f} GB, ours with checksums; a save in the background stops training for {blocked:.0%} of a "
-        "whole one, once its memory is there. Below: bytes of ten full checkpoints over those of incremental ones; ids "
-        "by a Zipf law of 1.05. Trained on from 8 or 4 bits, NE stayed within the noise of seeds."
-    )
-    return "\n".join([*lines, "", f"{note} {made_on(files)}"])
+    facts = [
+        f"First table: {size_gb:.1f} GB. rowwise computes checksums, the copy does not.",
+        f"A save in the background blocks training for {blocked:.0%} of the time of a whole save, once its memory "
+        "is allocated.",
+        "Second table: bytes of ten full checkpoints over bytes of ten incremental ones. Ids follow a Zipf law with "
+        "exponent 1.05.",
+        "Runs that resumed from 8 or 4 bits reached the same NE within the noise of seeds.",
+    ]
+    return with_facts(lines, facts, files)
 
 
 def planner(read: Read) -> str:
@@ -279,13 +299,15 @@ def planner(read: Read) -> str:
     for r in result["rows"]:
         if r["suite"] in ("pool", "lists", "giant") and not r["task"].endswith("short"):
             lines.append(f"| {r['task']} | {r['cost_s'] / r['bound_s'] - 1:.2%} | {r['took_s']:.1f} |")
-    note = (
-        "Above: tasks by NeuroShard's protocol; over those that a method fits into memory, the cost of its plans over "
-        "ours (geometric mean), all under one model of costs. Below: a plan is at most so far from the best there is; "
-        "856 tables are made up, after published statistics, and fill the devices' memory to a share; lists are "
-        "published ones in all layouts; 12 T parameters are on 128 devices with host memory."
-    )
-    return "\n".join([*lines, "", f"{note} {made_on(result)}"])
+    facts = [
+        "First table: tasks of NeuroShard's protocol, all under one cost model. Cost: geometric mean relative to "
+        "rowwise, over the tasks for which the method found a plan that fits.",
+        "Second table: cost of the plan over a lower bound that no plan can beat.",
+        "`856x16 70 %`: 856 synthetic tables after published statistics, which fill 70 % of the memory of 16 devices. "
+        "Other names are published lists of tables, with all layouts allowed.",
+        "12 T parameters: on 128 devices with host memory. The runtime does not run rows on the host of a device yet.",
+    ]
+    return with_facts(lines, facts, result)
 
 
 def calibrate(read: Read) -> str:
@@ -309,15 +331,17 @@ def calibrate(read: Read) -> str:
             cells.append(f"{'-' if over is None else f'{over:.3f}'}, {found[0]['fit']}/{found[0]['tasks']}")
         lines.append(f"| {method} | {' | '.join(cells)} |")
     off = sorted(row["off"] for row in chosen)[len(chosen) // 2]
-    note = (
-        f"Above: {sets['sets']:,} sets of 1 to 15 tables, measured in ten minutes on two ranks, {sets['held_out']:,} "
-        "of them never learned from. Two measurements of one set differ so that a perfect prediction would be "
-        f"{sets['noise']:.1%} off, with the drift of this shared machine's speed {sets['raw_noise']:.1%}. "
-        f"{len(chosen)} plans that the search chose by it, run on two processes, took what was predicted to within "
-        f"{off:.0%} (median). Below: cost over that of our search, and tasks that fit into memory; whole tables, which "
-        "the shipped DreamShard policy never saw."
-    )
-    return "\n".join([*lines, "", f"{note} {made_on(result)}"])
+    facts = [
+        f"First table: {sets['sets']:,} sets of 1 to 15 tables, measured in ten minutes on two ranks. Errors are on "
+        f"{sets['held_out']:,} sets that were not used to fit.",
+        f"Noise floor: a perfect prediction would be {sets['noise']:.1%} off, or {sets['raw_noise']:.1%} with the "
+        "drift of this shared machine's speed.",
+        f"{len(chosen)} plans that the search chose by these costs were run on two processes. Their times were "
+        f"predicted to within {off:.0%} (median).",
+        "Second table: cost relative to the search of rowwise, and number of tasks for which the method found a plan "
+        "that fits. Tables are not cut. The DreamShard policy that ships never saw these tables.",
+    ]
+    return with_facts(lines, facts, result)
 
 
 def _counts(sections: dict[str, list[dict]]) -> list[tuple[int, int]]:
@@ -343,15 +367,18 @@ def ingest(read: Read) -> str:
     disk = ", ".join(f"{one['step']} {one['speed']:.2f}" for one in store["disk"][1:])
     less = store["cpu_s"]["map"] / store["cpu_s"]["large groups"]
     per_second = ", ".join(f"{name} {rate:,.0f}" for name, rate in kernels.items())
-    note = (
-        "13 numbers filled, clamped, log1p; 26 ids and the first 20 of 4 lists hashed; a label. All do the same on "
-        f"one thread, per second of a processor. Kernels, million elements a second: {per_second}. "
-        f"A batch of 5.9 MB to another process: {slots:.1f} GB a processor's second, {slots / few:.1f} times torch's "
-        f"queue with 3 tensors and {slots / many:.0f} times with 60. A tenth of 500 features takes {less:.0f}x less "
-        f"processor than a map of them; on a disk of 8 ms and 150 MB/s, of the map's speed: {disk}. A trainer that "
-        f"needs three workers gets {scaling['workers']}, and waits {scaling['waits']:.1%} of the time."
-    )
-    return "\n".join([*lines, "", f"{note} {made_on(result)}"])
+    facts = [
+        "Work: 13 numbers filled, clamped and log1p; 26 ids and the first 20 ids of 4 lists hashed; a label. All "
+        "libraries do the same work on one thread. Rows are per second of processor time.",
+        f"Kernels, million elements a second: {per_second}.",
+        f"A batch of 5.9 MB to another process: {slots:.1f} GB per second of processor time. That is "
+        f"{slots / few:.1f} times torch's queue with 3 tensors, and {slots / many:.0f} times with 60.",
+        f"Reading a tenth of 500 features takes {less:.0f}x less processor time from one column a feature than from a "
+        f"map column. On a disk with 8 ms and 150 MB/s, speed relative to the map: {disk}.",
+        f"Autoscaling: a trainer that needs three workers gets {scaling['workers']}, and waits for data "
+        f"{scaling['waits']:.1%} of the time.",
+    ]
+    return with_facts(lines, facts, result)
 
 
 def mean(result: dict, row_type: str, field: str) -> float:
@@ -359,113 +386,168 @@ def mean(result: dict, row_type: str, field: str) -> float:
     return sum(values) / len(values)
 
 
-def three(read: Read) -> str:
-    """The numbers of README: one of operators, one of steps, one of trust."""
-    operators, steps, sharded = read("ops"), read("train_step"), read("shard_step")
-    kind = ("fp16", "rowwise_adagrad", 1, FBGEMM)
-    kernels = [
-        r["ratio"] for r in operators["rows"] if (r["row_type"], r["optimizer"], r["threads"], r["peer"]) == kind
-    ]
-    speed = {(r["side"], r["threads"]): r["samples_s"] for r in steps["rows"] if r.get("optimizer") == "adam"}
-    weights = differences(sharded)["column-wise", "fp32"]
-    rows = (
-        ("speed of lookup, backward and update, fp16 rows, one thread", ratio(kernels), "1.0x", "FBGEMM", "ops"),
-        (
-            "speed of a DLRM step in fp32, two threads",
-            f"{speed[OURS, 2] / speed[BESIDE, 2]:.1f}x",
-            "1.0x",
-            "TorchRec",
-            "step",
-        ),
-        (
-            "column-wise sharding: change of a weight in 20 steps",
-            *(f"{weights[x]:.2g}" for x in ("rowwise", "TorchRec")),
-            "TorchRec",
-            "plans",
-        ),
-    )
-    lines = ["| what | rowwise | peer | measured by |", "|---|---|---|---|"]
-    for what, ours, theirs, peer, where in rows:
-        command = next(name for table, (_, name) in TITLES.items() if table.__name__ == where)
-        page = f"[`rowwise bench {command}`](docs/benchmarks/{where}.md)"
-        lines.append(f"| {what} | {ours} | {theirs} ({peer} 1.8.0) | {page} |")
-    made = steps["environment"]
-    note = f"Processor {steps['processor']} ({made['cpu']}, {made['cores']} cores), torch {made['versions']['torch']}."
-    return "\n".join(
-        [*lines, "", f"{note} The change of a weight is the largest, against one process. Pages name commits."]
-    )
+@dataclass(frozen=True)
+class Subject:
+    """A page of docs/benchmarks."""
+
+    table: Callable[[Read], str]
+    title: str
+    question: str
+    commands: tuple[str, ...]  # benchmarks
 
 
-FBGEMM = "fbgemm-gpu-cpu 1.8.0"
-TITLES = {  # and the benchmarks that measure it
-    step: ("Training steps", "train_step"),
-    ops: ("Lookup, backward and update", "ops"),
-    around: ("Rearranging batches, and the dense side", "jagged dense_cpu"),
-    shard: ("Steps over two processes", "shard_step"),
-    plans: ("Do results depend on the plan?", "shard_step"),
-    planner: ("Plans", "planner"),
-    calibrate: ("Learned costs", "calibrate"),
-    checkpoints: ("Checkpoints", "checkpoint checkpoint_delta"),
-    ingest: ("Reading files", "ingest"),
-    compress: ("Tables in fewer bytes", "compress"),
-    quality: ("Narrow rows and products", "quality"),
+SUBJECTS = {
+    "training-step": Subject(
+        step, "Training step", "How fast is a DLRM training step beside TorchRec and plain torch?", ("train_step",)
+    ),
+    "operators": Subject(
+        ops,
+        "Lookup and update",
+        "How fast are lookup, backward and update of 26 tables of 1,000 to 4,000,000 rows, inputs checked?",
+        ("ops",),
+    ),
+    "batches-and-dense": Subject(
+        around,
+        "Batches and dense layers",
+        "How fast are jagged-tensor operators, the interaction and linear layers?",
+        ("dense_cpu", "jagged"),
+    ),
+    "several-processes": Subject(
+        shard, "Several processes", "How fast are training steps on two processes beside TorchRec?", ("shard_step",)
+    ),
+    "plan-invariance": Subject(
+        plans,
+        "Does the result depend on the plan?",
+        "How far do weights end from those of a run on one process, by plan?",
+        ("shard_step",),
+    ),
+    "planning": Subject(
+        planner, "Planning", "How good are plans beside published methods, and beside a lower bound?", ("planner",)
+    ),
+    "learned-costs": Subject(
+        calibrate, "Learned costs", "How well do learned costs predict measured ones?", ("calibrate",)
+    ),
+    "checkpoints": Subject(
+        checkpoints,
+        "Checkpoints",
+        "How fast are checkpoints beside plain copies, and what do incremental ones save?",
+        ("checkpoint", "checkpoint_delta"),
+    ),
+    "ingestion": Subject(
+        ingest,
+        "Reading data",
+        "How fast do files become tensors, beside decoding alone and beside other libraries?",
+        ("ingest",),
+    ),
+    "compression": Subject(
+        compress,
+        "Compressed tables",
+        "What does it cost in quality to let ids share rows, byte for byte?",
+        ("compress",),
+    ),
+    "narrow-rows": Subject(
+        quality, "Narrow rows", "What do rows and products of 16 and 8 bits cost in quality?", ("quality",)
+    ),
 }
 ABOUT = """# Benchmarks
 
-`rowwise bench --list` says what each benchmark answers, takes and needs. `rowwise bench NAME` runs it, and
-`rowwise bench NAME -- --save` keeps its result with those of this processor. Numbers of two processors are not
-compared: processors differ by more than their speed. A step's share of what its own machine can do at best is compared;
-`benchmarks/parts/limits.py` defines it. `tools/readme_tables.py` writes these pages.
+Every speed that this documentation claims comes from a saved result of `benchmarks/`. `rowwise bench --list` says what
+each benchmark answers, takes and needs. `rowwise bench NAME` runs it. `rowwise bench NAME -- --save` keeps the result
+with those of this processor.
 
+Results are kept by processor, and nothing is compared between processors. What can be compared is a step's share of its
+own machine's limit, which `benchmarks/parts/limits.py` defines. Peers run interleaved with rowwise in one process or
+run, on the same inputs, and their results are checked to be equal.
+
+| subject | question | processors |
+|---|---|---|
 """
 RECIPES = """# Recipes that ship
 
-`rowwise ls` lists them, `rowwise cp NAME` copies one to edit, `rowwise train NAME` trains it. The
-metrics are those of rows that the model was not trained on.
+A recipe is one YAML file with everything that a run is made of. `rowwise ls` lists them, `rowwise train NAME` runs one,
+`rowwise cp NAME my.yaml` copies one to edit. Every key is in the [recipe reference](reference/recipe.md).
+
+Test metrics are of rows that the model did not train on. `rowwise bench zoo` measures them.
 
 """
+WRITTEN = "<!-- written by tools/readme_tables.py -->\n\n"
 
 
-def table_on(table: Callable[[Read], str], processor: str) -> str | None:
-    """None: some of its results are not saved for this processor."""
-    try:
-        return table(partial(saved_results.read, processor=processor))
-    except NotSaved:
-        return None
-
-
-def fill(text: str) -> str:
-    """README with its numbers."""
-    begin, end = "<!-- table: three -->", "<!-- end -->"
-    if text.count(begin) != 1:
-        sys.exit(f"README.md has {text.count(begin)} places for its numbers, want one: {begin} ... {end}")
-    found = (table_on(three, processor) for processor in saved_results.processors())
-    shown = next((one for one in found if one), None)
-    if shown is None:
-        sys.exit("no processor has all results of README's numbers: see benchmarks/results")
-    head, rest = text.split(begin)
-    return f"{head}{begin}\n{shown}\n{end}{rest.split(end, 1)[1]}"
-
-
-def subject(table: Callable[[Read], str]) -> str:
-    """The page of one subject: its tables on every processor."""
-    title, benchmarks = TITLES[table]
-    commands = " and ".join(f"`rowwise bench {name}`" for name in benchmarks.split())
-    parts = [f"# {title}\n", f"Measured by {commands}.\n"]
+def sections(subject: Subject) -> dict[str, str]:
+    """The table of each processor that has all of its results."""
+    found = {}
     for processor in saved_results.processors():
-        shown = table_on(table, processor)
-        parts += [f"## {processor}\n", f"{shown}\n"] if shown else []
+        try:
+            found[processor] = subject.table(partial(saved_results.read, processor=processor))
+        except NotSaved:
+            continue
+    if not found:
+        sys.exit(f"no processor has all results of {subject.title!r}: see benchmarks/results")
+    return found
+
+
+def page(subject: Subject, tables: dict[str, str]) -> str:
+    commands = "\n".join(f"    rowwise bench {name}" for name in subject.commands)
+    parts = [f"{WRITTEN}# {subject.title}\n\n{subject.question}\n\n{commands}\n"]
+    parts += [f"## {processor}\n\n{table}\n" for processor, table in tables.items()]
     return "\n".join(parts)
 
 
+def three_numbers(read: Read) -> str:
+    """For README: one of speed, one of the tables alone, one of correctness."""
+    training, operators, sharded = read("train_step"), read("ops"), read("shard_step")
+    speed = {(r["side"], r["threads"]): r["samples_s"] for r in training["rows"] if r.get("optimizer") == "adam"}
+    cells = [r["ratio"] for r in operators["rows"] if r["peer"] == "fbgemm-gpu-cpu 1.5.0" and r["threads"] == 2]
+    off = {
+        side: max(
+            r["difference"]
+            for r in sharded["rows"]
+            if r["kind"] == "plans"
+            and (r["layout"], r["wire"], r["determinism"], r["side"]) == ("column-wise", "fp32", "run", side)
+        )
+        for side in ("rowwise", "TorchRec")
+    }
+    made = training["environment"]
+    return "\n".join(
+        [
+            "| what | rowwise | peer | command |",
+            "|---|---|---|---|",
+            f"| [DLRM training step](docs/benchmarks/training-step.md), fp32, 2 threads | {speed[OURS, 2]:,.0f} "
+            f"samples/s | TorchRec 1.8.0: {speed[BESIDE, 2]:,.0f} samples/s | `rowwise bench train_step` |",
+            "| [lookup + backward + update](docs/benchmarks/operators.md), row-wise Adagrad, fp32, 2 threads, "
+            f"geometric mean | {ratio(cells)} as fast (worst cell {min(cells):.2f}x) | fbgemm-gpu-cpu 1.5.0, the last "
+            "with threads | `rowwise bench ops` |",
+            "| [largest weight difference](docs/benchmarks/plan-invariance.md) of 2 processes, column-wise, to "
+            f"1 process after 20 steps | {off['rowwise']:.1e} | TorchRec 1.8.0: {off['TorchRec']:.2g} "
+            "| `rowwise bench shard_step` |",
+            "",
+            f"Processor: {made['cpu']} ({training['processor']}), {made['cores']} cores; torch "
+            f"{made['versions']['torch']}.",
+        ]
+    )
+
+
+def fill(readme: str) -> str:
+    """README with its numbers, of the first processor."""
+    begin, end = "<!-- numbers -->\n", "<!-- end -->"
+    if readme.count(begin) != 1:
+        sys.exit(f"README.md has {readme.count(begin)} places for the numbers, want one: {begin.strip()} ... {end}")
+    head, rest = readme.split(begin)
+    numbers = three_numbers(partial(saved_results.read, processor=saved_results.processors()[0]))
+    return f"{head}{begin}{numbers}\n{end}{rest.split(end, 1)[1]}"
+
+
 def pages() -> dict[Path, str]:
-    """The contents of every generated file."""
-    readme, folder = ROOT / "README.md", ROOT / "docs" / "benchmarks"
-    index = ABOUT + "".join(f"- [{title}]({table.__name__}.md)\n" for table, (title, _) in TITLES.items())
-    found = {readme: fill(readme.read_text()), folder / "index.md": index}
-    found |= {folder / f"{table.__name__}.md": subject(table) for table in TITLES}
-    found[ROOT / "docs" / "recipes.md"] = f"{RECIPES}{recipes()}\n"
-    return found
+    """Every file that this tool writes, with what is to be in it."""
+    docs = ROOT / "docs"
+    found = {ROOT / "README.md": fill((ROOT / "README.md").read_text())}
+    found[docs / "recipes.md"] = f"{WRITTEN}{RECIPES}{recipes()}\n"
+    index = WRITTEN + ABOUT
+    for name, subject in SUBJECTS.items():
+        tables = sections(subject)
+        found[docs / "benchmarks" / f"{name}.md"] = page(subject, tables)
+        index += f"| [{subject.title}]({name}.md) | {subject.question} | {', '.join(tables)} |\n"
+    return found | {docs / "benchmarks" / "index.md": index}
 
 
 def main() -> None:

@@ -1,12 +1,8 @@
 """A real browser without a window, by its command line alone."""
 
-import os
 import shutil
-import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -39,18 +35,3 @@ def dump(page: Path) -> tuple[str, str]:
     said = done.stderr.decode(errors="replace")
     assert done.returncode == 0, said
     return done.stdout.decode(), said
-
-
-@contextmanager
-def opened(address: str) -> Iterator[Path]:
-    """A browser that shows a page until the `with` ends; gives the file of its log."""
-    # Its processes may still write into the folder while that is removed.
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile, (Path(profile) / "log").open("wb") as log:
-        flags = [flag for flag in FLAGS if "virtual-time" not in flag]
-        command = [executable(), *flags, "--remote-debugging-port=0", f"--user-data-dir={profile}", address]
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log, start_new_session=True)
-        try:
-            yield Path(log.name)
-        finally:
-            os.killpg(process.pid, signal.SIGTERM)
-            process.wait(20)

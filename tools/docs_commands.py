@@ -1,0 +1,67 @@
+"""The reference of commands, from the commands themselves."""
+
+import re
+import types
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from rowwise.cli.main import make_app
+
+VALUES = {int: "N", float: "X", Path: "PATH", str: "TEXT"}
+
+
+def commands(group: Any, path: str = "rowwise") -> Iterator[tuple[str, Any]]:
+    """Every command by its full name, groups left out."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, f"{path} {name}")
+        else:
+            yield f"{path} {name}", command
+
+
+def all_commands() -> dict[str, Any]:
+    return dict(commands(typer.main.get_command(make_app())))
+
+
+def value_of(hint: Any) -> str:
+    """What an option takes, by its type; nothing for a flag."""
+    if isinstance(hint, types.UnionType):
+        hint = next(one for one in typing.get_args(hint) if one is not type(None))
+    if typing.get_origin(hint) is list:
+        hint = typing.get_args(hint)[0]
+    return VALUES.get(hint, "")
+
+
+def escaped(text: str) -> str:
+    """In a cell of a table: `<run>` is not markup, and a bar ends no cell."""
+    return re.sub(r"\s+", " ", text).replace("|", "\\|").replace("<", "&lt;")
+
+
+def reference() -> str:
+    """Markdown."""
+    parts = []
+    for name, command in all_commands().items():
+        said = command.help or ""
+        examples = re.findall(r"^Example: (.*)$", said, re.M)
+        prose = re.sub(r"^Example: .*\n?", "", said, flags=re.M).strip()
+        hints = typing.get_type_hints(command.callback)
+        places = [p.name.upper() + ("..." if p.nargs != 1 else "") for p in command.params if p.opts[0][0] != "-"]
+        parts += [f"## {name}\n", f"    {name} {' '.join([*places, '[OPTIONS]'])}\n", prose.replace("<", "&lt;") + "\n"]
+        if examples:
+            parts += ["Examples:\n", "\n".join(f"    {example}" for example in examples) + "\n"]
+        rows = []
+        for one in command.params:
+            if one.name == "help":
+                continue
+            value = getattr(one, "metavar", None) or value_of(hints.get(one.name))
+            option = one.opts[0][0] == "-"
+            flag = ", ".join([*one.opts, *one.secondary_opts]) + (f" {value}" if value else "")
+            meaning = (getattr(one, "help", None) or "") + (" May be given several times." if one.multiple else "")
+            rows.append(f"| `{flag if option else one.name.upper()}` | {escaped(meaning)} |")
+        if rows:
+            parts.append("\n".join(["| argument or option | meaning |", "|---|---|", *rows]) + "\n")
+    return "\n".join(parts)
