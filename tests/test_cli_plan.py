@@ -285,7 +285,7 @@ def test_options_are_refused_in_one_line(refused, tmp_path):
     assert "--seconds nan: want 0 seconds or more" in refused(*given, "--seconds", "nan")
     assert "--seed -1: want 0 to 2**31 - 1" in refused(*given, "--seed", -1)
     assert "--certify 'long': want a number of seconds, such as 30 or 30s" in refused(*given, "--certify", "long")
-    assert "--layouts 'table_wise,rows': 'rows': want some of" in refused(*given, "--layouts", "table_wise,rows")
+    assert "--layouts 'table_wise,rows': 'rows': want one or more of" in refused(*given, "--layouts", "table_wise,rows")
     assert "limits.json: pin: no table is called 'nobody': want names" in refused(
         *given, "--constraints", "limits.json"
     )
@@ -294,16 +294,20 @@ def test_options_are_refused_in_one_line(refused, tmp_path):
     assert "none.json: No such file" in refused(*given, "--replan", "none.json")
     Path("old.json").write_text('{"world": 3, "tiles": []}')
     assert "the plan in force is for 3 ranks, the machine has 2" in refused(*given, "--replan", "old.json")
-    assert "--model learned: cpu was not measured: want a profile" in refused(*given, "--model", "learned")
-    assert "--wire 'forward=int8': want host or network" in refused(*given, "--wire", "forward=int8")
+    assert "--model learned: the profile cpu was not measured: want one" in refused(*given, "--model", "learned")
+    assert "--wire 'forward=int8': want LINK.WAY=TYPE with host or network, forward or backw" in refused(
+        *given, "--wire", "forward=int8"
+    )
     assert "'int4': want one of" in refused(*given, "--wire", "host.forward=int4")
     twice = ("--wire", "host.forward=fp16", "--wire", "host.forward=int8")
     assert "host.forward is given twice" in refused(*given, *twice)
     one = ("--wire", "host.forward=fp16")
-    assert "change a recipe's with --set wire.host.forward=fp16" in refused(
+    assert "--wire host.forward=fp16 is for --tables: want --set wire.host.forward=fp16 for " in refused(
         "--recipe", "dlrm-synthetic", *machine, *one
     )
-    assert "--model torchrec knows no wires" in refused(*given, *one, "--model", "torchrec")
+    assert "--wire host.forward=fp16: --model torchrec does not model wires: want another mo" in refused(
+        *given, *one, "--model", "torchrec"
+    )
     assert "--measure -2: want 1 to 16 plans" in refused(*given, "--measure", -2)
     assert "--measure with --replan or --certify" in refused(*given, "--measure", 2, "--certify", 1)
     wide = ("--tables", "tables.csv", "--topology", "2x2xcpu")

@@ -76,7 +76,7 @@ def test_what_this_processor_says():
 def test_a_replaced_precision_says_so_and_can_be_forced():
     zen = parse_cpuinfo(cpuinfo("AuthenticAMD", 25, 1, AVX2), "x86_64")
     (line,) = replace_unsupported(Training(precision="bf16"), zen)[1]
-    assert "train.precision=bf16 is replaced by fp32, because this processor has no bf16 products" in line
+    assert "train.precision=bf16 is replaced by fp32, because this processor has no bf16 instructions" in line
     assert "measured on Zen 3: a step of dlrm-synthetic" in line
     assert "train.precision=bf16_always keeps it" in line
     assert "\n" not in line

@@ -225,7 +225,6 @@ class Jagged:
         return list(_require_unshared(self).features)
 
     def values(self) -> Tensor:
-        """All ids."""
         return _require_unshared(self).values_N
 
     def lengths(self) -> Tensor:

@@ -69,7 +69,7 @@ class Normal(Value, frozen=True, tag="normal", tag_field="kind"):
 
 
 class Constant(Value, frozen=True, tag="constant", tag_field="kind"):
-    """All weights equal."""
+    """Every weight has the same value."""
 
     value: float = 0.0
 

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.dist, pytest.mark.filterwarnings("default")]
 def nodes():
     """A cluster of three nodes; the first has room for no worker."""
     import ray
-    from ray.cluster_utils import ServiceCluster as Nodes
+    from ray.cluster_utils import Cluster as Nodes
 
     found = Nodes(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
     for _ in range(2):

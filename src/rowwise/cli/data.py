@@ -13,7 +13,9 @@ from rowwise.cli.terminal import make_terminal, print_json, print_line
 from rowwise.errors import DataError, SpecError
 
 if TYPE_CHECKING:
-    from rowwise.ingest.inspect import ColumnCard, DatasetCard
+    from collections.abc import Mapping, Sequence
+
+    from rowwise.ingest.inspect import ColumnCard, DatasetCard, Role
     from rowwise.ingest.reader import Reader
 
 
@@ -69,14 +71,26 @@ def inspect(  # noqa: PLR0913 - one for each option
 
     if recipe is not None:
         _check_recipe_path(recipe, as_json=as_json)
+    roles = _roles({"sparse": sparse or (), "dense": dense or (), "unused": ignore or ()}, time, key)
     reader = open_files(path)
     with splits_bar(make_terminal(stderr=True), "reading") as tell:
-        card = look(reader, label, name=path, tell=tell)
+        card = look(reader, label, name=path, roles=roles, tell=tell)
     if as_json:
         print_json(card)
     else:
         _show(card, make_terminal())
         _write_recipe(card, reader, recipe)
+
+
+def _roles(several: "Mapping[Role, Sequence[str]]", time: str | None, key: str | None) -> "dict[str, Role]":
+    """The role of each column that an option names."""
+    single: dict[Role, str | None] = {"time": time, "key": key}
+    lists = {**several, **{role: (name,) for role, name in single.items() if name is not None}}
+    roles: dict[str, Role] = {}
+    for role, name in ((role, name) for role, names in lists.items() for name in names):
+        if roles.setdefault(name, role) != role:
+            raise SpecError(f"column {name!r} is to be used as {roles[name]} and as {role}: want one of them")
+    return roles
 
 
 def _check_recipe_path(recipe: Path, *, as_json: bool) -> None:

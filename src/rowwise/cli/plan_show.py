@@ -21,7 +21,6 @@ DIFFERENCES = 200  # printed lines
 
 
 def show_plan(planned: "PlanResult", console: Console) -> None:
-    """The summary."""
     question, forecast = planned.problem.request, planned.plan.forecast
     assert forecast is not None, "a plan that was made has a forecast"
     tables = [workload.table for workload in question.workloads]

@@ -88,7 +88,6 @@ class FloatCodec:
         return scaled_ND.to(self.dtype).reshape(-1).view(torch.uint8)
 
     def decode(self, coded_P: Tensor, shape: Shape, spans: Spans = (), scale: float = 1.0) -> Tensor:
-        """See `WireCodec`."""
         block_ND = _align(coded_P, self.dtype.itemsize).view(self.dtype).view(shape).float()
         return block_ND / scale if self.narrow and scale != 1 else block_ND
 
@@ -103,11 +102,9 @@ class Int8Codec:
         return True
 
     def block_bytes(self, shape: Shape, spans: Spans = ()) -> int:
-        """See `WireCodec`."""
         return sum(_span_bytes(shape[0], span) for span in _spans_or_whole(shape, spans))
 
     def encode(self, block_ND: Tensor, spans: Spans = (), scale: float = 1.0) -> Tensor:
-        """See `WireCodec`."""
         spans = _spans_or_whole(block_ND.shape, spans)
         if not spans:
             return block_ND.new_empty(0, dtype=torch.uint8)
@@ -118,7 +115,6 @@ class Int8Codec:
         return coded[0] if len(coded) == 1 else torch.cat(coded)
 
     def decode(self, coded_P: Tensor, shape: Shape, spans: Spans = (), scale: float = 1.0) -> Tensor:
-        """See `WireCodec`."""
         rows, spans = shape[0], _spans_or_whole(shape, spans)
         found: list[Tensor] = []
         for part, span in zip(coded_P.split([_span_bytes(rows, span) for span in spans]), spans, strict=True):

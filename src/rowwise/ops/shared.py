@@ -180,7 +180,7 @@ def stage_gradient(anchor: Tensor, look_up: Callable[[], Tensor], stage: Callabl
 
 
 class _StageGradientFunction(torch.autograd.Function):
-    """See [Note: Staging]."""
+    """The autograd function of `stage_gradient`; see [Note: Staging]."""
 
     @staticmethod
     def forward(*args: Any, **_: Any) -> Tensor:

@@ -36,7 +36,6 @@ class TouchedRows:
         torch.ops.rowwise.mark(self.marks_R, starts_F, rows, features_FC, values_N, offsets, batch)
 
     def mark_all(self) -> None:
-        """Mark every row."""
         self.marks_R.fill_(1)
 
     def clear(self) -> None:

@@ -104,7 +104,7 @@ def _comments(card: DatasetCard, recipe: Recipe) -> list[str]:
         "#",
         "# Written by rowwise data inspect; it trains as it is. Check next:",
         "#   columns   is each number under dense and each id under sparse? log1p is for counts and amounts",
-        "#   tables    rows: 1.25 x the ids there are now; with fewer, ids share rows; more leave room for new ids",
+        "#   tables    ids are hashed into 16 rows each in small tables, 8 in large ones: few ids share a row",
         "#   data      share: random takes test rows from everywhere, last takes the last rows, as in production",
         "#   train     batch and the learning rates (train.optimizer, and of tables) matter most, in this order",
         "#   evaluate  training stops when ne on the validation rows has not improved twice",

@@ -129,7 +129,6 @@ class EmbeddingExchange:
     """Exchanges the vectors of a module's batches, stream by stream, and their gradients."""
 
     def __init__(self, routes: Routes, comm: Comm, wire: Wire) -> None:
-        """Collective."""
         kinds = {table.pooling is Pooling.SEQUENCE for table in routes.tables}
         self._both = len(kinds) == 2  # pooled tables and sequences
         self.merge_shared = False  # whether gradients of a shared bag are summed before they are sent

@@ -27,7 +27,6 @@ class PeerBlocks(NamedTuple):
 
     @classmethod
     def of(cls, tensors: Sequence[Tensor], spans: Spans = ()) -> "PeerBlocks":
-        """Blocks to send."""
         return cls([(len(x), x.shape[1]) for x in tensors], spans, tensors)
 
     @property
