@@ -71,7 +71,7 @@ def test_a_budget_becomes_a_recipe_that_trains(command, tmp_path):
     write_recipe(tmp_path, data={"valid_share": 0.1})
     code, out, err = command(*compress("--explain", "--out", "c", "--rows", "1500", "--history", "row < 3500"))
     assert (code, out) == (0, ""), err
-    for said in ("user: 1,200 ids", "  to be ", "use it  rowwise train c/recipe.yaml", "all tables: ", "noise"):
+    for said in ("user: 1,200 ids", "  choice: ", "use it  rowwise train c/recipe.yaml", "all tables: ", "noise"):
         assert said in err
     assert "warning tables user, seen: neighbouring ids are alike" in err
     assert "warning measured on the validation rows of the recipe, a random share of its rows" in err
