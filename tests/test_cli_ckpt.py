@@ -113,7 +113,7 @@ def test_damage_is_shown(command, run):
     code, out, _ = command("ckpt", "verify", str(newest))
     assert code == 1
     lines = columns(out)
-    assert lines[0] == ["step-000000020: 1 bad pieces"]
+    assert lines[0] == ["step-000000020: 1 damaged chunks"]
     assert lines[2] == ["model/embeddings.item", "rows 0 to 29", piece.file, "wrong checksum"]
     assert lines[3:] == [["step-000000016: intact"], ["step-000000016 is intact"]]
     (newest / piece.file).unlink()
@@ -164,7 +164,7 @@ def test_smaller_rows_without_state(ok, run, tmp_path):
 def test_given_to_others(ok, run, tmp_path):
     out = ok("export", run, "--parquet", tmp_path / "vectors", "--table", "user", "--state")
     assert out.splitlines() == [
-        f"{tmp_path / 'vectors'}: of {run / 'ckpt' / 'step-000000020'}",
+        f"wrote {tmp_path / 'vectors'} from {run / 'ckpt' / 'step-000000020'}",
         f"  {tmp_path / 'vectors' / 'user.parquet'}",
     ]
     assert pq.read_schema(tmp_path / "vectors" / "user.parquet").names == ["id", "vector", "sum"]

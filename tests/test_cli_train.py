@@ -116,7 +116,7 @@ def test_train_then_everything_else(command, tmp_path):
     assert told["tasks"] == result["test"]
     _, out, _ = command("predict", "runs/small/1", "--out", "p.parquet")
     rows = pq.read_metadata(tmp_path / "p.parquet").num_rows
-    assert out == f"p.parquet: {rows:,} rows\n"
+    assert out == f"wrote p.parquet: {rows:,} rows\n"
     assert rows == result["test"]["label"]["count"]
 
 
