@@ -85,7 +85,7 @@ def test_a_killed_training_leaves_nothing_after_the_next_start(tmp_path, place, 
     assert process.poll() is None
     assert list(place.iterdir())
     end(process)
-    sweeping = "from rowwise.scratch import sweep; remove_stale_folders()"
+    sweeping = "from rowwise.scratch import remove_stale_folders; remove_stale_folders()"
     while time.monotonic() < end_s + 60 and list(place.iterdir()):  # its ranks and workers notice, and end
         started(place, "-c", sweeping).wait()
         time.sleep(0.2)
