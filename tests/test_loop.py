@@ -79,10 +79,10 @@ def test_one_process_with_a_profile(tmp_path):
     [
         (
             "gpu",
-            "rowwise: hardware 'gpu': there are a100-like, zionex, h100-like, cpu, xeon: want a preset, a profile ",
+            "rowwise: hardware 'gpu': no such preset, there are a100-like, zionex, h100-like, cpu, xeon: want a preset, a profile ",
         ),
-        ("2xcpu", "rowwise: hardware '2xcpu': there are a100-like, "),
-        ("no.json", "no.json: there is no such file: want a preset, a profile that "),
+        ("2xcpu", "rowwise: hardware '2xcpu': no such preset, there are a100-like, "),
+        ("no.json", "no.json: no such file: want a preset, a profile that "),
         ("small.json", "small.json: not a hardware profile: "),
     ],
 )

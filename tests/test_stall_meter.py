@@ -10,7 +10,7 @@ import yaml
 from small import sections, write_rows
 from test_cli import rowwise_cli
 
-ADVICE = "of the time for rows: give data.workers"
+ADVICE = "of the time for rows: set data.workers"
 SLOW = """
 import time
 

@@ -45,8 +45,10 @@ def fail_in_turn(comm):
         wait_for_end(pids[2])
     handle.wait()
     if comm.rank:
-        gather(pair)  # rank 2 ends once rank 1 has what it sent
+        gather(pair)
+        handle = pair.all_gather(torch.ones(1), [1, 1], "done")  # rank 1 starts it with all that rank 2 sent in hand
     if comm.rank == 2:
+        handle.wait()
         os.kill(os.getpid(), signal.SIGKILL)
     wait_for_end(pids[0])
     gather(comm, "z")
