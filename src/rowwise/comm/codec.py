@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from rowwise.ops import rowtype
+from rowwise.ops.output_cache import empty_cached
 from rowwise.spec import RowType, WireType
 
 GROUP_MULTIPLE = 16  # vectors whose width is a multiple of it are encoded in one kernel call
@@ -84,12 +85,17 @@ class FloatCodec:
         return shape[0] * shape[1] * self.dtype.itemsize
 
     def encode(self, block_ND: Tensor, spans: Spans = (), scale: float = 1.0) -> Tensor:
-        scaled_ND = block_ND * scale if self.narrow and scale != 1 else block_ND
-        return scaled_ND.to(self.dtype).reshape(-1).view(torch.uint8)
+        if self.narrow and scale != 1:
+            block_ND = torch.mul(block_ND, scale, out=empty_cached(tuple(block_ND.shape), block_ND))
+        if self.lossy:
+            block_ND = empty_cached(tuple(block_ND.shape), block_ND.new_empty(0, dtype=self.dtype)).copy_(block_ND)
+        return block_ND.reshape(-1).view(torch.uint8)
 
     def decode(self, coded_P: Tensor, shape: Shape, spans: Spans = (), scale: float = 1.0) -> Tensor:
-        block_ND = _align(coded_P, self.dtype.itemsize).view(self.dtype).view(shape).float()
-        return block_ND / scale if self.narrow and scale != 1 else block_ND
+        block_ND = _align(coded_P, self.dtype.itemsize).view(self.dtype).view(shape)
+        if self.lossy:
+            block_ND = empty_cached(shape, block_ND.new_empty(0, dtype=torch.float32)).copy_(block_ND)
+        return block_ND.div_(scale) if self.narrow and scale != 1 else block_ND
 
 
 @final
