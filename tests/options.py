@@ -140,6 +140,8 @@ NONSENSE = {
     "data inspect --ignore": ("nope", ""),
     "data inspect --time": ("nope", ""),
     "data inspect --key": ("nope", ""),
+    "data inspect --list": ("nope", "=|", "user=", ""),
+    "data inspect --grow": ("nope", "{rows}", ""),
     "data inspect --recipe": ("mine.txt", "{recipe}", "nope/mine.yaml"),
     "data convert source": ("nope", "{fifo}", "{folder}", ""),
     "data convert dest": ("{rows}", "{home}", "{run}"),

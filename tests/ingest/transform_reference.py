@@ -16,6 +16,7 @@ from rowwise.ingest.transform.mapping import MapId
 from rowwise.ingest.transform.numbers import BoxCox, Bucketize, Clamp, Fill, Log1p, Logit
 from rowwise.ingest.transform.pairs import Cartesian, ComputeScore, IdListTransform
 from rowwise.ingest.transform.select import Sampling
+from rowwise.ingest.transform.split import SplitText
 from rowwise.ingest.transform.times import FARTHEST_S, PER_SECOND, GetLocalHour
 from rowwise.ingest.transform.transform import Transform
 
@@ -145,6 +146,12 @@ def map_id(t: MapId, row: Row) -> Row:
 def _looked_up(t: MapId, value: Any) -> int | None:
     key = value.decode() if isinstance(value, bytes) else str(value)
     return t.mapping.get(key, t.unknown if isinstance(t.unknown, int) else None)
+
+
+def split(t: SplitText, row: Row) -> Row:
+    """Python's split and strip."""
+    text = row[0]
+    return (None if text is None else [word for part in text.split(t.separator) if (word := part.strip())],)
 
 
 def cartesian(t: Cartesian, row: Row) -> Row:
@@ -280,6 +287,7 @@ MEANINGS: dict[type[Transform], Callable[[Any, Row], Row]] = {
     Enumerate: enumerated,
     NGram: ngram,
     MapId: map_id,
+    SplitText: split,
     Cartesian: cartesian,
     IdListTransform: id_list,
     ComputeScore: compute_score,

@@ -62,6 +62,8 @@ def write_folder(place):
         "d2": lambda t: pa.array([n / 7 if n % 3 else None for n in range(len(t))]),
         "holes": lambda t: pa.array([n / 9 if n % 2 else None for n in range(len(t))], pa.float32()),
         "many": lambda t: pa.array([[n % 7, n % 5] for n in range(len(t))]),
+        "texts": lambda t: pa.array([f"a{n % 7}|b/{n % 5}" for n in range(len(t))]),
+        "others": lambda t: pa.array([f"a{n % 3}|b" for n in range(len(t))]),
         "late": lambda t: pa.array([n * 5000 for n in range(len(t))]),
         "moment": lambda t: pa.array([n * 9000 for n in range(len(t))]),
         "number": lambda t: pa.array([n % 20 for n in range(len(t))]),
@@ -87,6 +89,8 @@ def context(name: str, place) -> tuple[dict[str, Any], tuple[str | int, ...]]:
         return made, (SECTIONS[name],)
     if tag in TRANSFORMS and name != "UserModel":
         made["transforms"] = [{"kind": tag, **TRANSFORMS[tag]}]
+        if tag == "split":
+            made["columns"]["sparse"][2]["ids"] = "hash"
         if tag == "onehot":
             made["columns"]["dense"] = [{"column": "hot_0"}, {"column": "hot_1"}]
         return made, ("transforms", 0)

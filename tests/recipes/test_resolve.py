@@ -224,7 +224,10 @@ def test_a_model_of_ones_own_with_wrong_arguments(tmp_path):
         ({"columns": {"labels": ["lable"]}}, "rows.parquet: no column 'lable'; did you mean 'label'?"),
         ({"columns": {"dense": [{"column": "d3"}]}}, "no column 'd3'; did you mean"),
         ({"columns": {"dense": [{"column": "seen"}]}}, "column 'seen' holds list<element: int64>: want numbers"),
-        ({"columns": {"sparse": [{"column": "d0"}]}}, "column 'd0' wants a table 'd0'; there are: user, item, seen"),
+        (
+            {"columns": {"sparse": [{"column": "d0"}]}},
+            "column 'd0' has no table 'd0', and no rows for one: want columns.",
+        ),
         ({"columns": {"sparse": [{"column": "user", "table": "item"}]}}, "table 'item' looks up item, and not 'user'"),
         ({"tables": {"each": {"usr": {"rows": 3}}}}, "tables.each: no table usr: want some of user, item, seen"),
         ({"tables": {"all": {"rows": 0}}}, "want at least one row"),

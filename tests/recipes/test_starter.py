@@ -46,14 +46,11 @@ def test_what_is_in_it():
         country=["DE"] * ROWS,
     )
     columns = recipe.columns
-    assert (columns.labels, columns.key, columns.time) == (("clicked",), "event", "at")
+    assert (columns.labels, columns.key, columns.time) == (("clicked",), "event", None)
     assert [s.column for s in columns.sparse] == ["user_id", "item", "tags"]
     assert {d.column: d.log1p for d in columns.dense} == {"amount": True, "age": False}
-    assert {t.name: (t.rows, str(t.pooling)) for t in recipe.tables.list} == {
-        "user_id": (1600, "sum"),
-        "item": (640, "sum"),
-        "tags": (48, "mean"),
-    }
+    assert {s.table_name: s.rows for s in columns.sparse} == {"user_id": 1600, "item": 640, "tags": 48}
+    assert {name: str(change.pooling) for name, change in recipe.tables.each.items()} == {"tags": "mean"}
     assert isinstance(recipe.model, DlrmConfig)
     assert (recipe.data.dataset, recipe.data.label) == ("parquet:clicks.parquet", "clicked")
     assert recipe.evaluate.patience == 2
@@ -180,7 +177,9 @@ def test_the_command(command, tmp_path):
     command("data", "inspect", "clicks.csv", "--recipe", "other.yml")
     assert read(tmp_path / "other.yml").about.run == "rowwise train other.yml"
     assert command("data", "inspect", "clicks.csv", "--json")[1].startswith("{")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["clicks.csv", "clicks.yaml", "other.yml"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "clicks.csv", "clicks.ids", "clicks.yaml", "other.ids", "other.yml",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

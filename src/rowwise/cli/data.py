@@ -51,6 +51,13 @@ def inspect(  # noqa: PLR0913 - one for each option
     ignore: Annotated[list[str] | None, typer.Option(metavar="COLUMN", help="Leave it out.")] = None,
     time: Annotated[str | None, typer.Option(metavar="COLUMN", help="When each row happened.")] = None,
     key: Annotated[str | None, typer.Option(metavar="COLUMN", help="Names each row.")] = None,
+    lists: Annotated[
+        list[str] | None, typer.Option("--list", metavar="COLUMN=SEP", help="Its text holds lists. Repeatable.")
+    ] = None,
+    grow: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Vocabularies of an earlier recipe, whose ids keep their rows."),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object instead, and write no recipe.")
     ] = False,
@@ -58,6 +65,9 @@ def inspect(  # noqa: PLR0913 - one for each option
     """Show the columns of a dataset and suspicious values in them, and write a first recipe that trains on it.
 
     Reads all rows in bounded memory. More than 65,536 distinct values of a column are estimated, marked with \u00b1.
+
+    Up to 262,144 ids of a column get a row each, by a vocabulary in NAME_OF_RECIPE.ids/; more are hashed. Ids of a
+    single row share row 0 with those that come later.
 
     Example: rowwise data inspect logs/ --label clicked
 
@@ -67,19 +77,24 @@ def inspect(  # noqa: PLR0913 - one for each option
     Example: rowwise data inspect clicks.parquet --recipe first.yaml --sparse place --dense age --ignore row
     """
     from rowwise.ingest.datasets.files import open_files
-    from rowwise.ingest.inspect import inspect as look
+    from rowwise.ingest.inspect import find_separators, inspect_ids
 
+    if grow is not None and not grow.is_dir():
+        raise SpecError(
+            f"--grow {grow}: no such folder: want the folder of vocabularies that was written with a recipe"
+        )
     if recipe is not None:
         _check_recipe_path(recipe, as_json=as_json)
     roles = _roles({"sparse": sparse or (), "dense": dense or (), "unused": ignore or ()}, time, key)
     reader = open_files(path)
+    separators = find_separators(reader) | _separators(lists or ())
     with splits_bar(make_terminal(stderr=True), "reading") as tell:
-        card = look(reader, label, name=path, roles=roles, tell=tell)
+        card, ids = inspect_ids(reader, label, name=path, roles=roles, separators=separators, tell=tell)
     if as_json:
         print_json(card)
     else:
         _show(card, make_terminal())
-        _write_recipe(card, reader, recipe)
+        _write_recipe(card, ids, reader, recipe, grow)
 
 
 def _roles(several: "Mapping[Role, Sequence[str]]", time: str | None, key: str | None) -> "dict[str, Role]":
@@ -91,6 +106,14 @@ def _roles(several: "Mapping[Role, Sequence[str]]", time: str | None, key: str |
         if roles.setdefault(name, role) != role:
             raise SpecError(f"column {name!r} is to be used as {roles[name]} and as {role}: want one of them")
     return roles
+
+
+def _separators(lists: "Sequence[str]") -> dict[str, str]:
+    found = {column: separator for column, _, separator in (one.partition("=") for one in lists)}
+    for column, separator in found.items():
+        if not column or not separator:
+            raise SpecError(f"--list {column}: want COLUMN=SEPARATOR, such as --list 'genres=|'")
+    return found
 
 
 def _check_recipe_path(recipe: Path, *, as_json: bool) -> None:
@@ -105,26 +128,32 @@ def _check_recipe_path(recipe: Path, *, as_json: bool) -> None:
         raise SpecError(f"--recipe {recipe}: want a name that ends in .yaml")
 
 
-def _write_recipe(card: "DatasetCard", reader: "Reader", wanted: Path | None) -> None:
+def _write_recipe(
+    card: "DatasetCard", ids: "Mapping[str, list[str]]", reader: "Reader", wanted: Path | None, grow: Path | None
+) -> None:
     from rowwise.ingest.delimited import CsvReader
+    from rowwise.ingest.inspect import table_names
+    from rowwise.ingest.vocabulary import write_vocabularies
     from rowwise.recipes.starter import make_starter, recipe_name
 
     place = wanted or Path(f"{recipe_name(card.source)}.yaml")
     kind = "csv" if isinstance(reader, CsvReader) else "parquet"
+    files = {column: place.with_suffix(".ids") / f"{table}.vocab" for column, table in table_names(ids).items()}
     try:
-        text = make_starter(card, f"{kind}:{card.source}", str(place))
+        text = make_starter(
+            card, f"{kind}:{card.source}", str(place), {name: str(file) for name, file in files.items()}
+        )
     except DataError as error:
         if wanted is not None:
             raise
         print_line(f"\nno recipe: {error}")
         return
-    try:
-        with place.open("x") as file:
-            file.write(text)
-    except FileExistsError:
+    if place.exists():
         print_line(f"\n{place} exists and was not changed; --recipe FILE writes another one")
-    else:
-        print_line(f"\nwrote the recipe {place}; train it with: rowwise train {place}")
+        return
+    write_vocabularies(ids, files, grow)
+    place.write_text(text)
+    print_line(f"\nwrote the recipe {place}; train it with: rowwise train {place}")
 
 
 def _show(card: "DatasetCard", console: Console) -> None:
@@ -133,7 +162,7 @@ def _show(card: "DatasetCard", console: Console) -> None:
     table = Table(box=None, padding=(0, 1), header_style="bold")
     for name in ("column", "use as", "type"):
         table.add_column(name, overflow="fold", min_width=6)
-    for name in ("missing", "different", "top 1%", "range or length", "table"):
+    for name in ("missing", "different", "top 1%", "range or length", "rows"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("because", overflow="fold", min_width=12)
     for column in card.columns:
@@ -150,7 +179,7 @@ def _cells(column: "ColumnCard") -> tuple[str, ...]:
         extent = f"{column.mean_length:.1f} ids, at most {column.longest}"
     elif column.least is not None:
         extent = f"{_short(column.least)} to {_short(column.most or 0)}"
-    size = "" if column.table_rows is None else f"{column.table_rows:,} x {column.table_dim}"
+    size = "" if column.table_rows is None else f"{column.table_rows:,}{' hashed' * (not column.listed)}"
     missing = f"{column.nulls / max(column.rows, 1):.1%}" if column.nulls else ""
     distinct = f"{column.distinct:,}{about}"
     return (
@@ -162,7 +191,7 @@ def _cells(column: "ColumnCard") -> tuple[str, ...]:
         f"{column.top_share:.0%}",
         extent,
         size,
-        f"{column.why}{' ?' if column.close else ''}",
+        f"{column.why}{f', split at {column.separator}' * bool(column.separator)}{' ?' * column.close}",
     )
 
 

@@ -16,6 +16,7 @@ from pyarrow import types
 
 from rowwise.errors import DataError, SpecError
 from rowwise.ingest.reader import check_columns
+from rowwise.row_optimizers import RowOptimizer
 from rowwise.spec import Table, Value
 
 
@@ -40,6 +41,12 @@ class Sparse(Value, frozen=True):
     ids: Literal["direct", "hash"] = "hash"  # row numbers already, or any whole numbers or text, hashed to the rows
     first: int | None = None  # of a list, how many ids are used; None: all
     feature: str = ""  # the name in the batch; none: the column's
+    # File of known ids, each with the row of its own (see `rowwise data inspect`); all others share row 0
+    vocabulary: str = ""
+    # Of the table, where `tables` has none of its name. None: rows by the vocabulary or the data, the rest by default
+    rows: int | None = None
+    dim: int | None = None
+    optimizer: RowOptimizer | None = None
 
     @property
     def table_name(self) -> str:
@@ -78,6 +85,14 @@ class Columns(Value, frozen=True):
                 raise SpecError(f"columns: {sparse.column!r}: first={sparse.first}: {want}")
             if sparse.ids not in ("direct", "hash"):
                 raise SpecError(f"columns: {sparse.column!r}: ids={sparse.ids!r}: want 'direct' or 'hash'")
+            for name, count in (("rows", sparse.rows), ("dim", sparse.dim)):
+                if count is not None and count < 1:
+                    raise SpecError(f"columns: {sparse.column!r}: {name}={count}: want at least 1")
+            if sparse.vocabulary and (sparse.ids == "direct" or sparse.rows is not None):
+                given = "ids='direct'" if sparse.ids == "direct" else f"rows={sparse.rows}"
+                raise SpecError(
+                    f"columns: {sparse.column!r}: {given} with a vocabulary, which has the rows: leave it out"
+                )
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -103,6 +118,11 @@ class Columns(Value, frozen=True):
             if feature not in by_name[name].feature_names:
                 known = ", ".join(by_name[name].feature_names)
                 raise SpecError(f"table {name!r} looks up {known}, and not {feature!r}: name it in Table(features=)")
+
+    def uncounted(self, tables: Sequence[Table]) -> tuple[str, ...]:
+        """Columns whose number of rows neither a table nor their own keys say: the data have to be looked at."""
+        names = {table.name for table in tables} | {s.table_name for s in self.sparse if s.rows or s.vocabulary}
+        return tuple(s.column for s in self.sparse if s.table_name not in names)
 
     def _wanted(self) -> Iterator[tuple[str, str]]:
         """Each column with what it has to hold."""

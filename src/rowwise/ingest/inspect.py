@@ -4,7 +4,7 @@ Pure but for reading splits: `inspect` gives a value, `cli/data.py` shows it. Ne
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -15,8 +15,10 @@ from pyarrow import types
 from rowwise.errors import DataError
 from rowwise.ingest.columns import Columns, Dense, Sparse, is_list, is_text
 from rowwise.ingest.encode import combine_chunks, floats
+from rowwise.ingest.evidence import find_separator
 from rowwise.ingest.reader import Reader, check_columns
-from rowwise.ingest.survey import ColumnSurvey
+from rowwise.ingest.survey import SAMPLE_ROWS, ColumnSurvey
+from rowwise.ingest.transform.split import split_text
 from rowwise.spec import RESERVED_NAMES, Table, Value
 
 LABELS = ("label", "click", "clicked", "is_click", "target", "y", "conversion", "converted")
@@ -61,6 +63,8 @@ class ColumnCard(Value, frozen=True):
     longest: int | None = None
     table_rows: int | None = None  # suggested
     table_dim: int | None = None
+    listed: bool = False  # its ids can have a vocabulary; else they have to be hashed
+    separator: str = ""  # of lists in text
     note: str | None = None  # what looks wrong
     why: str = ""  # it is used so
     close: bool = False  # it could as well be used otherwise
@@ -85,7 +89,7 @@ class DatasetCard(Value, frozen=True):
         sparse = [c for c in self.columns if c.role == "sparse"]
         if not sparse:
             raise DataError(f"{self.source}: no column of ids to use: look at it with rowwise data inspect")
-        names = _table_names([c.name for c in sparse])
+        names = table_names([c.name for c in sparse])
         columns = Columns(
             labels=(self.label,),
             dense=tuple(Dense(column=c.name, log1p=_is_skewed(c)) for c in self.columns if c.role == "dense"),
@@ -94,7 +98,7 @@ class DatasetCard(Value, frozen=True):
             time=self._first("time"),
         )
         tables = [
-            Table(name=name, rows=c.table_rows or 1, dim=dim, features=() if name == c.name else (c.name,))
+            Table(name=name, rows=_hashed_rows(c.distinct), dim=dim, features=() if name == c.name else (c.name,))
             for c, name in zip(sparse, names.values(), strict=True)
         ]
         return columns, tuple(tables)
@@ -109,6 +113,13 @@ class DatasetCard(Value, frozen=True):
         return next((c.name for c in self.columns if c.role == role and not c.nulls), None)
 
 
+class Inspection(NamedTuple):
+    """The card of a dataset, and the ids of its columns for vocabularies, the most frequent first."""
+
+    card: DatasetCard
+    ids: dict[str, list[str]]  # of columns of ids that can be listed
+
+
 def inspect(
     reader: Reader,
     label: str | None = None,
@@ -118,6 +129,20 @@ def inspect(
     roles: Mapping[str, Role] | None = None,
     tell: Callable[[int, int], None] | None = None,
 ) -> DatasetCard:
+    """The card of a dataset; arguments are those of `inspect_ids`."""
+    return inspect_ids(reader, label, name=name, splits=splits, roles=roles, tell=tell).card
+
+
+def inspect_ids(  # noqa: PLR0913 - what a user may say of the columns
+    reader: Reader,
+    label: str | None = None,
+    *,
+    name: str | None = None,
+    splits: int | None = None,
+    roles: Mapping[str, Role] | None = None,
+    separators: Mapping[str, str] | None = None,
+    tell: Callable[[int, int], None] | None = None,
+) -> Inspection:
     """Look at the rows.
 
     Args:
@@ -126,6 +151,7 @@ def inspect(
         name: what the card is called; None: as the first split's source is.
         splits: look at so many of the first ones only.
         roles: by column: what it is used as, whatever is in it.
+        separators: by column of text: it holds lists.
         tell: hears how many of how many splits are done.
     """
     found = reader.splits()[:splits]
@@ -138,17 +164,42 @@ def inspect(
     for column, role in roles.items():
         _check_role(column, reader.schema.field(column).type, role, source)
     label = label or next((name for name in names if name.lower() in LABELS and _counts(reader.schema, name)), None)
-    surveys = {column: ColumnSurvey(reader.schema.field(column).type) for column in names}
+    separators = separators or {}
+    check_columns(tuple(separators), reader.schema, source)
+    for column, separator in separators.items():
+        if not is_text(kind := reader.schema.field(column).type) or not separator:
+            raise DataError(f"{source}: column {column!r} holds {kind}: want text and a separator for --list")
+    text_lists = pa.large_list(pa.large_string())
+    kinds = {name: text_lists if name in separators else reader.schema.field(name).type for name in names}
+    surveys = {column: ColumnSurvey(kind) for column, kind in kinds.items()}
     positives = 0
     for index, split in enumerate(found):
         table = reader.read(split, names)
         positive_R = _positive(table, label, source)
         positives += int(positive_R.sum())
         for column, survey in surveys.items():
-            survey.add(combine_chunks(table[column]), positive_R)
+            array = combine_chunks(table[column])
+            survey.add(split_text(array, separators[column]) if column in separators else array, positive_R)
         if tell is not None:
             tell(index + 1, len(found))
-    return _card(name or source, label, surveys, positives, roles)
+    card = _card(name or source, label, surveys, positives, roles)
+    ids = {c.name: listed for c in card.columns if c.role == "sparse" and (listed := surveys[c.name].ids()) is not None}
+    listed = [
+        structs.replace(c, listed=True, table_rows=len(ids[c.name]) + 1) if c.name in ids else c for c in card.columns
+    ]
+    counted = [structs.replace(c, separator=separators.get(c.name, "")) for c in listed]
+    return Inspection(structs.replace(card, columns=tuple(counted)), ids)
+
+
+def find_separators(reader: Reader) -> dict[str, str]:
+    """Separators of columns whose text holds lists, by the rows of the first split."""
+    splits = reader.splits()
+    names = [field.name for field in reader.schema if is_text(field.type) and not types.is_binary(field.type)]
+    if not splits or not names:
+        return {}
+    table = reader.read(splits[0], names).slice(0, SAMPLE_ROWS)
+    found = {name: find_separator(combine_chunks(table[name]).drop_null()) for name in names}
+    return {name: separator for name, separator in found.items() if separator}
 
 
 def _positive(table: pa.Table, label: str | None, source: str) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
@@ -213,7 +264,7 @@ def _column(name: str, survey: ColumnSurvey, use: Use) -> ColumnCard:
         most=survey.most if ranged else None,
         mean_length=survey.values / max(survey.rows, 1) if listed else None,
         longest=survey.longest if listed else None,
-        table_rows=_table_rows(sketch.distinct) if role == "sparse" else None,
+        table_rows=_hashed_rows(sketch.distinct) if role == "sparse" else None,
         table_dim=_dim(sketch.distinct) if role == "sparse" else None,
         note=use.note,
         why=use.why,
@@ -221,7 +272,7 @@ def _column(name: str, survey: ColumnSurvey, use: Use) -> ColumnCard:
     )
 
 
-def _table_rows(distinct: int) -> int:
+def _hashed_rows(distinct: int) -> int:
     """Rows for hashed ids: with 16 for each, one id in 16 shares its row."""
     return max(16, *(min(int(distinct * room), most) for room, most in ROOM))
 
@@ -283,7 +334,7 @@ def _check_role(name: str, kind: pa.DataType, role: Role, source: str) -> None:
         )
 
 
-def _table_names(columns: list[str]) -> dict[str, str]:
+def table_names(columns: Collection[str]) -> dict[str, str]:
     """A table for each column; its name is also that of a parameter and of files."""
     names: dict[str, str] = {}
     for column in columns:

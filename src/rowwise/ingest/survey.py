@@ -16,6 +16,7 @@ from rowwise.ingest.encode import Floats, floats, hashed, int64
 from rowwise.ingest.evidence import Evidence, Labels, Shape, shape_of, weigh
 from rowwise.ingest.mix import mix
 from rowwise.ingest.sketch import Sketch
+from rowwise.ingest.vocabulary import IdCounter
 
 SAMPLE_ROWS = 1 << 16
 
@@ -26,6 +27,7 @@ class ColumnSurvey:
 
     def __init__(self, kind: pa.DataType) -> None:
         self.kind = kind
+        self._counter = IdCounter()
         self.rows = self.nulls = self.values = 0
         self.longest = 0
         self.least, self.most = np.inf, -np.inf
@@ -52,6 +54,7 @@ class ColumnSurvey:
             if len(lengths_R):
                 self.longest = max(self.longest, int(lengths_R.max()))
         self.sketch.add(_hashed_any(ids), positive_N)
+        self._counter.add(ids)
         if self.is_number and len(ids):
             self._range(ids, positive_N)
 
@@ -75,6 +78,10 @@ class ColumnSurvey:
             return None
         x_N, positive_N = (np.concatenate(part) for part in zip(*self._whole, strict=True))
         return weigh(x_N, positive_N), shape_of(x_N)
+
+    def ids(self) -> list[str] | None:
+        """Ids for a vocabulary, the most frequent first; None: the column has to be hashed."""
+        return self._counter.ids()
 
     def _range(self, ids: pa.Array, positive_N: NDArray[np.bool_]) -> None:
         x_N = ids.to_numpy(zero_copy_only=False)

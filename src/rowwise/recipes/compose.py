@@ -32,6 +32,7 @@ from rowwise.models.wide import wide_tables
 from rowwise.models.wide_deep import WideDeep
 from rowwise.plan import Forecast
 from rowwise.processor import read_processor
+from rowwise.recipes.described import describe_tables, look_up_ids
 from rowwise.recipes.id_maps import pin_map, stored_tables_of
 from rowwise.recipes.processor_limits import replace_unsupported
 from rowwise.recipes.recipe import (
@@ -97,8 +98,12 @@ def resolve(recipe: Recipe) -> ResolvedRecipe:
     if isinstance(data.workers, int):
         data = structs.replace(data, workers=Workers(count=data.workers) if data.workers else None)
     parts = open_data(data, recipe.columns, recipe.tables.list)
-    columns = recipe.columns or parts.dataset.columns
-    tables = tuple(map(pin_map, recipe.tables.resolve(parts.dataset.tables)))
+    columns, described = recipe.columns or parts.dataset.columns, recipe.tables
+    columns, lookups = look_up_ids(columns)
+    loaded = load_transforms(transforms := (*transforms, *lookups))
+    if recipe.columns is not None:
+        columns, described = describe_tables(columns, described, parts.dataset.tables, loaded)
+    tables = tuple(map(pin_map, described.resolve(parts.dataset.tables)))
     if not columns.labels:
         raise SpecError("columns.labels is empty: want at least one label column")
     if data.label is not None and data.label not in columns.labels:
@@ -132,9 +137,7 @@ def resolve(recipe: Recipe) -> ResolvedRecipe:
         "train": train,
     }
     resolved = structs.replace(recipe, **changed, **absolute_paths)
-    return ResolvedRecipe(
-        recipe=resolved, parts=parts, transforms=load_transforms(transforms), notes=(*replaced, *notes)
-    )
+    return ResolvedRecipe(recipe=resolved, parts=parts, transforms=loaded, notes=(*replaced, *notes))
 
 
 def make_model(resolved: ResolvedRecipe, *, described: bool = False) -> nn.Module:

@@ -1,4 +1,4 @@
-"""Id map files of a recipe: pinned by digest, and copied into the run's folder so that a run keeps its maps."""
+"""Id map and vocabulary files of a recipe, copied into the run's folder so that a run keeps its maps."""
 
 import shutil
 from collections.abc import Callable
@@ -8,7 +8,8 @@ from msgspec import structs
 
 from rowwise.hashing.open import open_map, stored_tables
 from rowwise.idmaps import StoredIds
-from rowwise.recipes.recipe import Recipe, Tables
+from rowwise.ingest.transform import AnyKind, MapId
+from rowwise.recipes.recipe import Recipe
 from rowwise.spec import Table
 
 MAPS = "maps"  # the folder of a run
@@ -32,33 +33,41 @@ def stored_tables_of(table: Table) -> tuple[Table, ...]:
 
 
 def copy_maps(recipe: Recipe, run: Path) -> Recipe:
-    """Copy the map files into the folder of a run; returns the recipe with the copies."""
-    return _replace_files(recipe, lambda table, file: _copy_map(table, file, run))
+    """Copy the files of id maps and vocabularies into the folder of a run; returns the recipe with the copies."""
+    return _replace_files(recipe, lambda name, file: _copy_map(name, file, run))
 
 
 def relocate_maps(recipe: Recipe, run: Path) -> Recipe:
     """A run's recipe with the map files in its folder, which may have been moved."""
 
-    def find(table: Table, file: Path) -> Path:
+    def find(name: str, file: Path) -> Path:
         here = run.absolute() / MAPS / file.name
         return here if here.is_file() else file
 
     return _replace_files(recipe, find)
 
 
-def _copy_map(table: Table, file: Path, run: Path) -> Path:
-    to = run.absolute() / MAPS / f"{table.name}{file.suffix}"
+def _copy_map(name: str, file: Path, run: Path) -> Path:
+    to = run.absolute() / MAPS / f"{name}{file.suffix}"
     to.parent.mkdir(exist_ok=True)
     shutil.copyfile(file, to)
     return to
 
 
-def _replace_files(recipe: Recipe, find: Callable[[Table, Path], Path]) -> Recipe:
-    def moved(table: Table) -> Table:
+def _replace_files(recipe: Recipe, find: Callable[[str, Path], Path]) -> Recipe:
+    """The recipe with `find(name, file)` for each file of an id map or a vocabulary; names are unique."""
+
+    def moved_table(table: Table) -> Table:
         how = table.id_map
         if not isinstance(how, StoredIds):
             return table
-        return structs.replace(table, id_map=structs.replace(how, file=str(find(table, Path(how.file)))))
+        return structs.replace(table, id_map=structs.replace(how, file=str(find(table.name, Path(how.file)))))
 
-    tables = recipe.tables
-    return structs.replace(recipe, tables=Tables(all=tables.all, each=tables.each, list=tuple(map(moved, tables.list))))
+    def moved_transform(number: int, transform: AnyKind | str) -> AnyKind | str:
+        if not isinstance(transform, MapId) or not transform.file:
+            return transform
+        return structs.replace(transform, file=str(find(f"transforms.{number}", Path(transform.file))))
+
+    tables = structs.replace(recipe.tables, list=tuple(map(moved_table, recipe.tables.list)))
+    transforms = tuple(moved_transform(number, one) for number, one in enumerate(recipe.transforms))
+    return structs.replace(recipe, tables=tables, transforms=transforms)

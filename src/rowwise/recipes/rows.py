@@ -100,11 +100,12 @@ def _open_dataset(data: Data, where: RowFilter, columns: Columns | None, tables:
     files = _open_files(data.dataset, where)
     if files is None:
         return load(data.dataset, Path(data.folder))
-    if columns is not None and tables:
+    uncounted = None if columns is None else columns.uncounted(tables)
+    if columns is not None and not uncounted:
         found = of_files(files, columns, tables)
     else:
         label = columns.labels[0] if columns is not None and columns.labels else None
-        found = from_files(files, data.label or label)
+        found = from_files(files, data.label or label, sparse=uncounted or ())
     # With data.test all rows of these files are for training.
     return found if data.test is None else replace(found, train=files, test=None)
 

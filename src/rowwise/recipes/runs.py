@@ -24,7 +24,9 @@ from rowwise.comm.seam import Comm
 from rowwise.comm.solo import solo
 from rowwise.comm.status import all_gather_uneven
 from rowwise.errors import CheckpointError, DataError, RowwiseError, SpecError
-from rowwise.ingest.transform import sources, to_json
+from rowwise.ingest.transform import MapId, sources, to_json
+from rowwise.ingest.transform import decode as decode_transforms
+from rowwise.ingest.vocabulary import check_grown
 from rowwise.ingest.warehouse.popularity import log_use
 from rowwise.plan import Plan
 from rowwise.recipes.access import ACCESS, AccessFile
@@ -401,7 +403,14 @@ def best_possible_metrics(resolved: ResolvedRecipe, rows: RowSelection) -> dict[
 def _warm_start(resolved: ResolvedRecipe, model: nn.Module) -> WarmStartMatch | None:
     if resolved.recipe.init_from is None:
         return None
-    return warm_start(open_warm_start(Path(resolved.recipe.init_from)), model)
+    source = Path(resolved.recipe.init_from)
+    if (source / TRANSFORMS).is_file():
+        now = {step.transform.makes: step.transform for step in resolved.transforms.steps}
+        for before in decode_transforms(read_bytes(source / TRANSFORMS)):
+            after = now.get(before.makes)
+            if isinstance(before, MapId) and isinstance(after, MapId):
+                check_grown(before.column, before.mapping, after.mapping, str(source))
+    return warm_start(open_warm_start(source), model)
 
 
 def _resolve_saved(path: Path, changes: Sequence[str] = (), world: int = 1) -> ResolvedRecipe:

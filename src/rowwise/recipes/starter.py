@@ -6,21 +6,25 @@ not tuned, and all tables have one dim.
 
 import math
 import re
+from collections.abc import Mapping
 from pathlib import PurePath
+from types import MappingProxyType
 
 from msgspec import structs
 
 from rowwise.errors import DataError
 from rowwise.ingest.inspect import ColumnCard, DatasetCard
-from rowwise.recipes.recipe import NAME, About, Data, DlrmConfig, Recipe, Tables
+from rowwise.ingest.transform import SplitText
+from rowwise.recipes.recipe import NAME, About, Data, DlrmConfig, Recipe, TableChanges, Tables
 from rowwise.recipes.text import write
 from rowwise.row_optimizers import RowWiseAdagrad
-from rowwise.spec import Pooling, Table
+from rowwise.spec import Pooling
 from rowwise.train.settings import DenseAdam, Evaluation, Training
 
 SMALL_ROWS, LARGE_ROWS = 20_000, 5_000_000
 STEPS = 100  # of an epoch, approximately
 BATCHES = (64, 2048)
+EMPTY: Mapping[str, str] = MappingProxyType({})
 SHARE = 0.1  # of the rows to validate on, and again to test on
 EVALUATIONS = 10  # in an epoch of a large dataset
 SHOWN = ("data.share", "data.test_share", "train.batch", "train.epochs", "evaluate.metric")
@@ -33,16 +37,26 @@ def recipe_name(path: str) -> str:
     return name if NAME.fullmatch(name) else "recipe"
 
 
-def make_starter(card: DatasetCard, dataset: str, file: str) -> str:
+def make_starter(card: DatasetCard, dataset: str, file: str, vocabularies: Mapping[str, str] = EMPTY) -> str:
     """The recipe as text.
 
     Args:
         card: facts of all rows.
         dataset: parquet:PATH or csv:PATH.
         file: the path of the recipe, for the command in its comment.
+        vocabularies: file of each column whose ids are listed; others are hashed.
     """
     _check_card(card)
     columns, tables = card.suggest(_dim(card.rows))
+    rows_of = {table.feature_names[0]: table.rows for table in tables}
+    sparse = tuple(
+        structs.replace(one, vocabulary=vocabularies[one.column])
+        if one.column in vocabularies
+        else structs.replace(one, rows=rows_of[one.feature_name])
+        for one in columns.sparse
+    )
+    lists = {one.name for one in card.columns if one.mean_length is not None}
+    pooling = {s.table_name: TableChanges(pooling=Pooling.MEAN) for s in sparse if s.column in lists}
     steps = max(1, round(card.rows * (1 - 2 * SHARE) / _batch(card.rows)))
     large = card.rows > LARGE_ROWS
     recipe = Recipe(
@@ -51,8 +65,9 @@ def make_starter(card: DatasetCard, dataset: str, file: str) -> str:
             run=f"rowwise train {file}",
         ),
         data=Data(dataset=dataset, label=card.label, valid_share=SHARE, test_share=SHARE),
-        columns=columns,
-        tables=Tables(list=tuple(_table(table, card) for table in tables)),
+        transforms=tuple(SplitText(column=one.name, separator=one.separator) for one in card.columns if one.separator),
+        columns=structs.replace(columns, sparse=sparse, time=None),
+        tables=Tables(all=TableChanges(dim=_dim(card.rows), optimizer=RowWiseAdagrad(lr=0.05)), each=pooling),
         model=_model(columns.dense != (), card.rows),
         train=Training(batch=_batch(card.rows), epochs=2 if large else 10, optimizer=DenseAdam(lr=0.002)),
         evaluate=Evaluation(every=max(1, steps // EVALUATIONS) if large else 0, patience=2),
@@ -88,13 +103,6 @@ def _model(dense: bool, rows: int) -> DlrmConfig:
     return DlrmConfig(bottom=sizes if dense else (), top=sizes)
 
 
-def _table(table: Table, card: DatasetCard) -> Table:
-    feature = table.feature_names[0]
-    listed = any(column.name == feature and column.mean_length is not None for column in card.columns)
-    pooling = Pooling.MEAN if listed else Pooling.SUM
-    return structs.replace(table, pooling=pooling, optimizer=RowWiseAdagrad(lr=0.05))
-
-
 def _comments(card: DatasetCard, recipe: Recipe) -> list[str]:
     left_out = [column for column in card.columns if column.role == "unused"]
     used = {recipe.columns.key, recipe.columns.time} if recipe.columns else set()
@@ -104,7 +112,8 @@ def _comments(card: DatasetCard, recipe: Recipe) -> list[str]:
         "#",
         "# Written by rowwise data inspect; it trains as it is. Check next:",
         "#   columns   is each number under dense and each id under sparse? log1p is for counts and amounts",
-        "#   tables    ids are hashed into 16 rows each in small tables, 8 in large ones: few ids share a row",
+        "#   columns   vocabulary: its ids have a row each, and rare and new ones share one; rows: ids are hashed",
+        "#             to so many, 16 an id in small tables and 8 in large ones, so that few share a row",
         "#   data      share: random takes test rows from everywhere, last takes the last rows, as in production",
         "#   train     batch and the learning rates (train.optimizer, and of tables) matter most, in this order",
         "#   evaluate  training stops when ne on the validation rows has not improved twice",

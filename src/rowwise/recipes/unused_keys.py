@@ -82,10 +82,11 @@ def _data_rules(resolved: ResolvedRecipe) -> tuple[UnusedRule, ...]:
 def _training_rules(resolved: ResolvedRecipe) -> tuple[UnusedRule, ...]:
     recipe, columns = resolved.recipe, resolved.columns
     towers, train = isinstance(recipe.model, TwoTowerConfig), recipe.train
+    no_bottom = not columns.dense and getattr(recipe.model, "bottom", ()) != ()
     ranking = "two-tower models are measured by ranking all items"
     checked, watched = resolved.parts.valid is not None, "there are no validation rows"
     return (
-        UnusedRule("model", ("bottom",), not columns.dense, "there are no dense columns"),
+        UnusedRule("model", ("bottom",), no_bottom, "there are no dense columns"),
         UnusedRule("columns", ("weight",), towers, "the two-tower loss weights all pairs equally"),
         UnusedRule("columns", ("time",), not isinstance(recipe.model, UserModel), "only user models read it"),
         UnusedRule("train", ("virtual_shards",), train.determinism != "elastic", "train.determinism is not elastic"),

@@ -1,13 +1,14 @@
 """Any Parquet or CSV files as a dataset: what the columns are is guessed from their first splits."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from msgspec import structs
 
-from rowwise.ingest.columns import Columns
+from rowwise.ingest.columns import FITS, IDS, Columns
 from rowwise.ingest.datasets.dataset import Dataset, hold_out
 from rowwise.ingest.delimited import CsvReader
-from rowwise.ingest.inspect import inspect
+from rowwise.ingest.inspect import Role, inspect
 from rowwise.ingest.parquet import ParquetReader
 from rowwise.ingest.reader import Reader
 from rowwise.spec import Table
@@ -25,9 +26,10 @@ def open_files(path: str | Path) -> Reader:
     return CsvReader(path) if is_lines else ParquetReader(path)
 
 
-def from_files(reader: Reader, label: str | None = None, dim: int = 16) -> Dataset:
-    """Columns and tables as the first splits suggest them."""
-    columns, tables = inspect(reader, label, splits=LOOK_AT).suggest(dim)
+def from_files(reader: Reader, label: str | None = None, dim: int = 16, sparse: Sequence[str] = ()) -> Dataset:
+    """Columns and tables as the first splits suggest them; `sparse` are columns of ids, whatever they look like."""
+    roles: dict[str, Role] = {f.name: "sparse" for f in reader.schema if f.name in sparse and FITS[IDS](f.type)}
+    columns, tables = inspect(reader, label, splits=LOOK_AT, roles=roles).suggest(dim)
     # What is missing in no row of the first splits may be missing later, and no model needs these.
     return of_files(reader, structs.replace(columns, key=None, time=None), tables)
 

@@ -9,6 +9,7 @@ from rowwise.ingest.transform.chain import (
     LoadedTransforms,
     Transforms,
     apply,
+    decode,
     digest,
     from_json,
     load,
@@ -24,6 +25,7 @@ from rowwise.ingest.transform.mapping import MapId
 from rowwise.ingest.transform.numbers import BoxCox, Bucketize, Clamp, Fill, Log1p, Logit
 from rowwise.ingest.transform.pairs import Cartesian, ComputeScore, IdListTransform
 from rowwise.ingest.transform.select import Sampling
+from rowwise.ingest.transform.split import SplitText
 from rowwise.ingest.transform.times import GetLocalHour
 from rowwise.ingest.transform.transform import RowPosition, Transform
 from rowwise.ingest.transform.user_function import UserFunction
@@ -50,10 +52,12 @@ __all__ = [
     "RowPosition",
     "Sampling",
     "SigridHash",
+    "SplitText",
     "Transform",
     "Transforms",
     "UserFunction",
     "apply",
+    "decode",
     "digest",
     "from_json",
     "load",

@@ -24,6 +24,7 @@ from rowwise.ingest.transform.mapping import MapId
 from rowwise.ingest.transform.numbers import BoxCox, Bucketize, Clamp, Fill, Log1p, Logit
 from rowwise.ingest.transform.pairs import Cartesian, ComputeScore, IdListTransform
 from rowwise.ingest.transform.select import Sampling
+from rowwise.ingest.transform.split import SplitText
 from rowwise.ingest.transform.times import GetLocalHour
 from rowwise.ingest.transform.transform import MEETS, RowPosition, Run, Transform
 from rowwise.ingest.transform.user_function import UserFunction
@@ -35,6 +36,7 @@ AnyKind = (
     | Enumerate
     | NGram
     | MapId
+    | SplitText
     | Cartesian
     | IdListTransform
     | ComputeScore
@@ -149,7 +151,7 @@ def apply(
 def digest(loaded: LoadedTransforms) -> str:
     """64 letters, the same for transforms that do the same: own functions and mappings go in by their contents."""
     # As they are when they are read again: in code, 2 may stand for 2.0.
-    plain = [_plain(transform) for transform in _decoded(to_json(loaded))]
+    plain = [_plain(transform) for transform in decode(to_json(loaded))]
     return hashlib.sha256(msgspec.json.encode(plain, order="deterministic")).hexdigest()
 
 
@@ -160,10 +162,11 @@ def to_json(loaded: LoadedTransforms) -> bytes:
 
 def from_json(data: bytes) -> LoadedTransforms:
     """What `to_json` gave. It may hold own functions, whose code is run: load only what you trust."""
-    return load(_decoded(data))
+    return load(decode(data))
 
 
-def _decoded(data: bytes) -> tuple[AnyKind, ...]:
+def decode(data: bytes) -> tuple[AnyKind, ...]:
+    """What `to_json` gave, as values: no code of own functions is run."""
     try:
         return msgspec.json.decode(data, type=tuple[AnyKind, ...])
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
