@@ -7,10 +7,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from pyarrow import csv
 from pyarrow import parquet as pq
 from small import WORLD, lines, recipe, same, saved, trained, write_rows
 
-from rowwise import CheckpointError, DataError, SpecError
+from rowwise import CheckpointError, DataError, RowwiseError, SpecError
 from rowwise.recipes.compose import evaluation_batches
 from rowwise.recipes.runs import TrainingRun, evaluate, load_trained, predict_rows
 
@@ -86,6 +87,25 @@ def test_rows_to_predict_for_need_no_labels(done, tmp_path):
     bare = pq.read_table(tmp_path / "q.parquet")
     assert bare["row"].to_pylist() == list(range(700))  # rows without a key are numbered
     assert np.allclose(bare["label_logit"], found["label_logit"], atol=1e-6)
+
+
+def test_predictions_as_csv_beside_input_columns(done, tmp_path):
+    run, _ = done
+    pq.write_table(WORLD.rows(9000, 50), tmp_path / "new.parquet", row_group_size=30)
+    data = str(tmp_path / "new.parquet")
+    predict_rows(run.folder.path, tmp_path / "p.parquet", data=data, keep=("user", "seen"))
+    whole = pq.read_table(tmp_path / "p.parquet")
+    assert whole.column_names == ["row", "user", "seen", "label_logit", "label_probability"]
+    assert whole.select(["user", "seen"]).equals(WORLD.rows(9000, 50).select(["user", "seen"]))
+    predict_rows(run.folder.path, tmp_path / "p.csv", data=data, keep=("user", "row"))
+    lines = csv.read_csv(tmp_path / "p.csv")
+    assert lines.column_names == ["row", "user", "label_logit", "label_probability"]
+    assert lines["user"].to_pylist() == whole["user"].to_pylist()
+    assert np.allclose(lines["label_probability"], whole["label_probability"])
+    for keep, message in (("seen", "--keep seen: column 'seen' holds list.*, which CSV cannot"), ("nope", "no column")):
+        with pytest.raises(RowwiseError, match=message):
+            predict_rows(run.folder.path, tmp_path / "q.csv", data=data, keep=(keep,))
+    assert not (tmp_path / "q.csv").exists()
 
 
 @pytest.mark.slow

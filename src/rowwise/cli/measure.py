@@ -54,15 +54,20 @@ def evaluate(
 
 def predict(
     run: RunArgument,
-    out: Annotated[Path, typer.Option(help="The Parquet file to write.")],
+    out: Annotated[Path, typer.Option(help="The file to write: .parquet or .csv.")],
     data: DataOption = None,
     which: Which = "best",
+    keep: Annotated[
+        str | None, typer.Option(metavar="COLUMNS", help="Input columns to write as well, such as user,item.")
+    ] = None,
 ) -> None:
-    """Predict for rows of files: writes a Parquet file with each row's key, and each label's logit and probability.
+    """Predict for rows of files: writes each row's key, and each label's logit and probability, as Parquet or CSV.
 
     Rows need no labels. Without a key column in the recipe, rows are numbered.
 
     Example: rowwise predict runs/dlrm-synthetic/1 --data parquet:tomorrow.parquet --out predictions.parquet
+
+    Example: rowwise predict runs/clicks/1 --data csv:tomorrow.csv --out predictions.csv --keep user,item
     """
     from rowwise.recipes.runs import predict_rows
 
@@ -71,7 +76,8 @@ def predict(
     warn_of_run_code(run)
     console = make_terminal(stderr=True)
     with splits_bar(console, "predicting") as tell:
-        rows = predict_rows(run, out, which=which, data=data, tell=tell, warn=partial(show_warning, console))
+        kept = () if keep is None else tuple(keep.split(","))
+        rows = predict_rows(run, out, which=which, data=data, keep=kept, tell=tell, warn=partial(show_warning, console))
     print_line(f"wrote {out}: {rows:,} rows")
 
 

@@ -1,23 +1,25 @@
-"""Writes predictions for rows of files as Parquet: rows in their order, each with its key. Labels are not read.
+"""Writes predictions for rows of files as Parquet or CSV: rows in their order, each with its key. Labels are not read.
 
 Streams one split at a time, into a temporary file that is renamed at the end.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import torch
 from msgspec import structs
+from pyarrow import csv
 from pyarrow import parquet as pq
 from torch import Tensor, nn
 
-from rowwise.errors import DataError
+from rowwise.errors import DataError, SpecError
 from rowwise.ingest.batcher import rows_to_hold
 from rowwise.ingest.collate import SplitRows, collate
-from rowwise.ingest.columns import Columns
+from rowwise.ingest.columns import Columns, is_list
 from rowwise.ingest.prepare import Preparation, PreparationTask, ReadSplit
+from rowwise.ingest.reader import check_columns
 from rowwise.ingest.transform import serving, to_json
 from rowwise.recipes.compose import ResolvedRecipe
 from rowwise.recipes.rows import RowSelection
@@ -25,6 +27,7 @@ from rowwise.train.evaluate import evaluation_mode
 from rowwise.train.step import autocast
 
 PART = ".part"
+WRITERS = {".parquet": pq.ParquetWriter, ".csv": csv.CSVWriter}
 
 
 def predict(
@@ -32,6 +35,7 @@ def predict(
     model: nn.Module,
     rows: RowSelection,
     out: Path,
+    keep: Sequence[str] = (),
     tell: Callable[[int, int], None] | None = None,
 ) -> int:
     """Write a line for each row: its key (or number, without a key), and each label's logit and probability.
@@ -40,28 +44,36 @@ def predict(
         resolved: the recipe that the model was trained by.
         model: the trained model.
         rows: the rows to predict for.
-        out: the Parquet file.
+        out: the file, .parquet or .csv.
+        keep: input columns that each line has, too.
         tell: called with (splits done, splits in all).
     """
+    if out.suffix not in WRITERS:
+        raise SpecError(f"--out {out}: want a name that ends in {' or '.join(WRITERS)}")
     columns = structs.replace(resolved.columns, labels=(), weight=None, time=None, key=None)
     key, splits, done = resolved.columns.key, rows.reader.splits(), 0
     written = 0
     task = PreparationTask(reader=rows.reader, splits=splits, how=_preparation(resolved, columns, rows))
     if key is not None and key not in rows.reader.schema.names:
         key = None
+    kept = tuple(dict.fromkeys((*((key,) if key else ()), *keep)))
+    _check_kept(kept, {*_names(resolved.tasks), *(() if key else ("row",))}, rows, out)
     part = out.with_name(out.name + PART)
-    writer: pq.ParquetWriter | None = None
+    writer: pq.ParquetWriter | csv.CSVWriter | None = None
     try:
         with evaluation_mode(model):
             for index, split in enumerate(splits):
                 opened = task.open(index, 0)
                 order_R, count = opened.order_R, opened.table.num_rows
                 logits_RK = _predict_split(resolved, model, opened)
-                keys = rows.reader.read(split, (key,))[key] if key else pa.array(np.arange(done, done + count))
-                lines = _output_rows(
-                    resolved.tasks, key or "row", keys if order_R is None else keys.take(order_R), logits_RK
-                )
-                writer = writer or pq.ParquetWriter(part, lines.schema)
+                named = {} if key else {"row": pa.array(np.arange(done, done + count))}
+                if kept:
+                    given = rows.reader.read(split, kept)
+                    named |= {name: given[name] for name in kept}
+                if order_R is not None:
+                    named = {name: values.take(order_R) for name, values in named.items()}
+                lines = pa.table(named | _predictions(resolved.tasks, logits_RK))
+                writer = writer or WRITERS[out.suffix](part, lines.schema)
                 writer.write_table(lines)
                 done += count
                 written += lines.num_rows
@@ -101,9 +113,22 @@ def _predict_split(resolved: ResolvedRecipe, model: nn.Module, opened: ReadSplit
     return torch.cat(found)
 
 
-def _output_rows(tasks: tuple[str, ...], key: str, keys: pa.Array, logits_RK: Tensor) -> pa.Table:
-    columns = {key: keys}
-    for k, task in enumerate(tasks):
-        columns[f"{task}_logit"] = pa.array(logits_RK[:, k].numpy())
-        columns[f"{task}_probability"] = pa.array(logits_RK[:, k].sigmoid().numpy())
-    return pa.table(columns)
+def _check_kept(kept: Sequence[str], made: Collection[str], rows: RowSelection, out: Path) -> None:
+    """Refuse columns that are not there, that a prediction is called like, or that the file cannot hold."""
+    splits = rows.reader.splits()
+    check_columns(kept, rows.reader.schema, splits[0].source if splits else "the rows")
+    for name in kept:
+        kind = rows.reader.schema.field(name).type
+        if name in made:
+            raise SpecError(f"--keep {name}: the file has a column of this name already: leave it out")
+        if out.suffix == ".csv" and is_list(kind):
+            raise SpecError(f"--keep {name}: column {name!r} holds {kind}, which CSV cannot: want --out FILE.parquet")
+
+
+def _names(tasks: Sequence[str]) -> list[str]:
+    return [f"{task}_{what}" for task in tasks for what in ("logit", "probability")]
+
+
+def _predictions(tasks: Sequence[str], logits_RK: Tensor) -> dict[str, pa.Array]:
+    columns = [part for logits_R in logits_RK.unbind(1) for part in (logits_R, logits_R.sigmoid())]
+    return {name: pa.array(values_R.numpy()) for name, values_R in zip(_names(tasks), columns, strict=True)}

@@ -358,18 +358,19 @@ def evaluate(
     return make_evaluator(resolved, model, _choose_rows(path, resolved, data), slices)()
 
 
-def predict_rows(
+def predict_rows(  # noqa: PLR0913 - options of the command
     path: Path,
     out: Path,
     *,
     which: str = "best",
     data: str | None = None,
+    keep: Sequence[str] = (),
     tell: Callable[[int, int], None] | None = None,
     warn: Warn = ignore_warning,
 ) -> int:
-    """Predict for the test rows of a run, or for rows of other files; returns their number."""
+    """Predict for the test rows of a run, or for rows of other files, beside `keep` columns; returns their number."""
     resolved, model = load_trained(path, which, warn)
-    return predict(resolved, model, _choose_rows(path, resolved, data), out, tell)
+    return predict(resolved, model, _choose_rows(path, resolved, data), out, keep, tell)
 
 
 def load_trained(path: Path, which: str = "best", warn: Warn = ignore_warning) -> tuple[ResolvedRecipe, nn.Module]:
