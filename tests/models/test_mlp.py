@@ -81,3 +81,52 @@ def test_a_stack():
 def test_bad_sizes(sizes):
     with pytest.raises(SpecError, match=r"an Mlp got sizes .*; want at least those of an input and an output"):
         Mlp(sizes)
+
+
+@pytest.mark.parametrize("norm", [None, "batch", "layer"])
+@pytest.mark.parametrize("relu_last", [False, True])
+def test_hidden_layers_are_normalised_before_their_relu_and_dropped_after_it(norm, relu_last):
+    torch.manual_seed(0)
+    mlp, x_BI = Mlp((6, 5, 4, 3), relu_last=relu_last, dropout=0.4, norm=norm), torch.randn(32, 6)
+    norms = {None: lambda width: nn.Identity(), "batch": nn.BatchNorm1d, "layer": nn.LayerNorm}
+    layers = []
+    for k, (ins, outs) in enumerate(((6, 5), (5, 4), (4, 3))):
+        layer = nn.Linear(ins, outs)
+        layer.load_state_dict(mlp.layers[k].state_dict())
+        layers += [layer, norms[norm](outs), nn.ReLU(), nn.Dropout(0.4)] if k < 2 or relu_last else [layer]
+    theirs = nn.Sequential(*layers)
+    for seed in range(3):
+        torch.manual_seed(seed)
+        got = mlp(x_BI)
+        torch.manual_seed(seed)
+        torch.testing.assert_close(got, theirs(x_BI))
+    mlp.eval(), theirs.eval()
+    torch.testing.assert_close(mlp(x_BI), theirs(x_BI))
+    assert torch.equal(mlp(x_BI), mlp(x_BI))
+
+
+def test_dropout_changes_no_name():
+    assert Mlp((6, 5, 1), dropout=0.5).state_dict().keys() == Mlp((6, 5, 1)).state_dict().keys()
+
+
+def test_a_batch_of_one_sample_takes_the_running_statistics():
+    mlp = Mlp((6, 5, 1), norm="batch")
+    mlp(torch.randn(32, 6))
+    before = {name: x.clone() for name, x in mlp.named_buffers()}
+    x_BI = torch.randn(1, 6)
+    got = mlp(x_BI)
+    assert all(torch.equal(x, before[name]) for name, x in mlp.named_buffers())
+    torch.testing.assert_close(got, mlp.eval()(x_BI))
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ({"dropout": 1.0}, "dropout=1.0: want at least 0 and less than 1"),
+        ({"norm": "group"}, "norm='group': want"),
+    ],
+    ids=str,
+)
+def test_what_hidden_layers_refuse(args, message):
+    with pytest.raises(SpecError, match=message):
+        Mlp((6, 5, 1), **args)

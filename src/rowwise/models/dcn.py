@@ -21,7 +21,7 @@ from rowwise.batch import Batch
 from rowwise.errors import SpecError
 from rowwise.hashing.embeddings import AnyTables
 from rowwise.models.inputs import Ids, input_columns, unpack
-from rowwise.models.mlp import Linear, Mlp
+from rowwise.models.mlp import Linear, Mlp, Norm
 
 Structure = Literal["stacked", "parallel"]
 
@@ -59,9 +59,11 @@ class DCN(nn.Module):
         crosses: cross layers.
         rank: of their matrices; None: full.
         structure: "stacked", the MLP over the crosses, or "parallel", both over the input and a linear layer over both.
+        dropout: share of the hidden numbers of the MLP that are 0 in a training step.
+        norm: "batch" or "layer" normalisation of its hidden layers; None: neither.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - a model's hyperparameters
         self,
         embeddings: AnyTables,
         dense_features: int,
@@ -70,6 +72,8 @@ class DCN(nn.Module):
         crosses: int = 3,
         rank: int | None = None,
         structure: Structure = "stacked",
+        dropout: float = 0.0,
+        norm: Norm | None = None,
     ) -> None:
         """The tables stay the caller's; the layers are made here."""
         super().__init__()
@@ -83,9 +87,9 @@ class DCN(nn.Module):
         self.structure = structure
         self.crosses = nn.ModuleList(Cross(width, rank) for _ in range(crosses))
         if structure == "stacked":
-            self.deep = Mlp((width, *deep))
+            self.deep = Mlp((width, *deep), dropout=dropout, norm=norm)
         else:
-            self.deep = Mlp((width, *deep[:-1]), relu_last=True)
+            self.deep = Mlp((width, *deep[:-1]), relu_last=True, dropout=dropout, norm=norm)
             self.top = Linear(width + deep[-2], deep[-1])
 
     def forward(self, batch: Batch | Tensor, sparse: Ids | None = None) -> Tensor:

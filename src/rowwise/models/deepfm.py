@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from rowwise.batch import Batch
 from rowwise.hashing.embeddings import AnyTables
 from rowwise.models.inputs import Ids, check_dims, input_columns, unpack
-from rowwise.models.mlp import Mlp
+from rowwise.models.mlp import Mlp, Norm
 from rowwise.models.wide import Wide, wide_tables
 
 DENSE_STD = 0.01  # of the vectors of dense numbers: pairs begin near nothing, as rows do
@@ -32,16 +32,26 @@ class DeepFM(nn.Module):
         embeddings: tables that pool, all of one dim. The first order makes tables "<name>_wide" with their optimizers.
         dense_features: numbers in each sample.
         deep: sizes of the layers over the vectors; the last is the number of logits. Tasks share the pairs.
+        dropout: share of the hidden numbers of the MLP that are 0 in a training step.
+        norm: "batch" or "layer" normalisation of its hidden layers; None: neither.
     """
 
-    def __init__(self, embeddings: AnyTables, dense_features: int, deep: Sequence[int] = (400, 400, 400, 1)) -> None:
+    def __init__(
+        self,
+        embeddings: AnyTables,
+        dense_features: int,
+        deep: Sequence[int] = (400, 400, 400, 1),
+        *,
+        dropout: float = 0.0,
+        norm: Norm | None = None,
+    ) -> None:
         """The tables stay the caller's; the first order and the MLP are made here."""
         super().__init__()
         tables, dim = embeddings.tables, embeddings.tables[0].dim
         check_dims(tables, dim, f"that of table {tables[0].name!r}, as vectors of all pairs are multiplied")
         self.embeddings = embeddings
         self.dense_features = dense_features
-        self.deep = Mlp((input_columns(tables, dense_features), *deep))
+        self.deep = Mlp((input_columns(tables, dense_features), *deep), dropout=dropout, norm=norm)
         self.first = Wide(wide_tables(tables, deep[-1]), dense_features, deep[-1], embeddings.device)
         self.dense_vectors = nn.Parameter(torch.randn(dense_features, dim) * DENSE_STD)
 

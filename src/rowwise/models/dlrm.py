@@ -12,6 +12,7 @@ dot with v_0.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from rowwise.batch import Batch
 from rowwise.hashing.embeddings import AnyTables
 from rowwise.models.inputs import Ids, check_dims, input_columns, unpack
-from rowwise.models.mlp import Mlp
+from rowwise.models.mlp import Mlp, Norm
 from rowwise.ops.interact import interact
 
 
@@ -32,6 +33,8 @@ class DLRM(nn.Module):
         bottom: sizes of the layers over the dense numbers, the last with a ReLU as well; without dense numbers only
             the last size counts, that of a learned vector.
         top: sizes of the layers over the dots; the last is the number of logits.
+        dropout: share of the hidden numbers of both MLPs that are 0 in a training step.
+        norm: "batch" or "layer" normalisation of their hidden layers; None: neither.
     """
 
     def __init__(
@@ -40,6 +43,9 @@ class DLRM(nn.Module):
         dense_features: int,
         bottom: Sequence[int] = (512, 256, 64),
         top: Sequence[int] = (512, 512, 256, 1),
+        *,
+        dropout: float = 0.0,
+        norm: Norm | None = None,
     ) -> None:
         """The tables stay the caller's; the MLPs are made here."""
         super().__init__()
@@ -47,10 +53,11 @@ class DLRM(nn.Module):
         self.dense_features = dense_features
         dim = bottom[-1]
         input_columns(embeddings.tables, dense_features)
-        self.bottom = Mlp((dense_features, *bottom), relu_last=True) if dense_features else Vector(dim)
+        hidden: dict[str, Any] = {"dropout": dropout, "norm": norm}
+        self.bottom = Mlp((dense_features, *bottom), relu_last=True, **hidden) if dense_features else Vector(dim)
         check_dims(embeddings.tables, dim, "in which the bottom layers end")
         features = sum(len(table.feature_names) for table in embeddings.tables)
-        self.top = Mlp((dim + features * (features + 1) // 2, *top))
+        self.top = Mlp((dim + features * (features + 1) // 2, *top), **hidden)
 
     def forward(self, batch: Batch | Tensor, sparse: Ids | None = None) -> Tensor:
         """Logits [B, top[-1]] of a batch, or of dense numbers [B, dense_features] and sparse ids."""

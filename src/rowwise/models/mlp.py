@@ -1,12 +1,16 @@
 """The dense layers that models are built from: a linear layer with its ReLU, and a stack of them."""
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from rowwise.errors import SpecError
 from rowwise.ops.linear import linear
+
+Norm = Literal["batch", "layer"]
 
 
 class Linear(nn.Linear):
@@ -37,22 +41,54 @@ class Linear(nn.Linear):
 
 
 class Mlp(nn.Module):
-    """Linear layers with ReLUs between them.
+    """Linear layers with ReLUs between them, and normalisation and dropout of the hidden ones on request.
+
+    Names of weights do not depend on dropout, so that a warm start may change it.
 
     Args:
         sizes: of the input, of each hidden layer, and of the output.
-        relu_last: whether the output passes through a ReLU, too.
+        relu_last: whether the output passes through a ReLU and all that hidden layers do, too.
+        dropout: share of the hidden numbers that are 0 in a training step; the others are scaled up.
+        norm: "batch" or "layer" between a hidden layer and its ReLU; None: neither.
     """
 
-    def __init__(self, sizes: Sequence[int], *, relu_last: bool = False) -> None:
+    def __init__(
+        self, sizes: Sequence[int], *, relu_last: bool = False, dropout: float = 0.0, norm: Norm | None = None
+    ) -> None:
         super().__init__()
         if len(sizes) < 2 or min(sizes) < 1:
             raise SpecError(f"an Mlp got sizes {tuple(sizes)}; want at least those of an input and an output, all >= 1")
-        last = len(sizes) - 2
+        if not 0 <= dropout < 1:
+            raise SpecError(f"dropout={dropout}: want at least 0 and less than 1")
+        if norm is not None and norm not in NORMS:
+            raise SpecError(f"norm={norm!r}: want {' or '.join(map(repr, NORMS))}, or None")
+        hidden = len(sizes) - 1 if relu_last else len(sizes) - 2
         self.layers = nn.Sequential(
-            *(Linear(sizes[k], sizes[k + 1], relu=k < last or relu_last) for k in range(last + 1))
+            *(Linear(sizes[k], sizes[k + 1], relu=k < hidden and norm is None) for k in range(len(sizes) - 1))
         )
+        self.norms = nn.ModuleList(NORMS[norm](size) for size in sizes[1 : hidden + 1]) if norm else None
+        self.hidden, self.dropout = hidden, dropout
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., sizes[0]] to [..., sizes[-1]]."""
-        return self.layers(x)
+        if self.norms is None and not self.dropout:
+            return self.layers(x)
+        for k, layer in enumerate(self.layers):
+            x = layer(x)
+            if k < self.hidden:
+                x = x if self.norms is None else self.norms[k](x).relu()
+                x = F.dropout(x, self.dropout, self.training)
+        return x
+
+
+class BatchNorm(nn.BatchNorm1d):
+    """nn.BatchNorm1d that takes a batch of one sample: it has no variance, so the running statistics serve."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """[B, width] to [B, width]."""
+        if self.training and len(input) == 1:
+            return F.batch_norm(input, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
+        return super().forward(input)
+
+
+NORMS: dict[str, type[nn.Module]] = {"batch": BatchNorm, "layer": nn.LayerNorm}

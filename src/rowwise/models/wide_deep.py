@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from rowwise.batch import Batch
 from rowwise.hashing.embeddings import AnyTables
 from rowwise.models.inputs import Ids, input_columns, unpack
-from rowwise.models.mlp import Mlp
+from rowwise.models.mlp import Mlp, Norm
 from rowwise.models.wide import Wide, wide_tables
 from rowwise.row_optimizers import Ftrl
 from rowwise.spec import Table
@@ -35,6 +35,8 @@ class WideDeep(nn.Module):
         deep: sizes of the MLP's layers; the last is the number of logits.
         wide: tables of the linear model, of dim deep[-1]; None: `wide_tables` of the MLP's, trained by `WIDE`. With
             crosses: `[*wide_tables(tables, optimizer=WIDE), Table(name="user_x_item", rows=..., dim=1, ...)]`.
+        dropout: share of the hidden numbers of the MLP that are 0 in a training step.
+        norm: "batch" or "layer" normalisation of its hidden layers; None: neither.
     """
 
     def __init__(
@@ -44,12 +46,14 @@ class WideDeep(nn.Module):
         deep: Sequence[int] = (1024, 512, 256, 1),
         *,
         wide: Sequence[Table] | None = None,
+        dropout: float = 0.0,
+        norm: Norm | None = None,
     ) -> None:
         """The tables stay the caller's; the MLP and the wide tables are made here."""
         super().__init__()
         self.embeddings = embeddings
         self.dense_features = dense_features
-        self.deep = Mlp((input_columns(embeddings.tables, dense_features), *deep))
+        self.deep = Mlp((input_columns(embeddings.tables, dense_features), *deep), dropout=dropout, norm=norm)
         tables = wide_tables(embeddings.tables, deep[-1], WIDE) if wide is None else wide
         self.wide = Wide(tables, dense_features, deep[-1], embeddings.device)
 

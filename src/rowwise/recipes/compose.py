@@ -152,16 +152,17 @@ def make_model(resolved: ResolvedRecipe, *, described: bool = False) -> nn.Modul
         return _two_tower(resolved, model).to(recipe.train.device)
     where, merge_shared = "meta" if described else "cpu", recipe.train.merge_shared
     embeddings = make_embeddings(resolved.tables, seed=recipe.seed, device=where, merge_shared=merge_shared)
+    hidden = {key: getattr(model, key) for key in ("dropout", "norm") if hasattr(model, key)}
     match model:
         case DlrmConfig(bottom=bottom, top=top):
-            made: nn.Module = DLRM(embeddings, dense, (*bottom, resolved.tables[0].dim), (*top, tasks))
+            made: nn.Module = DLRM(embeddings, dense, (*bottom, resolved.tables[0].dim), (*top, tasks), **hidden)
         case DeepFmConfig(deep=deep):
-            made = DeepFM(embeddings, dense, (*deep, tasks))
+            made = DeepFM(embeddings, dense, (*deep, tasks), **hidden)
         case DcnConfig(deep=deep, crosses=crosses, rank=rank, structure=structure):
-            made = DCN(embeddings, dense, (*deep, tasks), crosses=crosses, rank=rank, structure=structure)
+            made = DCN(embeddings, dense, (*deep, tasks), crosses=crosses, rank=rank, structure=structure, **hidden)
         case WideDeepConfig(deep=deep, wide=wide):
             weights = None if wide is None else wide_tables(resolved.tables, tasks, wide)
-            made = WideDeep(embeddings, dense, (*deep, tasks), wide=weights)
+            made = WideDeep(embeddings, dense, (*deep, tasks), wide=weights, **hidden)
         case UserModel(module=name, args=args):
             made = _make_user_model(name, embeddings, dense, tasks, args)
         case str():
@@ -203,7 +204,7 @@ def make_objective(resolved: ResolvedRecipe, model: nn.Module) -> Objective:
         raise SpecError(
             f"train.task_weights has {len(weights)} values: want one for each of {', '.join(resolved.tasks)}"
         )
-    return Clicks(model, weights)
+    return Clicks(model, weights, how.train.label_smoothing)
 
 
 def make_batcher(

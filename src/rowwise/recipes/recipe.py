@@ -116,12 +116,16 @@ class DlrmConfig(Value, frozen=True, tag="dlrm", tag_field="kind"):
 
     bottom: tuple[int, ...] = (512, 256)
     top: tuple[int, ...] = (512, 256)
+    dropout: float = 0.0  # share of the MLP's hidden numbers that are 0 in a training step
+    norm: Literal["batch", "layer"] | None = None  # of the MLP's hidden layers; batch: on one rank only
 
 
 class DeepFmConfig(Value, frozen=True, tag="deepfm", tag_field="kind"):
     """`rowwise.DeepFM` with a last deep layer of one logit a label."""
 
     deep: tuple[int, ...] = (400, 400, 400)
+    dropout: float = 0.0  # share of the MLP's hidden numbers that are 0 in a training step
+    norm: Literal["batch", "layer"] | None = None  # of the MLP's hidden layers; batch: on one rank only
 
 
 class DcnConfig(Value, frozen=True, tag="dcn", tag_field="kind"):
@@ -131,6 +135,8 @@ class DcnConfig(Value, frozen=True, tag="dcn", tag_field="kind"):
     crosses: int = 3
     rank: int | None = None
     structure: Literal["stacked", "parallel"] = "stacked"
+    dropout: float = 0.0  # share of the MLP's hidden numbers that are 0 in a training step
+    norm: Literal["batch", "layer"] | None = None  # of the MLP's hidden layers; batch: on one rank only
 
 
 class WideDeepConfig(Value, frozen=True, tag="wide_deep", tag_field="kind"):
@@ -138,6 +144,8 @@ class WideDeepConfig(Value, frozen=True, tag="wide_deep", tag_field="kind"):
 
     deep: tuple[int, ...] = (1024, 512, 256)
     wide: RowOptimizer | None = None  # of the wide part's weights; None: FTRL, as in the paper
+    dropout: float = 0.0  # share of the MLP's hidden numbers that are 0 in a training step
+    norm: Literal["batch", "layer"] | None = None  # of the MLP's hidden layers; batch: on one rank only
 
 
 class TwoTowerConfig(Value, frozen=True, tag="two_tower", tag_field="kind"):
@@ -193,6 +201,9 @@ class Recipe(Value, frozen=True, kw_only=True):
         if self.name and not NAME.fullmatch(self.name):
             raise SpecError(f"name={self.name!r}: want letters, digits, '-', '_' and '.', as it names a folder")
         check_layers("model.", **_layers(self.model))
+        dropout = getattr(self.model, "dropout", 0.0)
+        if not 0 <= dropout < 1:
+            raise SpecError(f"model.dropout={dropout}: want at least 0 and less than 1")
         if not 0 <= self.seed < 1 << 63:
             raise SpecError(f"seed={self.seed}: want at least 0, and less than 2**63")
 
@@ -217,12 +228,16 @@ def check_ranks(recipe: Recipe, world: int) -> None:
     if world > 1 and isinstance(recipe.model, TwoTowerConfig):
         why = "its loss compares each user with the items of the whole batch, which is on one rank only"
         raise SpecError(f"model.kind=two_tower on {world} ranks: {why}; want one process, without --nproc")
+    elastic = recipe.train.determinism == "elastic"
+    if getattr(recipe.model, "norm", None) == "batch" and (world > 1 or elastic):
+        where = f"on {world} ranks" if world > 1 else "with train.determinism=elastic"
+        raise SpecError(f"model.norm=batch {where}: statistics are of one rank's samples: want model.norm=layer")
     shards = recipe.train.virtual_shards
-    if recipe.train.determinism == "elastic" and shards % world:
+    if elastic and shards % world:
         fit = ", ".join(str(w) for w in range(1, shards + 1) if shards % w == 0)
         out = "or another train.virtual_shards in a new run, as that changes the result"
         raise SpecError(f"{shards} virtual shards of elastic training on {world} ranks: want {fit} ranks, {out}")
-    if recipe.train.determinism == "elastic" and not recipe.wire.exact:
+    if elastic and not recipe.wire.exact:
         raise SpecError(
             "train.determinism=elastic with a wire that rounds: want fp32 for all of `wire`, or determinism=run"
         )

@@ -92,6 +92,7 @@ def _training_rules(resolved: ResolvedRecipe) -> tuple[UnusedRule, ...]:
         UnusedRule("train", ("virtual_shards",), train.determinism != "elastic", "train.determinism is not elastic"),
         UnusedRule("train", ("merge_shared",), not columns.shared, "columns.shared is empty"),
         UnusedRule("train", ("task_weights",), towers, "two-tower models have one loss"),
+        UnusedRule("train", ("label_smoothing",), towers, "two-tower models learn from the items of a batch"),
         UnusedRule("evaluate", ("every", "metric", "patience", "min_gain", "task"), not checked, watched),
         UnusedRule("evaluate", ("task", "slices", "slice_ids"), towers and checked, ranking),
         UnusedRule("evaluate", ("slice_ids",), not recipe.evaluate.slices and not towers, "evaluate.slices is empty"),

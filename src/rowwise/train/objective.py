@@ -32,11 +32,16 @@ Objective = Callable[[Batch], Outcome]
 
 @final
 class Clicks:
-    """The log loss of each label, added up over labels, times each sample's weight; a mean over all samples."""
+    """The log loss of each label, added up over labels, times each sample's weight; a mean over all samples.
 
-    def __init__(self, model: nn.Module, task_weights: Sequence[float] = ()) -> None:
-        """`task_weights`: of each label in the sum; none: all 1."""
-        self._model = model
+    Args:
+        model: gives logits.
+        task_weights: of each label in the sum; none: all 1.
+        label_smoothing: s: labels count as s / 2 and 1 - s / 2.
+    """
+
+    def __init__(self, model: nn.Module, task_weights: Sequence[float] = (), label_smoothing: float = 0.0) -> None:
+        self._model, self._smoothing = model, label_smoothing
         self._weights_K = torch.tensor(task_weights) if any(w != 1 for w in task_weights) else None
 
     def __call__(self, batch: Batch) -> Outcome:
@@ -45,6 +50,8 @@ class Clicks:
         if logits_BK.shape != labels_BK.shape:
             got, want = tuple(logits_BK.shape), tuple(labels_BK.shape)
             raise BatchError(f"the model gave logits {got} for labels {want}: want one logit for each label")
+        if self._smoothing:
+            labels_BK = labels_BK * (1 - self._smoothing) + self._smoothing / 2
         if self._weights_K is None and batch.weights_B is None:
             loss = F.binary_cross_entropy_with_logits(logits_BK.float(), labels_BK)
             return Outcome(loss * labels_BK.shape[1], logits_BK)

@@ -83,6 +83,7 @@ class Training(Value, frozen=True):
     # is faster there, and a line that says so; bf16_always does them in software
     precision: Literal["fp32", "bf16", "bf16_always"] = "fp32"
     task_weights: tuple[float, ...] = ()  # of each label's loss in the sum; none: all 1
+    label_smoothing: float = 0.0  # s: the loss is that of labels s / 2 and 1 - s / 2; metrics take labels as they are
     device: str = "cpu"
     threads: int | None = None  # of torch; None: as many as torch takes by itself
     # elastic: the same bits for any number of ranks that divides the virtual shards of a global batch; it costs speed
@@ -108,6 +109,8 @@ class Training(Value, frozen=True):
             raise SpecError(f"train.merge_shared=true with train.determinism='elastic': {want}")
         if self.clip is not None and not 0 < self.clip < math.inf:
             raise SpecError(f"train.clip={self.clip}: want a length above 0, or null for no clipping")
+        if not 0 <= self.label_smoothing < 1:
+            raise SpecError(f"train.label_smoothing={self.label_smoothing}: want at least 0 and less than 1")
         if any(not 0 <= w < math.inf for w in self.task_weights):
             raise SpecError(f"train.task_weights={self.task_weights}: want finite numbers that are not negative")
         if self.schedule is not None and self.schedule.problem:
