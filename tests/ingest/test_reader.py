@@ -150,6 +150,28 @@ def test_a_file_of_a_folder_has_other_columns(tmp_path):
         reader.read(reader.splits()[1], ("word",))
 
 
+@pytest.mark.parametrize("delimiter", ";|\t")
+def test_the_delimiter_is_in_the_header(tmp_path, delimiter):
+    (tmp_path / "a.csv").write_text(f"a{delimiter}b\n1{delimiter}x\n2{delimiter}y\n")
+    reader = CsvReader(tmp_path / "a.csv")
+    assert reader.read(reader.splits()[0], ["b", "a"]).to_pydict() == {"b": ["x", "y"], "a": [1, 2]}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a,b,a\n1,2,3\n", "its header names column 'a' twice"),
+        ("a,b\n", "no row below the header"),
+        ("a,b\n\n", "no row"),
+    ],
+    ids=repr,
+)
+def test_headers_that_are_refused(tmp_path, text, message):
+    (tmp_path / "a.csv").write_text(text)
+    with pytest.raises(DataError, match=message):
+        CsvReader(tmp_path / "a.csv")
+
+
 def test_csv_headers_differ(tmp_path):
     (tmp_path / "0.csv").write_text("a,b\n1,2\n")
     (tmp_path / "1.csv").write_text("a,c\n1,2\n")

@@ -200,3 +200,17 @@ def test_the_command_without_a_recipe(command, tmp_path, args, code, message):
     assert ended == code
     assert message in out + err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["t.csv", "there.yaml"]
+
+
+def test_a_label_of_text_is_named(command, tmp_path):
+    csv.write_csv(pa.table({"clicked": ["yes", "no"] * 50, "user_id": list(range(10)) * 10}), tmp_path / "a.csv")
+    _, out, _ = command("data", "inspect", "a.csv")
+    assert "no recipe: a.csv: column 'clicked' holds string: want 0 and 1 for a label, or --label COLUMN" in out
+
+
+def test_of_many_columns_the_first_are_shown(command, tmp_path):
+    columns = {"label": [0, 1] * 10} | {f"c{n}": [n, n, n + 1, n + 1] * 5 for n in range(250)}
+    csv.write_csv(pa.table(columns), tmp_path / "a.csv")
+    _, out, _ = command("data", "inspect", "a.csv")
+    assert "and 51 more columns: --json prints all" in out
+    assert len(read(tmp_path / "a.yaml").columns.sparse) == 250

@@ -30,7 +30,10 @@ def load(text, *changes):
             "train: {optimizer: {kind: adam, lrr: 3}}",
             "in train.optimizer; did you mean 'lr'? There are beta1, beta2, eps",
         ),
-        ("model: {kind: dcn, cross: 2}", "in model; did you mean 'crosses'? There are crosses, deep, rank, structure"),
+        (
+            "model: {kind: dcn, cross: 2}",
+            "in model; did you mean 'crosses'? There are crosses, deep, dropout, norm, rank",
+        ),
         ("columns: {labels: [y], sparse: [{column: a}, {colum: b}]}", "no key 'colum' in columns.sparse[1]; did you"),
         (TABLE % ", dims: 4", "no key 'dims' in tables.list[0]; did you mean 'dim'?"),
         (
@@ -290,3 +293,14 @@ def test_another_kind_leaves_nothing_of_the_first():
     apply_change(sections, "model.kind=dcn")
     apply_change(sections, "model.deep=[4]")
     assert decode(sections, "mine").model == DcnConfig(deep=(4,))
+
+
+def test_a_kind_alone_is_short_for_a_section_of_that_kind():
+    sections = {"model": {"kind": "dlrm", "top": [3]}, "train": {"optimizer": {"kind": "sgd", "lr": 1.0}}}
+    for change in ("model=deepfm", "train.optimizer=adagrad", "tables.all.optimizer=sgd"):
+        apply_change(sections, change)
+    assert sections["model"] == {"kind": "deepfm"}
+    assert sections["train"] == {"optimizer": {"kind": "adagrad"}}
+    assert sections["tables"]["all"] == {"optimizer": {"kind": "sgd"}}
+    apply_change(sections, "model=mine.py:Net")
+    assert sections["model"] == "mine.py:Net"

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from rowwise.ingest.reader import Reader
 
 
+MOST_SHOWN = 200  # columns
+
+
 def get(
     name: Annotated[str, typer.Argument(help="movielens-100k, complete-journey or criteo.")],
     to: Annotated[Path, typer.Option(help="Folder of all datasets; each gets a subfolder.")] = Path("data"),
@@ -165,9 +168,11 @@ def _show(card: "DatasetCard", console: Console) -> None:
     for name in ("missing", "different", "top 1%", "range or length", "rows"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("because", overflow="fold", min_width=12)
-    for column in card.columns:
+    for column in card.columns[:MOST_SHOWN]:
         table.add_row(*_cells(column))
     console.print(table, markup=False)
+    if len(card.columns) > MOST_SHOWN:
+        console.print(f"and {len(card.columns) - MOST_SHOWN:,} more columns: --json prints all", markup=False)
     for warning in card.warnings:
         console.print(f"! {warning}", style="yellow", markup=False, soft_wrap=True)
 

@@ -6,6 +6,7 @@ compressed files, which cannot be read from the middle.
 """
 
 import io
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import final
@@ -19,6 +20,7 @@ from rowwise.ingest.reader import Split, check_columns, find_files
 from rowwise.spec import Value
 
 ENDINGS = (".csv", ".tsv", ".txt")
+DELIMITERS = ",\t;|"
 HEAD_BYTES = 1 << 20  # what the types of the columns are guessed from
 BLOCK_BYTES = 8 << 20  # the longest line
 PACKED = (".gz", ".zst", ".bz2", ".xz", ".zip")
@@ -40,7 +42,7 @@ class CsvReader:
 
     Args:
         path: where they are.
-        dialect: how to read them; None: by the name of the first file, tabs for .tsv and commas else.
+        dialect: how to read them; None: the delimiter that is in the header of the first file, a comma if several are.
         types: of columns whose first values do not show it; a number that is whole in the first megabyte and is
             not later needs its type here.
     """
@@ -48,11 +50,11 @@ class CsvReader:
     def __init__(self, path: str | Path, dialect: Dialect | None = None, types: dict[str, str] | None = None) -> None:
         """Guess the types from the beginning of the first file."""
         self._files = find_files(path, ENDINGS)
-        self._dialect = dialect or Dialect(delimiter="\t" if self._files[0].endswith(".tsv") else ",")
-        if self._dialect.split_bytes < 1:
-            raise DataError(f"split_bytes={self._dialect.split_bytes}: want at least 1")
         for name in self._files:
             _check_file(name)
+        self._dialect = dialect or Dialect(delimiter=_find_delimiter(self._files[0]))
+        if self._dialect.split_bytes < 1:
+            raise DataError(f"split_bytes={self._dialect.split_bytes}: want at least 1")
         self._names = self._dialect.names or _header(self._files[0], self._dialect)
         self._schema = self._guess(types or {})
 
@@ -102,6 +104,8 @@ class CsvReader:
             begin = self._after_header(file, name)
             file.seek(begin)
             head = file.read(HEAD_BYTES)
+        if not head.strip():
+            raise DataError(f"{name}: no row below the header: want at least one")
         if len(head) == HEAD_BYTES:
             head = head[: head.rfind(b"\n") + 1]
         try:
@@ -137,12 +141,24 @@ def _check_file(name: str) -> None:
         raise DataError(f"{name}: the file is empty: want lines of columns")
 
 
+def _find_delimiter(name: str) -> str:
+    if name.endswith(".tsv"):
+        return "\t"
+    with open(name, "rb") as file:
+        line = file.readline()
+    return next((mark for mark in DELIMITERS if mark.encode() in line), ",")
+
+
 def _header(name: str, dialect: Dialect) -> tuple[str, ...]:
     with open(name, "rb") as file:
         line = file.readline().removeprefix(b"\xef\xbb\xbf")  # the mark that some programs put before UTF-8
     options = csv.ParseOptions(delimiter=dialect.delimiter, quote_char='"' if dialect.quotes else False)
     try:
-        return tuple(csv.read_csv(pa.BufferReader(line), parse_options=options).column_names)
+        names = csv.read_csv(pa.BufferReader(line), parse_options=options).column_names
+        twice = [column for column, count in Counter(names).items() if count > 1]
+        if twice:
+            raise DataError(f"{name}: its header names column {twice[0]!r} twice: want each name once")
+        return tuple(names)
     except (pa.ArrowException, UnicodeDecodeError) as error:
         raise DataError(f"{name}: its first line is not a header: {error}") from error
 

@@ -7,6 +7,7 @@ same promises.
 """
 
 import difflib
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
@@ -52,13 +53,14 @@ class Reader(Protocol):
 
 def check_columns(names: Sequence[str], schema: pa.Schema, source: str) -> None:
     """Refuse a column that is not there, with the name that was meant."""
+    times = Counter(schema.names)
     for name in names:
-        if name not in schema.names:
+        if name not in times:
             near = difflib.get_close_matches(name, schema.names, n=1, cutoff=0.5)
             guess = f"; did you mean {near[0]!r}?" if near else "."
             raise DataError(f"{source}: no column {name!r}{guess} There are {_listed(schema.names)}")
-        if schema.names.count(name) > 1:
-            raise DataError(f"{source}: column {name!r} is there {schema.names.count(name)} times: want each name once")
+        if times[name] > 1:
+            raise DataError(f"{source}: column {name!r} is there {times[name]} times: want each name once")
 
 
 def find_files(path: str | Path, endings: Sequence[str]) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from msgspec import structs
 
 from rowwise.errors import DataError
-from rowwise.ingest.inspect import ColumnCard, DatasetCard
+from rowwise.ingest.inspect import LABELS, ColumnCard, DatasetCard
 from rowwise.ingest.transform import SplitText
 from rowwise.recipes.recipe import NAME, About, Data, DlrmConfig, Recipe, TableChanges, Tables
 from rowwise.recipes.text import write
@@ -79,6 +79,10 @@ def _check_card(card: DatasetCard) -> None:
     label = next((column for column in card.columns if column.role == "label"), None)
     if label is not None and label.note:
         raise DataError(f"{card.source}: {label.note}: want --label COLUMN with 0 and 1{_suggest_labels(card)}")
+    named = next((column for column in card.columns if column.name.lower() in LABELS), None)
+    if label is None and named is not None and not card.likely_labels:
+        want = "want 0 and 1 for a label, or --label COLUMN"
+        raise DataError(f"{card.source}: column {named.name!r} holds {named.type}: {want}")
     if label is None:
         raise DataError(f"{card.source}: no label column: want --label COLUMN{_suggest_labels(card)}")
     if not any(column.role == "sparse" for column in card.columns):
