@@ -1,4 +1,4 @@
-"""Which rank writes what of tensors that all ranks have: by bytes, on top of what each writes anyway.
+"""Assigns tensors that all ranks have to the ranks that write them, balanced by bytes.
 
 Known limits: the fewest pieces; a tensor is cut wherever a rank's share ends.
 """
@@ -9,7 +9,7 @@ SMALLEST_bytes = 1 << 20  # what is shorter is not worth a piece of its own
 
 
 def deal(sizes: Sequence[tuple[int, int]], loads_W: Sequence[int]) -> list[list[tuple[int, int, int]]]:
-    """Of tensors of (rows, bytes of a row): the (rank, first row, end) that each is cut into.
+    """For each tensor, given as (rows, bytes of a row): the (rank, first row, end) of each range of rows.
 
     `loads_W` are bytes that the ranks write anyway.
     """
@@ -34,7 +34,7 @@ def deal(sizes: Sequence[tuple[int, int]], loads_W: Sequence[int]) -> list[list[
 
 
 def _rooms(total_bytes: int, loads_W: Sequence[int]) -> list[int]:
-    """What each rank takes so that all end with the same, as far as it goes."""
+    """Bytes that each rank takes so that all ranks end with equal totals, as far as possible."""
     # The level up to which water fills vessels that stand side by side.
     ordered, level = sorted(loads_W), 0
     for count in range(len(ordered), 0, -1):

@@ -15,7 +15,7 @@ from rowwise.errors import CheckpointError
 
 @contextmanager
 def atomic_output(out: Path) -> Iterator[Path]:
-    """Gives a path at which nothing is, to write at; what is there at the end becomes `out`."""
+    """Yield a temporary path to write at, and rename it to `out` at the end."""
     if out.exists():
         raise CheckpointError(f"{out} is there already; give another name")
     part = out.with_name(out.name + PART)

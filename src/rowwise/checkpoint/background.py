@@ -62,14 +62,14 @@ class BackgroundWriter:
             self._end()
 
     def wait(self) -> None:
-        """Until nothing is under way; raises what was met."""
+        """Wait until no save is under way; raises the error of the last one."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
             self._end()
 
     def _end(self) -> None:
-        """What the thread has left to do, and to say."""
+        """Raise the error of the thread, or finish the save on all ranks."""
         met, self._met = self._met, None
         if met is not None:
             self._after.clear()

@@ -1,4 +1,4 @@
-"""Whether checkpoints are what was written: every byte of them is read, and every piece that is not so is named."""
+"""Verifies checkpoints: reads every byte, and names every damaged piece."""
 
 from collections.abc import Sequence
 from pathlib import Path

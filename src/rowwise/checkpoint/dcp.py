@@ -51,10 +51,10 @@ class _Writing(SavePlanner):
     def set_up_planner(
         self, state_dict: dict[str, Any], storage_meta: Any = None, is_coordinator: bool = False
     ) -> None:
-        """There is no state dict."""
+        """The reader has no state dict."""
 
     def create_local_plan(self) -> SavePlan:
-        """All of it, in runs of rows."""
+        """A plan that reads all tensors, in runs of rows."""
         return SavePlan([item for new in self._names for item in self._items(new)])
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:

@@ -38,7 +38,7 @@ Sizes = tuple[int, ...]
 
 
 class _Chunk(NamedTuple):
-    """A rectangle of a tensor, and which bytes of which file hold it."""
+    """A rectangle of a tensor, and the bytes of a file that hold it."""
 
     offsets: Sizes
     sizes: Sizes
@@ -48,7 +48,7 @@ class _Chunk(NamedTuple):
 
     @property
     def rows(self) -> Span:
-        """Of the tensor; a single number is one row of one column."""
+        """Rows of the tensor; a scalar is one row of one column."""
         return (self.offsets[0], self.offsets[0] + self.sizes[0]) if self.sizes else (0, 1)
 
     @property
@@ -165,7 +165,7 @@ def _check_file(folder: Path, chunk: _Chunk) -> None:
 
 
 def _copy(out: Tensor, rows: Span, chunk: _Chunk, found: Tensor) -> None:
-    """What a piece has of some rows."""
+    """Copy the rows that a piece and a range have in common."""
     if tuple(found.shape) != chunk.sizes or found.dtype != out.dtype:
         got = f"{tuple(found.shape)} of {found.dtype}, want {chunk.sizes} of {out.dtype}"
         raise CheckpointError(f"{chunk.file} has {got}")
@@ -185,7 +185,7 @@ def _fields(record: Any) -> dict[str, Any]:
 
 
 def _field(record: Any, name: str, kind: type[T]) -> T:
-    """What a record is told under a name."""
+    """The value of a record's field."""
     value = _fields(record).get(name)
     if value is None or not isinstance(value, kind):
         raise CheckpointError(f"{name} is a {type(value).__name__}")

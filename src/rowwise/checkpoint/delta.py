@@ -1,4 +1,4 @@
-"""What makes a checkpoint smaller: only the rows that changed since the one before, and rows in fewer bits.
+"""Smaller checkpoints: only the rows that changed since the one before, and rows in fewer bits.
 
 An increment is a whole checkpoint to whoever reads it: its folder has the files of the one before, too, as hard links,
 and its manifest lists their pieces, then its own. It restores what a full one would, to the bit. Only weights are
@@ -36,13 +36,13 @@ def increment(parts: Sequence[LocalShard]) -> list[LocalShard]:
 
 
 def can_extend(parts: Sequence[LocalShard], base: CheckpointManifest) -> bool:
-    """Whether what changed of these parts can be read on top of an earlier checkpoint."""
+    """Whether the changed rows of these parts can be read on top of an earlier checkpoint."""
     bare = {name: structs.replace(entry, pieces=()) for name, entry in base.tensors.items()}
     return all(part.touched is None or bare.get(part.name) == part.entry for part in parts)
 
 
 def stored_bytes(parts: Sequence[LocalShard], *, changed: bool) -> int:
-    """What writing the parts takes, or the rows of them that changed."""
+    """Bytes of the parts in a file: of all rows, or of those that changed."""
     return sum(_stored_bytes(part, changed=changed) for part in parts)
 
 

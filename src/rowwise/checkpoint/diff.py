@@ -1,4 +1,4 @@
-"""What differs between two checkpoints: which tensors, in how many rows and by how much; and the data beside them.
+"""Compares two checkpoints: tensors that differ, in how many rows and by how much, and their data.
 
 Reads both a bit at a time. Rows of one type are compared as they are stored, of different types as float32. Known
 limits: times (keys in `_s`), which differ between any two runs.
@@ -102,7 +102,7 @@ def _window(checkpoint: Checkpoint, name: str, rows: Span) -> _TensorWindow:
 
 
 def _unequal(a: _TensorWindow, b: _TensorWindow, same_type: bool) -> _Unequal:
-    """How many rows differ, and the largest difference of two numbers."""
+    """The number of rows that differ, and the largest difference of two numbers."""
     x, y = (_bits(one.stored if same_type else one.numbers) for one in (a, b))
     differ_N = (x != y).any(1) if x.numel() else torch.zeros(len(x), dtype=torch.bool)
     if not bool(differ_N.any()):
@@ -131,7 +131,7 @@ def _data(a: dict[str, Any], b: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
 
 
 def _flat(value: Any, at: str = "") -> Iterator[tuple[str, Any]]:
-    """What stands where, one by one; short lists whole."""
+    """Nested data as one value for each path; short lists stay whole."""
     if isinstance(value, dict) and value:
         for key, inside in value.items():
             yield from _flat(inside, f"{at}.{key}" if at else str(key))

@@ -61,7 +61,7 @@ class FileHeader:
 
     @classmethod
     def make(cls, tensors: Sequence[tuple[str, Tensor]]) -> Self:
-        """Of tensors one after the other; those of wider types come first, so that each begins at a place for it."""
+        """Lay tensors out one after another, wider dtypes first, so that each begins aligned."""
         words: dict[str, object] = {}
         at = 0
         for key, tensor in tensors:
@@ -76,7 +76,7 @@ class FileHeader:
 
     @classmethod
     def parse(cls, content: bytes, size_bytes: int) -> Self:
-        """Of the bytes up to the first tensor; so many follow, and each belongs to one key."""
+        """Parse the bytes up to the first tensor; each range of bytes belongs to one key."""
         words = decode_json(content[8:], dict[str, FileHeaderEntry])
         places: dict[str, ByteRange] = {}
         at = 0

@@ -53,7 +53,7 @@ def open_source(path: Path) -> TensorSource:
 
 
 def match(source: TensorSource, maps: Sequence[str] = (), path: str = "embeddings") -> ImportMatch:
-    """Which tensors are which, by TorchRec's names of tables, and by maps, which come first.
+    """Match tensors to tables: by given maps first, then by TorchRec's names.
 
     Args:
         source: what there is.
@@ -82,7 +82,7 @@ def match(source: TensorSource, maps: Sequence[str] = (), path: str = "embedding
 def import_matched(
     source: TensorSource, found: ImportMatch, folder: Path, tell: Tell | None = None
 ) -> CheckpointManifest:
-    """Write a checkpoint of what was matched, from which training can start; the folder must not exist."""
+    """Write a checkpoint of the matched tensors, from which training can start; the folder must not exist."""
     names = {one.target: one.source for one in found.taken}
     parts = [shard_outline(one.target, _entry(one)) for one in found.taken]
 

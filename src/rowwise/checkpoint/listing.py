@@ -1,4 +1,4 @@
-"""What there is, without reading it: the checkpoints of a run, the tensors of a checkpoint."""
+"""Lists the checkpoints of a run and the tensors of a checkpoint, without reading tensors."""
 
 import re
 from datetime import UTC, datetime
@@ -41,7 +41,7 @@ class ListedTensor(Value, frozen=True):
 
 
 def list_checkpoints(path: Path) -> list[ListedCheckpoint]:
-    """Of a run, the newest first; also those that cannot be used."""
+    """The checkpoints of a run, the newest first, unusable ones too."""
     home, found = home_of(path), checkpoints_of(path)
     known: dict[Path, CheckpointManifest | str] = {}
     for one in found:
@@ -73,13 +73,13 @@ def list_tensors(manifest: CheckpointManifest) -> list[ListedTensor]:
 
 
 def progress_in(data: dict[str, Any], key: str) -> Any:
-    """How far the run was that saved, if it was a run: `step`, `samples`, ..."""
+    """The progress of the run that saved a checkpoint (`step`, `samples`, ...); empty if no run saved it."""
     progress = data.get("progress", data)
     return progress.get(key) if isinstance(progress, dict) else None
 
 
 def best_step(data: dict[str, Any]) -> int | None:
-    """Of the best checkpoint, as a later one knows it."""
+    """The step of the best checkpoint, as a later checkpoint records it."""
     best = progress_in(data, "best")
     return _whole(best.get("step")) if isinstance(best, dict) else None
 
@@ -114,7 +114,7 @@ def _list(folder: Path, manifest: CheckpointManifest | str, marks: tuple[str, ..
 
 
 def _how(manifest: CheckpointManifest) -> str:
-    """Whether it builds on others, and what was rounded."""
+    """Whether a checkpoint builds on others, and which tensors were rounded."""
     increments = max(0, len(manifest.chain_bytes) - 1)
     bits = {piece.bits for entry in manifest.tensors.values() for piece in entry.pieces if piece.bits}
     kind = f"increment {increments} on a full one" if increments else "full"

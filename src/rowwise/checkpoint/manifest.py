@@ -1,4 +1,4 @@
-"""What a checkpoint holds: named tensors in pieces, each in a file with a checksum, and plain data beside them.
+"""The manifest of a checkpoint: named tensors as pieces, each in a file with a checksum, and plain data.
 
 Known limits: nothing is compressed. Changed bytes are found wherever they are: of the manifest and of the head of each
 file there is a checksum, too.
@@ -93,7 +93,7 @@ class TensorEntry(Value, frozen=True):
         return row_bytes(self.row_type, count, self.column_group or 0) if self.row_type and self.scaled else count
 
     def width_of(self, piece: TensorChunk) -> int:
-        """Of a piece's rows as they are stored in its file, in elements."""
+        """Elements of a piece's row as its file stores it."""
         cols = self.cols_of(piece)
         return self.width(cols) if piece.bits is None else quantised_bytes(cols[1] - cols[0], piece.bits)
 
@@ -142,7 +142,7 @@ class CheckpointManifest(Value, frozen=True):
     chain_bytes: tuple[int, ...] = ()  # what was written: by a full checkpoint, then by each increment up to this one
 
     def to_json(self) -> bytes:
-        """As it is saved, with a checksum of everything else in front."""
+        """The manifest as JSON, with a checksum of the rest in front."""
         body = msgspec.json.format(msgspec.json.encode({"crc32": "00000000", **msgspec.structs.asdict(self)}), indent=1)
         return body.replace(BLANK, BLANK.replace(b"00000000", f"{zlib.crc32(body):08x}".encode()), 1)
 

@@ -1,4 +1,4 @@
-"""What users name: a run or a checkpoint by its path, the tables of a checkpoint by theirs."""
+"""Opens what users name: a run or a checkpoint by its path, tables by their names."""
 
 import difflib
 import re
@@ -25,7 +25,7 @@ class SavedTable(Value, frozen=True):
     state: dict[str, str]  # tensors of its optimizer state, by what they are
 
     def spec(self, row_type: RowType | None = None) -> Table:
-        """As plans know it; its rows may be of another type."""
+        """The table as plans know it; its rows may have another type."""
         kind = row_type or self.entry.row_type
         group = self.entry.column_group if kind is self.entry.row_type else None
         rows, dim = self.entry.shape
@@ -43,7 +43,7 @@ def open_named(path: Path) -> Checkpoint:
 
 
 def checkpoints_of(path: Path) -> list[Path]:
-    """Those of a run that have a manifest, the newest first; or the one at this path."""
+    """The checkpoints of a run that have a manifest, the newest first; or the one at this path."""
     if (path / NAME).exists():
         return [path]
     found = [one.parent for one in home_of(path).glob(f"*/{NAME}") if not one.parent.name.endswith(PART)]
@@ -51,7 +51,7 @@ def checkpoints_of(path: Path) -> list[Path]:
 
 
 def home_of(path: Path) -> Path:
-    """Where the checkpoints of a run are, of which this is the folder or that of its checkpoints."""
+    """The folder of the run that a checkpoint, or a folder of checkpoints, belongs to."""
     if not path.exists():
         raise CheckpointError(f"{path}: no such folder; want a checkpoint or a run, such as runs/dlrm-synthetic/1")
     if (path / "ckpt").is_dir():

@@ -1,4 +1,4 @@
-"""What one rank has of a tensor: what it gives to be written, and where it wants to have what is read."""
+"""The shard of a tensor on one rank: the source of a save, or the target of a load."""
 
 import math
 from collections.abc import Iterator
@@ -40,7 +40,7 @@ class LocalShard:
 
     @property
     def columns(self) -> int:
-        """How many it has of the whole."""
+        """The shard's number of columns."""
         return math.prod(self.shape[1:]) if self.cols is None else self.cols[1] - self.cols[0]
 
     @property
@@ -49,7 +49,7 @@ class LocalShard:
 
     @property
     def entry(self) -> TensorEntry:
-        """What is known of the tensor, without pieces."""
+        """The manifest's entry of the whole tensor, without pieces."""
         dtype = str(self.tensor.dtype).removeprefix("torch.")
         return TensorEntry(dtype=dtype, shape=self.shape, row_type=self.row_type, column_group=self.column_group)
 

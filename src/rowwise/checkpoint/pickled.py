@@ -1,4 +1,4 @@
-"""A pickle as plain data: no name in it is imported, nothing of it is called, and its time and memory are bounded.
+"""Reads a pickle as plain data: nothing in it is imported or called; time and memory are bounded.
 
 Python's own unpickler runs what a file asks for. This one knows the few instructions that state dicts and their
 metadata are written with; what would be an object becomes a `PickledObject` of the names and arguments that stand
@@ -37,7 +37,7 @@ class PickledObject:
 
 
 def read_pickle(content: bytes | io.BytesIO, known: Collection[tuple[str, str]] | None) -> Any:
-    """What a pickle holds; `known`: the only names that may stand in it, or None for any."""
+    """The data in a pickle. `known`: the only global names it may contain; None: any."""
     machine = _Machine(known)
     content = io.BytesIO(content) if isinstance(content, bytes) else content
     try:

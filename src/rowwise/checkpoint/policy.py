@@ -1,4 +1,4 @@
-"""What the next checkpoint is: everything, or only the rows that changed since the last one.
+"""Decides whether the next checkpoint is full or has only the rows that changed.
 
 The policy is Check-N-Run's intermittent one: increments one after the other, and everything again when going on would
 cost more than it saves. A checkpoint costs the bytes that are written, and, as often as a run has to go back to one,
@@ -38,7 +38,7 @@ def is_full_due(
 
 
 def average_bytes(chain_bytes: Sequence[int], restores: float) -> float:
-    """What a checkpoint of this chain has cost so far, written and read."""
+    """Bytes written and read per checkpoint of this chain so far."""
     count = len(chain_bytes)
     read = sum((count - k) * size for k, size in enumerate(chain_bytes))  # each file by all checkpoints from its own on
     return (sum(chain_bytes) + restores * read) / count

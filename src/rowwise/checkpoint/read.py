@@ -37,7 +37,7 @@ RANGE_bytes = 8  # two floats, with which a row in fewer bits begins
 
 
 class DamagedPiece(Value, frozen=True):
-    """A piece that is not what was written."""
+    """A piece whose bytes are not those that were written."""
 
     tensor: str
     place: str  # which rows and columns
@@ -77,7 +77,7 @@ class Checkpoint:
         return self.manifest.tensors[name]
 
     def load(self, name: str, rows: Span | None = None, cols: Span | None = None) -> Tensor:
-        """A tensor, or some rows and columns of it, as it is stored."""
+        """Load a tensor, or some of its rows and columns, in its stored dtype."""
         entry = self.entry(name)
         rows, columns = rows or (0, entry.rows), cols or (0, entry.columns)
         if not (0 <= rows[0] <= rows[1] <= entry.rows and 0 <= columns[0] <= columns[1] <= entry.columns):
@@ -133,7 +133,7 @@ class Checkpoint:
             part.tensor.copy_(out)
 
     def fill_all(self, parts: Iterable[LocalShard]) -> None:
-        """Fill several parts, of which each place is in one."""
+        """Fill several parts that do not overlap."""
         with ThreadPoolExecutor(THREADS) as pool:
             for _ in pool.map(self.fill, [run for part in parts for run in self._runs(part)]):
                 pass
@@ -149,14 +149,14 @@ class Checkpoint:
         yield part.cut(begin, end)
 
     def verify(self) -> None:
-        """Read everything; raises for all pieces that are not what was written."""
+        """Read all pieces; raises an error that names every damaged one."""
         found = self.find_damage()
         if found:
             text = "; ".join(f"{bad.place} of tensor {bad.tensor!r}: {bad.why}" for bad in found)
             raise CheckpointError(text)
 
     def find_damage(self, tell: Callable[[TensorEntry, TensorChunk], None] | None = None) -> list[DamagedPiece]:
-        """Every piece that is not what was written; `tell` hears of each that was read."""
+        """Read all pieces and return the damaged ones; `tell` is called after each piece."""
         found: list[DamagedPiece] = []
         for name in self.names():
             entry = self.entry(name)
@@ -292,7 +292,7 @@ class Checkpoint:
                         self._place(name, piece, run)
 
     def _place(self, name: str, piece: TensorChunk, run: TensorChunk | PieceRows) -> ByteRange:
-        """Where a piece or its ids stand, if the head of their file says what the manifest says."""
+        """The offset of a piece or of its ids, if its file's header agrees with the manifest."""
         entry, rows = self.entry(name), run.count
         kind, width = ("uint8" if piece.bits else entry.dtype), entry.width_of(piece)
         if isinstance(run, PieceRows):

@@ -59,18 +59,18 @@ class _MappedTensors:
 
     @property
     def maps(self) -> str:
-        """What the tensors of its map begin with."""
+        """The prefix of the tensor names of its id map."""
         return f"model/{self.path}maps.{self.table}."
 
     def stored(self, index: int) -> str:
-        """The rows of a part, as `hashing.open.stored_tables` calls them; without what they are of."""
+        """The stored rows of a part, by the name that `hashing.open.stored_tables` gives, without the prefix."""
         end = f"-{index}" if len(self.known.shape.parts) > 1 else ""
         return f"{self.path}stored.{self.table}{end}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _RemapPlan:
-    """Which tensors are copied whole, which are filled from rows, and which are left out."""
+    """Tensors to copy whole, tensors to fill from rows, and tensors to leave out."""
 
     whole: dict[str, Tensor] = field(default_factory=dict)  # by name, all of it
     from_rows: dict[str, Move] = field(default_factory=dict)  # by name: rows and state that move
@@ -119,7 +119,7 @@ def remap(
 
 
 def _homes(checkpoint: Checkpoint, table: str) -> list[_MappedTensors]:
-    """Where the table is, with a map."""
+    """Tensors of the table and its id map, in each module that has it."""
     found: list[_MappedTensors] = []
     there: list[str] = []
     for name in checkpoint.names():
@@ -195,7 +195,7 @@ def _tensors(checkpoint: Checkpoint, home: _MappedTensors, index: int) -> Iterat
 
 
 def _weights(path: Path, table: str, ids: int) -> NDArray[np.int64]:
-    """How often each id came, and once more, as each counts for something."""
+    """Occurrences of each id plus one, so that every id counts."""
     name = COUNTS + table
     try:
         open_regular(path).close()  # a pipe is not waited for
@@ -254,7 +254,7 @@ def _write(
 
 @final
 class _Mover:
-    """Fills in rows that move; what they come from is read once, as its pieces are asked for one after another."""
+    """Fills rows that move; each source piece is read once, in order."""
 
     def __init__(self, checkpoint: Checkpoint, weights_N: NDArray[np.int64] | None) -> None:
         self._checkpoint, self._weights_N = checkpoint, weights_N

@@ -1,4 +1,4 @@
-"""Which parts of old pieces go where in a new rectangle, whatever plan either was made by."""
+"""Computes the overlaps of old pieces and a new rectangle, for any two sharding plans."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -17,7 +17,7 @@ class CopyRegion(NamedTuple):
 
 
 def overlaps(entry: TensorEntry, rows: Span, cols: Span) -> Iterator[CopyRegion]:
-    """What has to be copied, in this order, to have these rows and columns."""
+    """The copies that fill these rows and columns, in the order to make them."""
     for piece in entry.pieces:
         theirs = entry.cols_of(piece)
         row, col = _common(piece.rows, rows), _common(theirs, cols)
@@ -28,7 +28,7 @@ def overlaps(entry: TensorEntry, rows: Span, cols: Span) -> Iterator[CopyRegion]
 
 
 def stored_spans(entry: TensorEntry, width: int, cols: Span) -> list[Span]:
-    """Where columns of a rectangle stand in its rows, in elements as they are stored.
+    """The spans of a row, in stored elements, that hold these columns.
 
     Of int8 rows, see [Note: Row formats] in `ops/_cpp/tables.h`: first their scales, then their codes. There the
     columns begin and end with a group, as tiles do.

@@ -69,7 +69,7 @@ def rewrite(
 def _table_parts(
     checkpoint: Checkpoint, saved: SavedTable, table: Table, tiles: Sequence[Tile], *, state: bool
 ) -> list[tuple[LocalShard, int | None]]:
-    """What is written of a table and its state, and by which rank; None: all have it."""
+    """The parts of a table and its state to write, each with its rank; None: all ranks have it."""
     kind, group = table.row_type, table.column_group
     entry = structs.replace(saved.entry, dtype=kind.facts.numbers, row_type=kind, column_group=group)
     names = {saved.name: entry}

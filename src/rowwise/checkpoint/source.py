@@ -61,7 +61,7 @@ class TensorSource:
 
 
 def open_torch(path: Path) -> TensorSource:
-    """What torch.save wrote; tensors inside of dicts have the names of these before their own."""
+    """Open a file of torch.save; tensors inside dicts get their keys as prefixes."""
     try:
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size

@@ -37,7 +37,7 @@ def shard_outline(name: str, entry: TensorEntry, rows: Span | None = None, cols:
 
 
 def deal_shared(own_W: Sequence[Sequence[LocalShard]], shared: Sequence[LocalShard]) -> list[list[LocalShard]]:
-    """What each rank writes, if all have the shared parts: as `write.own_parts` does, of all ranks at once."""
+    """The parts that each rank writes of shared tensors: `write.own_parts` for all ranks at once."""
     found_W = [list(own) for own in own_W]
     loads_W = [sum(part.size_bytes for part in own) for own in own_W]
     cuts = deal([(len(part.tensor), part.row_bytes) for part in shared], loads_W)
@@ -82,7 +82,7 @@ def _write_rank(
 
 
 def _key(piece: LocalShard) -> str:
-    """Of its place: a tensor may be in many files."""
+    """A key of the piece: its tensor may be in many files."""
     cols = "" if piece.cols is None else f", {piece.cols[0]}:{piece.cols[1]}"
     return f"{piece.name}[{piece.rows[0]}:{piece.rows[1]}{cols}]"
 
@@ -106,7 +106,7 @@ def _fill_files(pieces: Sequence[LocalShard]) -> list[list[LocalShard]]:
 
 @final
 class _Ahead:
-    """Reads several pieces at once: what they are cut from has pieces of its own, which are read whole."""
+    """Reads several pieces ahead; the tensors that they are cut from have pieces that are read whole."""
 
     def __init__(self, read: Read, tell: Callable[[int], None]) -> None:
         self._read, self._tell = read, tell
@@ -114,7 +114,7 @@ class _Ahead:
         self._held: LocalShard | None = None
 
     def of(self, parts: Sequence[LocalShard]) -> Callable[[LocalShard], Tensor]:
-        """What gives the content of pieces of these parts, in their order."""
+        """The source of these parts' pieces, in their order."""
         by_name: dict[str, list[LocalShard]] = {}
         for part in parts:
             by_name.setdefault(part.name, []).append(part)

@@ -1,4 +1,4 @@
-"""What a rank has of the tables of a module, sharded or not, as parts of tensors that are named after the tables alone.
+"""The tables of a module, sharded or not, as parts of tensors that are named after the tables alone.
 
 One number a row (of a row-wise optimizer) is the same on all tiles that have columns of the row, so the one with the
 first columns writes it. Not so where a plan is `approximate`: there each tile has its own, which is saved for each
@@ -31,7 +31,7 @@ class _StoredTile(NamedTuple):
 
 
 def modules_of(model: nn.Module) -> Iterator[tuple[str, AnyEmbeddings]]:
-    """Those that hold tables, and where they are."""
+    """The modules that hold tables, with their paths."""
     for path, module in model.named_modules():
         if isinstance(module, AnyEmbeddings):
             yield path, module
@@ -42,7 +42,7 @@ def name_of(path: str, table: Table) -> str:
 
 
 def entries_of(path: str, module: AnyEmbeddings) -> dict[str, TensorEntry]:
-    """All tensors of a module's tables, whoever holds them; without pieces."""
+    """Manifest entries of all tensors of a module's tables, whichever rank holds them; without pieces."""
     found: dict[str, TensorEntry] = {}
     for table in module.tables:
         name, shape, kind = name_of(path, table), (table.rows, table.dim), table.row_type
@@ -56,7 +56,7 @@ def entries_of(path: str, module: AnyEmbeddings) -> dict[str, TensorEntry]:
 
 
 def written_parts(path: str, module: AnyEmbeddings) -> Iterator[LocalShard]:
-    """What this rank gives to be written: of all ranks together, each place once."""
+    """The parts that this rank writes; together, ranks write every element once."""
     for held in _held(module):
         yield _rows(path, held)
         for slot, state in held.state.items():
@@ -66,7 +66,7 @@ def written_parts(path: str, module: AnyEmbeddings) -> Iterator[LocalShard]:
 
 
 def read_parts(path: str, module: AnyEmbeddings, saved: Mapping[str, TensorEntry]) -> Iterator[LocalShard]:
-    """What this rank wants to have of a checkpoint that has these tensors; it is about to be written into."""
+    """The parts that this rank reads from a checkpoint; marks the module as about to be overwritten."""
     for arena in module.arenas:
         arena.mark_all()
     for held in _held(module):

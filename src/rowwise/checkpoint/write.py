@@ -106,7 +106,7 @@ def write_data(folder: Path, data: Mapping[str, Any]) -> None:
 
 
 def own_parts(parts: Sequence[LocalShard], comm: Comm) -> list[LocalShard]:
-    """What this rank writes: its own parts, and its share of those that all have; called by all ranks."""
+    """The parts that this rank writes: its own, and its share of shared tensors; called by all ranks."""
     shared = [part for part in parts if part.shared]
     own = [part for part in parts if not part.shared]
     listed = [(part.name, part.shape, str(part.tensor.dtype)) for part in shared]
@@ -141,7 +141,7 @@ def write_share(folder: Path, parts: Sequence[LocalShard], prefix: str, sizes: F
 
 
 def merge(shares: Iterable[RankFiles]) -> tuple[dict[str, CheckpointFile], dict[str, TensorEntry]]:
-    """What all ranks have written, as one; the order of pieces does not depend on who wrote them."""
+    """One manifest of all ranks' pieces, in an order that does not depend on the ranks."""
     files: dict[str, CheckpointFile] = {}
     found: dict[str, TensorEntry] = {}
     pieces: dict[str, list[TensorChunk]] = {}
@@ -157,7 +157,7 @@ def merge(shares: Iterable[RankFiles]) -> tuple[dict[str, CheckpointFile], dict[
 
 
 def merge_entries(base: Checkpoint, tensors: Mapping[str, TensorEntry]) -> dict[str, TensorEntry]:
-    """What changed, and before it the pieces that it changes."""
+    """An entry with the changed pieces in front of the pieces that they replace."""
     found: dict[str, TensorEntry] = {}
     for name, entry in tensors.items():
         whole = any(piece.ids is None for piece in entry.pieces)

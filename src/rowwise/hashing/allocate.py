@@ -135,7 +135,7 @@ def _merge(sums: _Frontier, options: Sequence[SizeOption], budget_bytes: int) ->
 
 
 def _thin(sums: _Frontier, most: int) -> tuple[_Frontier, float]:
-    """About so many sums at most, and how much more another loses than what it stands in for."""
+    """About `count` of the sums, chosen so that each stands for others that lose hardly more."""
     loss_S = sums.loss_S
     if len(loss_S) <= most:
         return sums, 0.0

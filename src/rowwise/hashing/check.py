@@ -1,4 +1,4 @@
-"""What is wrong with an id map that was not made here: whether its sections fit its words and its rows.
+"""Checks an id map from a file: whether its sections fit its words and its rows.
 
 The kernel reads nothing outside the words either way; here a map is refused that would quietly leave ids without the
 rows that it promises.
@@ -17,7 +17,7 @@ MOST_ids, MOST_columns, MOST_bits = 1 << 40, 256, 48  # what kernels take
 
 
 def fault_of(id_map: IdMap) -> str | None:
-    """What is wrong with it; None: nothing."""
+    """The fault of a map; None if it has none."""
     fault = next(_faults(id_map), None)
     for index, one in enumerate(fold_maps(id_map)):
         if fault is None and (one.shape.parts, one.shape.columns) != (id_map.shape.parts, id_map.shape.columns):

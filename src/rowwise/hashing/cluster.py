@@ -99,7 +99,7 @@ def cluster_with(
     seed_cap: tuple[int, float | None] = (0, None),
     tell: Tell | None = None,
 ) -> Clusters:
-    """What `cluster` does, with more work or less."""
+    """`cluster`, with an explicit amount of work."""
     seed, cap = seed_cap[0], math.inf if seed_cap[1] is None else seed_cap[1]
     vectors_ND, weights_N = _checked(vectors_ND, weights_N)
     if type(clusters) is not int or clusters < 1:
@@ -199,7 +199,7 @@ class _Work:
         return shares(amount_C, np.clip(least_C, 1, size_C), size_C, clusters)
 
     def worth(self, cells: Cells, clusters: int) -> Doubles:
-        """How many of the most useful clusters of all lie in each cell, as seeds that are tried out tell."""
+        """The number of the most useful clusters in each cell, estimated from seeds that are tried out."""
         cells["base"] = np.cumsum(cells["clusters"]) - cells["clusters"]
         drop_K = native.error_drops(self.points, cells, self.how)
         drop_K[cells["base"]] = math.inf  # the first of each cell

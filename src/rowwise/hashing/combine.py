@@ -25,7 +25,7 @@ class PartBags:
 def combine_parts(
     mapped: MappedTable, jagged: Jagged, feature: str, vectors: Mapping[str, Tensor], places: Mapping[str, PartBags]
 ) -> Tensor:
-    """The vectors of a feature, as wide as its table, from those of its parts; `places`: what was looked up for it."""
+    """The vectors of a feature at its table's dim, from those of its parts; `places`: the rows that were looked up."""
     table = mapped.table
     place = table.feature_names.index(feature)
     names = [stored.feature_names[place] for stored in mapped.stored]

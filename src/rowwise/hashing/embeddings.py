@@ -29,7 +29,7 @@ NARROW = 1 << 31
 
 @final
 class MappedEmbeddings(nn.Module):
-    """Embedding tables of which some have an `id_map`.
+    """`Embeddings` some of whose tables have an `id_map`.
 
     Args:
         tables: as for `Embeddings`; `rows` of a table is how many ids it knows.
@@ -72,7 +72,7 @@ class MappedEmbeddings(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the rows are; a model asks while it is made, before any are spread over ranks."""
+        """The device of the rows; a model asks while it is made, before rows are sharded."""
         return self.stored.device
 
     def forward(self, sparse: Jagged | KeyedJagged) -> Vectors:
@@ -129,7 +129,7 @@ class MappedEmbeddings(nn.Module):
         return (table,) if mapped is None else mapped.stored
 
     def _owning(self, jagged: Jagged) -> Jagged:
-        """The batch, of which no feature is shared that is put together id by id, or looked up fold by fold.
+        """The batch with features unshared that are combined id by id or looked up fold by fold.
 
         Checked here, as what is made of wrong lengths may look right.
         """
@@ -174,7 +174,7 @@ class MappedEmbeddings(nn.Module):
     def _parts(
         self, jagged: Jagged, at: int, begins_F1: Sequence[int], folds: Mapping[str, Tensor]
     ) -> Iterator[PartBags]:
-        """What the ids of one feature become, part by part; `folds`: of the samples [B], by table."""
+        """The rows of one feature's ids in each part; `folds`: of the samples [B], by table."""
         feature, begin, end = jagged.features[at], begins_F1[at], begins_F1[at + 1]
         table, size = self._homes[feature], jagged.lengths_FB.numel() // len(jagged.features)
         lengths_B = jagged.lengths_FB[at * size : (at + 1) * size]
@@ -209,7 +209,7 @@ class MappedEmbeddings(nn.Module):
         return found
 
     def _checked(self, jagged: Jagged, table: Table, feature: str, begin: int, ids_N: Tensor) -> Tensor:
-        """The ids, all of which the map knows; those of no table are its last id, if it takes them."""
+        """The ids, all known to the map; ids outside the table become its last id if it takes unknown ids."""
         if not len(ids_N):
             return ids_N
         low, high = map(int, ids_N.aminmax())

@@ -108,7 +108,7 @@ def _read(path: Path) -> tuple[Header, IdMap]:
 
 
 def _names(folds: int) -> list[str]:
-    """Of the words of the map, then of each fold's."""
+    """Names of the map's words, then of each fold's."""
     return [WORDS, *(f"{WORDS}_{fold}" for fold in range(folds))]
 
 

@@ -30,14 +30,14 @@ def folds_of(jagged: Jagged, features: Sequence[str], count: int, seed: int) -> 
 
 
 def begins_of(jagged: Jagged) -> list[int]:
-    """Where the ids of each feature begin, and the end of the last."""
+    """The offset at which the ids of each feature begin, and the end of the last."""
     features = len(jagged.features)
     counts_F = jagged.lengths_FB.view(features, jagged.lengths_FB.numel() // max(1, features)).sum(1)
     return [0, *counts_F.cumsum(0).tolist()]
 
 
 def _sums(jagged: Jagged, features: Sequence[str], seed: int) -> Tensor:
-    """Of each sample the sum of the hashes of its ids, wrapped to 64 bits; of features that are its own."""
+    """For each sample, the sum of the hashes of its ids modulo 2**64; unshared features only."""
     size = jagged.lengths_FB.numel() // len(jagged.features) if jagged.features else jagged.batch_size
     sums_B = torch.zeros(size, dtype=torch.int64, device=jagged.values_N.device)
     ends_FB = jagged.lengths_FB.cumsum(0, dtype=torch.int64)

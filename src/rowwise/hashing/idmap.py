@@ -1,4 +1,4 @@
-"""What an id map is: data, like a plan. Sections say which ids they have and which rows these get.
+"""An id map as data: sections of ids, and the rows that each section gives them.
 
 Every way to put many ids into few rows is a function that makes this value (`rules`, `placed`), and one operator runs
 them all (`map_ids`; `ops/reference/idmap.py` says in torch what it means). So a new way is one function, and
@@ -100,7 +100,7 @@ class MapShape(Value, frozen=True):
 
     @property
     def columns(self) -> int:
-        """How many rows an id has at most."""
+        """The largest number of rows of one id."""
         return 1 + max(section.column for section in self.sections)
 
     @property

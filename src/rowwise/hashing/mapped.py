@@ -31,7 +31,7 @@ class MapIdentity(Value, frozen=True, forbid_unknown_fields=False):
     folding: FoldAssignment | None = None
 
     def differs(self, other: "MapIdentity") -> str | None:
-        """What is to be said of another map, if it is another: by what they differ, names first."""
+        """The difference to another map in words, names first; empty if they are equal."""
         if self.digest == other.digest:
             return None
         named = [("table", self.table, other.table), ("ids", self.shape.ids, other.shape.ids)]
@@ -140,7 +140,7 @@ class PartPlace(NamedTuple):
 
 
 def places_of(shape: MapShape) -> tuple[PartPlace, ...]:
-    """Of all parts: the rows of a column may be in several, one after another."""
+    """The places of all parts, concatenated: rows of a column may be in several parts."""
     found: list[PartPlace] = []
     end = 0
     for part in shape.parts:

@@ -81,7 +81,7 @@ class _Ask:
         return self.table.rows
 
     def row_bytes(self, dim: int | None = None) -> int:
-        """Of a row of this width; narrow ones have one group of columns."""
+        """Bytes of a row of this dim; narrow rows have one group of columns."""
         table = self.table
         whole = dim is None or dim >= table.dim
         return table.row_bytes if whole else row_bytes(table.row_type, dim or 0)
@@ -111,7 +111,7 @@ def make_map(method: str, table: Table, budget_bytes: int, history: IdHistory, *
 
 
 def table_bytes(table: Table, id_map: IdMap | None) -> int:
-    """What a table takes: its rows, and its map with all that belongs to it."""
+    """Bytes of a table: its rows, and its map with all sections."""
     if id_map is None:
         return table.rows * table.row_bytes
     total = id_map.map_bytes
@@ -167,7 +167,7 @@ def _own_rows(ask: _Ask, budget_bytes: int) -> IdMap | None:
     power_N = counts_N[order_N].astype(np.float64) ** ALPHA
 
     def ends(scale: float) -> list[int]:
-        """How many ids have at least each of the dims; a dim begins halfway (by ratio) to the next narrower one."""
+        """The number of ids with at least each dim; a dim begins halfway (by ratio) to the next narrower one."""
         return [int(np.searchsorted(-power_N, -(dim / 2**0.5) / scale, "right")) for dim in dims]
 
     def size(found: list[int]) -> int:
@@ -263,7 +263,7 @@ def _clusters(ask: _Ask, budget_bytes: int, most: int, *, own: bool = False, ful
 
 
 def _tail(ask: _Ask, tail_C: Ids, clusters: int, full: float | None) -> Clusters:
-    """Clusters of ids by what they are like."""
+    """Clusters of rare ids by their statistics."""
     vectors_ND = ask.history.vectors_ND
     assert vectors_ND is not None
     weights_C = ask.history.counts_N[tail_C].astype(np.float64)
@@ -272,7 +272,7 @@ def _tail(ask: _Ask, tail_C: Ids, clusters: int, full: float | None) -> Clusters
 
 
 def _fitting(ask: _Ask, budget_bytes: int, seen: int, most: int) -> tuple[int, int]:
-    """How many ids have an entry, the most frequent first, and how many rows there are for them.
+    """How many ids have an entry, the most frequent first, and how many rows they share.
 
     As many ids as fit beside the rows, which have half of the budget at least if they are worth it.
     """

@@ -1,4 +1,4 @@
-"""Clustering's kernels, in C++: cells of points into clusters, and what it takes to cut points into cells.
+"""The C++ kernels of clustering: assignment of points to centroids, and cutting points into cells.
 
 Arrays come from `cluster`, which has checked what people gave it. Sizes: N points, M points of a range, D dims, C
 cells, K clusters.
@@ -53,7 +53,7 @@ class ClusterSettings(NamedTuple):
 
 @final
 class Points:
-    """Points in an order, of which cells are ranges. The arrays are not copied.
+    """Ordered points, of which cells are ranges. The arrays are not copied.
 
     Args:
         vectors_ND: of all points.
@@ -110,7 +110,7 @@ def distinct_points(points: Points, begin: int, end: int) -> Labels:
 
 
 def nearest_of(points: Points, centroids_CD: Floats, threads: int) -> Labels:
-    """Of each point, in their order, which of the centroids, which are scaled, is nearest."""
+    """For each point, in their order, the nearest of the scaled centroids."""
     return _nearest(points, 0, len(points.order_M), centroids_CD, threads)
 
 

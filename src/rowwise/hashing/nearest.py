@@ -1,4 +1,4 @@
-"""Which of many centroids is nearest to each vector.
+"""Finds the nearest of many centroids for each vector.
 
 Many centroids are cut into cells, and a vector is compared to those of the cell whose centre is nearest only, in three
 ways to cut; it misses a nearer one now and then.

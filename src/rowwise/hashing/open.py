@@ -13,7 +13,7 @@ from rowwise.spec import Constant, Pooling, Table
 
 
 def open_map(table: Table) -> IdMap | None:
-    """What the table's `id_map` says; None: each id has its own row."""
+    """The map that the table's `id_map` names; None: each id has its own row."""
     rule = table.id_map
     try:
         match rule:

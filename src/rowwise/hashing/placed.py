@@ -87,7 +87,7 @@ def entry_map(ids: int, rows_N: NDArray[np.integer], rows: int, *, unseen_rows: 
 
 
 def add_maps(*maps: IdMap) -> IdMap:
-    """Each id is the sum of what it is in each map: columns and parts one after another."""
+    """A map in which each id is the sum of its rows in several maps, columns and parts one after another."""
     shapes = [id_map.shape for id_map in maps]
     if len({shape.ids for shape in shapes}) != 1 or any(shape.combine != "sum" for shape in shapes):
         found = ", ".join(f"{shape.combine} of {shape.ids} ids" for shape in shapes)

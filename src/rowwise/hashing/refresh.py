@@ -154,7 +154,7 @@ def _in_part(shape: MapShape, index: int, rows_NC: NDArray[np.int64]) -> NDArray
 def _were(
     old_NC: NDArray[np.int64], read: Callable[[Ids], Floats], width: int, *, state: bool
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """What each id was in the part, and whether it had a row there."""
+    """The old vector of each id in the part, or its state, and whether it had a row there."""
     were_ND, count_N = np.zeros((len(old_NC), width)), (old_NC >= 0).sum(1)
     for column_N in old_NC.T:
         there_N = np.flatnonzero(column_N >= 0)

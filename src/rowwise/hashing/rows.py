@@ -1,4 +1,4 @@
-"""Which rows ids have, in numpy: for what makes maps, and what checks them without a tensor library.
+"""Maps ids to rows in numpy, for code that makes or checks maps without torch.
 
 Apart from `words`, which knows what is stored: here is what it means. The operator `map_ids` does the same many times
 faster; [Note: Id maps] and [Note: Scrambled ids] in `idmap` define both.
@@ -30,7 +30,7 @@ def rows_of(id_map: IdMap, ids_N: NDArray[np.integer]) -> NDArray[np.int64]:
 
 
 def _numbers(section: MapSection, id_map: IdMap, ids_N: Ids, before_N: Ids) -> Ids:
-    """What the section gives each id, less than 0 being none; `before_N` counts its set's ids below each."""
+    """The section's number of each id, negative for none; `before_N` counts ids of its set below each id."""
     ids = id_map.shape.ids
     match section.kind:
         case "hash":
@@ -56,7 +56,7 @@ def _numbers(section: MapSection, id_map: IdMap, ids_N: Ids, before_N: Ids) -> I
 
 
 def scramble(ids_N: Ids, seed: int) -> NDArray[np.uint64]:
-    """A word for each id, of which each bit depends on all of the id and the seed."""
+    """A 64-bit word for each id, every bit of which depends on all of the id and the seed."""
     return _mix(ids_N.astype(np.uint64) ^ _mix(np.array([seed], np.uint64)))
 
 

@@ -1,4 +1,4 @@
-"""What an id map holds for single ids, as words: numbers of few bits, sets of ids, and how many words they take.
+"""Packs per-id entries of a map into words: numbers of few bits, and sets of ids.
 
 [Note: Sets of ids] in `idmap` says what they are. Numbers are packed 64 at a time, which take as many words as they
 have bits: a strided loop for each of the 64.
@@ -35,17 +35,17 @@ def bits_for(numbers: int) -> int:
 
 
 def words_for(count: int, bits: int) -> int:
-    """How many words so many numbers take."""
+    """The number of words that hold so many numbers."""
     return -(-count * bits // 64)
 
 
 def low_bits_for(count: int, ids: int) -> int:
-    """How many of the bits of each id of a set are written out, so that it takes the fewest."""
+    """The number of explicit low bits per id that makes a set smallest."""
     return (ids // count).bit_length() - 1
 
 
 def layout(count: int, ids: int, low_bits: int, entry_bits: int) -> SetLayout:
-    """Of a set of `count` of the ids 0 to `ids` - 1."""
+    """The layout of a set of `count` of the ids 0 to `ids` - 1."""
     buckets = ((ids - 1) >> low_bits) + 1
     mark_words = words_for(count + buckets, 1)
     zeros = -(-buckets // START_buckets)
@@ -56,7 +56,7 @@ def layout(count: int, ids: int, low_bits: int, entry_bits: int) -> SetLayout:
 
 
 def set_words(count: int, ids: int, entry_bits: int = 0) -> int:
-    """How many words a set of `count` of `ids` ids takes, with so many bits for each of them."""
+    """The number of words of a set of `count` of `ids` ids, with so many low bits each."""
     return layout(count, ids, low_bits_for(count, ids), entry_bits).end if count else 0
 
 
@@ -150,7 +150,7 @@ def each_entries(section: MapSection, words: Words, ids: int) -> Iterator[Ids]:
 
 
 def words_needed(section: MapSection, ids: int) -> int:
-    """How many words it has, from `at` on."""
+    """The number of words from `at` on."""
     if section.kind == "every":
         return words_for(ids, section.entry_bits)
     if section.kind not in ("ranked", "listed"):

@@ -25,7 +25,7 @@ class _Ended:
 
 
 def read_ahead(items: Iterator[T], depth: int) -> Iterator[T]:
-    """The same items, up to `depth` of them made before they are asked for; closing it ends the thread."""
+    """The same items, up to `depth` of them made in advance; closing the generator ends the thread."""
     made: queue.Queue[T | _Failed | _Ended] = queue.Queue(depth)
     unwanted = threading.Event()
     thread = threading.Thread(target=_fill, args=(made, items, unwanted), name="rowwise-ingest", daemon=True)

@@ -42,7 +42,7 @@ def _in_order(array: pa.Array) -> pa.Array:
 
 
 def lists(array: pa.Array) -> Lists:
-    """What `combine_chunks` gave of a column of ids; text is hashed, and whole numbers are as they are."""
+    """A column of ids for the kernels, from `combine_chunks`; text is hashed, whole numbers stay."""
     if not is_list(array.type):
         values, valid = ids_of(array)
         return Lists(values=values, row_valid=valid)

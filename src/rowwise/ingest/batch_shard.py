@@ -1,4 +1,4 @@
-"""Which rows of a global batch are whose: ranks have consecutive parts of it, of whole blocks of samples.
+"""Assigns the rows of a global batch to ranks: consecutive ranges of whole blocks of samples.
 
 [Note: parts of a batch] An epoch is one sequence of rows, cut into global batches whatever the number of ranks (see
 [Note: order of rows] in `batcher.py`). A batch is dealt by the number of its rows alone, so a run can go on with
@@ -39,13 +39,13 @@ class BatchShard(Value, frozen=True):
             raise SpecError(f"deal: {got}: want a rank of 0 to world - 1, and at least one row a unit")
 
     def part(self, rows: int) -> tuple[int, int]:
-        """Where this rank's part of a batch begins and ends."""
+        """The range of a batch that belongs to this rank."""
         units = -(-rows // self.unit)
         begin, end = (min(rows, self.unit * (units * r // self.world)) for r in (self.rank, self.rank + 1))
         return begin, end
 
     def spans(self, split: range, filled: int, size: int, *, last: bool) -> Iterator[BatchSpan]:
-        """What this rank may need of a split: its part of each batch, and all of a batch that stays open.
+        """The ranges of a split that this rank may need: its part of each batch, and all of an open batch.
 
         Args:
             split: the rows that are left of it.

@@ -154,7 +154,7 @@ class Batcher:
         return self
 
     def state(self) -> Position:
-        """Where the batches given so far end; what the thread has made beyond them does not count."""
+        """The position after the batches given so far; batches made in advance do not count."""
         return self._position
 
     def __iter__(self) -> Iterator[Batch]:
@@ -206,7 +206,7 @@ class Batcher:
 @final
 @dataclass(frozen=True, slots=True)
 class _PartialSplit:
-    """A split of which only the rows are encoded that this rank needs: most of the time goes into hashing."""
+    """A split of which only this rank's rows are encoded, as most of the time goes into hashing."""
 
     opened: ReadSplit
 
@@ -272,12 +272,12 @@ def _digest(splits: Sequence[Split], how: Preparation) -> str:
 
 
 def _as_quarantined(position: Position, start: Position, data: str) -> Position:
-    """Where a run stood that ended at its first bad row, for one that puts them aside: it had used good rows only."""
+    """The position of a run that ended at its first bad row, for a run that quarantines: only good rows count."""
     return structs.replace(position, data=start.data) if position.data == data else position
 
 
 def _check_position(position: Position, start: Position, splits: int) -> None:
-    """A position means rows only together with what it was taken of."""
+    """Raise unless the position was taken with the same data, columns and order."""
     for name in ("seed", "shuffle", "data"):
         got, want = getattr(position, name), getattr(start, name)
         if got != want:

@@ -23,7 +23,7 @@ class SplitRows(NamedTuple):
     place: int = 0  # of the first of them in a batch
 
     def within(self, begin: int, end: int) -> "SplitRows":
-        """As much of it as is in this part of the batch."""
+        """The rows of this range that are in a part of the batch."""
         first, last = (min(max(self.begin + x - self.place, self.begin), self.end) for x in (begin, end))
         return SplitRows(self.encoded, first, last, self.place + first - self.begin)
 

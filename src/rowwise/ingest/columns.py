@@ -1,4 +1,4 @@
-"""Which columns of the data are what: labels, numbers, ids of tables, and what else is known of a row.
+"""Roles of the data's columns: labels, dense numbers, ids of tables, weight, key and time.
 
 Frozen values, read from recipes and saved in run folders. Apart from `encode`, which does what they say, because
 they hold for training and serving alike, and need neither data nor tensors to be checked against a schema.
@@ -125,7 +125,7 @@ class Columns(Value, frozen=True):
         return tuple(s.column for s in self.sparse if s.table_name not in names)
 
     def _wanted(self) -> Iterator[tuple[str, str]]:
-        """Each column with what it has to hold."""
+        """Each column with its required type, a key of FITS."""
         yield from ((name, NUMBERS) for name in self.labels)
         yield from ((dense.column, NUMBERS) for dense in self.dense)
         yield from ((s.column, ROWS if s.ids == "direct" else IDS) for s in self.sparse)

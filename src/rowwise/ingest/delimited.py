@@ -164,7 +164,7 @@ def _header(name: str, dialect: Dialect) -> tuple[str, ...]:
 
 
 def _line_start(file: io.BufferedReader, at: int) -> int:
-    """Where the first line begins that begins at or after a byte."""
+    """The offset of the first line that begins at or after a byte."""
     if at == 0:
         return 0
     file.seek(at - 1)

@@ -124,7 +124,7 @@ class _Repeats(NamedTuple):
 
 
 def _repeats(group: Sequence[tuple[Lists, int | None]], order_R: Ints | None) -> _Repeats | None:
-    """Which rows, in their order, have the ids of the one before. Compared is what was read, as much as is used."""
+    """Runs of neighbouring rows with equal ids in the shared features, compared as they are used."""
     if not group:
         return None
     begins_R = np.zeros(group[0][0].rows if order_R is None else len(order_R), np.bool_)
@@ -199,7 +199,7 @@ def _numbers(array: pa.Array, fill: float) -> native.NumberColumn:
 
 
 def _write_about_rows(arrays: Mapping[str, pa.Array], columns: Columns, order_R: Ints | None, encoded: Encoded) -> bool:
-    """Labels and what else is known of a row; whether any of it is bad."""
+    """Write labels, weights, keys and times; returns whether any of them is bad."""
     order = slice(None) if order_R is None else order_R
     bad = False
     for k, name in enumerate(columns.labels):
@@ -225,7 +225,7 @@ def _named(array: pa.Array) -> tuple[NDArray[np.generic], Bitmap | None]:
 
 
 def _made(sparse: Sparse, kind: pa.DataType, rows: int | None) -> RowMapping:
-    """What is to be made of ids."""
+    """The mapping from ids of a column to rows."""
     if sparse.ids == "direct":
         return RowMapping() if rows is None else RowMapping(native.CHECK, rows)
     assert rows is not None  # the batcher gives those of all hashed features
@@ -257,7 +257,7 @@ class _ColumnRefusal(NamedTuple):
 
     @property
     def wrong(self) -> list[RefusalReason]:
-        """What is to be said of the first few."""
+        """Reasons of the first few rows."""
         pairs = zip(self.rows_N.tolist(), self.reasons, strict=False)
         return [RefusalReason(row=row, column=self.column, reason=reason) for row, reason in pairs]
 
@@ -271,7 +271,7 @@ def _raise_first(refusals: Iterator[_ColumnRefusal], split: Split) -> None:
 def _refusals(
     arrays: Mapping[str, pa.Array], columns: Columns, rows_of: Mapping[str, int], order_R: Ints | None
 ) -> Iterator[_ColumnRefusal]:
-    """What is wrong, column by column. See [Note: refused rows]."""
+    """Refused rows, column by column. See [Note: refused rows]."""
     for name, bad_of, want in _checks(columns):
         rows_N = _asked(bad_of(arrays[name]), order_R)
         if len(rows_N):

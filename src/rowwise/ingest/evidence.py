@@ -45,7 +45,7 @@ class Evidence(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """How the values of a column fill their range."""
+    """How values lie in their range."""
 
     filled: float  # values over whole numbers of the range
     even: float  # values in the upper half of the range over those in the lower half
@@ -75,7 +75,7 @@ def weigh(x_N: Ints, positive_N: Labels, seed: int = 0) -> Evidence | None:
 
 
 def shape_of(x_N: Ints) -> Shape:
-    """Where the values lie; of at least one row."""
+    """The shape of at least one value."""
     values = np.unique(x_N)
     low, high = int(values[0]), int(values[-1])
     upper = int((values > low + (high - low) // 2).sum())

@@ -278,7 +278,7 @@ def _hashed_rows(distinct: int) -> int:
 
 
 def _use(name: str, survey: ColumnSurvey) -> Use:
-    """What to make of a column that nothing is wrong with."""
+    """The role of a column without warnings."""
     listed = is_list(survey.kind)
     kind = survey.kind.value_type if listed else survey.kind
     if types.is_dictionary(kind):
@@ -360,7 +360,7 @@ def _is_skewed(column: ColumnCard) -> bool:
 
 
 def _judged(name: str, survey: ColumnSurvey, labelled: bool) -> Use:
-    """What to make of a column that is not the label; and why it is better not a feature, if there is a reason."""
+    """The role of a column other than the label, with a note where it should not be a feature."""
     distinct = survey.sketch.distinct
     if distinct <= 1 and not is_list(survey.kind):
         return Use("unused", note=f"{name!r} is constant{' or missing' if survey.nulls else ''}")

@@ -45,7 +45,7 @@ class _Numbers(ctypes.Structure):
 
 
 class RowMapping(NamedTuple):
-    """What is done to ids while they are copied: nothing, a check that they are below `rows`, or a hash to a row."""
+    """The mapping of ids while they are copied: none, a check against `rows`, or a hash to a row."""
 
     what: int = AS_IS
     rows: int = 1
@@ -167,7 +167,7 @@ class PickedIds:
 
 @final
 class FilledColumns:
-    """Columns of numbers of which some rows are picked, in an order, with what is missing filled in."""
+    """Columns of numbers, with rows picked in an order and missing numbers filled in."""
 
     def __init__(self, columns: Sequence[NumberColumn], order_R: Ints | None) -> None:
         self._held = (columns, order_R)
@@ -212,7 +212,7 @@ def first_sigrid(values_N: Ints, offsets_R1: Ints, count: int, salt: int, rows: 
 
 
 def bucketize(x_N: NDArray[np.float32 | np.float64], borders_K: NDArray[np.float32 | np.float64]) -> Ints:
-    """How many of the ascending borders are at most x; all of them where x is NaN, which numpy also sorts last."""
+    """The number of ascending borders at or below each x; all of them for NaN, which numpy also sorts last."""
     borders_K = np.asarray(borders_K)
     if np.isnan(borders_K).any() or (borders_K[1:] < borders_K[:-1]).any():
         raise SpecError("borders of buckets: want numbers in ascending order, none of them NaN")

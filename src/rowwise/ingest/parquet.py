@@ -87,7 +87,7 @@ class ParquetReader:
 
     @property
     def counters(self) -> ReadCounters:
-        """What was read so far, by this reader in this process."""
+        """Reads of this reader in this process so far."""
         return self._counters
 
     def splits(self) -> tuple[Split, ...]:
@@ -137,7 +137,7 @@ class ParquetReader:
         return groups_of(self._footer(source, chunks=bool(self._where.all_of)), self._where, self._schema)
 
     def _seen(self, source: str) -> dict[str, ColumnBounds]:
-        """What a file's folders say of its rows."""
+        """The columns that a file's folders name."""
         if not self._where.all_of:
             return {}
         cells = self._cells(source)
@@ -148,7 +148,7 @@ class ParquetReader:
         return {field.name: hive.cell(texts[field.name], field.type) for field in self._folders}
 
     def _footer(self, source: str, *, chunks: bool = False) -> pq.FileMetaData:
-        """What a file says of itself, checked; with `chunks`, of each column chunk, too."""
+        """The checked footer of a file; with `chunks`, also of each column chunk."""
         opened = self._store.open(source)
         size = opened.size
         opened.close()
@@ -201,7 +201,7 @@ class ParquetReader:
             raise DataError(f"{split.source}: {where} holds {got}, and in {self._store.files[0]} {want}: {out}")
 
     def _finished(self, table: pa.Table, split: Split, columns: Sequence[str]) -> pa.Table:
-        """With the folders' columns, in the order asked for, of the types of the schema."""
+        """The table with its folder columns, in the requested order, of the schema's types."""
         if self._folders:
             cells = self._cells(split.source)
             for field in self._folders:
@@ -216,7 +216,7 @@ class ParquetReader:
 
 
 def _folder_types(footer: pq.FileMetaData) -> dict[str, str]:
-    """What `convert` has noted of the columns that became folders."""
+    """Types that `convert` has recorded for columns that became folders."""
     about = (footer.metadata or {}).get(b"rowwise")
     return {} if about is None else msgspec.json.decode(about, type=_About).partition_types
 

@@ -158,7 +158,7 @@ class PreparationTask:
         return ReadSplit(table=made, split=split, order_R=order_R, how=how, spent=spent)
 
     def _dismiss(self, bad: RefusedRows, table: pa.Table, split: Split) -> None:
-        """Put bad rows aside, or raise for the first."""
+        """Quarantine bad rows, or raise for the first."""
         if self.how.aside is not None:
             quarantine_rows(table, split, bad, self.how.aside)
             return
@@ -186,7 +186,7 @@ def _loaded(data: bytes) -> transform.LoadedTransforms:
 def _bad_among(
     wanted_R: NDArray[np.bool_] | None, made: pa.Table, how: Preparation, split: Split
 ) -> RefusedRows | None:
-    """What is wrong with rows that the filter wants: the same for all that use a split, whatever share they take."""
+    """Bad rows that pass the filter, the same for every share of a split."""
     if wanted_R is None or wanted_R.all():
         return bad_rows(made, how.columns, how.rows_of, split)
     bad = bad_rows(made.filter(pa.array(wanted_R)), how.columns, how.rows_of, split)
@@ -203,7 +203,7 @@ def _both(one_R: NDArray[np.bool_] | None, other_R: NDArray[np.bool_]) -> NDArra
 
 
 def _runs(column: pa.ChunkedArray) -> Ints:
-    """Where neighbours that have the same begin, and the end of the last. Rows without a value are by themselves."""
+    """The starts of runs of equal neighbours, and the end. A row without a value is a run of its own."""
     array = combine_chunks(column)
     if len(array) < 2:
         return np.array([0] * bool(len(array)) + [len(array)], np.int64)

@@ -1,4 +1,4 @@
-"""Rows that cannot be used, put aside: copied to files of their own, with the reason, while all others are used.
+"""Quarantines bad rows: copies them to files of their own, with the reason, while all others are used.
 
 A file for each split that has any, called by what the split is, so that preparing a split again (another epoch,
 another worker, an evaluation of other rows of it) writes the same file again and counts nothing twice. Known limits: a
@@ -66,7 +66,7 @@ def count_quarantined(folder: Path) -> QuarantinedRows:
 
 
 def _reasons(rows: Sequence[int], wrong: Sequence[RefusalReason]) -> list[str]:
-    """Of each row; only the first few of a column were looked at closely, so the others are bad as these are."""
+    """The reason of each row; only the first few of a column were examined, and the rest share theirs."""
     reasons: dict[int, list[str]] = {}
     for one in wrong:
         reasons.setdefault(one.row, []).append(f"column {one.column!r}: {one.reason}")

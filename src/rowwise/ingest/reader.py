@@ -30,7 +30,7 @@ class Split(Value, frozen=True):
     rows: int | None = None  # how many there are; None where that takes reading them
 
     def place(self, row: int) -> str:
-        """Where a row of this split is, for people."""
+        """The position of a row of this split in words, for messages."""
         if self.first_row is None:
             return f"{self.source}: row {row} after byte {self.start}"
         return f"{self.source}: row {self.first_row + row}"

@@ -1,4 +1,4 @@
-"""How many different values a column has, how often they come, and how they go with the label, in bounded memory.
+"""Counts distinct values, their frequencies and their labels, in bounded memory.
 
 Every value is hashed, and only those whose hash is below a threshold are counted. The threshold starts above all
 hashes, so small columns are counted exactly; when there are too many values it is halved. What is kept is then a
@@ -43,7 +43,7 @@ class Sketch:
 
     @property
     def distinct(self) -> int:
-        """How many values there are; if not `exact`, to within `error`."""
+        """The number of distinct values; if not `exact`, to within `error`."""
         return len(self._hash_U) << self._shift
 
     @property
@@ -52,13 +52,13 @@ class Sketch:
         return 0.0 if self.exact else 1 / math.sqrt(max(len(self._hash_U), 1))
 
     def top_share(self, part: float = 0.01) -> float:
-        """Which share of all occurrences the most frequent values have; `part` of the values, but at least one."""
+        """The share of all occurrences that the most frequent values have; `part` of the values, at least one."""
         rows_U = np.sort(self._counts_UC[:, 0])[::-1]
         top = max(1, round(part * len(rows_U)))
         return float(rows_U[:top].sum() / rows_U.sum()) if len(rows_U) else 0.0
 
     def label_error(self) -> float | None:
-        """How many labels are guessed wrong from a frequent value, in units of guessing without it; None: no such."""
+        """Labels guessed wrong from frequent values, relative to guessing without them; None: no frequent value."""
         rows_U, positive_U = self._counts_UC[self._counts_UC[:, 0] >= OFTEN].T
         rows, positive = int(rows_U.sum()), int(positive_U.sum())
         blind = min(positive, rows - positive)

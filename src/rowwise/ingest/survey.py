@@ -59,7 +59,7 @@ class ColumnSurvey:
             self._range(ids, positive_N)
 
     def auc(self) -> float | None:
-        """How well the number alone ranks the labels of the first rows; None: not a number, or one label only."""
+        """The AUC of the number alone on the first rows; None: not a number, or one label only."""
         if not self._sample:
             return None
         x_N, positive_N = (np.concatenate(part) for part in zip(*self._sample, strict=True))
@@ -73,7 +73,7 @@ class ColumnSurvey:
         return float((middle_U[rank_N][positive_N].sum() - positives * (positives + 1) / 2) / (positives * others))
 
     def evidence(self) -> tuple[Evidence | None, Shape] | None:
-        """Of whole numbers: what the first rows say of ids and amounts; None: no numbers, or none that are whole."""
+        """Evidence for ids and amounts from the first rows; None: no whole numbers."""
         if not self._whole:
             return None
         x_N, positive_N = (np.concatenate(part) for part in zip(*self._whole, strict=True))
@@ -95,7 +95,7 @@ class ColumnSurvey:
 
 
 def _hashed_any(ids: pa.Array) -> NDArray[np.uint64]:
-    """Of any values that a column may hold, not only of those that make ids."""
+    """Hashes of values of any type, not only of ids."""
     if types.is_integer(ids.type) or is_text(ids.type) or types.is_dictionary(ids.type):
         return hashed(ids)
     if types.is_timestamp(ids.type) or types.is_date(ids.type):

@@ -1,4 +1,4 @@
-"""Which rows are wanted: comparisons of columns with values, all of which have to hold.
+"""Row filters: comparisons of columns with values, joined by "and".
 
 The first may say yes too often, never no. A comparison with null holds for no row, as in SQL. Known limits: "or", and
 anything computed; what is more than this is a column to be written into the data.

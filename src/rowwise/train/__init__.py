@@ -1,4 +1,4 @@
-"""Training: the step, the loop around it, what is measured along the way, and what it takes to go on after a stop.
+"""Training: the step, the loop, metrics, and the state that a resumed run needs.
 
 `Trainer` trains any module over `Embeddings`; `rowwise.recipes` makes one of a recipe. Names are loaded when first
 used: recipes are read without torch.

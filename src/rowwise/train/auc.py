@@ -81,7 +81,7 @@ class ExactAuc:
 
     @classmethod
     def from_state(cls, state: Mapping[str, object]) -> Self:
-        """What `state` returned, to go on with the same bits."""
+        """Restore the metric from `state`, to the same bits."""
         made = cls(read_int(state, "tasks"), read_int(state, "most"))
         made._keep([read_tensor(state, "scores", (3, None, made._tasks))])
         return made
@@ -141,7 +141,7 @@ class BinnedAuc:
 
     @classmethod
     def from_state(cls, state: Mapping[str, object]) -> Self:
-        """What `state` returned, to go on with the same bits."""
+        """Restore the metric from `state`, to the same bits."""
         made = cls(read_int(state, "tasks"), read_int(state, "bins"))
         made._make(read_tensor(state, "counts", made._counts_K2M.shape))
         return made
@@ -208,7 +208,7 @@ class Auc:
 
     @classmethod
     def from_state(cls, state: Mapping[str, object]) -> Self:
-        """What `state` returned, to go on with the same bits."""
+        """Restore the metric from `state`, to the same bits."""
         made = cls(keep=read_int(state, "keep"))
         made._bins = BinnedAuc.from_state(part(state, "bins"))
         exact = part(state, "exact")
@@ -262,7 +262,7 @@ class RecentAuc:
 
     @classmethod
     def from_state(cls, state: Mapping[str, object]) -> Self:
-        """What `state` returned, to go on with the same bits."""
+        """Restore the metric from `state`, to the same bits."""
         made = cls(read_int(state, "batches"), read_int(state, "tasks"), read_int(state, "most"))
         sizes = read_tensor(state, "sizes", (None,), torch.int64).tolist()
         scores = read_tensor(state, "scores", (3, sum(sizes), made._tasks))

@@ -1,4 +1,4 @@
-"""Where the time of a run goes: every moment is charged to exactly one phase, so the parts add up to the whole.
+"""Time of a run by phase: every moment belongs to exactly one, so phases add up to the whole.
 
 Entering a phase pauses the one around it: rows looked up inside a forward count as `lookup`, not twice. Two reads of a
 clock a phase, about a microsecond: measured in every run.

@@ -1,4 +1,4 @@
-"""Sums over ranks of which only encoded numbers travel: in 16 bits, or in 8 with a scale for each run of them.
+"""All-reduce with encoded numbers on the wire: 16 bits, or 8 with a scale per block.
 
 Each rank adds up a share of the whole: all send it their numbers encoded, it adds in 32 bits and in rank order, and
 sends the sum encoded to all. Every rank decodes the same bytes, its own share too, so all end with the same bits. With

@@ -51,7 +51,7 @@ class DenseGradients:
 
     @property
     def held(self) -> dict[int, Tensor]:
-        """What the wire holds back on this rank, by bucket: state of a run; nothing where nothing is lost."""
+        """Rounding errors that the wire holds back on this rank, by bucket; part of a run's state."""
         return {} if self._coded is None else self._coded.held
 
     def backward(self, loss: Tensor, *, last: bool) -> None:

@@ -1,4 +1,4 @@
-"""Where a number that is not finite comes from: the first module that gives one, the sample, and what is large there.
+"""Finds the origin of a number that is not finite: the first module that outputs one, and the sample.
 
 Runs only after a step has failed, so it may take its time: it does the forward once more and looks at everything. Of
 several ranks not all may be here, and a forward needs them all: then it says what is known without.
@@ -41,7 +41,7 @@ class _First:
 
 @torch.no_grad()
 def find_cause(model: nn.Module, batches: Sequence[Batch], said: str, *, alone: bool = True) -> str:
-    """What is known of a bad number: what was said of it, and, `alone`, where it begins."""
+    """The cause of a bad number: its message, and, `alone`, the module in which it begins."""
     bad = [name for name, parameter in model.named_parameters() if not _finite(parameter)]
     if bad:
         return f"{said}; the weights of {bad[0]!r} are not finite: lower train.optimizer.lr, or set train.clip"
@@ -102,7 +102,7 @@ def _about(model: nn.Module, batch: Batch, index: int, sample: int | None) -> st
 
 
 def _lengths(model: nn.Module, batch: Batch, sample: int) -> Iterator[tuple[float, str, str]]:
-    """How long the pooled vectors of a sample are."""
+    """Norms of a sample's pooled vectors."""
     inside = {one.stored for one in model.modules() if isinstance(one, MappedEmbeddings)}
     for module in model.modules():
         if isinstance(module, MappedEmbeddings | Embeddings) and module not in inside:

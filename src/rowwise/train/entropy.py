@@ -89,7 +89,7 @@ class Entropy:
 
     @classmethod
     def from_state(cls, state: Mapping[str, object]) -> Self:
-        """What `state` returned, to go on with the same bits; without parts from totals, which are all there was."""
+        """Restore the metric from `state`, to the same bits; older states have totals without parts."""
         made = cls(read_int(state, "tasks"))
         parts_35K = parts_of(read_tensor(state, "totals", made._parts_35K.shape[1:]))
         made._parts_35K = read_tensor(state, "parts", parts_35K.shape) if "parts" in state else parts_35K
@@ -140,7 +140,7 @@ class RecentEntropy:
 
     @classmethod
     def from_state(cls, state: Mapping[str, object]) -> Self:
-        """What `state` returned, to go on with the same bits."""
+        """Restore the metric from `state`, to the same bits."""
         made = cls(read_int(state, "batches"), read_int(state, "tasks"))
         parts_B35K = parts_of(read_tensor(state, "totals", (None, 5, made._tasks))).transpose(0, 1)
         if "parts" in state:  # else it is of a version that kept sums only
@@ -170,7 +170,7 @@ def totals(samples: Samples) -> Tensor:
 
 
 def _measures(samples: Samples) -> tuple[Tensor, ...]:
-    """What the five sums add, [N, K] each."""
+    """Contributions to the five sums, [N, K] each."""
     logits_NK, labels_NK, weights_NK = samples.logits_NK, samples.labels_NK, samples.weights_NK
     # log(1 + exp(-z)) with the sign that the label asks for: exact where z * label would be infinity times 0.
     loss_NK, predicted_NK = _loss_and_prediction(logits_NK, labels_NK)
@@ -184,7 +184,7 @@ def _measures(samples: Samples) -> tuple[Tensor, ...]:
 
 
 def _loss_and_prediction(logits_NK: Tensor, labels_NK: Tensor) -> tuple[Tensor, Tensor]:
-    """Of each sample, whatever its place.
+    """Loss and prediction of each sample, independent of its position.
 
     Torch takes the last few numbers of a tensor, and of each thread's part, by another way than whole vectors, and may
     round them differently: so they are filled up to whole vectors, in one part.
@@ -198,7 +198,7 @@ def _loss_and_prediction(logits_NK: Tensor, labels_NK: Tensor) -> tuple[Tensor, 
 
 
 def fits(parts_35K: Tensor) -> tuple[EntropyValue, ...]:
-    """What the sums of each task tell."""
+    """Metrics of each task from its sums."""
     return tuple(_fit(*sums) for sums in rounded(parts_35K).T.tolist())
 
 

@@ -25,7 +25,7 @@ def parts_of(numbers: Tensor) -> Tensor:
 
 
 def carry(parts: Tensor) -> Tensor:
-    """The same sum in the only parts of which all but the first are below 2^32."""
+    """The same sum as limbs, all but the first of them below 2^32."""
     first, second, third = parts.unbind()
     more = (third / CARRY).floor()
     third, second = third - more * CARRY, second + more

@@ -1,4 +1,4 @@
-"""How well a trainer is kept in rows: the share of its time that it waits for them, and the workers that prepare them.
+"""The share of time that a trainer waits for rows, and the workers that prepare them.
 
 Known limits: other hosts than that of the first rank, which tells of itself.
 """
@@ -37,7 +37,7 @@ def no_service() -> ServiceHealth | None:
 
 
 def cells(health: ServiceHealth | None) -> dict[str, Cell]:
-    """What a line of steps.csv says of workers."""
+    """The cells on workers of a line of steps.csv."""
     if health is None:
         return {"workers": None, "ready": None, "restarts": None}
     return {"workers": health.workers, "ready": health.ready, "restarts": health.restarts}

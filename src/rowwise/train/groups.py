@@ -58,7 +58,7 @@ class UpdateGroups:
             self._empty = empty_batch_template(self._work.comm, status, self._next)
 
     def take(self, batches: int) -> UpdateGroup:
-        """The next group, of so many batches, the last of which may have no samples; reads the one after it."""
+        """The next group, padded to `batches` batches with empty ones; reads the group after it."""
         group = self._next
         if group:
             self._after = self._read_to

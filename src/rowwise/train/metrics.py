@@ -1,4 +1,4 @@
-"""What a trainer shows of each task: loss, NE, AUC and calibration, over the newest batches and over all.
+"""Metrics of each task: loss, NE, AUC and calibration, over the newest batches and over all.
 
 `row()` names each number for a line of a log or a column of metrics.csv.
 """
@@ -83,7 +83,7 @@ class Metrics:
 
     @classmethod
     def from_state(cls, state: Mapping[str, object]) -> Self:
-        """What `state` returned, to go on with the same bits."""
+        """Restore the metrics from `state`, to the same bits."""
         names = [state.get(f"task.{k}") for k in range(read_int(state, "tasks"))]
         if not all(isinstance(name, str) for name in names):
             raise StateError(

@@ -1,4 +1,4 @@
-"""What is minimised: a batch goes in, a loss comes out, and the logits that metrics are made of.
+"""Objectives: functions from a batch to a loss, and the logits that metrics read.
 
 An objective is any function of that shape; a run is given one. `Clicks` is the loss of labels that are 0 or 1, and
 `InBatch` that of two towers.
@@ -89,7 +89,7 @@ def single_ids(batch: Batch, feature: str) -> Tensor:
 
 
 def bags_of(sparse: Jagged, feature: str) -> tuple[Tensor, Tensor]:
-    """Where the ids of a feature, which is not shared, begin in each sample [B], and how many there are [B]."""
+    """Offset [B] and length [B] of each sample's ids of a feature that is not shared."""
     if feature not in sparse.features:
         raise BatchError(f"no feature {feature!r}; there are {', '.join(sparse.features)}")
     f, size = sparse.features.index(feature), sparse.batch_size

@@ -36,7 +36,7 @@ def make_optimizer(settings: DenseOptimizer, parameters: Sequence[nn.Parameter])
 
 
 def set_rate(optimizer: Optimizer, lr: float, schedule: Schedule | None, step: int) -> float:
-    """The rate of an update, the first of which is step 1."""
+    """Set the learning rate of an update, the first of which is step 1."""
     rate = lr if schedule is None else lr * schedule.factor(step)
     for group in optimizer.param_groups:
         group["lr"] = rate

@@ -1,4 +1,4 @@
-"""How far a run is: plain numbers that a checkpoint holds beside the tensors."""
+"""The progress of a run: plain numbers that a checkpoint holds beside the tensors."""
 
 from rowwise.ingest.batcher import Position
 from rowwise.spec import Value

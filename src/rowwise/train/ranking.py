@@ -81,7 +81,7 @@ class Ranking:
 
     @classmethod
     def from_state(cls, state: Mapping[str, object]) -> Self:
-        """What `state` returned, to go on with the same bits."""
+        """Restore the metric from `state`, to the same bits."""
         made = cls(read_tensor(state, "ks", (None,), torch.int64).tolist())
         made._totals_T = read_tensor(state, "totals", made._totals_T.shape)
         return made

@@ -18,7 +18,7 @@ from rowwise.train.step_header import GlobalStatus, StepHeader, exchange_step_he
 
 
 def seed_rank(comm: Comm) -> None:
-    """Let torch draw other numbers on each rank, that follow from what it was seeded with; the first draws as alone."""
+    """Seed torch differently on each rank, derived from the current seed; rank 0 keeps its seed."""
     if comm.rank:
         digest = hashlib.blake2b(f"{torch.initial_seed()} rank {comm.rank}".encode(), digest_size=8).digest()
         torch.manual_seed(int.from_bytes(digest))

@@ -1,4 +1,4 @@
-"""What a run writes down while it goes on: metrics, where the time went, traffic of tables, TensorBoard, traces.
+"""Records a run while it trains: metrics, time by phase, traffic of tables, TensorBoard, traces.
 
 Training metrics are part of a checkpoint, so the lines after a resume are those of an uninterrupted run (times apart).
 
@@ -159,7 +159,7 @@ class Recorder:
 
     @property
     def traffic(self) -> TableTraffic:
-        """What the batches asked of each table, on the first rank."""
+        """Lookups of each table, counted on the first rank."""
         return self._traffic
 
     @property
@@ -279,7 +279,7 @@ class Recorder:
 
 
 def memory_bytes() -> int:
-    """What this process holds now; where the system does not tell, the most that it has held."""
+    """Resident memory of this process; its peak where the system reports no current value."""
     if PAGE.exists():
         return int(PAGE.read_text().split()[1]) * resource.getpagesize()
     return peak_memory_bytes()

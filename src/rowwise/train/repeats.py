@@ -1,4 +1,4 @@
-"""How often each id of a table comes: exact counts of a sample of its ids, as many as fit.
+"""Frequencies of a table's ids: exact counts for a bounded sample of its ids.
 
 [Note: A sample of ids] An id belongs to the sample of level k if k bits of its hash are 0; as soon as more than `MOST`
 different ids are in it, the level rises, and half of them leave. Each id of the sample has been counted from the
@@ -45,7 +45,7 @@ class IdSample:
         self._join(other.ids_D, other.counts_D)
 
     def different(self, drawn_P: NDArray[np.float64]) -> NDArray[np.float64]:
-        """How many different ids so many drawn ones have on average; at most as many as were looked at."""
+        """The expected number of distinct ids among so many draws, at most the observed number."""
         counts_D = self.counts_D.numpy().astype(np.float64)
         part_P = np.minimum(drawn_P / max(self.looked_at, 1), 1.0)
         with np.errstate(divide="ignore"):  # of all of them, none is missing

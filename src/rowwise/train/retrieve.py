@@ -1,4 +1,4 @@
-"""How well two towers find the item that a user chose, among all items: recall@k, NDCG@k and MRR.
+"""Evaluates two towers on finding the chosen item among all: recall@k, NDCG@k and MRR.
 
 The items are those that occur in the training rows or in the rows asked about, each by the features of the row in
 which it came first. Memory: one vector an item. A row whose label is 1 is a question: which items come before its own.
@@ -22,7 +22,7 @@ AT_ONCE = 512  # questions
 
 
 def ranking_metrics(ks: Sequence[int]) -> tuple[str, ...]:
-    """What is measured for these k; more is better of each."""
+    """Names of the metrics for these k; larger is better for all."""
     return (*(f"recall@{k}" for k in ks), *(f"ndcg@{k}" for k in ks), "mrr")
 
 

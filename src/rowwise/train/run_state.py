@@ -60,7 +60,7 @@ class RunState:
             self._saved.wait()
 
     def collect(self, progress: Progress) -> tuple[list[LocalShard], dict[str, Any]]:
-        """What this rank has of a checkpoint, and what else is saved."""
+        """This rank's parts of a checkpoint, and the data beside them."""
         parts, data = collect(self._work.model, self._optimizers, self._work.comm, self._held())
         kept, numbers = self._recorder.state()
         parts += [LocalShard.whole(name, tensor, shared=False) for name, tensor in kept.items()]
@@ -72,7 +72,7 @@ class RunState:
         return parts, data | more
 
     def progress_of(self, checkpoint: Checkpoint) -> Progress:
-        """How far a checkpoint's run was, on this rank."""
+        """The progress in a checkpoint, for this rank."""
         data, comm = checkpoint.manifest.data, self._work.comm
         if "progress" not in data:
             raise CheckpointError(f"{checkpoint.folder} is not of a run: it does not say how far it got")
@@ -87,7 +87,7 @@ class RunState:
         return structs.replace(progress, position=positions[comm.rank])
 
     def restore(self, checkpoint: Checkpoint, progress: Progress) -> None:
-        """Put everything back where it was, and forget what was written later."""
+        """Restore a run to a checkpoint, and drop records that are newer."""
         with _own_numbers(self._work.optimizer):
             restore(checkpoint, self._work.model, self._optimizers, self._work.comm, self._held())
         # The two libraries round differently, and which is faster may be found out differently today.
@@ -101,7 +101,7 @@ class RunState:
             self._saved.go_on_from(checkpoint.folder, self.collect(progress)[0])
 
     def _held(self) -> dict[int, Tensor] | None:
-        """What lossy wires hold back of dense gradients."""
+        """Rounding errors that lossy wires hold back of dense gradients."""
         gradients = self._work.gradients
         return gradients.held if isinstance(gradients, DenseGradients) else None
 

@@ -69,7 +69,7 @@ class CheckpointFolder:
         return sorted(int(match[1]) for match in found if match)
 
     def path(self, step: int) -> Path:
-        """Where the checkpoint of a step is."""
+        """The folder of a step's checkpoint."""
         return self.folder / f"step-{step:09}"
 
     def open(self, which: str = "last") -> Checkpoint:
@@ -116,7 +116,7 @@ class CheckpointFolder:
         clear(parts)
 
     def _choose(self, path: Path, own: Sequence[LocalShard]) -> Checkpoint | None:
-        """What the next checkpoint builds on, if it is no full one; the same on all ranks."""
+        """The checkpoint that the next one builds on; None for a full one. All ranks choose alike."""
         former = self._base
         if former is None:
             return None
@@ -153,7 +153,7 @@ class CheckpointFolder:
         self._alone(lambda: [self._remove(later) for later in reversed(self.steps()) if later > step])
 
     def wait(self) -> None:
-        """Until nothing is being written; what it met is raised on all ranks alike."""
+        """Wait for the save that is under way; its error is raised on all ranks."""
         if self._background is not None:
             base, self._base = self._base, None
             self._background.wait()

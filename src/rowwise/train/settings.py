@@ -1,4 +1,4 @@
-"""How a model is trained, as frozen values: what a recipe's sections `train`, `evaluate`, `save` and `log` hold.
+"""Training settings as frozen values: the sections `train`, `evaluate`, `save` and `log` of a recipe.
 
 Apart from the code that does what they say because recipes are read, listed and copied without loading torch.
 Everything that changes a result is here or in the recipe around it; what only changes what is seen is in `Log`.
@@ -167,7 +167,7 @@ class Saving(Value, frozen=True):
 
 
 class Log(Value, frozen=True):
-    """What a run records; changes no result."""
+    """Recording of a run; changes no result."""
 
     every: int = 100  # steps between lines of metrics.csv and steps.csv
     window: int = 100  # batches that "train" metrics are over

@@ -89,7 +89,7 @@ class Slices:
 
     @classmethod
     def from_state(cls, state: Mapping[str, object]) -> Self:
-        """What `state` returned, to go on with the same bits."""
+        """Restore the metrics from `state`, to the same bits."""
         ids = read_tensor(state, "ids", (None,), torch.int64).tolist()
         made = cls(ids, read_int(state, "tasks"), bins=1)
         rows = (len(ids) + 1) * made._tasks

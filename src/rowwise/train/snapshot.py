@@ -183,7 +183,7 @@ def _fits(there: TensorEntry, here: TensorEntry) -> bool:
 
 
 def _fill_model(checkpoint: Checkpoint, model: nn.Module, *, state: bool) -> set[str]:
-    """Fill what this rank has of the model, all of which has to be there; returns the names of all of it."""
+    """Fill this rank's part of the model, which must be complete; returns the names of the whole model."""
     check_maps(checkpoint, model)
     names = {f"model/{name}" for name in _dense_tensors(model)}
     for path, module in modules_of(model):
@@ -201,7 +201,7 @@ def _fill_model(checkpoint: Checkpoint, model: nn.Module, *, state: bool) -> set
 
 
 def _parts(checkpoint: Checkpoint, model: nn.Module, *, state: bool) -> list[LocalShard]:
-    """What this rank has of a model, with or without the optimizer state of rows."""
+    """This rank's parts of a model, with or without the optimizer state of rows."""
     parts = [LocalShard.whole(f"model/{name}", tensor) for name, tensor in _dense_tensors(model).items()]
     for path, module in modules_of(model):
         found = read_parts(path, module, checkpoint.manifest.tensors)

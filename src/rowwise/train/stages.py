@@ -1,4 +1,4 @@
-"""What a step takes on each rank, from one written line to the next, beside what whoever made the plan expected.
+"""Time of each phase on each rank between two written lines, beside the plan's forecast.
 
 The first rank gets the seconds of all with what else they tell it, so a line costs no message more. Known limits:
 steps one by one; a line has their mean.
@@ -41,7 +41,7 @@ class Stages:
         self._expected = forecast.stages_s if forecast is not None and fits else {}
 
     def begin(self, progress: Progress) -> None:
-        """What came before is no part of the next line."""
+        """Start the next line here."""
         self._begin, self._samples, self._step = self.clock.seconds(), progress.samples, progress.step
         self._first = None
 
@@ -57,7 +57,7 @@ class Stages:
         return DataWait(seconds=spent["data"], of_s=sum(spent.values()))
 
     def of_workers(self) -> dict[str, Cell]:
-        """What a line of steps.csv says of those who prepare rows."""
+        """The columns on workers of a line of steps.csv."""
         return cells(self._health())
 
     def so_far(self) -> dict[str, float]:
@@ -66,7 +66,7 @@ class Stages:
         return {phase: now[phase] - self._begin[phase] for phase in PHASES}
 
     def end_line(self, progress: Progress) -> tuple[int, int]:
-        """A line is due: `spent` is what it has to tell, and the next begins; gives its steps and samples."""
+        """End a line, whose times are then in `spent`, and begin the next; returns its steps and samples."""
         now = self.clock.seconds()
         self._spent = {phase: now[phase] - self._begin[phase] for phase in PHASES}
         steps, samples = progress.step - self._step, progress.samples - self._samples

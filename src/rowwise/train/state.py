@@ -1,4 +1,4 @@
-"""What all metrics share: how they are saved, read back and merged.
+"""The shared interface of metrics: saving, restoring and merging.
 
 A state is one flat dict of tensors, numbers and strings, which JSON and safetensors both hold. Tensors may come back
 as nested lists, as JSON returns them.

@@ -115,7 +115,7 @@ class StepResult:
 
 
 def step(work: StepContext, batches: Sequence[Batch], number: int, header: StepHeader = NOTHING) -> StepResult:
-    """One update, the first of which is number 1, from the samples of all batches of all ranks together."""
+    """One update, counted from 1, from the samples of all batches of all ranks."""
     if work.optimizer is not None:
         work.optimizer.zero_grad()
     try:

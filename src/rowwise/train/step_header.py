@@ -1,4 +1,4 @@
-"""What the ranks of a step tell each other, in two small gathers: how many samples each has, and how it went.
+"""The header of a step: two small all-gathers of each rank's samples and status.
 
 With the first travels what else all have to know (`StepHeader`): whether a rank has more batches, whether it was asked
 to stop, and why it cannot go on. So the ranks of a run go on and end together ([Note: rank status] in
@@ -104,7 +104,7 @@ def reduce_loss_or_raise(
 
 
 def _columns(matrix: Tensor) -> int:
-    """Of one with a row for each sample; none, where it is something else."""
+    """The columns of a tensor with a row per sample; 0 for others."""
     return matrix.shape[1] if matrix.dim() == 2 else 0
 
 

@@ -1,4 +1,4 @@
-"""What the batches ask of each table: how many ids, how many different ones, how uneven.
+"""Lookups of each table by the batches: ids, distinct ids, and skew.
 
 One batch in many is looked at, and at most some ten thousand ids of a feature, so it costs next to nothing; gives up:
 what is rarer than that is not seen. Ranks look at their own parts of a batch, and their sums are added up. In `rows`
@@ -88,7 +88,7 @@ class TableTraffic:
         return sums.ids / sums.samples if sums.samples else None
 
     def repeats(self, name: str) -> IdSample:
-        """How often the ids of a table come."""
+        """Frequencies of a table's ids."""
         return self._repeats.get(name, IdSample())
 
     def state(self) -> dict[str, dict[str, int]]:
@@ -100,7 +100,7 @@ class TableTraffic:
         return found
 
     def tensors(self) -> dict[str, Tensor]:
-        """What else there is for a checkpoint: the ids that were counted, in the order of `state`."""
+        """The counted ids as tensors for a checkpoint, in the order of `state`."""
         found = [self._repeats.get(name, IdSample()) for name in self._sums]
         none = torch.empty(0, dtype=torch.int64)
         return {

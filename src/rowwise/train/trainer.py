@@ -147,12 +147,12 @@ class Trainer:
 
     @property
     def traffic(self) -> TableTraffic:
-        """What the batches asked of each table; on the first rank, of all ranks."""
+        """Lookups of each table; on the first rank, those of all ranks."""
         return self._recorder.traffic
 
     @property
     def wait(self) -> DataWait:
-        """What this rank has waited for rows, since it began to train."""
+        """Time that this rank has waited for rows since it began to train."""
         return self._stages.wait
 
     def run(self) -> Progress:
@@ -282,7 +282,7 @@ def check(job: TrainingJob, settings: Settings, world: int = 1) -> None:
 
 
 def _is_of_all(error: GradientError | AgreedError) -> bool:
-    """Whether all ranks have left the same step because of it, before anything changed."""
+    """Whether all ranks left the same step because of the error, before anything changed."""
     if isinstance(error, AgreedError):
         return GradientError.__name__ in error.kinds
     return not isinstance(error, UpdateError)

@@ -33,7 +33,7 @@ class VirtualShards:
     seed: int
 
     def of(self, batches: Sequence[Batch], samples_W: Sequence[int]) -> list[Batch]:
-        """This rank's shards of the global batch, of which it holds the samples that belong to them."""
+        """This rank's shards of the global batch; it holds their samples."""
         sizes_V, each = cut(sum(samples_W), self.count), self.count // self.world
         want_W = [sum(sizes_V[w * each : (w + 1) * each]) for w in range(self.world)]
         if len(batches) != 1 or list(samples_W) != want_W:
@@ -45,7 +45,7 @@ class VirtualShards:
 
     @contextmanager
     def chance(self, step: int, place: int) -> Iterator[None]:
-        """What is drawn inside follows from seed, step and shard, which is this rank's `place`-th."""
+        """Random numbers inside follow from seed, step and shard, the `place`-th of this rank."""
         shard = self.rank * (self.count // self.world) + place
         digest = hashlib.blake2b(f"{self.seed} {step} {shard}".encode(), digest_size=8).digest()
         seed, on_gpu = int.from_bytes(digest), torch.cuda.is_initialized()

@@ -1,4 +1,4 @@
-"""How fast rows are prepared here, and what takes the time: what `rowwise data bench` shows.
+"""Measures how fast rows are prepared here, and which part is slowest: `rowwise data bench`.
 
 `measure` does what a worker of `ingest.service` does, in this process; `packed` and `handoff` take apart what cannot be
 seen from outside; `verdict` is pure and says what the numbers mean.

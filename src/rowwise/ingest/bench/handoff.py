@@ -1,4 +1,4 @@
-"""What it takes to give a split to a trainer: the message, the memory that it maps, and the copies into batches.
+"""Measures the hand-over of a split to a trainer: the message, mapping its memory, and copies into batches.
 
 Both ends are in this process and do what the worker's, the host's and the client's do: a message over a socket, arrays
 found in memory that is mapped twice, and `collate`. Known limits: the switch from one process to another, some 20

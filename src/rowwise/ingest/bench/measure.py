@@ -1,4 +1,4 @@
-"""One worker's work on a few splits, again and again: how long each part of it takes at best.
+"""Measures one worker's work on a few splits repeatedly: the best time of each part.
 
 What is timed is the worker's own function, `service.worker.prepared`, on one core and into the memory of a service,
 and then what a trainer does with it (`handoff`). Of each split and part the best of all rounds counts, as everything
@@ -181,7 +181,7 @@ def _counters(reader: Reader) -> ReadCounters:
 
 
 def _lines_read(split: Split) -> ReadCounters:
-    """What it takes to have the bytes of lines, which their reader does not count."""
+    """Seconds to read the bytes of lines, which their reader does not count."""
     begin_s = perf_counter()
     with open(split.source, "rb") as file:
         file.seek(split.start)

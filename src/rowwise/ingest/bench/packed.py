@@ -1,4 +1,4 @@
-"""How much of decoding Parquet is decompressing.
+"""The share of decompression in decoding Parquet.
 
 Arrow does both in one go, page by page. So some rows are written twice into memory, with the encodings and the codec
 of the file, and once without any codec: the difference of the times to read the two is what decompressing takes. Known
@@ -41,7 +41,7 @@ class _Leaf(NamedTuple):
 
 
 def unpacking_of(reader: Reader, split: Split, names: tuple[str, ...]) -> DecompressionTimes:
-    """Of the columns of a split; nothing for other files than Parquet on this machine."""
+    """Seconds to decompress the columns of a split; 0 for files that are not local Parquet."""
     if not isinstance(reader, ParquetReader) or is_url(split.source):
         return DecompressionTimes()
     footer = pq.read_metadata(split.source)

@@ -1,4 +1,4 @@
-"""What measured times mean: rows a second, how many workers it takes, what is slowest, and what to do about it.
+"""Interprets measured times: rows a second, workers needed, the slowest part, and what to change.
 
 Pure, and its own file so that tests need no clock. One hint only: whatever is second matters when the first is done.
 """
@@ -82,14 +82,14 @@ def judge(measured: PreparationTimes, facts: HintFacts, speeds: tuple[int, ...] 
 
 
 def shares_of(measured: PreparationTimes) -> dict[str, float]:
-    """Of the sum of all parts; what is between them is next to nothing."""
+    """Each part's share of the sum of all parts."""
     seconds = {name: getattr(measured.parts, f"{name}_s") for name in PARTS}
     whole = max(sum(seconds.values()), 1e-9)
     return {name: value / whole for name, value in seconds.items()}
 
 
 def workers_for(measured: PreparationTimes, samples_s: float) -> int:
-    """As many as the service itself would come to: a little more than it takes on average."""
+    """The number of workers that the service would settle at: slightly more than needed on average."""
     return max(1, math.ceil(SPARE * samples_s * measured.wall_s / max(measured.rows, 1)))
 
 

@@ -78,7 +78,7 @@ def get_complete_journey(folder: Path) -> None:
 
 
 def complete_journey(folder: Path, dim: int = 16) -> Dataset:
-    """What `get_complete_journey` wrote: train on weeks 2 to 47, test on 48 to 53."""
+    """The dataset of `get_complete_journey`: train on weeks 2 to 47, test on 48 to 53."""
     train, test = stored(folder, ("train", "test"), NAME)
     return _dataset(train, None, test, dim)
 

@@ -1,4 +1,4 @@
-"""What a dataset is to the rest: rows to train, validate and test on, what columns are, and tables to begin with."""
+"""A dataset: rows to train, validate and test on, roles of columns, and tables to begin with."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ class PartReader:
 
     @property
     def counters(self) -> ReadCounters:
-        """What the reader has read, if it counts."""
+        """The reader's counters; empty if it does not count."""
         return getattr(self._reader, "counters", ReadCounters())
 
     def splits(self) -> tuple[Split, ...]:

@@ -65,7 +65,7 @@ class ServiceClient:
         self.health = ServiceHealth()
 
     def splits(self, epoch: int, at: int, count: int) -> Iterator[Encoded]:
-        """Those of an epoch from a place on, up to its end; good until another epoch is begun."""
+        """The splits of an epoch from a position on; valid until another epoch begins."""
         self._transport.attach(SplitId(epoch, at), self.health.waited_s)
         for number in range(at, count):
             begin_s = perf_counter()
@@ -151,7 +151,7 @@ class HostTransport:
         return np.frombuffer(memoryview(block), np.uint8)
 
     def _hear(self, wanted: SplitId) -> None:
-        """One turn of listening, and of telling what was let go."""
+        """Receive once, and send pending releases."""
         line = self._line
         if self._closed or line is None:
             raise PeerError("the service that prepares rows was closed")
@@ -199,7 +199,7 @@ class HostTransport:
         self._line.socket.settimeout(POLL_S)
 
     def _again(self, place: SplitId) -> None:
-        """To a new host, where the old one is gone; what was taken from that one stays, as its memory does."""
+        """Connect to a new host after the old one is gone; splits from the old host stay usable."""
         if self._closed:
             return
         if self._line is not None:

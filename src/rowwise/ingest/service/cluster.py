@@ -90,7 +90,7 @@ def _knock(address: str | None) -> None:
 
 @final
 class WorkerActor:
-    """A worker, as an actor: a split's block as one object, and what is known of it as another."""
+    """A worker as a Ray actor: a split's block is one object, its metadata another."""
 
     def __init__(self, task: PreparationTask) -> None:
         self._task = task
@@ -265,7 +265,7 @@ class ServiceCluster:
         return ServiceClient(ClusterTransport(self._ray, number, self.board, self._task))
 
     def close(self) -> None:
-        """End it, if it was begun here."""
+        """End the cluster if it was started here."""
         if self._owns:
             self._ray.kill(self.board)
 
@@ -297,7 +297,7 @@ class ClusterTransport:
         self._life = self._ray.get(self._board.attach.remote(self._task, attached))
 
     def take(self, place: SplitId, count: int, waited_s: float) -> tuple[SplitDelivery, Bytes | None]:
-        """One split, whoever is lost meanwhile."""
+        """One split, even if workers are lost in between."""
         self._waited_s = waited_s
         if self._taken is not None:
             self._board.release.remote(SplitReleased(self._number, self._taken, waited_s))
@@ -319,7 +319,7 @@ class ClusterTransport:
         raise PeerError(f"the service that prepares rows does not answer for {PATIENCE_S:.0f} s: see the Ray cluster")
 
     def close(self) -> None:
-        """There is nothing to hang up."""
+        """There is no connection to close."""
 
     def _ask(self, place: SplitId, count: int) -> tuple[SplitDelivery, list[Any]] | None:
         for number in range(place.at, min(place.at + FETCHED_AHEAD, count)):

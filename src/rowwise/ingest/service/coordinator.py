@@ -47,7 +47,7 @@ class ServiceConfig(Value, frozen=True):
 
 
 class SplitId(Value, frozen=True, order=True):
-    """A split of the sequence: which epoch, and how many splits of it come before."""
+    """A split of the sequence: its epoch, and the number of splits of the epoch before it."""
 
     epoch: int
     at: int
@@ -76,7 +76,7 @@ class ClientDetached(Value, frozen=True, tag=True):
 
 
 class SplitReleased(Value, frozen=True, tag=True):
-    """A client has taken what it needs of a split, and everything before it."""
+    """A client has copied its rows of a split, and of all before it."""
 
     client: int
     place: SplitId
@@ -207,7 +207,7 @@ class _WorkerState:
 
 @final
 class Coordinator:
-    """Decides; whoever runs it carries events in and commands out, one at a time."""
+    """Decides without side effects; its host delivers events and executes commands, one at a time."""
 
     def __init__(self, plan: ServiceConfig, workers: int | None = None) -> None:
         """`workers`: as many as a coordinator before this one had come to."""
@@ -406,7 +406,7 @@ class Coordinator:
         return self._slots - 1
 
     def _forget(self) -> None:
-        """What every client has released, and what no client wants any more."""
+        """Drop splits that every client has released or no client wants any more."""
         if len(self._clients) < self.plan.clients:
             return
         first = min(client.place for client in self._clients.values())

@@ -1,4 +1,4 @@
-"""The host of a service on one machine: carries what happens to the coordinator, and does what it decides.
+"""The host of a service on one machine: delivers events to the coordinator and executes its commands.
 
 A process of its own, so that a trainer's Python does nothing for its workers, and several trainers share them. It ends
 with the process that started it, and its workers end with it.
@@ -150,7 +150,7 @@ class ServiceHost:
                     raise AssertionError(f"a worker said {message}")
 
     def _bury(self, worker: _WorkerProcess) -> None:
-        """Not before it has ended for sure: what it has a slot for may still be written."""
+        """Reap a worker only after its process has ended: its slots may still be written until then."""
         self._selector.unregister(worker.line)
         worker.line.close()
         del self._workers[worker.number]

@@ -34,7 +34,7 @@ class SlotMemory:
 
     @property
     def size_bytes(self) -> int:
-        """How large it is to this process."""
+        """The size of the mapping in this process."""
         return 0 if self._map is None else len(self._map)
 
     def take(self, size_bytes: int) -> NDArray[np.uint8]:
@@ -53,7 +53,7 @@ class SlotMemory:
         return self._map
 
     def close(self) -> None:
-        """Let go; views keep what they look at."""
+        """Release the mapping; views keep their memory."""
         self._map = None
         with contextlib.suppress(OSError):
             os.close(self.file)

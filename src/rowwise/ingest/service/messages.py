@@ -1,4 +1,4 @@
-"""What the processes of a service tell each other: frozen values over stream sockets, with files beside them.
+"""Messages between processes of a service: frozen values over stream sockets, with file descriptors.
 
 Clients and workers say the coordinator's events and hear its commands. The memory of a slot comes with the first
 command that names it: a message is its length and its MessagePack, says whether a file comes with it (`memory.py`), and
@@ -67,7 +67,7 @@ class Connection:
         return self.socket.fileno()
 
     def send(self, message: Message, file: int | None = None) -> None:
-        """All of it; PeerError where the other end is gone."""
+        """Send everything; raises PeerError if the peer is gone."""
         body = msgspec.msgpack.encode(message)
         data = LENGTH.pack(len(body), file is not None) + body
         try:
@@ -79,7 +79,7 @@ class Connection:
             raise PeerError(f"the other end of a service is gone: {error}") from error
 
     def receive(self) -> list[tuple[Message, int | None]]:
-        """What has come, waiting for some of it; PeerError at its end. Files belong to whoever gets them."""
+        """Receive pending messages, waiting for at least one; raises PeerError at the end of the stream."""
         try:
             data, files, _, _ = socket.recv_fds(self.socket, READ_BYTES, MOST_FILES)
         except TimeoutError:

@@ -1,4 +1,4 @@
-"""How many workers it takes: a pure rule on what was seen in an interval.
+"""The number of workers as a pure rule on the measurements of an interval.
 
 Trainers ask for so many splits a second as long as they do not wait, and a worker makes so many: the quotient is how
 many workers there have to be. Workers are added at once when trainers waited, and let go one by one, when for some

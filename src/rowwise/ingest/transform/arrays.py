@@ -55,7 +55,7 @@ def nulls(array: pa.Array) -> Mask | None:
 
 
 def either(a_R: Mask | None, b_R: Mask | None) -> Mask | None:
-    """What is null in one or the other."""
+    """Rows that are null in one array or the other."""
     if a_R is None or b_R is None:
         return b_R if a_R is None else a_R
     return a_R | b_R
@@ -130,7 +130,7 @@ def numbers_of(array: pa.Array) -> NumberArray:
 
 
 def elements(array: pa.Array) -> tuple[pa.Array, Ints | None]:
-    """What is in a column one after another, nulls in their places, and where each row's begin; None: one a row."""
+    """Elements of a column, nulls included, and where each row's begin; None: one a row."""
     if not is_list(array.type):
         return array, None
     lengths_R = pc.fill_null(pc.call_function("list_value_length", [array]), 0).to_numpy(zero_copy_only=False)
@@ -138,7 +138,7 @@ def elements(array: pa.Array) -> tuple[pa.Array, Ints | None]:
 
 
 def element_kind(kind: pa.DataType) -> pa.DataType:
-    """Of a list what is in it; else the type itself."""
+    """The element type of a list; else the type itself."""
     return kind.value_type if is_list(kind) else kind
 
 
@@ -165,7 +165,7 @@ def whole_kind(kind: pa.DataType) -> bool:
 
 
 def number_kind(kind: pa.DataType) -> pa.DataType:
-    """What numbers are computed in: 32-bit floats stay, whole numbers stay whole, all else is a 64-bit float."""
+    """The type to compute in: 32-bit floats and whole numbers stay, all else becomes a 64-bit float."""
     if types.is_float16(kind) or types.is_float32(kind):
         return pa.float32()
     if types.is_uint64(kind):

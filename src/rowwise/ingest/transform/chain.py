@@ -79,7 +79,7 @@ class LoadedTransforms:
 
     @property
     def transforms(self) -> tuple[Transform, ...]:
-        """As values; an own function has its source, a mapping its ids."""
+        """The transforms as values; user functions have their source, mappings their ids."""
         return tuple(step.transform for step in self.steps)
 
 
@@ -161,12 +161,12 @@ def to_json(loaded: LoadedTransforms) -> bytes:
 
 
 def from_json(data: bytes) -> LoadedTransforms:
-    """What `to_json` gave. It may hold own functions, whose code is run: load only what you trust."""
+    """Transforms from `to_json`. They may contain user functions, whose code is run: load only what you trust."""
     return load(decode(data))
 
 
 def decode(data: bytes) -> tuple[AnyKind, ...]:
-    """What `to_json` gave, as values: no code of own functions is run."""
+    """Transforms from `to_json` as values, without running user functions."""
     try:
         return msgspec.json.decode(data, type=tuple[AnyKind, ...])
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
@@ -208,7 +208,7 @@ def _refuse_missing(name: str, kinds: Mapping[str, pa.DataType], place: str) -> 
 
 
 def _plain(transform: Transform) -> dict[str, Any]:
-    """What differs from the defaults, so that a new option changes no digest; a file by its name alone."""
+    """Values that differ from the defaults, so that a new option changes no digest; files by name alone."""
     fields = {f.name: f for f in msgspec.structs.fields(transform)}
     given = {name: value for name, value in msgspec.structs.asdict(transform).items() if value != fields[name].default}
     if isinstance(transform, UserFunction):
@@ -255,7 +255,7 @@ class _TransformColumns:
         return False
 
     def table(self, names: Sequence[str]) -> pa.Table:
-        """Those that are wanted; what no transform has made is as it was."""
+        """The wanted columns; columns that no transform made are unchanged."""
         found = {name: self._array(name) if name in self._made else self._table[name] for name in names}
         return pa.table(found) if found else self._table.select([])
 

@@ -54,7 +54,7 @@ class Onehot(OneColumn, frozen=True, kw_only=True, tag="onehot", tag_field="kind
 
     @property
     def width(self) -> int:
-        """How many numbers there are in a row."""
+        """The number of outputs of a row."""
         return len(self.classes) or len(self.borders) + 1
 
     @property

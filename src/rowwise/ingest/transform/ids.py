@@ -61,7 +61,7 @@ class SigridHash(OneColumn, frozen=True, kw_only=True, tag="sigrid_hash", tag_fi
 
 
 def pick_ids(array: pa.Array, make: RowMapping, count: int | None) -> pa.Array:
-    """What the kernels make of the first ids in each row, read where Arrow has them."""
+    """The first ids of each row, mapped by the kernels, read from Arrow's memory."""
     source = as_lists(array)
     found = PickedIds(source, first=count)
     rows_N = np.empty(found.total, np.int64)

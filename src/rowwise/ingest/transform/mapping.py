@@ -135,7 +135,7 @@ def _known(keys_K: Ints, words: pa.Array | None, becomes_K: Ints) -> KnownIds:
 
 
 def _find(known: KnownIds, keys_N: Ints) -> tuple[Ints, Mask]:
-    """Which of the known ids each is, and whether it is one at all. Most are found in the first round."""
+    """The index of each id among the known ones, and whether it is known. Most are found in the first round."""
     at_N = native.hash_rows(keys_N, known.slots)
     index_N = known.index_S[at_N]
     left_N = np.flatnonzero((known.key_S[at_N] != keys_N) & (index_N >= 0))

@@ -77,7 +77,7 @@ class Bucketize(NumberTransform, frozen=True, kw_only=True, tag="bucketize", tag
 
 
 def buckets(x_N: Numeric, borders: tuple[float, ...]) -> Ints:
-    """How many borders are less than each number; whole numbers are compared as 64-bit floats."""
+    """The number of borders below each number; whole numbers are compared as 64-bit floats."""
     x_N = x_N if x_N.dtype.kind == "f" else x_N.astype(np.float64)
     return native.bucketize(x_N, just_above(borders, x_N.dtype.type))
 

@@ -147,13 +147,13 @@ def _keys(a: IdLists, b: IdLists) -> tuple[Ints, Ints, pa.Array]:
 
 
 def _are_in(key_A: Ints, key_B: Ints) -> Mask:
-    """Which are among others. Arrow looks up in a hash table where numpy would sort."""
+    """Membership in another array. Arrow looks up in a hash table where numpy would sort."""
     found = pc.call_function("is_in", [pa.array(key_A)], pc.SetLookupOptions(value_set=pa.array(key_B)))
     return found.to_numpy(zero_copy_only=False)
 
 
 def _first_of_each(key_N: Ints) -> Mask:
-    """Which were not there before. Codes of a dictionary are given in the order in which keys come."""
+    """First occurrences. Dictionary codes are given in the order in which keys come."""
     code_N = pa.array(key_N).dictionary_encode().indices.to_numpy(zero_copy_only=False)
     first_N = np.ones(len(code_N), np.bool_)
     first_N[1:] = code_N[1:] > np.maximum.accumulate(code_N)[:-1]
@@ -255,7 +255,7 @@ class ComputeScore(Transform, frozen=True, kw_only=True, tag="compute_score", ta
 
 
 def _among(values: pa.Array, id_at: Ints, row_N: Ints, among: IdLists, counts_N: Mask) -> Mask:
-    """Which of the ids that count are in their row of another column."""
+    """Ids of a row that are also in another column of that row."""
     kept = np.flatnonzero(counts_N)
     offsets_R1 = np.searchsorted(row_N[kept], np.arange(len(among.starts())))
     ids = IdLists(values=values.take(pa.array(id_at[kept])), offsets_R1=offsets_R1, null_R=None, single=False)

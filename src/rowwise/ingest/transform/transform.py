@@ -1,4 +1,4 @@
-"""What every transform says of itself: which columns it reads, which it makes, of which type, and how.
+"""The interface of transforms: columns read, columns made, their types, and the computation.
 
 What a kind does not say again holds for it: a transform reads one column and makes one, in its place or under another
 name.
@@ -50,7 +50,7 @@ Run = Callable[[Arrays, RowPosition], Arrays]
 
 
 class Transform(Value, frozen=True, kw_only=True):
-    """Columns made of columns, row by row: what comes out in a row follows from what is in that row alone."""
+    """A pure function from columns to columns, row by row: a row's output depends on that row alone."""
 
     @property
     def kind(self) -> str:
@@ -68,11 +68,11 @@ class Transform(Value, frozen=True, kw_only=True):
 
     @property
     def wants(self) -> tuple[str, ...]:
-        """What each column it reads has to hold, a key of MEETS."""
+        """The required type of each column it reads, a key of MEETS."""
         raise NotImplementedError
 
     def complaint(self, kinds: Kinds) -> str:
-        """What is wrong with types that hold what is wanted, if anything."""
+        """The fault of types that meet `wants`; empty if there is none."""
         return ""
 
     def types(self, kinds: Kinds) -> Kinds:

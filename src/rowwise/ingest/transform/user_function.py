@@ -99,7 +99,7 @@ class UserFunction(Transform, frozen=True, kw_only=True, tag="own", tag_field="k
         return tuple(_checked(array, len(arrays[0]), f"{place}: {name!r}") for name, array in self._named(made, place))
 
     def _named(self, made: Any, place: str) -> list[tuple[str, Any]]:
-        """What the function returned, in the order of `to`."""
+        """The returned columns, in the order of `to`."""
         names = ", ".join(self.to)
         if isinstance(made, dict):
             if set(made) != set(self.to):
@@ -118,7 +118,7 @@ class UserFunction(Transform, frozen=True, kw_only=True, tag="own", tag_field="k
             raise self.refuse(f"{self.file}: cannot be read: {error.strerror}") from None
 
     def _parameters(self, text: str) -> tuple[str, ...]:
-        """What the function's parameters are called; nothing is run for it."""
+        """Names of the function's parameters, without running it."""
         try:
             inside = ast.parse(text, self.file).body
         except (SyntaxError, ValueError) as error:

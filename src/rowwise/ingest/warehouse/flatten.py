@@ -60,7 +60,7 @@ def _column(items: pa.Array, row_N: Ints, entry_K: Ints, rows: int) -> pa.Array:
 
 
 def _entries(array: pa.MapArray) -> tuple[int, int, Ints]:
-    """Where the entries of a slice are, and the row of each; -1 for what lies under a null."""
+    """Positions of a slice's entries, and the row of each; -1 under a null."""
     if len(array) == 0:
         return 0, 0, np.empty(0, np.int64)
     offset_R1 = array.offsets.to_numpy(zero_copy_only=False).astype(np.int64)

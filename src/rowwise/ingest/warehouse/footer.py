@@ -14,7 +14,7 @@ class _StopReading(Exception):
 
 
 class _Unread(io.RawIOBase):
-    """A file of a size, of which nothing can be read."""
+    """A file of known size whose contents cannot be read."""
 
     def __init__(self, size: int) -> None:
         self._size, self._at = size, 0

@@ -20,7 +20,7 @@ def folder(names: Sequence[str], values: Sequence[Cell]) -> str:
 
 
 def texts_of(source: str) -> dict[str, str | None]:
-    """What the folders of a file say, from the outermost on."""
+    """Names of a file's folders, outermost first."""
     found: dict[str, str | None] = {}
     for part in source.split("/")[:-1]:
         name, sign, value = part.partition("=")

@@ -26,7 +26,7 @@ HUGE_BYTES = 4 << 20  # two pages of the large kind
 
 @final
 class SparseFile:
-    """A file of which only the bytes that were read are in memory."""
+    """A file of which only the fetched bytes are in memory."""
 
     def __init__(self, source: str, opened: OpenFile, footer: pq.FileMetaData, *, verify: bool) -> None:
         self.source, self.footer = source, footer

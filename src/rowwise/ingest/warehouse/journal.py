@@ -1,4 +1,4 @@
-"""What is done of a conversion, so that the same command goes on after a kill at any point.
+"""The journal of a conversion, by which the same command continues after a kill at any point.
 
 [Note: going on] The first line of the journal is what was asked for, the next what was found out before writing, then
 one line a file. A line is written after its file is there whole, and says with which row the next file begins; so a
@@ -97,7 +97,7 @@ class Journal:
         return manifest
 
     def take_up(self, asked: ConversionRequest) -> bool:
-        """Begin, or go on with what is there; true for the latter."""
+        """Begin, or continue an unfinished conversion; returns whether it continues."""
         if not self._path.exists():
             self._replace(self._path, _line(asked))
             return False
@@ -143,7 +143,7 @@ class Journal:
         raise DataError(f"{self._dest}: {what} {made}: {out}")
 
     def _check_part(self, part: WarehouseFile) -> None:
-        """It is a file in the warehouse, as it was when it was noted."""
+        """Raise unless the recorded file exists with the recorded size."""
         path = self._dest / part.path
         plain = not any(fault_of_name(name, LONGEST_NAME) for name in part.path.split("/"))
         inside = plain and path.is_file() and has_no_link(self._dest, part.path)

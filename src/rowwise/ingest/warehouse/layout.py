@@ -1,4 +1,4 @@
-"""How a warehouse is laid out: which columns in which order, and how many rows are read together.
+"""The layout of a warehouse: order of columns, and rows of a row group.
 
 Sizes are counted from the values alone, so that the cuts do not depend on how the rows were read.
 """
@@ -25,7 +25,7 @@ Key = int | str
 
 
 class WarehouseLayout(Value, frozen=True):
-    """How `convert` arranges rows and columns in files."""
+    """The arrangement of rows and columns in files that `convert` writes."""
 
     columns: tuple[str, ...] | None = None  # of the source, or `<map column>.<key>`; None: all
     keys: dict[str, tuple[Key, ...]] = msgspec.field(default_factory=dict)  # of map columns; others: those found
@@ -70,7 +70,7 @@ class WarehouseLayout(Value, frozen=True):
 
     @property
     def decoded_bytes(self) -> int:
-        """Of a row group: what is wanted, or what there is memory for."""
+        """Decoded bytes of a row group: the requested size, limited by memory."""
         return min(self.group_bytes, 2 * self.working_bytes)
 
     @property
@@ -92,12 +92,12 @@ class FlattenedColumns(Value, frozen=True):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The columns that come of it."""
+        """Names of the columns that it makes."""
         return (*self.plain, *(flat_name(name, key) for name, keys in self.maps.items() for key in keys))
 
 
 def flat_name(column: str, key: Key) -> str:
-    """What the values of a key are called."""
+    """The name of the column that holds a key's values."""
     return f"{column}.{key}"
 
 
@@ -146,7 +146,7 @@ def order_by_popularity(names: tuple[str, ...], popularity: Mapping[str, float])
 
 
 def content_bytes(column: pa.ChunkedArray | pa.Array) -> float:
-    """What the values take when decoded, the same however they were cut."""
+    """Bytes of the decoded values, independent of how rows are cut into groups."""
     if isinstance(column, pa.ChunkedArray):
         return sum(content_bytes(chunk) for chunk in column.chunks)
     kind = column.type
@@ -168,17 +168,17 @@ def content_bytes(column: pa.ChunkedArray | pa.Array) -> float:
 
 
 def _extent(column: pa.MapArray) -> tuple[int, int]:
-    """Which entries belong to the rows of a slice."""
+    """The range of entries of a slice's rows."""
     return (column.offsets[0].as_py(), column.offsets[-1].as_py()) if len(column) else (0, 0)
 
 
 def table_bytes(table: pa.Table) -> float:
-    """What the values of all columns take."""
+    """Decoded bytes of all columns."""
     return sum(content_bytes(column) for column in table.columns)
 
 
 def rows_in(bytes_wanted: int, sample: pa.Table, most: int) -> int:
-    """How many rows like these make so many bytes."""
+    """The number of rows like these in so many bytes."""
     if not sample.num_rows:
         return most
     return int(max(1, min(most, bytes_wanted * sample.num_rows // max(table_bytes(sample), 1))))

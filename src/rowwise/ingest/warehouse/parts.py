@@ -37,7 +37,7 @@ class RowQueue:
     """A queue of rows that knows where each came from."""
 
     def __init__(self, feed: Iterator[UnitRows], end: int) -> None:
-        """Takes from `feed` what is asked for; `end`: the unit after the last."""
+        """Read units from `feed` up to `end`, the unit after the last."""
         self._feed, self._end = feed, end
         self._held: deque[UnitRows] = deque()
         self._rows = 0

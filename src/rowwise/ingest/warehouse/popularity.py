@@ -1,4 +1,4 @@
-"""Which columns jobs have used lately, so that a warehouse is written with those first.
+"""Columns that jobs used lately, so that a warehouse is written with those first.
 
 It is never worth a failed job, so what cannot be written is not: other people's disks, remote stores, and folders that
 are no warehouse.
@@ -46,7 +46,7 @@ def log_use(path: str | Path, columns: Sequence[str], now: float) -> Path | None
 
 
 def popularity(warehouse: str | Path, now: float, days: float = 7) -> dict[str, float]:
-    """How many jobs of these days used each column; those that nobody used are left out."""
+    """The number of jobs of these days that used each column; unused columns are left out."""
     root = _warehouse_of(warehouse)
     counts: Counter[str] = Counter()
     for note in sorted((root / PLACE).glob("*.json")) if root is not None else ():

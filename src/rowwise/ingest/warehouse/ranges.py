@@ -1,4 +1,4 @@
-"""Which bytes of a Parquet file hold some columns of a row group, and what reading them costs.
+"""Byte ranges of a row group's columns in a Parquet file, and the cost of reading them.
 
 A read that takes unwanted bytes along is cheaper than two reads, up to a gap; how large a gap is the caller's choice.
 """
@@ -49,7 +49,7 @@ class ReadCounters(Value, frozen=True):
 
 
 def disk_seconds(counters: ReadCounters, seek_s: float, bytes_s: float) -> float:
-    """How long a disk takes that seeks once a read and then delivers so many bytes a second."""
+    """Seconds of a disk that seeks once per read and then streams at a fixed rate."""
     return counters.reads * seek_s + counters.bytes_read / bytes_s
 
 
@@ -82,7 +82,7 @@ def ranges_of(footer: pq.FileMetaData, group: int, leaves: Sequence[int], gap: i
 
 
 def footer_start(footer: pq.FileMetaData) -> int:
-    """Where the last column chunk ends at most."""
+    """The largest possible end of the last column chunk."""
     if not footer.num_row_groups:
         return 0
     last = footer.row_group(footer.num_row_groups - 1)

@@ -1,4 +1,4 @@
-"""What a footer says of the rows of each group: how many, and between which values."""
+"""Statistics of row groups in a footer: rows, least and greatest values."""
 
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ class RowGroup(NamedTuple):
 
 
 def groups_of(footer: pq.FileMetaData, where: RowFilter, schema: pa.Schema) -> list[RowGroup]:
-    """All that have rows, in order. Nothing is said of columns that are not what the schema has them be."""
+    """All nonempty row groups, in order. Columns whose type differs from the schema have no statistics."""
     found: list[RowGroup] = []
     leaves: dict[str, int] = {}
     if where.all_of:
@@ -41,7 +41,7 @@ def groups_of(footer: pq.FileMetaData, where: RowFilter, schema: pa.Schema) -> l
 
 
 def bounds_of_chunk(chunk: pq.ColumnChunkMetaData, kind: pa.DataType, rows: int) -> ColumnBounds:
-    """What is known of a column of a row group."""
+    """Statistics of one column of a row group."""
     plain = kind.value_type if types.is_dictionary(kind) else kind
     statistics = chunk.statistics
     if statistics is None or types.is_nested(plain):

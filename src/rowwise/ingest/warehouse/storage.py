@@ -1,4 +1,4 @@
-"""Where files are: this machine's disks, or whatever pyarrow or fsspec reach by a URL.
+"""File access: local disks, or any URL that pyarrow or fsspec opens.
 
 A store travels to worker processes as its path; connections are made anew there. Known limits: writing, which needs
 renames that replace.
@@ -27,7 +27,7 @@ class OpenFile(Protocol):
     def size(self) -> int: ...
 
     def read_into(self, target: memoryview, at: int) -> int:
-        """As many bytes from `at` on as the target takes; fewer only at the end."""
+        """Fill the target from offset `at`; fewer bytes only at the end of the file."""
         ...
 
     def close(self) -> None: ...
@@ -48,7 +48,7 @@ class FileStore:
 
     @property
     def root(self) -> str:
-        """What the names of all files begin with: the folder of a pattern or a file."""
+        """The common folder of all files: that of a pattern or a file."""
         return _fixed_part(self._path)
 
     def open(self, source: str) -> OpenFile:
@@ -79,7 +79,7 @@ class FileStore:
         return _connect(self.root)
 
     def _inside(self, source: str) -> str:
-        """What the store itself calls a file."""
+        """The store's own path of a file."""
         base, rest = self._remote[1], source[len(self.root) :].lstrip("/")
         return f"{base.rstrip('/')}/{rest}" if rest else base
 
@@ -108,7 +108,7 @@ class FileStore:
 
 @contextmanager
 def naming_errors(name: str) -> Iterator[None]:
-    """What cannot be had is told with its name."""
+    """Raise errors of the store with the name of the file."""
     try:
         yield
     except FileNotFoundError as error:
