@@ -30,7 +30,7 @@ from rowwise.checkpoint.rewrite import retype_tables, rewrite
 from rowwise.checkpoint.write import write
 from rowwise.hashing import file as files
 from rowwise.hashing.embeddings import MappedEmbeddings
-from rowwise.hashing.placed import entry_map, in_folds, ranked_map
+from rowwise.hashing.placed import entry_map, make_folds, ranked_map
 from rowwise.hashing.rules import hashed
 from rowwise.idmaps import StoredIds
 from rowwise.ops import rowtype
@@ -145,7 +145,7 @@ def test_rows_and_state_are_what_loops_say(tmp_path_factory, seed, to, other, ki
 def folded(ids, seed=0):
     """Clusters, and for each fold other ones."""
     generator = np.random.default_rng(seed)
-    return in_folds(
+    return make_folds(
         entry_map(ids, generator.integers(0, 10, ids), 10),
         [entry_map(ids, generator.integers(0, 10, ids), 10) for _ in range(3)],
         ["item"],

@@ -23,7 +23,7 @@ from small import write_rows
 from rowwise import Plan, Table, Topology
 from rowwise.cli.main import make_app
 from rowwise.hashing.file import save
-from rowwise.hashing.placed import entry_map, in_folds
+from rowwise.hashing.placed import entry_map, make_folds
 from rowwise.perf.exchange import ExchangeNetwork, Exchanges
 from rowwise.plan import Forecast, Tile
 from rowwise.planner import column_wise, grid, replicated, row_wise
@@ -57,7 +57,7 @@ def write_id_map(folder: Path) -> None:
     """As learned ones are: with a map for each fold of the samples."""
     generator = np.random.default_rng(0)
     one, *others = (entry_map(50, generator.integers(0, 12, 50), 12) for _ in range(4))
-    save(folder / "user.idmap", "user", in_folds(one, others, ("user", "item", "seen"), 5))
+    save(folder / "user.idmap", "user", make_folds(one, others, ("user", "item", "seen"), 5))
 
 
 def write_plan(folder: Path) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rowwise.errors import SpecError
-from rowwise.hashing.allocate import FULL, SizeOption, allocate, between, options_of
+from rowwise.hashing.allocate import FULL, SizeOption, allocate, options_of, sums_between
 
 SIZES = st.integers(1, 60)
 LOSSES = st.integers(-3, 40).map(lambda n: n / 8)  # sums are exact
@@ -60,7 +60,7 @@ def test_many_large_tables_take_a_moment():
 
 def test_sizes_between_lie_on_straight_lines_over_the_logarithm():
     low, high = SizeOption(method="a", size_bytes=100, loss=3.0), SizeOption(method="a", size_bytes=10_000, loss=1.0)
-    made = between((low, high), 1)
+    made = sums_between((low, high), 1)
     assert made == (low, SizeOption(method="a", size_bytes=1000, loss=2.0, measured=False), high)
 
 

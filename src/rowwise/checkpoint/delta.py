@@ -32,7 +32,7 @@ def round_shards(parts: Sequence[LocalShard], bits: Bits | None) -> list[LocalSh
 
 def increment(parts: Sequence[LocalShard]) -> list[LocalShard]:
     """Copies of the rows that changed; what nobody keeps marks of whole."""
-    return [_changed(part) for part in parts]
+    return [_changed_rows(part) for part in parts]
 
 
 def can_extend(parts: Sequence[LocalShard], base: CheckpointManifest) -> bool:
@@ -76,7 +76,7 @@ def clear(parts: Sequence[LocalShard]) -> None:
             part.touched.zero_()
 
 
-def _changed(part: LocalShard) -> LocalShard:
+def _changed_rows(part: LocalShard) -> LocalShard:
     if part.touched is None:
         return part
     chosen = part.touched.nonzero().flatten()

@@ -60,12 +60,12 @@ def match(source: TensorSource, maps: Sequence[str] = (), path: str = "embedding
         maps: OLD=NEW; NEW is `table:<name>`, or a name as in the model's state dict. A `*` stands for anything.
         path: of the module that will hold the tables.
     """
-    wanted = _by_maps(source, maps)
+    wanted = _match_by_maps(source, maps)
     for name in source.tensors:
         found = TORCHREC.fullmatch(name)
         if found and name not in wanted:
             wanted[name] = TABLE + found[1]
-    taken = [_matched(name, source.tensors[name], wanted[name], path) for name in source.tensors if name in wanted]
+    taken = [_match_tensor(name, source.tensors[name], wanted[name], path) for name in source.tensors if name in wanted]
     by_target: dict[str, str] = {}
     for one in taken:
         other = by_target.setdefault(one.target, one.source)
@@ -98,7 +98,7 @@ def import_matched(
     return write_streamed(folder, [parts], about, fill, tell)
 
 
-def _by_maps(source: TensorSource, maps: Sequence[str]) -> dict[str, str]:
+def _match_by_maps(source: TensorSource, maps: Sequence[str]) -> dict[str, str]:
     wanted: dict[str, str] = {}
     for text in maps:
         old, equals, new = text.partition("=")
@@ -113,7 +113,7 @@ def _by_maps(source: TensorSource, maps: Sequence[str]) -> dict[str, str]:
     return wanted
 
 
-def _matched(name: str, outline: TensorOutline, wanted: str, path: str) -> MatchedTensor:
+def _match_tensor(name: str, outline: TensorOutline, wanted: str, path: str) -> MatchedTensor:
     if not wanted.startswith(TABLE):
         kind = str(outline.dtype).removeprefix("torch.")
         return MatchedTensor(source=name, target=f"model/{wanted}", shape=outline.shape, kind=kind)

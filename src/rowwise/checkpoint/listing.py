@@ -81,10 +81,10 @@ def progress_in(data: dict[str, Any], key: str) -> Any:
 def best_step(data: dict[str, Any]) -> int | None:
     """The step of the best checkpoint, as a later checkpoint records it."""
     best = progress_in(data, "best")
-    return _whole(best.get("step")) if isinstance(best, dict) else None
+    return _whole_number(best.get("step")) if isinstance(best, dict) else None
 
 
-def _whole(number: object) -> int | None:
+def _whole_number(number: object) -> int | None:
     return number if type(number) is int and 0 <= number < 1 << 62 else None
 
 
@@ -102,18 +102,18 @@ def _list(folder: Path, manifest: CheckpointManifest | str, marks: tuple[str, ..
     return ListedCheckpoint(
         name=folder.name,
         marks=marks,
-        step=_whole(progress_in(manifest.data, "step")),
-        samples=_whole(progress_in(manifest.data, "samples")),
+        step=_whole_number(progress_in(manifest.data, "step")),
+        samples=_whole_number(progress_in(manifest.data, "samples")),
         saved_at=when.isoformat(timespec="seconds"),
         size_bytes=size_bytes,
         written_bytes=manifest.chain_bytes[-1] if manifest.chain_bytes else size_bytes,
         tensors=len(manifest.tensors),
         ranks=len(ranks),
-        how=_how(manifest),
+        how=_describe_chain(manifest),
     )
 
 
-def _how(manifest: CheckpointManifest) -> str:
+def _describe_chain(manifest: CheckpointManifest) -> str:
     """Whether a checkpoint builds on others, and which tensors were rounded."""
     increments = max(0, len(manifest.chain_bytes) - 1)
     bits = {piece.bits for entry in manifest.tensors.values() for piece in entry.pieces if piece.bits}

@@ -113,7 +113,7 @@ def remap(
         known[old.digest] = found
         for index, move in enumerate(found):
             plan.from_rows.update(dict.fromkeys(_tensors(checkpoint, home, index), move))
-        told.append(_told(home, found, ids))
+        told.append(_describe_remap(home, found, ids))
     _write(checkpoint, folder, plan, weights_N, tell)
     return told
 
@@ -220,7 +220,7 @@ def _look_up(id_map: IdMap, ids_N: Ids) -> NDArray[np.int64]:
     return map_ids(torch.from_numpy(ids_N), sections, words, shape.ids, shape.columns).numpy()
 
 
-def _told(home: _MappedTensors, found: tuple[Move, ...], ids: int) -> RemappedTable:
+def _describe_remap(home: _MappedTensors, found: tuple[Move, ...], ids: int) -> RemappedTable:
     rows, kept = sum(move.rows for move in found), sum(move.kept for move in found)
     return RemappedTable(table=home.table, rows=rows, kept=kept, empty=sum(move.empty for move in found), ids=ids)
 

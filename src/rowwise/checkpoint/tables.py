@@ -57,7 +57,7 @@ def entries_of(path: str, module: AnyEmbeddings) -> dict[str, TensorEntry]:
 
 def written_parts(path: str, module: AnyEmbeddings) -> Iterator[LocalShard]:
     """The parts that this rank writes; together, ranks write every element once."""
-    for held in _held(module):
+    for held in _held_shards(module):
         yield _rows(path, held)
         for slot, state in held.state.items():
             if held.first if state.dim() == 0 else state.dim() == 2 or held.tile.cols[0] == 0 or held.apart:
@@ -69,7 +69,7 @@ def read_parts(path: str, module: AnyEmbeddings, saved: Mapping[str, TensorEntry
     """The parts that this rank reads from a checkpoint; marks the module as about to be overwritten."""
     for arena in module.arenas:
         arena.mark_all()
-    for held in _held(module):
+    for held in _held_shards(module):
         yield _rows(path, held)
         for slot, state in held.state.items():
             entry = saved.get(f"rows/{name_of(path, held.table)}/{slot}")
@@ -114,7 +114,7 @@ def _state(path: str, held: _StoredTile, slot: str, blocks: Span | None) -> Loca
     return LocalShard(name=name, tensor=state, shape=shape, rows=rows, cols=cols, shared=held.shared, touched=touched)
 
 
-def _held(module: AnyEmbeddings) -> Iterator[_StoredTile]:
+def _held_shards(module: AnyEmbeddings) -> Iterator[_StoredTile]:
     if isinstance(module, Embeddings):
         for index, table in enumerate(module.tables):
             tile = Tile(table=table.name, rank=0, rows=(0, table.rows), cols=(0, table.dim))

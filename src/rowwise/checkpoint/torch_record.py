@@ -80,7 +80,7 @@ def _storage(storage: PickledObject, stored: PickledObject) -> tuple[torch.dtype
 def _check_bounds(offset: object, size: object, stride: object, count: int) -> None:
     """Refuse a tensor that has more numbers than there are."""
     at = (offset,)
-    if not (_whole(size) and _whole(stride) and _whole(at) and len(size) == len(stride)):
+    if not (_is_numbers(size) and _is_numbers(stride) and _is_numbers(at) and len(size) == len(stride)):
         raise CheckpointError("its shape is no shape")
     numbers, last = 1, at[0]
     for n, step in zip(size, stride, strict=True):
@@ -90,7 +90,7 @@ def _check_bounds(offset: object, size: object, stride: object, count: int) -> N
         raise CheckpointError(f"its shape {size} wants more than the {count} numbers that are there")
 
 
-def _whole(numbers: object) -> TypeGuard[tuple[int, ...]]:
+def _is_numbers(numbers: object) -> TypeGuard[tuple[int, ...]]:
     return type(numbers) is tuple and len(numbers) <= 64 and all(type(n) is int and 0 <= n < 1 << 62 for n in numbers)
 
 

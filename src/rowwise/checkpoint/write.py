@@ -214,10 +214,10 @@ def _write_file(path: Path, parts: Sequence[LocalShard]) -> tuple[CheckpointFile
     except OSError as error:
         raise CheckpointError(f"{path.name}: {error.strerror or error}") from error
     crc32s = {key: crc32 for (key, _), crc32 in zip(ordered, sums, strict=True)}
-    return file, [(part, _piece(part, path.name, crc32s)) for part in parts]
+    return file, [(part, _write_piece(part, path.name, crc32s)) for part in parts]
 
 
-def _piece(part: LocalShard, file: str, crc32s: Mapping[str, int]) -> TensorChunk:
+def _write_piece(part: LocalShard, file: str, crc32s: Mapping[str, int]) -> TensorChunk:
     key, ids = _key(part), None
     if part.ids is not None:
         ids = PieceRows(count=len(part.ids), key=_ids_key(part), crc32=crc32s[_ids_key(part)])

@@ -116,7 +116,7 @@ def _subject_of_files(path: str) -> _Subject:
 
 def _subject_of_recipe(path: str | None, name: str) -> _Subject:
     """The recipe's preparation, of its own rows or of those at `path`."""
-    from rowwise.ingest.datasets.files import from_files, of_files, open_files
+    from rowwise.ingest.datasets.files import from_files, make_dataset, open_files
     from rowwise.recipes.rows import FILES, open_data
 
     loaded = load_recipe(name)
@@ -129,7 +129,7 @@ def _subject_of_recipe(path: str | None, name: str) -> _Subject:
     else:
         reader = open_files(source) if path else _open_files(kind, inside, data)
         if columns is not None and tables:
-            dataset = of_files(reader, columns, tables)
+            dataset = make_dataset(reader, columns, tables)
         else:
             dataset = from_files(reader, columns.labels[0] if columns and columns.labels else data.label)
     columns, resolved = columns or dataset.columns, loaded.tables.resolve(dataset.tables)

@@ -58,7 +58,7 @@ class _Frontier:
     option_S: Ints  # of the last table
 
 
-def between(points: Sequence[SizeOption], count: int = BETWEEN) -> tuple[SizeOption, ...]:
+def sums_between(points: Sequence[SizeOption], count: int = BETWEEN) -> tuple[SizeOption, ...]:
     """The options of one method and others between neighbours, on straight lines over the logarithm of bytes."""
     made = list(points[:1])
     for low, high in pairwise(points):
@@ -78,7 +78,7 @@ def options_of(measured: Sequence[SizeOption], full_bytes: int) -> tuple[SizeOpt
     ordered = sorted(measured, key=lambda one: one.method)
     made = [SizeOption(method=FULL, size_bytes=full_bytes, loss=0.0)]
     for _, points in groupby(ordered, key=lambda one: one.method):
-        made += between(sorted(points, key=lambda one: one.size_bytes))
+        made += sums_between(sorted(points, key=lambda one: one.size_bytes))
     return tuple(one for one in made if one.size_bytes < full_bytes or one.method == FULL)
 
 

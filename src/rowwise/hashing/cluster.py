@@ -101,7 +101,7 @@ def cluster_with(
 ) -> Clusters:
     """`cluster`, with an explicit amount of work."""
     seed, cap = seed_cap[0], math.inf if seed_cap[1] is None else seed_cap[1]
-    vectors_ND, weights_N = _checked(vectors_ND, weights_N)
+    vectors_ND, weights_N = _check_points(vectors_ND, weights_N)
     if type(clusters) is not int or clusters < 1:
         raise SpecError(f"clusters={clusters!r}: want a whole number of at least 1")
     if not cap > 0:
@@ -111,7 +111,7 @@ def cluster_with(
     work = _Work(vectors_ND, weights_N, effort, seed, cap)
     tell = tell or _tell_nobody
     found = work.clustered(*work.cut(min(clusters, len(vectors_ND)), tell), tell)
-    found = _placed(found, vectors_ND, weights_N, clusters, cap)
+    found = _assign_points(found, vectors_ND, weights_N, clusters, cap)
     tell(1.0)
     return found
 
@@ -266,7 +266,7 @@ def _without_gaps(cells: Cells, places: ClusterBuffers, label_N: Labels) -> Clus
     return Clusters(number_K1[label_N], places.centroids_KD[there_K], places.weight_K[there_K])
 
 
-def _placed(found: Clusters, vectors_ND: Floats, weights_N: Doubles, clusters: int, cap: float) -> Clusters:
+def _assign_points(found: Clusters, vectors_ND: Floats, weights_N: Doubles, clusters: int, cap: float) -> Clusters:
     """Points that had no room in their cell go wherever there is some: the heaviest first, where it is emptiest."""
     left = np.flatnonzero(found.label_N < 0)
     if not len(left):
@@ -294,7 +294,7 @@ def _placed(found: Clusters, vectors_ND: Floats, weights_N: Doubles, clusters: i
     return Clusters(found.label_N, np.array(centroids, np.float32), weight_K)
 
 
-def _checked(vectors_ND: Floats, weights_N: NDArray[Any]) -> tuple[Floats, Doubles]:
+def _check_points(vectors_ND: Floats, weights_N: NDArray[Any]) -> tuple[Floats, Doubles]:
     if vectors_ND.ndim != 2 or vectors_ND.dtype != np.float32 or not 1 <= vectors_ND.shape[1] <= MOST_DIMS:
         raise SpecError(f"vectors are {_kind(vectors_ND)}: want float32[N, D], of 1 to {MOST_DIMS} dims")
     if len(vectors_ND) > MOST_POINTS:

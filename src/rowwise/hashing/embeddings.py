@@ -84,7 +84,7 @@ class MappedEmbeddings(nn.Module):
     def _forward(self, sparse: Jagged | KeyedJagged) -> Vectors:
         try:
             jagged = self._owning(Jagged.from_keyed(sparse))
-            batch, places = self._mapped(jagged)
+            batch, places = self._map_features(jagged)
         except RowwiseError as error:
             self.stored.abort_forward(error)
         vectors = self.stored(batch)
@@ -105,7 +105,7 @@ class MappedEmbeddings(nn.Module):
 
     def map_batch(self, sparse: Jagged | KeyedJagged) -> Jagged:
         """The batch of rows that a batch of ids becomes: what is looked up, and travels."""
-        return self._mapped(self._owning(Jagged.from_keyed(sparse)))[0]
+        return self._map_features(self._owning(Jagged.from_keyed(sparse)))[0]
 
     @torch.no_grad()
     def weights(self, name: str) -> Tensor:
@@ -144,7 +144,7 @@ class MappedEmbeddings(nn.Module):
         apart = [one for one in self.mapped.values() if one.per_id or (self.training and one.folding)]
         return jagged.owning([f for one in apart for f in one.table.feature_names])
 
-    def _mapped(self, jagged: Jagged) -> tuple[Jagged, dict[str, PartBags]]:
+    def _map_features(self, jagged: Jagged) -> tuple[Jagged, dict[str, PartBags]]:
         """The batch of rows, and the parts that its own features became."""
         folds, begins_F1 = self._folds(jagged), begins_of(jagged)
         parts = [
@@ -157,15 +157,15 @@ class MappedEmbeddings(nn.Module):
         if shared is not None and not self._homes.keys() & set(shared.jagged.features):
             shared = None  # nothing of it is looked up
         if shared is not None:
-            shared = Shared(jagged=self._mapped(shared.jagged)[0], inverse_B=shared.inverse_B)
+            shared = Shared(jagged=self._map_features(shared.jagged)[0], inverse_B=shared.inverse_B)
         weights_N = None
         if jagged.weights_N is not None:
-            weights_N = _joined([w for p in parts if (w := p.weights_M) is not None], jagged.weights_N[:0])
+            weights_N = _concatenate_parts([w for p in parts if (w := p.weights_M) is not None], jagged.weights_N[:0])
         wide = any(part.rows_M.dtype == torch.int64 for part in parts)
         batch = Jagged(
             features=tuple(part.name for part in parts),
-            values_N=_joined([p.rows_M.long() if wide else p.rows_M for p in parts], jagged.values_N[:0]),
-            lengths_FB=_joined([part.lengths_B for part in parts], jagged.lengths_FB[:0]),
+            values_N=_concatenate_parts([p.rows_M.long() if wide else p.rows_M for p in parts], jagged.values_N[:0]),
+            lengths_FB=_concatenate_parts([part.lengths_B for part in parts], jagged.lengths_FB[:0]),
             weights_N=weights_N,
             shared=shared,
         )
@@ -184,7 +184,7 @@ class MappedEmbeddings(nn.Module):
             yield PartBags(name=feature, rows_M=ids_N, lengths_B=lengths_B, weights_M=weights, ids_M=None)
             return
         mapped = self.mapped[table.name]
-        ids_N = self._checked(jagged, table, feature, begin, ids_N)
+        ids_N = self._check_ids(jagged, table, feature, begin, ids_N)
         folds_B = folds.get(table.name)
         rows_NC = mapped.rows_of(ids_N, None if folds_B is None else folds_B.repeat_interleave(lengths_B))
         place = table.feature_names.index(feature)
@@ -208,7 +208,7 @@ class MappedEmbeddings(nn.Module):
             found[name] = made[key]
         return found
 
-    def _checked(self, jagged: Jagged, table: Table, feature: str, begin: int, ids_N: Tensor) -> Tensor:
+    def _check_ids(self, jagged: Jagged, table: Table, feature: str, begin: int, ids_N: Tensor) -> Tensor:
         """The ids, all known to the map; ids outside the table become its last id if it takes unknown ids."""
         if not len(ids_N):
             return ids_N
@@ -247,5 +247,5 @@ def make_embeddings(
     return kind(tables, seed=seed, device=device, merge_shared=merge_shared)
 
 
-def _joined(tensors: Sequence[Tensor], none: Tensor) -> Tensor:
+def _concatenate_parts(tensors: Sequence[Tensor], none: Tensor) -> Tensor:
     return torch.cat(list(tensors)) if tensors else none

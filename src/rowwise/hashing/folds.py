@@ -26,7 +26,7 @@ def folds_of(jagged: Jagged, features: Sequence[str], count: int, seed: int) -> 
     sums_B = _sums(jagged, features, seed)
     if jagged.shared is not None:
         sums_B = sums_B + _sums(jagged.shared.jagged, features, seed)[jagged.shared.inverse_B.long()]
-    return _hashed(sums_B & (WIDE - 1), count, seed)
+    return _hash_ids(sums_B & (WIDE - 1), count, seed)
 
 
 def begins_of(jagged: Jagged) -> list[int]:
@@ -46,7 +46,7 @@ def _sums(jagged: Jagged, features: Sequence[str], seed: int) -> Tensor:
             continue
         ends_B = ends_FB[place * size : (place + 1) * size]
         begin = int(ends_B[0]) - int(jagged.lengths_FB[place * size])
-        hashes_N = _hashed(jagged.values_N[begin : int(ends_B[-1])], WIDE, seed + 1 + features.index(name))
+        hashes_N = _hash_ids(jagged.values_N[begin : int(ends_B[-1])], WIDE, seed + 1 + features.index(name))
         # Sums of a bag as differences of sums up to its ends: wrapped, they come out right all the same.
         before_N1 = torch.cat([hashes_N.new_zeros(1), hashes_N.cumsum(0)])
         lengths_B = jagged.lengths_FB[place * size : (place + 1) * size]
@@ -54,6 +54,6 @@ def _sums(jagged: Jagged, features: Sequence[str], seed: int) -> Tensor:
     return sums_B
 
 
-def _hashed(ids_N: Tensor, rows: int, seed: int) -> Tensor:
+def _hash_ids(ids_N: Tensor, rows: int, seed: int) -> Tensor:
     sections = torch.tensor([MapSection(kind="hash", rows=rows, seed=seed).numbers], dtype=torch.int64)
     return map_ids(ids_N, sections, ids_N.new_empty(0, dtype=torch.int64), WIDE, 1)[:, 0]

@@ -35,7 +35,7 @@ from rowwise.errors import SpecError
 from rowwise.hashing.cluster import Clusters, cluster
 from rowwise.hashing.idmap import IdMap, WORD_bytes
 from rowwise.hashing.nearest import nearest
-from rowwise.hashing.placed import add_maps, entry_map, in_folds, ranked_map
+from rowwise.hashing.placed import add_maps, entry_map, make_folds, ranked_map
 from rowwise.hashing.rules import double_hashed, hashed, quotient_remainder
 from rowwise.hashing.words import bits_for, set_words
 from rowwise.spec import Table, row_bytes
@@ -156,7 +156,7 @@ def _frequency(ask: _Ask) -> IdMap | None:
     return ranked_map(ask.ids, [np.sort(ask.order_N[:head])], head, seed=ask.seed) if head else None
 
 
-def _mixed(ask: _Ask) -> IdMap | None:
+def _make_mixed_dims(ask: _Ask) -> IdMap | None:
     return _own_rows(ask, ask.budget_bytes)
 
 
@@ -206,7 +206,7 @@ def _dims(dim: int) -> list[int]:
     return found
 
 
-def _learned(ask: _Ask) -> IdMap | None:
+def _make_learned(ask: _Ask) -> IdMap | None:
     return _clusters(ask, ask.budget_bytes, FEW)
 
 
@@ -218,7 +218,7 @@ def _learned_head_tail(ask: _Ask) -> IdMap | None:
     return _clusters(ask, ask.budget_bytes, FEW, own=True)
 
 
-def _learned_balanced(ask: _Ask) -> IdMap | None:
+def _make_learned_balanced(ask: _Ask) -> IdMap | None:
     return _clusters(ask, ask.budget_bytes, FEW, full=FULL)
 
 
@@ -259,7 +259,7 @@ def _clusters(ask: _Ask, budget_bytes: int, most: int, *, own: bool = False, ful
     folded = ask.history.folded
     if folded is None:
         return written(None)
-    return in_folds(written(None), [written(vectors) for vectors in folded.vectors], folded.features, folded.seed)
+    return make_folds(written(None), [written(vectors) for vectors in folded.vectors], folded.features, folded.seed)
 
 
 def _tail(ask: _Ask, tail_C: Ids, clusters: int, full: float | None) -> Clusters:
@@ -302,10 +302,10 @@ METHODS: dict[str, Callable[[_Ask], IdMap | None]] = {
     "quotient_remainder": _quotient_remainder,
     "quotient_product": _quotient_product,
     "frequency": _frequency,
-    "mixed": _mixed,
-    "learned": _learned,
+    "mixed": _make_mixed_dims,
+    "learned": _make_learned,
     "learned_many": _learned_many,
     "learned_head_tail": _learned_head_tail,
-    "learned_balanced": _learned_balanced,
+    "learned_balanced": _make_learned_balanced,
     "learned_own": _learned_own,
 }

@@ -139,7 +139,7 @@ def survey_cells(points: Points, cells: Cells, how: ClusterSettings) -> Cells:
 def error_drops(points: Points, cells: Cells, how: ClusterSettings) -> Doubles:
     """By how much each further cluster of a cell lessens the error, about, from its `base` on."""
     drop_K = np.empty(int(cells["clusters"].sum()))
-    made = byref(_made(how))
+    made = byref(_native_points(how))
     _enough(_library().rw_drops(byref(points.entry), _at(cells), len(cells), made, how.threads, _at(drop_K)))
     return drop_K
 
@@ -159,13 +159,13 @@ def cluster_cells(
         weight=_at(places.weight_K),
         used=_at(places.used_C),
     )
-    made = byref(_made(how))
+    made = byref(_native_points(how))
     _enough(
         _library().rw_cells(byref(points.entry), _at(cells), _at(distinct_C), len(cells), made, how.threads, byref(out))
     )
 
 
-def _made(how: ClusterSettings) -> _How:
+def _native_points(how: ClusterSettings) -> _How:
     return _How(seed=how.seed & WORD, rounds=how.rounds, tries=how.tries, cap=how.cap)
 
 

@@ -52,7 +52,9 @@ def ranked_map(
     parts = (MapPart(rows=placed + last),)
     if dims is not None:
         parts = tuple(MapPart(rows=n, dim=dim) for n, dim in zip(counts, dims, strict=False) if n)
-    return _made(MapShape(ids=ids, parts=parts, sections=tuple(sections)), words, {"method": "ranked", "seed": seed})
+    return _build_map(
+        MapShape(ids=ids, parts=parts, sections=tuple(sections)), words, {"method": "ranked", "seed": seed}
+    )
 
 
 def entry_map(ids: int, rows_N: NDArray[np.integer], rows: int, *, unseen_rows: int = 1, seed: int = 0) -> IdMap:
@@ -74,7 +76,7 @@ def entry_map(ids: int, rows_N: NDArray[np.integer], rows: int, *, unseen_rows: 
             full_N, unseen_C = rows_N.astype(np.int64), np.flatnonzero(rows_N < 0)
             full_N[unseen_C] = rows + (scramble(unseen_C, seed) % np.uint64(unseen)).view(np.int64)
         sections = (MapSection(kind="every", rows=rows + unseen, entry_bits=every_bits),)
-        return _made(MapShape(ids=ids, parts=parts, sections=sections), [pack(full_N, every_bits)], about)
+        return _build_map(MapShape(ids=ids, parts=parts, sections=sections), [pack(full_N, every_bits)], about)
     listed = MapSection(
         kind="listed", rows=rows, count=count, low_bits=low_bits_for(max(1, count), ids), entry_bits=bits
     )
@@ -83,7 +85,7 @@ def entry_map(ids: int, rows_N: NDArray[np.integer], rows: int, *, unseen_rows: 
     if not sections:
         raise SpecError(f"no rows for any of {ids} ids: want ids that are given rows, or unseen_rows of at least 1")
     words = [write_set(set_C, ids, rows_N[set_C], bits)] if count else []
-    return _made(MapShape(ids=ids, parts=parts, sections=sections), words, about)
+    return _build_map(MapShape(ids=ids, parts=parts, sections=sections), words, about)
 
 
 def add_maps(*maps: IdMap) -> IdMap:
@@ -104,7 +106,7 @@ def add_maps(*maps: IdMap) -> IdMap:
         before = _Before(before.rows + shape.rows, before.columns + shape.columns, before.words + len(id_map.words))
     parts = tuple(part for shape in shapes for part in shape.parts)
     shape = MapShape(ids=shapes[0].ids, parts=parts, sections=tuple(sections))
-    made = _made(shape, [id_map.words for id_map in maps], {"method": "added", "maps": [m.about for m in maps]})
+    made = _build_map(shape, [id_map.words for id_map in maps], {"method": "added", "maps": [m.about for m in maps]})
     foldings = [id_map.folding for id_map in maps if id_map.folding is not None]
     if not foldings:
         return made
@@ -114,10 +116,10 @@ def add_maps(*maps: IdMap) -> IdMap:
         )
     each = [fold_maps(id_map) or (id_map,) * foldings[0].count for id_map in maps]
     how = foldings[0]
-    return in_folds(made, [add_maps(*some) for some in zip(*each, strict=True)], how.features, how.seed)
+    return make_folds(made, [add_maps(*some) for some in zip(*each, strict=True)], how.features, how.seed)
 
 
-def in_folds(id_map: IdMap, maps: Sequence[IdMap], features: Sequence[str], seed: int) -> IdMap:
+def make_folds(id_map: IdMap, maps: Sequence[IdMap], features: Sequence[str], seed: int) -> IdMap:
     """The map, and those that its rows are trained by, one for each fold of the samples. See [Note: Folds]."""
     shape = id_map.shape
     for index, one in enumerate(maps):
@@ -145,7 +147,7 @@ class _Before(NamedTuple):
     words: int
 
 
-def _made(shape: MapShape, words: Sequence[Words], about: dict[str, Any]) -> IdMap:
+def _build_map(shape: MapShape, words: Sequence[Words], about: dict[str, Any]) -> IdMap:
     return IdMap(shape=shape, words=np.concatenate([np.empty(0, np.int64), *words]), about=about)
 
 

@@ -104,7 +104,7 @@ def moved_rows(
         if not differs_N.any():
             continue
         row_N, ids = row_N[differs_N], move.order_M[place_N[differs_N]].astype(np.int64)
-        were_ND, has_N = _were(move.old(ids), read, width, state=state)
+        were_ND, has_N = _old_vectors(move.old(ids), read, width, state=state)
         weights_N = weights(ids).astype(np.float64) * (has_N if state else 1.0)
         starts_K = np.flatnonzero(np.diff(row_N, prepend=-1))
         row_K = row_N[starts_K] - first
@@ -122,12 +122,12 @@ def _move(old: IdMap, new: IdMap, index: int, look_up: LookUp) -> Move:
     low_R, high_R = np.full(rows, np.iinfo(np.int64).max), np.full(rows, -1)
     for at in range(0, ids, IDS):
         some = np.arange(at, min(at + IDS, ids))
-        its_NC = _in_part(new.shape, index, look_up(new, some))
+        its_NC = _rows_in_part(new.shape, index, look_up(new, some))
         several_N = (its_NC >= 0).sum(1) > 1
         if several_N.any():
             bad, want = int(some[several_N.argmax()]), "want a map where each id has one row of a part, such as hash"
             raise SpecError(f"the new map gives id {bad} several rows of part {index}, which are not known: {want}")
-        old_NC = _in_part(old.shape, index, look_up(old, some))
+        old_NC = _rows_in_part(old.shape, index, look_up(old, some))
         only_N = np.where((old_NC >= 0).sum(1) == 1, old_NC.max(1), -1)
         its_N = its_NC.max(1)
         new_N[some] = its_N
@@ -140,18 +140,18 @@ def _move(old: IdMap, new: IdMap, index: int, look_up: LookUp) -> Move:
         order_M=order_M.astype(np.min_scalar_type(-ids)),
         ends_R1=np.concatenate([np.zeros(1, np.int64), np.cumsum(counts_R)]),
         same_R=np.where(low_R == high_R, low_R, -1),
-        old=lambda ids_N: _in_part(old.shape, index, look_up(old, ids_N)),
+        old=lambda ids_N: _rows_in_part(old.shape, index, look_up(old, ids_N)),
     )
 
 
-def _in_part(shape: MapShape, index: int, rows_NC: NDArray[np.int64]) -> NDArray[np.int64]:
+def _rows_in_part(shape: MapShape, index: int, rows_NC: NDArray[np.int64]) -> NDArray[np.int64]:
     """The rows that are of a part, as they are numbered there; -1: none."""
     begin = sum(part.rows for part in shape.parts[:index])
     own_NC = rows_NC - begin
     return np.where((own_NC >= 0) & (own_NC < shape.parts[index].rows), own_NC, -1)
 
 
-def _were(
+def _old_vectors(
     old_NC: NDArray[np.int64], read: Callable[[Ids], Floats], width: int, *, state: bool
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """The old vector of each id in the part, or its state, and whether it had a row there."""

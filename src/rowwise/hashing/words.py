@@ -81,10 +81,10 @@ def pack(numbers_N: NDArray[np.integer], bits: int) -> Words:
 
 def unpack(words: Words, count: int, bits: int) -> Ids:
     """The first `count` numbers of so many bits."""
-    return np.concatenate([np.empty(0, np.int64), *each_unpacked(words, count, bits)])
+    return np.concatenate([np.empty(0, np.int64), *unpack_each(words, count, bits)])
 
 
-def each_unpacked(words: Words, count: int, bits: int) -> Iterator[Ids]:
+def unpack_each(words: Words, count: int, bits: int) -> Iterator[Ids]:
     for at in range(0, count, GROUP * GROUPS):
         some = min(count - at, GROUP * GROUPS)
         groups, first = -(-some // GROUP), at // GROUP * bits
@@ -144,9 +144,9 @@ def read_set(section: MapSection, words: Words, ids: int) -> Ids | None:
 def each_entries(section: MapSection, words: Words, ids: int) -> Iterator[Ids]:
     """The numbers that a section of kind `every` or `listed` has for its ids, some at a time."""
     if section.kind == "every":
-        return each_unpacked(words[section.at :], ids, section.entry_bits)
+        return unpack_each(words[section.at :], ids, section.entry_bits)
     home = layout(section.count, ids, section.low_bits, section.entry_bits)
-    return each_unpacked(words[section.at + home.entries :], section.count, section.entry_bits)
+    return unpack_each(words[section.at + home.entries :], section.count, section.entry_bits)
 
 
 def words_needed(section: MapSection, ids: int) -> int:

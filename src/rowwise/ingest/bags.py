@@ -25,13 +25,13 @@ def combine_chunks(column: pa.ChunkedArray) -> pa.Array:
     if is_text(kind):
         column = column.cast(pa.large_binary() if _is_bytes(kind) else pa.large_string())
     if types.is_list_view(kind):
-        column = pa.chunked_array([_in_order(chunk) for chunk in column.chunks], pa.large_list(kind.value_type))
+        column = pa.chunked_array([_flatten_views(chunk) for chunk in column.chunks], pa.large_list(kind.value_type))
     elif is_list(kind) and not types.is_large_list(kind) and (column.num_chunks != 1 or not types.is_list(kind)):
         column = column.cast(pa.large_list(kind.value_type))
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
-def _in_order(array: pa.Array) -> pa.Array:
+def _flatten_views(array: pa.Array) -> pa.Array:
     """Lists anywhere among the values, one after another; Arrow's own cast is wrong about slices of them."""
     missing_R = array.is_null()
     begins_R, lengths_R = array.offsets.to_numpy().astype(np.int64), array.sizes.to_numpy().astype(np.int64)

@@ -141,7 +141,7 @@ class Batcher:
         self._parts: Parts = self._here
         start = Position(seed=batching.seed, shuffle=batching.shuffle, data=_digest(splits, how))
         if position is not None:
-            position = _as_quarantined(position, start, _digest(splits, structs.replace(how, aside=None)))
+            position = _position_with_quarantine(position, start, _digest(splits, structs.replace(how, aside=None)))
             _check_position(position, start, len(splits))
         self._position = position or start
 
@@ -271,7 +271,7 @@ def _digest(splits: Sequence[Split], how: Preparation) -> str:
     return hashlib.sha256(msgspec.json.encode(here)).hexdigest()[:16]
 
 
-def _as_quarantined(position: Position, start: Position, data: str) -> Position:
+def _position_with_quarantine(position: Position, start: Position, data: str) -> Position:
     """The position of a run that ended at its first bad row, for a run that quarantines: only good rows count."""
     return structs.replace(position, data=start.data) if position.data == data else position
 

@@ -31,16 +31,16 @@ class SplitRows(NamedTuple):
 def collate(pieces: Sequence[SplitRows], columns: Columns) -> Batch:
     """The rows of the pieces, one after another."""
     return Batch(
-        dense_BF=_joined(pieces, lambda e: e.dense_RF),
+        dense_BF=_concatenate_bags(pieces, lambda e: e.dense_RF),
         sparse=_sparse(pieces, columns),
-        labels_BK=_joined(pieces, lambda e: e.labels_RK),
-        weights_B=None if columns.weight is None else _joined(pieces, lambda e: e.weights_R),
-        keys_B=None if columns.key is None else _joined(pieces, lambda e: e.keys_R),
-        times_B=None if columns.time is None else _joined(pieces, lambda e: e.times_R),
+        labels_BK=_concatenate_bags(pieces, lambda e: e.labels_RK),
+        weights_B=None if columns.weight is None else _concatenate_bags(pieces, lambda e: e.weights_R),
+        keys_B=None if columns.key is None else _concatenate_bags(pieces, lambda e: e.keys_R),
+        times_B=None if columns.time is None else _concatenate_bags(pieces, lambda e: e.times_R),
     )
 
 
-def _joined(pieces: Sequence[SplitRows], part: Callable[[Encoded], NDArray[np.generic] | None]) -> Tensor:
+def _concatenate_bags(pieces: Sequence[SplitRows], part: Callable[[Encoded], NDArray[np.generic] | None]) -> Tensor:
     picked: list[NDArray[np.generic]] = []
     for encoded, begin, end, _ in pieces:
         column = part(encoded)
@@ -54,7 +54,7 @@ def _sparse(pieces: Sequence[SplitRows], columns: Columns) -> Jagged:
     """Features of all rows, and beside them those that neighbouring rows share. See [Note: Shared bags]."""
     names = [s.feature_name for s in columns.sparse]
     if not columns.shared:
-        return _jagged(pieces, {name: f for f, name in enumerate(names)})
+        return _make_jagged(pieces, {name: f for f, name in enumerate(names)})
     own, shared = ({n: f for f, n in enumerate(names) if (n in columns.shared) is one} for one in (False, True))
     distinct: list[SplitRows] = []
     inverse: list[Ints] = []
@@ -66,11 +66,11 @@ def _sparse(pieces: Sequence[SplitRows], columns: Columns) -> Jagged:
         distinct.append(SplitRows(encoded, first, last))
         inverse.append(inverse_R[begin:end] + (count - first))
         count += last - first
-    together = Shared(jagged=_jagged(distinct, shared), inverse_B=torch.from_numpy(np.concatenate(inverse)))
-    return _jagged(pieces, own, together)
+    together = Shared(jagged=_make_jagged(distinct, shared), inverse_B=torch.from_numpy(np.concatenate(inverse)))
+    return _make_jagged(pieces, own, together)
 
 
-def _jagged(pieces: Sequence[SplitRows], features: Mapping[str, int], shared: Shared | None = None) -> Jagged:
+def _make_jagged(pieces: Sequence[SplitRows], features: Mapping[str, int], shared: Shared | None = None) -> Jagged:
     values: list[Ints] = [np.empty(0, np.int64)]
     lengths_FB = np.ones((len(features), sum(end - begin for _, begin, end, _ in pieces)), np.int64)
     for lengths_B, f in zip(lengths_FB, features.values(), strict=True):

@@ -97,15 +97,15 @@ class Columns(Value, frozen=True):
     @property
     def names(self) -> tuple[str, ...]:
         """The columns to read, each once."""
-        return tuple(dict.fromkeys(name for name, _ in self._wanted()))
+        return tuple(dict.fromkeys(name for name, _ in self._requirements()))
 
     def check(self, schema: pa.Schema, source: str) -> None:
         """Refuse columns that are not there or hold something else."""
         check_columns(self.names, schema, source)
-        for name, want in self._wanted():
+        for name, want in self._requirements():
             kind = schema.field(name).type
             if not FITS[want](kind):
-                raise DataError(f"{source}: column {name!r} holds {kind}: want {want}{_way_out(kind)}")
+                raise DataError(f"{source}: column {name!r} holds {kind}: want {want}{_hint_for(kind)}")
 
     def check_tables(self, tables: Sequence[Table]) -> None:
         """Refuse a feature whose table is not there or does not look it up."""
@@ -124,7 +124,7 @@ class Columns(Value, frozen=True):
         names = {table.name for table in tables} | {s.table_name for s in self.sparse if s.rows or s.vocabulary}
         return tuple(s.column for s in self.sparse if s.table_name not in names)
 
-    def _wanted(self) -> Iterator[tuple[str, str]]:
+    def _requirements(self) -> Iterator[tuple[str, str]]:
         """Each column with its required type, a key of FITS."""
         yield from ((name, NUMBERS) for name in self.labels)
         yield from ((dense.column, NUMBERS) for dense in self.dense)
@@ -180,7 +180,7 @@ FITS: dict[str, Callable[[pa.DataType], bool]] = {  # what a column has to hold,
 }
 
 
-def _way_out(kind: pa.DataType) -> str:
+def _hint_for(kind: pa.DataType) -> str:
     if is_text(_element(kind)):
         return " (text is read with ids='hash'; a number written otherwise, such as 'NA', makes a CSV column text)"
     if types.is_floating(_element(kind)):

@@ -80,7 +80,7 @@ def encode(
         memory: gives the bytes that everything is written to.
     """
     columns.check(table.schema, split.source)
-    order_R = _checked(order_R, table.num_rows)
+    order_R = _check_order(order_R, table.num_rows)
     arrays = {name: combine_chunks(table[name]) for name in columns.names}
     shared = [s.feature_name in columns.shared for s in columns.sparse]
     held = [lists(arrays[s.column]) for s in columns.sparse]
@@ -109,7 +109,7 @@ def encode(
     doubtful = _write_dense(arrays, columns.dense, order_R, encoded.dense_RF)
     doubtful |= _write_about_rows(arrays, columns, order_R, encoded)
     for ids, sparse, bags in zip(picked, columns.sparse, encoded.bags, strict=True):
-        make = _made(sparse, arrays[sparse.column].type, rows_of.get(sparse.table_name))
+        make = _row_mapping(sparse, arrays[sparse.column].type, rows_of.get(sparse.table_name))
         doubtful |= ids.write(make, bags.values_N, bags.offsets_R1)
     if doubtful:
         _raise_first(_refusals(arrays, columns, rows_of, order_R), split)
@@ -158,7 +158,7 @@ def _single(array: pa.Array) -> pa.Array:
     return array if types.is_float32(array.type) else array.cast(pa.float32(), safe=False)
 
 
-def _checked(order_R: Ints | None, rows: int) -> Ints | None:
+def _check_order(order_R: Ints | None, rows: int) -> Ints | None:
     if order_R is None:
         return None
     order_R = np.ascontiguousarray(order_R, np.int64)
@@ -210,13 +210,13 @@ def _write_about_rows(arrays: Mapping[str, pa.Array], columns: Columns, order_R:
         bad |= bool(_no_weight(encoded.weights_R).any())
     for name, out_R in ((columns.key, encoded.keys_R), (columns.time, encoded.times_R)):
         if name is not None and out_R is not None:
-            values_R, valid = _named(arrays[name])
+            values_R, valid = _keys_of(arrays[name])
             out_R[:] = values_R[order]
             bad |= bool(_missing(len(values_R), valid)[order].any())
     return bad
 
 
-def _named(array: pa.Array) -> tuple[NDArray[np.generic], Bitmap | None]:
+def _keys_of(array: pa.Array) -> tuple[NDArray[np.generic], Bitmap | None]:
     """Keys or times, and which are there."""
     if types.is_date(array.type) or types.is_timestamp(array.type):
         # Finer times are cut down to microseconds.
@@ -224,7 +224,7 @@ def _named(array: pa.Array) -> tuple[NDArray[np.generic], Bitmap | None]:
     return ids_of(array)
 
 
-def _made(sparse: Sparse, kind: pa.DataType, rows: int | None) -> RowMapping:
+def _row_mapping(sparse: Sparse, kind: pa.DataType, rows: int | None) -> RowMapping:
     """The mapping from ids of a column to rows."""
     if sparse.ids == "direct":
         return RowMapping() if rows is None else RowMapping(native.CHECK, rows)
@@ -273,7 +273,7 @@ def _refusals(
 ) -> Iterator[_ColumnRefusal]:
     """Refused rows, column by column. See [Note: refused rows]."""
     for name, bad_of, want in _checks(columns):
-        rows_N = _asked(bad_of(arrays[name]), order_R)
+        rows_N = _selected_rows(bad_of(arrays[name]), order_R)
         if len(rows_N):
             found = [repr(cell) for cell in arrays[name].take(pa.array(rows_N[:NAMED])).to_pylist()]
             yield _ColumnRefusal(name, rows_N, [f"{cell}: {want}" for cell in found])
@@ -293,10 +293,10 @@ def _checks(columns: Columns) -> Iterator[tuple[str, Callable[[pa.Array], Mask],
         yield columns.weight, lambda a: _no_weight(floats(a)), "want a weight that is finite and not negative"
     for name, want in ((columns.key, "want a key in every row"), (columns.time, "want a time in every row")):
         if name is not None:
-            yield name, lambda a: _missing(len(a), _named(a)[1]), want
+            yield name, lambda a: _missing(len(a), _keys_of(a)[1]), want
 
 
-def _asked(bad_R: Mask, order_R: Ints | None) -> Ints:
+def _selected_rows(bad_R: Mask, order_R: Ints | None) -> Ints:
     if order_R is not None:
         asked_R = np.zeros_like(bad_R)
         asked_R[order_R] = True

@@ -65,10 +65,10 @@ def weigh(x_N: Ints, positive_N: Labels, seed: int = 0) -> Evidence | None:
     ids_N, amounts_N, base_N = np.empty(len(x_N)), np.empty(len(x_N)), np.empty(len(x_N))
     for seen_N in (half_N, ~half_N):
         x, positive, others = x_N[seen_N], positive_N[seen_N], x_N[~seen_N]
-        mean = _smoothed(positive.sum(keepdims=True), np.array([len(positive)]), 0.5)[0]
+        mean = _smooth_means(positive.sum(keepdims=True), np.array([len(positive)]), 0.5)[0]
         base_N[~seen_N] = mean
-        ids_N[~seen_N] = _by_value(x, positive, others, mean)
-        amounts_N[~seen_N] = _by_bin(x, positive, others, mean)
+        ids_N[~seen_N] = _predict_by_value(x, positive, others, mean)
+        amounts_N[~seen_N] = _predict_by_bin(x, positive, others, mean)
     base, ids, amounts = (_log_losses(p_N, positive_N) for p_N in (base_N, ids_N, amounts_N))
     error = float(np.std(amounts - ids) / np.sqrt(len(x_N)))
     return Evidence(float(base.mean()), float(ids.mean()), float(amounts.mean()), error)
@@ -94,25 +94,25 @@ def find_separator(texts: pa.Array) -> str:
     return ""
 
 
-def _by_value(x: Ints, positive: Labels, others: Ints, mean: float) -> Doubles:
+def _predict_by_value(x: Ints, positive: Labels, others: Ints, mean: float) -> Doubles:
     values, at = np.unique(x, return_inverse=True)
-    means = _smoothed(np.bincount(at, positive), np.bincount(at), mean)
+    means = _smooth_means(np.bincount(at, positive), np.bincount(at), mean)
     place = np.minimum(np.searchsorted(values, others), len(values) - 1)
     return np.where(values[place] == others, means[place], mean)
 
 
-def _by_bin(x: Ints, positive: Labels, others: Ints, mean: float) -> Doubles:
+def _predict_by_bin(x: Ints, positive: Labels, others: Ints, mean: float) -> Doubles:
     borders = np.unique(np.quantile(x, np.linspace(0, 1, BINS + 1)[1:-1]))
     at = np.searchsorted(borders, x, side="right")
     rows = np.bincount(at, minlength=len(borders) + 1)
-    means = _smoothed(np.bincount(at, positive, len(borders) + 1), rows, mean)
+    means = _smooth_means(np.bincount(at, positive, len(borders) + 1), rows, mean)
     weights = rows.astype(np.float64) + PRIOR_ROWS
     rising, falling = _monotone(means, weights), -_monotone(-means, weights)
     errors = [float((rows * (fit - means) ** 2).sum()) for fit in (rising, falling)]
     return (rising if errors[0] <= errors[1] else falling)[np.searchsorted(borders, others, side="right")]
 
 
-def _smoothed(positives: Doubles | Ints, rows: Ints, mean: float) -> Doubles:
+def _smooth_means(positives: Doubles | Ints, rows: Ints, mean: float) -> Doubles:
     return (positives + PRIOR_ROWS * mean) / (rows + PRIOR_ROWS)
 
 

@@ -227,7 +227,7 @@ def _card(
         elif name in roles:
             use = Use(roles[name], "as told")
         else:
-            use = _judged(name, survey, label is not None)
+            use = _choose_role(name, survey, label is not None)
         columns.append(_column(name, survey, use))
     rows = next(iter(surveys.values())).rows
     rate = positives / rows if label and rows else None
@@ -277,7 +277,7 @@ def _hashed_rows(distinct: int) -> int:
     return max(16, *(min(int(distinct * room), most) for room, most in ROOM))
 
 
-def _use(name: str, survey: ColumnSurvey) -> Use:
+def _role_of_values(name: str, survey: ColumnSurvey) -> Use:
     """The role of a column without warnings."""
     listed = is_list(survey.kind)
     kind = survey.kind.value_type if listed else survey.kind
@@ -287,7 +287,7 @@ def _use(name: str, survey: ColumnSurvey) -> Use:
     if is_text(kind):
         return Use("sparse", "lists of words" if listed else "words")
     if types.is_integer(kind):
-        return Use("sparse", "lists of whole numbers") if listed else _use_of_whole(name, survey)
+        return Use("sparse", "lists of whole numbers") if listed else _role_of_whole_numbers(name, survey)
     if listed:
         return Use("unused", "lists of numbers")
     if types.is_timestamp(kind) or types.is_date(kind):
@@ -297,7 +297,7 @@ def _use(name: str, survey: ColumnSurvey) -> Use:
     return Use("unused", "no numbers, words or lists of them")
 
 
-def _use_of_whole(name: str, survey: ColumnSurvey) -> Use:
+def _role_of_whole_numbers(name: str, survey: ColumnSurvey) -> Use:
     """Ids or amounts: by the name, by what each tells of the label, by how the values lie."""
     found = survey.evidence()
     evidence, shape = found or (None, None)
@@ -359,7 +359,7 @@ def _is_skewed(column: ColumnCard) -> bool:
     return column.least is not None and column.most is not None and column.least >= 0 and column.most > FEW
 
 
-def _judged(name: str, survey: ColumnSurvey, labelled: bool) -> Use:
+def _choose_role(name: str, survey: ColumnSurvey, labelled: bool) -> Use:
     """The role of a column other than the label, with a note where it should not be a feature."""
     distinct = survey.sketch.distinct
     if distinct <= 1 and not is_list(survey.kind):
@@ -371,7 +371,7 @@ def _judged(name: str, survey: ColumnSurvey, labelled: bool) -> Use:
         return Use("time", note=f"{name!r} looks like times since 1970, which are never seen again: no ids")
     if _is_key(survey):
         return Use("key", note=f"{name!r} is different in nearly every row: it names the row")
-    use = _use(name, survey)
+    use = _role_of_values(name, survey)
     if use.role == "dense" and max(abs(survey.least), abs(survey.most)) > LARGEST and survey.least <= survey.most:
         return Use("unused", note=f"{name!r} holds numbers that are infinite in 32 bits")
     return use

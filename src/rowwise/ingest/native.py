@@ -152,7 +152,7 @@ class PickedIds:
         assert len(out_N) >= self.total
         assert offsets_R1 is None or len(offsets_R1) == self.rows + 1
         offsets = None if offsets_R1 is None else _at(offsets_R1)
-        how = byref(_made(make))
+        how = byref(_native_mapping(make))
         return bool(_library().rw_bags(byref(self._ids), how, _at(out_N), offsets, self.total, len(out_N)))
 
     def mark_changes(self, begins_R: NDArray[np.bool_]) -> None:
@@ -193,12 +193,12 @@ def transpose(columns_FR: Floats, out_RF: Floats) -> None:
 
 def hash_rows(values_N: Ints, rows: int, out: Ints | None = None) -> Ints:
     """The row of each id, by the hash of `mix.py`; `out` may be the ids themselves."""
-    return _mapped(values_N, RowMapping(HASH, rows), out)
+    return _map_values(values_N, RowMapping(HASH, rows), out)
 
 
 def sigrid_hash(values_N: Ints, salt: int, rows: int, out: Ints | None = None) -> Ints:
     """The row of each id, as torcharrow's `sigrid_hash` gives it; `out` may be the ids themselves."""
-    return _mapped(values_N, RowMapping(SIGRID, rows, salt), out)
+    return _map_values(values_N, RowMapping(SIGRID, rows, salt), out)
 
 
 def first(values_N: Ints, offsets_R1: Ints, count: int) -> tuple[Ints, Ints]:
@@ -249,16 +249,16 @@ def _first(values_N: Ints, offsets_R1: Ints, count: int, make: RowMapping) -> tu
     return out_N, moved_R1
 
 
-def _mapped(values_N: Ints, make: RowMapping, out: Ints | None) -> Ints:
+def _map_values(values_N: Ints, make: RowMapping, out: Ints | None) -> Ints:
     values_N = _ints(values_N)
     out = np.empty(len(values_N), np.int64) if out is None else out
     if out.dtype != np.int64 or out.shape != values_N.shape or not out.flags.c_contiguous:
         raise SpecError(f"out is {out.dtype}{list(out.shape)}: want int64[{len(values_N)}], one after another")
-    _library().rw_map(_at(values_N), _at(out), len(values_N), byref(_made(make)))
+    _library().rw_map(_at(values_N), _at(out), len(values_N), byref(_native_mapping(make)))
     return out
 
 
-def _made(make: RowMapping) -> _Make:
+def _native_mapping(make: RowMapping) -> _Make:
     if not 1 <= make.rows <= ALL:
         raise SpecError(f"rows={make.rows}: want 1 to 2**63 - 1")
     return _Make(what=make.what, rows=make.rows, salt=make.salt & WORD)

@@ -93,7 +93,11 @@ class ParquetReader:
     def splits(self) -> tuple[Split, ...]:
         """One for each row group that has rows, and may have some that are wanted."""
         if self._splits is None:
-            files = [source for source in self._store.files if self._where.may_hold(self._seen(source), self._schema)]
+            files = [
+                source
+                for source in self._store.files
+                if self._where.may_hold(self._folder_columns(source), self._schema)
+            ]
             with ThreadPoolExecutor(min(FOOTER_THREADS, max(len(files), 1))) as pool:
                 groups = list(pool.map(self._groups, files))
             made = [(s, g) for s, of_file in zip(files, groups, strict=True) for g in of_file]
@@ -102,22 +106,22 @@ class ParquetReader:
         return self._splits
 
     def read(self, split: Split, columns: Sequence[str]) -> pa.Table:
-        with self._opened(split.source) as image:
+        with self._open_file(split.source) as image:
             inside = self._check(image, split, columns)
             table, counters = image.read(split.start, inside, gap=self._gap_bytes, threads=self._threads)
         with self._lock:
             self._counters += counters
-        return self._finished(table, split, columns)
+        return self._with_folder_columns(table, split, columns)
 
     def pieces(self, split: Split, columns: Sequence[str], rows: int) -> Iterator[pa.Table]:
         """The same rows, at most so many at a time, in memory for as many; for groups of any size."""
-        with self._opened(split.source) as image:
+        with self._open_file(split.source) as image:
             inside, footer = self._check(image, split, columns), image.footer
             paths = [image.paths[leaf] for name in inside for leaf in image.leaves[name]]
         with _naming(split.source), self._store.stream(split.source) as file:
             opened = pq.ParquetFile(file, metadata=footer, pre_buffer=False, buffer_size=STREAM_BYTES)
             for batch in opened.iter_batches(rows, [split.start], paths, use_threads=False):
-                yield self._finished(pa.Table.from_batches([batch]).select(list(inside)), split, columns)
+                yield self._with_folder_columns(pa.Table.from_batches([batch]).select(list(inside)), split, columns)
 
     def __getstate__(self) -> dict[str, object]:
         """Names and settings; files are opened anew where they are read."""
@@ -136,7 +140,7 @@ class ParquetReader:
     def _groups(self, source: str) -> list[RowGroup]:
         return groups_of(self._footer(source, chunks=bool(self._where.all_of)), self._where, self._schema)
 
-    def _seen(self, source: str) -> dict[str, ColumnBounds]:
+    def _folder_columns(self, source: str) -> dict[str, ColumnBounds]:
         """The columns that a file's folders name."""
         if not self._where.all_of:
             return {}
@@ -162,7 +166,7 @@ class ParquetReader:
         return footer
 
     @contextmanager
-    def _opened(self, source: str) -> Iterator[SparseFile]:
+    def _open_file(self, source: str) -> Iterator[SparseFile]:
         """The file of the last split, or another in its place; several threads that read have one each."""
         with self._lock:
             image = self._idle.pop() if self._idle else None
@@ -200,7 +204,7 @@ class ParquetReader:
             where = f"row group {split.start}, column {name!r}"
             raise DataError(f"{split.source}: {where} holds {got}, and in {self._store.files[0]} {want}: {out}")
 
-    def _finished(self, table: pa.Table, split: Split, columns: Sequence[str]) -> pa.Table:
+    def _with_folder_columns(self, table: pa.Table, split: Split, columns: Sequence[str]) -> pa.Table:
         """The table with its folder columns, in the requested order, of the schema's types."""
         if self._folders:
             cells = self._cells(split.source)

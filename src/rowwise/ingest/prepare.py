@@ -51,7 +51,7 @@ class Preparation(Value, frozen=True):
 
     @property
     def loaded(self) -> transform.LoadedTransforms:
-        return _loaded(self.transforms)
+        return _load_cached(self.transforms)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -144,12 +144,12 @@ class PreparationTask:
             made, keep_R = transform.apply(table, how.loaded, how.columns.names, where)
         wanted_R = how.where.mask(table) if how.where.all_of else None
         if wanted_R is not None:
-            keep_R = _both(keep_R, wanted_R)
+            keep_R = _intersect(keep_R, wanted_R)
         # Also rows of other shares: a run that is to be tested on a bad row had better not begin.
         bad = _bad_among(wanted_R, made, how, split) if how.aside is not None or how.share != ALL else None
         if bad is not None:
             self._dismiss(bad, table, split)
-            keep_R = _both(keep_R, ~bad.mask_R)
+            keep_R = _intersect(keep_R, ~bad.mask_R)
         order_R = self._order_of_rows(table, index, epoch)
         order_R = how.share.among(order_R, table.num_rows, index)
         if keep_R is not None:
@@ -179,7 +179,7 @@ class PreparationTask:
 
 
 @functools.cache
-def _loaded(data: bytes) -> transform.LoadedTransforms:
+def _load_cached(data: bytes) -> transform.LoadedTransforms:
     return transform.from_json(data) if data else transform.load(())
 
 
@@ -198,7 +198,7 @@ def _bad_among(
     return RefusedRows(mask_R, tuple(structs.replace(wrong, row=int(rows_N[wrong.row])) for wrong in bad.wrong))
 
 
-def _both(one_R: NDArray[np.bool_] | None, other_R: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def _intersect(one_R: NDArray[np.bool_] | None, other_R: NDArray[np.bool_]) -> NDArray[np.bool_]:
     return other_R if one_R is None else one_R & other_R
 
 

@@ -58,7 +58,7 @@ def check_columns(names: Sequence[str], schema: pa.Schema, source: str) -> None:
         if name not in times:
             near = difflib.get_close_matches(name, schema.names, n=1, cutoff=0.5)
             guess = f"; did you mean {near[0]!r}?" if near else "."
-            raise DataError(f"{source}: no column {name!r}{guess} There are {_listed(schema.names)}")
+            raise DataError(f"{source}: no column {name!r}{guess} There are {_list_names(schema.names)}")
         if times[name] > 1:
             raise DataError(f"{source}: column {name!r} is there {times[name]} times: want each name once")
 
@@ -84,6 +84,6 @@ def find_files(path: str | Path, endings: Sequence[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _listed(names: Sequence[str], most: int = 40) -> str:
+def _list_names(names: Sequence[str], most: int = 40) -> str:
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more

@@ -120,7 +120,7 @@ class RowFilter(Value, frozen=True):
                     _native(value, kind)
                 except (TypeError, ValueError, pa.ArrowException):
                     got = f"where: column {one.column!r} holds {kind}, and is compared with {value!r}"
-                    raise DataError(f"{source}: {got}: want {_wanted(kind)}") from None
+                    raise DataError(f"{source}: {got}: want {_wanted_values(kind)}") from None
             if types.is_boolean(_plain_type(kind)) and one.op in ("<", "<=", ">", ">="):
                 raise DataError(f"{source}: where: column {one.column!r} holds {kind}: want ==, != or in")
 
@@ -203,7 +203,7 @@ def _is_time(kind: pa.DataType) -> bool:
     return bool(types.is_timestamp(kind) or types.is_date32(kind))
 
 
-def _wanted(kind: pa.DataType) -> str:
+def _wanted_values(kind: pa.DataType) -> str:
     plain = _plain_type(kind)
     tests = (
         (types.is_boolean, "true or false"),

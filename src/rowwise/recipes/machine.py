@@ -44,7 +44,7 @@ class Environment:
             python=f"{platform.python_version()} ({platform.python_implementation()})",
             torch=torch_version,
             cuda=cuda,
-            numpy=_installed("numpy"),
+            numpy=_installed_version("numpy"),
             os=platform.platform(),
             cpu=_cpu(),
             family="" if family is None else family.name,
@@ -99,7 +99,7 @@ def _torch() -> tuple[str, str, int]:
     try:
         import torch
     except (ImportError, OSError) as error:
-        return f"{_installed('torch')}, does not load: {error}", UNKNOWN, 0
+        return f"{_installed_version('torch')}, does not load: {error}", UNKNOWN, 0
     return str(torch.__version__), _cuda(), torch.get_num_threads()
 
 
@@ -114,7 +114,7 @@ def _cuda() -> str:
     return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)} (CUDA {built_for})"
 
 
-def _installed(package: str) -> str:
+def _installed_version(package: str) -> str:
     try:
         return version(package)
     except PackageNotFoundError:

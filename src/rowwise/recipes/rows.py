@@ -10,7 +10,7 @@ from rowwise.errors import DataError, SpecError
 from rowwise.ingest.columns import Columns
 from rowwise.ingest.datasets.catalog import STORED, load
 from rowwise.ingest.datasets.dataset import Dataset, PartReader
-from rowwise.ingest.datasets.files import DELIMITED, from_files, of_files, open_files
+from rowwise.ingest.datasets.files import DELIMITED, from_files, make_dataset, open_files
 from rowwise.ingest.datasets.synthetic import synthetic
 from rowwise.ingest.delimited import CsvReader
 from rowwise.ingest.parquet import ParquetReader
@@ -102,7 +102,7 @@ def _open_dataset(data: Data, where: RowFilter, columns: Columns | None, tables:
         return load(data.dataset, Path(data.folder))
     uncounted = None if columns is None else columns.uncounted(tables)
     if columns is not None and not uncounted:
-        found = of_files(files, columns, tables)
+        found = make_dataset(files, columns, tables)
     else:
         label = columns.labels[0] if columns is not None and columns.labels else None
         found = from_files(files, data.label or label, sparse=uncounted or ())

@@ -111,7 +111,7 @@ def find_remedies(asked: TableMemory, host: int) -> list[MemoryRemedy]:
     free = asked.free_H[host]
     assert free is not None
     room = int(free * SPARE)
-    kinds = (_fewer_rows, _narrower_rows, _compressed, _more_hosts)
+    kinds = (_fewer_rows, _narrower_rows, _compressed_bytes, _more_hosts)
     found = (max(kind(asked, host, room), key=lambda way: way.needed_bytes, default=None) for kind in kinds)
     changes = sorted((way for way in found if way is not None), key=lambda way: -way.needed_bytes)
     return [*_foreground(asked, host, room), *changes]
@@ -160,7 +160,7 @@ def _narrower_rows(asked: TableMemory, host: int, room: int) -> Iterator[MemoryR
             return
 
 
-def _compressed(asked: TableMemory, host: int, room: int) -> Iterator[MemoryRemedy]:
+def _compressed_bytes(asked: TableMemory, host: int, room: int) -> Iterator[MemoryRemedy]:
     if asked.purpose == "resume":
         return
     budget = _round_down(int(asked.rows_bytes(host) * room / asked.needed_bytes(host)))

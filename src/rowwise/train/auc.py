@@ -74,10 +74,10 @@ class ExactAuc:
 
     def value(self) -> tuple[AucValue, ...]:
         """One area for each task; the bound is 0."""
-        return exact_areas(_joined(self._kept, self._tasks))
+        return exact_areas(_concatenate_chunks(self._kept, self._tasks))
 
     def state(self) -> State:
-        return {"tasks": self._tasks, "most": self._most, "scores": _joined(self._kept, self._tasks)}
+        return {"tasks": self._tasks, "most": self._most, "scores": _concatenate_chunks(self._kept, self._tasks)}
 
     @classmethod
     def from_state(cls, state: Mapping[str, object]) -> Self:
@@ -253,12 +253,12 @@ class RecentAuc:
 
     def value(self) -> tuple[AucValue, ...]:
         """One area for each task; the bound is 0."""
-        return exact_areas(_joined(self._kept, self._tasks))
+        return exact_areas(_concatenate_chunks(self._kept, self._tasks))
 
     def state(self) -> State:
         sizes = torch.tensor([scores.shape[1] for scores in self._kept], dtype=torch.int64)
         settings: State = {"tasks": self._tasks, "batches": self._batches, "most": self._most}
-        return {**settings, "sizes": sizes, "scores": _joined(self._kept, self._tasks)}
+        return {**settings, "sizes": sizes, "scores": _concatenate_chunks(self._kept, self._tasks)}
 
     @classmethod
     def from_state(cls, state: Mapping[str, object]) -> Self:
@@ -280,7 +280,7 @@ class RecentAuc:
 def exact_areas(scores_3NK: Tensor) -> tuple[AucValue, ...]:
     """The area of each task, from logits and masses of all its samples."""
     with one_thread():
-        return tuple(_exact(*_in_order(scores_3NK[:, :, k])) for k in range(scores_3NK.shape[2]))
+        return tuple(_exact(*_order_ties(scores_3NK[:, :, k])) for k in range(scores_3NK.shape[2]))
 
 
 def binned_areas(counts_K2M: Tensor) -> tuple[AucValue, ...]:
@@ -295,7 +295,7 @@ def binned_areas(counts_K2M: Tensor) -> tuple[AucValue, ...]:
     return tuple(_area(auc, bound) for auc, bound in torch.stack([auc_K, bound_K], 1).tolist())
 
 
-def _in_order(scores_3N: Tensor) -> Tensor:
+def _order_ties(scores_3N: Tensor) -> Tensor:
     """Samples of the same logit in an order that does not depend on who came first: sums of their weights would."""
     if bool((scores_3N[1] + scores_3N[2] == 1).all()):  # counts are exact in any order
         return scores_3N
@@ -307,7 +307,7 @@ def _in_order(scores_3N: Tensor) -> Tensor:
 def _exact(logits_N: Tensor, positive_N: Tensor, negative_N: Tensor) -> AucValue:
     if not len(logits_N):
         return _area(math.nan, math.nan)
-    keys_N, order_N = _sorted(logits_N)
+    keys_N, order_N = _sort_logits(logits_N)
     # The ROC curve has a corner between different scores only; a straight line through ties counts them half.
     last_E = torch.cat([keys_N[1:] != keys_N[:-1], keys_N.new_ones(1, dtype=torch.bool)]).nonzero().squeeze(1)
     positive_E, negative_E = (
@@ -318,7 +318,7 @@ def _exact(logits_N: Tensor, positive_N: Tensor, negative_N: Tensor) -> AucValue
     return _area((area / (negative_E[-1] * positive_E[-1])).item(), 0.0)
 
 
-def _sorted(logits_N: Tensor) -> tuple[Tensor, Tensor]:
+def _sort_logits(logits_N: Tensor) -> tuple[Tensor, Tensor]:
     """Something that is ordered and ties as the logits do, ascending, and the places that it came from."""
     narrow_N = logits_N.float()
     if not torch.equal(narrow_N.double(), logits_N):
@@ -337,7 +337,7 @@ def _scores(samples: Samples) -> Tensor:
     return torch.stack([samples.logits_NK, *samples.masses()])
 
 
-def _joined(chunks: "list[Tensor] | deque[Tensor]", tasks: int) -> Tensor:
+def _concatenate_chunks(chunks: "list[Tensor] | deque[Tensor]", tasks: int) -> Tensor:
     if not chunks:
         return torch.zeros(3, 0, tasks, dtype=torch.float64)
     device = chunks[-1].device  # resumed scores are on the CPU until the first new batch

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rowwise.ops.threads import one_thread
-from rowwise.train.exact import PARTS, UNITS, carry, parts_of, rounded
+from rowwise.train.exact import PARTS, UNITS, carry, parts_of, to_float64
 from rowwise.train.samples import Samples
 from rowwise.train.state import State, check_alike, check_positive, merge_newest, read_int, read_tensor
 
@@ -85,7 +85,7 @@ class Entropy:
 
     def state(self) -> State:
         parts_35K = self._parts_35K
-        return {"tasks": parts_35K.shape[2], "totals": rounded(parts_35K), "parts": parts_35K}
+        return {"tasks": parts_35K.shape[2], "totals": to_float64(parts_35K), "parts": parts_35K}
 
     @classmethod
     def from_state(cls, state: Mapping[str, object]) -> Self:
@@ -130,11 +130,11 @@ class RecentEntropy:
 
     def value(self) -> tuple[EntropyValue, ...]:
         """One fit for each task."""
-        return fits(carry(self._stacked().sum(0)))
+        return fits(carry(self._stack().sum(0)))
 
     def state(self) -> State:
-        parts_B35K = self._stacked()
-        totals_B5K = rounded(parts_B35K.transpose(0, 1))
+        parts_B35K = self._stack()
+        totals_B5K = to_float64(parts_B35K.transpose(0, 1))
         settings: State = {"tasks": self._tasks, "batches": self._batches.maxlen or 0}
         return {**settings, "totals": totals_B5K, "parts": parts_B35K}
 
@@ -148,7 +148,7 @@ class RecentEntropy:
         made._batches.extend(parts_B35K)
         return made
 
-    def _stacked(self) -> Tensor:
+    def _stack(self) -> Tensor:
         if not self._batches:
             return torch.zeros(0, PARTS, 5, self._tasks, dtype=torch.float64)
         device = self._batches[-1].device  # a resumed window is on the CPU until its first new batch
@@ -199,7 +199,7 @@ def _loss_and_prediction(logits_NK: Tensor, labels_NK: Tensor) -> tuple[Tensor, 
 
 def fits(parts_35K: Tensor) -> tuple[EntropyValue, ...]:
     """Metrics of each task from its sums."""
-    return tuple(_fit(*sums) for sums in rounded(parts_35K).T.tolist())
+    return tuple(_fit(*sums) for sums in to_float64(parts_35K).T.tolist())
 
 
 def _fit(count: float, weight: float, positive: float, predicted: float, loss: float) -> EntropyValue:

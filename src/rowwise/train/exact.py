@@ -33,7 +33,7 @@ def carry(parts: Tensor) -> Tensor:
     return torch.stack([first + more, second - more * CARRY, third])
 
 
-def rounded(parts: Tensor) -> Tensor:
+def to_float64(parts: Tensor) -> Tensor:
     """The sum as float64."""
     first, second, third = (part * unit for part, unit in zip(parts.unbind(), UNITS, strict=True))
     return first + (second + third)

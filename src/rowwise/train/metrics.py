@@ -79,7 +79,7 @@ class Metrics:
 
     def state(self) -> State:
         names: State = {f"task.{k}": name for k, name in enumerate(self._tasks)}
-        return {"tasks": len(self._tasks), **names, **join(self._parts())}
+        return {"tasks": len(self._tasks), **names, **join(self._accumulators())}
 
     @classmethod
     def from_state(cls, state: Mapping[str, object]) -> Self:
@@ -96,7 +96,7 @@ class Metrics:
         made._recent_auc = RecentAuc.from_state(part(state, "recent_auc"))
         return made
 
-    def _parts(self) -> dict[str, Entropy | RecentEntropy | Auc | RecentAuc]:
+    def _accumulators(self) -> dict[str, Entropy | RecentEntropy | Auc | RecentAuc]:
         return {
             "entropy": self._entropy,
             "recent_entropy": self._recent_entropy,

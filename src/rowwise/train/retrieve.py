@@ -65,7 +65,7 @@ class RetrievalEvaluator:
         with evaluation_mode(self._model):
             ids_I, items_ID = self._items()
             ranking = Ranking(self._ks)
-            for batch in self._on_device(self._asked):
+            for batch in self._to_device(self._asked):
                 chosen_B = batch.labels_BK[:, 0] == 1
                 users_BD, _ = self._model.vectors(batch)
                 places_B = torch.searchsorted(ids_I, single_ids(batch, self._item))
@@ -83,7 +83,7 @@ class RetrievalEvaluator:
         ids_I = torch.empty(0, dtype=torch.int64, device=device)
         items_ID = torch.empty(0, self._model.item.dim, device=device)
         for make in (self._known, self._asked):
-            for batch in self._on_device(make):
+            for batch in self._to_device(make):
                 found_B = single_ids(batch, self._item).long()
                 new_B = ~torch.isin(found_B, ids_I)
                 if new_B.any():
@@ -94,7 +94,7 @@ class RetrievalEvaluator:
         order_I = ids_I.argsort()
         return ids_I[order_I], items_ID[order_I]
 
-    def _on_device(self, make: Callable[[], Iterable[Batch]]) -> Iterator[Batch]:
+    def _to_device(self, make: Callable[[], Iterable[Batch]]) -> Iterator[Batch]:
         device = self._device()
         return (batch.to(device) for batch in make())
 

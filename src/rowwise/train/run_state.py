@@ -37,7 +37,7 @@ class RunState:
     def __init__(self, work: StepContext, recorder: Recorder, folder: RunFolder | None, saving: Saving) -> None:
         self._work, self._recorder, self._folder, self._saving = work, recorder, folder, saving
         self._optimizers = {} if work.optimizer is None else {"dense": work.optimizer}
-        self._saved = None if folder is None else self._make_saved(folder)
+        self._saved = None if folder is None else self._open_checkpoints(folder)
 
     def save(self, progress: Progress) -> None:
         """Write a checkpoint, and drop those that are no longer wanted."""
@@ -61,7 +61,7 @@ class RunState:
 
     def collect(self, progress: Progress) -> tuple[list[LocalShard], dict[str, Any]]:
         """This rank's parts of a checkpoint, and the data beside them."""
-        parts, data = collect(self._work.model, self._optimizers, self._work.comm, self._held())
+        parts, data = collect(self._work.model, self._optimizers, self._work.comm, self._wire_errors())
         kept, numbers = self._recorder.state()
         parts += [LocalShard.whole(name, tensor, shared=False) for name, tensor in kept.items()]
         more = {"progress": msgspec.to_builtins(progress), "recorder": numbers, "products": current_library()}
@@ -89,7 +89,7 @@ class RunState:
     def restore(self, checkpoint: Checkpoint, progress: Progress) -> None:
         """Restore a run to a checkpoint, and drop records that are newer."""
         with _own_numbers(self._work.optimizer):
-            restore(checkpoint, self._work.model, self._optimizers, self._work.comm, self._held())
+            restore(checkpoint, self._work.model, self._optimizers, self._work.comm, self._wire_errors())
         # The two libraries round differently, and which is faster may be found out differently today.
         with reading_data(checkpoint.folder):
             products = msgspec.convert(checkpoint.manifest.data.get("products"), Products)
@@ -100,12 +100,12 @@ class RunState:
             self._saved.cut(progress.step)
             self._saved.go_on_from(checkpoint.folder, self.collect(progress)[0])
 
-    def _held(self) -> dict[int, Tensor] | None:
+    def _wire_errors(self) -> dict[int, Tensor] | None:
         """Rounding errors that lossy wires hold back of dense gradients."""
         gradients = self._work.gradients
         return gradients.held if isinstance(gradients, DenseGradients) else None
 
-    def _make_saved(self, folder: RunFolder) -> CheckpointFolder:
+    def _open_checkpoints(self, folder: RunFolder) -> CheckpointFolder:
         if self._saving.incremental:
             for module in self._work.tables:
                 for arena in module.arenas:

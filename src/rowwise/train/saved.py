@@ -95,10 +95,12 @@ class CheckpointFolder:
         """Write one; of one that is there the data, as nothing is learned between two at the same step."""
         self.wait()
         path = self.path(step)
-        if self._asks(lambda: step in self.steps()):
-            self._alone(lambda: write_data(path, data))
+        if self._ask_first_rank(lambda: step in self.steps()):
+            self._run_on_first_rank(lambda: write_data(path, data))
             return
-        self._alone(lambda: shutil.rmtree(path, ignore_errors=True))  # what is left of one that was on its way out
+        self._run_on_first_rank(
+            lambda: shutil.rmtree(path, ignore_errors=True)
+        )  # what is left of one that was on its way out
         own = round_shards(own_parts(parts, self._comm), None if self._less.bits == 32 else self._less.bits)
         base = self._choose(path, own) if self._less.incremental else None
         own = own if base is None else increment(own)
@@ -120,7 +122,7 @@ class CheckpointFolder:
         former = self._base
         if former is None:
             return None
-        if not self._asks(lambda: _can_link(former, path)):
+        if not self._ask_first_rank(lambda: _can_link(former, path)):
             self._less.tell(f"{path.name} is a full checkpoint: {former} cannot be linked to")
             return None
         base = run_on_all_ranks(self._comm, f"{path} was not saved", lambda: Checkpoint.open(former))
@@ -134,13 +136,13 @@ class CheckpointFolder:
     def add_failed(self, parts: Sequence[LocalShard], data: Mapping[str, Any]) -> None:
         """Keep the state that a bad number was met in; the newest such state only."""
         self.wait()
-        self._alone(lambda: shutil.rmtree(self.folder / FAILED, ignore_errors=True))
+        self._run_on_first_rank(lambda: shutil.rmtree(self.folder / FAILED, ignore_errors=True))
         write(self.folder / FAILED, parts, data, self._comm)
 
     def prune(self, keep: int, best: int | None) -> None:
         """Keep the newest and the best; after what is being written, if anything is."""
         if self._background is None:
-            self._alone(partial(self._prune, keep, best))
+            self._run_on_first_rank(partial(self._prune, keep, best))
         else:
             self._background.then(partial(self._prune, keep, best))
 
@@ -150,7 +152,7 @@ class CheckpointFolder:
         Newest first, so that after a kill what is left is still a run's past.
         """
         self.wait()
-        self._alone(lambda: [self._remove(later) for later in reversed(self.steps()) if later > step])
+        self._run_on_first_rank(lambda: [self._remove(later) for later in reversed(self.steps()) if later > step])
 
     def wait(self) -> None:
         """Wait for the save that is under way; its error is raised on all ranks."""
@@ -164,10 +166,10 @@ class CheckpointFolder:
             if step != best:
                 self._remove(step)
 
-    def _asks(self, question: Callable[[], bool]) -> bool:
+    def _ask_first_rank(self, question: Callable[[], bool]) -> bool:
         return broadcast_object(self._comm, self._comm.rank == 0 and question(), 0, "checkpoint")
 
-    def _alone(self, action: Callable[[], object]) -> None:
+    def _run_on_first_rank(self, action: Callable[[], object]) -> None:
         """Rank 0 does it; where it fails, all raise the same."""
         run_on_all_ranks(
             self._comm, f"{self.folder} is not as it should be", lambda: action() if self._comm.rank == 0 else None
@@ -176,7 +178,7 @@ class CheckpointFolder:
     def clean(self) -> None:
         """Remove what kills have left half written or half deleted."""
         self.wait()
-        self._alone(self._clean)
+        self._run_on_first_rank(self._clean)
 
     def _clean(self) -> None:
         for path in (*self.folder.glob("step-*"), *self.folder.glob(f"{FAILED}*")):

@@ -18,7 +18,7 @@ from torch import Tensor
 from rowwise.errors import BatchError, SpecError
 from rowwise.train.auc import AucValue, BinnedAuc, binned_areas
 from rowwise.train.entropy import Entropy, EntropyValue, fits
-from rowwise.train.exact import carry, rounded
+from rowwise.train.exact import carry, to_float64
 from rowwise.train.samples import Samples
 from rowwise.train.state import State, check_alike, check_positive, join, part, read_int, read_tensor
 
@@ -78,7 +78,7 @@ class Slices:
         """The slices that hold samples, largest first, and "other" (of id None) last; or the `top` largest of them."""
         parts_35SK = self._entropy.totals().unflatten(2, (-1, self._tasks))
         counts_SK2M = self._auc.counts().unflatten(0, (-1, self._tasks))
-        chosen, rest = self._split(rounded(parts_35SK)[0].sum(1).tolist(), top)
+        chosen, rest = self._split(to_float64(parts_35SK)[0].sum(1).tolist(), top)
         ids = self._ids_S.tolist()
         shown = [SliceMetrics(ids[s], fits(parts_35SK[:, :, s]), binned_areas(counts_SK2M[s])) for s in chosen]
         other = SliceMetrics(None, fits(carry(parts_35SK[:, :, rest].sum(2))), binned_areas(counts_SK2M[rest].sum(0)))

@@ -145,7 +145,7 @@ def warm_start(checkpoint: Checkpoint, model: nn.Module) -> WarmStartMatch:
         else:
             _match(found, name, saved[name], want, grows=name in rows)
     taken = {*found.loaded, *found.grown}
-    for part in _parts(checkpoint, model, state=True):
+    for part in _model_parts(checkpoint, model, state=True):
         if part.name in taken:
             there = saved[part.name]
             end = max(part.rows[0], min(part.rows[1], there.rows))
@@ -196,11 +196,11 @@ def _fill_model(checkpoint: Checkpoint, model: nn.Module, *, state: bool) -> set
                 got = f"got {there.shape} of {there.dtype}, want {want.shape} of {want.dtype}"
                 raise CheckpointError(f"{checkpoint.folder}: {name}: {got}; start from it instead")
             names.add(name)
-    checkpoint.fill_all(_parts(checkpoint, model, state=state))
+    checkpoint.fill_all(_model_parts(checkpoint, model, state=state))
     return names
 
 
-def _parts(checkpoint: Checkpoint, model: nn.Module, *, state: bool) -> list[LocalShard]:
+def _model_parts(checkpoint: Checkpoint, model: nn.Module, *, state: bool) -> list[LocalShard]:
     """This rank's parts of a model, with or without the optimizer state of rows."""
     parts = [LocalShard.whole(f"model/{name}", tensor) for name, tensor in _dense_tensors(model).items()]
     for path, module in modules_of(model):

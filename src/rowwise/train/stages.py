@@ -85,9 +85,9 @@ class Stages:
             for phase in PHASES:
                 measured_s = spent[phase] / max(steps, 1)
                 row: dict[str, Cell] = {"step": step, "rank": rank, "phase": phase, "measured_s": measured_s}
-                found.append(row | {"predicted_s": self._predicted(phase, rank)})
+                found.append(row | {"predicted_s": self._forecast(phase, rank)})
         return found
 
-    def _predicted(self, phase: str, rank: int) -> float | None:
+    def _forecast(self, phase: str, rank: int) -> float | None:
         expected_W = self._expected.get(phase, ()) if phase in STAGES else ()
         return expected_W[rank] if rank < len(expected_W) else None

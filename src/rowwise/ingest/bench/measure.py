@@ -107,7 +107,7 @@ def measure(
                 break
         order = task.order(0)
         unpacking = unpacking_of(task.reader, task.splits[order[places[0].at]], task.how.names)
-    parts = _parts(list(best.values()), unpacking)
+    parts = _measure_parts(list(best.values()), unpacking)
     return PreparationTimes(
         splits=count,
         of=len(task.splits),
@@ -193,7 +193,7 @@ def _better(one: _Once, other: _Once) -> _Once:
     return structs.replace(one, **{n: min(getattr(one, n), getattr(other, n)) for n in one.__struct_fields__})
 
 
-def _parts(best: list[_Once], unpacking: DecompressionTimes) -> WorkerSeconds:
+def _measure_parts(best: list[_Once], unpacking: DecompressionTimes) -> WorkerSeconds:
     read_s = sum(once.read_s for once in best)
     decoded_s = max(sum(once.loaded_s for once in best) - read_s, 0.0)
     return WorkerSeconds(

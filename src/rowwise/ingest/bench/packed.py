@@ -66,17 +66,17 @@ def _leaf(column: pq.ColumnChunkMetaData) -> _Leaf:
 
 
 def _share(table: pa.Table, leaves: list[_Leaf], codec: str) -> float:
-    how = _as_in_file(table.schema, leaves)
-    packed, plain = (_written(table, codec=name, **how) for name in (codec, "none"))
+    how = _order_as_in_file(table.schema, leaves)
+    packed, plain = (_encode_parquet(table, codec=name, **how) for name in (codec, "none"))
     best_packed = best_plain = float("inf")
     for _ in range(ROUNDS):
         best_packed, best_plain = min(best_packed, _time(packed)), min(best_plain, _time(plain))
     return min(max(1 - best_plain / max(best_packed, 1e-9), 0.0), 1.0)
 
 
-def _as_in_file(schema: pa.Schema, leaves: list[_Leaf]) -> dict[str, Any]:
+def _order_as_in_file(schema: pa.Schema, leaves: list[_Leaf]) -> dict[str, Any]:
     """Options of a writer that encodes each column as the file does."""
-    described = pq.read_metadata(pa.BufferReader(_written(schema.empty_table(), codec="none"))).schema
+    described = pq.read_metadata(pa.BufferReader(_encode_parquet(schema.empty_table(), codec="none"))).schema
     paths = [described.column(leaf).path for leaf in range(len(described))]
     if len(paths) != len(leaves):
         return {}
@@ -86,7 +86,7 @@ def _as_in_file(schema: pa.Schema, leaves: list[_Leaf]) -> dict[str, Any]:
     return {"use_dictionary": dictionary or False, "column_encoding": encodings or None}
 
 
-def _written(table: pa.Table, *, codec: str, **how: Any) -> pa.Buffer:
+def _encode_parquet(table: pa.Table, *, codec: str, **how: Any) -> pa.Buffer:
     out = pa.BufferOutputStream()
     pq.write_table(table, out, compression=codec, row_group_size=max(table.num_rows, 1), **how)
     return out.getvalue()

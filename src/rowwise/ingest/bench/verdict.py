@@ -95,10 +95,10 @@ def workers_for(measured: PreparationTimes, samples_s: float) -> int:
 
 def hint(measured: PreparationTimes, facts: HintFacts, slowest: str) -> str:
     """The one thing that is most worth doing; what is wrong with the files comes before what is slow."""
-    return _of_files(measured, facts) or _of_part(measured, facts, slowest)
+    return _advise_on_files(measured, facts) or _advise_on_part(measured, facts, slowest)
 
 
-def _of_files(measured: PreparationTimes, facts: HintFacts) -> str:
+def _advise_on_files(measured: PreparationTimes, facts: HintFacts) -> str:
     convert = f"rowwise data convert {facts.source} DEST"
     rows, encoded = measured.rows_in // max(measured.splits, 1), measured.bytes_encoded // max(measured.splits, 1)
     over = measured.bytes_read / measured.bytes_wanted if measured.bytes_wanted else 1.0
@@ -116,7 +116,7 @@ def _of_files(measured: PreparationTimes, facts: HintFacts) -> str:
     return ""
 
 
-def _of_part(measured: PreparationTimes, facts: HintFacts, slowest: str) -> str:
+def _advise_on_part(measured: PreparationTimes, facts: HintFacts, slowest: str) -> str:
     convert = f"rowwise data convert {facts.source} DEST"
     if slowest == "read" and not measured.codec:
         return f"the file is not compressed: {convert} makes it smaller, which saves what reading takes"

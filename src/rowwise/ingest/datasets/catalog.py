@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rowwise.errors import DataError
 from rowwise.ingest.datasets.complete_journey import complete_journey, complete_journey_tuning, get_complete_journey
-from rowwise.ingest.datasets.criteo import criteo, how_to_get
+from rowwise.ingest.datasets.criteo import criteo, explain_download
 from rowwise.ingest.datasets.dataset import Dataset
 from rowwise.ingest.datasets.files import from_files
 from rowwise.ingest.datasets.movielens import get_movielens, movielens
@@ -46,7 +46,7 @@ def get(name: str, folder: Path = FOLDER) -> Path:
         raise DataError("synthetic is made as it is read: there is nothing to get")
     place = _place(_known(name), folder)
     if place.name not in GETTERS:
-        raise DataError(how_to_get(place))
+        raise DataError(explain_download(place))
     GETTERS[place.name](place)
     return place
 

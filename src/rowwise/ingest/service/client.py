@@ -127,7 +127,7 @@ class HostTransport:
         with contextlib.suppress(PeerError):  # that the host is gone matters when something is wanted of it
             self._tell_released(place)
         while place not in self._arrived:
-            self._hear(place)
+            self._receive(place)
         give = self._arrived.pop(place)
         self._workers = give.workers
         return give, None if give.split is None else self._look(give, give.split.layout.size)
@@ -150,7 +150,7 @@ class HostTransport:
         weakref.finalize(block, self._released.append, look)
         return np.frombuffer(memoryview(block), np.uint8)
 
-    def _hear(self, wanted: SplitId) -> None:
+    def _receive(self, wanted: SplitId) -> None:
         """Receive once, and send pending releases."""
         line = self._line
         if self._closed or line is None:
@@ -159,12 +159,12 @@ class HostTransport:
             self._tell_released(wanted)
             messages = line.receive()
         except PeerError:
-            self._again(wanted)
+            self._reconnect(wanted)
             return
         for message, file in messages:
             self._heard(message, file, wanted)
         if not messages and not self._is_alive():
-            self._again(wanted)
+            self._reconnect(wanted)
 
     def _heard(self, message: Message, file: int | None, wanted: SplitId) -> None:
         assert isinstance(message, SplitDelivery)
@@ -192,13 +192,13 @@ class HostTransport:
         try:
             self._line.send(ClientAttached(self._number, place, self._waited_s))
         except PeerError:
-            self._again(place)
+            self._reconnect(place)
 
     def _connect(self, workers: int | None) -> None:
         self._line = self._call(workers)
         self._line.socket.settimeout(POLL_S)
 
-    def _again(self, place: SplitId) -> None:
+    def _reconnect(self, place: SplitId) -> None:
         """Connect to a new host after the old one is gone; splits from the old host stay usable."""
         if self._closed:
             return

@@ -133,7 +133,7 @@ class CoordinatorActor:
             self._later(self._tick())  # before that there is nothing to start workers with
         self._task = task[0]
         self._given = {key: give for key, give in self._given.items() if key[0] != event.client}
-        self._tell(event)
+        self._send(event)
         return self._life
 
     async def take(self, life: str, client: int, place: SplitId) -> tuple[SplitDelivery, list[Any]] | None:
@@ -148,12 +148,12 @@ class CoordinatorActor:
     async def release(self, event: SplitReleased) -> None:
         """A client has a split, and everything before it."""
         self._given.pop((event.client, event.place), None)
-        self._tell(event)
+        self._send(event)
 
     async def vanished(self, event: SplitVanished) -> None:
         """A split cannot be fetched any more."""
         self._given = {key: give for key, give in self._given.items() if key[1] != event.place}
-        self._tell(event)
+        self._send(event)
 
     async def workers(self) -> list[int]:
         """Processes of the workers that are ready, for tests to end."""
@@ -165,14 +165,14 @@ class CoordinatorActor:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            self._tell(ClockTick())
+            self._send(ClockTick())
 
     def _later(self, call: Any) -> None:
         task = asyncio.ensure_future(call)
         self._calls.add(task)
         task.add_done_callback(self._calls.discard)
 
-    def _tell(self, event: Event) -> None:
+    def _send(self, event: Event) -> None:
         for command in self._coordinator.handle(event, time.monotonic()):
             self._do(command)
 
@@ -198,7 +198,7 @@ class CoordinatorActor:
         except ray.exceptions.RayError as error:
             self._lost(number, error)
         else:
-            self._tell(WorkerJoined(number))
+            self._send(WorkerJoined(number))
 
     async def _lease(self, lease: SplitLease) -> None:
         ray = _ray()
@@ -213,11 +213,11 @@ class CoordinatorActor:
             return
         if isinstance(event, SplitReady):
             self._slots[lease.slot] = block
-        self._tell(event)
+        self._send(event)
 
     def _lost(self, number: int, error: Exception) -> None:
         if self._workers.pop(number, None) is not None:
-            self._tell(WorkerLost(number, " ".join(str(error).split())[:200]))
+            self._send(WorkerLost(number, " ".join(str(error).split())[:200]))
 
     def _end(self, number: int) -> None:
         ray = _ray()
@@ -227,7 +227,7 @@ class CoordinatorActor:
             self._later(self._ended(number))
 
     async def _ended(self, number: int) -> None:
-        self._tell(WorkerLost(number, "it took too long, and was killed"))
+        self._send(WorkerLost(number, "it took too long, and was killed"))
 
 
 async def _pid(worker: Any) -> int:
@@ -305,23 +305,23 @@ class ClusterTransport:
         end_s = perf_counter() + PATIENCE_S
         while perf_counter() < end_s:
             try:
-                found = self._ask(place, count)
+                found = self._request(place, count)
                 if found is not None:
                     give, block = found
                     self._taken = place
                     return give, self._ray.get(block[0]) if block else None
-                self._again(place)
+                self._reconnect(place)
             except errors.ObjectLostError:
                 self._asked.clear()
                 self._board.vanished.remote(SplitVanished(place))
             except errors.RayActorError:
-                self._again(place)
+                self._reconnect(place)
         raise PeerError(f"the service that prepares rows does not answer for {PATIENCE_S:.0f} s: see the Ray cluster")
 
     def close(self) -> None:
         """There is no connection to close."""
 
-    def _ask(self, place: SplitId, count: int) -> tuple[SplitDelivery, list[Any]] | None:
+    def _request(self, place: SplitId, count: int) -> tuple[SplitDelivery, list[Any]] | None:
         for number in range(place.at, min(place.at + FETCHED_AHEAD, count)):
             if number not in self._asked:
                 wanted = SplitId(place.epoch, number)
@@ -329,7 +329,7 @@ class ClusterTransport:
         found: tuple[SplitDelivery, list[Any]] | None = self._ray.get(self._asked.pop(place.at))
         return found
 
-    def _again(self, place: SplitId) -> None:
+    def _reconnect(self, place: SplitId) -> None:
         """To a coordinator that does not know where this client stands."""
         time.sleep(TICK_S)
         self.restarts += 1

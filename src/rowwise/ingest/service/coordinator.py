@@ -247,18 +247,18 @@ class Coordinator:
             case ClientDetached(client=client):
                 self._clients.pop(client, None)
             case SplitReleased():
-                self._released(event, now_s)
+                self._on_released(event, now_s)
             case SplitVanished(place=place):
-                self._vanished(place)
+                self._on_vanished(place)
             case WorkerJoined() | SplitReady() | SplitRefused() | WorkerLost() | ClockTick():
                 pass
 
     def _hear_workers(self, event: Event) -> None:
         match event:
             case WorkerJoined(worker=worker):
-                self._joined(worker)
+                self._on_joined(worker)
             case SplitReady():
-                self._prepared(event)
+                self._on_prepared(event)
             case SplitRefused(worker=worker, place=place, error=error):
                 self._end_of_lease(worker, place, error)
             case WorkerLost(worker=worker, how=how):
@@ -266,31 +266,31 @@ class Coordinator:
             case ClientAttached() | ClientDetached() | SplitReleased() | SplitVanished() | ClockTick():
                 pass
 
-    def _joined(self, worker: int) -> None:
+    def _on_joined(self, worker: int) -> None:
         self._stillborn.clear()
         if worker in self._workers:
             self._workers[worker].joined = True
 
-    def _released(self, event: SplitReleased, now_s: float) -> None:
+    def _on_released(self, event: SplitReleased, now_s: float) -> None:
         client = self._clients.get(event.client)
         if client is None or event.place < client.place:
             return  # said twice, or by one that has gone back since
         self._seen = self._seen.taken(event.waited_s - client.waited_s, now_s)
         client.place, client.waited_s = self._after(event.place), event.waited_s
 
-    def _prepared(self, event: SplitReady) -> None:
-        task = self._leased(event.worker, event.place)
+    def _on_prepared(self, event: SplitReady) -> None:
+        task = self._leased_task(event.worker, event.place)
         if task is not None:
             task.state, task.worker, task.split = "ready", None, event
             self._seen = self._seen.made(event.times.busy_s)
 
     def _end_of_lease(self, worker: int, place: SplitId, error: str) -> None:
-        task = self._leased(worker, place)
+        task = self._leased_task(worker, place)
         if task is not None:
             task.state, task.worker, task.error = "refused", None, error
             self._take_slot(task)
 
-    def _leased(self, worker: int, place: SplitId) -> _SplitTask | None:
+    def _leased_task(self, worker: int, place: SplitId) -> _SplitTask | None:
         """The split that a worker has, if it still has it; it is free for another."""
         if worker not in self._workers or self._workers[worker].place != place:
             return None
@@ -312,7 +312,7 @@ class Coordinator:
         if len(task.lost) >= self.plan.attempts:
             task.state, task.error = "refused", f"{len(task.lost)} workers were lost over it: {'; '.join(task.lost)}"
 
-    def _vanished(self, place: SplitId) -> None:
+    def _on_vanished(self, place: SplitId) -> None:
         task = self._tasks.get(place)
         if task is not None and task.state == "ready":
             self._take_slot(task)
@@ -366,7 +366,7 @@ class Coordinator:
         self._forget()
         commands: list[Command] = []
         idle = [n for n, w in self._workers.items() if w.joined and w.place is None and not w.ending]
-        for place in self._wanted():
+        for place in self._wanted_splits():
             task = self._tasks.setdefault(place, _SplitTask())
             if task.state != "waiting":
                 continue
@@ -382,7 +382,7 @@ class Coordinator:
             commands.append(SplitLease(worker, place, slot))
         return commands
 
-    def _wanted(self) -> list[SplitId]:
+    def _wanted_splits(self) -> list[SplitId]:
         """The splits that may be there at once, from the client on that is the last; none until all are here."""
         if len(self._clients) < self.plan.clients:
             return []

@@ -138,7 +138,7 @@ class ServiceHost:
         try:
             messages = worker.line.receive()
         except PeerError:
-            self._bury(worker)
+            self._reap(worker)
             return
         for message, _ in messages:
             match message:
@@ -149,7 +149,7 @@ class ServiceHost:
                 case _:
                     raise AssertionError(f"a worker said {message}")
 
-    def _bury(self, worker: _WorkerProcess) -> None:
+    def _reap(self, worker: _WorkerProcess) -> None:
         """Reap a worker only after its process has ended: its slots may still be written until then."""
         self._selector.unregister(worker.line)
         worker.line.close()
@@ -159,7 +159,7 @@ class ServiceHost:
         except subprocess.TimeoutExpired:
             worker.process.kill()
             code = worker.process.wait()
-        self._events.append(WorkerLost(worker.number, worker.error or how_ended(code)))
+        self._events.append(WorkerLost(worker.number, worker.error or describe_exit(code)))
 
     def _do(self, command: Command) -> None:
         match command:
@@ -186,7 +186,7 @@ class ServiceHost:
         self._workers[number] = worker
         self._selector.register(worker.line, selectors.EVENT_READ, lambda: self._worker_speaks(worker))
         setup = WorkerSetup(worker=number, size_bytes=self._begin.size_bytes, path=self._begin.path)
-        self._tell(worker.line, setup, self._file)
+        self._send(worker.line, setup, self._file)
 
     def _lease(self, lease: SplitLease) -> None:
         worker = self._workers.get(lease.worker)
@@ -196,16 +196,16 @@ class ServiceHost:
             self._slots[lease.slot] = make_memory()
         file = None if lease.slot in worker.slots else self._slots[lease.slot]
         worker.slots.add(lease.slot)
-        self._tell(worker.line, lease, file)
+        self._send(worker.line, lease, file)
 
     def _give(self, client: _ClientConnection, give: SplitDelivery) -> None:
         file = None if give.slot is None or give.slot in client.slots else self._slots[give.slot]
         if give.slot is not None:
             client.slots.add(give.slot)
-        self._tell(client.line, give, file)
+        self._send(client.line, give, file)
 
     @staticmethod
-    def _tell(line: Connection, message: Message, file: int | None = None) -> None:
+    def _send(line: Connection, message: Message, file: int | None = None) -> None:
         with contextlib.suppress(PeerError):  # that it is gone is heard where it is listened to
             line.send(message, file)
 
@@ -216,7 +216,7 @@ class ServiceHost:
             worker.process.wait()
 
 
-def how_ended(code: int) -> str:
+def describe_exit(code: int) -> str:
     """An exit code, for people."""
     if code >= 0:
         return f"it ended with code {code}"

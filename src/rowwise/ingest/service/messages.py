@@ -90,9 +90,9 @@ class Connection:
         if not data:
             raise PeerError("the other end of a service is gone")
         self._buffer += data
-        return list(self._whole())
+        return list(self._complete_messages())
 
-    def _whole(self) -> list[tuple[Message, int | None]]:
+    def _complete_messages(self) -> list[tuple[Message, int | None]]:
         found: list[tuple[Message, int | None]] = []
         at = 0
         while len(self._buffer) - at >= LENGTH.size:

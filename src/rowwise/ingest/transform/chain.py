@@ -99,12 +99,12 @@ def serving(loaded: LoadedTransforms) -> LoadedTransforms:
 
 def sources(loaded: LoadedTransforms, wanted: Sequence[str]) -> tuple[str, ...]:
     """The columns to read for those that are wanted, each once."""
-    return _needed(loaded, wanted)[1]
+    return _needed_steps(loaded, wanted)[1]
 
 
 def unread(loaded: LoadedTransforms, wanted: Sequence[str]) -> tuple[ChainStep, ...]:
     """The transforms that no wanted column depends on."""
-    needed = {step.number for step in _needed(loaded, wanted)[0]}
+    needed = {step.number for step in _needed_steps(loaded, wanted)[0]}
     return tuple(step for step in loaded.steps if step.number not in needed)
 
 
@@ -133,7 +133,7 @@ def apply(
         All rows, and which of them sampling keeps; None: all.
     """
     where = where or RowPosition()
-    steps, names = _needed(loaded, wanted)
+    steps, names = _needed_steps(loaded, wanted)
     check_columns(names, table.schema, where.split.source)
     columns, keep_R = _TransformColumns(table), None
     for step in steps:
@@ -173,7 +173,7 @@ def decode(data: bytes) -> tuple[AnyKind, ...]:
         raise SpecError(f"not a list of transforms: {error}") from None
 
 
-def _needed(loaded: LoadedTransforms, wanted: Sequence[str]) -> tuple[list[ChainStep], tuple[str, ...]]:
+def _needed_steps(loaded: LoadedTransforms, wanted: Sequence[str]) -> tuple[list[ChainStep], tuple[str, ...]]:
     """The transforms that wanted columns depend on, in order, and the columns that these read and nothing makes."""
     open_names, steps = dict.fromkeys(wanted), list[ChainStep]()
     for step in reversed(loaded.steps):

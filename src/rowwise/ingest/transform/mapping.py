@@ -61,7 +61,7 @@ class MapId(OneColumn, frozen=True, kw_only=True, tag="map_id", tag_field="kind"
     def complaint(self, kinds: Kinds) -> str:
         """Whole numbers are not looked up among words."""
         if not is_words(kinds[0]):
-            words = [key for key in self.mapping if _whole(key) is None]
+            words = [key for key in self.mapping if _parse_whole(key) is None]
             if words:
                 return (
                     f"whole numbers are looked up among ids such as {words[0]!r}: want whole numbers of 64 bits there"
@@ -93,7 +93,7 @@ def read_mapping(transform: MapId) -> dict[str | int, int]:
     made: dict[str | int, int] = {}
     for number, line in enumerate(lines):
         key, tab, given = line.partition("\t")
-        value = _whole(given) if tab else number
+        value = _parse_whole(given) if tab else number
         if value is None:
             raise transform.refuse(f"{path}: line {number + 1}: {given!r}: want a whole number after the tab")
         if key in made:
@@ -104,7 +104,7 @@ def read_mapping(transform: MapId) -> dict[str | int, int]:
     return made
 
 
-def _whole(key: str | int) -> int | None:
+def _parse_whole(key: str | int) -> int | None:
     """The number that digits say, written as numbers are."""
     text = str(key)
     digits = text.removeprefix("-")
@@ -148,7 +148,7 @@ def _find(known: KnownIds, keys_N: Ints) -> tuple[Ints, Mask]:
 
 def _numbers(mapping: Mapping[str | int, int]) -> KnownIds | None:
     """The ids as whole numbers; None: some are not."""
-    there = [key for key in map(_whole, mapping) if key is not None]
+    there = [key for key in map(_parse_whole, mapping) if key is not None]
     if len(there) < len(mapping):
         return None
     return _known(np.array(there, np.int64), None, np.fromiter(mapping.values(), np.int64, len(mapping)))
@@ -180,14 +180,14 @@ def _run(transform: MapId, words: KnownIds, numbers: KnownIds | None, arrays: Ar
         _refuse_unknown(transform, ids, found_N, where)
     if isinstance(transform.unknown, int):
         return (ids.with_values(np.where(found_N, made_N, transform.unknown)),)
-    return (_dropped(ids, made_N, found_N),)
+    return (_drop_unknown(ids, made_N, found_N),)
 
 
 def _texts(values: pa.Array) -> pa.Array:
     return values.dictionary_decode() if pa.types.is_dictionary(values.type) else values
 
 
-def _dropped(ids: IdLists, made_N: Ints, found_N: Mask) -> pa.Array:
+def _drop_unknown(ids: IdLists, made_N: Ints, found_N: Mask) -> pa.Array:
     """Without the unknown: no element of a list, null where there is one value in a row."""
     offsets_R1 = sums(found_N)[ids.starts()]
     if ids.single:

@@ -225,11 +225,11 @@ class ComputeScore(Transform, frozen=True, kw_only=True, tag="compute_score", ta
         row_N = rows_of(offsets_R1)[id_at]
         if self.among is not None:
             null_R = either(null_R, nulls(arrays[2]))
-            counts_N &= _among(values, id_at, row_N, ids_of(arrays[2]), counts_N)
+            counts_N &= _ids_in_row(values, id_at, row_N, ids_of(arrays[2]), counts_N)
         x_N = numbers.x_N[score_at][counts_N].astype(np.float64)
-        return (self._combined(x_N, row_N[counts_N], len(arrays[0]), null_R),)
+        return (self._combine_scores(x_N, row_N[counts_N], len(arrays[0]), null_R),)
 
-    def _combined(self, x_N: NDArray[np.float64], row_N: Ints, rows: int, null_R: Mask | None) -> pa.Array:
+    def _combine_scores(self, x_N: NDArray[np.float64], row_N: Ints, rows: int, null_R: Mask | None) -> pa.Array:
         count_R = np.bincount(row_N, minlength=rows)
         if self.by in ("sum", "mean"):
             made_R = np.bincount(row_N, x_N, rows)
@@ -254,7 +254,7 @@ class ComputeScore(Transform, frozen=True, kw_only=True, tag="compute_score", ta
             raise DataError(f"{where.split.place(row)}: {got}: want a score for each id")
 
 
-def _among(values: pa.Array, id_at: Ints, row_N: Ints, among: IdLists, counts_N: Mask) -> Mask:
+def _ids_in_row(values: pa.Array, id_at: Ints, row_N: Ints, among: IdLists, counts_N: Mask) -> Mask:
     """Ids of a row that are also in another column of that row."""
     kept = np.flatnonzero(counts_N)
     offsets_R1 = np.searchsorted(row_N[kept], np.arange(len(among.starts())))

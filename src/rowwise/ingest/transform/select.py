@@ -66,12 +66,12 @@ class Sampling(Transform, frozen=True, kw_only=True, tag="sampling", tag_field="
         seed = mix(np.array([self.seed], np.uint64))
         draw_R = mix(np.arange(rows, dtype=np.uint64) + mix(np.array([where.index], np.uint64) ^ seed))
         if self.key is not None:
-            draw_R = _by_key(arrays[-1], seed, draw_R)
+            draw_R = _hash_keys(arrays[-1], seed, draw_R)
         stays_R = (draw_R >> np.uint64(11)).astype(np.float64) * 2.0**-53 < self.rate
         return stays_R if self.column is None else stays_R | ~_holds(arrays[0], self.value)
 
 
-def _by_key(array: pa.Array, seed: Words, by_place_R: Words) -> Words:
+def _hash_keys(array: pa.Array, seed: Words, by_place_R: Words) -> Words:
     ids = ids_of(array)
     keyed = mix(words_of(ids.values).view(np.uint64) ^ seed)
     if ids.null_R is None:

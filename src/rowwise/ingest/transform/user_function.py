@@ -96,9 +96,11 @@ class UserFunction(Transform, frozen=True, kw_only=True, tag="own", tag_field="k
         plain = [array.cast(plain_kind(array.type)) for array in arrays]
         with _Naming(place):
             made = function(*plain)
-        return tuple(_checked(array, len(arrays[0]), f"{place}: {name!r}") for name, array in self._named(made, place))
+        return tuple(
+            _check_result(array, len(arrays[0]), f"{place}: {name!r}") for name, array in self._outputs(made, place)
+        )
 
-    def _named(self, made: Any, place: str) -> list[tuple[str, Any]]:
+    def _outputs(self, made: Any, place: str) -> list[tuple[str, Any]]:
         """The returned columns, in the order of `to`."""
         names = ", ".join(self.to)
         if isinstance(made, dict):
@@ -137,7 +139,7 @@ class UserFunction(Transform, frozen=True, kw_only=True, tag="own", tag_field="k
         return names[:least]
 
 
-def _checked(array: Any, rows: int, place: str) -> pa.Array:
+def _check_result(array: Any, rows: int, place: str) -> pa.Array:
     if not isinstance(array, (pa.Array, pa.ChunkedArray)):
         out = "want an Arrow array: pa.array(x) makes one of numpy and of lists"
         raise DataError(f"{place}: it returned {type(array).__name__}; {out}")

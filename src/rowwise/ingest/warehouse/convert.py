@@ -131,11 +131,11 @@ class _Conversion:
 
     def _write_plain(self, flat: FlattenedColumns, writer: WarehouseWriter) -> None:
         unit, row = (self._journal.parts[-1].unit, self._journal.parts[-1].row) if self._journal.parts else (0, 0)
-        rows = RowQueue(self._pieces(flat, unit, row), len(self._source.splits))
+        rows = RowQueue(self._make_pieces(flat, unit, row), len(self._source.splits))
         while rows.fill(1):
             self._journal.note(writer.write(rows, (), len(self._journal.parts)))
 
-    def _pieces(self, flat: FlattenedColumns, unit: int, row: int) -> Iterator[UnitRows]:
+    def _make_pieces(self, flat: FlattenedColumns, unit: int, row: int) -> Iterator[UnitRows]:
         for piece in self._source.pieces(flat, unit, row):
             self._tell(piece.split, len(self._source.splits))
             if piece.table.num_rows:
@@ -161,14 +161,14 @@ class _Conversion:
             return
         cells = stretches[units.start].folder
         unit, row = (mine[-1].unit, mine[-1].row) if mine else (units.start, 0)
-        rows = RowQueue(_gathered(spill, stretches, range(unit, units.stop), row), units.stop)
+        rows = RowQueue(_gather_rows(spill, stretches, range(unit, units.stop), row), units.stop)
         number = len(mine)
         while rows.fill(1):
             self._journal.note(writer.write(rows, cells, number))
             number += 1
 
 
-def _gathered(spill: Spill, stretches: list[SpillRange], units: range, skip: int) -> Iterator[UnitRows]:
+def _gather_rows(spill: Spill, stretches: list[SpillRange], units: range, skip: int) -> Iterator[UnitRows]:
     for unit in units:
         done = 0
         for table in spill.read(stretches[unit]):

@@ -20,7 +20,7 @@ def flatten(table: pa.Table, flat: FlattenedColumns) -> pa.Table:
     """The plain columns, then those of each map."""
     made = table.select(list(flat.plain))
     for name, keys in flat.maps.items():
-        for key, column in zip(keys, columns_of(_whole(table[name]), keys), strict=True):
+        for key, column in zip(keys, columns_of(_single_map_array(table[name]), keys), strict=True):
             made = made.append_column(flat_name(name, key), column)
     return made
 
@@ -68,5 +68,5 @@ def _entries(array: pa.MapArray) -> tuple[int, int, Ints]:
     return int(offset_R1[0]), int(offset_R1[-1]), np.repeat(row_R, np.diff(offset_R1))
 
 
-def _whole(column: pa.ChunkedArray) -> pa.MapArray:
+def _single_map_array(column: pa.ChunkedArray) -> pa.MapArray:
     return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks or [pa.array([], column.type)])

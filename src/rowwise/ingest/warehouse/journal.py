@@ -92,7 +92,7 @@ class Journal:
         """The warehouse, if it is whole."""
         if not self._manifest.exists():
             return None
-        manifest = _decoded(read_bytes(self._manifest), WarehouseManifest, str(self._manifest))
+        manifest = _decode_records(read_bytes(self._manifest), WarehouseManifest, str(self._manifest))
         self._check(manifest.asked, asked, "holds a warehouse")
         return manifest
 
@@ -104,16 +104,16 @@ class Journal:
         data = read_bytes(self._path)
         whole = data[: data.rfind(b"\n") + 1]
         lines = whole.splitlines()
-        there = _decoded(lines[0] if lines else b"", ConversionRequest, f"{self._path}, line 1")
+        there = _decode_records(lines[0] if lines else b"", ConversionRequest, f"{self._path}, line 1")
         if there != asked and len(lines) <= 2 and not (self.place / "spill" / "0.json").exists():
             self._replace(self._path, _line(asked))  # no row was written: a mistake that is put right now
             return False
         self._check(there, asked, "holds an unfinished conversion")
         if len(whole) < len(data):
             os.truncate(self._path, len(whole))
-        self.found = _decoded(lines[1], SourceSurvey, f"{self._path}, line 2") if len(lines) > 1 else None
+        self.found = _decode_records(lines[1], SourceSurvey, f"{self._path}, line 2") if len(lines) > 1 else None
         self.parts = [
-            _decoded(line, WarehouseFile, f"{self._path}, line {k}") for k, line in enumerate(lines[2:], start=3)
+            _decode_records(line, WarehouseFile, f"{self._path}, line {k}") for k, line in enumerate(lines[2:], start=3)
         ]
         for part in self.parts:
             self._check_part(part)
@@ -159,7 +159,7 @@ class Journal:
         os.replace(temporary, path)
 
 
-def _decoded(line: bytes, kind: type[T], place: str) -> T:
+def _decode_records(line: bytes, kind: type[T], place: str) -> T:
     try:
         return decode_json(line, kind)
     except msgspec.DecodeError as error:

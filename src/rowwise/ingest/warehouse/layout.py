@@ -121,14 +121,14 @@ def choose(how: WarehouseLayout, schema: pa.Schema, source: str) -> tuple[list[s
         elif name in schema.names:
             plain.append(name)
         else:
-            column, key = _part_of_map(name, schema, source)
+            column, key = _key_of_map(name, schema, source)
             keys = chosen.setdefault(column, [])
             if keys is not None:
                 keys.append(key)
     return plain, chosen
 
 
-def _part_of_map(name: str, schema: pa.Schema, source: str) -> tuple[str, Key]:
+def _key_of_map(name: str, schema: pa.Schema, source: str) -> tuple[str, Key]:
     for column in map_columns(schema):
         if name.startswith(f"{column}."):
             text = name[len(column) + 1 :]

@@ -117,7 +117,7 @@ class WarehouseWriter:
         written = groups = 0
         with temporary.open("wb") as file:
             first = self._next(rows, group_rows)
-            with self._opened(file, first.schema) as out:
+            with self._open_writer(file, first.schema) as out:
                 table: pa.Table | None = first
                 while table is not None:
                     out.write_table(table, row_group_size=table.num_rows)
@@ -134,7 +134,7 @@ class WarehouseWriter:
         unit, row = rows.stands
         return WarehouseFile(path=str(place), rows=written, bytes=size, groups=groups, unit=unit, row=row)
 
-    def _opened(self, file: object, schema: pa.Schema) -> pq.ParquetWriter:
+    def _open_writer(self, file: object, schema: pa.Schema) -> pq.ParquetWriter:
         # Numbers of a dictionary hide from the packer that neighbours have the same lists.
         plain = [field.name for field in schema if self._how.cluster_by is None or not is_list(field.type)]
         return pq.ParquetWriter(

@@ -99,7 +99,7 @@ class FileStore:
             named = [n for n in names if n.endswith(endings) and not any(part[0] in "._" for part in n.split("/"))]
             want = f"no file in it ends with {' or '.join(endings)}"
         else:
-            matches = re.compile(_as_regex(self._path[len(self.root) :].lstrip("/")))
+            matches = re.compile(_glob_regex(self._path[len(self.root) :].lstrip("/")))
             named, want = [n for n in names if matches.fullmatch(n)], "no file matches the pattern"
         if not named:
             raise DataError(f"{self._path}: {want}")
@@ -144,7 +144,7 @@ def _fixed_part(path: str) -> str:
     return path if at is None else path[: path.rfind("/", 0, at) + 1]
 
 
-def _as_regex(pattern: str) -> str:
+def _glob_regex(pattern: str) -> str:
     """`*` and `?` stay within a folder, `**/` goes through any."""
     parts = {"**/": "(?:.*/)?", "*": "[^/]*", "?": "[^/]"}
     tokens = re.findall(r"\*\*/|\*|\?|\[[^\]]+\]|.", pattern)
