@@ -119,7 +119,7 @@ def test_what_people_see(folder):
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (["none.parquet"], "none.parquet: there is no such file or folder"),
+        (["none.parquet"], "none.parquet: no such file or folder"),
         (["a.parquet", "--splits", "0"], "--splits 0: want at least 1"),
         (["a.parquet", "--samples-s", "fast"], "--samples-s fast: want samples a second, such as 50000, 300k or 1M"),
         (["a.parquet", "--samples-s", "0"], "--samples-s 0: want"),

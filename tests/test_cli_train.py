@@ -270,7 +270,7 @@ def test_wrong_recipes(refused, tmp_path):
     wrong = refused("train", "small.yaml", "--set", "data.dataset=movielens-100k")
     assert "movielens-100k is not here: rowwise data get movielens-100k" in wrong
     wrong = refused("train", "small.yaml", "--set", "data.dataset=csv:none.csv")
-    assert "none.csv: there is no such file or folder" in wrong
+    assert "none.csv: no such file or folder" in wrong
     assert "log.profile='x': want the first and last step" in refused("train", "small.yaml", "--profile", "x")
     assert "nowhere is not a checkpoint" in refused("train", "small.yaml", "--init-from", "nowhere")
     (tmp_path / "empty.yaml").write_text("")

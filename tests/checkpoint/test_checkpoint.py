@@ -130,7 +130,7 @@ def test_not_a_checkpoint(tmp_path):
 
 def test_a_name_is_used_once(tmp_path):
     write(tmp_path / "one", [], {})
-    with pytest.raises(CheckpointError, match="is there already"):
+    with pytest.raises(CheckpointError, match="exists already"):
         write(tmp_path / "one", [], {})
 
 

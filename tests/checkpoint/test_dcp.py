@@ -116,7 +116,7 @@ def test_what_two_processes_wrote_is_read_whole(tmp_path, monkeypatch):
 
 def test_metadata_that_is_none_is_refused(tmp_path):
     (tmp_path / "dcp").mkdir()
-    for content, want in ((pickle.dumps({"a": 1}), "holds a dict; want the metadata of a"), (b"\x80", "no pickle")):
+    for content, want in ((pickle.dumps({"a": 1}), "holds a dict; want the metadata of a"), (b"\x80", "not a pickle")):
         (tmp_path / "dcp" / METADATA).write_bytes(content)
         with pytest.raises(CheckpointError, match=want):
             open_dcp(tmp_path / "dcp")

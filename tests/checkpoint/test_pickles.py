@@ -200,8 +200,8 @@ def doubled():
     [
         (looped, "dicts more than 100 deep"),
         (doubled, "more than 100,000 entries"),
-        (lambda: {"t": torch.ones(1).expand(1 << 40)}, "of which the file holds fewer"),
-        (lambda: {"t": torch.ones(4).to_sparse()}, "is no plain tensor"),
+        (lambda: {"t": torch.ones(1).expand(1 << 40)}, "more than the file holds"),
+        (lambda: {"t": torch.ones(4).to_sparse()}, "is not a plain tensor"),
         (lambda: {"a\x1b[2Jb\n": torch.ones(1)}, "want a name without control characters"),
     ],
 )

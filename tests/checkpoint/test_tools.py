@@ -129,7 +129,7 @@ def test_a_plan_for_other_tables_is_refused(three, tmp_path):
         rewritten(three, tmp_path / "out", SPREAD, RowType.INT8)
     with pytest.raises(CheckpointError, match=r"has no table 'usr'; did you mean 'user'\?"):
         rewritten(three, tmp_path / "out", SPREAD, some={"usr": RowType.FP16})
-    with pytest.raises(CheckpointError, match="three is there already"):
+    with pytest.raises(CheckpointError, match="three exists already"):
         rewritten(three, three.folder)
     assert [path.name for path in tmp_path.iterdir()] == ["three"]
 

@@ -198,7 +198,7 @@ def test_a_position_of_something_else(other, message):
 def test_batching_that_cannot_be():
     with pytest.raises(SpecError, match="size=0, ahead=0, seed=0: want at least one row a batch"):
         Batching(size=0)
-    with pytest.raises(DataError, match="FrameReader: there are no rows"):
+    with pytest.raises(DataError, match="FrameReader: no rows"):
         Batcher(FrameReader(make(0, 0)), COLUMNS, TABLES, Batching(size=1))
 
 

@@ -92,7 +92,7 @@ def test_labels():
     with pytest.raises(DataError, match="frame: column 'label' holds string: want numbers for a label"):
         inspect(FrameReader(frame(label=["a"] * ROWS)), "label")
     assert card(label=["a"] * ROWS).label is None  # a label is numbers
-    with pytest.raises(DataError, match="logs: there are no rows"):
+    with pytest.raises(DataError, match="logs: no rows"):
         inspect(FrameReader(frame().slice(0, 0)), name="logs")
 
 
@@ -147,7 +147,7 @@ def test_the_command_needs_no_torch(tmp_path):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("inspect", "nowhere"), "nowhere: there is no such file or folder"),
+        (("inspect", "nowhere"), "nowhere: no such file or folder"),
         (("get", "criteo"), "Criteo's terms have to be accepted"),
         (("get", "movies"), "no dataset 'movies'; did you mean 'movielens-100k'"),
     ],

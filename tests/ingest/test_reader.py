@@ -127,7 +127,7 @@ def test_truncated_parquet(tmp_path):
 
 @pytest.mark.parametrize("kind", [ParquetReader, CsvReader])
 def test_no_such_file(kind, tmp_path):
-    with pytest.raises(DataError, match="nowhere: there is no such file or folder"):
+    with pytest.raises(DataError, match="nowhere: no such file or folder"):
         kind(tmp_path / "nowhere")
     with pytest.raises(DataError, match=r"no file in it ends with .(parquet|csv)"):
         kind(tmp_path)

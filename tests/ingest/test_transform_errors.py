@@ -50,16 +50,16 @@ IMPOSSIBLE = [
     (lambda: Onehot(column="a"), "transform onehot: got neither of classes and borders: want one of them"),
     (lambda: Onehot(column="a", classes=(1,), borders=(1.0,)), "onehot: got both of classes and borders"),
     (lambda: Onehot(column="a", classes=(1, "1")), "onehot: classes: .*: want whole numbers only, or texts only"),
-    (lambda: Onehot(column="a", classes=(1, 2, 1)), "onehot: classes: 1 is there twice: want each once"),
+    (lambda: Onehot(column="a", classes=(1, 2, 1)), "onehot: classes: 1 appears twice: want each once"),
     (lambda: Onehot(column="a", classes=(1,), into="rows"), "onehot: into='rows': want 'columns' or 'lists'"),
     (lambda: MapId(column="a"), "transform map_id: got neither of mapping and file: want one of them"),
     (lambda: MapId(column="a", mapping={1: 1}, file="f"), "map_id: got both of mapping and file"),
-    (lambda: MapId(column="a", mapping={1: 1, "1": 1}), "an id is there as a number and as a text: want each once"),
+    (lambda: MapId(column="a", mapping={1: 1, "1": 1}), "an id appears as a number and as text: want each once"),
     (lambda: MapId(column="a", mapping={1: 1}, unknown="keep"), "unknown='keep': want a number, 'drop' or 'raise'"),
     (lambda: MapId(column="a", mapping={1: 2**63}), "map_id: 9223372036854775808: want numbers of 64 bits"),
     (lambda: ComputeScore(ids="a", scores="b", to="c", by="last"), "compute_score: by='last': want 'sum', 'mean'"),
     (lambda: GetLocalHour(column="a", to="b", zone="Europe/Vienna", offset="c"), "got both zone and offset: want one"),
-    (lambda: GetLocalHour(column="a", to="b", zone="Vienna"), "zone='Vienna': there is no such zone: want one such as"),
+    (lambda: GetLocalHour(column="a", to="b", zone="Vienna"), "zone='Vienna': unknown time zone: want one such as"),
     (lambda: GetLocalHour(column="a", to="b", unit="h"), "get_local_hour: unit='h': want 's', 'ms', 'us' or 'ns'"),
     (lambda: Sampling(rate=1.5), "transform sampling: rate=1.5: want 0 to 1, such as 0.1 to keep a tenth"),
     (lambda: Sampling(rate=0.5, seed=-1), "transform sampling: seed=-1: want at least 0"),
@@ -166,8 +166,8 @@ def test_files_of_ids_that_cannot_be_read(tmp_path):
     place = tmp_path / "ids.txt"
     for text, message in (
         ("a\t1\nb\tx\n", r"ids.txt: line 2: 'x': want a whole number after the tab"),
-        ("a\nb\na\n", r"ids.txt: line 3: id 'a' is there already: want each once"),
-        ("", r"ids.txt: there is no id in it: want one on each line"),
+        ("a\nb\na\n", r"ids.txt: line 3: id 'a' appears twice: want each once"),
+        ("", r"ids.txt: it has no ids: want one on each line"),
     ):
         place.write_text(text)
         with pytest.raises(SpecError, match=message):

@@ -218,7 +218,7 @@ def test_a_journal_names_files_of_its_own_folder(tmp_path, path):
     Journal(dest).take_up(asked)
     Journal(dest).note(SourceSurvey(keys={}, popularity={}))
     Journal(dest).note(WarehouseFile(path=path, rows=1, bytes=4, groups=1, unit=0, row=1))
-    with pytest.raises(DataError, match="is not there as it was written"):
+    with pytest.raises(DataError, match="is missing or was changed"):
         Journal(dest).take_up(asked)
 
 
@@ -320,7 +320,7 @@ def test_changes_are_refused(tmp_path):
         convert(ParquetReader(source), tmp_path / "w", WarehouseLayout())
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("")
-    with pytest.raises(DataError, match="is there already, and no warehouse"):
+    with pytest.raises(DataError, match="exists and is not a warehouse"):
         convert(ParquetReader(source), tmp_path / "mine", WarehouseLayout())
 
 

@@ -154,7 +154,7 @@ def test_what_is_wrong_is_said_by_the_first_rank_and_leaves_nothing(tmp_path):
     run_threads(3, on_a_rank, timeout_s=60)
     assert sorted((rank, kind) for rank, kind, _ in said) == [(0, DataError), (1, AgreedError), (2, AgreedError)]
     assert len({text for *_, text in said}) == 1
-    assert "none.parquet: there is no such file" in said[0][2]
+    assert "none.parquet: no such file" in said[0][2]
     assert not (tmp_path / "runs").exists()
 
 

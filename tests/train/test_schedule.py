@@ -141,7 +141,7 @@ def test_decisions_are_functions_of_numbers():
 @pytest.mark.parametrize(("rows", "split_rows"), [(5, 5), (8, 3)])
 def test_epochs_without_a_batch(tmp_path, rows, split_rows):
     world = World(fast(train={"batch": 9}), tmp_path, count=rows, keep_last=False, split_rows=split_rows)
-    with pytest.raises(DataError, match="there are no rows to train on: an epoch ended without a batch"):
+    with pytest.raises(DataError, match="no rows to train on: an epoch ended without a batch"):
         world.start().run()
 
 

@@ -232,7 +232,7 @@ def test_a_rank_without_any_rows(tmp_path):
             return made
 
     errors = failing(Idle(fast(), tmp_path), 3)
-    want = "there are no rows to train on for rank 1, and others have some: want rows for each rank, or fewer ranks"
+    want = "no rows to train on for rank 1, and others have some: want rows for each rank, or fewer ranks"
     assert [(type(error), str(error)) for error in errors] == [(DataError, want)] * 3
 
 
@@ -372,16 +372,14 @@ def test_data_that_one_rank_cannot_open_ends_all(tmp_path):
     class Closed(Ranked):
         def batches_of(self, comm, position=None):
             if comm.rank == 1:
-                raise DataError("rows.parquet: there is no such file or folder")
+                raise DataError("rows.parquet: no such file or folder")
             return super().batches_of(comm, position)
 
     world = Closed(fast(), tmp_path, dropout=0.0)
     net = world.net()
 
     def rank(comm):
-        want = (
-            "rows.parquet: there is no such file" if comm.rank == 1 else r"rank 1 \(opening the data\): DataError: rows"
-        )
+        want = "rows.parquet: no such file" if comm.rank == 1 else r"rank 1 \(opening the data\): DataError: rows"
         with pytest.raises(DataError if comm.rank == 1 else AgreedError, match=want):
             world.on(comm, net)
 

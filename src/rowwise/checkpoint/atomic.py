@@ -17,7 +17,7 @@ from rowwise.errors import CheckpointError
 def atomic_output(out: Path) -> Iterator[Path]:
     """Yield a temporary path to write at, and rename it to `out` at the end."""
     if out.exists():
-        raise CheckpointError(f"{out} is there already; give another name")
+        raise CheckpointError(f"{out} exists already: want another name")
     part = out.with_name(out.name + PART)
     _remove(part)
     done = False

@@ -74,7 +74,7 @@ class BackgroundWriter:
         if met is not None:
             self._after.clear()
             raise met
-        run_on_all_ranks(self._comm, f"{self._folder}: what comes after it was not done", self._finish)
+        run_on_all_ranks(self._comm, f"{self._folder}: the actions after it were not run", self._finish)
 
     def _run(self, parts: Sequence[LocalShard], data: Mapping[str, Any], base: Checkpoint | None) -> None:
         try:

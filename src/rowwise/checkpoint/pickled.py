@@ -49,7 +49,7 @@ def read_pickle(content: bytes | io.BytesIO, known: Collection[tuple[str, str]] 
                 raise CheckpointError(f"it has the instruction {opcode.name}, which no state dict is written with")
             act(machine, arg)
     except (ValueError, IndexError, KeyError, TypeError, OverflowError) as error:  # of what is no pickle
-        raise CheckpointError(f"it is no pickle, or a damaged one: {str(error)[:80]!r}") from None
+        raise CheckpointError(f"it is not a pickle, or damaged: {str(error)[:80]!r}") from None
     return machine.answer
 
 
@@ -88,7 +88,7 @@ class _Machine:
         if not (isinstance(module, str) and isinstance(name, str)):
             raise CheckpointError("it has a name that is no text")
         if self._known is not None and found not in self._known:
-            raise CheckpointError(f"it names {f'{module}.{name}'[:80]!r}, which no such file is made of")
+            raise CheckpointError(f"it names {f'{module}.{name}'[:80]!r}, which such files never name")
         self.push(found)
 
     def make(self) -> None:

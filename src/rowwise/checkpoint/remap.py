@@ -91,7 +91,7 @@ def remap(
         tell: hears how many bytes of how many are done.
     """
     if folder.exists():
-        raise CheckpointError(f"{folder} is there already; give another name")
+        raise CheckpointError(f"{folder} exists already: want another name")
     homes = _homes(checkpoint, table)
     ids = homes[0].known.shape.ids
     new = load(file, Table(name=table, rows=ids, dim=1))
@@ -149,7 +149,7 @@ def _old_map(checkpoint: Checkpoint, home: _MappedTensors) -> IdMap:
     made = IdMap(shape=known.shape, words=words, about=known.about, folding=known.folding, fold_words=tuple(fold_words))
     if made.digest != known.digest:
         got = f"digest {made.digest}, want {known.digest}"
-        raise CheckpointError(f"{checkpoint.folder}: table {home.table!r}: its map is not what it says: {got}")
+        raise CheckpointError(f"{checkpoint.folder}: table {home.table!r}: its id map differs from its header: {got}")
     return made
 
 

@@ -142,10 +142,10 @@ def _flat(found: Any, size_bytes: int) -> Iterator[tuple[str, Tensor]]:
             raise CheckpointError(f"it has more than {MOST_NAMES:,} entries, or dicts more than {MOST_DEPTH} deep")
         if isinstance(one, Tensor):
             if one.layout != torch.strided or one.device.type != "cpu" or one.is_quantized:
-                raise CheckpointError(f"{name!r} is no plain tensor: it is {one.layout} on {one.device}")
+                raise CheckpointError(f"{name!r} is not a plain tensor: it is {one.layout} on {one.device}")
             held = one.untyped_storage().nbytes()
             if one.numel() * one.element_size() > held or held > size_bytes:
-                raise CheckpointError(f"{name!r} has {one.numel()} numbers, of which the file holds fewer")
+                raise CheckpointError(f"{name!r} has {one.numel()} numbers, more than the file holds")
             yield name, one.detach()
         elif isinstance(one, Mapping):
             lead = f"{name}." if name else ""

@@ -81,7 +81,7 @@ def _check_bounds(offset: object, size: object, stride: object, count: int) -> N
     """Refuse a tensor that has more numbers than there are."""
     at = (offset,)
     if not (_is_numbers(size) and _is_numbers(stride) and _is_numbers(at) and len(size) == len(stride)):
-        raise CheckpointError("its shape is no shape")
+        raise CheckpointError("its shape is invalid")
     numbers, last = 1, at[0]
     for n, step in zip(size, stride, strict=True):
         numbers *= n

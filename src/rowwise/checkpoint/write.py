@@ -177,13 +177,13 @@ def run_on_all_ranks(comm: Comm, failed: str, action: Callable[[], T]) -> T:
     if any(reasons_W):
         alone = len(reasons_W) == 1
         said = [text if alone else f"rank {r}: {text}" for r, text in zip(comm.ranks, reasons_W, strict=True) if text]
-        raise CheckpointError(f"{failed}: {'; '.join(said)}; former ones are as they were")
+        raise CheckpointError(f"{failed}: {'; '.join(said)}; earlier checkpoints are unchanged")
     return found[0]
 
 
 def _begin(folder: Path, part: Path) -> None:
     if folder.exists():
-        raise CheckpointError("it is there already; save under another name")
+        raise CheckpointError("it exists already: want another name")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
 

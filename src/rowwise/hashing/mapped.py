@@ -157,7 +157,7 @@ def identity_of(bytes_N: Tensor) -> MapIdentity:
     try:
         return msgspec.json.decode(bytes(bytes_N.to(torch.uint8).tolist()), type=MapIdentity)
     except msgspec.DecodeError as error:
-        raise StateError(f"what should say which id map it is says {error}") from None
+        raise StateError(f"the identity of the id map cannot be decoded: {error}") from None
 
 
 def _before_load(

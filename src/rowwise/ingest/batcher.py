@@ -123,7 +123,7 @@ class Batcher:
         self._columns, self._batching = columns, batching
         splits = reader.splits()
         if not splits:
-            raise DataError(f"{type(reader).__name__}: there are no rows to read")
+            raise DataError(f"{type(reader).__name__}: no rows to read")
         columns.check_tables(tables)
         how = Preparation(
             columns=columns,

@@ -156,7 +156,7 @@ def inspect_ids(  # noqa: PLR0913 - what a user may say of the columns
     """
     found = reader.splits()[:splits]
     if not found:
-        raise DataError(f"{name or type(reader).__name__}: there are no rows to look at")
+        raise DataError(f"{name or type(reader).__name__}: no rows to look at")
     source = found[0].source
     names = reader.schema.names
     roles = dict(roles or {})

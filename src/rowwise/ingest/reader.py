@@ -78,7 +78,7 @@ def find_files(path: str | Path, endings: Sequence[str]) -> tuple[str, ...]:
         found = sorted(str(p) for p in anchor.glob(str(place.relative_to(anchor))) if p.is_file())
         want = "no file matches the pattern"
     else:
-        raise DataError(f"{path}: there is no such file or folder")
+        raise DataError(f"{path}: no such file or folder")
     if not found:
         raise DataError(f"{path}: {want}")
     return tuple(found)

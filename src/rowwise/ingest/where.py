@@ -158,7 +158,7 @@ def _terms(text: str) -> Iterator[Comparison]:
             return
         joined = _AND.match(text, at)
         if joined is None:
-            raise SpecError(f"where: {text!r}: what is {text[at:]!r}? {HOW}, joined by 'and'")
+            raise SpecError(f"where: {text!r}: cannot read {text[at:]!r}: {HOW}, joined by 'and'")
         at = joined.end()
 
 

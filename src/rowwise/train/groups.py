@@ -49,11 +49,11 @@ class UpdateGroups:
         A rank whose data had ended when the run was saved has none when it is resumed.
         """
         if not status.following:
-            raise DataError("there are no rows to train on: an epoch ended without a batch")
+            raise DataError("no rows to train on: an epoch ended without a batch")
         idle = [str(self._work.comm.ranks[rank]) for rank, batches in enumerate(status.following_W) if not batches]
         if idle and not resumed:
             want = "want rows for each rank, or fewer ranks"
-            raise DataError(f"there are no rows to train on for rank {', '.join(idle)}, and others have some: {want}")
+            raise DataError(f"no rows to train on for rank {', '.join(idle)}, and others have some: {want}")
         if len(status.following_W) > 1:
             self._empty = empty_batch_template(self._work.comm, status, self._next)
 

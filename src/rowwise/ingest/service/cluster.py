@@ -68,7 +68,7 @@ def connect(address: str | None) -> Any:
             ray.init(address=address, log_to_driver=False, include_dashboard=False, logging_level=logging.ERROR)
         except (ConnectionError, ValueError, RuntimeError) as error:
             out = "give the address of one that runs, or start one here: ray start --head"
-            raise SpecError(f"data.workers.address={address!r}: there is no Ray cluster: {error}; {out}") from error
+            raise SpecError(f"data.workers.address={address!r}: no Ray cluster answers: {error}; {out}") from error
     return ray
 
 
@@ -85,7 +85,7 @@ def _knock(address: str | None) -> None:
     try:
         socket.create_connection((host, int(port)), timeout=KNOCK_S).close()
     except OSError as error:
-        raise SpecError(f"data.workers.address={address!r}: there is no Ray cluster: {error}") from error
+        raise SpecError(f"data.workers.address={address!r}: no Ray cluster answers: {error}") from error
 
 
 @final

@@ -48,7 +48,7 @@ class Onehot(OneColumn, frozen=True, kw_only=True, tag="onehot", tag_field="kind
             raise self.refuse(f"classes: {self.classes}: want whole numbers only, or texts only")
         twice = [c for c in self.classes if self.classes.count(c) > 1]
         if twice:
-            raise self.refuse(f"classes: {twice[0]!r} is there twice: want each once")
+            raise self.refuse(f"classes: {twice[0]!r} appears twice: want each once")
         if self.into not in ("columns", "lists"):
             raise self.refuse(f"into={self.into!r}: want 'columns' or 'lists'")
 

@@ -46,7 +46,7 @@ class MapId(OneColumn, frozen=True, kw_only=True, tag="map_id", tag_field="kind"
             raise self.refuse(f"unknown={self.unknown!r}: want a number, 'drop' or 'raise'")
         keyed: dict[str | int, int] = {str(key): number for key, number in self.mapping.items()}
         if len(keyed) < len(self.mapping):
-            raise self.refuse("mapping: an id is there as a number and as a text: want each once")
+            raise self.refuse("mapping: an id appears as a number and as text: want each once")
         outside = [
             n for n in (*keyed.values(), *([] if isinstance(self.unknown, str) else [self.unknown])) if n not in INTS
         ]
@@ -97,10 +97,10 @@ def read_mapping(transform: MapId) -> dict[str | int, int]:
         if value is None:
             raise transform.refuse(f"{path}: line {number + 1}: {given!r}: want a whole number after the tab")
         if key in made:
-            raise transform.refuse(f"{path}: line {number + 1}: id {key!r} is there already: want each once")
+            raise transform.refuse(f"{path}: line {number + 1}: id {key!r} appears twice: want each once")
         made[key] = value
     if not made:
-        raise transform.refuse(f"{path}: there is no id in it: want one on each line")
+        raise transform.refuse(f"{path}: it has no ids: want one on each line")
     return made
 
 

@@ -42,9 +42,7 @@ class GetLocalHour(Transform, frozen=True, kw_only=True, tag="get_local_hour", t
             try:
                 ZoneInfo(self.zone)
             except (ZoneInfoNotFoundError, ValueError, OSError):
-                raise self.refuse(
-                    f"zone={self.zone!r}: there is no such zone: want one such as Europe/Vienna"
-                ) from None
+                raise self.refuse(f"zone={self.zone!r}: unknown time zone: want one such as Europe/Vienna") from None
 
     @property
     def reads(self) -> tuple[str, ...]:

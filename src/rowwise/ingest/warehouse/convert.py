@@ -107,7 +107,7 @@ class _Conversion:
         else:
             self._write_plain(flat, writer)
         if not self._journal.parts:
-            raise DataError(f"{self._source.name}: there are no rows to convert")
+            raise DataError(f"{self._source.name}: no rows to convert")
         manifest = WarehouseManifest(asked=asked, found=found, columns=columns, parts=tuple(self._journal.parts))
         self._journal.finish(manifest)
         return manifest

@@ -76,7 +76,7 @@ class Journal:
     def alone(self) -> Iterator[None]:
         """Nobody else works on it."""
         if self._dest.exists() and not self.place.exists() and (not self._dest.is_dir() or any(self._dest.iterdir())):
-            raise DataError(f"{self._dest}: is there already, and no warehouse: want a new folder, or an empty one")
+            raise DataError(f"{self._dest}: exists and is not a warehouse: want a new folder, or an empty one")
         self.place.mkdir(parents=True, exist_ok=True)
         refuse_links(self._dest)
         with open_regular(self.place / "lock", "a+b", links=False) as file:
@@ -148,7 +148,7 @@ class Journal:
         plain = not any(fault_of_name(name, LONGEST_NAME) for name in part.path.split("/"))
         inside = plain and path.is_file() and has_no_link(self._dest, part.path)
         if not inside or path.stat().st_size != part.bytes or min(part.unit, part.row, part.rows, part.groups) < 0:
-            raise DataError(f"{self._path}: {part.path[:200]!r} is not there as it was written: {ANEW}")
+            raise DataError(f"{self._path}: {part.path[:200]!r} is missing or was changed: {ANEW}")
 
     def _replace(self, path: Path, data: bytes) -> None:
         temporary = path.with_suffix(".tmp")

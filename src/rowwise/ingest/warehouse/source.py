@@ -56,7 +56,7 @@ class ConversionSource:
         self.reader, self.how = reader, how
         self.splits = reader.splits()
         if not self.splits:
-            raise DataError(f"{type(reader).__name__}: there are no rows to convert")
+            raise DataError(f"{type(reader).__name__}: no rows to convert")
         self.name = self.splits[0].source
         self._chosen = choose(how, reader.schema, self.name)
 

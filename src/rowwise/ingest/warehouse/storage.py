@@ -90,7 +90,7 @@ class FileStore:
             if info.type == fs.FileType.File:
                 return (self._path,)
             if info.type == fs.FileType.NotFound:
-                raise DataError(f"{self._path}: there is no such file or folder")
+                raise DataError(f"{self._path}: no such file or folder")
             inside = system.get_file_info(fs.FileSelector(base, recursive=True))
         skip = len(base.strip("/"))
         names = sorted(i.path.strip("/")[skip:].lstrip("/") for i in inside if i.type == fs.FileType.File)
