@@ -11,7 +11,7 @@ from pyarrow import parquet as pq
 from rowwise import DataError
 from rowwise.ingest import FrameReader
 from rowwise.ingest.inspect import inspect
-from rowwise.recipes.recipe import DlrmConfig
+from rowwise.recipes.recipe import DcnConfig
 from rowwise.recipes.runs import TrainingRun, predict_rows
 from rowwise.recipes.starter import make_starter, recipe_name
 from rowwise.recipes.text import decode, parse, read
@@ -51,7 +51,7 @@ def test_what_is_in_it():
     assert {d.column: d.log1p for d in columns.dense} == {"amount": True, "age": False}
     assert {s.table_name: s.rows for s in columns.sparse} == {"user_id": 1600, "item": 640, "tags": 48}
     assert {name: str(change.pooling) for name, change in recipe.tables.each.items()} == {"tags": "mean"}
-    assert isinstance(recipe.model, DlrmConfig)
+    assert isinstance(recipe.model, DcnConfig)
     assert (recipe.data.dataset, recipe.data.label) == ("parquet:clicks.parquet", "clicked")
     assert recipe.evaluate.patience == 2
     assert recipe.about.run == "rowwise train clicks.yaml"

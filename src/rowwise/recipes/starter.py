@@ -1,7 +1,7 @@
 """Writes a first recipe for files from their dataset card, with comments on what to edit next.
 
-All columns, tables and learning rates are written out, because people edit what they see. Known limit: the model is
-not tuned, and all tables have one dim.
+All columns, tables and learning rates are written out, because people edit what they see. Known limit: all tables
+have one dim.
 """
 
 import math
@@ -15,7 +15,7 @@ from msgspec import structs
 from rowwise.errors import DataError
 from rowwise.ingest.inspect import LABELS, ColumnCard, DatasetCard
 from rowwise.ingest.transform import SplitText
-from rowwise.recipes.recipe import NAME, About, Data, DlrmConfig, Recipe, TableChanges, Tables
+from rowwise.recipes.recipe import NAME, About, Data, DcnConfig, Recipe, TableChanges, Tables
 from rowwise.recipes.text import write
 from rowwise.row_optimizers import RowWiseAdagrad
 from rowwise.spec import Pooling
@@ -26,7 +26,8 @@ STEPS = 100  # of an epoch, approximately
 BATCHES = (64, 2048)
 EMPTY: Mapping[str, str] = MappingProxyType({})
 SHARE = 0.1  # of the rows to validate on, and again to test on
-EVALUATIONS = 10  # in an epoch of a large dataset
+EVALUATIONS = 10  # in an epoch of a large dataset; 2 in that of others
+WIDE, CROSS_RANK = 512, 64  # numbers of a sample, from which on crosses are of a low rank
 SHOWN = ("data.share", "data.test_share", "train.batch", "train.epochs", "evaluate.metric")
 
 
@@ -61,16 +62,16 @@ def make_starter(card: DatasetCard, dataset: str, file: str, vocabularies: Mappi
     large = card.rows > LARGE_ROWS
     recipe = Recipe(
         about=About(
-            what=f"DLRM on {card.rows:,} rows of {card.source}",
+            what=f"DCN-v2 on {card.rows:,} rows of {card.source}",
             run=f"rowwise train {file}",
         ),
         data=Data(dataset=dataset, label=card.label, valid_share=SHARE, test_share=SHARE),
         transforms=tuple(SplitText(column=one.name, separator=one.separator) for one in card.columns if one.separator),
         columns=structs.replace(columns, sparse=sparse, time=None),
         tables=Tables(all=TableChanges(dim=_dim(card.rows), optimizer=RowWiseAdagrad(lr=0.05)), each=pooling),
-        model=_model(columns.dense != (), card.rows),
+        model=_model(len(columns.sparse), _dim(card.rows), card.rows),
         train=Training(batch=_batch(card.rows), epochs=2 if large else 10, optimizer=DenseAdam(lr=0.002)),
-        evaluate=Evaluation(every=max(1, steps // EVALUATIONS) if large else 0, patience=2),
+        evaluate=Evaluation(every=max(1, steps // (EVALUATIONS if large else 2)), patience=2 if large else 4),
     )
     return "\n".join([*_comments(card, recipe), ""]) + write(recipe, shown=SHOWN)
 
@@ -102,9 +103,11 @@ def _dim(rows: int) -> int:
     return 8 if rows < SMALL_ROWS else 16 if rows < LARGE_ROWS else 32
 
 
-def _model(dense: bool, rows: int) -> DlrmConfig:
+def _model(features: int, dim: int, rows: int) -> DcnConfig:
+    """DCN-v2: of DLRM, DeepFM and DCN the one that is never far from the best; see docs/decisions/0018-starter.md."""
     sizes = (64,) if rows < SMALL_ROWS else (128, 64) if rows < LARGE_ROWS else (512, 256)
-    return DlrmConfig(bottom=sizes if dense else (), top=sizes)
+    rank = None if features * dim <= WIDE else CROSS_RANK
+    return DcnConfig(deep=sizes, crosses=2, rank=rank, dropout=0.0 if rows > LARGE_ROWS else 0.2)
 
 
 def _comments(card: DatasetCard, recipe: Recipe) -> list[str]:
@@ -120,7 +123,7 @@ def _comments(card: DatasetCard, recipe: Recipe) -> list[str]:
         "#             to so many, 16 an id in small tables and 8 in large ones, so that few share a row",
         "#   data      share: random takes test rows from everywhere, last takes the last rows, as in production",
         "#   train     batch and the learning rates (train.optimizer, and of tables) matter most, in this order",
-        "#   evaluate  training stops when ne on the validation rows has not improved twice",
+        "#   evaluate  training stops when ne on the validation rows has not improved `patience` times",
         "# Change a value for one run: rowwise train FILE --set train.batch=1024. All settings: recipe.yaml of a",
         "# run.",
     ]
