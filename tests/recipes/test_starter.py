@@ -53,7 +53,7 @@ def test_what_is_in_it():
     assert {name: str(change.pooling) for name, change in recipe.tables.each.items()} == {"tags": "mean"}
     assert isinstance(recipe.model, DcnConfig)
     assert (recipe.data.dataset, recipe.data.label) == ("parquet:clicks.parquet", "clicked")
-    assert recipe.evaluate.patience == 2
+    assert (recipe.evaluate.every, recipe.evaluate.patience) == (19, 4)
     assert recipe.about.run == "rowwise train clicks.yaml"
     head = text[: text.index("about:")]
     assert all(line.startswith("#") for line in head.splitlines())
@@ -118,8 +118,10 @@ def test_what_it_leaves_out_it_says():
     assert {d.column for d in recipe.columns.dense} == {"amount"}
 
 
-def test_without_numbers_there_are_no_layers_for_them():
-    assert made(amount=["a", "b", "c"] * (ROWS // 3))[1].model.bottom == ()
+def test_crosses_of_many_columns_are_of_a_low_rank():
+    assert made()[1].model.rank is None
+    _, wide = made(**{f"c{n}": np.arange(ROWS) % (n + 3) for n in range(70)})
+    assert wide.model.rank == 64
 
 
 @pytest.mark.parametrize(
