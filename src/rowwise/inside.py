@@ -15,7 +15,7 @@ NOT_SHOWN = ("Cc", "Cs", "Zl", "Zp")  # control characters, surrogates, line and
 
 
 def fault_of_name(name: str, most_bytes: int = MOST_BYTES) -> str | None:
-    """What is wrong with a name as one plain component of a path; None: nothing."""
+    """The fault of a name as one plain component of a path; None if it has none."""
     if not name:
         return "it is empty"
     if "/" in name or "\\" in name:

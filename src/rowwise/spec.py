@@ -19,7 +19,7 @@ from rowwise.value import Value as Value
 
 
 class Pooling(enum.StrEnum):
-    """How the rows of a bag become one vector."""
+    """The reduction of a bag's rows to one vector."""
 
     SUM = "sum"
     MEAN = "mean"

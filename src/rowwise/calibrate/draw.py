@@ -98,7 +98,7 @@ class DrawnTables(NamedTuple):
 
 
 class Population:
-    """Where tables are drawn from: given ones, or synthetic ones like those of large models.
+    """A source of tables to draw from: given ones, or synthetic ones like those of large models.
 
     Some sets are synthetic even if tables are given: plans cut tables into pieces unlike any of them.
     """

@@ -28,7 +28,7 @@ ORDER, LINKS = "order.json", "links.jsonl"
 
 
 class MeasurementSpec(Value, frozen=True, kw_only=True):
-    """What is measured, and how. The same specification gives the same sets and exchanges."""
+    """A specification of measurements. The same one gives the same sets and exchanges."""
 
     seed: int = 0
     world: int = 1

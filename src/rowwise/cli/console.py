@@ -1,4 +1,4 @@
-"""What a run prints: a summary, a live line (or a line every ten seconds off terminals), and its result.
+"""The console output of a run: a summary, a live line (or a line every ten seconds off terminals), and the result.
 
 All of it goes to standard error, so that `--json` has standard output for itself, and is in the run's folder, too.
 """

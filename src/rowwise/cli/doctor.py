@@ -24,7 +24,7 @@ MOST_SECONDS = 1e5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoctorReport:
-    """What the command prints. Without native operators `error` says what to do."""
+    """The output of `rowwise doctor`. Without native operators `error` says what to do."""
 
     machine: Environment
     native: NativeLibrary | None

@@ -1,4 +1,4 @@
-"""What commands write: names and values from files reach a terminal as text, never as control sequences.
+"""Terminal output: names and values from files are printed as text, never as control sequences.
 
 Names of tables, columns, tensors and files come from strangers. An escape sequence in one could clear the screen,
 change a title or hide what was said.

@@ -209,7 +209,7 @@ class SharedMemoryTransport:
         self.waited.seconds += time.perf_counter() - begin_s
 
     def _end_of(self, place: int) -> str:
-        """How a rank has ended; empty while it takes part."""
+        """The end of a rank in words; empty while it takes part."""
         rank, board = self.world.ranks[place], self._boards.get(place)
         pid = self.world.pids[rank]
         if board is not None and board.numbers[LEFT]:
@@ -217,7 +217,7 @@ class SharedMemoryTransport:
         return "" if is_alive(pid) else f"rank {rank} (process {pid}) has ended"
 
     def _ends(self, first: int) -> str:
-        """Which ranks of this host have ended, `first` before the others, as another one's end may be the cause."""
+        """The ranks of this host that have ended, `first` before the others, as another one's end may be the cause."""
         return "; ".join(
             filter(None, map(self._end_of, [first, *(p for p in self._near if p not in (first, self._me))]))
         )

@@ -87,7 +87,7 @@ class KernelCase:
         return cls(arena=arena, group=group, bags=bags)
 
     def step(self) -> UpdateMemory:
-        """What the next update changes."""
+        """The memory that the next update changes."""
         return UpdateMemory(self.arena.rows, self.arena.state, self.group.tables_TC, *next_step(self.arena, self.group))
 
     def pool(self) -> Tensor:

@@ -1,4 +1,4 @@
-"""How often items come, counted as they come: an item seen every 20 batches has probability 1/20 of being in one.
+"""Frequencies of items, updated batch by batch: an item of every 20th batch has probability 1/20 of being in one.
 
 The estimator of Yi et al. 2019 (see `two_tower.py`). For each item there is the step A at which it last came and the
 smoothed number of steps B between its comings:

@@ -1,4 +1,4 @@
-"""What every model does with its input: a `Batch` or its parts are taken apart, tables that do not fit are named."""
+"""Input of every model: splits a `Batch` into its parts, and names tables that do not fit."""
 
 from collections.abc import Sequence
 

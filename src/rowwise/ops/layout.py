@@ -99,7 +99,7 @@ SOURCE, BASE, DIM = (FeatureRow._fields.index(name) for name in ("source", "base
 
 
 class ArenaOffset(NamedTuple):
-    """Where a table begins in the arena."""
+    """The offset of a table in the arena."""
 
     base: int  # first byte of its rows
     state_base: int  # first float of its optimizer state

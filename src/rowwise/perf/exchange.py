@@ -19,7 +19,7 @@ FLOAT_bytes, MILLI = 4, 1e-3
 
 
 class Amounts(NamedTuple):
-    """What each rank sends and receives in an exchange."""
+    """Bytes that each rank sends and receives in an exchange."""
 
     dim_W: Floats  # columns of vectors that each rank looks up for a sample
     ids_W: Floats  # that each rank receives

@@ -1,4 +1,4 @@
-"""How often rows repeat in a batch: NeuroShard's 17 bins, a feature of learned cost models.
+"""Repetition of rows in a batch: NeuroShard's 17 bins, a feature of learned cost models.
 
 Bin k is the share of a batch's distinct rows that are looked up more than 2**(k-1) and at most 2**k times; the last has
 all above. Values are expectations for independent ids with the statistics of `access`; measured histograms are not

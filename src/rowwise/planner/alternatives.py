@@ -1,4 +1,4 @@
-"""What each option that was not taken would cost if all other tables stayed where they are.
+"""Costs of the options that a plan did not take, with all other tables where they are.
 
 [Note: alternatives] An item is taken out, and another of its options is placed piece by piece, the largest first. Each
 piece goes to the unit where the step then takes least; of equal ones, where that unit itself has least to do. A unit

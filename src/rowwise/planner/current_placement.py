@@ -148,7 +148,7 @@ def _infer_item_kind(
 
 
 def _allowed_units(problem: PlacementProblem, item: int) -> NDArray[np.bool_] | None:
-    """Which units an item may be on; None: all."""
+    """The units that an item may be on; None: all."""
     rule = int(problem.rule_I[item])
     return problem.allowed_RU[rule].astype(bool) if rule >= 0 else None
 

@@ -336,7 +336,7 @@ def _access(entry: TableEntry) -> Access:
 
 
 def _count_without_dim(entries: Sequence[TableEntry]) -> int:
-    """How many tables give no dim."""
+    """The number of tables without a dim."""
     return sum("dim" not in entry.values and "workload" not in entry.values for entry in entries)
 
 

@@ -50,7 +50,7 @@ class _Neuroshard(ctypes.Structure):
 
 
 class AnnealingEffort(NamedTuple):
-    """How long and how hot to anneal."""
+    """The length and the temperatures of annealing."""
 
     moves: int
     seed: int = 0
@@ -62,7 +62,7 @@ class AnnealingEffort(NamedTuple):
 
 
 class Homes(NamedTuple):
-    """Where the rows of pieces are now, and the bytes that stay if a piece goes there."""
+    """The units that hold pieces' rows now, and the bytes that stay if a piece goes there."""
 
     unit_N: Index
     stay_bytes_N: Floats

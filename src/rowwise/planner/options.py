@@ -26,7 +26,7 @@ FULL_SHARE = 0.9  # of memory; lower tiers are options where tables would fill m
 
 @dataclass(frozen=True, slots=True)
 class TableArrays:
-    """What cutting needs to know of tables, as arrays."""
+    """Facts of tables that cutting needs, as arrays."""
 
     rows_T: Floats
     dim_T: Floats

@@ -59,7 +59,7 @@ class PlanRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pieces:
-    """What pieces add to each rank of their units, as arrays over pieces."""
+    """Costs that pieces add to each rank of their units, as arrays over pieces."""
 
     load_NK: Floats  # see [Note: cost]
     link_N: Floats  # seconds
@@ -140,7 +140,7 @@ class PlacementProblem:
 
     @property
     def ranks_of_O(self) -> Floats:
-        """How many ranks have each piece of an option."""
+        """The number of ranks that have each piece of an option."""
         sizes = np.array([1, self.topology.devices, self.topology.world], dtype=float)
         return sizes[self.span_O]
 

@@ -1,4 +1,4 @@
-"""How long a run waited for rows, how many workers prepared them, and advice. The console prints the same advice."""
+"""The section on data: time that a run waited for rows, number of workers, and the console's advice."""
 
 from rowwise import quantity
 from rowwise.quantity import usable

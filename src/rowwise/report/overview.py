@@ -30,7 +30,7 @@ def header(run: RecordedRun) -> Html:
 
 
 def status(run: RecordedRun) -> tuple[str, str]:
-    """How the run ended, and its CSS class."""
+    """The end of the run in words, and its CSS class."""
     if run.result is None:
         return "running or killed", "fair"
     return STATUS.get(run.result.status, (run.result.status, "fair"))

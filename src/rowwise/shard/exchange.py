@@ -210,7 +210,7 @@ class EmbeddingExchange:
         return self._exchanges[common]
 
     def _columns_of(self, routes: Routes) -> tuple[FeatureColumns, ...]:
-        """Which output columns the columns of a stream are."""
+        """The output columns of a stream's columns."""
         found = ((own, self._routes.columns[feature]) for feature, own in routes.columns.items())
         return merge_neighbours([FeatureColumns(own.start, whole.start, own.stop - own.start) for own, whole in found])
 

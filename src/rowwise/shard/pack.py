@@ -78,7 +78,7 @@ class Packer:
 
     @property
     def num_slices(self) -> int:
-        """How many slices this rank is sent."""
+        """The number of slices that this rank receives."""
         return len(self._routes.slices_W[self._me])
 
     def pack(self, jagged: Jagged, trains_weights: bool = False) -> SentBatch:

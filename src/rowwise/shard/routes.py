@@ -18,7 +18,7 @@ from rowwise.spec import Pooling, Table, Topology
 
 
 class ExchangePath(StrEnum):
-    """How the vectors of a piece reach the ranks that asked for them."""
+    """The path of a piece's vectors to the ranks that asked for them."""
 
     ALL_TO_ALL = "all_to_all"  # pooled vectors in one all-to-all; also the rows of sequence tables
     HIERARCHICAL = "hierarchical"  # pooled vectors, reduce-scattered inside the one host that holds the table's rows

@@ -1,4 +1,4 @@
-"""What every operator means, in plain torch: the definition that each kernel has to match bit for bit.
+"""Reference operators in plain torch: the definition that each kernel matches bit for bit.
 
 (Only the interaction matches within float rounding, see [Note: Contracted sums] in `_cpp/interact.h`.)
 

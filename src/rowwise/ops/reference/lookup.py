@@ -24,7 +24,7 @@ class FeatureBags(NamedTuple):
         return FeatureRow.read(self.features)
 
     def bounds(self, feature: FeatureRow) -> Tensor:
-        """Where each bag of the feature begins, and the end of the last [B + 1]."""
+        """Offsets of the feature's bags, and the end of the last [B + 1]."""
         return self.offsets[feature.source * self.batch : (feature.source + 1) * self.batch + 1]
 
     def span(self, feature: FeatureRow) -> slice:

@@ -221,7 +221,7 @@ def roll_out(policy: Policy, deck: ItemDeck, choose: Callable[[PolicyStep], NDAr
 
 @dataclass(frozen=True, slots=True)
 class _DeckTotals:
-    """Of a deck: seconds of an even rank, and each item's and the rest's shares of it."""
+    """Totals of a deck: seconds of an even rank, and each item's and the rest's shares of it."""
 
     even_E: Reals
     item_EIF: Reals

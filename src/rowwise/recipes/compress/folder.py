@@ -38,7 +38,7 @@ MATTER = (
 
 
 class TrialFolderSpec(Value, frozen=True, kw_only=True):
-    """What is measured; trials with the same spec can be compared."""
+    """The settings of trials; trials with equal settings can be compared."""
 
     recipe: dict[str, Any]  # the sections that matter
     history: tuple[str, ...] = ()
