@@ -230,6 +230,17 @@ def test_compare(tmp_path):
     assert "<td>0.1.0</td>" not in page  # the same in all environments
 
 
+def test_runs_tested_on_different_rows_have_no_best(tmp_path):
+    one, two = (runs.make(tmp_path / "r" / name, steps=40, seed=seed) for name, seed in (("1", 0), ("2", 1)))
+    same = compare([one, two], tmp_path / "same.html").read_text("utf-8")
+    assert '<td class="best">0.' in same
+    recipe = (two / "recipe.yaml").read_text()
+    (two / "recipe.yaml").write_text(recipe.replace("data:", "data:\n  test_share: 0.3", 1))
+    page = compare([one, two], tmp_path / "other.html").read_text("utf-8")
+    assert "of different rows, so no best is marked" in page
+    assert '<td class="best">0.' not in page
+
+
 def test_compare_wants_two_to_eight(run, tmp_path):
     for many in (0, 1, 9):
         with pytest.raises(DataError, match=f"{many} runs to compare: want 2 to 8"):

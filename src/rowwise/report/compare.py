@@ -19,6 +19,7 @@ from rowwise.report.page import page, save
 from rowwise.report.read import Curve, Reading, RecordedRun, read
 
 FEWEST, MOST = 2, len(COLOURS)
+ROW_KEYS = {"dataset", "folder", "valid", "test", "valid_share", "test_share", "share", "rows", "test_rows", "where"}
 CUT = 160  # longest shown value, in characters
 
 
@@ -87,13 +88,14 @@ def _numbers(compared: Sequence[ComparedRun]) -> Html:
     for task in _all_tasks(compared):
         finals = [final_metrics(e.run, task) for e in compared]
         splits = tuple(dict.fromkeys(split for split, _ in finals if split))
-        mixed = "; from different splits, so no best is marked" if len(splits) > 1 else ""
+        why = "from different splits" if len(splits) > 1 else "of different rows" if _rows_differ(compared) else ""
+        mixed = f"; {why}, so no best is marked" if why else ""
         rows.append(_group(compared, f"{task}, {' or '.join(splits)}{mixed}"))
         for name in sorted(
             dict.fromkeys(n for _, values in finals for n in values if n not in HIDDEN_METRICS), key=order
         ):
             values = [found.get(name) for _, found in finals]
-            cost = metric(name).cost if len(splits) == 1 else _no_cost
+            cost = _no_cost if why or not splits else metric(name).cost
             rows.append(_row(metric(name).title, values, quantity.number, cost))
     speed, wall, peak, samples, steps = (
         list(column) for column in zip(*(totals(e.run) for e in compared), strict=True)
@@ -105,6 +107,17 @@ def _numbers(compared: Sequence[ComparedRun]) -> Html:
     rows.append(_row("Samples", samples, quantity.count, _no_cost))
     rows.append(_row("Steps", steps, quantity.count, _no_cost))
     return section("numbers", "Final metrics", _run_table(compared, rows), note("\u2605 marks the best of a line."))
+
+
+def _rows_differ(compared: Sequence[ComparedRun]) -> bool:
+    """Whether the runs' recipes choose other rows for training, validation or test."""
+    chosen = [{k: v for k, v in e.run.settings.items() if _is_of_rows(k)} for e in compared]
+    return any(one != chosen[0] for one in chosen)
+
+
+def _is_of_rows(key: str) -> bool:
+    section, _, rest = key.partition(".")
+    return section == "data" and rest.partition(".")[0].partition("[")[0] in ROW_KEYS
 
 
 def _no_cost(value: float) -> None:
