@@ -20,6 +20,7 @@ BASE = {
     "resume": {"run": "{run}", "--set": "train.steps=4"},
     "plan": {"--tables": "{tables}", "--topology": "2xcpu"},
     "predict": {"run": "{run}", "--out": "out.parquet"},
+    "baseline": {"run": "{run}"},
     "report": {"runs": "{run}"},
     "ls": {},
     "cp": {"recipe": "{recipe}", "to": "mine.yaml"},
@@ -46,8 +47,8 @@ FLAG = "a flag: what it does not go with is among the combinations"
 FREE = {
     **dict.fromkeys(
         (
-            "train --dry-run", "train --json", "resume --json", "plan --explain", "doctor --json", "bench --quick",
-            "bench --smoke", "bench --list", "bench --all", "drill --json", "compress --explain", "eval --json",
+            "train --dry-run", "train --baseline", "train --json", "resume --json", "plan --explain", "doctor --json",
+            "bench --quick", "bench --smoke", "bench --list", "bench --all", "drill --json", "compress --explain", "eval --json",
             "data inspect --json", "data convert --json", "data bench --json", "ckpt ls --json", "ckpt verify --json",
             "ckpt diff --json", "ckpt reshard --no-state", "ckpt export --state", "ckpt import --dry-run",
             "ckpt import --json",
@@ -97,6 +98,7 @@ NONSENSE = {
     "plan --replan": NO_FILE,
     "plan --torchrec": ("nope/a.json", "{folder}", "-"),
     "predict run": NO_RUN,
+    "baseline run": NO_RUN,
     "predict --out": ("nope/out.parquet", "{folder}", "{fifo}", "out.txt", "out"),
     "predict --data": NO_DATA[:3],
     "predict --keep": ("nope", "", "user,", "label_logit"),

@@ -39,8 +39,8 @@ def make_app() -> typer.Typer:
     """The application with all commands; a new one for each caller."""
     made = typer.Typer(name="rowwise", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
     made.callback()(_read_environment)
-    commands: list[Callable[..., None]] = [train, resume, plan, measure.predict, measure.report, ls, cp, doctor]
-    commands += [bench, drill, calibrate, compress]
+    commands: list[Callable[..., None]] = [train, resume, plan, measure.predict, measure.report, measure.baseline]
+    commands += [ls, cp, doctor, bench, drill, calibrate, compress]
     for command in commands:
         made.command()(_with_exit_codes(command))
     made.command("eval")(_with_exit_codes(measure.evaluate))

@@ -1,5 +1,6 @@
-"""`rowwise eval`, `rowwise predict` and `rowwise report`: metrics, predictions and reports of trained models."""
+"""`rowwise eval`, `predict`, `baseline` and `report`: metrics, predictions and reports of trained models."""
 
+import json
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,6 +15,7 @@ from rowwise.cli.terminal import make_terminal, print_json, print_line
 from rowwise.errors import SpecError
 
 if TYPE_CHECKING:
+    from rowwise.recipes.baseline import TreeBaseline
     from rowwise.train.evaluate import Scores
 
 RunArgument = Annotated[Path, typer.Argument(help="The folder of a run, such as runs/dlrm-synthetic/1.")]
@@ -79,6 +81,39 @@ def predict(
         kept = () if keep is None else tuple(keep.split(","))
         rows = predict_rows(run, out, which=which, data=data, keep=kept, tell=tell, warn=partial(show_warning, console))
     print_line(f"wrote {out}: {rows:,} rows")
+
+
+def baseline(run: RunArgument) -> None:
+    """Train boosted trees (LightGBM) on the rows of a run, and compare both on its test rows.
+
+    The report of the run shows the result, too. Needs pip install 'rowwise[trees]'.
+
+    Example: rowwise baseline runs/clicks/1
+    """
+    from rowwise.recipes.baseline import fit_trees
+
+    warn_of_run_code(run)
+    console = make_terminal(stderr=True)
+    with console.status("training trees"):
+        found = fit_trees(run)
+    show_baseline(found, run)
+
+
+def show_baseline(found: "TreeBaseline", run: Path) -> None:
+    """Print the test metrics of a run and of trees on the same rows, and the AUC between them."""
+    own = json.loads((run / "result.json").read_text())["test"].get(found.task, {})
+    console = make_terminal()
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    names = ("loss", "ne", "auc")
+    for name in (f"test {found.task}", *names):
+        table.add_column(name, justify="left" if name.startswith("test") else "right")
+    for title, values in ((str(run), own), (f"LightGBM, {found.trees} trees", found.test)):
+        table.add_row(title, *(_format_metric(name, values[name]) if name in values else "" for name in names))
+    console.print(table, markup=False)
+    if "auc" in own:
+        gain = own["auc"] - found.test["auc"]
+        better = "the model is better" if gain > 0 else "trees are better here"
+        print_line(f"{better} by {abs(gain):.4f} AUC; trees took {found.seconds:.0f} s on {found.rows:,} rows")
 
 
 def report(

@@ -27,6 +27,7 @@ class RunRequest:
     changes: tuple[str, ...] = ()
     which: str = "last"
     as_json: bool = False
+    baseline: bool = False  # train trees on the same rows afterwards
 
     def resume_command(self, run: Path, topology: Topology) -> str:
         """The shell command that resumes a run on as many ranks as it has now."""

@@ -57,6 +57,9 @@ def train(  # noqa: PLR0913 - one for each option
     hardware: HardwareName = None,
     timeout: Timeout = None,
     profile: Profile = None,
+    baseline: Annotated[
+        bool, typer.Option("--baseline", help="Train boosted trees (LightGBM) on the same rows, and compare.")
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check everything and print what would be trained; write nothing.")
     ] = False,
@@ -86,12 +89,15 @@ def train(  # noqa: PLR0913 - one for each option
     ranks = check_ranks(nproc, timeout, around)
     given = [*(changes or []), *_as_changes(init_from=init_from, plan=plan, hardware=hardware)]
     given += [f"log.profile={_quote_yaml(profile)}"] if profile is not None else []
-    for option, value in (("--runs", runs), ("--timeout", timeout)):
+    if baseline and as_json:
+        raise SpecError("--baseline with --json, which prints one object: leave it out, and run rowwise baseline RUN")
+    for option, value in (("--runs", runs), ("--timeout", timeout), ("--baseline", baseline or None)):
         if dry_run and value is not None:
             raise SpecError(f"{option} with --dry-run has no effect: leave it out")
     loaded = load_recipe(recipe, given, warn=_is_first(around))
     if not dry_run:
-        launch(RunRequest(recipe=loaded, folder=runs or RUNS, as_json=as_json), nproc, timeout, around)
+        request = RunRequest(recipe=loaded, folder=runs or RUNS, as_json=as_json, baseline=baseline)
+        launch(request, nproc, timeout, around)
     elif _is_first(around):
         _dry_run(loaded, ranks, as_json=as_json)
 

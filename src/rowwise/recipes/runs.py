@@ -149,7 +149,7 @@ class TrainingRun:
         """A stopped or killed run, from its last checkpoint or, without one, from the start; on any number of ranks."""
         comm = comm or solo()
         folder = _folder_of_first_rank(comm, lambda: RunFolder.open(path))
-        resolved = resolve_on_first_rank(lambda: _resolve_saved(path, changes, comm.topology.world), comm)
+        resolved = resolve_on_first_rank(lambda: resolve_saved(path, changes, comm.topology.world), comm)
         made = _build_job(resolved, comm, "resume")
         with made.feed.closed_by_errors():
             run = cls(resolved, folder, made, tell, comm)
@@ -376,7 +376,7 @@ def predict_rows(  # noqa: PLR0913 - options of the command
 def load_trained(path: Path, which: str = "best", warn: Warn = ignore_warning) -> tuple[ResolvedRecipe, nn.Module]:
     """The resolved recipe of a run, and its model with the weights of a checkpoint."""
     RunFolder.open(path)
-    resolved = _resolve_saved(path)
+    resolved = resolve_saved(path)
     for line in resolved.notes:
         warn(line)
     _set_threads(resolved.recipe)
@@ -414,7 +414,7 @@ def _warm_start(resolved: ResolvedRecipe, model: nn.Module) -> WarmStartMatch | 
     return warm_start(open_warm_start(source), model)
 
 
-def _resolve_saved(path: Path, changes: Sequence[str] = (), world: int = 1) -> ResolvedRecipe:
+def resolve_saved(path: Path, changes: Sequence[str] = (), world: int = 1) -> ResolvedRecipe:
     source = path / RECIPE
     sections = parse(read_text(source), str(source))
     apply_changes(sections, changes)

@@ -86,11 +86,14 @@ def _task_tiles(run: RecordedRun, task: str) -> Html:
 
 
 def _compare_value(run: RecordedRun, task: str, name: str, value: float) -> str:
-    """The best possible or expected value, or which direction is better."""
+    """The best possible value, that of trees on the same rows, the expected one, or which direction is better."""
     ceiling = best_possible(run, task, name)
     if quantity.usable(ceiling) and ceiling is not None:
         gap = abs(ceiling - value)
         return f"ceiling {quantity.number(ceiling)}, gap {quantity.number(gap)}"
+    trees = run.baseline.test.get(name) if run.baseline is not None and run.baseline.task == task else None
+    if trees is not None:
+        return f"LightGBM {quantity.number(trees)}"
     expected = (run.result.expected or {}).get(name) if run.result else None
     if expected is not None:
         return f"expected {quantity.number(expected)}"

@@ -128,6 +128,14 @@ class RecordedForecast(msgspec.Struct, frozen=True, kw_only=True):
     stages_s: dict[str, tuple[float, ...]] = {}
 
 
+class RecordedBaseline(msgspec.Struct, frozen=True, kw_only=True):
+    """Test metrics of boosted trees in baseline.json."""
+
+    task: str
+    trees: int
+    test: dict[str, float | None]
+
+
 class _RecordedPlan(msgspec.Struct, frozen=True, kw_only=True):
     forecast: RecordedForecast | None = None
 
@@ -148,6 +156,7 @@ class RecordedRun:
     slices: tuple[RecordedSlice, ...]
     warnings: tuple[str, ...]
     result: RecordedResult | None
+    baseline: RecordedBaseline | None  # boosted trees on the same rows
     plan: bytes  # explanation of the plan as JSON; empty without one
     changed: datetime
     notes: tuple[str, ...]
@@ -186,10 +195,18 @@ def read(folder: Path) -> RecordedRun:
         slices=tuple(_slice(row) for row in slices.rows),
         warnings=_warnings(folder / "warnings.txt"),
         result=result,
+        baseline=_baseline(folder / "baseline.json"),
         plan=read_bytes(folder / PLAN)[0],
         changed=_last_change(folder),
         notes=notes,
     )
+
+
+def _baseline(path: Path) -> RecordedBaseline | None:
+    try:
+        return msgspec.json.decode(read_bytes(path)[0], type=RecordedBaseline)
+    except msgspec.DecodeError:
+        return None
 
 
 def _suggest_folder(folder: Path) -> str:
