@@ -48,7 +48,8 @@ FREE = {
     **dict.fromkeys(
         (
             "train --dry-run", "train --baseline", "train --json", "resume --json", "plan --explain", "doctor --json",
-            "bench --quick", "bench --smoke", "bench --list", "bench --all", "drill --json", "compress --explain", "eval --json",
+            "bench --quick", "bench --smoke", "bench --list", "bench --all", "drill --json", "compress --explain",
+            "eval --json",
             "data inspect --json", "data convert --json", "data bench --json", "ckpt ls --json", "ckpt verify --json",
             "ckpt diff --json", "ckpt reshard --no-state", "ckpt export --state", "ckpt import --dry-run",
             "ckpt import --json",
