@@ -3,7 +3,7 @@
 Rows are split into two halves at random, and each half is predicted from the other in both readings: as ids, every
 value has the mean label of its rows, drawn towards the mean of all; as amounts, values fall into bins of equally many
 rows whose mean labels rise or fall throughout. The reading with the smaller log loss is right if the difference is more
-than chance. If it is not, the values themselves decide: ids fill their range evenly and come again, amounts do not.
+than chance. If it is not, the values decide: ids come again, and fill their range evenly or regardless of neighbours.
 """
 
 from typing import Literal, NamedTuple
@@ -22,6 +22,7 @@ DEVIATIONS = 3.0  # a larger difference of log losses is no chance
 SMALLEST_GAIN = 2e-3  # nats a row; a smaller difference decides nothing, however certain it is
 FILLED, EVEN = 0.5, 0.5  # share of the range that is taken; taken values of its upper half over those of its lower half
 AGAIN = 4.0  # rows of a value, on average
+ROUGH = 4.0  # counts of neighbours differ by so many times as much as chance does
 SEPARATORS = "|;,"
 LISTED, RECURRING = 0.25, 0.5  # of distinct texts: least share with a separator, most words between separators
 
@@ -50,11 +51,13 @@ class Shape(NamedTuple):
     filled: float  # values over whole numbers of the range
     even: float  # values in the upper half of the range over those in the lower half
     repeats: float  # rows of a value
+    rough: float  # 1 if neighbouring whole numbers come about equally often, as amounts do; ids do not
 
     @property
     def is_of_ids(self) -> bool:
-        """Values fill their range evenly and come again."""
-        return self.filled >= FILLED and self.even >= EVEN and self.repeats >= AGAIN
+        """Values come again, and fill their range evenly or regardless of their neighbours."""
+        even = self.filled >= FILLED and self.even >= EVEN
+        return self.repeats >= AGAIN and (even or self.rough >= ROUGH)
 
 
 def weigh(x_N: Ints, positive_N: Labels, seed: int = 0) -> Evidence | None:
@@ -76,10 +79,16 @@ def weigh(x_N: Ints, positive_N: Labels, seed: int = 0) -> Evidence | None:
 
 def shape_of(x_N: Ints) -> Shape:
     """The shape of at least one value."""
-    values = np.unique(x_N)
+    values, counts = np.unique(x_N, return_counts=True)
     low, high = int(values[0]), int(values[-1])
     upper = int((values > low + (high - low) // 2).sum())
-    return Shape(len(values) / (high - low + 1), upper / max(len(values) - upper, 1), len(x_N) / len(values))
+    # Counts of a smooth density differ by chance from those of the next number: half the mean square is their mean.
+    rows = counts.astype(np.float64)
+    next_door = np.diff(values.view(np.uint64)) == 1
+    squares = np.where(next_door, (rows[1:] - rows[:-1]) ** 2, rows[1:] ** 2 + rows[:-1] ** 2)
+    rough = float(squares.sum() / (2 * rows.sum())) if len(values) > 1 else 1.0
+    filled, even = len(values) / (high - low + 1), upper / max(len(values) - upper, 1)
+    return Shape(filled, even, len(x_N) / len(values), rough)
 
 
 def find_separator(texts: pa.Array) -> str:
