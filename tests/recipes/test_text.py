@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from rowwise import SpecError
 from rowwise.recipes.recipe import Data, DcnConfig, Recipe
-from rowwise.recipes.text import apply_change, decode, parse, read, write
+from rowwise.recipes.text import apply_change, decode, dropped_keys, parse, read, write
 
 BASE = "data: {dataset: synthetic}\n"
 TABLE = "tables: {list: [{name: a, rows: 3, dim: 4%s}]}\n"
@@ -293,6 +293,14 @@ def test_another_kind_leaves_nothing_of_the_first():
     apply_change(sections, "model.kind=dcn")
     apply_change(sections, "model.deep=[4]")
     assert decode(sections, "mine").model == DcnConfig(deep=(4,))
+
+
+def test_keys_that_a_change_of_kind_drops_are_named(tmp_path):
+    text = "data: {dataset: synthetic}\nmodel: {kind: dlrm, bottom: [8], top: [4]}\ntrain: {optimizer: {kind: sgd}}\n"
+    (tmp_path / "a.yaml").write_text(text)
+    changes = ("model=dcn", "model.deep=[4]", "train.optimizer.kind=adam", "train.optimizer.lr=0.1")
+    assert dropped_keys(tmp_path / "a.yaml", changes) == ["--set model=dcn drops bottom, top of the recipe's dlrm"]
+    assert dropped_keys(tmp_path / "a.yaml", ("model.kind=dlrm", "model.top=[3]")) == []
 
 
 def test_a_kind_alone_is_short_for_a_section_of_that_kind():

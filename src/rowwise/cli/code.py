@@ -12,14 +12,16 @@ if TYPE_CHECKING:
 
 
 def load_recipe(name: str, changes: Sequence[str] = (), *, warn: bool = True) -> "Recipe":
-    """A recipe by name or path; with `warn`, names the code from elsewhere that it runs."""
+    """A recipe by name or path; with `warn`, names code from elsewhere that it runs, and keys that changes drop."""
     from rowwise.recipes.find import find
-    from rowwise.recipes.text import read
+    from rowwise.recipes.text import dropped_keys, read
 
     path = find(name)
     recipe = read(path, changes)
     if warn:
         _warn(recipe, path)
+        for line in dropped_keys(path, changes):
+            print(f"rowwise: {printable(line)}", file=sys.stderr)
     return recipe
 
 

@@ -140,6 +140,29 @@ def apply_changes(sections: dict[str, Any], changes: Sequence[str]) -> None:
         apply_change(sections, change)
 
 
+def dropped_keys(path: Path, changes: Sequence[str]) -> list[str]:
+    """Keys of a recipe file that changes of a kind drop, as lines for the user."""
+    sections = parse(read_text(path, MOST_BYTES), str(path))
+    lines: list[str] = []
+    for change in changes:
+        keys = change.partition("=")[0].removesuffix(".kind").split(".")
+        before = _mapping_at(sections, keys)
+        apply_change(sections, change)
+        after = _mapping_at(sections, keys)
+        gone = [key for key in before if key not in after and after.get("kind") != before.get("kind")]
+        if gone:
+            lines.append(f"--set {change} drops {', '.join(gone)} of the recipe's {before.get('kind', 'former kind')}")
+    return lines
+
+
+def _mapping_at(sections: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+    """A copy of the section at a path; empty where there is none."""
+    at: Any = sections
+    for key in keys:
+        at = _child(at, key)
+    return dict(at) if isinstance(at, dict) else {}
+
+
 def apply_change(sections: dict[str, Any], change: str) -> None:
     """Apply one change, such as "train.optimizer.lr=1e-3": the value is YAML, and a number indexes a list."""
     place, equals, value = change.partition("=")
