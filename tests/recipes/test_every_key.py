@@ -101,7 +101,14 @@ def test_nonsense_is_refused(name, folder):
     assert accepted == []
 
 
-WORDS = {"About.what", "About.run", "About.machine", "Recipe.name", "Data.folder"} | {  # any text will do
+WORDS = {  # any text will do
+    "About.what",
+    "About.run",
+    "About.machine",
+    "Recipe.name",
+    "Data.folder",
+    "SplitText.separator",
+} | {  # fmt: skip
     f"{name}.to" for name in NEAR if "to" in NEAR[name]
 }
 
