@@ -101,16 +101,8 @@ def test_nonsense_is_refused(name, folder):
     assert accepted == []
 
 
-WORDS = {  # any text will do
-    "About.what",
-    "About.run",
-    "About.machine",
-    "Recipe.name",
-    "Data.folder",
-    "SplitText.separator",
-} | {  # fmt: skip
-    f"{name}.to" for name in NEAR if "to" in NEAR[name]
-}
+ANY_TEXT = {"About.what", "About.run", "About.machine", "Recipe.name", "Data.folder", "SplitText.separator"}
+WORDS = ANY_TEXT | {f"{name}.to" for name in NEAR if "to" in NEAR[name]}
 
 
 def texts():
