@@ -145,7 +145,7 @@ NONSENSE = {
     "data inspect --time": ("nope", ""),
     "data inspect --key": ("nope", ""),
     "data inspect --list": ("nope", "=|", "user=", ""),
-    "data inspect --grow": ("nope", "{rows}", ""),
+    "data inspect --grow": ("nope", "{rows}"),
     "data inspect --recipe": ("mine.txt", "{recipe}", "nope/mine.yaml"),
     "data convert source": ("nope", "{fifo}", "{folder}", ""),
     "data convert dest": ("{rows}", "{home}", "{run}"),

@@ -310,5 +310,7 @@ def test_a_kind_alone_is_short_for_a_section_of_that_kind():
     assert sections["model"] == {"kind": "deepfm"}
     assert sections["train"] == {"optimizer": {"kind": "adagrad"}}
     assert sections["tables"]["all"] == {"optimizer": {"kind": "sgd"}}
+    apply_change(sections, "data.workers=null")
+    assert sections["data"] == {"workers": None}
     apply_change(sections, "model=mine.py:Net")
     assert sections["model"] == "mine.py:Net"

@@ -182,7 +182,9 @@ def apply_change(sections: dict[str, Any], change: str) -> None:
             raise SpecError(f"--set {change}: {'.'.join(keys[:depth])} is {at!r}, which has no keys")
         if last:
             made = _parse_value(change, value)
-            if made in [struct.__struct_config__.tag for struct in _structs_at(Recipe, keys, None)]:
+            if isinstance(made, str) and made in [
+                struct.__struct_config__.tag for struct in _structs_at(Recipe, keys, None)
+            ]:
                 made = {"kind": made}  # model=deepfm is short for model.kind=deepfm
             if isinstance(at, dict) and where == "kind" and at.get(where) != made:
                 at.clear()  # the other keys belong to the old kind
