@@ -11,9 +11,9 @@ may be made of more splits than that. So a split is kept as it is until the next
 their batch are copied.
 
 Splits are read and encoded here, or by a service of processes (`service/`), and are the same. Of several ranks each
-goes through the whole sequence and takes the rows of its own parts only (see [Note: parts of a batch] in `deal.py`);
-positions are those of the sequence, the same on all ranks. Known limits: without a service, files are read once a
-rank.
+goes through the whole sequence and takes the rows of its own parts only (see [Note: parts of a batch] in
+`batch_shard.py`); positions are those of the sequence, the same on all ranks. Known limits: without a service, files
+are read once a rank.
 """
 
 import hashlib

@@ -1,7 +1,7 @@
 """The batches of each update of an epoch, one update ahead: the last has to be known as such, on all ranks.
 
 What is due at the end of an epoch belongs to its last step, and one step makes one checkpoint. Of several ranks some
-may have fewer batches than others (a `Job.batches` of the user's own): those go on with batches of no samples, until
+may have fewer batches than others (a `TrainingJob.batches` of the user): those go on with batches of no samples, until
 all have ended. Known limits: an update's batches of memory, as the next are read before a step begins.
 """
 
