@@ -300,7 +300,8 @@ def test_keys_that_a_change_of_kind_drops_are_named(tmp_path):
     (tmp_path / "a.yaml").write_text(text)
     changes = ("model=dcn", "model.deep=[4]", "train.optimizer.kind=adam", "train.optimizer.lr=0.1")
     assert dropped_keys(tmp_path / "a.yaml", changes) == ["--set model=dcn drops bottom, top of the recipe's dlrm"]
-    assert dropped_keys(tmp_path / "a.yaml", ("model.kind=dlrm", "model.top=[3]")) == []
+    for changes in (("model.kind=dlrm", "model.top=[3]"), ("model={kind: dcn, deep: [4]}",)):
+        assert dropped_keys(tmp_path / "a.yaml", changes) == []
 
 
 def test_a_kind_alone_is_short_for_a_section_of_that_kind():

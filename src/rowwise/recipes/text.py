@@ -149,7 +149,8 @@ def dropped_keys(path: Path, changes: Sequence[str]) -> list[str]:
         before = _mapping_at(sections, keys)
         apply_change(sections, change)
         after = _mapping_at(sections, keys)
-        gone = [key for key in before if key not in after and after.get("kind") != before.get("kind")]
+        # A change that writes out the section is meant to replace it.
+        gone = [key for key in before if key not in after and after.keys() == {"kind"}]
         if gone:
             lines.append(f"--set {change} drops {', '.join(gone)} of the recipe's {before.get('kind', 'former kind')}")
     return lines
