@@ -251,7 +251,7 @@ def test_tensors_are_listed(three):
     [
         (lambda at: None, "no such folder; want a checkpoint or a run"),
         (lambda at: at.mkdir(), "is no checkpoint: it has no manifest.json; nor a run"),
-        (lambda at: (at / "ckpt").mkdir(parents=True), "no checkpoint was written yet"),
+        (lambda at: (at / "ckpt").mkdir(parents=True), "has no checkpoint yet"),
         (lambda at: at.write_text(""), "is no checkpoint"),
     ],
     ids=["nothing", "empty", "before the first", "a file"],

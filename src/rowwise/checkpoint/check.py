@@ -37,7 +37,7 @@ def verify(path: Path, tell: Tell | None = None) -> CheckResult:
     """
     found = checkpoints_of(path)
     if not found:
-        raise CheckpointError(f"{path}: no checkpoint was written yet")
+        raise CheckpointError(f"{path} has no checkpoint yet")
     checked = [check(one, tell) for one in found]
     whole = _first_whole(checked)
     if whole is None and found == [path]:

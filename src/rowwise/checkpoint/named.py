@@ -36,7 +36,7 @@ def open_named(path: Path) -> Checkpoint:
     """A checkpoint, or of a run the last that is complete."""
     chosen = [found for found in checkpoints_of(path) if found == path or STEP.fullmatch(found.name)]
     if not chosen:
-        raise CheckpointError(f"{path}: no checkpoint was written yet")
+        raise CheckpointError(f"{path} has no checkpoint yet")
     checkpoint = Checkpoint.open(chosen[0])
     checkpoint.check_heads()
     return checkpoint

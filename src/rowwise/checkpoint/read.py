@@ -118,7 +118,9 @@ class Checkpoint:
         same = structs.replace(entry, pieces=()) == wanted
         if entry.shape != wanted.shape or not (same or (entry.row_type and wanted.row_type)):
             got, want = f"{entry.shape} of {entry.dtype}", f"{wanted.shape} of {wanted.dtype}"
-            raise CheckpointError(f"{self.folder}: {part.name}: got {got}, want {want}; start from it instead")
+            raise CheckpointError(
+                f"{self.folder}: {part.name}: got {got}, want {want}; warm-start with init_from instead"
+            )
         out = part.tensor
         if not out.is_cpu or (out.dim() > 2 and not out.is_contiguous()):
             out = torch.empty(out.shape, dtype=out.dtype)

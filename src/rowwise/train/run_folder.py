@@ -126,7 +126,7 @@ class RunFolder:
         path = self.path / name
         return list(csv.DictReader(read_text(path).splitlines())) if path.exists() else []
 
-    def cut(self, step: int) -> None:
+    def drop_after(self, step: int) -> None:
         """Forget the lines that were written after a step, and those of the test that ended the run."""
         for name in ("metrics.csv", "steps.csv", "stages.csv"):
             path = self.path / name
