@@ -109,7 +109,7 @@ def test_damage_is_shown(command, run):
     newest = run / "ckpt" / "step-000000020"
     one = Checkpoint.open(newest)
     (piece,) = one.entry("model/embeddings.item").pieces
-    flip(newest, piece.file, one._head(piece.file).places[piece.key].begin)
+    flip(newest, piece.file, one._header(piece.file).ranges[piece.key].begin)
     code, out, _ = command("ckpt", "verify", str(newest))
     assert code == 1
     lines = columns(out)
@@ -206,7 +206,7 @@ def test_what_is_wrong_is_one_line(refused, run, tmp_path):
         ("reshard", run, "out", "--plan", "plan.json"): "no such table; the tables are user, item, seen",
         ("reshard", run, "out", "--plan", "bad.json"): "not a plan: .*`wrld`",
         ("reshard", run, "out", "--plan", "none.json"): "none.json: No such file",
-        ("reshard", run, "empty", "--nproc", "2"): "empty is there already; give another name",
+        ("reshard", run, "empty", "--nproc", "2"): "empty exists already; give another name",
         ("reshard", run, "out", "--nproc", "2", "--table", "usr=int8"): "no table 'usr'; did you mean 'user'?",
         (
             "reshard",
@@ -228,7 +228,7 @@ def test_what_is_wrong_is_one_line(refused, run, tmp_path):
             "b",
         ): "--sequence and --prefix with --parquet: want them with --torchrec",
         ("export", run, "--torchrec", "a", "--state"): "--state with --torchrec: ",
-        ("export", run, "--parquet", "empty"): "empty is there already",
+        ("export", run, "--parquet", "empty"): "empty exists already",
         ("export", run, "--torch", "a", "--table", "sen"): "has no table 'sen'; did you mean 'seen'?",
         ("import", "nowhere.pt", "out"): "nowhere.pt: no such file; want ",
         ("import", run / "recipe.yaml", "out"): "recipe.yaml cannot be read",

@@ -365,7 +365,7 @@ def test_a_flipped_byte_of_an_increment_is_found_and_named(tmp_path, key):
     piece = next(p for e in found.manifest.tensors.values() for p in e.pieces if p.ids and key in (p.key, p.ids.key))
     path = found.folder / piece.file
     content = bytearray(path.read_bytes())
-    content[found._head(piece.file).places[key].begin] ^= 1
+    content[found._header(piece.file).ranges[key].begin] ^= 1
     path.write_bytes(content)
     with pytest.raises(CheckpointError, match=rf"rows 3 to 7 of tensor '{key.split('[')[0]}': .* do not match their"):
         found.verify()
@@ -445,5 +445,5 @@ def test_a_manifest_with_rows_outside_its_tensor_is_refused(tmp_path):
     far = structs.replace(entry, pieces=(*entry.pieces[:-1], structs.replace(entry.pieces[-1], rows=(3, 4000))))
     bad = structs.replace(manifest, tensors=manifest.tensors | {"model/embeddings.t": far})
     (saved.path(1) / "manifest.json").write_bytes(bad.to_json())
-    with pytest.raises(CheckpointError, match=r"rows 3 to 3999 are not there at all"):
+    with pytest.raises(CheckpointError, match=r"rows 3 to 3999 are outside of its shape"):
         saved.open()

@@ -279,7 +279,7 @@ def test_maps_that_do_not_fit_are_refused_by_name(tmp_path, first):
         remap(first, tmp_path / "out", "few", tmp_path / "new.map")
     with pytest.raises(CheckpointError, match="table 'itm' is none with an id map; did you mean 'item'"):
         remap(first, tmp_path / "out", "itm", tmp_path / "new.map")
-    with pytest.raises(CheckpointError, match="first is there already; give another name"):
+    with pytest.raises(CheckpointError, match="first exists already; give another name"):
         remap(first, tmp_path / "first", "item", tmp_path / "new.map")
 
 
@@ -321,7 +321,7 @@ def test_the_command(tmp_path, command, first):
     assert "train with a recipe that has this id_map: rowwise train RECIPE --init-from out" in out
     restore_model(Checkpoint.open(tmp_path / "out"), Net(hashed(IDS, 30, 4)))
     code, out, err = command("ckpt", "remap", "first", "out", "--table", "item", "--map", "new.map")
-    assert (code, out, err) == (2, "", "rowwise: out is there already; give another name\n")
+    assert (code, out, err) == (2, "", "rowwise: out exists already; give another name\n")
 
 
 KILLED = """

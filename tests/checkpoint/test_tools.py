@@ -92,7 +92,7 @@ def test_the_files_are_those_that_the_ranks_would_have_written(tmp_path_factory,
         entry = manifest.tensors[f"model/embeddings.{table.name}"]
         found = torch.full(entry.shape, -1)
         for piece in entry.pieces:
-            found[slice(*piece.rows), slice(*entry.cols_of(piece))] = int(piece.file[:5])
+            found[slice(*piece.rows), slice(*entry.piece_cols(piece))] = int(piece.file[:5])
         return found
 
     for table in trained.tables:
@@ -129,7 +129,7 @@ def test_a_plan_for_other_tables_is_refused(three, tmp_path):
         rewritten(three, tmp_path / "out", SPREAD, RowType.INT8)
     with pytest.raises(CheckpointError, match=r"has no table 'usr'; did you mean 'user'\?"):
         rewritten(three, tmp_path / "out", SPREAD, some={"usr": RowType.FP16})
-    with pytest.raises(CheckpointError, match="three is there already"):
+    with pytest.raises(CheckpointError, match="three exists already"):
         rewritten(three, three.folder)
     assert [path.name for path in tmp_path.iterdir()] == ["three"]
 
@@ -155,7 +155,7 @@ def test_every_bad_piece_is_named(three):
     name, piece = next((n, p) for n, p in pieces if n == "model/embeddings.item" and p.cols == (4, 8))
     gone = next(file for file in three.manifest.files if file != piece.file)
     (three.folder / gone).unlink()
-    flip(three.folder, piece.file, Checkpoint.open(three.folder)._head(piece.file).places[piece.key].begin)
+    flip(three.folder, piece.file, Checkpoint.open(three.folder)._header(piece.file).ranges[piece.key].begin)
     found = verify(three.folder)
     assert (found.good, found.whole) == (False, None)
     (checked,) = found.checked

@@ -188,9 +188,11 @@ def test_a_checkpoint_on_a_full_disk(tmp_path):
     saved = CheckpointFolder(tmp_path / "ckpt")
     saved.save(1, [LocalShard.whole("t", torch.arange(50))], {"progress": {}})
     with room(4000):
-        with pytest.raises(CheckpointError, match=r"step-000000002 was not saved: .*File too large.*; former ones are"):
+        with pytest.raises(
+            CheckpointError, match=r"step-000000002 was not saved: .*File too large.*; former checkpoints are"
+        ):
             saved.save(2, [LocalShard.whole("t", torch.arange(5000))], {})
-        with pytest.raises(CheckpointError, match=r"failed was not saved: .*File too large.*; former ones are"):
+        with pytest.raises(CheckpointError, match=r"failed was not saved: .*File too large.*; former checkpoints are"):
             saved.save_failed([], {"a": "b" * 5000})
     assert saved.steps() == [1]
     saved.open().verify()
@@ -234,7 +236,7 @@ def test_a_disk_of_half_a_megabyte(tmp_path):
     try:
         saved, folder = CheckpointFolder(disk / "ckpt"), RunFolder(disk)
         saved.save(1, [LocalShard.whole("t", torch.arange(10_000))], {})
-        want = r"step-000000002 was not saved: .*No space left on device.*; former ones are"
+        want = r"step-000000002 was not saved: .*No space left on device.*; former checkpoints are"
         with pytest.raises(CheckpointError, match=want):
             saved.save(2, [LocalShard.whole("t", torch.arange(100_000))], {})
         assert saved.steps() == [1]

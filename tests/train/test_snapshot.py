@@ -78,7 +78,7 @@ def test_rates_that_moved_come_back(tmp_path):
     ("change", "want"),
     [
         ({"tables": (*TABLES[:2], Table(name="word", rows=31, dim=8, row_type="int8"))}, "word: got .*want .*31"),
-        ({"tables": (*TABLES, Table(name="more", rows=3, dim=8))}, "holds no tensor 'model/embeddings.more'"),
+        ({"tables": (*TABLES, Table(name="more", rows=3, dim=8))}, "has no tensor 'model/embeddings.more'"),
         ({"top": (8, 2)}, "model/top.layers.1.weight: got .*want"),
         ({"top": (1,)}, "top.layers"),
     ],

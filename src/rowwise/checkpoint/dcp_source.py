@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeGuard, TypeVar
 import torch
 from torch import Tensor
 
-from rowwise.checkpoint.manifest import MOST_DIMS, NUMBERS, Span, TensorChunk, TensorEntry, find_wrong_cover
+from rowwise.checkpoint.manifest import MOST_DIMS, NUMBERS, Span, TensorChunk, TensorEntry, find_coverage_fault
 from rowwise.checkpoint.pickled import ORDERED, GlobalName, PickledObject, read_pickle
 from rowwise.checkpoint.source import TensorOutline, TensorSource
 from rowwise.checkpoint.torch_record import load_tensor
@@ -140,7 +140,7 @@ def _stored(name: Any, one: Any, places: Mapping[tuple[str, Sizes], tuple[str, i
         TensorChunk(rows=c.rows, cols=(c.cols[0] * inside, c.cols[1] * inside), file="", key="", crc32=0)
         for c in chunks
     ]
-    wrong = find_wrong_cover(TensorEntry(dtype=dtype.name, shape=shape), cover)
+    wrong = find_coverage_fault(TensorEntry(dtype=dtype.name, shape=shape), cover)
     if wrong:
         raise CheckpointError(f"{name!r}: {wrong}")
     cuts = {cut for chunk in chunks for cut in chunk.rows} if shape else set()

@@ -107,7 +107,7 @@ def _by_maps(source: TensorSource, maps: Sequence[str]) -> dict[str, str]:
         pattern = re.compile(re.escape(old).replace(r"\*", "(.+)"))
         found = [(name, hit) for name in source.tensors if (hit := pattern.fullmatch(name))]
         if not found:
-            raise CheckpointError(f"{source.place} holds no tensor {old!r}; {nearest_name(old, source.tensors)}")
+            raise CheckpointError(f"{source.place} has no tensor {old!r}; {nearest_name(old, source.tensors)}")
         for name, hit in found:
             wanted[name] = new.replace("*", hit[1]) if "*" in new else new
     return wanted

@@ -61,15 +61,15 @@ class RunState:
 
     def collect(self, progress: Progress) -> tuple[list[LocalShard], dict[str, Any]]:
         """This rank's local shards, and the data of the manifest; a collective."""
-        parts, data = collect(self._context.model, self._optimizers, self._context.comm, self._residuals())
+        shards, data = collect(self._context.model, self._optimizers, self._context.comm, self._residuals())
         tensors, numbers = self._recorder.state()
-        parts += [LocalShard.whole(name, tensor, shared=False) for name, tensor in tensors.items()]
+        shards += [LocalShard.whole(name, tensor, shared=False) for name, tensor in tensors.items()]
         data |= {"progress": msgspec.to_builtins(progress), "recorder": numbers, "products": current_library()}
         # Positions differ where each rank reads data of its own; a list then has one for each rank.
         positions = gather_object(self._context.comm, progress.position, "positions")
         if positions is not None and len(set(positions)) > 1:
             data["positions"] = msgspec.to_builtins(positions)
-        return parts, data
+        return shards, data
 
     def read_progress(self, checkpoint: Checkpoint) -> Progress:
         """The progress in a checkpoint, with this rank's position in the data."""

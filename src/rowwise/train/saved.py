@@ -14,13 +14,13 @@ from typing import Any, Literal, NamedTuple, final
 import torch
 
 from rowwise.checkpoint.background import BackgroundWriter
-from rowwise.checkpoint.delta import can_extend, clear, increment, round_shards, stored_bytes
+from rowwise.checkpoint.delta import changed_rows, clear_changes, matches_base, round_shards, stored_bytes
 from rowwise.checkpoint.listing import best_step
 from rowwise.checkpoint.manifest import NAME
 from rowwise.checkpoint.parts import LocalShard
 from rowwise.checkpoint.policy import is_full_due
 from rowwise.checkpoint.read import Checkpoint
-from rowwise.checkpoint.write import PART, own_parts, run_on_all_ranks, write, write_data
+from rowwise.checkpoint.write import PART, assign_shards, run_on_all_ranks, write, write_data
 from rowwise.comm.seam import Comm
 from rowwise.comm.solo import solo
 from rowwise.comm.status import broadcast_object
@@ -90,7 +90,7 @@ class CheckpointFolder:
             raise CheckpointError(f"{self.folder} has no checkpoint {which!r}; there are last, best, {names}")
         return Checkpoint.open(self.path(int(match[1])))
 
-    def save(self, step: int, parts: Sequence[LocalShard], data: Mapping[str, Any]) -> None:
+    def save(self, step: int, shards: Sequence[LocalShard], data: Mapping[str, Any]) -> None:
         """Write the checkpoint of a step; if it exists, only its data: tensors change in steps only."""
         self.wait()
         path = self.path(step)
@@ -98,21 +98,23 @@ class CheckpointFolder:
             self._run_on_rank_0(lambda: write_data(path, data))
             return
         self._run_on_rank_0(lambda: shutil.rmtree(path, ignore_errors=True))  # rests of a removal that was killed
-        own = round_shards(own_parts(parts, self._comm), None if self._reduction.bits == 32 else self._reduction.bits)
+        own = round_shards(
+            assign_shards(shards, self._comm), None if self._reduction.bits == 32 else self._reduction.bits
+        )
         base = self._choose_base(path, own) if self._reduction.incremental else None
-        own = own if base is None else increment(own)
+        own = own if base is None else changed_rows(own)
         self._base = None  # if this write fails, the next checkpoint is a full one
         if self._background is None:
             write(path, own, data, self._comm, base)
         else:
             self._background.write(path, own, data, base)
         if self._reduction.incremental:
-            self.set_base(path, parts)
+            self.set_base(path, shards)
 
-    def set_base(self, path: Path, parts: Sequence[LocalShard]) -> None:
+    def set_base(self, path: Path, shards: Sequence[LocalShard]) -> None:
         """Clear the marks of changed rows: the tensors are equal to this checkpoint, and the next may build on it."""
         self._base = path
-        clear(parts)
+        clear_changes(shards)
 
     def _choose_base(self, path: Path, own: Sequence[LocalShard]) -> Checkpoint | None:
         """The checkpoint that the next increment builds on; None: write a full one. The same on all ranks."""
@@ -125,17 +127,17 @@ class CheckpointFolder:
             return None
         base = run_on_all_ranks(self._comm, f"{path} was not saved", lambda: Checkpoint.open(former))
         # All ranks must choose alike, so each adds up the same three sums.
-        mine = [stored_bytes(own, changed=False), stored_bytes(own, changed=True), not can_extend(own, base.manifest)]
+        mine = [stored_bytes(own, changed=False), stored_bytes(own, changed=True), not matches_base(own, base.manifest)]
         gathered = self._comm.all_gather(torch.tensor(mine), [3] * len(self._comm.ranks), "checkpoint").wait()
         full_bytes, increment_bytes, cannot_extend = gathered.view(-1, 3).sum(0).tolist()
         due = cannot_extend or is_full_due(base.manifest.chain_bytes, full_bytes, increment_bytes)
         return None if due else base
 
-    def save_failed(self, parts: Sequence[LocalShard], data: Mapping[str, Any]) -> None:
+    def save_failed(self, shards: Sequence[LocalShard], data: Mapping[str, Any]) -> None:
         """Save the state before a failed step; it replaces an earlier one."""
         self.wait()
         self._run_on_rank_0(lambda: shutil.rmtree(self.folder / FAILED, ignore_errors=True))
-        write(self.folder / FAILED, parts, data, self._comm)
+        write(self.folder / FAILED, shards, data, self._comm)
 
     def prune(self, keep: int, best: int | None) -> None:
         """Remove all but the newest `keep` checkpoints and the best, after a write in the background has ended."""

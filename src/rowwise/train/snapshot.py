@@ -9,7 +9,7 @@ indices or ranks. So a model with a new layer or table, or under another plan, c
     rng/torch                          torch's random numbers, of each rank
     held/<bucket>                      error feedback of dense gradients (lossy wires), of each rank
 
-Names that begin otherwise belong to other parts of a run (`recorder/`) and are ignored here. Rows saved in another row
+Names that begin otherwise belong to other shards of a run (`recorder/`) and are ignored here. Rows saved in another row
 type are rounded to the table's. Buffers may differ between ranks; those of rank 0 are saved. On another number of
 ranks, rank 0 continues with its random numbers, the others get seeds derived from them, and error feedback starts at
 zero.
@@ -29,7 +29,7 @@ from torch.optim import Optimizer
 from rowwise.checkpoint.manifest import Span, TensorEntry
 from rowwise.checkpoint.parts import LocalShard
 from rowwise.checkpoint.read import Checkpoint, reading_data
-from rowwise.checkpoint.tables import entries_of, modules_of, read_parts, written_parts
+from rowwise.checkpoint.tables import shards_to_read, shards_to_write, table_modules, tensor_entries
 from rowwise.comm.seam import Comm
 from rowwise.comm.solo import solo
 from rowwise.errors import CheckpointError
@@ -59,12 +59,12 @@ def collect(
     """This rank's local shards (views: save them before the next step), and the manifest's data; a collective."""
     comm = comm or solo()
     buffers = {name for name, _ in model.named_buffers(remove_duplicate=False)}
-    parts = [
+    shards = [
         LocalShard.whole(f"model/{name}", tensor, shared=name not in buffers)
         for name, tensor in _dense_tensors(model).items()
         if comm.rank == 0 or name not in buffers
     ]
-    parts += [part for path, module in modules_of(model) for part in written_parts(path, module)]
+    shards += [shard for path, module in table_modules(model) for shard in shards_to_write(path, module)]
     data: dict[str, Any] = {}
     for which, optimizer in optimizers.items():
         names = _names(model, optimizer, which)
@@ -74,15 +74,15 @@ def collect(
         for parameter, state in optimizer.state.items():
             for slot, value in state.items():
                 if isinstance(value, Tensor):
-                    parts.append(LocalShard.whole(f"optimizer/{which}/{names[parameter]}/{slot}", value))
+                    shards.append(LocalShard.whole(f"optimizer/{which}/{names[parameter]}/{slot}", value))
                 else:
                     numbers.setdefault(names[parameter], {})[slot] = value
         data[which] = {"kind": type(optimizer).__name__, "groups": groups, "numbers": numbers}
     each = {RANDOM: torch.get_rng_state()} | {f"held/{bucket}": x for bucket, x in (residuals or {}).items()}
     for name, tensor in each.items():
         shape, rows = (len(comm.ranks), *tensor.shape), (comm.rank, comm.rank + 1)
-        parts.append(LocalShard(name=name, tensor=tensor.unsqueeze(0), shape=shape, rows=rows))
-    return parts, {"optimizers": data}
+        shards.append(LocalShard(name=name, tensor=tensor.unsqueeze(0), shape=shape, rows=rows))
+    return shards, {"optimizers": data}
 
 
 def restore(
@@ -136,19 +136,19 @@ def warm_start(checkpoint: Checkpoint, model: nn.Module) -> WarmStartMatch:
     match, saved = WarmStartMatch(), checkpoint.manifest.tensors
     mine = {f"model/{name}": LocalShard.whole(f"model/{name}", x).entry for name, x in _dense_tensors(model).items()}
     rows: dict[str, TensorEntry] = {}
-    for path, module in modules_of(model):
-        rows |= entries_of(path, module)
+    for path, module in table_modules(model):
+        rows |= tensor_entries(path, module)
     for name, want in (mine | rows).items():
         if name not in saved:
             match.new.append(name)
         else:
             _match(match, name, saved[name], want, grows=name in rows)
     loaded = {*match.loaded, *match.grown}
-    for part in _parts(checkpoint, model, state=True):
-        if part.name in loaded:
-            entry = saved[part.name]
-            end = max(part.rows[0], min(part.rows[1], entry.rows))
-            checkpoint.fill(replace(part.cut(part.rows[0], end), shape=entry.shape))
+    for shard in _parts(checkpoint, model, state=True):
+        if shard.name in loaded:
+            entry = saved[shard.name]
+            end = max(shard.rows[0], min(shard.rows[1], entry.rows))
+            checkpoint.fill(replace(shard.cut(shard.rows[0], end), shape=entry.shape))
     known = mine | rows
     match.unused.extend(n for n in saved if n not in known and not n.startswith(NO_MODEL))
     return match
@@ -183,11 +183,11 @@ def _fits(there: TensorEntry, here: TensorEntry) -> bool:
 
 
 def _fill_model(checkpoint: Checkpoint, model: nn.Module, *, state: bool) -> set[str]:
-    """Fill this rank's part of the model; raises if the checkpoint lacks a tensor. Returns all names of the model."""
+    """Fill this rank's shard of the model; raises if the checkpoint lacks a tensor. Returns all names of the model."""
     check_maps(checkpoint, model)
     names = {f"model/{name}" for name in _dense_tensors(model)}
-    for path, module in modules_of(model):
-        for name, want in entries_of(path, module).items():
+    for path, module in table_modules(model):
+        for name, want in tensor_entries(path, module).items():
             if not state and name.startswith("rows/"):
                 continue
             # Checked on every rank, also for tensors of other ranks: all must raise, or none.
@@ -202,11 +202,11 @@ def _fill_model(checkpoint: Checkpoint, model: nn.Module, *, state: bool) -> set
 
 def _parts(checkpoint: Checkpoint, model: nn.Module, *, state: bool) -> list[LocalShard]:
     """This rank's local shards of the model, with or without the optimizer state of rows."""
-    parts = [LocalShard.whole(f"model/{name}", tensor) for name, tensor in _dense_tensors(model).items()]
-    for path, module in modules_of(model):
-        tables = read_parts(path, module, checkpoint.manifest.tensors)
-        parts += [part for part in tables if state or not part.name.startswith("rows/")]
-    return parts
+    shards = [LocalShard.whole(f"model/{name}", tensor) for name, tensor in _dense_tensors(model).items()]
+    for path, module in table_modules(model):
+        tables = shards_to_read(path, module, checkpoint.manifest.tensors)
+        shards += [shard for shard in tables if state or not shard.name.startswith("rows/")]
+    return shards
 
 
 def _restore_per_rank(checkpoint: Checkpoint, comm: Comm, residuals: Residuals) -> None:
