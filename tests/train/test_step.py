@@ -250,8 +250,8 @@ def test_what_settings_refuse():
         ({"batch": 0}, r"train\.batch=0: want at least 1"),
         ({"accumulate": 0}, r"train\.accumulate=0: want at least 1"),
         ({"steps": 0}, r"train\.steps=0: want at least 1"),
-        ({"clip": 0.0}, r"train\.clip=0\.0: want a length above 0, or null for no clipping"),
-        ({"clip": float("nan")}, r"train\.clip=nan: want a length above 0"),
+        ({"clip": 0.0}, r"train\.clip=0\.0: want a norm above 0, or null for no clipping"),
+        ({"clip": float("nan")}, r"train\.clip=nan: want a norm above 0"),
         ({"task_weights": (1.0, -1.0)}, r"train\.task_weights=\(1\.0, -1\.0\): want finite numbers that are not"),
     ]:
         with pytest.raises(SpecError, match=want):

@@ -19,7 +19,7 @@ from rowwise.checkpoint.files import write_bytes, write_file
 from rowwise.checkpoint.manifest import FORMAT, NAME, CheckpointFile, CheckpointManifest, Span, TensorChunk, TensorEntry
 from rowwise.checkpoint.parts import LocalShard
 from rowwise.checkpoint.windows import Tell
-from rowwise.checkpoint.write import RankFiles, merge_rank_files
+from rowwise.checkpoint.write import RankFiles, chunk_key, merge_rank_files
 
 Read = Callable[[LocalShard], None]  # fills a shard that has memory
 
@@ -71,27 +71,16 @@ def _write_rank(
     """Write the files of one rank, in the order of its shards; wider types first, see `FileHeader.make`."""
     files: dict[str, CheckpointFile] = {}
     chunks_of: dict[str, list[TensorChunk]] = {part.name: [] for part in parts}
-    pieces = [piece for part in parts for piece in _cut(part)]
+    pieces = [piece for part in parts for piece in part.split(write.SIZES.piece_bytes)]
     pieces.sort(key=lambda piece: -piece.tensor.element_size())
     for number, inside in enumerate(_fill_files(pieces)):
-        name, keys = f"{rank:05}-{number:05}.safetensors", [_key(piece) for piece in inside]
+        name, keys = f"{rank:05}-{number:05}.safetensors", [chunk_key(piece) for piece in inside]
         outlines = [(key, piece.tensor) for key, piece in zip(keys, inside, strict=True)]
         files[name], sums = write_file(folder / name, outlines, (load(piece) for piece in inside))
         for piece, key, crc32 in zip(inside, keys, sums, strict=True):
             chunks_of[piece.name].append(TensorChunk(rows=piece.rows, cols=piece.cols, file=name, key=key, crc32=crc32))
     tensors = {part.name: structs.replace(part.entry, pieces=tuple(chunks_of[part.name])) for part in parts}
     return RankFiles(files=files, tensors=tensors)
-
-
-def _key(piece: LocalShard) -> str:
-    """The key of a chunk in its file: name and rectangle, as a file may hold several chunks of a tensor."""
-    cols = "" if piece.cols is None else f", {piece.cols[0]}:{piece.cols[1]}"
-    return f"{piece.name}[{piece.rows[0]}:{piece.rows[1]}{cols}]"
-
-
-def _cut(part: LocalShard) -> list[LocalShard]:
-    step = max(1, write.SIZES.piece_bytes // max(1, part.row_bytes))
-    return [part.cut(k, min(k + step, part.rows[1])) for k in range(*part.rows, step)]
 
 
 def _fill_files(pieces: Sequence[LocalShard]) -> list[list[LocalShard]]:

@@ -210,7 +210,7 @@ def _finish(folder: Path, written_W: Sequence[RankFiles], data: Mapping[str, Any
 def _write_file(
     path: Path, shards: Sequence[LocalShard]
 ) -> tuple[CheckpointFile, list[tuple[LocalShard, TensorChunk]]]:
-    tensors = {_key(shard): encode(shard) for shard in shards}
+    tensors = {chunk_key(shard): encode(shard) for shard in shards}
     tensors |= {_ids_key(shard): shard.ids for shard in shards if shard.ids is not None}
     ordered = sorted(tensors.items(), key=lambda item: -item[1].element_size())  # wider types first
     try:
@@ -222,7 +222,7 @@ def _write_file(
 
 
 def _piece(shard: LocalShard, file: str, crc32s: Mapping[str, int]) -> TensorChunk:
-    key, ids = _key(shard), None
+    key, ids = chunk_key(shard), None
     if shard.ids is not None:
         ids = PieceRows(count=len(shard.ids), key=_ids_key(shard), crc32=crc32s[_ids_key(shard)])
     return TensorChunk(
@@ -245,9 +245,10 @@ def _fill_files(order: Iterable[int], bytes_of: Sequence[int], sizes: FileSizes)
 
 
 def _ids_key(shard: LocalShard) -> str:
-    return f"{_key(shard)} ids"
+    return f"{chunk_key(shard)} ids"
 
 
-def _key(shard: LocalShard) -> str:
+def chunk_key(shard: LocalShard) -> str:
+    """The key of a chunk in its file: name and rectangle, as a file may hold several chunks of a tensor."""
     where = f"{shard.rows[0]}:{shard.rows[1]}" + ("" if shard.cols is None else f", {shard.cols[0]}:{shard.cols[1]}")
     return f"{shard.name}[{where}]"
