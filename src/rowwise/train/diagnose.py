@@ -26,7 +26,6 @@ class _First:
     handles: list[torch.utils.hooks.RemovableHandle] = field(default_factory=list)
 
     def watch(self, model: nn.Module) -> None:
-        """Hook all modules."""
         for name, module in model.named_modules():
             self.handles.append(module.register_forward_hook(partial(self._check, name)))
 

@@ -32,7 +32,7 @@ class IdSample:
     counts_D: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
 
     def add(self, ids_N: Tensor) -> None:
-        """Count ids."""
+        """Count ids, and keep those of the sample."""
         here_N = ids_N.detach().to("cpu", torch.int64)
         self.looked_at += len(here_N)
         ids_D, counts_D = here_N[_in_sample(here_N, self.level)].unique(return_counts=True)

@@ -44,7 +44,7 @@ from rowwise.train.traffic import TableTraffic
 
 
 def do_nothing() -> None:
-    """The default `after_save`."""
+    """The default `after_save`: a run saves its checkpoint only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
