@@ -146,12 +146,12 @@ def measure_background(args: argparse.Namespace) -> list[dict]:
     with tempfile.TemporaryDirectory(dir=args.folder) as name:
         here, behind = CheckpointFolder(Path(name) / "here"), CheckpointFolder(Path(name) / "behind", background=True)
         for step in range(rounds + 1):
-            whole.append(seconds(lambda s=step: here.add(s, *collect(model, {}))))
-            here.cut(-1)
-            blocked.append(seconds(lambda s=step: behind.add(s, *collect(model, {}))))
+            whole.append(seconds(lambda s=step: here.save(s, *collect(model, {}))))
+            here.remove_after(-1)
+            blocked.append(seconds(lambda s=step: behind.save(s, *collect(model, {}))))
             size = sum(part.size_bytes for part in collect(model, {})[0])
             behind.wait()
-            behind.cut(-1)
+            behind.remove_after(-1)
     first, blocked = blocked[:1], blocked[1:]
     named = {"whole save": whole[1:], "blocked": blocked, "blocked by the first": first}
     return [row("background", what, size, found) for what, found in named.items()]

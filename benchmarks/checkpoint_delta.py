@@ -100,7 +100,7 @@ def measure_bytes(traffic: Traffic, count: int) -> list[dict]:
     model = Net(rows, traffic.optimizer)
     touched = model.embeddings.arena.track()
     with tempfile.TemporaryDirectory() as folder:
-        saved = {name: CheckpointFolder(Path(folder) / name, less=less) for name, less in WAYS.items()}
+        saved = {name: CheckpointFolder(Path(folder) / name, reduction=less) for name, less in WAYS.items()}
         found = {name: {"bytes": [], "write_s": [], "chain": []} for name in WAYS}
         shares = []
         for step in track(range(count), description=f"{traffic.samples:,} samples apart, {traffic.optimizer}"):
@@ -110,7 +110,7 @@ def measure_bytes(traffic: Traffic, count: int) -> list[dict]:
             for name, one in saved.items():
                 touched.marks_R.copy_(marks)
                 begin = time.perf_counter()
-                one.add(step, *collect(model, {}))
+                one.save(step, *collect(model, {}))
                 found[name]["write_s"].append(time.perf_counter() - begin)
                 chain_bytes = one.open().manifest.chain_bytes
                 found[name]["bytes"].append(chain_bytes[-1])

@@ -63,7 +63,7 @@ def train_rank(resolved: ResolvedRecipe, model: nn.Module, codecs: Codecs, comm:
     wire = Wire(host=codecs, network=codecs)
     model = shard(model, plan_of(resolved.tables, "row-wise", comm.topology), comm, wire=wire)
     job, settings = job_of(resolved, model), make_settings(resolved.recipe)
-    work = StepContext.of(model, job.objective, settings.train, Breakdown(), comm=comm, wire=wire)
+    work = StepContext.create(model, job.objective, settings.train, Breakdown(), comm=comm, wire=wire)
     test = make_evaluator(resolved, model, resolved.parts.test)
     batcher, number, worse = job.batches(None), 0, 0
     best: float | None = None

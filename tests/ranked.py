@@ -94,7 +94,7 @@ class Ranked(World):
     def resumed(self, comm: Comm, net: nn.Module, *, which: str = "last", tell=None) -> Trainer:
         """From what is on the disk alone."""
         trainer = self.on(comm, net, tell=tell)
-        for parameter in trainer._work.dense:
+        for parameter in trainer._context.dense:
             parameter.data.zero_()
         trainer.resume(CheckpointFolder(self.folder / "ckpt").open(which))
         return trainer

@@ -109,7 +109,7 @@ def test_damage_is_shown(command, run):
     newest = run / "ckpt" / "step-000000020"
     one = Checkpoint.open(newest)
     (piece,) = one.entry("model/embeddings.item").pieces
-    flip(newest, piece.file, one._head(piece.file).places[piece.key].begin)
+    flip(newest, piece.file, one._header(piece.file).ranges[piece.key].begin)
     code, out, _ = command("ckpt", "verify", str(newest))
     assert code == 1
     lines = columns(out)

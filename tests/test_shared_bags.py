@@ -19,7 +19,7 @@ from rowwise.ingest.bags import RaggedColumn
 from rowwise.ops.jagged import bucketize, concatenate, permute, row_bounds, share, split
 from rowwise.train.evaluate import ids_or_none
 from rowwise.train.objective import single_ids
-from rowwise.train.ranks import without_samples
+from rowwise.train.ranks import empty_batch_like
 from rowwise.train.traffic import TableTraffic
 
 
@@ -264,7 +264,7 @@ def test_who_looks_at_ids_sees_those_of_all_samples():
     assert single_ids(batch, "u").tolist() == [5, 6, 7]
     with pytest.raises(BatchError, match="2 ids in sample 2"):
         single_ids(batch, "t")
-    empty = without_samples(batch).to("cpu")
+    empty = empty_batch_like(batch).to("cpu")
     assert (empty.sparse.batch_size, empty.sparse.all_features) == (0, ("u", "t"))
 
 

@@ -64,7 +64,7 @@ class Rowwise:
             self.model = shard(start, self.plan, comm, wire=wires, elastic=determinism == "elastic")
         settings = Training(optimizer=DenseAdam(lr=DENSE_LR), determinism=determinism)
         together = {} if layout is None else {"comm": comm, "wire": wires}
-        self.work = StepContext.of(self.model, Clicks(self.model), settings, Breakdown(), **together)
+        self.work = StepContext.create(self.model, Clicks(self.model), settings, Breakdown(), **together)
 
     def tables(self) -> dict[str, Pieces]:
         embeddings = self.model.embeddings

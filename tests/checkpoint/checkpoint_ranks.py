@@ -46,7 +46,7 @@ def save_for_ever(comm, folder, background):
     for step in range(1, 10_000):
         whole, shared = state_at(step)
         mine = LocalShard(name="t", tensor=whole[slice(*rows)], shape=(ROWS, DIM), rows=rows)
-        saved.add(step, [mine, LocalShard.whole("s", shared)], {"step": step})
+        saved.save(step, [mine, LocalShard.whole("s", shared)], {"step": step})
         if not background or step > 1:
             note(folder / "done", step - int(background))
         if step == 2:
@@ -66,16 +66,16 @@ def fill_the_disk(comm, folder):
         name="t", tensor=torch.ones(1000, 8), shape=(3000, 8), rows=(comm.rank * 1000, comm.rank * 1000 + 1000)
     )
     saved = CheckpointFolder(folder / "ckpt", comm)
-    saved.add(1, [part], {})
+    saved.save(1, [part], {})
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     if comm.rank == 1:
         resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
     said = ""
     try:
-        saved.add(2, [part], {})
+        saved.save(2, [part], {})
     except CheckpointError as error:
         said = str(error)
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
     there = sorted(path.name for path in (folder / "ckpt").iterdir())
-    saved.add(3, [part], {})
+    saved.save(3, [part], {})
     return said, there, saved.steps()

@@ -13,7 +13,7 @@ from checkpoint.made import saved
 from mutations import mutate_bytes, mutate_tree
 from safetensors import safe_open
 
-from rowwise.checkpoint.delta import increment, round_shards
+from rowwise.checkpoint.delta import changed_rows, round_shards
 from rowwise.checkpoint.manifest import BLANK, NAME
 from rowwise.checkpoint.parts import LocalShard
 from rowwise.checkpoint.read import Checkpoint
@@ -34,7 +34,7 @@ def rounded_increment(folder: Path) -> Path:
     write(base, round_shards([table], 4), {"step": 1})
     touched = torch.zeros(20, dtype=torch.uint8)
     touched[[3, 7, 8]] = 1
-    parts = increment([LocalShard(**{**fields(table), "touched": touched})])
+    parts = changed_rows([LocalShard(**{**fields(table), "touched": touched})])
     write(folder, parts, {"step": 2}, base=Checkpoint.open(base))
     return folder
 

@@ -30,7 +30,7 @@ def test_what_is_saved_is_what_was_there(tmp_path):
         for step in range(1, 5):
             data = {"list": [step]}
             mine += 1
-            saved.add(step, [rows_of(comm, mine), LocalShard.whole("w", torch.full((7,), float(step)))], data)
+            saved.save(step, [rows_of(comm, mine), LocalShard.whole("w", torch.full((7,), float(step)))], data)
             saved.prune(2, None)
             mine += 100
             data["list"][0] = -1
@@ -54,11 +54,11 @@ def test_the_step_goes_on_while_it_is_written(tmp_path, monkeypatch):
     held, sync = threading.Event(), writing.write_file
     monkeypatch.setattr(writing, "write_file", lambda *given: (held.wait(60), sync(*given))[1])
     saved = CheckpointFolder(tmp_path / "ckpt", background=True)
-    saved.add(1, [LocalShard.whole("t", torch.ones(3))], {})
+    saved.save(1, [LocalShard.whole("t", torch.ones(3))], {})
     assert saved.steps() == []
     timer = threading.Timer(0.3, held.set)
     timer.start()
-    saved.add(2, [LocalShard.whole("t", torch.ones(3))], {})
+    saved.save(2, [LocalShard.whole("t", torch.ones(3))], {})
     assert held.is_set()
     saved.wait()
     saved.wait()
@@ -77,19 +77,21 @@ def test_trouble_of_one_rank_is_met_by_all(tmp_path, monkeypatch, heard):
     def run(comm):
         saved = CheckpointFolder(tmp_path / "ckpt", comm, background=True)
         part = rows_of(comm, torch.ones(3, 2))
-        saved.add(1, [part], {})
+        saved.save(1, [part], {})
         saved.wait()
         monkeypatch.setattr(writing, "write_file", full)
-        saved.add(2, [part], {})
+        saved.save(2, [part], {})
         saved.prune(1, None)
-        want = r"step-000000002 was not saved: rank 1: 00001-00000\.safetensors: No space left on device; earlier"
+        want = r"step-000000002 was not saved: rank 1: 00001-00000\.safetensors: No space left on device; earlier "
         with pytest.raises(CheckpointError, match=want):
-            {"wait": saved.wait, "add": lambda: saved.add(3, [part], {}), "cut": lambda: saved.cut(0)}[heard]()
+            {"wait": saved.wait, "add": lambda: saved.save(3, [part], {}), "cut": lambda: saved.remove_after(0)}[
+                heard
+            ]()
         comm.all_gather(torch.zeros(1), [1, 1], "barrier").wait()
         monkeypatch.setattr(writing, "write_file", sync)
         comm.all_gather(torch.zeros(1), [1, 1], "barrier").wait()
         assert saved.steps() == [1]
-        saved.add(4, [part], {})
+        saved.save(4, [part], {})
         saved.wait()
         return saved.steps()
 

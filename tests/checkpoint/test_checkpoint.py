@@ -130,14 +130,14 @@ def test_not_a_checkpoint(tmp_path):
 
 def test_a_name_is_used_once(tmp_path):
     write(tmp_path / "one", [], {})
-    with pytest.raises(CheckpointError, match="exists already"):
+    with pytest.raises(CheckpointError, match="it exists already"):
         write(tmp_path / "one", [], {})
 
 
 def test_names_and_rows_that_are_not_there(tmp_path):
     write(tmp_path / "one", wholes(a=made(torch.float32, (10, 4))), {})
     found = Checkpoint.open(tmp_path / "one")
-    with pytest.raises(CheckpointError, match="holds no tensor 'b'"):
+    with pytest.raises(CheckpointError, match="has no tensor 'b'"):
         found.load("b")
     with pytest.raises(CheckpointError, match=r"tensor 'a' has 10 rows and 4 columns; got rows \[5, 11\)"):
         found.load("a", (5, 11))

@@ -84,17 +84,17 @@ MANIFESTS = {
     "a group of columns": (at("tensors", WORD, "column_group", value=17), "column_group=17"),
     "a group of no columns": (at("tensors", WORD, "column_group", value=0), "column_group=0"),
     "columns cut in a group": (lambda m: piece_of(m, WORD).update(cols=[0, 15]), "inside of a group"),
-    "rows before the first": (lambda m: piece_of(m).update(rows=[-5, 20]), "are not there at all"),
-    "rows backwards": (lambda m: piece_of(m).update(rows=[20, 0]), "are not there at all"),
-    "bits of a layer": (lambda m: piece_of(m, "model/top.weight").update(bits=4), "no rows of a table"),
+    "rows before the first": (lambda m: piece_of(m).update(rows=[-5, 20]), "are outside of its shape"),
+    "rows backwards": (lambda m: piece_of(m).update(rows=[20, 0]), "are outside of its shape"),
+    "bits of a layer": (lambda m: piece_of(m, "model/top.weight").update(bits=4), "but the tensor is no table"),
     "ids of more rows": (
         lambda m: m["tensors"][USER]["pieces"].append(
             {**piece_of(m), "ids": {"count": HUGE, "key": "k", "crc32": 0}}
         ),
         f"are {HUGE} of",
     ),
-    "a file of no size": (lambda m: m["files"][piece_of(m)["file"]].update(size_bytes=0), "0 bytes, and pieces of"),
-    "a piece twice": (lambda m: merge(*m["tensors"][ITEM]["pieces"][:2]), "two pieces have one key"),
+    "a file of no size": (lambda m: m["files"][piece_of(m)["file"]].update(size_bytes=0), "0 bytes, but its pieces"),
+    "a piece twice": (lambda m: merge(*m["tensors"][ITEM]["pieces"][:2]), "two pieces have the same key"),
 }  # fmt: skip
 
 
@@ -141,7 +141,7 @@ HEADS = {
     "another type": (lambda h: h[key_in(h)].update(dtype="F64"), "as 'F64'"),
     "a type of as many bytes": (lambda h: h[key_in(h)].update(dtype="U32"), "are U32 of shape"),
     "a type that there is not": (lambda h: h[key_in(h)].update(dtype="F4"), "as 'F4'"),
-    "another shape": (lambda h: h[key_in(h)]["shape"].reverse(), "in its head, want"),
+    "another shape": (lambda h: h[key_in(h)]["shape"].reverse(), "in its header, want"),
     "a shape of more": (lambda h: h[key_in(h)]["shape"].append(HUGE), "after "),
     "a shape that is negative twice": (lambda h: h[key_in(h)].update(shape=[-1, -1]), "after "),
     "another key": (lambda h: rename({"tensors": h}, key_in(h), "other"), "which has no"),
@@ -218,7 +218,7 @@ def test_increments_are_checked_too(tmp_path):
         again = plain(folder)
         again["tensors"]["model/e.t"]["pieces"][1]["ids"]["crc32"] = zlib.crc32(content)
         put(folder, again)
-        assert "do not ascend inside of rows" in refused(folder)
+        assert "have row numbers that do not ascend" in refused(folder)
     # A row whose range is no number.
     head, rest = head_of(folder / whole["file"])
     begin, end = head[whole["key"]]["data_offsets"]
@@ -227,4 +227,4 @@ def test_increments_are_checked_too(tmp_path):
     again = plain(folder)
     again["tensors"]["model/e.t"]["pieces"][0]["crc32"] = zlib.crc32(content)
     put(folder, again)
-    assert "have ends that are no numbers" in refused(folder)
+    assert "have a range that is not finite" in refused(folder)

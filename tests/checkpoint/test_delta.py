@@ -76,16 +76,16 @@ def save_both(run, folder, bits, background=False, steps=4):
 
     def rank(comm):
         model, optimizers = run.start(comm)
-        full = CheckpointFolder(folder / "full", comm, less=CheckpointReduction(bits=bits))
+        full = CheckpointFolder(folder / "full", comm, reduction=CheckpointReduction(bits=bits))
         less = CheckpointFolder(
-            folder / "less", comm, background=background, less=CheckpointReduction(incremental=True, bits=bits)
+            folder / "less", comm, background=background, reduction=CheckpointReduction(incremental=True, bits=bits)
         )
         for step in range(steps):
             if step:
                 run.train(comm, model, optimizers, step)
             parts, data = collect(model, optimizers, comm)
-            full.add(step, parts, data)
-            less.add(step, parts, data)
+            full.save(step, parts, data)
+            less.save(step, parts, data)
         less.wait()
         return [x.clone() for held in model.embeddings.local_tiles() for x in (held.rows, *held.state.values())]
 
@@ -154,11 +154,11 @@ def test_another_plan_goes_on_from_increments_and_adds_its_own(tmp_path, small, 
         def rank(comm, step=step, again=again):
             model, optimizers = empty(again.tables, again.plan, comm)
             track(model)
-            less = CheckpointFolder(tmp_path / "less", comm, less=CheckpointReduction(incremental=True))
+            less = CheckpointFolder(tmp_path / "less", comm, reduction=CheckpointReduction(incremental=True))
             restore(less.open(), model, optimizers, comm)
-            less.go_on_from(less.path(step), collect(model, optimizers, comm)[0])
+            less.set_base(less.path(step), collect(model, optimizers, comm)[0])
             again.train(comm, model, optimizers, step + 1)
-            less.add(step + 1, *collect(model, optimizers, comm))
+            less.save(step + 1, *collect(model, optimizers, comm))
             whole, _ = empty(again.tables, None, solo())
             restore(less.open(), whole, {"dense": torch.optim.AdamW(whole.top.parameters())}, solo())
             return differences(model.embeddings, whole.embeddings)
@@ -181,7 +181,7 @@ def touch(model, ids):
 
 
 def add(saved, step, model):
-    saved.add(step, *collect(model, {}))
+    saved.save(step, *collect(model, {}))
 
 
 def add_and_wait(saved, step, model):
@@ -190,7 +190,7 @@ def add_and_wait(saved, step, model):
 
 
 def test_a_checkpoint_stands_alone_when_those_it_builds_on_are_gone(tmp_path):
-    model, saved = one_table(), CheckpointFolder(tmp_path, less=CheckpointReduction(incremental=True))
+    model, saved = one_table(), CheckpointFolder(tmp_path, reduction=CheckpointReduction(incremental=True))
     for step in range(4):
         touch(model, [step, 7])
         add(saved, step, model)
@@ -209,7 +209,7 @@ def test_a_checkpoint_stands_alone_when_those_it_builds_on_are_gone(tmp_path):
 
 def add_for_ever(folder, ready):
     """In a process of its own: the n-th checkpoint has the rows before n touched."""
-    model, saved = one_table(), CheckpointFolder(folder, less=CheckpointReduction(incremental=True))
+    model, saved = one_table(), CheckpointFolder(folder, reduction=CheckpointReduction(incremental=True))
     for step in range(1000):
         add(saved, step, model)
         saved.prune(2, None)
@@ -277,7 +277,7 @@ def test_a_run_goes_on_from_rounded_rows(tmp_path):
 
 
 def test_of_a_table_that_nothing_touched_an_increment_has_nothing(tmp_path):
-    model, saved = one_table(), CheckpointFolder(tmp_path, less=CheckpointReduction(incremental=True))
+    model, saved = one_table(), CheckpointFolder(tmp_path, reduction=CheckpointReduction(incremental=True))
     add(saved, 0, model)
     add(saved, 1, model)
     entry = saved.open().entry("model/embeddings.t")
@@ -290,18 +290,23 @@ def test_without_hard_links_it_is_a_full_one_and_says_so(tmp_path, monkeypatch):
         raise OSError(1, "Operation not permitted")
 
     said = []
-    model, saved = one_table(), CheckpointFolder(tmp_path, less=CheckpointReduction(incremental=True, tell=said.append))
+    model, saved = (
+        one_table(),
+        CheckpointFolder(tmp_path, reduction=CheckpointReduction(incremental=True, log=said.append)),
+    )
     add(saved, 0, model)
     monkeypatch.setattr(os, "link", link)
     touch(model, [3])
     add(saved, 1, model)
     assert len(saved.open().manifest.chain_bytes) == 1
     assert torch.equal(saved.open().load("model/embeddings.t"), model.embeddings.table("t"))
-    assert said == [f"step-000000001 is a full checkpoint: {tmp_path / 'step-000000000'} cannot be linked to"]
+    assert said == [
+        f"step-000000001 is a full checkpoint: no hard link to files of {tmp_path / 'step-000000000'} can be made"
+    ]
 
 
 def test_what_it_builds_on_may_be_gone(tmp_path):
-    model, saved = one_table(), CheckpointFolder(tmp_path, less=CheckpointReduction(incremental=True))
+    model, saved = one_table(), CheckpointFolder(tmp_path, reduction=CheckpointReduction(incremental=True))
     add(saved, 0, model)
     shutil.rmtree(saved.path(0))
     touch(model, [3])
@@ -313,7 +318,7 @@ def test_what_it_builds_on_may_be_gone(tmp_path):
 def test_after_one_that_failed_comes_a_full_one(tmp_path, monkeypatch, background):
     model, saved = (
         one_table(),
-        CheckpointFolder(tmp_path, background=background, less=CheckpointReduction(incremental=True)),
+        CheckpointFolder(tmp_path, background=background, reduction=CheckpointReduction(incremental=True)),
     )
     add(saved, 0, model)
     saved.wait()
@@ -338,7 +343,7 @@ def test_after_one_that_failed_comes_a_full_one(tmp_path, monkeypatch, backgroun
 
 
 def test_rows_written_by_hand_are_in_the_next_one(tmp_path):
-    model, saved = one_table(), CheckpointFolder(tmp_path, less=CheckpointReduction(incremental=True))
+    model, saved = one_table(), CheckpointFolder(tmp_path, reduction=CheckpointReduction(incremental=True))
     add(saved, 0, model)
     model.load_state_dict({"embeddings.t": torch.randn(1000, 16)})
     add(saved, 1, model)
@@ -352,7 +357,7 @@ def test_rows_written_by_hand_are_in_the_next_one(tmp_path):
     "key", ["model/embeddings.t[3:8]", "model/embeddings.t[3:8] ids", "rows/embeddings.t/sum[3:8] ids"]
 )
 def test_a_flipped_byte_of_an_increment_is_found_and_named(tmp_path, key):
-    model, saved = one_table(), CheckpointFolder(tmp_path, less=CheckpointReduction(incremental=True, bits=8))
+    model, saved = one_table(), CheckpointFolder(tmp_path, reduction=CheckpointReduction(incremental=True, bits=8))
     add(saved, 0, model)
     touch(model, [3, 7])
     add(saved, 1, model)
@@ -360,7 +365,7 @@ def test_a_flipped_byte_of_an_increment_is_found_and_named(tmp_path, key):
     piece = next(p for e in found.manifest.tensors.values() for p in e.pieces if p.ids and key in (p.key, p.ids.key))
     path = found.folder / piece.file
     content = bytearray(path.read_bytes())
-    content[found._head(piece.file).places[key].begin] ^= 1
+    content[found._header(piece.file).ranges[key].begin] ^= 1
     path.write_bytes(content)
     with pytest.raises(CheckpointError, match=rf"rows 3 to 7 of tensor '{key.split('[')[0]}': .* do not match their"):
         found.verify()
@@ -369,14 +374,14 @@ def test_a_flipped_byte_of_an_increment_is_found_and_named(tmp_path, key):
 
 @pytest.mark.parametrize("bits", [8, 4])
 def test_a_row_that_is_not_finite_is_not_rounded(tmp_path, bits):
-    model, saved = one_table(), CheckpointFolder(tmp_path, less=CheckpointReduction(incremental=True, bits=bits))
+    model, saved = one_table(), CheckpointFolder(tmp_path, reduction=CheckpointReduction(incremental=True, bits=bits))
     add(saved, 0, model)
     touch(model, [3, 7])
     model.embeddings.table("t")[7, 2] = torch.nan
     with pytest.raises(CheckpointError, match=r"'model/embeddings\.t': row 7 holds nan, .* save with 32 bits"):
         add(saved, 1, model)
     assert saved.steps() == [0]
-    exact = CheckpointFolder(tmp_path, less=CheckpointReduction(incremental=True))
+    exact = CheckpointFolder(tmp_path, reduction=CheckpointReduction(incremental=True))
     add(exact, 1, model)
     assert torch.equal(exact.open().load("model/embeddings.t").isnan(), model.embeddings.table("t").isnan())
 
@@ -385,7 +390,7 @@ def test_a_row_that_is_not_finite_is_not_rounded(tmp_path, bits):
 def test_weights_are_rounded_and_state_is_not(tmp_path, bits, most):
     model = one_table()
     touch(model, list(range(50)) * 3)
-    add(CheckpointFolder(tmp_path, less=CheckpointReduction(bits=bits)), 0, model)
+    add(CheckpointFolder(tmp_path, reduction=CheckpointReduction(bits=bits)), 0, model)
     found, table = CheckpointFolder(tmp_path).open(), model.embeddings.table("t")
     near = found.load("model/embeddings.t")
     assert not torch.equal(near, table)
@@ -397,7 +402,7 @@ def test_weights_are_rounded_and_state_is_not(tmp_path, bits, most):
 
 def test_int8_rows_stay_as_they_are_at_eight_bits(tmp_path):
     model = one_table(row_type="int8")
-    add(CheckpointFolder(tmp_path, less=CheckpointReduction(bits=8)), 0, model)
+    add(CheckpointFolder(tmp_path, reduction=CheckpointReduction(bits=8)), 0, model)
     assert torch.equal(CheckpointFolder(tmp_path).open().load("model/embeddings.t"), model.embeddings.table("t"))
 
 
@@ -431,7 +436,7 @@ def test_a_chain_of_equal_increments_ends_where_its_average_is_least(increment_b
 
 
 def test_a_manifest_with_rows_outside_its_tensor_is_refused(tmp_path):
-    model, saved = one_table(), CheckpointFolder(tmp_path, less=CheckpointReduction(incremental=True))
+    model, saved = one_table(), CheckpointFolder(tmp_path, reduction=CheckpointReduction(incremental=True))
     add(saved, 0, model)
     touch(model, [3])
     add(saved, 1, model)
@@ -440,5 +445,5 @@ def test_a_manifest_with_rows_outside_its_tensor_is_refused(tmp_path):
     far = structs.replace(entry, pieces=(*entry.pieces[:-1], structs.replace(entry.pieces[-1], rows=(3, 4000))))
     bad = structs.replace(manifest, tensors=manifest.tensors | {"model/embeddings.t": far})
     (saved.path(1) / "manifest.json").write_bytes(bad.to_json())
-    with pytest.raises(CheckpointError, match=r"rows 3 to 3999 are not there at all"):
+    with pytest.raises(CheckpointError, match=r"rows 3 to 3999 are outside of its shape"):
         saved.open()

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rowwise import RowType
-from rowwise.checkpoint.assign import SMALLEST_bytes, deal
-from rowwise.checkpoint.manifest import TensorChunk, TensorEntry, find_wrong_cover
-from rowwise.checkpoint.reshard import overlaps, stored_spans
+from rowwise.checkpoint.assign import SMALLEST_bytes, assign_rows
+from rowwise.checkpoint.manifest import TensorChunk, TensorEntry, find_coverage_fault
+from rowwise.checkpoint.reshard import copy_regions, stored_spans
 from rowwise.ops.rowtype import pack, unpack
 from rowwise.spec import row_bytes
 
@@ -56,7 +56,7 @@ def test_what_is_copied_is_what_was_asked_for(cover, data):
     whole = torch.arange(shape[0] * shape[1]).view(shape)
     rows, cols = data.draw(spans(shape[0])), data.draw(spans(shape[1]))
     out = torch.full((rows[1] - rows[0], cols[1] - cols[0]), -1)
-    for copy in overlaps(entry_of(shape, rectangles), rows, cols):
+    for copy in copy_regions(entry_of(shape, rectangles), rows, cols):
         theirs = copy.piece.cols or (0, shape[1])
         held = whole[slice(*copy.piece.rows), slice(*theirs)]
         target = out[slice(*copy.rows_to), slice(*copy.cols_to)]
@@ -87,7 +87,7 @@ def test_a_cover_is_whole_in_any_order(cover, chance):
     shape, rectangles = cover
     chance.shuffle(rectangles)
     entry = entry_of(shape, rectangles)
-    assert find_wrong_cover(entry, entry.pieces) is None
+    assert find_coverage_fault(entry, entry.pieces) is None
 
 
 @given(covers(), st.data())
@@ -95,12 +95,12 @@ def test_a_hole_and_an_overlap_are_found_and_named(cover, data):
     shape, rectangles = cover
     k = data.draw(st.integers(0, len(rectangles) - 1))
     entry = entry_of(shape, rectangles[:k] + rectangles[k + 1 :])
-    assert "no piece" in find_wrong_cover(entry, entry.pieces)
+    assert "no piece" in find_coverage_fault(entry, entry.pieces)
     entry = entry_of(shape, [*rectangles, rectangles[k]])
-    assert "two pieces" in find_wrong_cover(entry, entry.pieces)
+    assert "two pieces" in find_coverage_fault(entry, entry.pieces)
     (top, bottom), cols = rectangles[k]
     entry = entry_of(shape, [*rectangles[:k], ((top, bottom + 1), cols), *rectangles[k + 1 :]])
-    assert find_wrong_cover(entry, entry.pieces)
+    assert find_coverage_fault(entry, entry.pieces)
 
 
 @pytest.mark.parametrize(
@@ -110,13 +110,13 @@ def test_a_hole_and_an_overlap_are_found_and_named(cover, data):
         ([((0, 4), (0, 6)), ((3, 6), (2, 6))], "rows 3 to 3, columns 2 to 5 are in two pieces"),
         ([((1, 6), (0, 6))], "rows 0 to 0 are in no piece"),
         ([((0, 5), (0, 6))], "rows 5 to 5 are in no piece"),
-        ([((0, 7), (0, 6))], "rows 6 to 6 are not there at all"),
-        ([((0, 6), (0, 7))], "rows 0 to 5, columns 6 to 6 are not there at all"),
+        ([((0, 7), (0, 6))], "rows 6 to 6 are outside of its shape"),
+        ([((0, 6), (0, 7))], "rows 0 to 5, columns 6 to 6 are outside of its shape"),
     ],
 )
 def test_a_wrong_cover_in_words(rectangles, want):
     entry = entry_of((6, 6), rectangles)
-    assert want in find_wrong_cover(entry, entry.pieces)
+    assert want in find_coverage_fault(entry, entry.pieces)
 
 
 def run_of(most):
@@ -130,7 +130,7 @@ def test_a_cover_is_whole_if_each_place_is_in_one_piece(rows, columns, rectangle
     wanted[:rows, :columns] = 1
     for begin, end in rectangles:
         times[slice(*begin), slice(*end)] += 1
-    said = find_wrong_cover(entry, entry.pieces)
+    said = find_coverage_fault(entry, entry.pieces)
     assert (said is None) == np.array_equal(times, wanted)
     if said is not None:
         row, col = np.argwhere(times != wanted)[0].tolist()
@@ -148,8 +148,8 @@ def test_odd_pieces_take_the_time_of_sorting():
     columns = [((0, size), (col, col + 1)) for col in range(1, size)]
     entry = entry_of((size, size), [*columns, *(((row, row + 1), (0, 1)) for row in range(size))])
     begin_s = time.process_time()
-    assert find_wrong_cover(entry, entry.pieces) is None
-    assert "two pieces" in find_wrong_cover(entry, [*entry.pieces, entry.pieces[7]])
+    assert find_coverage_fault(entry, entry.pieces) is None
+    assert "two pieces" in find_coverage_fault(entry, [*entry.pieces, entry.pieces[7]])
     assert time.process_time() - begin_s < 60  # a second on a quiet machine
 
 
@@ -158,8 +158,8 @@ def test_odd_pieces_take_the_time_of_sorting():
     st.lists(st.integers(0, 30 << 20), min_size=1, max_size=6),
 )
 def test_shares_are_whole_and_even(sizes, loads_W):
-    dealt = deal(sizes, loads_W)
-    assert dealt == deal(sizes, loads_W)
+    dealt = assign_rows(sizes, loads_W)
+    assert dealt == assign_rows(sizes, loads_W)
     total_W = list(loads_W)
     for (rows, each), cuts in zip(sizes, dealt, strict=True):
         assert [begin for _, begin, _ in cuts] == [0, *(end for _, _, end in cuts[:-1])]

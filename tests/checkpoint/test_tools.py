@@ -92,7 +92,7 @@ def test_the_files_are_those_that_the_ranks_would_have_written(tmp_path_factory,
         entry = manifest.tensors[f"model/embeddings.{table.name}"]
         found = torch.full(entry.shape, -1)
         for piece in entry.pieces:
-            found[slice(*piece.rows), slice(*entry.cols_of(piece))] = int(piece.file[:5])
+            found[slice(*piece.rows), slice(*entry.piece_cols(piece))] = int(piece.file[:5])
         return found
 
     for table in trained.tables:
@@ -155,7 +155,7 @@ def test_every_bad_piece_is_named(three):
     name, piece = next((n, p) for n, p in pieces if n == "model/embeddings.item" and p.cols == (4, 8))
     gone = next(file for file in three.manifest.files if file != piece.file)
     (three.folder / gone).unlink()
-    flip(three.folder, piece.file, Checkpoint.open(three.folder)._head(piece.file).places[piece.key].begin)
+    flip(three.folder, piece.file, Checkpoint.open(three.folder)._header(piece.file).ranges[piece.key].begin)
     found = verify(three.folder)
     assert (found.good, found.whole) == (False, None)
     (checked,) = found.checked
@@ -251,7 +251,7 @@ def test_tensors_are_listed(three):
     [
         (lambda at: None, "no such folder; want a checkpoint or a run"),
         (lambda at: at.mkdir(), "is no checkpoint: it has no manifest.json; nor a run"),
-        (lambda at: (at / "ckpt").mkdir(parents=True), "no checkpoint was written yet"),
+        (lambda at: (at / "ckpt").mkdir(parents=True), "has no checkpoint yet"),
         (lambda at: at.write_text(""), "is no checkpoint"),
     ],
     ids=["nothing", "empty", "before the first", "a file"],

@@ -308,7 +308,7 @@ def test_a_failed_run_says_so(tmp_path):
     assert "column 'label'" in found["message"]
     assert not (run.folder.path / "ckpt").exists()
     assert "failed at step" in (run.folder.path / "log.txt").read_text()
-    with pytest.raises(CheckpointError, match="no checkpoint was written yet"):
+    with pytest.raises(CheckpointError, match="has no checkpoint yet"):
         evaluate(run.folder.path)
 
 

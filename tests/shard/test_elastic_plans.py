@@ -41,7 +41,7 @@ def trained(start, topology, layouts):
 
     def rank(comm):
         model = shard(copy.deepcopy(start), plan, comm, elastic=True)
-        work, losses = StepContext.of(model, Clicks(model), how, Breakdown(), comm), []
+        work, losses = StepContext.create(model, Clicks(model), how, Breakdown(), comm), []
         for number in range(1, STEPS + 1):
             mine = split(make_clicks(SAMPLES, seed=number), [SAMPLES // topology.world] * topology.world)[comm.rank]
             losses.append(step(work, [mine], number).loss)

@@ -22,7 +22,7 @@ def steps(comm, count, late_s):
     plan = Plan(world=2, tiles=tuple(tile for t in tables for tile in row_wise(t, [0, 1])))
     model = shard(DLRM(Embeddings(tables), 3, bottom=(8, 64), top=(8, 1)), plan, comm)
     clock, found = Breakdown(waited=comm.waited), []
-    work = StepContext.of(model, Clicks(model), Training(), clock, comm)
+    work = StepContext.create(model, Clicks(model), Training(), clock, comm)
     clock.watch(work.tables)
     for number in range(1, count + 1):
         outside = perf_counter()

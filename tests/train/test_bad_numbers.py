@@ -97,11 +97,11 @@ def test_what_is_said_and_what_is_left(tmp_path, how):
     with pytest.raises(GradientError, match=CAUSES[how]) as raised:
         trainer.run()
     message = str(raised.value)
-    assert message.endswith(f"; meet it again: rowwise resume {tmp_path} --from failed")
+    assert message.endswith(f"; repeat the step: rowwise resume {tmp_path} --from failed")
     failed_at = int(re.match(r"step (\d+)", message)[1])
     assert before.pop("step") == failed_at - 1 == trainer.progress.step
     assert state_bits(trainer) == before, "something has changed"
-    assert all(not tables.staged for tables in trainer._work.tables)
+    assert all(not tables.staged for tables in trainer._context.tables)
     assert CheckpointFolder(tmp_path / "ckpt").steps() == [n for n in (failed_at - 2, failed_at - 1) if n > 0]
     for checkpoint in every_checkpoint(tmp_path).values():
         checkpoint.verify()
@@ -133,13 +133,13 @@ def test_where_the_state_cannot_be_kept(tmp_path):
     world = Broken(tmp_path, "loss")
     (tmp_path / "ckpt").mkdir()
     (tmp_path / "ckpt" / "failed.part").touch()  # not a folder
-    want = r"it begins in 'dense'.*; and it cannot be met again, as .*failed was not saved: File exists"
+    want = r"it begins in 'dense'.*; the state for repeating the step is lost: .*failed was not saved: File exists"
     with pytest.raises(GradientError, match=want):
         world.start().run()
 
 
 def work_of(model, **training) -> StepContext:
-    return StepContext.of(model, Clicks(model), Training(**training), Breakdown())
+    return StepContext.create(model, Clicks(model), Training(**training), Breakdown())
 
 
 def first_batch(count=8) -> Batch:
@@ -183,7 +183,7 @@ def test_a_sum_past_the_range_keeps_the_dense_part():
         made = (vectors[:2, 0] * 3e38).sum() + vectors[2, 0] + vectors[:, 1].sum() + model["top"].weight.sum()
         return Outcome(made)
 
-    work = StepContext.of(model, loss, Training(), Breakdown())
+    work = StepContext.create(model, loss, Training(), Breakdown())
     weight, rows = model["top"].weight.clone(), model["tables"].weights("user").clone()
     batch = Batch(dense_BF=torch.zeros(3, 0), sparse=Jagged.from_lists(sparse), labels_BK=torch.zeros(3, 1))
     with pytest.raises(

@@ -97,7 +97,7 @@ def test_lookups_are_seen_also_those_that_raise():
     )
     with pytest.raises(IdError):
         tables(wrong)
-    assert clock._inside == ["other"]
+    assert clock._stack == ["other"]
     for handle in handles:
         handle.remove()
     before = clock.seconds()["lookup"]
@@ -149,7 +149,7 @@ def test_stages_of_sharded_tables(threads):
         assert sum(seconds.values()) <= perf_counter() - outside + 1e-9
         seen = ("route", "lookup", "exchange", "forward", "backward", "update")
         assert all(seconds[phase] > 0 for phase in seen), seconds
-        assert clock._inside == ["other"]
+        assert clock._stack == ["other"]
         for watch in watches:
             watch.remove()
         assert sharded.phase is no_timing
@@ -193,9 +193,9 @@ def test_what_is_done_to_dense_parameters_is_backward():
 
     class Watched(torch.optim.AdamW):
         def step(self, closure=None):
-            charged.append(clock._inside[-1])
+            charged.append(clock._stack[-1])
 
-    work = StepContext.of(model, Clicks(model), Training(), clock)
+    work = StepContext.create(model, Clicks(model), Training(), clock)
     work.optimizer.__class__ = Watched
     step(work, [make_clicks(64)], 1)
     assert charged == ["backward"]
@@ -206,7 +206,7 @@ def test_what_is_done_to_dense_parameters_is_backward():
 def test_hooks_and_overrides_of_a_dense_optimizer_run(settings):
     torch.manual_seed(0)
     model = DLRM(Embeddings(make_tables(64)), 3, bottom=(8, 64), top=(8, 1))
-    work, seen = StepContext.of(model, Clicks(model), Training(optimizer=settings), Breakdown()), []
+    work, seen = StepContext.create(model, Clicks(model), Training(optimizer=settings), Breakdown()), []
     taken = work.optimizer.step
     work.optimizer.register_step_pre_hook(lambda *_: seen.append("before"))
     work.optimizer.register_step_post_hook(lambda *_: seen.append("after"))
@@ -237,7 +237,7 @@ def test_watching_costs_next_to_nothing(threads):
     batch = make_clicks(2048)
     clock = Breakdown()
     works = {
-        kind: StepContext.of(model, Clicks(model), Training(), found)
+        kind: StepContext.create(model, Clicks(model), Training(), found)
         for kind, found in (("without", Unwatched()), ("with", clock))
     }
     for _ in range(4):  # a busy machine may spoil some; what watching costs would be there in each

@@ -163,7 +163,7 @@ def test_two_towers_stay_with_one_process():
     def rank(comm):
         tiles = tuple(tile for k, table in enumerate(tables) for tile in table_wise(table, k))
         model = shard(copy.deepcopy(towers), Plan(world=2, tiles=tiles), comm)
-        with pytest.raises(SpecError, match="two towers whose tables are on 2 ranks: want one process, as each"):
+        with pytest.raises(SpecError, match="two towers whose tables are on 2 ranks: want one process, which ranks"):
             RetrievalEvaluator(model, "item", known=list, asked=list, task="click")
 
     run_threads(2, rank, TIMEOUT_S)

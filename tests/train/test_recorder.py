@@ -17,7 +17,7 @@ from trainings import Net, World, fast, lines
 from rowwise import Batch, Embeddings, Jagged, Pooling, SpecError, Table
 from rowwise.ingest.service.client import ServiceHealth
 from rowwise.train.breakdown import PHASES
-from rowwise.train.feeding import DataWait, in_words
+from rowwise.train.feeding import DataWait, describe_wait
 from rowwise.train.metrics import Metrics
 from rowwise.train.recorder import memory_bytes, peak_memory_bytes
 from rowwise.train.run_folder import HEADERS, RunFolder
@@ -97,9 +97,9 @@ def test_lines_of_workers(tmp_path):
     assert {(row["workers"], row["restarts"]) for row in rows} == {("2", "1")}
     assert [int(row["ready"]) for row in rows] == sorted(int(row["ready"]) for row in rows)
     assert all(shown.health in told for shown in seen)
-    assert in_words(0.034, ServiceHealth(workers=2, ready=4)) == "data wait 3% (2 workers, 4 ready)"
-    assert in_words(0.5, ServiceHealth(workers=1)) == "data wait 50% (1 worker, 0 ready)"
-    assert in_words(0.5, None) == "data wait 50%"
+    assert describe_wait(0.034, ServiceHealth(workers=2, ready=4)) == "data wait 3% (2 workers, 4 ready)"
+    assert describe_wait(0.5, ServiceHealth(workers=1)) == "data wait 50% (1 worker, 0 ready)"
+    assert describe_wait(0.5, None) == "data wait 50%"
 
 
 def test_without_workers_their_cells_are_empty(tmp_path):
@@ -123,31 +123,31 @@ def test_the_wait_of_a_run(tmp_path):
                 yield batch
 
     trainer = Trainer(replace(world.job(Net(world.tables)), batches=lambda p: Slow(batches(p))), world.settings)
-    assert trainer.wait == DataWait()
+    assert trainer.data_wait == DataWait()
     steps = trainer.run().step
-    wait = trainer.wait
+    wait = trainer.data_wait
     sleep(0.1)
-    assert trainer.wait == wait
+    assert trainer.data_wait == wait
     # Batches are asked for one ahead, so the second is there when the first step ends.
     assert 0.05 * (steps - 2) <= wait.seconds < 0.05 * steps + 0.25
     assert wait.seconds < wait.of_s
-    assert DataWait(seconds=0.6, of_s=1.0).is_much
-    assert not DataWait(seconds=0.4, of_s=1.0).is_much
-    assert not DataWait(seconds=4.0, of_s=100.0).is_much
+    assert DataWait(seconds=0.6, of_s=1.0).is_high
+    assert not DataWait(seconds=0.4, of_s=1.0).is_high
+    assert not DataWait(seconds=4.0, of_s=100.0).is_high
 
 
 def test_a_loss_without_logits(tmp_path):
     """Two towers have no logit for each label: then the loss alone is written."""
     world = World(fast(log=Log(every=2, window=2)), tmp_path, valid=False, count=40)
     trainer = world.start()
-    inner, losses = trainer._work.objective, []
+    inner, losses = trainer._context.objective, []
 
     def objective(batch):
         outcome = inner(batch)
         losses.append(outcome.loss.item())
         return type(outcome)(outcome.loss)
 
-    object.__setattr__(trainer._work, "objective", objective)
+    object.__setattr__(trainer._context, "objective", objective)
     trainer.run()
     rows = [(int(r["step"]), r["split"], r["task"], r["metric"]) for r in lines(tmp_path / "metrics.csv")]
     assert rows == [(n, split, "click", "loss") for n in (2, 4, 5) for split in ("train", "lifetime")]
@@ -244,7 +244,7 @@ def key(row: dict[str, str]) -> str:
 
 def test_tensorboard_that_is_not_there(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "torch.utils.tensorboard", None)
-    with pytest.raises(SpecError, match=r"log\.tensorboard=true needs a package that is not here: pip install tensor"):
+    with pytest.raises(SpecError, match=r"log\.tensorboard=true: tensorboard is not installed; pip install tensor"):
         World(fast(log=Log(tensorboard=True)), tmp_path).start()
 
 

@@ -70,7 +70,7 @@ def run_with_stops(world: World, draws: list[tuple[int, bool]]) -> None:
         begun = bool(CheckpointFolder(world.folder / "ckpt").steps())
         trainer = world.resume(tell=tell) if begun else world.start(tell=tell)
         if not begun:
-            trainer.folder.cut(0)
+            trainer.folder.drop_after(0)
         tell.trainer = trainer
         try:
             if trainer.run().finished:
@@ -80,7 +80,7 @@ def run_with_stops(world: World, draws: list[tuple[int, bool]]) -> None:
     begun = bool(CheckpointFolder(world.folder / "ckpt").steps())
     trainer = world.resume() if begun else world.start()
     if not begun:
-        trainer.folder.cut(0)
+        trainer.folder.drop_after(0)
     assert trainer.run().finished
 
 
@@ -146,10 +146,12 @@ def test_settings_of_the_optimizer_can_change(tmp_path):
     world = World(fast(train={"steps": 2}), tmp_path)
     world.start().run()
     world.settings = fast(train={"steps": 3, "optimizer": DenseAdam(weight_decay=0.5, beta1=0.8)})
-    group = world.resume()._work.optimizer.param_groups[0]
+    group = world.resume()._context.optimizer.param_groups[0]
     assert (group["weight_decay"], group["betas"]) == (0.5, (0.8, 0.999))
     world.settings = fast(train={"steps": 3, "optimizer": DenseSgd()})
-    with pytest.raises(CheckpointError, match="optimizer 'dense' is AdamW, not SGD: resume with that one, or start"):
+    with pytest.raises(
+        CheckpointError, match="optimizer 'dense' is AdamW, not SGD: resume with that one, or warm-start"
+    ):
         world.resume()
 
 
@@ -170,8 +172,8 @@ def test_products_stay_with_their_library(tmp_path):
 def test_a_checkpoint_without_a_run(tmp_path):
     world = World(fast(), tmp_path)
     trainer = world.start()
-    CheckpointFolder(tmp_path / "ckpt").add(3, [], {})
-    with pytest.raises(CheckpointError, match="step-000000003 is not of a run: it does not say how far it got"):
+    CheckpointFolder(tmp_path / "ckpt").save(3, [], {})
+    with pytest.raises(CheckpointError, match="step-000000003 is not a checkpoint of a training run"):
         trainer.resume(CheckpointFolder(tmp_path / "ckpt").open())
 
 
@@ -219,7 +221,7 @@ if saved.steps():
     trainer = world.resume(tell=tell)
 else:
     trainer = world.start(tell=tell)
-    folder.cut(0)
+    folder.drop_after(0)
 print("ready", flush=True)
 trainer.run()
 """

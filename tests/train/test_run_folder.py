@@ -87,7 +87,7 @@ def test_what_was_written_up_to_a_step_stays(tmp_path_factory, rows, step, torn)
     whole = path.read_bytes()
     path.write_bytes(whole[: max(0, len(whole) - torn)])
     lines = whole[: max(0, len(whole) - torn)].decode().splitlines(keepends=True)
-    folder.cut(step)
+    folder.drop_after(step)
     if not lines or not lines[0].endswith("\n"):
         assert not path.exists()
     else:
@@ -104,7 +104,7 @@ def test_lines_go_on_below_those_of_another_version(tmp_path):
     old = "step,samples,time_s,samples_s,data_s,lookup_s,forward_s,backward_s,update_s,other_s,memory_bytes,rate\n"
     (tmp_path / "steps.csv").write_text(f"{old}5,40,1.5,9.0,1.0,2.0,3.0,4.0,5.0,6.0,7,0.1\n9,72,2.5,9.0,1.0")
     folder = RunFolder(tmp_path)
-    folder.cut(7)
+    folder.drop_after(7)
     folder.append("steps.csv", [{"step": 8, "lookup_s": 0.5, "route_s": 0.25}])
     folder.append("steps.csv", [{"step": 9, "lookup_s": 0.75}])
     first, second, third = folder.rows("steps.csv")
@@ -129,9 +129,9 @@ def test_numbers_come_back_bit_by_bit(tmp_path_factory, value):
 def test_the_test_that_ends_a_run_is_cut_off(tmp_path):
     folder = RunFolder(tmp_path)
     folder.append("metrics.csv", [metric(3), metric(4, split="valid"), metric(4, split="test")])
-    folder.cut(4)
+    folder.drop_after(4)
     assert [(row["step"], row["split"]) for row in folder.rows("metrics.csv")] == [("3", "train"), ("4", "valid")]
-    folder.cut(0)
+    folder.drop_after(0)
     assert not folder.rows("metrics.csv")
     assert (tmp_path / "metrics.csv").read_text().splitlines() == [",".join(HEADERS["metrics.csv"])]
 
@@ -180,20 +180,20 @@ def test_a_full_disk_is_named_and_what_was_there_stays(tmp_path):
             folder.log("a" * 1000)
     assert raised.value.errno == errno.EFBIG
     assert (tmp_path / "recipe.yaml").read_text() == "a: 1\n"
-    folder.cut(1)
+    folder.drop_after(1)
     assert [row["step"] for row in folder.rows("metrics.csv")] == ["1"]
 
 
 def test_a_checkpoint_on_a_full_disk(tmp_path):
     saved = CheckpointFolder(tmp_path / "ckpt")
-    saved.add(1, [LocalShard.whole("t", torch.arange(50))], {"progress": {}})
+    saved.save(1, [LocalShard.whole("t", torch.arange(50))], {"progress": {}})
     with room(4000):
         with pytest.raises(
             CheckpointError, match=r"step-000000002 was not saved: .*File too large.*; earlier checkpoints are"
         ):
-            saved.add(2, [LocalShard.whole("t", torch.arange(5000))], {})
+            saved.save(2, [LocalShard.whole("t", torch.arange(5000))], {})
         with pytest.raises(CheckpointError, match=r"failed was not saved: .*File too large.*; earlier checkpoints are"):
-            saved.add_failed([], {"a": "b" * 5000})
+            saved.save_failed([], {"a": "b" * 5000})
     assert saved.steps() == [1]
     saved.open().verify()
     assert [path.name for path in (tmp_path / "ckpt").iterdir()] == ["step-000000001"]
@@ -235,17 +235,17 @@ def test_a_disk_of_half_a_megabyte(tmp_path):
         pytest.skip("this system mounts nothing")
     try:
         saved, folder = CheckpointFolder(disk / "ckpt"), RunFolder(disk)
-        saved.add(1, [LocalShard.whole("t", torch.arange(10_000))], {})
+        saved.save(1, [LocalShard.whole("t", torch.arange(10_000))], {})
         want = r"step-000000002 was not saved: .*No space left on device.*; earlier checkpoints are"
         with pytest.raises(CheckpointError, match=want):
-            saved.add(2, [LocalShard.whole("t", torch.arange(100_000))], {})
+            saved.save(2, [LocalShard.whole("t", torch.arange(100_000))], {})
         assert saved.steps() == [1]
         saved.open().verify()
         with pytest.raises(OSError, match=r"not written: No space left on device: '.*/metrics\.csv'"):
             folder.append("metrics.csv", [metric(n) for n in range(20_000)])
         with pytest.raises(OSError, match=r"not written: No space left on device: '.*/recipe\.yaml'"):
             folder.write("recipe.yaml", "a" * 600_000)
-        folder.cut(100)
+        folder.drop_after(100)
         assert len(folder.rows("metrics.csv")) == 101
     finally:
         subprocess.run(["umount", str(disk)], check=True)
@@ -284,7 +284,7 @@ def test_nothing_is_written_through_what_stands_in_the_place_of_a_file(tmp_path,
     with pytest.raises(OSError, match=r"metrics\.csv"):
         folder.append("metrics.csv", [metric(1)])
     with pytest.raises(OSError, match=r"metrics\.csv"):
-        folder.cut(0)
+        folder.drop_after(0)
     folder.write("env.json", "{}")
     assert (folder.path / "env.json").read_text() == "{}"
     assert outside.read_text() == before

@@ -21,7 +21,7 @@ def data(step, best=None):
 
 def add(saved, *steps, best=None):
     for step in steps:
-        saved.add(step, three(float(step)), data(step, best))
+        saved.save(step, three(float(step)), data(step, best))
 
 
 def test_by_name(tmp_path):
@@ -35,26 +35,26 @@ def test_by_name(tmp_path):
     for which in ("step-4", "failed", "newest", "step-", "step-3.part"):
         with pytest.raises(CheckpointError, match=f"has no checkpoint '{which}'; there are last, best, step-00"):
             saved.open(which)
-    saved.add_failed(three(0), {})
+    saved.save_failed(three(0), {})
     with pytest.raises(CheckpointError, match=r"step-000002000, failed$"):
         saved.open("step-4")
 
 
 @pytest.mark.parametrize("which", ["last", "best", "step-1", "failed"])
 def test_where_nothing_was_saved(tmp_path, which):
-    with pytest.raises(CheckpointError, match="ckpt: no checkpoint was written yet; start the run again"):
+    with pytest.raises(CheckpointError, match="ckpt has no checkpoint yet; start the run again"):
         CheckpointFolder(tmp_path / "ckpt").open(which)
 
 
 def test_a_failed_state_is_replaced_and_is_no_step(tmp_path):
     saved = CheckpointFolder(tmp_path / "ckpt")
     for value in (1.0, 2.0):
-        saved.add_failed(three(value), {})
+        saved.save_failed(three(value), {})
     assert float(saved.open("failed").load("t")[0]) == 2.0
     assert not saved.steps()
     add(saved, 1)
     saved.prune(1, None)
-    saved.cut(0)
+    saved.remove_after(0)
     assert not saved.steps()
     assert float(saved.open("failed").load("t")[0]) == 2.0
 
@@ -69,7 +69,7 @@ def test_the_newest_and_the_best_stay(tmp_path_factory, steps, keep, best, cut):
     saved.prune(keep, best)
     kept = sorted({*steps[-keep:]} | ({best} if best is not None else set()))
     assert saved.steps() == kept
-    saved.cut(cut)
+    saved.remove_after(cut)
     assert saved.steps() == [step for step in kept if step <= cut]
     assert len(list(saved.folder.iterdir())) == len(saved.steps())
 
@@ -78,7 +78,7 @@ def test_of_what_is_there_only_the_data_is_written_again(tmp_path):
     """A run that ends with a step that was saved already has nothing new but that it has ended."""
     saved = CheckpointFolder(tmp_path / "ckpt")
     add(saved, 1)
-    saved.add(1, three(0), {"progress": "ended"})
+    saved.save(1, three(0), {"progress": "ended"})
     assert int(saved.open().load("t")[0]) == 1
     assert saved.open().manifest.data == {"progress": "ended"}
 
@@ -86,7 +86,7 @@ def test_of_what_is_there_only_the_data_is_written_again(tmp_path):
 def test_halves_are_no_checkpoints(tmp_path):
     saved = CheckpointFolder(tmp_path / "ckpt")
     add(saved, 1, 2, 3)
-    saved.add_failed(three(0), {})
+    saved.save_failed(three(0), {})
     (saved.path(3) / NAME).unlink()  # on its way out
     (saved.folder / "step-000000004.part").mkdir()  # on its way in, with all of its files
     (saved.folder / "step-000000004.part" / NAME).write_bytes((saved.path(2) / NAME).read_bytes())
@@ -109,7 +109,7 @@ def test_a_half_deleted_one_makes_room_for_a_new_one(tmp_path):
     saved = CheckpointFolder(tmp_path / "ckpt")
     add(saved, 1)
     (saved.path(1) / NAME).unlink()
-    saved.add(1, three(5), {})
+    saved.save(1, three(5), {})
     assert int(saved.open().load("t")[0]) == 5
 
 

@@ -71,7 +71,7 @@ def test_everything_happens_when_it_is_due(tmp_path_factory, batches, accumulate
     )
     told = []
     trainer = scripted(folder, how, itertools.repeat(0.5), count=2 * batches)
-    trainer._tell = told.append
+    trainer._on_step = told.append
     progress = trainer.run()
     an_epoch = -(-batches // accumulate)
     total = min(epochs * an_epoch, steps or 10**9)
@@ -166,10 +166,10 @@ def test_nothing_is_written_without_a_folder():
 
 def test_what_would_come_to_light_after_an_epoch_is_refused_before():
     world = World(fast(evaluate={"metric": "acc"}), None)
-    with pytest.raises(SpecError, match=r"evaluate\.metric='acc' is not measured; there are: loss, ne, calibration,"):
+    with pytest.raises(SpecError, match=r"evaluate\.metric='acc' is not measured: want one of loss, ne, calibration,"):
         world.start()
     world.settings = fast(evaluate={"task": "like"})
-    with pytest.raises(SpecError, match=r"evaluate\.task='like': the tasks are click, buy"):
+    with pytest.raises(SpecError, match=r"evaluate\.task='like': want one of click, buy"):
         world.start()
 
 

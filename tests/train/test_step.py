@@ -90,7 +90,7 @@ def weighted(batch: Batch) -> Batch:
 
 def make(training: Training, tables, tasks=1) -> StepContext:
     net = Net(tables, tasks)
-    return StepContext.of(net, Clicks(net, training.task_weights), training, Breakdown())
+    return StepContext.create(net, Clicks(net, training.task_weights), training, Breakdown())
 
 
 def with_rows(optimizer) -> list[Table]:
@@ -164,7 +164,7 @@ def test_accumulated_batches_are_one_large_batch_to_the_bit(count, row_type):
     found = []
     for joined in (False, True):
         model = Additive(tables)
-        work = StepContext.of(model, Clicks(model), Training(), Breakdown())
+        work = StepContext.create(model, Clicks(model), Training(), Breakdown())
         assert work.optimizer is None
         for number in (1, 2):
             batches = [make_clicks(64, seed=10 * number + k) for k in range(count)]
@@ -179,7 +179,7 @@ def test_every_module_with_tables_is_updated():
     torch.manual_seed(0)
     model = WideDeep(Embeddings(make_tables(), seed=0), 3, (8, 1))
     assert len(embeddings_of(model)) == 2
-    work = StepContext.of(model, Clicks(model), Training(), Breakdown())
+    work = StepContext.create(model, Clicks(model), Training(), Breakdown())
     before = {name: x.clone() for name, x in model.state_dict().items()}
     step(work, [make_clicks(64)], 1)
     assert all(not torch.equal(x, before[name]) for name, x in model.state_dict().items())
@@ -250,8 +250,8 @@ def test_what_settings_refuse():
         ({"batch": 0}, r"train\.batch=0: want at least 1"),
         ({"accumulate": 0}, r"train\.accumulate=0: want at least 1"),
         ({"steps": 0}, r"train\.steps=0: want at least 1"),
-        ({"clip": 0.0}, r"train\.clip=0\.0: want a length above 0, or null for no clipping"),
-        ({"clip": float("nan")}, r"train\.clip=nan: want a length above 0"),
+        ({"clip": 0.0}, r"train\.clip=0\.0: want a norm above 0, or null for no clipping"),
+        ({"clip": float("nan")}, r"train\.clip=nan: want a norm above 0"),
         ({"task_weights": (1.0, -1.0)}, r"train\.task_weights=\(1\.0, -1\.0\): want finite numbers that are not"),
     ]:
         with pytest.raises(SpecError, match=want):

@@ -42,7 +42,7 @@ def dense_only(model):
 
 
 def machinery(comm, model, training, wire=EXACT):
-    return StepContext.of(model, dense_only(model), training, Breakdown(), comm, wire)
+    return StepContext.create(model, dense_only(model), training, Breakdown(), comm, wire)
 
 
 def bits(model):
@@ -132,7 +132,7 @@ def test_a_batch_without_samples_changes_nothing(empty):
     for with_empty in (False, True):
         torch.manual_seed(0)
         model = DLRM(Embeddings(make_tables(), seed=0), 3, (8, 8), (8, 1))
-        work = StepContext.of(model, Clicks(model), Training(), Breakdown())
+        work = StepContext.create(model, Clicks(model), Training(), Breakdown())
         batches = [make_clicks(32, seed=1), make_clicks(16, seed=2)]
         if with_empty:
             batches.insert(empty, split(make_clicks(8), [0, 8])[0])
@@ -144,7 +144,7 @@ def test_a_batch_without_samples_changes_nothing(empty):
 
 def test_no_samples_at_all():
     def rank(comm):
-        with pytest.raises(BatchError, match="a step without a sample on any rank: want at least one"):
+        with pytest.raises(BatchError, match=r"step \d+ has no samples on any rank: want at least one"):
             trained(comm, make_mlp(), Training(), [[[0, 0]]])
 
     run_threads(2, rank, TIMEOUT_S)
@@ -195,7 +195,7 @@ def test_a_bad_number_on_one_rank_stops_all_before_anything_changes(how, world):
 
     def rank(comm):
         mine = sharded(copy.deepcopy(model), comm)
-        work = StepContext.of(mine, Clicks(mine), Training(), Breakdown(), comm)
+        work = StepContext.create(mine, Clicks(mine), Training(), Breakdown(), comm)
         good = make_clicks(8, seed=comm.rank)
         step(work, [good], 1)
         before, moments = bits(mine), copy.deepcopy(work.optimizer.state_dict())
@@ -220,7 +220,7 @@ def test_a_bad_number_on_one_rank_stops_all_before_anything_changes(how, world):
 def test_an_error_in_one_forward_reaches_the_others():
     def rank(comm):
         model = sharded(Breaks(""), comm)
-        work = StepContext.of(model, Clicks(model), Training(), Breakdown(), comm)
+        work = StepContext.create(model, Clicks(model), Training(), Breakdown(), comm)
         batch = make_clicks(8)
         if comm.rank == 1:
             sparse = Jagged(
@@ -242,14 +242,14 @@ def test_an_error_in_one_forward_reaches_the_others():
 @pytest.mark.parametrize(
     ("number", "batches", "want"),
     [
-        ((3, 4), (1, 1), "number of the step: rank 0 has 3 and rank 1 has 4"),
-        ((1, 1), (1, 2), "number of batches: rank 0"),
+        ((3, 4), (1, 1), "number of the step differs: rank 0 has 3 and rank 1 has 4"),
+        ((1, 1), (1, 2), "number of batches differs: rank 0"),
     ],
 )
 def test_ranks_that_are_not_at_the_same_step(number, batches, want):
     def rank(comm):
         work = machinery(comm, make_mlp(), Training())
-        with pytest.raises(PeerError, match=f"ranks do not agree on the {want}"):
+        with pytest.raises(PeerError, match=f"the {want}"):
             step(work, [make_clicks(4)] * batches[comm.rank], number[comm.rank])
 
     run_threads(2, rank, TIMEOUT_S)
@@ -271,7 +271,7 @@ def test_a_malformed_batch_of_one_rank_ends_the_step_on_all_and_the_next_works(f
 
     def rank(comm):
         model = sharded(Breaks(""), comm)
-        work = StepContext.of(model, Clicks(model), Training(), Breakdown(), comm)
+        work = StepContext.create(model, Clicks(model), Training(), Breakdown(), comm)
         batch = make_clicks(8)
         for batches in ([MALFORMED[fault](batch)], [batch, MALFORMED[fault](batch)]):
             with pytest.raises(RowwiseError):
@@ -316,7 +316,9 @@ def test_elastic_with_tables_and_any_number_of_threads(threads):
         model = DLRM(Embeddings(make_tables(), seed=0), 3, (64, 8), (64, 1))
         seen = []
         model.top.register_forward_hook(lambda *_: seen.append(torch.get_num_threads()))
-        work = StepContext.of(model, Clicks(model), Training(determinism=determinism, virtual_shards=4), Breakdown())
+        work = StepContext.create(
+            model, Clicks(model), Training(determinism=determinism, virtual_shards=4), Breakdown()
+        )
         stepped = step(work, batches, 1)
         assert torch.get_num_threads() == before
         return stepped, bits(model), set(seen)
@@ -343,7 +345,7 @@ def test_a_step_that_stopped_halfway_leaves_nothing_to_the_next():
         model = Breaks("")
         model.load_state_dict(found[0][1] if stopped else model.state_dict())
         first = bits(model)
-        work = StepContext.of(model, Clicks(model), Training(determinism="elastic", virtual_shards=2), Breakdown())
+        work = StepContext.create(model, Clicks(model), Training(determinism="elastic", virtual_shards=2), Breakdown())
         if stopped:
             with pytest.raises(IdError, match="table 'user'"):
                 step(work, [Batch(dense_BF=batch.dense_BF, sparse=bad, labels_BK=batch.labels_BK)], 1)
@@ -362,13 +364,13 @@ def test_what_is_drawn_follows_from_the_shard():
             torch.rand(rank)
             before = torch.get_rng_state()
             for place in range(8 // world):
-                with shards.chance(3, place):
+                with shards.seeded_draws(3, place):
                     found = torch.rand(4)
                 assert torch.equal(drawn.setdefault(rank * (8 // world) + place, found), found)
             assert torch.equal(torch.get_rng_state(), before)
-    with VirtualShards(count=8, rank=0, world=1, seed=6).chance(3, 0):
+    with VirtualShards(count=8, rank=0, world=1, seed=6).seeded_draws(3, 0):
         drawn["another seed"] = torch.rand(4)
-    with VirtualShards(count=8, rank=0, world=1, seed=5).chance(4, 0):
+    with VirtualShards(count=8, rank=0, world=1, seed=5).seeded_draws(4, 0):
         drawn["another step"] = torch.rand(4)
     assert len({tuple(x.tolist()) for x in drawn.values()}) == 10
 
@@ -429,7 +431,7 @@ def test_what_elastic_refuses():
 
     run_threads(3, rank, TIMEOUT_S)
     for wire in (Wire(dense=RowType.BF16), Wire(network=Codecs(backward=RowType.INT8))):
-        with pytest.raises(SpecError, match=r"elastic' with Wire\(.*want every type of the wire to be 'fp32'"):
+        with pytest.raises(SpecError, match=r"elastic' with Wire\(.*want 'fp32' for every type of the wire"):
             machinery(None, make_mlp(), elastic, wire)
     with pytest.raises(SpecError, match=r"train\.accumulate=2 with train\.determinism='elastic': want 1, and a batch"):
         Training(determinism="elastic", accumulate=2)
@@ -455,7 +457,7 @@ def test_elastic_ranks_with_other_seeds():
         work = machinery(comm, make_mlp(), Training(determinism="elastic", virtual_shards=2))
         shards = VirtualShards(count=2, rank=comm.rank, world=2, seed=comm.rank)
         object.__setattr__(work, "shards", shards)
-        with pytest.raises(PeerError, match="ranks do not agree on the seed of torch: rank 0 has 0 and rank 1 has 1"):
+        with pytest.raises(PeerError, match="the seed of torch differs: rank 0 has 0 and rank 1 has 1"):
             step(work, [make_clicks(BLOCK)], 1)
 
     run_threads(2, rank, TIMEOUT_S)
@@ -467,7 +469,7 @@ def test_an_objective_without_logits():
     def loss(batch):
         return Outcome((model(batch.dense_BF) ** 2).mean())
 
-    work = StepContext.of(model, loss, Training(determinism="elastic", virtual_shards=2), Breakdown())
+    work = StepContext.create(model, loss, Training(determinism="elastic", virtual_shards=2), Breakdown())
     (outcome,) = step(work, [make_clicks(300)], 1).outcomes
     assert outcome.logits_BK is None
 
@@ -497,7 +499,7 @@ def test_a_step_tells_its_status_in_two_gathers():
         calls = []
         comm = TransportComm(Counting(comm.transport, calls), comm.topology, comm.rank)
         model = sharded(Breaks(""), comm)
-        work = StepContext.of(model, Clicks(model), Training(), Breakdown(), comm)
+        work = StepContext.create(model, Clicks(model), Training(), Breakdown(), comm)
         calls.clear()
         step(work, [make_clicks(8)], 1)
         return calls
@@ -531,7 +533,7 @@ def test_gradients_that_overflow_in_an_update_end_the_step_on_all(tables, guilty
             vectors = model["tables"](batch.sparse)["user"]
             return Outcome(((vectors - vectors.detach()) * scale[0]).sum() + model["top"].weight.sum())
 
-        work = StepContext.of(model, loss, Training(), Breakdown(), comm)
+        work = StepContext.create(model, loss, Training(), Breakdown(), comm)
         sparse = Jagged.from_lists({"user": [[5], [5], [comm.rank]]})
         batch = Batch(dense_BF=torch.zeros(3, 0), sparse=sparse, labels_BK=torch.zeros(3, 1))
         step(work, [batch], 1)

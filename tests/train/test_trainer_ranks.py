@@ -303,7 +303,7 @@ def test_a_bad_number_on_one_rank_is_explained_and_can_be_met_again(tmp_path, fo
     how = fast(train={"shuffle": False, "optimizer": DenseSgd(lr=0.0)}, save=Saving(every=1, keep=9))
     world = Broken(how, tmp_path / "run" if folder else None, dropout=0.0)
     errors = failing(world, 4, prepare)
-    again = f"; meet it again: rowwise resume {tmp_path / 'run'} --from failed" if folder else ""
+    again = f"; repeat the step: rowwise resume {tmp_path / 'run'} --from failed" if folder else ""
     said = str(errors[2])
     assert isinstance(errors[2], GradientError)
     assert said.startswith("step 4 (epoch 0, from row 8 of split 1 on): the loss is ")
@@ -336,7 +336,7 @@ def test_rows_that_fail_in_an_update_on_one_rank_end_the_run_on_all(tmp_path):
             if trainer.progress.step == 2:
                 output.values().register_hook(lambda grad_BS: torch.full_like(grad_BS, 3e38))
 
-        (tables,) = trainer._work.tables
+        (tables,) = trainer._context.tables
         tables.register_forward_hook(overflow)
 
     errors = failing(Ranked(fast(save=Saving(every=3)), tmp_path, dropout=0.0), 3, prepare)
@@ -420,7 +420,7 @@ def test_what_compares_samples_with_each_other_stays_with_one_process():
         job = TrainingJob(
             model=job.model, objective=InBatch(job.model, "item", None), batches=job.batches, tasks=job.tasks
         )
-        with pytest.raises(SpecError, match="whose samples are on 2 ranks: want one process for two towers"):
+        with pytest.raises(SpecError, match=r"in-batch softmax on 2 ranks: .*want one process"):
             Trainer(job, world.settings, comm=comm)
 
     run_threads(2, rank, TIMEOUT_S)

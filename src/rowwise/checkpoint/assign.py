@@ -1,21 +1,21 @@
-"""Assigns tensors that all ranks have to the ranks that write them, balanced by bytes.
+"""Assigns rows of tensors that all ranks have to ranks, so that all write about the same number of bytes.
 
-Known limits: the fewest pieces; a tensor is cut wherever a rank's share ends.
+Known limits: a tensor is cut wherever a rank's share ends, which may make more chunks than necessary.
 """
 
 from collections.abc import Sequence
 
-SMALLEST_bytes = 1 << 20  # what is shorter is not worth a piece of its own
+SMALLEST_bytes = 1 << 20  # no smaller chunks, except of smaller tensors
 
 
-def deal(sizes: Sequence[tuple[int, int]], loads_W: Sequence[int]) -> list[list[tuple[int, int, int]]]:
-    """For each tensor, given as (rows, bytes of a row): the (rank, first row, end) of each range of rows.
+def assign_rows(sizes: Sequence[tuple[int, int]], loads_W: Sequence[int]) -> list[list[tuple[int, int, int]]]:
+    """For each tensor of (rows, bytes per row): its cuts, as (rank, first row, end row).
 
-    `loads_W` are bytes that the ranks write anyway.
+    `loads_W`: bytes of each rank's own shards.
     """
     rooms_W = _rooms(sum(rows * row_bytes for rows, row_bytes in sizes), loads_W)
     rank = 0
-    found: list[list[tuple[int, int, int]]] = []
+    cuts_of: list[list[tuple[int, int, int]]] = []
     for rows, row_bytes in sizes:
         at = 0
         cuts: list[tuple[int, int, int]] = []
@@ -29,13 +29,13 @@ def deal(sizes: Sequence[tuple[int, int]], loads_W: Sequence[int]) -> list[list[
             cuts.append((rank, at, end))
             rooms_W[rank] -= (end - at) * row_bytes
             at = end
-        found.append(cuts)
-    return found
+        cuts_of.append(cuts)
+    return cuts_of
 
 
 def _rooms(total_bytes: int, loads_W: Sequence[int]) -> list[int]:
-    """Bytes that each rank takes so that all ranks end with equal totals, as far as possible."""
-    # The level up to which water fills vessels that stand side by side.
+    """Bytes that each rank takes so that all ranks write the same, as far as possible."""
+    # Water filling: the common level of the ranks that take anything.
     ordered, level = sorted(loads_W), 0
     for count in range(len(ordered), 0, -1):
         level = -(-(total_bytes + sum(ordered[:count])) // count)

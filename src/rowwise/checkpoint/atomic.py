@@ -1,6 +1,6 @@
-"""A file or folder that appears under its name when it is whole, and else not at all.
+"""Atomic output: a file or folder appears under its name only when it is complete.
 
-A kill leaves at most something whose name ends in `.part`, which nothing reads and the next attempt removes.
+A kill leaves at most a file or folder whose name ends in `.part`, which nothing reads and the next attempt removes.
 """
 
 import shutil
@@ -15,18 +15,18 @@ from rowwise.errors import CheckpointError
 
 @contextmanager
 def atomic_output(out: Path) -> Iterator[Path]:
-    """Yield a temporary path to write at, and rename it to `out` at the end."""
+    """Yield a free path to write to; at the end it is synced to the disk and renamed to `out`."""
     if out.exists():
         raise CheckpointError(f"{out} exists already: want another name")
-    part = out.with_name(out.name + PART)
-    _remove(part)
+    unfinished = out.with_name(out.name + PART)
+    _remove(unfinished)
     done = False
     try:
-        part.parent.mkdir(parents=True, exist_ok=True)
-        yield part
-        for path in (*(part.rglob("*") if part.is_dir() else ()), part):
+        unfinished.parent.mkdir(parents=True, exist_ok=True)
+        yield unfinished
+        for path in (*(unfinished.rglob("*") if unfinished.is_dir() else ()), unfinished):
             sync(path)
-        part.rename(out)
+        unfinished.rename(out)
         sync(out.parent)
         done = True
     except OSError as error:
@@ -35,12 +35,12 @@ def atomic_output(out: Path) -> Iterator[Path]:
         raise CheckpointError(f"{out} was not written: {error.strerror or error}") from error
     finally:
         if not done:
-            _remove(part)
+            _remove(unfinished)
 
 
 @contextmanager
 def scratch_beside(out: Path) -> Iterator[Path]:
-    """A folder next to `out` for what is needed only while that is written."""
+    """A temporary folder on the file system of `out`."""
     place = out.with_name(f".{out.name}.rows{PART}")
     _remove(place)
     place.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Verifies checkpoints: reads every byte, and names every damaged piece."""
+"""Verifies checkpoints: reads every byte and lists the damaged chunks."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,22 +22,18 @@ class CheckResult(Value, frozen=True):
     """Counts of checked files and tensors, and the damage found."""
 
     checked: tuple[CheckedCheckpoint, ...]
-    whole: str | None  # the newest checkpoint without damage, no newer than what was asked for
+    whole: str | None  # the newest checkpoint without damage, among those checked
 
     @property
     def good(self) -> bool:
-        """Whether nothing was found."""
         return not any(one.damage for one in self.checked)
 
 
 def verify(path: Path, tell: Tell | None = None) -> CheckResult:
-    """Read a checkpoint, or all of a run.
-
-    Where a checkpoint of a run is damaged, older ones are read as well, until one is whole.
-    """
+    """Verify a checkpoint, or all of a run. If it is damaged, also older ones of its run, until one is whole."""
     found = checkpoints_of(path)
     if not found:
-        raise CheckpointError(f"{path}: no checkpoint was written yet")
+        raise CheckpointError(f"{path} has no checkpoint yet")
     checked = [check(one, tell) for one in found]
     whole = _first_whole(checked)
     if whole is None and found == [path]:
@@ -57,11 +53,11 @@ def check(folder: Path, tell: Tell | None = None) -> CheckedCheckpoint:
             name=folder.name, damage=(DamagedPiece(tensor="", place="", file=NAME, why=str(error)),)
         )
     entries = checkpoint.manifest.tensors.values()
-    total, done = sum(entry.bytes_of(piece) for entry in entries for piece in entry.pieces), 0
+    total, done = sum(entry.piece_bytes(piece) for entry in entries for piece in entry.pieces), 0
 
     def count(entry: TensorEntry, piece: TensorChunk) -> None:
         nonlocal done
-        done += entry.bytes_of(piece)
+        done += entry.piece_bytes(piece)
         if tell is not None:
             tell(done, total)
 
@@ -73,10 +69,10 @@ def _first_whole(checked: Sequence[CheckedCheckpoint]) -> str | None:
 
 
 def _older(path: Path) -> list[Path]:
-    """Checkpoints of the same run that were written before."""
+    """The checkpoints of the same run that were written before."""
     path = path.resolve()
     try:
         found = checkpoints_of(path.parent)
-    except CheckpointError:  # it stands alone
+    except CheckpointError:  # its folder is no run
         return []
     return found[found.index(path) + 1 :] if path in found and STEP.fullmatch(path.name) else []

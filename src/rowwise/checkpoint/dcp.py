@@ -1,7 +1,4 @@
-"""Tables written as the files of torch.distributed.checkpoint.
-
-Such files are read by `dcp_source`, which needs nothing of it.
-"""
+"""Exports tensors as a folder of torch.distributed.checkpoint; `dcp_source` reads such folders."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -28,21 +25,21 @@ from rowwise.checkpoint.windows import Tell, windows
 def export_dcp(
     checkpoint: Checkpoint, folder: Path, names: Mapping[str, str], tell: Tell | None = None
 ) -> dict[str, tuple[int, ...]]:
-    """Write tensors under other names, tables as float32, for dcp.load into a plain state dict; gives their shapes."""
-    writing = _Writing(checkpoint, names, tell)
-    with atomic_output(folder) as part:
-        writer = FileSystemWriter(part, single_file_per_rank=True, sync_files=True)
+    """Write tensors under other names, tables as float32, for dcp.load into a state dict; returns their shapes."""
+    planner = _WindowPlanner(checkpoint, names, tell)
+    with atomic_output(folder) as unfinished:
+        writer = FileSystemWriter(unfinished, single_file_per_rank=True, sync_files=True)
         writer.set_up_storage_writer(True)
-        plan = writer.prepare_local_plan(writing.create_local_plan())
-        plans, metadata = writing.create_global_plan([plan])
+        plan = writer.prepare_local_plan(planner.create_local_plan())
+        plans, metadata = planner.create_global_plan([plan])
         (plan,) = writer.prepare_global_plan(plans)
-        writer.finish(metadata, [writer.write_data(plan, writing).wait()])
+        writer.finish(metadata, [writer.write_data(plan, planner).wait()])
     return {new: checkpoint.entry(name).shape for name, new in names.items()}
 
 
 @final
-class _Writing(SavePlanner):
-    """Says what is written, and reads it when it is its turn."""
+class _WindowPlanner(SavePlanner):
+    """Plans chunks of rows, and reads each chunk when torch writes it."""
 
     def __init__(self, checkpoint: Checkpoint, names: Mapping[str, str], tell: Tell | None) -> None:
         self._checkpoint, self._names, self._tell = checkpoint, {new: name for name, new in names.items()}, tell
@@ -51,14 +48,14 @@ class _Writing(SavePlanner):
     def set_up_planner(
         self, state_dict: dict[str, Any], storage_meta: Any = None, is_coordinator: bool = False
     ) -> None:
-        """The reader has no state dict."""
+        """Nothing to do: there is no state dict."""
 
     def create_local_plan(self) -> SavePlan:
-        """A plan that reads all tensors, in runs of rows."""
+        """All tensors, in windows of rows."""
         return SavePlan([item for new in self._names for item in self._items(new)])
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        """This is the only rank; names are whole, not paths through dicts."""
+        """The plan of a single rank; names are flat keys, not paths through nested dicts."""
         plans, metadata = create_default_global_save_plan(all_plans)
         metadata.planner_data = {new: (new,) for new in self._names}
         return plans, metadata
@@ -67,7 +64,7 @@ class _Writing(SavePlanner):
         return new_plan
 
     def resolve_data(self, write_item: WriteItem) -> Tensor:
-        """One run of rows."""
+        """The tensor of one chunk."""
         data = write_item.tensor_data
         assert data is not None
         name = self._names[write_item.index.fqn]
@@ -81,9 +78,9 @@ class _Writing(SavePlanner):
     def _items(self, new: str) -> Iterable[WriteItem]:
         entry = self._checkpoint.entry(self._names[new])
         dtype = torch.float32 if entry.row_type else getattr(torch, entry.dtype)
-        size, about = torch.Size(entry.shape), TensorProperties(dtype)
+        size, properties = torch.Size(entry.shape), TensorProperties(dtype)
         for begin, end in windows(entry) if entry.rows else [(0, 0)]:
             offsets = torch.Size([begin, *([0] * (len(size) - 1))] if size else [])
             chunk = ChunkStorageMetadata(offsets, torch.Size([end - begin, *size[1:]] if size else []))
-            data = TensorWriteData(chunk=chunk, properties=about, size=size)
+            data = TensorWriteData(chunk=chunk, properties=properties, size=size)
             yield WriteItem(index=MetadataIndex(new, offsets), type=WriteItemType.SHARD, tensor_data=data)

@@ -1,6 +1,6 @@
-"""Folders of torch.distributed.checkpoint, by any number of ranks, read a bit at a time.
+"""Opens folders of torch.distributed.checkpoint, written by any number of ranks, without running their pickles.
 
-Known limits: entries that are no tensors, and files that went through an extension (compression).
+Not supported: entries that are no tensors, and files written with an extension (compression).
 """
 
 import math
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeGuard, TypeVar
 import torch
 from torch import Tensor
 
-from rowwise.checkpoint.manifest import MOST_DIMS, NUMBERS, Span, TensorChunk, TensorEntry, find_wrong_cover
+from rowwise.checkpoint.manifest import MOST_DIMS, NUMBERS, Span, TensorChunk, TensorEntry, find_coverage_fault
 from rowwise.checkpoint.pickled import ORDERED, GlobalName, PickledObject, read_pickle
 from rowwise.checkpoint.source import TensorOutline, TensorSource
 from rowwise.checkpoint.torch_record import load_tensor
@@ -30,7 +30,7 @@ KNOWN = {
     *((home, name) for home in ("pathlib", "pathlib._local") for name in ("PosixPath", "WindowsPath")),
     *(("torch", name) for name in ("Size", "strided", *NUMBERS)),
     ("torch.serialization", "_get_layout"),
-    ("builtins", "getattr"),  # by which Python 3.11.0 to 3.11.3 write members of an enumeration down
+    ("builtins", "getattr"),  # Python 3.11.0 to 3.11.3 pickle enum members with it
     ORDERED,
 }  # fmt: skip
 T = TypeVar("T")
@@ -38,7 +38,7 @@ Sizes = tuple[int, ...]
 
 
 class _Chunk(NamedTuple):
-    """A rectangle of a tensor, and the bytes of a file that hold it."""
+    """A rectangle of a tensor, and its bytes in a file."""
 
     offsets: Sizes
     sizes: Sizes
@@ -53,7 +53,7 @@ class _Chunk(NamedTuple):
 
     @property
     def cols(self) -> Span:
-        """Along its second dimension."""
+        """Columns: the second dimension."""
         return (self.offsets[1], self.offsets[1] + self.sizes[1]) if len(self.sizes) > 1 else (0, 1)
 
 
@@ -63,7 +63,6 @@ class _Stored(NamedTuple):
 
 
 def open_dcp(folder: Path) -> TensorSource:
-    """A folder that torch.distributed.checkpoint wrote."""
     try:
         content = read_bytes(folder / METADATA, METADATA_bytes, links=False)
         stored = _tensors(read_pickle(content, KNOWN))
@@ -71,7 +70,7 @@ def open_dcp(folder: Path) -> TensorSource:
         raise CheckpointError(f"{folder} has no {METADATA}: torch.distributed.checkpoint did not complete it") from None
     except OSError as error:
         raise CheckpointError(f"{folder / METADATA} cannot be read: {error.strerror or error}") from None
-    newest: dict[_Chunk, Tensor] = {}  # some rows of a piece are asked for after others
+    newest: dict[_Chunk, Tensor] = {}  # the last chunk read: the next rows are often in the same chunk
 
     def load(chunk: _Chunk) -> Tensor:
         if chunk not in newest:
@@ -84,7 +83,7 @@ def open_dcp(folder: Path) -> TensorSource:
         shape, dtype, _ = stored[name].outline
         wanted = [chunk for chunk in stored[name].chunks if chunk.rows[0] < rows[1] and rows[0] < chunk.rows[1]]
         try:
-            for chunk in wanted:  # before there is memory for what the metadata says
+            for chunk in wanted:  # before allocating what crafted metadata may claim
                 _check_file(folder, chunk)
             out = torch.empty((rows[1] - rows[0], *shape[1:]), dtype=dtype)
             for chunk in wanted:
@@ -98,13 +97,13 @@ def open_dcp(folder: Path) -> TensorSource:
     return TensorSource(place=folder, tensors={name: one.outline for name, one in stored.items()}, read=read)
 
 
-def _tensors(found: Any) -> dict[str, _Stored]:
-    """All tensors; their pieces have each place once."""
-    if not _is_kind(found, "Metadata"):
-        got = found.kind.name if isinstance(found, PickledObject) else type(found).__name__
+def _tensors(metadata: Any) -> dict[str, _Stored]:
+    """All tensors; raises unless the chunks of each cover it exactly once."""
+    if not _is_kind(metadata, "Metadata"):
+        got = metadata.kind.name if isinstance(metadata, PickledObject) else type(metadata).__name__
         raise CheckpointError(f"it holds a {got}; want the metadata of a checkpoint")
     places: dict[tuple[str, Sizes], tuple[str, int, int]] = {}
-    for index, info in _field(found, "storage_data", dict).items():
+    for index, info in _field(metadata, "storage_data", dict).items():
         if (
             not _is_kind(index, "MetadataIndex")
             or not isinstance(info, PickledObject)
@@ -114,8 +113,8 @@ def _tensors(found: Any) -> dict[str, _Stored]:
         if _fields(index).get("offset") is not None:
             places[_field(index, "fqn", str), _sizes(_fields(index)["offset"])] = _place(info)
     if len({(file, begin) for file, begin, _ in places.values()}) < len(places):
-        raise CheckpointError("two pieces have one place in a file")
-    entries = _field(found, "state_dict_metadata", dict).items()
+        raise CheckpointError("two pieces have the same place in a file")
+    entries = _field(metadata, "state_dict_metadata", dict).items()
     return {name: _stored(name, one, places) for name, one in entries if _is_kind(one, "TensorStorageMetadata")}
 
 
@@ -140,7 +139,7 @@ def _stored(name: Any, one: Any, places: Mapping[tuple[str, Sizes], tuple[str, i
         TensorChunk(rows=c.rows, cols=(c.cols[0] * inside, c.cols[1] * inside), file="", key="", crc32=0)
         for c in chunks
     ]
-    wrong = find_wrong_cover(TensorEntry(dtype=dtype.name, shape=shape), cover)
+    wrong = find_coverage_fault(TensorEntry(dtype=dtype.name, shape=shape), cover)
     if wrong:
         raise CheckpointError(f"{name!r}: {wrong}")
     cuts = {cut for chunk in chunks for cut in chunk.rows} if shape else set()
@@ -148,7 +147,7 @@ def _stored(name: Any, one: Any, places: Mapping[tuple[str, Sizes], tuple[str, i
 
 
 def _place(info: PickledObject) -> tuple[str, int, int]:
-    """The file of a piece, its first byte there, and how many."""
+    """The file of a chunk, its first byte, and its number of bytes."""
     if _fields(info).get("transform_descriptors"):
         raise CheckpointError("its files went through an extension: save it without one")
     file, begin, size = _field(info, "relative_path", str), _field(info, "offset", int), _field(info, "length", int)
@@ -164,19 +163,19 @@ def _check_file(folder: Path, chunk: _Chunk) -> None:
         raise CheckpointError(f"{chunk.file} has {size} bytes, want {chunk.begin + chunk.size_bytes}")
 
 
-def _copy(out: Tensor, rows: Span, chunk: _Chunk, found: Tensor) -> None:
-    """Copy the rows that a piece and a range have in common."""
-    if tuple(found.shape) != chunk.sizes or found.dtype != out.dtype:
-        got = f"{tuple(found.shape)} of {found.dtype}, want {chunk.sizes} of {out.dtype}"
+def _copy(out: Tensor, rows: Span, chunk: _Chunk, content: Tensor) -> None:
+    """Copy the rows that a chunk has into `out`, which holds the tensor's rows `rows`."""
+    if tuple(content.shape) != chunk.sizes or content.dtype != out.dtype:
+        got = f"{tuple(content.shape)} of {content.dtype}, want {chunk.sizes} of {out.dtype}"
         raise CheckpointError(f"{chunk.file} has {got}")
     begin, end = max(rows[0], chunk.rows[0]), min(rows[1], chunk.rows[1])
-    found = (found if found.dim() else found.view(1))[begin - chunk.rows[0] : end - chunk.rows[0]]
+    content = (content if content.dim() else content.view(1))[begin - chunk.rows[0] : end - chunk.rows[0]]
     into = out[begin - rows[0] : end - rows[0]]
-    (into.narrow(1, chunk.cols[0], found.shape[1]) if found.dim() > 1 else into).copy_(found)
+    (into.narrow(1, chunk.cols[0], content.shape[1]) if content.dim() > 1 else into).copy_(content)
 
 
-def _is_kind(found: object, name: str) -> TypeGuard[PickledObject]:
-    return isinstance(found, PickledObject) and found.kind == (ABOUT, name)
+def _is_kind(value: object, name: str) -> TypeGuard[PickledObject]:
+    return isinstance(value, PickledObject) and value.kind == (ABOUT, name)
 
 
 def _fields(record: Any) -> dict[str, Any]:
@@ -185,20 +184,19 @@ def _fields(record: Any) -> dict[str, Any]:
 
 
 def _field(record: Any, name: str, kind: type[T]) -> T:
-    """The value of a record's field."""
+    """A field of a pickled object; raises unless it is of this type."""
     value = _fields(record).get(name)
     if value is None or not isinstance(value, kind):
         raise CheckpointError(f"{name} is a {type(value).__name__}")
     return value
 
 
-def _sizes(found: Any) -> Sizes:
-    """A torch.Size, or a tuple of the same."""
-    numbers = (
-        found.args[0] if isinstance(found, PickledObject) and found.kind == ("torch", "Size") and found.args else found
-    )
+def _sizes(value: Any) -> Sizes:
+    """The numbers of a torch.Size or a tuple."""
+    is_size = isinstance(value, PickledObject) and value.kind == ("torch", "Size") and value.args
+    numbers = value.args[0] if is_size else value
     if type(numbers) not in (tuple, list) or len(numbers) > MOST_DIMS:
         raise CheckpointError(f"a shape is a {type(numbers).__name__}")
     if not all(type(n) is int and 0 <= n < 1 << 48 for n in numbers):
-        raise CheckpointError("a shape has numbers that no tensor has")
+        raise CheckpointError("a shape has sizes that are no whole numbers from 0 to 2**48")
     return tuple(numbers)

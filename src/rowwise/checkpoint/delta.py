@@ -1,9 +1,9 @@
-"""Smaller checkpoints: only the rows that changed since the one before, and rows in fewer bits.
+"""Smaller checkpoints: increments of changed rows, and weights in fewer bits.
 
-An increment is a whole checkpoint to whoever reads it: its folder has the files of the one before, too, as hard links,
-and its manifest lists their pieces, then its own. It restores what a full one would, to the bit. Only weights are
-rounded; the optimizer's state is exact always, see `ops/quantise`. Known limits: the space of rows that were replaced,
-until the next full one; memory for the rows that changed.
+A reader sees an increment as a complete checkpoint: its folder has hard links to the files of its base, and its
+manifest lists the base's chunks, then its own. It restores the same bits as a full checkpoint. Only weights are
+rounded, never optimizer state (see `ops/quantise`). Known limits: replaced rows take disk space until the next full
+checkpoint; the changed rows are copied in memory.
 """
 
 from collections.abc import Sequence
@@ -21,44 +21,44 @@ from rowwise.ops.rowtype import pack, unpack
 from rowwise.spec import Bits, quantised_bytes
 
 
-def round_shards(parts: Sequence[LocalShard], bits: Bits | None) -> list[LocalShard]:
-    """With weights to be written in so many bits, where that is fewer than their row type has."""
+def round_shards(shards: Sequence[LocalShard], bits: Bits | None) -> list[LocalShard]:
+    """Mark tables to be written with so many bits per weight, if their row type has more."""
 
-    def is_wider(part: LocalShard) -> bool:
-        return part.row_type is not None and bits is not None and 8 * part.row_type.facts.weight_bytes > bits
+    def is_wider(shard: LocalShard) -> bool:
+        return shard.row_type is not None and bits is not None and 8 * shard.row_type.facts.weight_bytes > bits
 
-    return [replace(part, bits=bits) if is_wider(part) else part for part in parts]
-
-
-def increment(parts: Sequence[LocalShard]) -> list[LocalShard]:
-    """Copies of the rows that changed; what nobody keeps marks of whole."""
-    return [_changed_rows(part) for part in parts]
+    return [replace(shard, bits=bits) if is_wider(shard) else shard for shard in shards]
 
 
-def can_extend(parts: Sequence[LocalShard], base: CheckpointManifest) -> bool:
-    """Whether the changed rows of these parts can be read on top of an earlier checkpoint."""
+def changed_rows(shards: Sequence[LocalShard]) -> list[LocalShard]:
+    """Copies of the rows that changed; shards without marks stay whole."""
+    return [_changed(shard) for shard in shards]
+
+
+def matches_base(shards: Sequence[LocalShard], base: CheckpointManifest) -> bool:
+    """Whether the base has the same tensors, so that changed rows of these shards can extend it."""
     bare = {name: structs.replace(entry, pieces=()) for name, entry in base.tensors.items()}
-    return all(part.touched is None or bare.get(part.name) == part.entry for part in parts)
+    return all(shard.touched is None or bare.get(shard.name) == shard.entry for shard in shards)
 
 
-def stored_bytes(parts: Sequence[LocalShard], *, changed: bool) -> int:
-    """Bytes of the parts in a file: of all rows, or of those that changed."""
-    return sum(_stored_bytes(part, changed=changed) for part in parts)
+def stored_bytes(shards: Sequence[LocalShard], *, changed: bool) -> int:
+    """Bytes to write for the shards, or for their changed rows only."""
+    return sum(_stored_bytes(shard, changed=changed) for shard in shards)
 
 
-def encode(part: LocalShard) -> Tensor:
-    if part.bits is None:
-        return part.tensor
-    assert part.row_type is not None
-    weights = unpack(part.tensor, part.columns, part.row_type, part.column_group)
+def encode(shard: LocalShard) -> Tensor:
+    if shard.bits is None:
+        return shard.tensor
+    assert shard.row_type is not None
+    weights = unpack(shard.tensor, shard.columns, shard.row_type, shard.column_group)
     try:
-        return quantise(weights, part.bits, f"{part.name!r}", range(*part.rows) if part.ids is None else part.ids)
+        return quantise(weights, shard.bits, f"{shard.name!r}", range(*shard.rows) if shard.ids is None else shard.ids)
     except StateError as error:
         raise CheckpointError(str(error)) from None
 
 
 def decode_rows(chunk: Tensor, entry: TensorEntry, bits: Bits | None, columns: int) -> Tensor:
-    """Rows that were written with so many bits, as their table stores them."""
+    """Rows in their table's row type, from rows that were rounded to `bits`."""
     if bits is None:
         return chunk
     assert entry.row_type is not None
@@ -69,23 +69,23 @@ def ids_dtype(entry: TensorEntry) -> torch.dtype:
     return torch.int32 if entry.rows < 1 << 31 else torch.int64
 
 
-def clear(parts: Sequence[LocalShard]) -> None:
-    """All rows are saved as they are."""
-    for part in parts:
-        if part.touched is not None:
-            part.touched.zero_()
+def clear_changes(shards: Sequence[LocalShard]) -> None:
+    """Clear the marks of changed rows, after a save."""
+    for shard in shards:
+        if shard.touched is not None:
+            shard.touched.zero_()
 
 
-def _changed_rows(part: LocalShard) -> LocalShard:
-    if part.touched is None:
-        return part
-    chosen = part.touched.nonzero().flatten()
-    ids = (chosen + part.rows[0]).to(ids_dtype(part.entry))
-    return replace(part, tensor=part.tensor[chosen], ids=ids.cpu(), touched=None)
+def _changed(shard: LocalShard) -> LocalShard:
+    if shard.touched is None:
+        return shard
+    changed = shard.touched.nonzero().flatten()
+    ids = (changed + shard.rows[0]).to(ids_dtype(shard.entry))
+    return replace(shard, tensor=shard.tensor[changed], ids=ids.cpu(), touched=None)
 
 
-def _stored_bytes(part: LocalShard, *, changed: bool) -> int:
-    row_bytes = part.row_bytes if part.bits is None else quantised_bytes(part.columns, part.bits)
-    if part.touched is None or not changed:
-        return len(part.tensor) * row_bytes
-    return int(part.touched.count_nonzero()) * (row_bytes + ids_dtype(part.entry).itemsize)
+def _stored_bytes(shard: LocalShard, *, changed: bool) -> int:
+    row_bytes = shard.row_bytes if shard.bits is None else quantised_bytes(shard.columns, shard.bits)
+    if shard.touched is None or not changed:
+        return len(shard.tensor) * row_bytes
+    return int(shard.touched.count_nonzero()) * (row_bytes + ids_dtype(shard.entry).itemsize)

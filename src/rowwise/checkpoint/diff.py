@@ -1,7 +1,7 @@
-"""Compares two checkpoints: tensors that differ, in how many rows and by how much, and their data.
+"""Compares two checkpoints: which tensors differ, in how many rows and by how much; and the data of the manifests.
 
-Reads both a bit at a time. Rows of one type are compared as they are stored, of different types as float32. Known
-limits: times (keys in `_s`), which differ between any two runs.
+Reads both window by window. Equal row types are compared bit by bit, different ones as float32. Times (keys that end in
+`_s`) are ignored, as they differ between any two runs.
 """
 
 import math
@@ -21,27 +21,26 @@ Kind = Literal["only in the first", "only in the second", "shape", "type", "valu
 
 
 class Difference(Value, frozen=True):
-    """A tensor that is not the same in both."""
+    """A tensor that differs."""
 
     name: str
     kind: Kind
-    first: str = ""  # its shape or type there
+    first: str = ""  # its shape or type in the first checkpoint
     second: str = ""
-    rows: int | None = None  # that differ; None: cannot be compared
+    rows: int | None = None  # number of rows that differ; None: cannot be compared
     of_rows: int | None = None
-    largest: float | None = None  # difference of two numbers; not a number where only one of them is one
+    largest: float | None = None  # largest difference of two numbers; NaN if one of the two is NaN
 
 
 class Differences(Value, frozen=True):
     """All differences between two checkpoints."""
 
-    equal: int  # tensors that are, bit for bit
+    equal: int  # number of tensors that are equal bit by bit
     tensors: tuple[Difference, ...]
-    data: dict[str, tuple[Any, Any]]  # what stands in the manifests, by where
+    data: dict[str, tuple[Any, Any]]  # values of both manifests by dotted path
 
     @property
     def any(self) -> bool:
-        """Whether anything is not the same."""
         return bool(self.tensors or self.data)
 
 
@@ -51,20 +50,20 @@ class _Unequal(NamedTuple):
 
 
 def diff(first: Checkpoint, second: Checkpoint, tell: Tell | None = None) -> Differences:
-    """Compare all tensors, and what the manifests hold beside them."""
+    """Compare all tensors, and the data of the manifests."""
     a, b = first.manifest.tensors, second.manifest.tensors
-    found: list[Difference] = [Difference(name=name, kind="only in the first") for name in a if name not in b]
-    found += [Difference(name=name, kind="only in the second") for name in b if name not in a]
+    differences: list[Difference] = [Difference(name=name, kind="only in the first") for name in a if name not in b]
+    differences += [Difference(name=name, kind="only in the second") for name in b if name not in a]
     both = [name for name in a if name in b]
     total, done, equal = sum(a[name].rows * a[name].columns for name in both), 0, 0
     for name in both:
-        one = _compare(first, second, name)
-        equal += one is None
-        found += [] if one is None else [one]
+        difference = _compare(first, second, name)
+        equal += difference is None
+        differences += [] if difference is None else [difference]
         done += a[name].rows * a[name].columns
         if tell is not None:
             tell(done, total)
-    return Differences(equal=equal, tensors=tuple(found), data=_data(first.manifest.data, second.manifest.data))
+    return Differences(equal=equal, tensors=tuple(differences), data=_data(first.manifest.data, second.manifest.data))
 
 
 def _compare(first: Checkpoint, second: Checkpoint, name: str) -> Difference | None:
@@ -77,9 +76,9 @@ def _compare(first: Checkpoint, second: Checkpoint, name: str) -> Difference | N
         return Difference(name=name, kind="type", first=here, second=there)
     rows, largest = 0, 0.0
     for span in windows(a, b):
-        found = _unequal(_window(first, name, span), _window(second, name, span), types[0] == types[1])
-        rows += found.rows
-        largest = math.nan if math.isnan(found.largest) else max(largest, found.largest)
+        unequal = _unequal(_window(first, name, span), _window(second, name, span), types[0] == types[1])
+        rows += unequal.rows
+        largest = math.nan if math.isnan(unequal.largest) else max(largest, unequal.largest)
     if types[0] != types[1]:
         return Difference(name=name, kind="type", first=here, second=there, rows=rows, of_rows=a.rows, largest=largest)
     return Difference(name=name, kind="values", rows=rows, of_rows=a.rows, largest=largest) if rows else None
@@ -102,14 +101,14 @@ def _window(checkpoint: Checkpoint, name: str, rows: Span) -> _TensorWindow:
 
 
 def _unequal(a: _TensorWindow, b: _TensorWindow, same_type: bool) -> _Unequal:
-    """The number of rows that differ, and the largest difference of two numbers."""
+    """The number of rows that differ, and the largest difference."""
     x, y = (_bits(one.stored if same_type else one.numbers) for one in (a, b))
     differ_N = (x != y).any(1) if x.numel() else torch.zeros(len(x), dtype=torch.bool)
     if not bool(differ_N.any()):
         return _Unequal(0, 0.0)
     u, v = (one.numbers.reshape(len(one.numbers), -1)[differ_N].double() for one in (a, b))
     gap = (u - v).abs()
-    gap[(u == v) | (u.isnan() & v.isnan())] = 0.0  # also where both are infinite
+    gap[(u == v) | (u.isnan() & v.isnan())] = 0.0  # infinity less infinity, or NaN less NaN, would be NaN
     return _Unequal(int(differ_N.sum()), gap.max().item() if gap.numel() else 0.0)
 
 
@@ -131,7 +130,7 @@ def _data(a: dict[str, Any], b: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
 
 
 def _flat(value: Any, at: str = "") -> Iterator[tuple[str, Any]]:
-    """Nested data as one value for each path; short lists stay whole."""
+    """The leaves of nested dicts by dotted path; lists are leaves."""
     if isinstance(value, dict) and value:
         for key, inside in value.items():
             yield from _flat(inside, f"{at}.{key}" if at else str(key))

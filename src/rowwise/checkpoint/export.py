@@ -1,7 +1,7 @@
-"""Tables of a checkpoint for other programs: Parquet for queries, and torch files under the names that others use.
+"""Exports tables for other programs: Parquet for queries, torch files with other names.
 
-Rows of any type become float32, which is exact. Parquet is written a bit at a time; a torch file is laid out on the
-disk first, as torch writes it from memory, so it takes its space twice for a while.
+All row types become float32, which is exact. Parquet is written window by window. Torch writes from memory, so tensors
+are first put into memory-mapped files: a torch file needs twice its space while it is written.
 """
 
 import os
@@ -28,39 +28,39 @@ GROUP_bytes = 16 << 20  # of a row group, before it is compressed
 def export_parquet(
     checkpoint: Checkpoint, folder: Path, tables: Sequence[str] = (), *, state: bool = False, tell: Tell | None = None
 ) -> list[Path]:
-    """A file for each table: `id` and `vector`, and with `state` its optimizer state, a column each.
+    """A file for each table with columns `id` and `vector`, and with `state` a column for each optimizer slot.
 
-    The schema's metadata says which table it is, the type of its rows, and of which step.
+    The schema's metadata has the table's name, its row type and the checkpoint's step.
     """
     chosen = choose_tables(tables_of(checkpoint.manifest), tables, checkpoint.folder)
-    told = _RowCounter(tell, (table.entry.rows for table in chosen.values()))
-    with atomic_output(folder) as part:
-        part.mkdir()
+    counter = _RowCounter(tell, (table.entry.rows for table in chosen.values()))
+    with atomic_output(folder) as unfinished:
+        unfinished.mkdir()
         for name, table in chosen.items():
-            _write_table(checkpoint, part / f"{name}.parquet", table, told, state=state)
+            _write_table(checkpoint, unfinished / f"{name}.parquet", table, counter, state=state)
     return [folder / f"{name}.parquet" for name in chosen]
 
 
 def export_torch(
     checkpoint: Checkpoint, file: Path, names: Mapping[str, str], tell: Tell | None = None
 ) -> dict[str, tuple[int, ...]]:
-    """One file for torch.load: tensors of the checkpoint under other names, tables as float32; gives their shapes."""
-    told = _RowCounter(tell, (checkpoint.entry(name).rows for name in names))
-    with atomic_output(file) as part, scratch_beside(file) as folder:
-        found: dict[str, Tensor] = {}
+    """One file for torch.load: tensors under other names, tables as float32; returns their shapes."""
+    counter = _RowCounter(tell, (checkpoint.entry(name).rows for name in names))
+    with atomic_output(file) as unfinished, scratch_beside(file) as folder:
+        tensors: dict[str, Tensor] = {}
         for number, (name, new) in enumerate(names.items()):
-            found[new] = _laid_out(checkpoint, name, folder / str(number), told)
+            tensors[new] = _load_mapped(checkpoint, name, folder / str(number), counter)
         try:
-            torch.save(found, part)
-        except RuntimeError as error:  # what a full disk is to torch
+            torch.save(tensors, unfinished)
+        except RuntimeError as error:  # torch raises it for a full disk
             raise CheckpointError(f"{file} was not written: {error}") from error
-    return {name: tuple(tensor.shape) for name, tensor in found.items()}
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
 def own_names(checkpoint: Checkpoint, tables: Sequence[str] = (), *, state: bool = False) -> dict[str, str]:
-    """Tensors of a checkpoint as the model's state dict calls them; of some tables, or all there is.
+    """Names of the checkpoint's tensors in the model's state dict; of some tables, or of all tensors.
 
-    State of optimizers, if it is wanted, keeps its name in the checkpoint.
+    Optimizer state, with `state`, keeps its name in the checkpoint.
     """
     if tables:
         chosen = choose_tables(tables_of(checkpoint.manifest), tables, checkpoint.folder).values()
@@ -74,9 +74,9 @@ def own_names(checkpoint: Checkpoint, tables: Sequence[str] = (), *, state: bool
 def torchrec_names(
     checkpoint: Checkpoint, tables: Sequence[str] = (), sequences: Sequence[str] = (), prefix: str = ""
 ) -> dict[str, str]:
-    """Tables as TorchRec calls them: pooled ones in an EmbeddingBagCollection, sequences in an EmbeddingCollection.
+    """TorchRec's names of tables: pooled ones in an EmbeddingBagCollection, sequences in an EmbeddingCollection.
 
-    `prefix` is the path of the collection in the model, with a dot at its end; none, to load the collection itself.
+    `prefix` is the path of the collection in the model, with a dot at its end; empty: load into the collection itself.
     """
     every = tables_of(checkpoint.manifest)
     chosen = choose_tables(every, tables, checkpoint.folder)
@@ -87,12 +87,12 @@ def torchrec_names(
         names[table.name] = f"{prefix}{kind}.{table.table}.weight"
     twice = next((name for name in names.values() if list(names.values()).count(name) > 1), None)
     if twice is not None:
-        raise CheckpointError(f"{checkpoint.folder} has several tables that would be {twice!r}: name one with --table")
+        raise CheckpointError(f"{checkpoint.folder}: several tables would be {twice!r}: choose one with --table")
     return names
 
 
 def load_window(checkpoint: Checkpoint, name: str, rows: Span, out: Tensor | None = None) -> Tensor:
-    """Some rows of a tensor, those of a table as float32."""
+    """Rows of a tensor; of a table as float32."""
     entry = checkpoint.entry(name)
     kind = None if entry.row_type is None else RowType.FP32
     if out is None:
@@ -114,23 +114,23 @@ class _RowCounter:
             self._tell(self._done, self._total)
 
 
-def _laid_out(checkpoint: Checkpoint, name: str, place: Path, told: _RowCounter) -> Tensor:
-    """A tensor in a file that the system may take out of memory."""
+def _load_mapped(checkpoint: Checkpoint, name: str, file: Path, counter: _RowCounter) -> Tensor:
+    """A tensor in a memory-mapped file, whose pages the system can write back."""
     entry = checkpoint.entry(name)
     dtype = torch.float32 if entry.row_type else getattr(torch, entry.dtype)
     count = entry.rows * entry.columns
     if not count:
         return torch.empty(entry.shape, dtype=dtype)
-    with place.open("xb") as file:  # a full disk is met here, and not as a signal when memory is written to
-        os.posix_fallocate(file.fileno(), 0, count * dtype.itemsize)
-    out = torch.from_file(str(place), shared=True, size=count, dtype=dtype).view(entry.rows, *entry.shape[1:])
+    with file.open("xb") as opened:  # allocated now: on a full disk, writing to mapped memory would raise SIGBUS
+        os.posix_fallocate(opened.fileno(), 0, count * dtype.itemsize)
+    out = torch.from_file(str(file), shared=True, size=count, dtype=dtype).view(entry.rows, *entry.shape[1:])
     for rows in windows(entry):
         load_window(checkpoint, name, rows, out[slice(*rows)])
-        told.add(rows[1] - rows[0])
+        counter.add(rows[1] - rows[0])
     return out.view(entry.shape)
 
 
-def _write_table(checkpoint: Checkpoint, file: Path, table: SavedTable, told: _RowCounter, *, state: bool) -> None:
+def _write_table(checkpoint: Checkpoint, file: Path, table: SavedTable, counter: _RowCounter, *, state: bool) -> None:
     slots = {slot: name for slot, name in table.state.items() if checkpoint.entry(name).shape} if state else {}
     about = {"table": table.table, "row_type": str(table.entry.row_type)}
     step = progress_in(checkpoint.manifest.data, "step")
@@ -150,11 +150,11 @@ def _write_table(checkpoint: Checkpoint, file: Path, table: SavedTable, told: _R
             arrays += [_array(load_window(checkpoint, name, rows), types[c]) for c, name in columns.items()]
             batch = pa.Table.from_arrays(arrays, schema=schema)
             writer.write_table(batch, row_group_size=max(1, GROUP_bytes // width))
-            told.add(rows[1] - rows[0])
+            counter.add(rows[1] - rows[0])
 
 
 def _type(shape: tuple[int, ...]) -> pa.DataType:
-    """A list of float32 of one length, or, of a number a row, float32."""
+    """A fixed-size list of float32; float32 for a number per row."""
     inside = pa.field("item", pa.float32(), nullable=False)
     return pa.list_(inside, shape[1]) if len(shape) == 2 else pa.float32()
 

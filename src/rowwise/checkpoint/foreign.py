@@ -1,7 +1,7 @@
-"""Weights of other programs as a checkpoint: which of their tensors are which of ours, by name; then all is copied.
+"""Imports weights of other programs as a checkpoint: matches tensors by name, then copies them.
 
-TorchRec's names of tables are known; of nn.EmbeddingBag and others a `--map` says which is which. Known limits:
-optimizer state, which every program lays out its own way.
+TorchRec's names of tables are known; for nn.EmbeddingBag and others, `--map` gives the names. Not supported: optimizer
+state, whose layout every program defines for itself.
 """
 
 import re
@@ -27,24 +27,24 @@ TYPES = {dtype_of(kind): kind for kind in RowType if not kind.facts.scaled} | {t
 
 
 class MatchedTensor(Value, frozen=True):
-    """A tensor that is taken over."""
+    """A tensor to import."""
 
     source: str
-    target: str  # in the checkpoint
+    target: str  # its name in the checkpoint
     shape: tuple[int, ...]
-    kind: str  # of its numbers there
+    kind: str  # row type or dtype in the checkpoint
     table: str | None = None
 
 
 class ImportMatch(Value, frozen=True):
-    """The tensors that an import takes over, and those that it leaves out."""
+    """The tensors to import, and the names of all others in the source."""
 
     taken: tuple[MatchedTensor, ...]
     left: tuple[str, ...]
 
 
 def open_source(path: Path) -> TensorSource:
-    """A file or folder of another program, by its kind."""
+    """Open a file or folder of another program, by its kind."""
     if not path.exists():
         raise CheckpointError(f"{path}: no such file; {KINDS}")
     if path.is_dir():
@@ -53,12 +53,12 @@ def open_source(path: Path) -> TensorSource:
 
 
 def match(source: TensorSource, maps: Sequence[str] = (), path: str = "embeddings") -> ImportMatch:
-    """Match tensors to tables: by given maps first, then by TorchRec's names.
+    """Match tensors by `maps`, then by TorchRec's names of tables.
 
     Args:
-        source: what there is.
-        maps: OLD=NEW; NEW is `table:<name>`, or a name as in the model's state dict. A `*` stands for anything.
-        path: of the module that will hold the tables.
+        source: the tensors of the other program.
+        maps: OLD=NEW; NEW is `table:<name>`, or a name of the model's state dict. A `*` matches any text.
+        path: of the module with the tables.
     """
     wanted = _match_by_maps(source, maps)
     for name in source.tensors:
@@ -82,7 +82,7 @@ def match(source: TensorSource, maps: Sequence[str] = (), path: str = "embedding
 def import_matched(
     source: TensorSource, found: ImportMatch, folder: Path, tell: Tell | None = None
 ) -> CheckpointManifest:
-    """Write a checkpoint of the matched tensors, from which training can start; the folder must not exist."""
+    """Write a checkpoint of the matched tensors, for a warm start; the folder must not exist."""
     names = {one.target: one.source for one in found.taken}
     parts = [shard_outline(one.target, _entry(one)) for one in found.taken]
 
@@ -107,7 +107,7 @@ def _match_by_maps(source: TensorSource, maps: Sequence[str]) -> dict[str, str]:
         pattern = re.compile(re.escape(old).replace(r"\*", "(.+)"))
         found = [(name, hit) for name in source.tensors if (hit := pattern.fullmatch(name))]
         if not found:
-            raise CheckpointError(f"{source.place} holds no tensor {old!r}; {nearest_name(old, source.tensors)}")
+            raise CheckpointError(f"{source.place} has no tensor {old!r}; {nearest_name(old, source.tensors)}")
         for name, hit in found:
             wanted[name] = new.replace("*", hit[1]) if "*" in new else new
     return wanted

@@ -1,4 +1,4 @@
-"""Lists the checkpoints of a run and the tensors of a checkpoint, without reading tensors."""
+"""Lists the checkpoints of a run and the tensors of a checkpoint, from manifests alone."""
 
 import re
 from datetime import UTC, datetime
@@ -22,11 +22,11 @@ class ListedCheckpoint(Value, frozen=True):
     step: int | None = None
     samples: int | None = None
     saved_at: str = ""
-    size_bytes: int = 0  # of the folder; an increment shares most of them with those it builds on
-    written_bytes: int = 0  # by itself
+    size_bytes: int = 0  # of the folder; an increment shares files with its base
+    written_bytes: int = 0  # without files shared with its base
     tensors: int = 0
-    ranks: int = 0  # that wrote it
-    how: str = "full"  # or which one it builds on, and whether numbers were rounded
+    ranks: int = 0  # number of ranks that wrote it
+    how: str = "full"  # full or which increment, and bits of rounded tables
     problem: str = ""  # why it cannot be used
 
 
@@ -34,25 +34,25 @@ class ListedTensor(Value, frozen=True):
     """A tensor of a checkpoint."""
 
     name: str
-    kind: str  # the type of a table's rows, else that of its numbers
+    kind: str  # row type of a table, else the dtype
     shape: tuple[int, ...]
     size_bytes: int
     pieces: int
 
 
 def list_checkpoints(path: Path) -> list[ListedCheckpoint]:
-    """The checkpoints of a run, the newest first, unusable ones too."""
-    home, found = home_of(path), checkpoints_of(path)
-    known: dict[Path, CheckpointManifest | str] = {}
-    for one in found:
+    """The checkpoints of a run, newest first; also damaged and incomplete ones."""
+    home = home_of(path)
+    manifests: dict[Path, CheckpointManifest | str] = {}
+    for one in checkpoints_of(path):
         try:
-            known[one] = CheckpointManifest.read(one)
+            manifests[one] = CheckpointManifest.read(one)
         except CheckpointError as error:
-            known[one] = str(error)
-    last = next((one for one, manifest in known.items() if step_in(one) is not None), None)
-    newest = known[last] if last is not None else ""
+            manifests[one] = str(error)
+    last = next((one for one in manifests if step_in(one) is not None), None)
+    newest = manifests[last] if last is not None else ""
     best = best_step(newest.data) if isinstance(newest, CheckpointManifest) else None
-    listed = [_list(one, manifest, _marks(one, last, best)) for one, manifest in known.items()]
+    listed = [_list(one, manifest, _marks(one, last, best)) for one, manifest in manifests.items()]
     unfinished = sorted(one for one in home.iterdir() if one.is_dir() and not (one / NAME).exists())
     return listed + [
         ListedCheckpoint(name=one.name, marks=(), problem="not complete") for one in unfinished if _is_ours(one)
@@ -65,7 +65,7 @@ def list_tensors(manifest: CheckpointManifest) -> list[ListedTensor]:
             name=name,
             kind=entry.dtype if entry.row_type is None else f"{entry.row_type} rows",
             shape=entry.shape,
-            size_bytes=sum(entry.bytes_of(piece) for piece in entry.pieces),
+            size_bytes=sum(entry.piece_bytes(piece) for piece in entry.pieces),
             pieces=len(entry.pieces),
         )
         for name, entry in manifest.tensors.items()
@@ -73,13 +73,13 @@ def list_tensors(manifest: CheckpointManifest) -> list[ListedTensor]:
 
 
 def progress_in(data: dict[str, Any], key: str) -> Any:
-    """The progress of the run that saved a checkpoint (`step`, `samples`, ...); empty if no run saved it."""
+    """A field of the saved progress, such as `step` or `samples`; None if the data have none."""
     progress = data.get("progress", data)
     return progress.get(key) if isinstance(progress, dict) else None
 
 
 def best_step(data: dict[str, Any]) -> int | None:
-    """The step of the best checkpoint, as a later checkpoint records it."""
+    """The step of the best checkpoint, as this checkpoint's data say."""
     best = progress_in(data, "best")
     return _whole_number(best.get("step")) if isinstance(best, dict) else None
 
@@ -114,7 +114,7 @@ def _list(folder: Path, manifest: CheckpointManifest | str, marks: tuple[str, ..
 
 
 def _describe_chain(manifest: CheckpointManifest) -> str:
-    """Whether a checkpoint builds on others, and which tensors were rounded."""
+    """Full or increment, and the bits of rounded tables."""
     increments = max(0, len(manifest.chain_bytes) - 1)
     bits = {piece.bits for entry in manifest.tensors.values() for piece in entry.pieces if piece.bits}
     kind = f"increment {increments} on a full one" if increments else "full"

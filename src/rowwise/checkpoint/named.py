@@ -1,4 +1,4 @@
-"""Opens what users name: a run or a checkpoint by its path, tables by their names."""
+"""Finds what users name: a run or a checkpoint by its path, tables of a checkpoint by name."""
 
 import difflib
 import re
@@ -16,16 +16,16 @@ STEP = re.compile(r"step-(\d+)")
 
 
 class SavedTable(Value, frozen=True):
-    """A table in a checkpoint, and the tensors that belong to it."""
+    """A table in a checkpoint, and its tensors."""
 
     table: str
-    path: str  # of the module that holds it
+    path: str  # of its module
     name: str  # of the tensor of its rows
     entry: TensorEntry
-    state: dict[str, str]  # tensors of its optimizer state, by what they are
+    state: dict[str, str]  # names of tensors by slot of the optimizer
 
     def spec(self, row_type: RowType | None = None) -> Table:
-        """The table as plans know it; its rows may have another type."""
+        """The table for plans, with another row type if given."""
         kind = row_type or self.entry.row_type
         group = self.entry.column_group if kind is self.entry.row_type else None
         rows, dim = self.entry.shape
@@ -33,17 +33,17 @@ class SavedTable(Value, frozen=True):
 
 
 def open_named(path: Path) -> Checkpoint:
-    """A checkpoint, or of a run the last that is complete."""
+    """Open a checkpoint, or the last complete one of a run."""
     chosen = [found for found in checkpoints_of(path) if found == path or STEP.fullmatch(found.name)]
     if not chosen:
-        raise CheckpointError(f"{path}: no checkpoint was written yet")
+        raise CheckpointError(f"{path} has no checkpoint yet")
     checkpoint = Checkpoint.open(chosen[0])
-    checkpoint.check_heads()
+    checkpoint.check_headers()
     return checkpoint
 
 
 def checkpoints_of(path: Path) -> list[Path]:
-    """The checkpoints of a run that have a manifest, the newest first; or the one at this path."""
+    """The complete checkpoints of a run, newest first; or the one at this path."""
     if (path / NAME).exists():
         return [path]
     found = [one.parent for one in home_of(path).glob(f"*/{NAME}") if not one.parent.name.endswith(PART)]
@@ -51,7 +51,7 @@ def checkpoints_of(path: Path) -> list[Path]:
 
 
 def home_of(path: Path) -> Path:
-    """The folder of the run that a checkpoint, or a folder of checkpoints, belongs to."""
+    """The folder of a run's checkpoints; `path` is that folder, or the run's."""
     if not path.exists():
         raise CheckpointError(f"{path}: no such folder; want a checkpoint or a run, such as runs/dlrm-synthetic/1")
     if (path / "ckpt").is_dir():
@@ -63,14 +63,14 @@ def home_of(path: Path) -> Path:
 
 
 def step_in(path: Path) -> int | None:
-    """The step that a checkpoint's folder is called by."""
+    """The step in the name of a checkpoint's folder."""
     match = STEP.fullmatch(path.name)
     return int(match[1]) if match else None
 
 
 def tables_of(manifest: CheckpointManifest) -> dict[str, SavedTable]:
-    """The tables by name; by path and name where several modules have one of that name."""
-    found: list[SavedTable] = []
+    """The tables by name; by path and name if several modules have a table of that name."""
+    tables: list[SavedTable] = []
     for name, entry in manifest.tensors.items():
         if entry.row_type is None:
             continue
@@ -78,14 +78,14 @@ def tables_of(manifest: CheckpointManifest) -> dict[str, SavedTable]:
         path, _, table = whole.rpartition(".")
         lead = f"rows/{whole}/"
         state = {other.removeprefix(lead): other for other in manifest.tensors if other.startswith(lead)}
-        found.append(SavedTable(table=table, path=path, name=name, entry=entry, state=state))
-    names = [one.table for one in found]
-    return {one.table if names.count(one.table) == 1 else f"{one.path}.{one.table}": one for one in found}
+        tables.append(SavedTable(table=table, path=path, name=name, entry=entry, state=state))
+    names = [one.table for one in tables]
+    return {one.table if names.count(one.table) == 1 else f"{one.path}.{one.table}": one for one in tables}
 
 
 def choose_tables(tables: Mapping[str, SavedTable], wanted: Sequence[str], where: Path) -> dict[str, SavedTable]:
     if not tables:
-        raise CheckpointError(f"{where} holds no tables")
+        raise CheckpointError(f"{where} has no tables")
     for name in wanted:
         if name not in tables:
             raise CheckpointError(f"{where} has no table {name!r}; {nearest_name(name, tables)}")

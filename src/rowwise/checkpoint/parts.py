@@ -1,4 +1,4 @@
-"""The shard of a tensor on one rank: the source of a save, or the target of a load."""
+"""Local shards: the rectangle of a tensor that a rank writes to a checkpoint, or fills from one."""
 
 import math
 from collections.abc import Iterator
@@ -16,20 +16,20 @@ class LocalShard:
     """A rectangle of a tensor, as this rank stores it; see [Note: Pieces] in `manifest`."""
 
     name: str
-    tensor: Tensor  # a view: to be written before it changes
-    shape: tuple[int, ...]  # of the whole; of a table (rows, dim)
+    tensor: Tensor  # a view of live memory: write it before it changes
+    shape: tuple[int, ...]  # of the whole tensor; of a table (rows, dim)
     rows: Span
     cols: Span | None = None  # None: all
     row_type: RowType | None = None  # of a table's rows
     column_group: int | None = None
-    shared: bool = False  # every rank has the same, so that each writes some of it
-    touched: Tensor | None = None  # a byte a row, not zero where it changed since it was saved; None: nobody knows
-    ids: Tensor | None = None  # the numbers in the whole of the rows in `tensor`, ascending; None: it has all of `rows`
-    bits: Bits | None = None  # to be written with so many for each weight
+    shared: bool = False  # every rank has an equal copy, and writes some of its rows
+    touched: Tensor | None = None  # a byte per row, not 0 if the row changed since the last save; None: not tracked
+    ids: Tensor | None = None  # row numbers of `tensor`, ascending, for an increment; None: it holds all of `rows`
+    bits: Bits | None = None  # write weights with fewer bits
 
     @classmethod
     def whole(cls, name: str, tensor: Tensor, *, shared: bool = True) -> Self:
-        """All of a tensor that is no table: listed by all ranks, or, not shared, by one of them."""
+        """A whole tensor that is no table: `shared` if all ranks list it, else only one rank may."""
         shape, tensor = tuple(tensor.shape), tensor.detach()
         tensor = tensor if shape else tensor.view(1)
         return cls(name=name, tensor=tensor, shape=shape, rows=(0, len(tensor)), shared=shared)
@@ -40,7 +40,7 @@ class LocalShard:
 
     @property
     def columns(self) -> int:
-        """The shard's number of columns."""
+        """Number of columns in this shard."""
         return math.prod(self.shape[1:]) if self.cols is None else self.cols[1] - self.cols[0]
 
     @property
@@ -49,12 +49,12 @@ class LocalShard:
 
     @property
     def entry(self) -> TensorEntry:
-        """The manifest's entry of the whole tensor, without pieces."""
+        """The manifest's entry of the whole tensor, without chunks."""
         dtype = str(self.tensor.dtype).removeprefix("torch.")
         return TensorEntry(dtype=dtype, shape=self.shape, row_type=self.row_type, column_group=self.column_group)
 
     def cut(self, begin: int, end: int) -> Self:
-        """Some of its rows, given as rows of the whole."""
+        """The rows from begin to end, numbered as in the whole tensor."""
         chosen = slice(begin - self.rows[0], end - self.rows[0])
         touched = None if self.touched is None else self.touched[chosen]
         return replace(self, tensor=self.tensor[chosen], rows=(begin, end), shared=False, touched=touched)

@@ -1,9 +1,8 @@
-"""Reads a pickle as plain data: nothing in it is imported or called; time and memory are bounded.
+"""Reads a pickle as plain data: imports nothing, calls nothing, bounded in time and memory.
 
-Python's own unpickler runs what a file asks for. This one knows the few instructions that state dicts and their
-metadata are written with; what would be an object becomes a `PickledObject` of the names and arguments that stand
-there. Keys of dicts are strings, whole numbers and records: the hash of tuples inside of tuples can take for ever.
-Known limits: pickles of protocols 0 and 1.
+Python's unpickler runs what a file asks for. This one knows the few opcodes of state dicts and their metadata; an
+object becomes a `PickledObject` with the names and arguments in the file. Keys of dicts are strings, integers and
+`PickledObject`s only: hashing nested tuples can take exponential time. Not supported: protocols 0 and 1.
 """
 
 import io
@@ -14,10 +13,10 @@ from typing import Any, NamedTuple, final
 
 from rowwise.errors import CheckpointError
 
-MOST_INSTRUCTIONS = 10_000_000  # some 150,000 pieces of tensors, 20 seconds and a gigabyte
-LARGEST_KEY = 1 << 60  # larger ones can be made to have one hash
+MOST_INSTRUCTIONS = 10_000_000  # about 150,000 chunks of tensors, 20 seconds and a gigabyte
+LARGEST_KEY = 1 << 60  # larger integers can be chosen to collide in a dict
 ORDERED = ("collections", "OrderedDict")
-Persistent = ("", "persistent id")  # the kind of a record that stands for data outside of the pickle
+Persistent = ("", "persistent id")  # the kind of an object whose data are outside of the pickle
 
 
 class GlobalName(NamedTuple):
@@ -37,7 +36,7 @@ class PickledObject:
 
 
 def read_pickle(content: bytes | io.BytesIO, known: Collection[tuple[str, str]] | None) -> Any:
-    """The data in a pickle. `known`: the only global names it may contain; None: any."""
+    """The content of a pickle; `known`: the only module and class names allowed in it, None: any."""
     machine = _Machine(known)
     content = io.BytesIO(content) if isinstance(content, bytes) else content
     try:
@@ -46,9 +45,9 @@ def read_pickle(content: bytes | io.BytesIO, known: Collection[tuple[str, str]] 
                 raise CheckpointError(f"it has more than {MOST_INSTRUCTIONS:,} instructions")
             act = ACTIONS.get(opcode.name)
             if act is None:
-                raise CheckpointError(f"it has the instruction {opcode.name}, which no state dict is written with")
+                raise CheckpointError(f"it has the opcode {opcode.name}, which no state dict has")
             act(machine, arg)
-    except (ValueError, IndexError, KeyError, TypeError, OverflowError) as error:  # of what is no pickle
+    except (ValueError, IndexError, KeyError, TypeError, OverflowError) as error:
         raise CheckpointError(f"it is not a pickle, or damaged: {str(error)[:80]!r}") from None
     return machine.answer
 
@@ -84,12 +83,12 @@ class _Machine:
         return values
 
     def name(self, module: Any, name: Any) -> None:
-        found = GlobalName(module, name)
+        global_name = GlobalName(module, name)
         if not (isinstance(module, str) and isinstance(name, str)):
             raise CheckpointError("it has a name that is no text")
-        if self._known is not None and found not in self._known:
-            raise CheckpointError(f"it names {f'{module}.{name}'[:80]!r}, which such files never name")
-        self.push(found)
+        if self._known is not None and global_name not in self._known:
+            raise CheckpointError(f"it names {f'{module}.{name}'[:80]!r}, which no such file has")
+        self.push(global_name)
 
     def make(self) -> None:
         kind, args = self.take(2)
@@ -99,12 +98,12 @@ class _Machine:
 
     def build(self) -> None:
         (state,) = self.take(1)
-        made = self.stack[-1]
-        if isinstance(made, dict):  # attributes that a state dict has besides
+        target = self.stack[-1]
+        if isinstance(target, dict):  # attributes of a state dict, such as _metadata: ignored
             return
-        if not isinstance(made, PickledObject) or made.state is not None:
-            raise CheckpointError(f"it changes a {type(made).__name__}")
-        made.state = state
+        if not isinstance(target, PickledObject) or target.state is not None:
+            raise CheckpointError(f"it changes a {type(target).__name__}")
+        target.state = state
 
     def append(self, values: list[Any]) -> None:
         target = self.stack[-1]
@@ -155,7 +154,7 @@ ACTIONS: dict[str, Callable[[_Machine, Any], None]] = {
     "EMPTY_TUPLE": _constant(()),
     "EMPTY_SET": lambda machine, _: machine.push(
         PickledObject(GlobalName("builtins", "set"))
-    ),  # torch adds nothing to one
+    ),  # torch pickles empty sets only
     "EMPTY_LIST": lambda machine, _: machine.push([]),
     "EMPTY_DICT": lambda machine, _: machine.push({}),
     "TUPLE1": _tuple(1),

@@ -1,7 +1,7 @@
-"""A checkpoint in which a table has another id map, and its rows have moved along, so that training goes on from it.
+"""Rewrites a checkpoint for another id map of a table: rows move along, so that training can continue.
 
-What a row becomes is said in [Note: Moved rows] in `hashing/refresh.py`. Everything else is copied as it is. Known
-limits: memory: one tensor of old rows is held as it is stored, and 4 bytes an id for each part of the map.
+[Note: Moved rows] in `hashing/refresh.py` defines the new rows. Other tensors are copied. Known limits: memory for one
+tensor of old rows as stored, and 4 bytes per id for each part of the map.
 """
 
 import re
@@ -35,7 +35,7 @@ from rowwise.ops.rowtype import pack, unpack
 from rowwise.spec import Table, Value
 from rowwise.textfile import open_regular
 
-COUNTS = "counts/"  # in what `rowwise compress` keeps of its probe
+COUNTS = "counts/"  # prefix of tensors in the probe file of `rowwise compress`
 MAPPED = re.compile(rf"model/(?P<path>.+\.)?maps\.(?P<table>[^.]+)\.{IDENTITY}")
 
 
@@ -44,14 +44,14 @@ class RemappedTable(Value, frozen=True):
 
     table: str
     rows: int
-    kept: int  # to the bit
-    empty: int  # no id has them
+    kept: int  # rows with the same bits as before
+    empty: int  # rows without an id
     ids: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _MappedTensors:
-    """A table with a map in a module, by the names that the checkpoint has for it."""
+    """A mapped table of a module, and the names of its tensors in the checkpoint."""
 
     table: str
     path: str  # of the module, with a dot at its end
@@ -59,22 +59,22 @@ class _MappedTensors:
 
     @property
     def maps(self) -> str:
-        """The prefix of the tensor names of its id map."""
+        """The prefix of the map's tensors."""
         return f"model/{self.path}maps.{self.table}."
 
     def stored(self, index: int) -> str:
-        """The stored rows of a part, by the name that `hashing.open.stored_tables` gives, without the prefix."""
+        """The name of a part's rows, as in `hashing.open.stored_tables`, without the prefix model/ or rows/."""
         end = f"-{index}" if len(self.known.shape.parts) > 1 else ""
         return f"{self.path}stored.{self.table}{end}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _RemapPlan:
-    """Tensors to copy whole, tensors to fill from rows, and tensors to leave out."""
+    """New tensors, tensors whose rows move, and tensors to omit; all others are copied."""
 
-    whole: dict[str, Tensor] = field(default_factory=dict)  # by name, all of it
+    whole: dict[str, Tensor] = field(default_factory=dict)  # new contents by name
     from_rows: dict[str, Move] = field(default_factory=dict)  # by name: rows and state that move
-    left: set[str] = field(default_factory=set)  # names that stay behind
+    omitted: set[str] = field(default_factory=set)
 
 
 def remap(
@@ -83,60 +83,60 @@ def remap(
     """Write a checkpoint in which a table, and the linear part's table of the same ids, has the map of a file.
 
     Args:
-        checkpoint: what is read, and stays as it is.
-        folder: what is written; must not exist.
-        table: its name, as the model calls it.
+        checkpoint: the source; stays unchanged.
+        folder: the target; must not exist.
+        table: its name in the model.
         file: the new map, see `hashing.file`.
-        counts: how often each id comes, as `rowwise compress` keeps it; None: all weigh the same.
-        tell: hears how many bytes of how many are done.
+        counts: the probe file of `rowwise compress`, with a count for each id; None: all ids weigh the same.
+        tell: called with the bytes done, and the total.
     """
     if folder.exists():
         raise CheckpointError(f"{folder} exists already: want another name")
-    homes = _homes(checkpoint, table)
+    homes = _find_mapped(checkpoint, table)
     ids = homes[0].known.shape.ids
     new = load(file, Table(name=table, rows=ids, dim=1))
     weights_N = None if counts is None else _weights(counts, table, ids)
-    plan, told = _RemapPlan(), list[RemappedTable]()
-    known: dict[str, tuple[Move, ...]] = {}  # by the old map, which modules may have in common
+    plan, results = _RemapPlan(), list[RemappedTable]()
+    moves_of: dict[str, tuple[Move, ...]] = {}  # by the old map's digest: modules may share a map
     for home in homes:
         _change_map(checkpoint, home, new, plan)
         old = _old_map(checkpoint, home)
         if same_rows(old, new):
             rows = new.shape.rows
-            told.append(RemappedTable(table=home.table, rows=rows, kept=rows, empty=0, ids=ids))
+            results.append(RemappedTable(table=home.table, rows=rows, kept=rows, empty=0, ids=ids))
             continue
         try:
             check_movable(old.shape, new.shape, _dim(checkpoint, home))
-            found = known.get(old.digest) or find_moves(old, new, _look_up)
+            moves = moves_of.get(old.digest) or find_moves(old, new, _look_up)
         except SpecError as error:
             raise CheckpointError(f"{checkpoint.folder}: table {home.table!r} cannot have {file}: {error}") from None
-        known[old.digest] = found
-        for index, move in enumerate(found):
+        moves_of[old.digest] = moves
+        for index, move in enumerate(moves):
             plan.from_rows.update(dict.fromkeys(_tensors(checkpoint, home, index), move))
-        told.append(_describe_remap(home, found, ids))
+        results.append(_result(home, moves, ids))
     _write(checkpoint, folder, plan, weights_N, tell)
-    return told
+    return results
 
 
-def _homes(checkpoint: Checkpoint, table: str) -> list[_MappedTensors]:
-    """Tensors of the table and its id map, in each module that has it."""
+def _find_mapped(checkpoint: Checkpoint, table: str) -> list[_MappedTensors]:
+    """The mapped tables of this name in all modules, and the linear part's tables with the same map."""
     found: list[_MappedTensors] = []
-    there: list[str] = []
+    mapped: list[str] = []
     for name in checkpoint.names():
         match = MAPPED.fullmatch(name)
         if match is None:
             continue
-        there.append(match["table"])
+        mapped.append(match["table"])
         if match["table"] in (table, table + ENDING):
             known = identity_of(checkpoint.load(name))
             found.append(_MappedTensors(table=match["table"], path=match["path"] or "", known=known))
     digests = {home.known.digest for home in found if home.table == table}
-    if digests:  # a table that is only called so has a map of its own
+    if digests:  # a table whose name only ends like a linear part's has another map
         return sorted((home for home in found if home.known.digest in digests), key=lambda home: home.table)
     if table in tables_of(checkpoint.manifest):
         why = "has no id map: each id has a row of its own"
-    elif there:
-        why = f"is none with an id map; {nearest_name(table, sorted(set(there)))}"
+    elif mapped:
+        why = f"is none with an id map; {nearest_name(table, sorted(set(mapped)))}"
     else:
         why = "is none with an id map; there are none"
     raise CheckpointError(f"{checkpoint.folder}: table {table!r} {why}")
@@ -146,11 +146,11 @@ def _old_map(checkpoint: Checkpoint, home: _MappedTensors) -> IdMap:
     known = home.known
     count = 0 if known.folding is None else known.folding.count
     words, *fold_words = (checkpoint.load(home.maps + name).numpy() for name in _words(count))
-    made = IdMap(shape=known.shape, words=words, about=known.about, folding=known.folding, fold_words=tuple(fold_words))
-    if made.digest != known.digest:
-        got = f"digest {made.digest}, want {known.digest}"
-        raise CheckpointError(f"{checkpoint.folder}: table {home.table!r}: its id map differs from its header: {got}")
-    return made
+    old = IdMap(shape=known.shape, words=words, about=known.about, folding=known.folding, fold_words=tuple(fold_words))
+    if old.digest != known.digest:
+        got = f"digest {old.digest}, want {known.digest}"
+        raise CheckpointError(f"{checkpoint.folder}: table {home.table!r}: its id map is damaged: {got}")
+    return old
 
 
 def _words(folds: int) -> list[str]:
@@ -158,24 +158,24 @@ def _words(folds: int) -> list[str]:
 
 
 def _change_map(checkpoint: Checkpoint, home: _MappedTensors, new: IdMap, plan: _RemapPlan) -> None:
-    """The tensors of the new map instead of those of the old one."""
-    made = MapIdentity(table=home.table, digest=new.digest, about=new.about, shape=new.shape, folding=new.folding)
-    text = torch.frombuffer(bytearray(msgspec.json.encode(made)), dtype=torch.uint8)
+    """Replace the tensors of the old map by those of the new one."""
+    identity = MapIdentity(table=home.table, digest=new.digest, about=new.about, shape=new.shape, folding=new.folding)
+    text = torch.frombuffer(bytearray(msgspec.json.encode(identity)), dtype=torch.uint8)
     all_words = zip(_words(len(new.fold_words)), (new.words, *new.fold_words), strict=True)
     tensors = {name: torch.from_numpy(words) for name, words in all_words} | {IDENTITY: text}
     plan.whole.update({home.maps + name: tensor for name, tensor in tensors.items()})
     words = re.compile(re.escape(home.maps) + r"words(_\d+)?")
-    plan.left.update(name for name in checkpoint.names() if words.fullmatch(name) and name not in plan.whole)
+    plan.omitted.update(name for name in checkpoint.names() if words.fullmatch(name) and name not in plan.whole)
 
 
 def _dim(checkpoint: Checkpoint, home: _MappedTensors) -> int:
-    """The table's: what a part is projected to, or has."""
+    """The table's dim: that of a part's projection, or of its rows without one."""
     first = checkpoint.manifest.tensors.get(f"{home.maps}projection_0")
     return checkpoint.entry(f"model/{home.stored(0)}").columns if first is None else first.rows
 
 
 def _tensors(checkpoint: Checkpoint, home: _MappedTensors, index: int) -> Iterator[str]:
-    """The rows of a part and their state, all of a shape that can be moved."""
+    """The names of a part's rows and their state; raises for shapes that cannot be moved."""
     name, rows = home.stored(index), home.known.shape.parts[index].rows
     entry = checkpoint.entry(f"model/{name}")
     if entry.row_type is None or entry.rows != rows:
@@ -195,15 +195,15 @@ def _tensors(checkpoint: Checkpoint, home: _MappedTensors, index: int) -> Iterat
 
 
 def _weights(path: Path, table: str, ids: int) -> NDArray[np.int64]:
-    """Occurrences of each id plus one, so that every id counts."""
+    """The count of each id plus one, so that ids that never occurred have a weight, too."""
     name = COUNTS + table
     try:
         open_regular(path).close()  # a pipe is not waited for
         with safe_open(path, "numpy") as file:
             if name not in file.keys():  # noqa: SIM118 - not a dict
-                there = [key.removeprefix(COUNTS) for key in file.keys() if key.startswith(COUNTS)]  # noqa: SIM118
-                about = nearest_name(table, sorted(there)) if there else "there are none"
-                raise DataError(f"{path} has no counts of table {table!r}; {about}")
+                tables = [key.removeprefix(COUNTS) for key in file.keys() if key.startswith(COUNTS)]  # noqa: SIM118
+                hint = nearest_name(table, sorted(tables)) if tables else "there are none"
+                raise DataError(f"{path} has no counts of table {table!r}; {hint}")
             counts_N: NDArray[np.int64] = file.get_tensor(name)
     except (SafetensorError, OSError) as error:
         raise DataError(f"{path} cannot be read: {error}; want what `rowwise compress` keeps of its probe") from None
@@ -220,9 +220,9 @@ def _look_up(id_map: IdMap, ids_N: Ids) -> NDArray[np.int64]:
     return map_ids(torch.from_numpy(ids_N), sections, words, shape.ids, shape.columns).numpy()
 
 
-def _describe_remap(home: _MappedTensors, found: tuple[Move, ...], ids: int) -> RemappedTable:
-    rows, kept = sum(move.rows for move in found), sum(move.kept for move in found)
-    return RemappedTable(table=home.table, rows=rows, kept=kept, empty=sum(move.empty for move in found), ids=ids)
+def _result(home: _MappedTensors, moves: tuple[Move, ...], ids: int) -> RemappedTable:
+    rows, kept = sum(move.rows for move in moves), sum(move.kept for move in moves)
+    return RemappedTable(table=home.table, rows=rows, kept=kept, empty=sum(move.empty for move in moves), ids=ids)
 
 
 def _write(
@@ -236,7 +236,7 @@ def _write(
         elif name in plan.from_rows:
             shape = (plan.from_rows[name].rows, *entry.shape[1:])
             parts.append(shard_outline(name, structs.replace(entry, shape=shape)))
-        elif name not in plan.left:
+        elif name not in plan.omitted:
             parts.append(shard_outline(name, entry))
     parts += [shard_outline(name, part.entry) for name, part in rest.items()]
     mover = _Mover(checkpoint, weights_N)
@@ -254,14 +254,14 @@ def _write(
 
 @final
 class _Mover:
-    """Fills rows that move; each source piece is read once, in order."""
+    """Fills shards of rows that move; keeps the old tensor between shards, so that each tensor is read once."""
 
     def __init__(self, checkpoint: Checkpoint, weights_N: NDArray[np.int64] | None) -> None:
         self._checkpoint, self._weights_N = checkpoint, weights_N
-        self._held: tuple[str, Tensor] | None = None
+        self._last: tuple[str, Tensor] | None = None
 
     def fill(self, part: LocalShard, move: Move) -> None:
-        """Rows of a table, or of the state of one."""
+        """Fill rows of a table, or of its state."""
         entry, old = self._checkpoint.entry(part.name), self._old(part.name)
         means = torch.from_numpy(
             moved_rows(
@@ -272,18 +272,19 @@ class _Mover:
                 state=entry.row_type is None,
             )
         )
-        made = means if entry.row_type is None else pack(means, entry.row_type, entry.column_group)
+        rows = means if entry.row_type is None else pack(means, entry.row_type, entry.column_group)
+        # Rows with the same ids as before are copied bit by bit: `pack` might round them differently.
         same_R = torch.from_numpy(move.same_R[slice(*part.rows)])
         kept_K = (same_R >= 0).nonzero().flatten()
-        made[kept_K] = old[same_R[kept_K]]
-        part.tensor.copy_(made.view(part.tensor.shape))
+        rows[kept_K] = old[same_R[kept_K]]
+        part.tensor.copy_(rows.view(part.tensor.shape))
 
     def _old(self, name: str) -> Tensor:
-        if self._held is None or self._held[0] != name:
-            self._held = None  # before the next is read
-            read = self._checkpoint.load(name)
-            self._held = (name, read.view(len(read), -1))
-        return self._held[1]
+        if self._last is None or self._last[0] != name:
+            self._last = None  # free its memory before the next is read
+            tensor = self._checkpoint.load(name)
+            self._last = (name, tensor.view(len(tensor), -1))
+        return self._last[1]
 
     def _weights(self, ids_N: Ids) -> NDArray[np.floating]:
         return np.ones(len(ids_N)) if self._weights_N is None else self._weights_N[ids_N].astype(np.float64)

@@ -1,4 +1,4 @@
-"""Computes the overlaps of old pieces and a new rectangle, for any two sharding plans."""
+"""Intersects the chunks of a tensor with a rectangle that is read, whatever plans either belongs to."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -7,7 +7,7 @@ from rowwise.checkpoint.manifest import Span, TensorChunk, TensorEntry
 
 
 class CopyRegion(NamedTuple):
-    """The intersection of a chunk and a rectangle, relative to each."""
+    """The intersection of a chunk and a rectangle, relative to the chunk (from) and to the rectangle (to)."""
 
     piece: TensorChunk
     rows_from: Span
@@ -16,33 +16,37 @@ class CopyRegion(NamedTuple):
     cols_to: Span
 
 
-def overlaps(entry: TensorEntry, rows: Span, cols: Span) -> Iterator[CopyRegion]:
-    """The copies that fill these rows and columns, in the order to make them."""
+def copy_regions(entry: TensorEntry, rows: Span, cols: Span) -> Iterator[CopyRegion]:
+    """The regions to copy, in this order (later chunks overwrite rows of earlier ones), to fill a rectangle."""
     for piece in entry.pieces:
-        theirs = entry.cols_of(piece)
-        row, col = _common(piece.rows, rows), _common(theirs, cols)
+        chunk_cols = entry.piece_cols(piece)
+        row, col = _intersect(piece.rows, rows), _intersect(chunk_cols, cols)
         if row[0] < row[1] and col[0] < col[1]:
             yield CopyRegion(
-                piece, _from(row, piece.rows[0]), _from(row, rows[0]), _from(col, theirs[0]), _from(col, cols[0])
+                piece=piece,
+                rows_from=_shift(row, piece.rows[0]),
+                rows_to=_shift(row, rows[0]),
+                cols_from=_shift(col, chunk_cols[0]),
+                cols_to=_shift(col, cols[0]),
             )
 
 
 def stored_spans(entry: TensorEntry, width: int, cols: Span) -> list[Span]:
-    """The spans of a row, in stored elements, that hold these columns.
+    """The spans of stored elements that hold columns of a row of `width` columns.
 
-    Of int8 rows, see [Note: Row formats] in `ops/_cpp/tables.h`: first their scales, then their codes. There the
-    columns begin and end with a group, as tiles do.
+    An int8 row stores scales, then codes (see [Note: Row formats] in `ops/_cpp/tables.h`), so it has two spans; its
+    columns are whole groups, as those of tiles are.
     """
     if not entry.scaled:
         return [cols]
     group = entry.column_group or width
-    head = 8 * -(-width // group)
-    return [(8 * (cols[0] // group), 8 * -(-cols[1] // group)), (head + cols[0], head + cols[1])]
+    scales = 8 * -(-width // group)  # two floats for each group
+    return [(8 * (cols[0] // group), 8 * -(-cols[1] // group)), (scales + cols[0], scales + cols[1])]
 
 
-def _common(a: Span, b: Span) -> Span:
+def _intersect(a: Span, b: Span) -> Span:
     return max(a[0], b[0]), min(a[1], b[1])
 
 
-def _from(span: Span, first: int) -> Span:
+def _shift(span: Span, first: int) -> Span:
     return span[0] - first, span[1] - first

@@ -1,7 +1,6 @@
-"""A checkpoint written anew: in files as another plan's ranks write them, or with rows of other types.
+"""Rewrites a checkpoint: in the files of another plan's ranks, or with other row types.
 
-Loading fits any plan as it is; this is for whoever wants the files so, a full one of an incremental one, or a smaller
-one.
+Loading works for any plan without this. Uses: fewer or more files, a full checkpoint from an increment, a smaller one.
 """
 
 from collections import Counter
@@ -20,11 +19,11 @@ from rowwise.errors import CheckpointError
 from rowwise.plan import Plan, Tile
 from rowwise.spec import RowType, Table
 
-STATE = ("optimizers", "recorder")  # data beside tensors that stay behind
+STATE = ("optimizers", "recorder")  # data of the manifest that belongs to tensors of state
 
 
 def retype_tables(checkpoint: Checkpoint, every: RowType | None, some: Mapping[str, RowType]) -> dict[str, Table]:
-    """The tables of a checkpoint as they are to be: all rows of one type, those of some tables of another."""
+    """The tables of a checkpoint with new row types: `every` for all, `some` by name."""
     tables = tables_of(checkpoint.manifest)
     choose_tables(tables, list(some), checkpoint.folder)
     return {name: table.spec(some.get(name, every)) for name, table in tables.items()}
@@ -36,12 +35,12 @@ def rewrite(
     """Write a checkpoint as the ranks of a plan would have written it.
 
     Args:
-        checkpoint: what is read, a bit at a time.
-        folder: what is written; must not exist.
-        plan: of all tables of the checkpoint.
-        tables: as they are to be, see `retype_tables`. Where types stay nothing is rounded.
-        state: whether the states of optimizers and of random numbers, and what else is no weight, come along.
-        tell: hears how many bytes of how many are done.
+        checkpoint: the source.
+        folder: the target; must not exist.
+        plan: the plan of all tables of the checkpoint.
+        tables: with their new row types, see `retype_tables`. Nothing is rounded where types stay.
+        state: whether to copy optimizer state, random numbers and all else that is no weight.
+        tell: called with the bytes done, and the total.
     """
     saved = tables_of(checkpoint.manifest)
     twice = [name for name, times in Counter(table.table for table in saved.values()).items() if times > 1]
@@ -69,7 +68,7 @@ def rewrite(
 def _table_parts(
     checkpoint: Checkpoint, saved: SavedTable, table: Table, tiles: Sequence[Tile], *, state: bool
 ) -> list[tuple[LocalShard, int | None]]:
-    """The parts of a table and its state to write, each with its rank; None: all ranks have it."""
+    """The shards of a table and its state, each with its rank; None: all ranks have it."""
     kind, group = table.row_type, table.column_group
     entry = structs.replace(saved.entry, dtype=kind.facts.numbers, row_type=kind, column_group=group)
     names = {saved.name: entry}
@@ -84,7 +83,7 @@ def _table_parts(
             found.append((shard_outline(name, one), min(tile.rank for tile in tiles)))
         elif one.shape == saved.entry.shape:
             found += [(_cut(name, one, tile), tile.rank) for tile in tiles]
-        else:  # numbers of whole rows: by whoever has their first columns
+        else:  # a number per row: written by the tile with the first columns
             found += [(shard_outline(name, one, tile.rows), tile.rank) for tile in tiles if tile.cols[0] == 0]
     return found
 

@@ -1,7 +1,7 @@
-"""Files of other programs that hold named tensors: which there are, and some rows of one at a time.
+"""Opens files of other programs as named tensors, whose rows are read on demand.
 
-Nothing of a file runs: of torch's files only tensors are read, by torch's own unpickler for weights, after `pickled`
-has seen that what stands there is bounded.
+No code in a file runs: torch files are loaded with `weights_only`, after `pickled` has checked that the pickle is
+bounded in time and memory.
 """
 
 import io
@@ -26,14 +26,14 @@ from rowwise.inside import has_control
 from rowwise.textfile import open_regular, printable
 
 KINDS = "want a file of torch.save (.pt, .pth), a .safetensors file or a folder of torch.distributed.checkpoint"
-# What comes of bytes that are no pickle depends on what they happen to mean to it.
+# Errors that torch.load raises for arbitrary bytes.
 UNREADABLE = (
     pickle.UnpicklingError, EOFError, RuntimeError, ValueError, LookupError, AttributeError, TypeError, ImportError,
     ArithmeticError, AssertionError, MemoryError, struct.error, zipfile.BadZipFile,
 )  # fmt: skip
 PICKLE_bytes = 1 << 28
-OLD_PICKLES = 5  # that a file of torch before 1.6 begins with
-MOST_NAMES, MOST_DEPTH = 100_000, 100  # of dicts in dicts
+OLD_PICKLES = 5  # a file of torch before 1.6 begins with five pickles
+MOST_NAMES, MOST_DEPTH = 100_000, 100  # of nested dicts
 
 
 class TensorOutline(NamedTuple):
@@ -41,12 +41,12 @@ class TensorOutline(NamedTuple):
 
     shape: tuple[int, ...]
     dtype: torch.dtype
-    cuts: tuple[int, ...] = ()  # rows at which it is best read in parts
+    cuts: tuple[int, ...] = ()  # rows at which chunks of the file begin or end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSource:
-    """Named tensors somewhere; `read` gives some rows of one, a tensor without dimensions being one row."""
+    """Named tensors of a file or folder; `read` returns rows of a tensor (a scalar is one row)."""
 
     place: Path
     tensors: Mapping[str, TensorOutline]
@@ -61,32 +61,31 @@ class TensorSource:
 
 
 def open_torch(path: Path) -> TensorSource:
-    """Open a file of torch.save; tensors inside dicts get their keys as prefixes."""
+    """Open a file of torch.save; names of tensors in nested dicts are dotted paths."""
     try:
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
             _check_bounded(file)
-        with warnings.catch_warnings(action="ignore"):  # torch's, of protocols of pickles
-            found = _load(path)
-        flat = dict(_flat(found, size))
+        with warnings.catch_warnings(action="ignore"):  # torch warns of pickle protocols
+            content = _load(path)
+        flat = dict(_flat(content, size))
     except (OSError, *UNREADABLE) as error:
-        said = (isinstance(error, OSError) and error.strerror) or str(error)
-        why = said.partition("\n")[0] or type(error).__name__
+        text = (isinstance(error, OSError) and error.strerror) or str(error)
+        why = text.partition("\n")[0] or type(error).__name__
         raise CheckpointError(
             f"{path} cannot be read: {why}; want a state dict: torch.save(model.state_dict(), ...), or {KINDS}"
         ) from None
     tensors = {name: x if x.dim() else x.view(1) for name, x in flat.items()}
     if not tensors:
-        raise CheckpointError(f"{path} holds a {type(found).__name__} without tensors; want a state dict")
+        raise CheckpointError(f"{path} holds a {type(content).__name__} without tensors; want a state dict")
     outlines = {name: TensorOutline(tuple(x.shape), x.dtype) for name, x in flat.items()}
     return TensorSource(place=path, tensors=outlines, read=lambda name, rows: tensors[name][slice(*rows)])
 
 
 def open_safetensors(path: Path) -> TensorSource:
-    """A file of safetensors."""
     outlines: dict[str, TensorOutline] = {}
     try:
-        open_regular(path).close()  # a pipe is not waited for
+        open_regular(path).close()  # raises for a pipe, which safe_open would wait for
         file = safe_open(path, "pt")
         for name in file.keys():  # noqa: SIM118 - not a dict
             slices = file.get_slice(name)
@@ -104,7 +103,7 @@ def open_safetensors(path: Path) -> TensorSource:
 
 
 def _load(path: Path) -> Any:
-    """By way of the page cache, where the file is of a kind that allows it: what is not needed is not read."""
+    """Load with mmap if torch can map this file format, so that only used tensors are read."""
     try:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except RuntimeError as error:
@@ -114,7 +113,7 @@ def _load(path: Path) -> Any:
 
 
 def _check_bounded(file: BinaryIO) -> None:
-    """Refuse a pickle that would take for ever, and an archive that is more than its bytes."""
+    """Raise for a pickle without bounds in time or memory, and for a compressed archive (a zip bomb)."""
     if file.read(2) != b"PK":
         file.seek(0)
         content = io.BytesIO(file.read(PICKLE_bytes))
@@ -131,22 +130,22 @@ def _check_bounded(file: BinaryIO) -> None:
                 read_pickle(archive.read(info), None)
 
 
-def _flat(found: Any, size_bytes: int) -> Iterator[tuple[str, Tensor]]:
-    """Tensors by the path to them, each no larger than what holds it."""
-    left: list[tuple[str, Any, int]] = [("", found, 0)]
+def _flat(content: Any, size_bytes: int) -> Iterator[tuple[str, Tensor]]:
+    """Tensors by dotted path; raises for tensors that are larger than their storage or the file."""
+    stack: list[tuple[str, Any, int]] = [("", content, 0)]
     count = 0
-    while left:
-        name, one, depth = left.pop()
+    while stack:
+        name, one, depth = stack.pop()
         count += 1
         if count > MOST_NAMES or depth > MOST_DEPTH:
             raise CheckpointError(f"it has more than {MOST_NAMES:,} entries, or dicts more than {MOST_DEPTH} deep")
         if isinstance(one, Tensor):
             if one.layout != torch.strided or one.device.type != "cpu" or one.is_quantized:
-                raise CheckpointError(f"{name!r} is not a plain tensor: it is {one.layout} on {one.device}")
-            held = one.untyped_storage().nbytes()
-            if one.numel() * one.element_size() > held or held > size_bytes:
-                raise CheckpointError(f"{name!r} has {one.numel()} numbers, more than the file holds")
+                raise CheckpointError(f"{name!r} is no plain tensor: it is {one.layout} on {one.device}")
+            storage_bytes = one.untyped_storage().nbytes()
+            if one.numel() * one.element_size() > storage_bytes or storage_bytes > size_bytes:
+                raise CheckpointError(f"{name!r} has {one.numel()} numbers, of which the file holds fewer")
             yield name, one.detach()
         elif isinstance(one, Mapping):
             lead = f"{name}." if name else ""
-            left += [(f"{lead}{key}", inside, depth + 1) for key, inside in reversed(list(one.items()))]
+            stack += [(f"{lead}{key}", inside, depth + 1) for key, inside in reversed(list(one.items()))]

@@ -1,7 +1,7 @@
-"""A tensor that torch.save wrote somewhere inside of a file, read without torch.load: its pickle runs nothing.
+"""Reads a tensor that torch.save wrote into a range of a file, as torch.distributed.checkpoint does for each chunk.
 
-Pieces of torch.distributed.checkpoint are such. Nothing that stands there is believed before it is compared with the
-bytes that are there. Known limits: tensors on other devices, sparse and quantised ones, and compressed archives.
+torch.load is not used: its pickle runs nothing here, and sizes in it are compared with the bytes of the file. Not
+supported: tensors on other devices, sparse and quantised tensors, compressed archives.
 """
 
 import io
@@ -28,7 +28,7 @@ PICKLE_bytes = 1 << 16  # of one tensor
 
 
 def load_tensor(file: BinaryIO, begin: int, size: int) -> Tensor:
-    """The tensor in some bytes of a file."""
+    """The tensor in a range of bytes of a file."""
     if not 0 <= begin <= begin + size <= os.fstat(file.fileno()).st_size:
         raise CheckpointError(f"it ends before byte {begin + size}")
     window = _FileWindow(file.fileno(), begin, size)
@@ -57,37 +57,37 @@ def _tensor(archive: zipfile.ZipFile) -> Tensor:
     dtype, key = _storage(storage, stored)
     content = members.get(f"data/{key}")
     if content is None:
-        raise CheckpointError("its archive lacks its numbers")
+        raise CheckpointError(f"its archive has no data/{str(key)[:40]}")
     _check_bounds(offset, size, stride, content.file_size // dtype.itemsize)
     numbers = torch.frombuffer(bytearray(archive.read(content)) or bytearray(dtype.itemsize), dtype=dtype)
     return numbers.as_strided(size, stride, offset)
 
 
 def _storage(storage: PickledObject, stored: PickledObject) -> tuple[torch.dtype, str]:
-    """The type of its numbers, and what the file with them is called."""
-    about = storage.args[0]
-    if type(about) is not tuple or len(about) != 5 or about[0] != "storage" or not isinstance(about[1], GlobalName):
+    """The dtype of a tensor, and the name of its data in the archive."""
+    fields = storage.args[0]
+    if type(fields) is not tuple or len(fields) != 5 or fields[0] != "storage" or not isinstance(fields[1], GlobalName):
         raise CheckpointError("it holds no tensor")
-    _, kind, key, _, _ = about
+    _, kind, key, _, _ = fields
     dtype = STORAGES.get(kind.name)
     if kind == UNTYPED and len(stored.args) > 6 and isinstance(stored.args[6], GlobalName):
         dtype = getattr(torch, stored.args[6].name) if stored.args[6].name in NUMBERS else None
     if dtype is None or not isinstance(key, str):
-        raise CheckpointError("it holds numbers of another kind")
+        raise CheckpointError("its dtype is not supported")
     return dtype, key
 
 
 def _check_bounds(offset: object, size: object, stride: object, count: int) -> None:
-    """Refuse a tensor that has more numbers than there are."""
+    """Raise unless the tensor's shape and strides stay within `count` numbers."""
     at = (offset,)
     if not (_is_numbers(size) and _is_numbers(stride) and _is_numbers(at) and len(size) == len(stride)):
-        raise CheckpointError("its shape is invalid")
+        raise CheckpointError("its shape and strides are not whole numbers")
     numbers, last = 1, at[0]
     for n, step in zip(size, stride, strict=True):
         numbers *= n
         last += (n - 1) * step
     if numbers > count or (numbers and last >= count):
-        raise CheckpointError(f"its shape {size} wants more than the {count} numbers that are there")
+        raise CheckpointError(f"its shape {size} needs more than the {count} numbers in its file")
 
 
 def _is_numbers(numbers: object) -> TypeGuard[tuple[int, ...]]:
@@ -96,7 +96,7 @@ def _is_numbers(numbers: object) -> TypeGuard[tuple[int, ...]]:
 
 @final
 class _FileWindow(io.RawIOBase):
-    """A range of bytes of a file as a file; takes no more memory than it has bytes."""
+    """A range of bytes of a file as a file of its own; `read` allocates no more than the bytes that exist."""
 
     def __init__(self, handle: int, begin: int, size: int) -> None:
         super().__init__()
@@ -121,11 +121,11 @@ class _FileWindow(io.RawIOBase):
     def read(self, size: int | None = -1, /) -> bytes:
         left = max(0, self._size - self._at)
         count = left if size is None or size < 0 else min(size, left)
-        found = bytearray()
-        while len(found) < count:
-            more = os.pread(self._handle, count - len(found), self._begin + self._at)
+        content = bytearray()
+        while len(content) < count:
+            more = os.pread(self._handle, count - len(content), self._begin + self._at)
             if not more:
-                raise EOFError("it is cut short")
-            found += more
+                raise EOFError("it ends too early")
+            content += more
             self._at += len(more)
-        return bytes(found)
+        return bytes(content)

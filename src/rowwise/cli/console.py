@@ -62,17 +62,17 @@ class LiveLine:
             self._console.print(f"{self._share_done(shown):4.0%} {text}", markup=False)
 
     def _text(self, shown: "RunDisplay", now: float) -> str:
-        from rowwise.train.feeding import in_words
+        from rowwise.train.feeding import describe_wait
         from rowwise.train.recorder import memory_bytes
 
         begin_s, begin = self._since
         rate = (shown.progress.samples - begin) / max(now - begin_s, 1e-9)
         parts = [f"step {shown.progress.step:,}", f"{rate:,.0f} samples/s", f"loss {shown.recorder.recent_loss():.4f}"]
-        for task, values in shown.recorder.shown.items():
-            lead = f"{task} " if len(shown.recorder.shown) > 1 else ""
+        for task, values in shown.recorder.recent_metrics.items():
+            lead = f"{task} " if len(shown.recorder.recent_metrics) > 1 else ""
             parts += [f"{lead}{name} {values[name]:.4f}" for name in LIVE_METRICS if name in values]
-        waited, memory = shown.recorder.waited(), memory_bytes()
-        return ", ".join([*parts, in_words(waited, shown.health), f"{memory / 1e9:.1f} GB"])
+        wait_share, memory = shown.recorder.data_wait_share(), memory_bytes()
+        return ", ".join([*parts, describe_wait(wait_share, shown.health), f"{memory / 1e9:.1f} GB"])
 
     def _share_done(self, shown: "RunDisplay") -> float:
         """An estimate: each split is taken to have as many rows as the largest so far."""
@@ -164,7 +164,7 @@ def show_result(result: "RunResult", console: Console) -> None:
         console.print(_metrics_table(result))
     speed = f"{result.samples:,} samples, {result.samples_s:,.0f} samples/s, {result.wall_s:.0f} s"
     console.print(f"{result.status}: {speed}, at most {result.peak_memory_bytes / 1e9:.1f} GB of memory")
-    if result.data_wait.is_much:
+    if result.data_wait.is_high:
         said = advice(result.data_wait.share, result.workers, f"{result.run}/recipe.yaml")
         console.print(f"data    {said}", markup=False, soft_wrap=True)
     if result.bad_rows:

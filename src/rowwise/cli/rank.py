@@ -15,7 +15,7 @@ from rowwise.comm.solo import solo
 from rowwise.recipes.baseline import fit_trees
 from rowwise.recipes.first_rank import on_first_rank
 from rowwise.recipes.runs import TrainingRun
-from rowwise.train.trainer import Tell
+from rowwise.train.trainer import OnStep
 
 RUN = "run"  # the name of the note with the folder of the run
 
@@ -49,7 +49,7 @@ def run_rank(order: RunRequest, comm: Comm | None, notes: NoteStore | None, *, w
     return 128 + (received[0] if received else signal.SIGTERM)
 
 
-def _open_run(order: RunRequest, comm: Comm, notes: NoteStore | None, tell: Tell | None) -> TrainingRun:
+def _open_run(order: RunRequest, comm: Comm, notes: NoteStore | None, tell: OnStep | None) -> TrainingRun:
     """The requested run; after a restart by torchrun the run of the earlier attempt, from its last checkpoint."""
     noted = on_first_rank(comm, lambda: None if notes is None else notes.get(RUN))
     if noted is not None:

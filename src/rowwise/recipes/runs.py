@@ -55,7 +55,7 @@ from rowwise.train.recorder import peak_memory_bytes
 from rowwise.train.run_folder import RunFolder
 from rowwise.train.saved import CheckpointFolder
 from rowwise.train.snapshot import WarmStartMatch, restore_model, warm_start
-from rowwise.train.trainer import Tell, Trainer, TrainingJob
+from rowwise.train.trainer import OnStep, Trainer, TrainingJob
 
 PLAN, BAD_ROWS = "plan.json", "bad_rows"  # in the folder of a run
 TRANSFORMS = "transforms.json"
@@ -95,7 +95,7 @@ class TrainingRun:
     """A run that is ready to train; made by `start` or `resume` on all of its ranks."""
 
     def __init__(
-        self, resolved: ResolvedRecipe, folder: RunFolder, made: "_BuiltJob", tell: Tell | None, comm: Comm
+        self, resolved: ResolvedRecipe, folder: RunFolder, made: "_BuiltJob", tell: OnStep | None, comm: Comm
     ) -> None:
         self.begin_s = perf_counter()
         self.resolved, self.folder, self.model, self.plan = resolved, folder, made.job.model, made.plan
@@ -105,12 +105,12 @@ class TrainingRun:
         made.feed.start(folder.path / BAD_ROWS)
         recipe = resolved.recipe
         self._access = AccessFile(tables_of(self.model), step_samples(recipe))
-        job = replace(made.job, saved=self._write_access)
+        job = replace(made.job, after_save=self._write_access)
         self.trainer = Trainer(job, make_settings(recipe), folder, tell, comm, recipe.wire)
 
     @classmethod
     def start(
-        cls, recipe: Recipe, root: Path = Path("runs"), tell: Tell | None = None, comm: Comm | None = None
+        cls, recipe: Recipe, root: Path = Path("runs"), tell: OnStep | None = None, comm: Comm | None = None
     ) -> "TrainingRun":
         """A new run, in the next numbered folder of root/<recipe>."""
         comm = comm or solo()
@@ -143,7 +143,7 @@ class TrainingRun:
         changes: Sequence[str] = (),
         *,
         which: str = "last",
-        tell: Tell | None = None,
+        tell: OnStep | None = None,
         comm: Comm | None = None,
     ) -> "TrainingRun":
         """A stopped or killed run, from its last checkpoint or, without one, from the start; on any number of ranks."""
@@ -171,7 +171,7 @@ class TrainingRun:
         saved.clean()
         if which == "last" and on_first_rank(self.comm, lambda: not saved.steps()):
             if self._first:
-                self.folder.cut(0)
+                self.folder.drop_after(0)
             self.match = _warm_start(self.resolved, self.model)
             return
         try:
@@ -232,7 +232,7 @@ class TrainingRun:
         if progress.best is not None and progress.best.step != progress.step:
             restore_model(CheckpointFolder(self.folder.checkpoints).open("best"), self.model)
         scores = make_evaluator(self.resolved, self.model, rows, comm=self.comm, aside=self._feed.aside)()
-        self.trainer.note("test", scores)
+        self.trainer.record_evaluation("test", scores)
         return dict(scores.tasks), best_possible_metrics(self.resolved, rows) if self._first else {}
 
     def _result(self, status: Literal["finished", "stopped", "failed"], **more: Any) -> RunResult:
@@ -330,7 +330,7 @@ def _measured_fields(trainer: Trainer, run: Path) -> dict[str, Any]:
     health, bad = trainer.job.health(), find_bad_rows(run / BAD_ROWS)
     workers = None if health is None else health.workers
     about_rows = {"workers": workers, "bad_rows": bad.rows, "bad_reasons": bad.reasons}
-    return {"peak_memory_bytes": peak_memory_bytes(), "data_wait": trainer.wait, **about_rows}
+    return {"peak_memory_bytes": peak_memory_bytes(), "data_wait": trainer.data_wait, **about_rows}
 
 
 def _folder_of_first_rank(comm: Comm, find: Callable[[], RunFolder]) -> RunFolder:

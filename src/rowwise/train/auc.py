@@ -1,21 +1,19 @@
 """Area under the ROC curve: exact while scores are few, then from a histogram with a bound on its error.
 
-The area is the chance that a positive scores above a negative, ties counting half, each sample weighing its weight. A
-histogram ties all that falls into one bin, so it is wrong by at most half of the tied mass:
+The area is the probability that a positive scores above a negative, ties counting half, samples by their weight. A
+histogram ties all scores of a bin, so its error is at most half of the tied mass:
 
     |binned - exact| <= 1/2 sum over bins (positives in bin / positives) (negatives in bin / negatives)
 
-which it states as `bound`, for any scores whatever, up to float64 rounding. Bins divide the logit axis, not the
+The right side is `bound`; it holds for any scores, up to float64 rounding. Bins divide the logit axis, not the
 probabilities: a model of rare events has all its probabilities in the lowest hundredth.
 
-Its own file because, unlike sums, an area needs the scores or their distribution. Here are the ways to keep either:
-
-    ExactAuc    all scores; refuses more than a stated number
+    ExactAuc    all scores; raises above `most`
     BinnedAuc   a histogram
     Auc         both, until there are too many scores to keep
     RecentAuc   the scores of the newest batches
 
-With one class only, the area is NaN. Letters: N samples, K tasks, M bins, E different scores.
+With one class only, the area is NaN. Letters: N samples, K tasks, M bins, E distinct scores.
 """
 
 import math
@@ -33,7 +31,7 @@ from rowwise.train.samples import Samples
 from rowwise.train.state import State, check_alike, check_positive, join, merge_newest, part, read_int, read_tensor
 
 AXIS = 16.0  # logits beyond it share a bin at either end; sigmoid(16) is 1e-7 from 1
-KEEP = 1 << 17  # scores sorted in about 10 ms, when the area is asked for
+KEEP = 1 << 17  # scores; `value` sorts them in about 10 ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +43,7 @@ class AucValue:
 
 
 class ExactAuc:
-    """The area of all samples given, at most `most` of them."""
+    """The area of at most `most` samples."""
 
     __slots__ = ("_kept", "_most", "_samples", "_tasks")
 
@@ -62,12 +60,11 @@ class ExactAuc:
         self.add(Samples.of(logits, labels, weights))
 
     def add(self, samples: Samples) -> None:
-        """Keep a batch that is checked already."""
+        """Keep samples that were checked when they were made."""
         samples.check_tasks(self._tasks)
         self._keep([_scores(samples)])
 
     def merge(self, other: "ExactAuc") -> None:
-        """Keep what another has kept."""
         check_alike("tasks", self._tasks, other._tasks)
         check_alike("most", self._most, other._most)
         self._keep(other._kept)
@@ -81,7 +78,7 @@ class ExactAuc:
 
     @classmethod
     def from_state(cls, state: Mapping[str, object]) -> Self:
-        """Restore the metric from `state`, to the same bits."""
+        """The metric that `state` saved, with the same bits."""
         made = cls(read_int(state, "tasks"), read_int(state, "most"))
         made._keep([read_tensor(state, "scores", (3, None, made._tasks))])
         return made
@@ -89,22 +86,22 @@ class ExactAuc:
     def _keep(self, chunks: list[Tensor]) -> None:
         more = sum(chunk.shape[1] for chunk in chunks)
         if self._samples + more > self._most:
-            want = "give ExactAuc a larger `most`, or use Auc, which goes over to bins"
+            want = "give ExactAuc a larger `most`, or use Auc, which changes to a histogram"
             raise BatchError(f"{self._samples} + {more} samples do not fit into an exact AUC of {self._most}: {want}")
         self._kept.extend(chunks)
         self._samples += more
 
 
 class BinnedAuc:
-    """The area of all samples given, from a histogram of 2 * (bins + 2) numbers for each task.
+    """The area of all samples, from a histogram of 2 * (bins + 2) numbers for each task.
 
-    On a GPU, fractional weights are added in no fixed order unless torch.use_deterministic_algorithms is on.
+    On a GPU the order of adding fractional weights varies unless torch.use_deterministic_algorithms is on.
     """
 
     __slots__ = ("_counts_K2M", "_starts_K")
 
     def __init__(self, tasks: int = 1, bins: int = 1 << 15) -> None:
-        # A bin below and one above the axis are there besides.
+        # Two more bins: for logits below and above the axis.
         self._make(
             torch.zeros(check_positive("tasks", tasks), 2, check_positive("bins", bins) + 2, dtype=torch.float64)
         )
@@ -113,7 +110,7 @@ class BinnedAuc:
         self.add(Samples.of(logits, labels, weights))
 
     def add(self, samples: Samples) -> None:
-        """Count a batch that is checked already."""
+        """Count samples that were checked when they were made."""
         samples.check_tasks(self._counts_K2M.shape[0])
         self._starts_K = self._starts_K.to(samples.logits_NK.device)
         self._count(samples, self._starts_K)
@@ -123,7 +120,6 @@ class BinnedAuc:
         self._count(samples, row_NK.double() * (2 * self._counts_K2M.shape[2]))
 
     def merge(self, other: "BinnedAuc") -> None:
-        """Count what another has counted."""
         check_alike("(tasks, 2, bins)", tuple(self._counts_K2M.shape), tuple(other._counts_K2M.shape))
         self._counts_K2M = self._counts_K2M + other._counts_K2M.to(self._counts_K2M.device)
 
@@ -141,7 +137,7 @@ class BinnedAuc:
 
     @classmethod
     def from_state(cls, state: Mapping[str, object]) -> Self:
-        """Restore the metric from `state`, to the same bits."""
+        """The metric that `state` saved, with the same bits."""
         made = cls(read_int(state, "tasks"), read_int(state, "bins"))
         made._make(read_tensor(state, "counts", made._counts_K2M.shape))
         return made
@@ -152,22 +148,22 @@ class BinnedAuc:
         self._starts_K = torch.arange(tasks, dtype=torch.float64, device=counts_K2M.device) * (2 * bins)
 
     def _count(self, samples: Samples, start_NK: Tensor) -> None:
-        """Into the two histograms that start where each sample and task says."""
+        """Add samples to the histograms that start at `start_NK` in the flat counts."""
         bins = self._counts_K2M.shape[2]
-        # All of it in float64, whose whole numbers are exact far beyond any histogram. Whatever a logit rounds to,
-        # a larger one rounds to no less, and nothing else is asked of bins.
+        # Indices in float64, which holds integers exactly up to 2**53. Rounding keeps the order of logits, which is
+        # all that the bound needs.
         bin_NK = (samples.logits_NK * ((bins - 2) / (2 * AXIS)) + bins / 2).floor_().clamp_(0, bins - 1)
         place_NK = bin_NK.add_(samples.labels_NK, alpha=bins).add_(start_NK).long()
-        place_NK.clamp_(0, self._counts_K2M.numel() - 1)  # values that were not checked must not write elsewhere
+        place_NK.clamp_(0, self._counts_K2M.numel() - 1)  # unchecked labels must not write out of bounds
         mass_NK = torch.ones_like(samples.logits_NK) if samples.weights_NK is None else samples.weights_NK
         self._counts_K2M = self._counts_K2M.to(mass_NK.device)
         self._counts_K2M.view(-1).index_add_(0, place_NK.view(-1), mass_NK.reshape(-1))
 
 
 class Auc:
-    """The area of all samples given: exact up to `keep` samples, binned from then on.
+    """The area of all samples: exact up to `keep` samples, from a histogram above.
 
-    The histogram is filled from the start, so no step pays for going over to it.
+    The histogram is filled from the start, so that no single step has to fill it.
     """
 
     __slots__ = ("_bins", "_exact", "_keep")
@@ -181,7 +177,7 @@ class Auc:
         self.add(Samples.of(logits, labels, weights))
 
     def add(self, samples: Samples) -> None:
-        """Count a batch that is checked already."""
+        """Count samples that were checked when they were made."""
         self._bins.add(samples)
         if self._exact is not None and self._exact.samples + len(samples.logits_NK) <= self._keep:
             self._exact.add(samples)
@@ -189,7 +185,6 @@ class Auc:
             self._exact = None
 
     def merge(self, other: "Auc") -> None:
-        """Count what another has counted."""
         check_alike("keep", self._keep, other._keep)
         self._bins.merge(other._bins)
         mine, others = self._exact, other._exact
@@ -208,7 +203,7 @@ class Auc:
 
     @classmethod
     def from_state(cls, state: Mapping[str, object]) -> Self:
-        """Restore the metric from `state`, to the same bits."""
+        """The metric that `state` saved, with the same bits."""
         made = cls(keep=read_int(state, "keep"))
         made._bins = BinnedAuc.from_state(part(state, "bins"))
         exact = part(state, "exact")
@@ -217,9 +212,9 @@ class Auc:
 
 
 class RecentAuc:
-    """The exact area of the newest `batches`, or of as many of them as hold at most `most` samples together.
+    """The exact area of the newest `batches`; of fewer batches if they have more than `most` samples together.
 
-    The newest batch is kept whatever its size. Windows of several ranks merge batch by batch, newest with newest.
+    The newest batch is always kept. Windows of several ranks merge batch by batch, newest with newest.
     """
 
     __slots__ = ("_batches", "_kept", "_most", "_samples", "_tasks")
@@ -239,12 +234,11 @@ class RecentAuc:
         self.add(Samples.of(logits, labels, weights))
 
     def add(self, samples: Samples) -> None:
-        """Keep a batch that is checked already."""
+        """Keep samples that were checked when they were made."""
         samples.check_tasks(self._tasks)
         self._keep([_scores(samples)])
 
     def merge(self, other: "RecentAuc") -> None:
-        """Keep what another has kept."""
         for name in ("tasks", "batches", "most"):
             check_alike(name, getattr(self, f"_{name}"), getattr(other, f"_{name}"))
         merged = merge_newest(list(self._kept), list(other._kept), lambda a, b: torch.cat([a, b.to(a.device)], 1))
@@ -262,11 +256,11 @@ class RecentAuc:
 
     @classmethod
     def from_state(cls, state: Mapping[str, object]) -> Self:
-        """Restore the metric from `state`, to the same bits."""
+        """The metric that `state` saved, with the same bits."""
         made = cls(read_int(state, "batches"), read_int(state, "tasks"), read_int(state, "most"))
         sizes = read_tensor(state, "sizes", (None,), torch.int64).tolist()
         scores = read_tensor(state, "scores", (3, sum(sizes), made._tasks))
-        # Copies, as a view would hold on to the whole window for as long as its last batch is kept.
+        # Copies: views would keep the memory of the whole window alive.
         made._keep([chunk.clone() for chunk in scores.split(sizes, 1)])
         return made
 
@@ -289,15 +283,15 @@ def binned_areas(counts_K2M: Tensor) -> tuple[AucValue, ...]:
         shares_K2M = counts_K2M / counts_K2M.sum(2, keepdim=True)
         below_K2M = shares_K2M.cumsum(2)
         negative_KM, positive_KM = shares_K2M.unbind(1)
-        # A positive is above the negatives of lower bins, and tied with those of its own.
+        # A positive scores above the negatives of lower bins, and ties with those of its own bin.
         auc_K = (positive_KM * (below_K2M[:, 0] - negative_KM / 2)).sum(1)
         bound_K = (positive_KM * negative_KM).sum(1) / 2
     return tuple(_area(auc, bound) for auc, bound in torch.stack([auc_K, bound_K], 1).tolist())
 
 
 def _order_ties(scores_3N: Tensor) -> Tensor:
-    """Samples of the same logit in an order that does not depend on who came first: sums of their weights would."""
-    if bool((scores_3N[1] + scores_3N[2] == 1).all()):  # counts are exact in any order
+    """Sort samples by mass, so that sums over equal logits have the same bits for any order of batches and ranks."""
+    if bool((scores_3N[1] + scores_3N[2] == 1).all()):  # counts add exactly in any order
         return scores_3N
     for row in (2, 1):
         scores_3N = scores_3N[:, scores_3N[row].argsort(stable=True)]
@@ -308,23 +302,23 @@ def _exact(logits_N: Tensor, positive_N: Tensor, negative_N: Tensor) -> AucValue
     if not len(logits_N):
         return _area(math.nan, math.nan)
     keys_N, order_N = _sort_logits(logits_N)
-    # The ROC curve has a corner between different scores only; a straight line through ties counts them half.
+    # The ROC curve has corners between distinct scores only; a straight line through ties counts them half.
     last_E = torch.cat([keys_N[1:] != keys_N[:-1], keys_N.new_ones(1, dtype=torch.bool)]).nonzero().squeeze(1)
     positive_E, negative_E = (
         mass_N.index_select(0, order_N).cumsum(0).index_select(0, last_E) for mass_N in (positive_N, negative_N)
     )
-    # The first line begins where nothing is below.
+    # Plus the triangle from the origin to the first corner.
     area = torch.trapezoid(negative_E, positive_E) + negative_E[0] * positive_E[0] / 2
     return _area((area / (negative_E[-1] * positive_E[-1])).item(), 0.0)
 
 
 def _sort_logits(logits_N: Tensor) -> tuple[Tensor, Tensor]:
-    """Something that is ordered and ties as the logits do, ascending, and the places that it came from."""
+    """Ascending sort keys, ordered and tied as the logits are, and the index of each in `logits_N`."""
     narrow_N = logits_N.float()
     if not torch.equal(narrow_N.double(), logits_N):
         return logits_N.sort(stable=True)
-    # Logits of a model have 32 bits. Read as whole numbers, with all bits but the sign turned over where that is set,
-    # they are in the same order, and torch sorts whole numbers by radix: ten times as fast as floats of 64 bits.
+    # A model's logits are float32. Read as int32, with all bits but the sign flipped for negative numbers, they have
+    # the same order, and torch sorts integers by radix sort, ten times as fast as float64.
     bits_N = (narrow_N + 0.0).view(torch.int32)  # adding 0 makes -0 a 0, as they tie
     return (bits_N ^ ((bits_N >> 31) & 0x7FFFFFFF)).sort(stable=True)
 
@@ -340,5 +334,5 @@ def _scores(samples: Samples) -> Tensor:
 def _concatenate_chunks(chunks: "list[Tensor] | deque[Tensor]", tasks: int) -> Tensor:
     if not chunks:
         return torch.zeros(3, 0, tasks, dtype=torch.float64)
-    device = chunks[-1].device  # resumed scores are on the CPU until the first new batch
+    device = chunks[-1].device  # scores of a restored metric are on the CPU; the newest batch may be on a GPU
     return torch.cat([chunk.to(device) for chunk in chunks], 1)

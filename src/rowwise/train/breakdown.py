@@ -1,16 +1,16 @@
-"""Time of a run by phase: every moment belongs to exactly one, so phases add up to the whole.
+"""Seconds by phase: every moment of a run is charged to exactly one phase, so the phases add up to the whole.
 
-Entering a phase pauses the one around it: rows looked up inside a forward count as `lookup`, not twice. Two reads of a
-clock a phase, about a microsecond: measured in every run.
+Entering a phase pauses the phase around it: a lookup inside a forward counts as `lookup` only. A phase reads the clock
+twice, about a microsecond, so every run is measured.
 
-[Note: Stages of sharded tables] `ShardedEmbeddings` says itself which stage it is at: ids travel (`route`), rows are
-looked up, vectors travel, and in the backward their gradients travel back; both of the latter are `exchange`.
+[Note: Stages of sharded tables] `ShardedEmbeddings` calls `phase` for its stages: sending ids (`route`), `lookup`,
+sending vectors, and in the backward sending their gradients back. The last two are charged to `exchange`.
 
-[Note: Waiting] Whoever is early waits for the others, in any phase that has a collective: for the header of a step, for
-ids, vectors and gradients, for dense gradients. Transports that can tell count that time (`Comm.waited`), and it is
-charged to `wait` instead of the phase around it. Between hosts they cannot, and it stays part of that phase.
+[Note: Waiting] A rank that is early waits for the others in every phase with a collective. Shared memory and threads
+count that time (`Comm.waited`), and it is charged to `wait` instead of the phase around it. Transports between hosts
+cannot tell waiting from sending, and it stays part of that phase.
 
-Known limits: on a GPU, work that was only queued is charged to whoever waits for it first.
+Known limits: on a GPU, kernels that were only queued are charged to the phase that first synchronises.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,13 +24,13 @@ from rowwise.comm.seam import WaitTime
 from rowwise.shard.embeddings import AnyEmbeddings, ShardedEmbeddings
 from rowwise.shard.exchange import no_timing
 
-# What is done to dense parameters is part of `backward`; `update` is that of rows.
+# `update` is the update of rows; the update of dense parameters is part of `backward`.
 PHASES = ("data", "route", "lookup", "exchange", "wait", "forward", "backward", "update", "other")
-PAUSED = "paused"  # no training: whatever is entered inside is charged to it, too
+PAUSED = "paused"  # evaluations and checkpoints; phases entered inside are charged to it, too
 
 
 class Watch(Protocol):
-    """A step that charges its seconds to phases."""
+    """A hook on a module; `remove` ends it."""
 
     def remove(self) -> None: ...
 
@@ -39,19 +39,19 @@ class Watch(Protocol):
 class Breakdown:
     """Seconds by phase; `other` is the time outside all phases."""
 
-    __slots__ = ("_inside", "_now", "_seconds", "_since", "_waited", "_waited_s")
+    __slots__ = ("_now", "_seconds", "_since", "_stack", "_waited", "_waited_s")
 
     def __init__(self, now: Callable[[], float] = perf_counter, waited: WaitTime | None = None) -> None:
-        """The clock runs from here on. `waited`: of the ranks' `Comm`; see [Note: Waiting]."""
+        """The clock starts at once. `waited`: see [Note: Waiting]."""
         self._now, self._waited = now, waited or WaitTime()
         self._waited_s = self._waited.seconds
         self._seconds = dict.fromkeys((*PHASES, PAUSED), 0.0)
-        self._inside = ["other"]
+        self._stack = ["other"]
         self._since = now()
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Charge what is inside to a phase."""
+        """Charge the seconds of the with block to a phase."""
         self.enter(name)
         try:
             yield
@@ -59,14 +59,14 @@ class Breakdown:
             self.leave()
 
     def enter(self, name: str) -> None:
-        """Begin a phase inside the present one."""
+        """Begin a phase inside the current one."""
         self._charge()
-        self._inside.append(PAUSED if self._inside[-1] == PAUSED else name)
+        self._stack.append(PAUSED if self._stack[-1] == PAUSED else name)
 
     def leave(self) -> None:
-        """End the phase that was entered last."""
+        """End the innermost phase."""
         self._charge()
-        self._inside.pop()
+        self._stack.pop()
 
     def seconds(self) -> dict[str, float]:
         self._charge()
@@ -76,28 +76,28 @@ class Breakdown:
         return sum(seconds for phase, seconds in self.seconds().items() if phase != PAUSED)
 
     def watch(self, tables: Sequence[AnyEmbeddings]) -> list[Watch]:
-        """Charge the lookups of these tables, wherever a model makes them. See [Note: Stages of sharded tables]."""
+        """Hook these tables so that their lookups are charged to phases. See [Note: Stages of sharded tables]."""
         watches: list[Watch] = []
         for module in tables:
-            watches.append(module.register_forward_pre_hook(self._before))
-            # Also after a lookup that raised: the phases around it must stay those that were entered.
-            watches.append(module.register_forward_hook(self._after, always_call=True))
+            watches.append(module.register_forward_pre_hook(self._enter_lookup))
+            # `always_call`: a lookup that raises must leave its phase, too, or the stack of phases would be wrong.
+            watches.append(module.register_forward_hook(self._leave_lookup, always_call=True))
             if isinstance(module, ShardedEmbeddings):
                 module.phase = self._stage
-                watches.append(_Timed(module))
+                watches.append(_StageHook(module))
         return watches
 
     def _stage(self, name: str) -> AbstractContextManager[None]:
         return self.phase("exchange" if name == "return" else name)
 
-    def _before(self, _module: nn.Module, _given: object) -> None:
+    def _enter_lookup(self, _module: nn.Module, _args: object) -> None:
         self.enter("lookup")
 
-    def _after(self, _module: nn.Module, _given: object, _made: object) -> None:
+    def _leave_lookup(self, _module: nn.Module, _args: object, _output: object) -> None:
         self.leave()
 
     def _charge(self) -> None:
-        now, waited_s, phase = self._now(), self._waited.seconds, self._inside[-1]
+        now, waited_s, phase = self._now(), self._waited.seconds, self._stack[-1]
         spent_s = now - self._since
         wait_s = 0.0 if phase == PAUSED else min(waited_s - self._waited_s, spent_s)
         self._seconds[phase] += spent_s - wait_s
@@ -106,12 +106,11 @@ class Breakdown:
 
 
 @final
-class _Timed:
-    """Tables that say which stage they are at."""
+class _StageHook:
+    """The `phase` callback of sharded tables."""
 
     def __init__(self, module: ShardedEmbeddings) -> None:
         self._module = module
 
     def remove(self) -> None:
-        """They say it to nobody from now on."""
         self._module.phase = no_timing

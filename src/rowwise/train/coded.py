@@ -1,11 +1,11 @@
-"""All-reduce with encoded numbers on the wire: 16 bits, or 8 with a scale per block.
+"""All-reduce of encoded numbers: 16 bits each, or 8 bits with a scale for each run of numbers.
 
-Each rank adds up a share of the whole: all send it their numbers encoded, it adds in 32 bits and in rank order, and
-sends the sum encoded to all. Every rank decodes the same bytes, its own share too, so all end with the same bits. With
-feedback a rank keeps what its encodings took from its numbers and from the sums that it made, and adds it the next
-time: over many steps what arrived is what was meant, but for what is held at the end.
+It is a reduce-scatter and an all-gather. Each rank receives one share of the numbers from all ranks, encoded, adds
+them in float32 and in rank order, and sends the encoded sum to all. Every rank decodes the same bytes, those of its own
+share too, so all end with the same bits. With error feedback a rank keeps the rounding errors of its encodings
+(`residuals`) and adds them to the numbers of the next step, so that errors do not accumulate over steps.
 
-Known limits: sums past the range of fp16, which come out infinite.
+Known limits: sums beyond the range of fp16 become infinite.
 """
 
 from collections.abc import Sequence
@@ -22,40 +22,41 @@ RUN = 256  # numbers that share a scale: its 8 bytes are 3 % of a message
 
 @final
 class CodedSum:
-    """`start` for each part of a step in turn, then `finish` for all.
+    """Call `start` for each bucket of a step in turn, then `finish` for all.
 
     Args:
-        comm: whose ranks are summed over.
-        codec: how numbers travel.
-        feedback: whether what rounding takes is made good later.
+        comm: the ranks whose numbers are summed.
+        codec: encodes the numbers that travel.
+        feedback: whether to add rounding errors to the numbers of the next step.
     """
 
     def __init__(self, comm: Comm, codec: WireCodec, *, feedback: bool) -> None:
         self._comm, self._codec, self._feedback = comm, codec, feedback
         self._run_bytes = codec.block_bytes((1, RUN))
-        self.held: dict[int, Tensor] = {}  # by part, runs of what encoding took: state of a run, another on each rank
+        self.residuals: dict[int, Tensor] = {}  # rounding errors by bucket; differ between ranks
 
-    def start(self, part: int, flat_N: Tensor) -> Handle:
-        """Send each rank its share."""
+    def start(self, bucket: int, flat_N: Tensor) -> Handle:
+        """Send each rank its share of the bucket."""
         runs_RC = F.pad(flat_N.float(), (0, -len(flat_N) % RUN)).view(-1, RUN)
-        if self._feedback and part in self.held:
-            runs_RC = runs_RC + self.held[part]
+        if self._feedback and bucket in self.residuals:
+            runs_RC = runs_RC + self.residuals[bucket]
         packed_P = self._codec.encode(runs_RC)
         if self._feedback:
-            self.held[part] = self._lost(runs_RC, packed_P)
+            self.residuals[bucket] = self._error(runs_RC, packed_P)
         sizes_W = [(end - begin) * self._run_bytes for begin, end in self._shares(len(flat_N))]
         return self._comm.all_to_all(packed_P, sizes_W, [sizes_W[self._comm.rank]] * len(sizes_W), "dense")
 
     def finish(self, handles: Sequence[Handle], sizes: Sequence[int]) -> list[Tensor]:
-        """The sums of all parts, which had these sizes."""
-        # All are on their way before the first is waited for.
-        sums = [
-            self._add(part, handle.wait(), size) for part, (handle, size) in enumerate(zip(handles, sizes, strict=True))
+        """The sums of all buckets, which had these sizes."""
+        # Two passes: all gathers have started before the first is waited for.
+        gathers = [
+            self._add(bucket, handle.wait(), size)
+            for bucket, (handle, size) in enumerate(zip(handles, sizes, strict=True))
         ]
-        return [self._decode(handle.wait()).view(-1)[:size] for handle, size in zip(sums, sizes, strict=True)]
+        return [self._decode(handle.wait()).view(-1)[:size] for handle, size in zip(gathers, sizes, strict=True)]
 
-    def _add(self, part: int, packed_P: Tensor, size: int) -> Handle:
-        """Add up this rank's share, and send it to all."""
+    def _add(self, bucket: int, packed_P: Tensor, size: int) -> Handle:
+        """Add this rank's share over ranks, and start gathering it."""
         shares_W = self._shares(size)
         begin, end = shares_W[self._comm.rank]
         first_RC, *others = self._decode(packed_P).view(len(shares_W), end - begin, RUN).unbind()
@@ -64,17 +65,17 @@ class CodedSum:
             total_RC += runs_RC
         packed_P = self._codec.encode(total_RC)
         if self._feedback:
-            self.held[part][begin:end] += self._lost(total_RC, packed_P)
+            self.residuals[bucket][begin:end] += self._error(total_RC, packed_P)
         return self._comm.all_gather(packed_P, [(end - begin) * self._run_bytes for begin, end in shares_W], "dense")
 
     def _shares(self, size: int) -> list[tuple[int, int]]:
-        """The runs that each rank adds up."""
+        """The runs that each rank adds."""
         runs, world = -(-size // RUN), len(self._comm.ranks)
         return [(runs * w // world, runs * (w + 1) // world) for w in range(world)]
 
     def _decode(self, packed_P: Tensor) -> Tensor:
         return self._codec.decode(packed_P, (len(packed_P) // self._run_bytes, RUN))
 
-    def _lost(self, meant_RC: Tensor, packed_P: Tensor) -> Tensor:
-        # A number that is not finite stops the step; it must not come back in all that follow.
-        return (meant_RC - self._decode(packed_P)).nan_to_num(0.0, 0.0, 0.0)
+    def _error(self, runs_RC: Tensor, packed_P: Tensor) -> Tensor:
+        # NaN and infinity stop this step, but must not return in the steps after it.
+        return (runs_RC - self._decode(packed_P)).nan_to_num(0.0, 0.0, 0.0)

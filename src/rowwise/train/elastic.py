@@ -1,10 +1,10 @@
-"""The gradients of dense parameters with the same bits for any number of ranks: a fixed tree over virtual shards.
+"""Sums the gradients of dense parameters to the same bits for any number of ranks: a fixed tree over virtual shards.
 
-A step's batch is cut into V virtual shards whatever the number of ranks; rank r computes the r-th run of them, each by
-itself. Their gradients are the leaves of the tree of `tree.py`: what a rank can add it adds as it goes, so it holds as
-many copies of the dense gradients as a run of shards has whole nodes, two a level at most; the rest is added in
-shares, one on each rank, and gathered. Its own file beside `dense.py`, with the same three verbs, so that a step need
-not know which of the two it has. Known limits: overlap with the backward, and anything but exact wires.
+A step's batch is cut into V virtual shards for any number of ranks; rank r computes the r-th run of them, one by one.
+Their gradients are the leaves of the tree in `ops/tree.py`. A rank adds the nodes whose leaves it has, so it holds at
+most two copies of the dense gradients per level of the tree. The nodes above are added reduce-scatter style: each rank
+adds a share of the numbers, then all gather the shares. The methods are those of `DenseGradients`. Not supported:
+overlap with the backward, lossy wires.
 """
 
 from collections.abc import Sequence
@@ -21,25 +21,25 @@ from rowwise.train.dense import flatten, reduce_present, unflatten
 
 @final
 class ElasticGradients:
-    """Sums over all virtual shards: `backward` for each of this rank's, in order, then `finish`.
+    """Sums over all virtual shards: call `backward` for each of this rank's, in order, then `finish`.
 
     Args:
-        parameters: all that are trained, in the same order on all ranks.
-        comm: a group of their own.
-        virtual_shards: of all ranks together.
+        parameters: the trained parameters, in the same order on all ranks.
+        comm: a group that nothing else uses.
+        virtual_shards: number of shards of all ranks together.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], comm: Comm, virtual_shards: int) -> None:
         world = len(comm.ranks)
         if virtual_shards % world:
-            fit = ", ".join(str(w) for w in range(1, virtual_shards + 1) if virtual_shards % w == 0)
-            raise SpecError(f"{virtual_shards} virtual shards on {world} ranks: want a world size of {fit}")
+            divisors = ", ".join(str(w) for w in range(1, virtual_shards + 1) if virtual_shards % w == 0)
+            raise SpecError(f"{virtual_shards} virtual shards on {world} ranks: want a world size of {divisors}")
         self._comm, self._parameters, self._each = comm, tuple(parameters), virtual_shards // world
         self._first = comm.rank * self._each
         self.discard()
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
-        """Put the gradients of the next virtual shard into the tree; `last` is there for `DenseGradients`."""
+        """Add the gradients of the next virtual shard to the tree; `last` is for `DenseGradients` only."""
         loss.backward()
         if self._parameters:
             with torch.no_grad():
@@ -51,7 +51,7 @@ class ElasticGradients:
 
     @torch.no_grad()
     def finish(self) -> None:
-        """Make the gradients those of all virtual shards."""
+        """Replace the gradients by their sums over all virtual shards."""
         assert self._done == self._each
         if not self._parameters:
             return
@@ -61,23 +61,23 @@ class ElasticGradients:
         self.discard()
 
     def discard(self) -> None:
-        """Forget a step that came to no end."""
+        """Forget the gradients of a step that failed."""
         self._done = 0
         self._sums: list[Tensor] = []
         self._present = [False] * len(self._parameters)
 
     def _add_up(self, sums_MN: Tensor) -> Tensor:
-        """The root of the tree, from the nodes of this rank and those of the others."""
+        """The root of the tree, from the nodes of all ranks."""
         comm, world, size = self._comm, len(self._comm.ranks), sums_MN.shape[1]
         bounds = [size * w // world for w in range(world + 1)]
         shares_W = [bounds[w + 1] - bounds[w] for w in range(world)]
         nodes_W = [nodes_of(w * self._each, (w + 1) * self._each) for w in range(world)]
-        # Each rank adds up a share of the numbers, for which it gets that share of every node.
+        # Each rank adds one share of the numbers: it receives that share of every node, in the order of ranks.
         sent = torch.cat([part_MN.reshape(-1) for part_MN in sums_MN.split(shares_W, 1)])
         mine = shares_W[comm.rank]
-        came = comm.all_to_all(
+        received = comm.all_to_all(
             sent, [len(sums_MN) * share for share in shares_W], [len(nodes) * mine for nodes in nodes_W], "dense"
         ).wait()
         nodes = [node for nodes in nodes_W for node in nodes]
-        root = sum_nodes(nodes, came.view(len(nodes), mine).unbind())
+        root = sum_nodes(nodes, received.view(len(nodes), mine).unbind())
         return comm.all_gather(root, shares_W, "dense").wait()

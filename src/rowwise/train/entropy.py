@@ -1,14 +1,14 @@
-"""Log loss, normalised entropy, calibration and base rate: what five sums over samples tell.
+"""Log loss, normalised entropy, calibration and base rate, from five sums over samples.
 
     NE          = log loss / entropy of the base rate: 1 is what always predicting the base rate would score
     calibration = sum of predictions / sum of labels: 1.1 is 10 % too high
     base rate   = sum of labels / sum of weights
 
-Both ends of the logit axis are safe: the loss is computed from the logit, not from a probability that has rounded to 0
-or 1. What is undefined (no samples; for NE a base rate of 0 or 1; for calibration no positives) is NaN.
+Large logits are safe: the loss is computed from the logit, not from a probability that has rounded to 0 or 1.
+Undefined values (no samples; for NE a base rate of 0 or 1; for calibration no positives) are NaN.
 
-Sums are kept in parts, so that they are the same bits whatever batches were cut into and whoever has counted them (see
-`exact.py`); what is measured of a sample does not depend on its place either.
+Sums are fixed-point (see `exact.py`), so they have the same bits for any batches and any number of ranks. The terms of
+a sample do not depend on its place in the batch.
 
 Letters: N samples, K tasks, 5 sums (samples, weights, labels, predictions, losses), R rows of sums.
 """
@@ -28,7 +28,7 @@ from rowwise.train.exact import PARTS, UNITS, carry, parts_of, to_float64
 from rowwise.train.samples import Samples
 from rowwise.train.state import State, check_alike, check_positive, merge_newest, read_int, read_tensor
 
-VECTORS = 64  # numbers: a multiple of those that any processor takes at a time
+VECTORS = 64  # numbers: a multiple of the vector width of any processor
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class EntropyValue:
 
 
 class Entropy:
-    """The fit over all samples given."""
+    """Log loss, NE and calibration over all samples."""
 
     __slots__ = ("_parts_35K",)
 
@@ -55,13 +55,13 @@ class Entropy:
         self.add(Samples.of(logits, labels, weights))
 
     def add(self, samples: Samples) -> None:
-        """Count a batch that is checked already."""
+        """Count samples that were checked when they were made."""
         samples.check_tasks(self._parts_35K.shape[2])
         self.add_totals(totals(samples))
 
     def add_totals(self, parts_35K: Tensor) -> None:
-        """Count a batch that is summed already."""
-        # Never in place: a state that was handed out stays what it was.
+        """Count a batch by its `totals`."""
+        # Not in place: `state` and `totals` return this tensor.
         self._parts_35K = carry(self._parts_35K.to(parts_35K.device) + parts_35K)
 
     def add_rows(self, samples: Samples, row_NK: Tensor) -> None:
@@ -71,7 +71,6 @@ class Entropy:
         self._parts_35K = carry(self._parts_35K.to(parts_35R.device).scatter_add(2, rows_35R, parts_35R))
 
     def merge(self, other: "Entropy") -> None:
-        """Count what another has counted."""
         check_alike("tasks", self._parts_35K.shape[2], other._parts_35K.shape[2])
         self._parts_35K = carry(self._parts_35K + other._parts_35K.to(self._parts_35K.device))
 
@@ -89,7 +88,7 @@ class Entropy:
 
     @classmethod
     def from_state(cls, state: Mapping[str, object]) -> Self:
-        """Restore the metric from `state`, to the same bits; older states have totals without parts."""
+        """The metric that `state` saved, with the same bits; older versions saved `totals` without `parts`."""
         made = cls(read_int(state, "tasks"))
         parts_35K = parts_of(read_tensor(state, "totals", made._parts_35K.shape[1:]))
         made._parts_35K = read_tensor(state, "parts", parts_35K.shape) if "parts" in state else parts_35K
@@ -97,9 +96,9 @@ class Entropy:
 
 
 class RecentEntropy:
-    """The fit over the newest batches.
+    """Log loss, NE and calibration over the newest batches.
 
-    Windows of several ranks merge batch by batch, newest with newest, as those were one step.
+    Windows of several ranks merge batch by batch, newest with newest: those belong to the same step.
     """
 
     __slots__ = ("_batches", "_tasks")
@@ -113,16 +112,15 @@ class RecentEntropy:
         self.add(Samples.of(logits, labels, weights))
 
     def add(self, samples: Samples) -> None:
-        """Count a batch that is checked already."""
+        """Count samples that were checked when they were made."""
         samples.check_tasks(self._tasks)
         self.add_totals(totals(samples))
 
     def add_totals(self, parts_35K: Tensor) -> None:
-        """Count a batch that is summed already."""
+        """Count a batch by its `totals`."""
         self._batches.append(parts_35K)
 
     def merge(self, other: "RecentEntropy") -> None:
-        """Count what another has counted."""
         check_alike("tasks", self._tasks, other._tasks)
         check_alike("batches", self._batches.maxlen, other._batches.maxlen)
         merged = merge_newest(list(self._batches), list(other._batches), lambda a, b: carry(a + b.to(a.device)))
@@ -140,10 +138,10 @@ class RecentEntropy:
 
     @classmethod
     def from_state(cls, state: Mapping[str, object]) -> Self:
-        """Restore the metric from `state`, to the same bits."""
+        """The metric that `state` saved, with the same bits."""
         made = cls(read_int(state, "batches"), read_int(state, "tasks"))
         parts_B35K = parts_of(read_tensor(state, "totals", (None, 5, made._tasks))).transpose(0, 1)
-        if "parts" in state:  # else it is of a version that kept sums only
+        if "parts" in state:  # older versions saved `totals` only
             parts_B35K = read_tensor(state, "parts", parts_B35K.shape)
         made._batches.extend(parts_B35K)
         return made
@@ -159,7 +157,7 @@ def totals(samples: Samples) -> Tensor:
     """The five sums of a batch, in parts [3, 5, K]."""
     if samples.weights_NK is not None:
         return parts_of(torch.stack(_measures(samples))).sum(2)
-    # Without weights, samples, weights and labels are counts, which the first part holds.
+    # Without weights the first three sums are counts, which the first part holds exactly.
     logits_NK, labels_NK = samples.logits_NK, samples.labels_NK
     loss_NK, predicted_NK = _loss_and_prediction(logits_NK, labels_NK)
     parts_35K = logits_NK.new_zeros(PARTS, 5, samples.tasks)
@@ -170,26 +168,26 @@ def totals(samples: Samples) -> Tensor:
 
 
 def _measures(samples: Samples) -> tuple[Tensor, ...]:
-    """Contributions to the five sums, [N, K] each."""
+    """The terms of the five sums, [N, K] each."""
     logits_NK, labels_NK, weights_NK = samples.logits_NK, samples.labels_NK, samples.weights_NK
-    # log(1 + exp(-z)) with the sign that the label asks for: exact where z * label would be infinity times 0.
     loss_NK, predicted_NK = _loss_and_prediction(logits_NK, labels_NK)
     if weights_NK is None:
         ones_NK = torch.ones_like(labels_NK)
         return ones_NK, ones_NK, labels_NK, predicted_NK, loss_NK
     counted_NK = weights_NK > 0
-    # A loss can be infinite, and infinity times a weight of 0 is not 0.
+    # `where`, as a loss may be infinite, and infinity times a weight of 0 is NaN.
     loss_NK = torch.where(counted_NK, loss_NK * weights_NK, 0.0)
     return counted_NK.double(), weights_NK, weights_NK * labels_NK, weights_NK * predicted_NK, loss_NK
 
 
 def _loss_and_prediction(logits_NK: Tensor, labels_NK: Tensor) -> tuple[Tensor, Tensor]:
-    """Loss and prediction of each sample, independent of its position.
+    """Log loss and prediction of each sample, with bits that do not depend on the sample's place.
 
-    Torch takes the last few numbers of a tensor, and of each thread's part, by another way than whole vectors, and may
-    round them differently: so they are filled up to whole vectors, in one part.
+    Torch computes the last few numbers of a tensor, and of each thread's part, by scalar code, which may round
+    differently from vector code. So the tensor is padded to whole vectors and computed on one thread.
     """
     size = logits_NK.numel()
+    # log(1 + exp(-z)), z negated for label 0; z * label would be NaN for an infinite z.
     signed = torch.where(labels_NK != 0, logits_NK, -logits_NK)
     both = F.pad(torch.stack([signed, logits_NK]).view(2, -1), (0, -size % VECTORS))
     with one_thread():
@@ -198,7 +196,7 @@ def _loss_and_prediction(logits_NK: Tensor, labels_NK: Tensor) -> tuple[Tensor, 
 
 
 def fits(parts_35K: Tensor) -> tuple[EntropyValue, ...]:
-    """Metrics of each task from its sums."""
+    """The values of each task, from its sums."""
     return tuple(_fit(*sums) for sums in to_float64(parts_35K).T.tolist())
 
 

@@ -1,9 +1,9 @@
-"""Evaluation that streams: batches pass by once, and only sums, histograms and a bounded sample are kept.
+"""Streaming evaluation: one pass over the batches, which keeps sums, histograms and a bounded sample only.
 
-What makes scores of a model is a function without arguments (`Evaluator`), as a click model and two towers are
-measured in different ways: `ClickEvaluator` is here, that of two towers in `retrieve.py`.
+An `Evaluator` is a function without arguments that returns scores: `ClickEvaluator` for click models,
+`RetrievalEvaluator` (`retrieve.py`) for two towers.
 
-Of several ranks each scores its part of every batch, the first one puts the counts together, and all get its scores.
+Each rank scores its part of every batch, rank 0 merges the counts, and all ranks get its scores.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -51,44 +51,43 @@ class Scores:
 
 
 class Evaluator(Protocol):
-    """Makes scores of a model, as it is now."""
+    """Measures a model as it is now."""
 
     @property
     def metrics(self) -> tuple[str, ...]: ...
 
     def __call__(self) -> Scores:
-        """Measure; called by all ranks, and the same on all of them."""
+        """The scores, the same on all ranks; a collective."""
         ...
 
 
 METRICS = ("loss", "ne", "calibration", "base_rate", "count", "auc", "auc_bound")
-NONE = -(1 << 63)  # stands for the id of a sample that has none, or several
+NONE = -(1 << 63)  # in place of an id, for a sample with no id or several
 
 
 @dataclass(frozen=True, slots=True)
 class Slicing:
-    """The features whose most common ids are measured apart."""
+    """The features whose most common ids are measured one by one."""
 
     features: tuple[str, ...] = ()
     ids: int = 10
 
     def __post_init__(self) -> None:
-        """Refuse a feature that is there twice, as it has one set of lines."""
         if len(set(self.features)) < len(self.features):
             raise SpecError(f"slices {', '.join(self.features)}: want each feature once")
 
 
 @final
 class ClickEvaluator:
-    """NE, AUC and their like of a model that gives a logit for each label.
+    """Log loss, NE, AUC and calibration of a model with a logit for each label.
 
     Args:
-        model: what is measured; it is in evaluation mode meanwhile.
-        batches: makes the batches anew for each evaluation; of several ranks this one's part of them.
+        model: in evaluation mode during the pass.
+        batches: called for each evaluation; returns this rank's batches.
         tasks: names of the labels.
         training: device and precision, as in training.
-        slicing: what is measured apart.
-        comm: the ranks that the model is on; None: one.
+        slicing: ids whose samples are measured one by one.
+        comm: the ranks of the model; None: a single rank.
     """
 
     def __init__(
@@ -112,28 +111,25 @@ class ClickEvaluator:
         counted = _CountedSamples(Metrics(self._tasks, window=1), {})
         steps = Lockstep(self._comm, "evaluation")
         with evaluation_mode(self._model):
-            for given in steps.over(self._batches):
-                batch = given.to(self._training.device)
+            for host_batch in steps.iterate(self._batches):
+                batch = host_batch.to(self._training.device)
                 if not counted.slices:
                     counted.slices.update(self._choose_slices(batch, steps))
-                with steps.keeping_error():
+                with steps.deferring_errors():
                     with autocast(self._training):
                         logits_BK = self._model(batch)
                     samples = Samples.of(logits_BK.float(), batch.labels_BK, batch.weights_B)
                     counted.metrics.add(samples)
                     for feature, parts in counted.slices.items():
                         parts.add(samples, ids_or_none(batch, feature))
-        return self._together(counted)
+        return self._gather_scores(counted)
 
     def _choose_slices(self, batch: Batch, steps: Lockstep) -> dict[str, Slices]:
-        """The ids that are most common in the first batch of all ranks, so that memory is bounded.
-
-        They are the same ones in every evaluation, as these rows are not shuffled.
-        """
+        """The most common ids of the first batch, of all ranks; the same in every evaluation, as rows are in order."""
         slices: dict[str, Slices] = {}
         for feature in self._slicing.features:
             known = torch.empty(0, dtype=torch.int64)
-            with steps.keeping_error():  # the others gather theirs
+            with steps.deferring_errors():  # this rank must still take part in the gather below
                 ids_B = ids_or_none(batch, feature)
                 known = ids_B[ids_B != NONE]
             if len(self._comm.ranks) > 1:
@@ -141,24 +137,24 @@ class ClickEvaluator:
             slices[feature] = Slices(most_common(known, self._slicing.ids), len(self._tasks))
         return slices
 
-    def _together(self, mine: "_CountedSamples") -> Scores:
-        """The scores of what all ranks have counted."""
+    def _gather_scores(self, mine: "_CountedSamples") -> Scores:
+        """The scores over the samples of all ranks."""
         if len(self._comm.ranks) == 1:
             return self._scores(mine)
-        told = gather_object(self._comm, mine.state(), "scores")
-        for state in told[1:] if told else ():
+        states = gather_object(self._comm, mine.state(), "scores")
+        for state in states[1:] if states else ():
             mine.merge(state)
-        return broadcast_object(self._comm, self._scores(mine) if told else None, 0, "scores")
+        return broadcast_object(self._comm, self._scores(mine) if states else None, 0, "scores")
 
     def _scores(self, counted: "_CountedSamples") -> Scores:
-        found = counted.metrics.value()
+        metrics = counted.metrics.value()
         rows = (row for feature, parts in counted.slices.items() for row in _slice_rows(feature, parts, self._tasks))
-        return Scores({task: values_of(found[task]) for task in self._tasks}, tuple(rows))
+        return Scores({task: values_of(metrics[task]) for task in self._tasks}, tuple(rows))
 
 
 @dataclass(frozen=True, slots=True)
 class _CountedSamples:
-    """The samples that one pass has scored."""
+    """Metrics of the samples that one pass has scored."""
 
     metrics: Metrics
     slices: dict[str, Slices]
@@ -175,7 +171,7 @@ class _CountedSamples:
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """No gradients, and the model in evaluation mode; afterwards each of its parts is in the mode in which it was."""
+    """No gradients, and the model in evaluation mode; on exit each module gets its former mode back."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -187,7 +183,7 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 
 def ids_or_none(batch: Batch, feature: str) -> Tensor:
-    """The id [B] of a feature in each sample; NONE where there is not just one."""
+    """The id [B] of a feature in each sample; NONE for a sample with no id or several."""
     sparse = batch.sparse.owning((feature,))
     begin_B, lengths_B = bags_of(sparse, feature)
     single_B = lengths_B == 1
@@ -218,7 +214,7 @@ def _fit_values(fit: EntropyValue) -> Values:
 
 def _slice_rows(feature: str, parts: Slices, tasks: Sequence[str]) -> Iterable[SliceRow]:
     for part in parts.value():
-        if not part.count:  # "other", where every id was chosen
+        if not part.count:  # of the line "other", if every id has a line of its own
             continue
         for task, fit, area in zip(tasks, part.fits, part.areas, strict=True):
             yield SliceRow(feature, part.id, task, _fit_values(fit) | {"auc": area.auc, "auc_bound": area.bound})

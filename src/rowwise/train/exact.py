@@ -1,8 +1,8 @@
-"""Sums of floats that are the same bits in any order, however many ranks have added up a part.
+"""Sums of floats with the same bits in any order and over any number of ranks (fixed-point accumulation).
 
-Each number is cut into three parts on fixed scales, whole multiples of 2^-12, 2^-44 and 2^-76. Sums of parts are exact
-up to two million numbers at a time; then what is 2^32 or more is carried, so that equal sums are held by equal parts.
-Known limits: what is below 2^-76 in each number, and the order's freedom where a sum passes 2^41.
+Each number is split into three parts: multiples of 2^-12, 2^-44 and 2^-76. Parts add exactly, for up to two million
+numbers; then `carry` moves what is 2^32 or more to the next larger part, so that equal sums have equal parts. Known
+limits: bits below 2^-76 are dropped, and sums above 2^41 depend on the order.
 """
 
 import torch
@@ -14,18 +14,18 @@ CARRY = 2.0**32
 
 
 def parts_of(numbers: Tensor) -> Tensor:
-    """Each number of float64 as its parts, [3, ...]."""
-    found: list[Tensor] = []
+    """The parts [3, ...] of float64 numbers."""
+    parts: list[Tensor] = []
     rest = numbers
     for unit in UNITS:
         whole = (rest * (1 / unit)).floor_()
-        found.append(whole)
-        rest = torch.nan_to_num_(rest - whole * unit)  # of an infinite number nothing is left
-    return torch.stack(found)
+        parts.append(whole)
+        rest = torch.nan_to_num_(rest - whole * unit)  # infinity less infinity is NaN; its rest is 0
+    return torch.stack(parts)
 
 
 def carry(parts: Tensor) -> Tensor:
-    """The same sum as limbs, all but the first of them below 2^32."""
+    """The same sum with the second and third part below 2^32, which makes the parts unique."""
     first, second, third = parts.unbind()
     more = (third / CARRY).floor()
     third, second = third - more * CARRY, second + more

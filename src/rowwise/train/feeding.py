@@ -1,6 +1,6 @@
-"""The share of time that a trainer waits for rows, and the workers that prepare them.
+"""The share of time that a trainer waits for data, and the state of the workers that prepare it.
 
-Known limits: other hosts than that of the first rank, which tells of itself.
+Known limits: rank 0 reports its own host only.
 """
 
 from collections.abc import Callable
@@ -9,43 +9,42 @@ from rowwise.ingest.service.client import ServiceHealth
 from rowwise.spec import Value
 from rowwise.train.run_folder import Cell
 
-MUCH = 0.05  # of the time
-LONG_S = 0.5  # less is not worth a line, however short the run
+HIGH_SHARE = 0.05  # of training time
+LEAST_S = 0.5  # less waiting is not reported, however short the run
 
-AskHealth = Callable[[], ServiceHealth | None]  # None: nobody prepares rows but the trainer itself
+AskHealth = Callable[[], ServiceHealth | None]  # None: no workers, the trainer prepares its batches itself
 
 
 class DataWait(Value, frozen=True):
-    """The share of all steps' time that was spent waiting for rows."""
+    """The time that a run's steps waited for data."""
 
     seconds: float = 0.0
-    of_s: float = 0.0
+    of_s: float = 0.0  # of all steps
 
     @property
     def share(self) -> float:
-        """Part of the whole."""
         return self.seconds / max(self.of_s, 1e-9)
 
     @property
-    def is_much(self) -> bool:
-        """Whether it is worth doing something about it."""
-        return self.share > MUCH and self.seconds > LONG_S
+    def is_high(self) -> bool:
+        """Whether more workers, or other advice, is worth a line to the user."""
+        return self.share > HIGH_SHARE and self.seconds > LEAST_S
 
 
 def no_service() -> ServiceHealth | None:
     return None
 
 
-def cells(health: ServiceHealth | None) -> dict[str, Cell]:
-    """The cells on workers of a line of steps.csv."""
+def worker_cells(health: ServiceHealth | None) -> dict[str, Cell]:
+    """The cells of steps.csv about workers; empty without a service."""
     if health is None:
         return {"workers": None, "ready": None, "restarts": None}
     return {"workers": health.workers, "ready": health.ready, "restarts": health.restarts}
 
 
-def in_words(share: float, health: ServiceHealth | None) -> str:
-    """For the live line."""
-    said = f"data wait {share:.0%}"
+def describe_wait(share: float, health: ServiceHealth | None) -> str:
+    """The part of the progress line about data, such as "data wait 3% (2 workers, 4 ready)"."""
+    wait = f"data wait {share:.0%}"
     if health is None:
-        return said
-    return f"{said} ({health.workers} worker{'s' * (health.workers != 1)}, {health.ready} ready)"
+        return wait
+    return f"{wait} ({health.workers} worker{'s' * (health.workers != 1)}, {health.ready} ready)"

@@ -1,8 +1,8 @@
-"""The batches of each update of an epoch, one update ahead: the last has to be known as such, on all ranks.
+"""The batches of each update of an epoch, read one update ahead, so that all ranks know which update is the last.
 
-What is due at the end of an epoch belongs to its last step, and one step makes one checkpoint. Of several ranks some
-may have fewer batches than others (a `TrainingJob.batches` of the user): those go on with batches of no samples, until
-all have ended. Known limits: an update's batches of memory, as the next are read before a step begins.
+Evaluation and checkpoint at the end of an epoch belong to its last step. Where a user's `TrainingJob.batches` gives
+some ranks fewer batches, these ranks continue with batches without samples until all have ended. Known limits: memory
+for the batches of one further update.
 """
 
 from collections.abc import Iterator
@@ -23,19 +23,19 @@ class UpdateGroup:
     """The batches of one update."""
 
     batches: list[Batch]
-    after: Position  # where this rank's data stands once they are used
+    after: Position  # of this rank in the data, after these batches
 
 
 @final
 class UpdateGroups:
     """The batches of an epoch on this rank, grouped by update."""
 
-    def __init__(self, batcher: Batcher, work: StepContext) -> None:
-        self._batcher, self._work = batcher, work
+    def __init__(self, batcher: Batcher, context: StepContext) -> None:
+        self._batcher, self._context = batcher, context
         self._batches: Iterator[Batch] | None = None
         self._empty: Batch | None = None
         self._after = self._read_to = batcher.state()
-        self.error: Exception | None = None  # why the next could not be read
+        self.error: Exception | None = None  # met while reading the next group; the next step's header carries it
         self._next = self._read()
 
     @property
@@ -44,43 +44,44 @@ class UpdateGroups:
         return len(self._next)
 
     def begin(self, status: GlobalStatus, *, resumed: bool) -> None:
-        """Refuse an epoch without rows; called by all ranks, which know what each has.
+        """Raise if a rank has no rows in this epoch; a collective.
 
-        A rank whose data had ended when the run was saved has none when it is resumed.
+        `resumed`: a rank may have none, if its data had ended when the run was saved.
         """
         if not status.following:
             raise DataError("no rows to train on: an epoch ended without a batch")
-        idle = [str(self._work.comm.ranks[rank]) for rank, batches in enumerate(status.following_W) if not batches]
+        idle = [str(self._context.comm.ranks[rank]) for rank, batches in enumerate(status.following_W) if not batches]
         if idle and not resumed:
             want = "want rows for each rank, or fewer ranks"
             raise DataError(f"no rows to train on for rank {', '.join(idle)}, and others have some: {want}")
         if len(status.following_W) > 1:
-            self._empty = empty_batch_template(self._work.comm, status, self._next)
+            self._empty = empty_batch_template(self._context.comm, status, self._next)
 
     def take(self, batches: int) -> UpdateGroup:
-        """The next group, padded to `batches` batches with empty ones; reads the group after it."""
+        """The next group, filled up to `batches` with batches without samples; reads the group after it."""
         group = self._next
         if group:
             self._after = self._read_to
             self._next = self._read()
         if len(group) < batches:
             assert self._empty is not None
-            group = group + [self._empty.to(self._work.settings.device)] * (batches - len(group))
+            group = group + [self._empty.to(self._context.settings.device)] * (batches - len(group))
         return UpdateGroup(batches=group, after=self._after)
 
     def _read(self) -> list[Batch]:
-        how, batches = self._work.settings, list[Batch]()
-        with self._work.clock.phase("data"):
+        settings, batches = self._context.settings, list[Batch]()
+        with self._context.clock.phase("data"):
             try:
                 self._batches = iter(self._batcher) if self._batches is None else self._batches
-                for batch in islice(self._batches, how.accumulate):
-                    batches.append(batch.to(how.device))
-                    # Where data ends the batcher goes on to the next epoch, and other ranks may not be there yet.
+                for batch in islice(self._batches, settings.accumulate):
+                    batches.append(batch.to(settings.device))
+                    # After each batch: at the end of the data the batcher moves on to the next epoch, which the
+                    # other ranks may not have reached.
                     self._read_to = self._batcher.state()
             except Exception as error:
-                if len(self._work.comm.ranks) == 1:
+                if len(self._context.comm.ranks) == 1:
                     raise
-                # It is raised once the other ranks know: they would wait for this one.
+                # Not raised here: the other ranks would wait for this one. The next header raises it on all.
                 self.error = error
                 return []
         return batches

@@ -1,6 +1,6 @@
-"""Whether a checkpoint's rows mean what the model's rows mean: were trained by the same id maps.
+"""Checks that a checkpoint's tables were trained with the id maps of the model.
 
-Apart from `snapshot`, which goes by names and shapes: rows of another map have both, and the wrong meaning.
+`snapshot` compares names and shapes only: under another id map both may agree, but rows belong to other ids.
 """
 
 from torch import nn
@@ -14,7 +14,7 @@ MODEL = "model/"
 
 
 def check_maps(checkpoint: Checkpoint, model: nn.Module) -> None:
-    """Refuse rows of a table that another id map has put there, or none, by the table's name."""
+    """Raise if a table of the checkpoint was trained with another id map than the model's, or without one."""
     saved = checkpoint.manifest.tensors
     for path, module in model.named_modules():
         if not isinstance(module, MappedEmbeddings):
@@ -39,4 +39,4 @@ def _compare(checkpoint: Checkpoint, name: str, here: MapIdentity) -> None:
 
 
 def _refuse(checkpoint: Checkpoint, table: str, why: str) -> None:
-    raise CheckpointError(f"{checkpoint.folder}: table {table!r} {why}: want the same `id_map` as then")
+    raise CheckpointError(f"{checkpoint.folder}: table {table!r} {why}: want the `id_map` that it was trained with")

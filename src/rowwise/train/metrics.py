@@ -1,6 +1,6 @@
-"""Metrics of each task: loss, NE, AUC and calibration, over the newest batches and over all.
+"""The training metrics of each task: loss, NE, AUC and calibration, over the newest batches and over all.
 
-`row()` names each number for a line of a log or a column of metrics.csv.
+`row()` names each number for a log line or a column.
 """
 
 from collections.abc import Mapping, Sequence
@@ -43,7 +43,7 @@ class Metrics:
         self.add(Samples.of(logits, labels, weights))
 
     def add(self, samples: Samples) -> None:
-        """Count a batch that is checked already, or one whose check shall not wait for a GPU."""
+        """Count samples whose values were checked when they were made, or need no check."""
         samples.check_tasks(len(self._tasks))
         parts_35K = totals(samples)
         self._entropy.add_totals(parts_35K)
@@ -52,7 +52,6 @@ class Metrics:
         self._recent_auc.add(samples)
 
     def merge(self, other: "Metrics") -> None:
-        """Count what another has counted."""
         check_alike("tasks", self._tasks, other._tasks)
         self._recent_entropy.merge(other._recent_entropy)  # first, as it refuses another window
         self._entropy.merge(other._entropy)
@@ -83,18 +82,18 @@ class Metrics:
 
     @classmethod
     def from_state(cls, state: Mapping[str, object]) -> Self:
-        """Restore the metrics from `state`, to the same bits."""
+        """The metric that `state` saved, with the same bits."""
         names = [state.get(f"task.{k}") for k in range(read_int(state, "tasks"))]
         if not all(isinstance(name, str) for name in names):
             raise StateError(
                 f"the state of metrics names the tasks {names}; want a name under each of task.0, task.1, ..."
             )
-        made = cls([str(name) for name in names])
-        made._entropy = Entropy.from_state(part(state, "entropy"))
-        made._recent_entropy = RecentEntropy.from_state(part(state, "recent_entropy"))
-        made._auc = Auc.from_state(part(state, "auc"))
-        made._recent_auc = RecentAuc.from_state(part(state, "recent_auc"))
-        return made
+        metrics = cls([str(name) for name in names])
+        metrics._entropy = Entropy.from_state(part(state, "entropy"))
+        metrics._recent_entropy = RecentEntropy.from_state(part(state, "recent_entropy"))
+        metrics._auc = Auc.from_state(part(state, "auc"))
+        metrics._recent_auc = RecentAuc.from_state(part(state, "recent_auc"))
+        return metrics
 
     def _accumulators(self) -> dict[str, Entropy | RecentEntropy | Auc | RecentAuc]:
         return {

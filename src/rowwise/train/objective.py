@@ -1,7 +1,6 @@
-"""Objectives: functions from a batch to a loss, and the logits that metrics read.
+"""Objectives: functions from a batch to its loss, and to the logits that metrics need.
 
-An objective is any function of that shape; a run is given one. `Clicks` is the loss of labels that are 0 or 1, and
-`InBatch` that of two towers.
+`Clicks` is the log loss of labels 0 and 1; `InBatch` is the in-batch softmax of two towers.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,11 +31,11 @@ Objective = Callable[[Batch], Outcome]
 
 @final
 class Clicks:
-    """The log loss of each label, added up over labels, times each sample's weight; a mean over all samples.
+    """The log loss summed over labels, times the sample's weight; the mean over samples.
 
     Args:
         model: gives logits.
-        task_weights: of each label in the sum; none: all 1.
+        task_weights: one for each label; empty: all 1.
         label_smoothing: s: labels count as s / 2 and 1 - s / 2.
     """
 
@@ -57,7 +56,7 @@ class Clicks:
             return Outcome(loss * labels_BK.shape[1], logits_BK)
         loss_BK = F.binary_cross_entropy_with_logits(logits_BK.float(), labels_BK, reduction="none")
         loss_B = loss_BK.sum(1) if self._weights_K is None else loss_BK @ self._weights_K.to(loss_BK.device)
-        # A mean over samples, not over weights: how much a sample counts must not depend on its neighbours.
+        # Divided by the number of samples, not by their weights: a sample's part must not depend on its neighbours.
         return Outcome((loss_B if batch.weights_B is None else loss_B * batch.weights_B).mean(), logits_BK)
 
 
@@ -66,7 +65,7 @@ class InBatch:
     """The softmax over the items of a batch, for its samples whose label is 1 (see `models/two_tower.py`)."""
 
     def __init__(self, model: TwoTower, item: str, frequency: ItemFrequency | None) -> None:
-        """`item`: the feature that says which item it is; `frequency`: corrects for popular items."""
+        """`item`: the feature with the item's id; `frequency`: corrects the logits for popular items."""
         self._model, self._item, self._frequency = model, item, frequency
 
     def __call__(self, batch: Batch) -> Outcome:
@@ -79,7 +78,7 @@ class InBatch:
 
 
 def single_ids(batch: Batch, feature: str) -> Tensor:
-    """The id [B] of a feature that has one in each sample."""
+    """The ids [B] of a feature; raises unless each sample has exactly one."""
     sparse = batch.sparse.owning((feature,))
     begin_B, lengths_B = bags_of(sparse, feature)
     if not bool((lengths_B == 1).all()):
@@ -89,7 +88,7 @@ def single_ids(batch: Batch, feature: str) -> Tensor:
 
 
 def bags_of(sparse: Jagged, feature: str) -> tuple[Tensor, Tensor]:
-    """Offset [B] and length [B] of each sample's ids of a feature that is not shared."""
+    """Begin [B] and length [B] of a feature's bags in `values_N`; the feature must not have shared bags."""
     if feature not in sparse.features:
         raise BatchError(f"no feature {feature!r}; there are {', '.join(sparse.features)}")
     f, size = sparse.features.index(feature), sparse.batch_size

@@ -1,10 +1,10 @@
-"""Torch's optimizers for the dense parameters, made from their settings; rows of tables are not their business.
+"""Makes torch's optimizers for the dense parameters from their settings. Rows of tables have optimizers of their own.
 
-Settings are read without torch, elsewhere. A schedule needs no state: the rate follows from the step.
+A schedule needs no state: the rate follows from the step.
 
-[Note: no compiler] Methods of torch's optimizers are wrapped so that a compiler leaves them alone. The wrappers load
-that compiler, which takes as long as all else that a run loads, and nothing here is compiled. So ours are subclasses
-that have the methods without those wrappers; `step` is called as that of any optimizer, with the hooks that it has.
+[Note: no compiler] Torch wraps methods of its optimizers in `torch._disable_dynamo`. The wrapper imports
+`torch._dynamo`, which takes as long as all other imports of a run, and nothing here is compiled. So these optimizers
+are subclasses with the unwrapped methods; `step` runs its hooks as usual.
 """
 
 import inspect
@@ -20,10 +20,10 @@ from rowwise.train.settings import DenseAdagrad, DenseAdam, DenseOptimizer, Dens
 
 
 def make_optimizer(settings: DenseOptimizer, parameters: Sequence[nn.Parameter]) -> Optimizer | None:
-    """The optimizer; None where there are no parameters, as in a model of tables only."""
+    """The optimizer; None for a model of tables only."""
     if not parameters:
         return None
-    # One pass over each parameter; torch's default goes over them once for each of the formula's operations.
+    # One pass over each parameter; torch's default makes a pass for each operation of the formula.
     fused = all(p.is_floating_point() and p.device.type in ("cpu", "cuda") for p in parameters)
     match settings:
         case DenseSgd(lr=lr, momentum=momentum, weight_decay=decay):
@@ -36,7 +36,7 @@ def make_optimizer(settings: DenseOptimizer, parameters: Sequence[nn.Parameter])
 
 
 def set_rate(optimizer: Optimizer, lr: float, schedule: Schedule | None, step: int) -> float:
-    """Set the learning rate of an update, the first of which is step 1."""
+    """Set and return the learning rate of a step, counted from 1."""
     rate = lr if schedule is None else lr * schedule.factor(step)
     for group in optimizer.param_groups:
         group["lr"] = rate
@@ -44,7 +44,8 @@ def set_rate(optimizer: Optimizer, lr: float, schedule: Schedule | None, step: i
 
 
 def _plain(kind: type[Optimizer]) -> Callable[..., Optimizer]:
+    """The optimizer class without the wrappers of [Note: no compiler]."""
     names = ("add_param_group", "zero_grad", "step")
     methods: dict[str, Callable[..., Any]] = {name: inspect.unwrap(getattr(kind, name)) for name in names}
-    methods["step"] = torch.no_grad()(methods["step"])  # one of the wrappers
+    methods["step"] = torch.no_grad()(methods["step"])  # unwrapping has removed no_grad as well
     return type(kind.__name__, (kind,), methods)

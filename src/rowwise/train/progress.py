@@ -1,4 +1,4 @@
-"""The progress of a run: plain numbers that a checkpoint holds beside the tensors."""
+"""The progress of a run: numbers in the manifest of a checkpoint, and what is due according to them."""
 
 from rowwise.ingest.batcher import Position
 from rowwise.spec import Value
@@ -21,23 +21,21 @@ class Progress(Value, frozen=True):
     step: int = 0
     samples: int = 0
     time_s: float = 0.0  # of training, without pauses
-    evaluated: int = 0  # step of the last evaluation
+    evaluated: int = 0  # the step of the last evaluation
     best: BestEvaluation | None = None
-    worse: int = 0  # evaluations since the best
+    worse: int = 0  # number of evaluations since the best
     finished: bool = False
 
     def is_over(self, training: Training, evaluation: Evaluation) -> bool:
-        """Whether the run ends here."""
+        """Whether the run ends here: after its epochs or steps, or out of patience."""
         if evaluation.patience is not None and self.worse >= evaluation.patience:
             return True
         return self.position.epoch >= training.epochs or (training.steps is not None and self.step >= training.steps)
 
     def wants_evaluation(self, evaluation: Evaluation, *, epoch_end: bool, over: bool) -> bool:
-        """Whether the validation data is to be looked at now."""
         return self.evaluated != self.step and (over or self._is_due(evaluation.every, epoch_end))
 
     def wants_saving(self, saving: Saving, *, epoch_end: bool, over: bool) -> bool:
-        """Whether a checkpoint is to be written now."""
         return over or self._is_due(saving.every, epoch_end)
 
     def _is_due(self, every: int, epoch_end: bool) -> bool:

@@ -4,9 +4,9 @@
     NDCG@k     sum over positives among the first k of 1 / log2(1 + rank), over the most that it could be
     MRR        1 / rank of the first positive
 
-Equal scores are what a broken model gives, so how they rank decides whether it looks good: here each metric is its
-expectation over a random order of what is tied. A list without a positive has no value and is left out of the means,
-as is one of weight 0; a mean over no lists is NaN.
+A broken model gives equal scores, so the rank of ties decides whether it looks good. Each metric is the expectation
+over random orders of tied candidates. Lists without a positive, or of weight 0, are left out of the means; a mean over
+no lists is NaN.
 
 Letters: B lists, C candidates, P positives of a list, T totals.
 """
@@ -34,7 +34,7 @@ class RankingValues:
 
 
 class Ranking:
-    """The ranking metrics over all lists given."""
+    """The ranking metrics over all lists."""
 
     __slots__ = ("_ks", "_totals_T")
 
@@ -42,11 +42,11 @@ class Ranking:
         self._ks = tuple(check_positive("k", k) for k in ks)
         if len(set(self._ks)) != len(self._ks):
             raise SpecError(f"ks={self._ks}: want each k once")
-        # Lists, their weight, reciprocal ranks, then recall for each k and NDCG for each k.
+        # T: number of lists, sum of weights, reciprocal ranks, recall for each k, NDCG for each k.
         self._totals_T = torch.zeros(3 + 2 * len(self._ks), dtype=torch.float64)
 
     def update(self, scores: Tensor, positives: Tensor, weights: Tensor | None = None) -> None:
-        """Count lists: scores [B, C], the places of the positives [B] or [B, P] filled up with -1, weights [B]."""
+        """Count lists: scores [B, C], indices of positives [B] or [B, P] padded with -1, weights [B]."""
         positives_BP = positives.unsqueeze(1) if positives.dim() == 1 else positives
         _check(scores, positives_BP, weights)
         if not positives_BP.shape[1] or not len(scores):
@@ -59,13 +59,12 @@ class Ranking:
         values_B = [torch.ones_like(weights_B1[:, 0]), _reciprocal(above_BP, tied_BP, valid_BP)]
         values_B += [_recall(above_BP, tied_BP, valid_BP, k) for k in self._ks]
         values_B += [_ndcg(above_BP, tied_BP, valid_BP, k) for k in self._ks]
-        # The values of a list without positives are NaN, so they are left out, not multiplied by 0.
+        # `where`, as the values of a list without positives are NaN, also after multiplying by 0.
         values_BT = torch.where(counted_B1, torch.stack(values_B, 1) * weights_B1, 0.0)
         totals_T = torch.cat([counted_B1.double(), values_BT], 1).sum(0)
         self._totals_T = self._totals_T.to(scores.device) + totals_T
 
     def merge(self, other: "Ranking") -> None:
-        """Count what another has counted."""
         check_alike("ks", self._ks, other._ks)
         self._totals_T = self._totals_T + other._totals_T.to(self._totals_T.device)
 
@@ -81,19 +80,18 @@ class Ranking:
 
     @classmethod
     def from_state(cls, state: Mapping[str, object]) -> Self:
-        """Restore the metric from `state`, to the same bits."""
+        """The metric that `state` saved, with the same bits."""
         made = cls(read_tensor(state, "ks", (None,), torch.int64).tolist())
         made._totals_T = read_tensor(state, "totals", made._totals_T.shape)
         return made
 
 
 def _places(scores_BC: Tensor, positives_BP: Tensor) -> tuple[Tensor, Tensor]:
-    """For each positive, how many candidates are above it, and how many are level with it, itself included."""
-    of_BP = scores_BC.gather(1, positives_BP)
-    # Lists have few positives, so a pass over the candidates for each is cheaper than sorting them.
-    columns = of_BP.split(1, dim=1)
-    above_BP = torch.stack([(scores_BC > of_B1).sum(1) for of_B1 in columns], 1)
-    return above_BP, torch.stack([(scores_BC == of_B1).sum(1) for of_B1 in columns], 1)
+    """For each positive, how many candidates score higher, and how many score the same, itself included."""
+    # Lists have few positives, so a pass over the candidates for each positive is cheaper than sorting.
+    columns = scores_BC.gather(1, positives_BP).split(1, dim=1)
+    above_BP = torch.stack([(scores_BC > score_B1).sum(1) for score_B1 in columns], 1)
+    return above_BP, torch.stack([(scores_BC == score_B1).sum(1) for score_B1 in columns], 1)
 
 
 def _recall(above_BP: Tensor, tied_BP: Tensor, valid_BP: Tensor, k: int) -> Tensor:
@@ -102,7 +100,7 @@ def _recall(above_BP: Tensor, tied_BP: Tensor, valid_BP: Tensor, k: int) -> Tens
 
 
 def _ndcg(above_BP: Tensor, tied_BP: Tensor, valid_BP: Tensor, k: int) -> Tensor:
-    # gain[n]: what the first n ranks are worth together; after k, nothing is added.
+    # gain[n]: the sum of the gains of the first n ranks, for n up to k.
     ranks = torch.arange(1, k + 1, dtype=torch.float64, device=above_BP.device)
     gain = torch.cat([ranks.new_zeros(1), (1 / torch.log2(1 + ranks)).cumsum(0)])
     mean_BP = (gain[(above_BP + tied_BP).clamp(max=k)] - gain[above_BP.clamp(max=k)]) / tied_BP
@@ -110,7 +108,7 @@ def _ndcg(above_BP: Tensor, tied_BP: Tensor, valid_BP: Tensor, k: int) -> Tensor
 
 
 def _reciprocal(above_BP: Tensor, tied_BP: Tensor, valid_BP: Tensor) -> Tensor:
-    """Expected 1 / rank of the first positive: one of `hits` among `tied` candidates, which come after `above`."""
+    """Expected 1 / rank of the first positive: `hits` positives among `tied` candidates, after `above` others."""
     above_B, first_B = torch.where(valid_BP, above_BP, torch.iinfo(above_BP.dtype).max).min(1)
     tied_B = tied_BP.gather(1, first_B.unsqueeze(1)).squeeze(1)
     hits_B = (valid_BP & (above_BP == above_B.unsqueeze(1))).sum(1)
@@ -140,7 +138,7 @@ def _check(scores_BC: Tensor, positives_BP: Tensor, weights_B: Tensor | None) ->
         _refuse(weights_B, wrong_B, "weight", "want a finite number that is not negative")
     sorted_BP = positives_BP.sort(1)[0]
     twice_BP = (sorted_BP[:, 1:] == sorted_BP[:, :-1]) & (sorted_BP[:, 1:] >= 0)
-    _refuse(sorted_BP[:, 1:], twice_BP, "positive", "it is named twice; want each place once")
+    _refuse(sorted_BP[:, 1:], twice_BP, "positive", "it is given twice; want each positive once")
 
 
 def _refuse(values: Tensor, wrong: Tensor, name: str, want: str) -> None:

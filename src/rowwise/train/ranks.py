@@ -1,6 +1,7 @@
-"""Batches of several ranks: passes over them that all ranks take alike, and batches without samples.
+"""Batches on several ranks: seeds, batches without samples, and passes in lockstep.
 
-A rank whose data has ended, or cannot be read, must go on taking part in forwards until all know (`Lockstep`).
+A forward is a collective. A rank whose data has ended, or cannot be read, must therefore take part in the forwards of
+the others until all ranks know (`Lockstep`).
 """
 
 import hashlib
@@ -18,16 +19,16 @@ from rowwise.train.step_header import GlobalStatus, StepHeader, exchange_step_he
 
 
 def seed_rank(comm: Comm) -> None:
-    """Seed torch differently on each rank, derived from the current seed; rank 0 keeps its seed."""
+    """Seed torch differently on each rank, from its current seed; rank 0 draws what a single rank would."""
     if comm.rank:
         digest = hashlib.blake2b(f"{torch.initial_seed()} rank {comm.rank}".encode(), digest_size=8).digest()
         torch.manual_seed(int.from_bytes(digest))
 
 
-def without_samples(batch: Batch) -> Batch:
-    """A batch as this one, of no samples."""
-    kept = (None if x is None else x[:0].clone() for x in (batch.weights_B, batch.keys_B, batch.times_B))
-    weights_B, keys_B, times_B = kept
+def empty_batch_like(batch: Batch) -> Batch:
+    """A batch without samples, with the features and columns of this one."""
+    optional = (batch.weights_B, batch.keys_B, batch.times_B)
+    weights_B, keys_B, times_B = (None if x is None else x[:0].clone() for x in optional)
     return Batch(
         dense_BF=batch.dense_BF[:0].clone(),
         sparse=batch.sparse.without_samples(),
@@ -40,7 +41,7 @@ def without_samples(batch: Batch) -> Batch:
 
 def empty_batch_template(comm: Comm, status: GlobalStatus, batches: Sequence[Batch]) -> Batch | None:
     """A batch without samples; a rank without a batch takes the template of the first rank that has one."""
-    mine = without_samples(batches[0]) if batches else None
+    mine = empty_batch_like(batches[0]) if batches else None
     if all(status.following_W) or not status.following:
         return mine
     source = next(rank for rank, following in enumerate(status.following_W) if following)
@@ -49,24 +50,24 @@ def empty_batch_template(comm: Comm, status: GlobalStatus, batches: Sequence[Bat
 
 @final
 class Lockstep:
-    """A pass over equally many batches on each rank; an error of one rank ends it on all."""
+    """A pass over equally many batches on each rank; an error of one rank is raised on all."""
 
-    def __init__(self, comm: Comm, where: str) -> None:
-        self._comm, self._where = comm, where
+    def __init__(self, comm: Comm, during: str) -> None:
+        self._comm, self._during = comm, during
         self._error: Exception | None = None
 
-    def over(self, batches: Callable[[], Iterable[Batch]]) -> Iterator[Batch]:
-        """This rank's batches, then some without samples, until those of all ranks have been given."""
-        left: Iterator[Batch] | None = None
+    def iterate(self, batches: Callable[[], Iterable[Batch]]) -> Iterator[Batch]:
+        """This rank's batches, then batches without samples until all ranks have reached their end."""
+        iterator: Iterator[Batch] | None = None
         empty: Batch | None = None
         while True:
             batch = None
-            with self.keeping_error():
-                left = iter(batches()) if left is None else left
-                batch = next(left, None)
+            with self.deferring_errors():
+                iterator = iter(batches()) if iterator is None else iterator
+                batch = next(iterator, None)
             mine = [] if batch is None else [batch]
             header = StepHeader(following=len(mine), error=self._error).with_batches(mine)
-            status = exchange_step_header(self._comm, header, during=self._where)
+            status = exchange_step_header(self._comm, header, during=self._during)
             if not status.following:
                 return
             if empty is None:
@@ -75,12 +76,13 @@ class Lockstep:
             yield empty if batch is None else batch
 
     @contextmanager
-    def keeping_error(self) -> Iterator[None]:
-        """Keep what is raised inside until the others can be told; alone there is nobody to tell."""
+    def deferring_errors(self) -> Iterator[None]:
+        """Hold an error back until the next header carries it to all ranks; with a single rank it is raised at once."""
         try:
             yield
         except Exception as error:
-            gone = isinstance(error, PeerError) and not isinstance(error, AgreedError)
-            if gone or len(self._comm.ranks) == 1:
+            # After a PeerError the others cannot be reached; an AgreedError, its subclass, all ranks have raised.
+            lost_peer = isinstance(error, PeerError) and not isinstance(error, AgreedError)
+            if lost_peer or len(self._comm.ranks) == 1:
                 raise
             self._error = self._error or error

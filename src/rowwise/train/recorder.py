@@ -1,11 +1,10 @@
-"""Records a run while it trains: metrics, time by phase, traffic of tables, TensorBoard, traces.
+"""Records a run: metrics, seconds by phase, traffic of tables, TensorBoard, profiler traces.
 
 Training metrics are part of a checkpoint, so the lines after a resume are those of an uninterrupted run (times apart).
 
-Each rank counts its own samples. When a line is due, or a checkpoint, the first rank takes over what the others have
-counted since the last time (`gather`), so it alone has all, and they send little. Known limits: the last digits of
-metrics, which are sums of floats and so depend a little on how many ranks there were and when they gathered; in
-`elastic`, too.
+Each rank counts its own samples. Before a line or a checkpoint, `gather` moves the counts of all ranks to rank 0, and
+the others begin at zero again. Known limits: metrics are sums of floats, so their last digits depend on the number of
+ranks and on when they gathered, with `determinism: elastic`, too.
 """
 
 import math
@@ -39,11 +38,11 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 PAGE, STATUS = Path("/proc/self/statm"), Path("/proc/self/status")
-HELD = "recorder/"  # how names of its tensors in a checkpoint begin
+PREFIX = "recorder/"  # of the recorder's tensors in a checkpoint
 
 
 class SavedLosses(Value, frozen=True):
-    """Sums of losses in a checkpoint, and the number of samples; None where JSON has no number."""
+    """Sums of losses in a checkpoint, and the number of samples; None for NaN and infinity, which JSON lacks."""
 
     newest: tuple[tuple[float | None, int], ...]
     sum: float | None
@@ -51,7 +50,7 @@ class SavedLosses(Value, frozen=True):
 
 
 class SavedRecorder(Value, frozen=True):
-    """Likewise, of everything but tensors."""
+    """The recorder's state in a checkpoint, without its tensors."""
 
     losses: SavedLosses
     scored: bool
@@ -65,52 +64,51 @@ def _number(given: float | None) -> float:
 
 @final
 class Recorder:
-    """Counts every step and writes a line every so often; without a folder it only counts.
+    """Counts every step and writes a line every `log.every` steps; without a folder it only counts.
 
     Args:
-        work: whose tables' traffic is looked at.
+        context: its tables are those of tables.csv.
         tasks: names of the labels.
-        log: how often.
-        folder: where to; of several ranks the first only has one.
-        stages: where the time went.
+        log: how often to write.
+        folder: the run's folder, on rank 0 only.
+        stages: seconds by phase.
     """
 
     def __init__(
         self,
-        work: StepContext,
+        context: StepContext,
         tasks: Sequence[str],
         log: Log,
         folder: RunFolder | None,
         stages: Stages,
     ) -> None:
-        """Nothing is written before the first line is due."""
         self.log, self._tasks, self._folder, self._stages = log, tuple(tasks), folder, stages
-        self._work, self._profiled, self._comm = work, log.profiled(), work.comm
+        self._context, self._profiled, self._comm = context, log.profiled(), context.comm
         self._metrics = Metrics(tasks, window=log.window)
         self._losses: deque[tuple[float, int]] = deque(maxlen=log.window)
         self._loss_sum, self._loss_samples = 0.0, 0
         self._scored = False
         self._traffic = TableTraffic()
         self._slices: list[dict[str, Cell]] = []
-        self._shown: Mapping[str, Values] = {}
-        self._spent_W: list[Seconds] = []  # of the line that is being written, on each rank
+        self._recent_metrics: Mapping[str, Values] = {}
+        self._spent_W: list[Seconds] = []  # the current line's seconds, of each rank
         self._written = 0  # the step of the newest line
-        self._memory_bytes = 0  # of the rank that holds most, when it was last asked
-        self._board = _board(folder, log)
+        self._memory_bytes = 0  # most of any rank, at the last gather
+        self._board = _open_tensorboard(folder, log)
         self._profile: profile | None = None
-        self._last = 0  # step that has begun
+        self._last = 0  # the step that began last
 
-    def begin(self, progress: Progress) -> None:
-        """Training goes on from here: what came before is no part of the next line's times."""
+    def start(self, progress: Progress) -> None:
+        """Begin the first line: earlier seconds are not part of it."""
         self._stages.begin(progress)
 
-    def before(self, step: int) -> None:
+    def start_step(self, step: int) -> None:
         self._last = step
         if self._folder is not None and self._profiled and step == self._profiled.start:
             self._profile = torch.profiler.profile(record_shapes=True)
             self._profile.start()
 
-    def after(self, progress: Progress, stepped: StepResult, batches: Sequence[Batch]) -> None:
+    def record_step(self, progress: Progress, stepped: StepResult, batches: Sequence[Batch]) -> None:
         if self._profile is not None and progress.step == self._profiled.stop - 1:
             self._end_profile()
         for outcome, batch in zip(stepped.outcomes, batches, strict=True):
@@ -120,80 +118,76 @@ class Recorder:
         self._losses.append((stepped.loss * stepped.samples, stepped.samples))
         self._loss_sum += stepped.loss * stepped.samples
         self._loss_samples += stepped.samples
-        if progress.step % self.log.every == 0 or progress.step == 1:  # at least one, however short the run
-            self._traffic.add(self._work.tables, batches[0], self._work.around)
+        if progress.step % self.log.every == 0 or progress.step == 1:  # also a short run has one batch counted
+            self._traffic.add(self._context.tables, batches[0], self._context.id_maps)
         if progress.step % self.log.every == 0:
             self._write(progress, stepped)
 
-    def finish(self, progress: Progress, stepped: StepResult) -> None:
-        """The run has reached its end: what came since the last line makes one, too."""
+    def write_last_line(self, progress: Progress, stepped: StepResult) -> None:
+        """At the end of the run: write the steps since the last line."""
         if self._written != progress.step:
             self._write(progress, stepped)
 
     def gather(self) -> None:
-        """Let the first rank have what the others have counted since the last time; called by all ranks."""
+        """Move the counts of all ranks to rank 0; a collective."""
         self._memory_bytes, self._spent_W = memory_bytes(), [self._stages.spent]
         if len(self._comm.ranks) == 1:
             return
         traffic = self._traffic.state(), self._traffic.tensors()
-        told = gather_object(
-            self._comm, (self._metrics.state(), traffic, self._memory_bytes, self._stages.spent), "metrics"
-        )
-        if told is None:
+        mine = (self._metrics.state(), traffic, self._memory_bytes, self._stages.spent)
+        gathered = gather_object(self._comm, mine, "metrics")
+        if gathered is None:
             self._metrics, self._traffic = Metrics(self._tasks, window=self.log.window), TableTraffic()
             return
-        for metrics, traffic, held_bytes, spent in told[1:]:
+        for metrics, traffic, rank_bytes, spent in gathered[1:]:
             self._metrics.merge(Metrics.from_state(metrics))
             self._traffic.merge(*traffic)
-            self._memory_bytes = max(self._memory_bytes, held_bytes)
+            self._memory_bytes = max(self._memory_bytes, rank_bytes)
             self._spent_W.append(spent)
 
     def recent_loss(self) -> float:
-        """The mean loss of the newest batches; costs next to nothing, unlike an area under a curve."""
+        """The mean loss of the newest batches; cheap enough for every step, unlike an AUC."""
         return sum(loss for loss, _ in self._losses) / max(sum(samples for _, samples in self._losses), 1)
 
-    def waited(self) -> float:
-        """The share of the time that was spent waiting for data, since the last line was written."""
-        spent = self._stages.so_far()
+    def data_wait_share(self) -> float:
+        """The share of time spent waiting for data, since the last line."""
+        spent = self._stages.seconds_since_line()
         return spent["data"] / max(sum(spent.values()), 1e-9)
 
     @property
     def traffic(self) -> TableTraffic:
-        """Lookups of each table, counted on the first rank."""
+        """Ids that the batches looked up in each table; on rank 0, of all ranks."""
         return self._traffic
 
     @property
-    def shown(self) -> Mapping[str, Values]:
-        """The metrics of the newest batches, as they were written last."""
-        return self._shown
+    def recent_metrics(self) -> Mapping[str, Values]:
+        """The metrics of the newest batches, as of the last line."""
+        return self._recent_metrics
 
-    def evaluated(self, progress: Progress, split: str, scores: Scores) -> None:
+    def record_evaluation(self, progress: Progress, split: str, scores: Scores) -> None:
         if self._folder is None:
             return
         self._write_metrics(progress, split, scores.tasks)
         rows: list[dict[str, Cell]] = []
         for row in scores.slices:
-            place: dict[str, Cell] = {"split": split, "feature": row.feature, "task": row.task}
-            rows.append({**place, "value": "other" if row.value is None else row.value, **row.values})
+            key: dict[str, Cell] = {"split": split, "feature": row.feature, "task": row.task}
+            rows.append({**key, "value": "other" if row.value is None else row.value, **row.values})
         if rows:
             self._slices = [row for row in self._slices if row["split"] != split] + rows
             self._folder.replace("slices.csv", self._slices)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Tensors and numbers for a checkpoint, on the first rank; called by all."""
+        """Tensors and numbers for a checkpoint, on rank 0; a collective."""
         self.gather()
-        found = self._metrics.state() | self._traffic.tensors() if self._comm.rank == 0 else {}
-        tensors = {HELD + key: value for key, value in found.items() if isinstance(value, Tensor)}
-        numbers = {key: value for key, value in found.items() if not isinstance(value, Tensor)}
+        state = self._metrics.state() | self._traffic.tensors() if self._comm.rank == 0 else {}
+        tensors = {PREFIX + key: value for key, value in state.items() if isinstance(value, Tensor)}
+        numbers = {key: value for key, value in state.items() if not isinstance(value, Tensor)}
         losses = {"newest": list(self._losses), "sum": self._loss_sum, "samples": self._loss_samples}
         traffic = self._traffic.state()
         return tensors, {"metrics": numbers, "losses": losses, "scored": self._scored, "traffic": traffic}
 
     def restore(self, checkpoint: Checkpoint, progress: Progress) -> None:
-        """Count on from a checkpoint, and forget the lines that were written after it.
-
-        What all ranks had counted goes to the first, and the others begin anew.
-        """
+        """Continue from a checkpoint's counts, on rank 0; cut the lines that were written after the checkpoint."""
         data = msgspec.convert(checkpoint.manifest.data.get("recorder"), SavedRecorder)
         losses = data.losses
         self._losses.extend((_number(loss), samples) for loss, samples in losses.newest)
@@ -201,35 +195,35 @@ class Recorder:
         self._scored = data.scored
         if self._comm.rank:
             return
-        names = [name for name in checkpoint.names() if name.startswith(HELD)]
-        tensors = {name.removeprefix(HELD): checkpoint.load(name) for name in names}
+        names = [name for name in checkpoint.names() if name.startswith(PREFIX)]
+        tensors = {name.removeprefix(PREFIX): checkpoint.load(name) for name in names}
         counted = {name: tensors.pop(name) for name in self._traffic.tensors() if name in tensors}
         self._traffic.restore({name: msgspec.structs.asdict(one) for name, one in data.traffic.items()}, counted)
         self._metrics = Metrics.from_state({**data.metrics, **tensors})
         if self._folder is not None:
-            self._folder.cut(progress.step)
+            self._folder.drop_after(progress.step)
             self._slices = self._folder.rows("slices.csv")
 
     def close(self) -> None:
-        """The run has ended, or stops here."""
+        """Write tables.csv, the profiler's trace and TensorBoard's files to their end."""
         if self._profile is not None:
             self._end_profile()
         if self._folder is not None:
             if self._profiled and self._last < self._profiled.start:
-                want = f"there was none after {self._last}"
-                self._folder.warn(f"log.profile: step {self._profiled.start} is not traced, because {want}")
-            self._folder.replace("tables.csv", self._traffic.rows(self._work.tables))
+                why = f"the run ended after step {self._last}"
+                self._folder.warn(f"log.profile: step {self._profiled.start} is not traced: {why}")
+            self._folder.replace("tables.csv", self._traffic.rows(self._context.tables))
         if self._board is not None:
             self._board.close()
 
     def _values(self) -> tuple[dict[str, Values], dict[str, Values]]:
-        """Metrics by task: of the newest batches, and of all."""
+        """Metrics by task: of the newest batches, and of all batches."""
         if not self._scored:
             mean = self._loss_sum / max(self._loss_samples, 1)
             return {self._tasks[0]: {"loss": self.recent_loss()}}, {self._tasks[0]: {"loss": mean}}
-        found = self._metrics.value()
-        recent = {task: recent_values_of(one) for task, one in found.items()}
-        return recent, {task: values_of(one) for task, one in found.items()}
+        metrics = self._metrics.value()
+        recent = {task: recent_values_of(one) for task, one in metrics.items()}
+        return recent, {task: values_of(one) for task, one in metrics.items()}
 
     def _write(self, progress: Progress, stepped: StepResult) -> None:
         steps, samples = self._stages.end_line(progress)
@@ -237,10 +231,10 @@ class Recorder:
         self._written = progress.step
         if self._comm.rank:
             return
-        self._shown, lifetime = self._values()
+        self._recent_metrics, lifetime = self._values()
         if self._folder is None:
             return
-        self._write_metrics(progress, "train", self._shown)
+        self._write_metrics(progress, "train", self._recent_metrics)
         self._write_metrics(progress, "lifetime", lifetime)
         self._write_times(progress, stepped, samples)
         self._folder.append("stages.csv", self._stages.rows(progress.step, steps, self._spent_W))
@@ -249,11 +243,11 @@ class Recorder:
         assert self._folder is not None
         spent = self._stages.spent
         samples_s = samples / max(sum(spent.values()), 1e-9)
-        about = {"memory_bytes": self._memory_bytes, "rate": stepped.rate, "gradient_norm": stepped.gradient_norm}
-        row = _place(progress) | {"samples_s": samples_s} | {f"{phase}_s": s for phase, s in spent.items()} | about
-        self._folder.append("steps.csv", [row | self._stages.of_workers()])
+        values = {"memory_bytes": self._memory_bytes, "rate": stepped.rate, "gradient_norm": stepped.gradient_norm}
+        row = _step_cells(progress) | {"samples_s": samples_s} | {f"{phase}_s": s for phase, s in spent.items()}
+        self._folder.append("steps.csv", [row | values | self._stages.worker_cells()])
         if self._board is not None:
-            for name, value in {"samples_s": samples_s, **about}.items():
+            for name, value in {"samples_s": samples_s, **values}.items():
                 self._board.add_scalar(f"run/{name}", value, progress.step)
             for phase, value in spent.items():
                 self._board.add_scalar(f"seconds/{phase}", value, progress.step)
@@ -263,7 +257,7 @@ class Recorder:
         lines: list[dict[str, Cell]] = []
         for task, values in tasks.items():
             for metric, value in values.items():
-                lines.append(_place(progress) | {"split": split, "task": task, "metric": metric, "value": value})
+                lines.append(_step_cells(progress) | {"split": split, "task": task, "metric": metric, "value": value})
                 if self._board is not None:
                     self._board.add_scalar(f"{task}/{metric}/{split}", value, progress.step)
         self._folder.append("metrics.csv", lines)
@@ -279,32 +273,32 @@ class Recorder:
 
 
 def memory_bytes() -> int:
-    """Resident memory of this process; its peak where the system reports no current value."""
+    """Resident memory of this process; its peak where the system has no /proc."""
     if PAGE.exists():
         return int(PAGE.read_text().split()[1]) * resource.getpagesize()
     return peak_memory_bytes()
 
 
 def peak_memory_bytes() -> int:
-    """The most that this process has held."""
-    # What getrusage tells of a process that was started by a larger one is that of the larger one.
+    """Peak resident memory of this process."""
+    # getrusage is the fallback only: a process starts with the ru_maxrss of the process that forked it.
     lines = STATUS.read_text().splitlines() if STATUS.exists() else []
-    found = [int(line.split()[1]) for line in lines if line.startswith("VmHWM:")]
-    if found:
-        return found[0] * 1024
+    peaks = [int(line.split()[1]) for line in lines if line.startswith("VmHWM:")]
+    if peaks:
+        return peaks[0] * 1024
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def _place(progress: Progress) -> dict[str, Cell]:
+def _step_cells(progress: Progress) -> dict[str, Cell]:
     return {"step": progress.step, "samples": progress.samples, "time_s": round(progress.time_s, 3)}
 
 
-def _board(folder: RunFolder | None, log: Log) -> "SummaryWriter | None":
+def _open_tensorboard(folder: RunFolder | None, log: Log) -> "SummaryWriter | None":
     if folder is None or not log.tensorboard:
         return None
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        raise SpecError("log.tensorboard=true needs a package that is not here: pip install tensorboard") from None
+        raise SpecError("log.tensorboard=true: tensorboard is not installed; pip install tensorboard") from None
     return SummaryWriter(str(folder.path / "tb"))

@@ -1,12 +1,12 @@
-"""Frequencies of a table's ids: exact counts for a bounded sample of its ids.
+"""Exact counts of a hash-selected sample of a table's ids, in bounded memory (adaptive sampling).
 
-[Note: A sample of ids] An id belongs to the sample of level k if k bits of its hash are 0; as soon as more than `MOST`
-different ids are in it, the level rises, and half of them leave. Each id of the sample has been counted from the
-beginning, so the sample tells how many ids come once, twice, ... in all that was looked at, and from that how many
-different ids a batch of any size has. Samples of several ranks are one by adding counts: which ids are in it depends
-on all of them together, and not on who saw what first.
+[Note: A sample of ids] An id belongs to the sample of level k if the lowest k bits of its hash are 0. When more than
+`MOST` distinct ids are in the sample, the level rises by one and about half of them leave. Each id of the sample was
+counted from its first occurrence, so the sample tells how many ids occur once, twice, ... in all counted ids, and from
+that how many distinct ids a batch of any size has. Samples of several ranks merge by adding counts: which ids remain
+depends on the hash only, not on the order of ranks.
 
-Known limits: which ids come together; the ids of a batch are taken for a draw from all that was looked at.
+Known limits: co-occurrence is not modelled; a batch counts as a random draw from all counted ids.
 """
 
 from dataclasses import dataclass, field
@@ -17,8 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-MOST = 1 << 11  # different ids that are kept: a count of all different ones is off by two or three percent
-MULTIPLIERS = -0x61C8864680B583EB, -0x4498517A7B3558C5  # odd, with bits all over: they scatter ids that are alike
+MOST = 1 << 11  # distinct ids in a sample: estimates of all distinct ids are off by two or three percent
+MULTIPLIERS = -0x61C8864680B583EB, -0x4498517A7B3558C5  # odd, with random bits: consecutive ids hash far apart
 
 
 @final
@@ -26,29 +26,30 @@ MULTIPLIERS = -0x61C8864680B583EB, -0x4498517A7B3558C5  # odd, with bits all ove
 class IdSample:
     """Counts of a sample of ids. See [Note: A sample of ids]."""
 
-    looked_at: int = 0  # ids, repeats and all
+    looked_at: int = 0  # ids counted, with repetitions, in the sample or not
     level: int = 0
     ids_D: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     counts_D: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
 
     def add(self, ids_N: Tensor) -> None:
-        """Look at some ids."""
+        """Count ids, and keep those of the sample."""
         here_N = ids_N.detach().to("cpu", torch.int64)
         self.looked_at += len(here_N)
         ids_D, counts_D = here_N[_in_sample(here_N, self.level)].unique(return_counts=True)
         self._join(ids_D, counts_D)
 
     def merge(self, other: "IdSample") -> None:
-        """Add what somebody else has looked at."""
+        """Add the counts of another sample."""
         self.looked_at += other.looked_at
         self.level = max(self.level, other.level)
         self._join(other.ids_D, other.counts_D)
 
     def different(self, drawn_P: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The expected number of distinct ids among so many draws, at most the observed number."""
+        """The expected number of distinct ids among `drawn_P` ids, at most the number of counted ids."""
+        # An id that occurs c times of N is missing from a draw of a share p with probability (1 - p)^c.
         counts_D = self.counts_D.numpy().astype(np.float64)
         part_P = np.minimum(drawn_P / max(self.looked_at, 1), 1.0)
-        with np.errstate(divide="ignore"):  # of all of them, none is missing
+        with np.errstate(divide="ignore"):  # p = 1: log(0) is -inf, and no id is missing
             missing_P = np.log1p(-part_P)
         return float(1 << self.level) * -np.expm1(counts_D[None] * missing_P[:, None]).sum(1)
 

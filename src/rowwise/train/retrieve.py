@@ -1,7 +1,7 @@
-"""Evaluates two towers on finding the chosen item among all: recall@k, NDCG@k and MRR.
+"""Evaluates two towers by ranking all items for each user: recall@k, NDCG@k and MRR of the item that the user chose.
 
-The items are those that occur in the training rows or in the rows asked about, each by the features of the row in
-which it came first. Memory: one vector an item. A row whose label is 1 is a question: which items come before its own.
+The candidates are all items of the training rows and of the evaluation rows, each with the features of its first row.
+Each evaluation row with label 1 is a query; its own item is the answer. Memory: one vector per item.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,11 +18,11 @@ from rowwise.train.evaluate import Scores, evaluation_mode
 from rowwise.train.objective import single_ids
 from rowwise.train.ranking import Ranking
 
-AT_ONCE = 512  # questions
+QUERIES = 512  # ranked at a time
 
 
 def ranking_metrics(ks: Sequence[int]) -> tuple[str, ...]:
-    """Names of the metrics for these k; larger is better for all."""
+    """The names of the metrics for these k; higher is better for all."""
     return (*(f"recall@{k}" for k in ks), *(f"ndcg@{k}" for k in ks), "mrr")
 
 
@@ -31,12 +31,12 @@ class RetrievalEvaluator:
     """Ranks all items for the user of each row whose label is 1.
 
     Args:
-        model: the towers.
-        item: the feature that says which item it is.
-        known: makes the rows anew in which items are looked for, beside those asked about.
-        asked: makes the rows anew that ask.
-        task: under which name the metrics are.
-        ks: of recall@k and NDCG@k.
+        model: the two towers.
+        item: the feature with the item's id.
+        known: returns the training rows, whose items are candidates.
+        asked: returns the evaluation rows, whose items are candidates and which are the queries.
+        task: the name that the metrics are under.
+        ks: the k of recall@k and NDCG@k.
     """
 
     def __init__(
@@ -53,15 +53,15 @@ class RetrievalEvaluator:
         self._task, self._ks = task, tuple(ks)
         for module in model.modules():
             if isinstance(module, ShardedEmbeddings) and module.routes.world > 1:
-                want = "want one process, as each question is put to all items in one place"
-                raise SpecError(f"two towers whose tables are on {module.routes.world} ranks: {want}")
+                got = f"two towers whose tables are on {module.routes.world} ranks"
+                raise SpecError(f"{got}: want one process, which ranks all items for each user")
 
     @property
     def metrics(self) -> tuple[str, ...]:
         return (*ranking_metrics(self._ks), "count")
 
     def __call__(self) -> Scores:
-        """One pass for the items, one for the questions."""
+        """One pass for the items, one for the queries."""
         with evaluation_mode(self._model):
             ids_I, items_ID = self._items()
             ranking = Ranking(self._ks)
@@ -70,12 +70,12 @@ class RetrievalEvaluator:
                 users_BD, _ = self._model.vectors(batch)
                 places_B = torch.searchsorted(ids_I, single_ids(batch, self._item))
                 users_UD, places_U = users_BD[chosen_B], places_B[chosen_B]
-                for begin in range(0, len(users_UD), AT_ONCE):
-                    some = slice(begin, begin + AT_ONCE)
-                    ranking.update(users_UD[some] @ items_ID.t(), places_U[some])
-        found = ranking.value()
-        values = {f"recall@{k}": v for k, v in found.recall.items()} | {f"ndcg@{k}": v for k, v in found.ndcg.items()}
-        return Scores({self._task: {**values, "mrr": found.mrr, "count": float(found.lists)}})
+                for begin in range(0, len(users_UD), QUERIES):
+                    queries = slice(begin, begin + QUERIES)
+                    ranking.update(users_UD[queries] @ items_ID.t(), places_U[queries])
+        means = ranking.value()
+        values = {f"recall@{k}": v for k, v in means.recall.items()} | {f"ndcg@{k}": v for k, v in means.ndcg.items()}
+        return Scores({self._task: {**values, "mrr": means.mrr, "count": float(means.lists)}})
 
     def _items(self) -> tuple[Tensor, Tensor]:
         """The ids of all items, ascending, and their vectors."""
@@ -84,13 +84,13 @@ class RetrievalEvaluator:
         items_ID = torch.empty(0, self._model.item.dim, device=device)
         for make in (self._known, self._asked):
             for batch in self._to_device(make):
-                found_B = single_ids(batch, self._item).long()
-                new_B = ~torch.isin(found_B, ids_I)
+                ids_B = single_ids(batch, self._item).long()
+                new_B = ~torch.isin(ids_B, ids_I)
                 if new_B.any():
                     _, vectors_BD = self._model.vectors(batch)
-                    fresh_N, first_N = _first(found_B[new_B])
-                    ids_I = torch.cat((ids_I, fresh_N))
-                    items_ID = torch.cat((items_ID, vectors_BD[new_B][first_N]))
+                    new_U, first_U = _first_places(ids_B[new_B])
+                    ids_I = torch.cat((ids_I, new_U))
+                    items_ID = torch.cat((items_ID, vectors_BD[new_B][first_U]))
         order_I = ids_I.argsort()
         return ids_I[order_I], items_ID[order_I]
 
@@ -102,8 +102,8 @@ class RetrievalEvaluator:
         return next(self._model.parameters()).device
 
 
-def _first(ids_N: Tensor) -> tuple[Tensor, Tensor]:
-    """The different ids, and where each comes first."""
-    fresh_U, which_N = ids_N.unique(return_inverse=True)
-    first_U = torch.full_like(fresh_U, len(ids_N))
-    return fresh_U, first_U.scatter_reduce(0, which_N, torch.arange(len(ids_N), device=ids_N.device), "amin")
+def _first_places(ids_N: Tensor) -> tuple[Tensor, Tensor]:
+    """The distinct ids, and the index of the first occurrence of each."""
+    ids_U, inverse_N = ids_N.unique(return_inverse=True)
+    first_U = torch.full_like(ids_U, len(ids_N))
+    return ids_U, first_U.scatter_reduce(0, inverse_N, torch.arange(len(ids_N), device=ids_N.device), "amin")

@@ -1,12 +1,11 @@
-"""The folder of one run: where everything that it leaves is, and how it is written so that a kill spoils nothing.
+"""The folder of a run: its files, written so that a kill at any moment leaves them readable.
 
     runs/<recipe>/<n>/  recipe.yaml env.json plan.json result.json warnings.txt log.txt
                         metrics.csv steps.csv stages.csv tables.csv slices.csv   ckpt/ trace/ tb/   report.html
 
-Whole files appear in one step under their names. Lines are appended, each in one write; going on from a checkpoint
-cuts off what was written after it, so that the files are those of an uninterrupted run. A file that another version
-began, with other columns, is written anew with those of this one before lines are added to it; what it did not count
-stays empty.
+Whole files are replaced atomically. Lines are appended, each in one write. Resuming from a checkpoint cuts off the
+lines that were written after it, so that the files are those of an uninterrupted run. A CSV file of another version,
+with other columns, is rewritten with this version's columns before lines are added; new columns are empty in old lines.
 """
 
 import csv
@@ -29,10 +28,10 @@ HEADERS = {
     "steps.csv": (
         *("step", "samples", "time_s", "samples_s"),
         *("data_s", "route_s", "lookup_s", "exchange_s", "wait_s", "forward_s", "backward_s", "update_s", "other_s"),
-        *("memory_bytes", "rate", "gradient_norm"),  # memory: of the rank that holds most; times: of the first
-        *("workers", "ready", "restarts"),  # that prepare rows on the host of the first; empty without any
+        *("memory_bytes", "rate", "gradient_norm"),  # memory: the most of any rank; seconds: of rank 0
+        *("workers", "ready", "restarts"),  # of rank 0's host; empty without workers
     ),
-    # Seconds a step, since the last line. What travels is predicted as one: in the line of `exchange`, with `route`.
+    # Mean seconds per step since the last line. The forecast of `exchange` includes `route`.
     "stages.csv": ("step", "rank", "phase", "measured_s", "predicted_s"),
     "tables.csv": (
         *("table", "rows", "dim", "row_type", "optimizer", "features", "bytes", "state_bytes"),
@@ -43,22 +42,22 @@ HEADERS = {
     ),
 }
 Cell = str | int | float | None
-DIGITS = 19  # of a step, at most
-AFTER = "test"  # the split that is measured when a run has ended, beside whatever its last step was
+DIGITS = 19  # most digits of a step
+AFTER = "test"  # the split that is measured after the end of a run
 
 
 @final
 class RunFolder:
-    """The folder of a run; `hold` it before writing."""
+    """The folder of a run; call `hold` before writing."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._held: weakref.finalize[..., RunFolder] | None = None  # lets go of the lock
-        self._begun: set[str] = set()  # files whose columns are known to be those of this version
+        self._lock: weakref.finalize[..., RunFolder] | None = None  # calling it releases the lock
+        self._begun: set[str] = set()  # CSV files that have this version's columns
 
     @classmethod
     def create(cls, root: Path, name: str) -> "RunFolder":
-        """The next free number under root/name."""
+        """Make a folder with the next free number under root/name."""
         parent = root / name
         parent.mkdir(parents=True, exist_ok=True)
         number = 1 + max((int(p.name) for p in parent.iterdir() if p.name.isdecimal()), default=0)
@@ -72,7 +71,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path) -> "RunFolder":
-        """A run that was made before."""
+        """Open the folder of an existing run."""
         if not (path / "recipe.yaml").is_file():
             raise DataError(f"{path} is not a run: it has no recipe.yaml; want a folder such as runs/dlrm-synthetic/1")
         return cls(path)
@@ -82,22 +81,22 @@ class RunFolder:
         return self.path / "ckpt"
 
     def hold(self) -> None:
-        """Make sure that nobody else writes here, until `release`, or until this object or its process ends.
+        """Lock the folder until `release`, or until this object or its process ends.
 
-        What is written goes into this folder and nowhere else: one with links in it is refused.
+        Raises if the folder has links in it, through which a run would write elsewhere.
         """
         refuse_links(self.path)
-        held = open_regular(self.path / ".lock", "a+b", links=False)
+        file = open_regular(self.path / ".lock", "a+b", links=False)
         try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            held.close()
+            file.close()
             raise DataError(f"{self.path}: another process is working on this run: wait for it, or stop it") from None
-        self._held = weakref.finalize(self, held.close)  # the system forgets the lock with the file
+        self._lock = weakref.finalize(self, file.close)  # closing the file releases the lock
 
     def release(self) -> None:
-        if self._held is not None:
-            self._held()
+        if self._lock is not None:
+            self._lock()
 
     def write(self, name: str, text: str) -> None:
         part = self.path / f".{name}.part"
@@ -109,50 +108,49 @@ class RunFolder:
                 part.unlink(missing_ok=True)
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:
-        """A whole file; what is no number in JSON is null."""
+        """Replace a JSON file; NaN and infinity become null."""
         self.write(name, json.dumps(_jsonable(content), indent=2) + "\n")
 
     def append(self, name: str, rows: Sequence[Mapping[str, Cell]]) -> None:
-        """Lines of one of the CSV files."""
-        self._take_over(name)
+        """Append lines to a CSV file."""
+        self._upgrade_columns(name)
         self._add(name, _csv(name, rows, header=not (self.path / name).exists()))
 
     def replace(self, name: str, rows: Sequence[Mapping[str, Cell]]) -> None:
-        """All lines of one of the CSV files."""
+        """Replace all lines of a CSV file."""
         self.write(name, _csv(name, rows, header=True))
 
     def rows(self, name: str) -> list[dict[str, Cell]]:
-        """All lines of one of the CSV files, as text."""
+        """All lines of a CSV file; cells are text."""
         path = self.path / name
         return list(csv.DictReader(read_text(path).splitlines())) if path.exists() else []
 
-    def cut(self, step: int) -> None:
-        """Forget the lines that were written after a step, and those of the test that ended the run."""
+    def drop_after(self, step: int) -> None:
+        """Cut off lines that were written after a step, and those of the test at the run's end."""
         for name in ("metrics.csv", "steps.csv", "stages.csv"):
             path = self.path / name
             if not path.exists():
                 continue
             header, *lines = read_bytes(path).splitlines(keepends=True) or [b""]
             if not header.endswith(b"\n"):
-                path.unlink()  # not even that was written whole
+                path.unlink()  # a kill cut the header itself
                 continue
-            # Lines are in the order of their steps, so what stays is a beginning: cut in place, which needs no room.
+            # Lines are in the order of steps, so a prefix stays; truncating needs no space on a full disk.
             kept = takewhile(lambda line: _is_before(line, step), lines)
             with open_regular(path, "r+b", links=False) as file:
                 file.truncate(len(header) + sum(map(len, kept)))
 
     def warn(self, line: str) -> None:
-        """Something that the reader of the report should know; each once."""
+        """Add a warning to warnings.txt, for the report; each text once."""
         path = self.path / "warnings.txt"
         if line not in (read_text(path).splitlines() if path.exists() else []):
             self._add("warnings.txt", f"{line}\n")
 
     def log(self, line: str) -> None:
-        """A line of log.txt."""
         self._add("log.txt", f"{line}\n")
 
-    def _take_over(self, name: str) -> None:
-        """Give a file that another version began the columns of this one, so that cells stand under their names."""
+    def _upgrade_columns(self, name: str) -> None:
+        """Rewrite a CSV file of another version with this version's columns."""
         path = self.path / name
         if name in self._begun:
             return
@@ -171,7 +169,7 @@ class RunFolder:
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Say which file could not be written: a full disk does not."""
+    """Add the file's name to an OSError: that of a full disk has none."""
     try:
         yield
     except OSError as error:
@@ -188,7 +186,7 @@ def _csv(name: str, rows: Sequence[Mapping[str, Cell]], *, header: bool) -> str:
 
 
 def _is_before(line: bytes, step: int) -> bool:
-    """Whether a line is whole, and one that a run writes up to a step."""
+    """Whether a line is complete, and was written up to a step."""
     if not line.endswith(b"\n"):
         return False
     first, *others = line.decode().rstrip("\n").split(",")
@@ -197,7 +195,7 @@ def _is_before(line: bytes, step: int) -> bool:
 
 
 def _cell(value: Cell) -> Cell:
-    # As many digits as tell one float from another: a file of metrics is compared bit by bit.
+    # repr keeps all bits of a float: files of metrics are compared bit by bit.
     return repr(value) if isinstance(value, float) else value
 
 

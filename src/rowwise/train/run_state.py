@@ -1,7 +1,7 @@
-"""The whole state of a run as a checkpoint, and back: model, optimizers, metrics, progress, where the data stands.
+"""Saves and restores the state of a run: model, optimizers, metrics, progress, position in the data.
 
-All ranks save and restore together. Known limits: another number of ranks for runs whose ranks read data of their own,
-as nobody could tell which rows come next.
+All ranks save and restore together. Not supported: resuming on another number of ranks where each rank reads data of
+its own, as the next rows of such ranks are not defined.
 """
 
 from collections.abc import Iterator
@@ -34,48 +34,49 @@ from rowwise.train.step import StepContext
 class RunState:
     """Saves and restores one run; without a folder nothing is saved."""
 
-    def __init__(self, work: StepContext, recorder: Recorder, folder: RunFolder | None, saving: Saving) -> None:
-        self._work, self._recorder, self._folder, self._saving = work, recorder, folder, saving
-        self._optimizers = {} if work.optimizer is None else {"dense": work.optimizer}
-        self._saved = None if folder is None else self._open_checkpoints(folder)
+    def __init__(self, context: StepContext, recorder: Recorder, folder: RunFolder | None, saving: Saving) -> None:
+        self._context, self._recorder, self._folder, self._saving = context, recorder, folder, saving
+        self._optimizers = {} if context.optimizer is None else {"dense": context.optimizer}
+        self._checkpoints = None if folder is None else self._make_checkpoints(folder)
 
     def save(self, progress: Progress) -> None:
-        """Write a checkpoint, and drop those that are no longer wanted."""
-        if self._saved is not None:
-            self._saved.add(progress.step, *self.collect(progress))
-            self._saved.prune(self._saving.keep, None if progress.best is None else progress.best.step)
+        """Write a checkpoint, and remove those beyond `save.keep`."""
+        if self._checkpoints is not None:
+            self._checkpoints.save(progress.step, *self.collect(progress))
+            self._checkpoints.prune(self._saving.keep, None if progress.best is None else progress.best.step)
 
     def save_failed(self, progress: Progress) -> str:
-        """Keep the state that a bad number was met in; says how to meet it again."""
-        if self._saved is None or self._folder is None:
+        """Save the state before a step that met NaN or infinity; returns a hint how to repeat the step."""
+        if self._checkpoints is None or self._folder is None:
             return ""
         try:
-            self._saved.add_failed(*self.collect(progress))
-        except (CheckpointError, AgreedError) as full:
-            return f"; and it cannot be met again, as {full}"
-        return f"; meet it again: rowwise resume {self._folder.path} --from {FAILED}"
+            self._checkpoints.save_failed(*self.collect(progress))
+        except (CheckpointError, AgreedError) as error:
+            return f"; the state for repeating the step is lost: {error}"
+        return f"; repeat the step: rowwise resume {self._folder.path} --from {FAILED}"
 
     def wait(self) -> None:
-        if self._saved is not None:
-            self._saved.wait()
+        if self._checkpoints is not None:
+            self._checkpoints.wait()
 
     def collect(self, progress: Progress) -> tuple[list[LocalShard], dict[str, Any]]:
-        """This rank's parts of a checkpoint, and the data beside them."""
-        parts, data = collect(self._work.model, self._optimizers, self._work.comm, self._wire_errors())
-        kept, numbers = self._recorder.state()
-        parts += [LocalShard.whole(name, tensor, shared=False) for name, tensor in kept.items()]
-        more = {"progress": msgspec.to_builtins(progress), "recorder": numbers, "products": current_library()}
-        # Where each rank's data stands, if they are at different places: each then reads what is its own.
-        positions = gather_object(self._work.comm, progress.position, "positions")
+        """This rank's local shards, and the data of the manifest; a collective."""
+        shards, data = collect(self._context.model, self._optimizers, self._context.comm, self._residuals())
+        tensors, numbers = self._recorder.state()
+        shards += [LocalShard.whole(name, tensor, shared=False) for name, tensor in tensors.items()]
+        data |= {"progress": msgspec.to_builtins(progress), "recorder": numbers, "products": current_library()}
+        # Positions differ where each rank reads data of its own; a list then has one for each rank.
+        positions = gather_object(self._context.comm, progress.position, "positions")
         if positions is not None and len(set(positions)) > 1:
-            more["positions"] = msgspec.to_builtins(positions)
-        return parts, data | more
+            data["positions"] = msgspec.to_builtins(positions)
+        return shards, data
 
-    def progress_of(self, checkpoint: Checkpoint) -> Progress:
-        """The progress in a checkpoint, for this rank."""
-        data, comm = checkpoint.manifest.data, self._work.comm
+    def read_progress(self, checkpoint: Checkpoint) -> Progress:
+        """The progress in a checkpoint, with this rank's position in the data."""
+        data, comm = checkpoint.manifest.data, self._context.comm
         if "progress" not in data:
-            raise CheckpointError(f"{checkpoint.folder} is not of a run: it does not say how far it got")
+            got = "is not a checkpoint of a training run: its manifest has no 'progress'"
+            raise CheckpointError(f"{checkpoint.folder} {got}; want one that rowwise train wrote")
         with reading_data(checkpoint.folder):
             progress = msgspec.convert(data["progress"], Progress)
             positions = msgspec.convert(data.get("positions"), list[Position] | None)
@@ -83,43 +84,43 @@ class RunState:
             return progress
         if len(positions) != len(comm.ranks):
             got = f"each of {len(positions)} ranks read data of its own, and there are {len(comm.ranks)} ranks now"
-            raise CheckpointError(f"{checkpoint.folder}: {got}: want {len(positions)}, or start from it instead")
+            raise CheckpointError(f"{checkpoint.folder}: {got}: want {len(positions)}, or warm-start with init_from")
         return structs.replace(progress, position=positions[comm.rank])
 
     def restore(self, checkpoint: Checkpoint, progress: Progress) -> None:
-        """Restore a run to a checkpoint, and drop records that are newer."""
-        with _own_numbers(self._work.optimizer):
-            restore(checkpoint, self._work.model, self._optimizers, self._work.comm, self._wire_errors())
-        # The two libraries round differently, and which is faster may be found out differently today.
+        """Restore the run, and remove checkpoints and lines that were written later."""
+        with _keeping_hyperparameters(self._context.optimizer):
+            restore(checkpoint, self._context.model, self._optimizers, self._context.comm, self._residuals())
+        # oneDNN and torch round dense products differently. Measuring anew which one is faster might choose the other.
         with reading_data(checkpoint.folder):
             products = msgspec.convert(checkpoint.manifest.data.get("products"), Products)
             if has_onednn() or products == "torch":
                 choose_library(products)
             self._recorder.restore(checkpoint, progress)
-        if self._saved is not None:
-            self._saved.cut(progress.step)
-            self._saved.go_on_from(checkpoint.folder, self.collect(progress)[0])
+        if self._checkpoints is not None:
+            self._checkpoints.remove_after(progress.step)
+            self._checkpoints.set_base(checkpoint.folder, self.collect(progress)[0])
 
-    def _wire_errors(self) -> dict[int, Tensor] | None:
-        """Rounding errors that lossy wires hold back of dense gradients."""
-        gradients = self._work.gradients
-        return gradients.held if isinstance(gradients, DenseGradients) else None
+    def _residuals(self) -> dict[int, Tensor] | None:
+        """Error feedback of dense gradients, by bucket; None: elastic, which has none."""
+        gradients = self._context.gradients
+        return gradients.residuals if isinstance(gradients, DenseGradients) else None
 
-    def _open_checkpoints(self, folder: RunFolder) -> CheckpointFolder:
+    def _make_checkpoints(self, folder: RunFolder) -> CheckpointFolder:
         if self._saving.incremental:
-            for module in self._work.tables:
+            for module in self._context.tables:
                 for arena in module.arenas:
                     arena.track()
-        tell = folder.warn if self._work.comm.rank == 0 else str
-        less = CheckpointReduction(self._saving.incremental, self._saving.bits, tell)
-        return CheckpointFolder(folder.checkpoints, self._work.comm, background=self._saving.background, less=less)
+        saving, comm = self._saving, self._context.comm
+        reduction = CheckpointReduction(saving.incremental, saving.bits, folder.warn if comm.rank == 0 else None)
+        return CheckpointFolder(folder.checkpoints, comm, background=saving.background, reduction=reduction)
 
 
 @contextmanager
-def _own_numbers(optimizer: torch.optim.Optimizer | None) -> Iterator[None]:
-    """Keep decay, betas and their like as the settings have them: a run may be resumed with others."""
+def _keeping_hyperparameters(optimizer: torch.optim.Optimizer | None) -> Iterator[None]:
+    """Undo what a restore does to the optimizer's hyperparameters: a run may be resumed with other settings."""
     groups: list[dict[str, Any]] = [] if optimizer is None else optimizer.param_groups
-    own = [{name: value for name, value in group.items() if name != "params"} for group in groups]
+    configured = [{name: value for name, value in group.items() if name != "params"} for group in groups]
     yield
-    for group, numbers in zip(groups, own, strict=True):
-        group.update(numbers)
+    for group, values in zip(groups, configured, strict=True):
+        group.update(values)

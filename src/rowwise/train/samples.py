@@ -1,6 +1,6 @@
-"""Scored samples: logits, labels and weights that fit together, checked once and shared by all metrics of a step.
+"""Scored samples: logits, labels and weights, checked once and shared by all metrics of a step.
 
-A sample of weight 0 counts nowhere, which is how a task says that it has no label.
+A sample of weight 0 counts nowhere; so a sample without a label for a task gets weight 0 there.
 
 Letters: N samples, K tasks.
 """
@@ -16,7 +16,7 @@ from rowwise.errors import BatchError
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """Logits (infinite ones too), labels of 0 and 1, and weights or None for all 1; all in float64."""
+    """Logits (may be infinite), labels 0 and 1, and weights (None: all 1), in float64."""
 
     logits_NK: Tensor
     labels_NK: Tensor
@@ -26,8 +26,8 @@ class Samples:
     def of(cls, logits: Tensor, labels: Tensor, weights: Tensor | None = None, *, check: bool = True) -> "Samples":
         """From logits [N] or [N, K], labels of the same shape, and weights of that shape or [N].
 
-        `check` reads numbers back from the device. Without it nothing waits for a GPU, a NaN logit shows as a NaN
-        log loss, and other labels than 0 and 1 give numbers that mean nothing.
+        `check` reads numbers back from the device. Without it nothing waits for a GPU, a NaN logit gives a NaN log
+        loss, and labels other than 0 and 1 give meaningless metrics.
         """
         _check_shapes(logits, labels, weights)
         if weights is not None and weights.dim() < logits.dim():
@@ -41,14 +41,13 @@ class Samples:
         return self.logits_NK.shape[1]
 
     def masses(self) -> tuple[Tensor, Tensor]:
-        """Weight as a positive and as a negative, [N, K] each; one of them is 0."""
+        """The weight of each sample as a positive and as a negative, [N, K] each; one of the two is 0."""
         if self.weights_NK is None:
             return self.labels_NK, 1 - self.labels_NK
         positive_NK = self.weights_NK * self.labels_NK
         return positive_NK, self.weights_NK - positive_NK
 
     def check_tasks(self, want: int) -> None:
-        """The tasks are those of a metric."""
         if self.tasks != want:
             raise BatchError(f"got logits of {self.tasks} tasks; want {want}, as the metric was made with tasks={want}")
 
@@ -62,7 +61,7 @@ def _check_shapes(logits: Tensor, labels: Tensor, weights: Tensor | None) -> Non
     if not logits.is_floating_point() or logits.dim() not in (1, 2):
         got = f"{logits.dtype} {tuple(logits.shape)}"
         raise BatchError(f"logits: got {got}; want floats of shape [samples] or [samples, tasks]")
-    # [N, 1] beside [N] would broadcast to [N, N], without a word.
+    # [N, 1] beside [N] would broadcast to [N, N] silently.
     if labels.shape != logits.shape:
         got = f"{tuple(labels.shape)} beside logits {tuple(logits.shape)}"
         raise BatchError(f"labels: got shape {got}; want the same, so squeeze or stack one of them")
@@ -76,7 +75,7 @@ def _check_shapes(logits: Tensor, labels: Tensor, weights: Tensor | None) -> Non
 
 
 def _check_values(logits: Tensor, labels: Tensor, weights: Tensor | None) -> None:
-    """One look at all three, and a second to say what is wrong."""
+    """A fast check of all values, and a slow one for the message."""
     if _seem_right(logits, labels, weights):
         return
     wrong = {
@@ -95,7 +94,7 @@ def _check_values(logits: Tensor, labels: Tensor, weights: Tensor | None) -> Non
 
 
 def _seem_right(logits: Tensor, labels: Tensor, weights: Tensor | None) -> bool:
-    """Whether nothing is wrong, in few passes. A sum that is NaN may come of infinite logits, too: a suspicion only."""
+    """Whether all values are surely right, in few passes. False for some right ones: infinite logits may sum to NaN."""
     if math.isnan(float(logits.detach().sum())) or not torch.equal(labels.bool().to(labels.dtype), labels):
         return False
     return weights is None or (bool((weights >= 0).all()) and math.isfinite(float(weights.detach().sum())))

@@ -1,6 +1,6 @@
-"""The checkpoints of a run: which there are, which to go on from, and which may go.
+"""The folder of a run's checkpoints: save, open by name, prune.
 
-With several ranks, all call alike what writes or removes; rank 0 looks and tells the others, and it alone removes.
+All ranks call the methods that write or remove. Rank 0 looks at the folder, tells the others, and alone removes.
 """
 
 import os
@@ -14,13 +14,13 @@ from typing import Any, Literal, NamedTuple, final
 import torch
 
 from rowwise.checkpoint.background import BackgroundWriter
-from rowwise.checkpoint.delta import can_extend, clear, increment, round_shards, stored_bytes
+from rowwise.checkpoint.delta import changed_rows, clear_changes, matches_base, round_shards, stored_bytes
 from rowwise.checkpoint.listing import best_step
 from rowwise.checkpoint.manifest import NAME
 from rowwise.checkpoint.parts import LocalShard
 from rowwise.checkpoint.policy import is_full_due
 from rowwise.checkpoint.read import Checkpoint
-from rowwise.checkpoint.write import PART, own_parts, run_on_all_ranks, write, write_data
+from rowwise.checkpoint.write import PART, assign_shards, run_on_all_ranks, write, write_data
 from rowwise.comm.seam import Comm
 from rowwise.comm.solo import solo
 from rowwise.comm.status import broadcast_object
@@ -30,25 +30,25 @@ from rowwise.errors import CheckpointError
 class CheckpointReduction(NamedTuple):
     """Incremental checkpoints, and the bits of their rows."""
 
-    incremental: bool = False  # only rows that changed, where that costs less; needs marks, see `Arena.track`
+    incremental: bool = False  # only changed rows, where that costs less; needs `Arena.track`
     bits: Literal[32, 8, 4] = 32  # of each weight in tables
-    tell: Callable[[str], object] = str  # is told why one is not smaller; str: nobody
+    log: Callable[[str], None] | None = None  # called with the reason why a checkpoint is a full one after all
 
 
 EVERYTHING = CheckpointReduction()
-FAILED = "failed"  # the state before a step that met a bad number
+FAILED = "failed"  # the state before a step that met NaN or infinity
 STEP = re.compile(r"step-([0-9]{1,18})")
 
 
 @final
 class CheckpointFolder:
-    """The checkpoints in a folder, each called step-<number>.
+    """The checkpoints in a folder, each in a folder step-<number>.
 
     Args:
-        folder: need not be there yet.
-        comm: the ranks that save together; None: this one alone.
-        background: `add` returns once it has copied what is to be saved; `wait` before leaving.
-        less: how to write less than everything.
+        folder: need not exist yet.
+        comm: the ranks that save together; None: a single rank.
+        background: `save` returns once it has copied the tensors; call `wait` before the process ends.
+        reduction: increments, and tables in fewer bits.
     """
 
     def __init__(
@@ -57,28 +57,27 @@ class CheckpointFolder:
         comm: Comm | None = None,
         *,
         background: bool = False,
-        less: CheckpointReduction = EVERYTHING,
+        reduction: CheckpointReduction = EVERYTHING,
     ) -> None:
         self.folder, self._comm = folder, comm or solo()
         self._background = BackgroundWriter(self._comm) if background else None
-        self._less = less
-        self._base: Path | None = None  # the rows that are marked changed since this one
+        self._reduction = reduction
+        self._base: Path | None = None  # the checkpoint since which changed rows are marked; None: the next is full
 
     def steps(self) -> list[int]:
-        found = (STEP.fullmatch(path.parent.name) for path in self.folder.glob(f"*/{NAME}"))
-        return sorted(int(match[1]) for match in found if match)
+        matches = (STEP.fullmatch(path.parent.name) for path in self.folder.glob(f"*/{NAME}"))
+        return sorted(int(match[1]) for match in matches if match)
 
     def path(self, step: int) -> Path:
-        """The folder of a step's checkpoint."""
         return self.folder / f"step-{step:09}"
 
     def open(self, which: str = "last") -> Checkpoint:
-        """One by its name: last, best, step-<number>, or failed."""
+        """Open a checkpoint by its name: last, best, step-<number>, or failed."""
         steps, failed = self.steps(), (self.folder / FAILED / NAME).is_file()
         if which == FAILED and failed:  # a step may fail before anything else was saved
             return Checkpoint.open(self.folder / FAILED)
         if not steps:
-            raise CheckpointError(f"{self.folder}: no checkpoint was written yet; start the run again")
+            raise CheckpointError(f"{self.folder} has no checkpoint yet; start the run again")
         last = Checkpoint.open(self.path(steps[-1]))
         if which == "last":
             return last
@@ -87,98 +86,98 @@ class CheckpointFolder:
             return last if best is None else Checkpoint.open(self.path(best))
         match = STEP.fullmatch(which)
         if not match or int(match[1]) not in steps:
-            there = ", ".join([*(self.path(step).name for step in steps), *([FAILED] if failed else [])])
-            raise CheckpointError(f"{self.folder} has no checkpoint {which!r}; there are last, best, {there}")
+            names = ", ".join([*(self.path(step).name for step in steps), *([FAILED] if failed else [])])
+            raise CheckpointError(f"{self.folder} has no checkpoint {which!r}; there are last, best, {names}")
         return Checkpoint.open(self.path(int(match[1])))
 
-    def add(self, step: int, parts: Sequence[LocalShard], data: Mapping[str, Any]) -> None:
-        """Write one; of one that is there the data, as nothing is learned between two at the same step."""
+    def save(self, step: int, shards: Sequence[LocalShard], data: Mapping[str, Any]) -> None:
+        """Write the checkpoint of a step; if it exists, only its data: tensors change in steps only."""
         self.wait()
         path = self.path(step)
-        if self._ask_first_rank(lambda: step in self.steps()):
-            self._run_on_first_rank(lambda: write_data(path, data))
+        if self._decide_on_rank_0(lambda: step in self.steps()):
+            self._run_on_rank_0(lambda: write_data(path, data))
             return
-        self._run_on_first_rank(
-            lambda: shutil.rmtree(path, ignore_errors=True)
-        )  # what is left of one that was on its way out
-        own = round_shards(own_parts(parts, self._comm), None if self._less.bits == 32 else self._less.bits)
-        base = self._choose(path, own) if self._less.incremental else None
-        own = own if base is None else increment(own)
-        self._base = None  # if it fails, the next one is full
+        self._run_on_rank_0(lambda: shutil.rmtree(path, ignore_errors=True))  # rests of a removal that was killed
+        own = round_shards(
+            assign_shards(shards, self._comm), None if self._reduction.bits == 32 else self._reduction.bits
+        )
+        base = self._choose_base(path, own) if self._reduction.incremental else None
+        own = own if base is None else changed_rows(own)
+        self._base = None  # if this write fails, the next checkpoint is a full one
         if self._background is None:
             write(path, own, data, self._comm, base)
         else:
             self._background.write(path, own, data, base)
-        if self._less.incremental:
-            self.go_on_from(path, parts)
+        if self._reduction.incremental:
+            self.set_base(path, shards)
 
-    def go_on_from(self, former: Path, parts: Sequence[LocalShard]) -> None:
-        """The parts are as they are saved there: what changes from now on may be saved on top of that."""
-        self._base = former
-        clear(parts)
+    def set_base(self, path: Path, shards: Sequence[LocalShard]) -> None:
+        """Clear the marks of changed rows: the tensors are equal to this checkpoint, and the next may build on it."""
+        self._base = path
+        clear_changes(shards)
 
-    def _choose(self, path: Path, own: Sequence[LocalShard]) -> Checkpoint | None:
-        """The checkpoint that the next one builds on; None for a full one. All ranks choose alike."""
+    def _choose_base(self, path: Path, own: Sequence[LocalShard]) -> Checkpoint | None:
+        """The checkpoint that the next increment builds on; None: write a full one. The same on all ranks."""
         former = self._base
         if former is None:
             return None
-        if not self._ask_first_rank(lambda: _can_link(former, path)):
-            self._less.tell(f"{path.name} is a full checkpoint: {former} cannot be linked to")
+        if not self._decide_on_rank_0(lambda: _can_link(former, path)):
+            if self._reduction.log is not None:
+                self._reduction.log(f"{path.name} is a full checkpoint: no hard link to files of {former} can be made")
             return None
         base = run_on_all_ranks(self._comm, f"{path} was not saved", lambda: Checkpoint.open(former))
-        other = 0 if can_extend(own, base.manifest) else 1
-        mine = torch.tensor([stored_bytes(own, changed=False), stored_bytes(own, changed=True), other])
-        told_W3 = self._comm.all_gather(mine, [3] * len(self._comm.ranks), "checkpoint").wait().view(-1, 3)
-        full_bytes, increment_bytes, others = told_W3.sum(0).tolist()
-        due = others or is_full_due(base.manifest.chain_bytes, full_bytes, increment_bytes)
+        # All ranks must choose alike, so each adds up the same three sums.
+        mine = [stored_bytes(own, changed=False), stored_bytes(own, changed=True), not matches_base(own, base.manifest)]
+        gathered = self._comm.all_gather(torch.tensor(mine), [3] * len(self._comm.ranks), "checkpoint").wait()
+        full_bytes, increment_bytes, cannot_extend = gathered.view(-1, 3).sum(0).tolist()
+        due = cannot_extend or is_full_due(base.manifest.chain_bytes, full_bytes, increment_bytes)
         return None if due else base
 
-    def add_failed(self, parts: Sequence[LocalShard], data: Mapping[str, Any]) -> None:
-        """Keep the state that a bad number was met in; the newest such state only."""
+    def save_failed(self, shards: Sequence[LocalShard], data: Mapping[str, Any]) -> None:
+        """Save the state before a failed step; it replaces an earlier one."""
         self.wait()
-        self._run_on_first_rank(lambda: shutil.rmtree(self.folder / FAILED, ignore_errors=True))
-        write(self.folder / FAILED, parts, data, self._comm)
+        self._run_on_rank_0(lambda: shutil.rmtree(self.folder / FAILED, ignore_errors=True))
+        write(self.folder / FAILED, shards, data, self._comm)
 
     def prune(self, keep: int, best: int | None) -> None:
-        """Keep the newest and the best; after what is being written, if anything is."""
+        """Remove all but the newest `keep` checkpoints and the best, after a write in the background has ended."""
         if self._background is None:
-            self._run_on_first_rank(partial(self._prune, keep, best))
+            self._run_on_rank_0(partial(self._prune, keep, best))
         else:
             self._background.then(partial(self._prune, keep, best))
 
-    def cut(self, step: int) -> None:
-        """Remove those of later steps: a run that goes on from here goes another way, and would mix them with its own.
+    def remove_after(self, step: int) -> None:
+        """Remove the checkpoints of later steps: a run that resumes here takes other steps.
 
-        Newest first, so that after a kill what is left is still a run's past.
+        Newest first: after a kill in between, the rest is still the past of one run.
         """
         self.wait()
-        self._run_on_first_rank(lambda: [self._remove(later) for later in reversed(self.steps()) if later > step])
+        self._run_on_rank_0(lambda: [self._remove(later) for later in reversed(self.steps()) if later > step])
 
     def wait(self) -> None:
-        """Wait for the save that is under way; its error is raised on all ranks."""
+        """Wait for the write in the background; its error is raised on all ranks."""
         if self._background is not None:
             base, self._base = self._base, None
             self._background.wait()
-            self._base = base  # not, if that raised
+            self._base = base  # stays None if `wait` raised: that checkpoint does not exist
 
     def _prune(self, keep: int, best: int | None) -> None:
         for step in self.steps()[:-keep]:
             if step != best:
                 self._remove(step)
 
-    def _ask_first_rank(self, question: Callable[[], bool]) -> bool:
+    def _decide_on_rank_0(self, question: Callable[[], bool]) -> bool:
         return broadcast_object(self._comm, self._comm.rank == 0 and question(), 0, "checkpoint")
 
-    def _run_on_first_rank(self, action: Callable[[], object]) -> None:
-        """Rank 0 does it; where it fails, all raise the same."""
-        run_on_all_ranks(
-            self._comm, f"{self.folder} is not as it should be", lambda: action() if self._comm.rank == 0 else None
-        )
+    def _run_on_rank_0(self, action: Callable[[], object]) -> None:
+        """Run an action on rank 0; if it fails, all ranks raise its error."""
+        first = self._comm.rank == 0
+        run_on_all_ranks(self._comm, f"could not update {self.folder}", lambda: action() if first else None)
 
     def clean(self) -> None:
-        """Remove what kills have left half written or half deleted."""
+        """Remove checkpoints that a kill left half written or half removed."""
         self.wait()
-        self._run_on_first_rank(self._clean)
+        self._run_on_rank_0(self._clean)
 
     def _clean(self) -> None:
         for path in (*self.folder.glob("step-*"), *self.folder.glob(f"{FAILED}*")):
@@ -186,16 +185,17 @@ class CheckpointFolder:
                 shutil.rmtree(path, ignore_errors=True)
 
     def _remove(self, step: int) -> None:
-        # Without a manifest it counts no more, so half of it is never taken for a checkpoint.
+        # The manifest first: a folder without one is no checkpoint, so a kill in between leaves nothing half usable.
         (self.path(step) / NAME).unlink()
         shutil.rmtree(self.path(step), ignore_errors=True)
 
 
 def _can_link(former: Path, path: Path) -> bool:
-    part = path.with_name(path.name + PART)  # which the next write removes
+    """Whether the file system makes hard links, with which an increment takes over files of its base."""
+    unfinished = path.with_name(path.name + PART)  # the next write removes it
     try:
-        part.mkdir(parents=True, exist_ok=True)
-        os.link(former / NAME, part / "link")
+        unfinished.mkdir(parents=True, exist_ok=True)
+        os.link(former / NAME, unfinished / "link")
     except OSError:
         return False
     return True

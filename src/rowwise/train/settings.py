@@ -1,7 +1,7 @@
 """Training settings as frozen values: the sections `train`, `evaluate`, `save` and `log` of a recipe.
 
-Apart from the code that does what they say because recipes are read, listed and copied without loading torch.
-Everything that changes a result is here or in the recipe around it; what only changes what is seen is in `Log`.
+This module does not import torch, as recipes are read and listed without it. `Log` changes no result; all other
+settings may.
 """
 
 import math
@@ -13,7 +13,7 @@ from rowwise.row_optimizers import Schedule
 from rowwise.spec import Value
 from rowwise.value import MOST_BATCH, MOST_STEPS, MOST_THREADS, check_most
 
-MOST_AHEAD = 4096  # batches, or splits, that lie ready
+MOST_AHEAD = 4096  # batches or splits prepared ahead
 STEPS = re.compile(r"(?:steps=)?([0-9]{1,12}):([0-9]{1,12})")
 BETTER_LOWER = ("loss", "ne")  # metrics that get better by falling; all others by rising
 
@@ -33,7 +33,6 @@ class DenseSgd(Value, frozen=True, tag="sgd", tag_field="kind"):
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse what torch would, with the name that the recipe has for it."""
         _check_numbers(self)
 
 
@@ -45,12 +44,11 @@ class DenseAdagrad(Value, frozen=True, tag="adagrad", tag_field="kind"):
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse what torch would, with the name that the recipe has for it."""
         _check_numbers(self)
 
 
 class DenseAdam(Value, frozen=True, tag="adam", tag_field="kind"):
-    """torch.optim.AdamW: the decay is of the weights, not by way of the gradient."""
+    """`torch.optim.AdamW` for the dense parameters: weight decay is decoupled from the gradient."""
 
     lr: float = 0.001
     beta1: float = 0.9
@@ -59,7 +57,6 @@ class DenseAdam(Value, frozen=True, tag="adam", tag_field="kind"):
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse what torch would, with the name that the recipe has for it."""
         _check_numbers(self)
         for name, beta in (("beta1", self.beta1), ("beta2", self.beta2)):
             if beta >= 1:
@@ -74,24 +71,24 @@ class Training(Value, frozen=True):
 
     batch: int = 2048
     epochs: int = 1
-    steps: int | None = None  # at most so many updates; None: as many as the epochs have
-    optimizer: DenseOptimizer = DenseAdam()  # of the dense parameters; rows of tables have that of their table
-    schedule: Schedule | None = None  # of the dense rate; None: it stays
-    accumulate: int = 1  # batches that make one update
-    clip: float | None = None  # longest gradient of all dense parameters together; rows have `clip` of their table
-    # Of dense products (autocast); weights stay in 32 bits. A processor without bf16 products gets fp32 instead, which
-    # is faster there, and a line that says so; bf16_always does them in software
+    steps: int | None = None  # most updates; None: as many as the epochs have
+    optimizer: DenseOptimizer = DenseAdam()  # of the dense parameters; tables have optimizers of their own
+    schedule: Schedule | None = None  # of the dense learning rate; None: constant
+    accumulate: int = 1  # batches per update
+    clip: float | None = None  # largest norm of all dense gradients together; tables have `clip` of their own
+    # Of dense products (autocast); weights stay in 32 bits. A processor without bf16 products uses fp32 instead, which
+    # is faster there, and warns; bf16_always emulates bf16 products
     precision: Literal["fp32", "bf16", "bf16_always"] = "fp32"
-    task_weights: tuple[float, ...] = ()  # of each label's loss in the sum; none: all 1
+    task_weights: tuple[float, ...] = ()  # one for each label's loss; empty: all 1
     label_smoothing: float = 0.0  # s: the loss is that of labels s / 2 and 1 - s / 2; metrics take labels as they are
     device: str = "cpu"
-    threads: int | None = None  # of torch; None: as many as torch takes by itself
-    # elastic: the same bits for any number of ranks that divides the virtual shards of a global batch; it costs speed
+    threads: int | None = None  # of torch; None: torch's default
+    # elastic: the same bits for any number of ranks that divides virtual_shards; it costs speed
     determinism: Literal["run", "elastic"] = "run"
     virtual_shards: int = 8  # of a global batch, if elastic; each is whole blocks of 256 samples
-    merge_shared: bool = False  # add up gradients of bags that samples share, first: faster, and the last bits differ
+    merge_shared: bool = False  # first add gradients of samples that share a bag: faster, but the last bits differ
     shuffle: bool = True
-    ahead: int = 4  # batches that a thread makes before they are asked for; 0: no thread
+    ahead: int = 4  # batches that a thread prepares ahead; 0: no thread
 
     def __post_init__(self) -> None:
         counts = {name: getattr(self, name) for name in ("batch", "epochs", "accumulate", "virtual_shards")}
@@ -108,7 +105,7 @@ class Training(Value, frozen=True):
             want = "want false, as sums depend on which samples a rank has"
             raise SpecError(f"train.merge_shared=true with train.determinism='elastic': {want}")
         if self.clip is not None and not 0 < self.clip < math.inf:
-            raise SpecError(f"train.clip={self.clip}: want a length above 0, or null for no clipping")
+            raise SpecError(f"train.clip={self.clip}: want a norm above 0, or null for no clipping")
         if not 0 <= self.label_smoothing < 1:
             raise SpecError(f"train.label_smoothing={self.label_smoothing}: want at least 0 and less than 1")
         if any(not 0 <= w < math.inf for w in self.task_weights):
@@ -118,16 +115,16 @@ class Training(Value, frozen=True):
 
 
 class Evaluation(Value, frozen=True):
-    """When the validation data is looked at, and what follows from it."""
+    """When to evaluate on the validation data, and early stopping."""
 
     every: int = 0  # steps; 0: at the end of each epoch
     batch: int = 8192
     metric: str = "ne"  # decides which checkpoint is the best: ne, loss, auc, recall@10, ...
     patience: int | None = None  # stop after so many evaluations without a better one; None: never
-    min_gain: float = 0.0  # what counts as better
+    min_gain: float = 0.0  # least improvement that counts as better
     slices: tuple[str, ...] = ()  # features whose most common ids are measured one by one
-    slice_ids: int = 10  # of each such feature
-    task: str = ""  # whose metric decides; none: the first label
+    slice_ids: int = 10  # number of ids of each such feature
+    task: str = ""  # the label whose metric decides; empty: the first
 
     def __post_init__(self) -> None:
         if self.every < 0 or self.batch < 1 or self.slice_ids < 1:
@@ -153,11 +150,11 @@ class Saving(Value, frozen=True):
     """When checkpoints are written. One is always written at the end, at Ctrl-C, and for each new best."""
 
     every: int = 0  # steps; 0: at the end of each epoch
-    keep: int = 1  # of the newest, beside the best
-    background: bool = False  # while training goes on, from a copy that takes as much memory as what is saved
-    # only rows that changed, in between full ones, where that writes and reads less; takes a byte of memory a row
+    keep: int = 1  # number of newest checkpoints to keep, beside the best
+    background: bool = False  # write a copy while training goes on; the copy takes as much memory as the checkpoint
+    # only changed rows, where that writes and reads less than a full checkpoint; takes a byte of memory per row
     incremental: bool = False
-    # of each weight in tables, as saved: with fewer than they are trained with, who resumes goes on with rounded ones
+    # per weight of tables, as saved: a resumed run continues with the rounded weights
     bits: Literal[32, 8, 4] = 32
 
     def __post_init__(self) -> None:
@@ -170,7 +167,7 @@ class Log(Value, frozen=True):
     """Recording of a run; changes no result."""
 
     every: int = 100  # steps between lines of metrics.csv and steps.csv
-    window: int = 100  # batches that "train" metrics are over
+    window: int = 100  # batches of the "train" metrics
     tensorboard: bool = False  # scalars in the run's folder tb/
     profile: str | None = None  # "10:20": a trace of these steps in the run's folder trace/
 

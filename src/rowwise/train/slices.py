@@ -1,9 +1,8 @@
-"""The same metrics for parts of the data: one slice for each chosen value of an integer feature, the rest as "other".
+"""Metrics of parts of the data: a slice for each chosen id of a feature, and "other" for the rest.
 
-Slices are chosen when it is made, as then sums and histograms are all it keeps: memory is bounded, every sample is in
-exactly one slice from the first, and merging is an addition. `most_common` chooses them from a sample of the data;
-`value(top=...)` shows the largest and folds what it leaves out into "other", which is as exact as if they had never
-been chosen.
+The ids are chosen before the first sample. So memory is bounded to sums and histograms, every sample is in exactly one
+slice, and merging is an addition. `most_common` chooses ids from a sample of the data; `value(top=...)` returns the
+largest slices and adds the others to "other", exactly.
 
 Letters: N samples, K tasks, S slices ("other" comes last), M bins.
 """
@@ -38,7 +37,7 @@ class SliceMetrics:
 
 
 class Slices:
-    """Fit and binned area of each slice. `bins` are fewer than for a whole data set, as there is one set a slice."""
+    """`Entropy` and `BinnedAuc` of each slice; fewer `bins` than for all data, one histogram each."""
 
     __slots__ = ("_auc", "_entropy", "_ids_S", "_tasks")
 
@@ -47,7 +46,7 @@ class Slices:
         if wrong:
             raise SpecError(f"slice id {wrong[0]!r}: want a whole number of 64 bits; hash strings first")
         if len(set(ids)) != len(ids):
-            raise SpecError(f"{len(ids)} slice ids, of which {len(set(ids))} are different: want each once")
+            raise SpecError(f"{len(ids)} slice ids, of which {len(set(ids))} are distinct: want each once")
         self._tasks = check_positive("tasks", tasks)
         self._ids_S = torch.tensor(sorted(ids), dtype=torch.int64)
         rows = (len(ids) + 1) * tasks
@@ -58,7 +57,7 @@ class Slices:
         self.add(Samples.of(logits, labels, weights), ids)
 
     def add(self, samples: Samples, ids_N: Tensor) -> None:
-        """Count a batch that is checked already."""
+        """Count samples that were checked when they were made."""
         samples.check_tasks(self._tasks)
         if ids_N.dtype not in (torch.int32, torch.int64) or ids_N.shape != samples.logits_NK.shape[:1]:
             got = f"{ids_N.dtype} {tuple(ids_N.shape)}"
@@ -68,7 +67,6 @@ class Slices:
         self._auc.add_rows(samples, row_NK)
 
     def merge(self, other: "Slices") -> None:
-        """Count what another has counted."""
         check_alike("tasks", self._tasks, other._tasks)
         check_alike("ids", self._ids_S.tolist(), other._ids_S.tolist())
         self._auc.merge(other._auc)  # first, as it refuses other bins
@@ -89,7 +87,7 @@ class Slices:
 
     @classmethod
     def from_state(cls, state: Mapping[str, object]) -> Self:
-        """Restore the metrics from `state`, to the same bits."""
+        """The metric that `state` saved, with the same bits."""
         ids = read_tensor(state, "ids", (None,), torch.int64).tolist()
         made = cls(ids, read_int(state, "tasks"), bins=1)
         rows = (len(ids) + 1) * made._tasks
@@ -106,15 +104,14 @@ class Slices:
         return torch.where(self._ids_S[at_N.clamp(max=last - 1)] == ids_N, at_N, last)
 
     def _split(self, sizes: list[float], top: int | None) -> tuple[list[int], list[int]]:
-        """Slices to show, largest first, and those that make up "other"; equal sizes in the order of their ids."""
+        """The slices to return, largest first (ties by id), and the slices to add to "other"."""
         last = len(sizes) - 1
         filled = sorted((s for s in range(last) if sizes[s]), key=lambda s: -sizes[s])
         most = len(filled) if top is None else check_positive("top", top)
-        # Those without samples add nothing to "other".
         return filled[:most], [*filled[most:], last]
 
 
 def most_common(ids_N: Tensor, most: int) -> list[int]:
-    """The ids that occur most often, at most so many; of those that occur equally often, the smallest."""
-    found, counts = ids_N.unique(return_counts=True)
-    return found[(-counts).argsort(stable=True)[: check_positive("most", most)]].tolist()
+    """At most `most` ids, the most common first; ties by id."""
+    ids_U, counts_U = ids_N.unique(return_counts=True)
+    return ids_U[(-counts_U).argsort(stable=True)[: check_positive("most", most)]].tolist()

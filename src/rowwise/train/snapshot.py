@@ -1,18 +1,18 @@
-"""Everything that a training run has to remember, as named tensors and plain data, and back.
+"""Collects the state of model, optimizers and generators as named tensors, and restores it.
 
-Apart from the checkpoint, which knows files and nothing of models. Names are those of the model, never numbers or
-ranks, so that a model that gained a layer or a table can still take what it knows, by whatever plan it is sharded:
+`checkpoint` knows files and nothing of models; this module knows the names. Names are those of the model, without
+indices or ranks. So a model with a new layer or table, or under another plan, can still load the tensors it knows:
 
     model/<name>                       parameters and buffers; rows of tables as they are stored
     rows/<module>/<table>/<slot>       optimizer state of rows; `step` counts a table's updates
     optimizer/<which>/<name>/<slot>    state of torch's optimizers
     rng/torch                          torch's random numbers, of each rank
-    held/<bucket>                      what lossy wires hold back of dense gradients, of each rank
+    held/<bucket>                      error feedback of dense gradients (lossy wires), of each rank
 
-What else a run saves has names that begin otherwise, and is left to whoever saved it. Rows of another type than the
-table's are taken, rounded to the nearest: once, where a table has fewer bits than what was saved. Buffers, which may
-differ between ranks, are those of rank 0. Where the number of ranks is another one, rank 0 goes on with the random
-numbers that it had, and the others with new ones, which follow from these; what was held back is forgotten.
+Names that begin otherwise belong to other shards of a run (`recorder/`) and are ignored here. Rows saved in another row
+type are rounded to the table's. Buffers may differ between ranks; those of rank 0 are saved. On another number of
+ranks, rank 0 continues with its random numbers, the others get seeds derived from them, and error feedback starts at
+zero.
 """
 
 import zlib
@@ -29,7 +29,7 @@ from torch.optim import Optimizer
 from rowwise.checkpoint.manifest import Span, TensorEntry
 from rowwise.checkpoint.parts import LocalShard
 from rowwise.checkpoint.read import Checkpoint, reading_data
-from rowwise.checkpoint.tables import entries_of, modules_of, read_parts, written_parts
+from rowwise.checkpoint.tables import shards_to_read, shards_to_write, table_modules, tensor_entries
 from rowwise.comm.seam import Comm
 from rowwise.comm.solo import solo
 from rowwise.errors import CheckpointError
@@ -38,13 +38,11 @@ from rowwise.spec import Value
 from rowwise.train.id_maps import check_maps
 
 Optimizers = Mapping[str, Optimizer]
-OURS = ("model/", "rows/", "optimizer/", "rng/", "held/")
+PREFIXES = ("model/", "rows/", "optimizer/", "rng/", "held/")
 NO_MODEL = ("optimizer/", "rng/", "held/")
-Held = dict[int, Tensor]  # see `CodedSum.held`
+Residuals = dict[int, Tensor]  # see `CodedSum.residuals`
 RANDOM = "rng/torch"
-
-
-SLOTS = {"AdamW": ("step", "exp_avg", "exp_avg_sq"), "Adagrad": ("step", "sum")}
+SLOTS = {"AdamW": ("step", "exp_avg", "exp_avg_sq"), "Adagrad": ("step", "sum")}  # tensors that torch's step needs
 
 
 class SavedOptimizer(Value, frozen=True):
@@ -52,39 +50,39 @@ class SavedOptimizer(Value, frozen=True):
 
     groups: tuple[dict[str, Any], ...]
     numbers: dict[str, dict[str, int | float | bool | None]] = msgspec.field(default_factory=dict)
-    kind: str | None = None  # not known of an older version's
+    kind: str | None = None  # class name; older versions did not save it
 
 
 def collect(
-    model: nn.Module, optimizers: Optimizers, comm: Comm | None = None, held: Held | None = None
+    model: nn.Module, optimizers: Optimizers, comm: Comm | None = None, residuals: Residuals | None = None
 ) -> tuple[list[LocalShard], dict[str, Any]]:
-    """Parts (views, not copies: save them before the next step) and data of a run; called by all ranks."""
+    """This rank's local shards (views: save them before the next step), and the manifest's data; a collective."""
     comm = comm or solo()
     buffers = {name for name, _ in model.named_buffers(remove_duplicate=False)}
-    parts = [
+    shards = [
         LocalShard.whole(f"model/{name}", tensor, shared=name not in buffers)
         for name, tensor in _dense_tensors(model).items()
         if comm.rank == 0 or name not in buffers
     ]
-    parts += [part for path, module in modules_of(model) for part in written_parts(path, module)]
+    shards += [shard for path, module in table_modules(model) for shard in shards_to_write(path, module)]
     data: dict[str, Any] = {}
     for which, optimizer in optimizers.items():
         names = _names(model, optimizer, which)
-        # Of a group everything but its parameters: rates that a schedule has moved are part of the state.
+        # With its rates, which a schedule may have changed.
         groups = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
         numbers: dict[str, dict[str, Any]] = {}
         for parameter, state in optimizer.state.items():
             for slot, value in state.items():
                 if isinstance(value, Tensor):
-                    parts.append(LocalShard.whole(f"optimizer/{which}/{names[parameter]}/{slot}", value))
+                    shards.append(LocalShard.whole(f"optimizer/{which}/{names[parameter]}/{slot}", value))
                 else:
                     numbers.setdefault(names[parameter], {})[slot] = value
         data[which] = {"kind": type(optimizer).__name__, "groups": groups, "numbers": numbers}
-    each = {RANDOM: torch.get_rng_state()} | {f"held/{bucket}": x for bucket, x in (held or {}).items()}
+    each = {RANDOM: torch.get_rng_state()} | {f"held/{bucket}": x for bucket, x in (residuals or {}).items()}
     for name, tensor in each.items():
         shape, rows = (len(comm.ranks), *tensor.shape), (comm.rank, comm.rank + 1)
-        parts.append(LocalShard(name=name, tensor=tensor.unsqueeze(0), shape=shape, rows=rows))
-    return parts, {"optimizers": data}
+        shards.append(LocalShard(name=name, tensor=tensor.unsqueeze(0), shape=shape, rows=rows))
+    return shards, {"optimizers": data}
 
 
 def restore(
@@ -92,20 +90,21 @@ def restore(
     model: nn.Module,
     optimizers: Optimizers,
     comm: Comm | None = None,
-    held: Held | None = None,
+    residuals: Residuals | None = None,
 ) -> None:
-    """Put a run back exactly where it was; every name has to be there, and nothing may be left over."""
-    left = {name for name in checkpoint.names() if name.startswith(OURS) and not name.startswith(("rng/", "held/"))}
-    left -= _fill_model(checkpoint, model, state=True)
+    """Restore a run bit-exactly; raises if the model and the checkpoint do not have the same tensors."""
+    unused = {n for n in checkpoint.names() if n.startswith(PREFIXES) and not n.startswith(("rng/", "held/"))}
+    unused -= _fill_model(checkpoint, model, state=True)
     for which, optimizer in optimizers.items():
-        left -= _restore_optimizer(checkpoint, model, which, optimizer)
-    _restore_each(checkpoint, comm or solo(), {} if held is None else held)
-    if left:
-        raise CheckpointError(f"{checkpoint.folder} holds what this model does not: {', '.join(sorted(left)[:5])}")
+        unused -= _restore_optimizer(checkpoint, model, which, optimizer)
+    _restore_per_rank(checkpoint, comm or solo(), {} if residuals is None else residuals)
+    if unused:
+        got = f"has tensors that this model does not have: {', '.join(sorted(unused)[:5])}"
+        raise CheckpointError(f"{checkpoint.folder} {got}; want the model that was saved, or warm-start with init_from")
 
 
 def restore_model(checkpoint: Checkpoint, model: nn.Module) -> None:
-    """Put the model where it was, for use: no optimizer and no random numbers."""
+    """Restore the model's weights only, for inference."""
     _fill_model(checkpoint, model, state=False)
 
 
@@ -114,10 +113,10 @@ class WarmStartMatch:
     """The tensors that a warm start took over, by name."""
 
     loaded: list[str] = field(default_factory=list)
-    grown: dict[str, str] = field(default_factory=dict)  # some rows taken over: how many of how many
-    rounded: dict[str, str] = field(default_factory=dict)  # likewise, but stored in another row type: which
-    skipped: dict[str, str] = field(default_factory=dict)  # in both, and why not
-    new: list[str] = field(default_factory=list)  # in the model only: keep their initial values
+    grown: dict[str, str] = field(default_factory=dict)  # loaded for the first rows only: how many of how many
+    rounded: dict[str, str] = field(default_factory=dict)  # loaded from another row type: which
+    skipped: dict[str, str] = field(default_factory=dict)  # in model and checkpoint, but not loaded: why
+    new: list[str] = field(default_factory=list)  # in the model only; they keep their initial values
     unused: list[str] = field(default_factory=list)  # in the checkpoint only
 
     def lines(self) -> list[str]:
@@ -132,93 +131,94 @@ class WarmStartMatch:
 
 
 def warm_start(checkpoint: Checkpoint, model: nn.Module) -> WarmStartMatch:
-    """Take over what matches by name: equal shapes whole, tables that have grown their first rows, with their state."""
+    """Load the tensors that match by name and shape; of a table that has grown, the first rows and their state."""
     check_maps(checkpoint, model)
-    found, saved = WarmStartMatch(), checkpoint.manifest.tensors
+    match, saved = WarmStartMatch(), checkpoint.manifest.tensors
     mine = {f"model/{name}": LocalShard.whole(f"model/{name}", x).entry for name, x in _dense_tensors(model).items()}
     rows: dict[str, TensorEntry] = {}
-    for path, module in modules_of(model):
-        rows |= entries_of(path, module)
+    for path, module in table_modules(model):
+        rows |= tensor_entries(path, module)
     for name, want in (mine | rows).items():
         if name not in saved:
-            found.new.append(name)
+            match.new.append(name)
         else:
-            _match(found, name, saved[name], want, grows=name in rows)
-    taken = {*found.loaded, *found.grown}
-    for part in _model_parts(checkpoint, model, state=True):
-        if part.name in taken:
-            there = saved[part.name]
-            end = max(part.rows[0], min(part.rows[1], there.rows))
-            checkpoint.fill(replace(part.cut(part.rows[0], end), shape=there.shape))
+            _match(match, name, saved[name], want, grows=name in rows)
+    loaded = {*match.loaded, *match.grown}
+    for shard in _model_parts(checkpoint, model, state=True):
+        if shard.name in loaded:
+            entry = saved[shard.name]
+            end = max(shard.rows[0], min(shard.rows[1], entry.rows))
+            checkpoint.fill(replace(shard.cut(shard.rows[0], end), shape=entry.shape))
     known = mine | rows
-    found.unused.extend(n for n in saved if n not in known and not n.startswith(NO_MODEL))
-    return found
+    match.unused.extend(n for n in saved if n not in known and not n.startswith(NO_MODEL))
+    return match
 
 
-def _match(found: WarmStartMatch, name: str, there: TensorEntry, here: TensorEntry, *, grows: bool) -> None:
-    """Whether a tensor is taken over, and how."""
+def _match(match: WarmStartMatch, name: str, there: TensorEntry, here: TensorEntry, *, grows: bool) -> None:
+    """Note whether a tensor is loaded, and how. `there`: in the checkpoint; `here`: in the model."""
     tables = there.row_type is not None and here.row_type is not None
     if not tables and there.dtype != here.dtype:
-        found.skipped[name] = f"{there.dtype} there, {here.dtype} here"
+        match.skipped[name] = f"{there.dtype} there, {here.dtype} here"
     elif _fits(there, here):
-        found.loaded.append(name)
+        match.loaded.append(name)
     elif (
         grows
         and there.shape
         and here.shape
         and _fits(structs.replace(there, shape=(here.rows, *there.shape[1:])), here)
     ):
-        found.grown[name] = f"{min(here.rows, there.rows)} of {here.rows} rows, {there.rows} there"
+        match.grown[name] = f"{min(here.rows, there.rows)} of {here.rows} rows, {there.rows} there"
     else:
-        found.skipped[name] = f"{there.shape} there, {here.shape} here"
+        match.skipped[name] = f"{there.shape} there, {here.shape} here"
         return
     if tables and there.row_type != here.row_type:
-        found.rounded[name] = f"{there.row_type} there, {here.row_type} here"
+        match.rounded[name] = f"{there.row_type} there, {here.row_type} here"
 
 
 def _fits(there: TensorEntry, here: TensorEntry) -> bool:
-    """Whether one can be read as the other; of a number a row there may be one for each of its blocks of columns."""
+    """Whether the shapes agree."""
+    # Optimizer state of one number per row is saved once per column block where columns of a row were on several ranks.
     blocks = here.row_type is None and len(here.shape) == 1 and len(there.shape) == 2
     return there.shape[: 1 if blocks else None] == here.shape
 
 
 def _fill_model(checkpoint: Checkpoint, model: nn.Module, *, state: bool) -> set[str]:
-    """Fill this rank's part of the model, which must be complete; returns the names of the whole model."""
+    """Fill this rank's shard of the model; raises if the checkpoint lacks a tensor. Returns all names of the model."""
     check_maps(checkpoint, model)
     names = {f"model/{name}" for name in _dense_tensors(model)}
-    for path, module in modules_of(model):
-        for name, want in entries_of(path, module).items():
+    for path, module in table_modules(model):
+        for name, want in tensor_entries(path, module).items():
             if not state and name.startswith("rows/"):
                 continue
-            # On all ranks alike, whether they hold some of it or not: none may go on alone.
+            # Checked on every rank, also for tensors of other ranks: all must raise, or none.
             there = checkpoint.entry(name)
             if not _fits(there, want):
                 got = f"got {there.shape} of {there.dtype}, want {want.shape} of {want.dtype}"
-                raise CheckpointError(f"{checkpoint.folder}: {name}: {got}; start from it instead")
+                raise CheckpointError(f"{checkpoint.folder}: {name}: {got}; warm-start with init_from instead")
             names.add(name)
     checkpoint.fill_all(_model_parts(checkpoint, model, state=state))
     return names
 
 
 def _model_parts(checkpoint: Checkpoint, model: nn.Module, *, state: bool) -> list[LocalShard]:
-    """This rank's parts of a model, with or without the optimizer state of rows."""
-    parts = [LocalShard.whole(f"model/{name}", tensor) for name, tensor in _dense_tensors(model).items()]
-    for path, module in modules_of(model):
-        found = read_parts(path, module, checkpoint.manifest.tensors)
-        parts += [part for part in found if state or not part.name.startswith("rows/")]
-    return parts
+    """This rank's local shards of the model, with or without the optimizer state of rows."""
+    shards = [LocalShard.whole(f"model/{name}", tensor) for name, tensor in _dense_tensors(model).items()]
+    for path, module in table_modules(model):
+        tables = shards_to_read(path, module, checkpoint.manifest.tensors)
+        shards += [shard for shard in tables if state or not shard.name.startswith("rows/")]
+    return shards
 
 
-def _restore_each(checkpoint: Checkpoint, comm: Comm, held: Held) -> None:
+def _restore_per_rank(checkpoint: Checkpoint, comm: Comm, residuals: Residuals) -> None:
     row = comm.rank, comm.rank + 1
-    held.clear()
+    residuals.clear()
     if checkpoint.entry(RANDOM).rows == len(comm.ranks):
         _set_random(checkpoint, row)
         names = [name for name in checkpoint.names() if name.startswith("held/")]
-        odd = [name for name in names if not name.removeprefix("held/").isdecimal()]
-        if odd:
-            raise CheckpointError(f"{checkpoint.folder}: tensor {odd[0]!r} is held back for no bucket")
-        held.update({int(name.removeprefix("held/")): checkpoint.load(name, row)[0] for name in names})
+        bad = [name for name in names if not name.removeprefix("held/").isdecimal()]
+        if bad:
+            raise CheckpointError(f"{checkpoint.folder}: tensor {bad[0]!r}: want the number of a bucket after held/")
+        residuals.update({int(name.removeprefix("held/")): checkpoint.load(name, row)[0] for name in names})
         return
     if comm.rank == 0:
         _set_random(checkpoint, (0, 1))
@@ -232,14 +232,14 @@ def _set_random(checkpoint: Checkpoint, row: Span) -> None:
         torch.set_rng_state(checkpoint.load(RANDOM, row)[0])
     except (RuntimeError, TypeError):
         got = f"{checkpoint.entry(RANDOM).shape} of {checkpoint.entry(RANDOM).dtype}"
-        raise CheckpointError(f"{checkpoint.folder}: {RANDOM}: got {got}, which is no state of torch's") from None
+        raise CheckpointError(f"{checkpoint.folder}: {RANDOM}: got {got}; want torch.get_rng_state()") from None
 
 
 def _check_slots(where: str, kind: str, parameter: Tensor, state: Mapping[str, object]) -> None:
-    """Refuse what a step of torch would fail at."""
+    """Raise for state that torch's optimizer step would fail on."""
     missing = [slot for slot in SLOTS.get(kind, ()) if not isinstance(state.get(slot), Tensor)]
     if missing and state:
-        raise CheckpointError(f"{where}{missing[0]} is not there, which {kind} goes on from")
+        raise CheckpointError(f"{where}{missing[0]} is missing; {kind} needs it to continue")
     for slot, x in state.items():
         wanted = ((), torch.float32) if slot == "step" else (tuple(parameter.shape), parameter.dtype)
         if isinstance(x, Tensor) and slot in SLOTS.get(kind, ()) and (tuple(x.shape), x.dtype) != wanted:
@@ -252,15 +252,16 @@ def _restore_optimizer(checkpoint: Checkpoint, model: nn.Module, which: str, opt
         known = msgspec.convert(checkpoint.manifest.data.get("optimizers", {}), dict[str, SavedOptimizer])
     data, kind = known.get(which), type(optimizer).__name__
     if data is None or len(data.groups) != len(optimizer.param_groups):
-        raise CheckpointError(f"{checkpoint.folder} has no state of optimizer {which!r} with as many groups")
+        want = f"with {len(optimizer.param_groups)} parameter groups"
+        raise CheckpointError(f"{checkpoint.folder} has no state of optimizer {which!r} {want}")
     if data.kind is not None and data.kind != kind:
-        want = "resume with that one, or start from the checkpoint instead"
+        want = "resume with that one, or warm-start with init_from"
         raise CheckpointError(f"{checkpoint.folder}: optimizer {which!r} is {data.kind[:80]}, not {kind}: {want}")
     for group, saved in zip(optimizer.param_groups, data.groups, strict=True):
         for name in saved.keys() & group.keys() - {"params"}:
             value = saved[name]  # JSON has no tuples: a pair of betas comes back as a list
             group[name] = tuple(value) if isinstance(value, list) and isinstance(group[name], tuple) else value
-    taken: set[str] = set()
+    used: set[str] = set()
     for parameter, name in _names(model, optimizer, which).items():
         prefix = f"optimizer/{which}/{name}/"
         slots = [n for n in checkpoint.names() if n.startswith(prefix)]
@@ -271,12 +272,12 @@ def _restore_optimizer(checkpoint: Checkpoint, model: nn.Module, which: str, opt
             optimizer.state[parameter] = {
                 k: v.to(parameter.device) if isinstance(v, Tensor) and v.dim() else v for k, v in state.items()
             }
-        taken.update(slots)
-    return taken
+        used.update(slots)
+    return used
 
 
 def _dense_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers by name, but for the tables."""
+    """Parameters and buffers by name, without those of table modules."""
     paths = [path for path, m in model.named_modules(remove_duplicate=False) if isinstance(m, AnyEmbeddings)]
     inside = tuple(f"{path}." for path in paths if path)
     return {n: x for n, x in model.state_dict().items() if not n.startswith(inside) and "" not in paths}

@@ -1,7 +1,7 @@
-"""The shared interface of metrics: saving, restoring and merging.
+"""Helpers that all metrics share: saving, restoring and merging their states.
 
-A state is one flat dict of tensors, numbers and strings, which JSON and safetensors both hold. Tensors may come back
-as nested lists, as JSON returns them.
+A state is a flat dict of tensors, numbers and strings, for JSON and safetensors. Tensors may come back as nested lists,
+as JSON returns them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,12 +23,12 @@ class Stateful(Protocol):
 
 
 def join(parts: Mapping[str, Stateful]) -> State:
-    """The states of the parts of a whole, each key led by its part's name."""
+    """One state of several parts; each key is prefixed with its part's name."""
     return {f"{name}.{key}": value for name, part in parts.items() for key, value in part.state().items()}
 
 
 def part(state: Mapping[str, object], name: str) -> dict[str, object]:
-    """The state of one part of a whole."""
+    """The state of one part that `join` has joined."""
     return {key.removeprefix(f"{name}."): value for key, value in state.items() if key.startswith(f"{name}.")}
 
 
@@ -42,13 +42,13 @@ def read_int(state: Mapping[str, object], key: str) -> int:
 def read_tensor(
     state: Mapping[str, object], key: str, shape: Sequence[int | None], dtype: torch.dtype = torch.float64
 ) -> Tensor:
-    """A tensor of a shape, in which None stands for any size; a copy, so that training on leaves the state as it is."""
+    """A copy of a tensor of the state; raises unless it has this shape, in which None is any size."""
     value = _read(state, key)
     try:
         tensor = torch.as_tensor(value, dtype=dtype).clone()
     except (TypeError, ValueError, RuntimeError) as error:
         raise StateError(f"{key!r} in the state of a metric does not make a tensor of {dtype}: {error}") from error
-    if tensor.numel() == 0 and not all(shape):  # a list of nothing has no shape to come back with
+    if tensor.numel() == 0 and not all(shape):  # JSON returns an empty tensor as an empty list, without its shape
         return tensor.new_zeros([size or 0 for size in shape])
     if tensor.dim() != len(shape) or any(w not in (None, g) for g, w in zip(tensor.shape, shape, strict=True)):
         want = ", ".join("any" if size is None else str(size) for size in shape)
@@ -56,21 +56,21 @@ def read_tensor(
     return tensor
 
 
-def check_alike(what: str, mine: object, other: object) -> None:
-    """Only metrics of the same settings can be merged."""
+def check_alike(setting: str, mine: object, other: object) -> None:
+    """Raise unless two metrics to merge have the same setting."""
     if mine != other:
-        raise StateError(f"metrics with {what} {mine} and {other} do not merge: make both with the same {what}")
+        raise StateError(f"metrics with {setting} {mine} and {other} do not merge: make both with the same {setting}")
 
 
 def merge_newest(mine: Sequence[T], others: Sequence[T], add: Callable[[T, T], T]) -> list[T]:
-    """Two windows, oldest batch first, as one: newest is added to newest, as ranks take their steps together."""
+    """Merge two windows of batches, oldest first: newest is added to newest, as both belong to the same step."""
     longer, shorter = (mine, others) if len(mine) >= len(others) else (others, mine)
     alone = len(longer) - len(shorter)
     return [*longer[:alone], *(add(a, b) for a, b in zip(longer[alone:], shorter, strict=True))]
 
 
 def check_positive(name: str, value: int) -> int:
-    """A size that a metric can be made with."""
+    """The value; raises unless it is a whole number of at least 1."""
     if type(value) is not int or value < 1:
         raise SpecError(f"{name}={value!r}: want a whole number of at least 1")
     return value

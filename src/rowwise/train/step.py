@@ -1,15 +1,15 @@
 """One update of all parameters: forward, backward, check, apply.
 
-Read `step` from top to bottom; everything else of training is around it. Nothing is changed before the gradients have
-been looked at: rows only stage theirs in the backward (see `embedding.py`), so a step that stops on a bad number leaves
-rows, parameters and optimizers as they were. Two things it cannot take back: what a forward itself counts in buffers,
-and the other rows, where finite gradients of one row add up past the range of float32. That comes to light in the
-update, on the rank that holds the row. Whether it can happen at all is known before, by a bound that travels with the
-loss; only then do the ranks tell each other after the update how it went, and no other step has a gather for it.
+Read `step` from top to bottom; the rest of the package is around it. Nothing changes before the gradients were checked:
+the backward only stages gradients of rows (see `embedding.py`), so a step that meets NaN or infinity leaves rows,
+parameters and optimizers as they were. Two exceptions: buffers that a forward changes, and a row whose finite gradients
+add up past the range of float32. The second appears only in the update, on the rank that holds the row, after other
+rows have changed. A bound on the sum travels with the loss; only if the bound exceeds the range do the ranks exchange
+their status after the update, so that other steps have no gather for it.
 
-With several ranks each has some of the samples, or none, and a step is still one: the loss is a mean over the samples
-of all, gradients are added over all, and what stops one stops all (see `step_header.py`). With one rank it is the same
-code. What is torch's own (threads, generators) belongs to the process: ranks that are threads of one share it.
+With several ranks each has some of the samples, or none. The loss is a mean over the samples of all ranks, gradients
+are added over all ranks, and an error of one rank ends the step on all (see `step_header.py`). One rank runs the same
+code. Torch's threads and generators belong to the process: ranks that are threads share them.
 """
 
 import math
@@ -54,16 +54,16 @@ class StepContext:
     optimizer: Optimizer | None
     settings: Training
     clock: Breakdown
-    # Looked up once: walking through the modules of a model takes longer than many a kernel.
+    # Collected once: walking through a model's modules takes longer than many kernels.
     tables: tuple[AnyEmbeddings, ...]
-    around: Mapping[AnyEmbeddings, MappedEmbeddings]  # some of them: what makes rows of ids
+    id_maps: Mapping[AnyEmbeddings, MappedEmbeddings]  # for tables behind an id map: the module that maps their ids
     dense: tuple[nn.Parameter, ...]
     comm: Comm
     gradients: DenseGradients | ElasticGradients
-    shards: VirtualShards | None  # None: batches are not cut
+    shards: VirtualShards | None  # None: not elastic, batches are not cut
 
     @classmethod
-    def of(
+    def create(
         cls,
         model: nn.Module,
         objective: Objective,
@@ -72,16 +72,17 @@ class StepContext:
         comm: Comm | None = None,
         wire: Wire = EXACT,
     ) -> Self:
-        """All that there is in a model, and the optimizer that the settings ask for; called by all ranks."""
+        """Collect tables and dense parameters of the model, and make the optimizer; a collective."""
         dense, tables = dense_parameters(model), embeddings_of(model)
         check_sharding(tables, 1 if comm is None else len(comm.ranks), settings)
-        # By what torch was seeded with, as the initial weights are; read before any rank can have gone on.
+        # The seed of the initial weights, the same on all ranks. Read before the split, which is a collective: ranks
+        # that are threads share torch's generator, and none can have reseeded it yet.
         seed = torch.initial_seed()
-        own = solo() if comm is None else comm.split([comm.ranks])  # where nothing else comes in between
+        own = solo() if comm is None else comm.split([comm.ranks])  # no collectives of others come in between
         gradients, shards = DenseGradients(dense, own, wire), None
         if settings.determinism == "elastic":
             if not wire.exact:
-                raise SpecError(f"train.determinism='elastic' with {wire}: want every type of the wire to be 'fp32'")
+                raise SpecError(f"train.determinism='elastic' with {wire}: want 'fp32' for every type of the wire")
             gradients, world = ElasticGradients(dense, own, settings.virtual_shards), len(own.ranks)
             shards = VirtualShards(count=settings.virtual_shards, rank=own.rank, world=world, seed=seed)
             for module in tables:
@@ -94,7 +95,7 @@ class StepContext:
             settings=settings,
             clock=clock,
             tables=tables,
-            around={one.stored: one for one in model.modules() if isinstance(one, MappedEmbeddings)},
+            id_maps={one.stored: one for one in model.modules() if isinstance(one, MappedEmbeddings)},
             dense=dense,
             comm=own,
             gradients=gradients,
@@ -107,35 +108,35 @@ class StepResult:
     """Losses, outcomes and status of a training step."""
 
     outcomes: tuple[Outcome, ...]  # of this rank's batches
-    samples: int  # of all ranks, as all that follows
+    samples: int  # of all ranks, as all fields below
     loss: float
     rate: float
-    gradient_norm: float  # of the dense parameters, before any clipping
-    status: GlobalStatus  # what the ranks told each other before it
+    gradient_norm: float  # of the dense parameters, before clipping
+    status: GlobalStatus  # exchanged before the forward
 
 
-def step(work: StepContext, batches: Sequence[Batch], number: int, header: StepHeader = NOTHING) -> StepResult:
-    """One update, counted from 1, from the samples of all batches of all ranks."""
-    if work.optimizer is not None:
-        work.optimizer.zero_grad()
+def step(context: StepContext, batches: Sequence[Batch], number: int, header: StepHeader = NOTHING) -> StepResult:
+    """One update from the samples of all batches of all ranks together; `number` counts from 1."""
+    if context.optimizer is not None:
+        context.optimizer.zero_grad()
     try:
-        with one_thread() if work.shards else nullcontext():
-            status = _exchange_header(work, batches, number, header)
-            pieces = work.shards.of(batches, status.samples_W) if work.shards else batches
-            losses, outcomes = _differentiate(work, pieces, status.samples, number)
-            with work.clock.phase("backward"):
-                norm = _gradient_norm(work)
-                bound, failure = _check(work, losses, norm)
-                loss, may_overflow = reduce_loss_or_raise(work.comm, losses, bound, failure, during=f"step {number}")
-                _clip(work, norm)
-                _update_rows(work, number, may_overflow=may_overflow)
-                rate = _update_dense(work, number)
+        with one_thread() if context.shards else nullcontext():
+            status = _exchange_header(context, batches, number, header)
+            pieces = context.shards.split_batch(batches, status.samples_W) if context.shards else batches
+            losses, outcomes = _differentiate(context, pieces, status.samples, number)
+            with context.clock.phase("backward"):
+                norm = _gradient_norm(context)
+                bound, failure = _check_gradients(context, losses, norm)
+                loss, may_overflow = reduce_loss_or_raise(context.comm, losses, bound, failure, during=f"step {number}")
+                _clip(context, norm)
+                _update_rows(context, number, may_overflow=may_overflow)
+                rate = _update_dense(context, number)
     finally:
-        # Nothing is left after an update; after an error nothing of this step may reach the next one.
-        work.gradients.discard()
-        for tables in work.tables:
+        # After an error no gradient of this step may reach the next one; after an update there is none left.
+        context.gradients.discard()
+        for tables in context.tables:
             tables.discard()
-    if work.shards:
+    if context.shards:
         outcomes = [join(outcomes, [len(piece.labels_BK) for piece in pieces])]
     return StepResult(
         outcomes=tuple(outcomes),
@@ -148,36 +149,34 @@ def step(work: StepContext, batches: Sequence[Batch], number: int, header: StepH
 
 
 def autocast(settings: Training) -> AbstractContextManager[object]:
-    """Dense products in 16 bits, if the settings say so; what adds up or takes logarithms stays in 32."""
+    """bfloat16 for dense products, if the settings say so; autocast keeps sums and logarithms in float32."""
     if settings.precision == "fp32":
         return nullcontext()
     return torch.autocast(torch.device(settings.device).type, torch.bfloat16)
 
 
 def embeddings_of(model: nn.Module) -> tuple[AnyEmbeddings, ...]:
-    """All modules with tables in a model; each name of a table may be there once."""
+    """All modules with tables in a model; raises if two tables have one name."""
     found = [(path, module) for path, module in model.named_modules() if isinstance(module, AnyEmbeddings)]
     homes: dict[str, str] = {}
     for path, module in found:
         for table in module.tables:
             if table.name in homes:
                 both = f"{homes[table.name]!r} and {path!r}"
-                # Checkpoints tell them apart by their modules; plans, tables.csv and initial rows by their names only.
+                # Checkpoints would distinguish them by module; plans, tables.csv and initial rows know the name only.
                 raise SpecError(f"table {table.name!r} is in both {both}: want each name once in a model")
             homes[table.name] = path
     return tuple(module for _, module in found)
 
 
 def check_sharding(tables: Sequence[AnyEmbeddings], world: int, settings: Training) -> None:
-    """Refuse tables that every rank would train by itself, and those of another determinism than the step's."""
+    """Raise for tables that are not sharded on several ranks, and for another determinism than the step's."""
     elastic = settings.determinism == "elastic"
     for module in tables:
         if not isinstance(module, ShardedEmbeddings):
             if world > 1:
                 names = ", ".join(table.name for table in module.tables[:8])
-                raise SpecError(
-                    f"tables {names} are not sharded, and there are {world} ranks: shard(model, plan, comm)"
-                )
+                raise SpecError(f"tables {names} are not sharded on {world} ranks: want shard(model, plan, comm) first")
         elif module.routes.elastic != elastic:
             got = f"train.determinism={settings.determinism!r}, and the model is sharded with elastic={not elastic}"
             raise SpecError(f"{got}: want shard(..., elastic={elastic})")
@@ -187,87 +186,86 @@ def dense_parameters(model: nn.Module) -> tuple[nn.Parameter, ...]:
     return tuple(parameter for parameter in model.parameters() if parameter.requires_grad)
 
 
-def _exchange_header(work: StepContext, batches: Sequence[Batch], number: int, header: StepHeader) -> GlobalStatus:
-    """Before the forward: one that only some ranks can begin would leave the others waiting inside it."""
+def _exchange_header(context: StepContext, batches: Sequence[Batch], number: int, header: StepHeader) -> GlobalStatus:
+    """Exchange the ranks' status before the forward: if only some ranks began it, they would wait forever."""
     alike = {"number of the step": number, "number of batches": len(batches)}
-    if work.shards:
-        alike["seed of torch"] = work.shards.seed % (1 << 53)
+    if context.shards:
+        alike["seed of torch"] = context.shards.seed % (1 << 53)
     samples, header = sum(len(batch.labels_BK) for batch in batches), header.with_batches(batches)
-    with work.clock.phase("forward"):
+    with context.clock.phase("forward"):
         during = f"before step {number}"
-        status = exchange_step_header(work.comm, header, during=during, samples=samples, alike=alike)
+        status = exchange_step_header(context.comm, header, during=during, samples=samples, alike=alike)
     if not status.samples:
-        raise BatchError("a step without a sample on any rank: want at least one")
+        raise BatchError(f"step {number} has no samples on any rank: want at least one sample")
     return status
 
 
 def _differentiate(
-    work: StepContext, pieces: Sequence[Batch], samples: int, number: int
+    context: StepContext, pieces: Sequence[Batch], samples: int, number: int
 ) -> tuple[list[float], list[Outcome]]:
-    """Forward and backward, piece by piece; gives what each adds to the loss."""
+    """Forward and backward, piece by piece; returns each piece's part of the loss, and its outcome."""
     losses: list[float] = []
     outcomes: list[Outcome] = []
     for place, piece in enumerate(pieces):
-        chance = work.shards.chance(number, place) if work.shards else nullcontext()
-        with work.clock.phase("forward"), autocast(work.settings), chance:
-            outcome = work.objective(piece)
+        draws = context.shards.seeded_draws(number, place) if context.shards else nullcontext()
+        with context.clock.phase("forward"), autocast(context.settings), draws:
+            outcome = context.objective(piece)
         share = len(piece.labels_BK) / samples
-        # A mean over no samples is not a number; times 0 its gradients still are zeros, and no collective is missed.
+        # The mean over no samples is NaN, but its gradients times 0 are zeros. The backward must run all the same:
+        # the other ranks wait for its collectives.
         losses.append(float(outcome.loss.detach()) * share if share else 0.0)
-        with work.clock.phase("backward"):
+        with context.clock.phase("backward"):
             loss = outcome.loss if share == 1 else outcome.loss * share
-            work.gradients.backward(loss, last=place == len(pieces) - 1)
+            context.gradients.backward(loss, last=place == len(pieces) - 1)
         outcomes.append(outcome)
-    with work.clock.phase("backward"):
-        work.gradients.finish()
+    with context.clock.phase("backward"):
+        context.gradients.finish()
     return losses, outcomes
 
 
-def _gradient_norm(work: StepContext) -> float:
-    gradients = [p.grad for p in work.dense if p.grad is not None]
+def _gradient_norm(context: StepContext) -> float:
+    gradients = [p.grad for p in context.dense if p.grad is not None]
     return float(torch.nn.utils.get_total_norm(gradients)) if gradients else 0.0
 
 
-def _check(work: StepContext, losses: Sequence[float], norm: float) -> tuple[float, StepFailure | None]:
-    """A bound for the gradients of rows; and what is not finite first: the loss, dense gradients, those of rows."""
+def _check_gradients(context: StepContext, losses: Sequence[float], norm: float) -> tuple[float, StepFailure | None]:
+    """A bound on the sums of rows' gradients; and the first failure: of the loss, dense gradients, rows' gradients."""
     bound = 0.0
-    found: list[StepFailure] = [
-        StepFailure(1, GradientError(f"the loss is {loss}")) for loss in losses if not math.isfinite(loss)
-    ]
+    failures = [StepFailure(1, GradientError(f"the loss is {loss}")) for loss in losses if not math.isfinite(loss)]
     if not math.isfinite(norm):
-        found.append(StepFailure(2, GradientError(f"the gradient of the dense parameters is {norm}")))
-    for tables in work.tables:
+        failures.append(StepFailure(2, GradientError(f"the gradient of the dense parameters is {norm}")))
+    for tables in context.tables:
         try:
             bound += tables.check_staged()
         except GradientError as error:
-            found.append(StepFailure(3, error))
-    return bound, found[0] if found else None
+            failures.append(StepFailure(3, error))
+    return bound, failures[0] if failures else None
 
 
-def _clip(work: StepContext, norm: float) -> None:
-    if work.settings.clip is not None and norm > work.settings.clip:
-        torch._foreach_mul_([p.grad for p in work.dense if p.grad is not None], work.settings.clip / norm)
+def _clip(context: StepContext, norm: float) -> None:
+    if context.settings.clip is not None and norm > context.settings.clip:
+        torch._foreach_mul_([p.grad for p in context.dense if p.grad is not None], context.settings.clip / norm)
 
 
-def _update_rows(work: StepContext, number: int, *, may_overflow: bool) -> None:
-    """First of all parameters: it may still fail, and then the dense part stays as it was."""
+def _update_rows(context: StepContext, number: int, *, may_overflow: bool) -> None:
+    """Update rows, before the dense parameters: rows may still fail, and the dense parameters then stay unchanged."""
     failure: UpdateError | None = None
     try:
-        with work.clock.phase("update"):
-            run_all(tables.update for tables in work.tables)
+        with context.clock.phase("update"):
+            run_all(tables.update for tables in context.tables)
     except GradientError as error:
-        if len(work.comm.ranks) == 1:
+        if len(context.comm.ranks) == 1:
             raise
         failure = UpdateError(f"step {number}: {error}")
     if may_overflow:
-        raise_if_any_rank_failed(work.comm, failure, during="update of rows")
-    elif failure is not None:  # stored rows were not finite: the others, which cannot know, miss this rank
+        raise_if_any_rank_failed(context.comm, failure, during="update of rows")
+    elif failure is not None:  # stored weights were not finite: no bound foresees it, and the others lose this rank
         raise failure
 
 
-def _update_dense(work: StepContext, number: int) -> float:
-    if work.optimizer is None:
+def _update_dense(context: StepContext, number: int) -> float:
+    if context.optimizer is None:
         return 0.0
-    rate = set_rate(work.optimizer, work.settings.optimizer.lr, work.settings.schedule, number)
-    work.optimizer.step()
+    rate = set_rate(context.optimizer, context.settings.optimizer.lr, context.settings.schedule, number)
+    context.optimizer.step()
     return rate

@@ -1,8 +1,8 @@
-"""Lookups of each table by the batches: ids, distinct ids, and skew.
+"""Counts the ids that batches look up in each table: how many, how many distinct, how skewed.
 
-One batch in many is looked at, and at most some ten thousand ids of a feature, so it costs next to nothing; gives up:
-what is rarer than that is not seen. Ranks look at their own parts of a batch, and their sums are added up. In `rows`
-an id that comes on two ranks is different twice; in `repeats`, from which planners learn, it is one.
+The recorder adds one batch per written line, and at most `MOST_IDS` ids of a feature count, so the cost is negligible;
+rarer ids are missed. Each rank counts its part of a batch, and the sums are added. An id on two ranks counts as two
+distinct ids in `rows`, but as one in `repeats`, which planners use.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,11 +22,11 @@ from rowwise.train.repeats import IdSample
 from rowwise.train.run_folder import Cell
 
 MOST_IDS = 1 << 13  # of a feature in a batch
-MOST_COUNTED = 1 << 16  # the same, for `repeats`
-IDS, COUNTS = "traffic/ids", "traffic/counts"  # of all tables, one after the other
-Around = Mapping[AnyEmbeddings, MappedEmbeddings]
-NOTHING: Around = {}
-TOP = 100  # a hundredth of the different ids
+MOST_COUNTED = 1 << 16  # of a feature in a batch, for `repeats`
+IDS, COUNTS = "traffic/ids", "traffic/counts"  # names of tensors that concatenate all tables
+IdMaps = Mapping[AnyEmbeddings, MappedEmbeddings]
+NO_ID_MAPS: IdMaps = {}
+TOP = 100  # `in_top` counts the ids among the most common hundredth of distinct ids
 
 
 @dataclass(slots=True)
@@ -42,7 +42,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 60)]
 
 
 class SavedTraffic(Value, frozen=True):
-    """The traffic of a table in a checkpoint; older versions counted no ids."""
+    """The traffic of a table in a checkpoint; older versions have no ids of `repeats`."""
 
     samples: Count
     ids: Count
@@ -57,15 +57,15 @@ class SavedTraffic(Value, frozen=True):
 @final
 @dataclass(slots=True)
 class TableTraffic:
-    """Sums over the batches that were looked at, by table."""
+    """Sums over the counted batches, by table."""
 
     _sums: dict[str, _TableSums] = field(default_factory=dict)
     _repeats: dict[str, IdSample] = field(default_factory=dict)
 
-    def add(self, tables: Sequence[AnyEmbeddings], batch: Batch, around: Around = NOTHING) -> None:
-        """Look at a batch; `around` some of the modules is what makes rows of its ids."""
+    def add(self, tables: Sequence[AnyEmbeddings], batch: Batch, id_maps: IdMaps = NO_ID_MAPS) -> None:
+        """Count a batch. `id_maps`: for tables behind an id map, the module that maps their ids."""
         for module in tables:
-            sparse = (around[module].map_batch(batch.sparse) if module in around else batch.sparse).expanded()
+            sparse = (id_maps[module].map_batch(batch.sparse) if module in id_maps else batch.sparse).expanded()
             for table in module.tables:
                 sums = self._sums.setdefault(table.name, _TableSums())
                 repeats = self._repeats.setdefault(table.name, IdSample())
@@ -83,24 +83,24 @@ class TableTraffic:
         return [self._row(table) for module in tables for table in module.tables]
 
     def pooling(self, name: str) -> float | None:
-        """Ids of a sample, over all features of a table; None where no sample was looked at."""
+        """Mean ids per sample, over all features of a table; None before the first batch."""
         sums = self._sums.get(name, _TableSums())
         return sums.ids / sums.samples if sums.samples else None
 
     def repeats(self, name: str) -> IdSample:
-        """Frequencies of a table's ids."""
+        """A sample of the table's ids, with their counts."""
         return self._repeats.get(name, IdSample())
 
     def state(self) -> dict[str, dict[str, int]]:
         """The numbers, for a checkpoint."""
-        found: dict[str, dict[str, int]] = {}
+        state: dict[str, dict[str, int]] = {}
         for name, sums in self._sums.items():
-            seen = self._repeats.get(name, IdSample())
-            found[name] = asdict(sums) | {"counted": seen.looked_at, "level": seen.level, "kept": len(seen.ids_D)}
-        return found
+            ids = self._repeats.get(name, IdSample())
+            state[name] = asdict(sums) | {"counted": ids.looked_at, "level": ids.level, "kept": len(ids.ids_D)}
+        return state
 
     def tensors(self) -> dict[str, Tensor]:
-        """The counted ids as tensors for a checkpoint, in the order of `state`."""
+        """The tensors for a checkpoint: ids and counts of all tables, in the order of `state`."""
         found = [self._repeats.get(name, IdSample()) for name in self._sums]
         none = torch.empty(0, dtype=torch.int64)
         return {
@@ -109,7 +109,7 @@ class TableTraffic:
         }
 
     def restore(self, state: Mapping[str, Mapping[str, int]], tensors: Mapping[str, Tensor]) -> None:
-        """Count on from what `state` and `tensors` gave; a checkpoint of an older version has counted no ids."""
+        """Continue from `state` and `tensors`; a checkpoint of an older version has no tensors."""
         names = _TableSums.__slots__
         self._sums = {name: _TableSums(**{key: sums[key] for key in names}) for name, sums in state.items()}
         self._repeats = {}
@@ -117,13 +117,15 @@ class TableTraffic:
             return
         sizes = [sums["kept"] for sums in state.values()]
         if any(x.dtype != torch.int64 or x.shape != (sum(sizes),) for x in (tensors[IDS], tensors[COUNTS])):
-            raise StateError(f"the ids that were counted are not {sum(sizes)}, as the state of traffic says")
+            raise StateError(
+                f"traffic/ids and traffic/counts: want {sum(sizes)} int64 numbers each, as their state says"
+            )
         parts = zip(state.items(), tensors[IDS].split(sizes), tensors[COUNTS].split(sizes), strict=True)
         for (name, sums), ids_D, counts_D in parts:
             self._repeats[name] = IdSample(sums["counted"], sums["level"], ids_D, counts_D)
 
     def merge(self, state: Mapping[str, Mapping[str, int]], tensors: Mapping[str, Tensor]) -> None:
-        """Add what another rank's `state` and `tensors` gave."""
+        """Add the counts of another rank, as its `state` and `tensors` returned them."""
         other = TableTraffic()
         other.restore(state, tensors)
         for name, theirs in other._sums.items():
@@ -142,7 +144,7 @@ class TableTraffic:
             "optimizer": table.optimizer.__struct_config__.tag,
             "features": " ".join(table.feature_names),
             "bytes": table.rows * table.row_bytes,
-            "state_bytes": 4 * state_width(table) * table.rows + 8,  # and the count of its updates
+            "state_bytes": 4 * state_width(table) * table.rows + 8,  # 8: the number of updates
             "ids_per_sample": ids_per_sample,
             "unique_share": sums.different / max(sums.looked_at, 1),
             "top_share": sums.in_top / max(sums.looked_at, 1),
@@ -151,15 +153,15 @@ class TableTraffic:
 
 
 def _rows_of(ids_N: Tensor, table: Table) -> Tensor:
-    """The rows that ids ask for: those outside of a table, if it takes them, for its last."""
+    """The rows of ids; ids outside of the table, which only some tables accept, share its last row."""
     last = table.rows - 1
     return ids_N.masked_fill((ids_N < 0) | (ids_N > last), last)
 
 
 def _ids(sparse: Jagged, features: Sequence[str]) -> list[Tensor]:
-    """The ids of each of these features."""
+    """The ids of each feature."""
     size = sparse.batch_size
     ends_F = sparse.lengths_FB.view(len(sparse.features), size).sum(1, dtype=torch.int64).cumsum(0).tolist()
     begins_F = [0, *ends_F[:-1]]
-    places = (sparse.features.index(feature) for feature in features)
-    return [sparse.values_N[begins_F[f] : ends_F[f]] for f in places]
+    indices = (sparse.features.index(feature) for feature in features)
+    return [sparse.values_N[begins_F[f] : ends_F[f]] for f in indices]

@@ -1,11 +1,11 @@
-"""The loop around `step`: epochs, lines written down, evaluations, early stopping, checkpoints, going on after a stop.
+"""The training loop around `step`: epochs, logging, evaluations, early stopping, checkpoints, resuming.
 
-What is due after a step is decided by `progress`, from numbers that the checkpoint holds; this file only does it. A
-run that was killed and resumed therefore takes the same steps as one that was not, and ends with the same bits.
+`Progress` decides what is due after a step, from numbers that the checkpoint holds. A run that was killed and resumed
+therefore takes the same steps as an uninterrupted run, and ends with the same bits.
 
-Of several ranks each runs this loop, and all decide alike: `progress` is the same on all of them. What only one knows
-(a wish to stop, data that has ended or cannot be read, rows that refused an update) travels with the first gather of
-the next step, and is asked for before an evaluation or a checkpoint. Only the first rank writes into the run's folder.
+Every rank runs this loop. All decide alike, because `progress` is the same on all ranks. What a single rank knows (a
+request to stop, the end of its data, a read error, a failed update) travels with the header of the next step;
+evaluations and checkpoints exchange a status of their own. Only rank 0 writes into the run's folder.
 """
 
 from collections.abc import Callable
@@ -43,17 +43,16 @@ from rowwise.train.step_header import StepHeader, exchange_step_header
 from rowwise.train.traffic import TableTraffic
 
 
-def no_extra_data() -> None:
-    """A checkpoint is all that is saved."""
+def do_nothing() -> None:
+    """The default `after_save`: a run saves its checkpoint only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingJob:
     """The model, objective, batches and evaluator of a training.
 
-    `batches` makes the training batches from a position on, of several ranks this one's part of them; `evaluate` looks
-    at the validation data, if there is any. `health`: how the workers keep up that prepare the batches. `saved`: called
-    on the first rank after each checkpoint.
+    `batches` makes this rank's training batches from a position on. `evaluate` scores the validation data. `health`
+    reports the workers that prepare batches. `after_save` is called on rank 0 after each checkpoint.
     """
 
     model: nn.Module
@@ -61,14 +60,14 @@ class TrainingJob:
     batches: Callable[[Position | None], Batcher]
     tasks: tuple[str, ...]
     evaluate: Evaluator | None = None
-    forecast: Forecast | None = None  # what whoever decided where the tables are expects of a step
+    forecast: Forecast | None = None  # seconds of a step, as the planner of the tables expects them
     health: AskHealth = no_service
-    saved: Callable[[], None] = no_extra_data
+    after_save: Callable[[], None] = do_nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunDisplay:
-    """The progress display of a run."""
+    """What a progress display reads after each step."""
 
     progress: Progress
     settings: Settings
@@ -77,20 +76,20 @@ class RunDisplay:
     health: ServiceHealth | None = None
 
 
-Tell = Callable[[RunDisplay], None]
+OnStep = Callable[[RunDisplay], None]
 
 
 @final
 class Trainer:
-    """Trains a model; `run` returns when it has ended, or was asked to stop.
+    """Trains a model; `run` returns after the last step, or after a request to stop.
 
     Args:
-        job: what is trained.
-        settings: how.
-        folder: where the run is written, the same on all ranks; None: nowhere, and nothing is saved.
-        tell: hears of every step, on the first rank.
-        comm: the ranks, all of which do the same; None: there is one.
-        wire: how dense gradients travel.
+        job: model, objective, data and evaluator.
+        settings: the sections train, evaluate, save and log of a recipe.
+        folder: the run's folder, the same on all ranks; None: nothing is saved.
+        on_step: called after every step, on rank 0.
+        comm: the ranks of the run; None: a single rank.
+        wire: the types in which dense gradients travel.
     """
 
     def __init__(
@@ -98,75 +97,78 @@ class Trainer:
         job: TrainingJob,
         settings: Settings | None = None,
         folder: RunFolder | None = None,
-        tell: Tell | None = None,
+        on_step: OnStep | None = None,
         comm: Comm | None = None,
         wire: Wire = EXACT,
     ) -> None:
         self.job, self.settings, self.folder = job, settings or Settings(), folder
         self._clock = clock = Breakdown(waited=None if comm is None else comm.waited)
-        check(job, self.settings, 1 if comm is None else len(comm.ranks))
-        self._work = StepContext.of(job.model, job.objective, self.settings.train, clock, comm, wire)
-        self._comm = own = self._work.comm
-        self._alone, first = len(own.ranks) == 1, own.rank == 0
-        if self._work.shards is None:
+        check_job(job, self.settings, 1 if comm is None else len(comm.ranks))
+        self._context = StepContext.create(job.model, job.objective, self.settings.train, clock, comm, wire)
+        self._comm = own = self._context.comm
+        self._single_rank, first = len(own.ranks) == 1, own.rank == 0
+        if self._context.shards is None:
             seed_rank(own)
-        self._tell = tell if tell is not None and first else lambda _: None
-        self._batcher = self._open(None)
+        self._on_step = on_step if on_step is not None and first else lambda _: None
+        self._batcher = self._open_batches(None)
         self.progress = Progress(position=self._batcher.state())
         written = folder if first else None
         self._stages = stages = Stages(clock, job.forecast, self.settings.train, job.health)
-        self._recorder = Recorder(self._work, job.tasks, self.settings.log, written, stages)
-        self._state = RunState(self._work, self._recorder, folder, self.settings.save)
-        self._asked = False  # this rank was asked to stop
-        self._stopping = False  # all ranks know of such a wish
-        self._resumed = False  # in the middle of an epoch, maybe
-        self._before_s = 0.0  # training time of the run less what the clock shows
+        self._recorder = Recorder(self._context, job.tasks, self.settings.log, written, stages)
+        self._state = RunState(self._context, self._recorder, folder, self.settings.save)
+        self._stop_requested = False  # on this rank
+        self._stopping = False  # all ranks know of a request to stop
+        self._resumed = False  # the next epoch may begin in its middle
+        self._earlier_s = 0.0  # training time of the run's former processes
 
     def resume(self, checkpoint: Checkpoint) -> None:
-        """Go on from a checkpoint of this run, exactly."""
-        progress = self._state.progress_of(checkpoint)
-        self._batcher, self._resumed = self._open(progress.position), True  # first: it may be of other data
-        # Whether that is the end is for these settings to say: a run that has ended can be given more epochs.
+        """Continue from a checkpoint of this run, bit-exactly."""
+        progress = self._state.read_progress(checkpoint)
+        # Before anything is restored: the position may belong to other data, and that is an error.
+        self._batcher, self._resumed = self._open_batches(progress.position), True
+        # Decided anew, not read from the checkpoint: a finished run may be resumed with more epochs.
         over = progress.is_over(self.settings.train, self.settings.evaluate)
         self.progress = structs.replace(progress, finished=over)
         self._state.restore(checkpoint, self.progress)
 
-    def _open(self, position: Position | None) -> Batcher:
-        """The batches from a position on; files that only one rank cannot find end all ranks."""
+    def _open_batches(self, position: Position | None) -> Batcher:
+        """The batches from a position on; raises on all ranks if one of them cannot open its files."""
         with raising_on_all_ranks(self._comm, during="opening the data"):
             return self.job.batches(position)
 
     def stop(self) -> None:
-        """End after the present step, of several ranks maybe the next, with a checkpoint; signals' handlers call it."""
-        self._asked = True
-        self._stopping = self._stopping or self._alone
+        """Request the end of the run, with a checkpoint; safe in a signal handler.
 
-    def note(self, split: str, scores: Scores) -> None:
-        """Write down an evaluation that was made apart."""
-        self._recorder.evaluated(self.progress, split, scores)
+        A single rank ends after the current step. Several ranks may take one step more, whose header tells them.
+        """
+        self._stop_requested = True
+        self._stopping = self._stopping or self._single_rank
+
+    def record_evaluation(self, split: str, scores: Scores) -> None:
+        """Write the scores of an evaluation that the caller made."""
+        self._recorder.record_evaluation(self.progress, split, scores)
 
     @property
     def traffic(self) -> TableTraffic:
-        """Lookups of each table; on the first rank, those of all ranks."""
+        """Ids that the batches looked up in each table; on rank 0, of all ranks."""
         return self._recorder.traffic
 
     @property
-    def wait(self) -> DataWait:
-        """Time that this rank has waited for rows since it began to train."""
-        return self._stages.wait
+    def data_wait(self) -> DataWait:
+        """This rank's share of time spent waiting for data, since `run` began."""
+        return self._stages.data_wait
 
     def run(self) -> Progress:
         """Train to the end."""
-        handles = self._work.clock.watch(self._work.tables)
-        self._before_s = self.progress.time_s - self._clock.training_s()
-        self._recorder.begin(self.progress)
-        self._work.model.train()
+        handles = self._context.clock.watch(self._context.tables)
+        self._earlier_s = self.progress.time_s - self._clock.training_s()
+        self._recorder.start(self.progress)
+        self._context.model.train()
         try:
-            while not self._ends():
-                self._epoch()
-            # Whenever the wish to stop came: where the last step was saved anyway, this does nothing.
+            while not self._is_done():
+                self._train_epoch()
             if self._stopping:
-                self._save()
+                self._save()  # after a step that was saved already it only writes the manifest's data again
             self._recorder.gather()
             self._state.wait()
         finally:
@@ -175,42 +177,42 @@ class Trainer:
             self._recorder.close()
         return self.progress
 
-    def _epoch(self) -> None:
-        """The steps that are left of an epoch, or those up to a stop."""
-        groups = UpdateGroups(self._batcher, self._work)
+    def _train_epoch(self) -> None:
+        """Take the remaining steps of an epoch, or those up to a stop."""
+        groups = UpdateGroups(self._batcher, self._context)
         status = exchange_step_header(self._comm, self._header(groups), during=f"after step {self.progress.step}")
         self._stopping = self._stopping or status.stop
         groups.begin(status, resumed=self._resumed)
         self._resumed = False
-        while status.following and not self._ends():
-            stepped = self._step(groups.take(status.following), groups)
+        while status.following and not self._is_done():
+            stepped = self._run_step(groups.take(status.following), groups)
             status = stepped.status
             self._stopping = self._stopping or status.stop
-            self._after(stepped, epoch_end=not status.following)
+            self._evaluate_and_save(stepped, epoch_end=not status.following)
 
     def _header(self, groups: UpdateGroups) -> StepHeader:
-        return StepHeader(following=groups.following, stop=self._asked, error=groups.error)
+        return StepHeader(following=groups.following, stop=self._stop_requested, error=groups.error)
 
-    def _step(self, group: UpdateGroup, groups: UpdateGroups) -> StepResult:
+    def _run_step(self, group: UpdateGroup, groups: UpdateGroups) -> StepResult:
         number = self.progress.step + 1
-        self._recorder.before(number)
+        self._recorder.start_step(number)
         random = torch.get_rng_state()
         try:
-            stepped = step(self._work, group.batches, number, self._header(groups))
+            stepped = step(self._context, group.batches, number, self._header(groups))
         except (GradientError, AgreedError) as error:
-            if not self._alone and not _is_of_all(error):
+            if not self._single_rank and not _stopped_all_ranks(error):
                 raise
-            torch.set_rng_state(random)  # of dropout, too, what is met again is the same
+            torch.set_rng_state(random)  # so that a repetition of the step draws the same dropout masks
             raise self._explain(error, group.batches, number) from None
         self.progress = structs.replace(
             self.progress,
             position=group.after if stepped.status.following else self._batcher.state(),
             step=number,
             samples=self.progress.samples + stepped.samples,
-            time_s=self._before_s + self._clock.training_s(),
+            time_s=self._earlier_s + self._clock.training_s(),
         )
-        self._recorder.after(self.progress, stepped, group.batches)
-        self._stages.stepped()
+        self._recorder.record_step(self.progress, stepped, group.batches)
+        self._stages.end_step()
         shown = RunDisplay(
             progress=self.progress,
             settings=self.settings,
@@ -218,71 +220,69 @@ class Trainer:
             recorder=self._recorder,
             health=self.job.health(),
         )
-        self._tell(shown)
+        self._on_step(shown)
         return stepped
 
-    def _after(self, stepped: StepResult, *, epoch_end: bool) -> None:
-        how, over = self.settings, self.progress.is_over(self.settings.train, self.settings.evaluate)
-        better = False
-        if self.job.evaluate and self.progress.wants_evaluation(how.evaluate, epoch_end=epoch_end, over=over):
+    def _evaluate_and_save(self, stepped: StepResult, *, epoch_end: bool) -> None:
+        settings, best = self.settings, False
+        over = self.progress.is_over(settings.train, settings.evaluate)
+        if self.job.evaluate and self.progress.wants_evaluation(settings.evaluate, epoch_end=epoch_end, over=over):
             with self._clock.phase(PAUSED):
-                better = self._evaluate(self.job.evaluate())
-            # What an evaluation found may end the run.
-            over = self.progress.is_over(how.train, how.evaluate)
+                best = self._record_scores(self.job.evaluate())
+            over = self.progress.is_over(settings.train, settings.evaluate)  # patience may have run out
         if over:
             self.progress = structs.replace(self.progress, finished=True)
-            self._recorder.finish(self.progress, stepped)
-        if better or self.progress.wants_saving(how.save, epoch_end=epoch_end, over=over):
+            self._recorder.write_last_line(self.progress, stepped)
+        if best or self.progress.wants_saving(settings.save, epoch_end=epoch_end, over=over):
             with self._clock.phase(PAUSED):
                 self._save()
 
-    def _evaluate(self, scores: Scores) -> bool:
-        """Take note of an evaluation; returns whether it is the best so far."""
-        how, now = self.settings.evaluate, self.progress
-        task = how.task or self.job.tasks[0]
-        value = scores.tasks[task][how.metric]
-        better = how.is_better(value, None if now.best is None else now.best.value)
-        best = BestEvaluation(step=now.step, task=task, metric=how.metric, value=value) if better else now.best
-        worse = 0 if better else now.worse + 1
-        self.progress = structs.replace(now, evaluated=now.step, best=best, worse=worse)
-        self._recorder.evaluated(self.progress, "valid", scores)
+    def _record_scores(self, scores: Scores) -> bool:
+        """Write down the scores; returns whether they are the best so far."""
+        settings, progress = self.settings.evaluate, self.progress
+        task, metric = settings.task or self.job.tasks[0], settings.metric
+        value = scores.tasks[task][metric]
+        better = settings.is_better(value, None if progress.best is None else progress.best.value)
+        best = BestEvaluation(step=progress.step, task=task, metric=metric, value=value) if better else progress.best
+        worse = 0 if better else progress.worse + 1
+        self.progress = structs.replace(progress, evaluated=progress.step, best=best, worse=worse)
+        self._recorder.record_evaluation(self.progress, "valid", scores)
         return better
 
     def _save(self) -> None:
         self._state.save(self.progress)
         if self._comm.rank == 0:
-            self.job.saved()
+            self.job.after_save()
 
-    def _ends(self) -> bool:
+    def _is_done(self) -> bool:
         return self._stopping or self.progress.finished
 
     def _explain(self, error: GradientError | AgreedError, batches: list[Batch], number: int) -> Exception:
-        """A bad number, where it comes from, and how to meet it again; called by all ranks."""
-        again = self._state.save_failed(self.progress)  # before the model runs once more, which may draw numbers
+        """The error with the layer or table that caused it, and the command that repeats the step; a collective."""
+        hint = self._state.save_failed(self.progress)  # before the model runs once more and draws random numbers
         if isinstance(error, AgreedError):
-            return AgreedError(f"{error}{again}", error.kinds)
-        cause = find_cause(self.job.model, batches, str(error), alone=self._alone)
+            return AgreedError(f"{error}{hint}", error.kinds)
+        cause = find_cause(self.job.model, batches, str(error), alone=self._single_rank)
         at = self.progress.position
         return GradientError(
-            f"step {number} (epoch {at.epoch}, from row {at.row} of split {at.split} on): {cause}{again}"
+            f"step {number} (epoch {at.epoch}, from row {at.row} of split {at.split} on): {cause}{hint}"
         )
 
 
-def check(job: TrainingJob, settings: Settings, world: int = 1) -> None:
-    """Refuse what would only come to light at the end of the first epoch."""
-    how = settings.evaluate
-    if how.task and how.task not in job.tasks:
-        raise SpecError(f"evaluate.task={how.task!r}: the tasks are {', '.join(job.tasks)}")
-    if job.evaluate is not None and how.metric not in job.evaluate.metrics:
-        there = ", ".join(job.evaluate.metrics)
-        raise SpecError(f"evaluate.metric={how.metric!r} is not measured; there are: {there}")
+def check_job(job: TrainingJob, settings: Settings, world: int = 1) -> None:
+    """Raise at the start what would otherwise fail at the end of the first epoch."""
+    task, metric = settings.evaluate.task, settings.evaluate.metric
+    if task and task not in job.tasks:
+        raise SpecError(f"evaluate.task={task!r}: want one of {', '.join(job.tasks)}")
+    if job.evaluate is not None and metric not in job.evaluate.metrics:
+        raise SpecError(f"evaluate.metric={metric!r} is not measured: want one of {', '.join(job.evaluate.metrics)}")
     if world > 1 and isinstance(job.objective, InBatch):
-        got = f"a softmax over the items of a batch, whose samples are on {world} ranks"
-        raise SpecError(f"{got}: want one process for two towers, as each rank knows of its own items only")
+        got = f"in-batch softmax on {world} ranks: each rank scores against its own items only"
+        raise SpecError(f"{got}; want one process for a two-tower model")
 
 
-def _is_of_all(error: GradientError | AgreedError) -> bool:
-    """Whether all ranks left the same step because of the error, before anything changed."""
+def _stopped_all_ranks(error: GradientError | AgreedError) -> bool:
+    """Whether the error ended the step on all ranks, before any parameter changed."""
     if isinstance(error, AgreedError):
         return GradientError.__name__ in error.kinds
     return not isinstance(error, UpdateError)

@@ -1,11 +1,12 @@
 """Virtual shards: a global batch is cut the same way for any number of ranks, and each shard computed the same way.
 
-`determinism: elastic` promises the same bits for any world size that divides the number of shards. What could differ
-is kept from differing here: the cut goes by the number of samples alone, in whole blocks, so that rows add up as ever
-(see [Note: Merge order]); a shard is a batch of its own, whose tensors begin where torch's memory begins, with torch's
-dense operators on one thread; and what it draws (dropout) follows from seed, step and shard. Known limits: statistics
-that a forward keeps in buffers, which each rank has of its own shards; and, where ranks are threads, draws, as torch's
-generator is one for all of them.
+`determinism: elastic` promises the same bits for any world size that divides the number of shards. Four things make
+sure. The cut depends on the number of samples only, in whole blocks, so that contributions to a row merge in one order
+(see [Note: Merge order]). Each shard is a batch with memory of its own, so that vector kernels see the same alignment.
+Torch's dense operators run on one thread. Random numbers (dropout) follow from seed, step and shard.
+
+Known limits: buffers that a forward changes (batch norm) differ between ranks, as each sees its own shards; ranks that
+are threads share torch's generator, so their dropout differs.
 """
 
 import hashlib
@@ -32,8 +33,8 @@ class VirtualShards:
     world: int
     seed: int
 
-    def of(self, batches: Sequence[Batch], samples_W: Sequence[int]) -> list[Batch]:
-        """This rank's shards of the global batch; it holds their samples."""
+    def split_batch(self, batches: Sequence[Batch], samples_W: Sequence[int]) -> list[Batch]:
+        """This rank's shards of the global batch; raises unless each rank has exactly the samples of its shards."""
         sizes_V, each = cut(sum(samples_W), self.count), self.count // self.world
         want_W = [sum(sizes_V[w * each : (w + 1) * each]) for w in range(self.world)]
         if len(batches) != 1 or list(samples_W) != want_W:
@@ -44,13 +45,13 @@ class VirtualShards:
         return split(batches[0], sizes_V[self.rank * each : (self.rank + 1) * each])
 
     @contextmanager
-    def chance(self, step: int, place: int) -> Iterator[None]:
-        """Random numbers inside follow from seed, step and shard, the `place`-th of this rank."""
+    def seeded_draws(self, step: int, place: int) -> Iterator[None]:
+        """Seed torch from seed, step and shard (this rank's `place`-th) for the with block, then restore its state."""
         shard = self.rank * (self.count // self.world) + place
         digest = hashlib.blake2b(f"{self.seed} {step} {shard}".encode(), digest_size=8).digest()
         seed, on_gpu = int.from_bytes(digest), torch.cuda.is_initialized()
         with torch.random.fork_rng([torch.cuda.current_device()] if on_gpu else []):
-            # Not torch.manual_seed: it leaves a note for each kind of device that is not in use, a millisecond each.
+            # Not torch.manual_seed: it queues a call for each device type that is not initialised, a millisecond each.
             torch.default_generator.manual_seed(seed)
             if on_gpu:
                 torch.cuda.manual_seed(seed)
@@ -58,7 +59,7 @@ class VirtualShards:
 
 
 def cut(samples: int, shards: int) -> list[int]:
-    """Samples in each shard: whole blocks, as evenly as they can be dealt; only the last of all may be short."""
+    """Samples in each shard: whole blocks, as even as possible; only the last block of all may be short."""
     blocks = -(-samples // BLOCK)
     ends = [min(samples, BLOCK * (blocks * shard // shards)) for shard in range(shards + 1)]
     return [end - begin for begin, end in pairwise(ends)]
@@ -66,9 +67,9 @@ def cut(samples: int, shards: int) -> list[int]:
 
 def split(batch: Batch, sizes: Sequence[int]) -> list[Batch]:
     """The batch cut along its samples; each part has memory of its own."""
-    given = batch.dense_BF, batch.labels_BK, batch.weights_B, batch.keys_B, batch.times_B
-    # Cloned: a kernel may take a few numbers by themselves, up to the next multiple of a vector in memory.
-    cuts = [[None] * len(sizes) if x is None else [part.clone() for part in x.split(list(sizes))] for x in given]
+    tensors = batch.dense_BF, batch.labels_BK, batch.weights_B, batch.keys_B, batch.times_B
+    # Cloned: a kernel may compute the numbers before the next aligned address one by one, and round differently.
+    cuts = [[None] * len(sizes) if x is None else [part.clone() for part in x.split(list(sizes))] for x in tensors]
     sparse = jagged.split(batch.sparse, sizes)
     return [
         Batch(dense_BF=dense_BF, sparse=ids, labels_BK=labels_BK, weights_B=weights_B, keys_B=keys_B, times_B=times_B)
@@ -77,7 +78,7 @@ def split(batch: Batch, sizes: Sequence[int]) -> list[Batch]:
 
 
 def join(outcomes: Sequence[Outcome], sizes: Sequence[int]) -> Outcome:
-    """The outcome of the batch that was cut."""
+    """The outcome of the whole batch, from the outcomes of its shards."""
     logits = [outcome.logits_BK for outcome in outcomes if outcome.logits_BK is not None]
     weighed = [
         outcome.loss.detach() * (size / sum(sizes)) for outcome, size in zip(outcomes, sizes, strict=True) if size

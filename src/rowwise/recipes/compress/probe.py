@@ -65,7 +65,7 @@ def learn(resolved: ResolvedRecipe, names: Sequence[str], tell: Callable[[float]
     job = make_job(small, model, lambda position: make_batcher(small, small.parts.train, position))
     settings = Settings(train=small.recipe.train, save=Saving())
     first = 1 / (PASSES + 1)
-    Trainer(job, settings, tell=lambda shown: tell(first * done_share(shown))).run()
+    Trainer(job, settings, on_step=lambda shown: tell(first * done_share(shown))).run()
     never = [name for name in names if not int(counted[name].sum())]
     if never:
         want = "want a history with some of them, or a recipe without the table"

@@ -49,7 +49,7 @@ def measure(
     job = make_job(resolved, model, lambda position: make_batcher(resolved, resolved.parts.train, position))
     kept = _RecordingEvaluator(job.evaluate or make_evaluator(resolved, model, window.later, ()), [])
     job = replace(job, evaluate=kept if window.validates else None)
-    Trainer(job, make_settings(resolved.recipe), tell=lambda shown: tell(done_share(shown))).run()
+    Trainer(job, make_settings(resolved.recipe), on_step=lambda shown: tell(done_share(shown))).run()
     scores = _best_scores(resolved, kept.found) if window.validates else kept()
     return {task: {name: values[name] for name in METRICS} for task, values in scores.tasks.items()}
 
