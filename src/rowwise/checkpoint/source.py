@@ -144,7 +144,7 @@ def _flat(content: Any, size_bytes: int) -> Iterator[tuple[str, Tensor]]:
                 raise CheckpointError(f"{name!r} is no plain tensor: it is {one.layout} on {one.device}")
             storage_bytes = one.untyped_storage().nbytes()
             if one.numel() * one.element_size() > storage_bytes or storage_bytes > size_bytes:
-                raise CheckpointError(f"{name!r} has {one.numel()} numbers, of which the file holds fewer")
+                raise CheckpointError(f"{name!r} has {one.numel()} numbers, more than the file holds")
             yield name, one.detach()
         elif isinstance(one, Mapping):
             lead = f"{name}." if name else ""
