@@ -139,7 +139,7 @@ WRONG = [
     ({"cpus": -1}, "data.workers.cpus=-1: want more than 0"),
     ({"on": "moon"}, "data.workers.on='moon': want processes or ray"),
     ({"address": "here:1"}, "data.workers.address='here:1' with on=processes: want on=ray"),
-    ({"count": 4, "most": 2}, "count=4 and most=2: give count for so many, or most"),
+    ({"count": 4, "most": 2}, "count=4 and most=2: want count"),
 ]
 
 

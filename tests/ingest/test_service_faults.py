@@ -39,8 +39,8 @@ class Line(msgspec.Struct):
 class Patient(Workers, frozen=True):
     """Workers that are lost again and again are no fault of a split here, nor of how they are started."""
 
-    def plan(self, clients, splits):
-        return msgspec.structs.replace(Workers.plan(self, clients, splits), attempts=1000)
+    def service_config(self, clients, splits):
+        return msgspec.structs.replace(Workers.service_config(self, clients, splits), attempts=1000)
 
 
 def batches(folder, position=None):

@@ -18,7 +18,7 @@ from rowwise.comm.status import broadcast_object, raising_on_all_ranks
 from rowwise.ingest.batcher import Batcher, EncodedSplit, Position, SplitPosition
 from rowwise.ingest.prepare import PreparationTask
 from rowwise.ingest.service.client import ServiceClient, ServiceHealth
-from rowwise.ingest.service.local import Service, Workers, client_of
+from rowwise.ingest.service.local import Service, Workers, make_client
 from rowwise.recipes.compose import ResolvedRecipe, batch_shard_of, make_batcher
 
 
@@ -86,7 +86,7 @@ class Feed:
             address = sent if first == here[0] else address
         if service is not None:
             return service.client()
-        return self._ends.enter_context(closing(client_of(Path(address), comm.rank - here[0])))
+        return self._ends.enter_context(closing(make_client(Path(address), comm.rank - here[0])))
 
     def _join_cluster(self, workers: Workers) -> ServiceClient:
         from rowwise.ingest.service.cluster import ServiceCluster
