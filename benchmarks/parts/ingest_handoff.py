@@ -72,7 +72,7 @@ def take_slots(line: Connection, slots: dict[int, SlotMemory], count: int) -> in
             if file is not None:
                 slots[took.slot] = SlotMemory(file)
             block = np.frombuffer(slots[took.slot].map(took.split.layout.size), np.uint8, took.split.layout.size)
-            encoded = Encoded.of(block, took.split.layout)
+            encoded = Encoded.from_block(block, took.split.layout)
             encoded.block[::PAGE].sum()
             bytes_seen += len(encoded.block)
             seen += 1

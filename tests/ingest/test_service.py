@@ -45,7 +45,7 @@ def batches(reader, *, size=256, position=None, **how):
 
 
 def served(batcher, client):
-    return batcher.served_by(lambda epoch, at: map(EncodedSplit, client.splits(epoch, at, batcher.splits)))
+    return batcher.use_splits(lambda epoch, at: map(EncodedSplit, client.splits(epoch, at, batcher.splits)))
 
 
 def same(one, other):
@@ -103,7 +103,7 @@ def test_a_run_goes_on_with_another_number_of_workers(reader):
 @pytest.mark.slow
 def test_trainers_share_what_workers_prepare(reader):
     whole = list(batches(reader, size=600))
-    dealt = [batches(reader, size=600, deal=BatchShard(rank=rank, world=2)) for rank in range(2)]
+    dealt = [batches(reader, size=600, shard=BatchShard(rank=rank, world=2)) for rank in range(2)]
     parts = {}
     with Service(dealt[0].task, Workers(count=2), clients=2) as service:
         clients = [service.client(0), make_client(service.address, 1)]

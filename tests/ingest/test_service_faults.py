@@ -58,7 +58,7 @@ def train(folder, saved, workers):
         made = batches(folder, position)
         with Service(made.task, Patient(count=int(workers))) as service:
             client = service.client()
-            made.served_by(lambda epoch, at: map(EncodedSplit, client.splits(epoch, at, made.splits)))
+            made.use_splits(lambda epoch, at: map(EncodedSplit, client.splits(epoch, at, made.splits)))
             while made.state().epoch < EPOCHS:
                 for batch in made:
                     line = Line(position=made.state(), rows=batch.keys_B.tolist())

@@ -85,7 +85,7 @@ def holds_whole(kind: pa.DataType) -> bool:
     return bool(types.is_integer(kind.value_type if types.is_dictionary(kind) else kind))
 
 
-def hashed(ids: pa.Array) -> Words:
+def hash_ids(ids: pa.Array) -> Words:
     """64 bits for each id, the same whatever the layout."""
     return mix(int64(ids).view(np.uint64)) if holds_whole(ids.type) else _text_hash(ids)
 

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import parquet as pq
 
-from rowwise.ingest.encode import NAMED, RefusalReason, RefusedRows
+from rowwise.ingest.encode import MAX_REASONS, RefusalReason, RefusedRows
 from rowwise.ingest.reader import Split
 from rowwise.spec import Value
 
@@ -45,7 +45,7 @@ class QuarantinedRows(NamedTuple):
 def quarantine_rows(table: pa.Table, split: Split, bad: RefusedRows, folder: str) -> None:
     """Bad rows as they were read, with where each was and what is wrong with it; folder "": nowhere."""
     rows_N = np.flatnonzero(bad.mask_R)
-    told = _reasons(rows_N.tolist(), bad.wrong)
+    told = _reasons(rows_N.tolist(), bad.reasons)
     found = table.take(pa.array(rows_N))
     found = found.append_column("_place", pa.array([split.place(row) for row in rows_N.tolist()]))
     found = found.append_column("_reason", pa.array(told))
@@ -71,7 +71,7 @@ def _reasons(rows: Sequence[int], wrong: Sequence[RefusalReason]) -> list[str]:
     for one in wrong:
         reasons.setdefault(one.row, []).append(f"column {one.column!r}: {one.reason}")
     count = Counter(one.column for one in wrong)
-    more = " or ".join(repr(name) for name, rows_told in count.items() if rows_told >= NAMED)
+    more = " or ".join(repr(name) for name, rows_told in count.items() if rows_told >= MAX_REASONS)
     return ["; ".join(reasons.get(row, [f"column {more}: as in rows before it"])) for row in rows]
 
 

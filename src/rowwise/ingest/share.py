@@ -21,7 +21,7 @@ class Share(Value, frozen=True):
         if not 0 <= self.begin < self.end <= 1:
             raise SpecError(f"a share of rows from {self.begin} to {self.end}: want 0 <= begin < end <= 1")
 
-    def among(self, order_R: Ints | None, rows: int, split: int) -> Ints | None:
+    def select(self, order_R: Ints | None, rows: int, split: int) -> Ints | None:
         """Those rows of an order (None: as they are) of a split that belong to the share."""
         if (self.begin, self.end) == (0, 1):
             return order_R

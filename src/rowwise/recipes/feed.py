@@ -15,7 +15,7 @@ from msgspec import structs
 
 from rowwise.comm.seam import Comm
 from rowwise.comm.status import broadcast_object, raising_on_all_ranks
-from rowwise.ingest.batcher import Batcher, EncodedSplit, Position, SplitPosition
+from rowwise.ingest.batcher import Batcher, EncodedSplit, OpenedSplit, Position
 from rowwise.ingest.prepare import PreparationTask
 from rowwise.ingest.service.client import ServiceClient, ServiceHealth
 from rowwise.ingest.service.local import Service, Workers, make_client
@@ -35,7 +35,7 @@ class Feed:
         batcher = self._open(position)
         if self._client is None:
             return batcher
-        return batcher.served_by(partial(_splits_from_client, self._client, batcher.splits))
+        return batcher.use_splits(partial(_splits_from_client, self._client, batcher.splits))
 
     def start(self, aside: Path) -> None:
         """Start the workers, if the recipe has any; a collective. `aside`: the folder for quarantined rows."""
@@ -104,5 +104,5 @@ class Feed:
         return found.client(comm.rank)
 
 
-def _splits_from_client(client: ServiceClient, splits: int, epoch: int, at: int) -> Iterator[SplitPosition]:
+def _splits_from_client(client: ServiceClient, splits: int, epoch: int, at: int) -> Iterator[OpenedSplit]:
     return map(EncodedSplit, client.splits(epoch, at, splits))

@@ -43,7 +43,7 @@ class HandOff:
         assert isinstance(message, SplitDelivery)
         assert message.split is not None
         memory = np.frombuffer(self._memory.map(message.split.layout.size), np.uint8)
-        encoded = Encoded.of(memory, message.split.layout)
+        encoded = Encoded.from_block(memory, message.split.layout)
         for begin in range(0, encoded.rows, self._batch):
             collate([SplitRows(encoded, begin, min(begin + self._batch, encoded.rows))], self._columns)
         return perf_counter() - begin_s

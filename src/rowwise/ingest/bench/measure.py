@@ -106,7 +106,7 @@ def measure(
             if rounds >= ROUNDS[0] and spent_s * (rounds + 1) / rounds > budget_s:
                 break
         order = task.order(0)
-        unpacking = unpacking_of(task.reader, task.splits[order[split_ids[0].index]], task.how.names)
+        unpacking = unpacking_of(task.reader, task.splits[order[split_ids[0].index]], task.preparation.names)
     parts = _parts(list(best.values()), unpacking)
     return PreparationTimes(
         splits=count,
@@ -133,7 +133,7 @@ class _Bench:
     def __init__(self, task: PreparationTask, batch: int) -> None:
         self._task, self._order = task, task.order(0)
         self._slot = SlotMemory(make_memory())
-        self._hand_off = HandOff(os.dup(self._slot.file), task.how.columns, batch)
+        self._hand_off = HandOff(os.dup(self._slot.file), task.preparation.columns, batch)
         self.rows: dict[SplitId, int] = {}
         self.rows_in: dict[SplitId, int] = {}
         self.counted, self.bytes_encoded = ReadCounters(), 0

@@ -73,7 +73,7 @@ class ServiceClient:
             if delivery.split is None or block is None:
                 raise DataError(delivery.error or "")
             self._note(delivery, delivery.split.times, perf_counter() - begin_s)
-            yield Encoded.of(block, delivery.split.layout)
+            yield Encoded.from_block(block, delivery.split.layout)
 
     def close(self) -> None:
         self._transport.close()

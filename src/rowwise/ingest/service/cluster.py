@@ -23,7 +23,7 @@ from typing import Any, Self, final
 import numpy as np
 
 from rowwise.errors import PeerError, SpecError
-from rowwise.ingest.block import Bytes, private
+from rowwise.ingest.block import Bytes, allocate
 from rowwise.ingest.prepare import PreparationTask
 from rowwise.ingest.service.client import ServiceClient
 from rowwise.ingest.service.coordinator import (
@@ -101,7 +101,7 @@ class WorkerActor:
         blocks: list[Bytes] = []
 
         def memory(size_bytes: int) -> Bytes:
-            blocks.append(private(size_bytes))
+            blocks.append(allocate(size_bytes))
             return blocks[-1]
 
         event = prepare_split(self._task, lease, memory)

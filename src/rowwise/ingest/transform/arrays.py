@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pyarrow import compute as pc
 from pyarrow import types
 
-from rowwise.ingest.bags import Ints, flatten_lists, hashed, int64
+from rowwise.ingest.bags import Ints, flatten_lists, hash_ids, int64
 from rowwise.ingest.columns import is_list, is_text
 from rowwise.ingest.mix import Words, mix, remainder
 
@@ -84,7 +84,7 @@ def rows_of(offsets_R1: Ints) -> Ints:
 
 def words_of(values: pa.Array) -> Ints:
     """Whole numbers as they are; of text its hash."""
-    return int64(values) if whole_kind(values.type) else hashed(values).view(np.int64)
+    return int64(values) if whole_kind(values.type) else hash_ids(values).view(np.int64)
 
 
 def fold(so_far_N: Words, next_N: Words) -> Words:

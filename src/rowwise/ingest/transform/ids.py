@@ -7,7 +7,7 @@ Text is an id like any other: it is hashed to 64 bits first, by rowwise's own ha
 import numpy as np
 import pyarrow as pa
 
-from rowwise.ingest.bags import flatten_lists, hashed, int64
+from rowwise.ingest.bags import flatten_lists, hash_ids, int64
 from rowwise.ingest.bags import lists as as_lists
 from rowwise.ingest.columns import FITS, IDS, ROWS
 from rowwise.ingest.mix import remainder
@@ -181,7 +181,7 @@ class NGram(OneColumn, frozen=True, kw_only=True, tag="ngram", tag_field="kind")
     def run(self, arrays: Arrays, where: RowPosition) -> Arrays:
         """Join all lists at once, one id more in each round."""
         ids = ids_of(arrays[0])
-        hash_N, offsets_R1 = hashed(ids.values), ids.starts()
+        hash_N, offsets_R1 = hash_ids(ids.values), ids.starts()
         counts_R = np.maximum(np.diff(offsets_R1) - self.n + 1, 0)
         made_R1 = sums(counts_R)
         at_G = np.arange(made_R1[-1]) + np.repeat(offsets_R1[:-1] - made_R1[:-1], counts_R)

@@ -16,7 +16,7 @@ from pyarrow import compute as pc
 
 from rowwise.errors import DataError
 from rowwise.ingest import native
-from rowwise.ingest.bags import Ints, hashed, int64
+from rowwise.ingest.bags import Ints, hash_ids, int64
 from rowwise.ingest.columns import IDS
 from rowwise.ingest.transform.arrays import IdLists, Mask, ids_of, like, lists, sums, whole_kind
 from rowwise.ingest.transform.transform import Arrays, Kinds, OneColumn, RowPosition, Run, is_words
@@ -157,7 +157,7 @@ def _numbers(mapping: Mapping[str | int, int]) -> KnownIds | None:
 def _words(mapping: Mapping[str | int, int]) -> KnownIds:
     """The ids as texts, by their hashes."""
     words = pa.array([str(key).encode() for key in mapping], pa.large_binary())
-    return _known(hashed(words).view(np.int64), words, np.fromiter(mapping.values(), np.int64, len(mapping)))
+    return _known(hash_ids(words).view(np.int64), words, np.fromiter(mapping.values(), np.int64, len(mapping)))
 
 
 def _run(transform: MapId, words: KnownIds, numbers: KnownIds | None, arrays: Arrays, where: RowPosition) -> Arrays:
@@ -168,7 +168,7 @@ def _run(transform: MapId, words: KnownIds, numbers: KnownIds | None, arrays: Ar
         made_N = numbers.becomes_K[at_N]
     else:
         texts = _texts(ids.values)
-        at_N, found_N = _find(words, hashed(texts).view(np.int64))
+        at_N, found_N = _find(words, hash_ids(texts).view(np.int64))
         assert words.words is not None
         # An unknown text may have the hash of a known one, if hardly ever.
         same = pc.call_function("equal", [words.words.take(pa.array(at_N)), texts.cast(pa.large_binary())])

@@ -13,7 +13,7 @@ from pyarrow import compute as pc
 from pyarrow import types
 
 from rowwise.errors import DataError
-from rowwise.ingest.bags import Ints, hashed, int64
+from rowwise.ingest.bags import Ints, hash_ids, int64
 from rowwise.ingest.columns import IDS, is_list
 from rowwise.ingest.transform.arrays import (
     IdLists,
@@ -82,7 +82,7 @@ class Cartesian(TwoColumns, frozen=True, kw_only=True, tag="cartesian", tag_fiel
     def run(self, arrays: Arrays, where: RowPosition) -> Arrays:
         """Pair all rows at once."""
         a, b = ids_of(arrays[0]), ids_of(arrays[1])
-        hash_A, hash_B, zero = hashed(a.values), hashed(b.values), np.zeros(1, np.uint64)
+        hash_A, hash_B, zero = hash_ids(a.values), hash_ids(b.values), np.zeros(1, np.uint64)
         starts_R1, begins_R1 = a.starts(), b.starts()
         seconds_R = np.diff(begins_R1)
         pairs_R = np.diff(starts_R1) * seconds_R
