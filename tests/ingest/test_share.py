@@ -134,7 +134,7 @@ def test_all_is_no_work():
 
 @pytest.mark.parametrize(("begin", "end"), [(0.5, 0.5), (0.6, 0.5), (-0.1, 0.5), (0.5, 1.1), (float("nan"), 1.0)])
 def test_shares_that_cannot_be(begin, end):
-    with pytest.raises(SpecError, match=r"a share of rows from .* to .*: want 0 <= begin < end <= 1"):
+    with pytest.raises(SpecError, match=r"share of rows: begin=.*: want 0 <= begin < end <= 1"):
         Share(begin=begin, end=end)
 
 

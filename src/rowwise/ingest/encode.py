@@ -20,7 +20,7 @@ from pyarrow import types
 
 from rowwise.errors import DataError
 from rowwise.ingest import native
-from rowwise.ingest.bags import bits, combine_chunks, hash_ids, holds_whole, ids_of, int64, lists, view
+from rowwise.ingest.bags import bits, combine_chunks, hash_ids, holds_whole, int64, lists, view, words_of
 from rowwise.ingest.block import ALIGNMENT, BlockSizes, Encoded, Floats, Ints, Memory, allocate, lay_out
 from rowwise.ingest.columns import Columns, Dense, Sparse, is_list
 from rowwise.ingest.native import Bitmap, Lists, PickedIds, RowMapping
@@ -222,7 +222,7 @@ def _keys_or_times(array: pa.Array) -> tuple[NDArray[np.generic], Bitmap | None]
     if types.is_date(array.type) or types.is_timestamp(array.type):
         # Finer times are cut down to microseconds.
         array = array.cast(pa.timestamp("us", tz=getattr(array.type, "tz", None)), safe=False).cast(pa.int64())
-    return ids_of(array)
+    return words_of(array)
 
 
 def _row_mapping(sparse: Sparse, kind: pa.DataType, rows: int | None) -> RowMapping:
@@ -264,7 +264,7 @@ class _ColumnRefusal(NamedTuple):
 def _raise_first(refusals: Iterator[_ColumnRefusal], split: Split) -> None:
     for refusal in refusals:
         first = refusal.described[0]
-        raise DataError(f"{split.place(first.row)}, column {first.column!r}: {first.reason}")
+        raise DataError(f"{split.locate_row(first.row)}, column {first.column!r}: {first.reason}")
 
 
 def _refusals(

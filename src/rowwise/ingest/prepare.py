@@ -161,7 +161,7 @@ class PreparationTask:
             quarantine_rows(table, split, bad, self.preparation.quarantine)
             return
         first = bad.reasons[0]
-        raise DataError(f"{split.place(first.row)}, column {first.column!r}: {first.reason}")
+        raise DataError(f"{split.locate_row(first.row)}, column {first.column!r}: {first.reason}")
 
     def _order_of_rows(self, table: pa.Table, index: int, epoch: int) -> Ints | None:
         preparation = self.preparation

@@ -203,5 +203,5 @@ def _refuse_unknown(transform: MapId, ids: IdLists, found_N: Mask, where: RowPos
     row = int(np.searchsorted(ids.starts(), at, "right")) - 1
     want = f"want one of the {len(transform.mapping)} of the mapping; unknown='drop' leaves it out"
     raise DataError(
-        f"{where.split.place(row)}, column {transform.column!r}: id {ids.values[at].as_py()!r} is unknown: {want}"
+        f"{where.split.locate_row(row)}, column {transform.column!r}: id {ids.values[at].as_py()!r} is unknown: {want}"
     )

@@ -251,7 +251,7 @@ class ComputeScore(Transform, frozen=True, kw_only=True, tag="compute_score", ta
         if unlike_R.any():
             row = int(np.argmax(unlike_R))
             got = f"{ids_R[row]} ids in {self.ids!r} and {scores_R[row]} scores in {self.scores!r}"
-            raise DataError(f"{where.split.place(row)}: {got}: want a score for each id")
+            raise DataError(f"{where.split.locate_row(row)}: {got}: want a score for each id")
 
 
 def _among(values: pa.Array, id_at: Ints, row_N: Ints, among: IdLists, counts_N: Mask) -> Mask:

@@ -92,7 +92,7 @@ class UserFunction(Transform, frozen=True, kw_only=True, tag="own", tag_field="k
         return partial(full._call, getattr(module, self.name))
 
     def _call(self, function: Callable[..., Any], arrays: Arrays, where: RowPosition) -> Arrays:
-        place = f"{self.function}, on the {len(arrays[0])} rows from {where.split.place(0)}"
+        place = f"{self.function}, on the {len(arrays[0])} rows from {where.split.locate_row(0)}"
         plain = [array.cast(plain_kind(array.type)) for array in arrays]
         with _Naming(place):
             made = function(*plain)
