@@ -139,7 +139,7 @@ def test_several_labels_weights_keys_and_times():
 BAD = [
     ({"label": [0, 1, 2, 1]}, r"frame: row 2, column 'label': 2: want a label of 0 or 1"),
     ({"label": [0, None, 0, 1]}, r"frame: row 1, column 'label': None: want a label of 0 or 1"),
-    ({"label": ["0", "1", "0", "1"]}, r"frame: column 'label' holds string: want numbers \(text is read"),
+    ({"label": ["0", "1", "0", "1"]}, r"frame: column 'label' holds string: want numbers \(text needs"),
     ({"x": [0.0, 1.0, float("inf"), 0.0]}, r"frame: row 2, column 'x': inf: want a finite number in 32 bits"),
     ({"x": [["a"]] * 4}, r"frame: column 'x' holds list<.*>: want numbers"),
     (

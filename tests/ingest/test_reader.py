@@ -225,5 +225,5 @@ def test_frames_of_other_packages(package):
 
 def test_generator_makes_too_few():
     reader = GeneratorReader(lambda first, count: make(0, count // 2), 10, name="mine")
-    with pytest.raises(DataError, match="mine: the function returned 5 rows for .0, 10.: want 10"):
+    with pytest.raises(DataError, match=r"mine: the function returned 5 rows for .0, 10.: want 10"):
         reader.read(reader.splits()[0], ("x",))

@@ -145,7 +145,7 @@ def test_columns_and_keys(tmp_path):
     assert ParquetReader(tmp_path / "v").schema.names == ["m.1", "m.2"]
     with pytest.raises(DataError, match="no column 'y'"):
         convert(FrameReader(log(100)), tmp_path / "u", WarehouseLayout(columns=("y",)))
-    with pytest.raises(DataError, match="rows are ordered by 'day', which is not written: --columns has to name it"):
+    with pytest.raises(DataError, match="rows are ordered by 'day', which is not written: want it in --columns"):
         convert(FrameReader(log(100)), tmp_path / "u", WarehouseLayout(columns=("x",), partition_by=("day",)))
     with pytest.raises(DataError, match=r"column 'x' holds double: want whole numbers or text"):
         convert(FrameReader(log(100)), tmp_path / "t", WarehouseLayout(cluster_by="x"))
@@ -177,7 +177,7 @@ def test_text_of_digits_stays_text(tmp_path):
 
 @pytest.mark.parametrize("name", ["", "a/b", "a\\b", ".day", "_day", "a=b", "a\nb", "\x1b[2J", "d" * 300])
 def test_a_folder_has_a_plain_name(name):
-    with pytest.raises(SpecError, match="makes no folder that is read again") as told:
+    with pytest.raises(SpecError, match="cannot be the name of a folder") as told:
         WarehouseLayout(partition_by=(name,))
     assert len(str(told.value)) < 200
 
@@ -215,11 +215,11 @@ def test_a_journal_names_files_of_its_own_folder(tmp_path, path):
         place.write_text("mine")
     (dest / "link").symlink_to(tmp_path / "elsewhere")
     (dest / "_rowwise").mkdir()
-    Journal(dest).take_up(asked)
-    Journal(dest).note(SourceSurvey(keys={}, popularity={}))
-    Journal(dest).note(WarehouseFile(path=path, rows=1, bytes=4, groups=1, unit=0, row=1))
+    Journal(dest).begin_or_resume(asked)
+    Journal(dest).append(SourceSurvey(keys={}, popularity={}))
+    Journal(dest).append(WarehouseFile(path=path, rows=1, bytes=4, groups=1, unit=0, row=1))
     with pytest.raises(DataError, match="is not there as it was written"):
-        Journal(dest).take_up(asked)
+        Journal(dest).begin_or_resume(asked)
 
 
 SCRIPT = """
@@ -320,7 +320,7 @@ def test_changes_are_refused(tmp_path):
         convert(ParquetReader(source), tmp_path / "w", WarehouseLayout())
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("")
-    with pytest.raises(DataError, match="is there already, and no warehouse"):
+    with pytest.raises(DataError, match="exists already and is no warehouse"):
         convert(ParquetReader(source), tmp_path / "mine", WarehouseLayout())
 
 

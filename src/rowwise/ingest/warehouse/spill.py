@@ -1,8 +1,8 @@
-"""Rows brought into another order in bounded memory: sorted runs on disk, then one stretch after another.
+"""Rows brought into another order in bounded memory: sorted runs on disk, then one rows_range after another.
 
 [Note: runs] The source is read once, in runs of as many rows as fit into memory. A run's rows are sorted by folder and
 by bucket (the first bits of the session's hash), stably, and written as one file with a list of where each begins.
-Afterwards a stretch of buckets is gathered from all runs, and sorted whole. So one file is open at a time, however
+Afterwards a rows_range of buckets is gathered from all runs, and sorted whole. So one file is open at a time, however
 many folders and buckets there are. A run counts once its list is there, which appears by a rename after the rows.
 """
 
@@ -28,7 +28,7 @@ from rowwise.textfile import decode_json, read_bytes
 
 BUCKET_BITS = 12
 HASH = "\x00hash"  # of the session, beside the columns
-BATCH_BYTES = 96 << 10  # a stretch takes little of each run, and a batch is read whole
+BATCH_BYTES = 96 << 10  # a rows_range takes little of each run, and a batch is read whole
 LONE = 0x5851F42D4C957F2D  # rows without a session are sessions of their own
 Words = NDArray[np.uint64]
 
@@ -64,20 +64,20 @@ class SpillRange(Value, frozen=True):
 class Spill:
     """Runs in a folder."""
 
-    def __init__(self, place: Path, how: WarehouseLayout) -> None:
-        self._place, self._how = place, how
+    def __init__(self, folder: Path, layout: WarehouseLayout) -> None:
+        self._folder, self._layout = folder, layout
         self.runs: list[SpillRun] = []
         self._indexes: list[dict[tuple[Cell, ...], int]] = []
-        while (self._place / f"{len(self.runs)}.json").exists():
-            data = read_bytes(self._place / f"{len(self.runs)}.json")
+        while (self._folder / f"{len(self.runs)}.json").exists():
+            data = read_bytes(self._folder / f"{len(self.runs)}.json")
             try:
                 self.runs.append(decode_json(data, SpillRun))
             except msgspec.DecodeError as error:
-                place = self._place / f"{len(self.runs)}.json"
+                place = self._folder / f"{len(self.runs)}.json"
                 raise DataError(f"{place}: no note of a sorted run: {error}: delete the folder") from None
 
     @property
-    def stands(self) -> tuple[int, int]:
+    def position(self) -> tuple[int, int]:
         """The first row (split, row) that is in no run."""
         return (self.runs[-1].split, self.runs[-1].row) if self.runs else (0, 0)
 
@@ -90,7 +90,7 @@ class Spill:
             held.append(piece.table)
             size += table_bytes(piece.table)
             last = piece
-            if size >= self._how.working_bytes:
+            if size >= self._layout.working_bytes:
                 self._write(held, size, piece)
                 held.clear()
                 size = 0.0
@@ -98,9 +98,9 @@ class Spill:
         if last is not None and sum(t.num_rows for t in held):
             self._write(held, size, last)
 
-    def stretches(self) -> list[SpillRange]:
+    def ranges(self) -> list[SpillRange]:
         """All rows, in the order in which they are written."""
-        if self._how.cluster_by is None:
+        if self._layout.cluster_by is None:
             found = {(f, at) for at, run in enumerate(self.runs) for f in run.folders}
             ordered = sorted(found, key=lambda pair: (_sortable(pair[0]), pair[1]))
             return [SpillRange(folder=folder, first=0, last=0, run=at) for folder, at in ordered]
@@ -111,17 +111,17 @@ class Spill:
                 of_folder[bucket] = of_folder.get(bucket, 0.0) + (end - begin) * run.bytes / run.rows
         return [s for folder in sorted(sizes, key=_sortable) for s in self._cut(folder, sizes[folder])]
 
-    def read(self, stretch: SpillRange) -> Iterator[pa.Table]:
+    def read(self, rows_range: SpillRange) -> Iterator[pa.Table]:
         """Its rows in their order, without the columns of the folders."""
-        if self._how.cluster_by is None:
-            assert stretch.run is not None
-            yield from self._rows(stretch.run, stretch)
+        if self._layout.cluster_by is None:
+            assert rows_range.run is not None
+            yield from self._rows(rows_range.run, rows_range)
             return
-        table = pa.concat_tables([t for at in range(len(self.runs)) for t in self._rows(at, stretch)])
+        table = pa.concat_tables([t for at in range(len(self.runs)) for t in self._rows(at, rows_range)])
         table = table.unify_dictionaries().combine_chunks()
-        keys = {"hash": table[HASH], "session": _codes(table[self._how.cluster_by])}
-        if self._how.sort_by is not None:
-            keys["time"] = table[self._how.sort_by]
+        keys = {"hash": table[HASH], "session": _codes(table[self._layout.cluster_by])}
+        if self._layout.sort_by is not None:
+            keys["time"] = table[self._layout.sort_by]
         by = pc.SortOptions([(name, "ascending") for name in keys])
         order_R = pc.call_function("sort_indices", [pa.table(keys)], by)
         yield table.take(order_R).drop_columns([HASH])
@@ -130,11 +130,11 @@ class Spill:
         first, size = None, 0.0
         before = 0
         for bucket in sorted(bytes_of):
-            if bytes_of[bucket] > 2 * self._how.working_bytes:
-                got = f"the rows of one {self._how.cluster_by!r} (or of a few with like hashes) take"
+            if bytes_of[bucket] > 2 * self._layout.working_bytes:
+                got = f"the rows of one {self._layout.cluster_by!r} (or of a few with like hashes) take"
                 want = f"--memory {(4 * bytes_of[bucket] + BASE_MEMORY) / 1e9 + 0.1:.1f}GB"
                 raise DataError(f"{got} {bytes_of[bucket] / 1e6:,.0f} MB, and are sorted in memory: {want}")
-            if first is not None and size + bytes_of[bucket] > self._how.working_bytes:
+            if first is not None and size + bytes_of[bucket] > self._layout.working_bytes:
                 yield SpillRange(folder=folder, first=first, last=before)
                 first, size = None, 0.0
             first = bucket if first is None else first
@@ -142,19 +142,19 @@ class Spill:
         if first is not None:
             yield SpillRange(folder=folder, first=first, last=before)
 
-    def _rows(self, at: int, stretch: SpillRange) -> Iterator[pa.Table]:
-        """The rows of a run that lie in a stretch; they stand together."""
+    def _rows(self, at: int, rows_range: SpillRange) -> Iterator[pa.Table]:
+        """The rows of a run that lie in a rows_range; they stand together."""
         run = self.runs[at]
-        index = self._folder_of(at).get(stretch.folder)
+        index = self._folder_of(at).get(rows_range.folder)
         if index is None:
             return
         folder_S, bucket_S, begin_S = run.segments_3S
         low, high = np.searchsorted(folder_S, [index, index + 1])
-        first, last = low + np.searchsorted(bucket_S[low:high], [stretch.first, stretch.last + 1])
+        first, last = low + np.searchsorted(bucket_S[low:high], [rows_range.first, rows_range.last + 1])
         begin, end = (int(begin_S[at]) if at < len(begin_S) else run.rows for at in (first, last))
         if begin == end:
             return
-        with pa.OSFile(str(self._place / f"{at}.arrow")) as file:
+        with pa.OSFile(str(self._folder / f"{at}.arrow")) as file:
             batches = pa.ipc.open_file(file)
             for index in range(begin // run.batch_rows, (end - 1) // run.batch_rows + 1):
                 batch, first = batches.get_batch(index), index * run.batch_rows
@@ -167,24 +167,24 @@ class Spill:
         return self._indexes[at]
 
     def _write(self, held: Sequence[pa.Table], size: float, after: SourceRows) -> None:
-        how, first_row = self._how, self.runs[-1].first_row if self.runs else 0
+        layout, first_row = self._layout, self.runs[-1].first_row if self.runs else 0
         table = pa.concat_tables(held).unify_dictionaries().combine_chunks()
         rows = table.num_rows
-        folders, folder_R = _folders(table, how.partition_by)
+        folders, folder_R = _folders(table, layout.partition_by)
         bucket_R = np.zeros(rows, np.int64)
-        if how.cluster_by is not None:
-            hash_R = session_hash(table[how.cluster_by], first_row)
+        if layout.cluster_by is not None:
+            hash_R = session_hash(table[layout.cluster_by], first_row)
             bucket_R = (hash_R >> np.uint64(64 - BUCKET_BITS)).astype(np.int64)
             table = table.append_column(HASH, pa.array(hash_R))
         place_R = (folder_R << BUCKET_BITS) | bucket_R
         order_R = np.argsort(place_R, kind="stable")
         place_S, begin_S = np.unique(place_R[order_R], return_index=True)
-        table = table.drop_columns(list(how.partition_by))
+        table = table.drop_columns(list(layout.partition_by))
         name, batch_rows = str(len(self.runs)), max(16, int(BATCH_BYTES * rows / max(size, 1.0)))
-        self._place.mkdir(parents=True, exist_ok=True)
+        self._folder.mkdir(parents=True, exist_ok=True)
         options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
         with (
-            pa.OSFile(str(self._place / f"{name}.tmp"), "wb") as file,
+            pa.OSFile(str(self._folder / f"{name}.tmp"), "wb") as file,
             pa.ipc.new_file(file, table.schema, options=options) as out,
         ):
             for at in range(0, rows, batch_rows):
@@ -201,9 +201,9 @@ class Spill:
             row=after.row,
             first_row=first_row + rows,
         )
-        os.replace(self._place / f"{name}.tmp", self._place / f"{name}.arrow")
-        (self._place / f"{name}.tmp").write_bytes(msgspec.json.encode(run))
-        os.replace(self._place / f"{name}.tmp", self._place / f"{name}.json")
+        os.replace(self._folder / f"{name}.tmp", self._folder / f"{name}.arrow")
+        (self._folder / f"{name}.tmp").write_bytes(msgspec.json.encode(run))
+        os.replace(self._folder / f"{name}.tmp", self._folder / f"{name}.json")
         self.runs.append(run)
         pa.default_memory_pool().release_unused()
 
