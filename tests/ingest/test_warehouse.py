@@ -21,7 +21,7 @@ from rowwise.errors import DataError, SpecError
 from rowwise.ingest.frames import FrameReader
 from rowwise.ingest.parquet import ParquetReader
 from rowwise.ingest.warehouse.convert import convert
-from rowwise.ingest.warehouse.flatten import columns_of
+from rowwise.ingest.warehouse.flatten import split_by_key
 from rowwise.ingest.warehouse.journal import ConversionRequest, Journal, SourceSurvey, WarehouseFile
 from rowwise.ingest.warehouse.layout import WarehouseLayout
 from rowwise.ingest.warehouse.popularity import log_use, popularity
@@ -61,7 +61,7 @@ ENTRY = st.lists(st.tuples(st.integers(0, 5), st.none() | st.lists(st.integers(0
 def test_maps_become_columns(rows, skip):
     kind = pa.map_(pa.int64(), pa.list_(pa.int64()))
     array = pa.array(rows, kind).slice(min(skip, len(rows)))
-    made = columns_of(array, range(5))
+    made = split_by_key(array, range(5))
     for key, column in enumerate(made):
         assert column.to_pylist() == [dict(row or []).get(key) for row in rows[min(skip, len(rows)) :]]
 
@@ -70,7 +70,7 @@ def test_maps_with_entries_under_null():
     array = pa.MapArray.from_arrays(
         pa.array([0, 1, 2], pa.int32()), pa.array(["a", "a"]), pa.array([1.0, 2.0]), mask=pa.array([True, False])
     )
-    assert columns_of(array, ["a", "b"])[0].to_pylist() == [None, 2.0]
+    assert split_by_key(array, ["a", "b"])[0].to_pylist() == [None, 2.0]
 
 
 @given(data=st.data())
@@ -272,7 +272,7 @@ def test_killed_at_any_point(name, tmp_path):
         process.wait()
         killed += 1
         if trial == 0 and (tmp_path / "w" / "_rowwise" / "journal.jsonl").exists():
-            with pytest.raises(DataError, match="is not converted to its end"):
+            with pytest.raises(DataError, match="its conversion is unfinished"):
                 ParquetReader(tmp_path / "w")
     assert start(tmp_path / "w").wait() == 0
     assert digest(tmp_path / "w") == want

@@ -14,7 +14,7 @@ from pyarrow import compute as pc
 from pyarrow import parquet as pq
 
 from rowwise.ingest.columns import is_list
-from rowwise.ingest.warehouse.hive import Cell, folder
+from rowwise.ingest.warehouse.hive import Cell, folder_name
 from rowwise.ingest.warehouse.journal import FOLDER, WarehouseFile
 from rowwise.ingest.warehouse.layout import VERSION, WarehouseLayout, rows_in
 
@@ -104,7 +104,7 @@ class WarehouseWriter:
 
     def write(self, rows: RowQueue, cells: Sequence[Cell], number: int) -> WarehouseFile:
         """Write the next file of a folder; the queue has at least one row."""
-        place = Path(folder(self._layout.partition_by, cells)) / f"part-{number:05d}.parquet"
+        place = Path(folder_name(self._layout.partition_by, cells)) / f"part-{number:05d}.parquet"
         group_rows = rows_in(
             self._layout.decoded_bytes,
             rows.peek(min(rows.fill(SAMPLE_ROWS), SAMPLE_ROWS), self._columns),

@@ -1,9 +1,10 @@
-"""Rows brought into another order in bounded memory: sorted runs on disk, then one rows_range after another.
+"""Sorts rows by folder and session in bounded memory: writes sorted runs to disk, then merges one range at a time.
 
-[Note: runs] The source is read once, in runs of as many rows as fit into memory. A run's rows are sorted by folder and
-by bucket (the first bits of the session's hash), stably, and written as one file with a list of where each begins.
-Afterwards a rows_range of buckets is gathered from all runs, and sorted whole. So one file is open at a time, however
-many folders and buckets there are. A run counts once its list is there, which appears by a rename after the rows.
+[Note: runs] The source is read once, in runs of as many rows as fit into memory. The rows of a run are sorted by folder
+and by bucket (the first bits of the session's hash), stably, and written as one file with an index of where each bucket
+begins. Afterwards each range of buckets is read from all runs and sorted in memory. So one file is open at a time,
+however many folders and buckets there are. A run is valid once its index exists, which is renamed into place after the
+rows.
 """
 
 import os
@@ -27,9 +28,9 @@ from rowwise.spec import Value
 from rowwise.textfile import decode_json, read_bytes
 
 BUCKET_BITS = 12
-HASH = "\x00hash"  # of the session, beside the columns
-BATCH_BYTES = 96 << 10  # a rows_range takes little of each run, and a batch is read whole
-LONE = 0x5851F42D4C957F2D  # rows without a session are sessions of their own
+HASH = "\x00hash"  # name of an extra column: the session's hash
+BATCH_BYTES = 96 << 10  # of a file of a run: a range needs few rows of each run, and batches are read whole
+LONE = 0x5851F42D4C957F2D  # salt of the hash of rows without a session, each a session of its own
 Words = NDArray[np.uint64]
 
 
@@ -37,13 +38,13 @@ class SpillRun(Value, frozen=True):
     """A sorted run on disk, and the position of the next one."""
 
     folders: tuple[tuple[Cell, ...], ...]
-    segments: bytes  # three rows of int32: of each segment, which of the folders, the bucket, and the first row
+    segments: bytes  # int32 of shape (3, segments): index of the folder, bucket, first row
     rows: int
     bytes: float
     batch_rows: int
-    split: int  # of the row after it
-    row: int
-    first_row: int  # rows of the source up to here
+    split: int  # of the next row
+    row: int  # of the next row, in its split
+    first_row: int  # number of the next row in the source
 
     @property
     def segments_3S(self) -> NDArray[np.int32]:
@@ -52,17 +53,17 @@ class SpillRun(Value, frozen=True):
 
 
 class SpillRange(Value, frozen=True):
-    """Rows of one folder that are gathered and sorted together."""
+    """A range of buckets of one folder, whose rows are read from all runs and sorted in memory."""
 
     folder: tuple[Cell, ...]
     first: int  # bucket
-    last: int
-    run: int | None = None  # of one run only, where the order of rows is that of the source
+    last: int  # bucket, included
+    run: int | None = None  # without cluster_by: read this run only, as rows keep the order of the source
 
 
 @final
 class Spill:
-    """Runs in a folder."""
+    """The sorted runs in a folder; opening it resumes after the runs that exist."""
 
     def __init__(self, folder: Path, layout: WarehouseLayout) -> None:
         self._folder, self._layout = folder, layout
@@ -74,32 +75,32 @@ class Spill:
                 self.runs.append(decode_json(data, SpillRun))
             except msgspec.DecodeError as error:
                 place = self._folder / f"{len(self.runs)}.json"
-                raise DataError(f"{place}: no note of a sorted run: {error}: delete the folder") from None
+                raise DataError(f"{place}: not an index of a sorted run: {error}: want the folder deleted") from None
 
     @property
     def position(self) -> tuple[int, int]:
-        """The first row (split, row) that is in no run."""
+        """Split and row of the first row that is in no run."""
         return (self.runs[-1].split, self.runs[-1].row) if self.runs else (0, 0)
 
     def fill(self, pieces: Iterator[SourceRows]) -> Iterator[int]:
-        """Make runs of all rows that are left; gives the split that it has come to."""
-        held: list[pa.Table] = []
+        """Write the remaining rows as runs; yields the current split, for progress."""
+        tables: list[pa.Table] = []
         size = 0.0
         last: SourceRows | None = None
         for piece in pieces:
-            held.append(piece.table)
+            tables.append(piece.table)
             size += table_bytes(piece.table)
             last = piece
             if size >= self._layout.working_bytes:
-                self._write(held, size, piece)
-                held.clear()
+                self._write(tables, size, piece)
+                tables.clear()
                 size = 0.0
             yield piece.split
-        if last is not None and sum(t.num_rows for t in held):
-            self._write(held, size, last)
+        if last is not None and sum(t.num_rows for t in tables):
+            self._write(tables, size, last)
 
     def ranges(self) -> list[SpillRange]:
-        """All rows, in the order in which they are written."""
+        """The ranges of all rows, in the order in which they are written."""
         if self._layout.cluster_by is None:
             found = {(f, at) for at, run in enumerate(self.runs) for f in run.folders}
             ordered = sorted(found, key=lambda pair: (_sortable(pair[0]), pair[1]))
@@ -112,7 +113,7 @@ class Spill:
         return [s for folder in sorted(sizes, key=_sortable) for s in self._cut(folder, sizes[folder])]
 
     def read(self, rows_range: SpillRange) -> Iterator[pa.Table]:
-        """Its rows in their order, without the columns of the folders."""
+        """The rows of a range, sorted by session (and `sort_by`), without the columns of the folders."""
         if self._layout.cluster_by is None:
             assert rows_range.run is not None
             yield from self._rows(rows_range.run, rows_range)
@@ -143,7 +144,7 @@ class Spill:
             yield SpillRange(folder=folder, first=first, last=before)
 
     def _rows(self, at: int, rows_range: SpillRange) -> Iterator[pa.Table]:
-        """The rows of a run that lie in a rows_range; they stand together."""
+        """The rows of a run that belong to a range; they are consecutive."""
         run = self.runs[at]
         index = self._folder_of(at).get(rows_range.folder)
         if index is None:
@@ -166,9 +167,9 @@ class Spill:
             self._indexes.append({folder: index for index, folder in enumerate(run.folders)})
         return self._indexes[at]
 
-    def _write(self, held: Sequence[pa.Table], size: float, after: SourceRows) -> None:
+    def _write(self, tables: Sequence[pa.Table], size: float, after: SourceRows) -> None:
         layout, first_row = self._layout, self.runs[-1].first_row if self.runs else 0
-        table = pa.concat_tables(held).unify_dictionaries().combine_chunks()
+        table = pa.concat_tables(tables).unify_dictionaries().combine_chunks()
         rows = table.num_rows
         folders, folder_R = _folders(table, layout.partition_by)
         bucket_R = np.zeros(rows, np.int64)
@@ -209,12 +210,12 @@ class Spill:
 
 
 def one_batch(table: pa.Table) -> pa.RecordBatch:
-    """A table as one batch, even without rows."""
+    """A table as one record batch."""
     return table.combine_chunks().to_batches()[0]
 
 
 def session_hash(column: pa.ChunkedArray, first_row: int) -> Words:
-    """64 bits for each session; a row without one is hashed by its number in the source."""
+    """A 64-bit hash of each row's session; a row without one is hashed by its number in the source."""
     kind = column.type
     if types.is_dictionary(kind):
         column = column.cast(kind.value_type)
@@ -246,7 +247,7 @@ def _text_hash(array: pa.Array) -> Words:
 
 
 def _codes(column: pa.ChunkedArray) -> pa.Array:
-    """A number for each session; those without one are equal, and told apart by their hash."""
+    """A number for each session, to order sessions with equal hashes; -1 without a session, whose hashes differ."""
     if types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     encoded = column.combine_chunks().dictionary_encode()
@@ -255,7 +256,7 @@ def _codes(column: pa.ChunkedArray) -> pa.Array:
 
 
 def _folders(table: pa.Table, names: Sequence[str]) -> tuple[tuple[tuple[Cell, ...], ...], NDArray[np.int64]]:
-    """The folders of a table, and the index of each row's."""
+    """The distinct folders of a table's rows, and the index of each row's folder."""
     rows = table.num_rows
     if not names:
         return ((),), np.zeros(rows, np.int64)
@@ -267,19 +268,19 @@ def _folders(table: pa.Table, names: Sequence[str]) -> tuple[tuple[tuple[Cell, .
         whole = encoded.combine_chunks() if isinstance(encoded, pa.ChunkedArray) else encoded
         values.append(whole.dictionary.to_pylist())
         code_R = code_R * max(len(values[-1]), 1) + whole.indices.to_numpy()
-    there, folder_R = np.unique(code_R, return_inverse=True)
-    found = []
-    for code in there.tolist():
+    codes, folder_R = np.unique(code_R, return_inverse=True)
+    folders = []
+    for code in codes.tolist():
         cells: list[Cell] = []
         for of_column in reversed(values):
             code, at = divmod(code, max(len(of_column), 1))
             cells.append(of_column[at])
-        found.append(tuple(reversed(cells)))
-    return tuple(found), folder_R.astype(np.int64)
+        folders.append(tuple(reversed(cells)))
+    return tuple(folders), folder_R.astype(np.int64)
 
 
 def _segments(run: SpillRun) -> Iterator[tuple[tuple[Cell, ...], int, int, int]]:
-    """Folder, bucket, first row and the row after the last."""
+    """The segments of a run: folder, bucket, first row, and the row after the last."""
     folder_S, bucket_S, begin_S = run.segments_3S.tolist()
     for folder, bucket, begin, end in zip(folder_S, bucket_S, begin_S, [*begin_S[1:], run.rows], strict=True):
         yield run.folders[folder], bucket, begin, end
