@@ -38,7 +38,7 @@ from parts.report import at_least, at_most, environment, exactly, finish, option
 from rowwise import Table
 from rowwise.ingest import Batcher, Batching
 from rowwise.ingest.batcher import EncodedSplit
-from rowwise.ingest.block import Bytes, private
+from rowwise.ingest.block import Bytes, allocate
 from rowwise.ingest.parquet import ParquetReader
 from rowwise.ingest.prepare import PreparationTask
 from rowwise.ingest.service.local import Service, Workers
@@ -56,11 +56,11 @@ class Slot:
     """Memory that is used again, as a worker has it."""
 
     def __init__(self) -> None:
-        self._room = private(1 << 20)
+        self._room = allocate(1 << 20)
 
     def __call__(self, count: int) -> Bytes:
         if len(self._room) < count:
-            self._room = private(count + (1 << 20))
+            self._room = allocate(count + (1 << 20))
         return self._room[:count]
 
 
@@ -117,7 +117,7 @@ def service(path: Path) -> Iterator[dict]:
     batcher = Batcher(ParquetReader(path), data.COLUMNS, tables, Batching(size=BATCH))
     with Service(batcher.task, Workers(count=1)) as ours:
         client = ours.client()
-        batcher.served_by(lambda epoch, at: map(EncodedSplit, client.splits(epoch, at, batcher.splits)))
+        batcher.use_splits(lambda epoch, at: map(EncodedSplit, client.splits(epoch, at, batcher.splits)))
         sum(len(batch.labels_BK) for batch in batcher)  # the slots have their memory from now on
         before = client.health.times
         begin_s, begin_cpu_s = time.perf_counter(), time.process_time()

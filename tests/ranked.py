@@ -61,13 +61,13 @@ class Ranked(World):
             shuffle=how.shuffle,
             keep_last=self.keep_last,
             ahead=how.ahead,
-            deal=self.deal(comm),
+            shard=self.deal(comm),
         )
         return Batcher(self.reader(), COLUMNS, self.tables, batching, position)
 
     def held_out_of(self, comm: Comm) -> Batcher:
         reader, batching = FrameReader(make_rows(self.valid_rows, 99)), Batching(size=16, shuffle=False)
-        return Batcher(reader, COLUMNS, self.tables, structs.replace(batching, deal=self.deal(comm)))
+        return Batcher(reader, COLUMNS, self.tables, structs.replace(batching, shard=self.deal(comm)))
 
     def evaluator(self, comm: Comm, model: nn.Module) -> ClickEvaluator:
         slicing, batches = Slicing(self.slices, 3), partial(self.held_out_of, comm)

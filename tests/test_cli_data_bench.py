@@ -170,7 +170,7 @@ def task_of(path):
 def test_unpacking_is_a_share(tmp_path, codec):
     pq.write_table(clicks(), tmp_path / "a.parquet", compression=codec)
     task = task_of(tmp_path / "a.parquet")
-    found = unpacking_of(task.reader, task.splits[0], task.how.names)
+    found = unpacking_of(task.reader, task.splits[0], task.preparation.names)
     assert found.codec == ("" if codec == "none" else codec)
     assert found.share == 0 if codec == "none" else 0 <= found.share < 1
 
@@ -179,7 +179,7 @@ def test_unpacking_is_a_share(tmp_path, codec):
 def test_gzip_takes_long_to_unpack(tmp_path):
     pq.write_table(clicks(), tmp_path / "a.parquet", compression="gzip")
     task = task_of(tmp_path / "a.parquet")
-    assert unpacking_of(task.reader, task.splits[0], task.how.names).share > 0.1
+    assert unpacking_of(task.reader, task.splits[0], task.preparation.names).share > 0.1
 
 
 def test_no_threads_are_left_changed(tmp_path):

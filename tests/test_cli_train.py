@@ -324,7 +324,7 @@ def test_a_word_where_an_id_belongs(refused, tmp_path):
     write_rows(tmp_path / "rows.parquet", user=lambda rows: [str(x) for x in rows["user"].to_pylist()])
     write_recipe(tmp_path)
     wrong = refused("train", "small.yaml")
-    assert "column 'user' holds string: want whole numbers, or lists of them (text is read with ids='hash'" in wrong
+    assert "column 'user' holds string: want whole numbers, or lists of them (text needs ids='hash'" in wrong
     assert not (tmp_path / "runs").exists()
 
 

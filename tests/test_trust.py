@@ -127,7 +127,7 @@ def test_folders_of_measurements_and_warehouses_have_no_links(tmp_path: Path, pl
         dest = tmp_path / "warehouse"
         (dest / FOLDER).mkdir(parents=True)
         (dest / FOLDER / "lock").symlink_to(outside)
-        working = Journal(dest).alone()
+        working = Journal(dest).lock()
     with pytest.raises(OSError, match="this is a link"), working:
         pass
     assert outside.read_text() == "mine"

@@ -53,7 +53,7 @@ def tasks(path: Path, *, shuffle: bool = False, verify: bool = False, as_transfo
     reader = ParquetReader(path, verify=verify)
     how = Preparation(
         columns=AS_THEY_ARE if as_transforms else COLUMNS,
-        rows_of=dict.fromkeys((*IDS, *LISTS), ROWS),
+        table_rows=dict.fromkeys((*IDS, *LISTS), ROWS),
         shuffle=shuffle,
         transforms=transform.to_json(written_out()) if as_transforms else b"",
     )

@@ -49,7 +49,7 @@ class Sender:
                 self._hear()
             slot = self._free.pop(0)
             layout = self._batch.layout
-            np.copyto(self._slots[slot].take(layout.size), self._batch.block)
+            np.copyto(self._slots[slot].resize(layout.size), self._batch.block)
             place = SplitId(slot, number)
             took = SplitDelivery(0, place, slot, SplitReady(0, place, layout, WorkerTimes()), workers=1, ready=1)
             self._line.send(took, None if slot in self._known else self._slots[slot].file)
@@ -60,7 +60,7 @@ class Sender:
     def _hear(self) -> None:
         for done, _ in self._line.receive():
             assert isinstance(done, SplitReleased)
-            self._free.append(done.place.epoch)
+            self._free.append(done.split_id.epoch)
 
 
 def take_slots(line: Connection, slots: dict[int, SlotMemory], count: int) -> int:
@@ -71,12 +71,12 @@ def take_slots(line: Connection, slots: dict[int, SlotMemory], count: int) -> in
             assert isinstance(took, SplitDelivery)
             if file is not None:
                 slots[took.slot] = SlotMemory(file)
-            block = np.frombuffer(slots[took.slot].look(took.split.layout.size), np.uint8, took.split.layout.size)
-            encoded = Encoded.of(block, took.split.layout)
+            block = np.frombuffer(slots[took.slot].map(took.split.layout.size), np.uint8, took.split.layout.size)
+            encoded = Encoded.from_block(block, took.split.layout)
             encoded.block[::PAGE].sum()
             bytes_seen += len(encoded.block)
             seen += 1
-            line.send(SplitReleased(0, took.place, 0.0))
+            line.send(SplitReleased(0, took.split_id, 0.0))
     return bytes_seen
 
 

@@ -65,7 +65,7 @@ def read_folder(shape: str, dest: Path) -> None:
     task = PreparationTask(
         reader=reader,
         splits=reader.splits(),
-        how=Preparation(columns=columns, rows_of=dict.fromkeys(names, 1000), shuffle=True),
+        preparation=Preparation(columns=columns, table_rows=dict.fromkeys(names, 1000), shuffle=True),
     )
     for index in task.order(0):
         task.open(index, 0).encode()

@@ -45,7 +45,7 @@ def measure(run_s: float, most: int = MOST) -> dict:
     reader = Slow(int(run_s / TAKES_S))
     columns = Columns(labels=("label",), sparse=(Sparse(column="c", ids="direct"),))
     task = PreparationTask(
-        reader=reader, splits=reader.splits(), how=Preparation(columns=columns, rows_of={}, shuffle=False)
+        reader=reader, splits=reader.splits(), preparation=Preparation(columns=columns, table_rows={}, shuffle=False)
     )
     seen: list[tuple[float, float, int]] = []  # second, waited since the beginning, workers
     with Service(task, Workers(most=most)) as service:

@@ -15,7 +15,7 @@ from pyarrow import parquet as pq
 
 from rowwise.ingest.parquet import ParquetReader
 from rowwise.ingest.warehouse.convert import convert
-from rowwise.ingest.warehouse.flatten import columns_of
+from rowwise.ingest.warehouse.flatten import split_by_key
 from rowwise.ingest.warehouse.layout import WarehouseLayout
 from rowwise.ingest.warehouse.ranges import ReadCounters, disk_seconds
 
@@ -79,7 +79,7 @@ def measure(folder: Path, rows: int, repeats: int) -> dict:
     }
     ways: dict[str, Callable[[], object]] = {
         "map": lambda: read(source, ["f"]),
-        "map, features picked": lambda: [columns_of(t["f"].combine_chunks(), used) for t in read(source, ["f"])],
+        "map, features picked": lambda: [split_by_key(t["f"].combine_chunks(), used) for t in read(source, ["f"])],
         **{step: lambda reader=reader: read(reader, names) for step, reader in readers.items()},
     }
     cpu_s = dict.fromkeys(ways, float("inf"))

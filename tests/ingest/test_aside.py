@@ -10,7 +10,7 @@ from pyarrow import parquet as pq
 from rowwise import DataError, Table
 from rowwise.ingest import Batcher, Batching, Columns, Dense, ParquetReader, Sparse
 from rowwise.ingest.batcher import EncodedSplit
-from rowwise.ingest.encode import NAMED, RefusalReason, RefusedRows
+from rowwise.ingest.encode import MAX_REASONS, RefusalReason, RefusedRows
 from rowwise.ingest.quarantine import QuarantinedRows, count_quarantined, quarantine_rows, quarantine_split
 from rowwise.ingest.reader import Split
 from rowwise.ingest.service.local import Service, Workers
@@ -35,7 +35,7 @@ def write(table, path, checksums=True):
 
 
 def batches(path, aside=None, size=64, **how):
-    return Batcher(ParquetReader(path, verify=True), COLUMNS, TABLES, Batching(size=size, aside=aside, **how))
+    return Batcher(ParquetReader(path, verify=True), COLUMNS, TABLES, Batching(size=size, quarantine=aside, **how))
 
 
 def keys(made):
@@ -45,7 +45,7 @@ def keys(made):
 def served(made, count=2):
     with Service(made.task, Workers(count=count, ahead=1)) as service:
         client = service.client()
-        return keys(made.served_by(lambda epoch, at: map(EncodedSplit, client.splits(epoch, at, made.splits))))
+        return keys(made.use_splits(lambda epoch, at: map(EncodedSplit, client.splits(epoch, at, made.splits))))
 
 
 def found(folder):
@@ -130,8 +130,8 @@ def no_parquet(path):
 
 CHANGES = [
     (flip, 1, "cannot be read as Parquet: row group 2, column 'x': .*on_bad_rows=quarantine"),
-    (gone, 6, "the file is gone: it was there when the splits were made; put it back"),
-    (other_rows, 4, "the file has changed since the splits were made: start anew, or put the old one back"),
+    (gone, 6, "the file is gone: want it back, as it was when the splits were made"),
+    (other_rows, 4, "the file has changed since the splits were made: want the old file back, or a new run"),
     (other_types, 6, "row group [0-9], column 'id' holds list<.*>, and in .* int64: write the files with one type"),
     (without_column, 6, "no column 'x'"),
     (no_parquet, 6, "b.parquet: cannot be read as Parquet"),
@@ -173,9 +173,9 @@ SPLIT = Split(source="a/rows.v2.parquet", start=0, stop=1, first_row=10, rows=4)
 
 
 def test_reasons_and_names(tmp_path):
-    wrong = tuple(RefusalReason(row=row, column="label", reason="7: no") for row in range(NAMED))
-    bad = RefusedRows(np.ones(NAMED + 2, np.bool_), (*wrong, RefusalReason(row=0, column="x", reason="inf: no")))
-    table = pa.table({"label": [7] * (NAMED + 2)})
+    wrong = tuple(RefusalReason(row=row, column="label", reason="7: no") for row in range(MAX_REASONS))
+    bad = RefusedRows(np.ones(MAX_REASONS + 2, np.bool_), (*wrong, RefusalReason(row=0, column="x", reason="inf: no")))
+    table = pa.table({"label": [7] * (MAX_REASONS + 2)})
     others = [
         SPLIT,
         Split(source="b/rows.v2.parquet", start=0, stop=1),
@@ -186,10 +186,10 @@ def test_reasons_and_names(tmp_path):
     ]
     for split in [*others, *others]:
         quarantine_rows(table, split, bad, str(tmp_path))
-    assert count_quarantined(tmp_path).rows == len(others) * (NAMED + 2)
+    assert count_quarantined(tmp_path).rows == len(others) * (MAX_REASONS + 2)
     one = pq.read_table(next(path for path in tmp_path.iterdir() if path.name.startswith("rows.v2-0-")))
     assert one["_reason"][0].as_py() == "column 'label': 7: no; column 'x': inf: no"
-    assert one["_reason"][NAMED].as_py() == "column 'label': as in rows before it"
+    assert one["_reason"][MAX_REASONS].as_py() == "column 'label': as in rows before it"
 
 
 def test_all_write_at_once(tmp_path):

@@ -64,8 +64,8 @@ def test_workers_and_the_coordinator_are_killed(nodes, reader):
         for number, batch in enumerate(served(there, client)):
             got.append(batch)
             if number % 9 == 4:
-                board = cluster.board
-                pids = [ray.get(board.pid.remote())] if number % 2 else ray.get(board.workers.remote())
+                coordinator = cluster.coordinator
+                pids = [ray.get(coordinator.pid.remote())] if number % 2 else ray.get(coordinator.workers.remote())
                 if pids:
                     os.kill(draw.choice(pids), signal.SIGKILL)
                     kills += 1

@@ -37,7 +37,7 @@ def made(worker, place, busy_s):
 
 
 def told(command):
-    return command.client, command.place, command.slot, command.error
+    return command.client, command.split_id, command.slot, command.error
 
 
 class World:
@@ -73,7 +73,7 @@ class World:
                 if isinstance(command, RetireWorker):
                     assert worker not in self.leases
                 self.end(worker)
-            case SplitLease(worker=worker, place=place, slot=slot):
+            case SplitLease(worker=worker, split_id=place, slot=slot):
                 assert worker in self.workers
                 assert worker not in self.leases
                 # Nobody looks at a slot that is written, and nobody else writes to it.
@@ -82,7 +82,7 @@ class World:
                 assert slot not in [s for _, s, _ in self.leases.values()]
                 self.slots[slot] = None
                 self.leases[worker] = place, slot, self.now_s + self.draw.choice([0.1, 1, 3])
-            case SplitDelivery(client=client, place=place, slot=slot, error=error):
+            case SplitDelivery(client=client, split_id=place, slot=slot, error=error):
                 assert error is None
                 assert self.slots[slot] == place
                 assert place not in dict(self.inbox[client])
@@ -112,14 +112,14 @@ class World:
                 self.inbox[client].remove((place, slot))
                 self.taken[client].append(place)
                 self.held[client][place] = slot
-                self.place[client] = want = SplitId(want.epoch, want.at + 1)
+                self.place[client] = want = SplitId(want.epoch, want.index + 1)
                 break
         held = self.held[client]
         while held and (len(held) > 1 or self.draw.random() < 0.5):
             oldest = min(held)
             del held[oldest]
             self.tell(SplitReleased(client, oldest, self.now_s / 10))
-        if want.at == self.plan.splits and want.epoch + 1 < self.epochs and not held:
+        if want.index == self.plan.splits and want.epoch + 1 < self.epochs and not held:
             self.place[client] = SplitId(want.epoch + 1, 0)
             self.inbox[client].clear()
             self.tell(ClientAttached(client, self.place[client]))
@@ -166,8 +166,8 @@ PLANS = st.builds(
         splits=splits,
         epochs=epochs,
         workers=least,
-        least=least,
-        most=least + more,
+        min_workers=least,
+        max_workers=least + more,
         ahead=ahead,
         lease_s=2.0,
         attempts=99,
@@ -211,7 +211,12 @@ def test_what_kills_every_worker_is_refused_with_how_they_ended():
     assert SplitLease(2, SplitId(0, 0), 0) in coordinator.handle(WorkerJoined(2), 0.2)
     commands = coordinator.handle(WorkerLost(2, "ended with 1"), 0.3)
     (give,) = [c for c in commands if isinstance(c, SplitDelivery)]
-    assert told(give) == (0, SplitId(0, 0), None, "2 workers were lost over it: killed by SIGKILL; ended with 1")
+    assert told(give) == (
+        0,
+        SplitId(0, 0),
+        None,
+        "2 workers ended while preparing this split: killed by SIGKILL; ended with 1",
+    )
 
 
 def test_workers_that_never_start_are_not_started_for_ever():
@@ -219,15 +224,15 @@ def test_workers_that_never_start_are_not_started_for_ever():
     for number in (1, 2, 3):
         assert StartWorker(number) in commands
         commands = coordinator.handle(WorkerLost(number, "no module"), 0.1 * number)
-    assert told(commands[0]) == (0, SplitId(0, 0), None, "no worker starts: no module")
+    assert told(commands[0]) == (0, SplitId(0, 0), None, "no worker could start: no module")
     assert not [c for c in coordinator.handle(ClockTick(), 9.0) if isinstance(c, StartWorker)]
 
 
 def test_the_next_epoch_is_prepared_before_it_begins_and_none_after_the_last():
     coordinator, _ = begun(splits=2, epochs=2, ahead=4)
-    leased = [c.place for c in coordinator.handle(WorkerJoined(1), 0.0)]
+    leased = [c.split_id for c in coordinator.handle(WorkerJoined(1), 0.0)]
     for at in ((0, 0), (0, 1), (1, 0)):
-        leased += [c.place for c in coordinator.handle(made(1, SplitId(*at), 1.0), 0.1) if isinstance(c, SplitLease)]
+        leased += [c.split_id for c in coordinator.handle(made(1, SplitId(*at), 1.0), 0.1) if isinstance(c, SplitLease)]
     assert leased == [SplitId(0, 0), SplitId(0, 1), SplitId(1, 0), SplitId(1, 1)]
     assert not [c for c in coordinator.handle(made(1, SplitId(1, 1), 1.0), 0.2) if isinstance(c, SplitLease)]
 
@@ -247,7 +252,7 @@ def test_nothing_begins_before_all_clients_are_here():
     assert given_to == [0]  # the other one has had it
 
 
-@pytest.mark.parametrize("wrong", [{"splits": 0}, {"least": 2}, {"workers": 3}, {"lease_s": 0.0}, {"ahead": 0}])
+@pytest.mark.parametrize("wrong", [{"splits": 0}, {"min_workers": 2}, {"workers": 3}, {"lease_s": 0.0}, {"ahead": 0}])
 def test_wrong_plans(wrong):
     with pytest.raises(SpecError, match="want"):
         ServiceConfig(**wrong)
@@ -257,7 +262,9 @@ class Pace:
     """A trainer that uses a split in `takes_s`, and workers that need `makes_s` for one."""
 
     def __init__(self, *, takes_s, makes_s, most=8, pause=(0, 0)):
-        self.coordinator = Coordinator(ServiceConfig(splits=1_000_000, workers=1, least=1, most=most, ahead=3))
+        self.coordinator = Coordinator(
+            ServiceConfig(splits=1_000_000, workers=1, min_workers=1, max_workers=most, ahead=3)
+        )
         self.takes_s, self.makes_s, self.pause = takes_s, makes_s, pause
         self.leases, self.ready, self.history = {}, set(), []
         self.now_s = self.busy_until_s = self.waited_s = self.late_s = 0.0
@@ -271,10 +278,10 @@ class Pace:
                     self.tell(WorkerJoined(worker))
                 case RetireWorker(worker=worker):
                     self.tell(WorkerLost(worker, "retired"))
-                case SplitLease(worker=worker, place=where):
+                case SplitLease(worker=worker, split_id=where):
                     self.leases[worker] = where, self.now_s + self.makes_s
-                case SplitDelivery(place=where):
-                    self.ready.add(where.at)
+                case SplitDelivery(split_id=where):
+                    self.ready.add(where.index)
 
     def use(self, *, late):
         if self.place in self.ready:
@@ -323,7 +330,7 @@ def test_trainers_that_only_wait_get_all_there_are():
 
 
 def test_waiting_before_a_client_came_back_counts_once():
-    coordinator, _ = begun(splits=1000, most=8)
+    coordinator, _ = begun(splits=1000, max_workers=8)
     coordinator.handle(ClientAttached(0, SplitId(1, 0), 100.0), 0.0)
     coordinator.handle(WorkerJoined(1), 0.0)
     for at in range(20):

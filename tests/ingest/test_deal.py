@@ -26,7 +26,7 @@ SIZES = {
 
 def batcher(rows, split_rows, deal, position=None, **batching):
     reader = GeneratorReader(make, rows, split_rows=split_rows)
-    return Batcher(reader, COLUMNS, TABLES, Batching(deal=deal, **batching), position)
+    return Batcher(reader, COLUMNS, TABLES, Batching(shard=deal, **batching), position)
 
 
 def keys(batch):
@@ -114,7 +114,7 @@ def test_only_own_rows_are_kept():
 
 @pytest.mark.parametrize("wrong", [{"rank": 1}, {"rank": -1, "world": 2}, {"unit": 0}, {"world": 0}])
 def test_a_deal_that_cannot_be(wrong):
-    with pytest.raises(SpecError, match=r"deal: rank=.*: want a rank of 0 to world - 1, and at least one row a unit"):
+    with pytest.raises(SpecError, match=r"BatchShard: rank=.*: want a rank of 0 to world - 1"):
         BatchShard(**wrong)
 
 

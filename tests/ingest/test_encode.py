@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from rowwise import DataError
 from rowwise.ingest import Columns, Dense, Sparse
-from rowwise.ingest.block import ALIGNMENT, BlockLayout, Encoded, private
+from rowwise.ingest.block import ALIGNMENT, BlockLayout, Encoded, allocate
 from rowwise.ingest.encode import bad_rows, encode
 from rowwise.ingest.reader import Split
 
@@ -242,7 +242,7 @@ def arrays_of(encoded):
 def test_a_block_holds_everything():
     table, columns = example()
     asked = []
-    room = private(1 << 16)
+    room = allocate(1 << 16)
     room[:] = 255
 
     def memory(count):
@@ -264,7 +264,7 @@ def test_a_block_holds_everything():
     for a, b in zip(arrays_of(alone), arrays_of(encoded), strict=True):
         assert (a is None and b is None) or a.tolist() == b.tolist()
     with pytest.raises(DataError, match="its layout needs"):
-        Encoded.of(room[:100], encoded.layout)
+        Encoded.from_block(room[:100], encoded.layout)
 
 
 READ = """
@@ -273,7 +273,7 @@ import msgspec, numpy as np
 from pathlib import Path
 from rowwise.ingest.block import BlockLayout, Encoded
 layout = msgspec.json.decode(sys.argv[1].encode(), type=BlockLayout)
-e = Encoded.of(np.frombuffer(Path(sys.argv[2]).read_bytes(), np.uint8), layout)
+e = Encoded.from_block(np.frombuffer(Path(sys.argv[2]).read_bytes(), np.uint8), layout)
 bags = [[b.values_N.tolist(), None if b.offsets_R1 is None else b.offsets_R1.tolist()] for b in e.bags]
 print(json.dumps([e.rows, e.dense_RF.tolist(), e.labels_RK.tolist(), e.keys_R.tolist(), e.times_R, bags]))
 assert "torch" not in sys.modules and "pyarrow" not in sys.modules
@@ -352,14 +352,14 @@ def test_encode_refuses_what_bad_rows_finds(data, rows, good):
         encode(table, CHECKED, ROWS, SPLIT)
         return
     assert bad.mask_R.tolist() == expected
-    first = bad.wrong[0]
+    first = bad.reasons[0]
     with pytest.raises(DataError) as refused:
         encode(table, CHECKED, ROWS, SPLIT)
     assert str(refused.value) == f"frame: row {100 + first.row}, column {first.column!r}: {first.reason}"
-    assert all(is_bad(wrong.column, cells[wrong.column][wrong.row]) for wrong in bad.wrong)
-    assert {(w.row, w.column) for w in bad.wrong} == {
+    assert all(is_bad(wrong.column, cells[wrong.column][wrong.row]) for wrong in bad.reasons)
+    assert {(w.row, w.column) for w in bad.reasons} == {
         (r, n) for n in cells for r in range(rows) if is_bad(n, cells[n][r])
-    } or len(bad.wrong) >= 5
+    } or len(bad.reasons) >= 5
     rest_R = np.flatnonzero(~bad.mask_R)
     encode(table, CHECKED, ROWS, SPLIT, rest_R)
     encode(table.take(pa.array(rest_R)), CHECKED, ROWS, SPLIT)
@@ -378,7 +378,7 @@ def test_what_is_said_of_bad_rows():
     table = table.append_column("w", pa.array([1.0] * 4)).append_column("k", pa.array(range(4)))
     bad = bad_rows(table.append_column("t", pa.array(range(4))), CHECKED, ROWS, SPLIT)
     assert bad.mask_R.tolist() == [False, True, True, True]
-    assert [(w.row, w.column, w.reason) for w in bad.wrong] == [
+    assert [(w.row, w.column, w.reason) for w in bad.reasons] == [
         (2, "l", "2: want a label of 0 or 1"),
         (3, "l", "None: want a label of 0 or 1"),
         (1, "a", "id 200: want 0 to 96, the rows of table 'a'; ids='hash' takes any"),

@@ -106,8 +106,8 @@ def test_a_run_that_met_a_bad_row_may_go_on_without_bad_rows(tmp_path):
     made, got = batches(frame), []
     with pytest.raises(DataError, match="row 77, column 'label': 3"):
         got.extend(key for batch in made for key in batch.keys_B.tolist())
-    rest = batches(frame, position=made.state(), aside=str(tmp_path))
-    whole = keys(batches(frame, aside=str(tmp_path)))
+    rest = batches(frame, position=made.state(), quarantine=str(tmp_path))
+    whole = keys(batches(frame, quarantine=str(tmp_path)))
     assert got + keys(rest) == whole
     assert sorted([*whole, 77]) == list(range(200))
     with pytest.raises(StateError, match="on_bad_rows"):
@@ -126,7 +126,7 @@ def test_a_run_that_met_a_bad_row_may_go_on_without_bad_rows(tmp_path):
 def test_what_cannot_be_selected_by_is_said_before_a_row_is_read(how, message, tmp_path):
     frame = make([1] * 20).append_column("bag", pa.array([[1]] * 20))
     with pytest.raises(DataError, match=message):
-        batches(frame, aside=str(tmp_path / "bad"), **how)
+        batches(frame, quarantine=str(tmp_path / "bad"), **how)
     assert not (tmp_path / "bad").exists()
 
 
@@ -139,7 +139,7 @@ WRONG = [
     ({"cpus": -1}, "data.workers.cpus=-1: want more than 0"),
     ({"on": "moon"}, "data.workers.on='moon': want processes or ray"),
     ({"address": "here:1"}, "data.workers.address='here:1' with on=processes: want on=ray"),
-    ({"count": 4, "most": 2}, "count=4 and most=2: give count for so many, or most"),
+    ({"count": 4, "most": 2}, "count=4 and most=2: want count"),
 ]
 
 
@@ -161,7 +161,7 @@ def test_a_batch_may_be_of_more_splits_than_a_service_has_room_for(size):
     with Service(there.task, Workers(count=1, ahead=1)) as service:
         client = service.client()
         assert (
-            keys(there.served_by(lambda epoch, at: map(EncodedSplit, client.splits(epoch, at, there.splits))))
+            keys(there.use_splits(lambda epoch, at: map(EncodedSplit, client.splits(epoch, at, there.splits))))
             == expected
         )
 

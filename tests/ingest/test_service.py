@@ -18,7 +18,7 @@ from pyarrow import parquet as pq
 from rowwise import DataError, SpecError, Table
 from rowwise.ingest import Batcher, Batching, BatchShard, Columns, Dense, GeneratorReader, ParquetReader, Sparse
 from rowwise.ingest.batcher import EncodedSplit
-from rowwise.ingest.service.local import Service, Workers, client_of
+from rowwise.ingest.service.local import Service, Workers, make_client
 
 COLUMNS = Columns(
     labels=("label",), dense=(Dense(column="x"),), sparse=(Sparse(column="id"), Sparse(column="bag")), key="row"
@@ -45,7 +45,7 @@ def batches(reader, *, size=256, position=None, **how):
 
 
 def served(batcher, client):
-    return batcher.served_by(lambda epoch, at: map(EncodedSplit, client.splits(epoch, at, batcher.splits)))
+    return batcher.use_splits(lambda epoch, at: map(EncodedSplit, client.splits(epoch, at, batcher.splits)))
 
 
 def same(one, other):
@@ -103,10 +103,10 @@ def test_a_run_goes_on_with_another_number_of_workers(reader):
 @pytest.mark.slow
 def test_trainers_share_what_workers_prepare(reader):
     whole = list(batches(reader, size=600))
-    dealt = [batches(reader, size=600, deal=BatchShard(rank=rank, world=2)) for rank in range(2)]
+    dealt = [batches(reader, size=600, shard=BatchShard(rank=rank, world=2)) for rank in range(2)]
     parts = {}
     with Service(dealt[0].task, Workers(count=2), clients=2) as service:
-        clients = [service.client(0), client_of(service.address, 1)]
+        clients = [service.client(0), make_client(service.address, 1)]
 
         def run(rank):
             parts[rank] = list(served(dealt[rank], clients[rank]))
@@ -189,7 +189,7 @@ def make_deadly(first, count):
     return make(first, count)
 
 
-DEADLY = [(make_slowly, "killed by SIGKILL"), (make_deadly, "where memory is short")]
+DEADLY = [(make_slowly, "killed by SIGKILL"), (make_deadly, "when memory runs out")]
 
 
 @pytest.mark.slow
@@ -199,13 +199,13 @@ def test_a_split_that_no_worker_survives(function, message):
     with Service(there.task, Workers(count=1, lease_s=5)) as service:  # a busy machine makes a split in less
         given = iter(served(there, service.client()))
         next(given)
-        with pytest.raises(DataError, match=f"3 workers were lost over it: .*{message}"):
+        with pytest.raises(DataError, match=f"3 workers ended while preparing this split: .*{message}"):
             next(given)
 
 
 def test_what_cannot_be_sent_to_workers():
     reader = GeneratorReader(lambda first, count: make(first, count), 100)
-    want = r"GeneratorReader cannot be sent to workers: .*want functions that are at the top"
+    want = r"GeneratorReader cannot be sent to workers: .*want functions at the top"
     with pytest.raises(SpecError, match=want):
         Service(batches(reader).task)
 

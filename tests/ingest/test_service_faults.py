@@ -39,8 +39,8 @@ class Line(msgspec.Struct):
 class Patient(Workers, frozen=True):
     """Workers that are lost again and again are no fault of a split here, nor of how they are started."""
 
-    def plan(self, clients, splits):
-        return msgspec.structs.replace(Workers.plan(self, clients, splits), attempts=1000)
+    def service_config(self, clients, splits):
+        return msgspec.structs.replace(Workers.service_config(self, clients, splits), attempts=1000)
 
 
 def batches(folder, position=None):
@@ -58,7 +58,7 @@ def train(folder, saved, workers):
         made = batches(folder, position)
         with Service(made.task, Patient(count=int(workers))) as service:
             client = service.client()
-            made.served_by(lambda epoch, at: map(EncodedSplit, client.splits(epoch, at, made.splits)))
+            made.use_splits(lambda epoch, at: map(EncodedSplit, client.splits(epoch, at, made.splits)))
             while made.state().epoch < EPOCHS:
                 for batch in made:
                     line = Line(position=made.state(), rows=batch.keys_B.tolist())

@@ -112,15 +112,15 @@ def test_resumed_in_a_share(count, stop, shuffle, ahead):
 
 
 def test_its_size_is_what_was_asked_for():
-    chosen = np.array(Share(begin=0.2, end=0.3).among(None, 100_000, 0))
+    chosen = np.array(Share(begin=0.2, end=0.3).select(None, 100_000, 0))
     assert len(chosen) == pytest.approx(10_000, rel=0.05)
-    assert not np.array_equal(chosen, Share(begin=0.2, end=0.3).among(None, 100_000, 1))  # other rows in each split
+    assert not np.array_equal(chosen, Share(begin=0.2, end=0.3).select(None, 100_000, 1))  # other rows in each split
     assert np.array_equal(np.diff(chosen) > 0, np.ones(len(chosen) - 1, bool))
 
 
 def test_the_rows_are_these_for_ever():
     """Who was in the test set stays there."""
-    assert Share(end=0.2).among(None, 40, 3).tolist() == FIRST
+    assert Share(end=0.2).select(None, 40, 3).tolist() == FIRST
 
 
 FIRST = [2, 3, 4, 6, 12, 14, 20, 38]
@@ -128,13 +128,13 @@ FIRST = [2, 3, 4, 6, 12, 14, 20, 38]
 
 def test_all_is_no_work():
     order = np.arange(5)
-    assert Share().among(order, 5, 0) is order
-    assert Share().among(None, 5, 0) is None
+    assert Share().select(order, 5, 0) is order
+    assert Share().select(None, 5, 0) is None
 
 
 @pytest.mark.parametrize(("begin", "end"), [(0.5, 0.5), (0.6, 0.5), (-0.1, 0.5), (0.5, 1.1), (float("nan"), 1.0)])
 def test_shares_that_cannot_be(begin, end):
-    with pytest.raises(SpecError, match=r"a share of rows from .* to .*: want 0 <= begin < end <= 1"):
+    with pytest.raises(SpecError, match=r"share of rows: begin=.*: want 0 <= begin < end <= 1"):
         Share(begin=begin, end=end)
 
 

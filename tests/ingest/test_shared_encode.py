@@ -109,7 +109,7 @@ def test_batches_are_those_without(data):
     }
     reader = GeneratorReader(lambda at, count: make(at, count, session), rows, split_rows=split_rows)
     for rank in range(world):
-        batching = Batching(**how, deal=BatchShard(rank=rank, world=world, unit=data.draw(st.integers(1, 9))))
+        batching = Batching(**how, shard=BatchShard(rank=rank, world=world, unit=data.draw(st.integers(1, 9))))
         found = list(Batcher(reader, columns(shared, first), TABLES, batching))
         same(found, list(Batcher(reader, columns((), first), TABLES, batching)))
 
@@ -166,7 +166,7 @@ def test_a_service_gives_the_same(tmp_path, together):
     there = Batcher(ParquetReader(tmp_path), columns(USERS), TABLES, how)
     with Service(there.task, Workers(count=2)) as service:
         client = service.client()
-        batches = list(there.served_by(lambda epoch, at: map(EncodedSplit, client.splits(epoch, at, there.splits))))
+        batches = list(there.use_splits(lambda epoch, at: map(EncodedSplit, client.splits(epoch, at, there.splits))))
     same(batches, plain)
 
 

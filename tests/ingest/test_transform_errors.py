@@ -205,7 +205,7 @@ def test_own_files_that_do_not_run(tmp_path):
 
 RETURNS = [
     ("a.to_pylist()", "it returned 3 columns: want 1, t, as `to` says"),
-    ("a.to_numpy()", "'t': it returned ndarray; want an Arrow array: pa.array"),
+    ("a.to_numpy()", "'t': it returned ndarray: want an Arrow array: pa.array"),
     ("a.slice(1)", "'t': it returned 2 rows: want 3, one for each row that it got"),
     ("pa.nulls(len(a))", "'t': it returned an array without a type: give it one"),
     ("{'u': a}", "it returned columns called u: want t, as `to` says"),

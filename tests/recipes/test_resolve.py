@@ -228,7 +228,7 @@ def test_a_model_of_ones_own_with_wrong_arguments(tmp_path):
             {"columns": {"sparse": [{"column": "d0"}]}},
             "column 'd0' has no table 'd0', and no rows for one: want columns.",
         ),
-        ({"columns": {"sparse": [{"column": "user", "table": "item"}]}}, "table 'item' looks up item, and not 'user'"),
+        ({"columns": {"sparse": [{"column": "user", "table": "item"}]}}, "table 'item' has features item, not 'user'"),
         ({"tables": {"each": {"usr": {"rows": 3}}}}, "tables.each: no table usr: want some of user, item, seen"),
         ({"tables": {"all": {"rows": 0}}}, "want at least one row"),
         ({"tables": {"each": {"item": {"dim": 4}}}}, "table 'item' has dim 4; want 8"),

@@ -141,7 +141,7 @@ def test_rows_that_cannot_be_predicted_for(done, tmp_path, change, message):
 def test_a_run_without_test_rows(tmp_path):
     run, result = trained(tmp_path, data={"test_share": 0.0}, train={"epochs": 1})
     assert result.test == {}
-    assert "there are no test rows" in (run.folder.path / "warnings.txt").read_text()
+    assert "no test rows" in (run.folder.path / "warnings.txt").read_text()
     with pytest.raises(DataError, match="its recipe has no test rows: want --data"):
         evaluate(run.folder.path)
     with pytest.raises(DataError, match="its recipe has no test rows: want --data"):

@@ -92,7 +92,7 @@ def test_a_warm_start_wants_the_rows_of_the_former_run(films):
         (
             [{"column": "film", "vocabulary": "a.txt", "rows": 5}],
             {},
-            "rows=5 with a vocabulary, which has the rows: leave it out",
+            "rows=5 with a vocabulary: the vocabulary gives the rows: want no rows=5",
         ),
         ([{"column": "film", "vocabulary": "a.txt"}], {}, "a.txt: cannot be read as a list of ids: No such file"),
         ([{"column": "film", "dim": 4}], {"list": [{"name": "film", "rows": 5, "dim": 4}]}, "want it there"),

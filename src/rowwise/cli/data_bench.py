@@ -164,7 +164,7 @@ def _make_subject(source: str, reader: "Reader", recipe: "Recipe") -> _Subject:
         shuffle=train.shuffle,
         where=parse(data.where),
         together=data.together,
-        aside="" if data.on_bad_rows == "quarantine" else None,
+        quarantine="" if data.on_bad_rows == "quarantine" else None,
     )
     transforms = load(recipe.transforms) if recipe.transforms else None
     task = Batcher(reader, recipe.columns, recipe.tables.list, how, None, transforms).task

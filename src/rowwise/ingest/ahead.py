@@ -1,7 +1,7 @@
-"""Makes the next items of an iterator in a background thread, a bounded number of them.
+"""Makes the next items of an iterator in a background thread, up to a fixed number of them.
 
-Arrow and numpy release Python's lock while they read, hash and copy, so a core that a training step leaves idle
-can do it meanwhile. What goes wrong in the thread is raised where the items are used.
+Arrow and numpy release Python's lock while they read, hash and copy, so the thread uses a core that a training step
+leaves idle. An exception in the thread is raised where the items are used.
 """
 
 import queue
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 T = TypeVar("T")
-POLL_S = 0.05  # how soon a thread that waits for room sees that nobody wants more
+POLL_S = 0.05  # how often a thread that waits for a full queue checks whether the iterator was closed
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +27,8 @@ class _Ended:
 def read_ahead(items: Iterator[T], depth: int) -> Iterator[T]:
     """The same items, up to `depth` of them made in advance; closing the generator ends the thread."""
     made: queue.Queue[T | _Failed | _Ended] = queue.Queue(depth)
-    unwanted = threading.Event()
-    thread = threading.Thread(target=_fill, args=(made, items, unwanted), name="rowwise-ingest", daemon=True)
+    closed = threading.Event()
+    thread = threading.Thread(target=_fill, args=(made, items, closed), name="rowwise-ingest", daemon=True)
     thread.start()
     try:
         while True:
@@ -39,23 +39,23 @@ def read_ahead(items: Iterator[T], depth: int) -> Iterator[T]:
                 raise item.error
             yield item
     finally:
-        unwanted.set()
+        closed.set()
         thread.join()
 
 
-def _fill(made: "queue.Queue[T | _Failed | _Ended]", items: Iterator[T], unwanted: threading.Event) -> None:
+def _fill(made: "queue.Queue[T | _Failed | _Ended]", items: Iterator[T], closed: threading.Event) -> None:
     try:
         for item in items:
-            if not _put(made, item, unwanted):
+            if not _put(made, item, closed):
                 return
-        _put(made, _Ended(), unwanted)
-    except BaseException as error:  # a thread has no caller; the one who takes the items gets it
-        _put(made, _Failed(error), unwanted)
+        _put(made, _Ended(), closed)
+    except BaseException as error:  # raised again in the consumer's thread
+        _put(made, _Failed(error), closed)
 
 
-def _put(made: "queue.Queue[T]", item: T, unwanted: threading.Event) -> bool:
-    """Wait for room, unless nobody wants the item any more."""
-    while not unwanted.is_set():
+def _put(made: "queue.Queue[T]", item: T, closed: threading.Event) -> bool:
+    """Wait for room in the queue; False if the generator was closed meanwhile."""
+    while not closed.is_set():
         try:
             made.put(item, timeout=POLL_S)
         except queue.Full:

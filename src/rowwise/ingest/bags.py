@@ -1,7 +1,7 @@
-"""The ids of one feature, one or many in a row: what is in an Arrow column, as the kernels read it.
+"""Views of Arrow columns of ids, lists or single values, in the form that the kernels read.
 
-Arrow's own buffers are used where they hold whole numbers; text becomes words first. Lists and single values are the
-same to everything that follows. What is missing is left out by the kernels, or by `flatten_lists`, and nowhere else.
+Buffers of whole numbers are used without a copy; text is hashed to 64-bit words first. Only the kernels and
+`flatten_lists` leave out missing ids.
 """
 
 from typing import Any
@@ -20,7 +20,7 @@ from rowwise.ingest.native import Bitmap, Lists, mix_bytes
 
 
 def combine_chunks(column: pa.ChunkedArray) -> pa.Array:
-    """One array; text and chunks of lists in wide offsets, so that no number of bytes is too much."""
+    """A column as one array; text and chunked lists get 64-bit offsets, which no amount of data overflows."""
     kind = column.type
     if is_text(kind):
         column = column.cast(pa.large_binary() if _is_bytes(kind) else pa.large_string())
@@ -32,7 +32,7 @@ def combine_chunks(column: pa.ChunkedArray) -> pa.Array:
 
 
 def _flatten_views(array: pa.Array) -> pa.Array:
-    """Lists anywhere among the values, one after another; Arrow's own cast is wrong about slices of them."""
+    """A list view as lists whose values lie one after another; Arrow's own cast of sliced list views is wrong."""
     missing_R = array.is_null()
     begins_R, lengths_R = array.offsets.to_numpy().astype(np.int64), array.sizes.to_numpy().astype(np.int64)
     lengths_R[missing_R.to_numpy(zero_copy_only=False)] = 0
@@ -42,22 +42,22 @@ def _flatten_views(array: pa.Array) -> pa.Array:
 
 
 def lists(array: pa.Array) -> Lists:
-    """A column of ids for the kernels, from `combine_chunks`; text is hashed, whole numbers stay."""
+    """A column of ids, from `combine_chunks`, as the kernels read it."""
     if not is_list(array.type):
-        values, valid = ids_of(array)
+        values, valid = words_of(array)
         return Lists(values=values, row_valid=valid)
     if len(array) == 0:
-        return Lists(values=np.empty(0, np.int64), offsets=np.zeros(1, np.int64))  # its buffers may be missing
+        return Lists(values=np.empty(0, np.int64), offsets=np.zeros(1, np.int64))  # Arrow may give no buffers
     width = np.int64 if types.is_large_list(array.type) else np.int32
     offsets_R1 = view(array.buffers()[1], width, array.offset, len(array) + 1)
-    # Only as much as is used: of a slice of a large column, the values are still all there.
+    # The values of a slice are those of the whole column: hash only the used ones.
     begin = int(offsets_R1[0])
-    values, valid = ids_of(array.values.slice(begin, int(offsets_R1[-1]) - begin))
+    values, valid = words_of(array.values.slice(begin, int(offsets_R1[-1]) - begin))
     return Lists(values=values, offsets=offsets_R1, base=begin, row_valid=bits(array), id_valid=valid)
 
 
-def ids_of(array: pa.Array) -> tuple[NDArray[Any], Bitmap | None]:
-    """A whole number for each entry, and which are there; what is missing may be any number."""
+def words_of(array: pa.Array) -> tuple[NDArray[Any], Bitmap | None]:
+    """Whole numbers as they are and text hashed, and the validity bitmap; a missing entry has any number."""
     if types.is_dictionary(array.type) and (holds_whole(array.type) or array.dictionary.null_count):
         array = array.dictionary_decode()
     valid = bits(array)
@@ -69,7 +69,7 @@ def ids_of(array: pa.Array) -> tuple[NDArray[Any], Bitmap | None]:
 
 
 def view(buffer: pa.Buffer | None, kind: Any, begin: int, count: int) -> NDArray[Any]:
-    """A part of one of Arrow's buffers, without a copy, unless it came from where they are not aligned."""
+    """Entries of an Arrow buffer as numpy; copied only if the buffer, from another library, is not aligned."""
     if buffer is None or not count:
         return np.empty(0, kind)
     part = np.frombuffer(buffer, kind, count, begin * np.dtype(kind).itemsize)
@@ -81,34 +81,34 @@ def bits(array: pa.Array) -> Bitmap | None:
 
 
 def holds_whole(kind: pa.DataType) -> bool:
-    """Whether ids of this type are whole numbers, and not text."""
+    """Whether ids of this type, or of its dictionary, are whole numbers."""
     return bool(types.is_integer(kind.value_type if types.is_dictionary(kind) else kind))
 
 
-def hashed(ids: pa.Array) -> Words:
-    """64 bits for each id, the same whatever the layout."""
+def hash_ids(ids: pa.Array) -> Words:
+    """A 64-bit hash of each id, the same for every integer width and every layout of text."""
     return mix(int64(ids).view(np.uint64)) if holds_whole(ids.type) else _text_hash(ids)
 
 
 def int64(array: pa.Array) -> Ints:
-    """The same 64 bits, whatever the integer type; unsigned ones past 2**63 turn negative."""
+    """Whole numbers or times as 64-bit integers; unsigned ones of 2**63 or more turn negative."""
     if types.is_dictionary(array.type):
         array = array.dictionary_decode()
     if types.is_timestamp(array.type):
         array = array.cast(pa.int64())
-    values_N = ids_of(array)[0] if types.is_integer(array.type) else array.to_numpy(zero_copy_only=False)
+    values_N = words_of(array)[0] if types.is_integer(array.type) else array.to_numpy(zero_copy_only=False)
     return values_N.astype(np.int64, copy=False)
 
 
 def flatten_lists(array: pa.Array, first: int | None) -> tuple[pa.Array, Ints | None]:
-    """The ids one after another without what is missing, and where each row's begin."""
+    """The ids without missing ones, and the offsets of each row (None: one each); at most `first` ids of a row."""
     if not is_list(array.type):
         if array.null_count == 0:
             return array, None
         return array.drop_null(), _running_sum(array.is_valid().to_numpy(zero_copy_only=False))
     lengths_R = pc.fill_null(pc.call_function("list_value_length", [array]), 0).to_numpy(zero_copy_only=False)
     offsets_R1 = _running_sum(lengths_R)
-    ids = array.flatten()  # unlike .values, without what a slice or a missing list hides
+    ids = array.flatten()  # unlike .values, without entries outside the slice or under a null list
     if ids.null_count:
         offsets_R1 = _running_sum(ids.is_valid().to_numpy(zero_copy_only=False))[offsets_R1]
         ids = ids.drop_null()
@@ -132,13 +132,13 @@ def _is_bytes(kind: pa.DataType) -> bool:
 def _text_hash(array: pa.Array) -> Words:
     if types.is_dictionary(array.type):
         hash_D = _text_hash(array.dictionary)
-        index_N, _ = ids_of(array.indices.fill_null(0))
+        index_N, _ = words_of(array.indices.fill_null(0))
         return hash_D[index_N] if len(hash_D) else np.zeros(len(array), np.uint64)
     if not _is_bytes(array.type):
         array = array.cast(pa.large_string())
     array = array.cast(pa.large_binary())
     if len(array) == 0:
-        return np.empty(0, np.uint64)  # its buffers may be missing
+        return np.empty(0, np.uint64)  # Arrow may give no buffers
     _, offsets, data = array.buffers()
     offsets_N1 = view(offsets, np.int64, array.offset, len(array) + 1)
     return mix_bytes(np.empty(0, np.uint8) if data is None else np.frombuffer(data, np.uint8), offsets_N1)

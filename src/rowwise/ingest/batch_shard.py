@@ -1,11 +1,11 @@
-"""Assigns the rows of a global batch to ranks: consecutive ranges of whole blocks of samples.
+"""Which rows of each global batch a rank reads: consecutive ones, in whole blocks of samples.
 
 [Note: parts of a batch] An epoch is one sequence of rows, cut into global batches whatever the number of ranks (see
-[Note: order of rows] in `batcher.py`). A batch is dealt by the number of its rows alone, so a run can go on with
-another number of ranks, and neither repeats a row nor loses one. Parts are whole blocks of 256 rows, as evenly as
-blocks allow, so that contributions to a row of a table add up as on one device ([Note: Merge order]); they are also
-runs of whole virtual shards, if those are dealt to that many ranks (`train/virtual.py`). Known limits: batches of
-fewer blocks than ranks leave ranks without rows.
+[Note: order of rows] in `batcher.py`). The parts of a batch depend only on its number of rows and the number of ranks,
+so a run can resume on another number of ranks without repeating or losing a row. Parts are whole blocks of 256 rows, as
+even as blocks allow, so that contributions to a row of a table are added up as on one device ([Note: Merge order]). The
+parts also consist of whole virtual shards, where these are assigned to as many ranks (`train/virtual.py`). Known
+limits: a batch of fewer blocks than ranks leaves ranks without rows.
 """
 
 from collections.abc import Iterator
@@ -21,45 +21,45 @@ class BatchSpan(NamedTuple):
 
     begin: int  # in the split
     end: int
-    place: int  # of its first row in the batch
-    after: int  # where the batch, or the split, ends
-    full: bool  # the batch is full there
+    place: int  # row of the global batch at which the span begins
+    after: int  # row of the split after the batch, or after the last row
+    full: bool  # the batch ends at `after`; False: it goes on in the next split
 
 
 class BatchShard(Value, frozen=True):
-    """The parts of one rank of several; by itself the whole."""
+    """The part of every global batch that one rank reads; by default the whole batch."""
 
     rank: int = 0
     world: int = 1
-    unit: int = BLOCK  # rows that stay together
+    unit: int = BLOCK  # parts are multiples of so many rows
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.world or self.unit < 1:
             got = f"rank={self.rank}, world={self.world}, unit={self.unit}"
-            raise SpecError(f"deal: {got}: want a rank of 0 to world - 1, and at least one row a unit")
+            raise SpecError(f"BatchShard: {got}: want a rank of 0 to world - 1, and at least one row a unit")
 
     def part(self, rows: int) -> tuple[int, int]:
-        """The range of a batch that belongs to this rank."""
+        """Begin and end of this rank's part of a batch of `rows` rows."""
         units = -(-rows // self.unit)
         begin, end = (min(rows, self.unit * (units * r // self.world)) for r in (self.rank, self.rank + 1))
         return begin, end
 
     def spans(self, split: range, filled: int, size: int, *, last: bool) -> Iterator[BatchSpan]:
-        """The ranges of a split that this rank may need: its part of each batch, and all of an open batch.
+        """The rows that this rank may need of a split: its part of each full batch, and all rows of an open batch.
 
         Args:
-            split: the rows that are left of it.
-            filled: rows of the open batch that came before.
+            split: the rows of the split that are left.
+            filled: rows that the open batch has from earlier splits.
             size: rows of a full batch.
-            last: no other split follows, so that the open batch gets no more rows.
+            last: no split follows, so the open batch is as large as it gets.
         """
         at = split.start
         while at < split.stop:
             after = min(at + size - filled, split.stop)
-            held = filled + after - at
-            # Whose rows these are is known once it is known how many the batch has.
-            low, high = self.part(held) if held == size or last else (0, held)
+            rows = filled + after - at
+            # Parts depend on the number of rows of the batch, which is open until the next split is read.
+            low, high = self.part(rows) if rows == size or last else (0, rows)
             begin, end = (min(max(at + x - filled, at), after) for x in (low, high))
-            yield BatchSpan(begin=begin, end=end, place=filled + begin - at, after=after, full=held == size)
-            filled = held % size
+            yield BatchSpan(begin=begin, end=end, place=filled + begin - at, after=after, full=rows == size)
+            filled = rows % size
             at = after

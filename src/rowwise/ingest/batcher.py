@@ -2,18 +2,17 @@
 
 [Note: order of rows] An epoch is one fixed sequence of rows: the splits in an order that depends on (seed, epoch), and
 the rows inside split s in an order that depends on (seed, epoch, s). Batches cut this sequence every B rows, whatever
-the borders of splits. So where a run stands is three numbers, and going on from them needs nothing else: no random
-state, no rows kept. Rows move within their split only, so splits should be many times the batch, or data in an order
-of its own (by time, by user) shows through; that is the price of reading splits once, one at a time.
+the borders of splits. So a position is three numbers, and a resume needs nothing else: no random state, no buffered
+rows. Rows are shuffled within their split only, so a split should hold many batches, or data sorted by time or by user
+stays clustered in training; in return each split is read once, one at a time.
 
-[Note: borrowed splits] A service lends a split, and has room for a few: it goes on when splits are given back. A batch
-may be made of more splits than that. So a split is kept as it is until the next one is used; rows that wait longer for
-their batch are copied.
+[Note: borrowed splits] A service lends the memory of a split, and has room for a few: it goes on when splits are
+released. One batch may need rows of more splits than that. So rows in lent memory wait for their batch only until the
+next split ends; rows that wait longer are copied.
 
-Splits are read and encoded here, or by a service of processes (`service/`), and are the same. Of several ranks each
-goes through the whole sequence and takes the rows of its own parts only (see [Note: parts of a batch] in
-`batch_shard.py`); positions are those of the sequence, the same on all ranks. Known limits: without a service, files
-are read once a rank.
+Splits are prepared here, or by worker processes (`service/`) with the same result. Each of several ranks goes through
+the whole sequence and takes its own rows of each batch (see [Note: parts of a batch] in `batch_shard.py`); positions
+refer to the whole sequence and are the same on all ranks. Known limits: without a service, each rank reads all files.
 """
 
 import hashlib
@@ -29,7 +28,7 @@ from rowwise.batch import Batch
 from rowwise.errors import DataError, SpecError, StateError
 from rowwise.ingest.ahead import read_ahead
 from rowwise.ingest.batch_shard import BatchShard, BatchSpan
-from rowwise.ingest.block import Encoded, private
+from rowwise.ingest.block import Encoded, allocate
 from rowwise.ingest.collate import SplitRows, collate
 from rowwise.ingest.columns import Columns
 from rowwise.ingest.prepare import Preparation, PreparationTask, ReadSplit
@@ -41,19 +40,19 @@ from rowwise.spec import Table, Value
 
 
 class Batching(Value, frozen=True):
-    """The batch size, order and drop rule of the batches."""
+    """The batch size, the order of rows, and which rows are used."""
 
-    size: int  # of the batches of all ranks together
+    size: int  # of the global batch
     seed: int = 0
     shuffle: bool = True
-    keep_last: bool = True  # the rows that are left when they fill no batch
-    ahead: int = 0  # batches that a background thread makes before they are asked for; 0: no thread
-    share: Share = Share()  # of the rows of each split; the others are not there
-    deal: BatchShard = BatchShard()  # of each batch among ranks; every rank gets a batch, which may have no rows
-    where: RowFilter = RowFilter()  # rows that are wanted; none said: all
-    together: str | None = None  # neighbours that have the same in this column stay neighbours when rows are shuffled
-    # A folder for rows that cannot be used; "": they are only left out; None: the first one is an error
-    aside: str | None = None
+    keep_last: bool = True  # keep the last rows of an epoch where they fill no batch
+    ahead: int = 0  # batches that a background thread makes in advance; 0: no thread
+    share: Share = Share()  # of the rows of each split
+    shard: BatchShard = BatchShard()  # of each batch; every rank gets every batch, but its part may have no rows
+    where: RowFilter = RowFilter()  # which rows are used; by default all
+    together: str | None = None  # column (a session id): neighbours with equal values stay neighbours when shuffled
+    # Folder for rows that cannot be used; "": leave them out without a copy; None: the first one raises
+    quarantine: str | None = None
 
     def __post_init__(self) -> None:
         if self.size < 1 or self.ahead < 0 or self.seed < 0:
@@ -62,14 +61,14 @@ class Batching(Value, frozen=True):
 
 
 class Position(Value, frozen=True):
-    """The position of a run: row `row` of the split that is at `split` in the epoch's order."""
+    """Where a run stands: before row `row` of the split at index `split` in the epoch's order."""
 
     epoch: int = 0
     split: int = 0
     row: int = 0
     seed: int = 0
     shuffle: bool = True
-    data: str = ""  # of which splits this speaks
+    data: str = ""  # digest of the splits and of what selects and orders their rows
 
 
 class _MadeBatch(NamedTuple):
@@ -77,37 +76,37 @@ class _MadeBatch(NamedTuple):
     after: Position
 
 
-class SplitPosition(Protocol):
-    """A split as it is in the sequence of rows."""
+class OpenedSplit(Protocol):
+    """A split whose rows can be encoded, or are."""
 
     @property
     def rows(self) -> int:
         """How many of its rows are used."""
         ...
 
-    def pieces(self, spans: Sequence[BatchSpan]) -> list[SplitRows]:
-        """The rows of the spans."""
+    def slices(self, spans: Sequence[BatchSpan]) -> list[SplitRows]:
+        """The encoded rows of each span."""
         ...
 
-    def own(self, piece: SplitRows) -> SplitRows:
-        """The rows of such a part, for as long as it takes. See [Note: borrowed splits]."""
+    def keep(self, rows: SplitRows) -> SplitRows:
+        """The same rows in memory of this process. See [Note: borrowed splits]."""
         ...
 
 
-Parts = Callable[[int, int], Iterator[SplitPosition]]  # of an epoch, from a split of its order on
+OpenSplits = Callable[[int, int], Iterator[OpenedSplit]]  # (epoch, index): the splits of the epoch from that index on
 
 
 @final
 class Batcher:
-    """Each `for` over it gives the batches of one epoch, or those that are left of the one it stands in.
+    """Iterates over the batches of one epoch per `for`; the first `for` after a resume gives the rest of its epoch.
 
     Args:
-        reader: where rows come from.
-        columns: what the columns are.
-        tables: whose rows the ids name.
-        batching: how many rows, and in which order.
-        position: where to go on, as `state()` gave it.
-        transforms: what is made of the columns first.
+        reader: reads the rows.
+        columns: the role of each column.
+        tables: the tables that the ids look up.
+        batching: the batch size and the order of rows.
+        position: where to resume, from `state()`; None: at the start.
+        transforms: applied to the columns first.
     """
 
     def __init__(
@@ -125,23 +124,25 @@ class Batcher:
         if not splits:
             raise DataError(f"{type(reader).__name__}: no rows to read")
         columns.check_tables(tables)
-        how = Preparation(
+        preparation = Preparation(
             columns=columns,
-            rows_of=rows_to_hold(columns, tables),
+            table_rows=table_rows_for_ids(columns, tables),
             share=batching.share,
             seed=batching.seed,
             shuffle=batching.shuffle,
             transforms=to_json(transforms) if transforms else b"",
             where=batching.where,
             together=batching.together,
-            aside=batching.aside,
+            quarantine=batching.quarantine,
         )
-        how.check(reader.schema, splits[0].source)
-        self.task = PreparationTask(reader=reader, splits=splits, how=how)
-        self._parts: Parts = self._here
-        start = Position(seed=batching.seed, shuffle=batching.shuffle, data=_digest(splits, how))
+        preparation.check(reader.schema, splits[0].source)
+        self.task = PreparationTask(reader=reader, splits=splits, preparation=preparation)
+        self._open_splits: OpenSplits = self._read_splits
+        start = Position(seed=batching.seed, shuffle=batching.shuffle, data=_digest(splits, preparation))
         if position is not None:
-            position = _position_with_quarantine(position, start, _digest(splits, structs.replace(how, aside=None)))
+            raising = _digest(splits, structs.replace(preparation, quarantine=None))
+            if position.data == raising:  # the run raised at a bad row and resumes with quarantine: same rows so far
+                position = structs.replace(position, data=start.data)
             _check_position(position, start, len(splits))
         self._position = position or start
 
@@ -149,16 +150,17 @@ class Batcher:
     def splits(self) -> int:
         return len(self.task.splits)
 
-    def served_by(self, parts: Parts) -> Self:
-        self._parts = parts
+    def use_splits(self, open_splits: OpenSplits) -> Self:
+        """Take prepared splits from a service instead of reading them here."""
+        self._open_splits = open_splits
         return self
 
     def state(self) -> Position:
-        """The position after the batches given so far; batches made in advance do not count."""
+        """The position after the last batch given; batches that the thread made in advance do not count."""
         return self._position
 
     def __iter__(self) -> Iterator[Batch]:
-        """The batches up to the end of the epoch, then the position is at the start of the next."""
+        """The batches up to the end of the epoch; then the position is the start of the next epoch."""
         made = self._batches(self._position)
         if self._batching.ahead:
             made = read_ahead(made, self._batching.ahead)
@@ -169,123 +171,117 @@ class Batcher:
 
     def _batches(self, start: Position) -> Iterator[_MadeBatch]:
         size, count = self._batching.size, self.splits
-        waiting: list[SplitRows] = []  # of the open batch
-        filled = owned = 0
-        for at, part in enumerate(self._parts(start.epoch, start.split), start.split):
-            row, before = start.row if at == start.split else 0, len(waiting)
-            left = range(min(row, part.rows), part.rows)
-            spans = list(self._batching.deal.spans(left, filled, size, last=at == count - 1))
-            stands = structs.replace(start, split=at)
-            pieces = part.pieces(spans) if spans else []
+        waiting: list[SplitRows] = []  # this rank's rows of the open batch
+        filled = kept = 0  # rows of the open global batch; entries of `waiting` that are in memory of this process
+        for index, split in enumerate(self._open_splits(start.epoch, start.split), start.split):
+            first_row, before = start.row if index == start.split else 0, len(waiting)
+            left = range(min(first_row, split.rows), split.rows)
+            spans = list(self._batching.shard.spans(left, filled, size, last=index == count - 1))
+            here = structs.replace(start, split=index)
+            slices = split.slices(spans) if spans else []
             for span in spans:
-                waiting.append(pieces.pop(0))  # and no other name for it: a split goes back with its last piece
+                waiting.append(slices.pop(0))  # pop: a lent split is released when its last slice has no reference
                 if span.full:
-                    yield _MadeBatch(self._collate(waiting, size), structs.replace(stands, row=span.after))
+                    yield _MadeBatch(self._collate(waiting, size), structs.replace(here, row=span.after))
                     waiting.clear()
-                    before = owned = 0
-            if before:  # see [Note: borrowed splits]
-                waiting[owned:] = [part.own(piece) for piece in waiting[owned:]]
-                owned = len(waiting)
+                    before = kept = 0
+            if before:  # the open batch spans more than one split: see [Note: borrowed splits]
+                waiting[kept:] = [split.keep(rows) for rows in waiting[kept:]]
+                kept = len(waiting)
             filled = (filled + len(left)) % size
-            del part
+            del split  # before the next one is awaited, so that a lent split is released first
         if filled and self._batching.keep_last:
             end = structs.replace(start, split=count, row=0)
             yield _MadeBatch(self._collate(waiting, filled), end)
 
-    def _collate(self, pieces: Sequence[SplitRows], rows: int) -> Batch:
-        """This rank's part of a batch of so many rows."""
-        begin, end = self._batching.deal.part(rows)
-        return collate([piece.within(begin, end) for piece in pieces], self._columns)
+    def _collate(self, slices: Sequence[SplitRows], rows: int) -> Batch:
+        """This rank's part of a global batch of `rows` rows."""
+        begin, end = self._batching.shard.part(rows)
+        return collate([one.clip(begin, end) for one in slices], self._columns)
 
-    def _here(self, epoch: int, at: int) -> Iterator[SplitPosition]:
-        """The splits of an epoch, prepared as they are needed. See [Note: order of rows]."""
+    def _read_splits(self, epoch: int, at: int) -> Iterator[OpenedSplit]:
+        """The splits of an epoch, each read when it is needed. See [Note: order of rows]."""
         for index in self.task.order(epoch)[at:]:
-            yield _PartialSplit(self.task.open(index, epoch))
+            yield _LocalSplit(self.task.open(index, epoch))
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class _PartialSplit:
-    """A split of which only this rank's rows are encoded, as most of the time goes into hashing."""
+class _LocalSplit:
+    """A split read in this process. Only this rank's rows are encoded: hashing takes most of the time."""
 
     opened: ReadSplit
 
     @property
     def rows(self) -> int:
-        """How many of its rows are used."""
         return self.opened.rows
 
-    def pieces(self, spans: Sequence[BatchSpan]) -> list[SplitRows]:
-        """The rows of the spans."""
+    def slices(self, spans: Sequence[BatchSpan]) -> list[SplitRows]:
         encoded = self.opened.encode([(span.begin, span.end) for span in spans])
-        pieces: list[SplitRows] = []
+        slices: list[SplitRows] = []
         at = 0
         for begin, end, place, *_ in spans:
-            pieces.append(SplitRows(encoded, at, at + end - begin, place))
+            slices.append(SplitRows(encoded, at, at + end - begin, place))
             at += end - begin
-        return pieces
+        return slices
 
-    def own(self, piece: SplitRows) -> SplitRows:
-        return piece
+    def keep(self, rows: SplitRows) -> SplitRows:
+        return rows  # its memory is this process's already
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class EncodedSplit:
-    """A split that was encoded elsewhere, with all of its rows."""
+    """A split that a service has encoded, with all of its rows."""
 
     encoded: Encoded
 
     @property
     def rows(self) -> int:
-        """How many of its rows are used."""
         return self.encoded.rows
 
-    def pieces(self, spans: Sequence[BatchSpan]) -> list[SplitRows]:
-        """The rows of the spans."""
+    def slices(self, spans: Sequence[BatchSpan]) -> list[SplitRows]:
         return [SplitRows(self.encoded, begin, end, place) for begin, end, place, *_ in spans]
 
-    def own(self, piece: SplitRows) -> SplitRows:
-        lent = piece.encoded
-        block = private(len(lent.block))
+    def keep(self, rows: SplitRows) -> SplitRows:
+        lent = rows.encoded
+        block = allocate(len(lent.block))
         block[:] = lent.block
-        return piece._replace(encoded=Encoded.of(block, lent.layout))
+        return rows._replace(encoded=Encoded.from_block(block, lent.layout))
 
 
-def rows_to_hold(columns: Columns, tables: Sequence[Table]) -> dict[str, int]:
-    """Rows of each table whose ids are to be hashed or checked; one that maps unknown ids itself may be given any."""
+def table_rows_for_ids(columns: Columns, tables: Sequence[Table]) -> dict[str, int]:
+    """Rows of the tables whose ids are hashed to their rows, or must lie in range; others take any id."""
     hashed = {s.table_name for s in columns.sparse if s.ids == "hash"}
     return {t.name: t.rows for t in tables if t.name in hashed or t.unknown == "raise"}
 
 
-def _digest(splits: Sequence[Split], how: Preparation) -> str:
-    """Knows the rows again, also where their folder has moved; what selects and orders them counts where it is used."""
+def _digest(splits: Sequence[Split], preparation: Preparation) -> str:
+    """A digest of the sequence of rows. It holds file names but no folders, so moved data is recognised."""
     kept = ("start", "stop", "first_row")
     named = [{"source": Path(split.source).name} | {name: getattr(split, name) for name in kept} for split in splits]
-    here: list[object] = [how.share, named]
-    chosen = {"where": how.where, "together": how.together, "aside": how.aside is not None}
-    if how.transforms:
-        chosen["transforms"] = digest(how.loaded)
-    if any((how.where.all_of, how.together, how.aside, how.transforms)):
-        here.append(chosen)
-    return hashlib.sha256(msgspec.json.encode(here)).hexdigest()[:16]
-
-
-def _position_with_quarantine(position: Position, start: Position, data: str) -> Position:
-    """The position of a run that ended at its first bad row, for a run that quarantines: only good rows count."""
-    return structs.replace(position, data=start.data) if position.data == data else position
+    digested: list[object] = [preparation.share, named]
+    # The keys of `selection` are part of the digests in saved runs.
+    selection = {
+        "where": preparation.where,
+        "together": preparation.together,
+        "aside": preparation.quarantine is not None,
+    }
+    if preparation.transforms:
+        selection["transforms"] = digest(preparation.loaded)
+    if any((preparation.where.all_of, preparation.together, preparation.quarantine, preparation.transforms)):
+        digested.append(selection)
+    return hashlib.sha256(msgspec.json.encode(digested)).hexdigest()[:16]
 
 
 def _check_position(position: Position, start: Position, splits: int) -> None:
-    """Raise unless the position was taken with the same data, columns and order."""
+    """Refuse a position of another sequence of rows: its three numbers would name other rows here."""
     for name in ("seed", "shuffle", "data"):
         got, want = getattr(position, name), getattr(start, name)
         if got != want:
-            out = "go on with what the run began with, or start a new one"
+            what = f"{name}={got!r}, and this run has {name}={want!r}"
             if name == "data":
                 what = "other files, splits, filters or transforms (or another together or on_bad_rows) than this run's"
-                raise StateError(f"the position is of {what}: no row would be the same; {out}")
-            what = f"{name}={got!r}, and this run has {name}={want!r}"
-            raise StateError(f"the position is of {what}: no row would be the same; {out}")
+            raise StateError(f"the position is of {what}: want the settings that the run began with, or a new run")
     if not 0 <= position.split <= splits or position.row < 0 or position.epoch < 0:
         raise StateError(f"{position}: want a split of 0 to {splits}, and nothing negative")

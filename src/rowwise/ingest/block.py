@@ -1,7 +1,7 @@
-"""The encoded rows of a split as one block of bytes, and the layout that finds the arrays in it again.
+"""The encoded rows of a split as one block of bytes, and the layout of the arrays in it.
 
-Known limits: a block is written whole, so how much there is of everything is known before the first byte is written.
-Sizes: R rows of the split, F dense columns, K labels, N ids of a feature.
+One block per split means one shared-memory slot, or one object of a cluster, without serialization. All sizes are known
+before the first byte is written. Sizes: R rows of the split, F dense columns, K labels, N ids of a feature.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,14 +20,14 @@ WIDTHS = {"f4": 4, "i8": 8}
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
-Memory = Callable[[int], Bytes]  # so many bytes or more, the first of which is aligned
+Memory = Callable[[int], Bytes]  # allocates at least so many bytes, aligned
 
 
-def private(count: int) -> Bytes:
-    """Memory of this process."""
-    room = np.empty(count + ALIGNMENT, np.uint8)
-    skip = -room.ctypes.data % ALIGNMENT
-    return room[skip : skip + count]
+def allocate(count: int) -> Bytes:
+    """Memory of this process, aligned to ALIGNMENT bytes."""
+    buffer = np.empty(count + ALIGNMENT, np.uint8)
+    skip = -buffer.ctypes.data % ALIGNMENT
+    return buffer[skip : skip + count]
 
 
 @final
@@ -40,9 +40,9 @@ class RaggedColumn:
 
 
 class BlockArray(Value, frozen=True):
-    """An array in a block."""
+    """The type, shape and place of an array in a block."""
 
-    kind: Literal["f4", "i8"]  # 32-bit floats, 64-bit whole numbers; lowest byte first
+    kind: Literal["f4", "i8"]  # 32-bit floats or 64-bit integers, little-endian
     shape: tuple[int, ...]
     offset: int  # bytes
 
@@ -51,7 +51,7 @@ class BlockArray(Value, frozen=True):
         """The byte after it."""
         return self.offset + WIDTHS[self.kind] * prod(self.shape)
 
-    def within(self, block: Bytes) -> NDArray[Any]:
+    def view_in(self, block: Bytes) -> NDArray[Any]:
         return block[self.offset : self.end].view(f"<{self.kind}").reshape(self.shape)
 
 
@@ -62,9 +62,9 @@ class BlockSizes(NamedTuple):
     dense: int
     labels: int
     ids: Sequence[int]  # of each feature
-    listed: Sequence[bool]  # whether it has offsets
-    shared: Sequence[bool]  # whether its bags are those of distinct rows
-    distinct: int | None = None  # how many there are of those; None: no feature is shared
+    listed: Sequence[bool]  # by feature: it has offsets
+    shared: Sequence[bool]  # by feature: it has a bag for each distinct row only
+    distinct: int | None = None  # number of distinct rows; None: no feature is shared
     weighted: bool = False
     keyed: bool = False
     timed: bool = False
@@ -77,12 +77,12 @@ class BlockLayout(Value, frozen=True):
     dense: BlockArray
     labels: BlockArray
     values: BlockArray  # of all features, one after another
-    begins: tuple[int, ...]  # of each feature's values among them, and where the last ones end
-    offsets: BlockArray  # of those features that have any, one after another, each counted from its feature's begin
-    listed: tuple[bool, ...]  # which have
-    shared: tuple[bool, ...]  # which have the bags of distinct rows, and their offsets apart
-    shared_offsets: BlockArray | None = None
-    inverse: BlockArray | None = None  # which distinct row each row is
+    begins: tuple[int, ...]  # where each feature begins in `values`, and where the last one ends
+    offsets: BlockArray  # of the listed features with a bag for each row; relative to the feature's begin
+    listed: tuple[bool, ...]  # by feature: it has offsets
+    shared: tuple[bool, ...]  # by feature: it has a bag for each distinct row only
+    shared_offsets: BlockArray | None = None  # of the listed shared features
+    inverse: BlockArray | None = None  # index of the distinct row of each row
     weights: BlockArray | None = None
     keys: BlockArray | None = None
     times: BlockArray | None = None
@@ -90,14 +90,14 @@ class BlockLayout(Value, frozen=True):
 
 
 def lay_out(sizes: BlockSizes) -> BlockLayout:
-    """A place for everything: what is larger comes later, and each array begins at a cache line."""
+    """Place all arrays of a block: small ones first, each at the beginning of a cache line."""
     end = 0
 
     def place(kind: Literal["f4", "i8"], *shape: int) -> BlockArray:
         nonlocal end
-        made = BlockArray(kind=kind, shape=shape, offset=-(-end // ALIGNMENT) * ALIGNMENT)
-        end = made.end
-        return made
+        array = BlockArray(kind=kind, shape=shape, offset=-(-end // ALIGNMENT) * ALIGNMENT)
+        end = array.end
+        return array
 
     distinct, listed = sizes.distinct, sum(sizes.listed)
     listed_shared = sum(one and other for one, other in zip(sizes.listed, sizes.shared, strict=True))
@@ -123,7 +123,7 @@ def lay_out(sizes: BlockSizes) -> BlockLayout:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoded:
-    """The rows of one split: views of a block. Bags of shared features are those of distinct rows."""
+    """The encoded rows of one split, as views of a block. Shared features have a bag for each distinct row."""
 
     block: Bytes
     layout: BlockLayout
@@ -134,37 +134,37 @@ class Encoded:
     weights_R: Floats | None
     keys_R: Ints | None
     times_R: Ints | None
-    inverse_R: Ints | None  # which distinct row each row is: ascending, one by one; None: no feature is shared
+    inverse_R: Ints | None  # index of the distinct row of each row, in steps of 0 or 1; None: no feature is shared
 
     @classmethod
-    def of(cls, block: Bytes, layout: BlockLayout) -> Self:
-        """The rows that were laid out so in these bytes, or will be."""
+    def from_block(cls, block: Bytes, layout: BlockLayout) -> Self:
+        """Views of a block, to read from or to write to."""
         if len(block) < layout.size:
-            raise DataError(f"a block of {len(block)} bytes: its layout needs {layout.size}")
+            raise DataError(f"a block of {len(block)} bytes is too small: its layout needs {layout.size}")
 
-        def found(place: BlockArray | None) -> Any:
-            return None if place is None else place.within(block)
+        def array_of(array: BlockArray | None) -> Any:
+            return None if array is None else array.view_in(block)
 
         return cls(
             block=block[: layout.size],
             layout=layout,
             rows=layout.rows,
-            dense_RF=found(layout.dense),
-            labels_RK=found(layout.labels),
-            bags=_bags(layout, found(layout.values), found(layout.offsets), found(layout.shared_offsets)),
-            weights_R=found(layout.weights),
-            keys_R=found(layout.keys),
-            times_R=found(layout.times),
-            inverse_R=found(layout.inverse),
+            dense_RF=array_of(layout.dense),
+            labels_RK=array_of(layout.labels),
+            bags=_bags(layout, array_of(layout.values), array_of(layout.offsets), array_of(layout.shared_offsets)),
+            weights_R=array_of(layout.weights),
+            keys_R=array_of(layout.keys),
+            times_R=array_of(layout.times),
+            inverse_R=array_of(layout.inverse),
         )
 
 
 def _bags(
-    layout: BlockLayout, values: Ints, own: Sequence[Ints], shared: Sequence[Ints] | None
+    layout: BlockLayout, values: Ints, per_row: Sequence[Ints], shared: Sequence[Ints] | None
 ) -> tuple[RaggedColumn, ...]:
-    rest = {False: iter(own), True: iter(shared if shared is not None else ())}
-    spans = zip(layout.begins, layout.begins[1:], layout.listed, layout.shared, strict=False)  # the last only ends
+    offsets = {False: iter(per_row), True: iter(shared if shared is not None else ())}
+    features = zip(layout.begins, layout.begins[1:], layout.listed, layout.shared, strict=False)
     return tuple(
-        RaggedColumn(values_N=values[begin:end], offsets_R1=next(rest[of_distinct]) if listed else None)
-        for begin, end, listed, of_distinct in spans
+        RaggedColumn(values_N=values[begin:end], offsets_R1=next(offsets[is_shared]) if listed else None)
+        for begin, end, listed, is_shared in features
     )

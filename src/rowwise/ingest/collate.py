@@ -1,4 +1,4 @@
-"""From encoded splits to a `Batch`: slices of the splits that it has rows of, each copied straight to its place."""
+"""Makes a `Batch` of slices of encoded splits; each slice is copied once, straight into the batch's tensors."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -15,67 +15,69 @@ from rowwise.ingest.columns import Columns
 
 
 class SplitRows(NamedTuple):
-    """Rows `begin` up to `end` of a split."""
+    """A slice of a split: rows `begin` up to `end`."""
 
     encoded: Encoded
     begin: int
     end: int
-    place: int = 0  # of the first of them in a batch
+    place: int = 0  # row of the global batch at which the slice begins
 
-    def within(self, begin: int, end: int) -> "SplitRows":
-        """The rows of this range that are in a part of the batch."""
+    def clip(self, begin: int, end: int) -> "SplitRows":
+        """The rows of the slice that lie in rows `begin` up to `end` of the batch."""
         first, last = (min(max(self.begin + x - self.place, self.begin), self.end) for x in (begin, end))
         return SplitRows(self.encoded, first, last, self.place + first - self.begin)
 
 
-def collate(pieces: Sequence[SplitRows], columns: Columns) -> Batch:
-    """The rows of the pieces, one after another."""
+def collate(slices: Sequence[SplitRows], columns: Columns) -> Batch:
+    """A batch of the rows of the slices, one after another."""
     return Batch(
-        dense_BF=_concatenate_bags(pieces, lambda e: e.dense_RF),
-        sparse=_sparse(pieces, columns),
-        labels_BK=_concatenate_bags(pieces, lambda e: e.labels_RK),
-        weights_B=None if columns.weight is None else _concatenate_bags(pieces, lambda e: e.weights_R),
-        keys_B=None if columns.key is None else _concatenate_bags(pieces, lambda e: e.keys_R),
-        times_B=None if columns.time is None else _concatenate_bags(pieces, lambda e: e.times_R),
+        dense_BF=_concatenate(slices, lambda e: e.dense_RF),
+        sparse=_sparse(slices, columns),
+        labels_BK=_concatenate(slices, lambda e: e.labels_RK),
+        weights_B=None if columns.weight is None else _concatenate(slices, lambda e: e.weights_R),
+        keys_B=None if columns.key is None else _concatenate(slices, lambda e: e.keys_R),
+        times_B=None if columns.time is None else _concatenate(slices, lambda e: e.times_R),
     )
 
 
-def _concatenate_bags(pieces: Sequence[SplitRows], part: Callable[[Encoded], NDArray[np.generic] | None]) -> Tensor:
-    picked: list[NDArray[np.generic]] = []
-    for encoded, begin, end, _ in pieces:
-        column = part(encoded)
-        assert column is not None  # the columns say that it is there
-        picked.append(column[begin:end])
-    # Always a copy: a batch that is kept does not keep its whole split.
-    return torch.from_numpy(np.concatenate(picked))
+def _concatenate(slices: Sequence[SplitRows], array_of: Callable[[Encoded], NDArray[np.generic] | None]) -> Tensor:
+    parts: list[NDArray[np.generic]] = []
+    for encoded, begin, end, _ in slices:
+        column = array_of(encoded)
+        assert column is not None  # `columns` has it, so it was encoded
+        parts.append(column[begin:end])
+    # Always a copy: a view would keep the whole split in memory as long as the batch.
+    return torch.from_numpy(np.concatenate(parts))
 
 
-def _sparse(pieces: Sequence[SplitRows], columns: Columns) -> Jagged:
-    """Features of all rows, and beside them those that neighbouring rows share. See [Note: Shared bags]."""
+def _sparse(slices: Sequence[SplitRows], columns: Columns) -> Jagged:
+    """The features with a bag for each row, and those with a bag for each distinct row. See [Note: Shared bags]."""
     names = [s.feature_name for s in columns.sparse]
     if not columns.shared:
-        return _make_jagged(pieces, {name: f for f, name in enumerate(names)})
-    own, shared = ({n: f for f, n in enumerate(names) if (n in columns.shared) is one} for one in (False, True))
+        return _jagged(slices, {name: f for f, name in enumerate(names)})
+    per_row = {name: f for f, name in enumerate(names) if name not in columns.shared}
+    shared = {name: f for f, name in enumerate(names) if name in columns.shared}
     distinct: list[SplitRows] = []
     inverse: list[Ints] = []
     count = 0
-    for encoded, begin, end, _ in pieces:
+    for encoded, begin, end, _ in slices:
         inverse_R = encoded.inverse_R
-        assert inverse_R is not None  # the columns say that it is there
+        assert inverse_R is not None  # `columns.shared` is not empty, so it was encoded
+        # inverse_R ascends, so the distinct rows of a slice are a slice, too.
         first, last = (int(inverse_R[begin]), int(inverse_R[end - 1]) + 1) if begin < end else (0, 0)
         distinct.append(SplitRows(encoded, first, last))
         inverse.append(inverse_R[begin:end] + (count - first))
         count += last - first
-    together = Shared(jagged=_make_jagged(distinct, shared), inverse_B=torch.from_numpy(np.concatenate(inverse)))
-    return _make_jagged(pieces, own, together)
+    stream = Shared(jagged=_jagged(distinct, shared), inverse_B=torch.from_numpy(np.concatenate(inverse)))
+    return _jagged(slices, per_row, stream)
 
 
-def _make_jagged(pieces: Sequence[SplitRows], features: Mapping[str, int], shared: Shared | None = None) -> Jagged:
+def _jagged(slices: Sequence[SplitRows], features: Mapping[str, int], shared: Shared | None = None) -> Jagged:
     values: list[Ints] = [np.empty(0, np.int64)]
-    lengths_FB = np.ones((len(features), sum(end - begin for _, begin, end, _ in pieces)), np.int64)
+    lengths_FB = np.ones((len(features), sum(end - begin for _, begin, end, _ in slices)), np.int64)
     for lengths_B, f in zip(lengths_FB, features.values(), strict=True):
         at = 0
-        for encoded, begin, end, _ in pieces:
+        for encoded, begin, end, _ in slices:
             values_N, offsets_R1 = encoded.bags[f].values_N, encoded.bags[f].offsets_R1
             if offsets_R1 is None:
                 values.append(values_N[begin:end])

@@ -1,10 +1,10 @@
-"""Roles of the data's columns: labels, dense numbers, ids of tables, weight, key and time.
+"""The role of each column of the data: label, number, ids of a table, weight, key or time.
 
-Frozen values, read from recipes and saved in run folders. Apart from `encode`, which does what they say, because
-they hold for training and serving alike, and need neither data nor tensors to be checked against a schema.
+Frozen values, read from recipes and saved in run folders; training and serving use the same ones. Checking them against
+a schema needs neither data nor tensors.
 
-What is missing has one meaning everywhere: a missing number is `fill`, a missing id is no id (the bag is empty, as an
-empty list's is, and pools to zeros), a missing id inside a list is left out, a missing label or weight is an error.
+Missing values mean the same everywhere: a missing number is `fill`; a missing id is no id (the bag is empty and pools
+to zeros, as an empty list does); a missing id inside a list is left out; a missing label or weight is an error.
 """
 
 import math
@@ -24,26 +24,25 @@ class Dense(Value, frozen=True):
     """A column of numbers."""
 
     column: str
-    fill: float = 0.0  # stands for null and NaN, before any logarithm
-    log1p: bool = False  # log(1 + x), where x below 0 counts as 0
+    fill: float = 0.0  # replaces null and NaN, before the logarithm
+    log1p: bool = False  # log(1 + max(x, 0))
 
     def __post_init__(self) -> None:
-        """Refuse what would stand for missing numbers as another that is none."""
         if not math.isfinite(self.fill):
             raise SpecError(f"columns: {self.column!r}: fill={self.fill}: want a finite number")
 
 
 class Sparse(Value, frozen=True):
-    """A column of ids, one or a list in each row, and the table whose rows they name."""
+    """A column of ids, one or a list of them in each row, and the table that they look up."""
 
     column: str
-    table: str = ""  # none named: called like the column
-    ids: Literal["direct", "hash"] = "hash"  # row numbers already, or any whole numbers or text, hashed to the rows
-    first: int | None = None  # of a list, how many ids are used; None: all
-    feature: str = ""  # the name in the batch; none: the column's
-    # File of known ids, each with the row of its own (see `rowwise data inspect`); all others share row 0
+    table: str = ""  # empty: the table is called like the column
+    ids: Literal["direct", "hash"] = "hash"  # ids are row numbers, or whole numbers or text that are hashed to rows
+    first: int | None = None  # use only the first ids of each list; None: all
+    feature: str = ""  # name of the feature in the batch; empty: the column's
+    # File of known ids with a row each (see `rowwise data inspect`); all other ids share row 0
     vocabulary: str = ""
-    # Of the table, where `tables` has none of its name. None: rows by the vocabulary or the data, the rest by default
+    # Of the table, if `tables` has none of this name. None: rows follow from the vocabulary or the data; defaults else
     rows: int | None = None
     dim: int | None = None
     optimizer: RowOptimizer | None = None
@@ -54,20 +53,19 @@ class Sparse(Value, frozen=True):
 
     @property
     def feature_name(self) -> str:
-        """The feature of the batch."""
         return self.feature or self.column
 
 
 class Columns(Value, frozen=True):
     """The role of each column: labels, ids, numbers, weight, key and time."""
 
-    labels: tuple[str, ...]  # each holds 0 and 1; none: the rows are to be predicted for
+    labels: tuple[str, ...]  # columns of 0 and 1; empty: for prediction
     sparse: tuple[Sparse, ...]
     dense: tuple[Dense, ...] = ()
-    weight: str | None = None  # how much a row counts
-    key: str | None = None  # names the row: a whole number, or text, which is hashed
-    time: str | None = None  # whole numbers as they are; times in microseconds since 1970
-    shared: tuple[str, ...] = ()  # features that neighbouring rows have alike, such as a session's: held once for all
+    weight: str | None = None  # weight of the sample in the loss
+    key: str | None = None  # identifies the row: a whole number, or text, which is hashed
+    time: str | None = None  # whole numbers as they are; times as microseconds since 1970
+    shared: tuple[str, ...] = ()  # features equal in neighbouring rows, as in a session: stored and looked up once
 
     def __post_init__(self) -> None:
         if not self.sparse:
@@ -75,10 +73,10 @@ class Columns(Value, frozen=True):
         names = [s.feature_name for s in self.sparse]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise SpecError(f"columns: feature {twice[0]!r} is made twice: give one of them another feature=")
+            raise SpecError(f"columns: two sparse columns make feature {twice[0]!r}: want another feature= for one")
         unknown = [name for name in self.shared if name not in names]
         if unknown:
-            raise SpecError(f"columns.shared names {', '.join(unknown)}; the features are {', '.join(names)}")
+            raise SpecError(f"columns.shared: no feature {', '.join(unknown)}: want some of {', '.join(names)}")
         for sparse in self.sparse:
             if sparse.first is not None and not 1 <= sparse.first < 1 << 31:
                 want = "want at least 1 and less than 2**31, or None for all"
@@ -90,9 +88,8 @@ class Columns(Value, frozen=True):
                     raise SpecError(f"columns: {sparse.column!r}: {name}={count}: want at least 1")
             if sparse.vocabulary and (sparse.ids == "direct" or sparse.rows is not None):
                 given = "ids='direct'" if sparse.ids == "direct" else f"rows={sparse.rows}"
-                raise SpecError(
-                    f"columns: {sparse.column!r}: {given} with a vocabulary, which has the rows: leave it out"
-                )
+                want = f"the vocabulary gives the rows: want no {given}"
+                raise SpecError(f"columns: {sparse.column!r}: {given} with a vocabulary: {want}")
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -100,7 +97,7 @@ class Columns(Value, frozen=True):
         return tuple(dict.fromkeys(name for name, _ in self._requirements()))
 
     def check(self, schema: pa.Schema, source: str) -> None:
-        """Refuse columns that are not there or hold something else."""
+        """Refuse columns that are missing, or have a type that their role does not allow."""
         check_columns(self.names, schema, source)
         for name, want in self._requirements():
             kind = schema.field(name).type
@@ -108,19 +105,19 @@ class Columns(Value, frozen=True):
                 raise DataError(f"{source}: column {name!r} holds {kind}: want {want}{_hint_for(kind)}")
 
     def check_tables(self, tables: Sequence[Table]) -> None:
-        """Refuse a feature whose table is not there or does not look it up."""
+        """Refuse a feature without a table, or whose table does not list it."""
         by_name = {table.name: table for table in tables}
         for sparse in self.sparse:
             name, feature = sparse.table_name, sparse.feature_name
             if name not in by_name:
                 there = ", ".join(by_name) or "none"
-                raise SpecError(f"column {sparse.column!r} wants a table {name!r}; there are: {there}")
+                raise SpecError(f"column {sparse.column!r}: no table {name!r}: there are {there}")
             if feature not in by_name[name].feature_names:
                 known = ", ".join(by_name[name].feature_names)
-                raise SpecError(f"table {name!r} looks up {known}, and not {feature!r}: name it in Table(features=)")
+                raise SpecError(f"table {name!r} has features {known}, not {feature!r}: want it in Table(features=)")
 
     def uncounted(self, tables: Sequence[Table]) -> tuple[str, ...]:
-        """Columns whose number of rows neither a table nor their own keys say: the data have to be looked at."""
+        """Columns for which only the data tell how many rows their table needs."""
         names = {table.name for table in tables} | {s.table_name for s in self.sparse if s.rows or s.vocabulary}
         return tuple(s.column for s in self.sparse if s.table_name not in names)
 
@@ -171,7 +168,7 @@ def _element(kind: pa.DataType) -> pa.DataType:
     return kind.value_type if is_list(kind) else kind
 
 
-FITS: dict[str, Callable[[pa.DataType], bool]] = {  # what a column has to hold, as errors say it: whether a type does
+FITS: dict[str, Callable[[pa.DataType], bool]] = {  # by the requirement, as errors state it: whether a type meets it
     NUMBERS: _is_number,
     ROWS: lambda kind: _is_whole(_element(kind)),
     IDS: lambda kind: _is_key(_element(kind)),
@@ -182,7 +179,7 @@ FITS: dict[str, Callable[[pa.DataType], bool]] = {  # what a column has to hold,
 
 def _hint_for(kind: pa.DataType) -> str:
     if is_text(_element(kind)):
-        return " (text is read with ids='hash'; a number written otherwise, such as 'NA', makes a CSV column text)"
+        return " (text needs ids='hash'; one value such as 'NA' makes a whole CSV column text)"
     if types.is_floating(_element(kind)):
-        return " (pandas makes floats of whole numbers beside missing ones: store them as Int64)"
+        return " (pandas turns whole numbers with missing values into floats: store them as Int64)"
     return ""

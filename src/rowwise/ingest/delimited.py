@@ -1,8 +1,8 @@
-"""CSV and TSV files as a `Reader`: a split is a range of bytes, and holds the lines that begin in it.
+"""A `Reader` of CSV and TSV files: a split is a range of bytes, and holds the lines that begin in it.
 
-So the splits follow from the sizes of the files alone, and the few bytes around a border are looked at when it is
-read. Known limits: a line break inside quotes, which such a cut cannot see (a split with one is refused), and
-compressed files, which cannot be read from the middle.
+So the splits follow from the sizes of the files alone; where a line begins is found when a split is read. Not
+supported: line breaks inside quotes, because a line could then begin anywhere (a split with one is refused); compressed
+files, because they cannot be read from the middle.
 """
 
 import io
@@ -21,34 +21,34 @@ from rowwise.spec import Value
 
 ENDINGS = (".csv", ".tsv", ".txt")
 DELIMITERS = ",\t;|"
-HEAD_BYTES = 1 << 20  # what the types of the columns are guessed from
-BLOCK_BYTES = 8 << 20  # the longest line
-PACKED = (".gz", ".zst", ".bz2", ".xz", ".zip")
+HEAD_BYTES = 1 << 20  # of the first file, from which the types of the columns are guessed
+BLOCK_BYTES = 8 << 20  # the longest line that Arrow accepts
+COMPRESSED = (".gz", ".zst", ".bz2", ".xz", ".zip")
 
 
 class Dialect(Value, frozen=True):
     """Delimiter, quotes and header of a text file."""
 
     delimiter: str = ","
-    names: tuple[str, ...] = ()  # of the columns; none: the first line of each file has them
-    quotes: bool = True  # a value may stand in double quotes
-    nulls: tuple[str, ...] = ("",)  # how a missing value is written; "NA" is not among them, as ids may be called so
+    names: tuple[str, ...] = ()  # of the columns; empty: the first line of each file is a header
+    quotes: bool = True  # values may be in double quotes
+    nulls: tuple[str, ...] = ("",)  # texts of missing values; without "NA", which may be an id (Namibia)
     split_bytes: int = 32 << 20
 
 
 @final
 class CsvReader:
-    """A file of lines, a folder of them, or a pattern.
+    """Reads the rows of text files.
 
     Args:
-        path: where they are.
-        dialect: how to read them; None: the delimiter that is in the header of the first file, a comma if several are.
-        types: of columns whose first values do not show it; a number that is whole in the first megabyte and is
-            not later needs its type here.
+        path: a file, a folder or a pattern.
+        dialect: None: the delimiter in the header of the first file, a comma if it has several.
+        types: types of columns by name, where the first megabyte does not show them: for instance a column of
+            floats that begins with whole numbers.
     """
 
     def __init__(self, path: str | Path, dialect: Dialect | None = None, types: dict[str, str] | None = None) -> None:
-        """Guess the types from the beginning of the first file."""
+        """Guess the types of the columns from the first megabyte of the first file."""
         self._files = find_files(path, ENDINGS)
         for name in self._files:
             _check_file(name)
@@ -60,11 +60,10 @@ class CsvReader:
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns, typed by the first megabyte of the first file."""
         return self._schema
 
     def splits(self) -> tuple[Split, ...]:
-        """Ranges of bytes; some may turn out to hold no line."""
+        """Ranges of bytes. A split may have no rows, if a line is longer than a range."""
         return tuple(split for name in self._files for split in self._ranges(name))
 
     def read(self, split: Split, columns: Sequence[str]) -> pa.Table:
@@ -80,8 +79,8 @@ class CsvReader:
         try:
             return self._parse(data, self._schema, columns)
         except pa.ArrowException as error:
-            out = "a column's type can be given in types={'name': 'float'}"
-            raise DataError(f"{split.source}: bytes {begin} to {end}: {error}; {out}") from error
+            want = "want values of the guessed types, or the type of the column in types={'name': 'float'}"
+            raise DataError(f"{split.source}: bytes {begin} to {end}: {error}: {want}") from error
 
     def _ranges(self, name: str) -> list[Split]:
         size, step = Path(name).stat().st_size, self._dialect.split_bytes
@@ -109,13 +108,13 @@ class CsvReader:
         if len(head) == HEAD_BYTES:
             head = head[: head.rfind(b"\n") + 1]
         try:
-            found = self._parse(head, None, self._names).schema
-            check_columns(list(types), found, name)
-            # A column without a value in the head may hold anything: text takes it all.
-            chosen = {f.name: pa.string() if pa.types.is_null(f.type) else f.type for f in found}
+            guessed = self._parse(head, None, self._names).schema
+            check_columns(list(types), guessed, name)
+            # A column without a value in the head is read as text, which holds any later value.
+            chosen = {f.name: pa.string() if pa.types.is_null(f.type) else f.type for f in guessed}
             chosen |= {column: pa.type_for_alias(alias) for column, alias in types.items()}
         except (pa.ArrowException, ValueError) as error:
-            raise DataError(f"{name}: cannot be read as lines of {len(self._names)} columns: {error}") from error
+            raise DataError(f"{name}: cannot be read as text of {len(self._names)} columns: {error}") from error
         return pa.schema(chosen)
 
     def _parse(self, data: bytes, schema: pa.Schema | None, columns: Sequence[str]) -> pa.Table:
@@ -135,8 +134,8 @@ class CsvReader:
 
 
 def _check_file(name: str) -> None:
-    if name.endswith(PACKED):
-        raise DataError(f"{name}: compressed lines cannot be read from the middle: unpack the file first")
+    if name.endswith(COMPRESSED):
+        raise DataError(f"{name}: a compressed text file cannot be read in parts: want it decompressed")
     if Path(name).stat().st_size == 0:
         raise DataError(f"{name}: the file is empty: want lines of columns")
 
@@ -151,7 +150,7 @@ def _find_delimiter(name: str) -> str:
 
 def _header(name: str, dialect: Dialect) -> tuple[str, ...]:
     with open(name, "rb") as file:
-        line = file.readline().removeprefix(b"\xef\xbb\xbf")  # the mark that some programs put before UTF-8
+        line = file.readline().removeprefix(b"\xef\xbb\xbf")  # UTF-8 byte order mark
     options = csv.ParseOptions(delimiter=dialect.delimiter, quote_char='"' if dialect.quotes else False)
     try:
         names = csv.read_csv(pa.BufferReader(line), parse_options=options).column_names
@@ -164,7 +163,7 @@ def _header(name: str, dialect: Dialect) -> tuple[str, ...]:
 
 
 def _line_start(file: io.BufferedReader, at: int) -> int:
-    """The offset of the first line that begins at or after a byte."""
+    """The first byte at or after `at` at which a line begins."""
     if at == 0:
         return 0
     file.seek(at - 1)
@@ -173,12 +172,12 @@ def _line_start(file: io.BufferedReader, at: int) -> int:
 
 
 def _refuse_broken_quotes(data: bytes, split: Split) -> None:
-    """Quotes come in pairs up to each line's end, or a line break was inside one."""
+    """Refuse a line break inside quotes: the number of quotes before it is odd."""
     if b'"' not in data:
         return
     bytes_N = np.frombuffer(data, np.uint8)
     open_N = np.cumsum(bytes_N == ord('"')) & 1
     broken = np.flatnonzero(open_N[bytes_N == ord("\n")])
     if broken.size:
-        out = "want line breaks outside quotes only, or quotes=False where a quote is a plain character"
-        raise DataError(f"{split.place(int(broken[0]))}: a quoted value goes on in the next line; {out}")
+        want = "want line breaks outside quotes only, or quotes=False if a quote is a plain character"
+        raise DataError(f"{split.locate_row(int(broken[0]))}: a quoted value continues on the next line: {want}")

@@ -1,6 +1,6 @@
-"""A table in memory as a `Reader`: pyarrow, pandas, polars, or anything that hands out Arrow streams.
+"""A `Reader` of a table in memory: pyarrow, pandas, polars, or any object with an Arrow stream.
 
-For notebooks and tests. A split is a range of rows, so that shuffling works as it does on files.
+For notebooks and tests. A split is a range of rows, so shuffling works as with files.
 """
 
 from collections.abc import Sequence
@@ -16,12 +16,12 @@ SPLIT_ROWS = 1 << 16
 
 @final
 class FrameReader:
-    """A frame; `name` is what errors call it."""
+    """The rows of a frame; errors call the source `name`."""
 
     def __init__(self, frame: object, split_rows: int = SPLIT_ROWS, name: str = "frame") -> None:
-        """Take the columns over; no values are copied where the frame keeps them as Arrow does."""
+        """Import the columns, without a copy where the frame has them in Arrow's layout."""
         if split_rows < 1:
-            raise DataError(f"split_rows={split_rows}: want at least 1")
+            raise DataError(f"{name}: split_rows={split_rows}: want at least 1")
         if not hasattr(frame, "__arrow_c_stream__"):
             want = "want a table of pyarrow, pandas or polars, or another with __arrow_c_stream__"
             raise DataError(f"{name}: got {type(frame).__name__}; {want}")
@@ -38,6 +38,5 @@ class FrameReader:
         return tuple(Split(source=self._name, start=r, stop=min(r + step, rows), first_row=r) for r in starts)
 
     def read(self, split: Split, columns: Sequence[str]) -> pa.Table:
-        """A slice of the frame."""
         check_columns(columns, self.schema, self._name)
         return self._table.select(list(columns)).slice(split.start, split.stop - split.start)

@@ -1,6 +1,6 @@
-"""Rows that a function makes, as a `Reader`: as many as wanted, in constant memory.
+"""A `Reader` of rows that a function makes: any number of rows in constant memory.
 
-The function gets (first row, count) and must depend on nothing else, so any range can be made at any time, twice.
+The function gets (first row, count) and must depend on nothing else, so that a split can be made again.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ SPLIT_ROWS = 1 << 16
 
 @final
 class GeneratorReader:
-    """Rows `first_row` up to `first_row + rows` of a function; `name` is what errors call it."""
+    """Rows `first_row` up to `first_row + rows` of a function; errors call the source `name`."""
 
     def __init__(
         self,
@@ -27,7 +27,7 @@ class GeneratorReader:
         split_rows: int = SPLIT_ROWS,
         name: str = "generator",
     ) -> None:
-        """Make no rows yet, but ask for none of them to learn the columns."""
+        """Call the function once, for no rows, to get the schema."""
         if rows < 0 or first_row < 0 or split_rows < 1:
             want = "want rows and first_row that are not negative, and at least one row a split"
             raise DataError(f"{name}: rows={rows}, first_row={first_row}, split_rows={split_rows}: {want}")
@@ -44,10 +44,10 @@ class GeneratorReader:
         return tuple(Split(source=self._name, start=r, stop=min(r + step, end), first_row=r) for r in self._range)
 
     def read(self, split: Split, columns: Sequence[str]) -> pa.Table:
-        """Make the rows of a range."""
         check_columns(columns, self._schema, self._name)
         count = split.stop - split.start
-        made = self._make(split.start, count)
-        if made.num_rows != count:
-            raise DataError(f"{self._name}: asked for {count} rows from {split.start} on and got {made.num_rows}")
-        return made.select(list(columns))
+        table = self._make(split.start, count)
+        if table.num_rows != count:
+            got = f"the function returned {table.num_rows} rows for ({split.start}, {count})"
+            raise DataError(f"{self._name}: {got}: want {count}")
+        return table.select(list(columns))

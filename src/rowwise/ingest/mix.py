@@ -1,7 +1,7 @@
-"""The hash of ids and of shuffling: 64 bits in, 64 bits out, the same on every machine and for ever.
+"""The hash of ids and of shuffling: 64 bits in, 64 bits out, the same on every machine and in every version.
 
-numpy's own generators may change between versions, Python's hash between processes. This is the definition; `native`
-has kernels that give the same bits faster, for the ids of whole splits.
+numpy's generators may change between versions, Python's hash changes between processes. This module is the reference;
+the kernels of `native` compute the same bits faster.
 """
 
 import numpy as np
@@ -14,9 +14,9 @@ WORD = 8
 
 
 def mix(x_N: Words) -> Words:
-    """A one-to-one scramble of words in which each bit depends on all. Source: splitmix64, Steele et al. 2014."""
+    """splitmix64 of each word: one-to-one, each bit depends on all bits. Source: Steele et al. 2014."""
     z_N = x_N + np.uint64(GOLDEN)
-    shifted_N = np.empty_like(z_N)  # one buffer for all steps: the words of a split stay in cache
+    shifted_N = np.empty_like(z_N)  # one buffer for all steps, so that it stays in cache
     for shift, factor in zip((30, 27), FACTORS, strict=True):
         np.right_shift(z_N, np.uint64(shift), out=shifted_N)
         z_N ^= shifted_N
@@ -27,7 +27,7 @@ def mix(x_N: Words) -> Words:
 
 
 def remainder(x_N: Words, rows: int) -> NDArray[np.int64]:
-    """x % rows. numpy divides by a constant with vector instructions, but takes remainders one by one."""
+    """x % rows, by a division: numpy divides by a constant with vector instructions, but not `%`."""
     if rows & (rows - 1) == 0:
         return (x_N & np.uint64(rows - 1)).view(np.int64)
     quotient_N = x_N // np.uint64(rows)
@@ -36,10 +36,10 @@ def remainder(x_N: Words, rows: int) -> NDArray[np.int64]:
 
 
 def mix_bytes(data: NDArray[np.uint8], offsets_N1: NDArray[np.int64]) -> Words:
-    """The hash of each run of bytes `data[offsets[i]:offsets[i + 1]]`: its words are mixed in one after another."""
+    """The hash of each byte string `data[offsets[i]:offsets[i + 1]]`: the length, then each 8-byte word mixed in."""
     starts_N, lengths_N = offsets_N1[:-1], np.diff(offsets_N1)
     hash_N = mix(lengths_N.astype(np.uint64))
-    # A word may be read past the end of the last run, and begins at any byte.
+    # Overlapping views: word i is bytes i to i + 8. The padding lets the last string read a whole word.
     padded = np.zeros(len(data) + WORD, np.uint8)
     padded[: len(data)] = data
     words = np.ndarray((len(data) + 1,), "<u8", padded, strides=(1,))
@@ -56,9 +56,9 @@ def mix_bytes(data: NDArray[np.uint8], offsets_N1: NDArray[np.int64]) -> Words:
 
 
 def permutation(count: int, *key: int) -> NDArray[np.int64]:
-    """An order of `count` things that depends on the key only."""
+    """A permutation of 0 to count - 1 that depends only on the key."""
     state = np.zeros(1, np.uint64)
     for part in key:
         state = mix(state ^ np.array([part], np.uint64))
-    # The scramble is one-to-one, so no two things tie.
+    # The hash is one-to-one, so no two are equal and the sort needs not be stable.
     return np.argsort(mix(np.arange(count, dtype=np.uint64) ^ state)).astype(np.int64, copy=False)

@@ -1,7 +1,7 @@
-"""The kernels of ingestion, in C++: ids into rows, lists cut short, text into words, numbers into buckets.
+"""Bindings of the C++ kernels of ingestion: ids to rows, truncated lists, hashes of text, buckets of numbers.
 
-Arrays are checked here, so that what crosses has the right types and lengths; offsets are checked by the kernels.
-`mix.py` says in numpy what the hash is; tests hold the two together. Sizes: N ids, R rows, K borders.
+Types and lengths of arrays are checked here, offsets of lists in the kernels. `mix.py` is the reference of the hash;
+tests compare the two. Sizes: N ids, R rows, K borders.
 """
 
 import ctypes
@@ -45,7 +45,7 @@ class _Numbers(ctypes.Structure):
 
 
 class RowMapping(NamedTuple):
-    """The mapping of ids while they are copied: none, a check against `rows`, or a hash to a row."""
+    """What a kernel does to ids while it copies them: nothing, a check against `rows`, or a hash to a row."""
 
     what: int = AS_IS
     rows: int = 1
@@ -53,14 +53,14 @@ class RowMapping(NamedTuple):
 
 
 class Bitmap(NamedTuple):
-    """A bit for each element: bit `first` of the bytes is that of the first element."""
+    """A validity bitmap of Arrow: bit `first` of the bytes belongs to the first element."""
 
     bytes: NDArray[np.uint8]
     first: int
 
 
 class NumberColumn(NamedTuple):
-    """A column of numbers, and what stands for those that are missing."""
+    """A column of numbers, and the value that replaces null and NaN."""
 
     x_R: Floats
     valid: Bitmap | None
@@ -115,90 +115,87 @@ def limit_isa(name: str) -> None:
 
 @final
 class PickedIds:
-    """The ids of some rows, in an order: counted at once, written when there is a place for them.
+    """The ids of selected rows: `total` is known at once, `write` copies them into an array of that size.
 
     Args:
         lists: all rows.
-        order_R: those that are picked, all of which are there; None: all, as they are.
-        first: how many ids of a row are used at most; None: all.
+        order_R: numbers of the selected rows, in range; None: all rows as they are.
+        first: the most ids used of a row; None: all.
     """
 
     def __init__(self, lists: Lists, order_R: Ints | None = None, first: int | None = None) -> None:
-        """Count, and refuse offsets that lie outside the values."""
+        """Count the ids, and refuse offsets outside the values."""
         assert order_R is None or order_R.dtype == np.int64
-        self._held = (lists, order_R)
+        self._keep_alive = (lists, order_R)  # the structure below has bare pointers into them
         self._ids = _Ids(
-            values=_at(lists.values),
+            values=_pointer(lists.values),
             kind=KINDS[lists.values.dtype],
             count=len(lists.values),
-            offsets=None if lists.offsets is None else _at(lists.offsets),
+            offsets=None if lists.offsets is None else _pointer(lists.offsets),
             offset_bytes=0 if lists.offsets is None else lists.offsets.itemsize,
             base=lists.base,
-            row_valid=None if lists.row_valid is None else _at(lists.row_valid.bytes),
+            row_valid=None if lists.row_valid is None else _pointer(lists.row_valid.bytes),
             row_bit=0 if lists.row_valid is None else lists.row_valid.first,
-            id_valid=None if lists.id_valid is None else _at(lists.id_valid.bytes),
+            id_valid=None if lists.id_valid is None else _pointer(lists.id_valid.bytes),
             id_bit=0 if lists.id_valid is None else lists.id_valid.first,
-            order=None if order_R is None else _at(order_R),
+            order=None if order_R is None else _pointer(order_R),
             rows=lists.rows if order_R is None else len(order_R),
             first=ALL if first is None else first,
         )
         self.rows: int = self._ids.rows
         self.total: int = _library().rw_count(byref(self._ids))
         if self.total < 0:
-            raise DataError(f"offsets of lists fall, or lie outside the {len(lists.values)} values that there are")
+            count = len(lists.values)
+            raise DataError(f"offsets of lists descend, or lie outside the {count} values: want an undamaged column")
 
-    def write(self, make: RowMapping, out_N: Ints, offsets_R1: Ints | None) -> bool:
-        """The ids to the front of `out_N`, and where each row's begin; whether one was outside its table."""
+    def write(self, mapping: RowMapping, out_N: Ints, offsets_R1: Ints | None) -> bool:
+        """Write the mapped ids to the front of `out_N`, and the offsets; true if CHECK found one out of range."""
         assert len(out_N) >= self.total
         assert offsets_R1 is None or len(offsets_R1) == self.rows + 1
-        offsets = None if offsets_R1 is None else _at(offsets_R1)
-        how = byref(_native_mapping(make))
-        return bool(_library().rw_bags(byref(self._ids), how, _at(out_N), offsets, self.total, len(out_N)))
+        offsets, to_rows = None if offsets_R1 is None else _pointer(offsets_R1), byref(_c_mapping(mapping))
+        return bool(_library().rw_bags(byref(self._ids), to_rows, _pointer(out_N), offsets, self.total, len(out_N)))
 
     def mark_changes(self, begins_R: NDArray[np.bool_]) -> None:
-        """Mark rows whose ids are not those of the row before. Those that are marked are not looked at, nor the first.
-
-        What `repeats.adjacent` says in numpy, of what is picked.
-        """
+        """Set begins_R[r] where row r has other ids than row r - 1. Rows already set, and row 0, are not compared."""
         assert begins_R.dtype == np.bool_
         assert len(begins_R) == self.rows
-        _library().rw_changes(byref(self._ids), _at(begins_R))
+        _library().rw_changes(byref(self._ids), _pointer(begins_R))
 
 
 @final
 class FilledColumns:
-    """Columns of numbers, with rows picked in an order and missing numbers filled in."""
+    """The numbers of selected rows of several columns, with missing values filled."""
 
     def __init__(self, columns: Sequence[NumberColumn], order_R: Ints | None) -> None:
-        self._held = (columns, order_R)
-        self._order = None if order_R is None else _at(order_R)
+        self._keep_alive = (columns, order_R)  # the structures below have bare pointers into them
+        self._order = None if order_R is None else _pointer(order_R)
         self._rows = len(columns[0].x_R) if order_R is None else len(order_R)
         self._columns = (_Numbers * len(columns))()
-        for entry, (x_R, valid, stand_in) in zip(self._columns, columns, strict=True):
-            entry.x, entry.fill = _at(x_R), stand_in
-            entry.valid, entry.bit = (None, 0) if valid is None else (_at(valid.bytes), valid.first)
+        for entry, (x_R, valid, fill) in zip(self._columns, columns, strict=True):
+            entry.x, entry.fill = _pointer(x_R), fill
+            entry.valid, entry.bit = (None, 0) if valid is None else (_pointer(valid.bytes), valid.first)
 
     def write(self, begin: int, out_FR: Floats) -> bool:
-        """Rows from `begin` on, column by column; whether one of them was infinite."""
+        """Write selected rows from `begin` on, column by column; true if a value is infinite."""
         count, rows = out_FR.shape
         assert count == len(self._columns)
         assert begin + rows <= self._rows
-        return bool(_library().rw_fill(self._columns, count, self._order, begin, rows, _at(out_FR)))
+        return bool(_library().rw_fill(self._columns, count, self._order, begin, rows, _pointer(out_FR)))
 
 
 def transpose(columns_FR: Floats, out_RF: Floats) -> None:
     assert columns_FR.shape == out_RF.shape[::-1]
-    _library().rw_turn(_at(columns_FR), columns_FR.shape[0], columns_FR.shape[1], _at(out_RF))
+    _library().rw_turn(_pointer(columns_FR), columns_FR.shape[0], columns_FR.shape[1], _pointer(out_RF))
 
 
 def hash_rows(values_N: Ints, rows: int, out: Ints | None = None) -> Ints:
-    """The row of each id, by the hash of `mix.py`; `out` may be the ids themselves."""
-    return _map_values(values_N, RowMapping(HASH, rows), out)
+    """The row of each id, by the hash of `mix.py`; `out` may be `values_N`."""
+    return _map_ids(values_N, RowMapping(HASH, rows), out)
 
 
 def sigrid_hash(values_N: Ints, salt: int, rows: int, out: Ints | None = None) -> Ints:
-    """The row of each id, as torcharrow's `sigrid_hash` gives it; `out` may be the ids themselves."""
-    return _map_values(values_N, RowMapping(SIGRID, rows, salt), out)
+    """The row of each id, as torcharrow's `sigrid_hash` computes it; `out` may be `values_N`."""
+    return _map_ids(values_N, RowMapping(SIGRID, rows, salt), out)
 
 
 def first(values_N: Ints, offsets_R1: Ints, count: int) -> tuple[Ints, Ints]:
@@ -212,12 +209,13 @@ def first_sigrid(values_N: Ints, offsets_R1: Ints, count: int, salt: int, rows: 
 
 
 def bucketize(x_N: NDArray[np.float32 | np.float64], borders_K: NDArray[np.float32 | np.float64]) -> Ints:
-    """The number of ascending borders at or below each x; all of them for NaN, which numpy also sorts last."""
+    """How many of the ascending borders are at most x; all of them for NaN, as in numpy's searchsorted."""
     borders_K = np.asarray(borders_K)
     if np.isnan(borders_K).any() or (borders_K[1:] < borders_K[:-1]).any():
-        raise SpecError("borders of buckets: want numbers in ascending order, none of them NaN")
+        raise SpecError("bucket borders are not ascending, or NaN: want ascending numbers")
     single = x_N.dtype == np.float32
     x_N = np.ascontiguousarray(x_N, np.float32 if single else np.float64)
+    # The kernel searches a table of 2 * half - 1 borders, padded with infinity, in a fixed number of steps.
     half = 1 << max(len(borders_K) - 1, 0).bit_length()
     if half == len(borders_K):
         half *= 2
@@ -226,42 +224,42 @@ def bucketize(x_N: NDArray[np.float32 | np.float64], borders_K: NDArray[np.float
     padded[: len(borders_K)] = _rounded_up(borders_K) if single else borders_K
     found_N = np.empty(len(x_N), np.int64)
     call = _library().rw_buckets32 if single else _library().rw_buckets64
-    call(_at(x_N), len(x_N), _at(padded), half, len(borders_K), _at(found_N))
+    call(_pointer(x_N), len(x_N), _pointer(padded), half, len(borders_K), _pointer(found_N))
     return found_N
 
 
 def mix_bytes(data: NDArray[np.uint8], offsets_N1: Ints) -> Words:
-    """The hash of each run of bytes `data[offsets[i]:offsets[i + 1]]`, that of `mix.py`."""
+    """`mix.mix_bytes` by the kernel: the hash of each byte string `data[offsets[i]:offsets[i + 1]]`."""
     data, offsets_N1 = np.ascontiguousarray(data, np.uint8), np.ascontiguousarray(offsets_N1, np.int64)
     count = len(offsets_N1) - 1
     if count and (offsets_N1[0] < 0 or offsets_N1[-1] > len(data) or (offsets_N1[1:] < offsets_N1[:-1]).any()):
-        raise DataError(f"offsets of text fall, or lie outside the {len(data)} bytes that there are")
+        raise DataError(f"offsets of text descend, or lie outside the {len(data)} bytes: want an undamaged column")
     hash_N = np.empty(max(count, 0), np.uint64)
-    _library().rw_text(_at(data), _at(offsets_N1), len(hash_N), len(data), _at(hash_N))
+    _library().rw_text(_pointer(data), _pointer(offsets_N1), len(hash_N), len(data), _pointer(hash_N))
     return hash_N
 
 
-def _first(values_N: Ints, offsets_R1: Ints, count: int, make: RowMapping) -> tuple[Ints, Ints]:
+def _first(values_N: Ints, offsets_R1: Ints, count: int, mapping: RowMapping) -> tuple[Ints, Ints]:
     lists = Lists(_ints(values_N), np.ascontiguousarray(offsets_R1, np.int64))
     picked = PickedIds(lists, first=count)
     out_N, moved_R1 = np.empty(picked.total, np.int64), np.empty(picked.rows + 1, np.int64)
-    picked.write(make, out_N, moved_R1)
+    picked.write(mapping, out_N, moved_R1)
     return out_N, moved_R1
 
 
-def _map_values(values_N: Ints, make: RowMapping, out: Ints | None) -> Ints:
+def _map_ids(values_N: Ints, mapping: RowMapping, out: Ints | None) -> Ints:
     values_N = _ints(values_N)
     out = np.empty(len(values_N), np.int64) if out is None else out
     if out.dtype != np.int64 or out.shape != values_N.shape or not out.flags.c_contiguous:
-        raise SpecError(f"out is {out.dtype}{list(out.shape)}: want int64[{len(values_N)}], one after another")
-    _library().rw_map(_at(values_N), _at(out), len(values_N), byref(_native_mapping(make)))
+        raise SpecError(f"out is {out.dtype}{list(out.shape)}: want contiguous int64[{len(values_N)}]")
+    _library().rw_map(_pointer(values_N), _pointer(out), len(values_N), byref(_c_mapping(mapping)))
     return out
 
 
-def _native_mapping(make: RowMapping) -> _Make:
-    if not 1 <= make.rows <= ALL:
-        raise SpecError(f"rows={make.rows}: want 1 to 2**63 - 1")
-    return _Make(what=make.what, rows=make.rows, salt=make.salt & WORD)
+def _c_mapping(mapping: RowMapping) -> _Make:
+    if not 1 <= mapping.rows <= ALL:
+        raise SpecError(f"rows={mapping.rows}: want 1 to 2**63 - 1")
+    return _Make(what=mapping.what, rows=mapping.rows, salt=mapping.salt & WORD)
 
 
 def _ints(values_N: NDArray[Any]) -> Ints:
@@ -271,12 +269,12 @@ def _ints(values_N: NDArray[Any]) -> Ints:
 
 
 def _rounded_up(borders_K: NDArray[np.float32 | np.float64]) -> Floats:
-    """No 32-bit number lies between a border and the next one up in 32 bits, so comparing with either is the same."""
+    """Borders rounded up to 32 bits. No 32-bit number lies between a border and this, so comparisons do not change."""
     with np.errstate(over="ignore"):
         near_K = borders_K.astype(np.float32)
         return np.where(near_K < borders_K, np.nextafter(near_K, np.float32(np.inf)), near_K)
 
 
-def _at(array: NDArray[Any]) -> int:
+def _pointer(array: NDArray[Any]) -> int:
     assert array.flags.c_contiguous
     return array.ctypes.data

@@ -1,10 +1,9 @@
-"""Parquet files as a `Reader`: a split is one row group of one file.
+"""A `Reader` of Parquet files: a split is one row group of one file.
 
-Only the footers are read to know the splits, and only the columns asked for to read one, so a wide table costs what
-its used columns cost; see [Note: a sparse image] in `warehouse/image.py`. A reader that is sent to another process
-carries names and no footers. Known limits: row groups are the unit of memory, so a file written as one huge group is
-read whole by `read` (`pieces` cuts it), and page checksums unless asked for: checking them takes a tenth of the
-decode.
+`splits` reads only footers, and `read` only the requested columns, so unused columns of a wide table cost nothing; see
+[Note: a sparse image] in `warehouse/image.py`. A reader is pickled without footers. Known limits: `read` takes memory
+for a whole row group (`pieces` does not); page checksums are verified only with `verify`, which adds a tenth to the
+time of decoding.
 """
 
 import threading
@@ -30,24 +29,23 @@ from rowwise.ingest.warehouse.storage import FileStore, is_url
 from rowwise.ingest.where import ColumnBounds, RowFilter
 
 ENDINGS = (".parquet", ".pq")
-FOOTER_THREADS = 8  # waiting for a disk or a network, most of the time
-STREAM_BYTES = 64 << 10  # of each column of `pieces`
-UNFINISHED = Path("_rowwise") / "journal.jsonl"  # in a folder that convert has not done with
+FOOTER_THREADS = 8  # they mostly wait for a disk or a network
+STREAM_BYTES = 64 << 10  # buffer of each column in `pieces`
+UNFINISHED = Path("_rowwise") / "journal.jsonl"  # exists in a folder until `convert` has finished it
 
 
 @final
 class ParquetReader:
-    """A Parquet file, a folder of them, a pattern such as `logs/day=*/*.parquet`, or a URL of these.
+    """Reads the rows of Parquet files.
 
-    Folders called `day=3` make a column `day`. Attributes of folders that are columns of the files, too, stay as the
-    files have them.
+    Folders called `day=3` make a column `day`, unless the files have a column of that name.
 
     Args:
-        path: where they are.
-        where: row groups without a row that is wanted make no split; rows are not filtered.
-        gap_bytes: wanted chunks this far apart at most are read in one go; 0: each for itself.
-        verify: check the checksums of pages, where the writer left some.
-        threads: decode columns in several threads; worker processes had better not.
+        path: a file, a folder, a pattern such as `logs/day=*/*.parquet`, or a URL of one of these.
+        where: skip row groups in which no row can pass this filter; single rows are not filtered.
+        gap_bytes: read two wanted chunks at once if at most so many bytes lie between them; 0: never.
+        verify: verify the checksums of pages, if the writer made some.
+        threads: decode columns in several threads; not useful in worker processes.
     """
 
     def __init__(
@@ -59,19 +57,20 @@ class ParquetReader:
         verify: bool = False,
         threads: bool = True,
     ) -> None:
-        """List the files and read the first footer; one that is not Parquet is refused here."""
+        """List the files and read the footer of the first, which must be Parquet."""
         if gap_bytes < 0:
             raise DataError(f"gap_bytes={gap_bytes}: want 0 or more")
         if not is_url(path) and (Path(path) / UNFINISHED).exists():
-            raise DataError(f"{path}: is not converted to its end: give the same `rowwise data convert` command again")
+            want = "want the same `rowwise data convert` command again, to finish it"
+            raise DataError(f"{path}: its conversion is unfinished: {want}")
         self._store = FileStore(path, ENDINGS)
         self._where, self._gap_bytes, self._verify, self._threads = where or RowFilter(), gap_bytes, verify, threads
         first = self._store.files[0]
         footer = self._footer(first)
         in_file = footer.schema.to_arrow_schema()
-        texts = [hive.texts_of(source) for source in self._store.files]
+        texts = [hive.parse_folders(source) for source in self._store.files]
         known = _folder_types(footer)
-        self._folders = [f for f in hive.fields(texts, known) if f.name not in in_file.names]
+        self._folders = [f for f in hive.infer_fields(texts, known) if f.name not in in_file.names]
         self._schema = pa.schema([*in_file, *self._folders])
         self._types = {field.name: field.type for field in self._schema}
         self._where.check(self._schema, first)
@@ -82,51 +81,47 @@ class ParquetReader:
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of the first file and of the folders; other files need the ones that are read."""
+        """The columns of the first file and of the folders; other files may lack columns that are not read."""
         return self._schema
 
     @property
     def counters(self) -> ReadCounters:
-        """Reads of this reader in this process so far."""
+        """Counters of all reads of this reader in this process."""
         return self._counters
 
     def splits(self) -> tuple[Split, ...]:
-        """One for each row group that has rows, and may have some that are wanted."""
+        """A split for each row group that has rows, and may have rows that pass the filter."""
         if self._splits is None:
-            files = [
-                source
-                for source in self._store.files
-                if self._where.may_hold(self._folder_columns(source), self._schema)
-            ]
+            where, schema = self._where, self._schema
+            files = [source for source in self._store.files if where.may_hold(self._folder_bounds(source), schema)]
             with ThreadPoolExecutor(min(FOOTER_THREADS, max(len(files), 1))) as pool:
                 groups = list(pool.map(self._groups, files))
-            made = [(s, g) for s, of_file in zip(files, groups, strict=True) for g in of_file]
-            self._splits = tuple(_split(source, group) for source, group in made if group.may_hold)
-            self._counters += ReadCounters(pruned_groups=len(made) - len(self._splits))
+            pairs = [(s, g) for s, of_file in zip(files, groups, strict=True) for g in of_file]
+            self._splits = tuple(_split(source, group) for source, group in pairs if group.may_hold)
+            self._counters += ReadCounters(pruned_groups=len(pairs) - len(self._splits))
         return self._splits
 
     def read(self, split: Split, columns: Sequence[str]) -> pa.Table:
-        with self._open_file(split.source) as image:
-            inside = self._check(image, split, columns)
+        with self._open_image(split.source) as image:
+            inside = self._check_split(image, split, columns)
             table, counters = image.read(split.start, inside, gap=self._gap_bytes, threads=self._threads)
         with self._lock:
             self._counters += counters
-        return self._with_folder_columns(table, split, columns)
+        return self._complete(table, split, columns)
 
     def pieces(self, split: Split, columns: Sequence[str], rows: int) -> Iterator[pa.Table]:
-        """The same rows, at most so many at a time, in memory for as many; for groups of any size."""
-        with self._open_file(split.source) as image:
-            inside, footer = self._check(image, split, columns), image.footer
+        """The rows of a split, at most `rows` at a time, in memory for as many."""
+        with self._open_image(split.source) as image:
+            inside, footer = self._check_split(image, split, columns), image.footer
             paths = [image.paths[leaf] for name in inside for leaf in image.leaves[name]]
-        with _naming(split.source), self._store.stream(split.source) as file:
+        with _name_file_in_errors(split.source), self._store.stream(split.source) as file:
             opened = pq.ParquetFile(file, metadata=footer, pre_buffer=False, buffer_size=STREAM_BYTES)
             for batch in opened.iter_batches(rows, [split.start], paths, use_threads=False):
-                yield self._with_folder_columns(pa.Table.from_batches([batch]).select(list(inside)), split, columns)
+                yield self._complete(pa.Table.from_batches([batch]).select(list(inside)), split, columns)
 
     def __getstate__(self) -> dict[str, object]:
-        """Names and settings; files are opened anew where they are read."""
-        made_here = ("_idle", "_lock")
-        state = {name: value for name, value in self.__dict__.items() if name not in made_here}
+        """Names and settings; another process opens the files itself."""
+        state = {name: value for name, value in self.__dict__.items() if name not in ("_idle", "_lock")}
         return state | {"_splits": None, "_counters": ReadCounters()}
 
     def __setstate__(self, state: dict[str, object]) -> None:
@@ -134,31 +129,31 @@ class ParquetReader:
         self._idle, self._lock = list[SparseFile](), threading.Lock()
 
     def stamp(self, source: str) -> tuple[int, int]:
-        """Size and time of change of a file."""
+        """Size in bytes and modification time of a file."""
         return self._store.stamp(source)
 
     def _groups(self, source: str) -> list[RowGroup]:
         return groups_of(self._footer(source, chunks=bool(self._where.all_of)), self._where, self._schema)
 
-    def _folder_columns(self, source: str) -> dict[str, ColumnBounds]:
-        """The columns that a file's folders name."""
+    def _folder_bounds(self, source: str) -> dict[str, ColumnBounds]:
+        """Bounds of the columns that a file's folders give."""
         if not self._where.all_of:
             return {}
         cells = self._cells(source)
         return {n: ColumnBounds(least=v, most=v, nulls=int(v is None), rows=1) for n, v in cells.items()}
 
     def _cells(self, source: str) -> dict[str, hive.Cell]:
-        texts = hive.texts_of(source)
-        return {field.name: hive.cell(texts[field.name], field.type) for field in self._folders}
+        texts = hive.parse_folders(source)
+        return {field.name: hive.parse_value(texts[field.name], field.type) for field in self._folders}
 
     def _footer(self, source: str, *, chunks: bool = False) -> pq.FileMetaData:
-        """The checked footer of a file; with `chunks`, also of each column chunk."""
+        """A file's footer, checked; with `chunks`, each column chunk is checked, too."""
         opened = self._store.open(source)
         size = opened.size
         opened.close()
         if size == 0:
             raise DataError(f"{source}: the file is empty: want Parquet")
-        with _naming(source), self._store.stream(source) as file:
+        with _name_file_in_errors(source), self._store.stream(source) as file:
             footer = pq.read_metadata(file)
             check_footer(footer)
             if chunks:
@@ -166,8 +161,8 @@ class ParquetReader:
         return footer
 
     @contextmanager
-    def _open_file(self, source: str) -> Iterator[SparseFile]:
-        """The file of the last split, or another in its place; several threads that read have one each."""
+    def _open_image(self, source: str) -> Iterator[SparseFile]:
+        """An open file, reused if the last split was of the same one; concurrent readers get one each."""
         with self._lock:
             image = self._idle.pop() if self._idle else None
         if image is None or image.source != source:
@@ -181,17 +176,17 @@ class ParquetReader:
             with self._lock:
                 self._idle.append(image)
 
-    def _check(self, image: SparseFile, split: Split, columns: Sequence[str]) -> list[str]:
-        """The columns that are in the file; refuses one that is no longer what the splits were made of."""
+    def _check_split(self, image: SparseFile, split: Split, columns: Sequence[str]) -> list[str]:
+        """The columns that the file itself has; refuses a file that has changed since the splits were made."""
         folders = {field.name for field in self._folders}
         inside = [name for name in columns if name not in folders]
         has = image.footer.num_row_groups
-        out = "the file has changed since the splits were made: start anew, or put the old one back"
+        changed = "the file has changed since the splits were made: want the old file back, or a new run"
         if split.start >= has:
-            raise DataError(f"{split.source}: want row group {split.start}, and there are {has}; {out}")
+            raise DataError(f"{split.source}: no row group {split.start}, only {has}: {changed}")
         rows = image.footer.row_group(split.start).num_rows
         if split.rows not in (None, rows):
-            raise DataError(f"{split.source}: row group {split.start} has {rows} rows, and had {split.rows}; {out}")
+            raise DataError(f"{split.source}: row group {split.start} has {rows} rows, had {split.rows}: {changed}")
         check_columns(inside, image.schema, split.source)
         for name in inside:
             self._check_type(image.types[name], name, split)
@@ -199,13 +194,13 @@ class ParquetReader:
 
     def _check_type(self, got: pa.DataType, name: str, split: Split) -> None:
         want = self._types.get(name, got)
-        if got != want and not _alike(got, want):
-            out = "write the files with one type for it, or read those of each type for themselves"
+        if got != want and not _can_cast(got, want):
+            out = "want files with one type for it, or a run on the files of one type"
             where = f"row group {split.start}, column {name!r}"
-            raise DataError(f"{split.source}: {where} holds {got}, and in {self._store.files[0]} {want}: {out}")
+            raise DataError(f"{split.source}: {where} holds {got}, but {want} in {self._store.files[0]}: {out}")
 
-    def _with_folder_columns(self, table: pa.Table, split: Split, columns: Sequence[str]) -> pa.Table:
-        """The table with its folder columns, in the requested order, of the schema's types."""
+    def _complete(self, table: pa.Table, split: Split, columns: Sequence[str]) -> pa.Table:
+        """Add the columns of the folders, cast to the types of the schema, and order the columns as requested."""
         if self._folders:
             cells = self._cells(split.source)
             for field in self._folders:
@@ -220,12 +215,12 @@ class ParquetReader:
 
 
 def _folder_types(footer: pq.FileMetaData) -> dict[str, str]:
-    """Types that `convert` has recorded for columns that became folders."""
+    """The types of the folders' columns, as `convert` wrote them into the footer."""
     about = (footer.metadata or {}).get(b"rowwise")
-    return {} if about is None else msgspec.json.decode(about, type=_About).partition_types
+    return {} if about is None else msgspec.json.decode(about, type=_FooterNote).partition_types
 
 
-class _About(msgspec.Struct, frozen=True):
+class _FooterNote(msgspec.Struct, frozen=True):
     partition_types: dict[str, str] = {}
 
 
@@ -233,17 +228,17 @@ def _split(source: str, group: RowGroup) -> Split:
     return Split(source=source, start=group.index, stop=group.index + 1, first_row=group.first_row, rows=group.rows)
 
 
-def _alike(got: pa.DataType, want: pa.DataType) -> bool:
-    """Whether one can stand for the other: the same kind of values in another width or layout."""
+def _can_cast(got: pa.DataType, want: pa.DataType) -> bool:
+    """Whether a column can be cast to the schema's type: the same kind of values in another width or layout."""
     texts = (types.is_string, types.is_large_string, types.is_string_view)
     kinds = ((types.is_integer,), (types.is_floating,), texts, (types.is_null,))
     plain = got.value_type if types.is_dictionary(got) else got
     if types.is_dictionary(want):
-        return _alike(plain, want.value_type)
+        return _can_cast(plain, want.value_type)
     if types.is_null(plain) or plain == want:
         return True
     if (types.is_list(plain) or types.is_large_list(plain)) and (types.is_list(want) or types.is_large_list(want)):
-        return plain.value_type == want.value_type or _alike(plain.value_type, want.value_type)
+        return plain.value_type == want.value_type or _can_cast(plain.value_type, want.value_type)
     return any(any(is_kind(plain) for is_kind in kind) and any(is_kind(want) for is_kind in kind) for kind in kinds)
 
 
@@ -252,13 +247,13 @@ def _cast(column: pa.ChunkedArray, want: pa.DataType, name: str, split: Split) -
         return column.cast(want)
     except pa.ArrowException as error:
         where = f"{split.source}: row group {split.start}, column {name!r}"
-        out = "write the files with one type for it"
-        raise DataError(f"{where} holds {column.type}, which does not fit into {want}: {error}; {out}") from error
+        out = "want files with one type for it"
+        raise DataError(f"{where} holds {column.type}, which does not fit into {want}: {error}: {out}") from error
 
 
 @contextmanager
-def _naming(name: str) -> Iterator[None]:
-    """Arrow says what is wrong with a file, but not with which."""
+def _name_file_in_errors(name: str) -> Iterator[None]:
+    """Turn Arrow's errors into a DataError that names the file."""
     try:
         yield
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:

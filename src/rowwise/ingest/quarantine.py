@@ -1,8 +1,8 @@
-"""Quarantines bad rows: copies them to files of their own, with the reason, while all others are used.
+"""The quarantine: a folder with copies of unusable rows and the reasons, while training uses all other rows.
 
-A file for each split that has any, called by what the split is, so that preparing a split again (another epoch,
-another worker, an evaluation of other rows of it) writes the same file again and counts nothing twice. Known limits: a
-limit, and clearing away what a killed process had half written, which lies there hidden and is not counted.
+Each split with bad rows has one file, named after the split. So preparing a split again (in another epoch, by another
+worker, for an evaluation) writes the same file again, and no row is counted twice. Not supported: a limit of bad rows;
+removing the hidden partial files of killed processes.
 """
 
 import hashlib
@@ -17,16 +17,16 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import parquet as pq
 
-from rowwise.ingest.encode import NAMED, RefusalReason, RefusedRows
+from rowwise.ingest.encode import MAX_REASONS, RefusalReason, RefusedRows
 from rowwise.ingest.reader import Split
 from rowwise.spec import Value
 
 ROWS, SPLIT = ".parquet", ".json"
-MOST_LETTERS = 80  # of a name: what a file system takes is some three times as much
+MAX_STEM = 80  # characters of the source's name in a file name; most file systems allow 255 bytes
 
 
 class UnreadSplit(Value, frozen=True):
-    """A split that could not be used at all."""
+    """A split that could not be read at all."""
 
     source: str
     start: int
@@ -43,17 +43,17 @@ class QuarantinedRows(NamedTuple):
 
 
 def quarantine_rows(table: pa.Table, split: Split, bad: RefusedRows, folder: str) -> None:
-    """Bad rows as they were read, with where each was and what is wrong with it; folder "": nowhere."""
+    """Write the bad rows as they were read, with columns `_place` and `_reason`; folder "": write nothing."""
     rows_N = np.flatnonzero(bad.mask_R)
-    told = _reasons(rows_N.tolist(), bad.wrong)
-    found = table.take(pa.array(rows_N))
-    found = found.append_column("_place", pa.array([split.place(row) for row in rows_N.tolist()]))
-    found = found.append_column("_reason", pa.array(told))
-    _write(folder, split, ROWS, lambda path: pq.write_table(found, path))
+    rows = rows_N.tolist()
+    copy = table.take(pa.array(rows_N))
+    copy = copy.append_column("_place", pa.array([split.locate_row(row) for row in rows]))
+    copy = copy.append_column("_reason", pa.array(_reasons(rows, bad.reasons)))
+    _write(folder, split, ROWS, lambda path: pq.write_table(copy, path))
 
 
 def quarantine_split(split: Split, error: str, folder: str) -> None:
-    """Note a split that cannot be read."""
+    """Record a split that cannot be read; folder "": write nothing."""
     rows = split.stop - split.start if split.rows is None else split.rows
     note = UnreadSplit(source=split.source, start=split.start, stop=split.stop, rows=rows, error=error)
     _write(folder, split, SPLIT, lambda path: path.write_bytes(msgspec.json.encode(note)))
@@ -65,27 +65,27 @@ def count_quarantined(folder: Path) -> QuarantinedRows:
     return QuarantinedRows(rows, tuple(notes))
 
 
-def _reasons(rows: Sequence[int], wrong: Sequence[RefusalReason]) -> list[str]:
-    """The reason of each row; only the first few of a column were examined, and the rest share theirs."""
+def _reasons(rows: Sequence[int], described: Sequence[RefusalReason]) -> list[str]:
+    """A text for each row. A row without a reason of its own is bad in a column that has MAX_REASONS already."""
     reasons: dict[int, list[str]] = {}
-    for one in wrong:
+    for one in described:
         reasons.setdefault(one.row, []).append(f"column {one.column!r}: {one.reason}")
-    count = Counter(one.column for one in wrong)
-    more = " or ".join(repr(name) for name, rows_told in count.items() if rows_told >= NAMED)
-    return ["; ".join(reasons.get(row, [f"column {more}: as in rows before it"])) for row in rows]
+    counts = Counter(one.column for one in described)
+    full = " or ".join(repr(name) for name, count in counts.items() if count >= MAX_REASONS)
+    return ["; ".join(reasons.get(row, [f"column {full}: as in rows before it"])) for row in rows]
 
 
 def _write(folder: str, split: Split, ending: str, write: Callable[[Path], object]) -> None:
-    """Whole or not at all, under a name that follows from the split."""
+    """Write a file atomically, under a name that follows from the split."""
     if not folder:
         return
     digest = hashlib.sha256(f"{split.source} {split.start} {split.stop}".encode()).hexdigest()[:16]
-    path = Path(folder) / f"{Path(split.source).stem[:MOST_LETTERS]}-{split.start}-{digest}{ending}"
+    path = Path(folder) / f"{Path(split.source).stem[:MAX_STEM]}-{split.start}-{digest}{ending}"
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Threads, processes and hosts may all be at the same split, and each puts the same file in place.
-    part = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    # Several threads, processes and hosts may write the same file at once: each renames its own copy to it.
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
-        write(part)
-        part.replace(path)
+        write(temporary)
+        temporary.replace(path)
     finally:
-        part.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)

@@ -12,7 +12,7 @@ from pyarrow import types
 
 from rowwise.ingest.bags import flatten_lists
 from rowwise.ingest.columns import is_list, is_text
-from rowwise.ingest.encode import Floats, floats, hashed, int64
+from rowwise.ingest.encode import Floats, floats, hash_ids, int64
 from rowwise.ingest.evidence import Evidence, Labels, Shape, shape_of, weigh
 from rowwise.ingest.mix import mix
 from rowwise.ingest.sketch import Sketch
@@ -97,12 +97,12 @@ class ColumnSurvey:
 def _hashed_any(ids: pa.Array) -> NDArray[np.uint64]:
     """Hashes of values of any type, not only of ids."""
     if types.is_integer(ids.type) or is_text(ids.type) or types.is_dictionary(ids.type):
-        return hashed(ids)
+        return hash_ids(ids)
     if types.is_timestamp(ids.type) or types.is_date(ids.type):
         return mix(int64(ids.cast(pa.timestamp("us"), safe=False)).view(np.uint64))
     if types.is_floating(ids.type) or types.is_boolean(ids.type) or types.is_decimal(ids.type):
         return mix(floats(ids).view(np.uint32).astype(np.uint64))
     try:
-        return hashed(ids.cast(pa.large_string()))
+        return hash_ids(ids.cast(pa.large_string()))
     except pa.ArrowNotImplementedError:  # structs and the like, which no model takes: slow will do
-        return hashed(pa.array([str(value) for value in ids.to_pylist()], pa.large_string()))
+        return hash_ids(pa.array([str(value) for value in ids.to_pylist()], pa.large_string()))

@@ -224,8 +224,8 @@ def make_batcher(
         share=rows.share,
         where=rows.where,
         together=data.together,
-        deal=deal or BatchShard(),
-        aside=str(aside) if aside is not None and data.on_bad_rows == "quarantine" else None,
+        shard=deal or BatchShard(),
+        quarantine=str(aside) if aside is not None and data.on_bad_rows == "quarantine" else None,
     )
     return Batcher(rows.reader, resolved.columns, resolved.tables, how, position, resolved.transforms)
 
@@ -244,8 +244,8 @@ def evaluation_batches(
         ahead=recipe.train.ahead,
         share=rows.share,
         where=rows.where,
-        deal=deal or BatchShard(),
-        aside=str(aside or "") if recipe.data.on_bad_rows == "quarantine" else None,
+        shard=deal or BatchShard(),
+        quarantine=str(aside or "") if recipe.data.on_bad_rows == "quarantine" else None,
     )
     # `serving` drops transforms that sample rows: evaluation measures all of them.
     return Batcher(rows.reader, resolved.columns, resolved.tables, how, None, serving(resolved.transforms))

@@ -15,10 +15,10 @@ from msgspec import structs
 
 from rowwise.comm.seam import Comm
 from rowwise.comm.status import broadcast_object, raising_on_all_ranks
-from rowwise.ingest.batcher import Batcher, EncodedSplit, Position, SplitPosition
+from rowwise.ingest.batcher import Batcher, EncodedSplit, OpenedSplit, Position
 from rowwise.ingest.prepare import PreparationTask
 from rowwise.ingest.service.client import ServiceClient, ServiceHealth
-from rowwise.ingest.service.local import Service, Workers, client_of
+from rowwise.ingest.service.local import Service, Workers, make_client
 from rowwise.recipes.compose import ResolvedRecipe, batch_shard_of, make_batcher
 
 
@@ -35,7 +35,7 @@ class Feed:
         batcher = self._open(position)
         if self._client is None:
             return batcher
-        return batcher.served_by(partial(_splits_from_client, self._client, batcher.splits))
+        return batcher.use_splits(partial(_splits_from_client, self._client, batcher.splits))
 
     def start(self, aside: Path) -> None:
         """Start the workers, if the recipe has any; a collective. `aside`: the folder for quarantined rows."""
@@ -86,7 +86,7 @@ class Feed:
             address = sent if first == here[0] else address
         if service is not None:
             return service.client()
-        return self._ends.enter_context(closing(client_of(Path(address), comm.rank - here[0])))
+        return self._ends.enter_context(closing(make_client(Path(address), comm.rank - here[0])))
 
     def _join_cluster(self, workers: Workers) -> ServiceClient:
         from rowwise.ingest.service.cluster import ServiceCluster
@@ -104,5 +104,5 @@ class Feed:
         return found.client(comm.rank)
 
 
-def _splits_from_client(client: ServiceClient, splits: int, epoch: int, at: int) -> Iterator[SplitPosition]:
+def _splits_from_client(client: ServiceClient, splits: int, epoch: int, at: int) -> Iterator[OpenedSplit]:
     return map(EncodedSplit, client.splits(epoch, at, splits))

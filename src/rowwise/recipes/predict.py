@@ -15,7 +15,7 @@ from pyarrow import parquet as pq
 from torch import Tensor, nn
 
 from rowwise.errors import DataError, SpecError
-from rowwise.ingest.batcher import rows_to_hold
+from rowwise.ingest.batcher import table_rows_for_ids
 from rowwise.ingest.collate import SplitRows, collate
 from rowwise.ingest.columns import Columns, is_list
 from rowwise.ingest.prepare import Preparation, PreparationTask, ReadSplit
@@ -53,7 +53,7 @@ def predict(
     columns = structs.replace(resolved.columns, labels=(), weight=None, time=None, key=None)
     key, splits, done = resolved.columns.key, rows.reader.splits(), 0
     written = 0
-    task = PreparationTask(reader=rows.reader, splits=splits, how=_preparation(resolved, columns, rows))
+    task = PreparationTask(reader=rows.reader, splits=splits, preparation=_preparation(resolved, columns, rows))
     if key is not None and key not in rows.reader.schema.names:
         key = None
     kept = tuple(dict.fromkeys((*((key,) if key else ()), *keep)))
@@ -93,7 +93,7 @@ def predict(
 def _preparation(resolved: ResolvedRecipe, columns: Columns, rows: RowSelection) -> Preparation:
     return Preparation(
         columns=columns,
-        rows_of=rows_to_hold(columns, resolved.tables),
+        table_rows=table_rows_for_ids(columns, resolved.tables),
         share=rows.share,
         shuffle=False,
         transforms=to_json(serving(resolved.transforms)),
@@ -103,7 +103,7 @@ def _preparation(resolved: ResolvedRecipe, columns: Columns, rows: RowSelection)
 
 def _predict_split(resolved: ResolvedRecipe, model: nn.Module, opened: ReadSplit) -> Tensor:
     """Logits [R, K] of all rows of a split, computed batch by batch."""
-    training, size, columns = resolved.recipe.train, resolved.recipe.evaluate.batch, opened.how.columns
+    training, size, columns = resolved.recipe.train, resolved.recipe.evaluate.batch, opened.preparation.columns
     encoded = opened.encode()
     found = [torch.empty(0, len(resolved.tasks))]
     for begin in range(0, encoded.rows, size):

@@ -227,7 +227,7 @@ class TrainingRun:
         rows, progress = self.resolved.parts.test, self.trainer.progress
         if rows is None:
             if self._first:
-                self.folder.warn("there are no test rows: want data.test or data.test_share")
+                self.folder.warn("no test rows: want data.test or data.test_share")
             return {}, {}
         if progress.best is not None and progress.best.step != progress.step:
             restore_model(CheckpointFolder(self.folder.checkpoints).open("best"), self.model)

@@ -38,12 +38,12 @@ class HandOff:
         from rowwise.ingest.collate import SplitRows, collate
 
         begin_s = perf_counter()
-        self._ours.send(SplitDelivery(0, made.place, 0, made, workers=1, ready=1))
+        self._ours.send(SplitDelivery(0, made.split_id, 0, made, workers=1, ready=1))
         [(message, _)] = self._receive()
         assert isinstance(message, SplitDelivery)
         assert message.split is not None
-        memory = np.frombuffer(self._memory.look(message.split.layout.size), np.uint8)
-        encoded = Encoded.of(memory, message.split.layout)
+        memory = np.frombuffer(self._memory.map(message.split.layout.size), np.uint8)
+        encoded = Encoded.from_block(memory, message.split.layout)
         for begin in range(0, encoded.rows, self._batch):
             collate([SplitRows(encoded, begin, min(begin + self._batch, encoded.rows))], self._columns)
         return perf_counter() - begin_s

@@ -91,22 +91,22 @@ def measure(
 ) -> PreparationTimes:
     """Prepare some splits of a task, spread over all of them, for a trainer that takes batches of so many rows."""
     count = min(splits, len(task.splits))
-    places = [SplitId(0, number * len(task.splits) // count) for number in range(count)]
+    split_ids = [SplitId(0, number * len(task.splits) // count) for number in range(count)]
     best: dict[SplitId, _Once] = {}
     begin_s, first_read_s, rounds = perf_counter(), 0.0, 0
     with _one_thread(), closing(_Bench(task, batch)) as bench:
         for rounds in range(1, ROUNDS[1] + 1):
-            for place in places:
-                once = bench.prepare(place)
+            for split_id in split_ids:
+                once = bench.prepare(split_id)
                 first_read_s += once.read_s if rounds == 1 else 0.0
-                best[place] = _better(best.get(place, once), once)
+                best[split_id] = _better(best.get(split_id, once), once)
             if tell is not None:
                 tell(rounds, ROUNDS[1])
             spent_s = perf_counter() - begin_s
             if rounds >= ROUNDS[0] and spent_s * (rounds + 1) / rounds > budget_s:
                 break
         order = task.order(0)
-        unpacking = unpacking_of(task.reader, task.splits[order[places[0].at]], task.how.names)
+        unpacking = unpacking_of(task.reader, task.splits[order[split_ids[0].index]], task.preparation.names)
     parts = _measure_parts(list(best.values()), unpacking)
     return PreparationTimes(
         splits=count,
@@ -133,15 +133,15 @@ class _Bench:
     def __init__(self, task: PreparationTask, batch: int) -> None:
         self._task, self._order = task, task.order(0)
         self._slot = SlotMemory(make_memory())
-        self._hand_off = HandOff(os.dup(self._slot.file), task.how.columns, batch)
+        self._hand_off = HandOff(os.dup(self._slot.file), task.preparation.columns, batch)
         self.rows: dict[SplitId, int] = {}
         self.rows_in: dict[SplitId, int] = {}
         self.counted, self.bytes_encoded = ReadCounters(), 0
 
-    def prepare(self, place: SplitId) -> _Once:
-        split = self._task.splits[self._order[place.at]]
+    def prepare(self, split_id: SplitId) -> _Once:
+        split = self._task.splits[self._order[split_id.index]]
         before = _counters(self._task.reader)
-        made = prepare_split(self._task, SplitLease(0, place, 0), self._slot.take)
+        made = prepare_split(self._task, SplitLease(0, split_id, 0), self._slot.resize)
         if isinstance(made, SplitRefused):
             raise DataError(made.error)
         counted = _counters(self._task.reader) - before
@@ -149,7 +149,7 @@ class _Bench:
             counted = _lines_read(split)
         self.counted += counted
         self.bytes_encoded += made.layout.size
-        self.rows[place], self.rows_in[place] = made.layout.rows, counted.rows or split.rows or made.layout.rows
+        self.rows[split_id], self.rows_in[split_id] = made.layout.rows, counted.rows or split.rows or made.layout.rows
         spent = made.times.spent
         return _Once(
             wall_s=made.times.busy_s,

@@ -1,5 +1,5 @@
-"""Rows prepared by processes of their own, as many as it takes for trainers never to wait, and delivered exactly once.
+"""Worker processes that prepare splits for trainers: scaled so that trainers do not wait, delivered exactly once.
 
-`coordinator` decides (pure), `host` and `worker` are the processes of one machine, `client` is a trainer's end,
-`local` starts them. See [Note: exactly once] in `coordinator.py`.
+`coordinator` and `scaling` decide (pure); `host` and `worker` are the processes of one machine, `client` is a trainer's
+end, `local` starts them; `cluster` runs the same on Ray. See [Note: exactly once] in `coordinator.py`.
 """

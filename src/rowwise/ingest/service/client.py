@@ -1,8 +1,8 @@
-"""A trainer's end of a service: splits, in order and each once, from memory that workers have written.
+"""A trainer's end of a service: receives prepared splits in order, each once, in memory that workers have written.
 
-The arrays of a split are views of shared memory; once nothing refers to them any more, the service is told, and the
-memory is used again. When the host is gone, whoever owns it starts another, and clients go on from where they stand:
-what they have taken they never take again, whoever offers it.
+The arrays of a split are views of shared memory. When the last reference to them is gone, the client releases the split
+and the service uses the memory again. When the host dies, its owner starts another one, and each client attaches to it
+with its own position; a delivery before that position is ignored.
 """
 
 import contextlib
@@ -28,191 +28,193 @@ POLL_S = 0.05
 
 
 class ServiceHealth(Value, frozen=True):
-    """The number of workers, ready splits and restarts of a service."""
+    """A client's counters: splits and waits of its own, workers and ready splits of its service."""
 
-    splits: int = 0  # that were taken
-    waited_s: float = 0.0  # for them
+    splits: int = 0  # taken by this client
+    waited_s: float = 0.0  # by this client, for these splits
     workers: int = 0
-    ready: int = 0  # splits that were prepared when the last one was taken
-    times: WorkerTimes = WorkerTimes()  # of all splits that were taken, summed
+    ready: int = 0  # splits that lay prepared when the last one was delivered
+    times: WorkerTimes = WorkerTimes()  # of the workers, summed over the splits taken
     restarts: int = 0  # of the host
 
 
 class SplitTransport(Protocol):
     """Carries splits from a service to a trainer."""
 
-    restarts: int  # of the coordinator, that it has met
+    restarts: int  # of the coordinator, since this transport was made
 
-    def attach(self, place: SplitId, waited_s: float) -> None:
-        """Ask for the splits from here on; those of before are forgotten."""
+    def attach(self, split_id: SplitId, waited_s: float) -> None:
+        """Request the splits from this one on; earlier requests are void."""
         ...
 
-    def take(self, place: SplitId, count: int, waited_s: float) -> tuple[SplitDelivery, Bytes | None]:
-        """The next split of an epoch of so many, and its block; those before it are no longer used."""
+    def take(self, split_id: SplitId, count: int, waited_s: float) -> tuple[SplitDelivery, Bytes | None]:
+        """Wait for the next split of an epoch of `count` splits; its block is None where the split was refused."""
         ...
 
     def close(self) -> None:
-        """Hang up; a trainer that waits for a split meets a PeerError."""
+        """Close the connection; a `take` that waits raises PeerError."""
         ...
 
 
 @final
 class ServiceClient:
-    """A trainer's end of a service: gives splits in order, each once."""
+    """Iterates over the prepared splits of a service, and measures how long it waits for them."""
 
     def __init__(self, transport: SplitTransport) -> None:
         self._transport = transport
         self.health = ServiceHealth()
 
     def splits(self, epoch: int, at: int, count: int) -> Iterator[Encoded]:
-        """The splits of an epoch from a position on; valid until another epoch begins."""
+        """The splits `at` to `count` of an epoch. Their arrays are valid until the next call."""
         self._transport.attach(SplitId(epoch, at), self.health.waited_s)
         for number in range(at, count):
             begin_s = perf_counter()
-            give, block = self._transport.take(SplitId(epoch, number), count, self.health.waited_s)
-            if give.split is None or block is None:
-                raise DataError(give.error or "")
-            self._note(give, give.split.times, perf_counter() - begin_s)
-            yield Encoded.of(block, give.split.layout)
+            delivery, block = self._transport.take(SplitId(epoch, number), count, self.health.waited_s)
+            if delivery.split is None or block is None:
+                raise DataError(delivery.error or "")
+            self._note(delivery, delivery.split.times, perf_counter() - begin_s)
+            yield Encoded.from_block(block, delivery.split.layout)
 
     def close(self) -> None:
         self._transport.close()
 
-    def _note(self, give: SplitDelivery, times: WorkerTimes, waited_s: float) -> None:
+    def _note(self, delivery: SplitDelivery, times: WorkerTimes, waited_s: float) -> None:
         health = self.health
         self.health = ServiceHealth(
             splits=health.splits + 1,
             waited_s=health.waited_s + waited_s,
-            workers=give.workers,
-            ready=give.ready,
-            times=sum_of(health.times, times),
+            workers=delivery.workers,
+            ready=delivery.ready,
+            times=add_times(health.times, times),
             restarts=self._transport.restarts,
         )
 
 
 @final
 class HostTransport:
-    """To a host on this machine.
+    """Carries splits from a host on this machine.
 
     Args:
-        number: of the client, from 0 on.
-        call: connects to the host; told how many workers a host had that is gone, it is for another one to be started,
-            where that is this client's to do. Raises PeerError in the end.
-        is_alive: whether anybody will ever answer.
+        number: the client's number, from 0 on.
+        connect: connects to the host. With the number of workers of a host that died, the owner's `connect` first
+            starts another host with as many. Raises PeerError when it gives up.
+        is_alive: whether the host, or its owner, still runs.
     """
 
-    def __init__(self, number: int, call: Callable[[int | None], Connection], is_alive: Callable[[], bool]) -> None:
-        self._number, self._call, self._is_alive = number, call, is_alive
-        self._line: Connection | None = None
+    def __init__(self, number: int, connect: Callable[[int | None], Connection], is_alive: Callable[[], bool]) -> None:
+        self._number, self._connect, self._is_alive = number, connect, is_alive
+        self._connection: Connection | None = None
         self._slots: dict[int, SlotMemory] = {}
-        self._arrived: dict[SplitId, SplitDelivery] = {}
-        self._released: deque[int] = deque()  # in any thread, at any time: appending is all that may be done there
-        self._held: dict[int, SplitId] = {}  # a split may be taken twice: each time it is told apart
-        self._looks = count()
-        self._told: SplitId | None = None
+        self._deliveries: dict[SplitId, SplitDelivery] = {}
+        # Ids of views that are gone. Finalizers run in any thread at any time, so they only append here (atomic).
+        self._released: deque[int] = deque()
+        self._views: dict[int, SplitId] = {}  # by view id: a split that is taken twice has two views
+        self._view_ids = count()
+        self._last_released: SplitId | None = None
         self._closed = False
         self._waited_s, self._workers = 0.0, 0
         self.restarts = 0
 
-    def attach(self, place: SplitId, waited_s: float) -> None:
-        """Ask the host, or the next one."""
+    def attach(self, split_id: SplitId, waited_s: float) -> None:
+        """Attach to the host, or to the one that replaces it."""
         self._waited_s = waited_s
-        self._arrived.clear()
-        self._held.clear()
-        self._hello(place)
+        self._deliveries.clear()
+        self._views.clear()
+        self._send_attach(split_id)
 
-    def take(self, place: SplitId, count: int, waited_s: float) -> tuple[SplitDelivery, Bytes | None]:
-        """A view of the slot that the split is in."""
+    def take(self, split_id: SplitId, count: int, waited_s: float) -> tuple[SplitDelivery, Bytes | None]:
+        """Wait for the delivery, and map the slot that holds the split."""
         self._waited_s = waited_s
-        with contextlib.suppress(PeerError):  # that the host is gone matters when something is wanted of it
-            self._tell_released(place)
-        while place not in self._arrived:
-            self._receive(place)
-        give = self._arrived.pop(place)
-        self._workers = give.workers
-        return give, None if give.split is None else self._look(give, give.split.layout.size)
+        with contextlib.suppress(PeerError):  # a dead host matters only if the split has not arrived: see _receive
+            self._send_released(split_id)
+        while split_id not in self._deliveries:
+            self._receive(split_id)
+        delivery = self._deliveries.pop(split_id)
+        self._workers = delivery.workers
+        return delivery, None if delivery.split is None else self._map_block(delivery, delivery.split.layout.size)
 
     def close(self) -> None:
         self._closed = True
-        if self._line is not None:
-            self._line.close()
+        if self._connection is not None:
+            self._connection.close()
         for slot in self._slots.values():
             slot.close()
-        self._line = None
+        self._connection = None
 
-    def _look(self, give: SplitDelivery, size_bytes: int) -> Bytes:
-        """The block of a split; the service hears when it is gone."""
-        assert give.slot is not None
-        memory = self._slots[give.slot].look(size_bytes)
+    def _map_block(self, delivery: SplitDelivery, size_bytes: int) -> Bytes:
+        """The block of a split; the split is released when the last view of the block is gone."""
+        assert delivery.slot is not None
+        memory = self._slots[delivery.slot].map(size_bytes)
+        # An object of this view's own, which every numpy array over it keeps alive: the mmap itself stays open.
         block = (ctypes.c_char * size_bytes).from_buffer(memory)
-        look = next(self._looks)
-        self._held[look] = give.place
-        weakref.finalize(block, self._released.append, look)
+        view = next(self._view_ids)
+        self._views[view] = delivery.split_id
+        weakref.finalize(block, self._released.append, view)
         return np.frombuffer(memoryview(block), np.uint8)
 
     def _receive(self, wanted: SplitId) -> None:
-        """Receive once, and send pending releases."""
-        line = self._line
-        if self._closed or line is None:
-            raise PeerError("the service that prepares rows was closed")
+        """Send releases and store the deliveries that arrive within POLL_S; reconnect where the host is gone."""
+        connection = self._connection
+        if self._closed or connection is None:
+            raise PeerError("the service that prepares rows was closed while this rank waited for a split")
         try:
-            self._tell_released(wanted)
-            messages = line.receive()
+            self._send_released(wanted)
+            messages = connection.receive()
         except PeerError:
             self._reconnect(wanted)
             return
         for message, file in messages:
-            self._heard(message, file, wanted)
+            self._store_delivery(message, file, wanted)
         if not messages and not self._is_alive():
             self._reconnect(wanted)
 
-    def _heard(self, message: Message, file: int | None, wanted: SplitId) -> None:
+    def _store_delivery(self, message: Message, file: int | None, wanted: SplitId) -> None:
         assert isinstance(message, SplitDelivery)
         if file is not None:
             assert message.slot is not None
             self._slots[message.slot] = SlotMemory(file)
-        if message.place >= wanted:  # what was taken before is not taken again, whoever offers it
-            self._arrived[message.place] = message
+        if message.split_id >= wanted:  # a new host may deliver splits that were taken from the old one
+            self._deliveries[message.split_id] = message
 
-    def _tell_released(self, wanted: SplitId) -> None:
-        """All splits up to the first that is still held are done with."""
+    def _send_released(self, wanted: SplitId) -> None:
+        """Release all splits before the first that still has a view."""
         while self._released:
-            self._held.pop(self._released.popleft(), None)
-        first = min(self._held.values(), default=wanted)
-        last = SplitId(first.epoch, first.at - 1)
-        if self._line is not None and last.at >= 0 and last != self._told:
-            self._line.send(SplitReleased(self._number, last, self._waited_s))
-            self._told = last
+            self._views.pop(self._released.popleft(), None)
+        first = min(self._views.values(), default=wanted)
+        last = SplitId(first.epoch, first.index - 1)
+        if self._connection is not None and last.index >= 0 and last != self._last_released:
+            self._connection.send(SplitReleased(self._number, last, self._waited_s))
+            self._last_released = last
 
-    def _hello(self, place: SplitId) -> None:
-        self._told = None
-        if self._line is None:
-            self._connect(None)
-        assert self._line is not None
+    def _send_attach(self, split_id: SplitId) -> None:
+        self._last_released = None
+        if self._connection is None:
+            self._open_connection(None)
+        assert self._connection is not None
         try:
-            self._line.send(ClientAttached(self._number, place, self._waited_s))
+            self._connection.send(ClientAttached(self._number, split_id, self._waited_s))
         except PeerError:
-            self._reconnect(place)
+            self._reconnect(split_id)
 
-    def _connect(self, workers: int | None) -> None:
-        self._line = self._call(workers)
-        self._line.socket.settimeout(POLL_S)
+    def _open_connection(self, workers: int | None) -> None:
+        self._connection = self._connect(workers)
+        self._connection.socket.settimeout(POLL_S)
 
-    def _reconnect(self, place: SplitId) -> None:
-        """Connect to a new host after the old one is gone; splits from the old host stay usable."""
+    def _reconnect(self, split_id: SplitId) -> None:
+        """Attach to a new host. Views of the old host's memory stay valid: each maps it by itself."""
         if self._closed:
             return
-        if self._line is not None:
-            self._line.close()
+        if self._connection is not None:
+            self._connection.close()
         self.restarts += 1
-        self._arrived.clear()
+        self._deliveries.clear()
         for slot in self._slots.values():
             slot.close()
         self._slots.clear()
-        self._connect(max(self._workers, 1))
-        self._hello(place)
+        self._open_connection(max(self._workers, 1))
+        self._send_attach(split_id)
 
 
-def sum_of(a: WorkerTimes, b: WorkerTimes) -> WorkerTimes:
+def add_times(a: WorkerTimes, b: WorkerTimes) -> WorkerTimes:
     spent = {name: getattr(a.spent, name) + getattr(b.spent, name) for name in a.spent.__struct_fields__}
     return WorkerTimes(spent=structs.replace(a.spent, **spent), busy_s=a.busy_s + b.busy_s, cpu_s=a.cpu_s + b.cpu_s)

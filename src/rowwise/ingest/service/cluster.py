@@ -1,13 +1,12 @@
-"""A service on a Ray cluster: the same coordinator, in an actor, and workers on whatever nodes have room.
+"""A service on a Ray cluster: the same coordinator in an actor, and workers as actors on any nodes with free cores.
 
-Ray starts processes, notices that they or their nodes are gone, and carries bytes: a split is one object, its block,
-which reaches a trainer's node once and is mapped there. Which split is whose stays with the coordinator, so that what
-is delivered is exactly what one machine would deliver. Nodes must see the same files, and have rowwise installed.
-Known limits: reading frames while they are on their way.
+Ray starts processes, detects lost processes and nodes, and transfers bytes: the block of a split is one object, which
+reaches a trainer's node once and is mapped there. The coordinator alone assigns splits, so clients receive the same
+splits as from one machine. All nodes must see the same files and have rowwise installed.
 
-[Note: a cluster that breaks] A worker that is lost ends its lease. A node that is lost takes splits with it that
-nobody has fetched: a client that cannot fetch one says so, and it is prepared again. If the coordinator is lost, Ray
-starts it again, and each client that meets the new one tells it where it stands.
+[Note: a cluster that breaks] A lost worker ends its lease. A lost node takes its unfetched splits with it: a client
+that cannot fetch a split reports it, and the split is prepared again. Ray restarts a lost coordinator; each client
+detects the restart and attaches with its position.
 """
 
 import asyncio
@@ -24,7 +23,7 @@ from typing import Any, Self, final
 import numpy as np
 
 from rowwise.errors import PeerError, SpecError
-from rowwise.ingest.block import Bytes, private
+from rowwise.ingest.block import Bytes, allocate
 from rowwise.ingest.prepare import PreparationTask
 from rowwise.ingest.service.client import ServiceClient
 from rowwise.ingest.service.coordinator import (
@@ -51,46 +50,46 @@ from rowwise.ingest.service.local import Workers
 from rowwise.ingest.service.worker import prepare_split
 
 TICK_S = 0.1
-KNOCK_S = 5.0
-FETCHED_AHEAD = 2  # splits that a client asks for before it needs them
-PATIENCE_S = 60.0  # for a coordinator that is being replaced
+CONNECT_TIMEOUT_S = 5.0
+FETCH_AHEAD = 2  # splits that a client requests at once, the next one included
+ANSWER_TIMEOUT_S = 60.0  # includes the restart of a coordinator
 
 
 def connect(address: str | None) -> Any:
-    """Ray, connected to a cluster: by its address, or the one this process is part of, or else one of this machine."""
+    """Ray, connected to the cluster of this address; None: this process's own, or a new one on this machine."""
     try:
         ray = _ray()
     except ImportError:
-        raise SpecError("workers on Ray need a package that is not here: pip install 'rowwise[cluster]'") from None
+        raise SpecError("data.workers.on=ray needs Ray: want pip install 'rowwise[cluster]'") from None
     if not ray.is_initialized():
-        _knock(address)
+        _check_reachable(address)
         try:
             ray.init(address=address, log_to_driver=False, include_dashboard=False, logging_level=logging.ERROR)
         except (ConnectionError, ValueError, RuntimeError) as error:
-            out = "give the address of one that runs, or start one here: ray start --head"
-            raise SpecError(f"data.workers.address={address!r}: no Ray cluster answers: {error}; {out}") from error
+            want = "want the address of a running one, or start one here: ray start --head"
+            raise SpecError(f"data.workers.address={address!r}: no Ray cluster answers: {error}; {want}") from error
     return ray
 
 
 def _ray() -> Any:
-    """Loaded by those only who use it."""
+    """Ray, imported on first use: it is an optional dependency."""
     return importlib.import_module("ray")
 
 
-def _knock(address: str | None) -> None:
-    """Ray tries for minutes to reach what is not there."""
+def _check_reachable(address: str | None) -> None:
+    """Fail after a few seconds where nothing listens; Ray itself would try for minutes."""
     host, colon, port = (address or "").rpartition(":")
     if not colon or not port.isdigit() or "/" in host:
         return
     try:
-        socket.create_connection((host, int(port)), timeout=KNOCK_S).close()
+        socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()
     except OSError as error:
         raise SpecError(f"data.workers.address={address!r}: no Ray cluster answers: {error}") from error
 
 
 @final
 class WorkerActor:
-    """A worker as a Ray actor: a split's block is one object, its metadata another."""
+    """A worker as a Ray actor. `prepare` returns two objects: the split's block and its event."""
 
     def __init__(self, task: PreparationTask) -> None:
         self._task = task
@@ -102,7 +101,7 @@ class WorkerActor:
         blocks: list[Bytes] = []
 
         def memory(size_bytes: int) -> Bytes:
-            blocks.append(private(size_bytes))
+            blocks.append(allocate(size_bytes))
             return blocks[-1]
 
         event = prepare_split(self._task, lease, memory)
@@ -111,52 +110,50 @@ class WorkerActor:
 
 @final
 class CoordinatorActor:
-    """The coordinator, as an actor: answers clients when their split is there."""
+    """The coordinator as a Ray actor: a client's `take` returns when its split is ready."""
 
-    def __init__(self, plan: ServiceConfig, cpus: float) -> None:
-        """`cpus`: of a node that a worker takes."""
-        self._coordinator, self._cpus = Coordinator(plan), cpus
-        self._task: Any = None  # a reference: what clients bring survives an end of this actor
+    def __init__(self, config: ServiceConfig, cpus: float) -> None:
+        """`cpus`: cores of a node that Ray reserves for each worker."""
+        self._coordinator, self._cpus = Coordinator(config), cpus
+        self._task: Any = None  # a reference that clients own, so the task survives a restart of this actor
         self._workers: dict[int, Any] = {}
         self._slots: dict[int, Any] = {}  # references to blocks
-        self._given: dict[tuple[int, SplitId], SplitDelivery] = {}
-        self._news = asyncio.Event()
-        self._calls: set[asyncio.Task[None]] = set()
-        self._life = uuid.uuid4().hex  # another one, where Ray has started this actor again
+        self._deliveries: dict[tuple[int, SplitId], SplitDelivery] = {}
+        self._delivered = asyncio.Event()
+        self._background: set[asyncio.Task[None]] = set()  # asyncio itself keeps only weak references
+        self._incarnation = uuid.uuid4().hex  # differs after a restart, so clients notice it
 
     async def attach(self, task: list[Any], event: ClientAttached) -> str:
-        """A client wants the splits from here on; it learns whom it has told.
+        """Attach a client, and return this actor's incarnation.
 
-        `task`: a reference to what there is to prepare, in a list so that it is not resolved on the way.
+        `task`: a reference to the `PreparationTask`, in a list so that Ray passes the reference and not the task.
         """
         if self._task is None:
-            self._later(self._tick())  # before that there is nothing to start workers with
+            self._run_in_background(self._tick())  # workers cannot start before the first client brings the task
         self._task = task[0]
-        self._given = {key: give for key, give in self._given.items() if key[0] != event.client}
-        self._send(event)
-        return self._life
+        self._deliveries = {key: delivery for key, delivery in self._deliveries.items() if key[0] != event.client}
+        self._handle(event)
+        return self._incarnation
 
-    async def take(self, life: str, client: int, place: SplitId) -> tuple[SplitDelivery, list[Any]] | None:
-        """A split, once it is ready, with a reference to its block; None to a client that is not known here."""
-        if life != self._life:
+    async def take(self, incarnation: str, client: int, split_id: SplitId) -> tuple[SplitDelivery, list[Any]] | None:
+        """Wait for a split: its delivery and a reference to its block. None: this restart does not know the client."""
+        if incarnation != self._incarnation:
             return None
-        while (client, place) not in self._given:
-            await self._news.wait()
-        give = self._given[client, place]
-        return give, [] if give.slot is None else [self._slots[give.slot]]
+        while (client, split_id) not in self._deliveries:
+            await self._delivered.wait()
+        delivery = self._deliveries[client, split_id]
+        return delivery, [] if delivery.slot is None else [self._slots[delivery.slot]]
 
     async def release(self, event: SplitReleased) -> None:
-        """A client has a split, and everything before it."""
-        self._given.pop((event.client, event.place), None)
-        self._send(event)
+        self._deliveries.pop((event.client, event.split_id), None)
+        self._handle(event)
 
-    async def vanished(self, event: SplitVanished) -> None:
-        """A split cannot be fetched any more."""
-        self._given = {key: give for key, give in self._given.items() if key[1] != event.place}
-        self._send(event)
+    async def report_vanished(self, event: SplitVanished) -> None:
+        self._deliveries = {key: delivery for key, delivery in self._deliveries.items() if key[1] != event.split_id}
+        self._handle(event)
 
     async def workers(self) -> list[int]:
-        """Processes of the workers that are ready, for tests to end."""
+        """Process ids of the running workers, for tests that kill them."""
         return [pid for pid in await asyncio.gather(*map(_pid, self._workers.values())) if pid]
 
     async def pid(self) -> int:
@@ -165,29 +162,29 @@ class CoordinatorActor:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            self._send(ClockTick())
+            self._handle(ClockTick())
 
-    def _later(self, call: Any) -> None:
+    def _run_in_background(self, call: Any) -> None:
         task = asyncio.ensure_future(call)
-        self._calls.add(task)
-        task.add_done_callback(self._calls.discard)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
 
-    def _send(self, event: Event) -> None:
+    def _handle(self, event: Event) -> None:
         for command in self._coordinator.handle(event, time.monotonic()):
-            self._do(command)
+            self._execute(command)
 
-    def _do(self, command: Command) -> None:
+    def _execute(self, command: Command) -> None:
         match command:
             case StartWorker(worker=number):
-                self._later(self._start(number))
+                self._run_in_background(self._start(number))
             case RetireWorker(worker=number) | KillWorker(worker=number):
-                self._end(number)
+                self._kill_worker(number)
             case SplitLease():
-                self._later(self._lease(command))
-            case SplitDelivery(client=client, place=place):
-                self._given[client, place] = command
-                news, self._news = self._news, asyncio.Event()
-                news.set()
+                self._run_in_background(self._lease(command))
+            case SplitDelivery(client=client, split_id=split_id):
+                self._deliveries[client, split_id] = command
+                self._delivered.set()  # wakes every waiting `take`; later ones wait on a new event
+                self._delivered = asyncio.Event()
 
     async def _start(self, number: int) -> None:
         ray = _ray()
@@ -196,9 +193,9 @@ class CoordinatorActor:
         try:
             await worker.ready.remote()
         except ray.exceptions.RayError as error:
-            self._lost(number, error)
+            self._report_lost(number, error)
         else:
-            self._send(WorkerJoined(number))
+            self._handle(WorkerJoined(number))
 
     async def _lease(self, lease: SplitLease) -> None:
         ray = _ray()
@@ -209,25 +206,25 @@ class CoordinatorActor:
         try:
             event = await later
         except ray.exceptions.RayError as error:
-            self._lost(lease.worker, error)
+            self._report_lost(lease.worker, error)
             return
         if isinstance(event, SplitReady):
             self._slots[lease.slot] = block
-        self._send(event)
+        self._handle(event)
 
-    def _lost(self, number: int, error: Exception) -> None:
+    def _report_lost(self, number: int, error: Exception) -> None:
         if self._workers.pop(number, None) is not None:
-            self._send(WorkerLost(number, " ".join(str(error).split())[:200]))
+            self._handle(WorkerLost(number, " ".join(str(error).split())[:200]))
 
-    def _end(self, number: int) -> None:
+    def _kill_worker(self, number: int) -> None:
         ray = _ray()
         worker = self._workers.pop(number, None)
         if worker is not None:
             ray.kill(worker)
-            self._later(self._ended(number))
+            self._run_in_background(self._report_killed(number))
 
-    async def _ended(self, number: int) -> None:
-        self._send(WorkerLost(number, "it took too long, and was killed"))
+    async def _report_killed(self, number: int) -> None:
+        self._handle(WorkerLost(number, "it exceeded data.workers.lease_s and was killed"))
 
 
 async def _pid(worker: Any) -> int:
@@ -244,10 +241,10 @@ def _own_pid(_: object) -> int:
 
 @final
 class ServiceCluster:
-    """The cluster that the clients of a service share; closing the one that began it ends it."""
+    """A process's handle of a service on Ray; closing the handle that started the service ends it."""
 
     def __init__(self, task: PreparationTask, workers: Workers, clients: int = 1, name: str | None = None) -> None:
-        """`name`: of a service that another process has begun; all give the same task."""
+        """`name`: joins the service of that name, with the same task; None: starts a new service."""
         self._ray, self._owns = connect(workers.address), name is None
         self.name = name or f"rowwise-{uuid.uuid4().hex}"
         actor = self._ray.remote(CoordinatorActor).options(
@@ -259,15 +256,15 @@ class ServiceCluster:
             max_concurrency=1000,
         )
         self._task = [self._ray.put(task)]
-        self.board = actor.remote(workers.plan(clients, task), workers.cpus)
+        self.coordinator = actor.remote(workers.service_config(clients, task), workers.cpus)
 
     def client(self, number: int = 0) -> ServiceClient:
-        return ServiceClient(ClusterTransport(self._ray, number, self.board, self._task))
+        return ServiceClient(ClusterTransport(self._ray, number, self.coordinator, self._task))
 
     def close(self) -> None:
-        """End the cluster if it was started here."""
+        """End the service, if this handle started it."""
         if self._owns:
-            self._ray.kill(self.board)
+            self._ray.kill(self.coordinator)
 
     def __enter__(self) -> Self:
         return self
@@ -278,60 +275,60 @@ class ServiceCluster:
 
 @final
 class ClusterTransport:
-    """To the coordinator of a cluster; some splits are fetched before they are needed."""
+    """Carries splits from the coordinator of a cluster; requests FETCH_AHEAD splits at once."""
 
-    def __init__(self, ray: Any, number: int, board: Any, task: list[Any]) -> None:
-        """`board`: the coordinator; `task`: a reference to what there is to prepare, for it."""
-        self._ray, self._number, self._board, self._task = ray, number, board, task
-        self._life = ""
-        self._asked: dict[int, Any] = {}
+    def __init__(self, ray: Any, number: int, coordinator: Any, task: list[Any]) -> None:
+        """`task`: a reference to the `PreparationTask`, in a list: see `CoordinatorActor.attach`."""
+        self._ray, self._number, self._coordinator, self._task = ray, number, coordinator, task
+        self._incarnation = ""
+        self._requests: dict[int, Any] = {}
         self._waited_s = 0.0
-        self._taken: SplitId | None = None
+        self._last_taken: SplitId | None = None
         self.restarts = 0
 
-    def attach(self, place: SplitId, waited_s: float) -> None:
-        """Tell the coordinator that is there."""
-        self._asked.clear()
-        self._taken, self._waited_s = None, waited_s
-        attached = ClientAttached(self._number, place, waited_s)
-        self._life = self._ray.get(self._board.attach.remote(self._task, attached))
+    def attach(self, split_id: SplitId, waited_s: float) -> None:
+        self._requests.clear()
+        self._last_taken, self._waited_s = None, waited_s
+        attached = ClientAttached(self._number, split_id, waited_s)
+        self._incarnation = self._ray.get(self._coordinator.attach.remote(self._task, attached))
 
-    def take(self, place: SplitId, count: int, waited_s: float) -> tuple[SplitDelivery, Bytes | None]:
-        """One split, even if workers are lost in between."""
+    def take(self, split_id: SplitId, count: int, waited_s: float) -> tuple[SplitDelivery, Bytes | None]:
+        """Wait for a split; retry where its block or the coordinator is lost."""
         self._waited_s = waited_s
-        if self._taken is not None:
-            self._board.release.remote(SplitReleased(self._number, self._taken, waited_s))
+        if self._last_taken is not None:
+            self._coordinator.release.remote(SplitReleased(self._number, self._last_taken, waited_s))
         errors = self._ray.exceptions
-        end_s = perf_counter() + PATIENCE_S
+        end_s = perf_counter() + ANSWER_TIMEOUT_S
         while perf_counter() < end_s:
             try:
-                found = self._request(place, count)
+                found = self._request(split_id, count)
                 if found is not None:
-                    give, block = found
-                    self._taken = place
-                    return give, self._ray.get(block[0]) if block else None
-                self._reconnect(place)
+                    delivery, block = found
+                    self._last_taken = split_id
+                    return delivery, self._ray.get(block[0]) if block else None
+                self._reattach(split_id)
             except errors.ObjectLostError:
-                self._asked.clear()
-                self._board.vanished.remote(SplitVanished(place))
+                self._requests.clear()
+                self._coordinator.report_vanished.remote(SplitVanished(split_id))
             except errors.RayActorError:
-                self._reconnect(place)
-        raise PeerError(f"the service that prepares rows does not answer for {PATIENCE_S:.0f} s: see the Ray cluster")
+                self._reattach(split_id)
+        silent = f"the service that prepares rows has not answered for {ANSWER_TIMEOUT_S:.0f} s"
+        raise PeerError(f"{silent}: want a look at the Ray cluster (ray status)")
 
     def close(self) -> None:
-        """There is no connection to close."""
+        """Nothing to close: Ray owns the connections."""
 
-    def _request(self, place: SplitId, count: int) -> tuple[SplitDelivery, list[Any]] | None:
-        for number in range(place.at, min(place.at + FETCHED_AHEAD, count)):
-            if number not in self._asked:
-                wanted = SplitId(place.epoch, number)
-                self._asked[number] = self._board.take.remote(self._life, self._number, wanted)
-        found: tuple[SplitDelivery, list[Any]] | None = self._ray.get(self._asked.pop(place.at))
+    def _request(self, split_id: SplitId, count: int) -> tuple[SplitDelivery, list[Any]] | None:
+        for number in range(split_id.index, min(split_id.index + FETCH_AHEAD, count)):
+            if number not in self._requests:
+                wanted = SplitId(split_id.epoch, number)
+                self._requests[number] = self._coordinator.take.remote(self._incarnation, self._number, wanted)
+        found: tuple[SplitDelivery, list[Any]] | None = self._ray.get(self._requests.pop(split_id.index))
         return found
 
-    def _reconnect(self, place: SplitId) -> None:
-        """To a coordinator that does not know where this client stands."""
+    def _reattach(self, split_id: SplitId) -> None:
+        """Attach to a coordinator that was restarted and does not know this client's position."""
         time.sleep(TICK_S)
         self.restarts += 1
-        with contextlib.suppress(self._ray.exceptions.RayActorError):  # it is not back yet
-            self.attach(place, self._waited_s)
+        with contextlib.suppress(self._ray.exceptions.RayActorError):  # not restarted yet: `take` tries again
+            self.attach(split_id, self._waited_s)

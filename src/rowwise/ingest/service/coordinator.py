@@ -1,14 +1,14 @@
-"""Who prepares which split, and who gets it: the service's decisions, as a pure state machine.
+"""The service's decisions as a pure state machine: which worker prepares which split, and which client gets it.
 
 [Note: exactly once] An epoch is one sequence of splits (see [Note: order of rows] in `batcher.py`), and preparing a
-split is a function of its number and the epoch alone. So a split may be prepared twice, by whomever, and is the same;
-what must not happen is that a client uses it twice or not at all. A client takes splits strictly in order and says
-where it stands; everything here can be lost and follows again from where clients stand, which their checkpoints hold.
+split depends on its index and the epoch alone. So preparing a split twice, on any worker, gives the same rows. A client
+takes splits strictly in order and sends the next one that it needs, so it uses no split twice and skips none. The state
+kept here may be lost: it follows from the clients' positions, which their checkpoints hold.
 
-`handle(event, now_s)` returns commands; nothing here knows of processes, sockets or a clock, so that the same machine
-runs on one host (`host.py`) and on a cluster (`cluster.py`), and a test can play years of faults in a second. Splits
-are leased to workers for a time; a worker that does not deliver is killed, and the split is leased again. A split is
-kept until every client has let it go. Known limits: clients in step: one that is far behind holds up all others.
+`handle(event, now_s)` returns commands. Nothing here knows of processes, sockets or a clock, so the same machine runs
+on one host (`host.py`) and on a cluster (`cluster.py`), and a test plays years of faults in a second. A worker leases a
+split for a time; if it does not deliver, it is killed and another worker leases the split. A split is kept until every
+client has released it. Known limits: all clients move together: the slowest one holds up the others.
 """
 
 from collections import deque
@@ -25,32 +25,31 @@ from rowwise.spec import Value
 class ServiceConfig(Value, frozen=True):
     """The number of clients, splits, epochs and workers of a service."""
 
-    clients: int = 1  # ranks that share it; all get every split
-    splits: int = 1  # of an epoch
-    epochs: int = 1  # what comes after them is prepared when a client asks for it
-    workers: int = 1  # to begin with
-    least: int = 1
-    most: int = 1
-    ahead: int = 3  # splits that may be ready beside those that are being made
-    lease_s: float = 300.0  # how long a split may take before its worker is given up
-    attempts: int = 3  # workers that may be lost over one split
+    clients: int = 1  # ranks that share the service; each gets every split
+    splits: int = 1  # in an epoch
+    epochs: int = 1  # prepared ahead; a later epoch is prepared when a client attaches to it
+    workers: int = 1  # at the start
+    min_workers: int = 1
+    max_workers: int = 1
+    ahead: int = 3  # splits that may lie ready, beside one for each worker
+    lease_s: float = 300.0  # seconds that a split may take before its worker is killed
+    attempts: int = 3  # workers that may end while they prepare one split, before the split is refused
     interval_s: float = 1.0  # between decisions on the number of workers
 
     def __post_init__(self) -> None:
-        counts = (self.clients, self.splits, self.epochs, self.least, self.ahead, self.attempts)
-        if min(counts) < 1 or not self.least <= self.workers <= self.most:
-            raise SpecError(
-                f"a service of {self.workers} workers: want {self.least} to {self.most}, and at least 1 of all"
-            )
+        counts = (self.clients, self.splits, self.epochs, self.min_workers, self.ahead, self.attempts)
+        if min(counts) < 1 or not self.min_workers <= self.workers <= self.max_workers:
+            got = f"workers={self.workers}, min_workers={self.min_workers}, max_workers={self.max_workers}"
+            raise SpecError(f"{got}: want min_workers <= workers <= max_workers, and every count at least 1")
         if not (self.lease_s > 0 and self.interval_s > 0):
             raise SpecError(f"lease_s={self.lease_s}, interval_s={self.interval_s}: want more than 0")
 
 
 class SplitId(Value, frozen=True, order=True):
-    """A split of the sequence: its epoch, and the number of splits of the epoch before it."""
+    """The place of a split in the sequence: its epoch, and its index in the epoch's order."""
 
     epoch: int
-    at: int
+    index: int
 
 
 class WorkerTimes(Value, frozen=True):
@@ -62,47 +61,47 @@ class WorkerTimes(Value, frozen=True):
 
 
 class ClientAttached(Value, frozen=True, tag=True):
-    """A client is here, and wants the splits from this place on; also one that was here, and wants others."""
+    """A client wants the splits from this one on. A client that attaches again moves to the new position."""
 
     client: int
-    place: SplitId
-    waited_s: float = 0.0  # before now
+    split_id: SplitId
+    waited_s: float = 0.0  # seconds that the client has waited for splits so far
 
 
 class ClientDetached(Value, frozen=True, tag=True):
-    """A client is gone."""
+    """A client's connection has ended."""
 
     client: int
 
 
 class SplitReleased(Value, frozen=True, tag=True):
-    """A client has copied its rows of a split, and of all before it."""
+    """A client no longer needs the memory of this split and of all splits before it."""
 
     client: int
-    place: SplitId
-    waited_s: float = 0.0  # for splits, of all it has taken
+    split_id: SplitId
+    waited_s: float = 0.0  # seconds that the client has waited for splits so far
 
 
 class WorkerJoined(Value, frozen=True, tag=True):
-    """A worker that was started is ready."""
+    """A worker has loaded its task and can lease splits."""
 
     worker: int
 
 
 class SplitReady(Value, frozen=True, tag=True):
-    """A worker has prepared a split: it is in the slot of its lease."""
+    """A worker has written a prepared split into the slot of its lease."""
 
     worker: int
-    place: SplitId
+    split_id: SplitId
     layout: BlockLayout
     times: WorkerTimes
 
 
 class SplitRefused(Value, frozen=True, tag=True):
-    """A worker has met something in a split that cannot be used."""
+    """A worker could not prepare a split: its data or the user's transforms raised `error`."""
 
     worker: int
-    place: SplitId
+    split_id: SplitId
     error: str
 
 
@@ -110,17 +109,17 @@ class WorkerLost(Value, frozen=True, tag=True):
     """A worker's process has ended."""
 
     worker: int
-    how: str
+    reason: str
 
 
 class SplitVanished(Value, frozen=True, tag=True):
-    """The prepared block of a split is lost, and a client still needs it."""
+    """The prepared block of a split is lost (its node is gone), and a client still needs it."""
 
-    place: SplitId
+    split_id: SplitId
 
 
 class ClockTick(Value, frozen=True):
-    """Time has passed: leases may have run out."""
+    """Time has passed: leases may be overdue."""
 
 
 Event = (
@@ -143,13 +142,13 @@ class StartWorker(Value, frozen=True):
 
 
 class RetireWorker(Value, frozen=True):
-    """Let a worker that does nothing end."""
+    """Let an idle worker end."""
 
     worker: int
 
 
 class KillWorker(Value, frozen=True):
-    """End a worker at once; its `WorkerLost` follows."""
+    """Kill a worker; its `WorkerLost` event follows."""
 
     worker: int
 
@@ -158,20 +157,20 @@ class SplitLease(Value, frozen=True, tag=True):
     """Have a worker prepare a split into a slot."""
 
     worker: int
-    place: SplitId
+    split_id: SplitId
     slot: int
 
 
 class SplitDelivery(Value, frozen=True, tag=True):
-    """Hand a split to a client; with an error there is no slot, and the client ends there."""
+    """Send a prepared split to a client; a refused split has an error instead of a slot, and the client raises it."""
 
     client: int
-    place: SplitId
+    split_id: SplitId
     slot: int | None
     split: SplitReady | None = None
     error: str | None = None
-    workers: int = 0  # at work now
-    ready: int = 0  # splits that are prepared
+    workers: int = 0  # running now
+    ready: int = 0  # splits that lie prepared now
 
 
 Command = StartWorker | RetireWorker | KillWorker | SplitLease | SplitDelivery
@@ -180,255 +179,258 @@ State = Literal["waiting", "leased", "ready", "refused"]
 
 @dataclass(slots=True)
 class _SplitTask:
-    """A split that somebody wants."""
+    """A split between the slowest client's position and the last split that may be prepared."""
 
     state: State = "waiting"
-    worker: int | None = None
     slot: int | None = None
     split: SplitReady | None = None
-    due_s: float = 0.0
-    lost: list[str] = field(default_factory=list)  # how the workers ended that had it
+    deadline_s: float = 0.0
+    failures: list[str] = field(default_factory=list)  # how each worker ended that had leased it
     error: str | None = None
-    given: set[int] = field(default_factory=set)
+    delivered_to: set[int] = field(default_factory=set)
 
 
 @dataclass(slots=True)
 class _ClientState:
-    place: SplitId  # the first that it has not released
+    split_id: SplitId  # the first that it has not released
     waited_s: float = 0.0
 
 
 @dataclass(slots=True)
 class _WorkerState:
     joined: bool = False
-    place: SplitId | None = None  # what it has leased
-    ending: bool = False
+    split_id: SplitId | None = None  # its lease
+    stopping: bool = False
 
 
 @final
 class Coordinator:
-    """Decides without side effects; its host delivers events and executes commands, one at a time."""
+    """Turns events into commands; `host.py` and `cluster.py` bring the events and execute the commands."""
 
-    def __init__(self, plan: ServiceConfig, workers: int | None = None) -> None:
-        """`workers`: as many as a coordinator before this one had come to."""
-        self.plan = plan
-        self.target = min(max(workers or plan.workers, plan.least), plan.most)
+    def __init__(self, config: ServiceConfig, workers: int | None = None) -> None:
+        """`workers`: how many the previous coordinator had; None: as configured."""
+        self.config = config
+        self.target = min(max(workers or config.workers, config.min_workers), config.max_workers)
         self._clients: dict[int, _ClientState] = {}
         self._workers: dict[int, _WorkerState] = {}
         self._tasks: dict[SplitId, _SplitTask] = {}
-        self._free: deque[int] = deque()
-        self._slots = self._started = 0
-        self._seen = ServiceLoad()
-        self._decided_s: float | None = None
-        self._stillborn: list[str] = []  # how workers ended that never came to be ready
+        self._free_slots: deque[int] = deque()
+        self._slot_count = self._last_worker = 0
+        self._load = ServiceLoad()
+        self._scaled_s: float | None = None  # when the number of workers was last decided
+        self._failed_starts: list[str] = []  # how workers ended before they joined, since the last one that did
 
     @property
     def workers(self) -> int:
-        return sum(not worker.ending for worker in self._workers.values())
+        return sum(not worker.stopping for worker in self._workers.values())
 
     @property
     def ready(self) -> int:
-        """Splits that are prepared and not released by everybody."""
+        """Splits that are prepared and not yet released by every client."""
         return sum(task.state == "ready" for task in self._tasks.values())
 
     def handle(self, event: Event, now_s: float) -> list[Command]:
-        self._hear_clients(event, now_s)
-        self._hear_workers(event)
-        self._scale(now_s)
-        return [*self._expire(now_s), *self._staff(), *self._lease(now_s), *self._give()]
-
-    def _hear_clients(self, event: Event, now_s: float) -> None:
         match event:
-            case ClientAttached(client=client, place=place, waited_s=waited_s):
-                place = place if place.at < self.plan.splits else SplitId(place.epoch + 1, 0)
-                self._clients[client] = _ClientState(place, waited_s)
-                for task in self._tasks.values():
-                    task.given.discard(client)
+            case ClientAttached():
+                self._on_client_attached(event)
             case ClientDetached(client=client):
                 self._clients.pop(client, None)
             case SplitReleased():
-                self._on_released(event, now_s)
-            case SplitVanished(place=place):
-                self._on_vanished(place)
-            case WorkerJoined() | SplitReady() | SplitRefused() | WorkerLost() | ClockTick():
-                pass
-
-    def _hear_workers(self, event: Event) -> None:
-        match event:
+                self._on_split_released(event, now_s)
+            case SplitVanished(split_id=split_id):
+                self._on_split_vanished(split_id)
             case WorkerJoined(worker=worker):
-                self._on_joined(worker)
+                self._on_worker_joined(worker)
             case SplitReady():
-                self._on_prepared(event)
-            case SplitRefused(worker=worker, place=place, error=error):
-                self._end_of_lease(worker, place, error)
-            case WorkerLost(worker=worker, how=how):
-                self._lost(worker, how)
-            case ClientAttached() | ClientDetached() | SplitReleased() | SplitVanished() | ClockTick():
+                self._on_split_ready(event)
+            case SplitRefused():
+                self._on_split_refused(event)
+            case WorkerLost(worker=worker, reason=reason):
+                self._on_worker_lost(worker, reason)
+            case ClockTick():
                 pass
+        self._scale(now_s)
+        # Kill before start, so that the replacement is counted; lease before deliver, so that new refusals go out.
+        return [*self._kill_overdue(now_s), *self._start_and_retire(), *self._lease(now_s), *self._deliver()]
 
-    def _on_joined(self, worker: int) -> None:
-        self._stillborn.clear()
+    def _on_client_attached(self, event: ClientAttached) -> None:
+        start = event.split_id
+        if start.index >= self.config.splits:
+            start = SplitId(start.epoch + 1, 0)
+        self._clients[event.client] = _ClientState(start, event.waited_s)
+        for task in self._tasks.values():  # a client that comes back gets what it had not used once more
+            task.delivered_to.discard(event.client)
+
+    def _on_worker_joined(self, worker: int) -> None:
+        self._failed_starts.clear()
         if worker in self._workers:
             self._workers[worker].joined = True
 
-    def _on_released(self, event: SplitReleased, now_s: float) -> None:
+    def _on_split_released(self, event: SplitReleased, now_s: float) -> None:
         client = self._clients.get(event.client)
-        if client is None or event.place < client.place:
-            return  # said twice, or by one that has gone back since
-        self._seen = self._seen.taken(event.waited_s - client.waited_s, now_s)
-        client.place, client.waited_s = self._after(event.place), event.waited_s
+        if client is None or event.split_id < client.split_id:
+            return  # a repeated message, or one sent before the client went back to an earlier split
+        self._load = self._load.count_taken(event.waited_s - client.waited_s, now_s)
+        client.split_id, client.waited_s = self._next_split(event.split_id), event.waited_s
 
-    def _on_prepared(self, event: SplitReady) -> None:
-        task = self._leased_task(event.worker, event.place)
+    def _on_split_ready(self, event: SplitReady) -> None:
+        task = self._end_lease(event.worker, event.split_id)
         if task is not None:
-            task.state, task.worker, task.split = "ready", None, event
-            self._seen = self._seen.made(event.times.busy_s)
+            task.state, task.split = "ready", event
+            self._load = self._load.count_prepared(event.times.busy_s)
 
-    def _end_of_lease(self, worker: int, place: SplitId, error: str) -> None:
-        task = self._leased_task(worker, place)
+    def _on_split_refused(self, event: SplitRefused) -> None:
+        task = self._end_lease(event.worker, event.split_id)
         if task is not None:
-            task.state, task.worker, task.error = "refused", None, error
-            self._take_slot(task)
+            task.state, task.error = "refused", event.error
+            self._free_slot(task)
 
-    def _leased_task(self, worker: int, place: SplitId) -> _SplitTask | None:
-        """The split that a worker has, if it still has it; it is free for another."""
-        if worker not in self._workers or self._workers[worker].place != place:
+    def _end_lease(self, worker: int, split_id: SplitId) -> _SplitTask | None:
+        """The task of a lease that still holds, which ends; None where the lease or the task is gone."""
+        if worker not in self._workers or self._workers[worker].split_id != split_id:
             return None
-        self._workers[worker].place = None
-        return self._tasks.get(place)
+        self._workers[worker].split_id = None
+        return self._tasks.get(split_id)
 
-    def _lost(self, worker: int, how: str) -> None:
-        gone = self._workers.pop(worker, None)
-        if gone is not None and not gone.joined:
-            self._stillborn.append(how)
-        if gone is None or gone.place is None:
+    def _on_worker_lost(self, worker: int, reason: str) -> None:
+        lost = self._workers.pop(worker, None)
+        if lost is not None and not lost.joined:
+            self._failed_starts.append(reason)
+        if lost is None or lost.split_id is None:
             return
-        task = self._tasks.get(gone.place)
+        task = self._tasks.get(lost.split_id)
         if task is None:
             return
-        task.worker, task.state = None, "waiting"
-        self._take_slot(task)
-        task.lost.append(how)
-        if len(task.lost) >= self.plan.attempts:
-            task.state, task.error = "refused", f"{len(task.lost)} workers were lost over it: {'; '.join(task.lost)}"
+        task.state = "waiting"
+        self._free_slot(task)
+        task.failures.append(reason)
+        if len(task.failures) >= self.config.attempts:
+            # The split itself may end its workers, for instance by the memory that it needs.
+            task.state = "refused"
+            task.error = f"{len(task.failures)} workers ended while preparing this split: {'; '.join(task.failures)}"
 
-    def _on_vanished(self, place: SplitId) -> None:
-        task = self._tasks.get(place)
+    def _on_split_vanished(self, split_id: SplitId) -> None:
+        task = self._tasks.get(split_id)
         if task is not None and task.state == "ready":
-            self._take_slot(task)
-            self._tasks[place] = _SplitTask()
+            self._free_slot(task)
+            self._tasks[split_id] = _SplitTask()
 
-    def _take_slot(self, task: _SplitTask) -> None:
+    def _free_slot(self, task: _SplitTask) -> None:
         if task.slot is not None:
-            self._free.append(task.slot)
+            self._free_slots.append(task.slot)
             task.slot = None
 
     def _scale(self, now_s: float) -> None:
-        """Once an interval, as many workers as it takes."""
-        if self._decided_s is None:
-            self._decided_s = now_s
-            self._seen = ServiceLoad(since_s=now_s)
-        elif now_s - self._decided_s >= self.plan.interval_s:
-            self._seen = self._seen.until(now_s, self.ready)
-            self.target, self._seen = wanted_workers(self.target, self._seen, self.plan.least, self.plan.most)
-            self._decided_s = now_s
+        """Set the target number of workers, once an interval."""
+        if self._scaled_s is None:
+            self._scaled_s = now_s
+            self._load = ServiceLoad(since_s=now_s)
+        elif now_s - self._scaled_s >= self.config.interval_s:
+            load = self._load.end_interval(now_s, self.ready)
+            self.target, self._load = wanted_workers(
+                self.target, load, self.config.min_workers, self.config.max_workers
+            )
+            self._scaled_s = now_s
 
-    def _expire(self, now_s: float) -> list[Command]:
-        """Give workers up that hold a split for too long."""
-        late: list[Command] = []
-        for number, worker in self._workers.items():
-            task = self._tasks.get(worker.place) if worker.place is not None else None
-            if task is not None and now_s >= task.due_s and not worker.ending:
-                worker.ending = True
-                late.append(KillWorker(number))
-        return late
-
-    def _staff(self) -> list[Command]:
-        """Start workers that are missing, let those go that are not needed and have nothing."""
+    def _kill_overdue(self, now_s: float) -> list[Command]:
+        """Kill workers whose lease has run out."""
         commands: list[Command] = []
-        for _ in range(0 if self._hopeless else self.target - self.workers):
-            self._started += 1
-            self._workers[self._started] = _WorkerState()
-            commands.append(StartWorker(self._started))
-        idle = [n for n, w in self._workers.items() if w.joined and w.place is None and not w.ending]
-        for number in idle[::-1][: max(self.workers - self.target, 0)]:
-            self._workers[number].ending = True
+        for number, worker in self._workers.items():
+            task = self._tasks.get(worker.split_id) if worker.split_id is not None else None
+            if task is not None and now_s >= task.deadline_s and not worker.stopping:
+                worker.stopping = True
+                commands.append(KillWorker(number))
+        return commands
+
+    def _start_and_retire(self) -> list[Command]:
+        """Start missing workers; retire idle ones above the target."""
+        commands: list[Command] = []
+        for _ in range(0 if self._cannot_start else self.target - self.workers):
+            self._last_worker += 1
+            self._workers[self._last_worker] = _WorkerState()
+            commands.append(StartWorker(self._last_worker))
+        for number in self._idle_workers()[::-1][: max(self.workers - self.target, 0)]:
+            self._workers[number].stopping = True
             commands.append(RetireWorker(number))
         return commands
 
+    def _idle_workers(self) -> list[int]:
+        return [n for n, w in self._workers.items() if w.joined and w.split_id is None and not w.stopping]
+
     @property
-    def _hopeless(self) -> bool:
-        """No worker starts, however often it is tried."""
-        return len(self._stillborn) >= self.plan.attempts
+    def _cannot_start(self) -> bool:
+        """So many starts failed in a row that another attempt is pointless."""
+        return len(self._failed_starts) >= self.config.attempts
 
     def _lease(self, now_s: float) -> list[Command]:
-        """The first splits that nobody has to workers that have none, as long as there is room."""
-        self._forget()
+        """Lease the first waiting splits to idle workers, while slots are free."""
+        self._drop_released()
         commands: list[Command] = []
-        idle = [n for n, w in self._workers.items() if w.joined and w.place is None and not w.ending]
-        for place in self._wanted_splits():
-            task = self._tasks.setdefault(place, _SplitTask())
+        idle = self._idle_workers()
+        for split_id in self._splits_to_prepare():
+            task = self._tasks.setdefault(split_id, _SplitTask())
             if task.state != "waiting":
                 continue
-            if self._hopeless and not self._workers:
-                task.state, task.error = "refused", f"no worker starts: {self._stillborn[-1]}"
+            if self._cannot_start and not self._workers:
+                task.state, task.error = "refused", f"no worker could start: {self._failed_starts[-1]}"
                 continue
-            slot = self._slot() if idle else None
+            slot = self._allocate_slot() if idle else None
             if slot is None:
                 break
             worker = idle.pop(0)
-            self._workers[worker].place = place
-            task.state, task.worker, task.slot, task.due_s = "leased", worker, slot, now_s + self.plan.lease_s
-            commands.append(SplitLease(worker, place, slot))
+            self._workers[worker].split_id = split_id
+            task.state, task.slot, task.deadline_s = "leased", slot, now_s + self.config.lease_s
+            commands.append(SplitLease(worker, split_id, slot))
         return commands
 
-    def _wanted_splits(self) -> list[SplitId]:
-        """The splits that may be there at once, from the client on that is the last; none until all are here."""
-        if len(self._clients) < self.plan.clients:
+    def _splits_to_prepare(self) -> list[SplitId]:
+        """The next splits from the slowest client's position on; none until all clients are attached."""
+        if len(self._clients) < self.config.clients:
             return []
-        place = min(client.place for client in self._clients.values())
-        asked = max(self.plan.epochs, place.epoch + 1)
-        places = self._places(place, self.target + self.plan.ahead)
-        return [place for place in places if place.epoch < asked]
+        first = min(client.split_id for client in self._clients.values())
+        epochs = max(self.config.epochs, first.epoch + 1)  # a client may go on beyond the epochs announced
+        split_ids = self._consecutive_splits(first, self.target + self.config.ahead)
+        return [split_id for split_id in split_ids if split_id.epoch < epochs]
 
-    def _places(self, place: SplitId, count: int) -> list[SplitId]:
-        places = [place]
-        while len(places) < count:
-            places.append(self._after(places[-1]))
-        return places
+    def _consecutive_splits(self, first: SplitId, count: int) -> list[SplitId]:
+        split_ids = [first]
+        while len(split_ids) < count:
+            split_ids.append(self._next_split(split_ids[-1]))
+        return split_ids
 
-    def _slot(self) -> int | None:
-        if self._free:
-            return self._free.popleft()
-        if self._slots >= self.plan.most + self.plan.ahead:
+    def _allocate_slot(self) -> int | None:
+        if self._free_slots:
+            return self._free_slots.popleft()
+        if self._slot_count >= self.config.max_workers + self.config.ahead:
             return None
-        self._slots += 1
-        return self._slots - 1
+        self._slot_count += 1
+        return self._slot_count - 1
 
-    def _forget(self) -> None:
-        """Drop splits that every client has released or no client wants any more."""
-        if len(self._clients) < self.plan.clients:
+    def _drop_released(self) -> None:
+        """Free the slots of splits that every client has released, or that lie beyond what may be prepared."""
+        if len(self._clients) < self.config.clients:
             return
-        first = min(client.place for client in self._clients.values())
-        last = self._places(first, self.plan.most + self.plan.ahead)[-1]
-        for place, task in list(self._tasks.items()):
-            if task.state != "leased" and not first <= place <= last:
-                self._take_slot(task)
-                del self._tasks[place]
+        first = min(client.split_id for client in self._clients.values())
+        last = self._consecutive_splits(first, self.config.max_workers + self.config.ahead)[-1]
+        for split_id, task in list(self._tasks.items()):
+            # A leased slot is still being written: it is freed when its lease ends.
+            if task.state != "leased" and not first <= split_id <= last:
+                self._free_slot(task)
+                del self._tasks[split_id]
 
-    def _give(self) -> list[Command]:
-        """Each client gets what is ready, in order and once."""
+    def _deliver(self) -> list[Command]:
+        """Deliver to each client, in order, the ready splits that it has not got yet."""
         commands: list[Command] = []
-        about = {"workers": self.workers, "ready": self.ready}
+        status = {"workers": self.workers, "ready": self.ready}
         for number, client in self._clients.items():
-            place = client.place
-            while (task := self._tasks.get(place)) is not None and task.state in ("ready", "refused"):
-                if number not in task.given:
-                    task.given.add(number)
-                    commands.append(SplitDelivery(number, place, task.slot, task.split, task.error, **about))
-                place = self._after(place)
+            split_id = client.split_id
+            while (task := self._tasks.get(split_id)) is not None and task.state in ("ready", "refused"):
+                if number not in task.delivered_to:
+                    task.delivered_to.add(number)
+                    commands.append(SplitDelivery(number, split_id, task.slot, task.split, task.error, **status))
+                split_id = self._next_split(split_id)
         return commands
 
-    def _after(self, place: SplitId) -> SplitId:
-        last = place.at + 1 >= self.plan.splits
-        return SplitId(place.epoch + 1, 0) if last else SplitId(place.epoch, place.at + 1)
+    def _next_split(self, split_id: SplitId) -> SplitId:
+        last = split_id.index + 1 >= self.config.splits
+        return SplitId(split_id.epoch + 1, 0) if last else SplitId(split_id.epoch, split_id.index + 1)

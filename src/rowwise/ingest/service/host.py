@@ -1,7 +1,7 @@
-"""The host of a service on one machine: delivers events to the coordinator and executes its commands.
+"""The host process of a service on one machine: passes events to the coordinator and executes its commands.
 
-A process of its own, so that a trainer's Python does nothing for its workers, and several trainers share them. It ends
-with the process that started it, and its workers end with it.
+It is a process of its own, so that it competes with no trainer for Python's lock and several trainers share its
+workers. It ends with the process that started it, and its workers end with it.
 """
 
 import contextlib
@@ -38,56 +38,56 @@ from rowwise.ingest.service.messages import BeginService, Connection, Message, W
 
 TICK_S = 0.1
 WORKER = "rowwise.ingest.service.worker"
-GRACE_S = 2.0
+EXIT_TIMEOUT_S = 2.0
 
 
 @dataclass(slots=True)
 class _WorkerProcess:
     number: int
     process: subprocess.Popen[bytes]
-    line: Connection
-    slots: set[int] = field(default_factory=set)  # whose memory it has
-    error: str | None = None  # why it ends
+    connection: Connection
+    slots: set[int] = field(default_factory=set)  # whose memory it has received
+    error: str | None = None  # that it sent before it ended
 
 
 @dataclass(slots=True)
 class _ClientConnection:
-    line: Connection
-    number: int | None = None  # None: it has not said
-    slots: set[int] = field(default_factory=set)  # whose memory it has
+    connection: Connection
+    number: int | None = None  # None: it has not attached yet
+    slots: set[int] = field(default_factory=set)  # whose memory it has received
 
 
 def main() -> None:
-    """Serve until the owner hangs up."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with its owner
-    owner, listening = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
+    """Serve until the owner closes its connection."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of the terminal: end with the owner
+    owner, listener = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
     with contextlib.suppress(PeerError):
-        line = Connection(owner)
-        begun = line.receive()
-        while not begun:
-            begun = line.receive()
-        begin, file = begun[0]
-        assert isinstance(begin, BeginService)
+        connection = Connection(owner)
+        received = connection.receive()
+        while not received:
+            received = connection.receive()
+        setup, file = received[0]
+        assert isinstance(setup, BeginService)
         assert file is not None
-        ServiceHost(begin, file, line, listening).serve()
+        ServiceHost(setup, file, connection, listener).serve()
 
 
 @final
 class ServiceHost:
-    """Processes, sockets and slots."""
+    """The event loop over the owner, the clients and the workers, and the memory of the slots."""
 
-    def __init__(self, begin: BeginService, file: int, owner: Connection, listening: socket.socket) -> None:
-        self._begin, self._file, self._owner, self._listening = begin, file, owner, listening
-        self._coordinator = Coordinator(begin.plan, begin.workers)
+    def __init__(self, setup: BeginService, file: int, owner: Connection, listener: socket.socket) -> None:
+        self._setup, self._file, self._owner, self._listener = setup, file, owner, listener
+        self._coordinator = Coordinator(setup.config, setup.workers)
         self._workers: dict[int, _WorkerProcess] = {}
         self._clients: list[_ClientConnection] = []
-        self._slots: dict[int, int] = {}  # number: file
+        self._slots: dict[int, int] = {}  # file descriptor by slot
         self._selector = selectors.DefaultSelector()
         self._events: list[Event] = []
 
     def serve(self) -> None:
-        self._selector.register(self._owner, selectors.EVENT_READ, self._owner_speaks)
-        self._selector.register(self._listening, selectors.EVENT_READ, self._client_calls)
+        self._selector.register(self._owner, selectors.EVENT_READ, self._read_owner)
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept_client)
         try:
             while True:
                 for key, _ in self._selector.select(TICK_S):
@@ -95,24 +95,24 @@ class ServiceHost:
                 self._events.append(ClockTick())
                 while self._events:
                     for command in self._coordinator.handle(self._events.pop(0), monotonic()):
-                        self._do(command)
+                        self._execute(command)
         finally:
-            self._end()
+            self._kill_workers()
 
-    def _owner_speaks(self) -> None:
-        self._owner.receive()  # it says nothing after the beginning, but hangs up in the end
+    def _read_owner(self) -> None:
+        self._owner.receive()  # the owner sends nothing more: its end of file raises PeerError, which ends `serve`
 
-    def _client_calls(self) -> None:
-        end, _ = self._listening.accept()
+    def _accept_client(self) -> None:
+        end, _ = self._listener.accept()
         client = _ClientConnection(Connection(end))
         self._clients.append(client)
-        self._selector.register(client.line, selectors.EVENT_READ, lambda: self._client_speaks(client))
+        self._selector.register(client.connection, selectors.EVENT_READ, lambda: self._read_client(client))
 
-    def _client_speaks(self, client: _ClientConnection) -> None:
+    def _read_client(self, client: _ClientConnection) -> None:
         try:
-            messages = client.line.receive()
+            messages = client.connection.receive()
         except PeerError:
-            self._drop(client)
+            self._drop_client(client)
             return
         for message, _ in messages:
             match message:
@@ -122,60 +122,60 @@ class ServiceHost:
                 case SplitReleased():
                     self._events.append(message)
                 case _:
-                    raise AssertionError(f"a client said {message}")
+                    raise AssertionError(f"a client sent {message}")
 
-    def _drop(self, client: _ClientConnection) -> None:
+    def _drop_client(self, client: _ClientConnection) -> None:
         if client not in self._clients:
             return
         self._clients.remove(client)
-        self._selector.unregister(client.line)
-        client.line.close()
-        # The same client may have called again already.
+        self._selector.unregister(client.connection)
+        client.connection.close()
+        # The same client may have connected again before its old connection was found closed.
         if client.number is not None and all(other.number != client.number for other in self._clients):
             self._events.append(ClientDetached(client.number))
 
-    def _worker_speaks(self, worker: _WorkerProcess) -> None:
+    def _read_worker(self, worker: _WorkerProcess) -> None:
         try:
-            messages = worker.line.receive()
+            messages = worker.connection.receive()
         except PeerError:
-            self._reap(worker)
+            self._reap_worker(worker)
             return
         for message, _ in messages:
             match message:
-                case WorkerLost(how=how):
-                    worker.error = how
+                case WorkerLost(reason=reason):
+                    worker.error = reason
                 case WorkerJoined() | SplitReady() | SplitRefused():
                     self._events.append(message)
                 case _:
-                    raise AssertionError(f"a worker said {message}")
+                    raise AssertionError(f"a worker sent {message}")
 
-    def _reap(self, worker: _WorkerProcess) -> None:
-        """Reap a worker only after its process has ended: its slots may still be written until then."""
-        self._selector.unregister(worker.line)
-        worker.line.close()
+    def _reap_worker(self, worker: _WorkerProcess) -> None:
+        """Wait until a worker has ended, then report it lost: before that it may still write to its slot."""
+        self._selector.unregister(worker.connection)
+        worker.connection.close()
         del self._workers[worker.number]
         try:
-            code = worker.process.wait(GRACE_S)
+            code = worker.process.wait(EXIT_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             worker.process.kill()
             code = worker.process.wait()
         self._events.append(WorkerLost(worker.number, worker.error or describe_exit(code)))
 
-    def _do(self, command: Command) -> None:
+    def _execute(self, command: Command) -> None:
         match command:
             case StartWorker(worker=number):
                 self._start(number)
             case RetireWorker(worker=number) | KillWorker(worker=number) if number not in self._workers:
-                pass  # it has ended by itself
-            case RetireWorker(worker=number):
-                self._workers[number].line.socket.shutdown(socket.SHUT_WR)
+                pass  # the worker has ended by itself
+            case RetireWorker(worker=number):  # the worker reads the end of file and returns
+                self._workers[number].connection.socket.shutdown(socket.SHUT_WR)
             case KillWorker(worker=number):
                 self._workers[number].process.kill()
             case SplitLease():
                 self._lease(command)
             case SplitDelivery():
                 for client in [c for c in self._clients if c.number == command.client]:
-                    self._give(client, command)
+                    self._deliver(client, command)
 
     def _start(self, number: int) -> None:
         ours, theirs = socket.socketpair()
@@ -184,32 +184,32 @@ class ServiceHost:
             process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         worker = _WorkerProcess(number, process, Connection(ours))
         self._workers[number] = worker
-        self._selector.register(worker.line, selectors.EVENT_READ, lambda: self._worker_speaks(worker))
-        setup = WorkerSetup(worker=number, size_bytes=self._begin.size_bytes, path=self._begin.path)
-        self._send(worker.line, setup, self._file)
+        self._selector.register(worker.connection, selectors.EVENT_READ, lambda: self._read_worker(worker))
+        setup = WorkerSetup(worker=number, size_bytes=self._setup.size_bytes, path=self._setup.path)
+        self._send(worker.connection, setup, self._file)
 
     def _lease(self, lease: SplitLease) -> None:
         worker = self._workers.get(lease.worker)
         if worker is None:
-            return  # its end is on its way
+            return  # its WorkerLost is in the queue of events
         if lease.slot not in self._slots:
             self._slots[lease.slot] = make_memory()
         file = None if lease.slot in worker.slots else self._slots[lease.slot]
         worker.slots.add(lease.slot)
-        self._send(worker.line, lease, file)
+        self._send(worker.connection, lease, file)
 
-    def _give(self, client: _ClientConnection, give: SplitDelivery) -> None:
-        file = None if give.slot is None or give.slot in client.slots else self._slots[give.slot]
-        if give.slot is not None:
-            client.slots.add(give.slot)
-        self._send(client.line, give, file)
+    def _deliver(self, client: _ClientConnection, delivery: SplitDelivery) -> None:
+        file = None if delivery.slot is None or delivery.slot in client.slots else self._slots[delivery.slot]
+        if delivery.slot is not None:
+            client.slots.add(delivery.slot)
+        self._send(client.connection, delivery, file)
 
     @staticmethod
-    def _send(line: Connection, message: Message, file: int | None = None) -> None:
-        with contextlib.suppress(PeerError):  # that it is gone is heard where it is listened to
-            line.send(message, file)
+    def _send(connection: Connection, message: Message, file: int | None = None) -> None:
+        with contextlib.suppress(PeerError):  # the event loop reads the end of file and handles the loss
+            connection.send(message, file)
 
-    def _end(self) -> None:
+    def _kill_workers(self) -> None:
         for worker in self._workers.values():
             worker.process.kill()
         for worker in self._workers.values():
@@ -217,10 +217,9 @@ class ServiceHost:
 
 
 def describe_exit(code: int) -> str:
-    """An exit code, for people."""
     if code >= 0:
-        return f"it ended with code {code}"
-    why = ", as the system does where memory is short" if code == -signal.SIGKILL else ""
+        return f"it ended with exit code {code}"
+    why = " (the system kills processes when memory runs out)" if code == -signal.SIGKILL else ""
     return f"it was killed by {signal.Signals(-code).name}{why}"
 
 

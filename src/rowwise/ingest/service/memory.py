@@ -1,7 +1,7 @@
-"""Memory that processes share, without a name: it goes with the last process that has it, however that ends.
+"""Shared memory without a name: the system frees it when the last process that has it ends, killed or not.
 
-The host makes a slot and hands it out; a worker makes it as large as a split needs, and clients look into it. Used
-again and again, its pages are there already.
+The host makes a slot and sends its file descriptor; a worker grows it to the size of a split, and clients map it. A
+slot is used again and again, so its pages are already mapped in.
 """
 
 import contextlib
@@ -13,20 +13,20 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-GROW_BYTES = 1 << 20  # sizes are whole megabytes, so that nearly equal splits fit the same memory
+GROW_BYTES = 1 << 20  # sizes are multiples of this, so that a slightly larger split seldom needs a new mapping
 
 
 def make_memory() -> int:
-    """A file descriptor of memory of no size yet."""
+    """A file descriptor of empty shared memory."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("rowwise-ingest")
-    with tempfile.TemporaryFile() as file:  # a file without a name, where the system has no such memory
+    with tempfile.TemporaryFile() as file:  # systems without memfd
         return os.dup(file.fileno())
 
 
 @final
 class SlotMemory:
-    """A process's own view of a slot."""
+    """This process's mapping of a slot; it owns the file descriptor."""
 
     def __init__(self, file: int) -> None:
         self.file = file
@@ -34,11 +34,11 @@ class SlotMemory:
 
     @property
     def size_bytes(self) -> int:
-        """The size of the mapping in this process."""
+        """Bytes that are mapped here; another process may have grown the slot since."""
         return 0 if self._map is None else len(self._map)
 
-    def take(self, size_bytes: int) -> NDArray[np.uint8]:
-        """So many bytes to write to; made larger where it is too small."""
+    def resize(self, size_bytes: int) -> NDArray[np.uint8]:
+        """The first `size_bytes` bytes, to write to; grows the slot where it is smaller."""
         if self.size_bytes < size_bytes or self._map is None:
             whole_bytes = max(-(-size_bytes // GROW_BYTES) * GROW_BYTES, GROW_BYTES)
             if os.fstat(self.file).st_size < whole_bytes:
@@ -46,14 +46,14 @@ class SlotMemory:
             self._map = mmap.mmap(self.file, 0)
         return np.frombuffer(self._map, np.uint8, size_bytes)
 
-    def look(self, size_bytes: int) -> mmap.mmap:
-        """At least so many bytes, as another process has written them."""
+    def map(self, size_bytes: int) -> mmap.mmap:
+        """At least `size_bytes` bytes, to read what another process has written."""
         if self.size_bytes < size_bytes or self._map is None:
-            self._map = mmap.mmap(self.file, 0)  # all there is by now
+            self._map = mmap.mmap(self.file, 0)  # as large as the slot is now
         return self._map
 
     def close(self) -> None:
-        """Release the mapping; views keep their memory."""
+        """Close the descriptor. Arrays that view the memory stay valid."""
         self._map = None
         with contextlib.suppress(OSError):
             os.close(self.file)

@@ -1,9 +1,8 @@
-"""Messages between processes of a service: frozen values over stream sockets, with file descriptors.
+"""Messages between the processes of a service: frozen values over Unix stream sockets, some with a file descriptor.
 
-Clients and workers say the coordinator's events and hear its commands. The memory of a slot comes with the first
-command that names it: a message is its length and its MessagePack, says whether a file comes with it (`memory.py`), and
-the descriptor travels with its bytes. Pickles are read only from the process that started this one, which could run
-anything here anyway.
+Clients and workers send the coordinator's events and receive its commands. A message is its length, a flag whether a
+file descriptor comes with it, and its MessagePack. The memory of a slot (`memory.py`) comes with the first command that
+names the slot. A pickle is read only from the process that started this one, which could run any code here anyway.
 """
 
 import socket
@@ -28,21 +27,22 @@ from rowwise.ingest.service.coordinator import (
 from rowwise.spec import Value
 
 LENGTH = struct.Struct("<I?")
+GONE = "a process of the service that prepares rows has ended"
 READ_BYTES = 1 << 16
-MOST_FILES = 64
+MAX_FILES = 64
 
 
 class BeginService(Value, frozen=True, tag=True):
-    """To the host: how to go about it, and what workers prepare from, as a pickle in memory that comes with it."""
+    """To the host: its configuration; the pickled `PreparationTask` is in the memory that comes with the message."""
 
-    plan: ServiceConfig
+    config: ServiceConfig
     size_bytes: int
-    path: tuple[str, ...] = ()  # where the owner finds modules
-    workers: int | None = None  # as many as a host before this one had come to
+    path: tuple[str, ...] = ()  # the owner's sys.path: pickled functions are imported from it
+    workers: int | None = None  # how many the previous host had; None: this is the first
 
 
 class WorkerSetup(Value, frozen=True, tag=True):
-    """To a worker: its number, and what to prepare from, as a pickle in memory of so many bytes."""
+    """To a worker: its number; the pickled `PreparationTask` is in the memory that comes with the message."""
 
     worker: int
     size_bytes: int
@@ -56,7 +56,7 @@ Message = BeginService | WorkerSetup | SplitLease | SplitDelivery | FromClient |
 
 @final
 class Connection:
-    """One end of a socket between a host and a worker or client."""
+    """One end of a socket between the host and its owner, a worker or a client."""
 
     def __init__(self, end: socket.socket) -> None:
         self.socket = end
@@ -67,33 +67,33 @@ class Connection:
         return self.socket.fileno()
 
     def send(self, message: Message, file: int | None = None) -> None:
-        """Send everything; raises PeerError if the peer is gone."""
+        """Send the whole message; PeerError where the other end is gone."""
         body = msgspec.msgpack.encode(message)
         data = LENGTH.pack(len(body), file is not None) + body
         try:
-            if file is not None:  # with the first byte, so that it is there when the message is
+            if file is not None:  # the descriptor travels with the first byte: it is there when the message is whole
                 sent = socket.send_fds(self.socket, [data], [file])
                 data = data[sent:]
             self.socket.sendall(data)
         except OSError as error:
-            raise PeerError(f"the other end of a service is gone: {error}") from error
+            raise PeerError(f"{GONE}: {error}") from error
 
     def receive(self) -> list[tuple[Message, int | None]]:
-        """Receive pending messages, waiting for at least one; raises PeerError at the end of the stream."""
+        """Wait for bytes, at most the socket's timeout, and return whole messages. The caller owns the descriptors."""
         try:
-            data, files, _, _ = socket.recv_fds(self.socket, READ_BYTES, MOST_FILES)
+            data, files, _, _ = socket.recv_fds(self.socket, READ_BYTES, MAX_FILES)
         except TimeoutError:
             return []
         except OSError as error:
-            raise PeerError(f"the other end of a service is gone: {error}") from error
+            raise PeerError(f"{GONE}: {error}") from error
         self._files.extend(files)
         if not data:
-            raise PeerError("the other end of a service is gone")
+            raise PeerError(GONE)
         self._buffer += data
-        return list(self._complete_messages())
+        return self._decode_whole()
 
-    def _complete_messages(self) -> list[tuple[Message, int | None]]:
-        found: list[tuple[Message, int | None]] = []
+    def _decode_whole(self) -> list[tuple[Message, int | None]]:
+        messages: list[tuple[Message, int | None]] = []
         at = 0
         while len(self._buffer) - at >= LENGTH.size:
             length, has_file = LENGTH.unpack_from(self._buffer, at)
@@ -101,10 +101,10 @@ class Connection:
             if len(self._buffer) < end:
                 break
             message = msgspec.msgpack.decode(bytes(self._buffer[at + LENGTH.size : end]), type=Message)
-            found.append((message, self._files.popleft() if has_file else None))
+            messages.append((message, self._files.popleft() if has_file else None))
             at = end
         del self._buffer[:at]
-        return found
+        return messages
 
     def close(self) -> None:
         self.socket.close()

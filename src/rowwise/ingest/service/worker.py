@@ -1,8 +1,8 @@
-"""A worker: a process that prepares splits, one after another, and keeps nothing.
+"""A worker process: prepares one leased split after another, and keeps no state between them.
 
-It reads, transforms and encodes a split straight into memory that clients map. What a split has that cannot be used is
-told, and is the clients' business; a worker goes on. Known limits: a thread of its own that reads ahead; there are as
-many workers as it takes.
+It reads, transforms and encodes a split straight into memory that clients map. If a split raises an error, the worker
+sends the error to the clients and goes on. Not supported: reading the next split while one is encoded; another worker
+does that.
 """
 
 import contextlib
@@ -29,54 +29,55 @@ from rowwise.ingest.service.coordinator import (
 from rowwise.ingest.service.memory import SlotMemory
 from rowwise.ingest.service.messages import Connection, WorkerSetup
 
+TASK = -1  # the slot number under which the pickled task arrives
+
 
 def main() -> None:
-    """Work until the host hangs up."""
-    # Ctrl-C at a terminal goes to all processes there; a worker ends with its host.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    pa.set_cpu_count(1)  # workers are processes: threads of each would only take cores from the others
+    """Work until the host closes the connection."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of the terminal: end with the host
+    pa.set_cpu_count(1)  # parallelism comes from the number of workers: Arrow's threads would compete with them
     with contextlib.suppress(PeerError), socket.socket(fileno=int(sys.argv[1])) as end:
         work(Connection(end))
 
 
-def work(line: Connection) -> None:
-    """Do what the host asks for."""
+def work(connection: Connection) -> None:
+    """Load the task, then prepare the splits that the host leases."""
     task: PreparationTask | None = None
     slots: dict[int, SlotMemory] = {}
     while True:
-        for message, file in line.receive():
+        for message, file in connection.receive():
             if file is not None:
-                slots[message.slot if isinstance(message, SplitLease) else -1] = SlotMemory(file)
+                slots[message.slot if isinstance(message, SplitLease) else TASK] = SlotMemory(file)
             if isinstance(message, WorkerSetup):
                 sys.path += [folder for folder in message.path if folder not in sys.path]
                 try:
-                    task = pickle.loads(slots.pop(-1).look(message.size_bytes)[: message.size_bytes])
+                    task = pickle.loads(slots.pop(TASK).map(message.size_bytes)[: message.size_bytes])
                 except (pickle.UnpicklingError, AttributeError, ImportError) as error:
-                    out = "want functions of modules that workers can import, not of __main__"
-                    line.send(
-                        WorkerLost(message.worker, f"what to prepare cannot be loaded in a worker: {error}; {out}")
+                    want = "want functions of modules that workers can import, not of __main__"
+                    connection.send(
+                        WorkerLost(message.worker, f"a worker cannot load the reader or transforms: {error}: {want}")
                     )
                     return
-                line.send(WorkerJoined(message.worker))
+                connection.send(WorkerJoined(message.worker))
             else:
                 assert isinstance(message, SplitLease)
                 assert task is not None
-                line.send(prepare_split(task, message, slots[message.slot].take))
+                connection.send(prepare_split(task, message, slots[message.slot].resize))
 
 
 def prepare_split(task: PreparationTask, lease: SplitLease, memory: block.Memory) -> SplitReady | SplitRefused:
-    """A split, in the memory that is given; or why it is not."""
+    """Read and encode a leased split into `memory`; any error is returned, for the clients to raise."""
     begin_s, begin_cpu_s = perf_counter(), process_time()
     try:
-        opened = task.open(task.order(lease.place.epoch)[lease.place.at], lease.place.epoch)
+        opened = task.open(task.order(lease.split_id.epoch)[lease.split_id.index], lease.split_id.epoch)
         encode_s = perf_counter()
         encoded = opened.encode(memory=memory)
     except Exception as error:
-        # Whatever it is, it is the trainer's to raise, with its place in the order of rows.
-        return SplitRefused(lease.worker, lease.place, one_line(error) or f"{type(error).__name__}: {error}")
+        # Any exception: the trainer raises it when it comes to this split, at the same batch as without workers.
+        return SplitRefused(lease.worker, lease.split_id, one_line(error) or f"{type(error).__name__}: {error}")
     spent = structs.replace(opened.spent, encode_s=perf_counter() - encode_s)
     times = WorkerTimes(spent=spent, busy_s=perf_counter() - begin_s, cpu_s=process_time() - begin_cpu_s)
-    return SplitReady(lease.worker, lease.place, encoded.layout, times)
+    return SplitReady(lease.worker, lease.split_id, encoded.layout, times)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
-"""A list of transforms, applied: which columns that takes, which types come out, and the columns themselves.
+"""Applies a list of transforms in order: the columns to read, the resulting types, and the resulting columns.
 
-The same functions in training and in serving: both load the same values and call `apply`. Only `load` reads files; what
-it gives is passed to all others, which are pure. Transforms follow one another, so each reads what those before it have
-made; only those are run that a wanted column depends on.
+Training and serving load the same transforms and call `apply`. Only `load` reads files; the other functions are pure. A
+transform reads the results of those before it. Only transforms that a wanted column depends on are run.
 """
 
 import hashlib
@@ -70,35 +69,35 @@ class ChainStep:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedTransforms:
-    """Transforms with what their files say inside: nothing else is needed to apply them.
+    """Transforms with the contents of their files inside.
 
-    Own functions do not go to other processes: send `to_json`.
+    To send them to another process use `to_json`: a user's function cannot be pickled.
     """
 
     steps: tuple[ChainStep, ...]
 
     @property
     def transforms(self) -> tuple[Transform, ...]:
-        """The transforms as values; user functions have their source, mappings their ids."""
+        """The transforms as values; a user's function includes its source, a mapping its ids."""
         return tuple(step.transform for step in self.steps)
 
 
 def load(transforms: Iterable[AnyKind | Transform | str]) -> LoadedTransforms:
-    """Read the files that transforms name, and run those of own functions."""
-    full = [(UserFunction(function=t) if isinstance(t, str) else t).loaded() for t in transforms]
+    """Read the files that transforms name, and execute those of the user's functions."""
+    full = [(UserFunction(function=t) if isinstance(t, str) else t).read_files() for t in transforms]
     for transform in full:
         if "" in transform.makes:
-            raise transform.refuse("to='': want a name for what it makes")
-    return LoadedTransforms(steps=tuple(ChainStep(number=n, transform=t, run=t.ready()) for n, t in enumerate(full)))
+            raise transform.spec_error("to='': want a name for what it makes")
+    return LoadedTransforms(steps=tuple(ChainStep(number=n, transform=t, run=t.prepare()) for n, t in enumerate(full)))
 
 
 def serving(loaded: LoadedTransforms) -> LoadedTransforms:
-    """Without what leaves rows out: who asks for a row gets an answer, and it takes no label."""
+    """The transforms without sampling: when serving, every row gets a prediction, and there is no label."""
     return LoadedTransforms(steps=tuple(step for step in loaded.steps if not isinstance(step.transform, Sampling)))
 
 
 def sources(loaded: LoadedTransforms, wanted: Sequence[str]) -> tuple[str, ...]:
-    """The columns to read for those that are wanted, each once."""
+    """The columns to read to compute the wanted ones."""
     return _needed_steps(loaded, wanted)[1]
 
 
@@ -109,7 +108,7 @@ def unread(loaded: LoadedTransforms, wanted: Sequence[str]) -> tuple[ChainStep, 
 
 
 def schema_after(schema: pa.Schema, loaded: LoadedTransforms, source: str = "data") -> pa.Schema:
-    """All columns, those of the data and those that are made; columns that do not fit are refused here, unread."""
+    """The columns of the data and of all transforms; refuses input columns of wrong types, without reading data."""
     kinds = {field.name: field.type for field in schema}
     for step in loaded.steps:
         _check(step, kinds, loaded, source)
@@ -121,16 +120,16 @@ def schema_after(schema: pa.Schema, loaded: LoadedTransforms, source: str = "dat
 def apply(
     table: pa.Table, loaded: LoadedTransforms, wanted: Sequence[str], where: RowPosition | None = None
 ) -> tuple[pa.Table, Mask | None]:
-    """The wanted columns of rows, any number of them.
+    """Compute the wanted columns.
 
     Args:
-        table: has the columns of `sources`.
+        table: rows with the columns of `sources`.
         loaded: the transforms.
         wanted: columns of the table or of transforms.
-        where: which rows these are.
+        where: the split that the rows are from.
 
     Returns:
-        All rows, and which of them sampling keeps; None: all.
+        The columns of all rows, and a mask of the rows that sampling keeps; None: all.
     """
     where = where or RowPosition()
     steps, names = _needed_steps(loaded, wanted)
@@ -142,31 +141,31 @@ def apply(
         if isinstance(transform, Sampling):
             kept_R = transform.keeps(columns.arrays(transform.reads), where, table.num_rows)
             keep_R = kept_R if keep_R is None else keep_R & kept_R
-        elif not columns.fused(transform):
+        elif not columns.try_fuse(transform):
             made = step.run(columns.arrays(transform.reads), where)
             columns.put(transform.makes, made)
     return columns.table(wanted), keep_R
 
 
 def digest(loaded: LoadedTransforms) -> str:
-    """64 letters, the same for transforms that do the same: own functions and mappings go in by their contents."""
-    # As they are when they are read again: in code, 2 may stand for 2.0.
+    """A digest of 64 characters, equal for equal transforms; files count by their contents, not by their paths."""
+    # Through JSON, so that 2 given for 2.0 in code has the digest of a recipe's 2.0.
     plain = [_plain(transform) for transform in decode(to_json(loaded))]
     return hashlib.sha256(msgspec.json.encode(plain, order="deterministic")).hexdigest()
 
 
 def to_json(loaded: LoadedTransforms) -> bytes:
-    """All that applying them takes, own functions' sources too."""
+    """The transforms with the contents of their files, the source of the user's functions included."""
     return msgspec.json.encode(loaded.transforms)
 
 
 def from_json(data: bytes) -> LoadedTransforms:
-    """Transforms from `to_json`. They may contain user functions, whose code is run: load only what you trust."""
+    """Load the result of `to_json`. It may hold a user's functions, whose code is executed: load only trusted data."""
     return load(decode(data))
 
 
 def decode(data: bytes) -> tuple[AnyKind, ...]:
-    """Transforms from `to_json` as values, without running user functions."""
+    """Decode the result of `to_json` to values, without executing code."""
     try:
         return msgspec.json.decode(data, type=tuple[AnyKind, ...])
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
@@ -174,7 +173,7 @@ def decode(data: bytes) -> tuple[AnyKind, ...]:
 
 
 def _needed_steps(loaded: LoadedTransforms, wanted: Sequence[str]) -> tuple[list[ChainStep], tuple[str, ...]]:
-    """The transforms that wanted columns depend on, in order, and the columns that these read and nothing makes."""
+    """The transforms that the wanted columns depend on, in order, and the columns of the data that they read."""
     open_names, steps = dict.fromkeys(wanted), list[ChainStep]()
     for step in reversed(loaded.steps):
         transform = step.transform
@@ -187,28 +186,24 @@ def _needed_steps(loaded: LoadedTransforms, wanted: Sequence[str]) -> tuple[list
 
 
 def _check(step: ChainStep, kinds: Mapping[str, pa.DataType], loaded: LoadedTransforms, source: str) -> None:
-    """Refuse columns that are not there or hold something else."""
+    """Refuse input columns that are missing or have a type that the transform does not take."""
     transform = step.transform
     for name, want in zip(transform.reads, transform.wants, strict=True):
         if name not in kinds:
             later = [s for s in loaded.steps if s.number > step.number and name in s.transform.makes]
             if later:
                 raise DataError(f"{source}: {step}: no column {name!r} yet: {later[0]} makes it; want that one before")
-            _refuse_missing(name, kinds, f"{source}: {step}")
+            check_columns([name], pa.schema(dict(kinds)), f"{source}: {step}")
         if not MEETS[want](kinds[name]):
             raise DataError(f"{source}: {step}: column {name!r} holds {kinds[name]}: want {want}")
-    complaint = transform.complaint(tuple(plain_kind(kinds[name]) for name in transform.reads))
-    if complaint:
+    type_problem = transform.type_problem(tuple(plain_kind(kinds[name]) for name in transform.reads))
+    if type_problem:
         names = ", ".join(f"{name!r} ({kinds[name]})" for name in transform.reads)
-        raise DataError(f"{source}: {step}: column {names}: {complaint}")
-
-
-def _refuse_missing(name: str, kinds: Mapping[str, pa.DataType], place: str) -> None:
-    check_columns([name], pa.schema(dict(kinds)), place)
+        raise DataError(f"{source}: {step}: column {names}: {type_problem}")
 
 
 def _plain(transform: Transform) -> dict[str, Any]:
-    """Values that differ from the defaults, so that a new option changes no digest; files by name alone."""
+    """The fields that differ from the defaults, so that a new option changes no digest; of a path the name only."""
     fields = {f.name: f for f in msgspec.structs.fields(transform)}
     given = {name: value for name, value in msgspec.structs.asdict(transform).items() if value != fields[name].default}
     if isinstance(transform, UserFunction):
@@ -219,7 +214,7 @@ def _plain(transform: Transform) -> dict[str, Any]:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _DeferredFirstX:
-    """The result of FirstX, not made yet: hashing takes one pass over what is not cut, without it."""
+    """A FirstX that is not computed yet, so that a SigridHash after it truncates and hashes in one pass."""
 
     array: pa.Array
     count: int
@@ -240,11 +235,11 @@ class _TransformColumns:
         return tuple(self._array(name) for name in names)
 
     def put(self, names: Sequence[str], arrays: Sequence[pa.Array | _DeferredFirstX]) -> None:
-        """New columns, or others in the place of old ones."""
+        """Add or replace columns."""
         self._made |= dict(zip(names, arrays, strict=True))
 
-    def fused(self, transform: Transform) -> bool:
-        """Put FirstX off until something needs it; do it together with a hash that follows."""
+    def try_fuse(self, transform: Transform) -> bool:
+        """Defer a FirstX, or compute a SigridHash together with a deferred FirstX; False: to be run as usual."""
         if isinstance(transform, FirstX):
             self.put(transform.makes, [_DeferredFirstX(array=self._array(transform.column), count=transform.count)])
             return True
@@ -255,9 +250,8 @@ class _TransformColumns:
         return False
 
     def table(self, names: Sequence[str]) -> pa.Table:
-        """The wanted columns; columns that no transform made are unchanged."""
-        found = {name: self._array(name) if name in self._made else self._table[name] for name in names}
-        return pa.table(found) if found else self._table.select([])
+        columns = {name: self._array(name) if name in self._made else self._table[name] for name in names}
+        return pa.table(columns) if columns else self._table.select([])
 
     def _kind(self, name: str) -> pa.DataType:
         there = self._made.get(name)

@@ -1,7 +1,4 @@
-"""Onehot: a column of 0 and 1 for each class or bucket.
-
-Apart from the other transforms of numbers because it takes ids as well, and makes many columns of one.
-"""
+"""Onehot: a column of 0 and 1 for each class or bucket, of ids or numbers."""
 
 from typing import Literal
 
@@ -12,7 +9,7 @@ from pyarrow import types
 
 from rowwise.ingest.bags import Ints
 from rowwise.ingest.columns import IDS
-from rowwise.ingest.transform.arrays import element_kind, elements, lists, number_kind, numbers_of, rows_of
+from rowwise.ingest.transform.arrays import element_kind, flatten_values, lists, number_kind, row_of_each, to_numbers
 from rowwise.ingest.transform.numbers import buckets
 from rowwise.ingest.transform.transform import (
     NUMBERS_OR_LISTS,
@@ -26,10 +23,10 @@ from rowwise.ingest.transform.transform import (
 
 
 class Onehot(OneColumn, frozen=True, kw_only=True, tag="onehot", tag_field="kind"):
-    """For each class 1 if it is there and 0 if not: by named classes, or by buckets between borders.
+    """1 for the class of a value and 0 for all others; classes are named, or are the buckets between borders.
 
-    A list has a 1 for each class that is in it at all. What is null, NaN, or of no class has no 1; a null row and an
-    empty list are all zeros. K borders make K + 1 buckets, as `bucketize` does: infinities are in the first and last.
+    A list has a 1 for each class that occurs in it. Nulls, NaN and values of no class have no 1; a null row and an
+    empty list are all zeros. K borders make K + 1 buckets, as in `bucketize`; infinities are in the first and the last.
     """
 
     classes: tuple[int | str, ...] = ()
@@ -42,15 +39,15 @@ class Onehot(OneColumn, frozen=True, kw_only=True, tag="onehot", tag_field="kind
         """Refuse classes that could not be told apart."""
         if bool(self.classes) == bool(self.borders):
             got = "both" if self.borders else "neither"
-            raise self.refuse(f"got {got} of classes and borders: want one of them")
+            raise self.spec_error(f"got {got} of classes and borders: want one of them")
         check_borders(self, self.borders)
         if len({type(c) for c in self.classes}) > 1:
-            raise self.refuse(f"classes: {self.classes}: want whole numbers only, or texts only")
+            raise self.spec_error(f"classes: {self.classes}: want whole numbers only, or texts only")
         twice = [c for c in self.classes if self.classes.count(c) > 1]
         if twice:
-            raise self.refuse(f"classes: {twice[0]!r} appears twice: want each once")
+            raise self.spec_error(f"classes: {twice[0]!r} appears twice: want each once")
         if self.into not in ("columns", "lists"):
-            raise self.refuse(f"into={self.into!r}: want 'columns' or 'lists'")
+            raise self.spec_error(f"into={self.into!r}: want 'columns' or 'lists'")
 
     @property
     def width(self) -> int:
@@ -68,7 +65,7 @@ class Onehot(OneColumn, frozen=True, kw_only=True, tag="onehot", tag_field="kind
         """Numbers to be cut into buckets, or ids that are compared."""
         return (NUMBERS_OR_LISTS if self.borders else IDS,)
 
-    def complaint(self, kinds: Kinds) -> str:
+    def type_problem(self, kinds: Kinds) -> str:
         """Numbers and words are never the same."""
         if self.classes and is_words(kinds[0]) != isinstance(self.classes[0], str):
             return f"compared with class {self.classes[0]!r}: want {'texts' if is_words(kinds[0]) else 'whole numbers'}"
@@ -84,7 +81,7 @@ class Onehot(OneColumn, frozen=True, kw_only=True, tag="onehot", tag_field="kind
         """Write all ones at once."""
         class_N, offsets_R1 = self._classes(arrays[0])
         rows, width = len(arrays[0]), self.width
-        row_N = np.arange(rows) if offsets_R1 is None else rows_of(offsets_R1)
+        row_N = np.arange(rows) if offsets_R1 is None else row_of_each(offsets_R1)
         there_N = class_N >= 0
         ones_RK = np.zeros((rows, width), np.float32, order="C" if self.into == "lists" else "F")
         ones_RK[row_N[there_N], class_N[there_N]] = 1
@@ -95,12 +92,12 @@ class Onehot(OneColumn, frozen=True, kw_only=True, tag="onehot", tag_field="kind
     def _classes(self, array: pa.Array) -> tuple[Ints, Ints | None]:
         """The class of each element, -1 for none."""
         if self.borders:
-            numbers = numbers_of(array)
+            numbers = to_numbers(array)
             class_N = buckets(numbers.x_N, self.borders)
             return np.where(
                 numbers.missing_N, -1, class_N
             ) if numbers.missing_N is not None else class_N, numbers.offsets_R1
-        values, offsets_R1 = elements(array)
+        values, offsets_R1 = flatten_values(array)
         values = values.dictionary_decode() if types.is_dictionary(values.type) else values
         values = values.cast(pa.large_binary()) if is_words(values.type) else values.cast(number_kind(values.type))
         known = pa.array([c.encode() if isinstance(c, str) else c for c in self.classes], values.type)

@@ -7,7 +7,7 @@ Text is an id like any other: it is hashed to 64 bits first, by rowwise's own ha
 import numpy as np
 import pyarrow as pa
 
-from rowwise.ingest.bags import flatten_lists, hashed, int64
+from rowwise.ingest.bags import flatten_lists, hash_ids, int64
 from rowwise.ingest.bags import lists as as_lists
 from rowwise.ingest.columns import FITS, IDS, ROWS
 from rowwise.ingest.mix import remainder
@@ -15,14 +15,14 @@ from rowwise.ingest.native import SIGRID, PickedIds, RowMapping
 from rowwise.ingest.transform.arrays import (
     IdLists,
     element_kind,
-    elements,
-    fold,
-    ids_of,
-    like,
+    flatten_values,
+    hash_pair,
+    list_like,
     lists,
     nulls,
-    rows_or_words,
-    sums,
+    to_id_lists,
+    to_offsets,
+    to_rows,
 )
 from rowwise.ingest.transform.transform import ID_LISTS, LISTS, Arrays, Kinds, OneColumn, RowPosition, check_rows
 
@@ -39,14 +39,14 @@ class SigridHash(OneColumn, frozen=True, kw_only=True, tag="sigrid_hash", tag_fi
         """Refuse what is no number of rows, and a salt that no 64 bits hold."""
         check_rows(self, self.rows)
         if not -(1 << 63) <= self.salt < 1 << 63:
-            raise self.refuse(f"salt={self.salt}: want a number of 64 bits, -2**63 to 2**63 - 1")
+            raise self.spec_error(f"salt={self.salt}: want a number of 64 bits, -2**63 to 2**63 - 1")
 
     @property
     def wants(self) -> tuple[str, ...]:
         return (IDS,)
 
     def types(self, kinds: Kinds) -> Kinds:
-        return (like(kinds[0], pa.int64()),)
+        return (list_like(kinds[0], pa.int64()),)
 
     def run(self, arrays: Arrays, where: RowPosition) -> Arrays:
         """Hash all at once."""
@@ -82,7 +82,7 @@ class FirstX(OneColumn, frozen=True, kw_only=True, tag="first_x", tag_field="kin
 
     def __post_init__(self) -> None:
         if not 1 <= self.count < 1 << 31:
-            raise self.refuse(f"count={self.count}: want at least 1, and less than 2**31")
+            raise self.spec_error(f"count={self.count}: want at least 1, and less than 2**31")
 
     @property
     def wants(self) -> tuple[str, ...]:
@@ -108,11 +108,11 @@ def first(array: pa.Array, count: int) -> pa.Array:
 
 
 def _first_of_any(array: pa.Array, count: int) -> pa.Array:
-    values, offsets_R1 = elements(array)
+    values, offsets_R1 = flatten_values(array)
     assert offsets_R1 is not None
     lengths_R = np.diff(offsets_R1)
     used_N = np.arange(len(values)) - np.repeat(offsets_R1[:-1], lengths_R) < count
-    return lists(values.filter(pa.array(used_N)), sums(np.minimum(lengths_R, count)), nulls(array))
+    return lists(values.filter(pa.array(used_N)), to_offsets(np.minimum(lengths_R, count)), nulls(array))
 
 
 class PositiveModulus(OneColumn, frozen=True, kw_only=True, tag="positive_modulus", tag_field="kind"):
@@ -128,11 +128,11 @@ class PositiveModulus(OneColumn, frozen=True, kw_only=True, tag="positive_modulu
         return (ROWS,)
 
     def types(self, kinds: Kinds) -> Kinds:
-        return (like(kinds[0], pa.int64()),)
+        return (list_like(kinds[0], pa.int64()),)
 
     def run(self, arrays: Arrays, where: RowPosition) -> Arrays:
         """Divide all at once."""
-        ids = ids_of(arrays[0])
+        ids = to_id_lists(arrays[0])
         if ids.values.type == pa.uint64():
             rows_N = remainder(ids.values.to_numpy(zero_copy_only=False), self.rows)
         else:
@@ -152,7 +152,7 @@ class Enumerate(OneColumn, frozen=True, kw_only=True, tag="enumerate", tag_field
 
     def run(self, arrays: Arrays, where: RowPosition) -> Arrays:
         """Count from where each list begins."""
-        ids = ids_of(arrays[0])
+        ids = to_id_lists(arrays[0])
         offsets_R1 = ids.starts()
         return (ids.with_values(np.arange(len(ids.values)) - np.repeat(offsets_R1[:-1], np.diff(offsets_R1))),)
 
@@ -168,7 +168,7 @@ class NGram(OneColumn, frozen=True, kw_only=True, tag="ngram", tag_field="kind")
 
     def __post_init__(self) -> None:
         if not 2 <= self.n <= MOST_JOINED:
-            raise self.refuse(f"n={self.n}: want at least 2, and at most {MOST_JOINED}")
+            raise self.spec_error(f"n={self.n}: want at least 2, and at most {MOST_JOINED}")
         check_rows(self, self.rows)
 
     @property
@@ -180,12 +180,12 @@ class NGram(OneColumn, frozen=True, kw_only=True, tag="ngram", tag_field="kind")
 
     def run(self, arrays: Arrays, where: RowPosition) -> Arrays:
         """Join all lists at once, one id more in each round."""
-        ids = ids_of(arrays[0])
-        hash_N, offsets_R1 = hashed(ids.values), ids.starts()
+        ids = to_id_lists(arrays[0])
+        hash_N, offsets_R1 = hash_ids(ids.values), ids.starts()
         counts_R = np.maximum(np.diff(offsets_R1) - self.n + 1, 0)
-        made_R1 = sums(counts_R)
+        made_R1 = to_offsets(counts_R)
         at_G = np.arange(made_R1[-1]) + np.repeat(offsets_R1[:-1] - made_R1[:-1], counts_R)
         joined_G = np.zeros(len(at_G), np.uint64)
         for step in range(self.n):
-            joined_G = fold(joined_G, hash_N[at_G + step])
-        return (lists(pa.array(rows_or_words(joined_G, self.rows)), made_R1, ids.null_R),)
+            joined_G = hash_pair(joined_G, hash_N[at_G + step])
+        return (lists(pa.array(to_rows(joined_G, self.rows)), made_R1, ids.null_R),)

@@ -1,7 +1,6 @@
-"""Ids looked up in a list of known ones: a vocabulary, in the recipe or in a file.
+"""Maps ids to numbers by a vocabulary, in the recipe or in a file.
 
-Known limits: a vocabulary is in memory, twice while it is loaded, so one of hundreds of millions of ids belongs into a
-table that hashes them.
+Known limits: a vocabulary is in memory, twice while it is loaded; for hundreds of millions of ids use hashing instead.
 """
 
 from collections.abc import Mapping
@@ -16,9 +15,17 @@ from pyarrow import compute as pc
 
 from rowwise.errors import DataError
 from rowwise.ingest import native
-from rowwise.ingest.bags import Ints, hashed, int64
+from rowwise.ingest.bags import Ints, hash_ids, int64
 from rowwise.ingest.columns import IDS
-from rowwise.ingest.transform.arrays import IdLists, Mask, ids_of, like, lists, sums, whole_kind
+from rowwise.ingest.transform.arrays import (
+    IdLists,
+    Mask,
+    list_like,
+    lists,
+    to_id_lists,
+    to_offsets,
+    whole_kind,
+)
 from rowwise.ingest.transform.transform import Arrays, Kinds, OneColumn, RowPosition, Run, is_words
 from rowwise.textfile import read_text
 
@@ -27,38 +34,38 @@ INTS = range(-(1 << 63), 1 << 63)
 
 
 class MapId(OneColumn, frozen=True, kw_only=True, tag="map_id", tag_field="kind"):
-    """The number that each id has in a mapping, such as its row in a table of the frequent ones.
+    """Replaces each id by its number in a mapping, such as its row in a table of frequent ids.
 
-    A null row stays null, an empty list stays empty, and a null inside a list is left out. Unknown ids are by default
-    left out as well (and a single one becomes null); or become one number; or are an error.
+    A null row stays null, an empty list stays empty, and a null inside a list is left out. An unknown id is left out by
+    default (a single one becomes null), or gets one common number, or is an error.
     """
 
     mapping: dict[str | int, int] = msgspec.field(default_factory=dict)
-    file: str = ""  # instead: an id on each line, which gets the number of its line from 0, or one after a tab
+    file: str = ""  # instead of `mapping`: an id a line; its number is that of the line, from 0, or stands after a tab
     unknown: int | Literal["drop", "raise"] = "drop"
 
     def __post_init__(self) -> None:
         """Keys are texts, as in JSON; of whole numbers these are their digits."""
         if bool(self.mapping) == bool(self.file):
             got = "both" if self.file else "neither"
-            raise self.refuse(f"got {got} of mapping and file: want one of them")
+            raise self.spec_error(f"got {got} of mapping and file: want one of them")
         if isinstance(self.unknown, str) and self.unknown not in ("drop", "raise"):
-            raise self.refuse(f"unknown={self.unknown!r}: want a number, 'drop' or 'raise'")
+            raise self.spec_error(f"unknown={self.unknown!r}: want a number, 'drop' or 'raise'")
         keyed: dict[str | int, int] = {str(key): number for key, number in self.mapping.items()}
         if len(keyed) < len(self.mapping):
-            raise self.refuse("mapping: an id appears as a number and as text: want each once")
+            raise self.spec_error("mapping: an id appears as a number and as text: want each once")
         outside = [
             n for n in (*keyed.values(), *([] if isinstance(self.unknown, str) else [self.unknown])) if n not in INTS
         ]
         if outside:
-            raise self.refuse(f"{outside[0]}: want numbers of 64 bits")
+            raise self.spec_error(f"{outside[0]}: want numbers of 64 bits")
         msgspec.structs.force_setattr(self, "mapping", keyed)
 
     @property
     def wants(self) -> tuple[str, ...]:
         return (IDS,)
 
-    def complaint(self, kinds: Kinds) -> str:
+    def type_problem(self, kinds: Kinds) -> str:
         """Whole numbers are not looked up among words."""
         if not is_words(kinds[0]):
             words = [key for key in self.mapping if _parse_whole(key) is None]
@@ -69,18 +76,18 @@ class MapId(OneColumn, frozen=True, kw_only=True, tag="map_id", tag_field="kind"
         return ""
 
     def types(self, kinds: Kinds) -> Kinds:
-        return (like(kinds[0], pa.int64()),)
+        return (list_like(kinds[0], pa.int64()),)
 
     def run(self, arrays: Arrays, where: RowPosition) -> Arrays:
         """Look up all at once."""
-        return self.ready()(arrays, where)
+        return self.prepare()(arrays, where)
 
-    def loaded(self) -> "MapId":
+    def read_files(self) -> "MapId":
         return msgspec.structs.replace(self, mapping=read_mapping(self), file="") if self.file else self
 
-    def ready(self) -> Run:
+    def prepare(self) -> Run:
         """Sort the known ids once."""
-        full = self.loaded()
+        full = self.read_files()
         return partial(_run, full, _words(full.mapping), _numbers(full.mapping))
 
 
@@ -89,18 +96,18 @@ def read_mapping(transform: MapId) -> dict[str | int, int]:
     try:
         lines = read_text(path, MOST_BYTES).splitlines()
     except OSError as error:
-        raise transform.refuse(f"{path}: cannot be read as a list of ids: {error.strerror}") from None
+        raise transform.spec_error(f"{path}: cannot be read as a list of ids: {error.strerror}") from None
     made: dict[str | int, int] = {}
     for number, line in enumerate(lines):
         key, tab, given = line.partition("\t")
         value = _parse_whole(given) if tab else number
         if value is None:
-            raise transform.refuse(f"{path}: line {number + 1}: {given!r}: want a whole number after the tab")
+            raise transform.spec_error(f"{path}: line {number + 1}: {given!r}: want a whole number after the tab")
         if key in made:
-            raise transform.refuse(f"{path}: line {number + 1}: id {key!r} appears twice: want each once")
+            raise transform.spec_error(f"{path}: line {number + 1}: id {key!r} appears twice: want each once")
         made[key] = value
     if not made:
-        raise transform.refuse(f"{path}: it has no ids: want one on each line")
+        raise transform.spec_error(f"{path}: it has no ids: want one on each line")
     return made
 
 
@@ -157,18 +164,18 @@ def _numbers(mapping: Mapping[str | int, int]) -> KnownIds | None:
 def _words(mapping: Mapping[str | int, int]) -> KnownIds:
     """The ids as texts, by their hashes."""
     words = pa.array([str(key).encode() for key in mapping], pa.large_binary())
-    return _known(hashed(words).view(np.int64), words, np.fromiter(mapping.values(), np.int64, len(mapping)))
+    return _known(hash_ids(words).view(np.int64), words, np.fromiter(mapping.values(), np.int64, len(mapping)))
 
 
 def _run(transform: MapId, words: KnownIds, numbers: KnownIds | None, arrays: Arrays, where: RowPosition) -> Arrays:
-    ids = ids_of(arrays[0])
+    ids = to_id_lists(arrays[0])
     if whole_kind(ids.values.type):
-        assert numbers is not None  # `complaint` has refused it
+        assert numbers is not None  # `type_problem` has refused it
         at_N, found_N = _find(numbers, int64(ids.values))
         made_N = numbers.becomes_K[at_N]
     else:
         texts = _texts(ids.values)
-        at_N, found_N = _find(words, hashed(texts).view(np.int64))
+        at_N, found_N = _find(words, hash_ids(texts).view(np.int64))
         assert words.words is not None
         # An unknown text may have the hash of a known one, if hardly ever.
         same = pc.call_function("equal", [words.words.take(pa.array(at_N)), texts.cast(pa.large_binary())])
@@ -189,7 +196,7 @@ def _texts(values: pa.Array) -> pa.Array:
 
 def _drop_unknown(ids: IdLists, made_N: Ints, found_N: Mask) -> pa.Array:
     """Without the unknown: no element of a list, null where there is one value in a row."""
-    offsets_R1 = sums(found_N)[ids.starts()]
+    offsets_R1 = to_offsets(found_N)[ids.starts()]
     if ids.single:
         null_R = np.diff(offsets_R1) == 0
         return IdLists(values=ids.values, offsets_R1=offsets_R1, null_R=null_R, single=True).with_values(
@@ -203,5 +210,5 @@ def _refuse_unknown(transform: MapId, ids: IdLists, found_N: Mask, where: RowPos
     row = int(np.searchsorted(ids.starts(), at, "right")) - 1
     want = f"want one of the {len(transform.mapping)} of the mapping; unknown='drop' leaves it out"
     raise DataError(
-        f"{where.split.place(row)}, column {transform.column!r}: id {ids.values[at].as_py()!r} is unknown: {want}"
+        f"{where.split.locate_row(row)}, column {transform.column!r}: id {ids.values[at].as_py()!r} is unknown: {want}"
     )

@@ -1,8 +1,8 @@
-"""Transforms of numbers, single or in lists: bounded, bent, filled, and cut into buckets and classes.
+"""Transforms of numbers, single or in lists: clamp, logarithm, logit, Box-Cox, fill and buckets.
 
-All have the rules of missing numbers: null stays null and NaN stays NaN, in their places inside lists too; a null list
-stays null, an empty one empty. `Dense.fill` takes both as missing later; `fill` does it here. 32-bit floats stay 32-bit
-floats, whole numbers stay whole where that can be, and all else is a 64-bit float.
+Null stays null and NaN stays NaN, in their places inside lists, too; a null list stays null, an empty one empty. `Fill`
+replaces both here, `Dense.fill` after all transforms. float32 stays float32, integers stay integers where possible, and
+all other numbers become float64.
 """
 
 from collections.abc import Callable
@@ -19,15 +19,15 @@ from rowwise.ingest.bags import Ints
 from rowwise.ingest.transform.arrays import (
     Numeric,
     element_kind,
-    elements,
+    flatten_values,
     float_kind,
-    like,
+    list_like,
     lists,
     nulls,
     number_kind,
-    numbers_of,
     plain_kind,
-    sums,
+    to_numbers,
+    to_offsets,
 )
 from rowwise.ingest.transform.transform import (
     NUMBERS_OR_LISTS,
@@ -64,15 +64,15 @@ class Bucketize(NumberTransform, frozen=True, kw_only=True, tag="bucketize", tag
 
     def __post_init__(self) -> None:
         if not self.borders:
-            raise self.refuse("no borders: want at least one, such as borders: [0.5]")
+            raise self.spec_error("no borders: want at least one, such as borders: [0.5]")
         check_borders(self, self.borders)
 
     def types(self, kinds: Kinds) -> Kinds:
-        return (like(kinds[0], pa.int64()),)
+        return (list_like(kinds[0], pa.int64()),)
 
     def run(self, arrays: Arrays, where: RowPosition) -> Arrays:
         """Search all at once."""
-        numbers = numbers_of(arrays[0])
+        numbers = to_numbers(arrays[0])
         return (numbers.with_numbers(buckets(numbers.x_N, self.borders), numbers.missing_N),)
 
 
@@ -99,11 +99,11 @@ class Clamp(NumberTransform, frozen=True, kw_only=True, tag="clamp", tag_field="
     def __post_init__(self) -> None:
         check_finite(self, low=self.low, high=self.high)
         if self.low is None and self.high is None:
-            raise self.refuse("neither low nor high: want at least one of them")
+            raise self.spec_error("neither low nor high: want at least one of them")
         if self.low is not None and self.high is not None and self.low > self.high:
-            raise self.refuse(f"low={self.low} and high={self.high}: want low at most as large as high")
+            raise self.spec_error(f"low={self.low} and high={self.high}: want low at most as large as high")
 
-    def complaint(self, kinds: Kinds) -> str:
+    def type_problem(self, kinds: Kinds) -> str:
         """Whole numbers have whole bounds."""
         uneven = [b for b in (self.low, self.high) if b is not None and b != int(b)]
         if uneven and types.is_integer(element_kind(kinds[0])):
@@ -111,11 +111,11 @@ class Clamp(NumberTransform, frozen=True, kw_only=True, tag="clamp", tag_field="
         return ""
 
     def types(self, kinds: Kinds) -> Kinds:
-        return (like(kinds[0], number_kind(element_kind(kinds[0]))),)
+        return (list_like(kinds[0], number_kind(element_kind(kinds[0]))),)
 
     def run(self, arrays: Arrays, where: RowPosition) -> Arrays:
         """Compare all at once."""
-        numbers = numbers_of(arrays[0])
+        numbers = to_numbers(arrays[0])
         low, high = (_bound(bound, numbers.x_N.dtype) for bound in (self.low, self.high))
         return (numbers.with_numbers(np.clip(numbers.x_N, low, high), numbers.null_N),)
 
@@ -133,7 +133,7 @@ def _bound(bound: Number | None, kind: np.dtype[Any]) -> np.generic | None:
 
 def _bent(array: pa.Array, bend: Callable[[NDArray[np.float64]], NDArray[np.float64]]) -> pa.Array:
     """A function of numbers in 64 bits, its result in the float type that the column has."""
-    numbers = numbers_of(array)
+    numbers = to_numbers(array)
     kind = np.float32 if numbers.x_N.dtype == np.float32 else np.float64
     with np.errstate(over="ignore"):  # what is too large for the type is infinite there
         return numbers.with_numbers(bend(numbers.x_N.astype(np.float64)).astype(kind), numbers.null_N)
@@ -143,7 +143,7 @@ class FloatTransform(NumberTransform, frozen=True, kw_only=True):
     """A transform of numbers into floats."""
 
     def types(self, kinds: Kinds) -> Kinds:
-        return (like(kinds[0], float_kind(element_kind(kinds[0]))),)
+        return (list_like(kinds[0], float_kind(element_kind(kinds[0]))),)
 
 
 class Log1p(FloatTransform, frozen=True, kw_only=True, tag="log1p", tag_field="kind"):
@@ -151,7 +151,7 @@ class Log1p(FloatTransform, frozen=True, kw_only=True, tag="log1p", tag_field="k
 
     def run(self, arrays: Arrays, where: RowPosition) -> Arrays:
         """In the type of the column: 32 bits are enough here."""
-        numbers = numbers_of(arrays[0])
+        numbers = to_numbers(arrays[0])
         x_N = numbers.x_N if numbers.x_N.dtype.kind == "f" else numbers.x_N.astype(np.float64)
         return (numbers.with_numbers(np.log1p(np.maximum(x_N, x_N.dtype.type(0))), numbers.null_N),)
 
@@ -164,7 +164,7 @@ class Logit(FloatTransform, frozen=True, kw_only=True, tag="logit", tag_field="k
     def __post_init__(self) -> None:
         """Refuse what leaves no number between the ends."""
         if not 1e-12 <= self.eps < 0.5:
-            raise self.refuse(f"eps={self.eps}: want at least 1e-12, and less than 0.5")
+            raise self.spec_error(f"eps={self.eps}: want at least 1e-12, and less than 0.5")
 
     def run(self, arrays: Arrays, where: RowPosition) -> Arrays:
         """In 64 bits, as 1 - eps is 1 in 32."""
@@ -211,7 +211,7 @@ class Fill(OneColumn, frozen=True, kw_only=True, tag="fill", tag_field="kind"):
         """Anything that has such values."""
         return (VALUES,)
 
-    def complaint(self, kinds: Kinds) -> str:
+    def type_problem(self, kinds: Kinds) -> str:
         """The value is of the column's kind."""
         kind = _filled_kind(kinds[0])
         if is_words(kind) != isinstance(self.value, str):
@@ -224,14 +224,14 @@ class Fill(OneColumn, frozen=True, kw_only=True, tag="fill", tag_field="kind"):
         return ""
 
     def types(self, kinds: Kinds) -> Kinds:
-        return (like(kinds[0], _filled_kind(kinds[0])),)
+        return (list_like(kinds[0], _filled_kind(kinds[0])),)
 
     def run(self, arrays: Arrays, where: RowPosition) -> Arrays:
         """Fill elements, then rows."""
         array = arrays[0]
         kind = _filled_kind(array.type)
         value = pa.scalar(self.value if is_words(kind) else kind.to_pandas_dtype()(self.value), kind)
-        values, offsets_R1 = elements(array)
+        values, offsets_R1 = flatten_values(array)
         values = values.dictionary_decode() if types.is_dictionary(values.type) else values
         values = pc.fill_null(values.cast(kind, safe=False), value)
         if types.is_floating(kind):
@@ -250,7 +250,7 @@ def _filled_kind(kind: pa.DataType) -> pa.DataType:
 
 def _with_rows(values: pa.Array, offsets_R1: Ints, null_R: NDArray[np.bool_], value: pa.Scalar) -> pa.Array:
     """Lists, where those that are null get one value."""
-    filled_R1 = sums(np.diff(offsets_R1) + null_R)
+    filled_R1 = to_offsets(np.diff(offsets_R1) + null_R)
     at_N = np.zeros(filled_R1[-1], np.int64)
     new_N = np.zeros(filled_R1[-1], np.bool_)
     new_N[filled_R1[:-1][null_R]] = True

@@ -1,7 +1,7 @@
-"""Transforms of several columns of ids: crossed, compared, and scored.
+"""Transforms of several columns of ids: cross products, intersections and scores.
 
-Their own file because each lines up the lists of a row with one another. Rows are lined up as (row, number of the id),
-so that all rows are compared at once, and exactly: texts are compared as texts, not by hashes.
+The lists of all rows are compared at once, as pairs (row, number of the distinct id). Comparisons are exact: distinct
+texts have distinct numbers, not hashes.
 """
 
 from typing import Literal
@@ -13,23 +13,23 @@ from pyarrow import compute as pc
 from pyarrow import types
 
 from rowwise.errors import DataError
-from rowwise.ingest.bags import Ints, hashed, int64
+from rowwise.ingest.bags import Ints, hash_ids, int64
 from rowwise.ingest.columns import IDS, is_list
 from rowwise.ingest.transform.arrays import (
     IdLists,
     Mask,
-    either,
+    either_null,
     element_kind,
-    elements,
-    fold,
-    ids_of,
+    flatten_values,
+    hash_pair,
     lists,
     nulls,
-    numbers_of,
     plain_kind,
-    rows_of,
-    rows_or_words,
-    sums,
+    row_of_each,
+    to_id_lists,
+    to_numbers,
+    to_offsets,
+    to_rows,
     whole_kind,
 )
 from rowwise.ingest.transform.transform import (
@@ -81,18 +81,18 @@ class Cartesian(TwoColumns, frozen=True, kw_only=True, tag="cartesian", tag_fiel
 
     def run(self, arrays: Arrays, where: RowPosition) -> Arrays:
         """Pair all rows at once."""
-        a, b = ids_of(arrays[0]), ids_of(arrays[1])
-        hash_A, hash_B, zero = hashed(a.values), hashed(b.values), np.zeros(1, np.uint64)
+        a, b = to_id_lists(arrays[0]), to_id_lists(arrays[1])
+        hash_A, hash_B, zero = hash_ids(a.values), hash_ids(b.values), np.zeros(1, np.uint64)
         starts_R1, begins_R1 = a.starts(), b.starts()
         seconds_R = np.diff(begins_R1)
         pairs_R = np.diff(starts_R1) * seconds_R
-        offsets_R1 = sums(pairs_R)
+        offsets_R1 = to_offsets(pairs_R)
         nth_P = np.arange(offsets_R1[-1]) - np.repeat(offsets_R1[:-1], pairs_R)
         first_P, second_P = np.divmod(nth_P, np.repeat(seconds_R, pairs_R))
         first_P += np.repeat(starts_R1[:-1], pairs_R)
         second_P += np.repeat(begins_R1[:-1], pairs_R)
-        joined_P = rows_or_words(fold(fold(zero, hash_A)[first_P], hash_B[second_P]), self.rows)
-        null_R, single = either(a.null_R, b.null_R), a.single and b.single
+        joined_P = to_rows(hash_pair(hash_pair(zero, hash_A)[first_P], hash_B[second_P]), self.rows)
+        null_R, single = either_null(a.null_R, b.null_R), a.single and b.single
         pairs = IdLists(values=a.values, offsets_R1=offsets_R1, null_R=null_R, single=single)
         return (pairs.with_values(joined_P),)
 
@@ -107,7 +107,7 @@ class IdListTransform(TwoColumns, frozen=True, kw_only=True, tag="id_list", tag_
     def wants(self) -> tuple[str, ...]:
         return (ID_LISTS, ID_LISTS)
 
-    def complaint(self, kinds: Kinds) -> str:
+    def type_problem(self, kinds: Kinds) -> str:
         """Numbers and words are never the same."""
         return _unlike(*kinds)
 
@@ -117,10 +117,10 @@ class IdListTransform(TwoColumns, frozen=True, kw_only=True, tag="id_list", tag_
 
     def run(self, arrays: Arrays, where: RowPosition) -> Arrays:
         """Compare all rows at once."""
-        a, b = ids_of(arrays[0]), ids_of(arrays[1])
+        a, b = to_id_lists(arrays[0]), to_id_lists(arrays[1])
         key_A, key_B, values = _keys(a, b)
         kept = _are_in(key_A, key_B) & _first_of_each(key_A)
-        return (lists(values.filter(pa.array(kept)), sums(kept)[a.starts()], either(a.null_R, b.null_R)),)
+        return (lists(values.filter(pa.array(kept)), to_offsets(kept)[a.starts()], either_null(a.null_R, b.null_R)),)
 
 
 def _unlike(a: pa.DataType, b: pa.DataType) -> str:
@@ -141,7 +141,7 @@ def _keys(a: IdLists, b: IdLists) -> tuple[Ints, Ints, pa.Array]:
     same = [v if v.type == values[0].type else v.cast(values[0].type) for v in values]
     codes = pa.concat_arrays(same).dictionary_encode()
     code_N, count = codes.indices.to_numpy(zero_copy_only=False).astype(np.int64), len(codes.dictionary)
-    row_N = np.concatenate([rows_of(a.starts()), rows_of(b.starts())])
+    row_N = np.concatenate([row_of_each(a.starts()), row_of_each(b.starts())])
     key_N = row_N * count + code_N
     return key_N[: len(a.values)], key_N[len(a.values) :], values[0]
 
@@ -185,7 +185,7 @@ class ComputeScore(Transform, frozen=True, kw_only=True, tag="compute_score", ta
     def __post_init__(self) -> None:
         """Refuse what is no way to make one number of many."""
         if self.by not in ("sum", "mean", "max", "min"):
-            raise self.refuse(f"by={self.by!r}: want 'sum', 'mean', 'max' or 'min'")
+            raise self.spec_error(f"by={self.by!r}: want 'sum', 'mean', 'max' or 'min'")
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -200,7 +200,7 @@ class ComputeScore(Transform, frozen=True, kw_only=True, tag="compute_score", ta
     def wants(self) -> tuple[str, ...]:
         return (ID_LISTS, NUMBER_LISTS, ID_LISTS)[: len(self.reads)]
 
-    def complaint(self, kinds: Kinds) -> str:
+    def type_problem(self, kinds: Kinds) -> str:
         """Numbers and words are never the same."""
         return "" if self.among is None else _unlike(kinds[0], kinds[2])
 
@@ -208,24 +208,24 @@ class ComputeScore(Transform, frozen=True, kw_only=True, tag="compute_score", ta
         return (pa.float64(),)
 
     def run(self, arrays: Arrays, where: RowPosition) -> Arrays:
-        values, offsets_R1 = elements(arrays[0])
-        numbers = numbers_of(arrays[1])
+        values, offsets_R1 = flatten_values(arrays[0])
+        numbers = to_numbers(arrays[1])
         assert offsets_R1 is not None
         assert numbers.offsets_R1 is not None
-        null_R = either(nulls(arrays[0]), numbers.null_R)
+        null_R = either_null(nulls(arrays[0]), numbers.null_R)
         self._refuse_lengths(offsets_R1, numbers.offsets_R1, null_R, where)
         here_R = np.ones(len(arrays[0]), np.bool_) if null_R is None else ~null_R
         # Where one list is null the other may not be empty: what belongs to no score or no id is cut out.
         id_at = np.flatnonzero(np.repeat(here_R, np.diff(offsets_R1)))
         score_at = np.flatnonzero(np.repeat(here_R, np.diff(numbers.offsets_R1)))
-        missing = either(nulls(values), None)
+        missing = either_null(nulls(values), None)
         counts_N = np.ones(len(id_at), np.bool_) if missing is None else ~missing[id_at]
         if numbers.missing_N is not None:
             counts_N &= ~numbers.missing_N[score_at]
-        row_N = rows_of(offsets_R1)[id_at]
+        row_N = row_of_each(offsets_R1)[id_at]
         if self.among is not None:
-            null_R = either(null_R, nulls(arrays[2]))
-            counts_N &= _ids_in_row(values, id_at, row_N, ids_of(arrays[2]), counts_N)
+            null_R = either_null(null_R, nulls(arrays[2]))
+            counts_N &= _ids_in_row(values, id_at, row_N, to_id_lists(arrays[2]), counts_N)
         x_N = numbers.x_N[score_at][counts_N].astype(np.float64)
         return (self._combine_scores(x_N, row_N[counts_N], len(arrays[0]), null_R),)
 
@@ -241,7 +241,7 @@ class ComputeScore(Transform, frozen=True, kw_only=True, tag="compute_score", ta
         if self.by == "mean":
             made_R = made_R / np.maximum(count_R, 1)
         none_R = None if self.by == "sum" or count_R.all() else count_R == 0
-        return pa.array(made_R, mask=either(null_R, none_R))
+        return pa.array(made_R, mask=either_null(null_R, none_R))
 
     def _refuse_lengths(self, a_R1: Ints, b_R1: Ints, null_R: Mask | None, where: RowPosition) -> None:
         ids_R, scores_R = np.diff(a_R1), np.diff(b_R1)
@@ -251,7 +251,7 @@ class ComputeScore(Transform, frozen=True, kw_only=True, tag="compute_score", ta
         if unlike_R.any():
             row = int(np.argmax(unlike_R))
             got = f"{ids_R[row]} ids in {self.ids!r} and {scores_R[row]} scores in {self.scores!r}"
-            raise DataError(f"{where.split.place(row)}: {got}: want a score for each id")
+            raise DataError(f"{where.split.locate_row(row)}: {got}: want a score for each id")
 
 
 def _ids_in_row(values: pa.Array, id_at: Ints, row_N: Ints, among: IdLists, counts_N: Mask) -> Mask:

@@ -1,7 +1,7 @@
-"""Sampling: some of the rows, the same ones whatever the order, the worker or the run.
+"""Sampling: a share of the rows, the same ones in every order, worker and run.
 
-It says which rows are used and leaves the table as it is, so that errors go on naming rows by their numbers in the
-file. Rows that are served are never left out, see `chain.serving`.
+It returns a mask and leaves the table as it is, so that errors name rows by their numbers in the file. Serving uses all
+rows: see `chain.serving`.
 """
 
 import numpy as np
@@ -10,19 +10,19 @@ from pyarrow import compute as pc
 
 from rowwise.ingest.columns import KEYS
 from rowwise.ingest.mix import Words, mix
-from rowwise.ingest.transform.arrays import Mask, ids_of, numbers_of, words_of
+from rowwise.ingest.transform.arrays import Mask, id_words, to_id_lists, to_numbers
 from rowwise.ingest.transform.transform import NUMBER_OR_KEY, Arrays, Kinds, RowPosition, Transform, is_words
 
 
 class Sampling(Transform, frozen=True, kw_only=True, tag="sampling", tag_field="kind"):
-    """A share of the rows, drawn by a hash of each row's place (its split, and its number there), or of its key.
+    """Keeps a share of the rows, chosen by a hash of the row's split and number, or of its key.
 
-    With `column`, only rows where it holds `value` are drawn, and all others stay: a tenth of the negatives is
-    {kind: sampling, rate: 0.1, column: label, value: 0}. A null or NaN there is no value, so such a row stays. With
-    `key`, rows of the same key stay or go together; a row whose key is null is drawn by its place.
+    With `column`, only rows whose column equals `value` are sampled, and all others are kept: a tenth of the negatives
+    is {kind: sampling, rate: 0.1, column: label, value: 0}. Rows with null or NaN in the column are kept. With `key`,
+    rows of the same key are kept or left out together; a row with a null key is sampled by its number.
     """
 
-    rate: float  # how many of those that are drawn stay
+    rate: float  # share of the sampled rows that is kept
     seed: int = 0
     column: str | None = None
     value: int | float | str = 0
@@ -30,11 +30,11 @@ class Sampling(Transform, frozen=True, kw_only=True, tag="sampling", tag_field="
 
     def __post_init__(self) -> None:
         if not 0 <= self.rate <= 1:
-            raise self.refuse(f"rate={self.rate}: want 0 to 1, such as 0.1 to keep a tenth")
+            raise self.spec_error(f"rate={self.rate}: want 0 to 1, such as 0.1 to keep a tenth")
         if self.column is None and self.value != 0:
-            raise self.refuse(f"value={self.value!r} without a column that holds it: want column as well, or no value")
+            raise self.spec_error(f"value={self.value!r} without a column: want column as well, or no value")
         if not 0 <= self.seed < 1 << 63:
-            raise self.refuse(f"seed={self.seed}: want at least 0, and less than 2**63")
+            raise self.spec_error(f"seed={self.seed}: want at least 0, and less than 2**63")
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -50,7 +50,7 @@ class Sampling(Transform, frozen=True, kw_only=True, tag="sampling", tag_field="
         wanted = ((self.column, NUMBER_OR_KEY), (self.key, KEYS))
         return tuple(want for name, want in wanted if name is not None)
 
-    def complaint(self, kinds: Kinds) -> str:
+    def type_problem(self, kinds: Kinds) -> str:
         """Numbers and words are never the same."""
         if self.column is not None and is_words(kinds[0]) != isinstance(self.value, str):
             return f"compared with {self.value!r}: want {'a text' if is_words(kinds[0]) else 'a number'}"
@@ -72,8 +72,8 @@ class Sampling(Transform, frozen=True, kw_only=True, tag="sampling", tag_field="
 
 
 def _hash_keys(array: pa.Array, seed: Words, by_place_R: Words) -> Words:
-    ids = ids_of(array)
-    keyed = mix(words_of(ids.values).view(np.uint64) ^ seed)
+    ids = to_id_lists(array)
+    keyed = mix(id_words(ids.values).view(np.uint64) ^ seed)
     if ids.null_R is None:
         return keyed
     by_place_R[~ids.null_R] = keyed
@@ -85,6 +85,6 @@ def _holds(array: pa.Array, value: int | float | str) -> Mask:
         texts = array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
         same = pc.call_function("equal", [texts.cast(pa.large_binary()), pa.scalar(value.encode(), pa.large_binary())])
         return same.fill_null(False).to_numpy(zero_copy_only=False)
-    numbers = numbers_of(array.dictionary_decode() if pa.types.is_dictionary(array.type) else array)
+    numbers = to_numbers(array.dictionary_decode() if pa.types.is_dictionary(array.type) else array)
     same_R: Mask = numbers.x_N == value
     return same_R if numbers.null_N is None else same_R & ~numbers.null_N

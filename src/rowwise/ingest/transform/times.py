@@ -1,6 +1,6 @@
-"""The hour of the day where the user is, from a time and a time zone or an offset.
+"""The user's local hour of the day, from a time and a time zone or an offset.
 
-Known limits: summer time after 2037, of which Arrow knows none.
+Known limits: Arrow has no daylight saving time after 2037.
 """
 
 from typing import Literal
@@ -13,7 +13,7 @@ from pyarrow import types
 
 from rowwise.ingest.bags import Ints
 from rowwise.ingest.columns import NUMBERS, TIMES
-from rowwise.ingest.transform.arrays import either, nulls, numbers_of
+from rowwise.ingest.transform.arrays import either_null, nulls, to_numbers
 from rowwise.ingest.transform.transform import Arrays, Kinds, RowPosition, Transform
 
 FARTHEST_S = 28_000 * 31_556_952
@@ -21,7 +21,7 @@ PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
 
 class GetLocalHour(Transform, frozen=True, kw_only=True, tag="get_local_hour", tag_field="kind"):
-    """The hour of the day, 0 to 23, that a clock shows at a time: in a time zone, or so many minutes east of UTC.
+    """The local hour of the day, 0 to 23, in a time zone, or at an offset in minutes east of UTC.
 
     Times without a zone, and whole numbers, are in UTC, the latter counted from 1970. A null time, and an offset that
     is null, NaN or infinite, give null, and so does a time 28,000 years from 1970: it is in another unit.
@@ -35,14 +35,16 @@ class GetLocalHour(Transform, frozen=True, kw_only=True, tag="get_local_hour", t
 
     def __post_init__(self) -> None:
         if self.zone is not None and self.offset is not None:
-            raise self.refuse("got both zone and offset: want one of them")
+            raise self.spec_error("got both zone and offset: want one of them")
         if self.unit not in PER_SECOND:
-            raise self.refuse(f"unit={self.unit!r}: want 's', 'ms', 'us' or 'ns'")
+            raise self.spec_error(f"unit={self.unit!r}: want 's', 'ms', 'us' or 'ns'")
         if self.zone is not None:
             try:
                 ZoneInfo(self.zone)
             except (ZoneInfoNotFoundError, ValueError, OSError):
-                raise self.refuse(f"zone={self.zone!r}: unknown time zone: want one such as Europe/Vienna") from None
+                raise self.spec_error(
+                    f"zone={self.zone!r}: unknown time zone: want one such as Europe/Vienna"
+                ) from None
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -64,15 +66,15 @@ class GetLocalHour(Transform, frozen=True, kw_only=True, tag="get_local_hour", t
         null_R, seconds_R = nulls(arrays[0]), _seconds(arrays[0], self.unit)
         far_R = (seconds_R < -FARTHEST_S) | (seconds_R > FARTHEST_S)
         if far_R.any():  # calendars end somewhere, and what they say then is no hour
-            null_R, seconds_R = either(null_R, far_R), np.where(far_R, 0, seconds_R)
+            null_R, seconds_R = either_null(null_R, far_R), np.where(far_R, 0, seconds_R)
         if self.zone is not None:
             local = pa.array(seconds_R, pa.timestamp("s", self.zone))
             return (pa.array(pc.call_function("hour", [local]).to_numpy(zero_copy_only=False), mask=null_R),)
         if self.offset is not None:
-            numbers = numbers_of(arrays[1])
+            numbers = to_numbers(arrays[1])
             minutes_R = numbers.x_N.astype(np.float64)
             finite_R = np.isfinite(minutes_R)
-            null_R = either(either(null_R, numbers.null_N), None if finite_R.all() else ~finite_R)
+            null_R = either_null(either_null(null_R, numbers.null_N), None if finite_R.all() else ~finite_R)
             seconds_R = seconds_R + np.floor(np.where(finite_R, minutes_R, 0) * 60).astype(np.int64)
         return (pa.array(seconds_R // 3600 % 24, mask=null_R),)
 

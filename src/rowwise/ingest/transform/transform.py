@@ -1,7 +1,6 @@
-"""The interface of transforms: columns read, columns made, their types, and the computation.
+"""The base classes of transforms: the columns that a transform reads and makes, their types, and the computation.
 
-What a kind does not say again holds for it: a transform reads one column and makes one, in its place or under another
-name.
+Most transforms are `OneColumn`: they read one column and replace it, or make one of another name.
 """
 
 import math
@@ -27,7 +26,7 @@ NUMBERS_OR_LISTS = "numbers, or lists of them"
 VALUES = "numbers or text, or lists of them"
 NUMBER_OR_KEY = "numbers or text"
 ANYTHING = "anything"
-MEETS: dict[str, Callable[[pa.DataType], bool]] = {  # what a column has to hold, as errors say it: whether a type does
+MEETS: dict[str, Callable[[pa.DataType], bool]] = {  # by the requirement, as errors state it: whether a type meets it
     **{want: FITS[want] for want in (IDS, KEYS, NUMBERS, ROWS, TIMES)},
     LISTS: is_list,
     ID_LISTS: lambda kind: is_list(kind) and FITS[IDS](kind),
@@ -40,17 +39,17 @@ MEETS: dict[str, Callable[[pa.DataType], bool]] = {  # what a column has to hold
 
 
 class RowPosition(Value, frozen=True, kw_only=True):
-    """The split and index of rows: errors name rows by it, and sampling draws by it."""
+    """The split that rows are from: errors name rows by it, and sampling hashes its index."""
 
     split: Split = Split(source="rows", start=0, stop=0, first_row=0)
-    index: int = 0  # the split's number among all splits
+    index: int = 0  # of the split among all splits
 
 
 Run = Callable[[Arrays, RowPosition], Arrays]
 
 
 class Transform(Value, frozen=True, kw_only=True):
-    """A pure function from columns to columns, row by row: a row's output depends on that row alone."""
+    """Computes columns from columns, row by row: a row of the result depends on that row of the input only."""
 
     @property
     def kind(self) -> str:
@@ -58,48 +57,49 @@ class Transform(Value, frozen=True, kw_only=True):
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The columns it needs."""
+        """Names of the input columns."""
         raise NotImplementedError
 
     @property
     def makes(self) -> tuple[str, ...]:
-        """The columns it makes, or puts others in the place of."""
+        """Names of the output columns; an existing column of that name is replaced."""
         raise NotImplementedError
 
     @property
     def wants(self) -> tuple[str, ...]:
-        """The required type of each column it reads, a key of MEETS."""
+        """For each input column a key of MEETS."""
         raise NotImplementedError
 
-    def complaint(self, kinds: Kinds) -> str:
-        """The fault of types that meet `wants`; empty if there is none."""
+    def type_problem(self, kinds: Kinds) -> str:
+        """Why these input types, which meet `wants`, are refused; empty: they are not."""
         return ""
 
     def types(self, kinds: Kinds) -> Kinds:
-        """The types of the columns it makes of columns of these types."""
+        """The types of the output columns for these input types."""
         raise NotImplementedError
 
     def run(self, arrays: Arrays, where: RowPosition) -> Arrays:
-        """The columns it makes."""
+        """Compute the output columns."""
         raise NotImplementedError
 
-    def loaded(self) -> "Transform":
+    def read_files(self) -> "Transform":
+        """The same transform with the contents of its files inside."""
         return self
 
-    def ready(self) -> Run:
-        """`run`, with what is the same for all rows done once."""
+    def prepare(self) -> Run:
+        """`run`, with the work that is the same for all rows done in advance."""
         return self.run
 
-    def refuse(self, problem: str) -> SpecError:
-        """An error that says which kind of transform is wrong."""
+    def spec_error(self, problem: str) -> SpecError:
+        """An error that names the kind of transform, to be raised."""
         return SpecError(f"transform {self.kind}: {problem}")
 
 
 class OneColumn(Transform, frozen=True, kw_only=True):
-    """A transform of one column into one."""
+    """A transform of one column to one column."""
 
     column: str
-    to: str = ""  # what the result is called; none: it takes the column's place
+    to: str = ""  # name of the result; empty: it replaces the column
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -111,28 +111,28 @@ class OneColumn(Transform, frozen=True, kw_only=True):
 
 
 def check_rows(transform: Transform, rows: int | None) -> None:
-    """Ids are hashed to a number of rows that a table can have."""
+    """Refuse a number of rows that a table cannot have."""
     if rows is not None and not 1 <= rows < 1 << 63:
-        raise transform.refuse(f"rows={rows}: want at least 1, and less than 2**63")
+        raise transform.spec_error(f"rows={rows}: want at least 1, and less than 2**63")
 
 
 def check_finite(transform: Transform, **numbers: float | None) -> None:
-    """Refuse what JSON cannot hold and no formula means."""
+    """Refuse NaN and infinity."""
     for name, number in numbers.items():
         if number is not None and not math.isfinite(number):
-            raise transform.refuse(f"{name}={number}: want a finite number")
+            raise transform.spec_error(f"{name}={number}: want a finite number")
 
 
 def check_borders(transform: Transform, borders: tuple[float, ...]) -> None:
-    """Borders rise, or buckets between them could never be met."""
+    """Refuse borders that do not ascend strictly."""
     for number in borders:
         check_finite(transform, borders=number)
     for low, high in pairwise(borders):
         if not low < high:
-            raise transform.refuse(f"borders: {high} comes after {low}: want each larger than the one before")
+            raise transform.spec_error(f"borders: {high} comes after {low}: want each larger than the one before")
 
 
 def is_words(kind: pa.DataType) -> bool:
-    """Text, in a dictionary or not, single or in lists."""
+    """Whether a column holds text, single or in lists, dictionary-encoded or not."""
     inner = element_kind(kind)
     return is_text(inner.value_type if types.is_dictionary(inner) else inner)

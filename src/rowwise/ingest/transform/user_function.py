@@ -1,7 +1,7 @@
-"""The user's own function on Arrow columns, in a Python file: path.py:function.
+"""A transform by a user's function on Arrow columns, in a Python file: path.py:function.
 
-The file's text is what is run, in training as in serving, where the text comes out of an export: so the file stands
-alone. It may import what is installed, and no file beside it.
+The text of the file is executed, also in serving, where it comes from the export. So the file may import installed
+packages, but no file beside it.
 """
 
 import ast
@@ -24,25 +24,25 @@ from rowwise.textfile import read_text
 
 
 class UserFunction(Transform, frozen=True, kw_only=True, tag="own", tag_field="kind"):
-    """A function of the user's that gets Arrow arrays, and returns one, or several in a tuple or a dict.
+    """A user's function that takes Arrow arrays and returns one, or several in a tuple or a dict.
 
-    What it returns has as many rows as what it got, none at all too. It gets nulls and NaN as they are in the data,
-    text as large_string and lists as large_list. A row of the result is to depend on that row only: nothing checks it,
-    and serving relies on it.
+    The result must have as many rows as the input, also when that has none. Nulls and NaN are passed as they are in the
+    data, text as large_string, lists as large_list. A row of the result must depend on that row only; this is not
+    checked, but serving relies on it.
     """
 
     function: str  # path.py:function
-    columns: tuple[str, ...] = ()  # what it gets, in the order of its parameters; none: what the parameters are called
-    to: tuple[str, ...] = ()  # what it returns is called; none: one column, called like the function
-    source: str = ""  # the file's text; none: it is read. An export has it
+    columns: tuple[str, ...] = ()  # arguments in the order of the parameters; empty: columns named like the parameters
+    to: tuple[str, ...] = ()  # names of the results; empty: one column, named like the function
+    source: str = ""  # the file's text, as in an export; empty: the file is read
 
     def __post_init__(self) -> None:
         path, colon, name = self.function.rpartition(":")
         if not colon or not path.endswith(".py") or not name.isidentifier():
-            raise self.refuse(f"function={self.function!r}: want path.py:function")
+            raise self.spec_error(f"function={self.function!r}: want path.py:function")
         for field, names in (("columns", self.columns), ("to", self.to)):
             if len(set(names)) < len(names):
-                raise self.refuse(f"{self.function}: {field}: {', '.join(names)}: want each name once")
+                raise self.spec_error(f"{self.function}: {field}: {', '.join(names)}: want each name once")
 
     @property
     def name(self) -> str:
@@ -69,20 +69,20 @@ class UserFunction(Transform, frozen=True, kw_only=True, tag="own", tag_field="k
         return tuple(array.type for array in self.run(empty, RowPosition()))
 
     def run(self, arrays: Arrays, where: RowPosition) -> Arrays:
-        return self.ready()(arrays, where)
+        return self.prepare()(arrays, where)
 
-    def loaded(self) -> "UserFunction":
-        """With the file's text inside, and the names that follow from it."""
+    def read_files(self) -> "UserFunction":
+        """The transform with the file's text, and the names of columns that follow from it."""
         text = self.source or self._read()
         parameters = self._parameters(text)
         columns = self.columns or parameters
         if not columns:
-            raise self.refuse(f"{self.function} has no parameters: want at least one column for it to read")
+            raise self.spec_error(f"{self.function} has no parameters: want at least one column for it to read")
         return msgspec.structs.replace(self, source=text, columns=columns, to=self.to or (self.name,))
 
-    def ready(self) -> Run:
-        """Run the file's text, once."""
-        full = self.loaded()
+    def prepare(self) -> Run:
+        """Execute the file's text once, and return the function."""
+        full = self.read_files()
         digest = hashlib.sha256(full.source.encode()).hexdigest()
         module = ModuleType(f"rowwise_own_{Path(self.file).stem}_{digest[:16]}")
         module.__file__ = self.file
@@ -92,7 +92,7 @@ class UserFunction(Transform, frozen=True, kw_only=True, tag="own", tag_field="k
         return partial(full._call, getattr(module, self.name))
 
     def _call(self, function: Callable[..., Any], arrays: Arrays, where: RowPosition) -> Arrays:
-        place = f"{self.function}, on the {len(arrays[0])} rows from {where.split.place(0)}"
+        place = f"{self.function}, on the {len(arrays[0])} rows from {where.split.locate_row(0)}"
         plain = [array.cast(plain_kind(array.type)) for array in arrays]
         with _Naming(place):
             made = function(*plain)
@@ -117,32 +117,32 @@ class UserFunction(Transform, frozen=True, kw_only=True, tag="own", tag_field="k
         try:
             return read_text(self.file)
         except OSError as error:
-            raise self.refuse(f"{self.file}: cannot be read: {error.strerror}") from None
+            raise self.spec_error(f"{self.file}: cannot be read: {error.strerror}") from None
 
     def _parameters(self, text: str) -> tuple[str, ...]:
-        """Names of the function's parameters, without running it."""
+        """The names of the function's parameters, by parsing the file only."""
         try:
             inside = ast.parse(text, self.file).body
         except (SyntaxError, ValueError) as error:
-            raise self.refuse(f"{self.file} is not Python: {error}") from None
+            raise self.spec_error(f"{self.file} is not Python: {error}") from None
         functions = {node.name: node for node in inside if isinstance(node, ast.FunctionDef)}
         if self.name not in functions:
             there = ", ".join(functions) or "none"
-            raise self.refuse(f"{self.file} has no function {self.name!r}; it has {there}")
+            raise self.spec_error(f"{self.file} has no function {self.name!r}; it has {there}")
         takes = functions[self.name].args
         names = tuple(a.arg for a in (*takes.posonlyargs, *takes.args))
         least = len(names) - len(takes.defaults)
         fits = least <= len(self.columns) and (takes.vararg is not None or len(self.columns) <= len(names))
         if self.columns and not fits:
             got = f"{self.function} has {len(names)} parameters"
-            raise self.refuse(f"{got}, and columns names {len(self.columns)}: want as many")
+            raise self.spec_error(f"{got}, and columns names {len(self.columns)}: want as many")
         return names[:least]
 
 
 def _check_result(array: Any, rows: int, place: str) -> pa.Array:
     if not isinstance(array, (pa.Array, pa.ChunkedArray)):
-        out = "want an Arrow array: pa.array(x) makes one of numpy and of lists"
-        raise DataError(f"{place}: it returned {type(array).__name__}; {out}")
+        want = "want an Arrow array: pa.array(x) makes one of numpy and of lists"
+        raise DataError(f"{place}: it returned {type(array).__name__}: {want}")
     if len(array) != rows:
         raise DataError(f"{place}: it returned {len(array)} rows: want {rows}, one for each row that it got")
     if pa.types.is_null(array.type):

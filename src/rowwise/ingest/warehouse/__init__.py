@@ -1,1 +1,1 @@
-"""Rows stored to train on: how files are laid out, written and read; what convert makes, and `ParquetReader` reads."""
+"""Warehouses, Parquet files laid out for training: `convert` writes them, `ParquetReader` reads them."""

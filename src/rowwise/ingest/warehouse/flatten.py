@@ -1,6 +1,7 @@
-"""Map columns as one column for each key: what a job does not use it does not read.
+"""Splits map columns into one column for each key, so that a job reads only the keys that it uses.
 
-A key that a row lacks is null there; one that a row has twice counts with its last value. Known limits: maps in maps.
+A row without a key has null in its column; of a key that a row has twice, the last value counts. Not supported: maps
+of maps.
 """
 
 from collections import Counter
@@ -17,16 +18,16 @@ Ints = NDArray[np.int64]
 
 
 def flatten(table: pa.Table, flat: FlattenedColumns) -> pa.Table:
-    """The plain columns, then those of each map."""
+    """The plain columns, then a column for each key of each map."""
     made = table.select(list(flat.plain))
     for name, keys in flat.maps.items():
-        for key, column in zip(keys, columns_of(_single_map_array(table[name]), keys), strict=True):
+        for key, column in zip(keys, split_by_key(_single_map_array(table[name]), keys), strict=True):
             made = made.append_column(flat_name(name, key), column)
     return made
 
 
-def columns_of(array: pa.MapArray, keys: Sequence[Key]) -> list[pa.Array]:
-    """The values of each key."""
+def split_by_key(array: pa.MapArray, keys: Sequence[Key]) -> list[pa.Array]:
+    """A column for each key."""
     begin, end, row_N = _entries(array)
     found = array.keys.slice(begin, end - begin)
     items = array.items.slice(begin, end - begin)
@@ -41,7 +42,7 @@ def columns_of(array: pa.MapArray, keys: Sequence[Key]) -> list[pa.Array]:
 
 
 def count_keys(array: pa.ChunkedArray) -> Counter[Key]:
-    """In how many entries each key is."""
+    """How many entries each key has."""
     counts: Counter[Key] = Counter()
     for chunk in array.chunks:
         begin, end, row_N = _entries(chunk)
@@ -54,13 +55,13 @@ def count_keys(array: pa.ChunkedArray) -> Counter[Key]:
 def _column(items: pa.Array, row_N: Ints, entry_K: Ints, rows: int) -> pa.Array:
     at_R = np.zeros(rows, np.int64)
     missing_R = np.ones(rows, np.bool_)
-    at_R[row_N[entry_K]] = entry_K  # of equal rows the last one stays
+    at_R[row_N[entry_K]] = entry_K  # a key that a row has twice: numpy keeps the last assignment
     missing_R[row_N[entry_K]] = False
     return items.take(pa.array(at_R, mask=missing_R))
 
 
 def _entries(array: pa.MapArray) -> tuple[int, int, Ints]:
-    """Positions of a slice's entries, and the row of each; -1 under a null."""
+    """Begin and end of a slice's entries, and the row of each entry; -1 for entries under a null map."""
     if len(array) == 0:
         return 0, 0, np.empty(0, np.int64)
     offset_R1 = array.offsets.to_numpy(zero_copy_only=False).astype(np.int64)

@@ -1,6 +1,7 @@
-"""The footer of a Parquet file, checked before it is used: Arrow ends the process for what some footers say.
+"""Checks the footer of a Parquet file before it is used: some damaged footers make Arrow end the process.
 
-Reading rows meets the same checks where they are caught, so that is begun here, and stopped at its first byte.
+Arrow checks column chunks only when it begins to read rows, where errors can be caught. So a read is begun here, and
+stopped at its first byte.
 """
 
 import io
@@ -10,11 +11,11 @@ from pyarrow import parquet as pq
 
 
 class _StopReading(Exception):
-    """Every column chunk was described, and its bytes are wanted."""
+    """Arrow has checked every column chunk, and asks for bytes."""
 
 
 class _Unread(io.RawIOBase):
-    """A file of known size whose contents cannot be read."""
+    """A file of a given size; a read raises `_StopReading`."""
 
     def __init__(self, size: int) -> None:
         self._size, self._at = size, 0
@@ -37,15 +38,15 @@ class _Unread(io.RawIOBase):
 
 
 def check_footer(footer: pq.FileMetaData) -> None:
-    """Refuse names that are not UTF-8, and row groups that are not the rows of the file."""
+    """Refuse names that are not UTF-8, and row groups whose rows do not add up to the file's."""
     _ = footer.created_by, [footer.schema.column(leaf).path for leaf in range(len(footer.schema))]
     rows = sum(footer.row_group(group).num_rows for group in range(footer.num_row_groups))
     if rows != footer.num_rows:
-        raise pa.ArrowInvalid(f"its row groups have {rows:,} rows, and the file has {footer.num_rows:,}")
+        raise pa.ArrowInvalid(f"its row groups have {rows:,} rows together, but the footer says {footer.num_rows:,}")
 
 
 def check_chunks(footer: pq.FileMetaData, size: int) -> None:
-    """Refuse what a column chunk cannot be, in a file of so many bytes; some 3 us of each chunk."""
+    """Refuse column chunks that cannot lie in a file of `size` bytes; takes about 3 us a chunk."""
     file = pq.ParquetFile(pa.PythonFile(_Unread(size), mode="r"), metadata=footer, pre_buffer=True)
     try:
         file.read_row_groups(list(range(footer.num_row_groups)), use_threads=False)

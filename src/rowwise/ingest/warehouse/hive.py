@@ -1,6 +1,6 @@
-"""Folders that carry a value: `day=3/country=AT/part-00000.parquet`, as Hive, Spark and pyarrow write them.
+"""Hive partitions: folders that hold a column's value, such as `day=3/country=AT/part-00000.parquet`.
 
-The type is guessed from all names: whole numbers where every value is one, text else.
+A column's type is inferred from all its folders: whole numbers if every value is one, else text.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,28 +9,28 @@ from urllib.parse import quote, unquote
 import pyarrow as pa
 
 NULL = "__HIVE_DEFAULT_PARTITION__"
-KEPT = " !$&'()*+,;@[]"  # what `quote` would change and file names may well hold
+UNQUOTED = " !$&'()*+,;@[]"  # characters that `quote` would escape, but file names may have
 
 Cell = int | str | None
 
 
-def folder(names: Sequence[str], values: Sequence[Cell]) -> str:
-    """The folder of rows with these values."""
-    return "/".join(f"{n}={NULL if v is None else quote(str(v), KEPT)}" for n, v in zip(names, values, strict=True))
+def folder_name(names: Sequence[str], values: Sequence[Cell]) -> str:
+    """The path of the folder for rows with these values."""
+    return "/".join(f"{n}={NULL if v is None else quote(str(v), UNQUOTED)}" for n, v in zip(names, values, strict=True))
 
 
-def texts_of(source: str) -> dict[str, str | None]:
-    """Names of a file's folders, outermost first."""
-    found: dict[str, str | None] = {}
+def parse_folders(source: str) -> dict[str, str | None]:
+    """Column names and values in the folders of a path, the outermost first."""
+    values: dict[str, str | None] = {}
     for part in source.split("/")[:-1]:
         name, sign, value = part.partition("=")
         if sign and name:
-            found[name] = None if value == NULL else unquote(value)
-    return found
+            values[name] = None if value == NULL else unquote(value)
+    return values
 
 
-def fields(texts: Sequence[dict[str, str | None]], known: Mapping[str, str]) -> list[pa.Field]:
-    """The columns that all files have in their folders; `known`: types that need no guess."""
+def infer_fields(texts: Sequence[dict[str, str | None]], known: Mapping[str, str]) -> list[pa.Field]:
+    """The columns that the folders of all files have; `known`: types that are not inferred."""
     if not texts:
         return []
     names = [name for name in texts[0] if all(name in other for other in texts)]
@@ -38,8 +38,8 @@ def fields(texts: Sequence[dict[str, str | None]], known: Mapping[str, str]) -> 
     return [pa.field(name, pa.string() if known.get(name) == "string" else kind) for name, kind in kinds.items()]
 
 
-def cell(text: str | None, kind: pa.DataType) -> Cell:
-    """A folder's value as the column holds it."""
+def parse_value(text: str | None, kind: pa.DataType) -> Cell:
+    """A folder's text as a value of the column's type."""
     return text if text is None or kind == pa.string() else int(text)
 
 

@@ -1,8 +1,9 @@
-"""The journal of a conversion, by which the same command continues after a kill at any point.
+"""The journal of a conversion, from which the same command resumes after a kill at any point.
 
-[Note: going on] The first line of the journal is what was asked for, the next what was found out before writing, then
-one line a file. A line is written after its file is there whole, and says with which row the next file begins; so a
-kill costs at most one file's work, and what was written twice is the same. A last line that is torn is not there.
+[Note: going on] The first line of the journal is the request, the second the survey of the source, then follows one
+line a file. A file's line is appended after the file is complete, and names the first row of the next file. So a kill
+loses at most the work of one file, and a file that is written again has the same bytes. An incomplete last line is
+dropped.
 """
 
 import fcntl
@@ -22,7 +23,7 @@ from rowwise.textfile import append, decode_json, open_regular, read_bytes, refu
 
 FOLDER = "_rowwise"
 LONGEST_NAME = 255
-ANEW = "delete the folder and convert again"
+ANEW = "want the folder deleted, and the data converted again"
 T = TypeVar("T")
 
 
@@ -42,18 +43,18 @@ class SourceSurvey(Value, frozen=True):
 
 
 class WarehouseFile(Value, frozen=True):
-    """A file, and where the next one begins."""
+    """A finished file, and the first row of the next one."""
 
     path: str
     rows: int
     bytes: int
     groups: int
-    unit: int  # of the next row
-    row: int  # of that unit
+    unit: int  # of the next row: a split of the source, or an index of `Spill.ranges()`
+    row: int  # of the next row, in that unit
 
 
 class WarehouseManifest(Value, frozen=True):
-    """A warehouse that is whole."""
+    """The contents of a finished warehouse."""
 
     asked: ConversionRequest
     found: SourceSurvey
@@ -63,55 +64,53 @@ class WarehouseManifest(Value, frozen=True):
 
 @final
 class Journal:
-    """The notes of a warehouse, in a folder inside it that readers skip."""
+    """The journal and manifest of a warehouse, in a folder inside it that readers skip."""
 
     def __init__(self, dest: Path) -> None:
-        self.place = dest / FOLDER
+        self.folder = dest / FOLDER
         self._dest = dest
-        self._path, self._manifest = self.place / "journal.jsonl", self.place / "warehouse.json"
-        self.found: SourceSurvey | None = None
+        self._path, self._manifest = self.folder / "journal.jsonl", self.folder / "warehouse.json"
+        self.survey: SourceSurvey | None = None
         self.parts: list[WarehouseFile] = []
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Nobody else works on it."""
-        if self._dest.exists() and not self.place.exists() and (not self._dest.is_dir() or any(self._dest.iterdir())):
+    def lock(self) -> Iterator[None]:
+        """Keep other processes from converting into the same folder."""
+        if self._dest.exists() and not self.folder.exists() and (not self._dest.is_dir() or any(self._dest.iterdir())):
             raise DataError(f"{self._dest}: exists and is not a warehouse: want a new folder, or an empty one")
-        self.place.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
         refuse_links(self._dest)
-        with open_regular(self.place / "lock", "a+b", links=False) as file:
+        with open_regular(self.folder / "lock", "a+b", links=False) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                raise DataError(
-                    f"{self._dest}: another process is converting into it: wait for it, or stop it"
-                ) from None
+                raise DataError(f"{self._dest}: another process converts into it: want its end first") from None
             yield
 
-    def done(self, asked: ConversionRequest) -> WarehouseManifest | None:
-        """The warehouse, if it is whole."""
+    def read_manifest(self, request: ConversionRequest) -> WarehouseManifest | None:
+        """The manifest of a finished warehouse, checked against the request; None: not finished."""
         if not self._manifest.exists():
             return None
         manifest = _decode_records(read_bytes(self._manifest), WarehouseManifest, str(self._manifest))
-        self._check(manifest.asked, asked, "holds a warehouse")
+        self._check(manifest.asked, request, "holds a warehouse")
         return manifest
 
-    def take_up(self, asked: ConversionRequest) -> bool:
-        """Begin, or continue an unfinished conversion; returns whether it continues."""
+    def begin_or_resume(self, request: ConversionRequest) -> bool:
+        """Write the request as the first line, or read the lines of an unfinished conversion; true for the latter."""
         if not self._path.exists():
-            self._replace(self._path, _line(asked))
+            self._replace(self._path, _line(request))
             return False
         data = read_bytes(self._path)
         whole = data[: data.rfind(b"\n") + 1]
         lines = whole.splitlines()
         there = _decode_records(lines[0] if lines else b"", ConversionRequest, f"{self._path}, line 1")
-        if there != asked and len(lines) <= 2 and not (self.place / "spill" / "0.json").exists():
-            self._replace(self._path, _line(asked))  # no row was written: a mistake that is put right now
+        if there != request and len(lines) <= 2 and not (self.folder / "spill" / "0.json").exists():
+            self._replace(self._path, _line(request))  # no row was written yet: the user corrects an option
             return False
-        self._check(there, asked, "holds an unfinished conversion")
+        self._check(there, request, "holds an unfinished conversion")
         if len(whole) < len(data):
             os.truncate(self._path, len(whole))
-        self.found = _decode_records(lines[1], SourceSurvey, f"{self._path}, line 2") if len(lines) > 1 else None
+        self.survey = _decode_records(lines[1], SourceSurvey, f"{self._path}, line 2") if len(lines) > 1 else None
         self.parts = [
             _decode_records(line, WarehouseFile, f"{self._path}, line {k}") for k, line in enumerate(lines[2:], start=3)
         ]
@@ -119,31 +118,32 @@ class Journal:
             self._check_part(part)
         return True
 
-    def note(self, what: SourceSurvey | WarehouseFile) -> None:
-        """One more line, which a power cut leaves or takes whole."""
-        append(self._path, _line(what), sync=True)
-        if isinstance(what, SourceSurvey):
-            self.found = what
+    def append(self, entry: SourceSurvey | WarehouseFile) -> None:
+        """Append a line and flush it to the disk."""
+        append(self._path, _line(entry), sync=True)
+        if isinstance(entry, SourceSurvey):
+            self.survey = entry
         else:
-            self.parts.append(what)
+            self.parts.append(entry)
 
     def finish(self, manifest: WarehouseManifest) -> None:
-        """The warehouse is whole."""
+        """Write the manifest, then remove the journal."""
         self._replace(self._manifest, msgspec.json.format(msgspec.json.encode(manifest)))
         self._path.unlink()
 
-    def _check(self, there: ConversionRequest, asked: ConversionRequest, what: str) -> None:
-        if there == asked:
+    def _check(self, there: ConversionRequest, request: ConversionRequest, what: str) -> None:
+        if there == request:
             return
-        changed = [n for n in WarehouseLayout.__struct_fields__ if getattr(there.layout, n) != getattr(asked.layout, n)]
-        made = "of other data, or the data has changed since"
-        if there.source == asked.source:
-            made = f"made with other options ({', '.join(changed)})"
-        out = "give the command of before, or another folder, or delete this one first"
-        raise DataError(f"{self._dest}: {what} {made}: {out}")
+        fields = WarehouseLayout.__struct_fields__
+        changed = [name for name in fields if getattr(there.layout, name) != getattr(request.layout, name)]
+        differs = "of other data, or the data has changed since"
+        if there.source == request.source:
+            differs = f"made with other options ({', '.join(changed)})"
+        want = "want the same command as before, or another folder, or this one deleted first"
+        raise DataError(f"{self._dest}: {what} {differs}: {want}")
 
     def _check_part(self, part: WarehouseFile) -> None:
-        """Raise unless the recorded file exists with the recorded size."""
+        """Refuse a file that is missing, changed or outside the warehouse: a journal may come from elsewhere."""
         path = self._dest / part.path
         plain = not any(fault_of_name(name, LONGEST_NAME) for name in part.path.split("/"))
         inside = plain and path.is_file() and has_no_link(self._dest, part.path)
@@ -163,8 +163,8 @@ def _decode_records(line: bytes, kind: type[T], place: str) -> T:
     try:
         return decode_json(line, kind)
     except msgspec.DecodeError as error:
-        raise DataError(f"{place}: not a note of a conversion: {error}: {ANEW}") from None
+        raise DataError(f"{place}: not an entry of a conversion's journal: {error}: {ANEW}") from None
 
 
-def _line(what: Any) -> bytes:
-    return msgspec.json.encode(what) + b"\n"
+def _line(entry: Any) -> bytes:
+    return msgspec.json.encode(entry) + b"\n"

@@ -1,6 +1,6 @@
-"""The layout of a warehouse: order of columns, and rows of a row group.
+"""The layout of a warehouse: its columns and their order, and the number of rows of a row group.
 
-Sizes are counted from the values alone, so that the cuts do not depend on how the rows were read.
+Sizes are computed from the values alone, so row groups do not depend on how the source was cut.
 """
 
 from collections.abc import Mapping
@@ -18,9 +18,9 @@ from rowwise.spec import Value
 
 VERSION = 1
 LEAST_MEMORY = 450_000_000
-BASE_MEMORY = 348 << 20  # Python, Arrow, a row group on its way, and what the allocator keeps
-COLUMN_MEMORY = 350_000  # of each column: a page and its packed form, read and written
-ROOM_FOR_COLUMNS = 250  # that the least memory is enough for
+BASE_MEMORY = 348 << 20  # Python, Arrow, the row group being written, and what the allocator keeps
+COLUMN_MEMORY = 350_000  # per column: a page and its compressed form, read and written
+ROOM_FOR_COLUMNS = 250  # columns for which LEAST_MEMORY suffices
 Key = int | str
 
 
@@ -28,41 +28,39 @@ class WarehouseLayout(Value, frozen=True):
     """The arrangement of rows and columns in files that `convert` writes."""
 
     columns: tuple[str, ...] | None = None  # of the source, or `<map column>.<key>`; None: all
-    keys: dict[str, tuple[Key, ...]] = msgspec.field(default_factory=dict)  # of map columns; others: those found
-    partition_by: tuple[str, ...] = ()  # a folder for each value
-    cluster_by: str | None = None  # rows with the same value stand together, in the order of its hash
-    sort_by: str | None = None  # inside such rows; None: as they came
+    keys: dict[str, tuple[Key, ...]] = msgspec.field(default_factory=dict)  # of map columns; not named: all keys
+    partition_by: tuple[str, ...] = ()  # one folder for each value of these columns
+    cluster_by: str | None = None  # rows with equal values (a session id) are neighbours, ordered by its hash
+    sort_by: str | None = None  # order of the rows of a session; None: that of the source
     compression: Literal["zstd", "snappy", "none"] = "zstd"
-    group_rows: int = 65_536  # of a row group, at most
-    group_bytes: int = 48 << 20  # of a row group when decoded, about
-    part_groups: int = 16  # row groups of a file, at most
-    memory_bytes: int = 2 << 30  # of the whole process, at most
-    popularity: dict[str, float] | None = None  # how often columns are used: the most used ones are written first
+    group_rows: int = 65_536  # most rows of a row group
+    group_bytes: int = 48 << 20  # approximate decoded size of a row group
+    part_groups: int = 16  # most row groups of a file
+    memory_bytes: int = 2 << 30  # most memory of the whole process
+    popularity: dict[str, float] | None = None  # uses of each column: the most used are written first, side by side
 
     def __post_init__(self) -> None:
         counts = (self.group_rows, self.group_bytes, self.part_groups)
         if min(counts) < 1:
-            raise SpecError(f"layout: rows, bytes and groups are {counts}: want at least 1 of each")
+            raise SpecError(f"layout: group_rows, group_bytes, part_groups = {counts}: want at least 1 each")
         if self.memory_bytes < LEAST_MEMORY:
-            want = f"want at least {LEAST_MEMORY / 1e6:.0f}MB, as Python and Arrow take some for themselves"
+            want = f"want at least {LEAST_MEMORY / 1e6:.0f}MB, which includes Python's and Arrow's own"
             raise SpecError(f"layout: memory of {self.memory_bytes / 1e6:.0f}MB: {want}")
         if self.sort_by is not None and self.cluster_by is None:
-            raise SpecError(
-                f"layout: sort_by={self.sort_by!r} without cluster_by: rows are sorted inside sessions only"
-            )
+            want = "want cluster_by, too, as rows are sorted inside sessions only"
+            raise SpecError(f"layout: sort_by={self.sort_by!r} without cluster_by: {want}")
         bad = [name for name in self.partition_by if fault_of_name(name) or name[0] == "_" or "=" in name]
         if bad:
-            raise SpecError(
-                f"layout: partition_by {bad[0][:80]!r} makes no folder that is read again: rename the column"
-            )
+            got = f"partition_by {bad[0][:80]!r} cannot be the name of a folder with values"
+            raise SpecError(f"layout: {got}: want the column renamed")
 
     @property
     def working_bytes(self) -> int:
-        """Rows that are held at a time: copies, sorting and the writer take several times that."""
+        """Size of the rows in memory at a time: copies, sorting and the writer take several times as much."""
         return max((self.memory_bytes - BASE_MEMORY) // 8, 10 << 20)
 
     def check_columns(self, count: int) -> None:
-        """Refuse so many columns where there is no room for a page of each."""
+        """Refuse more columns than the memory has room for: each needs a page."""
         wanted = LEAST_MEMORY + max(count - ROOM_FOR_COLUMNS, 0) * COLUMN_MEMORY
         if self.memory_bytes < wanted:
             got = f"memory of {self.memory_bytes / 1e6:.0f}MB for {count:,} columns"
@@ -70,53 +68,53 @@ class WarehouseLayout(Value, frozen=True):
 
     @property
     def decoded_bytes(self) -> int:
-        """Decoded bytes of a row group: the requested size, limited by memory."""
+        """Decoded size of a row group: `group_bytes`, or less if the memory is too small."""
         return min(self.group_bytes, 2 * self.working_bytes)
 
     @property
     def spills(self) -> bool:
-        """Whether rows have to be brought into another order."""
+        """Whether rows are reordered, through sorted runs on disk."""
         return bool(self.partition_by or self.cluster_by)
 
 
 class FlattenedColumns(Value, frozen=True):
-    """The columns that a source's columns become."""
+    """The columns of a warehouse: columns of the source, and one for each key of a map column."""
 
-    plain: tuple[str, ...]  # that stay
-    maps: dict[str, tuple[Key, ...]]  # each key becomes a column
+    plain: tuple[str, ...]  # written as they are
+    maps: dict[str, tuple[Key, ...]]  # keys by map column
 
     @property
     def read(self) -> tuple[str, ...]:
-        """The columns of the source that are needed."""
+        """The columns to read from the source."""
         return (*self.plain, *self.maps)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the columns that it makes."""
+        """The columns to write."""
         return (*self.plain, *(flat_name(name, key) for name, keys in self.maps.items() for key in keys))
 
 
 def flat_name(column: str, key: Key) -> str:
-    """The name of the column that holds a key's values."""
     return f"{column}.{key}"
 
 
 def map_columns(schema: pa.Schema) -> list[str]:
-    """The columns that are flattened."""
     return [field.name for field in schema if types.is_map(field.type)]
 
 
-def choose(how: WarehouseLayout, schema: pa.Schema, source: str) -> tuple[list[str], dict[str, list[Key] | None]]:
-    """The plain columns that are wanted, and the map columns with the keys that are; None: all of them."""
+def choose_columns(
+    layout: WarehouseLayout, schema: pa.Schema, source: str
+) -> tuple[list[str], dict[str, list[Key] | None]]:
+    """The plain columns to write, and the map columns with their keys (None: all keys of the data)."""
     maps = map_columns(schema)
-    unknown = [name for name in how.keys if name not in maps]
+    unknown = [name for name in layout.keys if name not in maps]
     if unknown:
         raise DataError(f"{source}: keys of {unknown[0]!r}: want a map column; there are: {', '.join(maps) or 'none'}")
     chosen: dict[str, list[Key] | None] = {}
     plain: list[str] = []
-    for name in schema.names if how.columns is None else how.columns:
+    for name in schema.names if layout.columns is None else layout.columns:
         if name in maps:
-            given = how.keys.get(name)
+            given = layout.keys.get(name)
             chosen[name] = None if given is None else list(given)
         elif name in schema.names:
             plain.append(name)
@@ -141,12 +139,12 @@ def _key_of_map(name: str, schema: pa.Schema, source: str) -> tuple[str, Key]:
 
 
 def order_by_popularity(names: tuple[str, ...], popularity: Mapping[str, float]) -> tuple[str, ...]:
-    """The most used columns first; others as they were."""
+    """The most used columns first; equally used ones in their order."""
     return tuple(sorted(names, key=lambda name: -popularity.get(name, 0.0)))
 
 
 def content_bytes(column: pa.ChunkedArray | pa.Array) -> float:
-    """Bytes of the decoded values, independent of how rows are cut into groups."""
+    """The decoded size of the values; the sum over slices is that of the whole."""
     if isinstance(column, pa.ChunkedArray):
         return sum(content_bytes(chunk) for chunk in column.chunks)
     kind = column.type
@@ -168,17 +166,16 @@ def content_bytes(column: pa.ChunkedArray | pa.Array) -> float:
 
 
 def _extent(column: pa.MapArray) -> tuple[int, int]:
-    """The range of entries of a slice's rows."""
+    """The entries of a slice of maps."""
     return (column.offsets[0].as_py(), column.offsets[-1].as_py()) if len(column) else (0, 0)
 
 
 def table_bytes(table: pa.Table) -> float:
-    """Decoded bytes of all columns."""
     return sum(content_bytes(column) for column in table.columns)
 
 
 def rows_in(bytes_wanted: int, sample: pa.Table, most: int) -> int:
-    """The number of rows like these in so many bytes."""
+    """How many rows like those of the sample take so many bytes, at most `most`."""
     if not sample.num_rows:
         return most
     return int(max(1, min(most, bytes_wanted * sample.num_rows // max(table_bytes(sample), 1))))

@@ -1,7 +1,4 @@
-"""Files of a warehouse: rows cut into row groups, and each file written whole.
-
-So row groups are cut by the sizes of values, and written from one piece.
-"""
+"""Writes the files of a warehouse: cuts rows into row groups by the size of their values; a file appears complete."""
 
 import os
 from collections import deque
@@ -17,7 +14,7 @@ from pyarrow import compute as pc
 from pyarrow import parquet as pq
 
 from rowwise.ingest.columns import is_list
-from rowwise.ingest.warehouse.hive import Cell, folder
+from rowwise.ingest.warehouse.hive import Cell, folder_name
 from rowwise.ingest.warehouse.journal import FOLDER, WarehouseFile
 from rowwise.ingest.warehouse.layout import VERSION, WarehouseLayout, rows_in
 
@@ -25,7 +22,7 @@ SAMPLE_ROWS = 4096
 
 
 class UnitRows(NamedTuple):
-    """Rows of a unit, and which of them is the first."""
+    """Consecutive rows of a unit (see `WarehouseFile`), from row `row` on."""
 
     table: pa.Table
     unit: int
@@ -34,53 +31,53 @@ class UnitRows(NamedTuple):
 
 @final
 class RowQueue:
-    """A queue of rows that knows where each came from."""
+    """A queue of rows that tracks the unit and row of its first one."""
 
-    def __init__(self, feed: Iterator[UnitRows], end: int) -> None:
-        """Read units from `feed` up to `end`, the unit after the last."""
-        self._feed, self._end = feed, end
-        self._held: deque[UnitRows] = deque()
+    def __init__(self, source: Iterator[UnitRows], end: int) -> None:
+        """Takes from `source` what is asked for; `end`: the unit after the last."""
+        self._source, self._end = source, end
+        self._queued: deque[UnitRows] = deque()
         self._rows = 0
 
     def fill(self, rows: int) -> int:
-        """Hold so many rows if there are; gives how many."""
+        """Read until so many rows are queued, or the source ends; returns the number queued."""
         while self._rows < rows:
-            fed = next(self._feed, None)
-            if fed is None:
+            chunk = next(self._source, None)
+            if chunk is None:
                 break
-            if fed.table.num_rows:
-                self._held.append(fed)
-                self._rows += fed.table.num_rows
+            if chunk.table.num_rows:
+                self._queued.append(chunk)
+                self._rows += chunk.table.num_rows
         return self._rows
 
-    def look(self, rows: int, columns: Sequence[str] | None = None) -> pa.Table:
-        """The first rows, which stay."""
+    def peek(self, rows: int, columns: Sequence[str] | None = None) -> pa.Table:
+        """The first rows, which stay in the queue."""
         tables: list[pa.Table] = []
         left = rows
-        for fed in self._held:
+        for chunk in self._queued:
             if left <= 0:
                 break
-            table = fed.table if columns is None else fed.table.select(list(columns))
+            table = chunk.table if columns is None else chunk.table.select(list(columns))
             tables.append(table.slice(0, left))
             left -= table.num_rows
         return pa.concat_tables(tables)
 
     def take(self, rows: int) -> pa.Table:
-        """The first rows, in one piece."""
-        table = self.look(rows)
+        """Remove the first rows; they come as one chunk, so that a row group has one dictionary."""
+        table = self.peek(rows)
         self._rows -= rows
         while rows:
-            fed = self._held.popleft()
-            got = fed.table.num_rows
+            chunk = self._queued.popleft()
+            got = chunk.table.num_rows
             if got > rows:
-                self._held.appendleft(UnitRows(fed.table.slice(rows), fed.unit, fed.row + rows))
+                self._queued.appendleft(UnitRows(chunk.table.slice(rows), chunk.unit, chunk.row + rows))
             rows -= min(got, rows)
         return table.unify_dictionaries().combine_chunks()
 
     @property
-    def stands(self) -> tuple[int, int]:
-        """Unit and row of the first row held."""
-        return (self._held[0].unit, self._held[0].row) if self._held else (self._end, 0)
+    def position(self) -> tuple[int, int]:
+        """Unit and row of the first row queued."""
+        return (self._queued[0].unit, self._queued[0].row) if self._queued else (self._end, 0)
 
 
 @final
@@ -88,80 +85,80 @@ class WarehouseWriter:
     """Writes the files of a warehouse."""
 
     def __init__(
-        self, dest: Path, how: WarehouseLayout, columns: Sequence[str], popularity: Mapping[str, float]
+        self, dest: Path, layout: WarehouseLayout, columns: Sequence[str], popularity: Mapping[str, float]
     ) -> None:
-        self._dest, self._how, self._columns = dest, how, list(columns)
+        self._dest, self._layout, self._columns = dest, layout, list(columns)
         used = {name: popularity[name] for name in columns if name in popularity}
-        self._about: dict[str, object] = {
+        self._metadata: dict[str, object] = {
             "version": VERSION,
             "columns": self._columns,
             "popularity": used,
-            "cluster_by": how.cluster_by,
-            "sort_by": how.sort_by,
+            "cluster_by": layout.cluster_by,
+            "sort_by": layout.sort_by,
             "partition_types": dict[str, str](),
             "made_by": f"rowwise {version('rowwise')} data convert",
         }
 
-    def name_types(self, kinds: Mapping[str, str]) -> None:
-        self._about["partition_types"] = dict(kinds)
+    def set_partition_types(self, kinds: Mapping[str, str]) -> None:
+        self._metadata["partition_types"] = dict(kinds)
 
     def write(self, rows: RowQueue, cells: Sequence[Cell], number: int) -> WarehouseFile:
-        """The next file of a folder; there is at least one row."""
-        place = Path(folder(self._how.partition_by, cells)) / f"part-{number:05d}.parquet"
+        """Write the next file of a folder; the queue has at least one row."""
+        place = Path(folder_name(self._layout.partition_by, cells)) / f"part-{number:05d}.parquet"
         group_rows = rows_in(
-            self._how.decoded_bytes,
-            rows.look(min(rows.fill(SAMPLE_ROWS), SAMPLE_ROWS), self._columns),
-            self._how.group_rows,
+            self._layout.decoded_bytes,
+            rows.peek(min(rows.fill(SAMPLE_ROWS), SAMPLE_ROWS), self._columns),
+            self._layout.group_rows,
         )
         temporary = self._dest / FOLDER / "part.tmp"
         written = groups = 0
         with temporary.open("wb") as file:
-            first = self._next(rows, group_rows)
+            first = self._next_group(rows, group_rows)
             with self._open_writer(file, first.schema) as out:
                 table: pa.Table | None = first
                 while table is not None:
                     out.write_table(table, row_group_size=table.num_rows)
                     written, groups = written + table.num_rows, groups + 1
-                    more = groups < self._how.part_groups and rows.fill(1) > 0
-                    table = self._next(rows, group_rows) if more else None
-                out.add_key_value_metadata({"rowwise": msgspec.json.encode({**self._about, "rows": written}).decode()})
+                    more = groups < self._layout.part_groups and rows.fill(1) > 0
+                    table = self._next_group(rows, group_rows) if more else None
+                metadata = msgspec.json.encode({**self._metadata, "rows": written}).decode()
+                out.add_key_value_metadata({"rowwise": metadata})
             file.flush()
             os.fsync(file.fileno())
             size = file.tell()
         (self._dest / place).parent.mkdir(parents=True, exist_ok=True)
         os.replace(temporary, self._dest / place)
         pa.default_memory_pool().release_unused()
-        unit, row = rows.stands
+        unit, row = rows.position
         return WarehouseFile(path=str(place), rows=written, bytes=size, groups=groups, unit=unit, row=row)
 
     def _open_writer(self, file: object, schema: pa.Schema) -> pq.ParquetWriter:
-        # Numbers of a dictionary hide from the packer that neighbours have the same lists.
-        plain = [field.name for field in schema if self._how.cluster_by is None or not is_list(field.type)]
+        # Clustered rows repeat their lists. The compressor finds repeated values, but not repeated dictionary indices.
+        plain = [field.name for field in schema if self._layout.cluster_by is None or not is_list(field.type)]
         return pq.ParquetWriter(
             file,
             schema,
-            compression=self._how.compression,
+            compression=self._layout.compression,
             use_dictionary=plain if len(plain) < len(schema) else True,
             write_page_checksum=True,
             write_statistics=True,
         )
 
-    def _next(self, rows: RowQueue, most: int) -> pa.Table:
-        """A row group; where rows are clustered it ends with a session, if one ends inside."""
+    def _next_group(self, rows: RowQueue, most: int) -> pa.Table:
+        """The rows of the next row group. If rows are clustered, it ends between two sessions, if it can."""
         there = rows.fill(most + 1)
         count = min(most, there)
-        if self._how.cluster_by is not None and there > most:
-            count = _last_border(rows.look(most + 1, [self._how.cluster_by])[self._how.cluster_by]) or most
+        if self._layout.cluster_by is not None and there > most:
+            count = _last_session_start(rows.peek(most + 1, [self._layout.cluster_by])[self._layout.cluster_by]) or most
         return rows.take(count).select(self._columns).replace_schema_metadata(None)
 
 
-def _last_border(session: pa.ChunkedArray) -> int:
-    """The last row that begins a session; 0: none but the first does."""
+def _last_session_start(session: pa.ChunkedArray) -> int:
+    """The last row at which a session begins; 0: all rows are of one session."""
     if pa.types.is_dictionary(session.type):
         session = session.cast(session.type.value_type)
     whole = pa.concat_arrays(session.chunks)
-    changed = pc.fill_null(
-        pc.call_function("not_equal", [whole[1:], whole[:-1]]), True
-    )  # a row without a session is one of its own
+    changed = pc.call_function("not_equal", [whole[1:], whole[:-1]])
+    changed = pc.fill_null(changed, True)  # a row without a session is a session of its own
     borders_N = np.flatnonzero(changed.to_numpy(zero_copy_only=False))
     return int(borders_N[-1]) + 1 if borders_N.size else 0

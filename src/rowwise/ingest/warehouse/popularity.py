@@ -1,7 +1,7 @@
-"""Columns that jobs used lately, so that a warehouse is written with those first.
+"""Records which columns jobs read, so that the next conversion writes the most used columns side by side.
 
-It is never worth a failed job, so what cannot be written is not: other people's disks, remote stores, and folders that
-are no warehouse.
+A failed record must not fail a job: nothing is recorded on read-only disks, in remote stores and in other folders than
+warehouses.
 """
 
 import uuid
@@ -28,14 +28,14 @@ class ColumnUse(Value, frozen=True):
 
 
 def log_use(path: str | Path, columns: Sequence[str], now: float) -> Path | None:
-    """Leave a note that a job reads these columns; gives the note, or None where none could be left."""
+    """Record that a job reads these columns; returns the file, or None if none could be written."""
     root = _warehouse_of(path)
     if root is None:
         return None
     note = root / PLACE / f"{int(now)}-{uuid.uuid4().hex[:12]}.json"
     try:
         note.parent.mkdir(exist_ok=True)
-        if note.parent.resolve() != root.resolve() / PLACE:  # a link, in data of others
+        if note.parent.resolve() != root.resolve() / PLACE:  # a symbolic link would lead out of the warehouse
             return None
         temporary = note.with_suffix(".tmp")
         temporary.write_bytes(msgspec.json.encode(ColumnUse(time=now, columns=tuple(columns))))
@@ -46,7 +46,7 @@ def log_use(path: str | Path, columns: Sequence[str], now: float) -> Path | None
 
 
 def popularity(warehouse: str | Path, now: float, days: float = 7) -> dict[str, float]:
-    """The number of jobs of these days that used each column; unused columns are left out."""
+    """How many jobs of the last `days` read each column; columns that none read are left out."""
     root = _warehouse_of(warehouse)
     counts: Counter[str] = Counter()
     for note in sorted((root / PLACE).glob("*.json")) if root is not None else ():
@@ -60,7 +60,7 @@ def popularity(warehouse: str | Path, now: float, days: float = 7) -> dict[str, 
 
 
 def _warehouse_of(path: str | Path) -> Path | None:
-    """The folder with the notes: the path itself, or one that it is in."""
+    """The warehouse of a path: the path itself, or one of its parents."""
     if is_url(path):
         return None
     try:

@@ -1,6 +1,6 @@
-"""Byte ranges of a row group's columns in a Parquet file, and the cost of reading them.
+"""The byte ranges of a Parquet file to read for some columns of a row group, and counters of what was read.
 
-A read that takes unwanted bytes along is cheaper than two reads, up to a gap; how large a gap is the caller's choice.
+Two wanted chunks less than `gap` bytes apart are read at once, with the bytes between them.
 """
 
 from collections.abc import Sequence
@@ -13,11 +13,11 @@ from pyarrow import types
 from rowwise.spec import Value
 
 GAP_BYTES = 1 << 20
-PADDING = 100  # writers of old left the header of a dictionary out of a chunk's size
+PADDING = 100  # bytes: old writers did not count the dictionary's header in a chunk's size
 
 
 class ReadRange(NamedTuple):
-    """Bytes that are read together, and how many of them are wanted."""
+    """A range of bytes read at once, and how many of them belong to wanted columns."""
 
     start: int
     stop: int
@@ -25,7 +25,7 @@ class ReadRange(NamedTuple):
 
 
 class ReadCounters(Value, frozen=True):
-    """Bytes, requests and seconds of a reader so far; the difference of two is that of an interval."""
+    """Requests, bytes and seconds of a reader so far. The difference of two belongs to the time between them."""
 
     reads: int = 0
     bytes_read: int = 0
@@ -33,8 +33,8 @@ class ReadCounters(Value, frozen=True):
     read_s: float = 0.0
     decode_s: float = 0.0
     rows: int = 0
-    groups: int = 0  # row groups that were read
-    pruned_groups: int = 0  # that statistics have shown to hold no wanted row
+    groups: int = 0  # row groups read
+    pruned_groups: int = 0  # row groups skipped, because statistics show that no row passes the filter
 
     @property
     def over_read(self) -> float:
@@ -49,23 +49,23 @@ class ReadCounters(Value, frozen=True):
 
 
 def disk_seconds(counters: ReadCounters, seek_s: float, bytes_s: float) -> float:
-    """Seconds of a disk that seeks once per read and then streams at a fixed rate."""
+    """Seconds on a disk with one seek per read, then `bytes_s` bytes a second."""
     return counters.reads * seek_s + counters.bytes_read / bytes_s
 
 
 def leaves_of(schema: pa.Schema) -> dict[str, range]:
-    """The column chunks of each column: one for a number, two for a map, and so on."""
-    found: dict[str, range] = {}
+    """The leaf columns (column chunks) of each column: one of a number, two of a map, and so on."""
+    leaves: dict[str, range] = {}
     at = 0
     for field in schema:
         count = _leaves(field.type)
-        found[field.name] = range(at, at + count)
+        leaves[field.name] = range(at, at + count)
         at += count
-    return found
+    return leaves
 
 
 def ranges_of(footer: pq.FileMetaData, group: int, leaves: Sequence[int], gap: int) -> tuple[ReadRange, ...]:
-    """The reads that bring these column chunks."""
+    """The ranges to read for these column chunks."""
     row_group = footer.row_group(group)
     pad = PADDING if footer.created_by.startswith(("parquet-mr", "parquet-cpp version")) else 0
     end = footer_start(footer) if pad else 0
@@ -82,7 +82,7 @@ def ranges_of(footer: pq.FileMetaData, group: int, leaves: Sequence[int], gap: i
 
 
 def footer_start(footer: pq.FileMetaData) -> int:
-    """The largest possible end of the last column chunk."""
+    """The end of the last row group's last column chunk."""
     if not footer.num_row_groups:
         return 0
     last = footer.row_group(footer.num_row_groups - 1)

@@ -1,6 +1,6 @@
-"""The rows of a source in small pieces, flattened, from any row on.
+"""The rows of a conversion's source, flattened, in small pieces from any row on.
 
-The pieces of a split begin at its first row, whoever asks, so where one ends is known again when a conversion goes on.
+Pieces are counted from the first row of a split, so that a resumed conversion cuts at the same rows.
 """
 
 import hashlib
@@ -14,29 +14,29 @@ import pyarrow as pa
 from rowwise.errors import DataError
 from rowwise.ingest.reader import Reader, Split
 from rowwise.ingest.warehouse.flatten import count_keys, flatten
-from rowwise.ingest.warehouse.layout import FlattenedColumns, Key, WarehouseLayout, choose, flat_name, rows_in
+from rowwise.ingest.warehouse.layout import FlattenedColumns, Key, WarehouseLayout, choose_columns, flat_name, rows_in
 
 PIECE_BYTES = 16 << 20
-MOST_ROWS = 16_384
+MAX_ROWS = 16_384
 SAMPLE_ROWS = 64
-MOST_KEYS = 20_000
+MAX_KEYS = 20_000
 
 
 @runtime_checkable
 class DivisibleReader(Protocol):
-    """A reader that can give a split in pieces."""
+    """A reader that can read a split in pieces."""
 
     def pieces(self, split: Split, columns: Sequence[str], rows: int) -> Iterator[pa.Table]:
-        """The rows of a split, at most so many at a time."""
+        """The rows of a split, at most `rows` at a time."""
         ...
 
 
 @runtime_checkable
 class TimestampedReader(Protocol):
-    """A reader that knows when its files changed."""
+    """A reader that can tell whether a file has changed."""
 
     def stamp(self, source: str) -> tuple[int, int]:
-        """Size and time of change."""
+        """Size in bytes and modification time of a file."""
         ...
 
 
@@ -52,45 +52,45 @@ class SourceRows(NamedTuple):
 class ConversionSource:
     """The rows that a conversion reads, in order."""
 
-    def __init__(self, reader: Reader, how: WarehouseLayout) -> None:
-        self.reader, self.how = reader, how
+    def __init__(self, reader: Reader, layout: WarehouseLayout) -> None:
+        self.reader, self.layout = reader, layout
         self.splits = reader.splits()
         if not self.splits:
             raise DataError(f"{type(reader).__name__}: no rows to convert")
         self.name = self.splits[0].source
-        self._chosen = choose(how, reader.schema, self.name)
+        self._chosen = choose_columns(layout, reader.schema, self.name)
 
     def digest(self) -> str:
-        """Knows the source again, as long as nothing in it has changed."""
+        """A digest of the splits, files and schema: it changes when the source does."""
         files = dict.fromkeys(split.source for split in self.splits)
         stamps = [self._stamp(name) for name in files]
         schema = self.reader.schema.remove_metadata().to_string()
         return hashlib.sha256(msgspec.json.encode((self.splits, stamps, schema))).hexdigest()[:32]
 
-    def keys(self, tell: "ProgressCallback") -> dict[str, tuple[Key, ...]]:
-        """The keys of each map column: those wanted, or all that there are."""
+    def keys(self, progress: "ProgressCallback") -> dict[str, tuple[Key, ...]]:
+        """The keys of each map column: those of the layout, or all keys of the data."""
         plain, maps = self._chosen
         open_ = [name for name, keys in maps.items() if keys is None]
         counts = {name: count_keys(pa.chunked_array([], self.reader.schema.field(name).type)) for name in open_}
         for at, split in enumerate(self.splits if open_ else ()):
-            tell(at, len(self.splits))
-            for table in self._tables(split, open_, MOST_ROWS):
+            progress(at, len(self.splits))
+            for table in self._tables(split, open_, MAX_ROWS):
                 for name in open_:
                     counts[name].update(count_keys(table[name]))
-                    if len(counts[name]) > MOST_KEYS:
-                        out = f"name those that are wanted: --keys {name}=1,2,3"
-                        raise DataError(f"{split.source}: column {name!r} has more than {MOST_KEYS} keys: {out}")
-        found = {name: tuple(sorted(counts[name])) if keys is None else tuple(keys) for name, keys in maps.items()}
-        clash = [n for c, keys in found.items() for n in (flat_name(c, k) for k in keys) if n in plain]
+                    if len(counts[name]) > MAX_KEYS:
+                        want = f"want a choice of them: --keys {name}=1,2,3"
+                        raise DataError(f"{split.source}: column {name!r} has more than {MAX_KEYS} keys: {want}")
+        chosen = {name: tuple(sorted(counts[name])) if keys is None else tuple(keys) for name, keys in maps.items()}
+        clash = [n for c, keys in chosen.items() for n in (flat_name(c, k) for k in keys) if n in plain]
         if clash:
-            raise DataError(f"{self.name}: {clash[0]!r} is a column, and would be made of a map, too: leave one out")
-        return found
+            raise DataError(f"{self.name}: {clash[0]!r} is a column and also a key of a map: want only one of them")
+        return chosen
 
     def flat(self, keys: dict[str, tuple[Key, ...]]) -> FlattenedColumns:
         return FlattenedColumns(plain=tuple(self._chosen[0]), maps=keys)
 
     def pieces(self, flat: FlattenedColumns, split: int = 0, row: int = 0) -> Iterator[SourceRows]:
-        """All rows from one on. A piece ends where a split does, or inside."""
+        """All rows from row `row` of split `split` on; after each split, an empty piece at the start of the next."""
         rows = self._piece_rows(flat)
         for index in range(split, len(self.splits)):
             skip, done = row if index == split else 0, 0
@@ -102,16 +102,16 @@ class ConversionSource:
             yield SourceRows(self.empty(flat), index + 1, 0)
 
     def empty(self, flat: FlattenedColumns) -> pa.Table:
-        """No rows, with all columns."""
+        """A table of the flattened columns without rows."""
         schema = pa.schema([self.reader.schema.field(name) for name in flat.read])
         return flatten(schema.empty_table(), flat)
 
     def _piece_rows(self, flat: FlattenedColumns) -> int:
         first = next(self._tables(self.splits[0], flat.read, SAMPLE_ROWS), None)
         if first is None:
-            return MOST_ROWS
+            return MAX_ROWS
         return rows_in(
-            min(PIECE_BYTES, self.how.working_bytes // 4), flatten(first.slice(0, SAMPLE_ROWS), flat), MOST_ROWS
+            min(PIECE_BYTES, self.layout.working_bytes // 4), flatten(first.slice(0, SAMPLE_ROWS), flat), MAX_ROWS
         )
 
     def _tables(self, split: Split, columns: Sequence[str], rows: int) -> Iterator[pa.Table]:
@@ -133,6 +133,6 @@ class ConversionSource:
 
 
 class ProgressCallback(Protocol):
-    """Is told how much is done, of how much."""
+    """Called with the number of splits done, and of all."""
 
     def __call__(self, done: int, of: int, /) -> None: ...

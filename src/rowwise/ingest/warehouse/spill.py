@@ -1,9 +1,10 @@
-"""Rows brought into another order in bounded memory: sorted runs on disk, then one stretch after another.
+"""Sorts rows by folder and session in bounded memory: writes sorted runs to disk, then merges one range at a time.
 
-[Note: runs] The source is read once, in runs of as many rows as fit into memory. A run's rows are sorted by folder and
-by bucket (the first bits of the session's hash), stably, and written as one file with a list of where each begins.
-Afterwards a stretch of buckets is gathered from all runs, and sorted whole. So one file is open at a time, however
-many folders and buckets there are. A run counts once its list is there, which appears by a rename after the rows.
+[Note: runs] The source is read once, in runs of as many rows as fit into memory. The rows of a run are sorted by folder
+and by bucket (the first bits of the session's hash), stably, and written as one file with an index of where each bucket
+begins. Afterwards each range of buckets is read from all runs and sorted in memory. So one file is open at a time,
+however many folders and buckets there are. A run is valid once its index exists, which is renamed into place after the
+rows.
 """
 
 import os
@@ -27,9 +28,9 @@ from rowwise.spec import Value
 from rowwise.textfile import decode_json, read_bytes
 
 BUCKET_BITS = 12
-HASH = "\x00hash"  # of the session, beside the columns
-BATCH_BYTES = 96 << 10  # a stretch takes little of each run, and a batch is read whole
-LONE = 0x5851F42D4C957F2D  # rows without a session are sessions of their own
+HASH = "\x00hash"  # name of an extra column: the session's hash
+BATCH_BYTES = 96 << 10  # of a file of a run: a range needs few rows of each run, and batches are read whole
+LONE = 0x5851F42D4C957F2D  # salt of the hash of rows without a session, each a session of its own
 Words = NDArray[np.uint64]
 
 
@@ -37,13 +38,13 @@ class SpillRun(Value, frozen=True):
     """A sorted run on disk, and the position of the next one."""
 
     folders: tuple[tuple[Cell, ...], ...]
-    segments: bytes  # three rows of int32: of each segment, which of the folders, the bucket, and the first row
+    segments: bytes  # int32 of shape (3, segments): index of the folder, bucket, first row
     rows: int
     bytes: float
     batch_rows: int
-    split: int  # of the row after it
-    row: int
-    first_row: int  # rows of the source up to here
+    split: int  # of the next row
+    row: int  # of the next row, in its split
+    first_row: int  # number of the next row in the source
 
     @property
     def segments_3S(self) -> NDArray[np.int32]:
@@ -52,55 +53,55 @@ class SpillRun(Value, frozen=True):
 
 
 class SpillRange(Value, frozen=True):
-    """Rows of one folder that are gathered and sorted together."""
+    """A range of buckets of one folder, whose rows are read from all runs and sorted in memory."""
 
     folder: tuple[Cell, ...]
     first: int  # bucket
-    last: int
-    run: int | None = None  # of one run only, where the order of rows is that of the source
+    last: int  # bucket, included
+    run: int | None = None  # without cluster_by: read this run only, as rows keep the order of the source
 
 
 @final
 class Spill:
-    """Runs in a folder."""
+    """The sorted runs in a folder; opening it resumes after the runs that exist."""
 
-    def __init__(self, place: Path, how: WarehouseLayout) -> None:
-        self._place, self._how = place, how
+    def __init__(self, folder: Path, layout: WarehouseLayout) -> None:
+        self._folder, self._layout = folder, layout
         self.runs: list[SpillRun] = []
         self._indexes: list[dict[tuple[Cell, ...], int]] = []
-        while (self._place / f"{len(self.runs)}.json").exists():
-            data = read_bytes(self._place / f"{len(self.runs)}.json")
+        while (self._folder / f"{len(self.runs)}.json").exists():
+            data = read_bytes(self._folder / f"{len(self.runs)}.json")
             try:
                 self.runs.append(decode_json(data, SpillRun))
             except msgspec.DecodeError as error:
-                place = self._place / f"{len(self.runs)}.json"
-                raise DataError(f"{place}: no note of a sorted run: {error}: delete the folder") from None
+                place = self._folder / f"{len(self.runs)}.json"
+                raise DataError(f"{place}: not an index of a sorted run: {error}: want the folder deleted") from None
 
     @property
-    def stands(self) -> tuple[int, int]:
-        """The first row (split, row) that is in no run."""
+    def position(self) -> tuple[int, int]:
+        """Split and row of the first row that is in no run."""
         return (self.runs[-1].split, self.runs[-1].row) if self.runs else (0, 0)
 
     def fill(self, pieces: Iterator[SourceRows]) -> Iterator[int]:
-        """Make runs of all rows that are left; gives the split that it has come to."""
-        held: list[pa.Table] = []
+        """Write the remaining rows as runs; yields the current split, for progress."""
+        tables: list[pa.Table] = []
         size = 0.0
         last: SourceRows | None = None
         for piece in pieces:
-            held.append(piece.table)
+            tables.append(piece.table)
             size += table_bytes(piece.table)
             last = piece
-            if size >= self._how.working_bytes:
-                self._write(held, size, piece)
-                held.clear()
+            if size >= self._layout.working_bytes:
+                self._write(tables, size, piece)
+                tables.clear()
                 size = 0.0
             yield piece.split
-        if last is not None and sum(t.num_rows for t in held):
-            self._write(held, size, last)
+        if last is not None and sum(t.num_rows for t in tables):
+            self._write(tables, size, last)
 
-    def stretches(self) -> list[SpillRange]:
-        """All rows, in the order in which they are written."""
-        if self._how.cluster_by is None:
+    def ranges(self) -> list[SpillRange]:
+        """The ranges of all rows, in the order in which they are written."""
+        if self._layout.cluster_by is None:
             found = {(f, at) for at, run in enumerate(self.runs) for f in run.folders}
             ordered = sorted(found, key=lambda pair: (_sortable(pair[0]), pair[1]))
             return [SpillRange(folder=folder, first=0, last=0, run=at) for folder, at in ordered]
@@ -111,17 +112,17 @@ class Spill:
                 of_folder[bucket] = of_folder.get(bucket, 0.0) + (end - begin) * run.bytes / run.rows
         return [s for folder in sorted(sizes, key=_sortable) for s in self._cut(folder, sizes[folder])]
 
-    def read(self, stretch: SpillRange) -> Iterator[pa.Table]:
-        """Its rows in their order, without the columns of the folders."""
-        if self._how.cluster_by is None:
-            assert stretch.run is not None
-            yield from self._rows(stretch.run, stretch)
+    def read(self, rows_range: SpillRange) -> Iterator[pa.Table]:
+        """The rows of a range, sorted by session (and `sort_by`), without the columns of the folders."""
+        if self._layout.cluster_by is None:
+            assert rows_range.run is not None
+            yield from self._rows(rows_range.run, rows_range)
             return
-        table = pa.concat_tables([t for at in range(len(self.runs)) for t in self._rows(at, stretch)])
+        table = pa.concat_tables([t for at in range(len(self.runs)) for t in self._rows(at, rows_range)])
         table = table.unify_dictionaries().combine_chunks()
-        keys = {"hash": table[HASH], "session": _codes(table[self._how.cluster_by])}
-        if self._how.sort_by is not None:
-            keys["time"] = table[self._how.sort_by]
+        keys = {"hash": table[HASH], "session": _codes(table[self._layout.cluster_by])}
+        if self._layout.sort_by is not None:
+            keys["time"] = table[self._layout.sort_by]
         by = pc.SortOptions([(name, "ascending") for name in keys])
         order_R = pc.call_function("sort_indices", [pa.table(keys)], by)
         yield table.take(order_R).drop_columns([HASH])
@@ -130,11 +131,11 @@ class Spill:
         first, size = None, 0.0
         before = 0
         for bucket in sorted(bytes_of):
-            if bytes_of[bucket] > 2 * self._how.working_bytes:
-                got = f"the rows of one {self._how.cluster_by!r} (or of a few with like hashes) take"
+            if bytes_of[bucket] > 2 * self._layout.working_bytes:
+                got = f"the rows of one {self._layout.cluster_by!r} (or of a few with like hashes) take"
                 want = f"--memory {(4 * bytes_of[bucket] + BASE_MEMORY) / 1e9 + 0.1:.1f}GB"
                 raise DataError(f"{got} {bytes_of[bucket] / 1e6:,.0f} MB, and are sorted in memory: {want}")
-            if first is not None and size + bytes_of[bucket] > self._how.working_bytes:
+            if first is not None and size + bytes_of[bucket] > self._layout.working_bytes:
                 yield SpillRange(folder=folder, first=first, last=before)
                 first, size = None, 0.0
             first = bucket if first is None else first
@@ -142,19 +143,19 @@ class Spill:
         if first is not None:
             yield SpillRange(folder=folder, first=first, last=before)
 
-    def _rows(self, at: int, stretch: SpillRange) -> Iterator[pa.Table]:
-        """The rows of a run that lie in a stretch; they stand together."""
+    def _rows(self, at: int, rows_range: SpillRange) -> Iterator[pa.Table]:
+        """The rows of a run that belong to a range; they are consecutive."""
         run = self.runs[at]
-        index = self._folder_of(at).get(stretch.folder)
+        index = self._folder_of(at).get(rows_range.folder)
         if index is None:
             return
         folder_S, bucket_S, begin_S = run.segments_3S
         low, high = np.searchsorted(folder_S, [index, index + 1])
-        first, last = low + np.searchsorted(bucket_S[low:high], [stretch.first, stretch.last + 1])
+        first, last = low + np.searchsorted(bucket_S[low:high], [rows_range.first, rows_range.last + 1])
         begin, end = (int(begin_S[at]) if at < len(begin_S) else run.rows for at in (first, last))
         if begin == end:
             return
-        with pa.OSFile(str(self._place / f"{at}.arrow")) as file:
+        with pa.OSFile(str(self._folder / f"{at}.arrow")) as file:
             batches = pa.ipc.open_file(file)
             for index in range(begin // run.batch_rows, (end - 1) // run.batch_rows + 1):
                 batch, first = batches.get_batch(index), index * run.batch_rows
@@ -166,25 +167,25 @@ class Spill:
             self._indexes.append({folder: index for index, folder in enumerate(run.folders)})
         return self._indexes[at]
 
-    def _write(self, held: Sequence[pa.Table], size: float, after: SourceRows) -> None:
-        how, first_row = self._how, self.runs[-1].first_row if self.runs else 0
-        table = pa.concat_tables(held).unify_dictionaries().combine_chunks()
+    def _write(self, tables: Sequence[pa.Table], size: float, after: SourceRows) -> None:
+        layout, first_row = self._layout, self.runs[-1].first_row if self.runs else 0
+        table = pa.concat_tables(tables).unify_dictionaries().combine_chunks()
         rows = table.num_rows
-        folders, folder_R = _folders(table, how.partition_by)
+        folders, folder_R = _folders(table, layout.partition_by)
         bucket_R = np.zeros(rows, np.int64)
-        if how.cluster_by is not None:
-            hash_R = session_hash(table[how.cluster_by], first_row)
+        if layout.cluster_by is not None:
+            hash_R = session_hash(table[layout.cluster_by], first_row)
             bucket_R = (hash_R >> np.uint64(64 - BUCKET_BITS)).astype(np.int64)
             table = table.append_column(HASH, pa.array(hash_R))
         place_R = (folder_R << BUCKET_BITS) | bucket_R
         order_R = np.argsort(place_R, kind="stable")
         place_S, begin_S = np.unique(place_R[order_R], return_index=True)
-        table = table.drop_columns(list(how.partition_by))
+        table = table.drop_columns(list(layout.partition_by))
         name, batch_rows = str(len(self.runs)), max(16, int(BATCH_BYTES * rows / max(size, 1.0)))
-        self._place.mkdir(parents=True, exist_ok=True)
+        self._folder.mkdir(parents=True, exist_ok=True)
         options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
         with (
-            pa.OSFile(str(self._place / f"{name}.tmp"), "wb") as file,
+            pa.OSFile(str(self._folder / f"{name}.tmp"), "wb") as file,
             pa.ipc.new_file(file, table.schema, options=options) as out,
         ):
             for at in range(0, rows, batch_rows):
@@ -201,20 +202,20 @@ class Spill:
             row=after.row,
             first_row=first_row + rows,
         )
-        os.replace(self._place / f"{name}.tmp", self._place / f"{name}.arrow")
-        (self._place / f"{name}.tmp").write_bytes(msgspec.json.encode(run))
-        os.replace(self._place / f"{name}.tmp", self._place / f"{name}.json")
+        os.replace(self._folder / f"{name}.tmp", self._folder / f"{name}.arrow")
+        (self._folder / f"{name}.tmp").write_bytes(msgspec.json.encode(run))
+        os.replace(self._folder / f"{name}.tmp", self._folder / f"{name}.json")
         self.runs.append(run)
         pa.default_memory_pool().release_unused()
 
 
 def one_batch(table: pa.Table) -> pa.RecordBatch:
-    """A table as one batch, even without rows."""
+    """A table as one record batch."""
     return table.combine_chunks().to_batches()[0]
 
 
 def session_hash(column: pa.ChunkedArray, first_row: int) -> Words:
-    """64 bits for each session; a row without one is hashed by its number in the source."""
+    """A 64-bit hash of each row's session; a row without one is hashed by its number in the source."""
     kind = column.type
     if types.is_dictionary(kind):
         column = column.cast(kind.value_type)
@@ -246,7 +247,7 @@ def _text_hash(array: pa.Array) -> Words:
 
 
 def _codes(column: pa.ChunkedArray) -> pa.Array:
-    """A number for each session; those without one are equal, and told apart by their hash."""
+    """A number for each session, to order sessions with equal hashes; -1 without a session, whose hashes differ."""
     if types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     encoded = column.combine_chunks().dictionary_encode()
@@ -255,7 +256,7 @@ def _codes(column: pa.ChunkedArray) -> pa.Array:
 
 
 def _folders(table: pa.Table, names: Sequence[str]) -> tuple[tuple[tuple[Cell, ...], ...], NDArray[np.int64]]:
-    """The folders of a table, and the index of each row's."""
+    """The distinct folders of a table's rows, and the index of each row's folder."""
     rows = table.num_rows
     if not names:
         return ((),), np.zeros(rows, np.int64)
@@ -267,19 +268,19 @@ def _folders(table: pa.Table, names: Sequence[str]) -> tuple[tuple[tuple[Cell, .
         whole = encoded.combine_chunks() if isinstance(encoded, pa.ChunkedArray) else encoded
         values.append(whole.dictionary.to_pylist())
         code_R = code_R * max(len(values[-1]), 1) + whole.indices.to_numpy()
-    there, folder_R = np.unique(code_R, return_inverse=True)
-    found = []
-    for code in there.tolist():
+    codes, folder_R = np.unique(code_R, return_inverse=True)
+    folders = []
+    for code in codes.tolist():
         cells: list[Cell] = []
         for of_column in reversed(values):
             code, at = divmod(code, max(len(of_column), 1))
             cells.append(of_column[at])
-        found.append(tuple(reversed(cells)))
-    return tuple(found), folder_R.astype(np.int64)
+        folders.append(tuple(reversed(cells)))
+    return tuple(folders), folder_R.astype(np.int64)
 
 
 def _segments(run: SpillRun) -> Iterator[tuple[tuple[Cell, ...], int, int, int]]:
-    """Folder, bucket, first row and the row after the last."""
+    """The segments of a run: folder, bucket, first row, and the row after the last."""
     folder_S, bucket_S, begin_S = run.segments_3S.tolist()
     for folder, bucket, begin, end in zip(folder_S, bucket_S, begin_S, [*begin_S[1:], run.rows], strict=True):
         yield run.folders[folder], bucket, begin, end

@@ -1,4 +1,4 @@
-"""Statistics of row groups in a footer: rows, least and greatest values."""
+"""Reads row counts and column bounds of row groups from a Parquet footer, to skip groups that a filter excludes."""
 
 from typing import NamedTuple
 
@@ -11,17 +11,17 @@ from rowwise.ingest.where import ColumnBounds, RowFilter
 
 
 class RowGroup(NamedTuple):
-    """A row group, as splits need it."""
+    """A row group, from which a split is made."""
 
     index: int
     first_row: int
     rows: int
-    may_hold: bool
+    may_hold: bool  # False: no row can pass the filter
 
 
 def groups_of(footer: pq.FileMetaData, where: RowFilter, schema: pa.Schema) -> list[RowGroup]:
-    """All nonempty row groups, in order. Columns whose type differs from the schema have no statistics."""
-    found: list[RowGroup] = []
+    """The row groups with rows, in order. Bounds of a column are used only if its type is that of the schema."""
+    groups: list[RowGroup] = []
     leaves: dict[str, int] = {}
     if where.all_of:
         inside = footer.schema.to_arrow_schema()
@@ -33,15 +33,15 @@ def groups_of(footer: pq.FileMetaData, where: RowFilter, schema: pa.Schema) -> l
     for index in range(footer.num_row_groups):
         group = footer.row_group(index)
         rows = group.num_rows
-        seen = {n: bounds_of_chunk(group.column(leaf), schema.field(n).type, rows) for n, leaf in leaves.items()}
+        bounds = {n: bounds_of_chunk(group.column(leaf), schema.field(n).type, rows) for n, leaf in leaves.items()}
         if rows:
-            found.append(RowGroup(index, first_row, rows, where.may_hold(seen, schema)))
+            groups.append(RowGroup(index, first_row, rows, where.may_hold(bounds, schema)))
         first_row += rows
-    return found
+    return groups
 
 
 def bounds_of_chunk(chunk: pq.ColumnChunkMetaData, kind: pa.DataType, rows: int) -> ColumnBounds:
-    """Statistics of one column of a row group."""
+    """Bounds and null count of a column chunk, as far as its statistics can be trusted."""
     plain = kind.value_type if types.is_dictionary(kind) else kind
     statistics = chunk.statistics
     if statistics is None or types.is_nested(plain):

@@ -1,7 +1,6 @@
-"""File access: local disks, or any URL that pyarrow or fsspec opens.
+"""Files on this machine's disks, or in any store that pyarrow or fsspec reach by a URL. Read only.
 
-A store travels to worker processes as its path; connections are made anew there. Known limits: writing, which needs
-renames that replace.
+A `FileStore` is pickled as its path; each worker process makes connections of its own.
 """
 
 import os
@@ -21,20 +20,20 @@ URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]+://")
 
 
 class OpenFile(Protocol):
-    """A file to be read from anywhere."""
+    """An open file of any store, read at byte offsets."""
 
     @property
     def size(self) -> int: ...
 
     def read_into(self, target: memoryview, at: int) -> int:
-        """Fill the target from offset `at`; fewer bytes only at the end of the file."""
+        """Fill the target with bytes from `at` on; returns how many, fewer only at the file's end."""
         ...
 
     def close(self) -> None: ...
 
 
 def is_url(path: object) -> bool:
-    """Whether it names a store of another kind than a path of this machine does."""
+    """Whether this is a URL, not a path of this machine."""
     return URL.match(str(path)) is not None
 
 
@@ -48,26 +47,25 @@ class FileStore:
 
     @property
     def root(self) -> str:
-        """The common folder of all files: that of a pattern or a file."""
+        """The path up to its first wildcard, with which the names of all files begin."""
         return _fixed_part(self._path)
 
     def open(self, source: str) -> OpenFile:
-        """A file of it."""
-        with naming_errors(source):
+        with name_file_in_errors(source):
             return _Remote(self.stream(source)) if is_url(source) else _Local(source)
 
     def stream(self, source: str) -> Any:
-        """A file as Arrow reads it."""
+        """A file as Arrow's readers take it."""
         if not is_url(source):
             return pa.OSFile(source)
         return self._remote[0].open_input_file(self._inside(source))
 
     def stamp(self, source: str) -> tuple[int, int]:
-        """Size and time of change, which differ when the file does."""
-        with naming_errors(source):
+        """Size in bytes and modification time, to detect a change."""
+        with name_file_in_errors(source):
             if not is_url(source):
-                found = os.stat(source)
-                return found.st_size, found.st_mtime_ns
+                status = os.stat(source)
+                return status.st_size, status.st_mtime_ns
             info = self._remote[0].get_file_info(self._inside(source))
             return info.size or 0, info.mtime_ns or 0
 
@@ -79,12 +77,12 @@ class FileStore:
         return _connect(self.root)
 
     def _inside(self, source: str) -> str:
-        """The store's own path of a file."""
+        """The path of a file inside the store."""
         base, rest = self._remote[1], source[len(self.root) :].lstrip("/")
         return f"{base.rstrip('/')}/{rest}" if rest else base
 
     def _find(self, endings: tuple[str, ...]) -> tuple[str, ...]:
-        with naming_errors(self._path):
+        with name_file_in_errors(self._path):
             system, base = self._remote
             info = system.get_file_info(base)
             if info.type == fs.FileType.File:
@@ -97,23 +95,23 @@ class FileStore:
         root = self.root.rstrip("/")
         if self._path.rstrip("/") == root:
             named = [n for n in names if n.endswith(endings) and not any(part[0] in "._" for part in n.split("/"))]
-            want = f"no file in it ends with {' or '.join(endings)}"
+            none = f"no file in it ends with {' or '.join(endings)}"
         else:
-            matches = re.compile(_glob_regex(self._path[len(self.root) :].lstrip("/")))
-            named, want = [n for n in names if matches.fullmatch(n)], "no file matches the pattern"
+            matches = re.compile(_as_regex(self._path[len(self.root) :].lstrip("/")))
+            named, none = [n for n in names if matches.fullmatch(n)], "no file matches the pattern"
         if not named:
-            raise DataError(f"{self._path}: {want}")
+            raise DataError(f"{self._path}: {none}")
         return tuple(f"{root}/{n}" for n in named)
 
 
 @contextmanager
-def naming_errors(name: str) -> Iterator[None]:
-    """Raise errors of the store with the name of the file."""
+def name_file_in_errors(name: str) -> Iterator[None]:
+    """Turn errors of access into a DataError that names the file."""
     try:
         yield
     except FileNotFoundError as error:
-        out = "it was there when the splits were made; put it back, or start anew without it"
-        raise DataError(f"{name}: the file is gone: {out}") from error
+        want = "want it back, as it was when the splits were made, or a new run without it"
+        raise DataError(f"{name}: the file is gone: {want}") from error
     except (pa.ArrowException, OSError, ImportError, ValueError) as error:
         if isinstance(error, DataError):
             raise
@@ -121,7 +119,7 @@ def naming_errors(name: str) -> Iterator[None]:
 
 
 def _connect(url: str) -> tuple[fs.FileSystem, str]:
-    """By pyarrow where it knows the scheme, by fsspec else."""
+    """Connect by pyarrow if it knows the scheme, else by fsspec."""
     try:
         return fs.FileSystem.from_uri(url)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
@@ -129,23 +127,22 @@ def _connect(url: str) -> tuple[fs.FileSystem, str]:
         try:
             import fsspec
         except ImportError:
-            raise DataError(
-                f"{url}: pyarrow has no {scheme}://; pip install fsspec, and its part for {scheme}"
-            ) from None
+            want = f"want pip install fsspec, and its package for {scheme}"
+            raise DataError(f"{url}: pyarrow cannot read {scheme}://: {want}") from None
         system, path = fsspec.core.url_to_fs(url)
         return fs.PyFileSystem(fs.FSSpecHandler(system)), path
 
 
 def _fixed_part(path: str) -> str:
-    """A path up to the first part of a pattern."""
+    """A path up to the folder before its first wildcard."""
     lead = URL.match(path)
     skip = lead.end() if lead else 0
     at = next((i for i, letter in enumerate(path) if i >= skip and letter in GLOB), None)
     return path if at is None else path[: path.rfind("/", 0, at) + 1]
 
 
-def _glob_regex(pattern: str) -> str:
-    """`*` and `?` stay within a folder, `**/` goes through any."""
+def _as_regex(pattern: str) -> str:
+    """`*` and `?` match inside one folder, `**/` any number of folders."""
     parts = {"**/": "(?:.*/)?", "*": "[^/]*", "?": "[^/]"}
     tokens = re.findall(r"\*\*/|\*|\?|\[[^\]]+\]|.", pattern)
     return "".join(parts.get(t) or (t.replace("[!", "[^") if len(t) > 2 else re.escape(t)) for t in tokens)
